@@ -1,1 +1,15 @@
-//! types
+//! Nouns and units that the crates of Holdfast exchange: names of nodes and machines, PCI
+//! addresses, machine shapes, the node's configuration, the document that starts a VMM, and the
+//! requests that travel between gateway and node.
+//!
+//! This crate decides nothing and touches nothing: it parses, prints and refuses.
+
+#![forbid(unsafe_code)]
+
+pub mod config;
+pub mod forward;
+pub mod hex;
+pub mod ids;
+pub mod node;
+pub mod units;
+pub mod vm;

@@ -1,0 +1,320 @@
+//! The node's configuration: one versioned TOML document, unknown keys refused by name and line.
+//!
+//! The same document comes from the image, from a FAT volume labelled `HOLDFAST`
+//! (`holdfast.toml`), or from the kernel command line (`holdfast.config=` and the document in
+//! base64). It is parsed once; what parses is valid.
+
+use std::net::{IpAddr, SocketAddr};
+
+use serde::{Deserialize, Deserializer, Serialize, de};
+
+use crate::{
+    ids::{NodeId, PublicKey},
+    node::Bdf,
+    units::Mebibytes,
+};
+
+/// Version of the document that this build reads.
+pub const CONFIG_VERSION: u32 = 1;
+
+/// Largest configuration document, in bytes.
+pub const MAX_CONFIG: usize = 64 << 10;
+
+/// What a provider wants of a node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NodeSpec {
+    /// [`CONFIG_VERSION`].
+    #[serde(deserialize_with = "known_version")]
+    pub version: u32,
+    /// Name shown to renters and on the console.
+    #[serde(default)]
+    pub name: String,
+    /// Uplink; DHCPv4 and SLAAC on every wired interface when left out.
+    #[serde(default)]
+    pub network: Network,
+    /// Other members of the overlay.
+    #[serde(default)]
+    pub overlay: Overlay,
+    /// Who may sign leases.
+    pub authority: Authority,
+    /// What may be rented.
+    #[serde(default)]
+    pub machines: Machines,
+    /// Clock sources.
+    #[serde(default)]
+    pub time: Time,
+}
+
+/// How the node reaches the network.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
+#[serde(deny_unknown_fields)]
+pub struct Network {
+    /// Interface to use, by kernel name or hardware address; every wired one when left out.
+    pub interface: Option<String>,
+    /// Where addresses come from.
+    #[serde(default)]
+    pub mode: NetworkMode,
+    /// Static addresses with prefix length, as `192.0.2.5/24`. Only with `mode = "static"`.
+    #[serde(default)]
+    pub addresses: Vec<String>,
+    /// Default gateways. Only with `mode = "static"`.
+    #[serde(default)]
+    pub gateways: Vec<IpAddr>,
+    /// Name servers; those of DHCP when empty.
+    #[serde(default)]
+    pub dns: Vec<IpAddr>,
+}
+
+/// Where addresses come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
+#[serde(rename_all = "kebab-case")]
+pub enum NetworkMode {
+    /// DHCPv4 and SLAAC.
+    #[default]
+    Auto,
+    /// As `addresses` and `gateways` say.
+    Static,
+}
+
+/// Other members of the overlay.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Overlay {
+    /// UDP address to listen on.
+    #[serde(default = "Overlay::default_listen")]
+    pub listen: SocketAddr,
+    /// Members with a well-known address.
+    #[serde(default)]
+    pub seeds: Vec<Seed>,
+}
+
+impl Overlay {
+    /// UDP port of the overlay unless configured.
+    pub const DEFAULT_PORT: u16 = 4600;
+
+    fn default_listen() -> SocketAddr {
+        SocketAddr::from(([0; 8], Self::DEFAULT_PORT))
+    }
+}
+
+impl Default for Overlay {
+    fn default() -> Self {
+        Self { listen: Self::default_listen(), seeds: Vec::new() }
+    }
+}
+
+/// A member with a well-known address.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Seed {
+    /// Its key. Whoever answers at the address without it is not the seed.
+    pub node: NodeId,
+    /// Where it listens.
+    pub address: SocketAddr,
+}
+
+/// Who may sign leases.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Authority {
+    /// How many different keys must have signed a lease.
+    pub threshold: u32,
+    /// The keys.
+    pub keys: Vec<PublicKey>,
+}
+
+/// What may be rented.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Machines {
+    /// Devices to rent, by address; every device that is safe to give away when left out.
+    pub devices: Option<Vec<Bdf>>,
+    /// Memory kept for the node itself.
+    #[serde(default = "Machines::default_reserve")]
+    pub reserve_mib: Mebibytes,
+    /// IPv4 network from which machines get addresses, as `10.77.0.0/16`.
+    #[serde(default = "Machines::default_subnet")]
+    pub subnet: String,
+    /// Seconds a stopped machine's disk is kept after its lease ended.
+    #[serde(default = "Machines::default_retain")]
+    pub retain_s: u64,
+    /// Seconds between the warning at a lease's end and the ACPI power button being forced.
+    #[serde(default = "Machines::default_grace")]
+    pub grace_s: u64,
+}
+
+impl Machines {
+    fn default_reserve() -> Mebibytes {
+        Mebibytes(256)
+    }
+
+    fn default_subnet() -> String {
+        "10.77.0.0/16".to_owned()
+    }
+
+    /// Ten days: design §6.
+    fn default_retain() -> u64 {
+        10 * 24 * 3600
+    }
+
+    fn default_grace() -> u64 {
+        10
+    }
+}
+
+impl Default for Machines {
+    fn default() -> Self {
+        Self {
+            devices: None,
+            reserve_mib: Self::default_reserve(),
+            subnet: Self::default_subnet(),
+            retain_s: Self::default_retain(),
+            grace_s: Self::default_grace(),
+        }
+    }
+}
+
+/// Clock sources.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
+#[serde(deny_unknown_fields)]
+pub struct Time {
+    /// NTP servers (RFC 4330 requests), host name or address.
+    #[serde(default)]
+    pub ntp: Vec<String>,
+}
+
+/// Why a document is no node configuration.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    #[error("the configuration has {found} bytes; at most {MAX_CONFIG} are read")]
+    TooLarge { found: usize },
+    #[error("the configuration is not UTF-8: byte {position} is not part of a character")]
+    Encoding { position: usize },
+    #[error("configuration line {line}, column {column}: {message}")]
+    Document { line: usize, column: usize, message: String },
+    #[error("authority: threshold is {threshold} with {keys} different keys; it must be at least 1 and at most the number of keys")]
+    Threshold { threshold: u32, keys: usize },
+    #[error("network: {0}")]
+    Network(&'static str),
+    #[error("network: {text:?} is not an address with a prefix length, as 192.0.2.5/24")]
+    Prefix { text: String },
+}
+
+impl NodeSpec {
+    /// Parses a configuration document.
+    pub fn parse(bytes: &[u8]) -> Result<Self, ConfigError> {
+        if bytes.len() > MAX_CONFIG {
+            return Err(ConfigError::TooLarge { found: bytes.len() });
+        }
+        let text = std::str::from_utf8(bytes)
+            .map_err(|error| ConfigError::Encoding { position: error.valid_up_to() })?;
+        let spec: Self = toml::from_str(text).map_err(|error| {
+            let offset = error.span().map_or(0, |span| span.start);
+            let (line, column) = line_and_column(text, offset);
+            ConfigError::Document { line, column, message: error.message().to_owned() }
+        })?;
+        spec.check_authority()?;
+        spec.check_network()?;
+        Ok(spec)
+    }
+
+    fn check_authority(&self) -> Result<(), ConfigError> {
+        let keys: std::collections::BTreeSet<_> = self.authority.keys.iter().collect();
+        let threshold = self.authority.threshold;
+        let enough = usize::try_from(threshold).is_ok_and(|n| (1..=keys.len()).contains(&n));
+        if enough { Ok(()) } else { Err(ConfigError::Threshold { threshold, keys: keys.len() }) }
+    }
+
+    fn check_network(&self) -> Result<(), ConfigError> {
+        let network = &self.network;
+        for text in network.addresses.iter().chain([&self.machines.subnet]) {
+            parse_prefix(text).ok_or_else(|| ConfigError::Prefix { text: text.clone() })?;
+        }
+        let fixed = !network.addresses.is_empty() || !network.gateways.is_empty();
+        match network.mode {
+            NetworkMode::Auto if fixed => Err(ConfigError::Network(
+                "addresses and gateways are given, but mode is \"auto\"; set mode = \"static\"",
+            )),
+            NetworkMode::Static if network.addresses.is_empty() => {
+                Err(ConfigError::Network("mode is \"static\", but addresses is empty"))
+            }
+            NetworkMode::Auto | NetworkMode::Static => Ok(()),
+        }
+    }
+}
+
+/// Parses `ADDRESS/LENGTH`; `None` when either part is wrong or the length too large.
+pub fn parse_prefix(text: &str) -> Option<(IpAddr, u8)> {
+    let (address, length) = text.split_once('/')?;
+    let address: IpAddr = address.parse().ok()?;
+    let length: u8 = length.parse().ok()?;
+    let max = if address.is_ipv4() { 32 } else { 128 };
+    (length <= max).then_some((address, length))
+}
+
+fn known_version<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
+    let version = u32::deserialize(deserializer)?;
+    if version == CONFIG_VERSION {
+        return Ok(version);
+    }
+    Err(de::Error::custom(format_args!(
+        "version {version} is not known to this release; it reads version {CONFIG_VERSION}"
+    )))
+}
+
+fn line_and_column(text: &str, offset: usize) -> (usize, usize) {
+    let before = text.get(..offset).unwrap_or(text);
+    let line = before.matches('\n').count() + 1;
+    let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
+    (line, column)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEY: &str = "0101010101010101010101010101010101010101010101010101010101010101";
+
+    fn document(extra: &str) -> String {
+        format!("version = 1\n{extra}\n[authority]\nthreshold = 1\nkeys = [\"{KEY}\"]\n")
+    }
+
+    #[test]
+    fn smallest_document_is_enough() {
+        let spec = NodeSpec::parse(document("").as_bytes()).expect("valid");
+        assert_eq!(spec.network.mode, NetworkMode::Auto);
+        assert_eq!(spec.machines.retain_s, 864_000);
+    }
+
+    #[test]
+    fn unknown_key_is_named_with_its_line() {
+        let refusal = NodeSpec::parse(document("nmae = \"x\"").as_bytes()).expect_err("typo");
+        let ConfigError::Document { line, message, .. } = refusal else { panic!("{refusal}") };
+        assert_eq!(line, 2);
+        assert!(message.contains("nmae"), "{message}");
+    }
+
+    #[test]
+    fn threshold_counts_different_keys() {
+        let text = format!(
+            "version = 1\n[authority]\nthreshold = 2\nkeys = [\"{KEY}\", \"{KEY}\"]\n"
+        );
+        assert_eq!(
+            NodeSpec::parse(text.as_bytes()),
+            Err(ConfigError::Threshold { threshold: 2, keys: 1 })
+        );
+    }
+
+    #[test]
+    fn static_mode_needs_addresses() {
+        let refusal = NodeSpec::parse(document("[network]\nmode = \"static\"").as_bytes());
+        assert!(matches!(refusal, Err(ConfigError::Network(_))));
+    }
+
+    #[test]
+    fn other_versions_are_refused() {
+        let refusal = NodeSpec::parse(b"version = 2\n").expect_err("unknown version");
+        assert!(matches!(refusal, ConfigError::Document { line: 1, .. }), "{refusal}");
+    }
+}

@@ -1,0 +1,139 @@
+//! What travels between a gateway and a node through the overlay.
+//!
+//! A renter signs an HTTP request (RFC 9421). The gateway does not translate it: it forwards the
+//! signed request as it came, and the node checks the renter's signature again, so a gateway can
+//! neither invent nor alter an operation.
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::ContentId;
+
+/// Largest body of a forwarded request or response, in bytes. Content goes as blobs.
+pub const MAX_BODY: usize = 1 << 20;
+
+/// An HTTP request as the gateway received it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ForwardedRequest {
+    /// Method, upper case.
+    pub method: String,
+    /// Path and query, as `/v1/machines?after=…`.
+    pub target: String,
+    /// The header fields that the signature covers or carries, names in lower case.
+    pub headers: Vec<(String, String)>,
+    /// Body, at most [`MAX_BODY`].
+    #[serde(with = "base64_bytes")]
+    pub body: Vec<u8>,
+}
+
+impl ForwardedRequest {
+    /// Returns the only value of header `name` (lower case); `None` when absent or repeated.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        let mut values = self.headers.iter().filter(|(key, _)| key == name);
+        match (values.next(), values.next()) {
+            (Some((_, value)), None) => Some(value),
+            _ => None,
+        }
+    }
+
+    /// Returns the target's path, without the query.
+    pub fn path(&self) -> &str {
+        self.target.split('?').next().unwrap_or_default()
+    }
+}
+
+/// A node's answer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ForwardedResponse {
+    /// HTTP status.
+    pub status: u16,
+    /// Media type of the body.
+    pub content_type: String,
+    /// Further header fields, names in lower case.
+    pub headers: Vec<(String, String)>,
+    /// Body, at most [`MAX_BODY`].
+    #[serde(with = "base64_bytes")]
+    pub body: Vec<u8>,
+}
+
+/// First message on a tunnel stream: what the opener wants of the other end.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "want", deny_unknown_fields)]
+pub enum StreamHeader {
+    /// Gateway to node: a long-lived request. `GET …/console?follow=1` is answered by console
+    /// bytes, `GET …/tunnel/PORT` by a byte stream to that TCP port of the guest.
+    Request(ForwardedRequest),
+    /// Node to gateway: the content with this digest, as raw bytes after the answer.
+    Content {
+        /// What is wanted.
+        content: ContentId,
+    },
+}
+
+/// First message back on a tunnel stream.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "answer", deny_unknown_fields)]
+pub enum StreamAnswer {
+    /// The stream's bytes follow; `length` says how many when that is known.
+    Open {
+        /// Bytes to come.
+        length: Option<u64>,
+    },
+    /// Nothing follows.
+    Refused(Problem),
+}
+
+/// An error as RFC 9457 ("Problem Details for HTTP APIs") writes it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Problem {
+    /// A URI reference that names the kind of problem, as `/problems/lease-expired`.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// What went wrong, the same sentence for all problems of this kind.
+    pub title: String,
+    /// HTTP status.
+    pub status: u16,
+    /// What was wrong here, where, and what would be right.
+    pub detail: String,
+}
+
+impl Problem {
+    /// Media type of a problem document.
+    pub const MEDIA_TYPE: &str = "application/problem+json";
+}
+
+mod base64_bytes {
+    use base64::{Engine, engine::general_purpose::STANDARD};
+    use serde::{Deserialize, Deserializer, Serializer, de};
+
+    pub(super) fn serialize<S: Serializer>(bytes: &[u8], serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&STANDARD.encode(bytes))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Vec<u8>, D::Error> {
+        let text = <std::borrow::Cow<'de, str>>::deserialize(deserializer)?;
+        STANDARD.decode(text.as_bytes()).map_err(de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_survive_json() {
+        let request = ForwardedRequest {
+            method: "POST".into(),
+            target: "/v1/machines?x=1".into(),
+            headers: vec![("a".into(), "1".into()), ("b".into(), "2".into()), ("b".into(), "3".into())],
+            body: vec![0, 255, 7],
+        };
+        let json = serde_json::to_string(&request).expect("plain data");
+        assert_eq!(serde_json::from_str::<ForwardedRequest>(&json).expect("round trip"), request);
+        assert_eq!((request.header("a"), request.header("b")), (Some("1"), None));
+        assert_eq!(request.path(), "/v1/machines");
+    }
+}

@@ -1,0 +1,170 @@
+//! The document that starts `holdfast-vmm`, and what the VMM says over its socket.
+//!
+//! Everything the VMM uses arrives as an open file descriptor; the document names them by number.
+//! Descriptor 3 is the document itself (a sealed memfd holding JSON), the others follow.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{ids::MachineId, node::Bdf, units::Mebibytes};
+
+/// Descriptor on which `holdfast-vmm` finds its [`VmSpec`].
+pub const SPEC_FD: i32 = 3;
+
+/// Version of [`VmSpec`] that this build reads and writes.
+pub const SPEC_VERSION: u32 = 1;
+
+/// Everything one VMM process is to do.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VmSpec {
+    /// [`SPEC_VERSION`].
+    pub version: u32,
+    /// The machine's name.
+    pub machine: MachineId,
+    /// User and group id the process takes on, at least 1000, its own among all machines.
+    pub uid: u32,
+    /// Virtual CPUs, 1..=255.
+    pub vcpus: u32,
+    /// Guest memory.
+    pub memory_mib: Mebibytes,
+    /// Where guest memory comes from.
+    pub memory_backing: MemoryBacking,
+    /// What the guest starts from.
+    pub boot: Boot,
+    /// virtio-blk devices, in order: the guest's vda, vdb, ….
+    pub disks: Vec<Disk>,
+    /// virtio-net devices, in order.
+    pub nets: Vec<Net>,
+    /// virtio-vsock, if any.
+    pub vsock: Option<Vsock>,
+    /// Devices passed through, if any.
+    pub passthrough: Option<Passthrough>,
+    /// `/dev/kvm`, opened for reading and writing.
+    pub kvm_fd: i32,
+    /// Listening unix stream socket for the HTTP API.
+    pub api_fd: i32,
+}
+
+/// Where guest memory comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MemoryBacking {
+    /// Anonymous pages of a memfd.
+    Memfd,
+    /// 2 MiB pages of hugetlbfs.
+    #[serde(rename = "hugetlb-2m")]
+    Hugetlb2M,
+    /// 1 GiB pages of hugetlbfs.
+    #[serde(rename = "hugetlb-1g")]
+    Hugetlb1G,
+}
+
+/// What the guest starts from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "kind", deny_unknown_fields)]
+pub enum Boot {
+    /// A Linux bzImage or a PVH vmlinux, told apart by their magic numbers.
+    Linux {
+        /// The kernel, a regular file or memfd.
+        kernel_fd: i32,
+        /// The initramfs, if any.
+        initrd_fd: Option<i32>,
+        /// Kernel command line.
+        cmdline: String,
+    },
+}
+
+/// One virtio-blk device over a raw file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Disk {
+    /// The file or block device.
+    pub fd: i32,
+    /// Whether writes are refused.
+    pub read_only: bool,
+    /// Serial number the guest reads, at most 20 bytes.
+    pub serial: String,
+}
+
+/// One virtio-net device over a tap and vhost-net.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Net {
+    /// The tap (IFF_TAP | IFF_NO_PI | IFF_VNET_HDR).
+    pub tap_fd: i32,
+    /// `/dev/vhost-net`.
+    pub vhost_fd: i32,
+    /// Hardware address, as 02:00:00:00:00:01.
+    pub mac: String,
+    /// Largest frame payload, in bytes.
+    pub mtu: u16,
+}
+
+/// virtio-vsock over vhost-vsock.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Vsock {
+    /// Guest context id, at least 3.
+    pub cid: u32,
+    /// `/dev/vhost-vsock`.
+    pub vhost_fd: i32,
+}
+
+/// Devices passed through by iommufd and VFIO character devices.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Passthrough {
+    /// `/dev/iommu`.
+    pub iommu_fd: i32,
+    /// One entry per device, each behind a root port of its own.
+    pub devices: Vec<PassthroughDevice>,
+}
+
+/// One device passed through.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PassthroughDevice {
+    /// Its address on the host, for messages and the API.
+    pub address: Bdf,
+    /// `/dev/vfio/devices/vfioN`.
+    pub cdev_fd: i32,
+}
+
+/// What a VMM answers to `GET /v1/state`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VmState {
+    /// The machine's name.
+    pub machine: MachineId,
+    /// What the guest is doing.
+    pub phase: VmPhase,
+    /// Bytes of console output since the start.
+    pub console_end: u64,
+    /// Offset of the oldest console byte still kept.
+    pub console_start: u64,
+}
+
+/// What a guest is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum VmPhase {
+    /// Memory and devices are being set up.
+    Starting,
+    /// vCPUs run.
+    Running,
+    /// The guest powered itself off, or was told to stop. The process is about to exit.
+    Stopped,
+}
+
+/// Exit statuses of `holdfast-vmm`.
+pub mod exit {
+    /// The guest powered off, or the API stopped it.
+    pub const POWERED_OFF: i32 = 0;
+    /// The specification cannot be run; the reason is on standard error.
+    pub const REFUSED: i32 = 2;
+    /// The guest asked for a reset that a fresh process should carry out.
+    pub const RESET: i32 = 3;
+    /// The guest did something that has no meaning, as a triple fault.
+    pub const GUEST_FAULT: i32 = 4;
+    /// The host failed under the guest, as an I/O error of KVM.
+    pub const HOST_FAULT: i32 = 5;
+}

@@ -1,0 +1,61 @@
+//! Interrupts as devices see them: a vector is an eventfd that the kernel turns into an MSI
+//! message, and a line is a level that goes to an I/O APIC pin.
+//!
+//! The shell over KVM (GSI routing, irqfd, resample) lives in `sys::kvm`; unit tests use their own.
+
+use std::{io, os::fd::BorrowedFd, sync::Arc};
+
+/// An MSI message (PCI 3.0 §6.8.1): what the function writes where.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct MsiMessage {
+    /// Message address, 64 bits.
+    pub address: u64,
+    /// Message data.
+    pub data: u32,
+}
+
+/// One message-signalled interrupt of one function.
+pub trait MsiVector: Send + Sync {
+    /// Routes the vector to `message` and lets it fire; `None` masks it. A signal that arrives
+    /// while masked is kept and delivered when unmasked.
+    fn route(&self, message: Option<MsiMessage>) -> io::Result<()>;
+
+    /// Returns the eventfd that fires the vector, for VFIO, vhost and worker threads. It stays the
+    /// same for the life of the vector.
+    fn eventfd(&self) -> BorrowedFd<'_>;
+
+    /// Fires the vector.
+    fn trigger(&self) -> io::Result<()>;
+}
+
+/// One level-triggered line (INTx).
+pub trait InterruptLine: Send + Sync {
+    /// Asserts or deasserts the line.
+    fn set_level(&self, asserted: Level) -> io::Result<()>;
+
+    /// Returns the eventfd that asserts the line, for VFIO.
+    fn trigger_fd(&self) -> BorrowedFd<'_>;
+
+    /// Returns the eventfd that the kernel signals when the guest acknowledges the interrupt
+    /// (KVM_IRQFD_FLAG_RESAMPLE). The line is low again by then.
+    fn resample_fd(&self) -> BorrowedFd<'_>;
+}
+
+/// Level of an interrupt line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Level {
+    /// Not asserted.
+    Low,
+    /// Asserted.
+    High,
+}
+
+/// Hands out interrupts. Shared by all devices of a machine.
+pub trait InterruptSource: Send + Sync {
+    /// Allocates a vector, masked.
+    fn allocate_msi(&self) -> io::Result<Arc<dyn MsiVector>>;
+
+    /// Returns the line of INTx pin `pin` (1 = INTA … 4 = INTD) of the device at `slot` on its
+    /// bus, after the swizzle of the bridges above it.
+    fn line(&self, slot: u8, pin: u8) -> io::Result<Arc<dyn InterruptLine>>;
+}

@@ -1,0 +1,61 @@
+//! What the bus needs of one PCI function, and what a function says of its BARs.
+//!
+//! A function knows no bus number, lock or memory slot of its neighbours. The bus decodes its BARs
+//! and hands it offsets. Source: PCI Express Base Specification 6.0 §7.5.1 (type 0 header).
+
+/// What a BAR decodes (PCI Local Bus 3.0 §6.2.5.1).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BarKind {
+    /// 32-bit memory.
+    Memory32,
+    /// 64-bit memory, in two consecutive registers.
+    Memory64,
+    /// 64-bit prefetchable memory, in two consecutive registers.
+    Memory64Prefetchable,
+    /// I/O ports.
+    Io,
+}
+
+/// One BAR of a function.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bar {
+    /// Register index, 0..=5.
+    pub index: u8,
+    /// What it decodes.
+    pub kind: BarKind,
+    /// Size in bytes, a power of two.
+    pub size: u64,
+    /// Guest-physical (or port) address the guest or the VMM programmed last.
+    pub address: u64,
+    /// Whether the command register lets it decode now.
+    pub decoding: bool,
+}
+
+/// One PCI function behind the bus. Accesses are 1, 2 or 4 bytes in configuration space and 1, 2,
+/// 4 or 8 bytes in BARs; they never cross the end of either.
+pub trait PciFunction: Send {
+    /// Reads configuration space at `offset`, 0..4096.
+    fn read_config(&mut self, offset: u16, data: &mut [u8]);
+
+    /// Writes configuration space. The bus asks for [`Self::bars`] afterwards.
+    fn write_config(&mut self, offset: u16, data: &[u8]);
+
+    /// Returns all implemented BARs, ascending by index.
+    fn bars(&self) -> Vec<Bar>;
+
+    /// Places BAR `index` at `address`, before the guest starts.
+    fn place_bar(&mut self, index: u8, address: u64);
+
+    /// Reads `offset` bytes into BAR `bar`.
+    fn read_bar(&mut self, bar: u8, offset: u64, data: &mut [u8]);
+
+    /// Writes `offset` bytes into BAR `bar`.
+    fn write_bar(&mut self, bar: u8, offset: u64, data: &[u8]);
+
+    /// The bus has taken note of new BAR addresses or decoding. A function with direct mappings
+    /// moves them here; mappings stay while only decoding is switched off.
+    fn bars_changed(&mut self) {}
+
+    /// Returns the function to its state at power-on. Called with all vCPUs stopped.
+    fn reset(&mut self) {}
+}
