@@ -186,6 +186,7 @@ pub struct Time {
 
 /// Why a document is no node configuration.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the message is the doc")]
 pub enum ConfigError {
     #[error("the configuration has {found} bytes; at most {MAX_CONFIG} are read")]
     TooLarge { found: usize },
@@ -193,7 +194,9 @@ pub enum ConfigError {
     Encoding { position: usize },
     #[error("configuration line {line}, column {column}: {message}")]
     Document { line: usize, column: usize, message: String },
-    #[error("authority: threshold is {threshold} with {keys} different keys; it must be at least 1 and at most the number of keys")]
+    #[error(
+        "authority: threshold is {threshold} with {keys} different keys; it must be at least 1 and at most the number of keys"
+    )]
     Threshold { threshold: u32, keys: usize },
     #[error("network: {0}")]
     Network(&'static str),
@@ -297,9 +300,8 @@ mod tests {
 
     #[test]
     fn threshold_counts_different_keys() {
-        let text = format!(
-            "version = 1\n[authority]\nthreshold = 2\nkeys = [\"{KEY}\", \"{KEY}\"]\n"
-        );
+        let text =
+            format!("version = 1\n[authority]\nthreshold = 2\nkeys = [\"{KEY}\", \"{KEY}\"]\n");
         assert_eq!(
             NodeSpec::parse(text.as_bytes()),
             Err(ConfigError::Threshold { threshold: 2, keys: 1 })

@@ -128,7 +128,11 @@ mod tests {
         let request = ForwardedRequest {
             method: "POST".into(),
             target: "/v1/machines?x=1".into(),
-            headers: vec![("a".into(), "1".into()), ("b".into(), "2".into()), ("b".into(), "3".into())],
+            headers: vec![
+                ("a".into(), "1".into()),
+                ("b".into(), "2".into()),
+                ("b".into(), "3".into()),
+            ],
             body: vec![0, 255, 7],
         };
         let json = serde_json::to_string(&request).expect("plain data");

@@ -2,6 +2,7 @@
 
 /// Why a text is not the hexadecimal form of `N` bytes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the message is the doc")]
 pub enum HexError {
     #[error("expected {expected} hexadecimal digits, found {found} characters")]
     Length { expected: usize, found: usize },

@@ -24,6 +24,7 @@ pub struct Bdf {
 
 /// Why a text is no PCI address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the message is the doc")]
 #[error("{text:?} is not a PCI address; expected DDDD:BB:DD.F in hexadecimal, as 0000:01:00.0")]
 pub struct BdfError {
     text: String,
