@@ -1,1 +1,78 @@
-fn main() {}
+//! Automation: `cargo xtask demo`, `test`, `image`, `tidy`, `setup`.
+//!
+//! Every command says what it is about to do, does it, and ends with a table or a line that says
+//! what happened. It links no other crate of the workspace: what it needs of them it runs.
+
+#![forbid(unsafe_code)]
+
+mod deny;
+mod packages;
+mod run;
+mod stages;
+mod tidy;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Automation for Holdfast.
+#[derive(Parser)]
+#[command(name = "cargo xtask")]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Install what is missing, build everything, boot the image in QEMU, rent a machine on it.
+    Demo {
+        /// Only list the packages that would be installed.
+        #[arg(long)]
+        no_install: bool,
+        /// Leave node, gateway and machine running and print how to use them.
+        #[arg(long)]
+        keep: bool,
+    },
+    /// Everything that CI runs.
+    #[command(alias = "ci")]
+    Test {
+        /// Run only the stage with this name (fmt, clippy, tidy, deny, unit, image, qemu).
+        #[arg(long)]
+        only: Option<String>,
+        /// Do not install packages; fail naming what is missing.
+        #[arg(long)]
+        no_install: bool,
+    },
+    /// Build the image into target/image.
+    Image {
+        /// Further arguments for the image builder.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+    /// Check the rules that no compiler checks: crate edges, sizes, unsafe code, banned words.
+    Tidy,
+    /// Install the Debian packages that building and testing need.
+    Setup {
+        /// Only list them.
+        #[arg(long)]
+        no_install: bool,
+    },
+}
+
+fn main() -> ExitCode {
+    let outcome = match Arguments::parse().command {
+        Command::Demo { no_install, keep } => stages::demo(no_install.into(), keep.into()),
+        Command::Test { only, no_install } => stages::test(only.as_deref(), no_install.into()),
+        Command::Image { arguments } => stages::image(&arguments),
+        Command::Tidy => tidy::check(&run::root()),
+        Command::Setup { no_install } => packages::ensure(no_install.into()),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

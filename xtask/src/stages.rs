@@ -1,0 +1,188 @@
+//! The commands that are made of stages: `test`, `demo`, `image`.
+
+use std::{
+    io::{BufRead, BufReader},
+    process::Stdio,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+
+use crate::{deny, packages, packages::Install, run, tidy};
+
+/// Whether the demo's machines stay.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Keep {
+    /// Left running until interrupted.
+    Running,
+    /// Taken down at the end.
+    Nothing,
+}
+
+impl From<bool> for Keep {
+    fn from(keep: bool) -> Self {
+        if keep { Self::Running } else { Self::Nothing }
+    }
+}
+
+/// What one stage found.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Counts {
+    passed: u64,
+    failed: u64,
+    skipped: Vec<String>,
+}
+
+struct Stage {
+    name: &'static str,
+    run: fn() -> Result<Counts>,
+}
+
+/// Everything that CI runs, in order; what is quick to fail comes first.
+const STAGES: &[Stage] = &[
+    Stage { name: "fmt", run: || check(&["fmt", "--all", "--check"]) },
+    Stage { name: "tidy", run: || tidy::check(&run::root()).map(|()| one()) },
+    Stage { name: "clippy", run: clippy },
+    Stage { name: "deny", run: || deny::check().map(|()| one()) },
+    Stage { name: "unit", run: || tests(&["test", "--workspace", "--exclude", "qemu-tests"]) },
+    Stage { name: "image", run: || check(&["run", "--quiet", "--package", "image"]) },
+    Stage { name: "qemu", run: || tests(&["test", "--package", "qemu-tests"]) },
+];
+
+/// Runs all stages, or the one named `only`, and prints a table of what they found.
+pub(crate) fn test(only: Option<&str>, install: Install) -> Result<()> {
+    packages::ensure(install)?;
+    let stages: Vec<&Stage> = STAGES.iter().filter(|s| only.is_none_or(|o| o == s.name)).collect();
+    if stages.is_empty() {
+        let names: Vec<&str> = STAGES.iter().map(|stage| stage.name).collect();
+        bail!(
+            "there is no stage {:?}; the stages are {}",
+            only.unwrap_or_default(),
+            names.join(", ")
+        );
+    }
+    let mut results = Vec::new();
+    for stage in stages {
+        println!("\n== {} ==", stage.name);
+        let start = Instant::now();
+        let counts = (stage.run)().unwrap_or_else(|error| {
+            eprintln!("{}: {error:#}", stage.name);
+            Counts { failed: 1, ..Counts::default() }
+        });
+        results.push((stage.name, start.elapsed(), counts));
+    }
+    report(&results)
+}
+
+/// Builds the image.
+pub(crate) fn image(arguments: &[String]) -> Result<()> {
+    let mut command = run::cargo(&["run", "--quiet", "--package", "image", "--"]);
+    run::run(command.args(arguments))
+}
+
+/// Installs, builds, and hands over to the demo program.
+pub(crate) fn demo(install: Install, keep: Keep) -> Result<()> {
+    packages::ensure(install)?;
+    println!("demo: building gateway and command line");
+    run::run(&mut run::cargo(&["build", "--package", "gateway"]))?;
+    println!("demo: building the image");
+    image(&[])?;
+    let mut command =
+        run::cargo(&["run", "--quiet", "--package", "qemu-tests", "--bin", "demo", "--"]);
+    if keep == Keep::Running {
+        command.arg("--keep");
+    }
+    run::run(&mut command)
+}
+
+fn one() -> Counts {
+    Counts { passed: 1, ..Counts::default() }
+}
+
+fn check(arguments: &[&str]) -> Result<Counts> {
+    run::run(&mut run::cargo(arguments)).map(|()| one())
+}
+
+fn clippy() -> Result<Counts> {
+    check(&["clippy", "--quiet", "--workspace", "--all-targets", "--", "--deny", "warnings"])
+}
+
+/// Runs a cargo test command, shows its output as it comes, and counts.
+fn tests(arguments: &[&str]) -> Result<Counts> {
+    if arguments.contains(&"qemu-tests") {
+        run::run(&mut run::cargo(&["build", "--package", "gateway"]))?;
+    }
+    let mut command = run::cargo(arguments);
+    command.args(["--no-fail-fast", "--", "--show-output"]);
+    if arguments.contains(&"qemu-tests") {
+        command.args(["--test-threads", "1"]);
+    }
+    let mut child = command.stdout(Stdio::piped()).spawn().context("cannot start cargo test")?;
+    let output = child.stdout.take().context("cargo test has no output")?;
+    let mut counts = Counts::default();
+    for line in BufReader::new(output).lines() {
+        let line = line?;
+        println!("{line}");
+        count(&line, &mut counts);
+    }
+    let status = child.wait()?;
+    if !status.success() && counts.failed == 0 {
+        counts.failed = 1;
+    }
+    Ok(counts)
+}
+
+/// Reads one line of a test program's output: a summary, or a test that says it was skipped.
+fn count(line: &str, counts: &mut Counts) {
+    if let Some(reason) = line.trim_start().strip_prefix("skipped: ") {
+        counts.skipped.push(reason.to_owned());
+    }
+    let Some(summary) = line.strip_prefix("test result: ") else { return };
+    for part in summary.split([';', '.']) {
+        let mut words = part.split_whitespace();
+        let (Some(number), Some(what)) = (words.next(), words.next()) else { continue };
+        let Ok(number) = number.parse::<u64>() else { continue };
+        match what {
+            "passed" => counts.passed += number,
+            "failed" => counts.failed += number,
+            _ => {}
+        }
+    }
+}
+
+fn report(results: &[(&str, Duration, Counts)]) -> Result<()> {
+    println!("\nstage     seconds  passed  failed  skipped");
+    for (name, time, counts) in results {
+        let (passed, failed, skipped) = (counts.passed, counts.failed, counts.skipped.len());
+        println!("{name:8} {:8.1} {passed:7} {failed:7} {skipped:8}", time.as_secs_f64());
+    }
+    let skipped: Vec<&String> = results.iter().flat_map(|(_, _, c)| &c.skipped).collect();
+    if !skipped.is_empty() {
+        println!("\nskipped here:");
+        for reason in &skipped {
+            println!("  {reason}");
+        }
+    }
+    let failed: u64 = results.iter().map(|(_, _, counts)| counts.failed).sum();
+    let passed: u64 = results.iter().map(|(_, _, counts)| counts.passed).sum();
+    let passed = passed.saturating_sub(skipped.len() as u64);
+    println!("\n{passed} passed, {failed} failed, {} skipped", skipped.len());
+    if failed > 0 {
+        bail!("{failed} failed");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn summaries_and_skips_are_counted() {
+        let mut counts = Counts::default();
+        count("test result: ok. 11 passed; 2 failed; 0 ignored; 0 measured", &mut counts);
+        count("skipped: no /dev/kvm here", &mut counts);
+        assert_eq!((counts.passed, counts.failed), (11, 2));
+        assert_eq!(counts.skipped, ["no /dev/kvm here"]);
+    }
+}
