@@ -1,0 +1,274 @@
+//! The emulated host: a machine with AMD-V, an IOMMU with interrupt remapping, UEFI firmware and
+//! PCI devices to rent.
+
+use std::{
+    fs::{self, File},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail};
+use serde_json::json;
+
+use super::{
+    qmp::Qmp,
+    serial::{Echo, Serial},
+};
+
+/// What the host starts from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Medium {
+    /// The ISO as a CD, through OVMF.
+    IsoCd,
+    /// The ISO written to a USB stick, through OVMF.
+    IsoUsb,
+    /// A copy of the raw disk image on an NVMe disk, through OVMF. The path is the copy.
+    Disk(PathBuf),
+    /// Kernel and initramfs of the PXE set, loaded by QEMU, with these words added to the command
+    /// line. Saves the firmware's time where firmware is not what is tested.
+    Kernel(String),
+}
+
+/// Which IOMMU the host has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Iommu {
+    /// Intel's, with interrupt remapping.
+    Intel,
+    /// AMD's, with interrupt remapping.
+    Amd,
+    /// Intel's, without interrupt remapping.
+    IntelNoRemapping,
+}
+
+/// How the host is attached to a network.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Uplink {
+    /// QEMU's own NAT; the test machine is 10.0.2.2.
+    User,
+    /// An existing tap interface.
+    Tap(String),
+    /// No network card.
+    None,
+}
+
+/// A host to be started.
+#[derive(Debug, Clone)]
+pub struct HostOptions {
+    /// What it boots.
+    pub medium: Medium,
+    /// Its IOMMU.
+    pub iommu: Iommu,
+    /// Its network.
+    pub uplink: Uplink,
+    /// Content of `holdfast.toml` on a FAT volume labelled `HOLDFAST`; no volume when `None`.
+    pub config: Option<String>,
+    /// Memory in MiB.
+    pub memory_mib: u32,
+    /// `-device` arguments of further devices, each behind a root port of its own.
+    pub devices: Vec<String>,
+    /// Further QEMU arguments.
+    pub arguments: Vec<String>,
+    /// Value of `-rtc`, as `base=2026-01-01T00:00:00`.
+    pub rtc: Option<String>,
+    /// Whether the console is shown.
+    pub echo: Echo,
+}
+
+impl Default for HostOptions {
+    fn default() -> Self {
+        Self {
+            medium: Medium::Kernel(String::new()),
+            iommu: Iommu::Intel,
+            uplink: Uplink::User,
+            config: None,
+            memory_mib: 3072,
+            devices: Vec::new(),
+            arguments: Vec::new(),
+            rtc: None,
+            echo: Echo::Quiet,
+        }
+    }
+}
+
+/// A running host. Dropping it cuts its power.
+pub struct Host {
+    child: Child,
+    /// Its serial console.
+    pub serial: Serial,
+    /// Its monitor.
+    pub qmp: Qmp,
+}
+
+impl Host {
+    /// Starts a host; its files live in `folder`, the image's in `image`.
+    pub fn start(image: &Path, folder: &Path, options: &HostOptions) -> Result<Self> {
+        fs::create_dir_all(folder)?;
+        let monitor = folder.join("qmp.sock");
+        fs::remove_file(&monitor).ok();
+        let mut command = Command::new("qemu-system-x86_64");
+        command.args(["-nodefaults", "-display", "none", "-no-user-config", "-name", "holdfast"]);
+        command.args(["-accel", "tcg,thread=single", "-cpu", "max", "-smp", "2"]);
+        command.args(["-m", &format!("{}", options.memory_mib), "-serial", "stdio"]);
+        command.arg("-qmp").arg(format!("unix:{},server=on,wait=off", monitor.display()));
+        iommu(&mut command, options.iommu);
+        medium(&mut command, image, folder, &options.medium)?;
+        if let Some(config) = &options.config {
+            let volume = folder.join("config.img");
+            super::volume::write(&volume, config)?;
+            command.args([
+                "-drive",
+                &format!("if=none,id=config,format=raw,file={}", volume.display()),
+            ]);
+            command.args(["-device", "virtio-blk-pci,drive=config"]);
+        }
+        uplink(&mut command, &options.uplink);
+        command.args(["-device", "virtio-rng-pci", "-device", "i6300esb"]);
+        for (index, device) in options.devices.iter().enumerate() {
+            let port = index + 1;
+            command.args([
+                "-device",
+                &format!("pcie-root-port,id=rent{port},chassis={port},slot={port}"),
+            ]);
+            command.args(["-device", &format!("{device},bus=rent{port}")]);
+        }
+        if let Some(rtc) = &options.rtc {
+            command.args(["-rtc", rtc]);
+        }
+        command.args(&options.arguments);
+        let errors = File::create(folder.join("qemu.log"))?;
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(errors)
+            .spawn()
+            .context("cannot start qemu-system-x86_64 (package qemu-system-x86)")?;
+        let output = child.stdout.take().context("QEMU has no output")?;
+        let serial = Serial::collect(output, &folder.join("serial.log"), options.echo)?;
+        let qmp = Qmp::connect(&monitor, Duration::from_secs(20))
+            .with_context(|| fs::read_to_string(folder.join("qemu.log")).unwrap_or_default());
+        match qmp {
+            Ok(qmp) => Ok(Self { child, serial, qmp }),
+            Err(error) => {
+                child.kill().ok();
+                child.wait().ok();
+                Err(error)
+            }
+        }
+    }
+
+    /// Takes the network cable out, or puts it back.
+    pub fn set_link(&mut self, link: Link) -> Result<()> {
+        let up = link == Link::Up;
+        self.qmp.execute("set_link", json!({ "name": "uplink", "up": up })).map(drop)
+    }
+
+    /// Presses the power button.
+    pub fn press_power_button(&mut self) -> Result<()> {
+        self.qmp.execute("system_powerdown", json!({})).map(drop)
+    }
+
+    /// Waits until QEMU has ended by itself, as it does when the host powers off.
+    pub fn wait_for_end(&mut self, limit: Duration) -> Result<()> {
+        let deadline = std::time::Instant::now() + limit;
+        while self.child.try_wait()?.is_none() {
+            if std::time::Instant::now() > deadline {
+                bail!("the host is still on after {limit:?}");
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Ok(())
+    }
+
+    /// Cuts the power.
+    pub fn cut_power(mut self) -> Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
+/// State of the network cable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Link {
+    /// Plugged in.
+    Up,
+    /// Pulled out.
+    Down,
+}
+
+fn iommu(command: &mut Command, iommu: Iommu) {
+    let (machine, device) = match iommu {
+        Iommu::Intel => ("q35,kernel-irqchip=split", "intel-iommu,intremap=on,aw-bits=48"),
+        Iommu::IntelNoRemapping => {
+            ("q35,kernel-irqchip=split", "intel-iommu,intremap=off,aw-bits=48")
+        }
+        Iommu::Amd => ("q35", "amd-iommu,intremap=on"),
+    };
+    command.args(["-machine", machine, "-device", device]);
+}
+
+fn uplink(command: &mut Command, uplink: &Uplink) {
+    let netdev = match uplink {
+        Uplink::User => "user,id=net0".to_owned(),
+        Uplink::Tap(name) => format!("tap,id=net0,ifname={name},script=no,downscript=no"),
+        Uplink::None => return,
+    };
+    command.args(["-netdev", &netdev]);
+    command.args(["-device", "virtio-net-pci,id=uplink,netdev=net0,romfile="]);
+}
+
+fn medium(command: &mut Command, image: &Path, folder: &Path, medium: &Medium) -> Result<()> {
+    let iso = image.join("holdfast.iso");
+    match medium {
+        Medium::Kernel(words) => {
+            let cmdline = fs::read_to_string(image.join("pxe/cmdline")).with_context(|| {
+                format!("no image in {}; run `cargo xtask image`", image.display())
+            })?;
+            command.arg("-kernel").arg(image.join("pxe/vmlinuz"));
+            command.arg("-initrd").arg(image.join("pxe/initrd"));
+            command.arg("-append").arg(format!("{} {words}", cmdline.trim()));
+            return Ok(());
+        }
+        Medium::IsoCd => {
+            command
+                .arg("-drive")
+                .arg(format!("if=none,id=cd,media=cdrom,readonly=on,file={}", iso.display()));
+            command.args(["-device", "ide-cd,drive=cd,bootindex=1"]);
+        }
+        Medium::IsoUsb => {
+            command.args(["-device", "qemu-xhci"]);
+            command
+                .arg("-drive")
+                .arg(format!("if=none,id=stick,format=raw,snapshot=on,file={}", iso.display()));
+            command.args(["-device", "usb-storage,drive=stick,bootindex=1"]);
+        }
+        Medium::Disk(path) => {
+            command
+                .arg("-drive")
+                .arg(format!("if=none,id=disk,format=raw,cache=unsafe,file={}", path.display()));
+            command.args(["-device", "nvme,drive=disk,serial=HOLDFAST0,bootindex=1"]);
+        }
+    }
+    firmware(command, folder)
+}
+
+/// OVMF with a variable store of the host's own.
+fn firmware(command: &mut Command, folder: &Path) -> Result<()> {
+    const CODE: &str = "/usr/share/OVMF/OVMF_CODE_4M.fd";
+    const VARS: &str = "/usr/share/OVMF/OVMF_VARS_4M.fd";
+    let variables = folder.join("vars.fd");
+    if !variables.exists() {
+        fs::copy(VARS, &variables).with_context(|| format!("{VARS} (package ovmf)"))?;
+    }
+    command.args(["-drive", &format!("if=pflash,format=raw,unit=0,readonly=on,file={CODE}")]);
+    command.args(["-drive", &format!("if=pflash,format=raw,unit=1,file={}", variables.display())]);
+    Ok(())
+}

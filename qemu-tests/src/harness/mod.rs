@@ -1,0 +1,7 @@
+//! What the tests and the demo stand on: the emulated host, its console, the programs of gateway
+//! and renter, and guests made from unmodified Debian packages.
+
+pub mod host;
+pub mod qmp;
+pub mod serial;
+pub mod volume;
