@@ -38,6 +38,10 @@ pub struct NodeSpec {
     pub overlay: Overlay,
     /// Who may sign leases.
     pub authority: Authority,
+    /// Keys that may look after the node itself (restart its service, drain it). They can start no
+    /// machine and read nothing of one.
+    #[serde(default)]
+    pub operators: Vec<PublicKey>,
     /// What may be rented.
     #[serde(default)]
     pub machines: Machines,
