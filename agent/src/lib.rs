@@ -1,1 +1,4 @@
 //! agent
+
+pub mod net;
+pub mod time;

@@ -1,0 +1,23 @@
+//! The node's network: uplinks, and networks for machines.
+//!
+//! [`Uplinks`] configures the wired interfaces (DHCPv4 and SLAAC, or static) and publishes
+//! [`NetworkStatus`]. [`MachineNetworks`] gives each machine a tap of its own, with address,
+//! packet filter and DHCP server. [`Resolver`] asks the uplinks' name servers.
+//! It opens no connection on anybody's behalf; what needs one uses tokio's sockets.
+//!
+//! Cores (`dhcp`, `ruleset`, `address`, `links`) own no socket and no clock; shells
+//! (`uplinks`, `machines`) own one netlink connection each.
+
+pub mod address;
+pub mod machines;
+pub mod resolve;
+pub mod status;
+pub mod uplinks;
+
+pub use self::{
+    address::{HardwareAddress, Ipv4Prefix},
+    machines::{MachineAddress, MachineNet, MachineNetError, MachineNetworks},
+    resolve::{ResolveError, Resolver},
+    status::{AssignedAddress, Carrier, InterfaceStatus, LeaseStatus, NetworkStatus},
+    uplinks::{UplinkError, Uplinks},
+};

@@ -1,0 +1,101 @@
+//! What the node's network looks like now: plain data that the uplinks publish and others read.
+
+use std::{
+    net::{IpAddr, Ipv4Addr},
+    time::{Duration, Instant},
+};
+
+use super::{HardwareAddress, Ipv4Prefix};
+
+/// A snapshot of the uplinks. Empty until the first interface was looked at.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct NetworkStatus {
+    /// The interfaces that are used as uplinks, by kernel name.
+    pub interfaces: Vec<InterfaceStatus>,
+    /// Default gateways, best first. IPv6 gateways are usually link-local.
+    pub gateways: Vec<IpAddr>,
+    /// Name servers: the configured ones, else those of DHCP and router advertisements.
+    pub dns: Vec<IpAddr>,
+    /// Time servers that DHCP named (option 42).
+    pub ntp: Vec<IpAddr>,
+    /// What went wrong last, cleared when an address is obtained.
+    pub last_error: Option<String>,
+}
+
+impl NetworkStatus {
+    /// Returns whether an interface has an address of more than link scope.
+    pub fn is_online(&self) -> bool {
+        self.addresses().next().is_some()
+    }
+
+    /// Returns the addresses of more than link scope, of all interfaces.
+    pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+        self.interfaces
+            .iter()
+            .flat_map(|interface| &interface.addresses)
+            .map(|assigned| assigned.address)
+            .filter(|address| !is_link_local(*address))
+    }
+}
+
+/// One uplink.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InterfaceStatus {
+    /// Kernel name.
+    pub name: String,
+    /// Kernel index.
+    pub index: u32,
+    /// Hardware address.
+    pub hardware: HardwareAddress,
+    /// Whether there is a carrier.
+    pub carrier: Carrier,
+    /// Largest frame payload, in bytes.
+    pub mtu: u32,
+    /// Addresses on it, link-local ones too.
+    pub addresses: Vec<AssignedAddress>,
+    /// The DHCPv4 lease, if there is one.
+    pub lease: Option<LeaseStatus>,
+}
+
+/// Whether a cable carries a signal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Carrier {
+    /// No signal.
+    Down,
+    /// Signal.
+    Up,
+}
+
+/// An address on an interface.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AssignedAddress {
+    /// The address.
+    pub address: IpAddr,
+    /// Length of its network's prefix.
+    pub prefix: u8,
+}
+
+/// A DHCPv4 lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LeaseStatus {
+    /// The address and its network.
+    pub address: Ipv4Prefix,
+    /// Who gave it.
+    pub server: Ipv4Addr,
+    /// When it ends unless renewed; never when `None`.
+    pub expires: Option<Instant>,
+}
+
+impl LeaseStatus {
+    /// Returns the time left at `now`; `None` when the lease does not end.
+    pub fn remaining(&self, now: Instant) -> Option<Duration> {
+        self.expires.map(|expires| expires.saturating_duration_since(now))
+    }
+}
+
+fn is_link_local(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(address) => address.is_link_local(),
+        IpAddr::V6(address) => address.is_unicast_link_local(),
+    }
+}
