@@ -9,6 +9,7 @@
 //! (`uplinks`, `machines`) own one netlink connection each.
 
 pub mod address;
+pub mod dhcp;
 pub mod machines;
 pub mod resolve;
 pub mod status;

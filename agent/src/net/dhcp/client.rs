@@ -1,0 +1,525 @@
+//! The client's state machine: RFC 2131 §4.4, figure 5.
+//!
+//! ```text
+//! Init -> Selecting -> Requesting -> Bound -> Renewing -> Rebinding -> Init
+//!             ^------------ NAK, expiry ------------^
+//! Rebooting: an address known from before is asked for again.
+//! ```
+//!
+//! It does not probe for address conflicts (RFC 5227) and sends no DHCPDECLINE.
+
+use std::{
+    net::Ipv4Addr,
+    time::{Duration, Instant},
+};
+
+use dhcproto::v4::{DhcpOption, Message, MessageType, Opcode, OptionCode};
+
+use super::{MAX_MESSAGE, message};
+use crate::net::{HardwareAddress, Ipv4Prefix};
+
+/// Pause before the first and after the last retransmission, RFC 2131 §4.1: 4 s doubling to 64 s.
+const FIRST_RETRY: Duration = Duration::from_secs(4);
+const LAST_RETRY: Duration = Duration::from_secs(64);
+/// Requests for one offer before the search starts again: 4 + 8 + 16 s.
+const MAX_REQUESTS: u32 = 3;
+/// Requests for an address known from before until it is used, or given up, unconfirmed: 4 + 8 s.
+const MAX_REBOOTS: u32 = 2;
+/// Pause before the search starts again after a refusal, doubling to [`LAST_RETRY`].
+const REFUSAL_PAUSE: Duration = Duration::from_secs(1);
+/// Least pause between two renewals. RFC 2131 §4.4.5 says 60 s; leases of test networks are shorter.
+const LEAST_RENEW_PAUSE: Duration = Duration::from_secs(5);
+/// Option 57, the largest message that is read.
+const MAX_MESSAGE_OPTION: u16 = 1472;
+const _: () = assert!(MAX_MESSAGE_OPTION as usize == MAX_MESSAGE);
+/// Lists longer than this are cut: no resolver asks that many servers.
+const MAX_LIST: usize = 8;
+/// Lease times of all ones do not end, RFC 2131 §3.3.
+const INFINITE: u32 = u32::MAX;
+
+/// What the client asks for.
+const PARAMETERS: [OptionCode; 9] = [
+    OptionCode::SubnetMask,
+    OptionCode::Router,
+    OptionCode::DomainNameServer,
+    OptionCode::InterfaceMtu,
+    OptionCode::NtpServers,
+    OptionCode::AddressLeaseTime,
+    OptionCode::Renewal,
+    OptionCode::Rebinding,
+    OptionCode::ClasslessStaticRoute,
+];
+
+/// A DHCPv4 client on one interface.
+#[derive(Debug)]
+pub struct Client {
+    hardware: HardwareAddress,
+    random: u64,
+    state: State,
+    xid: u32,
+    started: Instant,
+    attempts: u32,
+    refusals: u32,
+    deadline: Option<Instant>,
+    transmit: Option<Transmit>,
+    event: Option<Event>,
+}
+
+#[derive(Debug)]
+enum State {
+    /// Waits before it searches.
+    Init,
+    /// Asks for offers.
+    Selecting,
+    /// Has accepted an offer and waits for its confirmation.
+    Requesting { server: Ipv4Addr, address: Ipv4Addr },
+    /// Asks for an address from before.
+    Rebooting { address: Ipv4Addr, lease: Option<Lease> },
+    Bound(Lease),
+    /// Asks the server that gave the lease.
+    Renewing(Lease),
+    /// Asks any server.
+    Rebinding(Lease),
+}
+
+/// What a server granted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lease {
+    /// The address and its network.
+    pub address: Ipv4Prefix,
+    /// Option 54.
+    pub server: Ipv4Addr,
+    /// Routes, default route included: option 121, else option 3. A gateway of 0.0.0.0 is the link.
+    pub routes: Vec<(Ipv4Prefix, Ipv4Addr)>,
+    /// Option 6.
+    pub dns: Vec<Ipv4Addr>,
+    /// Option 42.
+    pub ntp: Vec<Ipv4Addr>,
+    /// Option 26, at least 576 and at most 9216.
+    pub mtu: Option<u16>,
+    /// When to ask the server again; never for a lease without end, as the next two.
+    pub renew: Option<Instant>,
+    /// When to ask any server.
+    pub rebind: Option<Instant>,
+    /// When the address may no longer be used.
+    pub expires: Option<Instant>,
+}
+
+/// A message to send.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Transmit {
+    /// Where to.
+    pub to: Destination,
+    /// The DHCP message.
+    pub message: Vec<u8>,
+}
+
+/// Where a message goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Destination {
+    /// From 0.0.0.0 to every station on the link.
+    Broadcast,
+    /// From the leased address to a server, over the ordinary stack.
+    Server {
+        /// The leased address.
+        from: Ipv4Addr,
+        /// The server.
+        server: Ipv4Addr,
+    },
+}
+
+/// What happened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// There is a lease: new, renewed, or changed.
+    Leased(Lease),
+    /// The address may no longer be used.
+    Lost(Loss),
+}
+
+/// Why a lease was lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Loss {
+    /// It ended and no server renewed it.
+    Expired,
+    /// A server refused it (DHCPNAK).
+    Refused,
+}
+
+impl Client {
+    /// Returns a client that asks for `previous`, or searches when there is no such address.
+    ///
+    /// `seed` should differ between clients: transaction numbers and jitter come from it.
+    pub fn new(
+        hardware: HardwareAddress,
+        previous: Option<Ipv4Addr>,
+        seed: u64,
+        now: Instant,
+    ) -> Self {
+        let mut client = Self {
+            hardware,
+            random: seed,
+            state: State::Init,
+            xid: 0,
+            started: now,
+            attempts: 0,
+            refusals: 0,
+            deadline: None,
+            transmit: None,
+            event: None,
+        };
+        match previous {
+            Some(address) => client.reboot(now, address, None),
+            None => client.search(now),
+        }
+        client
+    }
+
+    /// The cable came back, perhaps to another network: confirms the lease, or searches at once.
+    pub fn handle_carrier(&mut self, now: Instant) {
+        let lease = match std::mem::replace(&mut self.state, State::Init) {
+            State::Bound(lease) | State::Renewing(lease) | State::Rebinding(lease) => Some(lease),
+            State::Rebooting { lease, .. } => lease,
+            State::Init | State::Selecting | State::Requesting { .. } => None,
+        };
+        match lease {
+            Some(lease) => self.reboot(now, lease.address.address(), Some(lease)),
+            None => self.search(now),
+        }
+    }
+
+    /// Takes a DHCP message from the wire. What is no answer to this client is ignored.
+    pub fn handle_message(&mut self, now: Instant, bytes: &[u8]) {
+        let Some(reply) = message::parse(bytes) else { return };
+        let ours = reply.opcode() == Opcode::BootReply
+            && reply.xid() == self.xid
+            && message::hardware(&reply) == Some(self.hardware);
+        if !ours {
+            return;
+        }
+        match message::kind(&reply) {
+            Some(MessageType::Offer) => self.handle_offer(now, &reply),
+            Some(MessageType::Ack) => self.handle_ack(now, &reply),
+            Some(MessageType::Nak) => self.handle_nak(now, &reply),
+            _ => {}
+        }
+    }
+
+    /// To be called when [`Client::poll_timeout`] has passed.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        if self.deadline.is_none_or(|deadline| now < deadline) {
+            return;
+        }
+        match std::mem::replace(&mut self.state, State::Init) {
+            State::Init => self.search(now),
+            State::Selecting => {
+                self.state = State::Selecting;
+                self.send_search(now);
+            }
+            State::Requesting { .. } if self.attempts >= MAX_REQUESTS => self.search(now),
+            State::Requesting { server, address } => {
+                self.state = State::Requesting { server, address };
+                self.send_request(now);
+            }
+            State::Rebooting { address, lease } => self.reboot_timeout(now, address, lease),
+            State::Bound(lease) | State::Renewing(lease) | State::Rebinding(lease) => {
+                self.lease_timeout(now, lease);
+            }
+        }
+    }
+
+    /// Returns the message to send, if any.
+    pub fn poll_transmit(&mut self) -> Option<Transmit> {
+        self.transmit.take()
+    }
+
+    /// Returns what happened, if anything.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.event.take()
+    }
+
+    /// Returns when to call [`Client::handle_timeout`]; `None` while a lease without end is held.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.deadline
+    }
+
+    fn handle_offer(&mut self, now: Instant, offer: &Message) {
+        let State::Selecting = self.state else { return };
+        let Some(server) = message::server(offer) else { return };
+        if !is_usable(offer.yiaddr()) {
+            return;
+        }
+        self.state = State::Requesting { server, address: offer.yiaddr() };
+        self.attempts = 0;
+        self.send_request(now);
+    }
+
+    fn handle_ack(&mut self, now: Instant, ack: &Message) {
+        let expected = match &self.state {
+            State::Requesting { server, .. } => message::server(ack) == Some(*server),
+            State::Rebooting { .. } | State::Renewing(_) | State::Rebinding(_) => true,
+            State::Init | State::Selecting | State::Bound(_) => false,
+        };
+        let Some(lease) = expected.then(|| granted(now, ack)).flatten() else { return };
+        self.refusals = 0;
+        self.bind(lease.clone());
+        self.event = Some(Event::Leased(lease));
+    }
+
+    fn handle_nak(&mut self, now: Instant, nak: &Message) {
+        let had_address = match &self.state {
+            State::Requesting { server, .. } if message::server(nak) == Some(*server) => false,
+            State::Rebooting { .. } | State::Renewing(_) | State::Rebinding(_) => true,
+            State::Requesting { .. } | State::Init | State::Selecting | State::Bound(_) => return,
+        };
+        if had_address {
+            self.event = Some(Event::Lost(Loss::Refused));
+        }
+        let pause = REFUSAL_PAUSE.saturating_mul(1 << self.refusals.min(6)).min(LAST_RETRY);
+        self.refusals += 1;
+        self.state = State::Init;
+        self.deadline = Some(now + pause);
+    }
+
+    fn search(&mut self, now: Instant) {
+        self.state = State::Selecting;
+        self.new_exchange(now);
+        self.send_search(now);
+    }
+
+    fn reboot(&mut self, now: Instant, address: Ipv4Addr, lease: Option<Lease>) {
+        self.state = State::Rebooting { address, lease };
+        self.new_exchange(now);
+        self.send_request(now);
+    }
+
+    fn reboot_timeout(&mut self, now: Instant, address: Ipv4Addr, lease: Option<Lease>) {
+        let expires = lease.as_ref().and_then(|lease| lease.expires);
+        if expires.is_some_and(|expires| expires <= now) {
+            return self.lose(now, Loss::Expired);
+        }
+        if self.attempts < MAX_REBOOTS {
+            self.state = State::Rebooting { address, lease };
+            return self.send_request(now);
+        }
+        // Nobody answers. RFC 2131 §3.2: a lease that still runs may be used.
+        match lease {
+            Some(lease) => self.bind(lease),
+            None => self.search(now),
+        }
+    }
+
+    fn lease_timeout(&mut self, now: Instant, lease: Lease) {
+        let passed = |at: Option<Instant>| at.is_some_and(|at| at <= now);
+        if passed(lease.expires) {
+            return self.lose(now, Loss::Expired);
+        }
+        let (state, next): (fn(Lease) -> State, _) = if passed(lease.rebind) {
+            (State::Rebinding, lease.expires)
+        } else {
+            (State::Renewing, lease.rebind)
+        };
+        self.state = state(lease);
+        self.new_exchange(now);
+        self.send_request(now);
+        // RFC 2131 §4.4.5: half of what remains until the next step.
+        let remaining = next.map_or(LAST_RETRY, |next| next.saturating_duration_since(now));
+        let pause = (remaining / 2).max(LEAST_RENEW_PAUSE).min(remaining);
+        self.deadline = Some(now + pause);
+    }
+
+    fn lose(&mut self, now: Instant, loss: Loss) {
+        self.event = Some(Event::Lost(loss));
+        self.search(now);
+    }
+
+    fn bind(&mut self, lease: Lease) {
+        self.deadline = lease.renew;
+        self.state = State::Bound(lease);
+    }
+
+    fn new_exchange(&mut self, now: Instant) {
+        self.xid = self.next_random();
+        self.started = now;
+        self.attempts = 0;
+    }
+
+    fn send_search(&mut self, now: Instant) {
+        let message = self.compose(now, MessageType::Discover);
+        self.send(now, Destination::Broadcast, &message);
+    }
+
+    fn send_request(&mut self, now: Instant) {
+        let mut request = self.compose(now, MessageType::Request);
+        let mut to = Destination::Broadcast;
+        match &self.state {
+            State::Requesting { server, address } => {
+                request.opts_mut().insert(DhcpOption::ServerIdentifier(*server));
+                request.opts_mut().insert(DhcpOption::RequestedIpAddress(*address));
+            }
+            State::Rebooting { address, .. } => {
+                request.opts_mut().insert(DhcpOption::RequestedIpAddress(*address));
+            }
+            State::Renewing(lease) => {
+                request.set_ciaddr(lease.address.address());
+                to = Destination::Server { from: lease.address.address(), server: lease.server };
+            }
+            State::Rebinding(lease) => {
+                request.set_ciaddr(lease.address.address());
+            }
+            State::Init | State::Selecting | State::Bound(_) => return,
+        }
+        self.send(now, to, &request);
+    }
+
+    fn send(&mut self, now: Instant, to: Destination, message: &Message) {
+        self.transmit = Some(Transmit { to, message: message::encode(message) });
+        let pause = FIRST_RETRY.saturating_mul(1 << self.attempts.min(4)).min(LAST_RETRY);
+        self.attempts += 1;
+        // RFC 2131 §4.1: plus or minus a second.
+        let jitter = Duration::from_millis(u64::from(self.next_random() % 2000));
+        let retry = now + pause + jitter - Duration::from_secs(1);
+        let expires = match &self.state {
+            State::Rebooting { lease: Some(lease), .. } => lease.expires,
+            State::Init
+            | State::Selecting
+            | State::Requesting { .. }
+            | State::Rebooting { .. }
+            | State::Bound(_)
+            | State::Renewing(_)
+            | State::Rebinding(_) => None,
+        };
+        self.deadline = Some(expires.map_or(retry, |expires| retry.min(expires)));
+    }
+
+    fn compose(&self, now: Instant, kind: MessageType) -> Message {
+        let mut message = Message::default();
+        let secs = now.saturating_duration_since(self.started).as_secs();
+        message.set_opcode(Opcode::BootRequest);
+        message.set_xid(self.xid).set_chaddr(&self.hardware.0);
+        message.set_secs(u16::try_from(secs).unwrap_or(u16::MAX));
+        let client_id = [&[1], &self.hardware.0[..]].concat();
+        let options = message.opts_mut();
+        options.insert(DhcpOption::MessageType(kind));
+        options.insert(DhcpOption::ClientIdentifier(client_id));
+        options.insert(DhcpOption::ParameterRequestList(PARAMETERS.to_vec()));
+        options.insert(DhcpOption::MaxMessageSize(MAX_MESSAGE_OPTION));
+        message
+    }
+
+    /// SplitMix64: numbers only need to differ between clients and exchanges.
+    fn next_random(&mut self) -> u32 {
+        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.random;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        let [a, b, c, d, ..] = (mixed ^ (mixed >> 31)).to_le_bytes();
+        u32::from_le_bytes([a, b, c, d])
+    }
+}
+
+/// Returns the lease in an acknowledgement; `None` when it lacks what a lease needs.
+fn granted(now: Instant, ack: &Message) -> Option<Lease> {
+    let options = ack.opts();
+    let address = ack.yiaddr();
+    let server = message::server(ack)?;
+    let seconds = match options.get(OptionCode::AddressLeaseTime) {
+        Some(DhcpOption::AddressLeaseTime(seconds)) if *seconds > 0 => *seconds,
+        _ => return None,
+    };
+    let address = match options.get(OptionCode::SubnetMask) {
+        Some(DhcpOption::SubnetMask(mask)) => Ipv4Prefix::from_mask(address, *mask),
+        _ => Ipv4Prefix::new(address, classful(address)),
+    };
+    let address = address.filter(|address| is_usable(address.address()))?;
+    let mtu = match options.get(OptionCode::InterfaceMtu) {
+        Some(DhcpOption::InterfaceMtu(mtu)) => Some(*mtu).filter(|mtu| (576..=9216).contains(mtu)),
+        _ => None,
+    };
+    let (renew, rebind) = times(seconds, ack);
+    let after = |seconds: u32| {
+        let end = now.checked_add(Duration::from_secs(u64::from(seconds)));
+        end.filter(|_| seconds != INFINITE)
+    };
+    Some(Lease {
+        address,
+        server,
+        routes: routes(ack),
+        dns: list(match options.get(OptionCode::DomainNameServer) {
+            Some(DhcpOption::DomainNameServer(list)) => list,
+            _ => &[],
+        }),
+        ntp: list(match options.get(OptionCode::NtpServers) {
+            Some(DhcpOption::NtpServers(list)) => list,
+            _ => &[],
+        }),
+        mtu,
+        renew: after(renew),
+        rebind: after(rebind),
+        expires: after(seconds),
+    })
+}
+
+/// Returns T1 and T2 in seconds: the server's when they are in order, else those of RFC 2131
+/// §4.4.5.
+fn times(seconds: u32, ack: &Message) -> (u32, u32) {
+    if seconds == INFINITE {
+        return (INFINITE, INFINITE);
+    }
+    let renew = match ack.opts().get(OptionCode::Renewal) {
+        Some(DhcpOption::Renewal(renew)) => *renew,
+        _ => seconds / 2,
+    };
+    let rebind = match ack.opts().get(OptionCode::Rebinding) {
+        Some(DhcpOption::Rebinding(rebind)) => *rebind,
+        _ => seconds - seconds / 8,
+    };
+    if 0 < renew && renew <= rebind && rebind <= seconds {
+        (renew, rebind)
+    } else {
+        ((seconds / 2).max(1), (seconds - seconds / 8).max(1))
+    }
+}
+
+/// RFC 3442: classless routes, when given, replace routers.
+fn routes(ack: &Message) -> Vec<(Ipv4Prefix, Ipv4Addr)> {
+    if let Some(DhcpOption::ClasslessStaticRoute(routes)) =
+        ack.opts().get(OptionCode::ClasslessStaticRoute)
+    {
+        let routes = routes.iter().filter_map(|(network, gateway)| {
+            Some((Ipv4Prefix::new(network.addr(), network.prefix_len())?, *gateway))
+        });
+        return routes.take(MAX_LIST).collect();
+    }
+    let Some(DhcpOption::Router(routers)) = ack.opts().get(OptionCode::Router) else {
+        return Vec::new();
+    };
+    let gateway = routers.iter().copied().find(|router| is_usable(*router));
+    let default = Ipv4Prefix::new(Ipv4Addr::UNSPECIFIED, 0);
+    default.zip(gateway).into_iter().collect()
+}
+
+fn list(addresses: &[Ipv4Addr]) -> Vec<Ipv4Addr> {
+    addresses.iter().copied().filter(|address| !address.is_unspecified()).take(MAX_LIST).collect()
+}
+
+fn is_usable(address: Ipv4Addr) -> bool {
+    let special = address.is_unspecified()
+        || address.is_loopback()
+        || address.is_multicast()
+        || address.octets()[0] >= 240;
+    !special
+}
+
+/// RFC 791 §2.3, for servers that name no mask.
+fn classful(address: Ipv4Addr) -> u8 {
+    match address.octets()[0] {
+        0..=127 => 8,
+        128..=191 => 16,
+        _ => 24,
+    }
+}
+
+#[cfg(test)]
+#[path = "client_tests.rs"]
+mod tests;

@@ -1,0 +1,252 @@
+use dhcproto::v4::Flags;
+
+use super::*;
+
+const MAC: HardwareAddress = HardwareAddress([2, 0, 0, 0, 0, 1]);
+const SERVER: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+const OTHER_SERVER: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
+const ADDRESS: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 9);
+
+/// A client, the last thing it sent, and a clock that only moves when told.
+struct Bench {
+    client: Client,
+    now: Instant,
+    start: Instant,
+}
+
+impl Bench {
+    fn new(previous: Option<Ipv4Addr>) -> Self {
+        let now = Instant::now();
+        Self { client: Client::new(MAC, previous, 1, now), now, start: now }
+    }
+
+    /// A bench that holds a lease of 1000 s.
+    fn bound() -> Self {
+        let mut bench = Self::new(None);
+        bench.answer(MessageType::Offer, |_| {});
+        bench.answer(MessageType::Ack, |_| {});
+        assert!(matches!(bench.client.poll_event(), Some(Event::Leased(_))));
+        bench
+    }
+
+    /// The message that is due, decoded.
+    fn sent(&mut self) -> (Destination, Message) {
+        let transmit = self.client.poll_transmit().expect("a message is due");
+        (transmit.to, message::parse(&transmit.message).expect("our own"))
+    }
+
+    /// Answers the last exchange.
+    fn answer(&mut self, kind: MessageType, change: impl FnOnce(&mut Message)) {
+        let mut reply = Message::default();
+        reply.set_opcode(Opcode::BootReply);
+        reply.set_xid(self.client.xid).set_chaddr(&MAC.0).set_yiaddr(ADDRESS);
+        reply.set_flags(Flags::default());
+        let options = reply.opts_mut();
+        options.insert(DhcpOption::MessageType(kind));
+        options.insert(DhcpOption::ServerIdentifier(SERVER));
+        options.insert(DhcpOption::SubnetMask(Ipv4Addr::new(255, 255, 255, 0)));
+        options.insert(DhcpOption::Router(vec![SERVER]));
+        options.insert(DhcpOption::AddressLeaseTime(1000));
+        change(&mut reply);
+        self.client.handle_message(self.now, &message::encode(&reply));
+    }
+
+    /// Lets time pass until the client wants to act.
+    fn wait(&mut self) {
+        self.now = self.client.poll_timeout().expect("a deadline");
+        self.client.handle_timeout(self.now);
+    }
+
+    fn elapsed(&self) -> u64 {
+        self.now.duration_since(self.start).as_secs()
+    }
+}
+
+#[test]
+fn discover_offer_request_ack_gives_a_lease() {
+    let mut bench = Bench::new(None);
+    let (to, discover) = bench.sent();
+    assert_eq!((to, message::kind(&discover)), (Destination::Broadcast, Some(MessageType::Discover)));
+    bench.answer(MessageType::Offer, |_| {});
+    let (to, request) = bench.sent();
+    assert_eq!(to, Destination::Broadcast);
+    assert_eq!(message::server(&request), Some(SERVER));
+    assert_eq!(message::requested(&request), Some(ADDRESS));
+    bench.answer(MessageType::Ack, |_| {});
+    let Some(Event::Leased(lease)) = bench.client.poll_event() else { panic!("no lease") };
+    assert_eq!(lease.address.to_string(), "192.0.2.9/24");
+    assert_eq!(lease.routes, [("0.0.0.0/0".parse().expect("a prefix"), SERVER)]);
+    assert_eq!(lease.renew, Some(bench.now + Duration::from_secs(500)));
+    assert_eq!(lease.rebind, Some(bench.now + Duration::from_secs(875)));
+    assert_eq!(lease.expires, Some(bench.now + Duration::from_secs(1000)));
+}
+
+#[test]
+fn the_search_is_repeated_with_growing_pauses() {
+    let mut bench = Bench::new(None);
+    let mut at = Vec::new();
+    for _ in 0..7 {
+        bench.sent();
+        at.push(bench.elapsed());
+        bench.wait();
+    }
+    let pauses: Vec<u64> = at.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    let expected = [4, 8, 16, 32, 64, 64];
+    let near = pauses.iter().zip(expected).all(|(pause, wanted)| pause.abs_diff(wanted) <= 2);
+    assert!(near, "{pauses:?}");
+}
+
+#[test]
+fn a_renewal_goes_to_the_server_and_extends_the_lease() {
+    let mut bench = Bench::bound();
+    bench.wait();
+    assert_eq!(bench.elapsed(), 500);
+    let (to, request) = bench.sent();
+    assert_eq!(to, Destination::Server { from: ADDRESS, server: SERVER });
+    assert_eq!(request.ciaddr(), ADDRESS);
+    assert_eq!(message::requested(&request), None);
+    assert_eq!(message::server(&request), None);
+    bench.answer(MessageType::Ack, |_| {});
+    let Some(Event::Leased(lease)) = bench.client.poll_event() else { panic!("no renewal") };
+    assert_eq!(lease.expires, Some(bench.start + Duration::from_secs(1500)));
+}
+
+#[test]
+fn any_server_is_asked_when_the_first_stays_silent() {
+    let mut bench = Bench::bound();
+    while bench.elapsed() < 875 {
+        bench.wait();
+    }
+    let (to, request) = bench.sent();
+    assert_eq!((to, request.ciaddr()), (Destination::Broadcast, ADDRESS));
+    bench.answer(MessageType::Ack, |ack| {
+        ack.opts_mut().insert(DhcpOption::ServerIdentifier(OTHER_SERVER));
+    });
+    let Some(Event::Leased(lease)) = bench.client.poll_event() else { panic!("no rebinding") };
+    assert_eq!(lease.server, OTHER_SERVER);
+}
+
+#[test]
+fn a_lease_that_nobody_renews_ends_on_time_and_the_search_starts() {
+    let mut bench = Bench::bound();
+    while bench.client.poll_event().is_none() {
+        bench.wait();
+    }
+    assert_eq!(bench.elapsed(), 1000);
+    let (_, discover) = bench.sent();
+    assert_eq!(message::kind(&discover), Some(MessageType::Discover));
+}
+
+#[test]
+fn a_refused_renewal_loses_the_lease_and_starts_the_search_after_a_pause() {
+    let mut bench = Bench::bound();
+    bench.wait();
+    bench.sent();
+    bench.answer(MessageType::Nak, |_| {});
+    assert_eq!(bench.client.poll_event(), Some(Event::Lost(Loss::Refused)));
+    assert_eq!(bench.client.poll_transmit(), None);
+    bench.wait();
+    let (_, discover) = bench.sent();
+    assert_eq!((message::kind(&discover), bench.elapsed()), (Some(MessageType::Discover), 501));
+}
+
+#[test]
+fn an_address_from_before_is_asked_for_first() {
+    let mut bench = Bench::new(Some(ADDRESS));
+    let (_, request) = bench.sent();
+    assert_eq!(message::kind(&request), Some(MessageType::Request));
+    assert_eq!(message::requested(&request), Some(ADDRESS));
+    assert_eq!(message::server(&request), None);
+    bench.answer(MessageType::Nak, |_| {});
+    assert_eq!(bench.client.poll_event(), Some(Event::Lost(Loss::Refused)));
+}
+
+#[test]
+fn a_lease_survives_a_replugged_cable_and_a_silent_server() {
+    let mut bench = Bench::bound();
+    bench.client.handle_carrier(bench.now);
+    bench.wait();
+    bench.wait();
+    assert_eq!(bench.client.poll_event(), None);
+    assert_eq!(bench.client.poll_timeout(), Some(bench.start + Duration::from_secs(500)));
+}
+
+#[test]
+fn answers_to_others_are_ignored() {
+    let mut bench = Bench::new(None);
+    bench.sent();
+    bench.answer(MessageType::Offer, |offer| {
+        offer.set_xid(offer.xid() ^ 1);
+    });
+    bench.answer(MessageType::Offer, |offer| {
+        offer.set_chaddr(&[2, 0, 0, 0, 0, 2]);
+    });
+    bench.answer(MessageType::Offer, |offer| {
+        offer.set_yiaddr(Ipv4Addr::LOCALHOST);
+    });
+    bench.answer(MessageType::Ack, |_| {});
+    assert_eq!((bench.client.poll_transmit(), bench.client.poll_event()), (None, None));
+}
+
+#[test]
+fn a_lease_without_end_needs_no_timer() {
+    let mut bench = Bench::new(None);
+    bench.answer(MessageType::Offer, |_| {});
+    bench.answer(MessageType::Ack, |ack| {
+        ack.opts_mut().insert(DhcpOption::AddressLeaseTime(u32::MAX));
+    });
+    assert_eq!(bench.client.poll_timeout(), None);
+}
+
+#[test]
+fn senseless_times_are_replaced() {
+    let mut bench = Bench::new(None);
+    bench.answer(MessageType::Offer, |_| {});
+    bench.answer(MessageType::Ack, |ack| {
+        ack.opts_mut().insert(DhcpOption::Renewal(5000));
+        ack.opts_mut().insert(DhcpOption::Rebinding(0));
+    });
+    assert_eq!(bench.client.poll_timeout(), Some(bench.now + Duration::from_secs(500)));
+}
+
+#[test]
+fn classless_routes_replace_the_router() {
+    let mut bench = Bench::new(None);
+    bench.answer(MessageType::Offer, |_| {});
+    bench.answer(MessageType::Ack, |ack| {
+        let network = "198.51.100.0/24".parse().expect("a network");
+        ack.opts_mut().insert(DhcpOption::ClasslessStaticRoute(vec![(network, OTHER_SERVER)]));
+    });
+    let Some(Event::Leased(lease)) = bench.client.poll_event() else { panic!("no lease") };
+    assert_eq!(lease.routes, [("198.51.100.0/24".parse().expect("a prefix"), OTHER_SERVER)]);
+}
+
+proptest::proptest! {
+    /// Whatever a server does, the client asks on, and never keeps a lease past its end.
+    #[test]
+    fn no_server_stops_the_client(
+        answers in proptest::collection::vec((0_u8..6, 0_u32..100_000, 0_u32..100_000), 1..60)
+    ) {
+        let mut bench = Bench::new(None);
+        let mut expires: Option<Instant> = None;
+        for (kind, seconds, renew) in answers {
+            match kind {
+                0 => bench.answer(MessageType::Offer, |_| {}),
+                1 | 2 => bench.answer(MessageType::Ack, |ack| {
+                    ack.opts_mut().insert(DhcpOption::AddressLeaseTime(seconds));
+                    ack.opts_mut().insert(DhcpOption::Renewal(renew));
+                }),
+                3 => bench.answer(MessageType::Nak, |_| {}),
+                4 => bench.client.handle_carrier(bench.now),
+                _ => bench.wait(),
+            }
+            match bench.client.poll_event() {
+                Some(Event::Leased(lease)) => expires = lease.expires,
+                Some(Event::Lost(_)) => expires = None,
+                None => {}
+            }
+            proptest::prop_assert!(bench.client.poll_timeout().is_some());
+            proptest::prop_assert!(expires.is_none_or(|end| bench.now <= end));
+        }
+    }
+}

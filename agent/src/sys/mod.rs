@@ -1,0 +1,4 @@
+//! System calls that no crate wraps safely. Everything unsafe of this crate is here.
+
+pub(crate) mod packet;
+pub(crate) mod tap;

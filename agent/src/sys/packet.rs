@@ -1,0 +1,114 @@
+//! Packet sockets for a DHCP client, which talks before it has an address.
+//! Source: `packet(7)`, Linux `Documentation/networking/filter.rst`.
+
+use std::{
+    io, mem,
+    os::fd::{AsRawFd, FromRawFd, OwnedFd},
+};
+
+/// Destination that every station on a link receives.
+const BROADCAST: [u8; 6] = [0xff; 6];
+
+/// Number of an Ethernet protocol, here IPv4, as `sockaddr_ll` wants it.
+const IPV4: u16 = 0x0800_u16.to_be();
+
+/// Opens a socket that receives the IPv4 packets for UDP port 68 on the interface and nothing else.
+///
+/// Packets have no link header. The descriptor does not block.
+pub(crate) fn open(index: u32) -> io::Result<OwnedFd> {
+    // SAFETY: takes integers only.
+    let fd = unsafe {
+        libc::socket(
+            libc::AF_PACKET,
+            libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK,
+            0,
+        )
+    };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor was just made and nobody else knows it.
+    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+    // The filter comes first: protocol 0 receives nothing before `bind` names one.
+    attach_filter(&socket)?;
+    let address = address(index, [0; 6])?;
+    // SAFETY: the address outlives the call and the length is its own.
+    let ret = unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), address_len()) };
+    check(ret as isize)?;
+    Ok(socket)
+}
+
+/// Broadcasts an IPv4 packet on the interface that the socket was opened for.
+pub(crate) fn broadcast(socket: &OwnedFd, index: u32, packet: &[u8]) -> io::Result<()> {
+    let address = address(index, BROADCAST)?;
+    // SAFETY: packet and address outlive the call, and the lengths are their own.
+    let ret = unsafe {
+        libc::sendto(
+            socket.as_raw_fd(),
+            packet.as_ptr().cast(),
+            packet.len(),
+            0,
+            (&raw const address).cast(),
+            address_len(),
+        )
+    };
+    check(ret)
+}
+
+/// Lets through what is UDP to port 68 and no later fragment.
+fn attach_filter(socket: &OwnedFd) -> io::Result<()> {
+    const fn op(code: u32, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
+        // BPF opcodes have sixteen bits.
+        #[allow(clippy::cast_possible_truncation, reason = "the constants fit")]
+        libc::sock_filter { code: code as u16, jt, jf, k }
+    }
+    let mut program = [
+        op(libc::BPF_LD | libc::BPF_B | libc::BPF_ABS, 0, 0, 9), // IPv4 protocol
+        op(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 6, 17), // is UDP
+        op(libc::BPF_LD | libc::BPF_H | libc::BPF_ABS, 0, 0, 6), // fragment offset
+        op(libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K, 4, 0, 0x1fff), // is zero
+        op(libc::BPF_LDX | libc::BPF_B | libc::BPF_MSH, 0, 0, 0), // header length
+        op(libc::BPF_LD | libc::BPF_H | libc::BPF_IND, 0, 0, 2), // destination port
+        op(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, 68), // is the client's
+        op(libc::BPF_RET | libc::BPF_K, 0, 0, u32::MAX),         // all of it
+        op(libc::BPF_RET | libc::BPF_K, 0, 0, 0),                // nothing
+    ];
+    let len = u16::try_from(program.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let filter = libc::sock_fprog { len, filter: program.as_mut_ptr() };
+    // SAFETY: the kernel copies the program, which with its descriptor outlives the call.
+    let ret = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_ATTACH_FILTER,
+            (&raw const filter).cast(),
+            socklen(mem::size_of::<libc::sock_fprog>()),
+        )
+    };
+    check(ret as isize)
+}
+
+fn address(index: u32, destination: [u8; 6]) -> io::Result<libc::sockaddr_ll> {
+    // SAFETY: every bit pattern of zeroes is a valid `sockaddr_ll`, which holds integers only.
+    let mut address: libc::sockaddr_ll = unsafe { mem::zeroed() };
+    address.sll_family =
+        u16::try_from(libc::AF_PACKET).map_err(|_| io::ErrorKind::InvalidInput)?;
+    address.sll_protocol = IPV4;
+    address.sll_ifindex = i32::try_from(index).map_err(|_| io::ErrorKind::InvalidInput)?;
+    address.sll_halen = 6;
+    address.sll_addr[..6].copy_from_slice(&destination);
+    Ok(address)
+}
+
+fn address_len() -> libc::socklen_t {
+    socklen(mem::size_of::<libc::sockaddr_ll>())
+}
+
+#[allow(clippy::cast_possible_truncation, reason = "sizes of C structures are small")]
+fn socklen(size: usize) -> libc::socklen_t {
+    size as libc::socklen_t
+}
+
+fn check(ret: isize) -> io::Result<()> {
+    if ret < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
