@@ -1,0 +1,241 @@
+//! What a machine boots from: the ISO, the raw disk image and the PXE set.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Cursor, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use uuid::Uuid;
+
+use crate::esp;
+use crate::gpt::{self, GptError, Partition, Table};
+use crate::tools::{self, ToolError};
+
+/// The ISO may not grow past this without a decision: it is downloaded over BMCs' virtual media.
+pub const ISO_LIMIT: u64 = 48 << 20;
+/// Blocks in a MiB.
+const MIB: u64 = (1 << 20) / gpt::BLOCK;
+/// The ESP holds two releases and a fallback, with room to grow.
+const ESP_MIB: u64 = 512;
+/// STATE holds keys, leases and logs.
+const STATE_MIB: u64 = 256;
+/// DATA holds machine disks; small here, so that the image is quick to write.
+const DATA_MIB: u64 = 1024;
+/// Name space of every identity below.
+const IDENTITY: Uuid = Uuid::from_u128(0x686f6c64_6661_4374_8000_6964656e7431);
+/// Features of ext4, named in full so that no machine's /etc/mke2fs.conf decides.
+const EXT4_FEATURES: &str = "none,has_journal,ext_attr,resize_inode,dir_index,filetype,extent,64bit,\
+                             flex_bg,sparse_super,large_file,huge_file,dir_nlink,extra_isize,metadata_csum";
+
+/// Why a medium was not made.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages are the documentation")]
+pub enum MediaError {
+    #[error(transparent)]
+    Tool(#[from] ToolError),
+    #[error(transparent)]
+    Gpt(#[from] GptError),
+    #[error("cannot {action} {path}")]
+    File { action: &'static str, path: PathBuf, source: io::Error },
+    #[error("{path} does not hold the boot program that was written into it")]
+    ReadBack { path: PathBuf },
+    #[error("the ISO has {found} bytes, and at most {ISO_LIMIT} are allowed; find out what grew")]
+    IsoTooLarge { found: u64 },
+}
+
+fn file(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> MediaError {
+    let path = path.to_owned();
+    move |source| MediaError::File { action, path, source }
+}
+
+/// Makes a hybrid ISO: El Torito for CDs, and the same EFI partition in a GPT for USB sticks.
+///
+/// `extra` are small files for whoever looks into the CD; `work` is an empty folder.
+pub(crate) fn iso(
+    uki: &[u8],
+    extra: &[(&str, &[u8])],
+    work: &Path,
+    time: u64,
+    to: &Path,
+) -> Result<(), MediaError> {
+    let volume = work.join("esp.img");
+    let bytes = esp::volume_for(uki).map_err(file("format", &volume))?;
+    fs::write(&volume, bytes).map_err(file("write", &volume))?;
+    let tree = work.join("iso");
+    fs::create_dir(&tree).map_err(file("create", &tree))?;
+    for (name, content) in extra {
+        let path = tree.join(name);
+        fs::write(&path, content).map_err(file("write", &path))?;
+    }
+    let mut xorriso = tools::command("xorriso");
+    xorriso
+        .env("SOURCE_DATE_EPOCH", time.to_string())
+        .args(["-as", "mkisofs", "-quiet", "-V", "HOLDFAST_OS", "-r"])
+        .args(["-partition_offset", "16", "-append_partition", "2"])
+        .arg(gpt::TYPE_ESP.to_string())
+        .arg(&volume)
+        .args(["-appended_part_as_gpt", "-e"])
+        .args(["--interval:appended_partition_2:all::", "-no-emul-boot"])
+        .arg("-o")
+        .arg(to)
+        .arg(&tree);
+    tools::output(&mut xorriso)?;
+    let found = fs::metadata(to).map_err(file("inspect", to))?.len();
+    if found > ISO_LIMIT {
+        return Err(MediaError::IsoTooLarge { found });
+    }
+    Ok(())
+}
+
+/// Makes the disk image: ESP with the boot program, empty STATE and DATA.
+pub(crate) fn disk(uki: &[u8], time: u64, to: &Path) -> Result<(), MediaError> {
+    let table = Table::new(identity("disk"), partitions())?;
+    let disk = OpenOptions::new()
+        .create(true)
+        .truncate(true)
+        .read(true)
+        .write(true)
+        .open(to)
+        .map_err(file("create", to))?;
+    disk.set_len(table.blocks * gpt::BLOCK).map_err(file("grow", to))?;
+    for (offset, bytes) in table.writes() {
+        write_at(&disk, offset, &bytes).map_err(file("write", to))?;
+    }
+    for (first, partition) in &table.placed {
+        let (start, length) = (first * gpt::BLOCK, partition.blocks * gpt::BLOCK);
+        if partition.kind == gpt::TYPE_ESP {
+            write_esp(&disk, start, length, uki, to)?;
+        } else {
+            format_ext4(partition.name, start, length, time, to)?;
+        }
+    }
+    Ok(())
+}
+
+fn partitions() -> Vec<Partition> {
+    [
+        (gpt::TYPE_ESP, "holdfast-esp", ESP_MIB),
+        (gpt::TYPE_LINUX, "holdfast-state", STATE_MIB),
+        (gpt::TYPE_LINUX, "holdfast-data", DATA_MIB),
+    ]
+    .map(|(kind, name, mib)| Partition { kind, id: identity(name), name, blocks: mib * MIB })
+    .into()
+}
+
+/// A constant identity for something that the image holds once.
+fn identity(name: &str) -> Uuid {
+    Uuid::new_v5(&IDENTITY, name.as_bytes())
+}
+
+fn write_at(mut disk: &File, offset: u64, bytes: &[u8]) -> io::Result<()> {
+    disk.seek(SeekFrom::Start(offset))?;
+    disk.write_all(bytes)
+}
+
+fn write_esp(
+    disk: &File,
+    start: u64,
+    length: u64,
+    uki: &[u8],
+    to: &Path,
+) -> Result<(), MediaError> {
+    esp::write(esp::Slice::new(disk, start, length), uki).map_err(file("format the ESP of", to))?;
+    let found =
+        esp::read(esp::Slice::new(disk, start, length)).map_err(file("read the ESP of", to))?;
+    if found == uki { Ok(()) } else { Err(MediaError::ReadBack { path: to.to_owned() }) }
+}
+
+fn format_ext4(
+    name: &str,
+    start: u64,
+    length: u64,
+    time: u64,
+    to: &Path,
+) -> Result<(), MediaError> {
+    let extended = format!(
+        "offset={start},hash_seed={},root_owner=0:0,lazy_itable_init=1,lazy_journal_init=0,nodiscard",
+        identity("hash")
+    );
+    let mut mke2fs = tools::command("mke2fs");
+    mke2fs
+        .env("E2FSPROGS_FAKE_TIME", time.to_string())
+        .env("SOURCE_DATE_EPOCH", time.to_string())
+        .args(["-q", "-F", "-t", "ext4", "-b", "4096", "-I", "256", "-m", "0"])
+        .args(["-O", EXT4_FEATURES, "-E", &extended, "-L", name, "-U"])
+        .arg(identity(&format!("{name} file system")).to_string())
+        .arg(to)
+        .arg(format!("{}k", length / 1024));
+    tools::output(&mut mke2fs)?;
+    Ok(())
+}
+
+/// Lays out what a boot server hands out, in `folder`, which it creates.
+pub(crate) fn pxe(
+    uki: &[u8],
+    kernel: &[u8],
+    initrd: &[u8],
+    cmdline: &str,
+    folder: &Path,
+) -> Result<(), MediaError> {
+    fs::create_dir(folder).map_err(file("create", folder))?;
+    let script = ipxe_script(cmdline);
+    for (name, bytes) in [
+        ("holdfast.efi", uki),
+        ("vmlinuz", kernel),
+        ("initrd", initrd),
+        ("cmdline", cmdline.as_bytes()),
+        ("boot.ipxe", script.as_bytes()),
+    ] {
+        let path = folder.join(name);
+        fs::write(&path, bytes).map_err(file("write", &path))?;
+    }
+    Ok(())
+}
+
+/// The one signed file where firmware is UEFI, its parts otherwise.
+fn ipxe_script(cmdline: &str) -> String {
+    format!(
+        "#!ipxe\n\
+         iseq ${{platform}} efi && chain holdfast.efi ||\n\
+         kernel vmlinuz initrd=initrd {cmdline}\n\
+         initrd initrd\n\
+         boot\n"
+    )
+}
+
+/// Finds the EFI partition in the ISO's GPT and reads the boot program back.
+pub fn read_iso(path: &Path) -> Result<Vec<u8>, MediaError> {
+    let mut bytes = fs::read(path).map_err(file("read", path))?;
+    let wrong = || MediaError::ReadBack { path: path.to_owned() };
+    let table = ::gpt::GptConfig::new()
+        .writable(false)
+        .open_from_device(Cursor::new(bytes.as_mut_slice()))
+        .map_err(|_| wrong())?;
+    let partition = table
+        .partitions()
+        .values()
+        .find(|p| p.part_type_guid.guid == gpt::TYPE_ESP)
+        .ok_or_else(wrong)?;
+    let start = usize::try_from(partition.first_lba * gpt::BLOCK).map_err(|_| wrong())?;
+    let end = usize::try_from((partition.last_lba + 1) * gpt::BLOCK).map_err(|_| wrong())?;
+    drop(table);
+    let mut volume = bytes.get(start..end).ok_or_else(wrong)?.to_vec();
+    esp::read(Cursor::new(&mut volume)).map_err(file("read the EFI partition of", path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_partitions_have_the_names_that_init_looks_for() {
+        let names: Vec<_> = partitions().iter().map(|p| p.name).collect();
+        assert_eq!(names, ["holdfast-esp", "holdfast-state", "holdfast-data"]);
+    }
+
+    #[test]
+    fn the_script_falls_back_to_the_parts() {
+        let script = ipxe_script("console=ttyS0");
+        assert!(script.starts_with("#!ipxe\n"));
+        assert!(script.contains("\nkernel vmlinuz initrd=initrd console=ttyS0\n"));
+    }
+}
