@@ -54,6 +54,11 @@ impl Ipv4Prefix {
         if length <= 32 { Some(Self { address, length }) } else { None }
     }
 
+    /// Returns the network that holds `address` alone.
+    pub const fn single(address: Ipv4Addr) -> Self {
+        Self { address, length: 32 }
+    }
+
     /// Returns the pair for a netmask, or `None` when its ones are not all in front.
     pub fn from_mask(address: Ipv4Addr, mask: Ipv4Addr) -> Option<Self> {
         let bits = mask.to_bits();

@@ -10,14 +10,20 @@
 
 pub mod address;
 pub mod dhcp;
+mod kernel;
+pub mod links;
 pub mod machines;
+pub mod nft;
 pub mod resolve;
+pub mod ruleset;
 pub mod status;
 pub mod uplinks;
 
 pub use self::{
     address::{HardwareAddress, Ipv4Prefix},
-    machines::{MachineAddress, MachineNet, MachineNetError, MachineNetworks},
+    machines::{
+        MachineAddress, MachineNet, MachineNetError, MachineNetworks, MachineNetworksConfig,
+    },
     resolve::{ResolveError, Resolver},
     status::{AssignedAddress, Carrier, InterfaceStatus, LeaseStatus, NetworkStatus},
     uplinks::{UplinkError, Uplinks},

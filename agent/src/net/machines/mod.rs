@@ -1,19 +1,50 @@
 //! Networks of machines: one routed tap each, so that no two machines share a link.
+//!
+//! A bridge would make all guests neighbours and then need rules to keep them apart at every layer
+//! (ARP, neighbour discovery, multicast, spanning tree). A tap per machine has nothing to keep
+//! apart: the node has the gateway's address on every tap, the route to a guest is its one address,
+//! and the guest's hardware address is pinned. What a guest may send is [`super::ruleset`]'s.
+//!
+//! All that is known about a machine is in the kernel (taps are persistent, and the alias names the
+//! machine), so a restarted agent finds what its predecessor made and running machines notice
+//! nothing.
 
-use std::{io, net::Ipv4Addr, os::fd::OwnedFd};
+mod address;
+mod serve;
+mod task;
 
-use tokio::sync::watch;
+use std::{
+    io,
+    net::Ipv4Addr,
+    os::fd::OwnedFd,
+};
+
+use tokio::sync::{mpsc, oneshot, watch};
 use types::ids::MachineId;
 
-use super::{HardwareAddress, Ipv4Prefix, NetworkStatus};
+pub use super::kernel::KernelError;
+use super::{HardwareAddress, Ipv4Prefix, NetworkStatus, nft::NftError};
+
+/// Requests that may wait for the task; callers wait when there are more.
+const QUEUE: usize = 16;
 
 /// The taps, addresses, packet filter and DHCP servers of this node's machines.
 ///
-/// Everything it knows is kept in the kernel (the taps are persistent and carry the machine's id),
-/// so a restarted agent finds what its predecessor made and running machines notice nothing.
+/// Dropping it stops the DHCP servers and leaves everything else as it is.
 #[derive(Debug)]
 pub struct MachineNetworks {
-    known: Vec<MachineAddress>,
+    requests: mpsc::Sender<task::Request>,
+    known: watch::Receiver<Vec<MachineAddress>>,
+}
+
+/// How machines are connected.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MachineNetworksConfig {
+    /// Network from which machines get addresses, at most 30 bits of prefix.
+    pub subnet: Ipv4Prefix,
+    /// Special-purpose networks ([`super::ruleset::SPECIAL_NETWORKS`]) that machines may reach
+    /// nevertheless.
+    pub reachable: Vec<Ipv4Prefix>,
 }
 
 /// Where a machine is on the network.
@@ -38,7 +69,8 @@ pub struct MachineAddress {
 /// A machine's network, ready to be handed to its VMM.
 #[derive(Debug)]
 pub struct MachineNet {
-    /// The tap: `IFF_TAP | IFF_NO_PI | IFF_VNET_HDR`, one queue, virtio-net headers of 12 bytes.
+    /// The tap: `IFF_TAP | IFF_NO_PI | IFF_VNET_HDR`, one queue, virtio-net headers of 12 bytes,
+    /// no offloads. Does not block.
     pub tap: OwnedFd,
     /// Where the machine is.
     pub address: MachineAddress,
@@ -47,37 +79,53 @@ pub struct MachineNet {
 impl MachineNetworks {
     /// Sets the packet filter and forwarding, and takes over the taps that are already there.
     ///
-    /// `subnet` is the network machines get addresses from. `uplinks` tells name servers and MTU.
+    /// `uplinks` tells name servers and MTU. Must be called inside a tokio runtime.
     pub async fn start(
-        subnet: Ipv4Prefix,
+        config: MachineNetworksConfig,
         uplinks: watch::Receiver<NetworkStatus>,
     ) -> Result<Self, MachineNetError> {
-        let _ = (subnet, uplinks);
-        Ok(Self { known: Vec::new() })
+        let (requests, inbox) = mpsc::channel(QUEUE);
+        let (publish, known) = watch::channel(Vec::new());
+        let task = task::Task::start(config, uplinks, publish).await?;
+        tokio::spawn(task.run(inbox));
+        Ok(Self { requests, known })
     }
 
     /// Makes the machine's network, or opens its tap again when there is one that no process uses
     /// (a machine that starts again keeps its address).
     pub async fn create(&self, machine: MachineId) -> Result<MachineNet, MachineNetError> {
-        Err(MachineNetError::Unknown { machine })
+        let (answer, done) = oneshot::channel();
+        let request = task::Request::Create { machine, answer };
+        self.requests.send(request).await.map_err(|_| MachineNetError::Stopped)?;
+        done.await.map_err(|_| MachineNetError::Stopped)?
     }
 
     /// Returns the network of a machine that is running already, after a restart of the agent.
     pub fn adopt(&self, machine: MachineId) -> Result<MachineAddress, MachineNetError> {
-        let found = self.known.iter().find(|known| known.machine == machine);
+        let known = self.known.borrow();
+        let found = known.iter().find(|known| known.machine == machine);
         found.cloned().ok_or(MachineNetError::Unknown { machine })
     }
 
     /// Returns every machine that has a network, adopted or not, in no particular order.
     pub fn machines(&self) -> Vec<MachineAddress> {
-        self.known.clone()
+        self.known.borrow().clone()
     }
 
-    /// Takes the machine's network away. Nothing happens when it has none.
+    /// Takes the machine's network away, and ends its flows. Nothing happens when it has none.
     pub async fn delete(&self, machine: MachineId) -> Result<(), MachineNetError> {
-        let _ = machine;
-        Ok(())
+        let (answer, done) = oneshot::channel();
+        let request = task::Request::Delete { machine, answer };
+        self.requests.send(request).await.map_err(|_| MachineNetError::Stopped)?;
+        done.await.map_err(|_| MachineNetError::Stopped)?
     }
+}
+
+/// Opens a tap by name, for programs that stand in for a guest or its VMM.
+///
+/// Fails with `EBUSY` when another process is attached.
+pub fn open_tap(name: &str) -> io::Result<OwnedFd> {
+    crate::sys::tap::open(name)
 }
 
 /// Why a machine has no network.
@@ -86,6 +134,22 @@ impl MachineNetworks {
 pub enum MachineNetError {
     #[error("machine {machine} has no network on this node")]
     Unknown { machine: MachineId },
-    #[error("cannot open /dev/net/tun as {interface}")]
+    #[error("machines.subnet: {subnet} has no room for a gateway and a machine; use /30 or wider")]
+    Subnet { subnet: Ipv4Prefix },
+    #[error("machines.subnet: every address of {subnet} is in use")]
+    Full { subnet: Ipv4Prefix },
+    #[error("cannot open the tap {interface}")]
     Tap { interface: String, source: io::Error },
+    #[error("the tap {interface} belongs to machine {owner}, whose id begins alike")]
+    NameTaken { interface: String, owner: MachineId },
+    #[error("cannot set net.{setting}")]
+    Setting { setting: String, source: io::Error },
+    #[error("cannot answer DHCP on {interface}")]
+    Dhcp { interface: String, source: io::Error },
+    #[error("cannot connect machines")]
+    Kernel(#[from] KernelError),
+    #[error("cannot filter machines' packets")]
+    Filter(#[from] NftError),
+    #[error("the task that connects machines has ended")]
+    Stopped,
 }

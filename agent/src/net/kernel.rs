@@ -1,0 +1,330 @@
+//! The kernel's interfaces, addresses and routes, over routing netlink, and its settings in
+//! `/proc/sys/net`. Thin: it decides nothing.
+
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    pin::Pin,
+};
+
+use futures_util::{FutureExt, Stream, StreamExt, TryStreamExt};
+use netlink_packet_route::{
+    AddressFamily,
+    address::{AddressAttribute, AddressMessage, CacheInfo},
+    link::LinkMessage,
+    route::{RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteProtocol, RouteScope},
+};
+use rtnetlink::{Handle, LinkUnspec, MulticastGroup, RouteMessageBuilder};
+
+use super::{AssignedAddress, HardwareAddress, Ipv4Prefix, links::LinkFacts};
+
+/// Changes that the kernel tells of.
+const GROUPS: [MulticastGroup; 5] = [
+    MulticastGroup::Link,
+    MulticastGroup::Ipv4Ifaddr,
+    MulticastGroup::Ipv6Ifaddr,
+    MulticastGroup::Ipv4Route,
+    MulticastGroup::Ipv6Route,
+];
+
+/// Notices from the kernel; what they say is not looked at.
+pub(super) struct Notices(Pin<Box<dyn Stream<Item = ()> + Send>>);
+
+impl Notices {
+    /// Waits for a notice. Never returns when the connection has ended.
+    pub(super) async fn next(&mut self) {
+        if self.0.next().await.is_none() {
+            std::future::pending::<()>().await;
+        }
+        // One change brings a handful of notices; one look at the kernel answers all of them.
+        while let Some(Some(())) = self.0.next().now_or_never() {}
+    }
+}
+
+/// A connection to the kernel. Ends when the last copy is dropped.
+#[derive(Debug, Clone)]
+pub(super) struct Kernel {
+    handle: Handle,
+}
+
+/// Why the kernel did not do it.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {operation}")]
+pub struct KernelError {
+    /// What was to be done.
+    pub operation: String,
+    /// What the kernel said.
+    pub source: rtnetlink::Error,
+}
+
+impl KernelError {
+    /// Returns whether what was to be deleted is not there, or what was to be added is.
+    pub fn is_done_already(&self) -> bool {
+        let rtnetlink::Error::NetlinkError(error) = &self.source else { return false };
+        let done = [libc::EEXIST, libc::ENOENT, libc::ESRCH, libc::ENODEV, libc::EADDRNOTAVAIL];
+        done.contains(&-error.raw_code())
+    }
+}
+
+/// An address on an interface.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct AddressFacts {
+    pub(super) index: u32,
+    pub(super) assigned: AssignedAddress,
+    /// As the kernel told it, to delete it.
+    pub(super) message: AddressMessage,
+}
+
+/// A default route.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct DefaultRoute {
+    pub(super) metric: u32,
+    pub(super) gateway: IpAddr,
+}
+
+impl Kernel {
+    /// Must be called inside a tokio runtime.
+    pub(super) fn open() -> io::Result<Self> {
+        let (connection, handle, _) = rtnetlink::new_connection()?;
+        tokio::spawn(connection);
+        Ok(Self { handle })
+    }
+
+    /// Like [`Kernel::open`], with notices of every change.
+    pub(super) fn open_with_notices() -> io::Result<(Self, Notices)> {
+        let (connection, handle, notices) = rtnetlink::new_multicast_connection(&GROUPS)?;
+        tokio::spawn(connection);
+        Ok((Self { handle }, Notices(Box::pin(notices.map(|_| ())))))
+    }
+
+    pub(super) async fn links(&self) -> Result<Vec<LinkFacts>, KernelError> {
+        let messages: Vec<LinkMessage> = self
+            .handle
+            .link()
+            .get()
+            .execute()
+            .try_collect()
+            .await
+            .map_err(failed(|| "list the interfaces".to_owned()))?;
+        Ok(messages.iter().filter_map(LinkFacts::read).collect())
+    }
+
+    /// Takes an interface up, with the MTU when one is given.
+    pub(super) async fn set_up(&self, index: u32, mtu: Option<u32>) -> Result<(), KernelError> {
+        let mut message = LinkUnspec::new_with_index(index).up();
+        if let Some(mtu) = mtu {
+            message = message.mtu(mtu);
+        }
+        let done = self.handle.link().set(message.build()).execute().await;
+        done.map_err(failed(|| format!("take interface {index} up")))
+    }
+
+    pub(super) async fn set_alias(&self, index: u32, alias: &str) -> Result<(), KernelError> {
+        let message = LinkUnspec::new_with_index(index).alias(alias).build();
+        let done = self.handle.link().set(message).execute().await;
+        done.map_err(failed(|| format!("name interface {index} {alias:?}")))
+    }
+
+    pub(super) async fn delete_link(&self, index: u32) -> Result<(), KernelError> {
+        let done = self.handle.link().del(index).execute().await;
+        absent_is_fine(done.map_err(failed(|| format!("delete interface {index}"))))
+    }
+
+    pub(super) async fn addresses(&self) -> Result<Vec<AddressFacts>, KernelError> {
+        let messages: Vec<AddressMessage> = self
+            .handle
+            .address()
+            .get()
+            .execute()
+            .try_collect()
+            .await
+            .map_err(failed(|| "list the addresses".to_owned()))?;
+        Ok(messages.into_iter().filter_map(address_facts).collect())
+    }
+
+    /// Adds an address, or renews it. It goes by itself after `valid_s` seconds.
+    pub(super) async fn add_address(
+        &self,
+        index: u32,
+        address: AssignedAddress,
+        valid_s: Option<u32>,
+    ) -> Result<(), KernelError> {
+        let AssignedAddress { address, prefix } = address;
+        let mut request = self.handle.address().add(index, address, prefix).replace();
+        // rtnetlink 0.24 puts a broadcast address of its own into the request, which is right for
+        // prefixes of length 0 to 30 only when the host part is all ones; ours is computed.
+        if let IpAddr::V4(address) = address {
+            let broadcast = Ipv4Prefix::new(address, prefix).map(Ipv4Prefix::broadcast);
+            for attribute in &mut request.message_mut().attributes {
+                if let (AddressAttribute::Broadcast(slot), Some(broadcast)) =
+                    (attribute, broadcast)
+                {
+                    *slot = broadcast;
+                }
+            }
+        }
+        if let Some(valid) = valid_s {
+            let mut cache = CacheInfo::default();
+            cache.ifa_preferred = valid;
+            cache.ifa_valid = valid;
+            request.message_mut().attributes.push(AddressAttribute::CacheInfo(cache));
+        }
+        let done = request.execute().await;
+        done.map_err(failed(|| format!("give interface {index} the address {address}/{prefix}")))
+    }
+
+    pub(super) async fn delete_address(&self, facts: &AddressFacts) -> Result<(), KernelError> {
+        let done = self.handle.address().del(facts.message.clone()).execute().await;
+        let AssignedAddress { address, prefix } = facts.assigned;
+        absent_is_fine(done.map_err(failed(|| format!("take the address {address}/{prefix} away"))))
+    }
+
+    pub(super) async fn add_route(&self, route: &Route) -> Result<(), KernelError> {
+        let done = self.handle.route().add(route.message()).replace().execute().await;
+        done.map_err(failed(|| format!("add {route:?}")))
+    }
+
+    pub(super) async fn delete_route(&self, route: &Route) -> Result<(), KernelError> {
+        let done = self.handle.route().del(route.message()).execute().await;
+        absent_is_fine(done.map_err(failed(|| format!("delete {route:?}"))))
+    }
+
+    /// Returns the default routes, best first.
+    pub(super) async fn default_routes(&self) -> Result<Vec<DefaultRoute>, KernelError> {
+        let mut routes = Vec::new();
+        for family in [AddressFamily::Inet, AddressFamily::Inet6] {
+            let mut query = RouteMessage::default();
+            query.header.address_family = family;
+            let found: Vec<RouteMessage> = self
+                .handle
+                .route()
+                .get(query)
+                .execute()
+                .try_collect()
+                .await
+                .map_err(failed(|| "list the routes".to_owned()))?;
+            routes.extend(found.iter().filter_map(default_route));
+        }
+        routes.sort();
+        Ok(routes)
+    }
+
+    /// Fixes the hardware address of a neighbour, so that nobody can claim its address.
+    pub(super) async fn pin_neighbour(
+        &self,
+        index: u32,
+        address: Ipv4Addr,
+        hardware: HardwareAddress,
+    ) -> Result<(), KernelError> {
+        let request = self.handle.neighbours().add(index, address.into());
+        let done = request.link_layer_address(&hardware.0).replace().execute().await;
+        done.map_err(failed(|| format!("pin {address} to {hardware} on interface {index}")))
+    }
+}
+
+/// A route.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Route {
+    pub(super) to: IpAddr,
+    pub(super) prefix: u8,
+    /// The link itself when `None`.
+    pub(super) gateway: Option<IpAddr>,
+    /// Source of what the node sends along it.
+    pub(super) source: Option<Ipv4Addr>,
+    pub(super) index: u32,
+    pub(super) metric: u32,
+}
+
+impl Route {
+    fn message(&self) -> RouteMessage {
+        match self.to {
+            IpAddr::V4(to) => {
+                let mut builder = RouteMessageBuilder::<Ipv4Addr>::new()
+                    .destination_prefix(to, self.prefix)
+                    .output_interface(self.index)
+                    .protocol(RouteProtocol::Dhcp)
+                    .priority(self.metric);
+                match self.gateway {
+                    // The gateway may lie outside the prefix, as clouds like it.
+                    Some(IpAddr::V4(gateway)) => builder = builder.gateway(gateway).onlink(),
+                    Some(IpAddr::V6(gateway)) => builder = builder.via(gateway),
+                    None => builder = builder.scope(RouteScope::Link),
+                }
+                if let Some(source) = self.source {
+                    builder = builder.pref_source(source);
+                }
+                builder.build()
+            }
+            IpAddr::V6(to) => {
+                let mut builder = RouteMessageBuilder::<Ipv6Addr>::new()
+                    .destination_prefix(to, self.prefix)
+                    .output_interface(self.index)
+                    .protocol(RouteProtocol::Static)
+                    .priority(self.metric);
+                if let Some(IpAddr::V6(gateway)) = self.gateway {
+                    builder = builder.gateway(gateway).onlink();
+                }
+                builder.build()
+            }
+        }
+    }
+}
+
+/// Writes a setting below `/proc/sys/net`.
+pub(super) fn set(name: &str, value: &str) -> io::Result<()> {
+    std::fs::write(format!("/proc/sys/net/{name}"), value)
+}
+
+fn address_facts(message: AddressMessage) -> Option<AddressFacts> {
+    let find = |wanted: fn(&AddressAttribute) -> Option<IpAddr>| {
+        message.attributes.iter().find_map(wanted)
+    };
+    // On a point-to-point link `Address` is the other end and `Local` is ours.
+    #[allow(clippy::wildcard_enum_match_arm, reason = "the kernel tells more than we ask")]
+    let local = find(|attribute| match attribute {
+        AddressAttribute::Local(address) => Some(*address),
+        _ => None,
+    });
+    #[allow(clippy::wildcard_enum_match_arm, reason = "the kernel tells more than we ask")]
+    let address = local.or_else(|| {
+        find(|attribute| match attribute {
+            AddressAttribute::Address(address) => Some(*address),
+            _ => None,
+        })
+    })?;
+    let prefix = message.header.prefix_len;
+    let assigned = AssignedAddress { address, prefix };
+    Some(AddressFacts { index: message.header.index, assigned, message })
+}
+
+fn default_route(message: &RouteMessage) -> Option<DefaultRoute> {
+    let is_main = message.header.table == RouteHeader::RT_TABLE_MAIN;
+    if !is_main || message.header.destination_prefix_length != 0 {
+        return None;
+    }
+    let mut metric = 0;
+    let mut gateway = None;
+    for attribute in &message.attributes {
+        #[allow(clippy::wildcard_enum_match_arm, reason = "the kernel tells more than we ask")]
+        match attribute {
+            RouteAttribute::Priority(priority) => metric = *priority,
+            RouteAttribute::Gateway(RouteAddress::Inet(address)) => gateway = Some((*address).into()),
+            RouteAttribute::Gateway(RouteAddress::Inet6(address)) => {
+                gateway = Some((*address).into());
+            }
+            _ => {}
+        }
+    }
+    Some(DefaultRoute { metric, gateway: gateway? })
+}
+
+fn failed(operation: impl FnOnce() -> String) -> impl FnOnce(rtnetlink::Error) -> KernelError {
+    |source| KernelError { operation: operation(), source }
+}
+
+fn absent_is_fine(result: Result<(), KernelError>) -> Result<(), KernelError> {
+    match result {
+        Err(error) if error.is_done_already() => Ok(()),
+        result => result,
+    }
+}

@@ -1,0 +1,332 @@
+//! The task that owns machines' networks: it does what is asked, one thing after the other.
+
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, Ipv4Addr},
+    os::fd::OwnedFd,
+};
+
+use tokio::sync::{mpsc, oneshot, watch};
+use types::ids::MachineId;
+
+use super::{
+    MachineAddress, MachineNet, MachineNetError, MachineNetworksConfig, address, serve::Server,
+};
+use crate::net::{
+    AssignedAddress, Ipv4Prefix, NetworkStatus,
+    dhcp::server::GuestLease,
+    kernel::{self, Kernel, Route},
+    links::LinkFacts,
+    nft,
+    ruleset::{self, Family, encode::Batch},
+};
+
+/// Largest and least MTU of a tap: Ethernet's, and IPv6's least, which every path carries.
+const MAX_MTU: u16 = 1500;
+const MIN_MTU: u16 = 1280;
+
+/// Settings of a tap below `net`, with `{}` for its name. The packet filter says the same about
+/// spoofing and IPv6; two locks on one door.
+const TAP_SETTINGS: [(&str, &str); 8] = [
+    ("ipv6/conf/{}/disable_ipv6", "1"),
+    // Answers ARP only for the address of this tap.
+    ("ipv4/conf/{}/arp_ignore", "1"),
+    ("ipv4/conf/{}/proxy_arp", "0"),
+    ("ipv4/conf/{}/rp_filter", "1"),
+    ("ipv4/conf/{}/accept_redirects", "0"),
+    ("ipv4/conf/{}/send_redirects", "0"),
+    ("ipv4/conf/{}/accept_source_route", "0"),
+    ("ipv4/conf/{}/route_localnet", "0"),
+];
+
+/// What callers ask of the task.
+#[derive(Debug)]
+pub(super) enum Request {
+    Create { machine: MachineId, answer: oneshot::Sender<Result<MachineNet, MachineNetError>> },
+    Delete { machine: MachineId, answer: oneshot::Sender<Result<(), MachineNetError>> },
+}
+
+#[derive(Debug)]
+pub(super) struct Task {
+    config: MachineNetworksConfig,
+    gateway: Ipv4Addr,
+    kernel: Kernel,
+    guests: BTreeMap<MachineId, Guest>,
+    uplinks: watch::Receiver<NetworkStatus>,
+    publish: watch::Sender<Vec<MachineAddress>>,
+    /// What guests are told and the filter allows.
+    dns: Vec<Ipv4Addr>,
+}
+
+#[derive(Debug)]
+struct Guest {
+    address: MachineAddress,
+    index: u32,
+    server: Option<Server>,
+}
+
+impl Task {
+    pub(super) async fn start(
+        config: MachineNetworksConfig,
+        uplinks: watch::Receiver<NetworkStatus>,
+        publish: watch::Sender<Vec<MachineAddress>>,
+    ) -> Result<Self, MachineNetError> {
+        let subnet = config.subnet;
+        let gateway = address::gateway(subnet).ok_or(MachineNetError::Subnet { subnet })?;
+        let kernel = Kernel::open().map_err(|source| MachineNetError::Setting {
+            setting: "netlink socket".to_owned(),
+            source,
+        })?;
+        let dns = ipv4(&uplinks.borrow().dns);
+        let mut task =
+            Self { config, gateway, kernel, guests: BTreeMap::new(), uplinks, publish, dns };
+        // The filter first: nothing is forwarded without it.
+        task.filter().await?;
+        set("ipv4/ip_forward", "1")?;
+        task.take_over().await?;
+        Ok(task)
+    }
+
+    pub(super) async fn run(mut self, mut inbox: mpsc::Receiver<Request>) {
+        let mut uplinks = self.uplinks.clone();
+        loop {
+            tokio::select! {
+                request = inbox.recv() => match request {
+                    Some(request) => self.handle(request).await,
+                    None => return,
+                },
+                Ok(()) = uplinks.changed() => self.follow_uplinks().await,
+            }
+        }
+    }
+
+    async fn handle(&mut self, request: Request) {
+        // A caller that went away does not mind the answer.
+        match request {
+            Request::Create { machine, answer } => {
+                let _ = answer.send(self.create(machine).await);
+            }
+            Request::Delete { machine, answer } => {
+                let _ = answer.send(self.delete(machine).await);
+            }
+        }
+        self.publish_guests();
+    }
+
+    fn publish_guests(&self) {
+        let known = self.guests.values().map(|guest| guest.address.clone()).collect();
+        self.publish.send_replace(known);
+    }
+
+    /// Tells guests and the filter when name servers changed.
+    async fn follow_uplinks(&mut self) {
+        let dns = ipv4(&self.uplinks.borrow().dns);
+        if dns == self.dns {
+            return;
+        }
+        self.dns = dns;
+        if let Err(error) = self.filter().await {
+            tracing::error!(error = &error as &dyn std::error::Error, "packet filter not updated");
+        }
+        for guest in self.guests.values() {
+            if let Some(server) = &guest.server {
+                server.update(self.lease(&guest.address));
+            }
+        }
+    }
+
+    async fn filter(&self) -> Result<(), MachineNetError> {
+        let chains = ruleset::shared(&ruleset::Shared {
+            subnet: self.config.subnet,
+            dns: self.dns.clone(),
+            reachable: self.config.reachable.clone(),
+        });
+        Ok(nft::commit(&Batch::replace_table(Family::Inet, &chains)).await?)
+    }
+
+    /// Takes over what an earlier agent made; what it did not finish is removed.
+    async fn take_over(&mut self) -> Result<(), MachineNetError> {
+        for link in self.kernel.links().await?.into_iter().filter(LinkFacts::is_tap) {
+            let Some((machine, ipv4)) = address::parse_alias(&link.alias) else {
+                self.kernel.delete_link(link.index).await?;
+                continue;
+            };
+            let mtu = u16::try_from(link.mtu).unwrap_or(MAX_MTU);
+            let address = self.address(machine, ipv4, mtu);
+            let index = link.index;
+            let guest = self.connect(Guest { address, index, server: None }).await?;
+            self.guests.insert(machine, guest);
+        }
+        self.publish_guests();
+        Ok(())
+    }
+
+    async fn create(&mut self, machine: MachineId) -> Result<MachineNet, MachineNetError> {
+        if let Some(guest) = self.guests.get(&machine) {
+            let tap = open(&guest.address.interface)?;
+            return Ok(MachineNet { tap, address: guest.address.clone() });
+        }
+        let address = self.new_address(machine)?;
+        let tap = open(&address.interface)?;
+        match self.finish(address).await {
+            Ok(guest) => {
+                let address = guest.address.clone();
+                self.guests.insert(machine, guest);
+                Ok(MachineNet { tap, address })
+            }
+            Err(error) => {
+                self.undo(machine).await;
+                Err(error)
+            }
+        }
+    }
+
+    fn new_address(&self, machine: MachineId) -> Result<MachineAddress, MachineNetError> {
+        let interface = address::interface(machine);
+        let mut others = self.guests.values().map(|guest| &guest.address);
+        if let Some(owner) = others.find(|other| other.interface == interface) {
+            return Err(MachineNetError::NameTaken { interface, owner: owner.machine });
+        }
+        let subnet = self.config.subnet;
+        let taken = |wanted| self.guests.values().any(|guest| guest.address.ipv4 == wanted);
+        let ipv4 = address::allocate(subnet, machine, taken);
+        let ipv4 = ipv4.ok_or(MachineNetError::Full { subnet })?;
+        Ok(self.address(machine, ipv4, self.mtu()))
+    }
+
+    async fn finish(&self, address: MachineAddress) -> Result<Guest, MachineNetError> {
+        let index = self.index(&address).await?;
+        let guest = self.connect(Guest { address, index, server: None }).await?;
+        // The alias comes last: a tap without one was not finished, and is removed at the start.
+        let alias = address::alias(guest.address.machine, guest.address.ipv4);
+        self.kernel.set_alias(index, &alias).await?;
+        Ok(guest)
+    }
+
+    /// Gives a tap all that it needs; what it has already stays as it is.
+    async fn connect(&self, mut guest: Guest) -> Result<Guest, MachineNetError> {
+        let Guest { address, index, .. } = &guest;
+        let index = *index;
+        let chain = ruleset::guest(&ruleset::Guest {
+            interface: address.interface.clone(),
+            hardware: address.mac,
+            address: address.ipv4,
+        });
+        nft::commit(&Batch::replace_chain(Family::Netdev, &chain)).await?;
+        for (name, value) in TAP_SETTINGS {
+            set(&name.replace("{}", &address.interface), value)?;
+        }
+        self.kernel.set_up(index, Some(u32::from(address.mtu))).await?;
+        let own = AssignedAddress { address: self.gateway.into(), prefix: 32 };
+        self.kernel.add_address(index, own, None).await?;
+        self.kernel.add_route(&self.route(address.ipv4, index)).await?;
+        self.kernel.pin_neighbour(index, address.ipv4, address.mac).await?;
+        let server = Server::start(&address.interface, self.lease(address)).map_err(|source| {
+            MachineNetError::Dhcp { interface: address.interface.clone(), source }
+        })?;
+        guest.server = Some(server);
+        Ok(guest)
+    }
+
+    async fn delete(&mut self, machine: MachineId) -> Result<(), MachineNetError> {
+        let Some(guest) = self.guests.get(&machine) else { return Ok(()) };
+        let (index, ipv4) = (guest.index, guest.address.ipv4);
+        let interface = guest.address.interface.clone();
+        // Nothing enters without its chain's permission, so the tap goes first.
+        self.kernel.delete_link(index).await?;
+        self.guests.remove(&machine);
+        delete_chain(&interface).await?;
+        Ok(nft::forget(ipv4).await?)
+    }
+
+    /// Removes what an attempt left that did not succeed.
+    async fn undo(&self, machine: MachineId) {
+        let interface = address::interface(machine);
+        let links = self.kernel.links().await.unwrap_or_default();
+        if let Some(link) = links.iter().find(|link| link.name == interface) {
+            // Not more can be done than to try.
+            let _ = self.kernel.delete_link(link.index).await;
+        }
+        let _ = delete_chain(&interface).await;
+    }
+
+    async fn index(&self, address: &MachineAddress) -> Result<u32, MachineNetError> {
+        let links = self.kernel.links().await?;
+        let link = links.iter().find(|link| link.name == address.interface);
+        link.map(|link| link.index).ok_or(MachineNetError::Unknown { machine: address.machine })
+    }
+
+    fn address(&self, machine: MachineId, ipv4: Ipv4Addr, mtu: u16) -> MachineAddress {
+        MachineAddress {
+            machine,
+            interface: address::interface(machine),
+            mac: address::hardware(machine),
+            ipv4,
+            prefix: self.config.subnet.length(),
+            gateway: self.gateway,
+            mtu,
+        }
+    }
+
+    fn route(&self, guest: Ipv4Addr, index: u32) -> Route {
+        Route {
+            to: guest.into(),
+            prefix: 32,
+            gateway: None,
+            source: Some(self.gateway),
+            index,
+            metric: 0,
+        }
+    }
+
+    fn lease(&self, address: &MachineAddress) -> GuestLease {
+        GuestLease {
+            hardware: address.mac,
+            address: Ipv4Prefix::new(address.ipv4, address.prefix)
+                .unwrap_or(Ipv4Prefix::single(address.ipv4)),
+            gateway: address.gateway,
+            dns: self.dns.clone(),
+            mtu: address.mtu,
+        }
+    }
+
+    /// The smallest MTU of the uplinks, so that nothing a guest sends needs fragmenting here.
+    fn mtu(&self) -> u16 {
+        let uplinks = self.uplinks.borrow();
+        let least = uplinks.interfaces.iter().map(|interface| interface.mtu).min();
+        let least = least.and_then(|mtu| u16::try_from(mtu).ok()).unwrap_or(MAX_MTU);
+        least.clamp(MIN_MTU, MAX_MTU)
+    }
+}
+
+async fn delete_chain(interface: &str) -> Result<(), MachineNetError> {
+    // Many kernels remove the chain with its interface.
+    match nft::commit(&Batch::delete_chain(Family::Netdev, interface)).await {
+        Err(error) if error.is_absent() => Ok(()),
+        result => Ok(result?),
+    }
+}
+
+fn open(interface: &str) -> Result<OwnedFd, MachineNetError> {
+    crate::sys::tap::open(interface)
+        .map_err(|source| MachineNetError::Tap { interface: interface.to_owned(), source })
+}
+
+fn set(setting: &str, value: &str) -> Result<(), MachineNetError> {
+    match kernel::set(setting, value) {
+        // A kernel without IPv6 has nothing to switch off.
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound && setting.contains("ipv6") => {
+            Ok(())
+        }
+        result => result
+            .map_err(|source| MachineNetError::Setting { setting: setting.to_owned(), source }),
+    }
+}
+
+fn ipv4(addresses: &[IpAddr]) -> Vec<Ipv4Addr> {
+    let ipv4 = addresses.iter().filter_map(|address| match address {
+        IpAddr::V4(address) if !address.is_loopback() => Some(*address),
+        IpAddr::V4(_) | IpAddr::V6(_) => None,
+    });
+    ipv4.collect()
+}

@@ -1,0 +1,225 @@
+//! The packet filter that keeps guests away from the node and from each other, as data.
+//!
+//! Two nf_tables tables. `netdev holdfast` has one chain per tap and sees frames before anything
+//! else does: only IPv4 and ARP from the guest's own hardware and IPv4 address enter. `inet
+//! holdfast` says where such packets may go: to the internet side, and nowhere on the node but its
+//! DHCP server. What is enforced, each line a rule below:
+//!
+//! * A guest sends with its own hardware address and IPv4 address only; no IPv6, no other protocol.
+//! * A guest opens nothing to any address of the node, except DHCP. It answers what the node opens.
+//! * A guest reaches no other guest: guests share no link, and forwarding between taps is dropped.
+//! * A guest reaches no special-purpose network ([`SPECIAL_NETWORKS`]: private, shared, link-local
+//!   with its metadata services, multicast, …), except the name servers it is told, on port 53, and
+//!   what the provider lists as reachable.
+//! * Nothing outside opens a connection to a guest. The node forwards nothing else either.
+//! * What leaves has the node's address.
+//!
+//! [`encode`] turns the data into netlink messages. It sends nothing.
+
+pub mod encode;
+mod statement;
+
+use std::net::Ipv4Addr;
+
+pub use self::statement::{
+    Address, Chain, Family, Hook, Interface, Policy, Rule, Statement, Test, Verdict,
+};
+use super::{HardwareAddress, Ipv4Prefix, dhcp};
+
+/// Name of both tables.
+pub const TABLE: &str = "holdfast";
+/// How the names of all taps begin, and of nothing else.
+pub const TAP_PREFIX: &str = "hf";
+/// DHCP messages per second that a guest may send, and how many at once: clients send a few per
+/// hour.
+const DHCP_RATE: u64 = 5;
+const DHCP_BURST: u32 = 20;
+/// Before connection tracking and every other hook.
+const INGRESS_PRIORITY: i32 = -500;
+/// `NF_IP_PRI_FILTER`.
+const FILTER_PRIORITY: i32 = 0;
+/// `NF_IP_PRI_NAT_SRC`.
+const NAT_PRIORITY: i32 = 100;
+
+/// Networks that are not the internet. Source: IANA IPv4 Special-Purpose Address Registry, those
+/// that are not globally reachable; RFC 1112 and RFC 919 for the last two.
+pub const SPECIAL_NETWORKS: [(Ipv4Addr, u8); 10] = [
+    (Ipv4Addr::new(0, 0, 0, 0), 8),
+    (Ipv4Addr::new(10, 0, 0, 0), 8),
+    (Ipv4Addr::new(100, 64, 0, 0), 10),
+    (Ipv4Addr::new(127, 0, 0, 0), 8),
+    (Ipv4Addr::new(169, 254, 0, 0), 16),
+    (Ipv4Addr::new(172, 16, 0, 0), 12),
+    (Ipv4Addr::new(192, 168, 0, 0), 16),
+    (Ipv4Addr::new(198, 18, 0, 0), 15),
+    (Ipv4Addr::new(224, 0, 0, 0), 4),
+    (Ipv4Addr::new(240, 0, 0, 0), 4),
+];
+
+/// What the shared part of the filter depends on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Shared {
+    /// Where guests' addresses come from.
+    pub subnet: Ipv4Prefix,
+    /// Name servers that guests are told.
+    pub dns: Vec<Ipv4Addr>,
+    /// Special-purpose networks that guests may reach nevertheless.
+    pub reachable: Vec<Ipv4Prefix>,
+}
+
+/// What a guest's part of the filter depends on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Guest {
+    /// Its tap.
+    pub interface: String,
+    /// Its hardware address.
+    pub hardware: HardwareAddress,
+    /// Its address.
+    pub address: Ipv4Addr,
+}
+
+/// Returns the chains of `inet holdfast`.
+pub fn shared(shared: &Shared) -> Vec<Chain> {
+    vec![
+        Chain {
+            name: "input".to_owned(),
+            hook: Some(Hook::Input { priority: FILTER_PRIORITY }),
+            policy: Policy::Accept,
+            rules: input(),
+        },
+        Chain {
+            name: "forward".to_owned(),
+            hook: Some(Hook::Forward { priority: FILTER_PRIORITY }),
+            policy: Policy::Drop,
+            rules: forward(),
+        },
+        Chain { name: OUTWARD.to_owned(), hook: None, policy: Policy::Accept, rules: outward(shared) },
+        Chain {
+            name: "postrouting".to_owned(),
+            hook: Some(Hook::SourceNat { priority: NAT_PRIORITY }),
+            policy: Policy::Accept,
+            rules: vec![rule([
+                source_in(shared.subnet),
+                Statement::Interface(Interface::Out, Test::IsNot, taps()),
+                Statement::Masquerade,
+            ])],
+        },
+    ]
+}
+
+/// Returns the chain of `netdev holdfast` for one guest: what may enter from its tap.
+pub fn guest(guest: &Guest) -> Chain {
+    let own_hardware = Statement::Hardware(Test::Is, guest.hardware);
+    let arp = |sender: Ipv4Addr| {
+        rule([
+            own_hardware.clone(),
+            Statement::ArpSender(guest.hardware, sender),
+            Statement::Verdict(Verdict::Accept),
+        ])
+    };
+    let dhcp = Statement::Udp { from: dhcp::CLIENT_PORT, to: dhcp::SERVER_PORT };
+    let limit = Statement::Limit { per_second: DHCP_RATE, burst: DHCP_BURST };
+    let address = |address| Statement::Address(Address::Source, Ipv4Prefix::single(address));
+    Chain {
+        name: guest.interface.clone(),
+        hook: Some(Hook::Ingress { priority: INGRESS_PRIORITY, device: guest.interface.clone() }),
+        policy: Policy::Drop,
+        rules: vec![
+            arp(guest.address),
+            // RFC 5227: a guest that checks whether its address is free has none yet.
+            arp(Ipv4Addr::UNSPECIFIED),
+            rule([
+                own_hardware.clone(),
+                Statement::EtherTypeIpv4,
+                address(Ipv4Addr::UNSPECIFIED),
+                Statement::Address(Address::Destination, Ipv4Prefix::single(Ipv4Addr::BROADCAST)),
+                dhcp.clone(),
+                limit.clone(),
+                Statement::Verdict(Verdict::Accept),
+            ]),
+            rule([
+                own_hardware.clone(),
+                Statement::EtherTypeIpv4,
+                address(guest.address),
+                dhcp.clone(),
+                limit,
+                Statement::Verdict(Verdict::Accept),
+            ]),
+            rule([Statement::EtherTypeIpv4, dhcp, Statement::Verdict(Verdict::Drop)]),
+            rule([
+                own_hardware,
+                Statement::EtherTypeIpv4,
+                address(guest.address),
+                Statement::Verdict(Verdict::Accept),
+            ]),
+            rule([Statement::Counter, Statement::Verdict(Verdict::Drop)]),
+        ],
+    }
+}
+
+const OUTWARD: &str = "outward";
+
+fn input() -> Vec<Rule> {
+    let from_guest = || Statement::Interface(Interface::In, Test::Is, taps());
+    vec![
+        rule([from_guest(), Statement::Established, Statement::Verdict(Verdict::Accept)]),
+        rule([
+            from_guest(),
+            Statement::Ipv4,
+            Statement::Udp { from: dhcp::CLIENT_PORT, to: dhcp::SERVER_PORT },
+            Statement::Verdict(Verdict::Accept),
+        ]),
+        rule([from_guest(), Statement::Counter, Statement::Verdict(Verdict::Drop)]),
+    ]
+}
+
+fn forward() -> Vec<Rule> {
+    let from_guest = || Statement::Interface(Interface::In, Test::Is, taps());
+    let to_guest = || Statement::Interface(Interface::Out, Test::Is, taps());
+    vec![
+        rule([from_guest(), to_guest(), Statement::Counter, Statement::Verdict(Verdict::Drop)]),
+        rule([from_guest(), Statement::Verdict(Verdict::Jump(OUTWARD))]),
+        rule([to_guest(), Statement::Established, Statement::Verdict(Verdict::Accept)]),
+    ]
+}
+
+/// What may leave. The jump comes from the forward hook, so nothing here is for the node itself.
+fn outward(shared: &Shared) -> Vec<Rule> {
+    let destination = |network| Statement::Address(Address::Destination, network);
+    let accept = || Statement::Verdict(Verdict::Accept);
+    let mut rules = vec![
+        rule([Statement::NotIpv4, Statement::Verdict(Verdict::Drop)]),
+        // The mark finds a machine's flows when it is deleted.
+        rule([Statement::MarkFlowBySource]),
+        rule([Statement::Established, accept()]),
+    ];
+    for server in &shared.dns {
+        let server = Ipv4Prefix::single(*server);
+        rules.push(rule([Statement::Ipv4, destination(server), Statement::UdpTo(DNS), accept()]));
+        rules.push(rule([Statement::Ipv4, destination(server), Statement::TcpTo(DNS), accept()]));
+    }
+    for network in &shared.reachable {
+        rules.push(rule([Statement::Ipv4, destination(*network), accept()]));
+    }
+    for (network, length) in SPECIAL_NETWORKS {
+        let network = Ipv4Prefix::new(network, length).expect("lengths in the table are short");
+        rules.push(rule([Statement::Ipv4, destination(network), Statement::Counter, Statement::Reject]));
+    }
+    rules.push(rule([accept()]));
+    rules
+}
+
+/// Port of name servers.
+const DNS: u16 = 53;
+
+fn source_in(subnet: Ipv4Prefix) -> Statement {
+    Statement::Ipv4Source(subnet)
+}
+
+fn taps() -> String {
+    format!("{TAP_PREFIX}*")
+}
+
+fn rule<const N: usize>(statements: [Statement; N]) -> Rule {
+    Rule { statements: statements.into() }
+}

@@ -1,0 +1,159 @@
+//! Words of the packet filter: what our rules need of nf_tables, no more.
+
+use std::net::Ipv4Addr;
+
+use crate::net::{HardwareAddress, Ipv4Prefix};
+
+/// Which packets a table sees.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Family {
+    /// IPv4 and IPv6.
+    Inet,
+    /// Frames of one device.
+    Netdev,
+}
+
+/// A list of rules, called by the kernel or by another chain.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Chain {
+    /// Its name.
+    pub name: String,
+    /// When the kernel calls it; never when `None`.
+    pub hook: Option<Hook>,
+    /// What happens at its end. Chains without a hook return to their caller.
+    pub policy: Policy,
+    /// Tried in this order.
+    pub rules: Vec<Rule>,
+}
+
+/// When the kernel calls a chain. Lower priorities come first.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Hook {
+    /// Packets for the node.
+    Input {
+        /// Order among chains of this hook.
+        priority: i32,
+    },
+    /// Packets through the node.
+    Forward {
+        /// Order among chains of this hook.
+        priority: i32,
+    },
+    /// First packets of flows that leave, to change their source.
+    SourceNat {
+        /// Order among chains of this hook.
+        priority: i32,
+    },
+    /// Frames that come in from one device.
+    Ingress {
+        /// Order among chains of this hook.
+        priority: i32,
+        /// Kernel name.
+        device: String,
+    },
+}
+
+/// What happens at the end of a chain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Policy {
+    /// The packet goes on.
+    Accept,
+    /// The packet is gone.
+    Drop,
+}
+
+/// Statements that are tried in order; the first that does not match ends the rule.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rule {
+    /// The statements.
+    pub statements: Vec<Statement>,
+}
+
+/// Whether a match is wanted or unwanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Test {
+    /// Must be equal.
+    Is,
+    /// Must differ.
+    IsNot,
+}
+
+/// Which interface of a packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Interface {
+    /// Where it came from.
+    In,
+    /// Where it goes.
+    Out,
+}
+
+/// Which address of a packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Address {
+    /// Where it came from.
+    Source,
+    /// Where it goes.
+    Destination,
+}
+
+/// A condition, or something that is done with the packet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Statement {
+    /// Name of an interface; a `*` at the end stands for anything.
+    Interface(Interface, Test, String),
+    /// The packet is IPv4 (`inet` only).
+    Ipv4,
+    /// The packet is not IPv4 (`inet` only).
+    NotIpv4,
+    /// The packet is IPv4 and its source belongs to the network (`inet` only).
+    Ipv4Source(Ipv4Prefix),
+    /// The frame's type is IPv4 (`netdev` only).
+    EtherTypeIpv4,
+    /// An IPv4 address belongs to the network. A condition before must have asked for IPv4.
+    Address(Address, Ipv4Prefix),
+    /// The frame's source (`netdev` only).
+    Hardware(Test, HardwareAddress),
+    /// The frame is ARP for IPv4 over Ethernet with this sender (`netdev` only).
+    ArpSender(HardwareAddress, Ipv4Addr),
+    /// UDP between these ports.
+    Udp {
+        /// Source port.
+        from: u16,
+        /// Destination port.
+        to: u16,
+    },
+    /// UDP to a port.
+    UdpTo(u16),
+    /// TCP to a port.
+    TcpTo(u16),
+    /// The packet belongs to a known flow, or is an error about one.
+    Established,
+    /// Marks the flow with the packet's IPv4 source, in network order.
+    MarkFlowBySource,
+    /// At most so many packets; more do not match.
+    Limit {
+        /// Packets per second in the long run.
+        per_second: u64,
+        /// Packets at once.
+        burst: u32,
+    },
+    /// Counts packets and bytes.
+    Counter,
+    /// Replaces the source by the address of the interface where the packet leaves.
+    Masquerade,
+    /// Answers with ICMP "administratively prohibited", and drops.
+    Reject,
+    /// Ends the rule.
+    Verdict(Verdict),
+}
+
+/// How a rule ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// The packet goes on.
+    Accept,
+    /// The packet is gone.
+    Drop,
+    /// Another chain decides first.
+    Jump(&'static str),
+}
