@@ -1,0 +1,342 @@
+//! Machines' networks against the real kernel: a guest reaches the internet side, never the node,
+//! never another guest. Guests are namespaces whose network card is the other end of the tap.
+
+#![allow(clippy::unwrap_used, reason = "a test bench that cannot be built fails the test")]
+
+mod netns;
+
+use std::{
+    io::Write,
+    net::{IpAddr, Ipv4Addr},
+    os::unix::fs::PermissionsExt,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use agent::net::{
+    MachineAddress, MachineNetworks, MachineNetworksConfig, NetworkStatus, machines::open_tap,
+};
+use netns::{Namespace, PATIENCE, Pump, SILENCE, can_run, wait_for};
+use tokio::{runtime::Runtime, sync::watch};
+use types::ids::MachineId;
+
+/// The node's address on its uplink.
+const NODE: &str = "198.51.100.2";
+/// Servers on the internet side: one on the internet, one in the provider's own network.
+const SERVER: &str = "203.0.113.80:80";
+const PRIVATE: &str = "192.168.7.1";
+
+/// A node with an uplink, and the rest of the world behind it.
+struct World {
+    node: Namespace,
+    internet: Namespace,
+    networks: Option<MachineNetworks>,
+    uplinks: watch::Sender<NetworkStatus>,
+    runtime: Option<Runtime>,
+    /// Datagrams that reached [`SERVER`].
+    datagrams: Arc<AtomicU64>,
+}
+
+impl World {
+    fn new(what: &str) -> Option<Self> {
+        if !can_run(what, &["ip", "ping"]) {
+            return None;
+        }
+        let (node, internet) = (Namespace::new(), Namespace::new());
+        node.cable("eth0", &internet, "eth0");
+        node.ip(&format!("addr add {NODE}/24 dev eth0"));
+        node.ip("link set eth0 up");
+        internet.ip("addr add 198.51.100.1/24 dev eth0");
+        internet.ip("addr add 203.0.113.80/32 dev lo");
+        internet.ip(&format!("addr add {PRIVATE}/32 dev lo"));
+        internet.ip("link set eth0 up");
+        // A careless neighbour that routes to the guests.
+        internet.ip(&format!("route add 10.77.0.0/16 via {NODE}"));
+        node.ip("route add default via 198.51.100.1");
+        let datagrams = internet.serve(SERVER);
+        [53, 80].map(|port| internet.serve(&format!("{PRIVATE}:{port}")));
+        [80, 8080].map(|port| node.serve(&format!("0.0.0.0:{port}")));
+        let dns = vec![PRIVATE.parse::<IpAddr>().unwrap()];
+        let (uplinks, _) = watch::channel(NetworkStatus { dns, ..NetworkStatus::default() });
+        let runtime = Some(node.runtime());
+        let mut world = Self { node, internet, networks: None, uplinks, runtime, datagrams };
+        world.start_agent();
+        Some(world)
+    }
+
+    fn start_agent(&mut self) {
+        let config = MachineNetworksConfig {
+            subnet: "10.77.0.0/16".parse().unwrap(),
+            reachable: Vec::new(),
+        };
+        let started = MachineNetworks::start(config, self.uplinks.subscribe());
+        let runtime = self.runtime.as_ref().unwrap();
+        self.networks = Some(self.node.enter(|| runtime.block_on(started)).unwrap());
+    }
+
+    /// The agent dies: its tasks and sockets are gone, what is in the kernel stays.
+    fn kill_agent(&mut self) {
+        self.networks = None;
+        self.runtime.take().unwrap().shutdown_timeout(Duration::from_secs(5));
+        self.runtime = Some(self.node.runtime());
+    }
+
+    fn networks(&self) -> &MachineNetworks {
+        self.networks.as_ref().unwrap()
+    }
+
+    /// A guest with its card up, without an address.
+    fn plug(&self, number: u8) -> Guest {
+        let machine = MachineId::from_bytes([number; 16]);
+        let runtime = self.runtime.as_ref().unwrap();
+        let net = runtime.block_on(self.networks().create(machine)).unwrap();
+        let space = Namespace::new();
+        let card = space.enter(|| open_tap("eth0").unwrap());
+        space.ip(&format!("link set eth0 address {} up", net.address.mac));
+        Guest { space, address: net.address, _pump: Pump::start(net.tap, card) }
+    }
+
+    /// A guest that is configured as it was told, with a server.
+    fn guest(&self, number: u8) -> Guest {
+        let guest = self.plug(number);
+        guest.space.ip(&format!("addr add {}/16 dev eth0", guest.ip()));
+        guest.space.ip("route add default via 10.77.0.1");
+        guest.space.serve("0.0.0.0:80");
+        guest
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        self.networks = None;
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_timeout(Duration::from_secs(5));
+        }
+    }
+}
+
+struct Guest {
+    space: Namespace,
+    address: MachineAddress,
+    _pump: Pump,
+}
+
+impl Guest {
+    /// Runs an ordinary DHCP client; returns address, mask, router, DNS and MTU as it was told.
+    fn dhcp(&self) -> Option<String> {
+        let folder = tempfile::tempdir().unwrap();
+        let script = folder.path().join("bound");
+        let told = folder.path().join("told");
+        let text = format!(
+            "#!/bin/sh\n[ \"$1\" = bound ] || exit 0\nip addr flush dev eth0\n\
+             ip addr add $ip/$mask dev eth0\nip link set eth0 mtu $mtu\n\
+             ip route add default via $router\necho $ip/$mask $router $dns $mtu > {}\n",
+            told.display()
+        );
+        std::fs::File::create(&script).unwrap().write_all(text.as_bytes()).unwrap();
+        std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let options = "-i eth0 -n -q -t 8 -T 1 -f -O mtu";
+        self.space.try_run(&format!("busybox udhcpc {options} -s {}", script.display()));
+        std::fs::read_to_string(told).ok().map(|told| told.trim().to_owned())
+    }
+
+    fn ip(&self) -> String {
+        self.address.ipv4.to_string()
+    }
+}
+
+#[test]
+fn a_guest_is_told_its_address_gateway_dns_and_mtu() {
+    let Some(world) = World::new("DHCP for guests") else { return };
+    if !can_run("DHCP for guests", &["busybox"]) {
+        return;
+    }
+    let guest = world.plug(1);
+    let expected = format!("{}/16 10.77.0.1 {PRIVATE} 1500", guest.ip());
+    assert_eq!(guest.dhcp(), Some(expected));
+}
+
+#[test]
+fn a_guest_reaches_the_internet_with_the_nodes_address() {
+    let Some(world) = World::new("the internet for guests") else { return };
+    let guest = world.guest(1);
+    assert_eq!(guest.space.ask_tcp(SERVER, PATIENCE).as_deref(), Some(NODE));
+    assert_eq!(guest.space.ask_udp("0.0.0.0", SERVER, PATIENCE).as_deref(), Some(NODE));
+    assert!(guest.space.pings("203.0.113.80"));
+}
+
+#[test]
+fn a_guest_reaches_no_address_of_the_node() {
+    let Some(world) = World::new("the node is out of guests' reach") else { return };
+    let guest = world.guest(1);
+    for address in ["10.77.0.1", NODE] {
+        for port in [80, 8080, 67] {
+            let server = format!("{address}:{port}");
+            assert_eq!(guest.space.ask_tcp(&server, SILENCE), None, "TCP {server}");
+            assert_eq!(guest.space.ask_udp("0.0.0.0", &server, SILENCE), None, "UDP {server}");
+        }
+        assert!(!guest.space.pings(address), "{address} answers");
+    }
+}
+
+#[test]
+fn a_guest_reaches_no_ipv6_of_the_node_nor_of_anyone() {
+    let Some(world) = World::new("IPv6 of guests") else { return };
+    let (guest, other) = (world.guest(1), world.guest(2));
+    world.node.ip("addr add fd00::1/64 dev eth0");
+    guest.space.ip("addr add fd00:1::2/64 dev eth0 nodad");
+    guest.space.ip("-6 route add default dev eth0");
+    let before = other.space.received("eth0");
+    assert!(!guest.space.pings("fd00::1"));
+    // The answer is the guest's own; it is the frame that matters.
+    guest.space.pings("ff02::1%eth0");
+    let tap = &guest.address.interface;
+    assert_eq!(world.node.ip(&format!("-6 addr show dev {tap}")), "");
+    assert_eq!(other.space.received("eth0"), before);
+}
+
+#[test]
+fn a_guest_reaches_no_other_guest() {
+    let Some(world) = World::new("guests apart") else { return };
+    let (guest, other) = (world.guest(1), world.guest(2));
+    let before = other.space.received("eth0");
+    let server = format!("{}:80", other.ip());
+    assert_eq!(guest.space.ask_tcp(&server, SILENCE), None);
+    // The same through the gateway, and by hardware address: no frame arrives.
+    guest.space.ip(&format!("route add {} via 10.77.0.1", other.ip()));
+    assert_eq!(guest.space.ask_tcp(&server, SILENCE), None);
+    assert_eq!(guest.space.ask_udp("0.0.0.0", &server, SILENCE), None);
+    guest.space.ip(&format!("route del {}", other.ip()));
+    let neighbour = format!("{} lladdr {}", other.ip(), other.address.mac);
+    guest.space.ip(&format!("neigh replace {neighbour} dev eth0"));
+    assert!(!guest.space.pings(&other.ip()));
+    guest.space.try_run("ping -b -c 1 -W 1 10.77.255.255");
+    assert_eq!(other.space.received("eth0"), before, "frames of one guest arrived at another");
+}
+
+#[test]
+fn a_guest_sends_only_with_its_own_addresses() {
+    let Some(world) = World::new("spoofing") else { return };
+    if !can_run("spoofing", &["busybox"]) {
+        return;
+    }
+    let (guest, other) = (world.guest(1), world.guest(2));
+    let forged = ["10.77.200.200", "203.0.113.99", &other.ip()];
+    for address in forged {
+        guest.space.ip(&format!("addr add {address}/32 dev eth0"));
+        assert_eq!(guest.space.ask_udp(address, SERVER, SILENCE), None, "as {address}");
+        assert_eq!(world.datagrams.load(Ordering::Relaxed), 0, "as {address}");
+        guest.space.ip(&format!("addr del {address}/32 dev eth0"));
+    }
+    guest.space.ip("link set eth0 address 02:00:00:00:00:99");
+    guest.space.ip("neigh flush all");
+    assert_eq!(guest.space.ask_udp("0.0.0.0", SERVER, SILENCE), None);
+    assert_eq!(guest.dhcp(), None, "another hardware address got a lease");
+    assert_eq!(world.datagrams.load(Ordering::Relaxed), 0);
+    // Others and the node's view of them are untouched.
+    assert_eq!(other.space.ask_tcp(SERVER, PATIENCE).as_deref(), Some(NODE));
+}
+
+#[test]
+fn a_guest_cannot_claim_another_address_by_arp() {
+    let Some(world) = World::new("ARP") else { return };
+    if !can_run("ARP", &["busybox"]) {
+        return;
+    }
+    let (guest, other) = (world.guest(1), world.guest(2));
+    for address in [other.ip(), "10.77.0.1".to_owned()] {
+        guest.space.try_run(&format!("busybox arping -U -c 1 -w 1 -I eth0 -s {address} {address}"));
+    }
+    let neighbours = world.node.ip("-4 neigh show");
+    let lines: Vec<&str> =
+        neighbours.lines().filter(|line| line.contains(" dev hf")).collect();
+    assert!(lines.iter().all(|line| line.contains("PERMANENT")), "{lines:?}");
+    let reached = world.node.ask_tcp(&format!("{}:80", other.ip()), PATIENCE);
+    assert_eq!(reached.as_deref(), Some("10.77.0.1"));
+}
+
+#[test]
+fn the_node_opens_connections_to_a_guest() {
+    let Some(world) = World::new("tunnels into guests") else { return };
+    let guest = world.guest(1);
+    let reached = world.node.ask_tcp(&format!("{}:80", guest.ip()), PATIENCE);
+    assert_eq!(reached.as_deref(), Some("10.77.0.1"));
+}
+
+#[test]
+fn nobody_outside_opens_connections_to_a_guest() {
+    let Some(world) = World::new("guests closed to the outside") else { return };
+    let guest = world.guest(1);
+    assert_eq!(world.internet.ask_tcp(&format!("{}:80", guest.ip()), SILENCE), None);
+    assert!(!world.internet.pings(&guest.ip()));
+}
+
+#[test]
+fn private_networks_are_closed_but_for_name_servers() {
+    let Some(world) = World::new("private networks") else { return };
+    if !can_run("private networks", &["busybox"]) {
+        return;
+    }
+    let guest = world.guest(1);
+    assert_eq!(guest.space.ask_tcp(&format!("{PRIVATE}:80"), SILENCE), None);
+    let server = format!("{PRIVATE}:53");
+    assert_eq!(guest.space.ask_tcp(&server, PATIENCE).as_deref(), Some(NODE));
+    assert_eq!(guest.space.ask_udp("0.0.0.0", &server, PATIENCE).as_deref(), Some(NODE));
+    // The uplinks learn of another server: the old one is closed, guests are told the new one.
+    let dns = vec![IpAddr::from(Ipv4Addr::new(203, 0, 113, 53))];
+    world.uplinks.send_replace(NetworkStatus { dns, ..NetworkStatus::default() });
+    wait_for("the old name server is closed", PATIENCE, || {
+        guest.space.ask_tcp(&server, SILENCE).is_none()
+    });
+    assert!(guest.dhcp().unwrap().contains("203.0.113.53"));
+}
+
+#[test]
+fn running_guests_survive_the_agent() {
+    let Some(mut world) = World::new("a restart of the agent") else { return };
+    if !can_run("a restart of the agent", &["busybox"]) {
+        return;
+    }
+    let guest = world.guest(1);
+    world.kill_agent();
+    assert_eq!(guest.space.ask_tcp(SERVER, PATIENCE).as_deref(), Some(NODE));
+    assert_eq!(guest.space.ask_tcp("10.77.0.1:80", SILENCE), None);
+    world.start_agent();
+    let machine = guest.address.machine;
+    assert_eq!(world.networks().adopt(machine).unwrap(), guest.address);
+    assert_eq!(guest.space.ask_tcp(SERVER, PATIENCE).as_deref(), Some(NODE));
+    assert!(guest.dhcp().is_some(), "the new agent answers no DHCP");
+    // While its VMM lives, nobody else gets the tap.
+    let again = world.runtime.as_ref().unwrap().block_on(world.networks().create(machine));
+    assert!(again.is_err());
+}
+
+#[test]
+fn a_machine_that_starts_again_keeps_its_address() {
+    let Some(world) = World::new("a restart of a machine") else { return };
+    let guest = world.guest(1);
+    let before = guest.address.clone();
+    drop(guest);
+    assert_eq!(world.guest(1).address, before);
+}
+
+#[test]
+fn a_deleted_machine_leaves_nothing_behind() {
+    let Some(world) = World::new("deletion") else { return };
+    if !can_run("deletion", &["nft"]) {
+        return;
+    }
+    let (guest, other) = (world.guest(1), world.guest(2));
+    let tap = guest.address.interface.clone();
+    let runtime = world.runtime.as_ref().unwrap();
+    runtime.block_on(world.networks().delete(guest.address.machine)).unwrap();
+    runtime.block_on(world.networks().delete(guest.address.machine)).unwrap();
+    assert!(!world.node.ip("link show").contains(&tap));
+    assert!(!world.node.ip("route show").contains(&guest.ip()));
+    assert!(!world.node.run("nft list ruleset").contains(&tap));
+    assert!(world.networks().adopt(guest.address.machine).is_err());
+    assert_eq!(other.space.ask_tcp(SERVER, PATIENCE).as_deref(), Some(NODE));
+}
