@@ -61,6 +61,8 @@ pub struct BuildOptions {
     pub cache: PathBuf,
     /// A node configuration to bake in.
     pub config: Option<PathBuf>,
+    /// A folder with programs that are already built; they are built here unless given.
+    pub programs: Option<PathBuf>,
     /// Parallel jobs of the compilers.
     pub jobs: usize,
 }
@@ -73,6 +75,7 @@ impl BuildOptions {
             output: workspace.join("target/image"),
             cache: default_cache(),
             config: None,
+            programs: None,
             jobs: std::thread::available_parallelism().map_or(1, usize::from),
         }
     }
@@ -144,10 +147,7 @@ fn gather(options: &BuildOptions, progress: &dyn Progress) -> Result<assemble::I
     let stub = stub(options, &archive, &stub_version)?;
     progress.finished(Step::Packages, Outcome::Built);
     let kernel = kernel_of(options, &archive, progress)?;
-    let target = options.cache.join("programs");
-    let builder =
-        programs::Builder { workspace: &options.workspace, target: &target, jobs: options.jobs };
-    let programs = builder.build(&manifest.programs(), progress)?;
+    let programs = programs_of(options, &manifest, progress)?;
     let read_text = |path: &Path| fs::read_to_string(path).map_err(file("read", path));
     Ok(assemble::Inputs {
         kernel: fs::read(&kernel.image).map_err(file("read", &kernel.image))?,
@@ -192,6 +192,25 @@ fn kernel_of(
     let builder =
         kernel::Builder { cache: &options.cache, fragments: &fragments, jobs: options.jobs };
     builder.build(archive, progress)
+}
+
+/// The folder with our programs, built or given.
+fn programs_of(
+    options: &BuildOptions,
+    manifest: &Manifest,
+    progress: &dyn Progress,
+) -> Result<PathBuf, ProgramError> {
+    let wanted = manifest.programs();
+    if let Some(folder) = &options.programs {
+        for (_, bin) in &wanted {
+            programs::check_static(&folder.join(bin))?;
+        }
+        return Ok(folder.clone());
+    }
+    let target = options.cache.join("programs");
+    let builder =
+        programs::Builder { workspace: &options.workspace, target: &target, jobs: options.jobs };
+    builder.build(&wanted, progress)
 }
 
 fn stub(options: &BuildOptions, archive: &Archive, version: &str) -> Result<Vec<u8>, ImageError> {

@@ -26,6 +26,9 @@ struct Arguments {
     /// A node configuration to bake in as /etc/holdfast.toml.
     #[arg(long)]
     config: Option<PathBuf>,
+    /// A folder with programs that are already built; they are built from the checkout unless given.
+    #[arg(long)]
+    programs: Option<PathBuf>,
     /// Parallel jobs of the compilers; all processors unless given.
     #[arg(long)]
     jobs: Option<usize>,
@@ -71,6 +74,7 @@ fn run(arguments: &Arguments) -> Result<(), image::ImageError> {
         options.jobs = jobs;
     }
     options.config.clone_from(&arguments.config);
+    options.programs.clone_from(&arguments.programs);
     let terminal = Terminal::default();
     if arguments.kernel_only {
         let kernel = image::build_kernel(&options, &terminal)?;

@@ -70,6 +70,8 @@ pub(crate) fn iso(
     xorriso
         .env("SOURCE_DATE_EPOCH", time.to_string())
         .args(["-as", "mkisofs", "-quiet", "-V", "HOLDFAST_OS", "-r"])
+        .arg("--set_all_file_dates")
+        .arg(format!("={time}"))
         .args(["-partition_offset", "16", "-append_partition", "2"])
         .arg(gpt::TYPE_ESP.to_string())
         .arg(&volume)
@@ -191,11 +193,12 @@ pub(crate) fn pxe(
     Ok(())
 }
 
-/// The one signed file where firmware is UEFI, its parts otherwise.
+/// The one signed file where firmware is UEFI, its parts otherwise. The command line is repeated
+/// because iPXE always passes one, which replaces the built-in one while Secure Boot is off.
 fn ipxe_script(cmdline: &str) -> String {
     format!(
         "#!ipxe\n\
-         iseq ${{platform}} efi && chain holdfast.efi ||\n\
+         iseq ${{platform}} efi && chain holdfast.efi {cmdline} ||\n\
          kernel vmlinuz initrd=initrd {cmdline}\n\
          initrd initrd\n\
          boot\n"
@@ -236,6 +239,7 @@ mod tests {
     fn the_script_falls_back_to_the_parts() {
         let script = ipxe_script("console=ttyS0");
         assert!(script.starts_with("#!ipxe\n"));
+        assert!(script.contains(" chain holdfast.efi console=ttyS0 ||\n"));
         assert!(script.contains("\nkernel vmlinuz initrd=initrd console=ttyS0\n"));
     }
 }

@@ -146,7 +146,7 @@ fn set_mode(path: &Path, mode: u32) -> Result<(), RootError> {
 }
 
 /// Packs `folder` into `image`.
-pub(crate) fn pack(folder: &Path, image: &Path) -> Result<(), RootError> {
+pub fn pack(folder: &Path, image: &Path) -> Result<(), RootError> {
     let mut mkfs = tools::command("mkfs.erofs");
     mkfs.args([COMPRESSION, CLUSTER, "-T0", "--all-root", "-x-1", "-U", UUID])
         .arg(image)
