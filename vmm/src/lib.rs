@@ -1,1 +1,14 @@
-//! vmm
+//! `holdfast-vmm`: one unprivileged, jailed process per machine. It runs a guest on KVM with PCIe,
+//! virtio and passed-through devices, and leaves to others which machine runs when.
+
+#![deny(unsafe_code)]
+
+pub mod console;
+pub mod devices;
+pub mod irq;
+pub mod layout;
+pub mod pci;
+pub mod sandbox;
+#[allow(unsafe_code, reason = "the only system calls of this crate")]
+pub mod sys;
+pub mod vfio;

@@ -1,0 +1,104 @@
+//! The guest's console output, kept so that a late reader gets it in full: a ring of the newest
+//! bytes, addressed by their offset since the guest started.
+
+use std::{
+    collections::VecDeque,
+    io,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+/// Bytes of output kept.
+pub const CAPACITY: usize = 1 << 20;
+
+/// The output. Clones share it.
+#[derive(Clone, Default)]
+pub struct Console {
+    shared: Arc<(Mutex<Ring>, Condvar)>,
+}
+
+#[derive(Default)]
+struct Ring {
+    bytes: VecDeque<u8>,
+    end: u64,
+}
+
+/// A piece of output.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Piece {
+    /// Offset of its first byte.
+    pub from: u64,
+    /// The bytes.
+    pub bytes: Vec<u8>,
+    /// Offset behind the newest byte there is.
+    pub end: u64,
+}
+
+impl Console {
+    /// Adds output; the oldest goes when the ring is full.
+    pub fn push(&self, bytes: &[u8]) {
+        let (_, changed) = &*self.shared;
+        let mut ring = self.ring();
+        for byte in bytes {
+            if ring.bytes.len() == CAPACITY {
+                ring.bytes.pop_front();
+            }
+            ring.bytes.push_back(*byte);
+            ring.end += 1;
+        }
+        changed.notify_all();
+    }
+
+    /// Returns output from offset `from`, or from the oldest byte kept if that is later; at most
+    /// `most` bytes. Waits up to `wait` for a byte to be there.
+    pub fn read(&self, from: u64, most: usize, wait: Duration) -> Piece {
+        let (_, changed) = &*self.shared;
+        let ring = self.ring();
+        let (ring, _) = changed
+            .wait_timeout_while(ring, wait, |ring| ring.end <= from)
+            .unwrap_or_else(PoisonError::into_inner);
+        let start = ring.end - ring.bytes.len() as u64;
+        let from = from.clamp(start, ring.end);
+        let skip = usize::try_from(from - start).unwrap_or(usize::MAX);
+        let bytes = ring.bytes.iter().skip(skip).take(most).copied().collect();
+        Piece { from, bytes, end: ring.end }
+    }
+
+    /// Returns the offsets of the oldest byte kept and behind the newest.
+    pub fn range(&self) -> (u64, u64) {
+        let ring = self.ring();
+        (ring.end - ring.bytes.len() as u64, ring.end)
+    }
+
+    fn ring(&self) -> MutexGuard<'_, Ring> {
+        self.shared.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl io::Write for Console {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.push(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn late_readers_get_what_is_kept() {
+        let console = Console::default();
+        console.push(b"hello");
+        let piece = console.read(1, 3, Duration::ZERO);
+        assert_eq!(piece, Piece { from: 1, bytes: b"ell".to_vec(), end: 5 });
+        console.push(&vec![b'x'; CAPACITY]);
+        let piece = console.read(0, 1, Duration::ZERO);
+        assert_eq!((piece.from, piece.end), (5, 5 + CAPACITY as u64));
+        assert_eq!(console.read(u64::MAX, 9, Duration::ZERO).bytes, b"");
+    }
+}

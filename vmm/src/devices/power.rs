@@ -1,0 +1,198 @@
+//! Power and reset: the ACPI PM1 registers, the reset control register and the keyboard
+//! controller's reset line.
+//! Source: ACPI 6.5 §4.8.3.1 (PM1 event), §4.8.3.2 (PM1 control), §4.8.3.3 (PM timer), §4.8.3.6
+//! (reset register); Intel ICH9 datasheet §13.7.5 (0xcf9).
+//!
+//! | Port        | Access | Register                                       |
+//! |-------------|--------|------------------------------------------------|
+//! | 0x600..602  | r/w1c  | PM1 status: bit 8 power button                 |
+//! | 0x602..604  | r/w    | PM1 enable                                     |
+//! | 0x604..606  | r/w    | PM1 control: bit 0 SCI on, 12:10 type, 13 sleep |
+//! | 0x608..60c  | r      | PM timer, 3.579545 MHz, 32 bits                |
+//! | 0xcf9       | r/w    | reset control: bits 2 and 1                    |
+//! | 0x64        | r/w    | keyboard controller: 0xfe pulses reset         |
+
+use std::{sync::Arc, time::Duration};
+
+use crate::irq::{InterruptLine, Level};
+
+/// First of the PM ports.
+pub const PM_BASE: u16 = 0x600;
+/// Number of PM ports.
+pub const PM_LENGTH: u16 = 12;
+/// PM1 event block.
+pub const PM1_EVENT: u16 = PM_BASE;
+/// PM1 control block.
+pub const PM1_CONTROL: u16 = PM_BASE + 4;
+/// PM timer block.
+pub const PM_TIMER: u16 = PM_BASE + 8;
+/// Reset control register.
+pub const RESET_PORT: u16 = 0xcf9;
+/// What the guest writes there to reset.
+pub const RESET_VALUE: u8 = 6;
+/// Keyboard controller's command port.
+pub const KEYBOARD_PORT: u16 = 0x64;
+/// Interrupt of ACPI events.
+pub const SCI: u32 = 9;
+/// Sleep type that means off (`\_S5`).
+pub const SLEEP_OFF: u8 = 5;
+
+const POWER_BUTTON: u16 = 1 << 8;
+const SCI_ENABLE: u16 = 1 << 0;
+const SLEEP_ENABLE: u16 = 1 << 13;
+const KEYBOARD_RESET: u8 = 0xfe;
+/// Reset control: reset the CPU.
+const RESET_CPU: u8 = 1 << 2;
+/// Frequency of the PM timer, in Hz (ACPI 6.5 §4.8.3.3).
+const TIMER_HZ: u128 = 3_579_545;
+
+/// What a write asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Request {
+    /// Nothing.
+    None,
+    /// Power off.
+    Off,
+    /// Reset.
+    Reset,
+}
+
+/// Registers of power management.
+pub struct Power {
+    status: u16,
+    enable: u16,
+    control: u16,
+    sci: Arc<dyn InterruptLine>,
+}
+
+impl Power {
+    /// Makes the registers, with ACPI mode already on, interrupting through `sci`.
+    pub fn new(sci: Arc<dyn InterruptLine>) -> Self {
+        Self { status: 0, enable: 0, control: SCI_ENABLE, sci }
+    }
+
+    /// Presses the power button.
+    pub fn press_button(&mut self) {
+        self.status |= POWER_BUTTON;
+        self.update();
+    }
+
+    /// Reads one byte at `offset` from [`PM_BASE`], `uptime` after the machine started.
+    pub fn read(&self, offset: u16, uptime: Duration) -> u8 {
+        let [status0, status1] = self.status.to_le_bytes();
+        let [enable0, enable1] = self.enable.to_le_bytes();
+        let [control0, control1] = self.control.to_le_bytes();
+        let ticks = uptime.as_nanos() * TIMER_HZ / 1_000_000_000;
+        let timer = ticks.to_le_bytes();
+        let registers = [
+            status0, status1, enable0, enable1, control0, control1, 0, 0, timer[0], timer[1], timer[2],
+            timer[3],
+        ];
+        registers.get(usize::from(offset)).copied().unwrap_or(0xff)
+    }
+
+    /// Writes bytes at `offset` from [`PM_BASE`].
+    pub fn write(&mut self, offset: u16, data: &[u8]) -> Request {
+        for (at, byte) in (usize::from(offset)..).zip(data) {
+            let byte = *byte;
+            match at {
+                0 => self.status &= !u16::from(byte),
+                1 => self.status &= !(u16::from(byte) << 8),
+                2 => self.enable = self.enable & 0xff00 | u16::from(byte),
+                3 => self.enable = self.enable & 0x00ff | u16::from(byte) << 8,
+                4 => self.control = self.control & 0xff00 | u16::from(byte) | SCI_ENABLE,
+                5 => self.control = self.control & 0x00ff | u16::from(byte) << 8,
+                _ => {}
+            }
+        }
+        self.update();
+        let off = self.control & SLEEP_ENABLE != 0
+            && self.control >> 10 & 7 == u16::from(SLEEP_OFF);
+        self.control &= !SLEEP_ENABLE;
+        if off { Request::Off } else { Request::None }
+    }
+
+    fn update(&self) {
+        let level = if self.status & self.enable != 0 { Level::High } else { Level::Low };
+        // KVM refuses only on a machine that is going away.
+        let _ = self.sci.set_level(level);
+    }
+}
+
+/// Returns what a write to the reset control register asks for.
+pub fn reset_control(value: u8) -> Request {
+    if value & RESET_CPU != 0 { Request::Reset } else { Request::None }
+}
+
+/// Returns what a write to the keyboard controller's command port asks for.
+pub fn keyboard(value: u8) -> Request {
+    if value == KEYBOARD_RESET { Request::Reset } else { Request::None }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io,
+        os::fd::{AsFd, BorrowedFd, OwnedFd},
+        sync::Mutex,
+    };
+
+    use super::*;
+
+    struct Wire {
+        level: Mutex<Level>,
+        file: OwnedFd,
+    }
+
+    impl InterruptLine for Wire {
+        fn set_level(&self, asserted: Level) -> io::Result<()> {
+            *self.level.lock().expect("one thread") = asserted;
+            Ok(())
+        }
+        fn trigger_fd(&self) -> BorrowedFd<'_> {
+            self.file.as_fd()
+        }
+        fn resample_fd(&self) -> BorrowedFd<'_> {
+            self.file.as_fd()
+        }
+    }
+
+    fn power() -> (Power, Arc<Wire>) {
+        let file = OwnedFd::from(std::fs::File::open("/dev/null").expect("there"));
+        let wire = Arc::new(Wire { level: Mutex::new(Level::Low), file });
+        (Power::new(Arc::<Wire>::clone(&wire)), wire)
+    }
+
+    #[test]
+    fn the_button_interrupts_until_acknowledged() {
+        let (mut power, wire) = power();
+        power.write(2, &[0, 1]);
+        power.press_button();
+        assert_eq!(*wire.level.lock().expect("one thread"), Level::High);
+        assert_eq!(power.read(1, Duration::ZERO), 1);
+        power.write(0, &[0, 1]);
+        assert_eq!(*wire.level.lock().expect("one thread"), Level::Low);
+    }
+
+    #[test]
+    fn sleep_type_five_turns_off() {
+        let (mut power, _) = power();
+        assert_eq!(power.write(4, &(5u16 << 10).to_le_bytes()), Request::None);
+        assert_eq!(power.write(4, &(5u16 << 10 | 1 << 13).to_le_bytes()), Request::Off);
+        assert_eq!(power.write(4, &(1u16 << 10 | 1 << 13).to_le_bytes()), Request::None);
+        assert_eq!(power.read(4, Duration::ZERO) & 1, 1);
+    }
+
+    #[test]
+    fn both_resets_are_known() {
+        assert_eq!((reset_control(2), reset_control(RESET_VALUE)), (Request::None, Request::Reset));
+        assert_eq!((keyboard(0xd1), keyboard(0xfe)), (Request::None, Request::Reset));
+    }
+
+    #[test]
+    fn the_timer_counts_at_its_frequency() {
+        let (power, _) = power();
+        let ticks: Vec<u8> = (8..12).map(|at| power.read(at, Duration::from_secs(1))).collect();
+        assert_eq!(u32::from_le_bytes([ticks[0], ticks[1], ticks[2], ticks[3]]), 3_579_545);
+    }
+}

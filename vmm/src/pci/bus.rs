@@ -1,0 +1,312 @@
+//! The bus: finds the function for a configuration access, and the BAR for a memory or port
+//! access. What nobody answers reads as ones, and writes to it are lost.
+//! Source: PCI Express Base Specification 6.0 §7.2.2 (ECAM); PCI Local Bus 3.0 §3.2.2.3.2 (0xcf8).
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use super::function::{Bar, BarKind, PciFunction};
+
+/// Bus, device and function of an emulated function.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Address {
+    /// Bus.
+    pub bus: u8,
+    /// Device, 0..=31.
+    pub device: u8,
+    /// Function, 0..=7.
+    pub function: u8,
+}
+
+type Shared = Arc<Mutex<dyn PciFunction>>;
+
+/// A decoded range: which BAR of which function.
+#[derive(Clone)]
+struct Decoded {
+    size: u64,
+    bar: u8,
+    function: Shared,
+}
+
+/// A function on the bus and the bridge above it.
+struct Seat {
+    function: Shared,
+    /// The bridge above: its seat. A device is reached under the bus number that the bridge has.
+    parent: Option<Address>,
+    bars: Vec<Bar>,
+}
+
+/// All functions of a machine.
+#[derive(Default)]
+pub struct Bus {
+    seats: BTreeMap<Address, Seat>,
+    memory: BTreeMap<u64, Decoded>,
+    ports: BTreeMap<u64, Decoded>,
+    /// The address register at port 0xcf8.
+    selected: u32,
+}
+
+impl Bus {
+    /// Seats a function on bus 0.
+    pub fn add(&mut self, address: Address, function: Shared) {
+        self.seats.insert(address, Seat { function, parent: None, bars: Vec::new() });
+        self.refresh(address);
+    }
+
+    /// Seats a function behind the bridge at `parent`. Its `address.bus` is only its name here: the
+    /// guest finds it under the secondary bus number it gave the bridge.
+    pub fn add_behind(&mut self, parent: Address, address: Address, function: Shared) {
+        self.seats.insert(address, Seat { function, parent: Some(parent), bars: Vec::new() });
+        self.refresh(address);
+    }
+
+    /// Reads configuration space through ECAM at `offset` from its base.
+    pub fn read_ecam(&self, offset: u64, data: &mut [u8]) {
+        data.fill(0xff);
+        let (address, register) = ecam(offset);
+        if let Some((_, function)) = self.find(address) {
+            lock(&function).read_config(register, data);
+        }
+    }
+
+    /// Writes configuration space through ECAM at `offset` from its base.
+    pub fn write_ecam(&mut self, offset: u64, data: &[u8]) {
+        let (address, register) = ecam(offset);
+        if let Some((seat, function)) = self.find(address) {
+            lock(&function).write_config(register, data);
+            self.refresh(seat);
+        }
+    }
+
+    /// Reads ports 0xcf8..=0xcff; `port` is relative to 0xcf8.
+    pub fn read_mechanism1(&self, port: u16, data: &mut [u8]) {
+        data.fill(0xff);
+        if port < 4 {
+            let bytes = self.selected.to_le_bytes();
+            for (index, byte) in data.iter_mut().enumerate() {
+                *byte = bytes.get(usize::from(port) + index).copied().unwrap_or(0xff);
+            }
+        } else if let Some(offset) = self.mechanism1_offset(port) {
+            self.read_ecam(offset, data);
+        }
+    }
+
+    /// Writes ports 0xcf8..=0xcff; `port` is relative to 0xcf8.
+    pub fn write_mechanism1(&mut self, port: u16, data: &[u8]) {
+        if port == 0 && data.len() == 4 {
+            self.selected = u32::from_le_bytes([data[0], data[1], data[2], data[3]]);
+        } else if port >= 4
+            && let Some(offset) = self.mechanism1_offset(port)
+        {
+            self.write_ecam(offset, data);
+        }
+    }
+
+    /// Reads guest memory that a BAR decodes. Returns whether one does.
+    pub fn read_memory(&self, address: u64, data: &mut [u8]) -> Answered {
+        access(&self.memory, address, data.len(), |function, bar, offset| {
+            function.read_bar(bar, offset, data);
+        })
+    }
+
+    /// Writes guest memory that a BAR decodes. Returns whether one does.
+    pub fn write_memory(&self, address: u64, data: &[u8]) -> Answered {
+        access(&self.memory, address, data.len(), |function, bar, offset| {
+            function.write_bar(bar, offset, data);
+        })
+    }
+
+    /// Reads ports that a BAR decodes. Returns whether one does.
+    pub fn read_port(&self, port: u16, data: &mut [u8]) -> Answered {
+        access(&self.ports, u64::from(port), data.len(), |function, bar, offset| {
+            function.read_bar(bar, offset, data);
+        })
+    }
+
+    /// Writes ports that a BAR decodes. Returns whether one does.
+    pub fn write_port(&self, port: u16, data: &[u8]) -> Answered {
+        access(&self.ports, u64::from(port), data.len(), |function, bar, offset| {
+            function.write_bar(bar, offset, data);
+        })
+    }
+
+    fn mechanism1_offset(&self, port: u16) -> Option<u64> {
+        let enabled = self.selected & 1 << 31 != 0;
+        let function = u64::from(self.selected >> 8 & 0xffff);
+        let register = u64::from(self.selected & 0xfc) + u64::from(port - 4);
+        enabled.then_some(function << 12 | register)
+    }
+
+    /// Finds the function that answers to `address` with the bridges as the guest set them.
+    fn find(&self, address: Address) -> Option<(Address, Shared)> {
+        if address.bus == 0 {
+            let seat = self.seats.get(&address).filter(|seat| seat.parent.is_none())?;
+            return Some((address, Arc::clone(&seat.function)));
+        }
+        self.seats.iter().find_map(|(name, seat)| {
+            let parent = self.seats.get(&seat.parent?)?;
+            let mut secondary = [0];
+            lock(&parent.function).read_config(0x19, &mut secondary);
+            let here = secondary[0] == address.bus
+                && (name.device, name.function) == (address.device, address.function);
+            here.then(|| (*name, Arc::clone(&seat.function)))
+        })
+    }
+
+    /// Takes note of a function's BARs after its registers were written.
+    fn refresh(&mut self, address: Address) {
+        let Some(seat) = self.seats.get_mut(&address) else { return };
+        let function = Arc::clone(&seat.function);
+        let bars = lock(&function).bars();
+        if bars == seat.bars {
+            return;
+        }
+        let old = std::mem::replace(&mut seat.bars, bars.clone());
+        for bar in old.iter().filter(|bar| bar.decoding) {
+            let table = if bar.kind == BarKind::Io { &mut self.ports } else { &mut self.memory };
+            let ours = table.get(&bar.address).is_some_and(|d| Arc::ptr_eq(&d.function, &function));
+            if ours {
+                table.remove(&bar.address);
+            }
+        }
+        for bar in bars.iter().filter(|bar| bar.decoding && bar.address != 0) {
+            let table = if bar.kind == BarKind::Io { &mut self.ports } else { &mut self.memory };
+            let decoded = Decoded { size: bar.size, bar: bar.index, function: Arc::clone(&function) };
+            table.insert(bar.address, decoded);
+        }
+        lock(&function).bars_changed();
+    }
+}
+
+/// Whether somebody decoded an access.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Answered {
+    /// A BAR did.
+    Yes,
+    /// Nobody did.
+    No,
+}
+
+fn access(
+    table: &BTreeMap<u64, Decoded>,
+    address: u64,
+    length: usize,
+    act: impl FnOnce(&mut dyn PciFunction, u8, u64),
+) -> Answered {
+    let Some((base, decoded)) = table.range(..=address).next_back() else { return Answered::No };
+    let offset = address - base;
+    let inside = offset.checked_add(length as u64).is_some_and(|end| end <= decoded.size);
+    if !inside {
+        return Answered::No;
+    }
+    act(&mut *lock(&decoded.function), decoded.bar, offset);
+    Answered::Yes
+}
+
+fn ecam(offset: u64) -> (Address, u16) {
+    let byte = |shift: u32, mask: u64| u8::try_from(offset >> shift & mask).unwrap_or(u8::MAX);
+    let address = Address { bus: byte(20, 0xff), device: byte(15, 0x1f), function: byte(12, 7) };
+    (address, u16::try_from(offset & 0xfff).unwrap_or(0xfff))
+}
+
+fn lock(function: &Shared) -> std::sync::MutexGuard<'_, dyn PciFunction + 'static> {
+    function.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pci::{
+        config::{ConfigSpace, Identity},
+        root_port::{Link, RootPort},
+    };
+
+    struct Plain {
+        config: ConfigSpace,
+        cell: u8,
+    }
+
+    impl PciFunction for Plain {
+        fn read_config(&mut self, offset: u16, data: &mut [u8]) {
+            self.config.read(offset, data);
+        }
+        fn write_config(&mut self, offset: u16, data: &[u8]) {
+            self.config.write(offset, data);
+        }
+        fn bars(&self) -> Vec<Bar> {
+            self.config.bars()
+        }
+        fn place_bar(&mut self, index: u8, address: u64) {
+            self.config.place_bar(index, address);
+        }
+        fn read_bar(&mut self, _bar: u8, _offset: u64, data: &mut [u8]) {
+            data.fill(self.cell);
+        }
+        fn write_bar(&mut self, _bar: u8, _offset: u64, data: &[u8]) {
+            self.cell = data[0];
+        }
+    }
+
+    fn bus() -> Bus {
+        let identity = Identity {
+            vendor: 0x1234,
+            device: 0x5678,
+            class: 0,
+            revision: 0,
+            subsystem_vendor: 0,
+            subsystem: 0,
+        };
+        let mut config = ConfigSpace::new(identity);
+        config.add_bar(0, BarKind::Memory32, 0x1000).expect("fits");
+        config.place_bar(0, 0xc000_0000);
+        let port = RootPort::new(1, Link { speed: 1, width: 1 }).expect("room");
+        let mut bus = Bus::default();
+        let above = Address { bus: 0, device: 2, function: 0 };
+        bus.add(above, Arc::new(Mutex::new(port)));
+        let name = Address { bus: 1, device: 0, function: 0 };
+        bus.add_behind(above, name, Arc::new(Mutex::new(Plain { config, cell: 9 })));
+        bus
+    }
+
+    const PORT: u64 = 2 << 15;
+
+    #[test]
+    fn devices_move_with_their_bridge() {
+        let mut bus = bus();
+        let mut data = [0; 4];
+        bus.write_ecam(PORT | 0x18, &[0, 7, 7, 0]);
+        bus.read_ecam(7 << 20, &mut data);
+        assert_eq!(u32::from_le_bytes(data), 0x5678_1234);
+        bus.read_ecam(1 << 20, &mut data);
+        assert_eq!(data, [0xff; 4]);
+    }
+
+    #[test]
+    fn bars_answer_only_while_decoding_and_inside() {
+        let mut bus = bus();
+        let mut data = [0; 4];
+        bus.write_ecam(PORT | 0x18, &[0, 1, 1, 0]);
+        assert_eq!(bus.read_memory(0xc000_0000, &mut data), Answered::No);
+        bus.write_ecam(1 << 20 | 4, &[2, 0]);
+        assert_eq!(bus.read_memory(0xc000_0ffc, &mut data), Answered::Yes);
+        assert_eq!(data, [9; 4]);
+        assert_eq!(bus.read_memory(0xc000_0ffe, &mut data), Answered::No);
+        bus.write_ecam(1 << 20 | 0x10, &[0, 0, 0, 0xd0]);
+        assert_eq!(bus.read_memory(0xc000_0000, &mut data), Answered::No);
+        assert_eq!(bus.read_memory(0xd000_0000, &mut data), Answered::Yes);
+    }
+
+    #[test]
+    fn the_old_ports_reach_the_same_registers() {
+        let mut bus = bus();
+        let mut data = [0; 2];
+        bus.write_mechanism1(0, &(1u32 << 31 | 2 << 11).to_le_bytes());
+        bus.read_mechanism1(4, &mut data);
+        assert_eq!(u16::from_le_bytes(data), 0x1b36);
+        bus.write_mechanism1(0, &0u32.to_le_bytes());
+        bus.read_mechanism1(4, &mut data);
+        assert_eq!(data, [0xff; 2]);
+    }
+}

@@ -1,0 +1,9 @@
+//! PCI Express as the guest sees it: configuration space, the bus, root ports, MSI-X tables, and
+//! the placing of BARs. Devices behind the bus are in `devices` and `vfio`.
+
+pub mod allocate;
+pub mod bus;
+pub mod config;
+pub mod function;
+pub mod msix;
+pub mod root_port;

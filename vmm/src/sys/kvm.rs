@@ -1,0 +1,440 @@
+//! KVM: one virtual machine, its memory slots, its fast paths and its interrupts.
+//! Source: Linux Documentation/virt/kvm/api.rst.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    os::fd::{BorrowedFd, FromRawFd, IntoRawFd, OwnedFd},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+};
+
+use kvm_bindings::{
+    KVM_IRQ_ROUTING_IRQCHIP, KVM_IRQ_ROUTING_MSI, KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER,
+    KVM_IRQCHIP_PIC_SLAVE, KVM_MEM_READONLY, KVM_PIT_SPEAKER_DUMMY, KvmIrqRouting,
+    kvm_irq_routing_entry, kvm_irq_routing_irqchip, kvm_irq_routing_msi, kvm_pit_config,
+    kvm_userspace_memory_region,
+};
+use kvm_ioctls::{IoEventAddress, Kvm, NoDatamatch, VcpuFd, VmFd};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+use super::memory::{Access, Mapping, Ram};
+use crate::irq::{InterruptLine, InterruptSource, Level, MsiMessage, MsiVector};
+
+/// Pins of the I/O APIC; the first GSIs are these.
+const IOAPIC_PINS: u32 = 24;
+/// First I/O APIC pin that PCI lines go to; eight follow.
+pub const FIRST_PCI_GSI: u32 = 16;
+/// Pins that PCI lines share.
+pub const PCI_GSIS: u32 = 8;
+/// Most message-signalled vectors of one machine; the kernel takes 4,096 routes in all.
+const MAX_MSI: u32 = 2048;
+/// Where KVM on Intel keeps three pages for real mode: below the firmware area.
+const TSS_ADDRESS: usize = 0xfffb_d000;
+/// Where KVM on Intel keeps one page of identity map.
+const IDENTITY_MAP_ADDRESS: u64 = 0xfffb_c000;
+
+/// Why KVM did not do what was asked.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message is the doc")]
+pub enum KvmError {
+    #[error("this is not KVM: the descriptor given as kvm_fd reports API version {0} instead of 12")]
+    NotKvm(i32),
+    #[error("KVM cannot {what}")]
+    Call { what: &'static str, source: io::Error },
+}
+
+fn call(what: &'static str) -> impl Fn(kvm_ioctls::Error) -> KvmError {
+    move |error| KvmError::Call { what, source: io::Error::from_raw_os_error(error.errno()) }
+}
+
+/// One virtual machine.
+pub struct Vm {
+    kvm: Kvm,
+    fd: VmFd,
+    slots: Mutex<BTreeSet<u32>>,
+    interrupts: Mutex<Interrupts>,
+    this: Weak<Vm>,
+}
+
+#[derive(Default)]
+struct Interrupts {
+    /// MSI routes by GSI.
+    routes: BTreeMap<u32, MsiMessage>,
+    /// GSIs handed out.
+    used: BTreeSet<u32>,
+    /// Who holds each line high.
+    asserted: BTreeMap<u32, BTreeSet<u64>>,
+    /// Names of lines given so far.
+    lines: u64,
+}
+
+impl Vm {
+    /// Creates a machine with in-kernel interrupt controllers and timer, over an open `/dev/kvm`.
+    pub fn new(kvm: OwnedFd) -> Result<Arc<Self>, KvmError> {
+        // SAFETY: the descriptor is owned here and given away once.
+        let kvm = unsafe { Kvm::from_raw_fd(kvm.into_raw_fd()) };
+        let version = kvm.get_api_version();
+        if version != 12 {
+            return Err(KvmError::NotKvm(version));
+        }
+        let fd = kvm.create_vm().map_err(call("create a machine"))?;
+        fd.set_tss_address(TSS_ADDRESS).map_err(call("place the task state segment"))?;
+        fd.set_identity_map_address(IDENTITY_MAP_ADDRESS).map_err(call("place the identity map"))?;
+        fd.create_irq_chip().map_err(call("create interrupt controllers"))?;
+        let pit = kvm_pit_config { flags: KVM_PIT_SPEAKER_DUMMY, ..Default::default() };
+        fd.create_pit2(pit).map_err(call("create the interval timer"))?;
+        let vm = Arc::new_cyclic(|this| Self {
+            kvm,
+            fd,
+            slots: Mutex::default(),
+            interrupts: Mutex::default(),
+            this: this.clone(),
+        });
+        vm.apply_routes(&vm.interrupts()).map_err(|source| KvmError::Call { what: "route interrupts", source })?;
+        Ok(vm)
+    }
+
+    /// Returns the system-wide interface.
+    pub fn kvm(&self) -> &Kvm {
+        &self.kvm
+    }
+
+    /// Creates virtual CPU `id`.
+    pub fn create_vcpu(&self, id: u8) -> Result<VcpuFd, KvmError> {
+        self.fd.create_vcpu(u64::from(id)).map_err(call("create a virtual CPU"))
+    }
+
+    /// Maps all guest memory. The slots stay as long as the machine.
+    pub fn map_ram(self: &Arc<Self>, ram: &Ram) -> Result<Vec<MemorySlot>, KvmError> {
+        let keep: Arc<dyn Send + Sync> = Arc::new(ram.memory.clone());
+        ram.regions
+            .iter()
+            .map(|region| {
+                let place = Place { guest: region.address, size: region.size };
+                self.add_slot(place, region.host_address, Access::ReadWrite, Arc::clone(&keep))
+            })
+            .collect()
+    }
+
+    /// Makes `size` bytes of `mapping`, from `offset`, guest memory at `guest` until the slot is
+    /// dropped.
+    pub fn map(
+        self: &Arc<Self>,
+        place: Place,
+        mapping: &Arc<Mapping>,
+        offset: u64,
+        access: Access,
+    ) -> Result<MemorySlot, KvmError> {
+        let inside = offset.checked_add(place.size).is_some_and(|end| end <= mapping.size() as u64);
+        if !inside {
+            let source = io::Error::other("the slot passes the end of its mapping");
+            return Err(KvmError::Call { what: "map memory", source });
+        }
+        let keep: Arc<dyn Send + Sync> = Arc::<Mapping>::clone(mapping);
+        self.add_slot(place, mapping.host_address() + offset, access, keep)
+    }
+
+    fn add_slot(
+        self: &Arc<Self>,
+        place: Place,
+        host: u64,
+        access: Access,
+        keep: Arc<dyn Send + Sync>,
+    ) -> Result<MemorySlot, KvmError> {
+        let slot = {
+            let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+            let slot = (0..u32::MAX).find(|slot| !slots.contains(slot)).unwrap_or(u32::MAX);
+            slots.insert(slot);
+            slot
+        };
+        let flags = if access == Access::ReadOnly { KVM_MEM_READONLY } else { 0 };
+        let region = kvm_userspace_memory_region {
+            slot,
+            flags,
+            guest_phys_addr: place.guest,
+            memory_size: place.size,
+            userspace_addr: host,
+        };
+        // SAFETY: the host range is mapped as long as `keep`, which the slot holds until after it
+        // has removed itself.
+        let done = unsafe { self.fd.set_user_memory_region(region) };
+        if let Err(error) = done {
+            self.slots.lock().unwrap_or_else(PoisonError::into_inner).remove(&slot);
+            return Err(call("map memory")(error));
+        }
+        Ok(MemorySlot { vm: Arc::clone(self), slot, place, _keep: keep })
+    }
+
+    /// Lets writes of any length to guest address `address` signal `event` without leaving the
+    /// kernel.
+    pub fn register_ioeventfd(&self, address: u64, event: &EventFd) -> Result<(), KvmError> {
+        self.fd
+            .register_ioevent(event, &IoEventAddress::Mmio(address), NoDatamatch)
+            .map_err(call("register an I/O event"))
+    }
+
+    /// Undoes [`Self::register_ioeventfd`].
+    pub fn unregister_ioeventfd(&self, address: u64, event: &EventFd) -> Result<(), KvmError> {
+        self.fd
+            .unregister_ioevent(event, &IoEventAddress::Mmio(address), NoDatamatch)
+            .map_err(call("unregister an I/O event"))
+    }
+
+    /// Sets the level of I/O APIC pin `gsi` for `holder`; the pin is high while anybody holds it.
+    fn set_line(&self, gsi: u32, holder: u64, level: Level) -> io::Result<()> {
+        let mut interrupts = self.interrupts();
+        let holders = interrupts.asserted.entry(gsi).or_default();
+        match level {
+            Level::High => holders.insert(holder),
+            Level::Low => holders.remove(&holder),
+        };
+        let high = !holders.is_empty();
+        self.fd.set_irq_line(gsi, high).map_err(os_error)
+    }
+
+    /// Returns the line of an ISA interrupt, such as 4 for the serial port.
+    pub fn isa_line(&self, gsi: u32) -> io::Result<Arc<dyn InterruptLine>> {
+        self.make_line(gsi)
+    }
+
+    fn make_line(&self, gsi: u32) -> io::Result<Arc<dyn InterruptLine>> {
+        let vm = self.this.upgrade().ok_or(io::ErrorKind::NotConnected)?;
+        let holder = {
+            let mut interrupts = self.interrupts();
+            interrupts.lines += 1;
+            interrupts.lines
+        };
+        let (trigger, resample) = (EventFd::new(EFD_NONBLOCK)?, EventFd::new(EFD_NONBLOCK)?);
+        Ok(Arc::new(KvmLine { vm, gsi, holder, trigger, resample, attached: Mutex::new(Attached::No) }))
+    }
+
+    fn interrupts(&self) -> MutexGuard<'_, Interrupts> {
+        self.interrupts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn apply_routes(&self, interrupts: &Interrupts) -> io::Result<()> {
+        let mut entries = Vec::new();
+        for pin in 0..IOAPIC_PINS {
+            entries.push(chip_route(pin, KVM_IRQCHIP_IOAPIC, pin));
+            if pin < 16 {
+                let chip = if pin < 8 { KVM_IRQCHIP_PIC_MASTER } else { KVM_IRQCHIP_PIC_SLAVE };
+                entries.push(chip_route(pin, chip, pin % 8));
+            }
+        }
+        for (gsi, message) in &interrupts.routes {
+            entries.push(msi_route(*gsi, *message));
+        }
+        let routing = KvmIrqRouting::from_entries(&entries)
+            .map_err(|error| io::Error::other(format!("{error:?}")))?;
+        self.fd.set_gsi_routing(&routing).map_err(os_error)
+    }
+}
+
+fn os_error(error: kvm_ioctls::Error) -> io::Error {
+    io::Error::from_raw_os_error(error.errno())
+}
+
+fn chip_route(gsi: u32, chip: u32, pin: u32) -> kvm_irq_routing_entry {
+    let mut entry = kvm_irq_routing_entry { gsi, type_: KVM_IRQ_ROUTING_IRQCHIP, ..Default::default() };
+    entry.u.irqchip = kvm_irq_routing_irqchip { irqchip: chip, pin };
+    entry
+}
+
+fn msi_route(gsi: u32, message: MsiMessage) -> kvm_irq_routing_entry {
+    let mut entry = kvm_irq_routing_entry { gsi, type_: KVM_IRQ_ROUTING_MSI, ..Default::default() };
+    let [low, high] = halves(message.address);
+    entry.u.msi = kvm_irq_routing_msi {
+        address_lo: low,
+        address_hi: high,
+        data: message.data,
+        ..Default::default()
+    };
+    entry
+}
+
+fn halves(value: u64) -> [u32; 2] {
+    let bytes = value.to_le_bytes();
+    let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+    [word(0), word(4)]
+}
+
+/// Where a slot lies in the guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// Guest-physical address.
+    pub guest: u64,
+    /// Length in bytes.
+    pub size: u64,
+}
+
+/// Memory that the guest has until this is dropped.
+pub struct MemorySlot {
+    vm: Arc<Vm>,
+    slot: u32,
+    place: Place,
+    _keep: Arc<dyn Send + Sync>,
+}
+
+impl MemorySlot {
+    /// Returns where the slot lies.
+    pub fn place(&self) -> Place {
+        self.place
+    }
+}
+
+impl Drop for MemorySlot {
+    fn drop(&mut self) {
+        let gone = kvm_userspace_memory_region {
+            slot: self.slot,
+            guest_phys_addr: self.place.guest,
+            ..Default::default()
+        };
+        // SAFETY: a size of zero removes the slot; no host memory is named.
+        let removed = unsafe { self.vm.fd.set_user_memory_region(gone) };
+        if removed.is_ok() {
+            self.vm.slots.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.slot);
+        }
+    }
+}
+
+impl InterruptSource for Vm {
+    fn allocate_msi(&self) -> io::Result<Arc<dyn MsiVector>> {
+        let vm = self.this.upgrade().ok_or(io::ErrorKind::NotConnected)?;
+        let gsi = {
+            let mut interrupts = self.interrupts();
+            let mut free = IOAPIC_PINS..IOAPIC_PINS + MAX_MSI;
+            let gsi = free.find(|gsi| !interrupts.used.contains(gsi)).ok_or_else(|| {
+                io::Error::other(format!("all {MAX_MSI} message-signalled interrupts are in use"))
+            })?;
+            interrupts.used.insert(gsi);
+            gsi
+        };
+        let event = EventFd::new(EFD_NONBLOCK)?;
+        Ok(Arc::new(KvmVector { vm, gsi, event, attached: Mutex::new(Attached::No) }))
+    }
+
+    fn line(&self, slot: u8, pin: u8) -> io::Result<Arc<dyn InterruptLine>> {
+        self.make_line(pci_gsi(slot, pin))
+    }
+}
+
+/// Returns the I/O APIC pin of INTx `pin` (1..=4) of the bus-0 device at `slot`; the same formula is
+/// in the `_PRT` of the ACPI tables.
+pub fn pci_gsi(slot: u8, pin: u8) -> u32 {
+    FIRST_PCI_GSI + (u32::from(slot) + u32::from(pin.max(1)) - 1) % PCI_GSIS
+}
+
+/// Whether an eventfd is wired to its interrupt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Attached {
+    No,
+    Yes,
+}
+
+struct KvmVector {
+    vm: Arc<Vm>,
+    gsi: u32,
+    event: EventFd,
+    attached: Mutex<Attached>,
+}
+
+impl MsiVector for KvmVector {
+    fn route(&self, message: Option<MsiMessage>) -> io::Result<()> {
+        let mut attached = self.attached.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(message) = message else {
+            if *attached == Attached::Yes {
+                self.vm.fd.unregister_irqfd(&self.event, self.gsi).map_err(os_error)?;
+                *attached = Attached::No;
+            }
+            return Ok(());
+        };
+        let mut interrupts = self.vm.interrupts();
+        if interrupts.routes.get(&self.gsi) != Some(&message) {
+            interrupts.routes.insert(self.gsi, message);
+            self.vm.apply_routes(&interrupts)?;
+        }
+        drop(interrupts);
+        if *attached == Attached::No {
+            self.vm.fd.register_irqfd(&self.event, self.gsi).map_err(os_error)?;
+            *attached = Attached::Yes;
+        }
+        Ok(())
+    }
+
+    fn eventfd(&self) -> BorrowedFd<'_> {
+        borrowed(&self.event)
+    }
+
+    fn trigger(&self) -> io::Result<()> {
+        self.event.write(1)
+    }
+}
+
+impl Drop for KvmVector {
+    fn drop(&mut self) {
+        // The machine may be gone already; then there is nothing to detach.
+        let _ = self.route(None);
+        let mut interrupts = self.vm.interrupts();
+        interrupts.used.remove(&self.gsi);
+        if interrupts.routes.remove(&self.gsi).is_some() {
+            let _ = self.vm.apply_routes(&interrupts);
+        }
+    }
+}
+
+struct KvmLine {
+    vm: Arc<Vm>,
+    gsi: u32,
+    holder: u64,
+    trigger: EventFd,
+    resample: EventFd,
+    attached: Mutex<Attached>,
+}
+
+impl KvmLine {
+    /// Wires the trigger on first use: lines that only ever use levels need no irqfd.
+    fn attach(&self) {
+        let mut attached = self.attached.lock().unwrap_or_else(PoisonError::into_inner);
+        let registered = *attached == Attached::Yes
+            || self
+                .vm
+                .fd
+                .register_irqfd_with_resample(&self.trigger, &self.resample, self.gsi)
+                .is_ok();
+        if registered {
+            *attached = Attached::Yes;
+        }
+    }
+}
+
+impl InterruptLine for KvmLine {
+    fn set_level(&self, asserted: Level) -> io::Result<()> {
+        self.vm.set_line(self.gsi, self.holder, asserted)
+    }
+
+    fn trigger_fd(&self) -> BorrowedFd<'_> {
+        self.attach();
+        borrowed(&self.trigger)
+    }
+
+    fn resample_fd(&self) -> BorrowedFd<'_> {
+        self.attach();
+        borrowed(&self.resample)
+    }
+}
+
+impl Drop for KvmLine {
+    fn drop(&mut self) {
+        let attached = self.attached.lock().unwrap_or_else(PoisonError::into_inner);
+        if *attached == Attached::Yes {
+            // The machine may be gone already; then there is nothing to detach.
+            let _ = self.vm.fd.unregister_irqfd(&self.trigger, self.gsi);
+        }
+    }
+}
+
+fn borrowed(event: &EventFd) -> BorrowedFd<'_> {
+    use std::os::fd::AsRawFd;
+    // SAFETY: the descriptor stays open as long as `event`, to whose life the result is bound.
+    unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) }
+}

@@ -1,0 +1,300 @@
+//! Guest memory and other mappings: memfd and hugetlb pages, and files mapped at an address that
+//! is congruent to a large page.
+//! Source: memfd_create(2), mmap(2), madvise(2) `MADV_POPULATE_WRITE`.
+
+use std::{
+    fs::File,
+    io,
+    os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+    ptr::NonNull,
+    sync::Arc,
+};
+
+use types::{units::Mebibytes, vm::MemoryBacking};
+use vm_memory::{
+    FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion,
+    GuestRegionMmap, MmapRegion,
+};
+
+/// Guest memory as devices see it: cheap to clone, addressed by guest-physical address.
+pub type GuestRam = GuestMemoryMmap<()>;
+
+/// Why guest memory cannot be had.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message is the doc")]
+pub enum MemoryError {
+    #[error("{size} of guest memory do not divide into {pages}; use a multiple of {step} MiB")]
+    Size { size: Mebibytes, pages: &'static str, step: u64 },
+    #[error("the host has not enough {pages} for {size} of guest memory")]
+    Short { size: Mebibytes, pages: &'static str, source: io::Error },
+    #[error("cannot {what} guest memory")]
+    Call { what: &'static str, source: io::Error },
+    #[error("guest memory does not fit this layout: {0}")]
+    Layout(String),
+}
+
+/// One contiguous piece of guest memory.
+#[derive(Debug, Clone)]
+pub struct RamRegion {
+    /// Guest-physical address.
+    pub address: u64,
+    /// Length in bytes.
+    pub size: u64,
+    /// Offset in [`Ram::file`].
+    pub offset: u64,
+    /// Host address; valid as long as the [`Ram`] or a [`GuestRam`] made from it lives.
+    pub host_address: u64,
+}
+
+/// All guest memory, as the parts that map it (KVM, IOMMU) need it.
+#[derive(Debug, Clone)]
+pub struct Ram {
+    /// The memory itself.
+    pub memory: GuestRam,
+    /// Its pieces, ascending by address.
+    pub regions: Vec<RamRegion>,
+    /// The file behind all of them.
+    pub file: Arc<File>,
+}
+
+impl Ram {
+    /// Allocates guest memory for `ranges` (guest address, length; ascending), and makes sure that
+    /// the pages are there, so that a shortage is an error now and not a fault in the guest.
+    pub fn new(ranges: &[(u64, u64)], backing: MemoryBacking) -> Result<Self, MemoryError> {
+        let total: u64 = ranges.iter().map(|(_, size)| size).sum();
+        let pages = Pages::of(backing);
+        let size = Mebibytes(total >> 20);
+        if !total.is_multiple_of(pages.bytes) || ranges.iter().any(|(_, s)| !s.is_multiple_of(pages.bytes)) {
+            return Err(MemoryError::Size { size, pages: pages.name, step: pages.bytes >> 20 });
+        }
+        let file = Arc::new(create_memfd(&pages, total).map_err(|source| match backing {
+            MemoryBacking::Memfd => MemoryError::Call { what: "create", source },
+            MemoryBacking::Hugetlb2M | MemoryBacking::Hugetlb1G => {
+                MemoryError::Short { size, pages: pages.name, source }
+            }
+        })?);
+        let mut regions = Vec::new();
+        let mut mapped = Vec::new();
+        let mut offset = 0;
+        for (address, length) in ranges {
+            let region = map_region(&file, offset, *length)?;
+            populate(&region, backing)
+                .map_err(|source| MemoryError::Short { size, pages: pages.name, source })?;
+            regions.push(RamRegion {
+                address: *address,
+                size: *length,
+                offset,
+                host_address: region.as_ptr() as u64,
+            });
+            let region = GuestRegionMmap::new(region, GuestAddress(*address))
+                .ok_or_else(|| MemoryError::Layout("a region passes the end of addresses".into()))?;
+            mapped.push(region);
+            offset += length;
+        }
+        let memory = GuestMemoryMmap::from_regions(mapped)
+            .map_err(|error| MemoryError::Layout(error.to_string()))?;
+        Ok(Self { memory, regions, file })
+    }
+
+    /// Returns the number of bytes.
+    pub fn size(&self) -> u64 {
+        self.memory.iter().map(GuestMemoryRegion::len).sum()
+    }
+}
+
+/// A kind of host page.
+struct Pages {
+    name: &'static str,
+    bytes: u64,
+    flags: libc::c_uint,
+}
+
+impl Pages {
+    fn of(backing: MemoryBacking) -> Self {
+        match backing {
+            MemoryBacking::Memfd => Self { name: "4 KiB pages", bytes: 4096, flags: 0 },
+            MemoryBacking::Hugetlb2M => Self {
+                name: "2 MiB huge pages",
+                bytes: 2 << 20,
+                flags: libc::MFD_HUGETLB | libc::MFD_HUGE_2MB,
+            },
+            MemoryBacking::Hugetlb1G => Self {
+                name: "1 GiB huge pages",
+                bytes: 1 << 30,
+                flags: libc::MFD_HUGETLB | libc::MFD_HUGE_1GB,
+            },
+        }
+    }
+}
+
+fn create_memfd(pages: &Pages, size: u64) -> io::Result<File> {
+    // SAFETY: the name is a NUL-terminated literal; the call touches no other memory.
+    let fd = unsafe { libc::memfd_create(c"guest-memory".as_ptr(), libc::MFD_CLOEXEC | pages.flags) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: `fd` was just returned by the kernel and has no other owner.
+    let file = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
+    file.set_len(size)?;
+    Ok(file)
+}
+
+fn map_region(file: &Arc<File>, offset: u64, length: u64) -> Result<MmapRegion, MemoryError> {
+    let size = usize::try_from(length)
+        .map_err(|_| MemoryError::Layout(format!("{length} bytes do not fit an address space")))?;
+    MmapRegion::from_file(FileOffset::from_arc(Arc::clone(file), offset), size).map_err(|error| {
+        MemoryError::Call { what: "map", source: io::Error::other(error.to_string()) }
+    })
+}
+
+/// Faults huge pages in. Ordinary memory is faulted in on demand: the host's limit on the machine's
+/// control group is what bounds it.
+fn populate(region: &MmapRegion, backing: MemoryBacking) -> io::Result<()> {
+    if backing == MemoryBacking::Memfd {
+        return Ok(());
+    }
+    // SAFETY: the range is exactly one live mapping that `region` owns; populating writes nothing.
+    let ret = unsafe { libc::madvise(region.as_ptr().cast(), region.size(), libc::MADV_POPULATE_WRITE) };
+    if ret < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// A shared mapping of part of a file, unmapped when dropped. Its address is congruent to the
+/// offset within `congruence` bytes, so that large pages can back it.
+#[derive(Debug)]
+pub struct Mapping {
+    address: NonNull<libc::c_void>,
+    size: usize,
+    reserved: (usize, usize),
+}
+
+// SAFETY: the mapping is plain memory that belongs to no thread; access goes through volatile
+// reads and writes.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps `size` bytes of `file` at `offset`, readable and, if `writable`, writable. The host
+    /// address is congruent to `guest` modulo `congruence`, a power of two.
+    pub fn of_file(
+        file: BorrowedFd<'_>,
+        offset: u64,
+        size: usize,
+        access: Access,
+        alignment: Alignment,
+    ) -> io::Result<Self> {
+        let congruence = alignment.modulus.max(4096);
+        let reserve = size.checked_add(congruence).ok_or(io::ErrorKind::InvalidInput)?;
+        // SAFETY: a fresh private reservation that nothing else refers to.
+        let base = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                reserve,
+                libc::PROT_NONE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+                -1,
+                0,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let start = base as usize;
+        let wanted = alignment.residue & (congruence - 1);
+        let shift = wanted.wrapping_sub(start) & (congruence - 1);
+        let protection = match access {
+            Access::ReadOnly => libc::PROT_READ,
+            Access::ReadWrite => libc::PROT_READ | libc::PROT_WRITE,
+        };
+        let offset = libc::off_t::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput)?;
+        // SAFETY: the target lies inside the reservation made above, which is replaced.
+        let address = unsafe {
+            libc::mmap(
+                (start + shift) as *mut libc::c_void,
+                size,
+                protection,
+                libc::MAP_SHARED | libc::MAP_FIXED,
+                file.as_raw_fd(),
+                offset,
+            )
+        };
+        if address == libc::MAP_FAILED {
+            let error = io::Error::last_os_error();
+            // SAFETY: exactly the reservation made above.
+            unsafe { libc::munmap(base, reserve) };
+            return Err(error);
+        }
+        let address = NonNull::new(address).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { address, size, reserved: (start, reserve) })
+    }
+
+    /// Returns the host address.
+    pub fn host_address(&self) -> u64 {
+        self.address.as_ptr() as u64
+    }
+
+    /// Returns the length in bytes.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the reservation and the mapping inside it belong to this value alone.
+        unsafe { libc::munmap(self.reserved.0 as *mut libc::c_void, self.reserved.1) };
+    }
+}
+
+/// What a mapping may be used for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// Reading.
+    ReadOnly,
+    /// Reading and writing.
+    ReadWrite,
+}
+
+/// Where a mapping has to lie: at an address with this remainder modulo a power of two.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Alignment {
+    /// The power of two.
+    pub modulus: usize,
+    /// The remainder.
+    pub residue: usize,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use vm_memory::Bytes;
+
+    use super::*;
+
+    #[test]
+    fn memory_is_zero_and_keeps_what_is_written() {
+        let ram = Ram::new(&[(0, 1 << 20), (4 << 30, 2 << 20)], MemoryBacking::Memfd).expect("memory");
+        assert_eq!(ram.size(), 3 << 20);
+        let there = GuestAddress((4 << 30) + 8);
+        assert_eq!(ram.memory.read_obj::<u64>(there).expect("inside"), 0);
+        ram.memory.write_obj(7u64, there).expect("inside");
+        assert_eq!(ram.memory.read_obj::<u64>(there).expect("inside"), 7);
+        assert!(ram.memory.read_obj::<u64>(GuestAddress((1 << 20) - 4)).is_err());
+    }
+
+    #[test]
+    fn huge_pages_need_whole_pages() {
+        let refusal = Ram::new(&[(0, 3 << 20)], MemoryBacking::Hugetlb2M).expect_err("3 MiB");
+        assert!(matches!(refusal, MemoryError::Size { step: 2, .. }), "{refusal}");
+    }
+
+    #[test]
+    fn mappings_are_congruent() {
+        let ram = Ram::new(&[(0, 1 << 20)], MemoryBacking::Memfd).expect("memory");
+        let alignment = Alignment { modulus: 1 << 21, residue: 0x3000 };
+        let mapping = Mapping::of_file(ram.file.as_fd(), 0, 0x4000, Access::ReadWrite, alignment)
+            .expect("mapping");
+        assert_eq!(mapping.host_address() % (1 << 21), 0x3000);
+    }
+}

@@ -1,0 +1,8 @@
+//! System calls: the only module tree of this crate with unsafe code. Each function is small and
+//! safe to call; what it needs to stay sound it holds itself.
+
+pub mod io;
+pub mod kvm;
+pub mod memory;
+pub mod sandbox;
+pub mod vfio;
