@@ -178,7 +178,7 @@ impl Materials {
         }
         for file in &self.files {
             if let Some(package) = self.packages.iter().find(|p| p.name == file.package) {
-                relationships.push(relationship(&package.id(), "CONTAINS", &file.id()));
+                relationships.push(relationship(&file.id(), "GENERATED_FROM", &package.id()));
             }
         }
         let content = json!({
@@ -333,14 +333,14 @@ mod tests {
             file["checksums"][0]["checksumValue"],
             "a9993e364706816aba3e25717850c26c9cd0d89d"
         );
-        let contains = document["relationships"]
+        let origin = document["relationships"]
             .as_array()
             .unwrap()
             .iter()
-            .find(|r| r["relationshipType"] == "CONTAINS")
+            .find(|r| r["relationshipType"] == "GENERATED_FROM")
             .unwrap();
-        assert_eq!(contains["spdxElementId"], "SPDXRef-Package-agent-0.1.0");
-        assert_eq!(contains["relatedSpdxElement"], file["SPDXID"]);
+        assert_eq!(origin["relatedSpdxElement"], "SPDXRef-Package-agent-0.1.0");
+        assert_eq!(origin["spdxElementId"], file["SPDXID"]);
     }
 
     #[test]

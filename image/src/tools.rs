@@ -23,7 +23,6 @@ pub const REQUIREMENTS: &[Requirement] = &[
     need("apt", "apt-cache", "finds the newest kernel source"),
     need("dpkg", "dpkg", "unpacks packages"),
     need("debian-archive-keyring", KEYRING, "verifies Debian's signatures"),
-    need("gpgv", "gpgv", "verifies Debian's signatures"),
     need("tar", "tar", "unpacks the kernel source"),
     need("xz-utils", "xz", "unpacks the kernel source"),
     need("make", "make", "builds the kernel"),
