@@ -340,3 +340,39 @@ fn a_deleted_machine_leaves_nothing_behind() {
     assert!(world.networks().adopt(guest.address.machine).is_err());
     assert_eq!(other.space.ask_tcp(SERVER, PATIENCE).as_deref(), Some(NODE));
 }
+
+/// What the kernel holds is what was meant: read back by nftables' own program.
+#[test]
+fn the_packet_filter_reads_back_as_meant() {
+    let Some(world) = World::new("the packet filter as nft reads it") else { return };
+    if !can_run("the packet filter as nft reads it", &["nft"]) {
+        return;
+    }
+    let _guest = world.plug(1);
+    let mut found: serde_json::Value =
+        serde_json::from_str(&world.node.run("nft -j list ruleset")).unwrap();
+    normalise(&mut found);
+    let text = serde_json::to_string_pretty(&found).unwrap() + "\n";
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/ruleset.json");
+    if std::env::var_os("HOLDFAST_BLESS").is_some() {
+        std::fs::write(path, &text).unwrap();
+    }
+    let golden = std::fs::read_to_string(path).unwrap();
+    assert!(text == golden, "set HOLDFAST_BLESS=1 to accept a wanted change:\n{text}");
+}
+
+/// Leaves out what differs from run to run.
+fn normalise(value: &mut serde_json::Value) {
+    use serde_json::Value;
+    match value {
+        Value::Object(members) => {
+            ["handle", "metainfo", "packets", "bytes"].map(|volatile| members.remove(volatile));
+            members.values_mut().for_each(normalise);
+        }
+        Value::Array(elements) => {
+            elements.iter_mut().for_each(normalise);
+            elements.retain(|element| element.as_object().is_none_or(|o| !o.is_empty()));
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
+}

@@ -5,6 +5,7 @@ use std::{
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     pin::Pin,
+    time::Duration,
 };
 
 use futures_util::{FutureExt, Stream, StreamExt, TryStreamExt};
@@ -27,8 +28,11 @@ const GROUPS: [MulticastGroup; 5] = [
     MulticastGroup::Ipv6Route,
 ];
 
+/// How long to gather notices: longer than one change takes, shorter than anyone waits.
+const SETTLE: Duration = Duration::from_millis(20);
+
 /// Notices from the kernel; what they say is not looked at.
-pub(super) struct Notices(Pin<Box<dyn Stream<Item = ()> + Send>>);
+pub(super) struct Notices(Pin<Box<dyn Stream<Item = ()> + Send + Sync>>);
 
 impl Notices {
     /// Waits for a notice. Never returns when the connection has ended.
@@ -37,6 +41,7 @@ impl Notices {
             std::future::pending::<()>().await;
         }
         // One change brings a handful of notices; one look at the kernel answers all of them.
+        tokio::time::sleep(SETTLE).await;
         while let Some(Some(())) = self.0.next().now_or_never() {}
     }
 }

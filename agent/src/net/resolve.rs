@@ -1,12 +1,26 @@
 //! Name resolution with the uplinks' name servers, without libc.
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
 
+use hickory_resolver::{
+    config::{LookupIpStrategy, NameServerConfig, ResolveHosts, ResolverConfig},
+    net::{NetError, runtime::TokioRuntimeProvider},
+};
 use tokio::sync::watch;
 
 use super::NetworkStatus;
 
+/// No name takes longer, however many servers stay silent.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long one server may stay silent before it is asked again, or the next one is.
+const SERVER_PATIENCE: Duration = Duration::from_secs(2);
+
 /// Resolves names with the name servers that the uplinks know at the moment of asking.
+///
+/// It remembers nothing between questions: names are asked for rarely, and servers change.
 #[derive(Debug, Clone)]
 pub struct Resolver {
     status: watch::Receiver<NetworkStatus>,
@@ -23,10 +37,28 @@ impl Resolver {
         if let Ok(address) = name.parse() {
             return Ok(vec![address]);
         }
-        if self.status.borrow().dns.is_empty() {
+        let servers = self.status.borrow().dns.clone();
+        if servers.is_empty() {
             return Err(ResolveError::NoServers { name: name.to_owned() });
         }
-        Err(ResolveError::NotFound { name: name.to_owned() })
+        let failed = |source| ResolveError::Failed {
+            name: name.to_owned(),
+            servers: servers.clone(),
+            source: Box::new(source),
+        };
+        let resolver = build(&servers).map_err(failed)?;
+        // The dot at the end keeps search domains out, of which there are none.
+        let absolute = format!("{}.", name.trim_end_matches('.'));
+        let answer = tokio::time::timeout(PATIENCE, resolver.lookup_ip(absolute)).await;
+        let answer = answer.map_err(|_| ResolveError::Silent {
+            name: name.to_owned(),
+            servers: servers.clone(),
+        })?;
+        let addresses: Vec<IpAddr> = answer.map_err(failed)?.iter().collect();
+        if addresses.is_empty() {
+            return Err(ResolveError::NotFound { name: name.to_owned() });
+        }
+        Ok(addresses)
     }
 
     /// Like [`Resolver::lookup`], for `HOST:PORT`.
@@ -42,6 +74,20 @@ impl Resolver {
     }
 }
 
+fn build(
+    servers: &[IpAddr],
+) -> Result<hickory_resolver::Resolver<TokioRuntimeProvider>, NetError> {
+    let servers = servers.iter().map(|server| NameServerConfig::udp_and_tcp(*server)).collect();
+    let config = ResolverConfig::from_parts(None, Vec::new(), servers);
+    let provider = TokioRuntimeProvider::default();
+    let mut builder = hickory_resolver::Resolver::builder_with_config(config, provider);
+    let options = builder.options_mut();
+    options.ip_strategy = LookupIpStrategy::Ipv4AndIpv6;
+    options.use_hosts_file = ResolveHosts::Never;
+    options.timeout = SERVER_PATIENCE;
+    builder.build()
+}
+
 /// Why a name has no address.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the message is the doc")]
@@ -52,4 +98,8 @@ pub enum ResolveError {
     NoServers { name: String },
     #[error("{name} has no address")]
     NotFound { name: String },
+    #[error("cannot resolve {name}: the name servers {servers:?} stay silent")]
+    Silent { name: String, servers: Vec<IpAddr> },
+    #[error("cannot resolve {name} with the name servers {servers:?}")]
+    Failed { name: String, servers: Vec<IpAddr>, source: Box<NetError> },
 }

@@ -32,6 +32,8 @@ const LEAST_RENEW_PAUSE: Duration = Duration::from_secs(5);
 /// Option 57, the largest message that is read.
 const MAX_MESSAGE_OPTION: u16 = 1472;
 const _: () = assert!(MAX_MESSAGE_OPTION as usize == MAX_MESSAGE);
+/// Most pause between two renewals, so that a lost message does not cost half of a long lease.
+const MOST_RENEW_PAUSE: Duration = Duration::from_secs(600);
 /// Lists longer than this are cut: no resolver asks that many servers.
 const MAX_LIST: usize = 8;
 /// Lease times of all ones do not end, RFC 2131 §3.3.
@@ -324,7 +326,7 @@ impl Client {
         self.send_request(now);
         // RFC 2131 §4.4.5: half of what remains until the next step.
         let remaining = next.map_or(LAST_RETRY, |next| next.saturating_duration_since(now));
-        let pause = (remaining / 2).max(LEAST_RENEW_PAUSE).min(remaining);
+        let pause = (remaining / 2).clamp(LEAST_RENEW_PAUSE, MOST_RENEW_PAUSE).min(remaining);
         self.deadline = Some(now + pause);
     }
 

@@ -1,0 +1,292 @@
+//! Uplinks against a real dnsmasq: leases are kept, changed and given up; SLAAC; static addresses.
+
+#![allow(clippy::unwrap_used, reason = "a test bench that cannot be built fails the test")]
+
+mod netns;
+
+use std::{
+    net::IpAddr,
+    process::{Child, Command},
+    time::{Duration, Instant},
+};
+
+use agent::net::{NetworkStatus, Uplinks};
+use netns::{Namespace, can_run};
+use tempfile::TempDir;
+use tokio::{runtime::Runtime, sync::watch};
+use types::config::{Network, NetworkMode};
+
+/// Longer than any of these leases takes to be renewed, rebound or refused.
+const LONG: Duration = Duration::from_secs(30);
+
+/// A node and, at the other end of its cable, a server.
+struct World {
+    node: Namespace,
+    router: Namespace,
+    runtime: Option<Runtime>,
+    uplinks: Option<Uplinks>,
+    status: watch::Receiver<NetworkStatus>,
+    dnsmasq: Option<Dnsmasq>,
+}
+
+struct Dnsmasq {
+    child: Child,
+    folder: TempDir,
+}
+
+impl Dnsmasq {
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
+    }
+}
+
+impl Drop for Dnsmasq {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl World {
+    fn new(what: &str) -> Option<Self> {
+        if !can_run(what, &["ip", "ping", "dnsmasq"]) {
+            return None;
+        }
+        let (node, router) = (Namespace::new(), Namespace::new());
+        node.cable("eth0", &router, "eth0");
+        router.ip("addr add 192.168.50.1/24 dev eth0");
+        router.ip("addr add fd00:50::1/64 dev eth0 nodad");
+        router.ip("link set eth0 up");
+        let runtime = Some(node.runtime());
+        let (_, status) = watch::channel(NetworkStatus::default());
+        Some(Self { node, router, runtime, uplinks: None, status, dnsmasq: None })
+    }
+
+    fn start(&mut self, spec: &Network) {
+        let runtime = self.runtime.as_ref().unwrap();
+        let uplinks = self.node.enter(|| {
+            let _inside = runtime.enter();
+            Uplinks::start(spec).unwrap()
+        });
+        self.status = uplinks.status();
+        self.uplinks = Some(uplinks);
+    }
+
+    fn kill_agent(&mut self) {
+        self.uplinks = None;
+        self.runtime.take().unwrap().shutdown_timeout(Duration::from_secs(5));
+        self.runtime = Some(self.node.runtime());
+    }
+
+    /// Replaces the server. Leases are two minutes, its least, but renewed after four seconds.
+    fn serve(&mut self, range: &str, more: &[&str]) {
+        self.dnsmasq = None;
+        let folder = tempfile::tempdir().unwrap();
+        let mut command = Command::new("dnsmasq");
+        command.args(["--keep-in-foreground", "--conf-file=/dev/null", "--port=53"]);
+        command.args(["--no-resolv", "--no-hosts", "--log-facility=-", "--interface=eth0"]);
+        command.args(["--bind-interfaces", "--user=root", "--pid-file="]);
+        command.arg(format!("--dhcp-leasefile={}", folder.path().join("leases").display()));
+        command.arg(format!("--dhcp-range={range},2m"));
+        command.args(["--dhcp-option=option:T1,4", "--dhcp-option=option:T2,9"]);
+        command.args(["--dhcp-option=option:ntp-server,192.168.50.7", "--dhcp-authoritative"]);
+        command.args(["--address=/gateway.example/203.0.113.5"]);
+        command.args(more);
+        let log = std::fs::File::create(folder.path().join("log")).unwrap();
+        command.stderr(log.try_clone().unwrap()).stdout(log);
+        let child = self.router.enter(|| command.spawn().unwrap());
+        self.dnsmasq = Some(Dnsmasq { child, folder });
+    }
+
+    /// Waits until the status is as wanted.
+    fn wait(&mut self, what: &str, wanted: impl Fn(&NetworkStatus) -> bool + Send) -> NetworkStatus {
+        let runtime = self.runtime.as_ref().unwrap();
+        let found = runtime.block_on(async {
+            let waiting = self.status.wait_for(|status| wanted(status));
+            tokio::time::timeout(LONG, waiting).await.map(|found| found.unwrap().clone())
+        });
+        found.unwrap_or_else(|_| {
+            let log = self.dnsmasq.as_ref().map(Dnsmasq::log).unwrap_or_default();
+            panic!("not within {LONG:?}: {what}: {:?}\n{log}", self.status.borrow())
+        })
+    }
+
+    fn wait_for_lease(&mut self) -> NetworkStatus {
+        self.wait("a lease", |status| lease_end(status).is_some())
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        self.uplinks = None;
+        self.dnsmasq = None;
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_timeout(Duration::from_secs(5));
+        }
+    }
+}
+
+fn lease_end(status: &NetworkStatus) -> Option<Instant> {
+    status.interfaces.first()?.lease?.expires
+}
+
+fn has(status: &NetworkStatus, address: &str) -> bool {
+    let address: IpAddr = address.parse().unwrap();
+    status.addresses().any(|known| known == address)
+}
+
+fn begins(status: &NetworkStatus, prefix: &str) -> bool {
+    status.addresses().any(|known| known.to_string().starts_with(prefix))
+}
+
+const RANGE: &str = "192.168.50.100,192.168.50.100";
+
+#[test]
+fn dhcp_gives_address_gateway_name_and_time_servers() {
+    let Some(mut world) = World::new("DHCPv4") else { return };
+    world.serve(RANGE, &[]);
+    world.start(&Network::default());
+    let status = world.wait_for_lease();
+    assert!(has(&status, "192.168.50.100"), "{status:?}");
+    assert_eq!(status.gateways, ["192.168.50.1".parse::<IpAddr>().unwrap()]);
+    assert_eq!(status.dns, ["192.168.50.1".parse::<IpAddr>().unwrap()]);
+    assert_eq!(status.ntp, ["192.168.50.7".parse::<IpAddr>().unwrap()]);
+    assert_eq!(status.last_error, None);
+    assert!(world.node.pings("192.168.50.1"));
+    let kernel = world.node.ip("-4 addr show dev eth0");
+    assert!(kernel.contains("dynamic") && !kernel.contains("forever"), "{kernel}");
+    let route = world.node.ip("-4 route show default");
+    assert!(route.contains("via 192.168.50.1 dev eth0 proto dhcp src 192.168.50.100"), "{route}");
+    // Names resolve with the servers that DHCP named.
+    let resolver = world.uplinks.as_ref().unwrap().resolver();
+    let runtime = world.runtime.as_ref().unwrap();
+    let lookup = |name| world.node.enter(|| runtime.block_on(resolver.lookup_socket(name)));
+    assert_eq!(lookup("gateway.example:4600").unwrap(), ["203.0.113.5:4600".parse().unwrap()]);
+    assert!(lookup("absent.example:4600").is_err());
+}
+
+#[test]
+fn a_lease_is_renewed_before_it_ends() {
+    let Some(mut world) = World::new("DHCPv4 renewal") else { return };
+    world.serve(RANGE, &[]);
+    world.start(&Network::default());
+    let first = lease_end(&world.wait_for_lease()).unwrap();
+    world.wait("a renewal", |status| lease_end(status) > Some(first));
+}
+
+#[test]
+fn another_server_is_found_when_the_first_is_gone() {
+    let Some(mut world) = World::new("DHCPv4 rebinding") else { return };
+    world.serve(RANGE, &[]);
+    world.start(&Network::default());
+    world.wait_for_lease();
+    world.router.ip("addr del 192.168.50.1/24 dev eth0");
+    world.router.ip("addr add 192.168.50.2/24 dev eth0");
+    world.serve(RANGE, &[]);
+    let moved = world.wait("the other server", |status| {
+        status.gateways.iter().any(|gateway| gateway.to_string() == "192.168.50.2")
+    });
+    assert!(has(&moved, "192.168.50.100"), "{moved:?}");
+    assert_eq!(moved.gateways.len(), 1, "the old route stays: {moved:?}");
+}
+
+#[test]
+fn a_refused_address_is_given_up_and_replaced() {
+    let Some(mut world) = World::new("DHCPv4 refusal") else { return };
+    world.serve(RANGE, &[]);
+    world.start(&Network::default());
+    world.wait_for_lease();
+    world.router.ip("addr flush dev eth0");
+    world.router.ip("addr add 192.168.60.1/24 dev eth0");
+    world.serve("192.168.60.100,192.168.60.100", &[]);
+    let moved = world.wait("the new network", |status| has(status, "192.168.60.100"));
+    assert!(!has(&moved, "192.168.50.100"), "{moved:?}");
+    assert_eq!(moved.gateways, ["192.168.60.1".parse::<IpAddr>().unwrap()]);
+}
+
+#[test]
+fn a_replugged_cable_leads_to_the_network_at_its_other_end() {
+    let Some(mut world) = World::new("a replugged cable") else { return };
+    world.serve(RANGE, &["--dhcp-option=option:T1,60", "--dhcp-option=option:T2,90"]);
+    world.start(&Network::default());
+    world.wait_for_lease();
+    world.router.ip("link set eth0 down");
+    world.wait("no carrier", |status| {
+        status.interfaces.iter().all(|link| link.carrier == agent::net::Carrier::Down)
+    });
+    world.router.ip("addr flush dev eth0");
+    world.router.ip("addr add 192.168.60.1/24 dev eth0");
+    world.serve("192.168.60.100,192.168.60.100", &[]);
+    world.router.ip("link set eth0 up");
+    world.wait("the new network", |status| has(status, "192.168.60.100"));
+}
+
+#[test]
+fn a_restarted_agent_keeps_the_address() {
+    let Some(mut world) = World::new("a restart of the agent") else { return };
+    world.serve("192.168.50.100,192.168.50.200", &[]);
+    world.start(&Network::default());
+    let before: Vec<_> = world.wait_for_lease().addresses().collect();
+    world.kill_agent();
+    assert!(world.node.pings("192.168.50.1"));
+    world.start(&Network::default());
+    let after: Vec<_> = world.wait_for_lease().addresses().collect();
+    assert_eq!(before, after);
+}
+
+#[test]
+fn router_advertisements_give_an_ipv6_address_and_gateway() {
+    let Some(mut world) = World::new("SLAAC") else { return };
+    world.serve(RANGE, &["--enable-ra", "--dhcp-range=fd00:50::,ra-only,64,2m"]);
+    world.start(&Network::default());
+    let status = world.wait("an IPv6 address", |status| {
+        begins(status, "fd00:50::") && status.gateways.iter().any(IpAddr::is_ipv6)
+    });
+    assert!(status.gateways.iter().all(|gateway| gateway.to_string().starts_with("fe80")
+        || gateway.is_ipv4()));
+    assert!(world.node.pings("fd00:50::1"));
+}
+
+#[test]
+fn configured_addresses_need_no_server() {
+    let Some(mut world) = World::new("static addresses") else { return };
+    world.start(&Network {
+        interface: Some("eth0".to_owned()),
+        mode: NetworkMode::Static,
+        addresses: vec!["192.168.50.9/24".to_owned(), "fd00:50::9/64".to_owned()],
+        gateways: vec!["192.168.50.1".parse().unwrap(), "fd00:50::1".parse().unwrap()],
+        dns: vec!["192.0.2.53".parse().unwrap()],
+    });
+    let status = world.wait("the addresses", |status| {
+        has(status, "192.168.50.9") && has(status, "fd00:50::9") && status.gateways.len() == 2
+    });
+    assert_eq!(status.dns, ["192.0.2.53".parse::<IpAddr>().unwrap()]);
+    assert!(world.node.pings("192.168.50.1"));
+    let routes = world.node.ip("-6 route show default");
+    assert!(routes.contains("via fd00:50::1 dev eth0"), "{routes}");
+}
+
+#[test]
+fn an_interface_is_found_by_its_hardware_address_and_others_are_left_alone() {
+    let Some(mut world) = World::new("interfaces by hardware address") else { return };
+    world.node.cable("eth1", &world.router, "eth1");
+    world.node.ip("link set eth0 address 02:00:00:00:00:42");
+    world.serve(RANGE, &[]);
+    let interface = Some("02:00:00:00:00:42".to_owned());
+    world.start(&Network { interface, ..Network::default() });
+    let status = world.wait_for_lease();
+    assert_eq!(status.interfaces.len(), 1);
+    assert!(!world.node.ip("link show eth1").contains(",UP"));
+}
+
+#[test]
+fn an_interface_that_appears_later_is_used() {
+    let Some(mut world) = World::new("hotplug") else { return };
+    world.serve(RANGE, &[]);
+    world.node.ip("link set eth0 name spare");
+    world.start(&Network { interface: Some("eth0".to_owned()), ..Network::default() });
+    std::thread::sleep(Duration::from_millis(200));
+    assert_eq!(world.status.borrow().interfaces.len(), 0);
+    world.node.ip("link set spare name eth0");
+    world.wait_for_lease();
+}
