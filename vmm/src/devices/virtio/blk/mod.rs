@@ -1,0 +1,337 @@
+//! virtio-blk over a raw file or block device, several queues, each with a thread of its own.
+//! Source: virtio §5.2 "Block Device"; §5.2.4 "Device configuration layout".
+//!
+//! | Offset | Bytes | Field                    | Value here                              |
+//! |--------|-------|--------------------------|-----------------------------------------|
+//! | 0      | 8     | capacity                 | whole 512-byte sectors of the file      |
+//! | 8      | 4     | size_max                 | not offered, 0                          |
+//! | 12     | 4     | seg_max                  | ring size less header and status        |
+//! | 16     | 4     | geometry                 | not offered, 0                          |
+//! | 20     | 4     | blk_size                 | the device's logical block, 512 of files|
+//! | 24     | 1     | physical_block_exp       | log2(physical / logical block)          |
+//! | 25     | 1     | alignment_offset         | 0                                       |
+//! | 26     | 2     | min_io_size              | one physical block, in logical blocks   |
+//! | 28     | 4     | opt_io_size              | 0, unknown                              |
+//! | 32     | 1     | writeback                | not offered, 0                          |
+//! | 34     | 2     | num_queues               | 1..=4                                   |
+//! | 36     | 4     | max_discard_sectors      | [`MAX_RANGE_SECTORS`]                   |
+//! | 40     | 4     | max_discard_seg          | 1                                       |
+//! | 44     | 4     | discard_sector_alignment | one physical block, in sectors          |
+//! | 48     | 4     | max_write_zeroes_sectors | [`MAX_RANGE_SECTORS`]                   |
+//! | 52     | 4     | max_write_zeroes_seg     | 1                                       |
+//! | 56     | 1     | write_zeroes_may_unmap   | 1 when discard is offered               |
+
+pub mod engine;
+pub mod request;
+
+mod queue;
+
+use std::{
+    io,
+    os::fd::{AsFd, OwnedFd},
+};
+
+use engine::{Engine, EngineChoice};
+use queue::{BlockQueue, Job};
+use request::{Access, ID_SIZE, MAX_RANGE_SECTORS, Rules, SECTOR, Support};
+use rustix::fs::{FallocateFlags, FileType, OFlags, SeekFrom};
+
+use super::{
+    Activation, DeviceIdentity, F_RING_EVENT_IDX, F_RING_INDIRECT_DESC, MAX_RING_SIZE, Platform,
+    VirtioDevice, VirtioError, VirtioPci, worker::Worker,
+};
+use crate::{
+    sandbox::ThreadKind,
+    sys::{io::Durability, memory::GuestRam},
+};
+
+/// Most queues of one disk: more than four threads gain nothing on one file.
+pub const MAX_QUEUES: u16 = 4;
+
+const F_SEG_MAX: u64 = 1 << 2;
+const F_RO: u64 = 1 << 5;
+const F_BLK_SIZE: u64 = 1 << 6;
+const F_FLUSH: u64 = 1 << 9;
+const F_TOPOLOGY: u64 = 1 << 10;
+const F_MQ: u64 = 1 << 12;
+const F_DISCARD: u64 = 1 << 13;
+const F_WRITE_ZEROES: u64 = 1 << 14;
+
+/// Data segments of one request: a full ring less header and status.
+const SEG_MAX: u32 = 254;
+const CONFIG_SIZE: usize = 60;
+
+const IDENTITY: DeviceIdentity =
+    DeviceIdentity { name: "blk", virtio_id: 2, class: [0x01, 0x80, 0x00] };
+
+/// What the file underneath is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Geometry {
+    sectors: u64,
+    logical_block: u32,
+    physical_block: u32,
+    access: Access,
+    discard: Support,
+    zero: Support,
+}
+
+/// A block device.
+pub struct Block {
+    file: OwnedFd,
+    ram: GuestRam,
+    geometry: Geometry,
+    id: [u8; ID_SIZE],
+    queues: u16,
+    engine: EngineChoice,
+    workers: Vec<Worker<Job>>,
+}
+
+/// Makes a block device over `file`. It gets a queue per virtual CPU, at most [`MAX_QUEUES`].
+pub fn open(
+    disk: &types::vm::Disk,
+    file: OwnedFd,
+    vcpus: u32,
+    slot: u8,
+    platform: &Platform,
+) -> Result<VirtioPci, VirtioError> {
+    let queues = u16::try_from(vcpus).unwrap_or(MAX_QUEUES).clamp(1, MAX_QUEUES);
+    let block = Block::new(disk, file, queues, EngineChoice::Best, platform.ram.clone())?;
+    VirtioPci::new(Box::new(block), slot, platform)
+}
+
+impl Block {
+    /// Returns the device, not started.
+    pub fn new(
+        disk: &types::vm::Disk,
+        file: OwnedFd,
+        queues: u16,
+        engine: EngineChoice,
+        ram: GuestRam,
+    ) -> Result<Self, VirtioError> {
+        let mut id = [0; ID_SIZE];
+        let serial = disk.serial.as_bytes();
+        let Some(place) = id.get_mut(..serial.len()) else {
+            return Err(refused(format!(
+                "serial number \"{}\" has {} bytes, at most {ID_SIZE} fit",
+                disk.serial,
+                serial.len()
+            )));
+        };
+        place.copy_from_slice(serial);
+        let access = if disk.read_only { Access::ReadOnly } else { Access::ReadWrite };
+        let geometry = Geometry::of(&file, access)?;
+        let workers = Vec::new();
+        Ok(Self { file, ram, geometry, id, queues, engine, workers })
+    }
+
+    fn config(&self) -> [u8; CONFIG_SIZE] {
+        let Geometry { sectors, logical_block, physical_block, .. } = self.geometry;
+        let ratio = (physical_block / logical_block).max(1);
+        let exponent = u8::try_from(ratio.ilog2()).unwrap_or(0);
+        let minimum = u16::try_from(ratio).unwrap_or(1);
+        let alignment = u32::try_from(u64::from(physical_block) / SECTOR).unwrap_or(1);
+        let unmap = u8::from(self.geometry.discard == Support::Yes);
+        let mut config = [0; CONFIG_SIZE];
+        let fields: [(usize, &[u8]); 12] = [
+            (0, &sectors.to_le_bytes()),
+            (12, &SEG_MAX.to_le_bytes()),
+            (20, &logical_block.to_le_bytes()),
+            (24, &[exponent, 0]),
+            (26, &minimum.to_le_bytes()),
+            (34, &self.queues.to_le_bytes()),
+            (36, &MAX_RANGE_SECTORS.to_le_bytes()),
+            (40, &1u32.to_le_bytes()),
+            (44, &alignment.to_le_bytes()),
+            (48, &MAX_RANGE_SECTORS.to_le_bytes()),
+            (52, &1u32.to_le_bytes()),
+            (56, &[unmap]),
+        ];
+        for (offset, bytes) in fields {
+            if let Some(place) = config.get_mut(offset..offset + bytes.len()) {
+                place.copy_from_slice(bytes);
+            }
+        }
+        config
+    }
+
+    fn rules(&self, features: u64) -> Rules {
+        let agreed = |bit, support| if features & bit != 0 { support } else { Support::No };
+        Rules {
+            sectors: self.geometry.sectors,
+            access: self.geometry.access,
+            discard: agreed(F_DISCARD, self.geometry.discard),
+            zero: agreed(F_WRITE_ZEROES, self.geometry.zero),
+        }
+    }
+}
+
+impl VirtioDevice for Block {
+    fn identity(&self) -> DeviceIdentity {
+        IDENTITY
+    }
+
+    fn features(&self) -> u64 {
+        let offer = |bit, offered| if offered { bit } else { 0 };
+        let Geometry { access, discard, zero, .. } = self.geometry;
+        let common = F_RING_INDIRECT_DESC | F_RING_EVENT_IDX;
+        common
+            | F_SEG_MAX
+            | F_BLK_SIZE
+            | F_FLUSH
+            | F_TOPOLOGY
+            | offer(F_RO, access == Access::ReadOnly)
+            | offer(F_MQ, self.queues > 1)
+            | offer(F_DISCARD, discard == Support::Yes)
+            | offer(F_WRITE_ZEROES, zero == Support::Yes)
+    }
+
+    fn queue_count(&self) -> u16 {
+        self.queues
+    }
+
+    fn read_config(&self, offset: u64, data: &mut [u8]) {
+        super::read_fields(&self.config(), offset, data);
+    }
+
+    fn start(&mut self) -> Result<(), VirtioError> {
+        for index in 0..self.queues {
+            let file = self.file.try_clone().map_err(host("cannot duplicate the disk"))?;
+            let (ram, choice, id) = (self.ram.clone(), self.engine, self.id);
+            let prepare = move || {
+                let engine = Engine::new(choice, file.as_fd(), ram, MAX_RING_SIZE)?;
+                Ok(BlockQueue::new(engine, MAX_RING_SIZE, id))
+            };
+            let worker = Worker::spawn(
+                format!("blk-{index}"),
+                ThreadKind::Block,
+                prepare,
+                |queue: BlockQueue, inbox| queue.serve(&inbox),
+            )
+            .map_err(host("cannot start a thread"))?;
+            self.workers.push(worker);
+        }
+        Ok(())
+    }
+
+    fn activate(&mut self, activation: Activation) -> Result<(), VirtioError> {
+        let rules = self.rules(activation.features);
+        // Without flush the driver has no way to ask for durability, so every write has it.
+        let durability = if activation.features & F_FLUSH != 0 {
+            Durability::Cached
+        } else {
+            Durability::Durable
+        };
+        for queue in activation.queues {
+            let Some(worker) = self.workers.get(usize::from(queue.index)) else {
+                return Err(refused(format!("queue {} was not started", queue.index)));
+            };
+            let distress = activation.distress.clone();
+            worker.run(Job { queue, rules, durability, distress });
+        }
+        Ok(())
+    }
+
+    fn stop(&mut self) {
+        self.workers.iter().for_each(Worker::stop);
+    }
+
+    fn stopped(&mut self) -> bool {
+        self.workers.iter().all(Worker::is_idle)
+    }
+}
+
+impl Geometry {
+    /// Looks at the file, and tries on its end what it can do.
+    fn of(file: &OwnedFd, access: Access) -> Result<Self, VirtioError> {
+        let stat =
+            rustix::fs::fstat(file).map_err(|e| host("cannot look at the disk")(e.into()))?;
+        let flags =
+            rustix::fs::fcntl_getfl(file).map_err(|e| host("cannot look at the disk")(e.into()))?;
+        check_flags(flags, access)?;
+        let bytes = rustix::fs::seek(file, SeekFrom::End(0))
+            .map_err(|e| host("cannot find the end of the disk")(e.into()))?;
+        let sectors = bytes / SECTOR;
+        if sectors == 0 {
+            return Err(refused(format!("the disk has {bytes} bytes, less than one sector")));
+        }
+        let mut geometry = Self {
+            sectors,
+            logical_block: 512,
+            physical_block: 4096,
+            access,
+            discard: Support::No,
+            zero: Support::No,
+        };
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::BlockDevice => geometry.measure_device(file)?,
+            FileType::RegularFile => geometry.probe_file(file, bytes),
+            FileType::Symlink
+            | FileType::Directory
+            | FileType::CharacterDevice
+            | FileType::Fifo
+            | FileType::Socket
+            | FileType::Unknown => {
+                return Err(refused("the disk is neither a file nor a block device".to_owned()));
+            }
+        }
+        Ok(geometry)
+    }
+
+    fn measure_device(&mut self, file: &OwnedFd) -> Result<(), VirtioError> {
+        let block = |size: Result<u32, rustix::io::Errno>| {
+            size.map_err(|e| host("cannot read the block size")(io::Error::from(e)))
+        };
+        self.logical_block = block(rustix::fs::ioctl_blksszget(file))?.max(512);
+        self.physical_block = block(rustix::fs::ioctl_blkpbszget(file))?.max(self.logical_block);
+        if self.access == Access::ReadWrite {
+            // Zeroing always works, the kernel writes zeroes where the device cannot; discard
+            // that the device cannot do is answered with "not supported".
+            self.zero = Support::Yes;
+            self.discard = Support::Yes;
+        }
+        Ok(())
+    }
+
+    /// Tries both kinds of `fallocate` behind the end of the file, where they change nothing.
+    fn probe_file(&mut self, file: &OwnedFd, bytes: u64) {
+        if self.access == Access::ReadOnly {
+            return;
+        }
+        let behind = bytes.next_multiple_of(4096);
+        let supports = |mode| {
+            let mode = mode | FallocateFlags::KEEP_SIZE;
+            match rustix::fs::fallocate(file, mode, behind, 4096) {
+                Ok(()) => Support::Yes,
+                Err(_) => Support::No,
+            }
+        };
+        self.zero = supports(FallocateFlags::ZERO_RANGE);
+        // Also takes back what the line above may have reserved behind the end.
+        self.discard = supports(FallocateFlags::PUNCH_HOLE);
+    }
+}
+
+fn check_flags(flags: OFlags, access: Access) -> Result<(), VirtioError> {
+    if flags.contains(OFlags::DIRECT) {
+        return Err(refused(
+            "the disk was opened with O_DIRECT, which cannot serve every buffer; open it without"
+                .to_owned(),
+        ));
+    }
+    let mode = flags & OFlags::RWMODE;
+    if mode == OFlags::WRONLY || (mode == OFlags::RDONLY && access == Access::ReadWrite) {
+        return Err(refused(
+            "the disk was not opened for reading and writing, and is not marked read-only"
+                .to_owned(),
+        ));
+    }
+    Ok(())
+}
+
+fn host(what: &'static str) -> impl Fn(io::Error) -> VirtioError {
+    move |source| VirtioError::Host { device: IDENTITY.name, what, source }
+}
+
+fn refused(problem: String) -> VirtioError {
+    VirtioError::Refused { device: IDENTITY.name, problem }
+}

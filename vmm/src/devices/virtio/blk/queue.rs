@@ -1,0 +1,467 @@
+//! One queue of a block device and the thread that serves it.
+//!
+//! System calls behind the filter (`ThreadKind::Block`): io_uring_enter; preadv, pwritev2,
+//! fdatasync and fallocate where there is no io_uring; ppoll, read and write of eventfds, the
+//! KVM_IRQ_LINE ioctl, and those of the allocator and of locks.
+
+use std::{io, mem, os::fd::BorrowedFd, sync::Arc};
+
+use vm_memory::{Address, Bytes, GuestAddress};
+use vmm_sys_util::eventfd::EventFd;
+
+use super::{
+    engine::Engine,
+    request::{self, ID_SIZE, Request, Rules, Status, Work},
+};
+use crate::{
+    devices::virtio::{
+        Distress, QueueSignal, ReadyQueue, Ring,
+        ring::{RingError, Segment},
+        worker::{Inbox, Order, Patience},
+    },
+    sys::io::{DiskCommand, Durability, borrow_eventfd},
+};
+
+/// Chains taken from the ring before the thread looks at its orders and completions again.
+const BATCH: u16 = 256;
+
+/// What a queue's thread is given when the driver is ready.
+pub(super) struct Job {
+    pub(super) queue: ReadyQueue,
+    pub(super) rules: Rules,
+    pub(super) durability: Durability,
+    pub(super) distress: Distress,
+}
+
+/// A command in flight.
+struct Flight {
+    head: u16,
+    status: GuestAddress,
+    transfer: Transfer,
+}
+
+/// What is left of it to do.
+enum Transfer {
+    Read { offset: u64, into: Vec<(GuestAddress, u32)>, moved: u32 },
+    Write { offset: u64, from: Vec<(GuestAddress, u32)> },
+    Other,
+}
+
+/// What came of looking at the ring.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Progress {
+    /// Nothing more to do until the driver kicks.
+    Idle,
+    /// Every slot is in flight: a completion comes first.
+    Full,
+    /// The batch is used up; there may be more.
+    More,
+}
+
+/// The driver's side of a queue: gone after a reset.
+struct Live {
+    ring: Ring,
+    kick: Arc<EventFd>,
+    signal: QueueSignal,
+    rules: Rules,
+    durability: Durability,
+    distress: Distress,
+    /// The ring made no sense; it is not touched again.
+    broken: bool,
+}
+
+/// The thread's state.
+pub(super) struct BlockQueue {
+    engine: Engine,
+    flights: Vec<Option<Flight>>,
+    free: Vec<u16>,
+    id: [u8; ID_SIZE],
+}
+
+impl BlockQueue {
+    /// Returns the state of a thread with `depth` slots.
+    pub(super) fn new(engine: Engine, depth: u16, id: [u8; ID_SIZE]) -> Self {
+        Self {
+            engine,
+            flights: (0..depth).map(|_| None).collect(),
+            free: (0..depth).rev().collect(),
+            id,
+        }
+    }
+
+    /// Serves until told to quit.
+    pub(super) fn serve(mut self, inbox: &Inbox<Job>) {
+        let mut live: Option<Live> = None;
+        let mut progress = Progress::Idle;
+        loop {
+            while let Some(order) = inbox.next() {
+                match order {
+                    Order::Run(job) => {
+                        live = Some(Live::from(job));
+                        progress = Progress::More;
+                    }
+                    Order::Stop => {
+                        self.drain();
+                        live = None;
+                        inbox.stopped();
+                    }
+                    Order::Quit => return self.drain(),
+                }
+            }
+            if let Some(live) = &mut live {
+                progress = self.turn(live, progress);
+            }
+            let waits = if progress == Progress::More && live.is_some() {
+                Patience::None
+            } else {
+                Patience::Forever
+            };
+            self.wait(live.as_ref(), inbox, waits);
+        }
+    }
+
+    /// Takes what the driver offers, starts it, and gives back what is done.
+    fn turn(&mut self, live: &mut Live, last: Progress) -> Progress {
+        let kicked = live.kick.read().is_ok();
+        let finished = self.reap(live);
+        let due = kicked || last == Progress::More || (last == Progress::Full && finished > 0);
+        let mut progress = if due { self.take(live) } else { last };
+        let mut submitted = self.submit(live);
+        // The plain engine is done already, and so may be a ring whose pages were cached.
+        if self.reap(live) > 0 {
+            // What was short goes on at once.
+            submitted = self.submit(live);
+            if progress == Progress::Full {
+                progress = Progress::More;
+            }
+        }
+        live.signal_used();
+        if submitted { progress } else { Progress::More }
+    }
+
+    /// Hands started commands to the kernel; returns whether it took all of them.
+    fn submit(&mut self, live: &mut Live) -> bool {
+        self.engine.submit().unwrap_or_else(|error| {
+            live.fail(&error);
+            true
+        })
+    }
+
+    fn wait(&self, live: Option<&Live>, inbox: &Inbox<Job>, patience: Patience) {
+        let mut descriptors: Vec<BorrowedFd<'_>> = Vec::with_capacity(2);
+        descriptors.extend(self.engine.as_fd());
+        descriptors.extend(live.map(|live| borrow_eventfd(&live.kick)));
+        inbox.wait(&descriptors, patience);
+    }
+
+    /// Takes up to [`BATCH`] chains.
+    fn take(&mut self, live: &mut Live) -> Progress {
+        if live.broken {
+            return Progress::Idle;
+        }
+        match self.try_take(live) {
+            Ok(progress) => progress,
+            Err(error) => {
+                live.fail(&error);
+                Progress::Idle
+            }
+        }
+    }
+
+    fn try_take(&mut self, live: &mut Live) -> Result<Progress, RingError> {
+        live.ring.disable_kicks()?;
+        for _ in 0..BATCH {
+            if self.free.is_empty() {
+                return Ok(Progress::Full);
+            }
+            let Some(chain) = live.ring.pop()? else {
+                let more = live.ring.enable_kicks()?;
+                return Ok(if more { Progress::More } else { Progress::Idle });
+            };
+            match request::parse(chain, live.ring.ram(), &live.rules) {
+                Ok(request) => self.begin(live, request)?,
+                Err(error) => {
+                    live.fail(&error);
+                    return Ok(Progress::Idle);
+                }
+            }
+        }
+        Ok(Progress::More)
+    }
+
+    /// Starts one request, or answers it at once.
+    fn begin(&mut self, live: &mut Live, request: Request) -> Result<(), RingError> {
+        let Request { head, status, work } = request;
+        let transfer = match work {
+            Work::Answer(answer) => return live.answer(head, status, answer, 0),
+            Work::Identify { into } => {
+                return match write_id(live, &into, self.id) {
+                    Some(written) => live.answer(head, status, Status::Done, written),
+                    None => live.answer(head, status, Status::Failed, 0),
+                };
+            }
+            Work::Read { offset, into } => Transfer::Read { offset, into: pairs(&into), moved: 0 },
+            Work::Write { offset, from } => Transfer::Write { offset, from: pairs(&from) },
+            Work::Flush => return self.begin_other(live, head, status, DiskCommand::Sync),
+            Work::Discard { offset, length } | Work::Zero { offset, length, unmap: true } => {
+                let punch = DiskCommand::Punch { offset, length };
+                return self.begin_other(live, head, status, punch);
+            }
+            Work::Zero { offset, length, unmap: false } => {
+                let zero = DiskCommand::Zero { offset, length };
+                return self.begin_other(live, head, status, zero);
+            }
+        };
+        let flight = Flight { head, status, transfer };
+        self.launch(live, flight)
+    }
+
+    fn begin_other(
+        &mut self,
+        live: &mut Live,
+        head: u16,
+        status: GuestAddress,
+        command: DiskCommand<'_>,
+    ) -> Result<(), RingError> {
+        let flight = Flight { head, status, transfer: Transfer::Other };
+        self.launch_command(live, flight, command)
+    }
+
+    /// Starts what is left of a transfer.
+    fn launch(&mut self, live: &mut Live, mut flight: Flight) -> Result<(), RingError> {
+        // The command borrows the segments while the flight moves into its slot.
+        let transfer = mem::replace(&mut flight.transfer, Transfer::Other);
+        let Some(token) = self.free.pop() else {
+            return live.answer(flight.head, flight.status, Status::Failed, 0);
+        };
+        let command = match &transfer {
+            Transfer::Read { offset, into, .. } => DiskCommand::Read { offset: *offset, into },
+            Transfer::Write { offset, from } => {
+                DiskCommand::Write { offset: *offset, from, durability: live.durability }
+            }
+            Transfer::Other => DiskCommand::Sync,
+        };
+        let started = self.engine.queue(token, command);
+        flight.transfer = transfer;
+        self.keep(live, token, flight, started)
+    }
+
+    fn launch_command(
+        &mut self,
+        live: &mut Live,
+        flight: Flight,
+        command: DiskCommand<'_>,
+    ) -> Result<(), RingError> {
+        let Some(token) = self.free.pop() else {
+            return live.answer(flight.head, flight.status, Status::Failed, 0);
+        };
+        let started = self.engine.queue(token, command);
+        self.keep(live, token, flight, started)
+    }
+
+    fn keep(
+        &mut self,
+        live: &mut Live,
+        token: u16,
+        flight: Flight,
+        started: io::Result<()>,
+    ) -> Result<(), RingError> {
+        let slot = self.flights.get_mut(usize::from(token));
+        match (started, slot) {
+            (Ok(()), Some(slot)) => {
+                *slot = Some(flight);
+                Ok(())
+            }
+            // Buffers outside guest memory end here.
+            _ => {
+                self.free.push(token);
+                live.answer(flight.head, flight.status, Status::Failed, 0)
+            }
+        }
+    }
+
+    /// Gives back what has completed; returns how many commands that was.
+    fn reap(&mut self, live: &mut Live) -> usize {
+        let mut finished = 0;
+        while let Some((token, result)) = self.engine.complete() {
+            let Some(flight) = self.flights.get_mut(usize::from(token)).and_then(Option::take)
+            else {
+                continue;
+            };
+            self.free.push(token);
+            finished += 1;
+            if let Err(error) = self.conclude(live, flight, result) {
+                live.fail(&error);
+            }
+        }
+        finished
+    }
+
+    /// Ends one command, or starts what a short transfer left over.
+    fn conclude(
+        &mut self,
+        live: &mut Live,
+        mut flight: Flight,
+        result: io::Result<u32>,
+    ) -> Result<(), RingError> {
+        let moved_now = match &result {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {
+                return self.launch_again(live, flight);
+            }
+            Err(error) => {
+                return live.answer(flight.head, flight.status, status_of(error), 0);
+            }
+            Ok(moved) => *moved,
+        };
+        let written = match &mut flight.transfer {
+            Transfer::Other => 0,
+            Transfer::Read { offset, into, moved } => {
+                *moved = moved.saturating_add(moved_now);
+                let written = *moved;
+                if advance(offset, into, moved_now) {
+                    return self.continue_or_fail(live, flight, moved_now);
+                }
+                written
+            }
+            Transfer::Write { offset, from } => {
+                if advance(offset, from, moved_now) {
+                    return self.continue_or_fail(live, flight, moved_now);
+                }
+                0
+            }
+        };
+        live.answer(flight.head, flight.status, Status::Done, written)
+    }
+
+    fn continue_or_fail(
+        &mut self,
+        live: &mut Live,
+        flight: Flight,
+        moved: u32,
+    ) -> Result<(), RingError> {
+        if moved == 0 {
+            // The file ends before the disk does.
+            return live.answer(flight.head, flight.status, Status::Failed, 0);
+        }
+        self.launch(live, flight)
+    }
+
+    /// Starts an interrupted command again. Only transfers are interrupted half-way.
+    fn launch_again(&mut self, live: &mut Live, flight: Flight) -> Result<(), RingError> {
+        match flight.transfer {
+            Transfer::Other => live.answer(flight.head, flight.status, Status::Failed, 0),
+            Transfer::Read { .. } | Transfer::Write { .. } => self.launch(live, flight),
+        }
+    }
+
+    /// Waits for everything in flight and forgets it.
+    fn drain(&mut self) {
+        while self.flights.iter().any(Option::is_some) {
+            let waited = self.engine.submit().and_then(|_| self.engine.wait());
+            let mut any = false;
+            while let Some((token, _)) = self.engine.complete() {
+                any = true;
+                let slot = self.flights.get_mut(usize::from(token));
+                if slot.and_then(Option::take).is_some() {
+                    self.free.push(token);
+                }
+            }
+            if waited.is_err() && !any {
+                // The engine keeps what the kernel may still use.
+                return;
+            }
+        }
+    }
+}
+
+impl From<Job> for Live {
+    fn from(job: Job) -> Self {
+        let ReadyQueue { ring, kick, signal, .. } = job.queue;
+        Self {
+            ring,
+            kick,
+            signal,
+            rules: job.rules,
+            durability: job.durability,
+            distress: job.distress,
+            broken: false,
+        }
+    }
+}
+
+impl Live {
+    /// Writes the status and gives the chain back.
+    fn answer(
+        &mut self,
+        head: u16,
+        address: GuestAddress,
+        status: Status,
+        written: u32,
+    ) -> Result<(), RingError> {
+        if self.broken {
+            return Ok(());
+        }
+        // The parser saw that the address is memory, and memory does not go away.
+        let _ = self.ring.ram().write_obj(status.byte(), address);
+        self.ring.push_used(head, written.saturating_add(1))
+    }
+
+    /// Interrupts the driver if it wants to know of what was given back.
+    fn signal_used(&mut self) {
+        if self.broken {
+            return;
+        }
+        match self.ring.needs_signal() {
+            Ok(true) => self.signal.trigger(),
+            Ok(false) => {}
+            Err(error) => self.fail(&error),
+        }
+    }
+
+    /// Leaves the ring alone from now on and asks for a reset.
+    fn fail(&mut self, reason: &dyn std::fmt::Display) {
+        if !self.broken {
+            self.broken = true;
+            self.distress.raise(reason);
+        }
+    }
+}
+
+fn pairs(segments: &[Segment]) -> Vec<(GuestAddress, u32)> {
+    segments.iter().map(|segment| (segment.address, segment.length)).collect()
+}
+
+/// Takes `moved` bytes off the front of a transfer; returns whether something is left.
+fn advance(offset: &mut u64, segments: &mut Vec<(GuestAddress, u32)>, moved: u32) -> bool {
+    *offset = offset.saturating_add(u64::from(moved));
+    let mut rest = moved;
+    segments.retain_mut(|(address, length)| {
+        let taken = rest.min(*length);
+        rest -= taken;
+        *length -= taken;
+        *address = GuestAddress(address.raw_value().saturating_add(u64::from(taken)));
+        *length > 0
+    });
+    !segments.is_empty()
+}
+
+/// Writes as much of the id as fits; returns the bytes.
+fn write_id(live: &Live, into: &[Segment], id: [u8; ID_SIZE]) -> Option<u32> {
+    let mut rest: &[u8] = &id;
+    let mut written = 0;
+    for segment in into {
+        let length = rest.len().min(usize::try_from(segment.length).ok()?);
+        let (part, behind) = rest.split_at(length);
+        live.ring.ram().write_slice(part, segment.address).ok()?;
+        rest = behind;
+        written += u32::try_from(length).ok()?;
+    }
+    Some(written)
+}
+
+fn status_of(error: &io::Error) -> Status {
+    match error.raw_os_error() {
+        Some(libc::EOPNOTSUPP | libc::ENOSYS) => Status::Unsupported,
+        _ => Status::Failed,
+    }
+}

@@ -1,0 +1,180 @@
+//! How a virtio device interrupts its driver: one MSI-X vector per queue and one for
+//! configuration changes, or the INTx line with the ISR status register.
+//! Source: virtio §4.1.4.5 "ISR status capability"; §4.1.5.1.2 "MSI-X Vector Configuration";
+//! §4.1.5.3 "Used Buffer Notifications".
+
+use std::{
+    io,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU16, Ordering},
+    },
+};
+
+use vmm_sys_util::eventfd::EventFd;
+
+use super::transport::NO_VECTOR;
+use crate::{
+    irq::{InterruptLine, Level, MsiVector},
+    sys::io::duplicate_eventfd,
+};
+
+/// ISR bit 0: a queue has used buffers.
+const ISR_QUEUE: u8 = 1;
+/// ISR bit 1: the configuration changed.
+const ISR_CONFIG: u8 = 2;
+
+/// The interrupts of one function, shared by its registers and its threads.
+pub struct Interrupts {
+    vectors: Vec<Vector>,
+    msix_enabled: AtomicBool,
+    config_vector: AtomicU16,
+    intx: Mutex<Intx>,
+}
+
+/// One MSI-X vector.
+struct Vector {
+    msi: Arc<dyn MsiVector>,
+    /// Its eventfd, once more: vhost takes this type, and threads must not duplicate descriptors
+    /// behind their filter.
+    event: EventFd,
+}
+
+/// The line, when MSI-X is off.
+struct Intx {
+    line: Arc<dyn InterruptLine>,
+    /// The ISR status register.
+    isr: u8,
+    /// Interrupt Disable of the command register (PCI 3.0 §6.2.2).
+    disabled: bool,
+    /// What the line was told last.
+    asserted: bool,
+}
+
+impl Intx {
+    /// Brings the line to the level that the registers call for.
+    fn settle(&mut self) {
+        let wanted = self.isr != 0 && !self.disabled;
+        if wanted == self.asserted {
+            return;
+        }
+        let level = if wanted { Level::High } else { Level::Low };
+        // A line that cannot be driven is a host that is going away; the driver sees a timeout.
+        if self.line.set_level(level).is_ok() {
+            self.asserted = wanted;
+        }
+    }
+}
+
+impl std::fmt::Debug for Interrupts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Interrupts")
+            .field("vectors", &self.vectors.len())
+            .field("msix_enabled", &self.msix_enabled)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Interrupts {
+    /// Returns the interrupts of a function with these MSI-X vectors and this line.
+    pub fn new(vectors: Vec<Arc<dyn MsiVector>>, line: Arc<dyn InterruptLine>) -> io::Result<Self> {
+        let vectors = vectors
+            .into_iter()
+            .map(|msi| Ok(Vector { event: duplicate_eventfd(msi.eventfd())?, msi }))
+            .collect::<io::Result<_>>()?;
+        Ok(Self {
+            vectors,
+            msix_enabled: AtomicBool::new(false),
+            config_vector: AtomicU16::new(NO_VECTOR),
+            intx: Mutex::new(Intx { line, isr: 0, disabled: false, asserted: false }),
+        })
+    }
+
+    /// Takes over what the MSI-X capability and the command register say.
+    pub fn set_mode(&self, msix_enabled: bool, intx_disabled: bool) {
+        self.msix_enabled.store(msix_enabled, Ordering::Release);
+        let mut intx = self.intx();
+        // A function with MSI-X on must not use its line (PCI 3.0 §6.8.3.3).
+        intx.disabled = intx_disabled || msix_enabled;
+        intx.settle();
+    }
+
+    /// Takes over the vector of configuration changes.
+    pub fn set_config_vector(&self, vector: u16) {
+        self.config_vector.store(vector, Ordering::Release);
+    }
+
+    /// Reads the ISR status register, which clears it and the line.
+    pub fn take_isr(&self) -> u8 {
+        let mut intx = self.intx();
+        let isr = std::mem::take(&mut intx.isr);
+        intx.settle();
+        isr
+    }
+
+    /// Returns the level of the line.
+    pub fn line_level(&self) -> Level {
+        if self.intx().asserted { Level::High } else { Level::Low }
+    }
+
+    /// Forgets what is pending on the line.
+    pub fn reset(&self) {
+        self.set_config_vector(NO_VECTOR);
+        self.take_isr();
+    }
+
+    /// Tells the driver that the configuration, or DEVICE_NEEDS_RESET, changed.
+    pub fn signal_config(&self) {
+        self.signal(self.config_vector.load(Ordering::Acquire), ISR_CONFIG);
+    }
+
+    /// Returns the eventfd of `vector` when MSI-X is on and the vector exists.
+    fn eventfd(&self, vector: u16) -> Option<&EventFd> {
+        if !self.msix_enabled.load(Ordering::Acquire) {
+            return None;
+        }
+        Some(&self.vectors.get(usize::from(vector))?.event)
+    }
+
+    fn signal(&self, vector: u16, isr: u8) {
+        if self.msix_enabled.load(Ordering::Acquire) {
+            if let Some(vector) = self.vectors.get(usize::from(vector)) {
+                // The eventfd's counter can only be full when a signal is pending already.
+                let _ = vector.msi.trigger();
+            }
+            return;
+        }
+        let mut intx = self.intx();
+        intx.isr |= isr;
+        intx.settle();
+    }
+
+    fn intx(&self) -> MutexGuard<'_, Intx> {
+        self.intx.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Interrupts the driver for one queue, with the vector latched when the queue was enabled.
+#[derive(Debug, Clone)]
+pub struct QueueSignal {
+    interrupts: Arc<Interrupts>,
+    vector: u16,
+}
+
+impl QueueSignal {
+    /// Returns the signal of a queue with `vector`.
+    pub fn new(interrupts: Arc<Interrupts>, vector: u16) -> Self {
+        Self { interrupts, vector }
+    }
+
+    /// Tells the driver that buffers were used.
+    pub fn trigger(&self) {
+        self.interrupts.signal(self.vector, ISR_QUEUE);
+    }
+
+    /// Returns the eventfd that interrupts the driver by itself, when MSI-X is on and the queue
+    /// has a vector. Otherwise only [`Self::trigger`] will do.
+    pub fn eventfd(&self) -> Option<&EventFd> {
+        self.interrupts.eventfd(self.vector)
+    }
+}

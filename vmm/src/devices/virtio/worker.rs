@@ -1,0 +1,159 @@
+//! The thread behind a queue or a device: it gets orders through a mailbox and never makes a vCPU
+//! wait.
+
+use std::{
+    collections::VecDeque,
+    io,
+    os::fd::BorrowedFd,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
+    thread,
+};
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::{
+    sandbox::{ThreadKind, apply_thread_filter},
+    sys::io::borrow_eventfd,
+};
+
+/// What a worker is told.
+pub(super) enum Order<J> {
+    /// Serve this until told to stop.
+    Run(J),
+    /// Let go of the rings and of guest memory, then say so with [`Inbox::stopped`].
+    Stop,
+    /// End the thread.
+    Quit,
+}
+
+struct Mailbox<J> {
+    orders: Mutex<VecDeque<Order<J>>>,
+    wake: EventFd,
+    busy: AtomicBool,
+}
+
+impl<J> Mailbox<J> {
+    fn post(&self, order: Order<J>) {
+        let mut orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
+        orders.push_back(order);
+        drop(orders);
+        // A full counter is a wake-up that is pending already.
+        let _ = self.wake.write(1);
+    }
+}
+
+/// The device's end: gives orders.
+pub(super) struct Worker<J> {
+    mailbox: Arc<Mailbox<J>>,
+}
+
+/// The thread's end: takes orders.
+pub(super) struct Inbox<J> {
+    mailbox: Arc<Mailbox<J>>,
+}
+
+impl<J: Send + 'static> Worker<J> {
+    /// Starts a thread: `prepare` runs before the system call filter, `serve` behind it. Returns
+    /// when the thread is behind its filter, with the error of what failed before.
+    pub(super) fn spawn<S: 'static>(
+        name: String,
+        kind: ThreadKind,
+        prepare: impl FnOnce() -> io::Result<S> + Send + 'static,
+        serve: impl FnOnce(S, Inbox<J>) + Send + 'static,
+    ) -> io::Result<Self> {
+        let mailbox = Arc::new(Mailbox {
+            orders: Mutex::default(),
+            wake: EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?,
+            busy: AtomicBool::new(false),
+        });
+        let inbox = Inbox { mailbox: Arc::clone(&mailbox) };
+        let (ready, started) = mpsc::sync_channel(1);
+        thread::Builder::new().name(name).spawn(move || {
+            let prepared = prepare().and_then(|state| match apply_thread_filter(kind) {
+                Ok(()) => Ok(state),
+                Err(error) => Err(io::Error::other(error)),
+            });
+            match prepared {
+                Ok(state) => {
+                    let _ = ready.send(Ok(()));
+                    serve(state, inbox);
+                }
+                Err(error) => {
+                    let _ = ready.send(Err(error));
+                }
+            }
+        })?;
+        started
+            .recv()
+            .unwrap_or_else(|_| Err(io::Error::other("the thread ended before it was ready")))?;
+        Ok(Self { mailbox })
+    }
+
+    /// Gives the worker something to serve. It must be idle.
+    pub(super) fn run(&self, job: J) {
+        self.mailbox.busy.store(true, Ordering::Release);
+        self.mailbox.post(Order::Run(job));
+    }
+
+    /// Tells the worker to stop; [`Self::is_idle`] says when it has.
+    pub(super) fn stop(&self) {
+        if !self.is_idle() {
+            self.mailbox.post(Order::Stop);
+        }
+    }
+
+    /// Returns whether the worker serves nothing and touches no guest memory.
+    pub(super) fn is_idle(&self) -> bool {
+        !self.mailbox.busy.load(Ordering::Acquire)
+    }
+}
+
+impl<J> Drop for Worker<J> {
+    fn drop(&mut self) {
+        // Not joined: a thread that waits for a disk must not keep the process from ending.
+        self.mailbox.post(Order::Quit);
+    }
+}
+
+impl<J> Inbox<J> {
+    /// Returns the next order, if any.
+    pub(super) fn next(&self) -> Option<Order<J>> {
+        let mut orders = self.mailbox.orders.lock().unwrap_or_else(PoisonError::into_inner);
+        orders.pop_front()
+    }
+
+    /// Nothing of the guest's is in use any more.
+    pub(super) fn stopped(&self) {
+        self.mailbox.busy.store(false, Ordering::Release);
+    }
+
+    /// Waits until an order or one of `others` is ready; with [`Patience::None`] only looks.
+    pub(super) fn wait(&self, others: &[BorrowedFd<'_>], patience: Patience) {
+        let mut descriptors: Vec<PollFd<'_>> =
+            others.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
+        descriptors
+            .push(PollFd::from_borrowed_fd(borrow_eventfd(&self.mailbox.wake), PollFlags::IN));
+        let none = Timespec::default();
+        let timeout = match patience {
+            Patience::None => Some(&none),
+            Patience::Forever => None,
+        };
+        // Poll fails when interrupted, which is as good as being woken.
+        let _ = rustix::event::poll(&mut descriptors, timeout);
+        let _ = self.mailbox.wake.read();
+    }
+}
+
+/// How long to wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Patience {
+    /// Not at all.
+    None,
+    /// Until something happens.
+    Forever,
+}
