@@ -1,7 +1,14 @@
-//! agent
+//! The appliance's two programs. `init` is PID 1; `agent` is the node service that decides what
+//! the node does and asks init for processes. The VMM is a program of its own and never linked.
 
+#![deny(unsafe_code)]
+
+pub mod events;
+pub mod init;
 pub mod net;
+pub mod service;
+pub mod spawn;
 pub mod time;
 
-#[allow(unsafe_code, reason = "the only ioctls and raw sockets in this crate")]
+#[allow(unsafe_code, reason = "the only system calls in this crate that no crate wraps safely")]
 pub(crate) mod sys;

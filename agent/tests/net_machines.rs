@@ -251,8 +251,7 @@ fn a_guest_cannot_claim_another_address_by_arp() {
         guest.space.try_run(&format!("busybox arping -U -c 1 -w 1 -I eth0 -s {address} {address}"));
     }
     let neighbours = world.node.ip("-4 neigh show");
-    let lines: Vec<&str> =
-        neighbours.lines().filter(|line| line.contains(" dev hf")).collect();
+    let lines: Vec<&str> = neighbours.lines().filter(|line| line.contains(" dev hf")).collect();
     assert!(lines.iter().all(|line| line.contains("PERMANENT")), "{lines:?}");
     let reached = world.node.ask_tcp(&format!("{}:80", other.ip()), PATIENCE);
     assert_eq!(reached.as_deref(), Some("10.77.0.1"));

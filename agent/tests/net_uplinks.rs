@@ -99,7 +99,11 @@ impl World {
     }
 
     /// Waits until the status is as wanted.
-    fn wait(&mut self, what: &str, wanted: impl Fn(&NetworkStatus) -> bool + Send) -> NetworkStatus {
+    fn wait(
+        &mut self,
+        what: &str,
+        wanted: impl Fn(&NetworkStatus) -> bool + Send,
+    ) -> NetworkStatus {
         let runtime = self.runtime.as_ref().unwrap();
         let found = runtime.block_on(async {
             let waiting = self.status.wait_for(|status| wanted(status));
@@ -242,8 +246,12 @@ fn router_advertisements_give_an_ipv6_address_and_gateway() {
     let status = world.wait("an IPv6 address", |status| {
         begins(status, "fd00:50::") && status.gateways.iter().any(IpAddr::is_ipv6)
     });
-    assert!(status.gateways.iter().all(|gateway| gateway.to_string().starts_with("fe80")
-        || gateway.is_ipv4()));
+    assert!(
+        status
+            .gateways
+            .iter()
+            .all(|gateway| gateway.to_string().starts_with("fe80") || gateway.is_ipv4())
+    );
     assert!(world.node.pings("fd00:50::1"));
 }
 

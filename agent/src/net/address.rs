@@ -113,9 +113,9 @@ impl FromStr for Ipv4Prefix {
     type Err = AddressError;
 
     fn from_str(text: &str) -> Result<Self, AddressError> {
-        let parsed = text.split_once('/').and_then(|(address, length)| {
-            Self::new(address.parse().ok()?, length.parse().ok()?)
-        });
+        let parsed = text
+            .split_once('/')
+            .and_then(|(address, length)| Self::new(address.parse().ok()?, length.parse().ok()?));
         parsed.ok_or_else(|| AddressError::Prefix { text: text.to_owned() })
     }
 }

@@ -161,8 +161,7 @@ impl Kernel {
         if let IpAddr::V4(address) = address {
             let broadcast = Ipv4Prefix::new(address, prefix).map(Ipv4Prefix::broadcast);
             for attribute in &mut request.message_mut().attributes {
-                if let (AddressAttribute::Broadcast(slot), Some(broadcast)) =
-                    (attribute, broadcast)
+                if let (AddressAttribute::Broadcast(slot), Some(broadcast)) = (attribute, broadcast)
                 {
                     *slot = broadcast;
                 }
@@ -313,7 +312,9 @@ fn default_route(message: &RouteMessage) -> Option<DefaultRoute> {
         #[allow(clippy::wildcard_enum_match_arm, reason = "the kernel tells more than we ask")]
         match attribute {
             RouteAttribute::Priority(priority) => metric = *priority,
-            RouteAttribute::Gateway(RouteAddress::Inet(address)) => gateway = Some((*address).into()),
+            RouteAttribute::Gateway(RouteAddress::Inet(address)) => {
+                gateway = Some((*address).into())
+            }
             RouteAttribute::Gateway(RouteAddress::Inet6(address)) => {
                 gateway = Some((*address).into());
             }

@@ -95,9 +95,8 @@ fn carrier(flags: LinkFlags) -> Carrier {
 }
 
 fn origin(infos: &[LinkInfo]) -> Origin {
-    let software = infos
-        .iter()
-        .any(|info| matches!(info, LinkInfo::Kind(kind) if *kind != InfoKind::Veth));
+    let software =
+        infos.iter().any(|info| matches!(info, LinkInfo::Kind(kind) if *kind != InfoKind::Veth));
     if software { Origin::Software } else { Origin::Card }
 }
 

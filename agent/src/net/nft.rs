@@ -5,7 +5,9 @@ use std::{io, time::Duration};
 use bytes::BytesMut;
 use netlink_packet_core::{NetlinkMessage, NetlinkPayload};
 use netlink_packet_netfilter::NetfilterMessage;
-use netlink_sys::{AsyncSocket, AsyncSocketExt, SocketAddr, TokioSocket, protocols::NETLINK_NETFILTER};
+use netlink_sys::{
+    AsyncSocket, AsyncSocketExt, SocketAddr, TokioSocket, protocols::NETLINK_NETFILTER,
+};
 
 use super::ruleset::encode::{Batch, forget_flows};
 
@@ -63,8 +65,7 @@ async fn answer(socket: &mut TokioSocket, last: u32) -> Result<(), NftError> {
         let mut rest = &buffer[..];
         while !rest.is_empty() {
             let invalid = |_| NftError::Socket(io::ErrorKind::InvalidData.into());
-            let message =
-                NetlinkMessage::<NetfilterMessage>::deserialize(rest).map_err(invalid)?;
+            let message = NetlinkMessage::<NetfilterMessage>::deserialize(rest).map_err(invalid)?;
             let length = usize::try_from(message.header.length).unwrap_or(usize::MAX);
             if let NetlinkPayload::Error(error) = &message.payload {
                 let sequence = message.header.sequence_number;

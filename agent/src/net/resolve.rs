@@ -74,9 +74,7 @@ impl Resolver {
     }
 }
 
-fn build(
-    servers: &[IpAddr],
-) -> Result<hickory_resolver::Resolver<TokioRuntimeProvider>, NetError> {
+fn build(servers: &[IpAddr]) -> Result<hickory_resolver::Resolver<TokioRuntimeProvider>, NetError> {
     let servers = servers.iter().map(|server| NameServerConfig::udp_and_tcp(*server)).collect();
     let config = ResolverConfig::from_parts(None, Vec::new(), servers);
     let provider = TokioRuntimeProvider::default();

@@ -91,8 +91,7 @@ fn attach_filter(socket: &OwnedFd) -> io::Result<()> {
 fn address(index: u32, destination: [u8; 6]) -> io::Result<libc::sockaddr_ll> {
     // SAFETY: every bit pattern of zeroes is a valid `sockaddr_ll`, which holds integers only.
     let mut address: libc::sockaddr_ll = unsafe { mem::zeroed() };
-    address.sll_family =
-        u16::try_from(libc::AF_PACKET).map_err(|_| io::ErrorKind::InvalidInput)?;
+    address.sll_family = u16::try_from(libc::AF_PACKET).map_err(|_| io::ErrorKind::InvalidInput)?;
     address.sll_protocol = IPV4;
     address.sll_ifindex = i32::try_from(index).map_err(|_| io::ErrorKind::InvalidInput)?;
     address.sll_halen = 6;

@@ -32,8 +32,9 @@ pub(crate) fn open(name: &str) -> io::Result<OwnedFd> {
     check(ret)?;
     set_header_size(&file)?;
     // SAFETY: TUNSETPERSIST takes an integer, and the borrowed fd stays open for the call.
-    let ret =
-        unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETPERSIST as libc::Ioctl, 1 as libc::c_int) };
+    let ret = unsafe {
+        libc::ioctl(file.as_raw_fd(), libc::TUNSETPERSIST as libc::Ioctl, 1 as libc::c_int)
+    };
     check(ret)?;
     Ok(file.into())
 }

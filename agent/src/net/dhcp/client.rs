@@ -74,9 +74,15 @@ enum State {
     /// Asks for offers.
     Selecting,
     /// Has accepted an offer and waits for its confirmation.
-    Requesting { server: Ipv4Addr, address: Ipv4Addr },
+    Requesting {
+        server: Ipv4Addr,
+        address: Ipv4Addr,
+    },
     /// Asks for an address from before.
-    Rebooting { address: Ipv4Addr, lease: Option<Lease> },
+    Rebooting {
+        address: Ipv4Addr,
+        lease: Option<Lease>,
+    },
     Bound(Lease),
     /// Asks the server that gave the lease.
     Renewing(Lease),

@@ -66,7 +66,10 @@ impl Bench {
 fn discover_offer_request_ack_gives_a_lease() {
     let mut bench = Bench::new(None);
     let (to, discover) = bench.sent();
-    assert_eq!((to, message::kind(&discover)), (Destination::Broadcast, Some(MessageType::Discover)));
+    assert_eq!(
+        (to, message::kind(&discover)),
+        (Destination::Broadcast, Some(MessageType::Discover))
+    );
     bench.answer(MessageType::Offer, |_| {});
     let (to, request) = bench.sent();
     assert_eq!(to, Destination::Broadcast);

@@ -33,7 +33,9 @@ pub(super) fn parse(bytes: &[u8]) -> Option<Message> {
 
 /// Encodes a message that this crate composed.
 pub(super) fn encode(message: &Message) -> Vec<u8> {
-    message.to_vec().expect("our own messages are short and hold no variable part but lists of addresses")
+    message
+        .to_vec()
+        .expect("our own messages are short and hold no variable part but lists of addresses")
 }
 
 /// Returns the sender's hardware address.

@@ -13,11 +13,7 @@ mod address;
 mod serve;
 mod task;
 
-use std::{
-    io,
-    net::Ipv4Addr,
-    os::fd::OwnedFd,
-};
+use std::{io, net::Ipv4Addr, os::fd::OwnedFd};
 
 use tokio::sync::{mpsc, oneshot, watch};
 use types::ids::MachineId;

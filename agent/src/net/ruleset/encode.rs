@@ -146,10 +146,8 @@ impl Batch {
     }
 
     fn push_chain(&mut self, family: Family, chain: &Chain) {
-        let mut attributes = vec![
-            ChainAttribute::Table(TABLE.to_owned()),
-            ChainAttribute::Name(chain.name.clone()),
-        ];
+        let mut attributes =
+            vec![ChainAttribute::Table(TABLE.to_owned()), ChainAttribute::Name(chain.name.clone())];
         if let Some(hook) = &chain.hook {
             let kind = if let Hook::SourceNat { .. } = hook { "nat" } else { "filter" };
             attributes.push(ChainAttribute::Hook(hook_attributes(hook)));
@@ -247,9 +245,7 @@ fn statement(statement: &Statement) -> Vec<Expressions> {
         Statement::Address(which, network) => address(*which, *network),
         Statement::Hardware(test, hardware) => field(LINK, 6, *test, &hardware.0),
         Statement::ArpSender(hardware, sender) => arp_sender(*hardware, *sender),
-        Statement::Udp { from, to } => {
-            [protocol(UDP), port(0, *from), port(2, *to)].concat()
-        }
+        Statement::Udp { from, to } => [protocol(UDP), port(0, *from), port(2, *to)].concat(),
         Statement::UdpTo(to) => [protocol(UDP), port(2, *to)].concat(),
         Statement::TcpTo(to) => [protocol(TCP), port(2, *to)].concat(),
         Statement::Established => established(),
@@ -340,10 +336,7 @@ fn port(offset: u32, port: u16) -> Vec<Expressions> {
 const REGISTER: u32 = 1;
 
 fn meta(key: MetaKey, test: Test, value: Vec<u8>) -> Vec<Expressions> {
-    let load = Expressions::Meta(vec![
-        Meta::Key(key),
-        Meta::DestinationRegister(Register::Reg1),
-    ]);
+    let load = Expressions::Meta(vec![Meta::Key(key), Meta::DestinationRegister(Register::Reg1)]);
     vec![load, compare(test, value)]
 }
 
@@ -411,9 +404,9 @@ mod tests {
     use crate::net::ruleset::{Guest, Shared, guest, shared};
 
     fn hex(bytes: &[u8]) -> String {
-        let lines = bytes.chunks(32).map(|line| {
-            line.iter().map(|byte| format!("{byte:02x}")).collect::<String>()
-        });
+        let lines = bytes
+            .chunks(32)
+            .map(|line| line.iter().map(|byte| format!("{byte:02x}")).collect::<String>());
         lines.map(|line| line + "\n").collect()
     }
 

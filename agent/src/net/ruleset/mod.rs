@@ -93,7 +93,12 @@ pub fn shared(shared: &Shared) -> Vec<Chain> {
             policy: Policy::Drop,
             rules: forward(),
         },
-        Chain { name: OUTWARD.to_owned(), hook: None, policy: Policy::Accept, rules: outward(shared) },
+        Chain {
+            name: OUTWARD.to_owned(),
+            hook: None,
+            policy: Policy::Accept,
+            rules: outward(shared),
+        },
         Chain {
             name: "postrouting".to_owned(),
             hook: Some(Hook::SourceNat { priority: NAT_PRIORITY }),
@@ -203,7 +208,12 @@ fn outward(shared: &Shared) -> Vec<Rule> {
     }
     for (network, length) in SPECIAL_NETWORKS {
         let network = Ipv4Prefix::new(network, length).expect("lengths in the table are short");
-        rules.push(rule([Statement::Ipv4, destination(network), Statement::Counter, Statement::Reject]));
+        rules.push(rule([
+            Statement::Ipv4,
+            destination(network),
+            Statement::Counter,
+            Statement::Reject,
+        ]));
     }
     rules.push(rule([accept()]));
     rules

@@ -30,8 +30,8 @@ impl Uplinks {
     pub fn start(spec: &Network) -> Result<Self, UplinkError> {
         let plan = Plan::new(spec)?;
         let (publish, status) = watch::channel(NetworkStatus::default());
-        let task = task::Task::start(plan, publish)
-            .map_err(|source| UplinkError::Netlink { source })?;
+        let task =
+            task::Task::start(plan, publish).map_err(|source| UplinkError::Netlink { source })?;
         Ok(Self { status, task: tokio::spawn(task.run()) })
     }
 

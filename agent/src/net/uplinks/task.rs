@@ -257,9 +257,10 @@ impl Task {
                 metric: METRIC + index,
             })
             .collect();
-        let old = self.uplinks.get_mut(&index).map(|uplink| {
-            std::mem::replace(&mut uplink.routes, routes.clone())
-        });
+        let old = self
+            .uplinks
+            .get_mut(&index)
+            .map(|uplink| std::mem::replace(&mut uplink.routes, routes.clone()));
         for stale in old.unwrap_or_default().iter().filter(|old| !routes.contains(old)) {
             self.kernel.delete_route(stale).await?;
         }

@@ -1,0 +1,7 @@
+//! The node service.
+
+#![forbid(unsafe_code)]
+
+fn main() {
+    agent::service::main();
+}

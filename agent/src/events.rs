@@ -1,0 +1,253 @@
+//! What `init` and `agent` report, as typed events.
+//!
+//! Each is one line, `holdfast: event=NAME key=value …`, in the kernel's log and therefore on the
+//! console. Names and keys are an interface: tests and operators' tools wait for them. Values
+//! hold no blank unless they are quoted.
+
+use std::{fmt, net::IpAddr};
+
+use types::{
+    ids::{ContentId, MachineId, NodeId},
+    node::Bdf,
+};
+
+/// Start of every event's line.
+pub const PREFIX: &str = "holdfast: event=";
+
+/// Something worth a line.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs, reason = "names and keys say it; each is printed as it is declared")]
+pub enum Event {
+    /// init: the root is mounted and the mount table was read back and matched.
+    MountsVerified { count: usize },
+    /// init: a mount differs from the table.
+    MountWrong { path: String, reason: String },
+    /// init: nothing on disk to keep `path`; it is lost at power off.
+    RamMode { path: &'static str, reason: String },
+    /// init: a watchdog counts.
+    WatchdogArmed { device: String, timeout_s: i32 },
+    /// init: no watchdog at all.
+    WatchdogAbsent,
+    /// init: PID 1 is at work.
+    InitReady { ms: u128 },
+    /// init: the agent was started for the `starts`th time.
+    AgentStarted { pid: i32, starts: u32 },
+    /// init: the agent ended and is started again after a delay.
+    AgentExited { status: String, restart_ms: u128 },
+    /// init: the node goes down.
+    Shutdown { action: &'static str, because: &'static str },
+    /// init: the last line before the kernel takes over.
+    ShutdownDone { action: &'static str, unmounted: bool },
+    /// agent: who this node is.
+    Node { node: NodeId, release: String },
+    /// agent: where the configuration came from.
+    Config { source: String, name: String },
+    /// agent: no usable configuration; the node shows itself and rents nothing.
+    ConfigBad { source: String, reason: String },
+    /// agent: an address of more than link scope.
+    Online { address: IpAddr },
+    /// agent: the overlay listens.
+    OverlayStarted { port: u16 },
+    /// agent: how many other members are known.
+    OverlayMembers { count: usize },
+    /// agent: a device and what may be done with it.
+    Device { address: Bdf, id: String, group: String, state: String },
+    /// agent: an offer was broadcast.
+    Offered { devices_free: usize, vcpus: u32, memory_mib: u64 },
+    /// agent: everything is up.
+    AgentReady { machines: usize },
+    /// agent: a lease was accepted and the machine is being made.
+    MachineAccepted { machine: MachineId, serial: u64, end: u64 },
+    /// agent: a lease was renewed.
+    MachineRenewed { machine: MachineId, serial: u64, end: u64 },
+    /// agent: content arrived and has the right digest.
+    ContentFetched { content: ContentId, bytes: u64, ms: u128 },
+    /// agent: the VMM runs; `ms` from the request to its first answer.
+    MachineStarted { machine: MachineId, pid: i32, ms: u128 },
+    /// agent: what /proc says of the VMM's sandbox.
+    MachineSandbox { machine: MachineId, facts: String },
+    /// agent: a machine that ran before this agent did.
+    MachineAdopted { machine: MachineId, pid: i32 },
+    /// agent: the lease is about to end.
+    MachineWarned { machine: MachineId, left_s: u64 },
+    /// agent: the ACPI power button was pressed.
+    MachineButton { machine: MachineId, because: &'static str },
+    /// agent: the VMM was killed.
+    MachineForced { machine: MachineId, because: &'static str },
+    /// agent: the VMM ended.
+    MachineExited { machine: MachineId, status: String },
+    /// agent: the lease ended and the machine is gone.
+    MachineEnded { machine: MachineId, late_s: u64 },
+    /// agent: the machine's disk was destroyed.
+    MachineDestroyed { machine: MachineId, because: &'static str },
+    /// agent: an operation on a machine failed.
+    MachineFailed { machine: MachineId, reason: String },
+    /// agent: a device was reset and can be rented again.
+    DeviceReset { address: Bdf, ms: u128 },
+    /// agent: a device did not come back.
+    DeviceQuarantined { address: Bdf, reason: String },
+    /// agent: something failed that no machine is to blame for.
+    Trouble { place: &'static str, reason: String },
+}
+
+impl fmt::Display for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(PREFIX)?;
+        match self {
+            Self::MountsVerified { .. }
+            | Self::MountWrong { .. }
+            | Self::RamMode { .. }
+            | Self::WatchdogArmed { .. }
+            | Self::WatchdogAbsent
+            | Self::InitReady { .. }
+            | Self::AgentStarted { .. }
+            | Self::AgentExited { .. }
+            | Self::Shutdown { .. }
+            | Self::ShutdownDone { .. } => self.write_init(f),
+            Self::Node { .. }
+            | Self::Config { .. }
+            | Self::ConfigBad { .. }
+            | Self::Online { .. }
+            | Self::OverlayStarted { .. }
+            | Self::OverlayMembers { .. }
+            | Self::Device { .. }
+            | Self::Offered { .. }
+            | Self::AgentReady { .. }
+            | Self::ContentFetched { .. }
+            | Self::DeviceReset { .. }
+            | Self::DeviceQuarantined { .. }
+            | Self::Trouble { .. } => self.write_node(f),
+            Self::MachineAccepted { .. }
+            | Self::MachineRenewed { .. }
+            | Self::MachineStarted { .. }
+            | Self::MachineSandbox { .. }
+            | Self::MachineAdopted { .. }
+            | Self::MachineWarned { .. }
+            | Self::MachineButton { .. }
+            | Self::MachineForced { .. }
+            | Self::MachineExited { .. }
+            | Self::MachineEnded { .. }
+            | Self::MachineDestroyed { .. }
+            | Self::MachineFailed { .. } => self.write_machine(f),
+        }
+    }
+}
+
+#[allow(clippy::wildcard_enum_match_arm, reason = "`fmt` names every variant and routes it here")]
+impl Event {
+    fn write_init(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::MountsVerified { count } => write!(f, "mounts-verified count={count}"),
+            Self::MountWrong { path, reason } => {
+                write!(f, "mount-wrong path={path} reason={reason:?}")
+            }
+            Self::RamMode { path, reason } => write!(f, "ram-mode path={path} reason={reason:?}"),
+            Self::WatchdogArmed { device, timeout_s } => {
+                write!(f, "watchdog-armed device={device:?} timeout_s={timeout_s}")
+            }
+            Self::WatchdogAbsent => f.write_str("watchdog-absent"),
+            Self::InitReady { ms } => write!(f, "init-ready ms={ms}"),
+            Self::AgentStarted { pid, starts } => {
+                write!(f, "agent-started pid={pid} starts={starts}")
+            }
+            Self::AgentExited { status, restart_ms } => {
+                write!(f, "agent-exited status={status} restart_ms={restart_ms}")
+            }
+            Self::Shutdown { action, because } => {
+                write!(f, "shutdown action={action} because={because}")
+            }
+            Self::ShutdownDone { action, unmounted } => {
+                write!(f, "shutdown-done action={action} unmounted={unmounted}")
+            }
+            _ => Err(fmt::Error),
+        }
+    }
+
+    fn write_node(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Node { node, release } => write!(f, "node id={node} release={release:?}"),
+            Self::Config { source, name } => write!(f, "config source={source:?} name={name:?}"),
+            Self::ConfigBad { source, reason } => {
+                write!(f, "config-bad source={source:?} reason={reason:?}")
+            }
+            Self::Online { address } => write!(f, "online address={address}"),
+            Self::OverlayStarted { port } => write!(f, "overlay-started port={port}"),
+            Self::OverlayMembers { count } => write!(f, "overlay-members count={count}"),
+            Self::Device { address, id, group, state } => {
+                write!(f, "device address={address} id={id} group={group} state={state:?}")
+            }
+            Self::Offered { devices_free, vcpus, memory_mib } => write!(
+                f,
+                "offered devices_free={devices_free} vcpus={vcpus} memory_mib={memory_mib}"
+            ),
+            Self::AgentReady { machines } => write!(f, "agent-ready machines={machines}"),
+            Self::ContentFetched { content, bytes, ms } => {
+                write!(f, "content-fetched content={content} bytes={bytes} ms={ms}")
+            }
+            Self::DeviceReset { address, ms } => {
+                write!(f, "device-reset address={address} ms={ms}")
+            }
+            Self::DeviceQuarantined { address, reason } => {
+                write!(f, "device-quarantined address={address} reason={reason:?}")
+            }
+            Self::Trouble { place, reason } => write!(f, "trouble place={place} reason={reason:?}"),
+            _ => Err(fmt::Error),
+        }
+    }
+
+    fn write_machine(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::MachineAccepted { machine, serial, end } => {
+                write!(f, "machine-accepted machine={machine} serial={serial} end={end}")
+            }
+            Self::MachineRenewed { machine, serial, end } => {
+                write!(f, "machine-renewed machine={machine} serial={serial} end={end}")
+            }
+            Self::MachineStarted { machine, pid, ms } => {
+                write!(f, "machine-started machine={machine} pid={pid} ms={ms}")
+            }
+            Self::MachineSandbox { machine, facts } => {
+                write!(f, "machine-sandbox machine={machine} {facts}")
+            }
+            Self::MachineAdopted { machine, pid } => {
+                write!(f, "machine-adopted machine={machine} pid={pid}")
+            }
+            Self::MachineWarned { machine, left_s } => {
+                write!(f, "machine-warned machine={machine} left_s={left_s}")
+            }
+            Self::MachineButton { machine, because } => {
+                write!(f, "machine-button machine={machine} because={because}")
+            }
+            Self::MachineForced { machine, because } => {
+                write!(f, "machine-forced machine={machine} because={because}")
+            }
+            Self::MachineExited { machine, status } => {
+                write!(f, "machine-exited machine={machine} status={status}")
+            }
+            Self::MachineEnded { machine, late_s } => {
+                write!(f, "machine-ended machine={machine} late_s={late_s}")
+            }
+            Self::MachineDestroyed { machine, because } => {
+                write!(f, "machine-destroyed machine={machine} because={because}")
+            }
+            Self::MachineFailed { machine, reason } => {
+                write!(f, "machine-failed machine={machine} reason={reason:?}")
+            }
+            _ => Err(fmt::Error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_is_one_line_that_can_be_found() {
+        let event = Event::Trouble { place: "overlay", reason: "two\nlines".to_owned() };
+        assert_eq!(
+            event.to_string(),
+            "holdfast: event=trouble place=overlay reason=\"two\\nlines\""
+        );
+    }
+}

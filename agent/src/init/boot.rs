@@ -1,0 +1,182 @@
+//! From the kernel's hand-over to the supervision loop, as a table of phases.
+//!
+//! PID 1 starts in the initramfs, which holds this program and the root as one EROFS image. It
+//! mounts the image by file, moves into it and goes on there: the image must stay where it is (it
+//! is the root's storage), and nothing else of the initramfs is worth freeing.
+
+use std::{fs, io, time::Instant};
+
+use rustix::{
+    mount::{MountFlags, mount, mount_move},
+    process::{Resource, Rlimit, chdir, chroot, setrlimit},
+    system::{RebootCommand, reboot, sethostname},
+};
+
+use super::{
+    kmsg::{self, Level},
+    machines::Machines,
+    mounts::{self, Mounted},
+    partitions, serve, settings,
+    watchdog::Watchdogs,
+};
+use crate::events::Event;
+
+/// The root's image in the initramfs.
+const IMAGE: &str = "/root.erofs";
+
+/// Where it is mounted before it becomes the root.
+const NEW_ROOT: &str = "/newroot";
+
+/// Descriptors init may hold, and children may ask for.
+const OPEN_FILES: u64 = 65_536;
+
+/// What the phases fill in.
+#[derive(Debug)]
+struct Boot {
+    begin: Instant,
+    made: Vec<Mounted>,
+    watchdogs: Option<Watchdogs>,
+}
+
+/// One phase: its name, and what it does. A phase that fails is reported and the boot goes on:
+/// a node that shows what is wrong is worth more than one that restarts for ever.
+type Phase = (&'static str, fn(&mut Boot) -> io::Result<()>);
+
+const PHASES: &[Phase] = &[
+    ("early-mounts", early_mounts),
+    ("log", open_log),
+    ("watchdog", arm_watchdogs),
+    ("root", enter_root),
+    ("settings", apply_settings),
+    ("late-mounts", late_mounts),
+    ("verify-mounts", verify_mounts),
+    ("cgroups", |_| Machines::prepare_cgroups()),
+    ("limits", raise_limits),
+    ("host-name", |_| Ok(sethostname(b"holdfast")?)),
+    ("ctrl-alt-del", |_| Ok(reboot(RebootCommand::CadOff)?)),
+];
+
+/// Runs PID 1. Never returns.
+pub fn run() -> ! {
+    install_panic_hook();
+    let mut boot = Boot { begin: Instant::now(), made: Vec::new(), watchdogs: None };
+    for (name, phase) in PHASES {
+        if let Err(error) = phase(&mut boot) {
+            kmsg::line(Level::Error, &format!("init: phase {name} failed: {error}"));
+        }
+    }
+    let watchdogs = boot.watchdogs.take().unwrap_or_else(|| Watchdogs::arm().0);
+    kmsg::event(&Event::InitReady { ms: boot.begin.elapsed().as_millis() });
+    serve::run(watchdogs)
+}
+
+fn early_mounts(boot: &mut Boot) -> io::Result<()> {
+    for entry in mounts::EARLY {
+        // In the initramfs nothing exists but what the image's builder put there.
+        fs::create_dir_all(entry.path)?;
+        boot.made.extend(mounts::apply(entry).map_err(io::Error::other)?);
+    }
+    Ok(())
+}
+
+fn open_log(_: &mut Boot) -> io::Result<()> {
+    kmsg::open();
+    Ok(())
+}
+
+fn arm_watchdogs(boot: &mut Boot) -> io::Result<()> {
+    let (watchdogs, events) = Watchdogs::arm();
+    boot.watchdogs = Some(watchdogs);
+    events.iter().for_each(kmsg::event);
+    Ok(())
+}
+
+fn enter_root(boot: &mut Boot) -> io::Result<()> {
+    fs::create_dir_all(NEW_ROOT)?;
+    let root = mounts::ROOT;
+    mount(IMAGE, NEW_ROOT, root.kind, root.flags, None)?;
+    for entry in mounts::EARLY {
+        mount_move(entry.path, format!("{NEW_ROOT}{}", entry.path))?;
+    }
+    chdir(NEW_ROOT)?;
+    mount_move(".", "/")?;
+    chroot(".")?;
+    chdir("/")?;
+    boot.made.push(Mounted {
+        path: "/",
+        kind: root.kind.to_owned(),
+        flags: root.flags,
+        in_memory: None,
+    });
+    Ok(())
+}
+
+fn apply_settings(_: &mut Boot) -> io::Result<()> {
+    for (setting, error) in settings::apply() {
+        let text = format!("init: cannot set {} ({}): {error}", setting.path, setting.reason);
+        kmsg::line(Level::Warning, &text);
+    }
+    Ok(())
+}
+
+fn late_mounts(boot: &mut Boot) -> io::Result<()> {
+    partitions::settle(&["holdfast-state", "holdfast-data"]);
+    for entry in mounts::LATE {
+        match mounts::apply(entry) {
+            Ok(mounted) => boot.made.extend(mounted),
+            Err(error) => kmsg::line(Level::Error, &format!("init: {}", chain(&error))),
+        }
+    }
+    boot.made.iter().filter_map(Mounted::event).for_each(|event| kmsg::event(&event));
+    Ok(())
+}
+
+fn verify_mounts(boot: &mut Boot) -> io::Result<()> {
+    let differences = mounts::verify(&boot.made)?;
+    for mounts::Difference { path, reason } in &differences {
+        kmsg::event(&Event::MountWrong { path: path.clone(), reason: reason.clone() });
+    }
+    if differences.is_empty() {
+        kmsg::event(&Event::MountsVerified { count: boot.made.len() });
+    }
+    Ok(())
+}
+
+fn raise_limits(_: &mut Boot) -> io::Result<()> {
+    let limit = Rlimit { current: Some(OPEN_FILES), maximum: Some(OPEN_FILES) };
+    Ok(setrlimit(Resource::Nofile, limit)?)
+}
+
+/// A panic of PID 1 is written down and the machine restarts; the program never unwinds to its
+/// end, which would be a kernel panic without a reason.
+fn install_panic_hook() {
+    std::panic::set_hook(Box::new(|panic| {
+        kmsg::line(Level::Error, &format!("init: {panic}"));
+        rustix::fs::sync();
+        let _ = reboot(RebootCommand::Restart);
+        loop {
+            std::thread::park();
+        }
+    }));
+}
+
+/// Returns the error and everything under it, in one line.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        source = error.source();
+    }
+    text
+}
+
+/// Unmounts what holds data, or makes it read-only; whether everything was clean.
+pub fn unmount_data() -> bool {
+    let clean = |path: &str| {
+        rustix::mount::unmount(path, rustix::mount::UnmountFlags::empty()).is_ok()
+            || rustix::mount::mount_remount(path, MountFlags::RDONLY, c"").is_ok()
+    };
+    ["/data", "/state"].map(clean).iter().all(|clean| *clean)
+}

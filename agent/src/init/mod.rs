@@ -1,0 +1,22 @@
+//! PID 1: mounts, watchdog, supervision, machines' processes, the way down.
+//!
+//! It decides nothing about leases, devices or networks and takes no input from any network: the
+//! kernel's signals and events, and the agent's requests (`crate::spawn`), are all it hears.
+//! It is one thread and one `poll`, and waits for no other process without a deadline.
+//!
+//! Cores (`supervise`, `shutdown`, `logs`, the table in `mounts`) own no clock and no descriptor;
+//! `boot` and `serve` are the shell around them.
+
+pub mod boot;
+pub mod kmsg;
+pub mod logs;
+pub mod machines;
+pub mod mounts;
+pub mod partitions;
+pub mod power;
+pub mod reap;
+pub mod serve;
+pub mod settings;
+pub mod shutdown;
+pub mod supervise;
+pub mod watchdog;

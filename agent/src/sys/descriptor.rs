@@ -1,0 +1,13 @@
+//! Descriptors that this process got from its parent.
+
+use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
+
+/// Takes descriptor `number`, which the parent left open; `None` when it is not open.
+///
+/// Each number may be taken once, before anything else opens descriptors.
+pub(crate) fn inherited(number: i32) -> Option<OwnedFd> {
+    // SAFETY: only asks for the flags; a closed number is answered with an error.
+    let open = unsafe { rustix::io::fcntl_getfd(BorrowedFd::borrow_raw(number)) }.is_ok();
+    // SAFETY: it is open, and by this function's contract nobody else owns it.
+    open.then(|| unsafe { OwnedFd::from_raw_fd(number) })
+}
