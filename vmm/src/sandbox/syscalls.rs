@@ -1,0 +1,266 @@
+//! Which system calls each kind of thread may make, and why. Anything else kills the process.
+//!
+//! Threads run their filter after they have started, so what glibc does at thread start is not
+//! here; what it does on the way out is.
+
+use std::collections::BTreeMap;
+
+use seccompiler::{
+    BackendError, BpfProgram, SeccompAction, SeccompCmpArgLen as Len, SeccompCmpOp as Op,
+    SeccompCondition, SeccompFilter, SeccompRule, TargetArch,
+};
+
+use super::ThreadKind::{self, Api, Block, Event, Main, Reset, Vcpu};
+
+/// One allowed system call.
+#[derive(Debug, Clone, Copy)]
+pub struct Syscall {
+    /// Its number.
+    pub number: libc::c_long,
+    /// Who may make it.
+    pub kinds: &'static [ThreadKind],
+    /// With which arguments.
+    pub arguments: Arguments,
+    /// What it is needed for.
+    pub reason: &'static str,
+}
+
+/// What the arguments of an allowed system call must look like.
+#[derive(Debug, Clone, Copy)]
+pub enum Arguments {
+    /// Anything.
+    Any,
+    /// Argument 2 is a protection without execution.
+    NotExecutable,
+    /// Argument 0 is this process.
+    OwnProcess,
+    /// Argument 1 is one of the requests.
+    Request(&'static [u32]),
+    /// Argument `.0` has the value `.1`.
+    Equals(u8, u64),
+}
+
+const ALL: &[ThreadKind] = &[Main, Vcpu, Block, Api, Event, Reset];
+const DEVICES: &[ThreadKind] = &[Main, Vcpu, Block, Api, Event];
+
+/// KVM: run the virtual CPU, read and write its state.
+const KVM_VCPU: &[u32] = &[
+    0xae80,      // KVM_RUN
+    0x8090_ae81, // KVM_GET_REGS, for the report of a fault
+    0x8138_ae83, // KVM_GET_SREGS, likewise
+    0x4008_ae89, // KVM_SET_MSRS
+    0xaead,      // KVM_KVMCLOCK_CTRL
+];
+/// KVM: BARs that move, vectors that are routed, doorbells.
+const KVM_MACHINE: &[u32] = &[
+    0x4020_ae46, // KVM_SET_USER_MEMORY_REGION
+    0x4008_ae61, // KVM_IRQ_LINE
+    0x4008_ae6a, // KVM_SET_GSI_ROUTING
+    0x4020_ae76, // KVM_IRQFD
+    0x4040_ae79, // KVM_IOEVENTFD
+    0x4020_aea5, // KVM_SIGNAL_MSI
+];
+/// VFIO: the guest switches interrupts on and off.
+const VFIO_INTERRUPTS: &[u32] = &[
+    0x3b6e, // VFIO_DEVICE_SET_IRQS
+];
+/// VFIO: devices are reset.
+const VFIO_RESET: &[u32] = &[
+    0x3b6f, // VFIO_DEVICE_RESET
+    0x3b71, // VFIO_DEVICE_PCI_HOT_RESET
+];
+/// vhost and tap: a driver in the guest starts and stops its queues.
+const VHOST: &[u32] = &[
+    0x8008_af00, // VHOST_GET_FEATURES
+    0x4008_af00, // VHOST_SET_FEATURES
+    0xaf01,      // VHOST_SET_OWNER
+    0xaf02,      // VHOST_RESET_OWNER
+    0x4008_af03, // VHOST_SET_MEM_TABLE
+    0x4008_af10, // VHOST_SET_VRING_NUM
+    0x4028_af11, // VHOST_SET_VRING_ADDR
+    0x4008_af12, // VHOST_SET_VRING_BASE
+    0xc008_af12, // VHOST_GET_VRING_BASE
+    0x4008_af20, // VHOST_SET_VRING_KICK
+    0x4008_af21, // VHOST_SET_VRING_CALL
+    0x4008_af22, // VHOST_SET_VRING_ERR
+    0x4008_af25, // VHOST_SET_BACKEND_FEATURES
+    0x8008_af26, // VHOST_GET_BACKEND_FEATURES
+    0x4008_af30, // VHOST_NET_SET_BACKEND
+    0x4008_af60, // VHOST_VSOCK_SET_GUEST_CID
+    0x4004_af61, // VHOST_VSOCK_SET_RUNNING
+    0x4004_54d0, // TUNSETOFFLOAD
+    0x4004_54d8, // TUNSETVNETHDRSZ
+];
+/// Sockets: whether calls wait.
+const SOCKET: &[u32] = &[
+    0x5421, // FIONBIO
+];
+
+/// The whole table. A call that several rows allow is allowed if one of them matches.
+pub const SYSCALLS: &[Syscall] = &[
+    // Memory.
+    row(libc::SYS_brk, ALL, Arguments::Any, "allocator"),
+    row(libc::SYS_mmap, ALL, Arguments::NotExecutable, "allocator, stacks"),
+    row(libc::SYS_mprotect, ALL, Arguments::NotExecutable, "allocator"),
+    row(libc::SYS_mremap, ALL, Arguments::Any, "allocator, large buffers that grow"),
+    row(libc::SYS_munmap, ALL, Arguments::Any, "allocator, stacks of threads that end"),
+    row(libc::SYS_madvise, ALL, Arguments::Any, "allocator, stacks of threads that end"),
+    // Threads and time.
+    row(libc::SYS_futex, ALL, Arguments::Any, "locks, channels, joining"),
+    row(libc::SYS_sched_yield, ALL, Arguments::Any, "contended locks and channels"),
+    row(libc::SYS_nanosleep, ALL, Arguments::Any, "bounded waits"),
+    row(libc::SYS_clock_nanosleep, ALL, Arguments::Any, "bounded waits"),
+    row(libc::SYS_clock_gettime, ALL, Arguments::Any, "time, where the vDSO cannot tell it"),
+    row(libc::SYS_gettimeofday, ALL, Arguments::Any, "time, where the vDSO cannot tell it"),
+    row(libc::SYS_getpid, ALL, Arguments::Any, "raising a signal, as abort does"),
+    row(libc::SYS_gettid, ALL, Arguments::Any, "raising a signal, as abort does"),
+    row(libc::SYS_tgkill, ALL, Arguments::OwnProcess, "kicking virtual CPUs out of KVM_RUN"),
+    row(libc::SYS_rt_sigprocmask, ALL, Arguments::Any, "signal masks, also on thread exit"),
+    row(libc::SYS_rt_sigaction, ALL, Arguments::Any, "abort puts back the default action"),
+    row(libc::SYS_rt_sigreturn, ALL, Arguments::Any, "return of the kick's handler"),
+    row(libc::SYS_sigaltstack, ALL, Arguments::Any, "thread exit gives back its signal stack"),
+    row(libc::SYS_restart_syscall, ALL, Arguments::Any, "waits that a signal interrupted"),
+    row(libc::SYS_rseq, ALL, Arguments::Any, "thread exit"),
+    row(libc::SYS_exit, ALL, Arguments::Any, "thread exit"),
+    row(libc::SYS_exit_group, ALL, Arguments::Any, "end of the process"),
+    row(libc::SYS_getrandom, ALL, Arguments::Any, "hash seeds, virtio-rng"),
+    // Descriptors that are open already.
+    row(libc::SYS_read, ALL, Arguments::Any, "eventfds, timers, sockets"),
+    row(libc::SYS_write, ALL, Arguments::Any, "eventfds, sockets, log lines"),
+    row(libc::SYS_readv, DEVICES, Arguments::Any, "scattered guest buffers"),
+    row(libc::SYS_writev, DEVICES, Arguments::Any, "scattered guest buffers, responses"),
+    row(libc::SYS_close, ALL, Arguments::Any, "connections that end"),
+    row(libc::SYS_lseek, &[Main, Vcpu, Block], Arguments::Any, "size of disks"),
+    row(libc::SYS_pread64, DEVICES, Arguments::Any, "disks, registers of devices"),
+    row(libc::SYS_pwrite64, DEVICES, Arguments::Any, "disks, registers of devices"),
+    row(libc::SYS_preadv, DEVICES, Arguments::Any, "disks"),
+    row(libc::SYS_pwritev, DEVICES, Arguments::Any, "disks"),
+    row(libc::SYS_pwritev2, DEVICES, Arguments::Any, "disks whose writes are durable at once"),
+    row(libc::SYS_fsync, &[Main, Vcpu, Block], Arguments::Any, "virtio-blk flush"),
+    row(libc::SYS_fdatasync, &[Main, Vcpu, Block], Arguments::Any, "virtio-blk flush"),
+    row(libc::SYS_fallocate, &[Vcpu, Block], Arguments::Any, "virtio-blk discard"),
+    row(libc::SYS_io_uring_enter, &[Vcpu, Block], Arguments::Any, "virtio-blk queues"),
+    row(libc::SYS_eventfd2, &[Main, Vcpu, Event], Arguments::Any, "vectors used for the first time"),
+    row(libc::SYS_fcntl, DEVICES, Arguments::Equals(1, 3), "F_GETFL of sockets"),
+    row(libc::SYS_fcntl, DEVICES, Arguments::Equals(1, 4), "F_SETFL of sockets"),
+    row(libc::SYS_fcntl, DEVICES, Arguments::Equals(1, 1030), "F_DUPFD_CLOEXEC of eventfds"),
+    row(libc::SYS_timerfd_settime, &[Main, Vcpu, Event], Arguments::Any, "timers of devices"),
+    // Waiting.
+    row(libc::SYS_epoll_wait, DEVICES, Arguments::Any, "event loops"),
+    row(libc::SYS_epoll_pwait, DEVICES, Arguments::Any, "event loops"),
+    row(libc::SYS_epoll_pwait2, DEVICES, Arguments::Any, "event loops"),
+    row(libc::SYS_epoll_ctl, DEVICES, Arguments::Any, "event loops"),
+    row(libc::SYS_poll, DEVICES, Arguments::Any, "waits for one descriptor"),
+    row(libc::SYS_ppoll, DEVICES, Arguments::Any, "waits for one descriptor"),
+    // The API socket.
+    row(libc::SYS_accept4, &[Main, Api, Event], Arguments::Any, "API connections"),
+    row(libc::SYS_recvfrom, &[Main, Api, Event], Arguments::Any, "API requests"),
+    row(libc::SYS_sendto, &[Main, Api, Event], Arguments::Any, "API responses"),
+    row(libc::SYS_shutdown, &[Main, Api, Event], Arguments::Any, "end of an API response"),
+    row(libc::SYS_setsockopt, &[Main, Api, Event], Arguments::Any, "deadlines of API connections"),
+    row(libc::SYS_ioctl, &[Main, Api, Event], Arguments::Request(SOCKET), "API connections"),
+    // Devices of the kernel.
+    row(libc::SYS_ioctl, &[Vcpu], Arguments::Request(KVM_VCPU), "running the virtual CPU"),
+    row(libc::SYS_ioctl, DEVICES, Arguments::Request(KVM_MACHINE), "BARs, vectors, doorbells"),
+    row(libc::SYS_ioctl, &[Main, Vcpu], Arguments::Request(VFIO_INTERRUPTS), "VFIO interrupts"),
+    row(libc::SYS_ioctl, &[Main, Reset], Arguments::Request(VFIO_RESET), "VFIO reset"),
+    row(libc::SYS_ioctl, DEVICES, Arguments::Request(VHOST), "vhost queues start and stop"),
+];
+
+const fn row(
+    number: libc::c_long,
+    kinds: &'static [ThreadKind],
+    arguments: Arguments,
+    reason: &'static str,
+) -> Syscall {
+    Syscall { number, kinds, arguments, reason }
+}
+
+/// Translates the rows of `kind` for the kernel.
+pub(super) fn compile(kind: ThreadKind) -> Result<BpfProgram, BackendError> {
+    let mut rules: BTreeMap<i64, Vec<SeccompRule>> = BTreeMap::new();
+    for syscall in SYSCALLS.iter().filter(|row| row.kinds.contains(&kind)) {
+        let alternatives = rules.entry(syscall.number).or_default();
+        alternatives.extend(conditions(syscall.arguments)?);
+    }
+    SeccompFilter::new(
+        rules,
+        SeccompAction::KillProcess,
+        SeccompAction::Allow,
+        TargetArch::x86_64,
+    )?
+    .try_into()
+}
+
+/// Returns the alternatives; none means that any argument will do.
+fn conditions(arguments: Arguments) -> Result<Vec<SeccompRule>, BackendError> {
+    let rule = |index, operator, value| {
+        SeccompRule::new(vec![SeccompCondition::new(index, Len::Dword, operator, value)?])
+    };
+    match arguments {
+        Arguments::Any => Ok(Vec::new()),
+        Arguments::NotExecutable => {
+            // libc gives the bits as signed.
+            let executable = u64::from(libc::PROT_EXEC.unsigned_abs());
+            Ok(vec![rule(2, Op::MaskedEq(executable), 0)?])
+        }
+        Arguments::OwnProcess => Ok(vec![rule(0, Op::Eq, u64::from(std::process::id()))?]),
+        Arguments::Request(requests) => {
+            requests.iter().map(|request| rule(1, Op::Eq, u64::from(*request))).collect()
+        }
+        Arguments::Equals(index, value) => Ok(vec![rule(index, Op::Eq, value)?]),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_compiles_below_the_kernels_limit() {
+        for kind in ALL {
+            let program = compile(*kind).unwrap();
+            assert!(program.len() < 4096, "{kind:?}: {}", program.len());
+        }
+    }
+
+    #[test]
+    fn nothing_that_opens_starts_or_attaches_is_allowed() {
+        let never = [
+            libc::SYS_open,
+            libc::SYS_openat,
+            libc::SYS_openat2,
+            libc::SYS_socket,
+            libc::SYS_connect,
+            libc::SYS_execve,
+            libc::SYS_execveat,
+            libc::SYS_fork,
+            libc::SYS_vfork,
+            libc::SYS_clone,
+            libc::SYS_clone3,
+            libc::SYS_ptrace,
+            libc::SYS_kill,
+            libc::SYS_mount,
+            libc::SYS_bpf,
+            libc::SYS_io_uring_setup,
+            libc::SYS_io_uring_register,
+            libc::SYS_process_vm_readv,
+            libc::SYS_unshare,
+            libc::SYS_setns,
+        ];
+        assert!(SYSCALLS.iter().all(|row| !never.contains(&row.number)));
+    }
+
+    #[test]
+    fn a_row_without_conditions_stands_alone() {
+        // An unconditional row would be lost beside a conditional one of the same call.
+        for kind in ALL {
+            let mine = |row: &&Syscall| row.kinds.contains(kind);
+            for row in SYSCALLS.iter().filter(mine) {
+                let same = SYSCALLS.iter().filter(mine).filter(|r| r.number == row.number).count();
+                assert!(same == 1 || !matches!(row.arguments, Arguments::Any), "{}", row.reason);
+            }
+        }
+    }
+}

@@ -1,0 +1,452 @@
+//! Takes devices from their descriptors to functions on the guest's bus, and back to a clean state.
+//!
+//! Opening goes: bind (the kernel resets and claims the device), reset and look whether it came
+//! back, attach to one address space for all, map guest memory there, read what the device is.
+
+use std::{
+    io,
+    os::fd::{AsFd, OwnedFd},
+    sync::{Arc, mpsc},
+    thread,
+};
+
+use types::{
+    node::Bdf,
+    vm::{Passthrough as Spec, PassthroughDevice},
+};
+
+use super::{
+    bars::{MappedBar, Slots},
+    capabilities,
+    config::{ConfigError, ConfigFilter, Facts, MsixLayout, Source, Written},
+    device::{Device, IrqKind, Region},
+    dma::{self, DmaError},
+    irq::{Interrupts, Ways},
+    quirks::{self, Effect},
+    reset::{Confinement, DEADLINE, ResetError, Resetter},
+};
+use crate::{
+    irq::InterruptSource,
+    pci::{
+        function::{Bar, BarKind, PciFunction},
+        root_port::Link,
+    },
+    sys::{
+        kvm::Vm,
+        memory::Ram,
+        vfio::{Cdev, Iommufd, adopt},
+    },
+};
+
+/// Offset of the command register.
+const COMMAND: u64 = 0x04;
+/// Offset of the interrupt pin.
+const INTERRUPT_PIN: usize = 0x3d;
+/// PCI Express capability, and its link status.
+const EXPRESS: u8 = 0x10;
+const LINK_STATUS: usize = 0x12;
+/// Most complaints about one device in the log; a guest can provoke any number.
+const COMPLAINTS: u32 = 16;
+
+/// Why a device cannot be given to the guest.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message is the doc")]
+pub enum AssignError {
+    #[error("descriptor {fd}, given as {what}, cannot be used")]
+    Descriptor { what: String, fd: i32, source: io::Error },
+    #[error("cannot take {device} from the kernel{}", bind_hint(source))]
+    Bind { device: Bdf, source: io::Error },
+    #[error("{device} did not finish being bound within {} s", DEADLINE.as_secs())]
+    BindDeadline { device: Bdf },
+    #[error("cannot attach {device} to the IOMMU{}", attach_hint(source))]
+    Attach { device: Bdf, source: io::Error },
+    #[error(transparent)]
+    Reset(#[from] ResetError),
+    #[error(transparent)]
+    Dma(#[from] DmaError),
+    #[error("{device} cannot be given to a guest")]
+    Config { device: Bdf, source: ConfigError },
+    #[error("cannot {what} of {device}")]
+    Device { what: &'static str, device: Bdf, source: io::Error },
+}
+
+fn bind_hint(error: &io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::EBUSY) => " (somebody else holds it or a device of its group)",
+        Some(libc::EPERM) => " (a device of its group is still used by the host)",
+        Some(libc::EINVAL) => " (it is bound already, or iommu_fd is no iommufd)",
+        Some(_) | None => "",
+    }
+}
+
+fn attach_hint(error: &io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::EPERM) => " (the host has no interrupt remapping)",
+        Some(_) | None => "",
+    }
+}
+
+/// All devices passed through to one machine.
+pub struct Passthrough {
+    /// The devices, in the order of the specification.
+    pub devices: Vec<Assigned>,
+    /// Takes them back.
+    pub closer: Closer,
+}
+
+/// One device passed through.
+pub struct Assigned {
+    /// Its address on the host.
+    pub address: Bdf,
+    /// The link it has on the host, for the port above it to show.
+    pub link: Link,
+    /// What goes onto the bus.
+    pub function: Function,
+}
+
+impl Passthrough {
+    /// Opens all devices and maps guest memory for them. `first_port` is the slot on bus 0 of the
+    /// first device's root port; the others follow.
+    pub fn open(
+        spec: &Spec,
+        ram: &Ram,
+        vm: &Arc<Vm>,
+        first_port: u8,
+    ) -> Result<Self, AssignError> {
+        let space = adopt(spec.iommu_fd).and_then(Iommufd::new).map_err(|source| {
+            AssignError::Descriptor { what: "iommu_fd".into(), fd: spec.iommu_fd, source }
+        })?;
+        let space = Arc::new(space);
+        let mut bound = Vec::new();
+        for device in &spec.devices {
+            bound.push((device.address, Arc::new(bind(device, &space)?)));
+        }
+        let resetters = start_resetters(&bound)?;
+        reset_all(&resetters).into_iter().try_for_each(|result| result)?;
+        for (address, cdev) in &bound {
+            cdev.attach(&space)
+                .map_err(|source| AssignError::Attach { device: *address, source })?;
+        }
+        dma::map_ram(&*space, &ram.regions)?;
+        let mut devices = Vec::new();
+        let mut port = first_port;
+        for ((address, cdev), resetter) in bound.iter().zip(&resetters) {
+            let device: Arc<dyn Device> = Arc::<Cdev>::clone(cdev);
+            let host = Host {
+                interrupts: Arc::<Vm>::clone(vm),
+                slots: Box::new(Arc::clone(vm)),
+                port,
+            };
+            devices.push(Function::new(*address, device, host, Arc::clone(resetter))?);
+            port = port.wrapping_add(1);
+        }
+        let keep = bound.into_iter().map(|(_, cdev)| cdev as Arc<dyn Device>).collect();
+        Ok(Self { devices, closer: Closer { devices: keep, resetters, _space: space } })
+    }
+}
+
+/// Takes devices back at the end.
+pub struct Closer {
+    devices: Vec<Arc<dyn Device>>,
+    resetters: Vec<Arc<Resetter>>,
+    /// Guest memory stays mapped until no device reaches for it any more.
+    _space: Arc<Iommufd>,
+}
+
+impl Closer {
+    /// Silences and resets all devices at once, each with [`DEADLINE`], and returns what failed.
+    /// The virtual CPUs must have stopped.
+    pub fn close(self) -> Vec<ResetError> {
+        for device in &self.devices {
+            for kind in [IrqKind::Intx, IrqKind::Msi, IrqKind::Msix] {
+                // Only one kind is on, the others say so.
+                let _ = device.disable_irqs(kind);
+            }
+        }
+        reset_all(&self.resetters).into_iter().filter_map(Result::err).collect()
+    }
+}
+
+/// Binds on a thread of its own: the kernel resets the device meanwhile, and may hang in it.
+fn bind(device: &PassthroughDevice, space: &Arc<Iommufd>) -> Result<Cdev, AssignError> {
+    let PassthroughDevice { address, cdev_fd } = *device;
+    let fd: OwnedFd = adopt(cdev_fd).map_err(|source| AssignError::Descriptor {
+        what: format!("cdev_fd of {address}"),
+        fd: cdev_fd,
+        source,
+    })?;
+    let space = Arc::clone(space);
+    let (outbox, inbox) = mpsc::sync_channel(1);
+    thread::Builder::new()
+        .name(format!("bind {address}"))
+        .spawn(move || {
+            let _ = outbox.send(Cdev::bind(fd, space.as_fd()));
+        })
+        .map_err(|source| AssignError::Bind { device: address, source })?;
+    match inbox.recv_timeout(DEADLINE) {
+        Ok(result) => result.map_err(|source| AssignError::Bind { device: address, source }),
+        Err(_) => Err(AssignError::BindDeadline { device: address }),
+    }
+}
+
+fn start_resetters(bound: &[(Bdf, Arc<Cdev>)]) -> Result<Vec<Arc<Resetter>>, ResetError> {
+    bound
+        .iter()
+        .map(|(address, cdev)| {
+            let device: Arc<dyn Device> = Arc::<Cdev>::clone(cdev);
+            Resetter::start(*address, device, Confinement::Filtered).map(Arc::new)
+        })
+        .collect()
+}
+
+fn reset_all(resetters: &[Arc<Resetter>]) -> Vec<Result<(), ResetError>> {
+    resetters.iter().for_each(|resetter| resetter.order());
+    resetters.iter().map(|resetter| resetter.wait()).collect()
+}
+
+/// What a function needs of the machine around it.
+pub(super) struct Host {
+    pub(super) interrupts: Arc<dyn InterruptSource>,
+    pub(super) slots: Box<dyn Slots>,
+    /// Slot on bus 0 of the port above, which the pin goes through.
+    pub(super) port: u8,
+}
+
+/// A passed-through device as a function on the guest's bus.
+pub struct Function {
+    address: Bdf,
+    device: Arc<dyn Device>,
+    resetter: Arc<Resetter>,
+    slots: Box<dyn Slots>,
+    config: ConfigFilter,
+    mapped: Vec<MappedBar>,
+    interrupts: Interrupts,
+    complaints: u32,
+}
+
+impl Function {
+    /// Reads what a freshly reset device is and prepares everything the guest will reach.
+    pub(super) fn new(
+        address: Bdf,
+        device: Arc<dyn Device>,
+        host: Host,
+        resetter: Arc<Resetter>,
+    ) -> Result<Assigned, AssignError> {
+        let failed = |what| move |source| AssignError::Device { what, device: address, source };
+        let facts = facts(&*device).map_err(failed("read the configuration space"))?;
+        let quirks = quirks::of(
+            capabilities::word(&facts.snapshot, 0),
+            capabilities::word(&facts.snapshot, 2),
+        );
+        let config = ConfigFilter::new(&Facts {
+            snapshot: &facts.snapshot,
+            bar_sizes: facts.bar_sizes,
+            vectors: facts.vectors,
+            quirks: &quirks,
+        })
+        .map_err(|source| AssignError::Config { device: address, source })?;
+        let trapped_bars: Vec<u8> = quirks
+            .iter()
+            .filter_map(|quirk| match quirk.effect {
+                Effect::TrapBar(bar) => Some(bar),
+                Effect::HideCapability(_) | Effect::NoPin => None,
+            })
+            .collect();
+        let mapped = map_bars(&*device, &config, &trapped_bars).map_err(failed("map the BARs"))?;
+        let mut pin = [0];
+        config.read(0x3d, {
+            pin[0] = facts.snapshot[INTERRUPT_PIN];
+            &mut pin
+        });
+        let line = match pin[0] {
+            pin @ 1..=4 => Some(
+                host.interrupts.line(host.port, pin).map_err(failed("route the interrupt pin"))?,
+            ),
+            _ => None,
+        };
+        let ways = Ways { line, msix_vectors: config.msix_layout().map_or(0, |m| m.vectors) };
+        let interrupts = Interrupts::new(Arc::clone(&device), host.interrupts, ways)
+            .map_err(failed("prepare the interrupts"))?;
+        let link = link(&facts.snapshot);
+        let slots = host.slots;
+        let mut function = Self {
+            address,
+            device,
+            resetter,
+            slots,
+            config,
+            mapped,
+            interrupts,
+            complaints: 0,
+        };
+        function.let_decode().map_err(failed("write the command register"))?;
+        function.follow_interrupts();
+        Ok(Assigned { address, link, function })
+    }
+
+    /// Makes the device answer for its BARs, whatever the guest sees in its command register.
+    fn let_decode(&mut self) -> io::Result<()> {
+        let mut command = [0; 2];
+        self.device.read(Region::Config, COMMAND, &mut command)?;
+        let command = self.config.initial_command(u16::from_le_bytes(command));
+        self.device.write(Region::Config, COMMAND, &command.to_le_bytes())
+    }
+
+    fn follow_interrupts(&mut self) {
+        let result = self.interrupts.follow(self.config.msi(), self.config.msix());
+        self.complain("switch interrupts", result);
+    }
+
+    /// Forgets what the guest has programmed, as the device did.
+    fn forget(&mut self) {
+        self.config.reset();
+        let result = self.interrupts.reset();
+        self.complain("switch interrupts off", result);
+        let result = self.let_decode();
+        self.complain("write the command register", result);
+        self.follow_interrupts();
+    }
+
+    /// Whether an access of `length` bytes touches the MSI-X table.
+    fn table(&self, bar: u8, offset: u64, length: usize) -> Option<u64> {
+        let layout = self.config.msix_layout().filter(|layout| layout.bar == bar)?;
+        let end = offset.saturating_add(length as u64);
+        let inside = end > layout.table && offset < table_end(&layout);
+        // What lies before the table wraps to far behind it, where the table ignores it.
+        inside.then(|| offset.wrapping_sub(layout.table))
+    }
+
+    fn complain(&mut self, what: &str, result: io::Result<()>) {
+        if let Err(error) = result
+            && self.complaints < COMPLAINTS
+        {
+            self.complaints += 1;
+            eprintln!("{}: cannot {what}: {error}", self.address);
+        }
+    }
+}
+
+impl PciFunction for Function {
+    fn read_config(&mut self, offset: u16, data: &mut [u8]) {
+        data.fill(0xff);
+        if self.config.reads_device(offset, data.len()) == Source::Device {
+            let result = self.device.read(Region::Config, u64::from(offset), data);
+            self.complain("read configuration space", result);
+        }
+        self.config.read(offset, data);
+    }
+
+    fn write_config(&mut self, offset: u16, data: &[u8]) {
+        let before = (self.config.msi(), self.config.msix());
+        let mut result = Ok(());
+        let device = Arc::clone(&self.device);
+        let written = self.config.write(offset, data, |offset, run| {
+            if let Err(error) = device.write(Region::Config, u64::from(offset), run) {
+                result = Err(error);
+            }
+        });
+        self.complain("write configuration space", result);
+        if written == Written::FunctionReset {
+            self.forget();
+        } else if (self.config.msi(), self.config.msix()) != before {
+            self.follow_interrupts();
+        }
+    }
+
+    fn bars(&self) -> Vec<Bar> {
+        self.config.bars()
+    }
+
+    fn place_bar(&mut self, index: u8, address: u64) {
+        self.config.place_bar(index, address);
+    }
+
+    fn read_bar(&mut self, bar: u8, offset: u64, data: &mut [u8]) {
+        if let Some(at) = self.table(bar, offset, data.len()) {
+            return self.interrupts.read_table(at, data);
+        }
+        let result = self.device.read(Region::Bar(bar), offset, data);
+        if result.is_err() {
+            data.fill(0xff);
+        }
+        self.complain("read a BAR", result);
+    }
+
+    fn write_bar(&mut self, bar: u8, offset: u64, data: &[u8]) {
+        let (what, result) = match self.table(bar, offset, data.len()) {
+            Some(at) => ("route an interrupt", self.interrupts.write_table(at, data)),
+            None => ("write a BAR", self.device.write(Region::Bar(bar), offset, data)),
+        };
+        self.complain(what, result);
+    }
+
+    fn bars_changed(&mut self) {
+        let bars = self.config.bars();
+        self.mapped.iter_mut().for_each(|mapped| mapped.leave(&bars));
+        let slots = &*self.slots;
+        let result = self.mapped.iter_mut().try_for_each(|mapped| mapped.arrive(&bars, slots));
+        self.complain("map a BAR for the guest; accesses to it will be slow", result);
+    }
+
+    fn reset(&mut self) {
+        self.resetter.order();
+        let result = self.resetter.wait().map_err(io::Error::other);
+        self.complain("reset", result);
+        self.forget();
+    }
+}
+
+/// What a device says of itself, read once.
+struct Read {
+    snapshot: Vec<u8>,
+    bar_sizes: [u64; 6],
+    vectors: [u32; 3],
+}
+
+fn facts(device: &dyn Device) -> io::Result<Read> {
+    let size = device.region(Region::Config)?.size.min(4096);
+    let mut snapshot = vec![0xff; usize::try_from(size).unwrap_or(4096)];
+    device.read(Region::Config, 0, &mut snapshot)?;
+    let mut bar_sizes = [0; 6];
+    for (index, size) in (0..).zip(&mut bar_sizes) {
+        *size = device.region(Region::Bar(index))?.size;
+    }
+    let mut vectors = [0; 3];
+    for (kind, count) in [IrqKind::Intx, IrqKind::Msi, IrqKind::Msix].into_iter().zip(&mut vectors) {
+        *count = device.irq(kind)?.count;
+    }
+    Ok(Read { snapshot, bar_sizes, vectors })
+}
+
+fn map_bars(
+    device: &dyn Device,
+    config: &ConfigFilter,
+    trapped_bars: &[u8],
+) -> io::Result<Vec<MappedBar>> {
+    config
+        .bars()
+        .iter()
+        .filter(|bar| bar.kind != BarKind::Io && !trapped_bars.contains(&bar.index))
+        .map(|bar| {
+            let table = config.msix_layout().filter(|layout| layout.bar == bar.index);
+            MappedBar::new(device, bar, table.map(|layout| layout.table..table_end(&layout)))
+        })
+        .collect()
+}
+
+fn table_end(layout: &MsixLayout) -> u64 {
+    layout.table + 16 * u64::from(layout.vectors)
+}
+
+/// Returns the link as it is; a conventional device shows the slowest there is.
+fn link(snapshot: &[u8]) -> Link {
+    let found = capabilities::walk(snapshot).into_iter().find(|found| found.id == EXPRESS);
+    let status =
+        found.map_or(0, |found| capabilities::word(snapshot, usize::from(found.offset) + LINK_STATUS));
+    let [speed, width] = [status & 0xf, status >> 4 & 0x3f].map(|field| field.to_le_bytes()[0]);
+    Link { speed: speed.clamp(1, 6), width: width.clamp(1, 32) }
+}
+
+#[cfg(test)]
+#[path = "assign_tests.rs"]
+mod tests;

@@ -1,0 +1,179 @@
+//! Which parts of a BAR the guest reaches without leaving its virtual CPU, and where they are.
+//!
+//! A part is mapped if the kernel lets it be mapped, if it consists of whole pages, and if it holds
+//! nothing of the MSI-X table. All else is trapped. Mapped parts move when the guest has moved
+//! the BAR and lets it decode; they stay where they are while it does not.
+
+use std::{io, ops::Range, sync::Arc};
+
+use super::device::{Area, Device, Region, RegionInfo};
+use crate::{
+    pci::function::Bar,
+    sys::{
+        kvm::{MemorySlot, Place, Vm},
+        memory::{Access, Mapping},
+    },
+};
+
+/// Granularity of mappings.
+const PAGE: u64 = 4096;
+/// Largest page that processor and IOMMU can use; host and guest addresses agree modulo this.
+const LARGEST_PAGE: u64 = 1 << 30;
+
+/// Gives mappings to the guest. Dropping what comes back takes them away.
+pub trait Slots: Send + Sync {
+    /// Lets the guest reach `mapping` at `guest`.
+    fn map(&self, guest: u64, mapping: &Arc<Mapping>) -> io::Result<Box<dyn Send>>;
+}
+
+impl Slots for Arc<Vm> {
+    fn map(&self, guest: u64, mapping: &Arc<Mapping>) -> io::Result<Box<dyn Send>> {
+        let place = Place { guest, size: mapping.size() as u64 };
+        let slot: MemorySlot = Vm::map(self, place, mapping, 0, Access::ReadWrite)
+            .map_err(|error| io::Error::other(error.to_string()))?;
+        Ok(Box::new(slot))
+    }
+}
+
+/// Returns the parts of a BAR of `size` bytes to map, ascending, without the pages that overlap
+/// `trapped`.
+pub fn plan(info: &RegionInfo, size: u64, trapped: Option<Range<u64>>) -> Vec<Area> {
+    // Without a table the hole lies behind everything.
+    let hole = trapped.map_or(u64::MAX..u64::MAX, |range| {
+        range.start / PAGE * PAGE..range.end.div_ceil(PAGE).saturating_mul(PAGE)
+    });
+    let mut parts = Vec::new();
+    let mut end_of_last = 0;
+    for area in &info.mappable {
+        let start = area.offset.div_ceil(PAGE).saturating_mul(PAGE).max(end_of_last);
+        let end = area.offset.saturating_add(area.size).min(size) / PAGE * PAGE;
+        let around = [start..end.min(hole.start), start.max(hole.end)..end];
+        parts.extend(
+            around
+                .into_iter()
+                .filter(|part| part.start < part.end)
+                .map(|part| Area { offset: part.start, size: part.end - part.start }),
+        );
+        end_of_last = end_of_last.max(end);
+    }
+    parts
+}
+
+/// The mapped parts of one BAR.
+pub struct MappedBar {
+    index: u8,
+    parts: Vec<(u64, Arc<Mapping>)>,
+    /// Address at which the parts are, with what keeps them there.
+    placed: Option<(u64, Vec<Box<dyn Send>>)>,
+}
+
+impl MappedBar {
+    /// Maps what [`plan`] says of BAR `bar`. Nothing is placed yet.
+    pub fn new(device: &dyn Device, bar: &Bar, trapped: Option<Range<u64>>) -> io::Result<Self> {
+        let info = device.region(Region::Bar(bar.index))?;
+        let modulus = bar.size.min(LARGEST_PAGE);
+        let parts = plan(&info, bar.size, trapped)
+            .into_iter()
+            .map(|area| Ok((area.offset, device.map(bar.index, area, modulus)?)))
+            .collect::<io::Result<_>>()?;
+        Ok(Self { index: bar.index, parts, placed: None })
+    }
+
+    /// Takes the parts away from where they are, if the BAR now decodes elsewhere.
+    pub fn leave(&mut self, bars: &[Bar]) {
+        let here = self.placed.as_ref().map(|(address, _)| *address);
+        if let Some(bar) = self.decoding(bars)
+            && here.is_some_and(|here| here != bar.address)
+        {
+            self.placed = None;
+        }
+    }
+
+    /// Gives the parts to the guest where the BAR decodes, unless they are there. All BARs that
+    /// move must have left first.
+    pub fn arrive(&mut self, bars: &[Bar], slots: &dyn Slots) -> io::Result<()> {
+        let Some(bar) = self.decoding(bars) else { return Ok(()) };
+        if self.placed.is_some() || bar.address == 0 {
+            return Ok(());
+        }
+        let parts = self.parts.iter();
+        let held = parts
+            .map(|(offset, mapping)| {
+                let guest = bar.address.checked_add(*offset).ok_or(io::ErrorKind::InvalidInput)?;
+                slots.map(guest, mapping)
+            })
+            .collect::<io::Result<_>>()?;
+        self.placed = Some((bar.address, held));
+        Ok(())
+    }
+
+    fn decoding<'a>(&self, bars: &'a [Bar]) -> Option<&'a Bar> {
+        bars.iter().find(|bar| bar.index == self.index && bar.decoding)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn area(offset: u64, size: u64) -> Area {
+        Area { offset, size }
+    }
+
+    fn check(mappable: &[Area], size: u64, trapped: Option<Range<u64>>, expected: &[Area]) {
+        let info = RegionInfo { size, mappable: mappable.to_vec() };
+        assert_eq!(plan(&info, size, trapped), expected);
+    }
+
+    #[test]
+    fn a_bar_without_a_table_is_mapped_whole() {
+        check(&[area(0, 0x4000)], 0x4000, None, &[area(0, 0x4000)]);
+    }
+
+    #[test]
+    fn the_pages_of_the_table_are_trapped() {
+        let expected = [area(0, 0x2000), area(0x3000, 0x1000)];
+        check(&[area(0, 0x4000)], 0x4000, Some(0x2000..0x2410), &expected);
+    }
+
+    #[test]
+    fn a_table_at_either_end_leaves_one_part() {
+        check(&[area(0, 0x4000)], 0x4000, Some(0..0x10), &[area(0x1000, 0x3000)]);
+        check(&[area(0, 0x4000)], 0x4000, Some(0x3ff0..0x4000), &[area(0, 0x3000)]);
+    }
+
+    #[test]
+    fn less_than_a_page_is_trapped() {
+        check(&[area(0, 0x100)], 0x100, None, &[]);
+    }
+
+    #[test]
+    fn sparse_parts_are_kept_apart() {
+        let sparse = [area(0x1000, 0x1000), area(0x8000, 0x2000)];
+        check(&sparse, 0x1_0000, None, &sparse);
+    }
+
+    proptest! {
+        #[test]
+        fn parts_are_pages_inside_and_outside_the_table(
+            areas in proptest::collection::vec((0u64..0x2_0000, 0u64..0x2_0000), 0..6),
+            table in proptest::option::of((0u64..0x2_0000, 1u64..0x8000)),
+        ) {
+            let mappable = areas.iter().map(|(offset, size)| area(*offset, *size)).collect();
+            let info = RegionInfo { size: 0x1_0000, mappable };
+            let trapped = table.map(|(start, size)| start..start + size);
+            let parts = plan(&info, 0x1_0000, trapped.clone());
+            let mut last = 0;
+            for part in parts {
+                prop_assert!(part.size > 0 && part.offset % PAGE == 0 && part.size % PAGE == 0);
+                prop_assert!(part.offset >= last && part.offset + part.size <= 0x1_0000);
+                last = part.offset + part.size;
+                if let Some(table) = &trapped {
+                    prop_assert!(last <= table.start || part.offset >= table.end);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,588 @@
+//! The configuration space that the guest sees of a device: which bits come from a shadow, which
+//! from the device, and which of the guest's writes reach it.
+//!
+//! | registers                          | guest reads  | guest's writes go to                    |
+//! |------------------------------------|--------------|-----------------------------------------|
+//! | command: I/O and memory decoding   | shadow       | shadow; the device decodes throughout   |
+//! | header type                        | one function | nowhere                                 |
+//! | BIST, expansion ROM                | 0            | nowhere                                 |
+//! | BARs                               | shadow       | shadow                                  |
+//! | interrupt line                     | shadow       | shadow                                  |
+//! | pointers between capabilities      | shadow       | nowhere                                 |
+//! | hidden capabilities                | 0            | nowhere                                 |
+//! | MSI; MSI-X control                 | shadow       | shadow                                  |
+//! | power state                        | shadow       | shadow; the device stays in D0          |
+//! | vital product data                 | device       | device, but for the order to write      |
+//! | everything else                    | device       | device, as far as the kernel lets it    |
+//!
+//! Decoding and D0 are kept up because mapped BARs fault for the guest's virtual CPU otherwise, and
+//! a guest may touch a BAR it has switched off.
+//! Source: PCI Express Base Specification 6.0 §7.5, §7.7.1, §7.7.2, PCI Local Bus 3.0 appendix I.
+
+use super::{
+    capabilities::{self, Capability, dword, word},
+    quirks::{Effect, Quirk},
+};
+use crate::pci::function::{Bar, BarKind};
+
+const COMMAND: usize = 0x04;
+const COMMAND_IO: u8 = 1 << 0;
+const COMMAND_MEMORY: u8 = 1 << 1;
+const HEADER_TYPE: usize = 0x0e;
+const MULTI_FUNCTION: u8 = 1 << 7;
+const BIST: usize = 0x0f;
+const BARS: usize = 0x10;
+const ROM: usize = 0x30;
+const INTERRUPT_LINE: usize = 0x3c;
+const INTERRUPT_PIN: usize = 0x3d;
+/// Size of configuration space of a conventional device, and the least there is.
+const CONVENTIONAL: usize = 0x100;
+
+const POWER_MANAGEMENT: u8 = 0x01;
+const VITAL_PRODUCT_DATA: u8 = 0x03;
+const MSI: u8 = 0x05;
+const EXPRESS: u8 = 0x10;
+/// Id of the MSI-X capability, which a quirk may hide.
+pub const MSIX: u8 = 0x11;
+const ADVANCED_FEATURES: u8 = 0x13;
+const ENHANCED_ALLOCATION: u8 = 0x14;
+
+/// Extended capabilities that the guest does not see: it has no IOMMU of its own (ATS, page
+/// requests, PASID), no other functions (ARI, SR-IOV), and BARs of a fixed size.
+const HIDDEN_EXTENDED: [u16; 7] = [
+    0x0e, // ARI
+    0x0f, // ATS
+    0x10, // SR-IOV
+    0x13, // page request
+    0x15, // resizable BAR
+    0x1b, // PASID
+    0x24, // resizable BAR of virtual functions
+];
+
+/// Why a device's configuration space cannot be shown to a guest.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the message is the doc")]
+pub enum ConfigError {
+    #[error("configuration space reads as all ones: the device is gone or did not leave reset")]
+    Gone,
+    #[error("configuration space has {size} bytes, expected at least 256")]
+    Short { size: usize },
+    #[error("header type {header_type:#x} is that of a bridge; only endpoints (type 0) can be given")]
+    NoEndpoint { header_type: u8 },
+    #[error("BAR {index} is {size:#x} bytes, which register {register:#010x} cannot decode")]
+    BarSize { index: u8, size: u64, register: u32 },
+    #[error("MSI-X table of {vectors} vectors at {offset:#x} does not fit BAR {bar}")]
+    MsixTable { bar: u8, offset: u64, vectors: u16 },
+}
+
+/// How one byte of configuration space behaves.
+#[derive(Debug, Clone, Copy)]
+struct Byte {
+    /// Value of emulated bits.
+    shadow: u8,
+    /// Bits that are read from the shadow; the others are the device's.
+    emulated: u8,
+    /// Bits of the shadow that the guest may change.
+    writable: u8,
+    /// Bits of the guest's writes that the device gets.
+    passed: u8,
+    /// What the device gets in the other bits, when it gets any.
+    forced: u8,
+}
+
+const DEVICE: Byte = Byte { shadow: 0, emulated: 0, writable: 0, passed: 0xff, forced: 0 };
+
+/// A BAR as its registers decode it.
+#[derive(Debug, Clone, Copy)]
+struct BarRegister {
+    index: u8,
+    kind: BarKind,
+    size: u64,
+}
+
+/// Where MSI lies and how far it goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct MsiLayout {
+    offset: usize,
+    data: usize,
+    mask: Option<usize>,
+}
+
+/// What the guest has programmed into MSI.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct MsiState {
+    /// Vectors in use, 0 when disabled, else a power of two up to 32.
+    pub vectors: u32,
+    /// Address of all messages.
+    pub address: u64,
+    /// Data of the first message; the others count up in its low bits.
+    pub data: u32,
+    /// Bit per vector that is masked.
+    pub masked: u32,
+}
+
+/// Where the MSI-X table is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MsixLayout {
+    /// Offset of the capability.
+    offset: usize,
+    /// BAR that holds the table.
+    pub bar: u8,
+    /// Offset of the table in it.
+    pub table: u64,
+    /// Number of vectors, 1..=2048.
+    pub vectors: u16,
+}
+
+/// What the guest has programmed into the MSI-X control word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MsixState {
+    /// MSI-X is off.
+    Disabled,
+    /// On, with every vector masked at once.
+    Masked,
+    /// On.
+    Enabled,
+}
+
+/// What a write amounted to, beyond its bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Written {
+    /// Nothing.
+    Registers,
+    /// The guest has reset the function.
+    FunctionReset,
+}
+
+/// Where a read is answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// In part at least by the device.
+    Device,
+    /// By the shadow alone.
+    Shadow,
+}
+
+/// A device's configuration space as the guest sees it.
+#[derive(Debug)]
+pub struct ConfigFilter {
+    bytes: Vec<Byte>,
+    bars: Vec<BarRegister>,
+    msi: Option<MsiLayout>,
+    msix: Option<MsixLayout>,
+    /// Bytes and the bit in each that starts a function-level reset.
+    resets: Vec<(usize, u8)>,
+}
+
+/// What the filter is made from.
+#[derive(Debug, Clone, Copy)]
+pub struct Facts<'a> {
+    /// The whole configuration space, as read after a reset.
+    pub snapshot: &'a [u8],
+    /// Sizes of the six BARs, 0 for none.
+    pub bar_sizes: [u64; 6],
+    /// Number of vectors the host can deliver by pin, MSI and MSI-X.
+    pub vectors: [u32; 3],
+    /// What is known of this device.
+    pub quirks: &'a [&'static Quirk],
+}
+
+impl ConfigFilter {
+    /// Decides what to show of a device.
+    pub fn new(facts: &Facts<'_>) -> Result<Self, ConfigError> {
+        let snapshot = facts.snapshot;
+        if snapshot.len() < CONVENTIONAL {
+            return Err(ConfigError::Short { size: snapshot.len() });
+        }
+        if word(snapshot, 0) == u16::MAX {
+            return Err(ConfigError::Gone);
+        }
+        let header_type = snapshot[HEADER_TYPE] & !MULTI_FUNCTION;
+        if header_type != 0 {
+            return Err(ConfigError::NoEndpoint { header_type });
+        }
+        let mut filter = Self {
+            bytes: vec![DEVICE; snapshot.len().min(4096)],
+            bars: Vec::new(),
+            msi: None,
+            msix: None,
+            resets: Vec::new(),
+        };
+        filter.header(facts);
+        filter.base_addresses(facts)?;
+        filter.standard(facts)?;
+        filter.extended(snapshot);
+        Ok(filter)
+    }
+
+    /// Replaces the emulated bits of `data`, which holds what the device answered at `offset`.
+    pub fn read(&self, offset: u16, data: &mut [u8]) {
+        for (at, value) in (usize::from(offset)..).zip(data) {
+            *value = match self.bytes.get(at) {
+                Some(byte) => (*value & !byte.emulated) | (byte.shadow & byte.emulated),
+                None => 0xff,
+            };
+        }
+    }
+
+    /// Returns whether the device must be asked before [`Self::read`].
+    pub fn reads_device(&self, offset: u16, length: usize) -> Source {
+        let start = usize::from(offset).min(self.bytes.len());
+        let end = start.saturating_add(length).min(self.bytes.len());
+        let shadowed = self.bytes[start..end].iter().all(|byte| byte.emulated == 0xff);
+        if shadowed { Source::Shadow } else { Source::Device }
+    }
+
+    /// Takes the guest's `data`, and hands `device` the runs of bytes that it is to get.
+    pub fn write(
+        &mut self,
+        offset: u16,
+        data: &[u8],
+        mut device: impl FnMut(u16, &[u8]),
+    ) -> Written {
+        let mut run: Vec<u8> = Vec::with_capacity(4);
+        let mut start = offset;
+        let mut written = Written::Registers;
+        for (at, value) in (offset..).zip(data) {
+            let Some(byte) = self.bytes.get_mut(usize::from(at)) else { break };
+            byte.shadow = (byte.shadow & !byte.writable) | (value & byte.writable);
+            if self.resets.contains(&(usize::from(at), value & 0x80))
+                || self.resets.contains(&(usize::from(at), value & 0x01))
+            {
+                written = Written::FunctionReset;
+            }
+            if byte.passed != 0 {
+                if run.is_empty() {
+                    start = at;
+                }
+                run.push((value & byte.passed) | (byte.forced & !byte.passed));
+            } else if !run.is_empty() {
+                device(start, &run);
+                run.clear();
+            }
+        }
+        if !run.is_empty() {
+            device(start, &run);
+        }
+        written
+    }
+
+    /// Returns what the device's command register must hold for its BARs to answer.
+    pub fn initial_command(&self, current: u16) -> u16 {
+        current | u16::from(self.bytes[COMMAND].forced)
+    }
+
+    /// Returns the BARs as programmed.
+    pub fn bars(&self) -> Vec<Bar> {
+        let command = self.bytes[COMMAND].shadow;
+        let bar = |register: &BarRegister| {
+            let at = BARS + 4 * usize::from(register.index);
+            let low = self.shadow_dword(at);
+            let (address, decode) = match register.kind {
+                BarKind::Io => (u64::from(low & !0x3), COMMAND_IO),
+                BarKind::Memory32 => (u64::from(low & !0xf), COMMAND_MEMORY),
+                BarKind::Memory64 | BarKind::Memory64Prefetchable => {
+                    let high = u64::from(self.shadow_dword(at + 4));
+                    (high << 32 | u64::from(low & !0xf), COMMAND_MEMORY)
+                }
+            };
+            let decoding = command & decode != 0;
+            Bar { index: register.index, kind: register.kind, size: register.size, address, decoding }
+        };
+        self.bars.iter().map(bar).collect()
+    }
+
+    /// Programs BAR `index`, as the guest would.
+    pub fn place_bar(&mut self, index: u8, address: u64) {
+        let Some(register) = self.bars.iter().find(|bar| bar.index == index).copied() else {
+            return;
+        };
+        let wide = matches!(register.kind, BarKind::Memory64 | BarKind::Memory64Prefetchable);
+        let size = if wide { 8 } else { 4 };
+        let at = BARS + 4 * usize::from(index);
+        for (byte, value) in self.bytes[at..at + size].iter_mut().zip(address.to_le_bytes()) {
+            byte.shadow = (byte.shadow & !byte.writable) | (value & byte.writable);
+        }
+    }
+
+    /// Returns the state of MSI; all zeroes without the capability.
+    pub fn msi(&self) -> MsiState {
+        let Some(layout) = self.msi else { return MsiState::default() };
+        let control = self.shadow_word(layout.offset + 2);
+        let vectors = if control & 1 == 0 { 0 } else { 1 << ((control >> 4) & 7).min(5) };
+        let low = u64::from(self.shadow_dword(layout.offset + 4));
+        let high = match layout.data - layout.offset {
+            12 => u64::from(self.shadow_dword(layout.offset + 8)),
+            _ => 0,
+        };
+        MsiState {
+            vectors,
+            address: high << 32 | low,
+            data: u32::from(self.shadow_word(layout.data)),
+            masked: layout.mask.map_or(0, |at| self.shadow_dword(at)),
+        }
+    }
+
+    /// Returns where the MSI-X table is, if there is one.
+    pub fn msix_layout(&self) -> Option<MsixLayout> {
+        self.msix
+    }
+
+    /// Returns the state of MSI-X.
+    pub fn msix(&self) -> MsixState {
+        let Some(layout) = self.msix else { return MsixState::Disabled };
+        match self.bytes[layout.offset + 3].shadow & 0xc0 {
+            0x80 => MsixState::Enabled,
+            0xc0 => MsixState::Masked,
+            _ => MsixState::Disabled,
+        }
+    }
+
+    /// Returns what the guest may change to what it is after power-on.
+    pub fn reset(&mut self) {
+        for byte in &mut self.bytes {
+            byte.shadow &= !byte.writable;
+        }
+    }
+
+    fn header(&mut self, facts: &Facts<'_>) {
+        let decoding = COMMAND_IO | COMMAND_MEMORY;
+        self.bytes[COMMAND] = Byte {
+            shadow: 0,
+            emulated: decoding,
+            writable: decoding,
+            passed: !decoding,
+            forced: 0,
+        };
+        self.show(HEADER_TYPE, facts.snapshot[HEADER_TYPE] & !MULTI_FUNCTION);
+        self.show(BIST, 0);
+        self.blank(ROM, 4);
+        self.bytes[INTERRUPT_LINE] =
+            Byte { shadow: 0xff, emulated: 0xff, writable: 0xff, passed: 0, forced: 0 };
+        let hidden = facts.quirks.iter().any(|quirk| quirk.effect == Effect::NoPin);
+        if facts.vectors[0] == 0 || hidden {
+            self.show(INTERRUPT_PIN, 0);
+        }
+    }
+
+    fn base_addresses(&mut self, facts: &Facts<'_>) -> Result<(), ConfigError> {
+        self.blank(BARS, 24);
+        let mut index = 0;
+        while index < 6_u8 {
+            let register = dword(facts.snapshot, BARS + 4 * usize::from(index));
+            let size = facts.bar_sizes[usize::from(index)];
+            let kind = match register & 0xf {
+                io if io & 1 != 0 => BarKind::Io,
+                memory if memory & 0x6 != 0x4 => BarKind::Memory32,
+                memory if memory & 0x8 == 0 => BarKind::Memory64,
+                _ => BarKind::Memory64Prefetchable,
+            };
+            let wide = matches!(kind, BarKind::Memory64 | BarKind::Memory64Prefetchable);
+            if size != 0 {
+                let (least, most) = match kind {
+                    BarKind::Io => (4, 1 << 16),
+                    BarKind::Memory32 => (16, 1 << 31),
+                    BarKind::Memory64 | BarKind::Memory64Prefetchable => (16, 1 << 62),
+                };
+                let fits = size.is_power_of_two() && (least..=most).contains(&size);
+                if !fits || (wide && index == 5) {
+                    return Err(ConfigError::BarSize { index, size, register });
+                }
+                self.bar_register(BarRegister { index, kind, size }, register);
+            }
+            index += if wide { 2 } else { 1 };
+        }
+        Ok(())
+    }
+
+    fn bar_register(&mut self, bar: BarRegister, register: u32) {
+        let at = BARS + 4 * usize::from(bar.index);
+        let writable = (!(bar.size - 1)).to_le_bytes();
+        let (flags, length, decode) = match bar.kind {
+            BarKind::Io => (register & 0x3, 4, COMMAND_IO),
+            BarKind::Memory32 => (register & 0xf, 4, COMMAND_MEMORY),
+            BarKind::Memory64 | BarKind::Memory64Prefetchable => {
+                (register & 0xf, 8, COMMAND_MEMORY)
+            }
+        };
+        for (byte, writable) in self.bytes[at..at + length].iter_mut().zip(writable) {
+            byte.writable = writable;
+        }
+        let [low, ..] = flags.to_le_bytes();
+        self.bytes[at].shadow = low;
+        self.bytes[COMMAND].forced |= decode;
+        self.bars.push(bar);
+    }
+
+    fn standard(&mut self, facts: &Facts<'_>) -> Result<(), ConfigError> {
+        let all = capabilities::walk(facts.snapshot);
+        let kept = |capability: &&Capability| match capability.id {
+            MSI => facts.vectors[1] != 0 && !facts.hides(MSI),
+            MSIX => facts.vectors[2] != 0 && !facts.hides(MSIX),
+            ENHANCED_ALLOCATION => false,
+            id => !facts.hides(id),
+        };
+        for capability in all.iter().filter(|capability| !kept(capability)) {
+            let start = usize::from(capability.offset);
+            let end = all
+                .iter()
+                .map(|other| usize::from(other.offset))
+                .filter(|other| *other > start)
+                .min()
+                .unwrap_or(CONVENTIONAL);
+            self.blank(start, end - start);
+        }
+        let mut pointer = capabilities::POINTER;
+        for capability in all.iter().filter(kept) {
+            self.show(pointer, capability.offset);
+            let at = usize::from(capability.offset);
+            self.show(at, capability.id);
+            pointer = at + 1;
+            self.capability(*capability, facts)?;
+        }
+        self.show(pointer, 0);
+        Ok(())
+    }
+
+    fn capability(&mut self, found: Capability, facts: &Facts<'_>) -> Result<(), ConfigError> {
+        let at = usize::from(found.offset);
+        match found.id {
+            POWER_MANAGEMENT => self.edit(at + 4, |byte| {
+                *byte = Byte { shadow: 0, emulated: 3, writable: 3, passed: !3, forced: 0 };
+            }),
+            VITAL_PRODUCT_DATA => {
+                // Bit 15 of the address orders a write; without it a read is done instead.
+                self.edit(at + 3, |byte| byte.passed = 0x7f);
+                (at + 4..at + 8).for_each(|at| self.edit(at, |byte| byte.passed = 0));
+            }
+            MSI => self.msi_capability(at, facts.snapshot),
+            MSIX => self.msix_capability(at, facts)?,
+            EXPRESS => {
+                if dword(facts.snapshot, at + 4) & (1 << 28) != 0 {
+                    self.resets.push((at + 9, 0x80));
+                }
+                // An endpoint integrated in the host's root complex sits behind a port here.
+                let low = facts.snapshot.get(at + 2).copied().unwrap_or(0);
+                if low >> 4 == 9 {
+                    self.show(at + 2, low & 0x0f);
+                }
+            }
+            ADVANCED_FEATURES => {
+                if facts.snapshot.get(at + 3).is_some_and(|features| features & 2 != 0) {
+                    self.resets.push((at + 4, 0x01));
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn msi_capability(&mut self, at: usize, snapshot: &[u8]) {
+        let control = word(snapshot, at + 2);
+        let wide = control & 1 << 7 != 0;
+        let maskable = control & 1 << 8 != 0;
+        let data = at + if wide { 12 } else { 8 };
+        let mask = maskable.then_some(data + 4);
+        let end = data + if maskable { 12 } else { 2 };
+        if end > CONVENTIONAL {
+            // A list that ends in the middle of its registers: MSI stays unusable.
+            return self.blank(at + 2, CONVENTIONAL - at - 2);
+        }
+        self.blank(at + 2, end - at - 2);
+        let [low, high] = (control & 0x018e).to_le_bytes();
+        self.bytes[at + 2].shadow = low;
+        self.bytes[at + 3].shadow = high;
+        self.bytes[at + 2].writable = 0x71;
+        for (index, byte) in self.bytes[at + 4..data + 2].iter_mut().enumerate() {
+            byte.writable = if index == 0 { 0xfc } else { 0xff };
+        }
+        if let Some(mask) = mask {
+            self.bytes[mask..mask + 4].iter_mut().for_each(|byte| byte.writable = 0xff);
+        }
+        self.msi = Some(MsiLayout { offset: at, data, mask });
+    }
+
+    fn msix_capability(&mut self, at: usize, facts: &Facts<'_>) -> Result<(), ConfigError> {
+        let vectors = (word(facts.snapshot, at + 2) & 0x7ff) + 1;
+        let table = dword(facts.snapshot, at + 4);
+        let [bar, ..] = (table & 7).to_le_bytes();
+        let offset = u64::from(table & !7);
+        let fits = self.bars.iter().any(|register| {
+            register.index == bar
+                && register.kind != BarKind::Io
+                && offset + 16 * u64::from(vectors) <= register.size
+        });
+        if !fits || at + 12 > CONVENTIONAL {
+            return Err(ConfigError::MsixTable { bar, offset, vectors });
+        }
+        for at in at + 2..at + 12 {
+            self.show(at, facts.snapshot[at]);
+        }
+        self.edit(at + 3, |byte| {
+            byte.shadow &= 0x07;
+            byte.writable = 0xc0;
+        });
+        self.msix = Some(MsixLayout { offset: at, bar, table: offset, vectors });
+        Ok(())
+    }
+
+    fn extended(&mut self, snapshot: &[u8]) {
+        let all = capabilities::walk_extended(snapshot);
+        for capability in &all {
+            let at = usize::from(capability.offset);
+            let header = if HIDDEN_EXTENDED.contains(&capability.id) {
+                let next = all.iter().map(|other| usize::from(other.offset));
+                let end = next.filter(|other| *other > at).min().unwrap_or(self.bytes.len());
+                self.blank(at, end - at);
+                // The null capability (§7.9.28) keeps the chain.
+                u32::from(capability.next) << 20
+            } else {
+                dword(snapshot, at) & 0x000f_ffff | u32::from(capability.next) << 20
+            };
+            for (at, value) in (at..).zip(header.to_le_bytes()) {
+                self.show(at, value);
+            }
+        }
+        if all.is_empty() && self.bytes.len() > CONVENTIONAL {
+            // Whatever is there has no list; show that there is none.
+            self.blank(CONVENTIONAL, 4);
+        }
+    }
+
+    /// Shows a constant, which the guest cannot change.
+    fn show(&mut self, at: usize, value: u8) {
+        self.edit(at, |byte| {
+            *byte = Byte { shadow: value, emulated: 0xff, writable: 0, passed: 0, forced: 0 };
+        });
+    }
+
+    /// Shows zeroes.
+    fn blank(&mut self, at: usize, length: usize) {
+        (at..at + length).for_each(|at| self.show(at, 0));
+    }
+
+    /// Changes the rule of a byte; a hostile list may point beyond the end, where there is none.
+    fn edit(&mut self, at: usize, change: impl FnOnce(&mut Byte)) {
+        if let Some(byte) = self.bytes.get_mut(at) {
+            change(byte);
+        }
+    }
+
+    fn shadow_word(&self, at: usize) -> u16 {
+        u16::from_le_bytes([self.bytes[at].shadow, self.bytes[at + 1].shadow])
+    }
+
+    fn shadow_dword(&self, at: usize) -> u32 {
+        u32::from(self.shadow_word(at)) | u32::from(self.shadow_word(at + 2)) << 16
+    }
+}
+
+impl Facts<'_> {
+    fn hides(&self, id: u8) -> bool {
+        self.quirks.iter().any(|quirk| quirk.effect == Effect::HideCapability(id))
+    }
+}
+
+#[cfg(test)]
+#[path = "config_tests.rs"]
+mod tests;
