@@ -6,6 +6,8 @@ use std::{
     os::fd::{AsRawFd, FromRawFd, OwnedFd},
 };
 
+use tokio::io::unix::AsyncFd;
+
 /// Destination that every station on a link receives.
 const BROADCAST: [u8; 6] = [0xff; 6];
 
@@ -14,8 +16,8 @@ const IPV4: u16 = 0x0800_u16.to_be();
 
 /// Opens a socket that receives the IPv4 packets for UDP port 68 on the interface and nothing else.
 ///
-/// Packets have no link header. The descriptor does not block.
-pub(crate) fn open(index: u32) -> io::Result<OwnedFd> {
+/// Packets have no link header. Must be called inside a tokio runtime.
+pub(crate) fn open(index: u32) -> io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: takes integers only.
     let fd = unsafe {
         libc::socket(
@@ -35,7 +37,9 @@ pub(crate) fn open(index: u32) -> io::Result<OwnedFd> {
     // SAFETY: the address outlives the call and the length is its own.
     let ret = unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), address_len()) };
     check(ret as isize)?;
-    Ok(socket)
+    // SAFETY: an `OwnedFd` names the same open file until it is dropped, which is after it was
+    // taken out of the reactor.
+    Ok(unsafe { AsyncFd::register(socket) }?)
 }
 
 /// Broadcasts an IPv4 packet on the interface that the socket was opened for.

@@ -1,24 +1,59 @@
 //! Trusted time: never earlier than a floor, and only as sure as the sources that agree.
+//!
+//! The floor is the largest of: the build's time, what the caller has persisted, and the last time
+//! on which two sources or more agreed. Sources are NTP servers: the configured ones, else those
+//! that DHCP names, else the gateways. [`Clock`] asks them, sets the system clock when they agree
+//! ([`select`]), and tells how many agree, because what cannot be undone must not depend on one.
+//! It disciplines no frequency: between two polls an oscillator loses less than anyone here minds.
 
-use tokio::sync::watch;
+pub mod select;
+pub mod sntp;
+
+mod poll;
+
+use std::{
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use rustix::time::{ClockId, Timespec, clock_settime};
+use tokio::{sync::watch, task::JoinHandle};
 use types::units::UnixSeconds;
 
 use crate::net::{NetworkStatus, Resolver};
 
-/// The node's clock.
+/// No release is older than this: 2026-11-01T00:00:00Z, when the build does not say its time.
+const OLDEST_BUILD: u64 = 1_793_491_200;
+
+/// Returns the time of the build, before which no clock is right.
+pub fn build_time() -> UnixSeconds {
+    let said = option_env!("SOURCE_DATE_EPOCH").and_then(|text| text.parse().ok());
+    UnixSeconds(said.unwrap_or(0).max(OLDEST_BUILD))
+}
+
+/// The node's clock; stops being kept right when dropped.
 #[derive(Debug)]
 pub struct Clock {
     status: watch::Receiver<ClockStatus>,
+    system: Arc<dyn SystemClock>,
+    /// Latest time handed out since sources agreed, in seconds since 1970.
+    seen: AtomicU64,
+    task: JoinHandle<()>,
 }
 
 /// What is known about the time.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ClockStatus {
-    /// No time before this one is believed: build time, persisted floor, or the last agreed time.
+    /// No time before this one is believed. Persist it, and pass it to the next start.
     pub floor: UnixSeconds,
-    /// How many independent sources agreed at the last poll; 0 before the first.
+    /// How many independent sources agreed at the last poll; 0 before the first, or when they
+    /// contradict each other.
     pub sources: usize,
-    /// System clock minus true time when they agreed, in milliseconds, before it was corrected.
+    /// True time minus system time when they agreed, in milliseconds, before it was corrected.
     pub offset_ms: i64,
     /// What went wrong at the last poll.
     pub last_error: Option<String>,
@@ -27,7 +62,7 @@ pub struct ClockStatus {
 /// What the clock starts with.
 #[derive(Debug)]
 pub struct ClockConfig {
-    /// Latest time that the node has recorded, zero if none.
+    /// Latest floor that the node has persisted, zero if none.
     pub floor: UnixSeconds,
     /// Names or addresses of NTP servers; those of DHCP, else the gateways, when empty.
     pub servers: Vec<String>,
@@ -37,11 +72,52 @@ pub struct ClockConfig {
     pub resolver: Resolver,
 }
 
+/// The clock of the machine, or what stands for it in a test.
+pub trait SystemClock: std::fmt::Debug + Send + Sync {
+    /// Returns the time since 1970-01-01T00:00:00Z.
+    fn now(&self) -> Duration;
+    /// Sets it.
+    fn set(&self, time: Duration) -> io::Result<()>;
+}
+
+/// The kernel's clock.
+#[derive(Debug)]
+pub struct KernelClock;
+
+impl SystemClock for KernelClock {
+    fn now(&self) -> Duration {
+        // A clock before 1970 is as good as one at 1970.
+        SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+    }
+
+    fn set(&self, time: Duration) -> io::Result<()> {
+        let tv_sec = i64::try_from(time.as_secs()).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let tv_nsec = i64::from(time.subsec_nanos());
+        Ok(clock_settime(ClockId::Realtime, Timespec { tv_sec, tv_nsec })?)
+    }
+}
+
 impl Clock {
     /// Sets the system clock forward to the floor at once, then keeps it right.
+    ///
+    /// Must be called inside a tokio runtime.
     pub fn start(config: ClockConfig) -> Self {
-        let (_, status) = watch::channel(ClockStatus { floor: config.floor, ..Default::default() });
-        Self { status }
+        Self::start_with(config, Arc::new(KernelClock))
+    }
+
+    /// Like [`Clock::start`], with a clock of choice.
+    pub fn start_with(config: ClockConfig, system: Arc<dyn SystemClock>) -> Self {
+        let floor = config.floor.max(build_time());
+        let mut status = ClockStatus { floor, ..ClockStatus::default() };
+        let at_least = Duration::from_secs(floor.0);
+        if system.now() < at_least
+            && let Err(error) = system.set(at_least)
+        {
+            status.last_error = Some(format!("cannot set the system clock: {error}"));
+        }
+        let (publish, status) = watch::channel(status);
+        let poller = poll::Poller::new(config, Arc::clone(&system), publish);
+        Self { status, system, seen: AtomicU64::new(0), task: tokio::spawn(poller.run()) }
     }
 
     /// Returns the status, now and whenever it changes.
@@ -49,8 +125,26 @@ impl Clock {
         self.status.clone()
     }
 
-    /// Returns the time: the system clock's, but never before the floor.
+    /// Returns the time: the system clock's, but never before the floor, and, once sources have
+    /// agreed, never before what it has returned already.
     pub fn now(&self) -> UnixSeconds {
-        self.status.borrow().floor
+        let (floor, sources) = {
+            let status = self.status.borrow();
+            (status.floor, status.sources)
+        };
+        let now = self.system.now().as_secs().max(floor.0);
+        // A hardware clock that is years ahead must not stick, so only agreed time does.
+        let seen = if sources > 0 {
+            self.seen.fetch_max(now, Ordering::Relaxed)
+        } else {
+            self.seen.load(Ordering::Relaxed)
+        };
+        UnixSeconds(now.max(seen))
+    }
+}
+
+impl Drop for Clock {
+    fn drop(&mut self) {
+        self.task.abort();
     }
 }

@@ -41,7 +41,7 @@ impl Running {
         client: Client,
         events: mpsc::Sender<(u32, Event)>,
     ) -> io::Result<Self> {
-        let socket = AsyncFd::new(packet::open(link.index)?)?;
+        let socket = packet::open(link.index)?;
         let (carrier, carriers) = mpsc::channel(1);
         let shell = Shell {
             index: link.index,

@@ -1,0 +1,212 @@
+//! The task that asks time sources.
+
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
+
+use tokio::{net::UdpSocket, sync::watch, time::timeout};
+use types::units::UnixSeconds;
+
+use super::{
+    ClockConfig, ClockStatus, SystemClock,
+    select::{Agreement, Decision, Trust, agree, decide},
+    sntp::{self, Exchange, Refusal, Sample, UnixNanos},
+};
+
+/// Pause between polls once sources agree: an oscillator that is off by 100 ppm loses 0.1 s.
+const POLL: Duration = Duration::from_secs(1024);
+/// Pause before the next poll while they do not, doubling to [`POLL`]. RFC 4330 §10: at least
+/// 15 s.
+const RETRY: Duration = Duration::from_secs(16);
+/// How long one server may take to answer, and how often it is asked.
+const PATIENCE: Duration = Duration::from_secs(2);
+const ATTEMPTS: u32 = 2;
+/// No more servers are asked.
+const MAX_SERVERS: usize = 8;
+const NANOS: i128 = 1_000_000_000;
+
+#[derive(Debug)]
+pub(super) struct Poller {
+    config: ClockConfig,
+    system: Arc<dyn SystemClock>,
+    publish: watch::Sender<ClockStatus>,
+    trust: Trust,
+}
+
+/// Why a source told nothing.
+#[derive(Debug, thiserror::Error)]
+enum SourceError {
+    #[error("cannot talk to {server}: {source}")]
+    Socket { server: SocketAddr, source: io::Error },
+    #[error("{server} does not answer")]
+    Silent { server: SocketAddr },
+    #[error("{server}: {refusal}")]
+    Refused { server: SocketAddr, refusal: Refusal },
+}
+
+impl Poller {
+    pub(super) fn new(
+        config: ClockConfig,
+        system: Arc<dyn SystemClock>,
+        publish: watch::Sender<ClockStatus>,
+    ) -> Self {
+        Self { config, system, publish, trust: Trust::Unset }
+    }
+
+    pub(super) async fn run(mut self) {
+        let mut network = self.config.network.clone();
+        let mut retry = RETRY;
+        loop {
+            let is_right = self.poll().await;
+            let pause = if is_right { POLL } else { retry };
+            retry = if is_right { RETRY } else { (retry * 2).min(POLL) };
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                // A network that appears is asked at once, but only while there is need.
+                Ok(()) = network.changed(), if !is_right => retry = RETRY,
+            }
+        }
+    }
+
+    /// Asks every source; returns whether the clock is right now.
+    async fn poll(&mut self) -> bool {
+        let servers = match self.servers().await {
+            Ok(servers) => servers,
+            Err(reason) => return self.fail(reason),
+        };
+        let mut asked = tokio::task::JoinSet::new();
+        for server in servers {
+            asked.spawn(ask(server, Arc::clone(&self.system)));
+        }
+        let answers = asked.join_all().await;
+        let samples: Vec<Sample> = answers.iter().filter_map(|a| a.as_ref().ok().copied()).collect();
+        let Some(agreement) = agree(&samples) else {
+            let failures: Vec<String> =
+                answers.iter().filter_map(|a| Some(a.as_ref().err()?.to_string())).collect();
+            return self.fail(if samples.is_empty() {
+                failures.join("; ")
+            } else {
+                format!("{} time sources contradict each other", samples.len())
+            });
+        };
+        self.apply(agreement)
+    }
+
+    fn apply(&mut self, agreement: Agreement) -> bool {
+        let now = self.system.now();
+        let now_ns = nanos(now);
+        let floor = self.publish.borrow().floor;
+        let floor_ns = i128::from(floor.0) * NANOS;
+        let offset_ns = match decide(agreement, self.trust, now_ns, floor_ns) {
+            Decision::Keep => 0,
+            Decision::Step { offset_ns } => offset_ns,
+            Decision::BeforeFloor => {
+                return self.fail("time sources say it is before the floor".to_owned());
+            }
+            Decision::TooFar => {
+                let reason = "a lone time source moved by more than fifteen minutes";
+                return self.fail(reason.to_owned());
+            }
+        };
+        let time = u64::try_from(now_ns + offset_ns).map(Duration::from_nanos).unwrap_or(now);
+        if offset_ns != 0 {
+            if let Err(error) = self.system.set(time) {
+                return self.fail(format!("cannot set the system clock: {error}"));
+            }
+            tracing::info!(sources = agreement.sources, "system clock set");
+        }
+        self.trust = Trust::Set;
+        // One source may lie, and a floor is forever.
+        let agreed = UnixSeconds(if agreement.sources >= 2 { time.as_secs() } else { 0 });
+        self.publish.send_replace(ClockStatus {
+            floor: floor.max(agreed),
+            sources: agreement.sources,
+            offset_ms: i64::try_from(agreement.offset_ns / 1_000_000).unwrap_or(i64::MAX),
+            last_error: None,
+        });
+        true
+    }
+
+    fn fail(&self, reason: String) -> bool {
+        tracing::debug!(reason, "time sources");
+        self.publish.send_modify(|status| {
+            status.sources = 0;
+            status.last_error = Some(reason);
+        });
+        false
+    }
+
+    /// The servers to ask, each once: two answers of one machine are one source.
+    async fn servers(&self) -> Result<Vec<SocketAddr>, String> {
+        let mut addresses = Vec::new();
+        let mut refusal = "no time server is known; set time.ntp".to_owned();
+        for server in &self.config.servers {
+            match self.resolve(server).await {
+                Ok(found) => addresses.push(found),
+                Err(reason) => refusal = reason,
+            }
+        }
+        if self.config.servers.is_empty() {
+            let network = self.config.network.borrow();
+            let known = if network.ntp.is_empty() { &network.gateways } else { &network.ntp };
+            // A link-local gateway cannot be named without its interface.
+            let usable = known.iter().filter(|address| match address {
+                IpAddr::V4(_) => true,
+                IpAddr::V6(address) => !address.is_unicast_link_local(),
+            });
+            addresses.extend(usable.map(|address| SocketAddr::new(*address, sntp::PORT)));
+        }
+        addresses.sort();
+        addresses.dedup();
+        addresses.truncate(MAX_SERVERS);
+        if addresses.is_empty() { Err(refusal) } else { Ok(addresses) }
+    }
+
+    /// `NAME`, `ADDRESS` or `ADDRESS:PORT`.
+    async fn resolve(&self, server: &str) -> Result<SocketAddr, String> {
+        if let Ok(address) = server.parse() {
+            return Ok(address);
+        }
+        let found = self.config.resolver.lookup(server).await.map_err(|error| error.to_string())?;
+        let first = found.first().ok_or_else(|| format!("{server} has no address"))?;
+        Ok(SocketAddr::new(*first, sntp::PORT))
+    }
+}
+
+async fn ask(server: SocketAddr, system: Arc<dyn SystemClock>) -> Result<Sample, SourceError> {
+    let mut failure = SourceError::Silent { server };
+    for _ in 0..ATTEMPTS {
+        match ask_once(server, &*system).await {
+            Ok(sample) => return Ok(sample),
+            Err(error) => failure = error,
+        }
+    }
+    Err(failure)
+}
+
+async fn ask_once(server: SocketAddr, system: &dyn SystemClock) -> Result<Sample, SourceError> {
+    let failed = |source| SourceError::Socket { server, source };
+    let any: IpAddr = match server {
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let socket = UdpSocket::bind((any, 0)).await.map_err(failed)?;
+    // Only the server's answers are received.
+    socket.connect(server).await.map_err(failed)?;
+    let nonce = getrandom::u64().map_err(|error| failed(io::Error::other(error)))?;
+    let sent = UnixNanos(nanos(system.now()));
+    socket.send(&sntp::request(nonce)).await.map_err(failed)?;
+    let mut answer = [0; sntp::PACKET];
+    let waited = timeout(PATIENCE, socket.recv(&mut answer)).await;
+    let length = waited.map_err(|_| SourceError::Silent { server })?.map_err(failed)?;
+    let received = UnixNanos(nanos(system.now()));
+    sntp::parse(&answer[..length], &Exchange { nonce, sent, received })
+        .map_err(|refusal| SourceError::Refused { server, refusal })
+}
+
+fn nanos(time: Duration) -> i128 {
+    i128::from(time.as_secs()) * NANOS + i128::from(time.subsec_nanos())
+}

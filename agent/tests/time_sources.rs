@@ -1,0 +1,170 @@
+//! The clock against time servers that agree, lie, stay silent and move. No real clock is touched.
+
+#![allow(clippy::unwrap_used, reason = "a test bench that cannot be built fails the test")]
+
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket},
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use agent::{
+    net::{NetworkStatus, Resolver},
+    time::{Clock, ClockConfig, ClockStatus, SystemClock, build_time},
+};
+use tokio::sync::watch;
+use types::units::UnixSeconds;
+
+/// 2026-12-01T00:00:00Z, true time in these tests.
+const TRUTH: u64 = 1_796_083_200;
+const NTP_TO_UNIX: u64 = 2_208_988_800;
+
+/// A clock that runs, and can be set without harm.
+#[derive(Debug)]
+struct TestClock {
+    start: Instant,
+    at_start: Mutex<Duration>,
+}
+
+impl TestClock {
+    fn at(seconds: u64) -> Arc<Self> {
+        let at_start = Mutex::new(Duration::from_secs(seconds));
+        Arc::new(Self { start: Instant::now(), at_start })
+    }
+}
+
+impl SystemClock for TestClock {
+    fn now(&self) -> Duration {
+        *self.at_start.lock().unwrap() + self.start.elapsed()
+    }
+
+    fn set(&self, time: Duration) -> io::Result<()> {
+        *self.at_start.lock().unwrap() = time - self.start.elapsed();
+        Ok(())
+    }
+}
+
+/// A time server that is off by some seconds.
+fn server(off: i64) -> String {
+    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let address = socket.local_addr().unwrap();
+    let start = Instant::now();
+    std::thread::spawn(move || {
+        let mut request = [0; 48];
+        while let Ok((48, peer)) = socket.recv_from(&mut request) {
+            let now = TRUTH.saturating_add_signed(off) + NTP_TO_UNIX;
+            let time = (Duration::from_secs(now) + start.elapsed()).as_nanos();
+            let stamp = u64::try_from((time << 32) / 1_000_000_000).unwrap();
+            let mut answer = [0; 48];
+            answer[0] = 0b00_100_100;
+            answer[1] = 2;
+            answer[24..32].copy_from_slice(&request[40..48]);
+            answer[32..40].copy_from_slice(&stamp.to_be_bytes());
+            answer[40..48].copy_from_slice(&stamp.to_be_bytes());
+            socket.send_to(&answer, peer).unwrap();
+        }
+    });
+    address.to_string()
+}
+
+fn start(system: &Arc<TestClock>, floor: u64, servers: Vec<String>) -> Clock {
+    let (_, network) = watch::channel(NetworkStatus::default());
+    let config = ClockConfig {
+        floor: UnixSeconds(floor),
+        servers,
+        resolver: Resolver::new(network.clone()),
+        network,
+    };
+    Clock::start_with(config, Arc::clone(system) as Arc<dyn SystemClock>)
+}
+
+async fn wait(clock: &Clock, wanted: impl FnMut(&ClockStatus) -> bool) -> ClockStatus {
+    let mut status = clock.status();
+    let found = tokio::time::timeout(Duration::from_secs(10), status.wait_for(wanted)).await;
+    found.expect("the clock polls").unwrap().clone()
+}
+
+fn is_close(time: UnixSeconds, wanted: u64) -> bool {
+    time.0.abs_diff(wanted) <= 5
+}
+
+#[tokio::test]
+async fn agreeing_servers_set_the_clock_and_raise_the_floor() {
+    let system = TestClock::at(0);
+    let clock = start(&system, 0, vec![server(0), server(0), server(0)]);
+    // At once it is no earlier than the build.
+    assert!(clock.now() >= build_time());
+    let status = wait(&clock, |status| status.sources > 0).await;
+    assert_eq!(status.sources, 3);
+    assert!(is_close(clock.now(), TRUTH), "{:?}", clock.now());
+    assert!(is_close(status.floor, TRUTH), "{status:?}");
+}
+
+#[tokio::test]
+async fn one_liar_among_three_changes_nothing() {
+    let system = TestClock::at(TRUTH - 100);
+    let clock = start(&system, 0, vec![server(0), server(3_000_000), server(0)]);
+    let status = wait(&clock, |status| status.sources > 0).await;
+    assert_eq!(status.sources, 2);
+    assert!(is_close(clock.now(), TRUTH), "{:?}", clock.now());
+}
+
+#[tokio::test]
+async fn two_that_contradict_each_other_decide_nothing() {
+    let system = TestClock::at(TRUTH - 100);
+    let clock = start(&system, 0, vec![server(0), server(3_000_000)]);
+    let status = wait(&clock, |status| status.last_error.is_some()).await;
+    assert_eq!(status.sources, 0);
+    assert!(is_close(clock.now(), TRUTH - 100));
+}
+
+#[tokio::test]
+async fn a_lone_server_sets_the_clock_but_not_the_floor() {
+    let system = TestClock::at(TRUTH + 50_000);
+    let clock = start(&system, 0, vec![server(0)]);
+    let status = wait(&clock, |status| status.sources > 0).await;
+    assert_eq!(status.floor, build_time());
+    assert!(is_close(clock.now(), TRUTH), "{:?}", clock.now());
+}
+
+#[tokio::test]
+async fn no_server_takes_the_node_before_its_floor() {
+    let system = TestClock::at(TRUTH);
+    let floor = TRUTH + 1000;
+    let clock = start(&system, floor, vec![server(0), server(0)]);
+    let status = wait(&clock, |status| status.last_error.is_some()).await;
+    assert_eq!((status.sources, status.floor), (0, UnixSeconds(floor)));
+    assert!(clock.now() >= UnixSeconds(floor));
+}
+
+#[tokio::test]
+async fn silent_servers_leave_the_clock_alone_and_are_named() {
+    let system = TestClock::at(TRUTH);
+    let silent = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let address: SocketAddr = silent.local_addr().unwrap();
+    let clock = start(&system, 0, vec![address.to_string()]);
+    let status = wait(&clock, |status| status.last_error.is_some()).await;
+    assert!(status.last_error.unwrap().contains(&address.to_string()));
+    assert!(is_close(clock.now(), TRUTH));
+}
+
+#[tokio::test]
+async fn servers_named_by_dhcp_are_asked_when_none_is_configured() {
+    let (publish, network) = watch::channel(NetworkStatus::default());
+    let config = ClockConfig {
+        floor: UnixSeconds(0),
+        servers: Vec::new(),
+        resolver: Resolver::new(network.clone()),
+        network,
+    };
+    let clock = Clock::start_with(config, TestClock::at(TRUTH));
+    wait(&clock, |status| status.last_error.is_some()).await;
+    // Nobody answers there, but it is asked.
+    let ntp = vec![IpAddr::V4(Ipv4Addr::LOCALHOST)];
+    publish.send_replace(NetworkStatus { ntp, ..NetworkStatus::default() });
+    let asked = |status: &ClockStatus| {
+        status.last_error.as_ref().is_some_and(|error| error.contains("127.0.0.1:123"))
+    };
+    wait(&clock, asked).await;
+}
