@@ -57,8 +57,12 @@ impl World {
         internet.ip(&format!("route add 10.77.0.0/16 via {NODE}"));
         node.ip("route add default via 198.51.100.1");
         let datagrams = internet.serve(SERVER);
-        [53, 80].map(|port| internet.serve(&format!("{PRIVATE}:{port}")));
-        [80, 8080].map(|port| node.serve(&format!("0.0.0.0:{port}")));
+        for port in [53, 80] {
+            internet.serve(&format!("{PRIVATE}:{port}"));
+        }
+        for port in [80, 8080] {
+            node.serve(&format!("0.0.0.0:{port}"));
+        }
         let dns = vec![PRIVATE.parse::<IpAddr>().unwrap()];
         let (uplinks, _) = watch::channel(NetworkStatus { dns, ..NetworkStatus::default() });
         let runtime = Some(node.runtime());
@@ -340,11 +344,23 @@ fn a_deleted_machine_leaves_nothing_behind() {
     assert_eq!(other.space.ask_tcp(SERVER, PATIENCE).as_deref(), Some(NODE));
 }
 
+/// The version that wrote the golden file.
+const NFT_VERSION: &str = "v1.0.6";
+
 /// What the kernel holds is what was meant: read back by nftables' own program.
 #[test]
 fn the_packet_filter_reads_back_as_meant() {
     let Some(world) = World::new("the packet filter as nft reads it") else { return };
     if !can_run("the packet filter as nft reads it", &["nft"]) {
+        return;
+    }
+    // Other versions print some matches in other words; what the rules do is tested above.
+    let version = world.node.run("nft --version");
+    if !version.contains(NFT_VERSION) {
+        println!(
+            "skipped: the packet filter as nft reads it: {} is not {NFT_VERSION}",
+            version.trim()
+        );
         return;
     }
     let _guest = world.plug(1);
@@ -365,7 +381,9 @@ fn normalise(value: &mut serde_json::Value) {
     use serde_json::Value;
     match value {
         Value::Object(members) => {
-            ["handle", "metainfo", "packets", "bytes"].map(|volatile| members.remove(volatile));
+            for volatile in ["handle", "metainfo", "packets", "bytes"] {
+                members.remove(volatile);
+            }
             members.values_mut().for_each(normalise);
         }
         Value::Array(elements) => {

@@ -82,7 +82,8 @@ impl Poller {
             asked.spawn(ask(server, Arc::clone(&self.system)));
         }
         let answers = asked.join_all().await;
-        let samples: Vec<Sample> = answers.iter().filter_map(|a| a.as_ref().ok().copied()).collect();
+        let samples: Vec<Sample> =
+            answers.iter().filter_map(|a| a.as_ref().ok().copied()).collect();
         let Some(agreement) = agree(&samples) else {
             let failures: Vec<String> =
                 answers.iter().filter_map(|a| Some(a.as_ref().err()?.to_string())).collect();

@@ -45,7 +45,8 @@ pub fn agree(samples: &[Sample]) -> Option<Agreement> {
         }
     }
     let (sources, from, to) = best?;
-    (sources * 2 > samples.len()).then_some(Agreement { offset_ns: from + (to - from) / 2, sources })
+    (sources * 2 > samples.len())
+        .then_some(Agreement { offset_ns: from + (to - from) / 2, sources })
 }
 
 /// What to do with the system clock.

@@ -47,6 +47,7 @@ impl GuestLease {
         if !direct || message::hardware(&request) != Some(self.hardware) {
             return None;
         }
+        #[allow(clippy::wildcard_enum_match_arm, reason = "most kinds deserve no answer")]
         match message::kind(&request)? {
             MessageType::Discover => Some(self.reply(&request, MessageType::Offer)),
             MessageType::Request => self.answer_request(&request),

@@ -1,0 +1,156 @@
+//! Replays the fuzz corpora of the network parsers, and mutations of them.
+
+#![allow(clippy::unwrap_used, reason = "a corpus that cannot be read fails the test")]
+
+use std::{path::PathBuf, time::Instant};
+
+use agent::{
+    net::{
+        HardwareAddress, Ipv4Prefix,
+        dhcp::{
+            client::{Client, Event},
+            frame,
+            server::GuestLease,
+        },
+    },
+    time::sntp::{Exchange, Refusal, Sample, UnixNanos, parse},
+};
+use proptest::prelude::*;
+
+const MAC: HardwareAddress = HardwareAddress([2, 0, 0, 0, 0, 1]);
+
+fn folder(target: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(target)
+}
+
+fn corpus(target: &str) -> Vec<(String, Vec<u8>)> {
+    let files = std::fs::read_dir(folder(target)).unwrap().map(|entry| entry.unwrap());
+    let mut files: Vec<_> = files
+        .map(|file| {
+            let name = file.file_name().into_string().unwrap();
+            (name, std::fs::read(file.path()).unwrap())
+        })
+        .collect();
+    files.sort();
+    assert!(!files.is_empty(), "the corpus of {target} is empty");
+    files
+}
+
+/// Names of the files that `accepts` takes.
+fn accepted(target: &str, accepts: impl Fn(&[u8]) -> bool) -> Vec<String> {
+    let files = corpus(target).into_iter().filter(|(_, bytes)| accepts(bytes));
+    files.map(|(name, _)| name).collect()
+}
+
+/// As the fuzz target `dhcp_guest`.
+fn guest(bytes: &[u8]) -> bool {
+    let lease = GuestLease {
+        hardware: MAC,
+        address: Ipv4Prefix::new([10, 77, 0, 2].into(), 16).unwrap(),
+        gateway: [10, 77, 0, 1].into(),
+        dns: vec![[192, 0, 2, 53].into()],
+        mtu: 1500,
+    };
+    lease.answer(bytes).is_some()
+}
+
+/// As the fuzz target `dhcp_reply`.
+fn reply(packet: &[u8]) -> bool {
+    let Some((_, message)) = frame::unwrap(packet) else { return false };
+    let now = Instant::now();
+    let mut client = Client::new(MAC, None, 1, now);
+    let mut message = message.to_vec();
+    let mut requested = false;
+    for _ in 0..2 {
+        let request = client.poll_transmit().map(|transmit| transmit.message);
+        if let (Some(request), Some(xid)) = (request, message.get_mut(4..8)) {
+            xid.copy_from_slice(&request[4..8]);
+        }
+        client.handle_message(now, &message);
+        requested |= client.poll_transmit().is_some();
+    }
+    assert!(!matches!(client.poll_event(), Some(Event::Leased(_))), "a lease without an offer");
+    requested
+}
+
+/// As the fuzz target `sntp`.
+fn time(answer: &[u8]) -> Result<Sample, Refusal> {
+    let sent = UnixNanos(1_796_083_200_000_000_000);
+    parse(answer, &Exchange { nonce: 7, sent, received: UnixNanos(sent.0 + 1_000_000) })
+}
+
+#[test]
+fn what_guests_send() {
+    let expected = [
+        "discover",
+        "discover-broadcast",
+        "domain-loop",
+        "inform",
+        "option-too-long",
+        "option-wrong-size",
+        "relay-agent",
+        "request-other-address",
+        "request-renewing",
+        "request-selecting",
+        "routes-overlong-prefix",
+    ];
+    assert_eq!(accepted("dhcp_guest", guest), expected);
+}
+
+#[test]
+fn what_dhcp_servers_send() {
+    let expected =
+        ["classless-routes", "infinite", "mask-with-hole", "offer", "offer-with-ip-options"];
+    assert_eq!(accepted("dhcp_reply", reply), expected);
+}
+
+#[test]
+fn what_time_servers_send() {
+    assert_eq!(
+        accepted("sntp", |bytes| time(bytes).is_ok()),
+        ["answer", "largest-times", "with-extension"]
+    );
+}
+
+/// A file of a corpus with some bytes changed, cut or repeated.
+fn mutated(target: &'static str) -> impl Strategy<Value = Vec<u8>> {
+    let files: Vec<Vec<u8>> = corpus(target).into_iter().map(|(_, bytes)| bytes).collect();
+    let change = (any::<prop::sample::Index>(), any::<u8>(), 0_u8..4);
+    let changes = prop::collection::vec(change, 0..12);
+    (prop::sample::select(files), changes).prop_map(|(mut bytes, changes)| {
+        for (index, value, kind) in changes {
+            if bytes.is_empty() {
+                break;
+            }
+            // Options, at the end, are where the parsers branch.
+            let position = index.index(bytes.len());
+            match kind {
+                0 => bytes[position] = value,
+                1 => bytes.insert(position, value),
+                2 => bytes.truncate(position),
+                _ => bytes.extend_from_within(position..),
+            }
+            bytes.truncate(2048);
+        }
+        bytes
+    })
+}
+
+proptest! {
+    #[test]
+    fn no_guest_stops_its_server(bytes in mutated("dhcp_guest")) {
+        guest(&bytes);
+    }
+
+    #[test]
+    fn no_server_stops_the_client(bytes in mutated("dhcp_reply")) {
+        reply(&bytes);
+    }
+
+    #[test]
+    fn no_time_server_is_believed_beyond_its_error(bytes in mutated("sntp")) {
+        if let Ok(sample) = time(&bytes) {
+            prop_assert!(sample.error_ns > 0 && sample.error_ns <= 16_000_000_000);
+        }
+    }
+}
