@@ -140,7 +140,13 @@ pub const SYSCALLS: &[Syscall] = &[
     row(libc::SYS_fdatasync, &[Main, Vcpu, Block], Arguments::Any, "virtio-blk flush"),
     row(libc::SYS_fallocate, &[Vcpu, Block], Arguments::Any, "virtio-blk discard"),
     row(libc::SYS_io_uring_enter, &[Vcpu, Block], Arguments::Any, "virtio-blk queues"),
-    row(libc::SYS_eventfd2, &[Main, Vcpu, Event], Arguments::Any, "vectors used for the first time"),
+    row(
+        libc::SYS_eventfd2,
+        &[Main, Vcpu, Event],
+        Arguments::Any,
+        "vectors used for the first time",
+    ),
+    row(libc::SYS_fcntl, ALL, Arguments::Equals(1, 1), "F_GETFD: debug builds look before they close"),
     row(libc::SYS_fcntl, DEVICES, Arguments::Equals(1, 3), "F_GETFL of sockets"),
     row(libc::SYS_fcntl, DEVICES, Arguments::Equals(1, 4), "F_SETFL of sockets"),
     row(libc::SYS_fcntl, DEVICES, Arguments::Equals(1, 1030), "F_DUPFD_CLOEXEC of eventfds"),
@@ -183,13 +189,8 @@ pub(super) fn compile(kind: ThreadKind) -> Result<BpfProgram, BackendError> {
         let alternatives = rules.entry(syscall.number).or_default();
         alternatives.extend(conditions(syscall.arguments)?);
     }
-    SeccompFilter::new(
-        rules,
-        SeccompAction::KillProcess,
-        SeccompAction::Allow,
-        TargetArch::x86_64,
-    )?
-    .try_into()
+    SeccompFilter::new(rules, SeccompAction::KillProcess, SeccompAction::Allow, TargetArch::x86_64)?
+        .try_into()
 }
 
 /// Returns the alternatives; none means that any argument will do.

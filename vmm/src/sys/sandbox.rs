@@ -2,10 +2,7 @@
 //! decided in `sandbox`.
 //! Source: namespaces(7), pivot_root(2), capabilities(7), prctl(2), close_range(2).
 
-use std::{
-    fs, io,
-    os::fd::RawFd,
-};
+use std::{fs, io, os::fd::RawFd};
 
 use rustix::{
     mount::{MountFlags, MountPropagationFlags, UnmountFlags},
@@ -49,10 +46,7 @@ pub(crate) fn leave_namespaces() -> io::Result<()> {
 /// Makes an empty, read-only tmpfs the root and detaches what was there.
 pub(crate) fn empty_root() -> io::Result<()> {
     // Nothing that happens here may travel back to the parent's mounts.
-    rustix::mount::mount_change(
-        "/",
-        MountPropagationFlags::PRIVATE | MountPropagationFlags::REC,
-    )?;
+    rustix::mount::mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
     let options = Some(c"size=4096,nr_inodes=1,mode=0555");
     // Any directory serves as mount point: the tmpfs becomes the root at once.

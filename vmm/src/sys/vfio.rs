@@ -282,7 +282,8 @@ impl Device for Cdev {
         let residue =
             usize::try_from(area.offset).map_err(|_| io::ErrorKind::InvalidInput)? % modulus;
         let alignment = Alignment { modulus, residue };
-        Mapping::of_file(self.file.as_fd(), offset, size, Access::ReadWrite, alignment).map(Arc::new)
+        Mapping::of_file(self.file.as_fd(), offset, size, Access::ReadWrite, alignment)
+            .map(Arc::new)
     }
 }
 
@@ -395,8 +396,7 @@ mod tests {
         for value in [0x3000_u64, 0x1000, 0, 0x1000] {
             capability.extend(value.to_ne_bytes());
         }
-        let expected =
-            [Area { offset: 0, size: 0x1000 }, Area { offset: 0x3000, size: 0x1000 }];
+        let expected = [Area { offset: 0, size: 0x1000 }, Area { offset: 0x3000, size: 0x1000 }];
         assert_eq!(sparse_areas(&info(&capability)).as_deref(), Some(&expected[..]));
     }
 

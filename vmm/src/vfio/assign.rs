@@ -41,7 +41,7 @@ use crate::{
 /// Offset of the command register.
 const COMMAND: u64 = 0x04;
 /// Offset of the interrupt pin.
-const INTERRUPT_PIN: usize = 0x3d;
+const INTERRUPT_PIN: u16 = 0x3d;
 /// PCI Express capability, and its link status.
 const EXPRESS: u8 = 0x10;
 const LINK_STATUS: usize = 0x12;
@@ -107,12 +107,7 @@ pub struct Assigned {
 impl Passthrough {
     /// Opens all devices and maps guest memory for them. `first_port` is the slot on bus 0 of the
     /// first device's root port; the others follow.
-    pub fn open(
-        spec: &Spec,
-        ram: &Ram,
-        vm: &Arc<Vm>,
-        first_port: u8,
-    ) -> Result<Self, AssignError> {
+    pub fn open(spec: &Spec, ram: &Ram, vm: &Arc<Vm>, first_port: u8) -> Result<Self, AssignError> {
         let space = adopt(spec.iommu_fd).and_then(Iommufd::new).map_err(|source| {
             AssignError::Descriptor { what: "iommu_fd".into(), fd: spec.iommu_fd, source }
         })?;
@@ -132,11 +127,8 @@ impl Passthrough {
         let mut port = first_port;
         for ((address, cdev), resetter) in bound.iter().zip(&resetters) {
             let device: Arc<dyn Device> = Arc::<Cdev>::clone(cdev);
-            let host = Host {
-                interrupts: Arc::<Vm>::clone(vm),
-                slots: Box::new(Arc::clone(vm)),
-                port,
-            };
+            let host =
+                Host { interrupts: Arc::<Vm>::clone(vm), slots: Box::new(Arc::clone(vm)), port };
             devices.push(Function::new(*address, device, host, Arc::clone(resetter))?);
             port = port.wrapping_add(1);
         }
@@ -253,11 +245,8 @@ impl Function {
             })
             .collect();
         let mapped = map_bars(&*device, &config, &trapped_bars).map_err(failed("map the BARs"))?;
-        let mut pin = [0];
-        config.read(0x3d, {
-            pin[0] = facts.snapshot[INTERRUPT_PIN];
-            &mut pin
-        });
+        let mut pin = [facts.snapshot.get(usize::from(INTERRUPT_PIN)).copied().unwrap_or(0)];
+        config.read(INTERRUPT_PIN, &mut pin);
         let line = match pin[0] {
             pin @ 1..=4 => Some(
                 host.interrupts.line(host.port, pin).map_err(failed("route the interrupt pin"))?,
@@ -269,16 +258,8 @@ impl Function {
             .map_err(failed("prepare the interrupts"))?;
         let link = link(&facts.snapshot);
         let slots = host.slots;
-        let mut function = Self {
-            address,
-            device,
-            resetter,
-            slots,
-            config,
-            mapped,
-            interrupts,
-            complaints: 0,
-        };
+        let mut function =
+            Self { address, device, resetter, slots, config, mapped, interrupts, complaints: 0 };
         function.let_decode().map_err(failed("write the command register"))?;
         function.follow_interrupts();
         Ok(Assigned { address, link, function })
@@ -412,7 +393,8 @@ fn facts(device: &dyn Device) -> io::Result<Read> {
         *size = device.region(Region::Bar(index))?.size;
     }
     let mut vectors = [0; 3];
-    for (kind, count) in [IrqKind::Intx, IrqKind::Msi, IrqKind::Msix].into_iter().zip(&mut vectors) {
+    for (kind, count) in [IrqKind::Intx, IrqKind::Msi, IrqKind::Msix].into_iter().zip(&mut vectors)
+    {
         *count = device.irq(kind)?.count;
     }
     Ok(Read { snapshot, bar_sizes, vectors })
@@ -441,8 +423,8 @@ fn table_end(layout: &MsixLayout) -> u64 {
 /// Returns the link as it is; a conventional device shows the slowest there is.
 fn link(snapshot: &[u8]) -> Link {
     let found = capabilities::walk(snapshot).into_iter().find(|found| found.id == EXPRESS);
-    let status =
-        found.map_or(0, |found| capabilities::word(snapshot, usize::from(found.offset) + LINK_STATUS));
+    let status = found
+        .map_or(0, |found| capabilities::word(snapshot, usize::from(found.offset) + LINK_STATUS));
     let [speed, width] = [status & 0xf, status >> 4 & 0x3f].map(|field| field.to_le_bytes()[0]);
     Link { speed: speed.clamp(1, 6), width: width.clamp(1, 32) }
 }

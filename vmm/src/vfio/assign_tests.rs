@@ -1,0 +1,157 @@
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
+
+use std::sync::Mutex;
+
+use super::*;
+use crate::{
+    sys::memory::Mapping,
+    vfio::{
+        fake::{FakeDevice, Told, lock},
+        irq::tests::Recorders,
+    },
+};
+
+/// Records what lies where in the guest, for as long as it does.
+#[derive(Default, Clone)]
+struct Memory(Arc<Mutex<Vec<(u64, usize)>>>);
+
+struct Slot(Memory, (u64, usize));
+
+impl Slots for Memory {
+    fn map(&self, guest: u64, mapping: &Arc<Mapping>) -> io::Result<Box<dyn Send>> {
+        let place = (guest, mapping.size());
+        lock(&self.0).push(place);
+        Ok(Box::new(Slot(self.clone(), place)))
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        lock(&self.0.0).retain(|place| *place != self.1);
+    }
+}
+
+struct Bench {
+    device: Arc<FakeDevice>,
+    memory: Memory,
+    function: Function,
+}
+
+fn open(device: FakeDevice) -> Result<(Arc<FakeDevice>, Memory, Assigned), AssignError> {
+    let (device, memory) = (Arc::new(device), Memory::default());
+    let address: Bdf = "0000:01:00.0".parse().unwrap();
+    let resetter =
+        Resetter::start(address, Arc::<FakeDevice>::clone(&device), Confinement::Open).unwrap();
+    let host = Host {
+        interrupts: Arc::new(Recorders::default()),
+        slots: Box::new(memory.clone()),
+        port: 2,
+    };
+    let assigned =
+        Function::new(address, Arc::<FakeDevice>::clone(&device), host, Arc::new(resetter))?;
+    Ok((device, memory, assigned))
+}
+
+fn bench(device: FakeDevice) -> Bench {
+    let (device, memory, assigned) = open(device).unwrap();
+    device.told();
+    Bench { device, memory, function: assigned.function }
+}
+
+impl Bench {
+    /// Writes configuration space as the bus does: changed BARs are told.
+    fn write(&mut self, offset: u16, data: &[u8]) {
+        let before = self.function.bars();
+        self.function.write_config(offset, data);
+        if self.function.bars() != before {
+            self.function.bars_changed();
+        }
+    }
+
+    fn mapped(&self) -> Vec<(u64, usize)> {
+        lock(&self.memory.0).clone()
+    }
+}
+
+const AT_3G: [(u64, usize); 2] = [(0xc000_0000, 0x2000), (0xc000_3000, 0x1000)];
+const AT_3G_AND_16M: [(u64, usize); 2] = [(0xc100_0000, 0x2000), (0xc100_3000, 0x1000)];
+
+#[test]
+fn opening_lets_the_device_decode_and_tells_its_link() {
+    let (device, memory, assigned) = open(FakeDevice::nvme()).unwrap();
+    let command = Told::Config(0x04, vec![0x02, 0x00]);
+    assert_eq!(device.told()[0], command);
+    assert_eq!(assigned.link, Link { speed: 4, width: 1 });
+    assert_eq!(*lock(&memory.0), []);
+}
+
+#[test]
+fn bars_are_mapped_around_the_table_once_they_decode() {
+    let mut bench = bench(FakeDevice::nvme());
+    bench.function.place_bar(0, 0xc000_0000);
+    bench.function.bars_changed();
+    assert_eq!(bench.mapped(), []);
+    bench.write(0x04, &[0x06, 0x00]);
+    assert_eq!(bench.mapped(), AT_3G);
+}
+
+#[test]
+fn a_bar_stays_mapped_while_it_is_sized_and_moves_when_it_decodes_elsewhere() {
+    let mut bench = bench(FakeDevice::nvme());
+    bench.function.place_bar(0, 0xc000_0000);
+    bench.write(0x04, &[0x06, 0x00]);
+    bench.write(0x04, &[0x00, 0x00]);
+    bench.write(0x10, &[0xff; 4]);
+    assert_eq!(bench.mapped(), AT_3G);
+    bench.write(0x10, &0xc100_0000_u32.to_le_bytes());
+    bench.write(0x04, &[0x06, 0x00]);
+    assert_eq!(bench.mapped(), AT_3G_AND_16M);
+}
+
+#[test]
+fn the_table_is_ours_and_the_rest_is_the_devices() {
+    let mut bench = bench(FakeDevice::nvme());
+    bench.function.write_bar(0, 0x2008, &[0x21, 0, 0, 0]);
+    bench.function.write_bar(0, 0x2800, &[7, 0, 0, 0]);
+    assert_eq!(bench.device.told(), [Told::Bar(0, 0x2800, vec![7, 0, 0, 0])]);
+    let mut data = [0; 8];
+    bench.function.read_bar(0, 0x2008, &mut data);
+    assert_eq!(data, [0x21, 0, 0, 0, 1, 0, 0, 0]);
+}
+
+#[test]
+fn ports_are_carried_out_one_by_one() {
+    let mut bench = bench(FakeDevice::conventional());
+    bench.function.write_bar(1, 4, &[9, 8]);
+    assert_eq!(bench.device.told(), [Told::Bar(1, 4, vec![9, 8])]);
+}
+
+#[test]
+fn a_guest_that_resets_the_function_finds_it_as_at_power_on() {
+    let mut bench = bench(FakeDevice::nvme());
+    bench.write(0x04, &[0x06, 0x00]);
+    bench.write(0x42, &[0x00, 0x80]);
+    bench.device.told();
+    bench.write(0x88, &[0x00, 0x80]);
+    let told = bench.device.told();
+    assert_eq!(told[0], Told::Config(0x88, vec![0x00, 0x80]));
+    assert!(told.contains(&Told::Disable(IrqKind::Msix)));
+    assert!(told.contains(&Told::Config(0x04, vec![0x02, 0x00])));
+    assert!(!bench.function.bars()[0].decoding);
+}
+
+#[test]
+fn a_device_that_is_gone_is_refused() {
+    let refusal = open(FakeDevice::gone()).map(drop).unwrap_err();
+    assert!(matches!(refusal, AssignError::Config { source: ConfigError::Gone, .. }));
+}
+
+#[test]
+fn power_on_resets_the_device_itself() {
+    let mut bench = bench(FakeDevice::nvme());
+    bench.write(0x04, &[0x06, 0x00]);
+    bench.device.told();
+    bench.function.reset();
+    assert_eq!(bench.device.told()[0], Told::Reset);
+    assert!(!bench.function.bars()[0].decoding);
+}

@@ -67,7 +67,9 @@ pub enum ConfigError {
     Gone,
     #[error("configuration space has {size} bytes, expected at least 256")]
     Short { size: usize },
-    #[error("header type {header_type:#x} is that of a bridge; only endpoints (type 0) can be given")]
+    #[error(
+        "header type {header_type:#x} is that of a bridge; only endpoints (type 0) can be given"
+    )]
     NoEndpoint { header_type: u8 },
     #[error("BAR {index} is {size:#x} bytes, which register {register:#010x} cannot decode")]
     BarSize { index: u8, size: u64, register: u32 },
@@ -287,7 +289,13 @@ impl ConfigFilter {
                 }
             };
             let decoding = command & decode != 0;
-            Bar { index: register.index, kind: register.kind, size: register.size, address, decoding }
+            Bar {
+                index: register.index,
+                kind: register.kind,
+                size: register.size,
+                address,
+                decoding,
+            }
         };
         self.bars.iter().map(bar).collect()
     }

@@ -58,8 +58,7 @@ pub fn map_ram(space: &dyn AddressSpace, ram: &[RamRegion]) -> Result<(), DmaErr
     let usable = space.usable().map_err(|source| DmaError::Ranges { source })?;
     let needed = ram.iter().map(|region| region.size).sum();
     for region in ram.iter().filter(|region| region.size > 0) {
-        let memory =
-            IovaRange { start: region.address, last: region.address + (region.size - 1) };
+        let memory = IovaRange { start: region.address, last: region.address + (region.size - 1) };
         if let Some(reserved) = first_gap(&usable, memory) {
             return Err(DmaError::Reserved { memory, reserved });
         }
@@ -171,7 +170,8 @@ mod tests {
 
     #[test]
     fn adjoining_ranges_are_one() {
-        let space = Space { usable: vec![range(0x1000, 0x1fff), range(0, 0xfff)], ..Space::default() };
+        let space =
+            Space { usable: vec![range(0x1000, 0x1fff), range(0, 0xfff)], ..Space::default() };
         map_ram(&space, &[region(0, 0x2000)]).expect("usable");
     }
 

@@ -1,11 +1,7 @@
 //! Interrupts of a passed-through device: which of pin, MSI and MSI-X the host delivers, and to
 //! what. An eventfd that VFIO signals is the one that KVM takes, so that no thread is on the way.
 
-use std::{
-    io,
-    os::fd::BorrowedFd,
-    sync::Arc,
-};
+use std::{io, os::fd::BorrowedFd, sync::Arc};
 
 use super::{
     config::{MsiState, MsixState},
@@ -203,4 +199,4 @@ fn is_unmasked(table: &MsixTable, index: u16) -> bool {
 
 #[cfg(test)]
 #[path = "irq_tests.rs"]
-mod tests;
+pub(super) mod tests;

@@ -24,16 +24,14 @@ pub struct Quirk {
     pub evidence: &'static str,
 }
 
-const QUIRKS: &[Quirk] = &[
-    Quirk {
-        vendor: 0x10ec,
-        device: 0x8168,
-        effect: Effect::HideCapability(super::config::MSIX),
-        evidence: "BAR 2 has a second way (offsets 0x70 and 0x74) to the MSI-X table, by which \
+const QUIRKS: &[Quirk] = &[Quirk {
+    vendor: 0x10ec,
+    device: 0x8168,
+    effect: Effect::HideCapability(super::config::MSIX),
+    evidence: "BAR 2 has a second way (offsets 0x70 and 0x74) to the MSI-X table, by which \
                    drivers write messages that would never be routed: QEMU hw/vfio/pci-quirks.c, \
                    \"RTL8168 devices have a backdoor\". MSI works.",
-    },
-];
+}];
 
 /// Returns the rows of a device.
 pub fn of(vendor: u16, device: u16) -> Vec<&'static Quirk> {

@@ -111,7 +111,8 @@ mod tests {
 
     fn start(device: FakeDevice) -> Resetter {
         let address = "0000:01:00.0".parse().expect("an address");
-        let mut resetter = Resetter::start(address, Arc::new(device), Confinement::Open).expect("a thread");
+        let mut resetter =
+            Resetter::start(address, Arc::new(device), Confinement::Open).expect("a thread");
         resetter.deadline = Duration::from_millis(200);
         resetter
     }
