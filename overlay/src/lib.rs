@@ -1,1 +1,16 @@
-//! overlay
+//! Peer-to-peer protocol: identity, membership, broadcast, routing, sealed messages, tunnels.
+//!
+//! The cores (`identity`, `wire`, `session`, `membership`, `broadcast`, `routes`, `sealed`,
+//! `tunnel`) own no socket, clock, thread or lock: time and seeds are arguments, inputs are
+//! `handle_*`, outputs `poll_*`. Only `shell` names tokio and quinn; its [`Overlay`] is what the
+//! agent and the gateway use. What requests, broadcasts and streams carry is theirs to say.
+
+#![forbid(unsafe_code)]
+
+mod shell;
+
+pub use ed25519_dalek::SigningKey;
+pub use shell::{
+    Broadcast, BroadcastError, InboundRequest, InboundStream, Inbox, Member, MemberEvent, Overlay,
+    OverlayConfig, OverlayError, OverlayStream, RequestError, Role,
+};

@@ -1,0 +1,81 @@
+//! The byte stream between two nodes, whatever path it takes.
+
+use std::{
+    io,
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
+
+/// A bidirectional byte stream to another node. Shutting it down ends the sending half only;
+/// dropping it ends both. Writing waits when the other end does not read.
+#[derive(Debug)]
+pub struct OverlayStream {
+    path: StreamPath,
+}
+
+#[derive(Debug)]
+enum StreamPath {
+    /// Over a connection to the other node itself, which authenticates and encrypts.
+    Direct { send: quinn::SendStream, receive: quinn::RecvStream },
+    /// Through a relay: the far end of this pipe is a task that seals and opens.
+    Sealed(DuplexStream),
+}
+
+impl OverlayStream {
+    pub(super) fn direct(send: quinn::SendStream, receive: quinn::RecvStream) -> Self {
+        Self { path: StreamPath::Direct { send, receive } }
+    }
+
+    pub(super) fn sealed(pipe: DuplexStream) -> Self {
+        Self { path: StreamPath::Sealed(pipe) }
+    }
+
+    /// Says whether the bytes pass through another node, which cannot read them.
+    pub fn is_relayed(&self) -> bool {
+        matches!(self.path, StreamPath::Sealed(_))
+    }
+}
+
+impl AsyncRead for OverlayStream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        match &mut self.path {
+            StreamPath::Direct { receive, .. } => {
+                AsyncRead::poll_read(Pin::new(receive), cx, buffer)
+            }
+            StreamPath::Sealed(pipe) => Pin::new(pipe).poll_read(cx, buffer),
+        }
+    }
+}
+
+impl AsyncWrite for OverlayStream {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        match &mut self.path {
+            StreamPath::Direct { send, .. } => AsyncWrite::poll_write(Pin::new(send), cx, bytes),
+            StreamPath::Sealed(pipe) => Pin::new(pipe).poll_write(cx, bytes),
+        }
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &mut self.path {
+            StreamPath::Direct { send, .. } => AsyncWrite::poll_flush(Pin::new(send), cx),
+            StreamPath::Sealed(pipe) => Pin::new(pipe).poll_flush(cx),
+        }
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &mut self.path {
+            StreamPath::Direct { send, .. } => AsyncWrite::poll_shutdown(Pin::new(send), cx),
+            StreamPath::Sealed(pipe) => Pin::new(pipe).poll_shutdown(cx),
+        }
+    }
+}
