@@ -3,12 +3,18 @@
 
 #![deny(unsafe_code)]
 
+pub mod acpi;
+pub mod api;
+pub mod boot;
 pub mod console;
 pub mod devices;
 pub mod irq;
 pub mod layout;
+pub mod machine;
 pub mod pci;
 pub mod sandbox;
+pub mod spec;
 #[allow(unsafe_code, reason = "the only system calls of this crate")]
 pub mod sys;
+pub mod vcpu;
 pub mod vfio;

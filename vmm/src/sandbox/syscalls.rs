@@ -131,7 +131,7 @@ pub const SYSCALLS: &[Syscall] = &[
     row(libc::SYS_writev, DEVICES, Arguments::Any, "scattered guest buffers, responses"),
     row(libc::SYS_close, ALL, Arguments::Any, "connections that end"),
     row(libc::SYS_lseek, &[Main, Vcpu, Block], Arguments::Any, "size of disks"),
-    row(libc::SYS_pread64, DEVICES, Arguments::Any, "disks, registers of devices"),
+    row(libc::SYS_pread64, ALL, Arguments::Any, "disks, registers of devices"),
     row(libc::SYS_pwrite64, DEVICES, Arguments::Any, "disks, registers of devices"),
     row(libc::SYS_preadv, DEVICES, Arguments::Any, "disks"),
     row(libc::SYS_pwritev, DEVICES, Arguments::Any, "disks"),

@@ -5,4 +5,5 @@ pub mod io;
 pub mod kvm;
 pub mod memory;
 pub mod sandbox;
+pub mod signal;
 pub mod vfio;

@@ -428,7 +428,3 @@ fn structure(kind: u8, offset: u64, length: u64, extra: &[u8]) -> Vec<u8> {
 fn offset_in_bar(offset: u64) -> u32 {
     u32::try_from(offset).unwrap_or(0)
 }
-
-#[cfg(test)]
-#[path = "pci_tests.rs"]
-mod tests;

@@ -5,11 +5,16 @@
 //! [`MAX_RING_SIZE`] or has a readable part behind a writable one is an error of the ring itself:
 //! the device asks for a reset. Where the buffers lie is checked by who reads or writes them.
 
+use std::sync::atomic::Ordering;
+
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
-use vm_memory::GuestAddress;
+use vm_memory::{Bytes, GuestAddress};
 
 use super::{F_RING_EVENT_IDX, MAX_RING_SIZE, transport::QueueLayout};
 use crate::sys::memory::GuestRam;
+
+/// VIRTQ_AVAIL_F_NO_INTERRUPT.
+const NO_INTERRUPT: u16 = 1;
 
 /// A part of guest memory that a chain names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,6 +58,8 @@ pub struct Ring {
     queue: Queue,
     ram: GuestRam,
     layout: QueueLayout,
+    /// Whether chains were given back since the driver was last interrupted, or spared.
+    unsignalled: bool,
 }
 
 impl Ring {
@@ -65,7 +72,7 @@ impl Ring {
         queue.try_set_used_ring_address(GuestAddress(layout.used))?;
         queue.set_event_idx(features & F_RING_EVENT_IDX != 0);
         queue.set_ready(true);
-        Ok(Self { queue, ram, layout })
+        Ok(Self { queue, ram, layout, unsignalled: false })
     }
 
     /// Returns the latched layout, for vhost.
@@ -115,12 +122,25 @@ impl Ring {
 
     /// Gives a chain back with `written` bytes in its writable part.
     pub fn push_used(&mut self, head: u16, written: u32) -> Result<(), RingError> {
+        self.unsignalled = true;
         Ok(self.queue.add_used(&self.ram, head, written)?)
     }
 
     /// Returns whether the driver wants an interrupt for what was given back since the last call.
     pub fn needs_signal(&mut self) -> Result<bool, RingError> {
-        Ok(self.queue.needs_notification(&self.ram)?)
+        if !std::mem::take(&mut self.unsignalled) {
+            return Ok(false);
+        }
+        // The crate knows `used_event` but not the flag that drivers without it set.
+        let wanted = self.queue.needs_notification(&self.ram)?;
+        Ok(wanted && (self.queue.event_idx_enabled() || !self.driver_wants_silence()))
+    }
+
+    /// Returns whether the driver set VIRTQ_AVAIL_F_NO_INTERRUPT (virtio §2.7.7).
+    fn driver_wants_silence(&self) -> bool {
+        self.ram
+            .load::<u16>(GuestAddress(self.layout.available), Ordering::Relaxed)
+            .is_ok_and(|flags| u16::from_le(flags) & NO_INTERRUPT != 0)
     }
 
     /// Asks the driver not to notify while the device is looking anyway.

@@ -17,7 +17,7 @@ use crate::{sandbox::ThreadKind, sys::io::borrow_eventfd};
 /// Bytes given for one request, at most: enough to seed any generator, cheap to make.
 pub const MAX_BYTES: usize = 4096;
 /// Requests answered before the thread looks at its orders again.
-const BATCH: u16 = 64;
+pub const BATCH: u16 = 64;
 
 const IDENTITY: DeviceIdentity =
     DeviceIdentity { name: "rng", virtio_id: 4, class: [0xff, 0x00, 0x00] };
@@ -91,9 +91,11 @@ struct Live {
 }
 
 /// Whether the ring is done with for now.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Progress {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Progress {
+    /// Until the driver kicks.
     Idle,
+    /// There may be more.
     More,
 }
 
@@ -144,7 +146,8 @@ fn turn(live: &mut Option<Live>) -> Progress {
     }
 }
 
-fn answer_batch(ring: &mut Ring, signal: &QueueSignal) -> Result<Progress, RingError> {
+/// Answers up to [`BATCH`] requests.
+pub fn answer_batch(ring: &mut Ring, signal: &QueueSignal) -> Result<Progress, RingError> {
     let mut progress = Progress::More;
     ring.disable_kicks()?;
     for _ in 0..BATCH {

@@ -22,9 +22,8 @@
 //! | 56     | 1     | write_zeroes_may_unmap   | 1 when discard is offered               |
 
 pub mod engine;
+pub mod queue;
 pub mod request;
-
-mod queue;
 
 use std::{
     io,

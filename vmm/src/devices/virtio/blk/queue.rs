@@ -26,11 +26,15 @@ use crate::{
 const BATCH: u16 = 256;
 
 /// What a queue's thread is given when the driver is ready.
-pub(super) struct Job {
-    pub(super) queue: ReadyQueue,
-    pub(super) rules: Rules,
-    pub(super) durability: Durability,
-    pub(super) distress: Distress,
+pub struct Job {
+    /// The queue.
+    pub queue: ReadyQueue,
+    /// What requests may ask for.
+    pub rules: Rules,
+    /// When a write counts as done.
+    pub durability: Durability,
+    /// How to ask for a reset.
+    pub distress: Distress,
 }
 
 /// A command in flight.
@@ -49,7 +53,7 @@ enum Transfer {
 
 /// What came of looking at the ring.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Progress {
+pub enum Progress {
     /// Nothing more to do until the driver kicks.
     Idle,
     /// Every slot is in flight: a completion comes first.
@@ -59,7 +63,7 @@ enum Progress {
 }
 
 /// The driver's side of a queue: gone after a reset.
-struct Live {
+pub struct Live {
     ring: Ring,
     kick: Arc<EventFd>,
     signal: QueueSignal,
@@ -68,10 +72,11 @@ struct Live {
     distress: Distress,
     /// The ring made no sense; it is not touched again.
     broken: bool,
+    progress: Progress,
 }
 
 /// The thread's state.
-pub(super) struct BlockQueue {
+pub struct BlockQueue {
     engine: Engine,
     flights: Vec<Option<Flight>>,
     free: Vec<u16>,
@@ -80,7 +85,7 @@ pub(super) struct BlockQueue {
 
 impl BlockQueue {
     /// Returns the state of a thread with `depth` slots.
-    pub(super) fn new(engine: Engine, depth: u16, id: [u8; ID_SIZE]) -> Self {
+    pub fn new(engine: Engine, depth: u16, id: [u8; ID_SIZE]) -> Self {
         Self {
             engine,
             flights: (0..depth).map(|_| None).collect(),
@@ -92,14 +97,10 @@ impl BlockQueue {
     /// Serves until told to quit.
     pub(super) fn serve(mut self, inbox: &Inbox<Job>) {
         let mut live: Option<Live> = None;
-        let mut progress = Progress::Idle;
         loop {
             while let Some(order) = inbox.next() {
                 match order {
-                    Order::Run(job) => {
-                        live = Some(Live::from(job));
-                        progress = Progress::More;
-                    }
+                    Order::Run(job) => live = Some(Live::from(job)),
                     Order::Stop => {
                         self.drain();
                         live = None;
@@ -108,20 +109,18 @@ impl BlockQueue {
                     Order::Quit => return self.drain(),
                 }
             }
-            if let Some(live) = &mut live {
-                progress = self.turn(live, progress);
-            }
-            let waits = if progress == Progress::More && live.is_some() {
-                Patience::None
-            } else {
-                Patience::Forever
+            let progress = live.as_mut().map(|live| self.turn(live));
+            let patience = match progress {
+                Some(Progress::More) => Patience::None,
+                Some(Progress::Idle | Progress::Full) | None => Patience::Forever,
             };
-            self.wait(live.as_ref(), inbox, waits);
+            self.wait(live.as_ref(), inbox, patience);
         }
     }
 
-    /// Takes what the driver offers, starts it, and gives back what is done.
-    fn turn(&mut self, live: &mut Live, last: Progress) -> Progress {
+    /// Takes what the driver offers, starts it, and gives back what is done. Never waits.
+    pub fn turn(&mut self, live: &mut Live) -> Progress {
+        let last = live.progress;
         let kicked = live.kick.read().is_ok();
         let finished = self.reap(live);
         let due = kicked || last == Progress::More || (last == Progress::Full && finished > 0);
@@ -136,7 +135,8 @@ impl BlockQueue {
             }
         }
         live.signal_used();
-        if submitted { progress } else { Progress::More }
+        live.progress = if submitted { progress } else { Progress::More };
+        live.progress
     }
 
     /// Hands started commands to the kernel; returns whether it took all of them.
@@ -355,7 +355,7 @@ impl BlockQueue {
     }
 
     /// Waits for everything in flight and forgets it.
-    fn drain(&mut self) {
+    pub fn drain(&mut self) {
         while self.flights.iter().any(Option::is_some) {
             let waited = self.engine.submit().and_then(|_| self.engine.wait());
             let mut any = false;
@@ -385,6 +385,7 @@ impl From<Job> for Live {
             durability: job.durability,
             distress: job.distress,
             broken: false,
+            progress: Progress::More,
         }
     }
 }

@@ -1,0 +1,123 @@
+//! ACPI tables: what a guest must be told and nothing more. The layout is fixed by `layout`, the
+//! bytes by `acpi_tables`; the FADT is ours because it names fixed hardware.
+//! Source: ACPI 6.5 §5.2; PCI Firmware 3.3 §4.1.2 (MCFG), §4.5 (_OSC).
+
+mod dsdt;
+mod fadt;
+
+use acpi_tables::{
+    Aml,
+    madt::{EnabledStatus, IoApic, LocalInterruptController, MADT, ProcessorLocalApic},
+    mcfg::MCFG,
+    rsdp::Rsdp,
+    xsdt::XSDT,
+};
+
+use crate::layout;
+
+/// Who made the tables.
+pub(crate) const OEM: [u8; 6] = *b"HOLDFT";
+/// Which tables they are.
+pub(crate) const OEM_TABLE: [u8; 8] = *b"HOLDFAST";
+/// Revision of the tables.
+pub(crate) const OEM_REVISION: u32 = 1;
+
+/// What the tables describe.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Platform {
+    /// Virtual CPUs.
+    pub vcpus: u8,
+    /// First address of 64-bit PCI memory.
+    pub mmio64: u64,
+    /// Length of 64-bit PCI memory.
+    pub mmio64_size: u64,
+}
+
+/// A table by its signature.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Table {
+    /// Where it lies.
+    pub address: u64,
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+}
+
+/// Why the tables cannot be made.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the ACPI tables need {needed} bytes; there is room for {available}")]
+pub struct AcpiError {
+    needed: u64,
+    available: u64,
+}
+
+/// Builds all tables; the first is the root pointer at [`layout::ACPI`].
+pub fn tables(platform: &Platform) -> Result<Vec<Table>, AcpiError> {
+    let mut tables = Vec::new();
+    // The root pointer has 36 bytes; tables follow on 64-byte steps.
+    let mut next = layout::ACPI + 64;
+    let mut place = |bytes: Vec<u8>| {
+        let address = next;
+        next = (address + bytes.len() as u64).next_multiple_of(64);
+        tables.push(Table { address, bytes });
+        address
+    };
+    let dsdt = place(dsdt::build(platform));
+    let facs = place(fadt::facs());
+    let fadt = place(fadt::build(facs, dsdt));
+    let madt = place(bytes(&madt(platform.vcpus)));
+    let mut mcfg = MCFG::new(OEM, OEM_TABLE, OEM_REVISION);
+    mcfg.add_ecam(layout::ECAM, 0, 0, 255);
+    let mcfg = place(bytes(&mcfg));
+    let mut xsdt = XSDT::new(OEM, OEM_TABLE, OEM_REVISION);
+    for table in [fadt, madt, mcfg] {
+        xsdt.add_entry(table);
+    }
+    let xsdt = place(bytes(&xsdt));
+    let (needed, available) = (next - layout::ACPI, layout::ACPI_END - layout::ACPI);
+    if needed > available {
+        return Err(AcpiError { needed, available });
+    }
+    let root = Table { address: layout::ACPI, bytes: bytes(&Rsdp::new(OEM, xsdt)) };
+    tables.insert(0, root);
+    Ok(tables)
+}
+
+fn madt(vcpus: u8) -> MADT {
+    let local = LocalInterruptController::Address(layout::LOCAL_APIC);
+    let mut madt = MADT::new(OEM, OEM_TABLE, OEM_REVISION, local);
+    for id in 0..vcpus {
+        madt.add_structure(ProcessorLocalApic::new(id, id, EnabledStatus::Enabled));
+    }
+    madt.add_structure(IoApic::new(vcpus, layout::IO_APIC, 0));
+    madt
+}
+
+pub(crate) fn bytes(table: &dyn Aml) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    table.to_aml_bytes(&mut bytes);
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn platform() -> Platform {
+        Platform { vcpus: 4, mmio64: 1 << 38, mmio64_size: 1 << 38 }
+    }
+
+    #[test]
+    fn every_table_sums_to_zero() {
+        for table in tables(&platform()).expect("room") {
+            let sum = table.bytes.iter().fold(0u8, |sum, byte| sum.wrapping_add(*byte));
+            let has_no_checksum = table.bytes.starts_with(b"FACS");
+            assert!(sum == 0 || has_no_checksum, "{:?}", &table.bytes[..4]);
+        }
+    }
+
+    #[test]
+    fn most_processors_fit() {
+        let platform = Platform { vcpus: 255, ..platform() };
+        assert!(tables(&platform).is_ok());
+    }
+}

@@ -1,0 +1,255 @@
+//! Loading a Linux guest: kernel, initramfs, command line, memory map. The kernel's file says
+//! itself which of the two protocols it speaks.
+
+mod bzimage;
+mod pvh;
+
+use std::{
+    fs::File,
+    io::{Read, Seek, SeekFrom},
+};
+
+use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, ReadVolatile};
+
+use crate::{layout, sys::memory::Ram};
+
+/// State of the first virtual CPU when the guest starts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Entry {
+    /// 64-bit mode with an identity map; `rsi` points to the boot parameters
+    /// (Linux Documentation/arch/x86/boot.rst, "64-bit Boot Protocol").
+    Linux64 {
+        /// First instruction.
+        address: u64,
+    },
+    /// 32-bit protected mode without paging; `ebx` points to the start information
+    /// (Xen docs/misc/pvh.pandoc).
+    Pvh {
+        /// First instruction.
+        address: u64,
+    },
+}
+
+/// What to load.
+pub struct Linux<'a> {
+    /// A bzImage or a PVH vmlinux.
+    pub kernel: &'a mut File,
+    /// The initramfs, if any.
+    pub initrd: Option<&'a mut File>,
+    /// Command line.
+    pub cmdline: &'a str,
+    /// Address of the ACPI root pointer.
+    pub acpi: u64,
+}
+
+/// Why a guest cannot be loaded.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message is the doc")]
+pub enum BootError {
+    #[error("cannot read the {file}")]
+    Read { file: &'static str, source: std::io::Error },
+    #[error(
+        "the kernel is neither a bzImage nor an ELF vmlinux: it has no \"HdrS\" at byte 514 and no \
+         ELF magic at byte 0"
+    )]
+    NotAKernel,
+    #[error("the kernel is damaged: {0}")]
+    Damaged(&'static str),
+    #[error("the kernel is a {0}; a 64-bit x86 Linux bzImage or PVH vmlinux is needed")]
+    Unsupported(&'static str),
+    #[error(
+        "the {file} needs guest memory up to {end:#x}, but there is only {available:#x} below the \
+         PCI gap; give the machine more memory"
+    )]
+    TooLarge { file: &'static str, end: u64, available: u64 },
+    #[error("the command line has {length} bytes; this kernel takes {most}")]
+    CommandLine { length: usize, most: usize },
+    #[error("the command line holds a NUL byte at position {0}")]
+    CommandLineNul(usize),
+}
+
+/// Loads everything into `ram` and returns where to start.
+pub fn load(linux: Linux<'_>, ram: &Ram) -> Result<Entry, BootError> {
+    if let Some(position) = linux.cmdline.bytes().position(|byte| byte == 0) {
+        return Err(BootError::CommandLineNul(position));
+    }
+    let mut head = [0; 0x206];
+    let length = read_head(linux.kernel, &mut head)?;
+    if length >= 4 && head[..4] == *b"\x7fELF" {
+        return pvh::load(linux, ram);
+    }
+    if length == head.len() && head[0x202..0x206] == *b"HdrS" {
+        return bzimage::load(linux, ram);
+    }
+    Err(BootError::NotAKernel)
+}
+
+fn read_head(file: &mut File, head: &mut [u8]) -> Result<usize, BootError> {
+    let read = |source| BootError::Read { file: "kernel", source };
+    file.seek(SeekFrom::Start(0)).map_err(read)?;
+    let mut length = 0;
+    while length < head.len() {
+        match file.read(&mut head[length..]).map_err(read)? {
+            0 => break,
+            count => length += count,
+        }
+    }
+    Ok(length)
+}
+
+/// Kind of a piece of the memory map, as e820 and PVH number them.
+const RAM: u32 = 1;
+const RESERVED: u32 = 2;
+
+/// Returns the guest's memory map: (address, length, kind).
+fn memory_map(ram: &Ram) -> Vec<(u64, u64, u32)> {
+    let mut map = vec![
+        (0, layout::LOW_RAM_END, RAM),
+        (layout::LOW_RAM_END, layout::HIGH_RAM - layout::LOW_RAM_END, RESERVED),
+        (layout::ECAM, layout::ECAM_SIZE, RESERVED),
+    ];
+    for region in &ram.regions {
+        let end = region.address + region.size;
+        let start = region.address.max(layout::HIGH_RAM);
+        if end > start {
+            map.push((start, end - start, RAM));
+        }
+    }
+    map.sort_unstable();
+    map
+}
+
+/// Returns the end of guest memory below the PCI gap.
+fn low_end(ram: &Ram) -> u64 {
+    let below = ram.regions.iter().filter(|region| region.address < layout::RAM_GAP);
+    below.map(|region| region.address + region.size).max().unwrap_or(0)
+}
+
+/// Writes the command line and its terminating zero.
+fn write_cmdline(cmdline: &str, most: usize, ram: &Ram) -> Result<(), BootError> {
+    let length = cmdline.len();
+    if length >= most {
+        return Err(BootError::CommandLine { length, most: most.saturating_sub(1) });
+    }
+    let mut bytes = cmdline.as_bytes().to_vec();
+    bytes.push(0);
+    write(ram, layout::COMMAND_LINE, &bytes)
+}
+
+/// Loads the initramfs as high as it may lie, and returns its address and size.
+fn load_initrd(
+    initrd: Option<&mut File>,
+    kernel_end: u64,
+    highest: u64,
+    ram: &Ram,
+) -> Result<(u64, u64), BootError> {
+    let Some(file) = initrd else { return Ok((0, 0)) };
+    let read = |source| BootError::Read { file: "initramfs", source };
+    let size = file.seek(SeekFrom::End(0)).map_err(read)?;
+    file.seek(SeekFrom::Start(0)).map_err(read)?;
+    let available = low_end(ram).min(highest.saturating_add(1));
+    let address = available.checked_sub(size).map(|address| address & !0xfff);
+    match address {
+        Some(address) if address >= kernel_end => {
+            read_into(file, "initramfs", address, size, ram)?;
+            Ok((address, size))
+        }
+        Some(_) | None => {
+            let end = kernel_end.saturating_add(size);
+            Err(BootError::TooLarge { file: "initramfs", end, available })
+        }
+    }
+}
+
+/// Reads `size` bytes of `file`, from where it stands, into guest memory.
+fn read_into(
+    file: &mut impl ReadVolatile,
+    name: &'static str,
+    address: u64,
+    size: u64,
+    ram: &Ram,
+) -> Result<(), BootError> {
+    let available = low_end(ram);
+    let end = address.saturating_add(size);
+    let too_large = BootError::TooLarge { file: name, end, available };
+    let Ok(count) = usize::try_from(size) else { return Err(too_large) };
+    if end > available || !ram.memory.address_in_range(GuestAddress(address)) {
+        return Err(too_large);
+    }
+    ram.memory.read_exact_volatile_from(GuestAddress(address), file, count).map_err(|error| {
+        BootError::Read { file: name, source: std::io::Error::other(error.to_string()) }
+    })
+}
+
+fn write(ram: &Ram, address: u64, bytes: &[u8]) -> Result<(), BootError> {
+    ram.memory.write_slice(bytes, GuestAddress(address)).map_err(|_| BootError::TooLarge {
+        file: "boot data",
+        end: address.saturating_add(bytes.len() as u64),
+        available: low_end(ram),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+
+    use types::vm::MemoryBacking;
+
+    use super::*;
+
+    fn ram() -> Ram {
+        Ram::new(&[(0, 16 << 20)], MemoryBacking::Memfd).expect("memory")
+    }
+
+    fn file(bytes: &[u8]) -> File {
+        let mut file = tempfile::tempfile().expect("a file");
+        file.write_all(bytes).expect("written");
+        file
+    }
+
+    fn try_load(kernel: &[u8], initrd: Option<&[u8]>, cmdline: &str) -> Result<Entry, BootError> {
+        let (mut kernel, mut initrd) = (file(kernel), initrd.map(file));
+        let initrd = initrd.as_mut();
+        load(Linux { kernel: &mut kernel, initrd, cmdline, acpi: layout::ACPI }, &ram())
+    }
+
+    /// A bzImage of protocol 2.15 with one setup sector and `payload` bytes of 64-bit code.
+    pub(super) fn bzimage(payload: usize) -> Vec<u8> {
+        let mut image = vec![0u8; 1024 + payload];
+        image[0x1f1] = 1;
+        image[0x201] = 0x6a;
+        image[0x202..0x206].copy_from_slice(b"HdrS");
+        image[0x206..0x208].copy_from_slice(&0x020fu16.to_le_bytes());
+        image[0x211] = 1;
+        image[0x22c..0x230].copy_from_slice(&0x7fff_ffffu32.to_le_bytes());
+        image[0x236] = 1;
+        image[0x238..0x23c].copy_from_slice(&2047u32.to_le_bytes());
+        image[0x258..0x260].copy_from_slice(&0x10_0000u64.to_le_bytes());
+        image[0x260..0x264].copy_from_slice(&0x10_0000u32.to_le_bytes());
+        image
+    }
+
+    #[test]
+    fn files_that_are_no_kernel_are_refused() {
+        assert!(matches!(try_load(b"", None, ""), Err(BootError::NotAKernel)));
+        assert!(matches!(try_load(&[7; 4096], None, ""), Err(BootError::NotAKernel)));
+        assert!(matches!(try_load(b"\x7fELF", None, ""), Err(BootError::Damaged(_))));
+        assert!(matches!(try_load(&bzimage(0)[..0x230], None, ""), Err(BootError::Damaged(_))));
+    }
+
+    #[test]
+    fn a_bzimage_starts_at_its_64_bit_entry() {
+        let entry = try_load(&bzimage(4096), Some(b"initrd"), "console=ttyS0").expect("loads");
+        assert_eq!(entry, Entry::Linux64 { address: 0x10_0200 });
+    }
+
+    #[test]
+    fn what_does_not_fit_is_told() {
+        let refusal = try_load(&bzimage(4096), Some(&vec![0; 15 << 20]), "").expect_err("too large");
+        assert!(matches!(refusal, BootError::TooLarge { file: "initramfs", .. }), "{refusal}");
+        let refusal = try_load(&bzimage(4096), None, &"x".repeat(3000)).expect_err("too long");
+        assert!(matches!(refusal, BootError::CommandLine { length: 3000, most: 2047 }), "{refusal}");
+        let refusal = try_load(&bzimage(4096), None, "a\0b").expect_err("NUL");
+        assert!(matches!(refusal, BootError::CommandLineNul(1)), "{refusal}");
+    }
+}

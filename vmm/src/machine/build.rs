@@ -1,0 +1,293 @@
+//! From a specification to a machine: memory, devices on the bus, firmware tables, kernel, virtual
+//! CPUs. One step per kind of device.
+
+use std::{
+    fs::File,
+    io,
+    os::{fd::OwnedFd, unix::net::UnixListener},
+    sync::{Arc, Mutex, PoisonError, RwLock},
+    time::Instant,
+};
+
+use types::vm::{Boot, VmSpec};
+use vm_memory::{Bytes, GuestAddress};
+
+use super::{Board, Control, Machine};
+use crate::{
+    acpi::{self, AcpiError},
+    boot::{self, BootError, Linux},
+    console::Console,
+    devices::{
+        power::{self, Power},
+        serial::{self, Serial},
+        virtio::{self, VirtioError, pci::VirtioPci},
+    },
+    layout,
+    pci::{
+        allocate::{self, PlaceError, Placed, Request},
+        bus::{Address, Bus},
+        config::{ConfigError, ConfigSpace, Identity},
+        function::{Bar, BarKind, PciFunction},
+        root_port::{RootPort, Windows},
+    },
+    sys::{
+        kvm::{KvmError, Vm},
+        memory::{MemoryError, Ram},
+        vfio::adopt,
+    },
+    vcpu::{self, VcpuError},
+    vfio::assign::{AssignError, Passthrough},
+};
+
+/// Slot of the first root port on bus 0; passed-through devices take one each.
+const FIRST_PORT: u8 = 2;
+/// Slot of the first virtio function on bus 0.
+const FIRST_VIRTIO: u8 = 0x10;
+/// Most root ports.
+pub const MAX_PASSTHROUGH: usize = (FIRST_VIRTIO - FIRST_PORT) as usize;
+/// Most virtio functions: disks, network cards, entropy, sockets. Slot 31 stays free.
+pub const MAX_VIRTIO: usize = 31 - FIRST_VIRTIO as usize;
+
+/// Why a machine cannot be built.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message is the doc")]
+pub enum BuildError {
+    #[error("descriptor {fd}, given as {what}, is not open")]
+    Descriptor { what: &'static str, fd: i32, source: io::Error },
+    #[error(transparent)]
+    Kvm(#[from] KvmError),
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    #[error(transparent)]
+    Devices(#[from] VirtioError),
+    #[error(transparent)]
+    Assign(#[from] AssignError),
+    #[error(transparent)]
+    Pci(#[from] ConfigError),
+    #[error(transparent)]
+    Place(#[from] PlaceError),
+    #[error(transparent)]
+    Tables(#[from] AcpiError),
+    #[error(transparent)]
+    Boot(#[from] BootError),
+    #[error(transparent)]
+    Vcpu(#[from] VcpuError),
+}
+
+/// A function, where it goes, and the bridge above it.
+struct Seat {
+    address: Address,
+    function: Arc<Mutex<dyn PciFunction>>,
+    port: Option<(Address, Arc<Mutex<RootPort>>)>,
+}
+
+/// Builds the machine of `spec`. Its threads, other than those of block devices, are not started.
+pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
+    let vm = Vm::new(take("kvm_fd", spec.kvm_fd)?)?;
+    let listener = UnixListener::from(take("api_fd", spec.api_fd)?);
+    let bytes = spec.memory_mib.to_bytes().unwrap_or(u64::MAX);
+    let ram = Ram::new(&layout::ram_ranges(bytes), spec.memory_backing)?;
+    let ram_slots = vm.map_ram(&ram)?;
+    let console = Console::default();
+    let interrupt = |source| KvmError::Call { what: "make an interrupt line", source };
+    let serial_line = vm.isa_line(serial::GSI).map_err(interrupt)?;
+    let sci = vm.isa_line(power::SCI).map_err(interrupt)?;
+
+    let mut seats = vec![host_bridge()];
+    seats.extend(virtio_functions(spec, &vm, &ram)?);
+    let (passed, closer) = passthrough(spec, &vm, &ram)?;
+    seats.extend(passed);
+    let plan = place(&seats, layout::ram_end(bytes), &vm)?;
+    let platform = acpi::Platform {
+        vcpus: u8::try_from(spec.vcpus).unwrap_or(u8::MAX),
+        mmio64: plan.mmio64,
+        mmio64_size: plan.mmio64_size,
+    };
+    for table in acpi::tables(&platform)? {
+        let written = ram.memory.write_slice(&table.bytes, GuestAddress(table.address));
+        written.map_err(|error| MemoryError::Layout(error.to_string()))?;
+    }
+    let entry = load(&spec.boot, &ram)?;
+    let board = Arc::new(Board {
+        machine: spec.machine,
+        vm,
+        control: Control::default(),
+        console: console.clone(),
+        bus: RwLock::new(seat(seats)),
+        serial: Mutex::new(Serial::new(serial_line, console)),
+        power: Mutex::new(Power::new(sci)),
+        built: Instant::now(),
+        ram_slots,
+    });
+    let vcpus = vcpu::create(&board, platform.vcpus, entry, &ram)?;
+    Ok(Machine { board, vcpus, listener, closer })
+}
+
+fn take(what: &'static str, fd: i32) -> Result<OwnedFd, BuildError> {
+    adopt(fd).map_err(|source| BuildError::Descriptor { what, fd, source })
+}
+
+fn host_bridge() -> Seat {
+    // Intel's q35 host bridge: what drivers know as the chipset of a PCIe machine.
+    let identity = Identity {
+        vendor: 0x8086,
+        device: 0x29c0,
+        class: 0x06_00_00,
+        revision: 0,
+        subsystem_vendor: 0,
+        subsystem: 0,
+    };
+    let function = Arc::new(Mutex::new(Plain(ConfigSpace::new(identity))));
+    Seat { address: Address { bus: 0, device: 0, function: 0 }, function, port: None }
+}
+
+fn virtio_functions(spec: &VmSpec, vm: &Arc<Vm>, ram: &Ram) -> Result<Vec<Seat>, BuildError> {
+    let platform = virtio::Platform {
+        ram: ram.memory.clone(),
+        doorbells: Arc::<Vm>::clone(vm),
+        interrupts: Arc::<Vm>::clone(vm),
+    };
+    let mut slots = FIRST_VIRTIO..;
+    let mut next = || slots.next().unwrap_or(31);
+    let mut functions: Vec<(u8, VirtioPci)> = Vec::new();
+    for disk in &spec.disks {
+        let slot = next();
+        let file = take("a disk", disk.fd)?;
+        functions.push((slot, virtio::blk::open(disk, file, spec.vcpus, slot, &platform)?));
+    }
+    for net in &spec.nets {
+        let slot = next();
+        let (tap, vhost) = (take("a tap", net.tap_fd)?, take("/dev/vhost-net", net.vhost_fd)?);
+        functions.push((slot, virtio::net::open(net, tap, vhost, slot, &platform)?));
+    }
+    if let Some(vsock) = &spec.vsock {
+        let slot = next();
+        let vhost = take("/dev/vhost-vsock", vsock.vhost_fd)?;
+        functions.push((slot, virtio::vsock::open(vsock, vhost, slot, &platform)?));
+    }
+    let slot = next();
+    functions.push((slot, virtio::rng::open(slot, &platform)?));
+    let mut seats = Vec::new();
+    for (device, mut function) in functions {
+        function.start()?;
+        let address = Address { bus: 0, device, function: 0 };
+        seats.push(Seat { address, function: Arc::new(Mutex::new(function)), port: None });
+    }
+    Ok(seats)
+}
+
+type Passed = (Vec<Seat>, Option<crate::vfio::assign::Closer>);
+
+fn passthrough(spec: &VmSpec, vm: &Arc<Vm>, ram: &Ram) -> Result<Passed, BuildError> {
+    let Some(passthrough) = &spec.passthrough else { return Ok((Vec::new(), None)) };
+    let Passthrough { devices, closer } = Passthrough::open(passthrough, ram, vm, FIRST_PORT)?;
+    let mut seats = Vec::new();
+    for (number, assigned) in (0u8..).zip(devices) {
+        let slot = FIRST_PORT + number;
+        let bus = number + 1;
+        let mut port = RootPort::new(slot, assigned.link)?;
+        port.set_buses(0, bus, bus);
+        let above = Address { bus: 0, device: slot, function: 0 };
+        seats.push(Seat {
+            address: Address { bus, device: 0, function: 0 },
+            function: Arc::new(Mutex::new(assigned.function)),
+            port: Some((above, Arc::new(Mutex::new(port)))),
+        });
+    }
+    Ok((seats, Some(closer)))
+}
+
+/// Places all BARs and opens the bridges' windows for them.
+fn place(seats: &[Seat], ram_end: u64, vm: &Vm) -> Result<allocate::Plan, BuildError> {
+    let supported = vm
+        .kvm()
+        .get_supported_cpuid(kvm_bindings::KVM_MAX_CPUID_ENTRIES)
+        .map_err(|source| VcpuError::Features { source })?;
+    let mut requests = Vec::new();
+    for (function, seat) in seats.iter().enumerate() {
+        let bars = lock(&seat.function).bars();
+        requests.extend(bars.into_iter().map(|bar| Request { function, bar }));
+    }
+    let plan = allocate::place(&requests, ram_end, vcpu::address_bits(&supported))?;
+    for (number, seat) in seats.iter().enumerate() {
+        let mine: Vec<&Placed> = plan.placed.iter().filter(|bar| bar.function == number).collect();
+        for bar in &mine {
+            lock(&seat.function).place_bar(bar.index, bar.address);
+        }
+        if let Some((_, port)) = &seat.port {
+            port.lock().unwrap_or_else(PoisonError::into_inner).set_windows(windows(&mine));
+        }
+    }
+    Ok(plan)
+}
+
+fn windows(bars: &[&Placed]) -> Windows {
+    let span = |wanted: &[BarKind]| {
+        let mine = || bars.iter().filter(|bar| wanted.contains(&bar.kind));
+        let base = mine().map(|bar| bar.address).min()?;
+        let last = mine().map(|bar| bar.address + (bar.size - 1)).max()?;
+        Some((base, last))
+    };
+    let low = |(base, last): (u64, u64)| Some((u32::try_from(base).ok()?, u32::try_from(last).ok()?));
+    let ports = |(base, last): (u64, u64)| Some((u16::try_from(base).ok()?, u16::try_from(last).ok()?));
+    Windows {
+        io: span(&[BarKind::Io]).and_then(ports),
+        memory: span(&[BarKind::Memory32, BarKind::Memory64]).and_then(low),
+        prefetchable: span(&[BarKind::Memory64Prefetchable]),
+    }
+}
+
+fn seat(seats: Vec<Seat>) -> Bus {
+    let mut bus = Bus::default();
+    for Seat { address, function, port } in seats {
+        match port {
+            None => bus.add(address, function),
+            Some((above, port)) => {
+                bus.add(above, port);
+                bus.add_behind(above, address, function);
+            }
+        }
+    }
+    bus
+}
+
+fn load(boot: &Boot, ram: &Ram) -> Result<boot::Entry, BuildError> {
+    let Boot::Linux { kernel_fd, initrd_fd, cmdline } = boot;
+    let mut kernel = File::from(take("kernel_fd", *kernel_fd)?);
+    let initrd = initrd_fd.map(|fd| take("initrd_fd", fd)).transpose()?;
+    let mut initrd = initrd.map(File::from);
+    let linux =
+        Linux { kernel: &mut kernel, initrd: initrd.as_mut(), cmdline, acpi: layout::ACPI };
+    Ok(boot::load(linux, ram)?)
+}
+
+fn lock<T: ?Sized>(device: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    device.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A function that is nothing but configuration space.
+struct Plain(ConfigSpace);
+
+impl PciFunction for Plain {
+    fn read_config(&mut self, offset: u16, data: &mut [u8]) {
+        self.0.read(offset, data);
+    }
+
+    fn write_config(&mut self, offset: u16, data: &[u8]) {
+        self.0.write(offset, data);
+    }
+
+    fn bars(&self) -> Vec<Bar> {
+        self.0.bars()
+    }
+
+    fn place_bar(&mut self, index: u8, address: u64) {
+        self.0.place_bar(index, address);
+    }
+
+    fn read_bar(&mut self, _bar: u8, _offset: u64, data: &mut [u8]) {
+        data.fill(0xff);
+    }
+
+    fn write_bar(&mut self, _bar: u8, _offset: u64, _data: &[u8]) {}
+}

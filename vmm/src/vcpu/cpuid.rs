@@ -1,0 +1,143 @@
+//! CPU features and topology as the guest sees them: the host's features as KVM passes them on,
+//! one socket, one thread per core.
+//! Source: Intel SDM vol. 2A "CPUID"; AMD APM vol. 3 appendix E; Linux
+//! Documentation/virt/kvm/x86/cpuid.rst.
+
+use kvm_bindings::{CpuId, KVM_CPUID_FLAG_SIGNIFCANT_INDEX, kvm_cpuid_entry2};
+
+/// Leaf 1 ECX: a hypervisor is there.
+const HYPERVISOR: u32 = 1 << 31;
+/// Leaf 1 ECX: the local APIC timer has a deadline mode.
+const TSC_DEADLINE: u32 = 1 << 24;
+/// Leaf 1 EDX: more than one logical processor in the package.
+const MULTI_THREADED: u32 = 1 << 28;
+/// Leaf 0x8000_0001 ECX: AMD topology leaves are there.
+const TOPOLOGY_EXTENSIONS: u32 = 1 << 22;
+/// Leaf 0x8000_0001 ECX: AMD, more cores than one.
+const LEGACY_CORES: u32 = 1 << 1;
+/// Level types of leaf 0xb.
+const LEVEL_THREAD: u32 = 1;
+const LEVEL_CORE: u32 = 2;
+
+/// Returns the number of physical address bits that the host's features tell, 36 when they do not.
+pub fn address_bits(supported: &CpuId) -> u8 {
+    let leaf = supported.as_slice().iter().find(|entry| entry.function == 0x8000_0008);
+    leaf.map_or(36, |entry| entry.eax.to_le_bytes()[0])
+}
+
+/// Returns the features of virtual CPU `id` of `count`.
+pub(super) fn for_vcpu(supported: &CpuId, id: u8, count: u8) -> CpuId {
+    let mut features = supported.clone();
+    for entry in features.as_mut_slice() {
+        adapt(entry, u32::from(id), u32::from(count));
+    }
+    features.retain(|entry| entry.function != 0xb && entry.function != 0x1f);
+    for level in 0..2 {
+        // The list has room: two leaves were reserved by the filter above or are far below the
+        // limit; a full list keeps the other leaves and the guest falls back to leaf 1.
+        let _ = features.push(topology(level, u32::from(id), u32::from(count)));
+    }
+    features
+}
+
+fn adapt(entry: &mut kvm_cpuid_entry2, id: u32, count: u32) {
+    match entry.function {
+        1 => {
+            entry.ebx = entry.ebx & 0x0000_ffff | count.next_power_of_two().min(255) << 16 | id << 24;
+            entry.ecx |= HYPERVISOR | TSC_DEADLINE;
+            if count > 1 {
+                entry.edx |= MULTI_THREADED;
+            } else {
+                entry.edx &= !MULTI_THREADED;
+            }
+        }
+        // Deterministic caches: the last level is shared by all, the others by one.
+        4 => {
+            let last_level = entry.eax >> 5 & 7 >= 3;
+            let sharing = if last_level { count - 1 } else { 0 };
+            entry.eax = entry.eax & 0x3fff | (count - 1).min(63) << 26 | sharing << 14;
+        }
+        0x8000_0001 => {
+            entry.ecx = if count > 1 { entry.ecx | LEGACY_CORES } else { entry.ecx & !LEGACY_CORES };
+            entry.ecx |= TOPOLOGY_EXTENSIONS & amd_mask(entry);
+        }
+        0x8000_0008 => {
+            let bits = 32 - (count - 1).leading_zeros();
+            entry.ecx = entry.ecx & !0xf0ff | (count - 1) | bits << 12;
+        }
+        // AMD caches, as leaf 4.
+        0x8000_001d => {
+            let last_level = entry.eax >> 5 & 7 >= 3;
+            let sharing = if last_level { count - 1 } else { 0 };
+            entry.eax = entry.eax & 0x3fff | sharing << 14;
+        }
+        // AMD: extended APIC id, core id, one thread per core; one node.
+        0x8000_001e => {
+            entry.eax = id;
+            entry.ebx = id & 0xff;
+            entry.ecx = 0;
+        }
+        _ => {}
+    }
+}
+
+/// The bit is meaningful on AMD processors only, where KVM passes it on already.
+fn amd_mask(entry: &kvm_cpuid_entry2) -> u32 {
+    entry.ecx & TOPOLOGY_EXTENSIONS
+}
+
+/// Leaf 0xb: one thread per core, all cores in one package.
+fn topology(level: u32, id: u32, count: u32) -> kvm_cpuid_entry2 {
+    let core_bits = 32 - (count - 1).leading_zeros();
+    let (shift, logical, kind) =
+        if level == 0 { (0, 1, LEVEL_THREAD) } else { (core_bits, count, LEVEL_CORE) };
+    kvm_cpuid_entry2 {
+        function: 0xb,
+        index: level,
+        flags: KVM_CPUID_FLAG_SIGNIFCANT_INDEX,
+        eax: shift,
+        ebx: logical,
+        ecx: kind << 8 | level,
+        edx: id,
+        ..Default::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(function: u32) -> kvm_cpuid_entry2 {
+        kvm_cpuid_entry2 { function, ..Default::default() }
+    }
+
+    fn find(features: &CpuId, function: u32, index: u32) -> kvm_cpuid_entry2 {
+        let mut entries = features.as_slice().iter();
+        *entries.find(|e| e.function == function && e.index == index).expect("present")
+    }
+
+    #[test]
+    fn topology_is_one_socket_of_single_threaded_cores() {
+        let host = CpuId::from_entries(&[entry(1), entry(0x8000_0008), entry(0x8000_001e)]).expect("few");
+        let features = for_vcpu(&host, 2, 4);
+        assert_eq!(find(&features, 1, 0).ebx >> 24, 2);
+        assert_eq!(find(&features, 1, 0).ecx & HYPERVISOR, HYPERVISOR);
+        let (thread, core) = (find(&features, 0xb, 0), find(&features, 0xb, 1));
+        assert_eq!((thread.eax, thread.ebx, core.eax, core.ebx, core.edx), (0, 1, 2, 4, 2));
+        assert_eq!(find(&features, 0x8000_0008, 0).ecx, 3 | 2 << 12);
+        assert_eq!(find(&features, 0x8000_001e, 0).eax, 2);
+    }
+
+    #[test]
+    fn a_single_cpu_is_not_multi_threaded() {
+        let host = CpuId::from_entries(&[entry(1)]).expect("few");
+        assert_eq!(find(&for_vcpu(&host, 0, 1), 1, 0).edx & MULTI_THREADED, 0);
+    }
+
+    #[test]
+    fn address_bits_come_from_the_host() {
+        let wide = kvm_cpuid_entry2 { eax: 0x3030, ..entry(0x8000_0008) };
+        assert_eq!(address_bits(&CpuId::from_entries(&[wide]).expect("few")), 0x30);
+        assert_eq!(address_bits(&CpuId::from_entries(&[]).expect("none")), 36);
+    }
+}

@@ -1,0 +1,136 @@
+//! Registers at the first instruction.
+//! Source: Linux Documentation/arch/x86/boot.rst "64-bit Boot Protocol"; Xen docs/misc/pvh.pandoc
+//! "x86 protocol"; Intel SDM vol. 3A §2.5, §3.4.5, §10.5.1; vol. 4 (MSRs).
+
+use kvm_bindings::{Msrs, kvm_msr_entry, kvm_regs, kvm_segment};
+use kvm_ioctls::VcpuFd;
+use vm_memory::{Bytes, GuestAddress};
+
+use super::VcpuError;
+use crate::{boot::Entry, layout, sys::memory::Ram};
+
+const CR0_PROTECTED: u64 = 1 << 0;
+const CR0_EXTENSION: u64 = 1 << 4;
+const CR0_PAGING: u64 = 1 << 31;
+const CR4_PAE: u64 = 1 << 5;
+const EFER_LONG_MODE: u64 = 1 << 8;
+const EFER_LONG_ACTIVE: u64 = 1 << 10;
+/// Flags: bit 1 is always set, interrupts are off.
+const FLAGS: u64 = 2;
+
+const MSR_MISC_ENABLE: u32 = 0x1a0;
+const MISC_ENABLE_FAST_STRING: u64 = 1;
+const MSR_MTRR_DEFAULT: u32 = 0x2ff;
+/// MTRRs on, everything write-back.
+const MTRR_WRITE_BACK: u64 = 1 << 11 | 6;
+
+/// Local vector table registers and the delivery modes of a PC's two lines.
+const APIC_LVT0: usize = 0x350;
+const APIC_LVT1: usize = 0x360;
+const DELIVERY_NMI: u8 = 4;
+const DELIVERY_EXTERNAL: u8 = 7;
+
+/// Page table entry: present, writable.
+const PRESENT: u64 = 3;
+/// Page directory entry: a 2 MiB page.
+const LARGE: u64 = 1 << 7;
+
+pub(super) fn set_msrs(vcpu: &VcpuFd) -> Result<(), kvm_ioctls::Error> {
+    let entry = |index, data| kvm_msr_entry { index, data, ..Default::default() };
+    let entries = [
+        entry(MSR_MISC_ENABLE, MISC_ENABLE_FAST_STRING),
+        entry(MSR_MTRR_DEFAULT, MTRR_WRITE_BACK),
+    ];
+    for entry in entries {
+        let one = Msrs::from_entries(&[entry]).map_err(|_| kvm_ioctls::Error::new(libc::ENOMEM))?;
+        // A host CPU without the register has no use for its value.
+        vcpu.set_msrs(&one)?;
+    }
+    Ok(())
+}
+
+/// LINT0 takes the PIC's interrupts and LINT1 NMIs, as firmware leaves them.
+pub(super) fn set_local_apic(vcpu: &VcpuFd) -> Result<(), kvm_ioctls::Error> {
+    let mut apic = vcpu.get_lapic()?;
+    for (register, mode) in [(APIC_LVT0, DELIVERY_EXTERNAL), (APIC_LVT1, DELIVERY_NMI)] {
+        // Delivery mode: bits 10:8. Bit 16 would mask.
+        apic.regs[register + 1] = mode.cast_signed();
+        apic.regs[register + 2] = 0;
+    }
+    vcpu.set_lapic(&apic)
+}
+
+pub(super) fn set_entry(vcpu: &VcpuFd, entry: Entry, ram: &Ram) -> Result<(), VcpuError> {
+    let failed = |what| move |source| VcpuError::Set { what, id: 0, source };
+    write_tables(entry, ram)?;
+    let mut special = vcpu.get_sregs().map_err(failed("read the special registers"))?;
+    special.gdt.base = layout::GDT;
+    special.gdt.limit = 8 * 4 - 1;
+    special.idt.limit = 0;
+    let data = segment(2, 0x3, 0);
+    (special.ds, special.es, special.fs, special.gs, special.ss) = (data, data, data, data, data);
+    special.tr = segment(3, 0xb, 0);
+    let (address, regs) = match entry {
+        Entry::Linux64 { address } => {
+            special.cs = segment(1, 0xb, 1);
+            special.cr0 = CR0_PROTECTED | CR0_EXTENSION | CR0_PAGING;
+            special.cr3 = layout::PAGE_TABLES;
+            special.cr4 = CR4_PAE;
+            special.efer = EFER_LONG_MODE | EFER_LONG_ACTIVE;
+            (address, kvm_regs { rsi: layout::ZERO_PAGE, ..Default::default() })
+        }
+        Entry::Pvh { address } => {
+            special.cs = segment(1, 0xb, 0);
+            special.cr0 = CR0_PROTECTED | CR0_EXTENSION;
+            special.cr4 = 0;
+            special.efer = 0;
+            (address, kvm_regs { rbx: layout::PVH_START_INFO, ..Default::default() })
+        }
+    };
+    vcpu.set_sregs(&special).map_err(failed("set the special registers"))?;
+    let regs = kvm_regs { rip: address, rsp: layout::STACK, rbp: layout::STACK, rflags: FLAGS, ..regs };
+    vcpu.set_regs(&regs).map_err(failed("set the registers"))
+}
+
+/// A flat segment: descriptor `index`, of `kind`, 64-bit code if `long` is 1.
+fn segment(index: u16, kind: u8, long: u8) -> kvm_segment {
+    let is_tss = kind == 0xb && index == 3;
+    kvm_segment {
+        base: 0,
+        limit: if is_tss { 0x67 } else { 0xffff_ffff },
+        selector: index * 8,
+        type_: kind,
+        present: 1,
+        dpl: 0,
+        db: if long == 1 || is_tss { 0 } else { 1 },
+        s: u8::from(!is_tss),
+        l: long,
+        g: u8::from(!is_tss),
+        ..Default::default()
+    }
+}
+
+/// The descriptor table that the registers above stand for, and an identity map of the first GiB.
+fn write_tables(entry: Entry, ram: &Ram) -> Result<(), VcpuError> {
+    let code: u64 = match entry {
+        Entry::Linux64 { .. } => 0x00af_9b00_0000_ffff,
+        Entry::Pvh { .. } => 0x00cf_9b00_0000_ffff,
+    };
+    let table = [0, code, 0x00cf_9300_0000_ffff, 0x0000_8b00_0000_0067];
+    let put = |address: u64, value: u64| {
+        ram.memory
+            .write_obj(value, GuestAddress(address))
+            .map_err(|error| VcpuError::Tables(error.to_string()))
+    };
+    for (index, descriptor) in (0u64..).zip(table) {
+        put(layout::GDT + 8 * index, descriptor)?;
+    }
+    let (top, middle, bottom) =
+        (layout::PAGE_TABLES, layout::PAGE_TABLES + 0x1000, layout::PAGE_TABLES + 0x2000);
+    put(top, middle | PRESENT)?;
+    put(middle, bottom | PRESENT)?;
+    for page in 0..512u64 {
+        put(bottom + 8 * page, page << 21 | LARGE | PRESENT)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,256 @@
+//! What fuzzing does to devices: bytes become register accesses, descriptors and rings that are
+//! almost right, so that they get far.
+
+use std::{os::fd::OwnedFd, sync::Arc};
+
+use vm_memory::{Bytes, GuestAddress};
+use vmm::{
+    devices::virtio::{
+        Distress, DistressFlag, F_VERSION_1, Interrupts, MAX_RING_SIZE, QueueSignal, ReadyQueue,
+        Ring, VirtioPci,
+        blk::{
+            engine::{Engine, EngineChoice},
+            queue::{BlockQueue, Job, Live, Progress},
+            request::{Access, Rules, Support},
+        },
+        rng,
+        transport::{Effect, NO_VECTOR, QueueLayout, RingMemory, Transport},
+    },
+    irq::InterruptSource,
+    pci::function::PciFunction,
+    sys::{io::Durability, memory::GuestRam},
+};
+use vmm_sys_util::eventfd::EventFd;
+
+use super::virtio::{ALL_RING_FEATURES, FakeInterrupts, HIGH_RAM, Machine, NullDevice, RAM_SIZE, ram};
+
+/// Reads a script; past its end everything is zero.
+struct Script<'a>(&'a [u8]);
+
+impl Script<'_> {
+    fn done(&self) -> bool {
+        self.0.is_empty()
+    }
+    fn byte(&mut self) -> u8 {
+        let (first, rest) = self.0.split_first().map_or((0, &[][..]), |(first, rest)| (*first, rest));
+        self.0 = rest;
+        first
+    }
+    fn word(&mut self) -> u16 {
+        u16::from_le_bytes([self.byte(), self.byte()])
+    }
+    fn number(&mut self) -> u64 {
+        u64::from_le_bytes([0; 8].map(|_: u8| self.byte()))
+    }
+    /// An address: mostly near memory that matters, or anything.
+    fn address(&mut self) -> u64 {
+        let kind = self.byte();
+        let near = u64::from(self.word());
+        match kind % 8 {
+            0..=2 => 0x4000 + near,
+            3 => near,
+            4 => (RAM_SIZE - 0x8000).wrapping_add(near),
+            5 => HIGH_RAM.wrapping_sub(0x100).wrapping_add(near),
+            6 => u64::MAX - near,
+            _ => self.number(),
+        }
+    }
+    fn length(&mut self) -> u32 {
+        match self.byte() % 8 {
+            0 => 0,
+            1 => 1,
+            2 => 16,
+            3 => 512,
+            4 => u32::from(self.word()),
+            5 => u32::MAX,
+            _ => 512 * u32::from(self.byte()),
+        }
+    }
+}
+
+/// Register accesses to the transport alone: what was latched never changes until a reset.
+pub fn transport(data: &[u8]) {
+    let mut script = Script(data);
+    let memory = ram();
+    let mut transport = Transport::new(ALL_RING_FEATURES | 0xff, 3, 4);
+    let mut live: Option<Vec<(u16, QueueLayout)>> = None;
+    while !script.done() {
+        let offset = u64::from(script.byte() % 0x44);
+        let bytes = script.number().to_le_bytes();
+        let length = [1, 2, 4, 8][usize::from(script.byte() % 4)];
+        match transport.write(offset, &bytes[..length], &memory) {
+            Effect::None => {}
+            Effect::Activate(queues) => {
+                assert!(live.is_none(), "a device is activated once");
+                for (_, layout) in &queues {
+                    assert_sound(layout, &memory);
+                }
+                live = Some(queues);
+            }
+            Effect::Reset => {
+                live = None;
+                transport.finish_reset();
+            }
+        }
+        if let Some(queues) = &live {
+            for (index, layout) in queues {
+                assert_eq!(shown(&transport, *index, &memory), *layout, "latched");
+            }
+        }
+    }
+}
+
+/// Reads back what the registers say of a queue, through a copy.
+fn shown(transport: &Transport, index: u16, memory: &GuestRam) -> QueueLayout {
+    let mut copy = transport.clone();
+    copy.write(0x16, &index.to_le_bytes(), memory);
+    let mut image = [0; 0x3c];
+    copy.read(0, &mut image);
+    let word = |at: usize| u16::from_le_bytes([image[at], image[at + 1]]);
+    let address = |at: usize| u64::from_le_bytes(image[at..at + 8].try_into().unwrap());
+    QueueLayout {
+        size: word(0x18),
+        descriptors: address(0x20),
+        available: address(0x28),
+        used: address(0x30),
+        vector: word(0x1a),
+    }
+}
+
+fn assert_sound(layout: &QueueLayout, memory: &GuestRam) {
+    let entries = u64::from(layout.size);
+    assert!(layout.size.is_power_of_two() && layout.size <= MAX_RING_SIZE);
+    assert!(memory.contains(layout.descriptors, 16 * entries));
+    assert!(memory.contains(layout.available, 6 + 2 * entries));
+    assert!(memory.contains(layout.used, 6 + 8 * entries));
+    assert!(layout.vector < 4 || layout.vector == NO_VECTOR);
+}
+
+/// Configuration space and BAR accesses to a whole function.
+pub fn function(data: &[u8]) {
+    let mut script = Script(data);
+    let machine = Machine::new();
+    let (device, _seen) = NullDevice::new(3);
+    let mut function = VirtioPci::new(Box::new(device), 16, &machine.platform).unwrap();
+    function.place_bar(0, 0xc000_0000);
+    while !script.done() {
+        let kind = script.byte();
+        let length = [1, 2, 4, 8][usize::from(script.byte() % 4)];
+        let near = script.word();
+        let mut bytes = script.number().to_le_bytes();
+        let bytes = &mut bytes[..length];
+        let config = (near % 0x100) & !(u16::try_from(length.min(4)).unwrap() - 1);
+        let offset = u64::from(near) % (0x8000 - 8);
+        match kind % 6 {
+            0 => function.read_config(config, &mut bytes[..length.min(4)]),
+            1 => function.write_config(config, &bytes[..length.min(4)]),
+            2 => function.read_bar(0, offset, bytes),
+            3 => function.write_bar(0, offset, bytes),
+            4 => function.write_bar(0, offset % 0x3c, bytes),
+            _ => function.bars_changed(),
+        }
+    }
+    function.reset();
+}
+
+/// Fills guest memory and one ring from a script; returns the ring.
+fn build_ring(script: &mut Script<'_>, memory: &GuestRam) -> Ring {
+    let size = [1, 2, 4, 8, 16, 64, 256][usize::from(script.byte() % 7)];
+    let layout = QueueLayout {
+        size,
+        descriptors: 0x1000,
+        available: 0x2000,
+        used: 0x3000,
+        vector: 0,
+    };
+    let features = F_VERSION_1 | (u64::from(script.byte()) << 24);
+    let mut offered = 0u16;
+    while !script.done() {
+        match script.byte() % 8 {
+            0..=2 => {
+                let index = script.word() % (size + 1);
+                put_descriptor(script, memory, 0x1000 + 16 * u64::from(index));
+            }
+            3 => {
+                // A table somewhere in the buffers.
+                let at = 0x4000 + 16 * u64::from(script.byte());
+                put_descriptor(script, memory, at);
+            }
+            4 => {
+                let header = [script.byte(), 0, 0, 0, 0, 0, 0, 0, script.byte(), 0, 0, 0, 0, 0, 0, 0];
+                let at = 0x4000 + 16 * u64::from(script.byte());
+                memory.write_slice(&header, GuestAddress(at)).unwrap();
+            }
+            5 | 6 => {
+                let at = 0x2004 + 2 * u64::from(offered % size);
+                memory.write_obj(script.word() % (size + 1), GuestAddress(at)).unwrap();
+                offered = offered.wrapping_add(1);
+            }
+            _ => offered = offered.wrapping_add(script.word()),
+        }
+    }
+    memory.write_obj(offered, GuestAddress(0x2002)).unwrap();
+    Ring::new(layout, features, memory.clone()).unwrap()
+}
+
+fn put_descriptor(script: &mut Script<'_>, memory: &GuestRam, at: u64) {
+    let descriptor = (script.address(), script.length(), u16::from(script.byte() % 8), script.word() % 300);
+    super::virtio::write_descriptor(memory, at, descriptor);
+}
+
+fn signal() -> (QueueSignal, Arc<Interrupts>) {
+    let source = FakeInterrupts::default();
+    let vectors = vec![source.allocate_msi().unwrap(), source.allocate_msi().unwrap()];
+    let line = source.line(0, 1).unwrap();
+    let interrupts = Arc::new(Interrupts::new(vectors, line).unwrap());
+    (QueueSignal::new(Arc::clone(&interrupts), 0), interrupts)
+}
+
+/// Rounds after which a device must have nothing left to do with a ring that does not move.
+const MAX_ROUNDS: u32 = 16;
+
+/// Rubbish in a block queue: the thread's work ends, and the disk keeps its size.
+pub fn block(data: &[u8]) {
+    let mut script = Script(data);
+    let memory = ram();
+    let file = disk(64 * 512);
+    let choice = if script.byte() % 2 == 0 { EngineChoice::Plain } else { EngineChoice::Best };
+    let ring = build_ring(&mut script, &memory);
+    let (signal, interrupts) = signal();
+    let engine = Engine::new(choice, std::os::fd::AsFd::as_fd(&file), memory.clone(), MAX_RING_SIZE);
+    let mut queue = BlockQueue::new(engine.unwrap(), MAX_RING_SIZE, *b"serial number 123456");
+    let kick = Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap());
+    let mut live = Live::from(Job {
+        queue: ReadyQueue { index: 0, ring, kick, signal },
+        rules: Rules {
+            sectors: 64,
+            access: Access::ReadWrite,
+            discard: Support::Yes,
+            zero: Support::Yes,
+        },
+        durability: Durability::Cached,
+        distress: Distress::new(Arc::new(DistressFlag::new("fuzzed")), interrupts),
+    });
+    let busy = (0..MAX_ROUNDS).all(|_| queue.turn(&mut live) == Progress::More);
+    assert!(!busy, "a ring that does not move keeps the thread busy");
+    queue.drain();
+    assert_eq!(rustix::fs::fstat(&file).unwrap().st_size, 64 * 512);
+}
+
+/// Rubbish in an entropy queue.
+pub fn entropy(data: &[u8]) {
+    let mut script = Script(data);
+    let memory = ram();
+    let mut ring = build_ring(&mut script, &memory);
+    let (signal, _interrupts) = signal();
+    let busy = (0..MAX_ROUNDS)
+        .all(|_| matches!(rng::answer_batch(&mut ring, &signal), Ok(rng::Progress::More)));
+    assert!(!busy, "a ring that does not move keeps the thread busy");
+}
+
+/// An empty disk.
+pub fn disk(bytes: u64) -> OwnedFd {
+    let file = rustix::fs::memfd_create("disk", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&file, bytes).unwrap();
+    file
+}

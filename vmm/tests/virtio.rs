@@ -1,0 +1,13 @@
+//! virtio devices behind their PCI function, driven as a driver does, and as no driver should.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
+
+#[path = "common/virtio.rs"]
+mod driver;
+
+#[path = "virtio/block.rs"]
+mod block;
+#[path = "virtio/entropy.rs"]
+mod entropy;
+#[path = "virtio/function.rs"]
+mod function;

@@ -1,0 +1,377 @@
+//! A block device over a file in memory, with its real threads behind their real filters.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use vm_memory::{Bytes, GuestAddress};
+use vmm::devices::virtio::{
+    F_RING_EVENT_IDX, F_RING_INDIRECT_DESC, F_VERSION_1, VirtioPci,
+    blk::{Block, engine::EngineChoice},
+};
+
+use crate::driver::{
+    DEVICE, INDIRECT, Machine, NEXT, Queue, RAM_SIZE, Registers, WRITE, enable_msix, wait_for,
+    write_descriptor,
+};
+
+const F_FLUSH: u64 = 1 << 9;
+const F_MQ: u64 = 1 << 12;
+const F_DISCARD: u64 = 1 << 13;
+const SECTORS: u64 = 128;
+
+const HEADER: u64 = 0x8000;
+const STATUS: u64 = 0x9000;
+const DATA: u64 = 0xa000;
+
+struct Disk {
+    function: VirtioPci,
+    machine: Machine,
+    file: OwnedFd,
+    queue: Queue,
+}
+
+fn file() -> OwnedFd {
+    let file = rustix::fs::memfd_create("disk", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&file, SECTORS * 512).unwrap();
+    for sector in 0..SECTORS {
+        let fill = [u8::try_from(sector).unwrap(); 512];
+        rustix::io::pwrite(&file, &fill, sector * 512).unwrap();
+    }
+    file
+}
+
+fn spec(read_only: bool) -> types::vm::Disk {
+    types::vm::Disk { fd: -1, read_only, serial: "holdfast-disk".to_owned() }
+}
+
+/// A started device, without a driver.
+fn device(engine: EngineChoice, queues: u16, read_only: bool) -> (VirtioPci, Machine, OwnedFd) {
+    let machine = Machine::new();
+    let file = file();
+    let shared = file.as_fd().try_clone_to_owned().unwrap();
+    let block = Block::new(&spec(read_only), shared, queues, engine, machine.ram.clone()).unwrap();
+    let mut function = VirtioPci::new(Box::new(block), 16, &machine.platform).unwrap();
+    function.start().unwrap();
+    enable_msix(&mut function, u64::from(queues) + 1);
+    (function, machine, file)
+}
+
+/// A disk with a driver on queue 0.
+fn disk(engine: EngineChoice, features: u64) -> Disk {
+    let (mut function, machine, file) = device(engine, 1, false);
+    let queue = start_driver(&mut function, &machine, features);
+    Disk { function, machine, file, queue }
+}
+
+fn start_driver(function: &mut VirtioPci, machine: &Machine, features: u64) -> Queue {
+    let queue = Queue::new(&machine.ram, 16, 0x1000);
+    for ring in [queue.table, queue.avail, queue.used] {
+        machine.ram.write_slice(&[0; 0x1000], GuestAddress(ring)).unwrap();
+    }
+    assert!(function.negotiate(F_VERSION_1 | features));
+    assert!(function.set_queue(0, &queue, 1));
+    function.write(0x10, 2, 0);
+    function.set_status(15);
+    queue
+}
+
+impl Disk {
+    fn header(&self, at: u64, kind: u32, sector: u64) {
+        self.machine.ram.write_obj(kind, GuestAddress(at)).unwrap();
+        self.machine.ram.write_obj(sector, GuestAddress(at + 8)).unwrap();
+        self.machine.ram.write_obj(0xaau8, GuestAddress(STATUS)).unwrap();
+    }
+
+    /// Does one request; returns status and written length.
+    fn request(&mut self, kind: u32, sector: u64, data: &[(u64, u32, bool)]) -> (u8, u32) {
+        self.header(HEADER, kind, sector);
+        let chain = [&[(HEADER, 16, false)], data, &[(STATUS, 1, true)]].concat();
+        let head = self.queue.add(&chain);
+        self.function.kick(0);
+        let (used, length) = self.queue.wait_used();
+        assert_eq!(used, head);
+        (self.status(), length)
+    }
+
+    fn status(&self) -> u8 {
+        self.machine.ram.read_obj(GuestAddress(STATUS)).unwrap()
+    }
+
+    fn memory(&self, address: u64, length: usize) -> Vec<u8> {
+        let mut bytes = vec![0; length];
+        self.machine.ram.read_slice(&mut bytes, GuestAddress(address)).unwrap();
+        bytes
+    }
+
+    fn sector(&self, sector: u64) -> [u8; 512] {
+        let mut bytes = [0; 512];
+        rustix::io::pread(&self.file, &mut bytes, sector * 512).unwrap();
+        bytes
+    }
+
+    /// The device has given up and said so, and starts again after a reset.
+    fn assert_broken_until_reset(mut self) {
+        wait_for(|| self.function.status() & 64 != 0);
+        assert_eq!(self.queue.used_index(), self.queue.seen_used, "nothing is given back");
+        assert!(self.machine.fired(0) > 0, "the configuration vector fires");
+        self.function.set_status(0);
+        wait_for(|| self.function.status() == 0);
+        self.queue = start_driver(&mut self.function, &self.machine, F_FLUSH);
+        assert_eq!(self.request(0, 5, &[(DATA, 512, true)]), (0, 513));
+    }
+}
+
+fn reads_and_writes(engine: EngineChoice) {
+    let mut disk = disk(engine, F_FLUSH | F_RING_INDIRECT_DESC | F_RING_EVENT_IDX);
+    assert_eq!(disk.request(0, 7, &[(DATA, 512, true), (DATA + 0x2000, 1024, true)]), (0, 1537));
+    assert_eq!(disk.memory(DATA, 512), [7; 512]);
+    assert_eq!(disk.memory(DATA + 0x2000, 1024), [[8; 512], [9; 512]].concat());
+    disk.machine.ram.write_slice(&[0x5a; 512], GuestAddress(DATA)).unwrap();
+    assert_eq!(disk.request(1, 127, &[(DATA, 512, false)]), (0, 1));
+    assert_eq!(disk.sector(127), [0x5a; 512]);
+    assert_eq!(disk.request(4, 0, &[]), (0, 1));
+    assert!(disk.machine.fired(1) > 0);
+}
+
+#[test]
+fn reads_writes_and_flushes_by_io_uring() {
+    reads_and_writes(EngineChoice::Best);
+}
+
+#[test]
+fn reads_writes_and_flushes_by_plain_calls() {
+    reads_and_writes(EngineChoice::Plain);
+}
+
+#[test]
+fn a_driver_without_flush_gets_durable_writes() {
+    for engine in [EngineChoice::Best, EngineChoice::Plain] {
+        let mut disk = disk(engine, 0);
+        disk.machine.ram.write_slice(&[1; 512], GuestAddress(DATA)).unwrap();
+        assert_eq!(disk.request(1, 0, &[(DATA, 512, false)]), (0, 1));
+        assert_eq!(disk.sector(0), [1; 512]);
+    }
+}
+
+#[test]
+fn the_serial_number_is_the_id() {
+    let mut disk = disk(EngineChoice::Best, 0);
+    assert_eq!(disk.request(8, 0, &[(DATA, 20, true)]), (0, 21));
+    assert_eq!(disk.memory(DATA, 20), b"holdfast-disk\0\0\0\0\0\0\0");
+}
+
+#[test]
+fn discarded_sectors_read_as_zeroes() {
+    for engine in [EngineChoice::Best, EngineChoice::Plain] {
+        let mut disk = disk(engine, F_DISCARD);
+        let range = [[8u8, 0, 0, 0, 0, 0, 0, 0], [16, 0, 0, 0, 0, 0, 0, 0]].concat();
+        disk.machine.ram.write_slice(&range, GuestAddress(DATA)).unwrap();
+        assert_eq!(disk.request(11, 0, &[(DATA, 16, false)]), (0, 1));
+        assert_eq!((disk.sector(7), disk.sector(8)), ([7; 512], [0; 512]));
+        assert_eq!((disk.sector(23), disk.sector(24)), ([0; 512], [24; 512]));
+    }
+}
+
+#[test]
+fn indirect_tables_are_followed() {
+    let mut disk = disk(EngineChoice::Best, F_RING_INDIRECT_DESC);
+    disk.header(HEADER, 0, 3);
+    let table = 0xc000;
+    write_descriptor(&disk.machine.ram, table, (HEADER, 16, NEXT, 1));
+    write_descriptor(&disk.machine.ram, table + 16, (DATA, 512, NEXT | WRITE, 2));
+    write_descriptor(&disk.machine.ram, table + 32, (STATUS, 1, WRITE, 0));
+    disk.queue.write_descriptor(0, (table, 48, INDIRECT, 0));
+    disk.queue.offer(0);
+    disk.function.kick(0);
+    assert_eq!(disk.queue.wait_used(), (0, 513));
+    assert_eq!((disk.status(), disk.memory(DATA, 512)), (0, vec![3; 512]));
+}
+
+#[test]
+fn many_requests_at_once_all_come_back() {
+    let mut disk = disk(EngineChoice::Best, F_FLUSH | F_RING_EVENT_IDX);
+    for round in 0..200u64 {
+        for slot in 0..5 {
+            disk.header(HEADER + 16 * slot, 0, (round + slot) % SECTORS);
+            let place = DATA + 0x400 * slot;
+            let chain = [(HEADER + 16 * slot, 16, false), (place, 512, true), (STATUS, 1, true)];
+            disk.queue.add(&chain);
+        }
+        disk.function.kick(0);
+        let written: Vec<u32> = (0..5).map(|_| disk.queue.wait_used().1).collect();
+        assert_eq!(written, [513; 5]);
+        let first = u8::try_from((round + 4) % SECTORS).unwrap();
+        assert_eq!(disk.memory(DATA + 0x1000, 512), vec![first; 512]);
+    }
+}
+
+#[test]
+fn each_queue_has_a_thread_of_its_own() {
+    let (mut function, machine, _file) = device(EngineChoice::Best, 4, false);
+    assert!(function.negotiate(F_VERSION_1 | F_MQ));
+    let mut queues: Vec<Queue> =
+        (0..4).map(|index| Queue::new(&machine.ram, 16, 0x10000 * (1 + index))).collect();
+    for (index, queue) in (0u16..).zip(&queues) {
+        assert!(function.set_queue(index, queue, u64::from(index) + 1));
+    }
+    function.set_status(15);
+    for (index, queue) in (0u16..).zip(&mut queues) {
+        let header = HEADER + 16 * u64::from(index);
+        machine.ram.write_obj(u64::from(index), GuestAddress(header + 8)).unwrap();
+        let data = 0x60000 + 0x1000 * u64::from(index);
+        queue.add(&[(header, 16, false), (data, 512, true), (data + 512, 1, true)]);
+        function.kick(index);
+        assert_eq!(queue.wait_used(), (0, 513));
+        assert_eq!(
+            machine.ram.read_obj::<u8>(GuestAddress(data)).unwrap(),
+            u8::try_from(index).unwrap()
+        );
+    }
+}
+
+#[test]
+fn configuration_says_what_the_disk_is() {
+    let (mut function, _machine, _file) = device(EngineChoice::Plain, 2, false);
+    let fields = [(0, 8), (12, 4), (20, 4), (24, 1), (26, 2), (34, 2), (40, 4), (60, 4)];
+    let values = fields.map(|(offset, length)| function.read(DEVICE + offset, length));
+    assert_eq!(values, [SECTORS, 254, 512, 3, 8, 2, 1, 0]);
+}
+
+#[test]
+fn a_read_only_disk_says_so_and_refuses_writes() {
+    let (mut function, machine, file) = device(EngineChoice::Best, 1, true);
+    assert_eq!(function.read(0x04, 4) & (1 << 5), 1 << 5);
+    let queue = start_driver(&mut function, &machine, 1 << 5);
+    let mut disk = Disk { function, machine, file, queue };
+    assert_eq!(disk.request(1, 0, &[(DATA, 512, false)]), (1, 1));
+    assert_eq!(disk.sector(0), [0; 512]);
+    assert_eq!(disk.request(0, 1, &[(DATA, 512, true)]), (0, 513));
+}
+
+#[test]
+fn bad_requests_fail_alone() {
+    let mut disk = disk(EngineChoice::Best, F_FLUSH);
+    let outside = 0x4000_0000;
+    assert_eq!(disk.request(0, SECTORS, &[(DATA, 512, true)]), (1, 1));
+    assert_eq!(disk.request(0, u64::MAX, &[(DATA, 512, true)]), (1, 1));
+    assert_eq!(disk.request(0, 0, &[(DATA, 100, true)]), (1, 1));
+    assert_eq!(disk.request(0, 0, &[(outside, 512, true)]), (1, 1));
+    assert_eq!(disk.request(1, 0, &[(RAM_SIZE - 256, 512, false)]), (1, 1));
+    assert_eq!(disk.request(0, 0, &[(u64::MAX - 255, 512, true)]), (1, 1));
+    assert_eq!(disk.request(99, 0, &[]), (2, 1));
+    assert_eq!(disk.request(11, 0, &[(DATA, 16, false)]), (2, 1));
+    assert_eq!(disk.request(0, 1, &[(DATA, 512, true)]), (0, 513));
+    assert_eq!(disk.function.status(), 15);
+}
+
+#[test]
+fn a_file_that_shrank_fails_the_read() {
+    for engine in [EngineChoice::Best, EngineChoice::Plain] {
+        let mut disk = disk(engine, F_FLUSH);
+        rustix::fs::ftruncate(&disk.file, 256).unwrap();
+        assert_eq!(disk.request(0, 0, &[(DATA, 512, true)]), (1, 1));
+    }
+}
+
+#[test]
+fn a_chain_that_loops_breaks_the_queue() {
+    let mut disk = disk(EngineChoice::Best, F_FLUSH);
+    disk.queue.write_descriptor(0, (HEADER, 16, NEXT, 1));
+    disk.queue.write_descriptor(1, (DATA, 512, NEXT, 0));
+    disk.queue.offer(0);
+    disk.function.kick(0);
+    disk.assert_broken_until_reset();
+}
+
+#[test]
+fn a_chain_that_leaves_its_table_breaks_the_queue() {
+    let mut disk = disk(EngineChoice::Plain, F_FLUSH);
+    disk.queue.write_descriptor(0, (HEADER, 16, NEXT, 16));
+    disk.queue.offer(0);
+    disk.function.kick(0);
+    disk.assert_broken_until_reset();
+}
+
+#[test]
+fn a_head_outside_the_table_breaks_the_queue() {
+    let mut disk = disk(EngineChoice::Best, F_FLUSH);
+    disk.queue.offer(16);
+    disk.function.kick(0);
+    disk.assert_broken_until_reset();
+}
+
+#[test]
+fn an_index_that_runs_ahead_breaks_the_queue() {
+    let disk = disk(EngineChoice::Best, F_FLUSH);
+    disk.queue.set_avail_index(17);
+    let mut disk = disk;
+    disk.function.kick(0);
+    disk.assert_broken_until_reset();
+}
+
+#[test]
+fn a_table_within_a_table_breaks_the_queue() {
+    let mut disk = disk(EngineChoice::Best, F_FLUSH | F_RING_INDIRECT_DESC);
+    write_descriptor(&disk.machine.ram, 0xc000, (0xc000, 16, INDIRECT, 0));
+    disk.queue.write_descriptor(0, (0xc000, 16, INDIRECT, 0));
+    disk.queue.offer(0);
+    disk.function.kick(0);
+    disk.assert_broken_until_reset();
+}
+
+#[test]
+fn a_table_with_too_many_entries_breaks_the_queue() {
+    let mut disk = disk(EngineChoice::Best, F_FLUSH | F_RING_INDIRECT_DESC);
+    for index in 0..300u16 {
+        let at = 0x2_0000 + 16 * u64::from(index);
+        write_descriptor(&disk.machine.ram, at, (DATA, 16, NEXT, index + 1));
+    }
+    disk.queue.write_descriptor(0, (0x2_0000, 300 * 16, INDIRECT, 0));
+    disk.queue.offer(0);
+    disk.function.kick(0);
+    disk.assert_broken_until_reset();
+}
+
+#[test]
+fn a_chain_without_a_status_breaks_the_queue() {
+    let mut disk = disk(EngineChoice::Best, F_FLUSH);
+    disk.queue.add(&[(HEADER, 16, false)]);
+    disk.function.kick(0);
+    disk.assert_broken_until_reset();
+}
+
+#[test]
+fn a_readable_part_behind_a_writable_one_breaks_the_queue() {
+    let mut disk = disk(EngineChoice::Best, F_FLUSH);
+    disk.queue.add(&[(STATUS, 1, true), (HEADER, 16, false)]);
+    disk.function.kick(0);
+    disk.assert_broken_until_reset();
+}
+
+#[test]
+fn a_size_written_to_a_running_queue_changes_nothing() {
+    let mut disk = disk(EngineChoice::Best, F_FLUSH);
+    disk.function.write(0x16, 2, 0);
+    disk.function.write(0x18, 2, 256);
+    disk.function.write(0x20, 4, 0xf000);
+    for sector in 0..40u8 {
+        assert_eq!(disk.request(0, sector.into(), &[(DATA, 512, true)]), (0, 513));
+        assert_eq!(disk.memory(DATA, 512), [sector; 512]);
+    }
+}
+
+#[test]
+fn disks_that_cannot_be_are_refused() {
+    let machine = Machine::new();
+    let refusal = |spec: &types::vm::Disk, file: OwnedFd| {
+        let block = Block::new(spec, file, 1, EngineChoice::Plain, machine.ram.clone());
+        block.err().map(|error| error.to_string()).unwrap_or_default()
+    };
+    let null = OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
+    let empty = rustix::fs::memfd_create("empty", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    let read_only = OwnedFd::from(std::fs::File::open("/proc/self/exe").unwrap());
+    let long = types::vm::Disk { serial: "x".repeat(21), ..spec(false) };
+    assert!(refusal(&spec(true), null).contains("0 bytes"));
+    assert!(refusal(&spec(false), empty).contains("0 bytes"));
+    assert!(refusal(&spec(false), read_only).contains("read-only"));
+    assert!(refusal(&long, file()).contains("21 bytes"));
+}
