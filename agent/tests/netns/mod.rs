@@ -151,6 +151,11 @@ impl Namespace {
         self.try_run(&format!("ping -c 1 -W 1 {address}")).status.success()
     }
 
+    /// Waits until an address answers: links take a moment to pass the first frame.
+    pub(crate) fn reaches(&self, address: &str) {
+        wait_for(address, PATIENCE, || self.pings(address));
+    }
+
     /// Packets that an interface has received.
     pub(crate) fn received(&self, interface: &str) -> u64 {
         let text = self.ip(&format!("-j -s link show {interface}"));

@@ -13,9 +13,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use dhcproto::v4::{DhcpOption, Message, MessageType, Opcode, OptionCode};
-
-use super::{MAX_MESSAGE, message};
+use super::{
+    MAX_MESSAGE,
+    message::{Direction, Kind, Message, option},
+};
 use crate::net::{HardwareAddress, Ipv4Prefix};
 
 /// Pause before the first and after the last retransmission, RFC 2131 §4.1: 4 s doubling to 64 s.
@@ -40,17 +41,19 @@ const MAX_LIST: usize = 8;
 const INFINITE: u32 = u32::MAX;
 
 /// What the client asks for.
-const PARAMETERS: [OptionCode; 9] = [
-    OptionCode::SubnetMask,
-    OptionCode::Router,
-    OptionCode::DomainNameServer,
-    OptionCode::InterfaceMtu,
-    OptionCode::NtpServers,
-    OptionCode::AddressLeaseTime,
-    OptionCode::Renewal,
-    OptionCode::Rebinding,
-    OptionCode::ClasslessStaticRoute,
+const PARAMETERS: [u8; 9] = [
+    option::SUBNET_MASK,
+    option::ROUTER,
+    option::NAME_SERVER,
+    option::MTU,
+    option::TIME_SERVER,
+    option::LEASE_TIME,
+    option::RENEWAL_TIME,
+    option::REBINDING_TIME,
+    option::CLASSLESS_ROUTES,
 ];
+/// Hardware type in front of the client identifier.
+const ETHERNET: u8 = 1;
 
 /// A DHCPv4 client on one interface.
 #[derive(Debug)]
@@ -198,18 +201,19 @@ impl Client {
 
     /// Takes a DHCP message from the wire. What is no answer to this client is ignored.
     pub fn handle_message(&mut self, now: Instant, bytes: &[u8]) {
-        let Some(reply) = message::parse(bytes) else { return };
-        let ours = reply.opcode() == Opcode::BootReply
-            && reply.xid() == self.xid
-            && message::hardware(&reply) == Some(self.hardware);
+        let Some(reply) = Message::parse(bytes) else { return };
+        let ours = reply.direction == Direction::Reply
+            && reply.xid == self.xid
+            && reply.hardware == self.hardware;
         if !ours {
             return;
         }
-        match message::kind(&reply) {
-            Some(MessageType::Offer) => self.handle_offer(now, &reply),
-            Some(MessageType::Ack) => self.handle_ack(now, &reply),
-            Some(MessageType::Nak) => self.handle_nak(now, &reply),
-            _ => {}
+        match reply.kind() {
+            Some(Kind::Offer) => self.handle_offer(now, &reply),
+            Some(Kind::Ack) => self.handle_ack(now, &reply),
+            Some(Kind::Nak) => self.handle_nak(now, &reply),
+            Some(Kind::Discover | Kind::Request | Kind::Decline | Kind::Release | Kind::Inform)
+            | None => {}
         }
     }
 
@@ -253,18 +257,18 @@ impl Client {
 
     fn handle_offer(&mut self, now: Instant, offer: &Message) {
         let State::Selecting = self.state else { return };
-        let Some(server) = message::server(offer) else { return };
-        if !is_usable(offer.yiaddr()) {
+        let Some(server) = offer.address(option::SERVER) else { return };
+        if !is_usable(offer.yiaddr) {
             return;
         }
-        self.state = State::Requesting { server, address: offer.yiaddr() };
+        self.state = State::Requesting { server, address: offer.yiaddr };
         self.attempts = 0;
         self.send_request(now);
     }
 
     fn handle_ack(&mut self, now: Instant, ack: &Message) {
         let expected = match &self.state {
-            State::Requesting { server, .. } => message::server(ack) == Some(*server),
+            State::Requesting { server, .. } => ack.address(option::SERVER) == Some(*server),
             State::Rebooting { .. } | State::Renewing(_) | State::Rebinding(_) => true,
             State::Init | State::Selecting | State::Bound(_) => false,
         };
@@ -276,7 +280,9 @@ impl Client {
 
     fn handle_nak(&mut self, now: Instant, nak: &Message) {
         let had_address = match &self.state {
-            State::Requesting { server, .. } if message::server(nak) == Some(*server) => false,
+            State::Requesting { server, .. } if nak.address(option::SERVER) == Some(*server) => {
+                false
+            }
             State::Rebooting { .. } | State::Renewing(_) | State::Rebinding(_) => true,
             State::Requesting { .. } | State::Init | State::Selecting | State::Bound(_) => return,
         };
@@ -353,27 +359,27 @@ impl Client {
     }
 
     fn send_search(&mut self, now: Instant) {
-        let message = self.compose(now, MessageType::Discover);
+        let message = self.compose(now, Kind::Discover);
         self.send(now, Destination::Broadcast, &message);
     }
 
     fn send_request(&mut self, now: Instant) {
-        let mut request = self.compose(now, MessageType::Request);
+        let mut request = self.compose(now, Kind::Request);
         let mut to = Destination::Broadcast;
         match &self.state {
             State::Requesting { server, address } => {
-                request.opts_mut().insert(DhcpOption::ServerIdentifier(*server));
-                request.opts_mut().insert(DhcpOption::RequestedIpAddress(*address));
+                request.set(option::SERVER, server.octets());
+                request.set(option::REQUESTED_ADDRESS, address.octets());
             }
             State::Rebooting { address, .. } => {
-                request.opts_mut().insert(DhcpOption::RequestedIpAddress(*address));
+                request.set(option::REQUESTED_ADDRESS, address.octets());
             }
             State::Renewing(lease) => {
-                request.set_ciaddr(lease.address.address());
+                request.ciaddr = lease.address.address();
                 to = Destination::Server { from: lease.address.address(), server: lease.server };
             }
             State::Rebinding(lease) => {
-                request.set_ciaddr(lease.address.address());
+                request.ciaddr = lease.address.address();
             }
             State::Init | State::Selecting | State::Bound(_) => return,
         }
@@ -381,7 +387,7 @@ impl Client {
     }
 
     fn send(&mut self, now: Instant, to: Destination, message: &Message) {
-        self.transmit = Some(Transmit { to, message: message::encode(message) });
+        self.transmit = Some(Transmit { to, message: message.to_bytes() });
         let pause = FIRST_RETRY.saturating_mul(1 << self.attempts.min(4)).min(LAST_RETRY);
         self.attempts += 1;
         // RFC 2131 §4.1: plus or minus a second.
@@ -400,18 +406,14 @@ impl Client {
         self.deadline = Some(expires.map_or(retry, |expires| retry.min(expires)));
     }
 
-    fn compose(&self, now: Instant, kind: MessageType) -> Message {
-        let mut message = Message::default();
+    fn compose(&self, now: Instant, kind: Kind) -> Message {
+        let mut message = Message::new(Direction::Request, kind, self.hardware);
         let secs = now.saturating_duration_since(self.started).as_secs();
-        message.set_opcode(Opcode::BootRequest);
-        message.set_xid(self.xid).set_chaddr(&self.hardware.0);
-        message.set_secs(u16::try_from(secs).unwrap_or(u16::MAX));
-        let client_id = [&[1], &self.hardware.0[..]].concat();
-        let options = message.opts_mut();
-        options.insert(DhcpOption::MessageType(kind));
-        options.insert(DhcpOption::ClientIdentifier(client_id));
-        options.insert(DhcpOption::ParameterRequestList(PARAMETERS.to_vec()));
-        options.insert(DhcpOption::MaxMessageSize(MAX_MESSAGE_OPTION));
+        message.xid = self.xid;
+        message.secs = u16::try_from(secs).unwrap_or(u16::MAX);
+        message.set(option::CLIENT, [&[ETHERNET], &self.hardware.0[..]].concat());
+        message.set(option::PARAMETERS, PARAMETERS);
+        message.set(option::MAX_SIZE, MAX_MESSAGE_OPTION.to_be_bytes());
         message
     }
 
@@ -428,22 +430,13 @@ impl Client {
 
 /// Returns the lease in an acknowledgement; `None` when it lacks what a lease needs.
 fn granted(now: Instant, ack: &Message) -> Option<Lease> {
-    let options = ack.opts();
-    let address = ack.yiaddr();
-    let server = message::server(ack)?;
-    let seconds = match options.get(OptionCode::AddressLeaseTime) {
-        Some(DhcpOption::AddressLeaseTime(seconds)) if *seconds > 0 => *seconds,
-        _ => return None,
-    };
-    let address = match options.get(OptionCode::SubnetMask) {
-        Some(DhcpOption::SubnetMask(mask)) => Ipv4Prefix::from_mask(address, *mask),
-        _ => Ipv4Prefix::new(address, classful(address)),
+    let server = ack.address(option::SERVER)?;
+    let seconds = ack.number(option::LEASE_TIME).filter(|seconds| *seconds > 0)?;
+    let address = match ack.address(option::SUBNET_MASK) {
+        Some(mask) => Ipv4Prefix::from_mask(ack.yiaddr, mask),
+        None => Ipv4Prefix::new(ack.yiaddr, classful(ack.yiaddr)),
     };
     let address = address.filter(|address| is_usable(address.address()))?;
-    let mtu = match options.get(OptionCode::InterfaceMtu) {
-        Some(DhcpOption::InterfaceMtu(mtu)) => Some(*mtu).filter(|mtu| (576..=9216).contains(mtu)),
-        _ => None,
-    };
     let (renew, rebind) = times(seconds, ack);
     let after = |seconds: u32| {
         let end = now.checked_add(Duration::from_secs(u64::from(seconds)));
@@ -453,15 +446,9 @@ fn granted(now: Instant, ack: &Message) -> Option<Lease> {
         address,
         server,
         routes: routes(ack),
-        dns: list(match options.get(OptionCode::DomainNameServer) {
-            Some(DhcpOption::DomainNameServer(list)) => list,
-            _ => &[],
-        }),
-        ntp: list(match options.get(OptionCode::NtpServers) {
-            Some(DhcpOption::NtpServers(list)) => list,
-            _ => &[],
-        }),
-        mtu,
+        dns: list(&ack.addresses(option::NAME_SERVER)),
+        ntp: list(&ack.addresses(option::TIME_SERVER)),
+        mtu: ack.short(option::MTU).filter(|mtu| (576..=9216).contains(mtu)),
         renew: after(renew),
         rebind: after(rebind),
         expires: after(seconds),
@@ -474,14 +461,8 @@ fn times(seconds: u32, ack: &Message) -> (u32, u32) {
     if seconds == INFINITE {
         return (INFINITE, INFINITE);
     }
-    let renew = match ack.opts().get(OptionCode::Renewal) {
-        Some(DhcpOption::Renewal(renew)) => *renew,
-        _ => seconds / 2,
-    };
-    let rebind = match ack.opts().get(OptionCode::Rebinding) {
-        Some(DhcpOption::Rebinding(rebind)) => *rebind,
-        _ => seconds - seconds / 8,
-    };
+    let renew = ack.number(option::RENEWAL_TIME).unwrap_or(seconds / 2);
+    let rebind = ack.number(option::REBINDING_TIME).unwrap_or(seconds - seconds / 8);
     if 0 < renew && renew <= rebind && rebind <= seconds {
         (renew, rebind)
     } else {
@@ -491,17 +472,11 @@ fn times(seconds: u32, ack: &Message) -> (u32, u32) {
 
 /// RFC 3442: classless routes, when given, replace routers.
 fn routes(ack: &Message) -> Vec<(Ipv4Prefix, Ipv4Addr)> {
-    if let Some(DhcpOption::ClasslessStaticRoute(routes)) =
-        ack.opts().get(OptionCode::ClasslessStaticRoute)
-    {
-        let routes = routes.iter().filter_map(|(network, gateway)| {
-            Some((Ipv4Prefix::new(network.addr(), network.prefix_len())?, *gateway))
-        });
-        return routes.take(MAX_LIST).collect();
+    if let Some(mut routes) = ack.classless_routes() {
+        routes.truncate(MAX_LIST);
+        return routes;
     }
-    let Some(DhcpOption::Router(routers)) = ack.opts().get(OptionCode::Router) else {
-        return Vec::new();
-    };
+    let routers = ack.addresses(option::ROUTER);
     let gateway = routers.iter().copied().find(|router| is_usable(*router));
     let default = Ipv4Prefix::new(Ipv4Addr::UNSPECIFIED, 0);
     default.zip(gateway).into_iter().collect()

@@ -1,5 +1,3 @@
-use dhcproto::v4::Flags;
-
 use super::*;
 
 const MAC: HardwareAddress = HardwareAddress([2, 0, 0, 0, 0, 1]);
@@ -23,8 +21,8 @@ impl Bench {
     /// A bench that holds a lease of 1000 s.
     fn bound() -> Self {
         let mut bench = Self::new(None);
-        bench.answer(MessageType::Offer, |_| {});
-        bench.answer(MessageType::Ack, |_| {});
+        bench.answer(Kind::Offer, |_| {});
+        bench.answer(Kind::Ack, |_| {});
         assert!(matches!(bench.client.poll_event(), Some(Event::Leased(_))));
         bench
     }
@@ -32,23 +30,20 @@ impl Bench {
     /// The message that is due, decoded.
     fn sent(&mut self) -> (Destination, Message) {
         let transmit = self.client.poll_transmit().expect("a message is due");
-        (transmit.to, message::parse(&transmit.message).expect("our own"))
+        (transmit.to, Message::parse(&transmit.message).expect("our own"))
     }
 
     /// Answers the last exchange.
-    fn answer(&mut self, kind: MessageType, change: impl FnOnce(&mut Message)) {
-        let mut reply = Message::default();
-        reply.set_opcode(Opcode::BootReply);
-        reply.set_xid(self.client.xid).set_chaddr(&MAC.0).set_yiaddr(ADDRESS);
-        reply.set_flags(Flags::default());
-        let options = reply.opts_mut();
-        options.insert(DhcpOption::MessageType(kind));
-        options.insert(DhcpOption::ServerIdentifier(SERVER));
-        options.insert(DhcpOption::SubnetMask(Ipv4Addr::new(255, 255, 255, 0)));
-        options.insert(DhcpOption::Router(vec![SERVER]));
-        options.insert(DhcpOption::AddressLeaseTime(1000));
+    fn answer(&mut self, kind: Kind, change: impl FnOnce(&mut Message)) {
+        let mut reply = Message::new(Direction::Reply, kind, MAC);
+        reply.xid = self.client.xid;
+        reply.yiaddr = ADDRESS;
+        reply.set(option::SERVER, SERVER.octets());
+        reply.set(option::SUBNET_MASK, [255, 255, 255, 0]);
+        reply.set(option::ROUTER, SERVER.octets());
+        reply.set(option::LEASE_TIME, 1000_u32.to_be_bytes());
         change(&mut reply);
-        self.client.handle_message(self.now, &message::encode(&reply));
+        self.client.handle_message(self.now, &reply.to_bytes());
     }
 
     /// Lets time pass until the client wants to act.
@@ -66,16 +61,13 @@ impl Bench {
 fn discover_offer_request_ack_gives_a_lease() {
     let mut bench = Bench::new(None);
     let (to, discover) = bench.sent();
-    assert_eq!(
-        (to, message::kind(&discover)),
-        (Destination::Broadcast, Some(MessageType::Discover))
-    );
-    bench.answer(MessageType::Offer, |_| {});
+    assert_eq!((to, discover.kind()), (Destination::Broadcast, Some(Kind::Discover)));
+    bench.answer(Kind::Offer, |_| {});
     let (to, request) = bench.sent();
     assert_eq!(to, Destination::Broadcast);
-    assert_eq!(message::server(&request), Some(SERVER));
-    assert_eq!(message::requested(&request), Some(ADDRESS));
-    bench.answer(MessageType::Ack, |_| {});
+    assert_eq!(request.address(option::SERVER), Some(SERVER));
+    assert_eq!(request.address(option::REQUESTED_ADDRESS), Some(ADDRESS));
+    bench.answer(Kind::Ack, |_| {});
     let Some(Event::Leased(lease)) = bench.client.poll_event() else { panic!("no lease") };
     assert_eq!(lease.address.to_string(), "192.0.2.9/24");
     assert_eq!(lease.routes, [("0.0.0.0/0".parse().expect("a prefix"), SERVER)]);
@@ -106,10 +98,10 @@ fn a_renewal_goes_to_the_server_and_extends_the_lease() {
     assert_eq!(bench.elapsed(), 500);
     let (to, request) = bench.sent();
     assert_eq!(to, Destination::Server { from: ADDRESS, server: SERVER });
-    assert_eq!(request.ciaddr(), ADDRESS);
-    assert_eq!(message::requested(&request), None);
-    assert_eq!(message::server(&request), None);
-    bench.answer(MessageType::Ack, |_| {});
+    assert_eq!(request.ciaddr, ADDRESS);
+    assert_eq!(request.address(option::REQUESTED_ADDRESS), None);
+    assert_eq!(request.address(option::SERVER), None);
+    bench.answer(Kind::Ack, |_| {});
     let Some(Event::Leased(lease)) = bench.client.poll_event() else { panic!("no renewal") };
     assert_eq!(lease.expires, Some(bench.start + Duration::from_secs(1500)));
 }
@@ -121,9 +113,9 @@ fn any_server_is_asked_when_the_first_stays_silent() {
         bench.wait();
     }
     let (to, request) = bench.sent();
-    assert_eq!((to, request.ciaddr()), (Destination::Broadcast, ADDRESS));
-    bench.answer(MessageType::Ack, |ack| {
-        ack.opts_mut().insert(DhcpOption::ServerIdentifier(OTHER_SERVER));
+    assert_eq!((to, request.ciaddr), (Destination::Broadcast, ADDRESS));
+    bench.answer(Kind::Ack, |ack| {
+        ack.set(option::SERVER, OTHER_SERVER.octets());
     });
     let Some(Event::Leased(lease)) = bench.client.poll_event() else { panic!("no rebinding") };
     assert_eq!(lease.server, OTHER_SERVER);
@@ -137,7 +129,7 @@ fn a_lease_that_nobody_renews_ends_on_time_and_the_search_starts() {
     }
     assert_eq!(bench.elapsed(), 1000);
     let (_, discover) = bench.sent();
-    assert_eq!(message::kind(&discover), Some(MessageType::Discover));
+    assert_eq!(discover.kind(), Some(Kind::Discover));
 }
 
 #[test]
@@ -145,22 +137,22 @@ fn a_refused_renewal_loses_the_lease_and_starts_the_search_after_a_pause() {
     let mut bench = Bench::bound();
     bench.wait();
     bench.sent();
-    bench.answer(MessageType::Nak, |_| {});
+    bench.answer(Kind::Nak, |_| {});
     assert_eq!(bench.client.poll_event(), Some(Event::Lost(Loss::Refused)));
     assert_eq!(bench.client.poll_transmit(), None);
     bench.wait();
     let (_, discover) = bench.sent();
-    assert_eq!((message::kind(&discover), bench.elapsed()), (Some(MessageType::Discover), 501));
+    assert_eq!((discover.kind(), bench.elapsed()), (Some(Kind::Discover), 501));
 }
 
 #[test]
 fn an_address_from_before_is_asked_for_first() {
     let mut bench = Bench::new(Some(ADDRESS));
     let (_, request) = bench.sent();
-    assert_eq!(message::kind(&request), Some(MessageType::Request));
-    assert_eq!(message::requested(&request), Some(ADDRESS));
-    assert_eq!(message::server(&request), None);
-    bench.answer(MessageType::Nak, |_| {});
+    assert_eq!(request.kind(), Some(Kind::Request));
+    assert_eq!(request.address(option::REQUESTED_ADDRESS), Some(ADDRESS));
+    assert_eq!(request.address(option::SERVER), None);
+    bench.answer(Kind::Nak, |_| {});
     assert_eq!(bench.client.poll_event(), Some(Event::Lost(Loss::Refused)));
 }
 
@@ -178,25 +170,25 @@ fn a_lease_survives_a_replugged_cable_and_a_silent_server() {
 fn answers_to_others_are_ignored() {
     let mut bench = Bench::new(None);
     bench.sent();
-    bench.answer(MessageType::Offer, |offer| {
-        offer.set_xid(offer.xid() ^ 1);
+    bench.answer(Kind::Offer, |offer| {
+        offer.xid ^= 1;
     });
-    bench.answer(MessageType::Offer, |offer| {
-        offer.set_chaddr(&[2, 0, 0, 0, 0, 2]);
+    bench.answer(Kind::Offer, |offer| {
+        offer.hardware = HardwareAddress([2, 0, 0, 0, 0, 2]);
     });
-    bench.answer(MessageType::Offer, |offer| {
-        offer.set_yiaddr(Ipv4Addr::LOCALHOST);
+    bench.answer(Kind::Offer, |offer| {
+        offer.yiaddr = Ipv4Addr::LOCALHOST;
     });
-    bench.answer(MessageType::Ack, |_| {});
+    bench.answer(Kind::Ack, |_| {});
     assert_eq!((bench.client.poll_transmit(), bench.client.poll_event()), (None, None));
 }
 
 #[test]
 fn a_lease_without_end_needs_no_timer() {
     let mut bench = Bench::new(None);
-    bench.answer(MessageType::Offer, |_| {});
-    bench.answer(MessageType::Ack, |ack| {
-        ack.opts_mut().insert(DhcpOption::AddressLeaseTime(u32::MAX));
+    bench.answer(Kind::Offer, |_| {});
+    bench.answer(Kind::Ack, |ack| {
+        ack.set(option::LEASE_TIME, [255; 4]);
     });
     assert_eq!(bench.client.poll_timeout(), None);
 }
@@ -204,10 +196,10 @@ fn a_lease_without_end_needs_no_timer() {
 #[test]
 fn senseless_times_are_replaced() {
     let mut bench = Bench::new(None);
-    bench.answer(MessageType::Offer, |_| {});
-    bench.answer(MessageType::Ack, |ack| {
-        ack.opts_mut().insert(DhcpOption::Renewal(5000));
-        ack.opts_mut().insert(DhcpOption::Rebinding(0));
+    bench.answer(Kind::Offer, |_| {});
+    bench.answer(Kind::Ack, |ack| {
+        ack.set(option::RENEWAL_TIME, 5000_u32.to_be_bytes());
+        ack.set(option::REBINDING_TIME, [0; 4]);
     });
     assert_eq!(bench.client.poll_timeout(), Some(bench.now + Duration::from_secs(500)));
 }
@@ -215,10 +207,9 @@ fn senseless_times_are_replaced() {
 #[test]
 fn classless_routes_replace_the_router() {
     let mut bench = Bench::new(None);
-    bench.answer(MessageType::Offer, |_| {});
-    bench.answer(MessageType::Ack, |ack| {
-        let network = "198.51.100.0/24".parse().expect("a network");
-        ack.opts_mut().insert(DhcpOption::ClasslessStaticRoute(vec![(network, OTHER_SERVER)]));
+    bench.answer(Kind::Offer, |_| {});
+    bench.answer(Kind::Ack, |ack| {
+        ack.set(option::CLASSLESS_ROUTES, [24, 198, 51, 100, 192, 0, 2, 2]);
     });
     let Some(Event::Leased(lease)) = bench.client.poll_event() else { panic!("no lease") };
     assert_eq!(lease.routes, [("198.51.100.0/24".parse().expect("a prefix"), OTHER_SERVER)]);
@@ -234,12 +225,12 @@ proptest::proptest! {
         let mut expires: Option<Instant> = None;
         for (kind, seconds, renew) in answers {
             match kind {
-                0 => bench.answer(MessageType::Offer, |_| {}),
-                1 | 2 => bench.answer(MessageType::Ack, |ack| {
-                    ack.opts_mut().insert(DhcpOption::AddressLeaseTime(seconds));
-                    ack.opts_mut().insert(DhcpOption::Renewal(renew));
+                0 => bench.answer(Kind::Offer, |_| {}),
+                1 | 2 => bench.answer(Kind::Ack, |ack| {
+                    ack.set(option::LEASE_TIME, seconds.to_be_bytes());
+                    ack.set(option::RENEWAL_TIME, renew.to_be_bytes());
                 }),
-                3 => bench.answer(MessageType::Nak, |_| {}),
+                3 => bench.answer(Kind::Nak, |_| {}),
                 4 => bench.client.handle_carrier(bench.now),
                 _ => bench.wait(),
             }

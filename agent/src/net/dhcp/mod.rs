@@ -1,7 +1,7 @@
 //! DHCPv4 as state machines: a client for uplinks, a server for one guest.
 //!
-//! Neither owns a socket or a clock. Packets are coded by `dhcproto`; [`frame`] puts what the client
-//! sends before it has an address into IPv4 and UDP.
+//! Neither owns a socket or a clock. [`frame`] puts what the client sends before it has an address
+//! into IPv4 and UDP.
 //! Source: RFC 2131, RFC 2132, RFC 3442.
 
 pub mod client;

@@ -7,9 +7,7 @@
 
 use std::net::Ipv4Addr;
 
-use dhcproto::v4::{DhcpOption, Message, MessageType, Opcode};
-
-use super::message;
+use super::message::{Delivery, Direction, Kind, Message, option};
 use crate::net::{HardwareAddress, Ipv4Prefix};
 
 /// Lease time in seconds: short enough that a guest notices new name servers within half an hour.
@@ -42,64 +40,73 @@ pub struct Reply {
 impl GuestLease {
     /// Returns the answer to a message from the guest; `None` when it deserves none.
     pub fn answer(&self, bytes: &[u8]) -> Option<Reply> {
-        let request = message::parse(bytes)?;
-        let direct = request.opcode() == Opcode::BootRequest && request.giaddr().is_unspecified();
-        if !direct || message::hardware(&request) != Some(self.hardware) {
+        let request = Message::parse(bytes)?;
+        let direct = request.direction == Direction::Request && request.giaddr.is_unspecified();
+        if !direct || request.hardware != self.hardware {
             return None;
         }
-        #[allow(clippy::wildcard_enum_match_arm, reason = "most kinds deserve no answer")]
-        match message::kind(&request)? {
-            MessageType::Discover => Some(self.reply(&request, MessageType::Offer)),
-            MessageType::Request => self.answer_request(&request),
-            MessageType::Inform => Some(self.reply(&request, MessageType::Ack)),
-            _ => None,
+        match request.kind()? {
+            Kind::Discover => Some(self.grant(&request, Kind::Offer)),
+            Kind::Request => self.answer_request(&request),
+            Kind::Inform => Some(self.inform(&request)),
+            Kind::Offer | Kind::Decline | Kind::Ack | Kind::Nak | Kind::Release => None,
         }
     }
 
     /// RFC 2131 §4.3.2: the address is in option 50 while it is not yet used, later in `ciaddr`.
     fn answer_request(&self, request: &Message) -> Option<Reply> {
-        if message::server(request).is_some_and(|server| server != self.gateway) {
+        if request.address(option::SERVER).is_some_and(|server| server != self.gateway) {
             return None;
         }
-        let wanted = message::requested(request).unwrap_or(request.ciaddr());
-        let kind =
-            if wanted == self.address.address() { MessageType::Ack } else { MessageType::Nak };
-        Some(self.reply(request, kind))
+        let wanted = request.address(option::REQUESTED_ADDRESS).unwrap_or(request.ciaddr);
+        if wanted == self.address.address() {
+            return Some(self.grant(request, Kind::Ack));
+        }
+        let refusal = self.begin(request, Kind::Nak);
+        Some(Reply { to: Ipv4Addr::BROADCAST, message: refusal.to_bytes() })
     }
 
-    fn reply(&self, request: &Message, kind: MessageType) -> Reply {
-        let mut reply = Message::default();
-        reply.set_opcode(Opcode::BootReply);
-        reply.set_xid(request.xid()).set_chaddr(&self.hardware.0).set_flags(request.flags());
-        let options = reply.opts_mut();
-        options.insert(DhcpOption::MessageType(kind));
-        options.insert(DhcpOption::ServerIdentifier(self.gateway));
-        if kind == MessageType::Nak {
-            return Reply { to: Ipv4Addr::BROADCAST, message: message::encode(&reply) };
-        }
-        options.insert(DhcpOption::SubnetMask(self.address.mask()));
-        options.insert(DhcpOption::Router(vec![self.gateway]));
-        options.insert(DhcpOption::InterfaceMtu(self.mtu));
+    /// RFC 2131 §4.3.5: the guest has its address already; it gets no lease time.
+    fn inform(&self, request: &Message) -> Reply {
+        let mut reply = self.begin(request, Kind::Ack);
+        self.describe(&mut reply);
+        Reply { to: self.address.address(), message: reply.to_bytes() }
+    }
+
+    fn grant(&self, request: &Message, kind: Kind) -> Reply {
+        let mut reply = self.begin(request, kind);
+        self.describe(&mut reply);
+        reply.set(option::LEASE_TIME, LEASE_S.to_be_bytes());
+        reply.yiaddr = self.address.address();
+        reply.ciaddr = request.ciaddr;
+        let to = match request.delivery {
+            Delivery::Broadcast if request.ciaddr.is_unspecified() => Ipv4Addr::BROADCAST,
+            Delivery::Broadcast | Delivery::Unicast => self.address.address(),
+        };
+        Reply { to, message: reply.to_bytes() }
+    }
+
+    fn begin(&self, request: &Message, kind: Kind) -> Message {
+        let mut reply = Message::new(Direction::Reply, kind, self.hardware);
+        reply.xid = request.xid;
+        reply.delivery = request.delivery;
+        reply.set(option::SERVER, self.gateway.octets());
+        reply
+    }
+
+    fn describe(&self, reply: &mut Message) {
+        reply.siaddr = self.gateway;
+        reply.set(option::SUBNET_MASK, self.address.mask().octets());
+        reply.set(option::ROUTER, self.gateway.octets());
+        reply.set(option::MTU, self.mtu.to_be_bytes());
         if !self.dns.is_empty() {
-            options.insert(DhcpOption::DomainNameServer(self.dns.clone()));
+            reply.set_addresses(option::NAME_SERVER, &self.dns);
         }
-        reply.set_siaddr(self.gateway);
-        if message::kind(request) == Some(MessageType::Inform) {
-            // RFC 2131 §4.3.5: no address and no lease time.
-            return Reply { to: self.address.address(), message: message::encode(&reply) };
-        }
-        reply.opts_mut().insert(DhcpOption::AddressLeaseTime(LEASE_S));
-        reply.set_yiaddr(self.address.address()).set_ciaddr(request.ciaddr());
-        let broadcast = request.ciaddr().is_unspecified() && request.flags().broadcast();
-        let to = if broadcast { Ipv4Addr::BROADCAST } else { self.address.address() };
-        Reply { to, message: message::encode(&reply) }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use dhcproto::v4::{Flags, OptionCode};
-
     use super::*;
 
     const MAC: HardwareAddress = HardwareAddress([2, 0, 0, 0, 0, 1]);
@@ -116,79 +123,71 @@ mod tests {
         }
     }
 
-    fn request(kind: MessageType) -> Message {
-        let mut message = Message::default();
-        message.set_opcode(Opcode::BootRequest);
-        message.set_xid(7).set_chaddr(&MAC.0);
-        message.opts_mut().insert(DhcpOption::MessageType(kind));
+    fn request(kind: Kind) -> Message {
+        let mut message = Message::new(Direction::Request, kind, MAC);
+        message.xid = 7;
         message
     }
 
     fn answer(message: &Message) -> Option<(Ipv4Addr, Message)> {
-        let reply = lease().answer(&message::encode(message))?;
-        Some((reply.to, message::parse(&reply.message).expect("our own")))
+        let reply = lease().answer(&message.to_bytes())?;
+        Some((reply.to, Message::parse(&reply.message).expect("our own")))
     }
 
     #[test]
     fn discover_is_offered_address_gateway_dns_and_mtu() {
-        let (to, offer) = answer(&request(MessageType::Discover)).expect("an offer");
+        let (to, offer) = answer(&request(Kind::Discover)).expect("an offer");
         assert_eq!(to, ADDRESS);
-        assert_eq!((offer.yiaddr(), offer.xid()), (ADDRESS, 7));
-        assert_eq!(message::kind(&offer), Some(MessageType::Offer));
-        let options = offer.opts();
-        assert_eq!(options.get(OptionCode::Router), Some(&DhcpOption::Router(vec![GATEWAY])));
-        assert_eq!(options.get(OptionCode::InterfaceMtu), Some(&DhcpOption::InterfaceMtu(1400)));
-        assert_eq!(
-            options.get(OptionCode::SubnetMask),
-            Some(&DhcpOption::SubnetMask(Ipv4Addr::new(255, 255, 0, 0)))
-        );
-        assert_eq!(
-            options.get(OptionCode::DomainNameServer),
-            Some(&DhcpOption::DomainNameServer(lease().dns))
-        );
+        assert_eq!((offer.yiaddr, offer.xid), (ADDRESS, 7));
+        assert_eq!(offer.kind(), Some(Kind::Offer));
+        assert_eq!(offer.addresses(option::ROUTER), [GATEWAY]);
+        assert_eq!(offer.short(option::MTU), Some(1400));
+        assert_eq!(offer.address(option::SUBNET_MASK), Some(Ipv4Addr::new(255, 255, 0, 0)));
+        assert_eq!(offer.addresses(option::NAME_SERVER), lease().dns);
+        assert_eq!(offer.number(option::LEASE_TIME), Some(LEASE_S));
     }
 
     #[test]
     fn a_client_that_cannot_take_unicast_is_answered_by_broadcast() {
-        let mut discover = request(MessageType::Discover);
-        discover.set_flags(Flags::default().set_broadcast());
+        let mut discover = request(Kind::Discover);
+        discover.delivery = Delivery::Broadcast;
         assert_eq!(answer(&discover).expect("an offer").0, Ipv4Addr::BROADCAST);
     }
 
     #[test]
     fn the_right_address_is_acknowledged() {
-        let mut renewal = request(MessageType::Request);
-        renewal.set_ciaddr(ADDRESS);
+        let mut renewal = request(Kind::Request);
+        renewal.ciaddr = ADDRESS;
         let (to, ack) = answer(&renewal).expect("an answer");
-        assert_eq!((to, message::kind(&ack)), (ADDRESS, Some(MessageType::Ack)));
+        assert_eq!((to, ack.kind()), (ADDRESS, Some(Kind::Ack)));
     }
 
     #[test]
     fn another_address_is_refused() {
-        let mut wrong = request(MessageType::Request);
-        wrong.opts_mut().insert(DhcpOption::RequestedIpAddress(Ipv4Addr::new(10, 0, 0, 1)));
+        let mut wrong = request(Kind::Request);
+        wrong.set(option::REQUESTED_ADDRESS, [10, 0, 0, 1]);
         let (to, nak) = answer(&wrong).expect("an answer");
-        assert_eq!((to, message::kind(&nak)), (Ipv4Addr::BROADCAST, Some(MessageType::Nak)));
-        assert_eq!(nak.yiaddr(), Ipv4Addr::UNSPECIFIED);
+        assert_eq!((to, nak.kind()), (Ipv4Addr::BROADCAST, Some(Kind::Nak)));
+        assert_eq!(nak.yiaddr, Ipv4Addr::UNSPECIFIED);
     }
 
     #[test]
     fn strangers_relays_and_other_servers_requests_get_no_answer() {
-        let mut stranger = request(MessageType::Discover);
-        stranger.set_chaddr(&[2, 0, 0, 0, 0, 2]);
+        let mut stranger = request(Kind::Discover);
+        stranger.hardware = HardwareAddress([2, 0, 0, 0, 0, 2]);
         assert_eq!(answer(&stranger), None);
-        let mut relayed = request(MessageType::Discover);
-        relayed.set_giaddr(Ipv4Addr::new(10, 0, 0, 1));
+        let mut relayed = request(Kind::Discover);
+        relayed.giaddr = Ipv4Addr::new(10, 0, 0, 1);
         assert_eq!(answer(&relayed), None);
-        let mut elsewhere = request(MessageType::Request);
-        elsewhere.opts_mut().insert(DhcpOption::ServerIdentifier(Ipv4Addr::new(10, 0, 0, 9)));
+        let mut elsewhere = request(Kind::Request);
+        elsewhere.set(option::SERVER, [10, 0, 0, 9]);
         assert_eq!(answer(&elsewhere), None);
-        assert_eq!(answer(&request(MessageType::Release)), None);
+        assert_eq!(answer(&request(Kind::Release)), None);
     }
 
     #[test]
     fn a_hardware_length_beyond_the_field_is_refused() {
-        let mut bytes = message::encode(&request(MessageType::Discover));
+        let mut bytes = request(Kind::Discover).to_bytes();
         bytes[2] = 255;
         assert_eq!(lease().answer(&bytes), None);
     }
