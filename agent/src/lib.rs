@@ -3,11 +3,16 @@
 
 #![deny(unsafe_code)]
 
+pub mod assign;
+pub mod config;
 pub mod events;
 pub mod init;
+pub mod inventory;
+pub mod machines;
 pub mod net;
 pub mod service;
 pub mod spawn;
+pub mod tasks;
 pub mod time;
 
 #[allow(unsafe_code, reason = "the only system calls in this crate that no crate wraps safely")]

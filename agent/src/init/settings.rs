@@ -22,7 +22,7 @@ pub const SETTINGS: &[Setting] = &[
     },
     Setting {
         path: "kernel/printk_devkmsg",
-        value: "on",
+        value: "on\n",
         reason: "init limits lines itself, per process, and counts what it leaves out",
     },
     Setting {

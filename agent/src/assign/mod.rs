@@ -1,0 +1,162 @@
+//! Hands PCI devices to machines and takes them back: vfio-pci through `driver_override`, whole
+//! groups at a time, reset with a deadline. `inventory::rules` decides which.
+//! Source: Documentation/ABI/testing/sysfs-bus-pci, Documentation/driver-api/vfio.rst.
+
+use std::{
+    fs::{self, File},
+    io,
+    os::fd::OwnedFd,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use types::node::Bdf;
+
+/// The driver that hands devices to user space.
+const DRIVER: &str = "vfio-pci";
+
+/// A device that takes longer to reset does not come back: PCIe allows 1 s after a
+/// function-level reset and 60 s is the longest that the kernel itself waits.
+pub const RESET_LIMIT: Duration = Duration::from_secs(60);
+
+/// Why a device could not be handed over or taken back.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message is the doc")]
+pub enum AssignError {
+    #[error("cannot set the driver of {device} to {DRIVER}")]
+    Override { device: Bdf, source: io::Error },
+    #[error("cannot unbind {device} from {driver}")]
+    Unbind { device: Bdf, driver: String, source: io::Error },
+    #[error("cannot bind {device} to {DRIVER}")]
+    Bind { device: Bdf, source: io::Error },
+    #[error("{device} has no VFIO character device; is it bound to {DRIVER}?")]
+    NoCharacterDevice { device: Bdf },
+    #[error("cannot open {path} of {device}")]
+    Open { device: Bdf, path: String, source: io::Error },
+    #[error("{device} was not reset")]
+    Reset { device: Bdf, source: io::Error },
+    #[error("{device} did not come back from its reset within {} s", RESET_LIMIT.as_secs())]
+    ResetLate { device: Bdf },
+    #[error(
+        "{device} reads {seen:#06x} as its vendor instead of {expected:#06x}: it fell off the bus"
+    )]
+    Gone { device: Bdf, seen: u16, expected: u16 },
+}
+
+/// Binds every device of `group` to vfio-pci: first all are taken from their drivers, then all
+/// are bound, so that the group is never split between host and tenant.
+pub fn bind_group(root: &Path, group: &[Bdf]) -> Result<(), AssignError> {
+    for device in group {
+        let path = device_path(root, *device);
+        fs::write(path.join("driver_override"), DRIVER)
+            .map_err(|source| AssignError::Override { device: *device, source })?;
+        if let Some(driver) = driver_of(&path).filter(|driver| driver != DRIVER) {
+            fs::write(path.join("driver/unbind"), device.to_string())
+                .map_err(|source| AssignError::Unbind { device: *device, driver, source })?;
+        }
+    }
+    for device in group {
+        if driver_of(&device_path(root, *device)).as_deref() == Some(DRIVER) {
+            continue;
+        }
+        fs::write(root.join("sys/bus/pci/drivers_probe"), device.to_string())
+            .map_err(|source| AssignError::Bind { device: *device, source })?;
+        if driver_of(&device_path(root, *device)).as_deref() != Some(DRIVER) {
+            let source = io::Error::other("the kernel bound no driver");
+            return Err(AssignError::Bind { device: *device, source });
+        }
+    }
+    Ok(())
+}
+
+/// Opens a bound device's character device.
+pub fn open(root: &Path, device: Bdf) -> Result<OwnedFd, AssignError> {
+    let directory = device_path(root, device).join("vfio-dev");
+    let name = fs::read_dir(directory).ok().and_then(|mut entries| entries.next()?.ok());
+    let name = name.ok_or(AssignError::NoCharacterDevice { device })?.file_name();
+    let path = root.join("dev/vfio/devices").join(name);
+    let file = File::options().read(true).write(true).open(&path);
+    file.map(OwnedFd::from).map_err(|source| AssignError::Open {
+        device,
+        path: path.display().to_string(),
+        source,
+    })
+}
+
+/// Resets a device and checks that it answers. Blocks for as long as the kernel takes.
+pub fn reset(root: &Path, device: Bdf, vendor: u16) -> Result<Duration, AssignError> {
+    let begin = Instant::now();
+    let path = device_path(root, device);
+    let file = path.join("reset");
+    // A function that knows no reset of its own has no such file; VFIO then reset what it could
+    // when the VMM closed it.
+    if file.exists() {
+        fs::write(&file, "1").map_err(|source| AssignError::Reset { device, source })?;
+    }
+    check_answers(root, device, vendor)?;
+    Ok(begin.elapsed())
+}
+
+/// Reads the vendor id from configuration space itself, not from the kernel's memory of it.
+pub fn check_answers(root: &Path, device: Bdf, vendor: u16) -> Result<(), AssignError> {
+    let path = device_path(root, device).join("config");
+    let config = fs::read(&path).map_err(|source| AssignError::Open {
+        device,
+        path: path.display().to_string(),
+        source,
+    })?;
+    let seen = config.get(..2).map_or(0xffff, |bytes| u16::from_le_bytes([bytes[0], bytes[1]]));
+    // A virtual function reads as 0xffff by design, and its physical function answers for it.
+    let is_virtual = device_path(root, device).join("physfn").exists();
+    if seen == vendor || is_virtual {
+        Ok(())
+    } else {
+        Err(AssignError::Gone { device, seen, expected: vendor })
+    }
+}
+
+fn device_path(root: &Path, device: Bdf) -> PathBuf {
+    root.join("sys/bus/pci/devices").join(device.to_string())
+}
+
+fn driver_of(path: &Path) -> Option<String> {
+    Some(fs::read_link(path.join("driver")).ok()?.file_name()?.to_string_lossy().into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DEVICE: Bdf = Bdf { segment: 0, bus: 1, device: 0, function: 0 };
+
+    fn sysfs(vendor: [u8; 2]) -> tempfile::TempDir {
+        let root = tempfile::tempdir().expect("a directory");
+        let path = device_path(root.path(), DEVICE);
+        fs::create_dir_all(&path).expect("made");
+        fs::write(path.join("config"), vendor).expect("written");
+        fs::write(path.join("reset"), "").expect("written");
+        root
+    }
+
+    #[test]
+    fn a_device_that_answers_was_reset() {
+        let root = sysfs([0xde, 0x10]);
+        assert!(reset(root.path(), DEVICE, 0x10de).is_ok());
+        let written = fs::read_to_string(device_path(root.path(), DEVICE).join("reset"));
+        assert_eq!(written.expect("read"), "1");
+    }
+
+    #[test]
+    fn a_device_that_fell_off_the_bus_is_noticed() {
+        let root = sysfs([0xff, 0xff]);
+        let gone = reset(root.path(), DEVICE, 0x10de).expect_err("gone");
+        assert!(matches!(gone, AssignError::Gone { seen: 0xffff, .. }), "{gone}");
+    }
+
+    #[test]
+    fn a_device_without_driver_is_named() {
+        let root = sysfs([0, 0]);
+        let missing = open(root.path(), DEVICE).expect_err("no vfio-dev");
+        assert!(matches!(missing, AssignError::NoCharacterDevice { device: DEVICE }));
+    }
+}

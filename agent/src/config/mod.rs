@@ -1,0 +1,221 @@
+//! Where the configuration comes from: the kernel's command line, a FAT volume labelled
+//! `HOLDFAST`, the image itself, in this order. The first one that is there counts, also when it
+//! is wrong: a typo must not silently bring back another document.
+
+use std::{
+    fs::{self, File},
+    io::{self, Read, Seek, SeekFrom, Write},
+    path::{Path, PathBuf},
+};
+
+use base64::{Engine, engine::general_purpose::STANDARD};
+use fatfs::{FileSystem, FsOptions};
+use types::config::{ConfigError, MAX_CONFIG, NodeSpec};
+
+/// Parameter of the kernel's command line.
+const PARAMETER: &str = "holdfast.config=";
+
+/// Label of the volume and name of the document on it.
+const LABEL: &str = "HOLDFAST";
+const DOCUMENT: &str = "holdfast.toml";
+
+/// Document in the image.
+const BAKED: &str = "etc/holdfast.toml";
+
+/// A document and where it was found.
+#[derive(Debug)]
+pub struct Found {
+    /// Where, in words.
+    pub source: String,
+    /// What it says.
+    pub spec: Result<NodeSpec, LoadError>,
+}
+
+/// Why there is no configuration.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message is the doc")]
+pub enum LoadError {
+    #[error(
+        "no configuration: give {PARAMETER}… on the kernel's command line, or {DOCUMENT} on a FAT volume labelled {LABEL}, or build an image with one"
+    )]
+    Absent,
+    #[error("{PARAMETER} is not base64")]
+    Base64 { source: base64::DecodeError },
+    #[error("cannot read {DOCUMENT} on {volume}")]
+    Volume { volume: String, source: io::Error },
+    #[error("cannot read {path}")]
+    File { path: String, source: io::Error },
+    #[error(transparent)]
+    Document(#[from] ConfigError),
+}
+
+/// Looks for a document below `root` and parses it.
+pub fn load(root: &Path) -> Found {
+    let cmdline = fs::read_to_string(root.join("proc/cmdline")).unwrap_or_default();
+    if let Some(text) = parameter(&cmdline) {
+        let spec = decode(text);
+        return Found { source: "kernel command line".to_owned(), spec };
+    }
+    for device in fat_volumes(root) {
+        let source = format!("volume {}", device.display());
+        match read_volume(&device) {
+            Ok(Some(bytes)) => {
+                let spec = NodeSpec::parse(&bytes).map_err(LoadError::from);
+                return Found { source, spec };
+            }
+            Ok(None) => {}
+            Err(error) => {
+                let volume = device.display().to_string();
+                let spec = Err(LoadError::Volume { volume, source: error });
+                return Found { source, spec };
+            }
+        }
+    }
+    let path = root.join(BAKED);
+    let spec = match fs::read(&path) {
+        Ok(bytes) => NodeSpec::parse(&bytes).map_err(LoadError::from),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return Found { source: "nowhere".to_owned(), spec: Err(LoadError::Absent) };
+        }
+        Err(source) => Err(LoadError::File { path: path.display().to_string(), source }),
+    };
+    Found { source: "the image".to_owned(), spec }
+}
+
+fn parameter(cmdline: &str) -> Option<&str> {
+    cmdline.split_whitespace().find_map(|word| word.strip_prefix(PARAMETER))
+}
+
+fn decode(text: &str) -> Result<NodeSpec, LoadError> {
+    let bytes = STANDARD.decode(text).map_err(|source| LoadError::Base64 { source })?;
+    Ok(NodeSpec::parse(&bytes)?)
+}
+
+/// Returns the block devices, partitions too.
+fn fat_volumes(root: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(root.join("sys/class/block")).into_iter().flatten().flatten();
+    let mut names: Vec<_> = entries.map(|entry| entry.file_name()).collect();
+    names.sort();
+    names.into_iter().map(|name| root.join("dev").join(name)).collect()
+}
+
+/// Returns the document on a device; `None` when it is no FAT volume with our label.
+fn read_volume(device: &Path) -> io::Result<Option<Vec<u8>>> {
+    match File::open(device) {
+        Ok(file) => read_document(file),
+        Err(_) => Ok(None),
+    }
+}
+
+/// Returns the document on the FAT volume in `storage`; `None` when it is none, or not ours.
+///
+/// Whoever can put a volume into the server chose these bytes.
+pub fn read_document(storage: impl Read + Seek) -> io::Result<Option<Vec<u8>>> {
+    let Ok(volume) = FileSystem::new(ReadOnly(storage), FsOptions::new()) else {
+        return Ok(None);
+    };
+    let in_root = volume.read_volume_label_from_root_dir().ok().flatten();
+    let label = in_root.unwrap_or_else(|| volume.volume_label());
+    if label.trim_end() != LABEL {
+        return Ok(None);
+    }
+    let file = volume.root_dir().open_file(DOCUMENT)?;
+    let mut bytes = Vec::new();
+    let limit = u64::try_from(MAX_CONFIG).unwrap_or(u64::MAX) + 1;
+    file.take(limit).read_to_end(&mut bytes)?;
+    Ok(Some(bytes))
+}
+
+/// `fatfs` wants storage that can be written; this one refuses.
+#[derive(Debug)]
+struct ReadOnly<T>(T);
+
+impl<T: Read> Read for ReadOnly<T> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.0.read(buffer)
+    }
+}
+
+impl<T: Seek> Seek for ReadOnly<T> {
+    fn seek(&mut self, position: SeekFrom) -> io::Result<u64> {
+        self.0.seek(position)
+    }
+}
+
+impl<T> Write for ReadOnly<T> {
+    fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+        Err(io::ErrorKind::ReadOnlyFilesystem.into())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Cursor;
+
+    use super::*;
+
+    fn volume(label: [u8; 11], document: &str) -> Vec<u8> {
+        let mut storage = Cursor::new(vec![0; 1 << 20]);
+        let options = fatfs::FormatVolumeOptions::new().volume_label(label);
+        fatfs::format_volume(&mut storage, options).expect("formatted");
+        let volume = FileSystem::new(&mut storage, FsOptions::new()).expect("a volume");
+        let mut file = volume.root_dir().create_file(DOCUMENT).expect("created");
+        file.write_all(document.as_bytes()).expect("written");
+        drop(file);
+        drop(volume);
+        storage.into_inner()
+    }
+
+    fn document() -> String {
+        let key = "01".repeat(32);
+        format!("version = 1\nname = \"n\"\n[authority]\nthreshold = 1\nkeys = [\"{key}\"]\n")
+    }
+
+    fn root(files: &[(&str, &[u8])]) -> tempfile::TempDir {
+        let root = tempfile::tempdir().expect("a directory");
+        for (path, bytes) in files {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().expect("a parent")).expect("made");
+            fs::write(path, bytes).expect("written");
+        }
+        root
+    }
+
+    #[test]
+    fn the_command_line_comes_first() {
+        let line = format!("quiet {PARAMETER}{} x", STANDARD.encode(document()));
+        let root = root(&[("proc/cmdline", line.as_bytes()), (BAKED, b"rubbish")]);
+        let found = load(root.path());
+        assert_eq!(found.source, "kernel command line");
+        assert_eq!(found.spec.expect("valid").name, "n");
+    }
+
+    #[test]
+    fn a_volume_with_our_label_comes_before_the_image() {
+        let image = volume(*b"HOLDFAST   ", &document());
+        let other = volume(*b"OTHER      ", "rubbish");
+        let root = root(&[
+            ("sys/class/block/sda/x", b""),
+            ("sys/class/block/sdb/x", b""),
+            ("dev/sda", &other),
+            ("dev/sdb", &image),
+            (BAKED, b"rubbish"),
+        ]);
+        let found = load(root.path());
+        assert!(found.source.ends_with("dev/sdb"), "{}", found.source);
+        assert_eq!(found.spec.expect("valid").name, "n");
+    }
+
+    #[test]
+    fn a_wrong_document_hides_the_next_one() {
+        let line = format!("{PARAMETER}{}", STANDARD.encode("version = 1\nnmae = 1\n"));
+        let root = root(&[("proc/cmdline", line.as_bytes()), (BAKED, document().as_bytes())]);
+        let refusal = load(root.path()).spec.expect_err("a typo").to_string();
+        assert!(refusal.contains("line 2") && refusal.contains("nmae"), "{refusal}");
+        assert!(matches!(load(Path::new("/nonexistent")).spec, Err(LoadError::Absent)));
+    }
+}

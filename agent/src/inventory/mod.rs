@@ -1,0 +1,269 @@
+//! What the server is made of, as sysfs tells it: PCI functions, IOMMU groups, what the host uses,
+//! processors and memory. Reads and changes nothing; `assign` acts on it.
+//!
+//! Every function takes the root under which `sys` and `proc` are, so tests use directories.
+
+pub mod rules;
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use types::node::Bdf;
+
+/// One PCI function, with what matters for giving it away.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Function {
+    /// Where it sits.
+    pub address: Bdf,
+    /// Vendor id.
+    pub vendor: u16,
+    /// Device id.
+    pub device: u16,
+    /// 24-bit class code.
+    pub class: u32,
+    /// IOMMU group.
+    pub group: Option<u32>,
+    /// NUMA node.
+    pub numa: Option<u32>,
+    /// Driver bound to it.
+    pub driver: Option<String>,
+    /// What the host does with it.
+    pub uses: Vec<HostUse>,
+}
+
+/// What the host does with a function.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum HostUse {
+    /// A disk with a mounted file system, or one of the node's own partitions.
+    Disk(String),
+    /// A network interface: kernel name and hardware address.
+    Interface(String, String),
+    /// The screen that firmware used.
+    Screen,
+}
+
+/// Everything that decides what can be rented.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Inventory {
+    /// PCI functions by address.
+    pub functions: Vec<Function>,
+    /// Whether interrupts of devices are remapped.
+    pub isolation: Isolation,
+}
+
+/// Whether DMA and interrupts of a device can be confined.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Isolation {
+    /// Both.
+    Complete,
+    /// Not, and why.
+    Missing(String),
+    /// Not looked at.
+    #[default]
+    Unknown,
+}
+
+/// Processors and memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Capacity {
+    /// Processors.
+    pub vcpus: u32,
+    /// Memory, in MiB.
+    pub memory_mib: u64,
+}
+
+/// Reads the inventory below `root`.
+pub fn read(root: &Path) -> Inventory {
+    let sys = root.join("sys");
+    let busy = busy_disks(root);
+    let mut functions: Vec<_> = entries(&sys.join("bus/pci/devices"))
+        .into_iter()
+        .filter_map(|path| read_function(&path, &sys, &busy))
+        .collect();
+    functions.sort_by_key(|function| function.address);
+    Inventory { functions, isolation: read_isolation(root) }
+}
+
+/// Reads processors and memory below `root`.
+pub fn capacity(root: &Path) -> Capacity {
+    let meminfo = text(&root.join("proc/meminfo")).unwrap_or_default();
+    let kib = meminfo
+        .lines()
+        .find_map(|line| line.strip_prefix("MemTotal:"))
+        .and_then(|rest| rest.trim().trim_end_matches(" kB").parse::<u64>().ok());
+    let online = text(&root.join("sys/devices/system/cpu/online")).unwrap_or_default();
+    Capacity { vcpus: count_list(&online), memory_mib: kib.unwrap_or(0) / 1024 }
+}
+
+/// Returns how many numbers a kernel list such as `0-3,8` names.
+fn count_list(text: &str) -> u32 {
+    let span = |part: &str| -> Option<u32> {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last): (u32, u32) = (first.parse().ok()?, last.parse().ok()?);
+        last.checked_sub(first)?.checked_add(1)
+    };
+    text.trim().split(',').filter_map(span).sum()
+}
+
+fn read_function(path: &Path, sys: &Path, busy: &BTreeSet<PathBuf>) -> Option<Function> {
+    let address: Bdf = path.file_name()?.to_str()?.parse().ok()?;
+    let real = fs::canonicalize(path).ok()?;
+    let mut uses = Vec::new();
+    for disk in busy.iter().filter(|disk| owner(disk) == Some(address)) {
+        let name = disk.file_name().map(|name| name.to_string_lossy().into_owned());
+        uses.push(HostUse::Disk(name.unwrap_or_default()));
+    }
+    for interface in entries(&sys.join("class/net")) {
+        let Ok(device) = fs::canonicalize(&interface) else { continue };
+        if owner(&device) == Some(address) {
+            let name = interface.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let mac = text(&interface.join("address")).unwrap_or_default();
+            uses.push(HostUse::Interface(name, mac));
+        }
+    }
+    if text(&real.join("boot_vga")).as_deref() == Some("1") {
+        uses.push(HostUse::Screen);
+    }
+    let numa = text(&real.join("numa_node")).and_then(|value| value.parse::<i64>().ok());
+    Some(Function {
+        address,
+        vendor: hex(&real.join("vendor"))?.try_into().ok()?,
+        device: hex(&real.join("device"))?.try_into().ok()?,
+        class: hex(&real.join("class"))?,
+        group: link_name(&real.join("iommu_group")).and_then(|name| name.parse().ok()),
+        numa: numa.and_then(|value| u32::try_from(value).ok()),
+        driver: link_name(&real.join("driver")),
+        uses,
+    })
+}
+
+/// Returns the PCI function that a device's path in `/sys/devices` hangs off: the last one on it.
+fn owner(path: &Path) -> Option<Bdf> {
+    path.iter().rev().find_map(|part| part.to_str()?.parse().ok())
+}
+
+/// Returns the block devices that the host uses: mounted, or named by the node's own partitions.
+fn busy_disks(root: &Path) -> BTreeSet<PathBuf> {
+    let mountinfo = text(&root.join("proc/self/mountinfo")).unwrap_or_default();
+    let mounted: BTreeSet<_> =
+        mountinfo.lines().filter_map(|line| line.split(' ').nth(2)).collect();
+    let is_busy = |path: &PathBuf| {
+        let number = text(&path.join("dev")).unwrap_or_default();
+        let uevent = text(&path.join("uevent")).unwrap_or_default();
+        let ours = uevent.lines().any(|line| line.starts_with("PARTNAME=holdfast"));
+        let held = !entries(&path.join("holders")).is_empty();
+        ours || held || mounted.contains(number.as_str())
+    };
+    let all = entries(&root.join("sys/class/block"));
+    all.into_iter().filter(is_busy).filter_map(|path| fs::canonicalize(path).ok()).collect()
+}
+
+fn read_isolation(root: &Path) -> Isolation {
+    if entries(&root.join("sys/class/iommu")).is_empty() {
+        let reason = "no IOMMU is active: turn on VT-d or AMD-Vi in the firmware's setup";
+        return Isolation::Missing(reason.to_owned());
+    }
+    let unsafe_interrupts = ["vfio_iommu_type1", "iommufd"].iter().any(|module| {
+        let path = root.join(format!("sys/module/{module}/parameters/allow_unsafe_interrupts"));
+        text(&path).as_deref() == Some("Y")
+    });
+    if unsafe_interrupts {
+        return Isolation::Missing("allow_unsafe_interrupts is set; it must not be".to_owned());
+    }
+    // The kernel names the interrupt controllers of remapped interrupts "IR-…".
+    let interrupts = text(&root.join("proc/interrupts")).unwrap_or_default();
+    if interrupts.split_whitespace().any(|word| word.starts_with("IR-")) {
+        Isolation::Complete
+    } else {
+        let reason = "interrupt remapping is off: a device could forge interrupts; turn on x2APIC \
+                      and interrupt remapping in the firmware's setup";
+        Isolation::Missing(reason.to_owned())
+    }
+}
+
+fn entries(path: &Path) -> Vec<PathBuf> {
+    let mut paths: Vec<_> =
+        fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+    paths.sort();
+    paths
+}
+
+fn text(path: &Path) -> Option<String> {
+    fs::read_to_string(path).ok().map(|text| text.trim_end().to_owned())
+}
+
+fn hex(path: &Path) -> Option<u32> {
+    u32::from_str_radix(text(path)?.strip_prefix("0x")?, 16).ok()
+}
+
+fn link_name(path: &Path) -> Option<String> {
+    Some(fs::read_link(path).ok()?.file_name()?.to_string_lossy().into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    /// Builds a server with one NVMe disk that holds the node's state and one GPU.
+    fn server() -> tempfile::TempDir {
+        let root = tempfile::tempdir().expect("a directory");
+        let make = |path: &str, value: &str| {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().expect("a parent")).expect("made");
+            fs::write(path, value).expect("written");
+        };
+        let link = |path: &str, target: &str| {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().expect("a parent")).expect("made");
+            symlink(root.path().join(target), path).expect("linked");
+        };
+        let functions = [("0000:01:00.0", "0x010802", "7"), ("0000:02:00.0", "0x030200", "8")];
+        for (address, class, group) in functions {
+            let path = format!("sys/devices/pci0000:00/{address}");
+            make(&format!("{path}/vendor"), "0x10de\n");
+            make(&format!("{path}/device"), "0x2335\n");
+            make(&format!("{path}/class"), &format!("{class}\n"));
+            make(&format!("{path}/numa_node"), "-1\n");
+            make(&format!("sys/kernel/iommu_groups/{group}/type"), "DMA\n");
+            link(&format!("{path}/iommu_group"), &format!("sys/kernel/iommu_groups/{group}"));
+            link(&format!("sys/bus/pci/devices/{address}"), &path);
+        }
+        let disk = "sys/devices/pci0000:00/0000:01:00.0/nvme/nvme0/nvme0n1/nvme0n1p2";
+        make(&format!("{disk}/dev"), "259:2\n");
+        make(&format!("{disk}/uevent"), "DEVNAME=nvme0n1p2\nPARTNAME=holdfast-state\n");
+        link("sys/class/block/nvme0n1p2", disk);
+        make("sys/class/iommu/ivhd0/name", "x");
+        make("proc/interrupts", " 24:  0  0  IR-PCI-MSI-0000:01:00.0  0-edge  nvme0q0\n");
+        make("proc/meminfo", "MemTotal:        2048000 kB\n");
+        make("sys/devices/system/cpu/online", "0-3,8\n");
+        root
+    }
+
+    #[test]
+    fn a_server_is_read() {
+        let root = server();
+        let inventory = read(root.path());
+        let [disk, gpu] = &inventory.functions[..] else { panic!("{inventory:?}") };
+        assert_eq!(disk.uses, [HostUse::Disk("nvme0n1p2".into())]);
+        assert_eq!(
+            (gpu.vendor, gpu.class, gpu.group, gpu.numa),
+            (0x10de, 0x03_0200, Some(8), None)
+        );
+        assert!(gpu.uses.is_empty());
+        assert_eq!(inventory.isolation, Isolation::Complete);
+        assert_eq!(capacity(root.path()), Capacity { vcpus: 5, memory_mib: 2000 });
+    }
+
+    #[test]
+    fn missing_remapping_is_explained() {
+        let root = server();
+        fs::write(root.path().join("proc/interrupts"), "24: 0 PCI-MSI nvme0q0\n").expect("written");
+        let Isolation::Missing(reason) = read(root.path()).isolation else { panic!("complete") };
+        assert!(reason.contains("interrupt remapping is off"), "{reason}");
+    }
+}

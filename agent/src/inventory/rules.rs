@@ -1,0 +1,241 @@
+//! Which devices can be rented, and why others cannot. Pure.
+
+use std::collections::BTreeMap;
+
+use types::{
+    config::{Network, NodeSpec},
+    node::{Bdf, DeviceState, PciDevice},
+};
+
+use super::{Function, HostUse, Inventory, Isolation};
+
+/// PCI base classes and subclasses that stay with the host unless the configuration names the
+/// device: (class code shifted right by 8, mask, what it is). Source: PCI Code and ID Assignment.
+const HOST_CLASSES: &[(u32, u32, &str)] = &[
+    (0x0100, 0xffff, "a SCSI controller"),
+    (0x0101, 0xffff, "an IDE controller"),
+    (0x0106, 0xffff, "a SATA controller"),
+    (0x0700, 0xff00, "a serial port"),
+    (0x0800, 0xff00, "a part of the chipset"),
+    (0x0c03, 0xffff, "a USB controller, which keyboards and flash drives need"),
+    (0x0c05, 0xffff, "an SMBus controller"),
+    (0x1100, 0xff00, "a part of the chipset"),
+    (0xff00, 0xff00, "of no class that is known"),
+];
+
+/// Returns whether a function is a bridge, which is no member of a group as far as renting goes.
+pub fn is_bridge(function: &Function) -> bool {
+    function.class >> 16 == 0x06
+}
+
+/// Returns every function that is not a bridge, with what can be done with it.
+pub fn devices(inventory: &Inventory, spec: Option<&NodeSpec>) -> Vec<PciDevice> {
+    let functions: Vec<_> = inventory.functions.iter().filter(|f| !is_bridge(f)).collect();
+    let mut needs: BTreeMap<Option<u32>, String> = BTreeMap::new();
+    for function in &functions {
+        if let Some(need) = spec.and_then(|spec| host_need(function, spec)) {
+            needs.entry(function.group).or_insert(format!("{} is {need}", function.address));
+        }
+    }
+    let state = |function: &Function| {
+        let refused = |reason: String| DeviceState::Refused { reason };
+        let Some(spec) = spec else { return refused("no configuration".to_owned()) };
+        if let Some(need) = host_need(function, spec) {
+            return refused(need);
+        }
+        match &inventory.isolation {
+            Isolation::Complete => {}
+            Isolation::Missing(reason) => return refused(reason.clone()),
+            Isolation::Unknown => return refused("isolation was not checked".to_owned()),
+        }
+        let Some(group) = function.group else {
+            return refused("it is behind no IOMMU".to_owned());
+        };
+        match needs.get(&Some(group)) {
+            Some(need) => refused(format!("IOMMU group {group} stays with the host: {need}")),
+            None => DeviceState::Free,
+        }
+    };
+    functions
+        .iter()
+        .map(|function| PciDevice {
+            address: function.address,
+            vendor: function.vendor,
+            device: function.device,
+            class: function.class,
+            iommu_group: function.group,
+            numa_node: function.numa,
+            state: state(function),
+        })
+        .collect()
+}
+
+/// Returns why the host needs a function; `None` when it does not.
+fn host_need(function: &Function, spec: &NodeSpec) -> Option<String> {
+    for used in &function.uses {
+        match used {
+            HostUse::Disk(name) => return Some(format!("the disk of {name}, which the node uses")),
+            HostUse::Interface(name, mac) if is_uplink(name, mac, &spec.network) => {
+                return Some(format!("the uplink {name}; network.interface names another one?"));
+            }
+            HostUse::Interface(..) => {}
+            HostUse::Screen => return Some("the console's screen".to_owned()),
+        }
+    }
+    match &spec.machines.devices {
+        Some(listed) if listed.contains(&function.address) => None,
+        Some(_) => Some("not listed in machines.devices".to_owned()),
+        None => {
+            let class = function.class >> 8;
+            let kept = HOST_CLASSES.iter().find(|(value, mask, _)| class & mask == *value);
+            kept.map(|(_, _, what)| format!("{what}; list it in machines.devices to rent it"))
+        }
+    }
+}
+
+fn is_uplink(name: &str, mac: &str, network: &Network) -> bool {
+    match &network.interface {
+        None => true,
+        Some(wanted) => wanted == name || wanted.eq_ignore_ascii_case(mac),
+    }
+}
+
+/// Why devices cannot be leased together.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the message is the doc")]
+pub enum DeviceError {
+    #[error("this node has no device {device}")]
+    Absent { device: Bdf },
+    #[error("device {device} is named twice")]
+    Twice { device: Bdf },
+    #[error("device {device} is not free: {state}")]
+    NotFree { device: Bdf, state: String },
+    #[error("device {device} shares IOMMU group {group} with {other}; a lease must name both")]
+    SharedGroup { device: Bdf, group: u32, other: Bdf },
+}
+
+/// Checks that `wanted` are free and whole groups.
+pub fn check_free(devices: &[PciDevice], wanted: &[Bdf]) -> Result<(), DeviceError> {
+    for (index, address) in wanted.iter().enumerate() {
+        let address = *address;
+        if wanted[..index].contains(&address) {
+            return Err(DeviceError::Twice { device: address });
+        }
+        let device = devices
+            .iter()
+            .find(|device| device.address == address)
+            .ok_or(DeviceError::Absent { device: address })?;
+        if device.state != DeviceState::Free {
+            let state = describe(&device.state);
+            return Err(DeviceError::NotFree { device: address, state });
+        }
+        let companion = devices.iter().find(|other| {
+            other.iommu_group == device.iommu_group && !wanted.contains(&other.address)
+        });
+        if let (Some(other), Some(group)) = (companion, device.iommu_group) {
+            let other = other.address;
+            return Err(DeviceError::SharedGroup { device: address, group, other });
+        }
+    }
+    Ok(())
+}
+
+/// Returns a device's state in words.
+pub fn describe(state: &DeviceState) -> String {
+    match state {
+        DeviceState::Free => "free".to_owned(),
+        DeviceState::Leased { machine } => format!("leased to machine {machine}"),
+        DeviceState::Resetting => "being reset".to_owned(),
+        DeviceState::Quarantined { reason } => format!("quarantined: {reason}"),
+        DeviceState::Refused { reason } => format!("refused: {reason}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bdf(text: &str) -> Bdf {
+        text.parse().expect("an address")
+    }
+
+    fn function(address: &str, class: u32, group: u32) -> Function {
+        Function {
+            address: bdf(address),
+            vendor: 1,
+            device: 2,
+            class,
+            group: Some(group),
+            numa: None,
+            driver: None,
+            uses: Vec::new(),
+        }
+    }
+
+    fn spec(machines: &str) -> NodeSpec {
+        let key = "01".repeat(32);
+        let text =
+            format!("version = 1\n{machines}\n[authority]\nthreshold = 1\nkeys = [\"{key}\"]\n");
+        NodeSpec::parse(text.as_bytes()).expect("valid")
+    }
+
+    fn inventory(functions: Vec<Function>) -> Inventory {
+        Inventory { functions, isolation: Isolation::Complete }
+    }
+
+    #[test]
+    fn a_group_stays_with_the_host_when_one_member_does() {
+        let mut disk = function("0000:01:00.1", 0x01_0802, 4);
+        disk.uses.push(HostUse::Disk("nvme0n1p2".into()));
+        let bridge = function("0000:00:02.0", 0x06_0400, 4);
+        let gpu = function("0000:01:00.0", 0x03_0200, 4);
+        let devices = devices(&inventory(vec![bridge, gpu, disk]), Some(&spec("")));
+        let reasons: Vec<_> = devices.iter().map(|device| describe(&device.state)).collect();
+        assert_eq!(
+            reasons,
+            [
+                "refused: IOMMU group 4 stays with the host: 0000:01:00.1 is the disk of \
+                 nvme0n1p2, which the node uses",
+                "refused: the disk of nvme0n1p2, which the node uses",
+            ]
+        );
+    }
+
+    #[test]
+    fn uplinks_stay_unless_another_interface_is_named() {
+        let mut nic = function("0000:03:00.0", 0x02_0000, 5);
+        nic.uses.push(HostUse::Interface("eth1".into(), "02:00:00:00:00:01".into()));
+        let state =
+            |text: &str| devices(&inventory(vec![nic.clone()]), Some(&spec(text)))[0].state.clone();
+        assert!(matches!(state(""), DeviceState::Refused { .. }));
+        assert_eq!(state("[network]\ninterface = \"eth0\""), DeviceState::Free);
+    }
+
+    #[test]
+    fn an_explicit_list_overrides_classes_only() {
+        let usb = function("0000:04:00.0", 0x0c_0330, 6);
+        let list = "[machines]\ndevices = [\"0000:04:00.0\"]";
+        assert_eq!(
+            devices(&inventory(vec![usb.clone()]), Some(&spec(list)))[0].state,
+            DeviceState::Free
+        );
+        let state = &devices(&inventory(vec![usb]), Some(&spec("")))[0].state;
+        assert!(describe(state).contains("USB"), "{state:?}");
+    }
+
+    #[test]
+    fn leases_name_whole_groups_of_free_devices() {
+        let pair = inventory(vec![
+            function("0000:01:00.0", 0x03_0200, 4),
+            function("0000:01:00.1", 0x04_0300, 4),
+        ]);
+        let devices = devices(&pair, Some(&spec("")));
+        let (gpu, audio) = (bdf("0000:01:00.0"), bdf("0000:01:00.1"));
+        assert_eq!(check_free(&devices, &[gpu, audio]), Ok(()));
+        let shared = DeviceError::SharedGroup { device: gpu, group: 4, other: audio };
+        assert_eq!(check_free(&devices, &[gpu]), Err(shared));
+        assert_eq!(check_free(&devices, &[gpu, gpu]), Err(DeviceError::Twice { device: gpu }));
+        let absent = bdf("0000:09:00.0");
+        assert_eq!(check_free(&devices, &[absent]), Err(DeviceError::Absent { device: absent }));
+    }
+}

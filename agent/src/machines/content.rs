@@ -1,0 +1,223 @@
+//! Content by digest: fetched from the gateway that asked for the machine, checked while it is
+//! written, kept until space is wanted.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use overlay::Overlay;
+use sha2::{Digest, Sha256};
+use tokio::{
+    fs::File,
+    io::{AsyncRead, AsyncReadExt, AsyncWriteExt},
+};
+use types::{
+    forward::{StreamAnswer, StreamHeader},
+    ids::{ContentId, NodeId},
+};
+
+use crate::{events::Event, tasks::frames};
+
+/// Largest content, in bytes: a disk image of a generous system.
+pub const MAX_CONTENT: u64 = 64 << 30;
+
+/// Space on /data that content leaves free, in bytes.
+const KEEP_FREE: u64 = 64 << 20;
+
+/// The other end must send something within this time.
+const STALL_LIMIT: Duration = Duration::from_secs(30);
+
+/// Why content is not there.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message is the doc")]
+pub enum ContentError {
+    #[error("cannot ask {gateway} for content {content}: {reason}")]
+    Ask { content: ContentId, gateway: NodeId, reason: String },
+    #[error("{gateway} refused content {content}: {detail}")]
+    Refused { content: ContentId, gateway: NodeId, detail: String },
+    #[error("content {content} has {length} bytes; there is room for {room}")]
+    NoRoom { content: ContentId, length: u64, room: u64 },
+    #[error("{gateway} stopped sending content {content} after {received} bytes")]
+    Stalled { content: ContentId, gateway: NodeId, received: u64 },
+    #[error("what {gateway} sent as content {content} has another digest: {found}")]
+    Digest { content: ContentId, gateway: NodeId, found: ContentId },
+    #[error("cannot keep content {content} in {path}")]
+    Host { content: ContentId, path: String, source: io::Error },
+}
+
+/// Content on this node.
+#[derive(Debug, Clone)]
+pub struct Cache {
+    directory: PathBuf,
+}
+
+impl Cache {
+    /// Uses `directory`; half-written files of an earlier run are removed.
+    pub fn open(directory: &Path) -> io::Result<Self> {
+        fs::create_dir_all(directory)?;
+        for entry in fs::read_dir(directory)? {
+            let path = entry?.path();
+            if path.extension().is_some() {
+                fs::remove_file(path)?;
+            }
+        }
+        Ok(Self { directory: directory.to_owned() })
+    }
+
+    /// Returns the path of content, there or not.
+    pub fn path(&self, content: ContentId) -> PathBuf {
+        self.directory.join(content.to_string())
+    }
+
+    /// Returns whether content is there.
+    pub fn has(&self, content: ContentId) -> bool {
+        self.path(content).exists()
+    }
+
+    /// Makes sure that content is there.
+    pub async fn fetch(
+        &self,
+        overlay: &Overlay,
+        gateway: NodeId,
+        content: ContentId,
+    ) -> Result<(), ContentError> {
+        if self.has(content) {
+            return Ok(());
+        }
+        let begin = Instant::now();
+        let ask = |reason: String| ContentError::Ask { content, gateway, reason };
+        let mut stream =
+            overlay.open_stream(gateway).await.map_err(|error| ask(error.to_string()))?;
+        let header = StreamHeader::Content { content };
+        let exchange = async {
+            frames::write(&mut stream, &header).await?;
+            frames::read::<StreamAnswer>(&mut stream).await
+        };
+        let answer = tokio::time::timeout(STALL_LIMIT, exchange)
+            .await
+            .map_err(|_| ask("no answer".to_owned()))?
+            .map_err(|error| ask(error.to_string()))?;
+        let length = match answer {
+            StreamAnswer::Open { length } => length,
+            StreamAnswer::Refused(problem) => {
+                return Err(ContentError::Refused { content, gateway, detail: problem.detail });
+            }
+        };
+        let bytes = self.receive(stream, gateway, content, length).await?;
+        let ms = begin.elapsed().as_millis();
+        eprintln!("{}", Event::ContentFetched { content, bytes, ms });
+        Ok(())
+    }
+
+    /// Writes what arrives, checks its digest, and gives it its name.
+    async fn receive(
+        &self,
+        stream: impl AsyncRead + Unpin,
+        gateway: NodeId,
+        content: ContentId,
+        length: Option<u64>,
+    ) -> Result<u64, ContentError> {
+        // Two machines may want the same content at once; each writes a file of its own.
+        let mut nonce = [0; 8];
+        let _ = getrandom::fill(&mut nonce);
+        let name = format!("{content}.{}", types::hex::encode(&nonce));
+        let partial = self.directory.join(name);
+        let result = self.receive_into(&partial, stream, gateway, content, length).await;
+        if result.is_err() {
+            // The next start removes what cannot be removed now.
+            let _ = fs::remove_file(&partial);
+        }
+        result
+    }
+
+    async fn receive_into(
+        &self,
+        partial: &Path,
+        mut stream: impl AsyncRead + Unpin,
+        gateway: NodeId,
+        content: ContentId,
+        length: Option<u64>,
+    ) -> Result<u64, ContentError> {
+        let path = partial.display().to_string();
+        let host = |source| ContentError::Host { content, path: path.clone(), source };
+        let room = self.room().map_err(host)?.min(MAX_CONTENT);
+        if let Some(length) = length.filter(|length| *length > room) {
+            return Err(ContentError::NoRoom { content, length, room });
+        }
+        let mut file = File::create(partial).await.map_err(host)?;
+        let mut digest = Sha256::new();
+        let mut buffer = vec![0; 256 << 10];
+        let mut received = 0u64;
+        loop {
+            let stalled = ContentError::Stalled { content, gateway, received };
+            let read = tokio::time::timeout(STALL_LIMIT, stream.read(&mut buffer)).await;
+            let Ok(Ok(count)) = read else { return Err(stalled) };
+            if count == 0 {
+                break;
+            }
+            received += u64::try_from(count).unwrap_or(u64::MAX);
+            if received > room || length.is_some_and(|length| received > length) {
+                return Err(ContentError::NoRoom { content, length: received, room });
+            }
+            digest.update(&buffer[..count]);
+            file.write_all(&buffer[..count]).await.map_err(host)?;
+        }
+        if length.is_some_and(|length| received < length) {
+            return Err(ContentError::Stalled { content, gateway, received });
+        }
+        let found = ContentId::from_bytes(digest.finalize().into());
+        if found != content {
+            return Err(ContentError::Digest { content, gateway, found });
+        }
+        file.sync_all().await.map_err(host)?;
+        tokio::fs::rename(partial, self.path(content)).await.map_err(host)?;
+        Ok(received)
+    }
+
+    /// Returns the bytes that content may still take.
+    fn room(&self) -> io::Result<u64> {
+        let status = rustix::fs::statvfs(&self.directory)?;
+        Ok((status.f_bavail * status.f_frsize).saturating_sub(KEEP_FREE))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GATEWAY: NodeId = NodeId::from_bytes([9; 32]);
+
+    fn cache() -> (tempfile::TempDir, Cache) {
+        let directory = tempfile::tempdir().expect("a directory");
+        let cache = Cache::open(directory.path()).expect("opened");
+        (directory, cache)
+    }
+
+    fn id_of(bytes: &[u8]) -> ContentId {
+        ContentId::from_bytes(Sha256::digest(bytes).into())
+    }
+
+    #[tokio::test]
+    async fn content_is_kept_under_its_digest() {
+        let (_directory, cache) = cache();
+        let content = id_of(b"kernel");
+        let received = cache.receive(&b"kernel"[..], GATEWAY, content, Some(6)).await;
+        assert_eq!(received.expect("right"), 6);
+        assert_eq!(fs::read(cache.path(content)).expect("kept"), b"kernel");
+    }
+
+    #[tokio::test]
+    async fn altered_short_and_long_content_leaves_nothing_behind() {
+        let (directory, cache) = cache();
+        let content = id_of(b"kernel");
+        let altered = cache.receive(&b"kernal"[..], GATEWAY, content, Some(6)).await;
+        assert!(matches!(altered, Err(ContentError::Digest { .. })), "{altered:?}");
+        let short = cache.receive(&b"kern"[..], GATEWAY, content, Some(6)).await;
+        assert!(matches!(short, Err(ContentError::Stalled { received: 4, .. })), "{short:?}");
+        let long = cache.receive(&b"kernels"[..], GATEWAY, content, Some(6)).await;
+        assert!(matches!(long, Err(ContentError::NoRoom { .. })), "{long:?}");
+        assert_eq!(fs::read_dir(directory.path()).expect("listed").count(), 0);
+    }
+}

@@ -1,0 +1,357 @@
+//! Carries out the two actions that take time: starting a machine's process, and taking back what
+//! it held. Each is a task of its own with a deadline; the keeper waits for none of them.
+
+use std::{
+    fs::File,
+    io::{self, Read, Write},
+    os::{fd::OwnedFd, unix::net::UnixListener},
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use overlay::Overlay;
+use rustix::fs::{MemfdFlags, SealFlags};
+use tokio::sync::mpsc;
+use types::{
+    ids::{ContentId, MachineId},
+    node::Bdf,
+    vm::{
+        Boot, Disk, MemoryBacking, Net, Passthrough, PassthroughDevice, SPEC_FD, SPEC_VERSION,
+        VmPhase, VmSpec, Vsock,
+    },
+};
+
+use super::{
+    content::{Cache, ContentError},
+    disk::{self, DiskError},
+    init::{Init, InitError},
+    plan::Record,
+    vmm,
+};
+use crate::{
+    assign::{self, AssignError},
+    net::{MachineNetError, MachineNetworks},
+    spawn::SpawnOrder,
+};
+
+/// A process that does not run its guest within this time does not start: pinning and clearing
+/// a terabyte takes about five minutes on one thread.
+const START_LIMIT: Duration = Duration::from_secs(600);
+
+/// Pause between questions to a starting process.
+const POLL: Duration = Duration::from_millis(50);
+
+/// Threads of a VMM beside its vCPUs.
+const EXTRA_TASKS: u32 = 64;
+
+/// Bytes of a kernel that tell its kind.
+const KERNEL_HEAD: usize = 0x206;
+
+/// What the actions need.
+#[derive(Debug, Clone)]
+pub struct Tools {
+    /// init.
+    pub init: Init,
+    /// Taps.
+    pub networks: Arc<MachineNetworks>,
+    /// Content comes over it.
+    pub overlay: Overlay,
+    /// Content that is here.
+    pub cache: Cache,
+    /// Where machines' disks are.
+    pub data: PathBuf,
+    /// `/`.
+    pub root: PathBuf,
+}
+
+/// How an action went on.
+#[derive(Debug)]
+pub enum Progress {
+    /// The process was started.
+    Spawned(MachineId, i32),
+    /// The guest runs.
+    Running(MachineId, i32, Duration),
+    /// It was not started.
+    Failed(MachineId, StartError),
+    /// Everything it held was taken back; per device, how its reset went.
+    Released(MachineId, Vec<(Bdf, Result<Duration, AssignError>)>),
+}
+
+/// Why a machine was not started.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message is the doc")]
+pub enum StartError {
+    #[error(transparent)]
+    Content(#[from] ContentError),
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+    #[error(transparent)]
+    Network(#[from] MachineNetError),
+    #[error(transparent)]
+    Device(#[from] AssignError),
+    #[error(transparent)]
+    Init(#[from] InitError),
+    #[error("content {content} is no kernel: neither a bzImage nor an ELF vmlinux")]
+    NoKernel { content: ContentId },
+    #[error("cannot open {path}")]
+    Open { path: String, source: io::Error },
+    #[error("cannot prepare the machine's {what}")]
+    Prepare { what: &'static str, source: io::Error },
+    #[error("the machine's process did not run its guest within {} s", START_LIMIT.as_secs())]
+    Late,
+}
+
+impl StartError {
+    /// Returns whether another attempt would end the same way.
+    pub fn is_final(&self) -> bool {
+        match self {
+            Self::NoKernel { .. } | Self::Disk(DiskError::Small { .. }) => true,
+            Self::Content(error) => match error {
+                ContentError::Digest { .. } | ContentError::Refused { .. } => true,
+                ContentError::Ask { .. }
+                | ContentError::NoRoom { .. }
+                | ContentError::Stalled { .. }
+                | ContentError::Host { .. } => false,
+            },
+            Self::Disk(DiskError::Host { .. })
+            | Self::Network(_)
+            | Self::Device(_)
+            | Self::Init(_)
+            | Self::Open { .. }
+            | Self::Prepare { .. }
+            | Self::Late => false,
+        }
+    }
+}
+
+/// Starts a machine and reports.
+pub async fn start(tools: Tools, record: Record, progress: mpsc::Sender<Progress>) {
+    let machine = record.terms.id;
+    let begin = Instant::now();
+    let result = async {
+        let pid = launch(&tools, &record).await?;
+        // The keeper outlives its tasks; when it is gone, so is the agent.
+        let _ = progress.send(Progress::Spawned(machine, pid)).await;
+        wait_until_running(machine).await?;
+        Ok(pid)
+    };
+    let report = match result.await {
+        Ok(pid) => Progress::Running(machine, pid, begin.elapsed()),
+        Err(error) => Progress::Failed(machine, error),
+    };
+    let _ = progress.send(report).await;
+}
+
+/// Takes back what a machine held and reports.
+pub async fn release(
+    tools: Tools,
+    machine: MachineId,
+    devices: Vec<(Bdf, u16)>,
+    progress: mpsc::Sender<Progress>,
+) {
+    if let Err(error) = tools.networks.delete(machine).await {
+        let reason = format!("network not taken away: {error}");
+        eprintln!("{}", crate::events::Event::MachineFailed { machine, reason });
+    }
+    let _ = std::fs::remove_file(vmm::socket_path(machine));
+    let mut results = Vec::new();
+    for (device, vendor) in devices {
+        let root = tools.root.clone();
+        let reset = tokio::task::spawn_blocking(move || assign::reset(&root, device, vendor));
+        let result = match tokio::time::timeout(assign::RESET_LIMIT, reset).await {
+            Ok(Ok(result)) => result,
+            Ok(Err(_)) | Err(_) => Err(AssignError::ResetLate { device }),
+        };
+        results.push((device, result));
+    }
+    let _ = progress.send(Progress::Released(machine, results)).await;
+}
+
+async fn wait_until_running(machine: MachineId) -> Result<(), StartError> {
+    let wait = async {
+        loop {
+            if let Ok(state) = vmm::state(machine).await
+                && state.phase != VmPhase::Starting
+            {
+                return;
+            }
+            tokio::time::sleep(POLL).await;
+        }
+    };
+    tokio::time::timeout(START_LIMIT, wait).await.map_err(|_| StartError::Late)
+}
+
+async fn launch(tools: &Tools, record: &Record) -> Result<i32, StartError> {
+    let image = &record.image;
+    for content in [Some(image.kernel), image.initrd, image.disk].into_iter().flatten() {
+        tools.cache.fetch(&tools.overlay, record.gateway, content).await?;
+    }
+    let mut files = Files::default();
+    let kernel = open_kernel(&tools.cache, image.kernel)?;
+    let boot = Boot::Linux {
+        kernel_fd: files.add(kernel.into()),
+        initrd_fd: match image.initrd {
+            Some(content) => Some(files.add(open(&tools.cache.path(content), Access::Read)?)),
+            None => None,
+        },
+        cmdline: image.cmdline.clone(),
+    };
+    let disks = open_disks(tools, record, &mut files).await?;
+    let net = tools.networks.create(record.terms.id).await?;
+    let nets = vec![Net {
+        tap_fd: files.add(net.tap),
+        vhost_fd: files.add(open(&tools.root.join("dev/vhost-net"), Access::Write)?),
+        mac: net.address.mac.to_string(),
+        mtu: net.address.mtu,
+    }];
+    let vsock = match open(&tools.root.join("dev/vhost-vsock"), Access::Write) {
+        Ok(file) => Some(Vsock { cid: record.uid, vhost_fd: files.add(file) }),
+        Err(_) => None,
+    };
+    let passthrough = open_devices(tools, &record.terms.shape.devices, &mut files)?;
+    let spec = VmSpec {
+        version: SPEC_VERSION,
+        machine: record.terms.id,
+        uid: record.uid,
+        vcpus: record.terms.shape.vcpus,
+        memory_mib: record.terms.shape.memory_mib,
+        memory_backing: MemoryBacking::Memfd,
+        boot,
+        disks,
+        nets,
+        vsock,
+        passthrough,
+        kvm_fd: files.add(open(&tools.root.join("dev/kvm"), Access::Write)?),
+        api_fd: files.add(listen(record.terms.id)?),
+    };
+    let mut all = vec![seal(&spec)?];
+    all.extend(files.0);
+    let memory = spec.memory_mib.to_bytes().unwrap_or(u64::MAX);
+    let order = SpawnOrder {
+        machine: spec.machine,
+        memory_bytes: memory.saturating_add(memory / 16).saturating_add(128 << 20),
+        tasks: spec.vcpus.saturating_add(EXTRA_TASKS),
+    };
+    Ok(tools.init.spawn(order, &all).await?)
+}
+
+/// Descriptors in the order in which the VMM finds them after its specification.
+#[derive(Debug, Default)]
+struct Files(Vec<OwnedFd>);
+
+impl Files {
+    /// Takes a descriptor. Returns its number in the VMM.
+    fn add(&mut self, file: OwnedFd) -> i32 {
+        self.0.push(file);
+        SPEC_FD + i32::try_from(self.0.len()).unwrap_or(i32::MAX - SPEC_FD)
+    }
+}
+
+async fn open_disks(
+    tools: &Tools,
+    record: &Record,
+    files: &mut Files,
+) -> Result<Vec<Disk>, StartError> {
+    let size = record.terms.shape.disk_mib;
+    if size.0 == 0 {
+        return Ok(Vec::new());
+    }
+    let (data, machine) = (tools.data.clone(), record.terms.id);
+    let image = record.image.disk.map(|content| tools.cache.path(content));
+    let copy = move || disk::open(&data, machine, size, image.as_deref());
+    let file = tokio::task::spawn_blocking(copy)
+        .await
+        .map_err(|error| StartError::Prepare { what: "disk", source: io::Error::other(error) })??;
+    let serial = machine.to_string().chars().take(20).collect();
+    Ok(vec![Disk { fd: files.add(file.into()), read_only: false, serial }])
+}
+
+fn open_devices(
+    tools: &Tools,
+    addresses: &[Bdf],
+    files: &mut Files,
+) -> Result<Option<Passthrough>, StartError> {
+    if addresses.is_empty() {
+        return Ok(None);
+    }
+    let iommu_fd = files.add(open(&tools.root.join("dev/iommu"), Access::Write)?);
+    let mut devices = Vec::new();
+    for address in addresses {
+        let cdev_fd = files.add(assign::open(&tools.root, *address)?);
+        devices.push(PassthroughDevice { address: *address, cdev_fd });
+    }
+    Ok(Some(Passthrough { iommu_fd, devices }))
+}
+
+/// Which way a file is opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Access {
+    Read,
+    Write,
+}
+
+fn open(path: &Path, access: Access) -> Result<OwnedFd, StartError> {
+    let file = File::options().read(true).write(access == Access::Write).open(path);
+    file.map(OwnedFd::from)
+        .map_err(|source| StartError::Open { path: path.display().to_string(), source })
+}
+
+fn open_kernel(cache: &Cache, content: ContentId) -> Result<File, StartError> {
+    let mut kernel = File::from(open(&cache.path(content), Access::Read)?);
+    let mut head = Vec::new();
+    let limit = u64::try_from(KERNEL_HEAD).unwrap_or(u64::MAX);
+    (&mut kernel)
+        .take(limit)
+        .read_to_end(&mut head)
+        .and_then(|_| io::Seek::rewind(&mut kernel))
+        .map_err(|source| StartError::Prepare { what: "kernel", source })?;
+    if is_kernel(&head) { Ok(kernel) } else { Err(StartError::NoKernel { content }) }
+}
+
+/// Returns whether a file that starts so may be a kernel: an ELF file, or a bzImage
+/// (Documentation/arch/x86/boot.rst, "The Real-Mode Kernel Header").
+fn is_kernel(head: &[u8]) -> bool {
+    head.starts_with(b"\x7fELF") || head.get(0x202..0x206) == Some(b"HdrS")
+}
+
+fn listen(machine: MachineId) -> Result<OwnedFd, StartError> {
+    let path = vmm::socket_path(machine);
+    let prepare = |source| StartError::Prepare { what: "control socket", source };
+    if let Some(parent) = path.parent() {
+        std::fs::create_dir_all(parent).map_err(prepare)?;
+    }
+    match std::fs::remove_file(&path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(prepare(error)),
+        Err(_) | Ok(()) => {}
+    }
+    Ok(UnixListener::bind(&path).map_err(prepare)?.into())
+}
+
+fn seal(spec: &VmSpec) -> Result<OwnedFd, StartError> {
+    let prepare = |source| StartError::Prepare { what: "specification", source };
+    let bytes = serde_json::to_vec(spec).map_err(|error| prepare(error.into()))?;
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let memfd =
+        rustix::fs::memfd_create("holdfast-spec", flags).map_err(|error| prepare(error.into()))?;
+    let mut file = File::from(memfd);
+    file.write_all(&bytes).and_then(|()| io::Seek::rewind(&mut file)).map_err(prepare)?;
+    let seals = SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL;
+    rustix::fs::fcntl_add_seals(&file, seals).map_err(|error| prepare(error.into()))?;
+    Ok(file.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_are_told_from_other_files() {
+        let mut bzimage = vec![0; KERNEL_HEAD];
+        bzimage[0x202..].copy_from_slice(b"HdrS");
+        assert!(is_kernel(&bzimage));
+        assert!(is_kernel(b"\x7fELF\x02"));
+        assert!(!is_kernel(b"#!/bin/sh\n"));
+        assert!(!is_kernel(&[]));
+    }
+}

@@ -1,0 +1,15 @@
+//! Machines: what leases allow, what runs, and the way from one to the other.
+//!
+//! `plan` decides and is pure; `store` remembers; `keeper` is the one task that owns both and
+//! carries actions out through `execute`. `authority` checks what renters and authorities signed.
+
+pub mod content;
+pub mod devices;
+pub mod disk;
+pub mod execute;
+pub mod init;
+pub mod keeper;
+pub mod plan;
+pub mod sandbox;
+pub mod store;
+pub mod vmm;

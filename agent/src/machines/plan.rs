@@ -1,0 +1,361 @@
+//! What to do about the machines now. Pure: records, what was observed and the time in, actions
+//! out. Leases are enforced here, and nothing here needs a network.
+
+use serde::{Deserialize, Serialize};
+use types::{
+    ids::{ContentId, MachineId, NodeId, PublicKey},
+    node::MachineShape,
+    units::UnixSeconds,
+    vm::exit,
+};
+
+use crate::spawn::Ending;
+
+/// Seconds before a lease's end at which its end is announced in the log.
+pub const WARN_S: u64 = 60;
+
+/// Seconds between attempts to start a machine that did not start: the reason may pass (memory
+/// that another machine gives back), but must not fill the log.
+pub const RETRY_S: u64 = 15;
+
+/// Attempts to start before a machine is left stopped until its renter asks again.
+pub const MAX_ATTEMPTS: u32 = 3;
+
+/// What is kept of a machine.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Record {
+    /// Its lease.
+    pub terms: Terms,
+    /// What it starts from.
+    pub image: Image,
+    /// Gateway that asked for it, which has its content.
+    pub gateway: NodeId,
+    /// What its renter wants.
+    pub power: Power,
+    /// User id of its process.
+    pub uid: u32,
+    /// When it was made.
+    pub created: UnixSeconds,
+    /// Why it stopped last, in words; empty when it never did.
+    pub last_stop: String,
+    /// Whether its devices and network were taken back after the lease's end.
+    pub released: Released,
+}
+
+/// The parts of a lease that matter after it was verified.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Terms {
+    /// Lease and machine.
+    pub id: MachineId,
+    /// Highest serial seen.
+    pub serial: u64,
+    /// Who may use it.
+    pub renter: PublicKey,
+    /// Its size.
+    pub shape: MachineShape,
+    /// First second.
+    pub start: UnixSeconds,
+    /// First second after it.
+    pub end: UnixSeconds,
+}
+
+/// What a machine starts from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Image {
+    /// Kernel.
+    pub kernel: ContentId,
+    /// Initramfs.
+    pub initrd: Option<ContentId>,
+    /// What its disk holds at first.
+    pub disk: Option<ContentId>,
+    /// Kernel command line.
+    pub cmdline: String,
+}
+
+/// What a renter wants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Power {
+    /// Running.
+    On,
+    /// Stopped.
+    Off,
+}
+
+/// Whether devices and network were taken back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Released {
+    /// Not since they were given.
+    No,
+    /// They were.
+    Yes,
+}
+
+/// What was seen of a machine since the agent started.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Seen {
+    /// Its process.
+    pub process: Process,
+    /// An action that is being carried out.
+    pub busy: Option<Work>,
+    /// When its power button was pressed.
+    pub pressed: Option<UnixSeconds>,
+    /// When it was killed.
+    pub killed: Option<UnixSeconds>,
+    /// Whether its end was announced, for the end that it was announced for.
+    pub warned: Option<UnixSeconds>,
+    /// Attempts to start that failed in a row, and when the last one did.
+    pub failures: u32,
+    /// When the last one did.
+    pub failed: UnixSeconds,
+}
+
+/// A machine's process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Process {
+    /// There is none.
+    #[default]
+    Absent,
+    /// It runs.
+    Running {
+        /// Its process id.
+        pid: i32,
+    },
+    /// It ended, and nothing was done about that yet.
+    Ended {
+        /// How.
+        status: Ending,
+    },
+}
+
+/// An action that takes time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Work {
+    /// Content is fetched and the process started.
+    Start,
+    /// Devices are reset and the network is taken away.
+    Release,
+}
+
+/// What to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Action {
+    /// Start it.
+    Start,
+    /// Note how it ended: on again after a reset, off otherwise.
+    Settle {
+        /// How it ended.
+        status: Ending,
+        /// What becomes of it.
+        power: Power,
+    },
+    /// Announce the end.
+    Warn {
+        /// Seconds left.
+        left_s: u64,
+    },
+    /// Press the ACPI power button.
+    Press {
+        /// Why.
+        because: &'static str,
+    },
+    /// Kill the process.
+    Kill {
+        /// Why.
+        because: &'static str,
+    },
+    /// Reset its devices, take its network away, and offer them again.
+    Release,
+    /// Destroy its disk and forget it.
+    Destroy,
+}
+
+/// Settings of the node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Policy {
+    /// Seconds between power button and force.
+    pub grace_s: u64,
+    /// Seconds a disk is kept after the lease's end.
+    pub retain_s: u64,
+    /// Whether the time is sure enough to destroy something by it.
+    pub time: TimeTrust,
+}
+
+/// How sure the time is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TimeTrust {
+    /// Only this machine's clock says so: enough to stop, not to destroy.
+    Alone,
+    /// Other sources agree.
+    Confirmed,
+}
+
+/// Returns what to do about one machine now; `None` when nothing is due.
+pub fn plan(now: UnixSeconds, record: &Record, seen: &Seen, policy: Policy) -> Option<Action> {
+    match seen.process {
+        // Killing is the one thing that does not wait for a start that hangs.
+        Process::Running { .. } if seen.busy.is_some() => {
+            let due = now >= record.terms.end && seen.killed.is_none();
+            due.then_some(Action::Kill { because: "lease-end" })
+        }
+        Process::Absent | Process::Ended { .. } if seen.busy.is_some() => None,
+        Process::Ended { status } => Some(settle(record, status)),
+        Process::Running { .. } => plan_running(now, record, seen, policy),
+        Process::Absent => plan_absent(now, record, seen, policy),
+    }
+}
+
+fn settle(record: &Record, status: Ending) -> Action {
+    let again = matches!(status, Ending::Exit { code: exit::RESET }) && record.power == Power::On;
+    Action::Settle { status, power: if again { Power::On } else { Power::Off } }
+}
+
+fn plan_running(now: UnixSeconds, record: &Record, seen: &Seen, policy: Policy) -> Option<Action> {
+    let end = record.terms.end;
+    // Killing comes last: a process that the kernel cannot end is not killed twice a second.
+    let kill = |because| (seen.killed.is_none()).then_some(Action::Kill { because });
+    if now >= end {
+        return kill("lease-end");
+    }
+    let stop = if now.plus(policy.grace_s) >= end {
+        Some("lease-end")
+    } else if record.power == Power::Off {
+        Some("renter")
+    } else {
+        None
+    };
+    let left_s = end.since(now);
+    match (stop, seen.pressed) {
+        (Some(because), None) => Some(Action::Press { because }),
+        (Some(because), Some(pressed)) if now.since(pressed) >= policy.grace_s => kill(because),
+        (Some(_), Some(_)) => None,
+        (None, _) if left_s <= WARN_S && seen.warned != Some(end) => Some(Action::Warn { left_s }),
+        (None, _) => None,
+    }
+}
+
+fn plan_absent(now: UnixSeconds, record: &Record, seen: &Seen, policy: Policy) -> Option<Action> {
+    let terms = &record.terms;
+    if now >= terms.end {
+        if record.released == Released::No {
+            return Some(Action::Release);
+        }
+        let over = now >= terms.end.plus(policy.retain_s);
+        return (over && policy.time == TimeTrust::Confirmed).then_some(Action::Destroy);
+    }
+    let runs = record.power == Power::On && now >= terms.start && now.plus(1) < terms.end;
+    let rested = seen.failures == 0 || now.since(seen.failed) >= RETRY_S;
+    (runs && rested).then_some(Action::Start)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const POLICY: Policy = Policy { grace_s: 10, retain_s: 100, time: TimeTrust::Confirmed };
+
+    fn record(power: Power) -> Record {
+        let id = MachineId::from_bytes([1; 16]);
+        let shape = MachineShape {
+            vcpus: 1,
+            memory_mib: types::units::Mebibytes(64),
+            disk_mib: types::units::Mebibytes(0),
+            devices: Vec::new(),
+        };
+        let kernel = ContentId::from_bytes([2; 32]);
+        Record {
+            terms: Terms {
+                id,
+                serial: 1,
+                renter: PublicKey::from_bytes([3; 32]),
+                shape,
+                start: UnixSeconds(1000),
+                end: UnixSeconds(2000),
+            },
+            image: Image { kernel, initrd: None, disk: None, cmdline: String::new() },
+            gateway: NodeId::from_bytes([4; 32]),
+            power,
+            uid: 100_000,
+            created: UnixSeconds(1000),
+            last_stop: String::new(),
+            released: Released::No,
+        }
+    }
+
+    fn check(now: u64, power: Power, seen: &Seen, expected: Option<Action>) {
+        assert_eq!(plan(UnixSeconds(now), &record(power), seen, POLICY), expected, "at {now}");
+    }
+
+    fn running() -> Seen {
+        Seen { process: Process::Running { pid: 7 }, ..Seen::default() }
+    }
+
+    #[test]
+    fn a_lease_begins_and_ends_by_itself() {
+        check(999, Power::On, &Seen::default(), None);
+        check(1000, Power::On, &Seen::default(), Some(Action::Start));
+        check(1500, Power::On, &running(), None);
+        check(1940, Power::On, &running(), Some(Action::Warn { left_s: 60 }));
+        let warned = Seen { warned: Some(UnixSeconds(2000)), ..running() };
+        check(1941, Power::On, &warned, None);
+        check(1990, Power::On, &warned, Some(Action::Press { because: "lease-end" }));
+        let pressed = Seen { pressed: Some(UnixSeconds(1990)), ..warned };
+        check(1999, Power::On, &pressed, None);
+        check(2000, Power::On, &pressed, Some(Action::Kill { because: "lease-end" }));
+        check(2000, Power::On, &Seen::default(), Some(Action::Release));
+    }
+
+    #[test]
+    fn a_stopped_machine_is_asked_before_it_is_forced() {
+        check(1500, Power::Off, &running(), Some(Action::Press { because: "renter" }));
+        let pressed = Seen { pressed: Some(UnixSeconds(1500)), ..running() };
+        check(1509, Power::Off, &pressed, None);
+        check(1510, Power::Off, &pressed, Some(Action::Kill { because: "renter" }));
+        let killed = Seen { killed: Some(UnixSeconds(1510)), ..pressed };
+        check(1520, Power::Off, &killed, None);
+    }
+
+    #[test]
+    fn only_a_reset_starts_again() {
+        let ended = |status| Seen { process: Process::Ended { status }, ..Seen::default() };
+        let settle = |status, power| Some(Action::Settle { status, power });
+        let reset = Ending::Exit { code: exit::RESET };
+        check(1500, Power::On, &ended(reset), settle(reset, Power::On));
+        check(1500, Power::Off, &ended(reset), settle(reset, Power::Off));
+        let off = Ending::Exit { code: exit::POWERED_OFF };
+        check(1500, Power::On, &ended(off), settle(off, Power::Off));
+        let crashed = Ending::Signal { number: 31 };
+        check(1500, Power::On, &ended(crashed), settle(crashed, Power::Off));
+    }
+
+    #[test]
+    fn data_is_destroyed_late_and_never_on_one_clock() {
+        let mut gone = record(Power::Off);
+        gone.released = Released::Yes;
+        let at = |now, policy| plan(UnixSeconds(now), &gone, &Seen::default(), policy);
+        assert_eq!(at(2099, POLICY), None);
+        assert_eq!(at(2100, POLICY), Some(Action::Destroy));
+        assert_eq!(at(9999, Policy { time: TimeTrust::Alone, ..POLICY }), None);
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_runs_outside_its_lease(now in 0u64..4000, pressed in proptest::option::of(0u64..4000)) {
+            let seen = Seen { pressed: pressed.map(UnixSeconds), ..running() };
+            let action = plan(UnixSeconds(now), &record(Power::On), &seen, POLICY);
+            if now >= 2000 {
+                prop_assert_eq!(action, Some(Action::Kill { because: "lease-end" }));
+            }
+            let start = plan(UnixSeconds(now), &record(Power::On), &Seen::default(), POLICY);
+            if !(1000..2000).contains(&now) {
+                prop_assert_ne!(start, Some(Action::Start));
+            }
+        }
+    }
+}
