@@ -9,6 +9,8 @@ use kvm_bindings::{CpuId, KVM_CPUID_FLAG_SIGNIFCANT_INDEX, kvm_cpuid_entry2};
 const HYPERVISOR: u32 = 1 << 31;
 /// Leaf 1 ECX: the local APIC timer has a deadline mode.
 const TSC_DEADLINE: u32 = 1 << 24;
+/// Leaf 0x8000_0007 EDX: the time-stamp counter runs at one rate in all states.
+const INVARIANT_TSC: u32 = 1 << 8;
 /// Leaf 1 EDX: more than one logical processor in the package.
 const MULTI_THREADED: u32 = 1 << 28;
 /// Leaf 0x8000_0001 ECX: AMD topology leaves are there.
@@ -28,8 +30,13 @@ pub fn address_bits(supported: &CpuId) -> u8 {
 /// Returns the features of virtual CPU `id` of `count`.
 pub(super) fn for_vcpu(supported: &CpuId, id: u8, count: u8) -> CpuId {
     let mut features = supported.clone();
+    let steady = has_invariant_tsc(supported);
     for entry in features.as_mut_slice() {
         adapt(entry, u32::from(id), u32::from(count));
+        // A deadline in ticks of a counter that drifts is missed, and the guest sleeps on.
+        if entry.function == 1 && !steady {
+            entry.ecx &= !TSC_DEADLINE;
+        }
     }
     features.retain(|entry| entry.function != 0xb && entry.function != 0x1f);
     for level in 0..2 {
@@ -40,11 +47,16 @@ pub(super) fn for_vcpu(supported: &CpuId, id: u8, count: u8) -> CpuId {
     features
 }
 
+fn has_invariant_tsc(supported: &CpuId) -> bool {
+    let leaf = supported.as_slice().iter().find(|entry| entry.function == 0x8000_0007);
+    leaf.is_some_and(|entry| entry.edx & INVARIANT_TSC != 0)
+}
+
 fn adapt(entry: &mut kvm_cpuid_entry2, id: u32, count: u32) {
     match entry.function {
         1 => {
             entry.ebx = entry.ebx & 0x0000_ffff | count.next_power_of_two().min(255) << 16 | id << 24;
-            entry.ecx |= HYPERVISOR | TSC_DEADLINE;
+            entry.ecx |= HYPERVISOR;
             if count > 1 {
                 entry.edx |= MULTI_THREADED;
             } else {
@@ -126,6 +138,16 @@ mod tests {
         assert_eq!((thread.eax, thread.ebx, core.eax, core.ebx, core.edx), (0, 1, 2, 4, 2));
         assert_eq!(find(&features, 0x8000_0008, 0).ecx, 3 | 2 << 12);
         assert_eq!(find(&features, 0x8000_001e, 0).eax, 2);
+    }
+
+    #[test]
+    fn the_deadline_timer_needs_a_steady_counter() {
+        let deadline = kvm_cpuid_entry2 { ecx: TSC_DEADLINE, ..entry(1) };
+        let steady = kvm_cpuid_entry2 { edx: INVARIANT_TSC, ..entry(0x8000_0007) };
+        let drifting = CpuId::from_entries(&[deadline]).expect("few");
+        assert_eq!(find(&for_vcpu(&drifting, 0, 1), 1, 0).ecx & TSC_DEADLINE, 0);
+        let invariant = CpuId::from_entries(&[deadline, steady]).expect("few");
+        assert_eq!(find(&for_vcpu(&invariant, 0, 1), 1, 0).ecx & TSC_DEADLINE, TSC_DEADLINE);
     }
 
     #[test]
