@@ -12,6 +12,7 @@ use agent::{
             frame,
             server::GuestLease,
         },
+        rdnss::NameServers,
     },
     time::sntp::{Exchange, Refusal, Sample, UnixNanos, parse},
 };
@@ -77,6 +78,18 @@ fn reply(packet: &[u8]) -> bool {
 fn time(answer: &[u8]) -> Result<Sample, Refusal> {
     let sent = UnixNanos(1_796_083_200_000_000_000);
     parse(answer, &Exchange { nonce: 7, sent, received: UnixNanos(sent.0 + 1_000_000) })
+}
+
+/// As the fuzz target `rdnss`.
+fn name_servers(messages: &[u8]) -> bool {
+    let mut servers = NameServers::default();
+    servers.handle_messages(Instant::now(), messages);
+    servers.on(2).next().is_some()
+}
+
+#[test]
+fn what_routers_advertise() {
+    assert_eq!(accepted("rdnss", name_servers), ["two-messages", "two-servers"]);
 }
 
 #[test]
@@ -145,6 +158,11 @@ proptest! {
     #[test]
     fn no_server_stops_the_client(bytes in mutated("dhcp_reply")) {
         reply(&bytes);
+    }
+
+    #[test]
+    fn no_router_stops_the_uplinks(bytes in mutated("rdnss")) {
+        name_servers(&bytes);
     }
 
     #[test]

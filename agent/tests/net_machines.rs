@@ -333,6 +333,8 @@ fn a_deleted_machine_leaves_nothing_behind() {
         return;
     }
     let (guest, other) = (world.guest(1), world.guest(2));
+    assert_eq!(guest.space.ask_tcp(SERVER, PATIENCE).as_deref(), Some(NODE));
+    assert_eq!(other.space.ask_tcp(SERVER, PATIENCE).as_deref(), Some(NODE));
     let tap = guest.address.interface.clone();
     let runtime = world.runtime.as_ref().unwrap();
     runtime.block_on(world.networks().delete(guest.address.machine)).unwrap();
@@ -341,6 +343,13 @@ fn a_deleted_machine_leaves_nothing_behind() {
     assert!(!world.node.ip("route show").contains(&guest.ip()));
     assert!(!world.node.run("nft list ruleset").contains(&tap));
     assert!(world.networks().adopt(guest.address.machine).is_err());
+    // Its flows are forgotten, others' are not. Not every kernel shows them in /proc.
+    if let Ok(flows) =
+        world.node.enter(|| std::fs::read_to_string("/proc/thread-self/net/nf_conntrack"))
+    {
+        assert!(!flows.contains(&format!("src={} ", guest.ip())), "{flows}");
+        assert!(flows.contains(&format!("src={} ", other.ip())), "{flows}");
+    }
     assert_eq!(other.space.ask_tcp(SERVER, PATIENCE).as_deref(), Some(NODE));
 }
 

@@ -241,10 +241,13 @@ fn a_restarted_agent_keeps_the_address() {
 #[test]
 fn router_advertisements_give_an_ipv6_address_and_gateway() {
     let Some(mut world) = World::new("SLAAC") else { return };
-    world.serve(RANGE, &["--enable-ra", "--dhcp-range=fd00:50::,ra-only,64,2m"]);
+    let server = "--dhcp-option=option6:dns-server,[fd00:50::53]";
+    world.serve(RANGE, &["--enable-ra", "--dhcp-range=fd00:50::,ra-only,64,2m", server]);
     world.start(&Network::default());
     let status = world.wait("an IPv6 address", |status| {
-        begins(status, "fd00:50::") && status.gateways.iter().any(IpAddr::is_ipv6)
+        begins(status, "fd00:50::")
+            && status.gateways.iter().any(IpAddr::is_ipv6)
+            && status.dns.iter().any(|server| server.to_string() == "fd00:50::53")
     });
     assert!(
         status

@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use bytes::BytesMut;
 use futures_util::{FutureExt, Stream, StreamExt, TryStreamExt};
 use netlink_packet_route::{
     AddressFamily,
@@ -15,6 +16,7 @@ use netlink_packet_route::{
     link::LinkMessage,
     route::{RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteProtocol, RouteScope},
 };
+use netlink_sys::{AsyncSocket, AsyncSocketExt, TokioSocket, protocols::NETLINK_ROUTE};
 use rtnetlink::{Handle, LinkUnspec, MulticastGroup, RouteMessageBuilder};
 
 use super::{AssignedAddress, HardwareAddress, Ipv4Prefix, links::LinkFacts};
@@ -27,6 +29,11 @@ const GROUPS: [MulticastGroup; 5] = [
     MulticastGroup::Ipv4Route,
     MulticastGroup::Ipv6Route,
 ];
+
+/// `RTNLGRP_ND_USEROPT`.
+const ND_USER_OPTIONS: u32 = 20;
+/// Room for a few messages; an option has at most 2040 bytes.
+const ADVERTISEMENT_SIZE: usize = 8192;
 
 /// How long to gather notices: longer than one change takes, shorter than anyone waits.
 const SETTLE: Duration = Duration::from_millis(20);
@@ -43,6 +50,29 @@ impl Notices {
         // One change brings a handful of notices; one look at the kernel answers all of them.
         tokio::time::sleep(SETTLE).await;
         while let Some(Some(())) = self.0.next().now_or_never() {}
+    }
+}
+
+/// Router advertisements' options, as the kernel passes them on.
+pub(super) struct Advertisements(TokioSocket);
+
+impl Advertisements {
+    /// Must be called inside a tokio runtime.
+    pub(super) fn open() -> io::Result<Self> {
+        let mut socket = TokioSocket::new(NETLINK_ROUTE)?;
+        socket.socket_mut().bind_auto()?;
+        socket.socket_mut().add_membership(ND_USER_OPTIONS)?;
+        Ok(Self(socket))
+    }
+
+    /// Waits for netlink messages. Never returns when there will be none.
+    pub(super) async fn next(&mut self) -> BytesMut {
+        let mut buffer = BytesMut::with_capacity(ADVERTISEMENT_SIZE);
+        while self.0.recv(&mut buffer).await.is_err() {
+            // Some were lost because there were very many; the router repeats them.
+            tokio::time::sleep(SETTLE).await;
+        }
+        buffer
     }
 }
 

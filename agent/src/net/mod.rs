@@ -14,6 +14,7 @@ mod kernel;
 pub mod links;
 pub mod machines;
 pub mod nft;
+pub mod rdnss;
 pub mod resolve;
 pub mod ruleset;
 pub mod status;

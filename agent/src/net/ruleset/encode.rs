@@ -57,13 +57,10 @@ const CT_DELETE: u8 = 2;
 const CTA_MARK: u16 = 8;
 const CTA_MARK_MASK: u16 = 21;
 
-/// A netlink message to nf_tables.
-type Message = NetlinkMessage<NetfilterMessage>;
-
 /// Messages that take effect together or not at all.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Batch {
-    messages: Vec<Message>,
+    messages: Vec<NetlinkMessage<NetfilterMessage>>,
 }
 
 impl Batch {
@@ -199,7 +196,7 @@ fn mark(source: Ipv4Addr) -> u32 {
     u32::from_ne_bytes(source.octets())
 }
 
-fn append(bytes: &mut Vec<u8>, mut message: Message) {
+fn append(bytes: &mut Vec<u8>, mut message: NetlinkMessage<NetfilterMessage>) {
     message.finalize();
     let start = bytes.len();
     bytes.resize(start + message.buffer_len(), 0);

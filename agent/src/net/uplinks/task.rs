@@ -13,8 +13,9 @@ use super::{Plan, Source, client::Running};
 use crate::net::{
     AssignedAddress, Carrier, InterfaceStatus, LeaseStatus, NetworkStatus,
     dhcp::client::{Client, Event, Lease, Loss},
-    kernel::{self, AddressFacts, Kernel, KernelError, Notices, Route},
+    kernel::{self, AddressFacts, Advertisements, Kernel, KernelError, Notices, Route},
     links::{self, LinkFacts},
+    rdnss::NameServers,
 };
 
 /// Events of clients that may wait; clients wait when there are more.
@@ -53,6 +54,9 @@ pub(super) struct Task {
     plan: Plan,
     kernel: Kernel,
     notices: Notices,
+    advertisements: Advertisements,
+    /// Name servers in router advertisements.
+    advertised: NameServers,
     events: mpsc::Receiver<(u32, Event)>,
     send_events: mpsc::Sender<(u32, Event)>,
     uplinks: BTreeMap<u32, Uplink>,
@@ -76,6 +80,8 @@ impl Task {
             plan,
             kernel,
             notices,
+            advertisements: Advertisements::open()?,
+            advertised: NameServers::default(),
             events,
             send_events,
             uplinks: BTreeMap::new(),
@@ -94,6 +100,9 @@ impl Task {
             tokio::select! {
                 () = self.notices.next() => {}
                 () = tokio::time::sleep_until(self.next_look.into()) => {}
+                messages = self.advertisements.next() => {
+                    self.advertised.handle_messages(Instant::now(), &messages);
+                }
                 Some((index, event)) = self.events.recv() => {
                     let done = self.handle_event(index, event).await;
                     self.note(done);
@@ -298,7 +307,10 @@ impl Task {
         let leases = || self.uplinks.values().filter_map(|uplink| uplink.lease.as_ref());
         let ntp = distinct(leases().flat_map(|lease| &lease.ntp).copied().map(IpAddr::V4));
         let dns = if self.plan.dns.is_empty() {
-            distinct(leases().flat_map(|lease| &lease.dns).copied().map(IpAddr::V4))
+            self.advertised.handle_timeout(Instant::now());
+            let by_dhcp = leases().flat_map(|lease| &lease.dns).copied().map(IpAddr::V4);
+            let advertised = self.uplinks.keys().flat_map(|index| self.advertised.on(*index));
+            distinct(by_dhcp.chain(advertised.map(IpAddr::V6)))
         } else {
             self.plan.dns.clone()
         };
