@@ -99,6 +99,8 @@ pub(super) trait Backend: Send + 'static {
 pub(super) struct Vhost<B> {
     fd: Arc<VhostFd>,
     backend: Arc<B>,
+    /// The features that are the kernel's business; others are between driver and device.
+    known: u64,
     worker: Option<Worker<Activation>>,
 }
 
@@ -118,7 +120,10 @@ impl<B: Backend + Sync> Vhost<B> {
         fd.set_owner().map_err(failed("cannot own the vhost device"))?;
         fd.set_mem_table(&memory_table(ram))
             .map_err(failed("cannot tell vhost of guest memory"))?;
-        Ok((Self { fd: Arc::new(fd), backend: Arc::new(backend), worker: None }, offered))
+        // The header is between driver and tap; the kernel must not add one of its own.
+        let known = offered & !(1 << VHOST_NET_F_VIRTIO_NET_HDR);
+        let (fd, backend) = (Arc::new(fd), Arc::new(backend));
+        Ok((Self { fd, backend, known, worker: None }, offered))
     }
 
     /// Returns the descriptor.
@@ -130,7 +135,8 @@ impl<B: Backend + Sync> Vhost<B> {
     pub(super) fn start(&mut self) -> Result<(), VirtioError> {
         let host = |what| move |source| VirtioError::Host { device: B::DEVICE, what, source };
         let (fd, backend) = (Arc::clone(&self.fd), Arc::clone(&self.backend));
-        let prepare = || Thread::new(fd, backend);
+        let known = self.known;
+        let prepare = move || Thread::new(fd, backend, known);
         let worker = Worker::spawn(
             format!("vhost-{}", B::DEVICE),
             ThreadKind::Event,
@@ -196,16 +202,17 @@ struct Live {
 struct Thread<B> {
     fd: Arc<VhostFd>,
     backend: Arc<B>,
+    known: u64,
     lines: Vec<Line>,
 }
 
 impl<B: Backend> Thread<B> {
-    fn new(fd: Arc<VhostFd>, backend: Arc<B>) -> io::Result<Self> {
+    fn new(fd: Arc<VhostFd>, backend: Arc<B>, known: u64) -> io::Result<Self> {
         let event = || EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC);
         let lines = (0..B::QUEUES)
             .map(|_| Ok(Line { call: event()?, error: event()? }))
             .collect::<io::Result<_>>()?;
-        Ok(Self { fd, backend, lines })
+        Ok(Self { fd, backend, known, lines })
     }
 
     fn serve(self, inbox: &Inbox<Activation>) {
@@ -244,9 +251,8 @@ impl<B: Backend> Thread<B> {
     /// Gives the rings to the kernel.
     fn try_begin(&self, features: u64, queues: &[ReadyQueue]) -> Result<(), BeginError> {
         let failed = |what| move |source| BeginError::Vhost { what, source };
-        // The header is between driver and tap; the kernel must not add one of its own.
-        let features = features & !(1 << VHOST_NET_F_VIRTIO_NET_HDR);
-        self.fd.set_features(features).map_err(failed("set features"))?;
+        let kernels = features & self.known;
+        self.fd.set_features(kernels).map_err(failed("set features"))?;
         for index in 0..B::QUEUES {
             let queue = queues.iter().find(|queue| queue.index == index);
             let queue = queue.ok_or(BeginError::Missing { index })?;
