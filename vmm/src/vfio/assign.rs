@@ -58,7 +58,7 @@ pub enum AssignError {
     Bind { device: Bdf, source: io::Error },
     #[error("{device} did not finish being bound within {} s", DEADLINE.as_secs())]
     BindDeadline { device: Bdf },
-    #[error("cannot attach {device} to the IOMMU{}", attach_hint(source))]
+    #[error("cannot attach {device} to the IOMMU")]
     Attach { device: Bdf, source: io::Error },
     #[error(transparent)]
     Reset(#[from] ResetError),
@@ -73,15 +73,11 @@ pub enum AssignError {
 fn bind_hint(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::EBUSY) => " (somebody else holds it or a device of its group)",
-        Some(libc::EPERM) => " (a device of its group is still used by the host)",
+        Some(libc::EPERM) => {
+            " (the host has no interrupt remapping, or still uses a device of its group)"
+        }
         Some(libc::EINVAL) => " (it is bound already, or iommu_fd is no iommufd)",
-        Some(_) | None => "",
-    }
-}
-
-fn attach_hint(error: &io::Error) -> &'static str {
-    match error.raw_os_error() {
-        Some(libc::EPERM) => " (the host has no interrupt remapping)",
+        Some(libc::ENOTTY) => " (cdev_fd is not a VFIO device)",
         Some(_) | None => "",
     }
 }
