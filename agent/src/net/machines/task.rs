@@ -154,8 +154,16 @@ impl Task {
             let mtu = u16::try_from(link.mtu).unwrap_or(MAX_MTU);
             let address = self.address(machine, ipv4, mtu);
             let index = link.index;
-            let guest = self.connect(Guest { address, index, server: None }).await?;
-            self.guests.insert(machine, guest);
+            let server = match self.connect(&address, index).await {
+                Ok(server) => Some(server),
+                // What the earlier agent set up still stands; one machine's trouble is not others'.
+                Err(error) => {
+                    let error = &error as &dyn std::error::Error;
+                    tracing::error!(interface = link.name, error, "tap not taken over in full");
+                    None
+                }
+            };
+            self.guests.insert(machine, Guest { address, index, server });
         }
         self.publish_guests();
         Ok(())
@@ -196,17 +204,19 @@ impl Task {
 
     async fn finish(&self, address: MachineAddress) -> Result<Guest, MachineNetError> {
         let index = self.index(&address).await?;
-        let guest = self.connect(Guest { address, index, server: None }).await?;
+        let server = Some(self.connect(&address, index).await?);
         // The alias comes last: a tap without one was not finished, and is removed at the start.
-        let alias = address::alias(guest.address.machine, guest.address.ipv4);
+        let alias = address::alias(address.machine, address.ipv4);
         self.kernel.set_alias(index, &alias).await?;
-        Ok(guest)
+        Ok(Guest { address, index, server })
     }
 
     /// Gives a tap all that it needs; what it has already stays as it is.
-    async fn connect(&self, mut guest: Guest) -> Result<Guest, MachineNetError> {
-        let Guest { address, index, .. } = &guest;
-        let index = *index;
+    async fn connect(
+        &self,
+        address: &MachineAddress,
+        index: u32,
+    ) -> Result<Server, MachineNetError> {
         let chain = ruleset::guest(&ruleset::Guest {
             interface: address.interface.clone(),
             hardware: address.mac,
@@ -221,11 +231,9 @@ impl Task {
         self.kernel.add_address(index, own, None).await?;
         self.kernel.add_route(&self.route(address.ipv4, index)).await?;
         self.kernel.pin_neighbour(index, address.ipv4, address.mac).await?;
-        let server = Server::start(&address.interface, self.lease(address)).map_err(|source| {
+        Server::start(&address.interface, self.lease(address)).map_err(|source| {
             MachineNetError::Dhcp { interface: address.interface.clone(), source }
-        })?;
-        guest.server = Some(server);
-        Ok(guest)
+        })
     }
 
     async fn delete(&mut self, machine: MachineId) -> Result<(), MachineNetError> {
