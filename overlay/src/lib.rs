@@ -7,10 +7,20 @@
 
 #![forbid(unsafe_code)]
 
+pub mod broadcast;
+pub mod identity;
+pub mod membership;
+pub mod random;
+pub mod routes;
+pub mod sealed;
+pub mod session;
 mod shell;
+pub mod tunnel;
+pub mod wire;
 
 pub use ed25519_dalek::SigningKey;
 pub use shell::{
     Broadcast, BroadcastError, InboundRequest, InboundStream, Inbox, Member, MemberEvent, Overlay,
-    OverlayConfig, OverlayError, OverlayStream, RequestError, Role,
+    OverlayConfig, OverlayError, OverlayStream, Reach, RequestError,
 };
+pub use wire::Role;

@@ -8,17 +8,7 @@ use tokio::sync::{mpsc, oneshot};
 use types::ids::NodeId;
 
 use super::stream::OverlayStream;
-
-/// What a node tells its neighbours it is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Role {
-    /// Serves the HTTP API to renters.
-    Gateway,
-    /// Rents machines.
-    Provider,
-    /// Has a well-known address and lets others join through it.
-    Seed,
-}
+use crate::wire::Role;
 
 /// What a node needs to take part.
 #[derive(Debug, Clone)]
@@ -31,6 +21,16 @@ pub struct OverlayConfig {
     pub seeds: Vec<(NodeId, SocketAddr)>,
     /// What the node is for.
     pub role: Role,
+}
+
+/// Whether others can dial a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reach {
+    /// Connections come in, as far as the node knows.
+    Dialable,
+    /// None do, and attempts are ignored, as behind a NAT: others use the node's own
+    /// connections.
+    OutgoingOnly,
 }
 
 /// One node that is reachable as far as this node knows.

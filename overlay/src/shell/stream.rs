@@ -3,7 +3,8 @@
 use std::{
     io,
     pin::Pin,
-    task::{Context, Poll},
+    sync::{Arc, OnceLock},
+    task::{Context, Poll, ready},
 };
 
 use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
@@ -20,7 +21,8 @@ enum StreamPath {
     /// Over a connection to the other node itself, which authenticates and encrypts.
     Direct { send: quinn::SendStream, receive: quinn::RecvStream },
     /// Through a relay: the far end of this pipe is a task that seals and opens.
-    Sealed(DuplexStream),
+    /// It says why it failed before the pipe ends.
+    Sealed { pipe: DuplexStream, failure: Arc<OnceLock<String>> },
 }
 
 impl OverlayStream {
@@ -28,13 +30,13 @@ impl OverlayStream {
         Self { path: StreamPath::Direct { send, receive } }
     }
 
-    pub(super) fn sealed(pipe: DuplexStream) -> Self {
-        Self { path: StreamPath::Sealed(pipe) }
+    pub(super) fn sealed(pipe: DuplexStream, failure: Arc<OnceLock<String>>) -> Self {
+        Self { path: StreamPath::Sealed { pipe, failure } }
     }
 
     /// Says whether the bytes pass through another node, which cannot read them.
     pub fn is_relayed(&self) -> bool {
-        matches!(self.path, StreamPath::Sealed(_))
+        matches!(self.path, StreamPath::Sealed { .. })
     }
 }
 
@@ -48,7 +50,17 @@ impl AsyncRead for OverlayStream {
             StreamPath::Direct { receive, .. } => {
                 AsyncRead::poll_read(Pin::new(receive), cx, buffer)
             }
-            StreamPath::Sealed(pipe) => Pin::new(pipe).poll_read(cx, buffer),
+            StreamPath::Sealed { pipe, failure } => {
+                let before = buffer.filled().len();
+                ready!(Pin::new(pipe).poll_read(cx, buffer))?;
+                match failure.get() {
+                    Some(reason) if buffer.filled().len() == before && buffer.remaining() > 0 => {
+                        let kind = io::ErrorKind::ConnectionReset;
+                        Poll::Ready(Err(io::Error::new(kind, reason.as_str())))
+                    }
+                    Some(_) | None => Poll::Ready(Ok(())),
+                }
+            }
         }
     }
 }
@@ -61,21 +73,21 @@ impl AsyncWrite for OverlayStream {
     ) -> Poll<io::Result<usize>> {
         match &mut self.path {
             StreamPath::Direct { send, .. } => AsyncWrite::poll_write(Pin::new(send), cx, bytes),
-            StreamPath::Sealed(pipe) => Pin::new(pipe).poll_write(cx, bytes),
+            StreamPath::Sealed { pipe, .. } => Pin::new(pipe).poll_write(cx, bytes),
         }
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &mut self.path {
             StreamPath::Direct { send, .. } => AsyncWrite::poll_flush(Pin::new(send), cx),
-            StreamPath::Sealed(pipe) => Pin::new(pipe).poll_flush(cx),
+            StreamPath::Sealed { pipe, .. } => Pin::new(pipe).poll_flush(cx),
         }
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &mut self.path {
             StreamPath::Direct { send, .. } => AsyncWrite::poll_shutdown(Pin::new(send), cx),
-            StreamPath::Sealed(pipe) => Pin::new(pipe).poll_shutdown(cx),
+            StreamPath::Sealed { pipe, .. } => Pin::new(pipe).poll_shutdown(cx),
         }
     }
 }
