@@ -1,6 +1,7 @@
 //! Reading the specification: what is written down is either possible or refused here, by name.
 
 use std::{
+    collections::BTreeSet,
     fs::File,
     io::{self, Read},
 };
@@ -33,6 +34,10 @@ pub enum SpecError {
     Version { found: u32 },
     #[error("{field} is {found}; {right}")]
     Range { field: &'static str, found: u64, right: &'static str },
+    #[error("descriptor {fd} is named twice; each descriptor has one use")]
+    Repeated { fd: i32 },
+    #[error("descriptor {fd} is not for devices or files; they begin at 4")]
+    Reserved { fd: i32 },
 }
 
 /// Reads the specification from descriptor 3, which it closes.
@@ -65,7 +70,8 @@ pub fn parse(bytes: &[u8]) -> Result<VmSpec, SpecError> {
     let vcpus = spec.vcpus;
     range("vcpus", vcpus.into(), (1..=MAX_VCPUS).contains(&vcpus), "1 to 254 are possible")?;
     let memory = spec.memory_mib.0;
-    let enough = memory >= MIN_MEMORY_MIB && spec.memory_mib.to_bytes().is_some_and(|b| b < 1 << 46);
+    let enough =
+        memory >= MIN_MEMORY_MIB && spec.memory_mib.to_bytes().is_some_and(|b| b < 1 << 46);
     range("memory_mib", memory, enough, "16 MiB to 64 TiB are possible")?;
     let devices = spec.passthrough.as_ref().map_or(0, |p| p.devices.len());
     let fits = devices <= MAX_PASSTHROUGH;
@@ -73,7 +79,21 @@ pub fn parse(bytes: &[u8]) -> Result<VmSpec, SpecError> {
     let virtio = spec.disks.len() + spec.nets.len() + usize::from(spec.vsock.is_some()) + 1;
     let right = "disks, network cards, the socket and the entropy device are at most 15 together";
     range("disks and nets", virtio as u64, virtio <= MAX_VIRTIO, right)?;
+    check_descriptors(&descriptors(&spec))?;
     Ok(spec)
+}
+
+fn check_descriptors(all: &[i32]) -> Result<(), SpecError> {
+    let mut seen = BTreeSet::new();
+    for fd in all.iter().copied() {
+        if fd <= SPEC_FD {
+            return Err(SpecError::Reserved { fd });
+        }
+        if !seen.insert(fd) {
+            return Err(SpecError::Repeated { fd });
+        }
+    }
+    Ok(())
 }
 
 /// Returns every descriptor that the specification names, itself not included.
@@ -116,8 +136,15 @@ mod tests {
         let refusal = |text: String| parse(text.as_bytes()).expect_err("refused");
         assert!(matches!(refusal(document(0, 64, "")), SpecError::Range { field: "vcpus", .. }));
         assert!(matches!(refusal(document(255, 64, "")), SpecError::Range { field: "vcpus", .. }));
-        assert!(matches!(refusal(document(1, 8, "")), SpecError::Range { field: "memory_mib", .. }));
+        assert!(matches!(
+            refusal(document(1, 8, "")),
+            SpecError::Range { field: "memory_mib", .. }
+        ));
         assert!(matches!(refusal(document(1, 64, ",\"x\":1")), SpecError::Document { .. }));
+        let twice = document(1, 64, "").replace("\"kvm_fd\":5", "\"kvm_fd\":6");
+        assert!(matches!(refusal(twice), SpecError::Repeated { fd: 6 }));
+        let standard = document(1, 64, "").replace("\"kvm_fd\":5", "\"kvm_fd\":2");
+        assert!(matches!(refusal(standard), SpecError::Reserved { fd: 2 }));
         let newer = document(1, 64, "").replace("\"version\":1", "\"version\":2");
         assert!(matches!(refusal(newer), SpecError::Version { found: 2 }));
     }

@@ -5,9 +5,9 @@
 use acpi_tables::{
     Aml,
     aml::{
-        AddressSpace, AddressSpaceCacheable, And, Arg, CreateDWordField, Device, EISAName, Else, Equal,
-        IO, If, Interrupt, Local, Memory32Fixed, Method, Name, ONE, Or, Package, PackageBuilder,
-        Path, ResourceTemplate, Return, Scope, Store, Uuid, ZERO,
+        AddressSpace, AddressSpaceCacheable, And, Arg, CreateDWordField, Device, EISAName, Else,
+        Equal, IO, If, Interrupt, Local, Memory32Fixed, Method, Name, ONE, Or, Package,
+        PackageBuilder, Path, ResourceTemplate, Return, Scope, Store, Uuid, ZERO,
     },
     sdt::Sdt,
 };

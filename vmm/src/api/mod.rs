@@ -31,7 +31,7 @@ use crate::{
 };
 
 /// Connections answered at the same time. Others wait in the socket's backlog.
-const THREADS: usize = 4;
+const THREADS: usize = 16;
 /// How long a client may take to send its request, and to take its answer.
 const CLIENT_LIMIT: Duration = Duration::from_secs(10);
 /// Longest wait for console output.
@@ -105,6 +105,7 @@ impl Answer {
             404 => "Not Found",
             405 => "Method Not Allowed",
             413 => "Content Too Large",
+            429 => "Too Many Requests",
             _ => "Unknown",
         };
         let mut head = format!(
@@ -169,7 +170,11 @@ fn state(board: &Board) -> VmState {
 
 fn console(request: &Request, board: &Board) -> Answer {
     let (Ok(from), Ok(wait)) = (request.number("from"), request.number("wait_ms")) else {
-        return problem(400, "bad query", "from and wait_ms are whole numbers, as ?from=0&wait_ms=1000");
+        return problem(
+            400,
+            "bad query",
+            "from and wait_ms are whole numbers, as ?from=0&wait_ms=1000",
+        );
     };
     let wait = Duration::from_millis(wait.unwrap_or(0)).min(MAX_WAIT);
     let piece = board.console.read(from.unwrap_or(0), MAX_PIECE, wait);
@@ -191,6 +196,13 @@ fn input(bytes: &[u8], board: &Board) -> Answer {
         taken: usize,
     }
     let taken = board.serial.lock().unwrap_or_else(std::sync::PoisonError::into_inner).input(bytes);
+    if taken < bytes.len() {
+        let detail = format!(
+            "the guest has not read earlier input: {taken} of {} bytes were taken; send the rest later",
+            bytes.len()
+        );
+        return problem(429, "console input is full", &detail);
+    }
     json(200, "application/json", &Taken { taken })
 }
 
@@ -213,7 +225,8 @@ fn act(body: &[u8], board: &Board) -> Answer {
     let request: PowerRequest = match serde_json::from_slice(body) {
         Ok(request) => request,
         Err(error) => {
-            let detail = format!("{error}; expected {{\"action\": \"button\", \"reset\" or \"stop\"}}");
+            let detail =
+                format!("{error}; expected {{\"action\": \"button\", \"reset\" or \"stop\"}}");
             return problem(400, "bad body", &detail);
         }
     };

@@ -245,10 +245,14 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_told() {
-        let refusal = try_load(&bzimage(4096), Some(&vec![0; 15 << 20]), "").expect_err("too large");
+        let refusal =
+            try_load(&bzimage(4096), Some(&vec![0; 15 << 20]), "").expect_err("too large");
         assert!(matches!(refusal, BootError::TooLarge { file: "initramfs", .. }), "{refusal}");
         let refusal = try_load(&bzimage(4096), None, &"x".repeat(3000)).expect_err("too long");
-        assert!(matches!(refusal, BootError::CommandLine { length: 3000, most: 2047 }), "{refusal}");
+        assert!(
+            matches!(refusal, BootError::CommandLine { length: 3000, most: 2047 }),
+            "{refusal}"
+        );
         let refusal = try_load(&bzimage(4096), None, "a\0b").expect_err("NUL");
         assert!(matches!(refusal, BootError::CommandLineNul(1)), "{refusal}");
     }

@@ -65,14 +65,12 @@ pub(super) fn load(linux: Linux<'_>, ram: &Ram) -> Result<Entry, BootError> {
 }
 
 fn refusal(error: linux_loader::loader::Error) -> BootError {
-    use linux_loader::loader::elf::Error;
-    match error {
-        linux_loader::loader::Error::Elf(Error::BigEndianElfOnLittle) => {
-            BootError::Unsupported("big-endian ELF file")
-        }
-        linux_loader::loader::Error::Elf(Error::ReadKernelImage) => {
-            BootError::Damaged("a segment is cut short or does not fit guest memory")
-        }
-        _ => BootError::Damaged("its ELF headers are wrong or cut short"),
+    use linux_loader::loader::{Error, elf};
+    if matches!(error, Error::Elf(elf::Error::BigEndianElfOnLittle)) {
+        return BootError::Unsupported("big-endian ELF file");
     }
+    if matches!(error, Error::Elf(elf::Error::ReadKernelImage)) {
+        return BootError::Damaged("a segment is cut short or does not fit guest memory");
+    }
+    BootError::Damaged("its ELF headers are wrong or cut short")
 }

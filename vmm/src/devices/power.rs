@@ -85,8 +85,8 @@ impl Power {
         let ticks = uptime.as_nanos() * TIMER_HZ / 1_000_000_000;
         let timer = ticks.to_le_bytes();
         let registers = [
-            status0, status1, enable0, enable1, control0, control1, 0, 0, timer[0], timer[1], timer[2],
-            timer[3],
+            status0, status1, enable0, enable1, control0, control1, 0, 0, timer[0], timer[1],
+            timer[2], timer[3],
         ];
         registers.get(usize::from(offset)).copied().unwrap_or(0xff)
     }
@@ -106,8 +106,8 @@ impl Power {
             }
         }
         self.update();
-        let off = self.control & SLEEP_ENABLE != 0
-            && self.control >> 10 & 7 == u16::from(SLEEP_OFF);
+        let off =
+            self.control & SLEEP_ENABLE != 0 && self.control >> 10 & 7 == u16::from(SLEEP_OFF);
         self.control &= !SLEEP_ENABLE;
         if off { Request::Off } else { Request::None }
     }

@@ -1,7 +1,7 @@
 //! The first serial port: a 16550A whose output goes to the console ring.
 //! Source: vm-superio's register model of the NS16550A datasheet; ports 0x3f8..=0x3ff, interrupt 4.
 
-use std::{io, sync::Arc};
+use std::{collections::VecDeque, io, sync::Arc};
 
 use vm_superio::{Serial as Registers, Trigger, serial::NoEvents};
 
@@ -29,30 +29,107 @@ impl Trigger for Edge {
     }
 }
 
+/// Input that waits for room in the port's receive buffer, in bytes.
+pub const MAX_WAITING: usize = 1 << 16;
+
 /// The serial port.
 pub struct Serial {
     registers: Registers<Edge, NoEvents, Console>,
+    waiting: VecDeque<u8>,
 }
 
 impl Serial {
     /// Makes a port that writes to `console` and interrupts through `line`.
     pub fn new(line: Arc<dyn InterruptLine>, console: Console) -> Self {
-        Self { registers: Registers::new(Edge(line), console) }
+        Self { registers: Registers::new(Edge(line), console), waiting: VecDeque::new() }
     }
 
     /// Reads the register at `offset`, 0..=7.
     pub fn read(&mut self, offset: u8) -> u8 {
-        self.registers.read(offset)
+        let value = self.registers.read(offset);
+        self.deliver();
+        value
     }
 
     /// Writes the register at `offset`, 0..=7. Output never fails: the console ring takes it all.
     pub fn write(&mut self, offset: u8, value: u8) {
         // The only error is an interrupt that KVM refuses; the guest then polls.
         let _ = self.registers.write(offset, value);
+        self.deliver();
     }
 
-    /// Gives the guest input; returns how many bytes its buffer took.
+    /// Gives the guest input; returns how many bytes were taken. What the port's buffer has no room
+    /// for waits, up to [`MAX_WAITING`] bytes.
     pub fn input(&mut self, bytes: &[u8]) -> usize {
-        self.registers.enqueue_raw_bytes(bytes).unwrap_or(0)
+        let taken = bytes.len().min(MAX_WAITING - self.waiting.len());
+        self.waiting.extend(&bytes[..taken]);
+        self.deliver();
+        taken
+    }
+
+    /// Moves input that waits into the receive buffer, as far as it has room.
+    fn deliver(&mut self) {
+        let room = self.registers.fifo_capacity().min(self.waiting.len());
+        if room == 0 {
+            return;
+        }
+        let (first, _) = self.waiting.as_slices();
+        let piece = &first[..room.min(first.len())];
+        // In loop-back mode the port takes nothing; an interrupt that KVM refuses loses nothing.
+        let before = self.registers.fifo_capacity();
+        let _ = self.registers.enqueue_raw_bytes(piece);
+        self.waiting.drain(..before - self.registers.fifo_capacity());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+    use super::*;
+
+    struct Wire(OwnedFd);
+
+    impl InterruptLine for Wire {
+        fn set_level(&self, _asserted: Level) -> io::Result<()> {
+            Ok(())
+        }
+        fn trigger_fd(&self) -> BorrowedFd<'_> {
+            self.0.as_fd()
+        }
+        fn resample_fd(&self) -> BorrowedFd<'_> {
+            self.0.as_fd()
+        }
+    }
+
+    fn port() -> (Serial, Console) {
+        let wire = Wire(OwnedFd::from(std::fs::File::open("/dev/null").expect("there")));
+        let console = Console::default();
+        (Serial::new(Arc::new(wire), console.clone()), console)
+    }
+
+    #[test]
+    fn long_input_arrives_in_order() {
+        let (mut port, _) = port();
+        let input: Vec<u8> = (0..200u8).collect();
+        assert_eq!(port.input(&input), 200);
+        let read: Vec<u8> = (0..200).map(|_| port.read(0)).collect();
+        assert_eq!(read, input);
+        assert_eq!(port.read(5) & 1, 0);
+    }
+
+    #[test]
+    fn input_that_nobody_reads_is_bounded() {
+        let (mut port, _) = port();
+        let taken = port.input(&vec![0; 2 * MAX_WAITING]);
+        assert_eq!(taken, MAX_WAITING);
+        assert!(port.input(&[0; 128]) <= 64);
+    }
+
+    #[test]
+    fn output_goes_to_the_console() {
+        let (mut port, console) = port();
+        port.write(0, b'x');
+        assert_eq!(console.range(), (0, 1));
     }
 }

@@ -228,8 +228,10 @@ fn windows(bars: &[&Placed]) -> Windows {
         let last = mine().map(|bar| bar.address + (bar.size - 1)).max()?;
         Some((base, last))
     };
-    let low = |(base, last): (u64, u64)| Some((u32::try_from(base).ok()?, u32::try_from(last).ok()?));
-    let ports = |(base, last): (u64, u64)| Some((u16::try_from(base).ok()?, u16::try_from(last).ok()?));
+    let low =
+        |(base, last): (u64, u64)| Some((u32::try_from(base).ok()?, u32::try_from(last).ok()?));
+    let ports =
+        |(base, last): (u64, u64)| Some((u16::try_from(base).ok()?, u16::try_from(last).ok()?));
     Windows {
         io: span(&[BarKind::Io]).and_then(ports),
         memory: span(&[BarKind::Memory32, BarKind::Memory64]).and_then(low),
@@ -256,8 +258,7 @@ fn load(boot: &Boot, ram: &Ram) -> Result<boot::Entry, BuildError> {
     let mut kernel = File::from(take("kernel_fd", *kernel_fd)?);
     let initrd = initrd_fd.map(|fd| take("initrd_fd", fd)).transpose()?;
     let mut initrd = initrd.map(File::from);
-    let linux =
-        Linux { kernel: &mut kernel, initrd: initrd.as_mut(), cmdline, acpi: layout::ACPI };
+    let linux = Linux { kernel: &mut kernel, initrd: initrd.as_mut(), cmdline, acpi: layout::ACPI };
     Ok(boot::load(linux, ram)?)
 }
 

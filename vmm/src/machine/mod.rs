@@ -70,10 +70,15 @@ pub fn run(machine: Machine) -> Result<Ending, RunError> {
     board.control.start();
     let ending = board.control.wait();
     stop(threads);
-    for error in closer.map(Closer::close).unwrap_or_default() {
+    let failures = closer.map(Closer::close).unwrap_or_default();
+    for error in &failures {
         eprintln!("holdfast-vmm: {error}");
     }
-    Ok(ending)
+    if failures.is_empty() {
+        return Ok(ending);
+    }
+    let reason = format!("{}; {} devices did not come back", ending.reason, failures.len());
+    Ok(Ending::host_fault(reason))
 }
 
 /// Starts a thread that filters itself first. One that cannot ends the machine.

@@ -47,6 +47,9 @@ const BRIDGE_STEP: u64 = 1 << 20;
 /// Smallest step between I/O BARs of different bridges (4 KiB).
 const BRIDGE_IO_STEP: u64 = 0x1000;
 
+/// The 64-bit window begins and ends on multiples of 1 GiB.
+const WINDOW_STEP: u64 = 1 << 30;
+
 /// All BARs' places and the 64-bit window they need.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
@@ -54,25 +57,30 @@ pub struct Plan {
     pub placed: Vec<Placed>,
     /// First address of 64-bit PCI memory.
     pub mmio64: u64,
-    /// Length of 64-bit PCI memory, a power of two of at least 1 GiB.
+    /// Length of 64-bit PCI memory, whole GiB and at least one.
     pub mmio64_size: u64,
 }
 
 /// Places all BARs behind RAM that ends at `ram_end`, on CPUs with `bits` physical address bits.
 pub fn place(requests: &[Request], ram_end: u64, bits: u8) -> Result<Plan, PlaceError> {
     let limit = 1u64.checked_shl(u32::from(bits)).unwrap_or(u64::MAX);
+    let largest = |function: usize| {
+        let mine = requests.iter().filter(|r| r.function == function && is_64(r.bar.kind));
+        mine.map(|r| r.bar.size).max().unwrap_or(0)
+    };
     let mut ordered: Vec<&Request> = requests.iter().collect();
-    ordered.sort_by_key(|request| (request.function, std::cmp::Reverse(request.bar.size)));
-    let largest = requests.iter().filter(|r| is_64(r.bar.kind)).map(|r| r.bar.size).max().unwrap_or(0);
-    let start = ram_end.next_multiple_of(largest.max(1 << 30));
-    let mut windows = Cursors { memory32: layout::MMIO32, memory64: start, io: u64::from(layout::PIO) };
+    // Small functions first: what they take lies in the gap below the first large BAR.
+    ordered.sort_by_key(|request| {
+        (largest(request.function), request.function, std::cmp::Reverse(request.bar.size))
+    });
+    let start = ram_end.checked_next_multiple_of(WINDOW_STEP).unwrap_or(u64::MAX);
+    let mut windows =
+        Cursors { memory32: layout::MMIO32, memory64: start, io: u64::from(layout::PIO) };
     let mut placed = Vec::new();
     let mut last = None;
     for request in ordered {
         if last != Some(request.function) {
-            windows.memory32 = windows.memory32.next_multiple_of(BRIDGE_STEP);
-            windows.memory64 = windows.memory64.next_multiple_of(BRIDGE_STEP);
-            windows.io = windows.io.next_multiple_of(BRIDGE_IO_STEP);
+            windows.next_bridge();
             last = Some(request.function);
         }
         let Request { function, bar } = *request;
@@ -80,12 +88,12 @@ pub fn place(requests: &[Request], ram_end: u64, bits: u8) -> Result<Plan, Place
         placed.push(Placed { function, index: bar.index, kind: bar.kind, address, size: bar.size });
     }
     windows.check()?;
-    let mmio64_size = (windows.memory64 - start).next_power_of_two().max(1 << 30);
-    let end = start.saturating_add(mmio64_size);
+    let end = windows.memory64.max(start.saturating_add(1));
+    let end = end.checked_next_multiple_of(WINDOW_STEP).unwrap_or(u64::MAX);
     if end > limit {
         return Err(PlaceError::AddressBits { end, bits });
     }
-    Ok(Plan { placed, mmio64: start, mmio64_size })
+    Ok(Plan { placed, mmio64: start, mmio64_size: end - start })
 }
 
 fn is_64(kind: BarKind) -> bool {
@@ -99,6 +107,14 @@ struct Cursors {
 }
 
 impl Cursors {
+    /// Goes to where the next bridge's windows can begin.
+    fn next_bridge(&mut self) {
+        let up = |cursor: u64, step: u64| cursor.checked_next_multiple_of(step).unwrap_or(u64::MAX);
+        self.memory32 = up(self.memory32, BRIDGE_STEP);
+        self.memory64 = up(self.memory64, BRIDGE_STEP);
+        self.io = up(self.io, BRIDGE_IO_STEP);
+    }
+
     fn take(&mut self, kind: BarKind, size: u64) -> u64 {
         // A 64-bit BAR that is not prefetchable must lie below 4 GiB when it is behind a bridge,
         // whose 64-bit window is the prefetchable one.
@@ -108,7 +124,7 @@ impl Cursors {
             BarKind::Io => &mut self.io,
         };
         let step = if kind == BarKind::Io { size } else { size.max(4096) };
-        let address = cursor.next_multiple_of(step);
+        let address = cursor.checked_next_multiple_of(step).unwrap_or(u64::MAX);
         *cursor = address.saturating_add(step);
         address
     }
@@ -116,7 +132,11 @@ impl Cursors {
     fn check(&self) -> Result<(), PlaceError> {
         let fits = |window, start: u64, end: u64, available: u64| {
             let needed = end - start;
-            if needed > available { Err(PlaceError::Window { window, needed, available }) } else { Ok(()) }
+            if needed > available {
+                Err(PlaceError::Window { window, needed, available })
+            } else {
+                Ok(())
+            }
         };
         let size = layout::MMIO32_END - layout::MMIO32;
         fits("32-bit memory", layout::MMIO32, self.memory32, size)?;
@@ -139,26 +159,40 @@ mod tests {
         let requests = [request(0, 0, BarKind::Memory32, 0x1000), request(0, 2, wide, 1 << 38)];
         let plan = place(&requests, 5 << 30, 42).expect("fits");
         let huge = plan.placed.iter().find(|bar| bar.index == 2).expect("placed");
-        assert_eq!((huge.address, plan.mmio64_size), (1 << 38, 1 << 38));
+        assert_eq!((huge.address, plan.mmio64, plan.mmio64_size), (1 << 38, 5 << 30, 507 << 30));
+    }
+
+    #[test]
+    fn half_the_address_space_is_possible() {
+        let wide = BarKind::Memory64Prefetchable;
+        let requests = [request(0, 0, wide, 1 << 39), request(1, 4, wide, 1 << 14)];
+        let plan = place(&requests, 5 << 30, 40).expect("fits");
+        let end = plan.mmio64 + plan.mmio64_size;
+        assert_eq!(
+            (plan.placed[0].address, plan.placed[1].address, end),
+            (5 << 30, 1 << 39, 1 << 40)
+        );
     }
 
     #[test]
     fn too_few_address_bits_are_told() {
         let requests = [request(0, 0, BarKind::Memory64Prefetchable, 1 << 39)];
-        let refusal = place(&requests, 5 << 30, 40).expect_err("ends at 2^40 plus");
-        assert!(matches!(refusal, PlaceError::AddressBits { bits: 40, .. }) || refusal.to_string().is_empty());
+        let refusal = place(&requests, 5 << 30, 39).expect_err("ends at 2^40");
+        assert_eq!(refusal, PlaceError::AddressBits { end: 1 << 40, bits: 39 });
     }
 
     #[test]
     fn functions_do_not_share_bridge_windows() {
-        let requests = [request(0, 0, BarKind::Memory32, 0x1000), request(1, 0, BarKind::Memory32, 0x1000)];
+        let requests =
+            [request(0, 0, BarKind::Memory32, 0x1000), request(1, 0, BarKind::Memory32, 0x1000)];
         let plan = place(&requests, 1 << 32, 40).expect("fits");
         assert_eq!(plan.placed[1].address - plan.placed[0].address, BRIDGE_STEP);
     }
 
     #[test]
     fn full_windows_are_told() {
-        let requests = [request(0, 0, BarKind::Memory32, 1 << 29), request(1, 0, BarKind::Memory32, 1 << 29)];
+        let requests =
+            [request(0, 0, BarKind::Memory32, 1 << 29), request(1, 0, BarKind::Memory32, 1 << 29)];
         assert!(matches!(place(&requests, 1 << 32, 40), Err(PlaceError::Window { .. })));
     }
 }

@@ -67,7 +67,12 @@ impl Bus {
         data.fill(0xff);
         let (address, register) = ecam(offset);
         if let Some((_, function)) = self.find(address) {
-            lock(&function).read_config(register, data);
+            let mut function = lock(&function);
+            for (at, piece) in pieces_mut(u64::from(register), data, CONFIG_STEP) {
+                if let Some(at) = config_register(at) {
+                    function.read_config(at, piece);
+                }
+            }
         }
     }
 
@@ -75,7 +80,11 @@ impl Bus {
     pub fn write_ecam(&mut self, offset: u64, data: &[u8]) {
         let (address, register) = ecam(offset);
         if let Some((seat, function)) = self.find(address) {
-            lock(&function).write_config(register, data);
+            for (at, piece) in pieces(u64::from(register), data, CONFIG_STEP) {
+                if let Some(at) = config_register(at) {
+                    lock(&function).write_config(at, piece);
+                }
+            }
             self.refresh(seat);
         }
     }
@@ -107,28 +116,36 @@ impl Bus {
     /// Reads guest memory that a BAR decodes. Returns whether one does.
     pub fn read_memory(&self, address: u64, data: &mut [u8]) -> Answered {
         access(&self.memory, address, data.len(), |function, bar, offset| {
-            function.read_bar(bar, offset, data);
+            for (at, piece) in pieces_mut(offset, data, BAR_STEP) {
+                function.read_bar(bar, at, piece);
+            }
         })
     }
 
     /// Writes guest memory that a BAR decodes. Returns whether one does.
     pub fn write_memory(&self, address: u64, data: &[u8]) -> Answered {
         access(&self.memory, address, data.len(), |function, bar, offset| {
-            function.write_bar(bar, offset, data);
+            for (at, piece) in pieces(offset, data, BAR_STEP) {
+                function.write_bar(bar, at, piece);
+            }
         })
     }
 
     /// Reads ports that a BAR decodes. Returns whether one does.
     pub fn read_port(&self, port: u16, data: &mut [u8]) -> Answered {
         access(&self.ports, u64::from(port), data.len(), |function, bar, offset| {
-            function.read_bar(bar, offset, data);
+            for (at, piece) in pieces_mut(offset, data, BAR_STEP) {
+                function.read_bar(bar, at, piece);
+            }
         })
     }
 
     /// Writes ports that a BAR decodes. Returns whether one does.
     pub fn write_port(&self, port: u16, data: &[u8]) -> Answered {
         access(&self.ports, u64::from(port), data.len(), |function, bar, offset| {
-            function.write_bar(bar, offset, data);
+            for (at, piece) in pieces(offset, data, BAR_STEP) {
+                function.write_bar(bar, at, piece);
+            }
         })
     }
 
@@ -173,7 +190,8 @@ impl Bus {
         }
         for bar in bars.iter().filter(|bar| bar.decoding && bar.address != 0) {
             let table = if bar.kind == BarKind::Io { &mut self.ports } else { &mut self.memory };
-            let decoded = Decoded { size: bar.size, bar: bar.index, function: Arc::clone(&function) };
+            let decoded =
+                Decoded { size: bar.size, bar: bar.index, function: Arc::clone(&function) };
             table.insert(bar.address, decoded);
         }
         lock(&function).bars_changed();
@@ -205,6 +223,48 @@ fn access(
     Answered::Yes
 }
 
+/// Largest access that a function sees in configuration space.
+const CONFIG_STEP: usize = 4;
+/// Largest access that a function sees in a BAR.
+const BAR_STEP: usize = 8;
+
+/// Returns the register of a piece, if it lies in the function's 4 KiB.
+fn config_register(at: u64) -> Option<u16> {
+    u16::try_from(at).ok().filter(|at| usize::from(*at) < super::config::SIZE)
+}
+
+/// Returns how many bytes the first piece of `left` bytes at `at` has: a power of two, at most
+/// `step`, aligned to itself. Guests may ask for any length anywhere; functions see only these.
+fn piece_length(at: u64, left: usize, step: usize) -> usize {
+    let mut length = step;
+    while length > left || !at.is_multiple_of(length as u64) {
+        length /= 2;
+    }
+    length
+}
+
+fn pieces(mut at: u64, mut data: &[u8], step: usize) -> Vec<(u64, &[u8])> {
+    let mut pieces = Vec::with_capacity(1);
+    while !data.is_empty() {
+        let length = piece_length(at, data.len(), step);
+        let (piece, rest) = data.split_at(length);
+        pieces.push((at, piece));
+        (at, data) = (at.wrapping_add(length as u64), rest);
+    }
+    pieces
+}
+
+fn pieces_mut(mut at: u64, mut data: &mut [u8], step: usize) -> Vec<(u64, &mut [u8])> {
+    let mut pieces = Vec::with_capacity(1);
+    while !data.is_empty() {
+        let length = piece_length(at, data.len(), step);
+        let (piece, rest) = data.split_at_mut(length);
+        pieces.push((at, piece));
+        (at, data) = (at.wrapping_add(length as u64), rest);
+    }
+    pieces
+}
+
 fn ecam(offset: u64) -> (Address, u16) {
     let byte = |shift: u32, mask: u64| u8::try_from(offset >> shift & mask).unwrap_or(u8::MAX);
     let address = Address { bus: byte(20, 0xff), device: byte(15, 0x1f), function: byte(12, 7) };
@@ -222,6 +282,17 @@ mod tests {
         config::{ConfigSpace, Identity},
         root_port::{Link, RootPort},
     };
+
+    #[test]
+    fn functions_see_only_aligned_powers_of_two() {
+        let lengths = |at, length, step| {
+            let data = vec![0; length];
+            pieces(at, &data, step).iter().map(|(at, piece)| (*at, piece.len())).collect::<Vec<_>>()
+        };
+        assert_eq!(lengths(0x10, 8, CONFIG_STEP), [(0x10, 4), (0x14, 4)]);
+        assert_eq!(lengths(0x11, 4, CONFIG_STEP), [(0x11, 1), (0x12, 2), (0x14, 1)]);
+        assert_eq!(lengths(6, 7, BAR_STEP), [(6, 2), (8, 4), (12, 1)]);
+    }
 
     struct Plain {
         config: ConfigSpace,

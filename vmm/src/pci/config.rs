@@ -139,10 +139,15 @@ impl ConfigSpace {
             return refuse("the size is not a power of two");
         }
         match kind {
-            BarKind::Io if !(4..=256).contains(&size) => return refuse("I/O BARs have 4 to 256 bytes"),
+            BarKind::Io if !(4..=256).contains(&size) => {
+                return refuse("I/O BARs have 4 to 256 bytes");
+            }
             BarKind::Memory32 if size > 1 << 31 => return refuse("32-bit BARs have at most 2 GiB"),
-            _ if kind != BarKind::Io && size < 16 => return refuse("memory BARs have at least 16 bytes"),
-            BarKind::Io | BarKind::Memory32 | BarKind::Memory64 | BarKind::Memory64Prefetchable => {}
+            _ if kind != BarKind::Io && size < 16 => {
+                return refuse("memory BARs have at least 16 bytes");
+            }
+            BarKind::Io | BarKind::Memory32 | BarKind::Memory64 | BarKind::Memory64Prefetchable => {
+            }
         }
         let offset = BAR0 + 4 * usize::from(index);
         let mask = !(size - 1);
@@ -169,7 +174,12 @@ impl ConfigSpace {
     /// Adds a capability with identifier `id`; `body` follows the two header bytes, and
     /// `writable`, as long as `body` or shorter, says which bits of it the guest may write.
     /// Returns its offset.
-    pub fn add_capability(&mut self, id: u8, body: &[u8], writable: &[u8]) -> Result<u16, ConfigError> {
+    pub fn add_capability(
+        &mut self,
+        id: u8,
+        body: &[u8],
+        writable: &[u8],
+    ) -> Result<u16, ConfigError> {
         let bytes = body.len() + 2;
         let offset = self.free;
         if offset + bytes > LEGACY_SIZE {
@@ -187,7 +197,12 @@ impl ConfigSpace {
     }
 
     /// Adds an extended capability; `body` follows the four header bytes. Returns its offset.
-    pub fn add_extended_capability(&mut self, id: u16, version: u8, body: &[u8]) -> Result<u16, ConfigError> {
+    pub fn add_extended_capability(
+        &mut self,
+        id: u16,
+        version: u8,
+        body: &[u8],
+    ) -> Result<u16, ConfigError> {
         let bytes = body.len() + 4;
         let offset = self.free_extended;
         if offset + bytes > SIZE {

@@ -51,7 +51,9 @@ impl MsixTable {
     /// Makes a table of `count` vectors, 1..=2048, all masked, MSI-X off.
     pub fn new(count: u16, interrupts: &dyn InterruptSource) -> io::Result<Self> {
         if !(1..=MAX_VECTORS).contains(&count) {
-            return Err(io::Error::other(format!("{count} MSI-X vectors; a table has 1 to {MAX_VECTORS}")));
+            return Err(io::Error::other(format!(
+                "{count} MSI-X vectors; a table has 1 to {MAX_VECTORS}"
+            )));
         }
         let vectors = (0..count).map(|_| interrupts.allocate_msi()).collect::<io::Result<_>>()?;
         Ok(Self { entries: vec![Entry::default(); usize::from(count)], vectors, control: 0 })
@@ -165,7 +167,8 @@ impl MsixTable {
         let (Some(entry), Some(vector)) = (self.entries.get(index), self.vectors.get(index)) else {
             return Ok(());
         };
-        let open = self.is_enabled() && self.control & FUNCTION_MASK == 0 && entry.control & MASKED == 0;
+        let open =
+            self.is_enabled() && self.control & FUNCTION_MASK == 0 && entry.control & MASKED == 0;
         vector.route(open.then_some(MsiMessage { address: entry.address, data: entry.data }))
     }
 
@@ -182,7 +185,9 @@ impl MsixTable {
         if let Some(place) = usize::try_from(at).ok().and_then(|at| bytes.get_mut(at)) {
             *place = value;
         }
-        let word = |from: usize| u32::from_le_bytes([bytes[from], bytes[from + 1], bytes[from + 2], bytes[from + 3]]);
+        let word = |from: usize| {
+            u32::from_le_bytes([bytes[from], bytes[from + 1], bytes[from + 2], bytes[from + 3]])
+        };
         entry.address = u64::from(word(0)) & !3 | u64::from(word(4)) << 32;
         entry.data = word(8);
         entry.control = word(12) & MASKED;

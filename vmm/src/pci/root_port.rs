@@ -68,7 +68,8 @@ impl RootPort {
         let speed = u16::from(link.speed.clamp(1, 6));
         let width = u16::from(link.width.clamp(1, 32));
         let mut body = [0u8; 0x3a];
-        let mut put = |at: usize, bytes: &[u8]| body[at - 2..at - 2 + bytes.len()].copy_from_slice(bytes);
+        let mut put =
+            |at: usize, bytes: &[u8]| body[at - 2..at - 2 + bytes.len()].copy_from_slice(bytes);
         let link_word = u32::from(speed) | u32::from(width) << 4;
         put(0x02, &EXPRESS_ROOT_PORT.to_le_bytes());
         put(0x0c, &(link_word | LINK_ACTIVE_CAPABLE | u32::from(slot) << 24).to_le_bytes());
@@ -80,7 +81,8 @@ impl RootPort {
         put(0x30, &speed.to_le_bytes());
         // Writable: device control, link control, slot control, root control, the "2" controls.
         let mut writable = [0u8; 0x3a];
-        let mut allow = |at: usize, mask: u16| writable[at - 2..at].copy_from_slice(&mask.to_le_bytes());
+        let mut allow =
+            |at: usize, mask: u16| writable[at - 2..at].copy_from_slice(&mask.to_le_bytes());
         allow(0x08, 0xffff);
         allow(0x10, 0x03df);
         allow(0x18, 0x1fff);

@@ -37,7 +37,9 @@ const IDENTITY_MAP_ADDRESS: u64 = 0xfffb_c000;
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the message is the doc")]
 pub enum KvmError {
-    #[error("this is not KVM: the descriptor given as kvm_fd reports API version {0} instead of 12")]
+    #[error(
+        "this is not KVM: the descriptor given as kvm_fd reports API version {0} instead of 12"
+    )]
     NotKvm(i32),
     #[error("KVM cannot {what}")]
     Call { what: &'static str, source: io::Error },
@@ -79,7 +81,8 @@ impl Vm {
         }
         let fd = kvm.create_vm().map_err(call("create a machine"))?;
         fd.set_tss_address(TSS_ADDRESS).map_err(call("place the task state segment"))?;
-        fd.set_identity_map_address(IDENTITY_MAP_ADDRESS).map_err(call("place the identity map"))?;
+        fd.set_identity_map_address(IDENTITY_MAP_ADDRESS)
+            .map_err(call("place the identity map"))?;
         fd.create_irq_chip().map_err(call("create interrupt controllers"))?;
         let pit = kvm_pit_config { flags: KVM_PIT_SPEAKER_DUMMY, ..Default::default() };
         fd.create_pit2(pit).map_err(call("create the interval timer"))?;
@@ -90,7 +93,8 @@ impl Vm {
             interrupts: Mutex::default(),
             this: this.clone(),
         });
-        vm.apply_routes(&vm.interrupts()).map_err(|source| KvmError::Call { what: "route interrupts", source })?;
+        vm.apply_routes(&vm.interrupts())
+            .map_err(|source| KvmError::Call { what: "route interrupts", source })?;
         Ok(vm)
     }
 
@@ -205,7 +209,14 @@ impl Vm {
             interrupts.lines
         };
         let (trigger, resample) = (EventFd::new(EFD_NONBLOCK)?, EventFd::new(EFD_NONBLOCK)?);
-        Ok(Arc::new(KvmLine { vm, gsi, holder, trigger, resample, attached: Mutex::new(Attached::No) }))
+        Ok(Arc::new(KvmLine {
+            vm,
+            gsi,
+            holder,
+            trigger,
+            resample,
+            attached: Mutex::new(Attached::No),
+        }))
     }
 
     fn interrupts(&self) -> MutexGuard<'_, Interrupts> {
@@ -235,7 +246,8 @@ fn os_error(error: kvm_ioctls::Error) -> io::Error {
 }
 
 fn chip_route(gsi: u32, chip: u32, pin: u32) -> kvm_irq_routing_entry {
-    let mut entry = kvm_irq_routing_entry { gsi, type_: KVM_IRQ_ROUTING_IRQCHIP, ..Default::default() };
+    let mut entry =
+        kvm_irq_routing_entry { gsi, type_: KVM_IRQ_ROUTING_IRQCHIP, ..Default::default() };
     entry.u.irqchip = kvm_irq_routing_irqchip { irqchip: chip, pin };
     entry
 }
@@ -254,7 +266,8 @@ fn msi_route(gsi: u32, message: MsiMessage) -> kvm_irq_routing_entry {
 
 fn halves(value: u64) -> [u32; 2] {
     let bytes = value.to_le_bytes();
-    let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+    let word =
+        |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
     [word(0), word(4)]
 }
 

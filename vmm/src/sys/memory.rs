@@ -64,7 +64,9 @@ impl Ram {
         let total: u64 = ranges.iter().map(|(_, size)| size).sum();
         let pages = Pages::of(backing);
         let size = Mebibytes(total >> 20);
-        if !total.is_multiple_of(pages.bytes) || ranges.iter().any(|(_, s)| !s.is_multiple_of(pages.bytes)) {
+        if !total.is_multiple_of(pages.bytes)
+            || ranges.iter().any(|(_, s)| !s.is_multiple_of(pages.bytes))
+        {
             return Err(MemoryError::Size { size, pages: pages.name, step: pages.bytes >> 20 });
         }
         let file = Arc::new(create_memfd(&pages, total).map_err(|source| match backing {
@@ -78,16 +80,20 @@ impl Ram {
         let mut offset = 0;
         for (address, length) in ranges {
             let region = map_region(&file, offset, *length)?;
-            populate(&region, backing)
-                .map_err(|source| MemoryError::Short { size, pages: pages.name, source })?;
+            populate(&region, backing).map_err(|source| MemoryError::Short {
+                size,
+                pages: pages.name,
+                source,
+            })?;
             regions.push(RamRegion {
                 address: *address,
                 size: *length,
                 offset,
                 host_address: region.as_ptr() as u64,
             });
-            let region = GuestRegionMmap::new(region, GuestAddress(*address))
-                .ok_or_else(|| MemoryError::Layout("a region passes the end of addresses".into()))?;
+            let region = GuestRegionMmap::new(region, GuestAddress(*address)).ok_or_else(|| {
+                MemoryError::Layout("a region passes the end of addresses".into())
+            })?;
             mapped.push(region);
             offset += length;
         }
@@ -129,7 +135,8 @@ impl Pages {
 
 fn create_memfd(pages: &Pages, size: u64) -> io::Result<File> {
     // SAFETY: the name is a NUL-terminated literal; the call touches no other memory.
-    let fd = unsafe { libc::memfd_create(c"guest-memory".as_ptr(), libc::MFD_CLOEXEC | pages.flags) };
+    let fd =
+        unsafe { libc::memfd_create(c"guest-memory".as_ptr(), libc::MFD_CLOEXEC | pages.flags) };
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
@@ -154,7 +161,8 @@ fn populate(region: &MmapRegion, backing: MemoryBacking) -> io::Result<()> {
         return Ok(());
     }
     // SAFETY: the range is exactly one live mapping that `region` owns; populating writes nothing.
-    let ret = unsafe { libc::madvise(region.as_ptr().cast(), region.size(), libc::MADV_POPULATE_WRITE) };
+    let ret =
+        unsafe { libc::madvise(region.as_ptr().cast(), region.size(), libc::MADV_POPULATE_WRITE) };
     if ret < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
@@ -274,7 +282,8 @@ mod tests {
 
     #[test]
     fn memory_is_zero_and_keeps_what_is_written() {
-        let ram = Ram::new(&[(0, 1 << 20), (4 << 30, 2 << 20)], MemoryBacking::Memfd).expect("memory");
+        let ram =
+            Ram::new(&[(0, 1 << 20), (4 << 30, 2 << 20)], MemoryBacking::Memfd).expect("memory");
         assert_eq!(ram.size(), 3 << 20);
         let there = GuestAddress((4 << 30) + 8);
         assert_eq!(ram.memory.read_obj::<u64>(there).expect("inside"), 0);

@@ -6,4 +6,5 @@ pub mod kvm;
 pub mod memory;
 pub mod sandbox;
 pub mod signal;
+pub mod vcpu;
 pub mod vfio;

@@ -13,10 +13,10 @@ const TSC_DEADLINE: u32 = 1 << 24;
 const INVARIANT_TSC: u32 = 1 << 8;
 /// Leaf 1 EDX: more than one logical processor in the package.
 const MULTI_THREADED: u32 = 1 << 28;
-/// Leaf 0x8000_0001 ECX: AMD topology leaves are there.
-const TOPOLOGY_EXTENSIONS: u32 = 1 << 22;
 /// Leaf 0x8000_0001 ECX: AMD, more cores than one.
 const LEGACY_CORES: u32 = 1 << 1;
+/// Leaves that tell the host's topology: 0xb, its successor on Intel, and AMD's.
+const TOPOLOGY_LEAVES: [u32; 3] = [0xb, 0x1f, 0x8000_0026];
 /// Level types of leaf 0xb.
 const LEVEL_THREAD: u32 = 1;
 const LEVEL_CORE: u32 = 2;
@@ -27,24 +27,53 @@ pub fn address_bits(supported: &CpuId) -> u8 {
     leaf.map_or(36, |entry| entry.eax.to_le_bytes()[0])
 }
 
+/// Features that KVM can pass on but this machine does not keep: (leaf, index, eax, ebx, ecx, edx)
+/// bits that are cleared. Nested virtualisation, performance counters, tracing and enclaves would
+/// each need state or resources that nobody here gives; MONITOR would sleep past our timers.
+const WITHHELD: [(u32, u32, [u32; 4]); 8] = [
+    // MONITOR, VMX, SMX, perfmon capabilities.
+    (1, 0, [0, 0, 1 << 3 | 1 << 5 | 1 << 6 | 1 << 15, 0]),
+    // SGX, processor trace; SGX launch control.
+    (7, 0, [0, 1 << 2 | 1 << 25, 1 << 30, 0]),
+    (0xa, 0, [u32::MAX; 4]),
+    (0x12, 0, [u32::MAX; 4]),
+    (0x14, 0, [u32::MAX; 4]),
+    // SVM, performance counters of three kinds.
+    (0x8000_0001, 0, [0, 0, 1 << 2 | 1 << 23 | 1 << 24 | 1 << 28, 0]),
+    (0x8000_000a, 0, [u32::MAX; 4]),
+    (0x8000_0022, 0, [u32::MAX; 4]),
+];
+
 /// Returns the features of virtual CPU `id` of `count`.
 pub(super) fn for_vcpu(supported: &CpuId, id: u8, count: u8) -> CpuId {
     let mut features = supported.clone();
     let steady = has_invariant_tsc(supported);
     for entry in features.as_mut_slice() {
+        withhold(entry);
         adapt(entry, u32::from(id), u32::from(count));
         // A deadline in ticks of a counter that drifts is missed, and the guest sleeps on.
         if entry.function == 1 && !steady {
             entry.ecx &= !TSC_DEADLINE;
         }
     }
-    features.retain(|entry| entry.function != 0xb && entry.function != 0x1f);
+    features.retain(|entry| !TOPOLOGY_LEAVES.contains(&entry.function));
     for level in 0..2 {
         // The list has room: two leaves were reserved by the filter above or are far below the
         // limit; a full list keeps the other leaves and the guest falls back to leaf 1.
         let _ = features.push(topology(level, u32::from(id), u32::from(count)));
     }
     features
+}
+
+fn withhold(entry: &mut kvm_cpuid_entry2) {
+    for (function, index, [eax, ebx, ecx, edx]) in WITHHELD {
+        if (entry.function, entry.index) == (function, index) {
+            entry.eax &= !eax;
+            entry.ebx &= !ebx;
+            entry.ecx &= !ecx;
+            entry.edx &= !edx;
+        }
+    }
 }
 
 fn has_invariant_tsc(supported: &CpuId) -> bool {
@@ -55,7 +84,8 @@ fn has_invariant_tsc(supported: &CpuId) -> bool {
 fn adapt(entry: &mut kvm_cpuid_entry2, id: u32, count: u32) {
     match entry.function {
         1 => {
-            entry.ebx = entry.ebx & 0x0000_ffff | count.next_power_of_two().min(255) << 16 | id << 24;
+            entry.ebx =
+                entry.ebx & 0x0000_ffff | count.next_power_of_two().min(255) << 16 | id << 24;
             entry.ecx |= HYPERVISOR;
             if count > 1 {
                 entry.edx |= MULTI_THREADED;
@@ -70,8 +100,8 @@ fn adapt(entry: &mut kvm_cpuid_entry2, id: u32, count: u32) {
             entry.eax = entry.eax & 0x3fff | (count - 1).min(63) << 26 | sharing << 14;
         }
         0x8000_0001 => {
-            entry.ecx = if count > 1 { entry.ecx | LEGACY_CORES } else { entry.ecx & !LEGACY_CORES };
-            entry.ecx |= TOPOLOGY_EXTENSIONS & amd_mask(entry);
+            entry.ecx =
+                if count > 1 { entry.ecx | LEGACY_CORES } else { entry.ecx & !LEGACY_CORES };
         }
         0x8000_0008 => {
             let bits = 32 - (count - 1).leading_zeros();
@@ -91,11 +121,6 @@ fn adapt(entry: &mut kvm_cpuid_entry2, id: u32, count: u32) {
         }
         _ => {}
     }
-}
-
-/// The bit is meaningful on AMD processors only, where KVM passes it on already.
-fn amd_mask(entry: &kvm_cpuid_entry2) -> u32 {
-    entry.ecx & TOPOLOGY_EXTENSIONS
 }
 
 /// Leaf 0xb: one thread per core, all cores in one package.
@@ -130,7 +155,8 @@ mod tests {
 
     #[test]
     fn topology_is_one_socket_of_single_threaded_cores() {
-        let host = CpuId::from_entries(&[entry(1), entry(0x8000_0008), entry(0x8000_001e)]).expect("few");
+        let host =
+            CpuId::from_entries(&[entry(1), entry(0x8000_0008), entry(0x8000_001e)]).expect("few");
         let features = for_vcpu(&host, 2, 4);
         assert_eq!(find(&features, 1, 0).ebx >> 24, 2);
         assert_eq!(find(&features, 1, 0).ecx & HYPERVISOR, HYPERVISOR);
@@ -148,6 +174,22 @@ mod tests {
         assert_eq!(find(&for_vcpu(&drifting, 0, 1), 1, 0).ecx & TSC_DEADLINE, 0);
         let invariant = CpuId::from_entries(&[deadline, steady]).expect("few");
         assert_eq!(find(&for_vcpu(&invariant, 0, 1), 1, 0).ecx & TSC_DEADLINE, TSC_DEADLINE);
+    }
+
+    #[test]
+    fn nested_machines_and_counters_are_withheld() {
+        let full = |function| kvm_cpuid_entry2 {
+            eax: u32::MAX,
+            ebx: u32::MAX,
+            ecx: u32::MAX,
+            edx: u32::MAX,
+            ..entry(function)
+        };
+        let host = CpuId::from_entries(&[full(1), full(0xa), full(0x8000_0001)]).expect("few");
+        let features = for_vcpu(&host, 0, 1);
+        assert_eq!(find(&features, 1, 0).ecx & (1 << 3 | 1 << 5), 0);
+        assert_eq!(find(&features, 0x8000_0001, 0).ecx & 1 << 2, 0);
+        assert_eq!(find(&features, 0xa, 0).eax, 0);
     }
 
     #[test]

@@ -12,7 +12,7 @@ pub use cpuid::address_bits;
 use crate::{
     boot::Entry,
     machine::{Board, Ending},
-    sys::{kvm::KvmError, memory::Ram},
+    sys::{self, kvm::KvmError, memory::Ram},
 };
 
 /// Why a virtual CPU cannot be set up.
@@ -63,12 +63,16 @@ pub fn run(mut vcpu: VcpuFd, board: &Arc<Board>) {
 
 /// Runs up to one exit. Returns how the machine ends, if it does.
 fn step(vcpu: &mut VcpuFd, board: &Board) -> Option<Ending> {
-    match vcpu.run() {
+    let (exit, width) = sys::vcpu::run(vcpu);
+    match exit {
+        // String instructions bring several accesses to the same port at once.
         Ok(VcpuExit::IoIn(port, data)) => {
-            board.read_port(port, data);
+            data.chunks_mut(width).for_each(|access| board.read_port(port, access));
             None
         }
-        Ok(VcpuExit::IoOut(port, data)) => board.write_port(port, data),
+        Ok(VcpuExit::IoOut(port, data)) => {
+            data.chunks(width).find_map(|access| board.write_port(port, access))
+        }
         Ok(VcpuExit::MmioRead(address, data)) => {
             board.read_memory(address, data);
             None
@@ -77,16 +81,20 @@ fn step(vcpu: &mut VcpuFd, board: &Board) -> Option<Ending> {
             board.write_memory(address, data);
             None
         }
-        Ok(VcpuExit::Intr | VcpuExit::Hlt | VcpuExit::IrqWindowOpen | VcpuExit::IoapicEoi(_)) => None,
-        Ok(VcpuExit::Shutdown) => Some(Ending::guest_fault("triple fault")),
-        Ok(VcpuExit::FailEntry(reason, cpu)) => {
-            Some(Ending::host_fault(format!("CPU {cpu} cannot enter the guest, reason {reason:#x}")))
+        Ok(VcpuExit::Intr | VcpuExit::Hlt | VcpuExit::IrqWindowOpen | VcpuExit::IoapicEoi(_)) => {
+            None
         }
+        Ok(VcpuExit::Shutdown) => Some(Ending::guest_fault("triple fault")),
+        Ok(VcpuExit::FailEntry(reason, cpu)) => Some(Ending::host_fault(format!(
+            "CPU {cpu} cannot enter the guest, reason {reason:#x}"
+        ))),
         Ok(VcpuExit::InternalError) => {
             let place = vcpu.get_regs().map_or(0, |registers| registers.rip);
             Some(Ending::guest_fault(format!("KVM cannot emulate the instruction at {place:#x}")))
         }
-        Ok(VcpuExit::SystemEvent(kind, _)) => Some(Ending::guest_fault(format!("system event {kind}"))),
+        Ok(VcpuExit::SystemEvent(kind, _)) => {
+            Some(Ending::guest_fault(format!("system event {kind}")))
+        }
         Ok(other) => Some(Ending::host_fault(format!("KVM left the guest for {other:?}"))),
         Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => {
             vcpu.set_kvm_immediate_exit(0);

@@ -30,6 +30,11 @@ const APIC_LVT1: usize = 0x360;
 const DELIVERY_NMI: u8 = 4;
 const DELIVERY_EXTERNAL: u8 = 7;
 
+/// Descriptors: code and data where boot.rst wants them (__BOOT_CS, __BOOT_DS), then the task state.
+const CODE: u16 = 2;
+const DATA: u16 = 3;
+const TASK: u16 = 4;
+
 /// Page table entry: present, writable.
 const PRESENT: u64 = 3;
 /// Page directory entry: a 2 MiB page.
@@ -37,10 +42,8 @@ const LARGE: u64 = 1 << 7;
 
 pub(super) fn set_msrs(vcpu: &VcpuFd) -> Result<(), kvm_ioctls::Error> {
     let entry = |index, data| kvm_msr_entry { index, data, ..Default::default() };
-    let entries = [
-        entry(MSR_MISC_ENABLE, MISC_ENABLE_FAST_STRING),
-        entry(MSR_MTRR_DEFAULT, MTRR_WRITE_BACK),
-    ];
+    let entries =
+        [entry(MSR_MISC_ENABLE, MISC_ENABLE_FAST_STRING), entry(MSR_MTRR_DEFAULT, MTRR_WRITE_BACK)];
     for entry in entries {
         let one = Msrs::from_entries(&[entry]).map_err(|_| kvm_ioctls::Error::new(libc::ENOMEM))?;
         // A host CPU without the register has no use for its value.
@@ -65,14 +68,14 @@ pub(super) fn set_entry(vcpu: &VcpuFd, entry: Entry, ram: &Ram) -> Result<(), Vc
     write_tables(entry, ram)?;
     let mut special = vcpu.get_sregs().map_err(failed("read the special registers"))?;
     special.gdt.base = layout::GDT;
-    special.gdt.limit = 8 * 4 - 1;
+    special.gdt.limit = 8 * 5 - 1;
     special.idt.limit = 0;
-    let data = segment(2, 0x3, 0);
+    let data = segment(DATA, 0x3, 0);
     (special.ds, special.es, special.fs, special.gs, special.ss) = (data, data, data, data, data);
-    special.tr = segment(3, 0xb, 0);
+    special.tr = segment(TASK, 0xb, 0);
     let (address, regs) = match entry {
         Entry::Linux64 { address } => {
-            special.cs = segment(1, 0xb, 1);
+            special.cs = segment(CODE, 0xb, 1);
             special.cr0 = CR0_PROTECTED | CR0_EXTENSION | CR0_PAGING;
             special.cr3 = layout::PAGE_TABLES;
             special.cr4 = CR4_PAE;
@@ -80,7 +83,7 @@ pub(super) fn set_entry(vcpu: &VcpuFd, entry: Entry, ram: &Ram) -> Result<(), Vc
             (address, kvm_regs { rsi: layout::ZERO_PAGE, ..Default::default() })
         }
         Entry::Pvh { address } => {
-            special.cs = segment(1, 0xb, 0);
+            special.cs = segment(CODE, 0xb, 0);
             special.cr0 = CR0_PROTECTED | CR0_EXTENSION;
             special.cr4 = 0;
             special.efer = 0;
@@ -88,13 +91,14 @@ pub(super) fn set_entry(vcpu: &VcpuFd, entry: Entry, ram: &Ram) -> Result<(), Vc
         }
     };
     vcpu.set_sregs(&special).map_err(failed("set the special registers"))?;
-    let regs = kvm_regs { rip: address, rsp: layout::STACK, rbp: layout::STACK, rflags: FLAGS, ..regs };
+    let regs =
+        kvm_regs { rip: address, rsp: layout::STACK, rbp: layout::STACK, rflags: FLAGS, ..regs };
     vcpu.set_regs(&regs).map_err(failed("set the registers"))
 }
 
 /// A flat segment: descriptor `index`, of `kind`, 64-bit code if `long` is 1.
 fn segment(index: u16, kind: u8, long: u8) -> kvm_segment {
-    let is_tss = kind == 0xb && index == 3;
+    let is_tss = index == TASK;
     kvm_segment {
         base: 0,
         limit: if is_tss { 0x67 } else { 0xffff_ffff },
@@ -116,7 +120,7 @@ fn write_tables(entry: Entry, ram: &Ram) -> Result<(), VcpuError> {
         Entry::Linux64 { .. } => 0x00af_9b00_0000_ffff,
         Entry::Pvh { .. } => 0x00cf_9b00_0000_ffff,
     };
-    let table = [0, code, 0x00cf_9300_0000_ffff, 0x0000_8b00_0000_0067];
+    let table = [0, 0, code, 0x00cf_9300_0000_ffff, 0x0000_8b00_0000_0067];
     let put = |address: u64, value: u64| {
         ram.memory
             .write_obj(value, GuestAddress(address))
