@@ -1,0 +1,1 @@
+//! An append-only log in which nothing can be altered unnoticed.

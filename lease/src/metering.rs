@@ -1,0 +1,1 @@
+//! What a machine used, second by second, as receipts that its node signs.
