@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 use std::{fs, io};
 
+use sha2::{Digest, Sha256};
+
 use crate::tools::{self, KEYRING, ToolError};
 use crate::version;
 
@@ -44,6 +46,35 @@ pub(crate) struct Package {
     pub(crate) file: PathBuf,
 }
 
+/// Unpacks packages of `suite`, each with what its `Depends` names first when it is a metapackage
+/// for a kernel, into a folder below `cache`, and returns the folder. The folder's name follows the
+/// packages' versions, so it is made once and is complete when it is there.
+pub fn unpacked(cache: &Path, suite: &str, packages: &[&str]) -> Result<PathBuf, DebianError> {
+    let archive = Archive::open_suites(&cache.join(format!("apt-{suite}")), &[suite])?;
+    archive.refresh(|_| ())?;
+    let mut fetched = Vec::new();
+    let mut name = String::new();
+    for package in packages {
+        let package = archive.real_name(package)?;
+        let version = archive.candidate(&package)?;
+        let _ = write!(name, "{package}={version} ");
+        fetched.push(archive.fetch(&package, &version)?);
+    }
+    let digest = Sha256::digest(name.as_bytes());
+    let digest: String = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+    let folder = cache.join(format!("unpacked/{suite}-{digest}"));
+    if folder.is_dir() {
+        return Ok(folder);
+    }
+    let partial = folder.with_extension("partial");
+    let _ = fs::remove_dir_all(&partial);
+    for package in &fetched {
+        archive.unpack(package, &partial)?;
+    }
+    fs::rename(&partial, &folder).map_err(file("move", &partial))?;
+    Ok(folder)
+}
+
 /// The private apt root.
 #[derive(Debug)]
 pub(crate) struct Archive {
@@ -52,8 +83,13 @@ pub(crate) struct Archive {
 }
 
 impl Archive {
-    /// Writes the configuration below `root`.
+    /// Writes the configuration below `root`, for the suites that the image needs.
     pub(crate) fn open(root: &Path) -> Result<Self, DebianError> {
+        Self::open_suites(root, &SUITES)
+    }
+
+    /// Writes the configuration below `root`, for `suites`.
+    fn open_suites(root: &Path, suites: &[&str]) -> Result<Self, DebianError> {
         for folder in [
             "lists/partial",
             "cache/archives/partial",
@@ -67,7 +103,7 @@ impl Archive {
         }
         let mirror = machine_mirror().unwrap_or_else(|| DEFAULT_MIRROR.to_owned());
         write_file(&root.join("status"), "")?;
-        write_file(&root.join("etc/sources.list"), &sources(&mirror))?;
+        write_file(&root.join("etc/sources.list"), &sources(&mirror, suites))?;
         let dump = tools::output(tools::command("apt-config").arg("dump")).unwrap_or_default();
         write_file(&root.join("apt.conf"), &configuration(root, &dump))?;
         Ok(Self { root: root.to_owned(), mirror })
@@ -95,6 +131,17 @@ impl Archive {
     pub(crate) fn newest_kernel_source(&self) -> Result<(String, String), DebianError> {
         let text = tools::output(self.apt("apt-cache").args(["show", "-a", "linux-source"]))?;
         newest_dependency(&text).ok_or_else(|| self.not_found("linux-source"))
+    }
+
+    /// The package that a kernel's metapackage stands for; any other is itself.
+    fn real_name(&self, package: &str) -> Result<String, DebianError> {
+        if !package.starts_with("linux-image-") {
+            return Ok(package.to_owned());
+        }
+        let text = tools::output(self.apt("apt-cache").args(["depends", package]))?;
+        let depends = text.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
+        let mut images = depends.filter(|name| name.starts_with("linux-image-"));
+        Ok(images.next().unwrap_or(package).to_owned())
     }
 
     /// The version of `package` that apt itself would install.
@@ -169,9 +216,9 @@ fn age(path: &Path) -> Option<Duration> {
     SystemTime::now().duration_since(modified).ok()
 }
 
-fn sources(mirror: &str) -> String {
+fn sources(mirror: &str, suites: &[&str]) -> String {
     let mut text = String::new();
-    for suite in SUITES {
+    for suite in suites {
         let _ = writeln!(text, "deb [signed-by={KEYRING}] {mirror} {suite} main");
     }
     text

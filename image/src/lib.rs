@@ -34,7 +34,7 @@ use sha2::{Digest, Sha256};
 
 pub use annotated::AnnotationError;
 pub use assemble::{Artifacts, AssembleError};
-pub use debian::DebianError;
+pub use debian::{DebianError, unpacked};
 pub use kernel::{Kernel, KernelError};
 pub use programs::ProgramError;
 pub use progress::{Outcome, Progress, Silent, Step};

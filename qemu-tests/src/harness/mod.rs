@@ -1,7 +1,11 @@
 //! What the tests and the demo stand on: the emulated host, its console, the programs of gateway
 //! and renter, and guests made from unmodified Debian packages.
 
+pub mod guest;
 pub mod host;
+pub mod packages;
+pub mod programs;
 pub mod qmp;
+pub mod scene;
 pub mod serial;
 pub mod volume;

@@ -1,0 +1,259 @@
+//! The demo: boots the ISO, rents a machine with a passed-through device on it, logs in, lets a
+//! lease run out. Ends with a table of what happened; exit status 0 only if all of it did.
+
+#![forbid(unsafe_code)]
+
+use std::{
+    path::{Path, PathBuf},
+    process::{Child, ExitCode, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+use clap::Parser;
+use qemu_tests::harness::{
+    host::{Host, HostOptions, Medium},
+    scene::{self, GUEST_LIMIT, LeaseRequest, PushedGuest, Scene},
+    serial::Echo,
+};
+
+/// Boots the image in QEMU and rents a machine on it.
+#[derive(Parser)]
+struct Arguments {
+    /// Leave everything running and print how to use it.
+    #[arg(long)]
+    keep: bool,
+    /// Folder for keys, logs and disks; made anew.
+    #[arg(long, default_value = "target/demo")]
+    folder: PathBuf,
+}
+
+/// Content of the rented disk's first bytes: what the guest must read through the passed-through
+/// device.
+const MARKER: &str = "this block lies on the rented NVMe disk";
+/// Length of the lease that is left to run out.
+const SHORT_LEASE_S: u64 = 75;
+
+/// What happened, and how long it took.
+struct Steps {
+    rows: Vec<(String, Duration, String)>,
+}
+
+impl Steps {
+    /// Runs one step and keeps what it found.
+    fn run<T>(&mut self, name: &str, act: impl FnOnce() -> Result<(T, String)>) -> Result<T> {
+        println!("\n── {name}");
+        let start = Instant::now();
+        let (value, found) = act().with_context(|| name.to_owned())?;
+        let took = start.elapsed();
+        println!("   {found} ({:.1} s)", took.as_secs_f64());
+        self.rows.push((name.to_owned(), took, found));
+        Ok(value)
+    }
+
+    fn print(&self) {
+        println!("\n{:<44} {:>8}  what happened", "step", "seconds");
+        for (name, took, found) in &self.rows {
+            println!("{name:<44} {:>8.1}  {found}", took.as_secs_f64());
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let mut steps = Steps { rows: Vec::new() };
+    let outcome = demo(&arguments, &mut steps);
+    steps.print();
+    match outcome {
+        Ok(()) => {
+            println!("\nAll of it happened.");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            println!("\nNot all of it happened: {error:#}");
+            println!("Logs are in {}.", arguments.folder.display());
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn demo(arguments: &Arguments, steps: &mut Steps) -> Result<()> {
+    let folder = fresh_folder(&arguments.folder)?;
+    let scene = steps.run("start a gateway, make keys", || {
+        let scene = Scene::start(&folder)?;
+        let found = format!("gateway {} at {}", short(&scene.gateway.node), scene.gateway.url);
+        Ok((scene, found))
+    })?;
+    let (host, node) = steps.run("boot the ISO through OVMF, join", || boot(&scene))?;
+    let device = steps.run("see what the node offers", || offered(&scene, &node))?;
+    let guest = steps.run("upload kernel and initramfs", || {
+        let guest = scene.push_guest(None)?;
+        let found = format!("Debian's kernel, content {}", short(&guest.kernel));
+        Ok((guest, found))
+    })?;
+    let id = steps.run("rent: lease signed by 2 of 3, create", || {
+        let request =
+            LeaseRequest { name: "hour", node: &node, devices: &[&device], ..Default::default() };
+        rent(&scene, &request, &guest)
+    })?;
+    let mut console = follow_console(&scene, &id)?;
+    let up = steps.run("guest up, console followed", || {
+        scene.wait_for_console(&id, "guest: ready", GUEST_LIMIT)?;
+        Ok(((), "the guest says it is ready".to_owned()))
+    });
+    console.kill().ok();
+    console.wait().ok();
+    up?;
+    steps.run("ssh through gateway and overlay", || use_device(&scene, &id))?;
+    steps.run("delete the machine", || delete(&scene, &node, &id, &device))?;
+    steps.run("rent with a short lease, let it end", || {
+        let request = LeaseRequest {
+            name: "short",
+            node: &node,
+            seconds: SHORT_LEASE_S,
+            devices: &[&device],
+            ..Default::default()
+        };
+        expire(&scene, &request, &guest, &host)
+    })?;
+    if arguments.keep {
+        keep(&scene, &node, &guest)?;
+    }
+    Ok(())
+}
+
+fn fresh_folder(path: &Path) -> Result<PathBuf> {
+    if path.exists() {
+        std::fs::remove_dir_all(path).with_context(|| format!("{}", path.display()))?;
+    }
+    std::fs::create_dir_all(path)?;
+    Ok(path.canonicalize()?)
+}
+
+fn short(text: &str) -> &str {
+    text.get(..8).unwrap_or(text)
+}
+
+fn boot(scene: &Scene) -> Result<((Host, String), String)> {
+    let folder = scene.folder.join("rented");
+    let options = scene::with_rented_nvme(&folder, Medium::IsoCd, MARKER)?;
+    let options = HostOptions { echo: Echo::Lines("   node │ "), ..options };
+    let (host, node) = scene.boot("demo-node", options)?;
+    let found = format!("node {} is in the gateway's list", short(&node));
+    Ok(((host, node), found))
+}
+
+fn offered(scene: &Scene, node: &str) -> Result<(String, String)> {
+    let offers = |nodes: &serde_json::Value| scene::free_device(nodes, node).is_some();
+    let nodes = scene.cli.wait(&["nodes"], Duration::from_secs(60), offers)?;
+    let device = scene::free_device(&nodes, node).context("offered a moment ago")?;
+    print!("{}", scene.cli.text(&["nodes"])?);
+    let found = format!("PCI device {device} is free");
+    Ok((device, found))
+}
+
+fn rent(
+    scene: &Scene,
+    request: &LeaseRequest<'_>,
+    guest: &PushedGuest,
+) -> Result<(String, String)> {
+    let (lease, id) = scene.lease(request)?;
+    print!("{}", scene.cli.text(&["lease", "show", &lease.display().to_string()])?);
+    let machine = scene.create(&lease, guest)?;
+    let found = format!("machine {} is {}", short(&id), machine["state"]);
+    Ok((id, found))
+}
+
+fn follow_console(scene: &Scene, id: &str) -> Result<Child> {
+    let child = scene
+        .renter()
+        .command(&["console", id, "--follow"])
+        .stdin(Stdio::null())
+        .spawn()
+        .context("cannot follow the console")?;
+    Ok(child)
+}
+
+/// Shows that the guest's own NVMe driver drives the disk that the emulated host was given.
+fn use_device(scene: &Scene, id: &str) -> Result<((), String)> {
+    let command = "set -e; uname -r; ls -l /sys/class/nvme/nvme0/device/driver | sed 's/.*-> //'; \
+                   head -c 39 /dev/nvme0n1; echo; echo written by the tenant > /tmp/w; \
+                   dd if=/tmp/w of=/dev/nvme0n1 bs=512 seek=8 conv=sync,fsync 2>/dev/null; \
+                   dd if=/dev/nvme0n1 bs=512 skip=8 count=1 2>/dev/null | head -n 1";
+    let said = scene.ssh(id, command)?;
+    print!("{}", indented(&said));
+    if !said.contains(MARKER) || !said.contains("written by the tenant") {
+        bail!("the guest did not read the rented disk; it said {said:?}");
+    }
+    Ok(((), "the guest's nvme driver reads and writes the rented disk".to_owned()))
+}
+
+fn delete(scene: &Scene, node: &str, id: &str, device: &str) -> Result<((), String)> {
+    scene.renter().text(&["machines", "delete", id])?;
+    wait_until_free(scene, node, device)?;
+    Ok(((), "gone; the device was reset and is offered again".to_owned()))
+}
+
+fn wait_until_free(scene: &Scene, node: &str, device: &str) -> Result<()> {
+    let free =
+        |nodes: &serde_json::Value| scene::free_device(nodes, node).as_deref() == Some(device);
+    scene.cli.wait(&["nodes"], Duration::from_secs(90), free).map(drop)
+}
+
+fn expire(
+    scene: &Scene,
+    request: &LeaseRequest<'_>,
+    guest: &PushedGuest,
+    host: &Host,
+) -> Result<((), String)> {
+    let mark = host.serial.mark();
+    let (id, _) = rent(scene, request, guest)?;
+    scene.wait_for_console(&id, "guest: ready", GUEST_LIMIT)?;
+    println!("   the guest is up; now the lease runs out by itself");
+    let limit = Duration::from_secs(request.seconds + 120);
+    host.serial.wait_from(mark, "event=lease-ended", limit)?;
+    host.serial.wait_from(mark, "event=machine-stopped", limit)?;
+    host.serial.wait_from(mark, "event=device-reset", limit)?;
+    let device = request.devices.first().context("a lease with a device")?;
+    wait_until_free(scene, request.node, device)?;
+    if scene.ssh(&id, "true").is_ok() {
+        bail!("the machine still answers after its lease ended");
+    }
+    Ok(((), "the node stopped it, reset the device and offers it again".to_owned()))
+}
+
+fn keep(scene: &Scene, node: &str, guest: &PushedGuest) -> Result<()> {
+    let url = &scene.gateway.url;
+    let folder = scene.folder.display();
+    println!("\nEverything stays until you press Enter. The gateway is at {url}.");
+    println!("  curl -s {url}/v1/openapi.json");
+    println!("  curl -s {url}/v1/nodes");
+    println!("  curl -s {url}/v1/nodes/{node}");
+    println!(
+        "Calls that a renter signs go through the command line, which prints them as curl with --curl:"
+    );
+    println!("  export HOLDFAST_GATEWAY={url}");
+    println!(
+        "  holdfast --key {folder}/authority-a.key lease sign --out lease.json --node {node} --renter {} --duration 3600 --vcpus 1 --memory-mib 384",
+        scene.renter.public
+    );
+    println!(
+        "  holdfast --key {folder}/authority-b.key lease sign --add lease.json --out lease.json"
+    );
+    println!(
+        "  holdfast --key {folder}/renter.key machines create --lease lease.json --kernel {} --initrd {} --cmdline 'console=ttyS0 quiet'",
+        guest.kernel, guest.initrd
+    );
+    println!("  holdfast --key {folder}/renter.key console MACHINE --follow");
+    println!(
+        "  holdfast --key {folder}/renter.key ssh MACHINE -- -i {} -l root",
+        scene.ssh.private.display()
+    );
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line)?;
+    Ok(())
+}
+
+fn indented(text: &str) -> String {
+    text.lines().map(|line| format!("   guest │ {line}\n")).collect()
+}

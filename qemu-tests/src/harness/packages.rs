@@ -1,0 +1,25 @@
+//! Debian packages of the guest, unpacked once into the cache.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+
+/// The suite whose kernel runs as a nested guest under emulation; newer ones may not.
+const SUITE: &str = "bookworm";
+/// What the guest is made of.
+const PACKAGES: &[&str] = &[
+    "linux-image-cloud-amd64",
+    "busybox-static",
+    "dropbear-bin",
+    "libc6",
+    "libcrypt1",
+    "libgmp10",
+    "libtomcrypt1",
+    "libtommath1",
+    "zlib1g",
+];
+
+/// Returns the folder that the guest's packages are unpacked in.
+pub fn guest_root() -> Result<PathBuf> {
+    image::unpacked(&image::default_cache(), SUITE, PACKAGES).context("cannot have the guest's packages")
+}

@@ -1,0 +1,182 @@
+//! The programs of gateway and renter, run as their users run them.
+
+use std::{
+    fs::File,
+    io::{BufRead, BufReader},
+    net::{TcpListener, UdpSocket},
+    path::{Path, PathBuf},
+    process::{Child, Command, Output, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+/// Returns the path of a program that this workspace builds, beside the running one.
+pub fn program(name: &str) -> Result<PathBuf> {
+    let own = std::env::current_exe()?;
+    let found =
+        own.ancestors().skip(1).take(2).map(|folder| folder.join(name)).find(|p| p.is_file());
+    found.with_context(|| format!("{name} is not built; run `cargo build --package gateway` first"))
+}
+
+/// Returns a TCP port of the loopback interface that was free a moment ago.
+pub fn free_tcp_port() -> Result<u16> {
+    Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
+}
+
+/// Returns a UDP port of the loopback interface that was free a moment ago.
+pub fn free_udp_port() -> Result<u16> {
+    Ok(UdpSocket::bind(("127.0.0.1", 0))?.local_addr()?.port())
+}
+
+/// One way of calling `holdfast`: a gateway and a key.
+#[derive(Debug, Clone)]
+pub struct Cli {
+    program: PathBuf,
+    gateway: Option<String>,
+    key: Option<PathBuf>,
+}
+
+impl Cli {
+    /// Calls without gateway and key, as for making keys.
+    pub fn new() -> Result<Self> {
+        Ok(Self { program: program("holdfast")?, gateway: None, key: None })
+    }
+
+    /// The same, by way of the gateway at `url`.
+    pub fn with_gateway(&self, url: &str) -> Self {
+        Self { gateway: Some(url.to_owned()), ..self.clone() }
+    }
+
+    /// The same, signing with the key in the file at `path`.
+    pub fn with_key(&self, path: &Path) -> Self {
+        Self { key: Some(path.to_owned()), ..self.clone() }
+    }
+
+    /// Returns the command for `arguments`, to be run by the caller.
+    pub fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(&self.program);
+        if let Some(gateway) = &self.gateway {
+            command.args(["--gateway", gateway]);
+        }
+        if let Some(key) = &self.key {
+            command.arg("--key").arg(key);
+        }
+        command.args(arguments);
+        command
+    }
+
+    /// Runs to the end and returns everything, whether it went well or not.
+    pub fn output(&self, arguments: &[&str]) -> Result<Output> {
+        self.command(arguments).stdin(Stdio::null()).output().context("cannot start holdfast")
+    }
+
+    /// Runs to the end; an error holds what it said on standard error.
+    pub fn text(&self, arguments: &[&str]) -> Result<String> {
+        let output = self.output(arguments)?;
+        if !output.status.success() {
+            let said = String::from_utf8_lossy(&output.stderr);
+            bail!("holdfast {} failed ({}): {}", arguments.join(" "), output.status, said.trim());
+        }
+        Ok(String::from_utf8(output.stdout)?)
+    }
+
+    /// Runs with `--json` and returns what it printed.
+    pub fn json(&self, arguments: &[&str]) -> Result<Value> {
+        let mut all = vec!["--json"];
+        all.extend_from_slice(arguments);
+        let text = self.text(&all)?;
+        serde_json::from_str(&text).with_context(|| format!("holdfast printed no JSON: {text}"))
+    }
+
+    /// Runs until its output satisfies `accept`, or the time is up; errors in between are part of
+    /// waiting.
+    pub fn wait(
+        &self,
+        arguments: &[&str],
+        limit: Duration,
+        accept: impl Fn(&Value) -> bool,
+    ) -> Result<Value> {
+        let deadline = Instant::now() + limit;
+        loop {
+            let last = self.json(arguments);
+            if let Ok(value) = &last
+                && accept(value)
+            {
+                return last;
+            }
+            if Instant::now() > deadline {
+                let last =
+                    last.map_or_else(|error| format!("{error:#}"), |value| value.to_string());
+                bail!("holdfast {}: not within {limit:?}; last: {last}", arguments.join(" "));
+            }
+            std::thread::sleep(Duration::from_millis(300));
+        }
+    }
+}
+
+/// A running gateway. Dropping it ends it.
+pub struct Gateway {
+    child: Child,
+    /// Where its HTTP API is.
+    pub url: String,
+    /// Where its overlay listens, on the loopback interface.
+    pub overlay_port: u16,
+    /// Its key.
+    pub node: String,
+}
+
+impl Gateway {
+    /// Starts a gateway that keeps its state in `folder`.
+    pub fn start(folder: &Path) -> Result<Self> {
+        std::fs::create_dir_all(folder)?;
+        let (http, overlay_port) = (free_tcp_port()?, free_udp_port()?);
+        let errors = File::create(folder.join("gateway.log"))?;
+        let mut child = Command::new(program("holdfast-gateway")?)
+            .arg("--data-dir")
+            .arg(folder.join("data"))
+            .args(["--http", &format!("127.0.0.1:{http}")])
+            .args(["--overlay", &format!("127.0.0.1:{overlay_port}")])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(errors)
+            .spawn()
+            .context("cannot start holdfast-gateway")?;
+        let output = child.stdout.take().context("the gateway has no output")?;
+        let node = announced_node(output).with_context(|| {
+            let log = std::fs::read_to_string(folder.join("gateway.log")).unwrap_or_default();
+            format!("the gateway did not say its key; its log:\n{log}")
+        });
+        match node {
+            Ok(node) => {
+                Ok(Self { child, url: format!("http://127.0.0.1:{http}"), overlay_port, node })
+            }
+            Err(error) => {
+                child.kill().ok();
+                child.wait().ok();
+                Err(error)
+            }
+        }
+    }
+}
+
+impl Drop for Gateway {
+    fn drop(&mut self) {
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
+/// Reads the gateway's first lines up to the one that tells its key.
+fn announced_node(output: std::process::ChildStdout) -> Result<String> {
+    let mut lines = BufReader::new(output).lines();
+    while let Some(line) = lines.next().transpose()? {
+        if let Some(node) = line.split_whitespace().find_map(|word| word.strip_prefix("node=")) {
+            // The rest is read so that the gateway never blocks on a full pipe.
+            std::thread::spawn(move || lines.for_each(drop));
+            return Ok(node.to_owned());
+        }
+    }
+    bail!("it ended")
+}

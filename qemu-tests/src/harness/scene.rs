@@ -1,0 +1,299 @@
+//! The whole path in one place: authority, renter, gateway, and a host that boots the image and
+//! joins. Tests and the demo stand on it.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+use super::{
+    guest::{self, Guest, SshKey},
+    host::{Host, HostOptions, Medium},
+    programs::{Cli, Gateway},
+};
+
+/// How long an emulated host may take from power-on to the gateway's list of nodes.
+pub const JOIN_LIMIT: Duration = Duration::from_secs(240);
+/// How long a machine may take from the request to its guest being ready.
+pub const GUEST_LIMIT: Duration = Duration::from_secs(300);
+
+/// Returns the folder of the built image, or an error that says how to build it.
+pub fn image_folder() -> Result<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new("."));
+    let folder = root.join("target/image");
+    if !folder.join("holdfast.iso").is_file() {
+        bail!("no image in {}; run `cargo xtask image`", folder.display());
+    }
+    Ok(folder)
+}
+
+/// A key in a file, and its public half.
+#[derive(Debug, Clone)]
+pub struct Key {
+    /// File of the private key.
+    pub file: PathBuf,
+    /// Public key, 64 hexadecimal digits.
+    pub public: String,
+}
+
+/// Everybody but the provider: three authority keys, a renter, an operator, a gateway.
+pub struct Scene {
+    /// Where everything of this scene lives.
+    pub folder: PathBuf,
+    /// Keys of the lease authority.
+    pub authority: Vec<Key>,
+    /// The renter's key.
+    pub renter: Key,
+    /// The key that looks after nodes.
+    pub operator: Key,
+    /// The renter's ssh key.
+    pub ssh: SshKey,
+    /// The gateway.
+    pub gateway: Gateway,
+    /// The command line without a key.
+    pub cli: Cli,
+}
+
+impl Scene {
+    /// Makes keys and starts a gateway, all in `folder`.
+    pub fn start(folder: &Path) -> Result<Self> {
+        fs::create_dir_all(folder)?;
+        let cli = Cli::new()?;
+        let key = |name: &str| -> Result<Key> {
+            let file = folder.join(format!("{name}.key"));
+            let path = file.to_str().context("a folder with a plain name")?;
+            let made = cli.json(&["keygen", "--out", path])?;
+            let public = made["public"].as_str().context("keygen told no public key")?.to_owned();
+            Ok(Key { file, public })
+        };
+        let authority = ["authority-a", "authority-b", "authority-c"]
+            .into_iter()
+            .map(key)
+            .collect::<Result<_>>()?;
+        let (renter, operator) = (key("renter")?, key("operator")?);
+        let gateway = Gateway::start(&folder.join("gateway"))?;
+        let cli = cli.with_gateway(&gateway.url);
+        let ssh = guest::ssh_key(folder)?;
+        Ok(Self { folder: folder.to_owned(), authority, renter, operator, ssh, gateway, cli })
+    }
+
+    /// Returns the command line with the renter's key.
+    pub fn renter(&self) -> Cli {
+        self.cli.with_key(&self.renter.file)
+    }
+
+    /// Returns the configuration of a node that joins this scene's gateway and honours leases that
+    /// two of the three authority keys signed. `extra` is appended.
+    pub fn node_config(&self, name: &str, extra: &str) -> String {
+        let keys: Vec<String> =
+            self.authority.iter().map(|k| format!("\"{}\"", k.public)).collect();
+        format!(
+            "version = 1\nname = \"{name}\"\noperators = [\"{}\"]\n\n\
+             [authority]\nthreshold = 2\nkeys = [{}]\n\n\
+             [[overlay.seeds]]\nnode = \"{}\"\naddress = \"10.0.2.2:{}\"\n\n{extra}",
+            self.operator.public,
+            keys.join(", "),
+            self.gateway.node,
+            self.gateway.overlay_port,
+        )
+    }
+
+    /// Boots a node and waits until the gateway lists it; returns its name in the overlay too.
+    pub fn boot(&self, name: &str, options: HostOptions) -> Result<(Host, String)> {
+        let image = image_folder()?;
+        let config = options.config.clone().unwrap_or_else(|| self.node_config(name, ""));
+        let options = HostOptions { config: Some(config), ..options };
+        let host = Host::start(&image, &self.folder.join(name), &options)?;
+        let node = self.wait_for_node(name)?;
+        Ok((host, node))
+    }
+
+    /// Waits until the gateway lists a node called `name`, and returns its key.
+    pub fn wait_for_node(&self, name: &str) -> Result<String> {
+        let listed = |nodes: &Value| node_named(nodes, name).is_some();
+        let nodes = self.cli.wait(&["nodes"], JOIN_LIMIT, listed)?;
+        node_named(&nodes, name).context("listed a moment ago")
+    }
+
+    /// Mints a lease for this scene's renter, signed by two of the three authority keys. Returns
+    /// the envelope's file and the lease's id.
+    pub fn lease(&self, request: &LeaseRequest<'_>) -> Result<(PathBuf, String)> {
+        let envelope = self.folder.join(format!("lease-{}.json", request.name));
+        let out = envelope.to_str().context("a folder with a plain name")?;
+        let seconds = format!("{}", request.seconds);
+        let memory = format!("{}", request.memory_mib);
+        let disk = format!("{}", request.disk_mib);
+        let mut arguments = vec![
+            "lease",
+            "sign",
+            "--out",
+            out,
+            "--node",
+            request.node,
+            "--renter",
+            &self.renter.public,
+            "--duration",
+            &seconds,
+            "--vcpus",
+            "1",
+            "--memory-mib",
+            &memory,
+            "--disk-mib",
+            &disk,
+        ];
+        for device in request.devices {
+            arguments.extend(["--device", device]);
+        }
+        self.cli.with_key(&self.authority[0].file).text(&arguments)?;
+        let again = ["lease", "sign", "--add", out, "--out", out];
+        self.cli.with_key(&self.authority[2].file).text(&again)?;
+        let shown = self.cli.json(&["lease", "show", out])?;
+        let id = shown["lease"]["id"].as_str().context("a lease without id")?.to_owned();
+        Ok((envelope, id))
+    }
+
+    /// Makes a guest that this scene's renter can log in to, and uploads it.
+    pub fn push_guest(&self, script: Option<&str>) -> Result<PushedGuest> {
+        let Guest { kernel, initrd } = guest::make(&self.folder, &self.ssh.public, script)?;
+        let push = |file: &Path| -> Result<String> {
+            let path = file.to_str().context("a folder with a plain name")?;
+            let pushed = self.renter().json(&["content", "push", path])?;
+            Ok(pushed["content"].as_str().context("push told no digest")?.to_owned())
+        };
+        Ok(PushedGuest { kernel: push(&kernel)?, initrd: push(&initrd)? })
+    }
+
+    /// Asks for the machine of a lease, with `guest` to start from.
+    pub fn create(&self, lease: &Path, guest: &PushedGuest) -> Result<Value> {
+        let lease = lease.to_str().context("a folder with a plain name")?;
+        self.renter().json(&[
+            "machines",
+            "create",
+            "--lease",
+            lease,
+            "--kernel",
+            &guest.kernel,
+            "--initrd",
+            &guest.initrd,
+            "--cmdline",
+            "console=ttyS0 quiet",
+        ])
+    }
+
+    /// Runs `command` in the guest of machine `id` over ssh through gateway and overlay.
+    pub fn ssh(&self, id: &str, command: &str) -> Result<String> {
+        let identity = self.ssh.private.to_str().context("a folder with a plain name")?;
+        self.renter().text(&[
+            "ssh",
+            id,
+            "--",
+            "-i",
+            identity,
+            "-o",
+            "BatchMode=yes",
+            "-o",
+            "ConnectTimeout=60",
+            "-o",
+            "StrictHostKeyChecking=no",
+            "-o",
+            "UserKnownHostsFile=/dev/null",
+            "-o",
+            "LogLevel=ERROR",
+            "-l",
+            "root",
+            command,
+        ])
+    }
+
+    /// Waits until the machine's console shows `pattern`, and returns all of the console.
+    pub fn wait_for_console(&self, id: &str, pattern: &str, limit: Duration) -> Result<String> {
+        let deadline = std::time::Instant::now() + limit;
+        loop {
+            let console = self.renter().text(&["console", id]);
+            if let Ok(text) = &console
+                && text.contains(pattern)
+            {
+                return console;
+            }
+            if std::time::Instant::now() > deadline {
+                bail!("no {pattern:?} on the machine's console within {limit:?}: {console:?}");
+            }
+            std::thread::sleep(Duration::from_millis(500));
+        }
+    }
+}
+
+/// What a lease is to say.
+pub struct LeaseRequest<'a> {
+    /// Names the file.
+    pub name: &'a str,
+    /// The node.
+    pub node: &'a str,
+    /// How long it runs, from now.
+    pub seconds: u64,
+    /// Memory of the machine.
+    pub memory_mib: u32,
+    /// Disk of the machine.
+    pub disk_mib: u32,
+    /// Addresses of the devices it gets.
+    pub devices: &'a [&'a str],
+}
+
+impl Default for LeaseRequest<'_> {
+    fn default() -> Self {
+        Self {
+            name: "machine",
+            node: "",
+            seconds: 3600,
+            memory_mib: 384,
+            disk_mib: 0,
+            devices: &[],
+        }
+    }
+}
+
+/// A guest whose files are in the gateway's content store.
+#[derive(Debug, Clone)]
+pub struct PushedGuest {
+    /// Digest of the kernel.
+    pub kernel: String,
+    /// Digest of the initramfs.
+    pub initrd: String,
+}
+
+/// A raw disk to rent out: an NVMe disk whose first bytes are `marker`. Returns the `-device`
+/// argument and the arguments that go with it.
+pub fn rented_nvme(folder: &Path, marker: &str) -> Result<(String, Vec<String>)> {
+    fs::create_dir_all(folder)?;
+    let disk = folder.join("rented.img");
+    let mut content = vec![0u8; 16 << 20];
+    content[..marker.len()].copy_from_slice(marker.as_bytes());
+    fs::write(&disk, content)?;
+    let drive = format!("if=none,id=rented,format=raw,file={}", disk.display());
+    Ok(("nvme,drive=rented,serial=RENTED0".to_owned(), vec!["-drive".to_owned(), drive]))
+}
+
+/// Returns the first device that `node` offers for rent now, by its PCI address.
+pub fn free_device(nodes: &Value, node: &str) -> Option<String> {
+    let nodes = nodes.as_array()?;
+    let found = nodes.iter().find(|entry| entry["node"] == node)?;
+    let devices = found["devices"].as_array()?;
+    let free = devices.iter().find(|device| device["state"]["is"] == "free")?;
+    Some(free["address"].as_str()?.to_owned())
+}
+
+/// A host's options with one NVMe disk to rent.
+pub fn with_rented_nvme(folder: &Path, medium: Medium, marker: &str) -> Result<HostOptions> {
+    let (device, arguments) = rented_nvme(folder, marker)?;
+    Ok(HostOptions { medium, devices: vec![device], arguments, ..HostOptions::default() })
+}
+
+fn node_named(nodes: &Value, name: &str) -> Option<String> {
+    let nodes = nodes.as_array()?;
+    let found = nodes.iter().find(|entry| entry["name"] == name)?;
+    Some(found["node"].as_str()?.to_owned())
+}
