@@ -3,11 +3,12 @@
 
 #![allow(clippy::unwrap_used, reason = "a test bench that cannot be built fails the test")]
 
+mod icmp;
 mod netns;
 
 use std::{
     io::Write,
-    net::{IpAddr, Ipv4Addr},
+    net::{IpAddr, Ipv4Addr, UdpSocket},
     os::unix::fs::PermissionsExt,
     sync::{
         Arc,
@@ -259,6 +260,29 @@ fn a_guest_cannot_claim_another_address_by_arp() {
     assert!(lines.iter().all(|line| line.contains("PERMANENT")), "{lines:?}");
     let reached = world.node.ask_tcp(&format!("{}:80", other.ip()), PATIENCE);
     assert_eq!(reached.as_deref(), Some("10.77.0.1"));
+}
+
+/// ICMP errors name the flow they are about, and no one checks who sends them. One that says a path
+/// carries only small packets shows in the route.
+#[test]
+fn a_guest_cannot_disturb_the_nodes_flows_by_icmp() {
+    let Some(world) = World::new("forged ICMP errors") else { return };
+    let guest = world.guest(1);
+    let here = format!("{NODE}:5555");
+    let flow = world.node.enter(|| UdpSocket::bind(&here).unwrap());
+    let answered = || {
+        flow.set_read_timeout(Some(PATIENCE)).unwrap();
+        flow.send_to(b"?", SERVER).unwrap();
+        flow.recv(&mut [0; 64]).is_ok()
+    };
+    assert!(answered());
+    let shrunk = || world.node.ip("route get 203.0.113.80").contains("mtu 600");
+    guest.space.enter(|| icmp::send_too_big(NODE, SERVER, 600));
+    std::thread::sleep(SILENCE);
+    assert!(!shrunk(), "a guest's forged error was believed");
+    // The same from outside is heeded, so it would have shown.
+    world.internet.enter(|| icmp::send_too_big(NODE, SERVER, 600));
+    wait_for("an error from outside", PATIENCE, shrunk);
 }
 
 #[test]

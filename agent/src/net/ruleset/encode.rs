@@ -23,7 +23,7 @@ use netlink_packet_netfilter::{
 };
 
 use super::{
-    Address, Chain, Family, Hook, Interface, Policy, Rule, Statement, TABLE, Test, Verdict,
+    Address, Chain, Family, Flow, Hook, Interface, Policy, Rule, Statement, TABLE, Test, Verdict,
 };
 use crate::net::{HardwareAddress, Ipv4Prefix};
 
@@ -45,8 +45,9 @@ const ETHERTYPE_ARP: [u8; 2] = [0x08, 0x06];
 /// `NFT_CT_STATE` and `NFT_CT_MARK`.
 const CT_STATE: u32 = 0;
 const CT_MARK: u32 = 3;
-/// `NF_CT_STATE_BIT` of established (reply or not) and of related flows.
-const ESTABLISHED_OR_RELATED: u32 = 0b110;
+/// `NF_CT_STATE_BIT` of established (reply or not) and of related packets.
+const ESTABLISHED: u32 = 1 << 1;
+const RELATED: u32 = 1 << 2;
 /// `NFT_REJECT_ICMPX_UNREACH` and `NFT_REJECT_ICMPX_ADMIN_PROHIBITED`.
 const REJECT_ICMPX: u32 = 2;
 const ADMIN_PROHIBITED: u8 = 3;
@@ -245,7 +246,7 @@ fn statement(statement: &Statement) -> Vec<Expressions> {
         Statement::Udp { from, to } => [protocol(UDP), port(0, *from), port(2, *to)].concat(),
         Statement::UdpTo(to) => [protocol(UDP), port(2, *to)].concat(),
         Statement::TcpTo(to) => [protocol(TCP), port(2, *to)].concat(),
-        Statement::Established => established(),
+        Statement::Flow(state) => flow(*state),
         Statement::MarkFlowBySource => {
             vec![load(NETWORK, 12, 4), other("ct", vec![number(2, CT_MARK), number(4, REGISTER)])]
         }
@@ -301,10 +302,14 @@ fn arp_sender(hardware: HardwareAddress, sender: Ipv4Addr) -> Vec<Expressions> {
     .concat()
 }
 
-fn established() -> Vec<Expressions> {
+fn flow(state: Flow) -> Vec<Expressions> {
+    let bit = match state {
+        Flow::Established => ESTABLISHED,
+        Flow::Related => RELATED,
+    };
     vec![
         other("ct", vec![number(1, REGISTER), number(2, CT_STATE)]),
-        mask(&ESTABLISHED_OR_RELATED.to_ne_bytes()),
+        mask(&bit.to_ne_bytes()),
         compare(Test::IsNot, vec![0; 4]),
     ]
 }

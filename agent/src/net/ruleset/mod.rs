@@ -11,6 +11,7 @@
 //! * A guest reaches no special-purpose network ([`SPECIAL_NETWORKS`]: private, shared, link-local
 //!   with its metadata services, multicast, …), except the name servers it is told, on port 53, and
 //!   what the provider lists as reachable.
+//! * A guest's ICMP errors go nowhere: a forged one would disturb flows of the node and of others.
 //! * Nothing outside opens a connection to a guest. The node forwards nothing else either.
 //! * What leaves has the node's address.
 //!
@@ -22,7 +23,7 @@ mod statement;
 use std::net::Ipv4Addr;
 
 pub use self::statement::{
-    Address, Chain, Family, Hook, Interface, Policy, Rule, Statement, Test, Verdict,
+    Address, Chain, Family, Flow, Hook, Interface, Policy, Rule, Statement, Test, Verdict,
 };
 use super::{HardwareAddress, Ipv4Prefix, dhcp};
 
@@ -167,7 +168,11 @@ const OUTWARD: &str = "outward";
 fn input() -> Vec<Rule> {
     let from_guest = || Statement::Interface(Interface::In, Test::Is, taps());
     vec![
-        rule([from_guest(), Statement::Established, Statement::Verdict(Verdict::Accept)]),
+        rule([
+            from_guest(),
+            Statement::Flow(Flow::Established),
+            Statement::Verdict(Verdict::Accept),
+        ]),
         rule([
             from_guest(),
             Statement::Ipv4,
@@ -184,7 +189,9 @@ fn forward() -> Vec<Rule> {
     vec![
         rule([from_guest(), to_guest(), Statement::Counter, Statement::Verdict(Verdict::Drop)]),
         rule([from_guest(), Statement::Verdict(Verdict::Jump(OUTWARD))]),
-        rule([to_guest(), Statement::Established, Statement::Verdict(Verdict::Accept)]),
+        rule([to_guest(), Statement::Flow(Flow::Established), Statement::Verdict(Verdict::Accept)]),
+        // From outside they are wanted: path MTU discovery lives on them.
+        rule([to_guest(), Statement::Flow(Flow::Related), Statement::Verdict(Verdict::Accept)]),
     ]
 }
 
@@ -194,9 +201,14 @@ fn outward(shared: &Shared) -> Vec<Rule> {
     let accept = || Statement::Verdict(Verdict::Accept);
     let mut rules = vec![
         rule([Statement::NotIpv4, Statement::Verdict(Verdict::Drop)]),
+        rule([
+            Statement::Flow(Flow::Related),
+            Statement::Counter,
+            Statement::Verdict(Verdict::Drop),
+        ]),
         // The mark finds a machine's flows when it is deleted.
         rule([Statement::MarkFlowBySource]),
-        rule([Statement::Established, accept()]),
+        rule([Statement::Flow(Flow::Established), accept()]),
     ];
     for server in &shared.dns {
         let server = Ipv4Prefix::single(*server);

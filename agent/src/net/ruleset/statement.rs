@@ -126,8 +126,8 @@ pub enum Statement {
     UdpTo(u16),
     /// TCP to a port.
     TcpTo(u16),
-    /// The packet belongs to a known flow, or is an error about one.
-    Established,
+    /// What connection tracking makes of the packet.
+    Flow(Flow),
     /// Marks the flow with the packet's IPv4 source, in network order.
     MarkFlowBySource,
     /// At most so many packets; more do not match.
@@ -145,6 +145,15 @@ pub enum Statement {
     Reject,
     /// Ends the rule.
     Verdict(Verdict),
+}
+
+/// What connection tracking makes of a packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Flow {
+    /// It belongs to a flow that was let through.
+    Established,
+    /// It is an ICMP error that quotes a packet of such a flow, by whomever it was sent.
+    Related,
 }
 
 /// How a rule ends.
