@@ -5,6 +5,8 @@
 
 pub mod assign;
 pub mod config;
+pub mod console;
+pub mod control;
 pub mod events;
 pub mod init;
 pub mod inventory;

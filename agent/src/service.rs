@@ -1,16 +1,360 @@
-//! The agent's start: parts are made here and handed to each other, nothing else happens.
+//! The agent's start: parts are made here and handed to each other. Every part that fails is
+//! reported and shown; the others go on.
 
-use crate::{events::Event, spawn, sys};
+use std::{
+    fs,
+    io::{self, Write},
+    os::unix::fs::OpenOptionsExt,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use ed25519_dalek::SigningKey;
+use overlay::{Overlay, OverlayConfig, Role};
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::{mpsc, watch},
+};
+use types::{
+    config::NodeSpec,
+    ids::NodeId,
+    node::{DeviceState, PciDevice},
+    units::UnixSeconds,
+};
+
+use crate::{
+    assign, config,
+    console::{self, Page},
+    control::{Control, Parts, authority::Authority},
+    events::Event,
+    init::boot::chain,
+    inventory::{self, rules},
+    machines::{
+        content::Cache,
+        execute::Tools,
+        init::{Init, Notice},
+        keeper::{self, KeeperConfig, Machines},
+        store::Store,
+    },
+    net::{Ipv4Prefix, MachineNetworks, Resolver, Uplinks, machines::MachineNetworksConfig},
+    spawn, sys, tasks,
+    time::{Clock, ClockConfig},
+};
+
+const STATE: &str = "/state";
+const DATA: &str = "/data";
+
+/// Returns the release this program belongs to.
+pub fn release() -> String {
+    env!("CARGO_PKG_VERSION").to_owned()
+}
 
 /// Runs the agent until it is told to end.
 pub fn main() {
-    let Some(init) = sys::descriptor::inherited(spawn::AGENT_FD) else {
+    let Some(socket) = sys::descriptor::inherited(spawn::AGENT_FD) else {
         eprintln!("agent: descriptor 3 is not open; this program is started by init");
         std::process::exit(1);
     };
-    eprintln!("{}", Event::AgentReady { machines: 0 });
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => fail("runtime", &error),
+    };
+    let (init, notices) = match runtime.block_on(async { Init::start(socket) }) {
+        Ok(started) => started,
+        Err(error) => fail("init", &error),
+    };
+    runtime.block_on(run(init, notices));
+}
+
+fn fail(place: &'static str, error: &(dyn std::error::Error + 'static)) -> ! {
+    eprintln!("{}", Event::Trouble { place, reason: chain(error) });
+    std::process::exit(1)
+}
+
+async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
+    let key = match node_key(Path::new(STATE)) {
+        Ok(key) => key,
+        Err(error) => fail("node-key", &error),
+    };
+    let node = NodeId::from_bytes(key.verifying_key().to_bytes());
+    eprintln!("{}", Event::Node { node, release: release() });
+    let (pages, page) =
+        watch::channel(Page { node: node.to_string(), release: release(), ..Page::default() });
+    tokio::spawn(console::run(page));
+    let found = config::load(Path::new("/"));
+    let overlay = match &found.spec {
+        Ok(spec) => {
+            let (source, name) = (found.source.clone(), spec.name.clone());
+            eprintln!("{}", Event::Config { source, name });
+            pages.send_modify(|page| {
+                page.name.clone_from(&spec.name);
+                page.config.clone_from(&found.source);
+            });
+            match serve(spec, key, node, &init, notices, &pages).await {
+                Ok(overlay) => Some(overlay),
+                Err(reason) => {
+                    eprintln!("{}", Event::Trouble { place: "start", reason: reason.clone() });
+                    pages.send_modify(|page| page.error = reason);
+                    // The page is drawn; then init starts the agent again, which is the cure for
+                    // what passes.
+                    tokio::time::sleep(std::time::Duration::from_secs(3)).await;
+                    std::process::exit(1)
+                }
+            }
+        }
+        Err(error) => {
+            show_bad_config(&found.source, error, &init, notices, &pages);
+            None
+        }
+    };
+    wait_for_end().await;
+    if let Some(overlay) = overlay {
+        overlay.leave().await;
+    }
+}
+
+async fn wait_for_end() {
+    match signal(SignalKind::terminate()) {
+        Ok(mut signal) => {
+            signal.recv().await;
+        }
+        Err(error) => fail("signals", &error),
+    }
+}
+
+/// Shows what is wrong, and keeps the node on the network and alive.
+fn show_bad_config(
+    source: &str,
+    error: &config::LoadError,
+    init: &Init,
+    mut notices: mpsc::Receiver<Notice>,
+    pages: &watch::Sender<Page>,
+) {
+    let reason = chain(error);
+    eprintln!("{}", Event::ConfigBad { source: source.to_owned(), reason: reason.clone() });
+    pages.send_modify(|page| {
+        page.config = format!("none that can be used ({source})");
+        page.error = reason;
+        page.devices = rules::devices(&inventory::read(Path::new("/")), None);
+    });
+    let init = init.clone();
+    tokio::spawn(async move {
+        let mut tick = tokio::time::interval(std::time::Duration::from_secs(5));
+        loop {
+            tokio::select! {
+                _ = tick.tick() => if init.alive().is_err() { std::process::exit(1) },
+                notice = notices.recv() => {
+                    if matches!(notice, None | Some(Notice::Lost(_))) {
+                        std::process::exit(1);
+                    }
+                }
+            }
+        }
+    });
+    let network = Uplinks::start(&types::config::Network::default());
+    if let Ok(uplinks) = network {
+        // It runs as long as the process.
+        std::mem::forget(uplinks);
+    }
+}
+
+/// Starts everything. Returns the overlay, which is left at the end.
+async fn serve(
+    spec: &NodeSpec,
+    key: SigningKey,
+    node: NodeId,
+    init: &Init,
+    notices: mpsc::Receiver<Notice>,
+    pages: &watch::Sender<Page>,
+) -> Result<Overlay, String> {
+    let text = |error: &(dyn std::error::Error + 'static)| chain(error);
+    let devices = prepare_devices(spec);
+    let store = Store::open(&Path::new(STATE).join("agent.redb")).map_err(|e| text(&e))?;
+    let floor = store.floor().map_err(|e| text(&e))?;
+    let uplinks = Uplinks::start(&spec.network).map_err(|e| text(&e))?;
+    let clock = Arc::new(start_clock(spec, floor, &uplinks));
+    let subnet: Ipv4Prefix = spec.machines.subnet.parse().map_err(|e| text(&e))?;
+    let reachable = Vec::new();
+    let networks =
+        MachineNetworks::start(MachineNetworksConfig { subnet, reachable }, uplinks.status())
+            .await
+            .map_err(|e| text(&e))?;
+    let networks = Arc::new(networks);
+    let (overlay, inbox) = Overlay::start(OverlayConfig {
+        key,
+        listen: spec.overlay.listen,
+        seeds: spec.overlay.seeds.iter().map(|seed| (seed.node, seed.address)).collect(),
+        role: Role::Provider,
+    })
+    .await
+    .map_err(|e| text(&e))?;
+    eprintln!("{}", Event::OverlayStarted { port: overlay.local_addr().port() });
+    let store = Arc::new(store);
+    let cache = Cache::open(&Path::new(DATA).join("content")).map_err(|e| text(&e))?;
+    let tools = Tools {
+        init: init.clone(),
+        networks: Arc::clone(&networks),
+        overlay: overlay.clone(),
+        cache,
+        data: PathBuf::from(DATA),
+        root: PathBuf::from("/"),
+    };
+    let known = init.list().await.map_err(|e| text(&e))?;
+    let machines = keeper::start(KeeperConfig {
+        spec: spec.clone(),
+        tools,
+        store: Arc::clone(&store),
+        clock: Arc::clone(&clock),
+        devices,
+        capacity: inventory::capacity(Path::new("/")),
+        notices,
+        known,
+    })
+    .map_err(|e| text(&e))?;
+    let control = Control::new(Parts {
+        node,
+        spec: spec.clone(),
+        machines: machines.clone(),
+        store,
+        clock: Arc::clone(&clock),
+        networks,
+        authority: Authority::new(spec).map_err(|e| text(&e))?,
+        root: PathBuf::from("/"),
+    });
+    tokio::spawn(tasks::overlay::serve(inbox, overlay.clone(), control.clone()));
+    tokio::spawn(tasks::overlay::publish(overlay.clone(), control));
+    let count = machines.snapshot().borrow().machines.len();
+    eprintln!("{}", Event::AgentReady { machines: count });
+    tokio::spawn(show(pages.clone(), uplinks, machines, overlay.clone(), clock));
+    Ok(overlay)
+}
+
+fn start_clock(spec: &NodeSpec, floor: UnixSeconds, uplinks: &Uplinks) -> Clock {
+    let resolver: Resolver = uplinks.resolver();
+    let servers = spec.time.ntp.clone();
+    Clock::start(ClockConfig { floor, servers, network: uplinks.status(), resolver })
+}
+
+/// Reads the inventory and binds whole groups of rentable devices to vfio-pci.
+fn prepare_devices(spec: &NodeSpec) -> Vec<PciDevice> {
+    let root = Path::new("/");
+    let mut devices = rules::devices(&inventory::read(root), Some(spec));
+    for group in keeper_groups(&devices) {
+        let bound = assign::bind_group(root, &group).and_then(|()| {
+            group.iter().try_for_each(|address| {
+                let device = devices.iter().find(|device| device.address == *address);
+                device.map_or(Ok(()), |device| assign::check_answers(root, *address, device.vendor))
+            })
+        });
+        let Err(error) = bound else { continue };
+        let reason = chain(&error);
+        for device in devices.iter_mut().filter(|device| group.contains(&device.address)) {
+            device.state = DeviceState::Quarantined { reason: reason.clone() };
+        }
+    }
+    for device in &devices {
+        let group = device.iommu_group.map_or("none".to_owned(), |group| group.to_string());
+        eprintln!(
+            "{}",
+            Event::Device {
+                address: device.address,
+                id: format!("{:04x}:{:04x}", device.vendor, device.device),
+                group,
+                state: rules::describe(&device.state),
+            }
+        );
+    }
+    devices
+}
+
+fn keeper_groups(devices: &[PciDevice]) -> Vec<Vec<types::node::Bdf>> {
+    crate::machines::devices::Devices::new(devices.to_vec()).free_groups()
+}
+
+/// Keeps the status page right.
+async fn show(
+    pages: watch::Sender<Page>,
+    uplinks: Uplinks,
+    machines: Machines,
+    overlay: Overlay,
+    clock: Arc<Clock>,
+) {
+    let mut network = uplinks.status();
+    let mut snapshot = machines.snapshot();
+    let mut tick = tokio::time::interval(std::time::Duration::from_secs(2));
+    let mut online = Vec::new();
     loop {
-        let _ = spawn::send(&init, &spawn::Request::Alive, &[]);
-        std::thread::sleep(std::time::Duration::from_secs(10));
+        let status = network.borrow_and_update().clone();
+        let addresses: Vec<_> = status.addresses().collect();
+        for address in addresses.iter().filter(|address| !online.contains(*address)) {
+            eprintln!("{}", Event::Online { address: *address });
+        }
+        online.clone_from(&addresses);
+        let now = snapshot.borrow_and_update().clone();
+        let trouble = status.last_error.or_else(|| clock.status().borrow().last_error.clone());
+        let page = Page {
+            addresses: addresses.iter().map(ToString::to_string).collect(),
+            members: overlay.members().len(),
+            devices: now.devices,
+            machines: now.machines,
+            error: trouble.unwrap_or_default(),
+            ..pages.borrow().clone()
+        };
+        pages.send_if_modified(|old| {
+            let changed = *old != page;
+            *old = page;
+            changed
+        });
+        tokio::select! {
+            _ = tick.tick() => {}
+            _ = network.changed() => {}
+            _ = snapshot.changed() => {}
+        }
+    }
+}
+
+/// Returns the node's key, which is made at the first start.
+fn node_key(state: &Path) -> io::Result<SigningKey> {
+    let path = state.join("node.key");
+    match fs::read(&path) {
+        Ok(bytes) => {
+            let seed: [u8; 32] = bytes.as_slice().try_into().map_err(|_| {
+                let text = format!("{} has {} bytes instead of 32", path.display(), bytes.len());
+                io::Error::new(io::ErrorKind::InvalidData, text)
+            })?;
+            Ok(SigningKey::from_bytes(&seed))
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let mut seed = [0; 32];
+            getrandom::fill(&mut seed).map_err(io::Error::other)?;
+            let partial = state.join("node.key.new");
+            let mut file = fs::File::options()
+                .write(true)
+                .create(true)
+                .truncate(true)
+                .mode(0o600)
+                .open(&partial)?;
+            file.write_all(&seed)?;
+            file.sync_all()?;
+            fs::rename(&partial, &path)?;
+            fs::File::open(state)?.sync_all()?;
+            Ok(SigningKey::from_bytes(&seed))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_key_is_made_once_and_a_damaged_one_is_not_replaced() {
+        let state = tempfile::tempdir().expect("a directory");
+        let first = node_key(state.path()).expect("made");
+        let again = node_key(state.path()).expect("read");
+        assert_eq!(first.to_bytes(), again.to_bytes());
+        fs::write(state.path().join("node.key"), [1; 31]).expect("damaged");
+        assert!(node_key(state.path()).is_err());
     }
 }

@@ -48,6 +48,9 @@ impl World {
         }
         let (node, internet) = (Namespace::new(), Namespace::new());
         node.cable("eth0", &internet, "eth0");
+        if !kernel_can_filter(what, &node) {
+            return None;
+        }
         node.ip(&format!("addr add {NODE}/24 dev eth0"));
         node.ip("link set eth0 up");
         internet.ip("addr add 198.51.100.1/24 dev eth0");
@@ -121,6 +124,34 @@ impl Drop for World {
             runtime.shutdown_timeout(Duration::from_secs(5));
         }
     }
+}
+
+/// Asks the kernel, through nftables' own program, for each kind of rule that the filter needs.
+fn kernel_can_filter(what: &str, space: &Namespace) -> bool {
+    if !can_run(what, &["nft"]) {
+        return false;
+    }
+    let probes = [
+        "add table netdev probe",
+        "add chain netdev probe in { type filter hook ingress device eth0 priority -500 ; }",
+        "add rule netdev probe in limit rate 5/second accept",
+        "add table inet probe",
+        "add chain inet probe forward { type filter hook forward priority 0 ; }",
+        "add rule inet probe forward ct state established counter accept",
+        "add rule inet probe forward ct mark set 1",
+        "add rule inet probe forward reject with icmpx admin-prohibited",
+        "add chain inet probe out { type nat hook postrouting priority 100 ; }",
+        "add rule inet probe out masquerade",
+    ];
+    let refused = probes.iter().find(|probe| {
+        let output = space.try_run(&format!("nft {probe}"));
+        !output.status.success()
+    });
+    if let Some(refused) = refused {
+        println!("skipped: {what}: this kernel refuses `nft {refused}`");
+    }
+    space.try_run("nft flush ruleset");
+    refused.is_none()
 }
 
 struct Guest {

@@ -40,28 +40,32 @@ struct Boot {
 
 /// One phase: its name, and what it does. A phase that fails is reported and the boot goes on:
 /// a node that shows what is wrong is worth more than one that restarts for ever.
-type Phase = (&'static str, fn(&mut Boot) -> io::Result<()>);
+#[derive(Debug)]
+struct Phase {
+    name: &'static str,
+    act: fn(&mut Boot) -> io::Result<()>,
+}
 
 const PHASES: &[Phase] = &[
-    ("early-mounts", early_mounts),
-    ("log", open_log),
-    ("watchdog", arm_watchdogs),
-    ("root", enter_root),
-    ("settings", apply_settings),
-    ("late-mounts", late_mounts),
-    ("verify-mounts", verify_mounts),
-    ("cgroups", |_| Machines::prepare_cgroups()),
-    ("limits", raise_limits),
-    ("host-name", |_| Ok(sethostname(b"holdfast")?)),
-    ("ctrl-alt-del", |_| Ok(reboot(RebootCommand::CadOff)?)),
+    Phase { name: "early-mounts", act: early_mounts },
+    Phase { name: "log", act: open_log },
+    Phase { name: "watchdog", act: arm_watchdogs },
+    Phase { name: "root", act: enter_root },
+    Phase { name: "settings", act: apply_settings },
+    Phase { name: "late-mounts", act: late_mounts },
+    Phase { name: "verify-mounts", act: verify_mounts },
+    Phase { name: "cgroups", act: |_| Machines::prepare_cgroups() },
+    Phase { name: "limits", act: raise_limits },
+    Phase { name: "host-name", act: |_| Ok(sethostname(b"holdfast")?) },
+    Phase { name: "ctrl-alt-del", act: |_| Ok(reboot(RebootCommand::CadOff)?) },
 ];
 
 /// Runs PID 1. Never returns.
 pub fn run() -> ! {
     install_panic_hook();
     let mut boot = Boot { begin: Instant::now(), made: Vec::new(), watchdogs: None };
-    for (name, phase) in PHASES {
-        if let Err(error) = phase(&mut boot) {
+    for Phase { name, act } in PHASES {
+        if let Err(error) = act(&mut boot) {
             kmsg::line(Level::Error, &format!("init: phase {name} failed: {error}"));
         }
     }

@@ -8,7 +8,8 @@ use std::{
 };
 
 use tokio::{
-    io::unix::AsyncFd,
+    io::Interest,
+    net::UnixStream,
     sync::{mpsc, oneshot},
 };
 use types::ids::MachineId;
@@ -44,7 +45,7 @@ pub enum InitError {
 /// A handle to init. Clones share it.
 #[derive(Debug, Clone)]
 pub struct Init {
-    socket: Arc<AsyncFd<OwnedFd>>,
+    socket: Arc<UnixStream>,
     waiting: Arc<Mutex<Waiting>>,
 }
 
@@ -57,9 +58,10 @@ struct Waiting {
 impl Init {
     /// Starts listening to init. Must be called inside a tokio runtime.
     pub fn start(socket: OwnedFd) -> std::io::Result<(Self, mpsc::Receiver<Notice>)> {
+        rustix::io::ioctl_fionbio(&socket, true)?;
         let (notices, inbox) = mpsc::channel(spawn::MAX_MACHINES);
         let init = Self {
-            socket: Arc::new(AsyncFd::register(socket)?),
+            socket: Arc::new(UnixStream::from_std(socket.into())?),
             waiting: Arc::new(Mutex::new(Waiting::default())),
         };
         tokio::spawn(init.clone().listen(notices));
@@ -99,7 +101,7 @@ impl Init {
     }
 
     fn send(&self, request: &Request, files: &[OwnedFd]) -> Result<(), InitError> {
-        spawn::send(self.socket.get_ref(), request, files).map_err(InitError::Send)
+        spawn::send(&*self.socket, request, files).map_err(InitError::Send)
     }
 
     fn with_waiting<T>(&self, act: impl FnOnce(&mut Waiting) -> T) -> T {
@@ -108,12 +110,19 @@ impl Init {
 
     async fn listen(self, notices: mpsc::Sender<Notice>) {
         loop {
-            let Ok(mut ready) = self.socket.readable().await else { return };
-            let notice = match spawn::receive::<Answer>(self.socket.get_ref()) {
-                Ok(None) => {
-                    ready.clear_ready();
-                    continue;
+            if self.socket.readable().await.is_err() {
+                return;
+            }
+            let received = self.socket.try_io(Interest::READABLE, || {
+                match spawn::receive::<Answer>(&*self.socket) {
+                    Ok(None) => Err(std::io::ErrorKind::WouldBlock.into()),
+                    other => Ok(other),
                 }
+            });
+            // Only the wish to wait again comes out as an error.
+            let Ok(received) = received else { continue };
+            let notice = match received {
+                Ok(None) => None,
                 Ok(Some((answer, _))) => self.handle(answer),
                 Err(error) => Some(Notice::Lost(error)),
             };

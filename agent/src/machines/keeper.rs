@@ -19,7 +19,8 @@ use super::{
     execute::{self, Progress, Tools},
     init::Notice,
     plan::{
-        self, Action, MAX_ATTEMPTS, Policy, Power, Process, Record, Released, Seen, TimeTrust, Work,
+        self, Action, Failed, MAX_ATTEMPTS, Policy, Power, Process, Record, Released, Seen,
+        TimeTrust, Work,
     },
     sandbox,
     store::{Store, StoreError},
@@ -342,10 +343,14 @@ impl Keeper {
                 }
                 entry.seen.busy = None;
                 entry.seen.failures = 0;
+                entry.record.note(self.config.clock.now(), "started");
+                entry.record.failed = Failed::No;
+                entry.record.last_stop = String::new();
                 let ms = took.as_millis();
                 eprintln!("{}", Event::MachineStarted { machine, pid, ms });
                 let facts = sandbox::facts(&self.config.tools.root.join("proc"), pid);
                 eprintln!("{}", Event::MachineSandbox { machine, facts });
+                self.keep(machine);
             }
             Progress::Failed(machine, error) => self.handle_failed(machine, &error),
             Progress::Released(machine, results) => self.handle_released(machine, results),
@@ -360,7 +365,9 @@ impl Keeper {
         entry.seen.busy = None;
         entry.seen.failures += 1;
         entry.seen.failed = now;
+        entry.record.note(now, format!("not started: {reason}"));
         entry.record.last_stop = reason;
+        entry.record.failed = Failed::Yes;
         if error.is_final() || entry.seen.failures >= MAX_ATTEMPTS {
             entry.record.power = Power::Off;
             entry.seen.failures = 0;
@@ -395,6 +402,7 @@ impl Keeper {
         let Some(entry) = self.machines.get_mut(&machine) else { return };
         entry.seen.busy = None;
         entry.record.released = Released::Yes;
+        entry.record.note(now, "ended: devices and network taken back");
         let late_s = now.since(entry.record.terms.end);
         eprintln!("{}", Event::MachineEnded { machine, late_s });
         let delete = entry.delete;
@@ -459,7 +467,14 @@ impl Keeper {
                 if !stays_on {
                     entry.record.power = power;
                 }
-                entry.record.last_stop = describe_ending(status);
+                let ending = describe_ending(status);
+                entry.record.note(now, format!("stopped: {ending}"));
+                if !explained(&entry.record, status) {
+                    entry.record.last_stop = ending;
+                }
+                if is_failure(status) {
+                    entry.record.failed = Failed::Yes;
+                }
                 self.keep(machine);
             }
             Action::Warn { left_s } => {
@@ -543,7 +558,7 @@ impl Keeper {
         }
         check_time(now, &order.terms)?;
         self.check_room(&order.terms)?;
-        let record = Record {
+        let mut record = Record {
             terms: order.terms,
             image: order.image,
             gateway: order.gateway,
@@ -551,8 +566,11 @@ impl Keeper {
             uid: self.free_uid(),
             created: now,
             last_stop: String::new(),
+            failed: Failed::No,
+            events: Vec::new(),
             released: Released::No,
         };
+        record.note(now, "accepted");
         self.config.store.put_machine(&record, None)?;
         self.devices.lease(&record.terms.shape.devices, machine);
         let (serial, end) = (record.terms.serial, record.terms.end.0);
@@ -584,6 +602,7 @@ impl Keeper {
             record.power = Power::On;
         }
         record.terms = terms;
+        record.note(self.config.clock.now(), "lease renewed");
         self.config.store.put_machine(&record, None)?;
         self.devices.lease(&record.terms.shape.devices, machine);
         let (serial, end) = (record.terms.serial, record.terms.end.0);
@@ -604,6 +623,7 @@ impl Keeper {
             Switch::Stop => entry.record.power = Power::Off,
         }
         entry.seen.failures = 0;
+        entry.record.failed = Failed::No;
         self.config.store.put_machine(&entry.record, None)?;
         if to == Switch::Restart && running && entry.seen.busy.is_none() {
             vmm::power(machine, vmm::Power::Reset).await?;
@@ -731,6 +751,21 @@ fn describe_ending(status: crate::spawn::Ending) -> String {
         }
     };
     format!("{meaning} ({status})")
+}
+
+/// Returns whether the status is a failure of guest or node, not an end that somebody wanted.
+fn is_failure(status: crate::spawn::Ending) -> bool {
+    use types::vm::exit;
+    match status {
+        crate::spawn::Ending::Exit { code } => code != exit::POWERED_OFF && code != exit::RESET,
+        crate::spawn::Ending::Signal { number } => number != libc::SIGKILL,
+    }
+}
+
+/// Returns whether the record says already, and better, why the machine stopped.
+fn explained(record: &Record, status: crate::spawn::Ending) -> bool {
+    let killed = matches!(status, crate::spawn::Ending::Signal { number: libc::SIGKILL });
+    killed && record.failed == Failed::Yes && !record.last_stop.is_empty()
 }
 
 fn trouble(place: &'static str, error: &dyn std::error::Error) {

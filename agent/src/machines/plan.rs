@@ -21,6 +21,9 @@ pub const RETRY_S: u64 = 15;
 /// Attempts to start before a machine is left stopped until its renter asks again.
 pub const MAX_ATTEMPTS: u32 = 3;
 
+/// Most events that are kept of a machine.
+pub const MAX_EVENTS: usize = 32;
+
 /// What is kept of a machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -39,8 +42,42 @@ pub struct Record {
     pub created: UnixSeconds,
     /// Why it stopped last, in words; empty when it never did.
     pub last_stop: String,
+    /// Whether it stopped because it could not be started or failed.
+    pub failed: Failed,
+    /// What happened lately, oldest first, at most [`MAX_EVENTS`].
+    pub events: Vec<Happened>,
     /// Whether its devices and network were taken back after the lease's end.
     pub released: Released,
+}
+
+impl Record {
+    /// Notes that something happened.
+    pub fn note(&mut self, at: UnixSeconds, what: impl Into<String>) {
+        if self.events.len() >= MAX_EVENTS {
+            self.events.remove(0);
+        }
+        self.events.push(Happened { at, what: what.into() });
+    }
+}
+
+/// Something that happened to a machine.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Happened {
+    /// When.
+    pub at: UnixSeconds,
+    /// What, in words.
+    pub what: String,
+}
+
+/// Whether a machine stopped because of a failure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Failed {
+    /// It did not.
+    No,
+    /// It did, and its renter has not asked again.
+    Yes,
 }
 
 /// The parts of a lease that matter after it was verified.
@@ -284,6 +321,8 @@ mod tests {
             uid: 100_000,
             created: UnixSeconds(1000),
             last_stop: String::new(),
+            failed: Failed::No,
+            events: Vec::new(),
             released: Released::No,
         }
     }

@@ -1,1 +1,124 @@
-//! The overlay inbox.
+//! The overlay's inbox and the node's offers: what arrives is handed to `control`, one task each.
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use lease::problem::Kind;
+use overlay::{Inbox, MemberEvent, Overlay};
+use tokio::sync::Semaphore;
+use types::{
+    forward::ForwardedRequest,
+    ids::NodeId,
+    node::Offer,
+    units::{Mebibytes, UnixSeconds},
+};
+
+use crate::{
+    control::{Control, answers},
+    events::Event,
+    machines::keeper::Snapshot,
+};
+
+/// Requests answered at the same time; more wait in the overlay's queue.
+const MAX_REQUESTS: usize = 32;
+
+/// Streams served at the same time.
+const MAX_STREAMS: usize = 256;
+
+/// How often an unchanged offer is repeated.
+const OFFER_INTERVAL: Duration = Duration::from_secs(10);
+
+/// An offer that is not repeated for this long counts no more: three were lost.
+const OFFER_LIFE_S: u64 = 35;
+
+/// Changes within this time make one offer.
+const OFFER_PAUSE: Duration = Duration::from_millis(200);
+
+/// Returns what the node offers.
+pub fn offer(node: NodeId, name: &str, now: UnixSeconds, snapshot: &Snapshot) -> Offer {
+    Offer {
+        node,
+        name: name.to_owned(),
+        release: crate::service::release(),
+        issued: now,
+        expires: now.plus(OFFER_LIFE_S),
+        vcpus: snapshot.free.vcpus,
+        memory_mib: Mebibytes(snapshot.free.memory_mib),
+        disk_mib: Mebibytes(snapshot.disk_mib),
+        devices: snapshot.devices.clone(),
+    }
+}
+
+/// Serves what arrives until the overlay ends.
+pub async fn serve(mut inbox: Inbox, overlay: Overlay, control: Control) {
+    let requests = Arc::new(Semaphore::new(MAX_REQUESTS));
+    let streams = Arc::new(Semaphore::new(MAX_STREAMS));
+    loop {
+        tokio::select! {
+            Some(request) = inbox.requests.recv() => {
+                let Ok(permit) = Arc::clone(&requests).acquire_owned().await else { return };
+                let control = control.clone();
+                tokio::spawn(async move {
+                    let answer = match serde_json::from_slice::<ForwardedRequest>(&request.body) {
+                        Ok(forwarded) => control.answer(request.from, &forwarded).await,
+                        Err(error) => answers::problem(&Kind::Malformed.because(error)),
+                    };
+                    let bytes = serde_json::to_vec(&answer).unwrap_or_default();
+                    request.reply(Bytes::from(bytes));
+                    drop(permit);
+                });
+            }
+            Some(stream) = inbox.streams.recv() => {
+                // Without a place the stream is dropped, which its opener sees at once.
+                if let Ok(permit) = Arc::clone(&streams).try_acquire_owned() {
+                    let control = control.clone();
+                    tokio::spawn(async move {
+                        control.serve_stream(stream).await;
+                        drop(permit);
+                    });
+                }
+            }
+            // Other nodes' offers are for gateways.
+            Some(_) = inbox.broadcasts.recv() => {}
+            Some(event) = inbox.events.recv() => match event {
+                MemberEvent::Joined(_) | MemberEvent::Left(_) | MemberEvent::Died(_) => {
+                    let count = overlay.members().len();
+                    eprintln!("{}", Event::OverlayMembers { count });
+                }
+            },
+            else => return,
+        }
+    }
+}
+
+/// Publishes offers: at every change, and from time to time.
+pub async fn publish(overlay: Overlay, control: Control) {
+    let mut snapshot = control.snapshot();
+    let mut said = None;
+    loop {
+        let offer = control.offer();
+        let free = offer
+            .devices
+            .iter()
+            .filter(|device| device.state == types::node::DeviceState::Free)
+            .count();
+        let summary = (free, offer.vcpus, offer.memory_mib.0);
+        let sent = serde_json::to_vec(&offer)
+            .map_err(|error| error.to_string())
+            .and_then(|bytes| overlay.broadcast(bytes.into()).map_err(|error| error.to_string()));
+        match sent {
+            Ok(()) if said != Some(summary) => {
+                let (devices_free, vcpus, memory_mib) = summary;
+                eprintln!("{}", Event::Offered { devices_free, vcpus, memory_mib });
+                said = Some(summary);
+            }
+            Ok(()) => {}
+            Err(reason) => eprintln!("{}", Event::Trouble { place: "offer", reason }),
+        }
+        tokio::time::sleep(OFFER_PAUSE).await;
+        // The keeper lives as long as this task; a late repeat is what the timeout is for.
+        if let Ok(Err(_)) = tokio::time::timeout(OFFER_INTERVAL, snapshot.changed()).await {
+            return;
+        }
+    }
+}

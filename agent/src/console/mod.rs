@@ -1,0 +1,132 @@
+//! The status page: what somebody in front of the server wants to know, as plain text. On the
+//! screen it is drawn again at every change; on the serial port it is one block per change.
+//!
+//! `Page::render` is pure; `run` writes.
+
+use std::{fs::File, io::Write, time::Duration};
+
+use tokio::sync::watch;
+use types::node::PciDevice;
+
+use crate::{inventory::rules, machines::keeper::View};
+
+/// Changes within this time are drawn once.
+const PAUSE: Duration = Duration::from_secs(2);
+
+/// How often an unchanged page is drawn again.
+const REDRAW: Duration = Duration::from_secs(8);
+
+/// Most devices and machines that are listed.
+const MAX_ROWS: usize = 16;
+
+/// Clears a terminal and goes to its upper left corner.
+const CLEAR: &str = "\x1b[H\x1b[2J";
+
+/// What the page shows.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Page {
+    /// The node's key, in full: providers copy it into gateways' configuration.
+    pub node: String,
+    /// Name the provider gave it.
+    pub name: String,
+    /// Release.
+    pub release: String,
+    /// Where the configuration came from, or why there is none.
+    pub config: String,
+    /// Addresses of the uplinks.
+    pub addresses: Vec<String>,
+    /// How many other members of the overlay are known.
+    pub members: usize,
+    /// Devices.
+    pub devices: Vec<PciDevice>,
+    /// Machines.
+    pub machines: Vec<View>,
+    /// The last error.
+    pub error: String,
+}
+
+impl Page {
+    /// Returns the page's lines.
+    pub fn render(&self) -> Vec<String> {
+        let name = if self.name.is_empty() { "(no name)" } else { &self.name };
+        let addresses = match &self.addresses[..] {
+            [] => "none yet".to_owned(),
+            addresses => addresses.join(", "),
+        };
+        let mut lines = vec![
+            format!("Holdfast {}  {name}", self.release),
+            format!("node       {}", self.node),
+            format!("config     {}", self.config),
+            format!("addresses  {addresses}"),
+            format!("overlay    {} other members", self.members),
+        ];
+        for device in self.devices.iter().take(MAX_ROWS) {
+            lines.push(format!(
+                "device     {} {:04x}:{:04x} {}",
+                device.address,
+                device.vendor,
+                device.device,
+                rules::describe(&device.state)
+            ));
+        }
+        for view in self.machines.iter().take(MAX_ROWS) {
+            let terms = &view.record.terms;
+            let address = view.address.map_or("no address".to_owned(), |ip| ip.to_string());
+            let (state, end) = (view.state.name(), terms.end.0);
+            lines.push(format!("machine    {} {state} {address} until {end}", terms.id));
+        }
+        let hidden = self.devices.len().saturating_sub(MAX_ROWS)
+            + self.machines.len().saturating_sub(MAX_ROWS);
+        if hidden > 0 {
+            lines.push(format!("           and {hidden} more"));
+        }
+        if self.machines.is_empty() {
+            lines.push("machines   none".to_owned());
+        }
+        let error = if self.error.is_empty() { "none" } else { &self.error };
+        lines.push(format!("last error {error}"));
+        lines
+    }
+}
+
+/// Draws the page whenever it changes, and on the screen from time to time, because the kernel's
+/// lines go there too.
+pub async fn run(mut pages: watch::Receiver<Page>) {
+    let mut printed = Vec::new();
+    loop {
+        let lines = pages.borrow_and_update().render();
+        draw(&lines);
+        if lines != printed {
+            lines.iter().for_each(|line| eprintln!("status| {line}"));
+            printed = lines;
+        }
+        tokio::time::sleep(PAUSE).await;
+        let changed = tokio::time::timeout(REDRAW, pages.changed()).await;
+        if let Ok(Err(_)) = changed {
+            return;
+        }
+    }
+}
+
+/// Draws on the screen, if the server has one.
+fn draw(lines: &[String]) {
+    if let Ok(mut screen) = File::options().write(true).open("/dev/tty1") {
+        // A screen that cannot be written to shows nothing, and there is no other one to tell.
+        let _ = write!(screen, "{CLEAR}{}\r\n", lines.join("\r\n"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_page_says_what_is_missing() {
+        let page = Page { node: "ab".into(), release: "1".into(), ..Page::default() };
+        let lines = page.render();
+        assert_eq!(lines[0], "Holdfast 1  (no name)");
+        assert!(lines.contains(&"addresses  none yet".to_owned()), "{lines:?}");
+        assert!(lines.contains(&"machines   none".to_owned()), "{lines:?}");
+        assert!(lines.contains(&"last error none".to_owned()), "{lines:?}");
+    }
+}

@@ -1,0 +1,158 @@
+//! The node's answers: documents, and refusals that say what was wrong and what would be right.
+
+use std::{io, net::IpAddr};
+
+use lease::{
+    api::{Image, MachineEvent, MachineState},
+    problem::{Kind, chain},
+};
+use serde::{Serialize, de::DeserializeOwned};
+use sha2::{Digest, Sha256};
+use types::{
+    forward::{ForwardedRequest, ForwardedResponse, Problem},
+    ids::{MachineId, NodeId},
+    units::UnixSeconds,
+};
+
+use crate::inventory::rules::DeviceError;
+use crate::machines::{
+    keeper::{RefusedError, State, View},
+    plan::Failed,
+    store::Answered,
+    vmm::{self, VmmError},
+};
+
+/// Answers with a document.
+pub fn json<T: Serialize>(status: u16, document: &T) -> ForwardedResponse {
+    ForwardedResponse {
+        status,
+        content_type: "application/json".to_owned(),
+        headers: Vec::new(),
+        body: serde_json::to_vec(document).expect("answers hold nothing that JSON cannot"),
+    }
+}
+
+/// Answers with a refusal.
+pub fn problem(problem: &Problem) -> ForwardedResponse {
+    let content_type = Problem::MEDIA_TYPE.to_owned();
+    ForwardedResponse { content_type, ..json(problem.status, problem) }
+}
+
+/// Answers with a piece of console output.
+pub fn console(console: &vmm::Console) -> ForwardedResponse {
+    // A forwarded answer is bounded; the reader asks again from where this one ends.
+    let limit = types::forward::MAX_BODY.min(console.bytes.len());
+    let body = console.bytes[..limit].to_vec();
+    let end = console.from + u64::try_from(limit).unwrap_or(0);
+    ForwardedResponse {
+        status: 200,
+        content_type: "application/octet-stream".to_owned(),
+        headers: vec![
+            ("holdfast-console-from".to_owned(), console.from.to_string()),
+            ("holdfast-console-end".to_owned(), end.to_string()),
+        ],
+        body,
+    }
+}
+
+/// Answers as before.
+pub fn kept(answered: &Answered) -> ForwardedResponse {
+    ForwardedResponse {
+        status: answered.status,
+        content_type: "application/json".to_owned(),
+        headers: vec![("idempotency-replayed".to_owned(), "true".to_owned())],
+        body: answered.body.clone().into_bytes(),
+    }
+}
+
+/// Returns a machine as renters see it.
+pub fn machine(node: NodeId, now: UnixSeconds, view: &View) -> lease::api::Machine {
+    let View { record, state, address } = view;
+    let (terms, image) = (&record.terms, &record.image);
+    let ends_soon = terms.end.since(now) <= crate::machines::plan::WARN_S;
+    let state = match state {
+        State::Starting if now < terms.start => MachineState::Pending,
+        State::Starting => MachineState::Starting,
+        State::Running if ends_soon => MachineState::Warned,
+        State::Running => MachineState::Running,
+        State::Stopping => MachineState::Stopping,
+        State::Stopped if record.failed == Failed::Yes => MachineState::Failed,
+        State::Stopped => MachineState::Stopped,
+        State::Ended => MachineState::Retained,
+    };
+    lease::api::Machine {
+        id: terms.id,
+        node,
+        renter: terms.renter,
+        serial: terms.serial,
+        start: terms.start,
+        end: terms.end,
+        shape: terms.shape.clone(),
+        image: Image {
+            kernel: image.kernel,
+            initrd: image.initrd,
+            disk: image.disk,
+            cmdline: image.cmdline.clone(),
+        },
+        state,
+        detail: record.last_stop.clone(),
+        addresses: address.map(IpAddr::V4).into_iter().collect(),
+        created: record.created,
+        events: record
+            .events
+            .iter()
+            .map(|event| MachineEvent { at: event.at, what: event.what.clone() })
+            .collect(),
+    }
+}
+
+/// Parses a request's body.
+pub fn body<T: DeserializeOwned>(request: &ForwardedRequest) -> Result<T, Problem> {
+    serde_json::from_slice(&request.body)
+        .map_err(|error| Kind::Malformed.because(format!("body: {error}")))
+}
+
+/// Returns what tells a request from another one under the same idempotency key.
+pub fn digest(request: &ForwardedRequest) -> String {
+    let mut digest = Sha256::new();
+    for part in [request.method.as_bytes(), request.target.as_bytes(), &request.body] {
+        digest.update(u64::try_from(part.len()).unwrap_or(u64::MAX).to_be_bytes());
+        digest.update(part);
+    }
+    types::hex::encode(&digest.finalize())
+}
+
+/// Turns a refusal of the keeper into one for renters.
+pub fn refused(error: &RefusedError) -> Problem {
+    let kind = match error {
+        RefusedError::Unknown { .. } => Kind::NotFound,
+        RefusedError::Exists { .. }
+        | RefusedError::Serial { .. }
+        | RefusedError::Changed { .. }
+        | RefusedError::Vmm(_) => Kind::Conflict,
+        RefusedError::Time { .. } => Kind::LeaseRefused,
+        RefusedError::Room { .. } => Kind::NoCapacity,
+        RefusedError::Device(DeviceError::Absent { .. }) => Kind::NotFound,
+        RefusedError::Device(_) => Kind::NoCapacity,
+        RefusedError::Draining => Kind::Unavailable,
+        RefusedError::Store(_) => Kind::Internal,
+    };
+    kind.caused_by(error)
+}
+
+/// No such machine, or it is another renter's.
+pub fn unknown_machine(machine: MachineId) -> Problem {
+    let detail = format!("this node has no machine {machine} for the key that signed the request");
+    Kind::NotFound.because(detail)
+}
+
+/// The machine has no running process.
+pub fn not_running(error: &VmmError) -> Problem {
+    Kind::Conflict.because(format!("the machine does not run: {}", chain(error)))
+}
+
+/// The guest did not take the connection.
+pub fn no_connection(port: u16, error: &io::Error) -> Problem {
+    Kind::NodeUnreachable
+        .because(format!("nothing in the guest answers on TCP port {port}: {error}"))
+}

@@ -1,0 +1,339 @@
+//! What renters and operators ask of this node: requests that gateways forward as they were
+//! signed. The node checks every signature itself; a gateway is only the way they come.
+//!
+//! `routes` is pure; `authority` checks signatures and leases; `streams` serves what is long-lived.
+
+pub mod answers;
+pub mod authority;
+pub mod routes;
+pub mod streams;
+
+use std::{path::PathBuf, sync::Arc};
+
+use lease::{
+    api::{CreateMachine, LeaseRenewal, MAX_CMDLINE},
+    problem::Kind,
+    request::VerifiedRequest,
+};
+use types::{
+    config::NodeSpec,
+    forward::{ForwardedRequest, ForwardedResponse, Problem},
+    ids::{MachineId, NodeId},
+    node::Offer,
+};
+
+use self::{
+    answers::{json, machine, problem, refused},
+    authority::Authority,
+    routes::Route,
+};
+use crate::{
+    events::Event,
+    machines::{
+        keeper::{Command, Machines, Order, Snapshot, State, Switch, View},
+        plan::Image,
+        store::{Answered, Store},
+        vmm,
+    },
+    net::MachineNetworks,
+    time::Clock,
+};
+
+/// Serves requests. Clones share everything.
+#[derive(Debug, Clone)]
+pub struct Control {
+    parts: Arc<Parts>,
+}
+
+/// What the control interface is made of.
+#[derive(Debug)]
+pub struct Parts {
+    /// This node.
+    pub node: NodeId,
+    /// Its configuration.
+    pub spec: NodeSpec,
+    /// Its machines.
+    pub machines: Machines,
+    /// Answers that are given again.
+    pub store: Arc<Store>,
+    /// The time.
+    pub clock: Arc<Clock>,
+    /// Where guests are.
+    pub networks: Arc<MachineNetworks>,
+    /// Who may ask what.
+    pub authority: Authority,
+    /// Below `/`.
+    pub root: PathBuf,
+}
+
+impl Control {
+    /// Makes the interface.
+    pub fn new(parts: Parts) -> Self {
+        Self { parts: Arc::new(parts) }
+    }
+
+    /// Returns what this node offers now.
+    pub fn offer(&self) -> Offer {
+        let snapshot = self.parts.machines.snapshot();
+        let snapshot = snapshot.borrow();
+        crate::tasks::overlay::offer(
+            self.parts.node,
+            &self.parts.spec.name,
+            self.parts.clock.now(),
+            &snapshot,
+        )
+    }
+
+    /// Returns the machines and devices, now and whenever they change.
+    pub fn snapshot(&self) -> tokio::sync::watch::Receiver<Snapshot> {
+        self.parts.machines.snapshot()
+    }
+
+    /// Answers one request that `gateway` forwarded.
+    pub async fn answer(&self, gateway: NodeId, request: &ForwardedRequest) -> ForwardedResponse {
+        match self.try_answer(gateway, request).await {
+            Ok(response) => response,
+            Err(refusal) => problem(&refusal),
+        }
+    }
+
+    async fn try_answer(
+        &self,
+        gateway: NodeId,
+        request: &ForwardedRequest,
+    ) -> Result<ForwardedResponse, Problem> {
+        let route = Route::parse(request)?;
+        if let Route::Node = route {
+            return Ok(json(200, &self.offer()));
+        }
+        let signer = self.parts.authority.verify(request, self.parts.clock.now())?;
+        let signer = &signer;
+        match route {
+            Route::Node => Ok(json(200, &self.offer())),
+            Route::RestartAgent { node } => self.restart_agent(signer, node),
+            Route::CreateMachine => {
+                self.once(signer, request, self.create(signer, gateway, request)).await
+            }
+            Route::ListMachines => self.list(signer),
+            Route::ShowMachine { machine: id } => Ok(self.describe(200, &self.owned(signer, id)?)),
+            Route::SwitchMachine { machine: id, switch } => {
+                self.owned(signer, id)?;
+                self.once(signer, request, self.switch(id, switch)).await
+            }
+            Route::DeleteMachine { machine: id } => {
+                self.owned(signer, id)?;
+                self.once(signer, request, self.delete(id)).await
+            }
+            Route::RenewLease { machine: id } => {
+                self.owned(signer, id)?;
+                self.once(signer, request, self.renew(id, request)).await
+            }
+            Route::ReadConsole { machine: id, from, .. } => {
+                self.owned(signer, id)?;
+                self.read_console(id, from).await
+            }
+            Route::WriteConsole { machine: id } => {
+                self.owned(signer, id)?;
+                let input = request.body.clone().into();
+                vmm::type_in(id, input).await.map_err(|error| answers::not_running(&error))?;
+                Ok(json(200, &serde_json::json!({})))
+            }
+            Route::Tunnel { .. } => {
+                Err(Kind::Unprocessable.because("a tunnel is opened as a stream"))
+            }
+        }
+    }
+
+    /// Returns a machine of this renter. Another renter's machine looks like none.
+    fn owned(&self, signer: &VerifiedRequest, machine: MachineId) -> Result<View, Problem> {
+        let view = self.parts.machines.get(machine);
+        let view = view
+            .filter(|view| view.record.terms.renter == signer.key)
+            .ok_or_else(|| answers::unknown_machine(machine))?;
+        self.admit(signer)?;
+        Ok(view)
+    }
+
+    fn admit(&self, signer: &VerifiedRequest) -> Result<(), Problem> {
+        self.parts.authority.admit(signer, self.parts.clock.now())
+    }
+
+    fn describe(&self, status: u16, view: &View) -> ForwardedResponse {
+        json(status, &machine(self.parts.node, self.parts.clock.now(), view))
+    }
+
+    /// Carries out what must not be done twice: with an idempotency key, the first answer is
+    /// kept and given again.
+    async fn once(
+        &self,
+        signer: &VerifiedRequest,
+        request: &ForwardedRequest,
+        act: impl Future<Output = Result<ForwardedResponse, Problem>>,
+    ) -> Result<ForwardedResponse, Problem> {
+        let Some(key) = &signer.idempotency_key else { return act.await };
+        let key = format!("{}/{key}", signer.key);
+        let digest = answers::digest(request);
+        let store = &self.parts.store;
+        if let Some(known) = store.answer(&key).map_err(|error| Kind::Internal.caused_by(&error))? {
+            if known.digest != digest {
+                let detail = "the idempotency key came before with another request; use a new one";
+                return Err(Kind::KeyReused.because(detail));
+            }
+            return Ok(answers::kept(&known));
+        }
+        // A refusal changed nothing, so the same request may be tried again.
+        let response = act.await?;
+        let answered = Answered {
+            digest,
+            status: response.status,
+            body: String::from_utf8_lossy(&response.body).into_owned(),
+            at: self.parts.clock.now(),
+        };
+        store.put_answer(&key, &answered).map_err(|error| Kind::Internal.caused_by(&error))?;
+        Ok(response)
+    }
+
+    async fn create(
+        &self,
+        signer: &VerifiedRequest,
+        gateway: NodeId,
+        request: &ForwardedRequest,
+    ) -> Result<ForwardedResponse, Problem> {
+        let body: CreateMachine = answers::body(request)?;
+        let terms = self.parts.authority.terms(&body.lease, self.parts.node)?;
+        if terms.renter != signer.key {
+            let detail = "the request is signed by another key than the lease names as its renter";
+            return Err(Kind::Forbidden.because(detail));
+        }
+        self.admit(signer)?;
+        check_cmdline(&body.image.cmdline)?;
+        // The same lease asked for again by its renter, as after an answer that got lost.
+        if let Some(view) = self.parts.machines.get(terms.id)
+            && view.record.terms == terms
+            && view.record.image == image(&body)
+        {
+            return Ok(self.describe(201, &view));
+        }
+        let order = Order { image: image(&body), terms, gateway };
+        let ask = |answer| Command::Create(Box::new(order), answer);
+        let view = self.parts.machines.ask(ask).await.map_err(|error| refused(&error))?;
+        Ok(self.describe(201, &view))
+    }
+
+    async fn renew(
+        &self,
+        id: MachineId,
+        request: &ForwardedRequest,
+    ) -> Result<ForwardedResponse, Problem> {
+        let body: LeaseRenewal = answers::body(request)?;
+        let terms = self.parts.authority.terms(&body.lease, self.parts.node)?;
+        if terms.id != id {
+            let detail = format!("the path names {id}, the lease is for {}", terms.id);
+            return Err(Kind::Unprocessable.because(detail));
+        }
+        let ask = |answer| Command::Renew(Box::new(terms), answer);
+        let view = self.parts.machines.ask(ask).await.map_err(|error| refused(&error))?;
+        Ok(self.describe(200, &view))
+    }
+
+    async fn switch(&self, id: MachineId, to: Switch) -> Result<ForwardedResponse, Problem> {
+        let ask = |answer| Command::Power(id, to, answer);
+        let view = self.parts.machines.ask(ask).await.map_err(|error| refused(&error))?;
+        Ok(self.describe(200, &view))
+    }
+
+    async fn delete(&self, id: MachineId) -> Result<ForwardedResponse, Problem> {
+        let ask = |answer| Command::Delete(id, answer);
+        let view = self.parts.machines.ask(ask).await.map_err(|error| refused(&error))?;
+        Ok(self.describe(202, &view))
+    }
+
+    fn list(&self, signer: &VerifiedRequest) -> Result<ForwardedResponse, Problem> {
+        let snapshot = self.parts.machines.snapshot();
+        let snapshot = snapshot.borrow();
+        let own = snapshot.machines.iter().filter(|view| view.record.terms.renter == signer.key);
+        let (node, now) = (self.parts.node, self.parts.clock.now());
+        let machines: Vec<_> = own.map(|view| machine(node, now, view)).collect();
+        if !machines.is_empty() {
+            self.admit(signer)?;
+        }
+        Ok(json(200, &machines))
+    }
+
+    async fn read_console(&self, id: MachineId, from: u64) -> Result<ForwardedResponse, Problem> {
+        let console =
+            vmm::console(id, from, 0).await.map_err(|error| answers::not_running(&error))?;
+        Ok(answers::console(&console))
+    }
+
+    fn restart_agent(
+        &self,
+        signer: &VerifiedRequest,
+        node: Option<NodeId>,
+    ) -> Result<ForwardedResponse, Problem> {
+        if !self.parts.spec.operators.contains(&signer.key) {
+            let detail = "the key that signed is not among `operators` of the node's configuration";
+            return Err(Kind::Forbidden.because(detail));
+        }
+        self.admit(signer)?;
+        if node.is_some_and(|node| node != self.parts.node) {
+            return Err(Kind::NotFound.because(format!("this is node {}", self.parts.node)));
+        }
+        let reason = "restart asked by an operator".to_owned();
+        eprintln!("{}", Event::Trouble { place: "agent", reason });
+        tokio::spawn(async {
+            // The answer leaves first.
+            tokio::time::sleep(std::time::Duration::from_millis(500)).await;
+            rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL)
+        });
+        Ok(json(202, &serde_json::json!({ "restarting": "agent" })))
+    }
+
+    /// Returns the machine a stream is for, if its renter signed the request.
+    fn stream_target(&self, request: &ForwardedRequest) -> Result<(Route, View), Problem> {
+        let route = Route::parse(request)?;
+        let signer = self.parts.authority.verify(request, self.parts.clock.now())?;
+        let id = match route {
+            Route::ReadConsole { machine, .. } | Route::Tunnel { machine, .. } => machine,
+            Route::Node
+            | Route::RestartAgent { .. }
+            | Route::CreateMachine
+            | Route::ListMachines
+            | Route::ShowMachine { .. }
+            | Route::SwitchMachine { .. }
+            | Route::DeleteMachine { .. }
+            | Route::RenewLease { .. }
+            | Route::WriteConsole { .. } => {
+                let detail = "only consoles and tunnels of machines are streams";
+                return Err(Kind::Unprocessable.because(detail));
+            }
+        };
+        let view = self.owned(&signer, id)?;
+        if matches!(view.state, State::Stopped | State::Ended) {
+            let detail = format!("machine {id} is {}; start it first", view.state.name());
+            return Err(Kind::Conflict.because(detail));
+        }
+        Ok((route, view))
+    }
+}
+
+fn check_cmdline(text: &str) -> Result<(), Problem> {
+    if text.len() > MAX_CMDLINE || text.contains(['\0', '\n']) {
+        let detail = format!(
+            "image.cmdline has {} bytes; at most {MAX_CMDLINE} are passed on, without line ends",
+            text.len()
+        );
+        return Err(Kind::Unprocessable.because(detail));
+    }
+    Ok(())
+}
+
+fn image(body: &CreateMachine) -> Image {
+    let image = &body.image;
+    Image {
+        kernel: image.kernel,
+        initrd: image.initrd,
+        disk: image.disk,
+        cmdline: image.cmdline.clone(),
+    }
+}

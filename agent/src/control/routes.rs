@@ -1,0 +1,195 @@
+//! Which operation a forwarded request is. Pure.
+
+use lease::problem::Kind;
+use types::{
+    forward::{ForwardedRequest, Problem},
+    ids::{MachineId, NodeId},
+};
+
+use crate::machines::keeper::Switch;
+
+/// An operation of this node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Route {
+    /// `GET /v1/node`: what the node offers. The only one that needs no signature.
+    Node,
+    /// `POST /v1/node/restart-agent`, or `/v1/nodes/NODE/restart-agent`.
+    RestartAgent {
+        /// The node, where the path names one.
+        node: Option<NodeId>,
+    },
+    /// `POST /v1/machines`
+    CreateMachine,
+    /// `GET /v1/machines`
+    ListMachines,
+    /// `GET /v1/machines/ID`
+    ShowMachine {
+        /// Which.
+        machine: MachineId,
+    },
+    /// `POST /v1/machines/ID/start`, `stop`, `restart`
+    SwitchMachine {
+        /// Which.
+        machine: MachineId,
+        /// How.
+        switch: Switch,
+    },
+    /// `DELETE /v1/machines/ID`
+    DeleteMachine {
+        /// Which.
+        machine: MachineId,
+    },
+    /// `PUT /v1/machines/ID/lease`
+    RenewLease {
+        /// Which.
+        machine: MachineId,
+    },
+    /// `GET /v1/machines/ID/console[?from=OFFSET][&follow=1]`
+    ReadConsole {
+        /// Which.
+        machine: MachineId,
+        /// First byte wanted.
+        from: u64,
+        /// Whether what comes later is wanted too.
+        follow: Follow,
+    },
+    /// `POST /v1/machines/ID/console`
+    WriteConsole {
+        /// Which.
+        machine: MachineId,
+    },
+    /// `GET /v1/machines/ID/tunnel/PORT`
+    Tunnel {
+        /// Which.
+        machine: MachineId,
+        /// TCP port of the guest.
+        port: u16,
+    },
+}
+
+/// Whether a reader stays.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Follow {
+    /// It reads what is there.
+    No,
+    /// It reads until the machine ends.
+    Yes,
+}
+
+impl Route {
+    /// Finds the operation.
+    pub fn parse(request: &ForwardedRequest) -> Result<Self, Problem> {
+        let parts: Vec<_> = request.path().trim_start_matches('/').split('/').collect();
+        let method = request.method.as_str();
+        let route = match (method, &parts[..]) {
+            ("GET", ["v1", "node"]) => Self::Node,
+            ("POST", ["v1", "node", "restart-agent"]) => Self::RestartAgent { node: None },
+            ("POST", ["v1", "nodes", node, "restart-agent"]) => {
+                let node = node.parse().map_err(|_| bad("node", node))?;
+                Self::RestartAgent { node: Some(node) }
+            }
+            ("POST", ["v1", "machines"]) => Self::CreateMachine,
+            ("GET", ["v1", "machines"]) => Self::ListMachines,
+            (_, ["v1", "machines", id, rest @ ..]) => {
+                let machine = id.parse().map_err(|_| bad("machine", id))?;
+                return Self::of_machine(request, machine, rest);
+            }
+            (_, _) => return Err(no_such(request)),
+        };
+        Ok(route)
+    }
+
+    fn of_machine(
+        request: &ForwardedRequest,
+        machine: MachineId,
+        rest: &[&str],
+    ) -> Result<Self, Problem> {
+        let switch = |switch| Self::SwitchMachine { machine, switch };
+        let route = match (request.method.as_str(), rest) {
+            ("GET", []) => Self::ShowMachine { machine },
+            ("DELETE", []) => Self::DeleteMachine { machine },
+            ("POST", ["start"]) => switch(Switch::Start),
+            ("POST", ["stop"]) => switch(Switch::Stop),
+            ("POST", ["restart"]) => switch(Switch::Restart),
+            ("PUT", ["lease"]) => Self::RenewLease { machine },
+            ("GET", ["console"]) => {
+                let from = match query(request, "from") {
+                    Some(text) => text.parse().map_err(|_| bad("from", text))?,
+                    None => 0,
+                };
+                let follow = match query(request, "follow") {
+                    Some("1" | "true") => Follow::Yes,
+                    Some(_) | None => Follow::No,
+                };
+                Self::ReadConsole { machine, from, follow }
+            }
+            ("POST", ["console"]) => Self::WriteConsole { machine },
+            ("GET", ["tunnel", port]) => {
+                let port = port.parse().ok().filter(|port| *port > 0);
+                Self::Tunnel { machine, port: port.ok_or_else(|| bad("port", rest[1]))? }
+            }
+            (_, _) => return Err(no_such(request)),
+        };
+        Ok(route)
+    }
+}
+
+fn query<'a>(request: &'a ForwardedRequest, name: &str) -> Option<&'a str> {
+    let (_, query) = request.target.split_once('?')?;
+    query.split('&').find_map(|pair| {
+        let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+        (key == name).then_some(value)
+    })
+}
+
+fn bad(what: &str, text: &str) -> Problem {
+    Kind::Malformed.because(format!("{what} {text:?} in the path or query is not one"))
+}
+
+fn no_such(request: &ForwardedRequest) -> Problem {
+    let known = "see /v1/openapi.json of the gateway";
+    Kind::NotFound.because(format!(
+        "a node knows no {} {}; {known}",
+        request.method,
+        request.path()
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(method: &str, target: &str) -> Result<Route, u16> {
+        let request = ForwardedRequest {
+            method: method.to_owned(),
+            target: target.to_owned(),
+            headers: Vec::new(),
+            body: Vec::new(),
+        };
+        Route::parse(&request).map_err(|problem| problem.status)
+    }
+
+    #[test]
+    fn operations_are_told_apart() {
+        let machine = MachineId::from_bytes([0x11; 16]);
+        let at = |rest: &str| format!("/v1/machines/{machine}{rest}");
+        assert_eq!(parse("GET", "/v1/node"), Ok(Route::Node));
+        assert_eq!(parse("GET", &at("")), Ok(Route::ShowMachine { machine }));
+        let stop = Route::SwitchMachine { machine, switch: Switch::Stop };
+        assert_eq!(parse("POST", &at("/stop")), Ok(stop));
+        let console = Route::ReadConsole { machine, from: 7, follow: Follow::Yes };
+        assert_eq!(parse("GET", &at("/console?follow=1&from=7")), Ok(console));
+        assert_eq!(parse("GET", &at("/tunnel/22")), Ok(Route::Tunnel { machine, port: 22 }));
+    }
+
+    #[test]
+    fn everything_else_is_refused() {
+        let machine = MachineId::from_bytes([0x11; 16]);
+        assert_eq!(parse("GET", "/"), Err(404));
+        assert_eq!(parse("PATCH", "/v1/machines"), Err(404));
+        assert_eq!(parse("GET", "/v1/machines/xyz"), Err(400));
+        assert_eq!(parse("GET", &format!("/v1/machines/{machine}/tunnel/0")), Err(400));
+        assert_eq!(parse("GET", &format!("/v1/machines/{machine}/tunnel/65536")), Err(400));
+        assert_eq!(parse("GET", &format!("/v1/machines/{machine}/console?from=-1")), Err(400));
+    }
+}
