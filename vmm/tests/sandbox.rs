@@ -24,8 +24,11 @@ const REFUSED: u8 = 0;
 const ALLOWED: u8 = 1;
 const BROKEN: u8 = 2;
 
+/// Tries; an error is what a wall answers.
+type Act = fn() -> io::Result<()>;
+
 /// What a machine's process might try.
-const ATTEMPTS: &[(&str, fn() -> io::Result<()>)] = &[
+const ATTEMPTS: &[(&str, Act)] = &[
     ("open a file of the host", || fs::File::open("/etc/passwd").map(drop)),
     ("open a file of /proc", || fs::File::open("/proc/self/maps").map(drop)),
     ("open a device", || fs::File::open("/dev/kvm").map(drop)),

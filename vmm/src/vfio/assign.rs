@@ -125,7 +125,7 @@ impl Passthrough {
             let device: Arc<dyn Device> = Arc::<Cdev>::clone(cdev);
             let host =
                 Host { interrupts: Arc::<Vm>::clone(vm), slots: Box::new(Arc::clone(vm)), port };
-            devices.push(Function::new(*address, device, host, Arc::clone(resetter))?);
+            devices.push(Function::open(*address, device, host, Arc::clone(resetter))?);
             port = port.wrapping_add(1);
         }
         let keep = bound.into_iter().map(|(_, cdev)| cdev as Arc<dyn Device>).collect();
@@ -214,7 +214,7 @@ pub struct Function {
 
 impl Function {
     /// Reads what a freshly reset device is and prepares everything the guest will reach.
-    pub(super) fn new(
+    pub(super) fn open(
         address: Bdf,
         device: Arc<dyn Device>,
         host: Host,

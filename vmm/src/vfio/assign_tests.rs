@@ -48,7 +48,7 @@ fn open(device: FakeDevice) -> Result<(Arc<FakeDevice>, Memory, Assigned), Assig
         port: 2,
     };
     let assigned =
-        Function::new(address, Arc::<FakeDevice>::clone(&device), host, Arc::new(resetter))?;
+        Function::open(address, Arc::<FakeDevice>::clone(&device), host, Arc::new(resetter))?;
     Ok((device, memory, assigned))
 }
 

@@ -475,10 +475,10 @@ impl ConfigFilter {
                     self.show(at + 2, low & 0x0f);
                 }
             }
-            ADVANCED_FEATURES => {
-                if facts.snapshot.get(at + 3).is_some_and(|features| features & 2 != 0) {
-                    self.resets.push((at + 4, 0x01));
-                }
+            ADVANCED_FEATURES
+                if facts.snapshot.get(at + 3).is_some_and(|features| features & 2 != 0) =>
+            {
+                self.resets.push((at + 4, 0x01));
             }
             _ => {}
         }
