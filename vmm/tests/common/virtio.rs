@@ -44,7 +44,8 @@ pub const INDIRECT: u16 = 4;
 
 pub fn ram() -> GuestRam {
     let size = usize::try_from(RAM_SIZE).unwrap();
-    GuestMemoryMmap::from_ranges(&[(GuestAddress(0), size), (GuestAddress(HIGH_RAM), size)]).unwrap()
+    GuestMemoryMmap::from_ranges(&[(GuestAddress(0), size), (GuestAddress(HIGH_RAM), size)])
+        .unwrap()
 }
 
 /// A vector that remembers what it was told.
@@ -109,11 +110,8 @@ pub struct FakeInterrupts {
 
 impl Default for FakeInterrupts {
     fn default() -> Self {
-        let line = FakeLine {
-            event: eventfd(),
-            high: AtomicBool::new(false),
-            raised: AtomicU64::new(0),
-        };
+        let line =
+            FakeLine { event: eventfd(), high: AtomicBool::new(false), raised: AtomicU64::new(0) };
         Self { vectors: Mutex::default(), line: Arc::new(line) }
     }
 }
@@ -324,8 +322,16 @@ impl Queue {
         }
     }
 
-    pub fn write_descriptor(&self, index: u16, (address, length, flags, next): (u64, u32, u16, u16)) {
-        write_descriptor(&self.ram, self.table + 16 * u64::from(index), (address, length, flags, next));
+    pub fn write_descriptor(
+        &self,
+        index: u16,
+        (address, length, flags, next): (u64, u32, u16, u16),
+    ) {
+        write_descriptor(
+            &self.ram,
+            self.table + 16 * u64::from(index),
+            (address, length, flags, next),
+        );
     }
 
     /// Writes a chain of (address, length, writable) and offers it. Returns its head.

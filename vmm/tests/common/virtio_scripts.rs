@@ -1,6 +1,9 @@
 //! What fuzzing does to devices: bytes become register accesses, descriptors and rings that are
 //! almost right, so that they get far.
 
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
+#![allow(missing_docs, unreachable_pub, reason = "not part of any crate's interface")]
+
 use std::{os::fd::OwnedFd, sync::Arc};
 
 use vm_memory::{Bytes, GuestAddress};
