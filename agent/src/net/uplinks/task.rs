@@ -69,7 +69,15 @@ struct Uplink {
     facts: LinkFacts,
     client: Option<Running>,
     lease: Option<Lease>,
+    /// Whether the kernel has been told of the lease.
+    applied: Applied,
     routes: Vec<Route>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Applied {
+    Whole,
+    InPart,
 }
 
 impl Task {
@@ -136,6 +144,7 @@ impl Task {
                 None => self.add(facts).await?,
             }
         }
+        self.apply_again().await?;
         self.start_missing_clients().await
     }
 
@@ -151,8 +160,7 @@ impl Task {
             }
         }
         self.kernel.set_up(facts.index, None).await?;
-        let mut uplink =
-            Uplink { facts: facts.clone(), client: None, lease: None, routes: Vec::new() };
+        let mut uplink = Uplink::new(facts.clone());
         if let Source::Static { addresses, gateways } = self.plan.source.clone() {
             self.configure(&mut uplink, &addresses, &gateways).await?;
         }
@@ -223,6 +231,7 @@ impl Task {
             Event::Leased(lease) => {
                 tracing::info!(interface = name, address = %lease.address, "DHCP lease");
                 uplink.lease = Some(lease.clone());
+                uplink.applied = Applied::InPart;
                 self.last_error = None;
                 self.apply(index, &lease).await
             }
@@ -275,6 +284,20 @@ impl Task {
         }
         for route in &routes {
             self.kernel.add_route(route).await?;
+        }
+        if let Some(uplink) = self.uplinks.get_mut(&index) {
+            uplink.applied = Applied::Whole;
+        }
+        Ok(())
+    }
+
+    /// Tries again what the kernel did not take before.
+    async fn apply_again(&mut self) -> Result<(), KernelError> {
+        let pending = self.uplinks.iter().filter(|(_, uplink)| uplink.applied == Applied::InPart);
+        let pending: Vec<(u32, Lease)> =
+            pending.filter_map(|(index, uplink)| Some((*index, uplink.lease.clone()?))).collect();
+        for (index, lease) in pending {
+            self.apply(index, &lease).await?;
         }
         Ok(())
     }
@@ -330,6 +353,11 @@ impl Task {
 }
 
 impl Uplink {
+    fn new(facts: LinkFacts) -> Self {
+        let (client, lease, routes) = (None, None, Vec::new());
+        Self { facts, client, lease, applied: Applied::Whole, routes }
+    }
+
     fn follow(&mut self, facts: LinkFacts) {
         let is_back = self.facts.carrier == Carrier::Down && facts.carrier == Carrier::Up;
         if let (true, Some(client)) = (is_back, &self.client) {
