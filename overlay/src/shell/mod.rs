@@ -5,6 +5,8 @@
 //! `await`, because requests, links and `members` all need them at once.
 
 mod api;
+#[cfg(test)]
+mod attacks;
 mod connect;
 mod frames;
 mod inbound;
@@ -123,8 +125,9 @@ impl Overlay {
     ) -> Result<Bytes, RequestError> {
         let node = &self.running.node;
         tokio::select! {
-            answer = outbound::request(node, to, &body, deadline) => answer,
+            biased;
             () = node.stop.cancelled() => Err(RequestError::Stopped),
+            answer = outbound::request(node, to, &body, deadline) => answer,
         }
     }
 
@@ -133,8 +136,9 @@ impl Overlay {
     pub async fn open_stream(&self, to: NodeId) -> Result<OverlayStream, RequestError> {
         let node = &self.running.node;
         tokio::select! {
-            stream = outbound::open_stream(node, to) => stream,
+            biased;
             () = node.stop.cancelled() => Err(RequestError::Stopped),
+            stream = outbound::open_stream(node, to) => stream,
         }
     }
 

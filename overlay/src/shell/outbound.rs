@@ -211,7 +211,7 @@ async fn finish(
 }
 
 /// Writes what makes a message acceptable to `to` once, from what it announced.
-fn letter(node: &Arc<Node>, to: NodeId, body: &[u8]) -> Result<Vec<u8>, RequestError> {
+pub(super) fn letter(node: &Arc<Node>, to: NodeId, body: &[u8]) -> Result<Vec<u8>, RequestError> {
     let target = node.with_core(|core, now| {
         core.membership.member(to).map(|entry| (entry.epoch, entry.uptime_ms(now)))
     });
