@@ -93,7 +93,7 @@ pub fn apply_thread_filter(kind: ThreadKind) -> Result<(), SandboxError> {
 
 fn deny_access() -> Result<LandlockCover, SandboxError> {
     use landlock::{ABI, Access, AccessFs, AccessNet, RulesetAttr, RulesetStatus, Scope};
-    const NEWEST: ABI = ABI::V6;
+    const NEWEST: ABI = ABI::V9;
 
     let status = landlock::Ruleset::default()
         .handle_access(AccessFs::from_all(NEWEST))

@@ -146,7 +146,12 @@ pub const SYSCALLS: &[Syscall] = &[
         Arguments::Any,
         "vectors used for the first time",
     ),
-    row(libc::SYS_fcntl, ALL, Arguments::Equals(1, 1), "F_GETFD: debug builds look before they close"),
+    row(
+        libc::SYS_fcntl,
+        ALL,
+        Arguments::Equals(1, 1),
+        "F_GETFD: debug builds look before they close",
+    ),
     row(libc::SYS_fcntl, DEVICES, Arguments::Equals(1, 3), "F_GETFL of sockets"),
     row(libc::SYS_fcntl, DEVICES, Arguments::Equals(1, 4), "F_SETFL of sockets"),
     row(libc::SYS_fcntl, DEVICES, Arguments::Equals(1, 1030), "F_DUPFD_CLOEXEC of eventfds"),
