@@ -146,7 +146,9 @@ impl Builder<'_> {
         command
     }
 
-    /// Paths of this machine that must not show in a program, and what stands there instead.
+    /// Paths of this machine that must not show in a program, and what stands there instead. The
+    /// checkout is not among them: cargo compiles its files by relative paths, and naming it here
+    /// would make every clone compile all dependencies anew.
     fn prefixes(&self) -> Vec<(PathBuf, &'static str)> {
         let home = std::env::var_os("HOME").map(PathBuf::from).unwrap_or_default();
         let folder = |variable: &str, default: &str| {
@@ -156,7 +158,6 @@ impl Builder<'_> {
             (self.target.to_owned(), "/target"),
             (folder("RUSTUP_HOME", ".rustup"), "/rustup"),
             (folder("CARGO_HOME", ".cargo"), "/cargo"),
-            (self.workspace.to_owned(), "/holdfast"),
         ]
     }
 }
