@@ -15,7 +15,7 @@ impl Random {
     }
 
     /// Returns the next value.
-    pub fn next(&mut self) -> u64 {
+    pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -25,7 +25,7 @@ impl Random {
 
     /// Returns a value below `bound`, which must not be 0.
     pub fn below(&mut self, bound: usize) -> usize {
-        let value = self.next() % bound as u64;
+        let value = self.draw() % bound as u64;
         usize::try_from(value).expect("below a usize")
     }
 

@@ -420,10 +420,7 @@ mod name {
         encoder.bytes(node.as_bytes())?.ok()
     }
 
-    pub(super) fn decode<C>(
-        decoder: &mut Decoder<'_>,
-        context: &mut C,
-    ) -> Result<NodeId, Refused> {
+    pub(super) fn decode<C>(decoder: &mut Decoder<'_>, context: &mut C) -> Result<NodeId, Refused> {
         let bytes: ByteArray<32> = decoder.decode_with(context)?;
         Ok(NodeId::from_bytes(bytes.into()))
     }

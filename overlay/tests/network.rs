@@ -6,7 +6,8 @@ use std::{future::Future, net::SocketAddr, time::Duration};
 
 use bytes::Bytes;
 use overlay::{
-    Inbox, MemberEvent, Overlay, OverlayConfig, OverlayStream, Reach, RequestError, Role, SigningKey,
+    Inbox, MemberEvent, Overlay, OverlayConfig, OverlayStream, Reach, RequestError, Role,
+    SigningKey,
 };
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -120,8 +121,10 @@ async fn a_node_that_cannot_be_dialled_is_reached_through_its_neighbour() {
     let far = within("stream", streams).await.unwrap();
     assert!(near.is_relayed() && far.stream.is_relayed());
     assert_eq!(far.from, asker.node_id());
+    let begun = Instant::now();
     // Sealing is slow in an unoptimised build, so less than on the direct way.
     exchange(near, far.stream, 2 << 20).await;
+    eprintln!("TIMING {:?}", begun.elapsed());
 }
 
 #[tokio::test]
@@ -226,7 +229,7 @@ async fn who_leaves_is_gone_at_once_and_who_dies_soon() {
 }
 
 #[tokio::test]
-async fn a_restarted_node_is_found_again_also_with_its_clock_set_back() {
+async fn a_restarted_node_is_found_again() {
     let (seed, _seed_inbox) = start(51, Role::Seed, &[]).await;
     let (first, _first_inbox) = start(52, Role::Provider, &[&seed]).await;
     knows(&seed, &[&first]).await;
@@ -252,8 +255,7 @@ async fn requests_that_nobody_answers_end_with_a_reason() {
     let error = a.request(b.node_id(), Bytes::new(), PATIENCE).await.unwrap_err();
     assert!(matches!(error, RequestError::Broken { .. }), "{error}");
     let _inbox_b = dropped.await.unwrap();
-    let error =
-        a.request(b.node_id(), Bytes::new(), Duration::from_millis(300)).await.unwrap_err();
+    let error = a.request(b.node_id(), Bytes::new(), Duration::from_millis(300)).await.unwrap_err();
     assert!(matches!(error, RequestError::Deadline { .. }), "{error}");
     let long = Bytes::from(vec![0; overlay::wire::MESSAGE + 1]);
     let error = a.request(b.node_id(), long, PATIENCE).await.unwrap_err();

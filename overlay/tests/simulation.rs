@@ -17,9 +17,7 @@ use bytes::Bytes;
 use overlay::{
     Role, SigningKey,
     identity::{Identity, IdentityError},
-    membership::{
-        DEATH_BOUND, Event, Limits, LinkEnd, LinkId, Membership, Settings, Side, Verify,
-    },
+    membership::{DEATH_BOUND, Event, Limits, LinkEnd, LinkId, Membership, Settings, Side, Verify},
     random::Random,
     wire::{Contact, Frame, Rumour},
 };
@@ -30,12 +28,16 @@ const SECOND: Duration = Duration::from_secs(1);
 
 /// Remembers which signatures are good: every node would check each again.
 #[derive(Clone, Default)]
-struct Remembering(Arc<Mutex<BTreeSet<(NodeId, [u8; 64])>>>);
+struct Remembering(Arc<Mutex<Good>>);
+
+/// Signatures that were checked, with their signers.
+#[derive(Default)]
+struct Good(BTreeSet<(NodeId, [u8; 64])>);
 
 impl Verify for Remembering {
     fn verify(&mut self, rumour: &Rumour) -> Result<(), IdentityError> {
         let mut good = self.0.lock().expect("one thread");
-        if good.insert((rumour.origin, rumour.signature)) {
+        if good.0.insert((rumour.origin, rumour.signature)) {
             rumour.verify()?;
         }
         Ok(())
@@ -122,7 +124,7 @@ impl Simulation {
             addresses: vec![address(index)],
             seeds,
             epoch,
-            seed: self.random.next(),
+            seed: self.random.draw(),
         };
         let core = Membership::new(identity, settings, Box::new(self.verifier.clone()));
         self.counter += 1;

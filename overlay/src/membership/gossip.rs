@@ -4,10 +4,7 @@ use std::{net::SocketAddr, time::Duration};
 
 use types::ids::NodeId;
 
-use super::{
-    Event, LIFETIME_PERIODS, LinkId, Membership, announce_period,
-    directory::Change,
-};
+use super::{Event, LIFETIME_PERIODS, LinkId, Membership, announce_period, directory::Change};
 use crate::{
     broadcast::Verdict,
     identity::IdentityError,
@@ -165,8 +162,7 @@ impl Membership {
     }
 
     fn forward(&mut self, now: Duration, not: Option<NodeId>, heard: &Heard) {
-        let bytes: bytes::Bytes =
-            wire::to_frame(&Frame::Rumours(vec![heard.clone()])).into();
+        let bytes: bytes::Bytes = wire::to_frame(&Frame::Rumours(vec![heard.clone()])).into();
         let links: Vec<LinkId> = self
             .links
             .iter()

@@ -108,7 +108,8 @@ async fn garbage_datagrams_change_nothing() {
     let (victim, friend, _inbox) = victim_and_friend(111).await;
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     for n in 0..2_000usize {
-        let bytes: Vec<u8> = (0..n % 1_400).map(|at| ((at * 31) ^ (n * 17)).to_le_bytes()[0]).collect();
+        let bytes: Vec<u8> =
+            (0..n % 1_400).map(|at| ((at * 31) ^ (n * 17)).to_le_bytes()[0]).collect();
         let _ = socket.send_to(&bytes, victim.local_addr());
     }
     still_serves(&victim, &friend).await;

@@ -152,8 +152,7 @@ fn open_tunnel(
 
 /// Admits a letter once.
 fn admit(node: &Arc<Node>, from: NodeId, letter: Letter) -> Result<Letter, String> {
-    let fresh =
-        Freshness { epoch: letter.epoch, uptime_ms: letter.uptime_ms, nonce: letter.nonce };
+    let fresh = Freshness { epoch: letter.epoch, uptime_ms: letter.uptime_ms, nonce: letter.nonce };
     node.with_core(|core, now| {
         let uptime_ms = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
         core.replays.handle_request(core.membership.epoch(), uptime_ms, from, fresh)
@@ -185,7 +184,8 @@ async fn hand_on(node: &Arc<Node>, to: NodeId, opening: &Opening, (send, receive
 }
 
 async fn refuse(mut send: SendStream, refusal: Refusal, reason: &str) {
-    let reason = reason.chars().take(crate::wire::REASON / 4).collect();
+    let end = reason.floor_char_boundary(crate::wire::REASON);
+    let reason = reason[..end].to_owned();
     if frames::write(&mut send, &Answer::Refused(refusal, reason), OPENING).await.is_ok() {
         pump::finish(send).await;
     }

@@ -127,7 +127,11 @@ async fn read_all(
     }
 }
 
-async fn write_all(mut send: SendStream, mut queue: mpsc::Receiver<ToLink>, done: CancellationToken) {
+async fn write_all(
+    mut send: SendStream,
+    mut queue: mpsc::Receiver<ToLink>,
+    done: CancellationToken,
+) {
     while let Some(ToLink::Write(bytes)) = queue.recv().await {
         if send.write_all(&bytes).await.is_err() {
             break;

@@ -79,8 +79,7 @@ impl Overlay {
     ) -> Result<(Self, Inbox), OverlayError> {
         let OverlayConfig { key, listen, seeds, role } = config;
         for (node, _) in &seeds {
-            identity::agreement_key(*node)
-                .map_err(|_| OverlayError::SeedKey { node: *node })?;
+            identity::agreement_key(*node).map_err(|_| OverlayError::SeedKey { node: *node })?;
         }
         let identity = Identity::new(key);
         let tls = tls::Tls::new(&identity)?;

@@ -18,7 +18,8 @@ use types::ids::NodeId;
 
 use super::{
     api::{Broadcast, InboundRequest, InboundStream, Inbox, MemberEvent, OverlayError, Reach},
-    link, tls::Tls,
+    link,
+    tls::Tls,
 };
 use crate::{
     identity::Identity,

@@ -42,11 +42,7 @@ pub(super) async fn request(
     })
 }
 
-async fn request_now(
-    node: &Arc<Node>,
-    to: NodeId,
-    body: &[u8],
-) -> Result<Bytes, RequestError> {
+async fn request_now(node: &Arc<Node>, to: NodeId, body: &[u8]) -> Result<Bytes, RequestError> {
     let plain = letter(node, to, body)?;
     let sealed = sealed::seal(&node.identity, to, Purpose::Request, &plain)
         .map_err(|error| unreachable(to, &error))?;
@@ -93,8 +89,7 @@ async fn open_stream_now(node: &Arc<Node>, to: NodeId) -> Result<OverlayStream, 
                 .split_at_checked(ENCAPSULATED)
                 .ok_or(RequestError::PeerAnswer { node: to })?;
             let purpose = Purpose::StreamBackward(digest);
-            let mut opener =
-                Opener::new(&node.identity, to, purpose, key).map_err(altered)?;
+            let mut opener = Opener::new(&node.identity, to, purpose, key).map_err(altered)?;
             opener.open(first, b"").map_err(altered)?;
             let tunnel = (TunnelSender::new(sealer), TunnelReceiver::new(opener));
             Ok(pump::sealed_stream(node, tunnel, streams))
@@ -198,9 +193,7 @@ async fn finish(
             Ok(Outcome::NotTaken(reason))
         }
         (Ok(Answer::Refused(Refusal::Busy, _)), _) => Err(RequestError::PeerBusy { node: to }),
-        (Ok(Answer::Refused(Refusal::Unanswered, _)), _) => {
-            Err(RequestError::Broken { node: to })
-        }
+        (Ok(Answer::Refused(Refusal::Unanswered, _)), _) => Err(RequestError::Broken { node: to }),
         (Ok(Answer::Refused(Refusal::Unacceptable | Refusal::NoRoute, reason)), _) => {
             Err(RequestError::PeerRefused { node: to, reason })
         }
