@@ -27,6 +27,8 @@ pub enum MemoryError {
     Size { size: Mebibytes, pages: &'static str, step: u64 },
     #[error("the host has not enough {pages} for {size} of guest memory")]
     Short { size: Mebibytes, pages: &'static str, source: io::Error },
+    #[error("the host has {host} of memory in all, less than the {size} asked for")]
+    Host { size: Mebibytes, host: Mebibytes },
     #[error("cannot {what} guest memory")]
     Call { what: &'static str, source: io::Error },
     #[error("guest memory does not fit this layout: {0}")]
@@ -61,13 +63,17 @@ impl Ram {
     /// Allocates guest memory for `ranges` (guest address, length; ascending), and makes sure that
     /// the pages are there, so that a shortage is an error now and not a fault in the guest.
     pub fn new(ranges: &[(u64, u64)], backing: MemoryBacking) -> Result<Self, MemoryError> {
-        let total: u64 = ranges.iter().map(|(_, size)| size).sum();
+        let total = ranges.iter().fold(0u64, |total, (_, size)| total.saturating_add(*size));
         let pages = Pages::of(backing);
         let size = Mebibytes(total >> 20);
         if !total.is_multiple_of(pages.bytes)
             || ranges.iter().any(|(_, s)| !s.is_multiple_of(pages.bytes))
         {
             return Err(MemoryError::Size { size, pages: pages.name, step: pages.bytes >> 20 });
+        }
+        let host = host_memory();
+        if size > host {
+            return Err(MemoryError::Host { size, host });
         }
         let file = Arc::new(create_memfd(&pages, total).map_err(|source| match backing {
             MemoryBacking::Memfd => MemoryError::Call { what: "create", source },
@@ -131,6 +137,13 @@ impl Pages {
             },
         }
     }
+}
+
+/// Returns all memory of the host. Pages of a memfd come only when they are touched, so a guest
+/// that can never have its memory would start, and die later.
+fn host_memory() -> Mebibytes {
+    let told = rustix::system::sysinfo();
+    Mebibytes(told.totalram.saturating_mul(u64::from(told.mem_unit)) >> 20)
 }
 
 fn create_memfd(pages: &Pages, size: u64) -> io::Result<File> {
@@ -296,6 +309,12 @@ mod tests {
     fn huge_pages_need_whole_pages() {
         let refusal = Ram::new(&[(0, 3 << 20)], MemoryBacking::Hugetlb2M).expect_err("3 MiB");
         assert!(matches!(refusal, MemoryError::Size { step: 2, .. }), "{refusal}");
+    }
+
+    #[test]
+    fn more_than_the_host_has_is_refused() {
+        let refusal = Ram::new(&[(0, 1 << 45)], MemoryBacking::Memfd).expect_err("32 TiB");
+        assert!(matches!(refusal, MemoryError::Host { .. }), "{refusal}");
     }
 
     #[test]
