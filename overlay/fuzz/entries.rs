@@ -20,7 +20,7 @@ fn identity(seed: u8) -> Identity {
 }
 
 /// A link's bytes, from the first one on, as far as a neighbour can bring them.
-pub fn link(bytes: &[u8]) {
+pub(crate) fn link(bytes: &[u8]) {
     let now = Duration::from_secs(1);
     let mut session = Session::new(now);
     let fault = session.handle_bytes(now, bytes).is_err();
@@ -46,21 +46,21 @@ pub fn link(bytes: &[u8]) {
 }
 
 /// The first frame of a stream, of its answer, and of what is inside a parcel.
-pub fn opening(bytes: &[u8]) {
+pub(crate) fn opening(bytes: &[u8]) {
     let _ = Opening::decode(bytes);
     let _ = Answer::decode(bytes);
     let _ = Letter::decode(bytes);
 }
 
 /// A sealed message.
-pub fn sealed(bytes: &[u8]) {
+pub(crate) fn sealed(bytes: &[u8]) {
     let opened = sealed::open(&identity(1), identity(2).id(), Purpose::Request, bytes);
     // Only the corpus holds one that opens.
     assert!(opened.is_err() || opened == Ok(b"hello".to_vec()));
 }
 
 /// The sealed chunks of a relayed stream: 32 bytes of encapsulated key, then chunks.
-pub fn tunnel(bytes: &[u8]) {
+pub(crate) fn tunnel(bytes: &[u8]) {
     let Some((key, chunks)) = bytes.split_at_checked(32) else { return };
     let opener = Opener::new(&identity(1), identity(2).id(), Purpose::StreamForward, key);
     let Ok(opener) = opener else { return };

@@ -7,11 +7,14 @@ use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 
 use types::ids::NodeId;
 
-use crate::wire::Announcement;
+use crate::{
+    session::{Bucket, OPENED_AT_ONCE, OPENED_PER_SECOND, PeerFault},
+    wire::Announcement,
+};
 
 /// A node that could not be dialled is not dialled again for this long when a relay will do.
 pub const UNDIALABLE: Duration = Duration::from_secs(60);
-/// Nodes remembered as undialable.
+/// Nodes remembered as undialable, and to which streams were opened in the last minute.
 const REMEMBERED: usize = 1_024;
 /// Relays tried for one message.
 const RELAYS: usize = 3;
@@ -31,6 +34,7 @@ pub enum Way {
 #[derive(Debug, Default)]
 pub struct Routes {
     undialable: BTreeMap<NodeId, Duration>,
+    opened: BTreeMap<NodeId, (Duration, Bucket)>,
 }
 
 impl Routes {
@@ -76,6 +80,20 @@ impl Routes {
         }
     }
 
+    /// Admits a stream to be opened to `peer`, or says that it would be taken for a flood there.
+    pub fn handle_open(&mut self, now: Duration, peer: NodeId) -> Result<(), PeerFault> {
+        if !self.opened.contains_key(&peer) && self.opened.len() >= REMEMBERED {
+            self.opened.retain(|_, (last, _)| now.saturating_sub(*last) < UNDIALABLE);
+            if self.opened.len() >= REMEMBERED {
+                return Err(PeerFault::Flood);
+            }
+        }
+        let fresh = || (now, Bucket::new(now, OPENED_PER_SECOND, OPENED_AT_ONCE));
+        let (last, bucket) = self.opened.entry(peer).or_insert_with(fresh);
+        *last = now;
+        bucket.spend(now, 1)
+    }
+
     /// Takes note that a node was dialled.
     pub fn handle_dialled(&mut self, node: NodeId) {
         self.undialable.remove(&node);
@@ -99,6 +117,16 @@ mod tests {
             lifetime_ms: 1,
             uptime_ms: 1,
         }
+    }
+
+    #[test]
+    fn no_more_streams_are_opened_than_a_peer_bears() {
+        let mut routes = Routes::default();
+        let opened = |routes: &mut Routes, n: u8| {
+            (0..2_000).filter(|_| routes.handle_open(Duration::ZERO, node(n)).is_ok()).count()
+        };
+        assert_eq!(opened(&mut routes, 1) as u64, OPENED_AT_ONCE);
+        assert_eq!(opened(&mut routes, 2) as u64, OPENED_AT_ONCE);
     }
 
     #[test]

@@ -28,10 +28,21 @@ pub enum PeerFault {
     Flood,
 }
 
+/// What a link costs its receiver, per second, when its sender is honest: kept below the bound so
+/// that nobody can make an honest node look like a flood by giving it much to hand on.
+pub const SENT_PER_SECOND: u64 = UNITS_PER_SECOND * 3 / 4;
+/// The same at once.
+pub const SENT_AT_ONCE: u64 = UNITS_AT_ONCE * 3 / 4;
+
 /// Streams that a peer may open per second.
 pub const STREAMS_PER_SECOND: u64 = 200;
 /// Streams that a peer may open at once.
 pub const STREAMS_AT_ONCE: u64 = 1_000;
+
+/// Streams that an honest node opens to one peer per second, its own and relayed ones.
+pub const OPENED_PER_SECOND: u64 = STREAMS_PER_SECOND * 3 / 4;
+/// The same at once.
+pub const OPENED_AT_ONCE: u64 = STREAMS_AT_ONCE * 3 / 4;
 
 /// A bound on a rate: tokens that refill with time.
 #[derive(Debug)]

@@ -93,6 +93,12 @@ impl Membership {
             }
             Verdict::New => {}
         }
+        let units = 1 + rumour.body.len() as u64 / 1024;
+        let link = self.links.get_mut(&peer);
+        if link.is_none_or(|link| link.incoming.spend(now, units).is_err()) {
+            // Not remembered: it can still come from another neighbour.
+            return Ok(());
+        }
         self.verifier.verify(rumour)?;
         self.windows.record(now, origin, epoch, nonce);
         // Signed by its origin, but nothing that this version understands: handed on, not read.
@@ -170,7 +176,7 @@ impl Membership {
             .map(|(_, link)| link.id)
             .collect();
         for id in links {
-            self.transmit_bytes(now, id, bytes.clone());
+            self.transmit_bytes(now, id, (1, bytes.clone()));
         }
     }
 }

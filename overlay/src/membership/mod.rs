@@ -36,6 +36,7 @@ use crate::{
     broadcast::Windows,
     identity::{Identity, IdentityError},
     random::Random,
+    session::{Bucket, SENT_AT_ONCE, SENT_PER_SECOND},
     wire::{self, Contact, Frame, Hello, Role, Rumour},
 };
 use directory::Directory;
@@ -67,6 +68,11 @@ const SHUFFLE: Duration = Duration::from_secs(10);
 const HEAL: Duration = Duration::from_secs(5);
 /// Period of all checks that need no better precision.
 const TICK: Duration = Duration::from_millis(500);
+/// New rumours, or KiB of them, taken from one neighbour per second. The largest network makes 20
+/// announcements per second, and offers.
+const RUMOURS_PER_SECOND: u64 = 300;
+/// The same at once: twice the directory.
+const RUMOURS_AT_ONCE: u64 = 2 * MEMBERS as u64;
 /// Output that waits for the shell at most. The shell drains after each input, and one input
 /// causes at most one frame per link and rumour.
 const PENDING: usize = 65_536;
@@ -181,6 +187,10 @@ struct Link {
     sent: Duration,
     heard: Duration,
     observed: SocketAddr,
+    /// Bounds what goes out, so that the neighbour does not take it for a flood.
+    outgoing: Bucket,
+    /// Bounds the new rumours that are taken from this neighbour, so that none fills all links.
+    incoming: Bucket,
 }
 
 /// The core.
@@ -284,7 +294,15 @@ impl Membership {
             self.events.push_back(Event::Close(id, "no room for another neighbour"));
             return;
         }
-        let link = Link { id, side, sent: now, heard: now, observed: hello.observed };
+        let link = Link {
+            id,
+            side,
+            sent: now,
+            heard: now,
+            observed: hello.observed,
+            outgoing: Bucket::new(now, SENT_PER_SECOND, SENT_AT_ONCE),
+            incoming: Bucket::new(now, RUMOURS_PER_SECOND, RUMOURS_AT_ONCE),
+        };
         self.links.insert(peer, link);
         self.directory.handle_alive(now, peer);
         self.synchronise(now, id);
@@ -408,14 +426,20 @@ impl Membership {
     }
 
     fn transmit(&mut self, now: Duration, id: LinkId, frame: &Frame) {
-        self.transmit_bytes(now, id, wire::to_frame(frame).into());
+        let rumours = if let Frame::Rumours(rumours) = frame { rumours.len() } else { 0 };
+        self.transmit_bytes(now, id, (rumours, wire::to_frame(frame).into()));
     }
 
-    fn transmit_bytes(&mut self, now: Duration, id: LinkId, bytes: Bytes) {
+    /// Sends a frame that holds so many rumours, unless the neighbour would take it for a flood.
+    fn transmit_bytes(&mut self, now: Duration, id: LinkId, (rumours, bytes): (usize, Bytes)) {
         if self.events.len() >= PENDING {
             return;
         }
         if let Some(link) = self.links.values_mut().find(|link| link.id == id) {
+            let units = 2 + rumours as u64 + bytes.len() as u64 / 1024;
+            if link.outgoing.spend(now, units).is_err() {
+                return;
+            }
             link.sent = now;
         }
         self.events.push_back(Event::Transmit(id, bytes));

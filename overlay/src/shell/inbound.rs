@@ -169,6 +169,9 @@ async fn hand_on(node: &Arc<Node>, to: NodeId, opening: &Opening, (send, receive
     let Some(connection) = node.connection(to) else {
         return refuse(send, Refusal::NoRoute, "the relay has no connection with it").await;
     };
+    if node.with_core(|core, now| core.routes.handle_open(now, to)).is_err() {
+        return refuse(send, Refusal::Busy, "too much is relayed to it").await;
+    }
     let opened = async {
         let (mut onward, back) = connection.open_bi().await.map_err(|_| FrameError::Ended)?;
         frames::write(&mut onward, opening, OPENING).await?;

@@ -166,6 +166,9 @@ async fn start(
             connect::to(node, *relay, &addresses.unwrap_or_default(), within).await?
         }
     };
+    let peer = if let Way::Relay(relay) = way { *relay } else { to };
+    node.with_core(|core, now| core.routes.handle_open(now, peer))
+        .map_err(|_| "too many streams to it in a short time".to_owned())?;
     let (mut send, receive) = timeout(OPENING, connection.open_bi())
         .await
         .map_err(|_| "it lets no stream be opened".to_owned())?
