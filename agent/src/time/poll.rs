@@ -39,11 +39,11 @@ pub(super) struct Poller {
 /// Why a source told nothing.
 #[derive(Debug, thiserror::Error)]
 enum SourceError {
-    #[error("cannot talk to {server}: {source}")]
+    #[error("cannot ask the time server {server}: {source}")]
     Socket { server: SocketAddr, source: io::Error },
-    #[error("{server} does not answer")]
+    #[error("the time server {server} does not answer; time.ntp names others")]
     Silent { server: SocketAddr },
-    #[error("{server}: {refusal}")]
+    #[error("the time server {server} is of no use: {refusal}")]
     Refused { server: SocketAddr, refusal: Refusal },
 }
 
