@@ -40,6 +40,7 @@ const OLDEST_PROTOCOL: u16 = 0x020c;
 struct Header {
     bytes: Vec<u8>,
     setup_bytes: u64,
+    code_bytes: u64,
     initrd_max: u32,
     cmdline_max: u32,
     init_size: u32,
@@ -53,6 +54,10 @@ pub(super) fn load(linux: Linux<'_>, ram: &Ram) -> Result<Entry, BootError> {
         .checked_sub(header.setup_bytes)
         .filter(|payload| *payload > 0x200)
         .ok_or(BootError::Damaged("it ends before its code"))?;
+    // Signatures may follow the code; less than the header promises is a broken download.
+    if payload < header.code_bytes {
+        return Err(BootError::Damaged("it is cut short: its header promises more code"));
+    }
     linux.kernel.seek(SeekFrom::Start(header.setup_bytes)).map_err(read)?;
     let address = layout::HIGH_RAM;
     read_into(linux.kernel, "kernel", address, payload, ram)?;
@@ -107,6 +112,8 @@ fn read_header(kernel: &mut File) -> Result<Header, BootError> {
     Ok(Header {
         bytes: start[HEADER..end].to_vec(),
         setup_bytes: (sectors + 1) * 512,
+        // syssize counts in units of 16 bytes, rounded up.
+        code_bytes: (u64::from(u32_at(0x1f4)) * 16).saturating_sub(15),
         initrd_max: u32_at(0x22c),
         cmdline_max: u32_at(0x238),
         init_size: u32_at(0x260),

@@ -238,6 +238,15 @@ mod tests {
     }
 
     #[test]
+    fn a_bzimage_that_is_cut_short_is_refused() {
+        let mut image = bzimage(4096);
+        image[0x1f4..0x1f8].copy_from_slice(&256u32.to_le_bytes());
+        assert!(try_load(&image, None, "").is_ok());
+        let refusal = try_load(&image[..image.len() - 512], None, "").expect_err("cut");
+        assert!(matches!(refusal, BootError::Damaged(_)), "{refusal}");
+    }
+
+    #[test]
     fn a_bzimage_starts_at_its_64_bit_entry() {
         let entry = try_load(&bzimage(4096), Some(b"initrd"), "console=ttyS0").expect("loads");
         assert_eq!(entry, Entry::Linux64 { address: 0x10_0200 });
