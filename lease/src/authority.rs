@@ -12,7 +12,9 @@ use crate::document::{DocumentError, Envelope, Lease, Signature};
 pub enum AuthorityError {
     #[error("this is no lease")]
     Document { source: DocumentError },
-    #[error("envelope {index} holds another lease than the first; only signatures of one can be combined")]
+    #[error(
+        "envelope {index} holds another lease than the first; only signatures of one can be combined"
+    )]
     Different { index: usize },
     #[error("there is no envelope to combine")]
     Nothing,

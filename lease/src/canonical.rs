@@ -108,8 +108,10 @@ mod tests {
 
     #[test]
     fn members_are_sorted_and_space_is_gone() {
-        assert_eq!(text(r#"{ "b": [1, null], "a": {"d": true, "c": "x"} }"#),
-            r#"{"a":{"c":"x","d":true},"b":[1,null]}"#);
+        assert_eq!(
+            text(r#"{ "b": [1, null], "a": {"d": true, "c": "x"} }"#),
+            r#"{"a":{"c":"x","d":true},"b":[1,null]}"#
+        );
     }
 
     #[test]

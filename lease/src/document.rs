@@ -104,16 +104,15 @@ impl Lease {
 
     /// Parses the canonical text of a lease.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, DocumentError> {
-        let lease: Self = canonical::from_bytes(bytes)
-            .map_err(|source| DocumentError::Payload { source })?;
+        let lease: Self =
+            canonical::from_bytes(bytes).map_err(|source| DocumentError::Payload { source })?;
         lease.check()?;
         Ok(lease)
     }
 
     fn check(&self) -> Result<(), DocumentError> {
-        let field = |field, found: String, expected| {
-            Err(DocumentError::Field { field, found, expected })
-        };
+        let field =
+            |field, found: String, expected| Err(DocumentError::Field { field, found, expected });
         if self.version != LEASE_VERSION {
             return Err(DocumentError::Version { found: self.version });
         }
@@ -182,8 +181,8 @@ impl Envelope {
         if bytes.len() > MAX_ENVELOPE {
             return Err(DocumentError::TooLarge { found: bytes.len() });
         }
-        let envelope: Self = serde_json::from_slice(bytes)
-            .map_err(|source| DocumentError::Envelope { source })?;
+        let envelope: Self =
+            serde_json::from_slice(bytes).map_err(|source| DocumentError::Envelope { source })?;
         envelope.check()?;
         Ok(envelope)
     }

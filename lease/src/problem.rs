@@ -65,7 +65,9 @@ impl Kind {
     fn row(self) -> (&'static str, &'static str, u16) {
         match self {
             Self::Malformed => ("malformed", "The request cannot be read", 400),
-            Self::Unauthenticated => ("unauthenticated", "The request is not signed as it must be", 401),
+            Self::Unauthenticated => {
+                ("unauthenticated", "The request is not signed as it must be", 401)
+            }
             Self::Replayed => ("replayed", "The request was seen before", 401),
             Self::Forbidden => ("forbidden", "The key may not do this", 403),
             Self::LeaseRefused => ("lease-refused", "The lease does not count here and now", 403),
@@ -78,8 +80,12 @@ impl Kind {
             Self::UnsupportedMediaType => {
                 ("unsupported-media-type", "The body is of a kind that is not read here", 415)
             }
-            Self::KeyReused => ("key-reused", "The idempotency key belongs to another request", 422),
-            Self::Unprocessable => ("unprocessable", "The request asks for something impossible", 422),
+            Self::KeyReused => {
+                ("key-reused", "The idempotency key belongs to another request", 422)
+            }
+            Self::Unprocessable => {
+                ("unprocessable", "The request asks for something impossible", 422)
+            }
             Self::TooManyRequests => ("too-many-requests", "Too many requests", 429),
             Self::Internal => ("internal", "The part that answers failed", 500),
             Self::NodeUnreachable => ("node-unreachable", "The node cannot be reached", 502),

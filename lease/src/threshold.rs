@@ -74,7 +74,9 @@ impl fmt::Display for Faults {
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the message is the doc")]
 pub enum ThresholdError {
-    #[error("the authority's threshold is {threshold} of {keys} different keys; it must be 1 to {keys}")]
+    #[error(
+        "the authority's threshold is {threshold} of {keys} different keys; it must be 1 to {keys}"
+    )]
     Threshold { threshold: u32, keys: usize },
     #[error("the authority key {key} is not a point of the curve, or of small order")]
     Key { key: PublicKey },

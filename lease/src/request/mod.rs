@@ -72,7 +72,9 @@ pub enum RequestError {
     Digest,
     #[error("key {key} is not a usable Ed25519 key")]
     Key { key: PublicKey },
-    #[error("the signature by {key} does not verify over method, path, query and fields as received")]
+    #[error(
+        "the signature by {key} does not verify over method, path, query and fields as received"
+    )]
     Signature { key: PublicKey },
     #[error("signed at {created}, {age_s} s ago; at most {max_age_s} s are accepted")]
     Old { created: u64, age_s: u64, max_age_s: u64 },
@@ -100,10 +102,8 @@ pub fn sign(
     }
     let list = component_list(&components(request));
     let keyid = public_key(key);
-    let parameters = format!(
-        "{list};created={};nonce=\"{nonce}\";keyid=\"{keyid}\";alg=\"ed25519\"",
-        created.0
-    );
+    let parameters =
+        format!("{list};created={};nonce=\"{nonce}\";keyid=\"{keyid}\";alg=\"ed25519\"", created.0);
     let signature = key.sign(signature_base(request, &parameters).as_bytes());
     request.headers.push(("signature-input".into(), format!("{LABEL}={parameters}")));
     let encoded = STANDARD.encode(signature.to_bytes());
@@ -153,10 +153,8 @@ pub fn content_digest(body: &[u8]) -> String {
     format!("sha-256=:{}:", STANDARD.encode(Sha256::digest(body)))
 }
 
-const NONCE: RequestError = RequestError::Field {
-    field: "nonce",
-    expected: "16 to 64 letters, digits, - or _ are needed",
-};
+const NONCE: RequestError =
+    RequestError::Field { field: "nonce", expected: "16 to 64 letters, digits, - or _ are needed" };
 
 fn check_age(created: UnixSeconds, now: UnixSeconds, max_age_s: u64) -> Result<(), RequestError> {
     let (age_s, ahead_s) = (now.since(created), created.since(now));

@@ -116,7 +116,8 @@ impl<'a> Cursor<'a> {
     fn string(&mut self) -> Result<&'a str, RequestError> {
         self.expect("\"", "a quoted string")?;
         // No backslash: none of our strings needs an escape.
-        let value = self.take_while(|byte| (0x20..0x7f).contains(&byte) && byte != b'"' && byte != b'\\');
+        let value =
+            self.take_while(|byte| (0x20..0x7f).contains(&byte) && byte != b'"' && byte != b'\\');
         self.expect("\"", "a closing quote")?;
         Ok(value)
     }
@@ -149,7 +150,8 @@ impl<'a> Cursor<'a> {
                 found.created = Some(self.integer()?);
             } else if self.accept("nonce=") && found.nonce.is_none() {
                 let nonce = self.string()?;
-                found.nonce = Some(is_token(nonce, NONCE_LENGTH).then(|| nonce.to_owned()).ok_or(NONCE)?);
+                found.nonce =
+                    Some(is_token(nonce, NONCE_LENGTH).then(|| nonce.to_owned()).ok_or(NONCE)?);
             } else if self.accept("keyid=") && found.key.is_none() {
                 let Ok(key) = self.string()?.parse() else {
                     return self.fail("keyid: 64 lower-case hexadecimal digits");

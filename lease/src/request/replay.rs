@@ -41,7 +41,11 @@ impl ReplayGuard {
     }
 
     /// Remembers a request, or says that it was there before.
-    pub fn admit(&mut self, now: UnixSeconds, request: &VerifiedRequest) -> Result<(), ReplayError> {
+    pub fn admit(
+        &mut self,
+        now: UnixSeconds,
+        request: &VerifiedRequest,
+    ) -> Result<(), ReplayError> {
         self.forget(now);
         let key = request.key;
         let of_key = self.seen.get(&key);

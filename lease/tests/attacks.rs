@@ -1,0 +1,340 @@
+//! One fixture for each attack on a lease or a signed request, and the properties that must hold
+//! of all of them.
+
+#![allow(clippy::unwrap_used, reason = "fixtures that cannot fail")]
+
+use lease::{
+    SigningKey, authority,
+    document::{DocumentError, Envelope, Lease, Price},
+    ledger::{Ledger, LedgerError},
+    lifecycle::{
+        self, Decision, Done, Facts, Phase, Policy, Process, RenewalError, Step, Time, TimeFloor,
+    },
+    metering::{self, Meter},
+    request::{self, MAX_AGE_S, ReplayError, ReplayGuard, RequestError},
+    threshold::{AuthoritySet, Fault, ThresholdError},
+};
+use proptest::prelude::*;
+use types::{
+    config::Authority,
+    forward::ForwardedRequest,
+    ids::{MachineId, NodeId},
+    node::MachineShape,
+    units::{Mebibytes, UnixSeconds},
+};
+
+fn key(seed: u8) -> SigningKey {
+    SigningKey::from_bytes(&[seed; 32])
+}
+
+fn lease() -> Lease {
+    Lease {
+        version: 1,
+        id: MachineId::from_bytes([9; 16]),
+        serial: 1,
+        node: NodeId::from(authority::public_key(&key(7))),
+        renter: authority::public_key(&key(8)),
+        shape: MachineShape {
+            vcpus: 2,
+            memory_mib: Mebibytes(512),
+            disk_mib: Mebibytes(0),
+            devices: vec!["0000:01:00.0".parse().unwrap()],
+        },
+        start: UnixSeconds(1000),
+        end: UnixSeconds(2000),
+        price: Price { unit: "EUR".into(), micro_per_second: 139 },
+    }
+}
+
+fn authorities(threshold: u32) -> AuthoritySet {
+    let keys = [1, 2, 3].map(|seed| authority::public_key(&key(seed))).to_vec();
+    AuthoritySet::new(&Authority { threshold, keys }).unwrap()
+}
+
+fn signed_by(lease: &Lease, seeds: &[u8]) -> Envelope {
+    let envelope = Envelope::new(lease).unwrap();
+    seeds
+        .iter()
+        .fold(envelope, |envelope, seed| authority::add_signature(&envelope, &key(*seed)).unwrap())
+}
+
+#[test]
+fn two_of_three_count_in_any_order_and_combined() {
+    let set = authorities(2);
+    assert_eq!(set.verify(&signed_by(&lease(), &[3, 1])).unwrap().lease(), &lease());
+    let combined =
+        authority::combine(&[signed_by(&lease(), &[1]), signed_by(&lease(), &[2])]).unwrap();
+    assert_eq!(set.verify(&combined).unwrap().signers().len(), 2);
+}
+
+#[test]
+fn one_signature_too_few_says_how_many() {
+    let refusal = authorities(2).verify(&signed_by(&lease(), &[1, 5])).unwrap_err();
+    let ThresholdError::TooFew { valid, needed, faults } = refusal else { panic!("{refusal}") };
+    assert_eq!((valid, needed), (1, 2));
+    assert_eq!(faults.0, vec![(authority::public_key(&key(5)), Fault::Stranger)]);
+}
+
+#[test]
+fn the_same_signer_twice_counts_once() {
+    let mut envelope = signed_by(&lease(), &[1]);
+    envelope.signatures.push(envelope.signatures[0].clone());
+    let refusal = authorities(2).verify(&envelope).unwrap_err();
+    assert!(matches!(refusal, ThresholdError::TooFew { valid: 1, .. }), "{refusal}");
+}
+
+#[test]
+fn a_higher_threshold_is_not_met_by_fewer() {
+    let refusal = authorities(3).verify(&signed_by(&lease(), &[1, 2])).unwrap_err();
+    assert!(matches!(refusal, ThresholdError::TooFew { valid: 2, needed: 3, .. }), "{refusal}");
+}
+
+#[test]
+fn an_altered_field_voids_every_signature() {
+    let mut envelope = signed_by(&lease(), &[1, 2]);
+    let longer = Lease { end: UnixSeconds(9000), ..lease() };
+    envelope.payload = longer.to_bytes().unwrap();
+    let refusal = authorities(2).verify(&envelope).unwrap_err();
+    assert!(matches!(refusal, ThresholdError::TooFew { valid: 0, .. }), "{refusal}");
+}
+
+#[test]
+fn another_payload_type_is_refused() {
+    let mut envelope = signed_by(&lease(), &[1, 2]);
+    envelope.payload_type = metering::PAYLOAD_TYPE.into();
+    let refusal = authorities(2).verify(&envelope).unwrap_err();
+    let expected =
+        matches!(refusal, ThresholdError::Document { source: DocumentError::PayloadType { .. } });
+    assert!(expected, "{refusal}");
+}
+
+#[test]
+fn a_text_that_is_not_canonical_is_refused_although_signed() {
+    let canonical = String::from_utf8(lease().to_bytes().unwrap()).unwrap();
+    for text in [
+        canonical.replace("\"serial\":1", "\"serial\": 1"),
+        canonical.replace("\"serial\":1", "\"serial\":1,\"serial\":1"),
+        canonical.replace("\"serial\":1", "\"serial\":1,\"sneaky\":1"),
+        canonical.replace("\"serial\":1", "\"serial\":1.0"),
+    ] {
+        assert!(
+            matches!(Lease::from_bytes(text.as_bytes()), Err(DocumentError::Payload { .. })),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn impossible_leases_are_refused() {
+    let refused = |lease: Lease| lease.to_bytes().is_err();
+    let shape = lease().shape;
+    assert!(refused(Lease { version: 2, ..lease() }));
+    assert!(refused(Lease { serial: 0, ..lease() }));
+    assert!(refused(Lease { end: UnixSeconds(1000), ..lease() }));
+    assert!(refused(Lease { shape: MachineShape { vcpus: 0, ..shape.clone() }, ..lease() }));
+    let twice = vec![shape.devices[0], shape.devices[0]];
+    assert!(refused(Lease { shape: MachineShape { devices: twice, ..shape }, ..lease() }));
+}
+
+#[test]
+fn endless_envelopes_are_refused() {
+    let large = vec![b' '; lease::document::MAX_ENVELOPE + 1];
+    assert!(matches!(Envelope::from_json(&large), Err(DocumentError::TooLarge { .. })));
+}
+
+#[test]
+fn signatures_of_different_leases_do_not_combine() {
+    let other = Lease { serial: 2, ..lease() };
+    let combined = authority::combine(&[signed_by(&lease(), &[1]), signed_by(&other, &[2])]);
+    assert!(combined.is_err());
+}
+
+const POLICY: Policy = Policy { warn_s: 60, grace_s: 10, retain_s: 864_000 };
+const OFF: Facts = Facts {
+    process: Process::Absent,
+    warned: Done::No,
+    taken_back: Done::No,
+    destroyed: Done::No,
+    pressed: None,
+};
+const ON: Facts = Facts { process: Process::Running, ..OFF };
+
+fn decide(now: u64, sources: u32, facts: Facts) -> Decision {
+    lifecycle::decide(Time { now: UnixSeconds(now), sources }, &lease(), POLICY, facts)
+}
+
+#[test]
+fn a_lease_runs_its_course() {
+    let at = |now, facts| {
+        let decision = decide(now, 1, facts);
+        (decision.phase, decision.step)
+    };
+    let pressed = Facts { pressed: Some(UnixSeconds(2000)), ..ON };
+    assert_eq!(at(999, OFF), (Phase::Pending, Step::Nothing));
+    assert_eq!(at(999, ON), (Phase::Pending, Step::Force));
+    assert_eq!(at(1000, OFF), (Phase::Running, Step::Start));
+    assert_eq!(at(1939, ON), (Phase::Running, Step::Nothing));
+    assert_eq!(at(1940, ON), (Phase::Warned, Step::Warn));
+    assert_eq!(at(2000, ON), (Phase::Stopping, Step::Press));
+    assert_eq!(at(2009, pressed), (Phase::Stopping, Step::Nothing));
+    assert_eq!(at(2010, pressed), (Phase::Stopping, Step::Force));
+    assert_eq!(at(2011, OFF), (Phase::Retained, Step::TakeBack));
+}
+
+#[test]
+fn nothing_is_destroyed_on_the_word_of_one_clock() {
+    let kept = Facts { taken_back: Done::Yes, ..OFF };
+    let due = 2000 + 864_000;
+    assert_eq!(decide(due, 1, kept).step, Step::Nothing);
+    assert_eq!(decide(due - 1, 2, kept).step, Step::Nothing);
+    assert_eq!(decide(due, 2, kept).step, Step::Destroy);
+}
+
+#[test]
+fn renewals_go_forward_only() {
+    let renew = |next: Lease| {
+        let verified = authorities(2).verify(&signed_by(&next, &[1, 2])).unwrap();
+        lifecycle::renew(&lease(), verified)
+    };
+    assert!(renew(Lease { serial: 2, end: UnixSeconds(3000), ..lease() }).is_ok());
+    assert!(matches!(renew(lease()), Err(RenewalError::Serial { .. })));
+    let shorter = Lease { serial: 2, end: UnixSeconds(1500), ..lease() };
+    assert!(matches!(renew(shorter), Err(RenewalError::Shorter { .. })));
+    let moved = Lease { serial: 2, node: NodeId::from_bytes([1; 32]), ..lease() };
+    assert!(matches!(renew(moved), Err(RenewalError::Changed { field: "node" })));
+    let other = Lease { serial: 2, id: MachineId::from_bytes([1; 16]), ..lease() };
+    assert!(matches!(renew(other), Err(RenewalError::Id { .. })));
+}
+
+const NONCE: &str = "0123456789abcdef";
+
+fn request() -> ForwardedRequest {
+    let mut request = ForwardedRequest {
+        method: "POST".into(),
+        target: "/v1/machines?dry=1".into(),
+        headers: vec![("idempotency-key".into(), "k1".into())],
+        body: b"{}".to_vec(),
+    };
+    request::sign(&key(8), &mut request, UnixSeconds(5000), NONCE).unwrap();
+    request
+}
+
+fn verify(request: &ForwardedRequest, now: u64) -> Result<request::VerifiedRequest, RequestError> {
+    request::verify(request, UnixSeconds(now), MAX_AGE_S)
+}
+
+#[test]
+fn signed_requests_verify_while_fresh() {
+    let verified = verify(&request(), 5100).unwrap();
+    assert_eq!(verified.key, authority::public_key(&key(8)));
+    assert_eq!(verified.idempotency_key.as_deref(), Some("k1"));
+    assert!(matches!(verify(&request(), 5301), Err(RequestError::Old { .. })));
+    assert!(matches!(verify(&request(), 4900), Err(RequestError::Future { .. })));
+}
+
+#[test]
+fn no_signed_part_can_be_altered() {
+    let altered = |alter: fn(&mut ForwardedRequest)| {
+        let mut request = request();
+        alter(&mut request);
+        verify(&request, 5000).unwrap_err()
+    };
+    let signature = |error| matches!(error, RequestError::Signature { .. });
+    assert!(signature(altered(|r| r.method = "PUT".into())));
+    assert!(signature(altered(|r| r.target = "/v1/machines?dry=0".into())));
+    assert!(signature(altered(|r| r.target = "/v1/machines".into())));
+    assert!(signature(altered(|r| r.headers[0].1 = "k2".into())));
+    assert!(matches!(altered(|r| r.body = b"{ }".to_vec()), RequestError::Digest));
+    assert!(matches!(altered(|r| drop(r.headers.remove(0))), RequestError::Components { .. }));
+    assert!(matches!(
+        altered(|r| r.headers.push(r.headers[0].clone())),
+        RequestError::Field { .. }
+    ));
+    assert!(matches!(altered(|r| r.headers.clear()), RequestError::Field { .. }));
+    assert!(matches!(
+        altered(|r| r.target = "/a\n\"@query\": ?".into()),
+        RequestError::Field { .. }
+    ));
+}
+
+#[test]
+fn replays_are_refused_and_memory_is_bounded() {
+    let mut guard = ReplayGuard::new(2, MAX_AGE_S);
+    let mut verified = verify(&request(), 5000).unwrap();
+    let mut admit = |now, nonce: &str| {
+        verified.nonce = nonce.into();
+        guard.admit(UnixSeconds(now), &verified)
+    };
+    assert_eq!(admit(5000, "a"), Ok(()));
+    assert!(matches!(admit(5300, "a"), Err(ReplayError::Replayed { .. })));
+    assert_eq!(admit(5000, "b"), Ok(()));
+    assert_eq!(admit(5000, "c"), Err(ReplayError::Full));
+    assert_eq!(admit(5301, "c"), Ok(()));
+}
+
+#[test]
+fn an_altered_ledger_is_noticed_and_a_torn_end_is_not_one() {
+    let mut ledger = Ledger::default();
+    let mut bytes = ledger.append(b"first").unwrap();
+    let first = bytes.len();
+    bytes.extend(ledger.append(b"second").unwrap());
+    let opened = Ledger::open(&bytes).unwrap();
+    assert_eq!(opened.payloads, vec![b"first".as_slice(), b"second"]);
+    assert_eq!(opened.ledger, ledger);
+    assert_eq!(Ledger::open(&bytes[..bytes.len() - 1]).unwrap().whole, first);
+    bytes[45] ^= 1;
+    assert!(matches!(Ledger::open(&bytes), Err(LedgerError::Altered { index: 0, .. })));
+}
+
+#[test]
+fn receipts_are_their_nodes() {
+    let mut meter = Meter::new(UnixSeconds(1000));
+    meter.handle_started(UnixSeconds(1100));
+    let receipt = meter.close(UnixSeconds(1200), &lease()).unwrap();
+    assert_eq!((receipt.running_s, receipt.micro), (100, 13_900));
+    let mut signed = metering::sign(receipt.clone(), &key(7)).unwrap();
+    assert_eq!(metering::verify(&signed).unwrap(), &receipt);
+    signed.receipt.micro += 1;
+    assert!(metering::verify(&signed).is_err());
+    assert!(metering::sign(receipt, &key(1)).is_err());
+}
+
+proptest! {
+    #[test]
+    fn receipts_add_up_however_time_is_split(cuts in prop::collection::vec(1000u64..2000, 0..12)) {
+        let mut cuts = cuts;
+        cuts.sort_unstable();
+        cuts.push(2000);
+        let mut meter = Meter::new(UnixSeconds(1000));
+        meter.handle_started(UnixSeconds(1000));
+        let receipts: Vec<_> =
+            cuts.iter().map(|cut| meter.close(UnixSeconds(*cut), &lease()).unwrap()).collect();
+        prop_assert_eq!(receipts.iter().map(|r| r.running_s).sum::<u64>(), 1000);
+        prop_assert_eq!(receipts.iter().map(|r| r.micro).sum::<u64>(), 139_000);
+    }
+
+    #[test]
+    fn time_never_runs_backwards(readings in prop::collection::vec(any::<u64>(), 1..20)) {
+        let mut floor = TimeFloor::default();
+        let seen: Vec<_> = readings.iter().map(|r| floor.observe(UnixSeconds(*r))).collect();
+        prop_assert!(seen.is_sorted());
+        prop_assert_eq!(seen.last().copied(), readings.iter().max().map(|r| UnixSeconds(*r)));
+    }
+
+    #[test]
+    fn no_machine_runs_outside_its_lease(now in 0u64..4000, pressed in prop::option::of(0u64..4000)) {
+        let facts = Facts { pressed: pressed.map(UnixSeconds), ..ON };
+        let decision = decide(now, 9, facts);
+        let inside = (1000..2000).contains(&now);
+        prop_assert_eq!(matches!(decision.step, Step::Press | Step::Force) || (now >= 2000 && decision.next.is_some()), !inside);
+        prop_assert!(decide(now, 9, OFF).step != Step::Start || inside);
+    }
+
+    #[test]
+    fn any_bytes_are_refused_or_read_without_panic(bytes in prop::collection::vec(any::<u8>(), 0..300), text in ".{0,200}") {
+        let _ = Envelope::from_json(&bytes);
+        let _ = Lease::from_bytes(&bytes);
+        let _ = Ledger::open(&bytes);
+        let _ = request::parse(&text, &text);
+    }
+}

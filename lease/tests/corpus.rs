@@ -1,0 +1,43 @@
+//! Replays the fuzz corpora through the functions that the fuzz targets call.
+
+use std::path::Path;
+
+fn replay(target: &str, run: impl Fn(&[u8])) {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(target);
+    let files: Vec<_> = std::fs::read_dir(&folder).expect("a corpus").flatten().collect();
+    assert!(!files.is_empty(), "{} is empty", folder.display());
+    for file in files {
+        run(&std::fs::read(file.path()).expect("a corpus file"));
+    }
+}
+
+#[test]
+fn envelopes() {
+    replay("envelope", |bytes| {
+        let _ = lease::document::Envelope::from_json(bytes).map(|e| e.unverified_lease().is_ok());
+    });
+}
+
+#[test]
+fn leases() {
+    replay("lease", |bytes| {
+        let read = lease::document::Lease::from_bytes(bytes);
+        assert!(
+            read.is_err() || read.is_ok_and(|lease| lease.to_bytes().is_ok_and(|b| b == bytes))
+        );
+    });
+}
+
+#[test]
+fn ledgers() {
+    replay("ledger", |bytes| drop(lease::ledger::Ledger::open(bytes)));
+}
+
+#[test]
+fn signatures() {
+    replay("signature_fields", |bytes| {
+        let text = String::from_utf8_lossy(bytes);
+        let (input, signature) = text.split_once('\n').unwrap_or((&text, ""));
+        let _ = lease::request::parse(input, signature);
+    });
+}
