@@ -49,9 +49,9 @@ struct Phase {
 const PHASES: &[Phase] = &[
     Phase { name: "early-mounts", act: early_mounts },
     Phase { name: "log", act: open_log },
+    Phase { name: "settings", act: apply_settings },
     Phase { name: "watchdog", act: arm_watchdogs },
     Phase { name: "root", act: enter_root },
-    Phase { name: "settings", act: apply_settings },
     Phase { name: "late-mounts", act: late_mounts },
     Phase { name: "verify-mounts", act: verify_mounts },
     Phase { name: "cgroups", act: |_| Machines::prepare_cgroups() },
