@@ -344,6 +344,7 @@ impl Membership {
         };
         let peer = *peer;
         link.heard = now;
+        self.directory.handle_alive(now, peer);
         match frame {
             Frame::Hello(_) | Frame::Ping => {}
             Frame::Rumours(rumours) => {

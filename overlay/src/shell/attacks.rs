@@ -104,6 +104,17 @@ async fn garbage_on_streams_ends_the_connection_with_a_reason() {
 }
 
 #[tokio::test]
+async fn a_wrong_key_is_refused_by_its_name() {
+    let (victim, friend, _inbox) = victim_and_friend(171).await;
+    let expected = Identity::new(SigningKey::from_bytes(&[173; 32])).id();
+    let addresses = [victim.local_addr()];
+    let dialled = super::connect::to(&friend.running.node, expected, &addresses, PATIENCE);
+    let reason = dialled.await.unwrap_err();
+    assert!(reason.contains(&format!("expected the key of node {expected}")), "{reason}");
+    assert!(reason.contains(&victim.node_id().to_string()), "{reason}");
+}
+
+#[tokio::test]
 async fn garbage_datagrams_change_nothing() {
     let (victim, friend, _inbox) = victim_and_friend(111).await;
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();

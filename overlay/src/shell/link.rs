@@ -53,7 +53,9 @@ pub(super) async fn run(
     (mut send, mut receive): (SendStream, RecvStream),
     side: Side,
 ) {
-    let observed = connection.remote_address();
+    let mut observed = connection.remote_address();
+    // A socket for both families shows IPv4 as mapped; others could not dial that.
+    observed.set_ip(observed.ip().to_canonical());
     let hello = node.with_core(|core, _| core.membership.hello(observed));
     let mut session = Session::new(node.now());
     let greeted = async {
