@@ -116,11 +116,12 @@ pub enum DeviceError {
 
 /// Checks that `wanted` are free and whole groups.
 pub fn check_free(devices: &[PciDevice], wanted: &[Bdf]) -> Result<(), DeviceError> {
-    for (index, address) in wanted.iter().enumerate() {
-        let address = *address;
-        if wanted[..index].contains(&address) {
-            return Err(DeviceError::Twice { device: address });
-        }
+    let mut sorted = wanted.to_vec();
+    sorted.sort();
+    if let Some(pair) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
+        return Err(DeviceError::Twice { device: pair[0] });
+    }
+    for address in wanted.iter().copied() {
         let device = devices
             .iter()
             .find(|device| device.address == address)
