@@ -1,1 +1,19 @@
-//! gateway
+//! The client end: an HTTP API before the overlay, and the `holdfast` command line.
+//!
+//! `api` answers HTTP: it routes, checks the renter's signature and forwards; `directory` knows
+//! the nodes and what they offer; `store` remembers what was acknowledged; `content` keeps
+//! kernels and disk images; `service` holds them together and speaks to the overlay; `cli` is the
+//! `holdfast` command. A gateway has no authority: nodes verify every lease and request again.
+
+#![forbid(unsafe_code)]
+
+pub mod api;
+pub mod cli;
+pub mod config;
+pub mod content;
+pub mod directory;
+pub mod keyfile;
+pub mod limits;
+pub mod service;
+pub mod store;
+pub mod streams;

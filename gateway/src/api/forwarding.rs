@@ -1,0 +1,104 @@
+//! The way of a signed request to its node and back.
+
+use std::time::Duration;
+
+use axum::{
+    body::Body,
+    http::{HeaderName, HeaderValue, StatusCode, header},
+    response::Response,
+};
+use lease::problem::Kind;
+use overlay::RequestError;
+use types::{
+    forward::{ForwardedRequest, ForwardedResponse, Problem},
+    ids::{MachineId, NodeId},
+};
+
+use crate::service::Gateway;
+
+/// How long a node may take to answer.
+const DEADLINE: Duration = Duration::from_secs(30);
+
+/// Attempts to hand a request to its node. Only those that certainly did not reach it are
+/// repeated: the node counts each signed request once.
+const ATTEMPTS: u32 = 3;
+
+/// Pause between two attempts.
+const PAUSE: Duration = Duration::from_millis(300);
+
+/// Nodes that are asked for a machine whose node is not known.
+const MAX_ASKED: usize = 64;
+
+/// Sends the request to a node and returns its answer, whatever that is.
+pub(super) async fn ask(
+    gateway: &Gateway,
+    node: NodeId,
+    request: &ForwardedRequest,
+) -> Result<ForwardedResponse, Problem> {
+    let body = serde_json::to_vec(request).map_err(|error| Kind::Internal.caused_by(&error))?;
+    let body = bytes::Bytes::from(body);
+    let mut attempt = 1;
+    loop {
+        match gateway.overlay.request(node, body.clone(), DEADLINE).await {
+            Ok(answer) => {
+                return serde_json::from_slice(&answer).map_err(|error| {
+                    Kind::NodeUnreachable
+                        .because(format!("the answer of node {node} cannot be read: {error}"))
+                });
+            }
+            Err(RequestError::PeerBusy { .. }) if attempt < ATTEMPTS => {
+                attempt += 1;
+                tokio::time::sleep(PAUSE).await;
+            }
+            Err(error) => return Err(refuse(&error)),
+        }
+    }
+}
+
+/// Says what an overlay's failure means to the caller.
+pub(super) fn refuse(error: &RequestError) -> Problem {
+    let kind = match error {
+        RequestError::Deadline { .. } => Kind::NodeTimeout,
+        RequestError::PeerBusy { .. } | RequestError::Stopped => Kind::Unavailable,
+        RequestError::TooLong { .. } => Kind::TooLarge,
+        RequestError::UnknownNode { .. }
+        | RequestError::Unreachable { .. }
+        | RequestError::Broken { .. }
+        | RequestError::PeerRefused { .. }
+        | RequestError::PeerAnswer { .. } => Kind::NodeUnreachable,
+    };
+    kind.caused_by(error)
+}
+
+/// Returns the nodes that can have a machine: the one that is known to, else all that are there.
+pub(super) fn candidates(gateway: &Gateway, machine: MachineId) -> Result<Vec<NodeId>, Problem> {
+    let place = gateway.store.place(machine).map_err(|error| Kind::Internal.caused_by(&error))?;
+    if let Some(place) = place {
+        return Ok(vec![place.node]);
+    }
+    let mut nodes = gateway.providers();
+    nodes.truncate(MAX_ASKED);
+    if nodes.is_empty() {
+        return Err(Kind::NotFound.because(format!("no node here has machine {machine}")));
+    }
+    Ok(nodes)
+}
+
+/// Turns a node's answer into the gateway's.
+pub(super) fn response(answer: ForwardedResponse) -> Response {
+    let mut response = Response::new(Body::from(answer.body));
+    *response.status_mut() = StatusCode::from_u16(answer.status).unwrap_or(StatusCode::BAD_GATEWAY);
+    let media = HeaderValue::from_str(&answer.content_type)
+        .unwrap_or(HeaderValue::from_static("application/octet-stream"));
+    response.headers_mut().insert(header::CONTENT_TYPE, media);
+    for (name, value) in answer.headers {
+        // A node can add fields of its own, none that steer the connection.
+        let ours = name.starts_with("holdfast-") || name == "location" || name == "retry-after";
+        if let (true, Ok(name), Ok(value)) =
+            (ours, HeaderName::try_from(name), HeaderValue::try_from(value))
+        {
+            response.headers_mut().append(name, value);
+        }
+    }
+    response
+}

@@ -1,0 +1,205 @@
+//! The HTTP API: `routes` reads method and path, `machines` checks and forwards what renters ask,
+//! `nodes` and `content` answer from what the gateway has, `tunnel` carries bytes both ways,
+//! `openapi` describes it all. Every refusal is a problem document (RFC 9457).
+
+mod content;
+mod forwarding;
+mod machines;
+mod nodes;
+pub mod openapi;
+pub mod routes;
+mod tunnel;
+
+use std::{
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use axum::{
+    Router,
+    body::Body,
+    extract::{ConnectInfo, Request, State, connect_info::IntoMakeServiceWithConnectInfo},
+    http::{HeaderValue, StatusCode, header, request::Parts},
+    response::Response,
+};
+use lease::{
+    problem::Kind,
+    request::{CARRIED_FIELDS, MAX_AGE_S, VerifiedRequest, verify},
+};
+use serde::Serialize;
+use types::forward::{ForwardedRequest, MAX_BODY, Problem};
+
+use crate::service::{Gateway, now};
+use routes::{MachineAction, Route};
+
+/// How long a request's body, other than content, may take to arrive.
+const BODY_DEADLINE: Duration = Duration::from_secs(30);
+
+/// Makes the service that answers HTTP.
+pub fn router(gateway: Arc<Gateway>) -> IntoMakeServiceWithConnectInfo<Router, SocketAddr> {
+    Router::new().fallback(serve).with_state(gateway).into_make_service_with_connect_info()
+}
+
+async fn serve(
+    State(gateway): State<Arc<Gateway>>,
+    ConnectInfo(client): ConnectInfo<SocketAddr>,
+    request: Request,
+) -> Response {
+    let began = Instant::now();
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let response = if gateway.limits().admit(client.ip(), began).is_some() {
+        dispatch(&gateway, request).await.unwrap_or_else(|problem| problem_response(&problem))
+    } else {
+        let mut response =
+            problem_response(&Kind::TooManyRequests.because(
+                "at most 100 requests a second are answered to one address; wait a second",
+            ));
+        response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        response
+    };
+    let (status, ms) = (response.status().as_u16(), began.elapsed().as_millis());
+    tracing::info!(event = "request", %client, %method, path, status, ms);
+    response
+}
+
+async fn dispatch(gateway: &Arc<Gateway>, request: Request) -> Result<Response, Problem> {
+    let (mut parts, body) = request.into_parts();
+    match routes::route(parts.method.as_str(), parts.uri.path())? {
+        Route::Health => Ok(nodes::health(gateway)),
+        Route::OpenApi => Ok(json_response(StatusCode::OK, &openapi::document())),
+        Route::Nodes => Ok(nodes::list(gateway)),
+        Route::Node(node) => nodes::show(gateway, node),
+        Route::ReadContent(content) => content::read(gateway, content, body_wanted(&parts)).await,
+        Route::WriteContent(content) => {
+            let request = forwarded(&parts, Vec::new())?;
+            authenticate(gateway, &request)?;
+            content::write(gateway, content, body).await
+        }
+        Route::RestartAgent(node) => {
+            let (request, _) = signed(gateway, &parts, body).await?;
+            forwarding::ask(gateway, node, &request).await.map(forwarding::response)
+        }
+        Route::Machines => {
+            let (request, who) = signed(gateway, &parts, body).await?;
+            machines::list(gateway, &request, &who).await
+        }
+        Route::CreateMachine => {
+            json_only(&parts)?;
+            let (request, who) = signed(gateway, &parts, body).await?;
+            machines::create(gateway, &request, &who).await
+        }
+        Route::Machine(machine, MachineAction::Tunnel) => {
+            let (request, who) = signed(gateway, &parts, body).await?;
+            tunnel::open(gateway, machine, &request, &who, &mut parts).await
+        }
+        Route::Machine(machine, MachineAction::Console) if follows(&parts) => {
+            let (request, who) = signed(gateway, &parts, body).await?;
+            tunnel::follow(gateway, machine, &request, &who).await
+        }
+        Route::Machine(machine, action) => {
+            if action == MachineAction::Renew {
+                json_only(&parts)?;
+            }
+            let (request, who) = signed(gateway, &parts, body).await?;
+            machines::act(gateway, machine, &request, &who).await
+        }
+    }
+}
+
+fn body_wanted(parts: &Parts) -> content::Wanted {
+    if parts.method == "HEAD" { content::Wanted::Head } else { content::Wanted::Body }
+}
+
+fn follows(parts: &Parts) -> bool {
+    parts.uri.query().is_some_and(|query| query.split('&').any(|word| word == "follow=1"))
+}
+
+/// Reads the body and checks the signature; each request counts once.
+async fn signed(
+    gateway: &Gateway,
+    parts: &Parts,
+    body: Body,
+) -> Result<(ForwardedRequest, VerifiedRequest), Problem> {
+    let limit = || Kind::TooLarge.because(format!("at most {MAX_BODY} bytes are read here"));
+    let declared = parts.headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok());
+    if declared.and_then(|text| text.parse::<usize>().ok()).is_some_and(|n| n > MAX_BODY) {
+        return Err(limit());
+    }
+    let bytes = tokio::time::timeout(BODY_DEADLINE, axum::body::to_bytes(body, MAX_BODY))
+        .await
+        .map_err(|_| Kind::Malformed.because("the body did not arrive within 30 s"))?
+        .map_err(|error| {
+            let source = std::error::Error::source(&error);
+            if source.is_some_and(|s| s.is::<http_body_util::LengthLimitError>()) {
+                return limit();
+            }
+            Kind::Malformed.because(format!("the body broke off: {error}"))
+        })?;
+    let request = forwarded(parts, bytes.to_vec())?;
+    let who = authenticate(gateway, &request)?;
+    Ok((request, who))
+}
+
+fn authenticate(gateway: &Gateway, request: &ForwardedRequest) -> Result<VerifiedRequest, Problem> {
+    let who = verify(request, now(), MAX_AGE_S)
+        .map_err(|error| Kind::Unauthenticated.caused_by(&error))?;
+    gateway.replay().admit(now(), &who).map_err(|error| match error {
+        lease::request::ReplayError::Replayed { .. } => Kind::Replayed.caused_by(&error),
+        lease::request::ReplayError::TooMany { .. } | lease::request::ReplayError::Full => {
+            Kind::TooManyRequests.caused_by(&error)
+        }
+    })?;
+    Ok(who)
+}
+
+/// Keeps of a request what its signature covers or carries.
+fn forwarded(parts: &Parts, body: Vec<u8>) -> Result<ForwardedRequest, Problem> {
+    let mut headers = Vec::new();
+    for name in CARRIED_FIELDS {
+        for value in parts.headers.get_all(name) {
+            let text = value.to_str().map_err(|_| {
+                Kind::Malformed.because(format!("field {name} holds other than visible characters"))
+            })?;
+            headers.push((name.to_owned(), text.to_owned()));
+        }
+    }
+    let target = parts.uri.path_and_query().map_or("/", |target| target.as_str()).to_owned();
+    Ok(ForwardedRequest { method: parts.method.as_str().to_owned(), target, headers, body })
+}
+
+fn json_only(parts: &Parts) -> Result<(), Problem> {
+    let media = parts.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    let essence = media.unwrap_or_default().split(';').next().unwrap_or_default().trim();
+    if essence.eq_ignore_ascii_case("application/json") {
+        return Ok(());
+    }
+    Err(Kind::UnsupportedMediaType
+        .because(format!("content-type is {essence:?}; expected \"application/json\"")))
+}
+
+fn json_response<T: Serialize>(status: StatusCode, value: &T) -> Response {
+    match serde_json::to_vec(value) {
+        Ok(json) => response(status, "application/json", json),
+        Err(error) => problem_response(&Kind::Internal.caused_by(&error)),
+    }
+}
+
+fn problem_response(problem: &Problem) -> Response {
+    let status = StatusCode::from_u16(problem.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let json = serde_json::to_vec(problem).unwrap_or_default();
+    let mut response = response(status, Problem::MEDIA_TYPE, json);
+    if status == StatusCode::UNAUTHORIZED {
+        // RFC 9110 §11.6.1 wants a challenge; the scheme is ours.
+        let value = HeaderValue::from_static("Signature alg=\"ed25519\"");
+        response.headers_mut().insert(header::WWW_AUTHENTICATE, value);
+    }
+    response
+}
+
+fn response(status: StatusCode, media_type: &'static str, body: impl Into<Body>) -> Response {
+    let mut response = Response::new(body.into());
+    *response.status_mut() = status;
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(media_type));
+    response
+}

@@ -1,0 +1,38 @@
+//! Nodes and health: answered from what the gateway knows.
+
+use axum::{http::StatusCode, response::Response};
+use lease::{api::NodeView, problem::Kind};
+use serde_json::json;
+use types::{forward::Problem, ids::NodeId, node::Offer};
+
+use super::json_response;
+use crate::service::{Gateway, now};
+
+pub(super) fn health(gateway: &Gateway) -> Response {
+    let members = gateway.overlay.members().len();
+    let nodes = gateway.directory().offers(now()).len();
+    let node = gateway.overlay.node_id();
+    let body = json!({"status": "ok", "gateway": node, "members": members, "nodes": nodes});
+    json_response(StatusCode::OK, &body)
+}
+
+pub(super) fn list(gateway: &Gateway) -> Response {
+    let offers = gateway.directory().offers(now());
+    let views: Vec<NodeView> =
+        offers.into_iter().filter_map(|offer| view(gateway, offer)).collect();
+    json_response(StatusCode::OK, &views)
+}
+
+pub(super) fn show(gateway: &Gateway, node: NodeId) -> Result<Response, Problem> {
+    let offer = gateway.directory().offer(now(), node);
+    let view = offer.and_then(|offer| view(gateway, offer)).ok_or_else(|| {
+        Kind::NotFound.because(format!("node {node} is not in the overlay now, or offers nothing"))
+    })?;
+    Ok(json_response(StatusCode::OK, &view))
+}
+
+/// Puts an offer and what the overlay knows together; `None` when the node is gone.
+fn view(gateway: &Gateway, offer: Offer) -> Option<NodeView> {
+    let member = gateway.overlay.members().into_iter().find(|member| member.id == offer.node)?;
+    Some(NodeView::new(offer, member.addresses, member.last_heard.as_secs()))
+}

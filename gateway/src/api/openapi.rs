@@ -1,0 +1,371 @@
+//! The description of the API in OpenAPI, generated from the declarations below.
+//!
+//! `lease` keeps the bodies and knows nothing of OpenAPI, which nodes have no use for; the
+//! schemas here say the same for readers of the document, and a test compares the members' names.
+
+#![allow(dead_code, reason = "declarations from which the document is generated")]
+
+use utoipa::{OpenApi, ToSchema};
+
+/// Returns the document.
+pub fn document() -> utoipa::openapi::OpenApi {
+    Description::openapi()
+}
+
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "Holdfast gateway",
+        version = "1",
+        description = "Rents machines on provider nodes. Requests about machines are signed by the renter's Ed25519 key: RFC 9421 over \"@method\" \"@path\" \"@query\", \"content-digest\" (RFC 9530, when there is a body) and \"idempotency-key\" (when given), with created, nonce, keyid (hexadecimal public key) and alg=\"ed25519\". Every error is a problem document (RFC 9457)."
+    ),
+    paths(
+        health,
+        openapi,
+        nodes,
+        node,
+        restart_agent,
+        read_content,
+        head_content,
+        write_content,
+        machines,
+        create_machine,
+        machine,
+        delete_machine,
+        start_machine,
+        stop_machine,
+        restart_machine,
+        renew_lease,
+        console,
+        tunnel
+    ),
+    components(schemas(
+        Problem,
+        NodeView,
+        PciDevice,
+        CreateMachine,
+        LeaseRenewal,
+        Envelope,
+        Signature,
+        Image,
+        Machine,
+        MachineShape,
+        MachineEvent,
+        MachineState
+    ))
+)]
+struct Description;
+
+/// A problem document (RFC 9457).
+#[derive(ToSchema)]
+struct Problem {
+    /// Names the kind of problem, as `/problems/not-found`.
+    r#type: String,
+    /// The same sentence for all problems of this kind.
+    title: String,
+    /// HTTP status.
+    status: u16,
+    /// What was wrong, where, and what would be right.
+    detail: String,
+}
+
+/// A node and what it offers.
+#[derive(ToSchema)]
+struct NodeView {
+    /// Public key, 64 hexadecimal digits.
+    node: String,
+    name: String,
+    release: String,
+    /// Seconds since 1970.
+    issued: u64,
+    /// Seconds since 1970.
+    expires: u64,
+    vcpus: u32,
+    memory_mib: u64,
+    disk_mib: u64,
+    devices: Vec<PciDevice>,
+    /// UDP addresses.
+    addresses: Vec<String>,
+    last_heard_s: u64,
+}
+
+/// A PCI device of a node.
+#[derive(ToSchema)]
+struct PciDevice {
+    /// As `0000:01:00.0`.
+    address: String,
+    vendor: u16,
+    device: u16,
+    class: u32,
+    iommu_group: Option<u32>,
+    numa_node: Option<u32>,
+    /// `{"is": "free"}`, or `leased`, `resetting`, `quarantined`, `refused` with a reason.
+    #[schema(value_type = Object)]
+    state: String,
+}
+
+/// Asks for the machine of a lease.
+#[derive(ToSchema)]
+struct CreateMachine {
+    lease: Envelope,
+    image: Image,
+}
+
+/// Brings a later lease of the same machine.
+#[derive(ToSchema)]
+struct LeaseRenewal {
+    lease: Envelope,
+}
+
+/// A lease in a DSSE v1 envelope.
+#[derive(ToSchema)]
+struct Envelope {
+    /// Canonical JSON of the lease, in base64.
+    payload: String,
+    /// `application/vnd.holdfast.lease+json`.
+    #[schema(rename = "payloadType")]
+    payload_type: String,
+    signatures: Vec<Signature>,
+}
+
+/// A signature of an authority.
+#[derive(ToSchema)]
+struct Signature {
+    /// Public key, 64 hexadecimal digits.
+    keyid: String,
+    /// Ed25519 signature in base64.
+    sig: String,
+}
+
+/// What a machine starts from; each file named by its SHA-256.
+#[derive(ToSchema)]
+struct Image {
+    kernel: String,
+    initrd: Option<String>,
+    disk: Option<String>,
+    cmdline: String,
+}
+
+/// A machine as its node sees it.
+#[derive(ToSchema)]
+struct Machine {
+    /// 32 hexadecimal digits, the id of its lease.
+    id: String,
+    node: String,
+    renter: String,
+    serial: u64,
+    /// Seconds since 1970.
+    start: u64,
+    /// Seconds since 1970.
+    end: u64,
+    shape: MachineShape,
+    image: Image,
+    state: MachineState,
+    detail: String,
+    addresses: Vec<String>,
+    /// Seconds since 1970.
+    created: u64,
+    events: Vec<MachineEvent>,
+}
+
+/// Size of a machine.
+#[derive(ToSchema)]
+struct MachineShape {
+    vcpus: u32,
+    memory_mib: u64,
+    disk_mib: u64,
+    /// PCI addresses on the node.
+    devices: Vec<String>,
+}
+
+/// What a machine does.
+#[derive(ToSchema)]
+#[schema(rename_all = "snake_case")]
+enum MachineState {
+    Pending,
+    Starting,
+    Running,
+    Warned,
+    Stopping,
+    Stopped,
+    Failed,
+    Retained,
+    Destroyed,
+}
+
+/// Something that happened to a machine.
+#[derive(ToSchema)]
+struct MachineEvent {
+    at: u64,
+    what: String,
+}
+
+macro_rules! describe {
+    ($name:ident, $method:ident, $path:literal, $summary:literal, ($($parameters:tt)*), $body:ty, $status:literal, $answer:ty) => {
+        #[utoipa::path($method, path = $path, summary = $summary, params($($parameters)*),
+            request_body = $body,
+            responses((status = $status, description = $summary, body = $answer),
+                (status = "4XX", description = "The caller's mistake", body = Problem, content_type = "application/problem+json"),
+                (status = "5XX", description = "A failure here or at the node", body = Problem, content_type = "application/problem+json")))]
+        fn $name() {}
+    };
+    ($name:ident, $method:ident, $path:literal, $summary:literal, ($($parameters:tt)*), $status:literal, $answer:ty) => {
+        #[utoipa::path($method, path = $path, summary = $summary, params($($parameters)*),
+            responses((status = $status, description = $summary, body = $answer),
+                (status = "4XX", description = "The caller's mistake", body = Problem, content_type = "application/problem+json"),
+                (status = "5XX", description = "A failure here or at the node", body = Problem, content_type = "application/problem+json")))]
+        fn $name() {}
+    };
+}
+
+describe!(health, get, "/v1/healthz", "Says that the gateway runs", (), 200, Object);
+describe!(openapi, get, "/v1/openapi.json", "This document", (), 200, Object);
+describe!(nodes, get, "/v1/nodes", "Lists the nodes that offer machines", (), 200, Vec<NodeView>);
+describe!(node, get, "/v1/nodes/{id}", "Shows a node", (("id" = String, Path)), 200, NodeView);
+describe!(
+    restart_agent,
+    post,
+    "/v1/nodes/{id}/restart-agent",
+    "Restarts the node's service; its machines go on. Signed by an operator of the node",
+    (("id" = String, Path)),
+    202,
+    Object
+);
+describe!(
+    read_content,
+    get,
+    "/v1/content/{sha256}",
+    "Downloads content",
+    (("sha256" = String, Path)),
+    200,
+    Vec<u8>
+);
+describe!(
+    head_content,
+    head,
+    "/v1/content/{sha256}",
+    "Says whether content is here",
+    (("sha256" = String, Path)),
+    200,
+    Vec<u8>
+);
+describe!(
+    write_content,
+    put,
+    "/v1/content/{sha256}",
+    "Uploads content; the signature covers no content-digest, the path names it",
+    (("sha256" = String, Path)),
+    Vec<u8>,
+    201,
+    Object
+);
+describe!(machines, get, "/v1/machines", "Lists the signer's machines", (), 200, Vec<Machine>);
+describe!(
+    create_machine,
+    post,
+    "/v1/machines",
+    "Makes the machine of a lease",
+    (("idempotency-key" = String, Header)),
+    CreateMachine,
+    201,
+    Machine
+);
+describe!(
+    machine,
+    get,
+    "/v1/machines/{id}",
+    "Shows a machine",
+    (("id" = String, Path)),
+    200,
+    Machine
+);
+describe!(
+    delete_machine,
+    delete,
+    "/v1/machines/{id}",
+    "Ends the machine and destroys its disk",
+    (("id" = String, Path)),
+    202,
+    Machine
+);
+describe!(
+    start_machine,
+    post,
+    "/v1/machines/{id}/start",
+    "Starts it",
+    (("id" = String, Path)),
+    202,
+    Machine
+);
+describe!(
+    stop_machine,
+    post,
+    "/v1/machines/{id}/stop",
+    "Asks it to stop, then stops it",
+    (("id" = String, Path)),
+    202,
+    Machine
+);
+describe!(
+    restart_machine,
+    post,
+    "/v1/machines/{id}/restart",
+    "Restarts it",
+    (("id" = String, Path)),
+    202,
+    Machine
+);
+describe!(
+    renew_lease,
+    put,
+    "/v1/machines/{id}/lease",
+    "Brings a lease with a higher serial",
+    (("id" = String, Path)),
+    LeaseRenewal,
+    200,
+    Machine
+);
+describe!(console, get, "/v1/machines/{id}/console", "What the console showed; with follow=1, what it shows from then on too", (("id" = String, Path), ("follow" = Option<u8>, Query), ("from" = Option<u64>, Query)), 200, Vec<u8>);
+describe!(
+    tunnel,
+    get,
+    "/v1/machines/{id}/tunnel/{port}",
+    "A WebSocket to a TCP port of the guest: binary frames, an empty one ends the client's direction",
+    (("id" = String, Path), ("port" = u16, Path)),
+    101,
+    Vec<u8>
+);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::routes;
+
+    #[test]
+    fn committed_copy_is_the_generated_one() {
+        let generated = document().to_pretty_json().expect("plain data") + "\n";
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/openapi.json");
+        let committed = std::fs::read_to_string(path).unwrap_or_default();
+        if std::env::var_os("HOLDFAST_WRITE_OPENAPI").is_some() {
+            std::fs::write(path, &generated).expect("written");
+        } else {
+            assert_eq!(generated, committed, "run again with HOLDFAST_WRITE_OPENAPI=1");
+        }
+    }
+
+    #[test]
+    fn every_described_path_has_a_route() {
+        let json = serde_json::to_value(document()).expect("plain data");
+        let digits = "00112233445566778899aabbccddeeff";
+        for (path, methods) in json["paths"].as_object().expect("paths") {
+            let long = format!("{digits}{digits}");
+            let id = if path.contains("machines") { digits } else { long.as_str() };
+            let concrete =
+                path.replace("{id}", id).replace("{sha256}", &long).replace("{port}", "22");
+            for method in methods.as_object().expect("methods").keys() {
+                let route = routes::route(&method.to_uppercase(), &concrete);
+                assert!(route.is_ok(), "{method} {path}: {route:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! Method and path to what is asked. Pure.
+
+use std::str::FromStr;
+
+use lease::problem::Kind;
+use types::{
+    forward::Problem,
+    ids::{ContentId, MachineId, NodeId},
+};
+
+/// What is asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Route {
+    /// `POST /v1/machines`.
+    CreateMachine,
+    /// `GET /v1/healthz`.
+    Health,
+    /// Something with one machine.
+    Machine(MachineId, MachineAction),
+    /// `GET /v1/machines`.
+    Machines,
+    /// `GET /v1/nodes/{id}`.
+    Node(NodeId),
+    /// `GET /v1/nodes`.
+    Nodes,
+    /// `GET /v1/openapi.json`.
+    OpenApi,
+    /// `GET` or `HEAD /v1/content/{sha256}`.
+    ReadContent(ContentId),
+    /// `POST /v1/nodes/{id}/restart-agent`.
+    RestartAgent(NodeId),
+    /// `PUT /v1/content/{sha256}`.
+    WriteContent(ContentId),
+}
+
+/// What is asked of a machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MachineAction {
+    /// `GET …/console`.
+    Console,
+    /// `DELETE`.
+    Delete,
+    /// `POST …/start`, `…/stop` or `…/restart`.
+    Power,
+    /// `PUT …/lease`.
+    Renew,
+    /// `GET`.
+    Show,
+    /// `GET …/tunnel/{port}`.
+    Tunnel,
+}
+
+/// Reads method and path.
+pub fn route(method: &str, path: &str) -> Result<Route, Problem> {
+    let unknown = || Kind::NotFound.because(format!("no path {path}; see /v1/openapi.json"));
+    let rest = path.strip_prefix("/v1/").ok_or_else(unknown)?;
+    let segments: Vec<&str> = rest.split('/').collect();
+    match segments.as_slice() {
+        ["healthz"] => only(method, path, &[("GET", Route::Health)]),
+        ["openapi.json"] => only(method, path, &[("GET", Route::OpenApi)]),
+        ["nodes"] => only(method, path, &[("GET", Route::Nodes)]),
+        ["nodes", node] => only(method, path, &[("GET", Route::Node(name(node)?))]),
+        ["nodes", node, "restart-agent"] => {
+            only(method, path, &[("POST", Route::RestartAgent(name(node)?))])
+        }
+        ["content", content] => {
+            let content = name(content)?;
+            let (read, write) = (Route::ReadContent(content), Route::WriteContent(content));
+            only(method, path, &[("GET", read), ("HEAD", read), ("PUT", write)])
+        }
+        ["machines"] => {
+            only(method, path, &[("GET", Route::Machines), ("POST", Route::CreateMachine)])
+        }
+        ["machines", machine, rest @ ..] => {
+            let machine = name(machine)?;
+            let of = |action| Route::Machine(machine, action);
+            match rest {
+                [] => {
+                    let (show, delete) = (of(MachineAction::Show), of(MachineAction::Delete));
+                    only(method, path, &[("DELETE", delete), ("GET", show)])
+                }
+                ["start" | "stop" | "restart"] => {
+                    only(method, path, &[("POST", of(MachineAction::Power))])
+                }
+                ["lease"] => only(method, path, &[("PUT", of(MachineAction::Renew))]),
+                ["console"] => only(method, path, &[("GET", of(MachineAction::Console))]),
+                ["tunnel", port] => {
+                    let valid = !port.starts_with('0') && port.parse::<u16>().is_ok();
+                    if !valid {
+                        return Err(Kind::NotFound
+                            .because(format!("{port:?} is no TCP port; expected 1 to 65535")));
+                    }
+                    only(method, path, &[("GET", of(MachineAction::Tunnel))])
+                }
+                _ => Err(unknown()),
+            }
+        }
+        _ => Err(unknown()),
+    }
+}
+
+fn only(method: &str, path: &str, known: &[(&str, Route)]) -> Result<Route, Problem> {
+    if let Some((_, route)) = known.iter().find(|(name, _)| *name == method) {
+        return Ok(*route);
+    }
+    let names: Vec<&str> = known.iter().map(|(name, _)| *name).collect();
+    Err(Kind::MethodNotAllowed.because(format!("{path} knows {}, not {method}", names.join(", "))))
+}
+
+fn name<T: FromStr<Err: std::fmt::Display>>(text: &str) -> Result<T, Problem> {
+    text.parse().map_err(|error| Kind::NotFound.because(format!("{text:?} names nothing: {error}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn methods_and_paths_are_told_apart() {
+        let id = "00112233445566778899aabbccddeeff";
+        let status = |method: &str, path: &str| match route(method, path) {
+            Ok(_) => 200,
+            Err(problem) => problem.status,
+        };
+        assert_eq!(status("GET", "/v1/nodes"), 200);
+        assert_eq!(status("DELETE", &format!("/v1/machines/{id}")), 200);
+        assert_eq!(status("POST", &format!("/v1/machines/{id}/restart")), 200);
+        assert_eq!(status("GET", &format!("/v1/machines/{id}/tunnel/22")), 200);
+        assert_eq!(status("PATCH", "/v1/nodes"), 405);
+        assert_eq!(status("GET", "/v2/nodes"), 404);
+        assert_eq!(status("GET", "/v1/nodes/"), 404);
+        assert_eq!(status("GET", "/v1/machines/xyz"), 404);
+        assert_eq!(status("GET", &format!("/v1/machines/{id}/tunnel/0")), 404);
+        assert_eq!(status("GET", &format!("/v1/machines/{id}/tunnel/65536")), 404);
+        assert_eq!(status("GET", &format!("/v1/machines/{id}/start")), 405);
+    }
+}

@@ -1,0 +1,158 @@
+//! Long-lived answers: a console that goes on, and a TCP port of the guest over a WebSocket
+//! (RFC 6455, binary frames).
+//!
+//! Nothing is queued here: a chunk is read only after the last one was taken.
+
+use std::time::Duration;
+
+use axum::{
+    body::{Body, Bytes},
+    extract::{
+        FromRequestParts,
+        ws::{Message, WebSocket, WebSocketUpgrade},
+    },
+    http::{StatusCode, request::Parts},
+    response::Response,
+};
+use futures_util::{SinkExt, StreamExt};
+use lease::{problem::Kind, request::VerifiedRequest};
+use overlay::OverlayStream;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio_util::io::ReaderStream;
+use types::{
+    forward::{ForwardedRequest, Problem, StreamHeader},
+    ids::MachineId,
+};
+
+use super::{forwarding, response};
+use crate::{
+    service::Gateway,
+    store::Place,
+    streams::{self, StreamError},
+};
+
+/// Bytes moved at a time.
+const CHUNK: usize = 32 << 10;
+
+/// Largest frame of a client.
+const MAX_FRAME: usize = 1 << 20;
+
+/// A tunnel without a byte in either direction ends after this long.
+const IDLE: Duration = Duration::from_secs(3600);
+
+pub(super) async fn follow(
+    gateway: &Gateway,
+    machine: MachineId,
+    request: &ForwardedRequest,
+    who: &VerifiedRequest,
+) -> Result<Response, Problem> {
+    let stream = connect(gateway, machine, request, who).await?;
+    let body = Body::from_stream(ReaderStream::with_capacity(stream, CHUNK));
+    Ok(response(StatusCode::OK, "application/octet-stream", body))
+}
+
+pub(super) async fn open(
+    gateway: &Gateway,
+    machine: MachineId,
+    request: &ForwardedRequest,
+    who: &VerifiedRequest,
+    parts: &mut Parts,
+) -> Result<Response, Problem> {
+    let upgrade = WebSocketUpgrade::from_request_parts(parts, &()).await.map_err(|error| {
+        Kind::Malformed.because(format!("a tunnel is a WebSocket (RFC 6455): {error}"))
+    })?;
+    let stream = connect(gateway, machine, request, who).await?;
+    let upgrade = upgrade.max_frame_size(MAX_FRAME).max_message_size(MAX_FRAME);
+    Ok(upgrade.on_upgrade(move |socket| carry(socket, stream)))
+}
+
+async fn connect(
+    gateway: &Gateway,
+    machine: MachineId,
+    request: &ForwardedRequest,
+    who: &VerifiedRequest,
+) -> Result<OverlayStream, Problem> {
+    let nodes = forwarding::candidates(gateway, machine)?;
+    let searching = nodes.len() > 1;
+    let header = StreamHeader::Request(request.clone());
+    let mut refusal = Kind::NotFound.because(format!("no node here has machine {machine}"));
+    for node in nodes {
+        match streams::open(&gateway.overlay, node, &header).await {
+            Ok(Ok(stream)) => {
+                if searching {
+                    let place = Place { node, renter: who.key };
+                    gateway
+                        .store
+                        .put_place(machine, &place)
+                        .map_err(|error| Kind::Internal.caused_by(&error))?;
+                }
+                return Ok(stream);
+            }
+            Ok(Err(problem)) if problem.status == 404 => refusal = problem,
+            Ok(Err(problem)) => return Err(problem),
+            Err(error) => refusal = refuse(&error),
+        }
+    }
+    Err(refusal)
+}
+
+fn refuse(error: &StreamError) -> Problem {
+    match error {
+        StreamError::Overlay { source } => forwarding::refuse(source),
+        StreamError::PeerSilent => Kind::NodeTimeout.caused_by(error),
+        StreamError::PeerBroke { .. }
+        | StreamError::PeerForm { .. }
+        | StreamError::PeerHead { .. } => Kind::NodeUnreachable.caused_by(error),
+    }
+}
+
+/// Carries bytes until both directions ended, one broke, or nothing moved for long.
+async fn carry(socket: WebSocket, stream: OverlayStream) {
+    let (mut to_client, mut from_client) = socket.split();
+    let (mut from_node, mut to_node) = tokio::io::split(stream);
+    let up = async {
+        let ended = loop {
+            match tokio::time::timeout(IDLE, from_client.next()).await {
+                Ok(Some(Ok(Message::Binary(bytes)))) if bytes.is_empty() => break Ended::Half,
+                Ok(Some(Ok(Message::Binary(bytes)))) => {
+                    if to_node.write_all(&bytes).await.is_err() {
+                        break Ended::Half;
+                    }
+                }
+                Ok(Some(Ok(Message::Ping(_) | Message::Pong(_)))) => {}
+                Ok(Some(Ok(Message::Text(_) | Message::Close(_)) | Err(_)) | None) | Err(_) => {
+                    break Ended::Whole;
+                }
+            }
+        };
+        // The guest may still have something to say after the client's last byte.
+        let _ = to_node.shutdown().await;
+        ended
+    };
+    let down = async {
+        let mut chunk = vec![0; CHUNK];
+        while let Ok(Ok(length @ 1..)) =
+            tokio::time::timeout(IDLE, from_node.read(&mut chunk)).await
+        {
+            let bytes = Bytes::copy_from_slice(&chunk[..length]);
+            if to_client.send(Message::Binary(bytes)).await.is_err() {
+                break;
+            }
+        }
+        // The client may be gone already.
+        let _ = to_client.close().await;
+    };
+    tokio::pin!(up, down);
+    tokio::select! {
+        () = &mut down => {}
+        ended = &mut up => if let Ended::Half = ended { down.await },
+    }
+}
+
+/// How much of a tunnel the client ended.
+enum Ended {
+    /// Its own direction: an empty frame, which a TCP connection's half-close becomes.
+    Half,
+    /// Both.
+    Whole,
+}

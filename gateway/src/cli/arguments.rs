@@ -1,0 +1,246 @@
+//! The command line's words.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+use types::{
+    ids::{ContentId, MachineId, NodeId, PublicKey},
+    node::Bdf,
+};
+
+/// Rents machines on Holdfast nodes.
+#[derive(Debug, Parser)]
+#[command(name = "holdfast", version)]
+pub(crate) struct Arguments {
+    /// Where the gateway's HTTP API is.
+    #[arg(long, env = "HOLDFAST_GATEWAY", default_value = "http://127.0.0.1:8460", global = true)]
+    pub(crate) gateway: String,
+    /// File of the private key that signs.
+    #[arg(long, env = "HOLDFAST_KEY", global = true)]
+    pub(crate) key: Option<PathBuf>,
+    /// Print JSON instead of tables.
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Make a private key.
+    Keygen {
+        /// File to write; never replaced. `holdfast.key` unless given.
+        #[arg(long)]
+        out: Option<PathBuf>,
+    },
+    /// Sign, show, check and combine leases.
+    Lease {
+        #[command(subcommand)]
+        command: LeaseCommand,
+    },
+    /// List the nodes that offer machines.
+    Nodes,
+    /// One node.
+    Node {
+        #[command(subcommand)]
+        command: NodeCommand,
+    },
+    /// Files on the gateway.
+    Content {
+        #[command(subcommand)]
+        command: ContentCommand,
+    },
+    /// Machines.
+    Machines {
+        #[command(subcommand)]
+        command: MachinesCommand,
+    },
+    /// Print a machine's console.
+    Console {
+        /// The machine.
+        machine: MachineId,
+        /// Go on printing what it shows.
+        #[arg(long, short)]
+        follow: bool,
+    },
+    /// Connect standard input and output with a TCP port of a machine.
+    Tunnel {
+        /// The machine.
+        machine: MachineId,
+        /// The port.
+        port: u16,
+    },
+    /// Log in to a machine with OpenSSH, as `holdfast ssh MACHINE -- -l root uname -a`.
+    Ssh {
+        /// The machine.
+        machine: MachineId,
+        /// Options and command for ssh.
+        #[arg(last = true)]
+        arguments: Vec<String>,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum LeaseCommand {
+    /// Sign a new lease made of flags or a file, or add a signature to an envelope.
+    Sign(Box<SignArguments>),
+    /// Show what an envelope says, without checking it.
+    Show {
+        /// The envelope.
+        envelope: PathBuf,
+    },
+    /// Check that enough authority keys signed.
+    Verify {
+        /// The envelope.
+        envelope: PathBuf,
+        /// An authority key; repeat for each.
+        #[arg(long = "authority", required = true)]
+        authority: Vec<PublicKey>,
+        /// How many of them must have signed.
+        #[arg(long, default_value_t = 1)]
+        threshold: u32,
+    },
+    /// Put the signatures of several envelopes over one lease together.
+    Combine {
+        /// The envelopes.
+        #[arg(required = true)]
+        envelopes: Vec<PathBuf>,
+        /// File to write; standard output unless given.
+        #[arg(long)]
+        out: Option<PathBuf>,
+    },
+}
+
+/// What a signed lease is made from: `--add`, `--from`, or the other flags.
+#[derive(Debug, Args)]
+pub(crate) struct SignArguments {
+    /// File to write; standard output unless given.
+    #[arg(long)]
+    pub(crate) out: Option<PathBuf>,
+    /// Add the signature to this envelope.
+    #[arg(long, conflicts_with_all = ["from", "node"])]
+    pub(crate) add: Option<PathBuf>,
+    /// Take the lease from this file: TOML, or JSON when it ends in `.json`.
+    #[arg(long, conflicts_with = "node")]
+    pub(crate) from: Option<PathBuf>,
+    /// The node on which it counts.
+    #[arg(long)]
+    pub(crate) node: Option<NodeId>,
+    /// The renter's public key.
+    #[arg(long)]
+    pub(crate) renter: Option<PublicKey>,
+    /// Id of the lease and its machine; random unless given, needed for a renewal.
+    #[arg(long)]
+    pub(crate) id: Option<MachineId>,
+    /// Higher for each renewal.
+    #[arg(long, default_value_t = 1)]
+    pub(crate) serial: u64,
+    /// First second, in seconds since 1970; now unless given.
+    #[arg(long)]
+    pub(crate) start: Option<u64>,
+    /// Seconds from start to end.
+    #[arg(long)]
+    pub(crate) duration: Option<u64>,
+    /// Virtual CPUs.
+    #[arg(long, default_value_t = 1)]
+    pub(crate) vcpus: u32,
+    /// Memory.
+    #[arg(long, default_value_t = 512)]
+    pub(crate) memory_mib: u64,
+    /// Disk; 0 for none.
+    #[arg(long, default_value_t = 0)]
+    pub(crate) disk_mib: u64,
+    /// PCI device of the node, as 0000:01:00.0; repeat for each.
+    #[arg(long = "device")]
+    pub(crate) devices: Vec<Bdf>,
+    /// What the price is counted in.
+    #[arg(long, default_value = "FREE")]
+    pub(crate) price_unit: String,
+    /// Millionths of it for each second.
+    #[arg(long, default_value_t = 0)]
+    pub(crate) price_micro_per_second: u64,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum NodeCommand {
+    /// Show a node and its devices.
+    Show {
+        /// The node.
+        node: NodeId,
+    },
+    /// Restart a node's service, with an operator's key. Its machines go on.
+    RestartAgent {
+        /// The node.
+        node: NodeId,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ContentCommand {
+    /// Upload a file and print its digest.
+    Push {
+        /// The file.
+        file: PathBuf,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum MachinesCommand {
+    /// Make the machine of a lease.
+    Create {
+        /// The signed lease.
+        #[arg(long)]
+        lease: PathBuf,
+        /// Digest of the kernel.
+        #[arg(long)]
+        kernel: ContentId,
+        /// Digest of the initramfs.
+        #[arg(long)]
+        initrd: Option<ContentId>,
+        /// Digest of what the disk holds at first.
+        #[arg(long)]
+        disk: Option<ContentId>,
+        /// Kernel command line.
+        #[arg(long, default_value = "console=ttyS0")]
+        cmdline: String,
+        /// Name of this request, under which it is done at most once; taken from the lease unless
+        /// given.
+        #[arg(long)]
+        idempotency_key: Option<String>,
+    },
+    /// List the key's machines.
+    List,
+    /// Show one.
+    Show {
+        /// The machine.
+        machine: MachineId,
+    },
+    /// Start it.
+    Start {
+        /// The machine.
+        machine: MachineId,
+    },
+    /// Ask it to stop, then stop it.
+    Stop {
+        /// The machine.
+        machine: MachineId,
+    },
+    /// Restart it.
+    Restart {
+        /// The machine.
+        machine: MachineId,
+    },
+    /// End it and destroy its disk.
+    Delete {
+        /// The machine.
+        machine: MachineId,
+    },
+    /// Bring a lease with a higher serial.
+    Renew {
+        /// The machine.
+        machine: MachineId,
+        /// The signed lease.
+        #[arg(long)]
+        lease: PathBuf,
+    },
+}

@@ -1,0 +1,146 @@
+//! `holdfast lease …`: everything here happens without the gateway.
+
+use std::path::{Path, PathBuf};
+
+use lease::{
+    authority,
+    document::{Envelope, LEASE_VERSION, Lease, Price},
+    threshold::AuthoritySet,
+};
+use serde_json::json;
+use types::{
+    config::Authority,
+    ids::MachineId,
+    node::MachineShape,
+    units::{Mebibytes, UnixSeconds},
+};
+
+use super::{
+    CliError, Context,
+    arguments::{LeaseCommand, SignArguments},
+    http, show, write_out,
+};
+use crate::service::now;
+
+pub(super) fn run(context: &Context, command: LeaseCommand) -> Result<(), CliError> {
+    match command {
+        LeaseCommand::Sign(arguments) => {
+            let key = context.key()?;
+            let envelope = match &arguments.add {
+                Some(path) => authority::add_signature(&read(path)?, &key),
+                None => authority::sign(&wanted(&arguments)?, &key),
+            };
+            let envelope = envelope.map_err(|error| wrong("cannot sign", error))?;
+            write(arguments.out.as_deref(), &envelope)
+        }
+        LeaseCommand::Show { envelope } => {
+            let envelope = read(&envelope)?;
+            let lease = envelope.unverified_lease().map_err(|e| wrong("no lease inside", e))?;
+            let keys: Vec<_> = envelope.signatures.iter().map(|s| s.keyid).collect();
+            context.print(&json!({ "lease": lease, "signatures": keys }), show::lease)
+        }
+        LeaseCommand::Verify { envelope, authority, threshold } => {
+            let set = AuthoritySet::new(&Authority { threshold, keys: authority })
+                .map_err(|error| wrong("the authority cannot be used", error))?;
+            let verified =
+                set.verify(&read(&envelope)?).map_err(|e| wrong("the lease does not count", e))?;
+            let found = json!({ "lease": verified.lease(), "signatures": verified.signers() });
+            context.print(&found, |value| format!("valid\n{}", show::lease(value)))
+        }
+        LeaseCommand::Combine { envelopes, out } => {
+            let envelopes = envelopes.iter().map(|p| read(p)).collect::<Result<Vec<_>, _>>()?;
+            let combined =
+                authority::combine(&envelopes).map_err(|e| wrong("cannot combine", e))?;
+            write(out.as_deref(), &combined)
+        }
+    }
+}
+
+/// Reads an envelope.
+pub(super) fn read(path: &Path) -> Result<Envelope, CliError> {
+    let bytes = std::fs::read(path).map_err(|source| CliError::File {
+        operation: "read",
+        path: path.to_owned(),
+        source,
+    })?;
+    Envelope::from_json(&bytes).map_err(|e| wrong(&format!("{} is no lease", path.display()), e))
+}
+
+fn write(out: Option<&Path>, envelope: &Envelope) -> Result<(), CliError> {
+    let text = serde_json::to_string_pretty(envelope)
+        .map_err(|error| wrong("cannot write the envelope", error))?
+        + "\n";
+    match out {
+        None => write_out(text.as_bytes()),
+        Some(path) => replace(path, text.as_bytes()).map_err(|source| CliError::File {
+            operation: "write",
+            path: path.to_owned(),
+            source,
+        }),
+    }
+}
+
+/// Replaces a file whole or not at all.
+fn replace(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    let mut part = path.as_os_str().to_owned();
+    part.push(".part");
+    let part = PathBuf::from(part);
+    std::fs::write(&part, bytes)?;
+    std::fs::File::open(&part)?.sync_all()?;
+    std::fs::rename(&part, path)
+}
+
+fn wanted(arguments: &SignArguments) -> Result<Lease, CliError> {
+    if let Some(path) = &arguments.from {
+        return from_file(path);
+    }
+    let needed = |name: &str| CliError::Usage {
+        message: format!("--{name} is missing; a new lease needs --node, --renter and --duration"),
+    };
+    let start = arguments.start.map_or_else(now, UnixSeconds);
+    Ok(Lease {
+        version: LEASE_VERSION,
+        id: match arguments.id {
+            Some(id) => id,
+            None => random_id()?,
+        },
+        serial: arguments.serial,
+        node: arguments.node.ok_or_else(|| needed("node"))?,
+        renter: arguments.renter.ok_or_else(|| needed("renter"))?,
+        shape: MachineShape {
+            vcpus: arguments.vcpus,
+            memory_mib: Mebibytes(arguments.memory_mib),
+            disk_mib: Mebibytes(arguments.disk_mib),
+            devices: arguments.devices.clone(),
+        },
+        start,
+        end: start.plus(arguments.duration.ok_or_else(|| needed("duration"))?),
+        price: Price {
+            unit: arguments.price_unit.clone(),
+            micro_per_second: arguments.price_micro_per_second,
+        },
+    })
+}
+
+fn from_file(path: &Path) -> Result<Lease, CliError> {
+    let text = std::fs::read_to_string(path).map_err(|source| CliError::File {
+        operation: "read",
+        path: path.to_owned(),
+        source,
+    })?;
+    let what = format!("{} is no lease", path.display());
+    if path.extension().is_some_and(|extension| extension == "json") {
+        serde_json::from_str(&text).map_err(|error| wrong(&what, error))
+    } else {
+        toml::from_str(&text).map_err(|error| wrong(&what, error))
+    }
+}
+
+fn random_id() -> Result<MachineId, CliError> {
+    let text = http::nonce()?;
+    text.parse().map_err(|error| wrong("no random id", error))
+}
+
+fn wrong(what: &str, source: impl std::error::Error + Send + Sync + 'static) -> CliError {
+    CliError::Lease { what: what.to_owned(), source: Box::new(source) }
+}

@@ -1,0 +1,160 @@
+//! Tables for people, of the JSON that gateway and lease give.
+
+use jiff::Timestamp;
+use serde_json::Value;
+
+pub(super) fn nodes(nodes: &Value) -> String {
+    let rows = list(nodes).iter().map(|node| {
+        vec![
+            text(&node["node"]),
+            text(&node["name"]),
+            text(&node["vcpus"]),
+            text(&node["memory_mib"]),
+            free_devices(node),
+        ]
+    });
+    table(&["NODE", "NAME", "VCPUS", "MEMORY MiB", "FREE DEVICES"], rows)
+}
+
+pub(super) fn node(node: &Value) -> String {
+    let mut out = pairs(&[
+        ("node", text(&node["node"])),
+        ("name", text(&node["name"])),
+        ("release", text(&node["release"])),
+        ("vcpus", text(&node["vcpus"])),
+        ("memory", format!("{} MiB", text(&node["memory_mib"]))),
+        ("disk", format!("{} MiB", text(&node["disk_mib"]))),
+        ("addresses", words(&node["addresses"])),
+        ("heard", format!("{} s ago", text(&node["last_heard_s"]))),
+    ]);
+    let rows = list(&node["devices"]).iter().map(|device| {
+        let state = &device["state"];
+        let why = if state["reason"].is_string() { &state["reason"] } else { &state["machine"] };
+        vec![
+            text(&device["address"]),
+            format!("{}:{}", hex(&device["vendor"], 4), hex(&device["device"], 4)),
+            hex(&device["class"], 6),
+            text(&device["iommu_group"]),
+            text(&state["is"]),
+            text(why),
+        ]
+    });
+    out.push('\n');
+    out.push_str(&table(&["DEVICE", "ID", "CLASS", "GROUP", "STATE", "WHY"], rows));
+    out
+}
+
+pub(super) fn machines(machines: &Value) -> String {
+    let rows = list(machines).iter().map(|machine| {
+        vec![
+            text(&machine["id"]),
+            text(&machine["state"]),
+            text(&machine["node"]).chars().take(8).collect(),
+            time(&machine["end"]),
+            text(&machine["detail"]),
+        ]
+    });
+    table(&["MACHINE", "STATE", "NODE", "END", "DETAIL"], rows)
+}
+
+pub(super) fn machine(machine: &Value) -> String {
+    if !machine.is_object() {
+        return "done\n".into();
+    }
+    let mut out = pairs(&[
+        ("machine", text(&machine["id"])),
+        ("state", text(&machine["state"])),
+        ("detail", text(&machine["detail"])),
+        ("node", text(&machine["node"])),
+        ("serial", text(&machine["serial"])),
+        ("start", time(&machine["start"])),
+        ("end", time(&machine["end"])),
+        ("addresses", words(&machine["addresses"])),
+        ("devices", words(&machine["shape"]["devices"])),
+    ]);
+    for event in list(&machine["events"]) {
+        out.push_str(&format!("{}  {}\n", time(&event["at"]), text(&event["what"])));
+    }
+    out
+}
+
+pub(super) fn lease(shown: &Value) -> String {
+    let (lease, shape) = (&shown["lease"], &shown["lease"]["shape"]);
+    let price = &lease["price"];
+    pairs(&[
+        ("lease", text(&lease["id"])),
+        ("serial", text(&lease["serial"])),
+        ("node", text(&lease["node"])),
+        ("renter", text(&lease["renter"])),
+        ("start", time(&lease["start"])),
+        ("end", time(&lease["end"])),
+        ("vcpus", text(&shape["vcpus"])),
+        ("memory", format!("{} MiB", text(&shape["memory_mib"]))),
+        ("disk", format!("{} MiB", text(&shape["disk_mib"]))),
+        ("devices", words(&shape["devices"])),
+        (
+            "price",
+            format!(
+                "{} millionths of {} a second",
+                text(&price["micro_per_second"]),
+                text(&price["unit"])
+            ),
+        ),
+        ("signed by", words(&shown["signatures"])),
+    ])
+}
+
+fn list(value: &Value) -> &[Value] {
+    value.as_array().map_or(&[], Vec::as_slice)
+}
+
+/// Returns a value as a word. Control characters are dropped: nodes name themselves.
+fn text(value: &Value) -> String {
+    match value {
+        Value::Null => "-".into(),
+        Value::String(text) if text.is_empty() => "-".into(),
+        Value::String(text) => text.chars().filter(|c| !c.is_control()).collect(),
+        Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_) => value.to_string(),
+    }
+}
+
+fn words(value: &Value) -> String {
+    let words: Vec<_> = list(value).iter().map(text).collect();
+    if words.is_empty() { "-".into() } else { words.join(" ") }
+}
+
+fn hex(value: &Value, digits: usize) -> String {
+    format!("{:0digits$x}", value.as_u64().unwrap_or_default())
+}
+
+fn time(value: &Value) -> String {
+    let seconds = value.as_u64().and_then(|seconds| i64::try_from(seconds).ok());
+    seconds
+        .and_then(|seconds| Timestamp::from_second(seconds).ok())
+        .map_or_else(|| text(value), |time| time.to_string())
+}
+
+fn free_devices(node: &Value) -> String {
+    let devices = list(&node["devices"]).iter();
+    let free: Vec<_> =
+        devices.filter(|d| d["state"]["is"] == "free").map(|d| text(&d["address"])).collect();
+    if free.is_empty() { "-".into() } else { free.join(" ") }
+}
+
+fn pairs(rows: &[(&str, String)]) -> String {
+    rows.iter().map(|(name, value)| format!("{name:<10} {value}\n")).collect()
+}
+
+fn table(head: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
+    let mut all = vec![head.iter().map(|cell| (*cell).to_owned()).collect::<Vec<_>>()];
+    all.extend(rows);
+    let width = |column: usize| {
+        all.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max()
+    };
+    let widths: Vec<usize> = (0..head.len()).map(|column| width(column).unwrap_or(0)).collect();
+    let line = |row: &Vec<String>| {
+        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}  "));
+        format!("{}\n", cells.collect::<String>().trim_end())
+    };
+    all.iter().map(line).collect()
+}

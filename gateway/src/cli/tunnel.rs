@@ -1,0 +1,136 @@
+//! `holdfast tunnel` and `holdfast ssh`.
+
+use futures_util::{SinkExt, StreamExt};
+use lease::request::CARRIED_FIELDS;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    process::Command,
+};
+use tokio_tungstenite::tungstenite::{
+    Error as WsError, Message, client::IntoClientRequest, http::HeaderValue,
+};
+use types::{forward::ForwardedRequest, ids::MachineId};
+
+use super::{CliError, Context, http};
+
+/// Bytes moved at a time.
+const CHUNK: usize = 32 << 10;
+
+/// Connects standard input and output with a port of the guest until the guest ends it.
+pub(super) async fn tunnel(
+    context: &Context,
+    machine: MachineId,
+    port: u16,
+) -> Result<(), CliError> {
+    let target = format!("/v1/machines/{machine}/tunnel/{port}");
+    let mut request = ForwardedRequest {
+        method: "GET".into(),
+        target: target.clone(),
+        headers: Vec::new(),
+        body: Vec::new(),
+    };
+    http::sign_now(&context.key()?, &mut request)?;
+    let client = &context.client;
+    let authority = client.authority()?;
+    let mut upgrade = format!("ws://{authority}{target}")
+        .into_client_request()
+        .map_err(|error| client.answer(error))?;
+    for name in CARRIED_FIELDS {
+        if let Some(value) = request.header(name) {
+            let value = HeaderValue::from_str(value).map_err(|error| client.answer(error))?;
+            upgrade.headers_mut().insert(name, value);
+        }
+    }
+    let stream = TcpStream::connect(&authority).await.map_err(|error| client.unreachable(error))?;
+    let (socket, _) =
+        tokio_tungstenite::client_async(upgrade, stream).await.map_err(|error| match error {
+            WsError::Http(answer) => {
+                client.refused(answer.status(), answer.body().as_deref().unwrap_or_default())
+            }
+            other => client.unreachable(other),
+        })?;
+    carry(context, socket).await
+}
+
+async fn carry(
+    context: &Context,
+    socket: tokio_tungstenite::WebSocketStream<TcpStream>,
+) -> Result<(), CliError> {
+    let (mut to_guest, mut from_guest) = socket.split();
+    let up = async {
+        let (mut input, mut chunk) = (tokio::io::stdin(), vec![0; CHUNK]);
+        loop {
+            // An input that cannot be read is one that ended.
+            let length = input.read(&mut chunk).await.unwrap_or(0);
+            let message = Message::Binary(bytes::Bytes::copy_from_slice(&chunk[..length]));
+            // The empty frame ends our direction.
+            if to_guest.send(message).await.is_err() || length == 0 {
+                return;
+            }
+        }
+    };
+    let down = async {
+        let mut output = tokio::io::stdout();
+        while let Some(message) = from_guest.next().await {
+            match message.map_err(|error| context.client.unreachable(error))? {
+                Message::Binary(bytes) => {
+                    let written = output.write_all(&bytes).await;
+                    written.map_err(|source| CliError::Output { source })?;
+                    output.flush().await.map_err(|source| CliError::Output { source })?;
+                }
+                Message::Close(_) => return Ok(()),
+                Message::Ping(_) | Message::Pong(_) | Message::Text(_) | Message::Frame(_) => {}
+            }
+        }
+        Ok(())
+    };
+    tokio::pin!(up, down);
+    let result = tokio::select! {
+        result = &mut down => result,
+        () = &mut up => down.await,
+    };
+    // A read of standard input that still waits would keep the process.
+    match result {
+        Ok(()) => std::process::exit(0),
+        Err(error) => Err(error),
+    }
+}
+
+/// Runs OpenSSH through a tunnel to port 22 and returns its exit status.
+pub(super) async fn ssh(
+    context: &Context,
+    machine: MachineId,
+    arguments: &[String],
+) -> Result<u8, CliError> {
+    let own = std::env::current_exe().map_err(|source| CliError::File {
+        operation: "find",
+        path: "holdfast".into(),
+        source,
+    })?;
+    let key = context.key_path.as_deref().unwrap_or(std::path::Path::new(""));
+    // The key is read here once so that a mistake is told plainly, not by ssh.
+    context.key()?;
+    let key = std::path::absolute(key).unwrap_or_else(|_| key.to_owned());
+    let proxy = format!(
+        "{} --gateway {} --key {} tunnel {machine} 22",
+        quoted(&own.display().to_string()),
+        quoted(&format!("http://{}", context.client.authority()?)),
+        quoted(&key.display().to_string()),
+    );
+    let status = Command::new("ssh")
+        .arg("-o")
+        .arg(format!("ProxyCommand={}", proxy.replace('%', "%%")))
+        // OpenSSH reads options after the host's name too, up to the command.
+        .arg(format!("holdfast-{}", machine))
+        .args(arguments)
+        .status()
+        .await
+        .map_err(|source| CliError::Ssh { source })?;
+    Ok(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(255))
+}
+
+/// Quotes a word for the shell that runs the ProxyCommand.
+fn quoted(word: &str) -> String {
+    format!("'{}'", word.replace('\'', "'\\''"))
+}

@@ -1,0 +1,85 @@
+//! What a gateway is told: a TOML file, flags over it, defaults below.
+
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+};
+
+use serde::Deserialize;
+use types::config::{Authority, Seed};
+
+/// Settings of a gateway. Every key of the file may be left out.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct GatewayConfig {
+    /// Folder of everything that is kept.
+    pub data_dir: PathBuf,
+    /// TCP address of the HTTP API.
+    pub http: SocketAddr,
+    /// UDP address of the overlay.
+    pub overlay: SocketAddr,
+    /// File of the gateway's private key; `gateway.key` in the data folder when left out. Made at
+    /// the first start.
+    pub key_file: Option<PathBuf>,
+    /// Members of the overlay with a well-known address.
+    pub seeds: Vec<Seed>,
+    /// When given, leases that these keys did not sign are refused here already. Nodes decide by
+    /// their own configuration in any case.
+    pub authority: Option<Authority>,
+    /// Largest upload, in bytes.
+    pub max_content: u64,
+    /// Space for all uploads, in bytes.
+    pub max_store: u64,
+}
+
+impl Default for GatewayConfig {
+    fn default() -> Self {
+        Self {
+            data_dir: "/var/lib/holdfast-gateway".into(),
+            http: ([127, 0, 0, 1], 8460).into(),
+            overlay: ([0; 8], types::config::Overlay::DEFAULT_PORT).into(),
+            key_file: None,
+            seeds: Vec::new(),
+            authority: None,
+            max_content: 32 << 30,
+            max_store: 256 << 30,
+        }
+    }
+}
+
+/// Why a file is no gateway configuration.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message is the doc")]
+pub enum ConfigError {
+    #[error("cannot read {}", path.display())]
+    Read { path: PathBuf, source: std::io::Error },
+    #[error("{} is not a gateway configuration", path.display())]
+    Form { path: PathBuf, source: toml::de::Error },
+}
+
+impl GatewayConfig {
+    /// Reads the file at `path`.
+    pub fn read(path: &Path) -> Result<Self, ConfigError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+        toml::from_str(&text).map_err(|source| ConfigError::Form { path: path.to_owned(), source })
+    }
+
+    /// Returns where the private key is.
+    pub fn key_path(&self) -> PathBuf {
+        self.key_file.clone().unwrap_or_else(|| self.data_dir.join("gateway.key"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unknown_keys_are_refused_by_name() {
+        let refusal = toml::from_str::<GatewayConfig>("htpp = \"127.0.0.1:1\"").expect_err("typo");
+        assert!(refusal.message().contains("htpp"), "{refusal}");
+        let config: GatewayConfig = toml::from_str("http = \"127.0.0.1:1\"").expect("valid");
+        assert_eq!(config.http.port(), 1);
+    }
+}

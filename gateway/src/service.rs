@@ -1,0 +1,307 @@
+//! A running gateway: its parts, its tasks, its end.
+
+use std::{
+    net::SocketAddr,
+    path::Path,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use lease::{
+    request::{MAX_AGE_S, ReplayGuard},
+    threshold::{AuthoritySet, ThresholdError},
+};
+use overlay::{InboundStream, Inbox, MemberEvent, Overlay, OverlayConfig, OverlayError, Role};
+use tokio::{io::AsyncWriteExt, net::TcpListener, sync::Semaphore};
+use types::{
+    forward::{ForwardedRequest, ForwardedResponse, StreamAnswer, StreamHeader},
+    ids::NodeId,
+    node::Offer,
+    units::UnixSeconds,
+};
+
+use crate::{
+    api,
+    config::GatewayConfig,
+    content::{ContentError, ContentStore},
+    directory::Directory,
+    keyfile::{self, KeyFileError},
+    limits::Limits,
+    store::{Store, StoreError},
+    streams,
+};
+
+/// Requests that are remembered against replay.
+const REPLAY_CAPACITY: usize = 1 << 18;
+
+/// Content streams to nodes at a time; a further node waits.
+const MAX_CONTENT_STREAMS: usize = 64;
+
+/// How long a node may take to tell what it offers.
+const OFFER_DEADLINE: Duration = Duration::from_secs(10);
+
+/// How long neighbours may take to hear that the gateway leaves.
+const LEAVE_DEADLINE: Duration = Duration::from_secs(3);
+
+/// How long running requests may go on after the order to stop.
+const DRAIN_DEADLINE: Duration = Duration::from_secs(10);
+
+/// Why a gateway does not start or ended.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message is the doc")]
+pub enum ServiceError {
+    #[error("cannot make the data folder {path}")]
+    HostFolder { path: String, source: std::io::Error },
+    #[error(transparent)]
+    Key(#[from] KeyFileError),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error(transparent)]
+    Content(#[from] ContentError),
+    #[error("the configuration's authority cannot be used")]
+    Authority { source: ThresholdError },
+    #[error("the overlay does not start")]
+    Overlay { source: OverlayError },
+    #[error("cannot listen on TCP {address}")]
+    HostListen { address: SocketAddr, source: std::io::Error },
+    #[error("the HTTP server ended")]
+    HostServe { source: std::io::Error },
+}
+
+/// What all requests share.
+#[derive(Debug)]
+pub struct Gateway {
+    /// The way to the nodes.
+    pub overlay: Overlay,
+    /// Uploaded content.
+    pub content: ContentStore,
+    /// What was acknowledged.
+    pub store: Store,
+    /// Who may sign leases, when the gateway was told.
+    pub authority: Option<AuthoritySet>,
+    directory: Mutex<Directory>,
+    replay: Mutex<ReplayGuard>,
+    limits: Mutex<Limits>,
+}
+
+impl Gateway {
+    /// Returns the nodes' offers, for a moment: never across an await.
+    pub fn directory(&self) -> MutexGuard<'_, Directory> {
+        self.directory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the guard against replay, for a moment.
+    pub fn replay(&self) -> MutexGuard<'_, ReplayGuard> {
+        self.replay.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the limits of clients, for a moment.
+    pub fn limits(&self) -> MutexGuard<'_, Limits> {
+        self.limits.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the members that rent machines.
+    pub fn providers(&self) -> Vec<NodeId> {
+        let members = self.overlay.members();
+        members.iter().filter(|m| m.role == Role::Provider).map(|m| m.id).collect()
+    }
+}
+
+/// Returns the time of the system's clock.
+pub fn now() -> UnixSeconds {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    UnixSeconds(since.as_secs())
+}
+
+/// A gateway that listens.
+#[derive(Debug)]
+pub struct Running {
+    gateway: Arc<Gateway>,
+    listener: TcpListener,
+    inbox: Inbox,
+}
+
+impl Running {
+    /// Opens everything that the configuration names.
+    pub async fn start(config: &GatewayConfig) -> Result<Self, ServiceError> {
+        let folder = |path: &Path| {
+            std::fs::create_dir_all(path).map_err(|source| ServiceError::HostFolder {
+                path: path.display().to_string(),
+                source,
+            })
+        };
+        folder(&config.data_dir)?;
+        let key = keyfile::read_or_create(&config.key_path())?;
+        let authority = config.authority.as_ref().map(AuthoritySet::new).transpose();
+        let authority = authority.map_err(|source| ServiceError::Authority { source })?;
+        let store = Store::open(&config.data_dir.join("store.redb"), now())?;
+        let content = ContentStore::open(
+            &config.data_dir.join("content"),
+            config.max_content,
+            config.max_store,
+        )?;
+        let listener = TcpListener::bind(config.http)
+            .await
+            .map_err(|source| ServiceError::HostListen { address: config.http, source })?;
+        let seeds = config.seeds.iter().map(|seed| (seed.node, seed.address)).collect();
+        let overlay = OverlayConfig { key, listen: config.overlay, seeds, role: Role::Gateway };
+        let (overlay, inbox) =
+            Overlay::start(overlay).await.map_err(|source| ServiceError::Overlay { source })?;
+        let gateway = Arc::new(Gateway {
+            overlay,
+            content,
+            store,
+            authority,
+            directory: Mutex::default(),
+            replay: Mutex::new(ReplayGuard::new(REPLAY_CAPACITY, MAX_AGE_S)),
+            limits: Mutex::default(),
+        });
+        Ok(Self { gateway, listener, inbox })
+    }
+
+    /// Returns what the requests share.
+    pub fn gateway(&self) -> &Arc<Gateway> {
+        &self.gateway
+    }
+
+    /// Returns the TCP address that was bound.
+    pub fn http_addr(&self) -> Result<SocketAddr, ServiceError> {
+        self.listener.local_addr().map_err(|source| ServiceError::HostServe { source })
+    }
+
+    /// Serves until `stop` ends, lets running requests finish for a while, and leaves.
+    pub async fn serve(
+        self,
+        stop: impl Future<Output = ()> + Send + 'static,
+    ) -> Result<(), ServiceError> {
+        let Self { gateway, listener, inbox } = self;
+        let (stopping, stopped) = tokio::sync::watch::channel(());
+        let inbox = tokio::spawn(serve_inbox(Arc::clone(&gateway), inbox));
+        let app = api::router(Arc::clone(&gateway));
+        let mut finish = stopped.clone();
+        let server = axum::serve(listener, app).with_graceful_shutdown(async move {
+            stop.await;
+            drop(stopping);
+        });
+        let drained = async move {
+            // An error means that the sender is gone: the order to stop was given.
+            while finish.changed().await.is_ok() {}
+            tokio::time::sleep(DRAIN_DEADLINE).await;
+        };
+        let result = tokio::select! {
+            result = server => result.map_err(|source| ServiceError::HostServe { source }),
+            () = drained => Ok(()),
+        };
+        inbox.abort();
+        // Neighbours that hear nothing notice by themselves.
+        let _ = tokio::time::timeout(LEAVE_DEADLINE, gateway.overlay.leave()).await;
+        tracing::info!(event = "gateway-stopped");
+        result
+    }
+}
+
+async fn serve_inbox(gateway: Arc<Gateway>, mut inbox: Inbox) {
+    let content = Arc::new(Semaphore::new(MAX_CONTENT_STREAMS));
+    loop {
+        tokio::select! {
+            Some(request) = inbox.requests.recv() => request.reply(refusal()),
+            Some(stream) = inbox.streams.recv() => {
+                let (gateway, content) = (Arc::clone(&gateway), Arc::clone(&content));
+                tokio::spawn(async move {
+                    let Ok(_permit) = content.acquire_owned().await else { return };
+                    let node = stream.from;
+                    if let Err(error) = serve_stream(&gateway, stream).await {
+                        let error = lease::problem::chain(&error);
+                        tracing::info!(event = "content-stream-broke", %node, %error);
+                    }
+                });
+            }
+            Some(broadcast) = inbox.broadcasts.recv() => {
+                take_offer(&gateway, broadcast.origin, &broadcast.payload);
+            }
+            Some(event) = inbox.events.recv() => match event {
+                MemberEvent::Joined(node) => {
+                    tracing::info!(event = "member-joined", %node);
+                    tokio::spawn(ask_offer(Arc::clone(&gateway), node));
+                }
+                MemberEvent::Left(node) | MemberEvent::Died(node) => {
+                    tracing::info!(event = "member-gone", %node);
+                    gateway.directory().handle_gone(node);
+                }
+            },
+            else => return,
+        }
+    }
+}
+
+/// A gateway answers requests of no node.
+fn refusal() -> bytes::Bytes {
+    let problem = lease::problem::Kind::NotFound.because("a gateway answers no forwarded requests");
+    let response = ForwardedResponse {
+        status: problem.status,
+        content_type: types::forward::Problem::MEDIA_TYPE.to_owned(),
+        headers: Vec::new(),
+        body: serde_json::to_vec(&problem).unwrap_or_default(),
+    };
+    serde_json::to_vec(&response).unwrap_or_default().into()
+}
+
+fn take_offer(gateway: &Gateway, sender: NodeId, json: &[u8]) {
+    let offer = match serde_json::from_slice::<Offer>(json) {
+        Ok(offer) => offer,
+        Err(error) => {
+            tracing::info!(event = "offer-refused", node = %sender, %error);
+            return;
+        }
+    };
+    let taken = gateway.directory().handle_offer(now(), sender, offer);
+    if let Err(error) = taken {
+        tracing::info!(event = "offer-refused", node = %sender, %error);
+    }
+}
+
+/// Asks a node that has just come what it offers, so that it is listed before its next broadcast.
+async fn ask_offer(gateway: Arc<Gateway>, node: NodeId) {
+    if !gateway.providers().contains(&node) {
+        return;
+    }
+    let request = ForwardedRequest {
+        method: "GET".into(),
+        target: "/v1/node".into(),
+        headers: Vec::new(),
+        body: Vec::new(),
+    };
+    let body = serde_json::to_vec(&request).unwrap_or_default();
+    let Ok(answer) = gateway.overlay.request(node, body.into(), OFFER_DEADLINE).await else {
+        return;
+    };
+    match serde_json::from_slice::<ForwardedResponse>(&answer) {
+        Ok(response) if response.status == 200 => take_offer(&gateway, node, &response.body),
+        Ok(_) | Err(_) => {}
+    }
+}
+
+async fn serve_stream(
+    gateway: &Gateway,
+    inbound: InboundStream,
+) -> Result<(), streams::StreamError> {
+    let mut stream = inbound.stream;
+    let broke = |source| streams::StreamError::PeerBroke { source };
+    let refused = match streams::accept(&mut stream).await? {
+        StreamHeader::Request(_) => {
+            lease::problem::Kind::NotFound.because("a gateway runs no machines; it serves content")
+        }
+        StreamHeader::Content { content } => match gateway.content.read(content).await {
+            Ok(Some((mut file, length))) => {
+                streams::send(&mut stream, &StreamAnswer::Open { length: Some(length) }).await?;
+                tokio::io::copy(&mut file, &mut stream).await.map_err(broke)?;
+                return stream.shutdown().await.map_err(broke);
+            }
+            Ok(None) => lease::problem::Kind::NotFound
+                .because(format!("content {content} is not here; upload it first")),
+            Err(error) => lease::problem::Kind::Internal.caused_by(&error),
+        },
+    };
+    streams::send(&mut stream, &StreamAnswer::Refused(refused)).await?;
+    stream.shutdown().await.map_err(broke)
+}

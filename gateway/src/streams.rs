@@ -1,0 +1,85 @@
+//! Streams through the overlay: a length and a JSON head, the other end's answer in the same
+//! form, then bytes (`types::forward`).
+
+use std::time::Duration;
+
+use overlay::{Overlay, OverlayStream};
+use serde::{Serialize, de::DeserializeOwned};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use types::{
+    forward::{MAX_BODY, Problem, StreamAnswer, StreamHeader},
+    ids::NodeId,
+};
+
+/// Longest head: a forwarded request in base64.
+const MAX_HEAD: usize = 2 * MAX_BODY;
+
+/// How long the other end may take to answer a stream's head.
+const HEAD_DEADLINE: Duration = Duration::from_secs(20);
+
+/// Why a stream was not opened.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message is the doc")]
+pub enum StreamError {
+    #[error("no stream to the node")]
+    Overlay { source: overlay::RequestError },
+    #[error("the stream broke off")]
+    PeerBroke { source: std::io::Error },
+    #[error("the head of the stream has {length} bytes; at most {MAX_HEAD} are read")]
+    PeerHead { length: usize },
+    #[error("the head of the stream is not what was expected")]
+    PeerForm { source: serde_json::Error },
+    #[error("the other end did not answer within {} s", HEAD_DEADLINE.as_secs())]
+    PeerSilent,
+}
+
+/// Opens a stream to `node`; `Ok(Err(…))` is the node's own refusal.
+pub async fn open(
+    overlay: &Overlay,
+    node: NodeId,
+    header: &StreamHeader,
+) -> Result<Result<OverlayStream, Problem>, StreamError> {
+    let ask = async {
+        let mut stream =
+            overlay.open_stream(node).await.map_err(|source| StreamError::Overlay { source })?;
+        send(&mut stream, header).await?;
+        match receive(&mut stream).await? {
+            StreamAnswer::Open { .. } => Ok(Ok(stream)),
+            StreamAnswer::Refused(problem) => Ok(Err(problem)),
+        }
+    };
+    tokio::time::timeout(HEAD_DEADLINE, ask).await.unwrap_or(Err(StreamError::PeerSilent))
+}
+
+/// Reads the head of a stream that another node opened.
+pub async fn accept<S: AsyncRead + Unpin>(stream: &mut S) -> Result<StreamHeader, StreamError> {
+    let head = receive(stream);
+    tokio::time::timeout(HEAD_DEADLINE, head).await.unwrap_or(Err(StreamError::PeerSilent))
+}
+
+/// Sends a head or an answer.
+pub async fn send<S: AsyncWrite + Unpin, T: Serialize>(
+    stream: &mut S,
+    message: &T,
+) -> Result<(), StreamError> {
+    let json = serde_json::to_vec(message).map_err(|source| StreamError::PeerForm { source })?;
+    let length =
+        u32::try_from(json.len()).map_err(|_| StreamError::PeerHead { length: json.len() })?;
+    let mut bytes = length.to_be_bytes().to_vec();
+    bytes.extend_from_slice(&json);
+    stream.write_all(&bytes).await.map_err(|source| StreamError::PeerBroke { source })?;
+    stream.flush().await.map_err(|source| StreamError::PeerBroke { source })
+}
+
+async fn receive<S: AsyncRead + Unpin, T: DeserializeOwned>(
+    stream: &mut S,
+) -> Result<T, StreamError> {
+    let broke = |source| StreamError::PeerBroke { source };
+    let length = usize::try_from(stream.read_u32().await.map_err(broke)?).unwrap_or(usize::MAX);
+    if length > MAX_HEAD {
+        return Err(StreamError::PeerHead { length });
+    }
+    let mut json = vec![0; length];
+    stream.read_exact(&mut json).await.map_err(broke)?;
+    serde_json::from_slice(&json).map_err(|source| StreamError::PeerForm { source })
+}
