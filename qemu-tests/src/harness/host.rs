@@ -108,7 +108,7 @@ impl Host {
         fs::remove_file(&monitor).ok();
         let mut command = Command::new("qemu-system-x86_64");
         command.args(["-nodefaults", "-display", "none", "-no-user-config", "-name", "holdfast"]);
-        command.args(["-accel", "tcg,thread=single", "-cpu", "max", "-smp", "2"]);
+        command.args(["-accel", "tcg,thread=single", "-cpu", "max", "-smp", "1"]);
         command.args(["-m", &format!("{}", options.memory_mib), "-serial", "stdio"]);
         command.arg("-qmp").arg(format!("unix:{},server=on,wait=off", monitor.display()));
         iommu(&mut command, options.iommu);

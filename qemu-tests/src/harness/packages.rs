@@ -21,5 +21,6 @@ const PACKAGES: &[&str] = &[
 
 /// Returns the folder that the guest's packages are unpacked in.
 pub fn guest_root() -> Result<PathBuf> {
-    image::unpacked(&image::default_cache(), SUITE, PACKAGES).context("cannot have the guest's packages")
+    image::unpacked(&image::default_cache(), SUITE, PACKAGES)
+        .context("cannot have the guest's packages")
 }
