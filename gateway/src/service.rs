@@ -69,7 +69,6 @@ pub enum ServiceError {
 }
 
 /// What all requests share.
-#[derive(Debug)]
 pub struct Gateway {
     /// The way to the nodes.
     pub overlay: Overlay,
@@ -114,7 +113,6 @@ pub fn now() -> UnixSeconds {
 }
 
 /// A gateway that listens.
-#[derive(Debug)]
 pub struct Running {
     gateway: Arc<Gateway>,
     listener: TcpListener,
@@ -175,10 +173,9 @@ impl Running {
         stop: impl Future<Output = ()> + Send + 'static,
     ) -> Result<(), ServiceError> {
         let Self { gateway, listener, inbox } = self;
-        let (stopping, stopped) = tokio::sync::watch::channel(());
+        let (stopping, mut finish) = tokio::sync::watch::channel(());
         let inbox = tokio::spawn(serve_inbox(Arc::clone(&gateway), inbox));
         let app = api::router(Arc::clone(&gateway));
-        let mut finish = stopped.clone();
         let server = axum::serve(listener, app).with_graceful_shutdown(async move {
             stop.await;
             drop(stopping);
@@ -189,7 +186,7 @@ impl Running {
             tokio::time::sleep(DRAIN_DEADLINE).await;
         };
         let result = tokio::select! {
-            result = server => result.map_err(|source| ServiceError::HostServe { source }),
+            result = server.into_future() => result.map_err(|source| ServiceError::HostServe { source }),
             () = drained => Ok(()),
         };
         inbox.abort();

@@ -57,7 +57,6 @@ impl<E: Into<redb::Error>> From<E> for StoreError {
 }
 
 /// The open store.
-#[derive(Debug)]
 pub struct Store {
     database: Database,
 }
