@@ -277,12 +277,16 @@ pub fn rented_nvme(folder: &Path, marker: &str) -> Result<(String, Vec<String>)>
     Ok(("nvme,drive=rented,serial=RENTED0".to_owned(), vec!["-drive".to_owned(), drive]))
 }
 
-/// Returns the first device that `node` offers for rent now, by its PCI address.
+/// Class code of an NVMe controller (PCI Code and ID Assignment 1.11 §1.2).
+const CLASS_NVME: u64 = 0x01_08_02;
+
+/// Returns the first NVMe disk that `node` offers for rent now, by its PCI address.
 pub fn free_device(nodes: &Value, node: &str) -> Option<String> {
     let nodes = nodes.as_array()?;
     let found = nodes.iter().find(|entry| entry["node"] == node)?;
     let devices = found["devices"].as_array()?;
-    let free = devices.iter().find(|device| device["state"]["is"] == "free")?;
+    let nvme = |device: &&Value| device["class"] == CLASS_NVME && device["state"]["is"] == "free";
+    let free = devices.iter().find(nvme)?;
     Some(free["address"].as_str()?.to_owned())
 }
 
