@@ -360,8 +360,14 @@ mod tests {
         for (path, methods) in json["paths"].as_object().expect("paths") {
             let long = format!("{digits}{digits}");
             let id = if path.contains("machines") { digits } else { long.as_str() };
-            let concrete =
-                path.replace("{id}", id).replace("{sha256}", &long).replace("{port}", "22");
+            let fill = |segment: &str| match segment.trim_matches(['{', '}']) {
+                "id" => id.to_owned(),
+                "sha256" => long.clone(),
+                "port" => "22".to_owned(),
+                plain => plain.to_owned(),
+            };
+            let concrete: Vec<String> = path.split('/').map(fill).collect();
+            let concrete = concrete.join("/");
             for method in methods.as_object().expect("methods").keys() {
                 let route = routes::route(&method.to_uppercase(), &concrete);
                 assert!(route.is_ok(), "{method} {path}: {route:?}");

@@ -43,13 +43,14 @@ pub(super) async fn tunnel(
         }
     }
     let stream = TcpStream::connect(&authority).await.map_err(|error| client.unreachable(error))?;
-    let (socket, _) =
-        tokio_tungstenite::client_async(upgrade, stream).await.map_err(|error| match error {
-            WsError::Http(answer) => {
-                client.refused(answer.status(), answer.body().as_deref().unwrap_or_default())
-            }
-            other => client.unreachable(other),
-        })?;
+    let upgraded = tokio_tungstenite::client_async(upgrade, stream).await;
+    let (socket, _) = upgraded.map_err(|error| {
+        if let WsError::Http(answer) = &error {
+            let body = answer.body().as_deref().unwrap_or_default();
+            return client.refused(answer.status(), body);
+        }
+        client.unreachable(error)
+    })?;
     carry(context, socket).await
 }
 

@@ -25,7 +25,9 @@ use vmm::{
 };
 use vmm_sys_util::eventfd::EventFd;
 
-use super::virtio::{ALL_RING_FEATURES, FakeInterrupts, HIGH_RAM, Machine, NullDevice, RAM_SIZE, ram};
+use super::virtio::{
+    ALL_RING_FEATURES, FakeInterrupts, HIGH_RAM, Machine, NullDevice, RAM_SIZE, ram,
+};
 
 /// Reads a script; past its end everything is zero.
 struct Script<'a>(&'a [u8]);
@@ -35,7 +37,8 @@ impl Script<'_> {
         self.0.is_empty()
     }
     fn byte(&mut self) -> u8 {
-        let (first, rest) = self.0.split_first().map_or((0, &[][..]), |(first, rest)| (*first, rest));
+        let (first, rest) =
+            self.0.split_first().map_or((0, &[][..]), |(first, rest)| (*first, rest));
         self.0 = rest;
         first
     }
@@ -159,13 +162,8 @@ pub fn function(data: &[u8]) {
 /// Fills guest memory and one ring from a script; returns the ring.
 fn build_ring(script: &mut Script<'_>, memory: &GuestRam) -> Ring {
     let size = [1, 2, 4, 8, 16, 64, 256][usize::from(script.byte() % 7)];
-    let layout = QueueLayout {
-        size,
-        descriptors: 0x1000,
-        available: 0x2000,
-        used: 0x3000,
-        vector: 0,
-    };
+    let layout =
+        QueueLayout { size, descriptors: 0x1000, available: 0x2000, used: 0x3000, vector: 0 };
     let features = F_VERSION_1 | (u64::from(script.byte()) << 24);
     let mut offered = 0u16;
     while !script.done() {
@@ -180,7 +178,8 @@ fn build_ring(script: &mut Script<'_>, memory: &GuestRam) -> Ring {
                 put_descriptor(script, memory, at);
             }
             4 => {
-                let header = [script.byte(), 0, 0, 0, 0, 0, 0, 0, script.byte(), 0, 0, 0, 0, 0, 0, 0];
+                let header =
+                    [script.byte(), 0, 0, 0, 0, 0, 0, 0, script.byte(), 0, 0, 0, 0, 0, 0, 0];
                 let at = 0x4000 + 16 * u64::from(script.byte());
                 memory.write_slice(&header, GuestAddress(at)).unwrap();
             }
@@ -197,7 +196,8 @@ fn build_ring(script: &mut Script<'_>, memory: &GuestRam) -> Ring {
 }
 
 fn put_descriptor(script: &mut Script<'_>, memory: &GuestRam, at: u64) {
-    let descriptor = (script.address(), script.length(), u16::from(script.byte() % 8), script.word() % 300);
+    let descriptor =
+        (script.address(), script.length(), u16::from(script.byte() % 8), script.word() % 300);
     super::virtio::write_descriptor(memory, at, descriptor);
 }
 
@@ -220,7 +220,8 @@ pub fn block(data: &[u8]) {
     let choice = if script.byte() % 2 == 0 { EngineChoice::Plain } else { EngineChoice::Best };
     let ring = build_ring(&mut script, &memory);
     let (signal, interrupts) = signal();
-    let engine = Engine::new(choice, std::os::fd::AsFd::as_fd(&file), memory.clone(), MAX_RING_SIZE);
+    let engine =
+        Engine::new(choice, std::os::fd::AsFd::as_fd(&file), memory.clone(), MAX_RING_SIZE);
     let mut queue = BlockQueue::new(engine.unwrap(), MAX_RING_SIZE, *b"serial number 123456");
     let kick = Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap());
     let mut live = Live::from(Job {
