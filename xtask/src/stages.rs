@@ -44,8 +44,8 @@ const STAGES: &[Stage] = &[
     Stage { name: "tidy", run: || tidy::check(&run::root()).map(|()| one()) },
     Stage { name: "clippy", run: clippy },
     Stage { name: "deny", run: || deny::check().map(|()| one()) },
-    Stage { name: "unit", run: || tests(&["test", "--workspace", "--exclude", "qemu-tests"]) },
     Stage { name: "image", run: || check(&["run", "--quiet", "--package", "image"]) },
+    Stage { name: "unit", run: || tests(&["test", "--workspace", "--exclude", "qemu-tests"]) },
     Stage { name: "qemu", run: || tests(&["test", "--package", "qemu-tests"]) },
 ];
 
