@@ -228,9 +228,7 @@ fn keep(scene: &Scene, node: &str, guest: &PushedGuest) -> Result<()> {
     println!("  curl -s {url}/v1/openapi.json");
     println!("  curl -s {url}/v1/nodes");
     println!("  curl -s {url}/v1/nodes/{node}");
-    println!(
-        "Calls that a renter signs go through the command line, which prints them as curl with --curl:"
-    );
+    println!("Calls that a renter signs go through the command line:");
     println!("  export HOLDFAST_GATEWAY={url}");
     println!(
         "  holdfast --key {folder}/authority-a.key lease sign --out lease.json --node {node} --renter {} --duration 3600 --vcpus 1 --memory-mib 384",

@@ -1,0 +1,39 @@
+//! A lease ends on time with nobody there to say so: the node is cut off from every network and
+//! still stops the machine and takes the device back.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
+
+use std::time::Duration;
+
+use qemu_tests::harness::{
+    host::{Link, Medium},
+    scene::{self, GUEST_LIMIT, LeaseRequest, Scene},
+};
+
+/// Long enough for the VMM to start on a slow machine.
+const LEASE_S: u64 = 45;
+
+#[test]
+fn with_the_network_cut() {
+    let folder = tempfile::tempdir().unwrap();
+    let scene = Scene::start(folder.path()).unwrap();
+    let rented = folder.path().join("rented");
+    let options = scene::with_rented_nvme(&rented, Medium::Kernel(String::new()), "x").unwrap();
+    let (mut host, node) = scene.boot("cut-off", options).unwrap();
+    let offers = |nodes: &serde_json::Value| scene::free_device(nodes, &node).is_some();
+    let nodes = scene.cli.wait(&["nodes"], Duration::from_secs(90), offers).unwrap();
+    let device = scene::free_device(&nodes, &node).unwrap();
+    let guest = scene.push_guest(None).unwrap();
+    let devices = [device.as_str()];
+    let seconds = LEASE_S;
+    let request =
+        LeaseRequest { node: &node, devices: &devices, seconds, ..LeaseRequest::default() };
+    let (lease, _) = scene.lease(&request).unwrap();
+    scene.create(&lease, &guest).unwrap();
+    host.serial.wait("event=machine-started", GUEST_LIMIT).unwrap();
+    host.set_link(Link::Down).unwrap();
+    let limit = Duration::from_secs(LEASE_S + 90);
+    let ended = host.serial.wait("event=machine-ended", limit).unwrap();
+    assert!(ended.contains("late_s=0") || ended.contains("late_s=1"), "{ended}");
+    host.serial.wait("event=device-reset", limit).unwrap();
+}
