@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use qemu_tests::harness::{
-    host::{Link, Medium},
+    host::{HostOptions, Link, Medium},
     scene::{self, GUEST_LIMIT, LeaseRequest, Scene},
 };
 
@@ -36,4 +36,26 @@ fn with_the_network_cut() {
     let ended = host.serial.wait("event=machine-ended", limit).unwrap();
     assert!(ended.contains("late_s=0") || ended.contains("late_s=1"), "{ended}");
     host.serial.wait("event=device-reset", limit).unwrap();
+}
+
+#[test]
+fn across_a_power_cut_with_the_clock_set_back_a_year() {
+    let folder = tempfile::tempdir().unwrap();
+    let scene = Scene::start(folder.path()).unwrap();
+    let disk = folder.path().join("disk.img");
+    std::fs::copy(scene::image_folder().unwrap().join("holdfast.img"), &disk).unwrap();
+    let options = HostOptions { medium: Medium::Disk(disk), ..HostOptions::default() };
+    let (host, node) = scene.boot("persistent", options.clone()).unwrap();
+    let guest = scene.push_guest(None).unwrap();
+    let request = LeaseRequest { node: &node, seconds: LEASE_S, ..LeaseRequest::default() };
+    let (lease, _) = scene.lease(&request).unwrap();
+    scene.create(&lease, &guest).unwrap();
+    host.serial.wait("event=machine-started", GUEST_LIMIT).unwrap();
+    std::thread::sleep(Duration::from_secs(10));
+    host.cut_power().unwrap();
+
+    let rtc = Some("base=2025-11-21T00:00:00".to_owned());
+    let (host, again) = scene.boot("persistent", HostOptions { rtc, ..options }).unwrap();
+    assert_eq!(node, again, "the node keeps its key");
+    host.serial.wait("event=machine-ended", Duration::from_secs(LEASE_S + 90)).unwrap();
 }
