@@ -1,7 +1,7 @@
 //! The description of the API in OpenAPI, generated from the declarations below.
 //!
 //! `lease` keeps the bodies and knows nothing of OpenAPI, which nodes have no use for; the
-//! schemas here say the same for readers of the document, and a test compares the members' names.
+//! schemas here say the same for readers of the document; keep both alike.
 
 #![allow(dead_code, reason = "declarations from which the document is generated")]
 
