@@ -190,6 +190,9 @@ impl Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            println!("the host's last lines:\n{}", self.serial.tail(80));
+        }
         self.child.kill().ok();
         self.child.wait().ok();
     }

@@ -220,7 +220,8 @@ impl Scene {
                 return console;
             }
             if std::time::Instant::now() > deadline {
-                bail!("no {pattern:?} on the machine's console within {limit:?}: {console:?}");
+                let shown = console.unwrap_or_else(|error| format!("{error:#}"));
+                bail!("no {pattern:?} on the console within {limit:?}; it shows\n{shown}");
             }
             std::thread::sleep(Duration::from_millis(500));
         }

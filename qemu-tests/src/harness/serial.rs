@@ -100,6 +100,11 @@ impl Serial {
         self.wait_from(0, pattern, limit)
     }
 
+    /// Returns the last `lines` lines.
+    pub fn tail(&self, lines: usize) -> String {
+        tail(&self.lock().text, lines)
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, Log> {
         self.shared.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
