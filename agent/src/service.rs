@@ -81,14 +81,14 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
     let (pages, page) =
         watch::channel(Page { node: node.to_string(), release: release(), ..Page::default() });
     tokio::spawn(console::run(page));
-    let found = config::load(Path::new("/"));
+    let found = config::settled(Path::new("/")).await;
     let overlay = match &found.spec {
         Ok(spec) => {
-            let (source, name) = (found.source.clone(), spec.name.clone());
+            let (source, name) = (found.source.to_string(), spec.name.clone());
             eprintln!("{}", Event::Config { source, name });
             pages.send_modify(|page| {
                 page.name.clone_from(&spec.name);
-                page.config.clone_from(&found.source);
+                page.config = found.source.to_string();
             });
             match serve(spec, key, node, &init, notices, &pages).await {
                 Ok(overlay) => Some(overlay),
@@ -104,6 +104,11 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
         }
         Err(error) => {
             show_bad_config(&found.source, error, &init, notices, &pages);
+            tokio::spawn(async move {
+                config::changed(Path::new("/"), &found).await;
+                // Init starts the agent again, which then reads the other document.
+                std::process::exit(0)
+            });
             None
         }
     };
@@ -124,14 +129,14 @@ async fn wait_for_end() {
 
 /// Shows what is wrong, and keeps the node on the network and alive.
 fn show_bad_config(
-    source: &str,
+    source: &config::Source,
     error: &config::LoadError,
     init: &Init,
     mut notices: mpsc::Receiver<Notice>,
     pages: &watch::Sender<Page>,
 ) {
     let reason = chain(error);
-    eprintln!("{}", Event::ConfigBad { source: source.to_owned(), reason: reason.clone() });
+    eprintln!("{}", Event::ConfigBad { source: source.to_string(), reason: reason.clone() });
     pages.send_modify(|page| {
         page.config = format!("none that can be used ({source})");
         page.error = reason;
