@@ -29,15 +29,15 @@ pub struct Place {
     pub renter: PublicKey,
 }
 
-/// A request that was taken on, and its answer once there is one.
+/// A request that was done, and its answer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Answer {
     /// SHA-256 over method, target and body, in hexadecimal.
     pub digest: String,
-    /// When it was taken on.
+    /// When it was done.
     pub at: UnixSeconds,
-    /// What was answered; `None` while nothing was.
-    pub response: Option<ForwardedResponse>,
+    /// What was answered.
+    pub response: ForwardedResponse,
 }
 
 /// Why the store failed. None of these is the caller's fault.
@@ -62,19 +62,12 @@ pub struct Store {
 }
 
 impl Store {
-    /// Opens the store at `path`, making it when there is none, and drops answers that are too
-    /// old to be asked for.
-    pub fn open(path: &Path, now: UnixSeconds) -> Result<Self, StoreError> {
+    /// Opens the store at `path`, making it when there is none.
+    pub fn open(path: &Path) -> Result<Self, StoreError> {
         let database = Database::create(path)?;
         let transaction = database.begin_write()?;
-        {
-            transaction.open_table(MACHINES)?;
-            let mut answers = transaction.open_table(ANSWERS)?;
-            answers.retain(|_, value| {
-                serde_json::from_slice::<Answer>(value)
-                    .is_ok_and(|answer| now.since(answer.at) < KEEP_ANSWERS_S)
-            })?;
-        }
+        transaction.open_table(MACHINES)?;
+        transaction.open_table(ANSWERS)?;
         transaction.commit()?;
         Ok(Self { database })
     }
@@ -108,14 +101,34 @@ impl Store {
         self.get(ANSWERS, &format!("{renter}/{key}"))
     }
 
-    /// Remembers it.
-    pub fn put_answer(
+    /// Remembers a machine that was made, and the answer to the request that `renter` named
+    /// `key`: both or neither.
+    pub fn put_created(
         &self,
+        machine: MachineId,
+        place: &Place,
         renter: PublicKey,
         key: &str,
         answer: &Answer,
     ) -> Result<(), StoreError> {
-        self.put(ANSWERS, &format!("{renter}/{key}"), answer)
+        let (place, answer) = (encode(place)?, encode(answer)?);
+        let transaction = self.database.begin_write()?;
+        transaction.open_table(MACHINES)?.insert(machine.to_string().as_str(), &*place)?;
+        let name = format!("{renter}/{key}");
+        transaction.open_table(ANSWERS)?.insert(name.as_str(), &*answer)?;
+        transaction.commit()?;
+        Ok(())
+    }
+
+    /// Forgets answers that are too old to be asked for.
+    pub fn forget(&self, now: UnixSeconds) -> Result<(), StoreError> {
+        let transaction = self.database.begin_write()?;
+        transaction.open_table(ANSWERS)?.retain(|_, value| {
+            serde_json::from_slice::<Answer>(value)
+                .is_ok_and(|answer| now.since(answer.at) < KEEP_ANSWERS_S)
+        })?;
+        transaction.commit()?;
+        Ok(())
     }
 
     fn get<T: DeserializeOwned>(
@@ -133,12 +146,16 @@ impl Store {
         key: &str,
         value: &T,
     ) -> Result<(), StoreError> {
-        let bytes = serde_json::to_vec(value).map_err(|source| StoreError::HostEntry { source })?;
+        let bytes = encode(value)?;
         let transaction = self.database.begin_write()?;
         transaction.open_table(table)?.insert(key, bytes.as_slice())?;
         transaction.commit()?;
         Ok(())
     }
+}
+
+fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>, StoreError> {
+    serde_json::to_vec(value).map_err(|source| StoreError::HostEntry { source })
 }
 
 fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, StoreError> {
@@ -155,17 +172,18 @@ mod tests {
         let path = folder.path().join("store.redb");
         let (machine, renter) = (MachineId::from_bytes([1; 16]), PublicKey::from_bytes([2; 32]));
         let place = Place { node: NodeId::from_bytes([3; 32]), renter };
-        let answer = Answer { digest: "d".into(), at: UnixSeconds(10), response: None };
-        let store = Store::open(&path, UnixSeconds(10)).expect("made");
-        store.put_place(machine, &place).expect("kept");
-        store.put_answer(renter, "k", &answer).expect("kept");
+        let (content_type, headers) = ("application/json".into(), Vec::new());
+        let response = ForwardedResponse { status: 201, content_type, headers, body: vec![1] };
+        let answer = Answer { digest: "d".into(), at: UnixSeconds(10), response };
+        let store = Store::open(&path).expect("made");
+        store.put_created(machine, &place, renter, "k", &answer).expect("kept");
         drop(store);
-        let store = Store::open(&path, UnixSeconds(11)).expect("opened");
+        let store = Store::open(&path).expect("opened");
+        store.forget(UnixSeconds(11)).expect("kept");
         assert_eq!(store.place(machine).expect("read"), Some(place.clone()));
         assert_eq!(store.answer(renter, "k").expect("read"), Some(answer));
         assert_eq!(store.nodes_of(renter).expect("read"), vec![place.node]);
-        drop(store);
-        let store = Store::open(&path, UnixSeconds(10 + KEEP_ANSWERS_S)).expect("opened");
+        store.forget(UnixSeconds(10 + KEEP_ANSWERS_S)).expect("dropped");
         assert_eq!(store.answer(renter, "k").expect("read"), None);
     }
 }

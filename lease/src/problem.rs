@@ -21,6 +21,8 @@ pub enum Kind {
     NotFound,
     /// The path exists, the method does not.
     MethodNotAllowed,
+    /// The caller did not send in time what it announced.
+    TooSlow,
     /// It contradicts what is.
     Conflict,
     /// The idempotency key was used for another request.
@@ -73,6 +75,7 @@ impl Kind {
             Self::LeaseRefused => ("lease-refused", "The lease does not count here and now", 403),
             Self::NotFound => ("not-found", "There is no such thing", 404),
             Self::MethodNotAllowed => ("method-not-allowed", "The method does not exist here", 405),
+            Self::TooSlow => ("too-slow", "The request did not arrive in time", 408),
             Self::Conflict => ("conflict", "The request contradicts what is", 409),
             Self::NoCapacity => ("no-capacity", "What the lease names is not free", 409),
             Self::Gone => ("gone", "It is gone for good", 410),

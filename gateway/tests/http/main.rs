@@ -1,0 +1,10 @@
+//! A real gateway on the loopback interface, a node that speaks the real overlay, and clients.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
+
+mod harness;
+mod hostile;
+mod machines;
+mod nodes;
+mod requests;
+mod streams;
