@@ -23,11 +23,13 @@ pub struct GatewayConfig {
     pub key_file: Option<PathBuf>,
     /// Members of the overlay with a well-known address.
     pub seeds: Vec<Seed>,
-    /// When given, leases that these keys did not sign are refused here already. Nodes decide by
-    /// their own configuration in any case.
+    /// Whose leases open this gateway: needed to start. Nodes decide by their own configuration
+    /// in any case.
     pub authority: Option<Authority>,
     /// Largest upload, in bytes.
     pub max_content: u64,
+    /// Space for the uploads of one renter, in bytes.
+    pub max_per_renter: u64,
     /// Space for all uploads, in bytes.
     pub max_store: u64,
     /// What HTTP clients may take up.
@@ -77,6 +79,7 @@ impl Default for GatewayConfig {
             seeds: Vec::new(),
             authority: None,
             max_content: 32 << 30,
+            max_per_renter: 64 << 30,
             max_store: 256 << 30,
             limits: HttpLimits::default(),
         }

@@ -59,6 +59,11 @@ pub enum ServiceError {
     Store(#[from] StoreError),
     #[error(transparent)]
     Content(#[from] ContentError),
+    #[error(
+        "the gateway was not told whose leases count; give --authority KEY for each key and \
+         --threshold N, or a table [authority] with threshold and keys in the file"
+    )]
+    NoAuthority,
     #[error("the configuration's authority cannot be used")]
     Authority { source: ThresholdError },
     #[error("the overlay does not start")]
@@ -77,10 +82,14 @@ pub struct Gateway {
     pub content: ContentStore,
     /// What was acknowledged.
     pub store: Store,
-    /// Who may sign leases, when the gateway was told.
-    pub authority: Option<AuthoritySet>,
+    /// Who may sign leases.
+    pub authority: AuthoritySet,
+    /// Bytes that one renter may have in `content`.
+    pub max_per_renter: u64,
     /// What clients and nodes may take up.
     pub http: HttpLimits,
+    /// Uploads that go on, by renter.
+    pub uploads: Turns<PublicKey>,
     /// Creations that go on, by renter and idempotency key.
     pub creations: Turns<(PublicKey, String)>,
     directory: Mutex<Directory>,
@@ -140,8 +149,9 @@ impl Running {
         };
         folder(&config.data_dir)?;
         let key = keyfile::read_or_create(&config.key_path())?;
-        let authority = config.authority.as_ref().map(AuthoritySet::new).transpose();
-        let authority = authority.map_err(|source| ServiceError::Authority { source })?;
+        let authority = config.authority.as_ref().ok_or(ServiceError::NoAuthority)?;
+        let authority =
+            AuthoritySet::new(authority).map_err(|source| ServiceError::Authority { source })?;
         let store = Store::open(&config.data_dir.join("store.redb"))?;
         let content = ContentStore::open(
             &config.data_dir.join("content"),
@@ -161,6 +171,8 @@ impl Running {
             store,
             authority,
             http: config.limits.clone(),
+            max_per_renter: config.max_per_renter,
+            uploads: Turns::default(),
             creations: Turns::default(),
             directory: Mutex::default(),
             replay: Mutex::new(ReplayGuard::new(REPLAY_CAPACITY, MAX_AGE_S)),
@@ -198,10 +210,8 @@ async fn sweep(gateway: Arc<Gateway>) {
     let mut times = tokio::time::interval(SWEEP_PERIOD);
     loop {
         times.tick().await;
-        let gateway = Arc::clone(&gateway);
-        let forgotten = tokio::task::spawn_blocking(move || gateway.store.forget(now())).await;
-        if let Ok(Err(error)) = forgotten {
-            tracing::warn!(event = "sweep-failed", error = lease::problem::chain(&error));
+        if let Err(problem) = api::content::clean(&gateway).await {
+            tracing::warn!(event = "sweep-failed", error = problem.detail);
         }
     }
 }

@@ -31,6 +31,8 @@ pub enum Kind {
     Gone,
     /// The body is too large.
     TooLarge,
+    /// The caller keeps as much as it may.
+    QuotaExceeded,
     /// The body is of a kind that is not read here.
     UnsupportedMediaType,
     /// The caller asks too much.
@@ -79,6 +81,7 @@ impl Kind {
             Self::Conflict => ("conflict", "The request contradicts what is", 409),
             Self::NoCapacity => ("no-capacity", "What the lease names is not free", 409),
             Self::Gone => ("gone", "It is gone for good", 410),
+            Self::QuotaExceeded => ("quota-exceeded", "You keep as much here as you may", 413),
             Self::TooLarge => ("too-large", "The body is too large", 413),
             Self::UnsupportedMediaType => {
                 ("unsupported-media-type", "The body is of a kind that is not read here", 415)

@@ -9,7 +9,7 @@ use axum::{
 };
 use futures_util::{StreamExt, stream};
 use lease::{
-    api::{CreateMachine, MAX_CMDLINE},
+    api::{CreateMachine, Image, LeaseRenewal, MAX_CMDLINE},
     document::Lease,
     problem::Kind,
     request::VerifiedRequest,
@@ -21,7 +21,7 @@ use types::{
     ids::{MachineId, NodeId},
 };
 
-use super::{forwarding, json_response, kept, parse};
+use super::{content::check_held, forwarding, json_response, kept, leases, parse};
 use crate::{
     service::{Gateway, now},
     store::{Answer, Place, StoreError},
@@ -59,6 +59,7 @@ pub(super) async fn create(
         let (renter, key) = (who.key, key.to_owned());
         kept(gateway, move |store| store.put_created(lease.id, &place, renter, &key, &answer))
             .await?;
+        leases::remember(gateway, &lease).await?;
     }
     Ok(forwarding::response(response))
 }
@@ -70,22 +71,32 @@ fn wanted_lease(
     who: &VerifiedRequest,
 ) -> Result<Lease, Problem> {
     let wanted: CreateMachine = parse(&request.body)?;
-    let lease =
-        wanted.lease.unverified_lease().map_err(|error| Kind::Unprocessable.caused_by(&error))?;
+    let lease = leases::check(gateway, &wanted.lease, who)?;
     if wanted.image.cmdline.len() > MAX_CMDLINE {
         return Err(Kind::Unprocessable
             .because(format!("the kernel command line has more than {MAX_CMDLINE} bytes")));
     }
-    if lease.renter != who.key {
-        return Err(Kind::Forbidden.because(format!(
-            "the lease names the renter {}, the request is signed by {}",
-            lease.renter, who.key
-        )));
-    }
-    if let Some(authority) = &gateway.authority {
-        authority.verify(&wanted.lease).map_err(|error| Kind::LeaseRefused.caused_by(&error))?;
+    let Image { kernel, initrd, disk, cmdline: _ } = wanted.image;
+    for content in [Some(kernel), initrd, disk].into_iter().flatten() {
+        check_held(gateway, who.key, content)
+            .map_err(|absent| Kind::Unprocessable.because(absent.detail))?;
     }
     Ok(lease)
+}
+
+/// Forwards a later lease and, when the node took it, keeps the renter's content for as long.
+pub(super) async fn renew(
+    gateway: &Arc<Gateway>,
+    machine: MachineId,
+    request: &ForwardedRequest,
+    who: &VerifiedRequest,
+) -> Result<Response, Problem> {
+    let lease = leases::check(gateway, &parse::<LeaseRenewal>(&request.body)?.lease, who)?;
+    let response = act(gateway, machine, request, who).await?;
+    if response.status().is_success() {
+        leases::remember(gateway, &lease).await?;
+    }
+    Ok(response)
 }
 
 pub(super) async fn act(

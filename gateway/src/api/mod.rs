@@ -1,9 +1,11 @@
-//! The HTTP API: `routes` reads method and path, `machines` checks and forwards what renters ask,
-//! `nodes` and `content` answer from what the gateway has, `tunnel` carries bytes both ways,
+//! The HTTP API: `server` takes connections, `routes` reads method and path, `machines` checks and
+//! forwards what renters ask, `nodes`, `leases` and `content` answer from what the gateway has, `tunnel` carries bytes both ways,
 //! `openapi` describes it all. Every refusal is a problem document (RFC 9457).
 
-mod content;
+pub mod bodies;
+pub(crate) mod content;
 mod forwarding;
+mod leases;
 mod machines;
 mod nodes;
 pub mod openapi;
@@ -72,11 +74,22 @@ async fn dispatch(gateway: &Arc<Gateway>, request: Request) -> Result<Response, 
         Route::OpenApi => Ok(json_response(StatusCode::OK, &openapi::document())),
         Route::Nodes => Ok(nodes::list(gateway)),
         Route::Node(node) => nodes::show(gateway, node),
-        Route::ReadContent(content) => content::read(gateway, content, body_wanted(&parts)).await,
+        Route::ReadContent(content) => {
+            let who = authenticate(gateway, &forwarded(&parts, Vec::new())?)?;
+            content::read(gateway, content, &who, body_wanted(&parts)).await
+        }
         Route::WriteContent(content) => {
-            let request = forwarded(&parts, Vec::new())?;
-            authenticate(gateway, &request)?;
-            content::write(gateway, content, body).await
+            let who = authenticate(gateway, &forwarded(&parts, Vec::new())?)?;
+            content::write(gateway, content, &who, &parts, body).await
+        }
+        Route::RemoveContent(content) => {
+            let (_, who) = signed(gateway, &parts, body).await?;
+            content::remove(gateway, content, &who).await
+        }
+        Route::ShowLease(lease) => {
+            json_only(&parts)?;
+            let (request, who) = signed(gateway, &parts, body).await?;
+            leases::show(gateway, lease, &request, &who).await
         }
         Route::RestartAgent(node) => {
             let (request, _) = signed(gateway, &parts, body).await?;
@@ -99,10 +112,12 @@ async fn dispatch(gateway: &Arc<Gateway>, request: Request) -> Result<Response, 
             let (request, who) = signed(gateway, &parts, body).await?;
             tunnel::follow(gateway, machine, &request, &who).await
         }
-        Route::Machine(machine, action) => {
-            if action == MachineAction::Renew {
-                json_only(&parts)?;
-            }
+        Route::Machine(machine, MachineAction::Renew) => {
+            json_only(&parts)?;
+            let (request, who) = signed(gateway, &parts, body).await?;
+            machines::renew(gateway, machine, &request, &who).await
+        }
+        Route::Machine(machine, _) => {
             let (request, who) = signed(gateway, &parts, body).await?;
             machines::act(gateway, machine, &request, &who).await
         }

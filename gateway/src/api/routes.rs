@@ -27,8 +27,12 @@ pub enum Route {
     OpenApi,
     /// `GET` or `HEAD /v1/content/{sha256}`.
     ReadContent(ContentId),
+    /// `DELETE /v1/content/{sha256}`.
+    RemoveContent(ContentId),
     /// `POST /v1/nodes/{id}/restart-agent`.
     RestartAgent(NodeId),
+    /// `PUT /v1/leases/{id}`.
+    ShowLease(MachineId),
     /// `PUT /v1/content/{sha256}`.
     WriteContent(ContentId),
 }
@@ -81,8 +85,11 @@ pub fn route(method: &str, path: &str) -> Result<Route, RouteError> {
         ["content", content] => {
             let content = name(content)?;
             let (read, write) = (Route::ReadContent(content), Route::WriteContent(content));
-            only(method, path, &[("GET", read), ("HEAD", read), ("PUT", write)])
+            let remove = Route::RemoveContent(content);
+            let known = [("DELETE", remove), ("GET", read), ("HEAD", read), ("PUT", write)];
+            only(method, path, &known)
         }
+        ["leases", lease] => only(method, path, &[("PUT", Route::ShowLease(name(lease)?))]),
         ["machines"] => {
             only(method, path, &[("GET", Route::Machines), ("POST", Route::CreateMachine)])
         }

@@ -16,7 +16,10 @@ use gateway::{
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
-use types::config::Seed;
+use types::{
+    config::{Authority, Seed},
+    ids::PublicKey,
+};
 
 /// The client end of Holdfast: an HTTP API for renters.
 #[derive(Debug, Parser)]
@@ -37,6 +40,12 @@ struct Arguments {
     /// File of the private key, made at the first start.
     #[arg(long)]
     key_file: Option<PathBuf>,
+    /// Public key of the lease authority; repeat for each.
+    #[arg(long = "authority")]
+    authority: Vec<PublicKey>,
+    /// How many of these keys must have signed a lease; all of them unless given.
+    #[arg(long, requires = "authority")]
+    threshold: Option<u32>,
     /// Member to join through, as KEY@ADDRESS:PORT; may be repeated.
     #[arg(long = "seed", value_parser = seed)]
     seeds: Vec<Seed>,
@@ -69,6 +78,11 @@ impl Arguments {
         config.http = self.http.unwrap_or(config.http);
         config.overlay = self.overlay.unwrap_or(config.overlay);
         config.key_file = self.key_file.or(config.key_file);
+        if !self.authority.is_empty() {
+            let all = u32::try_from(self.authority.len()).unwrap_or(u32::MAX);
+            let threshold = self.threshold.unwrap_or(all);
+            config.authority = Some(Authority { threshold, keys: self.authority });
+        }
         config.seeds.extend(self.seeds);
         Ok(config)
     }

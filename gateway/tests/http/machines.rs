@@ -20,6 +20,7 @@ async fn a_creation_that_is_repeated_is_answered_again_and_done_once() {
     let gateway = Serving::start().await;
     let node = Node::join(&gateway, 11, Manner::Prompt).await;
     let key = renter(12);
+    gateway.with_kernel(&key).await;
     let wanted = lease(1, node.id(), &key);
     let first = gateway.ask(&key, creation(&wanted, "same")).await;
     assert_eq!(first.status, 201, "{}", first.detail());
@@ -30,6 +31,7 @@ async fn a_creation_that_is_repeated_is_answered_again_and_done_once() {
     assert_eq!(other.problem(), (422, "/problems/key-reused".into()));
     // Another renter's key of the same name is another key.
     let stranger = renter(13);
+    gateway.with_kernel(&stranger).await;
     let theirs = gateway.ask(&stranger, creation(&lease(3, node.id(), &stranger), "same")).await;
     assert_eq!(theirs.status, 201);
     assert_eq!(node.asked_to_create(), 2);
@@ -40,6 +42,7 @@ async fn creations_at_the_same_time_reach_the_node_once() {
     let gateway = Serving::start().await;
     let node = Node::join(&gateway, 14, Manner::Prompt).await;
     let key = renter(15);
+    gateway.with_kernel(&key).await;
     let wanted = lease(1, node.id(), &key);
     let ask = || gateway.ask(&key, creation(&wanted, "same"));
     let (a, b, c) = tokio::join!(ask(), ask(), ask());
@@ -53,6 +56,7 @@ async fn an_acknowledged_creation_outlives_the_gateway() {
     let gateway = Serving::start().await;
     let node = Node::join(&gateway, 16, Manner::Prompt).await;
     let key = renter(17);
+    gateway.with_kernel(&key).await;
     let wanted = lease(1, node.id(), &key);
     let first = gateway.ask(&key, creation(&wanted, "same")).await;
     let folder = gateway.stop().await;
@@ -68,6 +72,7 @@ async fn every_operation_reaches_the_machine() {
     let gateway = Serving::start().await;
     let node = Node::join(&gateway, 18, Manner::Prompt).await;
     let key = renter(19);
+    gateway.with_kernel(&key).await;
     let wanted = lease(1, node.id(), &key);
     let made: Machine = gateway.ask(&key, creation(&wanted, "k")).await.json();
     let path = format!("/v1/machines/{}", made.id);
@@ -97,6 +102,7 @@ async fn a_machine_is_found_and_only_by_its_renter() {
     let _empty = Node::join(&gateway, 20, Manner::Prompt).await;
     let node = Node::join(&gateway, 21, Manner::Prompt).await;
     let key = renter(22);
+    gateway.with_kernel(&key).await;
     let wanted = lease(1, node.id(), &key);
     // It was made through another gateway: the node knows it, this one does not.
     let made = signed(&key, creation(&wanted, "k"));

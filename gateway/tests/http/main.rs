@@ -2,6 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
+mod content;
+mod curl;
+mod document;
 mod harness;
 mod hostile;
 mod machines;

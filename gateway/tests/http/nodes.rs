@@ -39,12 +39,14 @@ async fn a_silent_node_is_given_up_and_others_go_on() {
     let silent = Node::join(&gateway, 3, Manner::Silent).await;
     let prompt = Node::join(&gateway, 4, Manner::Prompt).await;
     let key = renter(5);
+    gateway.with_kernel(&key).await;
+    let other = renter(6);
+    gateway.with_kernel(&other).await;
     let ask = async |id, node: &Node| {
         let body = serde_json::to_vec(&create(&lease(id, node.id(), &key))).unwrap();
         gateway.ask(&key, with_body("POST", "/v1/machines", &body, "once")).await
     };
     let (late, meanwhile) = tokio::join!(ask(1, &silent), async {
-        let other = renter(6);
         let body = serde_json::to_vec(&create(&lease(2, prompt.id(), &other))).unwrap();
         let request = with_body("POST", "/v1/machines", &body, "once");
         let asked = gateway.ask(&other, request);
@@ -61,6 +63,7 @@ async fn a_node_that_dies_with_a_request_in_hand_is_told() {
     let gateway = Serving::start().await;
     let careless = Node::join(&gateway, 7, Manner::Careless).await;
     let key = renter(8);
+    gateway.with_kernel(&key).await;
     let body = serde_json::to_vec(&create(&lease(1, careless.id(), &key))).unwrap();
     let answer = gateway.ask(&key, with_body("POST", "/v1/machines", &body, "k")).await;
     assert_eq!(answer.problem(), (502, "/problems/node-unreachable".into()));

@@ -55,6 +55,7 @@ async fn leases_that_do_not_count_reach_no_node() {
     let gateway = Serving::start().await;
     let node = Node::join(&gateway, 34, Manner::Prompt).await;
     let (key, other) = (renter(35), renter(36));
+    gateway.with_kernel(&key).await;
     let wanted = lease(1, node.id(), &key);
     let ask = async |signer, body: Value| {
         let body = serde_json::to_vec(&body).unwrap();

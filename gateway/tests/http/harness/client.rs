@@ -1,4 +1,5 @@
-//! A client of the gateway. Each answer that is an error is checked to be a problem document.
+//! A client of the gateway. Each answer is compared with the served document, and that an error
+//! is a problem document.
 
 use std::net::SocketAddr;
 
@@ -18,7 +19,7 @@ use types::{
     units::UnixSeconds,
 };
 
-use super::{Serving, within};
+use super::{Serving, schema::check_exchange, within};
 
 /// What came back.
 #[derive(Debug)]
@@ -99,6 +100,7 @@ impl Serving {
                 assert_eq!(answer.field("content-type"), Problem::MEDIA_TYPE, "{answer:?}");
                 assert_eq!(answer.json::<Problem>().status, answer.status, "{answer:?}");
             }
+            check_exchange(request, &answer);
             answer
         })
         .await

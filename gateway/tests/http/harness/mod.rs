@@ -3,6 +3,7 @@
 
 pub(crate) mod client;
 pub(crate) mod node;
+pub(crate) mod schema;
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -16,13 +17,17 @@ use lease::{
     authority::{public_key, sign},
     document::{Envelope, LEASE_VERSION, Lease, Price},
 };
+use sha2::{Digest, Sha256};
 use tokio::{sync::oneshot, task::JoinHandle, time::Instant};
 use types::{
     config::Authority,
+    forward::ForwardedRequest,
     ids::{ContentId, MachineId, NodeId},
     node::MachineShape,
     units::Mebibytes,
 };
+
+use client::{plain, signed, with_body};
 
 /// Everything that should happen happens within this time, also on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -76,6 +81,18 @@ impl Serving {
         Self { gateway, http, folder, stop: Some(stop), task }
     }
 
+    /// Shows a lease of a renter and uploads the kernel of [`create`].
+    pub(crate) async fn with_kernel(&self, renter: &SigningKey) {
+        let lease = lease(255, NodeId::from_bytes([255; 32]), renter);
+        let envelope = serde_json::to_vec(&signed_lease(&lease)).unwrap();
+        let show = with_body("PUT", &format!("/v1/leases/{}", lease.id), &envelope, "show");
+        assert_eq!(self.ask(renter, show).await.status, 200);
+        let target = format!("/v1/content/{}", create(&lease).image.kernel);
+        let upload = signed(renter, plain("PUT", &target));
+        let upload = ForwardedRequest { body: KERNEL.to_vec(), ..upload };
+        assert_eq!(self.send(&upload).await.status, 201);
+    }
+
     /// Stops as SIGTERM does, and returns the folder with what was kept.
     pub(crate) async fn stop(mut self) -> tempfile::TempDir {
         drop(self.stop.take());
@@ -126,10 +143,13 @@ pub(crate) fn signed_lease(lease: &Lease) -> Envelope {
     lease::authority::add_signature(&once, &keys[2]).unwrap()
 }
 
+/// What machines start from here.
+const KERNEL: &[u8] = b"kernel";
+
 /// The body that asks for the machine of a lease.
 pub(crate) fn create(lease: &Lease) -> CreateMachine {
     let image = Image {
-        kernel: ContentId::from_bytes([1; 32]),
+        kernel: ContentId::from_bytes(Sha256::digest(KERNEL).into()),
         initrd: None,
         disk: None,
         cmdline: "console=ttyS0".into(),
