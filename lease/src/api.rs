@@ -10,6 +10,7 @@
 //! | `POST /v1/machines/{id}/{power}`       |                  | 202 [`Machine`]         |
 //! | `DELETE /v1/machines/{id}`             |                  | 202 [`Machine`]         |
 //! | `PUT /v1/machines/{id}/lease`          | [`LeaseRenewal`] | [`Machine`]             |
+//! | `POST /v1/nodes/{id}/restart-agent`    |                  | 202 [`Restarting`]      |
 //! | `GET /v1/node` (to a node, unsigned)   |                  | [`types::node::Offer`]  |
 
 use std::net::{IpAddr, SocketAddr};
@@ -145,6 +146,13 @@ pub struct MachineEvent {
     pub at: UnixSeconds,
     /// What, in words.
     pub what: String,
+}
+
+/// What a node does when its service is to be restarted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Restarting {
+    /// `agent`.
+    pub restarting: String,
 }
 
 /// A node as a gateway knows it: what it offers and how it is reached.

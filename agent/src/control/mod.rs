@@ -286,7 +286,7 @@ impl Control {
             tokio::time::sleep(std::time::Duration::from_millis(500)).await;
             rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL)
         });
-        Ok(json(202, &serde_json::json!({ "restarting": "agent" })))
+        Ok(json(202, &lease::api::Restarting { restarting: "agent".to_owned() }))
     }
 
     /// Returns the machine a stream is for, if its renter signed the request.

@@ -21,6 +21,10 @@ pub(crate) struct Arguments {
     /// Print JSON instead of tables.
     #[arg(long, global = true)]
     pub(crate) json: bool,
+    /// Send nothing: print each request as a command line of curl, signed. It counts once and for
+    /// five minutes.
+    #[arg(long, global = true)]
+    pub(crate) curl: bool,
     #[command(subcommand)]
     pub(crate) command: Command,
 }
@@ -45,7 +49,7 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: NodeCommand,
     },
-    /// Files on the gateway.
+    /// Files on the gateway; uploading needs a lease.
     Content {
         #[command(subcommand)]
         command: ContentCommand,
@@ -181,6 +185,14 @@ pub(crate) enum ContentCommand {
     Push {
         /// The file.
         file: PathBuf,
+        /// A signed lease of the key, when the gateway has seen none yet.
+        #[arg(long)]
+        lease: Option<PathBuf>,
+    },
+    /// Remove an uploaded file.
+    Remove {
+        /// Its digest.
+        content: ContentId,
     },
 }
 

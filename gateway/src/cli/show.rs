@@ -44,6 +44,10 @@ pub(super) fn node(node: &Value) -> String {
     out
 }
 
+pub(super) fn content(stored: &Value, file: &std::path::Path) -> String {
+    format!("{}  {} ({} bytes)\n", text(&stored["content"]), file.display(), text(&stored["bytes"]))
+}
+
 pub(super) fn machines(machines: &Value) -> String {
     let rows = list(machines).iter().map(|machine| {
         vec![

@@ -128,8 +128,9 @@ pub struct Gateway {
 }
 
 impl Gateway {
-    /// Starts a gateway that keeps its state in `folder`.
-    pub fn start(folder: &Path) -> Result<Self> {
+    /// Starts a gateway that keeps its state in `folder`. Its doors open for leases that any one
+    /// of the `authority` keys signed: it is laxer than the nodes, so that tests see them decide.
+    pub fn start(folder: &Path, authority: &[&str]) -> Result<Self> {
         std::fs::create_dir_all(folder)?;
         let (http, overlay_port) = (free_tcp_port()?, free_udp_port()?);
         let errors = File::create(folder.join("gateway.log"))?;
@@ -138,6 +139,8 @@ impl Gateway {
             .arg(folder.join("data"))
             .args(["--http", &format!("127.0.0.1:{http}")])
             .args(["--overlay", &format!("127.0.0.1:{overlay_port}")])
+            .args(authority.iter().flat_map(|key| ["--authority", key]))
+            .args(["--threshold", "1"])
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(errors)

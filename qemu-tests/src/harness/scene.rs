@@ -73,9 +73,10 @@ impl Scene {
         let authority = ["authority-a", "authority-b", "authority-c"]
             .into_iter()
             .map(key)
-            .collect::<Result<_>>()?;
+            .collect::<Result<Vec<_>>>()?;
         let (renter, operator) = (key("renter")?, key("operator")?);
-        let gateway = Gateway::start(&folder.join("gateway"))?;
+        let keys: Vec<&str> = authority.iter().map(|key: &Key| key.public.as_str()).collect();
+        let gateway = Gateway::start(&folder.join("gateway"), &keys)?;
         let cli = cli.with_gateway(&gateway.url);
         let ssh = guest::ssh_key(folder)?;
         Ok(Self { folder: folder.to_owned(), authority, renter, operator, ssh, gateway, cli })
@@ -156,15 +157,26 @@ impl Scene {
         Ok((envelope, id))
     }
 
-    /// Makes a guest that this scene's renter can log in to, and uploads it.
+    /// Makes a guest that this scene's renter can log in to, and uploads it, under a lease on
+    /// some node that is good for nothing else here.
     pub fn push_guest(&self, script: Option<&str>) -> Result<PushedGuest> {
+        let nodes = self.cli.json(&["nodes"])?;
+        let node = nodes[0]["node"].as_str().context("uploading needs a node to lease on")?;
+        let request = LeaseRequest { name: "upload", node, ..LeaseRequest::default() };
+        self.push_guest_under(&self.lease(&request)?.0, script)
+    }
+
+    /// The same under a lease of the caller's.
+    pub fn push_guest_under(&self, lease: &Path, script: Option<&str>) -> Result<PushedGuest> {
+        let lease = lease.to_str().context("a folder with a plain name")?;
         let Guest { kernel, initrd } = guest::make(&self.folder, &self.ssh.public, script)?;
         let push = |file: &Path| -> Result<String> {
             let path = file.to_str().context("a folder with a plain name")?;
-            let pushed = self.renter().json(&["content", "push", path])?;
+            let pushed = self.renter().json(&["content", "push", path, "--lease", lease])?;
             Ok(pushed["content"].as_str().context("push told no digest")?.to_owned())
         };
-        Ok(PushedGuest { kernel: push(&kernel)?, initrd: push(&initrd)? })
+        let (pushed_kernel, initrd) = (push(&kernel)?, push(&initrd)?);
+        Ok(PushedGuest { kernel: pushed_kernel, initrd, kernel_file: kernel })
     }
 
     /// Asks for the machine of a lease, with `guest` to start from.
@@ -264,6 +276,8 @@ pub struct PushedGuest {
     pub kernel: String,
     /// Digest of the initramfs.
     pub initrd: String,
+    /// The kernel's own file.
+    pub kernel_file: PathBuf,
 }
 
 /// A raw disk to rent out: an NVMe disk whose first bytes are `marker`. Returns the `-device`
