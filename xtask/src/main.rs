@@ -9,6 +9,7 @@ mod deny;
 mod packages;
 mod run;
 mod stages;
+mod summary;
 mod tidy;
 
 use std::process::ExitCode;

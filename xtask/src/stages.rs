@@ -8,7 +8,13 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-use crate::{deny, packages, packages::Install, run, tidy};
+use crate::{
+    deny, packages,
+    packages::Install,
+    run,
+    summary::{Counts, Reader},
+    tidy,
+};
 
 /// Whether the demo's machines stay.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -23,14 +29,6 @@ impl From<bool> for Keep {
     fn from(keep: bool) -> Self {
         if keep { Self::Running } else { Self::Nothing }
     }
-}
-
-/// What one stage found.
-#[derive(Debug, Default, PartialEq, Eq)]
-struct Counts {
-    passed: u64,
-    failed: u64,
-    skipped: Vec<String>,
 }
 
 struct Stage {
@@ -119,35 +117,19 @@ fn tests(arguments: &[&str]) -> Result<Counts> {
     }
     let mut child = command.stdout(Stdio::piped()).spawn().context("cannot start cargo test")?;
     let output = child.stdout.take().context("cargo test has no output")?;
-    let mut counts = Counts::default();
+    let mut reader = Reader::default();
     for line in BufReader::new(output).lines() {
         let line = line?;
-        println!("{line}");
-        count(&line, &mut counts);
+        if reader.read(&line) {
+            println!("{line}");
+        }
     }
     let status = child.wait()?;
+    let mut counts = reader.counts;
     if !status.success() && counts.failed == 0 {
         counts.failed = 1;
     }
     Ok(counts)
-}
-
-/// Reads one line of a test program's output: a summary, or a test that says it was skipped.
-fn count(line: &str, counts: &mut Counts) {
-    if let Some(reason) = line.trim_start().strip_prefix("skipped: ") {
-        counts.skipped.push(reason.to_owned());
-    }
-    let Some(summary) = line.strip_prefix("test result: ") else { return };
-    for part in summary.split([';', '.']) {
-        let mut words = part.split_whitespace();
-        let (Some(number), Some(what)) = (words.next(), words.next()) else { continue };
-        let Ok(number) = number.parse::<u64>() else { continue };
-        match what {
-            "passed" => counts.passed += number,
-            "failed" => counts.failed += number,
-            _ => {}
-        }
-    }
 }
 
 fn report(results: &[(&str, Duration, Counts)]) -> Result<()> {
@@ -163,6 +145,13 @@ fn report(results: &[(&str, Duration, Counts)]) -> Result<()> {
             println!("  {reason}");
         }
     }
+    let evidence: Vec<&String> = results.iter().flat_map(|(_, _, c)| &c.evidence).collect();
+    if !evidence.is_empty() {
+        println!("\nwhat failed:");
+        for line in &evidence {
+            println!("  {line}");
+        }
+    }
     let failed: u64 = results.iter().map(|(_, _, counts)| counts.failed).sum();
     let passed: u64 = results.iter().map(|(_, _, counts)| counts.passed).sum();
     let passed = passed.saturating_sub(skipped.len() as u64);
@@ -171,18 +160,4 @@ fn report(results: &[(&str, Duration, Counts)]) -> Result<()> {
         bail!("{failed} failed");
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn summaries_and_skips_are_counted() {
-        let mut counts = Counts::default();
-        count("test result: ok. 11 passed; 2 failed; 0 ignored; 0 measured", &mut counts);
-        count("skipped: no /dev/kvm here", &mut counts);
-        assert_eq!((counts.passed, counts.failed), (11, 2));
-        assert_eq!(counts.skipped, ["no /dev/kvm here"]);
-    }
 }

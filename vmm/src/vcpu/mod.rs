@@ -90,7 +90,9 @@ fn step(vcpu: &mut VcpuFd, board: &Board) -> Option<Ending> {
         ))),
         Ok(VcpuExit::InternalError) => {
             let place = vcpu.get_regs().map_or(0, |registers| registers.rip);
-            Some(Ending::guest_fault(format!("KVM cannot emulate the instruction at {place:#x}")))
+            let what = sys::vcpu::internal_error(vcpu).map(|error| format!("{error}"));
+            let what = what.unwrap_or_else(|| "an internal error".to_owned());
+            Some(Ending::guest_fault(format!("KVM met {what} at {place:#x}")))
         }
         Ok(VcpuExit::SystemEvent(kind, _)) => {
             Some(Ending::guest_fault(format!("system event {kind}")))
