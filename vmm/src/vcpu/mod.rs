@@ -5,6 +5,7 @@ mod registers;
 
 use std::sync::Arc;
 
+use kvm_bindings::KVM_INTERNAL_ERROR_DELIVERY_EV;
 use kvm_ioctls::{VcpuExit, VcpuFd};
 
 pub use cpuid::address_bits;
@@ -52,56 +53,89 @@ pub fn create(board: &Board, count: u8, entry: Entry, ram: &Ram) -> Result<Vec<V
         .collect()
 }
 
+/// How often in a row a virtual CPU is run again after KVM met an access to a device while an event
+/// was being delivered. Once is enough where the event was none: KVM takes the type field of SVM's
+/// EXITINTINFO for an event even when its valid bit says there is none (AMD64 APM volume 2 §15.7.2),
+/// and QEMU's emulation leaves that field of the last exception behind. A second time in a row means
+/// that the guest truly keeps its interrupt descriptors or its stack in a device.
+const VECTORING_RETRIES: u8 = 1;
+
 /// Runs a virtual CPU until the machine ends.
 pub fn run(mut vcpu: VcpuFd, board: &Arc<Board>) {
+    let mut retries = VECTORING_RETRIES;
     while !board.control.is_ended() {
-        if let Some(ending) = step(&mut vcpu, board) {
-            board.control.end(ending);
+        match step(&mut vcpu, board) {
+            Step::Handled => retries = VECTORING_RETRIES,
+            Step::Vectoring(_) if retries > 0 => retries -= 1,
+            Step::Vectoring(ending) | Step::Ended(ending) => board.control.end(ending),
         }
     }
 }
 
-/// Runs up to one exit. Returns how the machine ends, if it does.
-fn step(vcpu: &mut VcpuFd, board: &Board) -> Option<Ending> {
+/// What one exit came to.
+enum Step {
+    /// The guest can go on.
+    Handled,
+    /// The guest touched a device while an event was being delivered, says KVM; running it again
+    /// may do. Otherwise the machine ends like this.
+    Vectoring(Ending),
+    /// The machine ends.
+    Ended(Ending),
+}
+
+impl From<Option<Ending>> for Step {
+    fn from(ending: Option<Ending>) -> Self {
+        ending.map_or(Self::Handled, Self::Ended)
+    }
+}
+
+/// Runs up to one exit.
+fn step(vcpu: &mut VcpuFd, board: &Board) -> Step {
     let (exit, width) = sys::vcpu::run(vcpu);
     match exit {
         // String instructions bring several accesses to the same port at once.
         Ok(VcpuExit::IoIn(port, data)) => {
             data.chunks_mut(width).for_each(|access| board.read_port(port, access));
-            None
+            Step::Handled
         }
         Ok(VcpuExit::IoOut(port, data)) => {
-            data.chunks(width).find_map(|access| board.write_port(port, access))
+            data.chunks(width).find_map(|access| board.write_port(port, access)).into()
         }
         Ok(VcpuExit::MmioRead(address, data)) => {
             board.read_memory(address, data);
-            None
+            Step::Handled
         }
         Ok(VcpuExit::MmioWrite(address, data)) => {
             board.write_memory(address, data);
-            None
+            Step::Handled
         }
         Ok(VcpuExit::Intr | VcpuExit::Hlt | VcpuExit::IrqWindowOpen | VcpuExit::IoapicEoi(_)) => {
-            None
+            Step::Handled
         }
-        Ok(VcpuExit::Shutdown) => Some(Ending::guest_fault("triple fault")),
-        Ok(VcpuExit::FailEntry(reason, cpu)) => Some(Ending::host_fault(format!(
+        Ok(VcpuExit::Shutdown) => Step::Ended(Ending::guest_fault("triple fault")),
+        Ok(VcpuExit::FailEntry(reason, cpu)) => Step::Ended(Ending::host_fault(format!(
             "CPU {cpu} cannot enter the guest, reason {reason:#x}"
         ))),
-        Ok(VcpuExit::InternalError) => {
-            let place = vcpu.get_regs().map_or(0, |registers| registers.rip);
-            let what = sys::vcpu::internal_error(vcpu).map(|error| format!("{error}"));
-            let what = what.unwrap_or_else(|| "an internal error".to_owned());
-            Some(Ending::guest_fault(format!("KVM met {what} at {place:#x}")))
-        }
+        Ok(VcpuExit::InternalError) => internal_error(vcpu),
         Ok(VcpuExit::SystemEvent(kind, _)) => {
-            Some(Ending::guest_fault(format!("system event {kind}")))
+            Step::Ended(Ending::guest_fault(format!("system event {kind}")))
         }
-        Ok(other) => Some(Ending::host_fault(format!("KVM left the guest for {other:?}"))),
+        Ok(other) => Step::Ended(Ending::host_fault(format!("KVM left the guest for {other:?}"))),
         Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => {
             vcpu.set_kvm_immediate_exit(0);
-            None
+            Step::Handled
         }
-        Err(error) => Some(Ending::host_fault(format!("KVM cannot run the guest: {error}"))),
+        Err(error) => Step::Ended(Ending::host_fault(format!("KVM cannot run the guest: {error}"))),
     }
+}
+
+fn internal_error(vcpu: &mut VcpuFd) -> Step {
+    let place = vcpu.get_regs().map_or(0, |registers| registers.rip);
+    let error = sys::vcpu::internal_error(vcpu);
+    let what = error.as_ref().map_or_else(|| "an internal error".to_owned(), ToString::to_string);
+    let ending = Ending::guest_fault(format!("KVM met {what} at {place:#x}"));
+    if error.is_some_and(|error| error.suberror == KVM_INTERNAL_ERROR_DELIVERY_EV) {
+        return Step::Vectoring(ending);
+    }
+    Step::Ended(ending)
 }
