@@ -181,7 +181,7 @@ async fn serve(
             .map_err(|e| text(&e))?;
     let networks = Arc::new(networks);
     let (overlay, inbox) = Overlay::start(OverlayConfig {
-        key,
+        key: key.clone(),
         listen: spec.overlay.listen,
         seeds: spec.overlay.seeds.iter().map(|seed| (seed.node, seed.address)).collect(),
         role: Role::Provider,
@@ -202,8 +202,10 @@ async fn serve(
     let known = init.list().await.map_err(|e| text(&e))?;
     let machines = keeper::start(KeeperConfig {
         spec: spec.clone(),
+        key,
         tools,
         store: Arc::clone(&store),
+        last_seen: floor,
         clock: Arc::clone(&clock),
         devices,
         capacity: inventory::capacity(Path::new("/")),
@@ -215,10 +217,10 @@ async fn serve(
         node,
         spec: spec.clone(),
         machines: machines.clone(),
-        store,
+        store: Arc::clone(&store),
         clock: Arc::clone(&clock),
         networks,
-        authority: Authority::new(spec).map_err(|e| text(&e))?,
+        authority: Authority::new(spec, store).map_err(|e| text(&e))?,
         root: PathBuf::from("/"),
     });
     tokio::spawn(tasks::overlay::serve(inbox, overlay.clone(), control.clone()));

@@ -267,9 +267,9 @@ impl Init {
             let restart_ms = delay.as_millis();
             kmsg::event(&Event::AgentExited { status: ending.to_string(), restart_ms });
         } else if let Some(machine) = self.machines.handle_ended(pid, ending) {
-            let lines = self.machines.read_output(machine, Instant::now());
+            let (lines, said) = self.machines.read_rest(machine, Instant::now());
             lines.iter().for_each(|line| kmsg::line(Level::Notice, line));
-            self.tell(&Answer::Exited { machine, status: ending });
+            self.tell(&Answer::Exited { machine, status: ending, said });
         }
     }
 

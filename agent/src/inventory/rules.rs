@@ -76,7 +76,9 @@ fn host_need(function: &Function, spec: &NodeSpec) -> Option<String> {
         match used {
             HostUse::Disk(name) => return Some(format!("the disk of {name}, which the node uses")),
             HostUse::Interface(name, mac) if is_uplink(name, mac, &spec.network) => {
-                return Some(format!("the uplink {name}; network.interface names another one?"));
+                return Some(format!(
+                    "the uplink {name}; if the uplink is another one, name it in network.interface"
+                ));
             }
             HostUse::Interface(..) => {}
             HostUse::Screen => return Some("the console's screen".to_owned()),
