@@ -91,3 +91,45 @@ impl Authority {
         Ok(verified)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: UnixSeconds = UnixSeconds(5000);
+
+    fn spec() -> NodeSpec {
+        let key = lease::authority::public_key(&lease::SigningKey::from_bytes(&[1; 32]));
+        let text = format!("version = 1\n[authority]\nthreshold = 1\nkeys = [\"{key}\"]\n");
+        NodeSpec::parse(text.as_bytes()).expect("valid")
+    }
+
+    #[test]
+    fn a_request_counts_once_across_a_restart() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let open = || {
+            let store = Store::open(&folder.path().join("agent.redb")).expect("opened");
+            Authority::new(&spec(), Arc::new(store)).expect("made")
+        };
+        let mut request = ForwardedRequest {
+            method: "POST".to_owned(),
+            target: "/v1/machines/x/stop".to_owned(),
+            headers: Vec::new(),
+            body: Vec::new(),
+        };
+        let key = lease::SigningKey::from_bytes(&[8; 32]);
+        request::sign(&key, &mut request, NOW, "0123456789abcdef").expect("signed");
+
+        let authority = open();
+        let verified = authority.verify(&request, NOW).expect("signed");
+        authority.admit(&verified, NOW).expect("the first time");
+        drop(authority);
+
+        let authority = open();
+        let later = NOW.plus(MAX_AGE_S);
+        let verified = authority.verify(&request, later).expect("young enough");
+        let refusal = authority.admit(&verified, later).expect_err("the second time");
+        assert_eq!(refusal.status, 401);
+        assert!(refusal.detail.contains("used before"), "{}", refusal.detail);
+    }
+}

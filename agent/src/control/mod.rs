@@ -208,6 +208,10 @@ impl Control {
         }
         self.admit(signer)?;
         check_cmdline(&body.image.cmdline)?;
+        if body.image.disk.is_some() && lease.shape.disk_mib.0 == 0 {
+            let detail = "image.disk names a disk's content, and the lease grants no disk";
+            return Err(Kind::Unprocessable.because(detail));
+        }
         // The same lease asked for again by its renter, as after an answer that got lost.
         if let Some(view) = self.parts.machines.get(lease.id)
             && view.record.lease == lease

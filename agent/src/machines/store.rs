@@ -332,4 +332,47 @@ mod tests {
         assert_eq!(store.floor().expect("read"), UnixSeconds(9));
         assert!(store.machines().expect("read").is_empty());
     }
+
+    #[test]
+    fn receipts_are_found_by_machine_and_renter_and_outlive_both() {
+        use lease::metering::{self, Meter};
+        let folder = tempfile::tempdir().expect("a folder");
+        let store = Store::open(&folder.path().join("agent.redb")).expect("made");
+        let key = lease::SigningKey::from_bytes(&[7; 32]);
+        let mut record = super::super::plan::fixture::record();
+        record.lease.node = types::ids::NodeId::from_bytes(key.verifying_key().to_bytes());
+        let mut meter = Meter::new(UnixSeconds(1000));
+        let mut make = |to| {
+            let receipt = meter.close(UnixSeconds(to), &record.lease).expect("closed");
+            metering::sign(receipt, &key).expect("signed")
+        };
+        let (first, second) = (make(1100), make(1200));
+        let (id, renter) = (record.lease.id, record.lease.renter);
+        store.put_receipt(&record, &first).expect("kept");
+        store.put_receipt(&record, &second).expect("kept");
+        store.remove_machine(id).expect("forgotten");
+        let found = |renter, after, limit| store.receipts(id, renter, after, limit).expect("read");
+        assert_eq!(found(renter, 0, 9), [(1, first.clone()), (2, second.clone())]);
+        assert_eq!(found(renter, 0, 1), [(1, first)]);
+        assert_eq!(found(renter, 1, 9), [(2, second)]);
+        assert!(found(PublicKey::from_bytes([9; 32]), 0, 9).is_empty(), "another's");
+    }
+
+    #[test]
+    fn outdated_nonces_are_forgotten() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let store = Store::open(&folder.path().join("agent.redb")).expect("made");
+        let key = PublicKey::from_bytes([9; 32]);
+        let put = |now, until, nonce| {
+            store.put_nonce(UnixSeconds(now), UnixSeconds(until), key, nonce).expect("kept");
+        };
+        put(1, 10, "a");
+        put(2, 20, "b");
+        put(10, 30, "c");
+        let left = store.nonces().expect("read");
+        assert_eq!(
+            left,
+            [(UnixSeconds(20), key, "b".to_owned()), (UnixSeconds(30), key, "c".to_owned())]
+        );
+    }
 }

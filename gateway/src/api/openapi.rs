@@ -36,6 +36,7 @@ pub fn document() -> utoipa::openapi::OpenApi {
         stop_machine,
         restart_machine,
         renew_lease,
+        receipts,
         console,
         tunnel
     ),
@@ -51,7 +52,10 @@ pub fn document() -> utoipa::openapi::OpenApi {
         Machine,
         MachineShape,
         MachineEvent,
-        MachineState
+        MachineState,
+        Receipts,
+        SignedReceipt,
+        Receipt
     ))
 )]
 struct Description;
@@ -200,6 +204,41 @@ struct MachineEvent {
     what: String,
 }
 
+/// What a machine used, oldest first.
+#[derive(ToSchema)]
+struct Receipts {
+    receipts: Vec<SignedReceipt>,
+    /// What to ask for as `after` to get the next ones; none when these are the last.
+    next: Option<u64>,
+}
+
+/// A receipt and its node's signature.
+#[derive(ToSchema)]
+struct SignedReceipt {
+    receipt: Receipt,
+    /// Ed25519 signature by the node, in hexadecimal, over DSSE's pre-authentication encoding of
+    /// `application/vnd.holdfast.receipt+json` and the receipt's canonical JSON.
+    signature: String,
+}
+
+/// What a machine used from one time to another.
+#[derive(ToSchema)]
+struct Receipt {
+    /// Id of lease and machine.
+    lease: String,
+    serial: u64,
+    node: String,
+    /// First second, since 1970.
+    from: u64,
+    /// First second after it, since 1970.
+    to: u64,
+    /// Seconds in between in which the machine ran.
+    running_s: u64,
+    /// What that costs, in millionths of the unit.
+    micro: u64,
+    unit: String,
+}
+
 macro_rules! describe {
     ($name:ident, $method:ident, $path:literal, $summary:literal, ($($parameters:tt)*), $body:ty, $status:literal, $answer:ty) => {
         #[utoipa::path($method, path = $path, summary = $summary, params($($parameters)*),
@@ -324,6 +363,15 @@ describe!(
     LeaseRenewal,
     200,
     Machine
+);
+describe!(
+    receipts,
+    get,
+    "/v1/machines/{id}/receipts",
+    "What the machine used, signed by its node; receipts outlive their machine",
+    (("id" = String, Path), ("after" = Option<u64>, Query)),
+    200,
+    Receipts
 );
 describe!(console, get, "/v1/machines/{id}/console", "What the console showed; with follow=1, what it shows from then on too", (("id" = String, Path), ("follow" = Option<u8>, Query), ("from" = Option<u64>, Query)), 200, Vec<u8>);
 describe!(

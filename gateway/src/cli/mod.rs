@@ -16,6 +16,7 @@ mod arguments;
 mod http;
 mod leases;
 mod machines;
+mod receipts;
 mod show;
 mod tunnel;
 
@@ -150,6 +151,9 @@ async fn run(arguments: Arguments) -> Result<u8, CliError> {
         Command::Machines { command } => machines::run(&context, command).await?,
         Command::Console { machine, follow } => {
             machines::console(&context, machine, follow).await?;
+        }
+        Command::Receipts { machine, leases } => {
+            receipts::run(&context, machine, &leases).await?;
         }
         Command::Tunnel { machine, port } => tunnel::tunnel(&context, machine, port).await?,
         Command::Ssh { machine, arguments } => {

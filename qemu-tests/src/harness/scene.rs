@@ -177,10 +177,24 @@ impl Scene {
         Ok(PushedGuest { kernel: push(&kernel)?, initrd: push(&initrd)? })
     }
 
+    /// Uploads `content` and returns its digest.
+    pub fn push(&self, name: &str, content: &[u8]) -> Result<String> {
+        let file = self.folder.join(name);
+        fs::write(&file, content)?;
+        let path = file.to_str().context("a folder with a plain name")?;
+        let pushed = self.renter().json(&["content", "push", path])?;
+        Ok(pushed["content"].as_str().context("push told no digest")?.to_owned())
+    }
+
     /// Asks for the machine of a lease, with `guest` to start from.
     pub fn create(&self, lease: &Path, guest: &PushedGuest) -> Result<Value> {
+        self.create_with(lease, guest, &[])
+    }
+
+    /// Asks as [`Self::create`] does, with `more` arguments.
+    pub fn create_with(&self, lease: &Path, guest: &PushedGuest, more: &[&str]) -> Result<Value> {
         let lease = lease.to_str().context("a folder with a plain name")?;
-        self.renter().json(&[
+        let mut arguments = vec![
             "machines",
             "create",
             "--lease",
@@ -191,7 +205,9 @@ impl Scene {
             &guest.initrd,
             "--cmdline",
             "console=ttyS0 quiet",
-        ])
+        ];
+        arguments.extend(more);
+        self.renter().json(&arguments)
     }
 
     /// Runs `command` in the guest of machine `id` over ssh through gateway and overlay.
