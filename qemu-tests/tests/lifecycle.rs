@@ -77,8 +77,13 @@ fn a_machine_lives_as_its_renter_wants_and_loses_nothing() {
     let options = HostOptions { medium: Medium::Disk(disk), ..HostOptions::default() };
     let (mut host, node) = scene.boot("lasting", options).unwrap();
     let guest = scene.push_guest(Some(COUNTING)).unwrap();
-    let request =
-        LeaseRequest { node: &node, start: Some(now()), disk_mib: 16, ..LeaseRequest::default() };
+    let request = LeaseRequest {
+        node: &node,
+        start: Some(now()),
+        disk_mib: 16,
+        micro_per_second: 7,
+        ..LeaseRequest::default()
+    };
     let machine = create(&scene, &request, &guest);
 
     follow_while_it_counts(&machine, folder.path());
@@ -87,7 +92,8 @@ fn a_machine_lives_as_its_renter_wants_and_loses_nothing() {
     restart(&machine);
     renew(&machine, &request);
     reboot_the_node(&machine, &mut host);
-    press_the_nodes_power_button(&machine, host);
+    delete_and_check_the_bill(&machine, request.start.unwrap());
+    press_the_nodes_power_button(host);
 }
 
 fn create<'a>(scene: &'a Scene, request: &LeaseRequest<'_>, guest: &PushedGuest) -> Machine<'a> {
@@ -174,11 +180,34 @@ fn reboot_the_node(machine: &Machine<'_>, host: &mut Host) {
     assert_eq!(shown["serial"], 2, "{shown:#}");
 }
 
-fn press_the_nodes_power_button(machine: &Machine<'_>, mut host: Host) {
+/// The receipts outlive the machine, count each second once and none in which it did not run.
+fn delete_and_check_the_bill(machine: &Machine<'_>, since: u64) {
+    let renter = machine.scene.renter();
+    machine.ask("delete");
+    let gone = |machines: &Value| machines.as_array().is_some_and(Vec::is_empty);
+    renter.wait(&["machines", "list"], SOON, gone).unwrap();
+    let file = |name: &str| machine.scene.folder.join(name).to_str().unwrap().to_owned();
+    let leases = [file("lease-machine.json"), file("lease-renewed.json")];
+    let ask = ["receipts", &machine.id, "--lease", &leases[0], "--lease", &leases[1]];
+    let bill = renter.json(&ask).unwrap();
+    assert_eq!(bill["checked"], "signatures, node, price and sums");
+    let receipts: Vec<&Value> =
+        bill["receipts"].as_array().unwrap().iter().map(|signed| &signed["receipt"]).collect();
+    let sum = |field: &str| receipts.iter().filter_map(|r| r[field].as_u64()).sum::<u64>();
+    assert!(receipts.iter().any(|receipt| receipt["serial"] == 1), "{bill:#}");
+    assert!(receipts.iter().any(|receipt| receipt["serial"] == 2), "{bill:#}");
+    assert!((20..now() - since).contains(&sum("running_s")), "{bill:#}");
+    assert_eq!(sum("micro"), 7 * sum("running_s"));
+    let stranger = machine.scene.cli.with_key(&machine.scene.operator.file);
+    let said = format!("{:#}", stranger.text(&["receipts", &machine.id]).unwrap_err());
+    assert!(said.contains("no machine"), "{said}");
+    println!("{}", renter.text(&ask).unwrap());
+}
+
+fn press_the_nodes_power_button(mut host: Host) {
     let mark = host.serial.mark();
     host.press_power_button().unwrap();
     let said = host.serial.wait_from(mark, "event=shutdown-done", DOWN).unwrap();
     assert!(said.contains("action=power-off"), "{said}");
     host.wait_for_end(SOON).unwrap();
-    assert!(host.serial.text()[mark..].contains("event=machine-exited"), "{}", machine.id);
 }

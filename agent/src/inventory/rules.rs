@@ -12,6 +12,7 @@ use super::{Function, HostUse, Inventory, Isolation};
 /// PCI base classes and subclasses that stay with the host unless the configuration names the
 /// device: (class code shifted right by 8, mask, what it is). Source: PCI Code and ID Assignment.
 const HOST_CLASSES: &[(u32, u32, &str)] = &[
+    (0x0000, 0xff00, "of no class that is known"),
     (0x0100, 0xffff, "a SCSI controller"),
     (0x0101, 0xffff, "an IDE controller"),
     (0x0106, 0xffff, "a SATA controller"),

@@ -129,6 +129,7 @@ impl Scene {
         let start = request.start.map(|start| format!("{start}"));
         let memory = format!("{}", request.memory_mib);
         let disk = format!("{}", request.disk_mib);
+        let price = format!("{}", request.micro_per_second);
         let mut arguments = vec![
             "lease",
             "sign",
@@ -148,6 +149,10 @@ impl Scene {
             &memory,
             "--disk-mib",
             &disk,
+            "--price-unit",
+            "EUR",
+            "--price-micro-per-second",
+            &price,
         ];
         for device in request.devices {
             arguments.extend(["--device", device]);
@@ -274,6 +279,8 @@ pub struct LeaseRequest<'a> {
     pub memory_mib: u32,
     /// Disk of the machine.
     pub disk_mib: u32,
+    /// Price, in millionths of a euro for each second.
+    pub micro_per_second: u64,
     /// Addresses of the devices it gets.
     pub devices: &'a [&'a str],
 }
@@ -290,6 +297,7 @@ impl Default for LeaseRequest<'_> {
             vcpus: 1,
             memory_mib: 384,
             disk_mib: 0,
+            micro_per_second: 0,
             devices: &[],
         }
     }

@@ -27,6 +27,22 @@ fn is_due(now: UnixSeconds, record: &Record, process: Process) -> bool {
     }
 }
 
+/// Brings a meter in line with what runs after an agent's start. A machine that ended unseen ran
+/// until the time that an earlier agent recorded last, as far as anybody knows; no more is counted.
+pub(super) fn resume(
+    record: &mut Record,
+    process: Process,
+    now: UnixSeconds,
+    last_seen: UnixSeconds,
+) {
+    match process {
+        Process::Running { .. } => record.meter.handle_started(now),
+        Process::Absent | Process::Ended { .. } => {
+            record.meter.handle_stopped(last_seen.min(record.end()));
+        }
+    }
+}
+
 impl Keeper {
     /// Makes every receipt that is due.
     pub(super) fn close_accounts(&mut self, now: UnixSeconds) {
@@ -94,6 +110,17 @@ mod tests {
         assert!(due(1060, &record, Process::Absent));
         record.released = Released::Yes;
         assert!(due(1011, &record, Process::Absent), "the last one");
+    }
+
+    #[test]
+    fn what_ended_unseen_is_counted_until_it_was_seen_last() {
+        let mut record = fixture::record();
+        record.meter.handle_started(UnixSeconds(1100));
+        let mut lost = record.clone();
+        resume(&mut lost, Process::Absent, UnixSeconds(1900), UnixSeconds(1150));
+        assert_eq!(lost.meter.running_s(UnixSeconds(1900)), 50);
+        resume(&mut record, RUNNING, UnixSeconds(1900), UnixSeconds(1150));
+        assert_eq!(record.meter.running_s(UnixSeconds(1900)), 800, "it ran on without the agent");
     }
 
     #[test]

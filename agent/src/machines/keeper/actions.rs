@@ -21,6 +21,8 @@ impl Keeper {
     /// Plans for every machine and carries out what is due, until nothing is.
     pub(super) async fn act(&mut self) {
         let now = self.config.clock.now();
+        // First, so that no machine is forgotten before its last receipt was made.
+        self.close_accounts(now);
         let policy = Policy {
             grace_s: self.config.spec.machines.grace_s,
             retain_s: self.config.spec.machines.retain_s,
@@ -40,7 +42,6 @@ impl Keeper {
         for (machine, action) in due {
             self.execute(now, machine, action);
         }
-        self.close_accounts(now);
     }
 
     fn execute(&mut self, now: UnixSeconds, machine: MachineId, action: Action) {

@@ -232,22 +232,11 @@ impl Keeper {
                 (None, Some(_)) => {}
             }
         }
-        self.adopt_meters();
-        Ok(())
-    }
-
-    /// Brings the meters in line with what runs. When a machine ended unseen, it ran at least
-    /// until the time that was recorded last, and no more is counted.
-    fn adopt_meters(&mut self) {
         let (now, last_seen) = (self.config.clock.now(), self.config.last_seen);
         for entry in self.machines.values_mut() {
-            match entry.seen.process {
-                Process::Running { .. } => entry.record.meter.handle_started(now),
-                Process::Absent | Process::Ended { .. } => {
-                    entry.record.meter.handle_stopped(last_seen.min(entry.record.end()));
-                }
-            }
+            accounts::resume(&mut entry.record, entry.seen.process, now, last_seen);
         }
+        Ok(())
     }
 
     async fn run(
