@@ -173,13 +173,7 @@ async fn serve(
     let floor = store.floor().map_err(|e| text(&e))?;
     let uplinks = Uplinks::start(&spec.network).map_err(|e| text(&e))?;
     let clock = Arc::new(start_clock(spec, floor, &uplinks));
-    let subnet: Ipv4Prefix = spec.machines.subnet.parse().map_err(|e| text(&e))?;
-    let reachable = Vec::new();
-    let networks =
-        MachineNetworks::start(MachineNetworksConfig { subnet, reachable }, uplinks.status())
-            .await
-            .map_err(|e| text(&e))?;
-    let networks = Arc::new(networks);
+    let networks = Arc::new(start_networks(spec, &uplinks).await?);
     let (overlay, inbox) = Overlay::start(OverlayConfig {
         key: key.clone(),
         listen: spec.overlay.listen,
@@ -229,6 +223,12 @@ async fn serve(
     eprintln!("{}", Event::AgentReady { machines: count });
     tokio::spawn(show(pages.clone(), uplinks, machines, overlay.clone(), clock));
     Ok(overlay)
+}
+
+async fn start_networks(spec: &NodeSpec, uplinks: &Uplinks) -> Result<MachineNetworks, String> {
+    let subnet: Ipv4Prefix = spec.machines.subnet.parse().map_err(|error| chain(&error))?;
+    let config = MachineNetworksConfig { subnet, reachable: Vec::new() };
+    MachineNetworks::start(config, uplinks.status()).await.map_err(|error| chain(&error))
 }
 
 fn start_clock(spec: &NodeSpec, floor: UnixSeconds, uplinks: &Uplinks) -> Clock {
