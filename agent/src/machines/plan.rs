@@ -143,6 +143,8 @@ pub struct Seen {
     pub failures: u32,
     /// When the last one did.
     pub failed: UnixSeconds,
+    /// When a receipt that was due could not be made.
+    pub unbilled: UnixSeconds,
     /// Last line its process wrote, as init told when it ended.
     pub said: String,
 }

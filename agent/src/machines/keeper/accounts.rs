@@ -6,7 +6,7 @@ use types::{ids::MachineId, units::UnixSeconds};
 use super::{Keeper, trouble};
 use crate::{
     events::Event,
-    machines::plan::{Process, Record, Released},
+    machines::plan::{Process, RETRY_S, Record, Released},
 };
 
 /// Seconds that one receipt of a running machine covers.
@@ -49,6 +49,7 @@ impl Keeper {
         let due = self
             .machines
             .iter()
+            .filter(|(_, entry)| now.since(entry.seen.unbilled) >= RETRY_S)
             .filter(|(_, entry)| is_due(now, &entry.record, entry.seen.process))
             .map(|(id, _)| *id)
             .collect::<Vec<_>>();
@@ -61,10 +62,12 @@ impl Keeper {
     pub(super) fn close_account(&mut self, now: UnixSeconds, machine: MachineId) {
         let Some(entry) = self.machines.get_mut(&machine) else { return };
         let mut record = entry.record.clone();
-        let signed = close(now, &mut record, &self.config.key);
-        let signed = match signed {
+        let signed = match close(now, &mut record, &self.config.key) {
             Ok(signed) => signed,
-            Err(error) => return trouble("receipt", &error),
+            Err(error) => {
+                entry.seen.unbilled = now;
+                return trouble("receipt", &error);
+            }
         };
         // What is not kept is not counted off: the next attempt makes the same receipt.
         match self.config.store.put_receipt(&record, &signed) {
@@ -73,7 +76,10 @@ impl Keeper {
                 eprintln!("{}", Event::Receipt { machine, running_s, micro });
                 entry.record = record;
             }
-            Err(error) => trouble("store", &error),
+            Err(error) => {
+                entry.seen.unbilled = now;
+                trouble("store", &error);
+            }
         }
     }
 }
