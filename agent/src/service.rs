@@ -178,15 +178,9 @@ async fn serve(
     let floor = store.floor().map_err(|e| text(&e))?;
     let uplinks = Uplinks::start(&spec.network).map_err(|e| text(&e))?;
     let clock = Arc::new(start_clock(spec, floor, &uplinks));
-    let subnet: Ipv4Prefix = spec.machines.subnet.parse().map_err(|e| text(&e))?;
-    let reachable = Vec::new();
-    let networks =
-        MachineNetworks::start(MachineNetworksConfig { subnet, reachable }, uplinks.status())
-            .await
-            .map_err(|e| text(&e))?;
-    let networks = Arc::new(networks);
+    let networks = Arc::new(start_networks(spec, &uplinks).await?);
     let (overlay, inbox) = Overlay::start(OverlayConfig {
-        key,
+        key: key.clone(),
         listen: spec.overlay.listen,
         seeds: spec.overlay.seeds.iter().map(|seed| (seed.node, seed.address)).collect(),
         role: Role::Provider,
@@ -207,8 +201,10 @@ async fn serve(
     let known = init.list().await.map_err(|e| text(&e))?;
     let machines = keeper::start(KeeperConfig {
         spec: spec.clone(),
+        key,
         tools,
         store: Arc::clone(&store),
+        last_seen: floor,
         clock: Arc::clone(&clock),
         devices,
         capacity: inventory::capacity(Path::new("/")),
@@ -220,10 +216,10 @@ async fn serve(
         node,
         spec: spec.clone(),
         machines: machines.clone(),
-        store,
+        store: Arc::clone(&store),
         clock: Arc::clone(&clock),
         networks,
-        authority: Authority::new(spec).map_err(|e| text(&e))?,
+        authority: Authority::new(spec, store).map_err(|e| text(&e))?,
         root: PathBuf::from("/"),
     });
     tokio::spawn(tasks::overlay::serve(inbox, overlay.clone(), control.clone()));
@@ -232,6 +228,12 @@ async fn serve(
     eprintln!("{}", Event::AgentReady { machines: count });
     tokio::spawn(show(pages.clone(), uplinks, machines, overlay.clone(), clock));
     Ok(overlay)
+}
+
+async fn start_networks(spec: &NodeSpec, uplinks: &Uplinks) -> Result<MachineNetworks, String> {
+    let subnet: Ipv4Prefix = spec.machines.subnet.parse().map_err(|error| chain(&error))?;
+    let config = MachineNetworksConfig { subnet, reachable: Vec::new() };
+    MachineNetworks::start(config, uplinks.status()).await.map_err(|error| chain(&error))
 }
 
 fn start_clock(spec: &NodeSpec, floor: UnixSeconds, uplinks: &Uplinks) -> Clock {
