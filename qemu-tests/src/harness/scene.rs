@@ -125,6 +125,8 @@ impl Scene {
         let envelope = self.folder.join(format!("lease-{}.json", request.name));
         let out = envelope.to_str().context("a folder with a plain name")?;
         let seconds = format!("{}", request.seconds);
+        let (vcpus, serial) = (format!("{}", request.vcpus), format!("{}", request.serial));
+        let start = request.start.map(|start| format!("{start}"));
         let memory = format!("{}", request.memory_mib);
         let disk = format!("{}", request.disk_mib);
         let mut arguments = vec![
@@ -139,7 +141,9 @@ impl Scene {
             "--duration",
             &seconds,
             "--vcpus",
-            "1",
+            &vcpus,
+            "--serial",
+            &serial,
             "--memory-mib",
             &memory,
             "--disk-mib",
@@ -147,6 +151,12 @@ impl Scene {
         ];
         for device in request.devices {
             arguments.extend(["--device", device]);
+        }
+        if let Some(start) = &start {
+            arguments.extend(["--start", start]);
+        }
+        if let Some(id) = request.id {
+            arguments.extend(["--id", id]);
         }
         self.cli.with_key(&self.authority[0].file).text(&arguments)?;
         let again = ["lease", "sign", "--add", out, "--out", out];
@@ -234,8 +244,16 @@ pub struct LeaseRequest<'a> {
     pub name: &'a str,
     /// The node.
     pub node: &'a str,
-    /// How long it runs, from now.
+    /// First second, since 1970; now when `None`.
+    pub start: Option<u64>,
+    /// Seconds from its start to its end.
     pub seconds: u64,
+    /// Id of the lease it renews; a new one when `None`.
+    pub id: Option<&'a str>,
+    /// Higher for each renewal.
+    pub serial: u64,
+    /// Virtual CPUs of the machine.
+    pub vcpus: u32,
     /// Memory of the machine.
     pub memory_mib: u32,
     /// Disk of the machine.
@@ -249,7 +267,11 @@ impl Default for LeaseRequest<'_> {
         Self {
             name: "machine",
             node: "",
+            start: None,
             seconds: 3600,
+            id: None,
+            serial: 1,
+            vcpus: 1,
             memory_mib: 384,
             disk_mib: 0,
             devices: &[],
