@@ -168,13 +168,18 @@ impl Scene {
 
     /// Makes a guest that this scene's renter can log in to, and uploads it.
     pub fn push_guest(&self, script: Option<&str>) -> Result<PushedGuest> {
-        let Guest { kernel, initrd } = guest::make(&self.folder, &self.ssh.public, script)?;
+        self.push(&guest::make(&self.folder, &self.ssh.public, script)?)
+    }
+
+    /// Uploads a guest.
+    pub fn push(&self, guest: &Guest) -> Result<PushedGuest> {
+        let Guest { kernel, initrd } = guest;
         let push = |file: &Path| -> Result<String> {
             let path = file.to_str().context("a folder with a plain name")?;
             let pushed = self.renter().json(&["content", "push", path])?;
             Ok(pushed["content"].as_str().context("push told no digest")?.to_owned())
         };
-        Ok(PushedGuest { kernel: push(&kernel)?, initrd: push(&initrd)? })
+        Ok(PushedGuest { kernel: push(kernel)?, initrd: push(initrd)? })
     }
 
     /// Asks for the machine of a lease, with `guest` to start from.
