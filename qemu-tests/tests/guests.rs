@@ -103,7 +103,8 @@ fn a_file_that_is_no_kernel_is_refused_by_name() {
     let kernel = folder.path().join("no-kernel.txt");
     std::fs::write(&kernel, "this is no kernel\n".repeat(1000)).unwrap();
     let pushed = scene.push(&Guest { kernel, ..guest }).unwrap();
-    let (lease, id) = scene.lease(&LeaseRequest { node: &node, ..LeaseRequest::default() }).unwrap();
+    let (lease, id) =
+        scene.lease(&LeaseRequest { node: &node, ..LeaseRequest::default() }).unwrap();
     scene.create(&lease, &pushed).unwrap();
     let failed = |machine: &serde_json::Value| machine.to_string().contains("kernel");
     let shown = scene.renter().wait(&["machines", "show", &id], SOON, failed);

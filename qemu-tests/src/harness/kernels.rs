@@ -75,7 +75,8 @@ pub fn elf_image(bzimage: &[u8]) -> Result<Vec<u8>> {
     let payload = bzimage
         .get(start..start.saturating_add(word(bzimage, 0x24c)?))
         .context("the payload passes the end of the file")?;
-    let (compressed, size) = payload.split_at_checked(payload.len().wrapping_sub(4)).context("no payload")?;
+    let (compressed, size) =
+        payload.split_at_checked(payload.len().wrapping_sub(4)).context("no payload")?;
     let elf = unpack_lz4(compressed, word(size, 0)?)?;
     if !elf.starts_with(b"\x7fELF") {
         bail!("the payload is no ELF image");
