@@ -9,14 +9,14 @@ use qemu_tests::harness::{
     guest::{self, Guest},
     host::{Host, HostOptions, Medium},
     kernels,
-    scene::{GUEST_LIMIT, LeaseRequest, Scene},
+    scene::{self, GUEST_LIMIT, LeaseRequest, Scene},
 };
 
 /// How long anything but a guest's start may take.
 const SOON: Duration = Duration::from_secs(90);
 
 /// Keeps everything on one of the host's CPUs: QEMU 7.2 loses timers of nested guests on several.
-const ON_ONE_CPU: &str = "isolcpus=1-3";
+const ON_ONE_CPU: &str = "isolcpus=1-3 irqaffinity=0";
 /// What the guest prints of itself once it is up: its complaints, one per line.
 const COMPLAINTS: &str = "#!/bin/busybox sh\n\
     dmesg -r | grep -E '^<[0-4]>' | sed 's/^/complaint: /'\n\
@@ -94,6 +94,33 @@ fn four_cpus_are_four_cores_of_one_socket_and_need_a_host_that_has_them() {
     let topology = "cd /sys/devices/system/cpu; cat online; cd cpu3/topology; \
                     cat physical_package_id core_id core_cpus_list package_cpus_list";
     assert_eq!(scene.ssh(&id, topology).unwrap(), "0-3\n0\n3\n3\n0-3\n");
+}
+
+#[test]
+fn devices_with_the_largest_interrupt_tables_fit_together() {
+    let folder = tempfile::tempdir().unwrap();
+    let (scene, guest) = scene(&folder, None);
+    let disk = |number: usize| {
+        let file = folder.path().join(format!("disk-{number}.img"));
+        std::fs::write(&file, vec![0; 16 << 20]).unwrap();
+        let device = format!("nvme,drive=disk{number},serial=DISK{number},msix_qsize=2048");
+        let drive = format!("if=none,id=disk{number},format=raw,file={}", file.display());
+        (device, ["-drive".to_owned(), drive])
+    };
+    let (devices, drives): (Vec<_>, Vec<_>) = (0..3).map(disk).unzip();
+    let arguments = drives.concat();
+    let options = HostOptions { devices, arguments, ..HostOptions::default() };
+    let (_host, node) = scene.boot("tables", options).unwrap();
+    let offers = |nodes: &serde_json::Value| scene::free_device(nodes, &node).is_some();
+    scene.cli.wait(&["nodes"], SOON, offers).unwrap();
+    let devices = ["0000:01:00.0", "0000:02:00.0", "0000:03:00.0"];
+    let request = LeaseRequest { node: &node, devices: &devices, ..LeaseRequest::default() };
+    let (lease, id) = scene.lease(&request).unwrap();
+    scene.create(&lease, &scene.push(&guest).unwrap()).unwrap();
+    scene.wait_for_console(&id, "guest: ready", GUEST_LIMIT).unwrap();
+    let written = "for disk in 0 1 2; do echo there > /dev/nvme${disk}n1; sync; \
+                   head -c 5 /dev/nvme${disk}n1; done";
+    assert_eq!(scene.ssh(&id, written).unwrap(), "there".repeat(3));
 }
 
 #[test]

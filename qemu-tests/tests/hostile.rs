@@ -17,7 +17,7 @@ const SOON: Duration = Duration::from_secs(90);
 /// How long the guest may write.
 const RUBBISH_LIMIT: Duration = Duration::from_secs(400);
 /// Room for two machines, on one processor: QEMU 7.2 loses timers of nested guests on several.
-const TWO_PLACES: &str = "isolcpus=1";
+const TWO_PLACES: &str = "isolcpus=1 irqaffinity=0";
 
 /// Compiles the guest's program: static, so that it needs nothing but a kernel.
 fn rubbish(folder: &Path) -> Vec<u8> {
