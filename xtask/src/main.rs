@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod deny;
+mod fuzz;
 mod packages;
 mod reproduce;
 mod run;
@@ -60,6 +61,14 @@ enum Command {
     },
     /// Check the rules that no compiler checks: crate edges, sizes, unsafe code, banned words.
     Tidy,
+    /// Run the fuzz targets with libFuzzer; needs the nightly toolchain.
+    Fuzz {
+        /// Only this target or this crate's, as `kernel`, `vmm/kernel` or `vmm`.
+        target: Option<String>,
+        /// How long each runs.
+        #[arg(long, default_value_t = 60)]
+        seconds: u32,
+    },
     /// Install the Debian packages that building and testing need.
     Setup {
         /// Only list them.
@@ -84,6 +93,7 @@ fn main() -> ExitCode {
             reproduce::Kernel::Shared
         }),
         Command::Tidy => tidy::check(&run::root()),
+        Command::Fuzz { target, seconds } => fuzz::fuzz(target.as_deref(), seconds),
         Command::Setup { no_install } => packages::ensure(no_install.into()),
     };
     match outcome {

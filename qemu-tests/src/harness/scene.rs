@@ -175,23 +175,34 @@ impl Scene {
     /// Makes a guest that this scene's renter can log in to, and uploads it, under a lease on
     /// some node that is good for nothing else here.
     pub fn push_guest(&self, script: Option<&str>) -> Result<PushedGuest> {
-        let nodes = self.cli.json(&["nodes"])?;
-        let node = nodes[0]["node"].as_str().context("uploading needs a node to lease on")?;
-        let request = LeaseRequest { name: "upload", node, ..LeaseRequest::default() };
-        self.push_guest_under(&self.lease(&request)?.0, script)
+        self.push_made(&guest::make(&self.folder, &self.ssh.public, script)?)
     }
 
     /// The same under a lease of the caller's.
     pub fn push_guest_under(&self, lease: &Path, script: Option<&str>) -> Result<PushedGuest> {
+        self.push_under(lease, &guest::make(&self.folder, &self.ssh.public, script)?)
+    }
+
+    /// Uploads a guest that was made already.
+    pub fn push_made(&self, guest: &Guest) -> Result<PushedGuest> {
+        let nodes = self.cli.json(&["nodes"])?;
+        let node = nodes[0]["node"].as_str().context("uploading needs a node to lease on")?;
+        let request = LeaseRequest { name: "upload", node, ..LeaseRequest::default() };
+        self.push_under(&self.lease(&request)?.0, guest)
+    }
+
+    fn push_under(&self, lease: &Path, guest: &Guest) -> Result<PushedGuest> {
         let lease = lease.to_str().context("a folder with a plain name")?;
-        let Guest { kernel, initrd } = guest::make(&self.folder, &self.ssh.public, script)?;
         let push = |file: &Path| -> Result<String> {
             let path = file.to_str().context("a folder with a plain name")?;
             let pushed = self.renter().json(&["content", "push", path, "--lease", lease])?;
             Ok(pushed["content"].as_str().context("push told no digest")?.to_owned())
         };
-        let (pushed_kernel, initrd) = (push(&kernel)?, push(&initrd)?);
-        Ok(PushedGuest { kernel: pushed_kernel, initrd, kernel_file: kernel })
+        Ok(PushedGuest {
+            kernel: push(&guest.kernel)?,
+            initrd: push(&guest.initrd)?,
+            kernel_file: guest.kernel.clone(),
+        })
     }
 
     /// Uploads `content` and returns its digest.
