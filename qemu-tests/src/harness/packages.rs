@@ -16,6 +16,7 @@ const PACKAGES: &[&str] = &[
     "libgmp10",
     "libtomcrypt1",
     "libtommath1",
+    "perl-base",
     "zlib1g",
 ];
 

@@ -3,6 +3,7 @@
 
 use std::{
     fs,
+    net::{IpAddr, Ipv4Addr},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -12,7 +13,7 @@ use serde_json::Value;
 
 use super::{
     guest::{self, Guest, SshKey},
-    host::{Host, HostOptions, Medium},
+    host::{Host, HostOptions, Medium, TEST_MACHINE},
     programs::{Cli, Gateway},
 };
 
@@ -54,13 +55,21 @@ pub struct Scene {
     pub ssh: SshKey,
     /// The gateway.
     pub gateway: Gateway,
+    /// Where hosts see the gateway.
+    pub seen_at: IpAddr,
     /// The command line without a key.
     pub cli: Cli,
 }
 
 impl Scene {
-    /// Makes keys and starts a gateway, all in `folder`.
+    /// Makes keys and starts a gateway for hosts with [`super::host::Uplink::User`], all in
+    /// `folder`.
     pub fn start(folder: &Path) -> Result<Self> {
+        Self::start_at(folder, Ipv4Addr::LOCALHOST.into(), TEST_MACHINE.into())
+    }
+
+    /// The same, with a gateway that listens at `listen` for hosts that see it at `seen_at`.
+    pub fn start_at(folder: &Path, listen: IpAddr, seen_at: IpAddr) -> Result<Self> {
         fs::create_dir_all(folder)?;
         let cli = Cli::new()?;
         let key = |name: &str| -> Result<Key> {
@@ -75,10 +84,11 @@ impl Scene {
             .map(key)
             .collect::<Result<_>>()?;
         let (renter, operator) = (key("renter")?, key("operator")?);
-        let gateway = Gateway::start(&folder.join("gateway"))?;
+        let gateway = Gateway::start(&folder.join("gateway"), listen)?;
         let cli = cli.with_gateway(&gateway.url);
         let ssh = guest::ssh_key(folder)?;
-        Ok(Self { folder: folder.to_owned(), authority, renter, operator, ssh, gateway, cli })
+        let folder = folder.to_owned();
+        Ok(Self { folder, authority, renter, operator, ssh, gateway, seen_at, cli })
     }
 
     /// Returns the command line with the renter's key.
@@ -94,10 +104,11 @@ impl Scene {
         format!(
             "version = 1\nname = \"{name}\"\noperators = [\"{}\"]\n\n\
              [authority]\nthreshold = 2\nkeys = [{}]\n\n\
-             [[overlay.seeds]]\nnode = \"{}\"\naddress = \"10.0.2.2:{}\"\n\n{extra}",
+             [[overlay.seeds]]\nnode = \"{}\"\naddress = \"{}:{}\"\n\n{extra}",
             self.operator.public,
             keys.join(", "),
             self.gateway.node,
+            self.seen_at,
             self.gateway.overlay_port,
         )
     }
@@ -158,7 +169,15 @@ impl Scene {
 
     /// Makes a guest that this scene's renter can log in to, and uploads it.
     pub fn push_guest(&self, script: Option<&str>) -> Result<PushedGuest> {
-        let Guest { kernel, initrd } = guest::make(&self.folder, &self.ssh.public, script)?;
+        self.push(guest::make(&self.folder, &self.ssh.public, script)?)
+    }
+
+    /// The same, with `probe` among its programs, which tries what a guest should not be able to.
+    pub fn push_probing_guest(&self) -> Result<PushedGuest> {
+        self.push(guest::make_probing(&self.folder, &self.ssh.public)?)
+    }
+
+    fn push(&self, Guest { kernel, initrd }: Guest) -> Result<PushedGuest> {
         let push = |file: &Path| -> Result<String> {
             let path = file.to_str().context("a folder with a plain name")?;
             let pushed = self.renter().json(&["content", "push", path])?;
