@@ -26,6 +26,8 @@ pub enum Medium {
     IsoUsb,
     /// A copy of the raw disk image on an NVMe disk, through OVMF. The path is the copy.
     Disk(PathBuf),
+    /// Whatever OVMF's own PXE client gets over the uplink.
+    Network,
     /// Kernel and initramfs of the PXE set, loaded by QEMU, with these words added to the command
     /// line. Saves the firmware's time where firmware is not what is tested.
     Kernel(String),
@@ -134,7 +136,7 @@ impl Host {
             ]);
             command.args(["-device", "virtio-blk-pci,drive=config"]);
         }
-        uplink(&mut command, &options.uplink);
+        uplink(&mut command, options);
         command.args(["-device", "virtio-rng-pci", "-device", "i6300esb"]);
         for (index, device) in options.devices.iter().enumerate() {
             let port = index + 1;
@@ -230,14 +232,15 @@ fn iommu(command: &mut Command, iommu: Iommu) {
     command.args(["-machine", machine, "-device", device]);
 }
 
-fn uplink(command: &mut Command, uplink: &Uplink) {
-    let netdev = match uplink {
+fn uplink(command: &mut Command, options: &HostOptions) {
+    let netdev = match &options.uplink {
         Uplink::User => format!("user,id=net0,net={USER_NETWORK}"),
         Uplink::Tap(name) => format!("tap,id=net0,ifname={name},script=no,downscript=no"),
         Uplink::None => return,
     };
     command.args(["-netdev", &netdev]);
-    command.args(["-device", "virtio-net-pci,id=uplink,netdev=net0,romfile="]);
+    let order = if options.medium == Medium::Network { ",bootindex=1" } else { "" };
+    command.args(["-device", &format!("virtio-net-pci,id=uplink,netdev=net0,romfile={order}")]);
 }
 
 fn medium(command: &mut Command, image: &Path, folder: &Path, medium: &Medium) -> Result<()> {
@@ -271,6 +274,7 @@ fn medium(command: &mut Command, image: &Path, folder: &Path, medium: &Medium) -
                 .arg(format!("if=none,id=disk,format=raw,cache=unsafe,file={}", path.display()));
             command.args(["-device", "nvme,drive=disk,serial=HOLDFAST0,bootindex=1"]);
         }
+        Medium::Network => {}
     }
     firmware(command, folder)
 }

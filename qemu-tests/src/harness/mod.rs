@@ -3,6 +3,7 @@
 
 pub mod guest;
 pub mod host;
+pub mod lan;
 pub mod outside;
 pub mod packages;
 pub mod programs;
