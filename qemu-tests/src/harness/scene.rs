@@ -3,6 +3,7 @@
 
 use std::{
     fs,
+    net::{IpAddr, Ipv4Addr},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -12,7 +13,7 @@ use serde_json::Value;
 
 use super::{
     guest::{self, Guest, SshKey},
-    host::{Host, HostOptions, Medium},
+    host::{Host, HostOptions, Medium, TEST_MACHINE},
     programs::{Cli, Gateway},
 };
 
@@ -54,13 +55,21 @@ pub struct Scene {
     pub ssh: SshKey,
     /// The gateway.
     pub gateway: Gateway,
+    /// Where hosts see the gateway.
+    pub seen_at: IpAddr,
     /// The command line without a key.
     pub cli: Cli,
 }
 
 impl Scene {
-    /// Makes keys and starts a gateway, all in `folder`.
+    /// Makes keys and starts a gateway for hosts with [`super::host::Uplink::User`], all in
+    /// `folder`.
     pub fn start(folder: &Path) -> Result<Self> {
+        Self::start_at(folder, Ipv4Addr::LOCALHOST.into(), TEST_MACHINE.into())
+    }
+
+    /// The same, with a gateway that listens at `listen` for hosts that see it at `seen_at`.
+    pub fn start_at(folder: &Path, listen: IpAddr, seen_at: IpAddr) -> Result<Self> {
         fs::create_dir_all(folder)?;
         let cli = Cli::new()?;
         let key = |name: &str| -> Result<Key> {
@@ -76,10 +85,11 @@ impl Scene {
             .collect::<Result<Vec<_>>>()?;
         let (renter, operator) = (key("renter")?, key("operator")?);
         let keys: Vec<&str> = authority.iter().map(|key: &Key| key.public.as_str()).collect();
-        let gateway = Gateway::start(&folder.join("gateway"), &keys)?;
+        let gateway = Gateway::start(&folder.join("gateway"), listen, &keys)?;
         let cli = cli.with_gateway(&gateway.url);
         let ssh = guest::ssh_key(folder)?;
-        Ok(Self { folder: folder.to_owned(), authority, renter, operator, ssh, gateway, cli })
+        let folder = folder.to_owned();
+        Ok(Self { folder, authority, renter, operator, ssh, gateway, seen_at, cli })
     }
 
     /// Returns the command line with the renter's key.
@@ -95,10 +105,11 @@ impl Scene {
         format!(
             "version = 1\nname = \"{name}\"\noperators = [\"{}\"]\n\n\
              [authority]\nthreshold = 2\nkeys = [{}]\n\n\
-             [[overlay.seeds]]\nnode = \"{}\"\naddress = \"10.0.2.2:{}\"\n\n{extra}",
+             [[overlay.seeds]]\nnode = \"{}\"\naddress = \"{}:{}\"\n\n{extra}",
             self.operator.public,
             keys.join(", "),
             self.gateway.node,
+            self.seen_at,
             self.gateway.overlay_port,
         )
     }
@@ -176,6 +187,11 @@ impl Scene {
     /// some node that is good for nothing else here.
     pub fn push_guest(&self, script: Option<&str>) -> Result<PushedGuest> {
         self.push_made(&guest::make(&self.folder, &self.ssh.public, script)?)
+    }
+
+    /// The same, with `probe` among its programs, which tries what a guest should not be able to.
+    pub fn push_probing_guest(&self) -> Result<PushedGuest> {
+        self.push_made(&guest::make_probing(&self.folder, &self.ssh.public)?)
     }
 
     /// The same under a lease of the caller's.
