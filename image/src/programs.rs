@@ -18,6 +18,8 @@ use crate::tools::{self, ToolError};
 
 /// The target whose explicit naming keeps procedural macros dynamic while programs are static.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
+/// File in the target folder that names the checkout built there last.
+const CHECKOUT_STAMP: &str = "checkout";
 /// Variables of a surrounding cargo that would leak into ours.
 const FOREIGN_VARIABLES: [&str; 6] = [
     "CARGO_BUILD_TARGET",
@@ -38,6 +40,8 @@ pub enum ProgramError {
     Cargo { packages: String, output: String },
     #[error("cannot read {path}")]
     Read { path: PathBuf, source: io::Error },
+    #[error("cannot write {path}")]
+    Stamp { path: PathBuf, source: io::Error },
     #[error("{path} is no 64-bit x86 ELF program")]
     NotElf { path: PathBuf },
     #[error(
@@ -79,6 +83,7 @@ impl Builder<'_> {
         programs: &[(String, String)],
         progress: &dyn Progress,
     ) -> Result<Outcome, ProgramError> {
+        self.leave_other_checkouts()?;
         let mut cargo = self.command(programs);
         let log = tempfile::NamedTempFile::new().map_err(|source| tools::start("cargo", source))?;
         let errors = log.reopen().map_err(|source| tools::start("cargo", source))?;
@@ -108,14 +113,41 @@ impl Builder<'_> {
         })
     }
 
-    fn command(&self, programs: &[(String, String)]) -> Command {
+    /// Forgets the workspace's own crates when another checkout was built here last. Cargo knows
+    /// them by their place in the workspace and by the age of their files, so it would take those
+    /// of a checkout whose files are older for its own.
+    fn leave_other_checkouts(&self) -> Result<(), ProgramError> {
+        let stamp = self.target.join(CHECKOUT_STAMP);
+        let own = self.workspace.to_string_lossy().into_owned();
+        if fs::read_to_string(&stamp).is_ok_and(|last| last == own) {
+            return Ok(());
+        }
+        let mut clean = self.cargo();
+        clean.args(["clean", "--quiet", "--workspace", "--release", "--target", TARGET]);
+        clean.arg("--target-dir").arg(self.target);
+        let output = clean.output().map_err(|source| tools::start("cargo", source))?;
+        if !output.status.success() {
+            let output = tools::tail(&String::from_utf8_lossy(&output.stderr));
+            return Err(ProgramError::Cargo { packages: "an empty folder".to_owned(), output });
+        }
+        fs::create_dir_all(self.target)
+            .and_then(|()| fs::write(&stamp, own))
+            .map_err(|source| ProgramError::Stamp { path: stamp, source })
+    }
+
+    fn cargo(&self) -> Command {
         let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
         let mut command = tools::command(&cargo);
         for name in FOREIGN_VARIABLES {
             command.env_remove(name);
         }
+        command.current_dir(self.workspace);
         command
-            .current_dir(self.workspace)
+    }
+
+    fn command(&self, programs: &[(String, String)]) -> Command {
+        let mut command = self.cargo();
+        command
             .args(["build", "--release", "--locked", "--target", TARGET])
             .arg(format!("--jobs={}", self.jobs))
             .arg("--message-format=json-render-diagnostics")

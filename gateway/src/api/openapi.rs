@@ -40,6 +40,7 @@ pub fn document() -> utoipa::openapi::OpenApi {
         stop_machine,
         restart_machine,
         renew_lease,
+        receipts,
         console,
         tunnel
     ),
@@ -62,7 +63,10 @@ pub fn document() -> utoipa::openapi::OpenApi {
         Machine,
         MachineShape,
         MachineEvent,
-        MachineState
+        MachineState,
+        Receipts,
+        SignedReceipt,
+        Receipt
     ))
 )]
 struct Description;
@@ -282,6 +286,41 @@ struct MachineEvent {
     what: String,
 }
 
+/// What a machine used, oldest first.
+#[derive(ToSchema)]
+struct Receipts {
+    receipts: Vec<SignedReceipt>,
+    /// What to ask for as `after` to get the next ones; none when these are the last.
+    next: Option<u64>,
+}
+
+/// A receipt and its node's signature.
+#[derive(ToSchema)]
+struct SignedReceipt {
+    receipt: Receipt,
+    /// Ed25519 signature by the node, in hexadecimal, over DSSE's pre-authentication encoding of
+    /// `application/vnd.holdfast.receipt+json` and the receipt's canonical JSON.
+    signature: String,
+}
+
+/// What a machine used from one time to another.
+#[derive(ToSchema)]
+struct Receipt {
+    /// Id of lease and machine.
+    lease: String,
+    serial: u64,
+    node: String,
+    /// First second, since 1970.
+    from: u64,
+    /// First second after it, since 1970.
+    to: u64,
+    /// Seconds in between in which the machine ran.
+    running_s: u64,
+    /// What that costs, in millionths of the unit.
+    micro: u64,
+    unit: String,
+}
+
 macro_rules! describe {
     ($name:ident, $method:ident, $path:literal, $summary:literal, ($($parameters:tt)*) $(takes ($($body:tt)*))? answers $status:literal ($($answer:tt)*)) => {
         #[utoipa::path($method, path = $path, summary = $summary, params($($parameters)*),
@@ -313,6 +352,7 @@ describe!(restart_machine, post, "/v1/machines/{id}/restart", "Restarts it", (("
 describe!(renew_lease, put, "/v1/machines/{id}/lease", "Brings a lease with a higher serial", (("id" = String, Path)) takes (content = LeaseRenewal) answers 200 (body = Machine));
 describe!(console, get, "/v1/machines/{id}/console", "What the console showed; with follow=1, what it shows from then on too", (("id" = String, Path), ("follow" = Option<u8>, Query), ("from" = Option<u64>, Query)) answers 200 (body = Octets, content_type = "application/octet-stream"));
 describe!(tunnel, get, "/v1/machines/{id}/tunnel/{port}", "A WebSocket to a TCP port of the guest: binary frames, an empty one ends the client's direction", (("id" = String, Path), ("port" = u16, Path)) answers 101 ());
+describe!(receipts, get, "/v1/machines/{id}/receipts", "What the machine used, signed by its node; receipts outlive their machine", (("id" = String, Path), ("after" = Option<u64>, Query)) answers 200 (body = Receipts));
 
 #[cfg(test)]
 mod tests {

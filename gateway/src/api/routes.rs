@@ -46,6 +46,8 @@ pub enum MachineAction {
     Delete,
     /// `POST …/start`, `…/stop` or `…/restart`.
     Power,
+    /// `GET …/receipts`.
+    Receipts,
     /// `PUT …/lease`.
     Renew,
     /// `GET`.
@@ -106,6 +108,7 @@ pub fn route(method: &str, path: &str) -> Result<Route, RouteError> {
                 }
                 ["lease"] => only(method, path, &[("PUT", of(MachineAction::Renew))]),
                 ["console"] => only(method, path, &[("GET", of(MachineAction::Console))]),
+                ["receipts"] => only(method, path, &[("GET", of(MachineAction::Receipts))]),
                 ["tunnel", port] => {
                     let valid = !port.starts_with('0') && port.parse::<u16>().is_ok();
                     if !valid {

@@ -67,6 +67,15 @@ pub(crate) enum Command {
         #[arg(long, short)]
         follow: bool,
     },
+    /// Print what a machine used, after checking its node's signatures.
+    Receipts {
+        /// The machine, there or gone.
+        machine: MachineId,
+        /// A lease of the machine, against which node, price and sums are checked too; repeat for
+        /// each renewal.
+        #[arg(long = "lease")]
+        leases: Vec<PathBuf>,
+    },
     /// Connect standard input and output with a TCP port of a machine.
     Tunnel {
         /// The machine.

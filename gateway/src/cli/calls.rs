@@ -83,12 +83,19 @@ pub(super) async fn of(command: &Command) -> Result<Vec<Call>, CliError> {
             vec![Call::act("DELETE", format!("/v1/content/{content}"))?]
         }
         Command::Machines { command } => vec![machines(command)?],
+        Command::Receipts { machine, .. } => vec![receipts(*machine, None)],
         Command::Console { machine, follow } => {
             let query = if *follow { "?follow=1" } else { "" };
             let target = format!("/v1/machines/{machine}/console{query}");
             vec![Call::get(target, Signing::Key)]
         }
     })
+}
+
+/// Asks for the receipts of a machine that come behind `after`.
+pub(super) fn receipts(machine: MachineId, after: Option<u64>) -> Call {
+    let query = after.map(|after| format!("?after={after}")).unwrap_or_default();
+    Call::get(format!("/v1/machines/{machine}/receipts{query}"), Signing::Key)
 }
 
 fn machines(command: &MachinesCommand) -> Result<Call, CliError> {

@@ -17,6 +17,7 @@ mod calls;
 mod curl;
 mod http;
 mod leases;
+mod receipts;
 mod show;
 mod tunnel;
 
@@ -145,6 +146,9 @@ async fn run(arguments: Arguments) -> Result<u8, CliError> {
     if arguments.curl {
         return print_curl(&context, &calls).map(|()| 0);
     }
+    if let Command::Receipts { machine, leases } = &arguments.command {
+        return receipts::run(&context, *machine, leases).await.map(|()| 0);
+    }
     if let Some((last, before)) = calls.split_last() {
         for call in before {
             context.ask(call).await?;
@@ -162,6 +166,7 @@ async fn run(arguments: Arguments) -> Result<u8, CliError> {
         | Command::Node { .. }
         | Command::Content { .. }
         | Command::Machines { .. }
+        | Command::Receipts { .. }
         | Command::Console { .. } => {}
     }
     Ok(0)
@@ -178,6 +183,7 @@ async fn answer(context: &Context, command: &Command, call: &Call) -> Result<(),
         | Command::Node { .. }
         | Command::Content { .. }
         | Command::Machines { .. }
+        | Command::Receipts { .. }
         | Command::Tunnel { .. }
         | Command::Ssh { .. } => {}
     }
@@ -198,6 +204,7 @@ async fn answer(context: &Context, command: &Command, call: &Call) -> Result<(),
         | Command::Machines { .. }
         | Command::Console { .. }
         | Command::Tunnel { .. }
+        | Command::Receipts { .. }
         | Command::Ssh { .. } => show::machine(answer),
     })
 }

@@ -108,6 +108,22 @@ pub(super) fn lease(shown: &Value) -> String {
     ])
 }
 
+pub(super) fn receipts(shown: &Value) -> String {
+    let rows = list(&shown["receipts"]).iter().map(|signed| {
+        let receipt = &signed["receipt"];
+        vec![
+            time(&receipt["from"]),
+            time(&receipt["to"]),
+            text(&receipt["serial"]),
+            text(&receipt["running_s"]),
+            text(&receipt["micro"]),
+            text(&receipt["unit"]),
+        ]
+    });
+    let head = ["FROM", "TO", "SERIAL", "RUNNING s", "MILLIONTHS OF", "UNIT"];
+    format!("{}checked     {}\n", table(&head, rows), text(&shown["checked"]))
+}
+
 fn list(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }

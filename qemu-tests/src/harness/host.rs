@@ -168,6 +168,12 @@ impl Host {
         self.qmp.execute("system_powerdown", json!({})).map(drop)
     }
 
+    /// Presses ctrl, alt and del on the host's keyboard.
+    pub fn press_ctrl_alt_del(&mut self) -> Result<()> {
+        let keys = ["ctrl", "alt", "delete"].map(|key| json!({ "type": "qcode", "data": key }));
+        self.qmp.execute("send-key", json!({ "keys": keys })).map(drop)
+    }
+
     /// Waits until QEMU has ended by itself, as it does when the host powers off.
     pub fn wait_for_end(&mut self, limit: Duration) -> Result<()> {
         let deadline = std::time::Instant::now() + limit;

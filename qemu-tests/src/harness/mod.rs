@@ -3,6 +3,7 @@
 
 pub mod guest;
 pub mod host;
+pub mod kernels;
 pub mod packages;
 pub mod programs;
 pub mod qmp;

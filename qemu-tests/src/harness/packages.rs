@@ -24,3 +24,9 @@ pub fn guest_root() -> Result<PathBuf> {
     image::unpacked(&image::default_cache(), SUITE, PACKAGES)
         .context("cannot have the guest's packages")
 }
+
+/// Returns the folder that Debian's kernel for any machine is unpacked in, with its modules.
+pub fn generic_kernel_root() -> Result<PathBuf> {
+    image::unpacked(&image::default_cache(), SUITE, &["linux-image-amd64"])
+        .context("cannot have Debian's generic kernel")
+}

@@ -126,8 +126,11 @@ impl Scene {
         let envelope = self.folder.join(format!("lease-{}.json", request.name));
         let out = envelope.to_str().context("a folder with a plain name")?;
         let seconds = format!("{}", request.seconds);
+        let (vcpus, serial) = (format!("{}", request.vcpus), format!("{}", request.serial));
+        let start = request.start.map(|start| format!("{start}"));
         let memory = format!("{}", request.memory_mib);
         let disk = format!("{}", request.disk_mib);
+        let price = format!("{}", request.micro_per_second);
         let mut arguments = vec![
             "lease",
             "sign",
@@ -140,14 +143,26 @@ impl Scene {
             "--duration",
             &seconds,
             "--vcpus",
-            "1",
+            &vcpus,
+            "--serial",
+            &serial,
             "--memory-mib",
             &memory,
             "--disk-mib",
             &disk,
+            "--price-unit",
+            "EUR",
+            "--price-micro-per-second",
+            &price,
         ];
         for device in request.devices {
             arguments.extend(["--device", device]);
+        }
+        if let Some(start) = &start {
+            arguments.extend(["--start", start]);
+        }
+        if let Some(id) = request.id {
+            arguments.extend(["--id", id]);
         }
         self.cli.with_key(&self.authority[0].file).text(&arguments)?;
         let again = ["lease", "sign", "--add", out, "--out", out];
@@ -160,29 +175,54 @@ impl Scene {
     /// Makes a guest that this scene's renter can log in to, and uploads it, under a lease on
     /// some node that is good for nothing else here.
     pub fn push_guest(&self, script: Option<&str>) -> Result<PushedGuest> {
-        let nodes = self.cli.json(&["nodes"])?;
-        let node = nodes[0]["node"].as_str().context("uploading needs a node to lease on")?;
-        let request = LeaseRequest { name: "upload", node, ..LeaseRequest::default() };
-        self.push_guest_under(&self.lease(&request)?.0, script)
+        self.push_made(&guest::make(&self.folder, &self.ssh.public, script)?)
     }
 
     /// The same under a lease of the caller's.
     pub fn push_guest_under(&self, lease: &Path, script: Option<&str>) -> Result<PushedGuest> {
+        self.push_under(lease, &guest::make(&self.folder, &self.ssh.public, script)?)
+    }
+
+    /// Uploads a guest that was made already.
+    pub fn push_made(&self, guest: &Guest) -> Result<PushedGuest> {
+        let nodes = self.cli.json(&["nodes"])?;
+        let node = nodes[0]["node"].as_str().context("uploading needs a node to lease on")?;
+        let request = LeaseRequest { name: "upload", node, ..LeaseRequest::default() };
+        self.push_under(&self.lease(&request)?.0, guest)
+    }
+
+    fn push_under(&self, lease: &Path, guest: &Guest) -> Result<PushedGuest> {
         let lease = lease.to_str().context("a folder with a plain name")?;
-        let Guest { kernel, initrd } = guest::make(&self.folder, &self.ssh.public, script)?;
         let push = |file: &Path| -> Result<String> {
             let path = file.to_str().context("a folder with a plain name")?;
             let pushed = self.renter().json(&["content", "push", path, "--lease", lease])?;
             Ok(pushed["content"].as_str().context("push told no digest")?.to_owned())
         };
-        let (pushed_kernel, initrd) = (push(&kernel)?, push(&initrd)?);
-        Ok(PushedGuest { kernel: pushed_kernel, initrd, kernel_file: kernel })
+        Ok(PushedGuest {
+            kernel: push(&guest.kernel)?,
+            initrd: push(&guest.initrd)?,
+            kernel_file: guest.kernel.clone(),
+        })
+    }
+
+    /// Uploads `content` and returns its digest.
+    pub fn push(&self, name: &str, content: &[u8]) -> Result<String> {
+        let file = self.folder.join(name);
+        fs::write(&file, content)?;
+        let path = file.to_str().context("a folder with a plain name")?;
+        let pushed = self.renter().json(&["content", "push", path])?;
+        Ok(pushed["content"].as_str().context("push told no digest")?.to_owned())
     }
 
     /// Asks for the machine of a lease, with `guest` to start from.
     pub fn create(&self, lease: &Path, guest: &PushedGuest) -> Result<Value> {
+        self.create_with(lease, guest, &[])
+    }
+
+    /// Asks as [`Self::create`] does, with `more` arguments.
+    pub fn create_with(&self, lease: &Path, guest: &PushedGuest, more: &[&str]) -> Result<Value> {
         let lease = lease.to_str().context("a folder with a plain name")?;
-        self.renter().json(&[
+        let mut arguments = vec![
             "machines",
             "create",
             "--lease",
@@ -193,7 +233,9 @@ impl Scene {
             &guest.initrd,
             "--cmdline",
             "console=ttyS0 quiet",
-        ])
+        ];
+        arguments.extend(more);
+        self.renter().json(&arguments)
     }
 
     /// Runs `command` in the guest of machine `id` over ssh through gateway and overlay.
@@ -246,12 +288,22 @@ pub struct LeaseRequest<'a> {
     pub name: &'a str,
     /// The node.
     pub node: &'a str,
-    /// How long it runs, from now.
+    /// First second, since 1970; now when `None`.
+    pub start: Option<u64>,
+    /// Seconds from its start to its end.
     pub seconds: u64,
+    /// Id of the lease it renews; a new one when `None`.
+    pub id: Option<&'a str>,
+    /// Higher for each renewal.
+    pub serial: u64,
+    /// Virtual CPUs of the machine.
+    pub vcpus: u32,
     /// Memory of the machine.
     pub memory_mib: u32,
     /// Disk of the machine.
     pub disk_mib: u32,
+    /// Price, in millionths of a euro for each second.
+    pub micro_per_second: u64,
     /// Addresses of the devices it gets.
     pub devices: &'a [&'a str],
 }
@@ -261,9 +313,14 @@ impl Default for LeaseRequest<'_> {
         Self {
             name: "machine",
             node: "",
+            start: None,
             seconds: 3600,
+            id: None,
+            serial: 1,
+            vcpus: 1,
             memory_mib: 384,
             disk_mib: 0,
+            micro_per_second: 0,
             devices: &[],
         }
     }

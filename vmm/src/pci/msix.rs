@@ -43,20 +43,42 @@ impl Default for Entry {
 /// The table of one function and the interrupts behind it.
 pub struct MsixTable {
     entries: Vec<Entry>,
-    vectors: Vec<Arc<dyn MsiVector>>,
+    vectors: Vec<Option<Arc<dyn MsiVector>>>,
     control: u16,
+    /// Where vectors come from when they are first unmasked; `None` if all are there already.
+    source: Option<Arc<dyn InterruptSource>>,
 }
 
 impl MsixTable {
     /// Makes a table of `count` vectors, 1..=2048, all masked, MSI-X off.
     pub fn new(count: u16, interrupts: &dyn InterruptSource) -> io::Result<Self> {
+        let mut table = Self::empty(count)?;
+        for vector in &mut table.vectors {
+            *vector = Some(interrupts.allocate_msi()?);
+        }
+        Ok(table)
+    }
+
+    /// Makes such a table whose vectors are allocated when the guest first unmasks them. Devices
+    /// have tables of up to 2,048 entries, guests use a few of them, and KVM has 4,096 routes for
+    /// all devices together.
+    pub fn lazy(count: u16, source: Arc<dyn InterruptSource>) -> io::Result<Self> {
+        Ok(Self { source: Some(source), ..Self::empty(count)? })
+    }
+
+    fn empty(count: u16) -> io::Result<Self> {
         if !(1..=MAX_VECTORS).contains(&count) {
             return Err(io::Error::other(format!(
                 "{count} MSI-X vectors; a table has 1 to {MAX_VECTORS}"
             )));
         }
-        let vectors = (0..count).map(|_| interrupts.allocate_msi()).collect::<io::Result<_>>()?;
-        Ok(Self { entries: vec![Entry::default(); usize::from(count)], vectors, control: 0 })
+        let entries = vec![Entry::default(); usize::from(count)];
+        Ok(Self { vectors: vec![None; entries.len()], entries, control: 0, source: None })
+    }
+
+    /// Allocates the vectors that are not there yet.
+    pub fn allocate_all(&mut self) -> io::Result<()> {
+        (0..self.vectors.len()).try_for_each(|index| self.allocate(index).map(drop))
     }
 
     /// Returns the number of vectors.
@@ -89,9 +111,14 @@ impl MsixTable {
         self.control & ENABLE != 0
     }
 
-    /// Returns vector `index`, if there is one.
+    /// Returns vector `index`, if there is one and it is allocated.
     pub fn vector(&self, index: u16) -> Option<&Arc<dyn MsiVector>> {
-        self.vectors.get(usize::from(index))
+        self.vectors.get(usize::from(index))?.as_ref()
+    }
+
+    /// Returns whether the guest has unmasked vector `index`, whatever the function's mask says.
+    pub fn is_unmasked(&self, index: u16) -> bool {
+        self.entries.get(usize::from(index)).is_some_and(|entry| entry.control & MASKED == 0)
     }
 
     /// Fires vector `index`; one that does not exist is ignored, as is any while MSI-X is off.
@@ -153,23 +180,35 @@ impl MsixTable {
     pub fn reset(&mut self) -> io::Result<()> {
         self.control = 0;
         self.entries.fill(Entry::default());
-        (0..self.entries.len()).try_for_each(|index| self.route(index))
+        (0..self.entries.len()).try_for_each(|index| self.route(index))?;
+        if self.source.is_some() {
+            self.vectors.fill(None);
+        }
+        Ok(())
     }
 
-    fn route_if_there(&self, entry: Option<usize>) -> io::Result<()> {
+    fn route_if_there(&mut self, entry: Option<usize>) -> io::Result<()> {
         match entry {
             Some(index) if index < self.entries.len() => self.route(index),
             Some(_) | None => Ok(()),
         }
     }
 
-    fn route(&self, index: usize) -> io::Result<()> {
-        let (Some(entry), Some(vector)) = (self.entries.get(index), self.vectors.get(index)) else {
-            return Ok(());
-        };
+    fn route(&mut self, index: usize) -> io::Result<()> {
+        let Some(entry) = self.entries.get(index).copied() else { return Ok(()) };
         let open =
             self.is_enabled() && self.control & FUNCTION_MASK == 0 && entry.control & MASKED == 0;
-        vector.route(open.then_some(MsiMessage { address: entry.address, data: entry.data }))
+        let vector = if open { self.allocate(index)? } else { self.vectors[index].clone() };
+        let message = MsiMessage { address: entry.address, data: entry.data };
+        vector.map_or(Ok(()), |vector| vector.route(open.then_some(message)))
+    }
+
+    fn allocate(&mut self, index: usize) -> io::Result<Option<Arc<dyn MsiVector>>> {
+        let Some(vector) = self.vectors.get_mut(index) else { return Ok(None) };
+        if let (None, Some(source)) = (&vector, &self.source) {
+            *vector = Some(source.allocate_msi()?);
+        }
+        Ok(vector.clone())
     }
 
     fn table_byte(&self, at: u64) -> u8 {
@@ -288,6 +327,25 @@ mod tests {
         let mut data = [7; 8];
         table.read_table(48, &mut data);
         assert_eq!(data, [0; 8]);
+    }
+
+    #[test]
+    fn lazy_vectors_come_with_the_first_unmasking_and_go_with_reset() {
+        let source = Arc::new(Source::default());
+        let held = |of: &Source| of.0.lock().expect("one thread").len();
+        let mut table =
+            MsixTable::lazy(2048, Arc::<Source>::clone(&source)).expect("a large table");
+        table.write_table(2047 * 16 + 12, &[0]).expect("unmasked");
+        assert_eq!((held(&source), table.vector(2047).is_some()), (0, false));
+        table.write_capability(2, &ENABLE.to_le_bytes()).expect("enabled");
+        assert_eq!((held(&source), table.vector(2047).is_some()), (1, true));
+        assert_eq!(routed(&source, 0), Some(MsiMessage::default()));
+        table.write_table(2047 * 16 + 12, &[1]).expect("masked");
+        assert_eq!((routed(&source, 0), table.vector(2047).is_some()), (None, true));
+        table.reset().expect("quiet");
+        assert!(table.vector(2047).is_none());
+        table.allocate_all().expect("all");
+        assert_eq!(held(&source), 1 + 2048);
     }
 
     #[test]

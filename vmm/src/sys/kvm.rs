@@ -26,8 +26,11 @@ const IOAPIC_PINS: u32 = 24;
 pub const FIRST_PCI_GSI: u32 = 16;
 /// Pins that PCI lines share.
 pub const PCI_GSIS: u32 = 8;
-/// Most message-signalled vectors of one machine; the kernel takes 4,096 routes in all.
-const MAX_MSI: u32 = 2048;
+/// Routes that KVM takes in all (`KVM_MAX_IRQ_ROUTES`); GSIs have to be below it as well.
+const MAX_ROUTES: u32 = 4096;
+/// Most message-signalled vectors of one machine: what the pins of the I/O APIC, of which the first
+/// 16 are those of the PICs too, leave.
+const MAX_MSI: u32 = MAX_ROUTES - IOAPIC_PINS - 16;
 /// Where KVM on Intel keeps three pages for real mode: below the firmware area.
 const TSS_ADDRESS: usize = 0xfffb_d000;
 /// Where KVM on Intel keeps one page of identity map.

@@ -27,6 +27,18 @@ pub fn address_bits(supported: &CpuId) -> u8 {
     leaf.map_or(36, |entry| entry.eax.to_le_bytes()[0])
 }
 
+/// Leaf of the extended state, and leaf 1 ECX: there is such state.
+const EXTENDED_STATE: u32 = 0xd;
+const XSAVE: u32 = 1 << 26;
+
+/// Returns the bits that XCR0 can have with these features; `None` when there is no XCR0.
+pub(super) fn extended_state(features: &CpuId) -> Option<u64> {
+    let entries = features.as_slice();
+    let has = entries.iter().any(|entry| entry.function == 1 && entry.ecx & XSAVE != 0);
+    let leaf = entries.iter().find(|e| (e.function, e.index) == (EXTENDED_STATE, 0));
+    leaf.filter(|_| has).map(|leaf| u64::from(leaf.edx) << 32 | u64::from(leaf.eax))
+}
+
 /// Features that KVM can pass on but this machine does not keep: (leaf, index, eax, ebx, ecx, edx)
 /// bits that are cleared. Nested virtualisation, performance counters, tracing and enclaves would
 /// each need state or resources that nobody here gives; MONITOR would sleep past our timers.
@@ -196,6 +208,16 @@ mod tests {
     fn a_single_cpu_is_not_multi_threaded() {
         let host = CpuId::from_entries(&[entry(1)]).expect("few");
         assert_eq!(find(&for_vcpu(&host, 0, 1), 1, 0).edx & MULTI_THREADED, 0);
+    }
+
+    #[test]
+    fn extended_state_is_what_leaf_13_tells_if_there_is_any() {
+        let state = kvm_cpuid_entry2 { eax: 7, edx: 1, ..entry(EXTENDED_STATE) };
+        let with = kvm_cpuid_entry2 { ecx: XSAVE, ..entry(1) };
+        let told = |entries: &[_]| extended_state(&CpuId::from_entries(entries).expect("few"));
+        assert_eq!(told(&[with, state]), Some(1 << 32 | 7));
+        assert_eq!(told(&[entry(1), state]), None);
+        assert_eq!(told(&[with]), None);
     }
 
     #[test]

@@ -43,6 +43,8 @@ pub fn create(board: &Board, count: u8, entry: Entry, ram: &Ram) -> Result<Vec<V
             let features = cpuid::for_vcpu(&supported, id, count);
             let failed = |what| move |source| VcpuError::Set { what, id, source };
             vcpu.set_cpuid2(&features).map_err(failed("set the features"))?;
+            registers::set_extended_state(&vcpu, cpuid::extended_state(&features))
+                .map_err(failed("set the extended state"))?;
             registers::set_msrs(&vcpu).map_err(failed("set the model-specific registers"))?;
             registers::set_local_apic(&vcpu).map_err(failed("set the local APIC"))?;
             if id == 0 {

@@ -2,7 +2,7 @@
 //! Source: Linux Documentation/arch/x86/boot.rst "64-bit Boot Protocol"; Xen docs/misc/pvh.pandoc
 //! "x86 protocol"; Intel SDM vol. 3A §2.5, §3.4.5, §10.5.1; vol. 4 (MSRs).
 
-use kvm_bindings::{Msrs, kvm_msr_entry, kvm_regs, kvm_segment};
+use kvm_bindings::{Msrs, kvm_msr_entry, kvm_regs, kvm_segment, kvm_xcrs};
 use kvm_ioctls::VcpuFd;
 use vm_memory::{Bytes, GuestAddress};
 
@@ -50,6 +50,20 @@ pub(super) fn set_msrs(vcpu: &VcpuFd) -> Result<(), kvm_ioctls::Error> {
         vcpu.set_msrs(&one)?;
     }
     Ok(())
+}
+
+/// Switches all of the extended state on, as a kernel does first thing. A kernel that does not see
+/// a difference: leaf 13 of CPUID tells the size of what is switched on, and QEMU's emulation of
+/// SVM lets a guest's XSETBV pass without an exit, so that KVM would go on telling the size at
+/// reset, and put XCR0 back to that at each entry.
+pub(super) fn set_extended_state(
+    vcpu: &VcpuFd,
+    state: Option<u64>,
+) -> Result<(), kvm_ioctls::Error> {
+    let Some(value) = state else { return Ok(()) };
+    let mut registers = kvm_xcrs { nr_xcrs: 1, ..Default::default() };
+    registers.xcrs[0].value = value;
+    vcpu.set_xcrs(&registers)
 }
 
 /// LINT0 takes the PIC's interrupts and LINT1 NMIs, as firmware leaves them.

@@ -1,7 +1,7 @@
 //! Interrupts of a passed-through device: which of pin, MSI and MSI-X the host delivers, and to
 //! what. An eventfd that VFIO signals is the one that KVM takes, so that no thread is on the way.
 
-use std::{io, os::fd::BorrowedFd, sync::Arc};
+use std::{io, ops::RangeInclusive, os::fd::BorrowedFd, sync::Arc};
 
 use super::{
     config::{MsiState, MsixState},
@@ -9,12 +9,8 @@ use super::{
 };
 use crate::{
     irq::{InterruptLine, InterruptSource, MsiMessage, MsiVector},
-    pci::msix::MsixTable,
+    pci::msix::{ENTRY_SIZE, MsixTable},
 };
-
-/// Size of an entry of the MSI-X table, and where in it the mask bit is.
-const ENTRY: u64 = 16;
-const ENTRY_CONTROL: u64 = 12;
 
 /// How the device interrupts now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,7 +51,7 @@ impl Interrupts {
     ) -> io::Result<Self> {
         let msix = match ways.msix_vectors {
             0 => None,
-            vectors => Some(MsixTable::new(vectors, &*source)?),
+            vectors => Some(MsixTable::lazy(vectors, Arc::clone(&source))?),
         };
         let msix_info = device.irq(IrqKind::Msix)?;
         let armed = vec![false; usize::from(ways.msix_vectors)];
@@ -87,7 +83,7 @@ impl Interrupts {
         }
         match wanted {
             Mode::Msi { .. } => self.route_msi(msi),
-            Mode::Msix => self.arm_unmasked(),
+            Mode::Msix => self.arm_unmasked(0..=u16::MAX),
             Mode::Off | Mode::Pin => Ok(()),
         }
     }
@@ -105,7 +101,13 @@ impl Interrupts {
         if let Some(table) = &mut self.msix {
             table.write_table(offset, data)?;
         }
-        if self.mode == Mode::Msix { self.arm_unmasked() } else { Ok(()) }
+        if self.mode != Mode::Msix {
+            return Ok(());
+        }
+        // A guest masks all of a large table one by one: only what it touches is looked at.
+        let last = offset.saturating_add(data.len().saturating_sub(1) as u64) / ENTRY_SIZE;
+        let entry = |at: u64| u16::try_from(at).unwrap_or(u16::MAX);
+        self.arm_unmasked(entry(offset / ENTRY_SIZE)..=entry(last))
     }
 
     /// Switches everything off, as after power-on.
@@ -149,10 +151,13 @@ impl Interrupts {
     /// all of them at once. One silent vector at least, because the function has to be in this
     /// mode also before the guest unmasks the first.
     fn enable_msix(&mut self) -> io::Result<()> {
-        let Some(table) = &self.msix else { return Ok(()) };
+        let Some(table) = &mut self.msix else { return Ok(()) };
         let count = table.len().min(u16::try_from(self.msix_info.count).unwrap_or(u16::MAX));
-        let wanted: Vec<bool> =
-            (0..count).map(|i| !self.msix_info.growable || is_unmasked(table, i)).collect();
+        if !self.msix_info.growable {
+            table.allocate_all()?;
+        }
+        let ready = |i| table.vector(i).is_some() && table.is_unmasked(i);
+        let wanted: Vec<bool> = (0..count).map(|i| !self.msix_info.growable || ready(i)).collect();
         let end = wanted.iter().rposition(|wanted| *wanted).map_or(1, |last| last + 1);
         let fds: Vec<Option<BorrowedFd<'_>>> = (0..count)
             .zip(&wanted)
@@ -166,10 +171,13 @@ impl Interrupts {
         Ok(())
     }
 
-    fn arm_unmasked(&mut self) -> io::Result<()> {
+    /// Gives VFIO the eventfds of unmasked vectors among `touched` that it has not got yet.
+    fn arm_unmasked(&mut self, touched: RangeInclusive<u16>) -> io::Result<()> {
         let Some(table) = &self.msix else { return Ok(()) };
-        for (index, armed) in (0..table.len()).zip(&mut self.armed) {
-            if *armed || u32::from(index) >= self.msix_info.count || !is_unmasked(table, index) {
+        let count = table.len().min(u16::try_from(self.msix_info.count).unwrap_or(u16::MAX));
+        for index in *touched.start()..count.min(touched.end().saturating_add(1)) {
+            let armed = &mut self.armed[usize::from(index)];
+            if *armed || !table.is_unmasked(index) {
                 continue;
             }
             if let Some(vector) = table.vector(index) {
@@ -189,12 +197,6 @@ impl Interrupts {
         }
         Ok(())
     }
-}
-
-fn is_unmasked(table: &MsixTable, index: u16) -> bool {
-    let mut control = [0xff; 4];
-    table.read_table(u64::from(index) * ENTRY + ENTRY_CONTROL, &mut control);
-    control[0] & 1 == 0
 }
 
 #[cfg(test)]

@@ -114,9 +114,9 @@ fn vectors_are_armed_one_by_one_when_unmasked() {
     bench.interrupts.write_table(3 * 16 + 12, &[0x00]).unwrap();
     assert_eq!(bench.device.told(), [Told::Triggers(IrqKind::Msix, 3, vec![true])]);
     let message = MsiMessage { address: 0xfee0_0000, data: 0x31 };
-    assert_eq!(bench.source.routed(3), Some(message));
+    assert_eq!(bench.source.routed(0), Some(message));
     bench.interrupts.write_table(3 * 16 + 12, &[0x01]).unwrap();
-    assert_eq!((bench.device.told(), bench.source.routed(3)), (vec![], None));
+    assert_eq!((bench.device.told(), bench.source.routed(0)), (vec![], None));
 }
 
 #[test]
@@ -127,6 +127,16 @@ fn vectors_unmasked_before_are_armed_at_once() {
     bench.interrupts.follow(NO_MSI, MsixState::Enabled).unwrap();
     let expected = [Told::Triggers(IrqKind::Msix, 0, vec![true, false, true])];
     assert_eq!(bench.device.told(), expected);
+}
+
+#[test]
+fn vectors_unmasked_behind_the_functions_mask_are_armed_when_it_goes() {
+    let mut bench = bench(FakeDevice::nvme());
+    bench.interrupts.write_table(5 * 16 + 12, &[0]).unwrap();
+    bench.interrupts.follow(NO_MSI, MsixState::Masked).unwrap();
+    assert_eq!(bench.device.told(), [Told::Triggers(IrqKind::Msix, 0, vec![false])]);
+    bench.interrupts.follow(NO_MSI, MsixState::Enabled).unwrap();
+    assert_eq!(bench.device.told(), [Told::Triggers(IrqKind::Msix, 5, vec![true])]);
 }
 
 #[test]

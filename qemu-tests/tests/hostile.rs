@@ -1,0 +1,77 @@
+//! A guest that writes rubbish into every queue and every register of its devices harms nobody but
+//! itself: its machine goes on or ends with a reason, the node and the machine beside it go on.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
+
+use std::{path::Path, process::Command, time::Duration};
+
+use qemu_tests::harness::{
+    guest,
+    host::{HostOptions, Medium},
+    kernels,
+    scene::{self, GUEST_LIMIT, LeaseRequest, Scene},
+};
+
+/// How long the node may take to answer anything but a guest's start.
+const SOON: Duration = Duration::from_secs(90);
+/// How long the guest may write.
+const RUBBISH_LIMIT: Duration = Duration::from_secs(400);
+/// Room for two machines, on one processor: QEMU 7.2 loses timers of nested guests on several.
+const TWO_PLACES: &str = "isolcpus=1 irqaffinity=0";
+
+/// Compiles the guest's program: static, so that it needs nothing but a kernel.
+fn rubbish(folder: &Path) -> Vec<u8> {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("guest/rubbish.rs");
+    let program = folder.join("rubbish");
+    let status = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()))
+        .args(["--edition", "2024", "-C", "opt-level=1", "-C", "strip=symbols"])
+        .args(["-C", "target-feature=+crt-static", "-o"])
+        .arg(&program)
+        .arg(source)
+        .status()
+        .unwrap();
+    assert!(status.success());
+    std::fs::read(program).unwrap()
+}
+
+#[test]
+fn rubbish_in_every_queue_and_register_harms_only_its_own_machine() {
+    let folder = tempfile::tempdir().unwrap();
+    let scene = Scene::start(folder.path()).unwrap();
+    let rented = folder.path().join("rented");
+    let medium = Medium::Kernel(TWO_PLACES.to_owned());
+    let options = scene::with_rented_nvme(&rented, medium, "x").unwrap();
+    let arguments = [options.arguments, vec!["-smp".to_owned(), "2".to_owned()]].concat();
+    let (host, node) = scene.boot("hostile", HostOptions { arguments, ..options }).unwrap();
+    let offers = |nodes: &serde_json::Value| scene::free_device(nodes, &node).is_some();
+    let nodes = scene.cli.wait(&["nodes"], SOON, offers).unwrap();
+    let device = scene::free_device(&nodes, &node).unwrap();
+
+    let usual = guest::make(folder.path(), &scene.ssh.public, None).unwrap();
+    let neighbour = scene.push_made(&usual).unwrap();
+    let request = LeaseRequest { name: "beside", node: &node, ..LeaseRequest::default() };
+    let (lease, beside) = scene.lease(&request).unwrap();
+    scene.create(&lease, &neighbour).unwrap();
+    scene.wait_for_console(&beside, "guest: ready", GUEST_LIMIT).unwrap();
+    scene.ssh(&beside, "touch /run/before").unwrap();
+
+    let program = rubbish(folder.path());
+    let hostile = kernels::with_program(&usual, folder.path(), "guest-test", program).unwrap();
+    let hostile = scene.push_made(&hostile).unwrap();
+    let devices = [device.as_str()];
+    let request = LeaseRequest { name: "hostile", devices: &devices, disk_mib: 64, ..request };
+    let (lease, id) = scene.lease(&request).unwrap();
+    scene.create(&lease, &hostile).unwrap();
+    let console = scene.wait_for_console(&id, "rubbish: done", RUBBISH_LIMIT);
+    let ended = host.serial.text();
+    let ended =
+        ended.lines().find(|line| line.contains("event=machine-exited") && line.contains(&id));
+    assert!(console.is_ok() || ended.is_some(), "{console:?}");
+    println!("the hostile machine: {}", ended.unwrap_or("wrote everything and goes on"));
+
+    scene.ssh(&beside, "test -e /run/before && echo there").unwrap();
+    scene.renter().text(&["machines", "delete", &id]).unwrap();
+    host.serial.wait("event=device-reset", SOON).unwrap();
+    scene.cli.wait(&["nodes"], SOON, offers).unwrap();
+    assert!(!host.serial.text().contains("panicked"), "{}", host.serial.tail(80));
+}
