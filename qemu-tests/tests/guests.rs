@@ -118,8 +118,8 @@ fn devices_with_the_largest_interrupt_tables_fit_together() {
     let (lease, id) = scene.lease(&request).unwrap();
     scene.create(&lease, &scene.push(&guest).unwrap()).unwrap();
     scene.wait_for_console(&id, "guest: ready", GUEST_LIMIT).unwrap();
-    let written = "for disk in 0 1 2; do echo there > /dev/nvme${disk}n1; sync; \
-                   head -c 5 /dev/nvme${disk}n1; done";
+    let written = "for disk in 0 1 2; do echo there > /dev/nvme\"$disk\"n1; sync; \
+                   head -c 5 /dev/nvme\"$disk\"n1; done";
     assert_eq!(scene.ssh(&id, written).unwrap(), "there".repeat(3));
 }
 
