@@ -19,6 +19,7 @@ use std::{
 
 use agent::net::{
     MachineAddress, MachineNetworks, MachineNetworksConfig, NetworkStatus, machines::open_tap,
+    ruleset::FLOWS_PER_GUEST,
 };
 use netns::{Namespace, PATIENCE, Pump, SILENCE, can_run, wait_for};
 use tokio::{runtime::Runtime, sync::watch};
@@ -139,6 +140,8 @@ fn kernel_can_filter(what: &str, space: &Namespace) -> bool {
         "add chain inet probe forward { type filter hook forward priority 0 ; }",
         "add rule inet probe forward ct state established counter accept",
         "add rule inet probe forward ct mark set 1",
+        "add set inet probe flows { type ipv4_addr ; flags dynamic ; size 100 ; }",
+        "add rule inet probe forward ct state new add @flows { ip saddr ct count over 9 } drop",
         "add rule inet probe forward reject with icmpx admin-prohibited",
         "add chain inet probe out { type nat hook postrouting priority 100 ; }",
         "add rule inet probe out masquerade",
@@ -314,6 +317,34 @@ fn a_guest_cannot_disturb_the_nodes_flows_by_icmp() {
     // The same from outside is heeded, so it would have shown.
     world.internet.enter(|| icmp::send_too_big(NODE, SERVER, 600));
     wait_for("an error from outside", PATIENCE, shrunk);
+}
+
+#[test]
+fn a_guest_cannot_use_up_the_table_of_flows() {
+    let Some(world) = World::new("a limit of flows") else { return };
+    let (guest, other) = (world.guest(1), world.guest(2));
+    let count = || -> u32 {
+        let file = "/proc/sys/net/netfilter/nf_conntrack_count";
+        world.node.enter(|| std::fs::read_to_string(file).unwrap()).trim().parse().unwrap()
+    };
+    let target = SERVER.split(':').next().unwrap();
+    let socket = guest.space.enter(|| UdpSocket::bind("0.0.0.0:0").unwrap());
+    // A refusal by ICMP shows at the next datagram; it is of no interest.
+    let flood = |ports: std::ops::Range<u16>| {
+        ports.for_each(|port| {
+            let _ = socket.send_to(b"?", (target, port));
+            std::thread::sleep(Duration::from_micros(50));
+        });
+    };
+    flood(20_000..40_000);
+    let full = count();
+    assert!((FLOWS_PER_GUEST * 9 / 10..FLOWS_PER_GUEST + 100).contains(&full), "{full} flows");
+    assert_eq!(guest.space.ask_tcp(SERVER, SILENCE), None, "one flow too many");
+    assert_eq!(other.space.ask_tcp(SERVER, PATIENCE).as_deref(), Some(NODE));
+    // A deleted machine takes its flows with it.
+    let runtime = world.runtime.as_ref().unwrap();
+    runtime.block_on(world.networks().delete(guest.address.machine)).unwrap();
+    assert!(count() < 100, "the flows went with the machine");
 }
 
 #[test]

@@ -128,16 +128,18 @@ fn reaches_no_address_of_the_node(world: &World) {
     let words = ports.map(|port: u16| port.to_string()).join(" ");
     let script = addresses.map(|address| {
         format!(
-            "probe tcp {address} {words}\nprobe udp {address} {OVERLAY}\nprobe udp {address} 53\n\
-             try ping -c 2 -W 2 {address}\n"
+            "{{ probe tcp {address} {words}; probe udp {address} {OVERLAY}; probe udp {address} 53\n\
+             try ping -c 2 -W 2 {address}; }} >/run/{address} &\n"
         )
     });
+    let [one, two] = addresses;
+    let script = format!("{TRY}{}wait; cat /run/{one} /run/{two}", script.concat());
     let expected = addresses.iter().flat_map(|address| {
         let tcp = ports.iter().map(move |port| format!("tcp {address} {port} silent"));
         let udp = [OVERLAY, 53].map(|port| format!("udp {address} {port} silent"));
         tcp.chain(udp).chain([format!("no: ping -c 2 -W 2 {address}")])
     });
-    assert_eq!(world.ask(&format!("{TRY}{}", script.concat())), expected.collect::<Vec<_>>());
+    assert_eq!(world.ask(&script), expected.collect::<Vec<_>>());
 
     // IPv6: all nodes of the link, which is every address the node could have on it. The guest
     // answers itself, by the same program.
@@ -176,7 +178,7 @@ fn reaches_no_other_guest(world: &World) {
 fn sends_in_its_own_name_only(world: &World) {
     let port = world.outside.port;
     let (one, two) = (&world.one, &world.two);
-    let listen = "probe listen 14 </dev/null >/run/heard 2>&1 &";
+    let listen = "probe listen 10 </dev/null >/run/heard 2>&1 &";
     world.scene.ssh(&two.id, listen).unwrap();
     let told = world.ask(&format!(
         "probe forge {} {} {} {TEST_MACHINE} {port}",

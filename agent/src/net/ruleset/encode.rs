@@ -1,13 +1,13 @@
 //! The packet filter as nf_tables netlink messages.
 //! Source: Linux `include/uapi/linux/netfilter/nf_tables.h`, `nfnetlink.h`, `nf_conntrack_common.h`.
 //!
-//! `netlink-packet-netfilter` types most expressions; ct, limit, masq, reject and counter are put
-//! together here from plain attributes.
+//! `netlink-packet-netfilter` types most expressions; connlimit, ct, dynset, limit, masq, reject and
+//! counter are put together here from plain attributes.
 
 use std::net::Ipv4Addr;
 
 use netlink_packet_core::{
-    DefaultNla, NLM_F_ACK, NLM_F_APPEND, NLM_F_CREATE, NLM_F_REQUEST, NetlinkMessage,
+    DefaultNla, Emitable, NLM_F_ACK, NLM_F_APPEND, NLM_F_CREATE, NLM_F_REQUEST, NetlinkMessage,
 };
 use netlink_packet_netfilter::{
     NetfilterHeader, NetfilterMessage, NetfilterMessageInner, NetfilterProtoFamily,
@@ -16,8 +16,8 @@ use netlink_packet_netfilter::{
         Bitwise, ChainAttribute, ChainMessage, Cmp, DataAttribute, DevHookNumber,
         ExpressionAttribute, Expressions, Hook as HookAttribute, HookNumber, Immediate,
         InetHookNumber, ListAttribute, Meta, MetaKey, NfTablesMessage, Operator, Payload, Register,
-        RuleAttribute, RuleMessage, TableAttribute, TableMessage, Verdict as VerdictCode,
-        VerdictAttribute,
+        RuleAttribute, RuleMessage, SetAttribute, SetDescription, SetFlags, SetMessage,
+        TableAttribute, TableMessage, Verdict as VerdictCode, VerdictAttribute,
     },
     none::ControlMessage,
 };
@@ -45,14 +45,25 @@ const ETHERTYPE_ARP: [u8; 2] = [0x08, 0x06];
 /// `NFT_CT_STATE` and `NFT_CT_MARK`.
 const CT_STATE: u32 = 0;
 const CT_MARK: u32 = 3;
-/// `NF_CT_STATE_BIT` of established (reply or not) and of related packets.
+/// `NF_CT_STATE_BIT` of established (reply or not), of related, and of new packets.
 const ESTABLISHED: u32 = 1 << 1;
 const RELATED: u32 = 1 << 2;
+const NEW: u32 = 1 << 3;
+/// The set that counts the flows of each source; its number within a batch, and its room, which is
+/// more than there can be machines.
+pub const FLOWS: &str = "flows";
+const FLOWS_ID: u32 = 1;
+const FLOWS_SIZE: u32 = 1 << 16;
+/// nft's number for IPv4 addresses as keys, `NFT_CONNLIMIT_F_INV`.
+const KEY_IPV4: u32 = 7;
+const MORE_THAN: u32 = 1;
 /// `NFT_REJECT_ICMPX_UNREACH` and `NFT_REJECT_ICMPX_ADMIN_PROHIBITED`.
 const REJECT_ICMPX: u32 = 2;
 const ADMIN_PROHIBITED: u8 = 3;
 /// `IFNAMSIZ`.
 const NAME_SIZE: usize = 16;
+/// `NLA_F_NESTED` (`netlink.h`).
+const NESTED: u16 = 1 << 15;
 /// `IPCTNL_MSG_CT_DELETE`, `CTA_MARK`, `CTA_MARK_MASK`.
 const CT_DELETE: u8 = 2;
 const CTA_MARK: u16 = 8;
@@ -75,6 +86,10 @@ impl Batch {
         // A jump needs its target, so every chain exists before the first rule.
         for chain in chains {
             batch.push_chain(family, chain);
+        }
+        let mut rules = chains.iter().flat_map(|chain| &chain.rules);
+        if rules.any(|rule| rule.statements.iter().any(counts_flows)) {
+            batch.push(family, NLM_F_CREATE, NfTablesMessage::NewSet(flows_set()));
         }
         for chain in chains {
             batch.push_rules(family, chain);
@@ -247,6 +262,7 @@ fn statement(statement: &Statement) -> Vec<Expressions> {
         Statement::UdpTo(to) => [protocol(UDP), port(2, *to)].concat(),
         Statement::TcpTo(to) => [protocol(TCP), port(2, *to)].concat(),
         Statement::Flow(state) => flow(*state),
+        Statement::FlowsOver(most) => vec![load(NETWORK, 12, 4), flows_over(*most)],
         Statement::MarkFlowBySource => {
             vec![load(NETWORK, 12, 4), other("ct", vec![number(2, CT_MARK), number(4, REGISTER)])]
         }
@@ -305,6 +321,7 @@ fn arp_sender(hardware: HardwareAddress, sender: Ipv4Addr) -> Vec<Expressions> {
 fn flow(state: Flow) -> Vec<Expressions> {
     let bit = match state {
         Flow::Established => ESTABLISHED,
+        Flow::New => NEW,
         Flow::Related => RELATED,
     };
     vec![
@@ -312,6 +329,33 @@ fn flow(state: Flow) -> Vec<Expressions> {
         mask(&bit.to_ne_bytes()),
         compare(Test::IsNot, vec![0; 4]),
     ]
+}
+
+fn counts_flows(statement: &Statement) -> bool {
+    matches!(statement, Statement::FlowsOver(_))
+}
+
+fn flows_set() -> SetMessage {
+    SetMessage {
+        attributes: vec![
+            SetAttribute::Table(TABLE.to_owned()),
+            SetAttribute::Name(FLOWS.to_owned()),
+            SetAttribute::Flags(SetFlags::Eval),
+            SetAttribute::KeyType(KEY_IPV4),
+            SetAttribute::KeyLen(4),
+            SetAttribute::Id(FLOWS_ID),
+            SetAttribute::Description(vec![SetDescription::Size(FLOWS_SIZE)]),
+        ],
+    }
+}
+
+/// Looks the key up, adds it when it is new, and matches when its count is too large.
+fn flows_over(most: u32) -> Expressions {
+    let count = nested(2, &[number(1, most), number(2, MORE_THAN)]);
+    let expression = nested(7, &[text(1, "connlimit"), count]);
+    let add = number(3, 0);
+    let key = number(4, REGISTER);
+    other("dynset", vec![text(1, FLOWS), number(2, FLOWS_ID), add, key, expression])
 }
 
 fn limit(per_second: u64, burst: u32) -> Expressions {
@@ -394,6 +438,18 @@ fn immediate(verdict: Verdict) -> Expressions {
 
 fn other(name: &str, attributes: Vec<DefaultNla>) -> Expressions {
     Expressions::Other { expression_type: name.to_owned(), attributes }
+}
+
+/// A string with its end.
+fn text(kind: u16, value: &str) -> DefaultNla {
+    DefaultNla::new(kind, [value.as_bytes(), &[0]].concat())
+}
+
+/// Attributes within an attribute, which the kernel wants marked as such (`NLA_F_NESTED`).
+fn nested(kind: u16, attributes: &[DefaultNla]) -> DefaultNla {
+    let mut bytes = vec![0; attributes.buffer_len()];
+    attributes.emit(&mut bytes);
+    DefaultNla::new(kind | NESTED, bytes)
 }
 
 fn number(kind: u16, value: u32) -> DefaultNla {

@@ -12,6 +12,8 @@
 //!   with its metadata services, multicast, …), except the name servers it is told, on port 53, and
 //!   what the provider lists as reachable.
 //! * A guest's ICMP errors go nowhere: a forged one would disturb flows of the node and of others.
+//! * A guest has at most [`FLOWS_PER_GUEST`] flows at a time, so that the node's table of them has
+//!   room for everybody's.
 //! * Nothing outside opens a connection to a guest. The node forwards nothing else either.
 //! * What leaves has the node's address.
 //!
@@ -35,6 +37,10 @@ pub const TAP_PREFIX: &str = "hf";
 /// hour.
 const DHCP_RATE: u64 = 5;
 const DHCP_BURST: u32 = 20;
+/// Flows that one guest may have at a time. The kernel's table holds 65,536 on a machine with more
+/// than 1 GiB and 262,144 with more than 4 GiB (`nf_conntrack_core.c`). A flow that begins is
+/// compared with all of its guest's, so many more would cost the node's processors.
+pub const FLOWS_PER_GUEST: u32 = 4096;
 /// Before connection tracking and every other hook.
 const INGRESS_PRIORITY: i32 = -500;
 /// `NF_IP_PRI_FILTER`.
@@ -209,6 +215,12 @@ fn outward(shared: &Shared) -> Vec<Rule> {
         // The mark finds a machine's flows when it is deleted.
         rule([Statement::MarkFlowBySource]),
         rule([Statement::Flow(Flow::Established), accept()]),
+        rule([
+            Statement::Flow(Flow::New),
+            Statement::FlowsOver(FLOWS_PER_GUEST),
+            Statement::Counter,
+            Statement::Verdict(Verdict::Drop),
+        ]),
     ];
     for server in &shared.dns {
         let server = Ipv4Prefix::single(*server);

@@ -128,6 +128,9 @@ pub enum Statement {
     TcpTo(u16),
     /// What connection tracking makes of the packet.
     Flow(Flow),
+    /// The packet begins one flow too many: its IPv4 source has more than so many, this one
+    /// included. Needs the set [`super::encode::FLOWS`], which a table with such a rule has.
+    FlowsOver(u32),
     /// Marks the flow with the packet's IPv4 source, in network order.
     MarkFlowBySource,
     /// At most so many packets; more do not match.
@@ -152,6 +155,8 @@ pub enum Statement {
 pub enum Flow {
     /// It belongs to a flow that was let through.
     Established,
+    /// It begins a flow.
+    New,
     /// It is an ICMP error that quotes a packet of such a flow, by whomever it was sent.
     Related,
 }
