@@ -1,0 +1,89 @@
+//! A node takes its configuration from each of its sources, in the order that the README states,
+//! and waits for slow ones: a stick that is found late, or that somebody plugs in afterwards.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
+
+use std::{fs, path::Path, time::Duration};
+
+use base64::{Engine, engine::general_purpose::STANDARD};
+use image::{BuildOptions, Silent};
+use qemu_tests::harness::{
+    host::{Host, HostOptions, Medium, Uplink},
+    scene::image_folder,
+    volume,
+};
+use serde_json::json;
+
+/// From power-on to the line that says it, on a busy machine.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// The smallest configuration.
+fn config(name: &str) -> String {
+    let key = "01".repeat(32);
+    format!("version = 1\nname = \"{name}\"\n[authority]\nthreshold = 1\nkeys = [\"{key}\"]\n")
+}
+
+fn boot(image: &Path, folder: &Path, options: HostOptions) -> Host {
+    let options = HostOptions { uplink: Uplink::None, memory_mib: 1024, ..options };
+    Host::start(image, folder, &options).unwrap()
+}
+
+/// QEMU's arguments for a stick with `name`'s configuration, and its file.
+fn stick(folder: &Path, name: &str) -> String {
+    let file = folder.join("stick.img");
+    volume::write(&file, &config(name)).unwrap();
+    format!("if=none,id=stick,format=raw,file={}", file.display())
+}
+
+#[test]
+fn the_kernel_command_line_comes_before_a_volume() {
+    let folder = tempfile::tempdir().unwrap();
+    let words = format!("holdfast.config={}", STANDARD.encode(config("from the command line")));
+    let medium = Medium::Kernel(words);
+    let options =
+        HostOptions { medium, config: Some(config("from the volume")), ..HostOptions::default() };
+    let host = boot(&image_folder().unwrap(), folder.path(), options);
+    let line = host.serial.wait("event=config ", LIMIT).unwrap();
+    assert!(line.contains("from the command line"), "{line}");
+}
+
+#[test]
+fn a_stick_comes_before_the_image_though_it_is_found_late() {
+    let folder = tempfile::tempdir().unwrap();
+    let document = folder.path().join("holdfast.toml");
+    fs::write(&document, config("from the image")).unwrap();
+    let mut build = BuildOptions::new(&Path::new(env!("CARGO_MANIFEST_DIR")).join(".."));
+    build.output = folder.path().join("image");
+    build.config = Some(document);
+    let image = image::build(&build, &Silent).unwrap().folder;
+
+    let alone = boot(&image, &folder.path().join("alone"), HostOptions::default());
+    let line = alone.serial.wait("event=config ", LIMIT).unwrap();
+    assert!(line.contains("from the image"), "{line}");
+    drop(alone);
+
+    let arguments = ["-device", "qemu-xhci", "-drive", &stick(folder.path(), "from the stick")]
+        .into_iter()
+        .chain(["-device", "usb-storage,drive=stick"])
+        .map(str::to_owned)
+        .collect();
+    let options = HostOptions { arguments, ..HostOptions::default() };
+    let both = boot(&image, &folder.path().join("both"), options);
+    let line = both.serial.wait("event=config ", LIMIT).unwrap();
+    assert!(line.contains("from the stick"), "{line}");
+}
+
+#[test]
+fn a_stick_that_is_plugged_in_later_is_taken() {
+    let folder = tempfile::tempdir().unwrap();
+    let drive = stick(folder.path(), "plugged in later");
+    let arguments = ["-device", "qemu-xhci,id=usb", "-drive", &drive].map(str::to_owned).to_vec();
+    let options = HostOptions { arguments, ..HostOptions::default() };
+    let mut host = boot(&image_folder().unwrap(), folder.path(), options);
+    let line = host.serial.wait("event=config-bad", LIMIT).unwrap();
+    assert!(line.contains("holdfast.toml") && line.contains("HOLDFAST"), "{line}");
+    let plugged = json!({ "driver": "usb-storage", "drive": "stick", "bus": "usb.0" });
+    host.qmp.execute("device_add", plugged).unwrap();
+    let line = host.serial.wait("event=config ", LIMIT).unwrap();
+    assert!(line.contains("plugged in later"), "{line}");
+}
