@@ -1,5 +1,5 @@
 //! How much one source may ask and hold: a token bucket for its requests, a count of its
-//! connections, both in bounded memory.
+//! connections, a memory of signed requests, all of them bounded.
 
 use std::{
     collections::BTreeMap,
@@ -7,6 +7,9 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
+
+use lease::request::{MAX_AGE_S, ReplayError, ReplayGuard, VerifiedRequest};
+use types::units::UnixSeconds;
 
 /// Requests that a source may make at once after a pause.
 pub const BURST: u32 = 400;
@@ -55,6 +58,49 @@ impl Limits {
         }
         *tokens -= 1.0;
         Some(())
+    }
+}
+
+/// Who signed a request, as far as the gateway knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Signer {
+    /// A key of which the gateway was shown a lease.
+    Renter,
+    /// Any other key. There can be as many of them as somebody likes.
+    Stranger,
+}
+
+/// The signed requests of the last while, each of which counts once. Strangers have a memory of
+/// their own, so that they cannot fill the renters'.
+#[derive(Debug)]
+pub struct Replays {
+    renters: ReplayGuard,
+    strangers: ReplayGuard,
+}
+
+impl Replays {
+    /// Remembers up to `capacity` requests of renters and as many of strangers.
+    pub fn new(capacity: usize) -> Self {
+        let guard = || ReplayGuard::new(capacity, MAX_AGE_S);
+        Self { renters: guard(), strangers: guard() }
+    }
+
+    /// Remembers a request, or says that it was there before.
+    pub fn admit(
+        &mut self,
+        now: UnixSeconds,
+        signer: Signer,
+        request: &VerifiedRequest,
+    ) -> Result<(), ReplayError> {
+        let (own, other) = match signer {
+            Signer::Renter => (&mut self.renters, &self.strangers),
+            Signer::Stranger => (&mut self.strangers, &self.renters),
+        };
+        // The signer may have become a renter since.
+        if other.knows(request) {
+            return Err(ReplayError::Replayed { nonce: request.nonce.clone() });
+        }
+        own.admit(now, request).map(drop)
     }
 }
 
@@ -139,6 +185,25 @@ mod tests {
         assert_ne!(source("2001:db8::1"), source("2001:db8:0:1::1"));
         assert_eq!(source("::ffff:192.0.2.1"), source("192.0.2.1"));
         assert_ne!(source("192.0.2.1"), source("192.0.2.2"));
+    }
+
+    #[test]
+    fn strangers_cannot_fill_the_renters_memory_and_a_request_counts_once_in_both() {
+        let request = |key: u8, nonce: u8| VerifiedRequest {
+            key: types::ids::PublicKey::from_bytes([key; 32]),
+            nonce: nonce.to_string(),
+            created: UnixSeconds(100),
+            idempotency_key: None,
+        };
+        let (mut replays, now) = (Replays::new(2), UnixSeconds(100));
+        replays.admit(now, Signer::Stranger, &request(1, 1)).expect("first");
+        replays.admit(now, Signer::Stranger, &request(2, 1)).expect("second");
+        let full = replays.admit(now, Signer::Stranger, &request(3, 1));
+        assert_eq!(full, Err(ReplayError::Full));
+        replays.admit(now, Signer::Renter, &request(4, 1)).expect("a renter goes on");
+        let again = replays.admit(now, Signer::Renter, &request(1, 1));
+        assert!(matches!(again, Err(ReplayError::Replayed { .. })), "{again:?}");
+        replays.admit(now, Signer::Renter, &request(1, 2)).expect("another nonce");
     }
 
     #[test]

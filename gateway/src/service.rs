@@ -7,10 +7,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use lease::{
-    request::{MAX_AGE_S, ReplayGuard},
-    threshold::{AuthoritySet, ThresholdError},
-};
+use lease::threshold::{AuthoritySet, ThresholdError};
 use overlay::{InboundStream, Inbox, MemberEvent, Overlay, OverlayConfig, OverlayError, Role};
 use tokio::{io::AsyncWriteExt, net::TcpListener, sync::Semaphore};
 use types::{
@@ -26,13 +23,13 @@ use crate::{
     content::{ContentError, ContentStore},
     directory::Directory,
     keyfile::{self, KeyFileError},
-    limits::Limits,
+    limits::{Limits, Replays},
     store::{Store, StoreError},
     streams,
     turns::Turns,
 };
 
-/// Requests that are remembered against replay.
+/// Requests that are remembered against replay: of renters, and as many of strangers.
 const REPLAY_CAPACITY: usize = 1 << 18;
 
 /// Content streams to nodes at a time; a further node waits.
@@ -93,7 +90,7 @@ pub struct Gateway {
     /// Creations that go on, by renter and idempotency key.
     pub creations: Turns<(PublicKey, String)>,
     directory: Mutex<Directory>,
-    replay: Mutex<ReplayGuard>,
+    replay: Mutex<Replays>,
     limits: Mutex<Limits>,
 }
 
@@ -104,7 +101,7 @@ impl Gateway {
     }
 
     /// Returns the guard against replay, for a moment.
-    pub fn replay(&self) -> MutexGuard<'_, ReplayGuard> {
+    pub fn replay(&self) -> MutexGuard<'_, Replays> {
         self.replay.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -175,7 +172,7 @@ impl Running {
             uploads: Turns::default(),
             creations: Turns::default(),
             directory: Mutex::default(),
-            replay: Mutex::new(ReplayGuard::new(REPLAY_CAPACITY, MAX_AGE_S)),
+            replay: Mutex::new(Replays::new(REPLAY_CAPACITY)),
             limits: Mutex::default(),
         });
         Ok(Self { gateway, listener, inbox })

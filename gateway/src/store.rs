@@ -1,5 +1,5 @@
-//! What the gateway must not forget: which node has which machine, how requests with an
-//! idempotency key were answered, which leases it was shown and whose content it keeps. One redb file; every change is on disk before it is
+//! What the gateway must not forget: which leases it was shown and so on which node each machine
+//! is, how requests with an idempotency key were answered, and whose content it keeps. One redb file; every change is on disk before it is
 //! acknowledged.
 
 use std::{collections::BTreeSet, path::Path};
@@ -19,23 +19,16 @@ pub const KEEP_ANSWERS_S: u64 = 48 * 3600;
 /// the machine, so that a renewal finds what it started from.
 pub const RETAIN_S: u64 = 10 * 24 * 3600;
 
+/// How long a lease is remembered after its end, in seconds: receipts of its machine are asked for
+/// that long.
+pub const REMEMBER_S: u64 = 400 * 24 * 3600;
+
 /// Renter, slash, lease to JSON of [`Standing`].
 const LEASES: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("leases");
 /// Renter, slash, content to its length in bytes.
 const HELD: TableDefinition<'_, &str, u64> = TableDefinition::new("held");
-/// Machine (hexadecimal) to JSON of [`Place`].
-const MACHINES: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("machines");
 /// Renter, slash, idempotency key to JSON of [`Answer`].
 const ANSWERS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("answers");
-
-/// Where a machine is and whose it is.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Place {
-    /// Its node.
-    pub node: NodeId,
-    /// Its renter.
-    pub renter: PublicKey,
-}
 
 /// What is known of a lease that its renter showed and enough keys signed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,6 +37,15 @@ pub struct Standing {
     pub serial: u64,
     /// The end of the lease with that serial.
     pub end: UnixSeconds,
+    /// Its node, which has the machine if there is one.
+    pub node: NodeId,
+}
+
+impl Standing {
+    /// Says whether what belongs to the machine is still kept.
+    pub fn retains(&self, now: UnixSeconds) -> bool {
+        self.end.plus(RETAIN_S) > now
+    }
 }
 
 /// A request that was done, and its answer.
@@ -83,7 +85,6 @@ impl Store {
     pub fn open(path: &Path) -> Result<Self, StoreError> {
         let database = Database::create(path)?;
         let transaction = database.begin_write()?;
-        transaction.open_table(MACHINES)?;
         transaction.open_table(ANSWERS)?;
         transaction.open_table(LEASES)?;
         transaction.open_table(HELD)?;
@@ -91,27 +92,11 @@ impl Store {
         Ok(Self { database })
     }
 
-    /// Returns where a machine is.
-    pub fn place(&self, machine: MachineId) -> Result<Option<Place>, StoreError> {
-        self.get(MACHINES, &machine.to_string())
-    }
-
-    /// Remembers where a machine is.
-    pub fn put_place(&self, machine: MachineId, place: &Place) -> Result<(), StoreError> {
-        self.put(MACHINES, &machine.to_string(), place)
-    }
-
-    /// Returns the nodes that have, or had, machines of `renter`.
-    pub fn nodes_of(&self, renter: PublicKey) -> Result<Vec<NodeId>, StoreError> {
-        let table = self.database.begin_read()?.open_table(MACHINES)?;
-        let mut nodes = std::collections::BTreeSet::new();
-        for entry in table.iter()? {
-            let (_, value) = entry?;
-            let place: Place = decode(value.value())?;
-            if place.renter == renter {
-                nodes.insert(place.node);
-            }
-        }
+    /// Returns the nodes that a renter's leases name, but for leases whose machines are long gone.
+    pub fn nodes_of(&self, renter: PublicKey, now: UnixSeconds) -> Result<Vec<NodeId>, StoreError> {
+        let standings = self.standings(renter)?.into_iter();
+        let nodes: BTreeSet<_> =
+            standings.filter(|lease| lease.retains(now)).map(|lease| lease.node).collect();
         Ok(nodes.into_iter().collect())
     }
 
@@ -120,21 +105,16 @@ impl Store {
         self.get(ANSWERS, &format!("{renter}/{key}"))
     }
 
-    /// Remembers a machine that was made, and the answer to the request that `renter` named
-    /// `key`: both or neither.
-    pub fn put_created(
+    /// Remembers it.
+    pub fn put_answer(
         &self,
-        machine: MachineId,
-        place: &Place,
         renter: PublicKey,
         key: &str,
         answer: &Answer,
     ) -> Result<(), StoreError> {
-        let (place, answer) = (encode(place)?, encode(answer)?);
+        let json = encode(answer)?;
         let transaction = self.database.begin_write()?;
-        transaction.open_table(MACHINES)?.insert(machine.to_string().as_str(), &*place)?;
-        let name = format!("{renter}/{key}");
-        transaction.open_table(ANSWERS)?.insert(name.as_str(), &*answer)?;
+        transaction.open_table(ANSWERS)?.insert(format!("{renter}/{key}").as_str(), &*json)?;
         transaction.commit()?;
         Ok(())
     }
@@ -146,10 +126,18 @@ impl Store {
         lease: MachineId,
         standing: &Standing,
     ) -> Result<(), StoreError> {
-        match self.standing(renter, lease)? {
-            Some(known) if known.serial >= standing.serial => Ok(()),
-            _ => self.put(LEASES, &format!("{renter}/{lease}"), standing),
+        let (name, json) = (format!("{renter}/{lease}"), encode(standing)?);
+        let transaction = self.database.begin_write()?;
+        {
+            let mut leases = transaction.open_table(LEASES)?;
+            let known = leases.get(name.as_str())?.map(|value| decode::<Standing>(value.value()));
+            if known.transpose()?.is_some_and(|known| known.serial >= standing.serial) {
+                return Ok(());
+            }
+            leases.insert(name.as_str(), &*json)?;
         }
+        transaction.commit()?;
+        Ok(())
     }
 
     /// Returns what is known of a lease.
@@ -163,13 +151,13 @@ impl Store {
 
     /// Returns when the last of a renter's leases ends or ended.
     pub fn last_end(&self, renter: PublicKey) -> Result<Option<UnixSeconds>, StoreError> {
+        Ok(self.standings(renter)?.into_iter().map(|standing| standing.end).max())
+    }
+
+    fn standings(&self, renter: PublicKey) -> Result<Vec<Standing>, StoreError> {
         let table = self.database.begin_read()?.open_table(LEASES)?;
-        let mut last = None;
-        for entry in table.range::<&str>(of(renter).as_str()..end_of(renter).as_str())? {
-            let standing: Standing = decode(entry?.1.value())?;
-            last = last.max(Some(standing.end));
-        }
-        Ok(last)
+        let entries = table.range::<&str>(of(renter).as_str()..end_of(renter).as_str())?;
+        entries.map(|entry| decode(entry?.1.value())).collect()
     }
 
     /// Remembers that `renter` uploaded `content` of `bytes` bytes.
@@ -209,8 +197,8 @@ impl Store {
         Ok(used)
     }
 
-    /// Forgets answers and leases that are too old to be asked for, and what renters without
-    /// lease uploaded. Returns the content that is still held.
+    /// Forgets answers and leases that are too old to be asked for, and what renters whose leases
+    /// are over uploaded. Returns the content that is still held.
     pub fn forget(&self, now: UnixSeconds) -> Result<BTreeSet<ContentId>, StoreError> {
         let transaction = self.database.begin_write()?;
         transaction.open_table(ANSWERS)?.retain(|_, value| {
@@ -219,12 +207,11 @@ impl Store {
         })?;
         let (mut renters, mut held) = (BTreeSet::new(), BTreeSet::new());
         transaction.open_table(LEASES)?.retain(|name, value| {
-            let standing = serde_json::from_slice::<Standing>(value);
-            let stands = standing.is_ok_and(|standing| standing.end.plus(RETAIN_S) > now);
-            if let (true, Some((renter, _))) = (stands, name.split_once('/')) {
+            let Ok(standing) = serde_json::from_slice::<Standing>(value) else { return false };
+            if let (true, Some((renter, _))) = (standing.retains(now), name.split_once('/')) {
                 renters.insert(renter.to_owned());
             }
-            stands
+            standing.end.plus(REMEMBER_S) > now
         })?;
         transaction.open_table(HELD)?.retain(|name, _| {
             let Some((renter, content)) = name.split_once('/') else { return false };
@@ -245,19 +232,6 @@ impl Store {
     ) -> Result<Option<T>, StoreError> {
         let table = self.database.begin_read()?.open_table(table)?;
         table.get(key)?.map(|value| decode(value.value())).transpose()
-    }
-
-    fn put<T: Serialize>(
-        &self,
-        table: TableDefinition<'_, &str, &[u8]>,
-        key: &str,
-        value: &T,
-    ) -> Result<(), StoreError> {
-        let bytes = encode(value)?;
-        let transaction = self.database.begin_write()?;
-        transaction.open_table(table)?.insert(key, bytes.as_slice())?;
-        transaction.commit()?;
-        Ok(())
     }
 }
 
@@ -287,19 +261,16 @@ mod tests {
     fn what_was_put_is_there_after_opening_again() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("store.redb");
-        let (machine, renter) = (MachineId::from_bytes([1; 16]), PublicKey::from_bytes([2; 32]));
-        let place = Place { node: NodeId::from_bytes([3; 32]), renter };
+        let renter = PublicKey::from_bytes([2; 32]);
         let (content_type, headers) = ("application/json".into(), Vec::new());
         let response = ForwardedResponse { status: 201, content_type, headers, body: vec![1] };
         let answer = Answer { digest: "d".into(), at: UnixSeconds(10), response };
         let store = Store::open(&path).expect("made");
-        store.put_created(machine, &place, renter, "k", &answer).expect("kept");
+        store.put_answer(renter, "k", &answer).expect("kept");
         drop(store);
         let store = Store::open(&path).expect("opened");
         store.forget(UnixSeconds(11)).expect("kept");
-        assert_eq!(store.place(machine).expect("read"), Some(place.clone()));
         assert_eq!(store.answer(renter, "k").expect("read"), Some(answer));
-        assert_eq!(store.nodes_of(renter).expect("read"), vec![place.node]);
         store.forget(UnixSeconds(10 + KEEP_ANSWERS_S)).expect("dropped");
         assert_eq!(store.answer(renter, "k").expect("read"), None);
     }
@@ -311,11 +282,13 @@ mod tests {
         let (a, b) = (PublicKey::from_bytes([1; 32]), PublicKey::from_bytes([2; 32]));
         let (x, y) = (ContentId::from_bytes([3; 32]), ContentId::from_bytes([4; 32]));
         let (first, second) = (MachineId::from_bytes([5; 16]), MachineId::from_bytes([6; 16]));
-        let standing = |serial, end| Standing { serial, end: UnixSeconds(end) };
+        let node = NodeId::from_bytes([7; 32]);
+        let standing = |serial, end| Standing { serial, end: UnixSeconds(end), node };
         store.put_lease(a, first, &standing(2, 100)).expect("kept");
         store.put_lease(a, first, &standing(1, 900)).expect("older, ignored");
         store.put_lease(b, second, &standing(1, 200)).expect("kept");
         assert_eq!(store.last_end(a).expect("read"), Some(UnixSeconds(100)));
+        assert_eq!(store.nodes_of(a, UnixSeconds(100)).expect("read"), [node]);
         store.hold(a, x, 10).expect("kept");
         store.hold(b, x, 10).expect("kept");
         store.hold(b, y, 7).expect("kept");
@@ -324,10 +297,10 @@ mod tests {
         assert_eq!(store.forget(at(99)).expect("done"), BTreeSet::from([x, y]));
         assert_eq!(store.held(a, x).expect("read"), Some(10));
         assert_eq!(store.forget(at(100)).expect("done"), BTreeSet::from([x, y]));
-        assert_eq!(
-            (store.held(a, x).expect("read"), store.last_end(a).expect("read")),
-            (None, None)
-        );
+        assert_eq!(store.held(a, x).expect("read"), None);
+        assert_eq!(store.nodes_of(a, at(100)).expect("read"), []);
+        // Where the machine was is known for longer.
+        assert!(store.standing(a, first).expect("read").is_some());
         store.release(b, y).expect("done");
         assert_eq!(store.forget(at(199)).expect("done"), BTreeSet::from([x]));
         assert_eq!(store.forget(at(200)).expect("done"), BTreeSet::new());

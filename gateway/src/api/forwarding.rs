@@ -11,7 +11,7 @@ use lease::problem::Kind;
 use overlay::RequestError;
 use types::{
     forward::{ForwardedRequest, ForwardedResponse, Problem},
-    ids::{MachineId, NodeId},
+    ids::NodeId,
 };
 
 use crate::service::Gateway;
@@ -22,9 +22,6 @@ const ATTEMPTS: u32 = 3;
 
 /// Pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(300);
-
-/// Nodes that are asked for a machine whose node is not known.
-const MAX_ASKED: usize = 64;
 
 /// Sends the request to a node and returns its answer, whatever that is.
 pub(super) async fn ask(
@@ -65,20 +62,6 @@ pub(super) fn refuse(error: &RequestError) -> Problem {
         | RequestError::PeerAnswer { .. } => Kind::NodeUnreachable,
     };
     kind.caused_by(error)
-}
-
-/// Returns the nodes that can have a machine: the one that is known to, else all that are there.
-pub(super) fn candidates(gateway: &Gateway, machine: MachineId) -> Result<Vec<NodeId>, Problem> {
-    let place = gateway.store.place(machine).map_err(|error| Kind::Internal.caused_by(&error))?;
-    if let Some(place) = place {
-        return Ok(vec![place.node]);
-    }
-    let mut nodes = gateway.providers();
-    nodes.truncate(MAX_ASKED);
-    if nodes.is_empty() {
-        return Err(Kind::NotFound.because(format!("no node here has machine {machine}")));
-    }
-    Ok(nodes)
 }
 
 /// Turns a node's answer into the gateway's.

@@ -1,4 +1,5 @@
-//! Leases that renters show: they open the gateway's doors, as far as it keeps any.
+//! Leases that renters show: they open uploading, and say on which node a machine is. No node is
+//! believed that, and none is asked that no lease names.
 
 use std::sync::Arc;
 
@@ -10,16 +11,16 @@ use lease::{
 };
 use types::{
     forward::{ForwardedRequest, Problem},
-    ids::MachineId,
+    ids::{MachineId, NodeId},
 };
 
 use super::{bodies::StandingLease, json_response, kept, parse};
 use crate::{
-    service::{Gateway, now},
+    service::Gateway,
     store::{RETAIN_S, Standing},
 };
 
-/// Takes a lease that its renter shows.
+/// Takes a lease that its renter shows. One that ended still tells where the machine was.
 pub(super) async fn show(
     gateway: &Arc<Gateway>,
     id: MachineId,
@@ -32,13 +33,10 @@ pub(super) async fn show(
         return Err(Kind::Unprocessable.because(detail));
     }
     let end = lease.end;
-    if end <= now() {
-        return Err(Kind::LeaseRefused.because(format!("lease {id} ended at {}", end.0)));
-    }
     remember(gateway, &lease).await?;
     let store = |error| Kind::Internal.caused_by(&error);
     let standing = gateway.store.standing(who.key, id).map_err(store)?;
-    let standing = standing.unwrap_or(Standing { serial: lease.serial, end });
+    let standing = standing.unwrap_or(Standing { serial: lease.serial, end, node: lease.node });
     let last = gateway.store.last_end(who.key).map_err(store)?.unwrap_or(end);
     let answer = StandingLease {
         id,
@@ -69,9 +67,25 @@ pub(super) fn check(
     Ok(lease)
 }
 
+/// Returns the node of the signer's machine.
+pub(super) fn node(
+    gateway: &Gateway,
+    machine: MachineId,
+    who: &VerifiedRequest,
+) -> Result<NodeId, Problem> {
+    let known = gateway.store.standing(who.key, machine);
+    let known = known.map_err(|error| Kind::Internal.caused_by(&error))?;
+    known.map(|standing| standing.node).ok_or_else(|| {
+        Kind::NotFound.because(format!(
+            "this gateway knows no lease {machine} of your key; if there is one, show it with \
+             PUT /v1/leases/{machine}"
+        ))
+    })
+}
+
 /// Keeps what follows from a lease that was checked. A lower serial changes nothing.
 pub(super) async fn remember(gateway: &Arc<Gateway>, lease: &Lease) -> Result<(), Problem> {
     let (renter, id) = (lease.renter, lease.id);
-    let standing = Standing { serial: lease.serial, end: lease.end };
+    let standing = Standing { serial: lease.serial, end: lease.end, node: lease.node };
     kept(gateway, move |store| store.put_lease(renter, id, &standing)).await
 }

@@ -9,12 +9,11 @@ use axum::{
 };
 use futures_util::{StreamExt, stream};
 use lease::{
-    api::{CreateMachine, Image, LeaseRenewal, MAX_CMDLINE},
+    api::{CreateMachine, Image, LeaseRenewal, MAX_CMDLINE, Machine},
     document::Lease,
     problem::Kind,
     request::VerifiedRequest,
 };
-use serde_json::Value;
 use sha2::{Digest, Sha256};
 use types::{
     forward::{ForwardedRequest, ForwardedResponse, Problem},
@@ -24,7 +23,7 @@ use types::{
 use super::{content::check_held, forwarding, json_response, kept, leases, parse};
 use crate::{
     service::{Gateway, now},
-    store::{Answer, Place, StoreError},
+    store::{Answer, StoreError},
 };
 
 /// Nodes asked at a time.
@@ -50,16 +49,15 @@ pub(super) async fn create(
         }
         return Ok(forwarding::response(known.response));
     }
+    // Known before the node is asked: whatever happens then, the machine can be found.
+    leases::remember(gateway, &lease).await?;
     let response = forwarding::ask(gateway, lease.node, request).await?;
     // A refusal is not the node's last word: the next attempt may go better, and the node knows
     // the key too.
     if response.status < 300 {
-        let place = Place { node: lease.node, renter: who.key };
         let answer = Answer { digest, at: now(), response: response.clone() };
         let (renter, key) = (who.key, key.to_owned());
-        kept(gateway, move |store| store.put_created(lease.id, &place, renter, &key, &answer))
-            .await?;
-        leases::remember(gateway, &lease).await?;
+        kept(gateway, move |store| store.put_answer(renter, &key, &answer)).await?;
     }
     Ok(forwarding::response(response))
 }
@@ -105,52 +103,30 @@ pub(super) async fn act(
     request: &ForwardedRequest,
     who: &VerifiedRequest,
 ) -> Result<Response, Problem> {
-    let nodes = forwarding::candidates(gateway, machine)?;
-    let searching = nodes.len() > 1;
-    let mut answers = ask_all(gateway, nodes, request);
-    let mut last = None;
-    while let Some((node, answer)) = answers.next().await {
-        match answer {
-            Ok(answer) if answer.status == 404 => {
-                last = Some(Ok(answer));
-            }
-            Ok(answer) => {
-                if searching && answer.status < 300 {
-                    let place = Place { node, renter: who.key };
-                    kept(gateway, move |store| store.put_place(machine, &place)).await?;
-                }
-                return Ok(forwarding::response(answer));
-            }
-            Err(problem) => last = Some(last.unwrap_or(Err(problem))),
-        }
-    }
-    match last {
-        Some(Ok(answer)) => Ok(forwarding::response(answer)),
-        Some(Err(problem)) => Err(problem),
-        None => Err(Kind::NotFound.because(format!("no node here has machine {machine}"))),
-    }
+    let node = leases::node(gateway, machine, who)?;
+    forwarding::ask(gateway, node, request).await.map(forwarding::response)
 }
 
-/// Puts the lists of all nodes together. Nodes that did not answer are named in a field.
+/// Puts the lists of the nodes together that the renter's leases name. Nodes that did not answer
+/// are named in a field; what a node says of other nodes or renters does not count.
 pub(super) async fn list(
     gateway: &Arc<Gateway>,
     request: &ForwardedRequest,
     who: &VerifiedRequest,
 ) -> Result<Response, Problem> {
-    let mut nodes = read(gateway.store.nodes_of(who.key))?;
-    nodes.extend(gateway.providers());
-    nodes.sort_unstable();
-    nodes.dedup();
+    let nodes = read(gateway.store.nodes_of(who.key, now()))?;
     let mut answers = ask_all(gateway, nodes, request);
-    let (mut machines, mut silent) = (Vec::<Value>::new(), Vec::new());
+    let (mut machines, mut silent) = (Vec::new(), Vec::new());
     while let Some((node, answer)) = answers.next().await {
         let list = answer.ok().filter(|answer| answer.status == 200);
-        match list.and_then(|answer| serde_json::from_slice::<Vec<Value>>(&answer.body).ok()) {
-            Some(list) => machines.extend(list),
+        match list.and_then(|answer| serde_json::from_slice::<Vec<Machine>>(&answer.body).ok()) {
+            Some(list) => {
+                machines.extend(list.into_iter().filter(|m| m.node == node && m.renter == who.key))
+            }
             None => silent.push(node.to_string()),
         }
     }
-    machines.sort_by_key(|machine| machine["id"].to_string());
+    machines.sort_by_key(|machine| machine.id);
     let mut response = json_response(StatusCode::OK, &machines);
     if let (false, Ok(value)) = (silent.is_empty(), HeaderValue::try_from(silent.join(" "))) {
         response.headers_mut().insert("holdfast-unreachable-nodes", value);

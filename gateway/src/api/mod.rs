@@ -33,6 +33,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use types::forward::{ForwardedRequest, MAX_BODY, Problem};
 
 use crate::{
+    limits::Signer,
     service::{Gateway, now},
     store::{Store, StoreError},
 };
@@ -168,7 +169,9 @@ fn late(gateway: &Gateway) -> Problem {
 fn authenticate(gateway: &Gateway, request: &ForwardedRequest) -> Result<VerifiedRequest, Problem> {
     let who = verify(request, now(), MAX_AGE_S)
         .map_err(|error| Kind::Unauthenticated.caused_by(&error))?;
-    gateway.replay().admit(now(), &who).map_err(|error| match error {
+    let known = gateway.store.last_end(who.key).map_err(|e| Kind::Internal.caused_by(&e))?;
+    let signer = if known.is_some() { Signer::Renter } else { Signer::Stranger };
+    gateway.replay().admit(now(), signer, &who).map_err(|error| match error {
         lease::request::ReplayError::Replayed { .. } => Kind::Replayed.caused_by(&error),
         lease::request::ReplayError::TooMany { .. } | lease::request::ReplayError::Full => {
             Kind::TooManyRequests.caused_by(&error)

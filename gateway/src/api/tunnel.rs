@@ -3,7 +3,7 @@
 //!
 //! Nothing is queued here: a chunk is read only after the last one was taken.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use axum::{
     body::{Body, Bytes},
@@ -24,10 +24,9 @@ use types::{
     ids::MachineId,
 };
 
-use super::{forwarding, kept, response};
+use super::{forwarding, leases, response};
 use crate::{
     service::Gateway,
-    store::Place,
     streams::{self, StreamError},
 };
 
@@ -41,7 +40,7 @@ const MAX_FRAME: usize = 1 << 20;
 const IDLE: Duration = Duration::from_secs(3600);
 
 pub(super) async fn follow(
-    gateway: &Arc<Gateway>,
+    gateway: &Gateway,
     machine: MachineId,
     request: &ForwardedRequest,
     who: &VerifiedRequest,
@@ -52,7 +51,7 @@ pub(super) async fn follow(
 }
 
 pub(super) async fn open(
-    gateway: &Arc<Gateway>,
+    gateway: &Gateway,
     machine: MachineId,
     request: &ForwardedRequest,
     who: &VerifiedRequest,
@@ -67,30 +66,16 @@ pub(super) async fn open(
 }
 
 async fn connect(
-    gateway: &Arc<Gateway>,
+    gateway: &Gateway,
     machine: MachineId,
     request: &ForwardedRequest,
     who: &VerifiedRequest,
 ) -> Result<OverlayStream, Problem> {
-    let nodes = forwarding::candidates(gateway, machine)?;
-    let searching = nodes.len() > 1;
+    let node = leases::node(gateway, machine, who)?;
     let header = StreamHeader::Request(request.clone());
-    let mut refusal = Kind::NotFound.because(format!("no node here has machine {machine}"));
-    for node in nodes {
-        match streams::open(&gateway.overlay, node, &header, gateway.node_deadline()).await {
-            Ok(Ok(stream)) => {
-                if searching {
-                    let place = Place { node, renter: who.key };
-                    kept(gateway, move |store| store.put_place(machine, &place)).await?;
-                }
-                return Ok(stream);
-            }
-            Ok(Err(problem)) if problem.status == 404 => refusal = problem,
-            Ok(Err(problem)) => return Err(problem),
-            Err(error) => refusal = refuse(&error),
-        }
-    }
-    Err(refusal)
+    streams::open(&gateway.overlay, node, &header, gateway.node_deadline())
+        .await
+        .map_err(|error| refuse(&error))?
 }
 
 fn refuse(error: &StreamError) -> Problem {

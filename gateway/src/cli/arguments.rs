@@ -113,6 +113,12 @@ pub(crate) enum LeaseCommand {
         #[arg(long, default_value_t = 1)]
         threshold: u32,
     },
+    /// Show a lease to the gateway, which then takes uploads and finds the machine. Needed once,
+    /// and only for a machine that was made through another gateway.
+    Register {
+        /// The envelope.
+        envelope: PathBuf,
+    },
     /// Put the signatures of several envelopes over one lease together.
     Combine {
         /// The envelopes.

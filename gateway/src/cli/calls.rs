@@ -14,7 +14,7 @@ use types::{
 
 use super::{
     CliError,
-    arguments::{Command, ContentCommand, MachinesCommand, NodeCommand},
+    arguments::{Command, ContentCommand, LeaseCommand, MachinesCommand, NodeCommand},
     http, leases,
 };
 
@@ -67,6 +67,7 @@ impl Call {
 pub(super) async fn of(command: &Command) -> Result<Vec<Call>, CliError> {
     let open = |target: &str| vec![Call::get(target.to_owned(), Signing::Nobody)];
     Ok(match command {
+        Command::Lease { command: LeaseCommand::Register { envelope } } => vec![show(envelope)?],
         Command::Keygen { .. }
         | Command::Lease { .. }
         | Command::Tunnel { .. }
@@ -127,12 +128,17 @@ fn machines(command: &MachinesCommand) -> Result<Call, CliError> {
     }
 }
 
+/// Shows the gateway a lease.
+fn show(envelope: &Path) -> Result<Call, CliError> {
+    let envelope = leases::read(envelope)?;
+    let id = leases::inside(&envelope)?.id;
+    Ok(Call::json("PUT", format!("/v1/leases/{id}"), &json!(envelope), http::nonce()?))
+}
+
 async fn push(file: &Path, lease: Option<&Path>) -> Result<Vec<Call>, CliError> {
     let mut calls = Vec::new();
     if let Some(path) = lease {
-        let envelope = leases::read(path)?;
-        let id = leases::inside(&envelope)?.id;
-        calls.push(Call::json("PUT", format!("/v1/leases/{id}"), &json!(envelope), http::nonce()?));
+        calls.push(show(path)?);
     }
     let content = digest(file).await.map_err(|source| CliError::File {
         operation: "read",

@@ -22,7 +22,7 @@ use types::{
 
 use crate::harness::{
     Serving, create, lease,
-    node::{machine, offer},
+    node::{machine, offer, receipts},
     renter,
     schema::{check, document},
     signed_lease,
@@ -104,6 +104,9 @@ fn samples() -> BTreeMap<&'static str, Vec<Value>> {
         ("MachineShape", vec![real(shape)]),
         ("MachineEvent", vec![real(event)]),
         ("MachineState", states().into_iter().map(real).collect()),
+        ("Receipt", vec![real(receipts(&lease).receipts[0].receipt.clone())]),
+        ("SignedReceipt", vec![real(receipts(&lease).receipts[0].clone())]),
+        ("Receipts", vec![real(receipts(&lease))]),
         ("Restarting", vec![real(Restarting { restarting: "agent".into() })]),
         ("Health", vec![real(Health { status: "ok".into(), gateway: node, members: 1, nodes: 1 })]),
         (

@@ -8,7 +8,7 @@ use crate::harness::{
     client::{plain, signed, with_body},
     create, lease,
     node::{Manner, Node},
-    renter,
+    renter, show,
 };
 
 fn creation(lease: &lease::document::Lease, key: &str) -> ForwardedRequest {
@@ -97,7 +97,7 @@ async fn every_operation_reaches_the_machine() {
 }
 
 #[tokio::test]
-async fn a_machine_is_found_and_only_by_its_renter() {
+async fn a_machine_of_another_gateway_is_found_by_its_lease_and_only_by_its_renter() {
     let gateway = Serving::start().await;
     let _empty = Node::join(&gateway, 20, Manner::Prompt).await;
     let node = Node::join(&gateway, 21, Manner::Prompt).await;
@@ -110,9 +110,13 @@ async fn a_machine_is_found_and_only_by_its_renter() {
     let patience = crate::harness::PATIENCE;
     gateway.gateway.overlay.request(node.id(), body.into(), patience).await.unwrap();
     let path = format!("/v1/machines/{}", wanted.id);
+    let unknown = gateway.ask(&key, plain("GET", &path)).await;
+    assert_eq!(unknown.problem(), (404, "/problems/not-found".into()));
+    assert!(unknown.detail().contains("PUT /v1/leases/"), "{}", unknown.detail());
+    assert_eq!(gateway.ask(&key, show(&wanted)).await.status, 200);
     assert_eq!(gateway.ask(&key, plain("GET", &path)).await.status, 200);
     let stranger = gateway.ask(&renter(23), plain("DELETE", &path)).await;
-    assert_eq!(stranger.problem(), (403, "/problems/forbidden".into()));
+    assert_eq!(stranger.problem(), (404, "/problems/not-found".into()));
     let theirs: Vec<Machine> = gateway.ask(&renter(23), plain("GET", "/v1/machines")).await.json();
     assert_eq!(theirs, Vec::new());
     let unknown = "/v1/machines/00000000000000000000000000000000";

@@ -16,8 +16,9 @@ use types::forward::StreamAnswer;
 use crate::harness::{
     Serving,
     client::{plain, signed},
+    lease,
     node::{Manner, Node, answer},
-    renter, within,
+    renter, show, within,
 };
 
 const MACHINE: &str = "/v1/machines/01010101010101010101010101010101";
@@ -39,6 +40,7 @@ async fn tunnel_to(
     node: &mut Node,
 ) -> (WebSocketStream<TcpStream>, overlay::OverlayStream) {
     let key = renter(41);
+    gateway.ask(&key, show(&lease(1, node.id(), &key))).await;
     let (socket, (request, stream)) = tokio::join!(tunnel(gateway, &key), node.accept());
     assert_eq!(request.target, format!("{MACHINE}/tunnel/22"));
     assert!(lease::request::verify(&request, gateway::service::now(), 300).is_ok());
@@ -53,7 +55,9 @@ fn binary(bytes: &'static [u8]) -> Message {
 async fn a_followed_console_shows_what_comes_as_it_comes() {
     let gateway = Serving::start().await;
     let mut node = Node::join(&gateway, 42, Manner::Prompt).await;
-    let request = signed(&renter(43), plain("GET", &format!("{MACHINE}/console?follow=1")));
+    let key = renter(43);
+    gateway.ask(&key, show(&lease(1, node.id(), &key))).await;
+    let request = signed(&key, plain("GET", &format!("{MACHINE}/console?follow=1")));
     let (response, (asked, mut console)) =
         tokio::join!(within("a console", gateway.begin(&request)), node.accept());
     assert_eq!(asked.target, request.target);
@@ -76,7 +80,9 @@ async fn a_followed_console_shows_what_comes_as_it_comes() {
 async fn a_console_whose_node_dies_breaks_off() {
     let gateway = Serving::start().await;
     let mut node = Node::join(&gateway, 44, Manner::Prompt).await;
-    let request = signed(&renter(45), plain("GET", &format!("{MACHINE}/console?follow=1")));
+    let key = renter(45);
+    gateway.ask(&key, show(&lease(1, node.id(), &key))).await;
+    let request = signed(&key, plain("GET", &format!("{MACHINE}/console?follow=1")));
     let (response, (_, console)) =
         tokio::join!(within("a console", gateway.begin(&request)), node.accept());
     let mut body = response.into_body();
@@ -150,6 +156,7 @@ async fn a_tunnel_ends_with_its_node_and_is_refused_in_its_words() {
     let gateway = Serving::start().await;
     let mut node = Node::join(&gateway, 48, Manner::Prompt).await;
     let key = renter(49);
+    gateway.ask(&key, show(&lease(1, node.id(), &key))).await;
     let refuse = async {
         let mut stream = within("a stream", node.streams.recv()).await.unwrap().stream;
         let problem = lease::problem::Kind::Conflict.because("port 22 is closed");
@@ -182,8 +189,10 @@ async fn a_tunnel_is_a_signed_websocket() {
 #[tokio::test]
 async fn a_silent_node_opens_no_console() {
     let gateway = Serving::with(|config| config.limits.node_ms = 500).await;
-    let _node = Node::join(&gateway, 52, Manner::Silent).await;
+    let node = Node::join(&gateway, 52, Manner::Silent).await;
+    let key = renter(53);
+    gateway.ask(&key, show(&lease(1, node.id(), &key))).await;
     let follow = plain("GET", &format!("{MACHINE}/console?follow=1"));
-    let answer = gateway.ask(&renter(53), follow).await;
+    let answer = gateway.ask(&key, follow).await;
     assert_eq!(answer.problem(), (504, "/problems/node-timeout".into()));
 }

@@ -71,6 +71,11 @@ impl ReplayGuard {
         self.expiries.insert((until, key, nonce));
     }
 
+    /// Says whether a request was admitted before.
+    pub fn knows(&self, request: &VerifiedRequest) -> bool {
+        self.seen.get(&request.key).is_some_and(|nonces| nonces.contains(&request.nonce))
+    }
+
     /// Returns how many requests are remembered.
     pub fn len(&self) -> usize {
         self.expiries.len()

@@ -84,9 +84,7 @@ impl Serving {
     /// Shows a lease of a renter and uploads the kernel of [`create`].
     pub(crate) async fn with_kernel(&self, renter: &SigningKey) {
         let lease = lease(255, NodeId::from_bytes([255; 32]), renter);
-        let envelope = serde_json::to_vec(&signed_lease(&lease)).unwrap();
-        let show = with_body("PUT", &format!("/v1/leases/{}", lease.id), &envelope, "show");
-        assert_eq!(self.ask(renter, show).await.status, 200);
+        assert_eq!(self.ask(renter, show(&lease)).await.status, 200);
         let target = format!("/v1/content/{}", create(&lease).image.kernel);
         let upload = signed(renter, plain("PUT", &target));
         let upload = ForwardedRequest { body: KERNEL.to_vec(), ..upload };
@@ -141,6 +139,12 @@ pub(crate) fn signed_lease(lease: &Lease) -> Envelope {
     let keys = authority();
     let once = sign(lease, &keys[0]).unwrap();
     lease::authority::add_signature(&once, &keys[2]).unwrap()
+}
+
+/// The request that shows a lease to the gateway.
+pub(crate) fn show(lease: &Lease) -> ForwardedRequest {
+    let envelope = serde_json::to_vec(&signed_lease(lease)).unwrap();
+    with_body("PUT", &format!("/v1/leases/{}", lease.id), &envelope, "show")
 }
 
 /// What machines start from here.
