@@ -184,6 +184,11 @@ impl Scene {
 
     /// Asks for the machine of a lease, with `guest` to start from.
     pub fn create(&self, lease: &Path, guest: &PushedGuest) -> Result<Value> {
+        self.create_with(lease, guest, "console=ttyS0 quiet")
+    }
+
+    /// The same with the command line of the guest's kernel.
+    pub fn create_with(&self, lease: &Path, guest: &PushedGuest, cmdline: &str) -> Result<Value> {
         let lease = lease.to_str().context("a folder with a plain name")?;
         self.renter().json(&[
             "machines",
@@ -195,7 +200,7 @@ impl Scene {
             "--initrd",
             &guest.initrd,
             "--cmdline",
-            "console=ttyS0 quiet",
+            cmdline,
         ])
     }
 
