@@ -80,6 +80,8 @@ pub enum Event {
     MachineEnded { machine: MachineId, late_s: u64 },
     /// agent: the machine's disk was destroyed.
     MachineDestroyed { machine: MachineId, because: &'static str },
+    /// agent: a receipt was signed and kept.
+    Receipt { machine: MachineId, running_s: u64, micro: u64 },
     /// agent: an operation on a machine failed.
     MachineFailed { machine: MachineId, reason: String },
     /// agent: a device was reset and can be rented again.
@@ -128,6 +130,7 @@ impl fmt::Display for Event {
             | Self::MachineExited { .. }
             | Self::MachineEnded { .. }
             | Self::MachineDestroyed { .. }
+            | Self::Receipt { .. }
             | Self::MachineFailed { .. } => self.write_machine(f),
         }
     }
@@ -229,6 +232,9 @@ impl Event {
             }
             Self::MachineDestroyed { machine, because } => {
                 write!(f, "machine-destroyed machine={machine} because={because}")
+            }
+            Self::Receipt { machine, running_s, micro } => {
+                write!(f, "receipt machine={machine} running_s={running_s} micro={micro}")
             }
             Self::MachineFailed { machine, reason } => {
                 write!(f, "machine-failed machine={machine} reason={reason:?}")

@@ -81,14 +81,14 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
     let (pages, page) =
         watch::channel(Page { node: node.to_string(), release: release(), ..Page::default() });
     tokio::spawn(console::run(page));
-    let found = config::load(Path::new("/"));
+    let found = config::settled(Path::new("/")).await;
     let overlay = match &found.spec {
         Ok(spec) => {
-            let (source, name) = (found.source.clone(), spec.name.clone());
+            let (source, name) = (found.source.to_string(), spec.name.clone());
             eprintln!("{}", Event::Config { source, name });
             pages.send_modify(|page| {
                 page.name.clone_from(&spec.name);
-                page.config.clone_from(&found.source);
+                page.config = found.source.to_string();
             });
             match serve(spec, key, node, &init, notices, &pages).await {
                 Ok(overlay) => Some(overlay),
@@ -104,6 +104,11 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
         }
         Err(error) => {
             show_bad_config(&found.source, error, &init, notices, &pages);
+            tokio::spawn(async move {
+                config::changed(Path::new("/"), &found).await;
+                // Init starts the agent again, which then reads the other document.
+                std::process::exit(0)
+            });
             None
         }
     };
@@ -124,14 +129,14 @@ async fn wait_for_end() {
 
 /// Shows what is wrong, and keeps the node on the network and alive.
 fn show_bad_config(
-    source: &str,
+    source: &config::Source,
     error: &config::LoadError,
     init: &Init,
     mut notices: mpsc::Receiver<Notice>,
     pages: &watch::Sender<Page>,
 ) {
     let reason = chain(error);
-    eprintln!("{}", Event::ConfigBad { source: source.to_owned(), reason: reason.clone() });
+    eprintln!("{}", Event::ConfigBad { source: source.to_string(), reason: reason.clone() });
     pages.send_modify(|page| {
         page.config = format!("none that can be used ({source})");
         page.error = reason;
@@ -173,15 +178,9 @@ async fn serve(
     let floor = store.floor().map_err(|e| text(&e))?;
     let uplinks = Uplinks::start(&spec.network).map_err(|e| text(&e))?;
     let clock = Arc::new(start_clock(spec, floor, &uplinks));
-    let subnet: Ipv4Prefix = spec.machines.subnet.parse().map_err(|e| text(&e))?;
-    let reachable = Vec::new();
-    let networks =
-        MachineNetworks::start(MachineNetworksConfig { subnet, reachable }, uplinks.status())
-            .await
-            .map_err(|e| text(&e))?;
-    let networks = Arc::new(networks);
+    let networks = Arc::new(start_networks(spec, &uplinks).await?);
     let (overlay, inbox) = Overlay::start(OverlayConfig {
-        key,
+        key: key.clone(),
         listen: spec.overlay.listen,
         seeds: spec.overlay.seeds.iter().map(|seed| (seed.node, seed.address)).collect(),
         role: Role::Provider,
@@ -202,8 +201,10 @@ async fn serve(
     let known = init.list().await.map_err(|e| text(&e))?;
     let machines = keeper::start(KeeperConfig {
         spec: spec.clone(),
+        key,
         tools,
         store: Arc::clone(&store),
+        last_seen: floor,
         clock: Arc::clone(&clock),
         devices,
         capacity: inventory::capacity(Path::new("/")),
@@ -215,10 +216,10 @@ async fn serve(
         node,
         spec: spec.clone(),
         machines: machines.clone(),
-        store,
+        store: Arc::clone(&store),
         clock: Arc::clone(&clock),
         networks,
-        authority: Authority::new(spec).map_err(|e| text(&e))?,
+        authority: Authority::new(spec, store).map_err(|e| text(&e))?,
         root: PathBuf::from("/"),
     });
     tokio::spawn(tasks::overlay::serve(inbox, overlay.clone(), control.clone()));
@@ -227,6 +228,12 @@ async fn serve(
     eprintln!("{}", Event::AgentReady { machines: count });
     tokio::spawn(show(pages.clone(), uplinks, machines, overlay.clone(), clock));
     Ok(overlay)
+}
+
+async fn start_networks(spec: &NodeSpec, uplinks: &Uplinks) -> Result<MachineNetworks, String> {
+    let subnet: Ipv4Prefix = spec.machines.subnet.parse().map_err(|error| chain(&error))?;
+    let config = MachineNetworksConfig { subnet, reachable: Vec::new() };
+    MachineNetworks::start(config, uplinks.status()).await.map_err(|error| chain(&error))
 }
 
 fn start_clock(spec: &NodeSpec, floor: UnixSeconds, uplinks: &Uplinks) -> Clock {

@@ -29,6 +29,9 @@ pub const MAX_FILES: usize = 200;
 /// Most machines that init runs and remembers.
 pub const MAX_MACHINES: usize = 256;
 
+/// Most characters of a process's last line that are passed on: a reason with its causes.
+pub const MAX_SAID: usize = 600;
+
 /// Smallest and largest user id of a machine's process.
 pub const UIDS: std::ops::RangeInclusive<u32> = 100_000..=199_999;
 
@@ -90,6 +93,8 @@ pub enum Answer {
         machine: MachineId,
         /// How.
         status: Ending,
+        /// Last line it wrote, at most [`MAX_SAID`] characters; empty when it wrote none.
+        said: String,
     },
     /// What runs, and what ended since it was started last.
     Machines {

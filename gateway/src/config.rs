@@ -23,13 +23,50 @@ pub struct GatewayConfig {
     pub key_file: Option<PathBuf>,
     /// Members of the overlay with a well-known address.
     pub seeds: Vec<Seed>,
-    /// When given, leases that these keys did not sign are refused here already. Nodes decide by
-    /// their own configuration in any case.
+    /// Whose leases open this gateway: needed to start. Nodes decide by their own configuration
+    /// in any case.
     pub authority: Option<Authority>,
     /// Largest upload, in bytes.
     pub max_content: u64,
+    /// Space for the uploads of one renter, in bytes.
+    pub max_per_renter: u64,
     /// Space for all uploads, in bytes.
     pub max_store: u64,
+    /// What HTTP clients may take up.
+    pub limits: HttpLimits,
+}
+
+/// Bounds on what HTTP clients and nodes may take up. Behind a proxy all clients have the
+/// proxy's address: then `connections_per_source` is to be raised.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct HttpLimits {
+    /// Connections open at a time.
+    pub connections: usize,
+    /// The same of one source: an IPv4 address, or the /64 of an IPv6 address.
+    pub connections_per_source: usize,
+    /// How long the head of a request may take, in milliseconds. A connection on which none
+    /// comes is closed after this time too.
+    pub head_ms: u64,
+    /// How long a body may take, in milliseconds; of uploaded content, each next piece.
+    pub body_ms: u64,
+    /// How long a client may leave an answer unread, in milliseconds.
+    pub unread_ms: u64,
+    /// How long a node may take to answer, in milliseconds.
+    pub node_ms: u64,
+}
+
+impl Default for HttpLimits {
+    fn default() -> Self {
+        Self {
+            connections: 4096,
+            connections_per_source: 256,
+            head_ms: 15_000,
+            body_ms: 30_000,
+            unread_ms: 300_000,
+            node_ms: 30_000,
+        }
+    }
 }
 
 impl Default for GatewayConfig {
@@ -42,7 +79,9 @@ impl Default for GatewayConfig {
             seeds: Vec::new(),
             authority: None,
             max_content: 32 << 30,
+            max_per_renter: 64 << 30,
             max_store: 256 << 30,
+            limits: HttpLimits::default(),
         }
     }
 }

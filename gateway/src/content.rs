@@ -1,12 +1,15 @@
 //! Kernels and disk images in files named by their SHA-256.
 //!
 //! An upload goes to a file of its own, is hashed while it is written, reaches the disk, and is
-//! renamed last: what has its name is whole and true, whenever the power went.
+//! renamed last: what has its name is whole and true, whenever the power went. Who may upload,
+//! and for how long it is kept, is not decided here.
 
 use std::{
+    collections::BTreeSet,
     io,
     path::{Path, PathBuf},
     sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -15,6 +18,7 @@ use sha2::{Digest, Sha256};
 use tokio::{
     fs::{self, File},
     io::AsyncWriteExt,
+    sync::{Mutex, MutexGuard},
 };
 use types::ids::ContentId;
 
@@ -26,10 +30,16 @@ pub enum ContentError {
     TooLarge { limit: u64 },
     #[error("the store holds {used} of {limit} bytes; there is no room for this upload")]
     Full { used: u64, limit: u64 },
+    #[error("the upload has more than {left} bytes, which is what its renter may still upload")]
+    Quota { left: u64 },
     #[error("the bytes have SHA-256 {found}; expected {expected}, the name they were sent under")]
     Digest { expected: ContentId, found: ContentId },
+    #[error("no next byte of the upload came within {stall_ms} ms")]
+    Stalled { stall_ms: u128 },
     #[error("the upload broke off: {message}")]
     BrokeOff { message: String },
+    #[error("content {content} was removed while it was uploaded once more; upload it again")]
+    Vanished { content: ContentId },
     #[error("cannot {operation} {}", path.display())]
     HostFile { operation: &'static str, path: PathBuf, source: io::Error },
 }
@@ -42,6 +52,26 @@ pub struct ContentStore {
     max_total: u64,
     used: AtomicU64,
     uploads: AtomicU64,
+    names: Mutex<()>,
+}
+
+/// What an uploader is granted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Terms {
+    /// Bytes that may come.
+    pub allowance: u64,
+    /// How long each next piece may take.
+    pub stall: Duration,
+}
+
+/// Content that came whole and true and has no name yet. Dropping it forgets it.
+#[derive(Debug)]
+pub struct Upload<'a> {
+    store: &'a ContentStore,
+    content: ContentId,
+    /// Where it is; `None` when the store had it already and it was only hashed.
+    part: Option<PathBuf>,
+    length: u64,
 }
 
 impl ContentStore {
@@ -64,6 +94,7 @@ impl ContentStore {
             max_total,
             used: AtomicU64::new(used),
             uploads: AtomicU64::new(0),
+            names: Mutex::default(),
         })
     }
 
@@ -80,69 +111,132 @@ impl ContentStore {
         }
     }
 
-    /// Stores the bytes of `body` under their digest, which must be `content`.
-    pub async fn write<S, E>(&self, content: ContentId, body: S) -> Result<(), ContentError>
-    where
-        S: Stream<Item = Result<Bytes, E>> + Unpin,
-        E: std::fmt::Display,
-    {
-        let number = self.uploads.fetch_add(1, Ordering::Relaxed);
-        let part = self.folder.join(format!("{}-{number}.part", content.short()));
-        let mut reserved = 0;
-        let result = self.receive(content, body, &part, &mut reserved).await;
-        if result.is_err() {
-            self.used.fetch_sub(reserved, Ordering::Relaxed);
-            // What stays is removed at the next start.
-            let _ = fs::remove_file(&part).await;
-        }
-        result
-    }
-
-    async fn receive<S, E>(
+    /// Receives the bytes of `body`, whose digest must be `content`.
+    pub async fn receive<S, E>(
         &self,
         content: ContentId,
         mut body: S,
-        part: &Path,
-        reserved: &mut u64,
-    ) -> Result<(), ContentError>
+        terms: Terms,
+    ) -> Result<Upload<'_>, ContentError>
     where
         S: Stream<Item = Result<Bytes, E>> + Unpin,
         E: std::fmt::Display,
     {
-        let mut file = File::create(part).await.map_err(|e| host("create", part, e))?;
+        let mut upload = Upload { store: self, content, part: None, length: 0 };
+        let mut file = None;
+        if !fs::try_exists(self.path(content)).await.unwrap_or(false) {
+            let number = self.uploads.fetch_add(1, Ordering::Relaxed);
+            let part = self.folder.join(format!("{}-{number}.part", content.short()));
+            file = Some(File::create(&part).await.map_err(|e| host("create", &part, e))?);
+            upload.part = Some(part);
+        }
         let mut hash = Sha256::new();
-        while let Some(chunk) = body.next().await {
-            let chunk = chunk.map_err(|e| ContentError::BrokeOff { message: e.to_string() })?;
-            let length = chunk.len() as u64;
-            if *reserved + length > self.max_item {
-                return Err(ContentError::TooLarge { limit: self.max_item });
-            }
-            let used = self.used.fetch_add(length, Ordering::Relaxed);
-            *reserved += length;
-            if used + length > self.max_total {
-                return Err(ContentError::Full { used, limit: self.max_total });
-            }
+        let stalled = ContentError::Stalled { stall_ms: terms.stall.as_millis() };
+        loop {
+            let Ok(next) = tokio::time::timeout(terms.stall, body.next()).await else {
+                return Err(stalled);
+            };
+            let Some(chunk) = next.transpose().map_err(|e| broke_off(&e))? else { break };
+            upload.grow(chunk.len() as u64, terms)?;
             hash.update(&chunk);
-            file.write_all(&chunk).await.map_err(|e| host("write", part, e))?;
+            if let Some(file) = &mut file {
+                file.write_all(&chunk).await.map_err(|e| host("write", &self.folder, e))?;
+            }
         }
         let found = ContentId::from_bytes(hash.finalize().into());
         if found != content {
             return Err(ContentError::Digest { expected: content, found });
         }
-        file.sync_all().await.map_err(|e| host("write", part, e))?;
-        let path = self.path(content);
-        let replaced = fs::metadata(&path).await.is_ok();
-        fs::rename(part, &path).await.map_err(|e| host("rename", part, e))?;
-        if replaced {
-            self.used.fetch_sub(*reserved, Ordering::Relaxed);
+        if let Some(file) = file {
+            file.sync_all().await.map_err(|e| host("write", &self.folder, e))?;
         }
-        let folder = File::open(&self.folder).await.map_err(|e| host("open", &self.folder, e))?;
-        folder.sync_all().await.map_err(|e| host("write", &self.folder, e))
+        Ok(upload)
+    }
+
+    /// Keeps names from being given and taken until the guard is dropped, so that content and
+    /// the list of who holds it change together.
+    pub async fn names(&self) -> MutexGuard<'_, ()> {
+        self.names.lock().await
+    }
+
+    /// Removes what is not among `held`. For a caller that has [`ContentStore::names`].
+    pub fn retain(&self, held: &BTreeSet<ContentId>) -> Result<(), ContentError> {
+        let fail = |source| host("clean", &self.folder, source);
+        for entry in std::fs::read_dir(&self.folder).map_err(fail)? {
+            let entry = entry.map_err(fail)?;
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let Ok(content) = name.parse::<ContentId>() else { continue };
+            if !held.contains(&content) {
+                let length = entry.metadata().map_err(fail)?.len();
+                std::fs::remove_file(entry.path()).map_err(fail)?;
+                self.used.fetch_sub(length, Ordering::Relaxed);
+                tracing::info!(event = "content-removed", %content, bytes = length);
+            }
+        }
+        Ok(())
     }
 
     fn path(&self, content: ContentId) -> PathBuf {
         self.folder.join(content.to_string())
     }
+}
+
+impl Upload<'_> {
+    /// Returns the length in bytes.
+    pub fn length(&self) -> u64 {
+        self.length
+    }
+
+    /// Gives it its name. For a caller that has [`ContentStore::names`].
+    pub async fn keep(mut self) -> Result<(), ContentError> {
+        let (store, path) = (self.store, self.store.path(self.content));
+        let Some(part) = &self.part else {
+            let there = fs::try_exists(&path).await.unwrap_or(false);
+            let vanished = ContentError::Vanished { content: self.content };
+            return if there { Ok(()) } else { Err(vanished) };
+        };
+        if fs::try_exists(&path).await.unwrap_or(false) {
+            // Somebody else was quicker; dropping removes this copy.
+            return Ok(());
+        }
+        fs::rename(part, &path).await.map_err(|e| host("rename", part, e))?;
+        self.part = None;
+        let folder = File::open(&store.folder).await.map_err(|e| host("open", &path, e))?;
+        folder.sync_all().await.map_err(|e| host("write", &path, e))
+    }
+
+    fn grow(&mut self, bytes: u64, terms: Terms) -> Result<(), ContentError> {
+        let length = self.length.saturating_add(bytes);
+        if length > self.store.max_item {
+            return Err(ContentError::TooLarge { limit: self.store.max_item });
+        }
+        if length > terms.allowance {
+            return Err(ContentError::Quota { left: terms.allowance });
+        }
+        if self.part.is_some() {
+            let used = self.store.used.fetch_add(bytes, Ordering::Relaxed);
+            self.length = length;
+            if used.saturating_add(bytes) > self.store.max_total {
+                return Err(ContentError::Full { used, limit: self.store.max_total });
+            }
+        }
+        self.length = length;
+        Ok(())
+    }
+}
+
+impl Drop for Upload<'_> {
+    fn drop(&mut self) {
+        if let Some(part) = &self.part {
+            self.store.used.fetch_sub(self.length, Ordering::Relaxed);
+            // What stays is removed at the next start.
+            let _ = std::fs::remove_file(part);
+        }
+    }
+}
+
+fn broke_off(error: &impl std::fmt::Display) -> ContentError {
+    ContentError::BrokeOff { message: error.to_string() }
 }
 
 fn host(operation: &'static str, path: &Path, source: io::Error) -> ContentError {
@@ -155,6 +249,8 @@ mod tests {
 
     use super::*;
 
+    const TERMS: Terms = Terms { allowance: 12, stall: Duration::from_millis(50) };
+
     fn body(bytes: &'static [u8]) -> impl Stream<Item = Result<Bytes, io::Error>> + Unpin {
         stream::iter(bytes.chunks(3).map(|chunk| Ok(Bytes::from_static(chunk))))
     }
@@ -163,19 +259,59 @@ mod tests {
         ContentId::from_bytes(Sha256::digest(bytes).into())
     }
 
+    async fn put(store: &ContentStore, bytes: &'static [u8]) -> Result<(), ContentError> {
+        store.receive(digest(bytes), body(bytes), TERMS).await?.keep().await
+    }
+
+    fn files(folder: &Path) -> usize {
+        std::fs::read_dir(folder).expect("folder").count()
+    }
+
     #[tokio::test]
     async fn only_true_content_within_the_limits_is_kept() {
         let folder = tempfile::tempdir().expect("a folder");
-        let store = ContentStore::open(folder.path(), 10, 15).expect("opened");
-        let ten = digest(b"0123456789");
-        store.write(ten, body(b"0123456789")).await.expect("kept");
-        assert!(matches!(store.read(ten).await, Ok(Some((_, 10)))));
-        store.write(ten, body(b"0123456789")).await.expect_err("no room for two at a time");
-        let wrong = store.write(digest(b"x"), body(b"abc")).await;
+        let store = ContentStore::open(folder.path(), 13, 15).expect("opened");
+        put(&store, b"0123456789").await.expect("kept");
+        assert!(matches!(store.read(digest(b"0123456789")).await, Ok(Some((_, 10)))));
+        put(&store, b"0123456789").await.expect("hashed again, not stored again");
+        let wrong = store.receive(digest(b"x"), body(b"abc"), TERMS).await;
         assert!(matches!(wrong, Err(ContentError::Digest { .. })));
-        let large = store.write(digest(b"x"), body(b"0123456789a")).await;
-        assert!(matches!(large, Err(ContentError::TooLarge { .. } | ContentError::Full { .. })));
-        store.write(digest(b"abcde"), body(b"abcde")).await.expect("room is given back");
-        assert_eq!(std::fs::read_dir(folder.path()).expect("folder").count(), 2);
+        let full = put(&store, b"abcdef").await;
+        assert!(matches!(full, Err(ContentError::Full { .. })));
+        let beyond = put(&store, b"0123456789012").await;
+        assert!(matches!(
+            beyond,
+            Err(ContentError::Quota { left: 12 } | ContentError::Full { .. })
+        ));
+        let large = put(&store, b"01234567890123").await;
+        assert!(matches!(large, Err(ContentError::Full { .. } | ContentError::TooLarge { .. })));
+        put(&store, b"abcde").await.expect("room is given back");
+        assert_eq!(files(folder.path()), 2);
+    }
+
+    #[tokio::test]
+    async fn an_upload_that_stops_or_is_let_go_leaves_nothing() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let store = ContentStore::open(folder.path(), 100, 10).expect("opened");
+        let stops = body(b"abcdefgh").chain(stream::pending());
+        let stopped = store.receive(digest(b"abcdefgh"), stops, TERMS).await;
+        assert!(matches!(stopped, Err(ContentError::Stalled { .. })));
+        let let_go = store.receive(digest(b"abcdefgh"), body(b"abcdefgh"), TERMS).await;
+        drop(let_go.expect("whole"));
+        assert_eq!(files(folder.path()), 0);
+        put(&store, b"0123456789").await.expect("all room is there again");
+    }
+
+    #[tokio::test]
+    async fn what_nobody_holds_is_removed() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let store = ContentStore::open(folder.path(), 100, 10).expect("opened");
+        put(&store, b"abcde").await.expect("kept");
+        put(&store, b"vwxyz").await.expect("kept");
+        let _names = store.names().await;
+        store.retain(&BTreeSet::from([digest(b"abcde")])).expect("cleaned");
+        assert!(matches!(store.read(digest(b"abcde")).await, Ok(Some(_))));
+        assert!(matches!(store.read(digest(b"vwxyz")).await, Ok(None)));
+        put(&store, b"12345").await.expect("its room is there again");
     }
 }

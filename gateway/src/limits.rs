@@ -1,37 +1,53 @@
-//! How much one client may ask: a token bucket for each address, in bounded memory.
+//! How much one source may ask and hold: a token bucket for its requests, a count of its
+//! connections, both in bounded memory.
 
 use std::{
     collections::BTreeMap,
-    net::IpAddr,
+    net::{IpAddr, Ipv6Addr},
+    sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
-/// Requests that a client may make at once after a pause.
+/// Requests that a source may make at once after a pause.
 pub const BURST: u32 = 400;
 
-/// Requests of one client in a second, in the long run.
+/// Requests of one source in a second, in the long run.
 pub const PER_SECOND: u32 = 100;
 
-/// Clients that are remembered; a further one waits for a bucket that filled up again.
-const MAX_CLIENTS: usize = 16_384;
+/// Sources that are remembered; a further one waits for a bucket that filled up again.
+const MAX_SOURCES: usize = 16_384;
 
-/// The clients of the last while.
+/// Who sends, as far as it costs something to be another: an IPv4 address, or the /64 of an IPv6
+/// address, which is what one subscriber has (RFC 6177 §2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Source(IpAddr);
+
+impl From<IpAddr> for Source {
+    fn from(address: IpAddr) -> Self {
+        Self(match address.to_canonical() {
+            IpAddr::V4(address) => address.into(),
+            IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
+        })
+    }
+}
+
+/// The requests of the last while.
 #[derive(Debug, Default)]
 pub struct Limits {
-    clients: BTreeMap<IpAddr, (f64, Instant)>,
+    sources: BTreeMap<Source, (f64, Instant)>,
 }
 
 impl Limits {
-    /// Counts a request of `client`; `None` when it is too many.
-    pub fn admit(&mut self, client: IpAddr, now: Instant) -> Option<()> {
-        if !self.clients.contains_key(&client) && self.clients.len() >= MAX_CLIENTS {
+    /// Counts a request of `source`; `None` when it is too many.
+    pub fn admit(&mut self, source: Source, now: Instant) -> Option<()> {
+        if !self.sources.contains_key(&source) && self.sources.len() >= MAX_SOURCES {
             let refilled = Duration::from_secs(u64::from(BURST / PER_SECOND) + 1);
-            self.clients.retain(|_, (_, at)| now.saturating_duration_since(*at) < refilled);
-            if self.clients.len() >= MAX_CLIENTS {
+            self.sources.retain(|_, (_, at)| now.saturating_duration_since(*at) < refilled);
+            if self.sources.len() >= MAX_SOURCES {
                 return None;
             }
         }
-        let (tokens, at) = self.clients.entry(client).or_insert((f64::from(BURST), now));
+        let (tokens, at) = self.sources.entry(source).or_insert((f64::from(BURST), now));
         let gained = now.saturating_duration_since(*at).as_secs_f64() * f64::from(PER_SECOND);
         (*tokens, *at) = ((*tokens + gained).min(f64::from(BURST)), now);
         if *tokens < 1.0 {
@@ -42,17 +58,100 @@ impl Limits {
     }
 }
 
+/// Why a connection is turned away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the message is the doc")]
+pub enum SlotError {
+    #[error("{limit} connections of your address are open, which is the most; close some")]
+    Source { limit: usize },
+    #[error("{limit} connections are open, which is the most; try again in a second")]
+    All { limit: usize },
+}
+
+/// The open connections.
+#[derive(Debug)]
+pub struct Connections {
+    limit: usize,
+    limit_per_source: usize,
+    open: Mutex<BTreeMap<Source, usize>>,
+}
+
+/// A connection that counts until it is dropped.
+#[derive(Debug)]
+pub struct Slot {
+    connections: Arc<Connections>,
+    source: Source,
+}
+
+impl Connections {
+    /// Counts up to `limit` in all and `limit_per_source` of one source.
+    pub fn new(limit: usize, limit_per_source: usize) -> Arc<Self> {
+        Arc::new(Self { limit, limit_per_source, open: Mutex::default() })
+    }
+
+    /// Counts a connection of `source`.
+    pub fn admit(self: &Arc<Self>, source: Source) -> Result<Slot, SlotError> {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let all: usize = open.values().sum();
+        let of_source = open.get(&source).copied().unwrap_or(0);
+        if of_source >= self.limit_per_source {
+            return Err(SlotError::Source { limit: self.limit_per_source });
+        }
+        if all >= self.limit {
+            return Err(SlotError::All { limit: self.limit });
+        }
+        open.insert(source, of_source + 1);
+        Ok(Slot { connections: Arc::clone(self), source })
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        let mut open = self.connections.open.lock().unwrap_or_else(PoisonError::into_inner);
+        match open.get_mut(&self.source) {
+            Some(count) if *count > 1 => *count -= 1,
+            _ => drop(open.remove(&self.source)),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn source(text: &str) -> Source {
+        text.parse::<IpAddr>().expect("an address").into()
+    }
+
     #[test]
     fn a_burst_passes_and_then_the_rate_holds() {
         let (mut limits, now) = (Limits::default(), Instant::now());
-        let client = IpAddr::from([127, 0, 0, 1]);
+        let client = source("127.0.0.1");
         let passed = (0..BURST + 10).filter(|_| limits.admit(client, now).is_some()).count();
         assert_eq!(passed, BURST as usize);
-        assert!(limits.admit(IpAddr::from([127, 0, 0, 2]), now).is_some());
+        assert!(limits.admit(source("127.0.0.2"), now).is_some());
         assert!(limits.admit(client, now + Duration::from_millis(20)).is_some());
+    }
+
+    #[test]
+    fn a_source_is_what_one_subscriber_has() {
+        assert_eq!(source("2001:db8::1"), source("2001:db8::ffff:0:0:1"));
+        assert_ne!(source("2001:db8::1"), source("2001:db8:0:1::1"));
+        assert_eq!(source("::ffff:192.0.2.1"), source("192.0.2.1"));
+        assert_ne!(source("192.0.2.1"), source("192.0.2.2"));
+    }
+
+    #[test]
+    fn connections_count_while_they_are_open() {
+        let (a, b, c) = (source("192.0.2.1"), source("192.0.2.2"), source("192.0.2.3"));
+        let connections = Connections::new(3, 2);
+        let first = connections.admit(a).expect("first");
+        let _second = connections.admit(a).expect("second");
+        assert_eq!(connections.admit(a).err(), Some(SlotError::Source { limit: 2 }));
+        let _third = connections.admit(b).expect("another source");
+        assert_eq!(connections.admit(c).err(), Some(SlotError::All { limit: 3 }));
+        drop(first);
+        assert!(connections.admit(a).is_ok());
+        assert_eq!(connections.open.lock().expect("unpoisoned").len(), 2);
     }
 }

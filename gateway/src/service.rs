@@ -15,20 +15,21 @@ use overlay::{InboundStream, Inbox, MemberEvent, Overlay, OverlayConfig, Overlay
 use tokio::{io::AsyncWriteExt, net::TcpListener, sync::Semaphore};
 use types::{
     forward::{ForwardedRequest, ForwardedResponse, StreamAnswer, StreamHeader},
-    ids::NodeId,
+    ids::{NodeId, PublicKey},
     node::Offer,
     units::UnixSeconds,
 };
 
 use crate::{
     api,
-    config::GatewayConfig,
+    config::{GatewayConfig, HttpLimits},
     content::{ContentError, ContentStore},
     directory::Directory,
     keyfile::{self, KeyFileError},
     limits::Limits,
     store::{Store, StoreError},
     streams,
+    turns::Turns,
 };
 
 /// Requests that are remembered against replay.
@@ -40,11 +41,11 @@ const MAX_CONTENT_STREAMS: usize = 64;
 /// How long a node may take to tell what it offers.
 const OFFER_DEADLINE: Duration = Duration::from_secs(10);
 
+/// How often what nobody can ask for any more is dropped.
+const SWEEP_PERIOD: Duration = Duration::from_secs(600);
+
 /// How long neighbours may take to hear that the gateway leaves.
 const LEAVE_DEADLINE: Duration = Duration::from_secs(3);
-
-/// How long running requests may go on after the order to stop.
-const DRAIN_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Why a gateway does not start or ended.
 #[derive(Debug, thiserror::Error)]
@@ -58,14 +59,19 @@ pub enum ServiceError {
     Store(#[from] StoreError),
     #[error(transparent)]
     Content(#[from] ContentError),
+    #[error(
+        "the gateway was not told whose leases count; give --authority KEY for each key and \
+         --threshold N, or a table [authority] with threshold and keys in the file"
+    )]
+    NoAuthority,
     #[error("the configuration's authority cannot be used")]
     Authority { source: ThresholdError },
     #[error("the overlay does not start")]
     Overlay { source: OverlayError },
     #[error("cannot listen on TCP {address}")]
     HostListen { address: SocketAddr, source: std::io::Error },
-    #[error("the HTTP server ended")]
-    HostServe { source: std::io::Error },
+    #[error("cannot tell the address of the HTTP server")]
+    HostAddress { source: std::io::Error },
 }
 
 /// What all requests share.
@@ -76,8 +82,16 @@ pub struct Gateway {
     pub content: ContentStore,
     /// What was acknowledged.
     pub store: Store,
-    /// Who may sign leases, when the gateway was told.
-    pub authority: Option<AuthoritySet>,
+    /// Who may sign leases.
+    pub authority: AuthoritySet,
+    /// Bytes that one renter may have in `content`.
+    pub max_per_renter: u64,
+    /// What clients and nodes may take up.
+    pub http: HttpLimits,
+    /// Uploads that go on, by renter.
+    pub uploads: Turns<PublicKey>,
+    /// Creations that go on, by renter and idempotency key.
+    pub creations: Turns<(PublicKey, String)>,
     directory: Mutex<Directory>,
     replay: Mutex<ReplayGuard>,
     limits: Mutex<Limits>,
@@ -97,6 +111,11 @@ impl Gateway {
     /// Returns the limits of clients, for a moment.
     pub fn limits(&self) -> MutexGuard<'_, Limits> {
         self.limits.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns how long a node may take to answer.
+    pub fn node_deadline(&self) -> Duration {
+        Duration::from_millis(self.http.node_ms)
     }
 
     /// Returns the members that rent machines.
@@ -130,9 +149,10 @@ impl Running {
         };
         folder(&config.data_dir)?;
         let key = keyfile::read_or_create(&config.key_path())?;
-        let authority = config.authority.as_ref().map(AuthoritySet::new).transpose();
-        let authority = authority.map_err(|source| ServiceError::Authority { source })?;
-        let store = Store::open(&config.data_dir.join("store.redb"), now())?;
+        let authority = config.authority.as_ref().ok_or(ServiceError::NoAuthority)?;
+        let authority =
+            AuthoritySet::new(authority).map_err(|source| ServiceError::Authority { source })?;
+        let store = Store::open(&config.data_dir.join("store.redb"))?;
         let content = ContentStore::open(
             &config.data_dir.join("content"),
             config.max_content,
@@ -150,6 +170,10 @@ impl Running {
             content,
             store,
             authority,
+            http: config.limits.clone(),
+            max_per_renter: config.max_per_renter,
+            uploads: Turns::default(),
+            creations: Turns::default(),
             directory: Mutex::default(),
             replay: Mutex::new(ReplayGuard::new(REPLAY_CAPACITY, MAX_AGE_S)),
             limits: Mutex::default(),
@@ -164,36 +188,31 @@ impl Running {
 
     /// Returns the TCP address that was bound.
     pub fn http_addr(&self) -> Result<SocketAddr, ServiceError> {
-        self.listener.local_addr().map_err(|source| ServiceError::HostServe { source })
+        self.listener.local_addr().map_err(|source| ServiceError::HostAddress { source })
     }
 
     /// Serves until `stop` ends, lets running requests finish for a while, and leaves.
-    pub async fn serve(
-        self,
-        stop: impl Future<Output = ()> + Send + 'static,
-    ) -> Result<(), ServiceError> {
+    pub async fn serve(self, stop: impl Future<Output = ()>) {
         let Self { gateway, listener, inbox } = self;
-        let (stopping, mut finish) = tokio::sync::watch::channel(());
         let inbox = tokio::spawn(serve_inbox(Arc::clone(&gateway), inbox));
-        let app = api::router(Arc::clone(&gateway));
-        let server = axum::serve(listener, app).with_graceful_shutdown(async move {
-            stop.await;
-            drop(stopping);
-        });
-        let drained = async move {
-            // An error means that the sender is gone: the order to stop was given.
-            while finish.changed().await.is_ok() {}
-            tokio::time::sleep(DRAIN_DEADLINE).await;
-        };
-        let result = tokio::select! {
-            result = server.into_future() => result.map_err(|source| ServiceError::HostServe { source }),
-            () = drained => Ok(()),
-        };
+        let sweeper = tokio::spawn(sweep(Arc::clone(&gateway)));
+        api::server::serve(Arc::clone(&gateway), listener, stop).await;
         inbox.abort();
+        sweeper.abort();
         // Neighbours that hear nothing notice by themselves.
         let _ = tokio::time::timeout(LEAVE_DEADLINE, gateway.overlay.leave()).await;
         tracing::info!(event = "gateway-stopped");
-        result
+    }
+}
+
+/// Drops, from time to time, what nobody can ask for any more.
+async fn sweep(gateway: Arc<Gateway>) {
+    let mut times = tokio::time::interval(SWEEP_PERIOD);
+    loop {
+        times.tick().await;
+        if let Err(problem) = api::content::clean(&gateway).await {
+            tracing::warn!(event = "sweep-failed", error = problem.detail);
+        }
     }
 }
 
@@ -284,15 +303,14 @@ async fn serve_stream(
 ) -> Result<(), streams::StreamError> {
     let mut stream = inbound.stream;
     let broke = |source| streams::StreamError::PeerBroke { source };
-    let refused = match streams::accept(&mut stream).await? {
+    let refused = match streams::accept(&mut stream, gateway.node_deadline()).await? {
         StreamHeader::Request(_) => {
             lease::problem::Kind::NotFound.because("a gateway runs no machines; it serves content")
         }
         StreamHeader::Content { content } => match gateway.content.read(content).await {
             Ok(Some((mut file, length))) => {
                 streams::send(&mut stream, &StreamAnswer::Open { length: Some(length) }).await?;
-                tokio::io::copy(&mut file, &mut stream).await.map_err(broke)?;
-                return stream.shutdown().await.map_err(broke);
+                return streams::copy(&mut file, &mut stream, gateway.node_deadline()).await;
             }
             Ok(None) => lease::problem::Kind::NotFound
                 .because(format!("content {content} is not here; upload it first")),

@@ -14,8 +14,8 @@ use types::{
 /// Longest head: a forwarded request in base64.
 const MAX_HEAD: usize = 2 * MAX_BODY;
 
-/// How long the other end may take to answer a stream's head.
-const HEAD_DEADLINE: Duration = Duration::from_secs(20);
+/// Bytes copied at a time.
+const COPY_CHUNK: usize = 256 << 10;
 
 /// Why a stream was not opened.
 #[derive(Debug, thiserror::Error)]
@@ -29,8 +29,8 @@ pub enum StreamError {
     PeerHead { length: usize },
     #[error("the head of the stream is not what was expected")]
     PeerForm { source: serde_json::Error },
-    #[error("the other end did not answer within {} s", HEAD_DEADLINE.as_secs())]
-    PeerSilent,
+    #[error("the other end did not answer within {deadline_ms} ms")]
+    PeerSilent { deadline_ms: u128 },
 }
 
 /// Opens a stream to `node`; `Ok(Err(…))` is the node's own refusal.
@@ -38,6 +38,7 @@ pub async fn open(
     overlay: &Overlay,
     node: NodeId,
     header: &StreamHeader,
+    deadline: Duration,
 ) -> Result<Result<OverlayStream, Problem>, StreamError> {
     let ask = async {
         let mut stream =
@@ -48,13 +49,40 @@ pub async fn open(
             StreamAnswer::Refused(problem) => Ok(Err(problem)),
         }
     };
-    tokio::time::timeout(HEAD_DEADLINE, ask).await.unwrap_or(Err(StreamError::PeerSilent))
+    within(deadline, ask).await
 }
 
 /// Reads the head of a stream that another node opened.
-pub async fn accept<S: AsyncRead + Unpin>(stream: &mut S) -> Result<StreamHeader, StreamError> {
-    let head = receive(stream);
-    tokio::time::timeout(HEAD_DEADLINE, head).await.unwrap_or(Err(StreamError::PeerSilent))
+pub async fn accept<S: AsyncRead + Unpin>(
+    stream: &mut S,
+    deadline: Duration,
+) -> Result<StreamHeader, StreamError> {
+    within(deadline, receive(stream)).await
+}
+
+/// Copies all of `from`, then ends `to`. The other end must take each next piece within `stall`.
+pub async fn copy<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(
+    from: &mut R,
+    to: &mut W,
+    stall: Duration,
+) -> Result<(), StreamError> {
+    let broke = |source| StreamError::PeerBroke { source };
+    let mut chunk = vec![0; COPY_CHUNK];
+    loop {
+        let length = from.read(&mut chunk).await.map_err(broke)?;
+        if length == 0 {
+            return within(stall, async { to.shutdown().await.map_err(broke) }).await;
+        }
+        within(stall, async { to.write_all(&chunk[..length]).await.map_err(broke) }).await?;
+    }
+}
+
+async fn within<T>(
+    deadline: Duration,
+    work: impl Future<Output = Result<T, StreamError>>,
+) -> Result<T, StreamError> {
+    let silent = StreamError::PeerSilent { deadline_ms: deadline.as_millis() };
+    tokio::time::timeout(deadline, work).await.unwrap_or(Err(silent))
 }
 
 /// Sends a head or an answer.

@@ -23,7 +23,7 @@ fn have_tools() -> bool {
         .map(|requirement| requirement.package)
         .collect();
     if !missing.is_empty() {
-        eprintln!("skipped: this machine lacks {missing:?}");
+        println!("skipped: this machine lacks {missing:?}");
     }
     missing.is_empty()
 }

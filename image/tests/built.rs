@@ -20,7 +20,7 @@ fn built() -> Option<Artifacts> {
     if artifacts.sums.is_file() {
         return Some(artifacts);
     }
-    eprintln!("skipped: no image in {}; run `cargo xtask image`", folder.display());
+    println!("skipped: no image in {}; run `cargo xtask image`", folder.display());
     None
 }
 

@@ -10,6 +10,8 @@
 //! | `POST /v1/machines/{id}/{power}`       |                  | 202 [`Machine`]         |
 //! | `DELETE /v1/machines/{id}`             |                  | 202 [`Machine`]         |
 //! | `PUT /v1/machines/{id}/lease`          | [`LeaseRenewal`] | [`Machine`]             |
+//! | `POST /v1/nodes/{id}/restart-agent`    |                  | 202 [`Restarting`]      |
+//! | `GET /v1/machines/{id}/receipts`      |                  | [`Receipts`]            |
 //! | `GET /v1/node` (to a node, unsigned)   |                  | [`types::node::Offer`]  |
 
 use std::net::{IpAddr, SocketAddr};
@@ -21,13 +23,16 @@ use types::{
     units::{Mebibytes, UnixSeconds},
 };
 
-use crate::document::Envelope;
+use crate::{document::Envelope, metering::SignedReceipt};
 
 /// Longest kernel command line that is passed on, in bytes (x86 `COMMAND_LINE_SIZE` less one).
 pub const MAX_CMDLINE: usize = 2047;
 
 /// Longest idempotency key, in bytes.
 pub const MAX_IDEMPOTENCY_KEY: usize = 64;
+
+/// Most receipts in one answer.
+pub const MAX_RECEIPTS: usize = 500;
 
 /// Asks for the machine of a lease.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -145,6 +150,23 @@ pub struct MachineEvent {
     pub at: UnixSeconds,
     /// What, in words.
     pub what: String,
+}
+
+/// What a node does when its service is to be restarted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Restarting {
+    /// `agent`.
+    pub restarting: String,
+}
+
+/// What a machine used, oldest first. Receipts outlive their machine.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Receipts {
+    /// At most [`MAX_RECEIPTS`].
+    pub receipts: Vec<SignedReceipt>,
+    /// What to ask for as `?after=` to get the next ones; absent when these are the last.
+    #[serde(default)]
+    pub next: Option<u64>,
 }
 
 /// A node as a gateway knows it: what it offers and how it is reached.

@@ -8,8 +8,7 @@
 
 use std::collections::BTreeSet;
 
-use base64::{Engine, engine::general_purpose::STANDARD};
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use serde::{Deserialize, Serialize};
 use types::{
     ids::{MachineId, NodeId, PublicKey},
     node::MachineShape,
@@ -149,7 +148,7 @@ impl Lease {
 #[serde(deny_unknown_fields)]
 pub struct Envelope {
     /// The signed bytes.
-    #[serde(with = "base64_bytes")]
+    #[serde(with = "types::base64_bytes")]
     pub payload: Vec<u8>,
     /// What the payload is.
     #[serde(rename = "payloadType")]
@@ -165,7 +164,7 @@ pub struct Signature {
     /// The key that is said to have signed.
     pub keyid: PublicKey,
     /// Ed25519 signature, 64 bytes.
-    #[serde(with = "base64_bytes")]
+    #[serde(with = "types::base64_bytes")]
     pub sig: Vec<u8>,
 }
 
@@ -220,21 +219,6 @@ pub fn pae(payload_type: &str, payload: &[u8]) -> Vec<u8> {
         format!("DSSEv1 {} {payload_type} {} ", payload_type.len(), payload.len()).into_bytes();
     bytes.extend_from_slice(payload);
     bytes
-}
-
-mod base64_bytes {
-    use super::{Deserialize, Deserializer, Engine, STANDARD, Serializer, de};
-
-    pub(super) fn serialize<S: Serializer>(bytes: &[u8], serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(&STANDARD.encode(bytes))
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<Vec<u8>, D::Error> {
-        let text = <std::borrow::Cow<'de, str>>::deserialize(deserializer)?;
-        STANDARD.decode(text.as_bytes()).map_err(de::Error::custom)
-    }
 }
 
 #[cfg(test)]

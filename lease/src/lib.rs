@@ -1,8 +1,8 @@
 //! Leases: what they say, when they count, what follows from them.
 //!
 //! `document` is the lease and its DSSE envelope; `threshold` decides whether enough authority
-//! keys signed it; `authority` signs; `lifecycle` says what is to happen to a machine at a time;
-//! `metering` and `ledger` record what happened; `request` signs and verifies what renters ask
+//! keys signed it; `authority` signs; `lifecycle` says which lease may take another's place;
+//! `metering` counts and signs what was used; `request` signs and verifies what renters ask
 //! for; `api` holds the JSON bodies that renter, gateway and node exchange.
 //!
 //! Nothing here owns a clock, a file, a socket or a thread: time and randomness are arguments.
@@ -13,7 +13,6 @@ pub mod api;
 pub mod authority;
 pub mod canonical;
 pub mod document;
-pub mod ledger;
 pub mod lifecycle;
 pub mod metering;
 pub mod problem;

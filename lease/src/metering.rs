@@ -62,10 +62,13 @@ pub enum MeterError {
     Form { source: CanonicalError },
     #[error("the receipt is not signed by its node {node}")]
     Signature { node: NodeId },
+    #[error("the receipt's {field} is {found}; by the lease it is {expected}")]
+    Lease { field: &'static str, found: String, expected: String },
 }
 
-/// Counts the seconds of one machine.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// Counts the seconds of one machine. Whoever counts keeps it on disk at every change.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Meter {
     from: UnixSeconds,
     running_since: Option<UnixSeconds>,
@@ -88,6 +91,17 @@ impl Meter {
         if let Some(since) = self.running_since.take() {
             self.counted_s = self.counted_s.saturating_add(now.since(since));
         }
+    }
+
+    /// Returns the first second that no receipt counts yet.
+    pub fn from(&self) -> UnixSeconds {
+        self.from
+    }
+
+    /// Returns the seconds that no receipt counts yet and in which the machine ran, up to `now`.
+    pub fn running_s(&self, now: UnixSeconds) -> u64 {
+        let running = self.running_since.map_or(0, |since| now.since(since));
+        self.counted_s.saturating_add(running)
     }
 
     /// Closes the books at `now` and goes on counting from there.
@@ -136,6 +150,27 @@ pub fn verify(signed: &SignedReceipt) -> Result<&Receipt, MeterError> {
     let signature = ed25519_dalek::Signature::from_bytes(&bytes);
     key.verify_strict(&signed_bytes(&signed.receipt)?, &signature).map_err(|_| refuse())?;
     Ok(&signed.receipt)
+}
+
+/// Checks what a receipt says against its lease, so that a renter need not take the node's word for
+/// more than the seconds in which the machine ran.
+pub fn check(receipt: &Receipt, lease: &Lease) -> Result<(), MeterError> {
+    let most = receipt.to.since(receipt.from).min(lease.end.since(lease.start));
+    let checks = [
+        ("lease", receipt.lease.to_string(), lease.id.to_string()),
+        ("serial", receipt.serial.to_string(), lease.serial.to_string()),
+        ("node", receipt.node.to_string(), lease.node.to_string()),
+        ("unit", receipt.unit.clone(), lease.price.unit.clone()),
+        ("micro", receipt.micro.to_string(), cost(&lease.price, receipt.running_s)?.to_string()),
+        ("running_s", receipt.running_s.to_string(), receipt.running_s.min(most).to_string()),
+        ("to", receipt.to.0.to_string(), receipt.to.min(lease.end).0.to_string()),
+    ];
+    for (field, found, expected) in checks {
+        if found != expected {
+            return Err(MeterError::Lease { field, found, expected });
+        }
+    }
+    Ok(())
 }
 
 fn signed_bytes(receipt: &Receipt) -> Result<Vec<u8>, MeterError> {

@@ -21,6 +21,8 @@ pub enum Kind {
     NotFound,
     /// The path exists, the method does not.
     MethodNotAllowed,
+    /// The caller did not send in time what it announced.
+    TooSlow,
     /// It contradicts what is.
     Conflict,
     /// The idempotency key was used for another request.
@@ -29,6 +31,8 @@ pub enum Kind {
     Gone,
     /// The body is too large.
     TooLarge,
+    /// The caller keeps as much as it may.
+    QuotaExceeded,
     /// The body is of a kind that is not read here.
     UnsupportedMediaType,
     /// The caller asks too much.
@@ -73,9 +77,11 @@ impl Kind {
             Self::LeaseRefused => ("lease-refused", "The lease does not count here and now", 403),
             Self::NotFound => ("not-found", "There is no such thing", 404),
             Self::MethodNotAllowed => ("method-not-allowed", "The method does not exist here", 405),
+            Self::TooSlow => ("too-slow", "The request did not arrive in time", 408),
             Self::Conflict => ("conflict", "The request contradicts what is", 409),
             Self::NoCapacity => ("no-capacity", "What the lease names is not free", 409),
             Self::Gone => ("gone", "It is gone for good", 410),
+            Self::QuotaExceeded => ("quota-exceeded", "You keep as much here as you may", 413),
             Self::TooLarge => ("too-large", "The body is too large", 413),
             Self::UnsupportedMediaType => {
                 ("unsupported-media-type", "The body is of a kind that is not read here", 415)

@@ -6,11 +6,8 @@
 use lease::{
     SigningKey, authority,
     document::{DocumentError, Envelope, Lease, Price},
-    ledger::{Ledger, LedgerError},
-    lifecycle::{
-        self, Decision, Done, Facts, Phase, Policy, Process, RenewalError, Step, Time, TimeFloor,
-    },
-    metering::{self, Meter},
+    lifecycle::{self, RenewalError},
+    metering::{self, Meter, MeterError, Receipt},
     request::{self, MAX_AGE_S, ReplayError, ReplayGuard, RequestError},
     threshold::{AuthoritySet, Fault, ThresholdError},
 };
@@ -149,47 +146,6 @@ fn signatures_of_different_leases_do_not_combine() {
     assert!(combined.is_err());
 }
 
-const POLICY: Policy = Policy { warn_s: 60, grace_s: 10, retain_s: 864_000 };
-const OFF: Facts = Facts {
-    process: Process::Absent,
-    warned: Done::No,
-    taken_back: Done::No,
-    destroyed: Done::No,
-    pressed: None,
-};
-const ON: Facts = Facts { process: Process::Running, ..OFF };
-
-fn decide(now: u64, sources: u32, facts: Facts) -> Decision {
-    lifecycle::decide(Time { now: UnixSeconds(now), sources }, &lease(), POLICY, facts)
-}
-
-#[test]
-fn a_lease_runs_its_course() {
-    let at = |now, facts| {
-        let decision = decide(now, 1, facts);
-        (decision.phase, decision.step)
-    };
-    let pressed = Facts { pressed: Some(UnixSeconds(2000)), ..ON };
-    assert_eq!(at(999, OFF), (Phase::Pending, Step::Nothing));
-    assert_eq!(at(999, ON), (Phase::Pending, Step::Force));
-    assert_eq!(at(1000, OFF), (Phase::Running, Step::Start));
-    assert_eq!(at(1939, ON), (Phase::Running, Step::Nothing));
-    assert_eq!(at(1940, ON), (Phase::Warned, Step::Warn));
-    assert_eq!(at(2000, ON), (Phase::Stopping, Step::Press));
-    assert_eq!(at(2009, pressed), (Phase::Stopping, Step::Nothing));
-    assert_eq!(at(2010, pressed), (Phase::Stopping, Step::Force));
-    assert_eq!(at(2011, OFF), (Phase::Retained, Step::TakeBack));
-}
-
-#[test]
-fn nothing_is_destroyed_on_the_word_of_one_clock() {
-    let kept = Facts { taken_back: Done::Yes, ..OFF };
-    let due = 2000 + 864_000;
-    assert_eq!(decide(due, 1, kept).step, Step::Nothing);
-    assert_eq!(decide(due - 1, 2, kept).step, Step::Nothing);
-    assert_eq!(decide(due, 2, kept).step, Step::Destroy);
-}
-
 #[test]
 fn renewals_go_forward_only() {
     let renew = |next: Lease| {
@@ -265,25 +221,22 @@ fn replays_are_refused_and_memory_is_bounded() {
         verified.nonce = nonce.into();
         guard.admit(UnixSeconds(now), &verified)
     };
-    assert_eq!(admit(5000, "a"), Ok(()));
+    assert_eq!(admit(5000, "a"), Ok(UnixSeconds(5301)));
     assert!(matches!(admit(5300, "a"), Err(ReplayError::Replayed { .. })));
-    assert_eq!(admit(5000, "b"), Ok(()));
+    assert_eq!(admit(5000, "b"), Ok(UnixSeconds(5301)));
     assert_eq!(admit(5000, "c"), Err(ReplayError::Full));
-    assert_eq!(admit(5301, "c"), Ok(()));
+    assert_eq!(admit(5301, "c"), Ok(UnixSeconds(5361)));
 }
 
 #[test]
-fn an_altered_ledger_is_noticed_and_a_torn_end_is_not_one() {
-    let mut ledger = Ledger::default();
-    let mut bytes = ledger.append(b"first").unwrap();
-    let first = bytes.len();
-    bytes.extend(ledger.append(b"second").unwrap());
-    let opened = Ledger::open(&bytes).unwrap();
-    assert_eq!(opened.payloads, vec![b"first".as_slice(), b"second"]);
-    assert_eq!(opened.ledger, ledger);
-    assert_eq!(Ledger::open(&bytes[..bytes.len() - 1]).unwrap().whole, first);
-    bytes[45] ^= 1;
-    assert!(matches!(Ledger::open(&bytes), Err(LedgerError::Altered { index: 0, .. })));
+fn a_restored_guard_refuses_what_came_before() {
+    let verified = verify(&request(), 5000).unwrap();
+    let until = ReplayGuard::new(9, MAX_AGE_S).admit(UnixSeconds(5000), &verified).unwrap();
+    let mut again = ReplayGuard::new(9, MAX_AGE_S);
+    again.restore(until, verified.key, verified.nonce.clone());
+    let replayed = again.admit(UnixSeconds(5300), &verified);
+    assert!(matches!(replayed, Err(ReplayError::Replayed { .. })));
+    assert_eq!(again.len(), 1);
 }
 
 #[test]
@@ -294,6 +247,14 @@ fn receipts_are_their_nodes() {
     assert_eq!((receipt.running_s, receipt.micro), (100, 13_900));
     let mut signed = metering::sign(receipt.clone(), &key(7)).unwrap();
     assert_eq!(metering::verify(&signed).unwrap(), &receipt);
+    metering::check(&receipt, &lease()).unwrap();
+    let dear = Lease { price: Price { micro_per_second: 1, ..lease().price }, ..lease() };
+    assert!(matches!(
+        metering::check(&receipt, &dear),
+        Err(MeterError::Lease { field: "micro", .. })
+    ));
+    let late = Receipt { to: UnixSeconds(2001), ..receipt.clone() };
+    assert!(matches!(metering::check(&late, &lease()), Err(MeterError::Lease { field: "to", .. })));
     signed.receipt.micro += 1;
     assert!(metering::verify(&signed).is_err());
     assert!(metering::sign(receipt, &key(1)).is_err());
@@ -314,27 +275,9 @@ proptest! {
     }
 
     #[test]
-    fn time_never_runs_backwards(readings in prop::collection::vec(any::<u64>(), 1..20)) {
-        let mut floor = TimeFloor::default();
-        let seen: Vec<_> = readings.iter().map(|r| floor.observe(UnixSeconds(*r))).collect();
-        prop_assert!(seen.is_sorted());
-        prop_assert_eq!(seen.last().copied(), readings.iter().max().map(|r| UnixSeconds(*r)));
-    }
-
-    #[test]
-    fn no_machine_runs_outside_its_lease(now in 0u64..4000, pressed in prop::option::of(0u64..4000)) {
-        let facts = Facts { pressed: pressed.map(UnixSeconds), ..ON };
-        let decision = decide(now, 9, facts);
-        let inside = (1000..2000).contains(&now);
-        prop_assert_eq!(matches!(decision.step, Step::Press | Step::Force) || (now >= 2000 && decision.next.is_some()), !inside);
-        prop_assert!(decide(now, 9, OFF).step != Step::Start || inside);
-    }
-
-    #[test]
     fn any_bytes_are_refused_or_read_without_panic(bytes in prop::collection::vec(any::<u8>(), 0..300), text in ".{0,200}") {
         let _ = Envelope::from_json(&bytes);
         let _ = Lease::from_bytes(&bytes);
-        let _ = Ledger::open(&bytes);
         let _ = request::parse(&text, &text);
     }
 }

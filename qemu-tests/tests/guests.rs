@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use qemu_tests::harness::{
     guest::{self, Guest},
-    host::{Host, HostOptions, Medium},
+    host::{Host, HostOptions},
     kernels,
     scene::{self, GUEST_LIMIT, LeaseRequest, Scene},
 };
@@ -15,8 +15,6 @@ use qemu_tests::harness::{
 /// How long anything but a guest's start may take.
 const SOON: Duration = Duration::from_secs(90);
 
-/// Keeps everything on one of the host's CPUs: QEMU 7.2 loses timers of nested guests on several.
-const ON_ONE_CPU: &str = "isolcpus=1-3 irqaffinity=0";
 /// What the guest prints of itself once it is up: its complaints, one per line.
 const COMPLAINTS: &str = "#!/bin/busybox sh\n\
     dmesg -r | grep -E '^<[0-4]>' | sed 's/^/complaint: /'\n\
@@ -40,7 +38,7 @@ fn scene(folder: &tempfile::TempDir, script: Option<&str>) -> (Scene, Guest) {
 
 /// Rents a machine for `guest` and waits for its console to show `pattern`.
 fn console_of(scene: &Scene, node: &str, guest: &Guest, pattern: &str) -> (String, String) {
-    let pushed = scene.push(guest).unwrap();
+    let pushed = scene.push_made(guest).unwrap();
     let (lease, id) = scene.lease(&LeaseRequest { node, ..LeaseRequest::default() }).unwrap();
     scene.create(&lease, &pushed).unwrap();
     let console = scene.wait_for_console(&id, pattern, GUEST_LIMIT).unwrap();
@@ -81,31 +79,30 @@ fn the_appliances_own_kernel_starts_as_a_guest_too() {
     let (scene, guest) = scene(&folder, Some(COMPLAINTS));
     let (_host, node) = boot(&scene, "own");
     let kernel = scene::image_folder().unwrap().join("pxe/vmlinuz");
-    let pushed = scene.push(&Guest { kernel, ..guest }).unwrap();
+    let pushed = scene.push_made(&Guest { kernel, ..guest }).unwrap();
     let (lease, id) =
         scene.lease(&LeaseRequest { node: &node, ..LeaseRequest::default() }).unwrap();
     // This kernel starts no scripts.
     let cmdline = "console=ttyS0 quiet rdinit=/bin/busybox -- sh /init";
-    scene.create_with(&lease, &pushed, cmdline).unwrap();
+    scene.create_on(&lease, &pushed, cmdline).unwrap();
     let console = scene.wait_for_console(&id, "complaints: end", GUEST_LIMIT).unwrap();
     assert!(console.contains("-holdfast, 1 cpus"), "{console}");
     assert_eq!(complaints(&console), Vec::<&str>::new());
 }
 
 #[test]
-fn four_cpus_are_four_cores_of_one_socket_and_need_a_host_that_has_them() {
+fn four_cpus_are_four_cores_of_one_socket_where_the_node_offers_as_many() {
     let folder = tempfile::tempdir().unwrap();
     let (scene, guest) = scene(&folder, None);
-    let pushed = scene.push(&guest).unwrap();
     let (host, node) = boot(&scene, "one");
+    let pushed = scene.push_made(&guest).unwrap();
     let request = LeaseRequest { node: &node, vcpus: 4, ..LeaseRequest::default() };
     let (lease, _) = scene.lease(&request).unwrap();
     let refusal = format!("{:#}", scene.create(&lease, &pushed).unwrap_err());
     assert!(refusal.contains("4 virtual CPUs") && refusal.contains('1'), "{refusal}");
     drop(host);
-    let arguments = vec!["-smp".to_owned(), "4".to_owned()];
-    let medium = Medium::Kernel(ON_ONE_CPU.to_owned());
-    let options = HostOptions { medium, arguments, ..HostOptions::default() };
+    let config = Some(scene.node_config("four", "[machines]\nvcpus = 4\n"));
+    let options = HostOptions { config, ..HostOptions::default() };
     let (_host, node) = scene.boot("four", options).unwrap();
     let request = LeaseRequest { name: "four", node: &node, ..request };
     let (lease, id) = scene.lease(&request).unwrap();
@@ -136,10 +133,10 @@ fn devices_with_the_largest_interrupt_tables_fit_together() {
     let devices = ["0000:01:00.0", "0000:02:00.0", "0000:03:00.0"];
     let request = LeaseRequest { node: &node, devices: &devices, ..LeaseRequest::default() };
     let (lease, id) = scene.lease(&request).unwrap();
-    scene.create(&lease, &scene.push(&guest).unwrap()).unwrap();
+    scene.create(&lease, &scene.push_made(&guest).unwrap()).unwrap();
     scene.wait_for_console(&id, "guest: ready", GUEST_LIMIT).unwrap();
-    let written = "for disk in 0 1 2; do echo there > /dev/nvme\"$disk\"n1; sync; \
-                   head -c 5 /dev/nvme\"$disk\"n1; done";
+    let written = "for disk in nvme0n1 nvme1n1 nvme2n1; do echo there > /dev/$disk; sync; \
+                   head -c 5 /dev/$disk; done";
     assert_eq!(scene.ssh(&id, written).unwrap(), "there".repeat(3));
 }
 
@@ -150,7 +147,7 @@ fn a_file_that_is_no_kernel_is_refused_by_name() {
     let (host, node) = boot(&scene, "no-kernel");
     let kernel = folder.path().join("no-kernel.txt");
     std::fs::write(&kernel, "this is no kernel\n".repeat(1000)).unwrap();
-    let pushed = scene.push(&Guest { kernel, ..guest }).unwrap();
+    let pushed = scene.push_made(&Guest { kernel, ..guest }).unwrap();
     let (lease, id) =
         scene.lease(&LeaseRequest { node: &node, ..LeaseRequest::default() }).unwrap();
     scene.create(&lease, &pushed).unwrap();

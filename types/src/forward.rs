@@ -22,7 +22,7 @@ pub struct ForwardedRequest {
     /// The header fields that the signature covers or carries, names in lower case.
     pub headers: Vec<(String, String)>,
     /// Body, at most [`MAX_BODY`].
-    #[serde(with = "base64_bytes")]
+    #[serde(with = "crate::base64_bytes")]
     pub body: Vec<u8>,
 }
 
@@ -53,7 +53,7 @@ pub struct ForwardedResponse {
     /// Further header fields, names in lower case.
     pub headers: Vec<(String, String)>,
     /// Body, at most [`MAX_BODY`].
-    #[serde(with = "base64_bytes")]
+    #[serde(with = "crate::base64_bytes")]
     pub body: Vec<u8>,
 }
 
@@ -101,22 +101,6 @@ pub struct Problem {
 impl Problem {
     /// Media type of a problem document.
     pub const MEDIA_TYPE: &str = "application/problem+json";
-}
-
-mod base64_bytes {
-    use base64::{Engine, engine::general_purpose::STANDARD};
-    use serde::{Deserialize, Deserializer, Serializer, de};
-
-    pub(super) fn serialize<S: Serializer>(bytes: &[u8], serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(&STANDARD.encode(bytes))
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<Vec<u8>, D::Error> {
-        let text = <std::borrow::Cow<'de, str>>::deserialize(deserializer)?;
-        STANDARD.decode(text.as_bytes()).map_err(de::Error::custom)
-    }
 }
 
 #[cfg(test)]

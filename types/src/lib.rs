@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod base64_bytes;
 pub mod config;
 pub mod forward;
 pub mod hex;

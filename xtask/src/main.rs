@@ -1,4 +1,4 @@
-//! Automation: `cargo xtask demo`, `test`, `image`, `tidy`, `setup`.
+//! Automation: `cargo xtask demo`, `test`, `image`, `reproduce`, `tidy`, `setup`.
 //!
 //! Every command says what it is about to do, does it, and ends with a table or a line that says
 //! what happened. It links no other crate of the workspace: what it needs of them it runs.
@@ -8,6 +8,7 @@
 mod deny;
 mod fuzz;
 mod packages;
+mod reproduce;
 mod run;
 mod stages;
 mod summary;
@@ -39,7 +40,7 @@ enum Command {
     /// Everything that CI runs.
     #[command(alias = "ci")]
     Test {
-        /// Run only the stage with this name (fmt, clippy, tidy, deny, unit, image, qemu).
+        /// Run only the stage with this name (fmt, tidy, clippy, deny, image, unit, qemu, reproduce).
         #[arg(long)]
         only: Option<String>,
         /// Do not install packages; fail naming what is missing.
@@ -51,6 +52,12 @@ enum Command {
         /// Further arguments for the image builder.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
+    },
+    /// Build the image twice, at different places, and compare byte for byte.
+    Reproduce {
+        /// Build the kernel a second time too, which takes about ten minutes.
+        #[arg(long)]
+        kernel: bool,
     },
     /// Check the rules that no compiler checks: crate edges, sizes, unsafe code, banned words.
     Tidy,
@@ -71,10 +78,20 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let outcome = match Arguments::parse().command {
+    let command = Arguments::parse().command;
+    if let Err(error) = run::leave_other_checkouts() {
+        eprintln!("error: {error:#}");
+        return ExitCode::FAILURE;
+    }
+    let outcome = match command {
         Command::Demo { no_install, keep } => stages::demo(no_install.into(), keep.into()),
         Command::Test { only, no_install } => stages::test(only.as_deref(), no_install.into()),
         Command::Image { arguments } => stages::image(&arguments),
+        Command::Reproduce { kernel } => reproduce::check(if kernel {
+            reproduce::Kernel::Again
+        } else {
+            reproduce::Kernel::Shared
+        }),
         Command::Tidy => tidy::check(&run::root()),
         Command::Fuzz { target, seconds } => fuzz::fuzz(target.as_deref(), seconds),
         Command::Setup { no_install } => packages::ensure(no_install.into()),

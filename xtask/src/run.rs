@@ -1,7 +1,7 @@
 //! Running other programs from the workspace's root.
 
 use std::{
-    env,
+    env, fs,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -26,10 +26,30 @@ pub(crate) fn cache() -> PathBuf {
 pub(crate) fn cargo(arguments: &[&str]) -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root()).args(arguments);
-    if env::var_os("CI").is_some() && env::var_os("CARGO_TARGET_DIR").is_none() {
-        command.env("CARGO_TARGET_DIR", cache().join("target"));
+    if let Some(target) = shared_target() {
+        command.env("CARGO_TARGET_DIR", target);
     }
     command
+}
+
+/// The target folder that checkouts share in CI; `None` elsewhere.
+fn shared_target() -> Option<PathBuf> {
+    let shares = env::var_os("CI").is_some() && env::var_os("CARGO_TARGET_DIR").is_none();
+    shares.then(|| cache().join("target"))
+}
+
+/// Forgets what another checkout left of the workspace's own crates in the shared target folder.
+/// Cargo knows them by their place in the workspace and by the age of their files, so it would take
+/// those of a checkout whose files are older for this one's.
+pub(crate) fn leave_other_checkouts() -> Result<()> {
+    let Some(target) = shared_target() else { return Ok(()) };
+    let (stamp, own) = (target.join("checkout"), root().display().to_string());
+    if fs::read_to_string(&stamp).is_ok_and(|last| last == own) {
+        return Ok(());
+    }
+    run(&mut cargo(&["clean", "--quiet", "--workspace"]))?;
+    fs::create_dir_all(&target)?;
+    fs::write(&stamp, own).with_context(|| format!("{}", stamp.display()))
 }
 
 /// Runs `command` to its end, with its output going where ours goes.

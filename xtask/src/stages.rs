@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 use crate::{
     deny, packages,
     packages::Install,
-    run,
+    reproduce, run,
     summary::{Counts, Reader},
     tidy,
 };
@@ -45,6 +45,10 @@ const STAGES: &[Stage] = &[
     Stage { name: "image", run: || check(&["run", "--quiet", "--package", "image"]) },
     Stage { name: "unit", run: || tests(&["test", "--workspace", "--exclude", "qemu-tests"]) },
     Stage { name: "qemu", run: || tests(&["test", "--package", "qemu-tests"]) },
+    Stage {
+        name: "reproduce",
+        run: || reproduce::check(reproduce::Kernel::Shared).map(|()| one()),
+    },
 ];
 
 /// Runs all stages, or the one named `only`, and prints a table of what they found.

@@ -3,13 +3,16 @@
 //! is wrong: a typo must not silently bring back another document.
 
 use std::{
+    fmt,
     fs::{self, File},
     io::{self, Read, Seek, SeekFrom, Write},
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use fatfs::{FileSystem, FsOptions};
+use rustix::time::{ClockId, clock_gettime};
 use types::config::{ConfigError, MAX_CONFIG, NodeSpec};
 
 /// Parameter of the kernel's command line.
@@ -22,11 +25,45 @@ const DOCUMENT: &str = "holdfast.toml";
 /// Document in the image.
 const BAKED: &str = "etc/holdfast.toml";
 
+/// How long after power-on a volume is waited for: USB hubs and sticks take a few seconds to be
+/// found, and a document in the image must not win against one on a stick because it was faster.
+const SETTLED: Duration = Duration::from_secs(8);
+
+/// Time between two looks for a volume while the machine is coming up.
+const COMING_UP: Duration = Duration::from_millis(250);
+
+/// Time between two looks for a better document once nothing that can be used was found.
+const LATER: Duration = Duration::from_secs(2);
+
+/// Where a document was found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Source {
+    /// The kernel's command line.
+    CommandLine,
+    /// A volume labelled `HOLDFAST` on this device.
+    Volume(PathBuf),
+    /// The image.
+    Image,
+    /// There is none.
+    Nowhere,
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::CommandLine => f.write_str("kernel command line"),
+            Self::Volume(device) => write!(f, "volume {}", device.display()),
+            Self::Image => f.write_str("the image"),
+            Self::Nowhere => f.write_str("nowhere"),
+        }
+    }
+}
+
 /// A document and where it was found.
 #[derive(Debug)]
 pub struct Found {
-    /// Where, in words.
-    pub source: String,
+    /// Where.
+    pub source: Source,
     /// What it says.
     pub spec: Result<NodeSpec, LoadError>,
 }
@@ -49,25 +86,59 @@ pub enum LoadError {
     Document(#[from] ConfigError),
 }
 
+/// Looks for a document below `root`, and goes on looking while the machine is coming up and a
+/// volume may still appear.
+pub async fn settled(root: &Path) -> Found {
+    loop {
+        let found = load(root);
+        let waits = matches!(found.source, Source::Image | Source::Nowhere);
+        if !waits || since_power_on() >= SETTLED {
+            return found;
+        }
+        tokio::time::sleep(COMING_UP).await;
+    }
+}
+
+/// Waits until there is another document than `found`, which could not be used: somebody plugged in
+/// a volume, or changed what is on it.
+pub async fn changed(root: &Path, found: &Found) {
+    let before = said(found);
+    loop {
+        tokio::time::sleep(LATER).await;
+        let now = load(root);
+        if now.spec.is_ok() || said(&now) != before {
+            return;
+        }
+    }
+}
+
+fn said(found: &Found) -> String {
+    let error = found.spec.as_ref().err().map(ToString::to_string).unwrap_or_default();
+    format!("{}: {error}", found.source)
+}
+
+fn since_power_on() -> Duration {
+    Duration::try_from(clock_gettime(ClockId::Boottime)).unwrap_or(Duration::MAX)
+}
+
 /// Looks for a document below `root` and parses it.
 pub fn load(root: &Path) -> Found {
     let cmdline = fs::read_to_string(root.join("proc/cmdline")).unwrap_or_default();
     if let Some(text) = parameter(&cmdline) {
         let spec = decode(text);
-        return Found { source: "kernel command line".to_owned(), spec };
+        return Found { source: Source::CommandLine, spec };
     }
     for device in fat_volumes(root) {
-        let source = format!("volume {}", device.display());
         match read_volume(&device) {
             Ok(Some(bytes)) => {
                 let spec = NodeSpec::parse(&bytes).map_err(LoadError::from);
-                return Found { source, spec };
+                return Found { source: Source::Volume(device), spec };
             }
             Ok(None) => {}
             Err(error) => {
                 let volume = device.display().to_string();
                 let spec = Err(LoadError::Volume { volume, source: error });
-                return Found { source, spec };
+                return Found { source: Source::Volume(device), spec };
             }
         }
     }
@@ -75,11 +146,11 @@ pub fn load(root: &Path) -> Found {
     let spec = match fs::read(&path) {
         Ok(bytes) => NodeSpec::parse(&bytes).map_err(LoadError::from),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            return Found { source: "nowhere".to_owned(), spec: Err(LoadError::Absent) };
+            return Found { source: Source::Nowhere, spec: Err(LoadError::Absent) };
         }
         Err(source) => Err(LoadError::File { path: path.display().to_string(), source }),
     };
-    Found { source: "the image".to_owned(), spec }
+    Found { source: Source::Image, spec }
 }
 
 fn parameter(cmdline: &str) -> Option<&str> {
@@ -190,7 +261,7 @@ mod tests {
         let line = format!("quiet {PARAMETER}{} x", STANDARD.encode(document()));
         let root = root(&[("proc/cmdline", line.as_bytes()), (BAKED, b"rubbish")]);
         let found = load(root.path());
-        assert_eq!(found.source, "kernel command line");
+        assert_eq!(found.source, Source::CommandLine);
         assert_eq!(found.spec.expect("valid").name, "n");
     }
 
@@ -206,7 +277,7 @@ mod tests {
             (BAKED, b"rubbish"),
         ]);
         let found = load(root.path());
-        assert!(found.source.ends_with("dev/sdb"), "{}", found.source);
+        assert!(found.source.to_string().ends_with("dev/sdb"), "{}", found.source);
         assert_eq!(found.spec.expect("valid").name, "n");
     }
 

@@ -70,10 +70,10 @@ impl Page {
             ));
         }
         for view in self.machines.iter().take(MAX_ROWS) {
-            let terms = &view.record.terms;
+            let lease = &view.record.lease;
             let address = view.address.map_or("no address".to_owned(), |ip| ip.to_string());
-            let (state, end) = (view.state.name(), terms.end.0);
-            lines.push(format!("machine    {} {state} {address} until {end}", terms.id));
+            let (state, end) = (view.state.name(), view.record.end().0);
+            lines.push(format!("machine    {} {state} {address} until {end}", lease.id));
         }
         let hidden = self.devices.len().saturating_sub(MAX_ROWS)
             + self.machines.len().saturating_sub(MAX_ROWS);

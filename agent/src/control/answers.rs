@@ -68,10 +68,10 @@ pub fn kept(answered: &Answered) -> ForwardedResponse {
 /// Returns a machine as renters see it.
 pub fn machine(node: NodeId, now: UnixSeconds, view: &View) -> lease::api::Machine {
     let View { record, state, address } = view;
-    let (terms, image) = (&record.terms, &record.image);
-    let ends_soon = terms.end.since(now) <= crate::machines::plan::WARN_S;
+    let (lease, image) = (&record.lease, &record.image);
+    let ends_soon = record.end().since(now) <= crate::machines::plan::WARN_S;
     let state = match state {
-        State::Starting if now < terms.start => MachineState::Pending,
+        State::Starting if now < lease.start => MachineState::Pending,
         State::Starting => MachineState::Starting,
         State::Running if ends_soon => MachineState::Warned,
         State::Running => MachineState::Running,
@@ -81,13 +81,13 @@ pub fn machine(node: NodeId, now: UnixSeconds, view: &View) -> lease::api::Machi
         State::Ended => MachineState::Retained,
     };
     lease::api::Machine {
-        id: terms.id,
+        id: lease.id,
         node,
-        renter: terms.renter,
-        serial: terms.serial,
-        start: terms.start,
-        end: terms.end,
-        shape: terms.shape.clone(),
+        renter: lease.renter,
+        serial: lease.serial,
+        start: lease.start,
+        end: record.end(),
+        shape: lease.shape.clone(),
         image: Image {
             kernel: image.kernel,
             initrd: image.initrd,
@@ -128,9 +128,9 @@ pub fn refused(error: &RefusedError) -> Problem {
         RefusedError::Unknown { .. } => Kind::NotFound,
         RefusedError::Exists { .. }
         | RefusedError::Serial { .. }
-        | RefusedError::Changed { .. }
+        | RefusedError::Renewal(_)
         | RefusedError::Vmm(_) => Kind::Conflict,
-        RefusedError::Time { .. } => Kind::LeaseRefused,
+        RefusedError::Ended { .. } => Kind::LeaseRefused,
         RefusedError::Room { .. } => Kind::NoCapacity,
         RefusedError::Device(DeviceError::Absent { .. }) => Kind::NotFound,
         RefusedError::Device(_) => Kind::NoCapacity,

@@ -1,12 +1,12 @@
 //! Who may ask what: signatures of requests, and leases.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use lease::{
     document::Envelope,
     problem::Kind,
     request::{self, MAX_AGE_S, ReplayGuard, VerifiedRequest},
-    threshold::{AuthoritySet, ThresholdError},
+    threshold::{AuthoritySet, ThresholdError, VerifiedLease},
 };
 use types::{
     config::NodeSpec,
@@ -15,7 +15,7 @@ use types::{
     units::UnixSeconds,
 };
 
-use crate::machines::plan::Terms;
+use crate::machines::store::{Store, StoreError};
 
 /// Requests that are remembered, so that none counts twice: those of renters and operators only.
 const REMEMBERED: usize = 65_536;
@@ -25,13 +25,32 @@ const REMEMBERED: usize = 65_536;
 pub struct Authority {
     set: AuthoritySet,
     seen: Mutex<ReplayGuard>,
+    store: Arc<Store>,
+}
+
+/// Why there is no authority.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message is the doc")]
+pub enum AuthorityError {
+    #[error("the configuration's authority cannot be used")]
+    Keys { source: ThresholdError },
+    #[error("cannot tell which requests came before")]
+    Store { source: StoreError },
 }
 
 impl Authority {
-    /// Uses the authority of the configuration.
-    pub fn new(spec: &NodeSpec) -> Result<Self, ThresholdError> {
-        let set = AuthoritySet::new(&spec.authority)?;
-        Ok(Self { set, seen: Mutex::new(ReplayGuard::new(REMEMBERED, MAX_AGE_S)) })
+    /// Uses the authority of the configuration. Requests that were admitted before a restart are
+    /// remembered by `store`.
+    pub fn new(spec: &NodeSpec, store: Arc<Store>) -> Result<Self, AuthorityError> {
+        let set =
+            AuthoritySet::new(&spec.authority).map_err(|source| AuthorityError::Keys { source })?;
+        let mut guard = ReplayGuard::new(REMEMBERED, MAX_AGE_S);
+        for (until, key, nonce) in
+            store.nonces().map_err(|source| AuthorityError::Store { source })?
+        {
+            guard.restore(until, key, nonce);
+        }
+        Ok(Self { set, seen: Mutex::new(guard), store })
     }
 
     /// Checks a request's signature and age.
@@ -48,30 +67,69 @@ impl Authority {
     /// something: strangers must not fill the memory.
     pub fn admit(&self, request: &VerifiedRequest, now: UnixSeconds) -> Result<(), Problem> {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        seen.admit(now, request).map_err(|error| match error {
+        let until = seen.admit(now, request).map_err(|error| match error {
             request::ReplayError::Replayed { .. } => Kind::Replayed.caused_by(&error),
             request::ReplayError::TooMany { .. } | request::ReplayError::Full => {
                 Kind::TooManyRequests.caused_by(&error)
             }
-        })
+        })?;
+        // On disk before anything is done: a request counts once, whenever the power goes.
+        self.store
+            .put_nonce(now, until, request.key, &request.nonce)
+            .map_err(|error| Kind::Internal.caused_by(&error))
     }
 
-    /// Returns what a lease says, if enough authority keys signed it for this node.
-    pub fn terms(&self, envelope: &Envelope, node: NodeId) -> Result<Terms, Problem> {
+    /// Returns a lease, if enough authority keys signed it for this node.
+    pub fn lease(&self, envelope: &Envelope, node: NodeId) -> Result<VerifiedLease, Problem> {
         let verified =
             self.set.verify(envelope).map_err(|error| Kind::LeaseRefused.caused_by(&error))?;
-        let lease = verified.into_lease();
-        if lease.node != node {
-            let detail = format!("the lease is for node {}; this is node {node}", lease.node);
+        let wanted = verified.lease().node;
+        if wanted != node {
+            let detail = format!("the lease is for node {wanted}; this is node {node}");
             return Err(Kind::LeaseRefused.because(detail));
         }
-        Ok(Terms {
-            id: lease.id,
-            serial: lease.serial,
-            renter: lease.renter,
-            shape: lease.shape,
-            start: lease.start,
-            end: lease.end,
-        })
+        Ok(verified)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: UnixSeconds = UnixSeconds(5000);
+
+    fn spec() -> NodeSpec {
+        let key = lease::authority::public_key(&lease::SigningKey::from_bytes(&[1; 32]));
+        let text = format!("version = 1\n[authority]\nthreshold = 1\nkeys = [\"{key}\"]\n");
+        NodeSpec::parse(text.as_bytes()).expect("valid")
+    }
+
+    #[test]
+    fn a_request_counts_once_across_a_restart() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let open = || {
+            let store = Store::open(&folder.path().join("agent.redb")).expect("opened");
+            Authority::new(&spec(), Arc::new(store)).expect("made")
+        };
+        let mut request = ForwardedRequest {
+            method: "POST".to_owned(),
+            target: "/v1/machines/x/stop".to_owned(),
+            headers: Vec::new(),
+            body: Vec::new(),
+        };
+        let key = lease::SigningKey::from_bytes(&[8; 32]);
+        request::sign(&key, &mut request, NOW, "0123456789abcdef").expect("signed");
+
+        let authority = open();
+        let verified = authority.verify(&request, NOW).expect("signed");
+        authority.admit(&verified, NOW).expect("the first time");
+        drop(authority);
+
+        let authority = open();
+        let later = NOW.plus(MAX_AGE_S);
+        let verified = authority.verify(&request, later).expect("young enough");
+        let refusal = authority.admit(&verified, later).expect_err("the second time");
+        assert_eq!(refusal.status, 401);
+        assert!(refusal.detail.contains("used before"), "{}", refusal.detail);
     }
 }

@@ -11,7 +11,7 @@ pub mod streams;
 use std::{path::PathBuf, sync::Arc};
 
 use lease::{
-    api::{CreateMachine, LeaseRenewal, MAX_CMDLINE},
+    api::{CreateMachine, LeaseRenewal, MAX_CMDLINE, MAX_RECEIPTS, Receipts},
     problem::Kind,
     request::VerifiedRequest,
 };
@@ -128,6 +128,7 @@ impl Control {
                 self.owned(signer, id)?;
                 self.once(signer, request, self.renew(id, request)).await
             }
+            Route::ReadReceipts { machine: id, after } => self.receipts(signer, id, after),
             Route::ReadConsole { machine: id, from, .. } => {
                 self.owned(signer, id)?;
                 self.read_console(id, from).await
@@ -148,7 +149,7 @@ impl Control {
     fn owned(&self, signer: &VerifiedRequest, machine: MachineId) -> Result<View, Problem> {
         let view = self.parts.machines.get(machine);
         let view = view
-            .filter(|view| view.record.terms.renter == signer.key)
+            .filter(|view| view.record.lease.renter == signer.key)
             .ok_or_else(|| answers::unknown_machine(machine))?;
         self.admit(signer)?;
         Ok(view)
@@ -200,21 +201,26 @@ impl Control {
         request: &ForwardedRequest,
     ) -> Result<ForwardedResponse, Problem> {
         let body: CreateMachine = answers::body(request)?;
-        let terms = self.parts.authority.terms(&body.lease, self.parts.node)?;
-        if terms.renter != signer.key {
+        let lease = self.parts.authority.lease(&body.lease, self.parts.node)?.into_lease();
+        if lease.renter != signer.key {
             let detail = "the request is signed by another key than the lease names as its renter";
             return Err(Kind::Forbidden.because(detail));
         }
         self.admit(signer)?;
         check_cmdline(&body.image.cmdline)?;
+        if body.image.disk.is_some() && lease.shape.disk_mib.0 == 0 {
+            let detail = "image.disk names a disk's content, and the lease grants no disk";
+            return Err(Kind::Unprocessable.because(detail));
+        }
         // The same lease asked for again by its renter, as after an answer that got lost.
-        if let Some(view) = self.parts.machines.get(terms.id)
-            && view.record.terms == terms
+        if let Some(view) = self.parts.machines.get(lease.id)
+            && view.record.lease == lease
+            && view.record.deleted.is_none()
             && view.record.image == image(&body)
         {
             return Ok(self.describe(201, &view));
         }
-        let order = Order { image: image(&body), terms, gateway };
+        let order = Order { image: image(&body), lease, gateway };
         let ask = |answer| Command::Create(Box::new(order), answer);
         let view = self.parts.machines.ask(ask).await.map_err(|error| refused(&error))?;
         Ok(self.describe(201, &view))
@@ -226,12 +232,13 @@ impl Control {
         request: &ForwardedRequest,
     ) -> Result<ForwardedResponse, Problem> {
         let body: LeaseRenewal = answers::body(request)?;
-        let terms = self.parts.authority.terms(&body.lease, self.parts.node)?;
-        if terms.id != id {
-            let detail = format!("the path names {id}, the lease is for {}", terms.id);
+        let lease = self.parts.authority.lease(&body.lease, self.parts.node)?;
+        let found = lease.lease().id;
+        if found != id {
+            let detail = format!("the path names {id}, the lease is for {found}");
             return Err(Kind::Unprocessable.because(detail));
         }
-        let ask = |answer| Command::Renew(Box::new(terms), answer);
+        let ask = |answer| Command::Renew(Box::new(lease), answer);
         let view = self.parts.machines.ask(ask).await.map_err(|error| refused(&error))?;
         Ok(self.describe(200, &view))
     }
@@ -251,7 +258,7 @@ impl Control {
     fn list(&self, signer: &VerifiedRequest) -> Result<ForwardedResponse, Problem> {
         let snapshot = self.parts.machines.snapshot();
         let snapshot = snapshot.borrow();
-        let own = snapshot.machines.iter().filter(|view| view.record.terms.renter == signer.key);
+        let own = snapshot.machines.iter().filter(|view| view.record.lease.renter == signer.key);
         let (node, now) = (self.parts.node, self.parts.clock.now());
         let machines: Vec<_> = own.map(|view| machine(node, now, view)).collect();
         if !machines.is_empty() {
@@ -264,6 +271,28 @@ impl Control {
         let console =
             vmm::console(id, from, 0).await.map_err(|error| answers::not_running(&error))?;
         Ok(answers::console(&console))
+    }
+
+    /// Receipts outlive their machine, so they are found by renter and not by what runs.
+    fn receipts(
+        &self,
+        signer: &VerifiedRequest,
+        id: MachineId,
+        after: u64,
+    ) -> Result<ForwardedResponse, Problem> {
+        let found = self.parts.store.receipts(id, signer.key, after, MAX_RECEIPTS + 1);
+        let mut found = found.map_err(|error| Kind::Internal.caused_by(&error))?;
+        let view = self.parts.machines.get(id);
+        let owned = view.is_some_and(|view| view.record.lease.renter == signer.key);
+        if found.is_empty() && !owned {
+            return Err(answers::unknown_machine(id));
+        }
+        self.admit(signer)?;
+        let more = found.len() > MAX_RECEIPTS;
+        found.truncate(MAX_RECEIPTS);
+        let next = found.last().filter(|_| more).map(|(number, _)| *number);
+        let receipts = found.into_iter().map(|(_, signed)| signed).collect();
+        Ok(json(200, &Receipts { receipts, next }))
     }
 
     fn restart_agent(
@@ -286,7 +315,7 @@ impl Control {
             tokio::time::sleep(std::time::Duration::from_millis(500)).await;
             rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL)
         });
-        Ok(json(202, &serde_json::json!({ "restarting": "agent" })))
+        Ok(json(202, &lease::api::Restarting { restarting: "agent".to_owned() }))
     }
 
     /// Returns the machine a stream is for, if its renter signed the request.
@@ -303,6 +332,7 @@ impl Control {
             | Route::SwitchMachine { .. }
             | Route::DeleteMachine { .. }
             | Route::RenewLease { .. }
+            | Route::ReadReceipts { .. }
             | Route::WriteConsole { .. } => {
                 let detail = "only consoles and tunnels of machines are streams";
                 return Err(Kind::Unprocessable.because(detail));

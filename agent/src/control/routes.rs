@@ -53,6 +53,13 @@ pub enum Route {
         /// Whether what comes later is wanted too.
         follow: Follow,
     },
+    /// `GET /v1/machines/ID/receipts[?after=NUMBER]`
+    ReadReceipts {
+        /// Which.
+        machine: MachineId,
+        /// Number of the last receipt that the reader has; 0 for none.
+        after: u64,
+    },
     /// `POST /v1/machines/ID/console`
     WriteConsole {
         /// Which.
@@ -123,6 +130,13 @@ impl Route {
                 };
                 Self::ReadConsole { machine, from, follow }
             }
+            ("GET", ["receipts"]) => {
+                let after = match query(request, "after") {
+                    Some(text) => text.parse().map_err(|_| bad("after", text))?,
+                    None => 0,
+                };
+                Self::ReadReceipts { machine, after }
+            }
             ("POST", ["console"]) => Self::WriteConsole { machine },
             ("GET", ["tunnel", port]) => {
                 let port = port.parse().ok().filter(|port| *port > 0);
@@ -179,6 +193,8 @@ mod tests {
         assert_eq!(parse("POST", &at("/stop")), Ok(stop));
         let console = Route::ReadConsole { machine, from: 7, follow: Follow::Yes };
         assert_eq!(parse("GET", &at("/console?follow=1&from=7")), Ok(console));
+        let receipts = Route::ReadReceipts { machine, after: 3 };
+        assert_eq!(parse("GET", &at("/receipts?after=3")), Ok(receipts));
         assert_eq!(parse("GET", &at("/tunnel/22")), Ok(Route::Tunnel { machine, port: 22 }));
     }
 

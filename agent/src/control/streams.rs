@@ -46,7 +46,7 @@ impl Control {
             Err(_) => return,
         };
         let (machine, route, address) = match target {
-            Ok((route, view)) => (view.record.terms.id, route, view.address),
+            Ok((route, view)) => (view.record.lease.id, route, view.address),
             Err(refusal) => return refuse(&mut stream, refusal).await,
         };
         // The other end may hang up at any time; that ends the stream and is no error of ours.
@@ -115,13 +115,13 @@ impl Control {
         use crate::machines::keeper::State;
         let mut snapshot = self.parts.machines.snapshot();
         let alive = snapshot.wait_for(|snapshot| {
-            let view = snapshot.machines.iter().find(|view| view.record.terms.id == machine);
+            let view = snapshot.machines.iter().find(|view| view.record.lease.id == machine);
             view.is_none_or(|view| view.state != State::Starting && view.state != State::Stopping)
         });
         let Ok(Ok(snapshot)) = tokio::time::timeout(Duration::from_secs(60), alive).await else {
             return false;
         };
-        let view = snapshot.machines.iter().find(|view| view.record.terms.id == machine);
+        let view = snapshot.machines.iter().find(|view| view.record.lease.id == machine);
         view.is_some_and(|view| view.state == State::Running)
     }
 }

@@ -4,7 +4,7 @@
 //! mounts the image by file, moves into it and goes on there: the image must stay where it is (it
 //! is the root's storage), and nothing else of the initramfs is worth freeing.
 
-use std::{fs, io, time::Instant};
+use std::{fs, io, path::Path, time::Instant};
 
 use rustix::{
     mount::{MountFlags, mount, mount_move},
@@ -26,6 +26,9 @@ const IMAGE: &str = "/root.erofs";
 
 /// Where it is mounted before it becomes the root.
 const NEW_ROOT: &str = "/newroot";
+
+/// The agent's program.
+const AGENT: &str = "/usr/bin/agent";
 
 /// Descriptors init may hold, and children may ask for.
 const OPEN_FILES: u64 = 65_536;
@@ -71,7 +74,7 @@ pub fn run() -> ! {
     }
     let watchdogs = boot.watchdogs.take().unwrap_or_else(|| Watchdogs::arm().0);
     kmsg::event(&Event::InitReady { ms: boot.begin.elapsed().as_millis() });
-    serve::run(watchdogs)
+    serve::run(watchdogs, Path::new(AGENT))
 }
 
 fn early_mounts(boot: &mut Boot) -> io::Result<()> {

@@ -14,7 +14,7 @@ use types::ids::MachineId;
 
 use super::logs::Lines;
 use crate::{
-    spawn::{Ending, Known, MAX_FILES, MAX_MACHINES, SpawnOrder},
+    spawn::{Ending, Known, MAX_FILES, MAX_MACHINES, MAX_SAID, SpawnOrder},
     sys::child::{self, Child},
 };
 
@@ -26,6 +26,9 @@ const CGROUPS: &str = "/sys/fs/cgroup/machines";
 /// Descriptors a VMM may hold: eventfds for thousands of interrupt vectors.
 const OPEN_FILES: u64 = 16_384;
 
+/// Most reads of what an ended machine left: more than its pipe holds.
+const MAX_READS: usize = 17;
+
 /// What init knows of one machine.
 #[derive(Debug)]
 pub struct Machine {
@@ -34,6 +37,7 @@ pub struct Machine {
     ended: Option<Ending>,
     output: Option<OwnedFd>,
     lines: Lines,
+    said: String,
 }
 
 impl Machine {
@@ -110,8 +114,9 @@ impl Machines {
             cgroup: Some(&cgroup),
         })
         .map_err(start)?;
-        let lines = Lines::new(format!("vmm {}: ", order.machine));
-        let machine = Machine { pid, pidfd, ended: None, output: Some(output), lines };
+        let lines = Lines::new(prefix(order.machine));
+        let said = String::new();
+        let machine = Machine { pid, pidfd, ended: None, output: Some(output), lines, said };
         self.known.insert(order.machine, machine);
         Ok(pid.as_raw_nonzero().get())
     }
@@ -174,14 +179,37 @@ impl Machines {
     pub fn read_output(&mut self, id: MachineId, now: Instant) -> Vec<String> {
         let Some(machine) = self.known.get_mut(&id) else { return Vec::new() };
         let Some(output) = &machine.output else { return Vec::new() };
-        match read_lines(output, &mut machine.lines, now) {
+        let lines = match read_lines(output, &mut machine.lines, now) {
             Some(lines) => lines,
             None => {
                 machine.output = None;
                 machine.lines.handle_end(now)
             }
+        };
+        if let Some(last) = lines.last() {
+            let text = last.strip_prefix(&prefix(id)).unwrap_or(last);
+            machine.said = text.chars().take(MAX_SAID).collect();
         }
+        lines
     }
+
+    /// Reads what a machine left when it ended, as far as [`MAX_READS`] go. Returns its complete
+    /// lines and the last one it ever wrote.
+    pub fn read_rest(&mut self, id: MachineId, now: Instant) -> (Vec<String>, String) {
+        let mut lines = Vec::new();
+        for _ in 0..MAX_READS {
+            lines.extend(self.read_output(id, now));
+            if self.known.get(&id).is_none_or(|machine| machine.output.is_none()) {
+                break;
+            }
+        }
+        let said = self.known.get(&id).map(|machine| machine.said.clone());
+        (lines, said.unwrap_or_default())
+    }
+}
+
+fn prefix(id: MachineId) -> String {
+    format!("vmm {id}: ")
 }
 
 /// Reads what has arrived on a pipe; `None` at its end.

@@ -3,7 +3,11 @@
 use std::{
     ffi::CString,
     fs,
-    os::fd::{AsFd, OwnedFd},
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::ffi::OsStrExt,
+    },
+    path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
@@ -34,17 +38,14 @@ use crate::{
     sys::child::{self, Child},
 };
 
-/// The agent's program.
-const AGENT: &str = "/usr/bin/agent";
-
 /// Requests handled in one turn, so that an agent that floods cannot keep init from its loop.
 const MAX_REQUESTS: usize = 32;
 
 /// Descriptors the agent may hold.
 const AGENT_FILES: u64 = 65_536;
 
-/// Runs the loop. Never returns.
-pub fn run(watchdogs: Watchdogs) -> ! {
+/// Runs the loop, with `agent` as the agent's program. Never returns.
+pub fn run(watchdogs: Watchdogs, agent: &Path) -> ! {
     let signals = block_signals();
     let buttons = power::listen()
         .inspect_err(|error| {
@@ -56,6 +57,7 @@ pub fn run(watchdogs: Watchdogs) -> ! {
         fed: Instant::now(),
         machines: Machines::default(),
         supervisor: Supervisor::default(),
+        program: agent.to_owned(),
         agent: None,
         shutdown: None,
     };
@@ -83,6 +85,7 @@ struct Init {
     fed: Instant,
     machines: Machines,
     supervisor: Supervisor,
+    program: PathBuf,
     agent: Option<Agent>,
     shutdown: Option<Shutdown>,
 }
@@ -116,7 +119,7 @@ impl Init {
     }
 
     fn start_agent(&mut self, now: Instant) {
-        match launch_agent() {
+        match launch_agent(&self.program) {
             Ok(agent) => {
                 let starts = self.supervisor.handle_started(now);
                 let pid = agent.pid.as_raw_nonzero().get();
@@ -125,7 +128,8 @@ impl Init {
             }
             Err(error) => {
                 let delay = self.supervisor.handle_ended(now);
-                let text = format!("init: cannot start {AGENT}: {error}; again in {delay:?}");
+                let program = self.program.display();
+                let text = format!("init: cannot start {program}: {error}; again in {delay:?}");
                 kmsg::line(Level::Error, &text);
             }
         }
@@ -267,9 +271,9 @@ impl Init {
             let restart_ms = delay.as_millis();
             kmsg::event(&Event::AgentExited { status: ending.to_string(), restart_ms });
         } else if let Some(machine) = self.machines.handle_ended(pid, ending) {
-            let lines = self.machines.read_output(machine, Instant::now());
+            let (lines, said) = self.machines.read_rest(machine, Instant::now());
             lines.iter().for_each(|line| kmsg::line(Level::Notice, line));
-            self.tell(&Answer::Exited { machine, status: ending });
+            self.tell(&Answer::Exited { machine, status: ending, said });
         }
     }
 
@@ -346,11 +350,11 @@ enum Source {
     MachineOutput(MachineId),
 }
 
-fn launch_agent() -> std::io::Result<Agent> {
+fn launch_agent(program: &Path) -> std::io::Result<Agent> {
     let (socket, theirs) = spawn::pair()?;
     let (output, input) = machines::pipe()?;
     let null = fs::File::open("/dev/null")?;
-    let program = CString::from(c"/usr/bin/agent");
+    let program = CString::new(program.as_os_str().as_bytes())?;
     let (pid, pidfd) = child::start(Child {
         arguments: vec![program.clone()],
         program,

@@ -23,8 +23,8 @@ pub const INTERVAL: Duration = Duration::from_secs(10);
 /// Most watchdogs that are armed.
 const MAX_WATCHDOGS: usize = 8;
 
-/// The armed watchdogs.
-#[derive(Debug)]
+/// The armed watchdogs; none at first.
+#[derive(Debug, Default)]
 pub struct Watchdogs {
     devices: Vec<File>,
 }

@@ -12,6 +12,7 @@ use super::{Function, HostUse, Inventory, Isolation};
 /// PCI base classes and subclasses that stay with the host unless the configuration names the
 /// device: (class code shifted right by 8, mask, what it is). Source: PCI Code and ID Assignment.
 const HOST_CLASSES: &[(u32, u32, &str)] = &[
+    (0x0000, 0xff00, "of no class that is known"),
     (0x0100, 0xffff, "a SCSI controller"),
     (0x0101, 0xffff, "an IDE controller"),
     (0x0106, 0xffff, "a SATA controller"),
@@ -76,7 +77,9 @@ fn host_need(function: &Function, spec: &NodeSpec) -> Option<String> {
         match used {
             HostUse::Disk(name) => return Some(format!("the disk of {name}, which the node uses")),
             HostUse::Interface(name, mac) if is_uplink(name, mac, &spec.network) => {
-                return Some(format!("the uplink {name}; network.interface names another one?"));
+                return Some(format!(
+                    "the uplink {name}; if the uplink is another one, name it in network.interface"
+                ));
             }
             HostUse::Interface(..) => {}
             HostUse::Screen => return Some("the console's screen".to_owned()),

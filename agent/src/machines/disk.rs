@@ -49,6 +49,14 @@ pub fn open(
     File::options().read(true).write(true).open(&path).map_err(host)
 }
 
+/// Returns how much of a machine's disk is on `data` already, in MiB; the rest is holes.
+pub fn allocated_mib(data: &Path, machine: MachineId) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    let metadata = fs::metadata(folder(data, machine).join("disk.raw"));
+    // stat(2): blocks of 512 bytes, whatever the file system's are.
+    metadata.map_or(0, |metadata| metadata.blocks() >> 11)
+}
+
 /// Destroys everything of a machine. Nothing happens when there is nothing.
 pub fn destroy(data: &Path, machine: MachineId) -> io::Result<()> {
     match fs::remove_dir_all(folder(data, machine)) {

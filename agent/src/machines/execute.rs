@@ -127,7 +127,7 @@ impl StartError {
 
 /// Starts a machine and reports.
 pub async fn start(tools: Tools, record: Record, progress: mpsc::Sender<Progress>) {
-    let machine = record.terms.id;
+    let machine = record.lease.id;
     let begin = Instant::now();
     let result = async {
         let pid = launch(&tools, &record).await?;
@@ -198,7 +198,7 @@ async fn launch(tools: &Tools, record: &Record) -> Result<i32, StartError> {
         cmdline: image.cmdline.clone(),
     };
     let disks = open_disks(tools, record, &mut files).await?;
-    let net = tools.networks.create(record.terms.id).await?;
+    let net = tools.networks.create(record.lease.id).await?;
     let nets = vec![Net {
         tap_fd: files.add(net.tap),
         vhost_fd: files.add(open(&tools.root.join("dev/vhost-net"), Access::Write)?),
@@ -209,13 +209,13 @@ async fn launch(tools: &Tools, record: &Record) -> Result<i32, StartError> {
         Ok(file) => Some(Vsock { cid: record.uid, vhost_fd: files.add(file) }),
         Err(_) => None,
     };
-    let passthrough = open_devices(tools, &record.terms.shape.devices, &mut files)?;
+    let passthrough = open_devices(tools, &record.lease.shape.devices, &mut files)?;
     let spec = VmSpec {
         version: SPEC_VERSION,
-        machine: record.terms.id,
+        machine: record.lease.id,
         uid: record.uid,
-        vcpus: record.terms.shape.vcpus,
-        memory_mib: record.terms.shape.memory_mib,
+        vcpus: record.lease.shape.vcpus,
+        memory_mib: record.lease.shape.memory_mib,
         memory_backing: MemoryBacking::Memfd,
         boot,
         disks,
@@ -223,7 +223,7 @@ async fn launch(tools: &Tools, record: &Record) -> Result<i32, StartError> {
         vsock,
         passthrough,
         kvm_fd: files.add(open(&tools.root.join("dev/kvm"), Access::Write)?),
-        api_fd: files.add(listen(record.terms.id)?),
+        api_fd: files.add(listen(record.lease.id)?),
     };
     let mut all = vec![seal(&spec)?];
     all.extend(files.0);
@@ -253,11 +253,11 @@ async fn open_disks(
     record: &Record,
     files: &mut Files,
 ) -> Result<Vec<Disk>, StartError> {
-    let size = record.terms.shape.disk_mib;
+    let size = record.lease.shape.disk_mib;
     if size.0 == 0 {
         return Ok(Vec::new());
     }
-    let (data, machine) = (tools.data.clone(), record.terms.id);
+    let (data, machine) = (tools.data.clone(), record.lease.id);
     let image = record.image.disk.map(|content| tools.cache.path(content));
     let copy = move || disk::open(&data, machine, size, image.as_deref());
     let file = tokio::task::spawn_blocking(copy)

@@ -22,8 +22,8 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 /// What init tells without being asked.
 #[derive(Debug)]
 pub enum Notice {
-    /// A machine's process ended.
-    Exited(MachineId, Ending),
+    /// A machine's process ended, with the last line that it wrote.
+    Exited(MachineId, Ending, String),
     /// The node goes down.
     ShuttingDown(Action),
     /// init is gone or speaks another language: the agent has to end.
@@ -152,7 +152,7 @@ impl Init {
                 let _ = sender.map(|sender| sender.send(machines));
                 None
             }
-            Answer::Exited { machine, status } => Some(Notice::Exited(machine, status)),
+            Answer::Exited { machine, status, said } => Some(Notice::Exited(machine, status, said)),
             Answer::ShuttingDown { action, .. } => Some(Notice::ShuttingDown(action)),
         }
     }

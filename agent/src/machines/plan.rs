@@ -1,10 +1,10 @@
 //! What to do about the machines now. Pure: records, what was observed and the time in, actions
 //! out. Leases are enforced here, and nothing here needs a network.
 
+use lease::{document::Lease, metering::Meter};
 use serde::{Deserialize, Serialize};
 use types::{
-    ids::{ContentId, MachineId, NodeId, PublicKey},
-    node::MachineShape,
+    ids::{ContentId, NodeId},
     units::UnixSeconds,
     vm::exit,
 };
@@ -21,6 +21,9 @@ pub const RETRY_S: u64 = 15;
 /// Attempts to start before a machine is left stopped until its renter asks again.
 pub const MAX_ATTEMPTS: u32 = 3;
 
+/// Independent sources of time that must agree before anything of a tenant is destroyed.
+pub const SOURCES_TO_DESTROY: usize = 2;
+
 /// Most events that are kept of a machine.
 pub const MAX_EVENTS: usize = 32;
 
@@ -28,8 +31,12 @@ pub const MAX_EVENTS: usize = 32;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Record {
-    /// Its lease.
-    pub terms: Terms,
+    /// Its lease, verified when it came.
+    pub lease: Lease,
+    /// When its renter deleted it, which ends it before its lease does.
+    pub deleted: Option<UnixSeconds>,
+    /// What no receipt counts yet.
+    pub meter: Meter,
     /// What it starts from.
     pub image: Image,
     /// Gateway that asked for it, which has its content.
@@ -51,6 +58,11 @@ pub struct Record {
 }
 
 impl Record {
+    /// Returns the first second in which the machine may not run any more.
+    pub fn end(&self) -> UnixSeconds {
+        self.deleted.map_or(self.lease.end, |at| at.min(self.lease.end))
+    }
+
     /// Notes that something happened.
     pub fn note(&mut self, at: UnixSeconds, what: impl Into<String>) {
         if self.events.len() >= MAX_EVENTS {
@@ -78,24 +90,6 @@ pub enum Failed {
     No,
     /// It did, and its renter has not asked again.
     Yes,
-}
-
-/// The parts of a lease that matter after it was verified.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Terms {
-    /// Lease and machine.
-    pub id: MachineId,
-    /// Highest serial seen.
-    pub serial: u64,
-    /// Who may use it.
-    pub renter: PublicKey,
-    /// Its size.
-    pub shape: MachineShape,
-    /// First second.
-    pub start: UnixSeconds,
-    /// First second after it.
-    pub end: UnixSeconds,
 }
 
 /// What a machine starts from.
@@ -149,6 +143,10 @@ pub struct Seen {
     pub failures: u32,
     /// When the last one did.
     pub failed: UnixSeconds,
+    /// When a receipt that was due could not be made.
+    pub unbilled: UnixSeconds,
+    /// Last line its process wrote, as init told when it ended.
+    pub said: String,
 }
 
 /// A machine's process.
@@ -208,7 +206,10 @@ pub enum Action {
     /// Reset its devices, take its network away, and offer them again.
     Release,
     /// Destroy its disk and forget it.
-    Destroy,
+    Destroy {
+        /// Why.
+        because: &'static str,
+    },
 }
 
 /// Settings of the node.
@@ -236,8 +237,8 @@ pub fn plan(now: UnixSeconds, record: &Record, seen: &Seen, policy: Policy) -> O
     match seen.process {
         // Killing is the one thing that does not wait for a start that hangs.
         Process::Running { .. } if seen.busy.is_some() => {
-            let due = now >= record.terms.end && seen.killed.is_none();
-            due.then_some(Action::Kill { because: "lease-end" })
+            let due = now >= record.end() && seen.killed.is_none();
+            due.then_some(Action::Kill { because: end_of(record) })
         }
         Process::Absent | Process::Ended { .. } if seen.busy.is_some() => None,
         Process::Ended { status } => Some(settle(record, status)),
@@ -246,17 +247,22 @@ pub fn plan(now: UnixSeconds, record: &Record, seen: &Seen, policy: Policy) -> O
     }
 }
 
+/// Returns why the machine's end came.
+fn end_of(record: &Record) -> &'static str {
+    if record.deleted.is_some() { "deleted" } else { "lease-end" }
+}
+
 fn settle(record: &Record, status: Ending) -> Action {
     let again = matches!(status, Ending::Exit { code: exit::RESET }) && record.power == Power::On;
     Action::Settle { status, power: if again { Power::On } else { Power::Off } }
 }
 
 fn plan_running(now: UnixSeconds, record: &Record, seen: &Seen, policy: Policy) -> Option<Action> {
-    let end = record.terms.end;
+    let end = record.end();
     // Killing comes last: a process that the kernel cannot end is not killed twice a second.
     let kill = |because| (seen.killed.is_none()).then_some(Action::Kill { because });
     if now >= end {
-        return kill("lease-end");
+        return kill(end_of(record));
     }
     let stop = if now.plus(policy.grace_s) >= end {
         Some("lease-end")
@@ -276,17 +282,62 @@ fn plan_running(now: UnixSeconds, record: &Record, seen: &Seen, policy: Policy) 
 }
 
 fn plan_absent(now: UnixSeconds, record: &Record, seen: &Seen, policy: Policy) -> Option<Action> {
-    let terms = &record.terms;
-    if now >= terms.end {
+    let end = record.end();
+    if now >= end {
         if record.released == Released::No {
             return Some(Action::Release);
         }
-        let over = now >= terms.end.plus(policy.retain_s);
-        return (over && policy.time == TimeTrust::Confirmed).then_some(Action::Destroy);
+        // A renter's own word needs no proof of time.
+        if record.deleted.is_some() {
+            return Some(Action::Destroy { because: "renter" });
+        }
+        let over = now >= end.plus(policy.retain_s);
+        return (over && policy.time == TimeTrust::Confirmed)
+            .then_some(Action::Destroy { because: "retention-over" });
     }
-    let runs = record.power == Power::On && now >= terms.start && now.plus(1) < terms.end;
+    let runs = record.power == Power::On && now >= record.lease.start && now.plus(1) < end;
     let rested = seen.failures == 0 || now.since(seen.failed) >= RETRY_S;
     (runs && rested).then_some(Action::Start)
+}
+
+#[cfg(test)]
+pub(crate) mod fixture {
+    use super::*;
+
+    /// Returns a machine that is on, whose lease runs from 1000 to 2000.
+    pub(crate) fn record() -> Record {
+        let shape = types::node::MachineShape {
+            vcpus: 1,
+            memory_mib: types::units::Mebibytes(64),
+            disk_mib: types::units::Mebibytes(0),
+            devices: Vec::new(),
+        };
+        let kernel = ContentId::from_bytes([2; 32]);
+        Record {
+            lease: Lease {
+                version: lease::document::LEASE_VERSION,
+                id: types::ids::MachineId::from_bytes([1; 16]),
+                serial: 1,
+                node: NodeId::from_bytes([5; 32]),
+                renter: types::ids::PublicKey::from_bytes([3; 32]),
+                shape,
+                start: UnixSeconds(1000),
+                end: UnixSeconds(2000),
+                price: lease::document::Price::default(),
+            },
+            deleted: None,
+            meter: Meter::new(UnixSeconds(1000)),
+            image: Image { kernel, initrd: None, disk: None, cmdline: String::new() },
+            gateway: NodeId::from_bytes([4; 32]),
+            power: Power::On,
+            uid: 100_000,
+            created: UnixSeconds(1000),
+            last_stop: String::new(),
+            failed: Failed::No,
+            events: Vec::new(),
+            released: Released::No,
+        }
+    }
 }
 
 #[cfg(test)]
@@ -298,33 +349,7 @@ mod tests {
     const POLICY: Policy = Policy { grace_s: 10, retain_s: 100, time: TimeTrust::Confirmed };
 
     fn record(power: Power) -> Record {
-        let id = MachineId::from_bytes([1; 16]);
-        let shape = MachineShape {
-            vcpus: 1,
-            memory_mib: types::units::Mebibytes(64),
-            disk_mib: types::units::Mebibytes(0),
-            devices: Vec::new(),
-        };
-        let kernel = ContentId::from_bytes([2; 32]);
-        Record {
-            terms: Terms {
-                id,
-                serial: 1,
-                renter: PublicKey::from_bytes([3; 32]),
-                shape,
-                start: UnixSeconds(1000),
-                end: UnixSeconds(2000),
-            },
-            image: Image { kernel, initrd: None, disk: None, cmdline: String::new() },
-            gateway: NodeId::from_bytes([4; 32]),
-            power,
-            uid: 100_000,
-            created: UnixSeconds(1000),
-            last_stop: String::new(),
-            failed: Failed::No,
-            events: Vec::new(),
-            released: Released::No,
-        }
+        Record { power, ..fixture::record() }
     }
 
     fn check(now: u64, power: Power, seen: &Seen, expected: Option<Action>) {
@@ -379,8 +404,21 @@ mod tests {
         gone.released = Released::Yes;
         let at = |now, policy| plan(UnixSeconds(now), &gone, &Seen::default(), policy);
         assert_eq!(at(2099, POLICY), None);
-        assert_eq!(at(2100, POLICY), Some(Action::Destroy));
+        let over = Some(Action::Destroy { because: "retention-over" });
+        assert_eq!(at(2100, POLICY), over);
         assert_eq!(at(9999, Policy { time: TimeTrust::Alone, ..POLICY }), None);
+    }
+
+    #[test]
+    fn a_deleted_machine_ends_at_once_and_for_good() {
+        let mut deleted = record(Power::Off);
+        deleted.deleted = Some(UnixSeconds(1500));
+        let alone = Policy { time: TimeTrust::Alone, ..POLICY };
+        let at = |record: &Record, seen| plan(UnixSeconds(1500), record, &seen, alone);
+        assert_eq!(at(&deleted, running()), Some(Action::Kill { because: "deleted" }));
+        assert_eq!(at(&deleted, Seen::default()), Some(Action::Release));
+        deleted.released = Released::Yes;
+        assert_eq!(at(&deleted, Seen::default()), Some(Action::Destroy { because: "renter" }));
     }
 
     proptest! {

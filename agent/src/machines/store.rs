@@ -1,11 +1,15 @@
-//! The node's memory: machines, highest serials, answered requests, the time floor. What was
-//! acknowledged was committed and synced before.
+//! The node's memory: machines, highest serials, receipts, answered requests, nonces, the time
+//! floor. What was acknowledged was committed and synced before.
 
 use std::path::Path;
 
-use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
+use lease::metering::SignedReceipt;
+use redb::{Database, ReadableDatabase, ReadableTable, ReadableTableMetadata, TableDefinition};
 use serde::{Deserialize, Serialize};
-use types::{ids::MachineId, units::UnixSeconds};
+use types::{
+    ids::{MachineId, PublicKey},
+    units::UnixSeconds,
+};
 
 use super::plan::Record;
 
@@ -14,7 +18,21 @@ const SERIALS: TableDefinition<'_, &str, u64> = TableDefinition::new("serials");
 const ANSWERS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("answers");
 const TIMES: TableDefinition<'_, &str, u64> = TableDefinition::new("times");
 
+/// Receipts in the order in which they were made, whatever machine they are of.
+const RECEIPTS: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("receipts");
+/// Machine and number of each receipt.
+const RECEIPTS_OF: TableDefinition<'_, (&str, u64), ()> = TableDefinition::new("receipts-of");
+/// Until when a nonce is remembered, key and nonce.
+const NONCES: TableDefinition<'_, (u64, &str, &str), ()> = TableDefinition::new("nonces");
+
 const FLOOR: &str = "floor";
+
+/// Most receipts that are kept, of all machines; the oldest go first. A machine that runs makes
+/// one an hour, so these are a year of seven.
+const MAX_RECEIPTS: u64 = 65_536;
+
+/// Most outdated nonces that are forgotten when a new one is kept.
+const MAX_FORGOTTEN: usize = 64;
 
 /// Most answers that are kept; the oldest go first.
 const MAX_ANSWERS: usize = 4096;
@@ -31,6 +49,14 @@ pub struct Answered {
     pub body: String,
     /// When.
     pub at: UnixSeconds,
+}
+
+/// A receipt and whose it is; it outlives its machine.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct KeptReceipt {
+    renter: PublicKey,
+    signed: SignedReceipt,
 }
 
 /// Why something is not stored.
@@ -78,22 +104,98 @@ impl Store {
         Ok(records)
     }
 
-    /// Keeps a machine, the serial of its lease, and the answer to the request that asked for it.
-    pub fn put_machine(
-        &self,
-        record: &Record,
-        answer: Option<(&str, &Answered)>,
-    ) -> Result<(), StoreError> {
-        let doing = "kept a machine";
-        self.write(doing, |tables| {
-            let id = record.terms.id.to_string();
-            tables.machines.insert(id.as_str(), document(record).as_slice())?;
-            let known = tables.serials.get(id.as_str())?.map_or(0, |serial| serial.value());
-            tables.serials.insert(id.as_str(), record.terms.serial.max(known))?;
-            if let Some((key, answer)) = answer {
-                tables.answers.insert(key, document(answer).as_slice())?;
+    /// Keeps a machine and the serial of its lease.
+    pub fn put_machine(&self, record: &Record) -> Result<(), StoreError> {
+        self.write("kept a machine", |tables| tables.put_machine(record))
+    }
+
+    /// Keeps a receipt together with the machine whose meter it closed.
+    pub fn put_receipt(&self, record: &Record, signed: &SignedReceipt) -> Result<(), StoreError> {
+        self.write("kept a receipt", |tables| {
+            tables.put_machine(record)?;
+            let number = tables.receipts.last()?.map_or(1, |(last, _)| last.value() + 1);
+            let kept = KeptReceipt { renter: record.lease.renter, signed: signed.clone() };
+            let id = record.lease.id.to_string();
+            tables.receipts.insert(number, document(&kept).as_slice())?;
+            tables.receipts_of.insert((id.as_str(), number), ())?;
+            if tables.receipts.len()? > MAX_RECEIPTS {
+                let oldest = tables.receipts.pop_first()?.and_then(|(number, value)| {
+                    let kept: KeptReceipt = serde_json::from_slice(value.value()).ok()?;
+                    Some((kept.signed.receipt.lease.to_string(), number.value()))
+                });
+                if let Some((id, number)) = oldest {
+                    tables.receipts_of.remove((id.as_str(), number))?;
+                }
             }
             Ok(())
+        })
+    }
+
+    /// Returns receipts of a machine that was, or is, `renter`'s: those with a number above
+    /// `after`, at most `limit`, oldest first.
+    pub fn receipts(
+        &self,
+        id: MachineId,
+        renter: PublicKey,
+        after: u64,
+        limit: usize,
+    ) -> Result<Vec<(u64, SignedReceipt)>, StoreError> {
+        let doing = "looked up receipts";
+        let id = id.to_string();
+        let read = self.database.begin_read().map_err(failed(doing))?;
+        let numbers = read.open_table(RECEIPTS_OF).map_err(failed(doing))?;
+        let receipts = read.open_table(RECEIPTS).map_err(failed(doing))?;
+        let range = (id.as_str(), after.saturating_add(1))..=(id.as_str(), u64::MAX);
+        let mut found = Vec::new();
+        for entry in numbers.range(range).map_err(failed(doing))? {
+            let (key, _) = entry.map_err(failed(doing))?;
+            let number = key.value().1;
+            let Some(value) = receipts.get(number).map_err(failed(doing))? else { continue };
+            let kept: KeptReceipt = parse(&id, value.value())?;
+            if kept.renter == renter {
+                found.push((number, kept.signed));
+            }
+            if found.len() >= limit {
+                break;
+            }
+        }
+        Ok(found)
+    }
+
+    /// Returns the nonces that are remembered: until when, whose, which.
+    pub fn nonces(&self) -> Result<Vec<(UnixSeconds, PublicKey, String)>, StoreError> {
+        let doing = "listed nonces";
+        let read = self.database.begin_read().map_err(failed(doing))?;
+        let table = read.open_table(NONCES).map_err(failed(doing))?;
+        let mut nonces = Vec::new();
+        for entry in table.iter().map_err(failed(doing))? {
+            let (key, _) = entry.map_err(failed(doing))?;
+            let (until, key, nonce) = key.value();
+            // Only keys were written.
+            if let Ok(key) = key.parse() {
+                nonces.push((UnixSeconds(until), key, nonce.to_owned()));
+            }
+        }
+        Ok(nonces)
+    }
+
+    /// Remembers a nonce, and forgets some that are outdated.
+    pub fn put_nonce(
+        &self,
+        now: UnixSeconds,
+        until: UnixSeconds,
+        key: PublicKey,
+        nonce: &str,
+    ) -> Result<(), StoreError> {
+        self.write("remembered a nonce", |tables| {
+            for _ in 0..MAX_FORGOTTEN {
+                let first = tables.nonces.first()?.map(|(key, _)| key.value().0);
+                if first.is_none_or(|until| until > now.0) {
+                    break;
+                }
+                tables.nonces.pop_first()?;
+            }
+            tables.nonces.insert((until.0, key.to_string().as_str(), nonce), ()).map(|_| ())
         })
     }
 
@@ -169,6 +271,9 @@ impl Store {
             serials: write.open_table(SERIALS).map_err(failed(doing))?,
             answers: write.open_table(ANSWERS).map_err(failed(doing))?,
             times: write.open_table(TIMES).map_err(failed(doing))?,
+            receipts: write.open_table(RECEIPTS).map_err(failed(doing))?,
+            receipts_of: write.open_table(RECEIPTS_OF).map_err(failed(doing))?,
+            nonces: write.open_table(NONCES).map_err(failed(doing))?,
         };
         act(&mut tables).map_err(failed(doing))?;
         drop(tables);
@@ -181,6 +286,19 @@ struct Tables<'a> {
     serials: redb::Table<'a, &'static str, u64>,
     answers: redb::Table<'a, &'static str, &'static [u8]>,
     times: redb::Table<'a, &'static str, u64>,
+    receipts: redb::Table<'a, u64, &'static [u8]>,
+    receipts_of: redb::Table<'a, (&'static str, u64), ()>,
+    nonces: redb::Table<'a, (u64, &'static str, &'static str), ()>,
+}
+
+impl Tables<'_> {
+    fn put_machine(&mut self, record: &Record) -> Result<(), redb::StorageError> {
+        let id = record.lease.id.to_string();
+        self.machines.insert(id.as_str(), document(record).as_slice())?;
+        let known = self.serials.get(id.as_str())?.map_or(0, |serial| serial.value());
+        self.serials.insert(id.as_str(), record.lease.serial.max(known))?;
+        Ok(())
+    }
 }
 
 fn document<T: Serialize>(value: &T) -> Vec<u8> {
@@ -213,5 +331,48 @@ mod tests {
         assert_eq!(store.answer("other").expect("read"), None);
         assert_eq!(store.floor().expect("read"), UnixSeconds(9));
         assert!(store.machines().expect("read").is_empty());
+    }
+
+    #[test]
+    fn receipts_are_found_by_machine_and_renter_and_outlive_both() {
+        use lease::metering::{self, Meter};
+        let folder = tempfile::tempdir().expect("a folder");
+        let store = Store::open(&folder.path().join("agent.redb")).expect("made");
+        let key = lease::SigningKey::from_bytes(&[7; 32]);
+        let mut record = super::super::plan::fixture::record();
+        record.lease.node = types::ids::NodeId::from_bytes(key.verifying_key().to_bytes());
+        let mut meter = Meter::new(UnixSeconds(1000));
+        let mut make = |to| {
+            let receipt = meter.close(UnixSeconds(to), &record.lease).expect("closed");
+            metering::sign(receipt, &key).expect("signed")
+        };
+        let (first, second) = (make(1100), make(1200));
+        let (id, renter) = (record.lease.id, record.lease.renter);
+        store.put_receipt(&record, &first).expect("kept");
+        store.put_receipt(&record, &second).expect("kept");
+        store.remove_machine(id).expect("forgotten");
+        let found = |renter, after, limit| store.receipts(id, renter, after, limit).expect("read");
+        assert_eq!(found(renter, 0, 9), [(1, first.clone()), (2, second.clone())]);
+        assert_eq!(found(renter, 0, 1), [(1, first)]);
+        assert_eq!(found(renter, 1, 9), [(2, second)]);
+        assert!(found(PublicKey::from_bytes([9; 32]), 0, 9).is_empty(), "another's");
+    }
+
+    #[test]
+    fn outdated_nonces_are_forgotten() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let store = Store::open(&folder.path().join("agent.redb")).expect("made");
+        let key = PublicKey::from_bytes([9; 32]);
+        let put = |now, until, nonce| {
+            store.put_nonce(UnixSeconds(now), UnixSeconds(until), key, nonce).expect("kept");
+        };
+        put(1, 10, "a");
+        put(2, 20, "b");
+        put(10, 30, "c");
+        let left = store.nonces().expect("read");
+        assert_eq!(
+            left,
+            [(UnixSeconds(20), key, "b".to_owned()), (UnixSeconds(30), key, "c".to_owned())]
+        );
     }
 }

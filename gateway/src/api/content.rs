@@ -1,19 +1,32 @@
 //! Uploads and downloads of content.
 //!
+//! Content is uploaded by renters with a lease that this gateway was shown, up to a quota, and is
+//! held by those who uploaded it: they alone can read it or start a machine from it, so a digest
+//! that got known opens nothing. It is kept until the last of its holders' leases and the
+//! retention after it are over.
+//!
 //! An upload's signature covers method and path; the path names the SHA-256 of the body, so it
 //! needs no `content-digest`.
 
+use std::{sync::Arc, time::Duration};
+
 use axum::{
     body::Body,
-    http::{HeaderValue, StatusCode, header},
+    http::{HeaderValue, StatusCode, header, request::Parts},
     response::Response,
 };
-use lease::problem::Kind;
+use lease::{problem::Kind, request::VerifiedRequest};
 use tokio_util::io::ReaderStream;
-use types::{forward::Problem, ids::ContentId};
+use types::{
+    forward::Problem,
+    ids::{ContentId, PublicKey},
+};
 
-use super::{json_response, response};
-use crate::{content::ContentError, service::Gateway};
+use super::{bodies::StoredContent, json_response, kept, response};
+use crate::{
+    content::{ContentError, Terms},
+    service::{Gateway, now},
+};
 
 /// Which part of an answer is wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,12 +40,13 @@ pub(super) enum Wanted {
 pub(super) async fn read(
     gateway: &Gateway,
     content: ContentId,
+    who: &VerifiedRequest,
     wanted: Wanted,
 ) -> Result<Response, Problem> {
+    check_held(gateway, who.key, content)?;
     let found =
         gateway.content.read(content).await.map_err(|error| Kind::Internal.caused_by(&error))?;
-    let (file, length) =
-        found.ok_or_else(|| Kind::NotFound.because(format!("content {content} is not here")))?;
+    let (file, length) = found.ok_or_else(|| absent(content))?;
     let body = match wanted {
         Wanted::Body => Body::from_stream(ReaderStream::with_capacity(file, 256 << 10)),
         Wanted::Head => Body::empty(),
@@ -42,26 +56,103 @@ pub(super) async fn read(
     Ok(response)
 }
 
-pub(super) async fn write(
+/// Checks that a renter uploaded this content.
+pub(super) fn check_held(
     gateway: &Gateway,
+    renter: PublicKey,
     content: ContentId,
+) -> Result<(), Problem> {
+    let held = gateway.store.held(renter, content);
+    match held.map_err(|error| Kind::Internal.caused_by(&error))? {
+        Some(_) => Ok(()),
+        None => Err(absent(content)),
+    }
+}
+
+fn absent(content: ContentId) -> Problem {
+    Kind::NotFound.because(format!("your key has no content {content} here; upload it first"))
+}
+
+pub(super) async fn write(
+    gateway: &Arc<Gateway>,
+    content: ContentId,
+    who: &VerifiedRequest,
+    parts: &Parts,
     body: Body,
 ) -> Result<Response, Problem> {
-    let present = gateway.content.read(content).await;
-    if !matches!(present, Ok(Some(_))) {
-        let written = gateway.content.write(content, body.into_data_stream()).await;
-        written.map_err(|error| refuse(&error))?;
-        tracing::info!(event = "content-stored", %content);
+    let renter = who.key;
+    check_lease(gateway, renter)?;
+    // Uploads of one renter come one after the other, so that each sees what is left.
+    let _turn = gateway.uploads.take(renter).await;
+    let store = |error| Kind::Internal.caused_by(&error);
+    let used = gateway.store.used(renter).map_err(store)?;
+    let again = gateway.store.held(renter, content).map_err(store)?.unwrap_or(0);
+    let allowance = gateway.max_per_renter.saturating_sub(used.saturating_sub(again));
+    let declared = parts.headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok());
+    if declared.and_then(|text| text.parse::<u64>().ok()).is_some_and(|length| length > allowance) {
+        return Err(refuse(&ContentError::Quota { left: allowance }));
     }
-    Ok(json_response(StatusCode::CREATED, &serde_json::json!({ "content": content })))
+    let terms = Terms { allowance, stall: Duration::from_millis(gateway.http.body_ms) };
+    let received = gateway.content.receive(content, body.into_data_stream(), terms).await;
+    let upload = received.map_err(|error| refuse(&error))?;
+    let bytes = upload.length();
+    let _names = gateway.content.names().await;
+    upload.keep().await.map_err(|error| refuse(&error))?;
+    kept(gateway, move |store| store.hold(renter, content, bytes)).await?;
+    tracing::info!(event = "content-stored", %content, %renter, bytes);
+    Ok(json_response(StatusCode::CREATED, &StoredContent { content, bytes }))
+}
+
+pub(super) async fn remove(
+    gateway: &Arc<Gateway>,
+    content: ContentId,
+    who: &VerifiedRequest,
+) -> Result<Response, Problem> {
+    check_held(gateway, who.key, content)?;
+    let renter = who.key;
+    kept(gateway, move |store| store.release(renter, content)).await?;
+    clean(gateway).await?;
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = StatusCode::NO_CONTENT;
+    Ok(response)
+}
+
+/// Removes content that nobody holds any more.
+pub(crate) async fn clean(gateway: &Arc<Gateway>) -> Result<(), Problem> {
+    let _names = gateway.content.names().await;
+    let at = now();
+    let held = kept(gateway, move |store| store.forget(at)).await?;
+    let gateway = Arc::clone(gateway);
+    let cleaned = tokio::task::spawn_blocking(move || gateway.content.retain(&held)).await;
+    cleaned
+        .map_err(|error| Kind::Internal.caused_by(&error))?
+        .map_err(|error| Kind::Internal.caused_by(&error))
+}
+
+/// Checks that a renter has a lease that has not ended.
+fn check_lease(gateway: &Gateway, renter: PublicKey) -> Result<(), Problem> {
+    let last = gateway.store.last_end(renter);
+    match last.map_err(|error| Kind::Internal.caused_by(&error))? {
+        Some(end) if end > now() => Ok(()),
+        Some(end) => Err(Kind::Forbidden.because(format!(
+            "the last lease of your key that this gateway knows ended at {}; bring a later one \
+             with PUT /v1/leases/{{id}}",
+            end.0
+        ))),
+        None => Err(Kind::Forbidden.because(
+            "this gateway knows no lease of your key; bring one with PUT /v1/leases/{id}",
+        )),
+    }
 }
 
 fn refuse(error: &ContentError) -> Problem {
     let kind = match error {
         ContentError::TooLarge { .. } => Kind::TooLarge,
-        ContentError::Full { .. } => Kind::Unavailable,
+        ContentError::Quota { .. } => Kind::QuotaExceeded,
+        ContentError::Full { .. } | ContentError::Vanished { .. } => Kind::Unavailable,
         ContentError::Digest { .. } => Kind::Unprocessable,
         ContentError::BrokeOff { .. } => Kind::Malformed,
+        ContentError::Stalled { .. } => Kind::TooSlow,
         ContentError::HostFile { .. } => Kind::Internal,
     };
     kind.caused_by(error)

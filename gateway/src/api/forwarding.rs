@@ -16,9 +16,6 @@ use types::{
 
 use crate::service::Gateway;
 
-/// How long a node may take to answer.
-const DEADLINE: Duration = Duration::from_secs(30);
-
 /// Attempts to hand a request to its node. Only those that certainly did not reach it are
 /// repeated: the node counts each signed request once.
 const ATTEMPTS: u32 = 3;
@@ -39,7 +36,7 @@ pub(super) async fn ask(
     let body = bytes::Bytes::from(body);
     let mut attempt = 1;
     loop {
-        match gateway.overlay.request(node, body.clone(), DEADLINE).await {
+        match gateway.overlay.request(node, body.clone(), gateway.node_deadline()).await {
             Ok(answer) => {
                 return serde_json::from_slice(&answer).map_err(|error| {
                     Kind::NodeUnreachable

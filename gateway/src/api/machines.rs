@@ -9,7 +9,7 @@ use axum::{
 };
 use futures_util::{StreamExt, stream};
 use lease::{
-    api::{CreateMachine, MAX_CMDLINE},
+    api::{CreateMachine, Image, LeaseRenewal, MAX_CMDLINE},
     document::Lease,
     problem::Kind,
     request::VerifiedRequest,
@@ -21,7 +21,7 @@ use types::{
     ids::{MachineId, NodeId},
 };
 
-use super::{forwarding, json_response};
+use super::{content::check_held, forwarding, json_response, kept, leases, parse};
 use crate::{
     service::{Gateway, now},
     store::{Answer, Place, StoreError},
@@ -40,28 +40,26 @@ pub(super) async fn create(
     })?;
     let lease = wanted_lease(gateway, request, who)?;
     let digest = request_digest(request);
+    // The same request may be under way; this one then gets its answer.
+    let _turn = gateway.creations.take((who.key, key.to_owned())).await;
     if let Some(known) = read(gateway.store.answer(who.key, key))? {
         if known.digest != digest {
             return Err(Kind::KeyReused.because(format!(
                 "idempotency key {key:?} was used for another request; use a new one"
             )));
         }
-        if let Some(response) = known.response {
-            return Ok(forwarding::response(response));
-        }
+        return Ok(forwarding::response(known.response));
     }
-    let at = now();
-    let taken_on = Answer { digest, at, response: None };
-    let place = Place { node: lease.node, renter: who.key };
-    keep(gateway, who, key, taken_on.clone(), None).await?;
     let response = forwarding::ask(gateway, lease.node, request).await?;
-    // A node's own failure is not its last word: the next attempt may go better.
-    if response.status < 500 && response.status != 429 {
-        let made = (response.status < 300).then_some((lease.id, place));
-        let answer = Answer { response: Some(response.clone()), ..taken_on };
-        if made.is_some() {
-            keep(gateway, who, key, answer, made).await?;
-        }
+    // A refusal is not the node's last word: the next attempt may go better, and the node knows
+    // the key too.
+    if response.status < 300 {
+        let place = Place { node: lease.node, renter: who.key };
+        let answer = Answer { digest, at: now(), response: response.clone() };
+        let (renter, key) = (who.key, key.to_owned());
+        kept(gateway, move |store| store.put_created(lease.id, &place, renter, &key, &answer))
+            .await?;
+        leases::remember(gateway, &lease).await?;
     }
     Ok(forwarding::response(response))
 }
@@ -72,25 +70,33 @@ fn wanted_lease(
     request: &ForwardedRequest,
     who: &VerifiedRequest,
 ) -> Result<Lease, Problem> {
-    let wanted: CreateMachine = serde_json::from_slice(&request.body).map_err(|error| {
-        Kind::Unprocessable.because(format!("the body is not a CreateMachine: {error}"))
-    })?;
-    let lease =
-        wanted.lease.unverified_lease().map_err(|error| Kind::Unprocessable.caused_by(&error))?;
+    let wanted: CreateMachine = parse(&request.body)?;
+    let lease = leases::check(gateway, &wanted.lease, who)?;
     if wanted.image.cmdline.len() > MAX_CMDLINE {
         return Err(Kind::Unprocessable
             .because(format!("the kernel command line has more than {MAX_CMDLINE} bytes")));
     }
-    if lease.renter != who.key {
-        return Err(Kind::Forbidden.because(format!(
-            "the lease names the renter {}, the request is signed by {}",
-            lease.renter, who.key
-        )));
-    }
-    if let Some(authority) = &gateway.authority {
-        authority.verify(&wanted.lease).map_err(|error| Kind::LeaseRefused.caused_by(&error))?;
+    let Image { kernel, initrd, disk, cmdline: _ } = wanted.image;
+    for content in [Some(kernel), initrd, disk].into_iter().flatten() {
+        check_held(gateway, who.key, content)
+            .map_err(|absent| Kind::Unprocessable.because(absent.detail))?;
     }
     Ok(lease)
+}
+
+/// Forwards a later lease and, when the node took it, keeps the renter's content for as long.
+pub(super) async fn renew(
+    gateway: &Arc<Gateway>,
+    machine: MachineId,
+    request: &ForwardedRequest,
+    who: &VerifiedRequest,
+) -> Result<Response, Problem> {
+    let lease = leases::check(gateway, &parse::<LeaseRenewal>(&request.body)?.lease, who)?;
+    let response = act(gateway, machine, request, who).await?;
+    if response.status().is_success() {
+        leases::remember(gateway, &lease).await?;
+    }
+    Ok(response)
 }
 
 pub(super) async fn act(
@@ -111,7 +117,7 @@ pub(super) async fn act(
             Ok(answer) => {
                 if searching && answer.status < 300 {
                     let place = Place { node, renter: who.key };
-                    read(gateway.store.put_place(machine, &place))?;
+                    kept(gateway, move |store| store.put_place(machine, &place)).await?;
                 }
                 return Ok(forwarding::response(answer));
             }
@@ -159,27 +165,6 @@ fn ask_all<'a>(
 ) -> impl StreamExt<Item = (NodeId, Result<ForwardedResponse, Problem>)> + Unpin + 'a {
     let ask = move |node| async move { (node, forwarding::ask(gateway, node, request).await) };
     Box::pin(stream::iter(nodes).map(ask).buffer_unordered(ASKED_AT_ONCE))
-}
-
-/// Writes answer and place to disk, off the runtime's threads.
-async fn keep(
-    gateway: &Arc<Gateway>,
-    who: &VerifiedRequest,
-    key: &str,
-    answer: Answer,
-    made: Option<(MachineId, Place)>,
-) -> Result<(), Problem> {
-    let (gateway, renter, key) = (Arc::clone(gateway), who.key, key.to_owned());
-    let write = move || {
-        if let Some((machine, place)) = made {
-            gateway.store.put_place(machine, &place)?;
-        }
-        gateway.store.put_answer(renter, &key, &answer)
-    };
-    let written = tokio::task::spawn_blocking(write)
-        .await
-        .map_err(|error| Kind::Internal.caused_by(&error))?;
-    read(written)
 }
 
 fn read<T>(result: Result<T, StoreError>) -> Result<T, Problem> {

@@ -1,13 +1,16 @@
-//! The HTTP API: `routes` reads method and path, `machines` checks and forwards what renters ask,
-//! `nodes` and `content` answer from what the gateway has, `tunnel` carries bytes both ways,
+//! The HTTP API: `server` takes connections, `routes` reads method and path, `machines` checks and
+//! forwards what renters ask, `nodes`, `leases` and `content` answer from what the gateway has, `tunnel` carries bytes both ways,
 //! `openapi` describes it all. Every refusal is a problem document (RFC 9457).
 
-mod content;
+pub mod bodies;
+pub(crate) mod content;
 mod forwarding;
+mod leases;
 mod machines;
 mod nodes;
 pub mod openapi;
 pub mod routes;
+pub mod server;
 mod tunnel;
 
 use std::{
@@ -17,9 +20,8 @@ use std::{
 };
 
 use axum::{
-    Router,
     body::Body,
-    extract::{ConnectInfo, Request, State, connect_info::IntoMakeServiceWithConnectInfo},
+    extract::Request,
     http::{HeaderValue, StatusCode, header, request::Parts},
     response::Response,
 };
@@ -27,29 +29,21 @@ use lease::{
     problem::Kind,
     request::{CARRIED_FIELDS, MAX_AGE_S, VerifiedRequest, verify},
 };
-use serde::Serialize;
+use serde::{Serialize, de::DeserializeOwned};
 use types::forward::{ForwardedRequest, MAX_BODY, Problem};
 
-use crate::service::{Gateway, now};
-use routes::{MachineAction, Route};
+use crate::{
+    service::{Gateway, now},
+    store::{Store, StoreError},
+};
+use routes::{MachineAction, Route, RouteError};
 
-/// How long a request's body, other than content, may take to arrive.
-const BODY_DEADLINE: Duration = Duration::from_secs(30);
-
-/// Makes the service that answers HTTP.
-pub fn router(gateway: Arc<Gateway>) -> IntoMakeServiceWithConnectInfo<Router, SocketAddr> {
-    Router::new().fallback(serve).with_state(gateway).into_make_service_with_connect_info()
-}
-
-async fn serve(
-    State(gateway): State<Arc<Gateway>>,
-    ConnectInfo(client): ConnectInfo<SocketAddr>,
-    request: Request,
-) -> Response {
+/// Answers a request of `client`.
+async fn answer(gateway: &Arc<Gateway>, client: SocketAddr, request: Request) -> Response {
     let began = Instant::now();
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-    let response = if gateway.limits().admit(client.ip(), began).is_some() {
-        dispatch(&gateway, request).await.unwrap_or_else(|problem| problem_response(&problem))
+    let response = if gateway.limits().admit(client.ip().into(), began).is_some() {
+        dispatch(gateway, request).await.unwrap_or_else(|problem| problem_response(&problem))
     } else {
         let mut response =
             problem_response(&Kind::TooManyRequests.because(
@@ -65,16 +59,37 @@ async fn serve(
 
 async fn dispatch(gateway: &Arc<Gateway>, request: Request) -> Result<Response, Problem> {
     let (mut parts, body) = request.into_parts();
-    match routes::route(parts.method.as_str(), parts.uri.path())? {
+    let route = match routes::route(parts.method.as_str(), parts.uri.path()) {
+        Ok(route) => route,
+        Err(RouteError::Method { problem, allow }) => {
+            let mut response = problem_response(&problem);
+            let allow = HeaderValue::try_from(allow).map_err(|e| Kind::Internal.caused_by(&e))?;
+            response.headers_mut().insert(header::ALLOW, allow);
+            return Ok(response);
+        }
+        Err(RouteError::Unknown(problem)) => return Err(problem),
+    };
+    match route {
         Route::Health => Ok(nodes::health(gateway)),
         Route::OpenApi => Ok(json_response(StatusCode::OK, &openapi::document())),
         Route::Nodes => Ok(nodes::list(gateway)),
         Route::Node(node) => nodes::show(gateway, node),
-        Route::ReadContent(content) => content::read(gateway, content, body_wanted(&parts)).await,
+        Route::ReadContent(content) => {
+            let who = authenticate(gateway, &forwarded(&parts, Vec::new())?)?;
+            content::read(gateway, content, &who, body_wanted(&parts)).await
+        }
         Route::WriteContent(content) => {
-            let request = forwarded(&parts, Vec::new())?;
-            authenticate(gateway, &request)?;
-            content::write(gateway, content, body).await
+            let who = authenticate(gateway, &forwarded(&parts, Vec::new())?)?;
+            content::write(gateway, content, &who, &parts, body).await
+        }
+        Route::RemoveContent(content) => {
+            let (_, who) = signed(gateway, &parts, body).await?;
+            content::remove(gateway, content, &who).await
+        }
+        Route::ShowLease(lease) => {
+            json_only(&parts)?;
+            let (request, who) = signed(gateway, &parts, body).await?;
+            leases::show(gateway, lease, &request, &who).await
         }
         Route::RestartAgent(node) => {
             let (request, _) = signed(gateway, &parts, body).await?;
@@ -97,10 +112,12 @@ async fn dispatch(gateway: &Arc<Gateway>, request: Request) -> Result<Response, 
             let (request, who) = signed(gateway, &parts, body).await?;
             tunnel::follow(gateway, machine, &request, &who).await
         }
-        Route::Machine(machine, action) => {
-            if action == MachineAction::Renew {
-                json_only(&parts)?;
-            }
+        Route::Machine(machine, MachineAction::Renew) => {
+            json_only(&parts)?;
+            let (request, who) = signed(gateway, &parts, body).await?;
+            machines::renew(gateway, machine, &request, &who).await
+        }
+        Route::Machine(machine, _) => {
             let (request, who) = signed(gateway, &parts, body).await?;
             machines::act(gateway, machine, &request, &who).await
         }
@@ -126,9 +143,10 @@ async fn signed(
     if declared.and_then(|text| text.parse::<usize>().ok()).is_some_and(|n| n > MAX_BODY) {
         return Err(limit());
     }
-    let bytes = tokio::time::timeout(BODY_DEADLINE, axum::body::to_bytes(body, MAX_BODY))
+    let deadline = Duration::from_millis(gateway.http.body_ms);
+    let bytes = tokio::time::timeout(deadline, axum::body::to_bytes(body, MAX_BODY))
         .await
-        .map_err(|_| Kind::Malformed.because("the body did not arrive within 30 s"))?
+        .map_err(|_| late(gateway))?
         .map_err(|error| {
             let source = std::error::Error::source(&error);
             if source.is_some_and(|s| s.is::<http_body_util::LengthLimitError>()) {
@@ -139,6 +157,12 @@ async fn signed(
     let request = forwarded(parts, bytes.to_vec())?;
     let who = authenticate(gateway, &request)?;
     Ok((request, who))
+}
+
+/// The client did not send in time what it announced.
+fn late(gateway: &Gateway) -> Problem {
+    let limit = gateway.http.body_ms;
+    Kind::TooSlow.because(format!("the body did not arrive within {limit} ms"))
 }
 
 fn authenticate(gateway: &Gateway, request: &ForwardedRequest) -> Result<VerifiedRequest, Problem> {
@@ -176,6 +200,30 @@ fn json_only(parts: &Parts) -> Result<(), Problem> {
     }
     Err(Kind::UnsupportedMediaType
         .because(format!("content-type is {essence:?}; expected \"application/json\"")))
+}
+
+/// Parses a JSON body; a refusal names the field.
+fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
+    let mut json = serde_json::Deserializer::from_slice(body);
+    let value = serde_path_to_error::deserialize(&mut json).map_err(|error| {
+        let path = error.path().to_string();
+        let place = if path == "." { "the body".to_owned() } else { format!("field {path}") };
+        Kind::Malformed.because(format!("{place}: {}", error.inner()))
+    })?;
+    json.end().map_err(|error| Kind::Malformed.because(format!("the body: {error}")))?;
+    Ok(value)
+}
+
+/// Changes the store and returns when that is on disk; off the runtime's threads.
+async fn kept<T: Send + 'static>(
+    gateway: &Arc<Gateway>,
+    change: impl FnOnce(&Store) -> Result<T, StoreError> + Send + 'static,
+) -> Result<T, Problem> {
+    let gateway = Arc::clone(gateway);
+    let changed = tokio::task::spawn_blocking(move || change(&gateway.store)).await;
+    changed
+        .map_err(|error| Kind::Internal.caused_by(&error))?
+        .map_err(|error| Kind::Internal.caused_by(&error))
 }
 
 fn json_response<T: Serialize>(status: StatusCode, value: &T) -> Response {

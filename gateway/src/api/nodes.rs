@@ -2,18 +2,16 @@
 
 use axum::{http::StatusCode, response::Response};
 use lease::{api::NodeView, problem::Kind};
-use serde_json::json;
 use types::{forward::Problem, ids::NodeId, node::Offer};
 
-use super::json_response;
+use super::{bodies::Health, json_response};
 use crate::service::{Gateway, now};
 
 pub(super) fn health(gateway: &Gateway) -> Response {
     let members = gateway.overlay.members().len();
     let nodes = gateway.directory().offers(now()).len();
-    let node = gateway.overlay.node_id();
-    let body = json!({"status": "ok", "gateway": node, "members": members, "nodes": nodes});
-    json_response(StatusCode::OK, &body)
+    let (status, node) = ("ok".to_owned(), gateway.overlay.node_id());
+    json_response(StatusCode::OK, &Health { status, gateway: node, members, nodes })
 }
 
 pub(super) fn list(gateway: &Gateway) -> Response {

@@ -1,10 +1,12 @@
 //! The description of the API in OpenAPI, generated from the declarations below.
 //!
 //! `lease` keeps the bodies and knows nothing of OpenAPI, which nodes have no use for; the
-//! schemas here say the same for readers of the document; keep both alike.
+//! schemas here say the same for readers of the document. `tests/http/document.rs` compares both,
+//! and the tests' client compares every answer with what is described here.
 
 #![allow(dead_code, reason = "declarations from which the document is generated")]
 
+use serde::Serialize;
 use utoipa::{OpenApi, ToSchema};
 
 /// Returns the document.
@@ -28,6 +30,8 @@ pub fn document() -> utoipa::openapi::OpenApi {
         read_content,
         head_content,
         write_content,
+        remove_content,
+        show_lease,
         machines,
         create_machine,
         machine,
@@ -36,6 +40,7 @@ pub fn document() -> utoipa::openapi::OpenApi {
         stop_machine,
         restart_machine,
         renew_lease,
+        receipts,
         console,
         tunnel
     ),
@@ -43,6 +48,13 @@ pub fn document() -> utoipa::openapi::OpenApi {
         Problem,
         NodeView,
         PciDevice,
+        DeviceState,
+        Health,
+        OpenApiDocument,
+        Restarting,
+        StandingLease,
+        StoredContent,
+        Octets,
         CreateMachine,
         LeaseRenewal,
         Envelope,
@@ -51,7 +63,10 @@ pub fn document() -> utoipa::openapi::OpenApi {
         Machine,
         MachineShape,
         MachineEvent,
-        MachineState
+        MachineState,
+        Receipts,
+        SignedReceipt,
+        Receipt
     ))
 )]
 struct Description;
@@ -99,10 +114,80 @@ struct PciDevice {
     class: u32,
     iommu_group: Option<u32>,
     numa_node: Option<u32>,
-    /// `{"is": "free"}`, or `leased`, `resetting`, `quarantined`, `refused` with a reason.
-    #[schema(value_type = Object)]
-    state: String,
+    state: DeviceState,
 }
+
+/// What a node can do with a device now.
+#[derive(ToSchema, Serialize)]
+#[serde(rename_all = "snake_case", tag = "is")]
+enum DeviceState {
+    Free,
+    Leased {
+        machine: String,
+    },
+    Resetting,
+    /// The reset failed, or the device does not answer.
+    Quarantined {
+        reason: String,
+    },
+    /// The host needs it or something in its IOMMU group.
+    Refused {
+        reason: String,
+    },
+}
+
+/// That the gateway runs, and what it sees.
+#[derive(ToSchema)]
+struct Health {
+    /// `ok`.
+    status: String,
+    /// Public key, 64 hexadecimal digits.
+    gateway: String,
+    members: u64,
+    nodes: u64,
+}
+
+/// An OpenAPI 3.1 document.
+#[derive(ToSchema)]
+#[schema(value_type = Object)]
+struct OpenApiDocument(String);
+
+/// What the node does.
+#[derive(ToSchema)]
+struct Restarting {
+    /// `agent`.
+    restarting: String,
+}
+
+/// A lease that the gateway was shown, and what follows for its renter's content.
+#[derive(ToSchema)]
+struct StandingLease {
+    /// 32 hexadecimal digits.
+    id: String,
+    /// The highest that was shown.
+    serial: u64,
+    /// Seconds since 1970.
+    end: u64,
+    /// Until when the renter's content is kept, in seconds since 1970.
+    content_until: u64,
+    /// Bytes that the renter may have here.
+    content_limit: u64,
+    /// Bytes that the renter has here.
+    content_used: u64,
+}
+
+/// Content that is kept now.
+#[derive(ToSchema)]
+struct StoredContent {
+    /// SHA-256, 64 hexadecimal digits.
+    content: String,
+    bytes: u64,
+}
+
+/// Bytes as they are.
+#[derive(ToSchema)]
+#[schema(value_type = String, format = Binary)]
+struct Octets(Vec<u8>);
 
 /// Asks for the machine of a lease.
 #[derive(ToSchema)]
@@ -143,6 +228,7 @@ struct Image {
     kernel: String,
     initrd: Option<String>,
     disk: Option<String>,
+    #[schema(required = false)]
     cmdline: String,
 }
 
@@ -200,141 +286,73 @@ struct MachineEvent {
     what: String,
 }
 
+/// What a machine used, oldest first.
+#[derive(ToSchema)]
+struct Receipts {
+    receipts: Vec<SignedReceipt>,
+    /// What to ask for as `after` to get the next ones; none when these are the last.
+    next: Option<u64>,
+}
+
+/// A receipt and its node's signature.
+#[derive(ToSchema)]
+struct SignedReceipt {
+    receipt: Receipt,
+    /// Ed25519 signature by the node, in hexadecimal, over DSSE's pre-authentication encoding of
+    /// `application/vnd.holdfast.receipt+json` and the receipt's canonical JSON.
+    signature: String,
+}
+
+/// What a machine used from one time to another.
+#[derive(ToSchema)]
+struct Receipt {
+    /// Id of lease and machine.
+    lease: String,
+    serial: u64,
+    node: String,
+    /// First second, since 1970.
+    from: u64,
+    /// First second after it, since 1970.
+    to: u64,
+    /// Seconds in between in which the machine ran.
+    running_s: u64,
+    /// What that costs, in millionths of the unit.
+    micro: u64,
+    unit: String,
+}
+
 macro_rules! describe {
-    ($name:ident, $method:ident, $path:literal, $summary:literal, ($($parameters:tt)*), $body:ty, $status:literal, $answer:ty) => {
+    ($name:ident, $method:ident, $path:literal, $summary:literal, ($($parameters:tt)*) $(takes ($($body:tt)*))? answers $status:literal ($($answer:tt)*)) => {
         #[utoipa::path($method, path = $path, summary = $summary, params($($parameters)*),
-            request_body = $body,
-            responses((status = $status, description = $summary, body = $answer),
-                (status = "4XX", description = "The caller's mistake", body = Problem, content_type = "application/problem+json"),
-                (status = "5XX", description = "A failure here or at the node", body = Problem, content_type = "application/problem+json")))]
-        fn $name() {}
-    };
-    ($name:ident, $method:ident, $path:literal, $summary:literal, ($($parameters:tt)*), $status:literal, $answer:ty) => {
-        #[utoipa::path($method, path = $path, summary = $summary, params($($parameters)*),
-            responses((status = $status, description = $summary, body = $answer),
+            $(request_body($($body)*),)?
+            responses((status = $status, description = $summary, $($answer)*),
                 (status = "4XX", description = "The caller's mistake", body = Problem, content_type = "application/problem+json"),
                 (status = "5XX", description = "A failure here or at the node", body = Problem, content_type = "application/problem+json")))]
         fn $name() {}
     };
 }
 
-describe!(health, get, "/v1/healthz", "Says that the gateway runs", (), 200, serde_json::Value);
-describe!(openapi, get, "/v1/openapi.json", "This document", (), 200, serde_json::Value);
-describe!(nodes, get, "/v1/nodes", "Lists the nodes that offer machines", (), 200, Vec<NodeView>);
-describe!(node, get, "/v1/nodes/{id}", "Shows a node", (("id" = String, Path)), 200, NodeView);
-describe!(
-    restart_agent,
-    post,
-    "/v1/nodes/{id}/restart-agent",
-    "Restarts the node's service; its machines go on. Signed by an operator of the node",
-    (("id" = String, Path)),
-    202,
-    serde_json::Value
-);
-describe!(
-    read_content,
-    get,
-    "/v1/content/{sha256}",
-    "Downloads content",
-    (("sha256" = String, Path)),
-    200,
-    Vec<u8>
-);
-describe!(
-    head_content,
-    head,
-    "/v1/content/{sha256}",
-    "Says whether content is here",
-    (("sha256" = String, Path)),
-    200,
-    Vec<u8>
-);
-describe!(
-    write_content,
-    put,
-    "/v1/content/{sha256}",
-    "Uploads content; the signature covers no content-digest, the path names it",
-    (("sha256" = String, Path)),
-    Vec<u8>,
-    201,
-    serde_json::Value
-);
-describe!(machines, get, "/v1/machines", "Lists the signer's machines", (), 200, Vec<Machine>);
-describe!(
-    create_machine,
-    post,
-    "/v1/machines",
-    "Makes the machine of a lease",
-    (("idempotency-key" = String, Header)),
-    CreateMachine,
-    201,
-    Machine
-);
-describe!(
-    machine,
-    get,
-    "/v1/machines/{id}",
-    "Shows a machine",
-    (("id" = String, Path)),
-    200,
-    Machine
-);
-describe!(
-    delete_machine,
-    delete,
-    "/v1/machines/{id}",
-    "Ends the machine and destroys its disk",
-    (("id" = String, Path)),
-    202,
-    Machine
-);
-describe!(
-    start_machine,
-    post,
-    "/v1/machines/{id}/start",
-    "Starts it",
-    (("id" = String, Path)),
-    202,
-    Machine
-);
-describe!(
-    stop_machine,
-    post,
-    "/v1/machines/{id}/stop",
-    "Asks it to stop, then stops it",
-    (("id" = String, Path)),
-    202,
-    Machine
-);
-describe!(
-    restart_machine,
-    post,
-    "/v1/machines/{id}/restart",
-    "Restarts it",
-    (("id" = String, Path)),
-    202,
-    Machine
-);
-describe!(
-    renew_lease,
-    put,
-    "/v1/machines/{id}/lease",
-    "Brings a lease with a higher serial",
-    (("id" = String, Path)),
-    LeaseRenewal,
-    200,
-    Machine
-);
-describe!(console, get, "/v1/machines/{id}/console", "What the console showed; with follow=1, what it shows from then on too", (("id" = String, Path), ("follow" = Option<u8>, Query), ("from" = Option<u64>, Query)), 200, Vec<u8>);
-describe!(
-    tunnel,
-    get,
-    "/v1/machines/{id}/tunnel/{port}",
-    "A WebSocket to a TCP port of the guest: binary frames, an empty one ends the client's direction",
-    (("id" = String, Path), ("port" = u16, Path)),
-    101,
-    Vec<u8>
-);
+describe!(health, get, "/v1/healthz", "Says that the gateway runs", () answers 200 (body = Health));
+describe!(openapi, get, "/v1/openapi.json", "This document", () answers 200 (body = OpenApiDocument));
+describe!(nodes, get, "/v1/nodes", "Lists the nodes that offer machines", () answers 200 (body = Vec<NodeView>));
+describe!(node, get, "/v1/nodes/{id}", "Shows a node", (("id" = String, Path)) answers 200 (body = NodeView));
+describe!(restart_agent, post, "/v1/nodes/{id}/restart-agent", "Restarts the node's service; its machines go on. Signed by an operator of the node", (("id" = String, Path)) answers 202 (body = Restarting));
+describe!(show_lease, put, "/v1/leases/{id}", "Shows the gateway a lease of the signer, which opens uploading", (("id" = String, Path)) takes (content = Envelope) answers 200 (body = StandingLease));
+describe!(read_content, get, "/v1/content/{sha256}", "Downloads content that the signer uploaded", (("sha256" = String, Path)) answers 200 (body = Octets, content_type = "application/octet-stream"));
+describe!(head_content, head, "/v1/content/{sha256}", "Says whether content that the signer uploaded is here", (("sha256" = String, Path)) answers 200 (body = Octets, content_type = "application/octet-stream"));
+describe!(write_content, put, "/v1/content/{sha256}", "Uploads content, for a signer whose lease the gateway was shown. The signature covers no content-digest: the path names it", (("sha256" = String, Path)) takes (content = Octets, content_type = "application/octet-stream") answers 201 (body = StoredContent));
+describe!(remove_content, delete, "/v1/content/{sha256}", "Removes content that the signer uploaded", (("sha256" = String, Path)) answers 204 ());
+describe!(machines, get, "/v1/machines", "Lists the signer's machines; the field holdfast-unreachable-nodes names nodes that did not answer", () answers 200 (body = Vec<Machine>));
+describe!(create_machine, post, "/v1/machines", "Makes the machine of a lease, from content that the signer uploaded", (("idempotency-key" = String, Header)) takes (content = CreateMachine) answers 201 (body = Machine));
+describe!(machine, get, "/v1/machines/{id}", "Shows a machine", (("id" = String, Path)) answers 200 (body = Machine));
+describe!(delete_machine, delete, "/v1/machines/{id}", "Ends the machine and destroys its disk", (("id" = String, Path)) answers 202 (body = Machine));
+describe!(start_machine, post, "/v1/machines/{id}/start", "Starts it", (("id" = String, Path)) answers 202 (body = Machine));
+describe!(stop_machine, post, "/v1/machines/{id}/stop", "Asks it to stop, then stops it", (("id" = String, Path)) answers 202 (body = Machine));
+describe!(restart_machine, post, "/v1/machines/{id}/restart", "Restarts it", (("id" = String, Path)) answers 202 (body = Machine));
+describe!(renew_lease, put, "/v1/machines/{id}/lease", "Brings a lease with a higher serial", (("id" = String, Path)) takes (content = LeaseRenewal) answers 200 (body = Machine));
+describe!(console, get, "/v1/machines/{id}/console", "What the console showed; with follow=1, what it shows from then on too", (("id" = String, Path), ("follow" = Option<u8>, Query), ("from" = Option<u64>, Query)) answers 200 (body = Octets, content_type = "application/octet-stream"));
+describe!(tunnel, get, "/v1/machines/{id}/tunnel/{port}", "A WebSocket to a TCP port of the guest: binary frames, an empty one ends the client's direction", (("id" = String, Path), ("port" = u16, Path)) answers 101 ());
+describe!(receipts, get, "/v1/machines/{id}/receipts", "What the machine used, signed by its node; receipts outlive their machine", (("id" = String, Path), ("after" = Option<u64>, Query)) answers 200 (body = Receipts));
 
 #[cfg(test)]
 mod tests {
@@ -359,7 +377,7 @@ mod tests {
         let digits = "00112233445566778899aabbccddeeff";
         for (path, methods) in json["paths"].as_object().expect("paths") {
             let long = format!("{digits}{digits}");
-            let id = if path.contains("machines") { digits } else { long.as_str() };
+            let id = if path.contains("/nodes/") { long.as_str() } else { digits };
             let fill = |segment: &str| match segment.trim_matches(['{', '}']) {
                 "id" => id.to_owned(),
                 "sha256" => long.clone(),

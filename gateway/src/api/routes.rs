@@ -27,8 +27,12 @@ pub enum Route {
     OpenApi,
     /// `GET` or `HEAD /v1/content/{sha256}`.
     ReadContent(ContentId),
+    /// `DELETE /v1/content/{sha256}`.
+    RemoveContent(ContentId),
     /// `POST /v1/nodes/{id}/restart-agent`.
     RestartAgent(NodeId),
+    /// `PUT /v1/leases/{id}`.
+    ShowLease(MachineId),
     /// `PUT /v1/content/{sha256}`.
     WriteContent(ContentId),
 }
@@ -42,6 +46,8 @@ pub enum MachineAction {
     Delete,
     /// `POST …/start`, `…/stop` or `…/restart`.
     Power,
+    /// `GET …/receipts`.
+    Receipts,
     /// `PUT …/lease`.
     Renew,
     /// `GET`.
@@ -50,9 +56,24 @@ pub enum MachineAction {
     Tunnel,
 }
 
+/// Why nothing is asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RouteError {
+    /// The path exists, the method does not.
+    Method {
+        /// What to answer.
+        problem: Problem,
+        /// The methods that exist, as field `allow` lists them (RFC 9110 §10.2.1).
+        allow: String,
+    },
+    /// There is no such path.
+    Unknown(Problem),
+}
+
 /// Reads method and path.
-pub fn route(method: &str, path: &str) -> Result<Route, Problem> {
-    let unknown = || Kind::NotFound.because(format!("no path {path}; see /v1/openapi.json"));
+pub fn route(method: &str, path: &str) -> Result<Route, RouteError> {
+    let not_found = |detail| RouteError::Unknown(Kind::NotFound.because(detail));
+    let unknown = || not_found(format!("no path {path}; see /v1/openapi.json"));
     let rest = path.strip_prefix("/v1/").ok_or_else(unknown)?;
     let segments: Vec<&str> = rest.split('/').collect();
     match segments.as_slice() {
@@ -66,8 +87,11 @@ pub fn route(method: &str, path: &str) -> Result<Route, Problem> {
         ["content", content] => {
             let content = name(content)?;
             let (read, write) = (Route::ReadContent(content), Route::WriteContent(content));
-            only(method, path, &[("GET", read), ("HEAD", read), ("PUT", write)])
+            let remove = Route::RemoveContent(content);
+            let known = [("DELETE", remove), ("GET", read), ("HEAD", read), ("PUT", write)];
+            only(method, path, &known)
         }
+        ["leases", lease] => only(method, path, &[("PUT", Route::ShowLease(name(lease)?))]),
         ["machines"] => {
             only(method, path, &[("GET", Route::Machines), ("POST", Route::CreateMachine)])
         }
@@ -84,11 +108,12 @@ pub fn route(method: &str, path: &str) -> Result<Route, Problem> {
                 }
                 ["lease"] => only(method, path, &[("PUT", of(MachineAction::Renew))]),
                 ["console"] => only(method, path, &[("GET", of(MachineAction::Console))]),
+                ["receipts"] => only(method, path, &[("GET", of(MachineAction::Receipts))]),
                 ["tunnel", port] => {
                     let valid = !port.starts_with('0') && port.parse::<u16>().is_ok();
                     if !valid {
-                        return Err(Kind::NotFound
-                            .because(format!("{port:?} is no TCP port; expected 1 to 65535")));
+                        let detail = format!("{port:?} is no TCP port; expected 1 to 65535");
+                        return Err(not_found(detail));
                     }
                     only(method, path, &[("GET", of(MachineAction::Tunnel))])
                 }
@@ -99,16 +124,21 @@ pub fn route(method: &str, path: &str) -> Result<Route, Problem> {
     }
 }
 
-fn only(method: &str, path: &str, known: &[(&str, Route)]) -> Result<Route, Problem> {
+fn only(method: &str, path: &str, known: &[(&str, Route)]) -> Result<Route, RouteError> {
     if let Some((_, route)) = known.iter().find(|(name, _)| *name == method) {
         return Ok(*route);
     }
     let names: Vec<&str> = known.iter().map(|(name, _)| *name).collect();
-    Err(Kind::MethodNotAllowed.because(format!("{path} knows {}, not {method}", names.join(", "))))
+    let allow = names.join(", ");
+    let detail = format!("{path} knows {allow}, not {method}");
+    Err(RouteError::Method { problem: Kind::MethodNotAllowed.because(detail), allow })
 }
 
-fn name<T: FromStr<Err: std::fmt::Display>>(text: &str) -> Result<T, Problem> {
-    text.parse().map_err(|error| Kind::NotFound.because(format!("{text:?} names nothing: {error}")))
+fn name<T: FromStr<Err: std::fmt::Display>>(text: &str) -> Result<T, RouteError> {
+    text.parse().map_err(|error| {
+        let detail = format!("{text:?} names nothing: {error}");
+        RouteError::Unknown(Kind::NotFound.because(detail))
+    })
 }
 
 #[cfg(test)]
@@ -120,7 +150,9 @@ mod tests {
         let id = "00112233445566778899aabbccddeeff";
         let status = |method: &str, path: &str| match route(method, path) {
             Ok(_) => 200,
-            Err(problem) => problem.status,
+            Err(RouteError::Method { problem, .. } | RouteError::Unknown(problem)) => {
+                problem.status
+            }
         };
         assert_eq!(status("GET", "/v1/nodes"), 200);
         assert_eq!(status("DELETE", &format!("/v1/machines/{id}")), 200);

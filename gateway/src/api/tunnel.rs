@@ -3,7 +3,7 @@
 //!
 //! Nothing is queued here: a chunk is read only after the last one was taken.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use axum::{
     body::{Body, Bytes},
@@ -24,7 +24,7 @@ use types::{
     ids::MachineId,
 };
 
-use super::{forwarding, response};
+use super::{forwarding, kept, response};
 use crate::{
     service::Gateway,
     store::Place,
@@ -41,7 +41,7 @@ const MAX_FRAME: usize = 1 << 20;
 const IDLE: Duration = Duration::from_secs(3600);
 
 pub(super) async fn follow(
-    gateway: &Gateway,
+    gateway: &Arc<Gateway>,
     machine: MachineId,
     request: &ForwardedRequest,
     who: &VerifiedRequest,
@@ -52,7 +52,7 @@ pub(super) async fn follow(
 }
 
 pub(super) async fn open(
-    gateway: &Gateway,
+    gateway: &Arc<Gateway>,
     machine: MachineId,
     request: &ForwardedRequest,
     who: &VerifiedRequest,
@@ -67,7 +67,7 @@ pub(super) async fn open(
 }
 
 async fn connect(
-    gateway: &Gateway,
+    gateway: &Arc<Gateway>,
     machine: MachineId,
     request: &ForwardedRequest,
     who: &VerifiedRequest,
@@ -77,14 +77,11 @@ async fn connect(
     let header = StreamHeader::Request(request.clone());
     let mut refusal = Kind::NotFound.because(format!("no node here has machine {machine}"));
     for node in nodes {
-        match streams::open(&gateway.overlay, node, &header).await {
+        match streams::open(&gateway.overlay, node, &header, gateway.node_deadline()).await {
             Ok(Ok(stream)) => {
                 if searching {
                     let place = Place { node, renter: who.key };
-                    gateway
-                        .store
-                        .put_place(machine, &place)
-                        .map_err(|error| Kind::Internal.caused_by(&error))?;
+                    kept(gateway, move |store| store.put_place(machine, &place)).await?;
                 }
                 return Ok(stream);
             }
@@ -99,7 +96,7 @@ async fn connect(
 fn refuse(error: &StreamError) -> Problem {
     match error {
         StreamError::Overlay { source } => forwarding::refuse(source),
-        StreamError::PeerSilent => Kind::NodeTimeout.caused_by(error),
+        StreamError::PeerSilent { .. } => Kind::NodeTimeout.caused_by(error),
         StreamError::PeerBroke { .. }
         | StreamError::PeerForm { .. }
         | StreamError::PeerHead { .. } => Kind::NodeUnreachable.caused_by(error),

@@ -13,9 +13,13 @@ use gateway::{
     config::{ConfigError, GatewayConfig},
     service::{Running, ServiceError},
 };
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
-use types::config::Seed;
+use types::{
+    config::{Authority, Seed},
+    ids::PublicKey,
+};
 
 /// The client end of Holdfast: an HTTP API for renters.
 #[derive(Debug, Parser)]
@@ -36,6 +40,12 @@ struct Arguments {
     /// File of the private key, made at the first start.
     #[arg(long)]
     key_file: Option<PathBuf>,
+    /// Public key of the lease authority; repeat for each.
+    #[arg(long = "authority")]
+    authority: Vec<PublicKey>,
+    /// How many of these keys must have signed a lease; all of them unless given.
+    #[arg(long, requires = "authority")]
+    threshold: Option<u32>,
     /// Member to join through, as KEY@ADDRESS:PORT; may be repeated.
     #[arg(long = "seed", value_parser = seed)]
     seeds: Vec<Seed>,
@@ -68,6 +78,11 @@ impl Arguments {
         config.http = self.http.unwrap_or(config.http);
         config.overlay = self.overlay.unwrap_or(config.overlay);
         config.key_file = self.key_file.or(config.key_file);
+        if !self.authority.is_empty() {
+            let all = u32::try_from(self.authority.len()).unwrap_or(u32::MAX);
+            let threshold = self.threshold.unwrap_or(all);
+            config.authority = Some(Authority { threshold, keys: self.authority });
+        }
         config.seeds.extend(self.seeds);
         Ok(config)
     }
@@ -77,6 +92,7 @@ impl Arguments {
 async fn main() -> ExitCode {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     tracing_subscriber::fmt().json().with_env_filter(filter).with_writer(std::io::stderr).init();
+    raise_file_limit();
     match run(Arguments::parse()).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -84,6 +100,13 @@ async fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Raises the soft limit of open files to the hard one: every connection is a file.
+fn raise_file_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    // With the limit as it was the gateway serves fewer clients at a time.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
 async fn run(arguments: Arguments) -> Result<(), Failure> {
@@ -106,6 +129,6 @@ async fn run(arguments: Arguments) -> Result<(), Failure> {
                 _ = interrupt.recv() => {}
             }
         })
-        .await?;
+        .await;
     Ok(())
 }

@@ -21,6 +21,10 @@ pub(crate) struct Arguments {
     /// Print JSON instead of tables.
     #[arg(long, global = true)]
     pub(crate) json: bool,
+    /// Send nothing: print each request as a command line of curl, signed. It counts once and for
+    /// five minutes.
+    #[arg(long, global = true)]
+    pub(crate) curl: bool,
     #[command(subcommand)]
     pub(crate) command: Command,
 }
@@ -45,7 +49,7 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: NodeCommand,
     },
-    /// Files on the gateway.
+    /// Files on the gateway; uploading needs a lease.
     Content {
         #[command(subcommand)]
         command: ContentCommand,
@@ -62,6 +66,15 @@ pub(crate) enum Command {
         /// Go on printing what it shows.
         #[arg(long, short)]
         follow: bool,
+    },
+    /// Print what a machine used, after checking its node's signatures.
+    Receipts {
+        /// The machine, there or gone.
+        machine: MachineId,
+        /// A lease of the machine, against which node, price and sums are checked too; repeat for
+        /// each renewal.
+        #[arg(long = "lease")]
+        leases: Vec<PathBuf>,
     },
     /// Connect standard input and output with a TCP port of a machine.
     Tunnel {
@@ -181,6 +194,14 @@ pub(crate) enum ContentCommand {
     Push {
         /// The file.
         file: PathBuf,
+        /// A signed lease of the key, when the gateway has seen none yet.
+        #[arg(long)]
+        lease: Option<PathBuf>,
+    },
+    /// Remove an uploaded file.
+    Remove {
+        /// Its digest.
+        content: ContentId,
     },
 }
 

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use axum::http::{self, HeaderValue, Request, StatusCode, header};
 use bytes::Bytes;
-use http_body_util::{BodyExt, Full, combinators::BoxBody};
-use hyper::body::{Body, Incoming};
+use futures_util::TryStreamExt;
+use http_body_util::{BodyExt, Full, StreamBody, combinators::BoxBody};
+use hyper::body::{Frame, Incoming};
 use hyper_util::rt::TokioIo;
 use lease::{
     SigningKey,
@@ -14,9 +15,10 @@ use lease::{
 };
 use serde_json::Value;
 use tokio::net::TcpStream;
+use tokio_util::io::ReaderStream;
 use types::forward::{ForwardedRequest, Problem};
 
-use super::CliError;
+use super::{CliError, calls::Call};
 use crate::{keyfile, service::now};
 
 /// Attempts of a request that can be repeated.
@@ -35,7 +37,7 @@ const ANSWER: Duration = Duration::from_secs(60);
 const MAX_ANSWER: usize = 64 << 20;
 
 /// A request's body.
-pub(crate) type Outgoing = BoxBody<Bytes, std::io::Error>;
+type Outgoing = BoxBody<Bytes, std::io::Error>;
 
 /// A gateway, by its URL.
 pub(crate) struct Client {
@@ -56,64 +58,16 @@ impl Client {
         Self { url: url.trim_end_matches('/').to_owned() }
     }
 
-    /// Asks something that needs no signature.
-    pub(crate) async fn get(&self, target: &str) -> Result<Value, CliError> {
-        let request = ForwardedRequest {
-            method: "GET".into(),
-            target: target.to_owned(),
-            headers: Vec::new(),
-            body: Vec::new(),
-        };
-        self.repeat(&request, None).await.and_then(|bytes| self.parse(&bytes))
-    }
-
-    /// Asks something signed, with a JSON body if any, and returns the JSON answer.
-    pub(crate) async fn signed(
+    /// Sends a request, again and again while it fails for a passing reason, and returns the body
+    /// of the answer.
+    pub(crate) async fn ask(
         &self,
-        key: &SigningKey,
-        method: &str,
-        target: &str,
-        body: Option<(Value, String)>,
-    ) -> Result<Value, CliError> {
-        let bytes = self.signed_bytes(key, method, target, body).await?;
-        if bytes.is_empty() { Ok(Value::Null) } else { self.parse(&bytes) }
-    }
-
-    /// The same, for answers that are no JSON. `body` comes with its idempotency key.
-    pub(crate) async fn signed_bytes(
-        &self,
-        key: &SigningKey,
-        method: &str,
-        target: &str,
-        body: Option<(Value, String)>,
-    ) -> Result<Bytes, CliError> {
-        let mut headers = Vec::new();
-        let mut bytes = Vec::new();
-        if let Some((value, idempotency_key)) = body {
-            headers.push(("content-type".to_owned(), "application/json".to_owned()));
-            headers.push(("idempotency-key".to_owned(), idempotency_key));
-            bytes = value.to_string().into_bytes();
-        } else if method != "GET" {
-            headers.push(("idempotency-key".to_owned(), nonce()?));
-        }
-        let request = ForwardedRequest {
-            method: method.to_owned(),
-            target: target.to_owned(),
-            headers,
-            body: bytes,
-        };
-        self.repeat(&request, Some(key)).await
-    }
-
-    /// Sends a request until it is answered by other than a passing failure.
-    async fn repeat(
-        &self,
-        request: &ForwardedRequest,
+        call: &Call,
         key: Option<&SigningKey>,
     ) -> Result<Bytes, CliError> {
         let mut pause = PAUSE;
         for _ in 1..ATTEMPTS {
-            let result = self.once(request, key).await;
+            let result = self.once(call, key).await;
             let passing = match &result {
                 Err(CliError::Refused { problem }) => matches!(problem.status, 429 | 502..=504),
                 Err(CliError::Unreachable { .. }) => true,
@@ -125,20 +79,11 @@ impl Client {
             tokio::time::sleep(pause).await;
             pause *= 2;
         }
-        self.once(request, key).await
+        self.once(call, key).await
     }
 
-    async fn once(
-        &self,
-        request: &ForwardedRequest,
-        key: Option<&SigningKey>,
-    ) -> Result<Bytes, CliError> {
-        let mut request = request.clone();
-        if let Some(key) = key {
-            sign_now(key, &mut request)?;
-        }
-        let body = Full::new(Bytes::from(request.body.clone()));
-        let answer = self.send(&request, body.map_err(|never| match never {}).boxed()).await?;
+    async fn once(&self, call: &Call, key: Option<&SigningKey>) -> Result<Bytes, CliError> {
+        let answer = self.begin(call, key).await?;
         let limited = http_body_util::Limited::new(answer.into_body(), MAX_ANSWER);
         let body = tokio::time::timeout(ANSWER, limited.collect())
             .await
@@ -147,11 +92,35 @@ impl Client {
         Ok(body.to_bytes())
     }
 
+    /// Signs and sends a request once and returns the answer, whose body may go on.
+    pub(crate) async fn begin(
+        &self,
+        call: &Call,
+        key: Option<&SigningKey>,
+    ) -> Result<http::Response<Incoming>, CliError> {
+        let mut request = call.request.clone();
+        if let Some(key) = key {
+            sign_now(key, &mut request)?;
+        }
+        let Some(path) = &call.file else {
+            let body = Full::new(Bytes::from(request.body.clone()));
+            let body = body.map_err(|never| match never {}).boxed();
+            let length = request.body.len() as u64;
+            return self.send(&request, body, length).await;
+        };
+        let fail = |operation, source| CliError::File { operation, path: path.clone(), source };
+        let file = tokio::fs::File::open(path).await.map_err(|source| fail("open", source))?;
+        let length = file.metadata().await.map_err(|source| fail("read", source))?.len();
+        let chunks = ReaderStream::with_capacity(file, 256 << 10).map_ok(Frame::data);
+        self.send(&request, BodyExt::boxed(StreamBody::new(chunks)), length).await
+    }
+
     /// Sends one request; an answer other than success is an error.
-    pub(crate) async fn send(
+    async fn send(
         &self,
         request: &ForwardedRequest,
         body: Outgoing,
+        length: u64,
     ) -> Result<http::Response<Incoming>, CliError> {
         let connect = TcpStream::connect(self.authority()?);
         let stream = tokio::time::timeout(CONNECT, connect)
@@ -162,7 +131,7 @@ impl Client {
             .await
             .map_err(|error| self.unreachable(error))?;
         tokio::spawn(connection);
-        let request = self.http_request(request, body)?;
+        let request = self.http_request(request, body, length)?;
         let answer = sender.send_request(request).await.map_err(|error| self.unreachable(error))?;
         if answer.status().is_success() {
             return Ok(answer);
@@ -205,7 +174,11 @@ impl Client {
         CliError::Answer { url: self.url.clone(), message: message.to_string() }
     }
 
-    fn parse(&self, bytes: &[u8]) -> Result<Value, CliError> {
+    /// Parses a JSON answer; an empty one is null.
+    pub(crate) fn parse(&self, bytes: &[u8]) -> Result<Value, CliError> {
+        if bytes.is_empty() {
+            return Ok(Value::Null);
+        }
         serde_json::from_slice(bytes).map_err(|error| self.answer(error))
     }
 
@@ -213,15 +186,14 @@ impl Client {
         &self,
         request: &ForwardedRequest,
         body: Outgoing,
+        length: u64,
     ) -> Result<Request<Outgoing>, CliError> {
         let mut builder = Request::builder()
             .method(request.method.as_str())
             .uri(request.target.as_str())
             .header(header::HOST, self.authority()?)
             .header(header::USER_AGENT, HeaderValue::from_static("holdfast"));
-        if let Some(length) = body.size_hint().exact()
-            && length > 0
-        {
+        if length > 0 || request.method == "PUT" {
             builder = builder.header(header::CONTENT_LENGTH, length);
         }
         for name in CARRIED_FIELDS {

@@ -35,7 +35,7 @@ pub(super) fn run(context: &Context, command: LeaseCommand) -> Result<(), CliErr
         }
         LeaseCommand::Show { envelope } => {
             let envelope = read(&envelope)?;
-            let lease = envelope.unverified_lease().map_err(|e| wrong("no lease inside", e))?;
+            let lease = inside(&envelope)?;
             let keys: Vec<_> = envelope.signatures.iter().map(|s| s.keyid).collect();
             context.print(&json!({ "lease": lease, "signatures": keys }), show::lease)
         }
@@ -64,6 +64,11 @@ pub(super) fn read(path: &Path) -> Result<Envelope, CliError> {
         source,
     })?;
     Envelope::from_json(&bytes).map_err(|e| wrong(&format!("{} is no lease", path.display()), e))
+}
+
+/// Returns the lease in an envelope, unchecked.
+pub(super) fn inside(envelope: &Envelope) -> Result<Lease, CliError> {
+    envelope.unverified_lease().map_err(|error| wrong("no lease inside", error))
 }
 
 fn write(out: Option<&Path>, envelope: &Envelope) -> Result<(), CliError> {

@@ -13,21 +13,25 @@
 //! error.
 
 mod arguments;
+mod calls;
+mod curl;
 mod http;
 mod leases;
-mod machines;
+mod receipts;
 mod show;
 mod tunnel;
 
 use std::{path::PathBuf, process::ExitCode};
 
 use clap::Parser;
+use http_body_util::BodyExt;
 use lease::{SigningKey, authority::public_key};
 use serde_json::{Value, json};
 use types::forward::Problem;
 
 use crate::keyfile::{self, KeyFileError};
-use arguments::{Arguments, Command, NodeCommand};
+use arguments::{Arguments, Command, ContentCommand, MachinesCommand, NodeCommand};
+use calls::{Call, Signing};
 use http::Client;
 
 /// Why a command failed.
@@ -94,6 +98,14 @@ impl Context {
         Ok(keyfile::read(path)?)
     }
 
+    /// Sends a request, signed if it is to be, and returns the body of the answer.
+    async fn ask(&self, call: &Call) -> Result<bytes::Bytes, CliError> {
+        match call.signing {
+            Signing::Key => self.client.ask(call, Some(&self.key()?)).await,
+            Signing::Nobody => self.client.ask(call, None).await,
+        }
+    }
+
     /// Prints a result: `human` makes the table of it.
     pub(crate) fn print(
         &self,
@@ -130,33 +142,100 @@ async fn run(arguments: Arguments) -> Result<u8, CliError> {
     let form = if arguments.json { Form::Json } else { Form::Human };
     let client = Client::new(&arguments.gateway);
     let context = Context { client, key_path: arguments.key, form };
+    let calls = calls::of(&arguments.command).await?;
+    if arguments.curl {
+        return print_curl(&context, &calls).map(|()| 0);
+    }
+    if let Command::Receipts { machine, leases } = &arguments.command {
+        return receipts::run(&context, *machine, leases).await.map(|()| 0);
+    }
+    if let Some((last, before)) = calls.split_last() {
+        for call in before {
+            context.ask(call).await?;
+        }
+        return answer(&context, &arguments.command, last).await.map(|()| 0);
+    }
     match arguments.command {
         Command::Keygen { out } => keygen(&context, out)?,
         Command::Lease { command } => leases::run(&context, command)?,
-        Command::Nodes => {
-            let nodes = context.client.get("/v1/nodes").await?;
-            context.print(&nodes, show::nodes)?;
-        }
-        Command::Node { command: NodeCommand::Show { node } } => {
-            let node = context.client.get(&format!("/v1/nodes/{node}")).await?;
-            context.print(&node, show::node)?;
-        }
-        Command::Node { command: NodeCommand::RestartAgent { node } } => {
-            let target = format!("/v1/nodes/{node}/restart-agent");
-            let answer = context.client.signed(&context.key()?, "POST", &target, None).await?;
-            context.print(&answer, |_| "the node's service restarts\n".into())?;
-        }
-        Command::Content { command } => machines::content(&context, command).await?,
-        Command::Machines { command } => machines::run(&context, command).await?,
-        Command::Console { machine, follow } => {
-            machines::console(&context, machine, follow).await?;
-        }
         Command::Tunnel { machine, port } => tunnel::tunnel(&context, machine, port).await?,
         Command::Ssh { machine, arguments } => {
             return tunnel::ssh(&context, machine, &arguments).await;
         }
+        Command::Nodes
+        | Command::Node { .. }
+        | Command::Content { .. }
+        | Command::Machines { .. }
+        | Command::Receipts { .. }
+        | Command::Console { .. } => {}
     }
     Ok(0)
+}
+
+/// Sends a command's last request and prints what is answered.
+async fn answer(context: &Context, command: &Command, call: &Call) -> Result<(), CliError> {
+    match command {
+        Command::Console { follow: true, .. } => return console(context, call).await,
+        Command::Console { follow: false, .. } => return write_out(&context.ask(call).await?),
+        Command::Keygen { .. }
+        | Command::Lease { .. }
+        | Command::Nodes
+        | Command::Node { .. }
+        | Command::Content { .. }
+        | Command::Machines { .. }
+        | Command::Receipts { .. }
+        | Command::Tunnel { .. }
+        | Command::Ssh { .. } => {}
+    }
+    let answer = context.client.parse(&context.ask(call).await?)?;
+    context.print(&answer, |answer| match command {
+        Command::Nodes => show::nodes(answer),
+        Command::Node { command: NodeCommand::Show { .. } } => show::node(answer),
+        Command::Node { command: NodeCommand::RestartAgent { .. } } => {
+            "the node's service restarts\n".to_owned()
+        }
+        Command::Content { command: ContentCommand::Push { file, .. } } => {
+            show::content(answer, file)
+        }
+        Command::Machines { command: MachinesCommand::List } => show::machines(answer),
+        Command::Keygen { .. }
+        | Command::Lease { .. }
+        | Command::Content { command: ContentCommand::Remove { .. } }
+        | Command::Machines { .. }
+        | Command::Console { .. }
+        | Command::Tunnel { .. }
+        | Command::Receipts { .. }
+        | Command::Ssh { .. } => show::machine(answer),
+    })
+}
+
+/// Prints a console as it comes.
+async fn console(context: &Context, call: &Call) -> Result<(), CliError> {
+    let mut body = context.client.begin(call, Some(&context.key()?)).await?.into_body();
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| context.client.unreachable(error))?;
+        if let Some(bytes) = frame.data_ref() {
+            write_out(bytes)?;
+        }
+    }
+    Ok(())
+}
+
+fn print_curl(context: &Context, calls: &[Call]) -> Result<(), CliError> {
+    if calls.is_empty() {
+        return Err(CliError::Usage {
+            message: "--curl is for commands that make HTTP calls; a tunnel is a WebSocket".into(),
+        });
+    }
+    for call in calls {
+        write_out(format!("{}\n", curl::line(context, call)?).as_bytes())?;
+    }
+    Ok(())
+}
+
+/// Quotes a word for a shell.
+fn quoted(word: &str) -> String {
+    format!("'{}'", word.replace('\'', "'\\''"))
 }
 
 fn keygen(context: &Context, out: Option<PathBuf>) -> Result<(), CliError> {

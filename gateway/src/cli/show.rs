@@ -44,6 +44,10 @@ pub(super) fn node(node: &Value) -> String {
     out
 }
 
+pub(super) fn content(stored: &Value, file: &std::path::Path) -> String {
+    format!("{}  {} ({} bytes)\n", text(&stored["content"]), file.display(), text(&stored["bytes"]))
+}
+
 pub(super) fn machines(machines: &Value) -> String {
     let rows = list(machines).iter().map(|machine| {
         vec![
@@ -102,6 +106,22 @@ pub(super) fn lease(shown: &Value) -> String {
         ),
         ("signed by", words(&shown["signatures"])),
     ])
+}
+
+pub(super) fn receipts(shown: &Value) -> String {
+    let rows = list(&shown["receipts"]).iter().map(|signed| {
+        let receipt = &signed["receipt"];
+        vec![
+            time(&receipt["from"]),
+            time(&receipt["to"]),
+            text(&receipt["serial"]),
+            text(&receipt["running_s"]),
+            text(&receipt["micro"]),
+            text(&receipt["unit"]),
+        ]
+    });
+    let head = ["FROM", "TO", "SERIAL", "RUNNING s", "MILLIONTHS OF", "UNIT"];
+    format!("{}checked     {}\n", table(&head, rows), text(&shown["checked"]))
 }
 
 fn list(value: &Value) -> &[Value] {

@@ -12,7 +12,7 @@ use tokio_tungstenite::tungstenite::{
 };
 use types::{forward::ForwardedRequest, ids::MachineId};
 
-use super::{CliError, Context, http};
+use super::{CliError, Context, http, quoted};
 
 /// Bytes moved at a time.
 const CHUNK: usize = 32 << 10;
@@ -129,9 +129,4 @@ pub(super) async fn ssh(
         .await
         .map_err(|source| CliError::Ssh { source })?;
     Ok(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(255))
-}
-
-/// Quotes a word for the shell that runs the ProxyCommand.
-fn quoted(word: &str) -> String {
-    format!("'{}'", word.replace('\'', "'\\''"))
 }

@@ -40,12 +40,13 @@ impl ReplayGuard {
         Self { capacity, max_age_s, seen: BTreeMap::new(), expiries: BTreeSet::new() }
     }
 
-    /// Remembers a request, or says that it was there before.
+    /// Remembers a request, or says that it was there before. Returns until when it is remembered:
+    /// whoever must remember across a restart keeps that, key and nonce, for [`Self::restore`].
     pub fn admit(
         &mut self,
         now: UnixSeconds,
         request: &VerifiedRequest,
-    ) -> Result<(), ReplayError> {
+    ) -> Result<UnixSeconds, ReplayError> {
         self.forget(now);
         let key = request.key;
         let of_key = self.seen.get(&key);
@@ -60,9 +61,14 @@ impl ReplayGuard {
         }
         // One more second than verification accepts: both ends count.
         let expires = request.created.plus(self.max_age_s).plus(1).max(now.plus(MAX_AHEAD_S));
-        self.seen.entry(key).or_default().insert(request.nonce.clone());
-        self.expiries.insert((expires, key, request.nonce.clone()));
-        Ok(())
+        self.restore(expires, key, request.nonce.clone());
+        Ok(expires)
+    }
+
+    /// Remembers a request that was admitted before a restart.
+    pub fn restore(&mut self, until: UnixSeconds, key: PublicKey, nonce: String) {
+        self.seen.entry(key).or_default().insert(nonce.clone());
+        self.expiries.insert((until, key, nonce));
     }
 
     /// Returns how many requests are remembered.

@@ -135,22 +135,42 @@ struct ThisNode {
     provider: Arc<CryptoProvider>,
 }
 
-fn verify_signature(
-    provider: &CryptoProvider,
-    message: &[u8],
-    key: &CertificateDer<'_>,
-    signature: &DigitallySignedStruct,
-) -> Result<HandshakeSignatureValid, TlsError> {
-    let info = SubjectPublicKeyInfoDer::from(key.as_ref());
-    let algorithms = &provider.signature_verification_algorithms;
-    verify_tls13_signature_with_raw_key(message, &info, signature, algorithms)
-}
+/// What both sides' verifiers say alike: raw Ed25519 keys sign the handshake of TLS 1.3.
+macro_rules! raw_ed25519 {
+    () => {
+        fn verify_tls12_signature(
+            &self,
+            _: &[u8],
+            _: &CertificateDer<'_>,
+            _: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, TlsError> {
+            Err(TlsError::General("QUIC has no TLS 1.2".to_owned()))
+        }
 
-fn refuse_tls12() -> Result<HandshakeSignatureValid, TlsError> {
-    Err(TlsError::General("QUIC has no TLS 1.2".to_owned()))
+        fn verify_tls13_signature(
+            &self,
+            message: &[u8],
+            key: &CertificateDer<'_>,
+            signature: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, TlsError> {
+            let info = SubjectPublicKeyInfoDer::from(key.as_ref());
+            let algorithms = &self.provider.signature_verification_algorithms;
+            verify_tls13_signature_with_raw_key(message, &info, signature, algorithms)
+        }
+
+        fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+            vec![SignatureScheme::ED25519]
+        }
+
+        fn requires_raw_public_keys(&self) -> bool {
+            true
+        }
+    };
 }
 
 impl ServerCertVerifier for ThisNode {
+    raw_ed25519!();
+
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,
@@ -168,35 +188,11 @@ impl ServerCertVerifier for ThisNode {
             None => Err(TlsError::General("the answer is no Ed25519 key".to_owned())),
         }
     }
-
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, TlsError> {
-        refuse_tls12()
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        key: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, TlsError> {
-        verify_signature(&self.provider, message, key, signature)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        vec![SignatureScheme::ED25519]
-    }
-
-    fn requires_raw_public_keys(&self) -> bool {
-        true
-    }
 }
 
 impl ClientCertVerifier for AnyNode {
+    raw_ed25519!();
+
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         &[]
     }
@@ -210,31 +206,5 @@ impl ClientCertVerifier for AnyNode {
         identity::node_of_public_key_info(end_entity)
             .map(|_| ClientCertVerified::assertion())
             .ok_or_else(|| TlsError::General("the dialler shows no Ed25519 key".to_owned()))
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, TlsError> {
-        refuse_tls12()
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        key: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, TlsError> {
-        verify_signature(&self.provider, message, key, signature)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        vec![SignatureScheme::ED25519]
-    }
-
-    fn requires_raw_public_keys(&self) -> bool {
-        true
     }
 }

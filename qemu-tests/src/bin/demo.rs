@@ -86,16 +86,17 @@ fn demo(arguments: &Arguments, steps: &mut Steps) -> Result<()> {
     })?;
     let (host, node) = steps.run("boot the ISO through OVMF, join", || boot(&scene))?;
     let device = steps.run("see what the node offers", || offered(&scene, &node))?;
+    let lease = steps.run("lease signed by 2 of 3 authority keys", || {
+        let request =
+            LeaseRequest { name: "hour", node: &node, devices: &[&device], ..Default::default() };
+        mint(&scene, &request)
+    })?;
     let guest = steps.run("upload kernel and initramfs", || {
-        let guest = scene.push_guest(None)?;
+        let guest = scene.push_guest_under(&lease, None)?;
         let found = format!("Debian's kernel, content {}", short(&guest.kernel));
         Ok((guest, found))
     })?;
-    let id = steps.run("rent: lease signed by 2 of 3, create", || {
-        let request =
-            LeaseRequest { name: "hour", node: &node, devices: &[&device], ..Default::default() };
-        rent(&scene, &request, &guest)
-    })?;
+    let id = steps.run("rent: create the machine", || create(&scene, &lease, &guest))?;
     let mut console = follow_console(&scene, &id)?;
     let up = steps.run("guest up, console followed", || {
         scene.wait_for_console(&id, "guest: ready", GUEST_LIMIT)?;
@@ -152,14 +153,15 @@ fn offered(scene: &Scene, node: &str) -> Result<(String, String)> {
     Ok((device, found))
 }
 
-fn rent(
-    scene: &Scene,
-    request: &LeaseRequest<'_>,
-    guest: &PushedGuest,
-) -> Result<(String, String)> {
+fn mint(scene: &Scene, request: &LeaseRequest<'_>) -> Result<(PathBuf, String)> {
     let (lease, id) = scene.lease(request)?;
     print!("{}", scene.cli.text(&["lease", "show", &lease.display().to_string()])?);
-    let machine = scene.create(&lease, guest)?;
+    Ok((lease, format!("lease {} for {} s", short(&id), request.seconds)))
+}
+
+fn create(scene: &Scene, lease: &Path, guest: &PushedGuest) -> Result<(String, String)> {
+    let machine = scene.create(lease, guest)?;
+    let id = machine["id"].as_str().context("a machine without id")?.to_owned();
     let found = format!("machine {} is {}", short(&id), machine["state"]);
     Ok((id, found))
 }
@@ -207,7 +209,7 @@ fn expire(
     host: &Host,
 ) -> Result<((), String)> {
     let mark = host.serial.mark();
-    let (id, _) = rent(scene, request, guest)?;
+    let (id, _) = create(scene, &mint(scene, request)?.0, guest)?;
     host.serial.wait_from(mark, "event=machine-started", GUEST_LIMIT)?;
     println!("   the machine runs; now the lease runs out by itself");
     let limit = Duration::from_secs(request.seconds + 120);
@@ -221,33 +223,65 @@ fn expire(
     Ok(((), "the node stopped it, reset the device and offers it again".to_owned()))
 }
 
+/// Leaves everything running and prints a line of curl for each call, as often as wanted: a
+/// signature counts once and for five minutes.
 fn keep(scene: &Scene, node: &str, guest: &PushedGuest) -> Result<()> {
-    let url = &scene.gateway.url;
-    let folder = scene.folder.display();
-    println!("\nEverything stays until you press Enter. The gateway is at {url}.");
-    println!("  curl -s {url}/v1/openapi.json");
-    println!("  curl -s {url}/v1/nodes");
-    println!("  curl -s {url}/v1/nodes/{node}");
-    println!("Calls that a renter signs go through the command line:");
-    println!("  export HOLDFAST_GATEWAY={url}");
-    println!(
-        "  holdfast --key {folder}/authority-a.key lease sign --out lease.json --node {node} --renter {} --duration 3600 --vcpus 1 --memory-mib 384",
-        scene.renter.public
-    );
-    println!(
-        "  holdfast --key {folder}/authority-b.key lease sign --add lease.json --out lease.json"
-    );
-    println!(
-        "  holdfast --key {folder}/renter.key machines create --lease lease.json --kernel {} --initrd {} --cmdline 'console=ttyS0 quiet'",
-        guest.kernel, guest.initrd
-    );
-    println!("  holdfast --key {folder}/renter.key console MACHINE --follow");
-    println!(
-        "  holdfast --key {folder}/renter.key ssh MACHINE -- -i {} -l root",
-        scene.ssh.private.display()
-    );
-    let mut line = String::new();
-    std::io::stdin().read_line(&mut line)?;
+    let mut number = 0;
+    loop {
+        number += 1;
+        let name = format!("kept-{number}");
+        let request = LeaseRequest { name: &name, node, ..LeaseRequest::default() };
+        let (lease, id) = scene.lease(&request)?;
+        print_calls(scene, &lease, &id, guest)?;
+        println!("\nEverything runs. Enter prints such lines for a new lease, Ctrl-D ends it.");
+        let mut line = String::new();
+        if std::io::stdin().read_line(&mut line)? == 0 {
+            return Ok(());
+        }
+    }
+}
+
+/// Prints how to use the gateway under a lease of the renter's.
+fn print_calls(scene: &Scene, lease: &Path, id: &str, guest: &PushedGuest) -> Result<()> {
+    let (url, lease) = (&scene.gateway.url, lease.to_str().context("a folder with a plain name")?);
+    let key = scene.renter.file.display();
+    println!("\nThe gateway is at {url} and describes itself at {url}/v1/openapi.json.");
+    println!("Each line below counts once and for five minutes; lease {id} is for an hour.");
+    let kernel = guest.kernel_file.to_str().context("a folder with a plain name")?;
+    let create = [
+        "machines",
+        "create",
+        "--lease",
+        lease,
+        "--kernel",
+        &guest.kernel,
+        "--initrd",
+        &guest.initrd,
+        "--cmdline",
+        "console=ttyS0 quiet",
+    ];
+    let calls: [(&str, &[&str]); 11] = [
+        ("the nodes", &["nodes"]),
+        ("show a lease, upload content", &["content", "push", kernel, "--lease", lease]),
+        ("create the machine", &create),
+        ("list machines", &["machines", "list"]),
+        ("show it", &["machines", "show", id]),
+        ("its console", &["console", id]),
+        ("its console as it comes", &["console", id, "--follow"]),
+        ("stop it", &["machines", "stop", id]),
+        ("start it", &["machines", "start", id]),
+        ("restart it", &["machines", "restart", id]),
+        ("delete it", &["machines", "delete", id]),
+    ];
+    for (what, call) in calls {
+        let mut arguments = vec!["--curl"];
+        arguments.extend_from_slice(call);
+        print!("\n# {what}\n{}", scene.renter().text(&arguments)?);
+    }
+    println!("\n# the same by the command line; ssh needs it, for a tunnel is a WebSocket");
+    println!("holdfast --gateway {url} --key {key} machines list");
+    let identity = scene.ssh.private.display();
+    println!("holdfast --gateway {url} --key {key} ssh {id} -- -i {identity} -l root");
     Ok(())
 }
 

@@ -55,16 +55,30 @@ pub struct Guest {
 /// `script` once it is up.
 pub fn make(folder: &Path, ssh_public_key: &str, script: Option<&str>) -> Result<Guest> {
     let root = packages::guest_root()?;
-    let kernel = one_file(&root.join("boot"), "vmlinuz-")?;
     let mut entries = system(&root)?;
+    if let Some(script) = script {
+        entries.push(file("guest-test", 0o755, script.as_bytes().to_vec()));
+    }
+    finish(&root, folder, ssh_public_key, entries)
+}
+
+/// The same without a script, and with `probe` and the perl that runs it.
+pub fn make_probing(folder: &Path, ssh_public_key: &str) -> Result<Guest> {
+    let root = packages::guest_root()?;
+    let mut entries = system(&root)?;
+    entries.extend(perl(&root)?);
+    entries.push(file("usr/bin/probe", 0o755, include_bytes!("../../guest/probe.pl").to_vec()));
+    finish(&root, folder, ssh_public_key, entries)
+}
+
+fn finish(root: &Path, target: &Path, ssh_public_key: &str, system: Vec<Entry>) -> Result<Guest> {
+    let kernel = one_file(&root.join("boot"), "vmlinuz-")?;
+    let mut entries = system;
     entries.push(file("init", 0o755, include_bytes!("../../guest/init").to_vec()));
     entries.push(file("etc/udhcpc.sh", 0o755, include_bytes!("../../guest/udhcpc.sh").to_vec()));
     let key = format!("{}\n", ssh_public_key.trim()).into_bytes();
     entries.push(file("root/.ssh/authorized_keys", 0o600, key));
-    if let Some(script) = script {
-        entries.push(file("guest-test", 0o755, script.as_bytes().to_vec()));
-    }
-    let initrd = folder.join("guest-initrd");
+    let initrd = target.join("guest-initrd");
     fs::write(&initrd, cpio::write(&entries)?)?;
     Ok(Guest { kernel, initrd })
 }
@@ -97,6 +111,24 @@ fn system(root: &Path) -> Result<Vec<Entry>> {
     entries.push(file("etc/passwd", 0o644, b"root:x:0:0:root:/root:/bin/sh\n".to_vec()));
     entries.push(file("etc/group", 0o644, b"root:x:0:\n".to_vec()));
     entries.push(file("etc/shells", 0o644, b"/bin/sh\n".to_vec()));
+    Ok(entries)
+}
+
+/// The interpreter, the library that only it uses, and the modules of `use constant`.
+fn perl(root: &Path) -> Result<Vec<Entry>> {
+    const FOLDER: &str = "usr/lib/x86_64-linux-gnu/perl-base";
+    let mut entries = vec![
+        copied(root, "usr/bin/perl", "usr/bin/perl")?,
+        copied(root, "lib/x86_64-linux-gnu/libm.so.6", "lib/x86_64-linux-gnu/libm.so.6")?,
+    ];
+    for name in ["usr/lib", "usr/lib/x86_64-linux-gnu", FOLDER] {
+        entries.push(folder(name));
+    }
+    entries.push(folder(&format!("{FOLDER}/warnings")));
+    for module in ["constant", "strict", "warnings", "warnings/register"] {
+        let name = format!("{FOLDER}/{module}.pm");
+        entries.push(copied(root, &name, &name)?);
+    }
     Ok(entries)
 }
 

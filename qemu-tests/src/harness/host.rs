@@ -3,6 +3,7 @@
 
 use std::{
     fs::{self, File},
+    net::Ipv4Addr,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::Duration,
@@ -25,6 +26,8 @@ pub enum Medium {
     IsoUsb,
     /// A copy of the raw disk image on an NVMe disk, through OVMF. The path is the copy.
     Disk(PathBuf),
+    /// Whatever OVMF's own PXE client gets over the uplink.
+    Network,
     /// Kernel and initramfs of the PXE set, loaded by QEMU, with these words added to the command
     /// line. Saves the firmware's time where firmware is not what is tested.
     Kernel(String),
@@ -44,13 +47,18 @@ pub enum Iommu {
 /// How the host is attached to a network.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Uplink {
-    /// QEMU's own NAT; the test machine is 10.0.2.2.
+    /// QEMU's own NAT, with addresses of the internet; the test machine is [`TEST_MACHINE`].
     User,
     /// An existing tap interface.
     Tap(String),
     /// No network card.
     None,
 }
+
+/// The network of [`Uplink::User`]. It is none that guests are kept from (RFC 5737).
+const USER_NETWORK: &str = "203.0.113.0/24";
+/// Where the test machine's loopback interface is for a host with [`Uplink::User`].
+pub const TEST_MACHINE: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 2);
 
 /// A host to be started.
 #[derive(Debug, Clone)]
@@ -63,6 +71,9 @@ pub struct HostOptions {
     pub uplink: Uplink,
     /// Content of `holdfast.toml` on a FAT volume labelled `HOLDFAST`; no volume when `None`.
     pub config: Option<String>,
+    /// Processors. QEMU 7.2 loses timers of guests when there is more than one, unless the host's
+    /// kernel leaves all but the first idle (`isolcpus=1`); then they are only there to be rented.
+    pub cpus: u32,
     /// Memory in MiB.
     pub memory_mib: u32,
     /// `-device` arguments of further devices, each behind a root port of its own.
@@ -82,6 +93,7 @@ impl Default for HostOptions {
             iommu: Iommu::Intel,
             uplink: Uplink::User,
             config: None,
+            cpus: 1,
             memory_mib: 3072,
             devices: Vec::new(),
             arguments: Vec::new(),
@@ -108,7 +120,9 @@ impl Host {
         fs::remove_file(&monitor).ok();
         let mut command = Command::new("qemu-system-x86_64");
         command.args(["-nodefaults", "-display", "none", "-no-user-config", "-name", "holdfast"]);
-        command.args(["-accel", "tcg,thread=single", "-cpu", "max", "-smp", "1"]);
+        let threads = if options.cpus == 1 { "single" } else { "multi" };
+        command.args(["-accel", &format!("tcg,thread={threads}"), "-cpu", "max"]);
+        command.args(["-smp", &options.cpus.to_string()]);
         command.args(["-m", &format!("{}", options.memory_mib), "-serial", "stdio"]);
         command.arg("-qmp").arg(format!("unix:{},server=on,wait=off", monitor.display()));
         iommu(&mut command, options.iommu);
@@ -122,7 +136,7 @@ impl Host {
             ]);
             command.args(["-device", "virtio-blk-pci,drive=config"]);
         }
-        uplink(&mut command, &options.uplink);
+        uplink(&mut command, options);
         command.args(["-device", "virtio-rng-pci", "-device", "i6300esb"]);
         for (index, device) in options.devices.iter().enumerate() {
             let port = index + 1;
@@ -166,6 +180,12 @@ impl Host {
     /// Presses the power button.
     pub fn press_power_button(&mut self) -> Result<()> {
         self.qmp.execute("system_powerdown", json!({})).map(drop)
+    }
+
+    /// Presses ctrl, alt and del on the host's keyboard.
+    pub fn press_ctrl_alt_del(&mut self) -> Result<()> {
+        let keys = ["ctrl", "alt", "delete"].map(|key| json!({ "type": "qcode", "data": key }));
+        self.qmp.execute("send-key", json!({ "keys": keys })).map(drop)
     }
 
     /// Waits until QEMU has ended by itself, as it does when the host powers off.
@@ -218,14 +238,15 @@ fn iommu(command: &mut Command, iommu: Iommu) {
     command.args(["-machine", machine, "-device", device]);
 }
 
-fn uplink(command: &mut Command, uplink: &Uplink) {
-    let netdev = match uplink {
-        Uplink::User => "user,id=net0".to_owned(),
+fn uplink(command: &mut Command, options: &HostOptions) {
+    let netdev = match &options.uplink {
+        Uplink::User => format!("user,id=net0,net={USER_NETWORK}"),
         Uplink::Tap(name) => format!("tap,id=net0,ifname={name},script=no,downscript=no"),
         Uplink::None => return,
     };
     command.args(["-netdev", &netdev]);
-    command.args(["-device", "virtio-net-pci,id=uplink,netdev=net0,romfile="]);
+    let order = if options.medium == Medium::Network { ",bootindex=1" } else { "" };
+    command.args(["-device", &format!("virtio-net-pci,id=uplink,netdev=net0,romfile={order}")]);
 }
 
 fn medium(command: &mut Command, image: &Path, folder: &Path, medium: &Medium) -> Result<()> {
@@ -259,6 +280,7 @@ fn medium(command: &mut Command, image: &Path, folder: &Path, medium: &Medium) -
                 .arg(format!("if=none,id=disk,format=raw,cache=unsafe,file={}", path.display()));
             command.args(["-device", "nvme,drive=disk,serial=HOLDFAST0,bootindex=1"]);
         }
+        Medium::Network => {}
     }
     firmware(command, folder)
 }

@@ -4,6 +4,8 @@
 pub mod guest;
 pub mod host;
 pub mod kernels;
+pub mod lan;
+pub mod outside;
 pub mod packages;
 pub mod programs;
 pub mod qmp;

@@ -1,4 +1,5 @@
-//! Debian packages of the guest, unpacked once into the cache.
+//! Debian packages of the guest, and what else the tests use without installing it, unpacked once
+//! into the cache.
 
 use std::path::PathBuf;
 
@@ -16,8 +17,15 @@ const PACKAGES: &[&str] = &[
     "libgmp10",
     "libtomcrypt1",
     "libtommath1",
+    "perl-base",
     "zlib1g",
 ];
+
+/// Returns Debian's iPXE as a UEFI program that uses the firmware's own network driver.
+pub fn ipxe() -> Result<PathBuf> {
+    let root = image::unpacked(&image::default_cache(), SUITE, &["ipxe"]);
+    Ok(root.context("cannot have iPXE")?.join("usr/lib/ipxe/snponly.efi"))
+}
 
 /// Returns the folder that the guest's packages are unpacked in.
 pub fn guest_root() -> Result<PathBuf> {

@@ -3,7 +3,7 @@
 use std::{
     fs::File,
     io::{BufRead, BufReader},
-    net::{TcpListener, UdpSocket},
+    net::{IpAddr, SocketAddr, TcpListener, UdpSocket},
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
     time::{Duration, Instant},
@@ -121,15 +121,17 @@ pub struct Gateway {
     child: Child,
     /// Where its HTTP API is.
     pub url: String,
-    /// Where its overlay listens, on the loopback interface.
+    /// Where its overlay listens.
     pub overlay_port: u16,
     /// Its key.
     pub node: String,
 }
 
 impl Gateway {
-    /// Starts a gateway that keeps its state in `folder`.
-    pub fn start(folder: &Path) -> Result<Self> {
+    /// Starts a gateway that keeps its state in `folder`; its overlay listens at `address`. Its doors
+    /// open for leases that any one of the `authority` keys signed: it is laxer than the nodes, so
+    /// that tests see them decide.
+    pub fn start(folder: &Path, address: IpAddr, authority: &[&str]) -> Result<Self> {
         std::fs::create_dir_all(folder)?;
         let (http, overlay_port) = (free_tcp_port()?, free_udp_port()?);
         let errors = File::create(folder.join("gateway.log"))?;
@@ -137,7 +139,9 @@ impl Gateway {
             .arg("--data-dir")
             .arg(folder.join("data"))
             .args(["--http", &format!("127.0.0.1:{http}")])
-            .args(["--overlay", &format!("127.0.0.1:{overlay_port}")])
+            .args(["--overlay", &SocketAddr::new(address, overlay_port).to_string()])
+            .args(authority.iter().flat_map(|key| ["--authority", key]))
+            .args(["--threshold", "1"])
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(errors)

@@ -3,6 +3,7 @@
 
 use std::{
     fs,
+    net::{IpAddr, Ipv4Addr},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -12,7 +13,7 @@ use serde_json::Value;
 
 use super::{
     guest::{self, Guest, SshKey},
-    host::{Host, HostOptions, Medium},
+    host::{Host, HostOptions, Medium, TEST_MACHINE},
     programs::{Cli, Gateway},
 };
 
@@ -54,13 +55,21 @@ pub struct Scene {
     pub ssh: SshKey,
     /// The gateway.
     pub gateway: Gateway,
+    /// Where hosts see the gateway.
+    pub seen_at: IpAddr,
     /// The command line without a key.
     pub cli: Cli,
 }
 
 impl Scene {
-    /// Makes keys and starts a gateway, all in `folder`.
+    /// Makes keys and starts a gateway for hosts with [`super::host::Uplink::User`], all in
+    /// `folder`.
     pub fn start(folder: &Path) -> Result<Self> {
+        Self::start_at(folder, Ipv4Addr::LOCALHOST.into(), TEST_MACHINE.into())
+    }
+
+    /// The same, with a gateway that listens at `listen` for hosts that see it at `seen_at`.
+    pub fn start_at(folder: &Path, listen: IpAddr, seen_at: IpAddr) -> Result<Self> {
         fs::create_dir_all(folder)?;
         let cli = Cli::new()?;
         let key = |name: &str| -> Result<Key> {
@@ -73,12 +82,14 @@ impl Scene {
         let authority = ["authority-a", "authority-b", "authority-c"]
             .into_iter()
             .map(key)
-            .collect::<Result<_>>()?;
+            .collect::<Result<Vec<_>>>()?;
         let (renter, operator) = (key("renter")?, key("operator")?);
-        let gateway = Gateway::start(&folder.join("gateway"))?;
+        let keys: Vec<&str> = authority.iter().map(|key: &Key| key.public.as_str()).collect();
+        let gateway = Gateway::start(&folder.join("gateway"), listen, &keys)?;
         let cli = cli.with_gateway(&gateway.url);
         let ssh = guest::ssh_key(folder)?;
-        Ok(Self { folder: folder.to_owned(), authority, renter, operator, ssh, gateway, cli })
+        let folder = folder.to_owned();
+        Ok(Self { folder, authority, renter, operator, ssh, gateway, seen_at, cli })
     }
 
     /// Returns the command line with the renter's key.
@@ -94,10 +105,11 @@ impl Scene {
         format!(
             "version = 1\nname = \"{name}\"\noperators = [\"{}\"]\n\n\
              [authority]\nthreshold = 2\nkeys = [{}]\n\n\
-             [[overlay.seeds]]\nnode = \"{}\"\naddress = \"10.0.2.2:{}\"\n\n{extra}",
+             [[overlay.seeds]]\nnode = \"{}\"\naddress = \"{}:{}\"\n\n{extra}",
             self.operator.public,
             keys.join(", "),
             self.gateway.node,
+            self.seen_at,
             self.gateway.overlay_port,
         )
     }
@@ -129,6 +141,7 @@ impl Scene {
         let start = request.start.map(|start| format!("{start}"));
         let memory = format!("{}", request.memory_mib);
         let disk = format!("{}", request.disk_mib);
+        let price = format!("{}", request.micro_per_second);
         let mut arguments = vec![
             "lease",
             "sign",
@@ -148,6 +161,10 @@ impl Scene {
             &memory,
             "--disk-mib",
             &disk,
+            "--price-unit",
+            "EUR",
+            "--price-micro-per-second",
+            &price,
         ];
         for device in request.devices {
             arguments.extend(["--device", device]);
@@ -166,31 +183,71 @@ impl Scene {
         Ok((envelope, id))
     }
 
-    /// Makes a guest that this scene's renter can log in to, and uploads it.
+    /// Makes a guest that this scene's renter can log in to, and uploads it, under a lease on
+    /// some node that is good for nothing else here.
     pub fn push_guest(&self, script: Option<&str>) -> Result<PushedGuest> {
-        self.push(&guest::make(&self.folder, &self.ssh.public, script)?)
+        self.push_made(&guest::make(&self.folder, &self.ssh.public, script)?)
     }
 
-    /// Uploads a guest.
-    pub fn push(&self, guest: &Guest) -> Result<PushedGuest> {
-        let Guest { kernel, initrd } = guest;
+    /// The same, with `probe` among its programs, which tries what a guest should not be able to.
+    pub fn push_probing_guest(&self) -> Result<PushedGuest> {
+        self.push_made(&guest::make_probing(&self.folder, &self.ssh.public)?)
+    }
+
+    /// The same under a lease of the caller's.
+    pub fn push_guest_under(&self, lease: &Path, script: Option<&str>) -> Result<PushedGuest> {
+        self.push_under(lease, &guest::make(&self.folder, &self.ssh.public, script)?)
+    }
+
+    /// Uploads a guest that was made already.
+    pub fn push_made(&self, guest: &Guest) -> Result<PushedGuest> {
+        let nodes = self.cli.json(&["nodes"])?;
+        let node = nodes[0]["node"].as_str().context("uploading needs a node to lease on")?;
+        let request = LeaseRequest { name: "upload", node, ..LeaseRequest::default() };
+        self.push_under(&self.lease(&request)?.0, guest)
+    }
+
+    fn push_under(&self, lease: &Path, guest: &Guest) -> Result<PushedGuest> {
+        let lease = lease.to_str().context("a folder with a plain name")?;
         let push = |file: &Path| -> Result<String> {
             let path = file.to_str().context("a folder with a plain name")?;
-            let pushed = self.renter().json(&["content", "push", path])?;
+            let pushed = self.renter().json(&["content", "push", path, "--lease", lease])?;
             Ok(pushed["content"].as_str().context("push told no digest")?.to_owned())
         };
-        Ok(PushedGuest { kernel: push(kernel)?, initrd: push(initrd)? })
+        Ok(PushedGuest {
+            kernel: push(&guest.kernel)?,
+            initrd: push(&guest.initrd)?,
+            kernel_file: guest.kernel.clone(),
+        })
+    }
+
+    /// Uploads `content` and returns its digest.
+    pub fn push(&self, name: &str, content: &[u8]) -> Result<String> {
+        let file = self.folder.join(name);
+        fs::write(&file, content)?;
+        let path = file.to_str().context("a folder with a plain name")?;
+        let pushed = self.renter().json(&["content", "push", path])?;
+        Ok(pushed["content"].as_str().context("push told no digest")?.to_owned())
     }
 
     /// Asks for the machine of a lease, with `guest` to start from.
     pub fn create(&self, lease: &Path, guest: &PushedGuest) -> Result<Value> {
-        self.create_with(lease, guest, "console=ttyS0 quiet")
+        self.create_with(lease, guest, &[])
     }
 
-    /// The same with the command line of the guest's kernel.
-    pub fn create_with(&self, lease: &Path, guest: &PushedGuest, cmdline: &str) -> Result<Value> {
+    /// Asks as [`Self::create`] does, with `more` arguments.
+    pub fn create_with(&self, lease: &Path, guest: &PushedGuest, more: &[&str]) -> Result<Value> {
+        self.ask(lease, guest, &[&["--cmdline", "console=ttyS0 quiet"], more].concat())
+    }
+
+    /// Asks as [`Self::create`] does, with a command line for the guest's kernel.
+    pub fn create_on(&self, lease: &Path, guest: &PushedGuest, cmdline: &str) -> Result<Value> {
+        self.ask(lease, guest, &["--cmdline", cmdline])
+    }
+
+    fn ask(&self, lease: &Path, guest: &PushedGuest, more: &[&str]) -> Result<Value> {
         let lease = lease.to_str().context("a folder with a plain name")?;
-        self.renter().json(&[
+        let mut arguments = vec![
             "machines",
             "create",
             "--lease",
@@ -199,9 +256,9 @@ impl Scene {
             &guest.kernel,
             "--initrd",
             &guest.initrd,
-            "--cmdline",
-            cmdline,
-        ])
+        ];
+        arguments.extend(more);
+        self.renter().json(&arguments)
     }
 
     /// Runs `command` in the guest of machine `id` over ssh through gateway and overlay.
@@ -268,6 +325,8 @@ pub struct LeaseRequest<'a> {
     pub memory_mib: u32,
     /// Disk of the machine.
     pub disk_mib: u32,
+    /// Price, in millionths of a euro for each second.
+    pub micro_per_second: u64,
     /// Addresses of the devices it gets.
     pub devices: &'a [&'a str],
 }
@@ -284,6 +343,7 @@ impl Default for LeaseRequest<'_> {
             vcpus: 1,
             memory_mib: 384,
             disk_mib: 0,
+            micro_per_second: 0,
             devices: &[],
         }
     }
@@ -296,6 +356,8 @@ pub struct PushedGuest {
     pub kernel: String,
     /// Digest of the initramfs.
     pub initrd: String,
+    /// The kernel's own file.
+    pub kernel_file: PathBuf,
 }
 
 /// A raw disk to rent out: an NVMe disk whose first bytes are `marker`. Returns the `-device`

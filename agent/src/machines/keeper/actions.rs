@@ -1,0 +1,182 @@
+//! What the plan wants done, done or set going.
+
+use types::{ids::MachineId, node::DeviceState, units::UnixSeconds};
+
+use super::{Keeper, trouble};
+use crate::{
+    events::Event,
+    init::boot::chain,
+    machines::{
+        disk, execute,
+        plan::{
+            self, Action, Failed, Policy, Power, Process, Record, SOURCES_TO_DESTROY, Seen,
+            TimeTrust, Work,
+        },
+        vmm,
+    },
+    spawn::Ending,
+};
+
+impl Keeper {
+    /// Plans for every machine and carries out what is due, until nothing is.
+    pub(super) async fn act(&mut self) {
+        let now = self.config.clock.now();
+        // First, so that no machine is forgotten before its last receipt was made.
+        self.close_accounts(now);
+        let policy = Policy {
+            grace_s: self.config.spec.machines.grace_s,
+            retain_s: self.config.spec.machines.retain_s,
+            time: if self.config.clock.status().borrow().sources >= SOURCES_TO_DESTROY {
+                TimeTrust::Confirmed
+            } else {
+                TimeTrust::Alone
+            },
+        };
+        let due: Vec<_> = self
+            .machines
+            .iter()
+            .filter_map(|(id, entry)| {
+                Some((*id, plan::plan(now, &entry.record, &entry.seen, policy)?))
+            })
+            .collect();
+        for (machine, action) in due {
+            self.execute(now, machine, action);
+        }
+    }
+
+    fn execute(&mut self, now: UnixSeconds, machine: MachineId, action: Action) {
+        let Some(entry) = self.machines.get_mut(&machine) else { return };
+        match action {
+            Action::Start if self.draining => {}
+            Action::Start => {
+                entry.seen = Seen {
+                    busy: Some(Work::Start),
+                    failures: entry.seen.failures,
+                    warned: entry.seen.warned,
+                    ..Seen::default()
+                };
+                let (tools, record) = (self.config.tools.clone(), entry.record.clone());
+                let task = tokio::spawn(execute::start(tools, record, self.progress.clone()));
+                entry.task = Some(task.abort_handle());
+            }
+            Action::Settle { status, power } => {
+                entry.seen.process = Process::Absent;
+                entry.seen.pressed = None;
+                entry.seen.killed = None;
+                let stays_on = self.draining || entry.record.power != Power::On;
+                if !stays_on {
+                    entry.record.power = power;
+                }
+                let last = now.min(entry.record.end());
+                entry.record.meter.handle_stopped(last);
+                let ending = describe_ending(status, &std::mem::take(&mut entry.seen.said));
+                entry.record.note(now, format!("stopped: {ending}"));
+                if !explained(&entry.record, status) {
+                    entry.record.last_stop = ending;
+                }
+                if is_failure(status) {
+                    entry.record.failed = Failed::Yes;
+                }
+                self.keep(machine);
+            }
+            Action::Warn { left_s } => {
+                entry.seen.warned = Some(entry.record.end());
+                eprintln!("{}", Event::MachineWarned { machine, left_s });
+            }
+            Action::Press { because } => {
+                entry.seen.pressed = Some(now);
+                press(machine, because);
+            }
+            Action::Kill { because } => {
+                entry.seen.killed = Some(now);
+                self.kill(machine, because);
+            }
+            Action::Release => self.release(machine),
+            Action::Destroy { because } => self.destroy(machine, because),
+        }
+    }
+
+    pub(super) fn kill(&self, machine: MachineId, because: &'static str) {
+        eprintln!("{}", Event::MachineForced { machine, because });
+        if let Err(error) = self.config.tools.init.kill(machine) {
+            trouble("init", &error);
+        }
+    }
+
+    fn release(&mut self, machine: MachineId) {
+        let Some(entry) = self.machines.get_mut(&machine) else { return };
+        entry.seen.busy = Some(Work::Release);
+        let wanted = &entry.record.lease.shape.devices;
+        let devices: Vec<_> = wanted
+            .iter()
+            .filter_map(|address| Some((*address, self.devices.get(*address)?.vendor)))
+            .collect();
+        for (address, _) in &devices {
+            self.devices.set(*address, DeviceState::Resetting);
+        }
+        let (tools, progress) = (self.config.tools.clone(), self.progress.clone());
+        tokio::spawn(execute::release(tools, machine, devices, progress));
+    }
+
+    fn destroy(&mut self, machine: MachineId, because: &'static str) {
+        if let Err(error) = disk::destroy(&self.config.tools.data, machine) {
+            trouble("disk", &error);
+            return;
+        }
+        match self.config.store.remove_machine(machine) {
+            Ok(()) => {
+                self.machines.remove(&machine);
+                eprintln!("{}", Event::MachineDestroyed { machine, because });
+            }
+            Err(error) => trouble("store", &error),
+        }
+    }
+}
+
+/// Presses a machine's power button, without waiting for it.
+pub(super) fn press(machine: MachineId, because: &'static str) {
+    eprintln!("{}", Event::MachineButton { machine, because });
+    tokio::spawn(async move {
+        if let Err(error) = vmm::power(machine, vmm::Power::Button).await {
+            let reason = format!("power button: {}", chain(&error));
+            eprintln!("{}", Event::MachineFailed { machine, reason });
+        }
+    });
+}
+
+/// Says how a machine ended. What its process said last is a reason only when it failed.
+fn describe_ending(status: Ending, said: &str) -> String {
+    use types::vm::exit;
+    let meaning = match status {
+        Ending::Exit { code: exit::POWERED_OFF } => return format!("powered off ({status})"),
+        Ending::Exit { code: exit::RESET } => return format!("reset ({status})"),
+        Ending::Signal { number: libc::SIGKILL } => return format!("ended by force ({status})"),
+        Ending::Exit { code: exit::REFUSED } => "the machine cannot be run as asked",
+        Ending::Exit { code: exit::GUEST_FAULT } => {
+            "the guest did something that has no meaning, as a triple fault"
+        }
+        Ending::Exit { code: exit::HOST_FAULT } => "the node failed under the guest",
+        Ending::Exit { .. } | Ending::Signal { .. } => "the machine's process failed",
+    };
+    let said = said.strip_prefix("holdfast-vmm: ").unwrap_or(said);
+    if said.is_empty() {
+        format!("{meaning} ({status})")
+    } else {
+        format!("{meaning} ({status}): {said}")
+    }
+}
+
+/// Returns whether the status is a failure of guest or node, not an end that somebody wanted.
+fn is_failure(status: Ending) -> bool {
+    use types::vm::exit;
+    match status {
+        Ending::Exit { code } => code != exit::POWERED_OFF && code != exit::RESET,
+        Ending::Signal { number } => number != libc::SIGKILL,
+    }
+}
+
+/// Returns whether the record says already, and better, why the machine stopped.
+fn explained(record: &Record, status: Ending) -> bool {
+    let killed = matches!(status, Ending::Signal { number: libc::SIGKILL });
+    killed && record.failed == Failed::Yes && !record.last_stop.is_empty()
+}

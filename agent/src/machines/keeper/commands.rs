@@ -1,0 +1,232 @@
+//! What renters ask of the keeper, and why it refuses.
+
+use lease::{
+    document::Lease,
+    lifecycle::{self, RenewalError},
+    metering::Meter,
+    threshold::VerifiedLease,
+};
+use types::{ids::MachineId, units::UnixSeconds};
+
+use super::{Command, Entry, Keeper, Order, Switch, View};
+use crate::{
+    events::Event,
+    inventory::{
+        Capacity,
+        rules::{self, DeviceError},
+    },
+    machines::{
+        disk,
+        plan::{Failed, Power, Process, Record, Released, Seen},
+        store::StoreError,
+        vmm,
+    },
+    spawn::UIDS,
+};
+
+/// Why a command was not carried out.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message is the doc")]
+pub enum RefusedError {
+    #[error("there is no machine {machine} on this node")]
+    Unknown { machine: MachineId },
+    #[error("machine {machine} exists already")]
+    Exists { machine: MachineId },
+    #[error(
+        "lease {machine} has serial {found}; serial {known} was accepted before, and a later one is needed"
+    )]
+    Serial { machine: MachineId, found: u64, known: u64 },
+    #[error(
+        "the lease ended {} s ago: it covers {start} to {end} (Unix seconds) and the node's clock says {now}; \
+         bring a lease that has not ended",
+        now.saturating_sub(*end)
+    )]
+    Ended { start: u64, end: u64, now: u64 },
+    #[error("the machine wants {wanted} {what}; {free} are free on this node")]
+    Room { what: &'static str, wanted: u64, free: u64 },
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    #[error(transparent)]
+    Renewal(#[from] RenewalError),
+    #[error("the node goes down")]
+    Draining,
+    #[error("the node cannot remember it: {0}")]
+    Store(#[from] StoreError),
+    #[error("the machine's process did not do it: {0}")]
+    Vmm(#[from] vmm::VmmError),
+}
+
+impl Keeper {
+    pub(super) async fn handle_command(&mut self, command: Command) {
+        // Whoever asked may have gone; the command counts nevertheless.
+        match command {
+            Command::Create(order, answer) => drop(answer.send(self.create(*order))),
+            Command::Renew(lease, answer) => drop(answer.send(self.renew(*lease))),
+            Command::Power(machine, switch, answer) => {
+                drop(answer.send(self.switch(machine, switch).await));
+            }
+            Command::Delete(machine, answer) => drop(answer.send(self.delete(machine))),
+        }
+    }
+
+    fn create(&mut self, order: Order) -> Result<View, RefusedError> {
+        let now = self.config.clock.now();
+        let machine = order.lease.id;
+        if self.draining {
+            return Err(RefusedError::Draining);
+        }
+        if self.machines.contains_key(&machine) {
+            return Err(RefusedError::Exists { machine });
+        }
+        if let Some(known) = self.config.store.serial(machine)?
+            && order.lease.serial <= known
+        {
+            return Err(RefusedError::Serial { machine, found: order.lease.serial, known });
+        }
+        check_time(now, &order.lease)?;
+        self.check_room(&order.lease)?;
+        let mut record = Record {
+            lease: order.lease,
+            deleted: None,
+            meter: Meter::new(now),
+            image: order.image,
+            gateway: order.gateway,
+            power: Power::On,
+            uid: self.free_uid(),
+            created: now,
+            last_stop: String::new(),
+            failed: Failed::No,
+            events: Vec::new(),
+            released: Released::No,
+        };
+        record.note(now, "accepted");
+        self.config.store.put_machine(&record)?;
+        self.devices.lease(&record.lease.shape.devices, machine);
+        let (serial, end) = (record.lease.serial, record.lease.end.0);
+        eprintln!("{}", Event::MachineAccepted { machine, serial, end });
+        let entry = Entry { record, seen: Seen::default(), task: None };
+        self.machines.insert(machine, entry);
+        self.view(machine)
+    }
+
+    fn renew(&mut self, next: VerifiedLease) -> Result<View, RefusedError> {
+        let (machine, now) = (next.lease().id, self.config.clock.now());
+        let known = self.machines.get(&machine).filter(|known| known.record.deleted.is_none());
+        let known = known.ok_or(RefusedError::Unknown { machine })?;
+        let next = lifecycle::renew(&known.record.lease, next)?;
+        check_time(now, &next)?;
+        if known.record.released == Released::Yes {
+            self.check_room(&next)?;
+        }
+        if known.record.meter.running_s(now) > 0 {
+            // What was used until now was used under the earlier lease.
+            self.close_account(now, machine);
+        }
+        let known = self.machines.get(&machine).ok_or(RefusedError::Unknown { machine })?;
+        let mut record = known.record.clone();
+        if record.released == Released::Yes {
+            record.released = Released::No;
+            record.power = Power::On;
+        }
+        record.lease = next;
+        record.note(now, "lease renewed");
+        self.config.store.put_machine(&record)?;
+        self.devices.lease(&record.lease.shape.devices, machine);
+        let (serial, end) = (record.lease.serial, record.lease.end.0);
+        eprintln!("{}", Event::MachineRenewed { machine, serial, end });
+        if let Some(entry) = self.machines.get_mut(&machine) {
+            entry.record = record;
+        }
+        self.view(machine)
+    }
+
+    async fn switch(&mut self, machine: MachineId, to: Switch) -> Result<View, RefusedError> {
+        let now = self.config.clock.now();
+        let entry = self.machines.get_mut(&machine).ok_or(RefusedError::Unknown { machine })?;
+        check_time(now, &entry.record.lease)?;
+        if entry.record.deleted.is_some() {
+            return Err(RefusedError::Unknown { machine });
+        }
+        let running = matches!(entry.seen.process, Process::Running { .. });
+        match to {
+            Switch::Start | Switch::Restart => entry.record.power = Power::On,
+            Switch::Stop => entry.record.power = Power::Off,
+        }
+        entry.seen.failures = 0;
+        entry.record.failed = Failed::No;
+        self.config.store.put_machine(&entry.record)?;
+        if to == Switch::Restart && running && entry.seen.busy.is_none() {
+            vmm::power(machine, vmm::Power::Reset).await?;
+        }
+        self.view(machine)
+    }
+
+    fn delete(&mut self, machine: MachineId) -> Result<View, RefusedError> {
+        let view = self.view(machine)?;
+        let now = self.config.clock.now();
+        let entry = self.machines.get_mut(&machine).ok_or(RefusedError::Unknown { machine })?;
+        let mut record = entry.record.clone();
+        record.power = Power::Off;
+        // It ends now; everything else follows from that, also after a power cut.
+        record.deleted.get_or_insert(now);
+        self.config.store.put_machine(&record)?;
+        entry.record = record;
+        Ok(view)
+    }
+
+    fn check_room(&self, lease: &Lease) -> Result<(), RefusedError> {
+        let shape = &lease.shape;
+        rules::check_free(self.devices.list(), &shape.devices)?;
+        let free = self.free();
+        let checks = [
+            ("virtual CPUs", u64::from(shape.vcpus), u64::from(free.vcpus)),
+            ("MiB of memory", shape.memory_mib.0, free.memory_mib),
+            ("MiB of disk", shape.disk_mib.0, self.free_disk_mib()),
+        ];
+        for (what, wanted, free) in checks {
+            if wanted > free {
+                return Err(RefusedError::Room { what, wanted, free });
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn free(&self) -> Capacity {
+        let held = self.machines.values().filter(|entry| entry.record.released == Released::No);
+        let shapes: Vec<_> = held.map(|entry| &entry.record.lease.shape).collect();
+        let vcpus: u32 = shapes.iter().map(|shape| shape.vcpus).sum();
+        let memory: u64 = shapes.iter().map(|shape| shape.memory_mib.0).sum();
+        let all = self.config.capacity;
+        let reserve = self.config.spec.machines.reserve_mib.0;
+        let offered = self.config.spec.machines.vcpus.unwrap_or(all.vcpus);
+        Capacity {
+            vcpus: offered.saturating_sub(vcpus),
+            memory_mib: all.memory_mib.saturating_sub(reserve).saturating_sub(memory),
+        }
+    }
+
+    /// Returns the disk space that no machine was promised, in MiB.
+    pub(super) fn free_disk_mib(&self) -> u64 {
+        let data = &self.config.tools.data;
+        let status = rustix::fs::statvfs(data);
+        let free = status.map_or(0, |status| (status.f_bavail * status.f_frsize) >> 20);
+        let promised = |entry: &Entry| {
+            let lease = &entry.record.lease;
+            lease.shape.disk_mib.0.saturating_sub(disk::allocated_mib(data, lease.id))
+        };
+        free.saturating_sub(self.machines.values().map(promised).sum())
+    }
+
+    fn free_uid(&self) -> u32 {
+        let used: Vec<_> = self.machines.values().map(|entry| entry.record.uid).collect();
+        UIDS.into_iter().find(|uid| !used.contains(uid)).unwrap_or(*UIDS.end())
+    }
+}
+
+fn check_time(now: UnixSeconds, lease: &Lease) -> Result<(), RefusedError> {
+    if now >= lease.end {
+        let (start, end, now) = (lease.start.0, lease.end.0, now.0);
+        return Err(RefusedError::Ended { start, end, now });
+    }
+    Ok(())
+}

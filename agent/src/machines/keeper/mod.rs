@@ -1,0 +1,321 @@
+//! The task that owns the machines: takes commands, observes, plans, and has actions executed.
+//!
+//! `commands` is what others ask, `progress` what init and running actions tell, `actions` what
+//! the plan wants, `accounts` what was used.
+
+mod accounts;
+mod actions;
+mod commands;
+mod progress;
+
+use std::{collections::BTreeMap, net::Ipv4Addr, time::Duration};
+
+use lease::{SigningKey, document::Lease, threshold::VerifiedLease};
+use tokio::{
+    sync::{mpsc, oneshot, watch},
+    task::AbortHandle,
+};
+use types::{config::NodeSpec, ids::MachineId, node::PciDevice, units::UnixSeconds};
+
+use super::{
+    devices::Devices,
+    execute::{Progress, Tools},
+    init::Notice,
+    plan::{self, Power, Process, Record, Released, Seen, Work},
+    store::{Store, StoreError},
+};
+use crate::{events::Event, inventory::Capacity, spawn::Known, time::Clock};
+
+pub use commands::RefusedError;
+
+/// How often the clock is looked at: leases end on the second.
+const TICK: Duration = Duration::from_millis(200);
+
+/// How often the time is recorded.
+const FLOOR_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Commands and progress that may wait.
+const QUEUE: usize = 64;
+
+/// What is asked of the keeper.
+#[derive(Debug)]
+pub enum Command {
+    /// Make a machine.
+    Create(Box<Order>, oneshot::Sender<Result<View, RefusedError>>),
+    /// Accept a later lease.
+    Renew(Box<VerifiedLease>, oneshot::Sender<Result<View, RefusedError>>),
+    /// Turn on or off.
+    Power(MachineId, Switch, oneshot::Sender<Result<View, RefusedError>>),
+    /// End it and destroy its disk.
+    Delete(MachineId, oneshot::Sender<Result<View, RefusedError>>),
+}
+
+/// A machine to make.
+#[derive(Debug, Clone)]
+pub struct Order {
+    /// Its lease, verified.
+    pub lease: Lease,
+    /// What it starts from.
+    pub image: plan::Image,
+    /// Who asked.
+    pub gateway: types::ids::NodeId,
+}
+
+/// How a machine is turned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Switch {
+    /// On.
+    Start,
+    /// Off, by the power button first.
+    Stop,
+    /// Off and on again at once.
+    Restart,
+}
+
+/// A machine as it is now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct View {
+    /// What is kept of it.
+    pub record: Record,
+    /// What it does.
+    pub state: State,
+    /// Its address.
+    pub address: Option<Ipv4Addr>,
+}
+
+/// What a machine does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// It is being started, or will be.
+    Starting,
+    /// It runs.
+    Running,
+    /// It was asked to stop.
+    Stopping,
+    /// It is stopped and can be started.
+    Stopped,
+    /// Its lease is over; its disk is kept.
+    Ended,
+}
+
+impl State {
+    /// Returns the state's name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Starting => "starting",
+            Self::Running => "running",
+            Self::Stopping => "stopping",
+            Self::Stopped => "stopped",
+            Self::Ended => "ended",
+        }
+    }
+}
+
+/// Everything others may know.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Snapshot {
+    /// Machines.
+    pub machines: Vec<View>,
+    /// Devices.
+    pub devices: Vec<PciDevice>,
+    /// Processors and memory that are free.
+    pub free: Capacity,
+    /// Disk space that is free, in MiB.
+    pub disk_mib: u64,
+}
+
+/// A handle to the keeper. Clones share it.
+#[derive(Debug, Clone)]
+pub struct Machines {
+    commands: mpsc::Sender<Command>,
+    snapshot: watch::Receiver<Snapshot>,
+}
+
+impl Machines {
+    /// Returns everything as it is now, and whenever it changes.
+    pub fn snapshot(&self) -> watch::Receiver<Snapshot> {
+        self.snapshot.clone()
+    }
+
+    /// Returns one machine.
+    pub fn get(&self, machine: MachineId) -> Option<View> {
+        let snapshot = self.snapshot.borrow();
+        snapshot.machines.iter().find(|view| view.record.lease.id == machine).cloned()
+    }
+
+    /// Asks the keeper and waits for its answer.
+    pub async fn ask(
+        &self,
+        command: impl FnOnce(oneshot::Sender<Result<View, RefusedError>>) -> Command,
+    ) -> Result<View, RefusedError> {
+        let (sender, answer) = oneshot::channel();
+        self.commands.send(command(sender)).await.map_err(|_| RefusedError::Draining)?;
+        answer.await.map_err(|_| RefusedError::Draining)?
+    }
+}
+
+/// What the keeper starts with.
+#[derive(Debug)]
+pub struct KeeperConfig {
+    /// The node's configuration.
+    pub spec: NodeSpec,
+    /// The node's key, which signs receipts.
+    pub key: SigningKey,
+    /// What executes.
+    pub tools: Tools,
+    /// What remembers. Shared with the control interface, which keeps answers in it.
+    pub store: std::sync::Arc<Store>,
+    /// Latest time that an earlier agent recorded: until then, machines ran as it said.
+    pub last_seen: UnixSeconds,
+    /// What tells the time.
+    pub clock: std::sync::Arc<Clock>,
+    /// Devices as the inventory's rules see them, already bound.
+    pub devices: Vec<PciDevice>,
+    /// The server's size.
+    pub capacity: Capacity,
+    /// What init tells.
+    pub notices: mpsc::Receiver<Notice>,
+    /// What init runs.
+    pub known: Vec<Known>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    record: Record,
+    seen: Seen,
+    task: Option<AbortHandle>,
+}
+
+#[derive(Debug)]
+struct Keeper {
+    config: KeeperConfig,
+    machines: BTreeMap<MachineId, Entry>,
+    devices: Devices,
+    progress: mpsc::Sender<Progress>,
+    publish: watch::Sender<Snapshot>,
+    draining: bool,
+}
+
+/// Starts the keeper; machines that run already are taken over.
+pub fn start(config: KeeperConfig) -> Result<Machines, StoreError> {
+    let (commands, inbox) = mpsc::channel(QUEUE);
+    let (progress, reports) = mpsc::channel(QUEUE);
+    let (publish, snapshot) = watch::channel(Snapshot::default());
+    let devices = Devices::new(config.devices.clone());
+    let mut keeper =
+        Keeper { config, machines: BTreeMap::new(), devices, progress, publish, draining: false };
+    keeper.adopt()?;
+    keeper.publish();
+    tokio::spawn(keeper.run(inbox, reports));
+    Ok(Machines { commands, snapshot })
+}
+
+impl Keeper {
+    fn adopt(&mut self) -> Result<(), StoreError> {
+        for record in self.config.store.machines()? {
+            let id = record.lease.id;
+            if record.released == Released::No {
+                self.devices.lease(&record.lease.shape.devices, id);
+            }
+            let entry = Entry { record, seen: Seen::default(), task: None };
+            self.machines.insert(id, entry);
+        }
+        for known in std::mem::take(&mut self.config.known) {
+            let machine = known.machine;
+            match (self.machines.get_mut(&machine), known.ended) {
+                (Some(entry), None) => {
+                    entry.seen.process = Process::Running { pid: known.pid };
+                    eprintln!("{}", Event::MachineAdopted { machine, pid: known.pid });
+                }
+                (Some(entry), Some(status)) => entry.seen.process = Process::Ended { status },
+                (None, None) => self.kill(machine, "unknown"),
+                (None, Some(_)) => {}
+            }
+        }
+        let (now, last_seen) = (self.config.clock.now(), self.config.last_seen);
+        for entry in self.machines.values_mut() {
+            accounts::resume(&mut entry.record, entry.seen.process, now, last_seen);
+        }
+        Ok(())
+    }
+
+    async fn run(
+        mut self,
+        mut inbox: mpsc::Receiver<Command>,
+        mut reports: mpsc::Receiver<Progress>,
+    ) {
+        let mut tick = tokio::time::interval(TICK);
+        let mut floor = tokio::time::interval(FLOOR_INTERVAL);
+        loop {
+            tokio::select! {
+                _ = tick.tick() => {}
+                _ = floor.tick() => self.keep_time(),
+                Some(command) = inbox.recv() => self.handle_command(command).await,
+                Some(report) = reports.recv() => self.handle_progress(report),
+                notice = self.config.notices.recv() => match notice {
+                    Some(notice) => self.handle_notice(notice).await,
+                    None => lost("the socket to init is closed"),
+                },
+            }
+            self.act().await;
+            self.publish();
+        }
+    }
+
+    fn keep_time(&self) {
+        if let Err(error) = self.config.store.raise_floor(self.config.clock.now()) {
+            trouble("store", &error);
+        }
+        if let Err(error) = self.config.tools.init.alive() {
+            trouble("init", &error);
+        }
+    }
+
+    /// Commits what is known of a machine.
+    fn keep(&self, machine: MachineId) {
+        let Some(entry) = self.machines.get(&machine) else { return };
+        if let Err(error) = self.config.store.put_machine(&entry.record) {
+            trouble("store", &error);
+        }
+    }
+
+    fn view(&self, machine: MachineId) -> Result<View, RefusedError> {
+        let entry = self.machines.get(&machine).ok_or(RefusedError::Unknown { machine })?;
+        let address = self.config.tools.networks.adopt(machine).ok().map(|net| net.ipv4);
+        let state = match (entry.seen.process, entry.record.power) {
+            _ if entry.record.released == Released::Yes => State::Ended,
+            _ if entry.seen.busy == Some(Work::Start) => State::Starting,
+            (Process::Running { .. }, Power::On) if entry.seen.pressed.is_none() => State::Running,
+            (Process::Running { .. }, _) => State::Stopping,
+            (Process::Ended { .. }, _) => State::Stopping,
+            (Process::Absent, Power::On) => State::Starting,
+            (Process::Absent, Power::Off) => State::Stopped,
+        };
+        Ok(View { record: entry.record.clone(), state, address })
+    }
+
+    fn publish(&self) {
+        let snapshot = Snapshot {
+            machines: self.machines.keys().filter_map(|id| self.view(*id).ok()).collect(),
+            devices: self.devices.list().to_vec(),
+            free: self.free(),
+            disk_mib: self.free_disk_mib(),
+        };
+        self.publish.send_if_modified(|old| {
+            let changed = *old != snapshot;
+            *old = snapshot;
+            changed
+        });
+    }
+}
+
+fn trouble(place: &'static str, error: &dyn std::error::Error) {
+    let reason = crate::init::boot::chain(error);
+    eprintln!("{}", Event::Trouble { place, reason });
+}
+
+/// Without init the agent can do nothing; a new agent gets a new socket.
+fn lost(reason: &str) -> ! {
+    eprintln!("{}", Event::Trouble { place: "init", reason: reason.to_owned() });
+    std::process::exit(1)
+}

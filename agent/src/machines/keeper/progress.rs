@@ -1,0 +1,136 @@
+//! What init and running actions tell the keeper.
+
+use std::time::Duration;
+
+use tokio::task::AbortHandle;
+use types::{
+    ids::MachineId,
+    node::{Bdf, DeviceState},
+};
+
+use super::{Keeper, actions::press, lost};
+use crate::{
+    assign::AssignError,
+    events::Event,
+    init::boot::chain,
+    machines::{
+        execute::{Progress, StartError},
+        init::Notice,
+        plan::{Failed, MAX_ATTEMPTS, Power, Process, Released, Work},
+        sandbox,
+    },
+};
+
+impl Keeper {
+    pub(super) async fn handle_notice(&mut self, notice: Notice) {
+        match notice {
+            Notice::Exited(machine, status, said) => {
+                eprintln!("{}", Event::MachineExited { machine, status: status.to_string() });
+                if let Some(entry) = self.machines.get_mut(&machine) {
+                    if entry.seen.busy == Some(Work::Start) {
+                        entry.task.take().inspect(AbortHandle::abort);
+                        entry.seen.busy = None;
+                    }
+                    entry.seen.process = Process::Ended { status };
+                    entry.seen.said = said;
+                }
+            }
+            Notice::ShuttingDown(_) => {
+                self.draining = true;
+                let running: Vec<_> = self
+                    .machines
+                    .iter()
+                    .filter(|(_, entry)| matches!(entry.seen.process, Process::Running { .. }))
+                    .map(|(id, _)| *id)
+                    .collect();
+                for machine in running {
+                    press(machine, "shutdown");
+                }
+            }
+            Notice::Lost(error) => lost(&error.to_string()),
+        }
+    }
+
+    pub(super) fn handle_progress(&mut self, report: Progress) {
+        match report {
+            Progress::Spawned(machine, pid) => {
+                if let Some(entry) = self.machines.get_mut(&machine)
+                    && entry.seen.busy == Some(Work::Start)
+                {
+                    entry.seen.process = Process::Running { pid };
+                }
+            }
+            Progress::Running(machine, pid, took) => {
+                let Some(entry) = self.machines.get_mut(&machine) else { return };
+                if entry.seen.busy != Some(Work::Start) {
+                    return;
+                }
+                entry.seen.busy = None;
+                entry.seen.failures = 0;
+                let now = self.config.clock.now();
+                entry.record.note(now, "started");
+                entry.record.meter.handle_started(now);
+                entry.record.failed = Failed::No;
+                entry.record.last_stop = String::new();
+                let ms = took.as_millis();
+                eprintln!("{}", Event::MachineStarted { machine, pid, ms });
+                let facts = sandbox::facts(&self.config.tools.root.join("proc"), pid);
+                eprintln!("{}", Event::MachineSandbox { machine, facts });
+                self.keep(machine);
+            }
+            Progress::Failed(machine, error) => self.handle_failed(machine, &error),
+            Progress::Released(machine, results) => self.handle_released(machine, results),
+        }
+    }
+
+    fn handle_failed(&mut self, machine: MachineId, error: &StartError) {
+        let now = self.config.clock.now();
+        let reason = chain(error);
+        eprintln!("{}", Event::MachineFailed { machine, reason: reason.clone() });
+        let Some(entry) = self.machines.get_mut(&machine) else { return };
+        entry.seen.busy = None;
+        entry.seen.failures += 1;
+        entry.seen.failed = now;
+        entry.record.note(now, format!("not started: {reason}"));
+        entry.record.last_stop = reason;
+        entry.record.failed = Failed::Yes;
+        if error.is_final() || entry.seen.failures >= MAX_ATTEMPTS {
+            entry.record.power = Power::Off;
+            entry.seen.failures = 0;
+        }
+        let running = matches!(entry.seen.process, Process::Running { .. });
+        self.keep(machine);
+        if running {
+            self.kill(machine, "not-started");
+        }
+    }
+
+    fn handle_released(
+        &mut self,
+        machine: MachineId,
+        results: Vec<(Bdf, Result<Duration, AssignError>)>,
+    ) {
+        for (address, result) in results {
+            let state = match result {
+                Ok(took) => {
+                    eprintln!("{}", Event::DeviceReset { address, ms: took.as_millis() });
+                    DeviceState::Free
+                }
+                Err(error) => {
+                    let reason = chain(&error);
+                    eprintln!("{}", Event::DeviceQuarantined { address, reason: reason.clone() });
+                    DeviceState::Quarantined { reason }
+                }
+            };
+            self.devices.set(address, state);
+        }
+        let now = self.config.clock.now();
+        let Some(entry) = self.machines.get_mut(&machine) else { return };
+        entry.seen.busy = None;
+        entry.record.released = Released::Yes;
+        entry.record.note(now, "ended: devices and network taken back");
+        let late_s = now.since(entry.record.end());
+        eprintln!("{}", Event::MachineEnded { machine, late_s });
+        self.keep(machine);
+    }
+}

@@ -1,0 +1,77 @@
+//! Leases that renters show: they open the gateway's doors, as far as it keeps any.
+
+use std::sync::Arc;
+
+use axum::{http::StatusCode, response::Response};
+use lease::{
+    document::{Envelope, Lease},
+    problem::Kind,
+    request::VerifiedRequest,
+};
+use types::{
+    forward::{ForwardedRequest, Problem},
+    ids::MachineId,
+};
+
+use super::{bodies::StandingLease, json_response, kept, parse};
+use crate::{
+    service::{Gateway, now},
+    store::{RETAIN_S, Standing},
+};
+
+/// Takes a lease that its renter shows.
+pub(super) async fn show(
+    gateway: &Arc<Gateway>,
+    id: MachineId,
+    request: &ForwardedRequest,
+    who: &VerifiedRequest,
+) -> Result<Response, Problem> {
+    let lease = check(gateway, &parse::<Envelope>(&request.body)?, who)?;
+    if lease.id != id {
+        let detail = format!("the path names lease {id}, the body holds lease {}", lease.id);
+        return Err(Kind::Unprocessable.because(detail));
+    }
+    let end = lease.end;
+    if end <= now() {
+        return Err(Kind::LeaseRefused.because(format!("lease {id} ended at {}", end.0)));
+    }
+    remember(gateway, &lease).await?;
+    let store = |error| Kind::Internal.caused_by(&error);
+    let standing = gateway.store.standing(who.key, id).map_err(store)?;
+    let standing = standing.unwrap_or(Standing { serial: lease.serial, end });
+    let last = gateway.store.last_end(who.key).map_err(store)?.unwrap_or(end);
+    let answer = StandingLease {
+        id,
+        serial: standing.serial,
+        end: standing.end,
+        content_until: last.plus(RETAIN_S),
+        content_limit: gateway.max_per_renter,
+        content_used: gateway.store.used(who.key).map_err(store)?,
+    };
+    Ok(json_response(StatusCode::OK, &answer))
+}
+
+/// Checks that enough keys signed a lease, and that it is the signer's.
+pub(super) fn check(
+    gateway: &Gateway,
+    envelope: &Envelope,
+    who: &VerifiedRequest,
+) -> Result<Lease, Problem> {
+    let lease =
+        envelope.unverified_lease().map_err(|error| Kind::Unprocessable.caused_by(&error))?;
+    if lease.renter != who.key {
+        return Err(Kind::Forbidden.because(format!(
+            "the lease names the renter {}, the request is signed by {}",
+            lease.renter, who.key
+        )));
+    }
+    gateway.authority.verify(envelope).map_err(|error| Kind::LeaseRefused.caused_by(&error))?;
+    Ok(lease)
+}
+
+/// Keeps what follows from a lease that was checked. A lower serial changes nothing.
+pub(super) async fn remember(gateway: &Arc<Gateway>, lease: &Lease) -> Result<(), Problem> {
+    let (renter, id) = (lease.renter, lease.id);
+    let standing = Standing { serial: lease.serial, end: lease.end };
+    kept(gateway, move |store| store.put_lease(renter, id, &standing)).await
+}

@@ -1,0 +1,158 @@
+//! What each command asks of the gateway: one or more HTTP requests, not yet signed. Either they
+//! are sent or, with `--curl`, printed.
+
+use std::path::{Path, PathBuf};
+
+use lease::api::{CreateMachine, Image, LeaseRenewal};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+use tokio::io::AsyncReadExt;
+use types::{
+    forward::ForwardedRequest,
+    ids::{ContentId, MachineId},
+};
+
+use super::{
+    CliError,
+    arguments::{Command, ContentCommand, MachinesCommand, NodeCommand},
+    http, leases,
+};
+
+/// One request.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Call {
+    /// Method, target and fields; the body too when it is short.
+    pub(crate) request: ForwardedRequest,
+    /// A file that is the body.
+    pub(crate) file: Option<PathBuf>,
+    pub(crate) signing: Signing,
+}
+
+/// Whether a request is signed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Signing {
+    /// By the key of the command line.
+    Key,
+    /// Not at all.
+    Nobody,
+}
+
+impl Call {
+    fn get(target: String, signing: Signing) -> Self {
+        let (method, headers, body) = ("GET".to_owned(), Vec::new(), Vec::new());
+        Self { request: ForwardedRequest { method, target, headers, body }, file: None, signing }
+    }
+
+    /// Something that is done at most once under a new name.
+    fn act(method: &str, target: String) -> Result<Self, CliError> {
+        let mut call = Self::get(target, Signing::Key);
+        call.request.method = method.to_owned();
+        call.request.headers.push(("idempotency-key".to_owned(), http::nonce()?));
+        Ok(call)
+    }
+
+    fn json(method: &str, target: String, body: &Value, idempotency_key: String) -> Self {
+        let mut call = Self::get(target, Signing::Key);
+        call.request.method = method.to_owned();
+        call.request.headers = vec![
+            ("content-type".to_owned(), "application/json".to_owned()),
+            ("idempotency-key".to_owned(), idempotency_key),
+        ];
+        call.request.body = body.to_string().into_bytes();
+        call
+    }
+}
+
+/// Returns what a command asks, in order; nothing for one that asks nothing or opens a tunnel.
+pub(super) async fn of(command: &Command) -> Result<Vec<Call>, CliError> {
+    let open = |target: &str| vec![Call::get(target.to_owned(), Signing::Nobody)];
+    Ok(match command {
+        Command::Keygen { .. }
+        | Command::Lease { .. }
+        | Command::Tunnel { .. }
+        | Command::Ssh { .. } => Vec::new(),
+        Command::Nodes => open("/v1/nodes"),
+        Command::Node { command: NodeCommand::Show { node } } => open(&format!("/v1/nodes/{node}")),
+        Command::Node { command: NodeCommand::RestartAgent { node } } => {
+            vec![Call::act("POST", format!("/v1/nodes/{node}/restart-agent"))?]
+        }
+        Command::Content { command: ContentCommand::Push { file, lease } } => {
+            push(file, lease.as_deref()).await?
+        }
+        Command::Content { command: ContentCommand::Remove { content } } => {
+            vec![Call::act("DELETE", format!("/v1/content/{content}"))?]
+        }
+        Command::Machines { command } => vec![machines(command)?],
+        Command::Receipts { machine, .. } => vec![receipts(*machine, None)],
+        Command::Console { machine, follow } => {
+            let query = if *follow { "?follow=1" } else { "" };
+            let target = format!("/v1/machines/{machine}/console{query}");
+            vec![Call::get(target, Signing::Key)]
+        }
+    })
+}
+
+/// Asks for the receipts of a machine that come behind `after`.
+pub(super) fn receipts(machine: MachineId, after: Option<u64>) -> Call {
+    let query = after.map(|after| format!("?after={after}")).unwrap_or_default();
+    Call::get(format!("/v1/machines/{machine}/receipts{query}"), Signing::Key)
+}
+
+fn machines(command: &MachinesCommand) -> Result<Call, CliError> {
+    let path = |machine: &MachineId| format!("/v1/machines/{machine}");
+    match command {
+        MachinesCommand::Create { lease, kernel, initrd, disk, cmdline, idempotency_key } => {
+            let cmdline = cmdline.clone();
+            let image = Image { kernel: *kernel, initrd: *initrd, disk: *disk, cmdline };
+            let lease = leases::read(lease)?;
+            // One lease makes one machine: repeating the command can make no second one.
+            let derived = || {
+                let digest: [u8; 32] = Sha256::digest(json!([&lease, &image]).to_string()).into();
+                types::hex::encode(&digest[..16])
+            };
+            let key = idempotency_key.clone().unwrap_or_else(derived);
+            let body = json!(CreateMachine { lease, image });
+            Ok(Call::json("POST", "/v1/machines".to_owned(), &body, key))
+        }
+        MachinesCommand::List => Ok(Call::get("/v1/machines".to_owned(), Signing::Key)),
+        MachinesCommand::Show { machine } => Ok(Call::get(path(machine), Signing::Key)),
+        MachinesCommand::Start { machine } => Call::act("POST", path(machine) + "/start"),
+        MachinesCommand::Stop { machine } => Call::act("POST", path(machine) + "/stop"),
+        MachinesCommand::Restart { machine } => Call::act("POST", path(machine) + "/restart"),
+        MachinesCommand::Delete { machine } => Call::act("DELETE", path(machine)),
+        MachinesCommand::Renew { machine, lease } => {
+            let body = json!(LeaseRenewal { lease: leases::read(lease)? });
+            Ok(Call::json("PUT", path(machine) + "/lease", &body, http::nonce()?))
+        }
+    }
+}
+
+async fn push(file: &Path, lease: Option<&Path>) -> Result<Vec<Call>, CliError> {
+    let mut calls = Vec::new();
+    if let Some(path) = lease {
+        let envelope = leases::read(path)?;
+        let id = leases::inside(&envelope)?.id;
+        calls.push(Call::json("PUT", format!("/v1/leases/{id}"), &json!(envelope), http::nonce()?));
+    }
+    let content = digest(file).await.map_err(|source| CliError::File {
+        operation: "read",
+        path: file.to_owned(),
+        source,
+    })?;
+    let mut upload = Call::get(format!("/v1/content/{content}"), Signing::Key);
+    upload.request.method = "PUT".to_owned();
+    upload.file = Some(file.to_owned());
+    calls.push(upload);
+    Ok(calls)
+}
+
+async fn digest(path: &Path) -> std::io::Result<ContentId> {
+    let mut file = tokio::fs::File::open(path).await?;
+    let (mut hash, mut chunk) = (Sha256::new(), vec![0; 256 << 10]);
+    loop {
+        match file.read(&mut chunk).await? {
+            0 => return Ok(ContentId::from_bytes(hash.finalize().into())),
+            read => hash.update(&chunk[..read]),
+        }
+    }
+}

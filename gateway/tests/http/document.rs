@@ -1,0 +1,192 @@
+//! The served document says what the bodies are: each schema is compared with real values of the
+//! type it describes, in both directions.
+
+use std::{collections::BTreeMap, fmt::Debug};
+
+use gateway::api::bodies::{Health, StandingLease, StoredContent};
+use lease::{
+    api::{
+        CreateMachine, Image, LeaseRenewal, Machine, MachineEvent, MachineState, NodeView,
+        Restarting,
+    },
+    document::{Envelope, Signature},
+};
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::{Value, json};
+use types::{
+    forward::Problem,
+    ids::{ContentId, MachineId, NodeId},
+    node::{Bdf, DeviceState, MachineShape, PciDevice},
+    units::UnixSeconds,
+};
+
+use crate::harness::{
+    Serving, create, lease,
+    node::{machine, offer},
+    renter,
+    schema::{check, document},
+    signed_lease,
+};
+
+/// A value as JSON, after it went through its type again.
+fn real<T: Serialize + DeserializeOwned + PartialEq + Debug>(value: T) -> Value {
+    let json = serde_json::to_value(&value).unwrap();
+    assert_eq!(serde_json::from_value::<T>(json.clone()).unwrap(), value);
+    json
+}
+
+fn states() -> Vec<MachineState> {
+    use MachineState::{
+        Destroyed, Failed, Pending, Retained, Running, Starting, Stopped, Stopping, Warned,
+    };
+    // A state that is added must be added here: this match is checked to be complete.
+    let listed = |state| match state {
+        Pending | Starting | Running | Warned | Stopping | Stopped | Failed | Retained
+        | Destroyed => state,
+    };
+    [Pending, Starting, Running, Warned, Stopping, Stopped, Failed, Retained, Destroyed]
+        .map(listed)
+        .to_vec()
+}
+
+fn device_states() -> Vec<DeviceState> {
+    use DeviceState::{Free, Leased, Quarantined, Refused, Resetting};
+    let listed = |state| match state {
+        Free | Leased { .. } | Resetting | Quarantined { .. } | Refused { .. } => state,
+    };
+    let (machine, reason) = (MachineId::from_bytes([1; 16]), "seen".to_owned());
+    let quarantined = Quarantined { reason: reason.clone() };
+    [Free, Leased { machine }, Resetting, quarantined, Refused { reason }].map(listed).to_vec()
+}
+
+fn device(state: DeviceState) -> PciDevice {
+    PciDevice {
+        address: "0000:01:00.0".parse::<Bdf>().unwrap(),
+        vendor: 0x10de,
+        device: 0x2330,
+        class: 0x0003_0200,
+        iommu_group: Some(7),
+        numa_node: None,
+        state,
+    }
+}
+
+/// Real values for each schema of the document.
+fn samples() -> BTreeMap<&'static str, Vec<Value>> {
+    let node = NodeId::from_bytes([2; 32]);
+    let lease = lease(3, node, &renter(4));
+    let wanted: CreateMachine = create(&lease);
+    let content = ContentId::from_bytes([5; 32]);
+    let image = Image { initrd: Some(content), disk: Some(content), ..wanted.image.clone() };
+    let event = MachineEvent { at: UnixSeconds(1), what: "made".into() };
+    let shape =
+        MachineShape { devices: vec![device(DeviceState::Free).address], ..lease.shape.clone() };
+    let made = Machine {
+        addresses: vec!["10.0.0.2".parse().unwrap()],
+        events: vec![event.clone()],
+        shape: shape.clone(),
+        ..machine(&lease, image.clone())
+    };
+    let mut view = NodeView::new(offer(node), vec!["192.0.2.1:4600".parse().unwrap()], 3);
+    view.devices = device_states().into_iter().map(device).collect();
+    let signature = Signature { keyid: lease.renter, sig: vec![1; 64] };
+    BTreeMap::from([
+        ("Problem", vec![real::<Problem>(lease::problem::Kind::NotFound.because("why"))]),
+        ("NodeView", vec![real(view)]),
+        ("PciDevice", device_states().into_iter().map(|state| real(device(state))).collect()),
+        ("DeviceState", device_states().into_iter().map(real).collect()),
+        ("CreateMachine", vec![real(wanted.clone())]),
+        ("LeaseRenewal", vec![real(LeaseRenewal { lease: wanted.lease })]),
+        ("Envelope", vec![real::<Envelope>(signed_lease(&lease))]),
+        ("Signature", vec![real(signature)]),
+        ("Image", vec![real(image), real(wanted.image)]),
+        ("Machine", vec![real(made)]),
+        ("MachineShape", vec![real(shape)]),
+        ("MachineEvent", vec![real(event)]),
+        ("MachineState", states().into_iter().map(real).collect()),
+        ("Restarting", vec![real(Restarting { restarting: "agent".into() })]),
+        ("Health", vec![real(Health { status: "ok".into(), gateway: node, members: 1, nodes: 1 })]),
+        (
+            "StandingLease",
+            vec![real(StandingLease {
+                id: lease.id,
+                serial: 1,
+                end: lease.end,
+                content_until: lease.end,
+                content_limit: 2,
+                content_used: 1,
+            })],
+        ),
+        ("StoredContent", vec![real(StoredContent { content, bytes: 9 })]),
+        ("OpenApiDocument", vec![document().clone()]),
+        // Bytes are no JSON; what is checked of them is their media type.
+        ("Octets", vec![json!("")]),
+    ])
+}
+
+#[test]
+fn every_schema_fits_the_values_it_describes() {
+    let samples = samples();
+    let schemas = document()["components"]["schemas"].as_object().unwrap();
+    let described: Vec<_> = schemas.keys().collect();
+    let known: Vec<_> = samples.keys().collect();
+    assert_eq!(described, known);
+    for (name, values) in &samples {
+        for value in values {
+            check(&schemas[*name], value).unwrap_or_else(|error| panic!("{name}{error}"));
+        }
+    }
+}
+
+#[test]
+fn every_described_state_is_a_real_one() {
+    let described = &document()["components"]["schemas"]["MachineState"]["enum"];
+    let described: Vec<MachineState> = serde_json::from_value(described.clone()).unwrap();
+    assert_eq!(described, states());
+    let variants = &document()["components"]["schemas"]["DeviceState"]["oneOf"];
+    assert_eq!(variants.as_array().unwrap().len(), device_states().len());
+}
+
+/// Removes each member of `value` in turn, at every depth, and compares whether the type still
+/// reads it with whether the schema calls it required.
+fn check_required<T: DeserializeOwned>(schema: &str) {
+    let whole = samples()[schema][0].clone();
+    let schemas = &document()["components"]["schemas"];
+    let described = schemas[schema].clone();
+    for name in whole.as_object().unwrap().keys() {
+        let mut part = whole.clone();
+        part.as_object_mut().unwrap().remove(name);
+        let required = described["required"].as_array().unwrap().contains(&json!(name));
+        let read = serde_json::from_value::<T>(part).is_ok();
+        assert_ne!(required, read, "{schema}.{name}");
+    }
+}
+
+#[test]
+fn what_is_required_of_a_request_is_what_its_type_needs() {
+    check_required::<CreateMachine>("CreateMachine");
+    check_required::<Image>("Image");
+    check_required::<Envelope>("Envelope");
+    check_required::<Signature>("Signature");
+    check_required::<LeaseRenewal>("LeaseRenewal");
+}
+
+#[test]
+fn the_comparison_finds_differences() {
+    let schema =
+        json!({"type": "object", "required": ["a"], "properties": {"a": {"type": "integer"}}});
+    assert!(check(&schema, &json!({"a": 1})).is_ok());
+    assert!(check(&schema, &json!({"a": "1"})).is_err());
+    assert!(check(&schema, &json!({"a": 1, "b": 2})).is_err());
+    assert!(check(&schema, &json!({})).is_err());
+    assert!(check(&schema, &json!({"a": null})).is_err());
+    assert!(check(&json!({}), &json!(1)).is_err());
+    assert!(check(&json!({"pattern": "x"}), &json!("x")).is_err());
+    assert!(check(&json!({"enum": ["x"]}), &json!("y")).is_err());
+}
+
+#[tokio::test]
+async fn the_served_document_is_the_one_that_was_compared() {
+    let gateway = Serving::start().await;
+    assert_eq!(&gateway.get("/v1/openapi.json").await.json::<Value>(), document());
+}

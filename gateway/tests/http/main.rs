@@ -1,0 +1,13 @@
+//! A real gateway on the loopback interface, a node that speaks the real overlay, and clients.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
+
+mod content;
+mod curl;
+mod document;
+mod harness;
+mod hostile;
+mod machines;
+mod nodes;
+mod requests;
+mod streams;

@@ -1,0 +1,189 @@
+//! Consoles that go on and TCP tunnels, in both directions, to their ends.
+
+use futures_util::{SinkExt, StreamExt};
+use http_body_util::BodyExt;
+use lease::SigningKey;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
+use tokio_tungstenite::{
+    WebSocketStream,
+    tungstenite::{Error, Message, client::IntoClientRequest},
+};
+use types::forward::StreamAnswer;
+
+use crate::harness::{
+    Serving,
+    client::{plain, signed},
+    node::{Manner, Node, answer},
+    renter, within,
+};
+
+const MACHINE: &str = "/v1/machines/01010101010101010101010101010101";
+
+async fn tunnel(gateway: &Serving, key: &SigningKey) -> Result<WebSocketStream<TcpStream>, Error> {
+    let target = format!("{MACHINE}/tunnel/22");
+    let mut request = format!("ws://{}{target}", gateway.http).into_client_request().unwrap();
+    for (name, value) in signed(key, plain("GET", &target)).headers {
+        let name = hyper::header::HeaderName::try_from(name).unwrap();
+        request.headers_mut().insert(name, value.parse().unwrap());
+    }
+    let stream = TcpStream::connect(gateway.http).await.unwrap();
+    tokio_tungstenite::client_async(request, stream).await.map(|(socket, _)| socket)
+}
+
+/// A tunnel and its end at the node.
+async fn tunnel_to(
+    gateway: &Serving,
+    node: &mut Node,
+) -> (WebSocketStream<TcpStream>, overlay::OverlayStream) {
+    let key = renter(41);
+    let (socket, (request, stream)) = tokio::join!(tunnel(gateway, &key), node.accept());
+    assert_eq!(request.target, format!("{MACHINE}/tunnel/22"));
+    assert!(lease::request::verify(&request, gateway::service::now(), 300).is_ok());
+    (socket.unwrap(), stream)
+}
+
+fn binary(bytes: &'static [u8]) -> Message {
+    Message::Binary(bytes::Bytes::from_static(bytes))
+}
+
+#[tokio::test]
+async fn a_followed_console_shows_what_comes_as_it_comes() {
+    let gateway = Serving::start().await;
+    let mut node = Node::join(&gateway, 42, Manner::Prompt).await;
+    let request = signed(&renter(43), plain("GET", &format!("{MACHINE}/console?follow=1")));
+    let (response, (asked, mut console)) =
+        tokio::join!(within("a console", gateway.begin(&request)), node.accept());
+    assert_eq!(asked.target, request.target);
+    assert!(lease::request::verify(&asked, gateway::service::now(), 300).is_ok());
+    assert_eq!(response.status(), 200);
+    let mut body = response.into_body();
+    console.write_all(b"first").await.unwrap();
+    console.flush().await.unwrap();
+    let frame = within("first", body.frame()).await.unwrap().unwrap();
+    assert_eq!(frame.into_data().unwrap(), "first");
+    console.write_all(b"second").await.unwrap();
+    console.flush().await.unwrap();
+    let frame = within("second", body.frame()).await.unwrap().unwrap();
+    assert_eq!(frame.into_data().unwrap(), "second");
+    console.shutdown().await.unwrap();
+    assert!(within("the end", body.frame()).await.is_none());
+}
+
+#[tokio::test]
+async fn a_console_whose_node_dies_breaks_off() {
+    let gateway = Serving::start().await;
+    let mut node = Node::join(&gateway, 44, Manner::Prompt).await;
+    let request = signed(&renter(45), plain("GET", &format!("{MACHINE}/console?follow=1")));
+    let (response, (_, console)) =
+        tokio::join!(within("a console", gateway.begin(&request)), node.accept());
+    let mut body = response.into_body();
+    drop((console, node));
+    // An error, not an end: the client can tell that something is missing.
+    let last = within("the end", body.frame()).await;
+    assert!(last.unwrap().is_err());
+    assert_eq!(gateway.get("/v1/healthz").await.status, 200);
+}
+
+#[tokio::test]
+async fn a_tunnel_carries_bytes_both_ways() {
+    let gateway = Serving::start().await;
+    let mut node = Node::join(&gateway, 46, Manner::Prompt).await;
+    let (socket, mut guest) = tunnel_to(&gateway, &mut node).await;
+    let sent: Vec<u8> = (0..3 << 20).map(|index: u32| index.to_le_bytes()[1]).collect();
+    let (mut up, mut down) = socket.split();
+    let (mut from_client, mut to_client) = tokio::io::split(&mut guest);
+    let client_sends = async {
+        for piece in sent.chunks(60_000) {
+            up.send(Message::Binary(bytes::Bytes::copy_from_slice(piece))).await.unwrap();
+        }
+    };
+    let client_receives = async {
+        let mut all = Vec::new();
+        while all.len() < sent.len() {
+            all.extend_from_slice(&down.next().await.unwrap().unwrap().into_data());
+        }
+        all
+    };
+    let guest_receives = async {
+        let mut all = vec![0; sent.len()];
+        from_client.read_exact(&mut all).await.unwrap();
+        all
+    };
+    let guest_sends = async {
+        to_client.write_all(&sent).await.unwrap();
+        to_client.flush().await.unwrap();
+    };
+    let both = async { tokio::join!(client_sends, client_receives, guest_receives, guest_sends) };
+    let ((), at_client, at_guest, ()) = within("bytes both ways", both).await;
+    assert!(at_client == sent && at_guest == sent);
+}
+
+#[tokio::test]
+async fn either_end_of_a_tunnel_can_end_first() {
+    let gateway = Serving::start().await;
+    let mut node = Node::join(&gateway, 47, Manner::Prompt).await;
+    let (mut socket, mut guest) = tunnel_to(&gateway, &mut node).await;
+    socket.send(binary(b"question")).await.unwrap();
+    socket.send(binary(b"")).await.unwrap();
+    let mut question = String::new();
+    within("half-close", guest.read_to_string(&mut question)).await.unwrap();
+    assert_eq!(question, "question");
+    guest.write_all(b"answer").await.unwrap();
+    guest.shutdown().await.unwrap();
+    let message = within("answer", socket.next()).await.unwrap().unwrap();
+    assert_eq!(message, binary(b"answer"));
+    let end = within("close", socket.next()).await.unwrap().unwrap();
+    assert!(matches!(end, Message::Close(_)), "{end:?}");
+
+    let (mut socket, mut guest) = tunnel_to(&gateway, &mut node).await;
+    socket.close(None).await.unwrap();
+    let mut nothing = Vec::new();
+    within("the end", guest.read_to_end(&mut nothing)).await.unwrap();
+    assert_eq!(nothing, b"");
+}
+
+#[tokio::test]
+async fn a_tunnel_ends_with_its_node_and_is_refused_in_its_words() {
+    let gateway = Serving::start().await;
+    let mut node = Node::join(&gateway, 48, Manner::Prompt).await;
+    let key = renter(49);
+    let refuse = async {
+        let mut stream = within("a stream", node.streams.recv()).await.unwrap().stream;
+        let problem = lease::problem::Kind::Conflict.because("port 22 is closed");
+        answer(&mut stream, &StreamAnswer::Refused(problem)).await;
+        stream.shutdown().await.unwrap();
+    };
+    let (refused, ()) = tokio::join!(tunnel(&gateway, &key), refuse);
+    let Err(Error::Http(refused)) = refused else { panic!("not refused") };
+    assert_eq!(refused.status(), 409);
+    let said = String::from_utf8_lossy(refused.body().as_ref().unwrap()).into_owned();
+    assert!(said.contains("port 22 is closed"), "{said}");
+
+    let (mut socket, guest) = tunnel_to(&gateway, &mut node).await;
+    drop((guest, node));
+    let end = within("the end", socket.next()).await;
+    assert!(end.is_none_or(|message| !matches!(message, Ok(Message::Binary(_)))));
+}
+
+#[tokio::test]
+async fn a_tunnel_is_a_signed_websocket() {
+    let gateway = Serving::start().await;
+    let _node = Node::join(&gateway, 50, Manner::Prompt).await;
+    let target = format!("{MACHINE}/tunnel/22");
+    let unsigned = gateway.get(&target).await;
+    assert_eq!(unsigned.problem(), (401, "/problems/unauthenticated".into()));
+    let no_socket = gateway.ask(&renter(51), plain("GET", &target)).await;
+    assert_eq!(no_socket.problem(), (400, "/problems/malformed".into()));
+}
+
+#[tokio::test]
+async fn a_silent_node_opens_no_console() {
+    let gateway = Serving::with(|config| config.limits.node_ms = 500).await;
+    let _node = Node::join(&gateway, 52, Manner::Silent).await;
+    let follow = plain("GET", &format!("{MACHINE}/console?follow=1"));
+    let answer = gateway.ask(&renter(53), follow).await;
+    assert_eq!(answer.problem(), (504, "/problems/node-timeout".into()));
+}

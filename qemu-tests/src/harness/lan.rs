@@ -1,0 +1,132 @@
+//! A wired network of a host's own: a namespace of the test machine with a tap for the host and a
+//! real dnsmasq, which serves DHCP, router advertisements, names and TFTP.
+
+use std::{
+    net::{IpAddr, Ipv4Addr},
+    path::Path,
+    process::{Child, Command, Stdio},
+};
+
+use anyhow::{Context, Result, bail};
+use nix::sched::{CloneFlags, unshare};
+
+use super::{
+    host::Uplink,
+    serial::{Echo, Serial},
+};
+
+/// The tap.
+const TAP: &str = "up0";
+/// The test machine, and the default gateway that dnsmasq tells. The network is none that guests
+/// are kept from (RFC 5737), with 24 bits.
+pub const ROUTER: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 1);
+/// A further address of the test machine, for servers that are told apart from the router.
+pub const FURTHER: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 9);
+/// Addresses that dnsmasq gives away, and for how long (its minimum).
+const RANGE: &str = "203.0.113.50,203.0.113.99,120";
+/// Seconds of [`RANGE`].
+pub const LEASE_S: u64 = 120;
+/// The network of router advertisements, with 64 bits (RFC 3849).
+pub const PREFIX_V6: &str = "2001:db8:1:";
+/// A name that dnsmasq knows, for [`FURTHER`].
+pub const NAME: &str = "clock.holdfast.test";
+
+/// A network that is there while this exists.
+pub struct Lan {
+    dnsmasq: Child,
+    /// What dnsmasq tells it does.
+    pub log: Serial,
+}
+
+impl Lan {
+    /// Runs `body` on a network whose dnsmasq has these further options; its files live in
+    /// `folder`. Programs that `body` starts are on the network too, and on no other. Says why and
+    /// returns when this machine cannot have such a network.
+    pub fn run(what: &str, folder: &Path, options: &[&str], body: impl FnOnce(&Lan) + Send) {
+        if let Some(reason) = missing() {
+            println!("skipped: {what}: {reason}");
+            return;
+        }
+        let done = std::thread::scope(|scope| {
+            let thread = scope.spawn(|| Self::start(folder, options).map(|lan| body(&lan)));
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        });
+        if let Err(error) = done {
+            panic!("no network for {what}: {error:#}");
+        }
+    }
+
+    /// Moves the calling thread to a network of its own.
+    fn start(folder: &Path, options: &[&str]) -> Result<Self> {
+        unshare(CloneFlags::CLONE_NEWNET).context("cannot make a network namespace")?;
+        ip("link set lo up")?;
+        ip(&format!("tuntap add dev {TAP} mode tap"))?;
+        ip(&format!("addr add {ROUTER}/24 dev {TAP}"))?;
+        ip(&format!("addr add {FURTHER}/32 dev {TAP}"))?;
+        ip(&format!("addr add {PREFIX_V6}:1/64 dev {TAP} nodad"))?;
+        ip(&format!("link set {TAP} up"))?;
+        let mut dnsmasq = Command::new(find("dnsmasq").context("no dnsmasq")?)
+            .args(["--keep-in-foreground", "--conf-file=/dev/null", "--pid-file=", "--user=root"])
+            .args(["--no-resolv", "--no-hosts", "--bind-interfaces", "--log-facility=-"])
+            .args(["--log-queries", "--dhcp-authoritative", "--no-ping"])
+            .arg(format!("--interface={TAP}"))
+            .arg(format!("--dhcp-leasefile={}", folder.join("leases").display()))
+            .arg(format!("--dhcp-range={RANGE}"))
+            .arg(format!("--address=/{NAME}/{FURTHER}"))
+            .args(options)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .context("cannot start dnsmasq")?;
+        let errors = dnsmasq.stderr.take().context("dnsmasq has no output")?;
+        let log = Serial::collect(errors, &folder.join("dnsmasq.log"), Echo::Quiet)?;
+        Ok(Self { dnsmasq, log })
+    }
+
+    /// How a host is attached to it.
+    pub fn uplink(&self) -> Uplink {
+        Uplink::Tap(TAP.to_owned())
+    }
+
+    /// Where a gateway listens, and hosts see it.
+    pub fn gateway(&self) -> IpAddr {
+        ROUTER.into()
+    }
+}
+
+impl Drop for Lan {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            println!("dnsmasq's last lines:\n{}", self.log.tail(40));
+        }
+        self.dnsmasq.kill().ok();
+        self.dnsmasq.wait().ok();
+    }
+}
+
+fn ip(arguments: &str) -> Result<()> {
+    let output = Command::new(find("ip").context("no ip")?).args(arguments.split(' ')).output()?;
+    if !output.status.success() {
+        bail!("ip {arguments}: {}", String::from_utf8_lossy(&output.stderr).trim());
+    }
+    Ok(())
+}
+
+/// Returns what this machine lacks for a network of its own.
+fn missing() -> Option<String> {
+    if !rustix::process::geteuid().is_root() {
+        return Some("needs root for a network namespace".to_owned());
+    }
+    if !Path::new("/dev/net/tun").exists() {
+        return Some("needs /dev/net/tun".to_owned());
+    }
+    ["ip", "dnsmasq"].iter().find(|name| find(name).is_none()).map(|name| format!("needs {name}"))
+}
+
+/// Finds a program that may be root's alone.
+fn find(program: &str) -> Option<std::path::PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    let mut folders = std::env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]);
+    folders.find_map(|folder| Some(folder.join(program)).filter(|file| file.is_file()))
+}

@@ -1,0 +1,87 @@
+//! The image boots over the network, with a real DHCP and TFTP server: OVMF's own PXE client loads
+//! the UKI, or iPXE the kernel and the initramfs; either way the node joins.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
+
+use std::{fs, path::Path, time::Duration};
+
+use qemu_tests::harness::{
+    host::{HostOptions, Medium},
+    lan::Lan,
+    packages,
+    scene::{Scene, image_folder},
+};
+
+/// How long dnsmasq may take to tell what it has done.
+const SOON: Duration = Duration::from_secs(10);
+
+/// Puts what the image's PXE set holds into a folder for TFTP.
+fn serve(folder: &Path) -> String {
+    let target = folder.join("tftp");
+    fs::create_dir_all(&target).unwrap();
+    let set = fs::read_dir(image_folder().unwrap().join("pxe")).unwrap();
+    set.map(Result::unwrap).for_each(|file| {
+        fs::copy(file.path(), target.join(file.file_name())).unwrap();
+    });
+    format!("--tftp-root={}", target.display())
+}
+
+/// Boots a node from the network; it has nothing else, but for its configuration.
+fn join(lan: &Lan, folder: &Path) {
+    let scene = Scene::start_at(folder, lan.gateway(), lan.gateway()).unwrap();
+    let options = HostOptions {
+        medium: Medium::Network,
+        memory_mib: 1024,
+        uplink: lan.uplink(),
+        ..HostOptions::default()
+    };
+    scene.boot("network", options).unwrap();
+}
+
+#[test]
+fn the_uki_by_the_firmwares_own_client() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = serve(folder.path());
+    let options = ["--enable-tftp", &root, "--dhcp-boot=holdfast.efi"];
+    Lan::run("PXE", folder.path(), &options, |lan| {
+        join(lan, folder.path());
+        lan.log.wait("/holdfast.efi to 203.0.113.", SOON).unwrap();
+    });
+}
+
+/// Has OVMF load iPXE, and iPXE what the script says; a file's whole transfer is told by dnsmasq.
+fn by_ipxe(folder: &Path, files: &[&str]) {
+    let root = format!("--tftp-root={}", folder.join("tftp").display());
+    fs::copy(packages::ipxe().unwrap(), folder.join("tftp/ipxe.efi")).unwrap();
+    let options = [
+        "--enable-tftp",
+        &root,
+        "--dhcp-userclass=set:ipxe,iPXE",
+        "--dhcp-boot=tag:!ipxe,ipxe.efi",
+        "--dhcp-boot=tag:ipxe,boot.ipxe",
+    ];
+    Lan::run("iPXE", folder, &options, |lan| {
+        join(lan, folder);
+        files.iter().for_each(|file| {
+            lan.log.wait(&format!("/{file} to 203.0.113."), SOON).unwrap();
+        });
+    });
+}
+
+#[test]
+fn the_uki_by_ipxe_and_our_script() {
+    let folder = tempfile::tempdir().unwrap();
+    serve(folder.path());
+    by_ipxe(folder.path(), &["boot.ipxe", "holdfast.efi"]);
+}
+
+#[test]
+fn kernel_and_initramfs_by_ipxe_and_the_rest_of_our_script() {
+    let folder = tempfile::tempdir().unwrap();
+    serve(folder.path());
+    let script = folder.path().join("tftp/boot.ipxe");
+    let text = fs::read_to_string(&script).unwrap();
+    let rest: Vec<&str> = text.lines().filter(|line| !line.contains("holdfast.efi")).collect();
+    fs::write(&script, rest.join("\n") + "\n").unwrap();
+    by_ipxe(folder.path(), &["boot.ipxe", "vmlinuz", "initrd"]);
+}

@@ -1,0 +1,141 @@
+//! `cargo xtask reproduce`: the image is built twice, from two checkouts at different places, with
+//! programs compiled in different target folders, and every file has to be the same.
+
+use std::{
+    fs,
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result, bail};
+
+use crate::run;
+
+/// What the second build shares with the first: packages as Debian signed them, and the tools.
+const SHARED: &[&str] = &["apt", "apt-bookworm", "stub", "tools", "unpacked"];
+/// What it shares unless the kernel is to be built again, which takes about ten minutes.
+const SHARED_KERNEL: &[&str] = &["kernel", "kernel-build"];
+
+/// Whether the second build compiles the kernel too.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kernel {
+    /// Taken from the first build.
+    Shared,
+    /// Built again.
+    Again,
+}
+
+/// Builds the image twice and compares. The second build's compiled dependencies stay in the cache.
+pub(crate) fn check(kernel: Kernel) -> Result<()> {
+    let root = run::root();
+    let place = run::cache().join("reproduce");
+    let image = |arguments: &[&str]| {
+        let mut command = run::cargo(&["run", "--quiet", "--package", "image", "--"]);
+        run::run(command.args(arguments))
+    };
+    image(&[])?;
+    let cache = place.join("cache");
+    share(&run::cache(), &cache, kernel)?;
+    let checkout = place.join("at/another/place");
+    copy_checkout(&root, &checkout)?;
+    let output = place.join("image");
+    let text = |path: &Path| path.to_str().map(str::to_owned).context("a path that is text");
+    image(&[
+        "--workspace",
+        &text(&checkout)?,
+        "--cache",
+        &text(&cache)?,
+        "--output",
+        &text(&output)?,
+    ])?;
+    let sums = |folder: &Path| {
+        let path = folder.join("SHA256SUMS");
+        fs::read_to_string(&path).with_context(|| format!("{}", path.display()))
+    };
+    let different = differences(&sums(&root.join("target/image"))?, &sums(&output)?);
+    if !different.is_empty() {
+        bail!(
+            "two builds differ in {}; compare target/image with {}",
+            different.join(", "),
+            output.display()
+        );
+    }
+    println!("two builds are the same, byte for byte");
+    fs::remove_dir_all(&output)?;
+    Ok(())
+}
+
+/// Makes the second build's cache, which shares with the first what `kernel` allows.
+fn share(cache: &Path, second: &Path, kernel: Kernel) -> Result<()> {
+    fs::create_dir_all(second)?;
+    for name in SHARED_KERNEL {
+        let own = second.join(name);
+        if own.is_symlink() {
+            fs::remove_file(&own)?;
+        } else if own.exists() {
+            fs::remove_dir_all(&own)?;
+        }
+    }
+    let shared_kernel = SHARED_KERNEL.iter().filter(|_| kernel == Kernel::Shared);
+    for name in SHARED.iter().chain(shared_kernel) {
+        let link = second.join(name);
+        if !link.is_symlink() {
+            symlink(cache.join(name), &link).with_context(|| format!("{}", link.display()))?;
+        }
+    }
+    Ok(())
+}
+
+/// Copies the checkout as it is now, with its history and with what is not committed.
+fn copy_checkout(root: &Path, copy: &Path) -> Result<()> {
+    if copy.exists() {
+        fs::remove_dir_all(copy)?;
+    }
+    run::run(Command::new("git").args(["clone", "--quiet"]).arg(root).arg(copy))?;
+    for path in listed(root, &["ls-files", "--modified", "--others", "--exclude-standard"])? {
+        let (from, to) = (root.join(&path), copy.join(&path));
+        if !from.exists() {
+            fs::remove_file(&to).ok();
+            continue;
+        }
+        fs::create_dir_all(to.parent().context("a file in a folder")?)?;
+        fs::copy(&from, &to).with_context(|| format!("{}", from.display()))?;
+    }
+    Ok(())
+}
+
+fn listed(root: &Path, arguments: &[&str]) -> Result<Vec<PathBuf>> {
+    let output = Command::new("git").arg("-C").arg(root).args(arguments).output()?;
+    if !output.status.success() {
+        bail!("git failed: {}", String::from_utf8_lossy(&output.stderr).trim());
+    }
+    Ok(String::from_utf8(output.stdout)?.lines().map(PathBuf::from).collect())
+}
+
+/// Returns the names of the files whose sums are not the same, or that only one list has.
+fn differences(first: &str, second: &str) -> Vec<String> {
+    let only = |these: &str, others: &str| -> Vec<String> {
+        let others: Vec<&str> = others.lines().collect();
+        let different = these.lines().filter(|line| !others.contains(line));
+        different.filter_map(|line| line.split_whitespace().nth(1)).map(str::to_owned).collect()
+    };
+    let mut names = only(first, second);
+    names.extend(only(second, first));
+    names.sort();
+    names.dedup();
+    names
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn other_sums_and_missing_files_are_named() {
+        let first = "aa  cmdline\nbb  holdfast.efi\ncc  holdfast.iso\n";
+        assert_eq!(differences(first, first), Vec::<String>::new());
+        let second = "aa  cmdline\nb0  holdfast.efi\n";
+        assert_eq!(differences(first, second), ["holdfast.efi", "holdfast.iso"]);
+    }
+}
