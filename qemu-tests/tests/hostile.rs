@@ -16,9 +16,6 @@ use qemu_tests::harness::{
 const SOON: Duration = Duration::from_secs(90);
 /// How long the guest may write.
 const RUBBISH_LIMIT: Duration = Duration::from_secs(400);
-/// Room for two machines, on one processor: QEMU 7.2 loses timers of nested guests on several.
-const TWO_PLACES: &str = "isolcpus=1 irqaffinity=0";
-
 /// Compiles the guest's program: static, so that it needs nothing but a kernel.
 fn rubbish(folder: &Path) -> Vec<u8> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("guest/rubbish.rs");
@@ -39,10 +36,10 @@ fn rubbish_in_every_queue_and_register_harms_only_its_own_machine() {
     let folder = tempfile::tempdir().unwrap();
     let scene = Scene::start(folder.path()).unwrap();
     let rented = folder.path().join("rented");
-    let medium = Medium::Kernel(TWO_PLACES.to_owned());
+    let medium = Medium::Kernel(String::new());
     let options = scene::with_rented_nvme(&rented, medium, "x").unwrap();
-    let arguments = [options.arguments, vec!["-smp".to_owned(), "2".to_owned()]].concat();
-    let (host, node) = scene.boot("hostile", HostOptions { arguments, ..options }).unwrap();
+    let config = Some(scene.node_config("hostile", "[machines]\nvcpus = 2\n"));
+    let (host, node) = scene.boot("hostile", HostOptions { config, ..options }).unwrap();
     let offers = |nodes: &serde_json::Value| scene::free_device(nodes, &node).is_some();
     let nodes = scene.cli.wait(&["nodes"], SOON, offers).unwrap();
     let device = scene::free_device(&nodes, &node).unwrap();

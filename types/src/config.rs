@@ -134,6 +134,9 @@ pub struct Authority {
 pub struct Machines {
     /// Devices to rent, by address; every device that is safe to give away when left out.
     pub devices: Option<Vec<Bdf>>,
+    /// Virtual CPUs to rent in all; as many as the host has CPUs when left out. More than that share
+    /// the host's CPUs.
+    pub vcpus: Option<u32>,
     /// Memory kept for the node itself.
     #[serde(default = "Machines::default_reserve")]
     pub reserve_mib: Mebibytes,
@@ -171,6 +174,7 @@ impl Default for Machines {
     fn default() -> Self {
         Self {
             devices: None,
+            vcpus: None,
             reserve_mib: Self::default_reserve(),
             subnet: Self::default_subnet(),
             retain_s: Self::default_retain(),

@@ -237,6 +237,15 @@ impl Scene {
 
     /// Asks as [`Self::create`] does, with `more` arguments.
     pub fn create_with(&self, lease: &Path, guest: &PushedGuest, more: &[&str]) -> Result<Value> {
+        self.ask(lease, guest, &[&["--cmdline", "console=ttyS0 quiet"], more].concat())
+    }
+
+    /// Asks as [`Self::create`] does, with a command line for the guest's kernel.
+    pub fn create_on(&self, lease: &Path, guest: &PushedGuest, cmdline: &str) -> Result<Value> {
+        self.ask(lease, guest, &["--cmdline", cmdline])
+    }
+
+    fn ask(&self, lease: &Path, guest: &PushedGuest, more: &[&str]) -> Result<Value> {
         let lease = lease.to_str().context("a folder with a plain name")?;
         let mut arguments = vec![
             "machines",
@@ -247,8 +256,6 @@ impl Scene {
             &guest.kernel,
             "--initrd",
             &guest.initrd,
-            "--cmdline",
-            "console=ttyS0 quiet",
         ];
         arguments.extend(more);
         self.renter().json(&arguments)

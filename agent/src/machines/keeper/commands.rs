@@ -198,8 +198,9 @@ impl Keeper {
         let memory: u64 = shapes.iter().map(|shape| shape.memory_mib.0).sum();
         let all = self.config.capacity;
         let reserve = self.config.spec.machines.reserve_mib.0;
+        let offered = self.config.spec.machines.vcpus.unwrap_or(all.vcpus);
         Capacity {
-            vcpus: all.vcpus.saturating_sub(vcpus),
+            vcpus: offered.saturating_sub(vcpus),
             memory_mib: all.memory_mib.saturating_sub(reserve).saturating_sub(memory),
         }
     }
