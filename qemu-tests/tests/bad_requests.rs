@@ -190,8 +190,9 @@ fn content_that_cannot_start(setting: &Setting) {
     assert!(said.contains("cut short"), "{said}");
 
     let absent = "ab".repeat(32);
-    let said = setting.failed("absent", &with_kernel(absent.clone()), None);
-    assert!(said.contains(&absent) && said.contains("refused content"), "{said}");
+    let (lease, _) = setting.lease(&LeaseRequest { name: "absent", ..LeaseRequest::default() });
+    let said = format!("{:#}", scene.create(&lease, &with_kernel(absent.clone())).unwrap_err());
+    assert!(said.contains(&absent) && said.contains("upload it first"), "{said}");
 
     let large = scene.push("large", &vec![7; 2 << 20]).unwrap();
     let said = setting.failed("large", &setting.guest, Some(&large));
