@@ -8,6 +8,7 @@
 mod deny;
 mod fuzz;
 mod packages;
+mod qemu;
 mod reproduce;
 mod run;
 mod stages;

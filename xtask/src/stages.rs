@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 use crate::{
     deny, packages,
     packages::Install,
-    reproduce, run,
+    qemu, reproduce, run,
     summary::{Counts, Reader},
     tidy,
 };
@@ -44,7 +44,7 @@ const STAGES: &[Stage] = &[
     Stage { name: "deny", run: || deny::check().map(|()| one()) },
     Stage { name: "image", run: || check(&["run", "--quiet", "--package", "image"]) },
     Stage { name: "unit", run: || tests(&["test", "--workspace", "--exclude", "qemu-tests"]) },
-    Stage { name: "qemu", run: || tests(&["test", "--package", "qemu-tests"]) },
+    Stage { name: "qemu", run: qemu::tests },
     Stage {
         name: "reproduce",
         run: || reproduce::check(reproduce::Kernel::Shared).map(|()| one()),
@@ -111,14 +111,8 @@ fn clippy() -> Result<Counts> {
 
 /// Runs a cargo test command, shows its output as it comes, and counts.
 fn tests(arguments: &[&str]) -> Result<Counts> {
-    if arguments.contains(&"qemu-tests") {
-        run::run(&mut run::cargo(&["build", "--package", "gateway"]))?;
-    }
     let mut command = run::cargo(arguments);
     command.args(["--no-fail-fast", "--", "--show-output"]);
-    if arguments.contains(&"qemu-tests") {
-        command.args(["--test-threads", "1"]);
-    }
     let mut child = command.stdout(Stdio::piped()).spawn().context("cannot start cargo test")?;
     let output = child.stdout.take().context("cargo test has no output")?;
     let mut reader = Reader::default();

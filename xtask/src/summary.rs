@@ -11,6 +11,16 @@ pub(crate) struct Counts {
     pub(crate) evidence: Vec<String>,
 }
 
+impl Counts {
+    /// Adds what another test program found.
+    pub(crate) fn add(&mut self, other: Self) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.skipped.extend(other.skipped);
+        self.evidence.extend(other.evidence);
+    }
+}
+
 /// Which part of a test program's output a line belongs to.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 enum Part {
