@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 use std::{
+    io::IsTerminal,
     path::{Path, PathBuf},
     process::{Child, ExitCode, Stdio},
     time::{Duration, Instant},
@@ -235,8 +236,15 @@ fn keep(scene: &Scene, node: &str, guest: &PushedGuest) -> Result<()> {
         print_calls(scene, &lease, &id, guest)?;
         println!("\nEverything runs. Enter prints such lines for a new lease, Ctrl-D ends it.");
         let mut line = String::new();
-        if std::io::stdin().read_line(&mut line)? == 0 {
+        if std::io::stdin().read_line(&mut line)? > 0 {
+            continue;
+        }
+        if std::io::stdin().is_terminal() {
             return Ok(());
+        }
+        println!("There is no terminal: it runs until it is interrupted.");
+        loop {
+            std::thread::park();
         }
     }
 }
