@@ -6,7 +6,7 @@
 use std::{fs, path::Path, time::Duration};
 
 use qemu_tests::harness::{
-    host::{HostOptions, Uplink},
+    host::{HostOptions, USER_NETWORK, Uplink},
     scene::{GUEST_LIMIT, LeaseRequest, Scene},
 };
 use serde_json::Value;
@@ -25,7 +25,7 @@ fn host(folder: &Path) -> HostOptions {
         fs::write(&path, vec![0u8; 16 << 20]).unwrap();
         add("-drive", format!("if=none,id={name},format=raw,file={}", path.display()));
     }
-    add("-netdev", "user,id=net0".to_owned());
+    add("-netdev", format!("user,id=net0,net={USER_NETWORK}"));
     let devices = [
         "pcie-root-port,id=held,chassis=20,slot=20",
         "nvme,drive=beside,serial=BESIDE,bus=held,addr=0.0,multifunction=on",

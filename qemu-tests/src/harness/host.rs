@@ -56,7 +56,7 @@ pub enum Uplink {
 }
 
 /// The network of [`Uplink::User`]. It is none that guests are kept from (RFC 5737).
-const USER_NETWORK: &str = "203.0.113.0/24";
+pub const USER_NETWORK: &str = "203.0.113.0/24";
 /// Where the test machine's loopback interface is for a host with [`Uplink::User`].
 pub const TEST_MACHINE: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 2);
 

@@ -120,7 +120,9 @@ impl Scene {
         let config = options.config.clone().unwrap_or_else(|| self.node_config(name, ""));
         let options = HostOptions { config: Some(config), ..options };
         let host = Host::start(&image, &self.folder.join(name), &options)?;
-        let node = self.wait_for_node(name)?;
+        let node = self.wait_for_node(name).with_context(|| {
+            format!("{name} did not join; its last lines:\n{}", host.serial.tail(60))
+        })?;
         Ok((host, node))
     }
 
