@@ -156,10 +156,25 @@ fn show_bad_config(
             }
         }
     });
-    let network = Uplinks::start(&types::config::Network::default());
-    if let Ok(uplinks) = network {
-        // It runs as long as the process.
-        std::mem::forget(uplinks);
+    if let Ok(uplinks) = Uplinks::start(&types::config::Network::default()) {
+        tokio::spawn(show_addresses(uplinks, pages.clone()));
+    }
+}
+
+/// Keeps the addresses on the page of a node that has nothing else to do.
+async fn show_addresses(uplinks: Uplinks, pages: watch::Sender<Page>) {
+    let mut network = uplinks.status();
+    loop {
+        let addresses: Vec<_> = network.borrow_and_update().addresses().collect();
+        pages.send_if_modified(|page| {
+            let now: Vec<_> = addresses.iter().map(ToString::to_string).collect();
+            let changed = page.addresses != now;
+            page.addresses = now;
+            changed
+        });
+        if network.changed().await.is_err() {
+            return;
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use std::{fs, path::Path, time::Duration};
 use base64::{Engine, engine::general_purpose::STANDARD};
 use image::{BuildOptions, Silent};
 use qemu_tests::harness::{
-    host::{Host, HostOptions, Medium, Uplink},
+    host::{Host, HostOptions, Medium},
     scene::image_folder,
     volume,
 };
@@ -24,7 +24,7 @@ fn config(name: &str) -> String {
 }
 
 fn boot(image: &Path, folder: &Path, options: HostOptions) -> Host {
-    let options = HostOptions { uplink: Uplink::None, memory_mib: 1024, ..options };
+    let options = HostOptions { memory_mib: 1024, ..options };
     Host::start(image, folder, &options).unwrap()
 }
 
@@ -82,6 +82,8 @@ fn a_stick_that_is_plugged_in_later_is_taken() {
     let mut host = boot(&image_folder().unwrap(), folder.path(), options);
     let line = host.serial.wait("event=config-bad", LIMIT).unwrap();
     assert!(line.contains("holdfast.toml") && line.contains("HOLDFAST"), "{line}");
+    // Whoever stands before it sees where it is meanwhile.
+    host.serial.wait("status| addresses  203.0.113.", LIMIT).unwrap();
     let plugged = json!({ "driver": "usb-storage", "drive": "stick", "bus": "usb.0" });
     host.qmp.execute("device_add", plugged).unwrap();
     let line = host.serial.wait("event=config ", LIMIT).unwrap();

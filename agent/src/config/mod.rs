@@ -73,7 +73,7 @@ pub struct Found {
 #[allow(missing_docs, reason = "the message is the doc")]
 pub enum LoadError {
     #[error(
-        "no configuration: give {PARAMETER}… on the kernel's command line, or {DOCUMENT} on a FAT volume labelled {LABEL}, or build an image with one"
+        "no configuration: give {PARAMETER}BASE64 on the kernel's command line, or {DOCUMENT} on a FAT volume labelled {LABEL}, or build an image with one"
     )]
     Absent,
     #[error("{PARAMETER} is not base64")]
