@@ -1,5 +1,5 @@
 //! Devices of other kinds: one with registers to compute with, one whose memory is as large as a
-//! GPU's, and a network card whose interrupts and DMA the guest's own driver uses.
+//! GPU's, a network card and a SATA controller whose interrupts and DMA the guest's drivers use.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
@@ -68,27 +68,63 @@ fn registers_answer_and_256_gib_of_memory_are_there() {
     assert_eq!(scene.ssh(&id, large).unwrap().trim(), "274877906944 0", "size and alignment");
 }
 
-#[test]
-fn the_guests_own_driver_uses_a_network_card() {
+/// What the disk behind the SATA controller starts with.
+const MARKER: &str = "this block lies behind a SATA controller";
+
+/// Rents a network card and a SATA controller to a guest whose drivers are built in, with `words`
+/// on its command line; lets it use both, and returns its lines of /proc/interrupts about them.
+fn drive_card_and_disk(words: &str) -> String {
     let folder = tempfile::tempdir().unwrap();
     let scene = Scene::start(folder.path()).unwrap();
     let guest = guest::make(folder.path(), &scene.ssh.public, None).unwrap();
-    // The appliance's kernel has drivers for network cards built in.
+    // The appliance's kernel has drivers for network cards and disks built in.
     let kernel = scene::image_folder().unwrap().join("pxe/vmlinuz");
     let guest = Guest { kernel, ..guest };
-    let arguments = ["-netdev".to_owned(), format!("user,id=card,net={USER_NETWORK}")].to_vec();
+    let disk = folder.path().join("disk.img");
+    let mut content = MARKER.as_bytes().to_vec();
+    content.resize(16 << 20, 0);
+    std::fs::write(&disk, content).unwrap();
+    let arguments = [
+        "-netdev",
+        &format!("user,id=card,net={USER_NETWORK}"),
+        "-drive",
+        &format!("if=none,id=disk,format=raw,file={}", disk.display()),
+        "-device",
+        "ide-hd,drive=disk,bus=sata.0",
+    ];
+    let arguments = arguments.map(str::to_owned).to_vec();
     let card = "e1000e,netdev=card,mac=52:54:00:12:34:99,romfile=".to_owned();
-    let devices = vec![card, "edu".to_owned()];
+    let devices = vec![card, "ich9-ahci,id=sata".to_owned()];
     let options = HostOptions { devices, arguments, ..HostOptions::default() };
-    let cmdline = "console=ttyS0 quiet rdinit=/bin/busybox -- sh /init";
-    let (_host, id) = rent(&scene, options, &guest, cmdline);
+    let cmdline = format!("console=ttyS0 quiet {words} rdinit=/bin/busybox -- sh /init");
+    let (_host, id) = rent(&scene, options, &guest, &cmdline);
 
+    let disk = scene.ssh(&id, &format!("head -c {} /dev/sda", MARKER.len())).unwrap();
+    assert_eq!(disk, MARKER);
     let talk = "card=$(basename $(dirname $(grep -l 52:54:00:12:34:99 /sys/class/net/*/address))); \
                 ip link set $card up; udhcpc -i $card -q -n -t 10 -T 2 -s /bin/true >/dev/null 2>&1 \
-                && echo leased; grep -c $card /proc/interrupts";
+                && echo leased; grep -E \"$card|ahci\" /proc/interrupts";
     let said = scene.ssh(&id, talk).unwrap();
-    let mut lines = said.lines();
-    assert_eq!(lines.next(), Some("leased"), "{said}");
-    let vectors: u32 = lines.next().unwrap_or_default().trim().parse().unwrap();
-    assert!(vectors >= 2, "MSI-X gives the card several vectors: {said}");
+    said.strip_prefix("leased\n").expect(&said).to_owned()
+}
+
+/// Returns how many of the lines name the kind of interrupt and the driver.
+fn count(lines: &str, kind: &str, driver: &str) -> usize {
+    lines.lines().filter(|line| line.contains(kind) && line.contains(driver)).count()
+}
+
+#[test]
+fn the_guests_own_drivers_get_messages_as_interrupts() {
+    let lines = drive_card_and_disk("");
+    // The controller has MSI only, the card MSI-X with a vector for each direction and one more.
+    assert_eq!(count(&lines, "MSI", "ahci"), 1, "{lines}");
+    assert!(count(&lines, "MSI", "eth") >= 3, "{lines}");
+}
+
+#[test]
+fn the_guests_own_drivers_get_wires_as_interrupts() {
+    let lines = drive_card_and_disk("pci=nomsi");
+    assert!(count(&lines, "IO-APIC", "ahci") >= 1, "{lines}");
+    assert_eq!(count(&lines, "IO-APIC", "eth"), 1, "{lines}");
+    assert_eq!(count(&lines, "MSI", ""), 0, "{lines}");
 }
