@@ -34,6 +34,12 @@ const TEXT: u64 = 0x2000;
 
 /// Runs `code` to its end, with `text` in memory, or says why it cannot.
 fn run(code: &[u8], text: &[u8]) -> Option<(Ending, Vec<u8>)> {
+    let ram = Ram::new(&[(0, 1 << 20)], MemoryBacking::Memfd).unwrap();
+    run_in(&ram, code, text)
+}
+
+/// The same in memory of the caller's.
+fn run_in(ram: &Ram, code: &[u8], text: &[u8]) -> Option<(Ending, Vec<u8>)> {
     let skip = |reason: String| {
         println!("skipped: real-mode guest: {reason}");
         None
@@ -46,10 +52,9 @@ fn run(code: &[u8], text: &[u8]) -> Option<(Ending, Vec<u8>)> {
         Ok(vm) => vm,
         Err(error) => return skip(error.to_string()),
     };
-    let ram = Ram::new(&[(0, 1 << 20)], MemoryBacking::Memfd).unwrap();
     ram.memory.write_slice(code, GuestAddress(CODE)).unwrap();
     ram.memory.write_slice(text, GuestAddress(TEXT)).unwrap();
-    let ram_slots = match vm.map_ram(&ram) {
+    let ram_slots = match vm.map_ram(ram) {
         Ok(slots) => slots,
         Err(error) => return skip(error.to_string()),
     };
@@ -121,4 +126,41 @@ fn a_triple_fault_is_the_guests() {
     let code = [0x0f, 0x01, 0x1e, 0x00, 0x20, 0xcc];
     let Some((ending, _)) = run(&code, &[0; 6]) else { return };
     assert_eq!(ending.status(), exit::GUEST_FAULT);
+}
+
+/// The host's counters of 2 MiB pages.
+const HUGE_PAGES: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB";
+
+fn huge_pages(counter: &str) -> u64 {
+    let text = std::fs::read_to_string(format!("{HUGE_PAGES}/{counter}")).unwrap_or_default();
+    text.trim().parse().unwrap_or(0)
+}
+
+#[test]
+fn huge_pages_are_taken_and_given_back_and_too_few_are_told() {
+    let before = huge_pages("nr_hugepages");
+    let reserve = |count: u64| {
+        std::fs::write(format!("{HUGE_PAGES}/nr_hugepages"), format!("{count}\n")).is_ok()
+    };
+    if !reserve(before + 2) || huge_pages("free_hugepages") < 2 {
+        println!("skipped: guest on huge pages: none can be reserved here");
+        return;
+    }
+    let free = huge_pages("free_hugepages");
+    let ram = Ram::new(&[(0, 4 << 20)], MemoryBacking::Hugetlb2M).unwrap();
+    assert_eq!(huge_pages("free_hugepages"), free - 2);
+    // mov si,0x2000; mov cx,5; mov dx,0x3f8; cld; rep outsb; mov dx,0xcf9; mov al,6; out dx,al; hlt
+    let code = [
+        0xbe, 0x00, 0x20, 0xb9, 0x05, 0x00, 0xba, 0xf8, 0x03, 0xfc, 0xf3, 0x6e, 0xba, 0xf9, 0x0c,
+        0xb0, 0x06, 0xee, 0xf4,
+    ];
+    if let Some((ending, console)) = run_in(&ram, &code, b"large") {
+        assert_eq!((ending.status(), console.as_slice()), (exit::RESET, &b"large"[..]));
+    }
+    drop(ram);
+    assert_eq!(huge_pages("free_hugepages"), free);
+    let refusal = Ram::new(&[(0, (free + 8) << 21)], MemoryBacking::Hugetlb2M).unwrap_err();
+    let said = format!("{refusal}: {:?}", std::error::Error::source(&refusal));
+    assert!(said.contains("huge pages") && !said.contains("Bad address"), "{said}");
+    reserve(before);
 }

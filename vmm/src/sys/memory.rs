@@ -176,7 +176,16 @@ fn populate(region: &MmapRegion, backing: MemoryBacking) -> io::Result<()> {
     // SAFETY: the range is exactly one live mapping that `region` owns; populating writes nothing.
     let ret =
         unsafe { libc::madvise(region.as_ptr().cast(), region.size(), libc::MADV_POPULATE_WRITE) };
-    if ret < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    if ret == 0 {
+        return Ok(());
+    }
+    // Too few free huge pages come as EFAULT (madvise(2), MADV_POPULATE_WRITE).
+    match io::Error::last_os_error() {
+        error if error.raw_os_error() == Some(libc::EFAULT) => {
+            Err(io::Error::from_raw_os_error(libc::ENOMEM))
+        }
+        error => Err(error),
+    }
 }
 
 /// A shared mapping of part of a file, unmapped when dropped. Its address is congruent to the
