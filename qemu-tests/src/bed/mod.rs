@@ -39,6 +39,9 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(600);
 /// The host's command line. Its console is for people: the test speaks over a port of its own.
 const CMDLINE: &str = "console=ttyS0 loglevel=4 no_timer_check iommu=force rdinit=/init panic=-1";
 
+/// What an answer to another question is taken for.
+const MIXED: &str = "the host answered another question";
+
 /// What the bed's host is made of.
 #[derive(Debug, Clone, Default)]
 pub struct BedOptions {
@@ -115,18 +118,20 @@ impl Bed {
         self.requests.write_all(&line)?;
         let mut answer = String::new();
         self.answers.read_line(&mut answer).context("the host does not answer")?;
-        match serde_json::from_str(&answer).with_context(|| format!("not an answer: {answer:?}"))? {
-            Answer::Failed { reason } => bail!("{reason} (asked for {request:?})"),
-            answer => Ok(answer),
+        let answer =
+            serde_json::from_str(&answer).with_context(|| format!("not an answer: {answer:?}"))?;
+        if let Answer::Failed { reason } = answer {
+            bail!("{reason} (asked for {request:?})");
         }
+        Ok(answer)
     }
 
     /// Reads a file of the host.
     pub fn read(&mut self, path: &str) -> Result<Vec<u8>> {
-        match self.ask(&Request::Read { path: path.to_owned() })? {
-            Answer::Bytes { base64 } => Ok(BASE64.decode(base64)?),
-            other => bail!("not bytes: {other:?}"),
-        }
+        let Answer::Bytes { base64 } = self.ask(&Request::Read { path: path.to_owned() })? else {
+            bail!(MIXED)
+        };
+        Ok(BASE64.decode(base64)?)
     }
 
     /// Reads a file of the host as text, without white space at its ends.
@@ -142,10 +147,10 @@ impl Bed {
 
     /// Lists the names in a folder of the host.
     pub fn list(&mut self, path: &str) -> Result<Vec<String>> {
-        match self.ask(&Request::List { path: path.to_owned() })? {
-            Answer::Names { names } => Ok(names),
-            other => bail!("not names: {other:?}"),
-        }
+        let Answer::Names { names } = self.ask(&Request::List { path: path.to_owned() })? else {
+            bail!(MIXED)
+        };
+        Ok(names)
     }
 
     /// Gives a PCI device to vfio-pci and returns the path of its character device.
@@ -168,10 +173,8 @@ impl Bed {
             spec: serde_json::to_value(&plan.spec)?,
             uid: plan.spec.uid,
         };
-        match self.ask(&request)? {
-            Answer::Launched { machine } => Ok(machine),
-            other => bail!("not a machine: {other:?}"),
-        }
+        let Answer::Launched { machine } = self.ask(&request)? else { bail!(MIXED) };
+        Ok(machine)
     }
 
     /// Calls a VMM's API; `files` travel with the request as descriptors.
@@ -189,12 +192,8 @@ impl Bed {
             base64: BASE64.encode(body),
             files: files.to_vec(),
         };
-        match self.ask(&request)? {
-            Answer::Http { status, head, base64 } => {
-                Ok(HttpAnswer { status, head, body: BASE64.decode(base64)? })
-            }
-            other => bail!("not an answer of HTTP: {other:?}"),
-        }
+        let Answer::Http { status, head, base64 } = self.ask(&request)? else { bail!(MIXED) };
+        Ok(HttpAnswer { status, head, body: BASE64.decode(base64)? })
     }
 
     /// Calls a VMM's API.
@@ -268,18 +267,20 @@ impl Bed {
     /// Waits for a VMM's end and returns its exit status and what it wrote to standard error.
     pub fn wait_exit(&mut self, machine: u32, limit: Duration) -> Result<(i32, String)> {
         let limit_ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
-        match self.ask(&Request::Wait { machine, limit_ms })? {
-            Answer::Exited { status } => Ok((status, self.log(machine)?)),
-            other => bail!("not an end: {other:?}"),
-        }
+        let Answer::Exited { status } = self.ask(&Request::Wait { machine, limit_ms })? else {
+            bail!(MIXED)
+        };
+        Ok((status, self.log(machine)?))
     }
 
     /// Sends `bytes` to a port of a guest's vsock and returns what it answers until it closes.
     pub fn vsock(&mut self, cid: u32, port: u32, bytes: &[u8]) -> Result<Vec<u8>> {
-        match self.ask(&Request::Vsock { cid, port, base64: BASE64.encode(bytes) })? {
-            Answer::Bytes { base64 } => Ok(BASE64.decode(base64)?),
-            other => bail!("not bytes: {other:?}"),
-        }
+        let Answer::Bytes { base64 } =
+            self.ask(&Request::Vsock { cid, port, base64: BASE64.encode(bytes) })?
+        else {
+            bail!(MIXED)
+        };
+        Ok(BASE64.decode(base64)?)
     }
 }
 
