@@ -24,7 +24,7 @@ use serde_json::Value;
 
 pub use self::{
     plan::Plan,
-    protocol::{Answer, Opened, Request},
+    protocol::{Answer, Measured, Opened, Request, Subject},
 };
 use crate::harness::{
     host::{Host, HostOptions, Medium, Uplink},
@@ -51,6 +51,8 @@ pub struct BedOptions {
     pub host: HostOptions,
     /// Words added to the kernel's command line.
     pub words: String,
+    /// The VMM, when it is not the one that cargo built beside the running program.
+    pub vmm: Option<PathBuf>,
 }
 
 /// A running host with its remote hands.
@@ -85,7 +87,7 @@ impl Bed {
     pub fn start(folder: &Path, options: BedOptions) -> Result<Self> {
         fs::create_dir_all(folder)?;
         let initrd = folder.join("bed-initrd");
-        fs::write(&initrd, archive(&options.files)?)?;
+        fs::write(&initrd, archive(options.vmm, &options.files)?)?;
         let socket = folder.join("bed.sock");
         let mut host = options.host;
         host.medium = Medium::Own {
@@ -121,7 +123,7 @@ impl Bed {
         let answer =
             serde_json::from_str(&answer).with_context(|| format!("not an answer: {answer:?}"))?;
         if let Answer::Failed { reason } = answer {
-            bail!("{reason} (asked for {request:?})");
+            bail!("the host refused: {reason}");
         }
         Ok(answer)
     }
@@ -273,6 +275,32 @@ impl Bed {
         Ok((status, self.log(machine)?))
     }
 
+    /// Measures a VMM of ours.
+    pub fn measure(&mut self, plan: &Plan, marks: &[&str], limit: Duration) -> Result<Measured> {
+        let subject = Subject::Vmm {
+            files: plan.files().to_vec(),
+            spec: serde_json::to_value(&plan.spec)?,
+            uid: plan.spec.uid,
+        };
+        self.measure_subject(subject, marks, limit)
+    }
+
+    /// Measures any subject; its guest's memory must be shared memory.
+    pub fn measure_subject(
+        &mut self,
+        subject: Subject,
+        marks: &[&str],
+        limit: Duration,
+    ) -> Result<Measured> {
+        let request = Request::Measure {
+            subject,
+            marks: marks.iter().map(|&mark| mark.to_owned()).collect(),
+            limit_ms: u64::try_from(limit.as_millis()).unwrap_or(u64::MAX),
+        };
+        let Answer::Measured(measured) = self.ask(&request)? else { bail!(MIXED) };
+        Ok(measured)
+    }
+
     /// Sends `bytes` to a port of a guest's vsock and returns what it answers until it closes.
     pub fn vsock(&mut self, cid: u32, port: u32, bytes: &[u8]) -> Result<Vec<u8>> {
         let Answer::Bytes { base64 } =
@@ -285,15 +313,12 @@ impl Bed {
 }
 
 /// The host's initramfs: the remote hands as PID 1, the VMM, their libraries, and `files`.
-fn archive(files: &[(String, PathBuf)]) -> Result<Vec<u8>> {
-    let mut all: Vec<(String, PathBuf)> = vec![
-        ("init".to_owned(), program("bed")?),
-        ("holdfast-vmm".to_owned(), program("holdfast-vmm")?),
-    ];
-    for own in [program("bed")?, program("holdfast-vmm")?] {
-        for library in libraries(&own)? {
-            all.push((library.trim_start_matches('/').to_owned(), PathBuf::from(library)));
-        }
+fn archive(vmm: Option<PathBuf>, files: &[(String, PathBuf)]) -> Result<Vec<u8>> {
+    let vmm = vmm.map_or_else(|| program("holdfast-vmm"), Ok)?;
+    let programs = [("init", program("bed")?), ("holdfast-vmm", vmm)];
+    let mut all = Vec::new();
+    for (name, path) in programs {
+        all.extend(with_libraries(name, &path)?);
     }
     all.extend_from_slice(files);
     all.sort();
@@ -316,13 +341,14 @@ fn archive(files: &[(String, PathBuf)]) -> Result<Vec<u8>> {
     Ok(cpio::write(&entries)?)
 }
 
-/// Returns the paths of what the dynamic loader maps for `program`, the loader included.
-fn libraries(program: &Path) -> Result<Vec<String>> {
-    let output = Command::new("ldd").arg(program).output().context("cannot start ldd")?;
+/// Returns the program at `path` as the host's file `name`, and what the dynamic loader maps for it,
+/// the loader included.
+pub fn with_libraries(name: &str, path: &Path) -> Result<Vec<(String, PathBuf)>> {
+    let output = Command::new("ldd").arg(path).output().context("cannot start ldd")?;
     let text = String::from_utf8_lossy(&output.stdout);
-    let path = |line: &str| {
+    let mapped = text.lines().filter_map(|line| {
         let path = line.split_whitespace().find(|word| word.starts_with('/'))?;
-        Some(path.to_owned())
-    };
-    Ok(text.lines().filter_map(path).collect())
+        Some((path.trim_start_matches('/').to_owned(), PathBuf::from(path)))
+    });
+    Ok([(name.to_owned(), path.to_owned())].into_iter().chain(mapped).collect())
 }

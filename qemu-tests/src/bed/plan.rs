@@ -30,6 +30,14 @@ impl Plan {
         plan
     }
 
+    /// The same without an initramfs.
+    pub fn linux_alone(number: u8, kernel: &str, cmdline: &str) -> Self {
+        let mut plan = Self::empty(number);
+        let kernel_fd = plan.open(Opened::Read { path: kernel.to_owned() });
+        plan.spec.boot = Boot::Linux { kernel_fd, initrd_fd: None, cmdline: cmdline.to_owned() };
+        plan
+    }
+
     fn empty(number: u8) -> Self {
         let files = vec![Opened::Write { path: "/dev/kvm".to_owned() }, Opened::Api];
         let spec = VmSpec {

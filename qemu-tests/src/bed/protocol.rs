@@ -78,6 +78,15 @@ pub enum Request {
         /// Descriptors that go with it.
         files: Vec<Opened>,
     },
+    /// Start something, read what its guest says up to the last mark, and end it.
+    Measure {
+        /// What is started.
+        subject: Subject,
+        /// What is waited for, in this order.
+        marks: Vec<String>,
+        /// How long it may take to the last mark.
+        limit_ms: u64,
+    },
     /// Wait for a VMM's end.
     Wait {
         /// Which VMM.
@@ -94,6 +103,37 @@ pub enum Request {
         /// What is sent.
         base64: String,
     },
+}
+
+/// What is started to be measured.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "kind")]
+pub enum Subject {
+    /// Our VMM, as [`Request::Launch`] starts it; its guest's console is what is read.
+    Vmm {
+        /// Its files, from descriptor [`FIRST_DESCRIPTOR`] on.
+        files: Vec<Opened>,
+        /// Its specification.
+        spec: Value,
+        /// Its user and group.
+        uid: u32,
+    },
+    /// Any other program; its standard output is what is read.
+    Program {
+        /// Path and arguments.
+        words: Vec<String>,
+    },
+}
+
+/// What was measured.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Measured {
+    /// When each mark was read, in microseconds after the start.
+    pub marks_us: Vec<u64>,
+    /// Resident memory at the last mark, shared memory apart, in KiB.
+    pub resident_kib: u64,
+    /// All that was read.
+    pub output: String,
 }
 
 /// What the host answers.
@@ -117,6 +157,8 @@ pub enum Answer {
         /// The names, sorted.
         names: Vec<String>,
     },
+    /// Something was measured.
+    Measured(Measured),
     /// A VMM was started.
     Launched {
         /// Its number.

@@ -6,6 +6,8 @@
 
 #![forbid(unsafe_code)]
 
+mod measure;
+
 use std::{
     collections::BTreeMap,
     fs::{self, File, OpenOptions},
@@ -23,6 +25,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
+use measure::Wanted;
 use nix::sched::CloneFlags;
 use nix::sys::socket::{
     self, AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, VsockAddr,
@@ -127,19 +130,27 @@ impl Machines {
                 names.sort();
                 Ok(Answer::Names { names })
             }
-            Request::Launch { files, spec, uid } => self.launch(&files, &spec, uid),
+            Request::Launch { files, spec, uid } => {
+                Ok(Answer::Launched { machine: self.launch(&files, &spec, uid)? })
+            }
             Request::Call { machine, method, target, base64, files } => {
                 let body = BASE64.decode(base64)?;
-                call(machine, &format!("{method} {target}"), &body, &files)
+                let line = format!("{method} {target}");
+                let (status, head, body) = http(machine, &line, &body, &files)?;
+                Ok(Answer::Http { status, head, base64: BASE64.encode(body) })
             }
             Request::Wait { machine, limit_ms } => {
                 self.wait(machine, Duration::from_millis(limit_ms))
+            }
+            Request::Measure { subject, marks, limit_ms } => {
+                let limit = Duration::from_millis(limit_ms);
+                measure::measure(self, subject, &Wanted { marks, limit })
             }
             Request::Vsock { cid, port, base64 } => vsock(cid, port, &BASE64.decode(base64)?),
         }
     }
 
-    fn launch(&mut self, files: &[Opened], spec: &serde_json::Value, uid: u32) -> Result<Answer> {
+    fn launch(&mut self, files: &[Opened], spec: &serde_json::Value, uid: u32) -> Result<u32> {
         let machine = self.started;
         self.started += 1;
         fs::write(spec_path(machine), serde_json::to_vec(spec)?)?;
@@ -162,7 +173,7 @@ impl Machines {
             .spawn()
             .context("cannot start the launcher")?;
         self.running.insert(machine, child);
-        Ok(Answer::Launched { machine })
+        Ok(machine)
     }
 
     fn wait(&mut self, machine: u32, limit: Duration) -> Result<Answer> {
@@ -236,7 +247,8 @@ fn launch(number: &str) -> Result<i32> {
 }
 
 /// One request of HTTP over the VMM's socket; `files` go with its first byte.
-fn call(machine: u32, line: &str, body: &[u8], files: &[Opened]) -> Result<Answer> {
+/// Returns status, head and body of the answer.
+fn http(machine: u32, line: &str, body: &[u8], files: &[Opened]) -> Result<(u16, String, Vec<u8>)> {
     let mut stream = UnixStream::connect(socket_path(machine)).context("the VMM is not there")?;
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
@@ -263,7 +275,7 @@ fn call(machine: u32, line: &str, body: &[u8], files: &[Opened]) -> Result<Answe
     let end = answer.windows(4).position(|four| four == b"\r\n\r\n").context("no HTTP")?;
     let head = String::from_utf8_lossy(&answer[..end]).into_owned();
     let status = head.split(' ').nth(1).and_then(|word| word.parse().ok()).context("no status")?;
-    Ok(Answer::Http { status, head, base64: BASE64.encode(&answer[end + 4..]) })
+    Ok((status, head, answer.split_off(end + 4)))
 }
 
 /// Connects to a guest's port, sends, closes its half, and reads to the end.
