@@ -234,6 +234,7 @@ pub fn block(data: &[u8]) {
         },
         durability: Durability::Cached,
         distress: Distress::new(Arc::new(DistressFlag::new("fuzzed")), interrupts),
+        throttle: None,
     });
     let busy = (0..MAX_ROUNDS).all(|_| queue.turn(&mut live) == Progress::More);
     assert!(!busy, "a ring that does not move keeps the thread busy");
