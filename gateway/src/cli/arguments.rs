@@ -54,6 +54,11 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: ContentCommand,
     },
+    /// Disk images on this computer.
+    Image {
+        #[command(subcommand)]
+        command: ImageCommand,
+    },
     /// Machines.
     Machines {
         #[command(subcommand)]
@@ -208,6 +213,21 @@ pub(crate) enum ContentCommand {
     Remove {
         /// Its digest.
         content: ContentId,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ImageCommand {
+    /// Make a raw disk of an image and print its digest, under which `content push` uploads it.
+    Import {
+        /// The image: qcow2, VMDK, VHD, VHDX or raw. It is only read.
+        file: PathBuf,
+        /// Its format; told by its first bytes unless given.
+        #[arg(long)]
+        format: Option<crate::import::Format>,
+        /// File to write; never replaced. Zeroes are holes in it.
+        #[arg(long, short)]
+        out: PathBuf,
     },
 }
 

@@ -68,7 +68,8 @@ pub(super) async fn of(command: &Command) -> Result<Vec<Call>, CliError> {
     let open = |target: &str| vec![Call::get(target.to_owned(), Signing::Nobody)];
     Ok(match command {
         Command::Lease { command: LeaseCommand::Register { envelope } } => vec![show(envelope)?],
-        Command::Keygen { .. }
+        Command::Image { .. }
+        | Command::Keygen { .. }
         | Command::Lease { .. }
         | Command::Tunnel { .. }
         | Command::Ssh { .. } => Vec::new(),

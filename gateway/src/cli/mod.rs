@@ -29,8 +29,11 @@ use lease::{SigningKey, authority::public_key};
 use serde_json::{Value, json};
 use types::forward::Problem;
 
-use crate::keyfile::{self, KeyFileError};
-use arguments::{Arguments, Command, ContentCommand, MachinesCommand, NodeCommand};
+use crate::{
+    import::{self, ImportError},
+    keyfile::{self, KeyFileError},
+};
+use arguments::{Arguments, Command, ContentCommand, ImageCommand, MachinesCommand, NodeCommand};
 use calls::{Call, Signing};
 use http::Client;
 
@@ -42,6 +45,8 @@ pub enum CliError {
     Key(#[from] KeyFileError),
     #[error("cannot {operation} {}", path.display())]
     File { operation: &'static str, path: PathBuf, source: std::io::Error },
+    #[error(transparent)]
+    Image(#[from] ImportError),
     #[error("cannot write to standard output")]
     Output { source: std::io::Error },
     #[error("{message}")]
@@ -64,6 +69,7 @@ impl CliError {
             Self::Refused { .. } => 3,
             Self::Unreachable { .. } | Self::Answer { .. } => 4,
             Self::Key(_)
+            | Self::Image(_)
             | Self::File { .. }
             | Self::Output { .. }
             | Self::Usage { .. }
@@ -157,6 +163,9 @@ async fn run(arguments: Arguments) -> Result<u8, CliError> {
     }
     match arguments.command {
         Command::Keygen { out } => keygen(&context, out)?,
+        Command::Image { command: ImageCommand::Import { file, format, out } } => {
+            import_image(&context, &file, format, out)?;
+        }
         Command::Lease { command } => leases::run(&context, command)?,
         Command::Tunnel { machine, port } => tunnel::tunnel(&context, machine, port).await?,
         Command::Ssh { machine, arguments } => {
@@ -178,6 +187,7 @@ async fn answer(context: &Context, command: &Command, call: &Call) -> Result<(),
         Command::Console { follow: true, .. } => return console(context, call).await,
         Command::Console { follow: false, .. } => return write_out(&context.ask(call).await?),
         Command::Keygen { .. }
+        | Command::Image { .. }
         | Command::Lease { .. }
         | Command::Nodes
         | Command::Node { .. }
@@ -199,6 +209,7 @@ async fn answer(context: &Context, command: &Command, call: &Call) -> Result<(),
         }
         Command::Machines { command: MachinesCommand::List } => show::machines(answer),
         Command::Keygen { .. }
+        | Command::Image { .. }
         | Command::Lease { .. }
         | Command::Content { command: ContentCommand::Remove { .. } }
         | Command::Machines { .. }
@@ -231,6 +242,33 @@ fn print_curl(context: &Context, calls: &[Call]) -> Result<(), CliError> {
         write_out(format!("{}\n", curl::line(context, call)?).as_bytes())?;
     }
     Ok(())
+}
+
+/// Makes a raw disk. Nothing else goes on meanwhile, so that the runtime may wait.
+fn import_image(
+    context: &Context,
+    file: &std::path::Path,
+    format: Option<import::Format>,
+    out: PathBuf,
+) -> Result<(), CliError> {
+    let made = import::import(file, format, &out)?;
+    let value = json!({
+        "file": out,
+        "content": made.content,
+        "format": made.format.name(),
+        "bytes": made.size,
+        "data_bytes": made.data,
+    });
+    context.print(&value, |_| {
+        format!(
+            "{}  {} ({} bytes, {} of them data, from {})\n",
+            made.content,
+            out.display(),
+            made.size,
+            made.data,
+            made.format.name()
+        )
+    })
 }
 
 /// Quotes a word for a shell.

@@ -3,7 +3,10 @@
 use types::{
     node::Bdf,
     units::Mebibytes,
-    vm::{Boot, Disk, MemoryBacking, Passthrough, PassthroughDevice, SPEC_VERSION, VmSpec, Vsock},
+    vm::{
+        Boot, Disk, DiskModel, MemoryBacking, Passthrough, PassthroughDevice, SPEC_VERSION, VmSpec,
+        Vsock,
+    },
 };
 
 use super::protocol::{FIRST_DESCRIPTOR, Opened};
@@ -69,7 +72,8 @@ impl Plan {
     pub fn disk(&mut self, path: &str) -> &mut Disk {
         let fd = self.open(Opened::Write { path: path.to_owned() });
         let serial = format!("disk{}", self.spec.disks.len());
-        self.spec.disks.push(Disk { fd, read_only: false, serial });
+        let model = DiskModel::VirtioBlk;
+        self.spec.disks.push(Disk { fd, read_only: false, serial, model, limit: None });
         self.spec.disks.last_mut().unwrap_or_else(|| unreachable!("just pushed"))
     }
 
