@@ -29,6 +29,10 @@ pub struct VmSpec {
     pub memory_mib: Mebibytes,
     /// Where guest memory comes from.
     pub memory_backing: MemoryBacking,
+    /// Where on the host guest memory lies, in the order of its addresses, together as much as
+    /// `memory_mib`; empty for wherever there is room.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub host_memory: Vec<HostMemory>,
     /// What the guest starts from.
     pub boot: Boot,
     /// virtio-blk devices, in order: the guest's vda, vdb, ….
@@ -57,6 +61,19 @@ pub enum MemoryBacking {
     /// 1 GiB pages of hugetlbfs.
     #[serde(rename = "hugetlb-1g")]
     Hugetlb1G,
+}
+
+/// Guest memory that lies on one NUMA node of the host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HostMemory {
+    /// The host's node, below 1024; none for wherever there is room.
+    pub node: Option<u32>,
+    /// How much of guest memory.
+    pub memory_mib: Mebibytes,
+    /// CPUs of the host that fetch it from the kernel, one thread on each; best the node's own. None
+    /// for as many threads as pay, wherever they run.
+    pub cpus: Vec<u32>,
 }
 
 /// What the guest starts from.

@@ -35,7 +35,7 @@ use crate::{
     },
     sys::{
         kvm::{KvmError, Vm},
-        memory::{MemoryError, Ram},
+        memory::{Fetch, MemoryError, Ram},
         vfio::adopt,
     },
     vcpu::{self, VcpuError},
@@ -91,7 +91,8 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
     let bytes = spec.memory_mib.to_bytes().unwrap_or(u64::MAX);
     let claim = spec.passthrough.as_ref().map(Claim::new).transpose()?;
     let map = AddressMap::new(bytes, spec.memory_backing, claim.as_ref(), &vm)?;
-    let ram = Ram::new(&map.ram, spec.memory_backing)?;
+    let fetch = if claim.is_some() { Fetch::All } else { Fetch::WhenHuge };
+    let ram = Ram::placed(&map.ram, spec.memory_backing, &spec.host_memory, fetch)?;
     let ram_slots = vm.map_ram(&ram)?;
     let console = Console::default();
     let interrupt = |source| KvmError::Call { what: "make an interrupt line", source };

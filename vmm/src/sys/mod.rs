@@ -5,6 +5,7 @@ pub mod io;
 pub mod iommu;
 pub mod kvm;
 pub mod memory;
+pub mod populate;
 pub mod sandbox;
 pub mod signal;
 pub mod vcpu;
