@@ -29,6 +29,10 @@ pub struct VmSpec {
     pub memory_mib: Mebibytes,
     /// Where guest memory comes from.
     pub memory_backing: MemoryBacking,
+    /// Where on the host guest memory lies, in the order of its addresses, together as much as
+    /// `memory_mib`; empty for wherever there is room.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub host_memory: Vec<HostMemory>,
     /// What the guest starts from.
     pub boot: Boot,
     /// virtio-blk devices, in order: the guest's vda, vdb, ….
@@ -57,6 +61,19 @@ pub enum MemoryBacking {
     /// 1 GiB pages of hugetlbfs.
     #[serde(rename = "hugetlb-1g")]
     Hugetlb1G,
+}
+
+/// Guest memory that lies on one NUMA node of the host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HostMemory {
+    /// The host's node, below 1024; none for wherever there is room.
+    pub node: Option<u32>,
+    /// How much of guest memory.
+    pub memory_mib: Mebibytes,
+    /// CPUs of the host that fetch it from the kernel, one thread on each; best the node's own. None
+    /// for as many threads as pay, wherever they run.
+    pub cpus: Vec<u32>,
 }
 
 /// What the guest starts from.
@@ -110,14 +127,31 @@ pub struct Vsock {
     pub vhost_fd: i32,
 }
 
-/// Devices passed through by iommufd and VFIO character devices.
+/// Devices passed through by VFIO.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Passthrough {
-    /// `/dev/iommu`.
+    /// By which of the kernel's interfaces.
+    #[serde(default)]
+    pub interface: VfioInterface,
+    /// `/dev/iommu`; with groups, `/dev/vfio/vfio`.
     pub iommu_fd: i32,
+    /// Whether the devices, when there are two at least, reach each other's BARs.
+    #[serde(default)]
+    pub peer_to_peer: bool,
     /// One entry per device, each behind a root port of its own.
     pub devices: Vec<PassthroughDevice>,
+}
+
+/// Which of the kernel's interfaces hands devices over (Documentation/driver-api/vfio.rst).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum VfioInterface {
+    /// iommufd and a character device for each device: Linux 6.6 and later.
+    #[default]
+    Cdev,
+    /// A container and groups: every kernel.
+    Group,
 }
 
 /// One device passed through.
@@ -126,7 +160,7 @@ pub struct Passthrough {
 pub struct PassthroughDevice {
     /// Its address on the host, for messages and the API.
     pub address: Bdf,
-    /// `/dev/vfio/devices/vfioN`.
+    /// `/dev/vfio/devices/vfioN`; with groups, a descriptor of its own of `/dev/vfio/N`, its group.
     pub cdev_fd: i32,
 }
 

@@ -217,6 +217,7 @@ async fn launch(tools: &Tools, record: &Record) -> Result<i32, StartError> {
         vcpus: record.lease.shape.vcpus,
         memory_mib: record.lease.shape.memory_mib,
         memory_backing: MemoryBacking::Memfd,
+        host_memory: Vec::new(),
         boot,
         disks,
         nets,
@@ -281,7 +282,7 @@ fn open_devices(
         let cdev_fd = files.add(assign::open(&tools.root, *address)?);
         devices.push(PassthroughDevice { address: *address, cdev_fd });
     }
-    Ok(Some(Passthrough { iommu_fd, devices }))
+    Ok(Some(Passthrough { interface: VfioInterface::Cdev, iommu_fd, peer_to_peer: false, devices }))
 }
 
 /// Which way a file is opened.

@@ -280,6 +280,14 @@ impl Bed {
         Ok((status, self.log(machine)?))
     }
 
+    /// Looks from outside into the memory of all running guests. Returns at how many places, of those
+    /// at multiples of 64 bytes, `needle` lies, and how many bytes there are.
+    pub fn search(&mut self, needle: &str) -> Result<(u64, u64)> {
+        let request = Request::Search { needle: needle.to_owned() };
+        let Answer::Found { places, bytes } = self.ask(&request)? else { bail!(MIXED) };
+        Ok((places, bytes))
+    }
+
     /// Measures a VMM of ours.
     pub fn measure(&mut self, plan: &Plan, marks: &[&str], limit: Duration) -> Result<Measured> {
         let subject = Subject::Vmm {

@@ -3,7 +3,10 @@
 use types::{
     node::Bdf,
     units::Mebibytes,
-    vm::{Boot, Disk, MemoryBacking, Passthrough, PassthroughDevice, SPEC_VERSION, VmSpec, Vsock},
+    vm::{
+        Boot, Disk, MemoryBacking, Passthrough, PassthroughDevice, SPEC_VERSION, VfioInterface,
+        VmSpec, Vsock,
+    },
 };
 
 use super::protocol::{FIRST_DESCRIPTOR, Opened};
@@ -47,6 +50,7 @@ impl Plan {
             vcpus: 1,
             memory_mib: Mebibytes(256),
             memory_backing: MemoryBacking::Memfd,
+            host_memory: Vec::new(),
             boot: Boot::Linux { kernel_fd: -1, initrd_fd: None, cmdline: String::new() },
             disks: Vec::new(),
             nets: Vec::new(),
@@ -85,7 +89,12 @@ impl Plan {
         let cdev_fd = self.open(Opened::Write { path: path.to_owned() });
         if self.spec.passthrough.is_none() {
             let iommu_fd = self.open(Opened::Write { path: "/dev/iommu".to_owned() });
-            self.spec.passthrough = Some(Passthrough { iommu_fd, devices: Vec::new() });
+            self.spec.passthrough = Some(Passthrough {
+                interface: VfioInterface::Cdev,
+                iommu_fd,
+                peer_to_peer: false,
+                devices: Vec::new(),
+            });
         }
         if let Some(passthrough) = &mut self.spec.passthrough {
             passthrough.devices.push(PassthroughDevice { address, cdev_fd });

@@ -101,6 +101,12 @@ pub enum Request {
         /// How long at most.
         limit_ms: u64,
     },
+    /// Count the places in the memory of all running guests, at multiples of 64 bytes, that begin
+    /// with a text.
+    Search {
+        /// The text, at most 64 bytes.
+        needle: String,
+    },
     /// Connect to a guest's socket, send, and read to the end.
     Vsock {
         /// The guest's context id.
@@ -163,6 +169,13 @@ pub enum Answer {
     Names {
         /// The names, sorted.
         names: Vec<String>,
+    },
+    /// What was looked for in the memory of guests.
+    Found {
+        /// Places that hold it.
+        places: u64,
+        /// How much memory was looked at.
+        bytes: u64,
     },
     /// Something was measured.
     Measured(Measured),

@@ -3,6 +3,7 @@
 mod board;
 mod build;
 mod control;
+mod map;
 
 use std::{
     io,
@@ -16,6 +17,7 @@ pub use board::Board;
 pub use build::{BuildError, MAX_PASSTHROUGH, MAX_VIRTIO, build};
 pub use control::{Control, Ending, Kind};
 use kvm_ioctls::VcpuFd;
+pub use map::MapError;
 
 use crate::{
     api,

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod measure;
+mod search;
 
 use std::{
     collections::BTreeMap,
@@ -151,6 +152,7 @@ impl Machines {
                 let limit = Duration::from_millis(limit_ms);
                 measure::measure(self, subject, &Wanted { marks, limit })
             }
+            Request::Search { needle } => search::search(&needle),
             Request::Vsock { cid, port, base64 } => vsock(cid, port, &BASE64.decode(base64)?),
         }
     }
