@@ -5,6 +5,7 @@ pub mod io;
 pub mod kvm;
 pub mod memory;
 pub mod sandbox;
+pub mod schedule;
 pub mod signal;
 pub mod vcpu;
 pub mod vfio;
