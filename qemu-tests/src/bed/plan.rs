@@ -3,7 +3,10 @@
 use types::{
     node::Bdf,
     units::Mebibytes,
-    vm::{Boot, Disk, MemoryBacking, Passthrough, PassthroughDevice, SPEC_VERSION, VmSpec, Vsock},
+    vm::{
+        Boot, CoreScheduling, Disk, HyperV, MemoryBacking, Passthrough, PassthroughDevice,
+        SPEC_VERSION, VmSpec, Vsock,
+    },
 };
 
 use super::protocol::{FIRST_DESCRIPTOR, Opened};
@@ -54,6 +57,10 @@ impl Plan {
             passthrough: None,
             kvm_fd: FIRST_DESCRIPTOR,
             api_fd: FIRST_DESCRIPTOR + 1,
+            console_fd: None,
+            cpu_affinity: Vec::new(),
+            core_scheduling: CoreScheduling::Shared,
+            hyperv: HyperV::Off,
         };
         Self { spec, files }
     }
