@@ -47,6 +47,42 @@ pub struct VmSpec {
     pub kvm_fd: i32,
     /// Listening unix stream socket for the HTTP API.
     pub api_fd: i32,
+    /// A file that keeps the newest console output when the process is gone, in the form of
+    /// [`crate::console`]; it is made as large as that needs.
+    #[serde(default)]
+    pub console_fd: Option<i32>,
+    /// Host CPUs that virtual CPUs may run on, in order; a virtual CPU without an entry, or with
+    /// an empty one, runs anywhere.
+    #[serde(default)]
+    pub cpu_affinity: Vec<Vec<u32>>,
+    /// Who may share a physical core with the machine.
+    #[serde(default)]
+    pub core_scheduling: CoreScheduling,
+    /// Interfaces of another hypervisor that the guest finds beside KVM's.
+    #[serde(default)]
+    pub hyperv: HyperV,
+}
+
+/// Who may run on the threads of a physical core at the same time as a machine.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum CoreScheduling {
+    /// Anybody.
+    #[default]
+    Shared,
+    /// Only the machine's own threads.
+    Own,
+}
+
+/// Whether a guest finds the interfaces that Windows knows from Hyper-V.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum HyperV {
+    /// KVM's own only.
+    #[default]
+    Off,
+    /// Reference TSC, synthetic timers and interrupts, hypercalls.
+    On,
 }
 
 /// Where guest memory comes from.
@@ -185,6 +221,10 @@ pub enum VmPhase {
     Starting,
     /// vCPUs run.
     Running,
+    /// vCPUs wait until somebody lets them go on.
+    Paused,
+    /// vCPUs run, but the guest said that its system has failed.
+    Panicked,
     /// The guest powered itself off, or was told to stop. The process is about to exit.
     Stopped,
 }

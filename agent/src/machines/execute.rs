@@ -17,8 +17,8 @@ use types::{
     ids::{ContentId, MachineId},
     node::Bdf,
     vm::{
-        Boot, Disk, MemoryBacking, Net, Passthrough, PassthroughDevice, SPEC_FD, SPEC_VERSION,
-        VmPhase, VmSpec, Vsock,
+        Boot, CoreScheduling, Disk, HyperV, MemoryBacking, Net, Passthrough, PassthroughDevice,
+        SPEC_FD, SPEC_VERSION, VfioInterface, VmPhase, VmSpec, Vsock,
     },
 };
 
@@ -26,6 +26,7 @@ use super::{
     content::{Cache, ContentError},
     disk::{self, DiskError},
     init::{Init, InitError},
+    last_console,
     plan::Record,
     vmm,
 };
@@ -209,6 +210,8 @@ async fn launch(tools: &Tools, record: &Record) -> Result<i32, StartError> {
         Ok(file) => Some(Vsock { cid: record.uid, vhost_fd: files.add(file) }),
         Err(_) => None,
     };
+    let console = last_console::begin(record.lease.id)
+        .map_err(|source| StartError::Prepare { what: "console's file", source })?;
     let passthrough = open_devices(tools, &record.lease.shape.devices, &mut files)?;
     let spec = VmSpec {
         version: SPEC_VERSION,
@@ -225,6 +228,10 @@ async fn launch(tools: &Tools, record: &Record) -> Result<i32, StartError> {
         passthrough,
         kvm_fd: files.add(open(&tools.root.join("dev/kvm"), Access::Write)?),
         api_fd: files.add(listen(record.lease.id)?),
+        console_fd: Some(files.add(console)),
+        cpu_affinity: Vec::new(),
+        core_scheduling: CoreScheduling::Own,
+        hyperv: HyperV::Off,
     };
     let mut all = vec![seal(&spec)?];
     all.extend(files.0);

@@ -4,8 +4,8 @@ use types::{
     node::Bdf,
     units::Mebibytes,
     vm::{
-        Boot, Disk, MemoryBacking, Passthrough, PassthroughDevice, SPEC_VERSION, VfioInterface,
-        VmSpec, Vsock,
+        Boot, CoreScheduling, Disk, HyperV, MemoryBacking, Passthrough, PassthroughDevice,
+        SPEC_VERSION, VfioInterface, VmSpec, Vsock,
     },
 };
 
@@ -58,6 +58,10 @@ impl Plan {
             passthrough: None,
             kvm_fd: FIRST_DESCRIPTOR,
             api_fd: FIRST_DESCRIPTOR + 1,
+            console_fd: None,
+            cpu_affinity: Vec::new(),
+            core_scheduling: CoreScheduling::Shared,
+            hyperv: HyperV::Off,
         };
         Self { spec, files }
     }

@@ -13,18 +13,20 @@ use types::vm::{Boot, VmSpec};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::{
-    Board, Control, Machine,
+    Board, Control, Machine, Pauses,
     map::{AddressMap, MapError},
 };
 use crate::{
     acpi::{self, AcpiError},
     boot::{self, BootError, Linux},
     console::Console,
+    counters::{Exits, Registry},
     devices::{
         power::{self, Power},
         serial::{self, Serial},
         virtio::{self, VirtioError, pci::VirtioPci},
     },
+    events::Events,
     layout,
     pci::{
         allocate::{self, Placed, Request},
@@ -55,7 +57,7 @@ pub const MAX_VIRTIO: usize = 31 - FIRST_VIRTIO as usize;
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the message is the doc")]
 pub enum BuildError {
-    #[error("descriptor {fd}, given as {what}, is not open")]
+    #[error("descriptor {fd}, given as {what}, is not open or not what it should be")]
     Descriptor { what: &'static str, fd: i32, source: io::Error },
     #[error(transparent)]
     Kvm(#[from] KvmError),
@@ -94,13 +96,14 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
     let fetch = if claim.is_some() { Fetch::All } else { Fetch::WhenHuge };
     let ram = Ram::placed(&map.ram, spec.memory_backing, &spec.host_memory, fetch)?;
     let ram_slots = vm.map_ram(&ram)?;
-    let console = Console::default();
+    let console = open_console(spec)?;
     let interrupt = |source| KvmError::Call { what: "make an interrupt line", source };
     let serial_line = vm.isa_line(serial::GSI).map_err(interrupt)?;
     let sci = vm.isa_line(power::SCI).map_err(interrupt)?;
 
     let mut seats = vec![host_bridge()];
-    seats.extend(virtio_functions(spec, &vm, &ram)?);
+    let watch = Watch::default();
+    seats.extend(virtio_functions(spec, &vm, &ram, &watch)?);
     let (passed, closer) = passthrough(claim, &vm, &ram)?;
     seats.extend(passed);
     let plan = place(&seats, &map)?;
@@ -124,13 +127,30 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
         power: Mutex::new(Power::new(sci)),
         built: Instant::now(),
         ram_slots,
+        ram: ram.clone(),
+        events: watch.events,
+        exits: (0..spec.vcpus).map(|_| Exits::default()).collect(),
+        activity: watch.activity,
+        pauses: Pauses::default(),
+        turn: Mutex::default(),
     });
     let vcpus = vcpu::create(&board, platform.vcpus, entry, &ram)?;
-    Ok(Machine { board, vcpus, listener, closer })
+    Ok(Machine { board, vcpus, listener, closer, affinity: spec.cpu_affinity.clone() })
 }
 
 fn take(what: &'static str, fd: i32) -> Result<OwnedFd, BuildError> {
     adopt(fd).map_err(|source| BuildError::Descriptor { what, fd, source })
+}
+
+/// Opens the console, with the file that outlives the process if there is one.
+fn open_console(spec: &VmSpec) -> Result<Console, BuildError> {
+    let Some(fd) = spec.console_fd else { return Ok(Console::default()) };
+    let file = File::from(take("console_fd", fd)?);
+    Console::kept_in(file).map_err(|source| BuildError::Descriptor {
+        what: "console_fd",
+        fd,
+        source,
+    })
 }
 
 fn host_bridge() -> Seat {
@@ -147,11 +167,25 @@ fn host_bridge() -> Seat {
     Seat { address: Address { bus: 0, device: 0, function: 0 }, function, port: None }
 }
 
-fn virtio_functions(spec: &VmSpec, vm: &Arc<Vm>, ram: &Ram) -> Result<Vec<Seat>, BuildError> {
+/// Where devices say what they do.
+#[derive(Default)]
+struct Watch {
+    activity: Registry,
+    events: Events,
+}
+
+fn virtio_functions(
+    spec: &VmSpec,
+    vm: &Arc<Vm>,
+    ram: &Ram,
+    watch: &Watch,
+) -> Result<Vec<Seat>, BuildError> {
     let platform = virtio::Platform {
         ram: ram.memory.clone(),
         doorbells: Arc::<Vm>::clone(vm),
         interrupts: Arc::<Vm>::clone(vm),
+        activity: watch.activity.clone(),
+        events: watch.events.clone(),
     };
     let mut slots = FIRST_VIRTIO..;
     let mut next = || slots.next().unwrap_or(31);

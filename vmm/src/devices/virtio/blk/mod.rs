@@ -28,6 +28,7 @@ pub mod request;
 use std::{
     io,
     os::fd::{AsFd, OwnedFd},
+    sync::Arc,
 };
 
 use engine::{Engine, EngineChoice};
@@ -40,6 +41,7 @@ use super::{
     VirtioDevice, VirtioError, VirtioPci, worker::Worker,
 };
 use crate::{
+    counters::Activity,
     sandbox::ThreadKind,
     sys::{io::Durability, memory::GuestRam},
 };
@@ -83,6 +85,7 @@ pub struct Block {
     queues: u16,
     engine: EngineChoice,
     workers: Vec<Worker<Job>>,
+    activity: Arc<Activity>,
 }
 
 /// Makes a block device over `file`. It gets a queue per virtual CPU, at most [`MAX_QUEUES`].
@@ -94,7 +97,8 @@ pub fn open(
     platform: &Platform,
 ) -> Result<VirtioPci, VirtioError> {
     let queues = u16::try_from(vcpus).unwrap_or(MAX_QUEUES).clamp(1, MAX_QUEUES);
-    let block = Block::new(disk, file, queues, EngineChoice::Best, platform.ram.clone())?;
+    let mut block = Block::new(disk, file, queues, EngineChoice::Best, platform.ram.clone())?;
+    block.activity = platform.activity.device(IDENTITY.name);
     VirtioPci::new(Box::new(block), slot, platform)
 }
 
@@ -119,8 +123,8 @@ impl Block {
         place.copy_from_slice(serial);
         let access = if disk.read_only { Access::ReadOnly } else { Access::ReadWrite };
         let geometry = Geometry::of(&file, access)?;
-        let workers = Vec::new();
-        Ok(Self { file, ram, geometry, id, queues, engine, workers })
+        let (workers, activity) = (Vec::new(), Arc::default());
+        Ok(Self { file, ram, geometry, id, queues, engine, workers, activity })
     }
 
     fn config(&self) -> [u8; CONFIG_SIZE] {
@@ -225,7 +229,8 @@ impl VirtioDevice for Block {
                 return Err(refused(format!("queue {} was not started", queue.index)));
             };
             let distress = activation.distress.clone();
-            worker.run(Job { queue, rules, durability, distress });
+            let activity = Arc::clone(&self.activity);
+            worker.run(Job { queue, rules, durability, distress, activity });
         }
         Ok(())
     }
@@ -236,6 +241,18 @@ impl VirtioDevice for Block {
 
     fn stopped(&mut self) -> bool {
         self.workers.iter().all(Worker::is_idle)
+    }
+
+    fn hold(&mut self) {
+        self.workers.iter().for_each(Worker::hold);
+    }
+
+    fn is_held(&mut self) -> bool {
+        self.workers.iter().all(Worker::is_held)
+    }
+
+    fn go_on(&mut self) {
+        self.workers.iter().for_each(Worker::go_on);
     }
 }
 

@@ -14,6 +14,7 @@ use super::{
     request::{self, ID_SIZE, Request, Rules, Status, Work},
 };
 use crate::{
+    counters::Activity,
     devices::virtio::{
         Distress, QueueSignal, ReadyQueue, Ring,
         ring::{RingError, Segment},
@@ -35,6 +36,8 @@ pub struct Job {
     pub durability: Durability,
     /// How to ask for a reset.
     pub distress: Distress,
+    /// Where to count.
+    pub activity: Arc<Activity>,
 }
 
 /// A command in flight.
@@ -70,6 +73,7 @@ pub struct Live {
     rules: Rules,
     durability: Durability,
     distress: Distress,
+    activity: Arc<Activity>,
     /// The ring made no sense; it is not touched again.
     broken: bool,
     progress: Progress,
@@ -101,6 +105,10 @@ impl BlockQueue {
             while let Some(order) = inbox.next() {
                 match order {
                     Order::Run(job) => live = Some(Live::from(job)),
+                    Order::Hold => {
+                        self.settle(live.as_mut());
+                        inbox.hold();
+                    }
                     Order::Stop => {
                         self.drain();
                         live = None;
@@ -324,6 +332,7 @@ impl BlockQueue {
                 written
             }
             Transfer::Write { offset, from } => {
+                live.activity.written_bytes.add(moved_now.into());
                 if advance(offset, from, moved_now) {
                     return self.continue_or_fail(live, flight, moved_now);
                 }
@@ -352,6 +361,20 @@ impl BlockQueue {
             Transfer::Other => live.answer(flight.head, flight.status, Status::Failed, 0),
             Transfer::Read { .. } | Transfer::Write { .. } => self.launch(live, flight),
         }
+    }
+
+    /// Waits for everything in flight and gives it back.
+    fn settle(&mut self, live: Option<&mut Live>) {
+        let Some(live) = live else { return };
+        while self.flights.iter().any(Option::is_some) {
+            let waited = self.engine.submit().and_then(|_| self.engine.wait());
+            if self.reap(live) == 0 && waited.is_err() {
+                return;
+            }
+        }
+        live.signal_used();
+        // Slots are free again, and whoever kicked meanwhile is served next.
+        live.progress = Progress::More;
     }
 
     /// Waits for everything in flight and forgets it.
@@ -384,6 +407,7 @@ impl From<Job> for Live {
             rules: job.rules,
             durability: job.durability,
             distress: job.distress,
+            activity: job.activity,
             broken: false,
             progress: Progress::More,
         }
@@ -404,6 +428,11 @@ impl Live {
         }
         // The parser saw that the address is memory, and memory does not go away.
         let _ = self.ring.ram().write_obj(status.byte(), address);
+        self.activity.requests.add(1);
+        self.activity.read_bytes.add(written.into());
+        if status != Status::Done {
+            self.activity.errors.add(1);
+        }
         self.ring.push_used(head, written.saturating_add(1))
     }
 
@@ -413,7 +442,10 @@ impl Live {
             return;
         }
         match self.ring.needs_signal() {
-            Ok(true) => self.signal.trigger(),
+            Ok(true) => {
+                self.activity.interrupts.add(1);
+                self.signal.trigger();
+            }
             Ok(false) => {}
             Err(error) => self.fail(&error),
         }
