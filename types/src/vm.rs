@@ -35,7 +35,7 @@ pub struct VmSpec {
     pub host_memory: Vec<HostMemory>,
     /// What the guest starts from.
     pub boot: Boot,
-    /// virtio-blk devices, in order: the guest's vda, vdb, ….
+    /// Disks, in order: the guest's vda, vdb, … (or nvme0n1, …), and what firmware tries first.
     pub disks: Vec<Disk>,
     /// virtio-net devices, in order.
     pub nets: Vec<Net>,
@@ -127,7 +127,7 @@ pub enum Boot {
     },
 }
 
-/// One virtio-blk device over a raw file.
+/// One disk over a raw file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Disk {
@@ -137,6 +137,43 @@ pub struct Disk {
     pub read_only: bool,
     /// Serial number the guest reads, at most 20 bytes.
     pub serial: String,
+    /// What the guest sees the disk as.
+    #[serde(default)]
+    pub model: DiskModel,
+    /// Most that the guest gets of it, if that is bounded.
+    #[serde(default)]
+    pub limit: Option<RateLimit>,
+}
+
+/// What a disk looks like to the guest.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DiskModel {
+    /// virtio-blk: the fastest, for guests that have its driver.
+    #[default]
+    VirtioBlk,
+    /// An NVMe controller with one namespace, for all others.
+    Nvme,
+}
+
+/// Most that a guest may move. Reads and writes count together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RateLimit {
+    /// Bytes, if they are bounded.
+    pub bytes: Option<Rate>,
+    /// Requests of any size, if they are bounded.
+    pub operations: Option<Rate>,
+}
+
+/// A steady rate, and what may be saved up for a burst.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Rate {
+    /// Units each second, at least 1.
+    pub per_second: u64,
+    /// Units that an idle disk saves up, beyond which nothing accrues.
+    pub burst: u64,
 }
 
 /// One virtio-net device over a tap and vhost-net.

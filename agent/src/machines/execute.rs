@@ -17,8 +17,8 @@ use types::{
     ids::{ContentId, MachineId},
     node::Bdf,
     vm::{
-        Boot, CoreScheduling, Disk, HyperV, MemoryBacking, Net, Passthrough, PassthroughDevice,
-        SPEC_FD, SPEC_VERSION, VfioInterface, VmPhase, VmSpec, Vsock,
+        Boot, CoreScheduling, Disk, DiskModel, HyperV, MemoryBacking, Net, Passthrough,
+        PassthroughDevice, SPEC_FD, SPEC_VERSION, VfioInterface, VmPhase, VmSpec, Vsock,
     },
 };
 
@@ -272,7 +272,13 @@ async fn open_disks(
         .await
         .map_err(|error| StartError::Prepare { what: "disk", source: io::Error::other(error) })??;
     let serial = machine.to_string().chars().take(20).collect();
-    Ok(vec![Disk { fd: files.add(file.into()), read_only: false, serial }])
+    Ok(vec![Disk {
+        fd: files.add(file.into()),
+        read_only: false,
+        serial,
+        model: DiskModel::VirtioBlk,
+        limit: None,
+    }])
 }
 
 fn open_devices(

@@ -4,8 +4,8 @@ use types::{
     node::Bdf,
     units::Mebibytes,
     vm::{
-        Boot, CoreScheduling, Disk, HyperV, MemoryBacking, Passthrough, PassthroughDevice,
-        SPEC_VERSION, VfioInterface, VmSpec, Vsock,
+        Boot, CoreScheduling, Disk, DiskModel, HyperV, MemoryBacking, Passthrough,
+        PassthroughDevice, SPEC_VERSION, VfioInterface, VmSpec, Vsock,
     },
 };
 
@@ -77,7 +77,13 @@ impl Plan {
     pub fn disk(&mut self, path: &str) -> &mut Disk {
         let fd = self.open(Opened::Write { path: path.to_owned() });
         let serial = format!("disk{}", self.spec.disks.len());
-        self.spec.disks.push(Disk { fd, read_only: false, serial });
+        self.spec.disks.push(Disk {
+            fd,
+            read_only: false,
+            serial,
+            model: DiskModel::VirtioBlk,
+            limit: None,
+        });
         self.spec.disks.last_mut().unwrap_or_else(|| unreachable!("just pushed"))
     }
 

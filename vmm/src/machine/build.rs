@@ -9,7 +9,7 @@ use std::{
     time::Instant,
 };
 
-use types::vm::{Boot, VmSpec};
+use types::vm::{Boot, Disk, DiskModel, VmSpec};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::{
@@ -22,9 +22,11 @@ use crate::{
     console::Console,
     counters::{Exits, Registry},
     devices::{
+        DeviceError,
+        nvme::Nvme,
         power::{self, Power},
         serial::{self, Serial},
-        virtio::{self, VirtioError, pci::VirtioPci},
+        virtio::{self, VirtioError, blk::engine::EngineChoice, pci::VirtioPci},
     },
     events::Events,
     layout,
@@ -64,7 +66,7 @@ pub enum BuildError {
     #[error(transparent)]
     Memory(#[from] MemoryError),
     #[error(transparent)]
-    Devices(#[from] VirtioError),
+    Devices(#[from] DeviceError),
     #[error(transparent)]
     Assign(#[from] AssignError),
     #[error(transparent)]
@@ -77,6 +79,12 @@ pub enum BuildError {
     Boot(#[from] BootError),
     #[error(transparent)]
     Vcpu(#[from] VcpuError),
+}
+
+impl From<VirtioError> for BuildError {
+    fn from(error: VirtioError) -> Self {
+        Self::Devices(error.into())
+    }
 }
 
 /// A function, where it goes, and the bridge above it.
@@ -190,9 +198,14 @@ fn virtio_functions(
     let mut slots = FIRST_VIRTIO..;
     let mut next = || slots.next().unwrap_or(31);
     let mut functions: Vec<(u8, VirtioPci)> = Vec::new();
+    let mut seats = Vec::new();
     for disk in &spec.disks {
         let slot = next();
         let file = take("a disk", disk.fd)?;
+        if disk.model == DiskModel::Nvme {
+            seats.push(nvme(disk, file, slot, (spec.vcpus, &platform))?);
+            continue;
+        }
         functions.push((slot, virtio::blk::open(disk, file, spec.vcpus, slot, &platform)?));
     }
     for net in &spec.nets {
@@ -207,13 +220,27 @@ fn virtio_functions(
     }
     let slot = next();
     functions.push((slot, virtio::rng::open(slot, &platform)?));
-    let mut seats = Vec::new();
     for (device, mut function) in functions {
         function.start()?;
         let address = Address { bus: 0, device, function: 0 };
         seats.push(Seat { address, function: Arc::new(Mutex::new(function)), port: None });
     }
     Ok(seats)
+}
+
+fn nvme(
+    disk: &Disk,
+    file: OwnedFd,
+    device: u8,
+    (vcpus, platform): (u32, &virtio::Platform),
+) -> Result<Seat, BuildError> {
+    let open = || {
+        let mut function = Nvme::open(disk, file, vcpus, EngineChoice::Best, platform)?;
+        function.start().map(|()| function)
+    };
+    let function = open().map_err(DeviceError::from)?;
+    let address = Address { bus: 0, device, function: 0 };
+    Ok(Seat { address, function: Arc::new(Mutex::new(function)), port: None })
 }
 
 type Passed = (Vec<Seat>, Option<crate::vfio::assign::Closer>);
