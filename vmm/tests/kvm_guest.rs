@@ -21,7 +21,7 @@ use vmm::{
         power::{self, Power},
         serial::{self, Serial},
     },
-    machine::{Board, Control, Ending},
+    machine::{Board, Chipset, Control, Ending},
     pci::bus::Bus,
     sys::{kvm::Vm, memory::Ram},
     vcpu,
@@ -74,6 +74,7 @@ fn run_in(ram: &Ram, code: &[u8], text: &[u8]) -> Option<(Ending, Vec<u8>)> {
         bus: RwLock::new(Bus::default()),
         serial: Mutex::new(Serial::new(serial_line, console.clone())),
         power: Mutex::new(Power::new(sci)),
+        chipset: Chipset::new(&[]),
         built: Instant::now(),
         ram_slots,
     });

@@ -7,14 +7,16 @@ use std::{
 
 use types::ids::MachineId;
 
-use super::control::{Control, Ending, Kind};
+use super::{
+    chipset::Chipset,
+    control::{Control, Ending, Kind},
+};
 use crate::{
     console::Console,
     devices::{
         power::{self, Power, Request},
         serial::{self, Serial},
     },
-    layout,
     pci::bus::{Answered, Bus},
     sys::kvm::{MemorySlot, Vm},
 };
@@ -38,6 +40,8 @@ pub struct Board {
     pub serial: Mutex<Serial>,
     /// Power and reset.
     pub power: Mutex<Power>,
+    /// The clock, and what firmware finds.
+    pub chipset: Chipset,
     /// When the machine was built: zero of the PM timer.
     pub built: Instant,
     /// Guest memory, as KVM maps it.
@@ -58,6 +62,9 @@ impl Board {
         } else if port == power::RESET_PORT && data.len() == 1 || port == power::KEYBOARD_PORT {
             // Nothing pending, nothing being reset, and the keyboard controller ready.
             data.fill(0);
+        } else if port == power::CONTROL_A_PORT {
+            data.fill(power::CONTROL_A);
+        } else if self.chipset.read_port(port, data) == Answered::Yes {
         } else if MECHANISM1.contains(&port) {
             self.read_bus(|bus| bus.read_mechanism1(port - MECHANISM1.start(), data));
         } else if self.read_bus(|bus| bus.read_port(port, data)) == Answered::No {
@@ -82,6 +89,12 @@ impl Board {
         if port == power::KEYBOARD_PORT {
             return ending(power::keyboard(first));
         }
+        if port == power::CONTROL_A_PORT {
+            return ending(power::control_a(first));
+        }
+        if self.chipset.write_port(port, data) == Answered::Yes {
+            return None;
+        }
         if MECHANISM1.contains(&port) {
             self.write_bus(|bus| bus.write_mechanism1(port - MECHANISM1.start(), data));
         } else {
@@ -93,21 +106,27 @@ impl Board {
 
     /// Answers a read of guest-physical memory that is not RAM.
     pub fn read_memory(&self, address: u64, data: &mut [u8]) {
-        if let Some(offset) = ecam(address) {
+        if let Some(offset) = self.chipset.ecam.offset(address) {
             self.read_bus(|bus| bus.read_ecam(offset, data));
-        } else if self.read_bus(|bus| bus.read_memory(address, data)) == Answered::No {
+        } else if self.read_bus(|bus| bus.read_memory(address, data)) == Answered::No
+            && self.chipset.read_memory(address, data) == Answered::No
+        {
             data.fill(0xff);
         }
     }
 
-    /// Answers a write to guest-physical memory that is not RAM.
-    pub fn write_memory(&self, address: u64, data: &[u8]) {
-        if let Some(offset) = ecam(address) {
+    /// Answers a write to guest-physical memory that is not RAM. Returns how the machine ends, if
+    /// it does.
+    pub fn write_memory(&self, address: u64, data: &[u8]) -> Option<Ending> {
+        if let Some(offset) = self.chipset.ecam.offset(address) {
             self.write_bus(|bus| bus.write_ecam(offset, data));
-        } else {
-            // A write that nobody answers is lost, as on any board.
-            let _ = self.read_bus(|bus| bus.write_memory(address, data));
+        } else if self.read_bus(|bus| bus.write_memory(address, data)) == Answered::No
+            && let Err(error) = self.chipset.write_memory(address, data)
+        {
+            return Some(Ending::host_fault(error.to_string()));
         }
+        // A write that nobody answers is lost, as on any board.
+        None
     }
 
     fn read_bus<T>(&self, act: impl FnOnce(&Bus) -> T) -> T {
@@ -127,10 +146,6 @@ pub(crate) fn locked<T>(device: &Mutex<T>) -> MutexGuard<'_, T> {
 fn within(port: u16, base: u16, length: u16) -> Option<u8> {
     let offset = port.checked_sub(base).filter(|offset| *offset < length)?;
     u8::try_from(offset).ok()
-}
-
-fn ecam(address: u64) -> Option<u64> {
-    address.checked_sub(layout::ECAM).filter(|offset| *offset < layout::ECAM_SIZE)
 }
 
 fn ending(request: Request) -> Option<Ending> {

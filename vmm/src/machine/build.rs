@@ -2,20 +2,20 @@
 //! CPUs. One step per kind of device.
 
 use std::{
-    fs::File,
     io,
     os::{fd::OwnedFd, unix::net::UnixListener},
     sync::{Arc, Mutex, PoisonError, RwLock},
     time::Instant,
 };
 
-use types::vm::{Boot, VmSpec};
-use vm_memory::{Bytes, GuestAddress};
+use types::vm::VmSpec;
 
-use super::{Board, Control, Machine};
+use super::{
+    Board, Chipset, Control, Machine,
+    start::{self, Built, StartError},
+};
 use crate::{
-    acpi::{self, AcpiError},
-    boot::{self, BootError, Linux},
+    acpi,
     console::Console,
     devices::{
         power::{self, Power},
@@ -26,8 +26,9 @@ use crate::{
     pci::{
         allocate::{self, PlaceError, Placed, Request},
         bus::{Address, Bus},
-        config::{ConfigError, ConfigSpace, Identity},
-        function::{Bar, BarKind, PciFunction},
+        chipset::{HostBridge, LpcBridge},
+        config::ConfigError,
+        function::{BarKind, PciFunction},
         root_port::{RootPort, Windows},
     },
     sys::{
@@ -39,13 +40,15 @@ use crate::{
     vfio::assign::{AssignError, Passthrough},
 };
 
+/// Slot of the LPC bridge, where Intel's chipsets have it.
+const LPC_BRIDGE: u8 = 31;
 /// Slot of the first root port on bus 0; passed-through devices take one each.
 const FIRST_PORT: u8 = 2;
 /// Slot of the first virtio function on bus 0.
-const FIRST_VIRTIO: u8 = 0x10;
+pub(super) const FIRST_VIRTIO: u8 = 0x10;
 /// Most root ports.
 pub const MAX_PASSTHROUGH: usize = (FIRST_VIRTIO - FIRST_PORT) as usize;
-/// Most virtio functions: disks, network cards, entropy, sockets. Slot 31 stays free.
+/// Most virtio functions: disks, network cards, entropy, sockets. Slot 31 is the LPC bridge.
 pub const MAX_VIRTIO: usize = 31 - FIRST_VIRTIO as usize;
 
 /// Why a machine cannot be built.
@@ -67,9 +70,7 @@ pub enum BuildError {
     #[error(transparent)]
     Place(#[from] PlaceError),
     #[error(transparent)]
-    Tables(#[from] AcpiError),
-    #[error(transparent)]
-    Boot(#[from] BootError),
+    Start(#[from] StartError),
     #[error(transparent)]
     Vcpu(#[from] VcpuError),
 }
@@ -86,28 +87,32 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
     let vm = Vm::new(take("kvm_fd", spec.kvm_fd)?)?;
     let listener = UnixListener::from(take("api_fd", spec.api_fd)?);
     let bytes = spec.memory_mib.to_bytes().unwrap_or(u64::MAX);
-    let ram = Ram::new(&layout::ram_ranges(bytes), spec.memory_backing)?;
+    let gap = start::ram_gap(&spec.boot);
+    let ram = Ram::new(&layout::ram_ranges(bytes, gap), spec.memory_backing)?;
     let ram_slots = vm.map_ram(&ram)?;
     let console = Console::default();
     let interrupt = |source| KvmError::Call { what: "make an interrupt line", source };
     let serial_line = vm.isa_line(serial::GSI).map_err(interrupt)?;
     let sci = vm.isa_line(power::SCI).map_err(interrupt)?;
 
-    let mut seats = vec![host_bridge()];
+    let mut chipset = Chipset::new(&layout::ram_ranges(bytes, gap));
+    let mut seats = vec![
+        plain(0, HostBridge::new(chipset.ecam.clone())),
+        plain(LPC_BRIDGE, LpcBridge::default()),
+    ];
     seats.extend(virtio_functions(spec, &vm, &ram)?);
     let (passed, closer) = passthrough(spec, &vm, &ram)?;
     seats.extend(passed);
-    let plan = place(&seats, layout::ram_end(bytes), &vm)?;
+    let plan = place(&seats, layout::ram_end(bytes, gap), &vm)?;
     let platform = acpi::Platform {
         vcpus: u8::try_from(spec.vcpus).unwrap_or(u8::MAX),
         mmio64: plan.mmio64,
         mmio64_size: plan.mmio64_size,
+        ecam: chipset.ecam.base(),
     };
-    for table in acpi::tables(&platform)? {
-        let written = ram.memory.write_slice(&table.bytes, GuestAddress(table.address));
-        written.map_err(|error| MemoryError::Layout(error.to_string()))?;
-    }
-    let entry = load(&spec.boot, &ram)?;
+    let built = Built { vm: &vm, ram: &ram, platform: &platform, ecam: chipset.ecam.clone() };
+    let (entry, firmware) = start::prepare(spec, &built)?;
+    chipset.firmware = firmware;
     let board = Arc::new(Board {
         machine: spec.machine,
         vm,
@@ -116,6 +121,7 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
         bus: RwLock::new(seat(seats)),
         serial: Mutex::new(Serial::new(serial_line, console)),
         power: Mutex::new(Power::new(sci)),
+        chipset,
         built: Instant::now(),
         ram_slots,
     });
@@ -127,18 +133,10 @@ fn take(what: &'static str, fd: i32) -> Result<OwnedFd, BuildError> {
     adopt(fd).map_err(|source| BuildError::Descriptor { what, fd, source })
 }
 
-fn host_bridge() -> Seat {
-    // Intel's q35 host bridge: what drivers know as the chipset of a PCIe machine.
-    let identity = Identity {
-        vendor: 0x8086,
-        device: 0x29c0,
-        class: 0x06_00_00,
-        revision: 0,
-        subsystem_vendor: 0,
-        subsystem: 0,
-    };
-    let function = Arc::new(Mutex::new(Plain(ConfigSpace::new(identity))));
-    Seat { address: Address { bus: 0, device: 0, function: 0 }, function, port: None }
+/// A function of the chipset.
+fn plain(device: u8, function: impl PciFunction + 'static) -> Seat {
+    let address = Address { bus: 0, device, function: 0 };
+    Seat { address, function: Arc::new(Mutex::new(function)), port: None }
 }
 
 fn virtio_functions(spec: &VmSpec, vm: &Arc<Vm>, ram: &Ram) -> Result<Vec<Seat>, BuildError> {
@@ -253,42 +251,6 @@ fn seat(seats: Vec<Seat>) -> Bus {
     bus
 }
 
-fn load(boot: &Boot, ram: &Ram) -> Result<boot::Entry, BuildError> {
-    let Boot::Linux { kernel_fd, initrd_fd, cmdline } = boot;
-    let mut kernel = File::from(take("kernel_fd", *kernel_fd)?);
-    let initrd = initrd_fd.map(|fd| take("initrd_fd", fd)).transpose()?;
-    let mut initrd = initrd.map(File::from);
-    let linux = Linux { kernel: &mut kernel, initrd: initrd.as_mut(), cmdline, acpi: layout::ACPI };
-    Ok(boot::load(linux, ram)?)
-}
-
 fn lock<T: ?Sized>(device: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     device.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// A function that is nothing but configuration space.
-struct Plain(ConfigSpace);
-
-impl PciFunction for Plain {
-    fn read_config(&mut self, offset: u16, data: &mut [u8]) {
-        self.0.read(offset, data);
-    }
-
-    fn write_config(&mut self, offset: u16, data: &[u8]) {
-        self.0.write(offset, data);
-    }
-
-    fn bars(&self) -> Vec<Bar> {
-        self.0.bars()
-    }
-
-    fn place_bar(&mut self, index: u8, address: u64) {
-        self.0.place_bar(index, address);
-    }
-
-    fn read_bar(&mut self, _bar: u8, _offset: u64, data: &mut [u8]) {
-        data.fill(0xff);
-    }
-
-    fn write_bar(&mut self, _bar: u8, _offset: u64, _data: &[u8]) {}
 }

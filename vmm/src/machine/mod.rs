@@ -2,7 +2,10 @@
 
 mod board;
 mod build;
+mod chipset;
 mod control;
+mod firmware;
+mod start;
 
 use std::{
     io,
@@ -14,6 +17,7 @@ use std::{
 
 pub use board::Board;
 pub use build::{BuildError, MAX_PASSTHROUGH, MAX_VIRTIO, build};
+pub use chipset::Chipset;
 pub use control::{Control, Ending, Kind};
 use kvm_ioctls::VcpuFd;
 

@@ -31,10 +31,10 @@ const MAX_ROUTES: u32 = 4096;
 /// Most message-signalled vectors of one machine: what the pins of the I/O APIC, of which the first
 /// 16 are those of the PICs too, leave.
 const MAX_MSI: u32 = MAX_ROUTES - IOAPIC_PINS - 16;
-/// Where KVM on Intel keeps three pages for real mode: below the firmware area.
-const TSS_ADDRESS: usize = 0xfffb_d000;
+/// Where KVM on Intel keeps three pages for real mode: below the 16 MiB of firmware.
+const TSS_ADDRESS: usize = 0xfeff_d000;
 /// Where KVM on Intel keeps one page of identity map.
-const IDENTITY_MAP_ADDRESS: u64 = 0xfffb_c000;
+const IDENTITY_MAP_ADDRESS: u64 = 0xfeff_c000;
 
 /// Why KVM did not do what was asked.
 #[derive(Debug, thiserror::Error)]
