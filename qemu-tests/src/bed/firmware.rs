@@ -2,7 +2,7 @@
 //! image, an installer's ISO. All of Debian's packages as they are.
 
 use std::{
-    fs::{self, File, OpenOptions},
+    fs::{self, OpenOptions},
     io::{Read, Seek, SeekFrom, Write},
     path::{Path, PathBuf},
     process::Command,
@@ -10,12 +10,17 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use image::{
+    cpio::{self, Entry, Kind},
     esp::Slice,
     gpt::{BLOCK, Partition, TYPE_ESP, Table},
     uki::{self, Section},
 };
 
 use super::guest;
+use crate::harness::packages;
+
+/// The file system of the firmware's variables, as a module.
+const VARIABLES_MODULE: &str = "efivarfs";
 
 /// Where a volume's files come from: path in the volume, and content.
 type Files<'a> = [(&'a str, &'a [u8])];
@@ -51,7 +56,7 @@ pub fn ovmf(release: Release) -> Result<Firmware> {
 
 /// Makes a disk that GRUB starts Debian's kernel from, with the guest of [`guest::make`].
 pub fn grub_disk(folder: &Path) -> Result<PathBuf> {
-    let made = guest::make(folder)?;
+    let (kernel, initrd) = system(folder)?;
     let grub = unpacked("bookworm", &["grub-efi-amd64-bin"])?;
     let program = read(&grub.join("usr/lib/grub/x86_64-efi/monolithic/grubx64.efi"))?;
     let menu = "set timeout=0\nmenuentry Debian {\n  linux /vmlinuz console=ttyS0 quiet\n  \
@@ -62,8 +67,8 @@ pub fn grub_disk(folder: &Path) -> Result<PathBuf> {
         &[
             ("EFI/BOOT/BOOTX64.EFI", &program),
             ("EFI/debian/grub.cfg", menu.as_bytes()),
-            ("vmlinuz", &read(&made.kernel)?),
-            ("initrd.img", &read(&made.initrd)?),
+            ("vmlinuz", &kernel),
+            ("initrd.img", &initrd),
         ],
     )?;
     Ok(disk)
@@ -71,9 +76,8 @@ pub fn grub_disk(folder: &Path) -> Result<PathBuf> {
 
 /// Makes a disk that systemd-boot starts a unified kernel image from, with the same guest.
 pub fn systemd_boot_disk(folder: &Path) -> Result<PathBuf> {
-    let made = guest::make(folder)?;
+    let (kernel, initrd) = system(folder)?;
     let root = unpacked("bookworm", &["systemd-boot-efi"])?.join("usr/lib/systemd/boot/efi");
-    let (kernel, initrd) = (read(&made.kernel)?, read(&made.initrd)?);
     let release = b"ID=debian\nNAME=Debian\nPRETTY_NAME=\"Debian\"\nVERSION_ID=12\n";
     let sections = [
         Section { name: ".osrel", data: release },
@@ -134,6 +138,20 @@ pub fn installer_iso(folder: &Path) -> Result<PathBuf> {
     Ok(iso)
 }
 
+/// Returns the kernel and the initramfs of [`guest::make`], with the module for the firmware's
+/// variables in the root folder.
+fn system(folder: &Path) -> Result<(Vec<u8>, Vec<u8>)> {
+    let made = guest::make(folder)?;
+    let module = packages::guest_module(VARIABLES_MODULE)?;
+    let name = format!("{VARIABLES_MODULE}.ko");
+    let entry = Entry { name, mode: 0o644, kind: Kind::File(read(&module)?) };
+    // The kernel unpacks one archive after the other.
+    let mut initrd = read(&made.initrd)?;
+    initrd.resize(initrd.len().next_multiple_of(4), 0);
+    initrd.extend(cpio::write(&[entry])?);
+    Ok((read(&made.kernel)?, initrd))
+}
+
 fn unpacked(suite: &str, packages: &[&str]) -> Result<PathBuf> {
     image::unpacked(&image::default_cache(), suite, packages)
         .with_context(|| format!("cannot have Debian's {packages:?}"))
@@ -178,11 +196,4 @@ fn fat<V: Read + Write + Seek>(mut volume: V, files: &Files<'_>) -> Result<()> {
     }
     system.unmount()?;
     Ok(())
-}
-
-/// Returns how many bytes of two files differ.
-pub fn differing(one: &Path, other: &[u8]) -> Result<usize> {
-    let mut bytes = Vec::new();
-    File::open(one)?.read_to_end(&mut bytes)?;
-    Ok(bytes.iter().zip(other).filter(|(a, b)| a != b).count())
 }

@@ -213,7 +213,7 @@ impl Cmos {
 
     fn digits(&self, value: i64) -> u8 {
         let value = u8::try_from(value.rem_euclid(100)).unwrap_or(0);
-        if self.has(BINARY) { value } else { value / 10 << 4 | value % 10 }
+        if self.has(BINARY) { value } else { ((value / 10) << 4) | (value % 10) }
     }
 
     fn decode(&self, value: u8) -> i64 {

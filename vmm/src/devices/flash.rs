@@ -24,7 +24,9 @@
 use std::io;
 
 /// Bytes of a block: what is erased at once.
-pub const BLOCK: u64 = 4096;
+pub const BLOCK: u64 = ERASED.len() as u64;
+/// What is in a block then.
+const ERASED: [u8; 4096] = [0xff; 4096];
 /// Bytes that are programmed at once at most; a buffer starts at a multiple of it.
 pub const BUFFER: usize = 1 << BUFFER_BITS;
 const BUFFER_BITS: u8 = 8;
@@ -109,7 +111,13 @@ impl<S: Store> Flash<S> {
                 IDENTITY.get(within).copied().unwrap_or(0)
             }
             State::Query => query(self.size, at),
-            _ => self.status,
+            State::Status
+            | State::Program
+            | State::Erase
+            | State::Lock
+            | State::BufferCount
+            | State::Buffer { .. }
+            | State::BufferConfirm { .. } => self.status,
         }
     }
 
@@ -220,8 +228,7 @@ impl<S: Store> Flash<S> {
     }
 
     fn erase(&mut self, at: u64) {
-        let block = [0xff; BLOCK as usize];
-        if self.store.write(at - at % BLOCK, &block).is_err() {
+        if self.store.write(at - at % BLOCK, &ERASED).is_err() {
             self.status |= ERASE_FAILED;
         }
         self.unsynced = true;
