@@ -79,30 +79,3 @@ const _: () = {
     assert!(ECAM + ECAM_SIZE <= IO_APIC as u64);
     assert!(MMIO32 < MMIO32_END && RAM_GAP.is_multiple_of(1 << 30));
 };
-
-/// Returns the pieces of RAM, (address, length), for `bytes` of memory of which what passes `gap`
-/// goes above 4 GiB.
-pub fn ram_ranges(bytes: u64, gap: u64) -> Vec<(u64, u64)> {
-    if bytes <= gap {
-        return vec![(0, bytes)];
-    }
-    vec![(0, gap), (RAM_ABOVE, bytes - gap)]
-}
-
-/// Returns the first address above all RAM, at least 4 GiB.
-pub fn ram_end(bytes: u64, gap: u64) -> u64 {
-    if bytes <= gap { RAM_ABOVE } else { RAM_ABOVE + (bytes - gap) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn memory_goes_around_the_gap() {
-        let gap = RAM_GAP;
-        assert_eq!(ram_ranges(1 << 30, gap), [(0, 1 << 30)]);
-        assert_eq!(ram_ranges(4 << 30, gap), [(0, gap), (RAM_ABOVE, 1 << 30)]);
-        assert_eq!((ram_end(1 << 30, gap), ram_end(4 << 30, gap)), (1 << 32, 5 << 30));
-    }
-}

@@ -3,7 +3,10 @@
 use types::{
     node::Bdf,
     units::Mebibytes,
-    vm::{Boot, Disk, MemoryBacking, Passthrough, PassthroughDevice, SPEC_VERSION, VmSpec, Vsock},
+    vm::{
+        Boot, CoreScheduling, Disk, DiskModel, HyperV, MemoryBacking, Passthrough,
+        PassthroughDevice, SPEC_VERSION, VfioInterface, VmSpec, Vsock,
+    },
 };
 
 use super::protocol::{FIRST_DESCRIPTOR, Opened};
@@ -58,6 +61,7 @@ impl Plan {
             vcpus: 1,
             memory_mib: Mebibytes(256),
             memory_backing: MemoryBacking::Memfd,
+            host_memory: Vec::new(),
             boot: Boot::Linux { kernel_fd: -1, initrd_fd: None, cmdline: String::new() },
             disks: Vec::new(),
             nets: Vec::new(),
@@ -65,6 +69,10 @@ impl Plan {
             passthrough: None,
             kvm_fd: FIRST_DESCRIPTOR,
             api_fd: FIRST_DESCRIPTOR + 1,
+            console_fd: None,
+            cpu_affinity: Vec::new(),
+            core_scheduling: CoreScheduling::Shared,
+            hyperv: HyperV::Off,
         };
         Self { spec, files }
     }
@@ -80,7 +88,13 @@ impl Plan {
     pub fn disk(&mut self, path: &str) -> &mut Disk {
         let fd = self.open(Opened::Write { path: path.to_owned() });
         let serial = format!("disk{}", self.spec.disks.len());
-        self.spec.disks.push(Disk { fd, read_only: false, serial });
+        self.spec.disks.push(Disk {
+            fd,
+            read_only: false,
+            serial,
+            model: DiskModel::VirtioBlk,
+            limit: None,
+        });
         self.spec.disks.last_mut().unwrap_or_else(|| unreachable!("just pushed"))
     }
 
@@ -96,7 +110,12 @@ impl Plan {
         let cdev_fd = self.open(Opened::Write { path: path.to_owned() });
         if self.spec.passthrough.is_none() {
             let iommu_fd = self.open(Opened::Write { path: "/dev/iommu".to_owned() });
-            self.spec.passthrough = Some(Passthrough { iommu_fd, devices: Vec::new() });
+            self.spec.passthrough = Some(Passthrough {
+                interface: VfioInterface::Cdev,
+                iommu_fd,
+                peer_to_peer: false,
+                devices: Vec::new(),
+            });
         }
         if let Some(passthrough) = &mut self.spec.passthrough {
             passthrough.devices.push(PassthroughDevice { address, cdev_fd });

@@ -2,29 +2,34 @@
 //! CPUs. One step per kind of device.
 
 use std::{
+    fs::File,
     io,
     os::{fd::OwnedFd, unix::net::UnixListener},
     sync::{Arc, Mutex, PoisonError, RwLock},
     time::Instant,
 };
 
-use types::vm::VmSpec;
+use types::vm::{Disk, DiskModel, VmSpec};
 
 use super::{
-    Board, Chipset, Control, Machine,
+    Board, Chipset, Control, Machine, Pauses,
+    map::{AddressMap, MapError},
     start::{self, Built, StartError},
 };
 use crate::{
     acpi,
     console::Console,
+    counters::{Exits, Registry},
     devices::{
+        DeviceError,
+        nvme::Nvme,
         power::{self, Power},
         serial::{self, Serial},
-        virtio::{self, VirtioError, pci::VirtioPci},
+        virtio::{self, VirtioError, blk::engine::EngineChoice, pci::VirtioPci},
     },
-    layout,
+    events::Events,
     pci::{
-        allocate::{self, PlaceError, Placed, Request},
+        allocate::{self, Placed, Request},
         bus::{Address, Bus},
         chipset::{HostBridge, LpcBridge},
         config::ConfigError,
@@ -33,11 +38,11 @@ use crate::{
     },
     sys::{
         kvm::{KvmError, Vm},
-        memory::{MemoryError, Ram},
+        memory::{Fetch, MemoryError, Ram},
         vfio::adopt,
     },
     vcpu::{self, VcpuError},
-    vfio::assign::{AssignError, Passthrough},
+    vfio::assign::{AssignError, Claim, Passthrough},
 };
 
 /// Slot of the LPC bridge, where Intel's chipsets have it.
@@ -55,24 +60,30 @@ pub const MAX_VIRTIO: usize = 31 - FIRST_VIRTIO as usize;
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the message is the doc")]
 pub enum BuildError {
-    #[error("descriptor {fd}, given as {what}, is not open")]
+    #[error("descriptor {fd}, given as {what}, is not open or not what it should be")]
     Descriptor { what: &'static str, fd: i32, source: io::Error },
     #[error(transparent)]
     Kvm(#[from] KvmError),
     #[error(transparent)]
     Memory(#[from] MemoryError),
     #[error(transparent)]
-    Devices(#[from] VirtioError),
+    Devices(#[from] DeviceError),
     #[error(transparent)]
     Assign(#[from] AssignError),
     #[error(transparent)]
     Pci(#[from] ConfigError),
     #[error(transparent)]
-    Place(#[from] PlaceError),
+    Map(#[from] MapError),
     #[error(transparent)]
     Start(#[from] StartError),
     #[error(transparent)]
     Vcpu(#[from] VcpuError),
+}
+
+impl From<VirtioError> for BuildError {
+    fn from(error: VirtioError) -> Self {
+        Self::Devices(error.into())
+    }
 }
 
 /// A function, where it goes, and the bridge above it.
@@ -87,23 +98,26 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
     let vm = Vm::new(take("kvm_fd", spec.kvm_fd)?)?;
     let listener = UnixListener::from(take("api_fd", spec.api_fd)?);
     let bytes = spec.memory_mib.to_bytes().unwrap_or(u64::MAX);
-    let gap = start::ram_gap(&spec.boot);
-    let ram = Ram::new(&layout::ram_ranges(bytes, gap), spec.memory_backing)?;
+    let claim = spec.passthrough.as_ref().map(Claim::new).transpose()?;
+    let map = AddressMap::new(bytes, spec, claim.as_ref(), &vm)?;
+    let fetch = if claim.is_some() { Fetch::All } else { Fetch::WhenHuge };
+    let ram = Ram::placed(&map.ram, spec.memory_backing, &spec.host_memory, fetch)?;
     let ram_slots = vm.map_ram(&ram)?;
-    let console = Console::default();
+    let console = open_console(spec)?;
     let interrupt = |source| KvmError::Call { what: "make an interrupt line", source };
     let serial_line = vm.isa_line(serial::GSI).map_err(interrupt)?;
     let sci = vm.isa_line(power::SCI).map_err(interrupt)?;
 
-    let mut chipset = Chipset::new(&layout::ram_ranges(bytes, gap));
+    let mut chipset = Chipset::new(&map.ram);
     let mut seats = vec![
         plain(0, HostBridge::new(chipset.ecam.clone())),
         plain(LPC_BRIDGE, LpcBridge::default()),
     ];
-    seats.extend(virtio_functions(spec, &vm, &ram)?);
-    let (passed, closer) = passthrough(spec, &vm, &ram)?;
+    let watch = Watch::default();
+    seats.extend(virtio_functions(spec, &vm, &ram, &watch)?);
+    let (passed, closer) = passthrough(claim, &vm, &ram)?;
     seats.extend(passed);
-    let plan = place(&seats, layout::ram_end(bytes, gap), &vm)?;
+    let plan = place(&seats, &map)?;
     let platform = acpi::Platform {
         vcpus: u8::try_from(spec.vcpus).unwrap_or(u8::MAX),
         mmio64: plan.mmio64,
@@ -124,9 +138,15 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
         chipset,
         built: Instant::now(),
         ram_slots,
+        ram: ram.clone(),
+        events: watch.events,
+        exits: (0..spec.vcpus).map(|_| Exits::default()).collect(),
+        activity: watch.activity,
+        pauses: Pauses::default(),
+        turn: Mutex::default(),
     });
     let vcpus = vcpu::create(&board, platform.vcpus, entry, &ram)?;
-    Ok(Machine { board, vcpus, listener, closer })
+    Ok(Machine { board, vcpus, listener, closer, affinity: spec.cpu_affinity.clone() })
 }
 
 fn take(what: &'static str, fd: i32) -> Result<OwnedFd, BuildError> {
@@ -139,18 +159,48 @@ fn plain(device: u8, function: impl PciFunction + 'static) -> Seat {
     Seat { address, function: Arc::new(Mutex::new(function)), port: None }
 }
 
-fn virtio_functions(spec: &VmSpec, vm: &Arc<Vm>, ram: &Ram) -> Result<Vec<Seat>, BuildError> {
+/// Opens the console, with the file that outlives the process if there is one.
+fn open_console(spec: &VmSpec) -> Result<Console, BuildError> {
+    let Some(fd) = spec.console_fd else { return Ok(Console::default()) };
+    let file = File::from(take("console_fd", fd)?);
+    Console::kept_in(file).map_err(|source| BuildError::Descriptor {
+        what: "console_fd",
+        fd,
+        source,
+    })
+}
+
+/// Where devices say what they do.
+#[derive(Default)]
+struct Watch {
+    activity: Registry,
+    events: Events,
+}
+
+fn virtio_functions(
+    spec: &VmSpec,
+    vm: &Arc<Vm>,
+    ram: &Ram,
+    watch: &Watch,
+) -> Result<Vec<Seat>, BuildError> {
     let platform = virtio::Platform {
         ram: ram.memory.clone(),
         doorbells: Arc::<Vm>::clone(vm),
         interrupts: Arc::<Vm>::clone(vm),
+        activity: watch.activity.clone(),
+        events: watch.events.clone(),
     };
     let mut slots = FIRST_VIRTIO..;
     let mut next = || slots.next().unwrap_or(31);
     let mut functions: Vec<(u8, VirtioPci)> = Vec::new();
+    let mut seats = Vec::new();
     for disk in &spec.disks {
         let slot = next();
         let file = take("a disk", disk.fd)?;
+        if disk.model == DiskModel::Nvme {
+            seats.push(nvme(disk, file, slot, (spec.vcpus, &platform))?);
+            continue;
+        }
         functions.push((slot, virtio::blk::open(disk, file, spec.vcpus, slot, &platform)?));
     }
     for net in &spec.nets {
@@ -165,7 +215,6 @@ fn virtio_functions(spec: &VmSpec, vm: &Arc<Vm>, ram: &Ram) -> Result<Vec<Seat>,
     }
     let slot = next();
     functions.push((slot, virtio::rng::open(slot, &platform)?));
-    let mut seats = Vec::new();
     for (device, mut function) in functions {
         function.start()?;
         let address = Address { bus: 0, device, function: 0 };
@@ -174,11 +223,26 @@ fn virtio_functions(spec: &VmSpec, vm: &Arc<Vm>, ram: &Ram) -> Result<Vec<Seat>,
     Ok(seats)
 }
 
+fn nvme(
+    disk: &Disk,
+    file: OwnedFd,
+    device: u8,
+    (vcpus, platform): (u32, &virtio::Platform),
+) -> Result<Seat, BuildError> {
+    let open = || {
+        let mut function = Nvme::open(disk, file, vcpus, EngineChoice::Best, platform)?;
+        function.start().map(|()| function)
+    };
+    let function = open().map_err(DeviceError::from)?;
+    let address = Address { bus: 0, device, function: 0 };
+    Ok(Seat { address, function: Arc::new(Mutex::new(function)), port: None })
+}
+
 type Passed = (Vec<Seat>, Option<crate::vfio::assign::Closer>);
 
-fn passthrough(spec: &VmSpec, vm: &Arc<Vm>, ram: &Ram) -> Result<Passed, BuildError> {
-    let Some(passthrough) = &spec.passthrough else { return Ok((Vec::new(), None)) };
-    let Passthrough { devices, closer } = Passthrough::open(passthrough, ram, vm, FIRST_PORT)?;
+fn passthrough(claim: Option<Claim>, vm: &Arc<Vm>, ram: &Ram) -> Result<Passed, BuildError> {
+    let Some(claim) = claim else { return Ok((Vec::new(), None)) };
+    let Passthrough { devices, closer } = claim.give(ram, vm, FIRST_PORT)?;
     let mut seats = Vec::new();
     for (number, assigned) in (0u8..).zip(devices) {
         let slot = FIRST_PORT + number;
@@ -196,17 +260,13 @@ fn passthrough(spec: &VmSpec, vm: &Arc<Vm>, ram: &Ram) -> Result<Passed, BuildEr
 }
 
 /// Places all BARs and opens the bridges' windows for them.
-fn place(seats: &[Seat], ram_end: u64, vm: &Vm) -> Result<allocate::Plan, BuildError> {
-    let supported = vm
-        .kvm()
-        .get_supported_cpuid(kvm_bindings::KVM_MAX_CPUID_ENTRIES)
-        .map_err(|source| VcpuError::Features { source })?;
+fn place(seats: &[Seat], map: &AddressMap) -> Result<allocate::Plan, BuildError> {
     let mut requests = Vec::new();
     for (function, seat) in seats.iter().enumerate() {
         let bars = lock(&seat.function).bars();
         requests.extend(bars.into_iter().map(|bar| Request { function, bar }));
     }
-    let plan = allocate::place(&requests, ram_end, vcpu::address_bits(&supported))?;
+    let plan = map.place(|start| allocate::place(&requests, start, map.bits))?;
     for (number, seat) in seats.iter().enumerate() {
         let mine: Vec<&Placed> = plan.placed.iter().filter(|bar| bar.function == number).collect();
         for bar in &mine {

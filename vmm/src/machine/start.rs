@@ -3,7 +3,7 @@
 
 use std::{fs::File, io, os::fd::OwnedFd, sync::Arc};
 
-use types::vm::{Boot, VmSpec};
+use types::vm::{Boot, DiskModel, VmSpec};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::{
@@ -19,6 +19,7 @@ use crate::{
     pci::chipset::Ecam,
     smbios,
     sys::{kvm::Vm, memory::Ram, vfio::adopt},
+    vfio::dma::IovaRange,
 };
 
 /// Why a machine has nothing to start.
@@ -39,11 +40,13 @@ pub enum StartError {
     Tables(String),
 }
 
-/// Returns where RAM below 4 GiB ends at most.
-pub(super) fn ram_gap(boot: &Boot) -> u64 {
+/// Returns where there may be no RAM besides.
+pub(super) fn hole(boot: &Boot) -> Option<IovaRange> {
     match boot {
-        Boot::Linux { .. } => layout::RAM_GAP,
-        Boot::Uefi { .. } => layout::FIRMWARE_RAM_GAP,
+        Boot::Linux { .. } => None,
+        Boot::Uefi { .. } => {
+            Some(IovaRange { start: layout::FIRMWARE_RAM_GAP, last: layout::RAM_GAP - 1 })
+        }
     }
 }
 
@@ -133,6 +136,11 @@ fn host_bridge(platform: &acpi::Platform) -> HostBridge {
 
 /// The disks in the order in which they are tried, where [`super::build`] puts them.
 fn disks(spec: &VmSpec) -> Vec<Disk> {
-    let slots = (FIRST_VIRTIO..).take(spec.disks.len().min(MAX_VIRTIO));
-    slots.map(|device| Disk { device, kind: DiskKind::VirtioBlk }).collect()
+    let slots = (FIRST_VIRTIO..).take(MAX_VIRTIO);
+    let kind = |model| match model {
+        DiskModel::VirtioBlk => DiskKind::VirtioBlk,
+        DiskModel::Nvme => DiskKind::Nvme,
+    };
+    let disks = slots.zip(&spec.disks);
+    disks.map(|(device, disk)| Disk { device, kind: kind(disk.model) }).collect()
 }

@@ -48,8 +48,8 @@ const KVM_VCPU: &[u32] = &[
     0xae80,      // KVM_RUN
     0x8090_ae81, // KVM_GET_REGS, for the report of a fault
     0x8138_ae83, // KVM_GET_SREGS, likewise
-    0x4008_ae89, // KVM_SET_MSRS
-    0xaead,      // KVM_KVMCLOCK_CTRL
+    0xc008_ae88, // KVM_GET_MSRS, for a dump
+    0xaead,      // KVM_KVMCLOCK_CTRL, after a pause
 ];
 /// KVM: BARs that move, vectors that are routed, doorbells.
 const KVM_MACHINE: &[u32] = &[
@@ -63,6 +63,14 @@ const KVM_MACHINE: &[u32] = &[
 /// VFIO: the guest switches interrupts on and off.
 const VFIO_INTERRUPTS: &[u32] = &[
     0x3b6e, // VFIO_DEVICE_SET_IRQS
+];
+/// VFIO and iommufd: devices reach each other's BARs where the guest has placed them.
+const VFIO_PEERS: &[u32] = &[
+    0x3b75, // VFIO_DEVICE_FEATURE: export part of a BAR
+    0x3b8f, // IOMMU_IOAS_MAP_FILE
+    0x3b86, // IOMMU_IOAS_UNMAP
+    0x3b71, // VFIO_IOMMU_MAP_DMA; of a device, VFIO_DEVICE_PCI_HOT_RESET
+    0x3b72, // VFIO_IOMMU_UNMAP_DMA
 ];
 /// VFIO: devices are reset.
 const VFIO_RESET: &[u32] = &[
@@ -130,6 +138,7 @@ pub const SYSCALLS: &[Syscall] = &[
     row(libc::SYS_readv, DEVICES, Arguments::Any, "scattered guest buffers"),
     row(libc::SYS_writev, DEVICES, Arguments::Any, "scattered guest buffers, responses"),
     row(libc::SYS_close, ALL, Arguments::Any, "connections that end"),
+    row(libc::SYS_fstat, &[Api], Arguments::Any, "how much of guest memory has pages"),
     row(libc::SYS_lseek, &[Main, Vcpu, Block], Arguments::Any, "size of disks"),
     row(libc::SYS_pread64, ALL, Arguments::Any, "disks, registers of devices"),
     row(libc::SYS_pwrite64, DEVICES, Arguments::Any, "disks, registers of devices"),
@@ -174,6 +183,7 @@ pub const SYSCALLS: &[Syscall] = &[
     row(libc::SYS_ioctl, &[Vcpu], Arguments::Request(KVM_VCPU), "running the virtual CPU"),
     row(libc::SYS_ioctl, DEVICES, Arguments::Request(KVM_MACHINE), "BARs, vectors, doorbells"),
     row(libc::SYS_ioctl, &[Main, Vcpu], Arguments::Request(VFIO_INTERRUPTS), "VFIO interrupts"),
+    row(libc::SYS_ioctl, &[Main, Vcpu], Arguments::Request(VFIO_PEERS), "BARs of peers"),
     row(libc::SYS_ioctl, &[Main, Reset], Arguments::Request(VFIO_RESET), "VFIO reset"),
     row(libc::SYS_ioctl, DEVICES, Arguments::Request(VHOST), "vhost queues start and stop"),
 ];
