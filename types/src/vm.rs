@@ -125,6 +125,14 @@ pub enum Boot {
         /// Kernel command line.
         cmdline: String,
     },
+    /// UEFI firmware, which starts from `disks` in their order.
+    Uefi {
+        /// The firmware's code (Debian's OVMF_CODE_4M.fd), a regular file, read only.
+        firmware_fd: i32,
+        /// This machine's own variables (a copy of OVMF_VARS_4M.fd), a regular file opened for
+        /// reading and writing. What the firmware writes is in it when the machine starts anew.
+        variables_fd: i32,
+    },
 }
 
 /// One disk over a raw file.
