@@ -54,11 +54,13 @@ fn a_guest_is_paused_and_says_that_it_failed() {
     assert_eq!(get(&mut bed, machine, "/v1/state")["phase"], "paused");
     assert_eq!(post(&mut bed, machine, "/v1/resume", ""), 202);
     bed.run(machine, "kill %1 || kill $!; echo over", SOON).unwrap();
-    let complaints = bed.run(machine, "dmesg | grep -ci 'soft lockup\\|stall' || true", SOON).unwrap();
+    let complaints =
+        bed.run(machine, "dmesg | grep -ci 'soft lockup\\|stall' || true", SOON).unwrap();
     assert_eq!(complaints, "0\n");
 
     // The port that drivers of the panic device use, found as ACPI tells of it.
-    let device = "cat /sys/bus/acpi/devices/QEMU0001:00/path; grep -c pvpanic /proc/ioports || true";
+    let device =
+        "cat /sys/bus/acpi/devices/QEMU0001:00/path; grep -c pvpanic /proc/ioports || true";
     assert!(bed.run(machine, device, SOON).unwrap().contains("PEVT"));
     let write = "printf '\\001' | dd of=/dev/port bs=1 seek=1285 2>&1";
     bed.run(machine, write, SOON).unwrap();
@@ -81,6 +83,7 @@ fn linux_finds_hyper_v_and_keeps_time_by_it() {
     assert!(clocks.contains("hyperv_clocksource"), "{clocks}; {said}");
     let timers = bed.run(machine, "grep -i 'clock event device' /proc/timer_list", SOON).unwrap();
     assert!(timers.to_lowercase().contains("hyper-v"), "{timers}; {said}");
-    let passed = bed.run(machine, "a=$(date +%s); sleep 3; echo $(($(date +%s) - a))", SOON).unwrap();
+    let passed =
+        bed.run(machine, "a=$(date +%s); sleep 3; echo $(($(date +%s) - a))", SOON).unwrap();
     assert!(["3\n", "4\n"].contains(&passed.as_str()), "{passed}");
 }
