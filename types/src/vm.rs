@@ -29,9 +29,13 @@ pub struct VmSpec {
     pub memory_mib: Mebibytes,
     /// Where guest memory comes from.
     pub memory_backing: MemoryBacking,
+    /// Where on the host guest memory lies, in the order of its addresses, together as much as
+    /// `memory_mib`; empty for wherever there is room.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub host_memory: Vec<HostMemory>,
     /// What the guest starts from.
     pub boot: Boot,
-    /// virtio-blk devices, in order: the guest's vda, vdb, ….
+    /// Disks, in order: the guest's vda, vdb, … (or nvme0n1, …), and what firmware tries first.
     pub disks: Vec<Disk>,
     /// virtio-net devices, in order.
     pub nets: Vec<Net>,
@@ -95,6 +99,19 @@ pub enum MemoryBacking {
     Hugetlb1G,
 }
 
+/// Guest memory that lies on one NUMA node of the host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HostMemory {
+    /// The host's node, below 1024; none for wherever there is room.
+    pub node: Option<u32>,
+    /// How much of guest memory.
+    pub memory_mib: Mebibytes,
+    /// CPUs of the host that fetch it from the kernel, one thread on each; best the node's own. None
+    /// for as many threads as pay, wherever they run.
+    pub cpus: Vec<u32>,
+}
+
 /// What the guest starts from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "kind", deny_unknown_fields)]
@@ -110,7 +127,7 @@ pub enum Boot {
     },
 }
 
-/// One virtio-blk device over a raw file.
+/// One disk over a raw file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Disk {
@@ -120,6 +137,43 @@ pub struct Disk {
     pub read_only: bool,
     /// Serial number the guest reads, at most 20 bytes.
     pub serial: String,
+    /// What the guest sees the disk as.
+    #[serde(default)]
+    pub model: DiskModel,
+    /// Most that the guest gets of it, if that is bounded.
+    #[serde(default)]
+    pub limit: Option<RateLimit>,
+}
+
+/// What a disk looks like to the guest.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DiskModel {
+    /// virtio-blk: the fastest, for guests that have its driver.
+    #[default]
+    VirtioBlk,
+    /// An NVMe controller with one namespace, for all others.
+    Nvme,
+}
+
+/// Most that a guest may move. Reads and writes count together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RateLimit {
+    /// Bytes, if they are bounded.
+    pub bytes: Option<Rate>,
+    /// Requests of any size, if they are bounded.
+    pub operations: Option<Rate>,
+}
+
+/// A steady rate, and what may be saved up for a burst.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Rate {
+    /// Units each second, at least 1.
+    pub per_second: u64,
+    /// Units that an idle disk saves up, beyond which nothing accrues.
+    pub burst: u64,
 }
 
 /// One virtio-net device over a tap and vhost-net.
@@ -146,14 +200,31 @@ pub struct Vsock {
     pub vhost_fd: i32,
 }
 
-/// Devices passed through by iommufd and VFIO character devices.
+/// Devices passed through by VFIO.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Passthrough {
-    /// `/dev/iommu`.
+    /// By which of the kernel's interfaces.
+    #[serde(default)]
+    pub interface: VfioInterface,
+    /// `/dev/iommu`; with groups, `/dev/vfio/vfio`.
     pub iommu_fd: i32,
+    /// Whether the devices, when there are two at least, reach each other's BARs.
+    #[serde(default)]
+    pub peer_to_peer: bool,
     /// One entry per device, each behind a root port of its own.
     pub devices: Vec<PassthroughDevice>,
+}
+
+/// Which of the kernel's interfaces hands devices over (Documentation/driver-api/vfio.rst).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum VfioInterface {
+    /// iommufd and a character device for each device: Linux 6.6 and later.
+    #[default]
+    Cdev,
+    /// A container and groups: every kernel.
+    Group,
 }
 
 /// One device passed through.
@@ -162,7 +233,7 @@ pub struct Passthrough {
 pub struct PassthroughDevice {
     /// Its address on the host, for messages and the API.
     pub address: Bdf,
-    /// `/dev/vfio/devices/vfioN`.
+    /// `/dev/vfio/devices/vfioN`; with groups, a descriptor of its own of `/dev/vfio/N`, its group.
     pub cdev_fd: i32,
 }
 

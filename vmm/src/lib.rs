@@ -11,6 +11,7 @@ pub mod counters;
 pub mod devices;
 pub mod dump;
 pub mod events;
+pub mod holes;
 pub mod irq;
 pub mod layout;
 pub mod machine;

@@ -10,7 +10,7 @@ use types::vm::{Boot, SPEC_FD, SPEC_VERSION, VmSpec};
 
 use crate::{
     machine::{MAX_HOST_CPUS, MAX_PASSTHROUGH, MAX_VIRTIO},
-    sys::vfio::adopt,
+    sys::{populate, vfio::adopt},
 };
 
 /// Largest specification, in bytes.
@@ -79,6 +79,14 @@ pub fn parse(bytes: &[u8]) -> Result<VmSpec, SpecError> {
     let virtio = spec.disks.len() + spec.nets.len() + usize::from(spec.vsock.is_some()) + 1;
     let right = "disks, network cards, the socket and the entropy device are at most 15 together";
     range("disks and nets", virtio as u64, virtio <= MAX_VIRTIO, right)?;
+    for part in &spec.host_memory {
+        let node = part.node.unwrap_or(0);
+        let right = "nodes of the host are below 1024";
+        range("host_memory.node", node.into(), node < populate::MAX_NODES, right)?;
+        let cpu = part.cpus.iter().copied().max().unwrap_or(0);
+        let right = "CPUs of the host are below 8192";
+        range("host_memory.cpus", cpu.into(), cpu < populate::MAX_CPUS, right)?;
+    }
     check_affinity(&spec)?;
     check_descriptors(&descriptors(&spec))?;
     Ok(spec)
@@ -160,6 +168,15 @@ mod tests {
         assert!(matches!(refusal(twice), SpecError::Repeated { fd: 6 }));
         let standard = document(1, 64, "").replace("\"kvm_fd\":5", "\"kvm_fd\":2");
         assert!(matches!(refusal(standard), SpecError::Reserved { fd: 2 }));
+        let part = |node: u32, cpu: u32| {
+            let part = format!("{{\"node\":{node},\"memory_mib\":64,\"cpus\":[{cpu}]}}");
+            document(1, 64, &format!(",\"host_memory\":[{part}]"))
+        };
+        parse(part(1023, 8191).as_bytes()).expect("possible");
+        let field = "host_memory.node";
+        assert!(matches!(refusal(part(1024, 0)), SpecError::Range { field: f, .. } if f == field));
+        let field = "host_memory.cpus";
+        assert!(matches!(refusal(part(0, 8192)), SpecError::Range { field: f, .. } if f == field));
         let pinned = |sets: &str| refusal(document(1, 64, &format!(",\"cpu_affinity\":{sets}")));
         let unpinnable = |error| matches!(error, SpecError::Range { field: "cpu_affinity", .. });
         assert!(unpinnable(pinned("[[0],[1]]")) && unpinnable(pinned("[[1024]]")));

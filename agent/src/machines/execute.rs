@@ -17,8 +17,8 @@ use types::{
     ids::{ContentId, MachineId},
     node::Bdf,
     vm::{
-        Boot, CoreScheduling, Disk, HyperV, MemoryBacking, Net, Passthrough, PassthroughDevice,
-        SPEC_FD, SPEC_VERSION, VmPhase, VmSpec, Vsock,
+        Boot, CoreScheduling, Disk, DiskModel, HyperV, MemoryBacking, Net, Passthrough,
+        PassthroughDevice, SPEC_FD, SPEC_VERSION, VfioInterface, VmPhase, VmSpec, Vsock,
     },
 };
 
@@ -220,6 +220,7 @@ async fn launch(tools: &Tools, record: &Record) -> Result<i32, StartError> {
         vcpus: record.lease.shape.vcpus,
         memory_mib: record.lease.shape.memory_mib,
         memory_backing: MemoryBacking::Memfd,
+        host_memory: Vec::new(),
         boot,
         disks,
         nets,
@@ -271,7 +272,13 @@ async fn open_disks(
         .await
         .map_err(|error| StartError::Prepare { what: "disk", source: io::Error::other(error) })??;
     let serial = machine.to_string().chars().take(20).collect();
-    Ok(vec![Disk { fd: files.add(file.into()), read_only: false, serial }])
+    Ok(vec![Disk {
+        fd: files.add(file.into()),
+        read_only: false,
+        serial,
+        model: DiskModel::VirtioBlk,
+        limit: None,
+    }])
 }
 
 fn open_devices(
@@ -288,7 +295,7 @@ fn open_devices(
         let cdev_fd = files.add(assign::open(&tools.root, *address)?);
         devices.push(PassthroughDevice { address: *address, cdev_fd });
     }
-    Ok(Some(Passthrough { iommu_fd, devices }))
+    Ok(Some(Passthrough { interface: VfioInterface::Cdev, iommu_fd, peer_to_peer: false, devices }))
 }
 
 /// Which way a file is opened.

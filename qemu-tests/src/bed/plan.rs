@@ -4,8 +4,8 @@ use types::{
     node::Bdf,
     units::Mebibytes,
     vm::{
-        Boot, CoreScheduling, Disk, HyperV, MemoryBacking, Passthrough, PassthroughDevice,
-        SPEC_VERSION, VmSpec, Vsock,
+        Boot, CoreScheduling, Disk, DiskModel, HyperV, MemoryBacking, Passthrough,
+        PassthroughDevice, SPEC_VERSION, VfioInterface, VmSpec, Vsock,
     },
 };
 
@@ -50,6 +50,7 @@ impl Plan {
             vcpus: 1,
             memory_mib: Mebibytes(256),
             memory_backing: MemoryBacking::Memfd,
+            host_memory: Vec::new(),
             boot: Boot::Linux { kernel_fd: -1, initrd_fd: None, cmdline: String::new() },
             disks: Vec::new(),
             nets: Vec::new(),
@@ -76,7 +77,13 @@ impl Plan {
     pub fn disk(&mut self, path: &str) -> &mut Disk {
         let fd = self.open(Opened::Write { path: path.to_owned() });
         let serial = format!("disk{}", self.spec.disks.len());
-        self.spec.disks.push(Disk { fd, read_only: false, serial });
+        self.spec.disks.push(Disk {
+            fd,
+            read_only: false,
+            serial,
+            model: DiskModel::VirtioBlk,
+            limit: None,
+        });
         self.spec.disks.last_mut().unwrap_or_else(|| unreachable!("just pushed"))
     }
 
@@ -92,7 +99,12 @@ impl Plan {
         let cdev_fd = self.open(Opened::Write { path: path.to_owned() });
         if self.spec.passthrough.is_none() {
             let iommu_fd = self.open(Opened::Write { path: "/dev/iommu".to_owned() });
-            self.spec.passthrough = Some(Passthrough { iommu_fd, devices: Vec::new() });
+            self.spec.passthrough = Some(Passthrough {
+                interface: VfioInterface::Cdev,
+                iommu_fd,
+                peer_to_peer: false,
+                devices: Vec::new(),
+            });
         }
         if let Some(passthrough) = &mut self.spec.passthrough {
             passthrough.devices.push(PassthroughDevice { address, cdev_fd });

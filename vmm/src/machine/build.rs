@@ -9,24 +9,29 @@ use std::{
     time::Instant,
 };
 
-use types::vm::{Boot, VmSpec};
+use types::vm::{Boot, Disk, DiskModel, VmSpec};
 use vm_memory::{Bytes, GuestAddress};
 
-use super::{Board, Control, Machine, Pauses};
+use super::{
+    Board, Control, Machine, Pauses,
+    map::{AddressMap, MapError},
+};
 use crate::{
     acpi::{self, AcpiError},
     boot::{self, BootError, Linux},
     console::Console,
     counters::{Exits, Registry},
     devices::{
+        DeviceError,
+        nvme::Nvme,
         power::{self, Power},
         serial::{self, Serial},
-        virtio::{self, VirtioError, pci::VirtioPci},
+        virtio::{self, VirtioError, blk::engine::EngineChoice, pci::VirtioPci},
     },
     events::Events,
     layout,
     pci::{
-        allocate::{self, PlaceError, Placed, Request},
+        allocate::{self, Placed, Request},
         bus::{Address, Bus},
         config::{ConfigError, ConfigSpace, Identity},
         function::{Bar, BarKind, PciFunction},
@@ -34,11 +39,11 @@ use crate::{
     },
     sys::{
         kvm::{KvmError, Vm},
-        memory::{MemoryError, Ram},
+        memory::{Fetch, MemoryError, Ram},
         vfio::adopt,
     },
     vcpu::{self, VcpuError},
-    vfio::assign::{AssignError, Passthrough},
+    vfio::assign::{AssignError, Claim, Passthrough},
 };
 
 /// Slot of the first root port on bus 0; passed-through devices take one each.
@@ -61,19 +66,25 @@ pub enum BuildError {
     #[error(transparent)]
     Memory(#[from] MemoryError),
     #[error(transparent)]
-    Devices(#[from] VirtioError),
+    Devices(#[from] DeviceError),
     #[error(transparent)]
     Assign(#[from] AssignError),
     #[error(transparent)]
     Pci(#[from] ConfigError),
     #[error(transparent)]
-    Place(#[from] PlaceError),
+    Map(#[from] MapError),
     #[error(transparent)]
     Tables(#[from] AcpiError),
     #[error(transparent)]
     Boot(#[from] BootError),
     #[error(transparent)]
     Vcpu(#[from] VcpuError),
+}
+
+impl From<VirtioError> for BuildError {
+    fn from(error: VirtioError) -> Self {
+        Self::Devices(error.into())
+    }
 }
 
 /// A function, where it goes, and the bridge above it.
@@ -88,7 +99,10 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
     let vm = Vm::new(take("kvm_fd", spec.kvm_fd)?)?;
     let listener = UnixListener::from(take("api_fd", spec.api_fd)?);
     let bytes = spec.memory_mib.to_bytes().unwrap_or(u64::MAX);
-    let ram = Ram::new(&layout::ram_ranges(bytes), spec.memory_backing)?;
+    let claim = spec.passthrough.as_ref().map(Claim::new).transpose()?;
+    let map = AddressMap::new(bytes, spec.memory_backing, claim.as_ref(), &vm)?;
+    let fetch = if claim.is_some() { Fetch::All } else { Fetch::WhenHuge };
+    let ram = Ram::placed(&map.ram, spec.memory_backing, &spec.host_memory, fetch)?;
     let ram_slots = vm.map_ram(&ram)?;
     let console = open_console(spec)?;
     let interrupt = |source| KvmError::Call { what: "make an interrupt line", source };
@@ -98,9 +112,9 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
     let mut seats = vec![host_bridge()];
     let watch = Watch::default();
     seats.extend(virtio_functions(spec, &vm, &ram, &watch)?);
-    let (passed, closer) = passthrough(spec, &vm, &ram)?;
+    let (passed, closer) = passthrough(claim, &vm, &ram)?;
     seats.extend(passed);
-    let plan = place(&seats, layout::ram_end(bytes), &vm)?;
+    let plan = place(&seats, &map)?;
     let platform = acpi::Platform {
         vcpus: u8::try_from(spec.vcpus).unwrap_or(u8::MAX),
         mmio64: plan.mmio64,
@@ -185,9 +199,14 @@ fn virtio_functions(
     let mut slots = FIRST_VIRTIO..;
     let mut next = || slots.next().unwrap_or(31);
     let mut functions: Vec<(u8, VirtioPci)> = Vec::new();
+    let mut seats = Vec::new();
     for disk in &spec.disks {
         let slot = next();
         let file = take("a disk", disk.fd)?;
+        if disk.model == DiskModel::Nvme {
+            seats.push(nvme(disk, file, slot, (spec.vcpus, &platform))?);
+            continue;
+        }
         functions.push((slot, virtio::blk::open(disk, file, spec.vcpus, slot, &platform)?));
     }
     for net in &spec.nets {
@@ -202,7 +221,6 @@ fn virtio_functions(
     }
     let slot = next();
     functions.push((slot, virtio::rng::open(slot, &platform)?));
-    let mut seats = Vec::new();
     for (device, mut function) in functions {
         function.start()?;
         let address = Address { bus: 0, device, function: 0 };
@@ -211,11 +229,26 @@ fn virtio_functions(
     Ok(seats)
 }
 
+fn nvme(
+    disk: &Disk,
+    file: OwnedFd,
+    device: u8,
+    (vcpus, platform): (u32, &virtio::Platform),
+) -> Result<Seat, BuildError> {
+    let open = || {
+        let mut function = Nvme::open(disk, file, vcpus, EngineChoice::Best, platform)?;
+        function.start().map(|()| function)
+    };
+    let function = open().map_err(DeviceError::from)?;
+    let address = Address { bus: 0, device, function: 0 };
+    Ok(Seat { address, function: Arc::new(Mutex::new(function)), port: None })
+}
+
 type Passed = (Vec<Seat>, Option<crate::vfio::assign::Closer>);
 
-fn passthrough(spec: &VmSpec, vm: &Arc<Vm>, ram: &Ram) -> Result<Passed, BuildError> {
-    let Some(passthrough) = &spec.passthrough else { return Ok((Vec::new(), None)) };
-    let Passthrough { devices, closer } = Passthrough::open(passthrough, ram, vm, FIRST_PORT)?;
+fn passthrough(claim: Option<Claim>, vm: &Arc<Vm>, ram: &Ram) -> Result<Passed, BuildError> {
+    let Some(claim) = claim else { return Ok((Vec::new(), None)) };
+    let Passthrough { devices, closer } = claim.give(ram, vm, FIRST_PORT)?;
     let mut seats = Vec::new();
     for (number, assigned) in (0u8..).zip(devices) {
         let slot = FIRST_PORT + number;
@@ -233,17 +266,13 @@ fn passthrough(spec: &VmSpec, vm: &Arc<Vm>, ram: &Ram) -> Result<Passed, BuildEr
 }
 
 /// Places all BARs and opens the bridges' windows for them.
-fn place(seats: &[Seat], ram_end: u64, vm: &Vm) -> Result<allocate::Plan, BuildError> {
-    let supported = vm
-        .kvm()
-        .get_supported_cpuid(kvm_bindings::KVM_MAX_CPUID_ENTRIES)
-        .map_err(|source| VcpuError::Features { source })?;
+fn place(seats: &[Seat], map: &AddressMap) -> Result<allocate::Plan, BuildError> {
     let mut requests = Vec::new();
     for (function, seat) in seats.iter().enumerate() {
         let bars = lock(&seat.function).bars();
         requests.extend(bars.into_iter().map(|bar| Request { function, bar }));
     }
-    let plan = allocate::place(&requests, ram_end, vcpu::address_bits(&supported))?;
+    let plan = map.place(|start| allocate::place(&requests, start, map.bits))?;
     for (number, seat) in seats.iter().enumerate() {
         let mine: Vec<&Placed> = plan.placed.iter().filter(|bar| bar.function == number).collect();
         for bar in &mine {

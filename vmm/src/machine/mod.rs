@@ -3,6 +3,7 @@
 mod board;
 mod build;
 mod control;
+mod map;
 mod pause;
 mod schedule;
 
@@ -18,6 +19,7 @@ pub use board::Board;
 pub use build::{BuildError, MAX_PASSTHROUGH, MAX_VIRTIO, build};
 pub use control::{Control, Ending, Kind};
 use kvm_ioctls::VcpuFd;
+pub use map::MapError;
 pub use pause::{HoldError, Holder, Pauses};
 pub use schedule::{MAX_HOST_CPUS, isolate};
 use types::operations::VmEventKind;

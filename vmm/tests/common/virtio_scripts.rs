@@ -238,6 +238,7 @@ pub fn block(data: &[u8]) {
             interrupts,
         ),
         activity: Arc::default(),
+        throttle: None,
     });
     let busy = (0..MAX_ROUNDS).all(|_| queue.turn(&mut live) == Progress::More);
     assert!(!busy, "a ring that does not move keeps the thread busy");

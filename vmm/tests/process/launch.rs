@@ -97,6 +97,7 @@ fn spec(vcpus: u32) -> VmSpec {
         nets: Vec::new(),
         vsock: None,
         passthrough: None,
+        host_memory: Vec::new(),
         kvm_fd: 4,
         api_fd: 5,
         console_fd: Some(7),

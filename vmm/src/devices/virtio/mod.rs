@@ -15,7 +15,7 @@ pub mod transport;
 pub mod vsock;
 
 mod vhost;
-mod worker;
+pub(in crate::devices) mod worker;
 
 use std::{
     io,

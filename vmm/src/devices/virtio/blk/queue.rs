@@ -4,25 +4,35 @@
 //! fdatasync and fallocate where there is no io_uring; ppoll, read and write of eventfds, the
 //! KVM_IRQ_LINE ioctl, and those of the allocator and of locks.
 
-use std::{io, mem, os::fd::BorrowedFd, sync::Arc};
+use std::{
+    io, mem,
+    os::fd::BorrowedFd,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
 
 use vm_memory::{Address, Bytes, GuestAddress};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{
     engine::Engine,
-    request::{self, ID_SIZE, Request, Rules, Status, Work},
+    request::{self, ID_SIZE, Request, RequestError, Rules, Status, Work},
 };
 use crate::{
     counters::Activity,
-    devices::virtio::{
-        Distress, QueueSignal, ReadyQueue, Ring,
-        ring::{RingError, Segment},
-        worker::{Inbox, Order, Patience},
+    devices::{
+        throttle::{Admission, Throttle},
+        virtio::{
+            Distress, QueueSignal, ReadyQueue, Ring,
+            ring::{RingError, Segment},
+            worker::{Inbox, Order, Patience},
+        },
     },
     sys::io::{DiskCommand, Durability, borrow_eventfd},
 };
 
+/// Shortest sleep: a clock that has not moved on must not keep the thread busy.
+const MIN_WAIT: Duration = Duration::from_nanos(1);
 /// Chains taken from the ring before the thread looks at its orders and completions again.
 const BATCH: u16 = 256;
 
@@ -38,6 +48,17 @@ pub struct Job {
     pub distress: Distress,
     /// Where to count.
     pub activity: Arc<Activity>,
+    /// The disk's limits, shared by its queues.
+    pub throttle: Option<Arc<Mutex<Throttle>>>,
+}
+
+/// What is wrong with a ring, or with a chain in it.
+#[derive(Debug, thiserror::Error)]
+enum TakeError {
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    #[error(transparent)]
+    Ring(#[from] RingError),
 }
 
 /// A command in flight.
@@ -63,6 +84,8 @@ pub enum Progress {
     Full,
     /// The batch is used up; there may be more.
     More,
+    /// The next request may go at this time.
+    At(Instant),
 }
 
 /// The driver's side of a queue: gone after a reset.
@@ -74,6 +97,9 @@ pub struct Live {
     durability: Durability,
     distress: Distress,
     activity: Arc<Activity>,
+    throttle: Option<Arc<Mutex<Throttle>>>,
+    /// A request that waits for tokens.
+    held: Option<Request>,
     /// The ring made no sense; it is not touched again.
     broken: bool,
     progress: Progress,
@@ -121,6 +147,9 @@ impl BlockQueue {
             let patience = match progress {
                 Some(Progress::More) => Patience::None,
                 Some(Progress::Idle | Progress::Full) | None => Patience::Forever,
+                Some(Progress::At(at)) => {
+                    Patience::For(at.saturating_duration_since(Instant::now()).max(MIN_WAIT))
+                }
             };
             self.wait(live.as_ref(), inbox, patience);
         }
@@ -131,7 +160,12 @@ impl BlockQueue {
         let last = live.progress;
         let kicked = live.kick.read().is_ok();
         let finished = self.reap(live);
-        let due = kicked || last == Progress::More || (last == Progress::Full && finished > 0);
+        let due = match last {
+            Progress::More => true,
+            Progress::Full => kicked || finished > 0,
+            Progress::Idle => kicked,
+            Progress::At(at) => at <= Instant::now(),
+        };
         let mut progress = if due { self.take(live) } else { last };
         let mut submitted = self.submit(live);
         // The plain engine is done already, and so may be a ring whose pages were cached.
@@ -176,23 +210,21 @@ impl BlockQueue {
         }
     }
 
-    fn try_take(&mut self, live: &mut Live) -> Result<Progress, RingError> {
+    fn try_take(&mut self, live: &mut Live) -> Result<Progress, TakeError> {
         live.ring.disable_kicks()?;
         for _ in 0..BATCH {
             if self.free.is_empty() {
                 return Ok(Progress::Full);
             }
-            let Some(chain) = live.ring.pop()? else {
+            let Some(request) = live.next_request()? else {
                 let more = live.ring.enable_kicks()?;
                 return Ok(if more { Progress::More } else { Progress::Idle });
             };
-            match request::parse(chain, live.ring.ram(), &live.rules) {
-                Ok(request) => self.begin(live, request)?,
-                Err(error) => {
-                    live.fail(&error);
-                    return Ok(Progress::Idle);
-                }
+            if let Some(at) = live.throttled(&request) {
+                live.held = Some(request);
+                return Ok(Progress::At(at));
             }
+            self.begin(live, request)?;
         }
         Ok(Progress::More)
     }
@@ -408,6 +440,8 @@ impl From<Job> for Live {
             durability: job.durability,
             distress: job.distress,
             activity: job.activity,
+            throttle: job.throttle,
+            held: None,
             broken: false,
             progress: Progress::More,
         }
@@ -415,6 +449,26 @@ impl From<Job> for Live {
 }
 
 impl Live {
+    /// Returns the request that waited for tokens, or the next one in the ring.
+    fn next_request(&mut self) -> Result<Option<Request>, TakeError> {
+        if let Some(held) = self.held.take() {
+            return Ok(Some(held));
+        }
+        let Some(chain) = self.ring.pop()? else { return Ok(None) };
+        Ok(Some(request::parse(chain, self.ring.ram(), &self.rules)?))
+    }
+
+    /// Takes the tokens of a request, or returns when they exist.
+    fn throttled(&self, request: &Request) -> Option<Instant> {
+        let throttle = self.throttle.as_ref()?;
+        let bytes = request.work.bytes()?;
+        let mut throttle = throttle.lock().unwrap_or_else(PoisonError::into_inner);
+        match throttle.admit(Instant::now(), bytes) {
+            Admission::Now => None,
+            Admission::At(at) => Some(at),
+        }
+    }
+
     /// Writes the status and gives the chain back.
     fn answer(
         &mut self,
@@ -465,7 +519,11 @@ fn pairs(segments: &[Segment]) -> Vec<(GuestAddress, u32)> {
 }
 
 /// Takes `moved` bytes off the front of a transfer; returns whether something is left.
-fn advance(offset: &mut u64, segments: &mut Vec<(GuestAddress, u32)>, moved: u32) -> bool {
+pub(in crate::devices) fn advance(
+    offset: &mut u64,
+    segments: &mut Vec<(GuestAddress, u32)>,
+    moved: u32,
+) -> bool {
     *offset = offset.saturating_add(u64::from(moved));
     let mut rest = moved;
     segments.retain_mut(|(address, length)| {
