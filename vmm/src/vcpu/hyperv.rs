@@ -29,7 +29,7 @@ const LAST: u32 = 0x4000_0005;
 const HYPERVISOR_LEAVES: std::ops::RangeInclusive<u32> = 0x4000_0000..=0x4fff_ffff;
 
 /// Leaf 3 EAX, "AccessPartitionReferenceCounter" and its neighbours.
-const PRIVILEGES: u32 = 1 << 0 // virtual processor run time
+pub(super) const PRIVILEGES: u32 = 1 << 0 // virtual processor run time
     | 1 << 1 // reference counter
     | 1 << 2 // synthetic interrupt controller
     | 1 << 3 // synthetic timers
@@ -40,12 +40,12 @@ const PRIVILEGES: u32 = 1 << 0 // virtual processor run time
     | 1 << 9 // reference TSC page
     | 1 << 11; // frequencies
 /// Leaf 3 EDX.
-const FEATURES: u32 = 1 << 4 // hypercall input in XMM registers
+pub(super) const FEATURES: u32 = 1 << 4 // hypercall input in XMM registers
     | 1 << 8 // frequency registers
     | 1 << 10 // registers for crash data
     | 1 << 19; // synthetic timers that interrupt directly
 /// Leaf 4 EAX.
-const RECOMMENDED: u32 = 1 << 2 // flush other processors' address translations by hypercall
+pub(super) const RECOMMENDED: u32 = 1 << 2 // flush other processors' address translations by hypercall
     | 1 << 3 // interrupt control by registers
     | 1 << 5 // relaxed timing: no watchdogs over timer interrupts
     | 1 << 9 // no automatic end of interrupt
