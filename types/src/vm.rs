@@ -58,7 +58,7 @@ pub struct VmSpec {
     /// Who may share a physical core with the machine.
     #[serde(default)]
     pub core_scheduling: CoreScheduling,
-    /// Interfaces of another hypervisor that the guest finds beside KVM's.
+    /// Interfaces of another hypervisor that the guest finds instead of KVM's.
     #[serde(default)]
     pub hyperv: HyperV,
 }
