@@ -280,7 +280,7 @@ fn open_devices(
     let mut devices = Vec::new();
     for address in addresses {
         let cdev_fd = files.add(assign::open(&tools.root, *address)?);
-        devices.push(PassthroughDevice { address: *address, cdev_fd });
+        devices.push(PassthroughDevice { address: *address, cdev_fd, p2p_clique: None });
     }
     Ok(Some(Passthrough { interface: VfioInterface::Cdev, iommu_fd, peer_to_peer: false, devices }))
 }
