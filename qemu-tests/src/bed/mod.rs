@@ -147,6 +147,11 @@ impl Bed {
         self.ask(&request).map(drop)
     }
 
+    /// Makes a file of the host `bytes` long; what is new reads as zeroes.
+    pub fn grow(&mut self, path: &str, bytes: u64) -> Result<()> {
+        self.ask(&Request::Grow { path: path.to_owned(), bytes }).map(drop)
+    }
+
     /// Lists the names in a folder of the host.
     pub fn list(&mut self, path: &str) -> Result<Vec<String>> {
         let Answer::Names { names } = self.ask(&Request::List { path: path.to_owned() })? else {

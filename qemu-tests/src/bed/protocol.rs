@@ -51,6 +51,13 @@ pub enum Request {
         /// Content.
         base64: String,
     },
+    /// Give a file a length.
+    Grow {
+        /// Path.
+        path: String,
+        /// Length in bytes.
+        bytes: u64,
+    },
     /// List a folder.
     List {
         /// Path.

@@ -123,6 +123,11 @@ impl Machines {
                 file.write_all(&BASE64.decode(base64)?).with_context(|| path.clone())?;
                 Ok(Answer::Done)
             }
+            Request::Grow { path, bytes } => {
+                let file = OpenOptions::new().write(true).open(&path);
+                file.and_then(|file| file.set_len(bytes)).with_context(|| path.clone())?;
+                Ok(Answer::Done)
+            }
             Request::List { path } => {
                 let entries = fs::read_dir(&path).with_context(|| path.clone())?;
                 let names =
