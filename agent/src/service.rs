@@ -34,6 +34,7 @@ use crate::{
         execute::Tools,
         init::{Init, Notice},
         keeper::{self, KeeperConfig, Machines},
+        quarantine,
         store::Store,
     },
     net::{Ipv4Prefix, MachineNetworks, Resolver, Uplinks, machines::MachineNetworksConfig},
@@ -271,7 +272,12 @@ fn prepare_devices(spec: &NodeSpec) -> Vec<PciDevice> {
         let Err(error) = bound else { continue };
         let reason = chain(&error);
         for device in devices.iter_mut().filter(|device| group.contains(&device.address)) {
-            device.state = DeviceState::Quarantined { reason: reason.clone() };
+            device.state = DeviceState::Quarantined { reason: reason.clone(), since: None };
+        }
+    }
+    for device in devices.iter_mut().filter(|device| device.state == DeviceState::Free) {
+        if let Some(state) = quarantine::recall(root, device.address) {
+            device.state = state;
         }
     }
     for device in &devices {

@@ -18,7 +18,7 @@ use types::{
     node::Bdf,
     vm::{
         Boot, Disk, MemoryBacking, Net, Passthrough, PassthroughDevice, SPEC_FD, SPEC_VERSION,
-        VmPhase, VmSpec, Vsock,
+        VfioInterface, VmPhase, VmSpec, Vsock,
     },
 };
 
@@ -30,7 +30,7 @@ use super::{
     vmm,
 };
 use crate::{
-    assign::{self, AssignError},
+    assign::{self, AssignError, Recovered},
     net::{MachineNetError, MachineNetworks},
     spawn::SpawnOrder,
 };
@@ -75,7 +75,9 @@ pub enum Progress {
     /// It was not started.
     Failed(MachineId, StartError),
     /// Everything it held was taken back; per device, how its reset went.
-    Released(MachineId, Vec<(Bdf, Result<Duration, AssignError>)>),
+    Released(MachineId, Vec<(Bdf, Result<Recovered, AssignError>)>),
+    /// Quarantined devices were reset once more; per device, how it went.
+    Recovered(Vec<(Bdf, Result<Recovered, AssignError>)>),
 }
 
 /// Why a machine was not started.
@@ -155,17 +157,38 @@ pub async fn release(
         eprintln!("{}", crate::events::Event::MachineFailed { machine, reason });
     }
     let _ = std::fs::remove_file(vmm::socket_path(machine));
+    let set: Vec<Bdf> = devices.iter().map(|(device, _)| *device).collect();
+    let results = reset(&tools, devices, &set).await;
+    let _ = progress.send(Progress::Released(machine, results)).await;
+}
+
+/// Resets a quarantined device once more. `set` are the devices that may lose their state with it.
+pub async fn recover(
+    tools: Tools,
+    device: (Bdf, u16),
+    set: Vec<Bdf>,
+    progress: mpsc::Sender<Progress>,
+) {
+    let results = reset(&tools, vec![device], &set).await;
+    let _ = progress.send(Progress::Recovered(results)).await;
+}
+
+async fn reset(
+    tools: &Tools,
+    devices: Vec<(Bdf, u16)>,
+    set: &[Bdf],
+) -> Vec<(Bdf, Result<Recovered, AssignError>)> {
     let mut results = Vec::new();
     for (device, vendor) in devices {
-        let root = tools.root.clone();
-        let reset = tokio::task::spawn_blocking(move || assign::reset(&root, device, vendor));
+        let (root, set) = (tools.root.clone(), set.to_vec());
+        let reset = tokio::task::spawn_blocking(move || assign::reset(&root, device, vendor, &set));
         let result = match tokio::time::timeout(assign::RESET_LIMIT, reset).await {
             Ok(Ok(result)) => result,
             Ok(Err(_)) | Err(_) => Err(AssignError::ResetLate { device }),
         };
         results.push((device, result));
     }
-    let _ = progress.send(Progress::Released(machine, results)).await;
+    results
 }
 
 async fn wait_until_running(machine: MachineId) -> Result<(), StartError> {

@@ -10,6 +10,7 @@ pub mod execute;
 pub mod init;
 pub mod keeper;
 pub mod plan;
+pub mod quarantine;
 pub mod sandbox;
 pub mod store;
 pub mod vmm;

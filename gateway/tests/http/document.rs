@@ -7,7 +7,7 @@ use gateway::api::bodies::{Health, StandingLease, StoredContent};
 use lease::{
     api::{
         CreateMachine, Image, LeaseRenewal, Machine, MachineEvent, MachineState, NodeView,
-        Restarting,
+        Releasing, Restarting,
     },
     document::{Envelope, Signature},
 };
@@ -55,7 +55,8 @@ fn device_states() -> Vec<DeviceState> {
         Free | Leased { .. } | Resetting | Quarantined { .. } | Refused { .. } => state,
     };
     let (machine, reason) = (MachineId::from_bytes([1; 16]), "seen".to_owned());
-    let quarantined = Quarantined { reason: reason.clone() };
+    let quarantined =
+        Quarantined { reason: reason.clone(), since: Some(UnixSeconds(1_700_000_000)) };
     [Free, Leased { machine }, Resetting, quarantined, Refused { reason }].map(listed).to_vec()
 }
 
@@ -108,6 +109,7 @@ fn samples() -> BTreeMap<&'static str, Vec<Value>> {
         ("SignedReceipt", vec![real(receipts(&lease).receipts[0].clone())]),
         ("Receipts", vec![real(receipts(&lease))]),
         ("Restarting", vec![real(Restarting { restarting: "agent".into() })]),
+        ("Releasing", vec![real(Releasing { releasing: "0000:41:00.0".into() })]),
         ("Health", vec![real(Health { status: "ok".into(), gateway: node, members: 1, nodes: 1 })]),
         (
             "StandingLease",

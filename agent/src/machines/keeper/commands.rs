@@ -6,7 +6,11 @@ use lease::{
     metering::Meter,
     threshold::VerifiedLease,
 };
-use types::{ids::MachineId, units::UnixSeconds};
+use types::{
+    ids::MachineId,
+    node::{Bdf, DeviceState, PciDevice},
+    units::UnixSeconds,
+};
 
 use super::{Command, Entry, Keeper, Order, Switch, View};
 use crate::{
@@ -16,7 +20,7 @@ use crate::{
         rules::{self, DeviceError},
     },
     machines::{
-        disk,
+        disk, execute,
         plan::{Failed, Power, Process, Record, Released, Seen},
         store::StoreError,
         vmm,
@@ -66,7 +70,25 @@ impl Keeper {
                 drop(answer.send(self.switch(machine, switch).await));
             }
             Command::Delete(machine, answer) => drop(answer.send(self.delete(machine))),
+            Command::Recover(device, answer) => drop(answer.send(self.recover(device))),
         }
+    }
+
+    fn recover(&mut self, address: Bdf) -> Result<(), RefusedError> {
+        let device = self.devices.get(address).ok_or(DeviceError::Absent { device: address })?;
+        if !matches!(device.state, DeviceState::Quarantined { .. }) {
+            let state = rules::describe(&device.state);
+            return Err(DeviceError::NotQuarantined { device: address, state }.into());
+        }
+        let vendor = device.vendor;
+        let unused = |device: &&PciDevice| {
+            matches!(device.state, DeviceState::Free | DeviceState::Quarantined { .. })
+        };
+        let set = self.devices.list().iter().filter(unused).map(|device| device.address).collect();
+        self.devices.set(address, DeviceState::Resetting);
+        let (tools, progress) = (self.config.tools.clone(), self.progress.clone());
+        tokio::spawn(execute::recover(tools, (address, vendor), set, progress));
+        Ok(())
     }
 
     fn create(&mut self, order: Order) -> Result<View, RefusedError> {
