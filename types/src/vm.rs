@@ -50,10 +50,11 @@ pub struct VmSpec {
 }
 
 /// Where guest memory comes from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MemoryBacking {
     /// Anonymous pages of a memfd.
+    #[default]
     Memfd,
     /// 2 MiB pages of hugetlbfs.
     #[serde(rename = "hugetlb-2m")]

@@ -104,6 +104,13 @@ pub fn check_answers(root: &Path, device: Bdf, vendor: u16) -> Result<(), Assign
     }
 }
 
+/// Returns the NUMA node of a device, where the firmware tells one.
+pub fn node_of(root: &Path, device: Bdf) -> Option<u32> {
+    let text = fs::read_to_string(device_path(root, device).join("numa_node")).ok()?;
+    // -1 stands for none.
+    text.trim().parse().ok()
+}
+
 fn device_path(root: &Path, device: Bdf) -> PathBuf {
     root.join("sys/bus/pci/devices").join(device.to_string())
 }

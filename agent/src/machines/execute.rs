@@ -14,11 +14,12 @@ use overlay::Overlay;
 use rustix::fs::{MemfdFlags, SealFlags};
 use tokio::sync::mpsc;
 use types::{
+    config::HugePage,
     ids::{ContentId, MachineId},
     node::Bdf,
     vm::{
-        Boot, Disk, MemoryBacking, Net, Passthrough, PassthroughDevice, SPEC_FD, SPEC_VERSION,
-        VfioInterface, VmPhase, VmSpec, Vsock,
+        Boot, Disk, HostMemory, MemoryBacking, Net, Passthrough, PassthroughDevice, SPEC_FD,
+        SPEC_VERSION, VfioInterface, VmPhase, VmSpec, Vsock,
     },
 };
 
@@ -26,6 +27,7 @@ use super::{
     content::{Cache, ContentError},
     disk::{self, DiskError},
     init::{Init, InitError},
+    memory,
     plan::Record,
     vmm,
 };
@@ -239,8 +241,8 @@ async fn launch(tools: &Tools, record: &Record) -> Result<i32, StartError> {
         uid: record.uid,
         vcpus: record.lease.shape.vcpus,
         memory_mib: record.lease.shape.memory_mib,
-        memory_backing: MemoryBacking::Memfd,
-        host_memory: Vec::new(),
+        memory_backing: record.memory,
+        host_memory: place_memory(tools, record),
         boot,
         disks,
         nets,
@@ -270,6 +272,21 @@ impl Files {
         self.0.push(file);
         SPEC_FD + i32::try_from(self.0.len()).unwrap_or(i32::MAX - SPEC_FD)
     }
+}
+
+/// Returns where the machine's memory comes from, with the host's nodes as they are now.
+fn place_memory(tools: &Tools, record: &Record) -> Vec<HostMemory> {
+    let page = match record.memory {
+        MemoryBacking::Memfd | MemoryBacking::Hugetlb2M => HugePage::Size2M,
+        MemoryBacking::Hugetlb1G => HugePage::Size1G,
+    };
+    let shape = &record.lease.shape;
+    let nodes = memory::nodes(&tools.root, page);
+    let mut near: Vec<u32> =
+        shape.devices.iter().filter_map(|device| assign::node_of(&tools.root, *device)).collect();
+    near.sort_unstable();
+    near.dedup();
+    memory::place(shape.memory_mib, record.memory, &nodes, &near)
 }
 
 async fn open_disks(

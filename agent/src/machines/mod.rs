@@ -9,6 +9,7 @@ pub mod disk;
 pub mod execute;
 pub mod init;
 pub mod keeper;
+pub mod memory;
 pub mod plan;
 pub mod quarantine;
 pub mod sandbox;

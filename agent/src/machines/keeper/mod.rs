@@ -180,6 +180,8 @@ pub struct KeeperConfig {
     pub devices: Vec<PciDevice>,
     /// The server's size.
     pub capacity: Capacity,
+    /// Memory of it that is set aside as huge pages, in MiB.
+    pub huge_mib: u64,
     /// What init tells.
     pub notices: mpsc::Receiver<Notice>,
     /// What init runs.
