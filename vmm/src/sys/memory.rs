@@ -146,6 +146,12 @@ impl Ram {
     pub fn size(&self) -> u64 {
         self.memory.iter().map(GuestMemoryRegion::len).sum()
     }
+
+    /// Returns the number of bytes for which the host gave pages; `None` where it does not tell.
+    pub fn resident(&self) -> Option<u64> {
+        // Blocks of 512 bytes, whatever the page size (stat(3type), `st_blocks`).
+        u64::try_from(rustix::fs::fstat(&self.file).ok()?.st_blocks).ok()?.checked_mul(512)
+    }
 }
 
 /// A kind of host page.

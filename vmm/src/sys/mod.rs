@@ -7,6 +7,7 @@ pub mod kvm;
 pub mod memory;
 pub mod populate;
 pub mod sandbox;
+pub mod schedule;
 pub mod signal;
 pub mod vcpu;
 pub mod vfio;
