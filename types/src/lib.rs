@@ -8,9 +8,11 @@
 
 pub mod base64_bytes;
 pub mod config;
+pub mod console;
 pub mod forward;
 pub mod hex;
 pub mod ids;
 pub mod node;
+pub mod operations;
 pub mod units;
 pub mod vm;

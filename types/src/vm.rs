@@ -29,6 +29,10 @@ pub struct VmSpec {
     pub memory_mib: Mebibytes,
     /// Where guest memory comes from.
     pub memory_backing: MemoryBacking,
+    /// Where on the host guest memory lies, in the order of its addresses, together as much as
+    /// `memory_mib`; empty for wherever there is room.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub host_memory: Vec<HostMemory>,
     /// What the guest starts from.
     pub boot: Boot,
     /// Disks, in order: the guest's vda, vdb, … (or nvme0n1, …), and what firmware tries first.
@@ -43,13 +47,50 @@ pub struct VmSpec {
     pub kvm_fd: i32,
     /// Listening unix stream socket for the HTTP API.
     pub api_fd: i32,
+    /// A file that keeps the newest console output when the process is gone, in the form of
+    /// [`crate::console`]; it is made as large as that needs.
+    #[serde(default)]
+    pub console_fd: Option<i32>,
+    /// Host CPUs that virtual CPUs may run on, in order; a virtual CPU without an entry, or with
+    /// an empty one, runs anywhere.
+    #[serde(default)]
+    pub cpu_affinity: Vec<Vec<u32>>,
+    /// Who may share a physical core with the machine.
+    #[serde(default)]
+    pub core_scheduling: CoreScheduling,
+    /// Interfaces of another hypervisor that the guest finds instead of KVM's.
+    #[serde(default)]
+    pub hyperv: HyperV,
+}
+
+/// Who may run on the threads of a physical core at the same time as a machine.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum CoreScheduling {
+    /// Anybody.
+    #[default]
+    Shared,
+    /// Only the machine's own threads.
+    Own,
+}
+
+/// Whether a guest finds the interfaces that Windows knows from Hyper-V.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum HyperV {
+    /// KVM's own only.
+    #[default]
+    Off,
+    /// Reference TSC, synthetic timers and interrupts, hypercalls.
+    On,
 }
 
 /// Where guest memory comes from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MemoryBacking {
     /// Anonymous pages of a memfd.
+    #[default]
     Memfd,
     /// 2 MiB pages of hugetlbfs.
     #[serde(rename = "hugetlb-2m")]
@@ -57,6 +98,19 @@ pub enum MemoryBacking {
     /// 1 GiB pages of hugetlbfs.
     #[serde(rename = "hugetlb-1g")]
     Hugetlb1G,
+}
+
+/// Guest memory that lies on one NUMA node of the host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HostMemory {
+    /// The host's node, below 1024; none for wherever there is room.
+    pub node: Option<u32>,
+    /// How much of guest memory.
+    pub memory_mib: Mebibytes,
+    /// CPUs of the host that fetch it from the kernel, one thread on each; best the node's own. None
+    /// for as many threads as pay, wherever they run.
+    pub cpus: Vec<u32>,
 }
 
 /// What the guest starts from.
@@ -71,6 +125,14 @@ pub enum Boot {
         initrd_fd: Option<i32>,
         /// Kernel command line.
         cmdline: String,
+    },
+    /// UEFI firmware, which starts from `disks` in their order.
+    Uefi {
+        /// The firmware's code (Debian's OVMF_CODE_4M.fd), a regular file, read only.
+        firmware_fd: i32,
+        /// This machine's own variables (a copy of OVMF_VARS_4M.fd), a regular file opened for
+        /// reading and writing. What the firmware writes is in it when the machine starts anew.
+        variables_fd: i32,
     },
 }
 
@@ -147,14 +209,31 @@ pub struct Vsock {
     pub vhost_fd: i32,
 }
 
-/// Devices passed through by iommufd and VFIO character devices.
+/// Devices passed through by VFIO.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Passthrough {
-    /// `/dev/iommu`.
+    /// By which of the kernel's interfaces.
+    #[serde(default)]
+    pub interface: VfioInterface,
+    /// `/dev/iommu`; with groups, `/dev/vfio/vfio`.
     pub iommu_fd: i32,
+    /// Whether the devices, when there are two at least, reach each other's BARs.
+    #[serde(default)]
+    pub peer_to_peer: bool,
     /// One entry per device, each behind a root port of its own.
     pub devices: Vec<PassthroughDevice>,
+}
+
+/// Which of the kernel's interfaces hands devices over (Documentation/driver-api/vfio.rst).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum VfioInterface {
+    /// iommufd and a character device for each device: Linux 6.6 and later.
+    #[default]
+    Cdev,
+    /// A container and groups: every kernel.
+    Group,
 }
 
 /// One device passed through.
@@ -163,8 +242,12 @@ pub struct Passthrough {
 pub struct PassthroughDevice {
     /// Its address on the host, for messages and the API.
     pub address: Bdf,
-    /// `/dev/vfio/devices/vfioN`.
+    /// `/dev/vfio/devices/vfioN`; with groups, a descriptor of its own of `/dev/vfio/N`, its group.
     pub cdev_fd: i32,
+    /// NVIDIA GPUs only, and with `peer_to_peer` only: the GPUDirect clique that the guest's driver
+    /// is told, 0..=15. GPUs of one clique reach each other.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub p2p_clique: Option<u8>,
 }
 
 /// What a VMM answers to `GET /v1/state`.
@@ -188,6 +271,10 @@ pub enum VmPhase {
     Starting,
     /// vCPUs run.
     Running,
+    /// vCPUs wait until somebody lets them go on.
+    Paused,
+    /// vCPUs run, but the guest said that its system has failed.
+    Panicked,
     /// The guest powered itself off, or was told to stop. The process is about to exit.
     Stopped,
 }

@@ -9,14 +9,17 @@ use std::{
 use types::vm::{Boot, SPEC_FD, SPEC_VERSION, VmSpec};
 
 use crate::{
-    machine::{MAX_PASSTHROUGH, MAX_VIRTIO},
-    sys::vfio::adopt,
+    machine::{MAX_HOST_CPUS, MAX_PASSTHROUGH, MAX_VIRTIO},
+    sys::{populate, vfio::adopt},
 };
 
 /// Largest specification, in bytes.
 pub const MAX_SPEC: usize = 1 << 20;
 /// Smallest guest memory, in MiB: less than this holds no Linux.
 const MIN_MEMORY_MIB: u64 = 16;
+/// Smallest guest memory with UEFI firmware, in MiB: it unpacks itself at 8 MiB and wants as much
+/// again several times over.
+const MIN_FIRMWARE_MIB: u64 = 128;
 /// Most virtual CPUs: APIC ids have eight bits, and 255 means all.
 const MAX_VCPUS: u32 = 254;
 
@@ -73,14 +76,47 @@ pub fn parse(bytes: &[u8]) -> Result<VmSpec, SpecError> {
     let enough =
         memory >= MIN_MEMORY_MIB && spec.memory_mib.to_bytes().is_some_and(|b| b < 1 << 46);
     range("memory_mib", memory, enough, "16 MiB to 64 TiB are possible")?;
+    let firmware = matches!(spec.boot, Boot::Uefi { .. });
+    let enough = !firmware || memory >= MIN_FIRMWARE_MIB;
+    range("memory_mib", memory, enough, "UEFI firmware needs at least 128 MiB")?;
     let devices = spec.passthrough.as_ref().map_or(0, |p| p.devices.len());
     let fits = devices <= MAX_PASSTHROUGH;
     range("passthrough.devices", devices as u64, fits, "at most 14 devices are possible")?;
     let virtio = spec.disks.len() + spec.nets.len() + usize::from(spec.vsock.is_some()) + 1;
     let right = "disks, network cards, the socket and the entropy device are at most 15 together";
     range("disks and nets", virtio as u64, virtio <= MAX_VIRTIO, right)?;
+    for (passthrough, device) in
+        spec.passthrough.iter().flat_map(|all| all.devices.iter().map(move |device| (all, device)))
+    {
+        let clique = device.p2p_clique.unwrap_or(0);
+        let fits = device.p2p_clique.is_none() || passthrough.peer_to_peer && clique < 16;
+        let right = "cliques are 0 to 15, and of devices with peer_to_peer";
+        range("passthrough.devices.p2p_clique", clique.into(), fits, right)?;
+    }
+    for part in &spec.host_memory {
+        let node = part.node.unwrap_or(0);
+        let right = "nodes of the host are below 1024";
+        range("host_memory.node", node.into(), node < populate::MAX_NODES, right)?;
+        let cpu = part.cpus.iter().copied().max().unwrap_or(0);
+        let right = "CPUs of the host are below 8192";
+        range("host_memory.cpus", cpu.into(), cpu < populate::MAX_CPUS, right)?;
+    }
+    check_affinity(&spec)?;
     check_descriptors(&descriptors(&spec))?;
     Ok(spec)
+}
+
+fn check_affinity(spec: &VmSpec) -> Result<(), SpecError> {
+    let wrong = |field, found, right| Err(SpecError::Range { field, found, right });
+    let sets = u32::try_from(spec.cpu_affinity.len()).unwrap_or(u32::MAX);
+    if sets > spec.vcpus {
+        return wrong("cpu_affinity", sets.into(), "one set for each virtual CPU is possible");
+    }
+    let last = spec.cpu_affinity.iter().flatten().copied().max().unwrap_or(0);
+    if last >= MAX_HOST_CPUS {
+        return wrong("cpu_affinity", last.into(), "host CPUs 0 to 1023 are possible");
+    }
+    Ok(())
 }
 
 fn check_descriptors(all: &[i32]) -> Result<(), SpecError> {
@@ -98,9 +134,15 @@ fn check_descriptors(all: &[i32]) -> Result<(), SpecError> {
 
 /// Returns every descriptor that the specification names, itself not included.
 pub fn descriptors(spec: &VmSpec) -> Vec<i32> {
-    let Boot::Linux { kernel_fd, initrd_fd, .. } = &spec.boot;
-    let mut all = vec![spec.kvm_fd, spec.api_fd, *kernel_fd];
-    all.extend(initrd_fd);
+    let mut all = vec![spec.kvm_fd, spec.api_fd];
+    match &spec.boot {
+        Boot::Linux { kernel_fd, initrd_fd, .. } => {
+            all.push(*kernel_fd);
+            all.extend(initrd_fd);
+        }
+        Boot::Uefi { firmware_fd, variables_fd } => all.extend([*firmware_fd, *variables_fd]),
+    }
+    all.extend(spec.console_fd);
     all.extend(spec.disks.iter().map(|disk| disk.fd));
     all.extend(spec.nets.iter().flat_map(|net| [net.tap_fd, net.vhost_fd]));
     all.extend(spec.vsock.iter().map(|vsock| vsock.vhost_fd));
@@ -129,6 +171,14 @@ mod tests {
     fn descriptors_are_listed() {
         let spec = parse(document(1, 64, "").as_bytes()).expect("valid");
         assert_eq!(descriptors(&spec), [5, 6, 4]);
+        let spec = parse(uefi(128).as_bytes()).expect("valid");
+        assert_eq!(descriptors(&spec), [5, 6, 7, 8]);
+    }
+
+    fn uefi(memory: u64) -> String {
+        let linux = "{\"kind\":\"linux\",\"kernel_fd\":4,\"initrd_fd\":null,\"cmdline\":\"\"}";
+        let uefi = "{\"kind\":\"uefi\",\"firmware_fd\":7,\"variables_fd\":8}";
+        document(1, memory, "").replace(linux, uefi)
     }
 
     #[test]
@@ -140,11 +190,24 @@ mod tests {
             refusal(document(1, 8, "")),
             SpecError::Range { field: "memory_mib", .. }
         ));
+        assert!(matches!(refusal(uefi(64)), SpecError::Range { field: "memory_mib", .. }));
         assert!(matches!(refusal(document(1, 64, ",\"x\":1")), SpecError::Document { .. }));
         let twice = document(1, 64, "").replace("\"kvm_fd\":5", "\"kvm_fd\":6");
         assert!(matches!(refusal(twice), SpecError::Repeated { fd: 6 }));
         let standard = document(1, 64, "").replace("\"kvm_fd\":5", "\"kvm_fd\":2");
         assert!(matches!(refusal(standard), SpecError::Reserved { fd: 2 }));
+        let part = |node: u32, cpu: u32| {
+            let part = format!("{{\"node\":{node},\"memory_mib\":64,\"cpus\":[{cpu}]}}");
+            document(1, 64, &format!(",\"host_memory\":[{part}]"))
+        };
+        parse(part(1023, 8191).as_bytes()).expect("possible");
+        let field = "host_memory.node";
+        assert!(matches!(refusal(part(1024, 0)), SpecError::Range { field: f, .. } if f == field));
+        let field = "host_memory.cpus";
+        assert!(matches!(refusal(part(0, 8192)), SpecError::Range { field: f, .. } if f == field));
+        let pinned = |sets: &str| refusal(document(1, 64, &format!(",\"cpu_affinity\":{sets}")));
+        let unpinnable = |error| matches!(error, SpecError::Range { field: "cpu_affinity", .. });
+        assert!(unpinnable(pinned("[[0],[1]]")) && unpinnable(pinned("[[1024]]")));
         let newer = document(1, 64, "").replace("\"version\":1", "\"version\":2");
         assert!(matches!(refusal(newer), SpecError::Version { found: 2 }));
     }

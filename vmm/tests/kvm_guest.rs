@@ -12,16 +12,18 @@ use std::{
 use kvm_bindings::kvm_regs;
 use types::{
     ids::MachineId,
-    vm::{MemoryBacking, exit},
+    vm::{HyperV, MemoryBacking, exit},
 };
 use vm_memory::{Bytes, GuestAddress};
 use vmm::{
     console::Console,
+    counters::{Exits, Registry},
     devices::{
         power::{self, Power},
         serial::{self, Serial},
     },
-    machine::{Board, Control, Ending},
+    events::Events,
+    machine::{Board, Chipset, Control, Ending, Pauses},
     pci::bus::Bus,
     sys::{kvm::Vm, memory::Ram},
     vcpu,
@@ -74,10 +76,18 @@ fn run_in(ram: &Ram, code: &[u8], text: &[u8]) -> Option<(Ending, Vec<u8>)> {
         bus: RwLock::new(Bus::default()),
         serial: Mutex::new(Serial::new(serial_line, console.clone())),
         power: Mutex::new(Power::new(sci)),
+        chipset: Chipset::new(&[]),
         built: Instant::now(),
         ram_slots,
+        ram: ram.clone(),
+        events: Events::default(),
+        exits: vec![Exits::default()],
+        activity: Registry::default(),
+        hyperv: HyperV::Off,
+        pauses: Pauses::default(),
+        turn: Mutex::default(),
     });
-    vcpu::run(fd, &board);
+    vcpu::run(0, fd, &board);
     let ending = board.control.wait();
     if ending.status() == exit::HOST_FAULT {
         return skip(ending.reason);

@@ -92,7 +92,7 @@ async fn dispatch(gateway: &Arc<Gateway>, request: Request) -> Result<Response, 
             let (request, who) = signed(gateway, &parts, body).await?;
             leases::show(gateway, lease, &request, &who).await
         }
-        Route::RestartAgent(node) => {
+        Route::RestartAgent(node) | Route::ReleaseDevice(node) => {
             let (request, _) = signed(gateway, &parts, body).await?;
             forwarding::ask(gateway, node, &request).await.map(forwarding::response)
         }
@@ -112,6 +112,10 @@ async fn dispatch(gateway: &Arc<Gateway>, request: Request) -> Result<Response, 
         Route::Machine(machine, MachineAction::Console) if follows(&parts) => {
             let (request, who) = signed(gateway, &parts, body).await?;
             tunnel::follow(gateway, machine, &request, &who).await
+        }
+        Route::Machine(machine, MachineAction::Dump) => {
+            let (request, who) = signed(gateway, &parts, body).await?;
+            tunnel::dump(gateway, machine, &request, &who).await
         }
         Route::Machine(machine, MachineAction::Renew) => {
             json_only(&parts)?;

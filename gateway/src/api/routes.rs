@@ -29,6 +29,8 @@ pub enum Route {
     ReadContent(ContentId),
     /// `DELETE /v1/content/{sha256}`.
     RemoveContent(ContentId),
+    /// `POST /v1/nodes/{id}/devices/{address}/release`.
+    ReleaseDevice(NodeId),
     /// `POST /v1/nodes/{id}/restart-agent`.
     RestartAgent(NodeId),
     /// `PUT /v1/leases/{id}`.
@@ -44,7 +46,9 @@ pub enum MachineAction {
     Console,
     /// `DELETE`.
     Delete,
-    /// `POST …/start`, `…/stop` or `…/restart`.
+    /// `POST …/dump`.
+    Dump,
+    /// `POST …/start`, `…/stop`, `…/restart`, `…/nmi`, `…/pause` or `…/resume`.
     Power,
     /// `GET …/receipts`.
     Receipts,
@@ -54,6 +58,8 @@ pub enum MachineAction {
     Show,
     /// `GET …/tunnel/{port}`.
     Tunnel,
+    /// `GET …/counters`, `…/events` or `…/metrics`.
+    Watch,
 }
 
 /// Why nothing is asked.
@@ -81,6 +87,9 @@ pub fn route(method: &str, path: &str) -> Result<Route, RouteError> {
         ["openapi.json"] => only(method, path, &[("GET", Route::OpenApi)]),
         ["nodes"] => only(method, path, &[("GET", Route::Nodes)]),
         ["nodes", node] => only(method, path, &[("GET", Route::Node(name(node)?))]),
+        ["nodes", node, "devices", _, "release"] => {
+            only(method, path, &[("POST", Route::ReleaseDevice(name(node)?))])
+        }
         ["nodes", node, "restart-agent"] => {
             only(method, path, &[("POST", Route::RestartAgent(name(node)?))])
         }
@@ -103,10 +112,14 @@ pub fn route(method: &str, path: &str) -> Result<Route, RouteError> {
                     let (show, delete) = (of(MachineAction::Show), of(MachineAction::Delete));
                     only(method, path, &[("DELETE", delete), ("GET", show)])
                 }
-                ["start" | "stop" | "restart"] => {
+                ["start" | "stop" | "restart" | "nmi" | "pause" | "resume"] => {
                     only(method, path, &[("POST", of(MachineAction::Power))])
                 }
                 ["lease"] => only(method, path, &[("PUT", of(MachineAction::Renew))]),
+                ["counters" | "events" | "metrics"] => {
+                    only(method, path, &[("GET", of(MachineAction::Watch))])
+                }
+                ["dump"] => only(method, path, &[("POST", of(MachineAction::Dump))]),
                 ["console"] => only(method, path, &[("GET", of(MachineAction::Console))]),
                 ["receipts"] => only(method, path, &[("GET", of(MachineAction::Receipts))]),
                 ["tunnel", port] => {
@@ -158,6 +171,9 @@ mod tests {
         assert_eq!(status("DELETE", &format!("/v1/machines/{id}")), 200);
         assert_eq!(status("POST", &format!("/v1/machines/{id}/restart")), 200);
         assert_eq!(status("GET", &format!("/v1/machines/{id}/tunnel/22")), 200);
+        assert_eq!(status("POST", &format!("/v1/machines/{id}/pause")), 200);
+        assert_eq!(status("GET", &format!("/v1/machines/{id}/events")), 200);
+        assert_eq!(status("GET", &format!("/v1/machines/{id}/dump")), 405);
         assert_eq!(status("PATCH", "/v1/nodes"), 405);
         assert_eq!(status("GET", "/v2/nodes"), 404);
         assert_eq!(status("GET", "/v1/nodes/"), 404);

@@ -15,6 +15,7 @@
 mod arguments;
 mod calls;
 mod curl;
+mod dump;
 mod http;
 mod leases;
 mod receipts;
@@ -186,6 +187,12 @@ async fn answer(context: &Context, command: &Command, call: &Call) -> Result<(),
     match command {
         Command::Console { follow: true, .. } => return console(context, call).await,
         Command::Console { follow: false, .. } => return write_out(&context.ask(call).await?),
+        Command::Machines { command: MachinesCommand::Counters { prometheus: true, .. } } => {
+            return write_out(&context.ask(call).await?);
+        }
+        Command::Machines { command: MachinesCommand::Dump { out, .. } } => {
+            return dump::save(context, call, out).await;
+        }
         Command::Keygen { .. }
         | Command::Image { .. }
         | Command::Lease { .. }
@@ -201,6 +208,9 @@ async fn answer(context: &Context, command: &Command, call: &Call) -> Result<(),
     context.print(&answer, |answer| match command {
         Command::Nodes => show::nodes(answer),
         Command::Node { command: NodeCommand::Show { .. } } => show::node(answer),
+        Command::Node { command: NodeCommand::ReleaseDevice { device, .. } } => {
+            format!("{device} is being reset; `holdfast node show` tells how it went\n")
+        }
         Command::Node { command: NodeCommand::RestartAgent { .. } } => {
             "the node's service restarts\n".to_owned()
         }
@@ -208,6 +218,8 @@ async fn answer(context: &Context, command: &Command, call: &Call) -> Result<(),
             show::content(answer, file)
         }
         Command::Machines { command: MachinesCommand::List } => show::machines(answer),
+        Command::Machines { command: MachinesCommand::Events { .. } } => show::events(answer),
+        Command::Machines { command: MachinesCommand::Counters { .. } } => show::counters(answer),
         Command::Keygen { .. }
         | Command::Image { .. }
         | Command::Lease { .. }

@@ -4,8 +4,8 @@ use types::{
     node::Bdf,
     units::Mebibytes,
     vm::{
-        Boot, Disk, DiskModel, MemoryBacking, Passthrough, PassthroughDevice, SPEC_VERSION, VmSpec,
-        Vsock,
+        Boot, CoreScheduling, Disk, DiskModel, HyperV, MemoryBacking, Passthrough,
+        PassthroughDevice, SPEC_VERSION, VfioInterface, VmSpec, Vsock,
     },
 };
 
@@ -41,6 +41,17 @@ impl Plan {
         plan
     }
 
+    /// A machine `number` with one virtual CPU and 512 MiB that starts UEFI firmware: its code and
+    /// this machine's variables are paths on the host.
+    pub fn uefi(number: u8, (code, variables): (&str, &str)) -> Self {
+        let mut plan = Self::empty(number);
+        let firmware_fd = plan.open(Opened::Read { path: code.to_owned() });
+        let variables_fd = plan.open(Opened::Write { path: variables.to_owned() });
+        plan.spec.boot = Boot::Uefi { firmware_fd, variables_fd };
+        plan.spec.memory_mib = Mebibytes(512);
+        plan
+    }
+
     fn empty(number: u8) -> Self {
         let files = vec![Opened::Write { path: "/dev/kvm".to_owned() }, Opened::Api];
         let spec = VmSpec {
@@ -50,6 +61,7 @@ impl Plan {
             vcpus: 1,
             memory_mib: Mebibytes(256),
             memory_backing: MemoryBacking::Memfd,
+            host_memory: Vec::new(),
             boot: Boot::Linux { kernel_fd: -1, initrd_fd: None, cmdline: String::new() },
             disks: Vec::new(),
             nets: Vec::new(),
@@ -57,6 +69,10 @@ impl Plan {
             passthrough: None,
             kvm_fd: FIRST_DESCRIPTOR,
             api_fd: FIRST_DESCRIPTOR + 1,
+            console_fd: None,
+            cpu_affinity: Vec::new(),
+            core_scheduling: CoreScheduling::Shared,
+            hyperv: HyperV::Off,
         };
         Self { spec, files }
     }
@@ -72,8 +88,13 @@ impl Plan {
     pub fn disk(&mut self, path: &str) -> &mut Disk {
         let fd = self.open(Opened::Write { path: path.to_owned() });
         let serial = format!("disk{}", self.spec.disks.len());
-        let model = DiskModel::VirtioBlk;
-        self.spec.disks.push(Disk { fd, read_only: false, serial, model, limit: None });
+        self.spec.disks.push(Disk {
+            fd,
+            read_only: false,
+            serial,
+            model: DiskModel::VirtioBlk,
+            limit: None,
+        });
         self.spec.disks.last_mut().unwrap_or_else(|| unreachable!("just pushed"))
     }
 
@@ -89,10 +110,15 @@ impl Plan {
         let cdev_fd = self.open(Opened::Write { path: path.to_owned() });
         if self.spec.passthrough.is_none() {
             let iommu_fd = self.open(Opened::Write { path: "/dev/iommu".to_owned() });
-            self.spec.passthrough = Some(Passthrough { iommu_fd, devices: Vec::new() });
+            self.spec.passthrough = Some(Passthrough {
+                interface: VfioInterface::Cdev,
+                iommu_fd,
+                peer_to_peer: false,
+                devices: Vec::new(),
+            });
         }
         if let Some(passthrough) = &mut self.spec.passthrough {
-            passthrough.devices.push(PassthroughDevice { address, cdev_fd });
+            passthrough.devices.push(PassthroughDevice { address, cdev_fd, p2p_clique: None });
         }
     }
 

@@ -14,7 +14,7 @@ use acpi_tables::{
 
 use super::{OEM, OEM_REVISION, OEM_TABLE, Platform, bytes};
 use crate::{
-    devices::{power, serial},
+    devices::{power, pvpanic, serial},
     layout,
     sys::kvm,
 };
@@ -29,10 +29,11 @@ pub(super) fn build(platform: &Platform) -> Vec<u8> {
     table.append_slice(&bytes(&Name::new(Path::new("_S5_"), &off)));
     let root = pci_root(platform);
     let port = serial_port();
-    let ecam = ecam_reservation();
+    let ecam = ecam_reservation(platform.ecam);
     let mut scope = root;
     scope.extend(port);
     scope.extend(ecam);
+    scope.extend(panic_port());
     table.append_slice(&Scope::raw(Path::new("_SB_"), scope));
     table.as_slice().to_vec()
 }
@@ -128,9 +129,22 @@ fn serial_port() -> Vec<u8> {
     device("COM1", parts)
 }
 
+/// Source: QEMU docs/specs/pvpanic.rst, "ACPI Interface".
+fn panic_port() -> Vec<u8> {
+    let resources = resources(vec![bytes(&IO::new(pvpanic::PORT, pvpanic::PORT, 1, 1))]);
+    // Present, decoding, not shown to users, working (ACPI 6.5 §6.3.7).
+    let status = 0x0bu8;
+    let parts = vec![
+        bytes(&Name::new(Path::new("_HID"), &pvpanic::HARDWARE_ID)),
+        bytes(&Name::new(Path::new("_STA"), &status)),
+        resources,
+    ];
+    device("PEVT", parts)
+}
+
 /// ECAM must be reserved by a motherboard device for Linux to use it (PCI Firmware 3.3 §4.1.2).
-fn ecam_reservation() -> Vec<u8> {
-    let base = u32::try_from(layout::ECAM).unwrap_or(u32::MAX);
+fn ecam_reservation(ecam: u64) -> Vec<u8> {
+    let base = u32::try_from(ecam).unwrap_or(u32::MAX);
     let size = u32::try_from(layout::ECAM_SIZE).unwrap_or(u32::MAX);
     let pm = u8::try_from(power::PM_LENGTH).unwrap_or(12);
     let resources = resources(vec![

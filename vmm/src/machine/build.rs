@@ -9,14 +9,17 @@ use std::{
     time::Instant,
 };
 
-use types::vm::{Boot, Disk, DiskModel, VmSpec};
-use vm_memory::{Bytes, GuestAddress};
+use types::vm::{Disk, DiskModel, VmSpec};
 
-use super::{Board, Control, Machine};
+use super::{
+    Board, Chipset, Control, Machine, Pauses,
+    map::{AddressMap, MapError},
+    start::{self, Built, StartError},
+};
 use crate::{
-    acpi::{self, AcpiError},
-    boot::{self, BootError, Linux},
+    acpi,
     console::Console,
+    counters::{Exits, Registry},
     devices::{
         DeviceError,
         nvme::Nvme,
@@ -24,37 +27,40 @@ use crate::{
         serial::{self, Serial},
         virtio::{self, VirtioError, blk::engine::EngineChoice, pci::VirtioPci},
     },
-    layout,
+    events::Events,
     pci::{
-        allocate::{self, PlaceError, Placed, Request},
+        allocate::{self, Placed, Request},
         bus::{Address, Bus},
-        config::{ConfigError, ConfigSpace, Identity},
-        function::{Bar, BarKind, PciFunction},
+        chipset::{HostBridge, LpcBridge},
+        config::ConfigError,
+        function::{BarKind, PciFunction},
         root_port::{RootPort, Windows},
     },
     sys::{
         kvm::{KvmError, Vm},
-        memory::{MemoryError, Ram},
+        memory::{Fetch, MemoryError, Ram},
         vfio::adopt,
     },
     vcpu::{self, VcpuError},
-    vfio::assign::{AssignError, Passthrough},
+    vfio::assign::{AssignError, Claim, Passthrough},
 };
 
+/// Slot of the LPC bridge, where Intel's chipsets have it.
+const LPC_BRIDGE: u8 = 31;
 /// Slot of the first root port on bus 0; passed-through devices take one each.
 const FIRST_PORT: u8 = 2;
 /// Slot of the first virtio function on bus 0.
-const FIRST_VIRTIO: u8 = 0x10;
+pub(super) const FIRST_VIRTIO: u8 = 0x10;
 /// Most root ports.
 pub const MAX_PASSTHROUGH: usize = (FIRST_VIRTIO - FIRST_PORT) as usize;
-/// Most virtio functions: disks, network cards, entropy, sockets. Slot 31 stays free.
+/// Most virtio functions: disks, network cards, entropy, sockets. Slot 31 is the LPC bridge.
 pub const MAX_VIRTIO: usize = 31 - FIRST_VIRTIO as usize;
 
 /// Why a machine cannot be built.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the message is the doc")]
 pub enum BuildError {
-    #[error("descriptor {fd}, given as {what}, is not open")]
+    #[error("descriptor {fd}, given as {what}, is not open or not what it should be")]
     Descriptor { what: &'static str, fd: i32, source: io::Error },
     #[error(transparent)]
     Kvm(#[from] KvmError),
@@ -67,11 +73,9 @@ pub enum BuildError {
     #[error(transparent)]
     Pci(#[from] ConfigError),
     #[error(transparent)]
-    Place(#[from] PlaceError),
+    Map(#[from] MapError),
     #[error(transparent)]
-    Tables(#[from] AcpiError),
-    #[error(transparent)]
-    Boot(#[from] BootError),
+    Start(#[from] StartError),
     #[error(transparent)]
     Vcpu(#[from] VcpuError),
 }
@@ -94,28 +98,35 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
     let vm = Vm::new(take("kvm_fd", spec.kvm_fd)?)?;
     let listener = UnixListener::from(take("api_fd", spec.api_fd)?);
     let bytes = spec.memory_mib.to_bytes().unwrap_or(u64::MAX);
-    let ram = Ram::new(&layout::ram_ranges(bytes), spec.memory_backing)?;
+    let claim = spec.passthrough.as_ref().map(Claim::new).transpose()?;
+    let map = AddressMap::new(bytes, spec, claim.as_ref(), &vm)?;
+    let fetch = if claim.is_some() { Fetch::All } else { Fetch::WhenHuge };
+    let ram = Ram::placed(&map.ram, spec.memory_backing, &spec.host_memory, fetch)?;
     let ram_slots = vm.map_ram(&ram)?;
-    let console = Console::default();
+    let console = open_console(spec)?;
     let interrupt = |source| KvmError::Call { what: "make an interrupt line", source };
     let serial_line = vm.isa_line(serial::GSI).map_err(interrupt)?;
     let sci = vm.isa_line(power::SCI).map_err(interrupt)?;
 
-    let mut seats = vec![host_bridge()];
-    seats.extend(virtio_functions(spec, &vm, &ram)?);
-    let (passed, closer) = passthrough(spec, &vm, &ram)?;
+    let mut chipset = Chipset::new(&map.ram);
+    let mut seats = vec![
+        plain(0, HostBridge::new(chipset.ecam.clone())),
+        plain(LPC_BRIDGE, LpcBridge::default()),
+    ];
+    let watch = Watch::default();
+    seats.extend(virtio_functions(spec, &vm, &ram, &watch)?);
+    let (passed, closer) = passthrough(claim, &vm, &ram)?;
     seats.extend(passed);
-    let plan = place(&seats, layout::ram_end(bytes), &vm)?;
+    let plan = place(&seats, &map)?;
     let platform = acpi::Platform {
         vcpus: u8::try_from(spec.vcpus).unwrap_or(u8::MAX),
         mmio64: plan.mmio64,
         mmio64_size: plan.mmio64_size,
+        ecam: chipset.ecam.base(),
     };
-    for table in acpi::tables(&platform)? {
-        let written = ram.memory.write_slice(&table.bytes, GuestAddress(table.address));
-        written.map_err(|error| MemoryError::Layout(error.to_string()))?;
-    }
-    let entry = load(&spec.boot, &ram)?;
+    let built = Built { vm: &vm, ram: &ram, platform: &platform, ecam: chipset.ecam.clone() };
+    let (entry, firmware) = start::prepare(spec, &built)?;
+    chipset.firmware = firmware;
     let board = Arc::new(Board {
         machine: spec.machine,
         vm,
@@ -124,36 +135,61 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
         bus: RwLock::new(seat(seats)),
         serial: Mutex::new(Serial::new(serial_line, console)),
         power: Mutex::new(Power::new(sci)),
+        chipset,
         built: Instant::now(),
         ram_slots,
+        ram: ram.clone(),
+        events: watch.events,
+        exits: (0..spec.vcpus).map(|_| Exits::default()).collect(),
+        activity: watch.activity,
+        hyperv: spec.hyperv,
+        pauses: Pauses::default(),
+        turn: Mutex::default(),
     });
     let vcpus = vcpu::create(&board, platform.vcpus, entry, &ram)?;
-    Ok(Machine { board, vcpus, listener, closer })
+    Ok(Machine { board, vcpus, listener, closer, affinity: spec.cpu_affinity.clone() })
 }
 
 fn take(what: &'static str, fd: i32) -> Result<OwnedFd, BuildError> {
     adopt(fd).map_err(|source| BuildError::Descriptor { what, fd, source })
 }
 
-fn host_bridge() -> Seat {
-    // Intel's q35 host bridge: what drivers know as the chipset of a PCIe machine.
-    let identity = Identity {
-        vendor: 0x8086,
-        device: 0x29c0,
-        class: 0x06_00_00,
-        revision: 0,
-        subsystem_vendor: 0,
-        subsystem: 0,
-    };
-    let function = Arc::new(Mutex::new(Plain(ConfigSpace::new(identity))));
-    Seat { address: Address { bus: 0, device: 0, function: 0 }, function, port: None }
+/// A function of the chipset.
+fn plain(device: u8, function: impl PciFunction + 'static) -> Seat {
+    let address = Address { bus: 0, device, function: 0 };
+    Seat { address, function: Arc::new(Mutex::new(function)), port: None }
 }
 
-fn virtio_functions(spec: &VmSpec, vm: &Arc<Vm>, ram: &Ram) -> Result<Vec<Seat>, BuildError> {
+/// Opens the console, with the file that outlives the process if there is one.
+fn open_console(spec: &VmSpec) -> Result<Console, BuildError> {
+    let Some(fd) = spec.console_fd else { return Ok(Console::default()) };
+    let file = File::from(take("console_fd", fd)?);
+    Console::kept_in(file).map_err(|source| BuildError::Descriptor {
+        what: "console_fd",
+        fd,
+        source,
+    })
+}
+
+/// Where devices say what they do.
+#[derive(Default)]
+struct Watch {
+    activity: Registry,
+    events: Events,
+}
+
+fn virtio_functions(
+    spec: &VmSpec,
+    vm: &Arc<Vm>,
+    ram: &Ram,
+    watch: &Watch,
+) -> Result<Vec<Seat>, BuildError> {
     let platform = virtio::Platform {
         ram: ram.memory.clone(),
         doorbells: Arc::<Vm>::clone(vm),
         interrupts: Arc::<Vm>::clone(vm),
+        activity: watch.activity.clone(),
+        events: watch.events.clone(),
     };
     let mut slots = FIRST_VIRTIO..;
     let mut next = || slots.next().unwrap_or(31);
@@ -205,9 +241,9 @@ fn nvme(
 
 type Passed = (Vec<Seat>, Option<crate::vfio::assign::Closer>);
 
-fn passthrough(spec: &VmSpec, vm: &Arc<Vm>, ram: &Ram) -> Result<Passed, BuildError> {
-    let Some(passthrough) = &spec.passthrough else { return Ok((Vec::new(), None)) };
-    let Passthrough { devices, closer } = Passthrough::open(passthrough, ram, vm, FIRST_PORT)?;
+fn passthrough(claim: Option<Claim>, vm: &Arc<Vm>, ram: &Ram) -> Result<Passed, BuildError> {
+    let Some(claim) = claim else { return Ok((Vec::new(), None)) };
+    let Passthrough { devices, closer } = claim.give(ram, vm, FIRST_PORT)?;
     let mut seats = Vec::new();
     for (number, assigned) in (0u8..).zip(devices) {
         let slot = FIRST_PORT + number;
@@ -225,17 +261,13 @@ fn passthrough(spec: &VmSpec, vm: &Arc<Vm>, ram: &Ram) -> Result<Passed, BuildEr
 }
 
 /// Places all BARs and opens the bridges' windows for them.
-fn place(seats: &[Seat], ram_end: u64, vm: &Vm) -> Result<allocate::Plan, BuildError> {
-    let supported = vm
-        .kvm()
-        .get_supported_cpuid(kvm_bindings::KVM_MAX_CPUID_ENTRIES)
-        .map_err(|source| VcpuError::Features { source })?;
+fn place(seats: &[Seat], map: &AddressMap) -> Result<allocate::Plan, BuildError> {
     let mut requests = Vec::new();
     for (function, seat) in seats.iter().enumerate() {
         let bars = lock(&seat.function).bars();
         requests.extend(bars.into_iter().map(|bar| Request { function, bar }));
     }
-    let plan = allocate::place(&requests, ram_end, vcpu::address_bits(&supported))?;
+    let plan = map.place(|start| allocate::place(&requests, start, map.bits))?;
     for (number, seat) in seats.iter().enumerate() {
         let mine: Vec<&Placed> = plan.placed.iter().filter(|bar| bar.function == number).collect();
         for bar in &mine {
@@ -280,42 +312,6 @@ fn seat(seats: Vec<Seat>) -> Bus {
     bus
 }
 
-fn load(boot: &Boot, ram: &Ram) -> Result<boot::Entry, BuildError> {
-    let Boot::Linux { kernel_fd, initrd_fd, cmdline } = boot;
-    let mut kernel = File::from(take("kernel_fd", *kernel_fd)?);
-    let initrd = initrd_fd.map(|fd| take("initrd_fd", fd)).transpose()?;
-    let mut initrd = initrd.map(File::from);
-    let linux = Linux { kernel: &mut kernel, initrd: initrd.as_mut(), cmdline, acpi: layout::ACPI };
-    Ok(boot::load(linux, ram)?)
-}
-
 fn lock<T: ?Sized>(device: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     device.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// A function that is nothing but configuration space.
-struct Plain(ConfigSpace);
-
-impl PciFunction for Plain {
-    fn read_config(&mut self, offset: u16, data: &mut [u8]) {
-        self.0.read(offset, data);
-    }
-
-    fn write_config(&mut self, offset: u16, data: &[u8]) {
-        self.0.write(offset, data);
-    }
-
-    fn bars(&self) -> Vec<Bar> {
-        self.0.bars()
-    }
-
-    fn place_bar(&mut self, index: u8, address: u64) {
-        self.0.place_bar(index, address);
-    }
-
-    fn read_bar(&mut self, _bar: u8, _offset: u64, data: &mut [u8]) {
-        data.fill(0xff);
-    }
-
-    fn write_bar(&mut self, _bar: u8, _offset: u64, _data: &[u8]) {}
 }

@@ -2,7 +2,13 @@
 
 mod board;
 mod build;
+mod chipset;
 mod control;
+mod firmware;
+mod map;
+mod pause;
+mod schedule;
+mod start;
 
 use std::{
     io,
@@ -14,8 +20,13 @@ use std::{
 
 pub use board::Board;
 pub use build::{BuildError, MAX_PASSTHROUGH, MAX_VIRTIO, build};
+pub use chipset::Chipset;
 pub use control::{Control, Ending, Kind};
 use kvm_ioctls::VcpuFd;
+pub use map::MapError;
+pub use pause::{HoldError, Holder, Pauses};
+pub use schedule::{MAX_HOST_CPUS, isolate};
+use types::operations::VmEventKind;
 
 use crate::{
     api,
@@ -41,6 +52,8 @@ pub enum RunError {
     Sandbox(#[from] SandboxError),
     #[error("cannot serve the API")]
     Api { source: io::Error },
+    #[error("cannot keep the machine's cores to itself; the host's kernel needs CONFIG_SCHED_CORE")]
+    Cores { source: io::Error },
 }
 
 /// A machine that is built and not running yet.
@@ -53,22 +66,30 @@ pub struct Machine {
     pub listener: UnixListener,
     /// Takes passed-through devices back.
     pub closer: Option<Closer>,
+    /// Where virtual CPUs run, in order.
+    pub affinity: Vec<Vec<u32>>,
 }
 
 /// Runs the machine to its end, and returns how it ended.
 pub fn run(machine: Machine) -> Result<Ending, RunError> {
     sys::signal::catch_kicks().map_err(|source| RunError::Signal { source })?;
-    let Machine { board, vcpus, listener, closer } = machine;
+    let Machine { board, vcpus, listener, closer, affinity } = machine;
     api::start(listener, &board)?;
     let mut threads = Vec::new();
     for (id, fd) in vcpus.into_iter().enumerate() {
         let reached = Arc::clone(&board);
-        let work = move || vcpu::run(fd, &reached);
-        threads.push(spawn(format!("vcpu{id}"), ThreadKind::Vcpu, Arc::clone(&board), work)?);
+        let cpus = affinity.get(id).cloned().unwrap_or_default();
+        let id = u32::try_from(id).unwrap_or(u32::MAX);
+        let thread = Thread { name: format!("vcpu{id}"), kind: ThreadKind::Vcpu, cpus };
+        let work = move || vcpu::run(id, fd, &reached);
+        threads.push(spawn(thread, Arc::clone(&board), work)?);
     }
     apply_thread_filter(ThreadKind::Main)?;
     board.control.start();
+    board.events.push(VmEventKind::Started, "");
     let ending = board.control.wait();
+    board.events.push(ending.event(), ending.reason.clone());
+    board.pauses.end();
     stop(threads);
     let failures = closer.map(Closer::close).unwrap_or_default();
     for error in &failures {
@@ -81,20 +102,34 @@ pub fn run(machine: Machine) -> Result<Ending, RunError> {
     Ok(Ending::host_fault(reason))
 }
 
-/// Starts a thread that filters itself first. One that cannot ends the machine.
+/// A thread to start.
+pub(crate) struct Thread {
+    /// Its name.
+    pub(crate) name: String,
+    /// What it is for.
+    pub(crate) kind: ThreadKind,
+    /// Host CPUs that it may use; none means all.
+    pub(crate) cpus: Vec<u32>,
+}
+
+/// Starts a thread that takes its place and filters itself first. One that cannot ends the machine.
 pub(crate) fn spawn(
-    name: String,
-    kind: ThreadKind,
+    thread: Thread,
     board: Arc<Board>,
     work: impl FnOnce() + Send + 'static,
 ) -> Result<JoinHandle<()>, RunError> {
+    let Thread { name, kind, cpus } = thread;
     let started = std::thread::Builder::new().name(name.clone()).spawn(move || {
+        let fault = |reason| board.control.end(Ending::host_fault(reason));
+        if let Err(error) = schedule::pin(&cpus) {
+            return fault(format!("cannot run on host CPUs {cpus:?}: {error}"));
+        }
         match apply_thread_filter(kind) {
             Ok(()) => {
                 board.control.wait_for_start();
                 work();
             }
-            Err(error) => board.control.end(Ending::host_fault(error.to_string())),
+            Err(error) => fault(error.to_string()),
         }
     });
     started.map_err(|source| RunError::Thread { name, source })

@@ -2,7 +2,7 @@
 //! to be placed.
 
 use super::function::{Bar, BarKind};
-use crate::layout;
+use crate::{layout, vfio::dma::IovaRange};
 
 /// One BAR to be placed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,6 +39,11 @@ pub enum PlaceError {
          less memory, fewer devices, or a host with more address bits"
     )]
     AddressBits { end: u64, bits: u8 },
+    #[error(
+        "the devices' 64-bit BARs end at {end:#x}, and devices that reach each other cannot use \
+         {hole} of the host's IOMMU; use less memory or fewer devices"
+    )]
+    Peers { end: u64, hole: IovaRange },
 }
 
 /// Smallest step between BARs of different functions in 32-bit memory, so that each bridge has

@@ -2,9 +2,12 @@
 //! safe to call; what it needs to stay sound it holds itself.
 
 pub mod io;
+pub mod iommu;
 pub mod kvm;
 pub mod memory;
+pub mod populate;
 pub mod sandbox;
+pub mod schedule;
 pub mod signal;
 pub mod vcpu;
 pub mod vfio;

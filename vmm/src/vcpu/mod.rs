@@ -1,18 +1,26 @@
 //! Virtual CPUs: what the guest sees of them, how they start, and the loop that runs them.
 
 mod cpuid;
+mod hold;
+mod hyperv;
 mod registers;
 
 use std::sync::Arc;
 
-use kvm_bindings::KVM_INTERNAL_ERROR_DELIVERY_EV;
+use kvm_bindings::{
+    KVM_INTERNAL_ERROR_DELIVERY_EV, KVM_SYSTEM_EVENT_CRASH, KVM_SYSTEM_EVENT_RESET,
+};
 use kvm_ioctls::{VcpuExit, VcpuFd};
+use types::vm::HyperV;
 
 pub use cpuid::address_bits;
+pub use hold::Registers;
 
 use crate::{
     boot::Entry,
-    machine::{Board, Ending},
+    counters::Exits,
+    devices::pvpanic::Report,
+    machine::{Board, Ending, Kind},
     sys::{self, kvm::KvmError, memory::Ram},
 };
 
@@ -40,12 +48,18 @@ pub fn create(board: &Board, count: u8, entry: Entry, ram: &Ram) -> Result<Vec<V
     (0..count)
         .map(|id| {
             let vcpu = board.vm.create_vcpu(id)?;
-            let features = cpuid::for_vcpu(&supported, id, count);
+            let mut features = cpuid::for_vcpu(&supported, id, count);
             let failed = |what| move |source| VcpuError::Set { what, id, source };
+            if board.hyperv == HyperV::On {
+                let leaves =
+                    hyperv::enable(&vcpu).map_err(failed("switch on the Hyper-V interfaces"))?;
+                hyperv::replace(&mut features, &leaves);
+            }
             vcpu.set_cpuid2(&features).map_err(failed("set the features"))?;
             registers::set_extended_state(&vcpu, cpuid::extended_state(&features))
                 .map_err(failed("set the extended state"))?;
-            registers::set_msrs(&vcpu).map_err(failed("set the model-specific registers"))?;
+            registers::set_msrs(&vcpu, entry)
+                .map_err(failed("set the model-specific registers"))?;
             registers::set_local_apic(&vcpu).map_err(failed("set the local APIC"))?;
             if id == 0 {
                 registers::set_entry(&vcpu, entry, ram)?;
@@ -62,12 +76,19 @@ pub fn create(board: &Board, count: u8, entry: Entry, ram: &Ram) -> Result<Vec<V
 /// that the guest truly keeps its interrupt descriptors or its stack in a device.
 const VECTORING_RETRIES: u8 = 1;
 
-/// Runs a virtual CPU until the machine ends.
-pub fn run(mut vcpu: VcpuFd, board: &Arc<Board>) {
+/// Runs virtual CPU `id` until the machine ends.
+pub fn run(id: u32, mut vcpu: VcpuFd, board: &Arc<Board>) {
+    let nobody = Exits::default();
+    let exits = usize::try_from(id).ok().and_then(|at| board.exits.get(at)).unwrap_or(&nobody);
     let mut retries = VECTORING_RETRIES;
+    board.pauses.enlist(id);
     while !board.control.is_ended() {
-        match step(&mut vcpu, board) {
-            Step::Handled => retries = VECTORING_RETRIES,
+        if board.pauses.is_wanted() {
+            hold::wait(id, &mut vcpu, board, exits);
+            continue;
+        }
+        match step(&mut vcpu, board, exits) {
+            Step::Handled | Step::Interrupted => retries = VECTORING_RETRIES,
             Step::Vectoring(_) if retries > 0 => retries -= 1,
             Step::Vectoring(ending) | Step::Ended(ending) => board.control.end(ending),
         }
@@ -78,6 +99,8 @@ pub fn run(mut vcpu: VcpuFd, board: &Arc<Board>) {
 enum Step {
     /// The guest can go on.
     Handled,
+    /// A signal came before the guest ran or while it did; what it had asked for is complete.
+    Interrupted,
     /// The guest touched a device while an event was being delivered, says KVM; running it again
     /// may do. Otherwise the machine ends like this.
     Vectoring(Ending),
@@ -92,26 +115,30 @@ impl From<Option<Ending>> for Step {
 }
 
 /// Runs up to one exit.
-fn step(vcpu: &mut VcpuFd, board: &Board) -> Step {
+fn step(vcpu: &mut VcpuFd, board: &Board, exits: &Exits) -> Step {
     let (exit, width) = sys::vcpu::run(vcpu);
     match exit {
         // String instructions bring several accesses to the same port at once.
         Ok(VcpuExit::IoIn(port, data)) => {
+            exits.port_reads.add(1);
             data.chunks_mut(width).for_each(|access| board.read_port(port, access));
             Step::Handled
         }
         Ok(VcpuExit::IoOut(port, data)) => {
+            exits.port_writes.add(1);
             data.chunks(width).find_map(|access| board.write_port(port, access)).into()
         }
         Ok(VcpuExit::MmioRead(address, data)) => {
+            exits.memory_reads.add(1);
             board.read_memory(address, data);
             Step::Handled
         }
         Ok(VcpuExit::MmioWrite(address, data)) => {
-            board.write_memory(address, data);
-            Step::Handled
+            exits.memory_writes.add(1);
+            board.write_memory(address, data).into()
         }
         Ok(VcpuExit::Intr | VcpuExit::Hlt | VcpuExit::IrqWindowOpen | VcpuExit::IoapicEoi(_)) => {
+            exits.others.add(1);
             Step::Handled
         }
         Ok(VcpuExit::Shutdown) => Step::Ended(Ending::guest_fault("triple fault")),
@@ -119,13 +146,26 @@ fn step(vcpu: &mut VcpuFd, board: &Board) -> Step {
             "CPU {cpu} cannot enter the guest, reason {reason:#x}"
         ))),
         Ok(VcpuExit::InternalError) => internal_error(vcpu),
+        Ok(VcpuExit::SystemEvent(KVM_SYSTEM_EVENT_CRASH, _)) => {
+            board.note_panic(Report::Panicked);
+            Step::Handled
+        }
+        Ok(VcpuExit::SystemEvent(KVM_SYSTEM_EVENT_RESET, _)) => Step::Ended(Ending {
+            kind: Kind::Reset,
+            reason: "the guest asked for a reset".to_owned(),
+        }),
         Ok(VcpuExit::SystemEvent(kind, _)) => {
             Step::Ended(Ending::guest_fault(format!("system event {kind}")))
         }
+        Ok(VcpuExit::Hyperv) => {
+            exits.others.add(1);
+            sys::vcpu::refuse_hypercall(vcpu);
+            Step::Handled
+        }
         Ok(other) => Step::Ended(Ending::host_fault(format!("KVM left the guest for {other:?}"))),
         Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => {
-            vcpu.set_kvm_immediate_exit(0);
-            Step::Handled
+            exits.kicks.add(1);
+            Step::Interrupted
         }
         Err(error) => Step::Ended(Ending::host_fault(format!("KVM cannot run the guest: {error}"))),
     }

@@ -156,6 +156,10 @@ impl Controller {
             while let Some(order) = inbox.next() {
                 match order {
                     Order::Run(start) => self.start(&start),
+                    Order::Hold => {
+                        self.settle();
+                        inbox.hold();
+                    }
                     Order::Stop => {
                         self.stop();
                         inbox.stopped();
@@ -205,6 +209,18 @@ impl Controller {
         admin.users = 1;
         live.completions[0] = Some(admin);
         self.live = Some(live);
+    }
+
+    /// Waits for everything in flight and posts it; commands not begun stay where they are.
+    fn settle(&mut self) {
+        while self.flights.iter().any(Option::is_some) {
+            let waited = self.engine.submit().and_then(|_| self.engine.wait());
+            if self.reap() == 0 && waited.is_err() {
+                return;
+            }
+        }
+        self.finish_deletions();
+        self.interrupt();
     }
 
     /// Waits for everything in flight, then forgets the queues.

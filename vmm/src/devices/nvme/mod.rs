@@ -312,6 +312,18 @@ impl PciFunction for Nvme {
         }
     }
 
+    fn hold(&mut self) {
+        self.worker.iter().for_each(Worker::hold);
+    }
+
+    fn is_held(&mut self) -> bool {
+        self.worker.iter().all(Worker::is_held)
+    }
+
+    fn go_on(&mut self) {
+        self.worker.iter().for_each(Worker::go_on);
+    }
+
     fn reset(&mut self) {
         if let Some(worker) = &self.worker {
             worker.stop();

@@ -26,6 +26,8 @@ use crate::{
 pub(in crate::devices) enum Order<J> {
     /// Serve this until told to stop.
     Run(J),
+    /// Finish what is under way, then call [`Inbox::hold`].
+    Hold,
     /// Let go of the rings and of guest memory, then say so with [`Inbox::stopped`].
     Stop,
     /// End the thread.
@@ -36,6 +38,10 @@ struct Mailbox<J> {
     orders: Mutex<VecDeque<Order<J>>>,
     wake: EventFd,
     busy: AtomicBool,
+    /// The device's end wants the thread to wait.
+    hold: AtomicBool,
+    /// The thread waits.
+    held: AtomicBool,
 }
 
 impl<J> Mailbox<J> {
@@ -71,6 +77,8 @@ impl<J: Send + 'static> Worker<J> {
             orders: Mutex::default(),
             wake: EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?,
             busy: AtomicBool::new(false),
+            hold: AtomicBool::new(false),
+            held: AtomicBool::new(false),
         });
         let inbox = Inbox { mailbox: Arc::clone(&mailbox) };
         let (ready, started) = mpsc::sync_channel(1);
@@ -108,6 +116,24 @@ impl<J: Send + 'static> Worker<J> {
         }
     }
 
+    /// Tells the worker to finish what is under way and wait; [`Self::is_held`] says when it does.
+    pub(in crate::devices) fn hold(&self) {
+        self.mailbox.hold.store(true, Ordering::Release);
+        self.mailbox.post(Order::Hold);
+    }
+
+    /// Returns whether the worker waits and touches no guest memory.
+    pub(in crate::devices) fn is_held(&self) -> bool {
+        self.mailbox.held.load(Ordering::Acquire)
+    }
+
+    /// Lets the worker go on.
+    pub(in crate::devices) fn go_on(&self) {
+        self.mailbox.hold.store(false, Ordering::Release);
+        // A full counter is a wake-up that is pending already.
+        let _ = self.mailbox.wake.write(1);
+    }
+
     /// Returns whether the worker serves nothing and touches no guest memory.
     pub(in crate::devices) fn is_idle(&self) -> bool {
         !self.mailbox.busy.load(Ordering::Acquire)
@@ -131,6 +157,18 @@ impl<J> Inbox<J> {
     /// Nothing of the guest's is in use any more.
     pub(in crate::devices) fn stopped(&self) {
         self.mailbox.busy.store(false, Ordering::Release);
+    }
+
+    /// Nothing is under way: waits until the device's end says to go on, or to do something else.
+    pub(in crate::devices) fn hold(&self) {
+        self.mailbox.held.store(true, Ordering::Release);
+        let empty = |mailbox: &Mailbox<J>| {
+            mailbox.orders.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+        };
+        while self.mailbox.hold.load(Ordering::Acquire) && empty(&self.mailbox) {
+            self.wait(&[], Patience::Forever);
+        }
+        self.mailbox.held.store(false, Ordering::Release);
     }
 
     /// Waits until an order or one of `others` is ready; with [`Patience::None`] only looks.

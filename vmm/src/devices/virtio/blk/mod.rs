@@ -41,6 +41,7 @@ use super::{
     VirtioDevice, VirtioError, VirtioPci, worker::Worker,
 };
 use crate::{
+    counters::Activity,
     devices::{
         backing::{BackingError, Geometry},
         throttle::Throttle,
@@ -78,6 +79,7 @@ pub struct Block {
     engine: EngineChoice,
     throttle: Option<Arc<Mutex<Throttle>>>,
     workers: Vec<Worker<Job>>,
+    activity: Arc<Activity>,
 }
 
 /// Makes a block device over `file`. It gets a queue per virtual CPU, at most [`MAX_QUEUES`].
@@ -89,7 +91,8 @@ pub fn open(
     platform: &Platform,
 ) -> Result<VirtioPci, VirtioError> {
     let queues = u16::try_from(vcpus).unwrap_or(MAX_QUEUES).clamp(1, MAX_QUEUES);
-    let block = Block::new(disk, file, queues, EngineChoice::Best, platform.ram.clone())?;
+    let mut block = Block::new(disk, file, queues, EngineChoice::Best, platform.ram.clone())?;
+    block.activity = platform.activity.device(IDENTITY.name);
     VirtioPci::new(Box::new(block), slot, platform)
 }
 
@@ -116,8 +119,8 @@ impl Block {
         let geometry = Geometry::of(&file, access).map_err(backing)?;
         let throttle = Throttle::new(disk.limit, Instant::now());
         let throttle = throttle.map(|throttle| Arc::new(Mutex::new(throttle)));
-        let workers = Vec::new();
-        Ok(Self { file, ram, geometry, id, queues, engine, throttle, workers })
+        let (workers, activity) = (Vec::new(), Arc::default());
+        Ok(Self { file, ram, geometry, id, queues, engine, throttle, workers, activity })
     }
 
     fn config(&self) -> [u8; CONFIG_SIZE] {
@@ -222,8 +225,8 @@ impl VirtioDevice for Block {
                 return Err(refused(format!("queue {} was not started", queue.index)));
             };
             let distress = activation.distress.clone();
-            let throttle = self.throttle.clone();
-            worker.run(Job { queue, rules, durability, distress, throttle });
+            let (activity, throttle) = (Arc::clone(&self.activity), self.throttle.clone());
+            worker.run(Job { queue, rules, durability, distress, throttle, activity });
         }
         Ok(())
     }
@@ -234,6 +237,18 @@ impl VirtioDevice for Block {
 
     fn stopped(&mut self) -> bool {
         self.workers.iter().all(Worker::is_idle)
+    }
+
+    fn hold(&mut self) {
+        self.workers.iter().for_each(Worker::hold);
+    }
+
+    fn is_held(&mut self) -> bool {
+        self.workers.iter().all(Worker::is_held)
+    }
+
+    fn go_on(&mut self) {
+        self.workers.iter().for_each(Worker::go_on);
     }
 }
 

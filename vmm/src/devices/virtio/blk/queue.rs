@@ -19,6 +19,7 @@ use super::{
     request::{self, ID_SIZE, Request, RequestError, Rules, Status, Work},
 };
 use crate::{
+    counters::Activity,
     devices::{
         throttle::{Admission, Throttle},
         virtio::{
@@ -45,6 +46,8 @@ pub struct Job {
     pub durability: Durability,
     /// How to ask for a reset.
     pub distress: Distress,
+    /// Where to count.
+    pub activity: Arc<Activity>,
     /// The disk's limits, shared by its queues.
     pub throttle: Option<Arc<Mutex<Throttle>>>,
 }
@@ -93,6 +96,7 @@ pub struct Live {
     rules: Rules,
     durability: Durability,
     distress: Distress,
+    activity: Arc<Activity>,
     throttle: Option<Arc<Mutex<Throttle>>>,
     /// A request that waits for tokens.
     held: Option<Request>,
@@ -127,6 +131,10 @@ impl BlockQueue {
             while let Some(order) = inbox.next() {
                 match order {
                     Order::Run(job) => live = Some(Live::from(job)),
+                    Order::Hold => {
+                        self.settle(live.as_mut());
+                        inbox.hold();
+                    }
                     Order::Stop => {
                         self.drain();
                         live = None;
@@ -356,6 +364,7 @@ impl BlockQueue {
                 written
             }
             Transfer::Write { offset, from } => {
+                live.activity.written_bytes.add(moved_now.into());
                 if advance(offset, from, moved_now) {
                     return self.continue_or_fail(live, flight, moved_now);
                 }
@@ -384,6 +393,20 @@ impl BlockQueue {
             Transfer::Other => live.answer(flight.head, flight.status, Status::Failed, 0),
             Transfer::Read { .. } | Transfer::Write { .. } => self.launch(live, flight),
         }
+    }
+
+    /// Waits for everything in flight and gives it back.
+    fn settle(&mut self, live: Option<&mut Live>) {
+        let Some(live) = live else { return };
+        while self.flights.iter().any(Option::is_some) {
+            let waited = self.engine.submit().and_then(|_| self.engine.wait());
+            if self.reap(live) == 0 && waited.is_err() {
+                return;
+            }
+        }
+        live.signal_used();
+        // Slots are free again, and whoever kicked meanwhile is served next.
+        live.progress = Progress::More;
     }
 
     /// Waits for everything in flight and forgets it.
@@ -416,6 +439,7 @@ impl From<Job> for Live {
             rules: job.rules,
             durability: job.durability,
             distress: job.distress,
+            activity: job.activity,
             throttle: job.throttle,
             held: None,
             broken: false,
@@ -458,6 +482,11 @@ impl Live {
         }
         // The parser saw that the address is memory, and memory does not go away.
         let _ = self.ring.ram().write_obj(status.byte(), address);
+        self.activity.requests.add(1);
+        self.activity.read_bytes.add(written.into());
+        if status != Status::Done {
+            self.activity.errors.add(1);
+        }
         self.ring.push_used(head, written.saturating_add(1))
     }
 
@@ -467,7 +496,10 @@ impl Live {
             return;
         }
         match self.ring.needs_signal() {
-            Ok(true) => self.signal.trigger(),
+            Ok(true) => {
+                self.activity.interrupts.add(1);
+                self.signal.trigger();
+            }
             Ok(false) => {}
             Err(error) => self.fail(&error),
         }
