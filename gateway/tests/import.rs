@@ -65,7 +65,7 @@ fn compare(folder: &Path, raw: &Path, (name, format): (&str, &str), options: &[&
     let files = [path(raw), path(&image)];
     let files = [files[0].as_str(), files[1].as_str()];
     qemu_img(&[&convert[..], options, &files[..]].concat());
-    qemu_img(&["convert", "-O", "raw", &path(&image), &path(&back)]);
+    qemu_img(&["convert", "-f", format, "-O", "raw", &path(&image), &path(&back)]);
     let made = import::import(&image, None, &out).unwrap();
     assert_eq!(made.content.to_string(), digest(&back), "{name}");
     assert_eq!(digest(&out), digest(&back), "{name}: what is written is what is named");

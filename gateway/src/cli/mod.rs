@@ -17,6 +17,7 @@ mod calls;
 mod curl;
 mod dump;
 mod http;
+mod images;
 mod leases;
 mod receipts;
 mod show;

@@ -7,7 +7,7 @@ use gateway::api::bodies::{Health, StandingLease, StoredContent};
 use lease::{
     api::{
         CreateMachine, Image, LeaseRenewal, Machine, MachineEvent, MachineState, NodeView,
-        Releasing, Restarting,
+        Releasing, Restarting, Seed,
     },
     document::{Envelope, Signature},
 };
@@ -108,7 +108,13 @@ fn samples() -> BTreeMap<&'static str, Vec<Value>> {
     let lease = lease(3, node, &renter(4));
     let wanted: CreateMachine = create(&lease);
     let content = ContentId::from_bytes([5; 32]);
-    let image = Image { initrd: Some(content), disk: Some(content), ..wanted.image.clone() };
+    let seed = Seed {
+        hostname: Some("web-1".into()),
+        ssh_keys: vec!["ssh-ed25519 AAAA".into()],
+        user_data: Some("#cloud-config\n".into()),
+    };
+    let (initrd, disk) = (Some(content), Some(content));
+    let image = Image { initrd, disk, seed: Some(seed), ..wanted.image.clone() };
     let event = MachineEvent { at: UnixSeconds(1), what: "made".into() };
     let shape =
         MachineShape { devices: vec![device(DeviceState::Free).address], ..lease.shape.clone() };
