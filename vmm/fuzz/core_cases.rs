@@ -51,6 +51,7 @@ pub(crate) fn kernel(bytes: &[u8]) {
     let linux = Linux { kernel: &mut kernel, initrd, cmdline: "quiet", acpi: layout::ACPI };
     match boot::load(linux, &ram) {
         Ok(Entry::Linux64 { address }) => assert!(address < MEMORY, "the entry is no memory"),
+        Ok(Entry::Reset) => panic!("a kernel is no firmware"),
         Ok(Entry::Pvh { .. }) => {}
         // What is wrong is told in words.
         Err(error) => assert!(!error.to_string().is_empty()),

@@ -29,7 +29,7 @@ pub(super) fn build(platform: &Platform) -> Vec<u8> {
     table.append_slice(&bytes(&Name::new(Path::new("_S5_"), &off)));
     let root = pci_root(platform);
     let port = serial_port();
-    let ecam = ecam_reservation();
+    let ecam = ecam_reservation(platform.ecam);
     let mut scope = root;
     scope.extend(port);
     scope.extend(ecam);
@@ -143,8 +143,8 @@ fn panic_port() -> Vec<u8> {
 }
 
 /// ECAM must be reserved by a motherboard device for Linux to use it (PCI Firmware 3.3 §4.1.2).
-fn ecam_reservation() -> Vec<u8> {
-    let base = u32::try_from(layout::ECAM).unwrap_or(u32::MAX);
+fn ecam_reservation(ecam: u64) -> Vec<u8> {
+    let base = u32::try_from(ecam).unwrap_or(u32::MAX);
     let size = u32::try_from(layout::ECAM_SIZE).unwrap_or(u32::MAX);
     let pm = u8::try_from(power::PM_LENGTH).unwrap_or(12);
     let resources = resources(vec![

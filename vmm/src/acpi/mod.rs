@@ -31,6 +31,8 @@ pub struct Platform {
     pub mmio64: u64,
     /// Length of 64-bit PCI memory.
     pub mmio64_size: u64,
+    /// Where enhanced configuration space is.
+    pub ecam: u64,
 }
 
 /// A table by its signature.
@@ -66,7 +68,7 @@ pub fn tables(platform: &Platform) -> Result<Vec<Table>, AcpiError> {
     let fadt = place(fadt::build(facs, dsdt));
     let madt = place(bytes(&madt(platform.vcpus)));
     let mut mcfg = MCFG::new(OEM, OEM_TABLE, OEM_REVISION);
-    mcfg.add_ecam(layout::ECAM, 0, 0, 255);
+    mcfg.add_ecam(platform.ecam, 0, 0, 255);
     let mcfg = place(bytes(&mcfg));
     let mut xsdt = XSDT::new(OEM, OEM_TABLE, OEM_REVISION);
     for table in [fadt, madt, mcfg] {
@@ -103,7 +105,7 @@ mod tests {
     use super::*;
 
     fn platform() -> Platform {
-        Platform { vcpus: 4, mmio64: 1 << 38, mmio64_size: 1 << 38 }
+        Platform { vcpus: 4, mmio64: 1 << 38, mmio64_size: 1 << 38, ecam: layout::ECAM }
     }
 
     #[test]

@@ -9,16 +9,15 @@ use std::{
     time::Instant,
 };
 
-use types::vm::{Boot, Disk, DiskModel, VmSpec};
-use vm_memory::{Bytes, GuestAddress};
+use types::vm::{Disk, DiskModel, VmSpec};
 
 use super::{
-    Board, Control, Machine, Pauses,
+    Board, Chipset, Control, Machine, Pauses,
     map::{AddressMap, MapError},
+    start::{self, Built, StartError},
 };
 use crate::{
-    acpi::{self, AcpiError},
-    boot::{self, BootError, Linux},
+    acpi,
     console::Console,
     counters::{Exits, Registry},
     devices::{
@@ -29,12 +28,12 @@ use crate::{
         virtio::{self, VirtioError, blk::engine::EngineChoice, pci::VirtioPci},
     },
     events::Events,
-    layout,
     pci::{
         allocate::{self, Placed, Request},
         bus::{Address, Bus},
-        config::{ConfigError, ConfigSpace, Identity},
-        function::{Bar, BarKind, PciFunction},
+        chipset::{HostBridge, LpcBridge},
+        config::ConfigError,
+        function::{BarKind, PciFunction},
         root_port::{RootPort, Windows},
     },
     sys::{
@@ -46,13 +45,15 @@ use crate::{
     vfio::assign::{AssignError, Claim, Passthrough},
 };
 
+/// Slot of the LPC bridge, where Intel's chipsets have it.
+const LPC_BRIDGE: u8 = 31;
 /// Slot of the first root port on bus 0; passed-through devices take one each.
 const FIRST_PORT: u8 = 2;
 /// Slot of the first virtio function on bus 0.
-const FIRST_VIRTIO: u8 = 0x10;
+pub(super) const FIRST_VIRTIO: u8 = 0x10;
 /// Most root ports.
 pub const MAX_PASSTHROUGH: usize = (FIRST_VIRTIO - FIRST_PORT) as usize;
-/// Most virtio functions: disks, network cards, entropy, sockets. Slot 31 stays free.
+/// Most virtio functions: disks, network cards, entropy, sockets. Slot 31 is the LPC bridge.
 pub const MAX_VIRTIO: usize = 31 - FIRST_VIRTIO as usize;
 
 /// Why a machine cannot be built.
@@ -74,9 +75,7 @@ pub enum BuildError {
     #[error(transparent)]
     Map(#[from] MapError),
     #[error(transparent)]
-    Tables(#[from] AcpiError),
-    #[error(transparent)]
-    Boot(#[from] BootError),
+    Start(#[from] StartError),
     #[error(transparent)]
     Vcpu(#[from] VcpuError),
 }
@@ -100,7 +99,7 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
     let listener = UnixListener::from(take("api_fd", spec.api_fd)?);
     let bytes = spec.memory_mib.to_bytes().unwrap_or(u64::MAX);
     let claim = spec.passthrough.as_ref().map(Claim::new).transpose()?;
-    let map = AddressMap::new(bytes, spec.memory_backing, claim.as_ref(), &vm)?;
+    let map = AddressMap::new(bytes, spec, claim.as_ref(), &vm)?;
     let fetch = if claim.is_some() { Fetch::All } else { Fetch::WhenHuge };
     let ram = Ram::placed(&map.ram, spec.memory_backing, &spec.host_memory, fetch)?;
     let ram_slots = vm.map_ram(&ram)?;
@@ -109,7 +108,11 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
     let serial_line = vm.isa_line(serial::GSI).map_err(interrupt)?;
     let sci = vm.isa_line(power::SCI).map_err(interrupt)?;
 
-    let mut seats = vec![host_bridge()];
+    let mut chipset = Chipset::new(&map.ram);
+    let mut seats = vec![
+        plain(0, HostBridge::new(chipset.ecam.clone())),
+        plain(LPC_BRIDGE, LpcBridge::default()),
+    ];
     let watch = Watch::default();
     seats.extend(virtio_functions(spec, &vm, &ram, &watch)?);
     let (passed, closer) = passthrough(claim, &vm, &ram)?;
@@ -119,12 +122,11 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
         vcpus: u8::try_from(spec.vcpus).unwrap_or(u8::MAX),
         mmio64: plan.mmio64,
         mmio64_size: plan.mmio64_size,
+        ecam: chipset.ecam.base(),
     };
-    for table in acpi::tables(&platform)? {
-        let written = ram.memory.write_slice(&table.bytes, GuestAddress(table.address));
-        written.map_err(|error| MemoryError::Layout(error.to_string()))?;
-    }
-    let entry = load(&spec.boot, &ram)?;
+    let built = Built { vm: &vm, ram: &ram, platform: &platform, ecam: chipset.ecam.clone() };
+    let (entry, firmware) = start::prepare(spec, &built)?;
+    chipset.firmware = firmware;
     let board = Arc::new(Board {
         machine: spec.machine,
         vm,
@@ -133,6 +135,7 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
         bus: RwLock::new(seat(seats)),
         serial: Mutex::new(Serial::new(serial_line, console)),
         power: Mutex::new(Power::new(sci)),
+        chipset,
         built: Instant::now(),
         ram_slots,
         ram: ram.clone(),
@@ -151,6 +154,12 @@ fn take(what: &'static str, fd: i32) -> Result<OwnedFd, BuildError> {
     adopt(fd).map_err(|source| BuildError::Descriptor { what, fd, source })
 }
 
+/// A function of the chipset.
+fn plain(device: u8, function: impl PciFunction + 'static) -> Seat {
+    let address = Address { bus: 0, device, function: 0 };
+    Seat { address, function: Arc::new(Mutex::new(function)), port: None }
+}
+
 /// Opens the console, with the file that outlives the process if there is one.
 fn open_console(spec: &VmSpec) -> Result<Console, BuildError> {
     let Some(fd) = spec.console_fd else { return Ok(Console::default()) };
@@ -160,20 +169,6 @@ fn open_console(spec: &VmSpec) -> Result<Console, BuildError> {
         fd,
         source,
     })
-}
-
-fn host_bridge() -> Seat {
-    // Intel's q35 host bridge: what drivers know as the chipset of a PCIe machine.
-    let identity = Identity {
-        vendor: 0x8086,
-        device: 0x29c0,
-        class: 0x06_00_00,
-        revision: 0,
-        subsystem_vendor: 0,
-        subsystem: 0,
-    };
-    let function = Arc::new(Mutex::new(Plain(ConfigSpace::new(identity))));
-    Seat { address: Address { bus: 0, device: 0, function: 0 }, function, port: None }
 }
 
 /// Where devices say what they do.
@@ -317,42 +312,6 @@ fn seat(seats: Vec<Seat>) -> Bus {
     bus
 }
 
-fn load(boot: &Boot, ram: &Ram) -> Result<boot::Entry, BuildError> {
-    let Boot::Linux { kernel_fd, initrd_fd, cmdline } = boot;
-    let mut kernel = File::from(take("kernel_fd", *kernel_fd)?);
-    let initrd = initrd_fd.map(|fd| take("initrd_fd", fd)).transpose()?;
-    let mut initrd = initrd.map(File::from);
-    let linux = Linux { kernel: &mut kernel, initrd: initrd.as_mut(), cmdline, acpi: layout::ACPI };
-    Ok(boot::load(linux, ram)?)
-}
-
 fn lock<T: ?Sized>(device: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     device.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// A function that is nothing but configuration space.
-struct Plain(ConfigSpace);
-
-impl PciFunction for Plain {
-    fn read_config(&mut self, offset: u16, data: &mut [u8]) {
-        self.0.read(offset, data);
-    }
-
-    fn write_config(&mut self, offset: u16, data: &[u8]) {
-        self.0.write(offset, data);
-    }
-
-    fn bars(&self) -> Vec<Bar> {
-        self.0.bars()
-    }
-
-    fn place_bar(&mut self, index: u8, address: u64) {
-        self.0.place_bar(index, address);
-    }
-
-    fn read_bar(&mut self, _bar: u8, _offset: u64, data: &mut [u8]) {
-        data.fill(0xff);
-    }
-
-    fn write_bar(&mut self, _bar: u8, _offset: u64, _data: &[u8]) {}
 }

@@ -2,10 +2,13 @@
 
 mod board;
 mod build;
+mod chipset;
 mod control;
+mod firmware;
 mod map;
 mod pause;
 mod schedule;
+mod start;
 
 use std::{
     io,
@@ -17,6 +20,7 @@ use std::{
 
 pub use board::Board;
 pub use build::{BuildError, MAX_PASSTHROUGH, MAX_VIRTIO, build};
+pub use chipset::Chipset;
 pub use control::{Control, Ending, Kind};
 use kvm_ioctls::VcpuFd;
 pub use map::MapError;

@@ -58,7 +58,8 @@ pub fn create(board: &Board, count: u8, entry: Entry, ram: &Ram) -> Result<Vec<V
             vcpu.set_cpuid2(&features).map_err(failed("set the features"))?;
             registers::set_extended_state(&vcpu, cpuid::extended_state(&features))
                 .map_err(failed("set the extended state"))?;
-            registers::set_msrs(&vcpu).map_err(failed("set the model-specific registers"))?;
+            registers::set_msrs(&vcpu, entry)
+                .map_err(failed("set the model-specific registers"))?;
             registers::set_local_apic(&vcpu).map_err(failed("set the local APIC"))?;
             if id == 0 {
                 registers::set_entry(&vcpu, entry, ram)?;
@@ -134,8 +135,7 @@ fn step(vcpu: &mut VcpuFd, board: &Board, exits: &Exits) -> Step {
         }
         Ok(VcpuExit::MmioWrite(address, data)) => {
             exits.memory_writes.add(1);
-            board.write_memory(address, data);
-            Step::Handled
+            board.write_memory(address, data).into()
         }
         Ok(VcpuExit::Intr | VcpuExit::Hlt | VcpuExit::IrqWindowOpen | VcpuExit::IoapicEoi(_)) => {
             exits.others.add(1);
