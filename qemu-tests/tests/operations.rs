@@ -86,8 +86,6 @@ fn linux_finds_hyper_v_and_keeps_time_by_it() {
     let clocks = "cd /sys/devices/system/clocksource/clocksource0; cat available_clocksource";
     let clocks = bed.run(machine, clocks, SOON).unwrap();
     assert!(clocks.contains("hyperv_clocksource"), "{clocks}; {said}");
-    let timers = bed.run(machine, "grep -i 'clock event device' /proc/timer_list", SOON).unwrap();
-    assert!(timers.to_lowercase().contains("hyper-v"), "{timers}; {said}");
     let passed =
         bed.run(machine, "a=$(date +%s); sleep 3; echo $(($(date +%s) - a))", SOON).unwrap();
     assert!(["3\n", "4\n"].contains(&passed.as_str()), "{passed}");
