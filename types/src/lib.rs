@@ -12,5 +12,6 @@ pub mod forward;
 pub mod hex;
 pub mod ids;
 pub mod node;
+pub mod topology;
 pub mod units;
 pub mod vm;

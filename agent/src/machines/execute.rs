@@ -222,6 +222,9 @@ async fn launch(tools: &Tools, record: &Record) -> Result<i32, StartError> {
         nets,
         vsock,
         passthrough,
+        topology: None,
+        spare_ports: Vec::new(),
+        numa: Vec::new(),
         kvm_fd: files.add(open(&tools.root.join("dev/kvm"), Access::Write)?),
         api_fd: files.add(listen(record.lease.id)?),
     };
