@@ -3,6 +3,8 @@
 mod board;
 mod build;
 mod control;
+pub mod numa;
+mod tree;
 
 use std::{
     io,
@@ -13,9 +15,11 @@ use std::{
 };
 
 pub use board::Board;
-pub use build::{BuildError, MAX_PASSTHROUGH, MAX_VIRTIO, build};
+pub use build::{BuildError, MAX_VIRTIO, build};
 pub use control::{Control, Ending, Kind};
 use kvm_ioctls::VcpuFd;
+pub use numa::NumaError;
+pub use tree::{PinRoute, Tree, TreeError};
 
 use crate::{
     api,
