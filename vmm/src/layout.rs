@@ -55,8 +55,8 @@ pub const IO_APIC: u32 = 0xfec0_0000;
 pub const LOCAL_APIC: u32 = 0xfee0_0000;
 /// Where RAM goes on above 4 GiB.
 pub const RAM_ABOVE: u64 = 1 << 32;
-/// I/O ports for BARs.
-pub const PIO: u16 = 0xc000;
+/// I/O ports for BARs: all above those of ISA devices, as each bridge takes 4 KiB of them.
+pub const PIO: u16 = 0x1000;
 /// Last I/O port for BARs.
 pub const PIO_LAST: u16 = 0xffff;
 

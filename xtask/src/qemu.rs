@@ -27,7 +27,7 @@ const MOST_AT_ONCE: usize = 4;
 /// Runs all QEMU tests, as many at a time as there are processors, and prints the output of each
 /// test program when it has ended.
 pub(crate) fn tests() -> Result<Counts> {
-    run::run(&mut run::cargo(&["build", "--package", "gateway"]))?;
+    run::run(&mut run::cargo(&["build", "--package", "gateway", "--package", "vmm"]))?;
     run::run(&mut run::cargo(&["test", "--package", "qemu-tests", "--no-run"]))?;
     let jobs = jobs()?;
     let workers = thread::available_parallelism().map_or(1, NonZero::get).min(MOST_AT_ONCE);

@@ -71,6 +71,15 @@ pub fn make_probing(folder: &Path, ssh_public_key: &str) -> Result<Guest> {
     finish(&root, folder, ssh_public_key, entries)
 }
 
+/// A guest without the renter's key, with perl, that runs `script` once it is up.
+pub fn make_with_perl(folder: &Path, script: &str) -> Result<Guest> {
+    let root = packages::guest_root()?;
+    let mut entries = system(&root)?;
+    entries.extend(perl(&root)?);
+    entries.push(file("guest-test", 0o755, script.as_bytes().to_vec()));
+    finish(&root, folder, "", entries)
+}
+
 fn finish(root: &Path, target: &Path, ssh_public_key: &str, system: Vec<Entry>) -> Result<Guest> {
     let kernel = one_file(&root.join("boot"), "vmlinuz-")?;
     let mut entries = system;

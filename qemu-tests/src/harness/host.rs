@@ -31,6 +31,15 @@ pub enum Medium {
     /// Kernel and initramfs of the PXE set, loaded by QEMU, with these words added to the command
     /// line. Saves the firmware's time where firmware is not what is tested.
     Kernel(String),
+    /// A kernel and initramfs that are not the image's, loaded by QEMU.
+    Own {
+        /// The kernel.
+        kernel: PathBuf,
+        /// The initramfs.
+        initrd: PathBuf,
+        /// The whole command line.
+        cmdline: String,
+    },
 }
 
 /// Which IOMMU the host has.
@@ -259,6 +268,11 @@ fn medium(command: &mut Command, image: &Path, folder: &Path, medium: &Medium) -
             command.arg("-kernel").arg(image.join("pxe/vmlinuz"));
             command.arg("-initrd").arg(image.join("pxe/initrd"));
             command.arg("-append").arg(format!("{} {words}", cmdline.trim()));
+            return Ok(());
+        }
+        Medium::Own { kernel, initrd, cmdline } => {
+            command.arg("-kernel").arg(kernel).arg("-initrd").arg(initrd);
+            command.args(["-append", cmdline]);
             return Ok(());
         }
         Medium::IsoCd => {

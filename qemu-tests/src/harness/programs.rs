@@ -17,7 +17,9 @@ pub fn program(name: &str) -> Result<PathBuf> {
     let own = std::env::current_exe()?;
     let found =
         own.ancestors().skip(1).take(2).map(|folder| folder.join(name)).find(|p| p.is_file());
-    found.with_context(|| format!("{name} is not built; run `cargo build --package gateway` first"))
+    found.with_context(|| {
+        format!("{name} is not built; run `cargo build --package gateway --package vmm` first")
+    })
 }
 
 /// Returns a TCP port of the loopback interface that was free a moment ago.

@@ -45,6 +45,17 @@ fn too_few_address_bits_are_told() {
 }
 
 #[test]
+fn as_many_devices_with_ports_as_there_are_root_ports_fit() {
+    // Every NVIDIA GPU has a BAR of 128 ports, and every bridge opens a window of 4,096.
+    let all: Vec<Request> =
+        (0..14).map(|function| request(function, 5, BarKind::Io, 128)).collect();
+    let plan = flat(&all, 4 << 30, 40).expect("fits");
+    let mut windows: Vec<u64> = plan.placed.iter().map(|bar| bar.address >> 12).collect();
+    windows.dedup();
+    assert_eq!((windows.len(), windows[0], windows[13] < 16), (14, 1, true));
+}
+
+#[test]
 fn functions_do_not_share_bridge_windows() {
     let requests =
         [request(0, 0, BarKind::Memory32, 0x1000), request(1, 0, BarKind::Memory32, 0x1000)];

@@ -1,0 +1,47 @@
+//! A guest that takes commands: lines of shell typed into its console.
+
+use std::path::Path;
+
+use anyhow::Result;
+
+use crate::harness::guest::{self, Guest};
+
+/// What the guest says when it takes commands.
+pub const READY: &str = "bed: the guest takes commands";
+/// What the guest says after each command, before its exit status.
+pub const END: &str = "bed: end of command, status ";
+
+/// Makes a guest in `folder` of Debian's cloud kernel, busybox and perl.
+pub fn make(folder: &Path) -> Result<Guest> {
+    let script = format!(
+        "#!/bin/sh\nstty -echo < /dev/ttyS0\necho '{READY}'\n\
+         while read -r line; do eval \"$line\"; echo \"{END}$?\"; done < /dev/ttyS0\n"
+    );
+    guest::make_with_perl(folder, &script)
+}
+
+/// Returns the output and the status of the command that follows the first `before` ones, when it
+/// has ended.
+pub(super) fn output(console: &str, before: usize) -> Option<(&str, &str)> {
+    let mut rest = console.split_once(READY)?.1;
+    for _ in 0..before {
+        rest = rest.split_once(END)?.1;
+        rest = rest.split_once('\n')?.1;
+    }
+    let (output, after) = rest.split_once(END)?;
+    let (status, _) = after.split_once('\n')?;
+    Some((output.trim_start_matches('\n'), status))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_are_told_apart() {
+        let console = format!("noise\n{READY}\none\n{END}0\ntwo\n{END}1\nthr");
+        assert_eq!(output(&console, 0), Some(("one\n", "0")));
+        assert_eq!(output(&console, 1), Some(("two\n", "1")));
+        assert_eq!(output(&console, 2), None);
+    }
+}

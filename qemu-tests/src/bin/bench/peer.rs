@@ -1,0 +1,120 @@
+//! Command lines of the VMMs that ours is compared with.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use qemu_tests::bed::{self, Subject};
+
+/// Where the peer is on the host.
+const PROGRAM: &str = "peer";
+/// Where Debian's QEMU keeps its firmware, and where that is on the host.
+const FIRMWARE: [&str; 2] = ["/usr/share/qemu", "/usr/share/seabios"];
+
+/// Peers that can be told apart by the name of their program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    CloudHypervisor,
+    Qemu,
+}
+
+/// A peer and the files it needs on the host.
+#[derive(Debug, Clone)]
+pub(crate) struct Peer {
+    kind: Kind,
+    /// Name for the table.
+    pub(crate) name: String,
+    /// Files of the host.
+    pub(crate) files: Vec<(String, PathBuf)>,
+}
+
+/// What a peer is to boot.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Boot<'a> {
+    pub(crate) kernel: &'a str,
+    pub(crate) initrd: Option<&'a str>,
+    pub(crate) cmdline: &'a str,
+    /// PCI address of a device to pass through.
+    pub(crate) device: Option<&'a str>,
+}
+
+impl Peer {
+    /// Looks at the program at `path`.
+    pub(crate) fn new(path: &Path) -> Result<Self> {
+        let name = path.file_name().context("the peer is no file")?.to_string_lossy().into_owned();
+        let kind = if name.starts_with("cloud-hypervisor") {
+            Kind::CloudHypervisor
+        } else if name.starts_with("qemu-system") {
+            Kind::Qemu
+        } else {
+            bail!("{name} is no known peer; known are cloud-hypervisor* and qemu-system*");
+        };
+        let mut files = bed::with_libraries(PROGRAM, path)?;
+        if kind == Kind::Qemu {
+            for folder in FIRMWARE {
+                for file in ["bios-256k.bin", "kvmvapic.bin", "linuxboot_dma.bin", "pvh.bin"] {
+                    let path = Path::new(folder).join(file);
+                    if path.is_file() {
+                        files.push((format!("firmware/{file}"), path));
+                    }
+                }
+            }
+        }
+        Ok(Self { kind, name, files })
+    }
+
+    /// Returns what boots a machine of one processor and 256 MiB whose serial port is standard
+    /// output; `None` when the peer cannot.
+    pub(crate) fn subject(&self, boot: Boot<'_>) -> Option<Subject> {
+        let program = format!("/{PROGRAM}");
+        let mut words = match self.kind {
+            Kind::CloudHypervisor => vec![
+                program.as_str(),
+                "--cpus",
+                "boot=1",
+                "--memory",
+                "size=256M,shared=on",
+                "--serial",
+                "tty",
+                "--console",
+                "off",
+            ],
+            Kind::Qemu => vec![
+                program.as_str(),
+                "-L",
+                "/firmware",
+                "-machine",
+                "q35,accel=kvm,memory-backend=ram",
+                "-object",
+                "memory-backend-memfd,id=ram,size=256M,share=on",
+                "-cpu",
+                "host",
+                "-m",
+                "256",
+                "-nodefaults",
+                "-no-user-config",
+                "-display",
+                "none",
+                "-serial",
+                "stdio",
+            ],
+        };
+        let own = |long: &'static str, short: &'static str| match self.kind {
+            Kind::CloudHypervisor => long,
+            Kind::Qemu => short,
+        };
+        words.extend([own("--kernel", "-kernel"), boot.kernel]);
+        words.extend([own("--cmdline", "-append"), boot.cmdline]);
+        if let Some(initrd) = boot.initrd {
+            words.extend([own("--initramfs", "-initrd"), initrd]);
+        }
+        let mut words: Vec<String> = words.into_iter().map(str::to_owned).collect();
+        if let Some(device) = boot.device {
+            // QEMU 7.2 knows only the legacy groups, which the image's kernel may lack.
+            if self.kind == Kind::Qemu {
+                return None;
+            }
+            words.extend(["--device".to_owned(), format!("path=/sys/bus/pci/devices/{device}")]);
+        }
+        Some(Subject::Program { words })
+    }
+}
