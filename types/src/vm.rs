@@ -124,14 +124,31 @@ pub struct Vsock {
     pub vhost_fd: i32,
 }
 
-/// Devices passed through by iommufd and VFIO character devices.
+/// Devices passed through by VFIO.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Passthrough {
-    /// `/dev/iommu`.
+    /// By which of the kernel's interfaces.
+    #[serde(default)]
+    pub interface: VfioInterface,
+    /// `/dev/iommu`; with groups, `/dev/vfio/vfio`.
     pub iommu_fd: i32,
+    /// Whether the devices, when there are two at least, reach each other's BARs.
+    #[serde(default)]
+    pub peer_to_peer: bool,
     /// One entry per device, each behind a root port of its own.
     pub devices: Vec<PassthroughDevice>,
+}
+
+/// Which of the kernel's interfaces hands devices over (Documentation/driver-api/vfio.rst).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum VfioInterface {
+    /// iommufd and a character device for each device: Linux 6.6 and later.
+    #[default]
+    Cdev,
+    /// A container and groups: every kernel.
+    Group,
 }
 
 /// One device passed through.
@@ -140,7 +157,7 @@ pub struct Passthrough {
 pub struct PassthroughDevice {
     /// Its address on the host, for messages and the API.
     pub address: Bdf,
-    /// `/dev/vfio/devices/vfioN`.
+    /// `/dev/vfio/devices/vfioN`; with groups, a descriptor of its own of `/dev/vfio/N`, its group.
     pub cdev_fd: i32,
 }
 

@@ -8,6 +8,7 @@ pub mod api;
 pub mod boot;
 pub mod console;
 pub mod devices;
+pub mod holes;
 pub mod irq;
 pub mod layout;
 pub mod machine;

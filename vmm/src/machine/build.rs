@@ -12,7 +12,10 @@ use std::{
 use types::vm::{Boot, VmSpec};
 use vm_memory::{Bytes, GuestAddress};
 
-use super::{Board, Control, Machine};
+use super::{
+    Board, Control, Machine,
+    map::{AddressMap, MapError},
+};
 use crate::{
     acpi::{self, AcpiError},
     boot::{self, BootError, Linux},
@@ -24,7 +27,7 @@ use crate::{
     },
     layout,
     pci::{
-        allocate::{self, PlaceError, Placed, Request},
+        allocate::{self, Placed, Request},
         bus::{Address, Bus},
         config::{ConfigError, ConfigSpace, Identity},
         function::{Bar, BarKind, PciFunction},
@@ -36,7 +39,7 @@ use crate::{
         vfio::adopt,
     },
     vcpu::{self, VcpuError},
-    vfio::assign::{AssignError, Passthrough},
+    vfio::assign::{AssignError, Claim, Passthrough},
 };
 
 /// Slot of the first root port on bus 0; passed-through devices take one each.
@@ -65,7 +68,7 @@ pub enum BuildError {
     #[error(transparent)]
     Pci(#[from] ConfigError),
     #[error(transparent)]
-    Place(#[from] PlaceError),
+    Map(#[from] MapError),
     #[error(transparent)]
     Tables(#[from] AcpiError),
     #[error(transparent)]
@@ -86,7 +89,9 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
     let vm = Vm::new(take("kvm_fd", spec.kvm_fd)?)?;
     let listener = UnixListener::from(take("api_fd", spec.api_fd)?);
     let bytes = spec.memory_mib.to_bytes().unwrap_or(u64::MAX);
-    let ram = Ram::new(&layout::ram_ranges(bytes), spec.memory_backing)?;
+    let claim = spec.passthrough.as_ref().map(Claim::new).transpose()?;
+    let map = AddressMap::new(bytes, spec.memory_backing, claim.as_ref(), &vm)?;
+    let ram = Ram::new(&map.ram, spec.memory_backing)?;
     let ram_slots = vm.map_ram(&ram)?;
     let console = Console::default();
     let interrupt = |source| KvmError::Call { what: "make an interrupt line", source };
@@ -95,9 +100,9 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
 
     let mut seats = vec![host_bridge()];
     seats.extend(virtio_functions(spec, &vm, &ram)?);
-    let (passed, closer) = passthrough(spec, &vm, &ram)?;
+    let (passed, closer) = passthrough(claim, &vm, &ram)?;
     seats.extend(passed);
-    let plan = place(&seats, layout::ram_end(bytes), &vm)?;
+    let plan = place(&seats, &map)?;
     let platform = acpi::Platform {
         vcpus: u8::try_from(spec.vcpus).unwrap_or(u8::MAX),
         mmio64: plan.mmio64,
@@ -178,9 +183,9 @@ fn virtio_functions(spec: &VmSpec, vm: &Arc<Vm>, ram: &Ram) -> Result<Vec<Seat>,
 
 type Passed = (Vec<Seat>, Option<crate::vfio::assign::Closer>);
 
-fn passthrough(spec: &VmSpec, vm: &Arc<Vm>, ram: &Ram) -> Result<Passed, BuildError> {
-    let Some(passthrough) = &spec.passthrough else { return Ok((Vec::new(), None)) };
-    let Passthrough { devices, closer } = Passthrough::open(passthrough, ram, vm, FIRST_PORT)?;
+fn passthrough(claim: Option<Claim>, vm: &Arc<Vm>, ram: &Ram) -> Result<Passed, BuildError> {
+    let Some(claim) = claim else { return Ok((Vec::new(), None)) };
+    let Passthrough { devices, closer } = claim.give(ram, vm, FIRST_PORT)?;
     let mut seats = Vec::new();
     for (number, assigned) in (0u8..).zip(devices) {
         let slot = FIRST_PORT + number;
@@ -198,17 +203,13 @@ fn passthrough(spec: &VmSpec, vm: &Arc<Vm>, ram: &Ram) -> Result<Passed, BuildEr
 }
 
 /// Places all BARs and opens the bridges' windows for them.
-fn place(seats: &[Seat], ram_end: u64, vm: &Vm) -> Result<allocate::Plan, BuildError> {
-    let supported = vm
-        .kvm()
-        .get_supported_cpuid(kvm_bindings::KVM_MAX_CPUID_ENTRIES)
-        .map_err(|source| VcpuError::Features { source })?;
+fn place(seats: &[Seat], map: &AddressMap) -> Result<allocate::Plan, BuildError> {
     let mut requests = Vec::new();
     for (function, seat) in seats.iter().enumerate() {
         let bars = lock(&seat.function).bars();
         requests.extend(bars.into_iter().map(|bar| Request { function, bar }));
     }
-    let plan = allocate::place(&requests, ram_end, vcpu::address_bits(&supported))?;
+    let plan = map.place(|start| allocate::place(&requests, start, map.bits))?;
     for (number, seat) in seats.iter().enumerate() {
         let mine: Vec<&Placed> = plan.placed.iter().filter(|bar| bar.function == number).collect();
         for bar in &mine {

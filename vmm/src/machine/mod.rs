@@ -3,6 +3,7 @@
 mod board;
 mod build;
 mod control;
+mod map;
 pub mod numa;
 mod tree;
 
@@ -18,6 +19,7 @@ pub use board::Board;
 pub use build::{BuildError, MAX_VIRTIO, build};
 pub use control::{Control, Ending, Kind};
 use kvm_ioctls::VcpuFd;
+pub use map::MapError;
 pub use numa::NumaError;
 pub use tree::{PinRoute, Tree, TreeError};
 

@@ -5,7 +5,7 @@ use super::{
     function::{Bar, BarKind},
     port::Windows,
 };
-use crate::layout;
+use crate::{layout, vfio::dma::IovaRange};
 
 /// What is right above a function or a bridge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,6 +79,11 @@ pub enum PlaceError {
          less memory, fewer devices, or a host with more address bits"
     )]
     AddressBits { end: u64, bits: u8 },
+    #[error(
+        "the devices' 64-bit BARs end at {end:#x}, and devices that reach each other cannot use \
+         {hole} of the host's IOMMU; use less memory or fewer devices"
+    )]
+    Peers { end: u64, hole: IovaRange },
 }
 
 /// The 64-bit window begins and ends on multiples of 1 GiB.

@@ -64,6 +64,14 @@ const KVM_MACHINE: &[u32] = &[
 const VFIO_INTERRUPTS: &[u32] = &[
     0x3b6e, // VFIO_DEVICE_SET_IRQS
 ];
+/// VFIO and iommufd: devices reach each other's BARs where the guest has placed them.
+const VFIO_PEERS: &[u32] = &[
+    0x3b75, // VFIO_DEVICE_FEATURE: export part of a BAR
+    0x3b8f, // IOMMU_IOAS_MAP_FILE
+    0x3b86, // IOMMU_IOAS_UNMAP
+    0x3b71, // VFIO_IOMMU_MAP_DMA; of a device, VFIO_DEVICE_PCI_HOT_RESET
+    0x3b72, // VFIO_IOMMU_UNMAP_DMA
+];
 /// VFIO: devices are reset.
 const VFIO_RESET: &[u32] = &[
     0x3b6f, // VFIO_DEVICE_RESET
@@ -174,6 +182,7 @@ pub const SYSCALLS: &[Syscall] = &[
     row(libc::SYS_ioctl, &[Vcpu], Arguments::Request(KVM_VCPU), "running the virtual CPU"),
     row(libc::SYS_ioctl, DEVICES, Arguments::Request(KVM_MACHINE), "BARs, vectors, doorbells"),
     row(libc::SYS_ioctl, &[Main, Vcpu], Arguments::Request(VFIO_INTERRUPTS), "VFIO interrupts"),
+    row(libc::SYS_ioctl, &[Main, Vcpu], Arguments::Request(VFIO_PEERS), "BARs of peers"),
     row(libc::SYS_ioctl, &[Main, Reset], Arguments::Request(VFIO_RESET), "VFIO reset"),
     row(libc::SYS_ioctl, DEVICES, Arguments::Request(VHOST), "vhost queues start and stop"),
 ];

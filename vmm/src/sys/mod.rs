@@ -2,6 +2,7 @@
 //! safe to call; what it needs to stay sound it holds itself.
 
 pub mod io;
+pub mod iommu;
 pub mod kvm;
 pub mod memory;
 pub mod sandbox;

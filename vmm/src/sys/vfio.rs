@@ -1,7 +1,7 @@
-//! VFIO character devices and iommufd: the ioctls behind `vfio::device::Device` and
-//! `vfio::dma::AddressSpace`. The crates' own device type reports neither a failed reset nor a
-//! failed register access, so those calls are made here.
-//! Source: linux/vfio.h, linux/iommufd.h.
+//! VFIO devices: the ioctls behind `vfio::device::Device`. The crates' own device type reports
+//! neither a failed reset nor a failed register access, so those calls are made here. How a device
+//! is taken, and what it reaches, is in `sys::iommu`.
+//! Source: linux/vfio.h.
 
 use std::{
     fs::File,
@@ -13,28 +13,18 @@ use std::{
     sync::Arc,
 };
 
-use iommufd_bindings::iommufd::{
-    iommu_ioas_alloc, iommu_ioas_iova_ranges, iommu_ioas_map, iommu_iova_range,
-    iommufd_ioas_map_flags_IOMMU_IOAS_MAP_FIXED_IOVA,
-    iommufd_ioas_map_flags_IOMMU_IOAS_MAP_READABLE,
-    iommufd_ioas_map_flags_IOMMU_IOAS_MAP_WRITEABLE,
-};
-use iommufd_ioctls::{IommuFd, IommufdError};
 use vfio_bindings::bindings::vfio::{
     VFIO_DEVICE_FLAGS_PCI, VFIO_DEVICE_FLAGS_RESET, VFIO_IRQ_INFO_NORESIZE,
     VFIO_IRQ_SET_ACTION_TRIGGER, VFIO_IRQ_SET_ACTION_UNMASK, VFIO_IRQ_SET_DATA_EVENTFD,
     VFIO_IRQ_SET_DATA_NONE, VFIO_REGION_INFO_CAP_SPARSE_MMAP, VFIO_REGION_INFO_FLAG_MMAP,
-    vfio_device_attach_iommufd_pt, vfio_device_bind_iommufd, vfio_device_info, vfio_irq_info,
+    vfio_device_info, vfio_irq_info,
 };
 
-use super::memory::{Access, Alignment, Mapping, RamRegion};
-use crate::vfio::{
-    device::{Area, Device, IrqInfo, IrqKind, Region, RegionInfo},
-    dma::{AddressSpace, IovaRange},
-};
+use super::memory::{Access, Alignment, Mapping};
+use crate::vfio::device::{Area, Device, IrqInfo, IrqKind, Region, RegionInfo, Rung};
 
 /// All requests of both interfaces are `_IO(';', number)`.
-const fn request(number: u8) -> libc::c_ulong {
+pub(super) const fn request(number: u8) -> libc::c_ulong {
     0x3b00 | number as libc::c_ulong
 }
 
@@ -44,9 +34,12 @@ const GET_IRQ_INFO: libc::c_ulong = request(109);
 const SET_IRQS: libc::c_ulong = request(110);
 const RESET: libc::c_ulong = request(111);
 const PCI_HOT_RESET: libc::c_ulong = request(113);
-const BIND_IOMMUFD: libc::c_ulong = request(118);
-const ATTACH_IOMMUFD_PT: libc::c_ulong = request(119);
-const IOAS_IOVA_RANGES: libc::c_ulong = request(132);
+const FEATURE: libc::c_ulong = request(117);
+
+/// VFIO_DEVICE_FEATURE_DMA_BUF, to be had (VFIO_DEVICE_FEATURE_GET).
+const GET_EXPORT: u32 = 11 | 1 << 16;
+/// The same, asked only whether it can be (VFIO_DEVICE_FEATURE_PROBE).
+const PROBE_EXPORT: u32 = GET_EXPORT | 1 << 18;
 
 /// Regions that a device can have are BARs 0..=5, ROM, configuration space.
 const CONFIG_REGION: u32 = 7;
@@ -54,8 +47,6 @@ const CONFIG_REGION: u32 = 7;
 const REGION_INFO_SIZE: usize = 32;
 /// Most bytes of region information that are taken from the kernel.
 const REGION_INFO_MAX: usize = 1 << 16;
-/// Most usable address ranges that are taken from the kernel.
-const RANGES_MAX: u32 = 1 << 12;
 /// Most descriptors in one call: all vectors of MSI-X.
 const TRIGGERS_MAX: usize = 2048;
 
@@ -69,106 +60,18 @@ pub(crate) fn adopt(fd: RawFd) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// One address space of an iommufd.
-pub struct Iommufd {
-    fd: IommuFd,
-    raw: RawFd,
-    ioas: u32,
-}
-
-impl Iommufd {
-    /// Makes an empty address space in an open `/dev/iommu`.
-    pub fn new(fd: OwnedFd) -> io::Result<Self> {
-        let file = File::from(fd);
-        let raw = file.as_raw_fd();
-        let fd = IommuFd::new_from_fd(file);
-        let mut alloc =
-            iommu_ioas_alloc { size: size_of_32::<iommu_ioas_alloc>(), ..Default::default() };
-        fd.alloc_iommu_ioas(&mut alloc).map_err(|error| os_error(&error))?;
-        Ok(Self { fd, raw, ioas: alloc.out_ioas_id })
-    }
-
-    fn ranges(&self, room: u32) -> Result<Vec<iommu_iova_range>, (io::Error, u32)> {
-        let mut ranges = vec![iommu_iova_range::default(); room as usize];
-        let mut query = iommu_ioas_iova_ranges {
-            size: size_of_32::<iommu_ioas_iova_ranges>(),
-            ioas_id: self.ioas,
-            num_iovas: room,
-            allowed_iovas: ranges.as_mut_ptr() as u64,
-            ..Default::default()
-        };
-        // SAFETY: the structure has the announced size, and the array room for the announced
-        // number of ranges, for the whole call.
-        let ret = unsafe { libc::ioctl(self.raw, IOAS_IOVA_RANGES, &mut query) };
-        if ret < 0 {
-            return Err((io::Error::last_os_error(), query.num_iovas));
-        }
-        ranges.truncate(query.num_iovas as usize);
-        Ok(ranges)
-    }
-}
-
-impl AddressSpace for Iommufd {
-    fn usable(&self) -> io::Result<Vec<IovaRange>> {
-        let ranges = match self.ranges(64) {
-            Err((error, needed))
-                if error.raw_os_error() == Some(libc::EMSGSIZE) && needed <= RANGES_MAX =>
-            {
-                self.ranges(needed)
-            }
-            result => result,
-        };
-        let ranges = ranges.map_err(|(error, _)| error)?;
-        Ok(ranges.iter().map(|r| IovaRange { start: r.start, last: r.last }).collect())
-    }
-
-    fn map(&self, region: &RamRegion) -> io::Result<()> {
-        let map = iommu_ioas_map {
-            size: size_of_32::<iommu_ioas_map>(),
-            flags: iommufd_ioas_map_flags_IOMMU_IOAS_MAP_FIXED_IOVA
-                | iommufd_ioas_map_flags_IOMMU_IOAS_MAP_READABLE
-                | iommufd_ioas_map_flags_IOMMU_IOAS_MAP_WRITEABLE,
-            ioas_id: self.ioas,
-            user_va: region.host_address,
-            length: region.size,
-            iova: region.address,
-            ..Default::default()
-        };
-        self.fd.map_iommu_ioas(&map).map_err(|error| os_error(&error))
-    }
-
-    fn lock_limit(&self) -> u64 {
-        rustix::process::getrlimit(rustix::process::Resource::Memlock).current.unwrap_or(u64::MAX)
-    }
-}
-
-/// Returns the system's error inside an error of the crate.
-fn os_error(error: &IommufdError) -> io::Error {
-    let source = std::error::Error::source(error);
-    match source.and_then(|source| source.downcast_ref::<vmm_sys_util::errno::Error>()) {
-        Some(errno) => io::Error::from_raw_os_error(errno.errno()),
-        None => io::Error::other(error.to_string()),
-    }
-}
-
-/// A VFIO PCI device by its character device.
-pub struct Cdev {
+/// A VFIO PCI device.
+pub struct VfioDevice {
     file: File,
+    /// The group it came from, if it came from one.
+    group: Option<File>,
     flags: u32,
     regions: Vec<(u64, RegionInfo)>,
 }
 
-impl Cdev {
-    /// Binds an open `/dev/vfio/devices/vfioN` to the iommufd. The kernel resets the device as it
-    /// does so, which may take long.
-    pub fn bind(fd: OwnedFd, space: BorrowedFd<'_>) -> io::Result<Self> {
-        let file = File::from(fd);
-        let mut bind = vfio_device_bind_iommufd {
-            argsz: size_of_32::<vfio_device_bind_iommufd>(),
-            iommufd: space.as_raw_fd(),
-            ..Default::default()
-        };
-        call(&file, BIND_IOMMUFD, &mut bind)?;
+impl VfioDevice {
+    /// Reads what a device is that the kernel has given to us.
+    pub(super) fn new(file: File, group: Option<File>) -> io::Result<Self> {
         let mut info =
             vfio_device_info { argsz: size_of_32::<vfio_device_info>(), ..Default::default() };
         call(&file, GET_INFO, &mut info)?;
@@ -177,17 +80,12 @@ impl Cdev {
         }
         let regions =
             (0..=CONFIG_REGION).map(|index| region(&file, index)).collect::<io::Result<_>>()?;
-        Ok(Self { file, flags: info.flags, regions })
+        Ok(Self { file, group, flags: info.flags, regions })
     }
 
-    /// Lets the device reach what the address space maps.
-    pub fn attach(&self, space: &Iommufd) -> io::Result<()> {
-        let mut attach = vfio_device_attach_iommufd_pt {
-            argsz: size_of_32::<vfio_device_attach_iommufd_pt>(),
-            pt_id: space.ioas,
-            ..Default::default()
-        };
-        call(&self.file, ATTACH_IOMMUFD_PT, &mut attach)
+    /// Returns the device's own descriptor.
+    pub(super) fn file(&self) -> &File {
+        &self.file
     }
 
     fn locate(&self, region: Region, offset: u64, length: usize) -> io::Result<u64> {
@@ -217,7 +115,7 @@ impl Cdev {
     }
 }
 
-impl Device for Cdev {
+impl Device for VfioDevice {
     fn region(&self, region: Region) -> io::Result<RegionInfo> {
         self.known(region).map(|(_, info)| info.clone())
     }
@@ -262,17 +160,53 @@ impl Device for Cdev {
         self.set_irqs(VFIO_IRQ_SET_DATA_NONE | VFIO_IRQ_SET_ACTION_TRIGGER, kind, 0, &[])
     }
 
-    fn reset(&self) -> io::Result<()> {
-        if self.flags & VFIO_DEVICE_FLAGS_RESET != 0 {
-            // SAFETY: VFIO_DEVICE_RESET takes no pointer, and the descriptor stays open.
-            if unsafe { libc::ioctl(self.file.as_raw_fd(), RESET, 0) } == 0 {
-                return Ok(());
+    fn reset(&self, rung: Rung) -> io::Result<()> {
+        match rung {
+            Rung::Function if self.flags & VFIO_DEVICE_FLAGS_RESET == 0 => {
+                Err(io::Error::from_raw_os_error(libc::ENOTTY))
+            }
+            Rung::Function => {
+                // SAFETY: VFIO_DEVICE_RESET takes no pointer, and the descriptor stays open.
+                if unsafe { libc::ioctl(self.file.as_raw_fd(), RESET, 0) } < 0 {
+                    return Err(io::Error::last_os_error());
+                }
+                Ok(())
+            }
+            Rung::Set => {
+                // `struct vfio_pci_hot_reset`: size, flags, count, groups. Without groups the
+                // kernel checks that the bus holds nothing but devices of our iommufd; with the
+                // device's own, that it holds nothing but devices of that group.
+                let group = self.group.as_ref().map(|group| group.as_raw_fd().cast_unsigned());
+                let count = u32::from(group.is_some());
+                let mut order: [u32; 4] = [12 + 4 * count, 0, count, group.unwrap_or(0)];
+                call(&self.file, PCI_HOT_RESET, &mut order)
             }
         }
-        // `struct vfio_pci_hot_reset`: size, flags, count. Without groups the kernel checks that
-        // the bus holds nothing but devices of our iommufd, and resets the bus.
-        let mut order: [u32; 3] = [12, 0, 0];
-        call(&self.file, PCI_HOT_RESET, &mut order)
+    }
+
+    fn exports(&self) -> io::Result<()> {
+        // `struct vfio_device_feature`: size, flags.
+        let mut probe: [u32; 2] = [8, PROBE_EXPORT];
+        call(&self.file, FEATURE, &mut probe)
+    }
+
+    fn export(&self, bar: u8, area: Area) -> io::Result<OwnedFd> {
+        // `struct vfio_device_feature`: size, flags; then `struct vfio_device_feature_dma_buf`:
+        // region, flags of the descriptor, flags, number of areas; offset and size of each.
+        let open = (libc::O_RDWR | libc::O_CLOEXEC).cast_unsigned();
+        let [offset, size] = [area.offset, area.size].map(|value| {
+            let [a, b, c, d, e, f, g, h] = value.to_ne_bytes();
+            [u32::from_ne_bytes([a, b, c, d]), u32::from_ne_bytes([e, f, g, h])]
+        });
+        let mut order: [u32; 10] =
+            [40, GET_EXPORT, u32::from(bar), open, 0, 1, offset[0], offset[1], size[0], size[1]];
+        // SAFETY: the buffer has the announced size, which covers the announced one area.
+        let fd = unsafe { libc::ioctl(self.file.as_raw_fd(), FEATURE, order.as_mut_ptr()) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the kernel has just made this descriptor for us.
+        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 
     fn map(&self, bar: u8, area: Area, modulus: u64) -> io::Result<Arc<Mapping>> {
@@ -284,13 +218,6 @@ impl Device for Cdev {
         let alignment = Alignment { modulus, residue };
         Mapping::of_file(self.file.as_fd(), offset, size, Access::ReadWrite, alignment)
             .map(Arc::new)
-    }
-}
-
-impl AsFd for Iommufd {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: `fd` owns the descriptor and lives as long as the result.
-        unsafe { BorrowedFd::borrow_raw(self.raw) }
     }
 }
 
@@ -353,17 +280,17 @@ fn sparse_areas(info: &[u8]) -> Option<Vec<Area>> {
     None
 }
 
-fn dword(bytes: &[u8], at: usize) -> u32 {
+pub(super) fn dword(bytes: &[u8], at: usize) -> u32 {
     let byte = |index: usize| bytes.get(at + index).copied().unwrap_or(0);
     u32::from_ne_bytes([byte(0), byte(1), byte(2), byte(3)])
 }
 
-fn qword(bytes: &[u8], at: usize) -> u64 {
+pub(super) fn qword(bytes: &[u8], at: usize) -> u64 {
     u64::from(dword(bytes, at)) | u64::from(dword(bytes, at + 4)) << 32
 }
 
 /// Calls with a structure that begins with its own size.
-fn call<T>(file: &File, request: libc::c_ulong, argument: &mut T) -> io::Result<()> {
+pub(super) fn call<T>(file: &File, request: libc::c_ulong, argument: &mut T) -> io::Result<()> {
     // SAFETY: every caller passes the structure of its request, with its size in the first field.
     if unsafe { libc::ioctl(file.as_raw_fd(), request, std::ptr::from_mut(argument)) } < 0 {
         return Err(io::Error::last_os_error());
@@ -372,7 +299,7 @@ fn call<T>(file: &File, request: libc::c_ulong, argument: &mut T) -> io::Result<
 }
 
 /// Size of a structure as the kernel wants it.
-const fn size_of_32<T>() -> u32 {
+pub(super) const fn size_of_32<T>() -> u32 {
     assert!(size_of::<T>() < 1 << 16);
     #[allow(clippy::cast_possible_truncation, reason = "asserted above")]
     let size = size_of::<T>() as u32;

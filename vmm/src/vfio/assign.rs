@@ -1,18 +1,19 @@
 //! Takes devices from their descriptors to functions on the guest's bus, and back to a clean state.
 //!
-//! Opening goes: bind (the kernel resets and claims the device), reset and look whether it came
-//! back, attach to one address space for all, map guest memory there, read what the device is.
+//! Taking goes: bind (the kernel resets and claims the device), reset and look whether it came
+//! back, attach to one address space for all. Only then is known where guest memory may lie. Giving
+//! goes: map guest memory there, read what the device is.
 
 use std::{
     io,
-    os::fd::{AsFd, OwnedFd},
+    os::fd::OwnedFd,
     sync::{Arc, mpsc},
     thread,
 };
 
 use types::{
     node::Bdf,
-    vm::{Passthrough as Spec, PassthroughDevice},
+    vm::{Passthrough as Spec, PassthroughDevice, VfioInterface},
 };
 
 use super::{
@@ -20,21 +21,23 @@ use super::{
     capabilities,
     config::{ConfigError, ConfigFilter, Facts, MsixLayout, Source, Written},
     device::{Device, IrqKind, Region},
-    dma::{self, DmaError},
+    dma::{self, AddressSpace, DmaError, PeerSlots},
     irq::{Interrupts, Ways},
     quirks::{self, Effect},
     reset::{Confinement, DEADLINE, ResetError, Resetter},
 };
 use crate::{
+    holes::{Holes, Peers},
     irq::InterruptSource,
     pci::{
         function::{Bar, BarKind, PciFunction},
         root_port::Link,
     },
     sys::{
+        iommu::{Container, Interface, Iommufd},
         kvm::Vm,
         memory::Ram,
-        vfio::{Cdev, Iommufd, adopt},
+        vfio::{VfioDevice, adopt},
     },
 };
 
@@ -60,6 +63,11 @@ pub enum AssignError {
     BindDeadline { device: Bdf },
     #[error("cannot attach {device} to the IOMMU")]
     Attach { device: Bdf, source: io::Error },
+    #[error(
+        "other devices cannot be given the BARs of {device} with this kernel, as peer_to_peer asks; \
+         by iommufd that takes Linux 6.19 with CONFIG_PCI_P2PDMA, by groups any"
+    )]
+    Peers { device: Bdf, source: io::Error },
     #[error(transparent)]
     Reset(#[from] ResetError),
     #[error(transparent)]
@@ -100,37 +108,89 @@ pub struct Assigned {
     pub function: Function,
 }
 
-impl Passthrough {
-    /// Opens all devices and maps guest memory for them. `first_port` is the slot on bus 0 of the
-    /// first device's root port; the others follow.
-    pub fn open(spec: &Spec, ram: &Ram, vm: &Arc<Vm>, first_port: u8) -> Result<Self, AssignError> {
-        let space = adopt(spec.iommu_fd).and_then(Iommufd::new).map_err(|source| {
-            AssignError::Descriptor { what: "iommu_fd".into(), fd: spec.iommu_fd, source }
+/// Devices that are the machine's, reset and attached, before the machine has memory: where memory
+/// may lie depends on them.
+pub struct Claim {
+    space: Arc<dyn Interface>,
+    bound: Vec<(Bdf, Arc<VfioDevice>)>,
+    resetters: Vec<Arc<Resetter>>,
+    peers: Peers,
+}
+
+impl Claim {
+    /// Takes all devices of `spec`, and resets them.
+    pub fn new(spec: &Spec) -> Result<Self, AssignError> {
+        let space = interface(spec).map_err(|source| AssignError::Descriptor {
+            what: "iommu_fd".into(),
+            fd: spec.iommu_fd,
+            source,
         })?;
-        let space = Arc::new(space);
         let mut bound = Vec::new();
         for device in &spec.devices {
             bound.push((device.address, Arc::new(bind(device, &space)?)));
         }
         let resetters = start_resetters(&bound)?;
         reset_all(&resetters).into_iter().try_for_each(|result| result)?;
-        for (address, cdev) in &bound {
-            cdev.attach(&space)
+        for (address, device) in &bound {
+            space
+                .admit(device)
                 .map_err(|source| AssignError::Attach { device: *address, source })?;
         }
-        dma::map_ram(&*space, &ram.regions)?;
+        let peers = if spec.peer_to_peer && bound.len() > 1 { Peers::Reach } else { Peers::Apart };
+        if peers == Peers::Reach {
+            for (address, device) in &bound {
+                space
+                    .reaches_peers(&**device)
+                    .map_err(|source| AssignError::Peers { device: *address, source })?;
+            }
+        }
+        Ok(Self { space, bound, resetters, peers })
+    }
+
+    /// Returns the addresses that memory and BARs must stay out of.
+    pub fn holes(&self) -> Result<Holes, AssignError> {
+        let space: &dyn AddressSpace = &*self.space;
+        Ok(dma::holes(space)?)
+    }
+
+    /// Returns whether the devices are to reach each other.
+    pub fn peers(&self) -> Peers {
+        self.peers
+    }
+
+    /// Maps guest memory for the devices and makes functions of them. `first_port` is the slot on
+    /// bus 0 of the first device's root port; the others follow.
+    pub fn give(self, ram: &Ram, vm: &Arc<Vm>, first_port: u8) -> Result<Passthrough, AssignError> {
+        let space: Arc<dyn AddressSpace> = Arc::<dyn Interface>::clone(&self.space);
+        dma::map_ram(&*space, ram)?;
         let mut devices = Vec::new();
         let mut port = first_port;
-        for ((address, cdev), resetter) in bound.iter().zip(&resetters) {
-            let device: Arc<dyn Device> = Arc::<Cdev>::clone(cdev);
-            let host =
-                Host { interrupts: Arc::<Vm>::clone(vm), slots: Box::new(Arc::clone(vm)), port };
+        for ((address, device), resetter) in self.bound.iter().zip(&self.resetters) {
+            let device: Arc<dyn Device> = Arc::<VfioDevice>::clone(device);
+            let guest: Box<dyn Slots> = Box::new(Arc::clone(vm));
+            let slots: Box<dyn Slots> = match self.peers {
+                Peers::Apart => guest,
+                Peers::Reach => {
+                    let (space, device) = (Arc::clone(&space), Arc::clone(&device));
+                    Box::new(PeerSlots { guest, space, device })
+                }
+            };
+            let host = Host { interrupts: Arc::<Vm>::clone(vm), slots, port };
             devices.push(Function::open(*address, device, host, Arc::clone(resetter))?);
             port = port.wrapping_add(1);
         }
-        let keep = bound.into_iter().map(|(_, cdev)| cdev as Arc<dyn Device>).collect();
-        Ok(Self { devices, closer: Closer { devices: keep, resetters, _space: space } })
+        let keep = self.bound.into_iter().map(|(_, device)| device as Arc<dyn Device>).collect();
+        let closer = Closer { devices: keep, resetters: self.resetters, _space: space };
+        Ok(Passthrough { devices, closer })
     }
+}
+
+fn interface(spec: &Spec) -> io::Result<Arc<dyn Interface>> {
+    let fd = adopt(spec.iommu_fd)?;
+    Ok(match spec.interface {
+        VfioInterface::Cdev => Arc::new(Iommufd::new(fd)?),
+        VfioInterface::Group => Arc::new(Container::new(fd)),
+    })
 }
 
 /// Takes devices back at the end.
@@ -138,7 +198,7 @@ pub struct Closer {
     devices: Vec<Arc<dyn Device>>,
     resetters: Vec<Arc<Resetter>>,
     /// Guest memory stays mapped until no device reaches for it any more.
-    _space: Arc<Iommufd>,
+    _space: Arc<dyn AddressSpace>,
 }
 
 impl Closer {
@@ -156,7 +216,7 @@ impl Closer {
 }
 
 /// Binds on a thread of its own: the kernel resets the device meanwhile, and may hang in it.
-fn bind(device: &PassthroughDevice, space: &Arc<Iommufd>) -> Result<Cdev, AssignError> {
+fn bind(device: &PassthroughDevice, space: &Arc<dyn Interface>) -> Result<VfioDevice, AssignError> {
     let PassthroughDevice { address, cdev_fd } = *device;
     let fd: OwnedFd = adopt(cdev_fd).map_err(|source| AssignError::Descriptor {
         what: format!("cdev_fd of {address}"),
@@ -168,7 +228,7 @@ fn bind(device: &PassthroughDevice, space: &Arc<Iommufd>) -> Result<Cdev, Assign
     thread::Builder::new()
         .name(format!("bind {address}"))
         .spawn(move || {
-            let _ = outbox.send(Cdev::bind(fd, space.as_fd()));
+            let _ = outbox.send(space.take(address, fd));
         })
         .map_err(|source| AssignError::Bind { device: address, source })?;
     match inbox.recv_timeout(DEADLINE) {
@@ -177,11 +237,11 @@ fn bind(device: &PassthroughDevice, space: &Arc<Iommufd>) -> Result<Cdev, Assign
     }
 }
 
-fn start_resetters(bound: &[(Bdf, Arc<Cdev>)]) -> Result<Vec<Arc<Resetter>>, ResetError> {
+fn start_resetters(bound: &[(Bdf, Arc<VfioDevice>)]) -> Result<Vec<Arc<Resetter>>, ResetError> {
     bound
         .iter()
-        .map(|(address, cdev)| {
-            let device: Arc<dyn Device> = Arc::<Cdev>::clone(cdev);
+        .map(|(address, device)| {
+            let device: Arc<dyn Device> = Arc::<VfioDevice>::clone(device);
             Resetter::start(*address, device, Confinement::Filtered).map(Arc::new)
         })
         .collect()
@@ -277,6 +337,7 @@ impl Function {
     /// Forgets what the guest has programmed, as the device did.
     fn forget(&mut self) {
         self.config.reset();
+        self.mapped.iter_mut().for_each(MappedBar::forget);
         let result = self.interrupts.reset();
         self.complain("switch interrupts off", result);
         let result = self.let_decode();

@@ -3,12 +3,10 @@
 use std::sync::Mutex;
 
 use super::*;
-use crate::{
-    sys::memory::Mapping,
-    vfio::{
-        fake::{FakeDevice, Told, lock},
-        irq::tests::Recorders,
-    },
+use crate::vfio::{
+    bars::Part,
+    fake::{FakeDevice, Told, lock},
+    irq::tests::Recorders,
 };
 
 /// Records what lies where in the guest, for as long as it does.
@@ -18,8 +16,8 @@ struct Memory(Arc<Mutex<Vec<(u64, usize)>>>);
 struct Slot(Memory, (u64, usize));
 
 impl Slots for Memory {
-    fn map(&self, guest: u64, mapping: &Arc<Mapping>) -> io::Result<Box<dyn Send>> {
-        let place = (guest, mapping.size());
+    fn map(&self, guest: u64, part: &Part) -> io::Result<Box<dyn Send>> {
+        let place = (guest, part.mapping.size());
         lock(&self.0).push(place);
         Ok(Box::new(Slot(self.clone(), place)))
     }

@@ -20,16 +20,26 @@ const PAGE: u64 = 4096;
 /// Largest page that processor and IOMMU can use; host and guest addresses agree modulo this.
 const LARGEST_PAGE: u64 = 1 << 30;
 
-/// Gives mappings to the guest. Dropping what comes back takes them away.
+/// A mapped part of a BAR.
+pub struct Part {
+    /// The BAR.
+    pub bar: u8,
+    /// Which part of it.
+    pub area: Area,
+    /// Where this process has it.
+    pub mapping: Arc<Mapping>,
+}
+
+/// Gives parts of BARs to the guest. Dropping what comes back takes them away.
 pub trait Slots: Send + Sync {
-    /// Lets the guest reach `mapping` at `guest`.
-    fn map(&self, guest: u64, mapping: &Arc<Mapping>) -> io::Result<Box<dyn Send>>;
+    /// Lets the guest reach `part` at `guest`.
+    fn map(&self, guest: u64, part: &Part) -> io::Result<Box<dyn Send>>;
 }
 
 impl Slots for Arc<Vm> {
-    fn map(&self, guest: u64, mapping: &Arc<Mapping>) -> io::Result<Box<dyn Send>> {
-        let place = Place { guest, size: mapping.size() as u64 };
-        let slot: MemorySlot = Vm::map(self, place, mapping, 0, Access::ReadWrite)
+    fn map(&self, guest: u64, part: &Part) -> io::Result<Box<dyn Send>> {
+        let place = Place { guest, size: part.mapping.size() as u64 };
+        let slot: MemorySlot = Vm::map(self, place, &part.mapping, 0, Access::ReadWrite)
             .map_err(|error| io::Error::other(error.to_string()))?;
         Ok(Box::new(slot))
     }
@@ -62,7 +72,7 @@ pub fn plan(info: &RegionInfo, size: u64, trapped: Option<Range<u64>>) -> Vec<Ar
 /// The mapped parts of one BAR.
 pub struct MappedBar {
     index: u8,
-    parts: Vec<(u64, Arc<Mapping>)>,
+    parts: Vec<Part>,
     /// Address at which the parts are, with what keeps them there.
     placed: Option<(u64, Vec<Box<dyn Send>>)>,
 }
@@ -74,7 +84,10 @@ impl MappedBar {
         let modulus = bar.size.min(LARGEST_PAGE);
         let parts = plan(&info, bar.size, trapped)
             .into_iter()
-            .map(|area| Ok((area.offset, device.map(bar.index, area, modulus)?)))
+            .map(|area| {
+                let mapping = device.map(bar.index, area, modulus)?;
+                Ok(Part { bar: bar.index, area, mapping })
+            })
             .collect::<io::Result<_>>()?;
         Ok(Self { index: bar.index, parts, placed: None })
     }
@@ -98,13 +111,19 @@ impl MappedBar {
         }
         let parts = self.parts.iter();
         let held = parts
-            .map(|(offset, mapping)| {
-                let guest = bar.address.checked_add(*offset).ok_or(io::ErrorKind::InvalidInput)?;
-                slots.map(guest, mapping)
+            .map(|part| {
+                let guest = bar.address.checked_add(part.area.offset);
+                slots.map(guest.ok_or(io::ErrorKind::InvalidInput)?, part)
             })
             .collect::<io::Result<_>>()?;
         self.placed = Some((bar.address, held));
         Ok(())
+    }
+
+    /// Takes the parts away, wherever they are: the device's reset has undone what other devices
+    /// had of them. They arrive again when the guest has placed the BAR again.
+    pub fn forget(&mut self) {
+        self.placed = None;
     }
 
     fn decoding<'a>(&self, bars: &'a [Bar]) -> Option<&'a Bar> {

@@ -1,6 +1,10 @@
-//! What the rest of `vfio` needs of a VFIO device. The real one is `sys::vfio::Cdev`.
+//! What the rest of `vfio` needs of a VFIO device. The real one is `sys::vfio::VfioDevice`.
 
-use std::{io, os::fd::BorrowedFd, sync::Arc};
+use std::{
+    io,
+    os::fd::{BorrowedFd, OwnedFd},
+    sync::Arc,
+};
 
 use crate::sys::memory::Mapping;
 
@@ -51,6 +55,16 @@ pub struct IrqInfo {
     pub growable: bool,
 }
 
+/// How far a reset goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rung {
+    /// The function alone: function-level reset, or what the kernel has in its place (a transition
+    /// through D3hot, or the bus when the function has it for itself).
+    Function,
+    /// Everything on the function's bus or slot ("hot reset"), which the machine must hold whole.
+    Set,
+}
+
 /// A VFIO PCI device that is bound and attached.
 pub trait Device: Send + Sync {
     /// Describes a region.
@@ -80,8 +94,14 @@ pub trait Device: Send + Sync {
     /// Disables a way to interrupt and forgets its descriptors.
     fn disable_irqs(&self, kind: IrqKind) -> io::Result<()>;
 
-    /// Resets the function. May take seconds, or for ever.
-    fn reset(&self) -> io::Result<()>;
+    /// Resets the device. May take seconds, or for ever.
+    fn reset(&self, rung: Rung) -> io::Result<()>;
+
+    /// Returns whether parts of BARs can be exported.
+    fn exports(&self) -> io::Result<()>;
+
+    /// Exports part of a BAR, so that an address space for devices can map it.
+    fn export(&self, bar: u8, area: Area) -> io::Result<OwnedFd>;
 
     /// Maps `area` of BAR `bar`, so that its address is congruent to its offset modulo `modulus`.
     fn map(&self, bar: u8, area: Area, modulus: u64) -> io::Result<Arc<Mapping>>;

@@ -1,10 +1,21 @@
-//! Guest memory as devices reach it: at the same addresses as the guest, all of it, and nothing
-//! else. Peer-to-peer access between BARs is not mapped.
+//! What devices reach, at the same addresses as the guest: all of its memory, and, in a set of
+//! devices that ask for it, each other's BARs.
 //! Source: linux/iommufd.h, IOMMU_IOAS_IOVA_RANGES and IOMMU_IOAS_MAP.
 
-use std::{fmt, io};
+use std::{
+    fmt, io,
+    os::fd::{AsFd, BorrowedFd},
+    sync::Arc,
+};
 
-use crate::sys::memory::RamRegion;
+use super::{
+    bars::{Part, Slots},
+    device::{Area, Device},
+};
+use crate::{
+    holes::Holes,
+    sys::memory::{Mapping, Ram, RamRegion},
+};
 
 /// Addresses from `start` to `last`, both included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,28 +52,67 @@ pub enum DmaError {
     Map { memory: IovaRange, source: io::Error },
 }
 
-/// What an address space for devices offers. The real one is `sys::vfio::Iommufd`.
-pub trait AddressSpace {
+/// A mapped part of a BAR that other devices are to reach.
+#[derive(Debug, Clone, Copy)]
+pub struct PeerArea<'a> {
+    /// The BAR.
+    pub bar: u8,
+    /// Which part of it.
+    pub area: Area,
+    /// The same part as this process has it mapped.
+    pub mapping: &'a Mapping,
+    /// Where it goes.
+    pub guest: u64,
+}
+
+/// What an address space for devices offers. The real ones are in `sys::iommu`.
+pub trait AddressSpace: Send + Sync {
     /// Returns the addresses that all attached devices can use.
     fn usable(&self) -> io::Result<Vec<IovaRange>>;
 
-    /// Pins the memory of `region` and maps it at its guest address.
-    fn map(&self, region: &RamRegion) -> io::Result<()>;
+    /// Pins the memory of `region`, which lies in `file`, and maps it at its guest address.
+    fn map(&self, region: &RamRegion, file: BorrowedFd<'_>) -> io::Result<()>;
+
+    /// Maps part of a BAR of `device` for the other devices.
+    fn map_peer(&self, device: &dyn Device, area: &PeerArea<'_>) -> io::Result<()>;
+
+    /// Undoes a mapping.
+    fn unmap(&self, guest: u64, size: u64) -> io::Result<()>;
+
+    /// Returns whether [`Self::map_peer`] is possible with this kernel.
+    fn reaches_peers(&self, device: &dyn Device) -> io::Result<()>;
 
     /// Returns how much memory may be locked, in bytes.
     fn lock_limit(&self) -> u64;
 }
 
-/// Maps all of `ram`. The devices must be attached, so that their reserved addresses are known.
-pub fn map_ram(space: &dyn AddressSpace, ram: &[RamRegion]) -> Result<(), DmaError> {
+/// Returns where guest memory and BARs must not lie. The devices must be attached, so that their
+/// reserved addresses are known.
+pub fn holes(space: &dyn AddressSpace) -> Result<Holes, DmaError> {
     let usable = space.usable().map_err(|source| DmaError::Ranges { source })?;
+    Ok(Holes::outside(&usable))
+}
+
+/// Maps all of `ram`, each region in one piece.
+pub fn map_ram(space: &dyn AddressSpace, ram: &Ram) -> Result<(), DmaError> {
+    map_regions(space, &ram.regions, ram.file.as_fd())
+}
+
+fn map_regions(
+    space: &dyn AddressSpace,
+    ram: &[RamRegion],
+    file: BorrowedFd<'_>,
+) -> Result<(), DmaError> {
+    let holes = holes(space)?;
     let needed = ram.iter().map(|region| region.size).sum();
     for region in ram.iter().filter(|region| region.size > 0) {
         let memory = IovaRange { start: region.address, last: region.address + (region.size - 1) };
-        if let Some(reserved) = first_gap(&usable, memory) {
+        if let Some(hole) = holes.first_within(memory.start, memory.last) {
+            let reserved =
+                IovaRange { start: hole.start.max(memory.start), last: hole.last.min(memory.last) };
             return Err(DmaError::Reserved { memory, reserved });
         }
-        space.map(region).map_err(|source| {
+        space.map(region, file).map_err(|source| {
             if source.raw_os_error() == Some(libc::ENOMEM) {
                 DmaError::LockedMemory { memory, limit: space.lock_limit(), needed, source }
             } else {
@@ -73,21 +123,42 @@ pub fn map_ram(space: &dyn AddressSpace, ram: &[RamRegion]) -> Result<(), DmaErr
     Ok(())
 }
 
-/// Returns the first stretch of `memory` that lies in none of the `usable` ranges.
-fn first_gap(usable: &[IovaRange], memory: IovaRange) -> Option<IovaRange> {
-    let mut sorted = usable.to_vec();
-    sorted.sort_unstable_by_key(|range| range.start);
-    let mut next = memory.start;
-    for range in sorted.iter().filter(|range| range.last >= memory.start) {
-        if range.start > next {
-            return Some(IovaRange { start: next, last: memory.last.min(range.start - 1) });
-        }
-        match range.last.checked_add(1) {
-            Some(behind) if behind <= memory.last => next = next.max(behind),
-            Some(_) | None => return None,
+/// Gives mapped parts of BARs to the guest, and to the other devices of the machine.
+pub struct PeerSlots {
+    /// Gives them to the guest.
+    pub guest: Box<dyn Slots>,
+    /// What all devices reach.
+    pub space: Arc<dyn AddressSpace>,
+    /// Whose BARs they are.
+    pub device: Arc<dyn Device>,
+}
+
+impl Slots for PeerSlots {
+    fn map(&self, guest: u64, part: &Part) -> io::Result<Box<dyn Send>> {
+        let slot = self.guest.map(guest, part)?;
+        let area = PeerArea { bar: part.bar, area: part.area, mapping: &part.mapping, guest };
+        self.space.map_peer(&*self.device, &area).map_err(|error| {
+            io::Error::other(format!("other devices cannot be given it: {error}"))
+        })?;
+        let reached = Reached { space: Arc::clone(&self.space), guest, size: part.area.size };
+        // The devices lose it before the guest does.
+        Ok(Box::new((reached, slot)))
+    }
+}
+
+/// Part of a BAR that other devices reach until this is dropped.
+struct Reached {
+    space: Arc<dyn AddressSpace>,
+    guest: u64,
+    size: u64,
+}
+
+impl Drop for Reached {
+    fn drop(&mut self) {
+        if let Err(error) = self.space.unmap(self.guest, self.size) {
+            eprintln!("devices still reach {:#x} bytes at {:#x}: {error}", self.size, self.guest);
         }
     }
-    Some(IovaRange { start: next, last: memory.last })
 }
 
 #[cfg(test)]
@@ -95,6 +166,7 @@ mod tests {
     use std::sync::Mutex;
 
     use super::*;
+    use crate::vfio::fake::FakeDevice;
 
     #[derive(Default)]
     struct Space {
@@ -108,7 +180,7 @@ mod tests {
             Ok(self.usable.clone())
         }
 
-        fn map(&self, region: &RamRegion) -> io::Result<()> {
+        fn map(&self, region: &RamRegion, _file: BorrowedFd<'_>) -> io::Result<()> {
             if let Some(error) = self.error {
                 return Err(io::Error::from_raw_os_error(error));
             }
@@ -116,9 +188,27 @@ mod tests {
             Ok(())
         }
 
+        fn map_peer(&self, _device: &dyn Device, area: &PeerArea<'_>) -> io::Result<()> {
+            self.mapped.lock().expect("one thread").push((area.guest, area.area.size));
+            Ok(())
+        }
+
+        fn unmap(&self, guest: u64, size: u64) -> io::Result<()> {
+            self.mapped.lock().expect("one thread").retain(|place| *place != (guest, size));
+            Ok(())
+        }
+
+        fn reaches_peers(&self, _device: &dyn Device) -> io::Result<()> {
+            Ok(())
+        }
+
         fn lock_limit(&self) -> u64 {
             65536
         }
+    }
+
+    fn map_ram(space: &Space, ram: &[RamRegion]) -> Result<(), DmaError> {
+        map_regions(space, ram, std::io::stdin().as_fd())
     }
 
     fn range(start: u64, last: u64) -> IovaRange {
@@ -184,5 +274,28 @@ mod tests {
             refusal,
             DmaError::LockedMemory { limit: 65536, needed: 0x4000_0000, .. }
         ));
+    }
+
+    /// A guest whose slots are only counted.
+    struct Guest;
+
+    impl Slots for Guest {
+        fn map(&self, _guest: u64, _part: &Part) -> io::Result<Box<dyn Send>> {
+            Ok(Box::new(()))
+        }
+    }
+
+    #[test]
+    fn peers_reach_a_bar_where_the_guest_has_it_and_as_long() {
+        let device: Arc<dyn Device> = Arc::new(FakeDevice::nvme());
+        let space = Arc::new(Space { usable: x86(), ..Space::default() });
+        let area = Area { offset: 0x1000, size: 0x1000 };
+        let mapping = device.map(0, area, 0x4000).expect("mapped");
+        let shared: Arc<dyn AddressSpace> = Arc::<Space>::clone(&space);
+        let slots = PeerSlots { guest: Box::new(Guest), space: shared, device };
+        let held = slots.map(0x8000_1000, &Part { bar: 0, area, mapping }).expect("reached");
+        assert_eq!(*space.mapped.lock().expect("one thread"), [(0x8000_1000, 0x1000)]);
+        drop(held);
+        assert_eq!(*space.mapped.lock().expect("one thread"), []);
     }
 }

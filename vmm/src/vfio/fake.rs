@@ -5,7 +5,7 @@ use std::{
     fs::File,
     io,
     os::{
-        fd::{AsFd, BorrowedFd},
+        fd::{AsFd, BorrowedFd, OwnedFd},
         unix::fs::FileExt,
     },
     sync::{Arc, Mutex, MutexGuard},
@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use super::device::{Area, Device, IrqInfo, IrqKind, Region, RegionInfo};
+use super::device::{Area, Device, IrqInfo, IrqKind, Region, RegionInfo, Rung};
 use crate::sys::memory::{Access, Alignment, Mapping};
 
 /// What a device was told.
@@ -43,6 +43,10 @@ pub(crate) enum Outcome {
     Done,
     Fails,
     Hangs,
+    /// The function alone fails, the set is reset.
+    NeedsSet,
+    /// The function alone does not come back, the set does.
+    SilentUntilSet,
 }
 
 impl FakeDevice {
@@ -114,6 +118,16 @@ impl FakeDevice {
 
     pub(crate) fn hanging(mut self) -> Self {
         self.reset = Outcome::Hangs;
+        self
+    }
+
+    pub(crate) fn reset_by_set(mut self) -> Self {
+        self.reset = Outcome::NeedsSet;
+        self
+    }
+
+    pub(crate) fn silent_until_set(mut self) -> Self {
+        self.reset = Outcome::SilentUntilSet;
         self
     }
 
@@ -192,14 +206,32 @@ impl Device for FakeDevice {
         self.tell(Told::Disable(kind))
     }
 
-    fn reset(&self) -> io::Result<()> {
-        match self.reset {
-            Outcome::Done => self.tell(Told::Reset),
-            Outcome::Fails => Err(io::Error::from_raw_os_error(libc::ENOTTY)),
-            Outcome::Hangs => loop {
+    fn reset(&self, rung: Rung) -> io::Result<()> {
+        match (self.reset, rung) {
+            (Outcome::Done, _) | (Outcome::NeedsSet, Rung::Set) => self.tell(Told::Reset),
+            (Outcome::SilentUntilSet, Rung::Function) => {
+                lock(&self.config)[..2].fill(0xff);
+                Ok(())
+            }
+            (Outcome::SilentUntilSet, Rung::Set) => {
+                lock(&self.config)[..2].copy_from_slice(&[0x36, 0x1b]);
+                Ok(())
+            }
+            (Outcome::Fails, _) | (Outcome::NeedsSet, Rung::Function) => {
+                Err(io::Error::from_raw_os_error(libc::ENOTTY))
+            }
+            (Outcome::Hangs, _) => loop {
                 thread::sleep(Duration::from_secs(60));
             },
         }
+    }
+
+    fn exports(&self) -> io::Result<()> {
+        Err(io::Error::from_raw_os_error(libc::ENOTTY))
+    }
+
+    fn export(&self, _bar: u8, _area: Area) -> io::Result<OwnedFd> {
+        Err(io::Error::from_raw_os_error(libc::ENOTTY))
     }
 
     fn map(&self, _bar: u8, area: Area, modulus: u64) -> io::Result<Arc<Mapping>> {

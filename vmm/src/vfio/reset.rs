@@ -1,4 +1,18 @@
-//! Resets with a deadline: a device that hangs in reset holds up a thread of its own, nobody else.
+//! Resets, rung by rung, each with a deadline: a device that hangs in reset holds up a thread of its
+//! own, nobody else.
+//!
+//! | rung     | how                                          | when                               |
+//! |----------|----------------------------------------------|------------------------------------|
+//! | function | VFIO_DEVICE_RESET: function-level reset, or  | always first                       |
+//! |          | what the kernel has in its place             |                                    |
+//! | set      | VFIO_DEVICE_PCI_HOT_RESET: the bus or slot,  | when the function's reset fails,   |
+//! |          | with all of the machine's devices on it      | or leaves the device silent        |
+//! | –        | none; the device is not to be given away     | when neither brings the device     |
+//! |          | ("quarantine", which the agent decides on)   | back, or a rung meets its deadline |
+//!
+//! After each rung the device has to answer with its vendor id. A rung that hangs keeps the kernel's
+//! locks of the device, so no other is tried after it.
+//! Source: linux/vfio.h; PCI Express Base Specification 6.0 §6.6.
 
 use std::{
     io,
@@ -9,7 +23,7 @@ use std::{
 
 use types::node::Bdf;
 
-use super::device::{Device, Region};
+use super::device::{Device, Region, Rung};
 use crate::sandbox::{SandboxError, ThreadKind, apply_thread_filter};
 
 /// How long a device may take. A function-level reset has to be over after 0.1 s, and a device may
@@ -20,11 +34,11 @@ pub const DEADLINE: Duration = Duration::from_secs(10);
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the message is the doc")]
 pub enum ResetError {
-    #[error("the kernel cannot reset {device}")]
-    Refused { device: Bdf, source: io::Error },
-    #[error("{device} did not finish its reset within {} s", DEADLINE.as_secs())]
-    Deadline { device: Bdf },
-    #[error("{device} reads as all ones after its reset: it did not come back")]
+    #[error("the kernel cannot reset {device} ({function}), nor the set of devices it is in")]
+    Refused { device: Bdf, function: String, source: io::Error },
+    #[error("{device} did not finish a reset ({rung:?}) within {} s", DEADLINE.as_secs())]
+    Deadline { device: Bdf, rung: Rung },
+    #[error("{device} reads as all ones after every reset there is: it did not come back")]
     Gone { device: Bdf },
     #[error("cannot start the thread that resets {device}")]
     Thread { device: Bdf, source: io::Error },
@@ -47,8 +61,17 @@ pub enum Confinement {
 pub struct Resetter {
     device: Bdf,
     orders: mpsc::SyncSender<()>,
-    results: Mutex<mpsc::Receiver<Result<(), ResetError>>>,
+    reports: Mutex<mpsc::Receiver<Report>>,
     deadline: Duration,
+}
+
+/// What the thread says of its work.
+#[derive(Debug)]
+enum Report {
+    /// It begins with a rung.
+    Begins(Rung),
+    /// It is through with all it does.
+    Over(Result<(), ResetError>),
 }
 
 impl Resetter {
@@ -59,16 +82,22 @@ impl Resetter {
         confinement: Confinement,
     ) -> Result<Self, ResetError> {
         let (orders, inbox) = mpsc::sync_channel::<()>(1);
-        let (outbox, results) = mpsc::sync_channel(1);
+        // Room for all reports of one order, so that the thread never waits for its reader.
+        let (outbox, reports) = mpsc::sync_channel(3);
         let work = move || {
             if confinement == Confinement::Filtered
                 && let Err(source) = apply_thread_filter(ThreadKind::Reset)
             {
-                let _ = outbox.send(Err(ResetError::Filter { device: address, source }));
+                let failed = ResetError::Filter { device: address, source };
+                let _ = outbox.send(Report::Over(Err(failed)));
                 return;
             }
             while inbox.recv().is_ok() {
-                if outbox.send(reset(address, &*device)).is_err() {
+                let result = climb(address, &*device, |rung| {
+                    // Nobody listens any more when the machine has given the device up.
+                    let _ = outbox.send(Report::Begins(rung));
+                });
+                if outbox.send(Report::Over(result)).is_err() {
                     return;
                 }
             }
@@ -77,7 +106,7 @@ impl Resetter {
             .name(format!("reset {address}"))
             .spawn(work)
             .map_err(|source| ResetError::Thread { device: address, source })?;
-        Ok(Self { device: address, orders, results: Mutex::new(results), deadline: DEADLINE })
+        Ok(Self { device: address, orders, reports: Mutex::new(reports), deadline: DEADLINE })
     }
 
     /// Orders a reset, which [`Self::wait`] waits for; several devices can be at it at once.
@@ -86,22 +115,47 @@ impl Resetter {
         let _ = self.orders.try_send(());
     }
 
-    /// Waits until the device is reset and answers, or the deadline has passed.
+    /// Waits until the device is reset and answers, or a rung has taken longer than its deadline.
     pub fn wait(&self) -> Result<(), ResetError> {
-        let late = Err(ResetError::Deadline { device: self.device });
-        let results = self.results.lock().unwrap_or_else(PoisonError::into_inner);
-        results.recv_timeout(self.deadline).unwrap_or(late)
+        let reports = self.reports.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut at = Rung::Function;
+        loop {
+            match reports.recv_timeout(self.deadline) {
+                Ok(Report::Begins(rung)) => at = rung,
+                Ok(Report::Over(result)) => return result,
+                Err(_) => return Err(ResetError::Deadline { device: self.device, rung: at }),
+            }
+        }
     }
 }
 
-fn reset(address: Bdf, device: &dyn Device) -> Result<(), ResetError> {
-    device.reset().map_err(|source| ResetError::Refused { device: address, source })?;
-    let mut identity = [0xff; 4];
-    let answer = device.read(Region::Config, 0, &mut identity);
-    if answer.is_err() || identity[..2] == [0xff; 2] {
-        return Err(ResetError::Gone { device: address });
+/// Resets a device by the first rung after which it answers, and tells each rung to `begins`.
+fn climb(
+    address: Bdf,
+    device: &dyn Device,
+    mut begins: impl FnMut(Rung),
+) -> Result<(), ResetError> {
+    begins(Rung::Function);
+    let function = device.reset(Rung::Function);
+    if function.is_ok() && answers(device) {
+        return Ok(());
     }
-    Ok(())
+    begins(Rung::Set);
+    let set = device.reset(Rung::Set);
+    match (function, set) {
+        (_, Ok(())) if answers(device) => Ok(()),
+        (Err(function), Err(source)) => {
+            Err(ResetError::Refused { device: address, function: function.to_string(), source })
+        }
+        (Ok(()), _) | (Err(_), Ok(())) => Err(ResetError::Gone { device: address }),
+    }
+}
+
+/// Whether a device answers for its configuration space. A virtual function never does: the host's
+/// kernel knows its vendor id from the physical function, and that is what is read here.
+fn answers(device: &dyn Device) -> bool {
+    let mut identity = [0xff; 4];
+    device.read(Region::Config, 0, &mut identity).is_ok() && identity[..2] != [0xff; 2]
 }
 
 #[cfg(test)]
@@ -137,7 +191,7 @@ mod tests {
     fn a_device_that_hangs_meets_the_deadline() {
         let resetter = start(FakeDevice::nvme().hanging());
         resetter.order();
-        assert!(matches!(resetter.wait(), Err(ResetError::Deadline { .. })));
+        assert!(matches!(resetter.wait(), Err(ResetError::Deadline { rung: Rung::Function, .. })));
     }
 
     #[test]
@@ -145,5 +199,23 @@ mod tests {
         let resetter = start(FakeDevice::nvme().unresettable());
         resetter.order();
         assert!(matches!(resetter.wait(), Err(ResetError::Refused { .. })));
+    }
+
+    #[test]
+    fn a_device_whose_function_cannot_be_reset_goes_with_its_set() {
+        let device = Arc::new(FakeDevice::nvme().reset_by_set());
+        let mut rungs = Vec::new();
+        climb("0000:01:00.0".parse().expect("an address"), &*device, |rung| rungs.push(rung))
+            .expect("reset");
+        assert_eq!(rungs, [Rung::Function, Rung::Set]);
+    }
+
+    #[test]
+    fn a_device_that_is_silent_after_its_own_reset_is_reset_with_its_set() {
+        let device = Arc::new(FakeDevice::nvme().silent_until_set());
+        let mut rungs = Vec::new();
+        climb("0000:01:00.0".parse().expect("an address"), &*device, |rung| rungs.push(rung))
+            .expect("reset");
+        assert_eq!(rungs, [Rung::Function, Rung::Set]);
     }
 }
