@@ -8,6 +8,7 @@
 
 pub mod base64_bytes;
 pub mod config;
+pub mod devices;
 pub mod forward;
 pub mod hex;
 pub mod ids;

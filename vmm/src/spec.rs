@@ -82,7 +82,7 @@ pub fn parse(bytes: &[u8]) -> Result<VmSpec, SpecError> {
     range("disks and nets", virtio as u64, virtio <= MAX_VIRTIO, right)?;
     check_descriptors(&descriptors(&spec))?;
     Tree::new(&spec)?;
-    numa::nodes(&spec)?;
+    numa::check(&spec)?;
     Ok(spec)
 }
 

@@ -76,6 +76,7 @@ fn run_in(ram: &Ram, code: &[u8], text: &[u8]) -> Option<(Ending, Vec<u8>)> {
         power: Mutex::new(Power::new(sci)),
         built: Instant::now(),
         ram_slots,
+        hotplug: vmm::machine::hotplug::Hotplug::absent(),
     });
     vcpu::run(fd, &board);
     let ending = board.control.wait();

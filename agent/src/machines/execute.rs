@@ -16,9 +16,10 @@ use tokio::sync::mpsc;
 use types::{
     ids::{ContentId, MachineId},
     node::Bdf,
+    topology::Topology,
     vm::{
         Boot, Disk, MemoryBacking, Net, Passthrough, PassthroughDevice, SPEC_FD, SPEC_VERSION,
-        VmPhase, VmSpec, Vsock,
+        VfioInterface, VmPhase, VmSpec, Vsock,
     },
 };
 
@@ -31,6 +32,7 @@ use super::{
 };
 use crate::{
     assign::{self, AssignError},
+    inventory::ports,
     net::{MachineNetError, MachineNetworks},
     spawn::SpawnOrder,
 };
@@ -222,7 +224,7 @@ async fn launch(tools: &Tools, record: &Record) -> Result<i32, StartError> {
         nets,
         vsock,
         passthrough,
-        topology: None,
+        topology: topology(&tools.root, &record.lease.shape.devices),
         spare_ports: Vec::new(),
         numa: Vec::new(),
         kvm_fd: files.add(open(&tools.root.join("dev/kvm"), Access::Write)?),
@@ -237,6 +239,13 @@ async fn launch(tools: &Tools, record: &Record) -> Result<i32, StartError> {
         tasks: spec.vcpus.saturating_add(EXTRA_TASKS),
     };
     Ok(tools.init.spawn(order, &all).await?)
+}
+
+/// The ports above the devices, as the host has them.
+fn topology(root: &Path, devices: &[Bdf]) -> Option<Topology> {
+    let above = ports::read(root, devices);
+    // Machines have no NUMA nodes of their own yet that root complexes could be near to.
+    ports::topology(&above, devices, &[]).filter(|_| !devices.is_empty())
 }
 
 /// Descriptors in the order in which the VMM finds them after its specification.
@@ -284,7 +293,7 @@ fn open_devices(
         let cdev_fd = files.add(assign::open(&tools.root, *address)?);
         devices.push(PassthroughDevice { address: *address, cdev_fd });
     }
-    Ok(Some(Passthrough { iommu_fd, devices }))
+    Ok(Some(Passthrough { interface: VfioInterface::Cdev, iommu_fd, peer_to_peer: false, devices }))
 }
 
 /// Which way a file is opened.

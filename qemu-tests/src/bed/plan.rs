@@ -3,7 +3,10 @@
 use types::{
     node::Bdf,
     units::Mebibytes,
-    vm::{Boot, Disk, MemoryBacking, Passthrough, PassthroughDevice, SPEC_VERSION, VmSpec, Vsock},
+    vm::{
+        Boot, Disk, MemoryBacking, Passthrough, PassthroughDevice, SPEC_VERSION, VfioInterface,
+        VmSpec, Vsock,
+    },
 };
 
 use super::protocol::{FIRST_DESCRIPTOR, Opened};
@@ -52,6 +55,9 @@ impl Plan {
             nets: Vec::new(),
             vsock: None,
             passthrough: None,
+            topology: None,
+            spare_ports: Vec::new(),
+            numa: Vec::new(),
             kvm_fd: FIRST_DESCRIPTOR,
             api_fd: FIRST_DESCRIPTOR + 1,
         };
@@ -85,7 +91,12 @@ impl Plan {
         let cdev_fd = self.open(Opened::Write { path: path.to_owned() });
         if self.spec.passthrough.is_none() {
             let iommu_fd = self.open(Opened::Write { path: "/dev/iommu".to_owned() });
-            self.spec.passthrough = Some(Passthrough { iommu_fd, devices: Vec::new() });
+            self.spec.passthrough = Some(Passthrough {
+                interface: VfioInterface::Cdev,
+                iommu_fd,
+                peer_to_peer: false,
+                devices: Vec::new(),
+            });
         }
         if let Some(passthrough) = &mut self.spec.passthrough {
             passthrough.devices.push(PassthroughDevice { address, cdev_fd });

@@ -5,15 +5,22 @@
 //! | `GET /v1/state`                      | `types::vm::VmState`                            |
 //! | `GET /v1/console?from=N&wait_ms=M`   | output from byte N; waits up to M ms for some   |
 //! | `POST /v1/console`                   | input for the guest, at most 4096 bytes         |
+//! | `GET /v1/devices`                    | attached devices: `types::devices`              |
+//! | `POST /v1/devices`                   | attaches one; its descriptor comes along        |
+//! | `DELETE /v1/devices/{id}[?pull=1]`   | asks the guest for it, or pulls it              |
 //! | `POST /v1/power`                     | `{"action": "button" \| "reset" \| "stop"}`     |
 //!
 //! Who may connect is decided by the permissions of the socket's path, which the agent holds.
 
+mod devices;
 mod http;
 
 use std::{
-    io::{self, Read, Write},
-    os::unix::net::{UnixListener, UnixStream},
+    io::{self, Write},
+    os::{
+        fd::OwnedFd,
+        unix::net::{UnixListener, UnixStream},
+    },
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -66,21 +73,22 @@ fn converse(mut stream: UnixStream, board: &Board) -> io::Result<()> {
     stream.set_read_timeout(Some(CLIENT_LIMIT))?;
     stream.set_write_timeout(Some(CLIENT_LIMIT))?;
     let answer = match receive(&mut stream) {
-        Ok(request) => answer(&request, board),
+        Ok((request, files)) => answer(&request, files, board),
         Err(error) => problem(error.status(), "request not understood", &error.to_string()),
     };
     stream.write_all(&answer.bytes())
 }
 
-fn receive(stream: &mut UnixStream) -> Result<Request, RequestError> {
+fn receive(stream: &mut UnixStream) -> Result<(Request, Vec<OwnedFd>), RequestError> {
     let deadline = Instant::now() + CLIENT_LIMIT;
-    let mut bytes = Vec::new();
+    let (mut bytes, mut files) = (Vec::new(), Vec::new());
     let mut buffer = [0; 4096];
     loop {
         if let Some(request) = parse(&bytes, MAX_BODY)? {
-            return Ok(request);
+            return Ok((request, files));
         }
-        let count = stream.read(&mut buffer).map_err(|_| RequestError::Incomplete)?;
+        let count =
+            devices::read(stream, &mut buffer, &mut files).map_err(|_| RequestError::Incomplete)?;
         if count == 0 || Instant::now() > deadline {
             return Err(RequestError::Incomplete);
         }
@@ -104,6 +112,7 @@ impl Answer {
             400 => "Bad Request",
             404 => "Not Found",
             405 => "Method Not Allowed",
+            409 => "Conflict",
             413 => "Content Too Large",
             429 => "Too Many Requests",
             _ => "Unknown",
@@ -139,18 +148,22 @@ fn problem(status: u16, title: &str, detail: &str) -> Answer {
     json(status, Problem::MEDIA_TYPE, &problem)
 }
 
-fn answer(request: &Request, board: &Board) -> Answer {
+fn answer(request: &Request, files: Vec<OwnedFd>, board: &Board) -> Answer {
     match (request.method.as_str(), request.path()) {
         ("GET", "/v1/state") => json(200, "application/json", &state(board)),
         ("GET", "/v1/console") => console(request, board),
         ("POST", "/v1/console") => input(&request.body, board),
         ("POST", "/v1/power") => act(&request.body, board),
-        (_, "/v1/state" | "/v1/console" | "/v1/power") => {
+        ("GET", "/v1/devices") => devices::list(board),
+        ("POST", "/v1/devices") => devices::attach(request, files, board),
+        ("DELETE", path) if path.starts_with("/v1/devices/") => devices::detach(request, board),
+        (_, "/v1/state" | "/v1/console" | "/v1/power" | "/v1/devices") => {
             let detail = format!("{} is not possible on {}", request.method, request.path());
             problem(405, "method not allowed", &detail)
         }
         (_, path) => {
-            let detail = format!("{path} is none of /v1/state, /v1/console, /v1/power");
+            let detail =
+                format!("{path} is none of /v1/state, /v1/console, /v1/power, /v1/devices");
             problem(404, "not found", &detail)
         }
     }

@@ -7,7 +7,10 @@ use std::{
 
 use types::ids::MachineId;
 
-use super::control::{Control, Ending, Kind};
+use super::{
+    control::{Control, Ending, Kind},
+    hotplug::Hotplug,
+};
 use crate::{
     console::Console,
     devices::{
@@ -42,6 +45,8 @@ pub struct Board {
     pub built: Instant,
     /// Guest memory, as KVM maps it.
     pub ram_slots: Vec<MemorySlot>,
+    /// Devices that come and go.
+    pub hotplug: Arc<Hotplug>,
 }
 
 impl Board {

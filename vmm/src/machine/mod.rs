@@ -3,8 +3,10 @@
 mod board;
 mod build;
 mod control;
+pub mod hotplug;
 mod map;
 pub mod numa;
+mod ports;
 mod tree;
 
 use std::{
@@ -18,10 +20,12 @@ use std::{
 pub use board::Board;
 pub use build::{BuildError, MAX_VIRTIO, build};
 pub use control::{Control, Ending, Kind};
+use hotplug::Manager;
 use kvm_ioctls::VcpuFd;
 pub use map::MapError;
 pub use numa::NumaError;
-pub use tree::{PinRoute, Tree, TreeError};
+pub use ports::PortError;
+pub use tree::{Tree, TreeError};
 
 use crate::{
     api,
@@ -59,13 +63,22 @@ pub struct Machine {
     pub listener: UnixListener,
     /// Takes passed-through devices back.
     pub closer: Option<Closer>,
+    /// Attaches and detaches devices.
+    plugger: Manager,
 }
 
 /// Runs the machine to its end, and returns how it ended.
 pub fn run(machine: Machine) -> Result<Ending, RunError> {
     sys::signal::catch_kicks().map_err(|source| RunError::Signal { source })?;
-    let Machine { board, vcpus, listener, closer } = machine;
+    let Machine { board, vcpus, listener, closer, plugger } = machine;
     api::start(listener, &board)?;
+    let (reached, shared) = (Arc::clone(&board), Arc::clone(&board.hotplug));
+    if plugger.has_ports() {
+        let plug = move || plugger.run(&reached, &shared);
+        spawn("hotplug".to_owned(), ThreadKind::Plug, Arc::clone(&board), plug)?;
+    } else {
+        drop(plugger);
+    }
     let mut threads = Vec::new();
     for (id, fd) in vcpus.into_iter().enumerate() {
         let reached = Arc::clone(&board);
@@ -76,7 +89,14 @@ pub fn run(machine: Machine) -> Result<Ending, RunError> {
     board.control.start();
     let ending = board.control.wait();
     stop(threads);
-    let failures = closer.map(Closer::close).unwrap_or_default();
+    let mut failures = closer.map(Closer::close).unwrap_or_default();
+    match board.hotplug.close() {
+        Ok(more) => failures.extend(more),
+        Err(error) => {
+            let reason = format!("{}; {error}", ending.reason);
+            return Ok(Ending::host_fault(reason));
+        }
+    }
     for error in &failures {
         eprintln!("holdfast-vmm: {error}");
     }

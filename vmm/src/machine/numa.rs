@@ -7,8 +7,6 @@ use types::{
     vm::VmSpec,
 };
 
-use crate::layout;
-
 /// Most nodes.
 const MAX_NODES: usize = 64;
 /// Largest distance; 255 means that there is no way (ACPI 6.5 §5.2.17).
@@ -28,7 +26,9 @@ pub enum NumaError {
     Memory { found: u64, memory: u64 },
     #[error("NUMA node {id} has {found} distances; there are {nodes} nodes")]
     Distances { id: u32, found: usize, nodes: usize },
-    #[error("NUMA node {id} says {distance} to itself or another; 10 to itself and 11 to 254 to others are possible")]
+    #[error(
+        "NUMA node {id} says {distance} to itself or another; 10 to itself and 11 to 254 to others are possible"
+    )]
     Distance { id: u32, distance: u8 },
     #[error("root complex {root} is near NUMA node {node}, which is not there")]
     Near { root: usize, node: u32 },
@@ -47,8 +47,15 @@ pub struct Node {
     pub distances: Vec<u8>,
 }
 
-/// Checks and lays out the nodes of `spec`; none when it has none.
-pub fn nodes(spec: &VmSpec) -> Result<Vec<Node>, NumaError> {
+/// Checks the nodes of `spec`.
+pub fn check(spec: &VmSpec) -> Result<(), NumaError> {
+    let bytes = spec.memory_mib.to_bytes().unwrap_or(u64::MAX);
+    nodes(spec, &[(0, bytes)]).map(drop)
+}
+
+/// Checks and lays out the nodes of `spec` on its pieces of `ram` (address and length, ascending);
+/// none when it has none.
+pub fn nodes(spec: &VmSpec, ram: &[(u64, u64)]) -> Result<Vec<Node>, NumaError> {
     let all = &spec.numa;
     if all.len() > MAX_NODES {
         return Err(NumaError::Count { found: all.len() });
@@ -66,9 +73,10 @@ pub fn nodes(spec: &VmSpec) -> Result<Vec<Node>, NumaError> {
     check_vcpus(all, spec.vcpus)?;
     let found = all.iter().fold(0u64, |sum, node| sum.saturating_add(node.memory_mib.0));
     let memory = spec.memory_mib.0;
-    let bytes = spec.memory_mib.to_bytes().filter(|_| found == memory);
-    let bytes = bytes.ok_or(NumaError::Memory { found, memory })?;
-    let mut left = layout::ram_ranges(bytes);
+    if found != memory {
+        return Err(NumaError::Memory { found, memory });
+    }
+    let mut left = ram.to_vec();
     left.reverse();
     let mut seen = BTreeSet::new();
     let mut nodes = Vec::new();
@@ -77,7 +85,7 @@ pub fn nodes(spec: &VmSpec) -> Result<Vec<Node>, NumaError> {
             return Err(NumaError::Repeated { id: node.id });
         }
         check_distances(node, number, all.len())?;
-        let memory = take(&mut left, node.memory_mib.0 << 20);
+        let memory = take(&mut left, node.memory_mib.to_bytes().unwrap_or(u64::MAX));
         let NumaNode { id, vcpus, distances, .. } = node.clone();
         nodes.push(Node { id, vcpus, memory, distances });
     }
@@ -151,14 +159,15 @@ mod tests {
     #[test]
     fn memory_goes_on_behind_the_gap() {
         let all = vec![node(0, &[0, 2], 2048, &[10, 21]), node(1, &[1, 3], 4096, &[21, 10])];
-        let nodes = nodes(&spec(4, 6144, all)).expect("possible");
+        let ram = [(0, 3 << 30), (4 << 30, 3 << 30)];
+        let nodes = nodes(&spec(4, 6144, all), &ram).expect("possible");
         assert_eq!(nodes[0].memory, [(0, 2 << 30)]);
         assert_eq!(nodes[1].memory, [(2 << 30, 1 << 30), (4 << 30, 3 << 30)]);
     }
 
     #[test]
     fn what_does_not_add_up_is_refused() {
-        let refusal = |all| nodes(&spec(2, 1024, all)).expect_err("refused");
+        let refusal = |all| check(&spec(2, 1024, all)).expect_err("refused");
         let second = node(1, &[1], 512, &[20, 10]);
         let with = |first| vec![first, second.clone()];
         assert_eq!(

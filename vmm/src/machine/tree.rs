@@ -11,10 +11,13 @@ use types::{
     vm::VmSpec,
 };
 
-use crate::pci::{
-    allocate::{Above, Bridge},
-    bus::Address,
-    port::Kind,
+use crate::{
+    irq::PinRoute,
+    pci::{
+        allocate::{Above, Bridge},
+        bus::Address,
+        port::Kind,
+    },
 };
 
 /// Slot of the first root port on bus 0.
@@ -99,23 +102,6 @@ pub struct Root {
     pub last: u8,
     /// NUMA node that is near.
     pub node: Option<u32>,
-}
-
-/// The slot on a root complex's bus through which an interrupt pin goes, and by how many pins the
-/// bridges on the way turn it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PinRoute {
-    /// Slot of the root port.
-    pub slot: u8,
-    /// Pins to add (PCI-to-PCI Bridge Architecture 1.2 §9.1: the device number of each bridge).
-    pub turn: u8,
-}
-
-impl PinRoute {
-    /// Returns the pin at the root port for `pin` (1 = INTA) of the device.
-    pub fn pin(self, pin: u8) -> u8 {
-        (pin.max(1) - 1 + self.turn) % 4 + 1
-    }
 }
 
 /// The tree.

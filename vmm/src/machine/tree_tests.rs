@@ -1,7 +1,7 @@
 use types::{
     topology::RootComplex,
     units::Mebibytes,
-    vm::{Passthrough, PassthroughDevice},
+    vm::{Passthrough, PassthroughDevice, VfioInterface},
 };
 
 use super::*;
@@ -26,7 +26,12 @@ fn machine(devices: u8, roots: Vec<RootComplex>) -> VmSpec {
     };
     let devices = (0..devices).map(device).collect();
     VmSpec {
-        passthrough: Some(Passthrough { iommu_fd: 10, devices }),
+        passthrough: Some(Passthrough {
+            interface: VfioInterface::Cdev,
+            iommu_fd: 10,
+            peer_to_peer: false,
+            devices,
+        }),
         topology: Some(Topology { roots }),
         ..spec::tests::minimal(1, 64)
     }
@@ -57,8 +62,7 @@ fn buses_are_numbered_depth_first() {
     // The first needs 6 buses, the second 5; each has 122 of the 245 that are left.
     assert_eq!(tree.roots[1].first, 128);
     let first = [(0, (1, 4)), (1, (2, 4)), (2, (3, 3)), (2, (4, 4)), (0, (5, 5))];
-    let second =
-        [(128, (129, 131)), (129, (130, 131)), (130, (131, 131)), (128, (132, 132))];
+    let second = [(128, (129, 131)), (129, (130, 131)), (130, (131, 131)), (128, (132, 132))];
     assert_eq!(buses, [&first[..], &second].concat());
     assert_eq!(tree.device_ports(), [2, 4, 3, 7]);
     assert_eq!(tree.ports[8].holds, Holds::Spare(0));

@@ -241,7 +241,8 @@ impl Space {
             }
             let size = up(end.max(kind.kept(&demand.bridges[number])), step);
             let natural = if size == 0 { 1 } else { 1 << size.ilog2() };
-            aligns[number] = align.max(if kind.kept(&demand.bridges[number]) == 0 { 1 } else { natural });
+            aligns[number] =
+                align.max(if kind.kept(&demand.bridges[number]) == 0 { 1 } else { natural });
             space.bridges[number].1 = size;
         }
         // Root complexes side by side, the first last, small alignments first: what they take lies
@@ -266,16 +267,16 @@ impl Space {
         aligns: &[u64],
     ) -> Vec<Block> {
         let bars = demand.requests.iter().enumerate();
-        let bars = bars
-            .filter(|(_, request)| request.above == above && SpaceKind::of(request.bar.kind) == kind);
+        let bars = bars.filter(|(_, request)| {
+            request.above == above && SpaceKind::of(request.bar.kind) == kind
+        });
         let bars = bars.map(|(number, request)| {
             let size = request.bar.size.max(kind.bar_step());
             Block { content: Content::Request(number), size, align: size }
         });
         let bridges = demand.bridges.iter().enumerate();
-        let bridges = bridges.filter(|(number, bridge)| {
-            bridge.above == above && self.bridges[*number].1 > 0
-        });
+        let bridges =
+            bridges.filter(|(number, bridge)| bridge.above == above && self.bridges[*number].1 > 0);
         let bridges = bridges.map(|(number, _)| Block {
             content: Content::Bridge(number),
             size: self.bridges[number].1,

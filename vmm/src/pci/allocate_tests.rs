@@ -147,7 +147,7 @@ proptest! {
             })
             .collect();
         let demand = Demand {
-            requests: &requests, bridges: &bridges, roots, ram_end: 3 << 30, bits: 46,
+            requests: &requests, bridges: &bridges, roots, ram_end: 4 << 30, bits: 46,
         };
         let Ok(plan) = place(&demand) else { return Ok(()) };
         for (bar, request) in plan.placed.iter().zip(&requests) {

@@ -296,7 +296,8 @@ impl Port {
 /// What the guest may write of the PCI Express capability, behind its header.
 fn express_writable(kind: Kind) -> [u8; EXPRESS_BODY] {
     let mut writable = [0u8; EXPRESS_BODY];
-    let mut allow = |at: usize, mask: u16| writable[at - 2..at].copy_from_slice(&mask.to_le_bytes());
+    let mut allow =
+        |at: usize, mask: u16| writable[at - 2..at].copy_from_slice(&mask.to_le_bytes());
     allow(0x08, 0x7fff);
     allow(0x10, LINK_CONTROL_WRITABLE);
     if kind == Kind::Root {

@@ -29,7 +29,8 @@ const STATUS: u16 = EXPRESS_AT + 0x1a;
 const HOT_PLUG: u32 = 1 << 0 | 1 << 1 | 1 << 3 | 1 << 4 | 1 << 6;
 /// Control: what the guest may write when there is hot-plug. There are no latches and no power
 /// faults, so their enables stay off.
-const CONTROL_WRITABLE: u16 = BUTTON | PRESENCE_CHANGED | COMMAND_COMPLETED | 1 << 5 | 0x07c0 | 1 << 12;
+const CONTROL_WRITABLE: u16 =
+    BUTTON | PRESENCE_CHANGED | COMMAND_COMPLETED | 1 << 5 | 0x07c0 | 1 << 12;
 /// Control: the slot interrupts.
 const INTERRUPT_ENABLE: u16 = 1 << 5;
 /// Control: both indicators off.
