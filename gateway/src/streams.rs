@@ -33,19 +33,27 @@ pub enum StreamError {
     PeerSilent { deadline_ms: u128 },
 }
 
+/// A stream that the other end agreed to.
+pub struct Opened {
+    /// What follows.
+    pub stream: OverlayStream,
+    /// Bytes that follow, when the other end knows.
+    pub length: Option<u64>,
+}
+
 /// Opens a stream to `node`; `Ok(Err(…))` is the node's own refusal.
 pub async fn open(
     overlay: &Overlay,
     node: NodeId,
     header: &StreamHeader,
     deadline: Duration,
-) -> Result<Result<OverlayStream, Problem>, StreamError> {
+) -> Result<Result<Opened, Problem>, StreamError> {
     let ask = async {
         let mut stream =
             overlay.open_stream(node).await.map_err(|source| StreamError::Overlay { source })?;
         send(&mut stream, header).await?;
         match receive(&mut stream).await? {
-            StreamAnswer::Open { .. } => Ok(Ok(stream)),
+            StreamAnswer::Open { length } => Ok(Ok(Opened { stream, length })),
             StreamAnswer::Refused(problem) => Ok(Err(problem)),
         }
     };

@@ -3,7 +3,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::node::Bdf;
+use crate::{
+    node::Bdf,
+    vm::{DiskModel, RateLimit},
+};
 
 /// Longest name of an attached device, in bytes.
 pub const MAX_DEVICE_NAME: usize = 64;
@@ -28,12 +31,18 @@ pub enum AttachDevice {
         /// Its address on the host.
         address: Bdf,
     },
-    /// A virtio-blk device over a raw file.
+    /// A disk over a raw file.
     Disk {
         /// Whether writes are refused.
         read_only: bool,
         /// Serial number the guest reads, at most 20 bytes.
         serial: String,
+        /// What the guest sees it as.
+        #[serde(default)]
+        model: DiskModel,
+        /// Most that the guest gets of it, if that is bounded.
+        #[serde(default)]
+        limit: Option<RateLimit>,
     },
 }
 

@@ -34,9 +34,13 @@ pub struct VmSpec {
     pub memory_mib: Mebibytes,
     /// Where guest memory comes from.
     pub memory_backing: MemoryBacking,
+    /// Where on the host guest memory lies, in the order of its addresses, together as much as
+    /// `memory_mib`; empty for wherever there is room.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub host_memory: Vec<HostMemory>,
     /// What the guest starts from.
     pub boot: Boot,
-    /// virtio-blk devices, in order: the guest's vda, vdb, ….
+    /// Disks, in order: the guest's vda, vdb, … (or nvme0n1, …), and what firmware tries first.
     pub disks: Vec<Disk>,
     /// virtio-net devices, in order.
     pub nets: Vec<Net>,
@@ -57,6 +61,42 @@ pub struct VmSpec {
     pub kvm_fd: i32,
     /// Listening unix stream socket for the HTTP API.
     pub api_fd: i32,
+    /// A file that keeps the newest console output when the process is gone, in the form of
+    /// [`crate::console`]; it is made as large as that needs.
+    #[serde(default)]
+    pub console_fd: Option<i32>,
+    /// Host CPUs that virtual CPUs may run on, in order; a virtual CPU without an entry, or with
+    /// an empty one, runs anywhere.
+    #[serde(default)]
+    pub cpu_affinity: Vec<Vec<u32>>,
+    /// Who may share a physical core with the machine.
+    #[serde(default)]
+    pub core_scheduling: CoreScheduling,
+    /// Interfaces of another hypervisor that the guest finds beside KVM's.
+    #[serde(default)]
+    pub hyperv: HyperV,
+}
+
+/// Who may run on the threads of a physical core at the same time as a machine.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum CoreScheduling {
+    /// Anybody.
+    #[default]
+    Shared,
+    /// Only the machine's own threads.
+    Own,
+}
+
+/// Whether a guest finds the interfaces that Windows knows from Hyper-V.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum HyperV {
+    /// KVM's own only.
+    #[default]
+    Off,
+    /// Reference TSC, synthetic timers and interrupts, hypercalls.
+    On,
 }
 
 /// Where guest memory comes from.
@@ -71,6 +111,19 @@ pub enum MemoryBacking {
     /// 1 GiB pages of hugetlbfs.
     #[serde(rename = "hugetlb-1g")]
     Hugetlb1G,
+}
+
+/// Guest memory that lies on one NUMA node of the host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HostMemory {
+    /// The host's node, below 1024; none for wherever there is room.
+    pub node: Option<u32>,
+    /// How much of guest memory.
+    pub memory_mib: Mebibytes,
+    /// CPUs of the host that fetch it from the kernel, one thread on each; best the node's own. None
+    /// for as many threads as pay, wherever they run.
+    pub cpus: Vec<u32>,
 }
 
 /// What the guest starts from.
@@ -88,7 +141,7 @@ pub enum Boot {
     },
 }
 
-/// One virtio-blk device over a raw file.
+/// One disk over a raw file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Disk {
@@ -98,6 +151,43 @@ pub struct Disk {
     pub read_only: bool,
     /// Serial number the guest reads, at most 20 bytes.
     pub serial: String,
+    /// What the guest sees the disk as.
+    #[serde(default)]
+    pub model: DiskModel,
+    /// Most that the guest gets of it, if that is bounded.
+    #[serde(default)]
+    pub limit: Option<RateLimit>,
+}
+
+/// What a disk looks like to the guest.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DiskModel {
+    /// virtio-blk: the fastest, for guests that have its driver.
+    #[default]
+    VirtioBlk,
+    /// An NVMe controller with one namespace, for all others.
+    Nvme,
+}
+
+/// Most that a guest may move. Reads and writes count together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RateLimit {
+    /// Bytes, if they are bounded.
+    pub bytes: Option<Rate>,
+    /// Requests of any size, if they are bounded.
+    pub operations: Option<Rate>,
+}
+
+/// A steady rate, and what may be saved up for a burst.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Rate {
+    /// Units each second, at least 1.
+    pub per_second: u64,
+    /// Units that an idle disk saves up, beyond which nothing accrues.
+    pub burst: u64,
 }
 
 /// One virtio-net device over a tap and vhost-net.
@@ -182,6 +272,10 @@ pub enum VmPhase {
     Starting,
     /// vCPUs run.
     Running,
+    /// vCPUs wait until somebody lets them go on.
+    Paused,
+    /// vCPUs run, but the guest said that its system has failed.
+    Panicked,
     /// The guest powered itself off, or was told to stop. The process is about to exit.
     Stopped,
 }

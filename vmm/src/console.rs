@@ -3,10 +3,14 @@
 
 use std::{
     collections::VecDeque,
+    fs::File,
     io,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
+
+use types::console as kept;
+use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 
 /// Bytes of output kept.
 pub const CAPACITY: usize = 1 << 20;
@@ -21,6 +25,7 @@ pub struct Console {
 struct Ring {
     bytes: VecDeque<u8>,
     end: u64,
+    kept: Option<Kept>,
 }
 
 /// A piece of output.
@@ -35,6 +40,14 @@ pub struct Piece {
 }
 
 impl Console {
+    /// Makes an empty console that also keeps its newest output in `file`, in the form of
+    /// `types::console`: whatever ends the process, the output is there.
+    pub fn kept_in(file: File) -> io::Result<Self> {
+        let console = Self::default();
+        console.ring().kept = Some(Kept::new(file)?);
+        Ok(console)
+    }
+
     /// Adds output; the oldest goes when the ring is full.
     pub fn push(&self, bytes: &[u8]) {
         let (_, changed) = &*self.shared;
@@ -44,7 +57,13 @@ impl Console {
                 ring.bytes.pop_front();
             }
             ring.bytes.push_back(*byte);
+            if let Some(kept) = &ring.kept {
+                kept.put(ring.end, *byte);
+            }
             ring.end += 1;
+        }
+        if let Some(kept) = &ring.kept {
+            kept.finish(ring.end);
         }
         changed.notify_all();
     }
@@ -75,6 +94,33 @@ impl Console {
     }
 }
 
+/// The file that keeps output.
+struct Kept(MmapRegion);
+
+impl Kept {
+    fn new(file: File) -> io::Result<Self> {
+        file.set_len(kept::FILE_SIZE as u64)?;
+        let map = MmapRegion::from_file(FileOffset::new(file, 0), kept::FILE_SIZE);
+        let this = Self(map.map_err(io::Error::other)?);
+        this.finish(0);
+        this.write(0, &kept::MAGIC);
+        Ok(this)
+    }
+
+    fn put(&self, number: u64, byte: u8) {
+        self.write(kept::place(number), &[byte]);
+    }
+
+    fn finish(&self, end: u64) {
+        self.write(kept::MAGIC.len(), &end.to_le_bytes());
+    }
+
+    fn write(&self, at: usize, bytes: &[u8]) {
+        // Every place is inside: the mapping has the size of the form.
+        let _ = self.0.as_volatile_slice().write_slice(bytes, at);
+    }
+}
+
 impl io::Write for Console {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.push(bytes);
@@ -100,5 +146,18 @@ mod tests {
         let piece = console.read(0, 1, Duration::ZERO);
         assert_eq!((piece.from, piece.end), (5, 5 + CAPACITY as u64));
         assert_eq!(console.read(u64::MAX, 9, Duration::ZERO).bytes, b"");
+    }
+
+    #[test]
+    fn output_outlives_the_console() {
+        let mut file = tempfile::tempfile().expect("a file");
+        let console = Console::kept_in(file.try_clone().expect("a copy")).expect("mapped");
+        let output: Vec<u8> = (0..=250u8).cycle().take(kept::KEPT + 1000).collect();
+        console.push(&output);
+        drop(console);
+        let mut bytes = Vec::new();
+        io::Read::read_to_end(&mut file, &mut bytes).expect("read");
+        let tail = kept::parse(&bytes).expect("of that form");
+        assert_eq!((tail.from, tail.bytes.as_slice()), (1000, &output[1000..]));
     }
 }

@@ -27,6 +27,7 @@ fn run() -> Result<machine::Ending, Box<dyn Error>> {
     if cover != sandbox::LandlockCover::Full {
         eprintln!("holdfast-vmm: Landlock cover is {cover:?}");
     }
+    machine::isolate(spec.core_scheduling)?;
     let machine = machine::build(&spec)?;
     Ok(machine::run(machine)?)
 }

@@ -9,8 +9,8 @@ use std::{
 use types::vm::{Boot, SPEC_FD, SPEC_VERSION, VmSpec};
 
 use crate::{
-    machine::{MAX_VIRTIO, NumaError, Tree, TreeError, numa},
-    sys::vfio::adopt,
+    machine::{MAX_HOST_CPUS, MAX_VIRTIO, NumaError, Tree, TreeError, numa},
+    sys::{populate, vfio::adopt},
 };
 
 /// Largest specification, in bytes.
@@ -80,10 +80,32 @@ pub fn parse(bytes: &[u8]) -> Result<VmSpec, SpecError> {
     let virtio = spec.disks.len() + spec.nets.len() + usize::from(spec.vsock.is_some()) + 1;
     let right = "disks, network cards, the socket and the entropy device are at most 15 together";
     range("disks and nets", virtio as u64, virtio <= MAX_VIRTIO, right)?;
+    for part in &spec.host_memory {
+        let node = part.node.unwrap_or(0);
+        let right = "nodes of the host are below 1024";
+        range("host_memory.node", node.into(), node < populate::MAX_NODES, right)?;
+        let cpu = part.cpus.iter().copied().max().unwrap_or(0);
+        let right = "CPUs of the host are below 8192";
+        range("host_memory.cpus", cpu.into(), cpu < populate::MAX_CPUS, right)?;
+    }
+    check_affinity(&spec)?;
     check_descriptors(&descriptors(&spec))?;
     Tree::new(&spec)?;
     numa::check(&spec)?;
     Ok(spec)
+}
+
+fn check_affinity(spec: &VmSpec) -> Result<(), SpecError> {
+    let wrong = |field, found, right| Err(SpecError::Range { field, found, right });
+    let sets = u32::try_from(spec.cpu_affinity.len()).unwrap_or(u32::MAX);
+    if sets > spec.vcpus {
+        return wrong("cpu_affinity", sets.into(), "one set for each virtual CPU is possible");
+    }
+    let last = spec.cpu_affinity.iter().flatten().copied().max().unwrap_or(0);
+    if last >= MAX_HOST_CPUS {
+        return wrong("cpu_affinity", last.into(), "host CPUs 0 to 1023 are possible");
+    }
+    Ok(())
 }
 
 fn check_descriptors(all: &[i32]) -> Result<(), SpecError> {
@@ -104,6 +126,7 @@ pub fn descriptors(spec: &VmSpec) -> Vec<i32> {
     let Boot::Linux { kernel_fd, initrd_fd, .. } = &spec.boot;
     let mut all = vec![spec.kvm_fd, spec.api_fd, *kernel_fd];
     all.extend(initrd_fd);
+    all.extend(spec.console_fd);
     all.extend(spec.disks.iter().map(|disk| disk.fd));
     all.extend(spec.nets.iter().flat_map(|net| [net.tap_fd, net.vhost_fd]));
     all.extend(spec.vsock.iter().map(|vsock| vsock.vhost_fd));
@@ -153,6 +176,18 @@ pub(crate) mod tests {
         assert!(matches!(refusal(twice), SpecError::Repeated { fd: 6 }));
         let standard = document(1, 64, "").replace("\"kvm_fd\":5", "\"kvm_fd\":2");
         assert!(matches!(refusal(standard), SpecError::Reserved { fd: 2 }));
+        let part = |node: u32, cpu: u32| {
+            let part = format!("{{\"node\":{node},\"memory_mib\":64,\"cpus\":[{cpu}]}}");
+            document(1, 64, &format!(",\"host_memory\":[{part}]"))
+        };
+        parse(part(1023, 8191).as_bytes()).expect("possible");
+        let field = "host_memory.node";
+        assert!(matches!(refusal(part(1024, 0)), SpecError::Range { field: f, .. } if f == field));
+        let field = "host_memory.cpus";
+        assert!(matches!(refusal(part(0, 8192)), SpecError::Range { field: f, .. } if f == field));
+        let pinned = |sets: &str| refusal(document(1, 64, &format!(",\"cpu_affinity\":{sets}")));
+        let unpinnable = |error| matches!(error, SpecError::Range { field: "cpu_affinity", .. });
+        assert!(unpinnable(pinned("[[0],[1]]")) && unpinnable(pinned("[[1024]]")));
         let newer = document(1, 64, "").replace("\"version\":1", "\"version\":2");
         assert!(matches!(refusal(newer), SpecError::Version { found: 2 }));
     }

@@ -17,11 +17,13 @@ use types::{
 use vm_memory::{Bytes, GuestAddress};
 use vmm::{
     console::Console,
+    counters::{Exits, Registry},
     devices::{
         power::{self, Power},
         serial::{self, Serial},
     },
-    machine::{Board, Control, Ending},
+    events::Events,
+    machine::{Board, Control, Ending, Pauses},
     pci::bus::Bus,
     sys::{kvm::Vm, memory::Ram},
     vcpu,
@@ -77,8 +79,14 @@ fn run_in(ram: &Ram, code: &[u8], text: &[u8]) -> Option<(Ending, Vec<u8>)> {
         built: Instant::now(),
         ram_slots,
         hotplug: vmm::machine::hotplug::Hotplug::absent(),
+        ram: ram.clone(),
+        events: Events::default(),
+        exits: vec![Exits::default()],
+        activity: Registry::default(),
+        pauses: Pauses::default(),
+        turn: Mutex::default(),
     });
-    vcpu::run(fd, &board);
+    vcpu::run(0, fd, &board);
     let ending = board.control.wait();
     if ending.status() == exit::HOST_FAULT {
         return skip(ending.reason);

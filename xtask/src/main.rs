@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod bench;
 mod deny;
 mod fuzz;
 mod packages;
@@ -70,6 +71,15 @@ enum Command {
         #[arg(long, default_value_t = 60)]
         seconds: u32,
     },
+    /// Measure, and print a table: a peer's column when a peer's program is given.
+    Bench {
+        /// What is measured.
+        #[arg(value_enum)]
+        what: bench::What,
+        /// Further arguments, as `--runs 3 --peer /usr/bin/qemu-system-x86_64`.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// Install the Debian packages that building and testing need.
     Setup {
         /// Only list them.
@@ -95,6 +105,7 @@ fn main() -> ExitCode {
         }),
         Command::Tidy => tidy::check(&run::root()),
         Command::Fuzz { target, seconds } => fuzz::fuzz(target.as_deref(), seconds),
+        Command::Bench { what, arguments } => bench::run(what, &arguments),
         Command::Setup { no_install } => packages::ensure(no_install.into()),
     };
     match outcome {

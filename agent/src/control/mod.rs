@@ -5,6 +5,7 @@
 
 pub mod answers;
 pub mod authority;
+mod guests;
 pub mod routes;
 pub mod streams;
 
@@ -25,7 +26,7 @@ use types::{
 use self::{
     answers::{json, machine, problem, refused},
     authority::Authority,
-    routes::Route,
+    routes::{Handling, Route},
 };
 use crate::{
     events::Event,
@@ -115,7 +116,10 @@ impl Control {
                 self.once(signer, request, self.create(signer, gateway, request)).await
             }
             Route::ListMachines => self.list(signer),
-            Route::ShowMachine { machine: id } => Ok(self.describe(200, &self.owned(signer, id)?)),
+            Route::ShowMachine { machine: id } => {
+                let view = self.owned(signer, id)?;
+                Ok(self.describe_guest(&view).await)
+            }
             Route::SwitchMachine { machine: id, switch } => {
                 self.owned(signer, id)?;
                 self.once(signer, request, self.switch(id, switch)).await
@@ -131,7 +135,7 @@ impl Control {
             Route::ReadReceipts { machine: id, after } => self.receipts(signer, id, after),
             Route::ReadConsole { machine: id, from, .. } => {
                 self.owned(signer, id)?;
-                self.read_console(id, from).await
+                guests::console(id, from).await
             }
             Route::WriteConsole { machine: id } => {
                 self.owned(signer, id)?;
@@ -139,8 +143,20 @@ impl Control {
                 vmm::type_in(id, input).await.map_err(|error| answers::not_running(&error))?;
                 Ok(json(200, &serde_json::json!({})))
             }
-            Route::Tunnel { .. } => {
-                Err(Kind::Unprocessable.because("a tunnel is opened as a stream"))
+            Route::Handle { machine: id, handling } => {
+                self.owned(signer, id)?;
+                self.once(signer, request, self.handle(id, handling)).await
+            }
+            Route::Watch { machine: id, what } => {
+                self.owned(signer, id)?;
+                guests::watch(id, what).await
+            }
+            Route::ReadPrevious { machine: id } => {
+                self.owned(signer, id)?;
+                guests::previous_console(id)
+            }
+            Route::Tunnel { .. } | Route::Dump { .. } => {
+                Err(Kind::Unprocessable.because("a tunnel or a dump is opened as a stream"))
             }
         }
     }
@@ -267,10 +283,21 @@ impl Control {
         Ok(json(200, &machines))
     }
 
-    async fn read_console(&self, id: MachineId, from: u64) -> Result<ForwardedResponse, Problem> {
-        let console =
-            vmm::console(id, from, 0).await.map_err(|error| answers::not_running(&error))?;
-        Ok(answers::console(&console))
+    async fn handle(&self, id: MachineId, how: Handling) -> Result<ForwardedResponse, Problem> {
+        guests::handle(id, how).await?;
+        let view = self.parts.machines.get(id).ok_or_else(|| answers::unknown_machine(id))?;
+        Ok(self.describe_guest(&view).await)
+    }
+
+    /// Describes a machine, with what its guest does at this moment.
+    async fn describe_guest(&self, view: &View) -> ForwardedResponse {
+        let mut machine = machine(self.parts.node, self.parts.clock.now(), view);
+        if view.state == State::Running
+            && let Some(detail) = guests::detail(view.record.lease.id).await
+        {
+            machine.detail = detail.to_owned();
+        }
+        json(200, &machine)
     }
 
     /// Receipts outlive their machine, so they are found by renter and not by what runs.
@@ -323,7 +350,9 @@ impl Control {
         let route = Route::parse(request)?;
         let signer = self.parts.authority.verify(request, self.parts.clock.now())?;
         let id = match route {
-            Route::ReadConsole { machine, .. } | Route::Tunnel { machine, .. } => machine,
+            Route::ReadConsole { machine, .. }
+            | Route::Tunnel { machine, .. }
+            | Route::Dump { machine } => machine,
             Route::Node
             | Route::RestartAgent { .. }
             | Route::CreateMachine
@@ -333,8 +362,11 @@ impl Control {
             | Route::DeleteMachine { .. }
             | Route::RenewLease { .. }
             | Route::ReadReceipts { .. }
+            | Route::ReadPrevious { .. }
+            | Route::Handle { .. }
+            | Route::Watch { .. }
             | Route::WriteConsole { .. } => {
-                let detail = "only consoles and tunnels of machines are streams";
+                let detail = "only consoles, tunnels and dumps of machines are streams";
                 return Err(Kind::Unprocessable.because(detail));
             }
         };

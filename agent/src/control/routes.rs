@@ -44,6 +44,30 @@ pub enum Route {
         /// Which.
         machine: MachineId,
     },
+    /// `POST /v1/machines/ID/nmi`, `pause`, `resume`
+    Handle {
+        /// Which.
+        machine: MachineId,
+        /// What is done to the guest.
+        handling: Handling,
+    },
+    /// `GET /v1/machines/ID/counters`, `metrics`, `events[?from=NUMBER]`
+    Watch {
+        /// Which.
+        machine: MachineId,
+        /// What is wanted.
+        what: Watched,
+    },
+    /// `POST /v1/machines/ID/dump`
+    Dump {
+        /// Which.
+        machine: MachineId,
+    },
+    /// `GET /v1/machines/ID/console?previous=1`: of the process before the latest.
+    ReadPrevious {
+        /// Which.
+        machine: MachineId,
+    },
     /// `GET /v1/machines/ID/console[?from=OFFSET][&follow=1]`
     ReadConsole {
         /// Which.
@@ -72,6 +96,28 @@ pub enum Route {
         /// TCP port of the guest.
         port: u16,
     },
+}
+
+/// What is done to a guest that runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Handling {
+    /// It gets an interrupt that cannot be masked.
+    Interrupt,
+    /// It waits.
+    Pause,
+    /// It goes on.
+    Resume,
+}
+
+/// What is told of a guest that runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Watched {
+    /// Counters, as JSON.
+    Counters,
+    /// Events from this number on.
+    Events(u64),
+    /// Counters, as Prometheus reads them.
+    Metrics,
 }
 
 /// Whether a reader stays.
@@ -119,22 +165,29 @@ impl Route {
             ("POST", ["stop"]) => switch(Switch::Stop),
             ("POST", ["restart"]) => switch(Switch::Restart),
             ("PUT", ["lease"]) => Self::RenewLease { machine },
+            ("POST", ["nmi"]) => Self::Handle { machine, handling: Handling::Interrupt },
+            ("POST", ["pause"]) => Self::Handle { machine, handling: Handling::Pause },
+            ("POST", ["resume"]) => Self::Handle { machine, handling: Handling::Resume },
+            ("GET", ["counters"]) => Self::Watch { machine, what: Watched::Counters },
+            ("GET", ["metrics"]) => Self::Watch { machine, what: Watched::Metrics },
+            ("GET", ["events"]) => {
+                let from = number(request, "from")?;
+                Self::Watch { machine, what: Watched::Events(from) }
+            }
+            ("POST", ["dump"]) => Self::Dump { machine },
+            ("GET", ["console"]) if query(request, "previous").is_some_and(is_yes) => {
+                Self::ReadPrevious { machine }
+            }
             ("GET", ["console"]) => {
-                let from = match query(request, "from") {
-                    Some(text) => text.parse().map_err(|_| bad("from", text))?,
-                    None => 0,
-                };
+                let from = number(request, "from")?;
                 let follow = match query(request, "follow") {
-                    Some("1" | "true") => Follow::Yes,
+                    Some(text) if is_yes(text) => Follow::Yes,
                     Some(_) | None => Follow::No,
                 };
                 Self::ReadConsole { machine, from, follow }
             }
             ("GET", ["receipts"]) => {
-                let after = match query(request, "after") {
-                    Some(text) => text.parse().map_err(|_| bad("after", text))?,
-                    None => 0,
-                };
+                let after = number(request, "after")?;
                 Self::ReadReceipts { machine, after }
             }
             ("POST", ["console"]) => Self::WriteConsole { machine },
@@ -146,6 +199,18 @@ impl Route {
         };
         Ok(route)
     }
+}
+
+/// Returns a number of the query, 0 when it is not given.
+fn number(request: &ForwardedRequest, name: &str) -> Result<u64, Problem> {
+    match query(request, name) {
+        Some(text) => text.parse().map_err(|_| bad(name, text)),
+        None => Ok(0),
+    }
+}
+
+fn is_yes(text: &str) -> bool {
+    matches!(text, "1" | "true")
 }
 
 fn query<'a>(request: &'a ForwardedRequest, name: &str) -> Option<&'a str> {
@@ -193,6 +258,13 @@ mod tests {
         assert_eq!(parse("POST", &at("/stop")), Ok(stop));
         let console = Route::ReadConsole { machine, from: 7, follow: Follow::Yes };
         assert_eq!(parse("GET", &at("/console?follow=1&from=7")), Ok(console));
+        let events = Route::Watch { machine, what: Watched::Events(9) };
+        assert_eq!(parse("GET", &at("/events?from=9")), Ok(events));
+        let pause = Route::Handle { machine, handling: Handling::Pause };
+        assert_eq!(parse("POST", &at("/pause")), Ok(pause));
+        assert_eq!(parse("POST", &at("/dump")), Ok(Route::Dump { machine }));
+        let previous = Route::ReadPrevious { machine };
+        assert_eq!(parse("GET", &at("/console?previous=1")), Ok(previous));
         let receipts = Route::ReadReceipts { machine, after: 3 };
         assert_eq!(parse("GET", &at("/receipts?after=3")), Ok(receipts));
         assert_eq!(parse("GET", &at("/tunnel/22")), Ok(Route::Tunnel { machine, port: 22 }));
@@ -207,5 +279,7 @@ mod tests {
         assert_eq!(parse("GET", &format!("/v1/machines/{machine}/tunnel/0")), Err(400));
         assert_eq!(parse("GET", &format!("/v1/machines/{machine}/tunnel/65536")), Err(400));
         assert_eq!(parse("GET", &format!("/v1/machines/{machine}/console?from=-1")), Err(400));
+        assert_eq!(parse("GET", &format!("/v1/machines/{machine}/events?from=x")), Err(400));
+        assert_eq!(parse("GET", &format!("/v1/machines/{machine}/dump")), Err(404));
     }
 }

@@ -26,6 +26,9 @@ const HEADER_LIMIT: Duration = Duration::from_secs(10);
 /// A guest on this very node answers a connection within this time or not at all.
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 
+/// Longest time in which the reader of a dump takes nothing.
+const DUMP_STALL: Duration = Duration::from_secs(30);
+
 /// Longest wait for console output before asking again, in milliseconds.
 const CONSOLE_WAIT_MS: u32 = 20_000;
 
@@ -62,6 +65,7 @@ impl Control {
             (Route::ReadConsole { from, follow, .. }, _) => {
                 self.follow_console(stream, machine, from, follow).await
             }
+            (Route::Dump { .. }, _) => dump(stream, machine).await,
             (_, _) => {
                 refuse(&mut stream, Kind::Unprocessable.because("this is no stream")).await;
                 Ok(())
@@ -150,6 +154,24 @@ async fn tunnel(mut stream: overlay::OverlayStream, guest: SocketAddr) -> std::i
     )
     .await
     .map(|_| ())
+}
+
+/// Reads a guest's memory out to whoever rents it; the guest waits meanwhile.
+async fn dump(mut stream: overlay::OverlayStream, machine: MachineId) -> std::io::Result<()> {
+    let mut dump = match vmm::dump(machine).await {
+        Ok(dump) => dump,
+        Err(error) => {
+            refuse(&mut stream, answers::not_running(&error)).await;
+            return Ok(());
+        }
+    };
+    frames::write(&mut stream, &StreamAnswer::Open { length: Some(dump.length) }).await?;
+    while let Some(piece) = dump.next().await.map_err(std::io::Error::other)? {
+        // A reader that stands still would keep the guest waiting.
+        let written = tokio::time::timeout(DUMP_STALL, stream.write_all(&piece)).await;
+        written.map_err(|_| std::io::Error::from(std::io::ErrorKind::TimedOut))??;
+    }
+    stream.shutdown().await
 }
 
 async fn refuse(stream: &mut overlay::OverlayStream, refusal: Problem) {

@@ -18,8 +18,8 @@ use types::{
     node::Bdf,
     topology::Topology,
     vm::{
-        Boot, Disk, MemoryBacking, Net, Passthrough, PassthroughDevice, SPEC_FD, SPEC_VERSION,
-        VfioInterface, VmPhase, VmSpec, Vsock,
+        Boot, CoreScheduling, Disk, DiskModel, HyperV, MemoryBacking, Net, Passthrough,
+        PassthroughDevice, SPEC_FD, SPEC_VERSION, VfioInterface, VmPhase, VmSpec, Vsock,
     },
 };
 
@@ -27,6 +27,7 @@ use super::{
     content::{Cache, ContentError},
     disk::{self, DiskError},
     init::{Init, InitError},
+    last_console,
     plan::Record,
     vmm,
 };
@@ -211,6 +212,8 @@ async fn launch(tools: &Tools, record: &Record) -> Result<i32, StartError> {
         Ok(file) => Some(Vsock { cid: record.uid, vhost_fd: files.add(file) }),
         Err(_) => None,
     };
+    let console = last_console::begin(record.lease.id)
+        .map_err(|source| StartError::Prepare { what: "console's file", source })?;
     let passthrough = open_devices(tools, &record.lease.shape.devices, &mut files)?;
     let spec = VmSpec {
         version: SPEC_VERSION,
@@ -219,6 +222,7 @@ async fn launch(tools: &Tools, record: &Record) -> Result<i32, StartError> {
         vcpus: record.lease.shape.vcpus,
         memory_mib: record.lease.shape.memory_mib,
         memory_backing: MemoryBacking::Memfd,
+        host_memory: Vec::new(),
         boot,
         disks,
         nets,
@@ -229,6 +233,10 @@ async fn launch(tools: &Tools, record: &Record) -> Result<i32, StartError> {
         numa: Vec::new(),
         kvm_fd: files.add(open(&tools.root.join("dev/kvm"), Access::Write)?),
         api_fd: files.add(listen(record.lease.id)?),
+        console_fd: Some(files.add(console)),
+        cpu_affinity: Vec::new(),
+        core_scheduling: CoreScheduling::Own,
+        hyperv: HyperV::Off,
     };
     let mut all = vec![seal(&spec)?];
     all.extend(files.0);
@@ -276,7 +284,13 @@ async fn open_disks(
         .await
         .map_err(|error| StartError::Prepare { what: "disk", source: io::Error::other(error) })??;
     let serial = machine.to_string().chars().take(20).collect();
-    Ok(vec![Disk { fd: files.add(file.into()), read_only: false, serial }])
+    Ok(vec![Disk {
+        fd: files.add(file.into()),
+        read_only: false,
+        serial,
+        model: DiskModel::VirtioBlk,
+        limit: None,
+    }])
 }
 
 fn open_devices(

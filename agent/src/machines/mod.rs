@@ -9,6 +9,8 @@ pub mod disk;
 pub mod execute;
 pub mod init;
 pub mod keeper;
+pub mod last_console;
+pub mod metrics;
 pub mod plan;
 pub mod sandbox;
 pub mod store;

@@ -4,16 +4,24 @@ use std::{path::PathBuf, time::Duration};
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, Limited};
-use hyper::{Method, Request, Response};
+use hyper::{Method, Request, Response, body::Incoming};
 use hyper_util::rt::TokioIo;
-use tokio::net::UnixStream;
-use types::{ids::MachineId, vm::VmState};
+use serde::de::DeserializeOwned;
+use tokio::{net::UnixStream, task::JoinHandle};
+use types::{
+    ids::MachineId,
+    operations::{VmCounters, VmEvents},
+    vm::VmState,
+};
 
 /// Where the sockets are.
 const SOCKETS: &str = "/run/holdfast/machines";
 
 /// The VMM answers from memory, except for long polls.
 const LIMIT: Duration = Duration::from_secs(5);
+
+/// A guest that is to wait first finishes what it does, as requests to its disk.
+const HOLD_LIMIT: Duration = Duration::from_secs(15);
 
 /// Longest poll for console output that the VMM allows, in milliseconds.
 pub const MAX_WAIT_MS: u32 = 30_000;
@@ -47,6 +55,8 @@ pub enum VmmError {
 pub enum Power {
     /// Press the ACPI power button.
     Button,
+    /// Send an interrupt that cannot be masked.
+    Nmi,
     /// Reset.
     Reset,
     /// End the process.
@@ -96,11 +106,85 @@ pub async fn type_in(machine: MachineId, input: Bytes) -> Result<(), VmmError> {
 pub async fn power(machine: MachineId, action: Power) -> Result<(), VmmError> {
     let action = match action {
         Power::Button => "button",
+        Power::Nmi => "nmi",
         Power::Reset => "reset",
         Power::Stop => "stop",
     };
     let body = Bytes::from(format!("{{\"action\":\"{action}\"}}"));
     call(machine, Method::POST, "/v1/power", body, LIMIT).await.map(|_| ())
+}
+
+/// Makes the guest wait until [`resume`].
+pub async fn pause(machine: MachineId) -> Result<(), VmmError> {
+    call(machine, Method::POST, "/v1/pause", Bytes::new(), HOLD_LIMIT).await.map(|_| ())
+}
+
+/// Lets the guest go on.
+pub async fn resume(machine: MachineId) -> Result<(), VmmError> {
+    call(machine, Method::POST, "/v1/resume", Bytes::new(), HOLD_LIMIT).await.map(|_| ())
+}
+
+/// Returns events from number `from` on.
+pub async fn events(machine: MachineId, from: u64) -> Result<VmEvents, VmmError> {
+    document(machine, &format!("/v1/events?from={from}")).await
+}
+
+/// Returns what was counted.
+pub async fn counters(machine: MachineId) -> Result<VmCounters, VmmError> {
+    document(machine, "/v1/counters").await
+}
+
+async fn document<T: DeserializeOwned>(machine: MachineId, target: &str) -> Result<T, VmmError> {
+    let answer = call(machine, Method::GET, target, Bytes::new(), LIMIT).await?;
+    serde_json::from_slice(answer.body())
+        .map_err(|error| VmmError::Body { reason: error.to_string() })
+}
+
+/// A dump of a guest, which waits while it is read and goes on when this is dropped.
+pub struct Dump {
+    /// Bytes of it.
+    pub length: u64,
+    body: Incoming,
+    connection: JoinHandle<()>,
+}
+
+impl Dump {
+    /// Returns the next piece; `None` after the last.
+    pub async fn next(&mut self) -> Result<Option<Bytes>, VmmError> {
+        loop {
+            let frame = tokio::time::timeout(HOLD_LIMIT, self.body.frame());
+            match frame.await.map_err(|_| VmmError::Late)? {
+                None => return Ok(None),
+                Some(Err(source)) => return Err(VmmError::Http { source }),
+                // A frame of trailers has no data.
+                Some(Ok(frame)) => {
+                    if let Ok(bytes) = frame.into_data() {
+                        return Ok(Some(bytes));
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Dump {
+    fn drop(&mut self) {
+        self.connection.abort();
+    }
+}
+
+/// Begins to read registers and memory of the guest.
+pub async fn dump(machine: MachineId) -> Result<Dump, VmmError> {
+    let exchange = begin(machine, Method::POST, "/v1/dump", Bytes::new());
+    let (answer, connection) =
+        tokio::time::timeout(HOLD_LIMIT, exchange).await.map_err(|_| VmmError::Late)??;
+    let (head, body) = answer.into_parts();
+    let length = hyper::body::Body::size_hint(&body).exact().unwrap_or(0);
+    let dump = Dump { length, body, connection };
+    if head.status.is_success() {
+        return Ok(dump);
+    }
+    Err(VmmError::Status { status: head.status.as_u16(), body: "no dump".to_owned() })
 }
 
 async fn call(
@@ -125,6 +209,23 @@ async fn exchange(
     target: &str,
     body: Bytes,
 ) -> Result<Response<Bytes>, VmmError> {
+    let (answer, connection) = begin(machine, method, target, body).await?;
+    let (head, body) = answer.into_parts();
+    let body = Limited::new(body, MAX_ANSWER)
+        .collect()
+        .await
+        .map_err(|error| VmmError::Body { reason: error.to_string() })?;
+    connection.abort();
+    Ok(Response::from_parts(head, body.to_bytes()))
+}
+
+/// Sends a request. The answer's body comes as long as the second thing runs.
+async fn begin(
+    machine: MachineId,
+    method: Method,
+    target: &str,
+    body: Bytes,
+) -> Result<(Response<Incoming>, JoinHandle<()>), VmmError> {
     let http = |source| VmmError::Http { source };
     let stream = UnixStream::connect(socket_path(machine))
         .await
@@ -141,11 +242,5 @@ async fn exchange(
         .body(Full::new(body))
         .map_err(|error| VmmError::Body { reason: error.to_string() })?;
     let answer = sender.send_request(request).await.map_err(http)?;
-    let (head, body) = answer.into_parts();
-    let body = Limited::new(body, MAX_ANSWER)
-        .collect()
-        .await
-        .map_err(|error| VmmError::Body { reason: error.to_string() })?;
-    connection.abort();
-    Ok(Response::from_parts(head, body.to_bytes()))
+    Ok((answer, connection))
 }

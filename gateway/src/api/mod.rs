@@ -113,6 +113,10 @@ async fn dispatch(gateway: &Arc<Gateway>, request: Request) -> Result<Response, 
             let (request, who) = signed(gateway, &parts, body).await?;
             tunnel::follow(gateway, machine, &request, &who).await
         }
+        Route::Machine(machine, MachineAction::Dump) => {
+            let (request, who) = signed(gateway, &parts, body).await?;
+            tunnel::dump(gateway, machine, &request, &who).await
+        }
         Route::Machine(machine, MachineAction::Renew) => {
             json_only(&parts)?;
             let (request, who) = signed(gateway, &parts, body).await?;

@@ -42,6 +42,13 @@ pub fn document() -> utoipa::openapi::OpenApi {
         renew_lease,
         receipts,
         console,
+        interrupt_machine,
+        pause_machine,
+        resume_machine,
+        counters,
+        events,
+        metrics,
+        dump,
         tunnel
     ),
     components(schemas(
@@ -66,7 +73,14 @@ pub fn document() -> utoipa::openapi::OpenApi {
         MachineState,
         Receipts,
         SignedReceipt,
-        Receipt
+        Receipt,
+        Counters,
+        ExitCounters,
+        DeviceCounters,
+        MemoryCounters,
+        Events,
+        Event,
+        EventKind
     ))
 )]
 struct Description;
@@ -321,6 +335,90 @@ struct Receipt {
     unit: String,
 }
 
+/// What was counted since the machine's process started.
+#[derive(ToSchema)]
+struct Counters {
+    uptime_ms: u64,
+    /// Virtual CPUs, in order.
+    vcpus: Vec<ExitCounters>,
+    /// Devices whose work passes through the machine's process.
+    devices: Vec<DeviceCounters>,
+    memory: MemoryCounters,
+}
+
+/// How often a virtual CPU left the guest for the machine's process.
+#[derive(ToSchema)]
+struct ExitCounters {
+    port_reads: u64,
+    port_writes: u64,
+    memory_reads: u64,
+    memory_writes: u64,
+    kicks: u64,
+    others: u64,
+}
+
+/// What a device did.
+#[derive(ToSchema)]
+struct DeviceCounters {
+    /// Kind and order, as `blk0`.
+    name: String,
+    requests: u64,
+    /// Bytes given to the guest.
+    read_bytes: u64,
+    /// Bytes taken from the guest.
+    written_bytes: u64,
+    /// Requests that failed.
+    errors: u64,
+    /// Interrupts raised by the machine's process.
+    interrupts: u64,
+}
+
+/// Guest memory as it is now.
+#[derive(ToSchema)]
+struct MemoryCounters {
+    guest_bytes: u64,
+    /// Bytes for which the node gave pages.
+    resident_bytes: u64,
+}
+
+/// What happened since the machine's process started; the newest 256 are kept.
+#[derive(ToSchema)]
+struct Events {
+    events: Vec<Event>,
+    /// What to ask for as `from` to get later ones.
+    next: u64,
+    /// Number of the oldest event that is kept.
+    oldest: u64,
+}
+
+/// Something that happened to a guest.
+#[derive(ToSchema)]
+struct Event {
+    number: u64,
+    /// Milliseconds since the machine's process started.
+    at_ms: u64,
+    kind: EventKind,
+    detail: String,
+}
+
+/// Kinds of events.
+#[derive(ToSchema)]
+#[schema(rename_all = "kebab-case")]
+enum EventKind {
+    DeviceAttached,
+    DeviceDetached,
+    DeviceFailed,
+    Dumped,
+    Interrupted,
+    GuestPanicked,
+    GuestCrashKernel,
+    Paused,
+    Reset,
+    Resumed,
+    Started,
+    Stopped,
+}
+
 macro_rules! describe {
     ($name:ident, $method:ident, $path:literal, $summary:literal, ($($parameters:tt)*) $(takes ($($body:tt)*))? answers $status:literal ($($answer:tt)*)) => {
         #[utoipa::path($method, path = $path, summary = $summary, params($($parameters)*),
@@ -350,7 +448,14 @@ describe!(start_machine, post, "/v1/machines/{id}/start", "Starts it", (("id" = 
 describe!(stop_machine, post, "/v1/machines/{id}/stop", "Asks it to stop, then stops it", (("id" = String, Path)) answers 202 (body = Machine));
 describe!(restart_machine, post, "/v1/machines/{id}/restart", "Restarts it", (("id" = String, Path)) answers 202 (body = Machine));
 describe!(renew_lease, put, "/v1/machines/{id}/lease", "Brings a lease with a higher serial", (("id" = String, Path)) takes (content = LeaseRenewal) answers 200 (body = Machine));
-describe!(console, get, "/v1/machines/{id}/console", "What the console showed; with follow=1, what it shows from then on too", (("id" = String, Path), ("follow" = Option<u8>, Query), ("from" = Option<u64>, Query)) answers 200 (body = Octets, content_type = "application/octet-stream"));
+describe!(console, get, "/v1/machines/{id}/console", "What the console showed; with follow=1, what it shows from then on too; with previous=1, what it showed last before the latest start. Of a machine that is off, the last 64 KiB", (("id" = String, Path), ("follow" = Option<u8>, Query), ("from" = Option<u64>, Query), ("previous" = Option<u8>, Query)) answers 200 (body = Octets, content_type = "application/octet-stream"));
+describe!(interrupt_machine, post, "/v1/machines/{id}/nmi", "Sends every virtual CPU an interrupt that cannot be masked", (("id" = String, Path)) answers 200 (body = Machine));
+describe!(pause_machine, post, "/v1/machines/{id}/pause", "Makes the guest wait until it is resumed", (("id" = String, Path)) answers 200 (body = Machine));
+describe!(resume_machine, post, "/v1/machines/{id}/resume", "Lets the guest go on", (("id" = String, Path)) answers 200 (body = Machine));
+describe!(counters, get, "/v1/machines/{id}/counters", "What the machine's process counted", (("id" = String, Path)) answers 200 (body = Counters));
+describe!(events, get, "/v1/machines/{id}/events", "What happened to the guest, from an event's number on", (("id" = String, Path), ("from" = Option<u64>, Query)) answers 200 (body = Events));
+describe!(metrics, get, "/v1/machines/{id}/metrics", "The counters as text that Prometheus reads", (("id" = String, Path)) answers 200 (body = String, content_type = "text/plain"));
+describe!(dump, post, "/v1/machines/{id}/dump", "Reads registers and memory of the guest, which waits meanwhile: an ELF core file, as long as the memory and a few pages", (("id" = String, Path)) answers 200 (body = Octets, content_type = "application/x-elf"));
 describe!(tunnel, get, "/v1/machines/{id}/tunnel/{port}", "A WebSocket to a TCP port of the guest: binary frames, an empty one ends the client's direction", (("id" = String, Path), ("port" = u16, Path)) answers 101 ());
 describe!(receipts, get, "/v1/machines/{id}/receipts", "What the machine used, signed by its node; receipts outlive their machine", (("id" = String, Path), ("after" = Option<u64>, Query)) answers 200 (body = Receipts));
 

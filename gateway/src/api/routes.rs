@@ -44,7 +44,9 @@ pub enum MachineAction {
     Console,
     /// `DELETE`.
     Delete,
-    /// `POST …/start`, `…/stop` or `…/restart`.
+    /// `POST …/dump`.
+    Dump,
+    /// `POST …/start`, `…/stop`, `…/restart`, `…/nmi`, `…/pause` or `…/resume`.
     Power,
     /// `GET …/receipts`.
     Receipts,
@@ -54,6 +56,8 @@ pub enum MachineAction {
     Show,
     /// `GET …/tunnel/{port}`.
     Tunnel,
+    /// `GET …/counters`, `…/events` or `…/metrics`.
+    Watch,
 }
 
 /// Why nothing is asked.
@@ -103,10 +107,14 @@ pub fn route(method: &str, path: &str) -> Result<Route, RouteError> {
                     let (show, delete) = (of(MachineAction::Show), of(MachineAction::Delete));
                     only(method, path, &[("DELETE", delete), ("GET", show)])
                 }
-                ["start" | "stop" | "restart"] => {
+                ["start" | "stop" | "restart" | "nmi" | "pause" | "resume"] => {
                     only(method, path, &[("POST", of(MachineAction::Power))])
                 }
                 ["lease"] => only(method, path, &[("PUT", of(MachineAction::Renew))]),
+                ["counters" | "events" | "metrics"] => {
+                    only(method, path, &[("GET", of(MachineAction::Watch))])
+                }
+                ["dump"] => only(method, path, &[("POST", of(MachineAction::Dump))]),
                 ["console"] => only(method, path, &[("GET", of(MachineAction::Console))]),
                 ["receipts"] => only(method, path, &[("GET", of(MachineAction::Receipts))]),
                 ["tunnel", port] => {
@@ -158,6 +166,9 @@ mod tests {
         assert_eq!(status("DELETE", &format!("/v1/machines/{id}")), 200);
         assert_eq!(status("POST", &format!("/v1/machines/{id}/restart")), 200);
         assert_eq!(status("GET", &format!("/v1/machines/{id}/tunnel/22")), 200);
+        assert_eq!(status("POST", &format!("/v1/machines/{id}/pause")), 200);
+        assert_eq!(status("GET", &format!("/v1/machines/{id}/events")), 200);
+        assert_eq!(status("GET", &format!("/v1/machines/{id}/dump")), 405);
         assert_eq!(status("PATCH", "/v1/nodes"), 405);
         assert_eq!(status("GET", "/v2/nodes"), 404);
         assert_eq!(status("GET", "/v1/nodes/"), 404);

@@ -1,4 +1,4 @@
-//! Long-lived answers: a console that goes on, and a TCP port of the guest over a WebSocket
+//! Long-lived answers: a console that goes on, a guest's memory, and a TCP port of the guest over a WebSocket
 //! (RFC 6455, binary frames).
 //!
 //! Nothing is queued here: a chunk is read only after the last one was taken.
@@ -11,7 +11,7 @@ use axum::{
         FromRequestParts,
         ws::{Message, WebSocket, WebSocketUpgrade},
     },
-    http::{StatusCode, request::Parts},
+    http::{HeaderValue, StatusCode, header, request::Parts},
     response::Response,
 };
 use futures_util::{SinkExt, StreamExt};
@@ -27,7 +27,7 @@ use types::{
 use super::{forwarding, leases, response};
 use crate::{
     service::Gateway,
-    streams::{self, StreamError},
+    streams::{self, Opened, StreamError},
 };
 
 /// Bytes moved at a time.
@@ -45,9 +45,26 @@ pub(super) async fn follow(
     request: &ForwardedRequest,
     who: &VerifiedRequest,
 ) -> Result<Response, Problem> {
-    let stream = connect(gateway, machine, request, who).await?;
+    let Opened { stream, .. } = connect(gateway, machine, request, who).await?;
     let body = Body::from_stream(ReaderStream::with_capacity(stream, CHUNK));
     Ok(response(StatusCode::OK, "application/octet-stream", body))
+}
+
+/// Passes on a guest's memory. Its length is told first, so that a dump that breaks off is seen.
+pub(super) async fn dump(
+    gateway: &Gateway,
+    machine: MachineId,
+    request: &ForwardedRequest,
+    who: &VerifiedRequest,
+) -> Result<Response, Problem> {
+    let Opened { stream, length } = connect(gateway, machine, request, who).await?;
+    let length = length.ok_or_else(|| {
+        Kind::NodeUnreachable.because("the node did not say how long the dump is")
+    })?;
+    let body = Body::from_stream(ReaderStream::with_capacity(stream.take(length), CHUNK));
+    let mut response = response(StatusCode::OK, "application/x-elf", body);
+    response.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(length));
+    Ok(response)
 }
 
 pub(super) async fn open(
@@ -60,7 +77,7 @@ pub(super) async fn open(
     let upgrade = WebSocketUpgrade::from_request_parts(parts, &()).await.map_err(|error| {
         Kind::Malformed.because(format!("a tunnel is a WebSocket (RFC 6455): {error}"))
     })?;
-    let stream = connect(gateway, machine, request, who).await?;
+    let Opened { stream, .. } = connect(gateway, machine, request, who).await?;
     let upgrade = upgrade.max_frame_size(MAX_FRAME).max_message_size(MAX_FRAME);
     Ok(upgrade.on_upgrade(move |socket| carry(socket, stream)))
 }
@@ -70,7 +87,7 @@ async fn connect(
     machine: MachineId,
     request: &ForwardedRequest,
     who: &VerifiedRequest,
-) -> Result<OverlayStream, Problem> {
+) -> Result<Opened, Problem> {
     let node = leases::node(gateway, machine, who)?;
     let header = StreamHeader::Request(request.clone());
     streams::open(&gateway.overlay, node, &header, gateway.node_deadline())

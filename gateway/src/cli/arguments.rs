@@ -66,6 +66,9 @@ pub(crate) enum Command {
         /// Go on printing what it shows.
         #[arg(long, short)]
         follow: bool,
+        /// Print what it showed last before its latest start.
+        #[arg(long, conflicts_with = "follow")]
+        previous: bool,
     },
     /// Print what a machine used, after checking its node's signatures.
     Receipts {
@@ -256,6 +259,45 @@ pub(crate) enum MachinesCommand {
     Restart {
         /// The machine.
         machine: MachineId,
+    },
+    /// Make its guest wait.
+    Pause {
+        /// The machine.
+        machine: MachineId,
+    },
+    /// Let its guest go on.
+    Resume {
+        /// The machine.
+        machine: MachineId,
+    },
+    /// Send its guest an interrupt that cannot be masked.
+    Nmi {
+        /// The machine.
+        machine: MachineId,
+    },
+    /// What its process counted.
+    Counters {
+        /// The machine.
+        machine: MachineId,
+        /// As text that Prometheus reads.
+        #[arg(long)]
+        prometheus: bool,
+    },
+    /// What happened to its guest.
+    Events {
+        /// The machine.
+        machine: MachineId,
+        /// Number of the first event wanted.
+        #[arg(long, default_value_t = 0)]
+        from: u64,
+    },
+    /// Save registers and memory of its guest, which waits meanwhile, as an ELF core file.
+    Dump {
+        /// The machine.
+        machine: MachineId,
+        /// File to write; never replaced.
+        #[arg(long)]
+        out: PathBuf,
     },
     /// End it and destroy its disk.
     Delete {

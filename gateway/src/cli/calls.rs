@@ -85,8 +85,12 @@ pub(super) async fn of(command: &Command) -> Result<Vec<Call>, CliError> {
         }
         Command::Machines { command } => vec![machines(command)?],
         Command::Receipts { machine, .. } => vec![receipts(*machine, None)],
-        Command::Console { machine, follow } => {
-            let query = if *follow { "?follow=1" } else { "" };
+        Command::Console { machine, follow, previous } => {
+            let query = match (follow, previous) {
+                (true, _) => "?follow=1",
+                (_, true) => "?previous=1",
+                (false, false) => "",
+            };
             let target = format!("/v1/machines/{machine}/console{query}");
             vec![Call::get(target, Signing::Key)]
         }
@@ -120,6 +124,17 @@ fn machines(command: &MachinesCommand) -> Result<Call, CliError> {
         MachinesCommand::Start { machine } => Call::act("POST", path(machine) + "/start"),
         MachinesCommand::Stop { machine } => Call::act("POST", path(machine) + "/stop"),
         MachinesCommand::Restart { machine } => Call::act("POST", path(machine) + "/restart"),
+        MachinesCommand::Pause { machine } => Call::act("POST", path(machine) + "/pause"),
+        MachinesCommand::Resume { machine } => Call::act("POST", path(machine) + "/resume"),
+        MachinesCommand::Nmi { machine } => Call::act("POST", path(machine) + "/nmi"),
+        MachinesCommand::Counters { machine, prometheus } => {
+            let last = if *prometheus { "/metrics" } else { "/counters" };
+            Ok(Call::get(path(machine) + last, Signing::Key))
+        }
+        MachinesCommand::Events { machine, from } => {
+            Ok(Call::get(path(machine) + &format!("/events?from={from}"), Signing::Key))
+        }
+        MachinesCommand::Dump { machine, .. } => Call::act("POST", path(machine) + "/dump"),
         MachinesCommand::Delete { machine } => Call::act("DELETE", path(machine)),
         MachinesCommand::Renew { machine, lease } => {
             let body = json!(LeaseRenewal { lease: leases::read(lease)? });

@@ -15,6 +15,7 @@
 mod arguments;
 mod calls;
 mod curl;
+mod dump;
 mod http;
 mod leases;
 mod receipts;
@@ -177,6 +178,12 @@ async fn answer(context: &Context, command: &Command, call: &Call) -> Result<(),
     match command {
         Command::Console { follow: true, .. } => return console(context, call).await,
         Command::Console { follow: false, .. } => return write_out(&context.ask(call).await?),
+        Command::Machines { command: MachinesCommand::Counters { prometheus: true, .. } } => {
+            return write_out(&context.ask(call).await?);
+        }
+        Command::Machines { command: MachinesCommand::Dump { out, .. } } => {
+            return dump::save(context, call, out).await;
+        }
         Command::Keygen { .. }
         | Command::Lease { .. }
         | Command::Nodes
@@ -198,6 +205,8 @@ async fn answer(context: &Context, command: &Command, call: &Call) -> Result<(),
             show::content(answer, file)
         }
         Command::Machines { command: MachinesCommand::List } => show::machines(answer),
+        Command::Machines { command: MachinesCommand::Events { .. } } => show::events(answer),
+        Command::Machines { command: MachinesCommand::Counters { .. } } => show::counters(answer),
         Command::Keygen { .. }
         | Command::Lease { .. }
         | Command::Content { command: ContentCommand::Remove { .. } }

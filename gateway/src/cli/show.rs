@@ -44,6 +44,35 @@ pub(super) fn node(node: &Value) -> String {
     out
 }
 
+pub(super) fn events(events: &Value) -> String {
+    let rows = list(&events["events"]).iter().map(|event| {
+        let at = event["at_ms"].as_u64().unwrap_or(0);
+        let seconds = format!("{}.{:03}", at / 1000, at % 1000);
+        vec![text(&event["number"]), seconds, text(&event["kind"]), text(&event["detail"])]
+    });
+    table(&["NUMBER", "SECONDS", "EVENT", "DETAIL"], rows)
+}
+
+pub(super) fn counters(counters: &Value) -> String {
+    let memory = &counters["memory"];
+    let exits = list(&counters["vcpus"]).iter().filter_map(Value::as_object);
+    let exits: u64 = exits.flat_map(|vcpu| vcpu.values()).filter_map(Value::as_u64).sum();
+    let mut out = pairs(&[
+        ("uptime", format!("{} ms", text(&counters["uptime_ms"]))),
+        ("memory", format!("{} bytes", text(&memory["guest_bytes"]))),
+        ("resident", format!("{} bytes", text(&memory["resident_bytes"]))),
+        ("exits", exits.to_string()),
+    ]);
+    let rows = list(&counters["devices"]).iter().map(|device| {
+        let fields = ["name", "requests", "read_bytes", "written_bytes", "errors", "interrupts"];
+        fields.iter().map(|field| text(&device[*field])).collect()
+    });
+    out.push('\n');
+    let titles = ["DEVICE", "REQUESTS", "READ", "WRITTEN", "ERRORS", "INTERRUPTS"];
+    out.push_str(&table(&titles, rows));
+    out
+}
+
 pub(super) fn content(stored: &Value, file: &std::path::Path) -> String {
     format!("{}  {} ({} bytes)\n", text(&stored["content"]), file.display(), text(&stored["bytes"]))
 }

@@ -17,6 +17,9 @@ use types::{
     forward::Problem,
     ids::{ContentId, MachineId, NodeId},
     node::{Bdf, DeviceState, MachineShape, PciDevice},
+    operations::{
+        DeviceCounters, ExitCounters, MemoryCounters, VmCounters, VmEvent, VmEventKind, VmEvents,
+    },
     units::UnixSeconds,
 };
 
@@ -57,6 +60,33 @@ fn device_states() -> Vec<DeviceState> {
     let (machine, reason) = (MachineId::from_bytes([1; 16]), "seen".to_owned());
     let quarantined = Quarantined { reason: reason.clone() };
     [Free, Leased { machine }, Resetting, quarantined, Refused { reason }].map(listed).to_vec()
+}
+
+fn event_kinds() -> Vec<VmEventKind> {
+    use VmEventKind::{
+        DeviceAttached, DeviceDetached, DeviceFailed, Dumped, GuestCrashKernel, GuestPanicked,
+        Interrupted, Paused, Reset, Resumed, Started, Stopped,
+    };
+    let listed = |kind| match kind {
+        DeviceAttached | DeviceDetached | DeviceFailed | Dumped | GuestCrashKernel
+        | GuestPanicked | Interrupted | Paused | Reset | Resumed | Started | Stopped => kind,
+    };
+    let system = [GuestCrashKernel, GuestPanicked, Reset, Started, Stopped];
+    let others =
+        [DeviceAttached, DeviceDetached, DeviceFailed, Dumped, Interrupted, Paused, Resumed];
+    system.into_iter().chain(others).map(listed).collect()
+}
+
+fn happened(kind: VmEventKind) -> VmEvent {
+    VmEvent { number: 3, at_ms: 5, kind, detail: "seen".into() }
+}
+
+fn counters() -> VmCounters {
+    VmCounters {
+        vcpus: vec![ExitCounters::default()],
+        devices: vec![DeviceCounters::default()],
+        ..VmCounters::default()
+    }
 }
 
 fn device(state: DeviceState) -> PciDevice {
@@ -106,6 +136,20 @@ fn samples() -> BTreeMap<&'static str, Vec<Value>> {
         ("MachineState", states().into_iter().map(real).collect()),
         ("Receipt", vec![real(receipts(&lease).receipts[0].receipt.clone())]),
         ("SignedReceipt", vec![real(receipts(&lease).receipts[0].clone())]),
+        ("Counters", vec![real(counters())]),
+        ("ExitCounters", vec![real(ExitCounters::default())]),
+        ("DeviceCounters", vec![real(DeviceCounters::default())]),
+        ("MemoryCounters", vec![real(MemoryCounters::default())]),
+        ("Event", vec![real(happened(VmEventKind::Started))]),
+        (
+            "Events",
+            vec![real(VmEvents {
+                events: event_kinds().into_iter().map(happened).collect(),
+                next: 12,
+                oldest: 0,
+            })],
+        ),
+        ("EventKind", event_kinds().into_iter().map(real).collect()),
         ("Receipts", vec![real(receipts(&lease))]),
         ("Restarting", vec![real(Restarting { restarting: "agent".into() })]),
         ("Health", vec![real(Health { status: "ok".into(), gateway: node, members: 1, nodes: 1 })]),

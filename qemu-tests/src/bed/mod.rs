@@ -147,6 +147,11 @@ impl Bed {
         self.ask(&request).map(drop)
     }
 
+    /// Makes a file of the host `bytes` long; what is new reads as zeroes.
+    pub fn grow(&mut self, path: &str, bytes: u64) -> Result<()> {
+        self.ask(&Request::Grow { path: path.to_owned(), bytes }).map(drop)
+    }
+
     /// Lists the names in a folder of the host.
     pub fn list(&mut self, path: &str) -> Result<Vec<String>> {
         let Answer::Names { names } = self.ask(&Request::List { path: path.to_owned() })? else {
@@ -273,6 +278,14 @@ impl Bed {
             bail!(MIXED)
         };
         Ok((status, self.log(machine)?))
+    }
+
+    /// Looks from outside into the memory of all running guests. Returns at how many places, of those
+    /// at multiples of 64 bytes, `needle` lies, and how many bytes there are.
+    pub fn search(&mut self, needle: &str) -> Result<(u64, u64)> {
+        let request = Request::Search { needle: needle.to_owned() };
+        let Answer::Found { places, bytes } = self.ask(&request)? else { bail!(MIXED) };
+        Ok((places, bytes))
     }
 
     /// Measures a VMM of ours.

@@ -4,8 +4,8 @@ use types::{
     node::Bdf,
     units::Mebibytes,
     vm::{
-        Boot, Disk, MemoryBacking, Passthrough, PassthroughDevice, SPEC_VERSION, VfioInterface,
-        VmSpec, Vsock,
+        Boot, CoreScheduling, Disk, DiskModel, HyperV, MemoryBacking, Passthrough,
+        PassthroughDevice, SPEC_VERSION, VfioInterface, VmSpec, Vsock,
     },
 };
 
@@ -50,6 +50,7 @@ impl Plan {
             vcpus: 1,
             memory_mib: Mebibytes(256),
             memory_backing: MemoryBacking::Memfd,
+            host_memory: Vec::new(),
             boot: Boot::Linux { kernel_fd: -1, initrd_fd: None, cmdline: String::new() },
             disks: Vec::new(),
             nets: Vec::new(),
@@ -60,6 +61,10 @@ impl Plan {
             numa: Vec::new(),
             kvm_fd: FIRST_DESCRIPTOR,
             api_fd: FIRST_DESCRIPTOR + 1,
+            console_fd: None,
+            cpu_affinity: Vec::new(),
+            core_scheduling: CoreScheduling::Shared,
+            hyperv: HyperV::Off,
         };
         Self { spec, files }
     }
@@ -75,7 +80,13 @@ impl Plan {
     pub fn disk(&mut self, path: &str) -> &mut Disk {
         let fd = self.open(Opened::Write { path: path.to_owned() });
         let serial = format!("disk{}", self.spec.disks.len());
-        self.spec.disks.push(Disk { fd, read_only: false, serial });
+        self.spec.disks.push(Disk {
+            fd,
+            read_only: false,
+            serial,
+            model: DiskModel::VirtioBlk,
+            limit: None,
+        });
         self.spec.disks.last_mut().unwrap_or_else(|| unreachable!("just pushed"))
     }
 

@@ -51,6 +51,13 @@ pub enum Request {
         /// Content.
         base64: String,
     },
+    /// Give a file a length.
+    Grow {
+        /// Path.
+        path: String,
+        /// Length in bytes.
+        bytes: u64,
+    },
     /// List a folder.
     List {
         /// Path.
@@ -93,6 +100,12 @@ pub enum Request {
         machine: u32,
         /// How long at most.
         limit_ms: u64,
+    },
+    /// Count the places in the memory of all running guests, at multiples of 64 bytes, that begin
+    /// with a text.
+    Search {
+        /// The text, at most 64 bytes.
+        needle: String,
     },
     /// Connect to a guest's socket, send, and read to the end.
     Vsock {
@@ -156,6 +169,13 @@ pub enum Answer {
     Names {
         /// The names, sorted.
         names: Vec<String>,
+    },
+    /// What was looked for in the memory of guests.
+    Found {
+        /// Places that hold it.
+        places: u64,
+        /// How much memory was looked at.
+        bytes: u64,
     },
     /// Something was measured.
     Measured(Measured),

@@ -13,7 +13,7 @@ use acpi_tables::{
 
 use super::{OEM, OEM_REVISION, OEM_TABLE, Platform, bytes, roots};
 use crate::{
-    devices::{power, serial},
+    devices::{power, pvpanic, serial},
     layout,
 };
 
@@ -27,6 +27,7 @@ pub(super) fn build(platform: &Platform) -> Vec<u8> {
     }
     scope.extend(serial_port());
     scope.extend(ecam_reservation());
+    scope.extend(panic_port());
     table.append_slice(&Scope::raw(Path::new("_SB_"), scope));
     table.as_slice().to_vec()
 }
@@ -52,6 +53,19 @@ fn serial_port() -> Vec<u8> {
         resources,
     ];
     device("COM1", parts)
+}
+
+/// Source: QEMU docs/specs/pvpanic.rst, "ACPI Interface".
+fn panic_port() -> Vec<u8> {
+    let resources = resources(vec![bytes(&IO::new(pvpanic::PORT, pvpanic::PORT, 1, 1))]);
+    // Present, decoding, not shown to users, working (ACPI 6.5 §6.3.7).
+    let status = 0x0bu8;
+    let parts = vec![
+        bytes(&Name::new(Path::new("_HID"), &pvpanic::HARDWARE_ID)),
+        bytes(&Name::new(Path::new("_STA"), &status)),
+        resources,
+    ];
+    device("PEVT", parts)
 }
 
 /// ECAM must be reserved by a motherboard device for Linux to use it (PCI Firmware 3.3 §4.1.2).

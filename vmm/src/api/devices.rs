@@ -11,7 +11,10 @@ use std::{
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use types::devices::AttachRequest;
 
-use super::{Answer, Request, json, problem};
+use super::{
+    Answer, Request,
+    answer::{json, problem},
+};
 use crate::machine::{
     Board,
     hotplug::{PlugError, Removal},
@@ -40,8 +43,8 @@ pub(super) fn read(
 }
 
 /// `GET /v1/devices`.
-pub(super) fn list(board: &Board) -> Answer {
-    json(200, "application/json", &board.hotplug.devices())
+pub(super) fn list(_request: &Request, board: &Board) -> Answer {
+    json(200, &board.hotplug.devices())
 }
 
 /// `POST /v1/devices`.
@@ -57,7 +60,7 @@ pub(super) fn attach(request: &Request, files: Vec<OwnedFd>, board: &Board) -> A
         }
     };
     match board.hotplug.attach(wanted, files) {
-        Ok(device) => json(202, "application/json", &device),
+        Ok(device) => json(202, &device),
         Err(error) => refusal(&error),
     }
 }
@@ -71,7 +74,7 @@ pub(super) fn detach(request: &Request, board: &Board) -> Answer {
         Ok(Some(_)) | Err(_) => return problem(400, "bad query", "pull is 0 or 1, as ?pull=1"),
     };
     match board.hotplug.detach(id, removal) {
-        Ok(device) => json(202, "application/json", &device),
+        Ok(device) => json(202, &device),
         Err(error) => refusal(&error),
     }
 }

@@ -1,5 +1,19 @@
 //! Device models: each is a register machine that knows no base address, lock or neighbour.
 
+mod backing;
+pub mod nvme;
 pub mod power;
+pub mod pvpanic;
 pub mod serial;
+pub mod throttle;
 pub mod virtio;
+
+/// Why a device model cannot be had.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message is the doc")]
+pub enum DeviceError {
+    #[error(transparent)]
+    Nvme(#[from] nvme::NvmeError),
+    #[error(transparent)]
+    Virtio(#[from] virtio::VirtioError),
+}

@@ -2,25 +2,37 @@
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
-use types::ids::MachineId;
+use types::{ids::MachineId, operations::VmEventKind};
 
 use super::{
     control::{Control, Ending, Kind},
     hotplug::Hotplug,
+    pause::{HoldError, Holder, Pauses},
 };
 use crate::{
     console::Console,
+    counters::{Exits, Registry},
     devices::{
         power::{self, Power, Request},
+        pvpanic::{self, Report},
         serial::{self, Serial},
     },
+    events::Events,
     layout,
     pci::bus::{Answered, Bus},
-    sys::kvm::{MemorySlot, Vm},
+    sys::{
+        kvm::{MemorySlot, Vm},
+        memory::Ram,
+    },
 };
+
+/// How long virtual CPUs, and then devices, have to leave guest memory alone.
+const HOLD_LIMIT: Duration = Duration::from_secs(5);
+/// How often devices are asked.
+const HOLD_STEP: Duration = Duration::from_millis(1);
 
 /// Address and data ports of configuration mechanism 1.
 const MECHANISM1: std::ops::RangeInclusive<u16> = 0xcf8..=0xcff;
@@ -47,6 +59,18 @@ pub struct Board {
     pub ram_slots: Vec<MemorySlot>,
     /// Devices that come and go.
     pub hotplug: Arc<Hotplug>,
+    /// Guest memory, as a dump reads it.
+    pub ram: Ram,
+    /// What happened.
+    pub events: Events,
+    /// What virtual CPUs do, in order.
+    pub exits: Vec<Exits>,
+    /// What devices do.
+    pub activity: Registry,
+    /// Who holds the virtual CPUs.
+    pub pauses: Pauses,
+    /// Held by whoever changes that, so that devices and virtual CPUs agree.
+    pub turn: Mutex<()>,
 }
 
 impl Board {
@@ -63,6 +87,8 @@ impl Board {
         } else if port == power::RESET_PORT && data.len() == 1 || port == power::KEYBOARD_PORT {
             // Nothing pending, nothing being reset, and the keyboard controller ready.
             data.fill(0);
+        } else if port == pvpanic::PORT && data.len() == 1 {
+            data.fill(pvpanic::read());
         } else if MECHANISM1.contains(&port) {
             self.read_bus(|bus| bus.read_mechanism1(port - MECHANISM1.start(), data));
         } else if self.read_bus(|bus| bus.read_port(port, data)) == Answered::No {
@@ -86,6 +112,10 @@ impl Board {
         }
         if port == power::KEYBOARD_PORT {
             return ending(power::keyboard(first));
+        }
+        if port == pvpanic::PORT && data.len() == 1 {
+            self.note_panic(pvpanic::write(first));
+            return None;
         }
         if MECHANISM1.contains(&port) {
             self.write_bus(|bus| bus.write_mechanism1(port - MECHANISM1.start(), data));
@@ -115,6 +145,55 @@ impl Board {
         }
     }
 
+    /// Notes what the guest says of itself. A guest may say it as often as it likes: only what is
+    /// new is an event.
+    fn note_panic(&self, report: Report) {
+        match report {
+            Report::Nothing => {}
+            Report::Panicked if self.events.has_panicked() => {}
+            Report::Panicked => self.events.push(VmEventKind::GuestPanicked, ""),
+            Report::CrashKernel => self.events.push(VmEventKind::GuestCrashKernel, ""),
+        }
+    }
+
+    /// Makes virtual CPUs and devices leave guest memory alone until [`Self::release`].
+    pub fn hold(&self, holder: Holder) -> Result<(), HoldError> {
+        let _turn = locked(&self.turn);
+        self.pauses.hold(holder, HOLD_LIMIT)?;
+        let functions = self.read_bus(Bus::functions);
+        functions.iter().for_each(|function| locked(function).hold());
+        let deadline = Instant::now() + HOLD_LIMIT;
+        while !functions.iter().all(|function| locked(function).is_held()) {
+            if Instant::now() >= deadline {
+                // A disk that hangs: its requests end when it does.
+                self.let_go(holder);
+                return Err(HoldError::Devices { limit_ms: HOLD_LIMIT.as_millis() });
+            }
+            std::thread::sleep(HOLD_STEP);
+        }
+        Ok(())
+    }
+
+    /// Lets them go on, when nobody else holds them. Returns whether `holder` did.
+    pub fn release(&self, holder: Holder) -> bool {
+        let _turn = locked(&self.turn);
+        self.let_go(holder)
+    }
+
+    fn let_go(&self, holder: Holder) -> bool {
+        if self.pauses.is_held_by(holder) && self.pauses.holders() == 1 {
+            let functions = self.read_bus(Bus::functions);
+            functions.iter().for_each(|function| locked(function).go_on());
+        }
+        self.pauses.release(holder)
+    }
+
+    /// Sends every virtual CPU a non-maskable interrupt.
+    pub fn interrupt(&self) -> std::io::Result<()> {
+        (0..self.exits.len())
+            .try_for_each(|id| self.vm.send_nmi(u32::try_from(id).unwrap_or(u32::MAX)))
+    }
+
     fn read_bus<T>(&self, act: impl FnOnce(&Bus) -> T) -> T {
         act(&self.bus.read().unwrap_or_else(PoisonError::into_inner))
     }
@@ -125,7 +204,7 @@ impl Board {
 }
 
 /// Locks one device.
-pub(crate) fn locked<T>(device: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn locked<T: ?Sized>(device: &Mutex<T>) -> MutexGuard<'_, T> {
     device.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

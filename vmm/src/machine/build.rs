@@ -9,11 +9,11 @@ use std::{
     time::Instant,
 };
 
-use types::vm::{Boot, VmSpec};
+use types::vm::{Boot, Disk, DiskModel, VmSpec};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::{
-    Board, Control, Machine,
+    Board, Control, Machine, Pauses,
     hotplug::{Hotplug, Manager, Supplies},
     map::{AddressMap, MapError},
     numa,
@@ -24,11 +24,15 @@ use crate::{
     acpi::{self, AcpiError},
     boot::{self, BootError, Linux},
     console::Console,
+    counters::{Exits, Registry},
     devices::{
+        DeviceError,
+        nvme::Nvme,
         power::{self, Power},
         serial::{self, Serial},
-        virtio::{self, VirtioError, pci::VirtioPci},
+        virtio::{self, VirtioError, blk::engine::EngineChoice, pci::VirtioPci},
     },
+    events::Events,
     irq::PinRoute,
     layout,
     pci::{
@@ -40,7 +44,7 @@ use crate::{
     },
     sys::{
         kvm::{KvmError, Vm},
-        memory::{MemoryError, Ram},
+        memory::{Fetch, MemoryError, Ram},
         vfio::adopt,
     },
     vcpu::{self, VcpuError},
@@ -59,14 +63,14 @@ pub const MAX_VIRTIO: usize = 31 - FIRST_VIRTIO as usize;
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the message is the doc")]
 pub enum BuildError {
-    #[error("descriptor {fd}, given as {what}, is not open")]
+    #[error("descriptor {fd}, given as {what}, is not open or not what it should be")]
     Descriptor { what: &'static str, fd: i32, source: io::Error },
     #[error(transparent)]
     Kvm(#[from] KvmError),
     #[error(transparent)]
     Memory(#[from] MemoryError),
     #[error(transparent)]
-    Devices(#[from] VirtioError),
+    Devices(#[from] DeviceError),
     #[error(transparent)]
     Assign(#[from] AssignError),
     #[error(transparent)]
@@ -81,6 +85,12 @@ pub enum BuildError {
     Vcpu(#[from] VcpuError),
 }
 
+impl From<VirtioError> for BuildError {
+    fn from(error: VirtioError) -> Self {
+        Self::Devices(error.into())
+    }
+}
+
 /// Builds the machine of `spec`. Its threads, other than those of block devices, are not started.
 pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
     let vm = Vm::new(take("kvm_fd", spec.kvm_fd)?)?;
@@ -88,22 +98,24 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
     let bytes = spec.memory_mib.to_bytes().unwrap_or(u64::MAX);
     let claim = spec.passthrough.as_ref().map(Claim::new).transpose()?;
     let map = AddressMap::new(bytes, spec.memory_backing, claim.as_ref(), &vm)?;
-    let ram = Arc::new(Ram::new(&map.ram, spec.memory_backing)?);
+    let fetch = if claim.is_some() { Fetch::All } else { Fetch::WhenHuge };
+    let ram = Ram::placed(&map.ram, spec.memory_backing, &spec.host_memory, fetch)?;
     let ram_slots = vm.map_ram(&ram)?;
-    let console = Console::default();
+    let console = open_console(spec)?;
     let interrupt = |source| KvmError::Call { what: "make an interrupt line", source };
     let serial_line = vm.isa_line(serial::GSI).map_err(interrupt)?;
     let sci = vm.isa_line(power::SCI).map_err(interrupt)?;
 
     let tree = Tree::new(spec).map_err(PortError::from)?;
     let mut seats = vec![host_bridge()];
-    let platform = virtio_platform(&vm, &ram);
+    let watch = Watch::default();
+    let platform = virtio_platform(&vm, &ram, &watch);
     seats.extend(virtio_functions(spec, &platform)?);
     let passed = passthrough(claim, &tree, &vm, &ram)?;
     seats.extend(passed.seats);
     let (hotplug, orders) = Hotplug::new();
-    let watch: Arc<dyn SlotWatch> = Arc::<Hotplug>::clone(&hotplug);
-    let ports = Ports::new(tree, &passed.links, &*vm, &watch)?;
+    let slots: Arc<dyn SlotWatch> = Arc::<Hotplug>::clone(&hotplug);
+    let ports = Ports::new(tree, &passed.links, &*vm, &slots)?;
     let plan = ports.place(&seats, &map)?;
     let supplies = Supplies { plug: passed.plug, platform, vcpus: spec.vcpus };
     let plugger = Manager::new(orders, ports.spares(&plan), supplies);
@@ -126,13 +138,31 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
         built: Instant::now(),
         ram_slots,
         hotplug,
+        ram: ram.clone(),
+        events: watch.events,
+        exits: (0..spec.vcpus).map(|_| Exits::default()).collect(),
+        activity: watch.activity,
+        pauses: Pauses::default(),
+        turn: Mutex::default(),
     });
     let vcpus = vcpu::create(&board, platform.vcpus, entry, &ram)?;
-    Ok(Machine { board, vcpus, listener, closer: passed.closer, plugger })
+    let affinity = spec.cpu_affinity.clone();
+    Ok(Machine { board, vcpus, listener, closer: passed.closer, plugger, affinity })
 }
 
 fn take(what: &'static str, fd: i32) -> Result<OwnedFd, BuildError> {
     adopt(fd).map_err(|source| BuildError::Descriptor { what, fd, source })
+}
+
+/// Opens the console, with the file that outlives the process if there is one.
+fn open_console(spec: &VmSpec) -> Result<Console, BuildError> {
+    let Some(fd) = spec.console_fd else { return Ok(Console::default()) };
+    let file = File::from(take("console_fd", fd)?);
+    Console::kept_in(file).map_err(|source| BuildError::Descriptor {
+        what: "console_fd",
+        fd,
+        source,
+    })
 }
 
 fn host_bridge() -> Seat {
@@ -149,11 +179,20 @@ fn host_bridge() -> Seat {
     Seat { address: Address { bus: 0, device: 0, function: 0 }, function, above: ROOT }
 }
 
-fn virtio_platform(vm: &Arc<Vm>, ram: &Ram) -> virtio::Platform {
+/// Where devices say what they do.
+#[derive(Default)]
+struct Watch {
+    activity: Registry,
+    events: Events,
+}
+
+fn virtio_platform(vm: &Arc<Vm>, ram: &Ram, watch: &Watch) -> virtio::Platform {
     virtio::Platform {
         ram: ram.memory.clone(),
         doorbells: Arc::<Vm>::clone(vm),
         interrupts: Arc::<Vm>::clone(vm),
+        activity: watch.activity.clone(),
+        events: watch.events.clone(),
     }
 }
 
@@ -161,9 +200,14 @@ fn virtio_functions(spec: &VmSpec, platform: &virtio::Platform) -> Result<Vec<Se
     let mut slots = FIRST_VIRTIO..;
     let mut next = || slots.next().unwrap_or(31);
     let mut functions: Vec<(u8, VirtioPci)> = Vec::new();
+    let mut seats = Vec::new();
     for disk in &spec.disks {
         let slot = next();
         let file = take("a disk", disk.fd)?;
+        if disk.model == DiskModel::Nvme {
+            seats.push(nvme(disk, file, slot, (spec.vcpus, platform))?);
+            continue;
+        }
         functions.push((slot, virtio::blk::open(disk, file, spec.vcpus, slot, platform)?));
     }
     for net in &spec.nets {
@@ -178,13 +222,27 @@ fn virtio_functions(spec: &VmSpec, platform: &virtio::Platform) -> Result<Vec<Se
     }
     let slot = next();
     functions.push((slot, virtio::rng::open(slot, platform)?));
-    let mut seats = Vec::new();
     for (device, mut function) in functions {
         function.start()?;
         let address = Address { bus: 0, device, function: 0 };
         seats.push(Seat { address, function: Arc::new(Mutex::new(function)), above: ROOT });
     }
     Ok(seats)
+}
+
+fn nvme(
+    disk: &Disk,
+    file: OwnedFd,
+    device: u8,
+    (vcpus, platform): (u32, &virtio::Platform),
+) -> Result<Seat, BuildError> {
+    let open = || {
+        let mut function = Nvme::open(disk, file, vcpus, EngineChoice::Best, platform)?;
+        function.start().map(|()| function)
+    };
+    let function = open().map_err(DeviceError::from)?;
+    let address = Address { bus: 0, device, function: 0 };
+    Ok(Seat { address, function: Arc::new(Mutex::new(function)), above: ROOT })
 }
 
 /// What passed-through devices leave behind.
@@ -200,7 +258,7 @@ fn passthrough(
     claim: Option<Claim>,
     tree: &Tree,
     vm: &Arc<Vm>,
-    ram: &Arc<Ram>,
+    ram: &Ram,
 ) -> Result<Passed, BuildError> {
     let Some(claim) = claim else { return Ok(Passed::default()) };
     let ports = tree.device_ports();

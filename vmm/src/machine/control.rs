@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
-use types::vm::exit;
+use types::{operations::VmEventKind, vm::exit};
 
 /// Kinds of ending.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,6 +38,14 @@ impl Ending {
     /// Ends by the host's fault.
     pub fn host_fault(reason: impl Into<String>) -> Self {
         Self { kind: Kind::HostFault, reason: reason.into() }
+    }
+
+    /// Returns the event that stands for this ending.
+    pub fn event(&self) -> VmEventKind {
+        match self.kind {
+            Kind::PoweredOff | Kind::GuestFault | Kind::HostFault => VmEventKind::Stopped,
+            Kind::Reset => VmEventKind::Reset,
+        }
     }
 
     /// Returns the exit status that stands for this ending.

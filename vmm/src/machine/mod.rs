@@ -6,7 +6,9 @@ mod control;
 pub mod hotplug;
 mod map;
 pub mod numa;
+mod pause;
 mod ports;
+mod schedule;
 mod tree;
 
 use std::{
@@ -24,8 +26,11 @@ use hotplug::Manager;
 use kvm_ioctls::VcpuFd;
 pub use map::MapError;
 pub use numa::NumaError;
+pub use pause::{HoldError, Holder, Pauses};
 pub use ports::PortError;
+pub use schedule::{MAX_HOST_CPUS, isolate};
 pub use tree::{Tree, TreeError};
+use types::operations::VmEventKind;
 
 use crate::{
     api,
@@ -51,6 +56,8 @@ pub enum RunError {
     Sandbox(#[from] SandboxError),
     #[error("cannot serve the API")]
     Api { source: io::Error },
+    #[error("cannot keep the machine's cores to itself; the host's kernel needs CONFIG_SCHED_CORE")]
+    Cores { source: io::Error },
 }
 
 /// A machine that is built and not running yet.
@@ -65,29 +72,39 @@ pub struct Machine {
     pub closer: Option<Closer>,
     /// Attaches and detaches devices.
     plugger: Manager,
+    /// Where virtual CPUs run, in order.
+    pub affinity: Vec<Vec<u32>>,
 }
 
 /// Runs the machine to its end, and returns how it ended.
 pub fn run(machine: Machine) -> Result<Ending, RunError> {
     sys::signal::catch_kicks().map_err(|source| RunError::Signal { source })?;
-    let Machine { board, vcpus, listener, closer, plugger } = machine;
+    let Machine { board, vcpus, listener, closer, plugger, affinity } = machine;
     api::start(listener, &board)?;
     let (reached, shared) = (Arc::clone(&board), Arc::clone(&board.hotplug));
     if plugger.has_ports() {
         let plug = move || plugger.run(&reached, &shared);
-        spawn("hotplug".to_owned(), ThreadKind::Plug, Arc::clone(&board), plug)?;
+        let thread =
+            Thread { name: "hotplug".to_owned(), kind: ThreadKind::Plug, cpus: Vec::new() };
+        spawn(thread, Arc::clone(&board), plug)?;
     } else {
         drop(plugger);
     }
     let mut threads = Vec::new();
     for (id, fd) in vcpus.into_iter().enumerate() {
         let reached = Arc::clone(&board);
-        let work = move || vcpu::run(fd, &reached);
-        threads.push(spawn(format!("vcpu{id}"), ThreadKind::Vcpu, Arc::clone(&board), work)?);
+        let cpus = affinity.get(id).cloned().unwrap_or_default();
+        let id = u32::try_from(id).unwrap_or(u32::MAX);
+        let thread = Thread { name: format!("vcpu{id}"), kind: ThreadKind::Vcpu, cpus };
+        let work = move || vcpu::run(id, fd, &reached);
+        threads.push(spawn(thread, Arc::clone(&board), work)?);
     }
     apply_thread_filter(ThreadKind::Main)?;
     board.control.start();
+    board.events.push(VmEventKind::Started, "");
     let ending = board.control.wait();
+    board.events.push(ending.event(), ending.reason.clone());
+    board.pauses.end();
     stop(threads);
     let mut failures = closer.map(Closer::close).unwrap_or_default();
     match board.hotplug.close() {
@@ -107,20 +124,34 @@ pub fn run(machine: Machine) -> Result<Ending, RunError> {
     Ok(Ending::host_fault(reason))
 }
 
-/// Starts a thread that filters itself first. One that cannot ends the machine.
+/// A thread to start.
+pub(crate) struct Thread {
+    /// Its name.
+    pub(crate) name: String,
+    /// What it is for.
+    pub(crate) kind: ThreadKind,
+    /// Host CPUs that it may use; none means all.
+    pub(crate) cpus: Vec<u32>,
+}
+
+/// Starts a thread that takes its place and filters itself first. One that cannot ends the machine.
 pub(crate) fn spawn(
-    name: String,
-    kind: ThreadKind,
+    thread: Thread,
     board: Arc<Board>,
     work: impl FnOnce() + Send + 'static,
 ) -> Result<JoinHandle<()>, RunError> {
+    let Thread { name, kind, cpus } = thread;
     let started = std::thread::Builder::new().name(name.clone()).spawn(move || {
+        let fault = |reason| board.control.end(Ending::host_fault(reason));
+        if let Err(error) = schedule::pin(&cpus) {
+            return fault(format!("cannot run on host CPUs {cpus:?}: {error}"));
+        }
         match apply_thread_filter(kind) {
             Ok(()) => {
                 board.control.wait_for_start();
                 work();
             }
-            Err(error) => board.control.end(Ending::host_fault(error.to_string())),
+            Err(error) => fault(error.to_string()),
         }
     });
     started.map_err(|source| RunError::Thread { name, source })

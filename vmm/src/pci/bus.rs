@@ -73,6 +73,11 @@ impl Bus {
         }
     }
 
+    /// Returns all functions, in no particular order.
+    pub fn functions(&self) -> Vec<Arc<Mutex<dyn PciFunction>>> {
+        self.seats.values().map(|seat| Arc::clone(&seat.function)).collect()
+    }
+
     /// Reads configuration space through ECAM at `offset` from its base.
     pub fn read_ecam(&self, offset: u64, data: &mut [u8]) {
         data.fill(0xff);

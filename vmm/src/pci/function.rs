@@ -62,6 +62,18 @@ pub trait PciFunction: Send {
         None
     }
 
+    /// Stops using guest memory, as soon as what is under way is done; [`Self::is_held`] says when.
+    /// Called with all vCPUs waiting.
+    fn hold(&mut self) {}
+
+    /// Returns whether guest memory is not used any more after [`Self::hold`].
+    fn is_held(&mut self) -> bool {
+        true
+    }
+
+    /// Goes on after [`Self::hold`].
+    fn go_on(&mut self) {}
+
     /// Returns the function to its state at power-on. Called with all vCPUs stopped.
     fn reset(&mut self) {}
 }

@@ -48,8 +48,8 @@ const KVM_VCPU: &[u32] = &[
     0xae80,      // KVM_RUN
     0x8090_ae81, // KVM_GET_REGS, for the report of a fault
     0x8138_ae83, // KVM_GET_SREGS, likewise
-    0x4008_ae89, // KVM_SET_MSRS
-    0xaead,      // KVM_KVMCLOCK_CTRL
+    0xc008_ae88, // KVM_GET_MSRS, for a dump
+    0xaead,      // KVM_KVMCLOCK_CTRL, after a pause
 ];
 /// KVM: BARs that move, vectors that are routed, doorbells.
 const KVM_MACHINE: &[u32] = &[
@@ -162,6 +162,7 @@ pub const SYSCALLS: &[Syscall] = &[
     row(libc::SYS_readv, DEVICES, Arguments::Any, "scattered guest buffers"),
     row(libc::SYS_writev, DEVICES, Arguments::Any, "scattered guest buffers, responses"),
     row(libc::SYS_close, ALL, Arguments::Any, "connections that end"),
+    row(libc::SYS_fstat, &[Api], Arguments::Any, "how much of guest memory has pages"),
     row(libc::SYS_lseek, &[Main, Vcpu, Block, Plug], Arguments::Any, "size of disks"),
     row(libc::SYS_pread64, ALL, Arguments::Any, "disks, registers of devices"),
     row(libc::SYS_pwrite64, DEVICES, Arguments::Any, "disks, registers of devices"),

@@ -11,7 +11,7 @@ use std::{
 use kvm_bindings::{
     KVM_IRQ_ROUTING_IRQCHIP, KVM_IRQ_ROUTING_MSI, KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER,
     KVM_IRQCHIP_PIC_SLAVE, KVM_MEM_READONLY, KVM_PIT_SPEAKER_DUMMY, KvmIrqRouting,
-    kvm_irq_routing_entry, kvm_irq_routing_irqchip, kvm_irq_routing_msi, kvm_pit_config,
+    kvm_irq_routing_entry, kvm_irq_routing_irqchip, kvm_irq_routing_msi, kvm_msi, kvm_pit_config,
     kvm_userspace_memory_region,
 };
 use kvm_ioctls::{IoEventAddress, Kvm, NoDatamatch, VcpuFd, VmFd};
@@ -31,6 +31,9 @@ const MAX_ROUTES: u32 = 4096;
 /// Most message-signalled vectors of one machine: what the pins of the I/O APIC, of which the first
 /// 16 are those of the PICs too, leave.
 const MAX_MSI: u32 = MAX_ROUTES - IOAPIC_PINS - 16;
+/// Address of MSI messages, and in their data the delivery mode of a non-maskable interrupt.
+const MSI_WINDOW: u32 = 0xfee0_0000;
+const DELIVER_NMI: u32 = 4 << 8;
 /// Where KVM on Intel keeps three pages for real mode: below the firmware area.
 const TSS_ADDRESS: usize = 0xfffb_d000;
 /// Where KVM on Intel keeps one page of identity map.
@@ -197,6 +200,18 @@ impl Vm {
         };
         let high = !holders.is_empty();
         self.fd.set_irq_line(gsi, high).map_err(os_error)
+    }
+
+    /// Sends virtual CPU `id` a non-maskable interrupt: as an MSI message with that delivery mode,
+    /// which needs no cooperation of the thread that runs the CPU (Intel SDM vol. 3A §12.11).
+    pub fn send_nmi(&self, id: u32) -> io::Result<()> {
+        let message = kvm_msi {
+            address_lo: MSI_WINDOW | (id & 0xff) << 12,
+            address_hi: id & 0xffff_ff00,
+            data: DELIVER_NMI,
+            ..Default::default()
+        };
+        self.fd.signal_msi(message).map(|_| ()).map_err(os_error)
     }
 
     /// Returns the line of an ISA interrupt, such as 4 for the serial port.

@@ -1,6 +1,7 @@
 //! Guest memory and other mappings: memfd and hugetlb pages, and files mapped at an address that
-//! is congruent to a large page.
-//! Source: memfd_create(2), mmap(2), madvise(2) `MADV_POPULATE_WRITE`.
+//! is congruent to a large page. The kernel maps huge pages at multiples of their size, so guest
+//! memory, which begins at such multiples, is congruent too.
+//! Source: memfd_create(2), mmap(2).
 
 use std::{
     fs::File,
@@ -10,11 +11,16 @@ use std::{
     sync::Arc,
 };
 
-use types::{units::Mebibytes, vm::MemoryBacking};
+use types::{
+    units::Mebibytes,
+    vm::{HostMemory, MemoryBacking},
+};
 use vm_memory::{
     FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion,
     GuestRegionMmap, MmapRegion,
 };
+
+use super::populate::{self, Missing, PopulateError, Share, Span};
 
 /// Guest memory as devices see it: cheap to clone, addressed by guest-physical address.
 pub type GuestRam = GuestMemoryMmap<()>;
@@ -27,12 +33,26 @@ pub enum MemoryError {
     Size { size: Mebibytes, pages: &'static str, step: u64 },
     #[error("the host has not enough {pages} for {size} of guest memory")]
     Short { size: Mebibytes, pages: &'static str, source: io::Error },
+    #[error("{place} lacks {missing} of the {of} {pages} that its part of guest memory takes")]
+    Missing { place: String, missing: u64, of: u64, pages: &'static str },
+    #[error("the parts of guest memory on the host's nodes are {parts}, not the {size} there are")]
+    Parts { parts: Mebibytes, size: Mebibytes },
     #[error("the host has {host} of memory in all, less than the {size} asked for")]
     Host { size: Mebibytes, host: Mebibytes },
-    #[error("cannot {what} guest memory")]
+    #[error("cannot {what}")]
     Call { what: &'static str, source: io::Error },
     #[error("guest memory does not fit this layout: {0}")]
     Layout(String),
+}
+
+/// Which memory is fetched from the host before the guest starts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fetch {
+    /// Huge pages, which cannot be waited for later. Other pages come as the guest touches them: the
+    /// limit of the machine's control group is what bounds them.
+    WhenHuge,
+    /// All: devices will reach it, so it is pinned anyway, and here many threads fetch it.
+    All,
 }
 
 /// One contiguous piece of guest memory.
@@ -60,9 +80,20 @@ pub struct Ram {
 }
 
 impl Ram {
-    /// Allocates guest memory for `ranges` (guest address, length; ascending), and makes sure that
-    /// the pages are there, so that a shortage is an error now and not a fault in the guest.
+    /// Allocates guest memory for `ranges` (guest address, length; ascending). Huge pages are fetched,
+    /// so that a shortage is an error now and not a fault in the guest.
     pub fn new(ranges: &[(u64, u64)], backing: MemoryBacking) -> Result<Self, MemoryError> {
+        Self::placed(ranges, backing, &[], Fetch::WhenHuge)
+    }
+
+    /// The same with memory where `parts` say, in the order of its addresses; without parts,
+    /// wherever there is room.
+    pub fn placed(
+        ranges: &[(u64, u64)],
+        backing: MemoryBacking,
+        parts: &[HostMemory],
+        fetch: Fetch,
+    ) -> Result<Self, MemoryError> {
         let total = ranges.iter().fold(0u64, |total, (_, size)| total.saturating_add(*size));
         let pages = Pages::of(backing);
         let size = Mebibytes(total >> 20);
@@ -76,7 +107,7 @@ impl Ram {
             return Err(MemoryError::Host { size, host });
         }
         let file = Arc::new(create_memfd(&pages, total).map_err(|source| match backing {
-            MemoryBacking::Memfd => MemoryError::Call { what: "create", source },
+            MemoryBacking::Memfd => MemoryError::Call { what: "create guest memory", source },
             MemoryBacking::Hugetlb2M | MemoryBacking::Hugetlb1G => {
                 MemoryError::Short { size, pages: pages.name, source }
             }
@@ -86,11 +117,6 @@ impl Ram {
         let mut offset = 0;
         for (address, length) in ranges {
             let region = map_region(&file, offset, *length)?;
-            populate(&region, backing).map_err(|source| MemoryError::Short {
-                size,
-                pages: pages.name,
-                source,
-            })?;
             regions.push(RamRegion {
                 address: *address,
                 size: *length,
@@ -103,6 +129,14 @@ impl Ram {
             mapped.push(region);
             offset += length;
         }
+        let shares = shares(&regions, parts, &pages)?;
+        populate::bind(&shares).map_err(|error| pages.explain(error))?;
+        if backing == MemoryBacking::Memfd {
+            regions.iter().for_each(prefer_large_pages);
+        }
+        if backing != MemoryBacking::Memfd || fetch == Fetch::All {
+            populate::populate(&shares, pages.bytes).map_err(|error| pages.explain(error))?;
+        }
         let memory = GuestMemoryMmap::from_regions(mapped)
             .map_err(|error| MemoryError::Layout(error.to_string()))?;
         Ok(Self { memory, regions, file })
@@ -111,6 +145,12 @@ impl Ram {
     /// Returns the number of bytes.
     pub fn size(&self) -> u64 {
         self.memory.iter().map(GuestMemoryRegion::len).sum()
+    }
+
+    /// Returns the number of bytes for which the host gave pages; `None` where it does not tell.
+    pub fn resident(&self) -> Option<u64> {
+        // Blocks of 512 bytes, whatever the page size (stat(3type), `st_blocks`).
+        u64::try_from(rustix::fs::fstat(&self.file).ok()?.st_blocks).ok()?.checked_mul(512)
     }
 }
 
@@ -139,6 +179,20 @@ impl Pages {
     }
 }
 
+impl Pages {
+    fn explain(&self, error: PopulateError) -> MemoryError {
+        match error {
+            PopulateError::Missing(Missing { node, pages, of }) => MemoryError::Missing {
+                place: node.map_or("the host".into(), |node| format!("node {node} of the host")),
+                missing: pages,
+                of,
+                pages: self.name,
+            },
+            PopulateError::Call(what, source) => MemoryError::Call { what, source },
+        }
+    }
+}
+
 /// Returns all memory of the host. Pages of a memfd come only when they are touched, so a guest
 /// that can never have its memory would start, and die later.
 fn host_memory() -> Mebibytes {
@@ -163,29 +217,56 @@ fn map_region(file: &Arc<File>, offset: u64, length: u64) -> Result<MmapRegion, 
     let size = usize::try_from(length)
         .map_err(|_| MemoryError::Layout(format!("{length} bytes do not fit an address space")))?;
     MmapRegion::from_file(FileOffset::from_arc(Arc::clone(file), offset), size).map_err(|error| {
-        MemoryError::Call { what: "map", source: io::Error::other(error.to_string()) }
+        MemoryError::Call { what: "map guest memory", source: io::Error::other(error.to_string()) }
     })
 }
 
-/// Faults huge pages in. Ordinary memory is faulted in on demand: the host's limit on the machine's
-/// control group is what bounds it.
-fn populate(region: &MmapRegion, backing: MemoryBacking) -> io::Result<()> {
-    if backing == MemoryBacking::Memfd {
-        return Ok(());
+/// Asks for 2 MiB pages where the host gives them (`shmem_enabled`): fewer faults, and larger pages
+/// for the guest's processors. A host that does not is no error.
+fn prefer_large_pages(region: &RamRegion) {
+    let Ok(size) = usize::try_from(region.size) else { return };
+    // SAFETY: the range is exactly one live mapping; the advice changes no contents.
+    unsafe {
+        libc::madvise(region.host_address as *mut libc::c_void, size, libc::MADV_HUGEPAGE);
     }
-    // SAFETY: the range is exactly one live mapping that `region` owns; populating writes nothing.
-    let ret =
-        unsafe { libc::madvise(region.as_ptr().cast(), region.size(), libc::MADV_POPULATE_WRITE) };
-    if ret == 0 {
-        return Ok(());
+}
+
+/// Divides guest memory among the parts, in the order of addresses.
+fn shares(
+    regions: &[RamRegion],
+    parts: &[HostMemory],
+    pages: &Pages,
+) -> Result<Vec<Share>, MemoryError> {
+    let size = Mebibytes(regions.iter().map(|region| region.size).sum::<u64>() >> 20);
+    let mut left = regions.iter().map(|r| Span { address: r.host_address, size: r.size });
+    if parts.is_empty() {
+        return Ok(vec![Share { node: None, spans: left.collect(), cpus: Vec::new() }]);
     }
-    // Too few free huge pages come as EFAULT (madvise(2), MADV_POPULATE_WRITE).
-    match io::Error::last_os_error() {
-        error if error.raw_os_error() == Some(libc::EFAULT) => {
-            Err(io::Error::from_raw_os_error(libc::ENOMEM))
+    let together = parts.iter().fold(0u64, |sum, part| sum.saturating_add(part.memory_mib.0));
+    if together != size.0 {
+        return Err(MemoryError::Parts { parts: Mebibytes(together), size });
+    }
+    let mut current = left.next();
+    let mut shares = Vec::new();
+    for part in parts {
+        let mut wanted = part.memory_mib.0 << 20;
+        if !wanted.is_multiple_of(pages.bytes) {
+            let step = pages.bytes >> 20;
+            return Err(MemoryError::Size { size: part.memory_mib, pages: pages.name, step });
         }
-        error => Err(error),
+        let mut spans = Vec::new();
+        while wanted > 0
+            && let Some(span) = current
+        {
+            let size = span.size.min(wanted);
+            spans.push(Span { address: span.address, size });
+            wanted -= size;
+            let rest = Span { address: span.address + size, size: span.size - size };
+            current = if rest.size > 0 { Some(rest) } else { left.next() };
+        }
+        shares.push(Share { node: part.node, spans, cpus: part.cpus.clone() });
     }
+    Ok(shares)
 }
 
 /// A shared mapping of part of a file, unmapped when dropped. Its address is congruent to the
@@ -333,5 +414,49 @@ mod tests {
         let mapping = Mapping::of_file(ram.file.as_fd(), 0, 0x4000, Access::ReadWrite, alignment)
             .expect("mapping");
         assert_eq!(mapping.host_address() % (1 << 21), 0x3000);
+    }
+
+    #[test]
+    fn parts_divide_memory_in_order_across_regions() {
+        let region =
+            |address, size, host_address| RamRegion { address, size, offset: 0, host_address };
+        let regions = [region(0, 3 << 30, 0x1000_0000), region(4 << 30, 5 << 30, 0x70_0000_0000)];
+        let part = |node, gib: u64| HostMemory {
+            node: Some(node),
+            memory_mib: Mebibytes(gib << 10),
+            cpus: vec![node],
+        };
+        let pages = Pages::of(MemoryBacking::Hugetlb1G);
+        let shares = shares(&regions, &[part(0, 4), part(1, 4)], &pages).expect("fits");
+        let spans = |share: &Share| {
+            share.spans.iter().map(|span| (span.address, span.size >> 30)).collect::<Vec<_>>()
+        };
+        assert_eq!(spans(&shares[0]), [(0x1000_0000, 3), (0x70_0000_0000, 1)]);
+        assert_eq!(spans(&shares[1]), [(0x70_4000_0000, 4)]);
+    }
+
+    #[test]
+    fn parts_that_are_not_the_whole_are_refused() {
+        let parts = [HostMemory { node: None, memory_mib: Mebibytes(3), cpus: Vec::new() }];
+        let ranges = [(0, 4 << 20)];
+        let refusal = Ram::placed(&ranges, MemoryBacking::Memfd, &parts, Fetch::All);
+        assert!(matches!(refusal, Err(MemoryError::Parts { .. })));
+    }
+
+    #[test]
+    fn memory_on_a_node_is_there_before_it_is_touched() {
+        let parts = [HostMemory { node: Some(0), memory_mib: Mebibytes(4), cpus: vec![0] }];
+        let ram = Ram::placed(&[(0, 4 << 20)], MemoryBacking::Memfd, &parts, Fetch::All);
+        let ram = match ram {
+            Err(MemoryError::Call { source, .. })
+                if source.raw_os_error() == Some(libc::ENOSYS) =>
+            {
+                println!("skipped: memory on a node: this kernel has no NUMA support");
+                return;
+            }
+            result => result.expect("memory"),
+        };
+        let blocks = std::os::unix::fs::MetadataExt::blocks(&ram.file.metadata().expect("known"));
+        assert_eq!(blocks * 512, 4 << 20);
     }
 }

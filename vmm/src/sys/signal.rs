@@ -26,3 +26,22 @@ pub fn kick<T>(thread: &JoinHandle<T>) {
     // SAFETY: the handle keeps the thread's identifier valid until it is joined.
     unsafe { libc::pthread_kill(thread.as_pthread_t(), number()) };
 }
+
+/// A thread of this process, for as long as the process lives: a number that is no longer a
+/// thread's is not interrupted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Thread(libc::pid_t);
+
+impl Thread {
+    /// Returns the calling thread.
+    pub fn current() -> Self {
+        // SAFETY: gettid takes nothing and cannot fail.
+        Self(unsafe { libc::gettid() })
+    }
+
+    /// Interrupts the thread's system call.
+    pub fn kick(self) {
+        // SAFETY: tgkill takes numbers only; the signal has a handler that does nothing.
+        unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), self.0, number()) };
+    }
+}

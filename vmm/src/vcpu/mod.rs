@@ -1,6 +1,7 @@
 //! Virtual CPUs: what the guest sees of them, how they start, and the loop that runs them.
 
 mod cpuid;
+mod hold;
 mod registers;
 
 use std::sync::Arc;
@@ -9,9 +10,11 @@ use kvm_bindings::KVM_INTERNAL_ERROR_DELIVERY_EV;
 use kvm_ioctls::{VcpuExit, VcpuFd};
 
 pub use cpuid::address_bits;
+pub use hold::Registers;
 
 use crate::{
     boot::Entry,
+    counters::Exits,
     machine::{Board, Ending},
     sys::{self, kvm::KvmError, memory::Ram},
 };
@@ -62,12 +65,19 @@ pub fn create(board: &Board, count: u8, entry: Entry, ram: &Ram) -> Result<Vec<V
 /// that the guest truly keeps its interrupt descriptors or its stack in a device.
 const VECTORING_RETRIES: u8 = 1;
 
-/// Runs a virtual CPU until the machine ends.
-pub fn run(mut vcpu: VcpuFd, board: &Arc<Board>) {
+/// Runs virtual CPU `id` until the machine ends.
+pub fn run(id: u32, mut vcpu: VcpuFd, board: &Arc<Board>) {
+    let nobody = Exits::default();
+    let exits = usize::try_from(id).ok().and_then(|at| board.exits.get(at)).unwrap_or(&nobody);
     let mut retries = VECTORING_RETRIES;
+    board.pauses.enlist(id);
     while !board.control.is_ended() {
-        match step(&mut vcpu, board) {
-            Step::Handled => retries = VECTORING_RETRIES,
+        if board.pauses.is_wanted() {
+            hold::wait(id, &mut vcpu, board, exits);
+            continue;
+        }
+        match step(&mut vcpu, board, exits) {
+            Step::Handled | Step::Interrupted => retries = VECTORING_RETRIES,
             Step::Vectoring(_) if retries > 0 => retries -= 1,
             Step::Vectoring(ending) | Step::Ended(ending) => board.control.end(ending),
         }
@@ -78,6 +88,8 @@ pub fn run(mut vcpu: VcpuFd, board: &Arc<Board>) {
 enum Step {
     /// The guest can go on.
     Handled,
+    /// A signal came before the guest ran or while it did; what it had asked for is complete.
+    Interrupted,
     /// The guest touched a device while an event was being delivered, says KVM; running it again
     /// may do. Otherwise the machine ends like this.
     Vectoring(Ending),
@@ -92,26 +104,31 @@ impl From<Option<Ending>> for Step {
 }
 
 /// Runs up to one exit.
-fn step(vcpu: &mut VcpuFd, board: &Board) -> Step {
+fn step(vcpu: &mut VcpuFd, board: &Board, exits: &Exits) -> Step {
     let (exit, width) = sys::vcpu::run(vcpu);
     match exit {
         // String instructions bring several accesses to the same port at once.
         Ok(VcpuExit::IoIn(port, data)) => {
+            exits.port_reads.add(1);
             data.chunks_mut(width).for_each(|access| board.read_port(port, access));
             Step::Handled
         }
         Ok(VcpuExit::IoOut(port, data)) => {
+            exits.port_writes.add(1);
             data.chunks(width).find_map(|access| board.write_port(port, access)).into()
         }
         Ok(VcpuExit::MmioRead(address, data)) => {
+            exits.memory_reads.add(1);
             board.read_memory(address, data);
             Step::Handled
         }
         Ok(VcpuExit::MmioWrite(address, data)) => {
+            exits.memory_writes.add(1);
             board.write_memory(address, data);
             Step::Handled
         }
         Ok(VcpuExit::Intr | VcpuExit::Hlt | VcpuExit::IrqWindowOpen | VcpuExit::IoapicEoi(_)) => {
+            exits.others.add(1);
             Step::Handled
         }
         Ok(VcpuExit::Shutdown) => Step::Ended(Ending::guest_fault("triple fault")),
@@ -124,8 +141,8 @@ fn step(vcpu: &mut VcpuFd, board: &Board) -> Step {
         }
         Ok(other) => Step::Ended(Ending::host_fault(format!("KVM left the guest for {other:?}"))),
         Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => {
-            vcpu.set_kvm_immediate_exit(0);
-            Step::Handled
+            exits.kicks.add(1);
+            Step::Interrupted
         }
         Err(error) => Step::Ended(Ending::host_fault(format!("KVM cannot run the guest: {error}"))),
     }

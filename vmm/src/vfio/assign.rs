@@ -171,7 +171,7 @@ impl Claim {
     /// each goes.
     pub fn give(
         self,
-        ram: &Arc<Ram>,
+        ram: &Ram,
         vm: &Arc<Vm>,
         routes: &[PinRoute],
     ) -> Result<Passthrough, AssignError> {
@@ -197,7 +197,7 @@ impl Claim {
         }
         let keep = self.bound.into_iter().map(|(_, device)| device as Arc<dyn Device>).collect();
         let closer = Closer { devices: keep, resetters: self.resetters, _space: space };
-        let (ram, vm) = (Arc::clone(ram), Arc::clone(vm));
+        let (ram, vm) = (ram.clone(), Arc::clone(vm));
         let plug = Plug { space: self.space, ram, vm, mapped };
         Ok(Passthrough { devices, closer, plug })
     }

@@ -27,7 +27,7 @@ pub(super) enum Mapped {
 /// Takes devices.
 pub struct Plug {
     pub(super) space: Arc<dyn Interface>,
-    pub(super) ram: Arc<Ram>,
+    pub(super) ram: Ram,
     pub(super) vm: Arc<Vm>,
     pub(super) mapped: Mapped,
 }

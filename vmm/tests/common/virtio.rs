@@ -158,6 +158,8 @@ impl Machine {
             ram: ram.clone(),
             doorbells: Arc::<FakeDoorbells>::clone(&doorbells),
             interrupts: Arc::<FakeInterrupts>::clone(&interrupts),
+            activity: vmm::counters::Registry::default(),
+            events: vmm::events::Events::default(),
         };
         Self { ram, interrupts, doorbells, platform }
     }

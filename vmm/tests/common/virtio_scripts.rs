@@ -233,7 +233,12 @@ pub fn block(data: &[u8]) {
             zero: Support::Yes,
         },
         durability: Durability::Cached,
-        distress: Distress::new(Arc::new(DistressFlag::new("fuzzed")), interrupts),
+        distress: Distress::new(
+            Arc::new(DistressFlag::new("fuzzed", vmm::events::Events::default())),
+            interrupts,
+        ),
+        activity: Arc::default(),
+        throttle: None,
     });
     let busy = (0..MAX_ROUNDS).all(|_| queue.turn(&mut live) == Progress::More);
     assert!(!busy, "a ring that does not move keeps the thread busy");
@@ -247,8 +252,10 @@ pub fn entropy(data: &[u8]) {
     let memory = ram();
     let mut ring = build_ring(&mut script, &memory);
     let (signal, _interrupts) = signal();
-    let busy = (0..MAX_ROUNDS)
-        .all(|_| matches!(rng::answer_batch(&mut ring, &signal), Ok(rng::Progress::More)));
+    let activity = vmm::counters::Activity::default();
+    let busy = (0..MAX_ROUNDS).all(|_| {
+        matches!(rng::answer_batch(&mut ring, &signal, &activity), Ok(rng::Progress::More))
+    });
     assert!(!busy, "a ring that does not move keeps the thread busy");
 }
 

@@ -40,7 +40,13 @@ fn file() -> OwnedFd {
 }
 
 fn spec(read_only: bool) -> types::vm::Disk {
-    types::vm::Disk { fd: -1, read_only, serial: "holdfast-disk".to_owned() }
+    types::vm::Disk {
+        fd: -1,
+        read_only,
+        serial: "holdfast-disk".to_owned(),
+        model: types::vm::DiskModel::VirtioBlk,
+        limit: None,
+    }
 }
 
 /// A started device, without a driver.
@@ -357,6 +363,32 @@ fn a_size_written_to_a_running_queue_changes_nothing() {
         assert_eq!(disk.request(0, sector.into(), &[(DATA, 512, true)]), (0, 513));
         assert_eq!(disk.memory(DATA, 512), [sector; 512]);
     }
+}
+
+#[test]
+fn a_limit_spreads_requests_evenly() {
+    let operations = Some(types::vm::Rate { per_second: 100, burst: 1 });
+    let limit = Some(types::vm::RateLimit { bytes: None, operations });
+    let machine = Machine::new();
+    let file = file();
+    let shared = file.as_fd().try_clone_to_owned().unwrap();
+    let spec = types::vm::Disk { limit, ..spec(false) };
+    let block = Block::new(&spec, shared, 1, EngineChoice::Best, machine.ram.clone()).unwrap();
+    let mut function = VirtioPci::new(Box::new(block), 16, &machine.platform).unwrap();
+    function.start().unwrap();
+    enable_msix(&mut function, 2);
+    let queue = start_driver(&mut function, &machine, F_FLUSH);
+    let mut disk = Disk { function, machine, file, queue };
+    let start = std::time::Instant::now();
+    let times: Vec<u128> = (0..11)
+        .map(|_| {
+            assert_eq!(disk.request(0, 5, &[(DATA, 512, true)]), (0, 513));
+            start.elapsed().as_millis()
+        })
+        .collect();
+    assert!(times[10] >= 99, "eleven requests at 100 a second took {times:?} ms");
+    // Flushes are free.
+    assert_eq!(disk.request(4, 0, &[]), (0, 1));
 }
 
 #[test]

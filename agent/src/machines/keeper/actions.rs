@@ -7,7 +7,7 @@ use crate::{
     events::Event,
     init::boot::chain,
     machines::{
-        disk, execute,
+        disk, execute, last_console,
         plan::{
             self, Action, Failed, Policy, Power, Process, Record, SOURCES_TO_DESTROY, Seen,
             TimeTrust, Work,
@@ -126,6 +126,7 @@ impl Keeper {
         match self.config.store.remove_machine(machine) {
             Ok(()) => {
                 self.machines.remove(&machine);
+                last_console::forget(machine);
                 eprintln!("{}", Event::MachineDestroyed { machine, because });
             }
             Err(error) => trouble("store", &error),
@@ -137,6 +138,8 @@ impl Keeper {
 pub(super) fn press(machine: MachineId, because: &'static str) {
     eprintln!("{}", Event::MachineButton { machine, because });
     tokio::spawn(async move {
+        // A guest that waits would not see the button; one that does not is not changed.
+        let _ = vmm::resume(machine).await;
         if let Err(error) = vmm::power(machine, vmm::Power::Button).await {
             let reason = format!("power button: {}", chain(&error));
             eprintln!("{}", Event::MachineFailed { machine, reason });

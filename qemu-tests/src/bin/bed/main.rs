@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod measure;
+mod search;
 
 use std::{
     collections::BTreeMap,
@@ -122,6 +123,11 @@ impl Machines {
                 file.write_all(&BASE64.decode(base64)?).with_context(|| path.clone())?;
                 Ok(Answer::Done)
             }
+            Request::Grow { path, bytes } => {
+                let file = OpenOptions::new().write(true).open(&path);
+                file.and_then(|file| file.set_len(bytes)).with_context(|| path.clone())?;
+                Ok(Answer::Done)
+            }
             Request::List { path } => {
                 let entries = fs::read_dir(&path).with_context(|| path.clone())?;
                 let names =
@@ -146,6 +152,7 @@ impl Machines {
                 let limit = Duration::from_millis(limit_ms);
                 measure::measure(self, subject, &Wanted { marks, limit })
             }
+            Request::Search { needle } => search::search(&needle),
             Request::Vsock { cid, port, base64 } => vsock(cid, port, &BASE64.decode(base64)?),
         }
     }

@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+mod disk;
 mod payload;
 mod peer;
 
@@ -23,6 +24,7 @@ use qemu_tests::{
     bed::{Bed, BedOptions, Measured, Plan},
     harness::{guest, host::HostOptions},
 };
+use types::units::Mebibytes;
 
 /// Measures the VMM on an emulated host.
 #[derive(Parser)]
@@ -46,6 +48,19 @@ const INIT: &str = "bench: init";
 const CMDLINE: &str = "console=ttyS0 quiet rdinit=/bench-init";
 /// A device with a BAR as large as a GPU's, and seven small ones.
 const DEVICES: usize = 8;
+
+/// The guest that is one instruction long.
+const FIRST_BOOT: Boot<'static> = Boot {
+    kernel: "/guest/first",
+    initrd: None,
+    cmdline: "",
+    device: None,
+    disk: None,
+    memory_mib: 256,
+};
+/// Debian's kernel up to its init.
+const LINUX_BOOT: Boot<'static> =
+    Boot { kernel: "/guest/kernel", initrd: Some("/guest/initrd"), cmdline: CMDLINE, ..FIRST_BOOT };
 
 /// One line of the table.
 struct Row {
@@ -77,6 +92,7 @@ fn run(arguments: &Arguments) -> Result<()> {
     let mut bench = Bench { bed, runs: arguments.runs, peer, paths };
     let mut rows = bench.starts()?;
     rows.extend(bench.devices()?);
+    rows.extend(bench.disks()?);
     let size = fs::metadata(&arguments.vmm)?.len();
     rows.push(Row { what: "program", unit: "MiB", ours: mebi(size), peers: None });
     print(&rows, bench.peer.as_ref());
@@ -97,11 +113,12 @@ fn start(folder: &Path, vmm: &Path, peer: Option<&Peer>) -> Result<Bed> {
         ("guest/first".to_owned(), first),
         ("guest/kernel".to_owned(), made.kernel),
         ("guest/initrd".to_owned(), made.initrd),
+        ("guest/fio".to_owned(), disk::initrd(&folder.join("fio"))?),
     ];
     files.extend(peer.into_iter().flat_map(|peer| peer.files.clone()));
     let mut devices = vec!["pci-testdev,membar=256G".to_owned()];
     devices.resize(DEVICES, "pci-testdev,membar=1M".to_owned());
-    let host = HostOptions { devices, memory_mib: 4096, ..HostOptions::default() };
+    let host = HostOptions { devices, memory_mib: 6144, ..HostOptions::default() };
     Bed::start(
         folder,
         BedOptions { files, host, vmm: Some(vmm.to_owned()), ..BedOptions::default() },
@@ -122,15 +139,8 @@ struct Bench {
 impl Bench {
     /// From the start to the first instruction, to the guest's init, and of it the guest's part.
     fn starts(&mut self) -> Result<Vec<Row>> {
-        let first = Boot { kernel: "/guest/first", initrd: None, cmdline: "", device: None };
-        let linux = Boot {
-            kernel: "/guest/kernel",
-            initrd: Some("/guest/initrd"),
-            cmdline: CMDLINE,
-            device: None,
-        };
-        let (own_first, peer_first) = self.both(first, 0, payload::FIRST)?;
-        let (own_init, peer_init) = self.both(linux, 0, INIT)?;
+        let (own_first, peer_first) = self.both(FIRST_BOOT, 0, payload::FIRST)?;
+        let (own_init, peer_init) = self.both(LINUX_BOOT, 0, INIT)?;
         let row = |what, ours: f64, peers: Option<f64>| Row { what, unit: "s", ours, peers };
         let kernel = |init: &Medians, first: &Medians| init.seconds - first.seconds;
         let both = |act: &dyn Fn(&Medians, &Medians) -> f64| {
@@ -149,16 +159,10 @@ impl Bench {
     fn devices(&mut self) -> Result<Vec<Row>> {
         let address =
             self.paths.first().map(|(address, _)| address.clone()).context("no device")?;
-        let boot =
-            Boot { kernel: "/guest/first", initrd: None, cmdline: "", device: Some(&address) };
+        let boot = Boot { device: Some(&address), ..FIRST_BOOT };
         let without = self.both(Boot { device: None, ..boot }, 0, payload::FIRST)?;
         let one = self.both(boot, 1, payload::FIRST)?;
-        let linux = Boot {
-            kernel: "/guest/kernel",
-            initrd: Some("/guest/initrd"),
-            cmdline: CMDLINE,
-            device: Some(&address),
-        };
+        let linux = Boot { device: Some(&address), ..LINUX_BOOT };
         let linux_one = self.both(linux, 1, INIT)?;
         let eight = self.ours(linux, DEVICES, INIT)?;
         let peers = one.1.as_ref().zip(without.1.as_ref());
@@ -194,16 +198,25 @@ impl Bench {
     fn ours(&mut self, boot: Boot<'_>, devices: usize, mark: &str) -> Result<Medians> {
         let mut all = Vec::new();
         for _ in 0..self.runs {
-            let mut plan = match boot.initrd {
-                Some(initrd) => Plan::linux(1, (boot.kernel, initrd), boot.cmdline),
-                None => Plan::linux_alone(1, boot.kernel, boot.cmdline),
-            };
-            for (address, path) in self.paths.iter().take(devices) {
-                plan.pass(address.parse().context("a PCI address")?, path);
-            }
+            let plan = self.own_plan(boot, devices)?;
             all.push(self.bed.measure(&plan, &[mark], LIMIT)?);
         }
         Medians::of(&all)
+    }
+
+    fn own_plan(&self, boot: Boot<'_>, devices: usize) -> Result<Plan> {
+        let mut plan = match boot.initrd {
+            Some(initrd) => Plan::linux(1, (boot.kernel, initrd), boot.cmdline),
+            None => Plan::linux_alone(1, boot.kernel, boot.cmdline),
+        };
+        plan.spec.memory_mib = Mebibytes(boot.memory_mib.into());
+        for (address, path) in self.paths.iter().take(devices) {
+            plan.pass(address.parse().context("a PCI address")?, path);
+        }
+        if let Some(disk) = boot.disk {
+            plan.disk(disk);
+        }
+        Ok(plan)
     }
 }
 

@@ -35,6 +35,10 @@ pub(crate) struct Boot<'a> {
     pub(crate) cmdline: &'a str,
     /// PCI address of a device to pass through.
     pub(crate) device: Option<&'a str>,
+    /// A raw file to be the first virtio disk.
+    pub(crate) disk: Option<&'a str>,
+    /// Guest memory, in MiB.
+    pub(crate) memory_mib: u32,
 }
 
 impl Peer {
@@ -62,17 +66,20 @@ impl Peer {
         Ok(Self { kind, name, files })
     }
 
-    /// Returns what boots a machine of one processor and 256 MiB whose serial port is standard
-    /// output; `None` when the peer cannot.
+    /// Returns what boots a machine of one processor whose serial port is standard output; `None`
+    /// when the peer cannot.
     pub(crate) fn subject(&self, boot: Boot<'_>) -> Option<Subject> {
         let program = format!("/{PROGRAM}");
+        let (size, mib) =
+            (format!("size={}M,shared=on", boot.memory_mib), boot.memory_mib.to_string());
+        let backend = format!("memory-backend-memfd,id=ram,size={mib}M,share=on");
         let mut words = match self.kind {
             Kind::CloudHypervisor => vec![
                 program.as_str(),
                 "--cpus",
                 "boot=1",
                 "--memory",
-                "size=256M,shared=on",
+                &size,
                 "--serial",
                 "tty",
                 "--console",
@@ -85,11 +92,11 @@ impl Peer {
                 "-machine",
                 "q35,accel=kvm,memory-backend=ram",
                 "-object",
-                "memory-backend-memfd,id=ram,size=256M,share=on",
+                &backend,
                 "-cpu",
                 "host",
                 "-m",
-                "256",
+                &mib,
                 "-nodefaults",
                 "-no-user-config",
                 "-display",
@@ -108,6 +115,18 @@ impl Peer {
             words.extend([own("--initramfs", "-initrd"), initrd]);
         }
         let mut words: Vec<String> = words.into_iter().map(str::to_owned).collect();
+        match (boot.disk, self.kind) {
+            (None, _) => {}
+            (Some(disk), Kind::CloudHypervisor) => {
+                words.extend(["--disk".to_owned(), format!("path={disk}")]);
+            }
+            (Some(disk), Kind::Qemu) => words.extend([
+                "-drive".to_owned(),
+                format!("if=none,id=disk,format=raw,file={disk}"),
+                "-device".to_owned(),
+                "virtio-blk-pci,drive=disk".to_owned(),
+            ]),
+        }
         if let Some(device) = boot.device {
             // QEMU 7.2 knows only the legacy groups, which the image's kernel may lack.
             if self.kind == Kind::Qemu {

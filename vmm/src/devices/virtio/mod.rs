@@ -15,7 +15,7 @@ pub mod transport;
 pub mod vsock;
 
 mod vhost;
-mod worker;
+pub(in crate::devices) mod worker;
 
 use std::{
     io,
@@ -31,7 +31,9 @@ pub use interrupt::{Interrupts, QueueSignal};
 pub use pci::VirtioPci;
 pub use ring::Ring;
 
-use crate::{irq::InterruptSource, sys::memory::GuestRam};
+use types::operations::VmEventKind;
+
+use crate::{counters::Registry, events::Events, irq::InterruptSource, sys::memory::GuestRam};
 
 /// Bit 28: descriptors may name a table of descriptors (virtio §6).
 pub const F_RING_INDIRECT_DESC: u64 = 1 << 28;
@@ -94,6 +96,18 @@ pub trait VirtioDevice: Send {
 
     /// Returns whether no ring is in use any more after [`Self::stop`].
     fn stopped(&mut self) -> bool;
+
+    /// Tells the device to finish what it took from its rings and to leave guest memory alone,
+    /// without forgetting the rings. A device whose work is the kernel's has nothing to finish.
+    fn hold(&mut self) {}
+
+    /// Returns whether guest memory is left alone after [`Self::hold`].
+    fn is_held(&mut self) -> bool {
+        true
+    }
+
+    /// Goes on after [`Self::hold`].
+    fn go_on(&mut self) {}
 }
 
 /// What a device receives when the driver says DRIVER_OK.
@@ -137,12 +151,13 @@ pub struct DistressFlag {
     device: &'static str,
     raised: AtomicBool,
     complaints: AtomicU32,
+    events: Events,
 }
 
 impl DistressFlag {
     /// Returns the flag of a device, not raised.
-    pub fn new(device: &'static str) -> Self {
-        Self { device, raised: AtomicBool::new(false), complaints: AtomicU32::new(0) }
+    pub fn new(device: &'static str, events: Events) -> Self {
+        Self { device, raised: AtomicBool::new(false), complaints: AtomicU32::new(0), events }
     }
 
     /// Returns whether the device needs a reset.
@@ -171,6 +186,7 @@ impl Distress {
         if self.shared.complaints.fetch_add(1, Ordering::AcqRel) < MAX_COMPLAINTS {
             let device = self.shared.device;
             eprintln!("event=virtio-needs-reset device={device} reason=\"{reason}\"");
+            self.shared.events.push(VmEventKind::DeviceFailed, format!("{device}: {reason}"));
         }
     }
 }
@@ -193,6 +209,10 @@ pub struct Platform {
     pub doorbells: Arc<dyn Doorbells>,
     /// Interrupts, usually `sys::kvm::Vm`.
     pub interrupts: Arc<dyn InterruptSource>,
+    /// Where devices count what they do.
+    pub activity: Registry,
+    /// Where devices say that they do not work any more.
+    pub events: Events,
 }
 
 /// Reads `data.len()` bytes of `fields` at `offset`; bytes past the end are zero.

@@ -149,6 +149,18 @@ impl VirtioDevice for Net {
     fn stopped(&mut self) -> bool {
         self.vhost.stopped()
     }
+
+    fn hold(&mut self) {
+        self.vhost.hold();
+    }
+
+    fn is_held(&mut self) -> bool {
+        self.vhost.is_held()
+    }
+
+    fn go_on(&mut self) {
+        self.vhost.go_on();
+    }
 }
 
 /// Returns the guest offloads that this tap can do. Segmentation needs checksums, and ECN needs

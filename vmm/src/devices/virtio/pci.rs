@@ -139,7 +139,7 @@ impl VirtioPci {
             doorbells: Arc::clone(&platform.doorbells),
             doorbells_at: None,
             ram: platform.ram.clone(),
-            distress: Arc::new(DistressFlag::new(name)),
+            distress: Arc::new(DistressFlag::new(name, platform.events.clone())),
         })
     }
 
@@ -353,6 +353,18 @@ impl PciFunction for VirtioPci {
         if bar.decoding && self.doorbells_at != Some(bar.address) {
             self.move_doorbells(Some(bar.address));
         }
+    }
+
+    fn hold(&mut self) {
+        self.device.hold();
+    }
+
+    fn is_held(&mut self) -> bool {
+        self.device.is_held()
+    }
+
+    fn go_on(&mut self) {
+        self.device.go_on();
     }
 
     fn reset(&mut self) {

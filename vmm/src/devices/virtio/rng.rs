@@ -4,6 +4,8 @@
 //! System calls behind the filter (`ThreadKind::Event`): getrandom; ppoll, read and write of
 //! eventfds, the KVM_IRQ_LINE ioctl, and those of the allocator and of locks.
 
+use std::sync::Arc;
+
 use vm_memory::{Address, Bytes, GuestAddress};
 
 use super::{
@@ -12,7 +14,7 @@ use super::{
     ring::{Chain, RingError},
     worker::{Inbox, Order, Patience, Worker},
 };
-use crate::{sandbox::ThreadKind, sys::io::borrow_eventfd};
+use crate::{counters::Activity, sandbox::ThreadKind, sys::io::borrow_eventfd};
 
 /// Bytes given for one request, at most: enough to seed any generator, cheap to make.
 pub const MAX_BYTES: usize = 4096;
@@ -26,11 +28,13 @@ const IDENTITY: DeviceIdentity =
 #[derive(Default)]
 pub struct Rng {
     worker: Option<Worker<Activation>>,
+    activity: Arc<Activity>,
 }
 
 /// Makes an entropy device.
 pub fn open(slot: u8, platform: &Platform) -> Result<VirtioPci, VirtioError> {
-    VirtioPci::new(Box::new(Rng::default()), slot, platform)
+    let activity = platform.activity.device(IDENTITY.name);
+    VirtioPci::new(Box::new(Rng { worker: None, activity }), slot, platform)
 }
 
 impl VirtioDevice for Rng {
@@ -51,11 +55,12 @@ impl VirtioDevice for Rng {
     }
 
     fn start(&mut self) -> Result<(), VirtioError> {
+        let activity = Arc::clone(&self.activity);
         let worker = Worker::spawn(
             IDENTITY.name.to_owned(),
             ThreadKind::Event,
             || Ok(()),
-            |(), inbox| serve(&inbox),
+            move |(), inbox| serve(&inbox, &activity),
         )
         .map_err(|source| VirtioError::Host {
             device: IDENTITY.name,
@@ -82,6 +87,18 @@ impl VirtioDevice for Rng {
     fn stopped(&mut self) -> bool {
         self.worker.iter().all(Worker::is_idle)
     }
+
+    fn hold(&mut self) {
+        self.worker.iter().for_each(Worker::hold);
+    }
+
+    fn is_held(&mut self) -> bool {
+        self.worker.iter().all(Worker::is_held)
+    }
+
+    fn go_on(&mut self) {
+        self.worker.iter().for_each(Worker::go_on);
+    }
 }
 
 /// What the driver has running now.
@@ -99,7 +116,7 @@ pub enum Progress {
     More,
 }
 
-fn serve(inbox: &Inbox<Activation>) {
+fn serve(inbox: &Inbox<Activation>, activity: &Activity) {
     let mut live: Option<Live> = None;
     let mut progress = Progress::Idle;
     loop {
@@ -111,6 +128,8 @@ fn serve(inbox: &Inbox<Activation>) {
                         activation.queues.into_iter().next().map(|queue| Live { queue, distress });
                     progress = Progress::More;
                 }
+                // A batch is answered before the next order is looked at.
+                Order::Hold => inbox.hold(),
                 Order::Stop => {
                     live = None;
                     inbox.stopped();
@@ -120,7 +139,7 @@ fn serve(inbox: &Inbox<Activation>) {
         }
         let kicked = live.as_ref().is_some_and(|live| live.queue.kick.read().is_ok());
         if kicked || progress == Progress::More {
-            progress = turn(&mut live);
+            progress = turn(&mut live, activity);
         }
         let patience = match progress {
             Progress::More => Patience::None,
@@ -132,11 +151,11 @@ fn serve(inbox: &Inbox<Activation>) {
 }
 
 /// Answers a batch. A ring that makes no sense is left alone until the device is reset.
-fn turn(live: &mut Option<Live>) -> Progress {
+fn turn(live: &mut Option<Live>, activity: &Activity) -> Progress {
     let Some(Live { queue, distress }) = live else {
         return Progress::Idle;
     };
-    match answer_batch(&mut queue.ring, &queue.signal) {
+    match answer_batch(&mut queue.ring, &queue.signal, activity) {
         Ok(progress) => progress,
         Err(error) => {
             distress.raise(&error);
@@ -147,7 +166,11 @@ fn turn(live: &mut Option<Live>) -> Progress {
 }
 
 /// Answers up to [`BATCH`] requests.
-pub fn answer_batch(ring: &mut Ring, signal: &QueueSignal) -> Result<Progress, RingError> {
+pub fn answer_batch(
+    ring: &mut Ring,
+    signal: &QueueSignal,
+    activity: &Activity,
+) -> Result<Progress, RingError> {
     let mut progress = Progress::More;
     ring.disable_kicks()?;
     for _ in 0..BATCH {
@@ -159,8 +182,11 @@ pub fn answer_batch(ring: &mut Ring, signal: &QueueSignal) -> Result<Progress, R
         };
         let written = fill(ring, &chain);
         ring.push_used(chain.head, written)?;
+        activity.requests.add(1);
+        activity.read_bytes.add(written.into());
     }
     if ring.needs_signal()? {
+        activity.interrupts.add(1);
         signal.trigger();
     }
     Ok(progress)

@@ -166,6 +166,18 @@ impl<B: Backend + Sync> Vhost<B> {
     pub(super) fn stopped(&self) -> bool {
         self.worker.as_ref().is_none_or(Worker::is_idle)
     }
+
+    pub(super) fn hold(&self) {
+        self.worker.iter().for_each(Worker::hold);
+    }
+
+    pub(super) fn is_held(&self) -> bool {
+        self.worker.iter().all(Worker::is_held)
+    }
+
+    pub(super) fn go_on(&self) {
+        self.worker.iter().for_each(Worker::go_on);
+    }
 }
 
 /// The features among `offered` that rings may have.
@@ -197,6 +209,8 @@ struct Line {
 struct Live {
     queues: Vec<ReadyQueue>,
     distress: Distress,
+    /// With which the kernel serves the rings, if it does.
+    features: Option<u64>,
 }
 
 struct Thread<B> {
@@ -221,6 +235,7 @@ impl<B: Backend> Thread<B> {
             while let Some(order) = inbox.next() {
                 match order {
                     Order::Run(activation) => live = Some(self.begin(activation)),
+                    Order::Hold => self.hold(live.as_ref(), inbox),
                     Order::Stop => {
                         self.end();
                         live = None;
@@ -241,11 +256,27 @@ impl<B: Backend> Thread<B> {
 
     fn begin(&self, activation: Activation) -> Live {
         let Activation { features, queues, distress } = activation;
-        if let Err(error) = self.try_begin(features, &queues) {
-            self.end();
-            distress.raise(&error);
+        let features = match self.try_begin(features, &queues) {
+            Ok(()) => Some(features),
+            Err(error) => {
+                self.end();
+                distress.raise(&error);
+                None
+            }
+        };
+        Live { queues, distress, features }
+    }
+
+    /// Takes the rings away from the kernel, which remembers how far it was, until told to go on.
+    fn hold(&self, live: Option<&Live>, inbox: &Inbox<Activation>) {
+        let served = live.and_then(|live| Some((live, live.features?)));
+        let Some((live, features)) = served else { return inbox.hold() };
+        // A device that was not connected refuses, which is as good.
+        let _ = self.backend.disconnect(self.fd.as_fd());
+        inbox.hold();
+        if let Err(error) = self.backend.connect(self.fd.as_fd(), features) {
+            live.distress.raise(&format_args!("vhost refused to go on: {error}"));
         }
-        Live { queues, distress }
     }
 
     /// Gives the rings to the kernel.

@@ -105,4 +105,16 @@ impl VirtioDevice for Vsock {
     fn stopped(&mut self) -> bool {
         self.vhost.stopped()
     }
+
+    fn hold(&mut self) {
+        self.vhost.hold();
+    }
+
+    fn is_held(&mut self) -> bool {
+        self.vhost.is_held()
+    }
+
+    fn go_on(&mut self) {
+        self.vhost.go_on();
+    }
 }

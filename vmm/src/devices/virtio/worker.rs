@@ -11,6 +11,7 @@ use std::{
         mpsc,
     },
     thread,
+    time::Duration,
 };
 
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -22,9 +23,11 @@ use crate::{
 };
 
 /// What a worker is told.
-pub(super) enum Order<J> {
+pub(in crate::devices) enum Order<J> {
     /// Serve this until told to stop.
     Run(J),
+    /// Finish what is under way, then call [`Inbox::hold`].
+    Hold,
     /// Let go of the rings and of guest memory, then say so with [`Inbox::stopped`].
     Stop,
     /// End the thread.
@@ -35,6 +38,10 @@ struct Mailbox<J> {
     orders: Mutex<VecDeque<Order<J>>>,
     wake: EventFd,
     busy: AtomicBool,
+    /// The device's end wants the thread to wait.
+    hold: AtomicBool,
+    /// The thread waits.
+    held: AtomicBool,
 }
 
 impl<J> Mailbox<J> {
@@ -48,19 +55,19 @@ impl<J> Mailbox<J> {
 }
 
 /// The device's end: gives orders.
-pub(super) struct Worker<J> {
+pub(in crate::devices) struct Worker<J> {
     mailbox: Arc<Mailbox<J>>,
 }
 
 /// The thread's end: takes orders.
-pub(super) struct Inbox<J> {
+pub(in crate::devices) struct Inbox<J> {
     mailbox: Arc<Mailbox<J>>,
 }
 
 impl<J: Send + 'static> Worker<J> {
     /// Starts a thread: `prepare` runs before the system call filter, `serve` behind it. Returns
     /// when the thread is behind its filter, with the error of what failed before.
-    pub(super) fn spawn<S: 'static>(
+    pub(in crate::devices) fn spawn<S: 'static>(
         name: String,
         kind: ThreadKind,
         prepare: impl FnOnce() -> io::Result<S> + Send + 'static,
@@ -70,6 +77,8 @@ impl<J: Send + 'static> Worker<J> {
             orders: Mutex::default(),
             wake: EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?,
             busy: AtomicBool::new(false),
+            hold: AtomicBool::new(false),
+            held: AtomicBool::new(false),
         });
         let inbox = Inbox { mailbox: Arc::clone(&mailbox) };
         let (ready, started) = mpsc::sync_channel(1);
@@ -95,20 +104,38 @@ impl<J: Send + 'static> Worker<J> {
     }
 
     /// Gives the worker something to serve. It must be idle.
-    pub(super) fn run(&self, job: J) {
+    pub(in crate::devices) fn run(&self, job: J) {
         self.mailbox.busy.store(true, Ordering::Release);
         self.mailbox.post(Order::Run(job));
     }
 
     /// Tells the worker to stop; [`Self::is_idle`] says when it has.
-    pub(super) fn stop(&self) {
+    pub(in crate::devices) fn stop(&self) {
         if !self.is_idle() {
             self.mailbox.post(Order::Stop);
         }
     }
 
+    /// Tells the worker to finish what is under way and wait; [`Self::is_held`] says when it does.
+    pub(in crate::devices) fn hold(&self) {
+        self.mailbox.hold.store(true, Ordering::Release);
+        self.mailbox.post(Order::Hold);
+    }
+
+    /// Returns whether the worker waits and touches no guest memory.
+    pub(in crate::devices) fn is_held(&self) -> bool {
+        self.mailbox.held.load(Ordering::Acquire)
+    }
+
+    /// Lets the worker go on.
+    pub(in crate::devices) fn go_on(&self) {
+        self.mailbox.hold.store(false, Ordering::Release);
+        // A full counter is a wake-up that is pending already.
+        let _ = self.mailbox.wake.write(1);
+    }
+
     /// Returns whether the worker serves nothing and touches no guest memory.
-    pub(super) fn is_idle(&self) -> bool {
+    pub(in crate::devices) fn is_idle(&self) -> bool {
         !self.mailbox.busy.load(Ordering::Acquire)
     }
 }
@@ -122,38 +149,52 @@ impl<J> Drop for Worker<J> {
 
 impl<J> Inbox<J> {
     /// Returns the next order, if any.
-    pub(super) fn next(&self) -> Option<Order<J>> {
+    pub(in crate::devices) fn next(&self) -> Option<Order<J>> {
         let mut orders = self.mailbox.orders.lock().unwrap_or_else(PoisonError::into_inner);
         orders.pop_front()
     }
 
     /// Nothing of the guest's is in use any more.
-    pub(super) fn stopped(&self) {
+    pub(in crate::devices) fn stopped(&self) {
         self.mailbox.busy.store(false, Ordering::Release);
     }
 
+    /// Nothing is under way: waits until the device's end says to go on, or to do something else.
+    pub(in crate::devices) fn hold(&self) {
+        self.mailbox.held.store(true, Ordering::Release);
+        let empty = |mailbox: &Mailbox<J>| {
+            mailbox.orders.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+        };
+        while self.mailbox.hold.load(Ordering::Acquire) && empty(&self.mailbox) {
+            self.wait(&[], Patience::Forever);
+        }
+        self.mailbox.held.store(false, Ordering::Release);
+    }
+
     /// Waits until an order or one of `others` is ready; with [`Patience::None`] only looks.
-    pub(super) fn wait(&self, others: &[BorrowedFd<'_>], patience: Patience) {
+    pub(in crate::devices) fn wait(&self, others: &[BorrowedFd<'_>], patience: Patience) {
         let mut descriptors: Vec<PollFd<'_>> =
             others.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
         descriptors
             .push(PollFd::from_borrowed_fd(borrow_eventfd(&self.mailbox.wake), PollFlags::IN));
-        let none = Timespec::default();
         let timeout = match patience {
-            Patience::None => Some(&none),
+            Patience::None => Some(Timespec::default()),
+            Patience::For(duration) => Timespec::try_from(duration).ok(),
             Patience::Forever => None,
         };
         // Poll fails when interrupted, which is as good as being woken.
-        let _ = rustix::event::poll(&mut descriptors, timeout);
+        let _ = rustix::event::poll(&mut descriptors, timeout.as_ref());
         let _ = self.mailbox.wake.read();
     }
 }
 
 /// How long to wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Patience {
+pub(in crate::devices) enum Patience {
     /// Not at all.
     None,
+    /// Until something happens, and no longer than this.
+    For(Duration),
     /// Until something happens.
     Forever,
 }

@@ -8,12 +8,16 @@ use std::{
 
 use types::{
     devices::{AttachDevice, AttachRequest, AttachedDevice, AttachedState},
-    vm::Disk,
+    vm::{Disk, DiskModel},
 };
 
 use super::{Hotplug, Order, PlugError, Removal};
 use crate::{
-    devices::virtio,
+    devices::{
+        DeviceError,
+        nvme::Nvme,
+        virtio::{self, blk::engine::EngineChoice},
+    },
     irq::PinRoute,
     machine::Board,
     pci::{
@@ -27,7 +31,7 @@ use crate::{
 /// How long a guest may take to react to the attention button before it is pressed again. It waits
 /// five seconds itself, in which a second press takes the first back (PCIe 6.0 §6.7.1.5).
 const BUTTON_PAUSE: Duration = Duration::from_secs(15);
-/// Link that a port tells for a device without one: a virtio function is no PCI Express device.
+/// Link that a port tells for a device without one: an emulated function is no PCI Express device.
 const EMULATED: Link = Link { speed: 1, width: 1 };
 /// Smallest piece of memory that a BAR takes in a window.
 const PAGE: u64 = 4096;
@@ -248,12 +252,32 @@ fn make(
             let function = Arc::new(Mutex::new(assigned.function));
             Ok(Device { function, link: assigned.link, closer: Some(closer) })
         }
-        AttachDevice::Disk { read_only, serial } => {
-            let disk = Disk { fd: -1, read_only: *read_only, serial: serial.clone() };
-            let Supplies { platform, vcpus, .. } = supplies;
-            let mut function = virtio::blk::open(&disk, file, *vcpus, route.slot, platform)?;
+        AttachDevice::Disk { read_only, serial, model, limit } => {
+            let (read_only, serial) = (*read_only, serial.clone());
+            let disk = Disk { fd: -1, read_only, serial, model: *model, limit: *limit };
+            let function = open_disk(&disk, file, route.slot, supplies)?;
+            Ok(Device { function, link: EMULATED, closer: None })
+        }
+    }
+}
+
+fn open_disk(
+    disk: &Disk,
+    file: OwnedFd,
+    slot: u8,
+    supplies: &Supplies,
+) -> Result<Arc<Mutex<dyn PciFunction>>, DeviceError> {
+    let Supplies { platform, vcpus, .. } = supplies;
+    match disk.model {
+        DiskModel::VirtioBlk => {
+            let mut function = virtio::blk::open(disk, file, *vcpus, slot, platform)?;
             function.start()?;
-            Ok(Device { function: Arc::new(Mutex::new(function)), link: EMULATED, closer: None })
+            Ok(Arc::new(Mutex::new(function)))
+        }
+        DiskModel::Nvme => {
+            let mut function = Nvme::open(disk, file, *vcpus, EngineChoice::Best, platform)?;
+            function.start()?;
+            Ok(Arc::new(Mutex::new(function)))
         }
     }
 }

@@ -21,8 +21,7 @@ pub(super) use manager::{Manager, Spare, Supplies};
 use types::devices::{AttachRequest, AttachedDevice, MAX_DEVICE_NAME};
 
 use crate::{
-    devices::virtio::VirtioError, pci::port::SlotWatch, vfio::assign::AssignError,
-    vfio::reset::ResetError,
+    devices::DeviceError, pci::port::SlotWatch, vfio::assign::AssignError, vfio::reset::ResetError,
 };
 
 /// Most orders that wait.
@@ -58,7 +57,7 @@ pub enum PlugError {
     #[error("the device cannot be given to the guest: {0}")]
     Assign(Box<AssignError>),
     #[error(transparent)]
-    Disk(#[from] VirtioError),
+    Disk(#[from] DeviceError),
     #[error("the machine is busy with other devices, or ends")]
     Busy,
 }

@@ -28,18 +28,24 @@ pub mod request;
 use std::{
     io,
     os::fd::{AsFd, OwnedFd},
+    sync::{Arc, Mutex},
+    time::Instant,
 };
 
 use engine::{Engine, EngineChoice};
 use queue::{BlockQueue, Job};
 use request::{Access, ID_SIZE, MAX_RANGE_SECTORS, Rules, SECTOR, Support};
-use rustix::fs::{FallocateFlags, FileType, OFlags, SeekFrom};
 
 use super::{
     Activation, DeviceIdentity, F_RING_EVENT_IDX, F_RING_INDIRECT_DESC, MAX_RING_SIZE, Platform,
     VirtioDevice, VirtioError, VirtioPci, worker::Worker,
 };
 use crate::{
+    counters::Activity,
+    devices::{
+        backing::{BackingError, Geometry},
+        throttle::Throttle,
+    },
     sandbox::ThreadKind,
     sys::{io::Durability, memory::GuestRam},
 };
@@ -63,17 +69,6 @@ const CONFIG_SIZE: usize = 60;
 const IDENTITY: DeviceIdentity =
     DeviceIdentity { name: "blk", virtio_id: 2, class: [0x01, 0x80, 0x00] };
 
-/// What the file underneath is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Geometry {
-    sectors: u64,
-    logical_block: u32,
-    physical_block: u32,
-    access: Access,
-    discard: Support,
-    zero: Support,
-}
-
 /// A block device.
 pub struct Block {
     file: OwnedFd,
@@ -82,7 +77,9 @@ pub struct Block {
     id: [u8; ID_SIZE],
     queues: u16,
     engine: EngineChoice,
+    throttle: Option<Arc<Mutex<Throttle>>>,
     workers: Vec<Worker<Job>>,
+    activity: Arc<Activity>,
 }
 
 /// Makes a block device over `file`. It gets a queue per virtual CPU, at most [`MAX_QUEUES`].
@@ -94,7 +91,8 @@ pub fn open(
     platform: &Platform,
 ) -> Result<VirtioPci, VirtioError> {
     let queues = u16::try_from(vcpus).unwrap_or(MAX_QUEUES).clamp(1, MAX_QUEUES);
-    let block = Block::new(disk, file, queues, EngineChoice::Best, platform.ram.clone())?;
+    let mut block = Block::new(disk, file, queues, EngineChoice::Best, platform.ram.clone())?;
+    block.activity = platform.activity.device(IDENTITY.name);
     VirtioPci::new(Box::new(block), slot, platform)
 }
 
@@ -118,9 +116,11 @@ impl Block {
         };
         place.copy_from_slice(serial);
         let access = if disk.read_only { Access::ReadOnly } else { Access::ReadWrite };
-        let geometry = Geometry::of(&file, access)?;
-        let workers = Vec::new();
-        Ok(Self { file, ram, geometry, id, queues, engine, workers })
+        let geometry = Geometry::of(&file, access).map_err(backing)?;
+        let throttle = Throttle::new(disk.limit, Instant::now());
+        let throttle = throttle.map(|throttle| Arc::new(Mutex::new(throttle)));
+        let (workers, activity) = (Vec::new(), Arc::default());
+        Ok(Self { file, ram, geometry, id, queues, engine, throttle, workers, activity })
     }
 
     fn config(&self) -> [u8; CONFIG_SIZE] {
@@ -225,7 +225,8 @@ impl VirtioDevice for Block {
                 return Err(refused(format!("queue {} was not started", queue.index)));
             };
             let distress = activation.distress.clone();
-            worker.run(Job { queue, rules, durability, distress });
+            let (activity, throttle) = (Arc::clone(&self.activity), self.throttle.clone());
+            worker.run(Job { queue, rules, durability, distress, throttle, activity });
         }
         Ok(())
     }
@@ -237,98 +238,29 @@ impl VirtioDevice for Block {
     fn stopped(&mut self) -> bool {
         self.workers.iter().all(Worker::is_idle)
     }
-}
 
-impl Geometry {
-    /// Looks at the file, and tries on its end what it can do.
-    fn of(file: &OwnedFd, access: Access) -> Result<Self, VirtioError> {
-        let stat =
-            rustix::fs::fstat(file).map_err(|e| host("cannot look at the disk")(e.into()))?;
-        let flags =
-            rustix::fs::fcntl_getfl(file).map_err(|e| host("cannot look at the disk")(e.into()))?;
-        check_flags(flags, access)?;
-        let bytes = rustix::fs::seek(file, SeekFrom::End(0))
-            .map_err(|e| host("cannot find the end of the disk")(e.into()))?;
-        let sectors = bytes / SECTOR;
-        if sectors == 0 {
-            return Err(refused(format!("the disk has {bytes} bytes, less than one sector")));
-        }
-        let mut geometry = Self {
-            sectors,
-            logical_block: 512,
-            physical_block: 4096,
-            access,
-            discard: Support::No,
-            zero: Support::No,
-        };
-        match FileType::from_raw_mode(stat.st_mode) {
-            FileType::BlockDevice => geometry.measure_device(file)?,
-            FileType::RegularFile => geometry.probe_file(file, bytes),
-            FileType::Symlink
-            | FileType::Directory
-            | FileType::CharacterDevice
-            | FileType::Fifo
-            | FileType::Socket
-            | FileType::Unknown => {
-                return Err(refused("the disk is neither a file nor a block device".to_owned()));
-            }
-        }
-        Ok(geometry)
+    fn hold(&mut self) {
+        self.workers.iter().for_each(Worker::hold);
     }
 
-    fn measure_device(&mut self, file: &OwnedFd) -> Result<(), VirtioError> {
-        let block = |size: Result<u32, rustix::io::Errno>| {
-            size.map_err(|e| host("cannot read the block size")(io::Error::from(e)))
-        };
-        self.logical_block = block(rustix::fs::ioctl_blksszget(file))?.max(512);
-        self.physical_block = block(rustix::fs::ioctl_blkpbszget(file))?.max(self.logical_block);
-        if self.access == Access::ReadWrite {
-            // Zeroing always works, the kernel writes zeroes where the device cannot; discard
-            // that the device cannot do is answered with "not supported".
-            self.zero = Support::Yes;
-            self.discard = Support::Yes;
-        }
-        Ok(())
+    fn is_held(&mut self) -> bool {
+        self.workers.iter().all(Worker::is_held)
     }
 
-    /// Tries both kinds of `fallocate` behind the end of the file, where they change nothing.
-    fn probe_file(&mut self, file: &OwnedFd, bytes: u64) {
-        if self.access == Access::ReadOnly {
-            return;
-        }
-        let behind = bytes.next_multiple_of(4096);
-        let supports = |mode| {
-            let mode = mode | FallocateFlags::KEEP_SIZE;
-            match rustix::fs::fallocate(file, mode, behind, 4096) {
-                Ok(()) => Support::Yes,
-                Err(_) => Support::No,
-            }
-        };
-        self.zero = supports(FallocateFlags::ZERO_RANGE);
-        // Also takes back what the line above may have reserved behind the end.
-        self.discard = supports(FallocateFlags::PUNCH_HOLE);
+    fn go_on(&mut self) {
+        self.workers.iter().for_each(Worker::go_on);
     }
-}
-
-fn check_flags(flags: OFlags, access: Access) -> Result<(), VirtioError> {
-    if flags.contains(OFlags::DIRECT) {
-        return Err(refused(
-            "the disk was opened with O_DIRECT, which cannot serve every buffer; open it without"
-                .to_owned(),
-        ));
-    }
-    let mode = flags & OFlags::RWMODE;
-    if mode == OFlags::WRONLY || (mode == OFlags::RDONLY && access == Access::ReadWrite) {
-        return Err(refused(
-            "the disk was not opened for reading and writing, and is not marked read-only"
-                .to_owned(),
-        ));
-    }
-    Ok(())
 }
 
 fn host(what: &'static str) -> impl Fn(io::Error) -> VirtioError {
     move |source| VirtioError::Host { device: IDENTITY.name, what, source }
+}
+
+fn backing(error: BackingError) -> VirtioError {
+    match error {
+        BackingError::Host { what, source } => host(what)(source),
+        BackingError::Refused { problem } => refused(problem),
+    }
 }
 
 fn refused(problem: String) -> VirtioError {

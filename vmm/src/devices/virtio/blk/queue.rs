@@ -4,24 +4,35 @@
 //! fdatasync and fallocate where there is no io_uring; ppoll, read and write of eventfds, the
 //! KVM_IRQ_LINE ioctl, and those of the allocator and of locks.
 
-use std::{io, mem, os::fd::BorrowedFd, sync::Arc};
+use std::{
+    io, mem,
+    os::fd::BorrowedFd,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
 
 use vm_memory::{Address, Bytes, GuestAddress};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{
     engine::Engine,
-    request::{self, ID_SIZE, Request, Rules, Status, Work},
+    request::{self, ID_SIZE, Request, RequestError, Rules, Status, Work},
 };
 use crate::{
-    devices::virtio::{
-        Distress, QueueSignal, ReadyQueue, Ring,
-        ring::{RingError, Segment},
-        worker::{Inbox, Order, Patience},
+    counters::Activity,
+    devices::{
+        throttle::{Admission, Throttle},
+        virtio::{
+            Distress, QueueSignal, ReadyQueue, Ring,
+            ring::{RingError, Segment},
+            worker::{Inbox, Order, Patience},
+        },
     },
     sys::io::{DiskCommand, Durability, borrow_eventfd},
 };
 
+/// Shortest sleep: a clock that has not moved on must not keep the thread busy.
+const MIN_WAIT: Duration = Duration::from_nanos(1);
 /// Chains taken from the ring before the thread looks at its orders and completions again.
 const BATCH: u16 = 256;
 
@@ -35,6 +46,19 @@ pub struct Job {
     pub durability: Durability,
     /// How to ask for a reset.
     pub distress: Distress,
+    /// Where to count.
+    pub activity: Arc<Activity>,
+    /// The disk's limits, shared by its queues.
+    pub throttle: Option<Arc<Mutex<Throttle>>>,
+}
+
+/// What is wrong with a ring, or with a chain in it.
+#[derive(Debug, thiserror::Error)]
+enum TakeError {
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    #[error(transparent)]
+    Ring(#[from] RingError),
 }
 
 /// A command in flight.
@@ -60,6 +84,8 @@ pub enum Progress {
     Full,
     /// The batch is used up; there may be more.
     More,
+    /// The next request may go at this time.
+    At(Instant),
 }
 
 /// The driver's side of a queue: gone after a reset.
@@ -70,6 +96,10 @@ pub struct Live {
     rules: Rules,
     durability: Durability,
     distress: Distress,
+    activity: Arc<Activity>,
+    throttle: Option<Arc<Mutex<Throttle>>>,
+    /// A request that waits for tokens.
+    held: Option<Request>,
     /// The ring made no sense; it is not touched again.
     broken: bool,
     progress: Progress,
@@ -101,6 +131,10 @@ impl BlockQueue {
             while let Some(order) = inbox.next() {
                 match order {
                     Order::Run(job) => live = Some(Live::from(job)),
+                    Order::Hold => {
+                        self.settle(live.as_mut());
+                        inbox.hold();
+                    }
                     Order::Stop => {
                         self.drain();
                         live = None;
@@ -113,6 +147,9 @@ impl BlockQueue {
             let patience = match progress {
                 Some(Progress::More) => Patience::None,
                 Some(Progress::Idle | Progress::Full) | None => Patience::Forever,
+                Some(Progress::At(at)) => {
+                    Patience::For(at.saturating_duration_since(Instant::now()).max(MIN_WAIT))
+                }
             };
             self.wait(live.as_ref(), inbox, patience);
         }
@@ -123,7 +160,12 @@ impl BlockQueue {
         let last = live.progress;
         let kicked = live.kick.read().is_ok();
         let finished = self.reap(live);
-        let due = kicked || last == Progress::More || (last == Progress::Full && finished > 0);
+        let due = match last {
+            Progress::More => true,
+            Progress::Full => kicked || finished > 0,
+            Progress::Idle => kicked,
+            Progress::At(at) => at <= Instant::now(),
+        };
         let mut progress = if due { self.take(live) } else { last };
         let mut submitted = self.submit(live);
         // The plain engine is done already, and so may be a ring whose pages were cached.
@@ -168,23 +210,21 @@ impl BlockQueue {
         }
     }
 
-    fn try_take(&mut self, live: &mut Live) -> Result<Progress, RingError> {
+    fn try_take(&mut self, live: &mut Live) -> Result<Progress, TakeError> {
         live.ring.disable_kicks()?;
         for _ in 0..BATCH {
             if self.free.is_empty() {
                 return Ok(Progress::Full);
             }
-            let Some(chain) = live.ring.pop()? else {
+            let Some(request) = live.next_request()? else {
                 let more = live.ring.enable_kicks()?;
                 return Ok(if more { Progress::More } else { Progress::Idle });
             };
-            match request::parse(chain, live.ring.ram(), &live.rules) {
-                Ok(request) => self.begin(live, request)?,
-                Err(error) => {
-                    live.fail(&error);
-                    return Ok(Progress::Idle);
-                }
+            if let Some(at) = live.throttled(&request) {
+                live.held = Some(request);
+                return Ok(Progress::At(at));
             }
+            self.begin(live, request)?;
         }
         Ok(Progress::More)
     }
@@ -324,6 +364,7 @@ impl BlockQueue {
                 written
             }
             Transfer::Write { offset, from } => {
+                live.activity.written_bytes.add(moved_now.into());
                 if advance(offset, from, moved_now) {
                     return self.continue_or_fail(live, flight, moved_now);
                 }
@@ -352,6 +393,20 @@ impl BlockQueue {
             Transfer::Other => live.answer(flight.head, flight.status, Status::Failed, 0),
             Transfer::Read { .. } | Transfer::Write { .. } => self.launch(live, flight),
         }
+    }
+
+    /// Waits for everything in flight and gives it back.
+    fn settle(&mut self, live: Option<&mut Live>) {
+        let Some(live) = live else { return };
+        while self.flights.iter().any(Option::is_some) {
+            let waited = self.engine.submit().and_then(|_| self.engine.wait());
+            if self.reap(live) == 0 && waited.is_err() {
+                return;
+            }
+        }
+        live.signal_used();
+        // Slots are free again, and whoever kicked meanwhile is served next.
+        live.progress = Progress::More;
     }
 
     /// Waits for everything in flight and forgets it.
@@ -384,6 +439,9 @@ impl From<Job> for Live {
             rules: job.rules,
             durability: job.durability,
             distress: job.distress,
+            activity: job.activity,
+            throttle: job.throttle,
+            held: None,
             broken: false,
             progress: Progress::More,
         }
@@ -391,6 +449,26 @@ impl From<Job> for Live {
 }
 
 impl Live {
+    /// Returns the request that waited for tokens, or the next one in the ring.
+    fn next_request(&mut self) -> Result<Option<Request>, TakeError> {
+        if let Some(held) = self.held.take() {
+            return Ok(Some(held));
+        }
+        let Some(chain) = self.ring.pop()? else { return Ok(None) };
+        Ok(Some(request::parse(chain, self.ring.ram(), &self.rules)?))
+    }
+
+    /// Takes the tokens of a request, or returns when they exist.
+    fn throttled(&self, request: &Request) -> Option<Instant> {
+        let throttle = self.throttle.as_ref()?;
+        let bytes = request.work.bytes()?;
+        let mut throttle = throttle.lock().unwrap_or_else(PoisonError::into_inner);
+        match throttle.admit(Instant::now(), bytes) {
+            Admission::Now => None,
+            Admission::At(at) => Some(at),
+        }
+    }
+
     /// Writes the status and gives the chain back.
     fn answer(
         &mut self,
@@ -404,6 +482,11 @@ impl Live {
         }
         // The parser saw that the address is memory, and memory does not go away.
         let _ = self.ring.ram().write_obj(status.byte(), address);
+        self.activity.requests.add(1);
+        self.activity.read_bytes.add(written.into());
+        if status != Status::Done {
+            self.activity.errors.add(1);
+        }
         self.ring.push_used(head, written.saturating_add(1))
     }
 
@@ -413,7 +496,10 @@ impl Live {
             return;
         }
         match self.ring.needs_signal() {
-            Ok(true) => self.signal.trigger(),
+            Ok(true) => {
+                self.activity.interrupts.add(1);
+                self.signal.trigger();
+            }
             Ok(false) => {}
             Err(error) => self.fail(&error),
         }
@@ -433,7 +519,11 @@ fn pairs(segments: &[Segment]) -> Vec<(GuestAddress, u32)> {
 }
 
 /// Takes `moved` bytes off the front of a transfer; returns whether something is left.
-fn advance(offset: &mut u64, segments: &mut Vec<(GuestAddress, u32)>, moved: u32) -> bool {
+pub(in crate::devices) fn advance(
+    offset: &mut u64,
+    segments: &mut Vec<(GuestAddress, u32)>,
+    moved: u32,
+) -> bool {
     *offset = offset.saturating_add(u64::from(moved));
     let mut rest = moved;
     segments.retain_mut(|(address, length)| {

@@ -147,6 +147,20 @@ pub enum Work {
     Answer(Status),
 }
 
+impl Work {
+    /// Returns the bytes that count against a limit, or `None` for what is free.
+    pub fn bytes(&self) -> Option<u64> {
+        let sum = |segments: &[Segment]| segments.iter().map(|part| u64::from(part.length)).sum();
+        match self {
+            Self::Read { into, .. } => Some(sum(into)),
+            Self::Write { from, .. } => Some(sum(from)),
+            // Bytes that move nowhere; the request itself counts.
+            Self::Discard { .. } | Self::Zero { .. } => Some(0),
+            Self::Flush | Self::Identify { .. } | Self::Answer(_) => None,
+        }
+    }
+}
+
 /// The chain has no room for an answer; the device needs a reset.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the message is the doc")]

@@ -1,0 +1,121 @@
+//! What a virtio disk gives: fio in the guest, over a file in the host's memory, so that the VMM is
+//! what is measured.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result};
+use qemu_tests::harness::guest;
+
+use super::{Bench, Boot, LIMIT, Row, median};
+
+/// The disk on the host.
+const DISK: &str = "/run/bench-disk";
+/// Its size.
+const DISK_BYTES: u64 = 256 << 20;
+/// What the guest says before each result, and at its end.
+const RESULT: &str = "bench: result ";
+const END: &str = "bench: end of fio";
+/// Seconds of each job.
+const SECONDS: u32 = 3;
+
+/// One job of fio.
+struct Job {
+    what: &'static str,
+    name: &'static str,
+    pattern: &'static str,
+    block: &'static str,
+    depth: u32,
+    /// Field of fio's terse output (version 3) that counts: operations a second, or KiB a second.
+    field: usize,
+    unit: &'static str,
+}
+
+/// Fields of fio's terse output, counted from 1 (fio documentation, "Terse output").
+const READ_IOPS: usize = 8;
+const WRITE_IOPS: usize = 49;
+const READ_KIB: usize = 7;
+const WRITE_KIB: usize = 48;
+
+const fn job(
+    (what, name): (&'static str, &'static str),
+    pattern: &'static str,
+    depth: u32,
+    field: usize,
+) -> Job {
+    let random = matches!(field, READ_IOPS | WRITE_IOPS);
+    let (block, unit) = if random { ("4k", "1/s") } else { ("128k", "KiB/s") };
+    Job { what, name, pattern, block, depth, field, unit }
+}
+
+const JOBS: &[Job] = &[
+    job(("virtio-blk, 4 KiB random reads, depth 1", "rr1"), "randread", 1, READ_IOPS),
+    job(("virtio-blk, 4 KiB random reads, depth 32", "rr32"), "randread", 32, READ_IOPS),
+    job(("virtio-blk, 4 KiB random writes, depth 1", "rw1"), "randwrite", 1, WRITE_IOPS),
+    job(("virtio-blk, 4 KiB random writes, depth 32", "rw32"), "randwrite", 32, WRITE_IOPS),
+    job(("virtio-blk, 128 KiB reads in order, depth 1", "sr1"), "read", 1, READ_KIB),
+    job(("virtio-blk, 128 KiB reads in order, depth 32", "sr32"), "read", 32, READ_KIB),
+    job(("virtio-blk, 128 KiB writes in order, depth 1", "sw1"), "write", 1, WRITE_KIB),
+    job(("virtio-blk, 128 KiB writes in order, depth 32", "sw32"), "write", 32, WRITE_KIB),
+];
+
+/// Makes the guest's initramfs in `folder`: it runs all jobs and says what came out.
+pub(crate) fn initrd(folder: &Path) -> Result<PathBuf> {
+    fs::create_dir_all(folder)?;
+    let mut script = "#!/bin/sh\n".to_owned();
+    for job in JOBS {
+        let Job { name, pattern, block, depth, field, .. } = job;
+        script.push_str(&format!(
+            "echo \"{RESULT}{name} $(fio --minimal --name={name} --filename=/dev/vda --direct=1 \
+             --ioengine=libaio --rw={pattern} --bs={block} --iodepth={depth} --time_based \
+             --runtime={SECONDS} | cut -d';' -f{field})\"\n"
+        ));
+    }
+    script.push_str(&format!("echo '{END}'\n"));
+    Ok(guest::make_with_fio(folder, &script)?.initrd)
+}
+
+impl Bench {
+    /// Runs all jobs, with a tenth of the runs: each run holds many thousand requests.
+    pub(crate) fn disks(&mut self) -> Result<Vec<Row>> {
+        self.bed.write(DISK, b"")?;
+        self.bed.grow(DISK, DISK_BYTES)?;
+        let boot = Boot {
+            kernel: "/guest/kernel",
+            initrd: Some("/guest/fio"),
+            cmdline: "console=ttyS0 quiet rdinit=/init",
+            device: None,
+            disk: Some(DISK),
+            memory_mib: 768,
+        };
+        let runs = self.runs.div_ceil(10);
+        let (mut ours, mut peers) = (Vec::new(), Vec::new());
+        for _ in 0..runs {
+            let plan = self.own_plan(boot, 0)?;
+            ours.push(self.bed.measure(&plan, &[END], LIMIT)?.output);
+            if let Some(subject) = self.peer.as_ref().and_then(|peer| peer.subject(boot)) {
+                peers.push(self.bed.measure_subject(subject, &[END], LIMIT)?.output);
+            }
+        }
+        let row = |job: &Job| {
+            let peers = if peers.is_empty() { None } else { Some(result(job, &peers)?) };
+            Ok(Row { what: job.what, unit: job.unit, ours: result(job, &ours)?, peers })
+        };
+        JOBS.iter().map(row).collect()
+    }
+}
+
+/// Returns the median of a job's results.
+fn result(job: &Job, outputs: &[String]) -> Result<f64> {
+    let prefix = format!("{RESULT}{} ", job.name);
+    let one = |output: &String| {
+        let line = output.lines().find_map(|line| line.trim().strip_prefix(&prefix));
+        let value = line.with_context(|| format!("no result of {}: {output}", job.name))?;
+        let whole = value.trim().split('.').next().unwrap_or_default();
+        whole.parse::<u64>().with_context(|| format!("{}: {value:?}", job.name))
+    };
+    let mut values = outputs.iter().map(one).collect::<Result<Vec<u64>>>()?;
+    Ok(median(&mut values)? as f64)
+}

@@ -1,0 +1,106 @@
+//! Guest memory: on the host's nodes that the specification names, refused by name when a node has
+//! too little, and never with another tenant's bytes in it.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
+
+use std::{path::Path, time::Duration};
+
+use qemu_tests::{
+    bed::{Bed, BedOptions, Plan, guest},
+    harness::host::HostOptions,
+};
+use types::{
+    units::Mebibytes,
+    vm::{HostMemory, MemoryBacking, exit},
+};
+
+/// How long a guest may take to its first command.
+const GUEST_LIMIT: Duration = Duration::from_secs(180);
+/// How long a command may take.
+const SOON: Duration = Duration::from_secs(120);
+
+/// What one tenant leaves in memory, as long as 16 bytes so that it lies at multiples of them.
+const SECRET: &str = "a-tenants-secret";
+/// Writes 48 MiB of it.
+const LEAVE: &str = r#"perl -e '$text = "a-tenants-secret" x 3145728; print length $text, "\n"'"#;
+/// Least places at which it is then found: two thirds of what was written, one in 64 bytes.
+const LEFT: u64 = 32 << 20 >> 6;
+
+const NODE_PAGES: &str = "/sys/devices/system/node/node1/hugepages/hugepages-2048kB";
+
+/// A host of two nodes of 1 GiB, with the usual guest.
+fn two_nodes(folder: &Path) -> Bed {
+    let made = guest::make(folder).unwrap();
+    let node = |id: u32| {
+        let memory = format!("memory-backend-ram,size=1G,id=node{id}");
+        let node =
+            format!("node,nodeid={id},memdev=node{id}{}", if id == 0 { ",cpus=0" } else { "" });
+        ["-object".to_owned(), memory, "-numa".to_owned(), node]
+    };
+    let arguments = [node(0), node(1)].concat();
+    let host = HostOptions { memory_mib: 2048, arguments, ..HostOptions::default() };
+    let files =
+        vec![("guest/kernel".to_owned(), made.kernel), ("guest/initrd".to_owned(), made.initrd)];
+    Bed::start(folder, BedOptions { files, host, ..BedOptions::default() }).unwrap()
+}
+
+fn plan(number: u8, backing: MemoryBacking, parts: &[(u32, u64)]) -> Plan {
+    let kernel = ("/guest/kernel", "/guest/initrd");
+    let mut plan = Plan::linux(number, kernel, "console=ttyS0 quiet");
+    plan.spec.memory_backing = backing;
+    let part = |&(node, mib): &(u32, u64)| HostMemory {
+        node: Some(node),
+        memory_mib: Mebibytes(mib),
+        cpus: vec![0],
+    };
+    plan.spec.host_memory = parts.iter().map(part).collect();
+    plan
+}
+
+fn free_pages(bed: &mut Bed) -> u64 {
+    bed.text(&format!("{NODE_PAGES}/free_hugepages")).unwrap().parse().unwrap()
+}
+
+/// Runs a guest that leaves the secret in its memory, then another, and returns how often the
+/// secret is found while either runs.
+fn two_tenants(bed: &mut Bed, backing: MemoryBacking) -> (u64, u64) {
+    let first = bed.launch(&plan(1, backing, &[(1, 256)])).unwrap();
+    bed.wait_console(first, guest::READY, GUEST_LIMIT).unwrap();
+    assert_eq!(bed.run(first, LEAVE, SOON).unwrap(), "50331648\n");
+    let (left, _) = bed.search(SECRET).unwrap();
+    bed.type_line(first, "poweroff -f").unwrap();
+    bed.wait_exit(first, SOON).unwrap();
+
+    let second = bed.launch(&plan(2, backing, &[(1, 256)])).unwrap();
+    bed.wait_console(second, guest::READY, GUEST_LIMIT).unwrap();
+    let (found, bytes) = bed.search(SECRET).unwrap();
+    assert_eq!(bytes, 256 << 20);
+    bed.type_line(second, "poweroff -f").unwrap();
+    bed.wait_exit(second, SOON).unwrap();
+    (left, found)
+}
+
+#[test]
+fn memory_comes_from_its_node_and_goes_back_without_what_was_in_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut bed = two_nodes(folder.path());
+    // Just as many as one machine takes: the second machine gets the very pages of the first.
+    bed.write(&format!("{NODE_PAGES}/nr_hugepages"), b"128").unwrap();
+    assert_eq!(free_pages(&mut bed), 128);
+
+    let elsewhere = bed.launch(&plan(3, MemoryBacking::Hugetlb2M, &[(0, 64), (1, 192)])).unwrap();
+    let (status, log) = bed.wait_exit(elsewhere, SOON).unwrap();
+    assert_eq!(status, exit::REFUSED, "{log}");
+    let reason = "node 0 of the host lacks 32 of the 32 2 MiB huge pages";
+    assert!(log.contains(reason), "{log}");
+    assert_eq!(free_pages(&mut bed), 128);
+
+    let (left, found) = two_tenants(&mut bed, MemoryBacking::Hugetlb2M);
+    assert!(left > LEFT, "the first tenant's bytes lie at {left} places only");
+    assert_eq!(found, 0);
+    assert_eq!(free_pages(&mut bed), 128);
+
+    let (left, found) = two_tenants(&mut bed, MemoryBacking::Memfd);
+    assert!(left > LEFT, "the first tenant's bytes lie at {left} places only");
+    assert_eq!(found, 0);
+}

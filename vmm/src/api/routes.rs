@@ -1,0 +1,127 @@
+//! Which requests there are. `openapi.json` describes the same for others; a test compares both.
+
+use std::os::fd::OwnedFd;
+
+use super::{Answer, Request, answer::problem, devices, guest, watch};
+use crate::machine::Board;
+
+/// One request and what answers it.
+pub struct Route {
+    /// Method.
+    pub method: &'static str,
+    /// Path; a segment in braces stands for any.
+    pub path: &'static str,
+    /// What answers.
+    pub act: Act,
+}
+
+/// What answers a request.
+#[derive(Clone, Copy)]
+pub enum Act {
+    /// By the request alone. Descriptors that come along are closed.
+    Plain(fn(&Request, &Board) -> Answer),
+    /// By the request and the descriptors that come along.
+    WithFiles(fn(&Request, Vec<OwnedFd>, &Board) -> Answer),
+}
+
+/// All requests.
+pub const ROUTES: &[Route] = &[
+    route("GET", "/v1/console", guest::console),
+    route("POST", "/v1/console", guest::input),
+    route("GET", "/v1/counters", watch::counters),
+    route("GET", "/v1/devices", devices::list),
+    Route { method: "POST", path: "/v1/devices", act: Act::WithFiles(devices::attach) },
+    route("DELETE", "/v1/devices/{id}", devices::detach),
+    route("POST", "/v1/dump", watch::dump),
+    route("GET", "/v1/events", watch::events),
+    route("GET", "/v1/openapi.json", watch::document),
+    route("POST", "/v1/pause", guest::pause),
+    route("POST", "/v1/power", guest::power),
+    route("POST", "/v1/resume", guest::resume),
+    route("GET", "/v1/state", watch::state),
+];
+
+const fn route(
+    method: &'static str,
+    path: &'static str,
+    act: fn(&Request, &Board) -> Answer,
+) -> Route {
+    Route { method, path, act: Act::Plain(act) }
+}
+
+/// Answers a request.
+pub fn answer(request: &Request, files: Vec<OwnedFd>, board: &Board) -> Answer {
+    let there = || ROUTES.iter().filter(|route| is_at(route.path, request.path()));
+    if let Some(route) = there().find(|route| route.method == request.method) {
+        return match route.act {
+            Act::Plain(act) => act(request, board),
+            Act::WithFiles(act) => act(request, files, board),
+        };
+    }
+    let methods: Vec<&str> = there().map(|route| route.method).collect();
+    if methods.is_empty() {
+        let detail = format!("there is no {}; see /v1/openapi.json", request.path());
+        return problem(404, "not found", &detail);
+    }
+    let allow = methods.join(", ");
+    let detail = format!("{} knows {allow}, not {}", request.path(), request.method);
+    let mut refusal = problem(405, "method not allowed", &detail);
+    refusal.headers.push(("allow", allow));
+    refusal
+}
+
+/// Returns whether `path` has the form of `pattern`.
+fn is_at(pattern: &str, path: &str) -> bool {
+    let fits = |(wanted, found): (&str, &str)| {
+        let any = wanted.starts_with('{') && !found.is_empty();
+        any || wanted == found
+    };
+    pattern.split('/').count() == path.split('/').count()
+        && pattern.split('/').zip(path.split('/')).all(fits)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use serde_json::Value;
+
+    use super::*;
+
+    fn document() -> Value {
+        serde_json::from_str(watch::DOCUMENT).expect("the document is JSON")
+    }
+
+    #[test]
+    fn the_document_describes_every_request_and_no_other() {
+        let document = document();
+        let mut described = BTreeSet::new();
+        for (path, methods) in document["paths"].as_object().expect("paths") {
+            for method in methods.as_object().expect("methods").keys() {
+                described.insert((method.to_uppercase(), path.clone()));
+            }
+        }
+        let served = ROUTES.iter().map(|route| (route.method.to_owned(), route.path.to_owned()));
+        assert_eq!(described, served.collect());
+    }
+
+    #[test]
+    fn every_reference_in_the_document_leads_somewhere() {
+        let document = document();
+        let text = document.to_string();
+        let references: Vec<&str> =
+            text.split("\"$ref\":\"#").skip(1).filter_map(|rest| rest.split('"').next()).collect();
+        assert!(references.len() > 10, "{references:?}");
+        for reference in references {
+            assert!(document.pointer(reference).is_some(), "{reference} leads nowhere");
+        }
+    }
+
+    #[test]
+    fn segments_in_braces_stand_for_any() {
+        assert!(is_at("/v1/things/{name}", "/v1/things/0000:01:00.0"));
+        assert!(!is_at("/v1/things/{name}", "/v1/things/"));
+        assert!(!is_at("/v1/things/{name}", "/v1/things"));
+        assert!(!is_at("/v1/state", "/v1/state/x"));
+    }
+}

@@ -1,0 +1,88 @@
+//! What is told of the guest and changes nothing, but for the pause that a dump needs.
+
+use types::{
+    operations::{MemoryCounters, VmCounters, VmEventKind},
+    vm::{VmPhase, VmState},
+};
+
+use super::{
+    Answer, Request,
+    answer::{Body, json, problem},
+    guest,
+};
+use crate::{
+    dump::Dump,
+    machine::{Board, Holder},
+};
+
+/// The description of the API.
+pub(super) const DOCUMENT: &str = include_str!("../../openapi.json");
+
+/// `GET /v1/openapi.json`
+pub(super) fn document(_: &Request, _: &Board) -> Answer {
+    Answer::bytes("application/json", DOCUMENT.as_bytes().to_vec())
+}
+
+/// `GET /v1/state`
+pub(super) fn state(_: &Request, board: &Board) -> Answer {
+    let phase = if board.control.is_ended() {
+        VmPhase::Stopped
+    } else if !board.control.is_started() {
+        VmPhase::Starting
+    } else if board.pauses.is_wanted() {
+        VmPhase::Paused
+    } else if board.events.has_panicked() {
+        VmPhase::Panicked
+    } else {
+        VmPhase::Running
+    };
+    let (console_start, console_end) = board.console.range();
+    json(200, &VmState { machine: board.machine, phase, console_end, console_start })
+}
+
+/// `GET /v1/events?from=N&wait_ms=M`
+pub(super) fn events(request: &Request, board: &Board) -> Answer {
+    match guest::span(request) {
+        Ok((from, wait)) => json(200, &board.events.read(from, wait)),
+        Err(refusal) => *refusal,
+    }
+}
+
+/// `GET /v1/counters`
+pub(super) fn counters(_: &Request, board: &Board) -> Answer {
+    let uptime_ms = u64::try_from(board.built.elapsed().as_millis()).unwrap_or(u64::MAX);
+    let guest_bytes = board.ram.size();
+    json(
+        200,
+        &VmCounters {
+            uptime_ms,
+            vcpus: board.exits.iter().map(crate::counters::Exits::read).collect(),
+            devices: board.activity.read(),
+            memory: MemoryCounters {
+                guest_bytes,
+                resident_bytes: board.ram.resident().unwrap_or(guest_bytes).min(guest_bytes),
+            },
+        },
+    )
+}
+
+/// `POST /v1/dump`: the guest waits from here until the answer is sent or the reader is gone, which
+/// is when [`finish_dump`] is called.
+pub(super) fn dump(_: &Request, board: &Board) -> Answer {
+    if !board.control.is_started() {
+        return problem(409, "not possible now", "the guest has not started; try again");
+    }
+    if let Err(error) = board.hold(Holder::Dump) {
+        return guest::not_held(&error);
+    }
+    let dump = Dump::new(&board.ram, &board.pauses.registers());
+    let bytes = Answer::bytes("application/x-elf", Vec::new());
+    Answer { body: Body::Dump(Box::new(dump)), ..bytes }
+}
+
+/// A dump was read, or its reader is gone.
+pub(super) fn finish_dump(board: &Board) {
+    if board.release(Holder::Dump) {
+        board.events.push(VmEventKind::Dumped, "");
+    }
+}

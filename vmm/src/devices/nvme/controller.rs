@@ -1,0 +1,619 @@
+//! The controller's thread: takes commands from the queues, carries them out, posts completions.
+//!
+//! System calls behind the filter (`ThreadKind::Block`): as for a queue of virtio-blk.
+
+use std::{
+    collections::VecDeque,
+    io, mem,
+    os::fd::BorrowedFd,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use vm_memory::GuestAddress;
+
+use super::{
+    admin::{Answer, EventSource},
+    command::{COMPLETION_SIZE, Command, Completion, SUBMISSION_SIZE, Status},
+    identify::Profile,
+    logs::Logs,
+    prp,
+    queue::{CompletionQueue, Place, SubmissionQueue},
+    shared::{Shared, Shutdown, Side},
+    transfer::{self, RANGE_SIZE, Work},
+};
+use crate::{
+    devices::{
+        throttle::{Admission, Throttle},
+        virtio::{
+            blk::{engine::Engine, queue::advance},
+            worker::{Inbox, Order, Patience},
+        },
+    },
+    sys::{
+        io::{DiskCommand, Durability, borrow_eventfd},
+        memory::GuestRam,
+    },
+};
+
+/// Commands that the file works on at once, for all queues together.
+pub const DEPTH: u16 = 256;
+/// Commands taken from one queue before the next has its turn.
+const BURST: u32 = 32;
+/// Turns of all queues before the thread looks at its orders again.
+const ROUNDS: u32 = 8;
+/// Largest admin queue (AQA has 12 bits).
+const MAX_ADMIN_ENTRIES: u32 = 4096;
+/// Errors that wait for a driver to ask for them.
+const MAX_EVENTS: usize = 4;
+
+/// What the thread is given when the driver switches the controller on.
+#[derive(Debug, Clone, Copy)]
+pub struct Start {
+    /// The admin submission queue.
+    pub submissions: Place,
+    /// The admin completion queue.
+    pub completions: Place,
+}
+
+impl Start {
+    /// Returns whether the sizes are possible. Whether the queues are memory, the thread sees.
+    pub fn is_sound(&self) -> bool {
+        let sizes = [self.submissions.entries, self.completions.entries];
+        sizes.iter().all(|entries| (2..=MAX_ADMIN_ENTRIES).contains(entries))
+    }
+}
+
+/// What came of a turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Progress {
+    /// Nothing to do until the driver or the file says something.
+    Idle,
+    /// There may be more to do at once.
+    More,
+    /// The next command may go at this time.
+    At(Instant),
+}
+
+/// A command in flight.
+#[derive(Debug)]
+pub(super) struct Flight {
+    pub(super) queue: u16,
+    pub(super) command: Command,
+    pub(super) transfer: Transfer,
+}
+
+/// What is left of it to do.
+#[derive(Debug)]
+pub(super) enum Transfer {
+    Read { offset: u64, into: Vec<(GuestAddress, u32)> },
+    Write { offset: u64, from: Vec<(GuestAddress, u32)>, durability: Durability },
+    Flush,
+    Zero { offset: u64, length: u64 },
+    Punch { ranges: Vec<(u64, u64)> },
+}
+
+/// Queues, features and events of a controller that is switched on.
+pub(super) struct Live {
+    pub(super) submissions: Vec<Option<SubmissionQueue>>,
+    pub(super) completions: Vec<Option<CompletionQueue>>,
+    /// Deletions of submission queues that wait for their commands: the queue and the command.
+    pub(super) deletions: Vec<(u16, Command)>,
+    /// Asynchronous Event Requests that wait.
+    pub(super) event_requests: VecDeque<u16>,
+    /// Events that wait for a request.
+    pub(super) events: VecDeque<EventSource>,
+    /// An error was reported, and its log was not read since.
+    pub(super) errors_masked: bool,
+    pub(super) features: [u32; super::admin::FEATURES],
+    /// Vectors whose coalescing is off, as the driver set it. Nothing is ever coalesced.
+    pub(super) vector_flags: Vec<bool>,
+    /// A command that waits for tokens, and its queue.
+    held: Option<(u16, Command)>,
+    /// The I/O queue, less one, that went first last time.
+    next: u16,
+    flushing: bool,
+}
+
+/// The thread's state.
+pub struct Controller {
+    engine: Engine,
+    pub(super) ram: GuestRam,
+    pub(super) profile: Profile,
+    throttle: Option<Throttle>,
+    pub(super) shared: Arc<Shared>,
+    flights: Vec<Option<Flight>>,
+    free: Vec<u16>,
+    pub(super) live: Option<Live>,
+    pub(super) logs: Logs,
+}
+
+impl Controller {
+    /// Returns a controller that is off.
+    pub fn new(
+        engine: Engine,
+        ram: GuestRam,
+        profile: Profile,
+        throttle: Option<Throttle>,
+        shared: Arc<Shared>,
+    ) -> Self {
+        Self {
+            engine,
+            ram,
+            profile,
+            throttle,
+            shared,
+            flights: (0..DEPTH).map(|_| None).collect(),
+            free: (0..DEPTH).rev().collect(),
+            live: None,
+            logs: Logs::default(),
+        }
+    }
+
+    /// Serves until told to quit.
+    pub(super) fn serve(mut self, inbox: &Inbox<Start>) {
+        loop {
+            while let Some(order) = inbox.next() {
+                match order {
+                    Order::Run(start) => self.start(&start),
+                    Order::Hold => {
+                        self.settle();
+                        inbox.hold();
+                    }
+                    Order::Stop => {
+                        self.stop();
+                        inbox.stopped();
+                    }
+                    Order::Quit => return self.stop(),
+                }
+            }
+            let patience = match self.turn(Instant::now()) {
+                Progress::More => Patience::None,
+                Progress::Idle => Patience::Forever,
+                Progress::At(at) => {
+                    Patience::For(at.saturating_duration_since(Instant::now()).max(MIN_WAIT))
+                }
+            };
+            let mut descriptors: Vec<BorrowedFd<'_>> = Vec::with_capacity(2);
+            descriptors.extend(self.engine.as_fd());
+            descriptors.push(borrow_eventfd(&self.shared.kick));
+            inbox.wait(&descriptors, patience);
+        }
+    }
+
+    /// Switches the controller on, or fails if its admin queues are not memory.
+    pub fn start(&mut self, start: &Start) {
+        let (submissions, completions) = (start.submissions, start.completions);
+        let memory = submissions.is_memory(&self.ram, SUBMISSION_SIZE)
+            && completions.is_memory(&self.ram, COMPLETION_SIZE);
+        if !memory {
+            self.shared.set_fatal();
+            return;
+        }
+        let queues = usize::from(self.profile.pairs) + 1;
+        let mut live = Live {
+            submissions: (0..queues).map(|_| None).collect(),
+            completions: (0..queues).map(|_| None).collect(),
+            deletions: Vec::new(),
+            event_requests: VecDeque::new(),
+            events: VecDeque::new(),
+            errors_masked: false,
+            features: super::admin::defaults(),
+            vector_flags: vec![false; self.shared.vector_count()],
+            held: None,
+            next: 0,
+            flushing: false,
+        };
+        live.submissions[0] = Some(SubmissionQueue::new(submissions, 0));
+        let mut admin = CompletionQueue::new(completions, Some(0));
+        admin.users = 1;
+        live.completions[0] = Some(admin);
+        self.live = Some(live);
+    }
+
+    /// Waits for everything in flight and posts it; commands not begun stay where they are.
+    fn settle(&mut self) {
+        while self.flights.iter().any(Option::is_some) {
+            let waited = self.engine.submit().and_then(|_| self.engine.wait());
+            if self.reap() == 0 && waited.is_err() {
+                return;
+            }
+        }
+        self.finish_deletions();
+        self.interrupt();
+    }
+
+    /// Waits for everything in flight, then forgets the queues.
+    pub fn stop(&mut self) {
+        self.live = None;
+        while self.flights.iter().any(Option::is_some) {
+            let waited = self.engine.submit().and_then(|_| self.engine.wait());
+            let mut any = false;
+            while let Some((token, _)) = self.engine.complete() {
+                any = true;
+                if self.take_flight(token).is_some() {
+                    self.free.push(token);
+                }
+            }
+            if waited.is_err() && !any {
+                // The engine keeps what the kernel may still use.
+                return;
+            }
+        }
+    }
+
+    /// Takes what the driver offers, starts it, and posts what is done. Never waits.
+    pub fn turn(&mut self, now: Instant) -> Progress {
+        let _ = self.shared.kick.read();
+        self.reap();
+        if self.live.is_none() || self.shared.is_fatal() {
+            return Progress::Idle;
+        }
+        self.answer_doorbells();
+        self.shut_down_if_asked();
+        let mut progress = Progress::More;
+        for _ in 0..ROUNDS {
+            progress = self.round(now);
+            if progress != Progress::More {
+                break;
+            }
+        }
+        let submitted = self.submit();
+        // The plain engine is done already, and so may be a ring whose pages were cached.
+        let finished = self.reap();
+        let submitted = submitted && (finished == 0 || self.submit());
+        self.finish_deletions();
+        self.report_events();
+        self.interrupt();
+        if !submitted || (finished > 0 && progress == Progress::Idle) {
+            return Progress::More;
+        }
+        progress
+    }
+
+    /// Hands started commands to the kernel; returns whether it took all of them.
+    fn submit(&mut self) -> bool {
+        self.engine.submit().unwrap_or_else(|_| {
+            self.shared.set_fatal();
+            true
+        })
+    }
+
+    fn answer_doorbells(&mut self) {
+        let Some(live) = &mut self.live else { return };
+        for ring in self.shared.take_rings() {
+            let index = usize::from(ring.queue);
+            let sound = match ring.side {
+                Side::Submission => live
+                    .submissions
+                    .get_mut(index)
+                    .and_then(Option::as_mut)
+                    .map(|queue| queue.ring(ring.value)),
+                Side::Completion => live
+                    .completions
+                    .get_mut(index)
+                    .and_then(Option::as_mut)
+                    .map(|queue| queue.ring(ring.value)),
+            };
+            let event = match sound {
+                Some(true) => continue,
+                Some(false) => EventSource::InvalidDoorbellValue,
+                None => EventSource::InvalidDoorbell,
+            };
+            if live.events.len() < MAX_EVENTS {
+                live.events.push_back(event);
+            }
+        }
+    }
+
+    /// Gives every queue one burst: the admin queue first, the others in turn (§4.13.1).
+    fn round(&mut self, now: Instant) -> Progress {
+        let mut took = false;
+        for queue in self.order() {
+            for _ in 0..BURST {
+                match self.take(queue, now) {
+                    Taken::Nothing => break,
+                    Taken::One => took = true,
+                    Taken::Wait(at) => return Progress::At(at),
+                }
+            }
+        }
+        if took { Progress::More } else { Progress::Idle }
+    }
+
+    /// Returns the admin queue and then the I/O queues, beginning with another one each time.
+    fn order(&mut self) -> impl Iterator<Item = u16> + use<> {
+        let pairs = self.profile.pairs;
+        let first = self.live.as_mut().map_or(0, |live| {
+            live.next = (live.next + 1) % pairs;
+            live.next
+        });
+        std::iter::once(0).chain((0..pairs).map(move |index| 1 + (first + index) % pairs))
+    }
+
+    /// Takes one command from a queue and starts it.
+    fn take(&mut self, index: u16, now: Instant) -> Taken {
+        if self.free.is_empty() {
+            return Taken::Nothing;
+        }
+        let Some(live) = &mut self.live else { return Taken::Nothing };
+        let held = if index == 0 { None } else { live.held.take() };
+        let (queue, command) = match held {
+            Some(held) => held,
+            None => match pop(live, index, &self.ram) {
+                Some(command) => (index, command),
+                None => return Taken::Nothing,
+            },
+        };
+        if queue == 0 {
+            self.admin(command);
+            return Taken::One;
+        }
+        let work = match transfer::parse(&command, &self.profile) {
+            Ok(work) => work,
+            Err(status) => {
+                self.fail(queue, &command, status);
+                return Taken::One;
+            }
+        };
+        if let (Some(throttle), Some(bytes)) = (&mut self.throttle, work.bytes())
+            && let Admission::At(at) = throttle.admit(now, bytes)
+        {
+            if let Some(live) = &mut self.live {
+                live.held = Some((queue, command));
+            }
+            return Taken::Wait(at);
+        }
+        match self.begin(&command, work) {
+            Ok(Some(transfer)) => self.launch(Flight { queue, command, transfer }),
+            Ok(None) => self.complete(queue, &command, Status::SUCCESS, 0),
+            Err(status) => self.fail(queue, &command, status),
+        }
+        Taken::One
+    }
+
+    fn admin(&mut self, command: Command) {
+        match self.carry_out(&command) {
+            Ok(Answer::Done(result)) => self.complete(0, &command, Status::SUCCESS, result),
+            Ok(Answer::Later) => {}
+            Err(status) => self.fail(0, &command, status),
+        }
+    }
+
+    /// Finds the memory of a command; returns what there is to do, if anything.
+    fn begin(&mut self, command: &Command, work: Work) -> Result<Option<Transfer>, Status> {
+        let prps = (command.prp1, command.prp2);
+        Ok(Some(match work {
+            Work::Nothing => return Ok(None),
+            Work::Flush => Transfer::Flush,
+            Work::Read { offset, length } => {
+                self.logs.read(length);
+                Transfer::Read { offset, into: prp::segments(&self.ram, prps, length)? }
+            }
+            Work::Write { offset, length, durability } => {
+                self.logs.write(length);
+                let from = prp::segments(&self.ram, prps, length)?;
+                let cached = self.write_cache_enabled();
+                let durability = if cached { durability } else { Durability::Durable };
+                Transfer::Write { offset, from, durability }
+            }
+            Work::Zero { offset, length, deallocate: false } => Transfer::Zero { offset, length },
+            Work::Zero { offset, length, deallocate: true } => {
+                Transfer::Punch { ranges: vec![(offset, length)] }
+            }
+            Work::Deallocate { ranges } => {
+                let mut list = vec![0; ranges * RANGE_SIZE];
+                prp::read(&self.ram, prps, &mut list)?;
+                let ranges = transfer::ranges(&list, &self.profile)?;
+                if ranges.is_empty() {
+                    return Ok(None);
+                }
+                Transfer::Punch { ranges }
+            }
+        }))
+    }
+
+    /// Starts what is left of a command.
+    fn launch(&mut self, flight: Flight) {
+        let Some(token) = self.free.pop() else {
+            return self.fail(flight.queue, &flight.command, Status::INTERNAL);
+        };
+        let command = match &flight.transfer {
+            Transfer::Read { offset, into } => DiskCommand::Read { offset: *offset, into },
+            Transfer::Write { offset, from, durability } => {
+                DiskCommand::Write { offset: *offset, from, durability: *durability }
+            }
+            Transfer::Flush => DiskCommand::Sync,
+            Transfer::Zero { offset, length } => {
+                DiskCommand::Zero { offset: *offset, length: *length }
+            }
+            Transfer::Punch { ranges } => match ranges.last() {
+                Some((offset, length)) => DiskCommand::Punch { offset: *offset, length: *length },
+                None => DiskCommand::Sync,
+            },
+        };
+        match (self.engine.queue(token, command), self.flights.get_mut(usize::from(token))) {
+            (Ok(()), Some(slot)) => *slot = Some(flight),
+            // Buffers outside guest memory end here.
+            _ => {
+                self.free.push(token);
+                self.fail(flight.queue, &flight.command, Status::DATA_TRANSFER);
+            }
+        }
+    }
+
+    fn take_flight(&mut self, token: u16) -> Option<Flight> {
+        self.flights.get_mut(usize::from(token)).and_then(Option::take)
+    }
+
+    /// Ends what has completed; returns how many commands that was.
+    fn reap(&mut self) -> usize {
+        let mut finished = 0;
+        while let Some((token, result)) = self.engine.complete() {
+            let Some(flight) = self.take_flight(token) else { continue };
+            self.free.push(token);
+            finished += 1;
+            self.conclude(flight, result);
+        }
+        finished
+    }
+
+    /// Ends one command, or starts what is left of it.
+    fn conclude(&mut self, mut flight: Flight, result: io::Result<u32>) {
+        let moved = match result {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => return self.launch(flight),
+            Err(error) => {
+                let status = failure(&flight.transfer, &error);
+                return self.end(&flight, status);
+            }
+            Ok(moved) => moved,
+        };
+        let left = match &mut flight.transfer {
+            Transfer::Flush | Transfer::Zero { .. } => false,
+            Transfer::Punch { ranges } => {
+                ranges.pop();
+                !ranges.is_empty()
+            }
+            Transfer::Read { offset, into } => advance(offset, into, moved),
+            Transfer::Write { offset, from, .. } => advance(offset, from, moved),
+        };
+        let transfers = matches!(flight.transfer, Transfer::Read { .. } | Transfer::Write { .. });
+        if !left {
+            self.end(&flight, Status::SUCCESS);
+        } else if transfers && moved == 0 {
+            // The file ends before the disk does.
+            let end = io::Error::from(io::ErrorKind::UnexpectedEof);
+            let status = failure(&flight.transfer, &end);
+            self.end(&flight, status);
+        } else {
+            self.launch(flight);
+        }
+    }
+
+    fn end(&mut self, flight: &Flight, status: Status) {
+        if flight.queue == SHUTDOWN_QUEUE {
+            if let Some(live) = &mut self.live {
+                live.flushing = false;
+            }
+            self.shared.set_shutdown(Shutdown::Done);
+        } else if status == Status::SUCCESS {
+            self.complete(flight.queue, &flight.command, status, 0);
+        } else {
+            self.fail(flight.queue, &flight.command, status);
+        }
+    }
+
+    /// Notes and posts a failure.
+    pub(super) fn fail(&mut self, queue: u16, command: &Command, status: Status) {
+        self.logs.error(queue, command, status);
+        self.complete(queue, command, status, 0);
+    }
+
+    /// Posts the completion of a command that was taken from `queue`.
+    pub(super) fn complete(&mut self, queue: u16, command: &Command, status: Status, result: u32) {
+        let Some(live) = &mut self.live else { return };
+        let Some(Some(submissions)) = live.submissions.get_mut(usize::from(queue)) else { return };
+        submissions.outstanding = submissions.outstanding.saturating_sub(1);
+        let to = usize::from(submissions.completions);
+        let Some(Some(completions)) = live.completions.get_mut(to) else { return };
+        completions.owed = completions.owed.saturating_sub(1);
+        let head = submissions.head();
+        let completion = Completion { result, head, queue, command: command.id, status };
+        completions.post(&self.ram, &completion);
+    }
+
+    /// Ends deletions whose queue has nothing in flight any more.
+    fn finish_deletions(&mut self) {
+        let Some(live) = &mut self.live else { return };
+        let ready = |live: &Live, queue: u16| {
+            let slot = live.submissions.get(usize::from(queue)).and_then(Option::as_ref);
+            slot.is_none_or(|queue| queue.outstanding == 0)
+        };
+        let (done, waiting): (Vec<_>, Vec<_>) =
+            mem::take(&mut live.deletions).into_iter().partition(|(queue, _)| ready(live, *queue));
+        live.deletions = waiting;
+        for (queue, command) in done {
+            self.remove_submission_queue(queue);
+            self.complete(0, &command, Status::SUCCESS, 0);
+        }
+    }
+
+    /// Interrupts the driver for every completion queue with news.
+    fn interrupt(&mut self) {
+        let Some(live) = &mut self.live else { return };
+        for queue in live.completions.iter_mut().flatten() {
+            if mem::take(&mut queue.news)
+                && let Some(vector) = queue.vector
+            {
+                self.shared.interrupt(vector);
+            }
+        }
+    }
+
+    /// Answers events with the requests that wait for them (§5.2).
+    fn report_events(&mut self) {
+        let Some(live) = &mut self.live else { return };
+        while !live.errors_masked && !live.events.is_empty() && !live.event_requests.is_empty() {
+            let Some(Some(admin)) = live.completions.first_mut() else { return };
+            let head = live.submissions.first().and_then(Option::as_ref).map_or(0, |q| q.head());
+            if !admin.has_room() {
+                return;
+            }
+            let (Some(event), Some(command)) =
+                (live.events.pop_front(), live.event_requests.pop_front())
+            else {
+                return;
+            };
+            live.errors_masked = true;
+            let (result, status) = (event.result(), Status::SUCCESS);
+            admin.post(&self.ram, &Completion { result, head, queue: 0, command, status });
+        }
+    }
+
+    /// Makes everything durable before a shutdown is reported as complete (§7.6.2).
+    fn shut_down_if_asked(&mut self) {
+        let Some(live) = &mut self.live else { return };
+        if self.shared.shutdown() != Shutdown::Busy || live.flushing || self.free.is_empty() {
+            return;
+        }
+        live.flushing = true;
+        let command = Command::from_bytes(&[0; SUBMISSION_SIZE as usize]);
+        self.launch(Flight { queue: SHUTDOWN_QUEUE, command, transfer: Transfer::Flush });
+    }
+}
+
+/// The queue of the flush that no driver asked for.
+const SHUTDOWN_QUEUE: u16 = u16::MAX;
+/// Shortest sleep: a clock that has not moved on must not keep the thread busy.
+const MIN_WAIT: Duration = Duration::from_nanos(1);
+
+enum Taken {
+    Nothing,
+    One,
+    Wait(Instant),
+}
+
+/// Takes a command from queue `index`, if its completion will have room.
+fn pop(live: &mut Live, index: u16, ram: &GuestRam) -> Option<Command> {
+    if live.deletions.iter().any(|(queue, _)| *queue == index) {
+        return None;
+    }
+    let queue = live.submissions.get_mut(usize::from(index))?.as_mut()?;
+    let completions = live.completions.get_mut(usize::from(queue.completions))?.as_mut()?;
+    if !completions.has_room() {
+        return None;
+    }
+    let command = queue.pop(ram)?;
+    completions.owed += 1;
+    Some(command)
+}
+
+/// Returns how a failed command ends.
+fn failure(transfer: &Transfer, error: &io::Error) -> Status {
+    match (transfer, error.raw_os_error()) {
+        (_, Some(libc::EFAULT)) => Status::DATA_TRANSFER,
+        (Transfer::Read { .. }, _) => Status::READ_ERROR,
+        (Transfer::Write { .. } | Transfer::Flush, _) => Status::WRITE_FAULT,
+        (Transfer::Zero { .. } | Transfer::Punch { .. }, _) => Status::INTERNAL,
+    }
+}

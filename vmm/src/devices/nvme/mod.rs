@@ -1,0 +1,388 @@
+//! An NVMe controller with one namespace over a raw file or block device: for guests that have no
+//! virtio drivers.
+//! Source: NVM Express Base Specification 1.4 ("NVMe"), cited as "§"; PCI Local Bus 3.0.
+//!
+//! | BAR 0 offset | Bytes       | Structure                                               |
+//! |--------------|-------------|---------------------------------------------------------|
+//! | 0x0000       | 0x1000      | controller registers, see `registers`                   |
+//! | 0x1000       | 8 a queue   | doorbells: submission tail, completion head (§3.1.24)   |
+//! | 0x2000       | 16 a vector | MSI-X table                                             |
+//! | 0x3000       | 0x1000      | MSI-X pending bits                                      |
+//!
+//! `registers`, `command`, `prp`, `queue` and `identify` are pure; `controller` owns the queues and
+//! the file and runs on one thread of its own; this file is the PCI function, which virtual CPUs
+//! call: it keeps the registers, and passes doorbells on as the last value written and a wake-up.
+//!
+//! Not offered: SGLs, metadata, more than one namespace, namespace management, firmware update,
+//! queues in controller memory, wired interrupts (a driver uses MSI-X, or polls).
+
+pub mod admin;
+pub mod command;
+pub mod controller;
+pub mod identify;
+pub mod logs;
+pub mod prp;
+pub mod queue;
+pub mod registers;
+pub mod shared;
+pub mod transfer;
+
+use std::{
+    io,
+    os::fd::{AsFd, OwnedFd},
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use controller::{Controller, DEPTH, Start};
+use identify::{Profile, SERIAL_SIZE};
+use registers::{Control, Effect, FATAL, READY, Registers};
+use shared::{Shared, Shutdown};
+use types::vm::Disk;
+
+use super::{
+    backing::{BackingError, Geometry},
+    throttle::Throttle,
+    virtio::{
+        Platform,
+        blk::{
+            engine::{Engine, EngineChoice},
+            request::Access,
+        },
+        worker::Worker,
+    },
+};
+use crate::{
+    pci::{
+        config::{ConfigError, ConfigSpace, Identity},
+        function::{Bar, BarKind, PciFunction},
+        msix::{self, MsixTable},
+    },
+    sandbox::ThreadKind,
+    sys::memory::GuestRam,
+};
+
+/// Most I/O queue pairs: Linux and Windows make one for each virtual CPU, and all are served by
+/// one thread.
+pub const MAX_QUEUE_PAIRS: u16 = 16;
+
+/// Vendor and device id under which operating systems know an emulated NVMe controller (QEMU
+/// docs/specs/pci-ids.rst: "1b36:0010, PCIe NVMe device"). Drivers bind to the class.
+const VENDOR: u16 = 0x1b36;
+const DEVICE: u16 = 0x0010;
+/// Mass storage, non-volatile memory, NVMe I/O controller (§2.1.5).
+const CLASS: u32 = 0x01_08_02;
+
+const BAR: u8 = 0;
+const BAR_SIZE: u64 = 0x4000;
+const DOORBELLS: u64 = 0x1000;
+const TABLE: u64 = 0x2000;
+const PENDING: u64 = 0x3000;
+
+/// PCI Express capability (PCIe 6.0 §7.5.3): version 2, root complex integrated endpoint; device
+/// capabilities: role-based error reporting.
+const EXPRESS: u8 = 0x10;
+const EXPRESS_SIZE: usize = 0x3c;
+const EXPRESS_FLAGS: u16 = 9 << 4 | 2;
+const EXPRESS_DEVICE_CAPABILITIES: u32 = 1 << 15;
+
+/// How long a reset of the function waits for the thread to let go of guest memory.
+const RESET_DEADLINE: Duration = Duration::from_secs(10);
+/// How often it looks.
+const RESET_STEP: Duration = Duration::from_millis(1);
+
+/// Why there can be no controller.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message is the doc")]
+pub enum NvmeError {
+    #[error("nvme: {what}")]
+    Host { what: &'static str, source: io::Error },
+    #[error("nvme: {problem}")]
+    Refused { problem: String },
+    #[error("nvme: its PCI function cannot be described")]
+    Pci { source: ConfigError },
+}
+
+/// The PCI function.
+pub struct Nvme {
+    registers: Registers,
+    shared: Arc<Shared>,
+    parts: Option<Parts>,
+    worker: Option<Worker<Start>>,
+    config: ConfigSpace,
+    /// Configuration space at power-on.
+    pristine: ConfigSpace,
+    msix: MsixTable,
+    msix_capability: u16,
+    /// A reset was asked for, and the thread has not let go yet; then, whether to go on.
+    resetting: bool,
+}
+
+/// What the thread is made of.
+struct Parts {
+    file: OwnedFd,
+    ram: GuestRam,
+    engine: EngineChoice,
+    profile: Profile,
+    throttle: Option<Throttle>,
+}
+
+impl Nvme {
+    /// Makes a controller over `file`, not started, with an I/O queue pair for each of `vcpus`, at
+    /// most [`MAX_QUEUE_PAIRS`].
+    pub fn open(
+        disk: &Disk,
+        file: OwnedFd,
+        vcpus: u32,
+        engine: EngineChoice,
+        platform: &Platform,
+    ) -> Result<Self, NvmeError> {
+        let access = if disk.read_only { Access::ReadOnly } else { Access::ReadWrite };
+        let geometry = Geometry::of(&file, access).map_err(|error| match error {
+            BackingError::Host { what, source } => NvmeError::Host { what, source },
+            BackingError::Refused { problem } => NvmeError::Refused { problem },
+        })?;
+        let pairs = u16::try_from(vcpus).unwrap_or(MAX_QUEUE_PAIRS).clamp(1, MAX_QUEUE_PAIRS);
+        let profile = Profile::new(&geometry, serial(&disk.serial)?, pairs);
+        let msix = MsixTable::new(pairs + 1, &*platform.interrupts)
+            .map_err(|source| NvmeError::Host { what: "cannot have interrupt vectors", source })?;
+        let vectors = (0..msix.len()).filter_map(|index| msix.vector(index).cloned()).collect();
+        let shared = Shared::new(pairs, vectors)
+            .map_err(|source| NvmeError::Host { what: "cannot have doorbells", source })?;
+        let (config, msix_capability) =
+            describe(&msix).map_err(|source| NvmeError::Pci { source })?;
+        let throttle = Throttle::new(disk.limit, Instant::now());
+        Ok(Self {
+            registers: Registers::default(),
+            shared: Arc::new(shared),
+            parts: Some(Parts { file, ram: platform.ram.clone(), engine, profile, throttle }),
+            worker: None,
+            pristine: config.clone(),
+            config,
+            msix,
+            msix_capability,
+            resetting: false,
+        })
+    }
+
+    /// Starts the thread. Call it once, after `sandbox::enter` and before the guest runs.
+    pub fn start(&mut self) -> Result<(), NvmeError> {
+        let Some(parts) = self.parts.take() else { return Ok(()) };
+        let shared = Arc::clone(&self.shared);
+        let prepare = move || {
+            let Parts { file, ram, engine, profile, throttle } = parts;
+            let engine = Engine::new(engine, file.as_fd(), ram.clone(), DEPTH)?;
+            Ok(Controller::new(engine, ram, profile, throttle, shared))
+        };
+        let worker = Worker::spawn(
+            "nvme".to_owned(),
+            ThreadKind::Block,
+            prepare,
+            |controller: Controller, inbox| controller.serve(&inbox),
+        );
+        let failed = |source| NvmeError::Host { what: "cannot start a thread", source };
+        self.worker = Some(worker.map_err(failed)?);
+        Ok(())
+    }
+
+    /// Returns CSTS.
+    fn status(&mut self) -> u32 {
+        self.finish_reset_if_stopped();
+        let fatal = if self.shared.is_fatal() { FATAL } else { 0 };
+        // Ready until the thread has let go of a controller that was switched off (§3.1.6).
+        let ready = if self.is_busy() { READY } else { 0 };
+        fatal | ready | self.shared.shutdown_bits()
+    }
+
+    fn is_busy(&self) -> bool {
+        self.worker.as_ref().is_some_and(|worker| !worker.is_idle())
+    }
+
+    fn control(&mut self, before: Control, after: Control) {
+        match (before.enabled(), after.enabled()) {
+            (true, false) => {
+                self.resetting = true;
+                if let Some(worker) = &self.worker {
+                    worker.stop();
+                }
+                self.finish_reset_if_stopped();
+            }
+            (false, true) => self.enable(after),
+            (true, true) | (false, false) => {}
+        }
+        self.shared.set_control(after);
+        if after.shutdown() && !before.shutdown() {
+            if self.is_busy() && !self.resetting {
+                self.shared.ask_shutdown();
+            } else {
+                self.shared.set_shutdown(Shutdown::Done);
+            }
+        }
+    }
+
+    /// Starts with the queues that the registers name. A driver that did not wait for the last
+    /// reset to end, or that asks for what is impossible, gets a fatal status.
+    fn enable(&mut self, control: Control) {
+        self.finish_reset_if_stopped();
+        let (submissions, completions) = self.registers.admin_queues();
+        let start = Start { submissions, completions };
+        match &self.worker {
+            Some(worker) if !self.resetting && control.possible() && start.is_sound() => {
+                self.shared.restart(control);
+                worker.run(start);
+            }
+            Some(_) | None => self.shared.set_fatal(),
+        }
+    }
+
+    /// Ends a reset as soon as the thread has let go (§7.3.2).
+    fn finish_reset_if_stopped(&mut self) {
+        if self.resetting && !self.is_busy() {
+            self.resetting = false;
+            self.shared.reset();
+            if self.registers.control().enabled() {
+                // The driver did not wait for it.
+                self.shared.set_fatal();
+            }
+        }
+    }
+
+    fn doorbell(&self, offset: u64, data: &[u8]) {
+        // Doorbells are written whole (§3.1.24); anything else is undefined, and ignored.
+        if let (true, Ok(bytes)) = (offset.is_multiple_of(4), <[u8; 4]>::try_from(data)) {
+            self.shared.ring(offset / 4, u32::from_le_bytes(bytes));
+        }
+    }
+}
+
+impl PciFunction for Nvme {
+    fn read_config(&mut self, offset: u16, data: &mut [u8]) {
+        self.config.read(offset, data);
+    }
+
+    fn write_config(&mut self, offset: u16, data: &[u8]) {
+        self.config.write(offset, data);
+        if let Some(inside) = offset.checked_sub(self.msix_capability).filter(|at| *at < 12) {
+            // A vector that cannot be routed loses interrupts, which the driver survives or not.
+            let _ = self.msix.write_capability(inside, data);
+            self.config.set(self.msix_capability + 2, &self.msix.control().to_le_bytes());
+            self.shared.take_mode(&self.msix);
+        }
+    }
+
+    fn bars(&self) -> Vec<Bar> {
+        self.config.bars()
+    }
+
+    fn place_bar(&mut self, index: u8, address: u64) {
+        self.config.place_bar(index, address);
+    }
+
+    fn read_bar(&mut self, bar: u8, offset: u64, data: &mut [u8]) {
+        data.fill(0);
+        match offset {
+            _ if bar != BAR => {}
+            ..DOORBELLS => {
+                let status = self.status();
+                self.registers.read(offset, data, status);
+            }
+            TABLE..PENDING => self.msix.read_table(offset - TABLE, data),
+            PENDING..BAR_SIZE => self.msix.read_pending(offset - PENDING, data),
+            // Doorbells read as zero.
+            _ => {}
+        }
+    }
+
+    fn write_bar(&mut self, bar: u8, offset: u64, data: &[u8]) {
+        match offset {
+            _ if bar != BAR => {}
+            ..DOORBELLS => {
+                if let Effect::Control(before, after) = self.registers.write(offset, data) {
+                    self.control(before, after);
+                }
+            }
+            DOORBELLS..TABLE => self.doorbell(offset - DOORBELLS, data),
+            TABLE..PENDING => {
+                // As for the capability.
+                let _ = self.msix.write_table(offset - TABLE, data);
+            }
+            _ => {}
+        }
+    }
+
+    fn hold(&mut self) {
+        self.worker.iter().for_each(Worker::hold);
+    }
+
+    fn is_held(&mut self) -> bool {
+        self.worker.iter().all(Worker::is_held)
+    }
+
+    fn go_on(&mut self) {
+        self.worker.iter().for_each(Worker::go_on);
+    }
+
+    fn reset(&mut self) {
+        if let Some(worker) = &self.worker {
+            worker.stop();
+        }
+        let deadline = Instant::now() + RESET_DEADLINE;
+        while self.is_busy() && Instant::now() < deadline {
+            thread::sleep(RESET_STEP);
+        }
+        self.resetting = false;
+        self.registers = Registers::default();
+        self.shared.reset();
+        // As in `write_config`.
+        let _ = self.msix.reset();
+        self.shared.take_mode(&self.msix);
+        self.config = self.pristine.clone();
+    }
+}
+
+/// Returns the serial number as Identify has it: ASCII, padded with spaces (§1.5).
+fn serial(text: &str) -> Result<[u8; SERIAL_SIZE], NvmeError> {
+    let mut padded = [b' '; SERIAL_SIZE];
+    let bytes = text.as_bytes();
+    let printable = bytes.iter().all(|byte| (b' '..=b'~').contains(byte));
+    match padded.get_mut(..bytes.len()) {
+        Some(place) if printable => {
+            place.copy_from_slice(bytes);
+            Ok(padded)
+        }
+        Some(_) | None => Err(NvmeError::Refused {
+            problem: format!(
+                "serial number {text:?} is not at most {SERIAL_SIZE} printable ASCII characters"
+            ),
+        }),
+    }
+}
+
+/// Returns configuration space and where the MSI-X capability is in it.
+fn describe(msix: &MsixTable) -> Result<(ConfigSpace, u16), ConfigError> {
+    let mut config = ConfigSpace::new(Identity {
+        vendor: VENDOR,
+        device: DEVICE,
+        class: CLASS,
+        revision: 1,
+        subsystem_vendor: VENDOR,
+        subsystem: DEVICE,
+    });
+    config.add_bar(BAR, BarKind::Memory64, BAR_SIZE)?;
+    let low = |offset: u64| u32::try_from(offset).unwrap_or(0);
+    let table = msix.capability((BAR, low(TABLE)), (BAR, low(PENDING)));
+    let at = config.add_capability(msix::CAPABILITY, &table, &[])?;
+    let mut express = [0; EXPRESS_SIZE - 2];
+    express[..2].copy_from_slice(&EXPRESS_FLAGS.to_le_bytes());
+    express[2..6].copy_from_slice(&EXPRESS_DEVICE_CAPABILITIES.to_le_bytes());
+    // Device control: error reporting, relaxed order, payload and read request sizes, no snoop.
+    config.add_capability(EXPRESS, &express, &[0, 0, 0, 0, 0, 0, 0xff, 0x78])?;
+    Ok((config, at))
+}
+
+const _: () = {
+    // Two doorbells of four bytes for each queue, admin included.
+    assert!(8 * (MAX_QUEUE_PAIRS as u64 + 1) <= TABLE - DOORBELLS);
+    assert!(msix::ENTRY_SIZE * (MAX_QUEUE_PAIRS as u64 + 1) <= PENDING - TABLE);
+};

@@ -1,0 +1,187 @@
+//! Token buckets without quanta: a request waits exactly until its tokens exist.
+//!
+//! Each bucket keeps one number, the time at which it will be full of tokens that it owes nobody
+//! ("theoretical arrival time" of ITU-T I.371, annex A). Taking tokens moves that time ahead by
+//! what they cost; a request may go as soon as the time is no further ahead than the burst. So
+//! nothing is refilled by a timer, and nothing is rounded to a tick. A request that is larger than
+//! the burst goes when the bucket is full, and those behind it wait for what it overdrew.
+//!
+//! Holds no clock: time is an argument.
+
+use std::time::{Duration, Instant};
+
+use types::vm::{Rate, RateLimit};
+
+const NANOSECONDS: u128 = 1_000_000_000;
+
+/// The limits of one disk.
+#[derive(Debug, Clone)]
+pub struct Throttle {
+    bytes: Option<Bucket>,
+    operations: Option<Bucket>,
+}
+
+/// Whether a request may go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Admission {
+    /// Now; its tokens are taken.
+    Now,
+    /// At this time, if nobody takes the tokens before. Nothing was taken.
+    At(Instant),
+}
+
+#[derive(Debug, Clone)]
+struct Bucket {
+    per_second: u64,
+    burst: u64,
+    /// When all that was taken is paid for.
+    paid: Instant,
+}
+
+impl Throttle {
+    /// Returns full buckets for `limit`, or `None` where nothing is bounded.
+    pub fn new(limit: Option<RateLimit>, now: Instant) -> Option<Self> {
+        let limit = limit?;
+        let bucket = |rate: Rate| Bucket {
+            per_second: rate.per_second.max(1),
+            burst: rate.burst,
+            paid: now,
+        };
+        let throttle =
+            Self { bytes: limit.bytes.map(bucket), operations: limit.operations.map(bucket) };
+        (throttle.bytes.is_some() || throttle.operations.is_some()).then_some(throttle)
+    }
+
+    /// Takes the tokens of one request that moves `bytes`, or says when they exist.
+    pub fn admit(&mut self, now: Instant, bytes: u64) -> Admission {
+        let ready = |bucket: &Option<Bucket>, cost| {
+            bucket.as_ref().map_or(now, |bucket| bucket.ready(now, cost))
+        };
+        let at = ready(&self.bytes, bytes).max(ready(&self.operations, 1));
+        if at > now {
+            return Admission::At(at);
+        }
+        if let Some(bucket) = &mut self.bytes {
+            bucket.take(now, bytes);
+        }
+        if let Some(bucket) = &mut self.operations {
+            bucket.take(now, 1);
+        }
+        Admission::Now
+    }
+}
+
+impl Bucket {
+    /// Returns when `cost` tokens exist.
+    fn ready(&self, now: Instant, cost: u64) -> Instant {
+        let wait = self.duration(cost.max(self.burst)) - self.duration(cost);
+        // paid + cost − max(burst, cost), without going below the clock's zero.
+        let paid = self.paid.max(now);
+        paid.checked_sub(wait).unwrap_or(now)
+    }
+
+    fn take(&mut self, now: Instant, cost: u64) {
+        let paid = self.paid.max(now);
+        self.paid = paid.checked_add(self.duration(cost)).unwrap_or(paid);
+    }
+
+    /// Returns how long `tokens` take to accrue.
+    fn duration(&self, tokens: u64) -> Duration {
+        let nanoseconds = u128::from(tokens) * NANOSECONDS / u128::from(self.per_second);
+        Duration::from_nanos(u64::try_from(nanoseconds).unwrap_or(u64::MAX))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn throttle(
+        bytes: Option<(u64, u64)>,
+        operations: Option<(u64, u64)>,
+        now: Instant,
+    ) -> Throttle {
+        let rate = |(per_second, burst)| Rate { per_second, burst };
+        let limit = RateLimit { bytes: bytes.map(rate), operations: operations.map(rate) };
+        Throttle::new(Some(limit), now).expect("a limit")
+    }
+
+    /// Admits requests of `bytes` one after the other, each at the first possible time, and
+    /// returns when each went, in microseconds.
+    fn departures(throttle: &mut Throttle, start: Instant, requests: &[u64]) -> Vec<u128> {
+        let mut now = start;
+        let go = |bytes: &u64| {
+            if let Admission::At(at) = throttle.admit(now, *bytes) {
+                now = at;
+                assert_eq!(throttle.admit(now, *bytes), Admission::Now);
+            }
+            (now - start).as_micros()
+        };
+        requests.iter().map(go).collect()
+    }
+
+    #[test]
+    fn without_a_limit_there_is_no_throttle() {
+        let now = Instant::now();
+        assert!(Throttle::new(None, now).is_none());
+        let empty = RateLimit { bytes: None, operations: None };
+        assert!(Throttle::new(Some(empty), now).is_none());
+    }
+
+    #[test]
+    fn requests_are_evenly_spaced_behind_the_burst() {
+        let now = Instant::now();
+        let mut throttle = throttle(Some((1_000_000, 4096)), None, now);
+        let times = departures(&mut throttle, now, &[4096; 5]);
+        assert_eq!(times, [0, 4096, 8192, 12288, 16384]);
+    }
+
+    #[test]
+    fn a_saved_burst_goes_at_once() {
+        let now = Instant::now();
+        let mut throttle = throttle(None, Some((1000, 3)), now);
+        assert_eq!(departures(&mut throttle, now, &[1 << 20; 5]), [0, 0, 0, 1000, 2000]);
+    }
+
+    #[test]
+    fn more_than_the_burst_goes_when_full_and_is_paid_for_after() {
+        let now = Instant::now();
+        let mut throttle = throttle(Some((1_000_000, 1000)), None, now);
+        assert_eq!(departures(&mut throttle, now, &[10_000, 10, 1000]), [0, 9010, 10010]);
+    }
+
+    #[test]
+    fn the_scarcer_of_two_limits_decides() {
+        let now = Instant::now();
+        let mut throttle = throttle(Some((1_000_000, 1)), Some((100, 1)), now);
+        assert_eq!(
+            departures(&mut throttle, now, &[10, 20_000, 1, 1]),
+            [0, 10_000, 30_000, 40_000]
+        );
+    }
+
+    #[test]
+    fn idling_saves_no_more_than_the_burst() {
+        let start = Instant::now();
+        let mut throttle = throttle(None, Some((1000, 2)), start);
+        let later = start + Duration::from_secs(3600);
+        assert_eq!(departures(&mut throttle, later, &[0; 4]), [0, 0, 1000, 2000]);
+    }
+
+    #[test]
+    fn refusals_take_nothing() {
+        let now = Instant::now();
+        let mut throttle = throttle(Some((1000, 1)), Some((1, 1)), now);
+        assert_eq!(throttle.admit(now, 1), Admission::Now);
+        let Admission::At(first) = throttle.admit(now, 1) else { panic!("no tokens are left") };
+        assert_eq!(throttle.admit(now, 1), Admission::At(first));
+    }
+
+    #[test]
+    fn absurd_numbers_are_survived() {
+        let now = Instant::now();
+        let mut throttle = throttle(Some((0, u64::MAX)), Some((u64::MAX, 0)), now);
+        assert_eq!(throttle.admit(now, u64::MAX), Admission::Now);
+        throttle.admit(now, u64::MAX);
+    }
+}

@@ -1,0 +1,357 @@
+//! The NVMe controller behind its PCI function, with its real thread behind its real filter, driven
+//! as a driver does, and as no driver should.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
+
+#[path = "common/nvme.rs"]
+mod nvme;
+#[path = "common/virtio.rs"]
+mod virtio;
+
+use std::{fs, os::fd::AsFd, path::Path, time::Instant};
+
+use nvme::{ASQ, BLOCKS, DATA, Driver, Request, spec, transfer};
+use proptest::prelude::*;
+use types::vm::{Disk, Rate, RateLimit};
+use virtio::{Machine, wait_for};
+use vm_memory::{Bytes, GuestAddress};
+use vmm::{
+    devices::{nvme::Nvme, virtio::blk::engine::EngineChoice},
+    pci::function::PciFunction,
+};
+
+const READ: u8 = 2;
+const WRITE: u8 = 1;
+const FLUSH: u8 = 0;
+
+fn reads_and_writes(engine: EngineChoice) {
+    let mut driver = Driver::on(engine, None);
+    let mut pair = driver.pair(1);
+    assert_eq!(driver.command(&mut pair, transfer(READ, 7, 2)).status, 0);
+    assert_eq!(driver.memory(DATA, 1024), [[7; 512], [8; 512]].concat());
+    driver.machine.ram.write_slice(&[0x5a; 512], GuestAddress(DATA)).unwrap();
+    assert_eq!(driver.command(&mut pair, transfer(WRITE, 127, 1)).status, 0);
+    assert_eq!(driver.block(127), [0x5a; 512]);
+    let flush = Request { opcode: FLUSH, namespace: u32::MAX, ..Request::default() };
+    assert_eq!(driver.command(&mut pair, flush).status, 0);
+    assert!(driver.machine.fired(1) > 0, "the queue's vector fires");
+}
+
+#[test]
+fn reads_writes_and_flushes_by_io_uring() {
+    reads_and_writes(EngineChoice::Best);
+}
+
+#[test]
+fn reads_writes_and_flushes_by_plain_calls() {
+    reads_and_writes(EngineChoice::Plain);
+}
+
+#[test]
+fn transfers_follow_page_lists() {
+    let mut driver = Driver::on(EngineChoice::Best, None);
+    let mut pair = driver.pair(1);
+    let list = DATA + 0x8000;
+    for (index, page) in [3u64, 1, 2].into_iter().enumerate() {
+        let at = GuestAddress(list + 8 * index as u64);
+        driver.machine.ram.write_obj(DATA + 0x1000 * page, at).unwrap();
+    }
+    let request = Request { prps: (DATA + 0xe00, list), ..transfer(READ, 0, 25) };
+    assert_eq!(driver.command(&mut pair, request).status, 0);
+    assert_eq!(driver.memory(DATA + 0xe00, 512), [0; 512]);
+    assert_eq!(driver.memory(DATA + 0x3000, 512), [1; 512]);
+    assert_eq!(driver.memory(DATA + 0x1000, 512), [9; 512]);
+    assert_eq!(driver.memory(DATA + 0x2e00, 512), [24; 512]);
+}
+
+#[test]
+fn zeroed_and_deallocated_blocks_read_as_zeroes() {
+    let mut driver = Driver::on(EngineChoice::Best, None);
+    let mut pair = driver.pair(1);
+    assert_eq!(driver.command(&mut pair, transfer(8, 8, 8)).status, 0);
+    assert_eq!([7, 8, 15, 16].map(|b| driver.block(b)[0]), [7, 0, 0, 16]);
+    let range = |blocks: u32, first: u64| {
+        [&[0; 4][..], &blocks.to_le_bytes(), &first.to_le_bytes()].concat()
+    };
+    let list = [range(8, 24), range(8, 40)].concat();
+    driver.machine.ram.write_slice(&list, GuestAddress(DATA)).unwrap();
+    let mut discard = transfer(9, 1, 1);
+    discard.dwords = [1, 1 << 2, 0, 0, 0, 0];
+    assert_eq!(driver.command(&mut pair, discard).status, 0);
+    assert_eq!([23, 24, 31, 32, 40, 47, 48].map(|b| driver.block(b)[0]), [23, 0, 0, 32, 0, 0, 48]);
+}
+
+#[test]
+fn bad_commands_fail_alone() {
+    let mut driver = Driver::on(EngineChoice::Best, None);
+    let mut pair = driver.pair(1);
+    let outside = Request { prps: (0x4000_0000, 0), ..transfer(READ, 0, 1) };
+    let odd = Request { prps: (DATA + 2, 0), ..transfer(READ, 0, 1) };
+    let list = Request { flags: 0x40, ..transfer(READ, 0, 1) };
+    let last = u32::try_from(BLOCKS).unwrap();
+    let table = [
+        (transfer(READ, last, 1), 0x4080),
+        (transfer(WRITE, last - 1, 2), 0x4080),
+        (transfer(0x7f, 0, 1), 0x4001),
+        (Request { namespace: 2, ..transfer(READ, 0, 1) }, 0x400b),
+        (outside, 0x4004),
+        (odd, 0x4013),
+        (list, 0x4002),
+        (transfer(READ, 0, 1), 0),
+    ];
+    let found = table.map(|(request, _)| driver.command(&mut pair, request).status);
+    assert_eq!(found, table.map(|(_, status)| status));
+    // The log tells of them, the newest first.
+    assert_eq!(driver.admin(2, 0, &[0xff << 16 | 1]), (0, 0));
+    let log = driver.memory(DATA, 64);
+    assert_eq!((log[0], log[8], u16::from_le_bytes([log[12], log[13]])), (7, 1, 0x8004));
+}
+
+#[test]
+fn a_file_that_shrank_fails_the_read() {
+    let mut driver = Driver::on(EngineChoice::Best, None);
+    let mut pair = driver.pair(1);
+    rustix::fs::ftruncate(&driver.file, 512).unwrap();
+    assert_eq!(driver.command(&mut pair, transfer(READ, 1, 1)).status, 0x281);
+    assert_eq!(driver.command(&mut pair, transfer(READ, 0, 2)).status, 0x281);
+}
+
+#[test]
+fn a_read_only_disk_takes_no_change() {
+    let disk = Disk { read_only: true, ..spec(None) };
+    let mut driver = Driver::off(EngineChoice::Best, &disk, 1);
+    driver.enable();
+    let mut pair = driver.pair(1);
+    assert_eq!(driver.command(&mut pair, transfer(WRITE, 0, 1)).status, 0x4020);
+    assert_eq!(driver.command(&mut pair, transfer(READ, 3, 1)).status, 0);
+}
+
+#[test]
+fn many_commands_at_once_all_come_back_on_their_queues() {
+    let mut driver = Driver::on(EngineChoice::Best, None);
+    let mut pairs = [driver.pair(1), driver.pair(2)];
+    for round in 0..100u32 {
+        for pair in &mut pairs {
+            let mut tail = 0;
+            for slot in 0..10 {
+                let data = DATA + 0x200 * u64::from(slot);
+                let request =
+                    Request { prps: (data, 0), ..transfer(READ, (round + slot) % 128, 1) };
+                tail = pair.put(&driver.machine.ram, request).1;
+            }
+            let pair: &_ = pair;
+            driver.ring(pair, tail);
+        }
+        for pair in &mut pairs {
+            let status: Vec<u16> = (0..10).map(|_| driver.wait(pair).status).collect();
+            assert_eq!(status, [0; 10]);
+        }
+        let expected = u8::try_from((round + 9) % 128).unwrap();
+        assert_eq!(driver.memory(DATA + 0x1200, 512), vec![expected; 512]);
+    }
+}
+
+#[test]
+fn identify_and_features_tell_what_there_is() {
+    let mut driver = Driver::on(EngineChoice::Best, None);
+    assert_eq!(driver.admin(6, 0, &[1]), (0, 0));
+    assert_eq!(&driver.memory(DATA + 4, 20), b"holdfast            ");
+    assert_eq!(driver.admin(6, 1, &[0]), (0, 0));
+    assert_eq!(driver.memory(DATA, 8), BLOCKS.to_le_bytes());
+    assert_eq!(driver.admin(6, 0, &[2]), (0, 0));
+    assert_eq!(driver.memory(DATA, 8), [1, 0, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(driver.admin(6, 1, &[3]), (0, 0));
+    assert_eq!(driver.memory(DATA, 2), [3, 16]);
+    assert_eq!(driver.admin(6, 2, &[0]).0, 0x400b);
+    assert_eq!(driver.admin(6, u32::MAX, &[2]).0, 0x400b);
+    assert_eq!(driver.admin(6, 1, &[0x1c]).0, 0x4002);
+    assert_eq!(driver.admin(9, 0, &[7, 0x000f_000f]), (0, 0x0001_0001));
+    assert_eq!(driver.admin(9, 0, &[7, 0xffff]).0, 0x4002);
+    assert_eq!(driver.admin(9, 0, &[6, 0]), (0, 0));
+    assert_eq!(driver.admin(10, 0, &[6]), (0, 0));
+    assert_eq!(driver.admin(9, 0, &[9, 1 << 16 | 2]), (0, 0));
+    assert_eq!(driver.admin(10, 0, &[9, 2]), (0, 1 << 16 | 2));
+    assert_eq!(driver.admin(10, 0, &[9, 3]).0, 0x4002);
+    assert_eq!(driver.admin(9, 0, &[1 << 31 | 6]).0, 0x410d);
+    assert_eq!(driver.admin(10, 0, &[0x7f]).0, 0x4002);
+    assert_eq!(driver.admin(8, 0, &[1]), (0, 1));
+    assert_eq!(driver.admin(2, 0, &[127 << 16 | 2]), (0, 0));
+    assert_eq!(driver.admin(2, 0, &[127 << 16 | 3]), (0, 0));
+    assert_eq!(driver.admin(2, 0, &[127 << 16 | 0x70]).0, 0x4109);
+    assert_eq!(driver.admin(2, 0, &[2, 0, 516]).0, 0x4002);
+    assert_eq!(driver.admin(0x7f, 0, &[]).0, 0x4001);
+}
+
+#[test]
+fn queues_are_made_and_deleted_in_order() {
+    let mut driver = Driver::on(EngineChoice::Best, None);
+    driver.pair(1);
+    let make = |driver: &mut Driver, opcode, base, dwords: [u32; 2]| {
+        let mut request = Request { opcode, prps: (base, 0), ..Request::default() };
+        request.dwords[..2].copy_from_slice(&dwords);
+        let mut admin = driver.admin.clone();
+        let status = driver.command(&mut admin, request).status;
+        driver.admin = admin;
+        status
+    };
+    let table = [
+        (5, DATA, [15 << 16 | 1, 3], 0x4101),
+        (5, DATA, [15 << 16, 3], 0x4101),
+        (5, DATA, [15 << 16 | 3, 3], 0x4101),
+        (5, DATA, [2, 3], 0x4102),
+        (5, DATA, [1024 << 16 | 2, 3], 0x4102),
+        (5, DATA, [15 << 16 | 2, 2], 0x4002),
+        (5, DATA, [15 << 16 | 2, 3 << 16 | 3], 0x4108),
+        (5, DATA + 8, [15 << 16 | 2, 3], 0x4013),
+        (5, 0x4000_0000, [15 << 16 | 2, 3], 0x4004),
+        (1, DATA, [15 << 16 | 2, 2 << 16 | 1], 0x4100),
+        (1, DATA, [15 << 16 | 2, 1], 0x4100),
+        (4, 0, [1, 0], 0x410c),
+        (4, 0, [0, 0], 0x4101),
+        (4, 0, [2, 0], 0x4101),
+        (0, 0, [0, 0], 0x4101),
+        (0, 0, [2, 0], 0x4101),
+        (0, 0, [1, 0], 0),
+        (0, 0, [1, 0], 0x4101),
+        (4, 0, [1, 0], 0),
+    ];
+    let found = table.map(|(opcode, base, dwords, _)| make(&mut driver, opcode, base, dwords));
+    assert_eq!(found, table.map(|(.., status)| status));
+    let mut again = driver.pair(1);
+    assert_eq!(driver.command(&mut again, transfer(READ, 5, 1)).status, 0);
+}
+
+#[test]
+fn wrong_doorbells_become_events() {
+    let mut driver = Driver::on(EngineChoice::Best, None);
+    let event = Request { opcode: 0x0c, ..Request::default() };
+    let mut admin = driver.admin.clone();
+    let (first, _) = admin.put(&driver.machine.ram, event);
+    let (second, tail) = admin.put(&driver.machine.ram, event);
+    driver.ring(&admin, tail);
+    // Queue 2 is not there.
+    driver.write(0x1010, 4, 1);
+    let done = driver.wait(&mut admin);
+    assert_eq!((done.id, done.result), (first, 0x0001_0000));
+    // The next waits until the log was read.
+    driver.write(0x1004, 4, 16);
+    driver.admin = admin.clone();
+    assert_eq!(driver.admin(2, 0, &[15 << 16 | 1]), (0, 0));
+    admin = driver.admin.clone();
+    let done = driver.wait(&mut admin);
+    assert_eq!((done.id, done.result), (second, 0x0001_0100));
+    driver.admin = admin;
+    let events: Vec<u16> = {
+        let mut admin = driver.admin.clone();
+        let tail = (0..5).map(|_| admin.put(&driver.machine.ram, event).1).last().unwrap();
+        driver.ring(&admin, tail);
+        vec![driver.wait(&mut admin).status]
+    };
+    assert_eq!(events, [0x4105], "the fifth is one too many");
+}
+
+#[test]
+fn a_reset_forgets_the_queues_and_it_starts_again() {
+    let mut driver = Driver::on(EngineChoice::Best, None);
+    let mut pair = driver.pair(1);
+    assert_eq!(driver.command(&mut pair, transfer(READ, 0, 1)).status, 0);
+    driver.write(0x14, 4, 0x0046_0000);
+    wait_for(|| driver.read(0x1c, 4) == 0);
+    driver.enable();
+    let mut pair = driver.pair(1);
+    assert_eq!(driver.command(&mut pair, transfer(READ, 9, 1)).status, 0);
+    assert_eq!(driver.memory(DATA, 512), [9; 512]);
+    driver.function.reset();
+    assert_eq!((driver.read(0x14, 4), driver.read(0x1c, 4), driver.read(0x28, 8)), (0, 0, 0));
+}
+
+#[test]
+fn a_shutdown_ends_when_all_is_durable() {
+    let mut driver = Driver::on(EngineChoice::Best, None);
+    driver.write(0x14, 4, 0x0046_4001);
+    wait_for(|| driver.read(0x1c, 4) == 9);
+    driver.write(0x14, 4, 0x0046_0000);
+    wait_for(|| driver.read(0x1c, 4) == 0);
+    // Off already: there is nothing to wait for.
+    driver.write(0x14, 4, 0x0046_4000);
+    assert_eq!(driver.read(0x1c, 4), 8);
+}
+
+#[test]
+fn what_cannot_work_is_a_fatal_status_until_reset() {
+    let mut driver = Driver::off(EngineChoice::Best, &spec(None), 1);
+    let mut fatal = |sizes, submissions, control| {
+        driver.write(0x24, 4, sizes);
+        driver.write(0x28, 8, submissions);
+        driver.write(0x30, 8, nvme::ACQ);
+        driver.write(0x14, 4, control);
+        wait_for(|| driver.read(0x1c, 4) & 2 != 0);
+        driver.write(0x14, 4, 0);
+        wait_for(|| driver.read(0x1c, 4) == 0);
+    };
+    fatal(0, ASQ, 0x0046_0001);
+    fatal(0x000f_000f, 0x4000_0000, 0x0046_0001);
+    fatal(0x000f_000f, u64::MAX, 0x0046_0001);
+    fatal(0x000f_000f, ASQ, 0x0046_0081);
+    fatal(0x000f_000f, ASQ, 0x0046_0011);
+    driver.enable();
+    assert_eq!(driver.admin(6, 0, &[1]).0, 0);
+}
+
+#[test]
+fn a_limit_spreads_requests_evenly() {
+    let limit = RateLimit { bytes: None, operations: Some(Rate { per_second: 100, burst: 1 }) };
+    let mut driver = Driver::on(EngineChoice::Best, Some(limit));
+    let mut pair = driver.pair(1);
+    driver.command(&mut pair, transfer(READ, 0, 1));
+    let start = Instant::now();
+    let times: Vec<u128> = (0..10)
+        .map(|_| {
+            driver.command(&mut pair, transfer(READ, 0, 1));
+            start.elapsed().as_millis()
+        })
+        .collect();
+    assert!(times[9] >= 95, "ten requests at 100 a second took {times:?} ms");
+    // Admin commands wait for no tokens.
+    assert_eq!(driver.admin(6, 0, &[1]).0, 0);
+}
+
+#[test]
+fn disks_that_cannot_be_are_refused() {
+    let machine = Machine::new();
+    let refusal = |disk: &Disk| {
+        let file = nvme::numbered_file().as_fd().try_clone_to_owned().unwrap();
+        let opened = Nvme::open(disk, file, 1, EngineChoice::Plain, &machine.platform);
+        opened.err().map(|error| error.to_string()).unwrap_or_default()
+    };
+    assert!(refusal(&Disk { serial: "x".repeat(21), ..spec(None) }).contains("20 printable"));
+    assert!(refusal(&Disk { serial: "ü".to_owned(), ..spec(None) }).contains("20 printable"));
+    assert_eq!(refusal(&spec(None)), "");
+}
+
+/// Runs every file of a target's corpus; returns how many there were.
+fn replay(target: &str, run: fn(&[u8])) -> usize {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(target);
+    let files = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    files.map(|path| run(&fs::read(path).unwrap())).count()
+}
+
+#[test]
+fn the_corpora_are_survived() {
+    assert!(replay("nvme", nvme::controller) >= 8);
+    assert!(replay("nvme_function", nvme::function) >= 4);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(256))]
+
+    #[test]
+    fn noise_on_the_controller(data in prop::collection::vec(any::<u8>(), 0..800)) {
+        nvme::controller(&data);
+    }
+
+    #[test]
+    fn noise_on_the_function(data in prop::collection::vec(any::<u8>(), 0..400)) {
+        nvme::function(&data);
+    }
+}

@@ -1,0 +1,198 @@
+//! Starts the program as init does, with descriptors under known numbers, and asks its API.
+
+use std::{
+    fs::{self, File},
+    io::{Read, Seek, Write},
+    os::{
+        fd::{AsRawFd, OwnedFd},
+        unix::{
+            net::{UnixListener, UnixStream},
+            process::CommandExt,
+        },
+    },
+    path::PathBuf,
+    process::{Child, Command, ExitStatus},
+    time::{Duration, Instant},
+};
+
+use types::{
+    ids::MachineId,
+    units::Mebibytes,
+    vm::{Boot, CoreScheduling, HyperV, MemoryBacking, SPEC_FD, SPEC_VERSION, VmSpec},
+};
+
+/// User of the machines in these tests.
+const UID: u32 = 64_001;
+/// Longest wait for anything.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A machine that runs.
+pub(crate) struct Machine {
+    process: Child,
+    folder: tempfile::TempDir,
+}
+
+/// An answer of the API.
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) body: Vec<u8>,
+}
+
+impl Answer {
+    pub(crate) fn json(&self) -> serde_json::Value {
+        serde_json::from_slice(&self.body).unwrap()
+    }
+}
+
+/// Returns a machine whose guest has said its first word, or says why there is none. `change`
+/// makes its specification another one.
+pub(crate) fn start(vcpus: u32, change: impl FnOnce(&mut VmSpec)) -> Option<Machine> {
+    let skip = |reason: &str| {
+        println!("skipped: a machine's process: {reason}");
+        None
+    };
+    if !rustix::process::geteuid().is_root() {
+        return skip("needs root");
+    }
+    let Ok(kvm) = File::options().read(true).write(true).open("/dev/kvm") else {
+        return skip("there is no /dev/kvm");
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let listener = UnixListener::bind(folder.path().join("api")).unwrap();
+    let mut kernel = File::from(memfd());
+    kernel.write_all(&super::guest::image()).unwrap();
+    kernel.rewind().unwrap();
+    let path = folder.path().join("console");
+    let kept = File::options().read(true).write(true).create(true).truncate(true).open(path);
+    let files: Vec<OwnedFd> =
+        vec![kvm.into(), listener.into(), kernel.into(), kept.unwrap().into()];
+    let mut spec = spec(vcpus);
+    change(&mut spec);
+    let process = spawn(&spec, files);
+    let machine = Machine { process, folder };
+    let deadline = Instant::now() + PATIENCE;
+    while Instant::now() < deadline {
+        if machine.is_there() && !machine.get("/v1/console?wait_ms=100").body.is_empty() {
+            return Some(machine);
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    skip("this host's KVM does not run a small 32-bit guest")
+}
+
+fn spec(vcpus: u32) -> VmSpec {
+    VmSpec {
+        version: SPEC_VERSION,
+        machine: MachineId::from_bytes([3; 16]),
+        uid: UID,
+        vcpus,
+        memory_mib: Mebibytes(16),
+        memory_backing: MemoryBacking::Memfd,
+        boot: Boot::Linux { kernel_fd: 6, initrd_fd: None, cmdline: String::new() },
+        disks: Vec::new(),
+        nets: Vec::new(),
+        vsock: None,
+        passthrough: None,
+        topology: None,
+        spare_ports: Vec::new(),
+        numa: Vec::new(),
+        host_memory: Vec::new(),
+        kvm_fd: 4,
+        api_fd: 5,
+        console_fd: Some(7),
+        cpu_affinity: Vec::new(),
+        core_scheduling: CoreScheduling::Shared,
+        hyperv: HyperV::Off,
+    }
+}
+
+fn memfd() -> OwnedFd {
+    rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::empty()).unwrap()
+}
+
+#[allow(unsafe_code, reason = "descriptors under the numbers that the specification names")]
+fn spawn(spec: &VmSpec, files: Vec<OwnedFd>) -> Child {
+    let mut document = File::from(memfd());
+    document.write_all(&serde_json::to_vec(spec).unwrap()).unwrap();
+    document.rewind().unwrap();
+    let mut all = vec![OwnedFd::from(document)];
+    all.extend(files);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_holdfast-vmm"));
+    // SAFETY: only system calls that may follow a fork; the sources lie above all targets.
+    unsafe {
+        command.pre_exec(move || {
+            const ABOVE: i32 = 200;
+            for (target, file) in (ABOVE..).zip(&all) {
+                libc::dup2(file.as_raw_fd(), target);
+            }
+            for (target, number) in (SPEC_FD..).zip(0..).take(all.len()) {
+                libc::dup2(ABOVE + number, target);
+            }
+            Ok(())
+        });
+    }
+    command.spawn().unwrap()
+}
+
+impl Machine {
+    fn is_there(&self) -> bool {
+        UnixStream::connect(self.folder.path().join("api")).is_ok()
+    }
+
+    pub(crate) fn get(&self, target: &str) -> Answer {
+        self.ask("GET", target, b"")
+    }
+
+    pub(crate) fn post(&self, target: &str, body: &[u8]) -> Answer {
+        self.ask("POST", target, body)
+    }
+
+    fn ask(&self, method: &str, target: &str, body: &[u8]) -> Answer {
+        let mut stream = UnixStream::connect(self.folder.path().join("api")).unwrap();
+        let head = format!("{method} {target} HTTP/1.1\r\ncontent-length: {}\r\n\r\n", body.len());
+        stream.write_all(&[head.as_bytes(), body].concat()).unwrap();
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).unwrap();
+        let end = answer.windows(4).position(|window| window == b"\r\n\r\n").unwrap();
+        let head = String::from_utf8_lossy(&answer[..end]).into_owned();
+        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+        Answer { status, body: answer.split_off(end + 4) }
+    }
+
+    pub(crate) fn console_file(&self) -> PathBuf {
+        self.folder.path().join("console")
+    }
+
+    /// Ends the process without its help.
+    pub(crate) fn kill(&mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+
+    /// Waits for the process to end.
+    pub(crate) fn wait(&mut self) -> ExitStatus {
+        self.process.wait().unwrap()
+    }
+
+    /// Names of the process's threads, each with the host CPUs it may use.
+    pub(crate) fn threads(&self) -> Vec<(String, String)> {
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.process.id())).unwrap();
+        let read = |task: fs::DirEntry| {
+            let text = fs::read_to_string(task.path().join("status")).unwrap();
+            let field = |name: &str| {
+                let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+                line.trim().to_owned()
+            };
+            (field("Name:"), field("Cpus_allowed_list:"))
+        };
+        tasks.map(|task| read(task.unwrap())).collect()
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        // One that has ended already is as good.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}

@@ -1,0 +1,125 @@
+//! The program itself, behind its walls, with a guest of a few instructions: what its API does to
+//! the guest. Needs root and a KVM that runs 32-bit code; where there is none, each test says so.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
+
+mod guest;
+mod launch;
+
+use guest::COUNTER;
+use launch::{Machine, start};
+use types::{console, operations::VmEventKind, operations::VmEvents, vm::exit};
+
+/// Reads the guest's counter out of a dump.
+fn counter(machine: &Machine) -> u32 {
+    let dump = machine.post("/v1/dump", b"");
+    assert_eq!(dump.status, 200);
+    let memory = dump.body.len() - (16 << 20);
+    assert_eq!(&dump.body[..4], b"\x7fELF");
+    let at = memory + usize::try_from(COUNTER).unwrap();
+    u32::from_le_bytes(dump.body[at..at + 4].try_into().unwrap())
+}
+
+fn phase(machine: &Machine) -> String {
+    machine.get("/v1/state").json()["phase"].as_str().unwrap().to_owned()
+}
+
+fn kinds(machine: &Machine) -> Vec<VmEventKind> {
+    let events: VmEvents = serde_json::from_slice(&machine.get("/v1/events").body).unwrap();
+    events.events.iter().map(|event| event.kind).collect()
+}
+
+#[test]
+fn a_paused_guest_stands_still_and_goes_on() {
+    let Some(machine) = start(1, |_| {}) else { return };
+    assert_eq!(machine.post("/v1/pause", b"").status, 202);
+    assert_eq!(machine.post("/v1/pause", b"").status, 202);
+    assert_eq!(phase(&machine), "paused");
+    let before = counter(&machine);
+    assert!(before > 0);
+    assert_eq!((counter(&machine), phase(&machine).as_str()), (before, "paused"));
+    assert_eq!(machine.post("/v1/resume", b"").status, 202);
+    assert_eq!(phase(&machine), "running");
+    assert!(counter(&machine) > before);
+    let expected = {
+        use VmEventKind::{Dumped, Paused, Resumed, Started};
+        vec![Started, Paused, Dumped, Dumped, Resumed, Dumped]
+    };
+    assert_eq!(kinds(&machine), expected);
+}
+
+#[test]
+fn virtual_cpus_that_wait_for_their_start_are_paused_too() {
+    let Some(machine) = start(3, |_| {}) else { return };
+    assert_eq!(machine.post("/v1/pause", b"").status, 202);
+    let before = counter(&machine);
+    assert_eq!(counter(&machine), before);
+    let dump = machine.post("/v1/dump", b"").body;
+    let notes = dump[..4096].windows(5).filter(|window| window == b"CORE\0").count();
+    assert_eq!(notes, 3);
+}
+
+#[test]
+fn a_guest_that_panics_is_told_and_runs_on() {
+    let Some(machine) = start(1, |_| {}) else { return };
+    assert_eq!(machine.post("/v1/console", b"pp").status, 200);
+    let later = machine.get("/v1/events?from=1&wait_ms=20000").json();
+    assert_eq!(later["events"][0]["kind"], "guest-panicked");
+    assert_eq!(phase(&machine), "panicked");
+    assert_eq!(machine.post("/v1/console", b"q").status, 200);
+}
+
+#[test]
+fn an_interrupt_that_cannot_be_masked_arrives() {
+    let Some(mut machine) = start(1, |_| {}) else { return };
+    assert_eq!(machine.post("/v1/power", br#"{"action":"nmi"}"#).status, 202);
+    assert_eq!(machine.wait().code(), Some(exit::GUEST_FAULT));
+}
+
+#[test]
+fn a_paused_guest_can_be_stopped() {
+    let Some(mut machine) = start(2, |_| {}) else { return };
+    assert_eq!(machine.post("/v1/pause", b"").status, 202);
+    assert_eq!(machine.post("/v1/power", br#"{"action":"stop"}"#).status, 202);
+    assert_eq!(machine.wait().code(), Some(exit::POWERED_OFF));
+}
+
+#[test]
+fn exits_and_memory_are_counted() {
+    let Some(machine) = start(1, |_| {}) else { return };
+    let counters = machine.get("/v1/counters").json();
+    assert_eq!(counters["vcpus"][0]["port_writes"], 1);
+    assert!(counters["vcpus"][0]["port_reads"].as_u64().unwrap() > 0);
+    assert_eq!(counters["devices"][0]["name"], "rng0");
+    assert_eq!(counters["memory"]["guest_bytes"], 16 << 20);
+    assert!(counters["memory"]["resident_bytes"].as_u64().unwrap() < 8 << 20);
+}
+
+#[test]
+fn the_console_outlives_a_process_that_was_killed() {
+    let Some(mut machine) = start(1, |_| {}) else { return };
+    machine.kill();
+    let tail = console::parse(&std::fs::read(machine.console_file()).unwrap()).unwrap();
+    assert_eq!((tail.from, tail.bytes.as_slice()), (0, &b"A"[..]));
+}
+
+#[test]
+fn virtual_cpus_run_where_they_are_put_and_others_anywhere() {
+    let Some(machine) = start(2, |spec| spec.cpu_affinity = vec![vec![1], vec![]]) else { return };
+    let threads = machine.threads();
+    let cpus = |name: &str| threads.iter().find(|thread| thread.0 == name).unwrap().1.clone();
+    assert_eq!(cpus("vcpu0"), "1");
+    assert_eq!(cpus("vcpu1"), cpus("api0"));
+    assert_ne!(cpus("vcpu1"), "1");
+}
+
+#[test]
+fn what_is_not_there_is_told_and_the_document_is() {
+    let Some(machine) = start(1, |_| {}) else { return };
+    assert_eq!(machine.get("/v1/dump").status, 405);
+    assert_eq!(machine.get("/v1/other").status, 404);
+    assert_eq!(machine.get("/v1/events?from=-1").status, 400);
+    assert_eq!(machine.post("/v1/power", b"{}").status, 400);
+    let document = machine.get("/v1/openapi.json").json();
+    assert!(document["paths"]["/v1/dump"]["post"].is_object());
+}
