@@ -18,7 +18,7 @@
 //! | CRC of the entries     | 88      | |                               |          |
 
 use crc::{CRC_32_ISO_HDLC, Crc};
-use uuid::Uuid;
+pub use uuid::Uuid;
 
 /// Bytes in a block.
 pub const BLOCK: u64 = 512;

@@ -72,7 +72,7 @@ pub struct VmSpec {
     /// Who may share a physical core with the machine.
     #[serde(default)]
     pub core_scheduling: CoreScheduling,
-    /// Interfaces of another hypervisor that the guest finds beside KVM's.
+    /// Interfaces of another hypervisor that the guest finds instead of KVM's.
     #[serde(default)]
     pub hyperv: HyperV,
 }
@@ -100,10 +100,11 @@ pub enum HyperV {
 }
 
 /// Where guest memory comes from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MemoryBacking {
     /// Anonymous pages of a memfd.
+    #[default]
     Memfd,
     /// 2 MiB pages of hugetlbfs.
     #[serde(rename = "hugetlb-2m")]
@@ -138,6 +139,14 @@ pub enum Boot {
         initrd_fd: Option<i32>,
         /// Kernel command line.
         cmdline: String,
+    },
+    /// UEFI firmware, which starts from `disks` in their order.
+    Uefi {
+        /// The firmware's code (Debian's OVMF_CODE_4M.fd), a regular file, read only.
+        firmware_fd: i32,
+        /// This machine's own variables (a copy of OVMF_VARS_4M.fd), a regular file opened for
+        /// reading and writing. What the firmware writes is in it when the machine starts anew.
+        variables_fd: i32,
     },
 }
 
@@ -249,6 +258,10 @@ pub struct PassthroughDevice {
     pub address: Bdf,
     /// `/dev/vfio/devices/vfioN`; with groups, a descriptor of its own of `/dev/vfio/N`, its group.
     pub cdev_fd: i32,
+    /// NVIDIA GPUs only, and with `peer_to_peer` only: the GPUDirect clique that the guest's driver
+    /// is told, 0..=15. GPUs of one clique reach each other.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub p2p_clique: Option<u8>,
 }
 
 /// What a VMM answers to `GET /v1/state`.

@@ -240,6 +240,7 @@ fn machine(topology: Topology, spare_ports: Vec<SparePort>, devices: u32) -> VmS
     let device = |number: u32| PassthroughDevice {
         address: "0000:01:00.0".parse().expect("an address"),
         cdev_fd: 20 + i32::try_from(number).unwrap_or(0),
+        p2p_clique: None,
     };
     let passthrough = Passthrough {
         interface: VfioInterface::Cdev,

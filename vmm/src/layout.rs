@@ -3,13 +3,19 @@
 //! | From           | To             | What                                        |
 //! |----------------|----------------|---------------------------------------------|
 //! | 0              | 0x9_fc00       | RAM; boot structures from 0x500             |
-//! | 0xe_0000       | 0x10_0000      | ACPI tables                                 |
+//! | 0xe_0000       | 0xf_e000       | ACPI tables                                 |
+//! | 0xf_e000       | 0x10_0000      | SMBIOS                                      |
 //! | 0x10_0000      | 0xc000_0000    | RAM: the kernel first, the initramfs last   |
 //! | 0xc000_0000    | 0xe000_0000    | 32-bit PCI memory                           |
 //! | 0xe000_0000    | 0xf000_0000    | ECAM, 256 buses                             |
 //! | 0xfec0_0000    | 0xfef0_0000    | I/O APIC, local APICs, MSI                  |
+//! | 0xfeff_c000    | 0xff00_0000    | pages of KVM's own, on Intel                |
+//! | 0xff00_0000    | 0x1_0000_0000  | firmware, at the end                        |
 //! | 0x1_0000_0000  | end of RAM     | RAM                                         |
 //! | behind it      |                | 64-bit PCI memory                           |
+//!
+//! With firmware, RAM below 4 GiB ends at 0x8000_0000, there are no boot structures nor tables, and
+//! the firmware may move the ECAM to between there and 0xc000_0000.
 
 /// Global descriptor table for the first instruction.
 pub const GDT: u64 = 0x500;
@@ -33,12 +39,19 @@ pub const COMMAND_LINE_MAX: u64 = 2048;
 pub const LOW_RAM_END: u64 = 0x9_fc00;
 /// ACPI: the root pointer, then all tables.
 pub const ACPI: u64 = 0xe_0000;
-/// End of the area that Linux searches for the ACPI root pointer.
-pub const ACPI_END: u64 = 0x10_0000;
+/// End of the room for ACPI tables.
+pub const ACPI_END: u64 = SMBIOS;
+/// SMBIOS: the entry point, then the structures, where Linux searches for them without firmware.
+pub const SMBIOS: u64 = 0xf_e000;
+/// End of the area that is searched.
+pub const SMBIOS_END: u64 = 0x10_0000;
 /// Where RAM goes on above the firmware area, and where a kernel goes.
 pub const HIGH_RAM: u64 = 0x10_0000;
 /// End of RAM below 4 GiB; 32-bit PCI memory begins.
 pub const RAM_GAP: u64 = 0xc000_0000;
+/// End of RAM below 4 GiB in a machine with firmware: OVMF of some releases wants nothing but its
+/// configuration space between 0xb000_0000 and PCI memory, and one MTRR to cover all from here on.
+pub const FIRMWARE_RAM_GAP: u64 = 0x8000_0000;
 /// 32-bit PCI memory.
 pub const MMIO32: u64 = RAM_GAP;
 /// End of 32-bit PCI memory.
@@ -66,28 +79,3 @@ const _: () = {
     assert!(ECAM + ECAM_SIZE <= IO_APIC as u64);
     assert!(MMIO32 < MMIO32_END && RAM_GAP.is_multiple_of(1 << 30));
 };
-
-/// Returns the pieces of RAM, (address, length), for `bytes` of memory.
-pub fn ram_ranges(bytes: u64) -> Vec<(u64, u64)> {
-    if bytes <= RAM_GAP {
-        return vec![(0, bytes)];
-    }
-    vec![(0, RAM_GAP), (RAM_ABOVE, bytes - RAM_GAP)]
-}
-
-/// Returns the first address above all RAM, at least 4 GiB.
-pub fn ram_end(bytes: u64) -> u64 {
-    if bytes <= RAM_GAP { RAM_ABOVE } else { RAM_ABOVE + (bytes - RAM_GAP) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn memory_goes_around_the_gap() {
-        assert_eq!(ram_ranges(1 << 30), [(0, 1 << 30)]);
-        assert_eq!(ram_ranges(4 << 30), [(0, RAM_GAP), (RAM_ABOVE, 1 << 30)]);
-        assert_eq!((ram_end(1 << 30), ram_end(4 << 30)), (1 << 32, 5 << 30));
-    }
-}

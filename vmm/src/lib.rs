@@ -17,6 +17,7 @@ pub mod layout;
 pub mod machine;
 pub mod pci;
 pub mod sandbox;
+pub mod smbios;
 pub mod spec;
 #[allow(unsafe_code, reason = "the only system calls of this crate")]
 pub mod sys;

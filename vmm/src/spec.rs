@@ -17,6 +17,9 @@ use crate::{
 pub const MAX_SPEC: usize = 1 << 20;
 /// Smallest guest memory, in MiB: less than this holds no Linux.
 const MIN_MEMORY_MIB: u64 = 16;
+/// Smallest guest memory with UEFI firmware, in MiB: it unpacks itself at 8 MiB and wants as much
+/// again several times over.
+const MIN_FIRMWARE_MIB: u64 = 128;
 /// Most virtual CPUs: APIC ids have eight bits, and 255 means all.
 const MAX_VCPUS: u32 = 254;
 
@@ -77,9 +80,20 @@ pub fn parse(bytes: &[u8]) -> Result<VmSpec, SpecError> {
     let enough =
         memory >= MIN_MEMORY_MIB && spec.memory_mib.to_bytes().is_some_and(|b| b < 1 << 46);
     range("memory_mib", memory, enough, "16 MiB to 64 TiB are possible")?;
+    let firmware = matches!(spec.boot, Boot::Uefi { .. });
+    let enough = !firmware || memory >= MIN_FIRMWARE_MIB;
+    range("memory_mib", memory, enough, "UEFI firmware needs at least 128 MiB")?;
     let virtio = spec.disks.len() + spec.nets.len() + usize::from(spec.vsock.is_some()) + 1;
     let right = "disks, network cards, the socket and the entropy device are at most 15 together";
     range("disks and nets", virtio as u64, virtio <= MAX_VIRTIO, right)?;
+    for (passthrough, device) in
+        spec.passthrough.iter().flat_map(|all| all.devices.iter().map(move |device| (all, device)))
+    {
+        let clique = device.p2p_clique.unwrap_or(0);
+        let fits = device.p2p_clique.is_none() || passthrough.peer_to_peer && clique < 16;
+        let right = "cliques are 0 to 15, and of devices with peer_to_peer";
+        range("passthrough.devices.p2p_clique", clique.into(), fits, right)?;
+    }
     for part in &spec.host_memory {
         let node = part.node.unwrap_or(0);
         let right = "nodes of the host are below 1024";
@@ -123,9 +137,14 @@ fn check_descriptors(all: &[i32]) -> Result<(), SpecError> {
 
 /// Returns every descriptor that the specification names, itself not included.
 pub fn descriptors(spec: &VmSpec) -> Vec<i32> {
-    let Boot::Linux { kernel_fd, initrd_fd, .. } = &spec.boot;
-    let mut all = vec![spec.kvm_fd, spec.api_fd, *kernel_fd];
-    all.extend(initrd_fd);
+    let mut all = vec![spec.kvm_fd, spec.api_fd];
+    match &spec.boot {
+        Boot::Linux { kernel_fd, initrd_fd, .. } => {
+            all.push(*kernel_fd);
+            all.extend(initrd_fd);
+        }
+        Boot::Uefi { firmware_fd, variables_fd } => all.extend([*firmware_fd, *variables_fd]),
+    }
     all.extend(spec.console_fd);
     all.extend(spec.disks.iter().map(|disk| disk.fd));
     all.extend(spec.nets.iter().flat_map(|net| [net.tap_fd, net.vhost_fd]));
@@ -160,6 +179,14 @@ pub(crate) mod tests {
     fn descriptors_are_listed() {
         let spec = parse(document(1, 64, "").as_bytes()).expect("valid");
         assert_eq!(descriptors(&spec), [5, 6, 4]);
+        let spec = parse(uefi(128).as_bytes()).expect("valid");
+        assert_eq!(descriptors(&spec), [5, 6, 7, 8]);
+    }
+
+    fn uefi(memory: u64) -> String {
+        let linux = "{\"kind\":\"linux\",\"kernel_fd\":4,\"initrd_fd\":null,\"cmdline\":\"\"}";
+        let uefi = "{\"kind\":\"uefi\",\"firmware_fd\":7,\"variables_fd\":8}";
+        document(1, memory, "").replace(linux, uefi)
     }
 
     #[test]
@@ -171,6 +198,7 @@ pub(crate) mod tests {
             refusal(document(1, 8, "")),
             SpecError::Range { field: "memory_mib", .. }
         ));
+        assert!(matches!(refusal(uefi(64)), SpecError::Range { field: "memory_mib", .. }));
         assert!(matches!(refusal(document(1, 64, ",\"x\":1")), SpecError::Document { .. }));
         let twice = document(1, 64, "").replace("\"kvm_fd\":5", "\"kvm_fd\":6");
         assert!(matches!(refusal(twice), SpecError::Repeated { fd: 6 }));

@@ -28,7 +28,8 @@ fn platform() -> Platform {
         memory: vec![(u64::from(id) << 31, 1 << 30), (u64::from(id + 4) << 32, 1 << 32)],
         distances: if id == 0 { vec![10, 21] } else { vec![21, 10] },
     };
-    Platform { vcpus: 4, roots: vec![root(0), root(1)], nodes: vec![node(0), node(1)] }
+    let (roots, nodes) = (vec![root(0), root(1)], vec![node(0), node(1)]);
+    Platform { vcpus: 4, roots, nodes, ecam: vmm::layout::ECAM }
 }
 
 /// Disassembles a table and, for AML, compiles the result again.

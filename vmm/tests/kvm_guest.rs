@@ -12,7 +12,7 @@ use std::{
 use kvm_bindings::kvm_regs;
 use types::{
     ids::MachineId,
-    vm::{MemoryBacking, exit},
+    vm::{HyperV, MemoryBacking, exit},
 };
 use vm_memory::{Bytes, GuestAddress};
 use vmm::{
@@ -23,7 +23,7 @@ use vmm::{
         serial::{self, Serial},
     },
     events::Events,
-    machine::{Board, Control, Ending, Pauses},
+    machine::{Board, Chipset, Control, Ending, Pauses},
     pci::bus::Bus,
     sys::{kvm::Vm, memory::Ram},
     vcpu,
@@ -76,6 +76,7 @@ fn run_in(ram: &Ram, code: &[u8], text: &[u8]) -> Option<(Ending, Vec<u8>)> {
         bus: RwLock::new(Bus::default()),
         serial: Mutex::new(Serial::new(serial_line, console.clone())),
         power: Mutex::new(Power::new(sci)),
+        chipset: Chipset::new(&[]),
         built: Instant::now(),
         ram_slots,
         hotplug: vmm::machine::hotplug::Hotplug::absent(),
@@ -83,6 +84,7 @@ fn run_in(ram: &Ram, code: &[u8], text: &[u8]) -> Option<(Ending, Vec<u8>)> {
         events: Events::default(),
         exits: vec![Exits::default()],
         activity: Registry::default(),
+        hyperv: HyperV::Off,
         pauses: Pauses::default(),
         turn: Mutex::default(),
     });

@@ -4,6 +4,7 @@
 //!
 //! The VMM is the one that cargo built beside the test, with its libraries.
 
+pub mod firmware;
 pub mod guest;
 pub mod plan;
 pub mod protocol;

@@ -41,6 +41,17 @@ impl Plan {
         plan
     }
 
+    /// A machine `number` with one virtual CPU and 512 MiB that starts UEFI firmware: its code and
+    /// this machine's variables are paths on the host.
+    pub fn uefi(number: u8, (code, variables): (&str, &str)) -> Self {
+        let mut plan = Self::empty(number);
+        let firmware_fd = plan.open(Opened::Read { path: code.to_owned() });
+        let variables_fd = plan.open(Opened::Write { path: variables.to_owned() });
+        plan.spec.boot = Boot::Uefi { firmware_fd, variables_fd };
+        plan.spec.memory_mib = Mebibytes(512);
+        plan
+    }
+
     fn empty(number: u8) -> Self {
         let files = vec![Opened::Write { path: "/dev/kvm".to_owned() }, Opened::Api];
         let spec = VmSpec {
@@ -110,7 +121,7 @@ impl Plan {
             });
         }
         if let Some(passthrough) = &mut self.spec.passthrough {
-            passthrough.devices.push(PassthroughDevice { address, cdev_fd });
+            passthrough.devices.push(PassthroughDevice { address, cdev_fd, p2p_clique: None });
         }
     }
 

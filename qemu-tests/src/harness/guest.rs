@@ -200,7 +200,7 @@ fn copied(root: &Path, from: &str, to: &str) -> Result<Entry> {
 }
 
 /// Finds a file by name below `folder`, following symbolic links to files.
-fn find(folder: &Path, name: &str) -> Option<PathBuf> {
+pub(super) fn find(folder: &Path, name: &str) -> Option<PathBuf> {
     let mut folders = vec![folder.to_owned()];
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(folder).ok()?.filter_map(Result::ok) {

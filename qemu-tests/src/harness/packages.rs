@@ -100,6 +100,13 @@ pub fn guest_root() -> Result<PathBuf> {
         .context("cannot have the guest's packages")
 }
 
+/// Returns a module of the guest's kernel, by its name.
+pub fn guest_module(name: &str) -> Result<PathBuf> {
+    let folder = guest_root()?.join("lib/modules");
+    super::guest::find(&folder, &format!("{name}.ko"))
+        .with_context(|| format!("the guest's kernel has no module {name}"))
+}
+
 /// Returns the folder that Debian's kernel for any machine is unpacked in, with its modules.
 pub fn generic_kernel_root() -> Result<PathBuf> {
     image::unpacked(&image::default_cache(), SUITE, &["linux-image-amd64"])

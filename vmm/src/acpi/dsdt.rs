@@ -26,7 +26,7 @@ pub(super) fn build(platform: &Platform) -> Vec<u8> {
         scope.extend(roots::build(number, root));
     }
     scope.extend(serial_port());
-    scope.extend(ecam_reservation());
+    scope.extend(ecam_reservation(platform.ecam));
     scope.extend(panic_port());
     table.append_slice(&Scope::raw(Path::new("_SB_"), scope));
     table.as_slice().to_vec()
@@ -69,8 +69,8 @@ fn panic_port() -> Vec<u8> {
 }
 
 /// ECAM must be reserved by a motherboard device for Linux to use it (PCI Firmware 3.3 §4.1.2).
-fn ecam_reservation() -> Vec<u8> {
-    let base = u32::try_from(layout::ECAM).unwrap_or(u32::MAX);
+fn ecam_reservation(ecam: u64) -> Vec<u8> {
+    let base = u32::try_from(ecam).unwrap_or(u32::MAX);
     let size = u32::try_from(layout::ECAM_SIZE).unwrap_or(u32::MAX);
     let pm = u8::try_from(power::PM_LENGTH).unwrap_or(12);
     let resources = resources(vec![

@@ -35,6 +35,8 @@ pub struct Platform {
     pub roots: Vec<Root>,
     /// NUMA nodes; none for one that has everything.
     pub nodes: Vec<Node>,
+    /// Where enhanced configuration space is.
+    pub ecam: u64,
 }
 
 /// A table by its signature.
@@ -70,7 +72,7 @@ pub fn tables(platform: &Platform) -> Result<Vec<Table>, AcpiError> {
     let fadt = place(fadt::build(facs, dsdt));
     let madt = place(bytes(&madt(platform.vcpus)));
     let mut mcfg = MCFG::new(OEM, OEM_TABLE, OEM_REVISION);
-    mcfg.add_ecam(layout::ECAM, 0, 0, 255);
+    mcfg.add_ecam(platform.ecam, 0, 0, 255);
     let mcfg = place(bytes(&mcfg));
     let mut all = vec![fadt, madt, mcfg];
     all.push(place(affinity::pptt(platform.vcpus.into())));
@@ -116,7 +118,8 @@ mod tests {
         let windows = Windows { io: Some((0x1000, 0xffff)), memory, prefetchable: None };
         let root = |first, last| Root { buses: (first, last), windows, node: Some(0) };
         let node = Node { id: 0, vcpus: vec![0], memory: vec![(0, 1 << 30)], distances: vec![10] };
-        Platform { vcpus: 4, roots: vec![root(0, 15), root(16, 255)], nodes: vec![node] }
+        let roots = vec![root(0, 15), root(16, 255)];
+        Platform { vcpus: 4, roots, nodes: vec![node], ecam: layout::ECAM }
     }
 
     #[test]

@@ -16,6 +16,8 @@ use crate::{layout, sys::memory::Ram};
 /// State of the first virtual CPU when the guest starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Entry {
+    /// The state after reset: firmware at 0xffff_fff0, in real mode (Intel SDM vol. 3A §10.1.4).
+    Reset,
     /// 64-bit mode with an identity map; `rsi` points to the boot parameters
     /// (Linux Documentation/arch/x86/boot.rst, "64-bit Boot Protocol").
     Linux64 {

@@ -1,6 +1,9 @@
 //! Device models: each is a register machine that knows no base address, lock or neighbour.
 
 mod backing;
+pub mod cmos;
+pub mod flash;
+pub mod fw_cfg;
 pub mod nvme;
 pub mod power;
 pub mod pvpanic;

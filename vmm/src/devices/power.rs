@@ -1,7 +1,7 @@
 //! Power and reset: the ACPI PM1 registers, the reset control register and the keyboard
 //! controller's reset line.
 //! Source: ACPI 6.5 §4.8.3.1 (PM1 event), §4.8.3.2 (PM1 control), §4.8.3.3 (PM timer), §4.8.3.6
-//! (reset register); Intel ICH9 datasheet §13.7.5 (0xcf9).
+//! (reset register); Intel ICH9 datasheet §13.7.5 (0xcf9), §13.7.2 (0x92).
 //!
 //! | Port        | Access | Register                                       |
 //! |-------------|--------|------------------------------------------------|
@@ -11,6 +11,7 @@
 //! | 0x608..60c  | r      | PM timer, 3.579545 MHz, 32 bits                |
 //! | 0xcf9       | r/w    | reset control: bits 2 and 1                    |
 //! | 0x64        | r/w    | keyboard controller: 0xfe pulses reset         |
+//! | 0x92        | r/w    | system control A: bit 1 A20, always on; 0 reset |
 
 use std::{sync::Arc, time::Duration};
 
@@ -32,6 +33,10 @@ pub const RESET_PORT: u16 = 0xcf9;
 pub const RESET_VALUE: u8 = 6;
 /// Keyboard controller's command port.
 pub const KEYBOARD_PORT: u16 = 0x64;
+/// System control port A.
+pub const CONTROL_A_PORT: u16 = 0x92;
+/// What it reads as: address line 20 is on.
+pub const CONTROL_A: u8 = 1 << 1;
 /// Interrupt of ACPI events.
 pub const SCI: u32 = 9;
 /// Sleep type that means off (`\_S5`).
@@ -41,6 +46,7 @@ const POWER_BUTTON: u16 = 1 << 8;
 const SCI_ENABLE: u16 = 1 << 0;
 const SLEEP_ENABLE: u16 = 1 << 13;
 const KEYBOARD_RESET: u8 = 0xfe;
+const CONTROL_A_RESET: u8 = 1 << 0;
 /// Reset control: reset the CPU.
 const RESET_CPU: u8 = 1 << 2;
 /// Frequency of the PM timer, in Hz (ACPI 6.5 §4.8.3.3).
@@ -124,6 +130,11 @@ pub fn reset_control(value: u8) -> Request {
     if value & RESET_CPU != 0 { Request::Reset } else { Request::None }
 }
 
+/// Returns what a write to system control port A asks for: bit 0 resets as it is set.
+pub fn control_a(value: u8) -> Request {
+    if value & CONTROL_A_RESET != 0 { Request::Reset } else { Request::None }
+}
+
 /// Returns what a write to the keyboard controller's command port asks for.
 pub fn keyboard(value: u8) -> Request {
     if value == KEYBOARD_RESET { Request::Reset } else { Request::None }
@@ -184,9 +195,10 @@ mod tests {
     }
 
     #[test]
-    fn both_resets_are_known() {
+    fn all_resets_are_known() {
         assert_eq!((reset_control(2), reset_control(RESET_VALUE)), (Request::None, Request::Reset));
         assert_eq!((keyboard(0xd1), keyboard(0xfe)), (Request::None, Request::Reset));
+        assert_eq!((control_a(2), control_a(3)), (Request::None, Request::Reset));
     }
 
     #[test]

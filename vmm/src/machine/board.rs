@@ -5,9 +5,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use types::{ids::MachineId, operations::VmEventKind};
+use types::{ids::MachineId, operations::VmEventKind, vm::HyperV};
 
 use super::{
+    chipset::Chipset,
     control::{Control, Ending, Kind},
     hotplug::Hotplug,
     pause::{HoldError, Holder, Pauses},
@@ -21,7 +22,6 @@ use crate::{
         serial::{self, Serial},
     },
     events::Events,
-    layout,
     pci::bus::{Answered, Bus},
     sys::{
         kvm::{MemorySlot, Vm},
@@ -53,6 +53,8 @@ pub struct Board {
     pub serial: Mutex<Serial>,
     /// Power and reset.
     pub power: Mutex<Power>,
+    /// The clock, and what firmware finds.
+    pub chipset: Chipset,
     /// When the machine was built: zero of the PM timer.
     pub built: Instant,
     /// Guest memory, as KVM maps it.
@@ -67,6 +69,8 @@ pub struct Board {
     pub exits: Vec<Exits>,
     /// What devices do.
     pub activity: Registry,
+    /// Whether the guest finds Hyper-V's interfaces.
+    pub hyperv: HyperV,
     /// Who holds the virtual CPUs.
     pub pauses: Pauses,
     /// Held by whoever changes that, so that devices and virtual CPUs agree.
@@ -89,6 +93,9 @@ impl Board {
             data.fill(0);
         } else if port == pvpanic::PORT && data.len() == 1 {
             data.fill(pvpanic::read());
+        } else if port == power::CONTROL_A_PORT {
+            data.fill(power::CONTROL_A);
+        } else if self.chipset.read_port(port, data) == Answered::Yes {
         } else if MECHANISM1.contains(&port) {
             self.read_bus(|bus| bus.read_mechanism1(port - MECHANISM1.start(), data));
         } else if self.read_bus(|bus| bus.read_port(port, data)) == Answered::No {
@@ -113,8 +120,14 @@ impl Board {
         if port == power::KEYBOARD_PORT {
             return ending(power::keyboard(first));
         }
+        if port == power::CONTROL_A_PORT {
+            return ending(power::control_a(first));
+        }
         if port == pvpanic::PORT && data.len() == 1 {
             self.note_panic(pvpanic::write(first));
+            return None;
+        }
+        if self.chipset.write_port(port, data) == Answered::Yes {
             return None;
         }
         if MECHANISM1.contains(&port) {
@@ -128,26 +141,32 @@ impl Board {
 
     /// Answers a read of guest-physical memory that is not RAM.
     pub fn read_memory(&self, address: u64, data: &mut [u8]) {
-        if let Some(offset) = ecam(address) {
+        if let Some(offset) = self.chipset.ecam.offset(address) {
             self.read_bus(|bus| bus.read_ecam(offset, data));
-        } else if self.read_bus(|bus| bus.read_memory(address, data)) == Answered::No {
+        } else if self.read_bus(|bus| bus.read_memory(address, data)) == Answered::No
+            && self.chipset.read_memory(address, data) == Answered::No
+        {
             data.fill(0xff);
         }
     }
 
-    /// Answers a write to guest-physical memory that is not RAM.
-    pub fn write_memory(&self, address: u64, data: &[u8]) {
-        if let Some(offset) = ecam(address) {
+    /// Answers a write to guest-physical memory that is not RAM. Returns how the machine ends, if
+    /// it does.
+    pub fn write_memory(&self, address: u64, data: &[u8]) -> Option<Ending> {
+        if let Some(offset) = self.chipset.ecam.offset(address) {
             self.write_bus(|bus| bus.write_ecam(offset, data));
-        } else {
-            // A write that nobody answers is lost, as on any board.
-            let _ = self.read_bus(|bus| bus.write_memory(address, data));
+        } else if self.read_bus(|bus| bus.write_memory(address, data)) == Answered::No
+            && let Err(error) = self.chipset.write_memory(address, data)
+        {
+            return Some(Ending::host_fault(error.to_string()));
         }
+        // A write that nobody answers is lost, as on any board.
+        None
     }
 
     /// Notes what the guest says of itself. A guest may say it as often as it likes: only what is
     /// new is an event.
-    fn note_panic(&self, report: Report) {
+    pub fn note_panic(&self, report: Report) {
         match report {
             Report::Nothing => {}
             Report::Panicked if self.events.has_panicked() => {}
@@ -211,10 +230,6 @@ pub(crate) fn locked<T: ?Sized>(device: &Mutex<T>) -> MutexGuard<'_, T> {
 fn within(port: u16, base: u16, length: u16) -> Option<u8> {
     let offset = port.checked_sub(base).filter(|offset| *offset < length)?;
     u8::try_from(offset).ok()
-}
-
-fn ecam(address: u64) -> Option<u64> {
-    address.checked_sub(layout::ECAM).filter(|offset| *offset < layout::ECAM_SIZE)
 }
 
 fn ending(request: Request) -> Option<Ending> {

@@ -9,20 +9,19 @@ use std::{
     time::Instant,
 };
 
-use types::vm::{Boot, Disk, DiskModel, VmSpec};
-use vm_memory::{Bytes, GuestAddress};
+use types::vm::{Disk, DiskModel, VmSpec};
 
 use super::{
-    Board, Control, Machine, Pauses,
+    Board, Chipset, Control, Machine, Pauses,
     hotplug::{Hotplug, Manager, Supplies},
     map::{AddressMap, MapError},
     numa,
     ports::{PortError, Ports, Seat},
+    start::{self, Built, StartError},
     tree::{FIRST_VIRTIO, Tree},
 };
 use crate::{
-    acpi::{self, AcpiError},
-    boot::{self, BootError, Linux},
+    acpi,
     console::Console,
     counters::{Exits, Registry},
     devices::{
@@ -34,12 +33,11 @@ use crate::{
     },
     events::Events,
     irq::PinRoute,
-    layout,
     pci::{
         allocate::Above,
         bus::Address,
-        config::{ConfigSpace, Identity},
-        function::{Bar, PciFunction},
+        chipset::{HostBridge, LpcBridge},
+        function::PciFunction,
         port::{Link, SlotWatch},
     },
     sys::{
@@ -56,7 +54,9 @@ use crate::{
 
 /// Where the VMM's own functions are.
 const ROOT: Above = Above::Root(0);
-/// Most virtio functions: disks, network cards, entropy, sockets. Slot 31 stays free.
+/// Slot of the LPC bridge, where Intel's chipsets have it.
+const LPC_BRIDGE: u8 = 31;
+/// Most virtio functions: disks, network cards, entropy, sockets. Slot 31 is the LPC bridge.
 pub const MAX_VIRTIO: usize = 31 - FIRST_VIRTIO as usize;
 
 /// Why a machine cannot be built.
@@ -78,9 +78,7 @@ pub enum BuildError {
     #[error(transparent)]
     Map(#[from] MapError),
     #[error(transparent)]
-    Tables(#[from] AcpiError),
-    #[error(transparent)]
-    Boot(#[from] BootError),
+    Start(#[from] StartError),
     #[error(transparent)]
     Vcpu(#[from] VcpuError),
 }
@@ -97,7 +95,7 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
     let listener = UnixListener::from(take("api_fd", spec.api_fd)?);
     let bytes = spec.memory_mib.to_bytes().unwrap_or(u64::MAX);
     let claim = spec.passthrough.as_ref().map(Claim::new).transpose()?;
-    let map = AddressMap::new(bytes, spec.memory_backing, claim.as_ref(), &vm)?;
+    let map = AddressMap::new(bytes, spec, claim.as_ref(), &vm)?;
     let fetch = if claim.is_some() { Fetch::All } else { Fetch::WhenHuge };
     let ram = Ram::placed(&map.ram, spec.memory_backing, &spec.host_memory, fetch)?;
     let ram_slots = vm.map_ram(&ram)?;
@@ -106,8 +104,12 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
     let serial_line = vm.isa_line(serial::GSI).map_err(interrupt)?;
     let sci = vm.isa_line(power::SCI).map_err(interrupt)?;
 
+    let mut chipset = Chipset::new(&map.ram);
     let tree = Tree::new(spec).map_err(PortError::from)?;
-    let mut seats = vec![host_bridge()];
+    let mut seats = vec![
+        plain(0, HostBridge::new(chipset.ecam.clone())),
+        plain(LPC_BRIDGE, LpcBridge::default()),
+    ];
     let watch = Watch::default();
     let platform = virtio_platform(&vm, &ram, &watch);
     seats.extend(virtio_functions(spec, &platform)?);
@@ -119,14 +121,15 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
     let plan = ports.place(&seats, &map)?;
     let supplies = Supplies { plug: passed.plug, platform, vcpus: spec.vcpus };
     let plugger = Manager::new(orders, ports.spares(&plan), supplies);
-    let vcpus = u8::try_from(spec.vcpus).unwrap_or(u8::MAX);
-    let nodes = numa::nodes(spec, &map.ram).unwrap_or_default();
-    let platform = acpi::Platform { vcpus, roots: ports.roots(&plan), nodes };
-    for table in acpi::tables(&platform)? {
-        let written = ram.memory.write_slice(&table.bytes, GuestAddress(table.address));
-        written.map_err(|error| MemoryError::Layout(error.to_string()))?;
-    }
-    let entry = load(&spec.boot, &ram)?;
+    let platform = acpi::Platform {
+        vcpus: u8::try_from(spec.vcpus).unwrap_or(u8::MAX),
+        roots: ports.roots(&plan),
+        nodes: numa::nodes(spec, &map.ram).unwrap_or_default(),
+        ecam: chipset.ecam.base(),
+    };
+    let built = Built { vm: &vm, ram: &ram, platform: &platform, ecam: chipset.ecam.clone() };
+    let (entry, firmware) = start::prepare(spec, &built)?;
+    chipset.firmware = firmware;
     let board = Arc::new(Board {
         machine: spec.machine,
         vm,
@@ -135,6 +138,7 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
         bus: RwLock::new(ports.seat(seats)),
         serial: Mutex::new(Serial::new(serial_line, console)),
         power: Mutex::new(Power::new(sci)),
+        chipset,
         built: Instant::now(),
         ram_slots,
         hotplug,
@@ -142,6 +146,7 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
         events: watch.events,
         exits: (0..spec.vcpus).map(|_| Exits::default()).collect(),
         activity: watch.activity,
+        hyperv: spec.hyperv,
         pauses: Pauses::default(),
         turn: Mutex::default(),
     });
@@ -154,6 +159,12 @@ fn take(what: &'static str, fd: i32) -> Result<OwnedFd, BuildError> {
     adopt(fd).map_err(|source| BuildError::Descriptor { what, fd, source })
 }
 
+/// A function of the chipset.
+fn plain(device: u8, function: impl PciFunction + 'static) -> Seat {
+    let address = Address { bus: 0, device, function: 0 };
+    Seat { address, function: Arc::new(Mutex::new(function)), above: ROOT }
+}
+
 /// Opens the console, with the file that outlives the process if there is one.
 fn open_console(spec: &VmSpec) -> Result<Console, BuildError> {
     let Some(fd) = spec.console_fd else { return Ok(Console::default()) };
@@ -163,20 +174,6 @@ fn open_console(spec: &VmSpec) -> Result<Console, BuildError> {
         fd,
         source,
     })
-}
-
-fn host_bridge() -> Seat {
-    // Intel's q35 host bridge: what drivers know as the chipset of a PCIe machine.
-    let identity = Identity {
-        vendor: 0x8086,
-        device: 0x29c0,
-        class: 0x06_00_00,
-        revision: 0,
-        subsystem_vendor: 0,
-        subsystem: 0,
-    };
-    let function = Arc::new(Mutex::new(Plain(ConfigSpace::new(identity))));
-    Seat { address: Address { bus: 0, device: 0, function: 0 }, function, above: ROOT }
 }
 
 /// Where devices say what they do.
@@ -274,40 +271,4 @@ fn passthrough(
         });
     }
     Ok(passed)
-}
-
-fn load(boot: &Boot, ram: &Ram) -> Result<boot::Entry, BuildError> {
-    let Boot::Linux { kernel_fd, initrd_fd, cmdline } = boot;
-    let mut kernel = File::from(take("kernel_fd", *kernel_fd)?);
-    let initrd = initrd_fd.map(|fd| take("initrd_fd", fd)).transpose()?;
-    let mut initrd = initrd.map(File::from);
-    let linux = Linux { kernel: &mut kernel, initrd: initrd.as_mut(), cmdline, acpi: layout::ACPI };
-    Ok(boot::load(linux, ram)?)
-}
-
-/// A function that is nothing but configuration space.
-struct Plain(ConfigSpace);
-
-impl PciFunction for Plain {
-    fn read_config(&mut self, offset: u16, data: &mut [u8]) {
-        self.0.read(offset, data);
-    }
-
-    fn write_config(&mut self, offset: u16, data: &[u8]) {
-        self.0.write(offset, data);
-    }
-
-    fn bars(&self) -> Vec<Bar> {
-        self.0.bars()
-    }
-
-    fn place_bar(&mut self, index: u8, address: u64) {
-        self.0.place_bar(index, address);
-    }
-
-    fn read_bar(&mut self, _bar: u8, _offset: u64, data: &mut [u8]) {
-        data.fill(0xff);
-    }
-
-    fn write_bar(&mut self, _bar: u8, _offset: u64, _data: &[u8]) {}
 }

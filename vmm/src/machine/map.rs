@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use kvm_bindings::CpuId;
-use types::vm::MemoryBacking;
+use types::vm::{MemoryBacking, VmSpec};
 
-use super::build::BuildError;
+use super::{build::BuildError, start};
 use crate::{
     holes::{self, HYPERTRANSPORT, HoleError, Holes, Peers},
     pci::allocate::{PlaceError, Plan},
@@ -38,7 +38,7 @@ impl AddressMap {
     /// Lays out `bytes` of memory.
     pub(super) fn new(
         bytes: u64,
-        backing: MemoryBacking,
+        spec: &VmSpec,
         claim: Option<&Claim>,
         vm: &Arc<Vm>,
     ) -> Result<Self, BuildError> {
@@ -51,7 +51,10 @@ impl AddressMap {
         if has_hypertransport(&supported) {
             holes = holes.and(HYPERTRANSPORT);
         }
-        let page = match backing {
+        if let Some(hole) = start::hole(&spec.boot) {
+            holes = holes.and(hole);
+        }
+        let page = match spec.memory_backing {
             MemoryBacking::Memfd => 4096,
             MemoryBacking::Hugetlb2M => 2 << 20,
             MemoryBacking::Hugetlb1G => 1 << 30,

@@ -2,13 +2,16 @@
 
 mod board;
 mod build;
+mod chipset;
 mod control;
+mod firmware;
 pub mod hotplug;
 mod map;
 pub mod numa;
 mod pause;
 mod ports;
 mod schedule;
+mod start;
 mod tree;
 
 use std::{
@@ -21,6 +24,7 @@ use std::{
 
 pub use board::Board;
 pub use build::{BuildError, MAX_VIRTIO, build};
+pub use chipset::Chipset;
 pub use control::{Control, Ending, Kind};
 use hotplug::Manager;
 use kvm_ioctls::VcpuFd;

@@ -23,6 +23,7 @@ fn machine(devices: u8, roots: Vec<RootComplex>) -> VmSpec {
     let device = |number: u8| PassthroughDevice {
         address: types::node::Bdf { segment: 0, bus: number, device: 0, function: 0 },
         cdev_fd: 20 + i32::from(number),
+        p2p_clique: None,
     };
     let devices = (0..devices).map(device).collect();
     VmSpec {

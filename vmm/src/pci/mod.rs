@@ -3,6 +3,7 @@
 
 pub mod allocate;
 pub mod bus;
+pub mod chipset;
 pub mod config;
 pub mod function;
 pub mod msix;

@@ -34,10 +34,10 @@ const MAX_MSI: u32 = MAX_ROUTES - IOAPIC_PINS - 16;
 /// Address of MSI messages, and in their data the delivery mode of a non-maskable interrupt.
 const MSI_WINDOW: u32 = 0xfee0_0000;
 const DELIVER_NMI: u32 = 4 << 8;
-/// Where KVM on Intel keeps three pages for real mode: below the firmware area.
-const TSS_ADDRESS: usize = 0xfffb_d000;
+/// Where KVM on Intel keeps three pages for real mode: below the 16 MiB of firmware.
+const TSS_ADDRESS: usize = 0xfeff_d000;
 /// Where KVM on Intel keeps one page of identity map.
-const IDENTITY_MAP_ADDRESS: u64 = 0xfffb_c000;
+const IDENTITY_MAP_ADDRESS: u64 = 0xfeff_c000;
 
 /// Why KVM did not do what was asked.
 #[derive(Debug, thiserror::Error)]

@@ -40,10 +40,13 @@ const PRESENT: u64 = 3;
 /// Page directory entry: a 2 MiB page.
 const LARGE: u64 = 1 << 7;
 
-pub(super) fn set_msrs(vcpu: &VcpuFd) -> Result<(), kvm_ioctls::Error> {
+pub(super) fn set_msrs(vcpu: &VcpuFd, start: Entry) -> Result<(), kvm_ioctls::Error> {
     let entry = |index, data| kvm_msr_entry { index, data, ..Default::default() };
-    let entries =
-        [entry(MSR_MISC_ENABLE, MISC_ENABLE_FAST_STRING), entry(MSR_MTRR_DEFAULT, MTRR_WRITE_BACK)];
+    let mut entries = vec![entry(MSR_MISC_ENABLE, MISC_ENABLE_FAST_STRING)];
+    // Firmware sets the memory types itself.
+    if start != Entry::Reset {
+        entries.push(entry(MSR_MTRR_DEFAULT, MTRR_WRITE_BACK));
+    }
     for entry in entries {
         let one = Msrs::from_entries(&[entry]).map_err(|_| kvm_ioctls::Error::new(libc::ENOMEM))?;
         // A host CPU without the register has no use for its value.
@@ -79,7 +82,12 @@ pub(super) fn set_local_apic(vcpu: &VcpuFd) -> Result<(), kvm_ioctls::Error> {
 
 pub(super) fn set_entry(vcpu: &VcpuFd, entry: Entry, ram: &Ram) -> Result<(), VcpuError> {
     let failed = |what| move |source| VcpuError::Set { what, id: 0, source };
-    write_tables(entry, ram)?;
+    let code = match entry {
+        Entry::Reset => return Ok(()),
+        Entry::Linux64 { .. } => 0x00af_9b00_0000_ffff,
+        Entry::Pvh { .. } => 0x00cf_9b00_0000_ffff,
+    };
+    write_tables(code, ram)?;
     let mut special = vcpu.get_sregs().map_err(failed("read the special registers"))?;
     special.gdt.base = layout::GDT;
     special.gdt.limit = 8 * 5 - 1;
@@ -88,6 +96,7 @@ pub(super) fn set_entry(vcpu: &VcpuFd, entry: Entry, ram: &Ram) -> Result<(), Vc
     (special.ds, special.es, special.fs, special.gs, special.ss) = (data, data, data, data, data);
     special.tr = segment(TASK, 0xb, 0);
     let (address, regs) = match entry {
+        Entry::Reset => return Ok(()),
         Entry::Linux64 { address } => {
             special.cs = segment(CODE, 0xb, 1);
             special.cr0 = CR0_PROTECTED | CR0_EXTENSION | CR0_PAGING;
@@ -129,11 +138,7 @@ fn segment(index: u16, kind: u8, long: u8) -> kvm_segment {
 }
 
 /// The descriptor table that the registers above stand for, and an identity map of the first GiB.
-fn write_tables(entry: Entry, ram: &Ram) -> Result<(), VcpuError> {
-    let code: u64 = match entry {
-        Entry::Linux64 { .. } => 0x00af_9b00_0000_ffff,
-        Entry::Pvh { .. } => 0x00cf_9b00_0000_ffff,
-    };
+fn write_tables(code: u64, ram: &Ram) -> Result<(), VcpuError> {
     let table = [0, 0, code, 0x00cf_9300_0000_ffff, 0x0000_8b00_0000_0067];
     let put = |address: u64, value: u64| {
         ram.memory

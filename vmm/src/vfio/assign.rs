@@ -118,6 +118,7 @@ pub struct Claim {
     bound: Vec<(Bdf, Arc<VfioDevice>)>,
     resetters: Vec<Arc<Resetter>>,
     peers: Peers,
+    cliques: Vec<Option<u8>>,
 }
 
 impl Claim {
@@ -130,7 +131,7 @@ impl Claim {
         })?;
         let mut bound = Vec::new();
         for device in &spec.devices {
-            let PassthroughDevice { address, cdev_fd } = *device;
+            let PassthroughDevice { address, cdev_fd, .. } = *device;
             let fd = adopt(cdev_fd).map_err(|source| AssignError::Descriptor {
                 what: format!("cdev_fd of {address}"),
                 fd: cdev_fd,
@@ -153,7 +154,8 @@ impl Claim {
                     .map_err(|source| AssignError::Peers { device: *address, source })?;
             }
         }
-        Ok(Self { space, bound, resetters, peers })
+        let cliques = spec.devices.iter().map(|device| device.p2p_clique).collect();
+        Ok(Self { space, bound, resetters, peers, cliques })
     }
 
     /// Returns the addresses that memory and BARs must stay out of.
@@ -181,8 +183,9 @@ impl Claim {
             dma::map_ram(&*space, ram)?;
         }
         let mut devices = Vec::new();
-        let all = self.bound.iter().zip(&self.resetters).zip(routes);
-        for (((address, device), resetter), route) in all {
+        let all = self.bound.iter().zip(&self.resetters).zip(&self.cliques).zip(routes);
+        for (((claimed, resetter), clique), route) in all {
+            let (address, device) = claimed;
             let device: Arc<dyn Device> = Arc::<VfioDevice>::clone(device);
             let guest: Box<dyn Slots> = Box::new(Arc::clone(vm));
             let slots: Box<dyn Slots> = match self.peers {
@@ -192,7 +195,8 @@ impl Claim {
                     Box::new(PeerSlots { guest, space, device })
                 }
             };
-            let host = Host { interrupts: Arc::<Vm>::clone(vm), slots, route: *route };
+            let interrupts: Arc<dyn InterruptSource> = Arc::<Vm>::clone(vm);
+            let host = Host { interrupts, slots, route: *route, clique: *clique };
             devices.push(Function::open(*address, device, host, Arc::clone(resetter))?);
         }
         let keep = self.bound.into_iter().map(|(_, device)| device as Arc<dyn Device>).collect();
@@ -276,6 +280,8 @@ pub(super) struct Host {
     pub(super) slots: Box<dyn Slots>,
     /// Where the pin goes.
     pub(super) route: PinRoute,
+    /// Which clique of peers the device is told to be in.
+    pub(super) clique: Option<u8>,
 }
 
 /// A passed-through device as a function on the guest's bus.
@@ -285,6 +291,8 @@ pub struct Function {
     resetter: Arc<Resetter>,
     slots: Box<dyn Slots>,
     config: ConfigFilter,
+    /// Sizes of the device's own BARs.
+    bar_sizes: [u64; 6],
     mapped: Vec<MappedBar>,
     interrupts: Interrupts,
     complaints: u32,
@@ -309,13 +317,14 @@ impl Function {
             bar_sizes: facts.bar_sizes,
             vectors: facts.vectors,
             quirks: &quirks,
+            clique: host.clique,
         })
         .map_err(|source| AssignError::Config { device: address, source })?;
         let trapped_bars: Vec<u8> = quirks
             .iter()
             .filter_map(|quirk| match quirk.effect {
                 Effect::TrapBar(bar) => Some(bar),
-                Effect::HideCapability(_) | Effect::NoPin => None,
+                Effect::HideCapability(_) | Effect::MoveTable | Effect::NoPin => None,
             })
             .collect();
         let mapped = map_bars(&*device, &config, &trapped_bars).map_err(failed("map the BARs"))?;
@@ -334,8 +343,17 @@ impl Function {
             .map_err(failed("prepare the interrupts"))?;
         let link = link(&facts.snapshot);
         let slots = host.slots;
-        let mut function =
-            Self { address, device, resetter, slots, config, mapped, interrupts, complaints: 0 };
+        let mut function = Self {
+            address,
+            device,
+            resetter,
+            slots,
+            config,
+            bar_sizes: facts.bar_sizes,
+            mapped,
+            interrupts,
+            complaints: 0,
+        };
         function.let_decode().map_err(failed("write the command register"))?;
         function.follow_interrupts();
         Ok(Assigned { address, link, function })
@@ -372,6 +390,13 @@ impl Function {
         let inside = end > layout.table && offset < table_end(&layout);
         // What lies before the table wraps to far behind it, where the table ignores it.
         inside.then(|| offset.wrapping_sub(layout.table))
+    }
+
+    /// Whether `offset` lies where a BAR has only the moved MSI-X table, or the rest of a page.
+    fn behind_device(&self, bar: u8, offset: u64) -> bool {
+        let moved = self.config.msix_layout().filter(|layout| layout.bar == bar);
+        let device_end = moved.map_or(u64::MAX, |layout| layout.device_end);
+        offset >= device_end.min(self.bar_sizes.get(usize::from(bar)).copied().unwrap_or(0))
     }
 
     fn complain(&mut self, what: &str, result: io::Result<()>) {
@@ -423,6 +448,9 @@ impl PciFunction for Function {
         if let Some(at) = self.table(bar, offset, data.len()) {
             return self.interrupts.read_table(at, data);
         }
+        if self.behind_device(bar, offset) {
+            return data.fill(0);
+        }
         let result = self.device.read(Region::Bar(bar), offset, data);
         if result.is_err() {
             data.fill(0xff);
@@ -433,6 +461,7 @@ impl PciFunction for Function {
     fn write_bar(&mut self, bar: u8, offset: u64, data: &[u8]) {
         let (what, result) = match self.table(bar, offset, data.len()) {
             Some(at) => ("route an interrupt", self.interrupts.write_table(at, data)),
+            None if self.behind_device(bar, offset) => return,
             None => ("write a BAR", self.device.write(Region::Bar(bar), offset, data)),
         };
         self.complain(what, result);

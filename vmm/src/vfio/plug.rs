@@ -58,6 +58,7 @@ impl Plug {
             interrupts: Arc::<Vm>::clone(&self.vm),
             slots: Box::new(Arc::clone(&self.vm)),
             route,
+            clique: None,
         };
         let resetter = resetters.remove(0);
         let assigned = Function::open(address, Arc::clone(&device), host, Arc::clone(&resetter))?;

@@ -1,0 +1,8 @@
+//! fw_cfg and its DMA descriptors.
+#![no_main]
+#![allow(dead_code, reason = "each target runs one of the cases")]
+
+#[path = "../firmware_cases.rs"]
+mod cases;
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| cases::fw_cfg(bytes));

@@ -1,0 +1,178 @@
+//! The parts of the board that firmware talks to: the clock, fw_cfg and the flash chips. Knows
+//! their addresses; the devices do not.
+
+use std::{
+    fs::File,
+    io,
+    os::fd::AsFd,
+    os::unix::fs::FileExt,
+    sync::{Arc, Mutex},
+    time::{Duration, SystemTime},
+};
+
+use super::board::locked;
+use crate::{
+    devices::{
+        cmos::{self, Cmos},
+        flash::{Flash, Store},
+        fw_cfg::{self, FwCfg},
+    },
+    pci::{bus::Answered, chipset::Ecam},
+    sys::{
+        kvm::{KvmError, MemorySlot, Place, Vm},
+        memory::{Access, Alignment, GuestRam, Mapping},
+    },
+};
+
+/// What firmware and, later, its guests find besides PCI.
+pub struct Chipset {
+    /// Where enhanced configuration space is.
+    pub ecam: Ecam,
+    /// The clock.
+    pub clock: Mutex<Cmos>,
+    /// Present in machines that start from firmware.
+    pub firmware: Option<Firmware>,
+}
+
+impl Chipset {
+    /// Makes the chipset of a machine with RAM at these places, (address, length).
+    pub fn new(ram: &[(u64, u64)]) -> Self {
+        let clock = Mutex::new(Cmos::new(ram));
+        Self { ecam: Ecam::default(), clock, firmware: None }
+    }
+
+    /// Answers a read of I/O ports.
+    pub(super) fn read_port(&self, port: u16, data: &mut [u8]) -> Answered {
+        if let Some(offset) = within(port, cmos::BASE, cmos::LENGTH) {
+            let mut clock = locked(&self.clock);
+            data.iter_mut().for_each(|byte| *byte = clock.read(offset, since_1970()));
+            return Answered::Yes;
+        }
+        match (&self.firmware, within(port, fw_cfg::BASE, fw_cfg::LENGTH)) {
+            (Some(firmware), Some(offset)) => {
+                locked(&firmware.fw_cfg).read(offset, data);
+                Answered::Yes
+            }
+            (Some(_) | None, _) => Answered::No,
+        }
+    }
+
+    /// Answers a write to I/O ports.
+    pub(super) fn write_port(&self, port: u16, data: &[u8]) -> Answered {
+        if let Some(offset) = within(port, cmos::BASE, cmos::LENGTH) {
+            let mut clock = locked(&self.clock);
+            for (at, byte) in (offset..cmos::LENGTH.to_le_bytes()[0]).zip(data) {
+                clock.write(at, *byte, since_1970());
+            }
+            return Answered::Yes;
+        }
+        match (&self.firmware, within(port, fw_cfg::BASE, fw_cfg::LENGTH)) {
+            (Some(firmware), Some(offset)) => {
+                locked(&firmware.fw_cfg).write(offset, data, &firmware.ram);
+                Answered::Yes
+            }
+            (Some(_) | None, _) => Answered::No,
+        }
+    }
+
+    /// Answers a read of memory.
+    pub(super) fn read_memory(&self, address: u64, data: &mut [u8]) -> Answered {
+        let Some(firmware) = &self.firmware else { return Answered::No };
+        let variables = locked(&firmware.variables);
+        let Some(offset) = variables.offset(address) else { return Answered::No };
+        variables.flash.read(offset, data);
+        Answered::Yes
+    }
+
+    /// Answers a write to memory. Fails when KVM does not show the guest the flash chip's contents
+    /// where firmware has to find them.
+    pub(super) fn write_memory(&self, address: u64, data: &[u8]) -> Result<Answered, KvmError> {
+        let Some(firmware) = &self.firmware else { return Ok(Answered::No) };
+        let mut variables = locked(&firmware.variables);
+        let Some(offset) = variables.offset(address) else { return Ok(Answered::No) };
+        variables.flash.write(offset, data);
+        variables.show()?;
+        Ok(Answered::Yes)
+    }
+}
+
+/// Firmware and what it is told.
+pub struct Firmware {
+    /// What it is told.
+    pub fw_cfg: Mutex<FwCfg>,
+    /// Where it wants it.
+    pub ram: GuestRam,
+    /// Where it keeps its variables.
+    pub variables: Mutex<Variables>,
+    /// Its code, as KVM maps it.
+    pub code: MemorySlot,
+}
+
+/// The flash chip with the variables. While reads return its contents it is memory that can be
+/// read, else every access comes to us.
+pub struct Variables {
+    flash: Flash<VariableFile>,
+    mapping: Arc<Mapping>,
+    place: Place,
+    slot: Option<MemorySlot>,
+    vm: Arc<Vm>,
+}
+
+impl Variables {
+    /// Maps `file`, whole blocks, at `place`. `None` when it is no size for a chip.
+    pub fn new(file: File, place: Place, vm: &Arc<Vm>) -> Result<Option<Self>, KvmError> {
+        let mapping = Arc::new(map(&file, place.size)?);
+        let Some(flash) = Flash::new(VariableFile(file), place.size) else { return Ok(None) };
+        let mut variables = Self { flash, mapping, place, slot: None, vm: Arc::clone(vm) };
+        variables.show()?;
+        Ok(Some(variables))
+    }
+
+    fn offset(&self, address: u64) -> Option<u64> {
+        address.checked_sub(self.place.guest).filter(|offset| *offset < self.place.size)
+    }
+
+    /// Maps the contents where reads return them, and unmaps them where they do not.
+    fn show(&mut self) -> Result<(), KvmError> {
+        if !self.flash.is_readable() {
+            self.slot = None;
+        } else if self.slot.is_none() {
+            self.slot = Some(self.vm.map(self.place, &self.mapping, 0, Access::ReadOnly)?);
+        }
+        Ok(())
+    }
+}
+
+/// Maps the first `size` bytes of a file for a slot that the guest can only read.
+pub(super) fn map(file: &File, size: u64) -> Result<Mapping, KvmError> {
+    let failed = |source| KvmError::Call { what: "map the firmware's files", source };
+    let length = usize::try_from(size).map_err(|_| failed(io::ErrorKind::InvalidInput.into()))?;
+    let anywhere = Alignment { modulus: 4096, residue: 0 };
+    Mapping::of_file(file.as_fd(), 0, length, Access::ReadOnly, anywhere).map_err(failed)
+}
+
+/// The file behind the flash chip.
+struct VariableFile(File);
+
+impl Store for VariableFile {
+    fn read(&self, offset: u64, data: &mut [u8]) -> io::Result<()> {
+        self.0.read_exact_at(data, offset)
+    }
+
+    fn write(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.0.write_all_at(data, offset)
+    }
+
+    fn sync(&mut self) -> io::Result<()> {
+        self.0.sync_data()
+    }
+}
+
+fn since_1970() -> Duration {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
+}
+
+fn within(port: u16, base: u16, length: u16) -> Option<u8> {
+    let offset = port.checked_sub(base).filter(|offset| *offset < length)?;
+    u8::try_from(offset).ok()
+}

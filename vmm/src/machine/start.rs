@@ -1,0 +1,153 @@
+//! What the first virtual CPU starts: a kernel that we load, with tables beside it, or firmware
+//! that finds its way itself.
+
+use std::{fs::File, io, os::fd::OwnedFd, sync::Arc};
+
+use types::vm::{Boot, DiskModel, VmSpec};
+use vm_memory::{Bytes, GuestAddress};
+
+use super::{
+    build::MAX_VIRTIO,
+    chipset::Firmware,
+    firmware::{self, FirmwareError, Told},
+    tree::FIRST_VIRTIO,
+};
+use crate::{
+    acpi::{self, AcpiError},
+    boot::{self, BootError, Entry, Linux},
+    devices::fw_cfg::{Aperture, Disk, DiskKind, HostBridge},
+    layout,
+    pci::{chipset::Ecam, port::Windows},
+    smbios,
+    sys::{kvm::Vm, memory::Ram, vfio::adopt},
+    vfio::dma::IovaRange,
+};
+
+/// Why a machine has nothing to start.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message is the doc")]
+pub enum StartError {
+    #[error("descriptor {fd}, given as {what}, is not open")]
+    Descriptor { what: &'static str, fd: i32, source: io::Error },
+    #[error(transparent)]
+    Kernel(#[from] BootError),
+    #[error(transparent)]
+    Firmware(#[from] FirmwareError),
+    #[error(transparent)]
+    Acpi(#[from] AcpiError),
+    #[error("the SMBIOS structures need {needed} bytes; there is room for {available}")]
+    Smbios { needed: u64, available: u64 },
+    #[error("the tables do not fit guest memory: {0}")]
+    Tables(String),
+}
+
+/// Returns where there may be no RAM besides.
+pub(super) fn hole(boot: &Boot) -> Option<IovaRange> {
+    match boot {
+        Boot::Linux { .. } => None,
+        Boot::Uefi { .. } => {
+            Some(IovaRange { start: layout::FIRMWARE_RAM_GAP, last: layout::RAM_GAP - 1 })
+        }
+    }
+}
+
+/// The machine as far as it is built.
+pub(super) struct Built<'a> {
+    pub(super) vm: &'a Arc<Vm>,
+    pub(super) ram: &'a Ram,
+    pub(super) platform: &'a acpi::Platform,
+    pub(super) ecam: Ecam,
+}
+
+/// Prepares guest memory or firmware, and returns where the first virtual CPU begins.
+pub(super) fn prepare(
+    spec: &VmSpec,
+    built: &Built<'_>,
+) -> Result<(Entry, Option<Firmware>), StartError> {
+    let pieces = built.ram.regions.iter().map(|region| (region.address, region.size));
+    let mut machine = smbios::Machine {
+        id: spec.machine,
+        vcpus: spec.vcpus,
+        ram: pieces.collect(),
+        firmware: smbios::Firmware::None,
+    };
+    match &spec.boot {
+        Boot::Linux { kernel_fd, initrd_fd, cmdline } => {
+            write_tables(&machine, built)?;
+            let mut kernel = File::from(take("kernel_fd", *kernel_fd)?);
+            let initrd = initrd_fd.map(|fd| take("initrd_fd", fd)).transpose()?;
+            let mut initrd = initrd.map(File::from);
+            let initrd = initrd.as_mut();
+            let acpi = layout::ACPI;
+            let entry =
+                boot::load(Linux { kernel: &mut kernel, initrd, cmdline, acpi }, built.ram)?;
+            Ok((entry, None))
+        }
+        Boot::Uefi { firmware_fd, variables_fd } => {
+            let files = (take("firmware_fd", *firmware_fd)?, take("variables_fd", *variables_fd)?);
+            machine.firmware = smbios::Firmware::Uefi;
+            let bridges: Vec<HostBridge> = built.platform.roots.iter().map(host_bridge).collect();
+            let told = Told {
+                platform: built.platform.clone(),
+                machine,
+                bridges: &bridges,
+                disks: &disks(spec),
+                ecam: built.ecam.clone(),
+            };
+            let firmware = firmware::open(files, &told, built.vm, &built.ram.memory)?;
+            Ok((Entry::Reset, Some(firmware)))
+        }
+    }
+}
+
+fn take(what: &'static str, fd: i32) -> Result<OwnedFd, StartError> {
+    adopt(fd).map_err(|source| StartError::Descriptor { what, fd, source })
+}
+
+/// Puts the ACPI tables and SMBIOS where a kernel without firmware finds them.
+fn write_tables(machine: &smbios::Machine, built: &Built<'_>) -> Result<(), StartError> {
+    let put = |address, bytes: &[u8]| {
+        let written = built.ram.memory.write_slice(bytes, GuestAddress(address));
+        written.map_err(|error| StartError::Tables(error.to_string()))
+    };
+    for table in acpi::tables(built.platform)? {
+        put(table.address, &table.bytes)?;
+    }
+    let structures = smbios::structures(machine);
+    // The entry point is searched on multiples of 16 bytes; the structures follow.
+    let address = layout::SMBIOS + 32;
+    let (needed, available) = (32 + structures.len() as u64, layout::SMBIOS_END - layout::SMBIOS);
+    if needed > available {
+        return Err(StartError::Smbios { needed, available });
+    }
+    put(layout::SMBIOS, &smbios::entry_point(address, structures.len()))?;
+    put(address, &structures)
+}
+
+/// The PCI windows as the ACPI tables tell them.
+fn host_bridge(root: &acpi::Root) -> HostBridge {
+    let aperture = |window: Option<(u64, u64)>| {
+        let (base, last) = window?;
+        Some(Aperture { base, size: last - base + 1 })
+    };
+    let Windows { io, memory, prefetchable } = root.windows;
+    HostBridge {
+        first_bus: root.buses.0,
+        last_bus: root.buses.1,
+        io: aperture(io.map(|(base, last)| (base.into(), last.into()))).unwrap_or_default(),
+        memory32: aperture(memory.map(|(base, last)| (base.into(), last.into())))
+            .unwrap_or_default(),
+        memory64: aperture(prefetchable).unwrap_or_default(),
+    }
+}
+
+/// The disks in the order in which they are tried, where [`super::build`] puts them.
+fn disks(spec: &VmSpec) -> Vec<Disk> {
+    let slots = (FIRST_VIRTIO..).take(MAX_VIRTIO);
+    let kind = |model| match model {
+        DiskModel::VirtioBlk => DiskKind::VirtioBlk,
+        DiskModel::Nvme => DiskKind::Nvme,
+    };
+    let disks = slots.zip(&spec.disks);
+    disks.map(|(device, disk)| Disk { device, kind: kind(disk.model) }).collect()
+}
