@@ -177,11 +177,16 @@ pub const SYSCALLS: &[Syscall] = &[
         Arguments::Equals(1, 1),
         "F_GETFD: debug builds look before they close",
     ),
-    row(libc::SYS_fcntl, &[Main, Vcpu], Arguments::Equals(1, 1030), "F_DUPFD_CLOEXEC of eventfds"),
+    row(
+        libc::SYS_fcntl,
+        &[Main, Vcpu, Plug],
+        Arguments::Equals(1, 1030),
+        "F_DUPFD_CLOEXEC of eventfds",
+    ),
     // Waiting.
     row(
         libc::SYS_ppoll,
-        &[Block, Event],
+        &[Block, Event, Plug],
         Arguments::Any,
         "waits for orders, doorbells, completions",
     ),
@@ -309,6 +314,14 @@ mod tests {
         ];
         let theirs = SYSCALLS.iter().filter(|row| plug.contains(&row.number));
         assert!(theirs.into_iter().all(|row| row.kinds == PLUG));
+    }
+
+    #[test]
+    fn whoever_starts_threads_may_do_what_they_do() {
+        let mine = |kind: ThreadKind| SYSCALLS.iter().filter(move |row| row.kinds.contains(&kind));
+        for row in mine(Block).chain(mine(Reset)) {
+            assert!(row.kinds.contains(&Plug), "{}", row.reason);
+        }
     }
 
     #[test]
