@@ -18,11 +18,11 @@ use crate::{
     acpi,
     irq::InterruptSource,
     pci::{
-        allocate::{self, Above, Demand, Plan, Request},
+        allocate::{self, Above, Bridge, Demand, Plan, Request},
         bus::{Address, Bus},
         config::ConfigError,
         function::PciFunction,
-        port::{Alarm, Link, Port, SlotSpec, SlotWatch, Windows},
+        port::{Alarm, Kept, Link, Port, SlotSpec, SlotWatch, Windows},
     },
 };
 
@@ -63,7 +63,7 @@ impl Ports {
         interrupts: &dyn InterruptSource,
         watch: &Arc<dyn SlotWatch>,
     ) -> Result<Self, PortError> {
-        let mut ports = Vec::new();
+        let (bridges, mut ports) = (tree.bridges(), Vec::new());
         for (number, seat) in tree.ports.iter().enumerate() {
             let registers = match seat.registers {
                 Some(registers) => registers,
@@ -75,6 +75,7 @@ impl Ports {
                     chassis: u8::try_from(tree.root_of(number) + 1).unwrap_or(u8::MAX),
                     alarm: alarm(&tree, number, interrupts, watch)
                         .map_err(|source| PortError::Interrupt { slot, source })?,
+                    kept: kept(&seat.holds, &bridges[number]),
                 }),
                 None => None,
             };
@@ -181,6 +182,11 @@ fn below(tree: &Tree, number: usize, links: &[Link]) -> PortRegisters {
         Holds::Device(_) | Holds::Spare(_) | Holds::Bridges => None,
     });
     first.copied().unwrap_or(SLOWEST).registers()
+}
+
+fn kept(holds: &Holds, bridge: &Bridge) -> Option<Kept> {
+    let Bridge { memory, prefetchable, .. } = *bridge;
+    matches!(holds, Holds::Spare(_)).then_some(Kept { memory, prefetchable })
 }
 
 fn alarm(

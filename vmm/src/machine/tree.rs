@@ -1,8 +1,9 @@
 //! The tree of ports above a machine's devices: from the specification to bus numbers, slots and
 //! interrupt pins. Pure; `build` makes ports from it.
 //!
-//! Buses are numbered depth first, as a guest does that enumerates anew. Each root complex has a
-//! range of buses: what it needs, and its share of what is left of 256.
+//! Buses are numbered depth first, as a guest does that enumerates anew. Root complexes
+//! share the 256 buses evenly if that is enough for each; else each has what it needs and its share
+//! of what is left.
 
 use std::collections::BTreeSet;
 
@@ -315,10 +316,12 @@ fn share_buses(topology: &Topology, spares: &[SparePort]) -> Result<Vec<u8>, Tre
     }
     let found: usize = needs.iter().sum();
     let left = BUSES.checked_sub(found).ok_or(TreeError::Buses { found })?;
+    let even = BUSES / needs.len();
+    let is_even = needs.iter().all(|need| *need <= even);
     let mut next = 0;
     let firsts = needs.iter().map(|need| {
         let first = next;
-        next += need + left / needs.len();
+        next += if is_even { even } else { need + left / needs.len() };
         u8::try_from(first).unwrap_or(u8::MAX)
     });
     Ok(firsts.collect())

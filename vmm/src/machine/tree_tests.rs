@@ -60,7 +60,6 @@ fn buses_are_numbered_depth_first() {
     let spec = VmSpec { spare_ports: vec![spare(1)], ..machine(4, roots) };
     let tree = Tree::new(&spec).expect("possible");
     let buses: Vec<_> = tree.ports.iter().map(|p| (p.address.bus, p.buses)).collect();
-    // The first needs 6 buses, the second 5; each has 122 of the 245 that are left.
     assert_eq!(tree.roots[1].first, 128);
     let first = [(0, (1, 4)), (1, (2, 4)), (2, (3, 3)), (2, (4, 4)), (0, (5, 5))];
     let second = [(128, (129, 131)), (129, (130, 131)), (130, (131, 131)), (128, (132, 132))];

@@ -14,14 +14,14 @@
 //! | 0x24, 0x28               | device 2              | host's; control is the guest's to write |
 //! | 0x2c, 0x30, 0x32         | link 2                | host's; control is the guest's to write |
 //!
-//! Other capabilities: MSI with one vector, subsystem, slot numbering (ports with a slot); extended:
-//! access control, where the host's port has it, read-only, because it is the host's to decide.
+//! Other capabilities: MSI with one vector, subsystem, slot numbering (ports with a slot), what
+//! firmware is to keep (spare ports); extended: access control, where the host's port has it, read-only, because it is the host's to decide.
 
 mod slot;
 
 use std::io;
 
-pub use slot::{Alarm, Power, SlotSpec, SlotWatch};
+pub use slot::{Alarm, Kept, Power, SlotSpec, SlotWatch};
 use types::topology::PortRegisters;
 
 use super::{

@@ -25,6 +25,8 @@ const CAPABILITIES: u16 = EXPRESS_AT + 0x14;
 const CONTROL: u16 = EXPRESS_AT + 0x18;
 const STATUS: u16 = EXPRESS_AT + 0x1a;
 
+/// Capability identifier "vendor specific".
+const VENDOR_SPECIFIC: u8 = 0x09;
 /// Capabilities: attention button, power controller, attention and power indicator, hot-plug.
 const HOT_PLUG: u32 = 1 << 0 | 1 << 1 | 1 << 3 | 1 << 4 | 1 << 6;
 /// Control: what the guest may write when there is hot-plug. There are no latches and no power
@@ -81,6 +83,37 @@ pub struct Alarm {
     pub watch: Arc<dyn SlotWatch>,
 }
 
+/// Memory that firmware is to keep for a device that comes later, in bytes; 0 for none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Kept {
+    /// 32-bit memory.
+    pub memory: u64,
+    /// 64-bit prefetchable memory.
+    pub prefetchable: u64,
+}
+
+impl Kept {
+    /// Returns the body of the vendor-specific capability by which QEMU's root ports tell OVMF what
+    /// to keep. Source: QEMU docs/pcie_pci_bridge.txt, "Resource reservation capability".
+    ///
+    /// | Offset in the capability | Field                                             |
+    /// |--------------------------|---------------------------------------------------|
+    /// | 2, 3                     | length, 32; type, 1                               |
+    /// | 4, 8                     | buses; I/O ports (8 bytes): no wish               |
+    /// | 16, 20                   | 32-bit memory; 32-bit prefetchable memory: none   |
+    /// | 24                       | 64-bit prefetchable memory (8 bytes)              |
+    fn capability(self) -> [u8; 30] {
+        let mut body = [0xff; 30];
+        (body[0], body[1]) = (32, 1);
+        let memory = u32::try_from(self.memory).unwrap_or(u32::MAX);
+        body[14..18].copy_from_slice(&memory.to_le_bytes());
+        if self.prefetchable > 0 {
+            body[22..].copy_from_slice(&self.prefetchable.to_le_bytes());
+        }
+        body
+    }
+}
+
 /// What a slot is.
 pub struct SlotSpec {
     /// Its number, 1..=8191, its own in the machine.
@@ -89,6 +122,8 @@ pub struct SlotSpec {
     pub chassis: u8,
     /// Present for slots that start empty and can be plugged.
     pub alarm: Option<Alarm>,
+    /// What firmware is to keep for them.
+    pub kept: Option<Kept>,
 }
 
 /// A slot.
@@ -121,7 +156,7 @@ pub(super) fn registers(config: &ConfigSpace) -> Registers {
 
 impl Slot {
     pub(super) fn new(spec: SlotSpec, config: &mut ConfigSpace) -> Result<Self, ConfigError> {
-        let SlotSpec { number, chassis, alarm } = spec;
+        let SlotSpec { number, chassis, alarm, kept } = spec;
         let number = number & 0x1fff;
         let hot = if alarm.is_some() { HOT_PLUG } else { 0 };
         config.set(CAPABILITIES, &(u32::from(number) << 19 | hot).to_le_bytes());
@@ -136,6 +171,9 @@ impl Slot {
         }
         // Expansion slot: this bridge is the first of its chassis and has one slot.
         config.add_capability(SLOT_NUMBERING, &[1 | 1 << 5, chassis], &[])?;
+        if let Some(kept) = kept {
+            config.add_capability(VENDOR_SPECIFIC, &kept.capability(), &[])?;
+        }
         let connected = if alarm.is_some() { Connection::Down } else { Connection::Up };
         Ok(Self { number, alarm, connected, raised: Level::Low, pin: Level::Low })
     }

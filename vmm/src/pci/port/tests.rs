@@ -11,6 +11,7 @@ use crate::{
     pci::config::COMMAND_INTX_DISABLE,
 };
 
+const KEPT: Kept = Kept { memory: 32 << 20, prefetchable: 1 << 38 };
 const GEN5: Link = Link { speed: 5, width: 16 };
 
 /// Where everything of a slot's alarm is written down.
@@ -65,7 +66,7 @@ fn hot_port() -> (Port, Arc<Recorder>) {
         line: Arc::<Recorder>::clone(&recorder),
         watch: Arc::<Recorder>::clone(&recorder),
     };
-    let spec = SlotSpec { number: 9, chassis: 1, alarm: Some(alarm) };
+    let spec = SlotSpec { number: 9, chassis: 1, alarm: Some(alarm), kept: Some(KEPT) };
     let registers = Link { speed: 1, width: 1 }.registers();
     (Port::new(Kind::Root, &registers, Some(spec)).expect("room"), recorder)
 }
@@ -120,7 +121,7 @@ fn every_register_of_the_host_is_told() {
         link_status2: 0x001e,
         access_control: Some(AccessControl { capabilities: 0x007f, control: 0x001d }),
     };
-    let slot = SlotSpec { number: 300, chassis: 2, alarm: None };
+    let slot = SlotSpec { number: 300, chassis: 2, alarm: None, kept: None };
     let mut port = Port::new(Kind::Downstream, &host, Some(slot)).expect("room");
     let express = |at| EXPRESS_AT + at;
     assert_eq!(half(&mut port, express(0x02)), 2 | 6 << 4 | 1 << 8);
@@ -143,6 +144,18 @@ fn every_register_of_the_host_is_told() {
 }
 
 #[test]
+fn firmware_is_told_what_to_keep() {
+    let (mut port, _) = hot_port();
+    let mut at = u16::from(word(&mut port, 0x34).to_le_bytes()[0]);
+    while word(&mut port, at) & 0xff != 0x09 {
+        at = u16::from(word(&mut port, at).to_le_bytes()[1]);
+    }
+    let words: Vec<u32> = (0..8).map(|number| word(&mut port, at + 4 * number)).collect();
+    assert_eq!(words[0] >> 16, 1 << 8 | 32);
+    assert_eq!(words[1..], [u32::MAX, u32::MAX, u32::MAX, 32 << 20, u32::MAX, 0, 1 << 6]);
+}
+
+#[test]
 fn kinds_are_told() {
     let express = |kind| {
         let mut port = Port::new(kind, &GEN5.registers(), None).expect("room");
@@ -155,7 +168,7 @@ fn kinds_are_told() {
 
 #[test]
 fn what_is_not_there_cannot_be_switched_on() {
-    let slot = SlotSpec { number: 1, chassis: 1, alarm: None };
+    let slot = SlotSpec { number: 1, chassis: 1, alarm: None, kept: None };
     let mut port = Port::new(Kind::Root, &GEN5.registers(), Some(slot)).expect("room");
     let before = half(&mut port, CONTROL);
     port.write_config(CONTROL, &[0xff, 0xff]);
