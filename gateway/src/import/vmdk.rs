@@ -43,7 +43,7 @@ const FOOTER_FROM_END: u64 = 1024;
 const AT_END: u64 = u64::MAX;
 const NEWLINES: &[u8] = b"\n \r\n";
 /// Bytes before the data of a compressed grain: its sector and its length.
-const GRAIN_HEAD: u64 = 12;
+const GRAIN_HEAD: usize = 12;
 
 /// A VMDK image.
 pub(super) struct Vmdk {
@@ -271,7 +271,7 @@ impl Sparse {
     /// Unpacks the grain at `at`, which says that it is the one at `inside`. The last grain of a
     /// disk may be short.
     fn decompress(&self, at: u64, inside: u64, buffer: &mut Vec<u8>) -> Result<(), ImportError> {
-        let mut head = [0; GRAIN_HEAD as usize];
+        let mut head = [0; GRAIN_HEAD];
         self.input.read_padded(at, &mut head)?;
         let sector = u64::from_le_bytes(number(&head, 0));
         let length = u64::from(u32::from_le_bytes(number(&head, 8)));
@@ -283,7 +283,7 @@ impl Sparse {
             return Err(bad(format!("{length} bytes are more than it can need")));
         }
         let mut packed = Vec::new();
-        self.input.append(at + GRAIN_HEAD, length, &mut packed)?;
+        self.input.append(at + GRAIN_HEAD as u64, length, &mut packed)?;
         let reader = flate2::read::ZlibDecoder::new(&packed[..]);
         reader.take(self.grain).read_to_end(buffer).map_err(|error| bad(error.to_string()))?;
         let wanted = self.grain.min(self.size - inside);
