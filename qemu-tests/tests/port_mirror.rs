@@ -121,9 +121,12 @@ fn access_control(config: &[u8]) -> Option<AccessControl> {
 }
 
 /// The parts of the registers that nobody changes while a guest runs: all but the controls, which
-/// its kernel writes, and what the data link layer reports (link capabilities 20, status 13).
+/// its kernel writes, what the data link layer reports (link capabilities 20, status 13), and the
+/// function-level reset that QEMU's upstream port offers and no port of a guest carries out
+/// (device capabilities 28).
 fn told(registers: PortRegisters) -> PortRegisters {
     PortRegisters {
+        device_capabilities: registers.device_capabilities & !(1 << 28),
         device_control: registers.device_control & 0x00e0,
         link_capabilities: registers.link_capabilities & !(1 << 20),
         link_control: 0,
