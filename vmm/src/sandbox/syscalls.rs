@@ -163,7 +163,12 @@ pub const SYSCALLS: &[Syscall] = &[
     row(libc::SYS_close, ALL, Arguments::Any, "connections that end"),
     row(libc::SYS_fstat, &[Api], Arguments::Any, "how much of guest memory has pages"),
     row(libc::SYS_lseek, PLUG, Arguments::Any, "size of disks"),
-    row(libc::SYS_pread64, ALL, Arguments::Any, "registers of devices, guest memory for a dump"),
+    row(
+        libc::SYS_pread64,
+        &[Main, Vcpu, Api, Plug, Reset],
+        Arguments::Any,
+        "registers of devices, guest memory for a dump",
+    ),
     row(libc::SYS_pwrite64, &[Main, Vcpu, Plug], Arguments::Any, "registers of devices"),
     row(libc::SYS_preadv, &[Block, Plug], Arguments::Any, "disks"),
     row(libc::SYS_pwritev2, &[Block, Plug], Arguments::Any, "disks"),
