@@ -108,6 +108,7 @@ const ELSEWHERE: &[(Call, &[&str])] = &[
     (call("recvfrom", libc::SYS_recvfrom, 0, 0, 0), &["main", "vcpu", "block", "event", "reset"]),
     (call("setsockopt", libc::SYS_setsockopt, 0, 0, 0), &["main", "vcpu", "block", "event"]),
     (call("io_uring_enter", libc::SYS_io_uring_enter, 0, 0, 0), &["main", "api", "event"]),
+    (call("fdatasync", libc::SYS_fdatasync, 0, 0, 0), &["main", "api", "event", "reset"]),
     (call("fallocate", libc::SYS_fallocate, 0, 0, 0), &["main", "api", "event", "reset"]),
     (call("pwrite64", libc::SYS_pwrite64, 0, 0, 0), &["block", "api", "event"]),
     (call("preadv", libc::SYS_preadv, 0, 0, 0), &["main", "vcpu", "api", "event"]),

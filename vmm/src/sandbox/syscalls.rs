@@ -147,7 +147,7 @@ pub const SYSCALLS: &[Syscall] = &[
     row(libc::SYS_pwrite64, &[Main, Vcpu], Arguments::Any, "registers of devices"),
     row(libc::SYS_preadv, &[Block], Arguments::Any, "disks"),
     row(libc::SYS_pwritev2, &[Block], Arguments::Any, "disks"),
-    row(libc::SYS_fdatasync, &[Block], Arguments::Any, "virtio-blk flush"),
+    row(libc::SYS_fdatasync, &[Vcpu, Block], Arguments::Any, "flushes, variables of firmware"),
     row(libc::SYS_fallocate, &[Block], Arguments::Any, "virtio-blk discard"),
     row(libc::SYS_io_uring_enter, &[Block], Arguments::Any, "virtio-blk queues"),
     row(libc::SYS_eventfd2, &[Main, Vcpu], Arguments::Any, "vectors used for the first time"),
