@@ -2,8 +2,10 @@
 //! bytes by `acpi_tables`; the FADT is ours because it names fixed hardware.
 //! Source: ACPI 6.5 §5.2; PCI Firmware 3.3 §4.1.2 (MCFG), §4.5 (_OSC).
 
+mod affinity;
 mod dsdt;
 mod fadt;
+mod roots;
 
 use acpi_tables::{
     Aml,
@@ -13,7 +15,9 @@ use acpi_tables::{
     xsdt::XSDT,
 };
 
-use crate::layout;
+pub use roots::Root;
+
+use crate::{layout, machine::numa::Node};
 
 /// Who made the tables.
 pub(crate) const OEM: [u8; 6] = *b"HOLDFT";
@@ -27,10 +31,10 @@ pub(crate) const OEM_REVISION: u32 = 1;
 pub struct Platform {
     /// Virtual CPUs.
     pub vcpus: u8,
-    /// First address of 64-bit PCI memory.
-    pub mmio64: u64,
-    /// Length of 64-bit PCI memory.
-    pub mmio64_size: u64,
+    /// PCI root complexes.
+    pub roots: Vec<Root>,
+    /// NUMA nodes; none for one that has everything.
+    pub nodes: Vec<Node>,
     /// Where enhanced configuration space is.
     pub ecam: u64,
 }
@@ -70,10 +74,14 @@ pub fn tables(platform: &Platform) -> Result<Vec<Table>, AcpiError> {
     let mut mcfg = MCFG::new(OEM, OEM_TABLE, OEM_REVISION);
     mcfg.add_ecam(platform.ecam, 0, 0, 255);
     let mcfg = place(bytes(&mcfg));
-    let mut xsdt = XSDT::new(OEM, OEM_TABLE, OEM_REVISION);
-    for table in [fadt, madt, mcfg] {
-        xsdt.add_entry(table);
+    let mut all = vec![fadt, madt, mcfg];
+    all.push(place(affinity::pptt(platform.vcpus.into())));
+    if !platform.nodes.is_empty() {
+        all.push(place(affinity::srat(&platform.nodes)));
+        all.extend(affinity::slit(&platform.nodes).map(&mut place));
     }
+    let mut xsdt = XSDT::new(OEM, OEM_TABLE, OEM_REVISION);
+    all.into_iter().for_each(|table| xsdt.add_entry(table));
     let xsdt = place(bytes(&xsdt));
     let (needed, available) = (next - layout::ACPI, layout::ACPI_END - layout::ACPI);
     if needed > available {
@@ -103,9 +111,15 @@ pub(crate) fn bytes(table: &dyn Aml) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pci::port::Windows;
 
     fn platform() -> Platform {
-        Platform { vcpus: 4, mmio64: 1 << 38, mmio64_size: 1 << 38, ecam: layout::ECAM }
+        let memory = Some((0xc000_0000, 0xdfff_ffff));
+        let windows = Windows { io: Some((0x1000, 0xffff)), memory, prefetchable: None };
+        let root = |first, last| Root { buses: (first, last), windows, node: Some(0) };
+        let node = Node { id: 0, vcpus: vec![0], memory: vec![(0, 1 << 30)], distances: vec![10] };
+        let roots = vec![root(0, 15), root(16, 255)];
+        Platform { vcpus: 4, roots, nodes: vec![node], ecam: layout::ECAM }
     }
 
     #[test]

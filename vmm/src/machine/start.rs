@@ -7,16 +7,17 @@ use types::vm::{Boot, DiskModel, VmSpec};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::{
-    build::{FIRST_VIRTIO, MAX_VIRTIO},
+    build::MAX_VIRTIO,
     chipset::Firmware,
     firmware::{self, FirmwareError, Told},
+    tree::FIRST_VIRTIO,
 };
 use crate::{
     acpi::{self, AcpiError},
     boot::{self, BootError, Entry, Linux},
     devices::fw_cfg::{Aperture, Disk, DiskKind, HostBridge},
     layout,
-    pci::chipset::Ecam,
+    pci::{chipset::Ecam, port::Windows},
     smbios,
     sys::{kvm::Vm, memory::Ram, vfio::adopt},
     vfio::dma::IovaRange,
@@ -85,10 +86,11 @@ pub(super) fn prepare(
         Boot::Uefi { firmware_fd, variables_fd } => {
             let files = (take("firmware_fd", *firmware_fd)?, take("variables_fd", *variables_fd)?);
             machine.firmware = smbios::Firmware::Uefi;
+            let bridges: Vec<HostBridge> = built.platform.roots.iter().map(host_bridge).collect();
             let told = Told {
                 platform: built.platform.clone(),
                 machine,
-                bridges: &[host_bridge(built.platform)],
+                bridges: &bridges,
                 disks: &disks(spec),
                 ecam: built.ecam.clone(),
             };
@@ -123,14 +125,19 @@ fn write_tables(machine: &smbios::Machine, built: &Built<'_>) -> Result<(), Star
 }
 
 /// The PCI windows as the ACPI tables tell them.
-fn host_bridge(platform: &acpi::Platform) -> HostBridge {
-    let (io, low) = (layout::PIO, layout::MMIO32);
+fn host_bridge(root: &acpi::Root) -> HostBridge {
+    let aperture = |window: Option<(u64, u64)>| {
+        let (base, last) = window?;
+        Some(Aperture { base, size: last - base + 1 })
+    };
+    let Windows { io, memory, prefetchable } = root.windows;
     HostBridge {
-        first_bus: 0,
-        last_bus: u8::MAX,
-        io: Aperture { base: u64::from(io), size: u64::from(layout::PIO_LAST - io) + 1 },
-        memory32: Aperture { base: low, size: layout::MMIO32_END - low },
-        memory64: Aperture { base: platform.mmio64, size: platform.mmio64_size },
+        first_bus: root.buses.0,
+        last_bus: root.buses.1,
+        io: aperture(io.map(|(base, last)| (base.into(), last.into()))).unwrap_or_default(),
+        memory32: aperture(memory.map(|(base, last)| (base.into(), last.into())))
+            .unwrap_or_default(),
+        memory64: aperture(prefetchable).unwrap_or_default(),
     }
 }
 

@@ -83,7 +83,7 @@ pub struct HostBridge {
 const TYPE_HOST_BRIDGE: u64 = 1;
 /// Bytes of a host bridge's description, version 0.
 const HOST_BRIDGE_BYTES: u64 = 120;
-/// EFI_PCI_ATTRIBUTE_ISA_MOTHERBOARD_IO and _ISA_IO_16: the serial port is behind it. With _ISA_IO
+/// EFI_PCI_ATTRIBUTE_ISA_MOTHERBOARD_IO and _ISA_IO_16: the serial port is behind the first. With _ISA_IO
 /// beside _ISA_IO_16 edk2's OvmfPkg/SioBusDxe takes neither.
 const ATTRIBUTES: u64 = 1 << 0 | 1 << 16;
 /// DMA above 4 GiB works; one window takes prefetchable BARs and others.
@@ -105,9 +105,10 @@ const FLAGS: u32 = 1 << 0 | 1 << 2;
 /// | 120    | 16    | enhanced configuration space; not told here       |
 pub fn hardware_info(bridges: &[HostBridge]) -> Vec<u8> {
     let mut bytes = Vec::new();
-    for bridge in bridges {
+    for (number, bridge) in bridges.iter().enumerate() {
         let none = Aperture::default();
-        for word in [TYPE_HOST_BRIDGE, HOST_BRIDGE_BYTES, 0, ATTRIBUTES] {
+        let attributes = if number == 0 { ATTRIBUTES } else { 0 };
+        for word in [TYPE_HOST_BRIDGE, HOST_BRIDGE_BYTES, 0, attributes] {
             bytes.extend(word.to_le_bytes());
         }
         bytes.extend(FLAGS.to_le_bytes());
