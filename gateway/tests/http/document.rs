@@ -102,19 +102,22 @@ fn device(state: DeviceState) -> PciDevice {
     }
 }
 
+/// A seed with everything.
+fn seed() -> Seed {
+    Seed {
+        hostname: Some("web-1".into()),
+        ssh_keys: vec!["ssh-ed25519 AAAA".into()],
+        user_data: Some("#cloud-config\n".into()),
+    }
+}
+
 /// Real values for each schema of the document.
 fn samples() -> BTreeMap<&'static str, Vec<Value>> {
     let node = NodeId::from_bytes([2; 32]);
     let lease = lease(3, node, &renter(4));
     let wanted: CreateMachine = create(&lease);
     let content = ContentId::from_bytes([5; 32]);
-    let seed = Seed {
-        hostname: Some("web-1".into()),
-        ssh_keys: vec!["ssh-ed25519 AAAA".into()],
-        user_data: Some("#cloud-config\n".into()),
-    };
-    let (initrd, disk) = (Some(content), Some(content));
-    let image = Image { initrd, disk, seed: Some(seed.clone()), ..wanted.image.clone() };
+    let image = Image { disk: Some(content), seed: Some(seed()), ..wanted.image.clone() };
     let event = MachineEvent { at: UnixSeconds(1), what: "made".into() };
     let shape =
         MachineShape { devices: vec![device(DeviceState::Free).address], ..lease.shape.clone() };
@@ -137,7 +140,7 @@ fn samples() -> BTreeMap<&'static str, Vec<Value>> {
         ("Envelope", vec![real::<Envelope>(signed_lease(&lease))]),
         ("Signature", vec![real(signature)]),
         ("Image", vec![real(image), real(wanted.image)]),
-        ("Seed", vec![real(seed), real(Seed::default())]),
+        ("Seed", vec![real(seed()), real(Seed::default())]),
         ("Machine", vec![real(made)]),
         ("MachineShape", vec![real(shape)]),
         ("MachineEvent", vec![real(event)]),
