@@ -20,8 +20,13 @@ fn iasl_reads_every_table_without_a_warning() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let platform =
-        Platform { vcpus: 4, mmio64: 1 << 38, mmio64_size: 1 << 38, ecam: vmm::layout::ECAM };
+    let platform = Platform {
+        vcpus: 4,
+        mmio64: 1 << 38,
+        mmio64_size: 1 << 38,
+        ecam: vmm::layout::ECAM,
+        firmware: None,
+    };
     let tables = tables(&platform).unwrap();
     // The root pointer is not a table that iasl reads.
     for table in &tables[1..] {

@@ -39,17 +39,22 @@ pub(super) fn build(platform: &Platform) -> Vec<u8> {
 }
 
 fn pci_root(platform: &Platform) -> Vec<u8> {
-    let low = u32::try_from(layout::MMIO32).unwrap_or(u32::MAX);
-    let low_last = u32::try_from(layout::MMIO32_END - 1).unwrap_or(u32::MAX);
-    let high_last = platform.mmio64 + (platform.mmio64_size - 1);
+    let (low, high) = platform.memory();
     let (flat, cached) = (AddressSpaceCacheable::NotCacheable, AddressSpaceCacheable::Cacheable);
-    let resources = resources(vec![
+    let mut windows = vec![
         bytes(&AddressSpace::new_bus_number(0u16, 255u16)),
         bytes(&IO::new(0xcf8, 0xcf8, 1, 8)),
         bytes(&AddressSpace::new_io(layout::PIO, layout::PIO_LAST, None)),
-        bytes(&AddressSpace::new_memory(flat, true, low, low_last, None)),
-        bytes(&AddressSpace::new_memory(cached, true, platform.mmio64, high_last, None)),
-    ]);
+    ];
+    let small = |address| u32::try_from(address).unwrap_or(u32::MAX);
+    for (first, last) in low {
+        let window = AddressSpace::new_memory(flat, true, small(first), small(last), None);
+        windows.push(bytes(&window));
+    }
+    for (first, last) in high {
+        windows.push(bytes(&AddressSpace::new_memory(cached, true, first, last, None)));
+    }
+    let resources = resources(windows);
     let routing = interrupt_routing();
     let control = control_method();
     let express = EISAName::new("PNP0A08");

@@ -33,6 +33,35 @@ pub struct Platform {
     pub mmio64_size: u64,
     /// Where enhanced configuration space is.
     pub ecam: u64,
+    /// With firmware, which places BARs itself: where it may.
+    pub firmware: Option<FirmwareWindows>,
+}
+
+/// Where firmware may place BARs: all that holds nothing else.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FirmwareWindows {
+    /// End of RAM below 4 GiB, at most.
+    pub low: u64,
+    /// Ranges above 4 GiB: first and last address.
+    pub high: Vec<(u64, u64)>,
+}
+
+impl Platform {
+    /// Returns where BARs may lie, first and last address: below 4 GiB, and above.
+    fn memory(&self) -> (Vec<(u64, u64)>, Vec<(u64, u64)>) {
+        let Some(FirmwareWindows { low, high }) = &self.firmware else {
+            let high = (self.mmio64, self.mmio64 + (self.mmio64_size - 1));
+            return (vec![(layout::MMIO32, layout::MMIO32_END - 1)], vec![high]);
+        };
+        let (ecam, behind) = (self.ecam, self.ecam.saturating_add(layout::ECAM_SIZE));
+        let mut below = Vec::new();
+        for (start, end) in [(*low, ecam), (behind.max(*low), layout::FIRMWARE_MMIO32_END)] {
+            if start < end {
+                below.push((start, end.min(layout::FIRMWARE_MMIO32_END) - 1));
+            }
+        }
+        (below, high.clone())
+    }
 }
 
 /// A table by its signature.
@@ -105,7 +134,13 @@ mod tests {
     use super::*;
 
     fn platform() -> Platform {
-        Platform { vcpus: 4, mmio64: 1 << 38, mmio64_size: 1 << 38, ecam: layout::ECAM }
+        Platform {
+            vcpus: 4,
+            mmio64: 1 << 38,
+            mmio64_size: 1 << 38,
+            ecam: layout::ECAM,
+            firmware: None,
+        }
     }
 
     #[test]
@@ -115,6 +150,17 @@ mod tests {
             let has_no_checksum = table.bytes.starts_with(b"FACS");
             assert!(sum == 0 || has_no_checksum, "{:?}", &table.bytes[..4]);
         }
+    }
+
+    #[test]
+    fn firmware_may_place_bars_around_configuration_space() {
+        let windows = FirmwareWindows { low: 0x8000_0000, high: vec![(1 << 32, (1 << 40) - 1)] };
+        let told = |ecam| Platform { ecam, firmware: Some(windows.clone()), ..platform() }.memory();
+        let (low, high) = told(0xe000_0000);
+        assert_eq!(low, [(0x8000_0000, 0xdfff_ffff), (0xf000_0000, 0xfbff_ffff)]);
+        assert_eq!(high, [(1 << 32, (1 << 40) - 1)]);
+        assert_eq!(told(0xb000_0000).0[1], (0xc000_0000, 0xfbff_ffff));
+        assert_eq!(told(1 << 34).0, [(0x8000_0000, 0xfbff_ffff)]);
     }
 
     #[test]

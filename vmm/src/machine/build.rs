@@ -123,8 +123,10 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
         mmio64: plan.mmio64,
         mmio64_size: plan.mmio64_size,
         ecam: chipset.ecam.base(),
+        firmware: None,
     };
-    let built = Built { vm: &vm, ram: &ram, platform: &platform, ecam: chipset.ecam.clone() };
+    let built =
+        Built { vm: &vm, ram: &ram, map: &map, platform: &platform, ecam: chipset.ecam.clone() };
     let (entry, firmware) = start::prepare(spec, &built)?;
     chipset.firmware = firmware;
     let board = Arc::new(Board {

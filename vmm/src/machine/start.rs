@@ -10,12 +10,13 @@ use super::{
     build::{FIRST_VIRTIO, MAX_VIRTIO},
     chipset::Firmware,
     firmware::{self, FirmwareError, Told},
+    map::AddressMap,
 };
 use crate::{
-    acpi::{self, AcpiError},
+    acpi::{self, AcpiError, FirmwareWindows},
     boot::{self, BootError, Entry, Linux},
-    devices::fw_cfg::{Aperture, Disk, DiskKind, HostBridge},
-    layout,
+    devices::fw_cfg::{Disk, DiskKind},
+    holes, layout,
     pci::chipset::Ecam,
     smbios,
     sys::{kvm::Vm, memory::Ram, vfio::adopt},
@@ -54,6 +55,7 @@ pub(super) fn hole(boot: &Boot) -> Option<IovaRange> {
 pub(super) struct Built<'a> {
     pub(super) vm: &'a Arc<Vm>,
     pub(super) ram: &'a Ram,
+    pub(super) map: &'a AddressMap,
     pub(super) platform: &'a acpi::Platform,
     pub(super) ecam: Ecam,
 }
@@ -85,10 +87,11 @@ pub(super) fn prepare(
         Boot::Uefi { firmware_fd, variables_fd } => {
             let files = (take("firmware_fd", *firmware_fd)?, take("variables_fd", *variables_fd)?);
             machine.firmware = smbios::Firmware::Uefi;
+            let firmware = Some(windows(built.map));
             let told = Told {
-                platform: built.platform.clone(),
+                platform: acpi::Platform { firmware, ..built.platform.clone() },
                 machine,
-                bridges: &[host_bridge(built.platform)],
+                reserved: &reserved(built.map),
                 disks: &disks(spec),
                 ecam: built.ecam.clone(),
             };
@@ -122,16 +125,33 @@ fn write_tables(machine: &smbios::Machine, built: &Built<'_>) -> Result<(), Star
     put(address, &structures)
 }
 
-/// The PCI windows as the ACPI tables tell them.
-fn host_bridge(platform: &acpi::Platform) -> HostBridge {
-    let (io, low) = (layout::PIO, layout::MMIO32);
-    HostBridge {
-        first_bus: 0,
-        last_bus: u8::MAX,
-        io: Aperture { base: u64::from(io), size: u64::from(layout::PIO_LAST - io) + 1 },
-        memory32: Aperture { base: low, size: layout::MMIO32_END - low },
-        memory64: Aperture { base: platform.mmio64, size: platform.mmio64_size },
+/// Where firmware may place BARs: above 4 GiB all that the CPUs address and that is neither RAM nor
+/// kept from devices. The last 64 KiB stay out: some systems mishandle an end of addresses that is
+/// no multiple of it.
+fn windows(map: &AddressMap) -> FirmwareWindows {
+    let end = 1u64.checked_shl(u32::from(map.bits)).unwrap_or(u64::MAX) - 0x1_0000;
+    let mut start = holes::end_of(&map.ram);
+    let mut high = Vec::new();
+    // Holes are ascending and do not touch each other.
+    let first = start;
+    for hole in map.holes.list().iter().filter(|hole| hole.last >= first && hole.start < end) {
+        if hole.start > start {
+            high.push((start, hole.start - 1));
+        }
+        start = hole.last.saturating_add(1);
     }
+    if start < end {
+        high.push((start, end - 1));
+    }
+    FirmwareWindows { low: layout::FIRMWARE_RAM_GAP, high }
+}
+
+/// Ranges above 4 GiB that nothing may lie in: (address, length).
+fn reserved(map: &AddressMap) -> Vec<(u64, u64)> {
+    let end = 1u64.checked_shl(u32::from(map.bits)).unwrap_or(u64::MAX);
+    let high = map.holes.list().iter().filter(|hole| hole.start >= layout::RAM_ABOVE);
+    let inside = high.filter(|hole| hole.start < end);
+    inside.map(|hole| (hole.start, hole.last.min(end - 1) - hole.start + 1)).collect()
 }
 
 /// The disks in the order in which they are tried, where [`super::build`] puts them.
