@@ -39,7 +39,6 @@ pub(super) fn build(platform: &Platform) -> Vec<u8> {
 }
 
 fn pci_root(platform: &Platform) -> Vec<u8> {
-    let (low, high) = platform.memory();
     let (flat, cached) = (AddressSpaceCacheable::NotCacheable, AddressSpaceCacheable::Cacheable);
     let mut windows = vec![
         bytes(&AddressSpace::new_bus_number(0u16, 255u16)),
@@ -47,11 +46,11 @@ fn pci_root(platform: &Platform) -> Vec<u8> {
         bytes(&AddressSpace::new_io(layout::PIO, layout::PIO_LAST, None)),
     ];
     let small = |address| u32::try_from(address).unwrap_or(u32::MAX);
-    for (first, last) in low {
+    for (first, last) in platform.low_memory() {
         let window = AddressSpace::new_memory(flat, true, small(first), small(last), None);
         windows.push(bytes(&window));
     }
-    for (first, last) in high {
+    for (first, last) in platform.high_memory() {
         windows.push(bytes(&AddressSpace::new_memory(cached, true, first, last, None)));
     }
     let resources = resources(windows);

@@ -47,20 +47,24 @@ pub struct FirmwareWindows {
 }
 
 impl Platform {
-    /// Returns where BARs may lie, first and last address: below 4 GiB, and above.
-    fn memory(&self) -> (Vec<(u64, u64)>, Vec<(u64, u64)>) {
-        let Some(FirmwareWindows { low, high }) = &self.firmware else {
-            let high = (self.mmio64, self.mmio64 + (self.mmio64_size - 1));
-            return (vec![(layout::MMIO32, layout::MMIO32_END - 1)], vec![high]);
+    /// Returns where BARs may lie below 4 GiB, first and last address.
+    fn low_memory(&self) -> Vec<(u64, u64)> {
+        let Some(FirmwareWindows { low, .. }) = &self.firmware else {
+            return vec![(layout::MMIO32, layout::MMIO32_END - 1)];
         };
-        let (ecam, behind) = (self.ecam, self.ecam.saturating_add(layout::ECAM_SIZE));
-        let mut below = Vec::new();
-        for (start, end) in [(*low, ecam), (behind.max(*low), layout::FIRMWARE_MMIO32_END)] {
-            if start < end {
-                below.push((start, end.min(layout::FIRMWARE_MMIO32_END) - 1));
-            }
+        let behind = self.ecam.saturating_add(layout::ECAM_SIZE).max(*low);
+        let pieces = [(*low, self.ecam), (behind, layout::FIRMWARE_MMIO32_END)];
+        let within = pieces.map(|(start, end)| (start, end.min(layout::FIRMWARE_MMIO32_END)));
+        let some = within.into_iter().filter(|(start, end)| start < end);
+        some.map(|(start, end)| (start, end - 1)).collect()
+    }
+
+    /// Returns where BARs may lie above 4 GiB, first and last address.
+    fn high_memory(&self) -> Vec<(u64, u64)> {
+        match &self.firmware {
+            Some(FirmwareWindows { high, .. }) => high.clone(),
+            None => vec![(self.mmio64, self.mmio64 + (self.mmio64_size - 1))],
         }
-        (below, high.clone())
     }
 }
 
@@ -155,12 +159,12 @@ mod tests {
     #[test]
     fn firmware_may_place_bars_around_configuration_space() {
         let windows = FirmwareWindows { low: 0x8000_0000, high: vec![(1 << 32, (1 << 40) - 1)] };
-        let told = |ecam| Platform { ecam, firmware: Some(windows.clone()), ..platform() }.memory();
-        let (low, high) = told(0xe000_0000);
-        assert_eq!(low, [(0x8000_0000, 0xdfff_ffff), (0xf000_0000, 0xfbff_ffff)]);
-        assert_eq!(high, [(1 << 32, (1 << 40) - 1)]);
-        assert_eq!(told(0xb000_0000).0[1], (0xc000_0000, 0xfbff_ffff));
-        assert_eq!(told(1 << 34).0, [(0x8000_0000, 0xfbff_ffff)]);
+        let told = |ecam| Platform { ecam, firmware: Some(windows.clone()), ..platform() };
+        let low = [(0x8000_0000, 0xdfff_ffff), (0xf000_0000, 0xfbff_ffff)];
+        assert_eq!(told(0xe000_0000).low_memory(), low);
+        assert_eq!(told(0xe000_0000).high_memory(), [(1 << 32, (1 << 40) - 1)]);
+        assert_eq!(told(0xb000_0000).low_memory()[1], (0xc000_0000, 0xfbff_ffff));
+        assert_eq!(told(1 << 34).low_memory(), [(0x8000_0000, 0xfbff_ffff)]);
     }
 
     #[test]
