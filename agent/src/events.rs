@@ -11,6 +11,8 @@ use types::{
     node::Bdf,
 };
 
+use crate::assign::Rung;
+
 /// Start of every event's line.
 pub const PREFIX: &str = "holdfast: event=";
 
@@ -85,7 +87,7 @@ pub enum Event {
     /// agent: an operation on a machine failed.
     MachineFailed { machine: MachineId, reason: String },
     /// agent: a device was reset and can be rented again.
-    DeviceReset { address: Bdf, ms: u128 },
+    DeviceReset { address: Bdf, rung: Rung, ms: u128 },
     /// agent: a device did not come back.
     DeviceQuarantined { address: Bdf, reason: String },
     /// agent: something failed that no machine is to blame for.
@@ -187,8 +189,12 @@ impl Event {
             Self::ContentFetched { content, bytes, ms } => {
                 write!(f, "content-fetched content={content} bytes={bytes} ms={ms}")
             }
-            Self::DeviceReset { address, ms } => {
-                write!(f, "device-reset address={address} ms={ms}")
+            Self::DeviceReset { address, rung, ms } => {
+                let by = match rung {
+                    Rung::Function => "function",
+                    Rung::Bus => "bus",
+                };
+                write!(f, "device-reset address={address} by={by} ms={ms}")
             }
             Self::DeviceQuarantined { address, reason } => {
                 write!(f, "device-quarantined address={address} reason={reason:?}")

@@ -34,6 +34,7 @@ use crate::{
         execute::Tools,
         init::{Init, Notice},
         keeper::{self, KeeperConfig, Machines},
+        memory, quarantine,
         store::Store,
     },
     net::{Ipv4Prefix, MachineNetworks, Resolver, Uplinks, machines::MachineNetworksConfig},
@@ -223,6 +224,7 @@ async fn serve(
         clock: Arc::clone(&clock),
         devices,
         capacity: inventory::capacity(Path::new("/")),
+        huge_mib: reserve_memory(&spec.machines),
         notices,
         known,
     })
@@ -257,6 +259,24 @@ fn start_clock(spec: &NodeSpec, floor: UnixSeconds, uplinks: &Uplinks) -> Clock 
     Clock::start(ClockConfig { floor, servers, network: uplinks.status(), resolver })
 }
 
+/// Sets huge pages aside and returns how much memory they are, in MiB.
+fn reserve_memory(wanted: &types::config::Machines) -> u64 {
+    let trouble = |reason| eprintln!("{}", Event::Trouble { place: "huge pages", reason });
+    match memory::reserve(Path::new("/"), wanted) {
+        Ok(mib) => {
+            let asked = wanted.huge_pages_mib.0;
+            if mib < asked {
+                trouble(format!("{mib} MiB could be set aside of the {asked} MiB asked for"));
+            }
+            mib
+        }
+        Err(error) => {
+            trouble(chain(&error));
+            0
+        }
+    }
+}
+
 /// Reads the inventory and binds whole groups of rentable devices to vfio-pci.
 fn prepare_devices(spec: &NodeSpec) -> Vec<PciDevice> {
     let root = Path::new("/");
@@ -271,7 +291,12 @@ fn prepare_devices(spec: &NodeSpec) -> Vec<PciDevice> {
         let Err(error) = bound else { continue };
         let reason = chain(&error);
         for device in devices.iter_mut().filter(|device| group.contains(&device.address)) {
-            device.state = DeviceState::Quarantined { reason: reason.clone() };
+            device.state = DeviceState::Quarantined { reason: reason.clone(), since: None };
+        }
+    }
+    for device in devices.iter_mut().filter(|device| device.state == DeviceState::Free) {
+        if let Some(state) = quarantine::recall(root, device.address) {
+            device.state = state;
         }
     }
     for device in &devices {

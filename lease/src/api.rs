@@ -11,6 +11,7 @@
 //! | `DELETE /v1/machines/{id}`             |                  | 202 [`Machine`]         |
 //! | `PUT /v1/machines/{id}/lease`          | [`LeaseRenewal`] | [`Machine`]             |
 //! | `POST /v1/nodes/{id}/restart-agent`    |                  | 202 [`Restarting`]      |
+//! | `POST /v1/nodes/{id}/devices/{address}/release` |         | 202 [`Releasing`]       |
 //! | `GET /v1/machines/{id}/receipts`      |                  | [`Receipts`]            |
 //! | `GET /v1/node` (to a node, unsigned)   |                  | [`types::node::Offer`]  |
 
@@ -157,6 +158,13 @@ pub struct MachineEvent {
 pub struct Restarting {
     /// `agent`.
     pub restarting: String,
+}
+
+/// What a node does with a quarantined device.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Releasing {
+    /// The device's address.
+    pub releasing: String,
 }
 
 /// What a machine used, oldest first. Receipts outlive their machine.

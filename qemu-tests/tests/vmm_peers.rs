@@ -58,7 +58,8 @@ fn plan(bed: &mut Bed, number: u8, interface: VfioInterface) -> Plan {
             VfioInterface::Cdev => cdev,
             VfioInterface::Group => group(bed, name),
         };
-        devices.push(PassthroughDevice { address, cdev_fd: plan.open(Opened::Write { path }) });
+        let cdev_fd = plan.open(Opened::Write { path });
+        devices.push(PassthroughDevice { address, cdev_fd, p2p_clique: None });
     }
     plan.spec.passthrough = Some(Passthrough { interface, iommu_fd, peer_to_peer: false, devices });
     plan

@@ -140,6 +140,13 @@ pub struct Machines {
     /// Memory kept for the node itself.
     #[serde(default = "Machines::default_reserve")]
     pub reserve_mib: Mebibytes,
+    /// Memory set aside as huge pages when the node starts, evenly over its NUMA nodes. Machines whose
+    /// memory is a multiple of the page get them while there are some.
+    #[serde(default = "Machines::default_huge_pages")]
+    pub huge_pages_mib: Mebibytes,
+    /// Size of those pages.
+    #[serde(default)]
+    pub huge_page: HugePage,
     /// IPv4 network from which machines get addresses, as `10.77.0.0/16`.
     #[serde(default = "Machines::default_subnet")]
     pub subnet: String,
@@ -154,6 +161,10 @@ pub struct Machines {
 impl Machines {
     fn default_reserve() -> Mebibytes {
         Mebibytes(256)
+    }
+
+    fn default_huge_pages() -> Mebibytes {
+        Mebibytes(0)
     }
 
     fn default_subnet() -> String {
@@ -176,11 +187,25 @@ impl Default for Machines {
             devices: None,
             vcpus: None,
             reserve_mib: Self::default_reserve(),
+            huge_pages_mib: Self::default_huge_pages(),
+            huge_page: HugePage::default(),
             subnet: Self::default_subnet(),
             retain_s: Self::default_retain(),
             grace_s: Self::default_grace(),
         }
     }
+}
+
+/// Size of huge pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum HugePage {
+    /// 2 MiB.
+    #[default]
+    #[serde(rename = "2m")]
+    Size2M,
+    /// 1 GiB.
+    #[serde(rename = "1g")]
+    Size1G,
 }
 
 /// Clock sources.

@@ -110,6 +110,9 @@ pub enum DeviceState {
     Quarantined {
         /// What was seen.
         reason: String,
+        /// When, by the node's clock.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        since: Option<UnixSeconds>,
     },
     /// Never offered: the host needs it or something in its IOMMU group.
     Refused {

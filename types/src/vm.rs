@@ -58,7 +58,7 @@ pub struct VmSpec {
     /// Who may share a physical core with the machine.
     #[serde(default)]
     pub core_scheduling: CoreScheduling,
-    /// Interfaces of another hypervisor that the guest finds beside KVM's.
+    /// Interfaces of another hypervisor that the guest finds instead of KVM's.
     #[serde(default)]
     pub hyperv: HyperV,
 }
@@ -86,10 +86,11 @@ pub enum HyperV {
 }
 
 /// Where guest memory comes from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MemoryBacking {
     /// Anonymous pages of a memfd.
+    #[default]
     Memfd,
     /// 2 MiB pages of hugetlbfs.
     #[serde(rename = "hugetlb-2m")]
@@ -243,6 +244,10 @@ pub struct PassthroughDevice {
     pub address: Bdf,
     /// `/dev/vfio/devices/vfioN`; with groups, a descriptor of its own of `/dev/vfio/N`, its group.
     pub cdev_fd: i32,
+    /// NVIDIA GPUs only, and with `peer_to_peer` only: the GPUDirect clique that the guest's driver
+    /// is told, 0..=15. GPUs of one clique reach each other.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub p2p_clique: Option<u8>,
 }
 
 /// What a VMM answers to `GET /v1/state`.

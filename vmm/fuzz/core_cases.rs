@@ -5,13 +5,20 @@ use std::{
     io::{self, Seek, SeekFrom, Write},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{Arc, Mutex},
+    time::Duration,
 };
 
 use types::vm::MemoryBacking;
 use vmm::{
     api,
     boot::{self, Entry, Linux},
-    irq::{InterruptLine, InterruptSource, MsiMessage, MsiVector},
+    console::Console,
+    devices::{
+        power::{self, Power},
+        pvpanic,
+        serial::{self, Serial},
+    },
+    irq::{InterruptLine, InterruptSource, Level, MsiMessage, MsiVector},
     layout,
     pci::{
         bus::{Address, Bus},
@@ -68,6 +75,71 @@ pub(crate) fn request(bytes: &[u8]) {
         let _ = (request.path().len(), request.number("from"), request.number("wait_ms"));
         let half = api::parse(&bytes[..bytes.len() / 2], MAX_BODY);
         assert!(!matches!(half, Ok(Some(early)) if early != *request), "half a request is another");
+    }
+}
+
+/// Bytes of console input and output, and of PM registers, that one case can make.
+const PORT_STEPS: usize = 4096;
+
+/// Accesses to the ports of the serial port, power management, reset and the panic device.
+///
+/// | Byte of 4 | Meaning                                                                 |
+/// |-----------|-------------------------------------------------------------------------|
+/// | 0         | what: serial read, write, input; PM read, write; button; reset; panic   |
+/// | 1         | offset                                                                  |
+/// | 2         | value                                                                   |
+/// | 3         | how often, or how many bytes                                            |
+pub(crate) fn ports(bytes: &[u8]) {
+    let console = Console::default();
+    let mut serial = Serial::new(Arc::new(Wire), console.clone());
+    let mut power = Power::new(Arc::new(Wire));
+    let (mut written, mut input) = (0u64, 0);
+    for step in bytes.chunks_exact(4).take(PORT_STEPS) {
+        let (offset, value, count) = (step[1], step[2], usize::from(step[3]));
+        match step[0] % 8 {
+            0 => drop((0..count).map(|_| serial.read(offset & 7)).collect::<Vec<_>>()),
+            1 => (0..=count).for_each(|_| {
+                serial.write(offset & 7, value);
+                written += 1;
+            }),
+            2 => {
+                let taken = serial.input(&vec![value; count * 256]);
+                assert!(taken <= count * 256, "more was taken than there was");
+                input += taken;
+            }
+            3 => {
+                let at = u16::from(offset);
+                let uptime = Duration::from_millis(u64::from(value) << count.min(40));
+                let read = power.read(at, uptime);
+                assert!(at < power::PM_LENGTH || read == 0xff, "registers past the end");
+            }
+            4 => drop(power.write(u16::from(offset), &vec![value; count % 9])),
+            5 => power.press_button(),
+            6 => {
+                let asked = (power::reset_control(value), power::keyboard(value));
+                assert!(!matches!(asked, (power::Request::Off, _) | (_, power::Request::Off)));
+            }
+            _ => assert_eq!(pvpanic::write(value) == pvpanic::Report::Nothing, value & 3 == 0),
+        }
+    }
+    assert!(console.range().1 <= written, "output that nobody wrote");
+    assert!(input <= PORT_STEPS * (serial::MAX_WAITING + 64), "{input} bytes wait");
+}
+
+/// A line that goes nowhere.
+struct Wire;
+
+impl InterruptLine for Wire {
+    fn set_level(&self, _asserted: Level) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn trigger_fd(&self) -> BorrowedFd<'_> {
+        rustix::stdio::stdin()
+    }
+
+    fn resample_fd(&self) -> BorrowedFd<'_> {
+        rustix::stdio::stdin()
     }
 }
 

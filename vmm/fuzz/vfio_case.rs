@@ -2,16 +2,23 @@
 //!
 //! | Bytes   | Meaning                                                             |
 //! |---------|---------------------------------------------------------------------|
-//! | 0       | odd: 4096 bytes of configuration space, even: 256                   |
+//! | 0       | bit 0: 4096 bytes of configuration space, else 256; bit 1: the      |
+//! |         | MSI-X table is moved; bit 2: a clique, the one in bits 7:4          |
 //! | 1..7    | sizes of BARs: 0 for none, else the exponent of two, modulo 63      |
 //! | 7..10   | vectors by pin, MSI, MSI-X, in units of 16                          |
 //! | 10..    | configuration space, then zeroes up to its size                     |
 //! | then    | writes of 7 bytes: offset (2, little endian), length, data (4)      |
 
+use vmm::pci::function::BarKind;
 use vmm::vfio::{
     capabilities,
     config::{ConfigFilter, Facts},
+    quirks::{Effect, Quirk},
 };
+
+/// The table is moved whatever lies around it.
+static MOVES: Quirk =
+    Quirk { vendor: 0, device: 0, effect: Effect::MoveTable, evidence: "this case" };
 
 const HEADER: usize = 10;
 const WRITE: usize = 7;
@@ -29,7 +36,8 @@ pub(crate) fn run(bytes: &[u8]) {
         snapshot: &snapshot,
         bar_sizes: [bar(1), bar(2), bar(3), bar(4), bar(5), bar(6)],
         vectors: [vectors(7), vectors(8), vectors(9)],
-        quirks: &[],
+        quirks: if header[0] & 2 == 0 { &[] } else { &[&MOVES] },
+        clique: (header[0] & 4 != 0).then_some(header[0] >> 4),
     };
     let Ok(mut filter) = ConfigFilter::new(&facts) else { return };
     let decode = filter.initial_command(0);
@@ -49,7 +57,24 @@ pub(crate) fn run(bytes: &[u8]) {
     for bar in filter.bars() {
         assert!(bar.address.is_multiple_of(bar.size), "a BAR lies askew");
     }
-    let _ = (filter.msi(), filter.msix(), filter.msix_layout());
+    let _ = (filter.msi(), filter.msix());
+    let mut taken = [false; 6];
+    for bar in filter.bars() {
+        let wide = matches!(bar.kind, BarKind::Memory64 | BarKind::Memory64Prefetchable);
+        for register in 0..1 + usize::from(wide) {
+            let register = &mut taken[usize::from(bar.index) + register];
+            assert!(!*register, "two BARs have one register");
+            *register = true;
+        }
+    }
+    if let Some(table) = filter.msix_layout() {
+        let bars = filter.bars();
+        let bar = bars.iter().find(|bar| bar.index == table.bar).expect("the table has a BAR");
+        assert!(table.table + 16 * u64::from(table.vectors) <= bar.size, "the table is cut off");
+        let own = facts.bar_sizes[usize::from(table.bar)];
+        let moved = table.device_end < own.max(1) || table.table >= own;
+        assert!(!moved || table.table >= table.device_end, "a moved table hides registers");
+    }
     let mut seen = snapshot.clone();
     filter.read(0, &mut seen);
     let hidden = [0x0e, 0x0f, 0x10, 0x13, 0x15, 0x1b, 0x24];

@@ -85,6 +85,14 @@ pub fn parse(bytes: &[u8]) -> Result<VmSpec, SpecError> {
     let virtio = spec.disks.len() + spec.nets.len() + usize::from(spec.vsock.is_some()) + 1;
     let right = "disks, network cards, the socket and the entropy device are at most 15 together";
     range("disks and nets", virtio as u64, virtio <= MAX_VIRTIO, right)?;
+    for (passthrough, device) in
+        spec.passthrough.iter().flat_map(|all| all.devices.iter().map(move |device| (all, device)))
+    {
+        let clique = device.p2p_clique.unwrap_or(0);
+        let fits = device.p2p_clique.is_none() || passthrough.peer_to_peer && clique < 16;
+        let right = "cliques are 0 to 15, and of devices with peer_to_peer";
+        range("passthrough.devices.p2p_clique", clique.into(), fits, right)?;
+    }
     for part in &spec.host_memory {
         let node = part.node.unwrap_or(0);
         let right = "nodes of the host are below 1024";

@@ -29,6 +29,11 @@ fn requests_are_survived() {
 }
 
 #[test]
+fn ports_are_survived() {
+    replay("ports", cases::ports);
+}
+
+#[test]
 fn accesses_are_survived() {
     replay("pci", cases::accesses);
 }

@@ -12,7 +12,7 @@ use std::{
 use kvm_bindings::kvm_regs;
 use types::{
     ids::MachineId,
-    vm::{MemoryBacking, exit},
+    vm::{HyperV, MemoryBacking, exit},
 };
 use vm_memory::{Bytes, GuestAddress};
 use vmm::{
@@ -83,6 +83,7 @@ fn run_in(ram: &Ram, code: &[u8], text: &[u8]) -> Option<(Ending, Vec<u8>)> {
         events: Events::default(),
         exits: vec![Exits::default()],
         activity: Registry::default(),
+        hyperv: HyperV::Off,
         pauses: Pauses::default(),
         turn: Mutex::default(),
     });

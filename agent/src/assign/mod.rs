@@ -2,14 +2,17 @@
 //! groups at a time, reset with a deadline. `inventory::rules` decides which.
 //! Source: Documentation/ABI/testing/sysfs-bus-pci, Documentation/driver-api/vfio.rst.
 
+mod ladder;
+
 use std::{
     fs::{self, File},
     io,
     os::fd::OwnedFd,
     path::{Path, PathBuf},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
+pub use ladder::{Recovered, Rung, reset};
 use types::node::Bdf;
 
 /// The driver that hands devices to user space.
@@ -83,20 +86,6 @@ pub fn open(root: &Path, device: Bdf) -> Result<OwnedFd, AssignError> {
     })
 }
 
-/// Resets a device and checks that it answers. Blocks for as long as the kernel takes.
-pub fn reset(root: &Path, device: Bdf, vendor: u16) -> Result<Duration, AssignError> {
-    let begin = Instant::now();
-    let path = device_path(root, device);
-    let file = path.join("reset");
-    // A function that knows no reset of its own has no such file; VFIO then reset what it could
-    // when the VMM closed it.
-    if file.exists() {
-        fs::write(&file, "1").map_err(|source| AssignError::Reset { device, source })?;
-    }
-    check_answers(root, device, vendor)?;
-    Ok(begin.elapsed())
-}
-
 /// Reads the vendor id from configuration space itself, not from the kernel's memory of it.
 pub fn check_answers(root: &Path, device: Bdf, vendor: u16) -> Result<(), AssignError> {
     let path = device_path(root, device).join("config");
@@ -115,6 +104,13 @@ pub fn check_answers(root: &Path, device: Bdf, vendor: u16) -> Result<(), Assign
     }
 }
 
+/// Returns the NUMA node of a device, where the firmware tells one.
+pub fn node_of(root: &Path, device: Bdf) -> Option<u32> {
+    let text = fs::read_to_string(device_path(root, device).join("numa_node")).ok()?;
+    // -1 stands for none.
+    text.trim().parse().ok()
+}
+
 fn device_path(root: &Path, device: Bdf) -> PathBuf {
     root.join("sys/bus/pci/devices").join(device.to_string())
 }
@@ -129,33 +125,9 @@ mod tests {
 
     const DEVICE: Bdf = Bdf { segment: 0, bus: 1, device: 0, function: 0 };
 
-    fn sysfs(vendor: [u8; 2]) -> tempfile::TempDir {
-        let root = tempfile::tempdir().expect("a directory");
-        let path = device_path(root.path(), DEVICE);
-        fs::create_dir_all(&path).expect("made");
-        fs::write(path.join("config"), vendor).expect("written");
-        fs::write(path.join("reset"), "").expect("written");
-        root
-    }
-
-    #[test]
-    fn a_device_that_answers_was_reset() {
-        let root = sysfs([0xde, 0x10]);
-        assert!(reset(root.path(), DEVICE, 0x10de).is_ok());
-        let written = fs::read_to_string(device_path(root.path(), DEVICE).join("reset"));
-        assert_eq!(written.expect("read"), "1");
-    }
-
-    #[test]
-    fn a_device_that_fell_off_the_bus_is_noticed() {
-        let root = sysfs([0xff, 0xff]);
-        let gone = reset(root.path(), DEVICE, 0x10de).expect_err("gone");
-        assert!(matches!(gone, AssignError::Gone { seen: 0xffff, .. }), "{gone}");
-    }
-
     #[test]
     fn a_device_without_driver_is_named() {
-        let root = sysfs([0, 0]);
+        let root = tempfile::tempdir().expect("a directory");
         let missing = open(root.path(), DEVICE).expect_err("no vfio-dev");
         assert!(matches!(missing, AssignError::NoCharacterDevice { device: DEVICE }));
     }

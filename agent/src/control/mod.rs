@@ -20,7 +20,7 @@ use types::{
     config::NodeSpec,
     forward::{ForwardedRequest, ForwardedResponse, Problem},
     ids::{MachineId, NodeId},
-    node::Offer,
+    node::{Bdf, Offer},
 };
 
 use self::{
@@ -112,6 +112,9 @@ impl Control {
         match route {
             Route::Node => Ok(json(200, &self.offer())),
             Route::RestartAgent { node } => self.restart_agent(signer, node),
+            Route::ReleaseDevice { node, device } => {
+                self.release_device(signer, node, device).await
+            }
             Route::CreateMachine => {
                 self.once(signer, request, self.create(signer, gateway, request)).await
             }
@@ -322,11 +325,20 @@ impl Control {
         Ok(json(200, &Receipts { receipts, next }))
     }
 
-    fn restart_agent(
+    async fn release_device(
         &self,
         signer: &VerifiedRequest,
         node: Option<NodeId>,
+        device: Bdf,
     ) -> Result<ForwardedResponse, Problem> {
+        self.operator(signer, node)?;
+        let recover = |answer| Command::Recover(device, answer);
+        self.parts.machines.ask(recover).await.map_err(|error| refused(&error))?;
+        Ok(json(202, &lease::api::Releasing { releasing: device.to_string() }))
+    }
+
+    /// Checks that an operator of this node signed.
+    fn operator(&self, signer: &VerifiedRequest, node: Option<NodeId>) -> Result<(), Problem> {
         if !self.parts.spec.operators.contains(&signer.key) {
             let detail = "the key that signed is not among `operators` of the node's configuration";
             return Err(Kind::Forbidden.because(detail));
@@ -335,6 +347,15 @@ impl Control {
         if node.is_some_and(|node| node != self.parts.node) {
             return Err(Kind::NotFound.because(format!("this is node {}", self.parts.node)));
         }
+        Ok(())
+    }
+
+    fn restart_agent(
+        &self,
+        signer: &VerifiedRequest,
+        node: Option<NodeId>,
+    ) -> Result<ForwardedResponse, Problem> {
+        self.operator(signer, node)?;
         let reason = "restart asked by an operator".to_owned();
         eprintln!("{}", Event::Trouble { place: "agent", reason });
         tokio::spawn(async {
@@ -355,6 +376,7 @@ impl Control {
             | Route::Dump { machine } => machine,
             Route::Node
             | Route::RestartAgent { .. }
+            | Route::ReleaseDevice { .. }
             | Route::CreateMachine
             | Route::ListMachines
             | Route::ShowMachine { .. }

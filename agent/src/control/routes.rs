@@ -4,6 +4,7 @@ use lease::problem::Kind;
 use types::{
     forward::{ForwardedRequest, Problem},
     ids::{MachineId, NodeId},
+    node::Bdf,
 };
 
 use crate::machines::keeper::Switch;
@@ -17,6 +18,13 @@ pub enum Route {
     RestartAgent {
         /// The node, where the path names one.
         node: Option<NodeId>,
+    },
+    /// `POST /v1/node/devices/ADDRESS/release`, or `/v1/nodes/NODE/devices/ADDRESS/release`.
+    ReleaseDevice {
+        /// The node, where the path names one.
+        node: Option<NodeId>,
+        /// The device.
+        device: Bdf,
     },
     /// `POST /v1/machines`
     CreateMachine,
@@ -140,6 +148,15 @@ impl Route {
             ("POST", ["v1", "nodes", node, "restart-agent"]) => {
                 let node = node.parse().map_err(|_| bad("node", node))?;
                 Self::RestartAgent { node: Some(node) }
+            }
+            ("POST", ["v1", "node", "devices", device, "release"]) => {
+                let device = device.parse().map_err(|_| bad("device", device))?;
+                Self::ReleaseDevice { node: None, device }
+            }
+            ("POST", ["v1", "nodes", node, "devices", device, "release"]) => {
+                let device = device.parse().map_err(|_| bad("device", device))?;
+                let node = node.parse().map_err(|_| bad("node", node))?;
+                Self::ReleaseDevice { node: Some(node), device }
             }
             ("POST", ["v1", "machines"]) => Self::CreateMachine,
             ("GET", ["v1", "machines"]) => Self::ListMachines,

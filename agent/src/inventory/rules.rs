@@ -113,6 +113,8 @@ pub enum DeviceError {
     Twice { device: Bdf },
     #[error("device {device} is not free: {state}")]
     NotFree { device: Bdf, state: String },
+    #[error("device {device} is not quarantined: it is {state}")]
+    NotQuarantined { device: Bdf, state: String },
     #[error("device {device} shares IOMMU group {group} with {other}; a lease must name both")]
     SharedGroup { device: Bdf, group: u32, other: Bdf },
 }
@@ -150,7 +152,10 @@ pub fn describe(state: &DeviceState) -> String {
         DeviceState::Free => "free".to_owned(),
         DeviceState::Leased { machine } => format!("leased to machine {machine}"),
         DeviceState::Resetting => "being reset".to_owned(),
-        DeviceState::Quarantined { reason } => format!("quarantined: {reason}"),
+        DeviceState::Quarantined { reason, since: None } => format!("quarantined: {reason}"),
+        DeviceState::Quarantined { reason, since: Some(since) } => {
+            format!("quarantined since {} (Unix seconds): {reason}", since.0)
+        }
         DeviceState::Refused { reason } => format!("refused: {reason}"),
     }
 }

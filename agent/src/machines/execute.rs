@@ -14,10 +14,11 @@ use overlay::Overlay;
 use rustix::fs::{MemfdFlags, SealFlags};
 use tokio::sync::mpsc;
 use types::{
+    config::HugePage,
     ids::{ContentId, MachineId},
     node::Bdf,
     vm::{
-        Boot, CoreScheduling, Disk, DiskModel, HyperV, MemoryBacking, Net, Passthrough,
+        Boot, CoreScheduling, Disk, DiskModel, HostMemory, HyperV, MemoryBacking, Net, Passthrough,
         PassthroughDevice, SPEC_FD, SPEC_VERSION, VfioInterface, VmPhase, VmSpec, Vsock,
     },
 };
@@ -26,12 +27,12 @@ use super::{
     content::{Cache, ContentError},
     disk::{self, DiskError},
     init::{Init, InitError},
-    last_console,
+    last_console, memory,
     plan::Record,
     vmm,
 };
 use crate::{
-    assign::{self, AssignError},
+    assign::{self, AssignError, Recovered},
     net::{MachineNetError, MachineNetworks},
     spawn::SpawnOrder,
 };
@@ -76,7 +77,9 @@ pub enum Progress {
     /// It was not started.
     Failed(MachineId, StartError),
     /// Everything it held was taken back; per device, how its reset went.
-    Released(MachineId, Vec<(Bdf, Result<Duration, AssignError>)>),
+    Released(MachineId, Vec<(Bdf, Result<Recovered, AssignError>)>),
+    /// Quarantined devices were reset once more; per device, how it went.
+    Recovered(Vec<(Bdf, Result<Recovered, AssignError>)>),
 }
 
 /// Why a machine was not started.
@@ -156,17 +159,38 @@ pub async fn release(
         eprintln!("{}", crate::events::Event::MachineFailed { machine, reason });
     }
     let _ = std::fs::remove_file(vmm::socket_path(machine));
+    let set: Vec<Bdf> = devices.iter().map(|(device, _)| *device).collect();
+    let results = reset(&tools, devices, &set).await;
+    let _ = progress.send(Progress::Released(machine, results)).await;
+}
+
+/// Resets a quarantined device once more. `set` are the devices that may lose their state with it.
+pub async fn recover(
+    tools: Tools,
+    device: (Bdf, u16),
+    set: Vec<Bdf>,
+    progress: mpsc::Sender<Progress>,
+) {
+    let results = reset(&tools, vec![device], &set).await;
+    let _ = progress.send(Progress::Recovered(results)).await;
+}
+
+async fn reset(
+    tools: &Tools,
+    devices: Vec<(Bdf, u16)>,
+    set: &[Bdf],
+) -> Vec<(Bdf, Result<Recovered, AssignError>)> {
     let mut results = Vec::new();
     for (device, vendor) in devices {
-        let root = tools.root.clone();
-        let reset = tokio::task::spawn_blocking(move || assign::reset(&root, device, vendor));
+        let (root, set) = (tools.root.clone(), set.to_vec());
+        let reset = tokio::task::spawn_blocking(move || assign::reset(&root, device, vendor, &set));
         let result = match tokio::time::timeout(assign::RESET_LIMIT, reset).await {
             Ok(Ok(result)) => result,
             Ok(Err(_)) | Err(_) => Err(AssignError::ResetLate { device }),
         };
         results.push((device, result));
     }
-    let _ = progress.send(Progress::Released(machine, results)).await;
+    results
 }
 
 async fn wait_until_running(machine: MachineId) -> Result<(), StartError> {
@@ -219,8 +243,8 @@ async fn launch(tools: &Tools, record: &Record) -> Result<i32, StartError> {
         uid: record.uid,
         vcpus: record.lease.shape.vcpus,
         memory_mib: record.lease.shape.memory_mib,
-        memory_backing: MemoryBacking::Memfd,
-        host_memory: Vec::new(),
+        memory_backing: record.memory,
+        host_memory: place_memory(tools, record),
         boot,
         disks,
         nets,
@@ -254,6 +278,21 @@ impl Files {
         self.0.push(file);
         SPEC_FD + i32::try_from(self.0.len()).unwrap_or(i32::MAX - SPEC_FD)
     }
+}
+
+/// Returns where the machine's memory comes from, with the host's nodes as they are now.
+fn place_memory(tools: &Tools, record: &Record) -> Vec<HostMemory> {
+    let page = match record.memory {
+        MemoryBacking::Memfd | MemoryBacking::Hugetlb2M => HugePage::Size2M,
+        MemoryBacking::Hugetlb1G => HugePage::Size1G,
+    };
+    let shape = &record.lease.shape;
+    let nodes = memory::nodes(&tools.root, page);
+    let mut near: Vec<u32> =
+        shape.devices.iter().filter_map(|device| assign::node_of(&tools.root, *device)).collect();
+    near.sort_unstable();
+    near.dedup();
+    memory::place(shape.memory_mib, record.memory, &nodes, &near)
 }
 
 async fn open_disks(
@@ -293,7 +332,7 @@ fn open_devices(
     let mut devices = Vec::new();
     for address in addresses {
         let cdev_fd = files.add(assign::open(&tools.root, *address)?);
-        devices.push(PassthroughDevice { address: *address, cdev_fd });
+        devices.push(PassthroughDevice { address: *address, cdev_fd, p2p_clique: None });
     }
     Ok(Some(Passthrough { interface: VfioInterface::Cdev, iommu_fd, peer_to_peer: false, devices }))
 }

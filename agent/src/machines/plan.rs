@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use types::{
     ids::{ContentId, NodeId},
     units::UnixSeconds,
-    vm::exit,
+    vm::{MemoryBacking, exit},
 };
 
 use crate::spawn::Ending;
@@ -55,6 +55,9 @@ pub struct Record {
     pub events: Vec<Happened>,
     /// Whether its devices and network were taken back after the lease's end.
     pub released: Released,
+    /// What its memory is made of.
+    #[serde(default)]
+    pub memory: MemoryBacking,
 }
 
 impl Record {
@@ -336,6 +339,7 @@ pub(crate) mod fixture {
             failed: Failed::No,
             events: Vec::new(),
             released: Released::No,
+            memory: MemoryBacking::Memfd,
         }
     }
 }

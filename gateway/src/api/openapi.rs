@@ -26,6 +26,7 @@ pub fn document() -> utoipa::openapi::OpenApi {
         openapi,
         nodes,
         node,
+        release_device,
         restart_agent,
         read_content,
         head_content,
@@ -58,6 +59,7 @@ pub fn document() -> utoipa::openapi::OpenApi {
         DeviceState,
         Health,
         OpenApiDocument,
+        Releasing,
         Restarting,
         StandingLease,
         StoredContent,
@@ -143,6 +145,8 @@ enum DeviceState {
     /// The reset failed, or the device does not answer.
     Quarantined {
         reason: String,
+        /// When, in Unix seconds by the node's clock.
+        since: Option<u64>,
     },
     /// The host needs it or something in its IOMMU group.
     Refused {
@@ -171,6 +175,13 @@ struct OpenApiDocument(String);
 struct Restarting {
     /// `agent`.
     restarting: String,
+}
+
+/// What the node does with a quarantined device; how it went is what the node then tells of it.
+#[derive(ToSchema)]
+struct Releasing {
+    /// The device's address.
+    releasing: String,
 }
 
 /// A lease that the gateway was shown, and what follows for its renter's content.
@@ -434,6 +445,7 @@ describe!(health, get, "/v1/healthz", "Says that the gateway runs", () answers 2
 describe!(openapi, get, "/v1/openapi.json", "This document", () answers 200 (body = OpenApiDocument));
 describe!(nodes, get, "/v1/nodes", "Lists the nodes that offer machines", () answers 200 (body = Vec<NodeView>));
 describe!(node, get, "/v1/nodes/{id}", "Shows a node", (("id" = String, Path)) answers 200 (body = NodeView));
+describe!(release_device, post, "/v1/nodes/{id}/devices/{address}/release", "Resets a quarantined device once more and offers it again if it answers. Signed by an operator of the node", (("id" = String, Path), ("address" = String, Path)) answers 202 (body = Releasing));
 describe!(restart_agent, post, "/v1/nodes/{id}/restart-agent", "Restarts the node's service; its machines go on. Signed by an operator of the node", (("id" = String, Path)) answers 202 (body = Restarting));
 describe!(show_lease, put, "/v1/leases/{id}", "Shows the gateway a lease of the signer, which opens uploading", (("id" = String, Path)) takes (content = Envelope) answers 200 (body = StandingLease));
 describe!(read_content, get, "/v1/content/{sha256}", "Downloads content that the signer uploaded", (("sha256" = String, Path)) answers 200 (body = Octets, content_type = "application/octet-stream"));

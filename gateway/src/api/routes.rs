@@ -29,6 +29,8 @@ pub enum Route {
     ReadContent(ContentId),
     /// `DELETE /v1/content/{sha256}`.
     RemoveContent(ContentId),
+    /// `POST /v1/nodes/{id}/devices/{address}/release`.
+    ReleaseDevice(NodeId),
     /// `POST /v1/nodes/{id}/restart-agent`.
     RestartAgent(NodeId),
     /// `PUT /v1/leases/{id}`.
@@ -85,6 +87,9 @@ pub fn route(method: &str, path: &str) -> Result<Route, RouteError> {
         ["openapi.json"] => only(method, path, &[("GET", Route::OpenApi)]),
         ["nodes"] => only(method, path, &[("GET", Route::Nodes)]),
         ["nodes", node] => only(method, path, &[("GET", Route::Node(name(node)?))]),
+        ["nodes", node, "devices", _, "release"] => {
+            only(method, path, &[("POST", Route::ReleaseDevice(name(node)?))])
+        }
         ["nodes", node, "restart-agent"] => {
             only(method, path, &[("POST", Route::RestartAgent(name(node)?))])
         }

@@ -190,6 +190,13 @@ pub(crate) enum NodeCommand {
         /// The node.
         node: NodeId,
     },
+    /// Reset a quarantined device once more, with an operator's key. It is offered again if it answers.
+    ReleaseDevice {
+        /// The node.
+        node: NodeId,
+        /// The device's address on it, as 0000:41:00.0.
+        device: Bdf,
+    },
     /// Restart a node's service, with an operator's key. Its machines go on.
     RestartAgent {
         /// The node.

@@ -74,6 +74,9 @@ pub(super) async fn of(command: &Command) -> Result<Vec<Call>, CliError> {
         | Command::Ssh { .. } => Vec::new(),
         Command::Nodes => open("/v1/nodes"),
         Command::Node { command: NodeCommand::Show { node } } => open(&format!("/v1/nodes/{node}")),
+        Command::Node { command: NodeCommand::ReleaseDevice { node, device } } => {
+            vec![Call::act("POST", format!("/v1/nodes/{node}/devices/{device}/release"))?]
+        }
         Command::Node { command: NodeCommand::RestartAgent { node } } => {
             vec![Call::act("POST", format!("/v1/nodes/{node}/restart-agent"))?]
         }

@@ -198,6 +198,9 @@ async fn answer(context: &Context, command: &Command, call: &Call) -> Result<(),
     context.print(&answer, |answer| match command {
         Command::Nodes => show::nodes(answer),
         Command::Node { command: NodeCommand::Show { .. } } => show::node(answer),
+        Command::Node { command: NodeCommand::ReleaseDevice { device, .. } } => {
+            format!("{device} is being reset; `holdfast node show` tells how it went\n")
+        }
         Command::Node { command: NodeCommand::RestartAgent { .. } } => {
             "the node's service restarts\n".to_owned()
         }

@@ -7,7 +7,7 @@ use gateway::api::bodies::{Health, StandingLease, StoredContent};
 use lease::{
     api::{
         CreateMachine, Image, LeaseRenewal, Machine, MachineEvent, MachineState, NodeView,
-        Restarting,
+        Releasing, Restarting,
     },
     document::{Envelope, Signature},
 };
@@ -58,7 +58,8 @@ fn device_states() -> Vec<DeviceState> {
         Free | Leased { .. } | Resetting | Quarantined { .. } | Refused { .. } => state,
     };
     let (machine, reason) = (MachineId::from_bytes([1; 16]), "seen".to_owned());
-    let quarantined = Quarantined { reason: reason.clone() };
+    let quarantined =
+        Quarantined { reason: reason.clone(), since: Some(UnixSeconds(1_700_000_000)) };
     [Free, Leased { machine }, Resetting, quarantined, Refused { reason }].map(listed).to_vec()
 }
 
@@ -152,6 +153,7 @@ fn samples() -> BTreeMap<&'static str, Vec<Value>> {
         ("EventKind", event_kinds().into_iter().map(real).collect()),
         ("Receipts", vec![real(receipts(&lease))]),
         ("Restarting", vec![real(Restarting { restarting: "agent".into() })]),
+        ("Releasing", vec![real(Releasing { releasing: "0000:41:00.0".into() })]),
         ("Health", vec![real(Health { status: "ok".into(), gateway: node, members: 1, nodes: 1 })]),
         (
             "StandingLease",

@@ -118,7 +118,7 @@ impl Plan {
             });
         }
         if let Some(passthrough) = &mut self.spec.passthrough {
-            passthrough.devices.push(PassthroughDevice { address, cdev_fd });
+            passthrough.devices.push(PassthroughDevice { address, cdev_fd, p2p_clique: None });
         }
     }
 

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use types::{ids::MachineId, operations::VmEventKind};
+use types::{ids::MachineId, operations::VmEventKind, vm::HyperV};
 
 use super::{
     chipset::Chipset,
@@ -66,6 +66,8 @@ pub struct Board {
     pub exits: Vec<Exits>,
     /// What devices do.
     pub activity: Registry,
+    /// Whether the guest finds Hyper-V's interfaces.
+    pub hyperv: HyperV,
     /// Who holds the virtual CPUs.
     pub pauses: Pauses,
     /// Held by whoever changes that, so that devices and virtual CPUs agree.
@@ -161,7 +163,7 @@ impl Board {
 
     /// Notes what the guest says of itself. A guest may say it as often as it likes: only what is
     /// new is an event.
-    fn note_panic(&self, report: Report) {
+    pub fn note_panic(&self, report: Report) {
         match report {
             Report::Nothing => {}
             Report::Panicked if self.events.has_panicked() => {}

@@ -144,6 +144,7 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
         events: watch.events,
         exits: (0..spec.vcpus).map(|_| Exits::default()).collect(),
         activity: watch.activity,
+        hyperv: spec.hyperv,
         pauses: Pauses::default(),
         turn: Mutex::default(),
     });

@@ -1,10 +1,18 @@
 //! Running a virtual CPU.
 //! Source: Linux Documentation/virt/kvm/api.rst, "The kvm_run structure".
 
-use std::fmt;
+use std::{fmt, os::fd::AsRawFd};
 
-use kvm_bindings::{KVM_EXIT_INTERNAL_ERROR, KVM_EXIT_IO, kvm_run};
+use kvm_bindings::{
+    CpuId, KVM_EXIT_HYPERV, KVM_EXIT_HYPERV_HCALL, KVM_EXIT_INTERNAL_ERROR, KVM_EXIT_IO,
+    KVM_MAX_CPUID_ENTRIES, kvm_run,
+};
 use kvm_ioctls::{Error, VcpuExit, VcpuFd};
+
+/// `KVM_GET_SUPPORTED_HV_CPUID`: both ways, 8 bytes, type 0xae, number 0xc1.
+const GET_SUPPORTED_HV_CPUID: libc::c_ulong = 0xc008_aec1;
+/// Status of a hypercall that does not exist (Hyper-V TLFS, appendix B).
+const INVALID_HYPERCALL_CODE: u64 = 2;
 
 /// Runs up to one exit. Beside it returns the width of one access when the exit is one of ports,
 /// whose data may hold several; at least 1.
@@ -21,6 +29,28 @@ pub fn run(vcpu: &mut VcpuFd) -> (Result<VcpuExit<'_>, Error>, usize) {
         }
     };
     (exit, usize::from(width.max(1)))
+}
+
+/// Returns the Hyper-V leaves of CPUID that KVM can emulate for `vcpu`.
+pub fn supported_hyperv(vcpu: &VcpuFd) -> Result<CpuId, Error> {
+    let mut leaves = CpuId::new(KVM_MAX_CPUID_ENTRIES).map_err(|_| Error::new(libc::ENOMEM))?;
+    // SAFETY: the structure says how many entries it has room for, and the kernel writes no more.
+    let ret = unsafe {
+        libc::ioctl(vcpu.as_raw_fd(), GET_SUPPORTED_HV_CPUID, leaves.as_mut_fam_struct_ptr())
+    };
+    if ret < 0 { Err(Error::last()) } else { Ok(leaves) }
+}
+
+/// Answers a hypercall that KVM left to us: there is none that we know.
+pub fn refuse_hypercall(vcpu: &mut VcpuFd) {
+    let run = vcpu.get_kvm_run();
+    // SAFETY: it is what the union holds at this reason, and plain numbers.
+    unsafe {
+        let exit = &mut run.__bindgen_anon_1.hyperv;
+        if run.exit_reason == KVM_EXIT_HYPERV && exit.type_ == KVM_EXIT_HYPERV_HCALL {
+            exit.u.hcall.result = INVALID_HYPERCALL_CODE;
+        }
+    }
 }
 
 /// What KVM says of a guest that it cannot go on with (`KVM_EXIT_INTERNAL_ERROR`).

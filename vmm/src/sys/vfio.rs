@@ -211,7 +211,13 @@ impl Device for VfioDevice {
 
     fn map(&self, bar: u8, area: Area, modulus: u64) -> io::Result<Arc<Mapping>> {
         let size = usize::try_from(area.size).map_err(|_| io::ErrorKind::InvalidInput)?;
-        let offset = self.locate(Region::Bar(bar), area.offset, size)?;
+        // A BAR smaller than a page is mapped with all of its page.
+        let (start, info) = self.known(Region::Bar(bar))?;
+        let end = info.size.checked_next_multiple_of(4096).unwrap_or(u64::MAX);
+        if area.offset.checked_add(area.size).is_none_or(|last| last > end) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let offset = start + area.offset;
         let modulus = usize::try_from(modulus).map_err(|_| io::ErrorKind::InvalidInput)?;
         let residue =
             usize::try_from(area.offset).map_err(|_| io::ErrorKind::InvalidInput)? % modulus;

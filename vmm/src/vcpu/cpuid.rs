@@ -1,5 +1,5 @@
 //! CPU features and topology as the guest sees them: the host's features as KVM passes them on,
-//! one socket, one thread per core.
+//! one socket, one thread per core. `CPU.md` shows all of it in one table.
 //! Source: Intel SDM vol. 2A "CPUID"; AMD APM vol. 3 appendix E; Linux
 //! Documentation/virt/kvm/x86/cpuid.rst.
 
@@ -154,6 +154,8 @@ fn topology(level: u32, id: u32, count: u32) -> kvm_cpuid_entry2 {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     fn entry(function: u32) -> kvm_cpuid_entry2 {
@@ -202,6 +204,49 @@ mod tests {
         assert_eq!(find(&features, 1, 0).ecx & (1 << 3 | 1 << 5), 0);
         assert_eq!(find(&features, 0x8000_0001, 0).ecx & 1 << 2, 0);
         assert_eq!(find(&features, 0xa, 0).eax, 0);
+    }
+
+    const TABLE: &str = include_str!("../../CPU.md");
+
+    /// The first three cells of each row that says `withheld`.
+    fn told_as_withheld() -> BTreeSet<(String, String, String)> {
+        let rows = TABLE.lines().filter(|line| line.contains("| withheld: "));
+        let cells = |row: &str| {
+            let cells: Vec<String> = row.split('|').map(|cell| cell.trim().to_owned()).collect();
+            (cells[1].clone(), cells[2].clone(), cells[3].clone())
+        };
+        rows.map(cells).collect()
+    }
+
+    #[test]
+    fn the_table_tells_what_is_withheld_and_nothing_else() {
+        let mut expected = BTreeSet::new();
+        for (leaf, _, masks) in WITHHELD {
+            let names = ["eax", "ebx", "ecx", "edx"];
+            let row = |register: String, mask: u32| {
+                (format!("CPUID {leaf:#x} {register}"), format!("{mask:#010x}"), "0".to_owned())
+            };
+            if masks == [u32::MAX; 4] {
+                expected.insert(row(names.join(", "), u32::MAX));
+                continue;
+            }
+            let some = names.iter().zip(masks).filter(|(_, mask)| *mask != 0);
+            expected.extend(some.map(|(name, mask)| row((*name).to_owned(), mask)));
+        }
+        assert_eq!(told_as_withheld(), expected);
+    }
+
+    #[test]
+    fn the_table_tells_what_is_left_of_hyper_v() {
+        use super::super::hyperv::{FEATURES, PRIVILEGES, RECOMMENDED};
+        for (register, mask) in [
+            ("0x40000003 eax", PRIVILEGES),
+            ("0x40000003 edx", FEATURES),
+            ("0x40000004 eax", RECOMMENDED),
+        ] {
+            let row = format!("| CPUID {register} | {mask:#010x} |");
+            assert!(TABLE.contains(&row), "{row}");
+        }
     }
 
     #[test]

@@ -2,12 +2,16 @@
 
 mod cpuid;
 mod hold;
+mod hyperv;
 mod registers;
 
 use std::sync::Arc;
 
-use kvm_bindings::KVM_INTERNAL_ERROR_DELIVERY_EV;
+use kvm_bindings::{
+    KVM_INTERNAL_ERROR_DELIVERY_EV, KVM_SYSTEM_EVENT_CRASH, KVM_SYSTEM_EVENT_RESET,
+};
 use kvm_ioctls::{VcpuExit, VcpuFd};
+use types::vm::HyperV;
 
 pub use cpuid::address_bits;
 pub use hold::Registers;
@@ -15,7 +19,8 @@ pub use hold::Registers;
 use crate::{
     boot::Entry,
     counters::Exits,
-    machine::{Board, Ending},
+    devices::pvpanic::Report,
+    machine::{Board, Ending, Kind},
     sys::{self, kvm::KvmError, memory::Ram},
 };
 
@@ -43,8 +48,13 @@ pub fn create(board: &Board, count: u8, entry: Entry, ram: &Ram) -> Result<Vec<V
     (0..count)
         .map(|id| {
             let vcpu = board.vm.create_vcpu(id)?;
-            let features = cpuid::for_vcpu(&supported, id, count);
+            let mut features = cpuid::for_vcpu(&supported, id, count);
             let failed = |what| move |source| VcpuError::Set { what, id, source };
+            if board.hyperv == HyperV::On {
+                let leaves =
+                    hyperv::enable(&vcpu).map_err(failed("switch on the Hyper-V interfaces"))?;
+                hyperv::replace(&mut features, &leaves);
+            }
             vcpu.set_cpuid2(&features).map_err(failed("set the features"))?;
             registers::set_extended_state(&vcpu, cpuid::extended_state(&features))
                 .map_err(failed("set the extended state"))?;
@@ -136,8 +146,21 @@ fn step(vcpu: &mut VcpuFd, board: &Board, exits: &Exits) -> Step {
             "CPU {cpu} cannot enter the guest, reason {reason:#x}"
         ))),
         Ok(VcpuExit::InternalError) => internal_error(vcpu),
+        Ok(VcpuExit::SystemEvent(KVM_SYSTEM_EVENT_CRASH, _)) => {
+            board.note_panic(Report::Panicked);
+            Step::Handled
+        }
+        Ok(VcpuExit::SystemEvent(KVM_SYSTEM_EVENT_RESET, _)) => Step::Ended(Ending {
+            kind: Kind::Reset,
+            reason: "the guest asked for a reset".to_owned(),
+        }),
         Ok(VcpuExit::SystemEvent(kind, _)) => {
             Step::Ended(Ending::guest_fault(format!("system event {kind}")))
+        }
+        Ok(VcpuExit::Hyperv) => {
+            exits.others.add(1);
+            sys::vcpu::refuse_hypercall(vcpu);
+            Step::Handled
         }
         Ok(other) => Step::Ended(Ending::host_fault(format!("KVM left the guest for {other:?}"))),
         Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => {

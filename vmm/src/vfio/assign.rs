@@ -115,6 +115,7 @@ pub struct Claim {
     bound: Vec<(Bdf, Arc<VfioDevice>)>,
     resetters: Vec<Arc<Resetter>>,
     peers: Peers,
+    cliques: Vec<Option<u8>>,
 }
 
 impl Claim {
@@ -144,7 +145,8 @@ impl Claim {
                     .map_err(|source| AssignError::Peers { device: *address, source })?;
             }
         }
-        Ok(Self { space, bound, resetters, peers })
+        let cliques = spec.devices.iter().map(|device| device.p2p_clique).collect();
+        Ok(Self { space, bound, resetters, peers, cliques })
     }
 
     /// Returns the addresses that memory and BARs must stay out of.
@@ -165,7 +167,10 @@ impl Claim {
         dma::map_ram(&*space, ram)?;
         let mut devices = Vec::new();
         let mut port = first_port;
-        for ((address, device), resetter) in self.bound.iter().zip(&self.resetters) {
+        for ((claimed, resetter), clique) in
+            self.bound.iter().zip(&self.resetters).zip(&self.cliques)
+        {
+            let (address, device) = claimed;
             let device: Arc<dyn Device> = Arc::<VfioDevice>::clone(device);
             let guest: Box<dyn Slots> = Box::new(Arc::clone(vm));
             let slots: Box<dyn Slots> = match self.peers {
@@ -175,7 +180,7 @@ impl Claim {
                     Box::new(PeerSlots { guest, space, device })
                 }
             };
-            let host = Host { interrupts: Arc::<Vm>::clone(vm), slots, port };
+            let host = Host { interrupts: Arc::<Vm>::clone(vm), slots, port, clique: *clique };
             devices.push(Function::open(*address, device, host, Arc::clone(resetter))?);
             port = port.wrapping_add(1);
         }
@@ -217,7 +222,7 @@ impl Closer {
 
 /// Binds on a thread of its own: the kernel resets the device meanwhile, and may hang in it.
 fn bind(device: &PassthroughDevice, space: &Arc<dyn Interface>) -> Result<VfioDevice, AssignError> {
-    let PassthroughDevice { address, cdev_fd } = *device;
+    let PassthroughDevice { address, cdev_fd, .. } = *device;
     let fd: OwnedFd = adopt(cdev_fd).map_err(|source| AssignError::Descriptor {
         what: format!("cdev_fd of {address}"),
         fd: cdev_fd,
@@ -258,6 +263,8 @@ pub(super) struct Host {
     pub(super) slots: Box<dyn Slots>,
     /// Slot on bus 0 of the port above, which the pin goes through.
     pub(super) port: u8,
+    /// Which clique of peers the device is told to be in.
+    pub(super) clique: Option<u8>,
 }
 
 /// A passed-through device as a function on the guest's bus.
@@ -267,6 +274,8 @@ pub struct Function {
     resetter: Arc<Resetter>,
     slots: Box<dyn Slots>,
     config: ConfigFilter,
+    /// Sizes of the device's own BARs.
+    bar_sizes: [u64; 6],
     mapped: Vec<MappedBar>,
     interrupts: Interrupts,
     complaints: u32,
@@ -291,13 +300,14 @@ impl Function {
             bar_sizes: facts.bar_sizes,
             vectors: facts.vectors,
             quirks: &quirks,
+            clique: host.clique,
         })
         .map_err(|source| AssignError::Config { device: address, source })?;
         let trapped_bars: Vec<u8> = quirks
             .iter()
             .filter_map(|quirk| match quirk.effect {
                 Effect::TrapBar(bar) => Some(bar),
-                Effect::HideCapability(_) | Effect::NoPin => None,
+                Effect::HideCapability(_) | Effect::MoveTable | Effect::NoPin => None,
             })
             .collect();
         let mapped = map_bars(&*device, &config, &trapped_bars).map_err(failed("map the BARs"))?;
@@ -314,8 +324,17 @@ impl Function {
             .map_err(failed("prepare the interrupts"))?;
         let link = link(&facts.snapshot);
         let slots = host.slots;
-        let mut function =
-            Self { address, device, resetter, slots, config, mapped, interrupts, complaints: 0 };
+        let mut function = Self {
+            address,
+            device,
+            resetter,
+            slots,
+            config,
+            bar_sizes: facts.bar_sizes,
+            mapped,
+            interrupts,
+            complaints: 0,
+        };
         function.let_decode().map_err(failed("write the command register"))?;
         function.follow_interrupts();
         Ok(Assigned { address, link, function })
@@ -352,6 +371,13 @@ impl Function {
         let inside = end > layout.table && offset < table_end(&layout);
         // What lies before the table wraps to far behind it, where the table ignores it.
         inside.then(|| offset.wrapping_sub(layout.table))
+    }
+
+    /// Whether `offset` lies where a BAR has only the moved MSI-X table, or the rest of a page.
+    fn behind_device(&self, bar: u8, offset: u64) -> bool {
+        let moved = self.config.msix_layout().filter(|layout| layout.bar == bar);
+        let device_end = moved.map_or(u64::MAX, |layout| layout.device_end);
+        offset >= device_end.min(self.bar_sizes.get(usize::from(bar)).copied().unwrap_or(0))
     }
 
     fn complain(&mut self, what: &str, result: io::Result<()>) {
@@ -403,6 +429,9 @@ impl PciFunction for Function {
         if let Some(at) = self.table(bar, offset, data.len()) {
             return self.interrupts.read_table(at, data);
         }
+        if self.behind_device(bar, offset) {
+            return data.fill(0);
+        }
         let result = self.device.read(Region::Bar(bar), offset, data);
         if result.is_err() {
             data.fill(0xff);
@@ -413,6 +442,7 @@ impl PciFunction for Function {
     fn write_bar(&mut self, bar: u8, offset: u64, data: &[u8]) {
         let (what, result) = match self.table(bar, offset, data.len()) {
             Some(at) => ("route an interrupt", self.interrupts.write_table(at, data)),
+            None if self.behind_device(bar, offset) => return,
             None => ("write a BAR", self.device.write(Region::Bar(bar), offset, data)),
         };
         self.complain(what, result);

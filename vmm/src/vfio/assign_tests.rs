@@ -44,6 +44,7 @@ fn open(device: FakeDevice) -> Result<(Arc<FakeDevice>, Memory, Assigned), Assig
         interrupts: Arc::new(Recorders::default()),
         slots: Box::new(memory.clone()),
         port: 2,
+        clique: None,
     };
     let assigned =
         Function::open(address, Arc::<FakeDevice>::clone(&device), host, Arc::new(resetter))?;
@@ -152,4 +153,26 @@ fn power_on_resets_the_device_itself() {
     bench.function.reset();
     assert_eq!(bench.device.told()[0], Told::Reset);
     assert!(!bench.function.bars()[0].decoding);
+}
+
+#[test]
+fn registers_beside_a_moved_table_are_mapped_and_the_table_is_not() {
+    let device = FakeDevice::nvme();
+    // A table of four vectors in the middle of the first page.
+    lock(&device.config)[0x42..0x48].copy_from_slice(&[0x03, 0x00, 0x40, 0x01, 0x00, 0x00]);
+    let mut bench = bench(device);
+    bench.function.place_bar(0, 0x8000_0000);
+    bench.function.place_bar(2, 0x9000_0000);
+    bench.write(0x04, &[0x06, 0x00]);
+    bench.function.bars_changed();
+    assert_eq!(*lock(&bench.memory.0), [(0x8000_0000, 0x4000)]);
+    bench.device.told();
+    bench.function.write_bar(2, 0, &[1, 2, 3, 4]);
+    bench.function.write_bar(2, 0x800, &[1, 2, 3, 4]);
+    assert_eq!(bench.device.told(), []);
+    let mut data = [0xff; 8];
+    bench.function.read_bar(2, 0, &mut data);
+    assert_eq!(data, [0, 2, 3, 4, 0, 0, 0, 0]);
+    bench.function.read_bar(2, 0x800, &mut data);
+    assert_eq!(data, [0; 8]);
 }

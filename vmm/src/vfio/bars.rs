@@ -56,7 +56,10 @@ pub fn plan(info: &RegionInfo, size: u64, trapped: Option<Range<u64>>) -> Vec<Ar
     let mut end_of_last = 0;
     for area in &info.mappable {
         let start = area.offset.div_ceil(PAGE).saturating_mul(PAGE).max(end_of_last);
-        let end = area.offset.saturating_add(area.size).min(size) / PAGE * PAGE;
+        let end = area.offset.saturating_add(area.size).min(size);
+        // The kernel maps a small BAR only when nothing else lies in its page.
+        let small = end == info.size && end < PAGE && size >= PAGE;
+        let end = if small { PAGE } else { end / PAGE * PAGE };
         let around = [start..end.min(hole.start), start.max(hole.end)..end];
         parts.extend(
             around
@@ -166,6 +169,13 @@ mod tests {
     #[test]
     fn less_than_a_page_is_trapped() {
         check(&[area(0, 0x100)], 0x100, None, &[]);
+    }
+
+    #[test]
+    fn a_small_bar_that_has_its_page_is_mapped() {
+        let info = RegionInfo { size: 0x100, mappable: vec![area(0, 0x100)] };
+        assert_eq!(plan(&info, 0x1000, None), [area(0, 0x1000)]);
+        assert_eq!(plan(&info, 0x1000, Some(0x40..0x80)), []);
     }
 
     #[test]

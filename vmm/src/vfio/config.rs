@@ -19,6 +19,12 @@
 //! a guest may touch a BAR it has switched off.
 //! Source: PCI Express Base Specification 6.0 §7.5, §7.7.1, §7.7.2, PCI Local Bus 3.0 appendix I.
 
+mod clique;
+mod messages;
+
+pub use messages::{MsiState, MsixLayout, MsixState};
+
+use self::messages::MsiLayout;
 use super::{
     capabilities::{self, Capability, dword, word},
     quirks::{Effect, Quirk},
@@ -32,6 +38,8 @@ const HEADER_TYPE: usize = 0x0e;
 const MULTI_FUNCTION: u8 = 1 << 7;
 const BIST: usize = 0x0f;
 const BARS: usize = 0x10;
+/// Granularity of mappings.
+const PAGE: u64 = 4096;
 const ROM: usize = 0x30;
 const INTERRUPT_LINE: usize = 0x3c;
 const INTERRUPT_PIN: usize = 0x3d;
@@ -75,6 +83,8 @@ pub enum ConfigError {
     BarSize { index: u8, size: u64, register: u32 },
     #[error("MSI-X table of {vectors} vectors at {offset:#x} does not fit BAR {bar}")]
     MsixTable { bar: u8, offset: u64, vectors: u16 },
+    #[error("it cannot be in GPUDirect clique {clique}: {reason}")]
+    Clique { clique: u8, reason: &'static str },
 }
 
 /// How one byte of configuration space behaves.
@@ -100,51 +110,6 @@ struct BarRegister {
     index: u8,
     kind: BarKind,
     size: u64,
-}
-
-/// Where MSI lies and how far it goes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct MsiLayout {
-    offset: usize,
-    data: usize,
-    mask: Option<usize>,
-}
-
-/// What the guest has programmed into MSI.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct MsiState {
-    /// Vectors in use, 0 when disabled, else a power of two up to 32.
-    pub vectors: u32,
-    /// Address of all messages.
-    pub address: u64,
-    /// Data of the first message; the others count up in its low bits.
-    pub data: u32,
-    /// Bit per vector that is masked.
-    pub masked: u32,
-}
-
-/// Where the MSI-X table is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MsixLayout {
-    /// Offset of the capability.
-    offset: usize,
-    /// BAR that holds the table.
-    pub bar: u8,
-    /// Offset of the table in it.
-    pub table: u64,
-    /// Number of vectors, 1..=2048.
-    pub vectors: u16,
-}
-
-/// What the guest has programmed into the MSI-X control word.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum MsixState {
-    /// MSI-X is off.
-    Disabled,
-    /// On, with every vector masked at once.
-    Masked,
-    /// On.
-    Enabled,
 }
 
 /// What a write amounted to, beyond its bits.
@@ -187,6 +152,8 @@ pub struct Facts<'a> {
     pub vectors: [u32; 3],
     /// What is known of this device.
     pub quirks: &'a [&'static Quirk],
+    /// Which clique of peers the device is told to be in, 0..=15, if any.
+    pub clique: Option<u8>,
 }
 
 impl ConfigFilter {
@@ -313,39 +280,6 @@ impl ConfigFilter {
         }
     }
 
-    /// Returns the state of MSI; all zeroes without the capability.
-    pub fn msi(&self) -> MsiState {
-        let Some(layout) = self.msi else { return MsiState::default() };
-        let control = self.shadow_word(layout.offset + 2);
-        let vectors = if control & 1 == 0 { 0 } else { 1 << ((control >> 4) & 7).min(5) };
-        let low = u64::from(self.shadow_dword(layout.offset + 4));
-        let high = match layout.data - layout.offset {
-            12 => u64::from(self.shadow_dword(layout.offset + 8)),
-            _ => 0,
-        };
-        MsiState {
-            vectors,
-            address: high << 32 | low,
-            data: u32::from(self.shadow_word(layout.data)),
-            masked: layout.mask.map_or(0, |at| self.shadow_dword(at)),
-        }
-    }
-
-    /// Returns where the MSI-X table is, if there is one.
-    pub fn msix_layout(&self) -> Option<MsixLayout> {
-        self.msix
-    }
-
-    /// Returns the state of MSI-X.
-    pub fn msix(&self) -> MsixState {
-        let Some(layout) = self.msix else { return MsixState::Disabled };
-        match self.bytes[layout.offset + 3].shadow & 0xc0 {
-            0x80 => MsixState::Enabled,
-            0xc0 => MsixState::Masked,
-            _ => MsixState::Disabled,
-        }
-    }
-
     /// Returns what the guest may change to what it is after power-on.
     pub fn reset(&mut self) {
         for byte in &mut self.bytes {
@@ -396,7 +330,9 @@ impl ConfigFilter {
                 if !fits || (wide && index == 5) {
                     return Err(ConfigError::BarSize { index, size, register });
                 }
-                self.bar_register(BarRegister { index, kind, size }, register);
+                // A BAR smaller than a page has a page for itself, so that it can be mapped.
+                let shown = if kind == BarKind::Io { size } else { size.max(PAGE) };
+                self.bar_register(BarRegister { index, kind, size: shown }, register);
             }
             index += if wide { 2 } else { 1 };
         }
@@ -448,6 +384,14 @@ impl ConfigFilter {
             pointer = at + 1;
             self.capability(*capability, facts)?;
         }
+        if let Some(clique) = facts.clique {
+            let at = clique::place(facts.snapshot, clique)?;
+            for (at, value) in (usize::from(at)..).zip(clique::capability(clique)) {
+                self.show(at, value);
+            }
+            self.show(pointer, at);
+            pointer = usize::from(at) + 1;
+        }
         self.show(pointer, 0);
         Ok(())
     }
@@ -482,55 +426,6 @@ impl ConfigFilter {
             }
             _ => {}
         }
-        Ok(())
-    }
-
-    fn msi_capability(&mut self, at: usize, snapshot: &[u8]) {
-        let control = word(snapshot, at + 2);
-        let wide = control & 1 << 7 != 0;
-        let maskable = control & 1 << 8 != 0;
-        let data = at + if wide { 12 } else { 8 };
-        let mask = maskable.then_some(data + 4);
-        let end = data + if maskable { 12 } else { 2 };
-        if end > CONVENTIONAL {
-            // A list that ends in the middle of its registers: MSI stays unusable.
-            return self.blank(at + 2, CONVENTIONAL - at - 2);
-        }
-        self.blank(at + 2, end - at - 2);
-        let [low, high] = (control & 0x018e).to_le_bytes();
-        self.bytes[at + 2].shadow = low;
-        self.bytes[at + 3].shadow = high;
-        self.bytes[at + 2].writable = 0x71;
-        for (index, byte) in self.bytes[at + 4..data + 2].iter_mut().enumerate() {
-            byte.writable = if index == 0 { 0xfc } else { 0xff };
-        }
-        if let Some(mask) = mask {
-            self.bytes[mask..mask + 4].iter_mut().for_each(|byte| byte.writable = 0xff);
-        }
-        self.msi = Some(MsiLayout { offset: at, data, mask });
-    }
-
-    fn msix_capability(&mut self, at: usize, facts: &Facts<'_>) -> Result<(), ConfigError> {
-        let vectors = (word(facts.snapshot, at + 2) & 0x7ff) + 1;
-        let table = dword(facts.snapshot, at + 4);
-        let [bar, ..] = (table & 7).to_le_bytes();
-        let offset = u64::from(table & !7);
-        let fits = self.bars.iter().any(|register| {
-            register.index == bar
-                && register.kind != BarKind::Io
-                && offset + 16 * u64::from(vectors) <= register.size
-        });
-        if !fits || at + 12 > CONVENTIONAL {
-            return Err(ConfigError::MsixTable { bar, offset, vectors });
-        }
-        for at in at + 2..at + 12 {
-            self.show(at, facts.snapshot[at]);
-        }
-        self.edit(at + 3, |byte| {
-            byte.shadow &= 0x07;
-            byte.writable = 0xc0;
-        });
-        self.msix = Some(MsixLayout { offset: at, bar, table: offset, vectors });
         Ok(())
     }
 

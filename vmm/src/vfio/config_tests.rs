@@ -3,7 +3,10 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::vfio::fake::{FakeDevice, lock};
+use crate::vfio::{
+    device::{Area, RegionInfo},
+    fake::{FakeDevice, lock},
+};
 
 /// Returns the device's own bytes and the filter over them.
 fn filter(device: &FakeDevice) -> (Vec<u8>, ConfigFilter) {
@@ -16,7 +19,8 @@ fn filter_with(
 ) -> Result<(Vec<u8>, ConfigFilter), ConfigError> {
     let snapshot = lock(&device.config).clone();
     let bar_sizes = [0, 1, 2, 3, 4, 5].map(|bar: usize| device.bars[bar].size);
-    let facts = Facts { snapshot: &snapshot, bar_sizes, vectors: device.vectors, quirks };
+    let facts =
+        Facts { snapshot: &snapshot, bar_sizes, vectors: device.vectors, quirks, clique: None };
     let filter = ConfigFilter::new(&facts)?;
     Ok((snapshot, filter))
 }
@@ -259,7 +263,7 @@ proptest! {
         writes in proptest::collection::vec((0u16..4096, any::<[u8; 4]>()), 0..32),
     ) {
         let bar_sizes = sizes.map(|size| size.map_or(0, |shift| 1u64 << shift));
-        let facts = Facts { snapshot: &config, bar_sizes, vectors, quirks: &[] };
+        let facts = Facts { snapshot: &config, bar_sizes, vectors, quirks: &[], clique: None };
         if let Ok(mut filter) = ConfigFilter::new(&facts) {
             for (offset, data) in writes {
                 filter.write(offset, &data, |at, run| assert!(run.len() <= 4 && at >= offset));
@@ -271,4 +275,69 @@ proptest! {
             prop_assert!(!capabilities::walk_extended(&all).iter().any(hidden));
         }
     }
+}
+
+/// A device whose table of four vectors begins in the middle of the first page.
+fn crowded() -> FakeDevice {
+    let device = FakeDevice::nvme();
+    lock(&device.config)[0x42..0x48].copy_from_slice(&[0x03, 0x00, 0x40, 0x01, 0x00, 0x00]);
+    device
+}
+
+#[test]
+fn a_table_among_registers_gets_a_bar_of_its_own() {
+    let mut state = filter(&crowded());
+    let layout = state.1.msix_layout().unwrap();
+    assert_eq!((layout.bar, layout.table, layout.vectors, layout.device_end), (2, 0, 4, 0));
+    assert_eq!(u32::from_le_bytes(read(&state, 0x44)), 2);
+    write(&mut state, 0x18, &[0xff; 4]);
+    assert_eq!(u32::from_le_bytes(read(&state, 0x18)), 0xffff_f000);
+    let own: Vec<(u8, u64)> = state.1.bars().iter().map(|bar| (bar.index, bar.size)).collect();
+    assert_eq!(own, [(0, 0x4000), (2, 0x1000)]);
+}
+
+#[test]
+fn a_table_goes_behind_its_bar_when_no_register_is_left() {
+    let mut device = crowded();
+    for bar in 2..6 {
+        device.bars[bar] = RegionInfo { size: 0x1000, mappable: Vec::new() };
+    }
+    let state = filter(&device);
+    let layout = state.1.msix_layout().unwrap();
+    assert_eq!((layout.bar, layout.table, layout.device_end), (0, 0x4000, 0x4000));
+    assert_eq!(u32::from_le_bytes(read(&state, 0x44)), 0x4000);
+    let whole = state.1.bars().into_iter().find(|bar| bar.index == 0).unwrap();
+    assert_eq!((whole.size, whole.kind), (0x8000, BarKind::Memory64));
+}
+
+#[test]
+fn a_row_moves_a_table_that_has_its_page() {
+    static ROW: Quirk = Quirk { vendor: 0, device: 0, effect: Effect::MoveTable, evidence: "none" };
+    let state = filter_with(&FakeDevice::nvme(), &[&ROW]).unwrap();
+    assert_eq!(state.1.msix_layout().unwrap().bar, 2);
+}
+
+#[test]
+fn a_small_bar_has_a_page_for_itself() {
+    let mut device = FakeDevice::conventional();
+    device.bars[0] = RegionInfo { size: 0x100, mappable: vec![Area { offset: 0, size: 0x100 }] };
+    let state = filter(&device);
+    let sizes: Vec<u64> = state.1.bars().iter().map(|bar| bar.size).collect();
+    assert_eq!(sizes, [0x1000, 0x20]);
+}
+
+#[test]
+fn a_clique_is_the_last_capability_of_a_gpu() {
+    let device = FakeDevice::nvme();
+    lock(&device.config)[..4].copy_from_slice(&[0xde, 0x10, 0x30, 0x23]);
+    lock(&device.config)[9..12].copy_from_slice(&[0x00, 0x02, 0x03]);
+    let snapshot = lock(&device.config).clone();
+    let bar_sizes = [0x4000, 0, 0, 0, 0, 0];
+    let facts =
+        Facts { snapshot: &snapshot, bar_sizes, vectors: [1, 0, 65], quirks: &[], clique: Some(5) };
+    let state = (snapshot.clone(), ConfigFilter::new(&facts).unwrap());
+    assert_eq!(chain(&state), [0x11, 0x10, 0x01, 0x09]);
+    assert_eq!(read(&state, 0xc8), [0x09, 0, 8, b'P', b'2', b'P', 5 << 3, 0]);
+    let other = Facts { snapshot: &lock(&FakeDevice::nvme().config).clone(), ..facts };
+    assert!(matches!(ConfigFilter::new(&other), Err(ConfigError::Clique { clique: 5, .. })));
 }

@@ -4,7 +4,13 @@
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 #![allow(missing_docs, unreachable_pub, reason = "not part of any crate's interface")]
 
-use std::{os::fd::OwnedFd, sync::Arc};
+use std::{
+    os::fd::OwnedFd,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use vm_memory::{Bytes, GuestAddress};
 use vmm::{
@@ -214,18 +220,67 @@ const MAX_ROUNDS: u32 = 16;
 
 /// Rubbish in a block queue: the thread's work ends, and the disk keeps its size.
 pub fn block(data: &[u8]) {
+    let (memory, file) = (ram(), disk(64 * 512));
+    let Served { mut queue, mut live, .. } = block_queue(data, &memory, &file);
+    let busy = (0..MAX_ROUNDS).all(|_| queue.turn(&mut live) == Progress::More);
+    assert!(!busy, "a ring that does not move keeps the thread busy");
+    queue.drain();
+    assert_eq!(rustix::fs::fstat(&file).unwrap().st_size, 64 * 512);
+}
+
+/// The first half of the bytes is rubbish in a block queue, the second is what another thread writes
+/// over it while the queue is served: indexes, descriptors and buffers that change between two
+/// looks at them. Nothing is ever read or written outside guest memory and the disk.
+pub fn block_race(data: &[u8]) {
+    let (built, moves) = data.split_at(data.len() / 2);
+    let (memory, file) = (ram(), disk(64 * 512));
+    let Served { mut queue, mut live, kick } = block_queue(built, &memory, &file);
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // Once at least, then until the queue has had enough.
+            loop {
+                moves.chunks_exact(4).for_each(|change| {
+                    let [low, high, first, second] = [0, 1, 2, 3].map(|at| change[at]);
+                    // Descriptors, the ring of offers, the used ring, and the first buffers.
+                    let at = 0x1000 + u64::from(u16::from_le_bytes([low, high]) % 0x4000);
+                    memory.write_obj([first, second], GuestAddress(at & !1)).unwrap();
+                });
+                if over.load(Ordering::Relaxed) || moves.len() < 4 {
+                    break;
+                }
+            }
+        });
+        for _ in 0..RACE_ROUNDS {
+            kick.write(1).unwrap();
+            queue.turn(&mut live);
+        }
+        over.store(true, Ordering::Relaxed);
+    });
+    queue.drain();
+    assert_eq!(rustix::fs::fstat(&file).unwrap().st_size, 64 * 512);
+}
+
+/// How often a queue is served while its ring changes.
+const RACE_ROUNDS: u32 = 64;
+
+/// A block queue and its driver's doorbell.
+struct Served {
+    queue: BlockQueue,
+    live: Live,
+    kick: Arc<EventFd>,
+}
+
+fn block_queue(data: &[u8], memory: &GuestRam, file: &OwnedFd) -> Served {
     let mut script = Script(data);
-    let memory = ram();
-    let file = disk(64 * 512);
     let choice = if script.byte() % 2 == 0 { EngineChoice::Plain } else { EngineChoice::Best };
-    let ring = build_ring(&mut script, &memory);
+    let ring = build_ring(&mut script, memory);
     let (signal, interrupts) = signal();
-    let engine =
-        Engine::new(choice, std::os::fd::AsFd::as_fd(&file), memory.clone(), MAX_RING_SIZE);
-    let mut queue = BlockQueue::new(engine.unwrap(), MAX_RING_SIZE, *b"serial number 123456");
+    let engine = Engine::new(choice, std::os::fd::AsFd::as_fd(file), memory.clone(), MAX_RING_SIZE);
+    let queue = BlockQueue::new(engine.unwrap(), MAX_RING_SIZE, *b"serial number 123456");
     let kick = Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap());
-    let mut live = Live::from(Job {
-        queue: ReadyQueue { index: 0, ring, kick, signal },
+    let live = Live::from(Job {
+        queue: ReadyQueue { index: 0, ring, kick: Arc::clone(&kick), signal },
         rules: Rules {
             sectors: 64,
             access: Access::ReadWrite,
@@ -240,10 +295,7 @@ pub fn block(data: &[u8]) {
         activity: Arc::default(),
         throttle: None,
     });
-    let busy = (0..MAX_ROUNDS).all(|_| queue.turn(&mut live) == Progress::More);
-    assert!(!busy, "a ring that does not move keeps the thread busy");
-    queue.drain();
-    assert_eq!(rustix::fs::fstat(&file).unwrap().st_size, 64 * 512);
+    Served { queue, live, kick }
 }
 
 /// Rubbish in an entropy queue.

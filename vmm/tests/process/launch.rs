@@ -18,7 +18,7 @@ use std::{
 use types::{
     ids::MachineId,
     units::Mebibytes,
-    vm::{Boot, CoreScheduling, HyperV, MemoryBacking, SPEC_FD, SPEC_VERSION, VmSpec},
+    vm::{Boot, CoreScheduling, HyperV, MemoryBacking, SPEC_FD, SPEC_VERSION, VmSpec, exit},
 };
 
 /// User of the machines in these tests.
@@ -69,9 +69,13 @@ pub(crate) fn start(vcpus: u32, change: impl FnOnce(&mut VmSpec)) -> Option<Mach
     let mut spec = spec(vcpus);
     change(&mut spec);
     let process = spawn(&spec, files);
-    let machine = Machine { process, folder };
+    let mut machine = Machine { process, folder };
     let deadline = Instant::now() + PATIENCE;
     while Instant::now() < deadline {
+        if let Some(status) = machine.process.try_wait().unwrap() {
+            assert_ne!(status.code(), Some(exit::REFUSED), "the specification was refused");
+            break;
+        }
         if machine.is_there() && !machine.get("/v1/console?wait_ms=100").body.is_empty() {
             return Some(machine);
         }
@@ -138,6 +142,17 @@ impl Machine {
 
     pub(crate) fn get(&self, target: &str) -> Answer {
         self.ask("GET", target, b"")
+    }
+
+    /// Returns the console's output once it has `length` bytes.
+    pub(crate) fn output(&self, length: usize) -> Vec<u8> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let output = self.get("/v1/console").body;
+            if output.len() >= length || Instant::now() > deadline {
+                return output;
+            }
+        }
     }
 
     pub(crate) fn post(&self, target: &str, body: &[u8]) -> Answer {

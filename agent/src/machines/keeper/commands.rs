@@ -6,7 +6,12 @@ use lease::{
     metering::Meter,
     threshold::VerifiedLease,
 };
-use types::{ids::MachineId, units::UnixSeconds};
+use types::{
+    ids::MachineId,
+    node::{Bdf, DeviceState, PciDevice},
+    units::{Mebibytes, UnixSeconds},
+    vm::MemoryBacking,
+};
 
 use super::{Command, Entry, Keeper, Order, Switch, View};
 use crate::{
@@ -16,7 +21,7 @@ use crate::{
         rules::{self, DeviceError},
     },
     machines::{
-        disk,
+        disk, execute, memory,
         plan::{Failed, Power, Process, Record, Released, Seen},
         store::StoreError,
         vmm,
@@ -66,7 +71,25 @@ impl Keeper {
                 drop(answer.send(self.switch(machine, switch).await));
             }
             Command::Delete(machine, answer) => drop(answer.send(self.delete(machine))),
+            Command::Recover(device, answer) => drop(answer.send(self.recover(device))),
         }
+    }
+
+    fn recover(&mut self, address: Bdf) -> Result<(), RefusedError> {
+        let device = self.devices.get(address).ok_or(DeviceError::Absent { device: address })?;
+        if !matches!(device.state, DeviceState::Quarantined { .. }) {
+            let state = rules::describe(&device.state);
+            return Err(DeviceError::NotQuarantined { device: address, state }.into());
+        }
+        let vendor = device.vendor;
+        let unused = |device: &&PciDevice| {
+            matches!(device.state, DeviceState::Free | DeviceState::Quarantined { .. })
+        };
+        let set = self.devices.list().iter().filter(unused).map(|device| device.address).collect();
+        self.devices.set(address, DeviceState::Resetting);
+        let (tools, progress) = (self.config.tools.clone(), self.progress.clone());
+        tokio::spawn(execute::recover(tools, (address, vendor), set, progress));
+        Ok(())
     }
 
     fn create(&mut self, order: Order) -> Result<View, RefusedError> {
@@ -85,6 +108,7 @@ impl Keeper {
         }
         check_time(now, &order.lease)?;
         self.check_room(&order.lease)?;
+        let memory = self.choose_memory(order.lease.shape.memory_mib);
         let mut record = Record {
             lease: order.lease,
             deleted: None,
@@ -98,6 +122,7 @@ impl Keeper {
             failed: Failed::No,
             events: Vec::new(),
             released: Released::No,
+            memory,
         };
         record.note(now, "accepted");
         self.config.store.put_machine(&record)?;
@@ -180,7 +205,7 @@ impl Keeper {
         let free = self.free();
         let checks = [
             ("virtual CPUs", u64::from(shape.vcpus), u64::from(free.vcpus)),
-            ("MiB of memory", shape.memory_mib.0, free.memory_mib),
+            ("MiB of memory", shape.memory_mib.0, self.room_mib(shape.memory_mib)),
             ("MiB of disk", shape.disk_mib.0, self.free_disk_mib()),
         ];
         for (what, wanted, free) in checks {
@@ -193,16 +218,51 @@ impl Keeper {
 
     pub(super) fn free(&self) -> Capacity {
         let held = self.machines.values().filter(|entry| entry.record.released == Released::No);
-        let shapes: Vec<_> = held.map(|entry| &entry.record.lease.shape).collect();
-        let vcpus: u32 = shapes.iter().map(|shape| shape.vcpus).sum();
-        let memory: u64 = shapes.iter().map(|shape| shape.memory_mib.0).sum();
+        let vcpus: u32 = held.map(|entry| entry.record.lease.shape.vcpus).sum();
         let all = self.config.capacity;
-        let reserve = self.config.spec.machines.reserve_mib.0;
         let offered = self.config.spec.machines.vcpus.unwrap_or(all.vcpus);
-        Capacity {
-            vcpus: offered.saturating_sub(vcpus),
-            memory_mib: all.memory_mib.saturating_sub(reserve).saturating_sub(memory),
+        // A machine's memory is of one kind.
+        let memory_mib = self.free_huge_mib().max(self.free_ordinary_mib());
+        Capacity { vcpus: offered.saturating_sub(vcpus), memory_mib }
+    }
+
+    /// Returns how much memory a machine that wants `wanted` could have.
+    fn room_mib(&self, wanted: Mebibytes) -> u64 {
+        match self.choose_memory(wanted) {
+            MemoryBacking::Memfd => self.free_ordinary_mib(),
+            MemoryBacking::Hugetlb1G | MemoryBacking::Hugetlb2M => self.free_huge_mib(),
         }
+    }
+
+    /// Returns what a new machine's memory is made of: huge pages as long as it fits in them.
+    fn choose_memory(&self, wanted: Mebibytes) -> MemoryBacking {
+        let page = self.config.spec.machines.huge_page;
+        if memory::fits(wanted, page, self.free_huge_mib()) {
+            memory::backing(page)
+        } else {
+            MemoryBacking::Memfd
+        }
+    }
+
+    fn free_huge_mib(&self) -> u64 {
+        let huge = |backing| backing != MemoryBacking::Memfd;
+        self.config.huge_mib.saturating_sub(self.promised_mib(huge))
+    }
+
+    fn free_ordinary_mib(&self) -> u64 {
+        let ordinary = |backing| backing == MemoryBacking::Memfd;
+        let reserve = self.config.spec.machines.reserve_mib.0;
+        let kept = reserve.saturating_add(self.config.huge_mib);
+        let promised = self.promised_mib(ordinary);
+        self.config.capacity.memory_mib.saturating_sub(kept).saturating_sub(promised)
+    }
+
+    /// Returns the memory of machines whose backing is `counted`.
+    fn promised_mib(&self, counted: impl Fn(MemoryBacking) -> bool) -> u64 {
+        let held = self.machines.values().map(|entry| &entry.record);
+        held.filter(|record| record.released == Released::No && counted(record.memory))
+            .map(|record| record.lease.shape.memory_mib.0)
+            .sum()
     }
 
     /// Returns the disk space that no machine was promised, in MiB.

@@ -15,7 +15,12 @@ use tokio::{
     sync::{mpsc, oneshot, watch},
     task::AbortHandle,
 };
-use types::{config::NodeSpec, ids::MachineId, node::PciDevice, units::UnixSeconds};
+use types::{
+    config::NodeSpec,
+    ids::MachineId,
+    node::{Bdf, PciDevice},
+    units::UnixSeconds,
+};
 
 use super::{
     devices::Devices,
@@ -48,6 +53,8 @@ pub enum Command {
     Power(MachineId, Switch, oneshot::Sender<Result<View, RefusedError>>),
     /// End it and destroy its disk.
     Delete(MachineId, oneshot::Sender<Result<View, RefusedError>>),
+    /// Reset a quarantined device once more, and offer it again if it answers.
+    Recover(Bdf, oneshot::Sender<Result<(), RefusedError>>),
 }
 
 /// A machine to make.
@@ -144,10 +151,10 @@ impl Machines {
     }
 
     /// Asks the keeper and waits for its answer.
-    pub async fn ask(
+    pub async fn ask<T>(
         &self,
-        command: impl FnOnce(oneshot::Sender<Result<View, RefusedError>>) -> Command,
-    ) -> Result<View, RefusedError> {
+        command: impl FnOnce(oneshot::Sender<Result<T, RefusedError>>) -> Command,
+    ) -> Result<T, RefusedError> {
         let (sender, answer) = oneshot::channel();
         self.commands.send(command(sender)).await.map_err(|_| RefusedError::Draining)?;
         answer.await.map_err(|_| RefusedError::Draining)?
@@ -173,6 +180,8 @@ pub struct KeeperConfig {
     pub devices: Vec<PciDevice>,
     /// The server's size.
     pub capacity: Capacity,
+    /// Memory of it that is set aside as huge pages, in MiB.
+    pub huge_mib: u64,
     /// What init tells.
     pub notices: mpsc::Receiver<Notice>,
     /// What init runs.

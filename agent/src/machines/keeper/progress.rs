@@ -1,23 +1,21 @@
 //! What init and running actions tell the keeper.
 
-use std::time::Duration;
-
 use tokio::task::AbortHandle;
 use types::{
     ids::MachineId,
     node::{Bdf, DeviceState},
 };
 
-use super::{Keeper, actions::press, lost};
+use super::{Keeper, actions::press, lost, trouble};
 use crate::{
-    assign::AssignError,
+    assign::{AssignError, Recovered},
     events::Event,
     init::boot::chain,
     machines::{
         execute::{Progress, StartError},
         init::Notice,
         plan::{Failed, MAX_ATTEMPTS, Power, Process, Released, Work},
-        sandbox,
+        quarantine, sandbox,
     },
 };
 
@@ -80,6 +78,7 @@ impl Keeper {
             }
             Progress::Failed(machine, error) => self.handle_failed(machine, &error),
             Progress::Released(machine, results) => self.handle_released(machine, results),
+            Progress::Recovered(results) => self.settle(results),
         }
     }
 
@@ -108,22 +107,9 @@ impl Keeper {
     fn handle_released(
         &mut self,
         machine: MachineId,
-        results: Vec<(Bdf, Result<Duration, AssignError>)>,
+        results: Vec<(Bdf, Result<Recovered, AssignError>)>,
     ) {
-        for (address, result) in results {
-            let state = match result {
-                Ok(took) => {
-                    eprintln!("{}", Event::DeviceReset { address, ms: took.as_millis() });
-                    DeviceState::Free
-                }
-                Err(error) => {
-                    let reason = chain(&error);
-                    eprintln!("{}", Event::DeviceQuarantined { address, reason: reason.clone() });
-                    DeviceState::Quarantined { reason }
-                }
-            };
-            self.devices.set(address, state);
-        }
+        self.settle(results);
         let now = self.config.clock.now();
         let Some(entry) = self.machines.get_mut(&machine) else { return };
         entry.seen.busy = None;
@@ -132,5 +118,30 @@ impl Keeper {
         let late_s = now.since(entry.record.end());
         eprintln!("{}", Event::MachineEnded { machine, late_s });
         self.keep(machine);
+    }
+
+    /// Offers what answers again, and quarantines what does not.
+    fn settle(&mut self, results: Vec<(Bdf, Result<Recovered, AssignError>)>) {
+        let root = &self.config.tools.root;
+        for (address, result) in results {
+            let (state, noted) = match result {
+                Ok(Recovered { rung, took }) => {
+                    let ms = took.as_millis();
+                    eprintln!("{}", Event::DeviceReset { address, rung, ms });
+                    (DeviceState::Free, quarantine::forget(root, address))
+                }
+                Err(error) => {
+                    let reason = chain(&error);
+                    eprintln!("{}", Event::DeviceQuarantined { address, reason: reason.clone() });
+                    let since = self.config.clock.now();
+                    let noted = quarantine::remember(root, address, since, &reason);
+                    (DeviceState::Quarantined { reason, since: Some(since) }, noted)
+                }
+            };
+            if let Err(error) = noted {
+                trouble("quarantine", &error);
+            }
+            self.devices.set(address, state);
+        }
     }
 }

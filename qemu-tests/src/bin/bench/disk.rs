@@ -4,12 +4,13 @@
 use std::{
     fs,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use anyhow::{Context, Result};
 use qemu_tests::harness::guest;
 
-use super::{Bench, Boot, LIMIT, Row, median};
+use super::{Bench, Boot, Row, median};
 
 /// The disk on the host.
 const DISK: &str = "/run/bench-disk";
@@ -18,6 +19,8 @@ const DISK_BYTES: u64 = 256 << 20;
 /// What the guest says before each result, and at its end.
 const RESULT: &str = "bench: result ";
 const END: &str = "bench: end of fio";
+/// How long a guest may take to start and run all jobs.
+const FIO_LIMIT: Duration = Duration::from_secs(550);
 /// Seconds of each job.
 const SECONDS: u32 = 3;
 
@@ -94,9 +97,9 @@ impl Bench {
         let (mut ours, mut peers) = (Vec::new(), Vec::new());
         for _ in 0..runs {
             let plan = self.own_plan(boot, 0)?;
-            ours.push(self.bed.measure(&plan, &[END], LIMIT)?.output);
+            ours.push(self.bed.measure(&plan, &[END], FIO_LIMIT)?.output);
             if let Some(subject) = self.peer.as_ref().and_then(|peer| peer.subject(boot)) {
-                peers.push(self.bed.measure_subject(subject, &[END], LIMIT)?.output);
+                peers.push(self.bed.measure_subject(subject, &[END], FIO_LIMIT)?.output);
             }
         }
         let row = |job: &Job| {

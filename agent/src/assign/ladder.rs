@@ -1,0 +1,161 @@
+//! Resets a device that came back from a machine, rung by rung.
+//!
+//! | rung     | how                                                   | when                        |
+//! |----------|-------------------------------------------------------|-----------------------------|
+//! | function | `reset`: function-level reset, or what the kernel has | always first                |
+//! |          | in its place                                          |                             |
+//! | bus      | `reset_subordinate` of the bridge above: everything   | the first failed or left it |
+//! |          | below it is reset                                     | silent, and everything      |
+//! |          |                                                       | below belongs to the set    |
+//!
+//! After each rung the device has to answer. One that does not is quarantined by the caller, with the
+//! reason that this gives.
+//! Source: Linux Documentation/ABI/testing/sysfs-bus-pci, `reset` and `reset_subordinate`.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use types::node::Bdf;
+
+use super::{AssignError, check_answers, device_path};
+
+/// What brought a device back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rung {
+    /// The function's own reset.
+    Function,
+    /// That of everything below the bridge.
+    Bus,
+}
+
+/// A device that answers again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Recovered {
+    /// How.
+    pub rung: Rung,
+    /// How long it took.
+    pub took: Duration,
+}
+
+/// Resets a device and checks that it answers. `set` are the devices, this one included, that may
+/// lose their state with it. Blocks for as long as the kernel takes.
+pub fn reset(root: &Path, device: Bdf, vendor: u16, set: &[Bdf]) -> Result<Recovered, AssignError> {
+    let begin = Instant::now();
+    let done = |rung| Ok(Recovered { rung, took: begin.elapsed() });
+    let path = device_path(root, device);
+    let own = path.join("reset");
+    // A function that knows no reset of its own has no such file; VFIO then reset what it could
+    // when the VMM closed it.
+    let function = if own.exists() { write(&own) } else { Ok(()) };
+    let failed = match function {
+        Ok(()) => match check_answers(root, device, vendor) {
+            Ok(()) => return done(Rung::Function),
+            Err(gone) => gone,
+        },
+        Err(source) => AssignError::Reset { device, source },
+    };
+    let Some(bridge) = bridge_of(&path, set) else { return Err(failed) };
+    write(&bridge.join("reset_subordinate"))
+        .map_err(|source| AssignError::Reset { device, source })?;
+    check_answers(root, device, vendor)?;
+    done(Rung::Bus)
+}
+
+/// Returns the bridge above a device, if it can be told to reset what is below, and if nothing is
+/// there but devices of `set`.
+fn bridge_of(path: &Path, set: &[Bdf]) -> Option<PathBuf> {
+    let bridge = fs::canonicalize(path).ok()?.parent()?.to_owned();
+    let below = functions_below(&bridge).ok()?;
+    let ours = below.iter().all(|function| set.contains(function));
+    (ours && bridge.join("reset_subordinate").exists()).then_some(bridge)
+}
+
+/// Returns all functions below a bridge, at any depth.
+fn functions_below(bridge: &Path) -> io::Result<Vec<Bdf>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(bridge)? {
+        let entry = entry?;
+        let name = entry.file_name().to_string_lossy().parse::<Bdf>();
+        if let (Ok(address), true) = (name, entry.file_type()?.is_dir()) {
+            found.push(address);
+            found.extend(functions_below(&entry.path())?);
+        }
+    }
+    Ok(found)
+}
+
+fn write(file: &Path) -> io::Result<()> {
+    fs::write(file, "1")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    const DEVICE: Bdf = Bdf { segment: 0, bus: 1, device: 0, function: 0 };
+    const OTHER: Bdf = Bdf { segment: 0, bus: 1, device: 0, function: 1 };
+
+    /// A device below a bridge whose vendor id reads as told; `reset` cannot be written.
+    fn sysfs(vendor: [u8; 2]) -> tempfile::TempDir {
+        let root = tempfile::tempdir().expect("a directory");
+        let bridge = root.path().join("sys/devices/pci0000:00/0000:00:02.0");
+        let path = bridge.join(DEVICE.to_string());
+        fs::create_dir_all(&path).expect("made");
+        fs::write(bridge.join("reset_subordinate"), "").expect("written");
+        fs::write(path.join("config"), vendor).expect("written");
+        fs::write(path.join("reset"), "").expect("written");
+        let list = root.path().join("sys/bus/pci/devices");
+        fs::create_dir_all(&list).expect("made");
+        symlink(&path, list.join(DEVICE.to_string())).expect("linked");
+        root
+    }
+
+    fn asked(root: &Path) -> String {
+        let bridge = root.join("sys/devices/pci0000:00/0000:00:02.0");
+        fs::read_to_string(bridge.join("reset_subordinate")).expect("read")
+    }
+
+    #[test]
+    fn a_device_that_answers_was_reset() {
+        let root = sysfs([0xde, 0x10]);
+        let recovered = reset(root.path(), DEVICE, 0x10de, &[DEVICE]).expect("reset");
+        assert_eq!(recovered.rung, Rung::Function);
+        let written = fs::read_to_string(device_path(root.path(), DEVICE).join("reset"));
+        assert_eq!(written.expect("read"), "1");
+        assert_eq!(asked(root.path()), "");
+    }
+
+    #[test]
+    fn a_silent_device_is_reset_with_its_bus_and_named_when_it_stays_silent() {
+        let root = sysfs([0xff, 0xff]);
+        let gone = reset(root.path(), DEVICE, 0x10de, &[DEVICE]).expect_err("gone");
+        assert!(matches!(gone, AssignError::Gone { seen: 0xffff, .. }), "{gone}");
+        assert_eq!(asked(root.path()), "1");
+    }
+
+    #[test]
+    fn a_reset_that_fails_goes_on_with_the_bus() {
+        let root = sysfs([0xde, 0x10]);
+        let own = device_path(root.path(), DEVICE).join("reset");
+        fs::remove_file(&own).expect("removed");
+        fs::create_dir(&own).expect("made: cannot be written");
+        let recovered = reset(root.path(), DEVICE, 0x10de, &[DEVICE]).expect("reset");
+        assert_eq!(recovered.rung, Rung::Bus);
+    }
+
+    #[test]
+    fn somebody_elses_function_below_the_bridge_is_left_alone() {
+        let root = sysfs([0xff, 0xff]);
+        let bridge = root.path().join("sys/devices/pci0000:00/0000:00:02.0");
+        fs::create_dir(bridge.join(OTHER.to_string())).expect("made");
+        assert!(reset(root.path(), DEVICE, 0x10de, &[DEVICE]).is_err());
+        assert_eq!(asked(root.path()), "");
+        assert!(reset(root.path(), DEVICE, 0x10de, &[DEVICE, OTHER]).is_err());
+        assert_eq!(asked(root.path()), "1");
+    }
+}

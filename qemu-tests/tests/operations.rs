@@ -1,0 +1,89 @@
+//! What a running Linux guest shows of what is done to it from outside: pause, interrupt, panic
+//! report, and the interfaces of another hypervisor. On the bed.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
+
+use std::{path::Path, time::Duration};
+
+use qemu_tests::bed::{Bed, BedOptions, Plan, guest};
+use types::vm::{CoreScheduling, HyperV, exit};
+
+/// How long a guest may take to its first command.
+const GUEST_LIMIT: Duration = Duration::from_secs(240);
+/// How long a command may take.
+const SOON: Duration = Duration::from_secs(90);
+
+/// A host and a guest that takes commands, after `change` to its specification.
+fn running(folder: &Path, change: impl FnOnce(&mut Plan)) -> (Bed, u32) {
+    let made = guest::make(folder).unwrap();
+    let mut options = BedOptions::default();
+    options.files.push(("guest/kernel".to_owned(), made.kernel));
+    options.files.push(("guest/initrd".to_owned(), made.initrd));
+    let mut bed = Bed::start(folder, options).unwrap();
+    let mut plan =
+        Plan::linux(1, ("/guest/kernel", "/guest/initrd"), "console=ttyS0 quiet panic=-1");
+    change(&mut plan);
+    let machine = bed.launch(&plan).unwrap();
+    bed.wait_console(machine, guest::READY, GUEST_LIMIT).unwrap();
+    (bed, machine)
+}
+
+fn post(bed: &mut Bed, machine: u32, target: &str, body: &str) -> u16 {
+    bed.call(machine, ("POST", target), body).unwrap().status
+}
+
+fn get(bed: &mut Bed, machine: u32, target: &str) -> serde_json::Value {
+    bed.call(machine, ("GET", target), "").unwrap().json().unwrap()
+}
+
+#[test]
+fn a_guest_is_paused_and_says_that_it_failed() {
+    let folder = tempfile::tempdir().unwrap();
+    // The machine's cores are its own, as the node asks for.
+    let own = |plan: &mut Plan| plan.spec.core_scheduling = CoreScheduling::Own;
+    let (mut bed, machine) = running(folder.path(), own);
+    let count = "(while :; do echo tick; sleep 0.05; done) & sleep 1; echo started";
+    let said = bed.run(machine, count, SOON).unwrap();
+    assert!(said.contains("tick") && said.contains("started"), "{said}");
+
+    assert_eq!(post(&mut bed, machine, "/v1/pause", ""), 202);
+    let end = |bed: &mut Bed| get(bed, machine, "/v1/state")["console_end"].clone();
+    let before = end(&mut bed);
+    std::thread::sleep(Duration::from_secs(3));
+    assert_eq!(end(&mut bed), before, "a paused guest went on");
+    assert_eq!(get(&mut bed, machine, "/v1/state")["phase"], "paused");
+    assert_eq!(post(&mut bed, machine, "/v1/resume", ""), 202);
+    bed.run(machine, "kill %1 || kill $!; echo over", SOON).unwrap();
+    let complaints =
+        bed.run(machine, "dmesg | grep -ci 'soft lockup\\|stall' || true", SOON).unwrap();
+    assert_eq!(complaints, "0\n");
+
+    // The port that drivers of the panic device use, found as ACPI tells of it.
+    let device =
+        "cat /sys/bus/acpi/devices/QEMU0001:00/path; grep -c pvpanic /proc/ioports || true";
+    assert!(bed.run(machine, device, SOON).unwrap().contains("PEVT"));
+    let write = "printf '\\001' | dd of=/dev/port bs=1 seek=1285 2>&1";
+    bed.run(machine, write, SOON).unwrap();
+    assert_eq!(get(&mut bed, machine, "/v1/state")["phase"], "panicked");
+
+    bed.run(machine, "echo 1 > /proc/sys/kernel/unknown_nmi_panic", SOON).unwrap();
+    assert_eq!(post(&mut bed, machine, "/v1/power", r#"{"action":"nmi"}"#), 202);
+    let (status, log) = bed.wait_exit(machine, SOON).unwrap();
+    assert_eq!(status, exit::RESET, "{log}");
+}
+
+#[test]
+fn linux_finds_hyper_v_and_keeps_time_by_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut bed, machine) = running(folder.path(), |plan| plan.spec.hyperv = HyperV::On);
+    let said = bed.run(machine, "dmesg | grep -i 'hyper-\\?v\\|hypervisor'", SOON).unwrap();
+    assert!(said.contains("Hypervisor detected: Microsoft Hyper-V"), "{said}");
+    let clocks = "cd /sys/devices/system/clocksource/clocksource0; cat available_clocksource";
+    let clocks = bed.run(machine, clocks, SOON).unwrap();
+    assert!(clocks.contains("hyperv_clocksource"), "{clocks}; {said}");
+    let timers = bed.run(machine, "grep -i 'clock event device' /proc/timer_list", SOON).unwrap();
+    assert!(timers.to_lowercase().contains("hyper-v"), "{timers}; {said}");
+    let passed =
+        bed.run(machine, "a=$(date +%s); sleep 3; echo $(($(date +%s) - a))", SOON).unwrap();
+    assert!(["3\n", "4\n"].contains(&passed.as_str()), "{passed}");
+}
