@@ -18,7 +18,7 @@ use qemu_tests::{
 };
 
 /// How long firmware, boot loader and kernel may take together under two layers of emulation.
-const START_LIMIT: Duration = Duration::from_secs(600);
+const START_LIMIT: Duration = Duration::from_secs(240);
 /// How long a command may take.
 const SOON: Duration = Duration::from_secs(120);
 /// QEMU 7.2 ends itself when a nested guest writes CR8, as edk2 does at the end of each interrupt,
