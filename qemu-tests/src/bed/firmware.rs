@@ -59,7 +59,7 @@ pub fn grub_disk(folder: &Path) -> Result<PathBuf> {
     let (kernel, initrd) = system(folder)?;
     let grub = unpacked("bookworm", &["grub-efi-amd64-bin"])?;
     let program = read(&grub.join("usr/lib/grub/x86_64-efi/monolithic/grubx64.efi"))?;
-    let menu = "set timeout=0\nmenuentry Debian {\n  linux /vmlinuz console=ttyS0 earlyprintk=ttyS0 ignore_loglevel\n  \
+    let menu = "set timeout=0\nmenuentry Debian {\n  linux /vmlinuz console=ttyS0 quiet\n  \
                 initrd /initrd.img\n}\n";
     let disk = folder.join("grub.img");
     system_disk(
@@ -81,7 +81,7 @@ pub fn systemd_boot_disk(folder: &Path) -> Result<PathBuf> {
     let release = b"ID=debian\nNAME=Debian\nPRETTY_NAME=\"Debian\"\nVERSION_ID=12\n";
     let sections = [
         Section { name: ".osrel", data: release },
-        Section { name: ".cmdline", data: b"console=ttyS0 earlyprintk=ttyS0 ignore_loglevel" },
+        Section { name: ".cmdline", data: b"console=ttyS0 quiet" },
         Section { name: ".initrd", data: &initrd },
         Section { name: ".linux", data: &kernel },
     ];
