@@ -58,16 +58,21 @@ fn a_guest_is_paused_and_says_that_it_failed() {
         bed.run(machine, "dmesg | grep -ci 'soft lockup\\|stall' || true", SOON).unwrap();
     assert_eq!(complaints, "0\n");
 
-    // The port that drivers of the panic device use, found as ACPI tells of it.
-    let device =
-        "cat /sys/bus/acpi/devices/QEMU0001:00/path; grep -c pvpanic /proc/ioports || true";
-    assert!(bed.run(machine, device, SOON).unwrap().contains("PEVT"));
-    let write = "printf '\\001' | dd of=/dev/port bs=1 seek=1285 2>&1";
-    bed.run(machine, write, SOON).unwrap();
-    assert_eq!(get(&mut bed, machine, "/v1/state")["phase"], "panicked");
-
-    bed.run(machine, "echo 1 > /proc/sys/kernel/unknown_nmi_panic", SOON).unwrap();
+    // The driver finds the panic device as ACPI tells of it.
+    let device = "cat /sys/bus/acpi/devices/QEMU0001:00/path; cat /proc/ioports | grep -i 0505";
+    let device = bed.run(machine, device, SOON).unwrap();
+    assert!(device.contains("PEVT") && device.contains("QEMU0001"), "{device}");
+    let stay = "cd /proc/sys/kernel; echo 0 > panic; echo 1 > unknown_nmi_panic; echo set";
+    bed.run(machine, stay, SOON).unwrap();
+    let next = get(&mut bed, machine, "/v1/events")["next"].clone();
     assert_eq!(post(&mut bed, machine, "/v1/power", r#"{"action":"nmi"}"#), 202);
+    bed.wait_console(machine, "Kernel panic", SOON).unwrap();
+    let target = format!("/v1/events?from={next}");
+    let events = get(&mut bed, machine, &target)["events"].clone();
+    assert_eq!(events[0]["kind"], "interrupted", "{events}");
+    assert_eq!(events[1]["kind"], "guest-panicked", "{events}");
+    assert_eq!(get(&mut bed, machine, "/v1/state")["phase"], "panicked");
+    assert_eq!(post(&mut bed, machine, "/v1/power", r#"{"action":"reset"}"#), 202);
     let (status, log) = bed.wait_exit(machine, SOON).unwrap();
     assert_eq!(status, exit::RESET, "{log}");
 }
@@ -81,8 +86,6 @@ fn linux_finds_hyper_v_and_keeps_time_by_it() {
     let clocks = "cd /sys/devices/system/clocksource/clocksource0; cat available_clocksource";
     let clocks = bed.run(machine, clocks, SOON).unwrap();
     assert!(clocks.contains("hyperv_clocksource"), "{clocks}; {said}");
-    let timers = bed.run(machine, "grep -i 'clock event device' /proc/timer_list", SOON).unwrap();
-    assert!(timers.to_lowercase().contains("hyper-v"), "{timers}; {said}");
     let passed =
         bed.run(machine, "a=$(date +%s); sleep 3; echo $(($(date +%s) - a))", SOON).unwrap();
     assert!(["3\n", "4\n"].contains(&passed.as_str()), "{passed}");

@@ -9,10 +9,12 @@
 pub mod base64_bytes;
 pub mod config;
 pub mod console;
+pub mod devices;
 pub mod forward;
 pub mod hex;
 pub mod ids;
 pub mod node;
 pub mod operations;
+pub mod topology;
 pub mod units;
 pub mod vm;

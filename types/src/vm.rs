@@ -5,7 +5,12 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{ids::MachineId, node::Bdf, units::Mebibytes};
+use crate::{
+    ids::MachineId,
+    node::Bdf,
+    topology::{NumaNode, SparePort, Topology},
+    units::Mebibytes,
+};
 
 /// Descriptor on which `holdfast-vmm` finds its [`VmSpec`].
 pub const SPEC_FD: i32 = 3;
@@ -23,7 +28,7 @@ pub struct VmSpec {
     pub machine: MachineId,
     /// User and group id the process takes on, at least 1000, its own among all machines.
     pub uid: u32,
-    /// Virtual CPUs, 1..=255.
+    /// Virtual CPUs, 1..=254.
     pub vcpus: u32,
     /// Guest memory.
     pub memory_mib: Mebibytes,
@@ -43,6 +48,15 @@ pub struct VmSpec {
     pub vsock: Option<Vsock>,
     /// Devices passed through, if any.
     pub passthrough: Option<Passthrough>,
+    /// The tree of ports above the devices; a root port for each device when absent.
+    #[serde(default)]
+    pub topology: Option<Topology>,
+    /// Empty ports for devices that are plugged while the guest runs.
+    #[serde(default)]
+    pub spare_ports: Vec<SparePort>,
+    /// NUMA nodes; one for everything when empty.
+    #[serde(default)]
+    pub numa: Vec<NumaNode>,
     /// `/dev/kvm`, opened for reading and writing.
     pub kvm_fd: i32,
     /// Listening unix stream socket for the HTTP API.

@@ -25,7 +25,7 @@ use vmm::{
         config::{ConfigSpace, Identity},
         function::{Bar, BarKind, PciFunction},
         msix::MsixTable,
-        root_port::{Link, RootPort},
+        port::{Kind, Link, Port},
     },
     spec,
     sys::memory::Ram,
@@ -187,7 +187,8 @@ const VECTORS: u16 = 8;
 fn board() -> Bus {
     let mut bus = Bus::default();
     let at = |bus, device| Address { bus, device, function: 0 };
-    let port = RootPort::new(2, Link { speed: 4, width: 16 }).expect("a port");
+    let registers = Link { speed: 4, width: 16 }.registers();
+    let port = Port::new(Kind::Root, &registers, None).expect("a port");
     bus.add(at(0, 2), Arc::new(Mutex::new(port)));
     bus.add_behind(at(0, 2), at(1, 0), Arc::new(Mutex::new(device(BAR + 0x10_0000))));
     bus.add(at(0, 0x10), Arc::new(Mutex::new(device(BAR))));

@@ -74,8 +74,8 @@ fn items() -> Items {
     let mut items = Items::new(2, [1; 16]);
     let platform = Platform {
         vcpus: 2,
-        mmio64: 1 << 38,
-        mmio64_size: 1 << 38,
+        roots: Vec::new(),
+        nodes: Vec::new(),
         ecam: layout::ECAM,
         firmware: None,
     };

@@ -14,7 +14,7 @@
 use vmm::{
     holes::{self, Holes, Peers},
     pci::{
-        allocate::{self, Request},
+        allocate::{self, Above, Bridge, Demand, Request},
         function::{Bar, BarKind},
     },
     vfio::dma::IovaRange,
@@ -59,6 +59,7 @@ fn place(bytes: &[u8], (start, bits): (u64, u8), holes: &Holes, peers: Peers) {
     let kinds = [BarKind::Memory64Prefetchable, BarKind::Memory32, BarKind::Memory64, BarKind::Io];
     let request = |(number, bytes): (usize, &[u8])| Request {
         function: usize::from(bytes[0] & 0x1f),
+        above: Above::Bridge(usize::from(bytes[0] & 0x1f)),
         bar: Bar {
             index: u8::try_from(number % 6).unwrap_or(0),
             kind: kinds[usize::from(bytes[0] >> 5) % 4],
@@ -68,8 +69,12 @@ fn place(bytes: &[u8], (start, bits): (u64, u8), holes: &Holes, peers: Peers) {
         },
     };
     let requests: Vec<Request> = bytes.chunks_exact(2).take(64).enumerate().map(request).collect();
-    let plan =
-        holes::place_around(start, holes, peers, |from| allocate::place(&requests, from, bits));
+    // A root port for each function.
+    let bridges = [Bridge { above: Above::Root(0), memory: 0, prefetchable: 0 }; 32];
+    let plan = holes::place_around(start, holes, peers, |ram_end| {
+        let requests = &requests;
+        allocate::place(&Demand { requests, bridges: &bridges, roots: 1, ram_end, bits })
+    });
     let Ok(plan) = plan else { return };
     assert_eq!(plan.placed.len(), requests.len());
     assert!(plan.mmio64 >= start && plan.mmio64 + plan.mmio64_size <= 1 << bits);

@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::pci::{
-    allocate::{self, Request},
+    allocate::{self, Above, Demand, Request},
     function::{Bar, BarKind},
 };
 
@@ -28,12 +28,16 @@ fn place(
     holes: &Holes,
     peers: Peers,
 ) -> Result<Plan, PlaceError> {
-    place_around(ram_end, holes, peers, |start| allocate::place(requests, start, bits))
+    place_around(ram_end, holes, peers, |ram_end| {
+        let bridges = [];
+        allocate::place(&Demand { requests, bridges: &bridges, roots: 1, ram_end, bits })
+    })
 }
 
 fn wide(function: usize, size: u64) -> Request {
     let kind = BarKind::Memory64Prefetchable;
-    Request { function, bar: Bar { index: 0, kind, size, address: 0, decoding: false } }
+    let bar = Bar { index: 0, kind, size, address: 0, decoding: false };
+    Request { function, above: Above::Root(0), bar }
 }
 
 #[test]

@@ -50,6 +50,23 @@ pub enum Level {
     High,
 }
 
+/// The slot on a root complex's bus through which an interrupt pin goes, and by how many pins the
+/// bridges on the way turn it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PinRoute {
+    /// Slot of the root port.
+    pub slot: u8,
+    /// Pins to add (PCI-to-PCI Bridge Architecture 1.2 §9.1: the device number of each bridge).
+    pub turn: u8,
+}
+
+impl PinRoute {
+    /// Returns the pin at the root port for `pin` (1 = INTA) of the device.
+    pub fn pin(self, pin: u8) -> u8 {
+        (pin.clamp(1, 4) - 1 + self.turn % 4) % 4 + 1
+    }
+}
+
 /// Hands out interrupts. Shared by all devices of a machine.
 pub trait InterruptSource: Send + Sync {
     /// Allocates a vector, masked.

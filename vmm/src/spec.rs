@@ -9,7 +9,7 @@ use std::{
 use types::vm::{Boot, SPEC_FD, SPEC_VERSION, VmSpec};
 
 use crate::{
-    machine::{MAX_HOST_CPUS, MAX_PASSTHROUGH, MAX_VIRTIO},
+    machine::{MAX_HOST_CPUS, MAX_VIRTIO, NumaError, Tree, TreeError, numa},
     sys::{populate, vfio::adopt},
 };
 
@@ -41,6 +41,10 @@ pub enum SpecError {
     Repeated { fd: i32 },
     #[error("descriptor {fd} is not for devices or files; they begin at 4")]
     Reserved { fd: i32 },
+    #[error("the tree of PCI ports cannot be built")]
+    Tree(#[from] TreeError),
+    #[error("the NUMA nodes cannot be laid out")]
+    Numa(#[from] NumaError),
 }
 
 /// Reads the specification from descriptor 3, which it closes.
@@ -79,9 +83,6 @@ pub fn parse(bytes: &[u8]) -> Result<VmSpec, SpecError> {
     let firmware = matches!(spec.boot, Boot::Uefi { .. });
     let enough = !firmware || memory >= MIN_FIRMWARE_MIB;
     range("memory_mib", memory, enough, "UEFI firmware needs at least 128 MiB")?;
-    let devices = spec.passthrough.as_ref().map_or(0, |p| p.devices.len());
-    let fits = devices <= MAX_PASSTHROUGH;
-    range("passthrough.devices", devices as u64, fits, "at most 14 devices are possible")?;
     let virtio = spec.disks.len() + spec.nets.len() + usize::from(spec.vsock.is_some()) + 1;
     let right = "disks, network cards, the socket and the entropy device are at most 15 together";
     range("disks and nets", virtio as u64, virtio <= MAX_VIRTIO, right)?;
@@ -103,6 +104,8 @@ pub fn parse(bytes: &[u8]) -> Result<VmSpec, SpecError> {
     }
     check_affinity(&spec)?;
     check_descriptors(&descriptors(&spec))?;
+    Tree::new(&spec)?;
+    numa::check(&spec)?;
     Ok(spec)
 }
 
@@ -154,8 +157,13 @@ pub fn descriptors(spec: &VmSpec) -> Vec<i32> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
+
+    /// A specification with nothing that need not be.
+    pub(crate) fn minimal(vcpus: u32, memory: u64) -> VmSpec {
+        parse(document(vcpus, memory, "").as_bytes()).expect("valid")
+    }
 
     fn document(vcpus: u32, memory: u64, extra: &str) -> String {
         format!(

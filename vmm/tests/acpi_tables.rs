@@ -4,7 +4,33 @@
 
 use std::{fs, process::Command};
 
-use vmm::acpi::{Platform, tables};
+use vmm::{
+    acpi::{Platform, Root, tables},
+    machine::numa::Node,
+    pci::port::Windows,
+};
+
+/// Two root complexes, each near a node with two processors and memory in pieces.
+fn platform() -> Platform {
+    let root = |number: u8| {
+        let (base, high) = (0xc000_0000 + (u32::from(number) << 28), 1 << (38 + number));
+        let windows = Windows {
+            io: (number == 0).then_some((0x1000, 0xffff)),
+            memory: Some((base, base + 0xfff_ffff)),
+            prefetchable: Some((high, 2 * high - 1)),
+        };
+        let first = 128 * number;
+        Root { buses: (first, first + 127), windows, node: Some(number.into()) }
+    };
+    let node = |id: u32| Node {
+        id,
+        vcpus: vec![id, id + 2],
+        memory: vec![(u64::from(id) << 31, 1 << 30), (u64::from(id + 4) << 32, 1 << 32)],
+        distances: if id == 0 { vec![10, 21] } else { vec![21, 10] },
+    };
+    let (roots, nodes) = (vec![root(0), root(1)], vec![node(0), node(1)]);
+    Platform { vcpus: 4, roots, nodes, ecam: vmm::layout::ECAM, firmware: None }
+}
 
 /// Disassembles a table and, for AML, compiles the result again.
 fn iasl(folder: &std::path::Path, arguments: &[&str]) -> String {
@@ -20,14 +46,7 @@ fn iasl_reads_every_table_without_a_warning() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let platform = Platform {
-        vcpus: 4,
-        mmio64: 1 << 38,
-        mmio64_size: 1 << 38,
-        ecam: vmm::layout::ECAM,
-        firmware: None,
-    };
-    let tables = tables(&platform).unwrap();
+    let tables = tables(&platform()).unwrap();
     // The root pointer is not a table that iasl reads.
     for table in &tables[1..] {
         let name = String::from_utf8_lossy(&table.bytes[..4]).into_owned();

@@ -79,6 +79,7 @@ fn run_in(ram: &Ram, code: &[u8], text: &[u8]) -> Option<(Ending, Vec<u8>)> {
         chipset: Chipset::new(&[]),
         built: Instant::now(),
         ram_slots,
+        hotplug: vmm::machine::hotplug::Hotplug::absent(),
         ram: ram.clone(),
         events: Events::default(),
         exits: vec![Exits::default()],

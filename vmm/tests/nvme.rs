@@ -35,6 +35,10 @@ fn reads_and_writes(engine: EngineChoice) {
     let flush = Request { opcode: FLUSH, namespace: u32::MAX, ..Request::default() };
     assert_eq!(driver.command(&mut pair, flush).status, 0);
     assert!(driver.machine.fired(1) > 0, "the queue's vector fires");
+    let done = driver.machine.platform.activity.read().remove(0);
+    assert_eq!((done.name.as_str(), done.requests, done.errors), ("nvme0", 3, 0));
+    assert_eq!((done.read_bytes, done.written_bytes), (1024, 512));
+    assert!(done.interrupts > 0);
 }
 
 #[test]
@@ -114,6 +118,7 @@ fn a_file_that_shrank_fails_the_read() {
     rustix::fs::ftruncate(&driver.file, 512).unwrap();
     assert_eq!(driver.command(&mut pair, transfer(READ, 1, 1)).status, 0x281);
     assert_eq!(driver.command(&mut pair, transfer(READ, 0, 2)).status, 0x281);
+    assert_eq!(driver.machine.platform.activity.read()[0].errors, 2);
 }
 
 #[test]

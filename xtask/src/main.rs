@@ -14,6 +14,7 @@ mod reproduce;
 mod run;
 mod stages;
 mod summary;
+mod syscalls;
 mod tidy;
 
 use std::process::ExitCode;
@@ -71,6 +72,8 @@ enum Command {
         #[arg(long, default_value_t = 60)]
         seconds: u32,
     },
+    /// Show what the VMM's filters allow and its tests do not use; needs strace, root and KVM.
+    Syscalls,
     /// Measure, and print a table: a peer's column when a peer's program is given.
     Bench {
         /// What is measured.
@@ -105,6 +108,7 @@ fn main() -> ExitCode {
         }),
         Command::Tidy => tidy::check(&run::root()),
         Command::Fuzz { target, seconds } => fuzz::fuzz(target.as_deref(), seconds),
+        Command::Syscalls => syscalls::measure(),
         Command::Bench { what, arguments } => bench::run(what, &arguments),
         Command::Setup { no_install } => packages::ensure(no_install.into()),
     };

@@ -46,6 +46,7 @@ const PACKAGES: &[Package] = &[
     package("python3", "the kernel's build"),
     package("qemu-system-x86", "the emulated host"),
     package("rsync", "the kernel's build"),
+    package("strace", "shows which system calls the VMM's threads make"),
     package("systemd-boot-efi", "the UEFI stub of the UKI"),
     package("xorriso", "the ISO"),
     package("xz-utils", "unpacks the kernel source"),

@@ -1,7 +1,9 @@
 //! Running other programs from the workspace's root.
 
 use std::{
-    env, fs,
+    env,
+    ffi::OsString,
+    fs,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -25,11 +27,20 @@ pub(crate) fn cache() -> PathBuf {
 /// dependencies are kept in the cache.
 pub(crate) fn cargo(arguments: &[&str]) -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    command.current_dir(root()).args(arguments);
+    command.current_dir(root()).args(arguments).env("PATH", search_path());
     if let Some(target) = shared_target() {
         command.env("CARGO_TARGET_DIR", target);
     }
     command
+}
+
+/// Where programs are looked for. Debian keeps those that make and check file systems where only
+/// root's shell looks.
+fn search_path() -> OsString {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let system = ["/usr/sbin", "/sbin"].map(PathBuf::from);
+    let all: Vec<PathBuf> = env::split_paths(&path).chain(system).collect();
+    env::join_paths(all).unwrap_or(path)
 }
 
 /// The target folder that checkouts share in CI; `None` elsewhere.

@@ -17,6 +17,7 @@ use types::{
     config::HugePage,
     ids::{ContentId, MachineId},
     node::Bdf,
+    topology::Topology,
     vm::{
         Boot, CoreScheduling, Disk, DiskModel, HostMemory, HyperV, MemoryBacking, Net, Passthrough,
         PassthroughDevice, SPEC_FD, SPEC_VERSION, VfioInterface, VmPhase, VmSpec, Vsock,
@@ -33,6 +34,7 @@ use super::{
 };
 use crate::{
     assign::{self, AssignError, Recovered},
+    inventory::ports,
     net::{MachineNetError, MachineNetworks},
     spawn::SpawnOrder,
 };
@@ -250,6 +252,9 @@ async fn launch(tools: &Tools, record: &Record) -> Result<i32, StartError> {
         nets,
         vsock,
         passthrough,
+        topology: topology(&tools.root, &record.lease.shape.devices),
+        spare_ports: Vec::new(),
+        numa: Vec::new(),
         kvm_fd: files.add(open(&tools.root.join("dev/kvm"), Access::Write)?),
         api_fd: files.add(listen(record.lease.id)?),
         console_fd: Some(files.add(console)),
@@ -266,6 +271,13 @@ async fn launch(tools: &Tools, record: &Record) -> Result<i32, StartError> {
         tasks: spec.vcpus.saturating_add(EXTRA_TASKS),
     };
     Ok(tools.init.spawn(order, &all).await?)
+}
+
+/// The ports above the devices, as the host has them.
+fn topology(root: &Path, devices: &[Bdf]) -> Option<Topology> {
+    let above = ports::read(root, devices);
+    // Machines have no NUMA nodes of their own yet that root complexes could be near to.
+    ports::topology(&above, devices, &[]).filter(|_| !devices.is_empty())
 }
 
 /// Descriptors in the order in which the VMM finds them after its specification.

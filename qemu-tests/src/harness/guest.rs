@@ -30,6 +30,8 @@ const MODULES: &[&str] = &[
     "vmw_vsock_virtio_transport",
     "evdev",
     "button",
+    "pvpanic",
+    "pvpanic-mmio",
 ];
 
 /// Shared libraries of dropbear.

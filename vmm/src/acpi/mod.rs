@@ -2,8 +2,10 @@
 //! bytes by `acpi_tables`; the FADT is ours because it names fixed hardware.
 //! Source: ACPI 6.5 §5.2; PCI Firmware 3.3 §4.1.2 (MCFG), §4.5 (_OSC).
 
+mod affinity;
 mod dsdt;
 mod fadt;
+mod roots;
 
 use acpi_tables::{
     Aml,
@@ -13,7 +15,9 @@ use acpi_tables::{
     xsdt::XSDT,
 };
 
-use crate::layout;
+pub use roots::Root;
+
+use crate::{layout, machine::numa::Node};
 
 /// Who made the tables.
 pub(crate) const OEM: [u8; 6] = *b"HOLDFT";
@@ -27,13 +31,13 @@ pub(crate) const OEM_REVISION: u32 = 1;
 pub struct Platform {
     /// Virtual CPUs.
     pub vcpus: u8,
-    /// First address of 64-bit PCI memory.
-    pub mmio64: u64,
-    /// Length of 64-bit PCI memory.
-    pub mmio64_size: u64,
+    /// PCI root complexes.
+    pub roots: Vec<Root>,
+    /// NUMA nodes; none for one that has everything.
+    pub nodes: Vec<Node>,
     /// Where enhanced configuration space is.
     pub ecam: u64,
-    /// With firmware, which places BARs itself: where it may.
+    /// With firmware, which places BARs itself: where it may, all behind the first root complex.
     pub firmware: Option<FirmwareWindows>,
 }
 
@@ -46,25 +50,15 @@ pub struct FirmwareWindows {
     pub high: Vec<(u64, u64)>,
 }
 
-impl Platform {
-    /// Returns where BARs may lie below 4 GiB, first and last address.
-    fn low_memory(&self) -> Vec<(u64, u64)> {
-        let Some(FirmwareWindows { low, .. }) = &self.firmware else {
-            return vec![(layout::MMIO32, layout::MMIO32_END - 1)];
-        };
-        let behind = self.ecam.saturating_add(layout::ECAM_SIZE).max(*low);
-        let pieces = [(*low, self.ecam), (behind, layout::FIRMWARE_MMIO32_END)];
+impl FirmwareWindows {
+    /// Returns where BARs may lie below 4 GiB, first and last address: around configuration space.
+    fn below(&self, ecam: u64) -> Vec<(u32, u32)> {
+        let behind = ecam.saturating_add(layout::ECAM_SIZE).max(self.low);
+        let pieces = [(self.low, ecam), (behind, layout::FIRMWARE_MMIO32_END)];
         let within = pieces.map(|(start, end)| (start, end.min(layout::FIRMWARE_MMIO32_END)));
         let some = within.into_iter().filter(|(start, end)| start < end);
-        some.map(|(start, end)| (start, end - 1)).collect()
-    }
-
-    /// Returns where BARs may lie above 4 GiB, first and last address.
-    fn high_memory(&self) -> Vec<(u64, u64)> {
-        match &self.firmware {
-            Some(FirmwareWindows { high, .. }) => high.clone(),
-            None => vec![(self.mmio64, self.mmio64 + (self.mmio64_size - 1))],
-        }
+        some.filter_map(|(start, end)| Some((start.try_into().ok()?, (end - 1).try_into().ok()?)))
+            .collect()
     }
 }
 
@@ -103,10 +97,14 @@ pub fn tables(platform: &Platform) -> Result<Vec<Table>, AcpiError> {
     let mut mcfg = MCFG::new(OEM, OEM_TABLE, OEM_REVISION);
     mcfg.add_ecam(platform.ecam, 0, 0, 255);
     let mcfg = place(bytes(&mcfg));
-    let mut xsdt = XSDT::new(OEM, OEM_TABLE, OEM_REVISION);
-    for table in [fadt, madt, mcfg] {
-        xsdt.add_entry(table);
+    let mut all = vec![fadt, madt, mcfg];
+    all.push(place(affinity::pptt(platform.vcpus.into())));
+    if !platform.nodes.is_empty() {
+        all.push(place(affinity::srat(&platform.nodes)));
+        all.extend(affinity::slit(&platform.nodes).map(&mut place));
     }
+    let mut xsdt = XSDT::new(OEM, OEM_TABLE, OEM_REVISION);
+    all.into_iter().for_each(|table| xsdt.add_entry(table));
     let xsdt = place(bytes(&xsdt));
     let (needed, available) = (next - layout::ACPI, layout::ACPI_END - layout::ACPI);
     if needed > available {
@@ -136,15 +134,15 @@ pub(crate) fn bytes(table: &dyn Aml) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pci::port::Windows;
 
     fn platform() -> Platform {
-        Platform {
-            vcpus: 4,
-            mmio64: 1 << 38,
-            mmio64_size: 1 << 38,
-            ecam: layout::ECAM,
-            firmware: None,
-        }
+        let memory = Some((0xc000_0000, 0xdfff_ffff));
+        let windows = Windows { io: Some((0x1000, 0xffff)), memory, prefetchable: None };
+        let root = |first, last| Root { buses: (first, last), windows, node: Some(0) };
+        let node = Node { id: 0, vcpus: vec![0], memory: vec![(0, 1 << 30)], distances: vec![10] };
+        let roots = vec![root(0, 15), root(16, 255)];
+        Platform { vcpus: 4, roots, nodes: vec![node], ecam: layout::ECAM, firmware: None }
     }
 
     #[test]
@@ -159,12 +157,13 @@ mod tests {
     #[test]
     fn firmware_may_place_bars_around_configuration_space() {
         let windows = FirmwareWindows { low: 0x8000_0000, high: vec![(1 << 32, (1 << 40) - 1)] };
-        let told = |ecam| Platform { ecam, firmware: Some(windows.clone()), ..platform() };
         let low = [(0x8000_0000, 0xdfff_ffff), (0xf000_0000, 0xfbff_ffff)];
-        assert_eq!(told(0xe000_0000).low_memory(), low);
-        assert_eq!(told(0xe000_0000).high_memory(), [(1 << 32, (1 << 40) - 1)]);
-        assert_eq!(told(0xb000_0000).low_memory()[1], (0xc000_0000, 0xfbff_ffff));
-        assert_eq!(told(1 << 34).low_memory(), [(0x8000_0000, 0xfbff_ffff)]);
+        assert_eq!(windows.below(0xe000_0000), low);
+        assert_eq!(windows.below(0xb000_0000)[1], (0xc000_0000, 0xfbff_ffff));
+        assert_eq!(windows.below(1 << 34), [(0x8000_0000, 0xfbff_ffff)]);
+        let firmware = Some(windows);
+        let tables = tables(&Platform { firmware, ..platform() }).expect("room");
+        assert!(tables.iter().any(|table| table.bytes.starts_with(b"DSDT")));
     }
 
     #[test]

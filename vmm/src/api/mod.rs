@@ -1,18 +1,22 @@
 //! The control socket: HTTP/1.1 with JSON over a unix stream socket, one request per connection.
 //! `openapi.json` describes the requests; `routes` lists what answers them: `watch` tells, `guest`
-//! acts.
+//! acts, `devices` attaches and detaches.
 //!
 //! Who may connect is decided by the permissions of the socket's path, which the agent holds.
 
 mod answer;
+mod devices;
 mod guest;
 mod http;
 mod routes;
 mod watch;
 
 use std::{
-    io::{self, Read},
-    os::unix::net::{UnixListener, UnixStream},
+    io,
+    os::{
+        fd::OwnedFd,
+        unix::net::{UnixListener, UnixStream},
+    },
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -60,7 +64,7 @@ fn converse(mut stream: UnixStream, board: &Board) -> io::Result<()> {
     stream.set_read_timeout(Some(CLIENT_LIMIT))?;
     stream.set_write_timeout(Some(CLIENT_LIMIT))?;
     let answer = match receive(&mut stream) {
-        Ok(request) => answer(&request, board),
+        Ok((request, files)) => answer(&request, files, board),
         Err(error) => answer::problem(error.status(), "request not understood", &error.to_string()),
     };
     let written = answer.write_to(&mut stream);
@@ -70,15 +74,16 @@ fn converse(mut stream: UnixStream, board: &Board) -> io::Result<()> {
     written
 }
 
-fn receive(stream: &mut UnixStream) -> Result<Request, RequestError> {
+fn receive(stream: &mut UnixStream) -> Result<(Request, Vec<OwnedFd>), RequestError> {
     let deadline = Instant::now() + CLIENT_LIMIT;
-    let mut bytes = Vec::new();
+    let (mut bytes, mut files) = (Vec::new(), Vec::new());
     let mut buffer = [0; 4096];
     loop {
         if let Some(request) = parse(&bytes, MAX_BODY)? {
-            return Ok(request);
+            return Ok((request, files));
         }
-        let count = stream.read(&mut buffer).map_err(|_| RequestError::Incomplete)?;
+        let count =
+            devices::read(stream, &mut buffer, &mut files).map_err(|_| RequestError::Incomplete)?;
         if count == 0 || Instant::now() > deadline {
             return Err(RequestError::Incomplete);
         }

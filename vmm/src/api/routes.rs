@@ -1,6 +1,8 @@
 //! Which requests there are. `openapi.json` describes the same for others; a test compares both.
 
-use super::{Answer, Request, answer::problem, guest, watch};
+use std::os::fd::OwnedFd;
+
+use super::{Answer, Request, answer::problem, devices, guest, watch};
 use crate::machine::Board;
 
 /// One request and what answers it.
@@ -10,7 +12,16 @@ pub struct Route {
     /// Path; a segment in braces stands for any.
     pub path: &'static str,
     /// What answers.
-    pub act: fn(&Request, &Board) -> Answer,
+    pub act: Act,
+}
+
+/// What answers a request.
+#[derive(Clone, Copy)]
+pub enum Act {
+    /// By the request alone. Descriptors that come along are closed.
+    Plain(fn(&Request, &Board) -> Answer),
+    /// By the request and the descriptors that come along.
+    WithFiles(fn(&Request, Vec<OwnedFd>, &Board) -> Answer),
 }
 
 /// All requests.
@@ -18,6 +29,9 @@ pub const ROUTES: &[Route] = &[
     route("GET", "/v1/console", guest::console),
     route("POST", "/v1/console", guest::input),
     route("GET", "/v1/counters", watch::counters),
+    route("GET", "/v1/devices", devices::list),
+    Route { method: "POST", path: "/v1/devices", act: Act::WithFiles(devices::attach) },
+    route("DELETE", "/v1/devices/{id}", devices::detach),
     route("POST", "/v1/dump", watch::dump),
     route("GET", "/v1/events", watch::events),
     route("GET", "/v1/openapi.json", watch::document),
@@ -32,14 +46,17 @@ const fn route(
     path: &'static str,
     act: fn(&Request, &Board) -> Answer,
 ) -> Route {
-    Route { method, path, act }
+    Route { method, path, act: Act::Plain(act) }
 }
 
 /// Answers a request.
-pub fn answer(request: &Request, board: &Board) -> Answer {
+pub fn answer(request: &Request, files: Vec<OwnedFd>, board: &Board) -> Answer {
     let there = || ROUTES.iter().filter(|route| is_at(route.path, request.path()));
     if let Some(route) = there().find(|route| route.method == request.method) {
-        return (route.act)(request, board);
+        return match route.act {
+            Act::Plain(act) => act(request, board),
+            Act::WithFiles(act) => act(request, files, board),
+        };
     }
     let methods: Vec<&str> = there().map(|route| route.method).collect();
     if methods.is_empty() {

@@ -10,6 +10,7 @@ use types::{ids::MachineId, operations::VmEventKind, vm::HyperV};
 use super::{
     chipset::Chipset,
     control::{Control, Ending, Kind},
+    hotplug::Hotplug,
     pause::{HoldError, Holder, Pauses},
 };
 use crate::{
@@ -58,6 +59,8 @@ pub struct Board {
     pub built: Instant,
     /// Guest memory, as KVM maps it.
     pub ram_slots: Vec<MemorySlot>,
+    /// Devices that come and go.
+    pub hotplug: Arc<Hotplug>,
     /// Guest memory, as a dump reads it.
     pub ram: Ram,
     /// What happened.

@@ -5,7 +5,7 @@ use std::{
     fs::File,
     io,
     os::{fd::OwnedFd, unix::net::UnixListener},
-    sync::{Arc, Mutex, PoisonError, RwLock},
+    sync::{Arc, Mutex, RwLock},
     time::Instant,
 };
 
@@ -13,8 +13,12 @@ use types::vm::{Disk, DiskModel, VmSpec};
 
 use super::{
     Board, Chipset, Control, Machine, Pauses,
+    hotplug::{Hotplug, Manager, Supplies},
     map::{AddressMap, MapError},
+    numa,
+    ports::{PortError, Ports, Seat},
     start::{self, Built, StartError},
+    tree::{FIRST_VIRTIO, Tree},
 };
 use crate::{
     acpi,
@@ -28,13 +32,13 @@ use crate::{
         virtio::{self, VirtioError, blk::engine::EngineChoice, pci::VirtioPci},
     },
     events::Events,
+    irq::PinRoute,
     pci::{
-        allocate::{self, Placed, Request},
-        bus::{Address, Bus},
+        allocate::Above,
+        bus::Address,
         chipset::{HostBridge, LpcBridge},
-        config::ConfigError,
-        function::{BarKind, PciFunction},
-        root_port::{RootPort, Windows},
+        function::PciFunction,
+        port::{Link, SlotWatch},
     },
     sys::{
         kvm::{KvmError, Vm},
@@ -42,17 +46,16 @@ use crate::{
         vfio::adopt,
     },
     vcpu::{self, VcpuError},
-    vfio::assign::{AssignError, Claim, Passthrough},
+    vfio::{
+        assign::{AssignError, Claim, Closer, Passthrough},
+        plug::Plug,
+    },
 };
 
+/// Where the VMM's own functions are.
+const ROOT: Above = Above::Root(0);
 /// Slot of the LPC bridge, where Intel's chipsets have it.
 const LPC_BRIDGE: u8 = 31;
-/// Slot of the first root port on bus 0; passed-through devices take one each.
-const FIRST_PORT: u8 = 2;
-/// Slot of the first virtio function on bus 0.
-pub(super) const FIRST_VIRTIO: u8 = 0x10;
-/// Most root ports.
-pub const MAX_PASSTHROUGH: usize = (FIRST_VIRTIO - FIRST_PORT) as usize;
 /// Most virtio functions: disks, network cards, entropy, sockets. Slot 31 is the LPC bridge.
 pub const MAX_VIRTIO: usize = 31 - FIRST_VIRTIO as usize;
 
@@ -71,7 +74,7 @@ pub enum BuildError {
     #[error(transparent)]
     Assign(#[from] AssignError),
     #[error(transparent)]
-    Pci(#[from] ConfigError),
+    Ports(#[from] PortError),
     #[error(transparent)]
     Map(#[from] MapError),
     #[error(transparent)]
@@ -84,13 +87,6 @@ impl From<VirtioError> for BuildError {
     fn from(error: VirtioError) -> Self {
         Self::Devices(error.into())
     }
-}
-
-/// A function, where it goes, and the bridge above it.
-struct Seat {
-    address: Address,
-    function: Arc<Mutex<dyn PciFunction>>,
-    port: Option<(Address, Arc<Mutex<RootPort>>)>,
 }
 
 /// Builds the machine of `spec`. Its threads, other than those of block devices, are not started.
@@ -109,19 +105,26 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
     let sci = vm.isa_line(power::SCI).map_err(interrupt)?;
 
     let mut chipset = Chipset::new(&map.ram);
+    let tree = Tree::new(spec).map_err(PortError::from)?;
     let mut seats = vec![
         plain(0, HostBridge::new(chipset.ecam.clone())),
         plain(LPC_BRIDGE, LpcBridge::default()),
     ];
     let watch = Watch::default();
-    seats.extend(virtio_functions(spec, &vm, &ram, &watch)?);
-    let (passed, closer) = passthrough(claim, &vm, &ram)?;
-    seats.extend(passed);
-    let plan = place(&seats, &map)?;
+    let platform = virtio_platform(&vm, &ram, &watch);
+    seats.extend(virtio_functions(spec, &platform)?);
+    let passed = passthrough(claim, &tree, &vm, &ram)?;
+    seats.extend(passed.seats);
+    let (hotplug, orders) = Hotplug::new();
+    let slots: Arc<dyn SlotWatch> = Arc::<Hotplug>::clone(&hotplug);
+    let ports = Ports::new(tree, &passed.links, &*vm, &slots)?;
+    let plan = ports.place(&seats, &map)?;
+    let supplies = Supplies { plug: passed.plug, platform, vcpus: spec.vcpus };
+    let plugger = Manager::new(orders, ports.spares(&plan), supplies);
     let platform = acpi::Platform {
         vcpus: u8::try_from(spec.vcpus).unwrap_or(u8::MAX),
-        mmio64: plan.mmio64,
-        mmio64_size: plan.mmio64_size,
+        roots: ports.roots(&plan),
+        nodes: numa::nodes(spec, &map.ram).unwrap_or_default(),
         ecam: chipset.ecam.base(),
         firmware: None,
     };
@@ -134,12 +137,13 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
         vm,
         control: Control::default(),
         console: console.clone(),
-        bus: RwLock::new(seat(seats)),
+        bus: RwLock::new(ports.seat(seats)),
         serial: Mutex::new(Serial::new(serial_line, console)),
         power: Mutex::new(Power::new(sci)),
         chipset,
         built: Instant::now(),
         ram_slots,
+        hotplug,
         ram: ram.clone(),
         events: watch.events,
         exits: (0..spec.vcpus).map(|_| Exits::default()).collect(),
@@ -149,7 +153,8 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
         turn: Mutex::default(),
     });
     let vcpus = vcpu::create(&board, platform.vcpus, entry, &ram)?;
-    Ok(Machine { board, vcpus, listener, closer, affinity: spec.cpu_affinity.clone() })
+    let affinity = spec.cpu_affinity.clone();
+    Ok(Machine { board, vcpus, listener, closer: passed.closer, plugger, affinity })
 }
 
 fn take(what: &'static str, fd: i32) -> Result<OwnedFd, BuildError> {
@@ -159,7 +164,7 @@ fn take(what: &'static str, fd: i32) -> Result<OwnedFd, BuildError> {
 /// A function of the chipset.
 fn plain(device: u8, function: impl PciFunction + 'static) -> Seat {
     let address = Address { bus: 0, device, function: 0 };
-    Seat { address, function: Arc::new(Mutex::new(function)), port: None }
+    Seat { address, function: Arc::new(Mutex::new(function)), above: ROOT }
 }
 
 /// Opens the console, with the file that outlives the process if there is one.
@@ -180,19 +185,17 @@ struct Watch {
     events: Events,
 }
 
-fn virtio_functions(
-    spec: &VmSpec,
-    vm: &Arc<Vm>,
-    ram: &Ram,
-    watch: &Watch,
-) -> Result<Vec<Seat>, BuildError> {
-    let platform = virtio::Platform {
+fn virtio_platform(vm: &Arc<Vm>, ram: &Ram, watch: &Watch) -> virtio::Platform {
+    virtio::Platform {
         ram: ram.memory.clone(),
         doorbells: Arc::<Vm>::clone(vm),
         interrupts: Arc::<Vm>::clone(vm),
         activity: watch.activity.clone(),
         events: watch.events.clone(),
-    };
+    }
+}
+
+fn virtio_functions(spec: &VmSpec, platform: &virtio::Platform) -> Result<Vec<Seat>, BuildError> {
     let mut slots = FIRST_VIRTIO..;
     let mut next = || slots.next().unwrap_or(31);
     let mut functions: Vec<(u8, VirtioPci)> = Vec::new();
@@ -201,27 +204,27 @@ fn virtio_functions(
         let slot = next();
         let file = take("a disk", disk.fd)?;
         if disk.model == DiskModel::Nvme {
-            seats.push(nvme(disk, file, slot, (spec.vcpus, &platform))?);
+            seats.push(nvme(disk, file, slot, (spec.vcpus, platform))?);
             continue;
         }
-        functions.push((slot, virtio::blk::open(disk, file, spec.vcpus, slot, &platform)?));
+        functions.push((slot, virtio::blk::open(disk, file, spec.vcpus, slot, platform)?));
     }
     for net in &spec.nets {
         let slot = next();
         let (tap, vhost) = (take("a tap", net.tap_fd)?, take("/dev/vhost-net", net.vhost_fd)?);
-        functions.push((slot, virtio::net::open(net, tap, vhost, slot, &platform)?));
+        functions.push((slot, virtio::net::open(net, tap, vhost, slot, platform)?));
     }
     if let Some(vsock) = &spec.vsock {
         let slot = next();
         let vhost = take("/dev/vhost-vsock", vsock.vhost_fd)?;
-        functions.push((slot, virtio::vsock::open(vsock, vhost, slot, &platform)?));
+        functions.push((slot, virtio::vsock::open(vsock, vhost, slot, platform)?));
     }
     let slot = next();
-    functions.push((slot, virtio::rng::open(slot, &platform)?));
+    functions.push((slot, virtio::rng::open(slot, platform)?));
     for (device, mut function) in functions {
         function.start()?;
         let address = Address { bus: 0, device, function: 0 };
-        seats.push(Seat { address, function: Arc::new(Mutex::new(function)), port: None });
+        seats.push(Seat { address, function: Arc::new(Mutex::new(function)), above: ROOT });
     }
     Ok(seats)
 }
@@ -238,82 +241,36 @@ fn nvme(
     };
     let function = open().map_err(DeviceError::from)?;
     let address = Address { bus: 0, device, function: 0 };
-    Ok(Seat { address, function: Arc::new(Mutex::new(function)), port: None })
+    Ok(Seat { address, function: Arc::new(Mutex::new(function)), above: ROOT })
 }
 
-type Passed = (Vec<Seat>, Option<crate::vfio::assign::Closer>);
+/// What passed-through devices leave behind.
+#[derive(Default)]
+struct Passed {
+    seats: Vec<Seat>,
+    links: Vec<Link>,
+    closer: Option<Closer>,
+    plug: Option<Plug>,
+}
 
-fn passthrough(claim: Option<Claim>, vm: &Arc<Vm>, ram: &Ram) -> Result<Passed, BuildError> {
-    let Some(claim) = claim else { return Ok((Vec::new(), None)) };
-    let Passthrough { devices, closer } = claim.give(ram, vm, FIRST_PORT)?;
-    let mut seats = Vec::new();
-    for (number, assigned) in (0u8..).zip(devices) {
-        let slot = FIRST_PORT + number;
-        let bus = number + 1;
-        let mut port = RootPort::new(slot, assigned.link)?;
-        port.set_buses(0, bus, bus);
-        let above = Address { bus: 0, device: slot, function: 0 };
-        seats.push(Seat {
-            address: Address { bus, device: 0, function: 0 },
+fn passthrough(
+    claim: Option<Claim>,
+    tree: &Tree,
+    vm: &Arc<Vm>,
+    ram: &Ram,
+) -> Result<Passed, BuildError> {
+    let Some(claim) = claim else { return Ok(Passed::default()) };
+    let ports = tree.device_ports();
+    let routes: Vec<PinRoute> = ports.iter().map(|port| tree.pin_route(*port)).collect();
+    let Passthrough { devices, closer, plug } = claim.give(ram, vm, &routes)?;
+    let mut passed = Passed { closer: Some(closer), plug: Some(plug), ..Passed::default() };
+    for (port, assigned) in ports.into_iter().zip(devices) {
+        passed.links.push(assigned.link);
+        passed.seats.push(Seat {
+            address: Address { bus: tree.ports[port].buses.0, device: 0, function: 0 },
+            above: Above::Bridge(port),
             function: Arc::new(Mutex::new(assigned.function)),
-            port: Some((above, Arc::new(Mutex::new(port)))),
         });
     }
-    Ok((seats, Some(closer)))
-}
-
-/// Places all BARs and opens the bridges' windows for them.
-fn place(seats: &[Seat], map: &AddressMap) -> Result<allocate::Plan, BuildError> {
-    let mut requests = Vec::new();
-    for (function, seat) in seats.iter().enumerate() {
-        let bars = lock(&seat.function).bars();
-        requests.extend(bars.into_iter().map(|bar| Request { function, bar }));
-    }
-    let plan = map.place(|start| allocate::place(&requests, start, map.bits))?;
-    for (number, seat) in seats.iter().enumerate() {
-        let mine: Vec<&Placed> = plan.placed.iter().filter(|bar| bar.function == number).collect();
-        for bar in &mine {
-            lock(&seat.function).place_bar(bar.index, bar.address);
-        }
-        if let Some((_, port)) = &seat.port {
-            port.lock().unwrap_or_else(PoisonError::into_inner).set_windows(windows(&mine));
-        }
-    }
-    Ok(plan)
-}
-
-fn windows(bars: &[&Placed]) -> Windows {
-    let span = |wanted: &[BarKind]| {
-        let mine = || bars.iter().filter(|bar| wanted.contains(&bar.kind));
-        let base = mine().map(|bar| bar.address).min()?;
-        let last = mine().map(|bar| bar.address + (bar.size - 1)).max()?;
-        Some((base, last))
-    };
-    let low =
-        |(base, last): (u64, u64)| Some((u32::try_from(base).ok()?, u32::try_from(last).ok()?));
-    let ports =
-        |(base, last): (u64, u64)| Some((u16::try_from(base).ok()?, u16::try_from(last).ok()?));
-    Windows {
-        io: span(&[BarKind::Io]).and_then(ports),
-        memory: span(&[BarKind::Memory32, BarKind::Memory64]).and_then(low),
-        prefetchable: span(&[BarKind::Memory64Prefetchable]),
-    }
-}
-
-fn seat(seats: Vec<Seat>) -> Bus {
-    let mut bus = Bus::default();
-    for Seat { address, function, port } in seats {
-        match port {
-            None => bus.add(address, function),
-            Some((above, port)) => {
-                bus.add(above, port);
-                bus.add_behind(above, address, function);
-            }
-        }
-    }
-    bus
-}
-
-fn lock<T: ?Sized>(device: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    device.lock().unwrap_or_else(PoisonError::into_inner)
+    Ok(passed)
 }

@@ -53,6 +53,8 @@ pub(super) struct Told<'a> {
     pub(super) platform: acpi::Platform,
     pub(super) machine: smbios::Machine,
     pub(super) reserved: &'a [(u64, u64)],
+    /// Bytes that the 64-bit BARs need.
+    pub(super) window: u64,
     pub(super) disks: &'a [Disk],
     pub(super) ecam: Ecam,
 }
@@ -98,7 +100,7 @@ fn items(told: &Told<'_>) -> Result<Items, FirmwareError> {
     let mut items = Items::new(cpus, *machine.id.as_bytes());
     items.add("bootorder", fw_cfg::bootorder(told.disks));
     items.add("etc/e820", fw_cfg::e820(&machine.ram, told.reserved));
-    items.add("opt/ovmf/X-PciMmio64Mb", fw_cfg::window_mib(told.platform.mmio64_size));
+    items.add("opt/ovmf/X-PciMmio64Mb", fw_cfg::window_mib(told.window));
     items.add("etc/system-states", SYSTEM_STATES.to_vec());
     let structures = smbios::structures(machine);
     // The firmware puts them where it likes, and the address right.

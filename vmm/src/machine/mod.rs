@@ -5,10 +5,14 @@ mod build;
 mod chipset;
 mod control;
 mod firmware;
+pub mod hotplug;
 mod map;
+pub mod numa;
 mod pause;
+mod ports;
 mod schedule;
 mod start;
+mod tree;
 
 use std::{
     io,
@@ -19,13 +23,17 @@ use std::{
 };
 
 pub use board::Board;
-pub use build::{BuildError, MAX_PASSTHROUGH, MAX_VIRTIO, build};
+pub use build::{BuildError, MAX_VIRTIO, build};
 pub use chipset::Chipset;
 pub use control::{Control, Ending, Kind};
+use hotplug::Manager;
 use kvm_ioctls::VcpuFd;
 pub use map::MapError;
+pub use numa::NumaError;
 pub use pause::{HoldError, Holder, Pauses};
+pub use ports::PortError;
 pub use schedule::{MAX_HOST_CPUS, isolate};
+pub use tree::{Tree, TreeError};
 use types::operations::VmEventKind;
 
 use crate::{
@@ -66,6 +74,8 @@ pub struct Machine {
     pub listener: UnixListener,
     /// Takes passed-through devices back.
     pub closer: Option<Closer>,
+    /// Attaches and detaches devices.
+    plugger: Manager,
     /// Where virtual CPUs run, in order.
     pub affinity: Vec<Vec<u32>>,
 }
@@ -73,8 +83,17 @@ pub struct Machine {
 /// Runs the machine to its end, and returns how it ended.
 pub fn run(machine: Machine) -> Result<Ending, RunError> {
     sys::signal::catch_kicks().map_err(|source| RunError::Signal { source })?;
-    let Machine { board, vcpus, listener, closer, affinity } = machine;
+    let Machine { board, vcpus, listener, closer, plugger, affinity } = machine;
     api::start(listener, &board)?;
+    let (reached, shared) = (Arc::clone(&board), Arc::clone(&board.hotplug));
+    if plugger.has_ports() {
+        let plug = move || plugger.run(&reached, &shared);
+        let thread =
+            Thread { name: "hotplug".to_owned(), kind: ThreadKind::Plug, cpus: Vec::new() };
+        spawn(thread, Arc::clone(&board), plug)?;
+    } else {
+        drop(plugger);
+    }
     let mut threads = Vec::new();
     for (id, fd) in vcpus.into_iter().enumerate() {
         let reached = Arc::clone(&board);
@@ -91,7 +110,14 @@ pub fn run(machine: Machine) -> Result<Ending, RunError> {
     board.events.push(ending.event(), ending.reason.clone());
     board.pauses.end();
     stop(threads);
-    let failures = closer.map(Closer::close).unwrap_or_default();
+    let mut failures = closer.map(Closer::close).unwrap_or_default();
+    match board.hotplug.close() {
+        Ok(more) => failures.extend(more),
+        Err(error) => {
+            let reason = format!("{}; {error}", ending.reason);
+            return Ok(Ending::host_fault(reason));
+        }
+    }
     for error in &failures {
         eprintln!("holdfast-vmm: {error}");
     }

@@ -7,10 +7,11 @@ use types::vm::{Boot, DiskModel, VmSpec};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::{
-    build::{FIRST_VIRTIO, MAX_VIRTIO},
+    build::MAX_VIRTIO,
     chipset::Firmware,
     firmware::{self, FirmwareError, Told},
     map::AddressMap,
+    tree::FIRST_VIRTIO,
 };
 use crate::{
     acpi::{self, AcpiError, FirmwareWindows},
@@ -37,6 +38,8 @@ pub enum StartError {
     Acpi(#[from] AcpiError),
     #[error("the SMBIOS structures need {needed} bytes; there is room for {available}")]
     Smbios { needed: u64, available: u64 },
+    #[error("UEFI firmware is told of one root complex; the topology has another number of them")]
+    Roots,
     #[error("the tables do not fit guest memory: {0}")]
     Tables(String),
 }
@@ -87,11 +90,14 @@ pub(super) fn prepare(
         Boot::Uefi { firmware_fd, variables_fd } => {
             let files = (take("firmware_fd", *firmware_fd)?, take("variables_fd", *variables_fd)?);
             machine.firmware = smbios::Firmware::Uefi;
+            let [root] = built.platform.roots.as_slice() else { return Err(StartError::Roots) };
+            let needed = root.windows.prefetchable.map_or(0, |(base, last)| last - base + 1);
             let firmware = Some(windows(built.map));
             let told = Told {
                 platform: acpi::Platform { firmware, ..built.platform.clone() },
                 machine,
                 reserved: &reserved(built.map),
+                window: needed,
                 disks: &disks(spec),
                 ecam: built.ecam.clone(),
             };

@@ -33,10 +33,14 @@ struct Decoded {
 /// A function on the bus and the bridge above it.
 struct Seat {
     function: Shared,
-    /// The bridge above: its seat. A device is reached under the bus number that the bridge has.
+    /// The bridge above: its seat; none on the bus of a root complex. A device is reached under the
+    /// bus number that the bridge has.
     parent: Option<Address>,
     bars: Vec<Bar>,
 }
+
+/// Most bridges above a function; the VMM builds no deeper trees.
+const MAX_DEPTH: usize = 16;
 
 /// All functions of a machine.
 #[derive(Default)]
@@ -49,7 +53,7 @@ pub struct Bus {
 }
 
 impl Bus {
-    /// Seats a function on bus 0.
+    /// Seats a function on the bus of a root complex, which is there from then on.
     pub fn add(&mut self, address: Address, function: Shared) {
         self.seats.insert(address, Seat { function, parent: None, bars: Vec::new() });
         self.refresh(address);
@@ -60,6 +64,13 @@ impl Bus {
     pub fn add_behind(&mut self, parent: Address, address: Address, function: Shared) {
         self.seats.insert(address, Seat { function, parent: Some(parent), bars: Vec::new() });
         self.refresh(address);
+    }
+
+    /// Takes away the function named `address`: it decodes nothing any more.
+    pub fn remove(&mut self, address: Address) {
+        if let Some(seat) = self.seats.remove(&address) {
+            self.forget(&seat.bars, &seat.function);
+        }
     }
 
     /// Returns all functions, in no particular order.
@@ -161,19 +172,39 @@ impl Bus {
         enabled.then_some(function << 12 | register)
     }
 
-    /// Finds the function that answers to `address` with the bridges as the guest set them.
+    /// Finds the function that answers to `address` with the bridges as the guest set them: from
+    /// the root complex down, each bridge takes the buses between its secondary and subordinate.
     fn find(&self, address: Address) -> Option<(Address, Shared)> {
-        if address.bus == 0 {
+        let roots = self.seats.iter().filter(|(_, seat)| seat.parent.is_none());
+        let root = roots.map(|(name, _)| name.bus).rfind(|bus| *bus <= address.bus)?;
+        if root == address.bus {
             let seat = self.seats.get(&address).filter(|seat| seat.parent.is_none())?;
             return Some((address, Arc::clone(&seat.function)));
         }
+        let mut above = self.bridge_to(address.bus, None, root)?;
+        for _ in 0..MAX_DEPTH {
+            let (bridge, secondary) = above;
+            if secondary == address.bus {
+                return self.seats.iter().find_map(|(name, seat)| {
+                    let here = seat.parent == Some(bridge)
+                        && (name.device, name.function) == (address.device, address.function);
+                    here.then(|| (*name, Arc::clone(&seat.function)))
+                });
+            }
+            above = self.bridge_to(address.bus, Some(bridge), 0)?;
+        }
+        None
+    }
+
+    /// Returns the bridge below `parent` (or on the root complex's bus `root`) that takes requests
+    /// for `bus`, and its secondary bus.
+    fn bridge_to(&self, bus: u8, parent: Option<Address>, root: u8) -> Option<(Address, u8)> {
         self.seats.iter().find_map(|(name, seat)| {
-            let parent = self.seats.get(&seat.parent?)?;
-            let mut secondary = [0];
-            lock(&parent.function).read_config(0x19, &mut secondary);
-            let here = secondary[0] == address.bus
-                && (name.device, name.function) == (address.device, address.function);
-            here.then(|| (*name, Arc::clone(&seat.function)))
+            if seat.parent != parent || parent.is_none() && name.bus != root {
+                return None;
+            }
+            let (secondary, subordinate) = lock(&seat.function).buses()?;
+            (secondary..=subordinate).contains(&bus).then_some((*name, secondary))
         })
     }
 
@@ -186,13 +217,7 @@ impl Bus {
             return;
         }
         let old = std::mem::replace(&mut seat.bars, bars.clone());
-        for bar in old.iter().filter(|bar| bar.decoding) {
-            let table = if bar.kind == BarKind::Io { &mut self.ports } else { &mut self.memory };
-            let ours = table.get(&bar.address).is_some_and(|d| Arc::ptr_eq(&d.function, &function));
-            if ours {
-                table.remove(&bar.address);
-            }
-        }
+        self.forget(&old, &function);
         for bar in bars.iter().filter(|bar| bar.decoding && bar.address != 0) {
             let table = if bar.kind == BarKind::Io { &mut self.ports } else { &mut self.memory };
             let decoded =
@@ -200,6 +225,17 @@ impl Bus {
             table.insert(bar.address, decoded);
         }
         lock(&function).bars_changed();
+    }
+
+    /// Takes decoded BARs of a function out of the tables.
+    fn forget(&mut self, bars: &[Bar], function: &Shared) {
+        for bar in bars.iter().filter(|bar| bar.decoding) {
+            let table = if bar.kind == BarKind::Io { &mut self.ports } else { &mut self.memory };
+            let ours = table.get(&bar.address).is_some_and(|d| Arc::ptr_eq(&d.function, function));
+            if ours {
+                table.remove(&bar.address);
+            }
+        }
     }
 }
 
@@ -285,7 +321,7 @@ mod tests {
     use super::*;
     use crate::pci::{
         config::{ConfigSpace, Identity},
-        root_port::{Link, RootPort},
+        port::{Kind, Link, Port},
     };
 
     #[test]
@@ -325,7 +361,7 @@ mod tests {
         }
     }
 
-    fn bus() -> Bus {
+    fn plain() -> Plain {
         let identity = Identity {
             vendor: 0x1234,
             device: 0x5678,
@@ -337,12 +373,17 @@ mod tests {
         let mut config = ConfigSpace::new(identity);
         config.add_bar(0, BarKind::Memory32, 0x1000).expect("fits");
         config.place_bar(0, 0xc000_0000);
-        let port = RootPort::new(1, Link { speed: 1, width: 1 }).expect("room");
+        Plain { config, cell: 9 }
+    }
+
+    fn bus() -> Bus {
+        let link = Link { speed: 1, width: 1 }.registers();
+        let port = Port::new(Kind::Root, &link, None).expect("room");
         let mut bus = Bus::default();
         let above = Address { bus: 0, device: 2, function: 0 };
         bus.add(above, Arc::new(Mutex::new(port)));
         let name = Address { bus: 1, device: 0, function: 0 };
-        bus.add_behind(above, name, Arc::new(Mutex::new(Plain { config, cell: 9 })));
+        bus.add_behind(above, name, Arc::new(Mutex::new(plain())));
         bus
     }
 
@@ -357,6 +398,42 @@ mod tests {
         assert_eq!(u32::from_le_bytes(data), 0x5678_1234);
         bus.read_ecam(1 << 20, &mut data);
         assert_eq!(data, [0xff; 4]);
+    }
+
+    #[test]
+    fn requests_go_down_through_switches() {
+        let mut bus = Bus::default();
+        let link = Link { speed: 4, width: 16 }.registers();
+        let at = |bus, device| Address { bus, device, function: 0 };
+        let mut seat = |parent: Option<Address>, name, kind, buses: (u8, u8, u8)| {
+            let mut port = Port::new(kind, &link, None).expect("room");
+            port.set_buses(buses.0, buses.1, buses.2);
+            let port = Arc::new(Mutex::new(port));
+            match parent {
+                None => bus.add(name, port),
+                Some(parent) => bus.add_behind(parent, name, port),
+            }
+        };
+        seat(None, at(0x40, 0), Kind::Root, (0x40, 0x41, 0x44));
+        seat(Some(at(0x40, 0)), at(0x41, 0), Kind::Upstream, (0x41, 0x42, 0x44));
+        seat(Some(at(0x41, 0)), at(0x42, 0), Kind::Downstream, (0x42, 0x43, 0x43));
+        seat(Some(at(0x41, 0)), at(0x42, 1), Kind::Downstream, (0x42, 0x44, 0x44));
+        bus.add_behind(at(0x42, 1), at(0x44, 0), Arc::new(Mutex::new(plain())));
+        let identity = |bus: &Bus, number: u64, device: u64| {
+            let mut data = [0; 4];
+            bus.read_ecam(number << 20 | device << 15, &mut data);
+            u32::from_le_bytes(data)
+        };
+        assert_eq!(identity(&bus, 0x42, 1), 0x8233_104c);
+        assert_eq!(identity(&bus, 0x44, 0), 0x5678_1234);
+        assert_eq!(identity(&bus, 0x43, 0), u32::MAX);
+        assert_eq!(identity(&bus, 0x04, 0), u32::MAX);
+        // A bridge above that stops short hides what is below.
+        bus.write_ecam(0x41 << 20 | 0x1a, &[0x43]);
+        assert_eq!((identity(&bus, 0x44, 0), identity(&bus, 0x42, 1)), (u32::MAX, 0x8233_104c));
+        bus.write_ecam(0x41 << 20 | 0x1a, &[0x44]);
+        bus.remove(at(0x44, 0));
+        assert_eq!(identity(&bus, 0x44, 0), u32::MAX);
     }
 
     #[test]

@@ -56,6 +56,12 @@ pub trait PciFunction: Send {
     /// moves them here; mappings stay while only decoding is switched off.
     fn bars_changed(&mut self) {}
 
+    /// Returns the buses behind the function as the guest programmed them, secondary and
+    /// subordinate, if it is a bridge whose other side can be reached.
+    fn buses(&self) -> Option<(u8, u8)> {
+        None
+    }
+
     /// Stops using guest memory, as soon as what is under way is done; [`Self::is_held`] says when.
     /// Called with all vCPUs waiting.
     fn hold(&mut self) {}

@@ -1,4 +1,4 @@
-//! PCI Express as the guest sees it: configuration space, the bus, root ports, MSI-X tables, and
+//! PCI Express as the guest sees it: configuration space, the bus, ports, MSI-X tables, and
 //! the placing of BARs. Devices behind the bus are in `devices` and `vfio`.
 
 pub mod allocate;
@@ -7,4 +7,4 @@ pub mod chipset;
 pub mod config;
 pub mod function;
 pub mod msix;
-pub mod root_port;
+pub mod port;

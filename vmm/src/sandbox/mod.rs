@@ -30,6 +30,9 @@ pub enum ThreadKind {
     Api,
     /// Waits for descriptors (timers, eventfds, console input) and acts on them.
     Event,
+    /// Attaches and detaches devices: takes them from their descriptors, starts their threads. Its
+    /// filter holds for those threads too, so it allows what theirs do.
+    Plug,
     /// Asks the kernel to reset passed-through devices, and may hang there.
     Reset,
 }

@@ -10,7 +10,7 @@ use seccompiler::{
     SeccompCondition, SeccompFilter, SeccompRule, TargetArch,
 };
 
-use super::ThreadKind::{self, Api, Block, Event, Main, Reset, Vcpu};
+use super::ThreadKind::{self, Api, Block, Event, Main, Plug, Reset, Vcpu};
 
 /// One allowed system call.
 #[derive(Debug, Clone, Copy)]
@@ -40,8 +40,8 @@ pub enum Arguments {
     Equals(u8, u64),
 }
 
-const ALL: &[ThreadKind] = &[Main, Vcpu, Block, Api, Event, Reset];
-const DEVICES: &[ThreadKind] = &[Main, Vcpu, Block, Api, Event];
+const ALL: &[ThreadKind] = &[Main, Vcpu, Block, Api, Event, Plug, Reset];
+const DEVICES: &[ThreadKind] = &[Main, Vcpu, Block, Api, Event, Plug];
 
 /// KVM: run the virtual CPU, read and write its state.
 const KVM_VCPU: &[u32] = &[
@@ -105,6 +105,30 @@ const VHOST: &[u32] = &[
     0x4004_54d0, // TUNSETOFFLOAD
     0x4004_54d8, // TUNSETVNETHDRSZ
 ];
+const PLUG: &[ThreadKind] = &[Plug];
+/// VFIO and iommufd: a device is taken, looked at, and given guest memory.
+const VFIO_DEVICES: &[u32] = &[
+    0x3b66, // VFIO_SET_IOMMU
+    0x3b67, // VFIO_GROUP_GET_STATUS
+    0x3b68, // VFIO_GROUP_SET_CONTAINER
+    0x3b6a, // VFIO_GROUP_GET_DEVICE_FD
+    0x3b6b, // VFIO_DEVICE_GET_INFO
+    0x3b6c, // VFIO_DEVICE_GET_REGION_INFO
+    0x3b6d, // VFIO_DEVICE_GET_IRQ_INFO
+    0x3b70, // VFIO_DEVICE_GET_PCI_HOT_RESET_INFO, VFIO_IOMMU_GET_INFO
+    0x3b71, // VFIO_DEVICE_PCI_HOT_RESET, VFIO_IOMMU_MAP_DMA
+    0x3b76, // VFIO_DEVICE_BIND_IOMMUFD
+    0x3b77, // VFIO_DEVICE_ATTACH_IOMMUFD_PT
+    0x3b84, // IOMMU_IOAS_IOVA_RANGES
+    0x3b85, // IOMMU_IOAS_MAP
+    0x3b8f, // IOMMU_IOAS_MAP_FILE
+];
+/// Block devices: their size and their blocks.
+const DISK: &[u32] = &[
+    0x8008_1272, // BLKGETSIZE64
+    0x1268,      // BLKSSZGET
+    0x127b,      // BLKPBSZGET
+];
 
 /// The whole table. A call that several rows allow is allowed if one of them matches.
 pub const SYSCALLS: &[Syscall] = &[
@@ -138,47 +162,77 @@ pub const SYSCALLS: &[Syscall] = &[
     row(libc::SYS_write, ALL, Arguments::Any, "eventfds, sockets, log lines"),
     row(libc::SYS_close, ALL, Arguments::Any, "connections that end"),
     row(libc::SYS_fstat, &[Api], Arguments::Any, "how much of guest memory has pages"),
-    row(libc::SYS_pread64, ALL, Arguments::Any, "registers of devices, guest memory for a dump"),
-    row(libc::SYS_pwrite64, &[Main, Vcpu], Arguments::Any, "registers of devices"),
-    row(libc::SYS_preadv, &[Block], Arguments::Any, "disks"),
-    row(libc::SYS_pwritev2, &[Block], Arguments::Any, "disks"),
-    row(libc::SYS_fdatasync, &[Block], Arguments::Any, "virtio-blk flush"),
-    row(libc::SYS_fallocate, &[Block], Arguments::Any, "virtio-blk discard"),
-    row(libc::SYS_io_uring_enter, &[Block], Arguments::Any, "virtio-blk queues"),
-    row(libc::SYS_eventfd2, &[Main, Vcpu], Arguments::Any, "vectors used for the first time"),
+    row(libc::SYS_lseek, PLUG, Arguments::Any, "size of disks"),
+    row(
+        libc::SYS_pread64,
+        &[Main, Vcpu, Api, Plug, Reset],
+        Arguments::Any,
+        "registers of devices, guest memory for a dump",
+    ),
+    row(libc::SYS_pwrite64, &[Main, Vcpu, Plug], Arguments::Any, "registers of devices"),
+    row(libc::SYS_preadv, &[Block, Plug], Arguments::Any, "disks"),
+    row(libc::SYS_pwritev2, &[Block, Plug], Arguments::Any, "disks"),
+    row(libc::SYS_fdatasync, &[Block, Plug], Arguments::Any, "virtio-blk flush"),
+    row(libc::SYS_fallocate, &[Block, Plug], Arguments::Any, "virtio-blk discard"),
+    row(libc::SYS_io_uring_enter, &[Block, Plug], Arguments::Any, "virtio-blk queues"),
+    row(libc::SYS_eventfd2, &[Main, Vcpu, Plug], Arguments::Any, "vectors, doorbells"),
     row(
         libc::SYS_fcntl,
         ALL,
         Arguments::Equals(1, 1),
         "F_GETFD: debug builds look before they close",
     ),
-    row(libc::SYS_fcntl, &[Main, Vcpu], Arguments::Equals(1, 1030), "F_DUPFD_CLOEXEC of eventfds"),
+    row(
+        libc::SYS_fcntl,
+        &[Main, Vcpu, Plug],
+        Arguments::Equals(1, 1030),
+        "F_DUPFD_CLOEXEC of eventfds",
+    ),
     // Waiting.
     row(
         libc::SYS_ppoll,
-        &[Block, Event],
+        &[Block, Event, Plug],
         Arguments::Any,
         "waits for orders, doorbells, completions",
     ),
     // The API socket.
+    row(libc::SYS_recvmsg, &[Api], Arguments::Any, "API requests, with devices' descriptors"),
     row(libc::SYS_accept4, &[Api], Arguments::Any, "API connections"),
-    row(libc::SYS_recvfrom, &[Api], Arguments::Any, "API requests"),
     row(libc::SYS_sendto, &[Api], Arguments::Any, "API responses"),
     row(libc::SYS_setsockopt, &[Api], Arguments::Any, "deadlines of API connections"),
     // Devices of the kernel.
     row(libc::SYS_ioctl, &[Vcpu], Arguments::Request(KVM_VCPU), "running the virtual CPU"),
     row(
         libc::SYS_ioctl,
-        &[Main, Vcpu],
+        &[Main, Vcpu, Plug],
         Arguments::Request(KVM_MACHINE),
         "BARs, vectors, doorbells",
     ),
     row(libc::SYS_ioctl, DEVICES, Arguments::Request(KVM_LINE), "interrupt lines"),
     row(libc::SYS_ioctl, &[Api], Arguments::Request(KVM_MESSAGE), "the interrupt button"),
-    row(libc::SYS_ioctl, &[Main, Vcpu], Arguments::Request(VFIO_INTERRUPTS), "VFIO interrupts"),
-    row(libc::SYS_ioctl, &[Main, Vcpu], Arguments::Request(VFIO_PEERS), "BARs of peers"),
-    row(libc::SYS_ioctl, &[Main, Reset], Arguments::Request(VFIO_RESET), "VFIO reset"),
+    row(
+        libc::SYS_ioctl,
+        &[Main, Vcpu, Plug],
+        Arguments::Request(VFIO_INTERRUPTS),
+        "VFIO interrupts",
+    ),
+    row(libc::SYS_ioctl, &[Main, Vcpu, Plug], Arguments::Request(VFIO_PEERS), "BARs of peers"),
+    row(libc::SYS_ioctl, &[Main, Plug, Reset], Arguments::Request(VFIO_RESET), "VFIO reset"),
     row(libc::SYS_ioctl, &[Event], Arguments::Request(VHOST), "vhost queues start and stop"),
+    // Devices that come later: their threads, their rings, their descriptors.
+    row(libc::SYS_clone3, PLUG, Arguments::Any, "threads of disks and of resets"),
+    row(libc::SYS_set_robust_list, PLUG, Arguments::Any, "thread start"),
+    row(libc::SYS_sched_getaffinity, PLUG, Arguments::Any, "thread start"),
+    row(libc::SYS_prctl, PLUG, Arguments::Equals(0, 15), "PR_SET_NAME at thread start"),
+    row(libc::SYS_prctl, PLUG, Arguments::Equals(0, 38), "PR_SET_NO_NEW_PRIVS before a filter"),
+    row(libc::SYS_seccomp, PLUG, Arguments::Equals(0, 1), "filters of the threads it starts"),
+    row(libc::SYS_io_uring_setup, PLUG, Arguments::Any, "rings of disks"),
+    row(libc::SYS_io_uring_register, PLUG, Arguments::Any, "rings of disks are restricted"),
+    row(libc::SYS_fstat, PLUG, Arguments::Any, "size of disks"),
+    row(libc::SYS_fcntl, PLUG, Arguments::Equals(1, 3), "F_GETFL of disks"),
+    row(libc::SYS_prlimit64, PLUG, Arguments::Any, "the limit on locked memory, for its message"),
+    row(libc::SYS_ioctl, PLUG, Arguments::Request(DISK), "size of disks"),
+    row(libc::SYS_ioctl, PLUG, Arguments::Request(VFIO_DEVICES), "devices that are taken"),
 ];
 
 const fn row(
@@ -247,18 +301,32 @@ mod tests {
             libc::SYS_fork,
             libc::SYS_vfork,
             libc::SYS_clone,
-            libc::SYS_clone3,
             libc::SYS_ptrace,
             libc::SYS_kill,
             libc::SYS_mount,
             libc::SYS_bpf,
-            libc::SYS_io_uring_setup,
-            libc::SYS_io_uring_register,
             libc::SYS_process_vm_readv,
             libc::SYS_unshare,
             libc::SYS_setns,
         ];
         assert!(SYSCALLS.iter().all(|row| !never.contains(&row.number)));
+        // What attaching a device takes is for the thread that does it alone.
+        let plug = [
+            libc::SYS_clone3,
+            libc::SYS_seccomp,
+            libc::SYS_io_uring_setup,
+            libc::SYS_io_uring_register,
+        ];
+        let theirs = SYSCALLS.iter().filter(|row| plug.contains(&row.number));
+        assert!(theirs.into_iter().all(|row| row.kinds == PLUG));
+    }
+
+    #[test]
+    fn whoever_starts_threads_may_do_what_they_do() {
+        let mine = |kind: ThreadKind| SYSCALLS.iter().filter(move |row| row.kinds.contains(&kind));
+        for row in mine(Block).chain(mine(Reset)) {
+            assert!(row.kinds.contains(&Plug), "{}", row.reason);
+        }
     }
 
     #[test]

@@ -23,15 +23,16 @@ use super::{
     device::{Device, IrqKind, Region},
     dma::{self, AddressSpace, DmaError, PeerSlots},
     irq::{Interrupts, Ways},
+    plug::{Mapped, Plug},
     quirks::{self, Effect},
     reset::{Confinement, DEADLINE, ResetError, Resetter},
 };
 use crate::{
     holes::{Holes, Peers},
-    irq::InterruptSource,
+    irq::{InterruptSource, PinRoute},
     pci::{
         function::{Bar, BarKind, PciFunction},
-        root_port::Link,
+        port::Link,
     },
     sys::{
         iommu::{Container, Interface, Iommufd},
@@ -96,6 +97,8 @@ pub struct Passthrough {
     pub devices: Vec<Assigned>,
     /// Takes them back.
     pub closer: Closer,
+    /// Takes devices that come later.
+    pub plug: Plug,
 }
 
 /// One device passed through.
@@ -128,7 +131,13 @@ impl Claim {
         })?;
         let mut bound = Vec::new();
         for device in &spec.devices {
-            bound.push((device.address, Arc::new(bind(device, &space)?)));
+            let PassthroughDevice { address, cdev_fd, .. } = *device;
+            let fd = adopt(cdev_fd).map_err(|source| AssignError::Descriptor {
+                what: format!("cdev_fd of {address}"),
+                fd: cdev_fd,
+                source,
+            })?;
+            bound.push((address, Arc::new(bind(address, fd, &space)?)));
         }
         let resetters = start_resetters(&bound)?;
         reset_all(&resetters).into_iter().try_for_each(|result| result)?;
@@ -160,16 +169,22 @@ impl Claim {
         self.peers
     }
 
-    /// Maps guest memory for the devices and makes functions of them. `first_port` is the slot on
-    /// bus 0 of the first device's root port; the others follow.
-    pub fn give(self, ram: &Ram, vm: &Arc<Vm>, first_port: u8) -> Result<Passthrough, AssignError> {
+    /// Maps guest memory for the devices and makes functions of them. `routes` say where the pin of
+    /// each goes.
+    pub fn give(
+        self,
+        ram: &Ram,
+        vm: &Arc<Vm>,
+        routes: &[PinRoute],
+    ) -> Result<Passthrough, AssignError> {
         let space: Arc<dyn AddressSpace> = Arc::<dyn Interface>::clone(&self.space);
-        dma::map_ram(&*space, ram)?;
+        let mapped = if self.bound.is_empty() { Mapped::No } else { Mapped::Yes };
+        if mapped == Mapped::Yes {
+            dma::map_ram(&*space, ram)?;
+        }
         let mut devices = Vec::new();
-        let mut port = first_port;
-        for ((claimed, resetter), clique) in
-            self.bound.iter().zip(&self.resetters).zip(&self.cliques)
-        {
+        let all = self.bound.iter().zip(&self.resetters).zip(&self.cliques).zip(routes);
+        for (((claimed, resetter), clique), route) in all {
             let (address, device) = claimed;
             let device: Arc<dyn Device> = Arc::<VfioDevice>::clone(device);
             let guest: Box<dyn Slots> = Box::new(Arc::clone(vm));
@@ -180,13 +195,15 @@ impl Claim {
                     Box::new(PeerSlots { guest, space, device })
                 }
             };
-            let host = Host { interrupts: Arc::<Vm>::clone(vm), slots, port, clique: *clique };
+            let interrupts: Arc<dyn InterruptSource> = Arc::<Vm>::clone(vm);
+            let host = Host { interrupts, slots, route: *route, clique: *clique };
             devices.push(Function::open(*address, device, host, Arc::clone(resetter))?);
-            port = port.wrapping_add(1);
         }
         let keep = self.bound.into_iter().map(|(_, device)| device as Arc<dyn Device>).collect();
         let closer = Closer { devices: keep, resetters: self.resetters, _space: space };
-        Ok(Passthrough { devices, closer })
+        let (ram, vm) = (ram.clone(), Arc::clone(vm));
+        let plug = Plug { space: self.space, ram, vm, mapped };
+        Ok(Passthrough { devices, closer, plug })
     }
 }
 
@@ -200,10 +217,10 @@ fn interface(spec: &Spec) -> io::Result<Arc<dyn Interface>> {
 
 /// Takes devices back at the end.
 pub struct Closer {
-    devices: Vec<Arc<dyn Device>>,
-    resetters: Vec<Arc<Resetter>>,
+    pub(super) devices: Vec<Arc<dyn Device>>,
+    pub(super) resetters: Vec<Arc<Resetter>>,
     /// Guest memory stays mapped until no device reaches for it any more.
-    _space: Arc<dyn AddressSpace>,
+    pub(super) _space: Arc<dyn AddressSpace>,
 }
 
 impl Closer {
@@ -221,13 +238,11 @@ impl Closer {
 }
 
 /// Binds on a thread of its own: the kernel resets the device meanwhile, and may hang in it.
-fn bind(device: &PassthroughDevice, space: &Arc<dyn Interface>) -> Result<VfioDevice, AssignError> {
-    let PassthroughDevice { address, cdev_fd, .. } = *device;
-    let fd: OwnedFd = adopt(cdev_fd).map_err(|source| AssignError::Descriptor {
-        what: format!("cdev_fd of {address}"),
-        fd: cdev_fd,
-        source,
-    })?;
+pub(super) fn bind(
+    address: Bdf,
+    fd: OwnedFd,
+    space: &Arc<dyn Interface>,
+) -> Result<VfioDevice, AssignError> {
     let space = Arc::clone(space);
     let (outbox, inbox) = mpsc::sync_channel(1);
     thread::Builder::new()
@@ -242,7 +257,9 @@ fn bind(device: &PassthroughDevice, space: &Arc<dyn Interface>) -> Result<VfioDe
     }
 }
 
-fn start_resetters(bound: &[(Bdf, Arc<VfioDevice>)]) -> Result<Vec<Arc<Resetter>>, ResetError> {
+pub(super) fn start_resetters(
+    bound: &[(Bdf, Arc<VfioDevice>)],
+) -> Result<Vec<Arc<Resetter>>, ResetError> {
     bound
         .iter()
         .map(|(address, device)| {
@@ -252,7 +269,7 @@ fn start_resetters(bound: &[(Bdf, Arc<VfioDevice>)]) -> Result<Vec<Arc<Resetter>
         .collect()
 }
 
-fn reset_all(resetters: &[Arc<Resetter>]) -> Vec<Result<(), ResetError>> {
+pub(super) fn reset_all(resetters: &[Arc<Resetter>]) -> Vec<Result<(), ResetError>> {
     resetters.iter().for_each(|resetter| resetter.order());
     resetters.iter().map(|resetter| resetter.wait()).collect()
 }
@@ -261,8 +278,8 @@ fn reset_all(resetters: &[Arc<Resetter>]) -> Vec<Result<(), ResetError>> {
 pub(super) struct Host {
     pub(super) interrupts: Arc<dyn InterruptSource>,
     pub(super) slots: Box<dyn Slots>,
-    /// Slot on bus 0 of the port above, which the pin goes through.
-    pub(super) port: u8,
+    /// Where the pin goes.
+    pub(super) route: PinRoute,
     /// Which clique of peers the device is told to be in.
     pub(super) clique: Option<u8>,
 }
@@ -315,7 +332,9 @@ impl Function {
         config.read(INTERRUPT_PIN, &mut pin);
         let line = match pin[0] {
             pin @ 1..=4 => Some(
-                host.interrupts.line(host.port, pin).map_err(failed("route the interrupt pin"))?,
+                host.interrupts
+                    .line(host.route.slot, host.route.pin(pin))
+                    .map_err(failed("route the interrupt pin"))?,
             ),
             _ => None,
         };

@@ -43,7 +43,7 @@ fn open(device: FakeDevice) -> Result<(Arc<FakeDevice>, Memory, Assigned), Assig
     let host = Host {
         interrupts: Arc::new(Recorders::default()),
         slots: Box::new(memory.clone()),
-        port: 2,
+        route: PinRoute { slot: 2, turn: 0 },
         clique: None,
     };
     let assigned =

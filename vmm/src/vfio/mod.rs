@@ -18,5 +18,6 @@ pub mod dma;
 #[cfg(test)]
 mod fake;
 pub mod irq;
+pub mod plug;
 pub mod quirks;
 pub mod reset;

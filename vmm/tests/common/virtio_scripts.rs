@@ -237,7 +237,7 @@ pub fn block_race(data: &[u8]) {
     let Served { mut queue, mut live, kick } = block_queue(built, &memory, &file);
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        scope.spawn(|| {
+        let writer = scope.spawn(|| {
             // Once at least, then until the queue has had enough.
             loop {
                 moves.chunks_exact(4).for_each(|change| {
@@ -256,6 +256,8 @@ pub fn block_race(data: &[u8]) {
             queue.turn(&mut live);
         }
         over.store(true, Ordering::Relaxed);
+        // The scope waits for the work only; what the thread itself had is given back by now.
+        writer.join().unwrap();
     });
     queue.drain();
     assert_eq!(rustix::fs::fstat(&file).unwrap().st_size, 64 * 512);

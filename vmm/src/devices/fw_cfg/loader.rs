@@ -197,8 +197,8 @@ mod tests {
     fn following_the_script_gives_sound_tables_anywhere() {
         let platform = Platform {
             vcpus: 2,
-            mmio64: 1 << 38,
-            mmio64_size: 1 << 38,
+            roots: Vec::new(),
+            nodes: Vec::new(),
             ecam: 0xe000_0000,
             firmware: None,
         };
@@ -222,8 +222,8 @@ mod tests {
     fn pointers_to_nowhere_are_refused() {
         let platform = Platform {
             vcpus: 2,
-            mmio64: 1 << 38,
-            mmio64_size: 1 << 38,
+            roots: Vec::new(),
+            nodes: Vec::new(),
             ecam: 0xe000_0000,
             firmware: None,
         };

@@ -468,6 +468,12 @@ impl Controller {
             }
             Ok(moved) => moved,
         };
+        let activity = &self.shared.activity;
+        match &flight.transfer {
+            Transfer::Read { .. } => activity.read_bytes.add(moved.into()),
+            Transfer::Write { .. } => activity.written_bytes.add(moved.into()),
+            Transfer::Flush | Transfer::Zero { .. } | Transfer::Punch { .. } => {}
+        }
         let left = match &mut flight.transfer {
             Transfer::Flush | Transfer::Zero { .. } => false,
             Transfer::Punch { ranges } => {
@@ -511,6 +517,11 @@ impl Controller {
 
     /// Posts the completion of a command that was taken from `queue`.
     pub(super) fn complete(&mut self, queue: u16, command: &Command, status: Status, result: u32) {
+        if queue > 0 {
+            self.shared.activity.requests.add(1);
+            let failures = u64::from(status != Status::SUCCESS);
+            self.shared.activity.errors.add(failures);
+        }
         let Some(live) = &mut self.live else { return };
         let Some(Some(submissions)) = live.submissions.get_mut(usize::from(queue)) else { return };
         submissions.outstanding = submissions.outstanding.saturating_sub(1);

@@ -87,6 +87,9 @@ const EXPRESS_SIZE: usize = 0x3c;
 const EXPRESS_FLAGS: u16 = 9 << 4 | 2;
 const EXPRESS_DEVICE_CAPABILITIES: u32 = 1 << 15;
 
+/// Name of the thread, and of the device among those that count.
+const NAME: &str = "nvme";
+
 /// How long a reset of the function waits for the thread to let go of guest memory.
 const RESET_DEADLINE: Duration = Duration::from_secs(10);
 /// How often it looks.
@@ -148,8 +151,9 @@ impl Nvme {
         let msix = MsixTable::new(pairs + 1, &*platform.interrupts)
             .map_err(|source| NvmeError::Host { what: "cannot have interrupt vectors", source })?;
         let vectors = (0..msix.len()).filter_map(|index| msix.vector(index).cloned()).collect();
-        let shared = Shared::new(pairs, vectors)
+        let mut shared = Shared::new(pairs, vectors)
             .map_err(|source| NvmeError::Host { what: "cannot have doorbells", source })?;
+        shared.activity = platform.activity.device(NAME);
         let (config, msix_capability) =
             describe(&msix).map_err(|source| NvmeError::Pci { source })?;
         let throttle = Throttle::new(disk.limit, Instant::now());
@@ -176,7 +180,7 @@ impl Nvme {
             Ok(Controller::new(engine, ram, profile, throttle, shared))
         };
         let worker = Worker::spawn(
-            "nvme".to_owned(),
+            NAME.to_owned(),
             ThreadKind::Block,
             prepare,
             |controller: Controller, inbox| controller.serve(&inbox),

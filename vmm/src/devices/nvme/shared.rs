@@ -11,7 +11,7 @@ use std::{
 use vmm_sys_util::eventfd::EventFd;
 
 use super::registers::{Control, SHUTDOWN_BUSY, SHUTDOWN_DONE};
-use crate::{irq::MsiVector, pci::msix::MsixTable};
+use crate::{counters::Activity, irq::MsiVector, pci::msix::MsixTable};
 
 /// No value that a driver writes to a doorbell makes sense as this.
 const NOTHING: u32 = u32::MAX;
@@ -59,6 +59,8 @@ pub struct Shared {
     control: AtomicU32,
     fatal: AtomicBool,
     shutdown: AtomicU8,
+    /// What was done; commands of the I/O queues count.
+    pub activity: Arc<Activity>,
 }
 
 impl Shared {
@@ -72,6 +74,7 @@ impl Shared {
             control: AtomicU32::new(0),
             fatal: AtomicBool::new(false),
             shutdown: AtomicU8::new(0),
+            activity: Arc::default(),
         })
     }
 
@@ -110,6 +113,7 @@ impl Shared {
         if let (true, Some(vector)) =
             (self.interrupts.load(Ordering::Acquire), self.vectors.get(usize::from(vector)))
         {
+            self.activity.interrupts.add(1);
             // The eventfd's counter can only be full when a signal is pending already.
             let _ = vector.trigger();
         }

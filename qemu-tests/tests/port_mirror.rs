@@ -1,0 +1,237 @@
+//! The tree that a guest sees is the host's: a switch with a disk and a network card below a root
+//! port, on a root complex near the guest's second NUMA node. Registers are compared one by one,
+//! as `lspci -vvv` prints them.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
+
+use std::{collections::BTreeMap, fs, path::Path, time::Duration};
+
+use qemu_tests::{
+    bed::{Bed, BedOptions, Plan, guest},
+    harness::host::HostOptions,
+};
+use types::{
+    topology::{AccessControl, Below, NumaNode, Port, PortRegisters, RootComplex, Topology},
+    units::Mebibytes,
+};
+
+/// How long a guest may take to its first command, and how long a command may take.
+const GUEST_LIMIT: Duration = Duration::from_secs(240);
+const SOON: Duration = Duration::from_secs(60);
+
+/// Configuration space of functions by address.
+struct Functions(BTreeMap<String, Vec<u8>>);
+
+impl Functions {
+    fn of_host(bed: &mut Bed) -> Self {
+        let mut all = BTreeMap::new();
+        for address in bed.list("/sys/bus/pci/devices").unwrap() {
+            let config = bed.read(&format!("/sys/bus/pci/devices/{address}/config")).unwrap();
+            all.insert(address, config);
+        }
+        Self(all)
+    }
+
+    /// Reads what a guest sees: the legacy part, and the first extended capability.
+    fn of_guest(bed: &mut Bed, machine: u32) -> Self {
+        let command = "for d in /sys/bus/pci/devices/*; do echo ${d##*/} \
+                       $(head -c 288 $d/config | hexdump -ve '1/1 \"%02x\"'); done";
+        let said = bed.run(machine, command, SOON).unwrap();
+        let byte =
+            |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap();
+        let line = |line: &str| {
+            let (address, hex) = line.split_once(' ').unwrap();
+            (address.to_owned(), hex.as_bytes().chunks(2).map(byte).collect())
+        };
+        Self(said.lines().map(line).collect())
+    }
+
+    /// Finds the function with a vendor and a device id.
+    fn find(&self, vendor: u16, device: u16) -> &str {
+        let ids = [vendor.to_le_bytes(), device.to_le_bytes()].concat();
+        self.0.iter().find(|(_, config)| config[..4] == ids[..]).unwrap().0
+    }
+
+    /// Returns the bridges above a function, the uppermost first.
+    fn above(&self, address: &str) -> Vec<String> {
+        let bus = u8::from_str_radix(&address[5..7], 16).unwrap();
+        let is_above =
+            |(_, config): &(&String, &Vec<u8>)| config[0x0e] & 0x7f == 1 && config[0x19] == bus;
+        match self.0.iter().find(is_above) {
+            Some((bridge, _)) if bus != 0 => {
+                let mut all = self.above(bridge);
+                all.push(bridge.clone());
+                all
+            }
+            Some(_) | None => Vec::new(),
+        }
+    }
+
+    fn registers(&self, address: &str) -> PortRegisters {
+        let config = &self.0[address];
+        let at = express(config);
+        let half = |offset| u16_at(config, at + offset);
+        PortRegisters {
+            device_capabilities: u32_at(config, at + 0x04),
+            device_control: half(0x08),
+            link_capabilities: u32_at(config, at + 0x0c),
+            link_control: half(0x10),
+            link_status: half(0x12),
+            device_capabilities2: u32_at(config, at + 0x24),
+            device_control2: half(0x28),
+            link_capabilities2: u32_at(config, at + 0x2c),
+            link_control2: half(0x30),
+            link_status2: half(0x32),
+            access_control: access_control(config),
+        }
+    }
+}
+
+fn u16_at(config: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes([config[at], config[at + 1]])
+}
+
+fn u32_at(config: &[u8], at: usize) -> u32 {
+    u32::from(u16_at(config, at)) | u32::from(u16_at(config, at + 2)) << 16
+}
+
+/// Where the PCI Express capability is.
+fn express(config: &[u8]) -> usize {
+    let mut at = usize::from(config[0x34]);
+    while config[at] != 0x10 {
+        at = usize::from(config[at + 1]);
+    }
+    at
+}
+
+/// What access control is told, wherever it is in the list.
+fn access_control(config: &[u8]) -> Option<AccessControl> {
+    let mut at = 0x100;
+    loop {
+        let header = u32_at(config, at);
+        if header & 0xffff == 0x0d {
+            let (capabilities, control) = (u16_at(config, at + 4), u16_at(config, at + 6));
+            return Some(AccessControl { capabilities, control });
+        }
+        at = usize::try_from(header >> 20).unwrap();
+        if at == 0 {
+            return None;
+        }
+    }
+}
+
+/// The parts of the registers that nobody changes while a guest runs: all but the controls, which
+/// its kernel writes, and what the data link layer reports (link capabilities 20, status 13).
+fn told(registers: PortRegisters) -> PortRegisters {
+    PortRegisters {
+        device_control: registers.device_control & 0x00e0,
+        link_capabilities: registers.link_capabilities & !(1 << 20),
+        link_control: 0,
+        link_status: registers.link_status & 0x13ff,
+        device_control2: 0,
+        link_control2: registers.link_control2 & 0xf,
+        ..registers
+    }
+}
+
+/// A host with a switch below a root port of its own, a disk and a network card below that.
+fn bed(folder: &Path) -> Bed {
+    let made = guest::make(folder).unwrap();
+    let disk = folder.join("nvme.img");
+    fs::write(&disk, vec![0; 1 << 20]).unwrap();
+    let arguments = [
+        "-device",
+        "pcie-root-port,id=top,chassis=40,slot=40,x-speed=16,x-width=16",
+        "-device",
+        "x3130-upstream,id=up,bus=top",
+        "-device",
+        "xio3130-downstream,id=left,bus=up,chassis=41,slot=41",
+        "-device",
+        "xio3130-downstream,id=right,bus=up,chassis=42,slot=42",
+        "-drive",
+        &format!("if=none,id=nvme,format=raw,file={}", disk.display()),
+        "-device",
+        "nvme,bus=left,drive=nvme,serial=mirror",
+        "-netdev",
+        "user,id=card",
+        "-device",
+        "e1000e,bus=right,netdev=card,romfile=",
+    ];
+    let arguments = arguments.map(str::to_owned).to_vec();
+    let host = HostOptions { arguments, ..HostOptions::default() };
+    let files =
+        vec![("guest/kernel".to_owned(), made.kernel), ("guest/initrd".to_owned(), made.initrd)];
+    Bed::start(folder, BedOptions { files, host, ..BedOptions::default() }).unwrap()
+}
+
+/// The host's root port, switch and downstream ports as the machine's, on its second root complex.
+fn mirrored(host: &Functions, devices: [&str; 2]) -> Topology {
+    let above = host.above(devices[0]);
+    let [top, up, _] = &above[..] else { panic!("{above:?}") };
+    let device = |(index, address): (u32, &str)| Port {
+        registers: Some(host.registers(host.above(address).last().unwrap())),
+        below: Below::Device { index },
+    };
+    let switch = Below::Switch {
+        upstream: Some(host.registers(up)),
+        ports: (0..).zip(devices).map(device).collect(),
+    };
+    let port = Port { registers: Some(host.registers(top)), below: switch };
+    Topology {
+        roots: vec![
+            RootComplex { node: Some(0), ports: Vec::new() },
+            RootComplex { node: Some(1), ports: vec![port] },
+        ],
+    }
+}
+
+fn node(id: u32, vcpus: Vec<u32>, distances: Vec<u8>) -> NumaNode {
+    NumaNode { id, vcpus, memory_mib: Mebibytes(128), distances }
+}
+
+#[test]
+fn the_guest_sees_the_ports_of_the_host() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut bed = bed(folder.path());
+    let host = Functions::of_host(&mut bed);
+    let (disk, card) = (host.find(0x1b36, 0x0010).to_owned(), host.find(0x8086, 0x10d3).to_owned());
+    let mut plan = Plan::linux(1, ("/guest/kernel", "/guest/initrd"), "console=ttyS0 quiet");
+    for address in [&disk, &card] {
+        let path = bed.bind(address).unwrap();
+        plan.pass(address.parse().unwrap(), &path);
+    }
+    plan.spec.topology = Some(mirrored(&host, [&disk, &card]));
+    plan.spec.numa = vec![node(0, vec![0], vec![10, 25]), node(1, vec![], vec![25, 10])];
+    let machine = bed.launch(&plan).unwrap();
+    bed.wait_console(machine, guest::READY, GUEST_LIMIT).unwrap();
+    let seen = Functions::of_guest(&mut bed, machine);
+
+    for (vendor, device, name) in [(0x1b36, 0x0010, &disk), (0x8086, 0x10d3, &card)] {
+        let found = seen.find(vendor, device).to_owned();
+        let (theirs, ours) = (host.above(name), seen.above(&found));
+        assert_eq!(ours.len(), 3, "{ours:?}: root port, upstream and downstream port");
+        for (theirs, ours) in theirs.iter().zip(&ours) {
+            let expected = told(host.registers(theirs));
+            assert_eq!(told(seen.registers(ours)), expected, "{ours} is not as {theirs}");
+        }
+        let (theirs, ours) = (express(&host.0[name]), express(&seen.0[&found]));
+        let link = |config: &[u8], at| (u32_at(config, at + 0x0c), u16_at(config, at + 0x12));
+        assert_eq!(link(&seen.0[&found], ours), link(&host.0[name], theirs), "{found}");
+    }
+    let ports: Vec<&Vec<u8>> = seen.0.values().filter(|config| config[0x0e] & 0x7f == 1).collect();
+    let slots = ports.iter().filter_map(|config| {
+        let at = express(config);
+        let has_slot = u16_at(config, at + 2) & 1 << 8 != 0;
+        has_slot.then(|| u32_at(config, at + 0x14) >> 19)
+    });
+    assert_eq!((ports.len(), slots.collect::<Vec<_>>()), (4, vec![1, 2]));
+
+    let found = seen.find(0x8086, 0x10d3).to_owned();
+    assert_eq!(&found[5..7], "84", "the fourth bus of the second half");
+    let near = format!(
+        "cat /sys/bus/pci/devices/{found}/numa_node /sys/devices/system/node/online \
+         /sys/devices/system/node/node1/distance; ls -d /sys/devices/pci*"
+    );
+    let said = bed.run(machine, &near, SOON).unwrap();
+    assert_eq!(said, "1\n0-1\n25 10\n/sys/devices/pci0000:00\n/sys/devices/pci0000:80\n");
+}

@@ -1,0 +1,179 @@
+//! The tree of PCI Express ports: it tells what the host's ports tell, and devices come and go in it
+//! while the guest runs.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
+
+use std::{path::Path, time::Duration};
+
+use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
+use qemu_tests::{
+    bed::{Bed, BedOptions, Opened, Plan, guest},
+    harness::host::HostOptions,
+};
+use types::{
+    topology::SparePort,
+    units::Mebibytes,
+    vm::{Passthrough, VfioInterface},
+};
+
+/// How long a guest may take to its first command.
+const GUEST_LIMIT: Duration = Duration::from_secs(180);
+/// How long a guest may take to notice a device; it waits five seconds before it lets one go.
+const SOON: Duration = Duration::from_secs(90);
+
+/// The device that is plugged, by QEMU docs/specs/edu: a register holds its name, another computes.
+const EDU: &str = "0000:01:00.0";
+
+/// A host that holds the usual guest.
+fn bed(folder: &Path, host: HostOptions) -> Bed {
+    let made = guest::make(folder).unwrap();
+    let files =
+        vec![("guest/kernel".to_owned(), made.kernel), ("guest/initrd".to_owned(), made.initrd)];
+    Bed::start(folder, BedOptions { files, host, ..BedOptions::default() }).unwrap()
+}
+
+fn spare(memory: u64, prefetchable: u64) -> SparePort {
+    SparePort { root: 0, memory_mib: Mebibytes(memory), prefetchable_mib: Mebibytes(prefetchable) }
+}
+
+/// A guest with two spare ports and an IOMMU, and no device yet.
+fn machine_with_spare_ports(bed: &mut Bed) -> u32 {
+    let files = ("/guest/kernel", "/guest/initrd");
+    let mut plan = Plan::linux(1, files, "console=ttyS0 quiet iomem=relaxed");
+    let iommu_fd = plan.open(Opened::Write { path: "/dev/iommu".to_owned() });
+    plan.spec.passthrough = Some(Passthrough {
+        interface: VfioInterface::Cdev,
+        iommu_fd,
+        peer_to_peer: false,
+        devices: Vec::new(),
+    });
+    plan.spec.spare_ports = vec![spare(32, 1024), spare(2, 0)];
+    let machine = bed.launch(&plan).unwrap();
+    bed.wait_console(machine, guest::READY, GUEST_LIMIT).unwrap();
+    machine
+}
+
+fn attach(bed: &mut Bed, machine: u32, body: &str, path: &str) -> (u16, String) {
+    let file = Opened::Write { path: path.to_owned() };
+    let answer = bed.call_with(machine, ("POST", "/v1/devices"), body.as_bytes(), &[file]).unwrap();
+    (answer.status, String::from_utf8_lossy(&answer.body).into_owned())
+}
+
+fn detach(bed: &mut Bed, machine: u32, target: &str) {
+    let answer = bed.call(machine, ("DELETE", &format!("/v1/devices/{target}")), "").unwrap();
+    assert_eq!(answer.status, 202, "{}", String::from_utf8_lossy(&answer.body));
+}
+
+/// Names and states of what is attached.
+fn attached(bed: &mut Bed, machine: u32) -> Vec<(String, String)> {
+    let list = bed.call(machine, ("GET", "/v1/devices"), "").unwrap().json().unwrap();
+    let text = |value: &serde_json::Value| value.as_str().unwrap().to_owned();
+    list.as_array().unwrap().iter().map(|d| (text(&d["id"]), text(&d["state"]["is"]))).collect()
+}
+
+fn wait_attached(bed: &mut Bed, machine: u32, expected: &[(&str, &str)]) {
+    let deadline = std::time::Instant::now() + SOON;
+    let fits = |found: &[(String, String)]| {
+        found.iter().map(|(id, state)| (id.as_str(), state.as_str())).eq(expected.iter().copied())
+    };
+    let mut found = attached(bed, machine);
+    while !fits(&found) {
+        let log = bed.log(machine).unwrap();
+        assert!(std::time::Instant::now() < deadline, "{found:?}; the VMM said {log}");
+        std::thread::sleep(Duration::from_millis(500));
+        found = attached(bed, machine);
+    }
+}
+
+const DISK_BODY: &str =
+    r#"{"id": "data", "device": {"kind": "disk", "read_only": false, "serial": "late"}}"#;
+const EDU_BODY: &str = r#"{"id": "edu", "device": {"kind": "pci", "address": "0000:01:00.0"}}"#;
+
+/// Waits for a device by its vendor and device id, and goes to its folder.
+fn find(ids: &str) -> String {
+    format!(
+        "d=; while [ -z \"$d\" ]; do sleep 1; for e in /sys/bus/pci/devices/*; do \
+         [ \"$(cat $e/vendor)$(cat $e/device)\" = {ids} ] && d=$e; done; done; cd $d"
+    )
+}
+
+/// Lets the device compute the factorial of five.
+const FACTORIAL: &str = "echo 1 > enable; bar=$(head -n 1 resource | cut -d' ' -f1); \
+    devmem $((bar)) 32; devmem $((bar + 8)) 32 5; \
+    while [ $(( $(devmem $((bar + 32)) 32) & 1 )) = 1 ]; do :; done; devmem $((bar + 8)) 32; cd /";
+
+#[test]
+fn devices_come_and_go_while_the_guest_runs() {
+    let folder = tempfile::tempdir().unwrap();
+    let host = HostOptions { devices: vec!["edu".to_owned()], ..HostOptions::default() };
+    let mut bed = bed(folder.path(), host);
+    let edu = bed.bind(EDU).unwrap();
+    let mut disk = b"late disk".to_vec();
+    disk.resize(8 << 20, 0);
+    bed.write("/run/disk", &disk).unwrap();
+    let machine = machine_with_spare_ports(&mut bed);
+    assert_eq!(attached(&mut bed, machine), []);
+
+    // A disk: the guest's driver reads and writes it.
+    let (status, said) = attach(&mut bed, machine, DISK_BODY, "/run/disk");
+    assert_eq!(status, 202, "{said}");
+    let read = "while [ ! -b /dev/vda ]; do sleep 1; done; head -c 9 /dev/vda; echo; \
+                cat /sys/block/vda/serial; echo; \
+                echo written | dd of=/dev/vda bs=4096 seek=1 conv=fsync 2> /dev/null";
+    assert_eq!(bed.run(machine, read, SOON).unwrap(), "late disk\nlate\n");
+    wait_attached(&mut bed, machine, &[("data", "connected")]);
+    assert_eq!(&bed.read("/run/disk").unwrap()[4096..4103], b"written");
+
+    // A device of the host, into the other port: registers answer where the guest put them.
+    let (status, said) = attach(&mut bed, machine, EDU_BODY, &edu);
+    assert_eq!(status, 202, "{said}");
+    let compute = format!("{}; {FACTORIAL}", find("0x12340x11e8"));
+    let answer = bed.run(machine, &compute, SOON).unwrap();
+    assert_eq!(answer.split_whitespace().collect::<Vec<_>>(), ["0x010000ED", "0x00000078"]);
+    wait_attached(&mut bed, machine, &[("data", "connected"), ("edu", "connected")]);
+
+    // Nothing is given twice, nothing goes where nothing is.
+    assert_eq!(attach(&mut bed, machine, EDU_BODY, &edu).0, 409);
+    let third = DISK_BODY.replace("data", "more");
+    assert_eq!(attach(&mut bed, machine, &third, "/run/disk").0, 409);
+    assert_eq!(bed.call(machine, ("DELETE", "/v1/devices/none"), "").unwrap().status, 404);
+
+    // The guest is asked, and lets both go.
+    detach(&mut bed, machine, "data");
+    detach(&mut bed, machine, "edu");
+    wait_attached(&mut bed, machine, &[]);
+    let gone = "ls /sys/block | grep -c vda; grep -l 0x11e8 /sys/bus/pci/devices/*/device | wc -l";
+    assert_eq!(bed.run(machine, &format!("{gone}; true"), SOON).unwrap(), "0\n0\n");
+
+    // The same device once more, and now it is pulled.
+    let (status, said) = attach(&mut bed, machine, EDU_BODY, &edu);
+    assert_eq!(status, 202, "{said}");
+    bed.run(machine, &compute, SOON).unwrap();
+    detach(&mut bed, machine, "edu?pull=1");
+    wait_attached(&mut bed, machine, &[]);
+    let wait = "while grep -q 0x11e8 /sys/bus/pci/devices/*/device; do sleep 1; done; echo gone";
+    assert_eq!(bed.run(machine, wait, SOON).unwrap(), "gone\n");
+
+    bed.type_line(machine, "poweroff -f").unwrap();
+    let (status, log) = bed.wait_exit(machine, SOON).unwrap();
+    assert_eq!(status, 0, "{log}");
+}
+
+#[test]
+fn a_device_that_is_still_plugged_comes_back_at_the_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let host = HostOptions { devices: vec!["edu".to_owned()], ..HostOptions::default() };
+    let mut bed = bed(folder.path(), host);
+    let edu = bed.bind(EDU).unwrap();
+    let machine = machine_with_spare_ports(&mut bed);
+    let (status, said) = attach(&mut bed, machine, EDU_BODY, &edu);
+    assert_eq!(status, 202, "{said}");
+    wait_attached(&mut bed, machine, &[("edu", "connected")]);
+    let no_file = bed.call(machine, ("POST", "/v1/devices"), DISK_BODY).unwrap();
+    assert_eq!(no_file.status, 400);
+    bed.type_line(machine, "poweroff -f").unwrap();
+    let (status, log) = bed.wait_exit(machine, SOON).unwrap();
+    assert_eq!(status, 0, "{log}");
+    let left = BASE64.encode(bed.read(&format!("/sys/bus/pci/devices/{EDU}/vendor")).unwrap());
+    assert_eq!(left, BASE64.encode("0x1234\n"));
+}

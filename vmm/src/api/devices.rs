@@ -1,0 +1,112 @@
+//! Devices that come and go: `/v1/devices`. A device's descriptor travels beside the request's bytes
+//! (SCM_RIGHTS, unix(7)); the VMM opens nothing.
+
+use std::{
+    error::Error,
+    io::{self, IoSliceMut},
+    mem::MaybeUninit,
+    os::{fd::OwnedFd, unix::net::UnixStream},
+};
+
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use types::devices::AttachRequest;
+
+use super::{
+    Answer, Request,
+    answer::{json, problem},
+};
+use crate::machine::{
+    Board,
+    hotplug::{PlugError, Removal},
+};
+
+/// Most descriptors that are taken with one piece of a request; more than one is told as wrong.
+const MAX_FILES: usize = 4;
+
+/// Reads a piece of a request, and puts descriptors that come with it into `files`.
+pub(super) fn read(
+    stream: &UnixStream,
+    buffer: &mut [u8],
+    files: &mut Vec<OwnedFd>,
+) -> io::Result<usize> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let mut pieces = [IoSliceMut::new(buffer)];
+    let received = recvmsg(stream, &mut pieces, &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
+    for message in ancillary.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            // What is over the limit is closed here; a request never has a use for it.
+            files.extend(rights.take(MAX_FILES.saturating_sub(files.len())));
+        }
+    }
+    Ok(received.bytes)
+}
+
+/// `GET /v1/devices`.
+pub(super) fn list(_request: &Request, board: &Board) -> Answer {
+    json(200, &board.hotplug.devices())
+}
+
+/// `POST /v1/devices`.
+pub(super) fn attach(request: &Request, files: Vec<OwnedFd>, board: &Board) -> Answer {
+    let wanted: AttachRequest = match serde_json::from_slice(&request.body) {
+        Ok(wanted) => wanted,
+        Err(error) => {
+            let detail = format!(
+                "{error}; expected {{\"id\": …, \"device\": {{\"kind\": \"pci\", \"address\": …}} or \
+                 {{\"kind\": \"disk\", \"read_only\": …, \"serial\": …}}}}"
+            );
+            return problem(400, "bad body", &detail);
+        }
+    };
+    match board.hotplug.attach(wanted, files) {
+        Ok(device) => json(202, &device),
+        Err(error) => refusal(&error),
+    }
+}
+
+/// `DELETE /v1/devices/{id}`; `?pull=1` does not ask the guest.
+pub(super) fn detach(request: &Request, board: &Board) -> Answer {
+    let id = request.path().rsplit('/').next().unwrap_or_default();
+    let removal = match request.number("pull") {
+        Ok(None | Some(0)) => Removal::Asked,
+        Ok(Some(1)) => Removal::Pulled,
+        Ok(Some(_)) | Err(_) => return problem(400, "bad query", "pull is 0 or 1, as ?pull=1"),
+    };
+    match board.hotplug.detach(id, removal) {
+        Ok(device) => json(202, &device),
+        Err(error) => refusal(&error),
+    }
+}
+
+fn refusal(error: &PlugError) -> Answer {
+    let (status, title) = match error {
+        PlugError::Name { .. } | PlugError::Descriptors { .. } => (400, "bad request"),
+        PlugError::Unknown { .. } => (404, "not found"),
+        PlugError::Taken { .. }
+        | PlugError::NoPort
+        | PlugError::NoPassthrough
+        | PlugError::Window { .. } => (409, "not possible on this machine"),
+        PlugError::Assign(_) | PlugError::Disk(_) => (409, "the device cannot be used"),
+        PlugError::Busy => (429, "busy"),
+    };
+    let mut detail = error.to_string();
+    let mut next = match error {
+        PlugError::Assign(assign) => assign.source(),
+        PlugError::Disk(disk) => disk.source(),
+        PlugError::Name { .. }
+        | PlugError::Taken { .. }
+        | PlugError::Unknown { .. }
+        | PlugError::Descriptors { .. }
+        | PlugError::NoPort
+        | PlugError::NoPassthrough
+        | PlugError::Window { .. }
+        | PlugError::Busy => None,
+    };
+    while let Some(source) = next {
+        detail.push_str(": ");
+        detail.push_str(&source.to_string());
+        next = source.source();
+    }
+    problem(status, title, &detail)
+}

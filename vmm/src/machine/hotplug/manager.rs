@@ -1,0 +1,338 @@
+//! The thread that plugs and unplugs.
+
+use std::{
+    os::fd::OwnedFd,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc::Receiver},
+    time::{Duration, Instant},
+};
+
+use types::{
+    devices::{AttachDevice, AttachRequest, AttachedDevice, AttachedState},
+    vm::{Disk, DiskModel},
+};
+
+use super::{Hotplug, Order, PlugError, Removal};
+use crate::{
+    devices::{
+        DeviceError,
+        nvme::Nvme,
+        virtio::{self, blk::engine::EngineChoice},
+    },
+    irq::PinRoute,
+    machine::Board,
+    pci::{
+        bus::Address,
+        function::{Bar, BarKind, PciFunction},
+        port::{Link, Port, Power},
+    },
+    vfio::{assign::Closer, plug::Plug, reset::ResetError},
+};
+
+/// How long a guest may take to react to the attention button before it is pressed again. It waits
+/// five seconds itself, in which a second press takes the first back (PCIe 6.0 §6.7.1.5).
+const BUTTON_PAUSE: Duration = Duration::from_secs(15);
+/// Link that a port tells for a device without one: an emulated function is no PCI Express device.
+const EMULATED: Link = Link { speed: 1, width: 1 };
+/// Smallest piece of memory that a BAR takes in a window.
+const PAGE: u64 = 4096;
+
+/// A spare port.
+pub(in super::super) struct Spare {
+    /// Number of its slot.
+    pub(in super::super) number: u16,
+    /// The port, and where it is.
+    pub(in super::super) port: Arc<Mutex<Port>>,
+    pub(in super::super) address: Address,
+    /// Where its device sits, and how its pin goes.
+    pub(in super::super) behind: Address,
+    pub(in super::super) route: PinRoute,
+    /// Bytes of 32-bit and of 64-bit prefetchable memory behind it.
+    pub(in super::super) memory: u64,
+    pub(in super::super) prefetchable: u64,
+}
+
+/// What devices are made with.
+pub(in super::super) struct Supplies {
+    pub(in super::super) plug: Option<Plug>,
+    pub(in super::super) platform: virtio::Platform,
+    pub(in super::super) vcpus: u32,
+}
+
+/// A device in its slot.
+struct Held {
+    device: Device,
+    id: String,
+    seat: Seat,
+    /// When the button was last pressed.
+    asked: Option<Instant>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Seat {
+    OnBus,
+    Off,
+}
+
+struct Device {
+    function: Arc<Mutex<dyn PciFunction>>,
+    link: Link,
+    closer: Option<Closer>,
+}
+
+/// Carries out orders.
+pub(in super::super) struct Manager {
+    inbox: Receiver<Order>,
+    slots: Vec<(Spare, Option<Held>)>,
+    supplies: Supplies,
+}
+
+impl Manager {
+    /// Makes the manager of `spares`.
+    pub(in super::super) fn new(
+        inbox: Receiver<Order>,
+        spares: Vec<Spare>,
+        supplies: Supplies,
+    ) -> Self {
+        let slots = spares.into_iter().map(|spare| (spare, None)).collect();
+        Self { inbox, slots, supplies }
+    }
+
+    /// Returns whether there is any port to plug into; without one there is no work.
+    pub(in super::super) fn has_ports(&self) -> bool {
+        !self.slots.is_empty()
+    }
+
+    /// Works until the machine has ended.
+    pub(in super::super) fn run(mut self, board: &Board, shared: &Hotplug) {
+        while let Ok(order) = self.inbox.recv() {
+            match order {
+                Order::Attach(request, file, reply) => {
+                    // Who asked may have given up.
+                    let _ = reply.send(self.attach(request, file, shared));
+                }
+                Order::Detach(id, removal, reply) => {
+                    let _ = reply.send(self.detach(&id, removal, board, shared));
+                }
+                Order::Look => {}
+                Order::Close(reply) => {
+                    let _ = reply.send(self.close(board));
+                    return;
+                }
+            }
+            self.follow_power(board, shared);
+        }
+    }
+
+    fn attach(
+        &mut self,
+        request: AttachRequest,
+        file: OwnedFd,
+        shared: &Hotplug,
+    ) -> Result<AttachedDevice, PlugError> {
+        let AttachRequest { id, device } = request;
+        if shared.list().iter().any(|known| known.id == id) {
+            return Err(PlugError::Taken { id });
+        }
+        // A device gets the largest port, a disk the smallest, so that each finds one.
+        let free = self.slots.iter_mut().filter(|(_, held)| held.is_none());
+        let room = |(spare, _): &&mut (Spare, Option<Held>)| (spare.prefetchable, spare.memory);
+        let slot = match &device {
+            AttachDevice::Pci { .. } => free.max_by_key(room),
+            AttachDevice::Disk { .. } => free.min_by_key(room),
+        };
+        let (spare, held) = slot.ok_or(PlugError::NoPort)?;
+        let made = make(&device, file, spare.route, &mut self.supplies)?;
+        let bars = locked(&made.function).bars();
+        if let Err(error) = fits(&bars, spare) {
+            take_back(made).iter().for_each(|failure| eprintln!("holdfast-vmm: {failure}"));
+            return Err(error);
+        }
+        let state = AttachedState::Waiting;
+        let shown = AttachedDevice { id: id.clone(), device, slot: spare.number, state };
+        shared.list().push(shown.clone());
+        // KVM refuses the interrupt only on a machine that is going away.
+        let _ = locked(&spare.port).insert(made.link);
+        *held = Some(Held { device: made, id, seat: Seat::Off, asked: None });
+        Ok(shown)
+    }
+
+    fn detach(
+        &mut self,
+        id: &str,
+        removal: Removal,
+        board: &Board,
+        shared: &Hotplug,
+    ) -> Result<AttachedDevice, PlugError> {
+        let unknown = || PlugError::Unknown { id: id.to_owned() };
+        let slot =
+            self.slots.iter_mut().find(|(_, held)| held.as_ref().is_some_and(|h| h.id == id));
+        let Some((spare, place)) = slot else {
+            // What was taken out already and is listed as a warning goes from the list.
+            let mut list = shared.list();
+            let at = list.iter().position(|known| known.id == id).ok_or_else(unknown)?;
+            return Ok(list.remove(at));
+        };
+        let held = place.as_mut().ok_or_else(unknown)?;
+        show(shared, id, AttachedState::Leaving);
+        let shown = shared.list().iter().find(|known| known.id == id).cloned();
+        match removal {
+            Removal::Asked => {
+                if held.asked.is_none_or(|last| last.elapsed() >= BUTTON_PAUSE) {
+                    held.asked = Some(Instant::now());
+                    let _ = locked(&spare.port).press_button();
+                }
+            }
+            Removal::Pulled => {
+                if let Some(held) = place.take() {
+                    leave_bus(spare, held.seat, board);
+                    release(spare, held, shared);
+                }
+            }
+        }
+        shown.ok_or_else(unknown)
+    }
+
+    /// Lets devices join and leave the bus with the power of their slots.
+    fn follow_power(&mut self, board: &Board, shared: &Hotplug) {
+        for (spare, place) in &mut self.slots {
+            let Some(held) = place else { continue };
+            let power = locked(&spare.port).power();
+            match (power, held.seat) {
+                (Power::On, Seat::Off) => {
+                    let function = Arc::clone(&held.device.function);
+                    let mut bus = board.bus.write().unwrap_or_else(PoisonError::into_inner);
+                    bus.add_behind(spare.address, spare.behind, function);
+                    drop(bus);
+                    held.seat = Seat::OnBus;
+                    let _ = locked(&spare.port).connect();
+                    show(shared, &held.id, AttachedState::Connected);
+                }
+                (Power::Off, Seat::OnBus) => {
+                    leave_bus(spare, held.seat, board);
+                    held.seat = Seat::Off;
+                    let _ = locked(&spare.port).disconnect();
+                    if held.asked.is_none() {
+                        // What comes back is as after power-on.
+                        locked(&held.device.function).reset();
+                        show(shared, &held.id, AttachedState::Waiting);
+                    }
+                }
+                (Power::On, Seat::OnBus) | (Power::Off, Seat::Off) => {}
+            }
+            let leaves = held.asked.is_some() && held.seat == Seat::Off;
+            if leaves && let Some(held) = place.take() {
+                release(spare, held, shared);
+            }
+        }
+    }
+
+    fn close(&mut self, board: &Board) -> Vec<ResetError> {
+        let mut failures = Vec::new();
+        for (spare, place) in &mut self.slots {
+            if let Some(held) = place.take() {
+                leave_bus(spare, held.seat, board);
+                failures.extend(take_back(held.device));
+            }
+        }
+        failures
+    }
+}
+
+fn make(
+    device: &AttachDevice,
+    file: OwnedFd,
+    route: PinRoute,
+    supplies: &mut Supplies,
+) -> Result<Device, PlugError> {
+    match device {
+        AttachDevice::Pci { address } => {
+            let plug = supplies.plug.as_mut().ok_or(PlugError::NoPassthrough)?;
+            let opened = plug.open(*address, file, route);
+            let (assigned, closer) = opened.map_err(|error| PlugError::Assign(Box::new(error)))?;
+            let function = Arc::new(Mutex::new(assigned.function));
+            Ok(Device { function, link: assigned.link, closer: Some(closer) })
+        }
+        AttachDevice::Disk { read_only, serial, model, limit } => {
+            let (read_only, serial) = (*read_only, serial.clone());
+            let disk = Disk { fd: -1, read_only, serial, model: *model, limit: *limit };
+            let function = open_disk(&disk, file, route.slot, supplies)?;
+            Ok(Device { function, link: EMULATED, closer: None })
+        }
+    }
+}
+
+fn open_disk(
+    disk: &Disk,
+    file: OwnedFd,
+    slot: u8,
+    supplies: &Supplies,
+) -> Result<Arc<Mutex<dyn PciFunction>>, DeviceError> {
+    let Supplies { platform, vcpus, .. } = supplies;
+    match disk.model {
+        DiskModel::VirtioBlk => {
+            let mut function = virtio::blk::open(disk, file, *vcpus, slot, platform)?;
+            function.start()?;
+            Ok(Arc::new(Mutex::new(function)))
+        }
+        DiskModel::Nvme => {
+            let mut function = Nvme::open(disk, file, *vcpus, EngineChoice::Best, platform)?;
+            function.start()?;
+            Ok(Arc::new(Mutex::new(function)))
+        }
+    }
+}
+
+/// Whether BARs fit the windows that a port keeps.
+fn fits(bars: &[Bar], spare: &Spare) -> Result<(), PlugError> {
+    let need = |wanted: &[BarKind]| {
+        let mine = bars.iter().filter(|bar| wanted.contains(&bar.kind));
+        mine.fold(0u64, |sum, bar| sum.saturating_add(bar.size.max(PAGE)))
+    };
+    let memory = need(&[BarKind::Memory32, BarKind::Memory64]);
+    let prefetchable = need(&[BarKind::Memory64Prefetchable]);
+    let Spare { number, memory: kept, prefetchable: kept_prefetchable, .. } = *spare;
+    if memory > kept || prefetchable > kept_prefetchable {
+        let slot = number;
+        return Err(PlugError::Window { slot, memory, prefetchable, kept, kept_prefetchable });
+    }
+    Ok(())
+}
+
+fn leave_bus(spare: &Spare, seat: Seat, board: &Board) {
+    if seat == Seat::OnBus {
+        board.bus.write().unwrap_or_else(PoisonError::into_inner).remove(spare.behind);
+    }
+}
+
+/// Takes a device that is off the bus out of its slot.
+fn release(spare: &Spare, held: Held, shared: &Hotplug) {
+    let _ = locked(&spare.port).remove();
+    let failures: Vec<String> = take_back(held.device).iter().map(ToString::to_string).collect();
+    if failures.is_empty() {
+        shared.list().retain(|known| known.id != held.id);
+        return;
+    }
+    let reason = failures.join("; ");
+    eprintln!("holdfast-vmm: {reason}");
+    show(shared, &held.id, AttachedState::Unclean { reason });
+}
+
+/// Drops a device: the guest's mappings of it first, then it is silenced and reset.
+fn take_back(device: Device) -> Vec<ResetError> {
+    let Device { function, closer, .. } = device;
+    if closer.is_none() {
+        locked(&function).reset();
+    }
+    drop(function);
+    closer.map(Closer::close).unwrap_or_default()
+}
+
+fn show(shared: &Hotplug, id: &str, state: AttachedState) {
+    if let Some(known) = shared.list().iter_mut().find(|known| known.id == id) {
+        known.state = state;
+    }
+}
+
+fn locked<T: ?Sized>(device: &Mutex<T>) -> MutexGuard<'_, T> {
+    device.lock().unwrap_or_else(PoisonError::into_inner)
+}

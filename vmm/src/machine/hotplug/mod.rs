@@ -1,0 +1,165 @@
+//! Devices that come and go while the guest runs. The API and the ports' slots leave orders; one
+//! thread carries them out, because taking a device may last.
+//!
+//! A device goes into a free spare port, which tells the guest. When the guest gives the slot power,
+//! the device joins the bus and the link comes up. It leaves when the guest, asked by the attention
+//! button, has taken the power away; or at once, when it is pulled.
+
+mod manager;
+
+use std::{
+    io,
+    os::fd::OwnedFd,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        mpsc::{self, Receiver, SyncSender, TrySendError},
+    },
+    time::Duration,
+};
+
+pub(super) use manager::{Manager, Spare, Supplies};
+use types::devices::{AttachRequest, AttachedDevice, MAX_DEVICE_NAME};
+
+use crate::{
+    devices::DeviceError, pci::port::SlotWatch, vfio::assign::AssignError, vfio::reset::ResetError,
+};
+
+/// Most orders that wait.
+const MAX_ORDERS: usize = 64;
+/// How long an order may take: a device may need two resets, and pinning memory takes its time.
+const ORDER_LIMIT: Duration = Duration::from_secs(300);
+/// How long taking everything back may last at the end of the machine.
+const CLOSE_LIMIT: Duration = Duration::from_secs(15);
+
+/// Why a device cannot be attached or detached.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message is the doc")]
+pub enum PlugError {
+    #[error(
+        "{id:?} is no name; 1 to {MAX_DEVICE_NAME} letters, digits, '.', ':', '_' and '-' are one"
+    )]
+    Name { id: String },
+    #[error("{id} is attached already")]
+    Taken { id: String },
+    #[error("no device {id} is attached")]
+    Unknown { id: String },
+    #[error("{found} descriptors came with the request; it takes one")]
+    Descriptors { found: usize },
+    #[error("no spare port is free; a machine has those of spare_ports in its specification")]
+    NoPort,
+    #[error("the machine was started without passthrough, so it can take no device of the host")]
+    NoPassthrough,
+    #[error(
+        "the device needs {memory:#x} bytes of 32-bit and {prefetchable:#x} bytes of 64-bit memory; \
+         slot {slot} keeps {kept:#x} and {kept_prefetchable:#x}"
+    )]
+    Window { slot: u16, memory: u64, prefetchable: u64, kept: u64, kept_prefetchable: u64 },
+    #[error("the device cannot be given to the guest: {0}")]
+    Assign(Box<AssignError>),
+    #[error(transparent)]
+    Disk(#[from] DeviceError),
+    #[error("the machine is busy with other devices, or ends")]
+    Busy,
+}
+
+/// How a device leaves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Removal {
+    /// The guest is asked.
+    Asked,
+    /// It is pulled, whatever the guest does with it.
+    Pulled,
+}
+
+/// What the thread is told.
+pub(super) enum Order {
+    Attach(AttachRequest, OwnedFd, SyncSender<Result<AttachedDevice, PlugError>>),
+    Detach(String, Removal, SyncSender<Result<AttachedDevice, PlugError>>),
+    /// The guest has switched the power of a slot.
+    Look,
+    /// The machine has ended: take everything back.
+    Close(SyncSender<Vec<ResetError>>),
+}
+
+/// Where orders are left.
+pub struct Hotplug {
+    orders: SyncSender<Order>,
+    devices: Arc<Mutex<Vec<AttachedDevice>>>,
+}
+
+impl Hotplug {
+    /// Makes the place, and the end where orders come out.
+    pub(super) fn new() -> (Arc<Self>, Receiver<Order>) {
+        let (orders, inbox) = mpsc::sync_channel(MAX_ORDERS);
+        (Arc::new(Self { orders, devices: Arc::default() }), inbox)
+    }
+
+    /// A place where nobody carries orders out, for a machine without spare ports.
+    pub fn absent() -> Arc<Self> {
+        Self::new().0
+    }
+
+    /// Plugs a device, and returns how far it is.
+    pub fn attach(
+        &self,
+        request: AttachRequest,
+        mut files: Vec<OwnedFd>,
+    ) -> Result<AttachedDevice, PlugError> {
+        let id = &request.id;
+        let fits = |c: char| c.is_ascii_alphanumeric() || ".:_-".contains(c);
+        if id.is_empty() || id.len() > MAX_DEVICE_NAME || !id.chars().all(fits) {
+            return Err(PlugError::Name { id: id.chars().take(MAX_DEVICE_NAME).collect() });
+        }
+        let found = files.len();
+        let file = files.pop().filter(|_| found == 1);
+        let file = file.ok_or(PlugError::Descriptors { found })?;
+        let (reply, answer) = mpsc::sync_channel(1);
+        self.give(Order::Attach(request, file, reply))?;
+        answer.recv_timeout(ORDER_LIMIT).unwrap_or(Err(PlugError::Busy))
+    }
+
+    /// Unplugs a device, and returns how far it is.
+    pub fn detach(&self, id: &str, removal: Removal) -> Result<AttachedDevice, PlugError> {
+        let (reply, answer) = mpsc::sync_channel(1);
+        self.give(Order::Detach(id.to_owned(), removal, reply))?;
+        answer.recv_timeout(ORDER_LIMIT).unwrap_or(Err(PlugError::Busy))
+    }
+
+    /// Returns what is attached.
+    pub fn devices(&self) -> Vec<AttachedDevice> {
+        self.list().clone()
+    }
+
+    /// Takes everything back. The virtual CPUs must have stopped.
+    pub(super) fn close(&self) -> Result<Vec<ResetError>, io::Error> {
+        let (reply, answer) = mpsc::sync_channel(1);
+        let late = || io::Error::other("attached devices were not taken back in time");
+        match self.orders.try_send(Order::Close(reply)) {
+            Ok(()) => {}
+            Err(TrySendError::Disconnected(_)) => return Ok(Vec::new()),
+            Err(TrySendError::Full(_)) => return Err(late()),
+        }
+        answer.recv_timeout(CLOSE_LIMIT).map_err(|_| late())
+    }
+
+    pub(super) fn list(&self) -> MutexGuard<'_, Vec<AttachedDevice>> {
+        self.devices.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn give(&self, order: Order) -> Result<(), PlugError> {
+        self.orders.try_send(order).map_err(|error| match error {
+            TrySendError::Full(_) => PlugError::Busy,
+            // Nobody is there in a machine without spare ports.
+            TrySendError::Disconnected(_) => PlugError::NoPort,
+        })
+    }
+}
+
+impl SlotWatch for Hotplug {
+    fn power_switched(&self, _slot: u16) {
+        match self.orders.try_send(Order::Look) {
+            // Whatever order is carried out next looks at all slots afterwards.
+            Ok(()) | Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {}
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! From the tree of ports to ports on the bus: what each says of itself, where the windows are, who
+//! sits behind it.
+
+use std::{
+    io,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use types::topology::PortRegisters;
+
+use super::{
+    build::BuildError,
+    hotplug::Spare,
+    map::AddressMap,
+    tree::{Holds, Tree, TreeError},
+};
+use crate::{
+    acpi,
+    irq::InterruptSource,
+    pci::{
+        allocate::{self, Above, Bridge, Demand, Plan, Request},
+        bus::{Address, Bus},
+        config::ConfigError,
+        function::PciFunction,
+        port::{Alarm, Kept, Link, Port, SlotSpec, SlotWatch, Windows},
+    },
+};
+
+/// What a port says that knows of no link below it: the slowest there is.
+const SLOWEST: Link = Link { speed: 1, width: 1 };
+
+/// Why ports cannot be made.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message is the doc")]
+pub enum PortError {
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error(transparent)]
+    Tree(#[from] TreeError),
+    #[error("slot {slot} cannot have an interrupt")]
+    Interrupt { slot: u16, source: io::Error },
+}
+
+/// A function, and what is above it.
+pub(super) struct Seat {
+    pub(super) address: Address,
+    pub(super) above: Above,
+    pub(super) function: Arc<Mutex<dyn PciFunction>>,
+}
+
+/// The tree as it is built.
+pub(super) struct Ports {
+    pub(super) tree: Tree,
+    /// In the order of the tree's ports.
+    pub(super) ports: Vec<Arc<Mutex<Port>>>,
+}
+
+impl Ports {
+    /// Makes the ports of `tree`. `links` are those of the devices, in their order.
+    pub(super) fn new(
+        tree: Tree,
+        links: &[Link],
+        interrupts: &dyn InterruptSource,
+        watch: &Arc<dyn SlotWatch>,
+    ) -> Result<Self, PortError> {
+        let (bridges, mut ports) = (tree.bridges(), Vec::new());
+        for (number, seat) in tree.ports.iter().enumerate() {
+            let registers = match seat.registers {
+                Some(registers) => registers,
+                None => below(&tree, number, links),
+            };
+            let slot = match seat.slot {
+                Some(slot) => Some(SlotSpec {
+                    number: slot,
+                    chassis: u8::try_from(tree.root_of(number) + 1).unwrap_or(u8::MAX),
+                    alarm: alarm(&tree, number, interrupts, watch)
+                        .map_err(|source| PortError::Interrupt { slot, source })?,
+                    kept: kept(&seat.holds, &bridges[number]),
+                }),
+                None => None,
+            };
+            let mut port = Port::new(seat.kind, &registers, slot)?;
+            port.set_buses(seat.address.bus, seat.buses.0, seat.buses.1);
+            ports.push(Arc::new(Mutex::new(port)));
+        }
+        Ok(Self { tree, ports })
+    }
+
+    /// Places all BARs and opens the bridges' windows for them.
+    pub(super) fn place(&self, seats: &[Seat], map: &AddressMap) -> Result<Plan, BuildError> {
+        let mut requests = Vec::new();
+        for (function, seat) in seats.iter().enumerate() {
+            let bars = locked(&seat.function).bars();
+            let above = seat.above;
+            requests.extend(bars.into_iter().map(|bar| Request { function, above, bar }));
+        }
+        let bridges = self.tree.bridges();
+        let (roots, bits) = (self.tree.roots.len(), map.bits);
+        let plan = map.place(|ram_end| {
+            let requests = &requests;
+            allocate::place(&Demand { requests, bridges: &bridges, roots, ram_end, bits })
+        })?;
+        for placed in &plan.placed {
+            locked(&seats[placed.function].function).place_bar(placed.index, placed.address);
+        }
+        for (port, windows) in self.ports.iter().zip(&plan.bridges) {
+            locked(port).set_windows(*windows);
+        }
+        Ok(plan)
+    }
+
+    /// Returns the root complexes as firmware tables tell them.
+    pub(super) fn roots(&self, plan: &Plan) -> Vec<acpi::Root> {
+        let roots = self.tree.roots.iter().zip(&plan.roots);
+        roots
+            .map(|(root, windows)| acpi::Root {
+                buses: (root.first, root.last),
+                windows: *windows,
+                node: root.node,
+            })
+            .collect()
+    }
+
+    /// Returns the ports for devices that come later.
+    pub(super) fn spares(&self, plan: &Plan) -> Vec<Spare> {
+        let all = self.tree.ports.iter().enumerate();
+        let spares = all.filter(|(_, seat)| matches!(seat.holds, Holds::Spare(_)));
+        spares
+            .map(|(number, seat)| {
+                let Windows { memory, prefetchable, .. } = plan.bridges[number];
+                Spare {
+                    number: seat.slot.unwrap_or_default(),
+                    port: Arc::clone(&self.ports[number]),
+                    address: seat.address,
+                    behind: Address { bus: seat.buses.0, device: 0, function: 0 },
+                    route: self.tree.pin_route(number),
+                    memory: memory.map_or(0, |(base, last)| u64::from(last - base) + 1),
+                    prefetchable: prefetchable.map_or(0, |(base, last)| last - base + 1),
+                }
+            })
+            .collect()
+    }
+
+    /// Puts ports and functions on a bus.
+    pub(super) fn seat(&self, seats: Vec<Seat>) -> Bus {
+        let mut bus = Bus::default();
+        for (seat, port) in self.tree.ports.iter().zip(&self.ports) {
+            let port = Arc::<Mutex<Port>>::clone(port);
+            self.add(&mut bus, Seat { address: seat.address, above: seat.above, function: port });
+        }
+        seats.into_iter().for_each(|seat| self.add(&mut bus, seat));
+        bus
+    }
+
+    fn add(&self, bus: &mut Bus, seat: Seat) {
+        match seat.above {
+            Above::Root(_) => bus.add(seat.address, seat.function),
+            Above::Bridge(number) => {
+                let above = self.tree.ports[number].address;
+                bus.add_behind(above, seat.address, seat.function);
+            }
+        }
+    }
+}
+
+/// What a port says that the host says nothing of: the link of what is behind it, and of a switch
+/// that of its first device.
+fn below(tree: &Tree, number: usize, links: &[Link]) -> PortRegisters {
+    let is_below = |mut port: usize| {
+        loop {
+            if port == number {
+                return true;
+            }
+            match tree.ports[port].above {
+                Above::Bridge(above) => port = above,
+                Above::Root(_) => return false,
+            }
+        }
+    };
+    let first = tree.ports.iter().enumerate().find_map(|(port, seat)| match seat.holds {
+        Holds::Device(index) if is_below(port) => links.get(index),
+        Holds::Device(_) | Holds::Spare(_) | Holds::Bridges => None,
+    });
+    first.copied().unwrap_or(SLOWEST).registers()
+}
+
+fn kept(holds: &Holds, bridge: &Bridge) -> Option<Kept> {
+    let Bridge { memory, prefetchable, .. } = *bridge;
+    matches!(holds, Holds::Spare(_)).then_some(Kept { memory, prefetchable })
+}
+
+fn alarm(
+    tree: &Tree,
+    number: usize,
+    interrupts: &dyn InterruptSource,
+    watch: &Arc<dyn SlotWatch>,
+) -> io::Result<Option<Alarm>> {
+    let Holds::Spare(_) = tree.ports[number].holds else { return Ok(None) };
+    let route = tree.pin_route(number);
+    let (vector, line) = (interrupts.allocate_msi()?, interrupts.line(route.slot, route.pin(1))?);
+    Ok(Some(Alarm { vector, line, watch: Arc::clone(watch) }))
+}
+
+fn locked<T: ?Sized>(device: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    device.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,360 @@
+//! A PCI Express port: root port, or upstream or downstream port of a switch. What it says of its
+//! link and abilities is what the host's port says; what the guest programs goes no further.
+//! Source: PCI Express Base Specification 6.0 §7.5.1.3 (type 1 header), §7.5.3 (PCI Express
+//! capability), §7.7.1 (MSI), §7.7.11 (access control); PCI-to-PCI Bridge Architecture 1.2 §13
+//! (slot numbering), §3.2.5.13 (subsystem).
+//!
+//! | Offset in the capability | Register              | Content                                |
+//! |--------------------------|-----------------------|----------------------------------------|
+//! | 0x02                     | capabilities          | version 2, kind, slot                  |
+//! | 0x04, 0x08               | device                | host's; control is the guest's to write |
+//! | 0x0c, 0x10, 0x12         | link                  | host's; active while something is there |
+//! | 0x14, 0x18, 0x1a         | slot                  | see `slot`                             |
+//! | 0x1c                     | root control          | the guest's to write (root ports)      |
+//! | 0x24, 0x28               | device 2              | host's; control is the guest's to write |
+//! | 0x2c, 0x30, 0x32         | link 2                | host's; control is the guest's to write |
+//!
+//! Other capabilities: MSI with one vector, subsystem, slot numbering (ports with a slot), what
+//! firmware is to keep (spare ports); extended: access control, where the host's port has it, read-only, because it is the host's to decide.
+
+mod slot;
+
+use std::io;
+
+pub use slot::{Alarm, Kept, Power, SlotSpec, SlotWatch};
+use types::topology::PortRegisters;
+
+use super::{
+    config::{ConfigError, ConfigSpace, Identity},
+    function::{Bar, PciFunction},
+};
+use slot::Slot;
+
+/// Red Hat's generic PCIe root port, which every guest's port driver knows by class.
+const ROOT: (u16, u16) = (0x1b36, 0x000c);
+/// Texas Instruments' XIO3130 switch: upstream and downstream ports without oddities of their own.
+const UPSTREAM: (u16, u16) = (0x104c, 0x8232);
+const DOWNSTREAM: (u16, u16) = (0x104c, 0x8233);
+/// Base class bridge, PCI to PCI, decoding normally.
+const CLASS: u32 = 0x06_04_00;
+
+/// Capability identifiers.
+const SLOT_NUMBERING: u8 = 0x04;
+const MSI: u8 = 0x05;
+const SUBSYSTEM: u8 = 0x0d;
+const EXPRESS: u8 = 0x10;
+/// Extended capability: access control services.
+const ACCESS_CONTROL: u16 = 0x0d;
+
+/// Where the PCI Express capability lies: it is the first.
+pub(super) const EXPRESS_AT: u16 = 0x40;
+/// Bytes of its body, behind identifier and pointer.
+const EXPRESS_BODY: usize = 0x3a;
+/// Version of the capability.
+const EXPRESS_VERSION: u16 = 2;
+/// Capabilities: a slot is implemented.
+const SLOT_IMPLEMENTED: u16 = 1 << 8;
+
+/// Device capabilities that a port can repeat: payload size, extended tags, role-based errors;
+/// slot power (upstream ports).
+const DEVICE_CAPABILITIES: u32 = 0x0000_8027;
+const SLOT_POWER: u32 = 0x0ffc_0000;
+/// Role-based error reporting, which every port since 1.1 has to say.
+const ROLE_BASED: u32 = 1 << 15;
+/// Link status: training, bandwidth notifications: events that do not happen here.
+const LINK_EVENTS: u16 = 1 << 11 | 1 << 14 | 1 << 15;
+/// Link status: the data link layer is active.
+const LINK_ACTIVE: u16 = 1 << 13;
+/// Link capabilities: the port reports the data link layer's state.
+const LINK_ACTIVE_CAPABLE: u32 = 1 << 20;
+/// Link control: the link is disabled.
+const LINK_DISABLE: u16 = 1 << 4;
+/// Link control bits that are the guest's; retraining (bit 5) is over at once.
+const LINK_CONTROL_WRITABLE: u16 = 0x0fdf;
+/// MSI: 64-bit address; enabled.
+const MSI_64: u16 = 1 << 7;
+const MSI_ENABLE: u16 = 1 << 0;
+
+/// Speed and width of a link, in the encoding of the link registers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Link {
+    /// 1 = 2.5 GT/s, 2 = 5, 3 = 8, 4 = 16, 5 = 32, 6 = 64.
+    pub speed: u8,
+    /// Lanes, 1..=32.
+    pub width: u8,
+}
+
+impl Link {
+    /// Returns what a port with this link and nothing else to tell says of itself.
+    pub fn registers(self) -> PortRegisters {
+        let speed = u16::from(self.speed.clamp(1, 6));
+        let width = u16::from(self.width.clamp(1, 32));
+        PortRegisters {
+            device_capabilities: ROLE_BASED,
+            link_capabilities: u32::from(speed | width << 4),
+            link_status: speed | width << 4,
+            // Supported link speeds: bit 1 for 2.5 GT/s and one more for each step.
+            link_capabilities2: ((1u32 << speed) - 1) << 1,
+            link_control2: speed,
+            ..PortRegisters::default()
+        }
+    }
+}
+
+/// What a bridge forwards downstream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Windows {
+    /// I/O ports: base and last address; none when the base is the larger.
+    pub io: Option<(u16, u16)>,
+    /// 32-bit memory: base and last address, in steps of 1 MiB.
+    pub memory: Option<(u32, u32)>,
+    /// 64-bit prefetchable memory: base and last address, in steps of 1 MiB.
+    pub prefetchable: Option<(u64, u64)>,
+}
+
+/// Which end of a link a port is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Below a host bridge.
+    Root,
+    /// The upper end of a switch.
+    Upstream,
+    /// A lower end of a switch.
+    Downstream,
+}
+
+impl Kind {
+    fn express_type(self) -> u16 {
+        match self {
+            Self::Root => 4,
+            Self::Upstream => 5,
+            Self::Downstream => 6,
+        }
+    }
+
+    fn identity(self) -> Identity {
+        let (vendor, device) = match self {
+            Self::Root => ROOT,
+            Self::Upstream => UPSTREAM,
+            Self::Downstream => DOWNSTREAM,
+        };
+        Identity { vendor, device, class: CLASS, revision: 0, subsystem_vendor: 0, subsystem: 0 }
+    }
+}
+
+/// A port.
+pub struct Port {
+    config: ConfigSpace,
+    kind: Kind,
+    slot: Option<Slot>,
+    msi: u16,
+}
+
+impl Port {
+    /// Makes a port that says `registers` of itself. Ports that lead to a device have a slot.
+    pub fn new(
+        kind: Kind,
+        registers: &PortRegisters,
+        slot: Option<SlotSpec>,
+    ) -> Result<Self, ConfigError> {
+        let mut config = ConfigSpace::new_bridge(kind.identity());
+        let mut body = [0u8; EXPRESS_BODY];
+        let mut put =
+            |at: usize, bytes: &[u8]| body[at - 2..at - 2 + bytes.len()].copy_from_slice(bytes);
+        let has_slot = if slot.is_some() { SLOT_IMPLEMENTED } else { 0 };
+        put(0x02, &(EXPRESS_VERSION | kind.express_type() << 4 | has_slot).to_le_bytes());
+        let power = if kind == Kind::Upstream { SLOT_POWER } else { 0 };
+        let device = registers.device_capabilities & (DEVICE_CAPABILITIES | power) | ROLE_BASED;
+        put(0x04, &device.to_le_bytes());
+        put(0x08, &(registers.device_control & 0x7fff).to_le_bytes());
+        let downward = if kind == Kind::Upstream { 0 } else { LINK_ACTIVE_CAPABLE };
+        put(0x0c, &(registers.link_capabilities | downward).to_le_bytes());
+        put(0x10, &(registers.link_control & LINK_CONTROL_WRITABLE & !LINK_DISABLE).to_le_bytes());
+        put(0x12, &(registers.link_status & !(LINK_EVENTS | LINK_ACTIVE)).to_le_bytes());
+        put(0x24, &registers.device_capabilities2.to_le_bytes());
+        put(0x28, &registers.device_control2.to_le_bytes());
+        put(0x2c, &registers.link_capabilities2.to_le_bytes());
+        put(0x30, &registers.link_control2.to_le_bytes());
+        put(0x32, &registers.link_status2.to_le_bytes());
+        config.add_capability(EXPRESS, &body, &express_writable(kind))?;
+        header(&mut config);
+        let mut msi = [0; 12];
+        msi[..2].copy_from_slice(&MSI_64.to_le_bytes());
+        let writable = [1, 0, 0xfc, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff];
+        let msi = config.add_capability(MSI, &msi, &writable)?;
+        let (vendor, device) = (ROOT.0.to_le_bytes(), kind.identity().device.to_le_bytes());
+        config.add_capability(
+            SUBSYSTEM,
+            &[0, 0, vendor[0], vendor[1], device[0], device[1]],
+            &[],
+        )?;
+        if let Some(acs) = registers.access_control {
+            let [c0, c1] = acs.capabilities.to_le_bytes();
+            let [e0, e1] = acs.control.to_le_bytes();
+            config.add_extended_capability(ACCESS_CONTROL, 1, &[c0, c1, e0, e1])?;
+        }
+        let slot = slot.map(|spec| Slot::new(spec, &mut config)).transpose()?;
+        let mut port = Self { config, kind, slot, msi };
+        port.set_windows(Windows::default());
+        port.show_link();
+        Ok(port)
+    }
+
+    /// Gives the port its buses.
+    pub fn set_buses(&mut self, primary: u8, secondary: u8, subordinate: u8) {
+        self.config.set(0x18, &[primary, secondary, subordinate]);
+    }
+
+    /// Opens the windows. A window that is absent is closed.
+    pub fn set_windows(&mut self, windows: Windows) {
+        let (io_base, io_last) = windows.io.unwrap_or((0xf000, 0x0fff));
+        self.config.set(0x1c, &[io_base.to_le_bytes()[1] & 0xf0, io_last.to_le_bytes()[1] & 0xf0]);
+        let (base, last) = windows.memory.unwrap_or((0xfff0_0000, 0x000f_ffff));
+        self.config.set(0x20, &[base.to_le_bytes()[2] & 0xf0, base.to_le_bytes()[3]]);
+        self.config.set(0x22, &[last.to_le_bytes()[2] & 0xf0, last.to_le_bytes()[3]]);
+        let (base, last) = windows.prefetchable.unwrap_or((0xfff0_0000, 0x000f_ffff));
+        let (base, last) = (base.to_le_bytes(), last.to_le_bytes());
+        self.config.set(0x24, &[base[2] & 0xf0 | 1, base[3], last[2] & 0xf0 | 1, last[3]]);
+        self.config.set(0x28, &base[4..]);
+        self.config.set(0x2c, &last[4..]);
+    }
+
+    /// Puts a device with `link` into the slot and tells the guest, which gives it power; the
+    /// slot's watch hears of that.
+    pub fn insert(&mut self, link: Link) -> io::Result<()> {
+        let registers = link.registers();
+        let speeds = registers.link_capabilities2;
+        self.config.set(EXPRESS_AT + 0x12, &registers.link_status.to_le_bytes());
+        self.config.set(EXPRESS_AT + 0x2c, &speeds.to_le_bytes());
+        self.change(|slot, config| slot.insert(config))
+    }
+
+    /// The device answers: the link comes up.
+    pub fn connect(&mut self) -> io::Result<()> {
+        self.change(|slot, config| slot.connect(config))
+    }
+
+    /// The device has lost its power: the link goes down.
+    pub fn disconnect(&mut self) -> io::Result<()> {
+        self.change(|slot, config| slot.disconnect(config))
+    }
+
+    /// Takes the device out of the slot and tells the guest.
+    pub fn remove(&mut self) -> io::Result<()> {
+        self.change(|slot, config| slot.remove(config))
+    }
+
+    /// Presses the slot's attention button, with which a user asks for the device.
+    pub fn press_button(&mut self) -> io::Result<()> {
+        self.change(|slot, config| slot.press_button(config))
+    }
+
+    /// Returns whether the guest gives the slot power.
+    pub fn power(&self) -> Power {
+        self.slot.as_ref().map_or(Power::On, |slot| slot.power(&self.config))
+    }
+
+    fn change(&mut self, act: impl FnOnce(&mut Slot, &mut ConfigSpace)) -> io::Result<()> {
+        let Some(slot) = &mut self.slot else { return Ok(()) };
+        act(slot, &mut self.config);
+        self.show_link();
+        self.sound()
+    }
+
+    /// Whether configuration requests reach the other side.
+    fn is_link_active(&self) -> bool {
+        let disabled = self.config.read_u16(EXPRESS_AT + 0x10) & LINK_DISABLE != 0;
+        let connected = self.slot.as_ref().is_none_or(Slot::is_connected);
+        connected && (!disabled || self.kind == Kind::Upstream)
+    }
+
+    fn show_link(&mut self) {
+        let active = self.kind != Kind::Upstream && self.is_link_active();
+        let status = self.config.read_u16(EXPRESS_AT + 0x12) & !LINK_ACTIVE;
+        let shown = status | if active { LINK_ACTIVE } else { 0 };
+        self.config.set(EXPRESS_AT + 0x12, &shown.to_le_bytes());
+    }
+
+    /// Interrupts the guest if the slot has something to tell.
+    fn sound(&mut self) -> io::Result<()> {
+        let control = self.config.read_u16(self.msi + 2);
+        let word = |at| {
+            let (low, high) = (self.config.read_u16(at), self.config.read_u16(at + 2));
+            u32::from(low) | u32::from(high) << 16
+        };
+        let message = (control & MSI_ENABLE != 0).then(|| crate::irq::MsiMessage {
+            address: u64::from(word(self.msi + 8)) << 32 | u64::from(word(self.msi + 4)),
+            data: word(self.msi + 12) & 0xffff,
+        });
+        match &mut self.slot {
+            Some(slot) => slot.sound(&mut self.config, message),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What the guest may write of the PCI Express capability, behind its header.
+fn express_writable(kind: Kind) -> [u8; EXPRESS_BODY] {
+    let mut writable = [0u8; EXPRESS_BODY];
+    let mut allow =
+        |at: usize, mask: u16| writable[at - 2..at].copy_from_slice(&mask.to_le_bytes());
+    allow(0x08, 0x7fff);
+    allow(0x10, LINK_CONTROL_WRITABLE);
+    if kind == Kind::Root {
+        allow(0x1c, 0x001f);
+    }
+    allow(0x28, 0xffff);
+    allow(0x30, 0xffff);
+    writable
+}
+
+/// The parts of the header that are a bridge's.
+fn header(config: &mut ConfigSpace) {
+    config.set_interrupt_pin(1);
+    // Primary, secondary and subordinate bus.
+    config.allow_write(0x18, &[0xff, 0xff, 0xff]);
+    // I/O base and limit (16-bit), memory and prefetchable windows (64-bit), bridge control.
+    config.allow_write(0x1c, &[0xf0, 0xf0]);
+    config.allow_write(0x20, &[0xf0, 0xff, 0xf0, 0xff, 0xf0, 0xff, 0xf0, 0xff]);
+    config.allow_write(0x28, &[0xff; 8]);
+    config.allow_write(0x3e, &[0x43, 0x00]);
+    config.set(0x24, &[1, 0, 1, 0]);
+}
+
+impl PciFunction for Port {
+    fn read_config(&mut self, offset: u16, data: &mut [u8]) {
+        self.config.read(offset, data);
+    }
+
+    fn write_config(&mut self, offset: u16, data: &[u8]) {
+        let before = self.slot.as_ref().map(|_| slot::registers(&self.config));
+        self.config.write(offset, data);
+        if let (Some(slot), Some(before)) = (&mut self.slot, before) {
+            slot.written(&mut self.config, offset, data, before);
+        }
+        self.show_link();
+        // KVM refuses only on a machine that is going away.
+        let _ = self.sound();
+    }
+
+    fn bars(&self) -> Vec<Bar> {
+        Vec::new()
+    }
+
+    fn place_bar(&mut self, _index: u8, _address: u64) {}
+
+    fn read_bar(&mut self, _bar: u8, _offset: u64, data: &mut [u8]) {
+        data.fill(0xff);
+    }
+
+    fn write_bar(&mut self, _bar: u8, _offset: u64, _data: &[u8]) {}
+
+    fn buses(&self) -> Option<(u8, u8)> {
+        let [secondary, subordinate] = self.config.read_u16(0x19).to_le_bytes();
+        self.is_link_active().then_some((secondary, subordinate))
+    }
+}
+
+#[cfg(test)]
+#[path = "tests.rs"]
+mod tests;

@@ -1,0 +1,248 @@
+use std::{
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::{Arc, Mutex},
+};
+
+use types::topology::AccessControl;
+
+use super::*;
+use crate::{
+    irq::{InterruptLine, Level, MsiMessage, MsiVector},
+    pci::config::COMMAND_INTX_DISABLE,
+};
+
+const KEPT: Kept = Kept { memory: 32 << 20, prefetchable: 1 << 38 };
+const GEN5: Link = Link { speed: 5, width: 16 };
+
+/// Where everything of a slot's alarm is written down.
+struct Recorder {
+    fired: Mutex<u32>,
+    level: Mutex<Level>,
+    switched: Mutex<Vec<u16>>,
+    file: OwnedFd,
+}
+
+impl MsiVector for Recorder {
+    fn route(&self, _message: Option<MsiMessage>) -> io::Result<()> {
+        Ok(())
+    }
+    fn eventfd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+    fn trigger(&self) -> io::Result<()> {
+        *self.fired.lock().expect("one thread") += 1;
+        Ok(())
+    }
+}
+
+impl InterruptLine for Recorder {
+    fn set_level(&self, level: Level) -> io::Result<()> {
+        *self.level.lock().expect("one thread") = level;
+        Ok(())
+    }
+    fn trigger_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+    fn resample_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+impl SlotWatch for Recorder {
+    fn power_switched(&self, slot: u16) {
+        self.switched.lock().expect("one thread").push(slot);
+    }
+}
+
+fn hot_port() -> (Port, Arc<Recorder>) {
+    let recorder = Arc::new(Recorder {
+        fired: Mutex::new(0),
+        level: Mutex::new(Level::Low),
+        switched: Mutex::default(),
+        file: OwnedFd::from(std::fs::File::open("/dev/null").expect("there")),
+    });
+    let alarm = Alarm {
+        vector: Arc::<Recorder>::clone(&recorder),
+        line: Arc::<Recorder>::clone(&recorder),
+        watch: Arc::<Recorder>::clone(&recorder),
+    };
+    let spec = SlotSpec { number: 9, chassis: 1, alarm: Some(alarm), kept: Some(KEPT) };
+    let registers = Link { speed: 1, width: 1 }.registers();
+    (Port::new(Kind::Root, &registers, Some(spec)).expect("room"), recorder)
+}
+
+fn word(port: &mut Port, offset: u16) -> u32 {
+    let mut data = [0; 4];
+    port.read_config(offset, &mut data);
+    u32::from_le_bytes(data)
+}
+
+fn half(port: &mut Port, offset: u16) -> u16 {
+    let mut data = [0; 2];
+    port.read_config(offset, &mut data);
+    u16::from_le_bytes(data)
+}
+
+const CONTROL: u16 = EXPRESS_AT + 0x18;
+const STATUS: u16 = EXPRESS_AT + 0x1a;
+const LINK_STATUS: u16 = EXPRESS_AT + 0x12;
+/// All events of pciehp and its interrupt, power off.
+const LISTENING: u16 = 1 << 0 | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 12 | 3 << 6 | 3 << 8 | 1 << 10;
+
+fn fired(recorder: &Recorder) -> u32 {
+    *recorder.fired.lock().expect("one thread")
+}
+
+/// A hot port whose guest listens by messages and has acknowledged everything.
+fn listening() -> (Port, Arc<Recorder>) {
+    let (mut port, recorder) = hot_port();
+    let msi = port.msi;
+    port.write_config(msi + 4, &0xfee0_0000u32.to_le_bytes());
+    port.write_config(msi + 2, &[1, 0]);
+    port.write_config(CONTROL, &LISTENING.to_le_bytes());
+    assert_eq!(fired(&recorder), 1, "the command is completed");
+    port.write_config(STATUS, &[0xff, 0xff]);
+    assert_eq!(half(&mut port, STATUS), 0);
+    (port, recorder)
+}
+
+#[test]
+fn every_register_of_the_host_is_told() {
+    let host = PortRegisters {
+        device_capabilities: 0x0000_8022,
+        device_control: 0x5937,
+        link_capabilities: 0x0b7a_dd05,
+        link_control: 0x0040,
+        link_status: 0x3105,
+        device_capabilities2: 0x7093_5bff,
+        device_control2: 0x1029,
+        link_capabilities2: 0x0180_003e,
+        link_control2: 0x0005,
+        link_status2: 0x001e,
+        access_control: Some(AccessControl { capabilities: 0x007f, control: 0x001d }),
+    };
+    let slot = SlotSpec { number: 300, chassis: 2, alarm: None, kept: None };
+    let mut port = Port::new(Kind::Downstream, &host, Some(slot)).expect("room");
+    let express = |at| EXPRESS_AT + at;
+    assert_eq!(half(&mut port, express(0x02)), 2 | 6 << 4 | 1 << 8);
+    assert_eq!(word(&mut port, express(0x04)), host.device_capabilities);
+    assert_eq!(half(&mut port, express(0x08)), host.device_control);
+    assert_eq!(word(&mut port, express(0x0c)), host.link_capabilities | LINK_ACTIVE_CAPABLE);
+    assert_eq!(half(&mut port, express(0x10)), host.link_control);
+    assert_eq!(half(&mut port, express(0x12)), host.link_status | LINK_ACTIVE);
+    assert_eq!(word(&mut port, express(0x14)), 300 << 19);
+    assert_eq!(half(&mut port, express(0x1a)), 1 << 6);
+    assert_eq!(word(&mut port, express(0x24)), host.device_capabilities2);
+    assert_eq!(half(&mut port, express(0x28)), host.device_control2);
+    assert_eq!(word(&mut port, express(0x2c)), host.link_capabilities2);
+    assert_eq!(half(&mut port, express(0x30)), host.link_control2);
+    assert_eq!(half(&mut port, express(0x32)), host.link_status2);
+    assert_eq!(word(&mut port, 0x100), 0x0001_000d);
+    assert_eq!(word(&mut port, 0x104), 0x001d_007f);
+    port.write_config(0x106, &[0, 0]);
+    assert_eq!(half(&mut port, 0x106), 0x001d, "access control is the host's");
+}
+
+#[test]
+fn firmware_is_told_what_to_keep() {
+    let (mut port, _) = hot_port();
+    let mut at = u16::from(word(&mut port, 0x34).to_le_bytes()[0]);
+    while word(&mut port, at) & 0xff != 0x09 {
+        at = u16::from(word(&mut port, at).to_le_bytes()[1]);
+    }
+    let words: Vec<u32> = (0..8).map(|number| word(&mut port, at + 4 * number)).collect();
+    assert_eq!(words[0] >> 16, 1 << 8 | 32);
+    assert_eq!(words[1..], [u32::MAX, u32::MAX, u32::MAX, 32 << 20, u32::MAX, 0, 1 << 6]);
+}
+
+#[test]
+fn kinds_are_told() {
+    let express = |kind| {
+        let mut port = Port::new(kind, &GEN5.registers(), None).expect("room");
+        (word(&mut port, 0) >> 16, half(&mut port, EXPRESS_AT + 2) >> 4 & 0xf)
+    };
+    assert_eq!(express(Kind::Root), (0x000c, 4));
+    assert_eq!(express(Kind::Upstream), (0x8232, 5));
+    assert_eq!(express(Kind::Downstream), (0x8233, 6));
+}
+
+#[test]
+fn what_is_not_there_cannot_be_switched_on() {
+    let slot = SlotSpec { number: 1, chassis: 1, alarm: None, kept: None };
+    let mut port = Port::new(Kind::Root, &GEN5.registers(), Some(slot)).expect("room");
+    let before = half(&mut port, CONTROL);
+    port.write_config(CONTROL, &[0xff, 0xff]);
+    assert_eq!((half(&mut port, CONTROL), half(&mut port, STATUS)), (before, 1 << 6));
+}
+
+#[test]
+fn a_disabled_link_hides_what_is_behind_it() {
+    let mut port = Port::new(Kind::Root, &GEN5.registers(), None).expect("room");
+    port.set_buses(0, 3, 4);
+    assert_eq!(port.buses(), Some((3, 4)));
+    port.write_config(EXPRESS_AT + 0x10, &LINK_DISABLE.to_le_bytes());
+    assert_eq!((port.buses(), half(&mut port, LINK_STATUS) & LINK_ACTIVE), (None, 0));
+    port.write_config(EXPRESS_AT + 0x10, &[0, 0]);
+    assert_eq!(port.buses(), Some((3, 4)));
+}
+
+#[test]
+fn an_empty_slot_is_plugged_powered_and_connected() {
+    let (mut port, recorder) = listening();
+    assert_eq!((port.power(), port.buses()), (Power::Off, None));
+    port.insert(GEN5).expect("recorded");
+    assert_eq!((half(&mut port, STATUS), fired(&recorder)), (1 << 6 | 1 << 3, 2));
+    port.write_config(STATUS, &(1u16 << 3).to_le_bytes());
+    port.write_config(CONTROL, &(LISTENING & !(1 << 10)).to_le_bytes());
+    assert_eq!(*recorder.switched.lock().expect("one thread"), [9]);
+    assert_eq!((port.power(), fired(&recorder)), (Power::On, 3));
+    port.write_config(STATUS, &(1u16 << 4).to_le_bytes());
+    port.connect().expect("recorded");
+    assert_eq!((half(&mut port, STATUS), fired(&recorder)), (1 << 8 | 1 << 6, 4));
+    assert_eq!(half(&mut port, LINK_STATUS), 5 | 16 << 4 | LINK_ACTIVE);
+    assert!(port.buses().is_some());
+}
+
+#[test]
+fn the_button_and_removal_are_told() {
+    let (mut port, recorder) = listening();
+    port.insert(GEN5).expect("recorded");
+    port.connect().expect("recorded");
+    port.write_config(STATUS, &[0xff, 0xff]);
+    let before = fired(&recorder);
+    port.press_button().expect("recorded");
+    assert_eq!((half(&mut port, STATUS), fired(&recorder)), (1 << 6 | 1, before + 1));
+    port.remove().expect("recorded");
+    assert_eq!(half(&mut port, STATUS), 1 | 1 << 3 | 1 << 8);
+    assert_eq!(fired(&recorder), before + 1, "one message until it is acknowledged");
+    assert_eq!((port.buses(), half(&mut port, LINK_STATUS) & LINK_ACTIVE), (None, 0));
+}
+
+#[test]
+fn without_messages_the_pin_stays_high_until_acknowledged() {
+    let (mut port, recorder) = hot_port();
+    let level = |recorder: &Recorder| *recorder.level.lock().expect("one thread");
+    port.write_config(CONTROL, &(LISTENING & !(1 << 4)).to_le_bytes());
+    port.insert(GEN5).expect("recorded");
+    assert_eq!((level(&recorder), half(&mut port, 0x06) & 1 << 3), (Level::High, 1 << 3));
+    port.write_config(0x04, &COMMAND_INTX_DISABLE.to_le_bytes());
+    assert_eq!(level(&recorder), Level::Low);
+    port.write_config(0x04, &[0, 0]);
+    assert_eq!(level(&recorder), Level::High);
+    port.write_config(STATUS, &[0xff, 0xff]);
+    assert_eq!((level(&recorder), fired(&recorder)), (Level::Low, 0));
+}
+
+#[test]
+fn windows_are_programmed_and_can_be_moved() {
+    let mut port = Port::new(Kind::Root, &GEN5.registers(), None).expect("room");
+    port.set_windows(Windows {
+        io: None,
+        memory: Some((0xc000_0000, 0xc00f_ffff)),
+        prefetchable: Some((0x80_0000_0000, 0xbf_ffff_ffff)),
+    });
+    assert_eq!(word(&mut port, 0x20), 0xc000_c000);
+    assert_eq!(word(&mut port, 0x28), 0x80);
+    port.write_config(0x20, &[0x10, 0xd0]);
+    assert_eq!(half(&mut port, 0x20), 0xd010);
+}

@@ -1,0 +1,68 @@
+//! Devices that come while the guest runs: the same steps as at the start, one device at a time.
+
+use std::{os::fd::OwnedFd, sync::Arc};
+
+use types::node::Bdf;
+
+use super::{
+    assign::{AssignError, Assigned, Closer, Function, Host, bind, reset_all, start_resetters},
+    device::Device,
+    dma::{self, AddressSpace},
+};
+use crate::{
+    irq::PinRoute,
+    sys::{iommu::Interface, kvm::Vm, memory::Ram, vfio::VfioDevice},
+};
+
+/// Whether guest memory is in the devices' address space. It is from the first device on: before,
+/// there may be no address space yet to map it in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Mapped {
+    /// It is.
+    Yes,
+    /// It is not.
+    No,
+}
+
+/// Takes devices.
+pub struct Plug {
+    pub(super) space: Arc<dyn Interface>,
+    pub(super) ram: Ram,
+    pub(super) vm: Arc<Vm>,
+    pub(super) mapped: Mapped,
+}
+
+impl Plug {
+    /// Takes the device in `fd`, resets it, and makes a function of it whose pin goes by `route`.
+    /// Returns what takes it back too.
+    pub fn open(
+        &mut self,
+        address: Bdf,
+        fd: OwnedFd,
+        route: PinRoute,
+    ) -> Result<(Assigned, Closer), AssignError> {
+        let bound = [(address, Arc::new(bind(address, fd, &self.space)?))];
+        let mut resetters = start_resetters(&bound)?;
+        reset_all(&resetters).into_iter().try_for_each(|result| result)?;
+        let [(_, device)] = bound;
+        self.space
+            .admit(&device)
+            .map_err(|source| AssignError::Attach { device: address, source })?;
+        let space: Arc<dyn AddressSpace> = Arc::<dyn Interface>::clone(&self.space);
+        if self.mapped == Mapped::No {
+            dma::map_ram(&*space, &self.ram)?;
+            self.mapped = Mapped::Yes;
+        }
+        let device: Arc<dyn Device> = Arc::<VfioDevice>::clone(&device);
+        let host = Host {
+            interrupts: Arc::<Vm>::clone(&self.vm),
+            slots: Box::new(Arc::clone(&self.vm)),
+            route,
+            clique: None,
+        };
+        let resetter = resetters.remove(0);
+        let assigned = Function::open(address, Arc::clone(&device), host, Arc::clone(&resetter))?;
+        let closer = Closer { devices: vec![device], resetters: vec![resetter], _space: space };
+        Ok((assigned, closer))
+    }
+}
