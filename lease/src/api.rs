@@ -13,6 +13,9 @@
 //! | `POST /v1/nodes/{id}/restart-agent`    |                  | 202 [`Restarting`]      |
 //! | `POST /v1/nodes/{id}/devices/{address}/release` |         | 202 [`Releasing`]       |
 //! | `GET /v1/machines/{id}/receipts`      |                  | [`Receipts`]            |
+//! | `POST /v1/machines/{id}/{nmi, pause, resume}` |          | [`Machine`]             |
+//! | `GET /v1/machines/{id}/counters`       |                  | [`types::operations::VmCounters`] |
+//! | `GET /v1/machines/{id}/events`         |                  | [`types::operations::VmEvents`] |
 //! | `GET /v1/node` (to a node, unsigned)   |                  | [`types::node::Offer`]  |
 
 use std::net::{IpAddr, SocketAddr};

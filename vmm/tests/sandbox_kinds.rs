@@ -22,7 +22,11 @@ const KINDS: &[(&str, ThreadKind)] = &[
     ("api", ThreadKind::Api),
     ("event", ThreadKind::Event),
     ("reset", ThreadKind::Reset),
+    ("plug", ThreadKind::Plug),
 ];
+
+/// What the thread that attaches devices does, and no other: it starts their threads.
+const PLUG: &[&str] = &["clone3", "io_uring_setup", "io_uring_register", "prlimit64"];
 
 /// A call by number, with its first three arguments. No pointer in them leads anywhere.
 struct Call {
@@ -108,6 +112,7 @@ const ELSEWHERE: &[(Call, &[&str])] = &[
     (call("recvfrom", libc::SYS_recvfrom, 0, 0, 0), &["main", "vcpu", "block", "event", "reset"]),
     (call("setsockopt", libc::SYS_setsockopt, 0, 0, 0), &["main", "vcpu", "block", "event"]),
     (call("io_uring_enter", libc::SYS_io_uring_enter, 0, 0, 0), &["main", "api", "event"]),
+    (call("fdatasync", libc::SYS_fdatasync, 0, 0, 0), &["main", "api", "event", "reset"]),
     (call("fallocate", libc::SYS_fallocate, 0, 0, 0), &["main", "api", "event", "reset"]),
     (call("pwrite64", libc::SYS_pwrite64, 0, 0, 0), &["block", "api", "event"]),
     (call("preadv", libc::SYS_preadv, 0, 0, 0), &["main", "vcpu", "api", "event"]),
@@ -130,7 +135,8 @@ fn main() -> ExitCode {
     }
     let mut failures = 0;
     for (kind, _) in KINDS {
-        for call in NEVER {
+        let does = |call: &&Call| *kind == "plug" && PLUG.contains(&call.name);
+        for call in NEVER.iter().filter(|call| !does(call)) {
             failures += check(kind, call.name);
         }
     }
@@ -147,7 +153,7 @@ fn main() -> ExitCode {
             failures += 1;
         }
     }
-    println!("{} calls, {failures} failures", KINDS.len() * NEVER.len());
+    println!("{} kinds, {} calls and more, {failures} failures", KINDS.len(), NEVER.len());
     if failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 

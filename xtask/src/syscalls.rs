@@ -31,6 +31,7 @@ const THREADS: &[(&str, &str)] = &[
     ("nvme", "Block"),
     ("rng", "Event"),
     ("vhost-", "Event"),
+    ("hotplug", "Plug"),
     ("reset", "Reset"),
 ];
 

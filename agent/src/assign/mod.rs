@@ -2,6 +2,7 @@
 //! groups at a time, reset with a deadline. `inventory::rules` decides which.
 //! Source: Documentation/ABI/testing/sysfs-bus-pci, Documentation/driver-api/vfio.rst.
 
+mod interface;
 mod ladder;
 
 use std::{
@@ -12,6 +13,7 @@ use std::{
     time::Duration,
 };
 
+pub use interface::{Handover, Peers, hand_over};
 pub use ladder::{Recovered, Rung, reset};
 use types::node::Bdf;
 

@@ -33,6 +33,8 @@ pub struct Function {
     pub driver: Option<String>,
     /// What the host does with it.
     pub uses: Vec<HostUse>,
+    /// Its virtual functions (SR-IOV) that are switched on.
+    pub virtual_functions: u32,
 }
 
 /// What the host does with a function.
@@ -138,6 +140,9 @@ fn read_function(path: &Path, sys: &Path, busy: &BTreeSet<PathBuf>) -> Option<Fu
         numa: numa.and_then(|value| u32::try_from(value).ok()),
         driver: link_name(&real.join("driver")),
         uses,
+        virtual_functions: text(&real.join("sriov_numvfs"))
+            .and_then(|count| count.trim().parse().ok())
+            .unwrap_or(0),
     })
 }
 

@@ -85,6 +85,10 @@ fn host_need(function: &Function, spec: &NodeSpec) -> Option<String> {
             HostUse::Screen => return Some("the console's screen".to_owned()),
         }
     }
+    // Whoever has the physical function rules over the virtual ones, which are other tenants'.
+    if let count @ 1.. = function.virtual_functions {
+        return Some(format!("what {count} virtual functions belong to, which are rented instead"));
+    }
     match &spec.machines.devices {
         Some(listed) if listed.contains(&function.address) => None,
         Some(_) => Some("not listed in machines.devices".to_owned()),
@@ -178,6 +182,7 @@ mod tests {
             numa: None,
             driver: None,
             uses: Vec::new(),
+            virtual_functions: 0,
         }
     }
 
@@ -190,6 +195,21 @@ mod tests {
 
     fn inventory(functions: Vec<Function>) -> Inventory {
         Inventory { functions, isolation: Isolation::Complete }
+    }
+
+    #[test]
+    fn virtual_functions_are_rented_and_what_they_belong_to_is_not() {
+        let mut physical = function("0000:01:00.0", 0x03_02_00, 1);
+        physical.virtual_functions = 2;
+        let list = [physical, function("0000:01:00.1", 0x03_02_00, 2)];
+        let states: Vec<_> = devices(&inventory(list.into()), Some(&spec("")))
+            .into_iter()
+            .map(|device| device.state)
+            .collect();
+        assert!(
+            matches!(&states[0], DeviceState::Refused { reason } if reason.contains("virtual"))
+        );
+        assert_eq!(states[1], DeviceState::Free);
     }
 
     #[test]

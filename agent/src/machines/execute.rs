@@ -20,7 +20,7 @@ use types::{
     topology::Topology,
     vm::{
         Boot, CoreScheduling, Disk, DiskModel, HostMemory, HyperV, MemoryBacking, Net, Passthrough,
-        PassthroughDevice, SPEC_FD, SPEC_VERSION, VfioInterface, VmPhase, VmSpec, Vsock,
+        PassthroughDevice, SPEC_FD, SPEC_VERSION, VmPhase, VmSpec, Vsock,
     },
 };
 
@@ -33,7 +33,7 @@ use super::{
     vmm,
 };
 use crate::{
-    assign::{self, AssignError, Recovered},
+    assign::{self, AssignError, Handover, Peers, Recovered},
     inventory::ports,
     net::{MachineNetError, MachineNetworks},
     spawn::SpawnOrder,
@@ -340,13 +340,13 @@ fn open_devices(
     if addresses.is_empty() {
         return Ok(None);
     }
-    let iommu_fd = files.add(open(&tools.root.join("dev/iommu"), Access::Write)?);
-    let mut devices = Vec::new();
-    for address in addresses {
-        let cdev_fd = files.add(assign::open(&tools.root, *address)?);
-        devices.push(PassthroughDevice { address: *address, cdev_fd, p2p_clique: None });
-    }
-    Ok(Some(Passthrough { interface: VfioInterface::Cdev, iommu_fd, peer_to_peer: false, devices }))
+    let Handover { interface, peers, iommu, devices } = assign::hand_over(&tools.root, addresses)?;
+    let iommu_fd = files.add(iommu);
+    let device =
+        |(address, fd)| PassthroughDevice { address, cdev_fd: files.add(fd), p2p_clique: None };
+    let devices = devices.into_iter().map(device).collect();
+    let peer_to_peer = peers == Peers::Reach;
+    Ok(Some(Passthrough { interface, iommu_fd, peer_to_peer, devices }))
 }
 
 /// Which way a file is opened.

@@ -33,6 +33,9 @@ pub fn begin(machine: MachineId) -> io::Result<OwnedFd> {
 }
 
 fn turn(latest: &std::path::Path, previous: &std::path::Path) -> io::Result<OwnedFd> {
+    if let Some(folder) = latest.parent() {
+        std::fs::create_dir_all(folder)?;
+    }
     match std::fs::rename(latest, previous) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         Err(_) | Ok(()) => {}
@@ -63,7 +66,9 @@ mod tests {
     #[test]
     fn the_latest_becomes_the_previous() {
         let folder = tempfile::tempdir().expect("a folder");
-        let (latest, previous) = (folder.path().join("latest"), folder.path().join("previous"));
+        // The first machine of all finds no folder.
+        let folder = folder.path().join("machines");
+        let (latest, previous) = (folder.join("latest"), folder.join("previous"));
         for text in ["first", "second", "third"] {
             let mut file = File::from(turn(&latest, &previous).expect("made"));
             file.write_all(text.as_bytes()).expect("written");

@@ -172,7 +172,12 @@ pub const SYSCALLS: &[Syscall] = &[
     row(libc::SYS_pwrite64, &[Main, Vcpu, Plug], Arguments::Any, "registers of devices"),
     row(libc::SYS_preadv, &[Block, Plug], Arguments::Any, "disks"),
     row(libc::SYS_pwritev2, &[Block, Plug], Arguments::Any, "disks"),
-    row(libc::SYS_fdatasync, &[Block, Plug], Arguments::Any, "virtio-blk flush"),
+    row(
+        libc::SYS_fdatasync,
+        &[Vcpu, Block, Plug],
+        Arguments::Any,
+        "flushes, variables of firmware",
+    ),
     row(libc::SYS_fallocate, &[Block, Plug], Arguments::Any, "virtio-blk discard"),
     row(libc::SYS_io_uring_enter, &[Block, Plug], Arguments::Any, "virtio-blk queues"),
     row(libc::SYS_eventfd2, &[Main, Vcpu, Plug], Arguments::Any, "vectors, doorbells"),

@@ -186,8 +186,9 @@ impl Slot {
         power(registers(config).control)
     }
 
+    /// With the button, because a guest that finds one listens to nothing else of an empty slot.
     pub(super) fn insert(&mut self, config: &mut ConfigSpace) {
-        self.raise(config, PRESENT | PRESENCE_CHANGED);
+        self.raise(config, PRESENT | PRESENCE_CHANGED | BUTTON);
     }
 
     pub(super) fn connect(&mut self, config: &mut ConfigSpace) {

@@ -191,8 +191,8 @@ fn an_empty_slot_is_plugged_powered_and_connected() {
     let (mut port, recorder) = listening();
     assert_eq!((port.power(), port.buses()), (Power::Off, None));
     port.insert(GEN5).expect("recorded");
-    assert_eq!((half(&mut port, STATUS), fired(&recorder)), (1 << 6 | 1 << 3, 2));
-    port.write_config(STATUS, &(1u16 << 3).to_le_bytes());
+    assert_eq!((half(&mut port, STATUS), fired(&recorder)), (1 << 6 | 1 << 3 | 1, 2));
+    port.write_config(STATUS, &(1u16 << 3 | 1).to_le_bytes());
     port.write_config(CONTROL, &(LISTENING & !(1 << 10)).to_le_bytes());
     assert_eq!(*recorder.switched.lock().expect("one thread"), [9]);
     assert_eq!((port.power(), fired(&recorder)), (Power::On, 3));

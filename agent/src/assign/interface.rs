@@ -1,0 +1,179 @@
+//! Opens what a machine's VMM needs of its devices, by the interface that the kernel has for what
+//! they are to do.
+//!
+//! | kernel offers        | devices reach each other | interface                          |
+//! |----------------------|--------------------------|------------------------------------|
+//! | iommufd              | no                       | iommufd, a character device each   |
+//! | containers           | yes                      | a container and the groups: it maps |
+//! |                      |                          | BARs with every kernel             |
+//! | containers alone     | no                       | a container and the groups         |
+//!
+//! Source: Linux Documentation/driver-api/vfio.rst.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    io,
+    os::fd::OwnedFd,
+    path::Path,
+};
+
+use types::{node::Bdf, vm::VfioInterface};
+
+use super::{AssignError, device_path, open};
+
+/// Where iommufd is, in the root.
+const IOMMUFD: &str = "dev/iommu";
+/// Where containers are, in the root; groups are beside it.
+const CONTAINER: &str = "dev/vfio/vfio";
+
+/// Base classes of devices that reach each other's memory: displays, which GPUs are, and processing
+/// accelerators. Network controllers reach theirs. Source: PCI Code and ID Assignment.
+const MEMORIES: [u32; 2] = [0x03, 0x12];
+const NETWORK: u32 = 0x02;
+
+/// Whether a machine's devices reach each other's BARs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Peers {
+    /// They do not.
+    Apart,
+    /// They do.
+    Reach,
+}
+
+/// Open descriptors of a machine's devices.
+#[derive(Debug)]
+pub struct Handover {
+    /// By which interface they are handed over.
+    pub interface: VfioInterface,
+    /// Whether they reach each other.
+    pub peers: Peers,
+    /// The IOMMU: iommufd, or a container.
+    pub iommu: OwnedFd,
+    /// Each device, or with groups its group, in the order asked for.
+    pub devices: Vec<(Bdf, OwnedFd)>,
+}
+
+/// Opens bound devices.
+pub fn hand_over(root: &Path, devices: &[Bdf]) -> Result<Handover, AssignError> {
+    let classes: Vec<u32> = devices.iter().filter_map(|device| class_of(root, *device)).collect();
+    let containers = root.join(CONTAINER).exists();
+    let peers = if containers { peers(&classes) } else { Peers::Apart };
+    let iommufd = root.join(IOMMUFD).exists();
+    let interface = choose(peers, iommufd);
+    let open_shared = |path: &str| open_file(root, devices, path);
+    let (iommu, devices) = match interface {
+        VfioInterface::Cdev => {
+            let each = devices.iter().map(|device| Ok((*device, open(root, *device)?)));
+            (open_shared(IOMMUFD)?, each.collect::<Result<_, AssignError>>()?)
+        }
+        VfioInterface::Group => (open_shared(CONTAINER)?, open_groups(root, devices)?),
+    };
+    Ok(Handover { interface, peers, iommu, devices })
+}
+
+/// Returns whether devices of these classes can use each other's memory: two that have some, or one
+/// and a network controller.
+fn peers(classes: &[u32]) -> Peers {
+    let memories = classes.iter().filter(|class| MEMORIES.contains(&(*class >> 16))).count();
+    let networks = classes.iter().filter(|class| *class >> 16 == NETWORK).count();
+    if memories > 0 && memories + networks > 1 { Peers::Reach } else { Peers::Apart }
+}
+
+fn choose(peers: Peers, iommufd: bool) -> VfioInterface {
+    match (peers, iommufd) {
+        (Peers::Apart, true) => VfioInterface::Cdev,
+        (Peers::Reach, _) | (Peers::Apart, false) => VfioInterface::Group,
+    }
+}
+
+/// Opens the group of each device; a group opens once only, so devices of one share it.
+fn open_groups(root: &Path, devices: &[Bdf]) -> Result<Vec<(Bdf, OwnedFd)>, AssignError> {
+    let mut groups: BTreeMap<String, OwnedFd> = BTreeMap::new();
+    let mut opened = Vec::new();
+    for device in devices.iter().copied() {
+        let link = fs::read_link(device_path(root, device).join("iommu_group"));
+        let name =
+            link.ok().and_then(|link| Some(link.file_name()?.to_string_lossy().into_owned()));
+        let name = name.ok_or(AssignError::NoCharacterDevice { device })?;
+        let path = format!("dev/vfio/{name}");
+        let group = match groups.entry(name) {
+            std::collections::btree_map::Entry::Occupied(group) => group.into_mut(),
+            std::collections::btree_map::Entry::Vacant(group) => {
+                group.insert(open_file(root, &[device], &path)?)
+            }
+        };
+        let own = group.try_clone().map_err(|source| AssignError::Open { device, path, source })?;
+        opened.push((device, own));
+    }
+    Ok(opened)
+}
+
+fn open_file(root: &Path, devices: &[Bdf], path: &str) -> Result<OwnedFd, AssignError> {
+    let file: io::Result<File> = File::options().read(true).write(true).open(root.join(path));
+    let device = devices.first().copied();
+    let none = Bdf { segment: 0, bus: 0, device: 0, function: 0 };
+    file.map(OwnedFd::from).map_err(|source| AssignError::Open {
+        device: device.unwrap_or(none),
+        path: format!("/{path}"),
+        source,
+    })
+}
+
+fn class_of(root: &Path, device: Bdf) -> Option<u32> {
+    let text = fs::read_to_string(device_path(root, device).join("class")).ok()?;
+    u32::from_str_radix(text.trim().trim_start_matches("0x"), 16).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    const GPU: u32 = 0x03_02_00;
+    const NIC: u32 = 0x02_07_00;
+    const DISK: u32 = 0x01_08_02;
+
+    #[test]
+    fn only_devices_with_memory_have_peers() {
+        assert_eq!(peers(&[GPU, GPU]), Peers::Reach);
+        assert_eq!(peers(&[GPU, NIC]), Peers::Reach);
+        assert_eq!(peers(&[GPU, DISK]), Peers::Apart);
+        assert_eq!(peers(&[NIC, NIC]), Peers::Apart);
+        assert_eq!(peers(&[GPU]), Peers::Apart);
+    }
+
+    /// A host with containers, and two devices of one class in one group.
+    fn host(class: &str, iommufd: bool) -> (tempfile::TempDir, [Bdf; 2]) {
+        let root = tempfile::tempdir().expect("a folder");
+        let devices = [0, 1].map(|function| Bdf { segment: 0, bus: 1, device: 0, function });
+        fs::create_dir_all(root.path().join("dev/vfio/devices")).expect("made");
+        for name in [CONTAINER, "dev/vfio/7", "dev/vfio/devices/vfio0"] {
+            fs::write(root.path().join(name), "").expect("written");
+        }
+        if iommufd {
+            fs::write(root.path().join(IOMMUFD), "").expect("written");
+        }
+        for device in devices {
+            let path = device_path(root.path(), device);
+            fs::create_dir_all(path.join("vfio-dev/vfio0")).expect("made");
+            fs::write(path.join("class"), class).expect("written");
+            symlink("../../../kernel/iommu_groups/7", path.join("iommu_group")).expect("linked");
+        }
+        (root, devices)
+    }
+
+    #[test]
+    fn the_interface_is_the_kernels_and_the_devices() {
+        let chosen = |class, iommufd| {
+            let (root, devices) = host(class, iommufd);
+            let handover = hand_over(root.path(), &devices).expect("opened");
+            assert_eq!(handover.devices.len(), 2);
+            (handover.interface, handover.peers)
+        };
+        assert_eq!(chosen("0x010802\n", true), (VfioInterface::Cdev, Peers::Apart));
+        assert_eq!(chosen("0x030200\n", true), (VfioInterface::Group, Peers::Reach));
+        assert_eq!(chosen("0x010802\n", false), (VfioInterface::Group, Peers::Apart));
+    }
+}
