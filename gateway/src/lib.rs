@@ -2,7 +2,7 @@
 //!
 //! `api` answers HTTP: it routes, checks the renter's signature and forwards; `directory` knows
 //! the nodes and what they offer; `store` remembers what was acknowledged; `content` keeps
-//! kernels and disk images; `limits` and `turns` keep clients apart; `service` holds them together and speaks to the overlay; `cli` is the
+//! kernels and disk images; `import` makes raw disks of other formats for the command; `limits` and `turns` keep clients apart; `service` holds them together and speaks to the overlay; `cli` is the
 //! `holdfast` command. A gateway has no authority: nodes verify every lease and request again.
 
 #![forbid(unsafe_code)]
@@ -12,6 +12,7 @@ pub mod cli;
 pub mod config;
 pub mod content;
 pub mod directory;
+pub mod import;
 pub mod keyfile;
 pub mod limits;
 pub mod service;

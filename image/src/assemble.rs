@@ -40,6 +40,8 @@ pub struct Inputs {
     pub config: Option<PathBuf>,
     /// Which release this is.
     pub release: Release,
+    /// Where the Debian packages of the manifest are unpacked, by name.
+    pub packages: BTreeMap<String, PathBuf>,
     /// Packages for the bill of materials; the files are added here.
     pub materials: Materials,
 }
@@ -139,6 +141,7 @@ pub fn assemble(
         programs: &inputs.programs,
         os_release: &os_release,
         config: inputs.config.as_deref(),
+        packages: &inputs.packages,
     };
     let root_image = work.path().join("root.erofs");
     let staged = root::build(&inputs.manifest, &sources, work.path(), &root_image)?;
@@ -188,6 +191,7 @@ fn initramfs(inputs: &Inputs, root: &[u8]) -> Result<Vec<cpio::Entry>, AssembleE
             | Content::Directory
             | Content::Source { .. }
             | Content::Baked(_)
+            | Content::Debian { .. }
             | Content::Link { .. } => return Err(AssembleError::Initramfs(path.clone())),
         };
         entries.push(cpio::Entry {
@@ -243,7 +247,7 @@ fn bill_of_materials(
 
 fn listed(path: &str, node: &Node, content: Vec<u8>) -> File {
     let package = match &node.content {
-        Content::Program { package, .. } => package.as_str(),
+        Content::Program { package, .. } | Content::Debian { package, .. } => package.as_str(),
         Content::Directory
         | Content::Source { .. }
         | Content::Generated(_)

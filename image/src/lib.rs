@@ -25,6 +25,7 @@ pub mod tools;
 pub mod uki;
 mod version;
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -148,13 +149,16 @@ fn gather(options: &BuildOptions, progress: &dyn Progress) -> Result<assemble::I
     progress.finished(Step::Packages, Outcome::Built);
     let kernel = kernel_of(options, &archive, progress)?;
     let programs = programs_of(options, &manifest, progress)?;
+    let mut materials = materials(options, &manifest, &kernel, &stub_version)?;
+    let packages = unpacked_packages(options, &archive, &manifest, &mut materials)?;
     let read_text = |path: &Path| fs::read_to_string(path).map_err(file("read", path));
     Ok(assemble::Inputs {
         kernel: fs::read(&kernel.image).map_err(file("read", &kernel.image))?,
         kernel_config: read_text(&kernel.config)?,
         kernel_release: kernel.release.clone(),
         stub,
-        materials: materials(options, &manifest, &kernel, &stub_version)?,
+        materials,
+        packages,
         manifest,
         cmdline,
         workspace: options.workspace.clone(),
@@ -221,6 +225,38 @@ fn stub(options: &BuildOptions, archive: &Archive, version: &str) -> Result<Vec<
         archive.unpack(&package, &folder)?;
     }
     fs::read(&path).map_err(file("read", &path))
+}
+
+/// Unpacks the Debian packages that the manifest takes files from, and lists them.
+fn unpacked_packages(
+    options: &BuildOptions,
+    archive: &Archive,
+    manifest: &Manifest,
+    materials: &mut Materials,
+) -> Result<BTreeMap<String, PathBuf>, ImageError> {
+    let mut folders = BTreeMap::new();
+    for name in manifest.packages() {
+        let version = archive.candidate(&name)?;
+        let folder = options.cache.join("packages").join(format!("{name}-{version}"));
+        if !folder.is_dir() {
+            let partial = folder.with_extension("partial");
+            match fs::remove_dir_all(&partial) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    return Err(file("remove", &partial)(error));
+                }
+                Err(_) | Ok(()) => {}
+            }
+            let package = archive.fetch(&name, &version)?;
+            archive.unpack(&package, &partial)?;
+            fs::rename(&partial, &folder).map_err(file("move", &partial))?;
+        }
+        // OVMF, the only one so far; its copyright file names the parts.
+        let licence = "BSD-2-Clause-Patent".to_owned();
+        let package = Package { name: name.clone(), version, origin: Origin::Debian, licence };
+        materials.add_input(package, &["image"]);
+        folders.insert(name, folder);
+    }
+    Ok(folders)
 }
 
 fn materials(

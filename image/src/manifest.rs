@@ -51,6 +51,13 @@ pub enum Content {
     Generated(Generated),
     /// A file that whoever builds may bake in; absent otherwise.
     Baked(Baked),
+    /// A file of a Debian package, as packaged.
+    Debian {
+        /// The package.
+        package: String,
+        /// Path in the package, without the leading slash.
+        path: String,
+    },
     /// A symbolic link.
     Link {
         /// Where it points.
@@ -97,7 +104,7 @@ pub enum ManifestError {
     #[error("rootfs/manifest.toml: {path} has no reason")]
     NoReason { path: String },
     #[error(
-        "rootfs/manifest.toml: {path} must name exactly one of program, source, generated, baked and link"
+        "rootfs/manifest.toml: {path} must name exactly one of program, source, generated, baked, debian and link"
     )]
     OneSource { path: String },
     #[error("rootfs/manifest.toml: {path} lies in {parent}, which is not listed as a directory")]
@@ -135,7 +142,15 @@ struct FileEntry {
     source: Option<String>,
     generated: Option<Generated>,
     baked: Option<Baked>,
+    debian: Option<DebianEntry>,
     link: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct DebianEntry {
+    package: String,
+    path: String,
 }
 
 #[derive(Deserialize)]
@@ -171,6 +186,25 @@ impl Manifest {
         Ok(Self { root, initramfs })
     }
 
+    /// The Debian packages that files come from, each once, in order.
+    pub fn packages(&self) -> Vec<String> {
+        let nodes = self.root.values().chain(self.initramfs.values());
+        let mut packages: Vec<_> = nodes
+            .filter_map(|node| match &node.content {
+                Content::Debian { package, .. } => Some(package.clone()),
+                Content::Directory
+                | Content::Program { .. }
+                | Content::Source { .. }
+                | Content::Generated(_)
+                | Content::Baked(_)
+                | Content::Link { .. } => None,
+            })
+            .collect();
+        packages.sort();
+        packages.dedup();
+        packages
+    }
+
     /// The programs that must be built, each once, in order.
     pub fn programs(&self) -> Vec<(String, String)> {
         let mut programs: Vec<_> = self
@@ -183,6 +217,7 @@ impl Manifest {
                 | Content::Source { .. }
                 | Content::Generated(_)
                 | Content::Baked(_)
+                | Content::Debian { .. }
                 | Content::Link { .. } => None,
             })
             .collect();
@@ -242,7 +277,15 @@ fn check_parents(nodes: &BTreeMap<String, Node>) -> Result<(), ManifestError> {
 
 impl FileEntry {
     fn content(self) -> Result<Content, ManifestError> {
-        let Self { path, program, source, generated, baked, link, .. } = self;
+        let Self { path, program, source, generated, baked, debian, link, .. } = self;
+        if let Some(DebianEntry { package, path: inside }) = debian {
+            let alone = program.is_none() && source.is_none() && generated.is_none();
+            return if alone && baked.is_none() && link.is_none() {
+                Ok(Content::Debian { package, path: inside })
+            } else {
+                Err(ManifestError::OneSource { path })
+            };
+        }
         match (program, source, generated, baked, link) {
             (Some(ProgramEntry { package, bin }), None, None, None, None) => {
                 Ok(Content::Program { package, bin })

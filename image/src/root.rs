@@ -82,6 +82,8 @@ pub(crate) struct Sources<'a> {
     pub(crate) os_release: &'a str,
     /// The configuration to bake in.
     pub(crate) config: Option<&'a Path>,
+    /// Where Debian packages are unpacked, by name.
+    pub(crate) packages: &'a BTreeMap<String, PathBuf>,
 }
 
 /// The bytes of one file; `None` when it is not baked in this time.
@@ -93,6 +95,10 @@ fn content_of(
     let from = match &node.content {
         Content::Program { bin, .. } => sources.programs.join(bin),
         Content::Source { path } => sources.workspace.join(path),
+        Content::Debian { package, path: inside } => match sources.packages.get(package) {
+            Some(folder) => folder.join(inside),
+            None => PathBuf::from(package).join(inside),
+        },
         Content::Baked(Baked::Config) => match sources.config {
             Some(config) => config.to_owned(),
             None => return Ok(None),

@@ -109,7 +109,15 @@ fn the_bill_of_materials_names_every_file() {
         .collect();
     assert_eq!(
         names,
-        ["./etc/os-release", "./usr/bin/agent", "./usr/bin/holdfast-vmm", "./init", "./root.erofs"]
+        [
+            "./etc/os-release",
+            "./usr/bin/agent",
+            "./usr/bin/holdfast-vmm",
+            "./usr/share/ovmf/OVMF_CODE_4M.fd",
+            "./usr/share/ovmf/OVMF_VARS_4M.fd",
+            "./init",
+            "./root.erofs"
+        ]
     );
 }
 

@@ -32,6 +32,18 @@ use crate::{document::Envelope, metering::SignedReceipt};
 /// Longest kernel command line that is passed on, in bytes (x86 `COMMAND_LINE_SIZE` less one).
 pub const MAX_CMDLINE: usize = 2047;
 
+/// Longest host name (Linux's HOST_NAME_MAX less one).
+pub const MAX_HOSTNAME: usize = 63;
+
+/// Most SSH keys of a seed.
+pub const MAX_SSH_KEYS: usize = 32;
+
+/// Longest SSH key, in characters: RSA of 16,384 bits and a comment.
+pub const MAX_SSH_KEY: usize = 4096;
+
+/// Most user data, in bytes.
+pub const MAX_USER_DATA: usize = 128 << 10;
+
 /// Longest idempotency key, in bytes.
 pub const MAX_IDEMPOTENCY_KEY: usize = 64;
 
@@ -52,8 +64,10 @@ pub struct CreateMachine {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Image {
-    /// Kernel: a bzImage or a PVH vmlinux.
-    pub kernel: ContentId,
+    /// Kernel: a bzImage or a PVH vmlinux. Without one, UEFI firmware starts what is on the disk,
+    /// and there is neither an initramfs nor a command line.
+    #[serde(default)]
+    pub kernel: Option<ContentId>,
     /// Initramfs.
     #[serde(default)]
     pub initrd: Option<ContentId>,
@@ -63,6 +77,102 @@ pub struct Image {
     /// Kernel command line, at most [`MAX_CMDLINE`] bytes.
     #[serde(default)]
     pub cmdline: String,
+    /// What cloud-init finds at the first start, if it is to find anything.
+    #[serde(default)]
+    pub seed: Option<Seed>,
+}
+
+/// What cloud-init finds (NoCloud data source).
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Seed {
+    /// Host name: labels of letters, digits and hyphens, at most 63 characters in all.
+    #[serde(default)]
+    pub hostname: Option<String>,
+    /// Public keys for the image's usual user, as in `authorized_keys`, at most
+    /// [`MAX_SSH_KEYS`].
+    #[serde(default)]
+    pub ssh_keys: Vec<String>,
+    /// User data, passed on as it is, at most [`MAX_USER_DATA`] bytes.
+    #[serde(default)]
+    pub user_data: Option<String>,
+}
+
+/// Why a machine cannot start from an image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the message is the doc")]
+pub enum ImageError {
+    #[error(
+        "image.cmdline has {bytes} bytes; at most {MAX_CMDLINE} are passed on, without line ends"
+    )]
+    Cmdline { bytes: usize },
+    #[error("image has neither a kernel nor a disk to start from")]
+    Nothing,
+    #[error("image.initrd and image.cmdline are the kernel's, and there is no kernel")]
+    NoKernel,
+    #[error(
+        "image.seed.hostname is not a host name of at most {MAX_HOSTNAME} letters, digits, dots and hyphens"
+    )]
+    Hostname,
+    #[error(
+        "image.seed.ssh_keys has {keys} keys; at most {MAX_SSH_KEYS} are passed on, each one line of printable ASCII of at most {MAX_SSH_KEY} characters"
+    )]
+    SshKeys { keys: usize },
+    #[error("image.seed.user_data has {bytes} bytes; at most {MAX_USER_DATA} are passed on")]
+    UserData { bytes: usize },
+}
+
+impl Image {
+    /// Checks everything but whether the files exist.
+    pub fn check(&self) -> Result<(), ImageError> {
+        if self.cmdline.len() > MAX_CMDLINE || self.cmdline.contains(['\0', '\n']) {
+            return Err(ImageError::Cmdline { bytes: self.cmdline.len() });
+        }
+        if self.kernel.is_none() && self.disk.is_none() {
+            return Err(ImageError::Nothing);
+        }
+        if self.kernel.is_none() && (self.initrd.is_some() || !self.cmdline.is_empty()) {
+            return Err(ImageError::NoKernel);
+        }
+        self.seed.as_ref().map_or(Ok(()), Seed::check)
+    }
+
+    /// Returns the files it names.
+    pub fn contents(&self) -> impl Iterator<Item = ContentId> {
+        [self.kernel, self.initrd, self.disk].into_iter().flatten()
+    }
+}
+
+impl Seed {
+    fn check(&self) -> Result<(), ImageError> {
+        if self.hostname.as_deref().is_some_and(|name| !is_hostname(name)) {
+            return Err(ImageError::Hostname);
+        }
+        let is_key = |key: &String| {
+            (1..=MAX_SSH_KEY).contains(&key.len())
+                && key.bytes().all(|byte| (b' '..=b'~').contains(&byte))
+        };
+        if self.ssh_keys.len() > MAX_SSH_KEYS || !self.ssh_keys.iter().all(is_key) {
+            return Err(ImageError::SshKeys { keys: self.ssh_keys.len() });
+        }
+        match &self.user_data {
+            Some(data) if data.len() > MAX_USER_DATA => {
+                Err(ImageError::UserData { bytes: data.len() })
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+}
+
+/// Returns whether `name` is a host name (RFC 1123 §2.1) that Linux takes.
+fn is_hostname(name: &str) -> bool {
+    let label = |label: &str| {
+        let edge = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
+        edge(label.as_bytes().first())
+            && edge(label.as_bytes().last())
+            && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
+    };
+    name.len() <= MAX_HOSTNAME && name.split('.').all(label)
 }
 
 /// Brings a later lease of the same machine.
@@ -225,5 +335,60 @@ impl NodeView {
             addresses,
             last_heard_s,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn disk() -> Image {
+        let disk = Some(ContentId::from_bytes([1; 32]));
+        Image { kernel: None, initrd: None, disk, cmdline: String::new(), seed: None }
+    }
+
+    fn seeded(seed: Seed) -> Result<(), ImageError> {
+        Image { seed: Some(seed), ..disk() }.check()
+    }
+
+    #[test]
+    fn a_disk_alone_or_a_kernel_will_do() {
+        assert_eq!(disk().check(), Ok(()));
+        let kernel = Some(ContentId::from_bytes([2; 32]));
+        assert_eq!(Image { kernel, disk: None, ..disk() }.check(), Ok(()));
+        assert_eq!(Image { disk: None, ..disk() }.check(), Err(ImageError::Nothing));
+        let cmdline = Image { cmdline: "quiet".into(), ..disk() };
+        assert_eq!(cmdline.check(), Err(ImageError::NoKernel));
+        assert_eq!(Image { initrd: kernel, ..disk() }.check(), Err(ImageError::NoKernel));
+        let lines = Image { kernel, cmdline: "a\nb".into(), ..disk() };
+        assert_eq!(lines.check(), Err(ImageError::Cmdline { bytes: 3 }));
+    }
+
+    #[test]
+    fn host_names_are_host_names() {
+        let named = |name: &str| seeded(Seed { hostname: Some(name.into()), ..Seed::default() });
+        assert_eq!(["a", "web-1", "a.b.example"].map(named), [Ok(()); 3]);
+        let long = "a".repeat(64);
+        let wrong = ["", "-a", "a-", "a..b", "a b", "a\nb: c", "ä", &long];
+        assert_eq!(wrong.map(named), [Err(ImageError::Hostname); 8]);
+    }
+
+    #[test]
+    fn keys_and_data_are_bounded() {
+        let key = |key: &str| seeded(Seed { ssh_keys: vec![key.into()], ..Seed::default() });
+        assert_eq!(key("ssh-ed25519 AAAA me@here"), Ok(()));
+        let wrong = ["", "two\nlines", "tab\t"].map(key);
+        assert_eq!(wrong, [Err(ImageError::SshKeys { keys: 1 }); 3]);
+        let many = Seed { ssh_keys: vec!["k".into(); 33], ..Seed::default() };
+        assert_eq!(seeded(many), Err(ImageError::SshKeys { keys: 33 }));
+        let data = Seed { user_data: Some("x".repeat((128 << 10) + 1)), ..Seed::default() };
+        assert_eq!(seeded(data), Err(ImageError::UserData { bytes: 131_073 }));
+    }
+
+    #[test]
+    fn documents_from_before_still_parse() {
+        let text = format!("{{\"kernel\":\"{}\"}}", "01".repeat(32));
+        let image: Image = serde_json::from_str(&text).expect("an image");
+        assert_eq!((image.kernel, image.seed), (Some(ContentId::from_bytes([1; 32])), None));
     }
 }

@@ -45,6 +45,7 @@ const PACKAGES: &[Package] = &[
     package("pkg-config", "the kernel's build"),
     package("python3", "the kernel's build"),
     package("qemu-system-x86", "the emulated host"),
+    package("qemu-utils", "disk images of other formats, which imports are compared with"),
     package("rsync", "the kernel's build"),
     package("strace", "shows which system calls the VMM's threads make"),
     package("systemd-boot-efi", "the UEFI stub of the UKI"),

@@ -3,7 +3,7 @@
 use std::{io, net::IpAddr};
 
 use lease::{
-    api::{Image, MachineEvent, MachineState},
+    api::{MachineEvent, MachineState},
     problem::{Kind, chain},
 };
 use serde::{Serialize, de::DeserializeOwned};
@@ -68,7 +68,7 @@ pub fn kept(answered: &Answered) -> ForwardedResponse {
 /// Returns a machine as renters see it.
 pub fn machine(node: NodeId, now: UnixSeconds, view: &View) -> lease::api::Machine {
     let View { record, state, address } = view;
-    let (lease, image) = (&record.lease, &record.image);
+    let lease = &record.lease;
     let ends_soon = record.end().since(now) <= crate::machines::plan::WARN_S;
     let state = match state {
         State::Starting if now < lease.start => MachineState::Pending,
@@ -88,12 +88,7 @@ pub fn machine(node: NodeId, now: UnixSeconds, view: &View) -> lease::api::Machi
         start: lease.start,
         end: record.end(),
         shape: lease.shape.clone(),
-        image: Image {
-            kernel: image.kernel,
-            initrd: image.initrd,
-            disk: image.disk,
-            cmdline: image.cmdline.clone(),
-        },
+        image: record.image.clone(),
         state,
         detail: record.last_stop.clone(),
         addresses: address.map(IpAddr::V4).into_iter().collect(),

@@ -12,7 +12,7 @@ pub mod streams;
 use std::{path::PathBuf, sync::Arc};
 
 use lease::{
-    api::{CreateMachine, LeaseRenewal, MAX_CMDLINE, MAX_RECEIPTS, Receipts},
+    api::{CreateMachine, LeaseRenewal, MAX_RECEIPTS, Receipts},
     problem::Kind,
     request::VerifiedRequest,
 };
@@ -32,7 +32,6 @@ use crate::{
     events::Event,
     machines::{
         keeper::{Command, Machines, Order, Snapshot, State, Switch, View},
-        plan::Image,
         store::{Answered, Store},
         vmm,
     },
@@ -226,7 +225,7 @@ impl Control {
             return Err(Kind::Forbidden.because(detail));
         }
         self.admit(signer)?;
-        check_cmdline(&body.image.cmdline)?;
+        body.image.check().map_err(|error| Kind::Unprocessable.because(error.to_string()))?;
         if body.image.disk.is_some() && lease.shape.disk_mib.0 == 0 {
             let detail = "image.disk names a disk's content, and the lease grants no disk";
             return Err(Kind::Unprocessable.because(detail));
@@ -235,11 +234,11 @@ impl Control {
         if let Some(view) = self.parts.machines.get(lease.id)
             && view.record.lease == lease
             && view.record.deleted.is_none()
-            && view.record.image == image(&body)
+            && view.record.image == body.image
         {
             return Ok(self.describe(201, &view));
         }
-        let order = Order { image: image(&body), lease, gateway };
+        let order = Order { image: body.image, lease, gateway };
         let ask = |answer| Command::Create(Box::new(order), answer);
         let view = self.parts.machines.ask(ask).await.map_err(|error| refused(&error))?;
         Ok(self.describe(201, &view))
@@ -398,26 +397,5 @@ impl Control {
             return Err(Kind::Conflict.because(detail));
         }
         Ok((route, view))
-    }
-}
-
-fn check_cmdline(text: &str) -> Result<(), Problem> {
-    if text.len() > MAX_CMDLINE || text.contains(['\0', '\n']) {
-        let detail = format!(
-            "image.cmdline has {} bytes; at most {MAX_CMDLINE} are passed on, without line ends",
-            text.len()
-        );
-        return Err(Kind::Unprocessable.because(detail));
-    }
-    Ok(())
-}
-
-fn image(body: &CreateMachine) -> Image {
-    let image = &body.image;
-    Image {
-        kernel: image.kernel,
-        initrd: image.initrd,
-        disk: image.disk,
-        cmdline: image.cmdline.clone(),
     }
 }

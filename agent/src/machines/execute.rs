@@ -27,10 +27,11 @@ use types::{
 use super::{
     content::{Cache, ContentError},
     disk::{self, DiskError},
+    firmware,
     init::{Init, InitError},
     last_console, memory,
     plan::Record,
-    vmm,
+    seed, vmm,
 };
 use crate::{
     assign::{self, AssignError, Handover, Peers, Recovered},
@@ -211,20 +212,23 @@ async fn wait_until_running(machine: MachineId) -> Result<(), StartError> {
 
 async fn launch(tools: &Tools, record: &Record) -> Result<i32, StartError> {
     let image = &record.image;
-    for content in [Some(image.kernel), image.initrd, image.disk].into_iter().flatten() {
+    for content in image.contents() {
         tools.cache.fetch(&tools.overlay, record.gateway, content).await?;
     }
     let mut files = Files::default();
-    let kernel = open_kernel(&tools.cache, image.kernel)?;
-    let boot = Boot::Linux {
-        kernel_fd: files.add(kernel.into()),
-        initrd_fd: match image.initrd {
-            Some(content) => Some(files.add(open(&tools.cache.path(content), Access::Read)?)),
-            None => None,
+    let boot = match image.kernel {
+        Some(kernel) => Boot::Linux {
+            kernel_fd: files.add(open_kernel(&tools.cache, kernel)?.into()),
+            initrd_fd: match image.initrd {
+                Some(content) => Some(files.add(open(&tools.cache.path(content), Access::Read)?)),
+                None => None,
+            },
+            cmdline: image.cmdline.clone(),
         },
-        cmdline: image.cmdline.clone(),
+        None => open_firmware(tools, record, &mut files)?,
     };
-    let disks = open_disks(tools, record, &mut files).await?;
+    let mut disks = open_disks(tools, record, &mut files).await?;
+    disks.extend(open_seed(record, &mut files)?);
     let net = tools.networks.create(record.lease.id).await?;
     let nets = vec![Net {
         tap_fd: files.add(net.tap),
@@ -332,6 +336,27 @@ async fn open_disks(
     }])
 }
 
+/// Opens the firmware and the machine's own variables for it.
+fn open_firmware(tools: &Tools, record: &Record, files: &mut Files) -> Result<Boot, StartError> {
+    let firmware = tools.root.join(firmware::CODE);
+    let prepare = |source| StartError::Prepare { what: "firmware variables", source };
+    let variables = firmware::variables(&tools.root, &tools.data, record.lease.id);
+    Ok(Boot::Uefi {
+        firmware_fd: files.add(open(&firmware, Access::Read)?),
+        variables_fd: files.add(variables.map_err(prepare)?.into()),
+    })
+}
+
+/// Makes the disk that cloud-init looks for, if its renter gave anything for it.
+fn open_seed(record: &Record, files: &mut Files) -> Result<Option<Disk>, StartError> {
+    let Some(seed) = &record.image.seed else { return Ok(None) };
+    let prepare = |source| StartError::Prepare { what: "cloud-init seed", source };
+    let volume = seed::volume(record.lease.id, seed).map_err(prepare)?;
+    let memory = seal_bytes("holdfast-seed", &volume).map_err(prepare)?;
+    let (model, serial) = (DiskModel::VirtioBlk, "cidata".to_owned());
+    Ok(Some(Disk { fd: files.add(memory), read_only: true, serial, model, limit: None }))
+}
+
 fn open_devices(
     tools: &Tools,
     addresses: &[Bdf],
@@ -396,13 +421,17 @@ fn listen(machine: MachineId) -> Result<OwnedFd, StartError> {
 fn seal(spec: &VmSpec) -> Result<OwnedFd, StartError> {
     let prepare = |source| StartError::Prepare { what: "specification", source };
     let bytes = serde_json::to_vec(spec).map_err(|error| prepare(error.into()))?;
+    seal_bytes("holdfast-spec", &bytes).map_err(prepare)
+}
+
+/// Returns a file in memory that nobody can change.
+fn seal_bytes(name: &str, bytes: &[u8]) -> io::Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let memfd =
-        rustix::fs::memfd_create("holdfast-spec", flags).map_err(|error| prepare(error.into()))?;
-    let mut file = File::from(memfd);
-    file.write_all(&bytes).and_then(|()| io::Seek::rewind(&mut file)).map_err(prepare)?;
+    let mut file = File::from(rustix::fs::memfd_create(name, flags)?);
+    file.write_all(bytes)?;
+    io::Seek::rewind(&mut file)?;
     let seals = SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL;
-    rustix::fs::fcntl_add_seals(&file, seals).map_err(|error| prepare(error.into()))?;
+    rustix::fs::fcntl_add_seals(&file, seals)?;
     Ok(file.into())
 }
 

@@ -1,10 +1,10 @@
 //! What to do about the machines now. Pure: records, what was observed and the time in, actions
 //! out. Leases are enforced here, and nothing here needs a network.
 
-use lease::{document::Lease, metering::Meter};
+use lease::{api::Image, document::Lease, metering::Meter};
 use serde::{Deserialize, Serialize};
 use types::{
-    ids::{ContentId, NodeId},
+    ids::NodeId,
     units::UnixSeconds,
     vm::{MemoryBacking, exit},
 };
@@ -93,20 +93,6 @@ pub enum Failed {
     No,
     /// It did, and its renter has not asked again.
     Yes,
-}
-
-/// What a machine starts from.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Image {
-    /// Kernel.
-    pub kernel: ContentId,
-    /// Initramfs.
-    pub initrd: Option<ContentId>,
-    /// What its disk holds at first.
-    pub disk: Option<ContentId>,
-    /// Kernel command line.
-    pub cmdline: String,
 }
 
 /// What a renter wants.
@@ -305,6 +291,8 @@ fn plan_absent(now: UnixSeconds, record: &Record, seen: &Seen, policy: Policy) -
 
 #[cfg(test)]
 pub(crate) mod fixture {
+    use types::ids::ContentId;
+
     use super::*;
 
     /// Returns a machine that is on, whose lease runs from 1000 to 2000.
@@ -330,7 +318,13 @@ pub(crate) mod fixture {
             },
             deleted: None,
             meter: Meter::new(UnixSeconds(1000)),
-            image: Image { kernel, initrd: None, disk: None, cmdline: String::new() },
+            image: Image {
+                kernel: Some(kernel),
+                initrd: None,
+                disk: None,
+                cmdline: String::new(),
+                seed: None,
+            },
             gateway: NodeId::from_bytes([4; 32]),
             power: Power::On,
             uid: 100_000,

@@ -9,7 +9,7 @@ use axum::{
 };
 use futures_util::{StreamExt, stream};
 use lease::{
-    api::{CreateMachine, Image, LeaseRenewal, MAX_CMDLINE, Machine},
+    api::{CreateMachine, LeaseRenewal, Machine},
     document::Lease,
     problem::Kind,
     request::VerifiedRequest,
@@ -70,12 +70,8 @@ fn wanted_lease(
 ) -> Result<Lease, Problem> {
     let wanted: CreateMachine = parse(&request.body)?;
     let lease = leases::check(gateway, &wanted.lease, who)?;
-    if wanted.image.cmdline.len() > MAX_CMDLINE {
-        return Err(Kind::Unprocessable
-            .because(format!("the kernel command line has more than {MAX_CMDLINE} bytes")));
-    }
-    let Image { kernel, initrd, disk, cmdline: _ } = wanted.image;
-    for content in [Some(kernel), initrd, disk].into_iter().flatten() {
+    wanted.image.check().map_err(|error| Kind::Unprocessable.because(error.to_string()))?;
+    for content in wanted.image.contents() {
         check_held(gateway, who.key, content)
             .map_err(|absent| Kind::Unprocessable.because(absent.detail))?;
     }

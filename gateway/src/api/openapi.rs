@@ -69,6 +69,7 @@ pub fn document() -> utoipa::openapi::OpenApi {
         Envelope,
         Signature,
         Image,
+        Seed,
         Machine,
         MachineShape,
         MachineEvent,
@@ -250,11 +251,25 @@ struct Signature {
 /// What a machine starts from; each file named by its SHA-256.
 #[derive(ToSchema)]
 struct Image {
-    kernel: String,
+    /// Without a kernel, UEFI firmware starts what is on the disk.
+    kernel: Option<String>,
     initrd: Option<String>,
+    /// What the machine's disk holds at first.
     disk: Option<String>,
     #[schema(required = false)]
     cmdline: String,
+    seed: Option<Seed>,
+}
+
+/// What cloud-init finds at the first start, on a volume labelled CIDATA.
+#[derive(ToSchema)]
+struct Seed {
+    hostname: Option<String>,
+    /// Lines of `authorized_keys` for the image's usual user.
+    #[schema(required = false)]
+    ssh_keys: Vec<String>,
+    /// Passed on as it is.
+    user_data: Option<String>,
 }
 
 /// A machine as its node sees it.

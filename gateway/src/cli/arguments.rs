@@ -54,6 +54,11 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: ContentCommand,
     },
+    /// Disk images on this computer.
+    Image {
+        #[command(subcommand)]
+        command: ImageCommand,
+    },
     /// Machines.
     Machines {
         #[command(subcommand)]
@@ -221,6 +226,57 @@ pub(crate) enum ContentCommand {
     },
 }
 
+/// What a machine starts from: a kernel, or firmware and a disk.
+#[derive(Debug, Args)]
+pub(crate) struct ImageArguments {
+    /// Digest of the kernel.
+    #[arg(long, required_unless_present = "firmware", conflicts_with = "firmware")]
+    pub(crate) kernel: Option<ContentId>,
+    /// Digest of the initramfs.
+    #[arg(long, requires = "kernel")]
+    pub(crate) initrd: Option<ContentId>,
+    /// Digest of what the disk holds at first: a raw disk, as `image import` makes it.
+    #[arg(long, visible_alias = "disk-image")]
+    pub(crate) disk: Option<ContentId>,
+    /// Kernel command line; `console=ttyS0` unless given.
+    #[arg(long, requires = "kernel")]
+    pub(crate) cmdline: Option<String>,
+    /// What starts the disk.
+    #[arg(long, value_enum, requires = "disk")]
+    pub(crate) firmware: Option<Firmware>,
+    /// File with public keys for the image's usual user, as authorized_keys; repeat for each file.
+    #[arg(long = "ssh-key")]
+    pub(crate) ssh_keys: Vec<PathBuf>,
+    /// File with user data for cloud-init.
+    #[arg(long)]
+    pub(crate) user_data: Option<PathBuf>,
+    /// Host name for cloud-init.
+    #[arg(long)]
+    pub(crate) hostname: Option<String>,
+}
+
+/// What starts a disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Firmware {
+    /// UEFI, with variables of the machine's own.
+    Uefi,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ImageCommand {
+    /// Make a raw disk of an image and print its digest, under which `content push` uploads it.
+    Import {
+        /// The image: qcow2, VMDK, VHD, VHDX or raw. It is only read.
+        file: PathBuf,
+        /// Its format; told by its first bytes unless given.
+        #[arg(long)]
+        format: Option<crate::import::Format>,
+        /// File to write; never replaced. Zeroes are holes in it.
+        #[arg(long, short)]
+        out: PathBuf,
+    },
+}
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum MachinesCommand {
     /// Make the machine of a lease.
@@ -228,18 +284,8 @@ pub(crate) enum MachinesCommand {
         /// The signed lease.
         #[arg(long)]
         lease: PathBuf,
-        /// Digest of the kernel.
-        #[arg(long)]
-        kernel: ContentId,
-        /// Digest of the initramfs.
-        #[arg(long)]
-        initrd: Option<ContentId>,
-        /// Digest of what the disk holds at first.
-        #[arg(long)]
-        disk: Option<ContentId>,
-        /// Kernel command line.
-        #[arg(long, default_value = "console=ttyS0")]
-        cmdline: String,
+        #[command(flatten)]
+        image: Box<ImageArguments>,
         /// Name of this request, under which it is done at most once; taken from the lease unless
         /// given.
         #[arg(long)]

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use lease::api::{CreateMachine, Image, LeaseRenewal};
+use lease::api::{CreateMachine, LeaseRenewal};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use tokio::io::AsyncReadExt;
@@ -15,7 +15,7 @@ use types::{
 use super::{
     CliError,
     arguments::{Command, ContentCommand, LeaseCommand, MachinesCommand, NodeCommand},
-    http, leases,
+    http, images, leases,
 };
 
 /// One request.
@@ -68,7 +68,8 @@ pub(super) async fn of(command: &Command) -> Result<Vec<Call>, CliError> {
     let open = |target: &str| vec![Call::get(target.to_owned(), Signing::Nobody)];
     Ok(match command {
         Command::Lease { command: LeaseCommand::Register { envelope } } => vec![show(envelope)?],
-        Command::Keygen { .. }
+        Command::Image { .. }
+        | Command::Keygen { .. }
         | Command::Lease { .. }
         | Command::Tunnel { .. }
         | Command::Ssh { .. } => Vec::new(),
@@ -109,9 +110,8 @@ pub(super) fn receipts(machine: MachineId, after: Option<u64>) -> Call {
 fn machines(command: &MachinesCommand) -> Result<Call, CliError> {
     let path = |machine: &MachineId| format!("/v1/machines/{machine}");
     match command {
-        MachinesCommand::Create { lease, kernel, initrd, disk, cmdline, idempotency_key } => {
-            let cmdline = cmdline.clone();
-            let image = Image { kernel: *kernel, initrd: *initrd, disk: *disk, cmdline };
+        MachinesCommand::Create { lease, image, idempotency_key } => {
+            let image = images::of(image)?;
             let lease = leases::read(lease)?;
             // One lease makes one machine: repeating the command can make no second one.
             let derived = || {

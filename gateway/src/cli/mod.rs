@@ -17,6 +17,7 @@ mod calls;
 mod curl;
 mod dump;
 mod http;
+mod images;
 mod leases;
 mod receipts;
 mod show;
@@ -30,8 +31,11 @@ use lease::{SigningKey, authority::public_key};
 use serde_json::{Value, json};
 use types::forward::Problem;
 
-use crate::keyfile::{self, KeyFileError};
-use arguments::{Arguments, Command, ContentCommand, MachinesCommand, NodeCommand};
+use crate::{
+    import::{self, ImportError},
+    keyfile::{self, KeyFileError},
+};
+use arguments::{Arguments, Command, ContentCommand, ImageCommand, MachinesCommand, NodeCommand};
 use calls::{Call, Signing};
 use http::Client;
 
@@ -43,6 +47,8 @@ pub enum CliError {
     Key(#[from] KeyFileError),
     #[error("cannot {operation} {}", path.display())]
     File { operation: &'static str, path: PathBuf, source: std::io::Error },
+    #[error(transparent)]
+    Image(#[from] ImportError),
     #[error("cannot write to standard output")]
     Output { source: std::io::Error },
     #[error("{message}")]
@@ -65,6 +71,7 @@ impl CliError {
             Self::Refused { .. } => 3,
             Self::Unreachable { .. } | Self::Answer { .. } => 4,
             Self::Key(_)
+            | Self::Image(_)
             | Self::File { .. }
             | Self::Output { .. }
             | Self::Usage { .. }
@@ -158,6 +165,9 @@ async fn run(arguments: Arguments) -> Result<u8, CliError> {
     }
     match arguments.command {
         Command::Keygen { out } => keygen(&context, out)?,
+        Command::Image { command: ImageCommand::Import { file, format, out } } => {
+            import_image(&context, &file, format, out)?;
+        }
         Command::Lease { command } => leases::run(&context, command)?,
         Command::Tunnel { machine, port } => tunnel::tunnel(&context, machine, port).await?,
         Command::Ssh { machine, arguments } => {
@@ -185,6 +195,7 @@ async fn answer(context: &Context, command: &Command, call: &Call) -> Result<(),
             return dump::save(context, call, out).await;
         }
         Command::Keygen { .. }
+        | Command::Image { .. }
         | Command::Lease { .. }
         | Command::Nodes
         | Command::Node { .. }
@@ -211,6 +222,7 @@ async fn answer(context: &Context, command: &Command, call: &Call) -> Result<(),
         Command::Machines { command: MachinesCommand::Events { .. } } => show::events(answer),
         Command::Machines { command: MachinesCommand::Counters { .. } } => show::counters(answer),
         Command::Keygen { .. }
+        | Command::Image { .. }
         | Command::Lease { .. }
         | Command::Content { command: ContentCommand::Remove { .. } }
         | Command::Machines { .. }
@@ -243,6 +255,33 @@ fn print_curl(context: &Context, calls: &[Call]) -> Result<(), CliError> {
         write_out(format!("{}\n", curl::line(context, call)?).as_bytes())?;
     }
     Ok(())
+}
+
+/// Makes a raw disk. Nothing else goes on meanwhile, so that the runtime may wait.
+fn import_image(
+    context: &Context,
+    file: &std::path::Path,
+    format: Option<import::Format>,
+    out: PathBuf,
+) -> Result<(), CliError> {
+    let made = import::import(file, format, &out)?;
+    let value = json!({
+        "file": out,
+        "content": made.content,
+        "format": made.format.name(),
+        "bytes": made.size,
+        "data_bytes": made.data,
+    });
+    context.print(&value, |_| {
+        format!(
+            "{}  {} ({} bytes, {} of them data, from {})\n",
+            made.content,
+            out.display(),
+            made.size,
+            made.data,
+            made.format.name()
+        )
+    })
 }
 
 /// Quotes a word for a shell.

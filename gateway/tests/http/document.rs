@@ -7,7 +7,7 @@ use gateway::api::bodies::{Health, StandingLease, StoredContent};
 use lease::{
     api::{
         CreateMachine, Image, LeaseRenewal, Machine, MachineEvent, MachineState, NodeView,
-        Releasing, Restarting,
+        Releasing, Restarting, Seed,
     },
     document::{Envelope, Signature},
 };
@@ -108,7 +108,13 @@ fn samples() -> BTreeMap<&'static str, Vec<Value>> {
     let lease = lease(3, node, &renter(4));
     let wanted: CreateMachine = create(&lease);
     let content = ContentId::from_bytes([5; 32]);
-    let image = Image { initrd: Some(content), disk: Some(content), ..wanted.image.clone() };
+    let seed = Seed {
+        hostname: Some("web-1".into()),
+        ssh_keys: vec!["ssh-ed25519 AAAA".into()],
+        user_data: Some("#cloud-config\n".into()),
+    };
+    let (initrd, disk) = (Some(content), Some(content));
+    let image = Image { initrd, disk, seed: Some(seed.clone()), ..wanted.image.clone() };
     let event = MachineEvent { at: UnixSeconds(1), what: "made".into() };
     let shape =
         MachineShape { devices: vec![device(DeviceState::Free).address], ..lease.shape.clone() };
@@ -131,6 +137,7 @@ fn samples() -> BTreeMap<&'static str, Vec<Value>> {
         ("Envelope", vec![real::<Envelope>(signed_lease(&lease))]),
         ("Signature", vec![real(signature)]),
         ("Image", vec![real(image), real(wanted.image)]),
+        ("Seed", vec![real(seed), real(Seed::default())]),
         ("Machine", vec![real(made)]),
         ("MachineShape", vec![real(shape)]),
         ("MachineEvent", vec![real(event)]),
@@ -205,7 +212,8 @@ fn check_required<T: DeserializeOwned>(schema: &str) {
     for name in whole.as_object().unwrap().keys() {
         let mut part = whole.clone();
         part.as_object_mut().unwrap().remove(name);
-        let required = described["required"].as_array().unwrap().contains(&json!(name));
+        let required = described["required"].as_array();
+        let required = required.is_some_and(|names| names.contains(&json!(name)));
         let read = serde_json::from_value::<T>(part).is_ok();
         assert_ne!(required, read, "{schema}.{name}");
     }
@@ -215,6 +223,7 @@ fn check_required<T: DeserializeOwned>(schema: &str) {
 fn what_is_required_of_a_request_is_what_its_type_needs() {
     check_required::<CreateMachine>("CreateMachine");
     check_required::<Image>("Image");
+    check_required::<Seed>("Seed");
     check_required::<Envelope>("Envelope");
     check_required::<Signature>("Signature");
     check_required::<LeaseRenewal>("LeaseRenewal");

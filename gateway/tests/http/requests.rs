@@ -108,8 +108,8 @@ async fn bodies_are_refused_by_the_name_of_the_field() {
     assert!(said.starts_with("field lease.signatures[0].keyid"), "{said}");
     let said = ask(&with("/image", json!({"kernal": "x"}))).await;
     assert!(said.contains("unknown field `kernal`"), "{said}");
-    let said = ask(&with("/image", json!({}))).await;
-    assert!(said.contains("missing field `kernel`"), "{said}");
+    let said = ask(&with("/lease", json!({}))).await;
+    assert!(said.contains("missing field `payload`"), "{said}");
     let said = ask(&[serde_json::to_vec(&valid).unwrap(), b"x".to_vec()].concat()).await;
     assert!(said.contains("trailing"), "{said}");
 }

@@ -26,7 +26,7 @@ use super::{
     devices::Devices,
     execute::{Progress, Tools},
     init::Notice,
-    plan::{self, Power, Process, Record, Released, Seen, Work},
+    plan::{Power, Process, Record, Released, Seen, Work},
     store::{Store, StoreError},
 };
 use crate::{events::Event, inventory::Capacity, spawn::Known, time::Clock};
@@ -63,7 +63,7 @@ pub struct Order {
     /// Its lease, verified.
     pub lease: Lease,
     /// What it starts from.
-    pub image: plan::Image,
+    pub image: lease::api::Image,
     /// Who asked.
     pub gateway: types::ids::NodeId,
 }

@@ -85,7 +85,7 @@ impl Serving {
     pub(crate) async fn with_kernel(&self, renter: &SigningKey) {
         let lease = lease(255, NodeId::from_bytes([255; 32]), renter);
         assert_eq!(self.ask(renter, show(&lease)).await.status, 200);
-        let target = format!("/v1/content/{}", create(&lease).image.kernel);
+        let target = format!("/v1/content/{}", create(&lease).image.kernel.unwrap());
         let upload = signed(renter, plain("PUT", &target));
         let upload = ForwardedRequest { body: KERNEL.to_vec(), ..upload };
         assert_eq!(self.send(&upload).await.status, 201);
@@ -153,10 +153,11 @@ const KERNEL: &[u8] = b"kernel";
 /// The body that asks for the machine of a lease.
 pub(crate) fn create(lease: &Lease) -> CreateMachine {
     let image = Image {
-        kernel: ContentId::from_bytes(Sha256::digest(KERNEL).into()),
+        kernel: Some(ContentId::from_bytes(Sha256::digest(KERNEL).into())),
         initrd: None,
         disk: None,
         cmdline: "console=ttyS0".into(),
+        seed: None,
     };
     CreateMachine { lease: signed_lease(lease), image }
 }

@@ -68,7 +68,8 @@ use crate::{
 pub const MAX_QUEUE_PAIRS: u16 = 16;
 
 /// Vendor and device id under which operating systems know an emulated NVMe controller (QEMU
-/// docs/specs/pci-ids.rst: "1b36:0010, PCIe NVMe device"). Drivers bind to the class.
+/// docs/specs/pci-ids.rst: "1b36:0010, PCIe NVMe device"). Drivers bind to the class. Under this
+/// name Linux takes no UUID from the namespace and names it by its serial number.
 const VENDOR: u16 = 0x1b36;
 const DEVICE: u16 = 0x0010;
 /// Mass storage, non-volatile memory, NVMe I/O controller (§2.1.5).

@@ -1,0 +1,109 @@
+//! The disk on which cloud-init finds a machine's name, keys and user data.
+//! Source: cloud-init documentation, "NoCloud": a FAT volume labelled `CIDATA` with the files
+//! `meta-data` and `user-data`, and no `network-config`, so that the first card uses DHCP.
+//!
+//! `meta-data` is YAML, and JSON is YAML: what a renter gave is a JSON string in it and can be
+//! nothing else.
+
+use std::io::{self, Cursor, Write};
+
+use fatfs::{FileSystem, FormatVolumeOptions, FsOptions};
+use lease::api::Seed;
+use serde_json::json;
+use types::ids::MachineId;
+
+/// Bytes of the volume: more than all that a seed may hold.
+const SIZE: usize = 1 << 20;
+const LABEL: [u8; 11] = *b"CIDATA     ";
+/// User data of renters who gave none: the file has to be there.
+const NO_USER_DATA: &str = "#cloud-config\n{}\n";
+
+/// Returns the volume for `machine`. The same seed makes the same bytes.
+pub fn volume(machine: MachineId, seed: &Seed) -> io::Result<Vec<u8>> {
+    let mut storage = Cursor::new(vec![0; SIZE]);
+    let [a, b, c, d, ..] = *machine.as_bytes();
+    let options =
+        FormatVolumeOptions::new().volume_label(LABEL).volume_id(u32::from_le_bytes([a, b, c, d]));
+    fatfs::format_volume(&mut storage, options)?;
+    let files = FileSystem::new(&mut storage, FsOptions::new().update_accessed_date(false))?;
+    let write = |name: &str, content: &[u8]| -> io::Result<()> {
+        let mut file = files.root_dir().create_file(name)?;
+        file.write_all(content)?;
+        file.flush()
+    };
+    write("meta-data", meta_data(machine, seed).as_bytes())?;
+    write("user-data", seed.user_data.as_deref().unwrap_or(NO_USER_DATA).as_bytes())?;
+    files.unmount()?;
+    Ok(storage.into_inner())
+}
+
+/// Returns the meta-data. The instance is the machine: cloud-init does its work once.
+fn meta_data(machine: MachineId, seed: &Seed) -> String {
+    let id = machine.to_string();
+    let hostname =
+        seed.hostname.clone().unwrap_or_else(|| format!("holdfast-{}", id.get(..8).unwrap_or("")));
+    let data = json!({
+        "instance-id": id,
+        "local-hostname": hostname,
+        "public-keys": seed.ssh_keys,
+    });
+    format!("{data:#}\n")
+}
+
+const _: () = {
+    use lease::api::{MAX_HOSTNAME, MAX_SSH_KEY, MAX_SSH_KEYS, MAX_USER_DATA};
+    // Escapes double a character at most; the file system itself takes a few clusters.
+    assert!(2 * (MAX_SSH_KEYS * (MAX_SSH_KEY + 8) + MAX_HOSTNAME) + MAX_USER_DATA < SIZE / 2);
+};
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use super::*;
+
+    const MACHINE: MachineId = MachineId::from_bytes([0xab; 16]);
+
+    fn file(volume: &[u8], name: &str) -> String {
+        let files = FileSystem::new(Cursor::new(volume.to_vec()), FsOptions::new()).expect("FAT");
+        assert_eq!(files.volume_label(), "CIDATA");
+        let mut text = String::new();
+        let mut file = files.root_dir().open_file(name).expect("the file");
+        file.read_to_string(&mut text).expect("text");
+        text
+    }
+
+    #[test]
+    fn the_volume_holds_name_keys_and_user_data() {
+        let seed = Seed {
+            hostname: Some("web-1".into()),
+            ssh_keys: vec!["ssh-ed25519 AAAA \"me\": [x] # y".into()],
+            user_data: Some("#!/bin/sh\necho: '\"\n".into()),
+        };
+        let volume = volume(MACHINE, &seed).expect("made");
+        assert_eq!(file(&volume, "user-data"), "#!/bin/sh\necho: '\"\n");
+        let meta: serde_json::Value =
+            serde_json::from_str(&file(&volume, "meta-data")).expect("JSON");
+        assert_eq!(meta["instance-id"], "ab".repeat(16));
+        assert_eq!(meta["local-hostname"], "web-1");
+        assert_eq!(meta["public-keys"], json!(["ssh-ed25519 AAAA \"me\": [x] # y"]));
+    }
+
+    #[test]
+    fn an_empty_seed_names_the_machine() {
+        let volume = volume(MACHINE, &Seed::default()).expect("made");
+        assert!(file(&volume, "meta-data").contains("\"holdfast-abababab\""));
+        assert_eq!(file(&volume, "user-data"), NO_USER_DATA);
+    }
+
+    #[test]
+    fn the_largest_seed_fits_and_the_same_seed_makes_the_same_bytes() {
+        let seed = Seed {
+            hostname: Some("a".repeat(63)),
+            ssh_keys: vec!["\\".repeat(4096); 32],
+            user_data: Some("x".repeat(128 << 10)),
+        };
+        let made = volume(MACHINE, &seed).expect("fits");
+        assert_eq!(made, volume(MACHINE, &seed).expect("fits"));
+    }
+}

@@ -1,0 +1,110 @@
+//! What formats read from: a file or bytes in memory, at any place.
+
+use std::{
+    fs::File,
+    io,
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+};
+
+use rustix::fs::SeekFrom;
+
+use super::ImportError;
+
+/// Something to read at places.
+#[derive(Debug)]
+pub enum Input {
+    /// A file and its length.
+    File(File, u64),
+    /// Bytes.
+    Memory(Vec<u8>),
+}
+
+impl Input {
+    /// Opens the file at `path`.
+    pub fn open(path: &Path) -> Result<Self, ImportError> {
+        let fail = |source| ImportError::File { operation: "open", path: path.to_owned(), source };
+        let file = File::open(path).map_err(fail)?;
+        // Block devices have no length of their own, but an end.
+        let length = rustix::fs::seek(&file, SeekFrom::End(0)).map_err(|e| fail(e.into()))?;
+        Ok(Self::File(file, length))
+    }
+
+    /// Returns the length in bytes.
+    pub fn length(&self) -> u64 {
+        match self {
+            Self::File(_, length) => *length,
+            Self::Memory(bytes) => bytes.len() as u64,
+        }
+    }
+
+    /// Fills `buffer` from `offset`; past the end there are zeroes.
+    pub fn read_padded(&self, offset: u64, buffer: &mut [u8]) -> Result<(), ImportError> {
+        let there = self.length().saturating_sub(offset);
+        let there = usize::try_from(there).unwrap_or(usize::MAX).min(buffer.len());
+        let (part, rest) = buffer.split_at_mut(there);
+        rest.fill(0);
+        match self {
+            Self::File(file, _) => {
+                file.read_exact_at(part, offset).map_err(|source| ImportError::Read { source })
+            }
+            Self::Memory(bytes) => {
+                let from = usize::try_from(offset).unwrap_or(usize::MAX);
+                if let Some(found) = bytes.get(from..).and_then(|rest| rest.get(..there)) {
+                    part.copy_from_slice(found);
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Appends `length` bytes at `offset` to `buffer`; past the end there are zeroes.
+    pub fn append(
+        &self,
+        offset: u64,
+        length: u64,
+        buffer: &mut Vec<u8>,
+    ) -> Result<(), ImportError> {
+        let from = buffer.len();
+        buffer.resize(from + usize::try_from(length).unwrap_or(0), 0);
+        self.read_padded(offset, &mut buffer[from..])
+    }
+
+    /// Returns how many bytes from `offset` on are a hole, 0 if there is data.
+    pub fn hole(&self, offset: u64) -> u64 {
+        let Self::File(file, length) = self else { return 0 };
+        match rustix::fs::seek(file, SeekFrom::Data(offset)) {
+            Ok(data) => data.saturating_sub(offset),
+            Err(rustix::io::Errno::NXIO) => length.saturating_sub(offset),
+            // The file system knows no holes.
+            Err(_) => 0,
+        }
+    }
+}
+
+/// Where the neighbours of an image are.
+pub trait Folder {
+    /// Opens the file `name`, which has no separators.
+    fn open(&self, name: &str) -> Result<Input, ImportError>;
+}
+
+/// A folder of the file system.
+#[derive(Debug)]
+pub struct Beside(pub PathBuf);
+
+impl Folder for Beside {
+    fn open(&self, name: &str) -> Result<Input, ImportError> {
+        Input::open(&self.0.join(name))
+    }
+}
+
+/// A folder without files.
+#[derive(Debug)]
+pub struct Nowhere;
+
+impl Folder for Nowhere {
+    fn open(&self, name: &str) -> Result<Input, ImportError> {
+        let source = io::Error::from(io::ErrorKind::NotFound);
+        Err(ImportError::File { operation: "open", path: name.into(), source })
+    }
+}

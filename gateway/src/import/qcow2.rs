@@ -1,0 +1,227 @@
+//! qcow2, versions 2 and 3.
+//! Source: QEMU docs/interop/qcow2.txt, "Header", "Cluster mapping", "Compressed Clusters".
+//!
+//! | Offset | Bytes | Field of the header (big-endian)                            |
+//! |--------|-------|-------------------------------------------------------------|
+//! | 0      | 4     | "QFI\xfb"                                                   |
+//! | 4      | 4     | version                                                     |
+//! | 8      | 8     | backing file name: refused                                  |
+//! | 20     | 4     | cluster_bits                                                |
+//! | 24     | 8     | size of the disk in bytes                                   |
+//! | 32     | 4     | encryption method: refused                                  |
+//! | 36     | 4     | entries of the first table                                  |
+//! | 40     | 8     | offset of the first table                                   |
+//! | 72     | 8     | incompatible features (version 3)                           |
+//! | 104    | 1     | compression: 0 zlib, 1 zstd (if feature bit 3)              |
+
+use std::io::Read;
+
+use super::{Disk, Format, ImportError, Input, MAX_DISK, MAX_TABLE, Piece, limited, number};
+
+/// First bytes.
+pub(super) const MAGIC: [u8; 4] = *b"QFI\xfb";
+
+const FORMAT: Format = Format::Qcow2;
+/// Offset of a table or of a cluster, in entries of both tables.
+const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
+/// Entry of a second table: the cluster is compressed.
+const COMPRESSED: u64 = 1 << 62;
+/// Entry of a second table, version 3: reads as zeroes.
+const ZERO: u64 = 1;
+/// Compressed clusters are counted in these.
+const SECTOR: u64 = 512;
+
+/// Incompatible feature bits.
+const DIRTY: u64 = 1 << 0;
+const CORRUPT: u64 = 1 << 1;
+const EXTERNAL_DATA: u64 = 1 << 2;
+const COMPRESSION: u64 = 1 << 3;
+const EXTENDED_ENTRIES: u64 = 1 << 4;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Compression {
+    Zlib,
+    Zstd,
+}
+
+/// A qcow2 image.
+pub(super) struct Qcow2 {
+    input: Input,
+    size: u64,
+    cluster_bits: u32,
+    version: u32,
+    compression: Compression,
+    /// The first table.
+    first: Vec<u64>,
+    /// The second table read last, and where it lies.
+    second: (u64, Vec<u64>),
+}
+
+impl Qcow2 {
+    pub(super) fn open(input: Input) -> Result<Self, ImportError> {
+        let mut head = [0; 112];
+        input.read_padded(0, &mut head)?;
+        let short = |at| u32::from_be_bytes(number(&head, at));
+        let long = |at| u64::from_be_bytes(number(&head, at));
+        if head[..4] != MAGIC {
+            return Err(damaged("it does not begin like one".to_owned()));
+        }
+        let version = short(4);
+        if !matches!(version, 2 | 3) {
+            return Err(refused(format!("has version {version}"), CONVERT));
+        }
+        let features = if version == 3 { long(72) } else { 0 };
+        check_features(features)?;
+        if long(8) != 0 {
+            return Err(refused("has a backing file".to_owned(), FLATTEN));
+        }
+        if short(32) != 0 {
+            return Err(refused("is encrypted".to_owned(), CONVERT));
+        }
+        let compression = match (features & COMPRESSION != 0 && short(100) > 104, head[104]) {
+            (false, _) | (true, 0) => Compression::Zlib,
+            (true, 1) => Compression::Zstd,
+            (true, other) => return Err(refused(format!("has compression {other}"), CONVERT)),
+        };
+        let cluster_bits = short(20);
+        if !(9..=21).contains(&cluster_bits) {
+            return Err(damaged(format!("clusters of 2^{cluster_bits} bytes")));
+        }
+        let size = limited(FORMAT, "the disk", (long(24), MAX_DISK))?;
+        let (entries, offset) = (u64::from(short(36)), long(40));
+        limited(FORMAT, "the first table", (entries * 8, MAX_TABLE))?;
+        let per_entry = 1u64 << (2 * cluster_bits - 3);
+        if entries < size.div_ceil(per_entry) {
+            return Err(damaged(format!("{entries} entries of the first table are too few")));
+        }
+        let first = table(&input, offset, entries)?;
+        let second = (0, Vec::new());
+        Ok(Self { input, size, cluster_bits, version, compression, first, second })
+    }
+
+    fn cluster(&self) -> u64 {
+        1 << self.cluster_bits
+    }
+
+    /// Returns the entry of the second table for `offset`, or `None` where there is none.
+    fn entry(&mut self, offset: u64) -> Result<Option<u64>, ImportError> {
+        let per_table = self.cluster() / 8;
+        let index = offset >> self.cluster_bits;
+        let slot = usize::try_from(index / per_table).unwrap_or(usize::MAX);
+        let at = self.first.get(slot).copied().unwrap_or(0) & OFFSET;
+        if at == 0 {
+            return Ok(None);
+        }
+        if self.second.0 != at {
+            if !at.is_multiple_of(self.cluster()) {
+                return Err(damaged(format!("a table at {at:#x}, between clusters")));
+            }
+            self.second = (at, table(&self.input, at, per_table)?);
+        }
+        let slot = usize::try_from(index % per_table).unwrap_or(usize::MAX);
+        Ok(self.second.1.get(slot).copied())
+    }
+
+    fn decompress(&self, entry: u64, buffer: &mut Vec<u8>) -> Result<(), ImportError> {
+        let bits = 62 - (self.cluster_bits - 8);
+        let at = entry & ((1 << bits) - 1);
+        let sectors = (entry & !COMPRESSED & !(1 << 63)) >> bits;
+        let length = (sectors + 1) * SECTOR - at % SECTOR;
+        if at >= self.input.length() {
+            return Err(damaged(format!("a compressed cluster at {at:#x}, outside of the file")));
+        }
+        let mut packed = Vec::new();
+        self.input.append(at, length, &mut packed)?;
+        let bad = |error: String| damaged(format!("the compressed cluster at {at:#x}: {error}"));
+        let cluster = self.cluster();
+        match self.compression {
+            Compression::Zlib => {
+                let mut reader = flate2::read::DeflateDecoder::new(&packed[..]).take(cluster);
+                reader.read_to_end(buffer).map_err(|error| bad(error.to_string()))?;
+            }
+            Compression::Zstd => {
+                let mut packed = &packed[..];
+                let decoder = ruzstd::decoding::StreamingDecoder::new(&mut packed);
+                let decoder = decoder.map_err(|error| bad(error.to_string()))?;
+                decoder
+                    .take(cluster)
+                    .read_to_end(buffer)
+                    .map_err(|error| bad(error.to_string()))?;
+            }
+        }
+        if buffer.len() as u64 == cluster {
+            return Ok(());
+        }
+        Err(bad(format!("{} bytes come out, {cluster} should", buffer.len())))
+    }
+}
+
+impl Disk for Qcow2 {
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    fn piece(&mut self, offset: u64, buffer: &mut Vec<u8>) -> Result<Piece, ImportError> {
+        let cluster = self.cluster();
+        let inside = offset % cluster;
+        let Some(entry) = self.entry(offset)? else {
+            // The whole table is missing.
+            let reach = cluster * (cluster / 8);
+            return Ok(Piece::Zeroes(reach - offset % reach));
+        };
+        if entry & COMPRESSED != 0 {
+            self.decompress(entry, buffer)?;
+            buffer.drain(..usize::try_from(inside).unwrap_or(0));
+            return Ok(Piece::Bytes);
+        }
+        let at = entry & OFFSET;
+        if at == 0 || (self.version == 3 && entry & ZERO != 0) {
+            return Ok(Piece::Zeroes(cluster - inside));
+        }
+        if !at.is_multiple_of(cluster) || at >= self.input.length() {
+            return Err(damaged(format!("a cluster at {at:#x}, outside of the file")));
+        }
+        self.input.append(at + inside, cluster - inside, buffer)?;
+        Ok(Piece::Bytes)
+    }
+}
+
+const CONVERT: &str = "convert it with the program that made it";
+const FLATTEN: &str = "flatten it first, as by `qemu-img convert`";
+
+fn check_features(features: u64) -> Result<(), ImportError> {
+    // A dirty image has wrong reference counts at worst; the mapping counts.
+    let known = DIRTY | CORRUPT | EXTERNAL_DATA | COMPRESSION | EXTENDED_ENTRIES;
+    let problem = if features & CORRUPT != 0 {
+        return Err(damaged("its own program marked it so".to_owned()));
+    } else if features & EXTERNAL_DATA != 0 {
+        "keeps its data in another file".to_owned()
+    } else if features & EXTENDED_ENTRIES != 0 {
+        "has subclusters".to_owned()
+    } else if features & !known != 0 {
+        format!("has the unknown features {:#x}", features & !known)
+    } else {
+        return Ok(());
+    };
+    Err(refused(problem, FLATTEN))
+}
+
+/// Reads a table of `entries`.
+fn table(input: &Input, offset: u64, entries: u64) -> Result<Vec<u64>, ImportError> {
+    let end = offset.checked_add(entries * 8);
+    if end.is_none_or(|end| end > input.length()) {
+        return Err(damaged(format!("a table at {offset:#x}, outside of the file")));
+    }
+    let mut bytes = Vec::new();
+    input.append(offset, entries * 8, &mut bytes)?;
+    let (words, _) = bytes.as_chunks::<8>();
+    Ok(words.iter().map(|word| u64::from_be_bytes(*word)).collect())
+}
+
+fn damaged(problem: String) -> ImportError {
+    ImportError::Damaged { format: FORMAT.name(), problem }
+}
+
+fn refused(problem: String, instead: &'static str) -> ImportError {
+    ImportError::Unsupported { format: FORMAT.name(), problem, instead }
+}

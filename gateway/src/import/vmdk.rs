@@ -1,0 +1,331 @@
+//! VMDK: sparse extents, stream-optimized ones, and descriptors that name extents.
+//! Source: VMware, "Virtual Disk Format 5.0", "The Descriptor File", "Hosted Sparse Extents",
+//! "Stream-Optimized Compressed Sparse Extents".
+//!
+//! | Offset | Bytes | Field of a sparse extent's header (little-endian)           |
+//! |--------|-------|-------------------------------------------------------------|
+//! | 0      | 4     | "KDMV"                                                      |
+//! | 4      | 4     | version, 1 to 3                                             |
+//! | 8      | 4     | flags                                                       |
+//! | 12     | 8     | capacity in sectors                                         |
+//! | 20     | 8     | sectors of a grain                                          |
+//! | 28     | 8     | descriptor: first sector                                    |
+//! | 36     | 8     | descriptor: sectors                                         |
+//! | 44     | 4     | entries of a grain table                                    |
+//! | 56     | 8     | grain directory: first sector, or all ones: at the end      |
+//! | 73     | 4     | "\n \r\n": damaged by a transfer as text if not              |
+//! | 77     | 2     | compression: 0 none, 1 deflate                              |
+
+use std::io::Read;
+
+use super::{
+    Disk, Folder, Format, ImportError, Input, MAX_DISK, MAX_PIECE, MAX_TABLE, Piece, SECTOR,
+    limited, number,
+};
+
+/// First bytes of a sparse extent.
+pub(super) const MAGIC: &[u8] = b"KDMV";
+/// First words of a descriptor.
+pub(super) const DESCRIPTOR: &str = "# Disk DescriptorFile";
+
+const FORMAT: Format = Format::Vmdk;
+/// Largest descriptor.
+const MAX_DESCRIPTOR: u64 = 1 << 20;
+/// Most extents of a descriptor.
+const MAX_EXTENTS: usize = 4096;
+/// Largest grain.
+const MAX_GRAIN: u64 = MAX_PIECE;
+/// Flags: an entry of 1 reads as zeroes; grains are compressed.
+const FLAG_ZERO: u32 = 1 << 2;
+const FLAG_COMPRESSED: u32 = 1 << 16;
+/// Where a header whose directory is at the end has its copy: before the last marker.
+const FOOTER_FROM_END: u64 = 1024;
+const AT_END: u64 = u64::MAX;
+const NEWLINES: &[u8] = b"\n \r\n";
+/// Bytes before the data of a compressed grain: its sector and its length.
+const GRAIN_HEAD: usize = 12;
+
+/// A VMDK image.
+pub(super) struct Vmdk {
+    size: u64,
+    /// First byte of each extent, and the extent; ascending.
+    extents: Vec<(u64, Extent)>,
+}
+
+enum Extent {
+    Flat { input: Input, offset: u64, size: u64 },
+    Sparse(Sparse),
+    Zero { size: u64 },
+}
+
+impl Vmdk {
+    pub(super) fn open(input: Input, folder: &dyn Folder) -> Result<Self, ImportError> {
+        let mut magic = [0; 4];
+        input.read_padded(0, &mut magic)?;
+        if magic == MAGIC {
+            let sparse = Sparse::open(input)?;
+            if let Some(text) = sparse.descriptor()? {
+                check_parent(&text)?;
+            }
+            return Ok(Self { size: sparse.size, extents: vec![(0, Extent::Sparse(sparse))] });
+        }
+        let length = limited(FORMAT, "the descriptor", (input.length(), MAX_DESCRIPTOR))?;
+        let mut bytes = Vec::new();
+        input.append(0, length, &mut bytes)?;
+        let text = String::from_utf8_lossy(&bytes).into_owned();
+        if !text.starts_with(DESCRIPTOR) {
+            return Err(damaged("it does not begin like one".to_owned()));
+        }
+        check_parent(&text)?;
+        let (mut size, mut extents) = (0u64, Vec::new());
+        for line in text.lines().map(str::trim).filter(|line| is_extent(line)) {
+            if extents.len() >= MAX_EXTENTS {
+                return Err(damaged(format!("more than {MAX_EXTENTS} extents")));
+            }
+            let extent = Extent::parse(line, folder)?;
+            let start = size;
+            size = size.saturating_add(extent.size());
+            limited(FORMAT, "the disk", (size, MAX_DISK))?;
+            extents.push((start, extent));
+        }
+        if extents.is_empty() {
+            return Err(damaged("its descriptor names no extent".to_owned()));
+        }
+        Ok(Self { size, extents })
+    }
+}
+
+impl Disk for Vmdk {
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    fn piece(&mut self, offset: u64, buffer: &mut Vec<u8>) -> Result<Piece, ImportError> {
+        let index = self.extents.partition_point(|(start, _)| *start <= offset).saturating_sub(1);
+        let Some((start, extent)) = self.extents.get_mut(index) else {
+            return Ok(Piece::Zeroes(self.size - offset));
+        };
+        let (inside, left) = (offset - *start, extent.size() - (offset - *start));
+        let piece = extent.piece(inside, buffer)?;
+        buffer.truncate(usize::try_from(left).unwrap_or(usize::MAX));
+        Ok(match piece {
+            Piece::Zeroes(length) => Piece::Zeroes(length.min(left)),
+            Piece::Bytes => Piece::Bytes,
+        })
+    }
+}
+
+impl Extent {
+    /// Parses `RW 204800 FLAT "disk-flat.vmdk" 0`.
+    fn parse(line: &str, folder: &dyn Folder) -> Result<Self, ImportError> {
+        let bad = || damaged(format!("the extent {line:?} makes no sense"));
+        let (front, name) = line.split_once('"').map_or((line, ""), |(front, rest)| (front, rest));
+        let mut words = front.split_whitespace().skip(1);
+        let sectors: u64 = words.next().and_then(|word| word.parse().ok()).ok_or_else(bad)?;
+        let size = sectors.checked_mul(SECTOR).filter(|size| *size > 0).ok_or_else(bad)?;
+        let kind = words.next().ok_or_else(bad)?;
+        if kind == "ZERO" {
+            return Ok(Self::Zero { size });
+        }
+        let (name, rest) = name.split_once('"').ok_or_else(bad)?;
+        // The file lies beside the descriptor: a name is no path to anything else of the user's.
+        if name.is_empty() || name.contains(['/', '\\', '\0']) || name == ".." || name == "." {
+            return Err(refused(format!("has its extent at {name:?}, elsewhere")));
+        }
+        match kind {
+            "FLAT" | "VMFS" => {
+                let sector: u64 = rest.trim().parse().unwrap_or(0);
+                let offset = sector.checked_mul(SECTOR).ok_or_else(bad)?;
+                let input = folder.open(name)?;
+                if offset.checked_add(size).is_none_or(|end| end > input.length()) {
+                    return Err(damaged(format!("{name} has {} bytes, too few", input.length())));
+                }
+                Ok(Self::Flat { input, offset, size })
+            }
+            "SPARSE" => {
+                let sparse = Sparse::open(folder.open(name)?)?;
+                if sparse.size == size { Ok(Self::Sparse(sparse)) } else { Err(bad()) }
+            }
+            other => Err(refused(format!("has an extent of kind {other}"))),
+        }
+    }
+
+    fn size(&self) -> u64 {
+        match self {
+            Self::Flat { size, .. } | Self::Zero { size } => *size,
+            Self::Sparse(sparse) => sparse.size,
+        }
+    }
+
+    fn piece(&mut self, inside: u64, buffer: &mut Vec<u8>) -> Result<Piece, ImportError> {
+        match self {
+            Self::Zero { size } => Ok(Piece::Zeroes(*size - inside)),
+            Self::Sparse(sparse) => sparse.piece(inside, buffer),
+            Self::Flat { input, offset, size } => {
+                let hole = input.hole(*offset + inside);
+                if hole > 0 {
+                    return Ok(Piece::Zeroes(hole));
+                }
+                input.append(*offset + inside, MAX_PIECE.min(*size - inside), buffer)?;
+                Ok(Piece::Bytes)
+            }
+        }
+    }
+}
+
+/// A hosted sparse extent.
+struct Sparse {
+    input: Input,
+    size: u64,
+    grain: u64,
+    entries: u64,
+    flags: u32,
+    descriptor: (u64, u64),
+    /// First sectors of the grain tables.
+    directory: Vec<u32>,
+    /// The grain table read last, and its first sector.
+    table: (u32, Vec<u32>),
+}
+
+impl Sparse {
+    fn open(input: Input) -> Result<Self, ImportError> {
+        let mut head = [0; 512];
+        input.read_padded(0, &mut head)?;
+        if u64::from_le_bytes(number(&head, 56)) == AT_END {
+            input.read_padded(input.length().saturating_sub(FOOTER_FROM_END), &mut head)?;
+        }
+        let short = |at| u32::from_le_bytes(number(&head, at));
+        let long = |at| u64::from_le_bytes(number(&head, at));
+        if !head.starts_with(MAGIC) {
+            return Err(damaged("no header where one should be".to_owned()));
+        }
+        if !(1..=3).contains(&short(4)) {
+            return Err(refused(format!("has version {}", short(4))));
+        }
+        if head[73..77] != *NEWLINES {
+            return Err(damaged("it was transferred as text, which changed line ends".to_owned()));
+        }
+        let flags = short(8);
+        let compression = u16::from_le_bytes(number(&head, 77));
+        if compression > 1 || (compression == 0) == (flags & FLAG_COMPRESSED != 0) {
+            return Err(refused(format!("has compression {compression}")));
+        }
+        let size = long(12).checked_mul(SECTOR).unwrap_or(u64::MAX);
+        limited(FORMAT, "the disk", (size, MAX_DISK))?;
+        let grain = long(20).checked_mul(SECTOR).unwrap_or(u64::MAX);
+        let entries = u64::from(short(44));
+        if !grain.is_power_of_two() || grain > MAX_GRAIN || !(1..=65536).contains(&entries) {
+            return Err(damaged(format!("grains of {grain} bytes, {entries} to a table")));
+        }
+        let tables = size.div_ceil(grain * entries);
+        limited(FORMAT, "the grain directory", (tables * 4, MAX_TABLE))?;
+        let directory = words(&input, long(56), tables)?;
+        let descriptor = (long(28), long(36));
+        let table = (0, Vec::new());
+        Ok(Self { input, size, grain, entries, flags, descriptor, directory, table })
+    }
+
+    /// Returns the descriptor inside the extent, if there is one.
+    fn descriptor(&self) -> Result<Option<String>, ImportError> {
+        let (sector, sectors) = self.descriptor;
+        let length = sectors.saturating_mul(SECTOR);
+        if sector == 0 || length == 0 {
+            return Ok(None);
+        }
+        limited(FORMAT, "the descriptor", (length, MAX_DESCRIPTOR))?;
+        let mut bytes = Vec::new();
+        self.input.append(sector.saturating_mul(SECTOR), length, &mut bytes)?;
+        Ok(Some(String::from_utf8_lossy(&bytes).into_owned()))
+    }
+
+    fn piece(&mut self, inside: u64, buffer: &mut Vec<u8>) -> Result<Piece, ImportError> {
+        let reach = self.grain * self.entries;
+        let slot = usize::try_from(inside / reach).unwrap_or(usize::MAX);
+        let at = self.directory.get(slot).copied().unwrap_or(0);
+        if at == 0 {
+            return Ok(Piece::Zeroes(reach - inside % reach));
+        }
+        if self.table.0 != at {
+            self.table = (at, words(&self.input, at.into(), self.entries)?);
+        }
+        let index = inside / self.grain % self.entries;
+        let index = usize::try_from(index).unwrap_or(usize::MAX);
+        let first = self.table.1.get(index).copied().unwrap_or(0);
+        let (skip, left) = (inside % self.grain, self.grain - inside % self.grain);
+        if first == 0 || (first == 1 && self.flags & FLAG_ZERO != 0) {
+            return Ok(Piece::Zeroes(left));
+        }
+        let at = u64::from(first) * SECTOR;
+        if at >= self.input.length() {
+            return Err(damaged(format!("a grain at {at:#x}, outside of the file")));
+        }
+        if self.flags & FLAG_COMPRESSED == 0 {
+            self.input.append(at + skip, left, buffer)?;
+            return Ok(Piece::Bytes);
+        }
+        self.decompress(at, inside - skip, buffer)?;
+        buffer.drain(..usize::try_from(skip).unwrap_or(0));
+        Ok(Piece::Bytes)
+    }
+
+    /// Unpacks the grain at `at`, which says that it is the one at `inside`. The last grain of a
+    /// disk may be short.
+    fn decompress(&self, at: u64, inside: u64, buffer: &mut Vec<u8>) -> Result<(), ImportError> {
+        let mut head = [0; GRAIN_HEAD];
+        self.input.read_padded(at, &mut head)?;
+        let sector = u64::from_le_bytes(number(&head, 0));
+        let length = u64::from(u32::from_le_bytes(number(&head, 8)));
+        let bad = |problem: String| damaged(format!("the compressed grain at {at:#x}: {problem}"));
+        if sector.checked_mul(SECTOR) != Some(inside) {
+            return Err(bad(format!("it is of sector {sector}")));
+        }
+        if length > 2 * self.grain {
+            return Err(bad(format!("{length} bytes are more than it can need")));
+        }
+        let mut packed = Vec::new();
+        self.input.append(at + GRAIN_HEAD as u64, length, &mut packed)?;
+        let reader = flate2::read::ZlibDecoder::new(&packed[..]);
+        reader.take(self.grain).read_to_end(buffer).map_err(|error| bad(error.to_string()))?;
+        let wanted = self.grain.min(self.size - inside);
+        if (buffer.len() as u64) < wanted {
+            return Err(bad(format!("{} bytes come out, {wanted} should", buffer.len())));
+        }
+        Ok(())
+    }
+}
+
+/// Reads `count` numbers from `sector` on.
+fn words(input: &Input, sector: u64, count: u64) -> Result<Vec<u32>, ImportError> {
+    let offset = sector.checked_mul(SECTOR);
+    let end = offset.and_then(|offset| offset.checked_add(count * 4));
+    let (Some(offset), Some(true)) = (offset, end.map(|end| end <= input.length())) else {
+        return Err(damaged(format!("a table at sector {sector}, outside of the file")));
+    };
+    let mut bytes = Vec::new();
+    input.append(offset, count * 4, &mut bytes)?;
+    let (words, _) = bytes.as_chunks::<4>();
+    Ok(words.iter().map(|word| u32::from_le_bytes(*word)).collect())
+}
+
+fn is_extent(line: &str) -> bool {
+    ["RW ", "RDONLY ", "NOACCESS "].iter().any(|access| line.starts_with(access))
+}
+
+fn check_parent(descriptor: &str) -> Result<(), ImportError> {
+    let parent = descriptor.lines().find_map(|line| line.trim().strip_prefix("parentCID="));
+    match parent {
+        Some(id) if !id.trim().eq_ignore_ascii_case("ffffffff") => {
+            Err(refused("has a parent".to_owned()))
+        }
+        Some(_) | None => Ok(()),
+    }
+}
+
+fn damaged(problem: String) -> ImportError {
+    ImportError::Damaged { format: FORMAT.name(), problem }
+}
+
+fn refused(problem: String) -> ImportError {
+    let instead = "convert it first, as by `qemu-img convert` or by exporting it as OVF";
+    ImportError::Unsupported { format: FORMAT.name(), problem, instead }
+}

@@ -1,0 +1,301 @@
+//! Imported images hold what `qemu-img` says they hold, and hostile ones are refused.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
+
+use std::{
+    fs::{self, File},
+    os::unix::fs::{FileExt, MetadataExt},
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use gateway::import::{self, Format, Imported, Input, Piece, file::Nowhere};
+use proptest::prelude::*;
+use sha2::{Digest, Sha256};
+
+/// Size of the disks that are compared: more than one table of every format, not round.
+const SIZE: u64 = (70 << 20) + 512 * 9;
+
+/// A disk with data here and there; returns its path.
+fn disk(folder: &Path) -> PathBuf {
+    let path = folder.join("disk.raw");
+    let file = File::create(&path).unwrap();
+    file.set_len(SIZE).unwrap();
+    let mut seed = 0x1234_5678_u64;
+    let places = [0, 65_536 - 512, 1 << 20, (8 << 20) + 4096, 33 << 20, SIZE - 1536];
+    for (index, at) in places.into_iter().enumerate() {
+        let length = [512, 1024, 300_000, 4096, 2 << 20, 1536][index];
+        let noise: Vec<u8> = std::iter::repeat_with(|| {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            // Half of it compresses.
+            if seed >> 62 == 0 { 0x55 } else { (seed >> 33).to_le_bytes()[0] }
+        })
+        .take(length)
+        .collect();
+        file.write_all_at(&noise, at).unwrap();
+    }
+    path
+}
+
+/// Returns whether `qemu-img` is there, and says so if it is not.
+fn has_qemu_img() -> bool {
+    let there = Command::new("qemu-img").arg("--version").output().is_ok();
+    if !there {
+        println!("skipped: images made by qemu-img: qemu-img is not installed");
+    }
+    there
+}
+
+fn qemu_img(arguments: &[&str]) {
+    let output = Command::new("qemu-img").args(arguments).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+fn digest(path: &Path) -> String {
+    types::hex::encode(&<[u8; 32]>::from(Sha256::digest(fs::read(path).unwrap())))
+}
+
+/// Makes an image of `raw` by `qemu-img convert`, imports it, and compares with what `qemu-img`
+/// makes of it again.
+fn compare(folder: &Path, raw: &Path, (name, format): (&str, &str), options: &[&str]) -> Imported {
+    let [image, back, out] =
+        ["image", "back", "out"].map(|kind| folder.join(format!("{name}.{kind}")));
+    let path = |path: &Path| path.display().to_string();
+    let convert = ["convert", "-f", "raw", "-O", format];
+    let files = [path(raw), path(&image)];
+    let files = [files[0].as_str(), files[1].as_str()];
+    qemu_img(&[&convert[..], options, &files[..]].concat());
+    qemu_img(&["convert", "-f", format, "-O", "raw", &path(&image), &path(&back)]);
+    let made = import::import(&image, None, &out).unwrap();
+    assert_eq!(made.content.to_string(), digest(&back), "{name}");
+    assert_eq!(digest(&out), digest(&back), "{name}: what is written is what is named");
+    assert_eq!(made.size, fs::metadata(&back).unwrap().len(), "{name}");
+    let held = fs::metadata(&out).unwrap().blocks() * 512;
+    assert!(held < 4 << 20, "{name}: {held} bytes are held");
+    assert!(made.data < 4 << 20, "{name}: {} bytes of data", made.data);
+    made
+}
+
+#[test]
+fn every_format_holds_what_qemu_img_put_into_it() {
+    if !has_qemu_img() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let raw = disk(folder.path());
+    let table: [(&str, &str, &[&str], Format); 13] = [
+        ("v3", "qcow2", &[], Format::Qcow2),
+        ("v2", "qcow2", &["-o", "compat=0.10"], Format::Qcow2),
+        ("small", "qcow2", &["-o", "cluster_size=512"], Format::Qcow2),
+        ("large", "qcow2", &["-o", "cluster_size=2M"], Format::Qcow2),
+        ("zlib", "qcow2", &["-c"], Format::Qcow2),
+        ("zstd", "qcow2", &["-c", "-o", "compression_type=zstd"], Format::Qcow2),
+        ("full", "qcow2", &["-o", "preallocation=metadata"], Format::Qcow2),
+        ("sparse", "vmdk", &[], Format::Vmdk),
+        ("stream", "vmdk", &["-o", "subformat=streamOptimized"], Format::Vmdk),
+        ("dynamic", "vpc", &[], Format::Vhd),
+        ("fixed", "vpc", &["-o", "subformat=fixed,force_size=on"], Format::Vhd),
+        ("vhdx", "vhdx", &[], Format::Vhdx),
+        ("vhdx-fixed", "vhdx", &["-o", "subformat=fixed"], Format::Vhdx),
+    ];
+    for (name, format, options, expected) in table {
+        let made = compare(folder.path(), &raw, (name, format), options);
+        assert_eq!(made.format, expected, "{name}");
+    }
+    let plain = compare(folder.path(), &raw, ("raw", "raw"), &[]);
+    assert_eq!((plain.format, plain.size), (Format::Raw, SIZE));
+}
+
+#[test]
+fn a_descriptor_names_flat_files_beside_it_and_nothing_else() {
+    if !has_qemu_img() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let raw = disk(folder.path());
+    let image = folder.path().join("flat.vmdk");
+    let (from, to) = (raw.display().to_string(), image.display().to_string());
+    for kind in ["monolithicFlat", "twoGbMaxExtentFlat", "twoGbMaxExtentSparse"] {
+        let option = format!("subformat={kind}");
+        qemu_img(&["convert", "-f", "raw", "-O", "vmdk", "-o", &option, &from, &to]);
+        let out = folder.path().join(kind);
+        let made = import::import(&image, None, &out).unwrap();
+        assert_eq!((made.format, digest(&out)), (Format::Vmdk, digest(&raw)), "{kind}");
+    }
+    let text = fs::read_to_string(&image).unwrap();
+    for name in ["/etc/passwd", "../flat-s001.vmdk", ".."] {
+        let line = format!("RW 1 FLAT \"{name}\" 0\n");
+        fs::write(&image, format!("# Disk DescriptorFile\n{line}")).unwrap();
+        let error = import::import(&image, None, &folder.path().join("no")).unwrap_err();
+        assert!(error.to_string().contains("elsewhere"), "{error}");
+    }
+    fs::write(&image, text.replace("parentCID=ffffffff", "parentCID=12345678")).unwrap();
+    let error = import::import(&image, None, &folder.path().join("no")).unwrap_err();
+    assert!(error.to_string().contains("has a parent"), "{error}");
+    assert!(!folder.path().join("no").exists(), "nothing is left of an import that fails");
+}
+
+#[test]
+fn what_needs_other_files_or_keys_is_refused_by_name() {
+    if !has_qemu_img() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    qemu_img(&["create", "-q", "-f", "qcow2", &path("base"), "8M"]);
+    qemu_img(&["create", "-q", "-f", "qcow2", "-b", &path("base"), "-F", "qcow2", &path("child")]);
+    let data = format!("data_file={}", path("data"));
+    qemu_img(&["create", "-q", "-f", "qcow2", "-o", &data, &path("external"), "8M"]);
+    let extended = "extended_l2=on,cluster_size=64k";
+    qemu_img(&["create", "-q", "-f", "qcow2", "-o", extended, &path("extended"), "8M"]);
+    let secret = ["--object", "secret,id=s,data=open sesame"];
+    let options = "encrypt.format=luks,encrypt.key-secret=s,encrypt.iter-time=10";
+    let create = ["create", "-q", "-f", "qcow2", "-o", options];
+    let locked = path("locked");
+    qemu_img(&[&create[..1], &secret[..], &create[1..], &[&locked, "8M"][..]].concat());
+    let words = [
+        ("child", "backing file"),
+        ("external", "in another file"),
+        ("extended", "subclusters"),
+        ("locked", "encrypted"),
+    ];
+    let out = folder.path().join("out");
+    for (name, word) in words {
+        let error = import::import(&folder.path().join(name), None, &out).unwrap_err().to_string();
+        assert!(error.contains(word), "{name}: {error}");
+    }
+    assert!(!out.exists());
+}
+
+#[test]
+fn raw_disks_are_rounded_up_to_whole_sectors_and_stay_sparse() {
+    let folder = tempfile::tempdir().unwrap();
+    let (image, out) = (folder.path().join("image"), folder.path().join("out"));
+    let file = File::create(&image).unwrap();
+    file.write_all_at(b"end", 1 << 40).unwrap();
+    drop(file);
+    let small = folder.path().join("small");
+    fs::write(&small, b"x").unwrap();
+    let made = import::import(&small, None, &out).unwrap();
+    assert_eq!((made.size, fs::metadata(&out).unwrap().len()), (512, 512));
+    // A result is never replaced.
+    assert!(import::import(&small, None, &out).unwrap_err().to_string().contains("cannot create"));
+}
+
+#[test]
+fn damaged_images_are_refused() {
+    if !has_qemu_img() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let raw = disk(folder.path());
+    let out = folder.path().join("out");
+    let table: [(&str, &str, u64, &[u8], &str); 4] = [
+        ("qcow2", "qcow2", 40, &[0xff; 8], "outside of the file"),
+        ("clusters", "qcow2", 20, &[0, 0, 0, 99], "2^99"),
+        ("corrupt", "qcow2", 72, &[0, 0, 0, 0, 0, 0, 0, 2], "marked it so"),
+        ("vmdk", "vmdk", 73, b"\n\n\r\n", "transferred as text"),
+    ];
+    for (name, format, at, bytes, word) in table {
+        let image = folder.path().join(name);
+        let (from, to) = (raw.display().to_string(), image.display().to_string());
+        qemu_img(&["convert", "-f", "raw", "-O", format, &from, &to]);
+        let file = File::options().write(true).open(&image).unwrap();
+        file.write_all_at(bytes, at).unwrap();
+        let error = import::import(&image, None, &out).unwrap_err().to_string();
+        assert!(error.contains(word), "{name}: {error}");
+    }
+}
+
+/// Walks through whatever disk `bytes` hold, as far as a bound allows.
+fn walk(format: Format, bytes: &[u8]) {
+    let Ok(mut disk) = import::open(format, Input::Memory(bytes.to_vec()), &Nowhere) else {
+        return;
+    };
+    assert!(disk.size() <= import::MAX_DISK);
+    let (mut offset, mut buffer) = (0, Vec::new());
+    for _ in 0..2000 {
+        if offset >= disk.size() {
+            return;
+        }
+        buffer.clear();
+        let length = match disk.piece(offset, &mut buffer) {
+            Ok(Piece::Zeroes(length)) => length,
+            Ok(Piece::Bytes) => buffer.len() as u64,
+            Err(_) => return,
+        };
+        assert!(length > 0 && buffer.len() as u64 <= import::MAX_PIECE);
+        offset += length;
+    }
+}
+
+#[test]
+fn what_a_vhdx_cannot_be_is_told() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus/import_vhdx");
+    let out = tempfile::tempdir().unwrap();
+    let table = [
+        ("dirty", "changes in its log"),
+        ("child", "has a parent"),
+        ("huge", "at most"),
+        ("outside", "outside of the file"),
+        ("unknown", "unknown region"),
+    ];
+    for (name, word) in table {
+        let result = import::import(&folder.join(name), None, &out.path().join(name));
+        let error = result.unwrap_err().to_string();
+        assert!(error.contains(word), "{name}: {error}");
+    }
+    let made = import::import(&folder.join("empty"), None, &out.path().join("empty")).unwrap();
+    assert_eq!((made.format, made.size, made.data), (Format::Vhdx, 8 << 20, 0));
+}
+
+#[test]
+fn a_differencing_vhd_is_told() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus/import_vhd");
+    let out = tempfile::tempdir().unwrap();
+    let error = import::import(&folder.join("child"), None, &out.path().join("no")).unwrap_err();
+    assert!(error.to_string().contains("has a parent"), "{error}");
+    import::import(&folder.join("dynamic"), None, &out.path().join("yes")).unwrap();
+    let made = fs::read(out.path().join("yes")).unwrap();
+    // The bitmap of each block says that its first, third, sixth and eighth sectors were written.
+    assert_eq!((made[0], made[512], made[1024], made[8192]), (b'd', 0, b'd', b'e'));
+}
+
+const FORMATS: [Format; 4] = [Format::Qcow2, Format::Vhd, Format::Vhdx, Format::Vmdk];
+
+#[test]
+fn the_corpora_are_survived() {
+    for format in FORMATS {
+        let name = format!("import_{}", format.name().to_lowercase());
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(name);
+        let files: Vec<PathBuf> =
+            fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+        assert!(files.len() >= 4, "{format:?}");
+        files.iter().for_each(|path| walk(format, &fs::read(path).unwrap()));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    /// Images of the corpus with a few bytes changed.
+    #[test]
+    fn changed_images_are_survived(
+        format in 0usize..4,
+        pick in any::<prop::sample::Index>(),
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
+    ) {
+        let format = FORMATS[format];
+        let name = format!("import_{}", format.name().to_lowercase());
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(name);
+        let mut files: Vec<PathBuf> =
+            fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+        files.sort();
+        let mut bytes = fs::read(pick.get(&files)).unwrap();
+        for (at, value) in changes {
+            let at = at.index(bytes.len());
+            bytes[at] = value;
+        }
+        walk(format, &bytes);
+    }
+}

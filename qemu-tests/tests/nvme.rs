@@ -1,0 +1,70 @@
+//! A disk that looks like an NVMe controller works under the guest's own driver.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
+
+use std::time::Duration;
+
+use qemu_tests::bed::{Bed, BedOptions, Plan, guest};
+use types::vm::DiskModel;
+
+/// How long a guest may take to its first command.
+const GUEST_LIMIT: Duration = Duration::from_secs(180);
+/// How long a command may take.
+const SOON: Duration = Duration::from_secs(120);
+
+/// Writes blocks that hold their number and a salt, in an order that jumps, and reads them back
+/// past the cache.
+const PATTERN: &str = r#"perl -e 'use Fcntl; $n = 512; $b = 4096; sysopen(D, "/dev/nvme0n1", O_RDWR) or die $!; sub block { pack("N", $_[0] * 2654435761 % 4294967296) x ($b / 4) } for ($i = 0; $i < $n; $i++) { $k = $i * 197 % $n; sysseek(D, $k * $b, 0); syswrite(D, block($k)) == $b or die "write $k: $!" } close D; open(C, ">", "/proc/sys/vm/drop_caches"); print C 3; close C; sysopen(D, "/dev/nvme0n1", O_RDONLY | O_DIRECT) or sysopen(D, "/dev/nvme0n1", O_RDONLY) or die $!; $bad = 0; for ($i = 0; $i < $n; $i++) { $k = $i * 61 % $n; sysseek(D, $k * $b, 0); sysread(D, $got, $b); $bad++ if $got ne block($k) } print "blocks $n bad $bad\n"'"#;
+
+#[test]
+fn linux_finds_and_uses_an_nvme_disk() {
+    let folder = tempfile::tempdir().unwrap();
+    let made = guest::make(folder.path()).unwrap();
+    let mut options = BedOptions::default();
+    let disk = folder.path().join("disk");
+    std::fs::File::create(&disk).unwrap().set_len(8 << 20).unwrap();
+    options.files.push(("guest/kernel".to_owned(), made.kernel));
+    options.files.push(("guest/initrd".to_owned(), made.initrd));
+    options.files.push(("guest/disk".to_owned(), disk));
+    let mut bed = Bed::start(folder.path(), options).unwrap();
+    let mut plan = Plan::linux(1, ("/guest/kernel", "/guest/initrd"), "console=ttyS0 quiet");
+    let disk = plan.disk("/guest/disk");
+    disk.model = DiskModel::Nvme;
+    disk.serial = "holdfast-nvme".to_owned();
+    let machine = bed.launch(&plan).unwrap();
+    bed.wait_console(machine, guest::READY, GUEST_LIMIT).unwrap();
+
+    let facts = bed
+        .run(
+            machine,
+            "cd /sys/class/nvme/nvme0; cat serial model state; cat nvme0n1/size nvme0n1/wwid \
+             nvme0n1/queue/write_cache nvme0n1/queue/max_hw_sectors_kb; cd /",
+            SOON,
+        )
+        .unwrap();
+    let lines: Vec<&str> = facts.lines().map(str::trim).collect();
+    assert_eq!(lines[..4], ["holdfast-nvme", "Holdfast NVMe disk", "live", "16384"], "{facts}");
+    assert!(lines[4].starts_with("nvme.1b36-686f6c6466617374"), "{facts}");
+    assert_eq!(lines[5..7], ["write back", "1024"], "{facts}");
+
+    let pattern = bed.run(machine, PATTERN, SOON).unwrap();
+    assert_eq!(pattern, "blocks 512 bad 0\n");
+    let sync = "dd if=/dev/zero of=/dev/nvme0n1 bs=1M count=2 conv=fsync 2>/dev/null && echo done";
+    assert_eq!(bed.run(machine, sync, SOON).unwrap(), "done\n");
+    // A reset of the controller, after which the driver finds everything again.
+    let reset = "echo 1 > /sys/class/nvme/nvme0/reset_controller; sleep 1; \
+                 cat /sys/class/nvme/nvme0/state; dd if=/dev/nvme0n1 bs=4k count=1 skip=1 \
+                 2>/dev/null | od -An -tx1 | head -n1";
+    let found = bed.run(machine, reset, SOON).unwrap();
+    assert!(found.starts_with("live\n 00 00 00 00"), "{found}");
+    let interrupts = bed.run(machine, "grep -c nvme0q /proc/interrupts", SOON).unwrap();
+    assert_eq!(interrupts, "2\n", "one vector for the admin queue and one for the I/O queue");
+    let complaints =
+        bed.run(machine, "dmesg | grep -ciE 'nvme.*(fail|timeout|error|warn)'; true", SOON);
+    assert_eq!(complaints.unwrap(), "0\n");
+
+    // A power-off goes through the controller's shutdown.
+    bed.type_line(machine, "poweroff -f").unwrap();
+    let (status, log) = bed.wait_exit(machine, SOON).unwrap();
+    assert_eq!(status, 0, "{log}");
+}
