@@ -42,6 +42,13 @@ const PHYSICAL: Guid = Guid(*b"\xc7\x48\xa3\xcd\x5d\x44\x71\x44\x9c\xc9\xe9\x88\
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Guid([u8; 16]);
 
+/// A part of the file.
+#[derive(Debug, Clone, Copy)]
+struct Region {
+    offset: u64,
+    length: u64,
+}
+
 /// A VHDX image.
 pub(super) struct Vhdx {
     input: Input,
@@ -85,11 +92,11 @@ impl Vhdx {
         let payload = size.div_ceil(block);
         let entries = payload + payload.saturating_sub(1) / chunk;
         limited(FORMAT, "the table of blocks", (entries * 8, MAX_TABLE))?;
-        if entries * 8 > bat.1 {
+        if entries * 8 > bat.length {
             return Err(damaged(format!("{entries} blocks do not fit their table")));
         }
         let mut bytes = Vec::new();
-        input.append(bat.0, entries * 8, &mut bytes)?;
+        input.append(bat.offset, entries * 8, &mut bytes)?;
         let (words, _) = bytes.as_chunks::<8>();
         let table = words.iter().map(|word| u64::from_le_bytes(*word)).collect();
         Ok(Self { input, size, block, chunk, table })
@@ -149,8 +156,8 @@ fn check_header(input: &Input) -> Result<(), ImportError> {
     Ok(())
 }
 
-/// Returns offset and length of the table of blocks and of the metadata.
-fn regions(input: &Input) -> Result<((u64, u64), (u64, u64)), ImportError> {
+/// Returns where the table of blocks and the metadata are.
+fn regions(input: &Input) -> Result<(Region, Region), ImportError> {
     let mut table = vec![0; REGIONS_SIZE];
     let mut found = false;
     for at in REGIONS {
@@ -167,11 +174,12 @@ fn regions(input: &Input) -> Result<((u64, u64), (u64, u64)), ImportError> {
     limited(FORMAT, "the count of regions", (count, MAX_ENTRIES))?;
     let (mut bat, mut metadata) = (None, None);
     for entry in table[16..].as_chunks::<32>().0.iter().take(usize::try_from(count).unwrap_or(0)) {
-        let place = (
-            u64::from_le_bytes(number(entry, 16)),
-            u64::from(u32::from_le_bytes(number(entry, 24))),
-        );
-        let inside = place.0.checked_add(place.1).is_some_and(|end| end <= input.length());
+        let place = Region {
+            offset: u64::from_le_bytes(number(entry, 16)),
+            length: u64::from(u32::from_le_bytes(number(entry, 24))),
+        };
+        let inside =
+            place.offset.checked_add(place.length).is_some_and(|end| end <= input.length());
         match Guid(number(entry, 0)) {
             _ if !inside => return Err(damaged("a region outside of the file".to_owned())),
             BAT => bat = Some(place),
@@ -186,7 +194,8 @@ fn regions(input: &Input) -> Result<((u64, u64), (u64, u64)), ImportError> {
     }
 }
 
-fn read_metadata(input: &Input, (offset, length): (u64, u64)) -> Result<Metadata, ImportError> {
+fn read_metadata(input: &Input, region: Region) -> Result<Metadata, ImportError> {
+    let Region { offset, length } = region;
     let mut table = vec![0; REGIONS_SIZE];
     input.read_padded(offset, &mut table)?;
     if !table.starts_with(b"metadata") {

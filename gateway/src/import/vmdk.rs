@@ -210,9 +210,9 @@ impl Sparse {
         if compression > 1 || (compression == 0) == (flags & FLAG_COMPRESSED != 0) {
             return Err(refused(format!("has compression {compression}")));
         }
-        let size = long(12).checked_mul(SECTOR).unwrap_or(u64::MAX);
+        let size = long(12).saturating_mul(SECTOR);
         limited(FORMAT, "the disk", (size, MAX_DISK))?;
-        let grain = long(20).checked_mul(SECTOR).unwrap_or(u64::MAX);
+        let grain = long(20).saturating_mul(SECTOR);
         let entries = u64::from(short(44));
         if !grain.is_power_of_two() || grain > MAX_GRAIN || !(1..=65536).contains(&entries) {
             return Err(damaged(format!("grains of {grain} bytes, {entries} to a table")));

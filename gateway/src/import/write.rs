@@ -14,7 +14,7 @@ use super::{Disk, Format, ImportError, Input, Piece, file::Beside};
 /// Zeroes are found in these: what file systems give back at once.
 const BLOCK: usize = 4096;
 /// Zeroes that are hashed at once.
-const ZEROES: [u8; 64 << 10] = [0; 64 << 10];
+static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 
 /// What was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
