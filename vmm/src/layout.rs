@@ -52,6 +52,8 @@ pub const RAM_GAP: u64 = 0xc000_0000;
 /// End of RAM below 4 GiB in a machine with firmware: OVMF of some releases wants nothing but its
 /// configuration space between 0xb000_0000 and PCI memory, and one MTRR to cover all from here on.
 pub const FIRMWARE_RAM_GAP: u64 = 0x8000_0000;
+/// End of 32-bit PCI memory that firmware may use (edk2 OvmfPkg/Library/PlatformInitLib).
+pub const FIRMWARE_MMIO32_END: u64 = 0xfc00_0000;
 /// 32-bit PCI memory.
 pub const MMIO32: u64 = RAM_GAP;
 /// End of 32-bit PCI memory.

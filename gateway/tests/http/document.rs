@@ -130,7 +130,7 @@ fn samples() -> BTreeMap<&'static str, Vec<Value>> {
     let mut view = NodeView::new(offer(node), vec!["192.0.2.1:4600".parse().unwrap()], 3);
     view.devices = device_states().into_iter().map(device).collect();
     let signature = Signature { keyid: lease.renter, sig: vec![1; 64] };
-    BTreeMap::from([
+    let mut all = BTreeMap::from([
         ("Problem", vec![real::<Problem>(lease::problem::Kind::NotFound.because("why"))]),
         ("NodeView", vec![real(view)]),
         ("PciDevice", device_states().into_iter().map(|state| real(device(state))).collect()),
@@ -147,20 +147,6 @@ fn samples() -> BTreeMap<&'static str, Vec<Value>> {
         ("MachineState", states().into_iter().map(real).collect()),
         ("Receipt", vec![real(receipts(&lease).receipts[0].receipt.clone())]),
         ("SignedReceipt", vec![real(receipts(&lease).receipts[0].clone())]),
-        ("Counters", vec![real(counters())]),
-        ("ExitCounters", vec![real(ExitCounters::default())]),
-        ("DeviceCounters", vec![real(DeviceCounters::default())]),
-        ("MemoryCounters", vec![real(MemoryCounters::default())]),
-        ("Event", vec![real(happened(VmEventKind::Started))]),
-        (
-            "Events",
-            vec![real(VmEvents {
-                events: event_kinds().into_iter().map(happened).collect(),
-                next: 12,
-                oldest: 0,
-            })],
-        ),
-        ("EventKind", event_kinds().into_iter().map(real).collect()),
         ("Receipts", vec![real(receipts(&lease))]),
         ("Restarting", vec![real(Restarting { restarting: "agent".into() })]),
         ("Releasing", vec![real(Releasing { releasing: "0000:41:00.0".into() })]),
@@ -180,6 +166,28 @@ fn samples() -> BTreeMap<&'static str, Vec<Value>> {
         ("OpenApiDocument", vec![document().clone()]),
         // Bytes are no JSON; what is checked of them is their media type.
         ("Octets", vec![json!("")]),
+    ]);
+    all.extend(operation_samples());
+    all
+}
+
+/// Those of what a guest does and did.
+fn operation_samples() -> BTreeMap<&'static str, Vec<Value>> {
+    BTreeMap::from([
+        ("Counters", vec![real(counters())]),
+        ("ExitCounters", vec![real(ExitCounters::default())]),
+        ("DeviceCounters", vec![real(DeviceCounters::default())]),
+        ("MemoryCounters", vec![real(MemoryCounters::default())]),
+        ("Event", vec![real(happened(VmEventKind::Started))]),
+        (
+            "Events",
+            vec![real(VmEvents {
+                events: event_kinds().into_iter().map(happened).collect(),
+                next: 12,
+                oldest: 0,
+            })],
+        ),
+        ("EventKind", event_kinds().into_iter().map(real).collect()),
     ])
 }
 

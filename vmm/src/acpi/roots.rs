@@ -10,7 +10,7 @@ use acpi_tables::aml::{
 };
 
 use super::{
-    bytes,
+    Platform, bytes,
     dsdt::{device, resources},
 };
 use crate::{pci::port::Windows, sys::kvm};
@@ -35,7 +35,7 @@ pub struct Root {
 }
 
 /// Returns the device of root complex `number`.
-pub(super) fn build(number: u8, root: &Root) -> Vec<u8> {
+pub(super) fn build(number: u8, root: &Root, platform: &Platform) -> Vec<u8> {
     let (express, plain) = (EISAName::new("PNP0A08"), EISAName::new("PNP0A03"));
     let mut parts: Vec<Vec<u8>> = vec![
         bytes(&Name::new(Path::new("_HID"), &express)),
@@ -48,14 +48,14 @@ pub(super) fn build(number: u8, root: &Root) -> Vec<u8> {
     if let Some(node) = &root.node {
         parts.push(bytes(&Name::new(Path::new("_PXM"), node)));
     }
-    parts.push(windows(number, root));
+    parts.push(windows(number, root, platform));
     parts.push(interrupt_routing());
     parts.push(control_method());
     parts.push(specific_method());
     device(&format!("PC{number:02X}"), parts)
 }
 
-fn windows(number: u8, root: &Root) -> Vec<u8> {
+fn windows(number: u8, root: &Root, platform: &Platform) -> Vec<u8> {
     let (flat, cached) = (AddressSpaceCacheable::NotCacheable, AddressSpaceCacheable::Cacheable);
     let (first, last) = root.buses;
     let mut all = vec![bytes(&AddressSpace::new_bus_number(u16::from(first), u16::from(last)))];
@@ -66,10 +66,14 @@ fn windows(number: u8, root: &Root) -> Vec<u8> {
     if let Some((base, last)) = io {
         all.push(bytes(&AddressSpace::new_io(base, last, None)));
     }
-    if let Some((base, last)) = memory {
+    let (low, high) = match &platform.firmware {
+        Some(windows) if number == 0 => (windows.below(platform.ecam), windows.high.clone()),
+        Some(_) | None => (Vec::from_iter(memory), Vec::from_iter(prefetchable)),
+    };
+    for (base, last) in low {
         all.push(bytes(&AddressSpace::new_memory(flat, true, base, last, None)));
     }
-    if let Some((base, last)) = prefetchable {
+    for (base, last) in high {
         all.push(bytes(&AddressSpace::new_memory(cached, true, base, last, None)));
     }
     resources(all)

@@ -126,8 +126,10 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
         roots: ports.roots(&plan),
         nodes: numa::nodes(spec, &map.ram).unwrap_or_default(),
         ecam: chipset.ecam.base(),
+        firmware: None,
     };
-    let built = Built { vm: &vm, ram: &ram, platform: &platform, ecam: chipset.ecam.clone() };
+    let built =
+        Built { vm: &vm, ram: &ram, map: &map, platform: &platform, ecam: chipset.ecam.clone() };
     let (entry, firmware) = start::prepare(spec, &built)?;
     chipset.firmware = firmware;
     let board = Arc::new(Board {

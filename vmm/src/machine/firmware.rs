@@ -14,7 +14,7 @@ use crate::{
     acpi::{self, AcpiError},
     devices::{
         flash,
-        fw_cfg::{self, AcpiLoaderError, Disk, FwCfg, HostBridge, Items},
+        fw_cfg::{self, AcpiLoaderError, Disk, FwCfg, Items},
     },
     pci::chipset::Ecam,
     smbios,
@@ -52,7 +52,9 @@ pub enum FirmwareError {
 pub(super) struct Told<'a> {
     pub(super) platform: acpi::Platform,
     pub(super) machine: smbios::Machine,
-    pub(super) bridges: &'a [HostBridge],
+    pub(super) reserved: &'a [(u64, u64)],
+    /// Bytes that the 64-bit BARs need.
+    pub(super) window: u64,
     pub(super) disks: &'a [Disk],
     pub(super) ecam: Ecam,
 }
@@ -97,8 +99,8 @@ fn items(told: &Told<'_>) -> Result<Items, FirmwareError> {
     let cpus = u16::try_from(machine.vcpus).unwrap_or(u16::MAX);
     let mut items = Items::new(cpus, *machine.id.as_bytes());
     items.add("bootorder", fw_cfg::bootorder(told.disks));
-    items.add("etc/e820", fw_cfg::e820(&machine.ram));
-    items.add("etc/hardware-info", fw_cfg::hardware_info(told.bridges));
+    items.add("etc/e820", fw_cfg::e820(&machine.ram, told.reserved));
+    items.add("opt/ovmf/X-PciMmio64Mb", fw_cfg::window_mib(told.window));
     items.add("etc/system-states", SYSTEM_STATES.to_vec());
     let structures = smbios::structures(machine);
     // The firmware puts them where it likes, and the address right.

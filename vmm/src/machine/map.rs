@@ -30,7 +30,8 @@ pub(super) struct AddressMap {
     pub(super) ram: Vec<(u64, u64)>,
     /// Physical address bits of the host's CPUs.
     pub(super) bits: u8,
-    holes: Holes,
+    /// Where neither may.
+    pub(super) holes: Holes,
     peers: Peers,
 }
 

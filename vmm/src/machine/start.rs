@@ -10,14 +10,15 @@ use super::{
     build::MAX_VIRTIO,
     chipset::Firmware,
     firmware::{self, FirmwareError, Told},
+    map::AddressMap,
     tree::FIRST_VIRTIO,
 };
 use crate::{
-    acpi::{self, AcpiError},
+    acpi::{self, AcpiError, FirmwareWindows},
     boot::{self, BootError, Entry, Linux},
-    devices::fw_cfg::{Aperture, Disk, DiskKind, HostBridge},
-    layout,
-    pci::{chipset::Ecam, port::Windows},
+    devices::fw_cfg::{Disk, DiskKind},
+    holes, layout,
+    pci::chipset::Ecam,
     smbios,
     sys::{kvm::Vm, memory::Ram, vfio::adopt},
     vfio::dma::IovaRange,
@@ -37,6 +38,8 @@ pub enum StartError {
     Acpi(#[from] AcpiError),
     #[error("the SMBIOS structures need {needed} bytes; there is room for {available}")]
     Smbios { needed: u64, available: u64 },
+    #[error("UEFI firmware is told of one root complex; the topology has another number of them")]
+    Roots,
     #[error("the tables do not fit guest memory: {0}")]
     Tables(String),
 }
@@ -55,6 +58,7 @@ pub(super) fn hole(boot: &Boot) -> Option<IovaRange> {
 pub(super) struct Built<'a> {
     pub(super) vm: &'a Arc<Vm>,
     pub(super) ram: &'a Ram,
+    pub(super) map: &'a AddressMap,
     pub(super) platform: &'a acpi::Platform,
     pub(super) ecam: Ecam,
 }
@@ -86,11 +90,14 @@ pub(super) fn prepare(
         Boot::Uefi { firmware_fd, variables_fd } => {
             let files = (take("firmware_fd", *firmware_fd)?, take("variables_fd", *variables_fd)?);
             machine.firmware = smbios::Firmware::Uefi;
-            let bridges: Vec<HostBridge> = built.platform.roots.iter().map(host_bridge).collect();
+            let [root] = built.platform.roots.as_slice() else { return Err(StartError::Roots) };
+            let needed = root.windows.prefetchable.map_or(0, |(base, last)| last - base + 1);
+            let firmware = Some(windows(built.map));
             let told = Told {
-                platform: built.platform.clone(),
+                platform: acpi::Platform { firmware, ..built.platform.clone() },
                 machine,
-                bridges: &bridges,
+                reserved: &reserved(built.map),
+                window: needed,
                 disks: &disks(spec),
                 ecam: built.ecam.clone(),
             };
@@ -124,21 +131,33 @@ fn write_tables(machine: &smbios::Machine, built: &Built<'_>) -> Result<(), Star
     put(address, &structures)
 }
 
-/// The PCI windows as the ACPI tables tell them.
-fn host_bridge(root: &acpi::Root) -> HostBridge {
-    let aperture = |window: Option<(u64, u64)>| {
-        let (base, last) = window?;
-        Some(Aperture { base, size: last - base + 1 })
-    };
-    let Windows { io, memory, prefetchable } = root.windows;
-    HostBridge {
-        first_bus: root.buses.0,
-        last_bus: root.buses.1,
-        io: aperture(io.map(|(base, last)| (base.into(), last.into()))).unwrap_or_default(),
-        memory32: aperture(memory.map(|(base, last)| (base.into(), last.into())))
-            .unwrap_or_default(),
-        memory64: aperture(prefetchable).unwrap_or_default(),
+/// Where firmware may place BARs: above 4 GiB all that the CPUs address and that is neither RAM nor
+/// kept from devices. The last 64 KiB stay out: some systems mishandle an end of addresses that is
+/// no multiple of it.
+fn windows(map: &AddressMap) -> FirmwareWindows {
+    let end = 1u64.checked_shl(u32::from(map.bits)).unwrap_or(u64::MAX) - 0x1_0000;
+    let mut start = holes::end_of(&map.ram);
+    let mut high = Vec::new();
+    // Holes are ascending and do not touch each other.
+    let first = start;
+    for hole in map.holes.list().iter().filter(|hole| hole.last >= first && hole.start < end) {
+        if hole.start > start {
+            high.push((start, hole.start - 1));
+        }
+        start = hole.last.saturating_add(1);
     }
+    if start < end {
+        high.push((start, end - 1));
+    }
+    FirmwareWindows { low: layout::FIRMWARE_RAM_GAP, high }
+}
+
+/// Ranges above 4 GiB that nothing may lie in: (address, length).
+fn reserved(map: &AddressMap) -> Vec<(u64, u64)> {
+    let end = 1u64.checked_shl(u32::from(map.bits)).unwrap_or(u64::MAX);
+    let high = map.holes.list().iter().filter(|hole| hole.start >= layout::RAM_ABOVE);
+    let inside = high.filter(|hole| hole.start < end);
+    inside.map(|hole| (hole.start, hole.last.min(end - 1) - hole.start + 1)).collect()
 }
 
 /// The disks in the order in which they are tried, where [`super::build`] puts them.

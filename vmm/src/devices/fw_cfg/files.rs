@@ -1,20 +1,29 @@
 //! Files that describe the board to firmware.
 //! Source: QEMU docs/specs/fw_cfg.rst ("All Other Data Items") and hw/i386/e820_memory_layout.h for
 //! `etc/e820`; edk2 OvmfPkg/Library/QemuBootOrderLib for `bootorder` (OpenFirmware device paths,
-//! IEEE 1275 PCI binding §2.2.1); edk2 OvmfPkg/Library/HardwareInfoLib for `etc/hardware-info`.
+//! IEEE 1275 PCI binding §2.2.1); edk2 OvmfPkg/Library/PlatformInitLib/MemDetect.c for
+//! `opt/ovmf/X-PciMmio64Mb`.
+//!
+//! There is no `etc/hardware-info`: edk2 releases that read its root bridges leave the field
+//! `Translation` of each window as it was on the stack (OvmfPkg/Library/PciHostBridgeUtilityLib), so
+//! that no BAR finds a place. The firmware's own windows are taken as they are instead.
 
 use std::fmt::Write as _;
 
-/// A piece of memory that is RAM, in `etc/e820`.
+/// Kinds of addresses in `etc/e820`.
 const E820_RAM: u32 = 1;
+const E820_RESERVED: u32 = 2;
 
-/// `etc/e820`: for each piece of RAM, (address, length, kind), 20 bytes little-endian.
-pub fn e820(ram: &[(u64, u64)]) -> Vec<u8> {
+/// `etc/e820`: for each piece of RAM, and for each range that nothing may lie in, (address, length,
+/// kind), 20 bytes little-endian.
+pub fn e820(ram: &[(u64, u64)], reserved: &[(u64, u64)]) -> Vec<u8> {
+    let ram = ram.iter().map(|piece| (piece, E820_RAM));
     let mut bytes = Vec::new();
-    for (address, length) in ram {
+    for ((address, length), kind) in ram.chain(reserved.iter().map(|piece| (piece, E820_RESERVED)))
+    {
         bytes.extend(address.to_le_bytes());
         bytes.extend(length.to_le_bytes());
-        bytes.extend(E820_RAM.to_le_bytes());
+        bytes.extend(kind.to_le_bytes());
     }
     bytes
 }
@@ -55,70 +64,16 @@ pub fn bootorder(disks: &[Disk]) -> Vec<u8> {
     bytes
 }
 
-/// A range of addresses; none when its size is zero.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Aperture {
-    /// First address.
-    pub base: u64,
-    /// Length in bytes.
-    pub size: u64,
-}
+/// What firmware makes the 64-bit window for BARs unless told otherwise, in bytes.
+const WINDOW_DEFAULT: u64 = 32 << 30;
+/// Most that it takes, in bytes.
+const WINDOW_MAX: u64 = 16 << 40;
 
-/// One PCI root bridge as firmware has to take it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct HostBridge {
-    /// First bus.
-    pub first_bus: u8,
-    /// Last bus.
-    pub last_bus: u8,
-    /// I/O ports for BARs.
-    pub io: Aperture,
-    /// 32-bit memory for BARs.
-    pub memory32: Aperture,
-    /// 64-bit memory for BARs.
-    pub memory64: Aperture,
-}
-
-/// Type of an entry: a PCI host bridge.
-const TYPE_HOST_BRIDGE: u64 = 1;
-/// Bytes of a host bridge's description, version 0.
-const HOST_BRIDGE_BYTES: u64 = 120;
-/// EFI_PCI_ATTRIBUTE_ISA_MOTHERBOARD_IO and _ISA_IO_16: the serial port is behind the first. With _ISA_IO
-/// beside _ISA_IO_16 edk2's OvmfPkg/SioBusDxe takes neither.
-const ATTRIBUTES: u64 = 1 << 0 | 1 << 16;
-/// DMA above 4 GiB works; one window takes prefetchable BARs and others.
-const FLAGS: u32 = 1 << 0 | 1 << 2;
-
-/// `etc/hardware-info`: every root bridge with its windows.
-///
-/// | Offset | Bytes | Field, little-endian                              |
-/// |--------|-------|---------------------------------------------------|
-/// | 0      | 8     | type, 1                                           |
-/// | 8      | 8     | bytes that follow, 120                            |
-/// | 16     | 8     | version, 0                                        |
-/// | 24     | 8     | attributes                                        |
-/// | 32     | 4     | flags                                             |
-/// | 36     | 2     | first and last bus                                |
-/// | 40     | 16    | I/O ports: base and size, as all that follow      |
-/// | 56     | 32    | 32-bit memory, prefetchable 32-bit memory         |
-/// | 88     | 32    | 64-bit memory, prefetchable 64-bit memory         |
-/// | 120    | 16    | enhanced configuration space; not told here       |
-pub fn hardware_info(bridges: &[HostBridge]) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    for (number, bridge) in bridges.iter().enumerate() {
-        let none = Aperture::default();
-        let attributes = if number == 0 { ATTRIBUTES } else { 0 };
-        for word in [TYPE_HOST_BRIDGE, HOST_BRIDGE_BYTES, 0, attributes] {
-            bytes.extend(word.to_le_bytes());
-        }
-        bytes.extend(FLAGS.to_le_bytes());
-        bytes.extend([bridge.first_bus, bridge.last_bus, 0, 0]);
-        for range in [bridge.io, bridge.memory32, none, bridge.memory64, none, none] {
-            bytes.extend(range.base.to_le_bytes());
-            bytes.extend(range.size.to_le_bytes());
-        }
-    }
-    bytes
+/// `opt/ovmf/X-PciMmio64Mb`: the size of the 64-bit window for BARs that need `bytes`, in MiB, as
+/// text. Twice as much, because firmware places them in an order of its own.
+pub fn window_mib(bytes: u64) -> Vec<u8> {
+    let size = bytes.min(WINDOW_MAX / 2).next_power_of_two() * 2;
+    (size.max(WINDOW_DEFAULT) >> 20).to_string().into_bytes()
 }
 
 #[cfg(test)]
@@ -127,8 +82,8 @@ mod tests {
 
     #[test]
     fn memory_is_twenty_bytes_a_piece() {
-        let bytes = e820(&[(0, 1 << 30), (4 << 30, 1 << 20)]);
-        assert_eq!(bytes.len(), 40);
+        let bytes = e820(&[(0, 1 << 30), (4 << 30, 1 << 20)], &[(1 << 40, 4096)]);
+        assert_eq!((bytes.len(), bytes[56]), (60, 2));
         assert_eq!(bytes[8..20], [0, 0, 0, 0x40, 0, 0, 0, 0, 1, 0, 0, 0]);
         assert_eq!(bytes[20..28], (4u64 << 30).to_le_bytes());
     }
@@ -145,23 +100,9 @@ mod tests {
     }
 
     #[test]
-    fn root_bridges_have_their_fields_in_place() {
-        let aperture = |base, size| Aperture { base, size };
-        let bytes = hardware_info(&[HostBridge {
-            first_bus: 0,
-            last_bus: 255,
-            io: aperture(0xc000, 0x4000),
-            memory32: aperture(0xc000_0000, 1 << 29),
-            memory64: aperture(1 << 38, 1 << 38),
-        }]);
-        let word =
-            |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
-        assert_eq!(bytes.len() as u64, 16 + HOST_BRIDGE_BYTES);
-        assert_eq!((word(0), word(8), word(16), bytes[36], bytes[37]), (1, 120, 0, 0, 255));
-        assert_eq!(
-            (word(40), word(48), word(56), word(64)),
-            (0xc000, 0x4000, 0xc000_0000, 1 << 29)
-        );
-        assert_eq!((word(72), word(80), word(88), word(96)), (0, 0, 1 << 38, 1 << 38));
+    fn the_window_has_twice_the_room_within_what_firmware_takes() {
+        let told = |bytes| String::from_utf8(window_mib(bytes)).expect("digits");
+        assert_eq!((told(1 << 30), told(20 << 30)), ("32768".into(), "65536".into()));
+        assert_eq!((told(3 << 38), told(u64::MAX)), ("2097152".into(), "16777216".into()));
     }
 }

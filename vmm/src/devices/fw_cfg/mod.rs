@@ -26,7 +26,7 @@ mod loader;
 
 use std::collections::BTreeMap;
 
-pub use files::{Aperture, Disk, DiskKind, HostBridge, bootorder, e820, hardware_info};
+pub use files::{Disk, DiskKind, bootorder, e820, window_mib};
 pub use loader::{AcpiFiles, AcpiLoaderError, ROOT_FILE, TABLES_FILE, acpi_files};
 
 use crate::sys::memory::GuestRam;

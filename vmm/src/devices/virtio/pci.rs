@@ -406,7 +406,8 @@ fn describe(device: &dyn VirtioDevice, msix: &MsixTable) -> Result<Built, Config
         class: u32::from_be_bytes([0, class, subclass, interface]),
         revision: REVISION,
         subsystem_vendor: VENDOR,
-        subsystem: identity.virtio_id,
+        // 0x40 or higher, by which drivers tell that there is no legacy interface (§4.1.2.1).
+        subsystem: FIRST_DEVICE + identity.virtio_id,
     });
     config.add_bar(BAR, BarKind::Memory32, BAR_SIZE)?;
     config.set_interrupt_pin(1);
