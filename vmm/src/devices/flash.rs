@@ -16,7 +16,8 @@
 //!
 //! | Status bit | Meaning                            |
 //! |------------|------------------------------------|
-//! | 7          | ready: commands take no time       |
+//! | 7          | ready: commands take no time, and  |
+//! |            | a cleared status has not even this |
 //! | 5          | an erasure failed                  |
 //! | 4          | programming failed                 |
 //! | 5 and 4    | a wrong sequence of commands       |
@@ -32,6 +33,10 @@ pub const BUFFER: usize = 1 << BUFFER_BITS;
 const BUFFER_BITS: u8 = 8;
 
 const READY: u8 = 1 << 7;
+/// What firmware that asks for the status just after clearing it takes for a flash chip; anything
+/// else is memory to it (edk2 OvmfPkg/QemuFlashFvbServicesRuntimeDxe/QemuFlash.c,
+/// `QemuFlashDetected`). A chip of Intel's would say [`READY`].
+const CLEARED: u8 = 0;
 const ERASE_FAILED: u8 = 1 << 5;
 const PROGRAM_FAILED: u8 = 1 << 4;
 const WRONG_SEQUENCE: u8 = ERASE_FAILED | PROGRAM_FAILED;
@@ -82,7 +87,13 @@ impl<S: Store> Flash<S> {
     pub fn new(store: S, size: u64) -> Option<Self> {
         let blocks = size / BLOCK;
         let fits = size.is_multiple_of(BLOCK) && (1..=MAX_BLOCKS).contains(&blocks);
-        fits.then_some(Self { store, size, state: State::Contents, status: READY, unsynced: false })
+        fits.then_some(Self {
+            store,
+            size,
+            state: State::Contents,
+            status: CLEARED,
+            unsynced: false,
+        })
     }
 
     /// Returns whether reads return the contents, so that they need not come here.
@@ -131,6 +142,9 @@ impl<S: Store> Flash<S> {
     }
 
     fn write_byte(&mut self, at: u64, value: u8) {
+        if !matches!(self.state, State::Contents | State::Status | State::Identity | State::Query) {
+            self.status |= READY;
+        }
         self.state = match std::mem::replace(&mut self.state, State::Status) {
             State::Contents | State::Status | State::Identity | State::Query => self.command(value),
             State::Program => {
@@ -180,7 +194,7 @@ impl<S: Store> Flash<S> {
             0x10 | 0x40 => State::Program,
             0x20 => State::Erase,
             0x50 => {
-                self.status = READY;
+                self.status = CLEARED;
                 State::Status
             }
             0x60 => State::Lock,
@@ -188,9 +202,12 @@ impl<S: Store> Flash<S> {
             0x70 | CONFIRM => State::Status,
             0x90 => State::Identity,
             0x98 => State::Query,
-            0xe8 => State::BufferCount,
+            0xe8 => {
+                self.status |= READY;
+                State::BufferCount
+            }
             _ => {
-                self.status |= WRONG_SEQUENCE;
+                self.status |= READY | WRONG_SEQUENCE;
                 State::Status
             }
         }
@@ -311,9 +328,11 @@ mod tests {
     fn firmware_that_probes_finds_a_flash_chip() {
         let mut chip = chip();
         writes(&mut chip, 0, &[0x50]);
-        assert_eq!(byte(&chip, 0), READY);
+        assert_eq!(byte(&chip, 0), CLEARED);
         writes(&mut chip, 0, &[0x70]);
-        assert_eq!((byte(&chip, 0), chip.is_readable()), (READY, false));
+        assert_eq!((byte(&chip, 0), chip.is_readable()), (CLEARED, false));
+        writes(&mut chip, 0, &[0x10, 0x5a, 0x70]);
+        assert_eq!(byte(&chip, 0), READY);
         writes(&mut chip, 0, &[0xff]);
         assert_eq!((byte(&chip, 0), chip.is_readable()), (0x5a, true));
     }
@@ -402,6 +421,6 @@ mod tests {
         chip.write(3 * 4096 - 1, &[0x70, 0x10]);
         let mut data = [0; 2];
         chip.read(3 * 4096 - 1, &mut data);
-        assert_eq!(data, [READY, 0xff]);
+        assert_eq!(data, [CLEARED, 0xff]);
     }
 }
