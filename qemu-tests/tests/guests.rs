@@ -87,7 +87,10 @@ fn the_appliances_own_kernel_starts_as_a_guest_too() {
     scene.create_on(&lease, &pushed, cmdline).unwrap();
     let console = scene.wait_for_console(&id, "complaints: end", GUEST_LIMIT).unwrap();
     assert!(console.contains("-holdfast, 1 cpus"), "{console}");
-    assert_eq!(complaints(&console), Vec::<&str>::new());
+    // Its driver for Intel's LPC bridges looks for a watchdog and GPIO, which ours does not have.
+    let expected = |line: &&str| line.ends_with("lpc_ich 0000:00:1f.0: No MFD cells added");
+    let rest: Vec<&str> = complaints(&console).into_iter().filter(|l| !expected(l)).collect();
+    assert_eq!(rest, Vec::<&str>::new());
 }
 
 #[test]

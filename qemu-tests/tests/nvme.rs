@@ -13,8 +13,8 @@ const GUEST_LIMIT: Duration = Duration::from_secs(180);
 const SOON: Duration = Duration::from_secs(120);
 
 /// Writes blocks that hold their number and a salt, in an order that jumps, and reads them back
-/// past the cache.
-const PATTERN: &str = r#"perl -e 'use Fcntl; $n = 512; $b = 4096; sysopen(D, "/dev/nvme0n1", O_RDWR) or die $!; sub block { pack("N", $_[0] * 2654435761 % 4294967296) x ($b / 4) } for ($i = 0; $i < $n; $i++) { $k = $i * 197 % $n; sysseek(D, $k * $b, 0); syswrite(D, block($k)) == $b or die "write $k: $!" } close D; open(C, ">", "/proc/sys/vm/drop_caches"); print C 3; close C; sysopen(D, "/dev/nvme0n1", O_RDONLY | O_DIRECT) or sysopen(D, "/dev/nvme0n1", O_RDONLY) or die $!; $bad = 0; for ($i = 0; $i < $n; $i++) { $k = $i * 61 % $n; sysseek(D, $k * $b, 0); sysread(D, $got, $b); $bad++ if $got ne block($k) } print "blocks $n bad $bad\n"'"#;
+/// past the cache (2: for reading and writing; 0: for reading).
+const PATTERN: &str = r#"perl -e '$n = 512; $b = 4096; sysopen(D, "/dev/nvme0n1", 2) or die $!; sub block { pack("N", $_[0] * 2654435761 % 4294967296) x ($b / 4) } for ($i = 0; $i < $n; $i++) { $k = $i * 197 % $n; sysseek(D, $k * $b, 0); syswrite(D, block($k)) == $b or die "write $k: $!" } close D; open(C, ">", "/proc/sys/vm/drop_caches"); print C 3; close C; sysopen(D, "/dev/nvme0n1", 0) or die $!; $bad = 0; for ($i = 0; $i < $n; $i++) { $k = $i * 61 % $n; sysseek(D, $k * $b, 0); sysread(D, $got, $b); $bad++ if $got ne block($k) } print "blocks $n bad $bad\n"'"#;
 
 #[test]
 fn linux_finds_and_uses_an_nvme_disk() {

@@ -61,6 +61,8 @@ fn windows(number: u8, root: &Root, platform: &Platform) -> Vec<u8> {
     let mut all = vec![bytes(&AddressSpace::new_bus_number(u16::from(first), u16::from(last)))];
     if number == 0 {
         all.push(bytes(&IO::new(0xcf8, 0xcf8, 1, 8)));
+        // What lies below are the ports of the board and of the LPC bridge's power management.
+        all.push(bytes(&AddressSpace::new_io(0_u16, 0xcf7, None)));
     }
     let Windows { io, memory, prefetchable } = root.windows;
     if let Some((base, last)) = io {

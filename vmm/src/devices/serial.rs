@@ -36,12 +36,16 @@ pub const MAX_WAITING: usize = 1 << 16;
 pub struct Serial {
     registers: Registers<Edge, NoEvents, Console>,
     waiting: VecDeque<u8>,
+    /// Room in the receive buffer when it is empty.
+    empty: usize,
 }
 
 impl Serial {
     /// Makes a port that writes to `console` and interrupts through `line`.
     pub fn new(line: Arc<dyn InterruptLine>, console: Console) -> Self {
-        Self { registers: Registers::new(Edge(line), console), waiting: VecDeque::new() }
+        let registers = Registers::new(Edge(line), console);
+        let empty = registers.fifo_capacity();
+        Self { registers, waiting: VecDeque::new(), empty }
     }
 
     /// Reads the register at `offset`, 0..=7.
@@ -67,18 +71,20 @@ impl Serial {
         taken
     }
 
-    /// Moves input that waits into the receive buffer, as far as it has room.
+    /// Moves the next byte that waits into the receive buffer when that is empty: each byte then
+    /// comes with an interrupt of its own. A driver that stops reading in the middle of a full
+    /// buffer, as Linux does after 256 bytes, would get none for the rest.
     fn deliver(&mut self) {
-        let room = self.registers.fifo_capacity().min(self.waiting.len());
-        if room == 0 {
+        if self.registers.fifo_capacity() < self.empty {
             return;
         }
-        let (first, _) = self.waiting.as_slices();
-        let piece = &first[..room.min(first.len())];
-        // In loop-back mode the port takes nothing; an interrupt that KVM refuses loses nothing.
-        let before = self.registers.fifo_capacity();
-        let _ = self.registers.enqueue_raw_bytes(piece);
-        self.waiting.drain(..before - self.registers.fifo_capacity());
+        if let Some(byte) = self.waiting.front() {
+            // In loop-back mode the port takes nothing; an interrupt that KVM refuses loses nothing.
+            let _ = self.registers.enqueue_raw_bytes(&[*byte]);
+            if self.registers.fifo_capacity() < self.empty {
+                self.waiting.pop_front();
+            }
+        }
     }
 }
 
@@ -116,6 +122,18 @@ mod tests {
         let read: Vec<u8> = (0..200).map(|_| port.read(0)).collect();
         assert_eq!(read, input);
         assert_eq!(port.read(5) & 1, 0);
+    }
+
+    #[test]
+    fn a_driver_that_stops_in_the_middle_is_told_of_the_rest() {
+        let (mut port, _) = port();
+        port.write(1, 1); // IER: received data
+        assert_eq!(port.input(&[b'x'; 300]), 300);
+        for _ in 0..260 {
+            assert_eq!(port.read(2) & 0x0f, 0x04, "IIR: received data waits");
+            assert_eq!(port.read(0), b'x');
+        }
+        assert_eq!(port.read(2) & 0x0f, 0x04);
     }
 
     #[test]
