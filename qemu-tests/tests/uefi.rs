@@ -105,11 +105,6 @@ fn grub_starts_debian_through_the_firmware_of_debian_13() {
 }
 
 #[test]
-fn systemd_boot_starts_a_unified_kernel_image_through_the_firmware_of_debian_12() {
-    assert_eq!(told(Release::Bookworm, firmware::systemd_boot_disk), NAMED);
-}
-
-#[test]
 fn systemd_boot_starts_a_unified_kernel_image_through_the_firmware_of_debian_13() {
     assert_eq!(told(Release::Trixie, firmware::systemd_boot_disk), NAMED);
 }
@@ -129,9 +124,4 @@ fn installer_runs(release: Release) {
 #[test]
 fn the_installer_starts_from_a_read_only_iso_through_the_firmware_of_debian_12() {
     installer_runs(Release::Bookworm);
-}
-
-#[test]
-fn the_installer_starts_from_a_read_only_iso_through_the_firmware_of_debian_13() {
-    installer_runs(Release::Trixie);
 }
