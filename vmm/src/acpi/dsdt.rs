@@ -68,14 +68,16 @@ fn panic_port() -> Vec<u8> {
     device("PEVT", parts)
 }
 
+/// Ports that Linux claims for the LPC bridge's power management, whole (its `ICH_PMBASE` quirk).
+const PM_CLAIM: u8 = 0x80;
+
 /// ECAM must be reserved by a motherboard device for Linux to use it (PCI Firmware 3.3 §4.1.2).
 fn ecam_reservation(ecam: u64) -> Vec<u8> {
     let base = u32::try_from(ecam).unwrap_or(u32::MAX);
     let size = u32::try_from(layout::ECAM_SIZE).unwrap_or(u32::MAX);
-    let pm = u8::try_from(power::PM_LENGTH).unwrap_or(12);
     let resources = resources(vec![
         bytes(&Memory32Fixed::new(true, base, size)),
-        bytes(&IO::new(power::PM_BASE, power::PM_BASE, 0, pm)),
+        bytes(&IO::new(power::PM_BASE, power::PM_BASE, 0, PM_CLAIM)),
     ]);
     let id = EISAName::new("PNP0C02");
     let uid = 0u8;
