@@ -7,7 +7,10 @@
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
-use std::{fs, io};
+use std::{
+    fs::{self, File},
+    io,
+};
 
 use sha2::{Digest, Sha256};
 
@@ -80,6 +83,8 @@ pub fn unpacked(cache: &Path, suite: &str, packages: &[&str]) -> Result<PathBuf,
 pub(crate) struct Archive {
     root: PathBuf,
     mirror: String,
+    /// Held while this value lives: apt reads its files as it goes, and tests run side by side.
+    _lock: File,
 }
 
 impl Archive {
@@ -88,7 +93,7 @@ impl Archive {
         Self::open_suites(root, &SUITES)
     }
 
-    /// Writes the configuration below `root`, for `suites`.
+    /// Writes the configuration below `root`, for `suites`, once nobody else uses it.
     fn open_suites(root: &Path, suites: &[&str]) -> Result<Self, DebianError> {
         for folder in [
             "lists/partial",
@@ -101,12 +106,15 @@ impl Archive {
             let path = root.join(folder);
             fs::create_dir_all(&path).map_err(file("create", &path))?;
         }
+        let in_use = root.join("in-use");
+        let lock = File::create(&in_use).map_err(file("create", &in_use))?;
+        lock.lock().map_err(file("lock", &in_use))?;
         let mirror = machine_mirror().unwrap_or_else(|| DEFAULT_MIRROR.to_owned());
         write_file(&root.join("status"), "")?;
         write_file(&root.join("etc/sources.list"), &sources(&mirror, suites))?;
         let dump = tools::output(tools::command("apt-config").arg("dump")).unwrap_or_default();
         write_file(&root.join("apt.conf"), &configuration(root, &dump))?;
-        Ok(Self { root: root.to_owned(), mirror })
+        Ok(Self { root: root.to_owned(), mirror, _lock: lock })
     }
 
     /// Fetches the package lists unless they are fresh. Old lists are good enough when there is
