@@ -9,7 +9,10 @@
 
 use std::{collections::BTreeMap, fmt};
 
-use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde::{
+    Serialize, Serializer,
+    de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor},
+};
 
 /// One JSON value without fractions.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,6 +50,30 @@ impl Json {
         let mut out = Vec::new();
         self.write(&mut out);
         out
+    }
+
+    /// Makes an object.
+    pub fn object<const N: usize>(fields: [(&str, Self); N]) -> Self {
+        Self::Map(fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect())
+    }
+
+    /// Makes a string.
+    pub fn text(text: &str) -> Self {
+        Self::Text(text.to_owned())
+    }
+
+    /// Returns a field of an object.
+    pub fn get(&self, name: &str) -> Option<&Self> {
+        if let Self::Map(fields) = self { fields.get(name) } else { None }
+    }
+
+    /// Returns a field of an object to change it; one that is missing becomes an empty object.
+    /// `None` if this is no object.
+    pub fn at(&mut self, name: &str) -> Option<&mut Self> {
+        let Self::Map(fields) = self else {
+            return None;
+        };
+        Some(fields.entry(name.to_owned()).or_insert_with(|| Self::Map(BTreeMap::new())))
     }
 
     fn write(&self, out: &mut Vec<u8>) {
@@ -93,6 +120,19 @@ fn write_text(text: &str, out: &mut Vec<u8>) {
         out.push(byte);
     }
     out.push(b'"');
+}
+
+impl Serialize for Json {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Bool(value) => serializer.serialize_bool(*value),
+            Self::List(items) => serializer.collect_seq(items),
+            Self::Map(fields) => serializer.collect_map(fields),
+            Self::Null => serializer.serialize_unit(),
+            Self::Number(number) => serializer.serialize_i128(*number),
+            Self::Text(text) => serializer.serialize_str(text),
+        }
+    }
 }
 
 impl<'de> Deserialize<'de> for Json {

@@ -16,14 +16,19 @@
 //! 4. [`target::Target::check`] goes along while bytes arrive. They count once
 //!    [`target::Check::finish`] agreed.
 //!
+//! 5. [`channel::Channel::decide`] on the channel's document says which release this node runs, and
+//!    [`channel::Manifest`] which targets that is.
+//!
 //! [`shell::Session`] is these steps over a folder and URLs.
 
 #![forbid(unsafe_code)]
 
+pub mod channel;
 pub mod client;
 pub mod json;
 pub mod metadata;
 pub mod pattern;
+pub mod release;
 pub mod shell;
 pub mod target;
 pub mod verify;

@@ -81,6 +81,16 @@ impl Delegations {
         Ok(Self { keys, roles })
     }
 
+    /// Returns who signs for a role, if it is delegated to by name.
+    pub fn signers(&self, role: &str) -> Option<&RoleKeys> {
+        match &self.roles {
+            Roles::Bins(_) => None,
+            Roles::Listed(roles) => {
+                roles.iter().find(|listed| listed.name == role).map(|listed| &listed.signers)
+            }
+        }
+    }
+
     /// Returns the roles to look into for `path`, in order, and whether the last of them ends the
     /// search (5.6.7.2).
     pub fn covering(&self, path: &str) -> (Vec<Visit>, Ending) {

@@ -7,12 +7,12 @@ use std::{
 };
 
 /// Returns a file of this folder.
-pub fn script(name: &str) -> PathBuf {
+pub(crate) fn script(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/python").join(name)
 }
 
 /// Returns the interpreter, or says what is skipped and why.
-pub fn python(what: &str) -> Option<Command> {
+pub(crate) fn python(what: &str) -> Option<Command> {
     match prepare() {
         Ok(interpreter) => {
             let mut command = Command::new(interpreter);
