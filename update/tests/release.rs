@@ -196,8 +196,9 @@ fn damage_in_the_repository_is_found() {
     bench.sign(&[&bench.key("a"), &bench.key("b"), &channel]);
     bench.publish();
     let folder = bench.path("repository/targets/stable/1.0.0");
-    let files = fs::read_dir(folder).expect("a folder").map(|file| file.expect("a file").path());
-    let uki = files.filter(|path| path.to_str().is_some_and(|p| p.ends_with(".efi"))).next();
+    let mut files =
+        fs::read_dir(folder).expect("a folder").map(|file| file.expect("a file").path());
+    let uki = files.find(|path| path.to_str().is_some_and(|p| p.ends_with(".efi")));
     let mut bytes = fs::read(uki.as_ref().expect("the UKI")).expect("the UKI");
     bytes[1_000_000] ^= 1;
     fs::write(uki.expect("the UKI"), bytes).expect("the UKI");

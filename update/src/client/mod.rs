@@ -261,7 +261,7 @@ impl Client {
     ///
     /// # Errors
     /// Those of the step. After an error in a refresh only a new client goes on; one in a search
-    /// ends that search only.
+    /// ends that search only. [`Client::next`] may still ask to store what was verified before.
     pub fn handle_fetched(&mut self, bytes: Option<&[u8]>) -> Result<(), UpdateError> {
         self.answer(Source::Repository, bytes)
     }

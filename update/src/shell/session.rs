@@ -133,28 +133,36 @@ impl Session {
     }
 
     async fn run(&mut self) -> Result<Outcome, SessionError> {
+        let mut refused = None;
         while let Some(request) = self.client.next() {
-            match request {
+            let result = match request {
                 Request::Load { file } => {
                     let bytes = self.store.load(file)?;
-                    self.client.handle_loaded(bytes.as_deref())?;
+                    self.client.handle_loaded(bytes.as_deref())
                 }
                 Request::Fetch { location, limit } => {
                     let url = format!("{}{location}", self.metadata_url);
                     let bytes = self.fetcher.metadata(&url, limit).await?;
-                    self.client.handle_fetched(bytes.as_deref())?;
+                    self.client.handle_fetched(bytes.as_deref())
                 }
                 Request::Store { file, bytes } => {
                     self.store.write(file, bytes)?;
                     self.client.handle_written();
+                    Ok(())
                 }
                 Request::Remove { file } => {
                     self.store.remove(file)?;
                     self.client.handle_written();
+                    Ok(())
                 }
-            }
+            };
+            // What was verified before is still stored.
+            refused = refused.or(result.err());
         }
-        Ok(self.client.outcome())
+        match refused {
+            Some(error) => Err(error.into()),
+            None => Ok(self.client.outcome()),
+        }
     }
 
     /// Gets a target into `folder` and returns its file, whose name is [`file_name`]. A file that is

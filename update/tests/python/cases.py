@@ -4,9 +4,11 @@ Run as `cases.py CLIENT [NAME]`: CLIENT speaks the command line protocol of the 
 Prints a line for each case and exits with 1 if one failed.
 """
 
+import concurrent.futures
 import json
 import os
 import shutil
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -825,13 +827,51 @@ def damaged_store_heals(client):
     assert c.download("file") == 0, c.message
 
 
+@case
+def redirections_are_followed_to_their_end(client):
+    c = client()
+
+    def to(path):
+        def redirect(handler):
+            handler.send_response(302)
+            handler.send_header("Location", path)
+            handler.send_header("Content-Length", "0")
+            handler.end_headers()
+        return redirect
+
+    prefix = "/" + c.url.rpartition("/")[2]
+    c.repository.faults["metadata/timestamp.json"] = to(f"{prefix}/elsewhere")
+    c.repository.faults["elsewhere"] = c.repository.published["timestamp"][1]
+    assert c.refresh() == 0, c.message
+    c.repository.faults["elsewhere"] = to(f"{prefix}/elsewhere")
+    assert c.refresh() == 1
+    assert "redirects" in c.message
+
+
+@each(known=True, unknown=False)
+def https_needs_a_known_authority(client, known):
+    c = client()
+    key, certificate = (os.path.join(c.folder, name) for name in ("key.pem", "certificate.pem"))
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out",
+         certificate, "-days", "2", "-subj", "/CN=localhost", "-addext",
+         "subjectAltName=DNS:localhost", "-addext", "basicConstraints=critical,CA:FALSE"],
+        check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    server = Server(context)
+    url = server.add("repository", c.repository)
+    authorities = ["--ca", certificate] if known else []
+    done = c.run(*authorities, "--metadata-url", f"{url}/metadata", "refresh")
+    assert done == (0 if known else 1), c.message
+    assert known or "certificate" in c.message, c.message
+
+
 def main():
     command = os.path.abspath(sys.argv[1])
     wanted = sys.argv[2] if len(sys.argv) > 2 else ""
-    failed = 0
-    for number, (name, function) in enumerate(CASES.items()):
-        if wanted not in name:
-            continue
+    def work(item):
+        number, (name, function) = item
         made = []
 
         def client(repository=None):
@@ -840,12 +880,19 @@ def main():
 
         try:
             function(client)
-            print(f"ok {name}")
+            return f"ok {name}"
         except Exception:
-            failed += 1
-            print(f"FAILED {name}\n{traceback.format_exc()}")
-        for one in made:
-            one.close()
+            return f"FAILED {name}\n{traceback.format_exc()}"
+        finally:
+            for one in made:
+                one.close()
+
+    failed = 0
+    chosen = [item for item in enumerate(CASES.items()) if wanted in item[1][0]]
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        for result in pool.map(work, chosen):
+            failed += result.startswith("FAILED")
+            print(result)
     print(f"{len(CASES)} cases, {failed} failed")
     sys.exit(1 if failed else 0)
 

@@ -205,11 +205,18 @@ class Handler(BaseHTTPRequestHandler):
 class Server(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self):
+    def __init__(self, tls=None):
         super().__init__(("127.0.0.1", 0), Handler)
         self.repositories = {}
+        self.base = f"http://127.0.0.1:{self.server_address[1]}"
+        if tls:
+            self.socket = tls.wrap_socket(self.socket, server_side=True)
+            self.base = f"https://localhost:{self.server_address[1]}"
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     def add(self, name, repository):
         self.repositories[name] = repository
-        return f"http://127.0.0.1:{self.server_address[1]}/{name}"
+        return f"{self.base}/{name}"
+
+    def handle_error(self, *_):
+        """A client that gives up is part of some cases."""
