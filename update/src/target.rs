@@ -7,7 +7,7 @@ use aws_lc_rs::digest::{self, Context};
 
 use crate::pattern;
 
-/// The digests of a file; at least one is there.
+/// The digests of a file. Without any, by an algorithm that is known here, nothing is the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hashes {
     /// SHA-256.
@@ -24,6 +24,8 @@ pub enum TargetError {
     TooLong { length: u64 },
     #[error("it ends after {found} of the {length} bytes that its metadata says")]
     TooShort { length: u64, found: u64 },
+    #[error("its metadata has neither a SHA-256 nor a SHA-512 digest")]
+    NoDigest,
     #[error("its {algorithm} digest is not the one that its metadata says")]
     Digest { algorithm: &'static str },
 }
@@ -42,6 +44,12 @@ pub struct Target {
 }
 
 impl Target {
+    /// Whether its metadata has a digest that can be checked.
+    pub fn checkable(&self) -> Result<(), TargetError> {
+        let Hashes { sha256, sha512 } = &self.file.hashes;
+        if sha256.is_none() && sha512.is_none() { Err(TargetError::NoDigest) } else { Ok(()) }
+    }
+
     /// Begins a check of its bytes.
     pub fn check(&self) -> Check {
         Check::new(self.file.length, &self.file.hashes)
@@ -121,6 +129,9 @@ impl Check {
 
     /// Says whether what went through is the file.
     pub fn finish(self) -> Result<(), TargetError> {
+        if self.sha256.is_none() && self.sha512.is_none() {
+            return Err(TargetError::NoDigest);
+        }
         if self.found < self.length {
             return Err(TargetError::TooShort { length: self.length, found: self.found });
         }

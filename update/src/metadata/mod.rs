@@ -331,10 +331,15 @@ impl Targets {
     }
 }
 
-/// Reads digests. Algorithms that are unknown here are ignored, but one known must be there.
+/// Reads digests. Algorithms that are unknown here are ignored; a file that has no other verifies
+/// as nothing.
 fn hashes(map: &Reader<'_>) -> Result<Hashes, MetadataError> {
     let mut found = Hashes { sha256: None, sha512: None };
-    for (algorithm, value) in map.map(16)? {
+    let listed = map.map(16)?;
+    if listed.is_empty() {
+        return Err(map.expected("a digest"));
+    }
+    for (algorithm, value) in listed {
         let digest = value.text()?;
         let wrong = || value.expected("a digest in lower-case hexadecimal");
         if algorithm == "sha256" {
@@ -342,9 +347,6 @@ fn hashes(map: &Reader<'_>) -> Result<Hashes, MetadataError> {
         } else if algorithm == "sha512" {
             found.sha512 = Some(types::hex::decode(digest).map_err(|_| wrong())?);
         }
-    }
-    if found.sha256.is_none() && found.sha512.is_none() {
-        return Err(map.expected("a sha256 or sha512 digest"));
     }
     Ok(found)
 }

@@ -172,6 +172,8 @@ impl Session {
         if target.file.length > TARGET_LIMIT {
             return Err(SessionError::TooLarge { path: path.clone(), length: target.file.length });
         }
+        let refused = |source| SessionError::Target { path: path.clone(), source };
+        target.checkable().map_err(refused)?;
         let place = folder.join(file_name(path)?);
         if replay(target, &place)?.is_some_and(|check| check.finish().is_ok()) {
             return Ok(place);

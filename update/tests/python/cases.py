@@ -247,6 +247,63 @@ def other_bytes_than_described_are_refused(client, role):
     assert role not in c.trusted()
 
 
+@each(root=("root", {}), timestamp=("timestamp", {"root": 2}),
+      snapshot=("snapshot", {"root": 2, "timestamp": 2}),
+      targets=("targets", {"root": 2, "timestamp": 2, "snapshot": 2}))
+def unsigned_metadata_ends_the_refresh_there(client, expected):
+    role, trusted = expected
+    c = client()
+    c.repository.signers[role] = []
+    c.repository.publish("root", "targets", "snapshot", "timestamp")
+    assert c.refresh() == 1
+    assert c.trusted() == (trusted or {"root": 1})
+
+
+@each(timestamp=("timestamp", 1), snapshot=("snapshot", 2), targets=("targets", 2))
+def missing_metadata_ends_the_refresh_there(client, missing):
+    role, version = missing
+    c = client()
+    assert c.refresh() == 0
+    c.repository.release("targets")
+    c.repository.published[role] = {"newest": None}
+    assert c.refresh() == 1
+    name = "timestamp.json" if role == "timestamp" else f"{version}.{role}.json"
+    assert c.repository.metadata_requests()[-1] == name
+    assert c.trusted()[role] == 1
+
+
+@case
+def snapshot_that_looks_like_a_timestamp_is_none(client):
+    c = client()
+    repo = c.repository
+    repo.add_key("snapshot", repo.signers["timestamp"][0])
+    repo.publish("root")
+    repo.snapshot.meta = {"snapshot.json": repo.timestamp.snapshot_meta}
+    repo.publish("snapshot")
+    repo.published["timestamp"]["newest"] = repo.published["snapshot"][2]
+    assert c.refresh() == 1
+    assert c.trusted() == {"root": 2}
+
+
+@each(ed25519="ed25519", ecdsa="ecdsa", rsa="rsa")
+def wrong_signature_of_each_kind(client, kind):
+    c = client()
+    repo = c.repository
+    key = signer(kind)
+    repo.add_key("root", key)
+    repo.root.roles["root"].threshold = 2
+    repo.publish("root")
+    assert c.refresh() == 0, c.message
+    repo.publish("root")
+    root = json.loads(repo.published["root"][3])
+    for one in root["signatures"]:
+        if one["keyid"] == key.public_key.keyid:
+            one["sig"] = json.loads(repo.published["root"][2])["signatures"][1]["sig"]
+    repo.published["root"][3] = json.dumps(root).encode()
+    assert c.refresh() == 1
+    assert c.trusted()["root"] == 2
+
+
 @case
 def expired_root_is_taken_and_nothing_after_it(client):
     c = client()
@@ -512,6 +569,19 @@ def target_is_downloaded_once(client, algorithms):
     count = len([r for r in c.repository.requests if r.startswith("targets/")])
     assert c.download("path/to/a file.txt") == 0
     assert len([r for r in c.repository.requests if r.startswith("targets/")]) == count == 1
+
+
+@case
+def target_with_an_unknown_digest_alone_is_refused(client):
+    c = client()
+    c.repository.add_target("targets", "odd", b"content")
+    c.repository.add_target("targets", "good", b"content")
+    hashes = c.repository.role("targets").targets["odd"].hashes
+    hashes["unknown"] = hashes.pop("sha256")
+    c.repository.release("targets")
+    assert c.download("odd") == 1
+    assert c.downloaded() == []
+    assert c.download("good") == 0, c.message
 
 
 @case
