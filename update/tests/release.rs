@@ -208,6 +208,31 @@ fn damage_in_the_repository_is_found() {
 }
 
 #[test]
+fn a_publication_that_was_cut_off_is_done_again() {
+    let bench = Bench::new();
+    let channel = bench.key("channel");
+    bench.init(&channel);
+    bench.sign(&[&bench.key("a"), &bench.key("b"), &channel]);
+    bench.publish();
+    bench.release(&["rotate", "timestamp", "--add", &bench.key("next")]);
+    bench.stage("1.0.0", &[]);
+    bench.sign(&[&bench.key("a"), &bench.key("b"), &channel]);
+    let before = ["staged/root.json", "staged/stable.json", "metadata/timestamp.json"];
+    let before = before.map(|name| {
+        let path = bench.path("repository").join(name);
+        let bytes = fs::read(&path).expect("a file");
+        (path, bytes)
+    });
+    bench.publish();
+    // As if the power had gone before the timestamp was written.
+    for (path, bytes) in before {
+        fs::write(path, bytes).expect("a file");
+    }
+    assert_eq!(bench.publish(), "published root, stable, timestamp\n");
+    assert_eq!(bench.decide("0.1.0"), Decision::Update(number("1.0.0")));
+}
+
+#[test]
 fn a_token_signs_a_channel() {
     let library = "/usr/lib/softhsm/libsofthsm2.so";
     if !Path::new(library).exists() {

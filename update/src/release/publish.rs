@@ -42,13 +42,14 @@ impl Repository {
         let roles = self.staged_roles()?;
         let mut files = BTreeMap::new();
         for role in &roles {
-            let bytes = self.staged_draft(role)?.bytes();
+            let draft = self.staged_draft(role)?;
+            let bytes = draft.bytes();
             let file = format!("{role}.json");
             let envelope = envelope(&file, &bytes)?;
             for (signers, keys) in self.delegators(role)? {
                 verify::threshold(&file, &envelope, &signers, &keys)?;
             }
-            let version = self.latest(role)?.map_or(1, |(version, _)| version + 1);
+            let version = version_of(&draft);
             files.insert(format!("{version}.{}.json", pattern::encode(role)), bytes);
         }
         let snapshot = self.snapshot(&roles, online, now)?;
@@ -106,8 +107,8 @@ impl Repository {
         let mut draft = draft.take().unwrap_or_else(|| Draft::new("snapshot"));
         draft = draft.renew(version, now, SNAPSHOT_DAYS);
         for role in staged.iter().filter(|role| *role != "root") {
-            let version = self.latest(role)?.map_or(1, |(version, _)| version + 1);
-            let listed = write::listed(version, &self.staged_draft(role)?.bytes());
+            let staged = self.staged_draft(role)?;
+            let listed = write::listed(version_of(&staged), &staged.bytes());
             put(&mut draft, &["meta"], &format!("{role}.json"), listed);
         }
         sign_all(&mut draft, online)?;

@@ -304,6 +304,21 @@ def wrong_signature_of_each_kind(client, kind):
     assert c.trusted()["root"] == 2
 
 
+@each(hash={"sha256": "00" * 32}, length=7)
+def a_good_file_that_is_described_wrongly_is_refused(client, wrong):
+    c = client()
+    c.repository.describe_files = True
+    c.repository.publish("targets")
+    listed = c.repository.snapshot.meta["targets.json"]
+    if isinstance(wrong, dict):
+        listed.hashes = wrong
+    else:
+        listed.length -= wrong
+    c.repository.publish("snapshot", "timestamp")
+    assert c.refresh() == 1
+    assert c.trusted() == {"root": 1, "timestamp": 2, "snapshot": 2}
+
+
 @case
 def expired_root_is_taken_and_nothing_after_it(client):
     c = client()
