@@ -11,8 +11,6 @@ use std::{
 use anyhow::{Context, Result, bail};
 use image::{
     cpio::{self, Entry, Kind},
-    esp::Slice,
-    gpt::{BLOCK, Partition, TYPE_ESP, Table},
     uki::{self, Section},
 };
 
@@ -166,9 +164,7 @@ fn system_disk(path: &Path, files: &Files<'_>) -> Result<()> {
     let content: usize = files.iter().map(|(_, bytes)| bytes.len()).sum();
     // FAT32 has at least 65,525 clusters.
     let bytes = (content as u64 + (8 << 20)).max(40 << 20).next_multiple_of(1 << 20);
-    let id = |number: u128| {
-        image::gpt::Uuid::from_u128(0x484f_4c44_4641_5354_8000_0000_0000_0000 + number)
-    };
+    let id = |number: u128| Uuid::from_u128(0x484f_4c44_4641_5354_8000_0000_0000_0000 + number);
     let partition =
         Partition { kind: TYPE_ESP, id: id(1), name: "EFI system", blocks: bytes / BLOCK };
     let table = Table::new(id(0), vec![partition])?;
