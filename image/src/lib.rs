@@ -7,6 +7,8 @@
 #![forbid(unsafe_code)]
 
 mod annotated;
+pub use update::disk;
+
 pub mod assemble;
 pub mod cpio;
 mod debian;
