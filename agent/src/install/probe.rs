@@ -5,6 +5,11 @@
 
 use std::fmt;
 
+use update::{
+    disk::{gpt::BlockSize, layout, medium, template},
+    efi,
+};
+
 /// What is on a disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Content {
@@ -81,6 +86,20 @@ pub fn content(first: &[u8], last: &[u8], partitions: &[String]) -> Content {
         (false, _) => Content::Something("data of an unknown kind in its first MiB".to_owned()),
         (true, false) => Content::Something("data of an unknown kind in its last MiB".to_owned()),
     }
+}
+
+/// Reads `bytes` as everything that the installer reads of a disk it does not know; for the fuzz
+/// target and for its corpus.
+pub fn everything(bytes: &[u8]) {
+    let disk = || std::io::Cursor::new(bytes.to_vec());
+    content(bytes, bytes, &[]);
+    let _ = medium::find_program(disk(), "");
+    for block in [BlockSize::B512, BlockSize::B4096] {
+        let _ = layout::grown(disk(), block, 1 << 40);
+    }
+    let _ = medium::os_release(bytes);
+    let _ = template::apply(bytes, &mut std::io::Cursor::new(Vec::new()), 1 << 20);
+    let _ = (efi::description(bytes), efi::order(bytes));
 }
 
 /// Whoever partitioned the disk chose these names; they go to the console.

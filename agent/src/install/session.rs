@@ -9,7 +9,7 @@ use std::{
 use tokio::sync::watch;
 use types::install::Install;
 
-use super::{InstallError, Installed, Keepsakes, run, runs_from_memory};
+use super::{InstallError, Installed, Keepsakes, grow::Grown, run, runs_from_memory};
 use crate::{console::Page, events::Event, init::boot::chain, machines::init::Init, spawn::Action};
 
 /// Time between two signs of life to init.
@@ -78,15 +78,14 @@ async fn beside_signs_of_life(
     }
 }
 
-/// Grows DATA to its partition. What cannot be grown stays usable as it is.
+/// Grows DATA to its disk. What cannot be grown stays usable as it is.
 pub fn grow_data() {
     let path = Path::new("/data");
     match super::grow::grow(path) {
-        Ok(Some(bytes)) => eprintln!("{}", Event::DataGrown { bytes }),
+        Ok(Some(Grown { bytes })) => eprintln!("{}", Event::DataGrown { bytes }),
         Ok(None) => {}
         Err(error) => {
-            let reason = format!("cannot grow {} to its partition: {error}", path.display());
-            eprintln!("{}", Event::Trouble { place: "data", reason });
+            eprintln!("{}", Event::Trouble { place: "data", reason: chain(&error) });
         }
     }
 }

@@ -129,7 +129,7 @@ fn read_back(disk: &File, table: &Table, program: &[u8]) -> Result<(), WriteErro
 }
 
 /// The backup first: a table whose first copy is whole has both.
-fn write_table(mut disk: &File, table: &Table) -> io::Result<()> {
+pub(super) fn write_table(mut disk: &File, table: &Table) -> io::Result<()> {
     for (offset, bytes) in table.writes().into_iter().rev() {
         disk.seek(SeekFrom::Start(offset))?;
         disk.write_all(&bytes)?;
