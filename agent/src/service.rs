@@ -85,6 +85,7 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
     let (pages, page) =
         watch::channel(Page { node: node.to_string(), release: release(), ..Page::default() });
     tokio::spawn(console::run(page));
+    session::grow_data();
     let found = config::settled(Path::new("/")).await;
     let overlay = match &found.spec {
         Ok(spec) => {
@@ -94,7 +95,6 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
                 page.name.clone_from(&spec.name);
                 page.config = found.source.to_string();
             });
-            session::grow_data();
             if let Some(install) = &spec.install {
                 session::attempt(install, &found.document, &init, &pages).await;
             }

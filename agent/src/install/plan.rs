@@ -26,7 +26,7 @@ pub enum Refusal {
     #[error("the server has no disk that the kernel can see")]
     NoDisk,
     #[error("no disk is {selector}; there are {there}")]
-    NoMatch { selector: DiskSelector, there: String },
+    NoMatch { selector: String, there: String },
     #[error(
         "several disks could be meant: {which}; name one in [install.disk], by its serial number best"
     )]
@@ -81,7 +81,7 @@ pub fn choose(install: &Install, disks: &[Disk], medium: Option<&str>) -> Result
         })?
     } else {
         one(&meant)?.ok_or_else(|| Refusal::NoMatch {
-            selector: install.disk.clone(),
+            selector: install.disk.to_string(),
             there: list(disks.iter()),
         })?
     };

@@ -184,13 +184,13 @@ mod tests {
 
     #[test]
     fn what_is_written_is_whole() {
-        let Some(state) = empty(layout::STATE_BYTES) else { return };
-        let Some(data) = empty(layout::DATA_BYTES) else { return };
+        // The image's templates are longer; the installer does not care.
+        let Some(empty) = empty(64 << 20) else { return };
         let folder = tempfile::tempdir().unwrap();
         let bytes = layout::SMALLEST_DISK + (300 << 20) + 4096;
         let disk = dirty(folder.path(), bytes);
         let program: Vec<u8> = (0..5_000_000_u32).map(|n| n.to_le_bytes()[0]).collect();
-        let content = Content { program: &program, state: &state, data: &data };
+        let content = Content { program: &program, state: &empty, data: &empty };
         let mut steps = Vec::new();
         let place = (BlockSize::B512, bytes);
         let table =
