@@ -1,4 +1,5 @@
-//! TUF: the client that decides which releases a node may run, and the tool that makes them.
+//! Updates: the appliance's disk and its slots, the TUF client that decides which releases a node
+//! may run, and the tool that makes them.
 //!
 //! The core ([`client`], [`metadata`], [`verify`], [`target`], [`pattern`], [`json`]) owns no file,
 //! socket, clock or thread. [`shell`] has a folder, a fetcher and the loop between them, which
@@ -25,6 +26,8 @@
 
 pub mod channel;
 pub mod client;
+pub mod disk;
+pub mod efi;
 pub mod json;
 pub mod metadata;
 pub mod pattern;
