@@ -12,6 +12,7 @@ use crate::{
     ids::{NodeId, PublicKey},
     node::Bdf,
     units::Mebibytes,
+    uplinks::{self, Uplink, UplinkFault},
 };
 
 /// Version of the document that this build reads.
@@ -50,11 +51,12 @@ pub struct NodeSpec {
     pub time: Time,
 }
 
-/// How the node reaches the network.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
+/// How the node reaches the network: `uplinks`, or the short form for one card or all of them.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Network {
     /// Interface to use, by kernel name or hardware address; every wired one when left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interface: Option<String>,
     /// Where addresses come from.
     #[serde(default)]
@@ -68,6 +70,34 @@ pub struct Network {
     /// Name servers; those of DHCP when empty.
     #[serde(default)]
     pub dns: Vec<IpAddr>,
+    /// Seconds that a changed network has to reach the overlay, 30 to 86400, before the last one that
+    /// did comes back.
+    #[serde(default = "Network::default_trial")]
+    pub trial_s: u64,
+    /// Bonds, VLANs, several uplinks. Not with `interface`, `mode`, `addresses` or `gateways`.
+    #[serde(default)]
+    pub uplinks: Vec<Uplink>,
+}
+
+impl Network {
+    /// Longer than DHCP, LACP and spanning tree take together, shorter than a provider's patience.
+    fn default_trial() -> u64 {
+        180
+    }
+}
+
+impl Default for Network {
+    fn default() -> Self {
+        Self {
+            interface: None,
+            mode: NetworkMode::default(),
+            addresses: Vec::new(),
+            gateways: Vec::new(),
+            dns: Vec::new(),
+            trial_s: Self::default_trial(),
+            uplinks: Vec::new(),
+        }
+    }
 }
 
 /// Where addresses come from.
@@ -233,6 +263,8 @@ pub enum ConfigError {
     Threshold { threshold: u32, keys: usize },
     #[error("network: {0}")]
     Network(&'static str),
+    #[error("network.uplinks, {name:?}: {fault}")]
+    Uplink { name: String, fault: UplinkFault },
     #[error("network: {text:?} is not an address with a prefix length, as 192.0.2.5/24")]
     Prefix { text: String },
 }
@@ -268,6 +300,17 @@ impl NodeSpec {
             parse_prefix(text).ok_or_else(|| ConfigError::Prefix { text: text.clone() })?;
         }
         let fixed = !network.addresses.is_empty() || !network.gateways.is_empty();
+        let short = fixed || network.interface.is_some() || network.mode != NetworkMode::Auto;
+        if short && !network.uplinks.is_empty() {
+            return Err(ConfigError::Network(
+                "interface, mode, addresses and gateways are the short form of one uplink; with uplinks, say it there",
+            ));
+        }
+        if !(30..=86_400).contains(&network.trial_s) {
+            return Err(ConfigError::Network("trial_s must be 30 to 86400"));
+        }
+        uplinks::check(&network.uplinks)
+            .map_err(|(name, fault)| ConfigError::Uplink { name, fault })?;
         match network.mode {
             NetworkMode::Auto if fixed => Err(ConfigError::Network(
                 "addresses and gateways are given, but mode is \"auto\"; set mode = \"static\"",

@@ -17,4 +17,5 @@ pub mod node;
 pub mod operations;
 pub mod topology;
 pub mod units;
+pub mod uplinks;
 pub mod vm;
