@@ -267,6 +267,7 @@ fn configured_addresses_need_no_server() {
         addresses: vec!["192.168.50.9/24".to_owned(), "fd00:50::9/64".to_owned()],
         gateways: vec!["192.168.50.1".parse().unwrap(), "fd00:50::1".parse().unwrap()],
         dns: vec!["192.0.2.53".parse().unwrap()],
+        ..Network::default()
     });
     let status = world.wait("the addresses", |status| {
         has(status, "192.168.50.9") && has(status, "fd00:50::9") && status.gateways.len() == 2

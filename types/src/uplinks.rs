@@ -283,7 +283,8 @@ impl Uplink {
     fn check(&self, earlier: &[Self]) -> Result<(), UplinkFault> {
         let plain = |c: char| c.is_ascii_alphanumeric() || c == '.' || c == '-';
         let length = (1..=MAX_NAME).contains(&self.name.len());
-        let reserved = self.name.starts_with(TAP_PREFIX) || ["lo", ".", ".."].contains(&&*self.name);
+        let reserved =
+            self.name.starts_with(TAP_PREFIX) || ["lo", ".", ".."].contains(&&*self.name);
         let taken = earlier.iter().any(|other| other.name == self.name);
         if !length || !self.name.chars().all(plain) || reserved || taken {
             return Err(UplinkFault::Name);
@@ -348,7 +349,8 @@ impl Bond {
     fn check(&self) -> Result<(), UplinkFault> {
         self.cards.iter().try_for_each(Card::check)?;
         let pace = 10..=10_000;
-        let carriers = pace.contains(&self.mii_ms) && self.arp_ms == 0 && self.arp_targets.is_empty();
+        let carriers =
+            pace.contains(&self.mii_ms) && self.arp_ms == 0 && self.arp_targets.is_empty();
         let answers = self.mode == BondMode::ActiveBackup
             && self.mii_ms == 0
             && pace.contains(&self.arp_ms)

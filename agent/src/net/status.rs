@@ -20,6 +20,8 @@ pub struct NetworkStatus {
     pub ntp: Vec<IpAddr>,
     /// What went wrong last, cleared when an address is obtained.
     pub last_error: Option<String>,
+    /// What of the configuration cannot be done on this machine.
+    pub problems: Vec<String>,
 }
 
 impl NetworkStatus {
@@ -43,6 +45,8 @@ impl NetworkStatus {
 pub struct InterfaceStatus {
     /// Kernel name.
     pub name: String,
+    /// What the configuration calls it.
+    pub label: String,
     /// Kernel index.
     pub index: u32,
     /// Hardware address.
@@ -55,6 +59,20 @@ pub struct InterfaceStatus {
     pub addresses: Vec<AssignedAddress>,
     /// The DHCPv4 lease, if there is one.
     pub lease: Option<LeaseStatus>,
+    /// Whether its gateway answers.
+    pub reach: Reach,
+}
+
+/// Whether an uplink leads anywhere.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Reach {
+    /// It was not asked yet, or there is no gateway or no other uplink.
+    #[default]
+    Unknown,
+    /// Its gateway answers.
+    Answers,
+    /// Its gateway does not answer; other uplinks are preferred.
+    Silent,
 }
 
 /// Whether a cable carries a signal.
