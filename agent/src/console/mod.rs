@@ -35,6 +35,8 @@ pub struct Page {
     pub config: String,
     /// Addresses of the uplinks.
     pub addresses: Vec<String>,
+    /// What is special about the network: problems with its configuration, a trial of a new one.
+    pub network: Vec<String>,
     /// How many other members of the overlay are known.
     pub members: usize,
     /// Devices.
@@ -60,6 +62,7 @@ impl Page {
             format!("addresses  {addresses}"),
             format!("overlay    {} other members", self.members),
         ];
+        lines.extend(self.network.iter().map(|notice| format!("network    {notice}")));
         for device in self.devices.iter().take(MAX_ROWS) {
             lines.push(format!(
                 "device     {} {:04x}:{:04x} {}",

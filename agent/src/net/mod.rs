@@ -20,6 +20,7 @@ pub mod rdnss;
 pub mod resolve;
 pub mod ruleset;
 pub mod status;
+pub mod trial;
 pub mod uplinks;
 
 pub use self::{
