@@ -40,7 +40,7 @@ use crate::{
     },
     net::{
         Ipv4Prefix, MachineNetworks, Resolver, Uplinks, machines::MachineNetworksConfig,
-        uplinks::StableSecret,
+        ruleset::ByteRate, uplinks::StableSecret,
     },
     spawn, sys, tasks,
     time::{Clock, ClockConfig},
@@ -290,7 +290,8 @@ fn stable_secret(key: &SigningKey) -> StableSecret {
 
 async fn start_networks(spec: &NodeSpec, uplinks: &Uplinks) -> Result<MachineNetworks, String> {
     let subnet: Ipv4Prefix = spec.machines.subnet.parse().map_err(|error| chain(&error))?;
-    let config = MachineNetworksConfig { subnet, reachable: Vec::new() };
+    let limit = spec.machines.net_mbit.map(ByteRate::from_mbit);
+    let config = MachineNetworksConfig { subnet, reachable: Vec::new(), limit };
     MachineNetworks::start(config, uplinks.status()).await.map_err(|error| chain(&error))
 }
 

@@ -7,19 +7,20 @@ mod icmp;
 mod netns;
 
 use std::{
-    io::Write,
-    net::{IpAddr, Ipv4Addr, UdpSocket},
+    io::{Read, Write},
+    net::{IpAddr, Ipv4Addr, TcpListener, TcpStream, UdpSocket},
     os::unix::fs::PermissionsExt,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use agent::net::{
-    MachineAddress, MachineNetworks, MachineNetworksConfig, NetworkStatus, machines::open_tap,
-    ruleset::FLOWS_PER_GUEST,
+    MachineAddress, MachineNetworks, MachineNetworksConfig, NetworkStatus,
+    machines::open_tap,
+    ruleset::{ByteRate, FLOWS_PER_GUEST},
 };
 use netns::{Namespace, PATIENCE, Pump, SILENCE, can_run, wait_for};
 use tokio::{runtime::Runtime, sync::watch};
@@ -40,6 +41,7 @@ struct World {
     runtime: Option<Runtime>,
     /// Datagrams that reached [`SERVER`].
     datagrams: Arc<AtomicU64>,
+    limit: Option<ByteRate>,
 }
 
 impl World {
@@ -71,7 +73,8 @@ impl World {
         let dns = vec![PRIVATE.parse::<IpAddr>().unwrap()];
         let (uplinks, _) = watch::channel(NetworkStatus { dns, ..NetworkStatus::default() });
         let runtime = Some(node.runtime());
-        let mut world = Self { node, internet, networks: None, uplinks, runtime, datagrams };
+        let mut world =
+            Self { node, internet, networks: None, uplinks, runtime, datagrams, limit: None };
         world.start_agent();
         Some(world)
     }
@@ -80,6 +83,7 @@ impl World {
         let config = MachineNetworksConfig {
             subnet: "10.77.0.0/16".parse().unwrap(),
             reachable: Vec::new(),
+            limit: self.limit,
         };
         let started = MachineNetworks::start(config, self.uplinks.subscribe());
         let runtime = self.runtime.as_ref().unwrap();
@@ -487,4 +491,58 @@ fn normalise(value: &mut serde_json::Value) {
         }
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
     }
+}
+
+/// Bytes per second that arrive over a TCP connection, measured after the burst, for two seconds.
+fn measure(listen: (&Namespace, &str), connect: (&Namespace, &str), from: Sender) -> f64 {
+    let listener = listen.0.enter(|| TcpListener::bind(listen.1).unwrap());
+    let address = connect.1.parse().unwrap();
+    let other = connect.0.enter(|| TcpStream::connect_timeout(&address, PATIENCE).unwrap());
+    let (accepted, _) = listener.accept().unwrap();
+    let (mut sender, mut receiver) = match from {
+        Sender::Listener => (accepted, other),
+        Sender::Connector => (other, accepted),
+    };
+    std::thread::spawn(move || while sender.write_all(&[0; 16_384]).is_ok() {});
+    receiver.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut read_for = |time: Duration| {
+        let (begin, mut count) = (Instant::now(), 0.0);
+        let mut buffer = [0; 65_536];
+        while begin.elapsed() < time {
+            count += receiver.read(&mut buffer).unwrap() as f64;
+        }
+        count / begin.elapsed().as_secs_f64()
+    };
+    read_for(Duration::from_millis(700));
+    read_for(Duration::from_secs(2))
+}
+
+#[derive(Clone, Copy)]
+enum Sender {
+    Listener,
+    Connector,
+}
+
+#[test]
+fn a_guest_gets_its_bandwidth_in_both_directions_and_no_more() {
+    let Some(mut world) = World::new("bandwidth limits") else { return };
+    let rate = ByteRate::from_mbit(20);
+    world.limit = Some(rate);
+    world.kill_agent();
+    world.start_agent();
+    let (one, server) = (world.guest(1), "203.0.113.80:5001");
+    one.space.reaches("203.0.113.80");
+    let share = |bytes: f64| bytes / rate.per_second as f64;
+    let down = share(measure((&world.internet, server), (&one.space, server), Sender::Listener));
+    assert!((0.80..1.05).contains(&down), "received {down} of its limit");
+    let server = "203.0.113.80:5002";
+    let up = share(measure((&world.internet, server), (&one.space, server), Sender::Connector));
+    assert!((0.55..1.10).contains(&up), "sent {up} of its limit");
+    // Without a limit, which a restarted agent takes away, it is far more.
+    world.limit = None;
+    world.kill_agent();
+    world.start_agent();
+    let server = "203.0.113.80:5003";
+    let free = share(measure((&world.internet, server), (&one.space, server), Sender::Listener));
+    assert!(free > 3.0, "received {free} of the former limit");
 }

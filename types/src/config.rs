@@ -180,6 +180,9 @@ pub struct Machines {
     /// IPv4 network from which machines get addresses, as `10.77.0.0/16`.
     #[serde(default = "Machines::default_subnet")]
     pub subnet: String,
+    /// Most that each machine may send, and most that it may receive, in Mbit/s, 1 to 400000; what the
+    /// uplinks can do when left out.
+    pub net_mbit: Option<u32>,
     /// Seconds a stopped machine's disk is kept after its lease ended.
     #[serde(default = "Machines::default_retain")]
     pub retain_s: u64,
@@ -220,6 +223,7 @@ impl Default for Machines {
             huge_pages_mib: Self::default_huge_pages(),
             huge_page: HugePage::default(),
             subnet: Self::default_subnet(),
+            net_mbit: None,
             retain_s: Self::default_retain(),
             grace_s: Self::default_grace(),
         }
@@ -298,6 +302,9 @@ impl NodeSpec {
         let network = &self.network;
         for text in network.addresses.iter().chain([&self.machines.subnet]) {
             parse_prefix(text).ok_or_else(|| ConfigError::Prefix { text: text.clone() })?;
+        }
+        if self.machines.net_mbit.is_some_and(|mbit| !(1..=400_000).contains(&mbit)) {
+            return Err(ConfigError::Network("machines.net_mbit must be 1 to 400000"));
         }
         let fixed = !network.addresses.is_empty() || !network.gateways.is_empty();
         let short = fixed || network.interface.is_some() || network.mode != NetworkMode::Auto;

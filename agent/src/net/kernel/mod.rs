@@ -2,6 +2,7 @@
 //! `/proc/sys/net`. Thin: it decides nothing.
 
 mod links;
+mod shaping;
 
 use std::{
     io,

@@ -19,7 +19,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use types::ids::MachineId;
 
 pub use super::kernel::KernelError;
-use super::{HardwareAddress, Ipv4Prefix, NetworkStatus, nft::NftError};
+use super::{HardwareAddress, Ipv4Prefix, NetworkStatus, nft::NftError, ruleset::ByteRate};
 
 /// Requests that may wait for the task; callers wait when there are more.
 const QUEUE: usize = 16;
@@ -41,6 +41,8 @@ pub struct MachineNetworksConfig {
     /// Special-purpose networks ([`super::ruleset::SPECIAL_NETWORKS`]) that machines may reach
     /// nevertheless.
     pub reachable: Vec<Ipv4Prefix>,
+    /// Most that each machine may send, and most that it may receive, if that is bounded.
+    pub limit: Option<ByteRate>,
 }
 
 /// Where a machine is on the network.

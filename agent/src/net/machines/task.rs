@@ -221,12 +221,14 @@ impl Task {
             interface: address.interface.clone(),
             hardware: address.mac,
             address: address.ipv4,
+            limit: self.config.limit,
         });
         nft::commit(&Batch::replace_chain(Family::Netdev, &chain)).await?;
         for (name, value) in TAP_SETTINGS {
             set(&name.replace("{}", &address.interface), value)?;
         }
         self.kernel.set_up(index, Some(u32::from(address.mtu))).await?;
+        self.kernel.shape(index, self.config.limit).await?;
         let own = AssignedAddress { address: self.gateway.into(), prefix: 32 };
         self.kernel.add_address(index, own, None).await?;
         self.kernel.add_route(&self.route(address.ipv4, index)).await?;

@@ -57,6 +57,9 @@ const FLOWS_SIZE: u32 = 1 << 16;
 /// nft's number for IPv4 addresses as keys, `NFT_CONNLIMIT_F_INV`.
 const KEY_IPV4: u32 = 7;
 const MORE_THAN: u32 = 1;
+/// `NFT_LIMIT_PKT_BYTES`, `NFT_LIMIT_F_INV`.
+const LIMIT_BYTES: u32 = 1;
+const LIMIT_OVER: u32 = 1;
 /// `NFT_REJECT_ICMPX_UNREACH` and `NFT_REJECT_ICMPX_ADMIN_PROHIBITED`.
 const REJECT_ICMPX: u32 = 2;
 const ADMIN_PROHIBITED: u8 = 3;
@@ -266,7 +269,10 @@ fn statement(statement: &Statement) -> Vec<Expressions> {
         Statement::MarkFlowBySource => {
             vec![load(NETWORK, 12, 4), other("ct", vec![number(2, CT_MARK), number(4, REGISTER)])]
         }
-        Statement::Limit { per_second, burst } => vec![limit(*per_second, *burst)],
+        Statement::Limit { per_second, burst } => vec![limit(*per_second, *burst, [0, 0])],
+        Statement::BytesOver { per_second, burst } => {
+            vec![limit(*per_second, *burst, [LIMIT_BYTES, LIMIT_OVER])]
+        }
         Statement::Counter => vec![other("counter", vec![])],
         Statement::Masquerade => vec![other("masq", vec![])],
         Statement::Reject => {
@@ -358,14 +364,15 @@ fn flows_over(most: u32) -> Expressions {
     other("dynset", vec![text(1, FLOWS), number(2, FLOWS_ID), add, key, expression])
 }
 
-fn limit(per_second: u64, burst: u32) -> Expressions {
+/// `kind` is what is counted, packets or bytes, `flags` which side of the rate matches.
+fn limit(per_second: u64, burst: u32, [kind, flags]: [u32; 2]) -> Expressions {
     let attributes = vec![
         DefaultNla::new(1, per_second.to_be_bytes().into()),
-        // The unit is a second, what is counted are packets, and matching is within the rate.
+        // The unit is a second.
         DefaultNla::new(2, 1_u64.to_be_bytes().into()),
         number(3, burst),
-        number(4, 0),
-        number(5, 0),
+        number(4, kind),
+        number(5, flags),
     ];
     other("limit", attributes)
 }
@@ -495,6 +502,7 @@ mod tests {
             interface: "hf0123456789ab".to_owned(),
             hardware: HardwareAddress([2, 0, 0, 0, 0, 1]),
             address: Ipv4Addr::new(10, 77, 1, 2),
+            limit: None,
         });
         let (bytes, _) = Batch::replace_chain(Family::Netdev, &chain).to_bytes();
         check(&bytes, include_str!("../../../tests/golden/guest.hex"), "guest.hex");

@@ -14,6 +14,8 @@
 //! * A guest's ICMP errors go nowhere: a forged one would disturb flows of the node and of others.
 //! * A guest has at most [`FLOWS_PER_GUEST`] flows at a time, so that the node's table of them has
 //!   room for everybody's.
+//! * A guest sends no faster than its limit, when it has one. What it receives is shaped elsewhere, by
+//!   a queue on its tap.
 //! * Nothing outside opens a connection to a guest. The node forwards nothing else either.
 //! * What leaves has the node's address.
 //!
@@ -83,6 +85,29 @@ pub struct Guest {
     pub hardware: HardwareAddress,
     /// Its address.
     pub address: Ipv4Addr,
+    /// Most that it may send, if that is bounded.
+    pub limit: Option<ByteRate>,
+}
+
+/// A rate of bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ByteRate {
+    /// Bytes per second, at least 1.
+    pub per_second: u64,
+}
+
+impl ByteRate {
+    /// Returns the rate of so many Mbit/s.
+    pub fn from_mbit(mbit: u32) -> Self {
+        Self { per_second: u64::from(mbit) * 125_000 }
+    }
+
+    /// Returns how many bytes may go at once: those of so many milliseconds, but a few packets, also
+    /// of the largest that segmentation offload makes.
+    pub fn burst(self, ms: u64) -> u32 {
+        const LEAST: u64 = 128 << 10;
+        u32::try_from((self.per_second / 1000 * ms).max(LEAST)).unwrap_or(u32::MAX)
+    }
 }
 
 /// Returns the chains of `inet holdfast`.
@@ -132,7 +157,17 @@ pub fn guest(guest: &Guest) -> Chain {
     let dhcp = Statement::Udp { from: dhcp::CLIENT_PORT, to: dhcp::SERVER_PORT };
     let limit = Statement::Limit { per_second: DHCP_RATE, burst: DHCP_BURST };
     let address = |address| Statement::Address(Address::Source, Ipv4Prefix::single(address));
-    Chain {
+    // What is too much is dropped before anything is done with it. A sender's window must fit into the
+    // burst, or it would be stopped again and again: 40 ms are most paths' round trip.
+    let excess = guest.limit.map(|rate| {
+        let (per_second, burst) = (rate.per_second, rate.burst(40));
+        rule([
+            Statement::BytesOver { per_second, burst },
+            Statement::Counter,
+            Statement::Verdict(Verdict::Drop),
+        ])
+    });
+    let mut chain = Chain {
         name: guest.interface.clone(),
         hook: Some(Hook::Ingress { priority: INGRESS_PRIORITY, device: guest.interface.clone() }),
         policy: Policy::Drop,
@@ -166,7 +201,9 @@ pub fn guest(guest: &Guest) -> Chain {
             ]),
             rule([Statement::Counter, Statement::Verdict(Verdict::Drop)]),
         ],
-    }
+    };
+    chain.rules.splice(0..0, excess);
+    chain
 }
 
 const OUTWARD: &str = "outward";

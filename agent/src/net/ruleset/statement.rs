@@ -140,6 +140,13 @@ pub enum Statement {
         /// Packets at once.
         burst: u32,
     },
+    /// More bytes than this go by. Matches what is too much, which is to be dropped.
+    BytesOver {
+        /// Bytes per second in the long run.
+        per_second: u64,
+        /// Bytes at once.
+        burst: u32,
+    },
     /// Counts packets and bytes.
     Counter,
     /// Replaces the source by the address of the interface where the packet leaves.
