@@ -12,6 +12,7 @@ use agent::{
             frame,
             server::GuestLease,
         },
+        dhcp6::client::{Client as Client6, Event as Event6, Wanted},
         rdnss::NameServers,
     },
     time::sntp::{Exchange, Refusal, Sample, UnixNanos, parse},
@@ -74,6 +75,25 @@ fn reply(packet: &[u8]) -> bool {
     requested
 }
 
+/// Like the fuzz target `dhcp6_reply`, with one message. Returns whether the client took it.
+fn reply6(message: &[u8]) -> bool {
+    let now = Instant::now();
+    let mut client = Client6::new(MAC, Wanted::Address, 1, now);
+    let request = client.poll_transmit().unwrap();
+    if let Some((kind, options)) = message.split_first() {
+        client.handle_message(now, &[&[*kind], &request[1..18], options].concat());
+    }
+    let event = client.poll_event();
+    if let Some(Event6::Leased(lease)) = &event {
+        assert!(!lease.addresses.is_empty(), "a lease of nothing");
+        assert!(lease.renew <= lease.expires && lease.rebind <= lease.expires, "{lease:?}");
+    }
+    let before = client.poll_timeout();
+    client.handle_timeout(before.unwrap_or(now));
+    // What was offered is asked for.
+    event.is_some() || client.poll_transmit().is_some_and(|request| request[0] == 3)
+}
+
 /// As the fuzz target `sntp`.
 fn time(answer: &[u8]) -> Result<Sample, Refusal> {
     let sent = UnixNanos(1_796_083_200_000_000_000);
@@ -118,6 +138,13 @@ fn what_dhcp_servers_send() {
 }
 
 #[test]
+fn what_dhcpv6_servers_send() {
+    let expected =
+        ["advertise", "advertise-preferred", "reply-ever", "reply-list-odd", "reply-rapid"];
+    assert_eq!(accepted("dhcp6_reply", reply6), expected);
+}
+
+#[test]
 fn what_time_servers_send() {
     assert_eq!(
         accepted("sntp", |bytes| time(bytes).is_ok()),
@@ -158,6 +185,11 @@ proptest! {
     #[test]
     fn no_server_stops_the_client(bytes in mutated("dhcp_reply")) {
         reply(&bytes);
+    }
+
+    #[test]
+    fn no_server_stops_the_dhcpv6_client(bytes in mutated("dhcp6_reply")) {
+        reply6(&bytes);
     }
 
     #[test]

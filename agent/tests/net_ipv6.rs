@@ -181,7 +181,9 @@ fn a_managed_network_gives_an_address_and_servers_and_renews_them() {
     let line = kernel.split(&format!("{LEASED}/128")).nth(1).unwrap();
     assert!(line.lines().nth(1).unwrap().trim().starts_with("valid_lft"), "{kernel}");
     assert!(!line.lines().nth(1).unwrap().contains("forever"), "{kernel}");
-    netns::wait_for("a renewal", LONG, || world.log("kea.log").contains("type RENEW"));
+    netns::wait_for("a renewal", LONG, || {
+        world.log("kea.log").contains("DHCP6_PROCESS_IA_NA_EXTEND")
+    });
     assert!(has(&world.status.borrow(), LEASED));
     // The server goes; so does the address, at the lease's end.
     world.servers[1].kill().unwrap();
