@@ -43,7 +43,7 @@ use crate::{
         ruleset::ByteRate, uplinks::StableSecret,
     },
     spawn, sys, tasks,
-    time::{Clock, ClockConfig},
+    time::{Clock, ClockConfig, NtsConfig, nts::establish::Roots},
 };
 
 const STATE: &str = "/state";
@@ -298,7 +298,16 @@ async fn start_networks(spec: &NodeSpec, uplinks: &Uplinks) -> Result<MachineNet
 fn start_clock(spec: &NodeSpec, floor: UnixSeconds, uplinks: &Uplinks) -> Clock {
     let resolver: Resolver = uplinks.resolver();
     let servers = spec.time.ntp.clone();
-    Clock::start(ClockConfig { floor, servers, network: uplinks.status(), resolver })
+    let roots = match &spec.time.nts_roots {
+        None => Roots::public(),
+        Some(text) => Roots::from_pem(text).unwrap_or_else(|error| {
+            eprintln!("{}", Event::Trouble { place: "time", reason: chain(&error) });
+            Roots::public()
+        }),
+    };
+    let servers_of_nts = spec.time.nts.clone();
+    let nts = (!servers_of_nts.is_empty()).then_some(NtsConfig { servers: servers_of_nts, roots });
+    Clock::start(ClockConfig { floor, servers, nts, network: uplinks.status(), resolver })
 }
 
 /// Sets huge pages aside and returns how much memory they are, in MiB.

@@ -249,6 +249,13 @@ pub struct Time {
     /// NTP servers (RFC 4330 requests), host name or address.
     #[serde(default)]
     pub ntp: Vec<String>,
+    /// Servers of authenticated time (NTS, RFC 8915), `HOST` or `HOST:PORT` of their key
+    /// establishment. With these, servers that DHCP names are not asked.
+    #[serde(default)]
+    pub nts: Vec<String>,
+    /// Certificates, in PEM, that vouch for those servers; the public authorities when left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nts_roots: Option<String>,
 }
 
 /// Why a document is no node configuration.

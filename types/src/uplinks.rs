@@ -382,7 +382,7 @@ pub fn by_priority(uplinks: &[Uplink]) -> Vec<usize> {
 fn is_hardware_address(text: &str) -> bool {
     let parts: Vec<&str> = text.split(':').collect();
     let hex = |part: &&str| part.len() == 2 && part.chars().all(|c| c.is_ascii_hexdigit());
-    parts.len() == 6 && parts.iter().all(|part| hex(part))
+    parts.len() == 6 && parts.iter().all(hex)
 }
 
 #[cfg(test)]

@@ -218,15 +218,11 @@ fn read_bond(infos: &[InfoBond]) -> BondFacts {
 }
 
 fn advertised(families: &[AfSpecUnspec]) -> Advertised {
-    let attributes = families.iter().filter_map(|family| match family {
-        AfSpecUnspec::Inet6(attributes) => Some(attributes),
-        #[allow(clippy::wildcard_enum_match_arm, reason = "other families say other things")]
-        _ => None,
+    let attributes = families.iter().filter_map(|family| {
+        if let AfSpecUnspec::Inet6(attributes) = family { Some(attributes) } else { None }
     });
-    let flags = attributes.flatten().find_map(|attribute| match attribute {
-        AfSpecInet6::Flags(flags) => Some(*flags),
-        #[allow(clippy::wildcard_enum_match_arm, reason = "the kernel tells more than we ask")]
-        _ => None,
+    let flags = attributes.flatten().find_map(|attribute| {
+        if let AfSpecInet6::Flags(flags) = attribute { Some(*flags) } else { None }
     });
     match flags {
         Some(flags) if flags.contains(Inet6IfaceFlags::RaManaged) => Advertised::Managed,

@@ -1,6 +1,7 @@
 //! System calls that no crate wraps safely. Everything unsafe of this crate is here.
 
 pub(crate) mod child;
+pub(crate) mod clock;
 pub(crate) mod descriptor;
 pub(crate) mod packet;
 pub(crate) mod tap;

@@ -90,11 +90,10 @@ impl Kernel {
         address: IpAddr,
     ) -> Result<Neighbour, KernelError> {
         let known = self.neighbour(index, address).await?;
-        let request = self.handle.neighbours().add(index, address).replace();
-        let (state, answer) = match known {
-            // Unicast requests, one a second; silence ends in a failed entry.
+        #[allow(clippy::wildcard_enum_match_arm, reason = "unknown states need a question, too")]
+        let (wakes, answer) = match known {
             Some(NeighbourState::Reachable | NeighbourState::Stale | NeighbourState::Delay) => {
-                (NeighbourState::Probe, Neighbour::Answers)
+                (false, Neighbour::Answers)
             }
             Some(NeighbourState::Permanent | NeighbourState::Noarp) => {
                 return Ok(Neighbour::Answers);
@@ -102,17 +101,15 @@ impl Kernel {
             Some(NeighbourState::Probe | NeighbourState::Incomplete) => {
                 return Ok(Neighbour::Asked);
             }
-            Some(NeighbourState::Failed) => (NeighbourState::None, Neighbour::Silent),
-            Some(NeighbourState::None | NeighbourState::Other(_)) | None => {
-                (NeighbourState::None, Neighbour::Asked)
-            }
-            #[allow(clippy::wildcard_enum_match_arm, reason = "the enum may grow")]
-            Some(_) => (NeighbourState::None, Neighbour::Asked),
+            Some(NeighbourState::Failed) => (true, Neighbour::Silent),
+            Some(_) | None => (true, Neighbour::Asked),
         };
-        let request = match state {
-            NeighbourState::Probe => request.state(NeighbourState::Probe),
-            #[allow(clippy::wildcard_enum_match_arm, reason = "there are two cases")]
-            _ => request.state(NeighbourState::None).flags(NeighbourFlags::Use),
+        let request = self.handle.neighbours().add(index, address).replace();
+        let request = if wakes {
+            request.state(NeighbourState::None).flags(NeighbourFlags::Use)
+        } else {
+            // Unicast requests, one a second; silence ends in a failed entry.
+            request.state(NeighbourState::Probe)
         };
         let done = request.execute().await;
         done.map_err(failed(|| format!("ask {address} on interface {index} whether it is there")))?;
