@@ -4,6 +4,7 @@
 use std::{
     fs,
     io::{self, Write},
+    net::IpAddr,
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
     sync::Arc,
@@ -17,7 +18,7 @@ use tokio::{
     sync::{mpsc, watch},
 };
 use types::{
-    config::NodeSpec,
+    config::{NodeSpec, parse_prefix},
     ids::NodeId,
     node::{DeviceState, PciDevice},
     units::UnixSeconds,
@@ -39,8 +40,10 @@ use crate::{
         store::Store,
     },
     net::{
-        Ipv4Prefix, MachineNetworks, Resolver, Uplinks, machines::MachineNetworksConfig,
-        ruleset::ByteRate, uplinks::StableSecret,
+        Ipv4Prefix, MachineNetworks, Resolver, Uplinks,
+        machines::{MachineNetworksConfig, ipv6::Ipv6Net},
+        ruleset::ByteRate,
+        uplinks::StableSecret,
     },
     spawn, sys, tasks,
     time::{Clock, ClockConfig, NtsConfig, nts::establish::Roots},
@@ -200,7 +203,7 @@ async fn serve(
     let secret = Some(stable_secret(&key));
     let uplinks = Arc::new(Uplinks::start_with(kept.network(), secret).map_err(|e| text(&e))?);
     let clock = Arc::new(start_clock(spec, floor, &uplinks));
-    let networks = Arc::new(start_networks(spec, &uplinks).await?);
+    let networks = Arc::new(start_networks(spec, &key, &uplinks).await?);
     let (overlay, inbox) = Overlay::start(OverlayConfig {
         key: key.clone(),
         listen: spec.overlay.listen,
@@ -288,10 +291,23 @@ fn stable_secret(key: &SigningKey) -> StableSecret {
     StableSecret(secret)
 }
 
-async fn start_networks(spec: &NodeSpec, uplinks: &Uplinks) -> Result<MachineNetworks, String> {
+async fn start_networks(
+    spec: &NodeSpec,
+    key: &SigningKey,
+    uplinks: &Uplinks,
+) -> Result<MachineNetworks, String> {
     let subnet: Ipv4Prefix = spec.machines.subnet.parse().map_err(|error| chain(&error))?;
     let limit = spec.machines.net_mbit.map(ByteRate::from_mbit);
-    let config = MachineNetworksConfig { subnet, reachable: Vec::new(), limit };
+    let StableSecret(secret) = stable_secret(key);
+    let [a, b, c, d, e, ..] = secret;
+    let ipv6 = match spec.machines.ipv6.as_deref() {
+        None => Some(Ipv6Net::private([a, b, c, d, e])),
+        Some(text) => match parse_prefix(text) {
+            Some((IpAddr::V6(prefix), length)) => Ipv6Net::routed(prefix, length),
+            Some((IpAddr::V4(_), _)) | None => None,
+        },
+    };
+    let config = MachineNetworksConfig { subnet, reachable: Vec::new(), limit, ipv6 };
     MachineNetworks::start(config, uplinks.status()).await.map_err(|error| chain(&error))
 }
 

@@ -183,6 +183,10 @@ pub struct Machines {
     /// Most that each machine may send, and most that it may receive, in Mbit/s, 1 to 400000; what the
     /// uplinks can do when left out.
     pub net_mbit: Option<u32>,
+    /// IPv6 for machines: a prefix of 48 to 56 bits that the provider routes to the node, or `off`; a
+    /// private one, behind the node's address, when left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ipv6: Option<String>,
     /// Seconds a stopped machine's disk is kept after its lease ended.
     #[serde(default = "Machines::default_retain")]
     pub retain_s: u64,
@@ -224,6 +228,7 @@ impl Default for Machines {
             huge_page: HugePage::default(),
             subnet: Self::default_subnet(),
             net_mbit: None,
+            ipv6: None,
             retain_s: Self::default_retain(),
             grace_s: Self::default_grace(),
         }
@@ -312,6 +317,16 @@ impl NodeSpec {
         }
         if self.machines.net_mbit.is_some_and(|mbit| !(1..=400_000).contains(&mbit)) {
             return Err(ConfigError::Network("machines.net_mbit must be 1 to 400000"));
+        }
+        let ipv6 = self.machines.ipv6.as_deref().is_none_or(|text| {
+            let routed =
+                |(address, length): (IpAddr, u8)| address.is_ipv6() && (48..=56).contains(&length);
+            text == "off" || parse_prefix(text).is_some_and(routed)
+        });
+        if !ipv6 {
+            return Err(ConfigError::Network(
+                "machines.ipv6 must be \"off\" or a prefix of 48 to 56 bits, as 2001:db8:100::/48",
+            ));
         }
         let fixed = !network.addresses.is_empty() || !network.gateways.is_empty();
         let short = fixed || network.interface.is_some() || network.mode != NetworkMode::Auto;

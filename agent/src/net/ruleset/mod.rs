@@ -5,7 +5,8 @@
 //! holdfast` says where such packets may go: to the internet side, and nowhere on the node but its
 //! DHCP server. What is enforced, each line a rule below:
 //!
-//! * A guest sends with its own hardware address and IPv4 address only; no IPv6, no other protocol.
+//! * A guest sends with its own hardware address and IPv4 address only, and from its own IPv6 network
+//!   when it has one ([`ipv6`]); no other protocol.
 //! * A guest opens nothing to any address of the node, except DHCP. It answers what the node opens.
 //! * A guest reaches no other guest: guests share no link, and forwarding between taps is dropped.
 //! * A guest reaches no special-purpose network ([`SPECIAL_NETWORKS`]: private, shared, link-local
@@ -22,14 +23,15 @@
 //! [`encode`] turns the data into netlink messages. It sends nothing.
 
 pub mod encode;
+pub mod ipv6;
 mod statement;
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 
 pub use self::statement::{
     Address, Chain, Family, Flow, Hook, Interface, Policy, Rule, Statement, Test, Verdict,
 };
-use super::{HardwareAddress, Ipv4Prefix, dhcp};
+use super::{HardwareAddress, Ipv4Prefix, dhcp, machines::ipv6::Ipv6Net};
 
 /// Name of both tables.
 pub const TABLE: &str = "holdfast";
@@ -74,6 +76,10 @@ pub struct Shared {
     pub dns: Vec<Ipv4Addr>,
     /// Special-purpose networks that guests may reach nevertheless.
     pub reachable: Vec<Ipv4Prefix>,
+    /// Where guests' IPv6 networks come from, if they have any.
+    pub ipv6: Option<Ipv6Net>,
+    /// Name servers that guests are told in IPv6.
+    pub dns6: Vec<Ipv6Addr>,
 }
 
 /// What a guest's part of the filter depends on.
@@ -87,6 +93,8 @@ pub struct Guest {
     pub address: Ipv4Addr,
     /// Most that it may send, if that is bounded.
     pub limit: Option<ByteRate>,
+    /// Its IPv6 network of 64 bits, if it has one.
+    pub network6: Option<Ipv6Addr>,
 }
 
 /// A rate of bytes.
@@ -112,12 +120,12 @@ impl ByteRate {
 
 /// Returns the chains of `inet holdfast`.
 pub fn shared(shared: &Shared) -> Vec<Chain> {
-    vec![
+    let mut chains = vec![
         Chain {
             name: "input".to_owned(),
             hook: Some(Hook::Input { priority: FILTER_PRIORITY }),
             policy: Policy::Accept,
-            rules: input(),
+            rules: input(shared),
         },
         Chain {
             name: "forward".to_owned(),
@@ -132,16 +140,29 @@ pub fn shared(shared: &Shared) -> Vec<Chain> {
             rules: outward(shared),
         },
         Chain {
+            name: ipv6::OUTWARD6.to_owned(),
+            hook: None,
+            policy: Policy::Accept,
+            rules: ipv6::outward(shared),
+        },
+        Chain {
             name: "postrouting".to_owned(),
             hook: Some(Hook::SourceNat { priority: NAT_PRIORITY }),
             policy: Policy::Accept,
-            rules: vec![rule([
-                source_in(shared.subnet),
-                Statement::Interface(Interface::Out, Test::IsNot, taps()),
-                Statement::Masquerade,
-            ])],
+            rules: leaving(shared),
         },
-    ]
+    ];
+    if shared.ipv6.is_none() {
+        chains.retain(|chain| chain.name != ipv6::OUTWARD6);
+    }
+    chains
+}
+
+fn leaving(shared: &Shared) -> Vec<Rule> {
+    let outside = || Statement::Interface(Interface::Out, Test::IsNot, taps());
+    let mut rules = vec![rule([source_in(shared.subnet), outside(), Statement::Masquerade])];
+    rules.extend(ipv6::leaving(shared, outside()));
+    rules
 }
 
 /// Returns the chain of `netdev holdfast` for one guest: what may enter from its tap.
@@ -202,15 +223,18 @@ pub fn guest(guest: &Guest) -> Chain {
             rule([Statement::Counter, Statement::Verdict(Verdict::Drop)]),
         ],
     };
+    let last = chain.rules.len() - 1;
+    let six = guest.network6.map(|network| ipv6::guest(guest, network));
+    chain.rules.splice(last..last, six.unwrap_or_default());
     chain.rules.splice(0..0, excess);
     chain
 }
 
 const OUTWARD: &str = "outward";
 
-fn input() -> Vec<Rule> {
+fn input(shared: &Shared) -> Vec<Rule> {
     let from_guest = || Statement::Interface(Interface::In, Test::Is, taps());
-    vec![
+    let mut rules = vec![
         rule([
             from_guest(),
             Statement::Flow(Flow::Established),
@@ -223,7 +247,12 @@ fn input() -> Vec<Rule> {
             Statement::Verdict(Verdict::Accept),
         ]),
         rule([from_guest(), Statement::Counter, Statement::Verdict(Verdict::Drop)]),
-    ]
+    ];
+    if shared.ipv6.is_some() {
+        let last = rules.len() - 1;
+        rules.splice(last..last, ipv6::input(&from_guest()));
+    }
+    rules
 }
 
 fn forward() -> Vec<Rule> {
@@ -242,23 +271,14 @@ fn forward() -> Vec<Rule> {
 fn outward(shared: &Shared) -> Vec<Rule> {
     let destination = |network| Statement::Address(Address::Destination, network);
     let accept = || Statement::Verdict(Verdict::Accept);
-    let mut rules = vec![
-        rule([Statement::NotIpv4, Statement::Verdict(Verdict::Drop)]),
-        rule([
-            Statement::Flow(Flow::Related),
-            Statement::Counter,
-            Statement::Verdict(Verdict::Drop),
-        ]),
-        // The mark finds a machine's flows when it is deleted.
-        rule([Statement::MarkFlowBySource]),
-        rule([Statement::Flow(Flow::Established), accept()]),
-        rule([
-            Statement::Flow(Flow::New),
-            Statement::FlowsOver(FLOWS_PER_GUEST),
-            Statement::Counter,
-            Statement::Verdict(Verdict::Drop),
-        ]),
-    ];
+    let mut rules = match shared.ipv6 {
+        Some(_) => vec![
+            rule([Statement::Ipv6, Statement::Verdict(Verdict::Jump(ipv6::OUTWARD6))]),
+            rule([Statement::NotIpv4, Statement::Verdict(Verdict::Drop)]),
+        ],
+        None => vec![rule([Statement::NotIpv4, Statement::Verdict(Verdict::Drop)])],
+    };
+    rules.extend(flow_rules());
     for server in &shared.dns {
         let server = Ipv4Prefix::single(*server);
         rules.push(rule([Statement::Ipv4, destination(server), Statement::UdpTo(DNS), accept()]));
@@ -278,6 +298,26 @@ fn outward(shared: &Shared) -> Vec<Rule> {
     }
     rules.push(rule([accept()]));
     rules
+}
+
+/// What is asked of a guest's flows, whatever the family.
+fn flow_rules() -> Vec<Rule> {
+    vec![
+        rule([
+            Statement::Flow(Flow::Related),
+            Statement::Counter,
+            Statement::Verdict(Verdict::Drop),
+        ]),
+        // The mark finds a machine's flows when it is deleted.
+        rule([Statement::MarkFlowBySource]),
+        rule([Statement::Flow(Flow::Established), Statement::Verdict(Verdict::Accept)]),
+        rule([
+            Statement::Flow(Flow::New),
+            Statement::FlowsOver(FLOWS_PER_GUEST),
+            Statement::Counter,
+            Statement::Verdict(Verdict::Drop),
+        ]),
+    ]
 }
 
 /// Port of name servers.
