@@ -15,7 +15,10 @@ use agent::{
         dhcp6::client::{Client as Client6, Event as Event6, Wanted},
         rdnss::NameServers,
     },
-    time::sntp::{Exchange, Refusal, Sample, UnixNanos, parse},
+    time::{
+        nts::{extension, records},
+        sntp::{Exchange, Refusal, Sample, UnixNanos, parse},
+    },
 };
 use proptest::prelude::*;
 
@@ -100,6 +103,24 @@ fn time(answer: &[u8]) -> Result<Sample, Refusal> {
     parse(answer, &Exchange { nonce: 7, sent, received: UnixNanos(sent.0 + 1_000_000) })
 }
 
+const KEYS: records::Keys = records::Keys { to_server: [1; 32], to_client: [2; 32] };
+
+/// As the fuzz target `nts_records`.
+fn keys(answer: &[u8]) -> bool {
+    let session = records::parse(answer, KEYS);
+    assert!(session.as_ref().is_ok_and(|s| s.is_usable()) || session.is_err());
+    session.is_ok()
+}
+
+/// As the fuzz target `nts_answer`.
+fn signed(answer: &[u8]) -> Result<(), extension::Forged> {
+    let agreed = corpus("nts_records").into_iter().find(|(name, _)| name == "answer").unwrap();
+    let mut session = records::parse(&agreed.1, KEYS).unwrap();
+    let random = extension::Randomness { nonce: 7, unique: [5; 32], cipher: [6; 16] };
+    extension::request(&mut session, &random).unwrap();
+    extension::open(&mut session, &random, answer)
+}
+
 /// As the fuzz target `rdnss`.
 fn name_servers(messages: &[u8]) -> bool {
     let mut servers = NameServers::default();
@@ -152,6 +173,15 @@ fn what_time_servers_send() {
     );
 }
 
+#[test]
+fn what_servers_of_authenticated_time_send() {
+    let agreed = ["answer", "eight-cookies", "name-with-blank", "server-and-port", "unknown"];
+    assert_eq!(accepted("nts_records", keys), agreed);
+    assert_eq!(accepted("nts_answer", |bytes| signed(bytes).is_ok()), [""; 0]);
+    let forgotten = |bytes: &[u8]| signed(bytes) == Err(extension::Forged::Forgotten);
+    assert_eq!(accepted("nts_answer", forgotten), ["kiss"]);
+}
+
 /// A file of a corpus with some bytes changed, cut or repeated.
 fn mutated(target: &'static str) -> impl Strategy<Value = Vec<u8>> {
     let files: Vec<Vec<u8>> = corpus(target).into_iter().map(|(_, bytes)| bytes).collect();
@@ -190,6 +220,16 @@ proptest! {
     #[test]
     fn no_server_stops_the_dhcpv6_client(bytes in mutated("dhcp6_reply")) {
         reply6(&bytes);
+    }
+
+    #[test]
+    fn no_answer_about_keys_stops_the_clock(bytes in mutated("nts_records")) {
+        keys(&bytes);
+    }
+
+    #[test]
+    fn nothing_unsigned_is_believed(bytes in mutated("nts_answer")) {
+        prop_assert!(signed(&bytes).is_err());
     }
 
     #[test]
