@@ -40,7 +40,7 @@ use crate::{
         store::Store,
     },
     net::{
-        Ipv4Prefix, MachineNetworks, Resolver, Uplinks,
+        InterfaceStatus, Ipv4Prefix, MachineNetworks, Resolver, Uplinks,
         machines::{MachineNetworksConfig, ipv6::Ipv6Net},
         ruleset::ByteRate,
         uplinks::StableSecret,
@@ -412,7 +412,13 @@ async fn show(pages: watch::Sender<Page>, shown: Shown) {
         let trouble = status.last_error.or_else(|| clock.status().borrow().last_error.clone());
         let page = Page {
             addresses: addresses.iter().map(ToString::to_string).collect(),
-            network: notice.borrow().iter().chain(&status.problems).cloned().collect(),
+            network: notice
+                .borrow()
+                .iter()
+                .chain(&status.problems)
+                .cloned()
+                .chain(status.interfaces.iter().map(InterfaceStatus::describe))
+                .collect(),
             members: overlay.members().len(),
             devices: now.devices,
             machines: now.machines,

@@ -168,6 +168,10 @@ fn lacp_with_a_vlan_and_large_frames_survives_a_cut_cable() {
     world.switch.ip("link set swbond.7 up mtu 9000");
     world.start(LACP);
     world.wait("the addresses", |status| has(status, "192.0.2.5") && has(status, "2001:db8::5"));
+    let told: Vec<String> =
+        world.status.borrow().interfaces.iter().map(|link| link.describe()).collect();
+    assert!(told[1].contains("192.0.2.5/24 (configured), "), "{told:?}");
+    assert!(told[1].contains("MTU 9000 (configured)"), "{told:?}");
     world.node.reaches("192.0.2.1");
     world.node.reaches("2001:db8::1");
     let bond = world.bond_file("bond0");

@@ -160,6 +160,10 @@ fn dhcp_gives_address_gateway_name_and_time_servers() {
     assert_eq!(status.dns, ["192.168.50.1".parse::<IpAddr>().unwrap()]);
     assert_eq!(status.ntp, ["192.168.50.7".parse::<IpAddr>().unwrap()]);
     assert_eq!(status.last_error, None);
+    let told = status.interfaces[0].describe();
+    assert!(told.contains("192.168.50.100/24 (DHCP from 192.168.50.1)"), "{told}");
+    assert!(told.contains("name server 192.168.50.1 (DHCP from 192.168.50.1)"), "{told}");
+    assert!(told.contains("MTU 1500 (the card's)"), "{told}");
     world.node.reaches("192.168.50.1");
     let kernel = world.node.ip("-4 addr show dev eth0");
     assert!(kernel.contains("dynamic") && !kernel.contains("forever"), "{kernel}");
@@ -314,7 +318,7 @@ fn cut_off() -> Network {
         mode: NetworkMode::Static,
         addresses: vec!["192.168.51.9/24".to_owned()],
         gateways: vec!["192.168.51.1".parse().unwrap()],
-        trial_s: 2,
+        trial_s: 9,
         ..Network::default()
     }
 }
@@ -344,7 +348,7 @@ fn a_network_that_cuts_the_node_off_is_undone_also_after_a_restart() {
     let state = tempfile::tempdir().unwrap();
     world.serve(RANGE, &[]);
     world.router.serve("192.168.50.1:4600");
-    world.keep(state.path(), &Network::default());
+    world.keep(state.path(), &Network { trial_s: 3, ..Network::default() });
     world.wait_for_lease();
     let record = state.path().join("network.toml");
     netns::wait_for("the good network on disk", LONG, || record.exists());

@@ -437,6 +437,12 @@ mod tests {
     }
 
     #[test]
+    fn the_example_is_valid() {
+        let spec = NodeSpec::parse(include_bytes!("../examples/network.toml")).expect("valid");
+        assert_eq!(spec.network.uplinks.len(), 3);
+    }
+
+    #[test]
     fn unknown_keys_are_named_with_their_line() {
         let text = "[[network.uplinks]]\nname = \"a\"\ncard = { name = \"eth0\" }\nmut = 1500\n";
         let Err(ConfigError::Document { line, message, .. }) = parse(text) else { panic!("typo") };

@@ -29,6 +29,9 @@ pub use self::{
         MachineAddress, MachineNet, MachineNetError, MachineNetworks, MachineNetworksConfig,
     },
     resolve::{ResolveError, Resolver},
-    status::{AssignedAddress, Carrier, InterfaceStatus, LeaseStatus, NetworkStatus, Reach},
+    status::{
+        AssignedAddress, Carrier, InterfaceStatus, LeaseStatus, NetworkStatus, Reach, Value,
+        ValueSource,
+    },
     uplinks::{UplinkError, Uplinks},
 };

@@ -76,6 +76,8 @@ pub struct Trials {
     /// When the one in use is given up; never when `None`.
     deadline: Option<Instant>,
     turn: Duration,
+    /// Since when the gateway is reached without a break.
+    reached_since: Option<Instant>,
     /// Whether the record has changed since it was asked for.
     unsaved: Option<Record>,
 }
@@ -85,8 +87,15 @@ impl Trials {
     /// node: a restart of the agent alone is no sign of trouble.
     pub fn new(wanted: Network, record: Record, boot: &str, now: Instant) -> Self {
         let turn = Duration::from_secs(wanted.trial_s);
-        let mut trials =
-            Self { wanted, record, stage: Stage::Only, deadline: None, turn, unsaved: None };
+        let mut trials = Self {
+            wanted,
+            record,
+            stage: Stage::Only,
+            deadline: None,
+            turn,
+            reached_since: None,
+            unsaved: None,
+        };
         trials.begin(boot, now);
         trials
     }
@@ -119,8 +128,27 @@ impl Trials {
         }
     }
 
+    /// Takes what a look has shown. The gateway counts as reached when it was at every look for a third
+    /// of the trial's time: connections and addresses of an earlier configuration live on for a while.
+    pub fn handle_look(&mut self, now: Instant, found: Contact) {
+        match found {
+            Contact::Lost => self.reached_since = None,
+            Contact::Reached => {
+                let since = *self.reached_since.get_or_insert(now);
+                if now.saturating_duration_since(since) >= self.hold() {
+                    self.accept();
+                }
+            }
+        }
+    }
+
+    /// Returns how long the gateway must be reached to count.
+    fn hold(&self) -> Duration {
+        Duration::from_secs(self.wanted.trial_s) / 3
+    }
+
     /// The gateway is reached with what is in use.
-    pub fn handle_reached(&mut self) {
+    fn accept(&mut self) {
         self.deadline = None;
         if self.stage == Stage::Fallback {
             // The outside works, so the other one does not.
@@ -136,7 +164,8 @@ impl Trials {
     /// To be called when [`Trials::poll_timeout`] has passed. Returns whether another configuration
     /// is to be used.
     pub fn handle_timeout(&mut self, now: Instant) -> Change {
-        if self.deadline.is_none_or(|deadline| now < deadline) {
+        // While it is reached, the verdict is only a matter of time.
+        if self.reached_since.is_some() || self.deadline.is_none_or(|deadline| now < deadline) {
             return Change::None;
         }
         match self.stage {
@@ -200,6 +229,15 @@ impl Trials {
     }
 }
 
+/// Whether the node is in touch with the gateway.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Contact {
+    /// It is not.
+    Lost,
+    /// It is.
+    Reached,
+}
+
 /// Whether another configuration is to be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
@@ -252,7 +290,11 @@ mod tests {
         }
 
         fn reach(&mut self) {
-            self.trials.handle_reached();
+            let end = self.now + self.trials.hold();
+            self.trials.handle_look(self.now, Contact::Reached);
+            self.trials.handle_look(end, Contact::Reached);
+            self.trials.handle_look(end, Contact::Lost);
+            self.now = end;
             self.save();
         }
 
@@ -294,6 +336,19 @@ mod tests {
         world.reach();
         assert_eq!((world.state(), &world.disk), ((Stage::Good, "b"), &good("b")));
         assert_eq!(world.trials.notice(), None);
+    }
+
+    #[test]
+    fn what_is_left_of_the_old_network_makes_no_new_one_good() {
+        let mut world = World::new("b", good("a"));
+        let end = world.now + world.trials.hold();
+        world.trials.handle_look(world.now, Contact::Reached);
+        assert_eq!(world.trials.handle_timeout(world.now + Duration::from_secs(999)), Change::None);
+        world.trials.handle_look(end, Contact::Lost);
+        world.trials.handle_look(end, Contact::Reached);
+        assert_eq!(world.state(), (Stage::Trial, "b"));
+        world.trials.handle_look(end, Contact::Lost);
+        assert_eq!((world.wait(), world.state()), (Change::Other, (Stage::Fallback, "a")));
     }
 
     #[test]

@@ -17,7 +17,7 @@ use crate::{
     init::boot::chain,
     net::{
         Uplinks,
-        trial::{Change, Record, Trials},
+        trial::{Change, Contact, Record, Trials},
     },
 };
 
@@ -77,9 +77,8 @@ impl Keeper {
                 changed
             });
             tick.tick().await;
-            if is_reached() {
-                self.trials.handle_reached();
-            }
+            let found = if is_reached() { Contact::Reached } else { Contact::Lost };
+            self.trials.handle_look(Instant::now(), found);
             if self.trials.handle_timeout(Instant::now()) == Change::Other
                 && let Err(error) = uplinks.reconfigure(self.trials.network())
             {
@@ -117,7 +116,9 @@ mod tests {
         let state = tempfile::tempdir().expect("a directory");
         let named = |name: &str| Network { interface: Some(name.to_owned()), ..Network::default() };
         let mut first = Keeper::load(state.path(), &named("a"));
-        first.trials.handle_reached();
+        let now = Instant::now();
+        first.trials.handle_look(now, Contact::Reached);
+        first.trials.handle_look(now + Duration::from_secs(60), Contact::Reached);
         first.save();
         let mut second = Keeper::load(state.path(), &named("b"));
         assert_eq!(second.network(), &named("b"));

@@ -9,6 +9,7 @@ mod addressing;
 mod apply;
 mod client;
 mod client6;
+mod report;
 mod task;
 mod watch;
 

@@ -13,10 +13,10 @@ use super::{
     Plan, StableSecret, addressing::Addressing, client::Running, client6::Running6, watch::Watch,
 };
 use crate::net::{
-    Carrier, InterfaceStatus, LeaseStatus, NetworkStatus,
+    Carrier, NetworkStatus,
     dhcp::client::{Client, Event, Lease},
     dhcp6::client as dhcp6,
-    kernel::{self, AddressFacts, Advertisements, Kernel, KernelError, Notices, Route},
+    kernel::{self, Advertisements, Kernel, KernelError, Notices, Route},
     layout::{self, Layout},
     links::LinkFacts,
     rdnss::NameServers,
@@ -352,7 +352,11 @@ impl Task {
             dns.clone_from(&self.plan.dns);
         }
         let status = NetworkStatus {
-            interfaces: self.uplinks.values().map(|uplink| uplink.status(&addresses)).collect(),
+            interfaces: self
+                .uplinks
+                .values()
+                .map(|uplink| uplink.status(&addresses, &self.advertised))
+                .collect(),
             gateways: distinct(routes.iter().map(|route| route.gateway)),
             dns: distinct(dns.into_iter()),
             ntp: distinct(ntp.into_iter()),
@@ -402,25 +406,6 @@ impl Uplink {
 
     pub(super) fn gateway(&self) -> Option<IpAddr> {
         self.addressing.gateway(self.lease.as_ref())
-    }
-
-    fn status(&self, addresses: &[AddressFacts]) -> InterfaceStatus {
-        let own = addresses.iter().filter(|known| known.index == self.facts.index);
-        InterfaceStatus {
-            name: self.facts.name.clone(),
-            label: self.addressing.label.clone(),
-            index: self.facts.index,
-            hardware: self.facts.hardware.unwrap_or(crate::net::HardwareAddress([0; 6])),
-            carrier: self.facts.carrier,
-            mtu: self.facts.mtu,
-            addresses: own.map(|known| known.assigned).collect(),
-            lease: self.lease.as_ref().map(|lease| LeaseStatus {
-                address: lease.address,
-                server: lease.server,
-                expires: lease.expires,
-            }),
-            reach: self.watch.reach(),
-        }
     }
 }
 
