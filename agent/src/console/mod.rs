@@ -33,6 +33,8 @@ pub struct Page {
     pub release: String,
     /// Where the configuration came from, or why there is none.
     pub config: String,
+    /// What the installer does or did; empty when none was asked for.
+    pub install: String,
     /// Addresses of the uplinks.
     pub addresses: Vec<String>,
     /// What is special about the network: problems with its configuration, a trial of a new one.
@@ -63,6 +65,9 @@ impl Page {
             format!("overlay    {} other members", self.members),
         ];
         lines.extend(self.network.iter().map(|notice| format!("network    {notice}")));
+        if !self.install.is_empty() {
+            lines.push(format!("install    {}", self.install));
+        }
         for device in self.devices.iter().take(MAX_ROWS) {
             lines.push(format!(
                 "device     {} {:04x}:{:04x} {}",
