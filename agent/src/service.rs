@@ -31,6 +31,7 @@ use crate::{
     inventory::{self, rules},
     machines::{
         content::Cache,
+        cpus::{self, HostCpu},
         execute::Tools,
         init::{Init, Notice},
         keeper::{self, KeeperConfig, Machines},
@@ -213,6 +214,7 @@ async fn serve(
         cache,
         data: PathBuf::from(DATA),
         root: PathBuf::from("/"),
+        cpus: host_cpus(spec),
     };
     let known = init.list().await.map_err(|e| text(&e))?;
     let machines = keeper::start(KeeperConfig {
@@ -245,6 +247,12 @@ async fn serve(
     eprintln!("{}", Event::AgentReady { machines: count });
     tokio::spawn(show(pages.clone(), uplinks, machines, overlay.clone(), clock));
     Ok(overlay)
+}
+
+/// Reads the host's CPUs.
+fn host_cpus(spec: &NodeSpec) -> Arc<[HostCpu]> {
+    let root = Path::new("/");
+    cpus::read(root, &memory::nodes(root, spec.machines.huge_page)).into()
 }
 
 async fn start_networks(spec: &NodeSpec, uplinks: &Uplinks) -> Result<MachineNetworks, String> {

@@ -4,6 +4,7 @@
 //! `routes` is pure; `authority` checks signatures and leases; `streams` serves what is long-lived.
 
 pub mod answers;
+mod attachments;
 pub mod authority;
 mod guests;
 pub mod routes;
@@ -153,6 +154,21 @@ impl Control {
                 self.owned(signer, id)?;
                 guests::watch(id, what).await
             }
+            Route::ListAttachments { machine: id } => {
+                let view = self.owned(signer, id)?;
+                Ok(json(200, &attachments::list(&view).await))
+            }
+            Route::Attach { machine: id } => {
+                self.owned(signer, id)?;
+                let wanted = answers::body(request)?;
+                self.once(signer, request, attachments::attach(&self.parts.machines, id, wanted))
+                    .await
+            }
+            Route::Detach { machine: id, ref name, how } => {
+                let view = self.owned(signer, id)?;
+                let act = attachments::detach(&self.parts.machines, &view, name, how);
+                self.once(signer, request, act).await
+            }
             Route::ReadPrevious { machine: id } => {
                 self.owned(signer, id)?;
                 guests::previous_console(id)
@@ -230,15 +246,18 @@ impl Control {
             let detail = "image.disk names a disk's content, and the lease grants no disk";
             return Err(Kind::Unprocessable.because(detail));
         }
+        let (hardware, shape) = (body.hardware, &lease.shape);
+        hardware.check(shape).map_err(|error| Kind::Unprocessable.because(error.to_string()))?;
         // The same lease asked for again by its renter, as after an answer that got lost.
         if let Some(view) = self.parts.machines.get(lease.id)
             && view.record.lease == lease
             && view.record.deleted.is_none()
             && view.record.image == body.image
+            && view.record.hardware == hardware
         {
             return Ok(self.describe(201, &view));
         }
-        let order = Order { image: body.image, lease, gateway };
+        let order = Order { image: body.image, hardware, lease, gateway };
         let ask = |answer| Command::Create(Box::new(order), answer);
         let view = self.parts.machines.ask(ask).await.map_err(|error| refused(&error))?;
         Ok(self.describe(201, &view))
@@ -386,6 +405,9 @@ impl Control {
             | Route::ReadPrevious { .. }
             | Route::Handle { .. }
             | Route::Watch { .. }
+            | Route::ListAttachments { .. }
+            | Route::Attach { .. }
+            | Route::Detach { .. }
             | Route::WriteConsole { .. } => {
                 let detail = "only consoles, tunnels and dumps of machines are streams";
                 return Err(Kind::Unprocessable.because(detail));

@@ -7,7 +7,7 @@ use types::{
     node::Bdf,
 };
 
-use crate::machines::keeper::Switch;
+use crate::machines::keeper::{Leaving, Switch};
 
 /// An operation of this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -65,6 +65,25 @@ pub enum Route {
         machine: MachineId,
         /// What is wanted.
         what: Watched,
+    },
+    /// `GET /v1/machines/ID/devices`
+    ListAttachments {
+        /// Which.
+        machine: MachineId,
+    },
+    /// `POST /v1/machines/ID/devices`
+    Attach {
+        /// Which.
+        machine: MachineId,
+    },
+    /// `DELETE /v1/machines/ID/devices/NAME[?pull=1][&erase=1]`
+    Detach {
+        /// Which.
+        machine: MachineId,
+        /// Name of what was attached.
+        name: String,
+        /// How it leaves.
+        how: Leaving,
     },
     /// `POST /v1/machines/ID/dump`
     Dump {
@@ -191,6 +210,17 @@ impl Route {
                 let from = number(request, "from")?;
                 Self::Watch { machine, what: Watched::Events(from) }
             }
+            ("GET", ["devices"]) => Self::ListAttachments { machine },
+            ("POST", ["devices"]) => Self::Attach { machine },
+            ("DELETE", ["devices", name]) => {
+                let wanted = |word| query(request, word).is_some_and(is_yes);
+                let how = match (wanted("erase"), wanted("pull")) {
+                    (true, _) => Leaving::Erased,
+                    (false, true) => Leaving::Pulled,
+                    (false, false) => Leaving::Asked,
+                };
+                Self::Detach { machine, name: (*name).to_owned(), how }
+            }
             ("POST", ["dump"]) => Self::Dump { machine },
             ("GET", ["console"]) if query(request, "previous").is_some_and(is_yes) => {
                 Self::ReadPrevious { machine }
@@ -280,6 +310,13 @@ mod tests {
         let pause = Route::Handle { machine, handling: Handling::Pause };
         assert_eq!(parse("POST", &at("/pause")), Ok(pause));
         assert_eq!(parse("POST", &at("/dump")), Ok(Route::Dump { machine }));
+        assert_eq!(parse("POST", &at("/devices")), Ok(Route::Attach { machine }));
+        let name = "0000:01:00.0".to_owned();
+        let detach = |how| Ok(Route::Detach { machine, name: name.clone(), how });
+        let path = at(&format!("/devices/{name}"));
+        assert_eq!(parse("DELETE", &path), detach(Leaving::Asked));
+        assert_eq!(parse("DELETE", &format!("{path}?pull=1")), detach(Leaving::Pulled));
+        assert_eq!(parse("DELETE", &format!("{path}?erase=true")), detach(Leaving::Erased));
         let previous = Route::ReadPrevious { machine };
         assert_eq!(parse("GET", &at("/console?previous=1")), Ok(previous));
         let receipts = Route::ReadReceipts { machine, after: 3 };

@@ -122,6 +122,11 @@ async fn dispatch(gateway: &Arc<Gateway>, request: Request) -> Result<Response, 
             let (request, who) = signed(gateway, &parts, body).await?;
             machines::renew(gateway, machine, &request, &who).await
         }
+        Route::Machine(machine, MachineAction::Attach) => {
+            json_only(&parts)?;
+            let (request, who) = signed(gateway, &parts, body).await?;
+            machines::attach(gateway, machine, &request, &who).await
+        }
         Route::Machine(machine, _) => {
             let (request, who) = signed(gateway, &parts, body).await?;
             machines::act(gateway, machine, &request, &who).await

@@ -1,0 +1,218 @@
+//! Disks and devices that come and go, and the CPUs that a machine is promised.
+
+use std::collections::BTreeSet;
+
+use lease::hardware::Attach;
+use types::{ids::MachineId, node::MachineShape};
+
+use super::{Entry, Keeper, RefusedError, State, View};
+use crate::{
+    assign,
+    events::Event,
+    init::boot::chain,
+    machines::{
+        attach::{self, AttachFailure, Refusal, Seat},
+        cpus::{self, Promise},
+        plan::{Process, Released},
+        vmm,
+    },
+};
+
+/// How something leaves a machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Leaving {
+    /// Its guest is asked to let go of it.
+    Asked,
+    /// It is pulled, whatever the guest does with it.
+    Pulled,
+    /// It is out already, and what is kept of it is destroyed.
+    Erased,
+}
+
+impl Keeper {
+    /// Promises a machine CPUs that no other has.
+    pub(super) fn promise(&self, machine: MachineId, shape: &MachineShape) -> Promise {
+        let tools = &self.config.tools;
+        let near: Vec<u32> = shape
+            .devices
+            .iter()
+            .filter_map(|device| assign::node_of(&tools.root, *device))
+            .collect();
+        let held = self
+            .machines
+            .iter()
+            .filter(|(id, entry)| **id != machine && entry.record.released == Released::No);
+        let taken: BTreeSet<u32> =
+            held.flat_map(|(_, entry)| entry.record.promise.cpus.iter().copied()).collect();
+        cpus::promise(shape.vcpus, &tools.cpus, &taken, &near)
+    }
+
+    /// Renews promises of CPUs that the host does not have any more, and makes those of machines
+    /// from before there were any. What runs stays where it is.
+    pub(super) fn keep_promises(&mut self) {
+        let there: BTreeSet<u32> = self.config.tools.cpus.iter().map(|cpu| cpu.id).collect();
+        let broken = |entry: &Entry| {
+            let promise = &entry.record.promise;
+            let unmade = promise.cpus.is_empty() && promise.notes.is_empty();
+            let idle = !matches!(entry.seen.process, Process::Running { .. });
+            let gone = promise.cpus.iter().any(|cpu| !there.contains(cpu));
+            entry.record.released == Released::No && idle && (unmade || gone)
+        };
+        let all: Vec<MachineId> =
+            self.machines.iter().filter(|(_, entry)| broken(entry)).map(|(id, _)| *id).collect();
+        for machine in all {
+            let Some(entry) = self.machines.get(&machine) else { continue };
+            let promise = self.promise(machine, &entry.record.lease.shape);
+            if let Some(entry) = self.machines.get_mut(&machine) {
+                entry.record.promise = promise;
+            }
+            self.keep(machine);
+        }
+    }
+
+    /// Takes note of something that is to be attached, and plugs it when the machine runs.
+    pub(super) fn attach(
+        &mut self,
+        machine: MachineId,
+        wanted: Attach,
+    ) -> Result<Result<View, Refusal>, RefusedError> {
+        let state = self.living(machine)?;
+        let entry = self.machines.get_mut(&machine).ok_or(RefusedError::Unknown { machine })?;
+        let kept = match attach::admit(&entry.record, wanted) {
+            Ok(kept) => kept,
+            Err(refusal) => return Ok(Err(refusal)),
+        };
+        let mut record = entry.record.clone();
+        let same = |device: &Attach| device.id() == kept.device.id();
+        match record.attachments.iter_mut().find(|known| same(&known.device)) {
+            Some(known) => *known = kept.clone(),
+            None => record.attachments.push(kept.clone()),
+        }
+        self.config.store.put_machine(&record)?;
+        entry.record = record;
+        if state == State::Running {
+            self.plug(machine, kept.device);
+        }
+        self.view(machine).map(Ok)
+    }
+
+    /// Takes something out of a machine.
+    pub(super) async fn detach(
+        &mut self,
+        machine: MachineId,
+        id: &str,
+        how: Leaving,
+    ) -> Result<Result<View, Refusal>, RefusedError> {
+        let state = self.living(machine)?;
+        let entry = self.machines.get(&machine).ok_or(RefusedError::Unknown { machine })?;
+        let found = entry.record.attachments.iter().position(|kept| kept.device.id() == id);
+        let Some(at) = found else { return Ok(Err(Refusal::Unknown { id: id.to_owned() })) };
+        let removal = match how {
+            Leaving::Erased => return self.erase(machine, at).await,
+            Leaving::Asked => vmm::Removal::Asked,
+            Leaving::Pulled => vmm::Removal::Pulled,
+        };
+        let failed = !entry.record.attachments[at].fault.is_empty();
+        if state == State::Running && !failed {
+            vmm::detach(machine, id, removal).await?;
+        }
+        let mut record = entry.record.clone();
+        match &mut record.attachments[at] {
+            // Nothing of a device is kept.
+            kept if matches!(kept.device, Attach::Pci { .. }) => {
+                drop(record.attachments.remove(at))
+            }
+            kept => (kept.seat, kept.fault) = (Seat::Out, String::new()),
+        }
+        record.note(self.config.clock.now(), format!("{id} is detached"));
+        self.replace(machine, record)
+    }
+
+    async fn erase(
+        &mut self,
+        machine: MachineId,
+        at: usize,
+    ) -> Result<Result<View, Refusal>, RefusedError> {
+        let entry = self.machines.get(&machine).ok_or(RefusedError::Unknown { machine })?;
+        let mut record = entry.record.clone();
+        let kept = record.attachments.remove(at);
+        let id = kept.device.id();
+        // A guest may take its time to let go.
+        let there = vmm::devices(machine).await.unwrap_or_default();
+        if kept.seat == Seat::In || there.iter().any(|device| device.id == id) {
+            return Ok(Err(Refusal::In { id }));
+        }
+        if let Err(error) = attach::erase(&self.config.tools, machine, &kept.device) {
+            super::trouble("disk", &error);
+            return Ok(Err(Refusal::In { id }));
+        }
+        record.note(self.config.clock.now(), format!("{id} is erased"));
+        self.replace(machine, record)
+    }
+
+    fn replace(
+        &mut self,
+        machine: MachineId,
+        record: super::Record,
+    ) -> Result<Result<View, Refusal>, RefusedError> {
+        self.config.store.put_machine(&record)?;
+        if let Some(entry) = self.machines.get_mut(&machine) {
+            entry.record = record;
+        }
+        self.view(machine).map(Ok)
+    }
+
+    /// Returns what a machine does whose lease is in force.
+    fn living(&self, machine: MachineId) -> Result<State, RefusedError> {
+        let view = self.view(machine)?;
+        if view.record.deleted.is_some() || view.state == State::Ended {
+            return Err(RefusedError::Unknown { machine });
+        }
+        Ok(view.state)
+    }
+
+    /// Plugs, after a start, whatever is to be in the machine.
+    pub(super) fn plug_all(&mut self, machine: MachineId) {
+        let Some(entry) = self.machines.get_mut(&machine) else { return };
+        let back = entry.record.attachments.iter_mut().filter(|kept| attach::comes_back(kept));
+        let devices: Vec<Attach> = back
+            .map(|kept| {
+                kept.fault.clear();
+                kept.device.clone()
+            })
+            .collect();
+        for device in devices {
+            self.plug(machine, device);
+        }
+    }
+
+    fn plug(&self, machine: MachineId, device: Attach) {
+        let Some(entry) = self.machines.get(&machine) else { return };
+        let (tools, record) = (self.config.tools.clone(), entry.record.clone());
+        tokio::spawn(attach::carry_out(tools, record, device, self.progress.clone()));
+    }
+
+    pub(super) fn handle_attached(
+        &mut self,
+        machine: MachineId,
+        id: &str,
+        result: Result<(), AttachFailure>,
+    ) {
+        let now = self.config.clock.now();
+        let Some(entry) = self.machines.get_mut(&machine) else { return };
+        let what = match &result {
+            Ok(()) => format!("{id} is attached"),
+            Err(error) => {
+                let reason = format!("{id} is not attached: {}", chain(error));
+                eprintln!("{}", Event::MachineFailed { machine, reason: reason.clone() });
+                reason
+            }
+        };
+        let kept = entry.record.attachments.iter_mut().find(|kept| kept.device.id() == id);
+        if let Some(kept) = kept {
+            kept.fault = if result.is_ok() { String::new() } else { what.clone() };
+        }
+        entry.record.note(now, what);
+        self.keep(machine);
+    }
+}
