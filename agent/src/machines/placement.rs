@@ -152,7 +152,7 @@ fn window(text: &str) -> SparePort {
     SparePort {
         root: 0,
         memory_mib: Mebibytes(room(&plain).clamp(1, MAX_WINDOW_MIB)),
-        prefetchable_mib: Mebibytes(room(&wide).max(1).min(MAX_PREFETCHABLE_MIB)),
+        prefetchable_mib: Mebibytes(room(&wide).clamp(1, MAX_PREFETCHABLE_MIB)),
     }
 }
 
@@ -247,7 +247,7 @@ mod tests {
                     0x0 0x0 0x0\n\
                     0x0000032040000000 0x0000032041ffffff 0x000000000014220c\n";
         let port = window(h100);
-        assert_eq!(port.prefetchable_mib, Mebibytes(2 * 128 << 10));
+        assert_eq!(port.prefetchable_mib, Mebibytes(256 << 10));
         assert_eq!(port.memory_mib, Mebibytes(1));
         let nvme = "0x00000000fe800000 0x00000000fe803fff 0x0000000000140204\n";
         let small = SparePort { root: 0, memory_mib: Mebibytes(1), prefetchable_mib: Mebibytes(1) };

@@ -124,9 +124,8 @@ mod tests {
         let mut pieces = [IoSliceMut::new(&mut buffer)];
         let received = rustix::net::recvmsg(&stream, &mut pieces, &mut control, RecvFlags::empty());
         let bytes = received.expect("a request").bytes;
-        let rights = |message| match message {
-            RecvAncillaryMessage::ScmRights(files) => files.count(),
-            _ => 0,
+        let rights = |message| {
+            if let RecvAncillaryMessage::ScmRights(files) = message { files.count() } else { 0 }
         };
         let files = control.drain().map(rights).sum();
         stream.write_all(answer.as_bytes()).expect("answered");

@@ -61,8 +61,20 @@ pub trait Interface: AddressSpace {
     /// Takes a device out of its descriptor. The kernel resets it meanwhile, which may take long.
     fn take(&self, address: Bdf, fd: OwnedFd) -> io::Result<VfioDevice>;
 
+    /// Returns whether devices can be taken at once.
+    fn taking(&self) -> Taking;
+
     /// Lets a device that was taken reach what this address space maps.
     fn admit(&self, device: &VfioDevice) -> io::Result<()>;
+}
+
+/// How devices are taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Taking {
+    /// All at once: each stands for itself.
+    AtOnce,
+    /// One after the other: the first of a group brings the group in.
+    InTurn,
 }
 
 /// One address space of an iommufd; devices come as `/dev/vfio/devices/vfioN`.
@@ -190,6 +202,10 @@ impl Interface for Iommufd {
         VfioDevice::new(file, None)
     }
 
+    fn taking(&self) -> Taking {
+        Taking::AtOnce
+    }
+
     fn admit(&self, device: &VfioDevice) -> io::Result<()> {
         let mut attach = vfio_device_attach_iommufd_pt {
             argsz: size_of_32::<vfio_device_attach_iommufd_pt>(),
@@ -278,6 +294,10 @@ impl Interface for Container {
         // SAFETY: the kernel has just made this descriptor for us.
         let device = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
         VfioDevice::new(device, Some(group))
+    }
+
+    fn taking(&self) -> Taking {
+        Taking::InTurn
     }
 
     fn admit(&self, _device: &VfioDevice) -> io::Result<()> {
