@@ -27,7 +27,7 @@ use types::{
 use self::{
     answers::{json, machine, problem, refused},
     authority::Authority,
-    routes::{Handling, Route},
+    routes::{Attaching, Handling, Route},
 };
 use crate::{
     events::Event,
@@ -154,20 +154,9 @@ impl Control {
                 self.owned(signer, id)?;
                 guests::watch(id, what).await
             }
-            Route::ListAttachments { machine: id } => {
+            Route::Attachments { machine: id, what } => {
                 let view = self.owned(signer, id)?;
-                Ok(json(200, &attachments::list(&view).await))
-            }
-            Route::Attach { machine: id } => {
-                self.owned(signer, id)?;
-                let wanted = answers::body(request)?;
-                self.once(signer, request, attachments::attach(&self.parts.machines, id, wanted))
-                    .await
-            }
-            Route::Detach { machine: id, ref name, how } => {
-                let view = self.owned(signer, id)?;
-                let act = attachments::detach(&self.parts.machines, &view, name, how);
-                self.once(signer, request, act).await
+                self.attachments(signer, request, (&view, what)).await
             }
             Route::ReadPrevious { machine: id } => {
                 self.owned(signer, id)?;
@@ -175,6 +164,28 @@ impl Control {
             }
             Route::Tunnel { .. } | Route::Dump { .. } => {
                 Err(Kind::Unprocessable.because("a tunnel or a dump is opened as a stream"))
+            }
+        }
+    }
+
+    /// Serves what is about disks and devices that come and go.
+    async fn attachments(
+        &self,
+        signer: &VerifiedRequest,
+        request: &ForwardedRequest,
+        (view, what): (&View, Attaching),
+    ) -> Result<ForwardedResponse, Problem> {
+        let machines = &self.parts.machines;
+        match what {
+            Attaching::List => Ok(json(200, &attachments::list(view).await)),
+            Attaching::Attach => {
+                let wanted = answers::body(request)?;
+                let act = attachments::attach(machines, view.record.lease.id, wanted);
+                self.once(signer, request, act).await
+            }
+            Attaching::Detach { name, how } => {
+                let act = attachments::detach(machines, view, &name, how);
+                self.once(signer, request, act).await
             }
         }
     }
@@ -405,9 +416,7 @@ impl Control {
             | Route::ReadPrevious { .. }
             | Route::Handle { .. }
             | Route::Watch { .. }
-            | Route::ListAttachments { .. }
-            | Route::Attach { .. }
-            | Route::Detach { .. }
+            | Route::Attachments { .. }
             | Route::WriteConsole { .. } => {
                 let detail = "only consoles, tunnels and dumps of machines are streams";
                 return Err(Kind::Unprocessable.because(detail));

@@ -66,24 +66,12 @@ pub enum Route {
         /// What is wanted.
         what: Watched,
     },
-    /// `GET /v1/machines/ID/devices`
-    ListAttachments {
+    /// `…/v1/machines/ID/devices…`
+    Attachments {
         /// Which.
         machine: MachineId,
-    },
-    /// `POST /v1/machines/ID/devices`
-    Attach {
-        /// Which.
-        machine: MachineId,
-    },
-    /// `DELETE /v1/machines/ID/devices/NAME[?pull=1][&erase=1]`
-    Detach {
-        /// Which.
-        machine: MachineId,
-        /// Name of what was attached.
-        name: String,
-        /// How it leaves.
-        how: Leaving,
+        /// What is done.
+        what: Attaching,
     },
     /// `POST /v1/machines/ID/dump`
     Dump {
@@ -122,6 +110,22 @@ pub enum Route {
         machine: MachineId,
         /// TCP port of the guest.
         port: u16,
+    },
+}
+
+/// What is done with disks and devices that come and go.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Attaching {
+    /// `GET /v1/machines/ID/devices`
+    List,
+    /// `POST /v1/machines/ID/devices`
+    Attach,
+    /// `DELETE /v1/machines/ID/devices/NAME[?pull=1][&erase=1]`
+    Detach {
+        /// Name of what was attached.
+        name: String,
+        /// How it leaves.
+        how: Leaving,
     },
 }
 
@@ -210,8 +214,8 @@ impl Route {
                 let from = number(request, "from")?;
                 Self::Watch { machine, what: Watched::Events(from) }
             }
-            ("GET", ["devices"]) => Self::ListAttachments { machine },
-            ("POST", ["devices"]) => Self::Attach { machine },
+            ("GET", ["devices"]) => Self::Attachments { machine, what: Attaching::List },
+            ("POST", ["devices"]) => Self::Attachments { machine, what: Attaching::Attach },
             ("DELETE", ["devices", name]) => {
                 let wanted = |word| query(request, word).is_some_and(is_yes);
                 let how = match (wanted("erase"), wanted("pull")) {
@@ -219,7 +223,8 @@ impl Route {
                     (false, true) => Leaving::Pulled,
                     (false, false) => Leaving::Asked,
                 };
-                Self::Detach { machine, name: (*name).to_owned(), how }
+                let what = Attaching::Detach { name: (*name).to_owned(), how };
+                Self::Attachments { machine, what }
             }
             ("POST", ["dump"]) => Self::Dump { machine },
             ("GET", ["console"]) if query(request, "previous").is_some_and(is_yes) => {
@@ -310,9 +315,10 @@ mod tests {
         let pause = Route::Handle { machine, handling: Handling::Pause };
         assert_eq!(parse("POST", &at("/pause")), Ok(pause));
         assert_eq!(parse("POST", &at("/dump")), Ok(Route::Dump { machine }));
-        assert_eq!(parse("POST", &at("/devices")), Ok(Route::Attach { machine }));
+        let attaching = |what| Ok(Route::Attachments { machine, what });
+        assert_eq!(parse("POST", &at("/devices")), attaching(Attaching::Attach));
         let name = "0000:01:00.0".to_owned();
-        let detach = |how| Ok(Route::Detach { machine, name: name.clone(), how });
+        let detach = |how| attaching(Attaching::Detach { name: name.clone(), how });
         let path = at(&format!("/devices/{name}"));
         assert_eq!(parse("DELETE", &path), detach(Leaving::Asked));
         assert_eq!(parse("DELETE", &format!("{path}?pull=1")), detach(Leaving::Pulled));

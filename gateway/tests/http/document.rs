@@ -114,6 +114,24 @@ fn seed() -> Seed {
     }
 }
 
+/// Those that are about hardware.
+fn hardware_samples() -> BTreeMap<&'static str, Vec<Value>> {
+    BTreeMap::from([
+        ("Hardware", vec![real(hardware::chosen()), real(Hardware::default())]),
+        ("DiskModel", [DiskModel::VirtioBlk, DiskModel::Nvme].map(real).to_vec()),
+        ("Switch", [HyperV::Off, HyperV::On].map(real).to_vec()),
+        ("Placement", vec![real(hardware::placement()), real(Placement::default())]),
+        ("MemoryPlace", hardware::placement().memory.into_iter().map(real).collect()),
+        ("MemoryBacking", hardware::BACKINGS.map(real).to_vec()),
+        ("RateLimit", vec![real(hardware::LIMIT)]),
+        ("Rate", hardware::LIMIT.bytes.into_iter().map(real).collect()),
+        ("Attach", hardware::attached().into_iter().map(real).collect()),
+        ("Attachment", hardware::attachments().devices.into_iter().map(real).collect()),
+        ("AttachmentState", hardware::states().map(real).to_vec()),
+        ("Attachments", vec![real(hardware::attachments())]),
+    ])
+}
+
 /// Real values for each schema of the document.
 fn samples() -> BTreeMap<&'static str, Vec<Value>> {
     let node = NodeId::from_bytes([2; 32]);
@@ -149,18 +167,6 @@ fn samples() -> BTreeMap<&'static str, Vec<Value>> {
         ("Signature", vec![real(signature)]),
         ("Image", vec![real(image), real(wanted.image)]),
         ("Seed", vec![real(seed()), real(Seed::default())]),
-        ("Hardware", vec![real(hardware::chosen()), real(Hardware::default())]),
-        ("DiskModel", [DiskModel::VirtioBlk, DiskModel::Nvme].map(real).to_vec()),
-        ("Switch", [HyperV::Off, HyperV::On].map(real).to_vec()),
-        ("Placement", vec![real(hardware::placement()), real(Placement::default())]),
-        ("MemoryPlace", hardware::placement().memory.into_iter().map(real).collect()),
-        ("MemoryBacking", hardware::BACKINGS.map(real).to_vec()),
-        ("RateLimit", vec![real(hardware::LIMIT)]),
-        ("Rate", hardware::LIMIT.bytes.into_iter().map(real).collect()),
-        ("Attach", hardware::attached().into_iter().map(real).collect()),
-        ("Attachment", hardware::attachments().devices.into_iter().map(real).collect()),
-        ("AttachmentState", hardware::states().map(real).to_vec()),
-        ("Attachments", vec![real(hardware::attachments())]),
         ("Machine", vec![real(made)]),
         ("MachineShape", vec![real(shape)]),
         ("MachineEvent", vec![real(event)]),
@@ -187,6 +193,7 @@ fn samples() -> BTreeMap<&'static str, Vec<Value>> {
         // Bytes are no JSON; what is checked of them is their media type.
         ("Octets", vec![json!("")]),
     ]);
+    all.extend(hardware_samples());
     all.extend(operation_samples());
     all
 }
