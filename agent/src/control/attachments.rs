@@ -14,7 +14,7 @@ use super::answers::{json, refused};
 use crate::machines::{
     attach::{Kept, Refusal, Seat},
     keeper::{Command, Leaving, Machines, State, View},
-    vmm,
+    vmm::{self, VmmError},
 };
 
 /// Lists what is attached to a machine or kept for it.
@@ -79,9 +79,31 @@ pub(super) async fn detach(
     let machine = view.record.lease.id;
     let known = view.record.attachments.iter().find(|kept| kept.device.id() == name);
     let known = known.ok_or_else(|| refusal(&Refusal::Unknown { id: name.to_owned() }))?;
+    if matches!(view.state, State::Running | State::Stopping) {
+        leave(machine, name, how).await?;
+    }
     let ask = |answer| Command::Detach(machine, name.to_owned(), how, answer);
     let done = machines.ask(ask).await.map_err(|error| refused(&error))?;
     answer(known.device.clone(), done).await
+}
+
+/// Has the machine's process let go of something, or sees to it that it has.
+async fn leave(machine: MachineId, name: &str, how: Leaving) -> Result<(), Problem> {
+    let removal = match how {
+        Leaving::Asked => vmm::Removal::Asked,
+        Leaving::Pulled => vmm::Removal::Pulled,
+        Leaving::Erased => {
+            let there = vmm::devices(machine).await.unwrap_or_default();
+            let id = name.to_owned();
+            let inside = there.iter().any(|device| device.id == id);
+            return if inside { Err(refusal(&Refusal::In { id })) } else { Ok(()) };
+        }
+    };
+    match vmm::detach(machine, name, removal).await {
+        // It was never in it, or has left by itself.
+        Ok(()) | Err(VmmError::Status { status: 404, .. }) => Ok(()),
+        Err(error) => Err(Kind::Conflict.caused_by(&error)),
+    }
 }
 
 async fn answer(device: Attach, done: Result<View, Refusal>) -> Result<ForwardedResponse, Problem> {

@@ -330,7 +330,8 @@ fn locate(tools: &Tools, record: &Record) -> Located {
     }
     near.sort_unstable();
     near.dedup();
-    let parts = memory::place(shape.memory_mib, record.memory, &nodes, &near);
+    let mut parts = memory::place(shape.memory_mib, record.memory, &nodes, &near);
+    placement::keep_to(&mut parts, &record.promise.cpus);
     let ids: Vec<u32> = nodes.iter().map(|node| node.id).collect();
     let distance = |from, to| placement::distance(root, &ids, from, to);
     let cpus = &record.promise.cpus;

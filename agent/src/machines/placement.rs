@@ -95,6 +95,18 @@ fn between(from: u32, to: u32, distance: impl Fn(u32, u32) -> u8) -> u8 {
     distance(from, to).clamp(LOCAL_DISTANCE + 1, MAX_DISTANCE)
 }
 
+/// Has memory fetched by the machine's own CPUs, where it has any on a node: its neighbours do not
+/// notice a start then.
+pub fn keep_to(memory: &mut [HostMemory], promised: &[u32]) {
+    for part in memory {
+        let own: Vec<u32> =
+            part.cpus.iter().filter(|cpu| promised.contains(cpu)).copied().collect();
+        if !own.is_empty() {
+            part.cpus = own;
+        }
+    }
+}
+
 /// Reads the distance between two of the host's nodes.
 pub fn distance(root: &Path, nodes: &[u32], from: u32, to: u32) -> u8 {
     let path = root.join(format!("sys/devices/system/node/node{from}/distance"));
@@ -227,6 +239,14 @@ mod tests {
         assert!(nodes(&[], &[part(Some(0), 64)]).note.is_some());
         let small = guest_nodes(&[0], &[], Mebibytes(64), &[cpu(0, 0)], |_, _| 20);
         assert_eq!(small, GuestNodes::default());
+    }
+
+    #[test]
+    fn a_start_keeps_to_its_own_cpus() {
+        let cpus = |cpus: &[u32]| HostMemory { cpus: cpus.to_vec(), ..part(Some(0), 1) };
+        let mut memory = [cpus(&[0, 1, 2]), cpus(&[4, 5])];
+        keep_to(&mut memory, &[1, 2, 3]);
+        assert_eq!(memory.map(|part| part.cpus), [vec![1, 2], vec![4, 5]]);
     }
 
     #[test]

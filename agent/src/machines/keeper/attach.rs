@@ -5,13 +5,13 @@ use std::collections::BTreeSet;
 use lease::hardware::Attach;
 use types::{ids::MachineId, node::MachineShape};
 
-use super::{Entry, Keeper, RefusedError, State, View};
+use super::{Entry, Keeper, Record, RefusedError, State, View, trouble};
 use crate::{
     assign,
     events::Event,
     init::boot::chain,
     machines::{
-        attach::{self, AttachFailure, Refusal, Seat},
+        attach::{self, AttachFailure, Kept, Refusal, Seat},
         cpus::{self, Promise},
         plan::{Process, Released},
         vmm,
@@ -96,64 +96,49 @@ impl Keeper {
         self.view(machine).map(Ok)
     }
 
-    /// Takes something out of a machine.
-    pub(super) async fn detach(
+    /// Takes note that something was taken out of a machine, or is to be destroyed. Its process was
+    /// told before: the keeper waits for none.
+    pub(super) fn detach(
         &mut self,
         machine: MachineId,
         id: &str,
         how: Leaving,
     ) -> Result<Result<View, Refusal>, RefusedError> {
-        let state = self.living(machine)?;
+        self.living(machine)?;
         let entry = self.machines.get(&machine).ok_or(RefusedError::Unknown { machine })?;
-        let found = entry.record.attachments.iter().position(|kept| kept.device.id() == id);
+        let mut record = entry.record.clone();
+        let found = record.attachments.iter().position(|kept| kept.device.id() == id);
         let Some(at) = found else { return Ok(Err(Refusal::Unknown { id: id.to_owned() })) };
-        let removal = match how {
-            Leaving::Erased => return self.erase(machine, at).await,
-            Leaving::Asked => vmm::Removal::Asked,
-            Leaving::Pulled => vmm::Removal::Pulled,
-        };
-        let failed = !entry.record.attachments[at].fault.is_empty();
-        if state == State::Running && !failed {
-            vmm::detach(machine, id, removal).await?;
-        }
-        let mut record = entry.record.clone();
-        match &mut record.attachments[at] {
-            // Nothing of a device is kept.
-            kept if matches!(kept.device, Attach::Pci { .. }) => {
-                drop(record.attachments.remove(at))
-            }
-            kept => (kept.seat, kept.fault) = (Seat::Out, String::new()),
-        }
-        record.note(self.config.clock.now(), format!("{id} is detached"));
-        self.replace(machine, record)
-    }
-
-    async fn erase(
-        &mut self,
-        machine: MachineId,
-        at: usize,
-    ) -> Result<Result<View, Refusal>, RefusedError> {
-        let entry = self.machines.get(&machine).ok_or(RefusedError::Unknown { machine })?;
-        let mut record = entry.record.clone();
         let kept = record.attachments.remove(at);
-        let id = kept.device.id();
-        // A guest may take its time to let go.
-        let there = vmm::devices(machine).await.unwrap_or_default();
-        if kept.seat == Seat::In || there.iter().any(|device| device.id == id) {
-            return Ok(Err(Refusal::In { id }));
-        }
-        if let Err(error) = attach::erase(&self.config.tools, machine, &kept.device) {
-            super::trouble("disk", &error);
-            return Ok(Err(Refusal::In { id }));
-        }
-        record.note(self.config.clock.now(), format!("{id} is erased"));
+        let disk = matches!(kept.device, Attach::Disk(_));
+        let what = match how {
+            Leaving::Asked | Leaving::Pulled => {
+                // Nothing of a device is kept.
+                if disk {
+                    let kept = Kept { seat: Seat::Out, fault: String::new(), ..kept };
+                    record.attachments.insert(at, kept);
+                }
+                "detached"
+            }
+            Leaving::Erased => {
+                if kept.seat == Seat::In && kept.fault.is_empty() {
+                    return Ok(Err(Refusal::In { id: id.to_owned() }));
+                }
+                if let Err(error) = attach::erase(&self.config.tools, machine, &kept.device) {
+                    trouble("disk", &error);
+                    return Ok(Err(Refusal::In { id: id.to_owned() }));
+                }
+                "erased"
+            }
+        };
+        record.note(self.config.clock.now(), format!("{id} is {what}"));
         self.replace(machine, record)
     }
 
     fn replace(
         &mut self,
         machine: MachineId,
-        record: super::Record,
+        record: Record,
     ) -> Result<Result<View, Refusal>, RefusedError> {
         self.config.store.put_machine(&record)?;
         if let Some(entry) = self.machines.get_mut(&machine) {
@@ -209,6 +194,11 @@ impl Keeper {
             }
         };
         let kept = entry.record.attachments.iter_mut().find(|kept| kept.device.id() == id);
+        if result.is_ok() && kept.as_ref().is_none_or(|kept| kept.seat == Seat::Out) {
+            // It was taken back while it was being attached.
+            let id = id.to_owned();
+            tokio::spawn(async move { vmm::detach(machine, &id, vmm::Removal::Asked).await });
+        }
         if let Some(kept) = kept {
             kept.fault = if result.is_ok() { String::new() } else { what.clone() };
         }

@@ -75,7 +75,7 @@ impl Keeper {
                 drop(answer.send(self.attach(machine, wanted)));
             }
             Command::Detach(machine, id, how, answer) => {
-                drop(answer.send(self.detach(machine, &id, how).await));
+                drop(answer.send(self.detach(machine, &id, how)));
             }
             Command::Recover(device, answer) => drop(answer.send(self.recover(device))),
         }
