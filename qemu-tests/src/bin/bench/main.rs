@@ -39,6 +39,22 @@ struct Arguments {
     /// Runs of each measurement; the table shows medians.
     #[arg(long, default_value_t = 10)]
     runs: u32,
+    /// Measure this alone; repeat for several.
+    #[arg(long, value_enum)]
+    only: Vec<Part>,
+}
+
+/// What is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Part {
+    /// How soon a guest runs.
+    Starts,
+    /// What devices cost.
+    Devices,
+    /// What memory costs.
+    Memory,
+    /// What disks give.
+    Disks,
 }
 
 /// How long one start may take.
@@ -91,10 +107,17 @@ fn run(arguments: &Arguments) -> Result<()> {
         paths.push((address.clone(), bed.bind(&address)?));
     }
     let mut bench = Bench { bed, runs: arguments.runs, peer, paths };
-    let mut rows = bench.starts()?;
-    rows.extend(bench.devices()?);
-    rows.extend(bench.memory()?);
-    rows.extend(bench.disks()?);
+    let mut rows = Vec::new();
+    for part in [Part::Starts, Part::Devices, Part::Memory, Part::Disks] {
+        if arguments.only.is_empty() || arguments.only.contains(&part) {
+            rows.extend(match part {
+                Part::Starts => bench.starts()?,
+                Part::Devices => bench.devices()?,
+                Part::Memory => bench.memory()?,
+                Part::Disks => bench.disks()?,
+            });
+        }
+    }
     let size = fs::metadata(&arguments.vmm)?.len();
     rows.push(Row { what: "program", unit: "MiB", ours: mebi(size), peers: None });
     print(&rows, bench.peer.as_ref());
