@@ -23,6 +23,7 @@ use super::{
     execute::{Progress, Tools},
     plan::Record,
     plug::{self, PlugError},
+    vmm,
 };
 use crate::assign::{self, AssignError};
 
@@ -184,6 +185,15 @@ pub enum AttachFailure {
     Broken,
 }
 
+/// How something came to be in a machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Plugged {
+    /// It was there already, as after a restart of the agent.
+    Before,
+    /// It was plugged now.
+    Now,
+}
+
 /// Attaches `device` to a machine that runs, and reports.
 pub async fn carry_out(
     tools: Tools,
@@ -197,8 +207,12 @@ pub async fn carry_out(
     let _ = progress.send(Progress::Attached(machine, id, result)).await;
 }
 
-async fn plug(tools: &Tools, record: &Record, device: &Attach) -> Result<(), AttachFailure> {
+async fn plug(tools: &Tools, record: &Record, device: &Attach) -> Result<Plugged, AttachFailure> {
     let machine = record.lease.id;
+    let there = vmm::devices(machine).await.unwrap_or_default();
+    if there.iter().any(|known| known.id == device.id()) {
+        return Ok(Plugged::Before);
+    }
     let (file, device) = match device {
         Attach::Disk(disk) => open_disk(tools, record, disk).await?,
         Attach::Pci { address } => {
@@ -215,7 +229,7 @@ async fn plug(tools: &Tools, record: &Record, device: &Attach) -> Result<(), Att
     let request = AttachRequest { id, device };
     let done = tokio::task::spawn_blocking(move || plug::plug(machine, &request, &file));
     done.await.map_err(|_| AttachFailure::Broken)??;
-    Ok(())
+    Ok(Plugged::Now)
 }
 
 async fn open_disk(

@@ -26,7 +26,7 @@ use types::{
 };
 
 use super::{
-    attach::{self, AttachFailure},
+    attach::{self, AttachFailure, Plugged},
     content::{Cache, ContentError},
     cpus::HostCpu,
     disk::{self, DiskError},
@@ -86,7 +86,7 @@ pub enum Progress {
     /// The guest runs.
     Running(MachineId, i32, Duration),
     /// Something was attached, or was not.
-    Attached(MachineId, String, Result<(), AttachFailure>),
+    Attached(MachineId, String, Result<Plugged, AttachFailure>),
     /// It was not started.
     Failed(MachineId, StartError),
     /// Everything it held was taken back; per device, how its reset went.

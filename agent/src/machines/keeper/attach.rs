@@ -11,7 +11,7 @@ use crate::{
     events::Event,
     init::boot::chain,
     machines::{
-        attach::{self, AttachFailure, Kept, Refusal, Seat},
+        attach::{self, AttachFailure, Kept, Plugged, Refusal, Seat},
         cpus::{self, Promise},
         plan::{Process, Released},
         vmm,
@@ -156,7 +156,7 @@ impl Keeper {
         Ok(view.state)
     }
 
-    /// Plugs, after a start, whatever is to be in the machine.
+    /// Plugs, after a start of the machine or of the agent, whatever is to be in the machine.
     pub(super) fn plug_all(&mut self, machine: MachineId) {
         let Some(entry) = self.machines.get_mut(&machine) else { return };
         let back = entry.record.attachments.iter_mut().filter(|kept| attach::comes_back(kept));
@@ -181,12 +181,13 @@ impl Keeper {
         &mut self,
         machine: MachineId,
         id: &str,
-        result: Result<(), AttachFailure>,
+        result: Result<Plugged, AttachFailure>,
     ) {
         let now = self.config.clock.now();
         let Some(entry) = self.machines.get_mut(&machine) else { return };
         let what = match &result {
-            Ok(()) => format!("{id} is attached"),
+            Ok(Plugged::Before) => return,
+            Ok(Plugged::Now) => format!("{id} is attached"),
             Err(error) => {
                 let reason = format!("{id} is not attached: {}", chain(error));
                 eprintln!("{}", Event::MachineFailed { machine, reason: reason.clone() });

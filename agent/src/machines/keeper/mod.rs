@@ -265,6 +265,10 @@ impl Keeper {
             accounts::resume(&mut entry.record, entry.seen.process, now, last_seen);
         }
         self.keep_promises();
+        let running = |entry: &Entry| matches!(entry.seen.process, Process::Running { .. });
+        let running: Vec<MachineId> =
+            self.machines.iter().filter(|(_, e)| running(e)).map(|(id, _)| *id).collect();
+        running.into_iter().for_each(|machine| self.plug_all(machine));
         Ok(())
     }
 
