@@ -197,6 +197,24 @@ impl Host {
         self.qmp.execute("send-key", json!({ "keys": keys })).map(drop)
     }
 
+    /// Tells whether the emulated processor still does anything: QEMU counting instructions has been
+    /// seen to stand still, with the processor neither halted nor at another instruction ever.
+    pub fn standstill(&mut self) -> String {
+        let mut seen = std::collections::BTreeSet::new();
+        for _ in 0..10 {
+            let Ok(registers) = self.qmp.human("info registers") else {
+                return "QEMU is gone".to_owned();
+            };
+            seen.insert(registers);
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        let halted = seen.iter().any(|registers| registers.contains("HLT=1"));
+        match (seen.len(), halted) {
+            (1, false) => "the emulated processor stands still".to_owned(),
+            (count, _) => format!("the emulated processor works ({count} states in a second)"),
+        }
+    }
+
     /// Waits until QEMU has ended by itself, as it does when the host powers off.
     pub fn wait_for_end(&mut self, limit: Duration) -> Result<()> {
         let deadline = std::time::Instant::now() + limit;
