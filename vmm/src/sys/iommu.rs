@@ -167,8 +167,12 @@ impl AddressSpace for Iommufd {
 
     fn map_peer(&self, device: &dyn Device, area: &PeerArea<'_>) -> io::Result<()> {
         // The mapping holds on to the exported area; the descriptor is not needed any more.
-        let exported = device.export(area.bar, area.area)?;
+        let told = |what: &str, error| io::Error::other(format!("{what}: {error}"));
+        let exported = device
+            .export(area.bar, area.area)
+            .map_err(|error| told("VFIO does not export it", error))?;
         self.map_file(exported.as_raw_fd(), 0, area.area.size, area.guest)
+            .map_err(|error| told("iommufd does not map it", error))
     }
 
     fn unmap(&self, guest: u64, size: u64) -> io::Result<()> {
