@@ -9,6 +9,7 @@ pub mod console;
 pub mod control;
 pub mod events;
 pub mod init;
+pub mod install;
 pub mod inventory;
 pub mod machines;
 pub mod net;

@@ -28,6 +28,7 @@ use crate::{
     control::{Control, Parts, authority::Authority},
     events::Event,
     init::boot::chain,
+    install::session,
     inventory::{self, rules},
     machines::{
         content::Cache,
@@ -45,6 +46,8 @@ use crate::{
 
 const STATE: &str = "/state";
 const DATA: &str = "/data";
+/// The file in STATE with the node's key.
+pub(crate) const NODE_KEY: &str = "node.key";
 
 /// Returns the release this program belongs to.
 pub fn release() -> String {
@@ -83,6 +86,7 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
     let (pages, page) =
         watch::channel(Page { node: node.to_string(), release: release(), ..Page::default() });
     tokio::spawn(console::run(page));
+    session::grow_data();
     let found = config::settled(Path::new("/")).await;
     let overlay = match &found.spec {
         Ok(spec) => {
@@ -92,6 +96,9 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
                 page.name.clone_from(&spec.name);
                 page.config = found.source.to_string();
             });
+            if let Some(install) = &spec.install {
+                session::attempt(install, &found.document, &init, &pages).await;
+            }
             match serve(spec, key, node, &init, notices, &pages).await {
                 Ok(overlay) => Some(overlay),
                 Err(reason) => {
@@ -370,7 +377,7 @@ async fn show(
 
 /// Returns the node's key, which is made at the first start.
 fn node_key(state: &Path) -> io::Result<SigningKey> {
-    let path = state.join("node.key");
+    let path = state.join(NODE_KEY);
     match fs::read(&path) {
         Ok(bytes) => {
             let seed: [u8; 32] = bytes.as_slice().try_into().map_err(|_| {

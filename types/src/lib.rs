@@ -13,6 +13,7 @@ pub mod devices;
 pub mod forward;
 pub mod hex;
 pub mod ids;
+pub mod install;
 pub mod node;
 pub mod operations;
 pub mod topology;

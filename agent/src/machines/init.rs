@@ -95,6 +95,11 @@ impl Init {
         self.send(&Request::Kill { machine }, &[])
     }
 
+    /// Takes the node down.
+    pub fn shutdown(&self, action: Action) -> Result<(), InitError> {
+        self.send(&Request::Shutdown { action }, &[])
+    }
+
     /// Tells init that the agent is at work.
     pub fn alive(&self) -> Result<(), InitError> {
         self.send(&Request::Alive, &[])

@@ -24,6 +24,9 @@ pub enum Medium {
     IsoCd,
     /// The ISO written to a USB stick, through OVMF.
     IsoUsb,
+    /// The ISO as a CD beside an NVMe disk at this path, serial number `INSTALL0`. Firmware's own
+    /// boot entries decide which of them starts.
+    IsoCdAndDisk(PathBuf),
     /// A copy of the raw disk image on an NVMe disk, through OVMF. The path is the copy.
     Disk(PathBuf),
     /// Whatever OVMF's own PXE client gets over the uplink.
@@ -311,6 +314,16 @@ fn medium(command: &mut Command, image: &Path, folder: &Path, medium: &Medium) -
                 .arg("-drive")
                 .arg(format!("if=none,id=disk,format=raw,cache=unsafe,file={}", path.display()));
             command.args(["-device", "nvme,drive=disk,serial=HOLDFAST0,bootindex=1"]);
+        }
+        Medium::IsoCdAndDisk(path) => {
+            command
+                .arg("-drive")
+                .arg(format!("if=none,id=cd,media=cdrom,readonly=on,file={}", iso.display()));
+            command.args(["-device", "ide-cd,drive=cd"]);
+            command
+                .arg("-drive")
+                .arg(format!("if=none,id=disk,format=raw,cache=unsafe,file={}", path.display()));
+            command.args(["-device", "nvme,drive=disk,serial=INSTALL0"]);
         }
         Medium::Network => {}
     }
