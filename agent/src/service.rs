@@ -34,6 +34,7 @@ use crate::{
     inventory::{self, rules},
     machines::{
         content::Cache,
+        cpus::{self, HostCpu},
         execute::Tools,
         init::{Init, Notice},
         keeper::{self, KeeperConfig, Machines},
@@ -230,6 +231,7 @@ async fn serve(
         cache,
         data: PathBuf::from(DATA),
         root: PathBuf::from("/"),
+        cpus: host_cpus(spec),
     };
     let known = init.list().await.map_err(|e| text(&e))?;
     let machines = keeper::start(KeeperConfig {
@@ -263,6 +265,12 @@ async fn serve(
     let shown = Shown { uplinks, notice, machines, overlay: overlay.clone(), clock };
     tokio::spawn(show(pages.clone(), shown));
     Ok(overlay)
+}
+
+/// Reads the host's CPUs.
+fn host_cpus(spec: &NodeSpec) -> Arc<[HostCpu]> {
+    let root = Path::new("/");
+    cpus::read(root, &memory::nodes(root, spec.machines.huge_page)).into()
 }
 
 /// Brings the last good network back when the configured one does not reach the overlay.

@@ -14,6 +14,9 @@
 //! | `POST /v1/nodes/{id}/devices/{address}/release` |         | 202 [`Releasing`]       |
 //! | `GET /v1/machines/{id}/receipts`      |                  | [`Receipts`]            |
 //! | `POST /v1/machines/{id}/{nmi, pause, resume}` |          | [`Machine`]             |
+//! | `GET /v1/machines/{id}/devices`        |                  | [`crate::hardware::Attachments`] |
+//! | `POST /v1/machines/{id}/devices`       | [`crate::hardware::Attach`] | 202 [`crate::hardware::Attachment`] |
+//! | `DELETE /v1/machines/{id}/devices/{name}` |               | 202 [`crate::hardware::Attachment`] |
 //! | `GET /v1/machines/{id}/counters`       |                  | [`types::operations::VmCounters`] |
 //! | `GET /v1/machines/{id}/events`         |                  | [`types::operations::VmEvents`] |
 //! | `GET /v1/node` (to a node, unsigned)   |                  | [`types::node::Offer`]  |
@@ -27,7 +30,11 @@ use types::{
     units::{Mebibytes, UnixSeconds},
 };
 
-use crate::{document::Envelope, metering::SignedReceipt};
+use crate::{
+    document::Envelope,
+    hardware::{Hardware, Placement},
+    metering::SignedReceipt,
+};
 
 /// Longest kernel command line that is passed on, in bytes (x86 `COMMAND_LINE_SIZE` less one).
 pub const MAX_CMDLINE: usize = 2047;
@@ -58,6 +65,9 @@ pub struct CreateMachine {
     pub lease: Envelope,
     /// What to start.
     pub image: Image,
+    /// What is chosen of the hardware.
+    #[serde(default)]
+    pub hardware: Hardware,
 }
 
 /// What a machine starts from.
@@ -202,6 +212,12 @@ pub struct Machine {
     pub shape: MachineShape,
     /// What it starts from.
     pub image: Image,
+    /// What its renter chose of the hardware.
+    #[serde(default)]
+    pub hardware: Hardware,
+    /// Where on the node it is since its latest start.
+    #[serde(default)]
+    pub placement: Option<Placement>,
     /// What it does.
     pub state: MachineState,
     /// The same in a sentence; empty when there is nothing to add.

@@ -130,6 +130,10 @@ impl Lease {
         if self.shape.disk_mib.to_bytes().is_none() {
             return field("shape.disk_mib", self.shape.disk_mib.0.to_string(), "less than 2^44");
         }
+        let rates = self.shape.disk_limit.iter().flat_map(|all| [all.bytes, all.operations]);
+        if rates.flatten().any(|rate| rate.per_second == 0) {
+            return field("shape.disk_limit", "0 per second".into(), "1 or more");
+        }
         let devices: BTreeSet<_> = self.shape.devices.iter().collect();
         if devices.len() != self.shape.devices.len() || devices.len() > MAX_DEVICES {
             let found = format!("{} addresses", self.shape.devices.len());

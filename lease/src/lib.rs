@@ -13,6 +13,7 @@ pub mod api;
 pub mod authority;
 pub mod canonical;
 pub mod document;
+pub mod hardware;
 pub mod lifecycle;
 pub mod metering;
 pub mod problem;

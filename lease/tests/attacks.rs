@@ -36,6 +36,7 @@ fn lease() -> Lease {
             memory_mib: Mebibytes(512),
             disk_mib: Mebibytes(0),
             devices: vec!["0000:01:00.0".parse().unwrap()],
+            disk_limit: None,
         },
         start: UnixSeconds(1000),
         end: UnixSeconds(2000),

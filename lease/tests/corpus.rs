@@ -2,6 +2,9 @@
 
 use std::path::Path;
 
+use lease::hardware::{Attach, Hardware};
+use types::node::MachineShape;
+
 fn replay(target: &str, run: impl Fn(&[u8])) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(target);
     let files: Vec<_> = std::fs::read_dir(&folder).expect("a corpus").flatten().collect();
@@ -43,5 +46,25 @@ fn signatures() {
         let text = String::from_utf8_lossy(bytes);
         let (input, signature) = text.split_once('\n').unwrap_or((&text, ""));
         let _ = lease::request::parse(input, signature);
+    });
+}
+
+#[test]
+fn hardware() {
+    replay("hardware", |bytes| {
+        if let Ok((shape, hardware)) = serde_json::from_slice::<(MachineShape, Hardware)>(bytes)
+            && hardware.check(&shape).is_ok()
+        {
+            assert!(hardware.own_disk(&shape) <= shape.disk_mib);
+            let later = hardware.plugged_later.len();
+            assert!(hardware.cold_devices(&shape).len() + later <= shape.devices.len());
+        }
+        if let Ok(wanted) = serde_json::from_slice::<Attach>(bytes)
+            && wanted.check().is_ok()
+        {
+            let id = wanted.id();
+            assert!(!id.is_empty() && !id.contains('/') && !id.starts_with(".."));
+            assert!(id.len() <= 20);
+        }
     });
 }

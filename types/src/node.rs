@@ -7,6 +7,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use crate::{
     ids::{MachineId, NodeId},
     units::{Mebibytes, UnixSeconds},
+    vm::RateLimit,
 };
 
 /// A PCI function's address, `DDDD:BB:DD.F` in hexadecimal as `lspci -D` prints it.
@@ -158,6 +159,9 @@ pub struct MachineShape {
     pub disk_mib: Mebibytes,
     /// Devices passed through, by address on the node.
     pub devices: Vec<Bdf>,
+    /// Most that the machine's disks move together, if that is bounded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk_limit: Option<RateLimit>,
 }
 
 #[cfg(test)]

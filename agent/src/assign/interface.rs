@@ -54,14 +54,15 @@ pub struct Handover {
     pub devices: Vec<(Bdf, OwnedFd)>,
 }
 
-/// Opens bound devices.
-pub fn hand_over(root: &Path, devices: &[Bdf]) -> Result<Handover, AssignError> {
-    let classes: Vec<u32> = devices.iter().filter_map(|device| class_of(root, *device)).collect();
+/// Opens bound devices. `all` are those too that may be attached later: the interface is chosen for
+/// them all.
+pub fn hand_over(root: &Path, devices: &[Bdf], all: &[Bdf]) -> Result<Handover, AssignError> {
+    let classes: Vec<u32> = all.iter().filter_map(|device| class_of(root, *device)).collect();
     let containers = root.join(CONTAINER).exists();
     let peers = if containers { peers(&classes) } else { Peers::Apart };
     let iommufd = root.join(IOMMUFD).exists();
     let interface = choose(peers, iommufd);
-    let open_shared = |path: &str| open_file(root, devices, path);
+    let open_shared = |path: &str| open_file(root, all, path);
     let (iommu, devices) = match interface {
         VfioInterface::Cdev => {
             let each = devices.iter().map(|device| Ok((*device, open(root, *device)?)));
@@ -70,6 +71,21 @@ pub fn hand_over(root: &Path, devices: &[Bdf]) -> Result<Handover, AssignError> 
         VfioInterface::Group => (open_shared(CONTAINER)?, open_groups(root, devices)?),
     };
     Ok(Handover { interface, peers, iommu, devices })
+}
+
+/// Opens one bound device for a machine that runs, by the interface that it was started with.
+pub fn open_one(
+    root: &Path,
+    device: Bdf,
+    interface: VfioInterface,
+) -> Result<OwnedFd, AssignError> {
+    match interface {
+        VfioInterface::Cdev => open(root, device),
+        VfioInterface::Group => {
+            let opened = open_groups(root, &[device])?.into_iter().next();
+            opened.map(|(_, group)| group).ok_or(AssignError::NoCharacterDevice { device })
+        }
+    }
 }
 
 /// Returns whether devices of these classes can use each other's memory: two that have some, or one
@@ -168,7 +184,7 @@ mod tests {
     fn the_interface_is_the_kernels_and_the_devices() {
         let chosen = |class, iommufd| {
             let (root, devices) = host(class, iommufd);
-            let handover = hand_over(root.path(), &devices).expect("opened");
+            let handover = hand_over(root.path(), &devices, &devices).expect("opened");
             assert_eq!(handover.devices.len(), 2);
             (handover.interface, handover.peers)
         };

@@ -2,6 +2,7 @@
 //! groups at a time, reset with a deadline. `inventory::rules` decides which.
 //! Source: Documentation/ABI/testing/sysfs-bus-pci, Documentation/driver-api/vfio.rst.
 
+pub mod cliques;
 mod interface;
 mod ladder;
 
@@ -13,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-pub use interface::{Handover, Peers, hand_over};
+pub use interface::{Handover, Peers, hand_over, open_one};
 pub use ladder::{Recovered, Rung, reset};
 use types::node::Bdf;
 
@@ -111,6 +112,16 @@ pub fn node_of(root: &Path, device: Bdf) -> Option<u32> {
     let text = fs::read_to_string(device_path(root, device).join("numa_node")).ok()?;
     // -1 stands for none.
     text.trim().parse().ok()
+}
+
+/// Returns vendor and device id, and the class code, as the kernel read them.
+pub fn identity(root: &Path, device: Bdf) -> Option<((u16, u16), u32)> {
+    let number = |name: &str| {
+        let text = fs::read_to_string(device_path(root, device).join(name)).ok()?;
+        u32::from_str_radix(text.trim().trim_start_matches("0x"), 16).ok()
+    };
+    let half = |name| u16::try_from(number(name)?).ok();
+    Some(((half("vendor")?, half("device")?), number("class")?))
 }
 
 fn device_path(root: &Path, device: Bdf) -> PathBuf {

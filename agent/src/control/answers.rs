@@ -89,6 +89,8 @@ pub fn machine(node: NodeId, now: UnixSeconds, view: &View) -> lease::api::Machi
         end: record.end(),
         shape: lease.shape.clone(),
         image: record.image.clone(),
+        hardware: record.hardware.clone(),
+        placement: record.placement.clone(),
         state,
         detail: record.last_stop.clone(),
         addresses: address.map(IpAddr::V4).into_iter().collect(),

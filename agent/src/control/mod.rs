@@ -4,6 +4,7 @@
 //! `routes` is pure; `authority` checks signatures and leases; `streams` serves what is long-lived.
 
 pub mod answers;
+mod attachments;
 pub mod authority;
 mod guests;
 pub mod routes;
@@ -26,7 +27,7 @@ use types::{
 use self::{
     answers::{json, machine, problem, refused},
     authority::Authority,
-    routes::{Handling, Route},
+    routes::{Attaching, Handling, Route},
 };
 use crate::{
     events::Event,
@@ -153,12 +154,38 @@ impl Control {
                 self.owned(signer, id)?;
                 guests::watch(id, what).await
             }
+            Route::Attachments { machine: id, what } => {
+                let view = self.owned(signer, id)?;
+                self.attachments(signer, request, (&view, what)).await
+            }
             Route::ReadPrevious { machine: id } => {
                 self.owned(signer, id)?;
                 guests::previous_console(id)
             }
             Route::Tunnel { .. } | Route::Dump { .. } => {
                 Err(Kind::Unprocessable.because("a tunnel or a dump is opened as a stream"))
+            }
+        }
+    }
+
+    /// Serves what is about disks and devices that come and go.
+    async fn attachments(
+        &self,
+        signer: &VerifiedRequest,
+        request: &ForwardedRequest,
+        (view, what): (&View, Attaching),
+    ) -> Result<ForwardedResponse, Problem> {
+        let machines = &self.parts.machines;
+        match what {
+            Attaching::List => Ok(json(200, &attachments::list(view).await)),
+            Attaching::Attach => {
+                let wanted = answers::body(request)?;
+                let act = attachments::attach(machines, view.record.lease.id, wanted);
+                self.once(signer, request, act).await
+            }
+            Attaching::Detach { name, how } => {
+                let act = attachments::detach(machines, view, &name, how);
+                self.once(signer, request, act).await
             }
         }
     }
@@ -230,15 +257,18 @@ impl Control {
             let detail = "image.disk names a disk's content, and the lease grants no disk";
             return Err(Kind::Unprocessable.because(detail));
         }
+        let (hardware, shape) = (body.hardware, &lease.shape);
+        hardware.check(shape).map_err(|error| Kind::Unprocessable.because(error.to_string()))?;
         // The same lease asked for again by its renter, as after an answer that got lost.
         if let Some(view) = self.parts.machines.get(lease.id)
             && view.record.lease == lease
             && view.record.deleted.is_none()
             && view.record.image == body.image
+            && view.record.hardware == hardware
         {
             return Ok(self.describe(201, &view));
         }
-        let order = Order { image: body.image, lease, gateway };
+        let order = Order { image: body.image, hardware, lease, gateway };
         let ask = |answer| Command::Create(Box::new(order), answer);
         let view = self.parts.machines.ask(ask).await.map_err(|error| refused(&error))?;
         Ok(self.describe(201, &view))
@@ -386,6 +416,7 @@ impl Control {
             | Route::ReadPrevious { .. }
             | Route::Handle { .. }
             | Route::Watch { .. }
+            | Route::Attachments { .. }
             | Route::WriteConsole { .. } => {
                 let detail = "only consoles, tunnels and dumps of machines are streams";
                 return Err(Kind::Unprocessable.because(detail));

@@ -7,7 +7,7 @@ use types::{
     node::Bdf,
 };
 
-use crate::machines::keeper::Switch;
+use crate::machines::keeper::{Leaving, Switch};
 
 /// An operation of this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -66,6 +66,13 @@ pub enum Route {
         /// What is wanted.
         what: Watched,
     },
+    /// `…/v1/machines/ID/devices…`
+    Attachments {
+        /// Which.
+        machine: MachineId,
+        /// What is done.
+        what: Attaching,
+    },
     /// `POST /v1/machines/ID/dump`
     Dump {
         /// Which.
@@ -103,6 +110,22 @@ pub enum Route {
         machine: MachineId,
         /// TCP port of the guest.
         port: u16,
+    },
+}
+
+/// What is done with disks and devices that come and go.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Attaching {
+    /// `GET /v1/machines/ID/devices`
+    List,
+    /// `POST /v1/machines/ID/devices`
+    Attach,
+    /// `DELETE /v1/machines/ID/devices/NAME[?pull=1][&erase=1]`
+    Detach {
+        /// Name of what was attached.
+        name: String,
+        /// How it leaves.
+        how: Leaving,
     },
 }
 
@@ -190,6 +213,18 @@ impl Route {
             ("GET", ["events"]) => {
                 let from = number(request, "from")?;
                 Self::Watch { machine, what: Watched::Events(from) }
+            }
+            ("GET", ["devices"]) => Self::Attachments { machine, what: Attaching::List },
+            ("POST", ["devices"]) => Self::Attachments { machine, what: Attaching::Attach },
+            ("DELETE", ["devices", name]) => {
+                let wanted = |word| query(request, word).is_some_and(is_yes);
+                let how = match (wanted("erase"), wanted("pull")) {
+                    (true, _) => Leaving::Erased,
+                    (false, true) => Leaving::Pulled,
+                    (false, false) => Leaving::Asked,
+                };
+                let what = Attaching::Detach { name: (*name).to_owned(), how };
+                Self::Attachments { machine, what }
             }
             ("POST", ["dump"]) => Self::Dump { machine },
             ("GET", ["console"]) if query(request, "previous").is_some_and(is_yes) => {
@@ -280,6 +315,14 @@ mod tests {
         let pause = Route::Handle { machine, handling: Handling::Pause };
         assert_eq!(parse("POST", &at("/pause")), Ok(pause));
         assert_eq!(parse("POST", &at("/dump")), Ok(Route::Dump { machine }));
+        let attaching = |what| Ok(Route::Attachments { machine, what });
+        assert_eq!(parse("POST", &at("/devices")), attaching(Attaching::Attach));
+        let name = "0000:01:00.0".to_owned();
+        let detach = |how| attaching(Attaching::Detach { name: name.clone(), how });
+        let path = at(&format!("/devices/{name}"));
+        assert_eq!(parse("DELETE", &path), detach(Leaving::Asked));
+        assert_eq!(parse("DELETE", &format!("{path}?pull=1")), detach(Leaving::Pulled));
+        assert_eq!(parse("DELETE", &format!("{path}?erase=true")), detach(Leaving::Erased));
         let previous = Route::ReadPrevious { machine };
         assert_eq!(parse("GET", &at("/console?previous=1")), Ok(previous));
         let receipts = Route::ReadReceipts { machine, after: 3 };

@@ -33,13 +33,45 @@ pub fn open(
     size: Mebibytes,
     image: Option<&Path>,
 ) -> Result<File, DiskError> {
-    let folder = folder(data, machine);
-    let path = folder.join("disk.raw");
+    open_named(&folder(data, machine), "disk", size, image)
+}
+
+/// Opens a disk that is attached to a machine, and makes it the first time. `name` is checked before.
+pub fn open_extra(
+    data: &Path,
+    machine: MachineId,
+    name: &str,
+    size: Mebibytes,
+    image: Option<&Path>,
+) -> Result<File, DiskError> {
+    open_named(&folder(data, machine), &extra(name), size, image)
+}
+
+/// Destroys a disk that was attached to a machine. Nothing happens when there is none.
+pub fn destroy_extra(data: &Path, machine: MachineId, name: &str) -> io::Result<()> {
+    match fs::remove_file(folder(data, machine).join(format!("{}.raw", extra(name)))) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
+
+/// File name, without its end, of an attached disk: no name of its makes it the machine's own.
+fn extra(name: &str) -> String {
+    format!("extra-{name}")
+}
+
+fn open_named(
+    folder: &Path,
+    name: &str,
+    size: Mebibytes,
+    image: Option<&Path>,
+) -> Result<File, DiskError> {
+    let path = folder.join(format!("{name}.raw"));
     let host = |source| DiskError::Host { path: path.display().to_string(), source };
-    fs::create_dir_all(&folder).map_err(host)?;
+    fs::create_dir_all(folder).map_err(host)?;
     if !path.exists() {
         let size = size.to_bytes().unwrap_or(u64::MAX);
-        let partial = folder.join("disk.partial");
+        let partial = folder.join(format!("{name}.partial"));
         make(&partial, size, image).map_err(|error| match error {
             MakeError::Small { image } => DiskError::Small { image, disk: size },
             MakeError::Io(source) => host(source),
@@ -49,12 +81,14 @@ pub fn open(
     File::options().read(true).write(true).open(&path).map_err(host)
 }
 
-/// Returns how much of a machine's disk is on `data` already, in MiB; the rest is holes.
+/// Returns how much of a machine's disks is on `data` already, in MiB; the rest is holes.
 pub fn allocated_mib(data: &Path, machine: MachineId) -> u64 {
     use std::os::unix::fs::MetadataExt;
-    let metadata = fs::metadata(folder(data, machine).join("disk.raw"));
+    let Ok(files) = fs::read_dir(folder(data, machine)) else { return 0 };
+    let disks = files.flatten().filter(|file| file.path().extension().is_some_and(|e| e == "raw"));
     // stat(2): blocks of 512 bytes, whatever the file system's are.
-    metadata.map_or(0, |metadata| metadata.blocks() >> 11)
+    disks.filter_map(|file| file.metadata().ok()).map(|metadata| metadata.blocks()).sum::<u64>()
+        >> 11
 }
 
 /// Destroys everything of a machine. Nothing happens when there is nothing.
@@ -134,6 +168,26 @@ mod tests {
         assert_eq!(&start, b"mine");
         destroy(data.path(), MACHINE).expect("destroyed");
         assert!(!folder(data.path(), MACHINE).exists());
+    }
+
+    #[test]
+    fn attached_disks_are_files_of_their_own() {
+        let data = tempfile::tempdir().expect("a directory");
+        let size = Mebibytes(1);
+        let open = |name| open_extra(data.path(), MACHINE, name, size, None).expect("made");
+        open("disk").write_all(&[7; PIECE]).expect("written");
+        assert_eq!(open("a").metadata().expect("a file").len(), 1 << 20);
+        let own = super::open(data.path(), MACHINE, Mebibytes(2), None).expect("made");
+        assert_eq!(own.metadata().expect("a file").len(), 2 << 20);
+        let mut first = [0];
+        open("disk").read_exact(&mut first).expect("read");
+        assert_eq!(first, [7]);
+        open("disk").write_all(&[7; 1 << 20]).expect("written");
+        assert_eq!(allocated_mib(data.path(), MACHINE), 1);
+        destroy_extra(data.path(), MACHINE, "disk").expect("destroyed");
+        destroy_extra(data.path(), MACHINE, "disk").expect("nothing to do");
+        open("disk").read_exact(&mut first).expect("read");
+        assert_eq!(first, [0]);
     }
 
     #[test]

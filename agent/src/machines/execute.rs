@@ -10,6 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use lease::hardware::Placement;
 use overlay::Overlay;
 use rustix::fs::{MemfdFlags, SealFlags};
 use tokio::sync::mpsc;
@@ -17,24 +18,29 @@ use types::{
     config::HugePage,
     ids::{ContentId, MachineId},
     node::Bdf,
-    topology::Topology,
+    topology::{NumaNode, Topology},
     vm::{
-        Boot, CoreScheduling, Disk, DiskModel, HostMemory, HyperV, MemoryBacking, Net, Passthrough,
-        PassthroughDevice, SPEC_FD, SPEC_VERSION, VmPhase, VmSpec, Vsock,
+        Boot, CoreScheduling, Disk, HostMemory, MemoryBacking, Net, Passthrough, PassthroughDevice,
+        SPEC_FD, SPEC_VERSION, VmPhase, VmSpec, Vsock,
     },
 };
 
 use super::{
+    attach::{self, AttachFailure, Plugged},
     content::{Cache, ContentError},
+    cpus::HostCpu,
     disk::{self, DiskError},
     firmware,
     init::{Init, InitError},
-    last_console, memory,
+    last_console, memory, placement,
     plan::Record,
     seed, vmm,
 };
 use crate::{
-    assign::{self, AssignError, Handover, Peers, Recovered},
+    assign::{
+        self, AssignError, Handover, Peers, Recovered,
+        cliques::{self, Candidate},
+    },
     inventory::ports,
     net::{MachineNetError, MachineNetworks},
     spawn::SpawnOrder,
@@ -68,15 +74,19 @@ pub struct Tools {
     pub data: PathBuf,
     /// `/`.
     pub root: PathBuf,
+    /// The host's CPUs.
+    pub cpus: Arc<[HostCpu]>,
 }
 
 /// How an action went on.
 #[derive(Debug)]
 pub enum Progress {
-    /// The process was started.
-    Spawned(MachineId, i32),
+    /// The process was started, there.
+    Spawned(MachineId, i32, Box<Placement>),
     /// The guest runs.
     Running(MachineId, i32, Duration),
+    /// Something was attached, or was not.
+    Attached(MachineId, String, Result<Plugged, AttachFailure>),
     /// It was not started.
     Failed(MachineId, StartError),
     /// Everything it held was taken back; per device, how its reset went.
@@ -137,9 +147,9 @@ pub async fn start(tools: Tools, record: Record, progress: mpsc::Sender<Progress
     let machine = record.lease.id;
     let begin = Instant::now();
     let result = async {
-        let pid = launch(&tools, &record).await?;
+        let (pid, placement) = launch(&tools, &record).await?;
         // The keeper outlives its tasks; when it is gone, so is the agent.
-        let _ = progress.send(Progress::Spawned(machine, pid)).await;
+        let _ = progress.send(Progress::Spawned(machine, pid, Box::new(placement))).await;
         wait_until_running(machine).await?;
         Ok(pid)
     };
@@ -210,7 +220,7 @@ async fn wait_until_running(machine: MachineId) -> Result<(), StartError> {
     tokio::time::timeout(START_LIMIT, wait).await.map_err(|_| StartError::Late)
 }
 
-async fn launch(tools: &Tools, record: &Record) -> Result<i32, StartError> {
+async fn launch(tools: &Tools, record: &Record) -> Result<(i32, Placement), StartError> {
     let image = &record.image;
     for content in image.contents() {
         tools.cache.fetch(&tools.overlay, record.gateway, content).await?;
@@ -242,7 +252,8 @@ async fn launch(tools: &Tools, record: &Record) -> Result<i32, StartError> {
     };
     let console = last_console::begin(record.lease.id)
         .map_err(|source| StartError::Prepare { what: "console's file", source })?;
-    let passthrough = open_devices(tools, &record.lease.shape.devices, &mut files)?;
+    let mut located = locate(tools, record);
+    let passthrough = open_devices(tools, record, &mut files, &mut located.placement)?;
     let spec = VmSpec {
         version: SPEC_VERSION,
         machine: record.lease.id,
@@ -250,23 +261,28 @@ async fn launch(tools: &Tools, record: &Record) -> Result<i32, StartError> {
         vcpus: record.lease.shape.vcpus,
         memory_mib: record.lease.shape.memory_mib,
         memory_backing: record.memory,
-        host_memory: place_memory(tools, record),
+        host_memory: located.memory,
         boot,
         disks,
         nets,
         vsock,
         passthrough,
-        topology: topology(&tools.root, &record.lease.shape.devices),
-        spare_ports: Vec::new(),
-        numa: Vec::new(),
+        topology: located.topology,
+        spare_ports: placement::spare_ports(&tools.root, &record.hardware),
+        numa: located.numa,
         kvm_fd: files.add(open(&tools.root.join("dev/kvm"), Access::Write)?),
         api_fd: files.add(listen(record.lease.id)?),
         console_fd: Some(files.add(console)),
-        cpu_affinity: Vec::new(),
+        cpu_affinity: record.promise.cpus.iter().map(|cpu| vec![*cpu]).collect(),
         core_scheduling: CoreScheduling::Own,
-        hyperv: HyperV::Off,
+        hyperv: record.hardware.hyperv,
     };
-    let mut all = vec![seal(&spec)?];
+    let pid = spawn(tools, &spec, files).await?;
+    Ok((pid, located.placement))
+}
+
+async fn spawn(tools: &Tools, spec: &VmSpec, files: Files) -> Result<i32, StartError> {
+    let mut all = vec![seal(spec)?];
     all.extend(files.0);
     let memory = spec.memory_mib.to_bytes().unwrap_or(u64::MAX);
     let order = SpawnOrder {
@@ -275,13 +291,6 @@ async fn launch(tools: &Tools, record: &Record) -> Result<i32, StartError> {
         tasks: spec.vcpus.saturating_add(EXTRA_TASKS),
     };
     Ok(tools.init.spawn(order, &all).await?)
-}
-
-/// The ports above the devices, as the host has them.
-fn topology(root: &Path, devices: &[Bdf]) -> Option<Topology> {
-    let above = ports::read(root, devices);
-    // Machines have no NUMA nodes of their own yet that root complexes could be near to.
-    ports::topology(&above, devices, &[]).filter(|_| !devices.is_empty())
 }
 
 /// Descriptors in the order in which the VMM finds them after its specification.
@@ -296,19 +305,50 @@ impl Files {
     }
 }
 
-/// Returns where the machine's memory comes from, with the host's nodes as they are now.
-fn place_memory(tools: &Tools, record: &Record) -> Vec<HostMemory> {
+/// Where a machine is going to be.
+struct Located {
+    memory: Vec<HostMemory>,
+    topology: Option<Topology>,
+    numa: Vec<NumaNode>,
+    placement: Placement,
+}
+
+/// Decides where the machine's memory comes from and what the guest sees of the host's nodes, with
+/// the host as it is now.
+fn locate(tools: &Tools, record: &Record) -> Located {
+    let (root, shape) = (&tools.root, &record.lease.shape);
     let page = match record.memory {
         MemoryBacking::Memfd | MemoryBacking::Hugetlb2M => HugePage::Size2M,
         MemoryBacking::Hugetlb1G => HugePage::Size1G,
     };
-    let shape = &record.lease.shape;
-    let nodes = memory::nodes(&tools.root, page);
+    let nodes = memory::nodes(root, page);
     let mut near: Vec<u32> =
-        shape.devices.iter().filter_map(|device| assign::node_of(&tools.root, *device)).collect();
+        shape.devices.iter().filter_map(|device| assign::node_of(root, *device)).collect();
+    if near.is_empty() {
+        let promised = tools.cpus.iter().filter(|cpu| record.promise.cpus.contains(&cpu.id));
+        near = promised.filter_map(|cpu| cpu.node).collect();
+    }
     near.sort_unstable();
     near.dedup();
-    memory::place(shape.memory_mib, record.memory, &nodes, &near)
+    let mut parts = memory::place(shape.memory_mib, record.memory, &nodes, &near);
+    placement::keep_to(&mut parts, &record.promise.cpus);
+    let ids: Vec<u32> = nodes.iter().map(|node| node.id).collect();
+    let distance = |from, to| placement::distance(root, &ids, from, to);
+    let cpus = &record.promise.cpus;
+    let guest = placement::guest_nodes(cpus, &parts, shape.memory_mib, &tools.cpus, distance);
+    let cold = record.hardware.cold_devices(shape);
+    let topology = ports::topology(&ports::read(root, &cold), &cold, &guest.host)
+        .filter(|_| !cold.is_empty())
+        .map(|topology| placement::renumber(topology, &guest.host));
+    let mut placement = Placement {
+        cpus: cpus.clone(),
+        memory: placement::memory_places(&parts, shape, record.memory),
+        numa_nodes: u32::try_from(guest.nodes.len()).unwrap_or(0),
+        notes: record.promise.notes.iter().cloned().chain(guest.note).collect(),
+        ..Placement::default()
+    };
+    placement::note_memory(&mut placement, &near);
+    Located { memory: parts, topology, numa: guest.nodes, placement }
 }
 
 async fn open_disks(
@@ -316,7 +356,7 @@ async fn open_disks(
     record: &Record,
     files: &mut Files,
 ) -> Result<Vec<Disk>, StartError> {
-    let size = record.lease.shape.disk_mib;
+    let size = record.hardware.own_disk(&record.lease.shape);
     if size.0 == 0 {
         return Ok(Vec::new());
     }
@@ -331,8 +371,8 @@ async fn open_disks(
         fd: files.add(file.into()),
         read_only: false,
         serial,
-        model: DiskModel::VirtioBlk,
-        limit: None,
+        model: record.hardware.disk_model,
+        limit: attach::limit_each(record),
     }])
 }
 
@@ -353,25 +393,45 @@ fn open_seed(record: &Record, files: &mut Files) -> Result<Option<Disk>, StartEr
     let prepare = |source| StartError::Prepare { what: "cloud-init seed", source };
     let volume = seed::volume(record.lease.id, seed).map_err(prepare)?;
     let memory = seal_bytes("holdfast-seed", &volume).map_err(prepare)?;
-    let (model, serial) = (DiskModel::VirtioBlk, "cidata".to_owned());
+    let (model, serial) = (record.hardware.disk_model, "cidata".to_owned());
     Ok(Some(Disk { fd: files.add(memory), read_only: true, serial, model, limit: None }))
 }
 
 fn open_devices(
     tools: &Tools,
-    addresses: &[Bdf],
+    record: &Record,
     files: &mut Files,
+    placement: &mut Placement,
 ) -> Result<Option<Passthrough>, StartError> {
-    if addresses.is_empty() {
+    let all = &record.lease.shape.devices;
+    if all.is_empty() {
         return Ok(None);
     }
-    let Handover { interface, peers, iommu, devices } = assign::hand_over(&tools.root, addresses)?;
-    let iommu_fd = files.add(iommu);
-    let device =
-        |(address, fd)| PassthroughDevice { address, cdev_fd: files.add(fd), p2p_clique: None };
-    let devices = devices.into_iter().map(device).collect();
+    let cold = record.hardware.cold_devices(&record.lease.shape);
+    let Handover { interface, peers, iommu, devices } = assign::hand_over(&tools.root, &cold, all)?;
     let peer_to_peer = peers == Peers::Reach;
+    let cliques = if peer_to_peer { cliques(&tools.root, &cold) } else { Vec::new() };
+    let iommu_fd = files.add(iommu);
+    let device = |(address, fd)| PassthroughDevice {
+        address,
+        cdev_fd: files.add(fd),
+        p2p_clique: cliques::number(&cliques, address),
+    };
+    let devices = devices.into_iter().map(device).collect();
+    placement.interface = Some(interface);
+    placement.peer_to_peer = peer_to_peer;
+    placement.cliques = cliques;
     Ok(Some(Passthrough { interface, iommu_fd, peer_to_peer, devices }))
+}
+
+/// Finds the GPUs that may be told that they reach each other directly.
+fn cliques(root: &Path, devices: &[Bdf]) -> Vec<Vec<Bdf>> {
+    let above = ports::read(root, devices);
+    let candidate = |address: &Bdf| {
+        let (identity, class) = assign::identity(root, *address)?;
+        Some(Candidate { address: *address, identity, class, above: above.get(address)? })
+    };
+    cliques::cliques(&devices.iter().filter_map(candidate).collect::<Vec<_>>())
 }
 
 /// Which way a file is opened.

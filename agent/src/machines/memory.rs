@@ -155,7 +155,7 @@ fn beside(mib: Mebibytes, nodes: &[Node], near: &[u32]) -> Vec<HostMemory> {
 }
 
 /// Returns the numbers that a kernel list such as `0-3,8` names.
-fn numbers(list: &str) -> Vec<u32> {
+pub(super) fn numbers(list: &str) -> Vec<u32> {
     let span = |part: &str| -> Option<std::ops::RangeInclusive<u32>> {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
         Some(first.parse().ok()?..=last.parse().ok()?)

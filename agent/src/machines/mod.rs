@@ -3,7 +3,9 @@
 //! `plan` decides and is pure; `store` remembers; `keeper` is the one task that owns both and
 //! carries actions out through `execute`. `authority` checks what renters and authorities signed.
 
+pub mod attach;
 pub mod content;
+pub mod cpus;
 pub mod devices;
 pub mod disk;
 pub mod execute;
@@ -13,7 +15,9 @@ pub mod keeper;
 pub mod last_console;
 pub mod memory;
 pub mod metrics;
+pub mod placement;
 pub mod plan;
+pub mod plug;
 pub mod quarantine;
 pub mod sandbox;
 pub mod seed;

@@ -1,7 +1,12 @@
 //! What to do about the machines now. Pure: records, what was observed and the time in, actions
 //! out. Leases are enforced here, and nothing here needs a network.
 
-use lease::{api::Image, document::Lease, metering::Meter};
+use lease::{
+    api::Image,
+    document::Lease,
+    hardware::{Hardware, Placement},
+    metering::Meter,
+};
 use serde::{Deserialize, Serialize};
 use types::{
     ids::NodeId,
@@ -9,6 +14,7 @@ use types::{
     vm::{MemoryBacking, exit},
 };
 
+use super::{attach::Kept, cpus::Promise};
 use crate::spawn::Ending;
 
 /// Seconds before a lease's end at which its end is announced in the log.
@@ -58,6 +64,18 @@ pub struct Record {
     /// What its memory is made of.
     #[serde(default)]
     pub memory: MemoryBacking,
+    /// What its renter chose of the hardware.
+    #[serde(default)]
+    pub hardware: Hardware,
+    /// The host's CPUs that it was promised.
+    #[serde(default)]
+    pub promise: Promise,
+    /// Where it is since its latest start.
+    #[serde(default)]
+    pub placement: Option<Placement>,
+    /// What was attached to it, oldest first.
+    #[serde(default)]
+    pub attachments: Vec<Kept>,
 }
 
 impl Record {
@@ -302,6 +320,7 @@ pub(crate) mod fixture {
             memory_mib: types::units::Mebibytes(64),
             disk_mib: types::units::Mebibytes(0),
             devices: Vec::new(),
+            disk_limit: None,
         };
         let kernel = ContentId::from_bytes([2; 32]);
         Record {
@@ -334,6 +353,10 @@ pub(crate) mod fixture {
             events: Vec::new(),
             released: Released::No,
             memory: MemoryBacking::Memfd,
+            hardware: Hardware::default(),
+            promise: Promise::default(),
+            placement: None,
+            attachments: Vec::new(),
         }
     }
 }

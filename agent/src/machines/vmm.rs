@@ -9,6 +9,7 @@ use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
 use tokio::{net::UnixStream, task::JoinHandle};
 use types::{
+    devices::AttachedDevice,
     ids::MachineId,
     operations::{VmCounters, VmEvents},
     vm::VmState,
@@ -132,6 +133,30 @@ pub async fn events(machine: MachineId, from: u64) -> Result<VmEvents, VmmError>
 /// Returns what was counted.
 pub async fn counters(machine: MachineId) -> Result<VmCounters, VmmError> {
     document(machine, "/v1/counters").await
+}
+
+/// Returns what is attached.
+pub async fn devices(machine: MachineId) -> Result<Vec<AttachedDevice>, VmmError> {
+    document(machine, "/v1/devices").await
+}
+
+/// How a device leaves a guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Removal {
+    /// The guest is asked.
+    Asked,
+    /// It is pulled, whatever the guest does with it.
+    Pulled,
+}
+
+/// Takes an attached device out of a guest, or begins to.
+pub async fn detach(machine: MachineId, id: &str, how: Removal) -> Result<(), VmmError> {
+    let query = match how {
+        Removal::Asked => "",
+        Removal::Pulled => "?pull=1",
+    };
+    let target = format!("/v1/devices/{id}{query}");
+    call(machine, Method::DELETE, &target, Bytes::new(), HOLD_LIMIT).await.map(|_| ())
 }
 
 async fn document<T: DeserializeOwned>(machine: MachineId, target: &str) -> Result<T, VmmError> {

@@ -11,6 +11,7 @@ use futures_util::{StreamExt, stream};
 use lease::{
     api::{CreateMachine, LeaseRenewal, Machine},
     document::Lease,
+    hardware::{Attach, DiskWanted},
     problem::Kind,
     request::VerifiedRequest,
 };
@@ -71,6 +72,8 @@ fn wanted_lease(
     let wanted: CreateMachine = parse(&request.body)?;
     let lease = leases::check(gateway, &wanted.lease, who)?;
     wanted.image.check().map_err(|error| Kind::Unprocessable.because(error.to_string()))?;
+    let hardware = wanted.hardware.check(&lease.shape);
+    hardware.map_err(|error| Kind::Unprocessable.because(error.to_string()))?;
     for content in wanted.image.contents() {
         check_held(gateway, who.key, content)
             .map_err(|absent| Kind::Unprocessable.because(absent.detail))?;
@@ -91,6 +94,22 @@ pub(super) async fn renew(
         leases::remember(gateway, &lease).await?;
     }
     Ok(response)
+}
+
+/// Forwards that something is to be attached, when the signer may read what is to be on it.
+pub(super) async fn attach(
+    gateway: &Arc<Gateway>,
+    machine: MachineId,
+    request: &ForwardedRequest,
+    who: &VerifiedRequest,
+) -> Result<Response, Problem> {
+    let wanted: Attach = parse(&request.body)?;
+    wanted.check().map_err(|error| Kind::Unprocessable.because(error.to_string()))?;
+    if let Attach::Disk(DiskWanted { content: Some(content), .. }) = wanted {
+        check_held(gateway, who.key, content)
+            .map_err(|absent| Kind::Unprocessable.because(absent.detail))?;
+    }
+    act(gateway, machine, request, who).await
 }
 
 pub(super) async fn act(

@@ -30,7 +30,10 @@ use lease::{
     request::{CARRIED_FIELDS, MAX_AGE_S, VerifiedRequest, verify},
 };
 use serde::{Serialize, de::DeserializeOwned};
-use types::forward::{ForwardedRequest, MAX_BODY, Problem};
+use types::{
+    forward::{ForwardedRequest, MAX_BODY, Problem},
+    ids::MachineId,
+};
 
 use crate::{
     limits::Signer,
@@ -105,27 +108,38 @@ async fn dispatch(gateway: &Arc<Gateway>, request: Request) -> Result<Response, 
             let (request, who) = signed(gateway, &parts, body).await?;
             machines::create(gateway, &request, &who).await
         }
-        Route::Machine(machine, MachineAction::Tunnel) => {
-            let (request, who) = signed(gateway, &parts, body).await?;
-            tunnel::open(gateway, machine, &request, &who, &mut parts).await
+        Route::Machine(machine, action) => {
+            of_machine(gateway, (machine, action), &mut parts, body).await
         }
-        Route::Machine(machine, MachineAction::Console) if follows(&parts) => {
-            let (request, who) = signed(gateway, &parts, body).await?;
+    }
+}
+
+/// Serves what is asked of one machine.
+async fn of_machine(
+    gateway: &Arc<Gateway>,
+    (machine, action): (MachineId, MachineAction),
+    parts: &mut Parts,
+    body: Body,
+) -> Result<Response, Problem> {
+    if matches!(action, MachineAction::Renew | MachineAction::Attach) {
+        json_only(parts)?;
+    }
+    let (request, who) = signed(gateway, parts, body).await?;
+    match action {
+        MachineAction::Tunnel => tunnel::open(gateway, machine, &request, &who, parts).await,
+        MachineAction::Console if follows(parts) => {
             tunnel::follow(gateway, machine, &request, &who).await
         }
-        Route::Machine(machine, MachineAction::Dump) => {
-            let (request, who) = signed(gateway, &parts, body).await?;
-            tunnel::dump(gateway, machine, &request, &who).await
-        }
-        Route::Machine(machine, MachineAction::Renew) => {
-            json_only(&parts)?;
-            let (request, who) = signed(gateway, &parts, body).await?;
-            machines::renew(gateway, machine, &request, &who).await
-        }
-        Route::Machine(machine, _) => {
-            let (request, who) = signed(gateway, &parts, body).await?;
-            machines::act(gateway, machine, &request, &who).await
-        }
+        MachineAction::Dump => tunnel::dump(gateway, machine, &request, &who).await,
+        MachineAction::Renew => machines::renew(gateway, machine, &request, &who).await,
+        MachineAction::Attach => machines::attach(gateway, machine, &request, &who).await,
+        MachineAction::Console
+        | MachineAction::Delete
+        | MachineAction::Devices
+        | MachineAction::Power
+        | MachineAction::Receipts
+        | MachineAction::Show
+        | MachineAction::Watch => machines::act(gateway, machine, &request, &who).await,
     }
 }
 

@@ -46,6 +46,9 @@ pub fn document() -> utoipa::openapi::OpenApi {
         interrupt_machine,
         pause_machine,
         resume_machine,
+        attachments,
+        attach,
+        detach,
         counters,
         events,
         metrics,
@@ -70,6 +73,18 @@ pub fn document() -> utoipa::openapi::OpenApi {
         Signature,
         Image,
         Seed,
+        Hardware,
+        DiskModel,
+        Switch,
+        Placement,
+        MemoryPlace,
+        MemoryBacking,
+        Attach,
+        Attachment,
+        AttachmentState,
+        Attachments,
+        RateLimit,
+        Rate,
         Machine,
         MachineShape,
         MachineEvent,
@@ -220,6 +235,8 @@ struct Octets(Vec<u8>);
 struct CreateMachine {
     lease: Envelope,
     image: Image,
+    #[schema(required = false)]
+    hardware: Hardware,
 }
 
 /// Brings a later lease of the same machine.
@@ -286,6 +303,9 @@ struct Machine {
     end: u64,
     shape: MachineShape,
     image: Image,
+    hardware: Hardware,
+    /// Where on the node it is since its latest start.
+    placement: Option<Placement>,
     state: MachineState,
     detail: String,
     addresses: Vec<String>,
@@ -302,6 +322,147 @@ struct MachineShape {
     disk_mib: u64,
     /// PCI addresses on the node.
     devices: Vec<String>,
+    /// Most that its disks move together, if that is bounded.
+    #[schema(required = false, nullable = false)]
+    disk_limit: Option<RateLimit>,
+}
+
+/// Most that disks may move; reads and writes count together.
+#[derive(ToSchema)]
+struct RateLimit {
+    /// Bytes, if they are bounded.
+    bytes: Option<Rate>,
+    /// Requests of any size, if they are bounded.
+    operations: Option<Rate>,
+}
+
+/// A steady rate, and what may be saved up for a burst.
+#[derive(ToSchema)]
+struct Rate {
+    per_second: u64,
+    burst: u64,
+}
+
+/// What is chosen of a machine's hardware.
+#[derive(ToSchema)]
+struct Hardware {
+    #[schema(required = false)]
+    disk_model: DiskModel,
+    /// Whether the guest finds the interfaces that Windows knows from Hyper-V.
+    #[schema(required = false)]
+    hyperv: Switch,
+    /// Size of the machine's own disk; all of the lease's disk space unless given.
+    disk_mib: Option<u64>,
+    /// Empty ports for disks that are attached while the machine runs, at most 8.
+    #[schema(required = false)]
+    spare_ports: u8,
+    /// Devices of the lease that are attached later, by address.
+    #[schema(required = false)]
+    plugged_later: Vec<String>,
+}
+
+/// What the guest sees a disk as.
+#[derive(ToSchema, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum DiskModel {
+    VirtioBlk,
+    Nvme,
+}
+
+/// Whether something is there.
+#[derive(ToSchema)]
+#[schema(rename_all = "kebab-case")]
+enum Switch {
+    Off,
+    On,
+}
+
+/// Where on its node a machine is.
+#[derive(ToSchema)]
+struct Placement {
+    /// Host CPU of each virtual one, which no other machine was promised; empty when they run
+    /// anywhere.
+    cpus: Vec<u32>,
+    /// Where memory comes from, in the order of its addresses.
+    memory: Vec<MemoryPlace>,
+    /// NUMA nodes that the guest sees; 0 when it is told of none.
+    numa_nodes: u32,
+    /// `cdev` or `group`: the kernel's interface for the devices, when there are any.
+    interface: Option<String>,
+    /// Whether devices reach each other's memory.
+    peer_to_peer: bool,
+    /// GPUs whose driver is told that they reach each other directly, by address.
+    cliques: Vec<Vec<String>>,
+    /// What is not as it would be best, and why.
+    notes: Vec<String>,
+}
+
+/// Memory of one kind and place.
+#[derive(ToSchema)]
+struct MemoryPlace {
+    /// NUMA node of the host; none for wherever there is room.
+    node: Option<u32>,
+    memory_mib: u64,
+    backing: MemoryBacking,
+}
+
+/// What memory is made of.
+#[derive(ToSchema)]
+enum MemoryBacking {
+    #[schema(rename = "memfd")]
+    Memfd,
+    #[schema(rename = "hugetlb-2m")]
+    Hugetlb2M,
+    #[schema(rename = "hugetlb-1g")]
+    Hugetlb1G,
+}
+
+/// What is attached.
+#[derive(ToSchema, Serialize)]
+#[serde(rename_all = "kebab-case", tag = "kind")]
+enum Attach {
+    Disk {
+        /// 1 to 20 lower-case letters, digits and hyphens.
+        name: String,
+        /// Size of a new disk, out of the lease's disk space.
+        size_mib: Option<u64>,
+        #[schema(required = false)]
+        model: DiskModel,
+        /// SHA-256 of what is on it at first; without a size, it can only be read.
+        content: Option<String>,
+    },
+    Pci {
+        /// A device that `hardware.plugged_later` names.
+        address: String,
+    },
+}
+
+/// Something that is attached, or was and is kept.
+#[derive(ToSchema)]
+struct Attachment {
+    /// Name by which it is detached and attached again.
+    id: String,
+    device: Attach,
+    state: AttachmentState,
+    detail: String,
+}
+
+/// How far an attachment is.
+#[derive(ToSchema)]
+#[schema(rename_all = "snake_case")]
+enum AttachmentState {
+    Pending,
+    Waiting,
+    Attached,
+    Leaving,
+    Detached,
+    Failed,
+}
+
+/// Everything that is attached to a machine.
+#[derive(ToSchema)]
+struct Attachments {
+    devices: Vec<Attachment>,
 }
 
 /// What a machine does.
@@ -479,6 +640,9 @@ describe!(console, get, "/v1/machines/{id}/console", "What the console showed; w
 describe!(interrupt_machine, post, "/v1/machines/{id}/nmi", "Sends every virtual CPU an interrupt that cannot be masked", (("id" = String, Path)) answers 200 (body = Machine));
 describe!(pause_machine, post, "/v1/machines/{id}/pause", "Makes the guest wait until it is resumed", (("id" = String, Path)) answers 200 (body = Machine));
 describe!(resume_machine, post, "/v1/machines/{id}/resume", "Lets the guest go on", (("id" = String, Path)) answers 200 (body = Machine));
+describe!(attachments, get, "/v1/machines/{id}/devices", "Lists what is attached while the machine runs, and what is kept", (("id" = String, Path)) answers 200 (body = Attachments));
+describe!(attach, post, "/v1/machines/{id}/devices", "Attaches a disk or a device; to a machine that is off, with its next start", (("id" = String, Path)) takes (content = Attach) answers 202 (body = Attachment));
+describe!(detach, delete, "/v1/machines/{id}/devices/{name}", "Asks the guest to let go of what was attached; with pull=1, takes it at once; with erase=1, destroys what is kept of a detached disk", (("id" = String, Path), ("name" = String, Path), ("pull" = Option<u8>, Query), ("erase" = Option<u8>, Query)) answers 202 (body = Attachment));
 describe!(counters, get, "/v1/machines/{id}/counters", "What the machine's process counted", (("id" = String, Path)) answers 200 (body = Counters));
 describe!(events, get, "/v1/machines/{id}/events", "What happened to the guest, from an event's number on", (("id" = String, Path), ("from" = Option<u64>, Query)) answers 200 (body = Events));
 describe!(metrics, get, "/v1/machines/{id}/metrics", "The counters as text that Prometheus reads", (("id" = String, Path)) answers 200 (body = String, content_type = "text/plain"));

@@ -42,10 +42,14 @@ pub enum Route {
 /// What is asked of a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MachineAction {
+    /// `POST …/devices`.
+    Attach,
     /// `GET …/console`.
     Console,
     /// `DELETE`.
     Delete,
+    /// `GET …/devices`, `DELETE …/devices/{name}`.
+    Devices,
     /// `POST …/dump`.
     Dump,
     /// `POST …/start`, `…/stop`, `…/restart`, `…/nmi`, `…/pause` or `…/resume`.
@@ -119,6 +123,11 @@ pub fn route(method: &str, path: &str) -> Result<Route, RouteError> {
                 ["counters" | "events" | "metrics"] => {
                     only(method, path, &[("GET", of(MachineAction::Watch))])
                 }
+                ["devices"] => {
+                    let (list, attach) = (of(MachineAction::Devices), of(MachineAction::Attach));
+                    only(method, path, &[("GET", list), ("POST", attach)])
+                }
+                ["devices", _] => only(method, path, &[("DELETE", of(MachineAction::Devices))]),
                 ["dump"] => only(method, path, &[("POST", of(MachineAction::Dump))]),
                 ["console"] => only(method, path, &[("GET", of(MachineAction::Console))]),
                 ["receipts"] => only(method, path, &[("GET", of(MachineAction::Receipts))]),
@@ -173,6 +182,8 @@ mod tests {
         assert_eq!(status("GET", &format!("/v1/machines/{id}/tunnel/22")), 200);
         assert_eq!(status("POST", &format!("/v1/machines/{id}/pause")), 200);
         assert_eq!(status("GET", &format!("/v1/machines/{id}/events")), 200);
+        assert_eq!(status("DELETE", &format!("/v1/machines/{id}/devices/data")), 200);
+        assert_eq!(status("DELETE", &format!("/v1/machines/{id}/devices")), 405);
         assert_eq!(status("GET", &format!("/v1/machines/{id}/dump")), 405);
         assert_eq!(status("PATCH", "/v1/nodes"), 405);
         assert_eq!(status("GET", "/v2/nodes"), 404);

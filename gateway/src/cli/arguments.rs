@@ -180,6 +180,12 @@ pub(crate) struct SignArguments {
     /// PCI device of the node, as 0000:01:00.0; repeat for each.
     #[arg(long = "device")]
     pub(crate) devices: Vec<Bdf>,
+    /// Most MiB that its disks move each second, reads and writes together; unbounded unless given.
+    #[arg(long)]
+    pub(crate) disk_mib_per_second: Option<u64>,
+    /// Most requests to its disks each second; unbounded unless given.
+    #[arg(long)]
+    pub(crate) disk_operations_per_second: Option<u64>,
     /// What the price is counted in.
     #[arg(long, default_value = "FREE")]
     pub(crate) price_unit: String,
@@ -255,6 +261,57 @@ pub(crate) struct ImageArguments {
     pub(crate) hostname: Option<String>,
 }
 
+/// What is chosen of a machine's hardware.
+#[derive(Debug, Args)]
+pub(crate) struct HardwareArguments {
+    /// What its disk looks like to the guest.
+    #[arg(long, value_enum, default_value = "virtio-blk")]
+    pub(crate) disk_model: Model,
+    /// Offer the guest the interfaces that Windows knows from Hyper-V.
+    #[arg(long)]
+    pub(crate) hyperv: bool,
+    /// Size of its own disk; what is left of the lease's disk space is for disks attached later.
+    #[arg(long)]
+    pub(crate) own_disk_mib: Option<u64>,
+    /// Empty ports for disks that are attached while it runs.
+    #[arg(long, default_value_t = 0)]
+    pub(crate) spare_ports: u8,
+    /// Device of the lease that is attached later, as 0000:01:00.0; repeat for each.
+    #[arg(long = "later")]
+    pub(crate) plugged_later: Vec<Bdf>,
+}
+
+/// What a disk looks like to the guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Model {
+    /// virtio-blk: the fastest, for guests that have its driver.
+    VirtioBlk,
+    /// An NVMe controller, for all others.
+    Nvme,
+}
+
+/// What is attached.
+#[derive(Debug, Args)]
+pub(crate) struct AttachArguments {
+    /// The machine.
+    pub(crate) machine: MachineId,
+    /// Name of the disk: lower-case letters, digits and hyphens, 20 at most.
+    #[arg(long, required_unless_present = "device")]
+    pub(crate) disk: Option<String>,
+    /// Size of a new disk. A disk that was detached comes back by its name alone.
+    #[arg(long, requires = "disk")]
+    pub(crate) size_mib: Option<u64>,
+    /// What it looks like to the guest.
+    #[arg(long, value_enum, default_value = "virtio-blk", requires = "disk")]
+    pub(crate) model: Model,
+    /// Digest of what is on it; without a size, it can only be read.
+    #[arg(long, requires = "disk")]
+    pub(crate) content: Option<ContentId>,
+    /// A device of the lease that `create --later` left out, as 0000:01:00.0.
+    #[arg(long, conflicts_with = "disk")]
+    pub(crate) device: Option<Bdf>,
+}
+
 /// What starts a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Firmware {
@@ -286,6 +343,8 @@ pub(crate) enum MachinesCommand {
         lease: PathBuf,
         #[command(flatten)]
         image: Box<ImageArguments>,
+        #[command(flatten)]
+        hardware: Box<HardwareArguments>,
         /// Name of this request, under which it is done at most once; taken from the lease unless
         /// given.
         #[arg(long)]
@@ -351,6 +410,26 @@ pub(crate) enum MachinesCommand {
         /// File to write; never replaced.
         #[arg(long)]
         out: PathBuf,
+    },
+    /// Attach a disk or a device while it runs, or for its next start.
+    Attach(AttachArguments),
+    /// Detach what was attached. What is on a disk is kept.
+    Detach {
+        /// The machine.
+        machine: MachineId,
+        /// Name of the disk, or address of the device.
+        name: String,
+        /// Pull it, whatever the guest does with it.
+        #[arg(long)]
+        pull: bool,
+        /// Destroy what is kept of a disk that was detached.
+        #[arg(long, conflicts_with = "pull")]
+        erase: bool,
+    },
+    /// List what is attached.
+    Devices {
+        /// The machine.
+        machine: MachineId,
     },
     /// End it and destroy its disk.
     Delete {

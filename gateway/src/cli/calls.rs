@@ -15,7 +15,7 @@ use types::{
 use super::{
     CliError,
     arguments::{Command, ContentCommand, LeaseCommand, MachinesCommand, NodeCommand},
-    http, images, leases,
+    hardware, http, images, leases,
 };
 
 /// One request.
@@ -110,16 +110,18 @@ pub(super) fn receipts(machine: MachineId, after: Option<u64>) -> Call {
 fn machines(command: &MachinesCommand) -> Result<Call, CliError> {
     let path = |machine: &MachineId| format!("/v1/machines/{machine}");
     match command {
-        MachinesCommand::Create { lease, image, idempotency_key } => {
+        MachinesCommand::Create { lease, image, hardware, idempotency_key } => {
             let image = images::of(image)?;
+            let hardware = hardware::of(hardware);
             let lease = leases::read(lease)?;
             // One lease makes one machine: repeating the command can make no second one.
             let derived = || {
-                let digest: [u8; 32] = Sha256::digest(json!([&lease, &image]).to_string()).into();
+                let all = json!([&lease, &image, &hardware]).to_string();
+                let digest: [u8; 32] = Sha256::digest(all).into();
                 types::hex::encode(&digest[..16])
             };
             let key = idempotency_key.clone().unwrap_or_else(derived);
-            let body = json!(CreateMachine { lease, image });
+            let body = json!(CreateMachine { lease, image, hardware });
             Ok(Call::json("POST", "/v1/machines".to_owned(), &body, key))
         }
         MachinesCommand::List => Ok(Call::get("/v1/machines".to_owned(), Signing::Key)),
@@ -138,6 +140,21 @@ fn machines(command: &MachinesCommand) -> Result<Call, CliError> {
             Ok(Call::get(path(machine) + &format!("/events?from={from}"), Signing::Key))
         }
         MachinesCommand::Dump { machine, .. } => Call::act("POST", path(machine) + "/dump"),
+        MachinesCommand::Attach(wanted) => {
+            let (machine, wanted) = (wanted.machine, hardware::attach(wanted)?);
+            Ok(Call::json("POST", path(&machine) + "/devices", &json!(wanted), http::nonce()?))
+        }
+        MachinesCommand::Detach { machine, name, pull, erase } => {
+            let query = match (pull, erase) {
+                (true, _) => "?pull=1",
+                (_, true) => "?erase=1",
+                (false, false) => "",
+            };
+            Call::act("DELETE", path(machine) + &format!("/devices/{name}{query}"))
+        }
+        MachinesCommand::Devices { machine } => {
+            Ok(Call::get(path(machine) + "/devices", Signing::Key))
+        }
         MachinesCommand::Delete { machine } => Call::act("DELETE", path(machine)),
         MachinesCommand::Renew { machine, lease } => {
             let body = json!(LeaseRenewal { lease: leases::read(lease)? });

@@ -13,6 +13,7 @@ use types::{
     ids::MachineId,
     node::MachineShape,
     units::{Mebibytes, UnixSeconds},
+    vm::{Rate, RateLimit},
 };
 
 use super::{
@@ -119,6 +120,7 @@ fn wanted(arguments: &SignArguments) -> Result<Lease, CliError> {
             memory_mib: Mebibytes(arguments.memory_mib),
             disk_mib: Mebibytes(arguments.disk_mib),
             devices: arguments.devices.clone(),
+            disk_limit: disk_limit(arguments),
         },
         start,
         end: start.plus(arguments.duration.ok_or_else(|| needed("duration"))?),
@@ -127,6 +129,14 @@ fn wanted(arguments: &SignArguments) -> Result<Lease, CliError> {
             micro_per_second: arguments.price_micro_per_second,
         },
     })
+}
+
+/// Returns the lease's limit of disk traffic. What a disk saves up while it is idle is one second's.
+fn disk_limit(arguments: &SignArguments) -> Option<RateLimit> {
+    let rate = |per_second| Rate { per_second, burst: per_second };
+    let bytes = arguments.disk_mib_per_second.map(|mib| rate(mib.saturating_mul(1 << 20)));
+    let operations = arguments.disk_operations_per_second.map(rate);
+    (bytes.is_some() || operations.is_some()).then_some(RateLimit { bytes, operations })
 }
 
 fn from_file(path: &Path) -> Result<Lease, CliError> {

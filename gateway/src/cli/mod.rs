@@ -16,6 +16,7 @@ mod arguments;
 mod calls;
 mod curl;
 mod dump;
+mod hardware;
 mod http;
 mod images;
 mod leases;
@@ -218,6 +219,10 @@ async fn answer(context: &Context, command: &Command, call: &Call) -> Result<(),
         Command::Content { command: ContentCommand::Push { file, .. } } => {
             show::content(answer, file)
         }
+        Command::Machines { command: MachinesCommand::Devices { .. } } => show::attachments(answer),
+        Command::Machines {
+            command: MachinesCommand::Attach(_) | MachinesCommand::Detach { .. },
+        } => show::attachment(answer),
         Command::Machines { command: MachinesCommand::List } => show::machines(answer),
         Command::Machines { command: MachinesCommand::Events { .. } } => show::events(answer),
         Command::Machines { command: MachinesCommand::Counters { .. } } => show::counters(answer),

@@ -116,6 +116,7 @@ mod tests {
                 memory_mib: Mebibytes(64),
                 disk_mib: Mebibytes(0),
                 devices: Vec::new(),
+                disk_limit: None,
             },
             start: UnixSeconds(1000),
             end: UnixSeconds(2000),

@@ -105,10 +105,50 @@ pub(super) fn machine(machine: &Value) -> String {
         ("addresses", words(&machine["addresses"])),
         ("devices", words(&machine["shape"]["devices"])),
     ]);
+    out.push_str(&placement(&machine["placement"]));
     for event in list(&machine["events"]) {
         out.push_str(&format!("{}  {}\n", time(&event["at"]), text(&event["what"])));
     }
     out
+}
+
+/// Where a machine is; nothing before its first start.
+fn placement(placement: &Value) -> String {
+    if !placement.is_object() {
+        return String::new();
+    }
+    let memory = list(&placement["memory"]).iter().map(|part| {
+        let place = part["node"].as_u64().map_or("anywhere".into(), |node| format!("node {node}"));
+        format!("{} MiB {} {place}", text(&part["memory_mib"]), text(&part["backing"]))
+    });
+    let cpus = words(&placement["cpus"]);
+    let mut out = pairs(&[
+        ("host CPUs", if cpus == "-" { "anywhere".into() } else { cpus }),
+        ("memory", memory.collect::<Vec<_>>().join(", ")),
+    ]);
+    for note in list(&placement["notes"]) {
+        out.push_str(&format!("note       {}\n", text(note)));
+    }
+    out
+}
+
+pub(super) fn attachments(all: &Value) -> String {
+    let rows = list(&all["devices"]).iter().map(|attachment| {
+        let device = &attachment["device"];
+        vec![
+            text(&attachment["id"]),
+            text(&device["kind"]),
+            text(&attachment["state"]),
+            text(&device["size_mib"]),
+            text(&device["model"]),
+            text(&attachment["detail"]),
+        ]
+    });
+    table(&["NAME", "KIND", "STATE", "MIB", "MODEL", "DETAIL"], rows)
+}
+
+pub(super) fn attachment(attachment: &Value) -> String {
+    attachments(&serde_json::json!({ "devices": [attachment] }))
 }
 
 pub(super) fn lease(shown: &Value) -> String {

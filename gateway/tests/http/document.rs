@@ -10,6 +10,7 @@ use lease::{
         Releasing, Restarting, Seed,
     },
     document::{Envelope, Signature},
+    hardware::{Hardware, Placement},
 };
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
@@ -21,8 +22,10 @@ use types::{
         DeviceCounters, ExitCounters, MemoryCounters, VmCounters, VmEvent, VmEventKind, VmEvents,
     },
     units::UnixSeconds,
+    vm::{DiskModel, HyperV},
 };
 
+use super::hardware;
 use crate::harness::{
     Serving, create, lease,
     node::{machine, offer, receipts},
@@ -111,6 +114,24 @@ fn seed() -> Seed {
     }
 }
 
+/// Those that are about hardware.
+fn hardware_samples() -> BTreeMap<&'static str, Vec<Value>> {
+    BTreeMap::from([
+        ("Hardware", vec![real(hardware::chosen()), real(Hardware::default())]),
+        ("DiskModel", [DiskModel::VirtioBlk, DiskModel::Nvme].map(real).to_vec()),
+        ("Switch", [HyperV::Off, HyperV::On].map(real).to_vec()),
+        ("Placement", vec![real(hardware::placement()), real(Placement::default())]),
+        ("MemoryPlace", hardware::placement().memory.into_iter().map(real).collect()),
+        ("MemoryBacking", hardware::BACKINGS.map(real).to_vec()),
+        ("RateLimit", vec![real(hardware::LIMIT)]),
+        ("Rate", hardware::LIMIT.bytes.into_iter().map(real).collect()),
+        ("Attach", hardware::attached().into_iter().map(real).collect()),
+        ("Attachment", hardware::attachments().devices.into_iter().map(real).collect()),
+        ("AttachmentState", hardware::states().map(real).to_vec()),
+        ("Attachments", vec![real(hardware::attachments())]),
+    ])
+}
+
 /// Real values for each schema of the document.
 fn samples() -> BTreeMap<&'static str, Vec<Value>> {
     let node = NodeId::from_bytes([2; 32]);
@@ -119,12 +140,17 @@ fn samples() -> BTreeMap<&'static str, Vec<Value>> {
     let content = ContentId::from_bytes([5; 32]);
     let image = Image { disk: Some(content), seed: Some(seed()), ..wanted.image.clone() };
     let event = MachineEvent { at: UnixSeconds(1), what: "made".into() };
-    let shape =
-        MachineShape { devices: vec![device(DeviceState::Free).address], ..lease.shape.clone() };
+    let shape = MachineShape {
+        devices: vec![device(DeviceState::Free).address],
+        disk_limit: Some(hardware::LIMIT),
+        ..lease.shape.clone()
+    };
     let made = Machine {
         addresses: vec!["10.0.0.2".parse().unwrap()],
         events: vec![event.clone()],
         shape: shape.clone(),
+        hardware: hardware::chosen(),
+        placement: Some(hardware::placement()),
         ..machine(&lease, image.clone())
     };
     let mut view = NodeView::new(offer(node), vec!["192.0.2.1:4600".parse().unwrap()], 3);
@@ -167,6 +193,7 @@ fn samples() -> BTreeMap<&'static str, Vec<Value>> {
         // Bytes are no JSON; what is checked of them is their media type.
         ("Octets", vec![json!("")]),
     ]);
+    all.extend(hardware_samples());
     all.extend(operation_samples());
     all
 }

@@ -5,6 +5,7 @@
 mod content;
 mod curl;
 mod document;
+mod hardware;
 mod harness;
 mod hostile;
 mod machines;

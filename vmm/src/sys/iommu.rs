@@ -61,8 +61,20 @@ pub trait Interface: AddressSpace {
     /// Takes a device out of its descriptor. The kernel resets it meanwhile, which may take long.
     fn take(&self, address: Bdf, fd: OwnedFd) -> io::Result<VfioDevice>;
 
+    /// Returns whether devices can be taken at once.
+    fn taking(&self) -> Taking;
+
     /// Lets a device that was taken reach what this address space maps.
     fn admit(&self, device: &VfioDevice) -> io::Result<()>;
+}
+
+/// How devices are taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Taking {
+    /// All at once: each stands for itself.
+    AtOnce,
+    /// One after the other: the first of a group brings the group in.
+    InTurn,
 }
 
 /// One address space of an iommufd; devices come as `/dev/vfio/devices/vfioN`.
@@ -155,8 +167,12 @@ impl AddressSpace for Iommufd {
 
     fn map_peer(&self, device: &dyn Device, area: &PeerArea<'_>) -> io::Result<()> {
         // The mapping holds on to the exported area; the descriptor is not needed any more.
-        let exported = device.export(area.bar, area.area)?;
+        let told = |what: &str, error| io::Error::other(format!("{what}: {error}"));
+        let exported = device
+            .export(area.bar, area.area)
+            .map_err(|error| told("VFIO does not export it", error))?;
         self.map_file(exported.as_raw_fd(), 0, area.area.size, area.guest)
+            .map_err(|error| told("iommufd does not map it", error))
     }
 
     fn unmap(&self, guest: u64, size: u64) -> io::Result<()> {
@@ -188,6 +204,10 @@ impl Interface for Iommufd {
         };
         call(&file, BIND_IOMMUFD, &mut bind)?;
         VfioDevice::new(file, None)
+    }
+
+    fn taking(&self) -> Taking {
+        Taking::AtOnce
     }
 
     fn admit(&self, device: &VfioDevice) -> io::Result<()> {
@@ -278,6 +298,10 @@ impl Interface for Container {
         // SAFETY: the kernel has just made this descriptor for us.
         let device = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
         VfioDevice::new(device, Some(group))
+    }
+
+    fn taking(&self) -> Taking {
+        Taking::InTurn
     }
 
     fn admit(&self, _device: &VfioDevice) -> io::Result<()> {

@@ -88,6 +88,12 @@ impl VfioDevice {
         &self.file
     }
 
+    /// Returns whether the kernel reset the device when it was opened: it says that a device can be
+    /// reset when that reset worked (`vfio_pci_core_enable`).
+    pub(crate) fn was_reset(&self) -> bool {
+        self.flags & VFIO_DEVICE_FLAGS_RESET != 0
+    }
+
     fn locate(&self, region: Region, offset: u64, length: usize) -> io::Result<u64> {
         let (start, info) = self.known(region)?;
         let inside = offset.checked_add(length as u64).is_some_and(|end| end <= info.size);

@@ -1,7 +1,7 @@
 //! Takes devices from their descriptors to functions on the guest's bus, and back to a clean state.
 //!
-//! Taking goes: bind (the kernel resets and claims the device), reset and look whether it came
-//! back, attach to one address space for all. Only then is known where guest memory may lie. Giving
+//! Taking goes: bind (the kernel resets and claims the device), look whether it came back and reset it
+//! if not, attach to one address space for all. Only then is known where guest memory may lie. Giving
 //! goes: map guest memory there, read what the device is.
 
 use std::{
@@ -25,7 +25,7 @@ use super::{
     irq::{Interrupts, Ways},
     plug::{Mapped, Plug},
     quirks::{self, Effect},
-    reset::{Confinement, DEADLINE, ResetError, Resetter},
+    reset::{self, Confinement, DEADLINE, ResetError, Resetter},
 };
 use crate::{
     holes::{Holes, Peers},
@@ -35,7 +35,7 @@ use crate::{
         port::Link,
     },
     sys::{
-        iommu::{Container, Interface, Iommufd},
+        iommu::{Container, Interface, Iommufd, Taking},
         kvm::Vm,
         memory::Ram,
         vfio::{VfioDevice, adopt},
@@ -129,18 +129,9 @@ impl Claim {
             fd: spec.iommu_fd,
             source,
         })?;
-        let mut bound = Vec::new();
-        for device in &spec.devices {
-            let PassthroughDevice { address, cdev_fd, .. } = *device;
-            let fd = adopt(cdev_fd).map_err(|source| AssignError::Descriptor {
-                what: format!("cdev_fd of {address}"),
-                fd: cdev_fd,
-                source,
-            })?;
-            bound.push((address, Arc::new(bind(address, fd, &space)?)));
-        }
+        let bound = bind_all(&spec.devices, &space)?;
         let resetters = start_resetters(&bound)?;
-        reset_all(&resetters).into_iter().try_for_each(|result| result)?;
+        clean(&bound, &resetters)?;
         for (address, device) in &bound {
             space
                 .admit(device)
@@ -237,23 +228,84 @@ impl Closer {
     }
 }
 
-/// Binds on a thread of its own: the kernel resets the device meanwhile, and may hang in it.
-pub(super) fn bind(
-    address: Bdf,
-    fd: OwnedFd,
+/// Binds all devices: at once where they do not depend on each other, for each takes a reset.
+fn bind_all(
+    wanted: &[PassthroughDevice],
     space: &Arc<dyn Interface>,
-) -> Result<VfioDevice, AssignError> {
-    let space = Arc::clone(space);
-    let (outbox, inbox) = mpsc::sync_channel(1);
-    thread::Builder::new()
-        .name(format!("bind {address}"))
-        .spawn(move || {
-            let _ = outbox.send(space.take(address, fd));
-        })
-        .map_err(|source| AssignError::Bind { device: address, source })?;
-    match inbox.recv_timeout(DEADLINE) {
-        Ok(result) => result.map_err(|source| AssignError::Bind { device: address, source }),
-        Err(_) => Err(AssignError::BindDeadline { device: address }),
+) -> Result<Vec<(Bdf, Arc<VfioDevice>)>, AssignError> {
+    let at_a_time = match space.taking() {
+        Taking::AtOnce => wanted.len().max(1),
+        Taking::InTurn => 1,
+    };
+    let mut bound = Vec::new();
+    for some in wanted.chunks(at_a_time) {
+        let mut binding = Vec::new();
+        for device in some {
+            let PassthroughDevice { address, cdev_fd, .. } = *device;
+            let fd = adopt(cdev_fd).map_err(|source| AssignError::Descriptor {
+                what: format!("cdev_fd of {address}"),
+                fd: cdev_fd,
+                source,
+            })?;
+            binding.push(Binding::begin(address, fd, space)?);
+        }
+        for one in binding {
+            bound.push((one.address, Arc::new(one.finish()?)));
+        }
+    }
+    Ok(bound)
+}
+
+/// Brings devices that were just bound into a clean state. The kernel resets a device when it is
+/// opened; only one whose reset did not work then, or that does not answer after it, is reset here.
+pub(super) fn clean(
+    bound: &[(Bdf, Arc<VfioDevice>)],
+    resetters: &[Arc<Resetter>],
+) -> Result<(), ResetError> {
+    let unclean =
+        |(_, device): &&(Bdf, Arc<VfioDevice>)| !(device.was_reset() && reset::answers(&**device));
+    let ordered: Vec<&Arc<Resetter>> = bound
+        .iter()
+        .zip(resetters)
+        .filter(|(device, _)| unclean(device))
+        .map(|(_, resetter)| resetter)
+        .collect();
+    ordered.iter().for_each(|resetter| resetter.order());
+    ordered.iter().try_for_each(|resetter| resetter.wait())
+}
+
+/// A device that is being bound on a thread of its own: the kernel resets it meanwhile, and may hang
+/// in it.
+pub(super) struct Binding {
+    address: Bdf,
+    inbox: mpsc::Receiver<io::Result<VfioDevice>>,
+}
+
+impl Binding {
+    /// Begins to bind the device in `fd`.
+    pub(super) fn begin(
+        address: Bdf,
+        fd: OwnedFd,
+        space: &Arc<dyn Interface>,
+    ) -> Result<Self, AssignError> {
+        let space = Arc::clone(space);
+        let (outbox, inbox) = mpsc::sync_channel(1);
+        thread::Builder::new()
+            .name(format!("bind {address}"))
+            .spawn(move || {
+                let _ = outbox.send(space.take(address, fd));
+            })
+            .map_err(|source| AssignError::Bind { device: address, source })?;
+        Ok(Self { address, inbox })
+    }
+
+    /// Waits until it is bound.
+    pub(super) fn finish(self) -> Result<VfioDevice, AssignError> {
+        let device = self.address;
+        match self.inbox.recv_timeout(DEADLINE) {
+            Ok(result) => result.map_err(|source| AssignError::Bind { device, source }),
+            Err(_) => Err(AssignError::BindDeadline { device }),
+        }
     }
 }
 
@@ -269,7 +321,7 @@ pub(super) fn start_resetters(
         .collect()
 }
 
-pub(super) fn reset_all(resetters: &[Arc<Resetter>]) -> Vec<Result<(), ResetError>> {
+fn reset_all(resetters: &[Arc<Resetter>]) -> Vec<Result<(), ResetError>> {
     resetters.iter().for_each(|resetter| resetter.order());
     resetters.iter().map(|resetter| resetter.wait()).collect()
 }

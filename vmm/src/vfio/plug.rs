@@ -5,7 +5,7 @@ use std::{os::fd::OwnedFd, sync::Arc};
 use types::node::Bdf;
 
 use super::{
-    assign::{AssignError, Assigned, Closer, Function, Host, bind, reset_all, start_resetters},
+    assign::{AssignError, Assigned, Binding, Closer, Function, Host, clean, start_resetters},
     device::Device,
     dma::{self, AddressSpace},
 };
@@ -41,9 +41,9 @@ impl Plug {
         fd: OwnedFd,
         route: PinRoute,
     ) -> Result<(Assigned, Closer), AssignError> {
-        let bound = [(address, Arc::new(bind(address, fd, &self.space)?))];
+        let bound = [(address, Arc::new(Binding::begin(address, fd, &self.space)?.finish()?))];
         let mut resetters = start_resetters(&bound)?;
-        reset_all(&resetters).into_iter().try_for_each(|result| result)?;
+        clean(&bound, &resetters)?;
         let [(_, device)] = bound;
         self.space
             .admit(&device)

@@ -3,8 +3,8 @@
 //!
 //! | rung     | how                                          | when                               |
 //! |----------|----------------------------------------------|------------------------------------|
-//! | function | VFIO_DEVICE_RESET: function-level reset, or  | always first                       |
-//! |          | what the kernel has in its place             |                                    |
+//! | function | VFIO_DEVICE_RESET: function-level reset, or  | always first; the kernel does the  |
+//! |          | what the kernel has in its place             | same when a device is opened       |
 //! | set      | VFIO_DEVICE_PCI_HOT_RESET: the bus or slot,  | when the function's reset fails,   |
 //! |          | with all of the machine's devices on it      | or leaves the device silent        |
 //! | –        | none; the device is not to be given away     | when neither brings the device     |
@@ -153,7 +153,7 @@ fn climb(
 
 /// Whether a device answers for its configuration space. A virtual function never does: the host's
 /// kernel knows its vendor id from the physical function, and that is what is read here.
-fn answers(device: &dyn Device) -> bool {
+pub(super) fn answers(device: &dyn Device) -> bool {
     let mut identity = [0xff; 4];
     device.read(Region::Config, 0, &mut identity).is_ok() && identity[..2] != [0xff; 2]
 }

@@ -71,6 +71,12 @@ impl Keeper {
                 drop(answer.send(self.switch(machine, switch).await));
             }
             Command::Delete(machine, answer) => drop(answer.send(self.delete(machine))),
+            Command::Attach(machine, wanted, answer) => {
+                drop(answer.send(self.attach(machine, wanted)));
+            }
+            Command::Detach(machine, id, how, answer) => {
+                drop(answer.send(self.detach(machine, &id, how)));
+            }
             Command::Recover(device, answer) => drop(answer.send(self.recover(device))),
         }
     }
@@ -109,6 +115,7 @@ impl Keeper {
         check_time(now, &order.lease)?;
         self.check_room(&order.lease)?;
         let memory = self.choose_memory(order.lease.shape.memory_mib);
+        let promise = self.promise(machine, &order.lease.shape);
         let mut record = Record {
             lease: order.lease,
             deleted: None,
@@ -123,6 +130,10 @@ impl Keeper {
             events: Vec::new(),
             released: Released::No,
             memory,
+            hardware: order.hardware,
+            promise,
+            placement: None,
+            attachments: Vec::new(),
         };
         record.note(now, "accepted");
         self.config.store.put_machine(&record)?;
@@ -150,6 +161,7 @@ impl Keeper {
         let known = self.machines.get(&machine).ok_or(RefusedError::Unknown { machine })?;
         let mut record = known.record.clone();
         if record.released == Released::Yes {
+            record.promise = self.promise(machine, &next.shape);
             record.released = Released::No;
             record.power = Power::On;
         }

@@ -1,16 +1,22 @@
 //! The task that owns the machines: takes commands, observes, plans, and has actions executed.
 //!
 //! `commands` is what others ask, `progress` what init and running actions tell, `actions` what
-//! the plan wants, `accounts` what was used.
+//! the plan wants, `accounts` what was used, `attach` what comes and goes while a machine runs.
 
 mod accounts;
 mod actions;
+mod attach;
 mod commands;
 mod progress;
 
 use std::{collections::BTreeMap, net::Ipv4Addr, time::Duration};
 
-use lease::{SigningKey, document::Lease, threshold::VerifiedLease};
+use lease::{
+    SigningKey,
+    document::Lease,
+    hardware::{Attach, Hardware},
+    threshold::VerifiedLease,
+};
 use tokio::{
     sync::{mpsc, oneshot, watch},
     task::AbortHandle,
@@ -23,6 +29,7 @@ use types::{
 };
 
 use super::{
+    attach::Refusal,
     devices::Devices,
     execute::{Progress, Tools},
     init::Notice,
@@ -31,6 +38,7 @@ use super::{
 };
 use crate::{events::Event, inventory::Capacity, spawn::Known, time::Clock};
 
+pub use attach::Leaving;
 pub use commands::RefusedError;
 
 /// How often the clock is looked at: leases end on the second.
@@ -53,6 +61,15 @@ pub enum Command {
     Power(MachineId, Switch, oneshot::Sender<Result<View, RefusedError>>),
     /// End it and destroy its disk.
     Delete(MachineId, oneshot::Sender<Result<View, RefusedError>>),
+    /// Attach a disk or a device.
+    Attach(MachineId, Attach, oneshot::Sender<Result<Result<View, Refusal>, RefusedError>>),
+    /// Detach, or erase, what was attached under a name.
+    Detach(
+        MachineId,
+        String,
+        Leaving,
+        oneshot::Sender<Result<Result<View, Refusal>, RefusedError>>,
+    ),
     /// Reset a quarantined device once more, and offer it again if it answers.
     Recover(Bdf, oneshot::Sender<Result<(), RefusedError>>),
 }
@@ -64,6 +81,8 @@ pub struct Order {
     pub lease: Lease,
     /// What it starts from.
     pub image: lease::api::Image,
+    /// What is chosen of the hardware, checked.
+    pub hardware: Hardware,
     /// Who asked.
     pub gateway: types::ids::NodeId,
 }
@@ -245,6 +264,11 @@ impl Keeper {
         for entry in self.machines.values_mut() {
             accounts::resume(&mut entry.record, entry.seen.process, now, last_seen);
         }
+        self.keep_promises();
+        let running = |entry: &Entry| matches!(entry.seen.process, Process::Running { .. });
+        let running: Vec<MachineId> =
+            self.machines.iter().filter(|(_, e)| running(e)).map(|(id, _)| *id).collect();
+        running.into_iter().for_each(|machine| self.plug_all(machine));
         Ok(())
     }
 

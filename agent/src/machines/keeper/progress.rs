@@ -51,13 +51,15 @@ impl Keeper {
 
     pub(super) fn handle_progress(&mut self, report: Progress) {
         match report {
-            Progress::Spawned(machine, pid) => {
+            Progress::Spawned(machine, pid, placement) => {
                 if let Some(entry) = self.machines.get_mut(&machine)
                     && entry.seen.busy == Some(Work::Start)
                 {
                     entry.seen.process = Process::Running { pid };
+                    entry.record.placement = Some(*placement);
                 }
             }
+            Progress::Attached(machine, id, result) => self.handle_attached(machine, &id, result),
             Progress::Running(machine, pid, took) => {
                 let Some(entry) = self.machines.get_mut(&machine) else { return };
                 if entry.seen.busy != Some(Work::Start) {
@@ -75,6 +77,7 @@ impl Keeper {
                 let facts = sandbox::facts(&self.config.tools.root.join("proc"), pid);
                 eprintln!("{}", Event::MachineSandbox { machine, facts });
                 self.keep(machine);
+                self.plug_all(machine);
             }
             Progress::Failed(machine, error) => self.handle_failed(machine, &error),
             Progress::Released(machine, results) => self.handle_released(machine, results),

@@ -16,6 +16,7 @@ use lease::{
     api::{CreateMachine, Image},
     authority::{public_key, sign},
     document::{Envelope, LEASE_VERSION, Lease, Price},
+    hardware::Hardware,
 };
 use sha2::{Digest, Sha256};
 use tokio::{sync::oneshot, task::JoinHandle, time::Instant};
@@ -127,6 +128,7 @@ pub(crate) fn lease(id: u8, node: NodeId, renter: &SigningKey) -> Lease {
             memory_mib: Mebibytes(256),
             disk_mib: Mebibytes(0),
             devices: Vec::new(),
+            disk_limit: None,
         },
         start: now(),
         end: now().plus(3600),
@@ -159,5 +161,5 @@ pub(crate) fn create(lease: &Lease) -> CreateMachine {
         cmdline: "console=ttyS0".into(),
         seed: None,
     };
-    CreateMachine { lease: signed_lease(lease), image }
+    CreateMachine { lease: signed_lease(lease), image, hardware: Hardware::default() }
 }

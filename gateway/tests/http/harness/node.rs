@@ -13,6 +13,7 @@ use gateway::service::now;
 use lease::{
     api::{CreateMachine, Image, Machine, MachineState, Receipts},
     document::Lease,
+    hardware::Hardware,
     metering::{Receipt, SignedReceipt},
     problem::Kind,
     request::verify,
@@ -148,6 +149,8 @@ pub(crate) fn machine(lease: &Lease, image: Image) -> Machine {
         end: lease.end,
         shape: lease.shape.clone(),
         image,
+        hardware: Hardware::default(),
+        placement: None,
         state: MachineState::Pending,
         detail: String::new(),
         addresses: Vec::new(),

@@ -122,12 +122,12 @@ fn check_members(
     };
     let names: BTreeSet<_> = described.keys().collect();
     let found: BTreeSet<_> = members.keys().collect();
-    if names != found {
-        return Err(format!(": described are {names:?}, found {found:?}"));
-    }
-    // What is not required may be null.
+    // What is not required may be null or absent.
     let required = schema.get("required").and_then(Value::as_array);
     let required = |name: &String| required.is_some_and(|all| all.contains(&Value::from(&**name)));
+    if !found.is_subset(&names) || names.difference(&found).any(|name| required(name)) {
+        return Err(format!(": described are {names:?}, found {found:?}"));
+    }
     for (name, member) in members {
         if required(name) || !member.is_null() {
             check(&described[name], member).map_err(|error| format!(".{name}{error}"))?;

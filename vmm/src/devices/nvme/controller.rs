@@ -4,36 +4,31 @@
 
 use std::{
     collections::VecDeque,
-    io, mem,
+    mem,
     os::fd::BorrowedFd,
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use vm_memory::GuestAddress;
-
 use super::{
     admin::{Answer, EventSource},
     command::{COMPLETION_SIZE, Command, Completion, SUBMISSION_SIZE, Status},
+    flight::{Flight, Transfer},
     identify::Profile,
     logs::Logs,
-    prp,
     queue::{CompletionQueue, Place, SubmissionQueue},
     shared::{Shared, Shutdown, Side},
-    transfer::{self, RANGE_SIZE, Work},
+    transfer,
 };
 use crate::{
     devices::{
         throttle::{Admission, Throttle},
         virtio::{
-            blk::{engine::Engine, queue::advance},
+            blk::engine::Engine,
             worker::{Inbox, Order, Patience},
         },
     },
-    sys::{
-        io::{DiskCommand, Durability, borrow_eventfd},
-        memory::GuestRam,
-    },
+    sys::{io::borrow_eventfd, memory::GuestRam},
 };
 
 /// Commands that the file works on at once, for all queues together.
@@ -75,24 +70,6 @@ pub enum Progress {
     At(Instant),
 }
 
-/// A command in flight.
-#[derive(Debug)]
-pub(super) struct Flight {
-    pub(super) queue: u16,
-    pub(super) command: Command,
-    pub(super) transfer: Transfer,
-}
-
-/// What is left of it to do.
-#[derive(Debug)]
-pub(super) enum Transfer {
-    Read { offset: u64, into: Vec<(GuestAddress, u32)> },
-    Write { offset: u64, from: Vec<(GuestAddress, u32)>, durability: Durability },
-    Flush,
-    Zero { offset: u64, length: u64 },
-    Punch { ranges: Vec<(u64, u64)> },
-}
-
 /// Queues, features and events of a controller that is switched on.
 pub(super) struct Live {
     pub(super) submissions: Vec<Option<SubmissionQueue>>,
@@ -117,13 +94,13 @@ pub(super) struct Live {
 
 /// The thread's state.
 pub struct Controller {
-    engine: Engine,
+    pub(super) engine: Engine,
     pub(super) ram: GuestRam,
     pub(super) profile: Profile,
     throttle: Option<Throttle>,
     pub(super) shared: Arc<Shared>,
-    flights: Vec<Option<Flight>>,
-    free: Vec<u16>,
+    pub(super) flights: Vec<Option<Flight>>,
+    pub(super) free: Vec<u16>,
     pub(super) live: Option<Live>,
     pub(super) logs: Logs,
 }
@@ -380,123 +357,7 @@ impl Controller {
         }
     }
 
-    /// Finds the memory of a command; returns what there is to do, if anything.
-    fn begin(&mut self, command: &Command, work: Work) -> Result<Option<Transfer>, Status> {
-        let prps = (command.prp1, command.prp2);
-        Ok(Some(match work {
-            Work::Nothing => return Ok(None),
-            Work::Flush => Transfer::Flush,
-            Work::Read { offset, length } => {
-                self.logs.read(length);
-                Transfer::Read { offset, into: prp::segments(&self.ram, prps, length)? }
-            }
-            Work::Write { offset, length, durability } => {
-                self.logs.write(length);
-                let from = prp::segments(&self.ram, prps, length)?;
-                let cached = self.write_cache_enabled();
-                let durability = if cached { durability } else { Durability::Durable };
-                Transfer::Write { offset, from, durability }
-            }
-            Work::Zero { offset, length, deallocate: false } => Transfer::Zero { offset, length },
-            Work::Zero { offset, length, deallocate: true } => {
-                Transfer::Punch { ranges: vec![(offset, length)] }
-            }
-            Work::Deallocate { ranges } => {
-                let mut list = vec![0; ranges * RANGE_SIZE];
-                prp::read(&self.ram, prps, &mut list)?;
-                let ranges = transfer::ranges(&list, &self.profile)?;
-                if ranges.is_empty() {
-                    return Ok(None);
-                }
-                Transfer::Punch { ranges }
-            }
-        }))
-    }
-
-    /// Starts what is left of a command.
-    fn launch(&mut self, flight: Flight) {
-        let Some(token) = self.free.pop() else {
-            return self.fail(flight.queue, &flight.command, Status::INTERNAL);
-        };
-        let command = match &flight.transfer {
-            Transfer::Read { offset, into } => DiskCommand::Read { offset: *offset, into },
-            Transfer::Write { offset, from, durability } => {
-                DiskCommand::Write { offset: *offset, from, durability: *durability }
-            }
-            Transfer::Flush => DiskCommand::Sync,
-            Transfer::Zero { offset, length } => {
-                DiskCommand::Zero { offset: *offset, length: *length }
-            }
-            Transfer::Punch { ranges } => match ranges.last() {
-                Some((offset, length)) => DiskCommand::Punch { offset: *offset, length: *length },
-                None => DiskCommand::Sync,
-            },
-        };
-        match (self.engine.queue(token, command), self.flights.get_mut(usize::from(token))) {
-            (Ok(()), Some(slot)) => *slot = Some(flight),
-            // Buffers outside guest memory end here.
-            _ => {
-                self.free.push(token);
-                self.fail(flight.queue, &flight.command, Status::DATA_TRANSFER);
-            }
-        }
-    }
-
-    fn take_flight(&mut self, token: u16) -> Option<Flight> {
-        self.flights.get_mut(usize::from(token)).and_then(Option::take)
-    }
-
-    /// Ends what has completed; returns how many commands that was.
-    fn reap(&mut self) -> usize {
-        let mut finished = 0;
-        while let Some((token, result)) = self.engine.complete() {
-            let Some(flight) = self.take_flight(token) else { continue };
-            self.free.push(token);
-            finished += 1;
-            self.conclude(flight, result);
-        }
-        finished
-    }
-
-    /// Ends one command, or starts what is left of it.
-    fn conclude(&mut self, mut flight: Flight, result: io::Result<u32>) {
-        let moved = match result {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => return self.launch(flight),
-            Err(error) => {
-                let status = failure(&flight.transfer, &error);
-                return self.end(&flight, status);
-            }
-            Ok(moved) => moved,
-        };
-        let activity = &self.shared.activity;
-        match &flight.transfer {
-            Transfer::Read { .. } => activity.read_bytes.add(moved.into()),
-            Transfer::Write { .. } => activity.written_bytes.add(moved.into()),
-            Transfer::Flush | Transfer::Zero { .. } | Transfer::Punch { .. } => {}
-        }
-        let left = match &mut flight.transfer {
-            Transfer::Flush | Transfer::Zero { .. } => false,
-            Transfer::Punch { ranges } => {
-                ranges.pop();
-                !ranges.is_empty()
-            }
-            Transfer::Read { offset, into } => advance(offset, into, moved),
-            Transfer::Write { offset, from, .. } => advance(offset, from, moved),
-        };
-        let transfers = matches!(flight.transfer, Transfer::Read { .. } | Transfer::Write { .. });
-        if !left {
-            self.end(&flight, Status::SUCCESS);
-        } else if transfers && moved == 0 {
-            // The file ends before the disk does.
-            let end = io::Error::from(io::ErrorKind::UnexpectedEof);
-            let status = failure(&flight.transfer, &end);
-            self.end(&flight, status);
-        } else {
-            self.launch(flight);
-        }
-    }
-
-    fn end(&mut self, flight: &Flight, status: Status) {
+    pub(super) fn end(&mut self, flight: &Flight, status: Status) {
         if flight.queue == SHUTDOWN_QUEUE {
             if let Some(live) = &mut self.live {
                 live.flushing = false;
@@ -617,14 +478,4 @@ fn pop(live: &mut Live, index: u16, ram: &GuestRam) -> Option<Command> {
     let command = queue.pop(ram)?;
     completions.owed += 1;
     Some(command)
-}
-
-/// Returns how a failed command ends.
-fn failure(transfer: &Transfer, error: &io::Error) -> Status {
-    match (transfer, error.raw_os_error()) {
-        (_, Some(libc::EFAULT)) => Status::DATA_TRANSFER,
-        (Transfer::Read { .. }, _) => Status::READ_ERROR,
-        (Transfer::Write { .. } | Transfer::Flush, _) => Status::WRITE_FAULT,
-        (Transfer::Zero { .. } | Transfer::Punch { .. }, _) => Status::INTERNAL,
-    }
 }

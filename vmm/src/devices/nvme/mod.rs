@@ -10,7 +10,7 @@
 //! | 0x3000       | 0x1000      | MSI-X pending bits                                      |
 //!
 //! `registers`, `command`, `prp`, `queue` and `identify` are pure; `controller` owns the queues and
-//! the file and runs on one thread of its own; this file is the PCI function, which virtual CPUs
+//! the file and runs on one thread of its own, `flight` is its part that moves data; this file is the PCI function, which virtual CPUs
 //! call: it keeps the registers, and passes doorbells on as the last value written and a wake-up.
 //!
 //! Not offered: SGLs, metadata, more than one namespace, namespace management, firmware update,
@@ -19,6 +19,7 @@
 pub mod admin;
 pub mod command;
 pub mod controller;
+mod flight;
 pub mod identify;
 pub mod logs;
 pub mod prp;

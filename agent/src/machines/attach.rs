@@ -1,0 +1,379 @@
+//! Disks and devices that come and go while a machine runs. [`admit`] and its like decide, and are
+//! pure; [`carry_out`] opens what is attached and hands it to the machine's process.
+//!
+//! What is attached is kept in the machine's record and plugged again after each start, so that
+//! whatever is attached can be detached, too.
+
+use std::{fs::File, io, os::fd::OwnedFd};
+
+use lease::hardware::{Attach, DiskWanted, MAX_ATTACHMENTS};
+use serde::{Deserialize, Serialize};
+use tokio::sync::mpsc;
+use types::{
+    devices::{AttachDevice, AttachRequest},
+    ids::MachineId,
+    node::Bdf,
+    units::Mebibytes,
+    vm::{Rate, RateLimit, VfioInterface},
+};
+
+use super::{
+    content::ContentError,
+    disk::{self, DiskError},
+    execute::{Progress, Tools},
+    plan::Record,
+    plug::{self, PlugError},
+    vmm,
+};
+use crate::assign::{self, AssignError};
+
+/// Something that was attached, as it is kept.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Kept {
+    /// What it is.
+    pub device: Attach,
+    /// Whether it is to be in the machine.
+    pub seat: Seat,
+    /// Why it could not be attached; empty when it could.
+    pub fault: String,
+}
+
+/// Where an attachment is to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Seat {
+    /// In the machine, whenever it runs.
+    In,
+    /// Out of it; what is on the disk is kept.
+    Out,
+}
+
+/// Why nothing is attached or detached.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the message is the doc")]
+pub enum Refusal {
+    #[error("{id} is attached already")]
+    Attached { id: String },
+    #[error("nothing is attached or kept under the name {id}")]
+    Unknown { id: String },
+    #[error("{device} is not one of the lease's devices")]
+    NotLeased { device: Bdf },
+    #[error(
+        "{device} was in the machine from the start; only what hardware.plugged_later names comes and goes"
+    )]
+    Fixed { device: Bdf },
+    #[error(
+        "the machine has {ports} spare ports for disks and all are in use; hardware.spare_ports says \
+         how many it is made with"
+    )]
+    NoPort { ports: u8 },
+    #[error("disk {name} wants {wanted} MiB; {free} MiB of the lease's disk space are left")]
+    Room { name: String, wanted: u64, free: u64 },
+    #[error("there is no disk {name} yet: a new one needs size_mib, or content to be read")]
+    Size { name: String },
+    #[error(
+        "disk {name} is there already and stays as it is; attach it by its name alone, or erase it first"
+    )]
+    Differs { name: String },
+    #[error("{id} is in the machine; detach it first")]
+    In { id: String },
+    #[error("a machine remembers {MAX_ATTACHMENTS} attachments; erase one first")]
+    Many,
+}
+
+/// Decides about attaching `wanted` to a machine. Returns what is to be kept of it.
+pub fn admit(record: &Record, wanted: Attach) -> Result<Kept, Refusal> {
+    let id = wanted.id();
+    let known = record.attachments.iter().find(|kept| kept.device.id() == id);
+    if known.is_some_and(|kept| kept.seat == Seat::In && kept.fault.is_empty()) {
+        return Err(Refusal::Attached { id });
+    }
+    let device = match wanted {
+        Attach::Pci { address } => {
+            admit_device(record, address)?;
+            Attach::Pci { address }
+        }
+        Attach::Disk(disk) => Attach::Disk(admit_disk(record, known, disk)?),
+    };
+    if known.is_none() && record.attachments.len() >= MAX_ATTACHMENTS {
+        return Err(Refusal::Many);
+    }
+    Ok(Kept { device, seat: Seat::In, fault: String::new() })
+}
+
+fn admit_device(record: &Record, device: Bdf) -> Result<(), Refusal> {
+    if !record.lease.shape.devices.contains(&device) {
+        return Err(Refusal::NotLeased { device });
+    }
+    if !record.hardware.plugged_later.contains(&device) {
+        return Err(Refusal::Fixed { device });
+    }
+    Ok(())
+}
+
+fn admit_disk(
+    record: &Record,
+    known: Option<&Kept>,
+    wanted: DiskWanted,
+) -> Result<DiskWanted, Refusal> {
+    let ports = record.hardware.spare_ports;
+    let others = record.attachments.iter().filter(|kept| kept.device.id() != wanted.name);
+    let used = others
+        .filter(|kept| kept.seat == Seat::In && matches!(kept.device, Attach::Disk(_)))
+        .count();
+    if used >= usize::from(ports) {
+        return Err(Refusal::NoPort { ports });
+    }
+    if let Some(Kept { device: Attach::Disk(disk), .. }) = known {
+        let alone = wanted.size_mib.is_none() && wanted.content.is_none();
+        if alone || (wanted.size_mib == disk.size_mib && wanted.content == disk.content) {
+            return Ok(DiskWanted { model: wanted.model, ..disk.clone() });
+        }
+        return Err(Refusal::Differs { name: wanted.name });
+    }
+    if wanted.size_mib.is_none() && wanted.content.is_none() {
+        return Err(Refusal::Size { name: wanted.name });
+    }
+    let (size, free) = (wanted.size_mib.map_or(0, |size| size.0), free_mib(record));
+    if size > free {
+        return Err(Refusal::Room { name: wanted.name, wanted: size, free });
+    }
+    Ok(wanted)
+}
+
+/// Returns how much of the lease's disk space no disk of the machine has.
+fn free_mib(record: &Record) -> u64 {
+    let shape = &record.lease.shape;
+    let sizes = record.attachments.iter().filter_map(|kept| match &kept.device {
+        Attach::Disk(disk) => disk.size_mib,
+        Attach::Pci { .. } => None,
+    });
+    let used: u64 = sizes.map(|size| size.0).sum();
+    shape.disk_mib.0.saturating_sub(record.hardware.own_disk(shape).0).saturating_sub(used)
+}
+
+/// What each disk of a machine may move: the lease's limit, divided evenly among all that it can
+/// have at a time.
+pub fn limit_each(record: &Record) -> Option<RateLimit> {
+    let disks = u64::from(record.hardware.spare_ports) + 1;
+    let share = |rate: Rate| Rate {
+        per_second: (rate.per_second / disks).max(1),
+        burst: rate.burst / disks,
+    };
+    record.lease.shape.disk_limit.map(|limit| RateLimit {
+        bytes: limit.bytes.map(share),
+        operations: limit.operations.map(share),
+    })
+}
+
+/// Why something could not be attached.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message is the doc")]
+pub enum AttachFailure {
+    #[error(transparent)]
+    Content(#[from] ContentError),
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+    #[error(transparent)]
+    Device(#[from] AssignError),
+    #[error(transparent)]
+    Plug(#[from] PlugError),
+    #[error("cannot open {path}")]
+    Open { path: String, source: io::Error },
+    #[error("the node broke off")]
+    Broken,
+}
+
+/// How something came to be in a machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Plugged {
+    /// It was there already, as after a restart of the agent.
+    Before,
+    /// It was plugged now.
+    Now,
+}
+
+/// Attaches `device` to a machine that runs, and reports.
+pub async fn carry_out(
+    tools: Tools,
+    record: Record,
+    device: Attach,
+    progress: mpsc::Sender<Progress>,
+) {
+    let (machine, id) = (record.lease.id, device.id());
+    let result = plug(&tools, &record, &device).await;
+    // The keeper outlives its tasks; when it is gone, so is the agent.
+    let _ = progress.send(Progress::Attached(machine, id, result)).await;
+}
+
+async fn plug(tools: &Tools, record: &Record, device: &Attach) -> Result<Plugged, AttachFailure> {
+    let machine = record.lease.id;
+    let there = vmm::devices(machine).await.unwrap_or_default();
+    if there.iter().any(|known| known.id == device.id()) {
+        return Ok(Plugged::Before);
+    }
+    let (file, device) = match device {
+        Attach::Disk(disk) => open_disk(tools, record, disk).await?,
+        Attach::Pci { address } => {
+            let interface = record.placement.as_ref().and_then(|place| place.interface);
+            let interface = interface.unwrap_or(VfioInterface::Cdev);
+            let file = assign::open_one(&tools.root, *address, interface)?;
+            (file, AttachDevice::Pci { address: *address })
+        }
+    };
+    let id = match &device {
+        AttachDevice::Disk { serial, .. } => serial.clone(),
+        AttachDevice::Pci { address } => address.to_string(),
+    };
+    let request = AttachRequest { id, device };
+    let done = tokio::task::spawn_blocking(move || plug::plug(machine, &request, &file));
+    done.await.map_err(|_| AttachFailure::Broken)??;
+    Ok(Plugged::Now)
+}
+
+async fn open_disk(
+    tools: &Tools,
+    record: &Record,
+    disk: &DiskWanted,
+) -> Result<(OwnedFd, AttachDevice), AttachFailure> {
+    if let Some(content) = disk.content {
+        tools.cache.fetch(&tools.overlay, record.gateway, content).await?;
+    }
+    let image = disk.content.map(|content| tools.cache.path(content));
+    let file = match (disk.size_mib, image) {
+        (None, Some(path)) => File::open(&path)
+            .map_err(|source| AttachFailure::Open { path: path.display().to_string(), source })?,
+        (size, image) => {
+            let (data, machine, name) = (tools.data.clone(), record.lease.id, disk.name.clone());
+            let size = size.unwrap_or(Mebibytes(0));
+            let make = move || disk::open_extra(&data, machine, &name, size, image.as_deref());
+            tokio::task::spawn_blocking(make).await.map_err(|_| AttachFailure::Broken)??
+        }
+    };
+    let device = AttachDevice::Disk {
+        read_only: disk.size_mib.is_none(),
+        serial: disk.name.clone(),
+        model: disk.model,
+        limit: limit_each(record),
+    };
+    Ok((file.into(), device))
+}
+
+/// Returns whether something is to be plugged after a start.
+pub fn comes_back(kept: &Kept) -> bool {
+    kept.seat == Seat::In
+}
+
+/// Destroys a disk that is out of its machine. Nothing happens when it was never made.
+pub fn erase(tools: &Tools, machine: MachineId, device: &Attach) -> io::Result<()> {
+    match device {
+        Attach::Disk(disk) => disk::destroy_extra(&tools.data, machine, &disk.name),
+        Attach::Pci { .. } => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use types::vm::DiskModel;
+
+    use super::*;
+    use crate::machines::plan::fixture;
+
+    const DEVICE: Bdf = Bdf { segment: 0, bus: 1, device: 0, function: 0 };
+    const OTHER: Bdf = Bdf { segment: 0, bus: 2, device: 0, function: 0 };
+
+    /// A machine with 100 MiB of disk space, half of it its own disk, and two spare ports.
+    fn record() -> Record {
+        let mut record = fixture::record();
+        record.lease.shape.disk_mib = Mebibytes(100);
+        record.lease.shape.devices = vec![DEVICE, OTHER];
+        record.hardware.disk_mib = Some(Mebibytes(50));
+        record.hardware.spare_ports = 2;
+        record.hardware.plugged_later = vec![OTHER];
+        record
+    }
+
+    fn disk(name: &str, size: Option<u64>) -> Attach {
+        Attach::Disk(DiskWanted {
+            name: name.to_owned(),
+            size_mib: size.map(Mebibytes),
+            model: DiskModel::default(),
+            content: None,
+        })
+    }
+
+    fn attach(record: &mut Record, wanted: Attach) -> Result<(), Refusal> {
+        let kept = admit(record, wanted)?;
+        record.attachments.retain(|known| known.device.id() != kept.device.id());
+        record.attachments.push(kept);
+        Ok(())
+    }
+
+    #[test]
+    fn disks_stay_within_the_lease() {
+        let mut record = record();
+        assert_eq!(attach(&mut record, disk("a", Some(30))), Ok(()));
+        let room = Refusal::Room { name: "b".into(), wanted: 21, free: 20 };
+        assert_eq!(attach(&mut record, disk("b", Some(21))), Err(room));
+        assert_eq!(attach(&mut record, disk("b", Some(20))), Ok(()));
+        let full = attach(&mut record, disk("c", None));
+        assert_eq!(full, Err(Refusal::NoPort { ports: 2 }));
+        let twice = attach(&mut record, disk("a", Some(30)));
+        assert_eq!(twice, Err(Refusal::Attached { id: "a".into() }));
+    }
+
+    #[test]
+    fn a_detached_disk_comes_back_as_it_was() {
+        let mut record = record();
+        attach(&mut record, disk("a", Some(30))).expect("room");
+        record.attachments[0].seat = Seat::Out;
+        let other = attach(&mut record, disk("a", Some(40)));
+        assert_eq!(other, Err(Refusal::Differs { name: "a".into() }));
+        assert_eq!(attach(&mut record, disk("a", None)), Ok(()));
+        assert_eq!(
+            record.attachments,
+            [Kept { device: disk("a", Some(30)), seat: Seat::In, fault: String::new() }]
+        );
+        let new = attach(&mut record, disk("b", None));
+        assert_eq!(new, Err(Refusal::Size { name: "b".into() }));
+        // What is out still takes the lease's space.
+        record.attachments[0].seat = Seat::Out;
+        assert!(matches!(attach(&mut record, disk("b", Some(21))), Err(Refusal::Room { .. })));
+    }
+
+    #[test]
+    fn only_devices_that_come_later_come_and_go() {
+        let mut record = record();
+        let device = |address| Attach::Pci { address };
+        assert_eq!(attach(&mut record, device(DEVICE)), Err(Refusal::Fixed { device: DEVICE }));
+        let foreign = Bdf { bus: 9, ..DEVICE };
+        let refusal = Refusal::NotLeased { device: foreign };
+        assert_eq!(attach(&mut record, device(foreign)), Err(refusal));
+        assert_eq!(attach(&mut record, device(OTHER)), Ok(()));
+        let id = OTHER.to_string();
+        assert_eq!(attach(&mut record, device(OTHER)), Err(Refusal::Attached { id }));
+    }
+
+    #[test]
+    fn the_limit_is_divided() {
+        let mut record = record();
+        assert_eq!(limit_each(&record), None);
+        let rate = Rate { per_second: 300, burst: 30 };
+        record.lease.shape.disk_limit = Some(RateLimit { bytes: Some(rate), operations: None });
+        let share = Rate { per_second: 100, burst: 10 };
+        let expected = Some(RateLimit { bytes: Some(share), operations: None });
+        assert_eq!(limit_each(&record), expected);
+    }
+
+    #[test]
+    fn memory_of_attachments_is_bounded() {
+        let mut record = record();
+        record.hardware.spare_ports = 8;
+        for number in 0..MAX_ATTACHMENTS {
+            attach(&mut record, disk(&format!("d{number}"), Some(1))).expect("room");
+            record.attachments[number].seat = Seat::Out;
+        }
+        assert_eq!(attach(&mut record, disk("more", Some(1))), Err(Refusal::Many));
+    }
+}

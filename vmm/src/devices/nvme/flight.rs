@@ -1,0 +1,166 @@
+//! Commands on their way through the file: what a command that moves data is made of, how it is
+//! handed to the engine piece by piece, and how it ends.
+
+use std::io;
+
+use vm_memory::GuestAddress;
+
+use super::{
+    command::{Command, Status},
+    controller::Controller,
+    prp,
+    transfer::{self, RANGE_SIZE, Work},
+};
+use crate::{
+    devices::virtio::blk::queue::advance,
+    sys::io::{DiskCommand, Durability},
+};
+
+/// A command in flight.
+#[derive(Debug)]
+pub(super) struct Flight {
+    pub(super) queue: u16,
+    pub(super) command: Command,
+    pub(super) transfer: Transfer,
+}
+
+/// What is left of it to do.
+#[derive(Debug)]
+pub(super) enum Transfer {
+    Read { offset: u64, into: Vec<(GuestAddress, u32)> },
+    Write { offset: u64, from: Vec<(GuestAddress, u32)>, durability: Durability },
+    Flush,
+    Zero { offset: u64, length: u64 },
+    Punch { ranges: Vec<(u64, u64)> },
+}
+impl Controller {
+    /// Finds the memory of a command; returns what there is to do, if anything.
+    pub(super) fn begin(
+        &mut self,
+        command: &Command,
+        work: Work,
+    ) -> Result<Option<Transfer>, Status> {
+        let prps = (command.prp1, command.prp2);
+        Ok(Some(match work {
+            Work::Nothing => return Ok(None),
+            Work::Flush => Transfer::Flush,
+            Work::Read { offset, length } => {
+                self.logs.read(length);
+                Transfer::Read { offset, into: prp::segments(&self.ram, prps, length)? }
+            }
+            Work::Write { offset, length, durability } => {
+                self.logs.write(length);
+                let from = prp::segments(&self.ram, prps, length)?;
+                let cached = self.write_cache_enabled();
+                let durability = if cached { durability } else { Durability::Durable };
+                Transfer::Write { offset, from, durability }
+            }
+            Work::Zero { offset, length, deallocate: false } => Transfer::Zero { offset, length },
+            Work::Zero { offset, length, deallocate: true } => {
+                Transfer::Punch { ranges: vec![(offset, length)] }
+            }
+            Work::Deallocate { ranges } => {
+                let mut list = vec![0; ranges * RANGE_SIZE];
+                prp::read(&self.ram, prps, &mut list)?;
+                let ranges = transfer::ranges(&list, &self.profile)?;
+                if ranges.is_empty() {
+                    return Ok(None);
+                }
+                Transfer::Punch { ranges }
+            }
+        }))
+    }
+
+    /// Starts what is left of a command.
+    pub(super) fn launch(&mut self, flight: Flight) {
+        let Some(token) = self.free.pop() else {
+            return self.fail(flight.queue, &flight.command, Status::INTERNAL);
+        };
+        let command = match &flight.transfer {
+            Transfer::Read { offset, into } => DiskCommand::Read { offset: *offset, into },
+            Transfer::Write { offset, from, durability } => {
+                DiskCommand::Write { offset: *offset, from, durability: *durability }
+            }
+            Transfer::Flush => DiskCommand::Sync,
+            Transfer::Zero { offset, length } => {
+                DiskCommand::Zero { offset: *offset, length: *length }
+            }
+            Transfer::Punch { ranges } => match ranges.last() {
+                Some((offset, length)) => DiskCommand::Punch { offset: *offset, length: *length },
+                None => DiskCommand::Sync,
+            },
+        };
+        match (self.engine.queue(token, command), self.flights.get_mut(usize::from(token))) {
+            (Ok(()), Some(slot)) => *slot = Some(flight),
+            // Buffers outside guest memory end here.
+            _ => {
+                self.free.push(token);
+                self.fail(flight.queue, &flight.command, Status::DATA_TRANSFER);
+            }
+        }
+    }
+
+    pub(super) fn take_flight(&mut self, token: u16) -> Option<Flight> {
+        self.flights.get_mut(usize::from(token)).and_then(Option::take)
+    }
+
+    /// Ends what has completed; returns how many commands that was.
+    pub(super) fn reap(&mut self) -> usize {
+        let mut finished = 0;
+        while let Some((token, result)) = self.engine.complete() {
+            let Some(flight) = self.take_flight(token) else { continue };
+            self.free.push(token);
+            finished += 1;
+            self.conclude(flight, result);
+        }
+        finished
+    }
+
+    /// Ends one command, or starts what is left of it.
+    fn conclude(&mut self, mut flight: Flight, result: io::Result<u32>) {
+        let moved = match result {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => return self.launch(flight),
+            Err(error) => {
+                let status = failure(&flight.transfer, &error);
+                return self.end(&flight, status);
+            }
+            Ok(moved) => moved,
+        };
+        let activity = &self.shared.activity;
+        match &flight.transfer {
+            Transfer::Read { .. } => activity.read_bytes.add(moved.into()),
+            Transfer::Write { .. } => activity.written_bytes.add(moved.into()),
+            Transfer::Flush | Transfer::Zero { .. } | Transfer::Punch { .. } => {}
+        }
+        let left = match &mut flight.transfer {
+            Transfer::Flush | Transfer::Zero { .. } => false,
+            Transfer::Punch { ranges } => {
+                ranges.pop();
+                !ranges.is_empty()
+            }
+            Transfer::Read { offset, into } => advance(offset, into, moved),
+            Transfer::Write { offset, from, .. } => advance(offset, from, moved),
+        };
+        let transfers = matches!(flight.transfer, Transfer::Read { .. } | Transfer::Write { .. });
+        if !left {
+            self.end(&flight, Status::SUCCESS);
+        } else if transfers && moved == 0 {
+            // The file ends before the disk does.
+            let end = io::Error::from(io::ErrorKind::UnexpectedEof);
+            let status = failure(&flight.transfer, &end);
+            self.end(&flight, status);
+        } else {
+            self.launch(flight);
+        }
+    }
+}
+
+/// Returns how a failed command ends.
+fn failure(transfer: &Transfer, error: &io::Error) -> Status {
+    match (transfer, error.raw_os_error()) {
+        (_, Some(libc::EFAULT)) => Status::DATA_TRANSFER,
+        (Transfer::Read { .. }, _) => Status::READ_ERROR,
+        (Transfer::Write { .. } | Transfer::Flush, _) => Status::WRITE_FAULT,
+        (Transfer::Zero { .. } | Transfer::Punch { .. }, _) => Status::INTERNAL,
+    }
+}
