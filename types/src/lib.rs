@@ -18,4 +18,5 @@ pub mod node;
 pub mod operations;
 pub mod topology;
 pub mod units;
+pub mod uplinks;
 pub mod vm;
