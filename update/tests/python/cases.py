@@ -413,6 +413,26 @@ def fast_forward_of_targets_is_undone_by_a_new_snapshot_key(client):
     assert c.trusted()["targets"] == 2
 
 
+@each(timestamp="timestamp", snapshot="snapshot")
+def fast_forward_is_undone_though_another_signature_is_left(client, role):
+    c = client()
+    repo = c.repository
+    stolen, other = signer(), signer()
+    repo.set_keys(role, [stolen, other], 1, [stolen, other])
+    repo.publish("root")
+    repo.snapshot.version = 99999
+    repo.put("snapshot")
+    repo.publish("timestamp")
+    assert c.refresh() == 0, c.message
+    repo.set_keys(role, [other], 1, [other])
+    repo.publish("root")
+    repo.snapshot.version = 1
+    repo.put("snapshot")
+    repo.publish("timestamp")
+    assert c.refresh() == 0, c.message
+    assert c.trusted()["snapshot"] == 1
+
+
 @case
 def an_added_key_does_not_forget_versions(client):
     c = client()
