@@ -10,7 +10,7 @@ use std::{
 };
 
 use ed25519_dalek::SigningKey;
-use overlay::{Overlay, OverlayConfig, Role};
+use overlay::{Inbox, Overlay, OverlayConfig, Role};
 use tokio::{
     signal::unix::{SignalKind, signal},
     sync::{mpsc, watch},
@@ -29,6 +29,8 @@ use crate::{
     events::Event,
     init::boot::chain,
     inventory::{self, rules},
+    local::{Local, LocalConfig, Serving},
+    logs::{self, Logs},
     machines::{
         content::Cache,
         execute::Tools,
@@ -81,7 +83,16 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
     eprintln!("{}", Event::Node { node, release: release() });
     let (pages, page) =
         watch::channel(Page { node: node.to_string(), release: release(), ..Page::default() });
-    tokio::spawn(console::run(page));
+    tokio::spawn(console::run(page.clone()));
+    let local = Local::start(LocalConfig {
+        node,
+        release: release(),
+        logs: Logs::start(Path::new(logs::KMSG)),
+        pages: page,
+        root: PathBuf::from("/"),
+    });
+    let shown = Shown { pages, local };
+    let pages = &shown.pages;
     let found = config::settled(Path::new("/")).await;
     let overlay = match &found.spec {
         Ok(spec) => {
@@ -91,7 +102,7 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
                 page.name.clone_from(&spec.name);
                 page.config = found.source.to_string();
             });
-            match serve(spec, key, node, &init, notices, &pages).await {
+            match serve(spec, key, node, (&init, notices), &shown).await {
                 Ok(overlay) => Some(overlay),
                 Err(reason) => {
                     eprintln!("{}", Event::Trouble { place: "start", reason: reason.clone() });
@@ -104,7 +115,7 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
             }
         }
         Err(error) => {
-            show_bad_config(&found.source, error, &init, notices, &pages);
+            show_bad_config(&found.source, error, &init, notices, &shown);
             tokio::spawn(async move {
                 config::changed(Path::new("/"), &found).await;
                 // Init starts the agent again, which then reads the other document.
@@ -117,6 +128,12 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
     if let Some(overlay) = overlay {
         overlay.leave().await;
     }
+}
+
+/// What shows the node to whoever looks.
+struct Shown {
+    pages: watch::Sender<Page>,
+    local: Local,
 }
 
 async fn wait_for_end() {
@@ -134,7 +151,7 @@ fn show_bad_config(
     error: &config::LoadError,
     init: &Init,
     mut notices: mpsc::Receiver<Notice>,
-    pages: &watch::Sender<Page>,
+    Shown { pages, local }: &Shown,
 ) {
     let reason = chain(error);
     eprintln!("{}", Event::ConfigBad { source: source.to_string(), reason: reason.clone() });
@@ -158,6 +175,7 @@ fn show_bad_config(
         }
     });
     if let Ok(uplinks) = Uplinks::start(&types::config::Network::default()) {
+        local.tell_network(uplinks.status());
         tokio::spawn(show_addresses(uplinks, pages.clone()));
     }
 }
@@ -184,26 +202,18 @@ async fn serve(
     spec: &NodeSpec,
     key: SigningKey,
     node: NodeId,
-    init: &Init,
-    notices: mpsc::Receiver<Notice>,
-    pages: &watch::Sender<Page>,
+    (init, notices): (&Init, mpsc::Receiver<Notice>),
+    Shown { pages, local }: &Shown,
 ) -> Result<Overlay, String> {
     let text = |error: &(dyn std::error::Error + 'static)| chain(error);
     let devices = prepare_devices(spec);
     let store = Store::open(&Path::new(STATE).join("agent.redb")).map_err(|e| text(&e))?;
     let floor = store.floor().map_err(|e| text(&e))?;
     let uplinks = Uplinks::start(&spec.network).map_err(|e| text(&e))?;
+    local.tell_network(uplinks.status());
     let clock = Arc::new(start_clock(spec, floor, &uplinks));
     let networks = Arc::new(start_networks(spec, &uplinks).await?);
-    let (overlay, inbox) = Overlay::start(OverlayConfig {
-        key: key.clone(),
-        listen: spec.overlay.listen,
-        seeds: spec.overlay.seeds.iter().map(|seed| (seed.node, seed.address)).collect(),
-        role: Role::Provider,
-    })
-    .await
-    .map_err(|e| text(&e))?;
-    eprintln!("{}", Event::OverlayStarted { port: overlay.local_addr().port() });
+    let (overlay, inbox) = start_overlay(spec, &key).await?;
     let store = Arc::new(store);
     let cache = Cache::open(&Path::new(DATA).join("content")).map_err(|e| text(&e))?;
     let tools = Tools {
@@ -241,10 +251,29 @@ async fn serve(
     });
     tokio::spawn(tasks::overlay::serve(inbox, overlay.clone(), control.clone()));
     tokio::spawn(tasks::overlay::publish(overlay.clone(), control));
+    let serving = Serving {
+        spec: spec.clone(),
+        machines: machines.clone(),
+        overlay: overlay.clone(),
+        clock: Arc::clone(&clock),
+    };
+    local.tell_serving(serving).await;
     let count = machines.snapshot().borrow().machines.len();
     eprintln!("{}", Event::AgentReady { machines: count });
     tokio::spawn(show(pages.clone(), uplinks, machines, overlay.clone(), clock));
     Ok(overlay)
+}
+
+async fn start_overlay(spec: &NodeSpec, key: &SigningKey) -> Result<(Overlay, Inbox), String> {
+    let started = Overlay::start(OverlayConfig {
+        key: key.clone(),
+        listen: spec.overlay.listen,
+        seeds: spec.overlay.seeds.iter().map(|seed| (seed.node, seed.address)).collect(),
+        role: Role::Provider,
+    });
+    let (overlay, inbox) = started.await.map_err(|error| chain(&error))?;
+    eprintln!("{}", Event::OverlayStarted { port: overlay.local_addr().port() });
+    Ok((overlay, inbox))
 }
 
 async fn start_networks(spec: &NodeSpec, uplinks: &Uplinks) -> Result<MachineNetworks, String> {

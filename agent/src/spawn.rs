@@ -35,6 +35,9 @@ pub const MAX_SAID: usize = 600;
 /// Smallest and largest user id of a machine's process.
 pub const UIDS: std::ops::RangeInclusive<u32> = 100_000..=199_999;
 
+/// User and group of the screen's program, which may read the agent's local interface.
+pub const DASHBOARD_ID: u32 = 90_000;
+
 /// What the agent asks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "ask", deny_unknown_fields)]

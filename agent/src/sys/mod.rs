@@ -3,5 +3,6 @@
 pub(crate) mod child;
 pub(crate) mod descriptor;
 pub(crate) mod packet;
+pub(crate) mod screen;
 pub(crate) mod tap;
 pub(crate) mod watchdog;
