@@ -9,6 +9,7 @@ pub mod console;
 pub mod control;
 pub mod dashboard;
 pub mod events;
+pub mod gpu;
 pub mod init;
 pub mod inventory;
 pub mod local;

@@ -27,6 +27,7 @@ use crate::{
     console::{self, Page},
     control::{Control, Parts, authority::Authority},
     events::Event,
+    gpu::guests::GuestReadings,
     init::boot::chain,
     inventory::{self, rules},
     local::{Local, LocalConfig, Serving},
@@ -256,6 +257,7 @@ async fn serve(
         machines: machines.clone(),
         overlay: overlay.clone(),
         clock: Arc::clone(&clock),
+        readings: GuestReadings::start(),
     };
     local.tell_serving(serving).await;
     let count = machines.snapshot().borrow().machines.len();

@@ -11,6 +11,7 @@ pub mod config;
 pub mod console;
 pub mod devices;
 pub mod forward;
+pub mod gpu;
 pub mod hex;
 pub mod ids;
 pub mod logs;

@@ -6,6 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    gpu::GpuReading,
     ids::{MachineId, NodeId, PublicKey},
     logs::LogLine,
     node::{Bdf, MachineShape, PciDevice},
@@ -62,6 +63,9 @@ pub struct NodeStatus {
     pub missing_devices: Vec<Bdf>,
     /// Machines.
     pub machines: Vec<MachineView>,
+    /// What guests say of GPUs: their own word.
+    #[serde(default)]
+    pub guests: Vec<GuestGpus>,
     /// The last errors, newest first, at most [`MAX_ERRORS_LISTED`].
     pub errors: Vec<LogLine>,
 }
@@ -297,6 +301,17 @@ pub struct LinkErrors {
     pub nonfatal: u64,
     /// Errors that made the link unreliable.
     pub fatal: u64,
+}
+
+/// What a machine's guest says of its GPUs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GuestGpus {
+    /// The machine.
+    pub machine: MachineId,
+    /// Milliseconds since it said so.
+    pub age_ms: u64,
+    /// What it said.
+    pub reading: GpuReading,
 }
 
 /// A machine.

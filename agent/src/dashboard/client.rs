@@ -22,7 +22,7 @@ use super::pages::Known;
 use crate::local::SOCKET;
 
 /// Pause between two questions how the node is.
-const PAUSE: Duration = Duration::from_secs(1);
+const PAUSE: Duration = Duration::from_secs(2);
 
 /// How long the agent waits for new lines, in milliseconds; a change of the level is noticed then.
 const WAIT_MS: u64 = 1_000;

@@ -29,7 +29,7 @@ use self::{
 use crate::init::boot::chain;
 
 /// How long to wait for a key before looking for news.
-const TURN: Duration = Duration::from_millis(200);
+const TURN: Duration = Duration::from_millis(500);
 
 /// Everything is drawn anew this often: the kernel or a BMC may have written over it.
 const REDRAW: Duration = Duration::from_secs(30);

@@ -30,7 +30,7 @@ const MAX_LINES: usize = 1000;
 const MAX_WIDTH: usize = 240;
 
 /// Width of the names before values.
-const NAMES: usize = 12;
+const NAMES: usize = 13;
 
 /// What the agent told.
 #[derive(Debug, Default)]

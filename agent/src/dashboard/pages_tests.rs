@@ -48,7 +48,7 @@ fn the_node_is_shown() {
             " Holdfast 0.1.0  rack 7",
             "up 1h 02m  2026-12-01 00:00:00 UTC",
             &"ab".repeat(32),
-            "config      volume /dev/vda",
+            "config       volume /dev/vda",
             "eth0 203.0.113.15/24",
             "2 members, 1 neighbours",
             "Secure Boot on, lockdown integrity, TPM 2, disks NOT sealed",
@@ -88,11 +88,12 @@ fn devices_machines_members_and_lines_are_shown() {
             "2: 256.0 GiB",
             "flr, bus",
             "1654022000000",
+            "guest says 0 NVIDIA H200: 87 % busy",
         ],
     );
     contains(
         &page(Tab::Machines, &known),
-        &["10.77.0.2", "running", "8 CPUs, 64.0 GiB memory", "1h 53m left"],
+        &["10.77.0.2", "running", "8 CPUs, 64.0 GiB memory", "1h 53m left", "3s ago, driver 535"],
     );
     contains(
         &page(Tab::Overlay, &known),
@@ -149,6 +150,9 @@ fn nothing_that_others_say_reaches_the_terminal_as_it_is() {
     status.devices[0].facts.reset_methods = vec![hostile()];
     status.machines[0].state = hostile();
     status.machines[0].last_stop = hostile();
+    status.guests[0].reading.gpus[0].name = hostile();
+    status.guests[0].reading.driver = hostile();
+    status.guests[0].reading.xids[0].gpu = hostile();
     status.errors = vec![sample::line(1, Level::Error, sample::HOSTILE)];
     known.lines = [sample::line(1, Level::Error, sample::HOSTILE)].into();
     known.silent = Some(hostile());

@@ -4,13 +4,13 @@
 
 use std::{
     ffi::CString,
-    fs::File,
+    fs::{self, File},
     io,
     os::{
         fd::{AsFd, OwnedFd},
         unix::{ffi::OsStrExt, fs::OpenOptionsExt},
     },
-    path::PathBuf,
+    path::{Path, PathBuf},
     time::Instant,
 };
 
@@ -62,9 +62,9 @@ struct Running {
 
 impl Screen {
     /// Prepares to start `program`; nothing is ever started when it is `None` or the server has no
-    /// console.
+    /// screen.
     pub fn new(program: Option<PathBuf>) -> Self {
-        let program = program.filter(|_| open(CONSOLE).is_ok());
+        let program = program.filter(|_| has_screen(Path::new("/sys/class/vtconsole")));
         Self { program, supervisor: Supervisor::default(), running: None, messages: None }
     }
 
@@ -170,6 +170,16 @@ pub enum Whose {
     Others,
 }
 
+/// Whether anything but the kernel's stand-in draws the consoles, by its list of what could.
+fn has_screen(consoles: &Path) -> bool {
+    let said = |path: PathBuf| fs::read_to_string(path).unwrap_or_default();
+    let draws = |console: &fs::DirEntry| {
+        let bound = said(console.path().join("bind")).trim() == "1";
+        bound && !said(console.path().join("name")).contains("dummy")
+    };
+    fs::read_dir(consoles).into_iter().flatten().flatten().any(|console| draws(&console))
+}
+
 /// Opens a console, which must not become init's own.
 fn open(console: &str) -> io::Result<File> {
     File::options().read(true).write(true).custom_flags(libc::O_NOCTTY).open(console)
@@ -193,4 +203,26 @@ fn launch(program: &[u8]) -> io::Result<Running> {
         user: Some(DASHBOARD_ID),
     })?;
     Ok(Running { pid, pidfd, output: Some(output), lines: Lines::new("dashboard: ".to_owned()) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_has_a_screen_when_something_draws_on_it() {
+        let folder = tempfile::tempdir().expect("a directory");
+        let console = |name: &str, said: &str, bind: &str| {
+            let path = folder.path().join(name);
+            fs::create_dir_all(&path).expect("made");
+            fs::write(path.join("name"), said).expect("written");
+            fs::write(path.join("bind"), bind).expect("written");
+        };
+        assert!(!has_screen(folder.path()));
+        console("vtcon0", "(S) dummy device\n", "1\n");
+        console("vtcon1", "(M) frame buffer device\n", "0\n");
+        assert!(!has_screen(folder.path()));
+        console("vtcon1", "(M) frame buffer device\n", "1\n");
+        assert!(has_screen(folder.path()));
+    }
 }

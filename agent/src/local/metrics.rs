@@ -13,7 +13,7 @@ use types::{
 };
 
 use super::exposition::{Exposition, Metric, Millis};
-use crate::machines::metrics as vm;
+use crate::{gpu::show, machines::metrics as vm};
 
 /// What is counted beside the status.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -50,6 +50,7 @@ pub fn text(status: &NodeStatus, counted: &Counted) -> String {
     devices(&mut out, status);
     links(&mut out, status);
     machines(&mut out, status);
+    guests(&mut out, status);
     log(&mut out, counted);
     vm::write(&mut out, &counted.machines);
     out.finish()
@@ -300,6 +301,16 @@ fn machines(out: &mut Exposition, status: &NodeStatus) {
             1,
         );
     }
+}
+
+fn guests(out: &mut Exposition, status: &NodeStatus) {
+    let ids: Vec<_> = status.guests.iter().map(|guest| guest.machine.to_string()).collect();
+    let told: Vec<_> = ids
+        .iter()
+        .zip(&status.guests)
+        .map(|(machine, guest)| show::Told { machine, reading: &guest.reading })
+        .collect();
+    show::metrics(out, &told);
 }
 
 fn log(out: &mut Exposition, counted: &Counted) {

@@ -42,8 +42,8 @@ use tokio::{
 use types::{config::NodeSpec, ids::NodeId, node::Bdf, status::DeviceFacts};
 
 use crate::{
-    console::Page, events::Event, init::boot::chain, logs::Logs, machines::keeper::Machines,
-    net::NetworkStatus, spawn, time::Clock,
+    console::Page, events::Event, gpu::guests::GuestReadings, init::boot::chain, logs::Logs,
+    machines::keeper::Machines, net::NetworkStatus, spawn, time::Clock,
 };
 
 /// The socket, below `/`.
@@ -75,6 +75,8 @@ pub struct Serving {
     pub overlay: Overlay,
     /// The time.
     pub clock: Arc<Clock>,
+    /// What guests say of GPUs.
+    pub readings: GuestReadings,
 }
 
 /// The local interface. Clones share it.

@@ -6,9 +6,9 @@ use types::{
     node::{DeviceState, MachineShape, PciDevice},
     operations::{DeviceCounters, ExitCounters, VmCounters},
     status::{
-        BootPhase, ClockView, DeviceFacts, DeviceView, FreeView, HostView, InterfaceView,
-        LinkErrors, MachineView, MemberView, NetworkView, NodeStatus, OverlayView, STATUS_VERSION,
-        Slot, Traffic, Trust, VolumeView, WatchdogView,
+        BootPhase, ClockView, DeviceFacts, DeviceView, FreeView, GuestGpus, HostView,
+        InterfaceView, LinkErrors, MachineView, MemberView, NetworkView, NodeStatus, OverlayView,
+        STATUS_VERSION, Slot, Traffic, Trust, VolumeView, WatchdogView,
     },
     units::{Mebibytes, UnixSeconds},
 };
@@ -71,6 +71,11 @@ pub(crate) fn status() -> NodeStatus {
         host: host(),
         devices: devices(),
         missing_devices: vec!["0000:09:00.0".parse().expect("an address")],
+        guests: vec![GuestGpus {
+            machine: machine_id(),
+            age_ms: 3_000,
+            reading: crate::gpu::tests::recorded(),
+        }],
         machines: vec![MachineView {
             id: machine_id(),
             renter: PublicKey::from_bytes([0xcd; 32]),

@@ -11,9 +11,9 @@ use rustix::time::{ClockId, clock_gettime};
 use types::{
     node::{Bdf, DeviceState, PciDevice},
     status::{
-        ClockView, DeviceFacts, DeviceView, FreeView, HostView, InterfaceView, MAX_ERRORS_LISTED,
-        MAX_MEMBERS_LISTED, MachineView, MemberView, NetworkView, NodeStatus, OverlayView,
-        STATUS_VERSION, Slot, VolumeView, WatchdogView,
+        ClockView, DeviceFacts, DeviceView, FreeView, GuestGpus, HostView, InterfaceView,
+        MAX_ERRORS_LISTED, MAX_MEMBERS_LISTED, MachineView, MemberView, NetworkView, NodeStatus,
+        OverlayView, STATUS_VERSION, Slot, VolumeView, WatchdogView,
     },
     units::UnixSeconds,
 };
@@ -92,6 +92,7 @@ impl Local {
             host: resources(root, &snapshot, volumes, (agent_starts, armed)),
             devices: self.devices(devices),
             missing_devices: serving.map(|serving| missing(serving, devices)).unwrap_or_default(),
+            guests: serving.map(|serving| said(serving, &snapshot)).unwrap_or_default(),
             machines: snapshot.machines.iter().map(machine).collect(),
             errors,
             name: page.name.clone(),
@@ -259,6 +260,21 @@ fn missing(serving: &Serving, devices: &[PciDevice]) -> Vec<Bdf> {
     let listed = serving.spec.machines.devices.iter().flatten();
     let absent = |address: &&Bdf| devices.iter().all(|device| device.address != **address);
     listed.filter(absent).copied().collect()
+}
+
+/// Returns what guests said of GPUs. A context id is a machine's user id, which another machine may
+/// have had before: what was said before this one was made is not its word.
+fn said(serving: &Serving, snapshot: &Snapshot) -> Vec<GuestGpus> {
+    let now = serving.clock.now();
+    let newest = |view: &View| {
+        let (age, reading) = serving.readings.newest(view.record.uid)?;
+        (age.as_secs() < now.since(view.record.created)).then(|| GuestGpus {
+            machine: view.record.lease.id,
+            age_ms: u64::try_from(age.as_millis()).unwrap_or(u64::MAX),
+            reading,
+        })
+    };
+    snapshot.machines.iter().filter_map(newest).collect()
 }
 
 fn machine(view: &View) -> MachineView {

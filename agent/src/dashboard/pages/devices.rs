@@ -2,12 +2,13 @@
 
 use ratatui::style::Style;
 use types::{
+    ids::MachineId,
     node::DeviceState,
     status::{DeviceFacts, DeviceView, NodeStatus},
 };
 
 use super::{BAD, GOOD, HEAD, LOOK, PageLines, WORDS};
-use crate::{dashboard::text::bytes, inventory::rules};
+use crate::{dashboard::text::bytes, gpu::show, inventory::rules};
 
 pub(super) fn draw(page: &mut PageLines, status: &NodeStatus) {
     let missing = &status.missing_devices;
@@ -19,6 +20,18 @@ pub(super) fn draw(page: &mut PageLines, status: &NodeStatus) {
     for view in &status.devices {
         page.gap();
         device(page, view);
+        if let DeviceState::Leased { machine } = view.device.state {
+            guest(page, status, machine);
+        }
+    }
+}
+
+/// Shows what the guest sees beside what the host does. Its addresses are not the host's, so all
+/// that it tells is shown with each of its devices.
+fn guest(page: &mut PageLines, status: &NodeStatus, machine: MachineId) {
+    let said = status.guests.iter().find(|guest| guest.machine == machine);
+    for gpu in said.iter().flat_map(|guest| &guest.reading.gpus) {
+        page.row("  guest says", &show::one(gpu), WORDS);
     }
 }
 

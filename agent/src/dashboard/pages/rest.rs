@@ -8,7 +8,10 @@ use types::{
 };
 
 use super::{BAD, GOOD, HEAD, LOOK, PageLines, WORDS, level_style};
-use crate::dashboard::text::{bytes, span, time};
+use crate::{
+    dashboard::text::{bytes, span, time},
+    gpu::show,
+};
 
 /// A lease that ends within this time is marked, in seconds.
 const SOON_S: u64 = 600;
@@ -68,6 +71,13 @@ fn one(page: &mut PageLines, status: &NodeStatus, machine: &MachineView) {
     };
     page.row("  lease", &format!("until {} UTC, {left}", time(machine.end)), style);
     page.row("  renter", &machine.renter.to_string(), WORDS);
+    for guest in status.guests.iter().filter(|guest| guest.machine == machine.id) {
+        let age = span(guest.age_ms / 1000);
+        page.row("  guest says", &format!("{age} ago, driver {}:", guest.reading.driver), WORDS);
+        for line in show::lines(&guest.reading).into_iter().skip(1) {
+            page.row("", &line, WORDS);
+        }
+    }
     if !machine.last_stop.is_empty() {
         page.row("  last stop", &machine.last_stop, LOOK);
     }

@@ -1,12 +1,14 @@
-//! Replays the fuzz corpora of the log and of devices' product data.
+//! Replays the fuzz corpora of the log, of devices' product data, and of guests' readings.
 
 use std::{fs, path::Path};
 
 use agent::{
+    gpu::show,
     inventory::facts,
+    local::exposition::Exposition,
     logs::book::{Book, Filter},
 };
-use types::logs::Level;
+use types::{gpu::GpuReading, logs::Level};
 
 fn corpus(target: &str) -> Vec<(String, Vec<u8>)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(target);
@@ -51,4 +53,21 @@ fn every_product_data_of_the_corpus_is_read_as_far_as_it_goes() {
     let printable = (Some("[2Jab".to_owned()), None);
     assert_eq!(named("control"), Some(&printable));
     assert_eq!(named("keyword-past-end"), Some(&(None, None)));
+}
+
+#[test]
+fn every_reading_of_the_corpus_is_taken_or_refused() {
+    let read = |(name, bytes): (String, Vec<u8>)| {
+        let lines = GpuReading::parse(&bytes).ok().map(|reading| {
+            let mut out = Exposition::default();
+            show::metrics(&mut out, &[show::Told { machine: "", reading: &reading }]);
+            assert!(!out.finish().contains('\u{1b}'));
+            show::lines(&reading)
+        });
+        (name, lines)
+    };
+    let found: Vec<_> = corpus("gpu_reading").into_iter().map(read).collect();
+    let taken: Vec<_> =
+        found.iter().filter(|(_, lines)| lines.is_some()).map(|(name, _)| name.as_str()).collect();
+    assert_eq!(taken, ["empty", "good", "hostile-name", "largest"]);
 }
