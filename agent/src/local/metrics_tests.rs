@@ -93,3 +93,28 @@ fn the_dashboard_asks_only_for_what_there_is() {
     let unseen: Vec<_> = served.difference(&asked).copied().collect();
     assert_eq!(unseen, ["holdfast_network_mtu_bytes"]);
 }
+
+#[test]
+fn promtool_finds_nothing_wrong_with_any_metric() {
+    use std::{
+        io::Write,
+        process::{Command, Stdio},
+    };
+    let started = Command::new("promtool")
+        .args(["check", "metrics"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
+    let Ok(mut promtool) = started else {
+        println!("skipped: promtool and metrics of guests: no promtool in PATH");
+        return;
+    };
+    let text = text(&sample::status(), &sample::counted());
+    let mut input = promtool.stdin.take().expect("a pipe");
+    input.write_all(text.as_bytes()).expect("written");
+    drop(input);
+    let output = promtool.wait_with_output().expect("ended");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.is_empty(), "{said}\n{text}");
+}
