@@ -48,6 +48,14 @@ pub enum Event {
     Config { source: String, name: String },
     /// agent: no usable configuration; the node shows itself and rents nothing.
     ConfigBad { source: String, reason: String },
+    /// agent: what the installer does.
+    Installing { step: String },
+    /// agent: the appliance is on this disk.
+    Installed { disk: String, ms: u128 },
+    /// agent: an installation was asked for and did not happen.
+    NotInstalled { reason: String },
+    /// agent: DATA has the length of its partition.
+    DataGrown { bytes: u64 },
     /// agent: an address of more than link scope.
     Online { address: IpAddr },
     /// agent: the overlay listens.
@@ -114,6 +122,10 @@ impl fmt::Display for Event {
             Self::Node { .. }
             | Self::Config { .. }
             | Self::ConfigBad { .. }
+            | Self::Installing { .. }
+            | Self::Installed { .. }
+            | Self::NotInstalled { .. }
+            | Self::DataGrown { .. }
             | Self::Online { .. }
             | Self::OverlayStarted { .. }
             | Self::OverlayMembers { .. }
@@ -179,6 +191,10 @@ impl Event {
             Self::ConfigBad { source, reason } => {
                 write!(f, "config-bad source={source:?} reason={reason:?}")
             }
+            Self::Installing { step } => write!(f, "installing step={step:?}"),
+            Self::Installed { disk, ms } => write!(f, "installed disk={disk} ms={ms}"),
+            Self::NotInstalled { reason } => write!(f, "not-installed reason={reason:?}"),
+            Self::DataGrown { bytes } => write!(f, "data-grown bytes={bytes}"),
             Self::Online { address } => write!(f, "online address={address}"),
             Self::OverlayStarted { port } => write!(f, "overlay-started port={port}"),
             Self::OverlayMembers { count } => write!(f, "overlay-members count={count}"),

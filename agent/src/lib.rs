@@ -11,6 +11,7 @@ pub mod dashboard;
 pub mod events;
 pub mod gpu;
 pub mod init;
+pub mod install;
 pub mod inventory;
 pub mod local;
 pub mod logs;

@@ -29,6 +29,7 @@ use crate::{
     events::Event,
     gpu::guests::GuestReadings,
     init::boot::chain,
+    install::session,
     inventory::{self, rules},
     local::{Local, LocalConfig, Serving},
     logs::{self, Logs},
@@ -41,12 +42,15 @@ use crate::{
         store::Store,
     },
     net::{Ipv4Prefix, MachineNetworks, Resolver, Uplinks, machines::MachineNetworksConfig},
-    spawn, sys, tasks,
+    spawn::{self, Console},
+    sys, tasks,
     time::{Clock, ClockConfig},
 };
 
 const STATE: &str = "/state";
 const DATA: &str = "/data";
+/// The file in STATE with the node's key.
+pub(crate) const NODE_KEY: &str = "node.key";
 
 /// Returns the release this program belongs to.
 pub fn release() -> String {
@@ -94,6 +98,7 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
     });
     let shown = Shown { pages, local };
     let pages = &shown.pages;
+    session::grow_data();
     let found = config::settled(Path::new("/")).await;
     let overlay = match &found.spec {
         Ok(spec) => {
@@ -103,6 +108,11 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
                 page.name.clone_from(&spec.name);
                 page.config = found.source.to_string();
             });
+            if let Some(install) = &spec.install {
+                give_console(&init, Console::Agent);
+                session::attempt(install, &found.document, &init, pages).await;
+            }
+            give_console(&init, Console::Screen);
             match serve(spec, key, node, (&init, notices), &shown).await {
                 Ok(overlay) => Some(overlay),
                 Err(reason) => {
@@ -116,6 +126,7 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
             }
         }
         Err(error) => {
+            give_console(&init, Console::Screen);
             show_bad_config(&found.source, error, &init, notices, &shown);
             tokio::spawn(async move {
                 config::changed(Path::new("/"), &found).await;
@@ -135,6 +146,13 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
 struct Shown {
     pages: watch::Sender<Page>,
     local: Local,
+}
+
+/// Says who speaks on the first console. Without init nobody does, and the agent ends soon.
+fn give_console(init: &Init, console: Console) {
+    if let Err(error) = init.give_console(console) {
+        eprintln!("{}", Event::Trouble { place: "screen", reason: chain(&error) });
+    }
 }
 
 async fn wait_for_end() {
@@ -393,7 +411,7 @@ async fn show(
 
 /// Returns the node's key, which is made at the first start.
 fn node_key(state: &Path) -> io::Result<SigningKey> {
-    let path = state.join("node.key");
+    let path = state.join(NODE_KEY);
     match fs::read(&path) {
         Ok(bytes) => {
             let seed: [u8; 32] = bytes.as_slice().try_into().map_err(|_| {

@@ -56,8 +56,23 @@ pub enum Request {
         /// How.
         action: Action,
     },
+    /// Whether the screen's program may have the console.
+    Screen {
+        /// Whose it is.
+        console: Console,
+    },
     /// The agent is at work. Must come at least every [`crate::init::supervise::LIVENESS`].
     Alive,
+}
+
+/// Who has the first console.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Console {
+    /// The agent, which asks somebody there; the screen's program ends.
+    Agent,
+    /// The screen's program, from now on.
+    Screen,
 }
 
 /// One VMM to start.

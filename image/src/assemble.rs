@@ -7,6 +7,8 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use update::disk::layout;
+
 use crate::annotated::{self, AnnotationError};
 use crate::cpio::{self, CpioError};
 use crate::manifest::{Content, Generated, Manifest, Node};
@@ -136,7 +138,10 @@ pub fn assemble(
 
     progress.started(Step::Root);
     let os_release = inputs.release.os_release();
+    let [empty_state, empty_data] = empty_volumes(inputs, work.path())?;
     let sources = Sources {
+        empty_state: &empty_state,
+        empty_data: &empty_data,
         workspace: &inputs.workspace,
         programs: &inputs.programs,
         os_release: &os_release,
@@ -178,6 +183,12 @@ fn write(path: &Path, bytes: &[u8]) -> Result<(), AssembleError> {
     fs::write(path, bytes).map_err(file("write", path))
 }
 
+/// The templates of the file systems that the installer makes.
+fn empty_volumes(inputs: &Inputs, work: &Path) -> Result<[Vec<u8>; 2], MediaError> {
+    let empty = |name| media::empty_ext4(name, inputs.release.time, work);
+    Ok([empty(layout::STATE)?, empty(layout::DATA)?])
+}
+
 fn initramfs(inputs: &Inputs, root: &[u8]) -> Result<Vec<cpio::Entry>, AssembleError> {
     let mut entries = Vec::new();
     for (path, node) in &inputs.manifest.initramfs {
@@ -187,7 +198,9 @@ fn initramfs(inputs: &Inputs, root: &[u8]) -> Result<Vec<cpio::Entry>, AssembleE
                 fs::read(&program).map_err(file("read", &program))?
             }
             Content::Generated(Generated::Root) => root.to_vec(),
-            Content::Generated(Generated::OsRelease)
+            Content::Generated(
+                Generated::OsRelease | Generated::EmptyState | Generated::EmptyData,
+            )
             | Content::Directory
             | Content::Source { .. }
             | Content::Baked(_)

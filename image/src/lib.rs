@@ -7,11 +7,12 @@
 #![forbid(unsafe_code)]
 
 mod annotated;
+pub use update::disk;
+
 pub mod assemble;
 pub mod cpio;
 mod debian;
-pub mod esp;
-pub mod gpt;
+mod esp;
 pub mod kconfig;
 pub mod kernel;
 pub mod manifest;

@@ -73,6 +73,10 @@ pub enum Generated {
     OsRelease,
     /// The root file system, for the initramfs.
     Root,
+    /// An empty file system for STATE, as a template for the installer.
+    EmptyState,
+    /// An empty file system for DATA, as a template for the installer.
+    EmptyData,
 }
 
 /// Files that whoever builds may bake in.

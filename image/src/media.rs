@@ -1,25 +1,19 @@
 //! What a machine boots from: the ISO, the raw disk image and the PXE set.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Cursor, Seek, SeekFrom, Write};
+use std::io::{self, Cursor, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use uuid::Uuid;
 
+use update::disk::gpt::{self, BlockSize, GptError};
+use update::disk::{Slice, esp as volume, layout, template};
+
 use crate::esp;
-use crate::gpt::{self, GptError, Partition, Table};
 use crate::tools::{self, ToolError};
 
 /// The ISO may not grow past this without a decision: it is downloaded over BMCs' virtual media.
 pub const ISO_LIMIT: u64 = 48 << 20;
-/// Blocks in a MiB.
-const MIB: u64 = (1 << 20) / gpt::BLOCK;
-/// The ESP holds two releases and a fallback, with room to grow.
-const ESP_MIB: u64 = 512;
-/// STATE holds keys, leases and logs.
-const STATE_MIB: u64 = 256;
-/// DATA holds machine disks; small here, so that the image is quick to write.
-const DATA_MIB: u64 = 1024;
 /// Name space of every identity below.
 const IDENTITY: Uuid = Uuid::from_u128(0x686f6c64_6661_4374_8000_6964656e7431);
 /// Features of ext4, named in full so that no machine's /etc/mke2fs.conf decides.
@@ -90,7 +84,13 @@ pub(crate) fn iso(
 
 /// Makes the disk image: ESP with the boot program, empty STATE and DATA.
 pub(crate) fn disk(uki: &[u8], time: u64, to: &Path) -> Result<(), MediaError> {
-    let table = Table::new(identity("disk"), partitions())?;
+    let identities = layout::Identities {
+        disk: identity("disk"),
+        esp: identity(layout::ESP),
+        state: identity(layout::STATE),
+        data: identity(layout::DATA),
+    };
+    let table = layout::smallest(identities, BlockSize::B512)?;
     let disk = OpenOptions::new()
         .create(true)
         .truncate(true)
@@ -98,29 +98,18 @@ pub(crate) fn disk(uki: &[u8], time: u64, to: &Path) -> Result<(), MediaError> {
         .write(true)
         .open(to)
         .map_err(file("create", to))?;
-    disk.set_len(table.blocks * gpt::BLOCK).map_err(file("grow", to))?;
+    disk.set_len(table.bytes).map_err(file("grow", to))?;
     for (offset, bytes) in table.writes() {
         write_at(&disk, offset, &bytes).map_err(file("write", to))?;
     }
-    for (first, partition) in &table.placed {
-        let (start, length) = (first * gpt::BLOCK, partition.blocks * gpt::BLOCK);
+    for (start, partition) in &table.placed {
         if partition.kind == gpt::TYPE_ESP {
-            write_esp(&disk, start, length, uki, to)?;
+            write_esp(&disk, *start, partition.bytes, uki, to)?;
         } else {
-            format_ext4(partition.name, start, length, time, to)?;
+            format_ext4(partition.name, (*start, partition.bytes), time, to)?;
         }
     }
     Ok(())
-}
-
-fn partitions() -> Vec<Partition> {
-    [
-        (gpt::TYPE_ESP, "holdfast-esp", ESP_MIB),
-        (gpt::TYPE_LINUX, "holdfast-state", STATE_MIB),
-        (gpt::TYPE_LINUX, "holdfast-data", DATA_MIB),
-    ]
-    .map(|(kind, name, mib)| Partition { kind, id: identity(name), name, blocks: mib * MIB })
-    .into()
 }
 
 /// A constant identity for something that the image holds once.
@@ -140,16 +129,36 @@ fn write_esp(
     uki: &[u8],
     to: &Path,
 ) -> Result<(), MediaError> {
-    esp::write(esp::Slice::new(disk, start, length), uki).map_err(file("format the ESP of", to))?;
-    let found =
-        esp::read(esp::Slice::new(disk, start, length)).map_err(file("read the ESP of", to))?;
-    if found == uki { Ok(()) } else { Err(MediaError::ReadBack { path: to.to_owned() }) }
+    let paths = [volume::FALLBACK, volume::SLOT_A];
+    let slice = || Slice::new(disk, start, length);
+    volume::write(slice(), BlockSize::B512, uki, &paths).map_err(file("format the ESP of", to))?;
+    for path in paths {
+        let found =
+            volume::read(slice(), path, uki.len() as u64).map_err(file("read the ESP of", to))?;
+        if found != uki {
+            return Err(MediaError::ReadBack { path: to.to_owned() });
+        }
+    }
+    Ok(())
+}
+
+/// Makes an empty file system of the length that a new partition has at least, and returns it as a
+/// template ([`update::disk::template`]).
+pub(crate) fn empty_ext4(name: &str, time: u64, work: &Path) -> Result<Vec<u8>, MediaError> {
+    let length = if name == layout::STATE { layout::STATE_BYTES } else { layout::DATA_BYTES };
+    let path = work.join(name);
+    let mut volume = vec![template::FILL; usize::try_from(length).unwrap_or(usize::MAX)];
+    fs::write(&path, &volume).map_err(file("write", &path))?;
+    format_ext4(name, (0, length), time, &path)?;
+    volume.clear();
+    File::open(&path).and_then(|mut f| f.read_to_end(&mut volume)).map_err(file("read", &path))?;
+    fs::remove_file(&path).map_err(file("remove", &path))?;
+    Ok(template::capture(&volume))
 }
 
 fn format_ext4(
     name: &str,
-    start: u64,
-    length: u64,
+    (start, length): (u64, u64),
     time: u64,
     to: &Path,
 ) -> Result<(), MediaError> {
@@ -218,22 +227,19 @@ pub fn read_iso(path: &Path) -> Result<Vec<u8>, MediaError> {
         .values()
         .find(|p| p.part_type_guid.guid == gpt::TYPE_ESP)
         .ok_or_else(wrong)?;
-    let start = usize::try_from(partition.first_lba * gpt::BLOCK).map_err(|_| wrong())?;
-    let end = usize::try_from((partition.last_lba + 1) * gpt::BLOCK).map_err(|_| wrong())?;
+    let start =
+        usize::try_from(partition.first_lba * BlockSize::B512.bytes()).map_err(|_| wrong())?;
+    let end =
+        usize::try_from((partition.last_lba + 1) * BlockSize::B512.bytes()).map_err(|_| wrong())?;
     drop(table);
-    let mut volume = bytes.get(start..end).ok_or_else(wrong)?.to_vec();
-    esp::read(Cursor::new(&mut volume)).map_err(file("read the EFI partition of", path))
+    let mut bytes = bytes.get(start..end).ok_or_else(wrong)?.to_vec();
+    volume::read(Cursor::new(&mut bytes), volume::FALLBACK, ISO_LIMIT)
+        .map_err(file("read the EFI partition of", path))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_partitions_have_the_names_that_init_looks_for() {
-        let names: Vec<_> = partitions().iter().map(|p| p.name).collect();
-        assert_eq!(names, ["holdfast-esp", "holdfast-state", "holdfast-data"]);
-    }
 
     #[test]
     fn the_script_falls_back_to_the_parts() {

@@ -84,6 +84,10 @@ pub(crate) struct Sources<'a> {
     pub(crate) config: Option<&'a Path>,
     /// Where Debian packages are unpacked, by name.
     pub(crate) packages: &'a BTreeMap<String, PathBuf>,
+    /// The template of an empty STATE.
+    pub(crate) empty_state: &'a [u8],
+    /// The template of an empty DATA.
+    pub(crate) empty_data: &'a [u8],
 }
 
 /// The bytes of one file; `None` when it is not baked in this time.
@@ -106,6 +110,10 @@ fn content_of(
         Content::Generated(Generated::OsRelease) => {
             return Ok(Some(sources.os_release.as_bytes().to_vec()));
         }
+        Content::Generated(Generated::EmptyState) => {
+            return Ok(Some(sources.empty_state.to_vec()));
+        }
+        Content::Generated(Generated::EmptyData) => return Ok(Some(sources.empty_data.to_vec())),
         Content::Generated(Generated::Root) => {
             return Err(RootError::Misplaced { path: path.to_owned(), what: "root" });
         }

@@ -47,12 +47,15 @@ fn from_the_iso_on_a_usb_stick() {
 }
 
 #[test]
-fn from_the_disk_image_with_its_own_state() {
+fn from_the_disk_image_with_its_own_state_and_all_of_the_disk() {
     let disk = tempfile::tempdir().unwrap();
     let copy: PathBuf = disk.path().join("disk.img");
     fs::copy(image_folder().unwrap().join("holdfast.img"), &copy).unwrap();
+    fs::File::options().write(true).open(&copy).unwrap().set_len(3 << 30).unwrap();
     let (host, _folder) = boot(Medium::Disk(copy), HostOptions::default());
     comes_up(&host);
+    // What the image's other partitions and tables leave of 3 GiB.
+    host.serial.wait(&format!("event=data-grown bytes={}", (3072 - 770) << 20), UP).unwrap();
     assert!(!host.serial.text().contains("event=ram-mode"));
 }
 

@@ -10,6 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize, de};
 
 use crate::{
     ids::{NodeId, PublicKey},
+    install::Install,
     node::Bdf,
     units::Mebibytes,
 };
@@ -51,6 +52,8 @@ pub struct NodeSpec {
     /// Clock sources.
     #[serde(default)]
     pub time: Time,
+    /// Whether and where the node installs itself; nothing is installed when left out.
+    pub install: Option<Install>,
 }
 
 /// How the node reaches the network.

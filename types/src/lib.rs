@@ -14,6 +14,7 @@ pub mod forward;
 pub mod gpu;
 pub mod hex;
 pub mod ids;
+pub mod install;
 pub mod logs;
 pub mod node;
 pub mod operations;

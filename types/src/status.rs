@@ -43,6 +43,9 @@ pub struct NodeStatus {
     pub uptime_ms: u64,
     /// When parts of the node were up first, in this order.
     pub boot: Vec<BootPhase>,
+    /// What the installer does or did; empty when none was asked for.
+    #[serde(default)]
+    pub install: String,
     /// What is wrong now, if it is known; empty otherwise.
     pub trouble: String,
     /// How far the machine can be trusted to run what its provider installed.

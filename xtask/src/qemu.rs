@@ -2,6 +2,8 @@
 //! what the tests do is wait.
 
 use std::{
+    cmp::Reverse,
+    collections::BTreeMap,
     fs,
     num::NonZero,
     process::{Command, Output, Stdio},
@@ -23,25 +25,69 @@ use crate::{
 /// Most test programs at a time. Nested guests on a machine with more than two emulated hosts for
 /// each processor run into the tests' time limits.
 const MOST_AT_ONCE: usize = 4;
+/// File in the cache that holds how many seconds each test program took when it last ran.
+const DURATIONS: &str = "qemu-durations";
+
+/// How long each test program took, in seconds.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Durations(BTreeMap<String, u64>);
+
+impl Durations {
+    /// Reads a file of lines that hold seconds and a name; others say nothing.
+    fn parse(text: &str) -> Self {
+        let lines = text.lines().filter_map(|line| line.split_once(' '));
+        let known =
+            lines.filter_map(|(seconds, name)| Some((name.to_owned(), seconds.parse().ok()?)));
+        Self(known.collect())
+    }
+
+    fn text(&self) -> String {
+        self.0.iter().map(|(name, seconds)| format!("{seconds} {name}\n")).collect()
+    }
+
+    /// Puts the longest first, so that none of them is left to run alone at the end. What has never
+    /// run may be the longest of all.
+    fn order(&self, jobs: &mut [Vec<String>]) {
+        jobs.sort_by_key(|job| Reverse(self.0.get(&job.join(" ")).copied().unwrap_or(u64::MAX)));
+    }
+}
 
 /// Runs all QEMU tests, as many at a time as there are processors, and prints the output of each
 /// test program when it has ended.
 pub(crate) fn tests() -> Result<Counts> {
-    run::run(&mut run::cargo(&["build", "--package", "gateway", "--package", "vmm"]))?;
+    run::run(&mut run::cargo(&[
+        "build",
+        "--package",
+        "agent",
+        "--package",
+        "gateway",
+        "--package",
+        "vmm",
+    ]))?;
     run::run(&mut run::cargo(&["test", "--package", "qemu-tests", "--no-run"]))?;
-    let jobs = jobs()?;
+    let mut jobs = jobs()?;
+    let record = run::cache().join(DURATIONS);
+    let durations = Durations::parse(&fs::read_to_string(&record).unwrap_or_default());
+    durations.order(&mut jobs);
+    let durations = Mutex::new(durations);
     let workers = thread::available_parallelism().map_or(1, NonZero::get).min(MOST_AT_ONCE);
     let (next, all) = (AtomicUsize::new(0), Mutex::new(Counts::default()));
     thread::scope(|scope| {
         for _ in 0..workers {
             scope.spawn(|| {
                 while let Some(job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let start = Instant::now();
                     let counts = one(job);
+                    let mut durations = durations.lock().unwrap_or_else(PoisonError::into_inner);
+                    durations.0.insert(job.join(" "), start.elapsed().as_secs());
+                    drop(durations);
                     all.lock().unwrap_or_else(PoisonError::into_inner).add(counts);
                 }
             });
         }
     });
+    let durations = durations.into_inner().unwrap_or_else(PoisonError::into_inner);
+    fs::write(&record, durations.text()).with_context(|| format!("{}", record.display()))?;
     Ok(all.into_inner().unwrap_or_else(PoisonError::into_inner))
 }
 
@@ -103,4 +149,19 @@ fn read(name: &str, start: Instant, output: &Output) -> Counts {
         counts.evidence.extend(errors.lines().map(str::to_owned));
     }
     counts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_program_starts_first() {
+        let durations = Durations::parse("12 --test short\nrubbish\n700 --test long\n");
+        let job = |name: &str| vec!["--test".to_owned(), name.to_owned()];
+        let mut jobs = [job("short"), job("long"), job("new")];
+        durations.order(&mut jobs);
+        assert_eq!(jobs, [job("new"), job("long"), job("short")]);
+        assert_eq!(Durations::parse(&durations.text()), durations);
+    }
 }

@@ -1,5 +1,5 @@
 //! Where the configuration comes from: the kernel's command line, a FAT volume labelled
-//! `HOLDFAST`, the image itself, in this order. The first one that is there counts, also when it
+//! `HOLDFAST`, the disk that the node is installed on, the image itself, in this order. The first one that is there counts, also when it
 //! is wrong: a typo must not silently bring back another document.
 
 use std::{
@@ -22,6 +22,9 @@ const PARAMETER: &str = "holdfast.config=";
 const LABEL: &str = "HOLDFAST";
 const DOCUMENT: &str = "holdfast.toml";
 
+/// Name of the document in STATE, where the installer puts the one that it was told by.
+pub(crate) const INSTALLED: &str = "holdfast.toml";
+
 /// Document in the image.
 const BAKED: &str = "etc/holdfast.toml";
 
@@ -42,6 +45,8 @@ pub enum Source {
     CommandLine,
     /// A volume labelled `HOLDFAST` on this device.
     Volume(PathBuf),
+    /// The disk that the node is installed on.
+    Installed,
     /// The image.
     Image,
     /// There is none.
@@ -53,6 +58,7 @@ impl fmt::Display for Source {
         match self {
             Self::CommandLine => f.write_str("kernel command line"),
             Self::Volume(device) => write!(f, "volume {}", device.display()),
+            Self::Installed => f.write_str("the installed disk"),
             Self::Image => f.write_str("the image"),
             Self::Nowhere => f.write_str("nowhere"),
         }
@@ -64,6 +70,8 @@ impl fmt::Display for Source {
 pub struct Found {
     /// Where.
     pub source: Source,
+    /// Its bytes; empty when there is none.
+    pub document: Vec<u8>,
     /// What it says.
     pub spec: Result<NodeSpec, LoadError>,
 }
@@ -91,7 +99,7 @@ pub enum LoadError {
 pub async fn settled(root: &Path) -> Found {
     loop {
         let found = load(root);
-        let waits = matches!(found.source, Source::Image | Source::Nowhere);
+        let waits = matches!(found.source, Source::Installed | Source::Image | Source::Nowhere);
         if !waits || since_power_on() >= SETTLED {
             return found;
         }
@@ -123,43 +131,50 @@ fn since_power_on() -> Duration {
 
 /// Looks for a document below `root` and parses it.
 pub fn load(root: &Path) -> Found {
+    let (source, read) = find(root);
+    let (document, spec) = match read {
+        Ok(bytes) => {
+            let spec = NodeSpec::parse(&bytes).map_err(LoadError::from);
+            (bytes, spec)
+        }
+        Err(error) => (Vec::new(), Err(error)),
+    };
+    Found { source, document, spec }
+}
+
+/// Returns the first document in the stated order, or why it cannot be read.
+fn find(root: &Path) -> (Source, Result<Vec<u8>, LoadError>) {
     let cmdline = fs::read_to_string(root.join("proc/cmdline")).unwrap_or_default();
     if let Some(text) = parameter(&cmdline) {
-        let spec = decode(text);
-        return Found { source: Source::CommandLine, spec };
+        let bytes = STANDARD.decode(text).map_err(|source| LoadError::Base64 { source });
+        return (Source::CommandLine, bytes);
     }
     for device in fat_volumes(root) {
         match read_volume(&device) {
-            Ok(Some(bytes)) => {
-                let spec = NodeSpec::parse(&bytes).map_err(LoadError::from);
-                return Found { source: Source::Volume(device), spec };
-            }
+            Ok(Some(bytes)) => return (Source::Volume(device), Ok(bytes)),
             Ok(None) => {}
-            Err(error) => {
+            Err(source) => {
                 let volume = device.display().to_string();
-                let spec = Err(LoadError::Volume { volume, source: error });
-                return Found { source: Source::Volume(device), spec };
+                return (Source::Volume(device), Err(LoadError::Volume { volume, source }));
             }
         }
     }
-    let path = root.join(BAKED);
-    let spec = match fs::read(&path) {
-        Ok(bytes) => NodeSpec::parse(&bytes).map_err(LoadError::from),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            return Found { source: Source::Nowhere, spec: Err(LoadError::Absent) };
+    let installed = root.join("state").join(INSTALLED);
+    for (source, path) in [(Source::Installed, installed), (Source::Image, root.join(BAKED))] {
+        match fs::read(&path) {
+            Ok(bytes) => return (source, Ok(bytes)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => {
+                let path = path.display().to_string();
+                return (source, Err(LoadError::File { path, source: error }));
+            }
         }
-        Err(source) => Err(LoadError::File { path: path.display().to_string(), source }),
-    };
-    Found { source: Source::Image, spec }
+    }
+    (Source::Nowhere, Err(LoadError::Absent))
 }
 
 fn parameter(cmdline: &str) -> Option<&str> {
     cmdline.split_whitespace().find_map(|word| word.strip_prefix(PARAMETER))
-}
-
-fn decode(text: &str) -> Result<NodeSpec, LoadError> {
-    let bytes = STANDARD.decode(text).map_err(|source| LoadError::Base64 { source })?;
-    Ok(NodeSpec::parse(&bytes)?)
 }
 
 /// Returns the block devices, partitions too.
@@ -199,7 +214,7 @@ pub fn read_document(storage: impl Read + Seek) -> io::Result<Option<Vec<u8>>> {
 
 /// `fatfs` wants storage that can be written; this one refuses.
 #[derive(Debug)]
-struct ReadOnly<T>(T);
+pub(crate) struct ReadOnly<T>(pub(crate) T);
 
 impl<T: Read> Read for ReadOnly<T> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
@@ -278,6 +293,14 @@ mod tests {
         ]);
         let found = load(root.path());
         assert!(found.source.to_string().ends_with("dev/sdb"), "{}", found.source);
+        assert_eq!(found.spec.expect("valid").name, "n");
+    }
+
+    #[test]
+    fn the_installed_document_comes_before_the_image() {
+        let root = root(&[("state/holdfast.toml", document().as_bytes()), (BAKED, b"rubbish")]);
+        let found = load(root.path());
+        assert_eq!((found.source, found.document), (Source::Installed, document().into_bytes()));
         assert_eq!(found.spec.expect("valid").name, "n");
     }
 

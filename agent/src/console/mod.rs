@@ -27,6 +27,8 @@ pub struct Page {
     pub release: String,
     /// Where the configuration came from, or why there is none.
     pub config: String,
+    /// What the installer does or did; empty when none was asked for.
+    pub install: String,
     /// Addresses of the uplinks.
     pub addresses: Vec<String>,
     /// How many other members of the overlay are known.
@@ -54,6 +56,9 @@ impl Page {
             format!("addresses  {addresses}"),
             format!("overlay    {} other members", self.members),
         ];
+        if !self.install.is_empty() {
+            lines.push(format!("install    {}", self.install));
+        }
         for device in self.devices.iter().take(MAX_ROWS) {
             lines.push(format!(
                 "device     {} {:04x}:{:04x} {}",

@@ -1,9 +1,10 @@
-//! Finding partitions by their GPT names, as the kernel tells them.
+//! Finding partitions by their GPT names, as the kernel tells them. When several disks have one, that
+//! of the disk counts which the system was started from.
 
 use std::{
     collections::BTreeSet,
     fs,
-    path::Path,
+    path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
@@ -32,18 +33,51 @@ pub fn settle(names: &[&str]) {
     }
 }
 
+/// Variable in which systemd-stub leaves the identity of the partition that it was started from, as
+/// text in UTF-16. Source: systemd's Boot Loader Interface.
+const STARTED_FROM: &str =
+    "/sys/firmware/efi/efivars/LoaderDevicePartUUID-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f";
+
 /// Returns the device file of the partition with this GPT name.
 pub fn find(name: &str) -> Option<String> {
-    find_in(Path::new("/sys/class/block"), name)
+    let started_from = fs::read(STARTED_FROM).ok().map(|bytes| identity(&bytes));
+    find_in(Path::new("/sys/class/block"), name, started_from.as_deref())
 }
 
-fn find_in(class: &Path, name: &str) -> Option<String> {
+/// Reads a variable: four bytes of attributes, then text.
+fn identity(variable: &[u8]) -> String {
+    let text = variable.get(4..).unwrap_or_default().chunks_exact(2);
+    let units = text.map(|pair| u16::from_le_bytes([pair[0], pair[1]])).take_while(|&u| u != 0);
+    char::decode_utf16(units).filter_map(Result::ok).collect::<String>().to_ascii_lowercase()
+}
+
+/// A partition, as its `uevent` tells it.
+struct Found {
+    device: String,
+    disk: PathBuf,
+    name: String,
+    id: String,
+}
+
+fn find_in(class: &Path, name: &str, started_from: Option<&str>) -> Option<String> {
     let mut entries: Vec<_> = fs::read_dir(class).ok()?.flatten().map(|e| e.path()).collect();
     entries.sort();
-    entries.iter().find_map(|entry| {
-        let uevent = fs::read_to_string(entry.join("uevent")).ok()?;
-        let value = |key: &str| uevent.lines().find_map(|line| line.strip_prefix(key));
-        (value("PARTNAME=") == Some(name)).then(|| value("DEVNAME="))?.map(|d| format!("/dev/{d}"))
+    let all: Vec<Found> = entries.iter().filter_map(|entry| read(entry)).collect();
+    let disk = all.iter().find(|part| Some(part.id.as_str()) == started_from).map(|p| &p.disk);
+    let mut named: Vec<&Found> = all.iter().filter(|part| part.name == name).collect();
+    named.sort_by_key(|part| Some(&part.disk) != disk);
+    named.first().map(|part| format!("/dev/{}", part.device))
+}
+
+fn read(entry: &Path) -> Option<Found> {
+    let uevent = fs::read_to_string(entry.join("uevent")).ok()?;
+    let value = |key: &str| uevent.lines().find_map(|line| line.strip_prefix(key));
+    let disk = fs::canonicalize(entry).ok()?.parent()?.to_owned();
+    Some(Found {
+        device: value("DEVNAME=")?.to_owned(),
+        disk,
+        name: value("PARTNAME=")?.to_owned(),
+        id: value("PARTUUID=").unwrap_or_default().to_ascii_lowercase(),
     })
 }
 
@@ -65,7 +99,31 @@ mod tests {
         };
         write("vda", "MAJOR=254\nDEVNAME=vda\nDEVTYPE=disk\n");
         write("vda2", "DEVNAME=vda2\nDEVTYPE=partition\nPARTN=2\nPARTNAME=holdfast-state\n");
-        assert_eq!(find_in(class.path(), "holdfast-state").as_deref(), Some("/dev/vda2"));
-        assert_eq!(find_in(class.path(), "holdfast"), None);
+        assert_eq!(find_in(class.path(), "holdfast-state", None).as_deref(), Some("/dev/vda2"));
+        assert_eq!(find_in(class.path(), "holdfast", None), None);
+    }
+
+    #[test]
+    fn of_two_disks_that_counts_which_the_system_was_started_from() {
+        let sys = tempfile::tempdir().expect("a directory");
+        let class = sys.path().join("class");
+        fs::create_dir(&class).expect("made");
+        for disk in ["sda", "sdb"] {
+            for (number, name) in [(1, "holdfast-esp"), (2, "holdfast-state")] {
+                let part = sys.path().join(format!("{disk}/{disk}{number}"));
+                fs::create_dir_all(&part).expect("made");
+                let text =
+                    format!("DEVNAME={disk}{number}\nPARTNAME={name}\nPARTUUID={disk}-{number}\n");
+                fs::write(part.join("uevent"), text).expect("written");
+                std::os::unix::fs::symlink(&part, class.join(format!("{disk}{number}")))
+                    .expect("linked");
+            }
+        }
+        let found = |from| find_in(&class, "holdfast-state", from);
+        assert_eq!(found(Some("sdb-1")).as_deref(), Some("/dev/sdb2"));
+        assert_eq!(found(Some("sdz-1")).as_deref(), Some("/dev/sda2"));
+        assert_eq!(found(None).as_deref(), Some("/dev/sda2"));
+        let variable = [&[6, 0, 0, 0][..], &[b'S', 0, b'd', 0, b'B', 0, 0, 0]].concat();
+        assert_eq!(identity(&variable), "sdb");
     }
 }

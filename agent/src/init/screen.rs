@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     events::Event,
-    spawn::{DASHBOARD_ID, Ending},
+    spawn::{Console, DASHBOARD_ID, Ending},
     sys::{
         self,
         child::{self, Child},
@@ -48,6 +48,8 @@ pub struct Screen {
     program: Option<PathBuf>,
     supervisor: Supervisor,
     running: Option<Running>,
+    /// Whose the console is: the agent's until it says otherwise.
+    console: Console,
     /// Kept open, so that the console stays there for the kernel's messages.
     messages: Option<File>,
 }
@@ -65,14 +67,31 @@ impl Screen {
     /// screen.
     pub fn new(program: Option<PathBuf>) -> Self {
         let program = program.filter(|_| has_screen(Path::new("/sys/class/vtconsole")));
-        Self { program, supervisor: Supervisor::default(), running: None, messages: None }
+        Self {
+            program,
+            supervisor: Supervisor::default(),
+            running: None,
+            console: Console::Agent,
+            messages: None,
+        }
+    }
+
+    /// The agent says whose the console is.
+    pub fn handle_console(&mut self, console: Console) {
+        self.console = console;
+        if console == Console::Agent {
+            self.give_back();
+        }
     }
 
     /// Starts the program if it is time to.
     pub fn turn(&mut self, now: Instant) {
         // Nobody expects a sign of life from it: a screen that hangs harms nobody.
         self.supervisor.handle_alive(now);
-        if self.running.is_some() || self.supervisor.poll_start(now) == Start::Later {
+        if self.running.is_some() || self.console == Console::Agent {
+            return;
+        }
+        if self.supervisor.poll_start(now) == Start::Later {
             return;
         }
         let Some(program) = &self.program else { return };
@@ -112,7 +131,8 @@ impl Screen {
 
     /// Returns when something is due.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        let waits = self.program.is_some() && self.running.is_none();
+        let waits =
+            self.program.is_some() && self.running.is_none() && self.console == Console::Screen;
         self.supervisor.poll_timeout().filter(|_| waits)
     }
 
@@ -149,6 +169,11 @@ impl Screen {
     /// The node goes down: the program ends, and the last messages are on the screen.
     pub fn retire(&mut self) {
         self.supervisor.retire();
+        self.give_back();
+    }
+
+    /// Ends the program and puts the kernel's messages on its console again.
+    fn give_back(&mut self) {
         if let Some(running) = &self.running {
             // It may have ended just now; the reaper will tell.
             let kill = rustix::process::Signal::KILL;

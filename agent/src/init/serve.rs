@@ -337,6 +337,7 @@ impl Init {
             Request::Kill { machine } => {
                 self.machines.kill(machine);
             }
+            Request::Screen { console } => self.screen.handle_console(console),
             Request::Shutdown { action } => self.begin_shutdown(action, "agent"),
             Request::Spawn(order) => {
                 let machine = order.machine;

@@ -62,6 +62,7 @@ pub(crate) fn status() -> NodeStatus {
         time: UnixSeconds(1_796_083_200),
         uptime_ms: 3_723_456,
         boot: vec![BootPhase { name: "init-ready".into(), at_ms: 912 }],
+        install: String::new(),
         trouble: String::new(),
         trust,
         slot: Slot::NotInstalled,

@@ -97,6 +97,7 @@ impl Local {
             errors,
             name: page.name.clone(),
             config: page.config.clone(),
+            install: page.install,
             trouble: page.error,
         }
     }

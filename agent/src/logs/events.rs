@@ -35,7 +35,7 @@ const ERRORS: [&str; 6] = [
 ];
 
 /// Events that somebody should look at.
-const WARNINGS: [&str; 3] = ["machine-forced", "ram-mode", "watchdog-absent"];
+const WARNINGS: [&str; 4] = ["machine-forced", "not-installed", "ram-mode", "watchdog-absent"];
 
 /// Returns the name of the event that a line is.
 pub fn name(text: &str) -> Option<&str> {

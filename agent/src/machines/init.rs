@@ -14,7 +14,9 @@ use tokio::{
 };
 use types::ids::MachineId;
 
-use crate::spawn::{self, Action, Answer, Ending, Known, PacketError, Request, SpawnOrder};
+use crate::spawn::{
+    self, Action, Answer, Console, Ending, Known, PacketError, Request, SpawnOrder,
+};
 
 /// init answers at once; an answer that takes this long will not come.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
@@ -68,6 +70,11 @@ impl Init {
         Ok((init, inbox))
     }
 
+    /// Says whose the first console is.
+    pub fn give_console(&self, console: Console) -> Result<(), InitError> {
+        self.send(&Request::Screen { console }, &[])
+    }
+
     /// Starts a machine's process. Returns its process id.
     pub async fn spawn(&self, order: SpawnOrder, files: &[OwnedFd]) -> Result<i32, InitError> {
         let (sender, answer) = oneshot::channel();
@@ -93,6 +100,11 @@ impl Init {
     /// Kills a machine's process; its end comes as a notice.
     pub fn kill(&self, machine: MachineId) -> Result<(), InitError> {
         self.send(&Request::Kill { machine }, &[])
+    }
+
+    /// Takes the node down.
+    pub fn shutdown(&self, action: Action) -> Result<(), InitError> {
+        self.send(&Request::Shutdown { action }, &[])
     }
 
     /// Tells init that the agent is at work.

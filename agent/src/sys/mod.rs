@@ -1,5 +1,6 @@
 //! System calls that no crate wraps safely. Everything unsafe of this crate is here.
 
+pub(crate) mod block;
 pub(crate) mod child;
 pub(crate) mod descriptor;
 pub(crate) mod packet;

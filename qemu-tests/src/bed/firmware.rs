@@ -11,8 +11,10 @@ use std::{
 use anyhow::{Context, Result, bail};
 use image::{
     cpio::{self, Entry, Kind},
-    esp::Slice,
-    gpt::{BLOCK, Partition, TYPE_ESP, Table},
+    disk::{
+        Slice,
+        gpt::{BlockSize, Partition, TYPE_ESP, Table, Uuid},
+    },
     uki::{self, Section},
 };
 
@@ -166,20 +168,17 @@ fn system_disk(path: &Path, files: &Files<'_>) -> Result<()> {
     let content: usize = files.iter().map(|(_, bytes)| bytes.len()).sum();
     // FAT32 has at least 65,525 clusters.
     let bytes = (content as u64 + (8 << 20)).max(40 << 20).next_multiple_of(1 << 20);
-    let id = |number: u128| {
-        image::gpt::Uuid::from_u128(0x484f_4c44_4641_5354_8000_0000_0000_0000 + number)
-    };
-    let partition =
-        Partition { kind: TYPE_ESP, id: id(1), name: "EFI system", blocks: bytes / BLOCK };
-    let table = Table::new(id(0), vec![partition])?;
+    let id = |number: u128| Uuid::from_u128(0x484f_4c44_4641_5354_8000_0000_0000_0000 + number);
+    let partition = Partition { kind: TYPE_ESP, id: id(1), name: "EFI system", bytes };
+    let table = Table::new(id(0), BlockSize::B512, vec![partition])?;
     let mut file =
         OpenOptions::new().read(true).write(true).create(true).truncate(true).open(path)?;
-    file.set_len(table.blocks * BLOCK)?;
+    file.set_len(table.bytes)?;
     for (offset, bytes) in table.writes() {
         file.seek(SeekFrom::Start(offset))?;
         file.write_all(&bytes)?;
     }
-    fat(Slice::new(&file, table.placed[0].0 * BLOCK, bytes), files)
+    fat(Slice::new(&file, table.placed[0].0, bytes), files)
 }
 
 /// Formats a volume and fills it.

@@ -24,6 +24,9 @@ pub enum Medium {
     IsoCd,
     /// The ISO written to a USB stick, through OVMF.
     IsoUsb,
+    /// The ISO as a CD beside an NVMe disk at this path, serial number `INSTALL0`. Firmware's own
+    /// boot entries decide which of them starts.
+    IsoCdAndDisk(PathBuf),
     /// A copy of the raw disk image on an NVMe disk, through OVMF. The path is the copy.
     Disk(PathBuf),
     /// Whatever OVMF's own PXE client gets over the uplink.
@@ -197,6 +200,24 @@ impl Host {
         self.qmp.execute("send-key", json!({ "keys": keys })).map(drop)
     }
 
+    /// Tells whether the emulated processor still does anything: QEMU counting instructions has been
+    /// seen to stand still, with the processor neither halted nor at another instruction ever.
+    pub fn standstill(&mut self) -> String {
+        let mut seen = std::collections::BTreeSet::new();
+        for _ in 0..10 {
+            let Ok(registers) = self.qmp.human("info registers") else {
+                return "QEMU is gone".to_owned();
+            };
+            seen.insert(registers);
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        let halted = seen.iter().any(|registers| registers.contains("HLT=1"));
+        match (seen.len(), halted) {
+            (1, false) => "the emulated processor stands still".to_owned(),
+            (count, _) => format!("the emulated processor works ({count} states in a second)"),
+        }
+    }
+
     /// Waits until QEMU has ended by itself, as it does when the host powers off.
     pub fn wait_for_end(&mut self, limit: Duration) -> Result<()> {
         let deadline = std::time::Instant::now() + limit;
@@ -293,6 +314,16 @@ fn medium(command: &mut Command, image: &Path, folder: &Path, medium: &Medium) -
                 .arg("-drive")
                 .arg(format!("if=none,id=disk,format=raw,cache=unsafe,file={}", path.display()));
             command.args(["-device", "nvme,drive=disk,serial=HOLDFAST0,bootindex=1"]);
+        }
+        Medium::IsoCdAndDisk(path) => {
+            command
+                .arg("-drive")
+                .arg(format!("if=none,id=cd,media=cdrom,readonly=on,file={}", iso.display()));
+            command.args(["-device", "ide-cd,drive=cd"]);
+            command
+                .arg("-drive")
+                .arg(format!("if=none,id=disk,format=raw,cache=unsafe,file={}", path.display()));
+            command.args(["-device", "nvme,drive=disk,serial=INSTALL0"]);
         }
         Medium::Network => {}
     }

@@ -12,6 +12,9 @@ pub(super) fn draw(page: &mut PageLines, status: &NodeStatus) {
     page.row("node", &status.node.to_string(), WORDS);
     let style = if status.serving { WORDS } else { BAD };
     page.row("config", &status.config, style);
+    if !status.install.is_empty() {
+        page.row("install", &status.install, LOOK);
+    }
     if !status.trouble.is_empty() {
         page.row("trouble", &status.trouble, BAD);
     }

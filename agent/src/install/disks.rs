@@ -1,0 +1,249 @@
+//! The server's disks, as sysfs tells them, and what is on them. Reads and changes nothing.
+//!
+//! Every function takes the root under which `sys`, `proc` and `dev` are, so tests use directories.
+
+use std::{
+    collections::BTreeSet,
+    fmt,
+    fs::{self, File},
+    io::{self, Read, Seek, SeekFrom},
+    path::{Path, PathBuf},
+};
+
+use types::node::Bdf;
+use update::disk::gpt::{ALIGNMENT, BlockSize};
+
+use super::probe::{self, Content};
+
+/// Block devices that are no disks: what the kernel makes up, and what is made of other devices.
+const NO_DISKS: &[&str] = &["loop", "ram", "zram", "dm-", "md", "nbd", "sr", "fd", "mtdblock"];
+
+/// One disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Disk {
+    /// The kernel's name, which the next boot may give to another disk.
+    pub name: String,
+    /// Its device file.
+    pub path: PathBuf,
+    /// Its length in bytes.
+    pub bytes: u64,
+    /// Its logical blocks; `None` when they are of no length that a partition table counts in.
+    pub block: Option<BlockSize>,
+    /// Serial number, when it tells one.
+    pub serial: Option<String>,
+    /// World Wide Name, when it has one.
+    pub wwn: Option<String>,
+    /// Model, when it tells one.
+    pub model: Option<String>,
+    /// The PCI function it is attached to.
+    pub pci: Option<Bdf>,
+    /// Why it is no place for an installation that nobody asked for by name.
+    pub kind: Kind,
+    /// Whether it can be written to.
+    pub access: Access,
+    /// What uses it.
+    pub users: Vec<String>,
+    /// What is on it.
+    pub content: Content,
+}
+
+/// How a disk is attached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// To stay.
+    Fixed,
+    /// By USB, or removable as a card is: rarely what anyone means.
+    Removable,
+}
+
+/// Whether a disk can be written to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// It can.
+    Writable,
+    /// It is write-protected.
+    ReadOnly,
+}
+
+impl Disk {
+    /// Returns the word by which the disk is confirmed: its serial number, or else its name.
+    pub fn word(&self) -> &str {
+        self.serial.as_deref().unwrap_or(&self.name)
+    }
+}
+
+/// `nvme0n1 (serial S1, SAMSUNG MZ, 960 GB)`.
+impl fmt::Display for Disk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let serial = self.serial.as_ref().map(|serial| format!("serial {serial}"));
+        let size = format!("{} MB", self.bytes / 1_000_000);
+        let parts: Vec<_> =
+            [serial, self.model.clone(), Some(size)].into_iter().flatten().collect();
+        write!(f, "{} ({})", self.name, parts.join(", "))
+    }
+}
+
+/// Returns all disks below `root`.
+pub fn read(root: &Path) -> Vec<Disk> {
+    let class = root.join("sys/class/block");
+    let entries = fs::read_dir(&class).into_iter().flatten().flatten();
+    let mut names: Vec<String> =
+        entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    names.sort();
+    let whole = |name: &String| {
+        !NO_DISKS.iter().any(|kind| name.starts_with(kind))
+            && !class.join(name).join("partition").exists()
+    };
+    names.into_iter().filter(whole).filter_map(|name| read_disk(root, &class, name)).collect()
+}
+
+fn read_disk(root: &Path, class: &Path, name: String) -> Option<Disk> {
+    let folder = class.join(&name);
+    let number = |file: &str| text(&folder.join(file)).and_then(|text| text.parse::<u64>().ok());
+    // sysfs counts in 512 bytes, whatever the disk does.
+    let bytes = number("size")?.checked_mul(512).filter(|&bytes| bytes > 0)?;
+    let real = fs::canonicalize(&folder).unwrap_or_else(|_| folder.clone());
+    let usb = real.to_string_lossy().contains("/usb");
+    let removable = usb || number("removable") == Some(1);
+    let path = root.join("dev").join(&name);
+    let content = read_content(&path, bytes, &partition_names(&folder, &name));
+    Some(Disk {
+        path,
+        bytes,
+        block: number("queue/logical_block_size").and_then(BlockSize::from_bytes),
+        serial: serial(&folder),
+        wwn: text(&folder.join("wwid")).or_else(|| text(&folder.join("device/wwid"))),
+        model: text(&folder.join("device/model")),
+        pci: owner(&real),
+        kind: if removable { Kind::Removable } else { Kind::Fixed },
+        access: if number("ro") == Some(1) { Access::ReadOnly } else { Access::Writable },
+        users: users(root, &folder, &name),
+        content: content.unwrap_or_else(|error| Content::Unreadable(error.to_string())),
+        name,
+    })
+}
+
+/// Where disks keep their serial number: NVMe and MMC, virtio, SCSI and SATA (SPC-4 §7.8.16: page
+/// 0x80, four bytes of header and then text).
+fn serial(folder: &Path) -> Option<String> {
+    let page = || {
+        let bytes = fs::read(folder.join("device/vpd_pg80")).ok()?;
+        let text = String::from_utf8_lossy(bytes.get(4..)?).trim().to_owned();
+        Some(text).filter(|text| !text.is_empty())
+    };
+    text(&folder.join("device/serial")).or_else(|| text(&folder.join("serial"))).or_else(page)
+}
+
+/// Returns the names of a disk's partitions, as the kernel read them; nothing for those without.
+fn partition_names(folder: &Path, name: &str) -> Vec<String> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut parts: Vec<_> =
+        entries.map(|entry| entry.path()).filter(|path| path.join("partition").exists()).collect();
+    parts.sort();
+    let of = |path: PathBuf| {
+        let uevent = text(&path.join("uevent")).unwrap_or_default();
+        let named =
+            uevent.lines().find_map(|line| line.strip_prefix("PARTNAME=").map(str::to_owned));
+        let file = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        named.unwrap_or_else(|| file.trim_start_matches(name).to_owned())
+    };
+    parts.into_iter().map(of).collect()
+}
+
+/// Returns what uses a disk or a partition of it: mounts, swap, and devices made of it.
+fn users(root: &Path, folder: &Path, name: &str) -> Vec<String> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let parts = entries.map(|entry| entry.path()).filter(|path| path.join("partition").exists());
+    let places: Vec<PathBuf> = [folder.to_owned()].into_iter().chain(parts).collect();
+    let numbers: BTreeSet<String> =
+        places.iter().filter_map(|path| text(&path.join("dev"))).collect();
+    let mut users = Vec::new();
+    let mountinfo = text(&root.join("proc/self/mountinfo")).unwrap_or_default();
+    for line in mountinfo.lines() {
+        let fields: Vec<&str> = line.split(' ').collect();
+        if let [_, _, number, _, at, ..] = fields[..]
+            && numbers.contains(number)
+        {
+            users.push(format!("mounted on {at}"));
+        }
+    }
+    for path in &places {
+        let holders = fs::read_dir(path.join("holders")).into_iter().flatten().flatten();
+        users.extend(holders.map(|holder| format!("part of {}", holder.file_name().display())));
+    }
+    let swaps = text(&root.join("proc/swaps")).unwrap_or_default();
+    let swap = |line: &&str| line.strip_prefix("/dev/").is_some_and(|rest| rest.starts_with(name));
+    users.extend(swaps.lines().filter(swap).map(|_| "swap space".to_owned()));
+    users
+}
+
+/// Reads what decides whether something is on the disk: its first and last MiB.
+fn read_content(path: &Path, bytes: u64, partitions: &[String]) -> io::Result<Content> {
+    let mut disk = File::open(path)?;
+    let length = usize::try_from(ALIGNMENT.min(bytes)).map_err(io::Error::other)?;
+    let mut first = vec![0; length];
+    disk.read_exact(&mut first)?;
+    let mut last = vec![0; length];
+    disk.seek(SeekFrom::Start(bytes - length as u64))?;
+    disk.read_exact(&mut last)?;
+    Ok(probe::content(&first, &last, partitions))
+}
+
+/// Returns the PCI function nearest to a device in sysfs.
+fn owner(device: &Path) -> Option<Bdf> {
+    device.ancestors().find_map(|path| path.file_name()?.to_str()?.parse().ok())
+}
+
+fn text(path: &Path) -> Option<String> {
+    let text = fs::read_to_string(path).ok()?.trim().to_owned();
+    Some(text).filter(|text| !text.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
+    use super::*;
+
+    fn root(files: &[(&str, &[u8])]) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        for (path, bytes) in files {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, bytes).unwrap();
+        }
+        root
+    }
+
+    #[test]
+    fn a_disk_tells_who_it_is_and_what_uses_it() {
+        let mut content = vec![0; 4 << 20];
+        content[510..512].copy_from_slice(&[0x55, 0xaa]);
+        let root = root(&[
+            ("sys/class/block/sda/size", b"8192\n"),
+            ("sys/class/block/sda/queue/logical_block_size", b"4096\n"),
+            ("sys/class/block/sda/device/model", b"FAST DISK  \n"),
+            ("sys/class/block/sda/device/vpd_pg80", b"\0\x80\0\x04 S12"),
+            ("sys/class/block/sda/wwid", b"naa.5000\n"),
+            ("sys/class/block/sda/sda1/partition", b"1\n"),
+            ("sys/class/block/sda/sda1/dev", b"8:1\n"),
+            ("sys/class/block/sda1/partition", b"1\n"),
+            ("sys/class/block/loop0/size", b"8\n"),
+            ("sys/class/block/sdb/size", b"0\n"),
+            ("proc/self/mountinfo", b"30 1 8:1 / /srv rw - ext4 /dev/sda1 rw\n"),
+            ("dev/sda", &content),
+        ]);
+        let disks = read(root.path());
+        let [disk] = &disks[..] else { panic!("{disks:?}") };
+        assert_eq!(disk.to_string(), "sda (serial S12, FAST DISK, 4 MB)");
+        assert_eq!(disk.block, Some(BlockSize::B4096));
+        assert_eq!(disk.users, ["mounted on /srv"]);
+        assert_eq!(disk.wwn.as_deref(), Some("naa.5000"));
+        assert!(disk.content.to_string().contains("partition"), "{}", disk.content);
+    }
+
+    #[test]
+    fn a_disk_that_cannot_be_read_says_so() {
+        let root = root(&[("sys/class/block/sda/size", b"8192\n")]);
+        assert!(matches!(read(root.path())[0].content, Content::Unreadable(_)));
+    }
+}

@@ -1,0 +1,100 @@
+//! Growing DATA to the disk: images hold the smallest one there is, and disks are larger.
+//!
+//! First the partition, in its table and in the kernel, then the file system in it, both while it is
+//! mounted. A table that is not exactly ours is left alone.
+
+use std::{
+    fmt,
+    fs::{self, File},
+    io,
+    os::fd::AsFd,
+    path::{Path, PathBuf},
+};
+
+use rustix::fs::stat;
+use update::disk::{gpt::BlockSize, layout};
+
+use super::write;
+use crate::sys;
+
+/// Bytes of an ext4 block, as the image's builder makes them.
+const BLOCK: u64 = 4096;
+/// Number of DATA's partition.
+const DATA_NUMBER: i32 = 3;
+
+/// What was grown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Grown {
+    /// How long the device is that the file system lies on, in bytes.
+    pub bytes: u64,
+}
+
+/// Why DATA stays as it is.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message is the doc")]
+pub struct GrowError {
+    action: &'static str,
+    path: PathBuf,
+    source: io::Error,
+}
+
+impl fmt::Display for GrowError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "cannot {} {}", self.action, self.path.display())
+    }
+}
+
+fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> GrowError {
+    let path = path.to_owned();
+    move |source| GrowError { action, path, source }
+}
+
+/// Grows the file system mounted at `path`, and the partition it lies on when its disk has room.
+/// Returns `None` for one that lies in memory.
+pub fn grow(path: &Path) -> Result<Option<Grown>, GrowError> {
+    let device = stat(path).map_err(|error| failed("look at", path)(error.into()))?.st_dev;
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    let link = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
+    let Ok(folder) = fs::canonicalize(&link) else { return Ok(None) };
+    if let Some(disk) = folder.parent().filter(|_| folder.join("partition").exists()) {
+        grow_partition(disk)?;
+    }
+    let bytes = sectors(&folder)? * 512;
+    let root = File::open(path).map_err(failed("open", path))?;
+    sys::block::resize_ext4(root.as_fd(), bytes / BLOCK).map_err(failed("grow", path))?;
+    Ok(Some(Grown { bytes }))
+}
+
+fn sectors(folder: &Path) -> Result<u64, GrowError> {
+    let path = folder.join("size");
+    let text = fs::read_to_string(&path).map_err(failed("read", &path))?;
+    text.trim().parse().map_err(|error| failed("understand", &path)(io::Error::other(error)))
+}
+
+/// Grows the last partition of the disk with this folder in sysfs, if its table is ours.
+fn grow_partition(folder: &Path) -> Result<(), GrowError> {
+    let path = Path::new("/dev").join(folder.file_name().unwrap_or_default());
+    let bytes = sectors(folder)? * 512;
+    let queue = folder.join("queue/logical_block_size");
+    let block = fs::read_to_string(&queue).ok().and_then(|text| text.trim().parse().ok());
+    let Some(block) = block.and_then(BlockSize::from_bytes) else { return Ok(()) };
+    let disk = File::options().read(true).write(true).open(&path).map_err(failed("open", &path))?;
+    let Some(table) = layout::grown(&disk, block, bytes) else { return Ok(()) };
+    write::write_table(&disk, &table).map_err(failed("write the table of", &path))?;
+    let Some((start, partition)) = table.placed.last() else { return Ok(()) };
+    sys::block::resize_partition(disk.as_fd(), DATA_NUMBER, (*start, partition.bytes))
+        .map_err(failed("tell the kernel of the new length of a partition of", &path))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
+    use super::*;
+
+    #[test]
+    fn what_lies_in_memory_stays_as_it_is() {
+        assert_eq!(grow(Path::new("/proc")).unwrap(), None);
+        let missing = grow(Path::new("/nonexistent")).unwrap_err();
+        assert_eq!(missing.to_string(), "cannot look at /nonexistent");
+    }
+}

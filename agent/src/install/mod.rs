@@ -1,0 +1,272 @@
+//! Installing: from a medium that the node runs from to a disk that it will run from.
+//!
+//! `disks` and `probe` look, `plan` chooses or refuses, `ask` lets somebody at the console say the
+//! last word, `write` writes, `entry` tells firmware. Nothing happens unless the configuration has
+//! a section `[install]` and the node keeps its state in memory.
+
+pub mod ask;
+pub mod disks;
+pub mod entry;
+pub mod grow;
+pub mod plan;
+pub mod probe;
+pub mod session;
+pub mod write;
+
+use std::{
+    fs::{self, File},
+    io,
+    os::fd::AsFd,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use rustix::mount::{MountFlags, UnmountFlags, mount, mount_remount, unmount};
+use types::install::{Confirm, Install};
+use update::{
+    disk::{
+        esp,
+        gpt::Table,
+        layout::{self, Identities},
+        medium,
+    },
+    efi::Place,
+};
+
+use self::{
+    ask::Answer,
+    plan::Choice,
+    write::{Content, Step},
+};
+use crate::{config, events::Event, init::boot::chain, sys};
+
+/// The templates in the image.
+const EMPTY_STATE: &str = "/usr/share/holdfast/empty-state";
+const EMPTY_DATA: &str = "/usr/share/holdfast/empty-data";
+/// Where the new STATE is mounted while it gets its first files.
+const NEW_STATE: &str = "/run/holdfast/install";
+/// Where the kernel shows firmware's variables.
+const EFIVARS: &str = "/sys/firmware/efi/efivars";
+/// How long the kernel may take to make the new partitions' device files.
+const PARTITIONS_LIMIT: Duration = Duration::from_secs(20);
+
+/// Why an installation was not finished.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message is the doc")]
+pub enum InstallError {
+    #[error(transparent)]
+    Refused(#[from] plan::Refusal),
+    #[error(
+        "no disk, stick or CD of this server holds the running release, so there is nothing to install from; attach the medium that the node was started from"
+    )]
+    NoMedium,
+    #[error("nobody typed {word} at the console within {} seconds", ask::LIMIT.as_secs())]
+    Silence { word: String },
+    #[error("somebody at the console said no: what was typed is not {word}")]
+    Declined { word: String },
+    #[error("cannot write to {disk}")]
+    Write { disk: String, source: write::WriteError },
+    #[error("{disk} was written, but its new partitions cannot be used: cannot {action}")]
+    Partitions { disk: String, action: &'static str, source: io::Error },
+    #[error("cannot read {path}")]
+    Template { path: &'static str, source: io::Error },
+}
+
+/// What was installed where.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Installed {
+    /// The disk.
+    pub disk: String,
+    /// Why firmware has no entry for it; the disk's fallback path is what it starts from then.
+    pub entry: Result<u16, String>,
+}
+
+/// What goes into the new STATE.
+#[derive(Debug, Clone)]
+pub struct Keepsakes {
+    /// The configuration's text.
+    pub document: Vec<u8>,
+    /// The folder with the node's key.
+    pub state: PathBuf,
+}
+
+/// Whether the node keeps its state in memory, which is when there is something to install.
+pub fn runs_from_memory(mountinfo: &str) -> bool {
+    mountinfo.lines().any(|line| {
+        let at_state = line.split(' ').nth(4) == Some("/state");
+        at_state && line.split(" - ").nth(1).is_some_and(|rest| rest.starts_with("tmpfs "))
+    })
+}
+
+/// Installs. Blocks: it waits for a person and for disks. `told` gets a line for each step.
+pub fn run(
+    install: &Install,
+    keepsakes: &Keepsakes,
+    told: &mut dyn FnMut(String),
+) -> Result<Installed, InstallError> {
+    let root = Path::new("/");
+    let disks = disks::read(root);
+    let release = fs::read_to_string("/etc/os-release").unwrap_or_default();
+    let found = find_medium(root, &release);
+    let name = found.as_ref().map(|(name, _)| name.as_str());
+    let choice = plan::choose(install, &disks, name)?;
+    let Some((medium, program)) = found else { return Err(InstallError::NoMedium) };
+    told(format!("installing from {medium} to {}", choice.disk));
+    confirm(&choice, told)?;
+    let begin = Instant::now();
+    let table = write_disk(&choice, &program, told)?;
+    keep(&choice, keepsakes)?;
+    let entry = add_entry(&table, choice.block.bytes()).map_err(|error| chain(&error));
+    let disk = choice.disk.to_string();
+    let ms = begin.elapsed().as_millis();
+    eprintln!("{}", Event::Installed { disk: choice.disk.name.clone(), ms });
+    Ok(Installed { disk, entry })
+}
+
+/// Returns the name of the device that holds the running release, and the release.
+fn find_medium(root: &Path, release: &str) -> Option<(String, Vec<u8>)> {
+    let entries = fs::read_dir(root.join("sys/class/block")).ok()?.flatten();
+    let mut names: Vec<String> =
+        entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    // CDs and sticks first: an installed disk may hold the same release.
+    names.sort_by_key(|name| (!name.starts_with("sr"), !name.starts_with("sd"), name.clone()));
+    names.into_iter().find_map(|name| {
+        let whole = !root.join("sys/class/block").join(&name).join("partition").exists();
+        let disk = File::open(root.join("dev").join(&name)).ok().filter(|_| whole)?;
+        let program = medium::find_program(config::ReadOnly(disk), release)?;
+        Some((name, program))
+    })
+}
+
+fn confirm(choice: &Choice, told: &mut dyn FnMut(String)) -> Result<(), InstallError> {
+    if choice.confirm == Confirm::Unattended {
+        return Ok(());
+    }
+    let (disk, word) = (&choice.disk, choice.disk.word().to_owned());
+    let question = format!(
+        "Install Holdfast on {disk}?\r\nIt holds: {}. Everything on it will be lost.\r\nType {word} \
+         and Enter to install; anything else leaves the disk as it is.",
+        disk.content
+    );
+    told(format!("waiting for somebody to type {word} at the console"));
+    match ask::ask(Path::new("/"), &question, &word, ask::LIMIT) {
+        Answer::Yes => Ok(()),
+        Answer::No => Err(InstallError::Declined { word }),
+        Answer::Silence => Err(InstallError::Silence { word }),
+    }
+}
+
+fn write_disk(
+    choice: &Choice,
+    program: &[u8],
+    told: &mut dyn FnMut(String),
+) -> Result<Table, InstallError> {
+    let template = |path: &'static str| {
+        fs::read(path).map_err(|source| InstallError::Template { path, source })
+    };
+    let (state, data) = (template(EMPTY_STATE)?, template(EMPTY_DATA)?);
+    let failed = |source| InstallError::Write { disk: choice.disk.to_string(), source };
+    // Exclusive: the kernel refuses when something uses the disk by now.
+    let disk = rustix::fs::open(
+        &choice.disk.path,
+        rustix::fs::OFlags::RDWR | rustix::fs::OFlags::EXCL | rustix::fs::OFlags::CLOEXEC,
+        rustix::fs::Mode::empty(),
+    )
+    .map_err(|error| {
+        failed(write::WriteError::Disk { step: Step::Clearing, source: error.into() })
+    })?;
+    let disk = File::from(disk);
+    let content = Content { program, state: &state, data: &data };
+    let place = (choice.block, choice.disk.bytes);
+    let mut step = |step: Step| told(format!("{}: {step}", choice.disk.name));
+    let table =
+        write::write(&disk, place, Identities::random(), content, &mut step).map_err(failed)?;
+    sys::block::reread_partitions(disk.as_fd())
+        .map_err(partitions(choice, "read the table again"))?;
+    Ok(table)
+}
+
+fn partitions(choice: &Choice, action: &'static str) -> impl FnOnce(io::Error) -> InstallError {
+    let disk = choice.disk.to_string();
+    move |source| InstallError::Partitions { disk, action, source }
+}
+
+/// Puts the node's key and configuration into the new STATE: the installed node is the same one.
+fn keep(choice: &Choice, keepsakes: &Keepsakes) -> Result<(), InstallError> {
+    let device = state_partition(&choice.disk.name)
+        .map_err(partitions(choice, "find the new partition of STATE"))?;
+    fs::create_dir_all(NEW_STATE).map_err(partitions(choice, "make a mount point"))?;
+    mount(&device, NEW_STATE, "ext4", MountFlags::NOSUID | MountFlags::NODEV, None)
+        .map_err(|error| partitions(choice, "mount STATE")(error.into()))?;
+    let copied = copy(keepsakes, Path::new(NEW_STATE));
+    let unmounted = unmount(NEW_STATE, UnmountFlags::empty()).map_err(io::Error::from);
+    copied.and(unmounted).map_err(partitions(choice, "write to STATE"))
+}
+
+fn copy(keepsakes: &Keepsakes, to: &Path) -> io::Result<()> {
+    use std::{io::Write, os::unix::fs::OpenOptionsExt};
+    let key = fs::read(keepsakes.state.join(crate::service::NODE_KEY))?;
+    for (name, content) in
+        [(crate::service::NODE_KEY, &key), (config::INSTALLED, &keepsakes.document)]
+    {
+        let mut options = File::options();
+        let mut file =
+            options.create(true).truncate(true).write(true).mode(0o600).open(to.join(name))?;
+        file.write_all(content)?;
+        file.sync_all()?;
+    }
+    File::open(to)?.sync_all()
+}
+
+/// Waits until the kernel shows the second partition of a disk, and returns its device file.
+fn state_partition(disk: &str) -> io::Result<PathBuf> {
+    let begin = Instant::now();
+    loop {
+        let entries = fs::read_dir(Path::new("/sys/class/block").join(disk))?.flatten();
+        for entry in entries {
+            let uevent = fs::read_to_string(entry.path().join("uevent")).unwrap_or_default();
+            let device = Path::new("/dev").join(entry.file_name());
+            if uevent.lines().any(|line| line.strip_prefix("PARTNAME=") == Some(layout::STATE))
+                && device.exists()
+            {
+                return Ok(device);
+            }
+        }
+        if begin.elapsed() > PARTITIONS_LIMIT {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Tells firmware of the new disk. The variables are writable for just as long.
+fn add_entry(table: &Table, block: u64) -> io::Result<u16> {
+    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    let Some((start, partition)) = table.placed.first() else {
+        return Err(io::ErrorKind::NotFound.into());
+    };
+    let place = Place {
+        number: 1,
+        first: start / block,
+        blocks: partition.bytes / block,
+        partition: partition.id,
+        path: esp::SLOT_A,
+    };
+    mount_remount(EFIVARS, flags, c"")?;
+    let number = entry::put_first(Path::new(EFIVARS), &place);
+    mount_remount(EFIVARS, flags | MountFlags::RDONLY, c"")?;
+    number
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_state_in_memory_asks_for_an_installation() {
+        let line = |kind| format!("31 1 0:30 / /state rw,nosuid - {kind} /dev/vda2 rw\n");
+        assert!(runs_from_memory(&line("tmpfs")));
+        assert!(!runs_from_memory(&line("ext4")));
+        assert!(!runs_from_memory("31 1 0:30 / /run rw - tmpfs tmpfs rw\n"));
+    }
+}

@@ -1,0 +1,265 @@
+//! Which disk is installed to, or why none is. Pure.
+
+use types::install::{Confirm, DiskSelector, Install};
+use update::disk::{gpt::BlockSize, layout::SMALLEST_DISK};
+
+use super::{
+    disks::{Access, Disk, Kind},
+    probe::Content,
+};
+
+/// What will be done.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Choice {
+    /// The disk.
+    pub disk: Disk,
+    /// Its blocks.
+    pub block: BlockSize,
+    /// Who says the last word.
+    pub confirm: Confirm,
+}
+
+/// Why nothing is installed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the message is the doc")]
+pub enum Refusal {
+    #[error("the server has no disk that the kernel can see")]
+    NoDisk,
+    #[error("no disk is {selector}; there are {there}")]
+    NoMatch { selector: String, there: String },
+    #[error(
+        "several disks could be meant: {which}; name one in [install.disk], by its serial number best"
+    )]
+    Several { which: String },
+    #[error("no disk can be installed to: {why}")]
+    NoneFits { why: String },
+    #[error("cannot install to {disk}: {fault}")]
+    Unfit { disk: String, fault: Fault },
+}
+
+/// What is wrong with a disk.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the message is the doc")]
+pub enum Fault {
+    #[error("the running system was started from it")]
+    Medium,
+    #[error("it is in use ({by})")]
+    InUse { by: String },
+    #[error("it is write-protected")]
+    ReadOnly,
+    #[error("it has {bytes} bytes, and at least {SMALLEST_DISK} are needed")]
+    TooSmall { bytes: u64 },
+    #[error("its blocks are neither 512 nor 4096 bytes long")]
+    Blocks,
+    #[error("it is removable or attached by USB; name it in [install.disk] if it is really meant")]
+    Removable,
+    #[error("it cannot be read ({0})")]
+    Unreadable(String),
+    #[error("it holds {what}; to destroy that, say erase = {word:?} in [install]")]
+    Holds { what: String, word: String },
+    #[error("it already holds an installation of Holdfast, which no configuration may destroy")]
+    Installed,
+}
+
+/// Chooses the disk. `medium` is the name of the disk that the running system was started from.
+pub fn choose(install: &Install, disks: &[Disk], medium: Option<&str>) -> Result<Choice, Refusal> {
+    if disks.is_empty() {
+        return Err(Refusal::NoDisk);
+    }
+    let fault = |disk: &Disk| fault(install, disk, medium);
+    let meant: Vec<&Disk> = disks.iter().filter(|disk| matches(&install.disk, disk)).collect();
+    let disk = if install.disk.is_empty() {
+        // Disks that cannot be meant do not count. What one of them holds is no reason to take the
+        // other one: whoever did not say which may have meant either.
+        let possible = |disk: &&&Disk| {
+            matches!(fault(disk), None | Some(Fault::Holds { .. } | Fault::Installed))
+        };
+        let possible: Vec<&Disk> = meant.iter().filter(possible).copied().collect();
+        one(&possible)?.ok_or_else(|| {
+            let why = |disk: &&Disk| fault(disk).map(|fault| format!("{disk}: {fault}"));
+            Refusal::NoneFits { why: meant.iter().filter_map(why).collect::<Vec<_>>().join("; ") }
+        })?
+    } else {
+        one(&meant)?.ok_or_else(|| Refusal::NoMatch {
+            selector: install.disk.to_string(),
+            there: list(disks.iter()),
+        })?
+    };
+    if let Some(fault) = fault(disk) {
+        return Err(Refusal::Unfit { disk: disk.to_string(), fault });
+    }
+    let block = disk
+        .block
+        .ok_or_else(|| Refusal::Unfit { disk: disk.to_string(), fault: Fault::Blocks })?;
+    Ok(Choice { disk: disk.clone(), block, confirm: install.confirm })
+}
+
+/// Returns the only disk; `None` when there is none.
+fn one<'a>(disks: &[&'a Disk]) -> Result<Option<&'a Disk>, Refusal> {
+    match disks {
+        [] => Ok(None),
+        [disk] => Ok(Some(disk)),
+        several => Err(Refusal::Several { which: list(several.iter().copied()) }),
+    }
+}
+
+fn list<'a>(disks: impl Iterator<Item = &'a Disk>) -> String {
+    disks.map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+fn matches(selector: &DiskSelector, disk: &Disk) -> bool {
+    const GIB: u64 = 1 << 30;
+    let same = |wanted: &Option<String>, found: &Option<String>| {
+        wanted.as_ref().is_none_or(|wanted| found.as_ref() == Some(wanted))
+    };
+    let model = selector.model.as_ref().is_none_or(|wanted| {
+        let found = disk.model.as_deref().unwrap_or_default();
+        match wanted.strip_suffix('*') {
+            Some(start) => found.starts_with(start),
+            None => found == wanted,
+        }
+    });
+    same(&selector.serial, &disk.serial)
+        && same(&selector.wwn, &disk.wwn)
+        && model
+        && selector.pci.is_none_or(|wanted| disk.pci == Some(wanted))
+        && selector.min_gib.is_none_or(|gib| disk.bytes >= gib.saturating_mul(GIB))
+        && selector.max_gib.is_none_or(|gib| disk.bytes <= gib.saturating_mul(GIB))
+}
+
+fn fault(install: &Install, disk: &Disk, medium: Option<&str>) -> Option<Fault> {
+    if medium == Some(disk.name.as_str()) {
+        return Some(Fault::Medium);
+    }
+    if !disk.users.is_empty() {
+        return Some(Fault::InUse { by: disk.users.join(", ") });
+    }
+    if disk.access == Access::ReadOnly {
+        return Some(Fault::ReadOnly);
+    }
+    if disk.bytes < SMALLEST_DISK {
+        return Some(Fault::TooSmall { bytes: disk.bytes });
+    }
+    if disk.block.is_none() {
+        return Some(Fault::Blocks);
+    }
+    if disk.kind == Kind::Removable && install.disk.is_empty() {
+        return Some(Fault::Removable);
+    }
+    match &disk.content {
+        Content::Nothing => None,
+        Content::Holdfast => Some(Fault::Installed),
+        Content::Unreadable(error) => Some(Fault::Unreadable(error.clone())),
+        Content::Something(_) if install.erase.as_deref() == Some(disk.word()) => None,
+        Content::Something(what) => {
+            Some(Fault::Holds { what: what.clone(), word: disk.word().to_owned() })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::*;
+
+    fn disk(name: &str, serial: &str) -> Disk {
+        Disk {
+            name: name.to_owned(),
+            path: PathBuf::from("/dev").join(name),
+            bytes: 1 << 40,
+            block: Some(BlockSize::B512),
+            serial: Some(serial.to_owned()),
+            wwn: None,
+            model: Some("SAMSUNG MZ".to_owned()),
+            pci: None,
+            kind: Kind::Fixed,
+            access: Access::Writable,
+            users: Vec::new(),
+            content: Content::Nothing,
+        }
+    }
+
+    fn named(serial: &str) -> Install {
+        let disk = DiskSelector { serial: Some(serial.to_owned()), ..DiskSelector::default() };
+        Install { disk, ..Install::default() }
+    }
+
+    fn refused(install: &Install, disks: &[Disk], medium: Option<&str>) -> String {
+        choose(install, disks, medium).expect_err("refused").to_string()
+    }
+
+    #[test]
+    fn the_only_empty_disk_is_taken() {
+        let small = Disk { bytes: 1 << 30, ..disk("sdb", "B") };
+        let stick = Disk { kind: Kind::Removable, ..disk("sdc", "C") };
+        let disks = [disk("sda", "A"), small, stick, disk("sdd", "D")];
+        let choice = choose(&Install::default(), &disks, Some("sdd")).expect("one fits");
+        assert_eq!((choice.disk.name.as_str(), choice.confirm), ("sda", Confirm::Console));
+    }
+
+    #[test]
+    fn of_two_that_could_be_meant_neither_is_taken() {
+        let full = Disk { content: Content::Something("x".into()), ..disk("sdb", "B") };
+        let text = refused(&Install::default(), &[disk("sda", "A"), full], None);
+        assert!(text.contains("serial A") && text.contains("serial B"), "{text}");
+        assert!(text.contains("[install.disk]"), "{text}");
+        let both = Install {
+            disk: DiskSelector { model: Some("SAM*".into()), ..DiskSelector::default() },
+            ..Install::default()
+        };
+        let text = refused(&both, &[disk("sda", "A"), disk("sdb", "B")], None);
+        assert!(text.starts_with("several disks"), "{text}");
+    }
+
+    #[test]
+    fn every_reason_against_a_disk_is_told() {
+        let good = disk("sda", "A");
+        let cases = [
+            (
+                Disk { users: vec!["mounted on /srv".into()], ..good.clone() },
+                "in use (mounted on /srv)",
+            ),
+            (Disk { access: Access::ReadOnly, ..good.clone() }, "write-protected"),
+            (Disk { bytes: 1 << 30, ..good.clone() }, "has 1073741824 bytes, and at least"),
+            (Disk { block: None, ..good.clone() }, "neither 512 nor 4096"),
+            (Disk { content: Content::Holdfast, ..good.clone() }, "already holds an installation"),
+            (
+                Disk { content: Content::Something("swap space".into()), ..good.clone() },
+                "holds swap space; to destroy that, say erase = \"A\"",
+            ),
+            (Disk { content: Content::Unreadable("EIO".into()), ..good.clone() }, "(EIO)"),
+        ];
+        for (disk, wanted) in cases {
+            for install in [Install::default(), named("A")] {
+                let text = refused(&install, std::slice::from_ref(&disk), None);
+                assert!(text.contains(wanted) && text.contains("serial A"), "{text}");
+            }
+        }
+        let text = refused(&named("A"), std::slice::from_ref(&good), Some("sda"));
+        assert!(text.contains("started from it"), "{text}");
+        assert!(
+            refused(&named("Z"), &[good], None).contains("no disk is serial \"Z\"; there are sda")
+        );
+        assert!(
+            refused(&Install::default(), &[], None).contains("no disk that the kernel can see")
+        );
+    }
+
+    #[test]
+    fn erasing_takes_the_right_word_and_never_an_installation() {
+        let full = Disk { content: Content::Something("x".into()), ..disk("sda", "A") };
+        let word = |word: &str| Install { erase: Some(word.into()), ..Install::default() };
+        assert!(choose(&word("A"), std::slice::from_ref(&full), None).is_ok());
+        assert!(choose(&word("B"), std::slice::from_ref(&full), None).is_err());
+        let installed = Disk { content: Content::Holdfast, ..full };
+        assert!(choose(&word("A"), &[installed], None).is_err());
+    }
+
+    #[test]
+    fn a_stick_is_taken_when_it_is_named() {
+        let stick = Disk { kind: Kind::Removable, ..disk("sda", "A") };
+        assert!(choose(&Install::default(), std::slice::from_ref(&stick), None).is_err());
+        assert!(choose(&named("A"), &[stick], None).is_ok());
+    }
+}

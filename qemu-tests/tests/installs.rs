@@ -1,0 +1,91 @@
+//! A node installs itself from the ISO, and runs from its disk afterwards.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
+
+use std::{
+    fs::{self, File},
+    io::{Seek, SeekFrom, Write},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use qemu_tests::harness::{
+    host::{Host, HostOptions, Medium, Uplink},
+    scene::image_folder,
+};
+
+/// From power-on to the agent's answer, on a busy machine that emulates everything.
+const UP: Duration = Duration::from_secs(240);
+/// Bytes of the disk: more than the smallest one, so that DATA has to grow.
+const DISK: u64 = 3 << 30;
+
+/// A configuration that installs.
+fn config(section: &str) -> String {
+    let key = "01".repeat(32);
+    format!(
+        "version = 1\nname = \"installed\"\n[authority]\nthreshold = 1\nkeys = [\"{key}\"]\n{section}"
+    )
+}
+
+fn blank(folder: &Path) -> PathBuf {
+    let path = folder.join("disk.img");
+    File::create(&path).unwrap().set_len(DISK).unwrap();
+    path
+}
+
+fn boot(folder: &Path, disk: PathBuf, config: Option<String>) -> Host {
+    let options = HostOptions {
+        medium: Medium::IsoCdAndDisk(disk),
+        memory_mib: 1024,
+        uplink: Uplink::None,
+        config,
+        ..HostOptions::default()
+    };
+    Host::start(&image_folder().unwrap(), folder, &options).unwrap()
+}
+
+/// Returns what follows `key` in the last line that holds it.
+fn last<'a>(text: &'a str, key: &str) -> &'a str {
+    text.rsplit_once(key).unwrap().1.split_whitespace().next().unwrap()
+}
+
+#[test]
+fn onto_an_empty_disk_that_it_then_starts_from() {
+    let folder = tempfile::tempdir().unwrap();
+    let disk = blank(folder.path());
+    let section = "[install]\nconfirm = \"unattended\"\n[install.disk]\nserial = \"INSTALL0\"\n";
+    let host = boot(folder.path(), disk.clone(), Some(config(section)));
+    host.serial.wait("event=ram-mode path=/state", UP).unwrap();
+    host.serial.wait("event=installed disk=nvme0n1", UP).unwrap();
+    host.serial.wait("event=shutdown-done action=reboot", UP).unwrap();
+    let node = last(&host.serial.text(), "event=node id=").to_owned();
+    // The same host starts again, with the CD still in it, and takes the disk.
+    host.serial.wait("event=data-grown", UP).unwrap();
+    drop(host);
+
+    // Nor does it need the medium with the configuration any more.
+    let host = boot(folder.path(), disk, None);
+    host.serial.wait("event=data-grown", UP).unwrap();
+    host.serial.wait("event=config source=\"the installed disk\" name=\"installed\"", UP).unwrap();
+    let text = host.serial.text();
+    assert!(!text.contains("event=ram-mode"), "{text}");
+    assert_eq!(last(&text, "event=node id="), node);
+}
+
+#[test]
+fn but_not_over_what_is_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let disk = blank(folder.path());
+    let mut file = File::options().write(true).open(&disk).unwrap();
+    file.seek(SeekFrom::Start(512 << 10)).unwrap();
+    file.write_all(b"precious").unwrap();
+    drop(file);
+    let before = fs::read(&disk).unwrap();
+    let config = config("[install]\nconfirm = \"unattended\"\n");
+    let host = boot(folder.path(), disk.clone(), Some(config));
+    let refused = host.serial.wait("event=not-installed reason=", UP).unwrap();
+    drop(host);
+    assert!(refused.contains("holds data of an unknown kind in its first MiB"), "{refused}");
+    assert!(refused.contains("INSTALL0"), "{refused}");
+    assert!(fs::read(&disk).unwrap() == before, "the disk was written to");
+}

@@ -1,0 +1,97 @@
+//! The EFI system partition: a FAT volume that holds our programs, each one whole release.
+//!
+//! Works on anything that reads, writes and seeks. Deterministic: no clock is read, so every date is
+//! the FAT epoch. Source of the fallback path: UEFI Specification 2.10, §3.5.1.1.
+
+use std::io::{self, Read, Seek, Write};
+
+use fatfs::{FileSystem, FormatVolumeOptions, FsOptions};
+
+use super::gpt::BlockSize;
+
+/// Where firmware looks on removable media, and on disks without a boot entry.
+pub const FALLBACK: &str = "EFI/BOOT/BOOTX64.EFI";
+/// Where the first of the two releases lies.
+pub const SLOT_A: &str = "EFI/HOLDFAST/A.EFI";
+/// Where the second of the two releases lies.
+pub const SLOT_B: &str = "EFI/HOLDFAST/B.EFI";
+
+/// Volume serial number: any constant.
+const VOLUME_ID: u32 = 0x484f_4c44;
+/// The volume's label; not `HOLDFAST`, which names the volume with the configuration.
+const LABEL: [u8; 11] = *b"ESP        ";
+
+/// Formats `volume` and writes `program` to each of `paths`, whose folders it makes. The volume's
+/// sectors are as long as the disk's blocks: the kernel mounts no shorter ones.
+pub fn write<V: Read + Write + Seek>(
+    mut volume: V,
+    block: BlockSize,
+    program: &[u8],
+    paths: &[&str],
+) -> io::Result<()> {
+    let sector = u16::try_from(block.bytes()).map_err(io::Error::other)?;
+    let options = FormatVolumeOptions::new()
+        .volume_id(VOLUME_ID)
+        .volume_label(LABEL)
+        .bytes_per_sector(sector);
+    fatfs::format_volume(&mut volume, options)?;
+    let fs = FileSystem::new(&mut volume, FsOptions::new())?;
+    for path in paths {
+        let mut folder = fs.root_dir();
+        let (folders, name) = path.rsplit_once('/').unwrap_or(("", path));
+        for part in folders.split('/').filter(|part| !part.is_empty()) {
+            folder = folder.create_dir(part)?;
+        }
+        let mut file = folder.create_file(name)?;
+        file.write_all(program)?;
+        file.flush()?;
+    }
+    fs.unmount()
+}
+
+/// Reads the file at `path`, of at most `limit` bytes.
+///
+/// Fails when the volume is none, when it has no such file, and when the file is longer.
+pub fn read<V: Read + Write + Seek>(volume: V, path: &str, limit: u64) -> io::Result<Vec<u8>> {
+    let fs = FileSystem::new(volume, FsOptions::new().update_accessed_date(false))?;
+    let mut program = Vec::new();
+    fs.root_dir().open_file(path)?.take(limit + 1).read_to_end(&mut program)?;
+    if program.len() as u64 > limit {
+        return Err(io::Error::other(format!("{path} has more than {limit} bytes")));
+    }
+    Ok(program)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
+    use std::io::Cursor;
+
+    use super::*;
+
+    fn volume(block: BlockSize) -> Vec<u8> {
+        let mut bytes = vec![0xa5; 40 << 20];
+        let program = vec![7; 100_000];
+        write(Cursor::new(&mut bytes), block, &program, &[FALLBACK, SLOT_A]).unwrap();
+        bytes
+    }
+
+    #[test]
+    fn every_program_is_read_back() {
+        for block in [BlockSize::B512, BlockSize::B4096] {
+            for path in [FALLBACK, SLOT_A] {
+                let found = read(Cursor::new(volume(block)), path, 100_000).unwrap();
+                assert_eq!(found, vec![7; 100_000]);
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_missing_or_too_long_is_refused() {
+        let volume = volume(BlockSize::B512);
+        assert!(read(Cursor::new(volume.clone()), SLOT_B, 1 << 20).is_err());
+        let long = read(Cursor::new(volume), SLOT_A, 99_999).unwrap_err();
+        assert!(long.to_string().contains("more than 99999 bytes"), "{long}");
+        assert!(read(Cursor::new(vec![0; 1 << 20]), SLOT_A, 1).is_err());
+    }
+}
