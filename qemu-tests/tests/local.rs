@@ -5,7 +5,7 @@
 
 use std::{
     fs::{self, File},
-    io::Write,
+    io::{Read, Write},
     net::TcpStream,
     os::unix::fs::MetadataExt,
     process::{Command, Stdio},
@@ -92,6 +92,36 @@ fn only_readers_ask_and_nobody_changes_anything() {
     let scraped = scraped.join().unwrap();
     assert_eq!(scraped.each_ref().map(|(status, _)| *status), [200, 404, 404]);
     assert!(scraped[0].1.contains("holdfast_node_info{"), "{}", scraped[0].1);
+}
+
+/// Reads what a program draws until it has drawn `wanted`: a word, as blanks are not drawn.
+fn drawn(terminal: &mut File, wanted: &str) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let (mut seen, mut buffer) = (Vec::new(), [0; 4096]);
+    while !String::from_utf8_lossy(&seen).contains(wanted) {
+        assert!(Instant::now() < deadline, "{wanted:?}: {}", String::from_utf8_lossy(&seen));
+        let count = terminal.read(&mut buffer).unwrap();
+        seen.extend(&buffer[..count]);
+    }
+}
+
+#[test]
+fn the_screen_is_drawn_by_a_program_without_privileges() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(agent) = start(&folder) else { return };
+    let dashboard = program("dashboard").unwrap();
+    let (mut reader, mut terminal) = agent.beside(&dashboard, READERS).unwrap();
+    drawn(&mut terminal, "lone");
+    drawn(&mut terminal, "installed:");
+    terminal.write_all(b"2").unwrap();
+    drawn(&mut terminal, "expected");
+    reader.kill().unwrap();
+    reader.wait().unwrap();
+
+    let (mut stranger, mut terminal) = agent.beside(&dashboard, 65_534).unwrap();
+    drawn(&mut terminal, "Permission");
+    stranger.kill().unwrap();
+    stranger.wait().unwrap();
 }
 
 #[test]

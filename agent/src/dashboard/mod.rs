@@ -18,7 +18,8 @@ use std::{
 };
 
 use ratatui::{
-    DefaultTerminal,
+    DefaultTerminal, Terminal,
+    backend::{Backend, CrosstermBackend},
     crossterm::event::{self, Event as Input, KeyEventKind},
 };
 
@@ -43,8 +44,7 @@ pub fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let terminal = ratatui::try_init();
-    let result = terminal.and_then(|terminal| draw(terminal, &news, &asking));
+    let result = ratatui::try_init().and_then(|_| draw(&news, &asking));
     ratatui::restore();
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -55,14 +55,18 @@ pub fn main() -> ExitCode {
     }
 }
 
-fn draw(
-    mut terminal: DefaultTerminal,
-    news: &Receiver<client::News>,
-    asking: &client::Asking,
-) -> io::Result<()> {
-    let (mut known, mut view) = (Known::default(), View::default());
+/// Clears the screen and returns a terminal that knows it to be empty. Ratatui's own clearing asks
+/// the terminal where the cursor is, and waits for an answer that not all of them give.
+fn cleared_terminal() -> io::Result<DefaultTerminal> {
+    let mut backend = CrosstermBackend::new(io::stdout());
+    backend.clear()?;
+    Terminal::new(backend)
+}
+
+fn draw(news: &Receiver<client::News>, asking: &client::Asking) -> io::Result<()> {
     // The console has no other screen to draw on: what was there stays until it is cleared.
-    terminal.clear()?;
+    let mut terminal = cleared_terminal()?;
+    let (mut known, mut view) = (Known::default(), View::default());
     let mut cleared = Instant::now();
     loop {
         loop {
@@ -73,7 +77,7 @@ fn draw(
             }
         }
         if cleared.elapsed() >= REDRAW {
-            terminal.clear()?;
+            terminal = cleared_terminal()?;
             cleared = Instant::now();
         }
         terminal.draw(|frame| pages::draw(frame, &known, &mut view))?;
@@ -84,11 +88,11 @@ fn draw(
             Input::Key(key) if key.kind != KeyEventKind::Release => match view.handle_key(key.code)
             {
                 Step::Stay => {}
-                Step::Redraw => terminal.clear()?,
+                Step::Redraw => terminal = cleared_terminal()?,
                 Step::Level(level) => asking.ask_level(level),
             },
+            Input::Resize(..) => terminal = cleared_terminal()?,
             Input::Key(_)
-            | Input::Resize(..)
             | Input::FocusGained
             | Input::FocusLost
             | Input::Mouse(_)

@@ -4,7 +4,10 @@
 use std::{
     fs::{self, File},
     io::{Read, Write},
-    os::{fd::OwnedFd, unix::net::UnixStream},
+    os::{
+        fd::OwnedFd,
+        unix::{fs::PermissionsExt, net::UnixStream},
+    },
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
@@ -58,6 +61,8 @@ impl LoneAgent {
     pub fn start(program: &Path, folder: &Path, config: &str) -> Result<Self> {
         let root = folder.to_owned();
         fs::create_dir_all(root.join("dev"))?;
+        // It becomes `/`, which everybody in there goes through.
+        fs::set_permissions(&root, fs::Permissions::from_mode(0o755))?;
         fs::copy(program, root.join("agent"))?;
         fs::write(root.join("cmdline"), format!("holdfast.config={}\n", STANDARD.encode(config)))?;
         let kmsg = root.join("dev/kmsg");
@@ -93,6 +98,30 @@ impl LoneAgent {
         self.child.id()
     }
 
+    /// Starts `program` beside it, as user and group `id`, with a terminal as its standard input and
+    /// output. Returns the process and the terminal's other end.
+    pub fn beside(&self, program: &Path, id: u32) -> Result<(Child, File)> {
+        use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+        fs::copy(program, self.root.join("beside"))?;
+        let person = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY)?;
+        grantpt(&person)?;
+        unlockpt(&person)?;
+        let size = rustix::termios::Winsize { ws_row: 25, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 };
+        rustix::termios::tcsetwinsize(&person, size)?;
+        let name = ptsname(&person, Vec::new())?.into_string()?;
+        let terminal = File::options().read(true).write(true).open(name)?;
+        let id = id.to_string();
+        let child = Command::new("nsenter")
+            .args(["--target", &self.pid().to_string(), "--mount", "--root", "setsid", "setpriv"])
+            .args(["--reuid", &id, "--regid", &id, "--clear-groups", "--no-new-privs", "/beside"])
+            .stdin(terminal.try_clone()?)
+            .stdout(terminal)
+            .stderr(File::create(self.root.join("beside.log"))?)
+            .spawn()
+            .context("cannot start nsenter")?;
+        Ok((child, person.into()))
+    }
+
     /// Returns everything that it wrote.
     pub fn said(&self) -> String {
         fs::read_to_string(self.root.join("stderr")).unwrap_or_default()
@@ -118,7 +147,8 @@ impl LoneAgent {
 impl Drop for LoneAgent {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            println!("the agent said:\n{}", self.said());
+            let beside = fs::read_to_string(self.root.join("beside.log")).unwrap_or_default();
+            println!("the agent said:\n{}\nthe program beside it:\n{beside}", self.said());
         }
         self.child.kill().ok();
         self.child.wait().ok();
