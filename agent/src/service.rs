@@ -4,6 +4,7 @@
 use std::{
     fs,
     io::{self, Write},
+    net::IpAddr,
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
     sync::Arc,
@@ -11,12 +12,13 @@ use std::{
 
 use ed25519_dalek::SigningKey;
 use overlay::{Inbox, Overlay, OverlayConfig, Role};
+use sha2::{Digest, Sha256};
 use tokio::{
     signal::unix::{SignalKind, signal},
     sync::{mpsc, watch},
 };
 use types::{
-    config::NodeSpec,
+    config::{NodeSpec, parse_prefix},
     ids::NodeId,
     node::{DeviceState, PciDevice},
     units::UnixSeconds,
@@ -41,10 +43,15 @@ use crate::{
         memory, quarantine,
         store::Store,
     },
-    net::{Ipv4Prefix, MachineNetworks, Resolver, Uplinks, machines::MachineNetworksConfig},
+    net::{
+        InterfaceStatus, Ipv4Prefix, MachineNetworks, Resolver, Uplinks,
+        machines::{MachineNetworksConfig, ipv6::Ipv6Net},
+        ruleset::ByteRate,
+        uplinks::StableSecret,
+    },
     spawn::{self, Console},
     sys, tasks,
-    time::{Clock, ClockConfig},
+    time::{Clock, ClockConfig, NtsConfig, nts::establish::Roots},
 };
 
 const STATE: &str = "/state";
@@ -96,8 +103,8 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
         pages: page,
         root: PathBuf::from("/"),
     });
-    let shown = Shown { pages, local };
-    let pages = &shown.pages;
+    let views = Views { pages, local };
+    let pages = &views.pages;
     session::grow_data();
     let found = config::settled(Path::new("/")).await;
     let overlay = match &found.spec {
@@ -113,7 +120,7 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
                 session::attempt(install, &found.document, &init, pages).await;
             }
             give_console(&init, Console::Screen);
-            match serve(spec, key, node, (&init, notices), &shown).await {
+            match serve(spec, key, node, (&init, notices), &views).await {
                 Ok(overlay) => Some(overlay),
                 Err(reason) => {
                     eprintln!("{}", Event::Trouble { place: "start", reason: reason.clone() });
@@ -127,7 +134,7 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
         }
         Err(error) => {
             give_console(&init, Console::Screen);
-            show_bad_config(&found.source, error, &init, notices, &shown);
+            show_bad_config(&found.source, error, &init, notices, &views);
             tokio::spawn(async move {
                 config::changed(Path::new("/"), &found).await;
                 // Init starts the agent again, which then reads the other document.
@@ -143,7 +150,7 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
 }
 
 /// What shows the node to whoever looks.
-struct Shown {
+struct Views {
     pages: watch::Sender<Page>,
     local: Local,
 }
@@ -170,7 +177,7 @@ fn show_bad_config(
     error: &config::LoadError,
     init: &Init,
     mut notices: mpsc::Receiver<Notice>,
-    Shown { pages, local }: &Shown,
+    Views { pages, local }: &Views,
 ) {
     let reason = chain(error);
     eprintln!("{}", Event::ConfigBad { source: source.to_string(), reason: reason.clone() });
@@ -222,17 +229,20 @@ async fn serve(
     key: SigningKey,
     node: NodeId,
     (init, notices): (&Init, mpsc::Receiver<Notice>),
-    Shown { pages, local }: &Shown,
+    Views { pages, local }: &Views,
 ) -> Result<Overlay, String> {
     let text = |error: &(dyn std::error::Error + 'static)| chain(error);
     let devices = prepare_devices(spec);
     let store = Store::open(&Path::new(STATE).join("agent.redb")).map_err(|e| text(&e))?;
     let floor = store.floor().map_err(|e| text(&e))?;
-    let uplinks = Uplinks::start(&spec.network).map_err(|e| text(&e))?;
+    let kept = tasks::network::Keeper::load(Path::new(STATE), &spec.network);
+    let secret = Some(stable_secret(&key));
+    let uplinks = Arc::new(Uplinks::start_with(kept.network(), secret).map_err(|e| text(&e))?);
     local.tell_network(uplinks.status());
     let clock = Arc::new(start_clock(spec, floor, &uplinks));
-    let networks = Arc::new(start_networks(spec, &uplinks).await?);
+    let networks = Arc::new(start_networks(spec, &key, &uplinks).await?);
     let (overlay, inbox) = start_overlay(spec, &key).await?;
+    let notice = watch_network(kept, spec, &uplinks, &overlay);
     let store = Arc::new(store);
     let cache = Cache::open(&Path::new(DATA).join("content")).map_err(|e| text(&e))?;
     let tools = Tools {
@@ -280,7 +290,8 @@ async fn serve(
     local.tell_serving(serving).await;
     let count = machines.snapshot().borrow().machines.len();
     eprintln!("{}", Event::AgentReady { machines: count });
-    tokio::spawn(show(pages.clone(), uplinks, machines, overlay.clone(), clock));
+    let shown = Shown { uplinks, notice, machines, overlay: overlay.clone(), clock };
+    tokio::spawn(show(pages.clone(), shown));
     Ok(overlay)
 }
 
@@ -296,16 +307,72 @@ async fn start_overlay(spec: &NodeSpec, key: &SigningKey) -> Result<(Overlay, In
     Ok((overlay, inbox))
 }
 
-async fn start_networks(spec: &NodeSpec, uplinks: &Uplinks) -> Result<MachineNetworks, String> {
+/// Brings the last good network back when the configured one does not reach the overlay.
+fn watch_network(
+    kept: tasks::network::Keeper,
+    spec: &NodeSpec,
+    uplinks: &Arc<Uplinks>,
+    overlay: &Overlay,
+) -> watch::Receiver<Option<String>> {
+    let (tell, notice) = watch::channel(None);
+    let (alone, overlay, network) =
+        (spec.overlay.seeds.is_empty(), overlay.clone(), uplinks.status());
+    // Without seeds nobody can be reached; then a gateway is enough.
+    let is_reached = move || match alone {
+        true => {
+            let network = network.borrow();
+            network.is_online() && !network.gateways.is_empty()
+        }
+        false => !overlay.members().is_empty(),
+    };
+    tokio::spawn(kept.run(Arc::clone(uplinks), is_reached, tell));
+    notice
+}
+
+/// The secret of the node's IPv6 addresses: of its key, so that it lasts as long.
+fn stable_secret(key: &SigningKey) -> StableSecret {
+    let digest = Sha256::new()
+        .chain_update(b"holdfast interface identifiers")
+        .chain_update(key.as_bytes())
+        .finalize();
+    let mut secret = [0; 16];
+    secret.copy_from_slice(&digest[..16]);
+    StableSecret(secret)
+}
+
+async fn start_networks(
+    spec: &NodeSpec,
+    key: &SigningKey,
+    uplinks: &Uplinks,
+) -> Result<MachineNetworks, String> {
     let subnet: Ipv4Prefix = spec.machines.subnet.parse().map_err(|error| chain(&error))?;
-    let config = MachineNetworksConfig { subnet, reachable: Vec::new() };
+    let limit = spec.machines.net_mbit.map(ByteRate::from_mbit);
+    let StableSecret(secret) = stable_secret(key);
+    let [a, b, c, d, e, ..] = secret;
+    let ipv6 = match spec.machines.ipv6.as_deref() {
+        None => Some(Ipv6Net::private([a, b, c, d, e])),
+        Some(text) => match parse_prefix(text) {
+            Some((IpAddr::V6(prefix), length)) => Ipv6Net::routed(prefix, length),
+            Some((IpAddr::V4(_), _)) | None => None,
+        },
+    };
+    let config = MachineNetworksConfig { subnet, reachable: Vec::new(), limit, ipv6 };
     MachineNetworks::start(config, uplinks.status()).await.map_err(|error| chain(&error))
 }
 
 fn start_clock(spec: &NodeSpec, floor: UnixSeconds, uplinks: &Uplinks) -> Clock {
     let resolver: Resolver = uplinks.resolver();
     let servers = spec.time.ntp.clone();
-    Clock::start(ClockConfig { floor, servers, network: uplinks.status(), resolver })
+    let roots = match &spec.time.nts_roots {
+        None => Roots::public(),
+        Some(text) => Roots::from_pem(text).unwrap_or_else(|error| {
+            eprintln!("{}", Event::Trouble { place: "time", reason: chain(&error) });
+            Roots::public()
+        }),
+    };
+    let servers_of_nts = spec.time.nts.clone();
+    let nts = (!servers_of_nts.is_empty()).then_some(NtsConfig { servers: servers_of_nts, roots });
+    Clock::start(ClockConfig { floor, servers, nts, network: uplinks.status(), resolver })
 }
 
 /// Sets huge pages aside and returns how much memory they are, in MiB.
@@ -367,14 +434,18 @@ fn keeper_groups(devices: &[PciDevice]) -> Vec<Vec<types::node::Bdf>> {
     crate::machines::devices::Devices::new(devices.to_vec()).free_groups()
 }
 
-/// Keeps the status page right.
-async fn show(
-    pages: watch::Sender<Page>,
-    uplinks: Uplinks,
+/// What the status page is about.
+struct Shown {
+    uplinks: Arc<Uplinks>,
+    notice: watch::Receiver<Option<String>>,
     machines: Machines,
     overlay: Overlay,
     clock: Arc<Clock>,
-) {
+}
+
+/// Keeps the status page right.
+async fn show(pages: watch::Sender<Page>, shown: Shown) {
+    let Shown { uplinks, notice, machines, overlay, clock } = shown;
     let mut network = uplinks.status();
     let mut snapshot = machines.snapshot();
     let mut tick = tokio::time::interval(std::time::Duration::from_secs(2));
@@ -390,6 +461,13 @@ async fn show(
         let trouble = status.last_error.or_else(|| clock.status().borrow().last_error.clone());
         let page = Page {
             addresses: addresses.iter().map(ToString::to_string).collect(),
+            network: notice
+                .borrow()
+                .iter()
+                .chain(&status.problems)
+                .cloned()
+                .chain(status.interfaces.iter().map(InterfaceStatus::describe))
+                .collect(),
             members: overlay.members().len(),
             devices: now.devices,
             machines: now.machines,

@@ -12,9 +12,13 @@ use agent::{
             frame,
             server::GuestLease,
         },
+        dhcp6::client::{Client as Client6, Event as Event6, Wanted},
         rdnss::NameServers,
     },
-    time::sntp::{Exchange, Refusal, Sample, UnixNanos, parse},
+    time::{
+        nts::{extension, records},
+        sntp::{Exchange, Refusal, Sample, UnixNanos, parse},
+    },
 };
 use proptest::prelude::*;
 
@@ -74,10 +78,47 @@ fn reply(packet: &[u8]) -> bool {
     requested
 }
 
+/// Like the fuzz target `dhcp6_reply`, with one message. Returns whether the client took it.
+fn reply6(message: &[u8]) -> bool {
+    let now = Instant::now();
+    let mut client = Client6::new(MAC, Wanted::Address, 1, now);
+    let request = client.poll_transmit().unwrap();
+    if let Some((kind, options)) = message.split_first() {
+        client.handle_message(now, &[&[*kind], &request[1..18], options].concat());
+    }
+    let event = client.poll_event();
+    if let Some(Event6::Leased(lease)) = &event {
+        assert!(!lease.addresses.is_empty(), "a lease of nothing");
+        assert!(lease.renew <= lease.expires && lease.rebind <= lease.expires, "{lease:?}");
+    }
+    let before = client.poll_timeout();
+    client.handle_timeout(before.unwrap_or(now));
+    // What was offered is asked for.
+    event.is_some() || client.poll_transmit().is_some_and(|request| request[0] == 3)
+}
+
 /// As the fuzz target `sntp`.
 fn time(answer: &[u8]) -> Result<Sample, Refusal> {
     let sent = UnixNanos(1_796_083_200_000_000_000);
     parse(answer, &Exchange { nonce: 7, sent, received: UnixNanos(sent.0 + 1_000_000) })
+}
+
+const KEYS: records::Keys = records::Keys { to_server: [1; 32], to_client: [2; 32] };
+
+/// As the fuzz target `nts_records`.
+fn keys(answer: &[u8]) -> bool {
+    let session = records::parse(answer, KEYS);
+    assert!(session.as_ref().is_ok_and(|s| s.is_usable()) || session.is_err());
+    session.is_ok()
+}
+
+/// As the fuzz target `nts_answer`.
+fn signed(answer: &[u8]) -> Result<(), extension::Forged> {
+    let agreed = corpus("nts_records").into_iter().find(|(name, _)| name == "answer").unwrap();
+    let mut session = records::parse(&agreed.1, KEYS).unwrap();
+    let random = extension::Randomness { nonce: 7, unique: [5; 32], cipher: [6; 16] };
+    extension::request(&mut session, &random).unwrap();
+    extension::open(&mut session, &random, answer)
 }
 
 /// As the fuzz target `rdnss`.
@@ -118,11 +159,27 @@ fn what_dhcp_servers_send() {
 }
 
 #[test]
+fn what_dhcpv6_servers_send() {
+    let expected =
+        ["advertise", "advertise-preferred", "reply-ever", "reply-list-odd", "reply-rapid"];
+    assert_eq!(accepted("dhcp6_reply", reply6), expected);
+}
+
+#[test]
 fn what_time_servers_send() {
     assert_eq!(
         accepted("sntp", |bytes| time(bytes).is_ok()),
         ["answer", "largest-times", "with-extension"]
     );
+}
+
+#[test]
+fn what_servers_of_authenticated_time_send() {
+    let agreed = ["answer", "eight-cookies", "name-with-blank", "server-and-port", "unknown"];
+    assert_eq!(accepted("nts_records", keys), agreed);
+    assert_eq!(accepted("nts_answer", |bytes| signed(bytes).is_ok()), [""; 0]);
+    let forgotten = |bytes: &[u8]| signed(bytes) == Err(extension::Forged::Forgotten);
+    assert_eq!(accepted("nts_answer", forgotten), ["kiss"]);
 }
 
 /// A file of a corpus with some bytes changed, cut or repeated.
@@ -158,6 +215,21 @@ proptest! {
     #[test]
     fn no_server_stops_the_client(bytes in mutated("dhcp_reply")) {
         reply(&bytes);
+    }
+
+    #[test]
+    fn no_server_stops_the_dhcpv6_client(bytes in mutated("dhcp6_reply")) {
+        reply6(&bytes);
+    }
+
+    #[test]
+    fn no_answer_about_keys_stops_the_clock(bytes in mutated("nts_records")) {
+        keys(&bytes);
+    }
+
+    #[test]
+    fn nothing_unsigned_is_believed(bytes in mutated("nts_answer")) {
+        prop_assert!(signed(&bytes).is_err());
     }
 
     #[test]

@@ -7,19 +7,20 @@ mod icmp;
 mod netns;
 
 use std::{
-    io::Write,
-    net::{IpAddr, Ipv4Addr, UdpSocket},
+    io::{Read, Write},
+    net::{IpAddr, Ipv4Addr, TcpListener, TcpStream, UdpSocket},
     os::unix::fs::PermissionsExt,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use agent::net::{
-    MachineAddress, MachineNetworks, MachineNetworksConfig, NetworkStatus, machines::open_tap,
-    ruleset::FLOWS_PER_GUEST,
+    MachineAddress, MachineNetworks, MachineNetworksConfig, NetworkStatus,
+    machines::{ipv6::Ipv6Net, open_tap},
+    ruleset::{ByteRate, FLOWS_PER_GUEST},
 };
 use netns::{Namespace, PATIENCE, Pump, SILENCE, can_run, wait_for};
 use tokio::{runtime::Runtime, sync::watch};
@@ -40,6 +41,8 @@ struct World {
     runtime: Option<Runtime>,
     /// Datagrams that reached [`SERVER`].
     datagrams: Arc<AtomicU64>,
+    limit: Option<ByteRate>,
+    ipv6: Option<Ipv6Net>,
 }
 
 impl World {
@@ -71,7 +74,16 @@ impl World {
         let dns = vec![PRIVATE.parse::<IpAddr>().unwrap()];
         let (uplinks, _) = watch::channel(NetworkStatus { dns, ..NetworkStatus::default() });
         let runtime = Some(node.runtime());
-        let mut world = Self { node, internet, networks: None, uplinks, runtime, datagrams };
+        let mut world = Self {
+            node,
+            internet,
+            networks: None,
+            uplinks,
+            runtime,
+            datagrams,
+            limit: None,
+            ipv6: None,
+        };
         world.start_agent();
         Some(world)
     }
@@ -80,6 +92,8 @@ impl World {
         let config = MachineNetworksConfig {
             subnet: "10.77.0.0/16".parse().unwrap(),
             reachable: Vec::new(),
+            limit: self.limit,
+            ipv6: self.ipv6,
         };
         let started = MachineNetworks::start(config, self.uplinks.subscribe());
         let runtime = self.runtime.as_ref().unwrap();
@@ -487,4 +501,179 @@ fn normalise(value: &mut serde_json::Value) {
         }
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
     }
+}
+
+/// Bytes per second that arrive over a TCP connection, measured after the burst, for two seconds.
+fn measure(listen: (&Namespace, &str), connect: (&Namespace, &str), from: Sender) -> f64 {
+    let listener = listen.0.enter(|| TcpListener::bind(listen.1).unwrap());
+    let address = connect.1.parse().unwrap();
+    let other = connect.0.enter(|| TcpStream::connect_timeout(&address, PATIENCE).unwrap());
+    let (accepted, _) = listener.accept().unwrap();
+    let (mut sender, mut receiver) = match from {
+        Sender::Listener => (accepted, other),
+        Sender::Connector => (other, accepted),
+    };
+    std::thread::spawn(move || while sender.write_all(&[0; 16_384]).is_ok() {});
+    receiver.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut read_for = |time: Duration| {
+        let (begin, mut count) = (Instant::now(), 0.0);
+        let mut buffer = [0; 65_536];
+        while begin.elapsed() < time {
+            count += receiver.read(&mut buffer).unwrap() as f64;
+        }
+        count / begin.elapsed().as_secs_f64()
+    };
+    read_for(Duration::from_millis(700));
+    read_for(Duration::from_secs(2))
+}
+
+#[derive(Clone, Copy)]
+enum Sender {
+    Listener,
+    Connector,
+}
+
+#[test]
+fn a_guest_gets_its_bandwidth_in_both_directions_and_no_more() {
+    let Some(mut world) = World::new("bandwidth limits") else { return };
+    let rate = ByteRate::from_mbit(20);
+    world.limit = Some(rate);
+    world.kill_agent();
+    world.start_agent();
+    let (one, server) = (world.guest(1), "203.0.113.80:5001");
+    one.space.reaches("203.0.113.80");
+    let share = |bytes: f64| bytes / rate.per_second as f64;
+    let down = share(measure((&world.internet, server), (&one.space, server), Sender::Listener));
+    assert!((0.80..1.05).contains(&down), "received {down} of its limit");
+    let server = "203.0.113.80:5002";
+    let up = share(measure((&world.internet, server), (&one.space, server), Sender::Connector));
+    assert!((0.55..1.10).contains(&up), "sent {up} of its limit");
+    // Without a limit, which a restarted agent takes away, it is far more.
+    world.limit = None;
+    world.kill_agent();
+    world.start_agent();
+    let server = "203.0.113.80:5003";
+    let free = share(measure((&world.internet, server), (&one.space, server), Sender::Listener));
+    assert!(free > 3.0, "received {free} of the former limit");
+}
+
+/// Servers on the internet side and at the node, and the node's own address there.
+const SERVER6: &str = "[2600:113::80]:80";
+const NODE6: &str = "2600:51::2";
+
+impl World {
+    /// Gives the node IPv6 on its uplink, and machines networks of their own.
+    fn with_ipv6(mut self, net: Ipv6Net) -> Self {
+        self.node.ip(&format!("addr add {NODE6}/64 dev eth0 nodad"));
+        self.internet.ip("addr add 2600:51::1/64 dev eth0 nodad");
+        self.internet.ip("addr add 2600:113::80/128 dev lo nodad");
+        self.internet.ip(&format!("route add 2600:77::/48 via {NODE6}"));
+        self.internet.ip(&format!("route add fd00::/8 via {NODE6}"));
+        self.node.ip("route add default via 2600:51::1");
+        self.internet.serve(SERVER6);
+        self.node.serve("[::]:8081");
+        self.ipv6 = Some(net);
+        self.kill_agent();
+        self.start_agent();
+        self
+    }
+
+    /// A guest that has given itself an address, and the address.
+    fn guest6(&self, number: u8) -> (Guest, String) {
+        let guest = self.plug(number);
+        let mut own = None;
+        wait_for("an address by SLAAC", PATIENCE * 3, || {
+            let text = guest.space.ip("-6 -o addr show dev eth0 scope global");
+            let found = text.split_whitespace().find(|word| word.ends_with("/64"));
+            let ready = !text.contains("tentative");
+            own = found.filter(|_| ready).map(|word| word.trim_end_matches("/64").to_owned());
+            own.is_some()
+        });
+        let own = own.unwrap();
+        guest.space.serve("[::]:80");
+        (guest, own)
+    }
+}
+
+fn machine_can_use_ipv6(world: Option<World>) -> Option<World> {
+    world.filter(|_| std::fs::metadata("/proc/sys/net/ipv6").is_ok())
+}
+
+#[test]
+fn a_guest_has_ipv6_of_its_own_behind_the_nodes_address() {
+    let Some(world) = machine_can_use_ipv6(World::new("IPv6 of guests")) else { return };
+    let world = world.with_ipv6(Ipv6Net::private([1, 2, 3, 4, 5]));
+    let ((one, own), (two, other)) = (world.guest6(1), world.guest6(2));
+    assert!(
+        own.starts_with("fd01:203:405:") && other.starts_with("fd01:203:405:"),
+        "{own} {other}"
+    );
+    let network = |address: &str| address.split(':').nth(3).unwrap().to_owned();
+    assert_ne!(network(&own), network(&other));
+    // It reaches the internet, under the node's name.
+    assert_eq!(one.space.ask_tcp(SERVER6, PATIENCE).as_deref(), Some(NODE6));
+    // Neither the node, nor the other guest, nor the provider's own network.
+    assert_eq!(one.space.ask_tcp(&format!("[{NODE6}]:8081"), SILENCE), None);
+    assert!(!one.space.pings("fe80::1%eth0"));
+    assert_eq!(one.space.ask_tcp(&format!("[{other}]:80"), SILENCE), None);
+    world.internet.ip("addr add fd99::1/128 dev lo nodad");
+    world.internet.serve("[fd99::1]:80");
+    assert_eq!(one.space.ask_tcp("[fd99::1]:80", SILENCE), None);
+    // Nobody outside reaches it, not even who knows the way.
+    assert_eq!(world.internet.ask_tcp(&format!("[{own}]:80"), SILENCE), None);
+    // What it sends in another's name goes nowhere.
+    let begin = world.internet.received("eth0");
+    let forged = format!("{}:1", other.rsplit_once(':').unwrap().0);
+    one.space.ip(&format!("addr add {forged}/128 dev eth0 nodad"));
+    assert_eq!(one.space.ask_udp(&forged, SERVER6, SILENCE), None);
+    assert!(world.internet.received("eth0") <= begin + 2, "it left the node");
+    // The other guest still has its answers.
+    assert_eq!(two.space.ask_tcp(SERVER6, PATIENCE).as_deref(), Some(NODE6));
+}
+
+#[test]
+fn a_guest_of_a_routed_prefix_is_on_the_internet_itself_but_not_open_to_it() {
+    let Some(world) = machine_can_use_ipv6(World::new("routed IPv6")) else { return };
+    let net = Ipv6Net::routed("2600:77::".parse().unwrap(), 48).unwrap();
+    let world = world.with_ipv6(net);
+    let (one, own) = world.guest6(1);
+    assert!(own.starts_with("2600:77:0:"), "{own}");
+    assert_eq!(one.space.ask_tcp(SERVER6, PATIENCE), Some(own.clone()));
+    assert_eq!(world.internet.ask_tcp(&format!("[{own}]:80"), SILENCE), None);
+}
+
+#[test]
+fn a_guest_is_nobodys_router() {
+    let Some(world) = machine_can_use_ipv6(World::new("router advertisements of guests")) else {
+        return;
+    };
+    let world = world.with_ipv6(Ipv6Net::private([1, 2, 3, 4, 5]));
+    let (one, _) = world.guest6(1);
+    let dropped = || {
+        let chain = format!("nft list chain netdev holdfast {}", one.address.interface);
+        let text = world.node.run(&chain);
+        // The last rule counts what none before allowed.
+        let last = text.lines().rfind(|line| line.trim().starts_with("counter")).unwrap();
+        let mut words = last.split_whitespace().skip_while(|word| *word != "packets");
+        words.nth(1).unwrap().parse::<u64>().unwrap()
+    };
+    let before = dropped();
+    // "2: eth0: …"
+    let index = one.space.ip("-o link show dev eth0");
+    let index: u32 = index.split(':').next().unwrap().parse().unwrap();
+    one.space.enter(|| {
+        let socket = rustix::net::socket(
+            rustix::net::AddressFamily::INET6,
+            rustix::net::SocketType::RAW,
+            Some(rustix::net::ipproto::ICMPV6),
+        )
+        .unwrap();
+        let everybody = std::net::SocketAddrV6::new("ff02::1".parse().unwrap(), 0, 0, index);
+        let mut packet = [0; 16];
+        packet[0] = 134;
+        packet[6..8].copy_from_slice(&1800_u16.to_be_bytes());
+        rustix::net::sendto(&socket, &packet, rustix::net::SendFlags::empty(), &everybody).unwrap();
+    });
+    wait_for("the advertisement to be dropped", PATIENCE, || dropped() > before);
+    assert!(!world.node.ip("-6 route show").contains("proto ra"));
 }

@@ -5,12 +5,16 @@
 mod netns;
 
 use std::{
-    net::IpAddr,
+    net::{IpAddr, TcpStream},
     process::{Child, Command},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
-use agent::net::{NetworkStatus, Uplinks};
+use agent::{
+    net::{NetworkStatus, Uplinks},
+    tasks::network::Keeper,
+};
 use netns::{Namespace, can_run};
 use tempfile::TempDir;
 use tokio::{runtime::Runtime, sync::watch};
@@ -156,6 +160,10 @@ fn dhcp_gives_address_gateway_name_and_time_servers() {
     assert_eq!(status.dns, ["192.168.50.1".parse::<IpAddr>().unwrap()]);
     assert_eq!(status.ntp, ["192.168.50.7".parse::<IpAddr>().unwrap()]);
     assert_eq!(status.last_error, None);
+    let told = status.interfaces[0].describe();
+    assert!(told.contains("192.168.50.100/24 (DHCP from 192.168.50.1)"), "{told}");
+    assert!(told.contains("name server 192.168.50.1 (DHCP from 192.168.50.1)"), "{told}");
+    assert!(told.contains("MTU 1500 (the card's)"), "{told}");
     world.node.reaches("192.168.50.1");
     let kernel = world.node.ip("-4 addr show dev eth0");
     assert!(kernel.contains("dynamic") && !kernel.contains("forever"), "{kernel}");
@@ -267,6 +275,7 @@ fn configured_addresses_need_no_server() {
         addresses: vec!["192.168.50.9/24".to_owned(), "fd00:50::9/64".to_owned()],
         gateways: vec!["192.168.50.1".parse().unwrap(), "fd00:50::1".parse().unwrap()],
         dns: vec!["192.0.2.53".parse().unwrap()],
+        ..Network::default()
     });
     let status = world.wait("the addresses", |status| {
         has(status, "192.168.50.9") && has(status, "fd00:50::9") && status.gateways.len() == 2
@@ -300,4 +309,64 @@ fn an_interface_that_appears_later_is_used() {
     assert_eq!(world.status.borrow().interfaces.len(), 0);
     world.node.ip("link set spare name eth0");
     world.wait_for_lease();
+}
+
+/// A configuration that reaches nobody, by accident.
+fn cut_off() -> Network {
+    Network {
+        interface: Some("eth0".to_owned()),
+        mode: NetworkMode::Static,
+        addresses: vec!["192.168.51.9/24".to_owned()],
+        gateways: vec!["192.168.51.1".parse().unwrap()],
+        trial_s: 9,
+        ..Network::default()
+    }
+}
+
+impl World {
+    /// Runs the agent's keeper of configurations until the process ends; the notice comes back.
+    fn keep(
+        &mut self,
+        state: &std::path::Path,
+        wanted: &Network,
+    ) -> watch::Receiver<Option<String>> {
+        let keeper = Keeper::load(state, wanted);
+        self.start(keeper.network());
+        let uplinks = Arc::new(self.uplinks.take().unwrap());
+        let server = "192.168.50.1:4600".parse().unwrap();
+        let is_reached =
+            move || TcpStream::connect_timeout(&server, Duration::from_millis(200)).is_ok();
+        let (tell, notice) = watch::channel(None);
+        self.runtime.as_ref().unwrap().spawn(keeper.run(uplinks, is_reached, tell));
+        notice
+    }
+}
+
+#[test]
+fn a_network_that_cuts_the_node_off_is_undone_also_after_a_restart() {
+    let Some(mut world) = World::new("the last good network") else { return };
+    let state = tempfile::tempdir().unwrap();
+    world.serve(RANGE, &[]);
+    world.router.serve("192.168.50.1:4600");
+    world.keep(state.path(), &Network { trial_s: 3, ..Network::default() });
+    world.wait_for_lease();
+    let record = state.path().join("network.toml");
+    netns::wait_for("the good network on disk", LONG, || record.exists());
+    world.kill_agent();
+    // The document changes, for the worse.
+    let notice = world.keep(state.path(), &cut_off());
+    world.wait("the new network", |status| has(status, "192.168.51.9"));
+    let back = world.wait("the last good one", |status| has(status, "192.168.50.100"));
+    assert!(!has(&back, "192.168.51.9"), "{back:?}");
+    world.node.reaches("192.168.50.1");
+    netns::wait_for("a notice", LONG, || {
+        notice.borrow().as_ref().is_some_and(|text| text.contains("last good one is in use"))
+    });
+    netns::wait_for("the refusal on disk", LONG, || {
+        std::fs::read_to_string(&record).unwrap().contains("refused")
+    });
+    world.kill_agent();
+    world.keep(state.path(), &cut_off());
+    let again = world.wait_for_lease();
+    assert!(has(&again, "192.168.50.100") && !has(&again, "192.168.51.9"), "{again:?}");
 }

@@ -43,6 +43,15 @@ impl SystemClock for TestClock {
         *self.at_start.lock().unwrap() = time - self.start.elapsed();
         Ok(())
     }
+
+    fn slew(&self, offset_us: i64) -> io::Result<()> {
+        let mut at_start = self.at_start.lock().unwrap();
+        *at_start = match Duration::from_micros(offset_us.unsigned_abs()) {
+            change if offset_us < 0 => *at_start - change,
+            change => *at_start + change,
+        };
+        Ok(())
+    }
 }
 
 /// A time server that is off by some seconds.
@@ -73,6 +82,7 @@ fn start(system: &Arc<TestClock>, floor: u64, servers: Vec<String>) -> Clock {
     let config = ClockConfig {
         floor: UnixSeconds(floor),
         servers,
+        nts: None,
         resolver: Resolver::new(network.clone()),
         network,
     };
@@ -155,6 +165,7 @@ async fn servers_named_by_dhcp_are_asked_when_none_is_configured() {
     let config = ClockConfig {
         floor: UnixSeconds(0),
         servers: Vec::new(),
+        nts: None,
         resolver: Resolver::new(network.clone()),
         network,
     };

@@ -13,6 +13,7 @@ use crate::{
     install::Install,
     node::Bdf,
     units::Mebibytes,
+    uplinks::{self, Uplink, UplinkFault},
 };
 
 /// Version of the document that this build reads.
@@ -56,11 +57,12 @@ pub struct NodeSpec {
     pub install: Option<Install>,
 }
 
-/// How the node reaches the network.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
+/// How the node reaches the network: `uplinks`, or the short form for one card or all of them.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Network {
     /// Interface to use, by kernel name or hardware address; every wired one when left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interface: Option<String>,
     /// Where addresses come from.
     #[serde(default)]
@@ -74,6 +76,34 @@ pub struct Network {
     /// Name servers; those of DHCP when empty.
     #[serde(default)]
     pub dns: Vec<IpAddr>,
+    /// Seconds that a changed network has to reach the overlay, 30 to 86400, before the last one that
+    /// did comes back.
+    #[serde(default = "Network::default_trial")]
+    pub trial_s: u64,
+    /// Bonds, VLANs, several uplinks. Not with `interface`, `mode`, `addresses` or `gateways`.
+    #[serde(default)]
+    pub uplinks: Vec<Uplink>,
+}
+
+impl Network {
+    /// Longer than DHCP, LACP and spanning tree take together, shorter than a provider's patience.
+    fn default_trial() -> u64 {
+        180
+    }
+}
+
+impl Default for Network {
+    fn default() -> Self {
+        Self {
+            interface: None,
+            mode: NetworkMode::default(),
+            addresses: Vec::new(),
+            gateways: Vec::new(),
+            dns: Vec::new(),
+            trial_s: Self::default_trial(),
+            uplinks: Vec::new(),
+        }
+    }
 }
 
 /// Where addresses come from.
@@ -156,6 +186,13 @@ pub struct Machines {
     /// IPv4 network from which machines get addresses, as `10.77.0.0/16`.
     #[serde(default = "Machines::default_subnet")]
     pub subnet: String,
+    /// Most that each machine may send, and most that it may receive, in Mbit/s, 1 to 400000; what the
+    /// uplinks can do when left out.
+    pub net_mbit: Option<u32>,
+    /// IPv6 for machines: a prefix of 48 to 56 bits that the provider routes to the node, or `off`; a
+    /// private one, behind the node's address, when left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ipv6: Option<String>,
     /// Seconds a stopped machine's disk is kept after its lease ended.
     #[serde(default = "Machines::default_retain")]
     pub retain_s: u64,
@@ -196,6 +233,8 @@ impl Default for Machines {
             huge_pages_mib: Self::default_huge_pages(),
             huge_page: HugePage::default(),
             subnet: Self::default_subnet(),
+            net_mbit: None,
+            ipv6: None,
             retain_s: Self::default_retain(),
             grace_s: Self::default_grace(),
         }
@@ -230,6 +269,13 @@ pub struct Time {
     /// NTP servers (RFC 4330 requests), host name or address.
     #[serde(default)]
     pub ntp: Vec<String>,
+    /// Servers of authenticated time (NTS, RFC 8915), `HOST` or `HOST:PORT` of their key
+    /// establishment. With these, servers that DHCP names are not asked.
+    #[serde(default)]
+    pub nts: Vec<String>,
+    /// Certificates, in PEM, that vouch for those servers; the public authorities when left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nts_roots: Option<String>,
 }
 
 /// Why a document is no node configuration.
@@ -248,6 +294,8 @@ pub enum ConfigError {
     Threshold { threshold: u32, keys: usize },
     #[error("network: {0}")]
     Network(&'static str),
+    #[error("network.uplinks, {name:?}: {fault}")]
+    Uplink { name: String, fault: UplinkFault },
     #[error("network: {text:?} is not an address with a prefix length, as 192.0.2.5/24")]
     Prefix { text: String },
 }
@@ -282,7 +330,31 @@ impl NodeSpec {
         for text in network.addresses.iter().chain([&self.machines.subnet]) {
             parse_prefix(text).ok_or_else(|| ConfigError::Prefix { text: text.clone() })?;
         }
+        if self.machines.net_mbit.is_some_and(|mbit| !(1..=400_000).contains(&mbit)) {
+            return Err(ConfigError::Network("machines.net_mbit must be 1 to 400000"));
+        }
+        let ipv6 = self.machines.ipv6.as_deref().is_none_or(|text| {
+            let routed =
+                |(address, length): (IpAddr, u8)| address.is_ipv6() && (48..=56).contains(&length);
+            text == "off" || parse_prefix(text).is_some_and(routed)
+        });
+        if !ipv6 {
+            return Err(ConfigError::Network(
+                "machines.ipv6 must be \"off\" or a prefix of 48 to 56 bits, as 2001:db8:100::/48",
+            ));
+        }
         let fixed = !network.addresses.is_empty() || !network.gateways.is_empty();
+        let short = fixed || network.interface.is_some() || network.mode != NetworkMode::Auto;
+        if short && !network.uplinks.is_empty() {
+            return Err(ConfigError::Network(
+                "interface, mode, addresses and gateways are the short form of one uplink; with uplinks, say it there",
+            ));
+        }
+        if !(30..=86_400).contains(&network.trial_s) {
+            return Err(ConfigError::Network("trial_s must be 30 to 86400"));
+        }
+        uplinks::check(&network.uplinks)
+            .map_err(|(name, fault)| ConfigError::Uplink { name, fault })?;
         match network.mode {
             NetworkMode::Auto if fixed => Err(ConfigError::Network(
                 "addresses and gateways are given, but mode is \"auto\"; set mode = \"static\"",

@@ -21,4 +21,5 @@ pub mod operations;
 pub mod status;
 pub mod topology;
 pub mod units;
+pub mod uplinks;
 pub mod vm;

@@ -31,6 +31,8 @@ pub struct Page {
     pub install: String,
     /// Addresses of the uplinks.
     pub addresses: Vec<String>,
+    /// What is special about the network: problems with its configuration, a trial of a new one.
+    pub network: Vec<String>,
     /// How many other members of the overlay are known.
     pub members: usize,
     /// Devices.
@@ -56,6 +58,7 @@ impl Page {
             format!("addresses  {addresses}"),
             format!("overlay    {} other members", self.members),
         ];
+        lines.extend(self.network.iter().map(|notice| format!("network    {notice}")));
         if !self.install.is_empty() {
             lines.push(format!("install    {}", self.install));
         }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use types::{
     config::{Network, NodeSpec},
     node::{Bdf, DeviceState, PciDevice},
+    uplinks::Uplink,
 };
 
 use super::{Function, HostUse, Inventory, Isolation};
@@ -76,7 +77,9 @@ fn host_need(function: &Function, spec: &NodeSpec) -> Option<String> {
     for used in &function.uses {
         match used {
             HostUse::Disk(name) => return Some(format!("the disk of {name}, which the node uses")),
-            HostUse::Interface(name, mac) if is_uplink(name, mac, &spec.network) => {
+            HostUse::Interface(name, mac)
+                if is_uplink(function.address, name, mac, &spec.network) =>
+            {
                 return Some(format!(
                     "the uplink {name}; if the uplink is another one, name it in network.interface"
                 ));
@@ -100,7 +103,24 @@ fn host_need(function: &Function, spec: &NodeSpec) -> Option<String> {
     }
 }
 
-fn is_uplink(name: &str, mac: &str, network: &Network) -> bool {
+/// Whether the node uses, or may use, an interface to reach the network.
+fn is_uplink(address: Bdf, name: &str, mac: &str, network: &Network) -> bool {
+    if !network.uplinks.is_empty() {
+        let bonded = |uplink: &Uplink| uplink.bond.iter().flat_map(|b| b.cards.clone()).collect();
+        let cards = network.uplinks.iter().flat_map(|uplink| match &uplink.card {
+            Some(card) => vec![card.clone()],
+            None => bonded(uplink),
+        });
+        // A card that may be meant is kept: its driver is not asked for.
+        return cards.into_iter().any(|card| {
+            let named = card.name.is_none_or(|wanted| match wanted.strip_suffix('*') {
+                Some(prefix) => name.starts_with(prefix),
+                None => wanted == name,
+            });
+            let mac = card.mac.is_none_or(|wanted| wanted.eq_ignore_ascii_case(mac));
+            named && mac && card.path.is_none_or(|wanted| wanted == address)
+        });
+    }
     match &network.interface {
         None => true,
         Some(wanted) => wanted == name || wanted.eq_ignore_ascii_case(mac),

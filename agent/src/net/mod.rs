@@ -1,16 +1,18 @@
 //! The node's network: uplinks, and networks for machines.
 //!
-//! [`Uplinks`] configures the wired interfaces (DHCPv4 and SLAAC, or static) and publishes
-//! [`NetworkStatus`]. [`MachineNetworks`] gives each machine a tap of its own, with address,
+//! [`Uplinks`] makes bonds and VLANs, configures interfaces (DHCPv4, DHCPv6, SLAAC, static),
+//! prefers those whose gateway answers, and publishes [`NetworkStatus`]. [`MachineNetworks`] gives each machine a tap of its own, with address,
 //! packet filter and DHCP server. [`Resolver`] asks the uplinks' name servers.
 //! It opens no connection on anybody's behalf; what needs one uses tokio's sockets.
 //!
-//! Cores (`dhcp`, `ruleset`, `address`, `links`) own no socket and no clock; shells
+//! Cores (`dhcp`, `dhcp6`, `layout`, `ruleset`, `address`, `links`) own no socket and no clock; shells
 //! (`uplinks`, `machines`) own one netlink connection each.
 
 pub mod address;
 pub mod dhcp;
+pub mod dhcp6;
 mod kernel;
+pub mod layout;
 pub mod links;
 pub mod machines;
 pub mod nft;
@@ -18,6 +20,7 @@ pub mod rdnss;
 pub mod resolve;
 pub mod ruleset;
 pub mod status;
+pub mod trial;
 pub mod uplinks;
 
 pub use self::{
@@ -26,6 +29,9 @@ pub use self::{
         MachineAddress, MachineNet, MachineNetError, MachineNetworks, MachineNetworksConfig,
     },
     resolve::{ResolveError, Resolver},
-    status::{AssignedAddress, Carrier, InterfaceStatus, LeaseStatus, NetworkStatus},
+    status::{
+        AssignedAddress, Carrier, InterfaceStatus, LeaseStatus, NetworkStatus, Reach, Value,
+        ValueSource,
+    },
     uplinks::{UplinkError, Uplinks},
 };

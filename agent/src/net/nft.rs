@@ -41,9 +41,9 @@ pub async fn commit(batch: &Batch) -> Result<(), NftError> {
     exchange(&bytes, last).await
 }
 
-/// Ends the flows that a guest with this address opened.
-pub async fn forget(source: std::net::Ipv4Addr) -> Result<(), NftError> {
-    match exchange(&forget_flows(source), 1).await {
+/// Ends the flows that a guest opened: the one whose sources have these four bytes.
+pub async fn forget(guest: [u8; 4]) -> Result<(), NftError> {
+    match exchange(&forget_flows(guest), 1).await {
         Err(error) if error.is_absent() => Ok(()),
         result => result,
     }

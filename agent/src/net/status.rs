@@ -20,6 +20,8 @@ pub struct NetworkStatus {
     pub ntp: Vec<IpAddr>,
     /// What went wrong last, cleared when an address is obtained.
     pub last_error: Option<String>,
+    /// What of the configuration cannot be done on this machine.
+    pub problems: Vec<String>,
 }
 
 impl NetworkStatus {
@@ -43,6 +45,8 @@ impl NetworkStatus {
 pub struct InterfaceStatus {
     /// Kernel name.
     pub name: String,
+    /// What the configuration calls it.
+    pub label: String,
     /// Kernel index.
     pub index: u32,
     /// Hardware address.
@@ -55,6 +59,74 @@ pub struct InterfaceStatus {
     pub addresses: Vec<AssignedAddress>,
     /// The DHCPv4 lease, if there is one.
     pub lease: Option<LeaseStatus>,
+    /// Whether its gateway answers.
+    pub reach: Reach,
+    /// Where each of its values comes from.
+    pub values: Vec<Value>,
+}
+
+/// A value of an uplink and where it comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Value {
+    /// What and how much, for people to read.
+    pub text: String,
+    /// Who said so.
+    pub source: ValueSource,
+}
+
+/// Who said so.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ValueSource {
+    /// A router's advertisements.
+    Advertisement,
+    /// The node itself, or the card.
+    Card,
+    /// The configuration document.
+    Document,
+    /// This DHCP server.
+    Dhcp(Ipv4Addr),
+    /// A DHCPv6 server.
+    Dhcp6,
+}
+
+impl std::fmt::Display for Value {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { text, source } = self;
+        match source {
+            ValueSource::Advertisement => write!(f, "{text} (advertised)"),
+            ValueSource::Card => write!(f, "{text} (the card's)"),
+            ValueSource::Document => write!(f, "{text} (configured)"),
+            ValueSource::Dhcp(server) => write!(f, "{text} (DHCP from {server})"),
+            ValueSource::Dhcp6 => write!(f, "{text} (DHCPv6)"),
+        }
+    }
+}
+
+impl InterfaceStatus {
+    /// Returns the uplink in one line, each value with its source.
+    pub fn describe(&self) -> String {
+        let state = match (self.carrier, self.reach) {
+            (Carrier::Down, _) => "no carrier",
+            (Carrier::Up, Reach::Silent) => "gateway silent",
+            (Carrier::Up, Reach::Unknown | Reach::Answers) => "up",
+        };
+        let name =
+            if self.label == self.name { String::new() } else { format!(" = {}", self.name) };
+        let values: Vec<String> = self.values.iter().map(Value::to_string).collect();
+        format!("{}{name}: {state}; {}", self.label, values.join(", "))
+    }
+}
+
+/// Whether an uplink leads anywhere.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Reach {
+    /// It was not asked yet, or there is no gateway or no other uplink.
+    #[default]
+    Unknown,
+    /// Its gateway answers.
+    Answers,
+    /// Its gateway does not answer; other uplinks are preferred.
+    Silent,
 }
 
 /// Whether a cable carries a signal.

@@ -11,3 +11,10 @@ pub(crate) fn inherited(number: i32) -> Option<OwnedFd> {
     // SAFETY: it is open, and by this function's contract nobody else owns it.
     open.then(|| unsafe { OwnedFd::from_raw_fd(number) })
 }
+
+/// Registers a descriptor with the runtime. Must be called inside a tokio runtime.
+pub(crate) fn watched(descriptor: OwnedFd) -> std::io::Result<tokio::io::unix::AsyncFd<OwnedFd>> {
+    // SAFETY: an `OwnedFd` names the same open file until it is dropped, which is after it was
+    // taken out of the reactor.
+    Ok(unsafe { tokio::io::unix::AsyncFd::register(descriptor) }?)
+}

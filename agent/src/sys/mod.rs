@@ -2,6 +2,7 @@
 
 pub(crate) mod block;
 pub(crate) mod child;
+pub(crate) mod clock;
 pub(crate) mod descriptor;
 pub(crate) mod packet;
 pub(crate) mod screen;

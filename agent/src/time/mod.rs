@@ -2,14 +2,18 @@
 //!
 //! The floor is the largest of: the build's time, what the caller has persisted, and the last time
 //! on which two sources or more agreed. Sources are NTP servers: the configured ones, else those
-//! that DHCP names, else the gateways. [`Clock`] asks them, sets the system clock when they agree
+//! that DHCP names, else the gateways; and servers of authenticated time ([`nts`]), which silence
+//! those that were only found. [`Clock`] asks them, sets the system clock when they agree
 //! ([`select`]), and tells how many agree, because what cannot be undone must not depend on one.
-//! It disciplines no frequency: between two polls an oscillator loses less than anyone here minds.
+//! Small errors are slewed away, large ones are steps. It disciplines no frequency: between two polls
+//! an oscillator loses less than anyone here minds.
 
+pub mod nts;
 pub mod select;
 pub mod sntp;
 
 mod poll;
+mod secure;
 
 use std::{
     io,
@@ -24,6 +28,7 @@ use rustix::time::{ClockId, Timespec, clock_settime};
 use tokio::{sync::watch, task::JoinHandle};
 use types::units::UnixSeconds;
 
+pub use self::secure::NtsConfig;
 use crate::net::{NetworkStatus, Resolver};
 
 /// No release is older than this: 2026-11-01T00:00:00Z, when the build does not say its time.
@@ -66,6 +71,8 @@ pub struct ClockConfig {
     pub floor: UnixSeconds,
     /// Names or addresses of NTP servers; those of DHCP, else the gateways, when empty.
     pub servers: Vec<String>,
+    /// Servers of authenticated time, if there are any.
+    pub nts: Option<NtsConfig>,
     /// Tells servers and gateways.
     pub network: watch::Receiver<NetworkStatus>,
     /// Resolves server names.
@@ -78,6 +85,8 @@ pub trait SystemClock: std::fmt::Debug + Send + Sync {
     fn now(&self) -> Duration;
     /// Sets it.
     fn set(&self, time: Duration) -> io::Result<()>;
+    /// Lets it catch up by so many microseconds without a step; at most two seconds.
+    fn slew(&self, offset_us: i64) -> io::Result<()>;
 }
 
 /// The kernel's clock.
@@ -94,6 +103,10 @@ impl SystemClock for KernelClock {
         let tv_sec = i64::try_from(time.as_secs()).map_err(|_| io::ErrorKind::InvalidInput)?;
         let tv_nsec = i64::from(time.subsec_nanos());
         Ok(clock_settime(ClockId::Realtime, Timespec { tv_sec, tv_nsec })?)
+    }
+
+    fn slew(&self, offset_us: i64) -> io::Result<()> {
+        crate::sys::clock::slew(offset_us)
     }
 }
 

@@ -1,6 +1,7 @@
 //! The task that asks time sources.
 
 use std::{
+    collections::BTreeMap,
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     sync::Arc,
@@ -12,6 +13,8 @@ use types::units::UnixSeconds;
 
 use super::{
     ClockConfig, ClockStatus, SystemClock,
+    nts::{Session, establish::Calendar},
+    secure::Asker,
     select::{Agreement, Decision, Trust, agree, decide},
     sntp::{self, Exchange, Refusal, Sample, UnixNanos},
 };
@@ -34,6 +37,8 @@ pub(super) struct Poller {
     system: Arc<dyn SystemClock>,
     publish: watch::Sender<ClockStatus>,
     trust: Trust,
+    /// Of the servers of authenticated time, by name.
+    sessions: BTreeMap<String, Session>,
 }
 
 /// Why a source told nothing.
@@ -53,7 +58,7 @@ impl Poller {
         system: Arc<dyn SystemClock>,
         publish: watch::Sender<ClockStatus>,
     ) -> Self {
-        Self { config, system, publish, trust: Trust::Unset }
+        Self { config, system, publish, trust: Trust::Unset, sessions: BTreeMap::new() }
     }
 
     pub(super) async fn run(mut self) {
@@ -73,20 +78,24 @@ impl Poller {
 
     /// Asks every source; returns whether the clock is right now.
     async fn poll(&mut self) -> bool {
+        let secure = self.config.nts.as_ref().is_some_and(|nts| !nts.servers.is_empty());
         let servers = match self.servers().await {
             Ok(servers) => servers,
+            Err(_) if secure => Vec::new(),
             Err(reason) => return self.fail(reason),
         };
         let mut asked = tokio::task::JoinSet::new();
         for server in servers {
             asked.spawn(ask(server, Arc::clone(&self.system)));
         }
-        let answers = asked.join_all().await;
-        let samples: Vec<Sample> =
-            answers.iter().filter_map(|a| a.as_ref().ok().copied()).collect();
+        let (mut samples, mut failures) = self.ask_secure().await;
+        for answer in asked.join_all().await {
+            match answer {
+                Ok(sample) => samples.push(sample),
+                Err(error) => failures.push(error.to_string()),
+            }
+        }
         let Some(agreement) = agree(&samples) else {
-            let failures: Vec<String> =
-                answers.iter().filter_map(|a| Some(a.as_ref().err()?.to_string())).collect();
             return self.fail(if samples.is_empty() {
                 failures.join("; ")
             } else {
@@ -96,6 +105,36 @@ impl Poller {
         self.apply(agreement)
     }
 
+    /// Asks the servers of authenticated time.
+    async fn ask_secure(&mut self) -> (Vec<Sample>, Vec<String>) {
+        let (mut samples, mut failures) = (Vec::new(), Vec::new());
+        let Some(nts) = self.config.nts.clone() else { return (samples, failures) };
+        let asker = Asker {
+            system: Arc::clone(&self.system),
+            resolver: self.config.resolver.clone(),
+            roots: nts.roots,
+            calendar: match self.trust {
+                Trust::Set => Calendar::Known(self.system.now().as_secs()),
+                Trust::Unset => Calendar::AtLeast(self.publish.borrow().floor.0),
+            },
+        };
+        let mut asked = tokio::task::JoinSet::new();
+        for name in nts.servers.into_iter().take(MAX_SERVERS) {
+            let session = self.sessions.remove(&name);
+            asked.spawn(asker.clone().ask(name, session));
+        }
+        for (name, session, answer) in asked.join_all().await {
+            if let Some(session) = session {
+                self.sessions.insert(name, session);
+            }
+            match answer {
+                Ok(sample) => samples.push(sample),
+                Err(error) => failures.push(error.to_string()),
+            }
+        }
+        (samples, failures)
+    }
+
     fn apply(&mut self, agreement: Agreement) -> bool {
         let now = self.system.now();
         let now_ns = nanos(now);
@@ -103,6 +142,13 @@ impl Poller {
         let floor_ns = i128::from(floor.0) * NANOS;
         let offset_ns = match decide(agreement, self.trust, now_ns, floor_ns) {
             Decision::Keep => 0,
+            Decision::Slew { offset_ns } => {
+                let offset_us = i64::try_from(offset_ns / 1000).unwrap_or_default();
+                if let Err(error) = self.system.slew(offset_us) {
+                    return self.fail(format!("cannot slew the system clock: {error}"));
+                }
+                0
+            }
             Decision::Step { offset_ns } => offset_ns,
             Decision::BeforeFloor => {
                 return self.fail("time sources say it is before the floor".to_owned());
@@ -150,7 +196,8 @@ impl Poller {
                 Err(reason) => refusal = reason,
             }
         }
-        if self.config.servers.is_empty() {
+        // Who asks for authenticated time does not want it from whoever answers.
+        if self.config.servers.is_empty() && self.config.nts.is_none() {
             let network = self.config.network.borrow();
             let known = if network.ntp.is_empty() { &network.gateways } else { &network.ntp };
             // A link-local gateway cannot be named without its interface.
@@ -190,13 +237,7 @@ async fn ask(server: SocketAddr, system: Arc<dyn SystemClock>) -> Result<Sample,
 
 async fn ask_once(server: SocketAddr, system: &dyn SystemClock) -> Result<Sample, SourceError> {
     let failed = |source| SourceError::Socket { server, source };
-    let any: IpAddr = match server {
-        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-    };
-    let socket = UdpSocket::bind((any, 0)).await.map_err(failed)?;
-    // Only the server's answers are received.
-    socket.connect(server).await.map_err(failed)?;
+    let socket = open(server).await.map_err(failed)?;
     let nonce = getrandom::u64().map_err(|error| failed(io::Error::other(error)))?;
     let sent = UnixNanos(nanos(system.now()));
     socket.send(&sntp::request(nonce)).await.map_err(failed)?;
@@ -208,6 +249,17 @@ async fn ask_once(server: SocketAddr, system: &dyn SystemClock) -> Result<Sample
         .map_err(|refusal| SourceError::Refused { server, refusal })
 }
 
-fn nanos(time: Duration) -> i128 {
+/// Opens a socket that receives from this server only.
+pub(super) async fn open(server: SocketAddr) -> io::Result<UdpSocket> {
+    let any: IpAddr = match server {
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let socket = UdpSocket::bind((any, 0)).await?;
+    socket.connect(server).await?;
+    Ok(socket)
+}
+
+pub(super) fn nanos(time: Duration) -> i128 {
     i128::from(time.as_secs()) * NANOS + i128::from(time.subsec_nanos())
 }

@@ -10,16 +10,22 @@
 //! nothing.
 
 mod address;
+mod advertise;
+pub mod ipv6;
 mod serve;
 mod task;
 
-use std::{io, net::Ipv4Addr, os::fd::OwnedFd};
+use std::{
+    io,
+    net::{Ipv4Addr, Ipv6Addr},
+    os::fd::OwnedFd,
+};
 
 use tokio::sync::{mpsc, oneshot, watch};
 use types::ids::MachineId;
 
 pub use super::kernel::KernelError;
-use super::{HardwareAddress, Ipv4Prefix, NetworkStatus, nft::NftError};
+use super::{HardwareAddress, Ipv4Prefix, NetworkStatus, nft::NftError, ruleset::ByteRate};
 
 /// Requests that may wait for the task; callers wait when there are more.
 const QUEUE: usize = 16;
@@ -41,6 +47,10 @@ pub struct MachineNetworksConfig {
     /// Special-purpose networks ([`super::ruleset::SPECIAL_NETWORKS`]) that machines may reach
     /// nevertheless.
     pub reachable: Vec<Ipv4Prefix>,
+    /// Most that each machine may send, and most that it may receive, if that is bounded.
+    pub limit: Option<ByteRate>,
+    /// Where their IPv6 networks come from; machines have none when `None`.
+    pub ipv6: Option<ipv6::Ipv6Net>,
 }
 
 /// Where a machine is on the network.
@@ -58,6 +68,8 @@ pub struct MachineAddress {
     pub prefix: u8,
     /// The guest's gateway, which is the node.
     pub gateway: Ipv4Addr,
+    /// Network of 64 bits from which the guest may choose IPv6 addresses, if there is one.
+    pub ipv6: Option<Ipv6Addr>,
     /// Largest frame payload, in bytes.
     pub mtu: u16,
 }
@@ -140,7 +152,7 @@ pub enum MachineNetError {
     NameTaken { interface: String, owner: MachineId },
     #[error("cannot set net.{setting}")]
     Setting { setting: String, source: io::Error },
-    #[error("cannot answer DHCP on {interface}")]
+    #[error("cannot answer DHCP, or be a router, on {interface}")]
     Dhcp { interface: String, source: io::Error },
     #[error("cannot connect machines")]
     Kernel(#[from] KernelError),

@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    net::{IpAddr, Ipv4Addr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
     os::fd::OwnedFd,
 };
 
@@ -10,7 +10,10 @@ use tokio::sync::{mpsc, oneshot, watch};
 use types::ids::MachineId;
 
 use super::{
-    MachineAddress, MachineNet, MachineNetError, MachineNetworksConfig, address, serve::Server,
+    MachineAddress, MachineNet, MachineNetError, MachineNetworksConfig, address,
+    advertise::{Advertisement, Router},
+    ipv6::GUEST_LENGTH,
+    serve::Server,
 };
 use crate::net::{
     AssignedAddress, Ipv4Prefix, NetworkStatus,
@@ -27,8 +30,7 @@ const MIN_MTU: u16 = 1280;
 
 /// Settings of a tap below `net`, with `{}` for its name. The packet filter says the same about
 /// spoofing and IPv6; two locks on one door.
-const TAP_SETTINGS: [(&str, &str); 8] = [
-    ("ipv6/conf/{}/disable_ipv6", "1"),
+const TAP_SETTINGS: [(&str, &str); 7] = [
     // Answers ARP only for the address of this tap.
     ("ipv4/conf/{}/arp_ignore", "1"),
     ("ipv4/conf/{}/proxy_arp", "0"),
@@ -38,6 +40,21 @@ const TAP_SETTINGS: [(&str, &str); 8] = [
     ("ipv4/conf/{}/accept_source_route", "0"),
     ("ipv4/conf/{}/route_localnet", "0"),
 ];
+
+/// Further settings with and without IPv6. The node is the guest's router and nothing else: it takes no
+/// address from a guest, and lets it deny none. Written before the tap is up.
+const WITH_IPV6: [(&str, &str); 7] = [
+    ("ipv6/conf/{}/accept_ra", "0"),
+    ("ipv6/conf/{}/autoconf", "0"),
+    ("ipv6/conf/{}/accept_redirects", "0"),
+    ("ipv6/conf/{}/accept_dad", "0"),
+    ("ipv6/conf/{}/dad_transmits", "0"),
+    ("ipv6/conf/{}/addr_gen_mode", "1"),
+    ("ipv6/conf/{}/disable_ipv6", "0"),
+];
+const WITHOUT_IPV6: [(&str, &str); 1] = [("ipv6/conf/{}/disable_ipv6", "1")];
+/// The node's address on every tap.
+const ROUTER: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
 
 /// What callers ask of the task.
 #[derive(Debug)]
@@ -56,6 +73,7 @@ pub(super) struct Task {
     publish: watch::Sender<Vec<MachineAddress>>,
     /// What guests are told and the filter allows.
     dns: Vec<Ipv4Addr>,
+    dns6: Vec<Ipv6Addr>,
 }
 
 #[derive(Debug)]
@@ -63,6 +81,13 @@ struct Guest {
     address: MachineAddress,
     index: u32,
     server: Option<Server>,
+    router: Option<Router>,
+}
+
+/// What speaks for the node on one tap.
+struct Voices {
+    server: Server,
+    router: Option<Router>,
 }
 
 impl Task {
@@ -77,12 +102,15 @@ impl Task {
             setting: "netlink socket".to_owned(),
             source,
         })?;
-        let dns = ipv4(&uplinks.borrow().dns);
-        let mut task =
-            Self { config, gateway, kernel, guests: BTreeMap::new(), uplinks, publish, dns };
+        let (dns, dns6) = (ipv4(&uplinks.borrow().dns), ipv6(&uplinks.borrow().dns));
+        let guests = BTreeMap::new();
+        let mut task = Self { config, gateway, kernel, guests, uplinks, publish, dns, dns6 };
         // The filter first: nothing is forwarded without it.
         task.filter().await?;
         set("ipv4/ip_forward", "1")?;
+        if task.config.ipv6.is_some() {
+            set("ipv6/conf/all/forwarding", "1")?;
+        }
         task.take_over().await?;
         Ok(task)
     }
@@ -120,17 +148,21 @@ impl Task {
 
     /// Tells guests and the filter when name servers changed.
     async fn follow_uplinks(&mut self) {
-        let dns = ipv4(&self.uplinks.borrow().dns);
-        if dns == self.dns {
+        let (dns, dns6) = (ipv4(&self.uplinks.borrow().dns), ipv6(&self.uplinks.borrow().dns));
+        if dns == self.dns && dns6 == self.dns6 {
             return;
         }
-        self.dns = dns;
+        (self.dns, self.dns6) = (dns, dns6);
         if let Err(error) = self.filter().await {
             tracing::error!(error = &error as &dyn std::error::Error, "packet filter not updated");
         }
         for guest in self.guests.values() {
             if let Some(server) = &guest.server {
                 server.update(self.lease(&guest.address));
+            }
+            if let (Some(router), Some(told)) = (&guest.router, self.advertisement(&guest.address))
+            {
+                router.update(told);
             }
         }
     }
@@ -140,6 +172,8 @@ impl Task {
             subnet: self.config.subnet,
             dns: self.dns.clone(),
             reachable: self.config.reachable.clone(),
+            ipv6: self.config.ipv6,
+            dns6: self.dns6.clone(),
         });
         Ok(nft::commit(&Batch::replace_table(Family::Inet, &chains)).await?)
     }
@@ -154,8 +188,8 @@ impl Task {
             let mtu = u16::try_from(link.mtu).unwrap_or(MAX_MTU);
             let address = self.address(machine, ipv4, mtu);
             let index = link.index;
-            let server = match self.connect(&address, index).await {
-                Ok(server) => Some(server),
+            let voices = match self.connect(&address, index).await {
+                Ok(voices) => Some(voices),
                 // What the earlier agent set up still stands; one machine's trouble is not others'.
                 Err(error) => {
                     let error = &error as &dyn std::error::Error;
@@ -163,7 +197,8 @@ impl Task {
                     None
                 }
             };
-            self.guests.insert(machine, Guest { address, index, server });
+            let (server, router) = voices.map_or((None, None), |v| (Some(v.server), v.router));
+            self.guests.insert(machine, Guest { address, index, server, router });
         }
         self.publish_guests();
         Ok(())
@@ -204,11 +239,11 @@ impl Task {
 
     async fn finish(&self, address: MachineAddress) -> Result<Guest, MachineNetError> {
         let index = self.index(&address).await?;
-        let server = Some(self.connect(&address, index).await?);
+        let Voices { server, router } = self.connect(&address, index).await?;
         // The alias comes last: a tap without one was not finished, and is removed at the start.
         let alias = address::alias(address.machine, address.ipv4);
         self.kernel.set_alias(index, &alias).await?;
-        Ok(Guest { address, index, server })
+        Ok(Guest { address, index, server: Some(server), router })
     }
 
     /// Gives a tap all that it needs; what it has already stays as it is.
@@ -216,35 +251,65 @@ impl Task {
         &self,
         address: &MachineAddress,
         index: u32,
-    ) -> Result<Server, MachineNetError> {
+    ) -> Result<Voices, MachineNetError> {
         let chain = ruleset::guest(&ruleset::Guest {
             interface: address.interface.clone(),
             hardware: address.mac,
             address: address.ipv4,
+            limit: self.config.limit,
+            network6: address.ipv6,
         });
         nft::commit(&Batch::replace_chain(Family::Netdev, &chain)).await?;
-        for (name, value) in TAP_SETTINGS {
+        let further = if address.ipv6.is_some() { &WITH_IPV6[..] } else { &WITHOUT_IPV6 };
+        for (name, value) in TAP_SETTINGS.iter().chain(further) {
             set(&name.replace("{}", &address.interface), value)?;
         }
         self.kernel.set_up(index, Some(u32::from(address.mtu))).await?;
+        self.kernel.shape(index, self.config.limit).await?;
         let own = AssignedAddress { address: self.gateway.into(), prefix: 32 };
         self.kernel.add_address(index, own, None).await?;
         self.kernel.add_route(&self.route(address.ipv4, index)).await?;
         self.kernel.pin_neighbour(index, address.ipv4, address.mac).await?;
-        Server::start(&address.interface, self.lease(address)).map_err(|source| {
-            MachineNetError::Dhcp { interface: address.interface.clone(), source }
-        })
+        let failed =
+            |source| MachineNetError::Dhcp { interface: address.interface.clone(), source };
+        let router = match self.advertisement(address) {
+            Some(told) => {
+                self.route6(told.network, index).await?;
+                Some(Router::start(&address.interface, index, told).map_err(failed)?)
+            }
+            None => None,
+        };
+        let server = Server::start(&address.interface, self.lease(address)).map_err(failed)?;
+        Ok(Voices { server, router })
+    }
+
+    /// Gives the node its address towards the guest, and the way to the guest's network.
+    async fn route6(&self, network: Ipv6Addr, index: u32) -> Result<(), MachineNetError> {
+        let own = AssignedAddress { address: ROUTER.into(), prefix: 64 };
+        self.kernel.add_address(index, own, None).await?;
+        let (to, prefix) = (network.into(), GUEST_LENGTH);
+        let route = Route { to, prefix, gateway: None, source: None, index, metric: 1 };
+        Ok(self.kernel.add_route(&route).await?)
+    }
+
+    fn advertisement(&self, address: &MachineAddress) -> Option<Advertisement> {
+        let network = address.ipv6?;
+        Some(Advertisement { network, mtu: address.mtu, dns: self.dns6.clone() })
     }
 
     async fn delete(&mut self, machine: MachineId) -> Result<(), MachineNetError> {
         let Some(guest) = self.guests.get(&machine) else { return Ok(()) };
-        let (index, ipv4) = (guest.index, guest.address.ipv4);
+        let (index, ipv4, network) = (guest.index, guest.address.ipv4, guest.address.ipv6);
         let interface = guest.address.interface.clone();
         // Nothing enters without its chain's permission, so the tap goes first.
         self.kernel.delete_link(index).await?;
         self.guests.remove(&machine);
         delete_chain(&interface).await?;
-        Ok(nft::forget(ipv4).await?)
+        nft::forget(ipv4.octets()).await?;
+        if let Some([_, _, _, _, a, b, c, d, ..]) = network.map(|network| network.octets()) {
+            nft::forget([a, b, c, d]).await?;
+        }
+        Ok(())
     }
 
     /// Removes what an attempt left that did not succeed.
@@ -272,6 +337,7 @@ impl Task {
             ipv4,
             prefix: self.config.subnet.length(),
             gateway: self.gateway,
+            ipv6: self.config.ipv6.and_then(|net| net.of_guest(self.config.subnet, ipv4)),
             mtu,
         }
     }
@@ -329,6 +395,14 @@ fn set(setting: &str, value: &str) -> Result<(), MachineNetError> {
         result => result
             .map_err(|source| MachineNetError::Setting { setting: setting.to_owned(), source }),
     }
+}
+
+fn ipv6(addresses: &[IpAddr]) -> Vec<Ipv6Addr> {
+    let ipv6 = addresses.iter().filter_map(|address| match address {
+        IpAddr::V6(address) if !address.is_loopback() => Some(*address),
+        IpAddr::V6(_) | IpAddr::V4(_) => None,
+    });
+    ipv6.collect()
 }
 
 fn ipv4(addresses: &[IpAddr]) -> Vec<Ipv4Addr> {

@@ -4,7 +4,7 @@
 //! `netlink-packet-netfilter` types most expressions; connlimit, ct, dynset, limit, masq, reject and
 //! counter are put together here from plain attributes.
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 
 use netlink_packet_core::{
     DefaultNla, Emitable, NLM_F_ACK, NLM_F_APPEND, NLM_F_CREATE, NLM_F_REQUEST, NetlinkMessage,
@@ -38,6 +38,9 @@ const NETWORK: u32 = 1;
 const TRANSPORT: u32 = 2;
 /// `NFPROTO_IPV4`, protocol numbers of TCP and UDP, Ethernet types.
 const NFPROTO_IPV4: u8 = 2;
+const NFPROTO_IPV6: u8 = 10;
+const ICMPV6: u8 = 58;
+const ETHERTYPE_IPV6: [u8; 2] = [0x86, 0xdd];
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 const ETHERTYPE_IPV4: [u8; 2] = [0x08, 0x00];
@@ -57,6 +60,9 @@ const FLOWS_SIZE: u32 = 1 << 16;
 /// nft's number for IPv4 addresses as keys, `NFT_CONNLIMIT_F_INV`.
 const KEY_IPV4: u32 = 7;
 const MORE_THAN: u32 = 1;
+/// `NFT_LIMIT_PKT_BYTES`, `NFT_LIMIT_F_INV`.
+const LIMIT_BYTES: u32 = 1;
+const LIMIT_OVER: u32 = 1;
 /// `NFT_REJECT_ICMPX_UNREACH` and `NFT_REJECT_ICMPX_ADMIN_PROHIBITED`.
 const REJECT_ICMPX: u32 = 2;
 const ADMIN_PROHIBITED: u8 = 3;
@@ -187,10 +193,10 @@ impl Batch {
     }
 }
 
-/// Returns the message, with sequence number 1, that forgets every flow marked with `source`.
-pub fn forget_flows(source: Ipv4Addr) -> Vec<u8> {
+/// Returns the message, with sequence number 1, that forgets every flow marked with a guest's bytes.
+pub fn forget_flows(guest: [u8; 4]) -> Vec<u8> {
     let attributes = vec![
-        DefaultNla::new(CTA_MARK, mark(source).to_be_bytes().into()),
+        DefaultNla::new(CTA_MARK, mark(guest).to_be_bytes().into()),
         DefaultNla::new(CTA_MARK_MASK, u32::MAX.to_be_bytes().into()),
     ];
     let inner = NetfilterMessageInner::Other {
@@ -207,9 +213,9 @@ pub fn forget_flows(source: Ipv4Addr) -> Vec<u8> {
     bytes
 }
 
-/// [`Statement::MarkFlowBySource`] copies the address's bytes; the mark is a number of the host.
-fn mark(source: Ipv4Addr) -> u32 {
-    u32::from_ne_bytes(source.octets())
+/// [`Statement::MarkFlowBySource`] copies the bytes; the mark is a number of the host.
+fn mark(guest: [u8; 4]) -> u32 {
+    u32::from_ne_bytes(guest)
 }
 
 fn append(bytes: &mut Vec<u8>, mut message: NetlinkMessage<NetfilterMessage>) {
@@ -254,6 +260,12 @@ fn statement(statement: &Statement) -> Vec<Expressions> {
             address(Address::Source, *network),
         ]
         .concat(),
+        Statement::Ipv6 => meta(MetaKey::Nfproto, Test::Is, vec![NFPROTO_IPV6]),
+        Statement::EtherTypeIpv6 => field(LINK, 12, Test::Is, &ETHERTYPE_IPV6),
+        Statement::Address6(which, network, length) => address6(*which, *network, *length),
+        Statement::Icmp6(kind) => {
+            [protocol(ICMPV6), field(TRANSPORT, 0, Test::Is, &[*kind])].concat()
+        }
         Statement::EtherTypeIpv4 => field(LINK, 12, Test::Is, &ETHERTYPE_IPV4),
         Statement::Address(which, network) => address(*which, *network),
         Statement::Hardware(test, hardware) => field(LINK, 6, *test, &hardware.0),
@@ -266,7 +278,10 @@ fn statement(statement: &Statement) -> Vec<Expressions> {
         Statement::MarkFlowBySource => {
             vec![load(NETWORK, 12, 4), other("ct", vec![number(2, CT_MARK), number(4, REGISTER)])]
         }
-        Statement::Limit { per_second, burst } => vec![limit(*per_second, *burst)],
+        Statement::Limit { per_second, burst } => vec![limit(*per_second, *burst, [0, 0])],
+        Statement::BytesOver { per_second, burst } => {
+            vec![limit(*per_second, *burst, [LIMIT_BYTES, LIMIT_OVER])]
+        }
         Statement::Counter => vec![other("counter", vec![])],
         Statement::Masquerade => vec![other("masq", vec![])],
         Statement::Reject => {
@@ -303,6 +318,21 @@ fn address(which: Address, network: Ipv4Prefix) -> Vec<Expressions> {
         expressions.push(mask(&network.mask().octets()));
     }
     expressions.push(compare(Test::Is, network.network().octets().to_vec()));
+    expressions
+}
+
+fn address6(which: Address, network: Ipv6Addr, length: u8) -> Vec<Expressions> {
+    let offset = match which {
+        Address::Source => 8,
+        Address::Destination => 24,
+    };
+    let kept = crate::net::machines::ipv6::mask(length);
+    let wanted = Ipv6Addr::from_bits(network.to_bits() & kept);
+    let mut expressions = vec![load(NETWORK, offset, 16)];
+    if length < 128 {
+        expressions.push(mask(&kept.to_be_bytes()));
+    }
+    expressions.push(compare(Test::Is, wanted.octets().to_vec()));
     expressions
 }
 
@@ -358,14 +388,15 @@ fn flows_over(most: u32) -> Expressions {
     other("dynset", vec![text(1, FLOWS), number(2, FLOWS_ID), add, key, expression])
 }
 
-fn limit(per_second: u64, burst: u32) -> Expressions {
+/// `kind` is what is counted, packets or bytes, `flags` which side of the rate matches.
+fn limit(per_second: u64, burst: u32, [kind, flags]: [u32; 2]) -> Expressions {
     let attributes = vec![
         DefaultNla::new(1, per_second.to_be_bytes().into()),
-        // The unit is a second, what is counted are packets, and matching is within the rate.
+        // The unit is a second.
         DefaultNla::new(2, 1_u64.to_be_bytes().into()),
         number(3, burst),
-        number(4, 0),
-        number(5, 0),
+        number(4, kind),
+        number(5, flags),
     ];
     other("limit", attributes)
 }
@@ -484,6 +515,8 @@ mod tests {
             subnet: "10.77.0.0/16".parse().expect("a prefix"),
             dns: vec![Ipv4Addr::new(192, 168, 1, 1)],
             reachable: vec!["10.5.0.0/24".parse().expect("a prefix")],
+            ipv6: None,
+            dns6: Vec::new(),
         });
         let (bytes, _) = Batch::replace_table(Family::Inet, &shared).to_bytes();
         check(&bytes, include_str!("../../../tests/golden/shared.hex"), "shared.hex");
@@ -495,6 +528,8 @@ mod tests {
             interface: "hf0123456789ab".to_owned(),
             hardware: HardwareAddress([2, 0, 0, 0, 0, 1]),
             address: Ipv4Addr::new(10, 77, 1, 2),
+            limit: None,
+            network6: None,
         });
         let (bytes, _) = Batch::replace_chain(Family::Netdev, &chain).to_bytes();
         check(&bytes, include_str!("../../../tests/golden/guest.hex"), "guest.hex");

@@ -5,7 +5,8 @@
 //! holdfast` says where such packets may go: to the internet side, and nowhere on the node but its
 //! DHCP server. What is enforced, each line a rule below:
 //!
-//! * A guest sends with its own hardware address and IPv4 address only; no IPv6, no other protocol.
+//! * A guest sends with its own hardware address and IPv4 address only, and from its own IPv6 network
+//!   when it has one ([`ipv6`]); no other protocol.
 //! * A guest opens nothing to any address of the node, except DHCP. It answers what the node opens.
 //! * A guest reaches no other guest: guests share no link, and forwarding between taps is dropped.
 //! * A guest reaches no special-purpose network ([`SPECIAL_NETWORKS`]: private, shared, link-local
@@ -14,20 +15,23 @@
 //! * A guest's ICMP errors go nowhere: a forged one would disturb flows of the node and of others.
 //! * A guest has at most [`FLOWS_PER_GUEST`] flows at a time, so that the node's table of them has
 //!   room for everybody's.
+//! * A guest sends no faster than its limit, when it has one. What it receives is shaped elsewhere, by
+//!   a queue on its tap.
 //! * Nothing outside opens a connection to a guest. The node forwards nothing else either.
 //! * What leaves has the node's address.
 //!
 //! [`encode`] turns the data into netlink messages. It sends nothing.
 
 pub mod encode;
+pub mod ipv6;
 mod statement;
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 
 pub use self::statement::{
     Address, Chain, Family, Flow, Hook, Interface, Policy, Rule, Statement, Test, Verdict,
 };
-use super::{HardwareAddress, Ipv4Prefix, dhcp};
+use super::{HardwareAddress, Ipv4Prefix, dhcp, machines::ipv6::Ipv6Net};
 
 /// Name of both tables.
 pub const TABLE: &str = "holdfast";
@@ -72,6 +76,10 @@ pub struct Shared {
     pub dns: Vec<Ipv4Addr>,
     /// Special-purpose networks that guests may reach nevertheless.
     pub reachable: Vec<Ipv4Prefix>,
+    /// Where guests' IPv6 networks come from, if they have any.
+    pub ipv6: Option<Ipv6Net>,
+    /// Name servers that guests are told in IPv6.
+    pub dns6: Vec<Ipv6Addr>,
 }
 
 /// What a guest's part of the filter depends on.
@@ -83,16 +91,41 @@ pub struct Guest {
     pub hardware: HardwareAddress,
     /// Its address.
     pub address: Ipv4Addr,
+    /// Most that it may send, if that is bounded.
+    pub limit: Option<ByteRate>,
+    /// Its IPv6 network of 64 bits, if it has one.
+    pub network6: Option<Ipv6Addr>,
+}
+
+/// A rate of bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ByteRate {
+    /// Bytes per second, at least 1.
+    pub per_second: u64,
+}
+
+impl ByteRate {
+    /// Returns the rate of so many Mbit/s.
+    pub fn from_mbit(mbit: u32) -> Self {
+        Self { per_second: u64::from(mbit) * 125_000 }
+    }
+
+    /// Returns how many bytes may go at once: those of so many milliseconds, but a few packets, also
+    /// of the largest that segmentation offload makes.
+    pub fn burst(self, ms: u64) -> u32 {
+        const LEAST: u64 = 128 << 10;
+        u32::try_from((self.per_second / 1000 * ms).max(LEAST)).unwrap_or(u32::MAX)
+    }
 }
 
 /// Returns the chains of `inet holdfast`.
 pub fn shared(shared: &Shared) -> Vec<Chain> {
-    vec![
+    let mut chains = vec![
         Chain {
             name: "input".to_owned(),
             hook: Some(Hook::Input { priority: FILTER_PRIORITY }),
             policy: Policy::Accept,
-            rules: input(),
+            rules: input(shared),
         },
         Chain {
             name: "forward".to_owned(),
@@ -107,16 +140,29 @@ pub fn shared(shared: &Shared) -> Vec<Chain> {
             rules: outward(shared),
         },
         Chain {
+            name: ipv6::OUTWARD6.to_owned(),
+            hook: None,
+            policy: Policy::Accept,
+            rules: ipv6::outward(shared),
+        },
+        Chain {
             name: "postrouting".to_owned(),
             hook: Some(Hook::SourceNat { priority: NAT_PRIORITY }),
             policy: Policy::Accept,
-            rules: vec![rule([
-                source_in(shared.subnet),
-                Statement::Interface(Interface::Out, Test::IsNot, taps()),
-                Statement::Masquerade,
-            ])],
+            rules: leaving(shared),
         },
-    ]
+    ];
+    if shared.ipv6.is_none() {
+        chains.retain(|chain| chain.name != ipv6::OUTWARD6);
+    }
+    chains
+}
+
+fn leaving(shared: &Shared) -> Vec<Rule> {
+    let outside = || Statement::Interface(Interface::Out, Test::IsNot, taps());
+    let mut rules = vec![rule([source_in(shared.subnet), outside(), Statement::Masquerade])];
+    rules.extend(ipv6::leaving(shared, outside()));
+    rules
 }
 
 /// Returns the chain of `netdev holdfast` for one guest: what may enter from its tap.
@@ -132,7 +178,17 @@ pub fn guest(guest: &Guest) -> Chain {
     let dhcp = Statement::Udp { from: dhcp::CLIENT_PORT, to: dhcp::SERVER_PORT };
     let limit = Statement::Limit { per_second: DHCP_RATE, burst: DHCP_BURST };
     let address = |address| Statement::Address(Address::Source, Ipv4Prefix::single(address));
-    Chain {
+    // What is too much is dropped before anything is done with it. A sender's window must fit into the
+    // burst, or it would be stopped again and again: 40 ms are most paths' round trip.
+    let excess = guest.limit.map(|rate| {
+        let (per_second, burst) = (rate.per_second, rate.burst(40));
+        rule([
+            Statement::BytesOver { per_second, burst },
+            Statement::Counter,
+            Statement::Verdict(Verdict::Drop),
+        ])
+    });
+    let mut chain = Chain {
         name: guest.interface.clone(),
         hook: Some(Hook::Ingress { priority: INGRESS_PRIORITY, device: guest.interface.clone() }),
         policy: Policy::Drop,
@@ -166,14 +222,19 @@ pub fn guest(guest: &Guest) -> Chain {
             ]),
             rule([Statement::Counter, Statement::Verdict(Verdict::Drop)]),
         ],
-    }
+    };
+    let last = chain.rules.len() - 1;
+    let six = guest.network6.map(|network| ipv6::guest(guest, network));
+    chain.rules.splice(last..last, six.unwrap_or_default());
+    chain.rules.splice(0..0, excess);
+    chain
 }
 
 const OUTWARD: &str = "outward";
 
-fn input() -> Vec<Rule> {
+fn input(shared: &Shared) -> Vec<Rule> {
     let from_guest = || Statement::Interface(Interface::In, Test::Is, taps());
-    vec![
+    let mut rules = vec![
         rule([
             from_guest(),
             Statement::Flow(Flow::Established),
@@ -186,7 +247,12 @@ fn input() -> Vec<Rule> {
             Statement::Verdict(Verdict::Accept),
         ]),
         rule([from_guest(), Statement::Counter, Statement::Verdict(Verdict::Drop)]),
-    ]
+    ];
+    if shared.ipv6.is_some() {
+        let last = rules.len() - 1;
+        rules.splice(last..last, ipv6::input(&from_guest()));
+    }
+    rules
 }
 
 fn forward() -> Vec<Rule> {
@@ -205,23 +271,14 @@ fn forward() -> Vec<Rule> {
 fn outward(shared: &Shared) -> Vec<Rule> {
     let destination = |network| Statement::Address(Address::Destination, network);
     let accept = || Statement::Verdict(Verdict::Accept);
-    let mut rules = vec![
-        rule([Statement::NotIpv4, Statement::Verdict(Verdict::Drop)]),
-        rule([
-            Statement::Flow(Flow::Related),
-            Statement::Counter,
-            Statement::Verdict(Verdict::Drop),
-        ]),
-        // The mark finds a machine's flows when it is deleted.
-        rule([Statement::MarkFlowBySource]),
-        rule([Statement::Flow(Flow::Established), accept()]),
-        rule([
-            Statement::Flow(Flow::New),
-            Statement::FlowsOver(FLOWS_PER_GUEST),
-            Statement::Counter,
-            Statement::Verdict(Verdict::Drop),
-        ]),
-    ];
+    let mut rules = match shared.ipv6 {
+        Some(_) => vec![
+            rule([Statement::Ipv6, Statement::Verdict(Verdict::Jump(ipv6::OUTWARD6))]),
+            rule([Statement::NotIpv4, Statement::Verdict(Verdict::Drop)]),
+        ],
+        None => vec![rule([Statement::NotIpv4, Statement::Verdict(Verdict::Drop)])],
+    };
+    rules.extend(flow_rules());
     for server in &shared.dns {
         let server = Ipv4Prefix::single(*server);
         rules.push(rule([Statement::Ipv4, destination(server), Statement::UdpTo(DNS), accept()]));
@@ -241,6 +298,26 @@ fn outward(shared: &Shared) -> Vec<Rule> {
     }
     rules.push(rule([accept()]));
     rules
+}
+
+/// What is asked of a guest's flows, whatever the family.
+fn flow_rules() -> Vec<Rule> {
+    vec![
+        rule([
+            Statement::Flow(Flow::Related),
+            Statement::Counter,
+            Statement::Verdict(Verdict::Drop),
+        ]),
+        // The mark finds a machine's flows when it is deleted.
+        rule([Statement::MarkFlowBySource]),
+        rule([Statement::Flow(Flow::Established), Statement::Verdict(Verdict::Accept)]),
+        rule([
+            Statement::Flow(Flow::New),
+            Statement::FlowsOver(FLOWS_PER_GUEST),
+            Statement::Counter,
+            Statement::Verdict(Verdict::Drop),
+        ]),
+    ]
 }
 
 /// Port of name servers.

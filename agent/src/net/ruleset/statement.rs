@@ -1,6 +1,6 @@
 //! Words of the packet filter: what our rules need of nf_tables, no more.
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 
 use crate::net::{HardwareAddress, Ipv4Prefix};
 
@@ -105,10 +105,19 @@ pub enum Statement {
     Ipv4,
     /// The packet is not IPv4 (`inet` only).
     NotIpv4,
+    /// The packet is IPv6 (`inet` only).
+    Ipv6,
     /// The packet is IPv4 and its source belongs to the network (`inet` only).
     Ipv4Source(Ipv4Prefix),
     /// The frame's type is IPv4 (`netdev` only).
     EtherTypeIpv4,
+    /// The frame's type is IPv6 (`netdev` only).
+    EtherTypeIpv6,
+    /// An IPv6 address belongs to the network with this prefix length. A condition before must have
+    /// asked for IPv6.
+    Address6(Address, Ipv6Addr, u8),
+    /// ICMPv6 of this type.
+    Icmp6(u8),
     /// An IPv4 address belongs to the network. A condition before must have asked for IPv4.
     Address(Address, Ipv4Prefix),
     /// The frame's source (`netdev` only).
@@ -128,16 +137,24 @@ pub enum Statement {
     TcpTo(u16),
     /// What connection tracking makes of the packet.
     Flow(Flow),
-    /// The packet begins one flow too many: its IPv4 source has more than so many, this one
-    /// included. Needs the set [`super::encode::FLOWS`], which a table with such a rule has.
+    /// The packet begins one flow too many: its guest has more than so many, this one included. Guests
+    /// are told apart by the four bytes at offset 12: an IPv4 source, or the part of an IPv6 source
+    /// that numbers its network. Needs the set [`super::encode::FLOWS`], which a table with such a rule has.
     FlowsOver(u32),
-    /// Marks the flow with the packet's IPv4 source, in network order.
+    /// Marks the flow with the guest's four bytes, which are those of [`Statement::FlowsOver`].
     MarkFlowBySource,
     /// At most so many packets; more do not match.
     Limit {
         /// Packets per second in the long run.
         per_second: u64,
         /// Packets at once.
+        burst: u32,
+    },
+    /// More bytes than this go by. Matches what is too much, which is to be dropped.
+    BytesOver {
+        /// Bytes per second in the long run.
+        per_second: u64,
+        /// Bytes at once.
         burst: u32,
     },
     /// Counts packets and bytes.

@@ -1,25 +1,41 @@
-//! Uplinks: the node's own interfaces, by DHCPv4 and SLAAC or as configured.
+//! Uplinks: the node's own interfaces, by DHCP and SLAAC or as configured.
 //!
 //! Router advertisements are the kernel's business; what it made of them is read back. An address
 //! from DHCP is given to the kernel with the lease's end, so that it goes even when the agent does
 //! not live to see it. Nothing is taken down when the agent stops: a restarted agent asks for the
 //! address that it finds.
 
+mod addressing;
+mod apply;
 mod client;
+mod client6;
+mod report;
 mod task;
+mod watch;
 
 use std::{io, net::IpAddr};
 
-use tokio::{sync::watch, task::JoinHandle};
+use tokio::{sync::watch as channel, task::JoinHandle};
 use types::config::{Network, NetworkMode, parse_prefix};
 
-use super::{AssignedAddress, NetworkStatus, Resolver};
+use super::{AssignedAddress, NetworkStatus, Resolver, layout::Desired};
 
 /// The node's uplinks; dropping it ends their tasks and leaves addresses and routes in place.
 #[derive(Debug)]
 pub struct Uplinks {
-    status: watch::Receiver<NetworkStatus>,
+    status: channel::Receiver<NetworkStatus>,
+    plan: channel::Sender<Plan>,
     task: JoinHandle<()>,
+}
+
+/// From which a node's interface identifiers come (RFC 7217 §5, "secret_key"). Not to be told.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct StableSecret(pub [u8; 16]);
+
+impl std::fmt::Debug for StableSecret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("StableSecret")
+    }
 }
 
 impl Uplinks {
@@ -28,15 +44,27 @@ impl Uplinks {
     /// Returns at once; addresses come later and are seen in [`Uplinks::status`]. Interfaces that
     /// appear later are used too. Must be called inside a tokio runtime.
     pub fn start(spec: &Network) -> Result<Self, UplinkError> {
-        let plan = Plan::new(spec)?;
-        let (publish, status) = watch::channel(NetworkStatus::default());
-        let task =
-            task::Task::start(plan, publish).map_err(|source| UplinkError::Netlink { source })?;
-        Ok(Self { status, task: tokio::spawn(task.run()) })
+        Self::start_with(spec, None)
+    }
+
+    /// Like [`Uplinks::start`], with IPv6 addresses that stay the same on a network and differ
+    /// between networks. Without a secret they hold the hardware address.
+    pub fn start_with(spec: &Network, secret: Option<StableSecret>) -> Result<Self, UplinkError> {
+        let (plan, plans) = channel::channel(Plan::new(spec)?);
+        let (publish, status) = channel::channel(NetworkStatus::default());
+        let task = task::Task::start(plans, secret, publish)
+            .map_err(|source| UplinkError::Netlink { source })?;
+        Ok(Self { status, plan, task: tokio::spawn(task.run()) })
+    }
+
+    /// Goes over to another configuration: what only the old one had is taken away.
+    pub fn reconfigure(&self, spec: &Network) -> Result<(), UplinkError> {
+        self.plan.send_replace(Plan::new(spec)?);
+        Ok(())
     }
 
     /// Returns the status, now and whenever it changes.
-    pub fn status(&self) -> watch::Receiver<NetworkStatus> {
+    pub fn status(&self) -> channel::Receiver<NetworkStatus> {
         self.status.clone()
     }
 
@@ -55,35 +83,30 @@ impl Drop for Uplinks {
 /// What the configuration wants.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Plan {
-    /// Kernel name or hardware address; every card when `None`.
-    interface: Option<String>,
-    source: Source,
+    desired: Desired,
+    /// Addresses of the short form; by DHCP and SLAAC when there are none.
+    addresses: Vec<AssignedAddress>,
+    gateways: Vec<IpAddr>,
     /// Overrides what DHCP says, unless empty.
     dns: Vec<IpAddr>,
 }
 
-/// Where addresses come from.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Source {
-    Auto,
-    Static { addresses: Vec<AssignedAddress>, gateways: Vec<IpAddr> },
-}
-
 impl Plan {
     fn new(spec: &Network) -> Result<Self, UplinkError> {
-        let source = match spec.mode {
-            NetworkMode::Auto => Source::Auto,
-            NetworkMode::Static => {
-                let parsed = spec.addresses.iter().map(|text| {
-                    let (address, prefix) = parse_prefix(text)
-                        .ok_or_else(|| UplinkError::Static { text: text.clone() })?;
-                    Ok(AssignedAddress { address, prefix })
-                });
-                let addresses = parsed.collect::<Result<_, UplinkError>>()?;
-                Source::Static { addresses, gateways: spec.gateways.clone() }
+        let mut addresses = Vec::new();
+        if spec.mode == NetworkMode::Static {
+            for text in &spec.addresses {
+                let (address, prefix) =
+                    parse_prefix(text).ok_or_else(|| UplinkError::Static { text: text.clone() })?;
+                addresses.push(AssignedAddress { address, prefix });
             }
+        }
+        let desired = match &spec.interface {
+            _ if !spec.uplinks.is_empty() => Desired::Listed(spec.uplinks.clone()),
+            Some(wanted) => Desired::One(wanted.clone()),
+            None => Desired::EveryCard,
         };
-        Ok(Self { interface: spec.interface.clone(), source, dns: spec.dns.clone() })
+        Ok(Self { desired, addresses, gateways: spec.gateways.clone(), dns: spec.dns.clone() })
     }
 }
 

@@ -3,18 +3,22 @@
 use std::{
     collections::BTreeMap,
     io,
-    net::{IpAddr, Ipv4Addr},
+    net::{IpAddr, Ipv6Addr},
     time::{Duration, Instant},
 };
 
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, watch as channel};
 
-use super::{Plan, Source, client::Running};
+use super::{
+    Plan, StableSecret, addressing::Addressing, client::Running, client6::Running6, watch::Watch,
+};
 use crate::net::{
-    AssignedAddress, Carrier, InterfaceStatus, LeaseStatus, NetworkStatus,
-    dhcp::client::{Client, Event, Lease, Loss},
-    kernel::{self, AddressFacts, Advertisements, Kernel, KernelError, Notices, Route},
-    links::{self, LinkFacts},
+    Carrier, NetworkStatus,
+    dhcp::client::{Client, Event, Lease},
+    dhcp6::client as dhcp6,
+    kernel::{self, Advertisements, Kernel, KernelError, Notices, Route},
+    layout::{self, Layout},
+    links::LinkFacts,
     rdnss::NameServers,
 };
 
@@ -25,9 +29,11 @@ const QUEUE: usize = 16;
 const LOOK: Duration = Duration::from_secs(30);
 /// After a failure it is tried again this soon.
 const RETRY: Duration = Duration::from_secs(5);
-/// Metric of the routes of the interface with index 0; the interface's index is added, so that the
-/// order is stable and no two interfaces have the same.
-const METRIC: u32 = 1024;
+/// Pause between two looks at the gateways, when there are several uplinks.
+pub(super) const PROBE: Duration = Duration::from_secs(2);
+/// Rounds of steps before the rest is left to the next look. Four are needed at most: take away,
+/// make, attach, adjust.
+const ROUNDS: usize = 6;
 
 /// Settings of an uplink below `net`, with `{}` for its name.
 const SETTINGS: [(&str, &str); 3] = [
@@ -51,51 +57,77 @@ const NO_SLAAC: [(&str, &str); 3] = [
 ];
 
 pub(super) struct Task {
-    plan: Plan,
-    kernel: Kernel,
+    pub(super) plan: Plan,
+    plans: channel::Receiver<Plan>,
+    secret: Option<StableSecret>,
+    pub(super) kernel: Kernel,
     notices: Notices,
     advertisements: Advertisements,
     /// Name servers in router advertisements.
     advertised: NameServers,
     events: mpsc::Receiver<(u32, Event)>,
     send_events: mpsc::Sender<(u32, Event)>,
-    uplinks: BTreeMap<u32, Uplink>,
-    publish: watch::Sender<NetworkStatus>,
-    last_error: Option<String>,
+    events6: mpsc::Receiver<(u32, dhcp6::Event)>,
+    send_events6: mpsc::Sender<(u32, dhcp6::Event)>,
+    pub(super) uplinks: BTreeMap<u32, Uplink>,
+    publish: channel::Sender<NetworkStatus>,
+    /// Of a client; cleared by the next lease.
+    pub(super) last_error: Option<String>,
+    /// Of the last look.
+    look_error: Option<String>,
+    problems: Vec<String>,
     next_look: Instant,
+    next_probe: Instant,
 }
 
-struct Uplink {
-    facts: LinkFacts,
+pub(super) struct Uplink {
+    pub(super) facts: LinkFacts,
+    pub(super) addressing: Addressing,
     client: Option<Running>,
-    lease: Option<Lease>,
-    /// Whether the kernel has been told of the lease.
-    applied: Applied,
-    routes: Vec<Route>,
+    client6: Option<Running6>,
+    pub(super) lease: Option<Lease>,
+    pub(super) lease6: Option<dhcp6::Lease>,
+    /// Whether the kernel has been told of everything.
+    pub(super) applied: Applied,
+    pub(super) routes: Vec<Route>,
+    pub(super) watch: Watch,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Applied {
+pub(super) enum Applied {
     Whole,
     InPart,
 }
 
 impl Task {
-    pub(super) fn start(plan: Plan, publish: watch::Sender<NetworkStatus>) -> io::Result<Self> {
+    pub(super) fn start(
+        mut plans: channel::Receiver<Plan>,
+        secret: Option<StableSecret>,
+        publish: channel::Sender<NetworkStatus>,
+    ) -> io::Result<Self> {
         let (kernel, notices) = Kernel::open_with_notices()?;
         let (send_events, events) = mpsc::channel(QUEUE);
+        let (send_events6, events6) = mpsc::channel(QUEUE);
+        let plan = plans.borrow_and_update().clone();
         Ok(Self {
             plan,
+            plans,
+            secret,
             kernel,
             notices,
             advertisements: Advertisements::open()?,
             advertised: NameServers::default(),
             events,
             send_events,
+            events6,
+            send_events6,
             uplinks: BTreeMap::new(),
             publish,
             last_error: None,
+            look_error: None,
+            problems: Vec::new(),
             next_look: Instant::now(),
+            next_probe: Instant::now(),
         })
     }
 
@@ -103,17 +135,31 @@ impl Task {
         loop {
             let looked = self.look().await;
             self.next_look = Instant::now() + if looked.is_ok() { LOOK } else { RETRY };
-            self.note(looked);
+            self.look_error = looked.err().map(|error| told(&error));
             self.publish().await;
+            let probe = if self.probes() { self.next_probe } else { self.next_look };
             tokio::select! {
                 () = self.notices.next() => {}
                 () = tokio::time::sleep_until(self.next_look.into()) => {}
+                () = tokio::time::sleep_until(probe.into()) => {
+                    self.next_probe = Instant::now() + PROBE;
+                    let probed = self.probe().await;
+                    self.note(probed);
+                }
                 messages = self.advertisements.next() => {
                     self.advertised.handle_messages(Instant::now(), &messages);
                 }
                 Some((index, event)) = self.events.recv() => {
                     let done = self.handle_event(index, event).await;
                     self.note(done);
+                }
+                Some((index, event)) = self.events6.recv() => {
+                    let done = self.handle_event6(index, event).await;
+                    self.note(done);
+                }
+                Ok(()) = self.plans.changed() => {
+                    self.plan = self.plans.borrow_and_update().clone();
+                    self.last_error = None;
                 }
             }
         }
@@ -122,227 +168,200 @@ impl Task {
     /// Remembers a failure for the status. It is cleared by the next lease.
     fn note(&mut self, result: Result<(), KernelError>) {
         if let Err(error) = result {
-            let text = format!("{error}: {}", error.source);
-            tracing::warn!(error = text, "uplinks");
-            self.last_error = Some(text);
+            self.last_error = Some(told(&error));
         }
     }
 
-    /// Looks which interfaces there are; new ones are set up, others followed.
+    /// Looks which interfaces there are and goes on towards what is wanted; new uplinks are set up,
+    /// others followed.
     async fn look(&mut self) -> Result<(), KernelError> {
-        let all = self.kernel.links().await?;
-        let mut found: Vec<LinkFacts> =
-            links::uplinks(&all, self.plan.interface.as_deref()).cloned().collect();
-        if let Source::Static { .. } = self.plan.source {
-            // Configured addresses belong to one interface.
-            found.truncate(1);
-        }
-        self.uplinks.retain(|index, _| found.iter().any(|link| link.index == *index));
-        for facts in found {
-            match self.uplinks.get_mut(&facts.index) {
-                Some(uplink) => uplink.follow(facts),
-                None => self.add(facts).await?,
+        let (layout, failure) = self.lay_out().await?;
+        self.problems = layout.problems.iter().map(ToString::to_string).collect();
+        let stale: Vec<u32> = self.uplinks.keys().copied().collect();
+        for index in stale {
+            let still = layout.uplinks.iter().any(|(_, link)| link.index == index);
+            if !still {
+                self.release(index).await;
             }
         }
+        for (place, facts) in layout.uplinks {
+            let addressing = self.plan.addressing(place, &facts);
+            match self.uplinks.get_mut(&facts.index) {
+                Some(uplink) if uplink.addressing == addressing => uplink.follow(facts),
+                Some(_) => {
+                    self.release(facts.index).await;
+                    self.add(facts, addressing);
+                }
+                None => self.add(facts, addressing),
+            }
+        }
+        self.start_missing_clients().await?;
         self.apply_again().await?;
-        self.start_missing_clients().await
+        failure.map_or(Ok(()), Err)
     }
 
-    async fn add(&mut self, facts: LinkFacts) -> Result<(), KernelError> {
-        let further = match self.plan.source {
-            Source::Auto => &SLAAC[..],
-            Source::Static { .. } => &NO_SLAAC,
-        };
-        for (name, value) in SETTINGS.iter().chain(further) {
-            let name = name.replace("{}", &facts.name);
+    /// Makes the interfaces as wanted. A step that fails is tried again at the next look; what is
+    /// there already is used meanwhile.
+    async fn lay_out(&self) -> Result<(Layout, Option<KernelError>), KernelError> {
+        let mut failure = None;
+        for _ in 0..ROUNDS {
+            let layout = layout::plan(&self.plan.desired, &self.kernel.links().await?);
+            if layout.actions.is_empty() {
+                return Ok((layout, failure));
+            }
+            // Addresses are made when an interface is switched on, by the settings of that moment.
+            for (place, link) in &layout.uplinks {
+                if !self.uplinks.contains_key(&link.index) {
+                    self.settle(link, &self.plan.addressing(*place, link));
+                }
+            }
+            failure = None;
+            for action in &layout.actions {
+                match self.kernel.carry_out(action).await {
+                    Ok(()) => tracing::info!(%action, "uplinks"),
+                    Err(error) => failure = failure.or(Some(error)),
+                }
+            }
+            if failure.is_some() {
+                break;
+            }
+        }
+        Ok((layout::plan(&self.plan.desired, &self.kernel.links().await?), failure))
+    }
+
+    /// Sets what the kernel does by itself.
+    fn settle(&self, link: &LinkFacts, addressing: &Addressing) {
+        let set = |name: &str, value: &str| {
+            let name = name.replace("{}", &link.name);
             if let Err(error) = kernel::set(&name, value) {
                 tracing::debug!(setting = name, %error, "not set");
             }
+        };
+        let further = if addressing.listens() { &SLAAC[..] } else { &NO_SLAAC };
+        for (name, value) in SETTINGS.iter().chain(further) {
+            set(name, value);
         }
-        self.kernel.set_up(facts.index, None).await?;
-        let mut uplink = Uplink::new(facts.clone());
-        if let Source::Static { addresses, gateways } = self.plan.source.clone() {
-            self.configure(&mut uplink, &addresses, &gateways).await?;
+        set("ipv6/conf/{}/ra_defrtr_metric", &addressing.metric.to_string());
+        if let Some(StableSecret(secret)) = self.secret {
+            set("ipv6/conf/{}/stable_secret", &Ipv6Addr::from(secret).to_string());
         }
-        tracing::info!(interface = facts.name, "uplink");
-        self.uplinks.insert(facts.index, uplink);
-        Ok(())
+        if addressing.ipv6 == types::uplinks::Ipv6Source::Off {
+            set("ipv6/conf/{}/disable_ipv6", "1");
+        }
     }
 
-    /// Every uplink has a client, unless addresses are configured. One that could not be started
-    /// is tried again at the next look.
+    fn add(&mut self, facts: LinkFacts, addressing: Addressing) {
+        self.settle(&facts, &addressing);
+        tracing::info!(interface = facts.name, "uplink");
+        self.uplinks.insert(facts.index, Uplink::new(facts, addressing));
+    }
+
+    /// Uplinks that want DHCP have a client. One that could not be started is tried again at the
+    /// next look.
     async fn start_missing_clients(&mut self) -> Result<(), KernelError> {
-        if self.plan.source != Source::Auto {
-            return Ok(());
-        }
-        let missing = self.uplinks.values().filter(|uplink| uplink.client.is_none());
-        for facts in missing.map(|uplink| uplink.facts.clone()).collect::<Vec<_>>() {
-            let Some(hardware) = facts.hardware else { continue };
+        let indexes: Vec<u32> = self.uplinks.keys().copied().collect();
+        for index in indexes {
             // An address is there already when an earlier agent got it.
-            let addresses = self.ipv4_of(facts.index).await?;
-            let previous = addresses.iter().find_map(|known| ipv4(known.assigned.address));
-            let client = Client::new(hardware, previous, seed(), Instant::now());
-            let started = Running::start(&facts, client, self.send_events.clone());
-            match (started, self.uplinks.get_mut(&facts.index)) {
-                (Ok(running), Some(uplink)) => uplink.client = Some(running),
-                (Ok(_), None) => {}
-                (Err(error), _) => {
-                    self.last_error = Some(format!("cannot open DHCP on {}: {error}", facts.name));
+            let addresses = self.ipv4_of(index).await?;
+            let Some(uplink) = self.uplinks.get_mut(&index) else { continue };
+            let Some(hardware) = uplink.facts.hardware else { continue };
+            let (facts, now) = (&uplink.facts, Instant::now());
+            let wants = uplink.addressing.ipv4 == types::uplinks::Ipv4Source::Dhcp;
+            if wants && uplink.client.is_none() {
+                let previous = addresses.iter().find_map(|known| match known.assigned.address {
+                    IpAddr::V4(address) => Some(address),
+                    IpAddr::V6(_) => None,
+                });
+                let client = Client::new(hardware, previous, seed(), now);
+                match Running::start(facts, client, self.send_events.clone()) {
+                    Ok(running) => uplink.client = Some(running),
+                    Err(error) => {
+                        let text = format!("cannot open DHCP on {}: {error}", facts.name);
+                        self.last_error = Some(text);
+                    }
+                }
+            }
+            let wanted = uplink.addressing.dhcp6(uplink.facts.advertised);
+            if wanted == uplink.client6.as_ref().map(Running6::wanted) {
+                continue;
+            }
+            let Some(wanted) = wanted else { continue };
+            let client = dhcp6::Client::new(hardware, wanted, seed(), now);
+            match Running6::start(facts, client, self.send_events6.clone()) {
+                Ok(running) => uplink.client6 = Some(running),
+                Err(error) => {
+                    let text = format!("cannot open DHCPv6 on {}: {error}", facts.name);
+                    self.last_error = Some(text);
                 }
             }
         }
         Ok(())
     }
 
-    async fn configure(
-        &self,
-        uplink: &mut Uplink,
-        addresses: &[AssignedAddress],
-        gateways: &[IpAddr],
-    ) -> Result<(), KernelError> {
-        let index = uplink.facts.index;
-        for address in addresses {
-            self.kernel.add_address(index, *address, None).await?;
-        }
-        for (known, gateway) in gateways.iter().enumerate() {
-            let later = u32::try_from(known).unwrap_or(0) * 256;
-            let any: IpAddr = match gateway {
-                IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-                IpAddr::V6(_) => std::net::Ipv6Addr::UNSPECIFIED.into(),
-            };
-            let route = Route {
-                to: any,
-                prefix: 0,
-                gateway: Some(*gateway),
-                source: None,
-                index,
-                metric: METRIC + index + later,
-            };
-            self.kernel.add_route(&route).await?;
-            uplink.routes.push(route);
-        }
-        Ok(())
+    /// Whether there is a choice between uplinks.
+    fn probes(&self) -> bool {
+        let with = self.uplinks.values().filter(|uplink| uplink.gateway().is_some());
+        with.count() > 1
     }
 
-    async fn handle_event(&mut self, index: u32, event: Event) -> Result<(), KernelError> {
-        let Some(uplink) = self.uplinks.get_mut(&index) else { return Ok(()) };
-        let name = uplink.facts.name.clone();
-        match event {
-            Event::Leased(lease) => {
-                tracing::info!(interface = name, address = %lease.address, "DHCP lease");
-                uplink.lease = Some(lease.clone());
-                uplink.applied = Applied::InPart;
-                self.last_error = None;
-                self.apply(index, &lease).await
+    /// Asks the gateways whether they are there, and prefers uplinks accordingly.
+    async fn probe(&mut self) -> Result<(), KernelError> {
+        let mut changed = Vec::new();
+        for (index, uplink) in &mut self.uplinks {
+            let before = uplink.watch.standing();
+            match (uplink.gateway(), uplink.facts.carrier) {
+                (Some(_), Carrier::Down) => uplink.watch.handle_no_carrier(),
+                (Some(gateway), Carrier::Up) => {
+                    let found = self.kernel.probe(*index, gateway).await?;
+                    uplink.watch.handle_look(found);
+                }
+                (None, _) => {}
             }
-            Event::Lost(loss) => {
-                let why = match loss {
-                    Loss::Expired => "the DHCP lease ended and no server renewed it",
-                    Loss::Refused => "the DHCP server withdrew the address",
-                };
-                tracing::warn!(interface = name, why, "DHCP lease lost");
-                uplink.lease = None;
-                self.last_error = Some(format!("{name}: {why}"));
-                self.withdraw(index).await
+            if uplink.watch.standing() != before {
+                tracing::info!(uplink = uplink.addressing.label, reach = ?uplink.watch.reach(), "gateway");
+                changed.push(*index);
             }
         }
-    }
-
-    async fn apply(&mut self, index: u32, lease: &Lease) -> Result<(), KernelError> {
-        let address = lease.address.address();
-        let assigned = AssignedAddress { address: address.into(), prefix: lease.address.length() };
-        let left = lease.expires.map(|end| end.saturating_duration_since(Instant::now()));
-        // Rounded up: the client is the one that decides.
-        let valid = left.map(|left| u32::try_from(left.as_secs() + 1).unwrap_or(u32::MAX));
-        if let Some(mtu) = lease.mtu {
-            self.kernel.set_up(index, Some(u32::from(mtu))).await?;
-        }
-        self.kernel.add_address(index, assigned, valid).await?;
-        for other in self.ipv4_of(index).await? {
-            if other.assigned != assigned {
-                self.kernel.delete_address(&other).await?;
-            }
-        }
-        let routes: Vec<Route> = lease
-            .routes
-            .iter()
-            .map(|(to, gateway)| Route {
-                to: to.network().into(),
-                prefix: to.length(),
-                gateway: (!gateway.is_unspecified()).then_some((*gateway).into()),
-                source: Some(address),
-                index,
-                metric: METRIC + index,
-            })
-            .collect();
-        let old = self
-            .uplinks
-            .get_mut(&index)
-            .map(|uplink| std::mem::replace(&mut uplink.routes, routes.clone()));
-        for stale in old.unwrap_or_default().iter().filter(|old| !routes.contains(old)) {
-            self.kernel.delete_route(stale).await?;
-        }
-        for route in &routes {
-            self.kernel.add_route(route).await?;
-        }
-        if let Some(uplink) = self.uplinks.get_mut(&index) {
-            uplink.applied = Applied::Whole;
+        for index in changed {
+            self.sync_routes(index).await?;
         }
         Ok(())
-    }
-
-    /// Tries again what the kernel did not take before.
-    async fn apply_again(&mut self) -> Result<(), KernelError> {
-        let pending = self.uplinks.iter().filter(|(_, uplink)| uplink.applied == Applied::InPart);
-        let pending: Vec<(u32, Lease)> =
-            pending.filter_map(|(index, uplink)| Some((*index, uplink.lease.clone()?))).collect();
-        for (index, lease) in pending {
-            self.apply(index, &lease).await?;
-        }
-        Ok(())
-    }
-
-    /// Takes away what DHCP gave; the routes go with the address.
-    async fn withdraw(&mut self, index: u32) -> Result<(), KernelError> {
-        let routes = self.uplinks.get_mut(&index).map(|uplink| std::mem::take(&mut uplink.routes));
-        for route in routes.unwrap_or_default() {
-            self.kernel.delete_route(&route).await?;
-        }
-        for address in self.ipv4_of(index).await? {
-            self.kernel.delete_address(&address).await?;
-        }
-        Ok(())
-    }
-
-    /// The IPv4 addresses of an interface, but for those it gave itself.
-    async fn ipv4_of(&self, index: u32) -> Result<Vec<AddressFacts>, KernelError> {
-        let mut all = self.kernel.addresses().await?;
-        all.retain(|known| {
-            known.index == index
-                && ipv4(known.assigned.address).is_some_and(|address| !address.is_link_local())
-        });
-        Ok(all)
     }
 
     async fn publish(&mut self) {
         let addresses = self.kernel.addresses().await.unwrap_or_default();
         let routes = self.kernel.default_routes().await.unwrap_or_default();
-        let leases = || self.uplinks.values().filter_map(|uplink| uplink.lease.as_ref());
-        let ntp = distinct(leases().flat_map(|lease| &lease.ntp).copied().map(IpAddr::V4));
-        let dns = if self.plan.dns.is_empty() {
-            self.advertised.handle_timeout(Instant::now());
-            let by_dhcp = leases().flat_map(|lease| &lease.dns).copied().map(IpAddr::V4);
-            let advertised = self.uplinks.keys().flat_map(|index| self.advertised.on(*index));
-            distinct(by_dhcp.chain(advertised.map(IpAddr::V6)))
-        } else {
-            self.plan.dns.clone()
-        };
+        self.advertised.handle_timeout(Instant::now());
+        let mut by_rank: Vec<&Uplink> = self.uplinks.values().collect();
+        by_rank.sort_by_key(|uplink| (uplink.watch.standing() as u8, uplink.addressing.metric));
+        let mut ntp: Vec<IpAddr> = Vec::new();
+        let mut dns: Vec<IpAddr> = Vec::new();
+        for uplink in by_rank {
+            dns.extend(&uplink.addressing.dns);
+            if let Some(lease) = &uplink.lease {
+                ntp.extend(lease.ntp.iter().copied().map(IpAddr::V4));
+                dns.extend(lease.dns.iter().copied().map(IpAddr::V4));
+            }
+            if let Some(lease) = &uplink.lease6 {
+                ntp.extend(lease.ntp.iter().copied().map(IpAddr::V6));
+                dns.extend(lease.dns.iter().copied().map(IpAddr::V6));
+            }
+            dns.extend(self.advertised.on(uplink.facts.index).map(IpAddr::V6));
+        }
+        if !self.plan.dns.is_empty() {
+            dns.clone_from(&self.plan.dns);
+        }
         let status = NetworkStatus {
-            interfaces: self.uplinks.values().map(|uplink| uplink.status(&addresses)).collect(),
+            interfaces: self
+                .uplinks
+                .values()
+                .map(|uplink| uplink.status(&addresses, &self.advertised))
+                .collect(),
             gateways: distinct(routes.iter().map(|route| route.gateway)),
-            dns,
-            ntp,
-            last_error: self.last_error.clone(),
+            dns: distinct(dns.into_iter()),
+            ntp: distinct(ntp.into_iter()),
+            last_error: self.look_error.clone().or_else(|| self.last_error.clone()),
+            problems: self.problems.clone(),
         };
         self.publish.send_if_modified(|current| {
             let changed = *current != status;
@@ -353,42 +372,47 @@ impl Task {
 }
 
 impl Uplink {
-    fn new(facts: LinkFacts) -> Self {
-        let (client, lease, routes) = (None, None, Vec::new());
-        Self { facts, client, lease, applied: Applied::Whole, routes }
+    fn new(facts: LinkFacts, addressing: Addressing) -> Self {
+        Self {
+            facts,
+            addressing,
+            client: None,
+            client6: None,
+            lease: None,
+            lease6: None,
+            applied: Applied::InPart,
+            routes: Vec::new(),
+            watch: Watch::default(),
+        }
     }
 
     fn follow(&mut self, facts: LinkFacts) {
         let is_back = self.facts.carrier == Carrier::Down && facts.carrier == Carrier::Up;
-        if let (true, Some(client)) = (is_back, &self.client) {
-            client.carrier_is_back();
+        if is_back {
+            if let Some(client) = &self.client {
+                client.carrier_is_back();
+            }
+            if let Some(client) = &self.client6 {
+                client.carrier_is_back();
+            }
+        }
+        if is_back || self.facts.power != facts.power {
+            // Switched off, an interface loses routes and IPv6 addresses.
+            self.applied = Applied::InPart;
+            self.routes.clear();
         }
         self.facts = facts;
     }
 
-    fn status(&self, addresses: &[AddressFacts]) -> InterfaceStatus {
-        let own = addresses.iter().filter(|known| known.index == self.facts.index);
-        InterfaceStatus {
-            name: self.facts.name.clone(),
-            index: self.facts.index,
-            hardware: self.facts.hardware.unwrap_or(crate::net::HardwareAddress([0; 6])),
-            carrier: self.facts.carrier,
-            mtu: self.facts.mtu,
-            addresses: own.map(|known| known.assigned).collect(),
-            lease: self.lease.as_ref().map(|lease| LeaseStatus {
-                address: lease.address,
-                server: lease.server,
-                expires: lease.expires,
-            }),
-        }
+    pub(super) fn gateway(&self) -> Option<IpAddr> {
+        self.addressing.gateway(self.lease.as_ref())
     }
 }
 
-fn ipv4(address: IpAddr) -> Option<Ipv4Addr> {
-    match address {
-        IpAddr::V4(address) => Some(address),
-        IpAddr::V6(_) => None,
-    }
+fn told(error: &KernelError) -> String {
+    let text = format!("{error}: {}", error.source);
+    tracing::warn!(error = text, "uplinks");
+    text
 }
 
 fn distinct(addresses: impl Iterator<Item = IpAddr>) -> Vec<IpAddr> {

@@ -1,6 +1,9 @@
 //! The kernel's interfaces, addresses and routes, over routing netlink, and its settings in
 //! `/proc/sys/net`. Thin: it decides nothing.
 
+mod links;
+mod shaping;
+
 use std::{
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
@@ -13,13 +16,13 @@ use futures_util::{FutureExt, Stream, StreamExt, TryStreamExt};
 use netlink_packet_route::{
     AddressFamily,
     address::{AddressAttribute, AddressMessage, CacheInfo},
-    link::LinkMessage,
     route::{RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteProtocol, RouteScope},
 };
 use netlink_sys::{AsyncSocket, AsyncSocketExt, TokioSocket, protocols::NETLINK_ROUTE};
 use rtnetlink::{Handle, LinkUnspec, MulticastGroup, RouteMessageBuilder};
 
-use super::{AssignedAddress, HardwareAddress, Ipv4Prefix, links::LinkFacts};
+pub(super) use self::links::Neighbour;
+use super::{AssignedAddress, HardwareAddress, Ipv4Prefix};
 
 /// Changes that the kernel tells of.
 const GROUPS: [MulticastGroup; 5] = [
@@ -132,18 +135,6 @@ impl Kernel {
         Ok((Self { handle }, Notices(Box::pin(notices.map(|_| ())))))
     }
 
-    pub(super) async fn links(&self) -> Result<Vec<LinkFacts>, KernelError> {
-        let messages: Vec<LinkMessage> = self
-            .handle
-            .link()
-            .get()
-            .execute()
-            .try_collect()
-            .await
-            .map_err(failed(|| "list the interfaces".to_owned()))?;
-        Ok(messages.iter().filter_map(LinkFacts::read).collect())
-    }
-
     /// Takes an interface up, with the MTU when one is given.
     pub(super) async fn set_up(&self, index: u32, mtu: Option<u32>) -> Result<(), KernelError> {
         let mut message = LinkUnspec::new_with_index(index).up();
@@ -203,6 +194,24 @@ impl Kernel {
             cache.ifa_valid = valid;
             request.message_mut().attributes.push(AddressAttribute::CacheInfo(cache));
         }
+        let done = request.execute().await;
+        done.map_err(failed(|| format!("give interface {index} the address {address}/{prefix}")))
+    }
+
+    /// Adds an address that somebody granted, or changes its times, in seconds.
+    pub(super) async fn add_granted_address(
+        &self,
+        index: u32,
+        address: AssignedAddress,
+        preferred_s: u32,
+        valid_s: u32,
+    ) -> Result<(), KernelError> {
+        let AssignedAddress { address, prefix } = address;
+        let mut request = self.handle.address().add(index, address, prefix).replace();
+        let mut cache = CacheInfo::default();
+        cache.ifa_preferred = preferred_s;
+        cache.ifa_valid = valid_s;
+        request.message_mut().attributes.push(AddressAttribute::CacheInfo(cache));
         let done = request.execute().await;
         done.map_err(failed(|| format!("give interface {index} the address {address}/{prefix}")))
     }

@@ -1,0 +1,208 @@
+//! What leases and the configuration say, told to the kernel.
+
+use std::{net::IpAddr, time::Instant};
+
+use types::uplinks::Ipv4Source;
+
+use super::task::{Applied, Task};
+use crate::net::{
+    AssignedAddress,
+    dhcp::client::{Event, Lease, Loss},
+    dhcp6::client as dhcp6,
+    kernel::{self, AddressFacts, KernelError},
+};
+
+/// `INFINITY_LIFE_TIME`.
+const EVER: u32 = u32::MAX;
+
+impl Task {
+    pub(super) async fn handle_event(
+        &mut self,
+        index: u32,
+        event: Event,
+    ) -> Result<(), KernelError> {
+        let Some(uplink) = self.uplinks.get_mut(&index) else { return Ok(()) };
+        let name = uplink.facts.name.clone();
+        match event {
+            Event::Leased(lease) => {
+                tracing::info!(interface = name, address = %lease.address, "DHCP lease");
+                uplink.lease = Some(lease.clone());
+                uplink.applied = Applied::InPart;
+                self.last_error = None;
+                self.apply_lease(index, &lease).await
+            }
+            Event::Lost(loss) => {
+                let why = match loss {
+                    Loss::Expired => "the DHCP lease ended and no server renewed it",
+                    Loss::Refused => "the DHCP server withdrew the address",
+                };
+                tracing::warn!(interface = name, why, "DHCP lease lost");
+                uplink.lease = None;
+                self.last_error = Some(format!("{name}: {why}"));
+                self.sync_routes(index).await?;
+                for address in self.ipv4_of(index).await? {
+                    self.kernel.delete_address(&address).await?;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    pub(super) async fn handle_event6(
+        &mut self,
+        index: u32,
+        event: dhcp6::Event,
+    ) -> Result<(), KernelError> {
+        let Some(uplink) = self.uplinks.get_mut(&index) else { return Ok(()) };
+        let name = uplink.facts.name.clone();
+        let before = uplink.lease6.take();
+        let lease = match event {
+            dhcp6::Event::Leased(lease) => {
+                self.last_error = None;
+                Some(lease)
+            }
+            dhcp6::Event::Lost => {
+                self.last_error = Some(format!("{name}: the DHCPv6 lease is lost"));
+                None
+            }
+        };
+        let addresses: Vec<_> = lease.iter().flat_map(|lease| lease.addresses.clone()).collect();
+        uplink.lease6 = lease;
+        let now = Instant::now();
+        let left = |end: Option<Instant>| match end {
+            // Rounded up: the client is the one that decides.
+            Some(end) => {
+                u32::try_from(end.saturating_duration_since(now).as_secs() + 1).unwrap_or(EVER)
+            }
+            None => EVER,
+        };
+        for leased in &addresses {
+            let assigned = AssignedAddress { address: leased.address.into(), prefix: 128 };
+            let (preferred, valid) = (left(leased.preferred_until), left(leased.valid_until));
+            self.kernel.add_granted_address(index, assigned, preferred.min(valid), valid).await?;
+            tracing::info!(interface = name, address = %leased.address, "DHCPv6 lease");
+        }
+        let gone = before.iter().flat_map(|lease| &lease.addresses);
+        let gone: Vec<IpAddr> = gone
+            .filter(|old| addresses.iter().all(|leased| leased.address != old.address))
+            .map(|old| old.address.into())
+            .collect();
+        for known in self.kernel.addresses().await? {
+            if known.index == index && gone.contains(&known.assigned.address) {
+                self.kernel.delete_address(&known).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn apply_lease(&mut self, index: u32, lease: &Lease) -> Result<(), KernelError> {
+        let address = lease.address.address();
+        let assigned = AssignedAddress { address: address.into(), prefix: lease.address.length() };
+        let left = lease.expires.map(|end| end.saturating_duration_since(Instant::now()));
+        // Rounded up: the client is the one that decides.
+        let valid = left.map(|left| u32::try_from(left.as_secs() + 1).unwrap_or(u32::MAX));
+        let configured = self.uplinks.get(&index).and_then(|uplink| uplink.addressing.mtu);
+        if let (Some(mtu), None) = (lease.mtu, configured) {
+            self.kernel.set_up(index, Some(u32::from(mtu))).await?;
+        }
+        self.kernel.add_address(index, assigned, valid).await?;
+        for other in self.ipv4_of(index).await? {
+            if other.assigned != assigned {
+                self.kernel.delete_address(&other).await?;
+            }
+        }
+        self.sync_routes(index).await?;
+        if let Some(uplink) = self.uplinks.get_mut(&index) {
+            uplink.applied = Applied::Whole;
+        }
+        Ok(())
+    }
+
+    /// Gives the interface the addresses that are configured, and takes away others of their
+    /// families.
+    async fn configure(&mut self, index: u32) -> Result<(), KernelError> {
+        let Some(uplink) = self.uplinks.get(&index) else { return Ok(()) };
+        let wanted = uplink.addressing.addresses.clone();
+        let listens = uplink.addressing.listens();
+        let static4 = uplink.addressing.ipv4 != Ipv4Source::Dhcp;
+        for address in &wanted {
+            self.kernel.add_address(index, *address, None).await?;
+        }
+        for known in self.kernel.addresses().await? {
+            let stale = match known.assigned.address {
+                IpAddr::V4(address) => static4 && !address.is_link_local(),
+                IpAddr::V6(address) => !listens && !address.is_unicast_link_local(),
+            };
+            if known.index == index && stale && !wanted.contains(&known.assigned) {
+                self.kernel.delete_address(&known).await?;
+            }
+        }
+        self.sync_routes(index).await?;
+        if let Some(uplink) = self.uplinks.get_mut(&index) {
+            uplink.applied = Applied::Whole;
+        }
+        Ok(())
+    }
+
+    /// Tells the kernel what it does not know yet: of new uplinks, and what it did not take before.
+    pub(super) async fn apply_again(&mut self) -> Result<(), KernelError> {
+        let pending = self.uplinks.iter().filter(|(_, uplink)| uplink.applied == Applied::InPart);
+        let pending: Vec<(u32, Option<Lease>)> =
+            pending.map(|(index, uplink)| (*index, uplink.lease.clone())).collect();
+        for (index, lease) in pending {
+            match lease {
+                Some(lease) => {
+                    self.apply_lease(index, &lease).await?;
+                    // IPv6 may be configured beside it.
+                    self.configure(index).await?;
+                }
+                None => self.configure(index).await?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the interface's routes those that are wanted now.
+    pub(super) async fn sync_routes(&mut self, index: u32) -> Result<(), KernelError> {
+        let Some(uplink) = self.uplinks.get_mut(&index) else { return Ok(()) };
+        let standing = uplink.watch.standing();
+        let wanted = uplink.addressing.wanted_routes(index, uplink.lease.as_ref(), standing);
+        let old = std::mem::replace(&mut uplink.routes, wanted.clone());
+        for route in wanted.iter().filter(|route| !old.contains(route)) {
+            self.kernel.add_route(route).await?;
+        }
+        for stale in old.iter().filter(|old| !wanted.contains(old)) {
+            self.kernel.delete_route(stale).await?;
+        }
+        Ok(())
+    }
+
+    /// Takes from an interface what an uplink had there. Errors tell that it has gone by itself.
+    pub(super) async fn release(&mut self, index: u32) {
+        let Some(uplink) = self.uplinks.remove(&index) else { return };
+        tracing::info!(interface = uplink.facts.name, "no longer an uplink as it was");
+        for route in &uplink.routes {
+            let _ = self.kernel.delete_route(route).await;
+        }
+        for known in self.kernel.addresses().await.unwrap_or_default() {
+            if known.index == index {
+                let _ = self.kernel.delete_address(&known).await;
+            }
+        }
+        // What routers advertised goes too, and a link-local address comes back.
+        for value in ["1", "0"] {
+            let name = format!("ipv6/conf/{}/disable_ipv6", uplink.facts.name);
+            let _ = kernel::set(&name, value);
+        }
+    }
+
+    /// The IPv4 addresses of an interface, but for those it gave itself.
+    pub(super) async fn ipv4_of(&self, index: u32) -> Result<Vec<AddressFacts>, KernelError> {
+        let mut all = self.kernel.addresses().await?;
+        all.retain(|known| match known.assigned.address {
+            IpAddr::V4(address) => known.index == index && !address.is_link_local(),
+            IpAddr::V6(_) => false,
+        });
+        Ok(all)
+    }
+}

@@ -1,0 +1,233 @@
+//! IPv6 uplinks against radvd, and DHCPv6 against Kea: what routers ask for is done, no more.
+
+#![allow(clippy::unwrap_used, reason = "a test bench that cannot be built fails the test")]
+
+mod netns;
+
+use std::{
+    fs,
+    path::Path,
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use agent::net::{NetworkStatus, Uplinks, uplinks::StableSecret};
+use netns::{Namespace, can_run};
+use tempfile::TempDir;
+use tokio::{runtime::Runtime, sync::watch};
+use types::config::{Network, NodeSpec};
+
+const LONG: Duration = Duration::from_secs(40);
+
+struct World {
+    node: Namespace,
+    router: Namespace,
+    runtime: Option<Runtime>,
+    uplinks: Option<Uplinks>,
+    status: watch::Receiver<NetworkStatus>,
+    servers: Vec<Child>,
+    folder: TempDir,
+}
+
+impl World {
+    fn new(test: &str) -> Option<Self> {
+        if !can_run(test, &["ip", "ping", "radvd", "kea-dhcp6"]) {
+            return None;
+        }
+        let (node, router) = (Namespace::new(), Namespace::new());
+        node.cable("eth0", &router, "eth0");
+        router.enter(|| fs::write("/proc/sys/net/ipv6/conf/all/forwarding", "1")).unwrap();
+        router.ip("link set eth0 address 02:00:00:00:00:fe");
+        router.ip("addr add fd00:50::1/64 dev eth0 nodad");
+        router.ip("link set eth0 up");
+        let runtime = Some(node.runtime());
+        let (_, status) = watch::channel(NetworkStatus::default());
+        let (uplinks, servers, folder) = (None, Vec::new(), tempfile::tempdir().unwrap());
+        Some(Self { node, router, runtime, uplinks, status, servers, folder })
+    }
+
+    fn start(&mut self, secret: [u8; 16], uplink: &str) {
+        let key = "01".repeat(32);
+        let text = format!(
+            "version = 1\n[authority]\nthreshold = 1\nkeys = [\"{key}\"]\n[[network.uplinks]]\n\
+             name = \"a\"\ncard = {{ name = \"eth0\" }}\nipv4 = \"off\"\n{uplink}\n"
+        );
+        let spec: Network = NodeSpec::parse(text.as_bytes()).unwrap().network;
+        let runtime = self.runtime.as_ref().unwrap();
+        let uplinks = self.node.enter(|| {
+            let _inside = runtime.enter();
+            Uplinks::start_with(&spec, Some(StableSecret(secret))).unwrap()
+        });
+        self.status = uplinks.status();
+        self.uplinks = Some(uplinks);
+    }
+
+    /// Router advertisements with these flags.
+    fn advertise(&mut self, flags: &str, prefix: &str) {
+        let path = self.folder.path().join("radvd.conf");
+        let text = format!(
+            "interface eth0 {{ AdvSendAdvert on; MinRtrAdvInterval 3; MaxRtrAdvInterval 4; {flags}\n\
+             prefix {prefix} {{ AdvOnLink on; AdvAutonomous on; }};\n\
+             RDNSS fd00:50::53 {{ AdvRDNSSLifetime 60; }}; }};\n"
+        );
+        fs::write(&path, text).unwrap();
+        let mut command = Command::new("radvd");
+        command.args(["--nodaemon", "--logmethod", "stderr", "--config"]).arg(&path);
+        command.arg("--pidfile").arg(self.folder.path().join("radvd.pid"));
+        self.spawn(command, "radvd.log");
+    }
+
+    /// Kea with one address, whose lease is to be renewed after two seconds.
+    fn serve(&mut self, rapid: &str) {
+        let folder = self.folder.path().display().to_string();
+        let text = format!(
+            r#"{{ "Dhcp6": {{
+                "data-directory": "{folder}",
+                "interfaces-config": {{ "interfaces": [ "eth0" ] }},
+                "lease-database": {{ "type": "memfile", "persist": true, "name": "{folder}/leases" }},
+                "renew-timer": 3, "rebind-timer": 8, "preferred-lifetime": 12, "valid-lifetime": 20,
+                "option-data": [ {{ "name": "dns-servers", "data": "fd00:50::5353" }},
+                                 {{ "name": "sntp-servers", "data": "fd00:50::123" }} ],
+                "subnet6": [ {{ "subnet": "fd00:50::/64", "interface": "eth0", "rapid-commit": {rapid},
+                    "pools": [ {{ "pool": "fd00:50::1000-fd00:50::1000" }} ] }} ],
+                "loggers": [ {{ "name": "kea-dhcp6", "severity": "DEBUG", "debuglevel": 50,
+                    "output_options": [ {{ "output": "stdout" }} ] }} ]
+            }} }}"#
+        );
+        let path = self.folder.path().join("kea.conf");
+        fs::write(&path, text).unwrap();
+        let mut command = Command::new("kea-dhcp6");
+        command.arg("-c").arg(&path);
+        command.env("KEA_PIDFILE_DIR", &folder).env("KEA_LOCKFILE_DIR", &folder);
+        // Kea binds to the link-local address, which must have been checked.
+        // There is none before the cable has two ends.
+        self.node.ip("link set eth0 up");
+        netns::wait_for("the router's link-local address", LONG, || {
+            let known = self.router.ip("-6 addr show dev eth0");
+            known.contains("fe80") && !known.contains("tentative")
+        });
+        self.spawn(command, "kea.log");
+    }
+
+    fn spawn(&mut self, mut command: Command, log: &str) {
+        let log = fs::File::create(self.folder.path().join(log)).unwrap();
+        command.stdin(Stdio::null()).stderr(log.try_clone().unwrap()).stdout(log);
+        let child = self.router.enter(|| command.spawn().unwrap());
+        self.servers.push(child);
+    }
+
+    fn log(&self, name: &str) -> String {
+        fs::read_to_string(Path::new(self.folder.path()).join(name)).unwrap_or_default()
+    }
+
+    fn wait(
+        &mut self,
+        what: &str,
+        wanted: impl Fn(&NetworkStatus) -> bool + Send,
+    ) -> NetworkStatus {
+        let runtime = self.runtime.as_ref().unwrap();
+        let found = runtime.block_on(async {
+            let waiting = self.status.wait_for(|status| wanted(status));
+            tokio::time::timeout(LONG, waiting).await.map(|found| found.unwrap().clone())
+        });
+        found.unwrap_or_else(|_| {
+            let logs = [self.log("radvd.log"), self.log("kea.log")].concat();
+            panic!("not within {LONG:?}: {what}: {:?}\n{logs}", self.status.borrow())
+        })
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        self.uplinks = None;
+        for server in &mut self.servers {
+            let _ = server.kill();
+            let _ = server.wait();
+        }
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_timeout(Duration::from_secs(5));
+        }
+    }
+}
+
+const LEASED: &str = "fd00:50::1000";
+
+fn has(status: &NetworkStatus, address: &str) -> bool {
+    status.addresses().any(|known| known.to_string() == address)
+}
+
+fn has_server(status: &NetworkStatus, address: &str) -> bool {
+    status.dns.iter().any(|known| known.to_string() == address)
+}
+
+/// The address that the node gave itself.
+fn own(status: &NetworkStatus) -> Option<String> {
+    let mut all = status.addresses().map(|address| address.to_string());
+    all.find(|address| address.starts_with("fd00:50") && address != LEASED)
+}
+
+#[test]
+fn a_managed_network_gives_an_address_and_servers_and_renews_them() {
+    let Some(mut world) = World::new("DHCPv6") else { return };
+    world.advertise("AdvManagedFlag on;", "fd00:50::/64");
+    world.serve("false");
+    world.start([7; 16], "");
+    let status = world.wait("an address", |status| {
+        has(status, LEASED) && has_server(status, "fd00:50::5353") && own(status).is_some()
+    });
+    assert_eq!(status.ntp.len(), 1, "{status:?}");
+    world.node.reaches("fd00:50::1");
+    let kernel = world.node.ip("-6 addr show dev eth0");
+    let line = kernel.split(&format!("{LEASED}/128")).nth(1).unwrap();
+    assert!(line.lines().nth(1).unwrap().trim().starts_with("valid_lft"), "{kernel}");
+    assert!(!line.lines().nth(1).unwrap().contains("forever"), "{kernel}");
+    netns::wait_for("a renewal", LONG, || {
+        world.log("kea.log").contains("DHCP6_PROCESS_IA_NA_EXTEND")
+    });
+    assert!(has(&world.status.borrow(), LEASED));
+    // The server goes; so does the address, at the lease's end.
+    world.servers[1].kill().unwrap();
+    world.wait("the end of the lease", |status| !has(status, LEASED));
+    assert!(!world.node.ip("-6 addr show dev eth0").contains(LEASED));
+}
+
+#[test]
+fn a_server_that_may_commits_rapidly() {
+    let Some(mut world) = World::new("DHCPv6 rapid commit") else { return };
+    world.serve("true");
+    world.start([7; 16], "ipv6 = \"dhcp\"");
+    world.wait("an address", |status| has(status, LEASED));
+    let log = world.log("kea.log");
+    assert!(log.contains("SOLICIT") && !log.contains("REQUEST ("), "{log}");
+}
+
+#[test]
+fn a_network_with_other_configuration_is_asked_for_no_address() {
+    let Some(mut world) = World::new("stateless DHCPv6") else { return };
+    world.advertise("AdvOtherConfigFlag on;", "fd00:50::/64");
+    world.serve("false");
+    world.start([7; 16], "");
+    let status = world.wait("its servers", |status| {
+        has_server(status, "fd00:50::5353") && has_server(status, "fd00:50::53")
+    });
+    assert!(!has(&status, LEASED), "{status:?}");
+    assert!(own(&status).is_some(), "{status:?}");
+}
+
+#[test]
+fn own_addresses_are_stable_on_a_network_and_tell_no_hardware_address() {
+    let Some(mut world) = World::new("stable addresses") else { return };
+    world.node.ip("link set eth0 address 02:00:00:00:00:42");
+    world.advertise("", "fd00:50::/64");
+    world.start([7; 16], "ipv6 = \"slaac\"");
+    let first = own(&world.wait("an address", |status| own(status).is_some())).unwrap();
+    assert!(!first.ends_with("ff:fe00:42"), "{first}");
+    let again = |world: &mut World, secret: [u8; 16]| {
+        world.uplinks = None;
+        world.node.ip("link set eth0 down");
+        world.start(secret, "ipv6 = \"slaac\"");
+        own(&world.wait("an address", |status| own(status).is_some())).unwrap()
+    };
+    assert_eq!(again(&mut world, [7; 16]), first);
+    assert_ne!(again(&mut world, [8; 16]), first);
+}

@@ -1,0 +1,237 @@
+//! Authenticated time against a real chronyd: keys, cookies, whom to trust, and a man in the middle.
+
+#![allow(clippy::unwrap_used, reason = "a test bench that cannot be built fails the test")]
+
+mod netns;
+
+use std::{
+    fs, io,
+    net::UdpSocket,
+    process::{Child, Command, Stdio},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use agent::{
+    net::{NetworkStatus, Resolver},
+    time::{Clock, ClockConfig, ClockStatus, NtsConfig, SystemClock, nts::establish::Roots},
+};
+use netns::{Namespace, can_run, wait_for};
+use tempfile::TempDir;
+use tokio::{runtime::Runtime, sync::watch};
+use types::units::UnixSeconds;
+
+const LONG: Duration = Duration::from_secs(20);
+/// How far this clock is off at the start.
+const OFF: Duration = Duration::from_secs(86_400 * 3);
+
+/// A clock beside the machine's.
+#[derive(Debug, Default)]
+struct TestClock(Mutex<i128>);
+
+impl TestClock {
+    fn error_ms(&self) -> i128 {
+        *self.0.lock().unwrap() / 1_000_000
+    }
+}
+
+fn truth() -> i128 {
+    i128::try_from(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos()).unwrap()
+}
+
+impl SystemClock for TestClock {
+    fn now(&self) -> Duration {
+        Duration::from_nanos(u64::try_from(truth() + *self.0.lock().unwrap()).unwrap())
+    }
+
+    fn set(&self, time: Duration) -> io::Result<()> {
+        *self.0.lock().unwrap() = i128::try_from(time.as_nanos()).unwrap() - truth();
+        Ok(())
+    }
+
+    fn slew(&self, offset_us: i64) -> io::Result<()> {
+        *self.0.lock().unwrap() += i128::from(offset_us) * 1000;
+        Ok(())
+    }
+}
+
+/// A namespace with a time server.
+struct World {
+    space: Namespace,
+    runtime: Option<Runtime>,
+    folder: TempDir,
+    chronyd: Option<Child>,
+}
+
+impl World {
+    fn new(test: &str) -> Option<Self> {
+        if !can_run(test, &["ip", "chronyd", "openssl"]) {
+            return None;
+        }
+        let space = Namespace::new();
+        let runtime = Some(space.runtime());
+        let mut world =
+            Self { space, runtime, folder: tempfile::tempdir().unwrap(), chronyd: None };
+        world.certify();
+        world.serve("");
+        Some(world)
+    }
+
+    /// An authority, and a certificate of `localhost` by it.
+    fn certify(&self) {
+        let run = |arguments: &str| {
+            let output = Command::new("openssl")
+                .args(arguments.split_whitespace())
+                .current_dir(self.folder.path())
+                .output()
+                .unwrap();
+            let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(output.status.success(), "openssl {arguments}: {stderr}");
+        };
+        let key = "-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes";
+        run(&format!("req -x509 {key} -keyout ca.key -out ca.pem -days 30 -subj /CN=ca"));
+        run(&format!("req {key} -keyout key.pem -out request.pem -subj /CN=localhost"));
+        let names = "subjectAltName=DNS:localhost,IP:127.0.0.1\n";
+        fs::write(self.folder.path().join("names"), names).unwrap();
+        run("x509 -req -in request.pem -CA ca.pem -CAkey ca.key -CAcreateserial -days 9 \
+             -extfile names -out cert.pem");
+    }
+
+    fn serve(&mut self, more: &str) {
+        if let Some(mut old) = self.chronyd.take() {
+            old.kill().unwrap();
+            old.wait().unwrap();
+        }
+        let folder = self.folder.path().display().to_string();
+        let text = format!(
+            "local stratum 3\nallow all\nport 123\nbindaddress 127.0.0.1\ncmdport 0\n\
+             ntsserverkey {folder}/key.pem\nntsservercert {folder}/cert.pem\n\
+             pidfile {folder}/pid\nbindcmdaddress /\n{more}\n"
+        );
+        let path = self.folder.path().join("chrony.conf");
+        fs::write(&path, text).unwrap();
+        let log = fs::File::create(self.folder.path().join("log")).unwrap();
+        let mut command = Command::new("chronyd");
+        command.args(["-d", "-x", "-u", "root", "-f"]).arg(&path);
+        command.stdin(Stdio::null()).stderr(log.try_clone().unwrap()).stdout(log);
+        self.chronyd = Some(self.space.enter(|| command.spawn().unwrap()));
+        wait_for("the time server", LONG, || {
+            self.space.enter(|| std::net::TcpStream::connect("127.0.0.1:4460").is_ok())
+        });
+    }
+
+    fn start(&self, system: &Arc<TestClock>, servers: &[&str], roots: Roots) -> Clock {
+        let (_, network) = watch::channel(NetworkStatus::default());
+        let nts = NtsConfig { servers: servers.iter().map(ToString::to_string).collect(), roots };
+        let config = ClockConfig {
+            floor: UnixSeconds(0),
+            servers: Vec::new(),
+            nts: Some(nts),
+            resolver: Resolver::new(network.clone()),
+            network,
+        };
+        let system: Arc<dyn SystemClock> = Arc::clone(system) as _;
+        let runtime = self.runtime.as_ref().unwrap();
+        self.space.enter(|| {
+            let _inside = runtime.enter();
+            Clock::start_with(config, system)
+        })
+    }
+
+    fn roots(&self) -> Roots {
+        let text = fs::read_to_string(self.folder.path().join("ca.pem")).unwrap();
+        Roots::from_pem(&text).unwrap()
+    }
+
+    fn wait(&self, clock: &Clock, wanted: impl Fn(&ClockStatus) -> bool) -> ClockStatus {
+        let mut status = clock.status();
+        let runtime = self.runtime.as_ref().unwrap();
+        let found = runtime.block_on(async {
+            let waiting = status.wait_for(|status| wanted(status));
+            tokio::time::timeout(LONG, waiting).await.map(|found| found.unwrap().clone())
+        });
+        found.unwrap_or_else(|_| {
+            let log = fs::read_to_string(self.folder.path().join("log")).unwrap();
+            panic!("not within {LONG:?}: {:?}\n{log}", clock.status().borrow())
+        })
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        if let Some(chronyd) = &mut self.chronyd {
+            let _ = chronyd.kill();
+            let _ = chronyd.wait();
+        }
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_timeout(Duration::from_secs(5));
+        }
+    }
+}
+
+fn off() -> Arc<TestClock> {
+    let nanos = i128::try_from(OFF.as_nanos()).unwrap();
+    Arc::new(TestClock(Mutex::new(nanos)))
+}
+
+#[test]
+fn authenticated_time_sets_a_clock_that_is_days_off() {
+    let Some(world) = World::new("NTS") else { return };
+    let system = off();
+    let clock = world.start(&system, &["127.0.0.1"], world.roots());
+    let status = world.wait(&clock, |status| status.sources == 1);
+    assert_eq!(status.last_error, None);
+    assert!(system.error_ms().abs() < 100, "{} ms", system.error_ms());
+}
+
+#[test]
+fn a_stranger_is_not_believed_and_is_named() {
+    let Some(world) = World::new("NTS with an unknown authority") else { return };
+    let system = off();
+    let clock = world.start(&system, &["127.0.0.1"], Roots::public());
+    let status = world.wait(&clock, |status| status.last_error.is_some());
+    let error = status.last_error.unwrap();
+    assert!(error.contains("127.0.0.1") && error.contains("time.nts_roots"), "{error}");
+    assert_eq!(status.sources, 0);
+    assert!(system.error_ms() > 86_400_000);
+}
+
+/// Passes datagrams to the time server, and alters the answers' transmit timestamp.
+fn man_in_the_middle(space: &Namespace) -> Arc<AtomicU64> {
+    let altered = Arc::new(AtomicU64::new(0));
+    let counter = Arc::clone(&altered);
+    space.enter(|| {
+        let front = UdpSocket::bind("127.0.0.2:123").unwrap();
+        let back = UdpSocket::bind("127.0.0.1:0").unwrap();
+        back.connect("127.0.0.1:123").unwrap();
+        std::thread::spawn(move || {
+            let mut packet = [0; 4096];
+            while let Ok((length, client)) = front.recv_from(&mut packet) {
+                back.send(&packet[..length]).unwrap();
+                let length = back.recv(&mut packet).unwrap();
+                // One hour later.
+                packet[34] = packet[34].wrapping_add(0x0e);
+                packet[42] = packet[42].wrapping_add(0x0e);
+                counter.fetch_add(1, Ordering::Relaxed);
+                front.send_to(&packet[..length], client).unwrap();
+            }
+        });
+    });
+    altered
+}
+
+#[test]
+fn an_altered_answer_is_not_believed() {
+    let Some(mut world) = World::new("NTS with a man in the middle") else { return };
+    let altered = man_in_the_middle(&world.space);
+    world.serve("ntsntpserver 127.0.0.2\n");
+    let system = off();
+    let clock = world.start(&system, &["127.0.0.1"], world.roots());
+    let status = world.wait(&clock, |status| status.last_error.is_some());
+    assert!(altered.load(Ordering::Relaxed) > 0);
+    assert!(status.last_error.unwrap().contains("not signed"));
+    assert!(system.error_ms() > 86_400_000);
+}

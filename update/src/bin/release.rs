@@ -1,0 +1,324 @@
+//! `release`: makes and maintains a repository of releases.
+//!
+//! ```text
+//! release key new FILE | key show KEY
+//! release init|stage|sign|publish|rotate|withdraw|verify --repository DIR …
+//! ```
+//!
+//! A KEY is an encrypted key file, or a `pkcs11:` URI for a key in a token. `init`, `stage`, `rotate`
+//! and `withdraw` change the folder `staged` only and need no secret; `sign` adds a signature to
+//! what is staged, once for each key, on whatever machine has it; `publish` needs the online key.
+//! Passphrases come from a file or the terminal.
+
+#![forbid(unsafe_code)]
+
+use std::{
+    collections::BTreeMap,
+    error::Error,
+    fs::{self, OpenOptions},
+    io::{self, BufRead as _, BufReader, Write as _},
+    os::unix::fs::OpenOptionsExt as _,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use clap::{Args, Parser, Subcommand};
+use jiff::Timestamp;
+use rustix::termios::{self, LocalModes, OptionalActions};
+use update::{
+    channel::{Release, Wave, Waves},
+    release::{
+        KeyFile, Plan, PublicKey, Repository, Rotation, Signer, Staging, TIMESTAMP_DAYS, TokenKey,
+        TopKeys,
+    },
+};
+use zeroize::Zeroizing;
+
+/// Makes and maintains a repository of releases.
+#[derive(Parser)]
+#[command(version)]
+struct Arguments {
+    /// Folder of the repository; `metadata` and `targets` in it are for mirrors
+    #[arg(long, global = true, value_name = "DIR", default_value = ".")]
+    repository: PathBuf,
+    /// File with the passphrase of key files; without it the terminal is asked
+    #[arg(long, global = true, value_name = "FILE")]
+    passphrase_file: Option<PathBuf>,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Make keys and look at them
+    #[command(subcommand)]
+    Key(KeyCommand),
+    /// Stage the first version of a repository
+    Init(Init),
+    /// Stage a release: its UKI, its SBOM, and a manifest that binds them
+    Stage(Stage),
+    /// Sign what is staged with a key
+    Sign {
+        /// Key file or pkcs11 URI
+        #[arg(long)]
+        key: String,
+    },
+    /// Publish what is staged and signed; without anything staged, renew the timestamp
+    Publish {
+        /// Key of snapshot and timestamp
+        #[arg(long)]
+        key: Vec<String>,
+        /// Days that the timestamp is good for
+        #[arg(long, default_value_t = TIMESTAMP_DAYS)]
+        days: i64,
+    },
+    /// Stage other keys for root, targets, snapshot, timestamp, or a channel
+    Rotate {
+        /// The role
+        role: String,
+        /// Key that may sign from then on
+        #[arg(long)]
+        add: Vec<String>,
+        /// Id of a key that may not sign any longer
+        #[arg(long)]
+        remove: Vec<String>,
+        /// How many keys must sign
+        #[arg(long)]
+        threshold: Option<u64>,
+    },
+    /// Stage the withdrawal of a release: nodes that run it leave it
+    Withdraw {
+        #[arg(long)]
+        channel: String,
+        #[arg(long)]
+        release: Release,
+    },
+    /// Read the published repository as a client does, and every target
+    Verify,
+}
+
+#[derive(Subcommand)]
+enum KeyCommand {
+    /// Make an Ed25519 key in an encrypted file
+    New { file: PathBuf },
+    /// Print a key's id and its public part
+    Show { key: String },
+}
+
+#[derive(Args)]
+struct Init {
+    /// Offline key of root
+    #[arg(long, required = true)]
+    root: Vec<String>,
+    /// How many of them must sign
+    #[arg(long, default_value_t = 2)]
+    root_threshold: u64,
+    /// Offline key of targets
+    #[arg(long, required = true)]
+    targets: Vec<String>,
+    /// How many of them must sign
+    #[arg(long, default_value_t = 2)]
+    targets_threshold: u64,
+    /// Key of snapshot and timestamp
+    #[arg(long, required = true)]
+    online: Vec<String>,
+    /// Channel and a key of it; the same channel again for a further key
+    #[arg(long, value_name = "NAME=KEY", required = true)]
+    channel: Vec<String>,
+    /// How many keys of a channel must sign
+    #[arg(long, default_value_t = 1)]
+    channel_threshold: u64,
+}
+
+#[derive(Args)]
+struct Stage {
+    #[arg(long)]
+    channel: String,
+    #[arg(long)]
+    release: Release,
+    /// The unified kernel image
+    #[arg(long)]
+    uki: PathBuf,
+    /// The software bill of materials
+    #[arg(long)]
+    sbom: PathBuf,
+    /// Another file of the release
+    #[arg(long, value_name = "KIND=FILE")]
+    file: Vec<String>,
+    /// The oldest release that nodes may run from now on
+    #[arg(long)]
+    minimum: Option<Release>,
+    /// Steps: seconds from now, and permille of the nodes that may update from then on
+    #[arg(long, value_name = "SECONDS=PERMILLE", value_delimiter = ',')]
+    waves: Vec<String>,
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("{what}")]
+struct Wrong {
+    what: String,
+    source: Option<Box<dyn Error>>,
+}
+
+fn main() -> ExitCode {
+    match run(&Arguments::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let mut text = error.to_string();
+            let mut source = error.source();
+            while let Some(error) = source {
+                text.push_str(&format!(": {error}"));
+                source = error.source();
+            }
+            eprintln!("release: {text}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
+    let now = Timestamp::now();
+    let open = || Repository::open(&arguments.repository);
+    match &arguments.command {
+        Command::Key(KeyCommand::New { file }) => new_key(arguments, file)?,
+        Command::Key(KeyCommand::Show { key }) => {
+            let key = public(key)?;
+            println!("{}\n{}", key.id(), String::from_utf8(key.json().canonical())?);
+        }
+        Command::Init(init) => open()?.init(&plan(init)?, now)?,
+        Command::Stage(stage) => open()?.stage(&staging(stage, now)?, now)?,
+        Command::Sign { key } => {
+            let signed = open()?.sign(signer(arguments, key)?.as_ref())?;
+            println!(
+                "signed {}",
+                if signed.is_empty() { "nothing".into() } else { signed.join(", ") }
+            );
+        }
+        Command::Publish { key, days } => {
+            let online: Result<Vec<_>, _> = key.iter().map(|key| signer(arguments, key)).collect();
+            let published = open()?.publish(&online?, *days, now)?;
+            println!(
+                "published {}timestamp",
+                published.iter().map(|r| format!("{r}, ")).collect::<String>()
+            );
+        }
+        Command::Rotate { role, add, remove, threshold } => {
+            let (role, removed, threshold) = (role.clone(), remove.clone(), *threshold);
+            open()?.rotate(&Rotation { role, added: keys(add)?, removed, threshold }, now)?;
+        }
+        Command::Withdraw { channel, release } => open()?.withdraw(channel, *release, now)?,
+        Command::Verify => {
+            for target in open()?.verify(now)? {
+                println!("{}\t{}\t{}", target.file.length, target.path, target.role);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn new_key(arguments: &Arguments, file: &Path) -> Result<(), Box<dyn Error>> {
+    let passphrase = passphrase(arguments, "passphrase of the new key: ")?;
+    if arguments.passphrase_file.is_none()
+        && *passphrase != *self::passphrase(arguments, "the same again: ")?
+    {
+        return Err(wrong("the two are not the same"));
+    }
+    let key = KeyFile::generate(passphrase.as_bytes())?;
+    let text = key.text()?;
+    let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(file);
+    let written = made.and_then(|mut made| made.write_all(text.as_bytes()).and(made.sync_all()));
+    written.map_err(|error| about(file, error))?;
+    println!("{}", key.public()?.id());
+    Ok(())
+}
+
+fn plan(init: &Init) -> Result<Plan, Box<dyn Error>> {
+    let mut channels: BTreeMap<String, (Vec<PublicKey>, u64)> = BTreeMap::new();
+    for channel in &init.channel {
+        let (name, key) = pair(channel)?;
+        let entry = channels.entry(name.to_owned()).or_insert((Vec::new(), init.channel_threshold));
+        entry.0.push(public(key)?);
+    }
+    let root = (keys(&init.root)?, init.root_threshold);
+    let targets = (keys(&init.targets)?, init.targets_threshold);
+    Ok(Plan { keys: TopKeys { root, targets, online: keys(&init.online)? }, channels })
+}
+
+fn staging(stage: &Stage, now: Timestamp) -> Result<Staging, Box<dyn Error>> {
+    let mut files = BTreeMap::from([
+        ("uki".to_owned(), stage.uki.clone()),
+        ("sbom".to_owned(), stage.sbom.clone()),
+    ]);
+    for file in &stage.file {
+        let (kind, path) = pair(file)?;
+        files.insert(kind.to_owned(), PathBuf::from(path));
+    }
+    let step = |text: &String| -> Result<Wave, Box<dyn Error>> {
+        let (after, permille) = pair(text)?;
+        Ok(Wave { after_s: after.parse()?, permille: permille.parse()? })
+    };
+    let steps: Result<Vec<Wave>, _> = stage.waves.iter().map(step).collect();
+    let start = Timestamp::from_second(now.as_second())?;
+    let waves = Some(Waves { start, steps: steps? }).filter(|waves| !waves.steps.is_empty());
+    let (channel, release, minimum) = (stage.channel.clone(), stage.release, stage.minimum);
+    Ok(Staging { channel, release, files, minimum, waves })
+}
+
+fn keys(names: &[String]) -> Result<Vec<PublicKey>, Box<dyn Error>> {
+    names.iter().map(|name| public(name)).collect()
+}
+
+fn public(name: &str) -> Result<PublicKey, Box<dyn Error>> {
+    if name.starts_with("pkcs11:") {
+        return Ok(TokenKey::open(name)?.public().clone());
+    }
+    Ok(key_file(name)?.public()?)
+}
+
+fn signer(arguments: &Arguments, name: &str) -> Result<Box<dyn Signer>, Box<dyn Error>> {
+    if name.starts_with("pkcs11:") {
+        return Ok(Box::new(TokenKey::open(name)?));
+    }
+    let passphrase = passphrase(arguments, &format!("passphrase of {name}: "))?;
+    Ok(key_file(name)?.open(passphrase.as_bytes())?)
+}
+
+fn key_file(name: &str) -> Result<KeyFile, Box<dyn Error>> {
+    let path = Path::new(name);
+    let bytes = fs::read(path).map_err(|error| about(path, error))?;
+    KeyFile::parse(&bytes).map_err(|error| about(path, error))
+}
+
+fn passphrase(arguments: &Arguments, prompt: &str) -> Result<Zeroizing<String>, Box<dyn Error>> {
+    if let Some(path) = &arguments.passphrase_file {
+        let text = Zeroizing::new(fs::read_to_string(path).map_err(|error| about(path, error))?);
+        return Ok(Zeroizing::new(text.trim_end_matches('\n').to_owned()));
+    }
+    let read = || -> io::Result<Zeroizing<String>> {
+        let mut terminal = OpenOptions::new().read(true).write(true).open("/dev/tty")?;
+        terminal.write_all(prompt.as_bytes())?;
+        let before = termios::tcgetattr(&terminal)?;
+        let mut silent = before.clone();
+        silent.local_modes.remove(LocalModes::ECHO);
+        termios::tcsetattr(&terminal, OptionalActions::Flush, &silent)?;
+        let mut line = Zeroizing::new(String::new());
+        let read = BufReader::new(&terminal).read_line(&mut line);
+        termios::tcsetattr(&terminal, OptionalActions::Flush, &before)?;
+        terminal.write_all(b"\n")?;
+        read?;
+        Ok(Zeroizing::new(line.trim_end_matches('\n').to_owned()))
+    };
+    read().map_err(|error| about(Path::new("/dev/tty"), error))
+}
+
+fn pair(text: &str) -> Result<(&str, &str), Box<dyn Error>> {
+    text.split_once('=').ok_or_else(|| wrong(&format!("{text:?} is not NAME=VALUE")))
+}
+
+fn wrong(what: &str) -> Box<dyn Error> {
+    Box::new(Wrong { what: what.to_owned(), source: None })
+}
+
+fn about(path: &Path, source: impl Into<Box<dyn Error>>) -> Box<dyn Error> {
+    Box::new(Wrong { what: path.display().to_string(), source: Some(source.into()) })
+}

@@ -1,0 +1,229 @@
+//! Gets files of a repository by `https`, `http` and `file` URLs.
+//!
+//! Every wait has a bound: a mirror that stalls, drips or never ends costs time, never more than is
+//! said here, and no memory.
+
+use std::{io, path::PathBuf, time::Duration};
+
+use hyper::{StatusCode, Uri, body::Bytes};
+use tokio::{
+    fs::File,
+    io::{AsyncReadExt as _, AsyncSeekExt as _},
+    time::{Instant, timeout_at},
+};
+
+use super::http::{Answer, Http};
+
+/// Longest wait for a connection, a response, or the next bytes.
+pub(super) const STALL: Duration = Duration::from_secs(30);
+/// Longest time for one metadata file.
+const METADATA_TIME: Duration = Duration::from_secs(120);
+/// Most redirections of one request.
+const MAX_REDIRECTS: u32 = 5;
+/// Bytes of a local file that are read at once.
+const PIECE: usize = 64 << 10;
+
+/// Why a file could not be fetched.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message is the doc")]
+pub enum FetchError {
+    #[error("{url:?} is not an https, http or file URL")]
+    Url { url: String },
+    #[error("cannot connect to {host}")]
+    Connect { host: String, source: io::Error },
+    #[error("no answer, or no more of it, from {url} for {seconds} s")]
+    Stalled { url: String, seconds: u64 },
+    #[error("{url}: the exchange broke off")]
+    Exchange { url: String, source: hyper::Error },
+    #[error("{url} answers {status}")]
+    Status { url: String, status: StatusCode },
+    #[error("{url} redirects more than {MAX_REDIRECTS} times, or away from https, or to nowhere")]
+    Redirect { url: String },
+    #[error("{url} has more than {limit} bytes")]
+    TooLong { url: String, limit: u64 },
+    #[error("cannot read {}", path.display())]
+    File { path: PathBuf, source: io::Error },
+    #[error("cannot use {} as the list of certificate authorities: {reason}", path.display())]
+    Authorities { path: PathBuf, reason: String },
+}
+
+/// Fetches files; keeps one connection open for the next request to the same server.
+#[derive(Debug)]
+pub struct Fetcher {
+    http: Http,
+}
+
+/// A file that is being fetched.
+pub(super) struct Download {
+    url: String,
+    source: Source,
+    /// Where its bytes begin in the file.
+    pub(super) from: u64,
+}
+
+enum Source {
+    Http(Answer),
+    Local(PathBuf, File),
+}
+
+impl Fetcher {
+    /// Makes a fetcher. `authorities` is a PEM file of certificate authorities for `https`; without
+    /// it the system's list is used once it is needed.
+    pub fn new(authorities: Option<PathBuf>) -> Self {
+        Self { http: Http::new(authorities) }
+    }
+
+    /// Returns a whole file of at most `limit` bytes, or `None` if there is none.
+    pub async fn metadata(&mut self, url: &str, limit: u64) -> Result<Option<Vec<u8>>, FetchError> {
+        let deadline = Instant::now() + METADATA_TIME;
+        let Some(mut download) = self.open(url, 0, deadline).await? else {
+            return Ok(None);
+        };
+        let mut bytes = Vec::new();
+        while let Some(piece) = download.next(deadline).await? {
+            if (bytes.len() + piece.len()) as u64 > limit {
+                return Err(FetchError::TooLong { url: url.to_owned(), limit });
+            }
+            bytes.extend_from_slice(&piece);
+        }
+        Ok(Some(bytes))
+    }
+
+    /// Begins to fetch a file from byte `from` on, or from its start where the server cannot do so.
+    /// `None` if there is no such file.
+    pub(super) async fn open(
+        &mut self,
+        url: &str,
+        from: u64,
+        deadline: Instant,
+    ) -> Result<Option<Download>, FetchError> {
+        let bad = || FetchError::Url { url: url.to_owned() };
+        if let Some(path) = url.strip_prefix("file://") {
+            let path = PathBuf::from(decode(path).ok_or_else(bad)?);
+            return local(url, path, from).await;
+        }
+        let mut uri: Uri = url.parse().map_err(|_| bad())?;
+        let mut from = from;
+        for _ in 0..=MAX_REDIRECTS {
+            if uri.host().is_none() || !matches!(uri.scheme_str(), Some("http" | "https")) {
+                return Err(bad());
+            }
+            let answer = self.http.get(&uri, from, deadline).await?;
+            let status = answer.status();
+            match status {
+                StatusCode::OK => return Ok(Some(http_download(url, answer, 0))),
+                StatusCode::PARTIAL_CONTENT if answer.begins() == Some(from) => {
+                    return Ok(Some(http_download(url, answer, from)));
+                }
+                StatusCode::FORBIDDEN | StatusCode::NOT_FOUND | StatusCode::GONE => {
+                    return Ok(None);
+                }
+                StatusCode::PARTIAL_CONTENT | StatusCode::RANGE_NOT_SATISFIABLE if from > 0 => {
+                    from = 0;
+                }
+                _ if status.is_redirection() => {
+                    let next = answer.redirection().and_then(|to| follow(&uri, &to));
+                    uri = next.ok_or_else(|| FetchError::Redirect { url: url.to_owned() })?;
+                }
+                status => return Err(FetchError::Status { url: url.to_owned(), status }),
+            }
+        }
+        Err(FetchError::Redirect { url: url.to_owned() })
+    }
+}
+
+fn http_download(url: &str, answer: Answer, from: u64) -> Download {
+    Download { url: url.to_owned(), source: Source::Http(answer), from }
+}
+
+async fn local(url: &str, path: PathBuf, from: u64) -> Result<Option<Download>, FetchError> {
+    let opened = async {
+        let mut file = File::open(&path).await?;
+        if !file.metadata().await?.is_file() {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        file.seek(io::SeekFrom::Start(from)).await?;
+        Ok::<File, io::Error>(file)
+    };
+    match opened.await {
+        Ok(file) => {
+            Ok(Some(Download { url: url.to_owned(), source: Source::Local(path, file), from }))
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(FetchError::File { path, source }),
+    }
+}
+
+impl Download {
+    /// Returns the next bytes, `None` at the end.
+    pub(super) async fn next(&mut self, deadline: Instant) -> Result<Option<Bytes>, FetchError> {
+        match &mut self.source {
+            Source::Http(answer) => {
+                let until = deadline.min(Instant::now() + STALL);
+                let next = timeout_at(until, answer.next()).await;
+                let url = self.url.clone();
+                let next = next.map_err(|_| FetchError::Stalled {
+                    url: url.clone(),
+                    seconds: STALL.as_secs(),
+                })?;
+                next.transpose().map_err(|source| FetchError::Exchange { url, source })
+            }
+            Source::Local(path, file) => {
+                let mut piece = vec![0; PIECE];
+                let read = file.read(&mut piece).await;
+                let read =
+                    read.map_err(|source| FetchError::File { path: path.clone(), source })?;
+                piece.truncate(read);
+                Ok((read > 0).then(|| piece.into()))
+            }
+        }
+    }
+}
+
+/// Where a redirection leads: an absolute URL, or a path on the same server; never from https to
+/// http.
+fn follow(from: &Uri, to: &str) -> Option<Uri> {
+    let next: Uri = if to.starts_with('/') && !to.starts_with("//") {
+        let mut parts = from.clone().into_parts();
+        parts.path_and_query = Some(to.parse().ok()?);
+        Uri::from_parts(parts).ok()?
+    } else {
+        to.parse().ok()?
+    };
+    let weaker = from.scheme_str() == Some("https") && next.scheme_str() != Some("https");
+    (!weaker).then_some(next)
+}
+
+/// Undoes percent encoding; `None` if it is broken or no text comes out.
+fn decode(text: &str) -> Option<String> {
+    let mut bytes = Vec::new();
+    let mut parts = text.split('%');
+    bytes.extend_from_slice(parts.next()?.as_bytes());
+    for part in parts {
+        let digits = part.get(..2).filter(|d| d.bytes().all(|b| b.is_ascii_hexdigit()))?;
+        bytes.push(u8::from_str_radix(digits, 16).ok()?);
+        bytes.extend_from_slice(&part.as_bytes()[2..]);
+    }
+    String::from_utf8(bytes).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percent_encoding_is_undone_once() {
+        assert_eq!(decode("/a%20b%252F"), Some("/a b%2F".to_owned()));
+        assert_eq!(["%", "%2", "%+1", "%ff"].map(decode), [None, None, None, None]);
+    }
+
+    #[test]
+    fn redirections_stay_secure() {
+        let from: Uri = "https://a.example/x".parse().expect("a URL");
+        let to = |to| follow(&from, to).map(|uri| uri.to_string());
+        assert_eq!(to("/y?z"), Some("https://a.example/y?z".to_owned()));
+        assert_eq!(to("https://b.example/y"), Some("https://b.example/y".to_owned()));
+        assert_eq!(to("http://b.example/y"), None);
+        assert_eq!(to("//b.example/y"), None);
+    }
+}
