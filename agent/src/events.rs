@@ -36,6 +36,8 @@ pub enum Event {
     AgentStarted { pid: i32, starts: u32 },
     /// init: the agent ended and is started again after a delay.
     AgentExited { status: String, restart_ms: u128 },
+    /// init: the screen's program was started for the `starts`th time.
+    Screen { pid: i32, starts: u32 },
     /// init: the node goes down.
     Shutdown { action: &'static str, because: &'static str },
     /// init: the last line before the kernel takes over.
@@ -114,6 +116,7 @@ impl fmt::Display for Event {
             | Self::InitReady { .. }
             | Self::AgentStarted { .. }
             | Self::AgentExited { .. }
+            | Self::Screen { .. }
             | Self::Shutdown { .. }
             | Self::ShutdownDone { .. } => self.write_init(f),
             Self::Node { .. }
@@ -170,6 +173,7 @@ impl Event {
             Self::AgentExited { status, restart_ms } => {
                 write!(f, "agent-exited status={status} restart_ms={restart_ms}")
             }
+            Self::Screen { pid, starts } => write!(f, "screen pid={pid} starts={starts}"),
             Self::Shutdown { action, because } => {
                 write!(f, "shutdown action={action} because={because}")
             }

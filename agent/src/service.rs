@@ -11,7 +11,7 @@ use std::{
 };
 
 use ed25519_dalek::SigningKey;
-use overlay::{Overlay, OverlayConfig, Role};
+use overlay::{Inbox, Overlay, OverlayConfig, Role};
 use sha2::{Digest, Sha256};
 use tokio::{
     signal::unix::{SignalKind, signal},
@@ -29,9 +29,12 @@ use crate::{
     console::{self, Page},
     control::{Control, Parts, authority::Authority},
     events::Event,
+    gpu::guests::GuestReadings,
     init::boot::chain,
     install::session,
     inventory::{self, rules},
+    local::{Local, LocalConfig, Serving},
+    logs::{self, Logs},
     machines::{
         content::Cache,
         cpus::{self, HostCpu},
@@ -47,7 +50,8 @@ use crate::{
         ruleset::ByteRate,
         uplinks::StableSecret,
     },
-    spawn, sys, tasks,
+    spawn::{self, Console},
+    sys, tasks,
     time::{Clock, ClockConfig, NtsConfig, nts::establish::Roots},
 };
 
@@ -92,7 +96,16 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
     eprintln!("{}", Event::Node { node, release: release() });
     let (pages, page) =
         watch::channel(Page { node: node.to_string(), release: release(), ..Page::default() });
-    tokio::spawn(console::run(page));
+    tokio::spawn(console::run(page.clone()));
+    let local = Local::start(LocalConfig {
+        node,
+        release: release(),
+        logs: Logs::start(Path::new(logs::KMSG)),
+        pages: page,
+        root: PathBuf::from("/"),
+    });
+    let views = Views { pages, local };
+    let pages = &views.pages;
     session::grow_data();
     let found = config::settled(Path::new("/")).await;
     let overlay = match &found.spec {
@@ -104,9 +117,11 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
                 page.config = found.source.to_string();
             });
             if let Some(install) = &spec.install {
-                session::attempt(install, &found.document, &init, &pages).await;
+                give_console(&init, Console::Agent);
+                session::attempt(install, &found.document, &init, pages).await;
             }
-            match serve(spec, key, node, &init, notices, &pages).await {
+            give_console(&init, Console::Screen);
+            match serve(spec, key, node, (&init, notices), &views).await {
                 Ok(overlay) => Some(overlay),
                 Err(reason) => {
                     eprintln!("{}", Event::Trouble { place: "start", reason: reason.clone() });
@@ -119,7 +134,8 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
             }
         }
         Err(error) => {
-            show_bad_config(&found.source, error, &init, notices, &pages);
+            give_console(&init, Console::Screen);
+            show_bad_config(&found.source, error, &init, notices, &views);
             tokio::spawn(async move {
                 config::changed(Path::new("/"), &found).await;
                 // Init starts the agent again, which then reads the other document.
@@ -131,6 +147,19 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
     wait_for_end().await;
     if let Some(overlay) = overlay {
         overlay.leave().await;
+    }
+}
+
+/// What shows the node to whoever looks.
+struct Views {
+    pages: watch::Sender<Page>,
+    local: Local,
+}
+
+/// Says who speaks on the first console. Without init nobody does, and the agent ends soon.
+fn give_console(init: &Init, console: Console) {
+    if let Err(error) = init.give_console(console) {
+        eprintln!("{}", Event::Trouble { place: "screen", reason: chain(&error) });
     }
 }
 
@@ -149,7 +178,7 @@ fn show_bad_config(
     error: &config::LoadError,
     init: &Init,
     mut notices: mpsc::Receiver<Notice>,
-    pages: &watch::Sender<Page>,
+    Views { pages, local }: &Views,
 ) {
     let reason = chain(error);
     eprintln!("{}", Event::ConfigBad { source: source.to_string(), reason: reason.clone() });
@@ -173,6 +202,7 @@ fn show_bad_config(
         }
     });
     if let Ok(uplinks) = Uplinks::start(&types::config::Network::default()) {
+        local.tell_network(uplinks.status());
         tokio::spawn(show_addresses(uplinks, pages.clone()));
     }
 }
@@ -199,9 +229,8 @@ async fn serve(
     spec: &NodeSpec,
     key: SigningKey,
     node: NodeId,
-    init: &Init,
-    notices: mpsc::Receiver<Notice>,
-    pages: &watch::Sender<Page>,
+    (init, notices): (&Init, mpsc::Receiver<Notice>),
+    Views { pages, local }: &Views,
 ) -> Result<Overlay, String> {
     let text = |error: &(dyn std::error::Error + 'static)| chain(error);
     let devices = prepare_devices(spec);
@@ -210,17 +239,10 @@ async fn serve(
     let kept = tasks::network::Keeper::load(Path::new(STATE), &spec.network);
     let secret = Some(stable_secret(&key));
     let uplinks = Arc::new(Uplinks::start_with(kept.network(), secret).map_err(|e| text(&e))?);
+    local.tell_network(uplinks.status());
     let clock = Arc::new(start_clock(spec, floor, &uplinks));
     let networks = Arc::new(start_networks(spec, &key, &uplinks).await?);
-    let (overlay, inbox) = Overlay::start(OverlayConfig {
-        key: key.clone(),
-        listen: spec.overlay.listen,
-        seeds: spec.overlay.seeds.iter().map(|seed| (seed.node, seed.address)).collect(),
-        role: Role::Provider,
-    })
-    .await
-    .map_err(|e| text(&e))?;
-    eprintln!("{}", Event::OverlayStarted { port: overlay.local_addr().port() });
+    let (overlay, inbox) = start_overlay(spec, &key).await?;
     let notice = watch_network(kept, spec, &uplinks, &overlay);
     let store = Arc::new(store);
     let cache = Cache::open(&Path::new(DATA).join("content")).map_err(|e| text(&e))?;
@@ -260,6 +282,14 @@ async fn serve(
     });
     tokio::spawn(tasks::overlay::serve(inbox, overlay.clone(), control.clone()));
     tokio::spawn(tasks::overlay::publish(overlay.clone(), control));
+    let serving = Serving {
+        spec: spec.clone(),
+        machines: machines.clone(),
+        overlay: overlay.clone(),
+        clock: Arc::clone(&clock),
+        readings: GuestReadings::start(),
+    };
+    local.tell_serving(serving).await;
     let count = machines.snapshot().borrow().machines.len();
     eprintln!("{}", Event::AgentReady { machines: count });
     let shown = Shown { uplinks, notice, machines, overlay: overlay.clone(), clock };
@@ -271,6 +301,18 @@ async fn serve(
 fn host_cpus(spec: &NodeSpec) -> Arc<[HostCpu]> {
     let root = Path::new("/");
     cpus::read(root, &memory::nodes(root, spec.machines.huge_page)).into()
+}
+
+async fn start_overlay(spec: &NodeSpec, key: &SigningKey) -> Result<(Overlay, Inbox), String> {
+    let started = Overlay::start(OverlayConfig {
+        key: key.clone(),
+        listen: spec.overlay.listen,
+        seeds: spec.overlay.seeds.iter().map(|seed| (seed.node, seed.address)).collect(),
+        role: Role::Provider,
+    });
+    let (overlay, inbox) = started.await.map_err(|error| chain(&error))?;
+    eprintln!("{}", Event::OverlayStarted { port: overlay.local_addr().port() });
+    Ok((overlay, inbox))
 }
 
 /// Brings the last good network back when the configured one does not reach the overlay.

@@ -35,6 +35,9 @@ pub const MAX_SAID: usize = 600;
 /// Smallest and largest user id of a machine's process.
 pub const UIDS: std::ops::RangeInclusive<u32> = 100_000..=199_999;
 
+/// User and group of the screen's program, which may read the agent's local interface.
+pub const DASHBOARD_ID: u32 = 90_000;
+
 /// What the agent asks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "ask", deny_unknown_fields)]
@@ -53,8 +56,23 @@ pub enum Request {
         /// How.
         action: Action,
     },
+    /// Whether the screen's program may have the console.
+    Screen {
+        /// Whose it is.
+        console: Console,
+    },
     /// The agent is at work. Must come at least every [`crate::init::supervise::LIVENESS`].
     Alive,
+}
+
+/// Who has the first console.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Console {
+    /// The agent, which asks somebody there; the screen's program ends.
+    Agent,
+    /// The screen's program, from now on.
+    Screen,
 }
 
 /// One VMM to start.

@@ -35,7 +35,7 @@ fn main() {
         return if part == "crashing" { crash() } else { stay() };
     }
     if arguments.get(1).is_some_and(|word| word == "init") {
-        serve::run(Watchdogs::default(), &Path::new(&arguments[2]).join("agent"));
+        serve::run(Watchdogs::default(), &Path::new(&arguments[2]).join("agent"), None);
     }
     if let Some(reason) = missing() {
         println!("skipped: init: {reason}");

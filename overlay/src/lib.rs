@@ -20,7 +20,7 @@ pub mod wire;
 
 pub use ed25519_dalek::SigningKey;
 pub use shell::{
-    Broadcast, BroadcastError, InboundRequest, InboundStream, Inbox, Member, MemberEvent, Overlay,
-    OverlayConfig, OverlayError, OverlayStream, Reach, RequestError,
+    Broadcast, BroadcastError, Connected, InboundRequest, InboundStream, Inbox, Member,
+    MemberEvent, Overlay, OverlayConfig, OverlayError, OverlayStream, Reach, RequestError, Traffic,
 };
 pub use wire::Role;

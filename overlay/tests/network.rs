@@ -80,6 +80,10 @@ async fn two_nodes_meet_through_a_seed_and_ask_each_other() {
     let member = a.members().into_iter().find(|member| member.id == b.node_id()).unwrap();
     assert_eq!(member.role, Role::Provider);
     assert!(member.addresses.contains(&b.local_addr()));
+    let connected = a.connected();
+    assert!(connected.neighbours.contains(&seed.node_id()), "{connected:?}");
+    assert!(connected.round_trips.contains_key(&b.node_id()), "{connected:?}");
+    assert!(connected.traffic.sent_bytes > 0 && connected.traffic.received_bytes > 0);
     let nobody = NodeId::from_bytes([9; 32]);
     let error = a.request(nobody, Bytes::new(), PATIENCE).await.unwrap_err();
     assert!(matches!(error, RequestError::UnknownNode { .. }), "{error}");

@@ -47,6 +47,9 @@ pub struct NodeSpec {
     /// What may be rented.
     #[serde(default)]
     pub machines: Machines,
+    /// Who else may read the node's metrics.
+    #[serde(default)]
+    pub metrics: Metrics,
     /// Clock sources.
     #[serde(default)]
     pub time: Time,
@@ -248,6 +251,15 @@ pub enum HugePage {
     /// 1 GiB.
     #[serde(rename = "1g")]
     Size1G,
+}
+
+/// Who else may read the node's metrics.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Metrics {
+    /// TCP address at which anybody who reaches it reads `/metrics`, and nothing else, without a
+    /// password; none when left out. Metrics name machines, addresses and lease ends.
+    pub listen: Option<SocketAddr>,
 }
 
 /// Clock sources.

@@ -55,7 +55,15 @@ impl Durations {
 /// Runs all QEMU tests, as many at a time as there are processors, and prints the output of each
 /// test program when it has ended.
 pub(crate) fn tests() -> Result<Counts> {
-    run::run(&mut run::cargo(&["build", "--package", "gateway", "--package", "vmm"]))?;
+    run::run(&mut run::cargo(&[
+        "build",
+        "--package",
+        "agent",
+        "--package",
+        "gateway",
+        "--package",
+        "vmm",
+    ]))?;
     run::run(&mut run::cargo(&["test", "--package", "qemu-tests", "--no-run"]))?;
     let mut jobs = jobs()?;
     let record = run::cache().join(DURATIONS);

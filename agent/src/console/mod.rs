@@ -1,26 +1,20 @@
-//! The status page: what somebody in front of the server wants to know, as plain text. On the
-//! screen it is drawn again at every change; on the serial port it is one block per change.
+//! The status page: what somebody in front of the server wants to know, as plain text on the serial
+//! port, one block per change. The screen has `crate::dashboard`.
 //!
 //! `Page::render` is pure; `run` writes.
 
-use std::{fs::File, io::Write, time::Duration};
+use std::time::Duration;
 
 use tokio::sync::watch;
 use types::node::PciDevice;
 
 use crate::{inventory::rules, machines::keeper::View};
 
-/// Changes within this time are drawn once.
+/// Changes within this time are written once.
 const PAUSE: Duration = Duration::from_secs(2);
-
-/// How often an unchanged page is drawn again.
-const REDRAW: Duration = Duration::from_secs(8);
 
 /// Most devices and machines that are listed.
 const MAX_ROWS: usize = 16;
-
-/// Clears a terminal and goes to its upper left corner.
-const CLEAR: &str = "\x1b[H\x1b[2J";
 
 /// What the page shows.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -97,30 +91,19 @@ impl Page {
     }
 }
 
-/// Draws the page whenever it changes, and on the screen from time to time, because the kernel's
-/// lines go there too.
+/// Writes the page whenever it changes.
 pub async fn run(mut pages: watch::Receiver<Page>) {
     let mut printed = Vec::new();
     loop {
         let lines = pages.borrow_and_update().render();
-        draw(&lines);
         if lines != printed {
             lines.iter().for_each(|line| eprintln!("status| {line}"));
             printed = lines;
         }
         tokio::time::sleep(PAUSE).await;
-        let changed = tokio::time::timeout(REDRAW, pages.changed()).await;
-        if let Ok(Err(_)) = changed {
+        if pages.changed().await.is_err() {
             return;
         }
-    }
-}
-
-/// Draws on the screen, if the server has one.
-fn draw(lines: &[String]) {
-    if let Ok(mut screen) = File::options().write(true).open("/dev/tty1") {
-        // A screen that cannot be written to shows nothing, and there is no other one to tell.
-        let _ = write!(screen, "{CLEAR}{}\r\n", lines.join("\r\n"));
     }
 }
 

@@ -30,6 +30,9 @@ const NEW_ROOT: &str = "/newroot";
 /// The agent's program.
 const AGENT: &str = "/usr/bin/agent";
 
+/// The screen's program.
+const DASHBOARD: &str = "/usr/bin/dashboard";
+
 /// Descriptors init may hold, and children may ask for.
 const OPEN_FILES: u64 = 65_536;
 
@@ -74,7 +77,7 @@ pub fn run() -> ! {
     }
     let watchdogs = boot.watchdogs.take().unwrap_or_else(|| Watchdogs::arm().0);
     kmsg::event(&Event::InitReady { ms: boot.begin.elapsed().as_millis() });
-    serve::run(watchdogs, Path::new(AGENT))
+    serve::run(watchdogs, Path::new(AGENT), Some(Path::new(DASHBOARD)))
 }
 
 fn early_mounts(boot: &mut Boot) -> io::Result<()> {

@@ -112,6 +112,7 @@ impl Machines {
                 (libc::RLIMIT_CORE, 0),
             ],
             cgroup: Some(&cgroup),
+            user: None,
         })
         .map_err(start)?;
         let lines = Lines::new(prefix(order.machine));

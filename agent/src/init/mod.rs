@@ -15,6 +15,7 @@ pub mod mounts;
 pub mod partitions;
 pub mod power;
 pub mod reap;
+pub mod screen;
 pub mod serve;
 pub mod settings;
 pub mod shutdown;

@@ -28,6 +28,7 @@ use super::{
     logs::Lines,
     machines::{self, Machines},
     power, reap,
+    screen::{Screen, Whose},
     shutdown::{Facts, MACHINES_GRACE, Presence, SYNC_LIMIT, Shutdown, Step},
     supervise::{Start, Supervisor},
     watchdog::{self, Watchdogs},
@@ -44,8 +45,8 @@ const MAX_REQUESTS: usize = 32;
 /// Descriptors the agent may hold.
 const AGENT_FILES: u64 = 65_536;
 
-/// Runs the loop, with `agent` as the agent's program. Never returns.
-pub fn run(watchdogs: Watchdogs, agent: &Path) -> ! {
+/// Runs the loop, with `agent` as the agent's program and `dashboard` as the screen's. Never returns.
+pub fn run(watchdogs: Watchdogs, agent: &Path, dashboard: Option<&Path>) -> ! {
     let signals = block_signals();
     let buttons = power::listen()
         .inspect_err(|error| {
@@ -60,6 +61,7 @@ pub fn run(watchdogs: Watchdogs, agent: &Path) -> ! {
         program: agent.to_owned(),
         agent: None,
         shutdown: None,
+        screen: Screen::new(dashboard.map(Path::to_owned)),
     };
     loop {
         init.turn(Instant::now());
@@ -88,6 +90,7 @@ struct Init {
     program: PathBuf,
     agent: Option<Agent>,
     shutdown: Option<Shutdown>,
+    screen: Screen,
 }
 
 #[derive(Debug)]
@@ -115,6 +118,7 @@ impl Init {
         if self.agent.is_none() && self.supervisor.poll_start(now) == Start::Now {
             self.start_agent(now);
         }
+        self.screen.turn(now);
         self.step_down(now);
     }
 
@@ -139,6 +143,7 @@ impl Init {
         if self.shutdown.is_none() {
             kmsg::event(&Event::Shutdown { action: action.name(), because });
             self.supervisor.retire();
+            self.screen.retire();
             self.shutdown = Some(Shutdown::new(Instant::now(), action));
         }
     }
@@ -190,6 +195,8 @@ impl Init {
                 descriptors.extend(file.as_ref().map(AsFd::as_fd));
             }
         }
+        sources.extend(self.screen.output().map(|_| Source::ScreenOutput));
+        descriptors.extend(self.screen.output().map(AsFd::as_fd));
         for (machine, output) in self.machines.outputs() {
             sources.push(Source::MachineOutput(machine));
             descriptors.push(output.as_fd());
@@ -216,6 +223,7 @@ impl Init {
         let next = [
             Some(self.fed + watchdog::INTERVAL),
             self.supervisor.poll_timeout(),
+            self.screen.poll_timeout(),
             self.shutdown.as_ref().map(Shutdown::poll_timeout),
         ];
         let left = next.into_iter().flatten().map(|at| at.saturating_duration_since(now)).min();
@@ -240,6 +248,7 @@ impl Init {
             }
             Source::Requests => self.handle_requests(),
             Source::AgentOutput => self.handle_agent_output(),
+            Source::ScreenOutput => self.screen.handle_output(Instant::now()),
             Source::MachineOutput(machine) => {
                 let lines = self.machines.read_output(machine, Instant::now());
                 lines.iter().for_each(|line| kmsg::line(Level::Notice, line));
@@ -270,7 +279,12 @@ impl Init {
             let delay = self.supervisor.handle_ended(Instant::now());
             let restart_ms = delay.as_millis();
             kmsg::event(&Event::AgentExited { status: ending.to_string(), restart_ms });
-        } else if let Some(machine) = self.machines.handle_ended(pid, ending) {
+            return;
+        }
+        if self.screen.handle_ended(pid, ending, Instant::now()) == Whose::Screen {
+            return;
+        }
+        if let Some(machine) = self.machines.handle_ended(pid, ending) {
             let (lines, said) = self.machines.read_rest(machine, Instant::now());
             lines.iter().for_each(|line| kmsg::line(Level::Notice, line));
             self.tell(&Answer::Exited { machine, status: ending, said });
@@ -323,6 +337,7 @@ impl Init {
             Request::Kill { machine } => {
                 self.machines.kill(machine);
             }
+            Request::Screen { console } => self.screen.handle_console(console),
             Request::Shutdown { action } => self.begin_shutdown(action, "agent"),
             Request::Spawn(order) => {
                 let machine = order.machine;
@@ -347,6 +362,7 @@ enum Source {
     Buttons,
     Requests,
     AgentOutput,
+    ScreenOutput,
     MachineOutput(MachineId),
 }
 
@@ -362,6 +378,7 @@ fn launch_agent(program: &Path) -> std::io::Result<Agent> {
         namespaces: 0,
         limits: vec![(libc::RLIMIT_NOFILE, AGENT_FILES), (libc::RLIMIT_CORE, 0)],
         cgroup: None,
+        user: None,
     })?;
     Ok(Agent {
         pid,

@@ -3,6 +3,7 @@
 //!
 //! Every function takes the root under which `sys` and `proc` are, so tests use directories.
 
+pub mod facts;
 pub mod ports;
 pub mod rules;
 

@@ -14,7 +14,9 @@ use tokio::{
 };
 use types::ids::MachineId;
 
-use crate::spawn::{self, Action, Answer, Ending, Known, PacketError, Request, SpawnOrder};
+use crate::spawn::{
+    self, Action, Answer, Console, Ending, Known, PacketError, Request, SpawnOrder,
+};
 
 /// init answers at once; an answer that takes this long will not come.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
@@ -66,6 +68,11 @@ impl Init {
         };
         tokio::spawn(init.clone().listen(notices));
         Ok((init, inbox))
+    }
+
+    /// Says whose the first console is.
+    pub fn give_console(&self, console: Console) -> Result<(), InitError> {
+        self.send(&Request::Screen { console }, &[])
     }
 
     /// Starts a machine's process. Returns its process id.

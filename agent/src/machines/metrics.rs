@@ -1,13 +1,13 @@
-//! A machine's counters as text that Prometheus reads.
-//! Source: Prometheus "Exposition formats", text-based format 0.0.4.
+//! Machines' counters as metrics: of one for its renter, of all for the node's provider.
 
 use types::{
     ids::MachineId,
     operations::{DeviceCounters, ExitCounters, VmCounters},
 };
 
-/// Media type of the text.
-pub const MEDIA_TYPE: &str = "text/plain; version=0.0.4";
+use crate::local::exposition::{Exposition, Metric, Millis};
+
+pub use crate::local::exposition::MEDIA_TYPE;
 
 /// What is counted of a virtual CPU: the label of the reason, and where it stands.
 const EXITS: [Column<ExitCounters>; 6] = [
@@ -19,47 +19,78 @@ const EXITS: [Column<ExitCounters>; 6] = [
     Column("other", |exits| exits.others),
 ];
 
-/// What is counted of a device: the metric's name, and where it stands.
-const DEVICES: [Column<DeviceCounters>; 5] = [
-    Column("requests_total", |device| device.requests),
-    Column("read_bytes_total", |device| device.read_bytes),
-    Column("written_bytes_total", |device| device.written_bytes),
-    Column("errors_total", |device| device.errors),
-    Column("interrupts_total", |device| device.interrupts),
-];
-
 struct Column<T>(&'static str, fn(&T) -> u64);
 
-/// Returns the text.
+/// What is counted of a device: the metric, and where it stands.
+const DEVICES: [Counter; 5] = [
+    Counter::new("vm_device_requests_total", "Requests that a device answered.", |one| {
+        one.requests
+    }),
+    Counter::new("vm_device_read_bytes_total", "Bytes that a device gave.", |one| one.read_bytes),
+    Counter::new("vm_device_written_bytes_total", "Bytes that a device took.", |one| {
+        one.written_bytes
+    }),
+    Counter::new("vm_device_errors_total", "Requests to a device that failed.", |one| one.errors),
+    Counter::new("vm_device_interrupts_total", "Interrupts of a device.", |one| one.interrupts),
+];
+
+struct Counter {
+    metric: Metric,
+    read: fn(&DeviceCounters) -> u64,
+}
+
+impl Counter {
+    const fn new(name: &'static str, help: &'static str, read: fn(&DeviceCounters) -> u64) -> Self {
+        Self { metric: Metric::counter(name, help), read }
+    }
+}
+
+/// Returns the metrics of one machine.
 pub fn text(machine: MachineId, counters: &VmCounters) -> String {
-    let mut text = String::new();
-    let mut metric = |name: &str, kind: &str, samples: Vec<(String, u64)>| {
-        if samples.is_empty() {
-            return;
-        }
-        text.push_str(&format!("# TYPE holdfast_vm_{name} {kind}\n"));
-        for (labels, value) in samples {
-            text.push_str(&format!(
-                "holdfast_vm_{name}{{machine=\"{machine}\"{labels}}} {value}\n"
-            ));
-        }
-    };
-    let alone = |value| vec![(String::new(), value)];
-    metric("uptime_milliseconds", "gauge", alone(counters.uptime_ms));
-    metric("memory_bytes", "gauge", alone(counters.memory.guest_bytes));
-    metric("memory_resident_bytes", "gauge", alone(counters.memory.resident_bytes));
-    let mut exits = Vec::new();
-    for (number, vcpu) in counters.vcpus.iter().enumerate() {
-        for Column(reason, read) in EXITS {
-            exits.push((format!(",vcpu=\"{number}\",reason=\"{reason}\""), read(vcpu)));
+    let mut out = Exposition::default();
+    write(&mut out, &[(machine, counters.clone())]);
+    out.finish()
+}
+
+/// Writes the metrics of machines.
+pub fn write(out: &mut Exposition, machines: &[(MachineId, VmCounters)]) {
+    let named: Vec<_> = machines.iter().map(|(id, counters)| (id.to_string(), counters)).collect();
+    let about = "Time since the machine's process built it.";
+    let mut samples = out.metric(Metric::gauge("vm_uptime_seconds", about));
+    for (machine, counters) in &named {
+        samples.sample(&[("machine", machine)], Millis(counters.uptime_ms));
+    }
+    let mut samples = out.metric(Metric::gauge("vm_memory_bytes", "Memory of a guest."));
+    for (machine, counters) in &named {
+        samples.sample(&[("machine", machine)], counters.memory.guest_bytes);
+    }
+    let about = "Memory of a guest for which the host gave pages.";
+    let mut samples = out.metric(Metric::gauge("vm_memory_resident_bytes", about));
+    for (machine, counters) in &named {
+        samples.sample(&[("machine", machine)], counters.memory.resident_bytes);
+    }
+    let about = "Times that a virtual CPU left the guest for its process, by reason.";
+    let mut samples = out.metric(Metric::counter("vm_vcpu_exits_total", about));
+    for (machine, counters) in &named {
+        for (number, vcpu) in counters.vcpus.iter().enumerate() {
+            for Column(reason, read) in EXITS {
+                let labels = [
+                    ("machine", machine.as_str()),
+                    ("vcpu", &number.to_string()),
+                    ("reason", reason),
+                ];
+                samples.sample(&labels, read(vcpu));
+            }
         }
     }
-    metric("vcpu_exits_total", "counter", exits);
-    for Column(name, read) in DEVICES {
-        let of = |device: &DeviceCounters| (format!(",device=\"{}\"", device.name), read(device));
-        metric(&format!("device_{name}"), "counter", counters.devices.iter().map(of).collect());
+    for Counter { metric, read } in DEVICES {
+        let mut samples = out.metric(metric);
+        for (machine, counters) in &named {
+            for device in &counters.devices {
+                samples.sample(&[("machine", machine), ("device", &device.name)], read(device));
+            }
+        }
     }
-    text
 }
 
 #[cfg(test)]

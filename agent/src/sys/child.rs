@@ -31,6 +31,8 @@ pub(crate) struct Child<'a> {
     pub(crate) limits: Vec<(u32, u64)>,
     /// Directory of the cgroup it starts in.
     pub(crate) cgroup: Option<&'a OwnedFd>,
+    /// User and group that it runs as, and which it can never leave; this process's when `None`.
+    pub(crate) user: Option<u32>,
 }
 
 /// Starts `child`. Returns its process id and a pidfd for it.
@@ -129,6 +131,16 @@ unsafe fn become_program(
         for (resource, value) in &child.limits {
             let limit = libc::rlimit { rlim_cur: *value, rlim_max: *value };
             libc::setrlimit(*resource, &raw const limit);
+        }
+        if let Some(user) = child.user {
+            // No other group, no privilege, and none to be had by executing something.
+            let done = libc::setgroups(0, std::ptr::null()) == 0
+                && libc::setresgid(user, user, user) == 0
+                && libc::setresuid(user, user, user) == 0
+                && libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0;
+            if !done {
+                libc::_exit(EXEC_FAILED);
+            }
         }
         libc::execve(child.program.as_ptr(), arguments.as_ptr(), environment.as_ptr());
         libc::_exit(EXEC_FAILED)

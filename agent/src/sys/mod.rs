@@ -5,5 +5,6 @@ pub(crate) mod child;
 pub(crate) mod clock;
 pub(crate) mod descriptor;
 pub(crate) mod packet;
+pub(crate) mod screen;
 pub(crate) mod tap;
 pub(crate) mod watchdog;

@@ -16,6 +16,7 @@ mod outbound;
 mod pump;
 mod stream;
 mod tls;
+mod traffic;
 
 use std::{
     net::SocketAddr,
@@ -38,6 +39,7 @@ pub use api::{
 };
 use node::Node;
 pub use stream::OverlayStream;
+pub use traffic::{Connected, Traffic};
 
 /// Neighbours are told of this node's leaving within this time.
 const LEAVING: Duration = Duration::from_secs(2);

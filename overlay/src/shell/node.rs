@@ -20,6 +20,7 @@ use super::{
     api::{Broadcast, InboundRequest, InboundStream, Inbox, MemberEvent, OverlayError, Reach},
     link,
     tls::Tls,
+    traffic::Traffic,
 };
 use crate::{
     identity::Identity,
@@ -61,6 +62,25 @@ pub(super) struct Core {
     links: HashMap<LinkId, mpsc::Sender<ToLink>>,
 }
 
+/// Connections by node, and what passed on those that are gone.
+#[derive(Default)]
+struct Connections {
+    open: BTreeMap<NodeId, Vec<Connection>>,
+    past: Traffic,
+}
+
+impl Connections {
+    /// Forgets closed connections with a node, but not what passed on them.
+    fn forget_closed(&mut self, node: NodeId) {
+        let Some(with_peer) = self.open.get_mut(&node) else { return };
+        let closed = with_peer.extract_if(.., |one| one.close_reason().is_some());
+        closed.for_each(|one| self.past.add(&one));
+        if with_peer.is_empty() {
+            self.open.remove(&node);
+        }
+    }
+}
+
 /// Everything that the tasks of one node share.
 pub(super) struct Node {
     pub(super) identity: Identity,
@@ -77,7 +97,7 @@ pub(super) struct Node {
     broadcasts: mpsc::Sender<Broadcast>,
     events: mpsc::Sender<MemberEvent>,
     core: Mutex<Core>,
-    connections: Mutex<BTreeMap<NodeId, Vec<Connection>>>,
+    connections: Mutex<Connections>,
     next_link: AtomicU64,
     started: Instant,
 }
@@ -114,7 +134,7 @@ impl Node {
             broadcasts,
             events,
             core: Mutex::new(core),
-            connections: Mutex::new(BTreeMap::new()),
+            connections: Mutex::new(Connections::default()),
             next_link: AtomicU64::new(1),
             started: Instant::now(),
         };
@@ -180,29 +200,39 @@ impl Node {
     /// Returns an open connection with a node: the newest.
     pub(super) fn connection(&self, node: NodeId) -> Option<Connection> {
         let connections = lock(&self.connections);
-        connections.get(&node)?.iter().rev().find(|one| one.close_reason().is_none()).cloned()
+        connections.open.get(&node)?.iter().rev().find(|one| one.close_reason().is_none()).cloned()
     }
 
     /// Remembers a connection; too old ones with the same node are closed.
     pub(super) fn keep_connection(&self, node: NodeId, connection: Connection) {
         let mut connections = lock(&self.connections);
-        let with_peer = connections.entry(node).or_default();
-        with_peer.retain(|one| one.close_reason().is_none());
+        connections.forget_closed(node);
+        let Connections { open, past } = &mut *connections;
+        let with_peer = open.entry(node).or_default();
         with_peer.push(connection);
         if with_peer.len() > PER_PEER {
-            with_peer.remove(0).close(CLOSE_SURPLUS, b"too many connections with one node");
+            let surplus = with_peer.remove(0);
+            surplus.close(CLOSE_SURPLUS, b"too many connections with one node");
+            past.add(&surplus);
         }
     }
 
     /// Forgets closed connections with a node.
     pub(super) fn drop_connections(&self, node: NodeId) {
-        let mut connections = lock(&self.connections);
-        if let Some(with_peer) = connections.get_mut(&node) {
-            with_peer.retain(|one| one.close_reason().is_none());
-            if with_peer.is_empty() {
-                connections.remove(&node);
-            }
+        lock(&self.connections).forget_closed(node);
+    }
+
+    /// Returns what passed on all connections, and the round trips of those that are open.
+    pub(super) fn traffic(&self) -> (Traffic, BTreeMap<NodeId, Duration>) {
+        let connections = lock(&self.connections);
+        let mut traffic = connections.past;
+        let mut round_trips = BTreeMap::new();
+        for (node, with_peer) in &connections.open {
+            with_peer.iter().for_each(|one| traffic.add(one));
+            let newest = with_peer.iter().rev().find(|one| one.close_reason().is_none());
+            round_trips.extend(newest.map(|one| (*node, one.rtt())));
         }
+        (traffic, round_trips)
     }
 
     /// Stops everything.

@@ -1,6 +1,7 @@
 //! What the tests and the demo stand on: the emulated host, its console, the programs of gateway
 //! and renter, and guests made from unmodified Debian packages.
 
+pub mod agent;
 pub mod guest;
 pub mod host;
 pub mod kernels;

@@ -112,3 +112,9 @@ pub fn generic_kernel_root() -> Result<PathBuf> {
     image::unpacked(&image::default_cache(), SUITE, &["linux-image-amd64"])
         .context("cannot have Debian's generic kernel")
 }
+
+/// Returns Prometheus' promtool, which checks what is to be scraped.
+pub fn promtool() -> Result<PathBuf> {
+    let root = image::unpacked(&image::default_cache(), SUITE, &["prometheus"]);
+    Ok(root.context("cannot have promtool")?.join("usr/bin/promtool"))
+}

@@ -1,0 +1,7 @@
+//! The screen's program.
+
+#![forbid(unsafe_code)]
+
+fn main() -> std::process::ExitCode {
+    agent::dashboard::main()
+}

@@ -1,0 +1,112 @@
+use std::io;
+
+use types::gpu::ReadingError;
+
+use super::{
+    guests::{GuestError, GuestReadings},
+    show::{self, Told},
+    *,
+};
+use crate::local::exposition::Exposition;
+
+/// A document in the form that an H200's has, written down by hand: no GPU said it.
+pub(crate) const RECORDED: &[u8] = include_bytes!("../../tests/data/h200.json");
+
+pub(crate) fn recorded() -> GpuReading {
+    GpuReading::parse(RECORDED).expect("the recorded document")
+}
+
+/// Tells what a document says; GPU 1 does not answer.
+struct Written(GpuReading);
+
+impl Library for Written {
+    fn origin(&self) -> Origin {
+        Origin::Recorded
+    }
+
+    fn versions(&self) -> Result<(String, String), LibraryError> {
+        Ok((self.0.driver.clone(), self.0.cuda.clone()))
+    }
+
+    fn count(&self) -> Result<u32, LibraryError> {
+        Ok(2)
+    }
+
+    fn gpu(&self, index: u32) -> Result<Gpu, LibraryError> {
+        let found = self.0.gpus.iter().find(|gpu| gpu.index == index).cloned();
+        found.ok_or(LibraryError::Gpu { index, reason: "lost".to_owned() })
+    }
+
+    fn failures(&mut self) -> Vec<(String, u64)> {
+        vec![("GPU-1".to_owned(), 79)]
+    }
+}
+
+#[test]
+fn a_gpu_that_is_lost_does_not_silence_the_others() {
+    let mut reader = Reader::new(Written(recorded()));
+    let reading = reader.read(UnixSeconds(7)).expect("read");
+    assert_eq!(reading.gpus.len(), 2);
+    assert_eq!(reading.gpus[0], recorded().gpus[0]);
+    assert!(reading.gpus[1].name.contains("lost"), "{}", reading.gpus[1].name);
+    let bytes = serde_json::to_vec(&reading).expect("written");
+    assert_eq!(GpuReading::parse(&bytes), Ok(reading));
+}
+
+#[test]
+fn failures_are_remembered_up_to_a_bound() {
+    let mut reader = Reader::new(Written(recorded()));
+    for at in 0..200 {
+        let reading = reader.read(UnixSeconds(at)).expect("read");
+        assert!(reading.xids.len() <= MAX_XIDS);
+    }
+    let reading = reader.read(UnixSeconds(200)).expect("read");
+    assert_eq!(reading.xids.last().map(|xid| (xid.at.0, xid.code)), Some((200, 79)));
+    assert_eq!(reading.xids.len(), MAX_XIDS);
+}
+
+#[test]
+fn people_read_it_in_a_line() {
+    let reading = recorded();
+    let line = show::one(&reading.gpus[0]);
+    let wanted = "0 NVIDIA H200: 87 % busy, 92.0 GiB of 140.4 GiB, 61 C, 612 W, 1980 MHz";
+    assert_eq!(line, wanted);
+    let lines = show::lines(&reading).join("\n");
+    for wanted in ["1 of 2 NVLinks work", "sw-power-cap", "divided into 1 parts", "Xid 94"] {
+        assert!(lines.contains(wanted), "{wanted} is not in\n{lines}");
+    }
+}
+
+#[test]
+fn prometheus_reads_who_says_what() {
+    let reading = recorded();
+    let mut out = Exposition::default();
+    show::metrics(&mut out, &[Told { machine: "m1", reading: &reading }]);
+    let text = out.finish();
+    let gpu = "machine=\"m1\",gpu=\"GPU-00000000-0000-0000-0000-000000000001\"";
+    for line in [
+        format!("holdfast_gpu_power_watts{{{gpu}}} 612.345"),
+        format!("holdfast_gpu_clock_hertz{{{gpu}}} 1980000000"),
+        format!("holdfast_gpu_nvlinks{{{gpu}}} 1"),
+        format!("holdfast_gpu_nvlink_errors_total{{{gpu},kind=\"crc\"}} 3"),
+        format!("holdfast_gpu_xids{{{gpu},xid=\"94\"}} 1"),
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+    }
+}
+
+#[test]
+fn guests_are_heard_within_bounds() {
+    let readings = GuestReadings::default();
+    readings.take(100_001, RECORDED).expect("taken");
+    let (age, reading) = readings.newest(100_001).expect("kept");
+    assert_eq!((reading, age.as_secs()), (recorded(), 0));
+    assert!(readings.newest(100_002).is_none());
+    assert!(matches!(readings.take(100_001, RECORDED), Err(GuestError::TooOften)));
+    assert!(matches!(readings.take(100_002, io::repeat(b' ')), Err(GuestError::TooLarge)));
+    let refusal = readings.take(100_002, &b"{}"[..]);
+    let document = |error: &GuestError| {
+        matches!(error, GuestError::Guest { source: ReadingError::Document { .. } })
+    };
+    assert!(refusal.as_ref().is_err_and(document), "{refusal:?}");
+}

@@ -1,0 +1,214 @@
+//! What the kernel tells of the server: memory, load, file systems, watchdogs, how far it can be
+//! trusted, and devices without a driver. Reads and changes nothing.
+//!
+//! Every function takes the root under which `sys` and `proc` are, so tests use directories.
+
+use std::{fs, path::Path};
+
+use types::status::{Traffic, Trust, VolumeView, WatchdogView};
+
+/// File systems that keep something of the node's.
+const VOLUMES: [&str; 2] = ["/state", "/data"];
+
+/// Variables of the firmware (UEFI 2.10 §3.3).
+const GLOBAL: &str = "8be4df61-93ca-11d2-aa0d-00e098032b8c";
+
+/// Memory, in bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// All of it.
+    pub total: u64,
+    /// What could be had without swapping.
+    pub available: u64,
+    /// What is set aside as huge pages.
+    pub huge: u64,
+    /// What of it is free.
+    pub huge_free: u64,
+}
+
+/// Reads memory.
+pub fn memory(root: &Path) -> Memory {
+    let text = text(root, "proc/meminfo").unwrap_or_default();
+    let kib = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name));
+        let number = line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
+        number.unwrap_or(0).saturating_mul(1024)
+    };
+    let (huge, huge_free) = huge_pages(root);
+    Memory { total: kib("MemTotal:"), available: kib("MemAvailable:"), huge, huge_free }
+}
+
+/// Returns memory set aside as huge pages of any size, and what of it is free.
+fn huge_pages(root: &Path) -> (u64, u64) {
+    let folder = root.join("sys/kernel/mm/hugepages");
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.fold((0, 0), |(all, free), entry| {
+        let name = entry.file_name();
+        let size = name.to_str().and_then(|name| {
+            name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse::<u64>().ok()
+        });
+        let bytes = size.unwrap_or(0).saturating_mul(1024);
+        let count = |file: &str| number(&entry.path(), file).unwrap_or(0).saturating_mul(bytes);
+        (all + count("nr_hugepages"), free + count("free_hugepages"))
+    })
+}
+
+/// Reads the load average over a minute, in thousandths.
+pub fn load_milli(root: &Path) -> u64 {
+    let text = text(root, "proc/loadavg").unwrap_or_default();
+    let (whole, part) =
+        text.split(' ').next().and_then(|load| load.split_once('.')).unwrap_or_default();
+    let (whole, part) = (whole.parse::<u64>().unwrap_or(0), part.parse::<u64>().unwrap_or(0));
+    whole.saturating_mul(1000).saturating_add(part.saturating_mul(10))
+}
+
+/// Reads how much memory this process has, in bytes.
+pub fn own_memory(root: &Path) -> u64 {
+    let text = text(root, "proc/self/status").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib = line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
+    kib.unwrap_or(0).saturating_mul(1024)
+}
+
+/// Reads the file systems that keep something.
+pub fn volumes(root: &Path) -> Vec<VolumeView> {
+    let mounts = text(root, "proc/self/mountinfo").unwrap_or_default();
+    let kind = |path: &str| {
+        let lines = mounts.lines().rev().filter_map(|line| line.split_once(" - "));
+        let mut found = lines.filter(|(front, _)| front.split(' ').nth(4) == Some(path));
+        found.next().and_then(|(_, back)| back.split(' ').next()).map(str::to_owned)
+    };
+    let volume = |path: &str| {
+        let facts = rustix::fs::statvfs(root.join(path.trim_start_matches('/'))).ok()?;
+        Some(VolumeView {
+            path: path.to_owned(),
+            kind: kind(path)?,
+            size_bytes: facts.f_blocks.saturating_mul(facts.f_frsize),
+            free_bytes: facts.f_bavail.saturating_mul(facts.f_frsize),
+        })
+    };
+    VOLUMES.into_iter().filter_map(volume).collect()
+}
+
+/// Reads the watchdogs that the kernel knows; their names as init reports them.
+pub fn watchdogs(root: &Path) -> Vec<WatchdogView> {
+    let folder = root.join("sys/class/watchdog");
+    let mut paths: Vec<_> =
+        fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+    paths.sort();
+    let watchdog = |path: &std::path::PathBuf| WatchdogView {
+        name: text(path, "identity").unwrap_or_else(|| "unknown".to_owned()),
+        armed: text(path, "state").is_some_and(|state| state == "active"),
+        timeout_s: number(path, "timeout").unwrap_or(0),
+    };
+    paths.iter().map(watchdog).collect()
+}
+
+/// Reads how far the machine can be trusted.
+pub fn trust(root: &Path) -> Trust {
+    Trust {
+        secure_boot: variable(root, "SecureBoot"),
+        setup_mode: variable(root, "SetupMode"),
+        lockdown: text(root, "sys/kernel/security/lockdown").and_then(|text| chosen(&text)),
+        tpm: text(root, "sys/class/tpm/tpm0/tpm_version_major"),
+        sealed: false,
+    }
+}
+
+/// Reads a variable of the firmware that is 0 or 1. Its file begins with four bytes of attributes.
+fn variable(root: &Path, name: &str) -> Option<bool> {
+    let path = root.join(format!("sys/firmware/efi/efivars/{name}-{GLOBAL}"));
+    match fs::read(path).ok()?[..] {
+        [_, _, _, _, value] => Some(value == 1),
+        _ => None,
+    }
+}
+
+/// Returns the word in brackets, which is the one that counts.
+fn chosen(text: &str) -> Option<String> {
+    let (_, rest) = text.split_once('[')?;
+    rest.split_once(']').map(|(word, _)| word.to_owned())
+}
+
+/// Reads what passed a network interface.
+pub fn traffic(root: &Path, interface: &str) -> Traffic {
+    if interface.is_empty() || interface.contains('/') || interface.starts_with('.') {
+        return Traffic::default();
+    }
+    let folder = root.join("sys/class/net").join(interface).join("statistics");
+    let count = |name: &str| number(&folder, name).unwrap_or(0);
+    Traffic {
+        received_bytes: count("rx_bytes"),
+        sent_bytes: count("tx_bytes"),
+        receive_errors: count("rx_errors"),
+        send_errors: count("tx_errors"),
+        receive_drops: count("rx_dropped"),
+    }
+}
+
+fn text(root: &Path, path: &str) -> Option<String> {
+    let text = fs::read(root.join(path)).ok()?;
+    Some(String::from_utf8_lossy(&text).trim().to_owned())
+}
+
+fn number(root: &Path, path: &str) -> Option<u64> {
+    text(root, path)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn server(files: &[(&str, &[u8])]) -> tempfile::TempDir {
+        let root = tempfile::tempdir().expect("a directory");
+        for (path, bytes) in files {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().expect("a parent")).expect("made");
+            fs::write(path, bytes).expect("written");
+        }
+        root
+    }
+
+    #[test]
+    fn memory_and_load_are_read() {
+        let root = server(&[
+            ("proc/meminfo", b"MemTotal:  2048 kB\nMemFree: 1 kB\nMemAvailable:  1024 kB\n"),
+            ("proc/loadavg", b"1.07 0.50 0.10 2/300 1234\n"),
+            ("sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", b"4\n"),
+            ("sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", b"1\n"),
+        ]);
+        let wanted =
+            Memory { total: 2 << 20, available: 1 << 20, huge: 8 << 20, huge_free: 2 << 20 };
+        assert_eq!(memory(root.path()), wanted);
+        assert_eq!(load_milli(root.path()), 1070);
+    }
+
+    #[test]
+    fn trust_is_what_firmware_and_kernel_say() {
+        let secure = format!("sys/firmware/efi/efivars/SecureBoot-{GLOBAL}");
+        let root = server(&[
+            (secure.as_str(), &[6, 0, 0, 0, 1]),
+            ("sys/kernel/security/lockdown", b"none [integrity] confidentiality\n"),
+            ("sys/class/tpm/tpm0/tpm_version_major", b"2\n"),
+        ]);
+        let trust = trust(root.path());
+        assert_eq!((trust.secure_boot, trust.setup_mode), (Some(true), None));
+        assert_eq!(trust.lockdown.as_deref(), Some("integrity"));
+        assert_eq!(trust.tpm.as_deref(), Some("2"));
+        assert_eq!(super::trust(Path::new("/nonexistent")), Trust::default());
+    }
+
+    #[test]
+    fn watchdogs_and_traffic_are_read() {
+        let root = server(&[
+            ("sys/class/watchdog/watchdog0/identity", b"i6300ESB timer\n"),
+            ("sys/class/watchdog/watchdog0/state", b"active\n"),
+            ("sys/class/watchdog/watchdog0/timeout", b"60\n"),
+            ("sys/class/net/eth0/statistics/rx_bytes", b"77\n"),
+        ]);
+        let wanted = WatchdogView { name: "i6300ESB timer".into(), armed: true, timeout_s: 60 };
+        assert_eq!(watchdogs(root.path()), [wanted]);
+        assert_eq!(traffic(root.path(), "eth0").received_bytes, 77);
+        assert_eq!(traffic(root.path(), "../net/eth0"), Traffic::default());
+    }
+}

@@ -1,0 +1,293 @@
+//! Gathers how the node is.
+
+use std::{
+    path::Path,
+    sync::PoisonError,
+    time::{Duration, Instant},
+};
+
+use futures_util::future::join_all;
+use rustix::time::{ClockId, clock_gettime};
+use types::{
+    node::{Bdf, DeviceState, PciDevice},
+    status::{
+        ClockView, DeviceFacts, DeviceView, FreeView, GuestGpus, HostView, InterfaceView,
+        MAX_ERRORS_LISTED, MAX_MEMBERS_LISTED, MachineView, MemberView, NetworkView, NodeStatus,
+        OverlayView, STATUS_VERSION, Slot, VolumeView, WatchdogView,
+    },
+    units::UnixSeconds,
+};
+
+use super::{Local, Serving, host, metrics::Counted};
+use crate::{
+    inventory::{self, facts},
+    machines::{
+        keeper::{Snapshot, State, View},
+        vmm,
+    },
+    net::{Carrier, NetworkStatus},
+};
+
+/// How old facts of devices may be: reading them asks the devices.
+const FACTS_AGE: Duration = Duration::from_secs(10);
+
+/// A machine's process that does not answer in this time has no counters this time.
+const COUNTERS_LIMIT: Duration = Duration::from_secs(2);
+
+impl Local {
+    /// Gathers how the node is.
+    pub async fn status(&self) -> NodeStatus {
+        let local = self.clone();
+        // The kernel may have to wait for a device that sleeps.
+        let gathered = tokio::task::spawn_blocking(move || local.gather()).await;
+        gathered.expect("nothing in it panics, and nothing cancels it")
+    }
+
+    /// Gathers what is counted beside.
+    pub async fn counted(&self) -> Counted {
+        let running = self.shared.serving.get().map(running).unwrap_or_default();
+        let machines = join_all(running.into_iter().map(|machine| async move {
+            let counters = tokio::time::timeout(COUNTERS_LIMIT, vmm::counters(machine)).await;
+            Some((machine, counters.ok()?.ok()?))
+        }));
+        let machines = machines.await.into_iter().flatten().collect();
+        let book = self.shared.config.logs.book();
+        let named = |(name, count): (&str, u64)| (name.to_owned(), count);
+        Counted {
+            lines: book.counts().collect(),
+            gaps: book.gaps(),
+            troubles: book.troubles().map(named).collect(),
+            events: book.happened().map(named).collect(),
+            machines,
+        }
+    }
+
+    fn gather(&self) -> NodeStatus {
+        let config = &self.shared.config;
+        let root = config.root.as_path();
+        let page = config.pages.borrow().clone();
+        let serving = self.shared.serving.get();
+        let snapshot = serving.map(|serving| serving.machines.snapshot().borrow().clone());
+        let snapshot = snapshot.unwrap_or_default();
+        let network = self.shared.network.get().map(|network| network.borrow().clone());
+        let (boot, errors, agent_starts, armed) = {
+            let book = config.logs.book();
+            (book.phases(), book.errors(MAX_ERRORS_LISTED), book.agent_starts(), book.watchdogs())
+        };
+        let volumes = host::volumes(root);
+        let devices = if serving.is_some() { &snapshot.devices } else { &page.devices };
+        NodeStatus {
+            version: STATUS_VERSION,
+            node: config.node,
+            slot: slot(&volumes),
+            release: config.release.clone(),
+            serving: serving.is_some(),
+            time: serving.map_or_else(system_time, |serving| serving.clock.now()),
+            uptime_ms: uptime_ms(),
+            boot,
+            trust: host::trust(root),
+            clock: serving.map(clock).unwrap_or_default(),
+            network: network.map(|network| uplinks(root, network)).unwrap_or_default(),
+            overlay: serving.map(members).unwrap_or_default(),
+            host: resources(root, &snapshot, volumes, (agent_starts, armed)),
+            devices: self.devices(devices),
+            missing_devices: serving.map(|serving| missing(serving, devices)).unwrap_or_default(),
+            guests: serving.map(|serving| said(serving, &snapshot)).unwrap_or_default(),
+            machines: snapshot.machines.iter().map(machine).collect(),
+            errors,
+            name: page.name.clone(),
+            config: page.config.clone(),
+            install: page.install,
+            trouble: page.error,
+        }
+    }
+
+    fn devices(&self, devices: &[PciDevice]) -> Vec<DeviceView> {
+        let root = self.shared.config.root.as_path();
+        let mut known = self.shared.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.read.is_none_or(|read| read.elapsed() >= FACTS_AGE) {
+            let fresh = |device: &PciDevice| {
+                let facts = facts::read(root, device.address);
+                (device.address, with_vital(root, device, known.facts.get(&device.address), facts))
+            };
+            known.facts = devices.iter().map(fresh).collect();
+            known.read = Some(Instant::now());
+        }
+        let facts = |address: &Bdf| known.facts.get(address).cloned().unwrap_or_default();
+        let view = |device: &PciDevice| DeviceView {
+            device: device.clone(),
+            facts: facts(&device.address),
+        };
+        devices.iter().map(view).collect()
+    }
+}
+
+/// Adds vital product data: what was read before, or now, once, of a device that is nobody's.
+fn with_vital(
+    root: &Path,
+    device: &PciDevice,
+    before: Option<&DeviceFacts>,
+    facts: DeviceFacts,
+) -> DeviceFacts {
+    let (product, serial) = match before {
+        Some(before) => (before.product.clone(), before.serial.clone()),
+        None if device.state == DeviceState::Free => facts::vital(root, device.address),
+        None => (None, None),
+    };
+    DeviceFacts { product, serial, ..facts }
+}
+
+fn running(serving: &Serving) -> Vec<types::ids::MachineId> {
+    let snapshot = serving.machines.snapshot();
+    let snapshot = snapshot.borrow();
+    let running = snapshot
+        .machines
+        .iter()
+        .filter(|view| matches!(view.state, State::Running | State::Stopping));
+    running.map(|view| view.record.lease.id).collect()
+}
+
+fn uptime_ms() -> u64 {
+    let uptime = Duration::try_from(clock_gettime(ClockId::Boottime)).unwrap_or_default();
+    u64::try_from(uptime.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn system_time() -> UnixSeconds {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    UnixSeconds(now.unwrap_or_default().as_secs())
+}
+
+/// A node whose records outlive it is on a disk; slots come with updates.
+fn slot(volumes: &[VolumeView]) -> Slot {
+    let kept = volumes.iter().any(|volume| volume.path == "/state" && volume.kind != "tmpfs");
+    if kept { Slot::DiskWithoutSlots } else { Slot::NotInstalled }
+}
+
+fn clock(serving: &Serving) -> ClockView {
+    let status = serving.clock.status();
+    let status = status.borrow();
+    ClockView {
+        sources: status.sources,
+        offset_ms: status.offset_ms,
+        error: status.last_error.clone().unwrap_or_default(),
+    }
+}
+
+fn uplinks(root: &Path, network: NetworkStatus) -> NetworkView {
+    let interface = |interface: &crate::net::InterfaceStatus| InterfaceView {
+        name: interface.name.clone(),
+        hardware: interface.hardware.to_string(),
+        carrier: interface.carrier == Carrier::Up,
+        mtu: interface.mtu,
+        addresses: interface
+            .addresses
+            .iter()
+            .map(|assigned| format!("{}/{}", assigned.address, assigned.prefix))
+            .collect(),
+        traffic: host::traffic(root, &interface.name),
+    };
+    NetworkView {
+        interfaces: network.interfaces.iter().map(interface).collect(),
+        gateways: network.gateways,
+        dns: network.dns,
+        error: network.last_error.unwrap_or_default(),
+    }
+}
+
+fn members(serving: &Serving) -> OverlayView {
+    let members = serving.overlay.members();
+    let connected = serving.overlay.connected();
+    let mut listed: Vec<_> = members
+        .iter()
+        .map(|member| MemberView {
+            node: member.id,
+            role: match member.role {
+                overlay::Role::Gateway => "gateway",
+                overlay::Role::Provider => "provider",
+                overlay::Role::Seed => "seed",
+            }
+            .to_owned(),
+            addresses: member.addresses.clone(),
+            last_heard_ms: u64::try_from(member.last_heard.as_millis()).unwrap_or(u64::MAX),
+            neighbour: connected.neighbours.contains(&member.id),
+            round_trip_us: connected
+                .round_trips
+                .get(&member.id)
+                .and_then(|time| u64::try_from(time.as_micros()).ok()),
+        })
+        .collect();
+    listed.sort_by_key(|member| (!member.neighbour, member.node));
+    listed.truncate(MAX_MEMBERS_LISTED);
+    OverlayView {
+        port: serving.overlay.local_addr().port(),
+        members: members.len(),
+        sent_bytes: connected.traffic.sent_bytes,
+        received_bytes: connected.traffic.received_bytes,
+        lost_packets: connected.traffic.lost_packets,
+        listed,
+    }
+}
+
+fn resources(
+    root: &Path,
+    snapshot: &Snapshot,
+    volumes: Vec<VolumeView>,
+    (agent_starts, armed): (Option<u64>, Vec<WatchdogView>),
+) -> HostView {
+    let memory = host::memory(root);
+    let watchdogs = host::watchdogs(root);
+    HostView {
+        cpus: inventory::capacity(root).vcpus,
+        load_milli: host::load_milli(root),
+        memory_bytes: memory.total,
+        memory_available_bytes: memory.available,
+        huge_bytes: memory.huge,
+        huge_free_bytes: memory.huge_free,
+        agent_bytes: host::own_memory(root),
+        free: FreeView {
+            vcpus: snapshot.free.vcpus,
+            memory_mib: snapshot.free.memory_mib,
+            disk_mib: snapshot.disk_mib,
+        },
+        volumes,
+        // Where the kernel does not show them, what init said counts.
+        watchdogs: if watchdogs.is_empty() { armed } else { watchdogs },
+        agent_starts,
+    }
+}
+
+/// Returns devices that the configuration names and the server does not have.
+fn missing(serving: &Serving, devices: &[PciDevice]) -> Vec<Bdf> {
+    let listed = serving.spec.machines.devices.iter().flatten();
+    let absent = |address: &&Bdf| devices.iter().all(|device| device.address != **address);
+    listed.filter(absent).copied().collect()
+}
+
+/// Returns what guests said of GPUs. A context id is a machine's user id, which another machine may
+/// have had before: what was said before this one was made is not its word.
+fn said(serving: &Serving, snapshot: &Snapshot) -> Vec<GuestGpus> {
+    let now = serving.clock.now();
+    let newest = |view: &View| {
+        let (age, reading) = serving.readings.newest(view.record.uid)?;
+        (age.as_secs() < now.since(view.record.created)).then(|| GuestGpus {
+            machine: view.record.lease.id,
+            age_ms: u64::try_from(age.as_millis()).unwrap_or(u64::MAX),
+            reading,
+        })
+    };
+    snapshot.machines.iter().filter_map(newest).collect()
+}
+
+fn machine(view: &View) -> MachineView {
+    let lease = &view.record.lease;
+    MachineView {
+        id: lease.id,
+        renter: lease.renter,
+        state: view.state.name().to_owned(),
+        address: view.address,
+        shape: lease.shape.clone(),
+        start: lease.start,
+        end: view.record.end(),
+        last_stop: view.record.last_stop.clone(),
+    }
+}
