@@ -87,6 +87,7 @@ pub(crate) fn status() -> NodeStatus {
                 memory_mib: Mebibytes(65_536),
                 disk_mib: Mebibytes(102_400),
                 devices: vec!["0000:02:00.0".parse().expect("an address")],
+                disk_limit: None,
             },
             start: UnixSeconds(1_796_080_000),
             end: UnixSeconds(1_796_090_000),
