@@ -232,20 +232,19 @@ async fn serve(
     (init, notices): (&Init, mpsc::Receiver<Notice>),
     Views { pages, local }: &Views,
 ) -> Result<Overlay, String> {
-    let text = |error: &(dyn std::error::Error + 'static)| chain(error);
     let devices = prepare_devices(spec);
-    let store = Store::open(&Path::new(STATE).join("agent.redb")).map_err(|e| text(&e))?;
-    let floor = store.floor().map_err(|e| text(&e))?;
+    let store = Store::open(&Path::new(STATE).join("agent.redb")).map_err(|e| chain(&e))?;
+    let floor = store.floor().map_err(|e| chain(&e))?;
     let kept = tasks::network::Keeper::load(Path::new(STATE), &spec.network);
     let secret = Some(stable_secret(&key));
-    let uplinks = Arc::new(Uplinks::start_with(kept.network(), secret).map_err(|e| text(&e))?);
+    let uplinks = Arc::new(Uplinks::start_with(kept.network(), secret).map_err(|e| chain(&e))?);
     local.tell_network(uplinks.status());
     let clock = Arc::new(start_clock(spec, floor, &uplinks));
     let networks = Arc::new(start_networks(spec, &key, &uplinks).await?);
     let (overlay, inbox) = start_overlay(spec, &key).await?;
     let notice = watch_network(kept, spec, &uplinks, &overlay);
     let store = Arc::new(store);
-    let cache = Cache::open(&Path::new(DATA).join("content")).map_err(|e| text(&e))?;
+    let cache = Cache::open(&Path::new(DATA).join("content")).map_err(|e| chain(&e))?;
     let tools = Tools {
         init: init.clone(),
         networks: Arc::clone(&networks),
@@ -255,7 +254,7 @@ async fn serve(
         root: PathBuf::from("/"),
         cpus: host_cpus(spec),
     };
-    let known = init.list().await.map_err(|e| text(&e))?;
+    let known = init.list().await.map_err(|e| chain(&e))?;
     let machines = keeper::start(KeeperConfig {
         spec: spec.clone(),
         key,
@@ -269,7 +268,7 @@ async fn serve(
         notices,
         known,
     })
-    .map_err(|e| text(&e))?;
+    .map_err(|e| chain(&e))?;
     let control = Control::new(Parts {
         node,
         spec: spec.clone(),
@@ -277,7 +276,7 @@ async fn serve(
         store: Arc::clone(&store),
         clock: Arc::clone(&clock),
         networks,
-        authority: Authority::new(spec, store).map_err(|e| text(&e))?,
+        authority: Authority::new(spec, store).map_err(|e| chain(&e))?,
         root: PathBuf::from("/"),
     });
     tokio::spawn(tasks::overlay::serve(inbox, overlay.clone(), control.clone()));
