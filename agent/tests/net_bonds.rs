@@ -193,7 +193,9 @@ fn lacp_with_a_vlan_and_large_frames_survives_a_cut_cable() {
     // A cable is cut: the other one carries on.
     world.switch.ip("link set sw0 down");
     wait_for("the other card", LONG, || world.node.pings("192.0.2.1"));
-    assert!(world.bond_file("bond0").contains("Number of ports: 1"));
+    wait_for("an aggregate of one", LONG, || {
+        world.bond_file("bond0").contains("Number of ports: 1")
+    });
     // A restarted agent finds all of it and changes nothing.
     let before = world.node.ip("-o link show");
     world.kill_agent();

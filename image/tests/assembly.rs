@@ -112,7 +112,10 @@ fn the_bill_of_materials_names_every_file() {
         [
             "./etc/os-release",
             "./usr/bin/agent",
+            "./usr/bin/dashboard",
             "./usr/bin/holdfast-vmm",
+            "./usr/share/holdfast/empty-data",
+            "./usr/share/holdfast/empty-state",
             "./usr/share/ovmf/OVMF_CODE_4M.fd",
             "./usr/share/ovmf/OVMF_VARS_4M.fd",
             "./init",

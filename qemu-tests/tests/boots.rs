@@ -55,7 +55,7 @@ fn from_the_disk_image_with_its_own_state_and_all_of_the_disk() {
     let (host, _folder) = boot(Medium::Disk(copy), HostOptions::default());
     comes_up(&host);
     // What the image's other partitions and tables leave of 3 GiB.
-    host.serial.wait(&format!("event=data-grown bytes={}", (3072 - 770) << 20), UP).unwrap();
+    host.serial.wait(&format!("event=data-grown bytes={}", (3072_u64 - 770) << 20), UP).unwrap();
     assert!(!host.serial.text().contains("event=ram-mode"));
 }
 
