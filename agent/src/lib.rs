@@ -20,6 +20,8 @@ pub mod net;
 pub mod service;
 pub mod spawn;
 pub mod tasks;
+#[cfg(test)]
+mod testing;
 pub mod time;
 
 #[allow(unsafe_code, reason = "the only system calls in this crate that no crate wraps safely")]

@@ -1,14 +1,15 @@
 //! Builds the appliance: kernel, root file system, UKI, ISO, disk image and PXE set.
 //!
 //! `build` does all of it; `assemble` is its last part, without network and clock. Formats and
-//! checks are pure modules (`kconfig`, `manifest`, `cpio`, `uki`, `gpt`, `sbom`), everything that
+//! checks are pure modules (`kconfig`, `manifest`, `cpio`, `uki`, `sbom`, and `disk`, which
+//! is shared with the installer), everything that
 //! touches the machine is in `debian`, `kernel`, `programs`, `root`, `media`. Signing releases and
 //! updating nodes are left to `update`.
 #![forbid(unsafe_code)]
 
-mod annotated;
 pub use update::disk;
 
+mod annotated;
 pub mod assemble;
 pub mod cpio;
 mod debian;

@@ -243,6 +243,7 @@ mod tests {
     use std::io::Cursor;
 
     use super::*;
+    use crate::testing::root;
 
     fn volume(label: [u8; 11], document: &str) -> Vec<u8> {
         let mut storage = Cursor::new(vec![0; 1 << 20]);
@@ -259,16 +260,6 @@ mod tests {
     fn document() -> String {
         let key = "01".repeat(32);
         format!("version = 1\nname = \"n\"\n[authority]\nthreshold = 1\nkeys = [\"{key}\"]\n")
-    }
-
-    fn root(files: &[(&str, &[u8])]) -> tempfile::TempDir {
-        let root = tempfile::tempdir().expect("a directory");
-        for (path, bytes) in files {
-            let path = root.path().join(path);
-            fs::create_dir_all(path.parent().expect("a parent")).expect("made");
-            fs::write(path, bytes).expect("written");
-        }
-        root
     }
 
     #[test]

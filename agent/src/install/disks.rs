@@ -203,16 +203,7 @@ fn text(path: &Path) -> Option<String> {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
     use super::*;
-
-    fn root(files: &[(&str, &[u8])]) -> tempfile::TempDir {
-        let root = tempfile::tempdir().unwrap();
-        for (path, bytes) in files {
-            let path = root.path().join(path);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, bytes).unwrap();
-        }
-        root
-    }
+    use crate::testing::root;
 
     #[test]
     fn a_disk_tells_who_it_is_and_what_uses_it() {

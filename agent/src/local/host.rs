@@ -158,16 +158,7 @@ fn number(root: &Path, path: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn server(files: &[(&str, &[u8])]) -> tempfile::TempDir {
-        let root = tempfile::tempdir().expect("a directory");
-        for (path, bytes) in files {
-            let path = root.path().join(path);
-            fs::create_dir_all(path.parent().expect("a parent")).expect("made");
-            fs::write(path, bytes).expect("written");
-        }
-        root
-    }
+    use crate::testing::root as server;
 
     #[test]
     fn memory_and_load_are_read() {
