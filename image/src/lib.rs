@@ -11,8 +11,10 @@ pub use update::disk;
 
 mod annotated;
 pub mod assemble;
+pub mod authenticode;
 pub mod cpio;
 mod debian;
+mod der;
 mod esp;
 pub mod kconfig;
 pub mod kernel;
@@ -23,6 +25,7 @@ pub mod progress;
 pub mod release;
 pub mod root;
 pub mod sbom;
+pub mod signer;
 pub mod tools;
 pub mod uki;
 mod version;

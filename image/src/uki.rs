@@ -29,9 +29,9 @@ use object::read::pe::PeFile64;
 use object::{LittleEndian, Object, ObjectSection};
 
 /// Size of a section table entry.
-const ENTRY: usize = 40;
+pub(crate) const ENTRY: usize = 40;
 /// Size of the signature and the COFF header in front of the optional header.
-const COFF: usize = 24;
+pub(crate) const COFF: usize = 24;
 /// PE32+ optional header magic.
 const PE32_PLUS: u16 = 0x20b;
 /// IMAGE_SCN_CNT_INITIALIZED_DATA | IMAGE_SCN_MEM_READ.
@@ -93,20 +93,24 @@ pub fn assemble(stub: &[u8], sections: &[Section<'_>]) -> Result<Vec<u8>, UkiErr
     Ok(image)
 }
 
-/// Where the parts of the stub lie.
-struct Layout {
-    pe: usize,
-    table: usize,
-    sections: u16,
+/// Where the parts of a program lie.
+pub(crate) struct Layout {
+    /// Offset of the PE signature.
+    pub(crate) pe: usize,
+    /// Offset of the section table.
+    pub(crate) table: usize,
+    /// Entries of that table.
+    pub(crate) sections: u16,
     section_alignment: u32,
     file_alignment: u32,
-    headers: u32,
+    /// Offset of the first section's data.
+    pub(crate) headers: u32,
     first_address: u32,
     end_of_image: u32,
 }
 
 impl Layout {
-    fn of(stub: &[u8]) -> Result<Self, UkiError> {
+    pub(crate) fn of(stub: &[u8]) -> Result<Self, UkiError> {
         let short = UkiError::NotPe("it is cut off");
         if stub.get(..2) != Some(b"MZ") {
             return Err(UkiError::NotPe("it does not start with MZ"));
@@ -243,11 +247,16 @@ impl Layout {
         image[self.pe + 6..self.pe + 8].copy_from_slice(&count.to_le_bytes());
         put_u32(image, optional + 8, data);
         put_u32(image, optional + 56, size);
-        put_u32(image, optional + 64, 0);
-        let sum = checksum(image);
-        put_u32(image, optional + 64, sum);
+        put_checksum(image, optional + 64);
         Ok(())
     }
+}
+
+/// Computes the checksum of a finished program and writes it to its place.
+pub(crate) fn put_checksum(image: &mut [u8], at: usize) {
+    put_u32(image, at, 0);
+    let sum = checksum(image);
+    put_u32(image, at, sum);
 }
 
 /// The PE checksum: 16-bit words added with carry folded in, plus the file's length. The field
@@ -322,7 +331,7 @@ fn get_u16(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_le_bytes(field.try_into().ok()?))
 }
 
-fn get_u32(bytes: &[u8], at: usize) -> Option<u32> {
+pub(crate) fn get_u32(bytes: &[u8], at: usize) -> Option<u32> {
     let field = bytes.get(at..at.checked_add(4)?)?;
     Some(u32::from_le_bytes(field.try_into().ok()?))
 }
