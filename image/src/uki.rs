@@ -252,6 +252,38 @@ impl Layout {
     }
 }
 
+/// Returns a program with its first `sections` sections alone, whose data come first in the file, too.
+pub(crate) fn truncated(program: &[u8], sections: usize) -> Result<Vec<u8>, UkiError> {
+    let layout = Layout::of(program)?;
+    let short = UkiError::NotPe("it is cut off");
+    let kept = u16::try_from(sections).ok().filter(|kept| *kept < layout.sections);
+    let kept = kept.ok_or(UkiError::NotPe("it has fewer sections"))?;
+    let field = |index: usize, at| get_u32(program, layout.table + index * ENTRY + at);
+    let cut = field(sections, 20).ok_or(short.clone())?;
+    let mut image = program.get(..cut as usize).ok_or(short.clone())?.to_vec();
+    let (mut end, mut gone) = (0, 0_u32);
+    for index in 0..usize::from(layout.sections) {
+        let (size, address) = (field(index, 8), field(index, 12));
+        let (size, address) = (size.ok_or(short.clone())?, address.ok_or(short.clone())?);
+        if index < sections {
+            end = end.max(address.saturating_add(size));
+        } else {
+            gone = gone.saturating_add(field(index, 16).unwrap_or(0));
+        }
+    }
+    let table =
+        layout.table + sections * ENTRY..layout.table + usize::from(layout.sections) * ENTRY;
+    image.get_mut(table).ok_or(short.clone())?.fill(0);
+    image[layout.pe + 6..layout.pe + 8].copy_from_slice(&kept.to_le_bytes());
+    let optional = layout.pe + COFF;
+    let data = get_u32(&image, optional + 8).ok_or(short.clone())?;
+    put_u32(&mut image, optional + 8, data.saturating_sub(gone));
+    let size = end.checked_next_multiple_of(layout.section_alignment).ok_or(short)?;
+    put_u32(&mut image, optional + 56, size);
+    put_checksum(&mut image, optional + 64);
+    Ok(image)
+}
+
 /// Computes the checksum of a finished program and writes it to its place.
 pub(crate) fn put_checksum(image: &mut [u8], at: usize) {
     put_u32(image, at, 0);

@@ -1,6 +1,7 @@
 //! Where the configuration comes from: the kernel's command line, a FAT volume labelled
-//! `HOLDFAST`, the disk that the node is installed on, the image itself, in this order. The first one that is there counts, also when it
-//! is wrong: a typo must not silently bring back another document.
+//! `HOLDFAST`, the disk that the node is installed on, what was put into the finished image, the image
+//! as it was built, in this order. The first one that is there counts, also when it is wrong: a typo
+//! must not silently bring back another document.
 
 use std::{
     fmt,
@@ -25,6 +26,9 @@ const DOCUMENT: &str = "holdfast.toml";
 /// Name of the document in STATE, where the installer puts the one that it was told by.
 pub(crate) const INSTALLED: &str = "holdfast.toml";
 
+/// Document that was put into the image's initramfs, which is gone by now: init moved it here.
+pub(crate) const CUSTOMISED: &str = "run/customised/holdfast.toml";
+
 /// Document in the image.
 const BAKED: &str = "etc/holdfast.toml";
 
@@ -47,6 +51,8 @@ pub enum Source {
     Volume(PathBuf),
     /// The disk that the node is installed on.
     Installed,
+    /// What was put into the image after it was built.
+    Customised,
     /// The image.
     Image,
     /// There is none.
@@ -59,6 +65,7 @@ impl fmt::Display for Source {
             Self::CommandLine => f.write_str("kernel command line"),
             Self::Volume(device) => write!(f, "volume {}", device.display()),
             Self::Installed => f.write_str("the installed disk"),
+            Self::Customised => f.write_str("the customised image"),
             Self::Image => f.write_str("the image"),
             Self::Nowhere => f.write_str("nowhere"),
         }
@@ -99,7 +106,10 @@ pub enum LoadError {
 pub async fn settled(root: &Path) -> Found {
     loop {
         let found = load(root);
-        let waits = matches!(found.source, Source::Installed | Source::Image | Source::Nowhere);
+        let waits = match found.source {
+            Source::CommandLine | Source::Volume(_) => false,
+            Source::Installed | Source::Customised | Source::Image | Source::Nowhere => true,
+        };
         if !waits || since_power_on() >= SETTLED {
             return found;
         }
@@ -160,7 +170,12 @@ fn find(root: &Path) -> (Source, Result<Vec<u8>, LoadError>) {
         }
     }
     let installed = root.join("state").join(INSTALLED);
-    for (source, path) in [(Source::Installed, installed), (Source::Image, root.join(BAKED))] {
+    let places = [
+        (Source::Installed, installed),
+        (Source::Customised, root.join(CUSTOMISED)),
+        (Source::Image, root.join(BAKED)),
+    ];
+    for (source, path) in places {
         match fs::read(&path) {
             Ok(bytes) => return (source, Ok(bytes)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -292,6 +307,14 @@ mod tests {
         let root = root(&[("state/holdfast.toml", document().as_bytes()), (BAKED, b"rubbish")]);
         let found = load(root.path());
         assert_eq!((found.source, found.document), (Source::Installed, document().into_bytes()));
+        assert_eq!(found.spec.expect("valid").name, "n");
+    }
+
+    #[test]
+    fn a_customised_document_comes_before_the_one_that_was_built_in() {
+        let root = root(&[(CUSTOMISED, document().as_bytes()), (BAKED, b"rubbish")]);
+        let found = load(root.path());
+        assert_eq!(found.source, Source::Customised);
         assert_eq!(found.spec.expect("valid").name, "n");
     }
 
