@@ -54,8 +54,9 @@ pub enum Event {
     Installed { disk: String, ms: u128 },
     /// agent: an installation was asked for and did not happen.
     NotInstalled { reason: String },
-    /// agent: how far firmware and kernel are locked: `on`, `off`, `setup` or `unknown`; the lockdown.
-    Trust { secure_boot: &'static str, lockdown: String },
+    /// agent: how far firmware and kernel are locked: `on`, `off`, `setup` or `unknown`; the lockdown;
+    /// and what the boot program measured into the TPM.
+    Trust { secure_boot: &'static str, lockdown: String, measured: String },
     /// agent: firmware has our keys, and checks signatures from the next start on.
     KeysEnrolled { from: String },
     /// agent: firmware should have got our keys and did not.
@@ -203,9 +204,10 @@ impl Event {
             Self::Installing { step } => write!(f, "installing step={step:?}"),
             Self::Installed { disk, ms } => write!(f, "installed disk={disk} ms={ms}"),
             Self::NotInstalled { reason } => write!(f, "not-installed reason={reason:?}"),
-            Self::Trust { secure_boot, lockdown } => {
-                write!(f, "trust secure_boot={secure_boot} lockdown={lockdown:?}")
-            }
+            Self::Trust { secure_boot, lockdown, measured } => write!(
+                f,
+                "trust secure_boot={secure_boot} lockdown={lockdown:?} measured={measured:?}"
+            ),
             Self::KeysEnrolled { from } => write!(f, "keys-enrolled from={from:?}"),
             Self::KeysNotEnrolled { reason } => write!(f, "keys-not-enrolled reason={reason:?}"),
             Self::DataGrown { bytes } => write!(f, "data-grown bytes={bytes}"),

@@ -158,7 +158,8 @@ async fn enrol_keys(spec: &NodeSpec) {
     let trust = crate::local::host::trust(Path::new("/"));
     let secure_boot = enrol::secure_boot_word(&trust);
     let lockdown = trust.lockdown.unwrap_or_else(|| "unknown".to_owned());
-    eprintln!("{}", Event::Trust { secure_boot, lockdown });
+    let measured = trust.measured.unwrap_or_else(|| "nothing: no TPM".to_owned());
+    eprintln!("{}", Event::Trust { secure_boot, lockdown, measured });
     if spec.secure_boot.enrol != Enrol::SetupMode {
         return;
     }

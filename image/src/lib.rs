@@ -18,6 +18,7 @@ mod debian;
 mod der;
 pub mod enrolment;
 mod esp;
+pub mod hardening;
 pub mod kconfig;
 pub mod kernel;
 pub mod keys;

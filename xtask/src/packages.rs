@@ -56,6 +56,7 @@ const PACKAGES: &[Package] = &[
     package("sbsigntool", "checks our signatures of boot programs in a test"),
     package("softhsm2", "a PKCS#11 token for the release tool's test"),
     package("strace", "shows which system calls the VMM's threads make"),
+    package("swtpm", "a TPM for the emulated host"),
     package("systemd-boot-efi", "the UEFI stub of the UKI"),
     package(
         "user-mode-linux",
