@@ -30,9 +30,21 @@ struct Arguments {
     /// Boots; the table shows medians.
     #[arg(long, default_value_t = 5)]
     runs: u32,
+    /// What the host starts from.
+    #[arg(long, value_enum, default_value_t = Source::Disk)]
+    from: Source,
     /// Memory of the host.
     #[arg(long, default_value_t = 512)]
     memory_mib: u32,
+}
+
+/// What a measured host starts from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Source {
+    /// A disk with STATE and DATA, as an installed node does.
+    Disk,
+    /// The ISO as a CD, with everything in memory. Then init waits a moment for disks to appear.
+    Iso,
 }
 
 /// From power-on to the overlay, on a busy machine that emulates everything.
@@ -89,7 +101,7 @@ fn run(arguments: &Arguments) -> Result<()> {
     let scene = Scene::start(folder.path())?;
     let (mut timelines, mut memory) = (Vec::new(), Vec::new());
     for run in 0..arguments.runs {
-        let (timeline, used) = boot(&scene, run, arguments.memory_mib)?;
+        let (timeline, used) = boot(&scene, run, arguments)?;
         let joined = timeline.span("power-on", "overlay-members").context("never joined")?;
         println!("run {}: joined {joined:.2} s after power-on", run + 1);
         timelines.push(timeline);
@@ -108,18 +120,27 @@ fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Boots once from the ISO and returns the timeline with the memory used, in MiB.
-fn boot(scene: &Scene, run: u32, memory_mib: u32) -> Result<(Timeline, f64)> {
+/// Boots once and returns the timeline with the memory used, in MiB.
+fn boot(scene: &Scene, run: u32, arguments: &Arguments) -> Result<(Timeline, f64)> {
+    let folder = scene.folder.join(format!("run-{run}"));
+    fs::create_dir_all(&folder)?;
+    let medium = match arguments.from {
+        Source::Iso => Medium::IsoCd,
+        Source::Disk => {
+            let copy = folder.join("disk.img");
+            fs::copy(image_folder()?.join("holdfast.img"), &copy)?;
+            Medium::Disk(copy)
+        }
+    };
     let extra = format!("[metrics]\nlisten = \"0.0.0.0:{METRICS}\"\n");
     let options = HostOptions {
-        medium: Medium::IsoCd,
-        memory_mib,
+        medium,
+        memory_mib: arguments.memory_mib,
         config: Some(scene.node_config("measured", &extra)),
         ..HostOptions::default()
     };
     let begin = Instant::now();
-    let mut host =
-        Host::start(&image_folder()?, &scene.folder.join(format!("run-{run}")), &options)?;
+    let mut host = Host::start(&image_folder()?, &folder, &options)?;
     host.serial.wait(FIRMWARE_ENDS, LIMIT)?;
     let firmware = begin.elapsed().as_secs_f64();
     let line = host.serial.wait("holdfast: event=", LIMIT)?;
