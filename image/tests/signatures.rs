@@ -8,7 +8,8 @@ use std::process::Command;
 
 use image::authenticode::{self, AuthenticodeError};
 use image::signer::{Signer, SignerError};
-use image::{Artifacts, uki};
+use image::{Artifacts, enrolment, uki};
+use update::secure_boot::{self, Variable};
 
 fn openssl(folder: &Path, arguments: &[&str]) {
     let output = Command::new("openssl").current_dir(folder).args(arguments).output().unwrap();
@@ -108,4 +109,45 @@ fn keys_that_cannot_sign_are_refused_by_name() {
     openssl(folder.path(), &["ecparam", "-genkey", "-name", "prime256v1", "-out", "ec.key"]);
     assert!(matches!(read(&folder.path().join("ec.key"), &ours.1), SignerError::NotRsa { .. }));
     assert!(matches!(read(Path::new("/none"), &ours.1), SignerError::Read { .. }));
+}
+
+#[test]
+fn openssl_verifies_the_updates_of_firmwares_keys() {
+    if !Path::new("/usr/bin/openssl").exists() {
+        println!("skipped: updates of firmware's keys: openssl is not there");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let signer = |(key, certificate): (PathBuf, PathBuf)| Signer::read(&key, &certificate).unwrap();
+    let owner = signer(key(folder.path(), "owner"));
+    let programs = signer(key(folder.path(), "programs"));
+    let updates = enrolment::updates(&owner, &programs, 1_761_955_200).unwrap();
+    let names: Vec<&str> = updates.iter().map(|(path, _)| path.as_str()).collect();
+    assert_eq!(names, ["db", "KEK", "PK"].map(|name| format!("loader/keys/auto/{name}.auth")));
+    for ((_, update), variable) in updates.iter().zip(Variable::ALL) {
+        let signed_by = if variable == Variable::Db { &programs } else { &owner };
+        assert_eq!(secure_boot::certificates(update), Some(vec![signed_by.certificate()]));
+        let length = 16 + u32::from_le_bytes(update[16..20].try_into().unwrap()) as usize;
+        let time: [u8; 16] = update[..16].try_into().unwrap();
+        let message = secure_boot::message(variable, &time, &update[length..]);
+        fs::write(folder.path().join("message"), message).unwrap();
+        // OpenSSL wants the type in front, which firmware does not: lengths are of two bytes here.
+        let signature = &update[40..length];
+        let inner = [&[0xa0, 0x82][..], &length_of(signature.len()), signature].concat();
+        let object = [0x06, 0x09, 0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x07, 0x02];
+        let outer = [&[0x30, 0x82][..], &length_of(object.len() + inner.len())].concat();
+        fs::write(folder.path().join("signature"), [&outer[..], &object, &inner].concat()).unwrap();
+        openssl(
+            folder.path(),
+            &["smime", "-verify", "-inform", "DER", "-in", "signature", "-content", "message"]
+                .into_iter()
+                .chain(["-binary", "-noverify", "-out", "/dev/null"])
+                .collect::<Vec<_>>(),
+        );
+    }
+}
+
+/// A length of two bytes, as DER has it.
+fn length_of(length: usize) -> [u8; 2] {
+    u16::try_from(length).unwrap().to_be_bytes()
 }
