@@ -120,7 +120,7 @@ fn keys_are_enrolled_and_then_nothing_but_the_signed_program_starts() {
     host.qmp.execute("system_reset", json!({})).unwrap();
     let second = host.serial.wait_from(mark, "event=trust secure_boot=", UP).unwrap();
     assert!(second.contains(&on), "{second}");
-    drop(host);
+    drop((host, tpm));
 
     // The same server, with programs beside the medium's that nobody signed as they are.
     let program = media::read_iso(&Artifacts::in_folder(&image).iso).unwrap();

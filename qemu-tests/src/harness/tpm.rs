@@ -32,6 +32,7 @@ impl Tpm {
             .args(["--flags", "startup-clear"])
             .stdin(Stdio::null())
             .stdout(Stdio::null())
+            .stderr(Stdio::null())
             .spawn()
             .context("cannot start swtpm (package swtpm)")?;
         let tpm = Self { child, socket };
