@@ -7,10 +7,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use proptest::prelude::*;
+
 use image::customise::{Changes, CustomiseError, Lost, customise};
 use image::keys::{KeyFiles, Keys};
 use image::program::{Parts, Signatures};
-use image::{Artifacts, cpio, media, pcr, uki};
+use image::{Artifacts, authenticode, cpio, media, pcr, uki};
 
 /// A key of a lease authority.
 const AUTHORITY: &str = "d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a";
@@ -165,4 +167,28 @@ fn what_is_not_understood_is_refused() {
     let refusal = refused(&altered);
     assert!(matches!(refusal, CustomiseError::Program { .. }), "{refusal}");
     assert!(matches!(refused(&program[..program.len() / 2]), CustomiseError::Program { .. }));
+}
+
+#[test]
+fn no_damage_to_headers_makes_it_panic_or_take_a_damaged_program_for_a_good_one() {
+    let Some(built) = built() else { return };
+    let parts = Parts::of(&fs::read(&built.uki).unwrap()).unwrap();
+    let small = Parts { kernel: vec![9; 5000], initrd: vec![7; 3000], ..parts };
+    let program = small.finish(&Keys::default(), 0).unwrap().bytes;
+    assert_eq!(Parts::of(&program).unwrap(), small);
+    let table = program.windows(6).position(|window| window == b".osrel").unwrap();
+    proptest!(ProptestConfig::with_cases(500), |(at in 0..table + 400, value: u8, cut in 0..9_u8)| {
+        let mut damaged = program.clone();
+        let same = damaged[at] == value;
+        damaged[at] = value;
+        if cut == 0 {
+            damaged.truncate(at);
+        }
+        if let Ok(found) = Parts::of(&damaged) {
+            // What comes to the same bytes again is a program with other headers. Nobody else looks at
+            // the checksum, which is made anew.
+            let again = found.finish(&Keys::default(), 0).unwrap().bytes;
+            prop_assert!(same || again == authenticode::unsigned(&damaged).unwrap());
+        }
+    });
 }
