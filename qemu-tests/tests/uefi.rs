@@ -14,7 +14,7 @@ use qemu_tests::{
         firmware::{self, Release},
         guest,
     },
-    harness::host::{HostOptions, Pace},
+    harness::{host::HostOptions, pace::Pace},
 };
 
 /// How long firmware, boot loader and kernel may take together under two layers of emulation.

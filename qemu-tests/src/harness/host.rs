@@ -9,10 +9,11 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use serde_json::json;
 
 use super::{
+    pace::Pace,
     qmp::Qmp,
     serial::{Echo, Serial},
 };
@@ -71,21 +72,6 @@ pub enum Uplink {
 pub const USER_NETWORK: &str = "203.0.113.0/24";
 /// Where the test machine's loopback interface is for a host with [`Uplink::User`].
 pub const TEST_MACHINE: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 2);
-
-/// How fast the clocks of a host run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Pace {
-    /// As ours do.
-    Real,
-    /// At a fifth of that. Timers that are late at an emulator's speed are then in time: QEMU, 7.2 and
-    /// 10.0 alike, ends itself when a nested guest writes CR8 while the next interrupt waits, as edk2
-    /// does at the end of each interrupt. Counting instructions (`-icount`) makes QEMU stand still for
-    /// ever in one start of eight.
-    Slow,
-}
-
-/// Slows the clocks of a program down; Debian's package `libfaketime`.
-const SLOW_CLOCKS: &str = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1";
 
 /// A host to be started.
 #[derive(Debug, Clone)]
@@ -148,10 +134,7 @@ impl Host {
         command.args(["-nodefaults", "-display", "none", "-no-user-config", "-name", "holdfast"]);
         // One processor: several, with a guest inside, stop or panic every now and then.
         command.args(["-accel", "tcg,thread=single", "-cpu", "max", "-smp", "1"]);
-        if options.pace == Pace::Slow {
-            ensure!(Path::new(SLOW_CLOCKS).is_file(), "no {SLOW_CLOCKS}: install libfaketime");
-            command.env("LD_PRELOAD", SLOW_CLOCKS).env("FAKETIME", "+0 x0.2");
-        }
+        options.pace.set(&mut command)?;
         command.args(["-m", &format!("{}", options.memory_mib), "-serial", "stdio"]);
         command.arg("-qmp").arg(format!("unix:{},server=on,wait=off", monitor.display()));
         iommu(&mut command, options.iommu);
