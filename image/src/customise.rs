@@ -36,6 +36,8 @@ pub struct Changes {
     pub authority: Vec<String>,
     /// How many of them must have signed a lease; the configuration's number unless given.
     pub threshold: Option<u32>,
+    /// The channel of releases in the place of the configuration's, which must say where they come from.
+    pub channel: Option<String>,
     /// The publisher's keys, to sign again with.
     pub keys: Keys,
     /// What becomes of signatures for which there is no key.
@@ -112,11 +114,20 @@ pub fn customise(
 /// The configuration with what replaces parts of it; refused as a node would refuse it.
 fn document(changes: &Changes) -> Result<Vec<u8>, CustomiseError> {
     let wrong = |reason: String| CustomiseError::Config(reason);
-    let text = if changes.authority.is_empty() && changes.threshold.is_none() {
+    let unchanged =
+        changes.authority.is_empty() && changes.threshold.is_none() && changes.channel.is_none();
+    let text = if unchanged {
         changes.config.clone()
     } else {
         let mut table: toml::Table =
             changes.config.parse().map_err(|error: toml::de::Error| wrong(error.to_string()))?;
+        if let Some(channel) = &changes.channel {
+            let updates = table.get_mut("updates").and_then(toml::Value::as_table_mut);
+            let missing =
+                "--channel needs a section [updates], which says where releases come from";
+            let updates = updates.ok_or(wrong(missing.to_owned()))?;
+            updates.insert("channel".to_owned(), channel.clone().into());
+        }
         let empty = || toml::Value::Table(toml::Table::new());
         let authority = table.entry("authority").or_insert_with(empty);
         let authority =

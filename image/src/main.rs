@@ -65,6 +65,9 @@ struct Customise {
     /// How many of the authority's keys must have signed a lease.
     #[arg(long)]
     threshold: Option<u32>,
+    /// The channel of releases in the place of the configuration's.
+    #[arg(long)]
+    channel: Option<String>,
     #[command(flatten)]
     keys: KeyFiles,
     /// Go without the signatures that the change undoes and that no given key makes anew.
@@ -139,6 +142,7 @@ fn customise(arguments: &Customise) -> Result<(), Box<dyn std::error::Error>> {
         config,
         authority: arguments.authority.clone(),
         threshold: arguments.threshold,
+        channel: arguments.channel.clone(),
         keys,
         signatures,
     };

@@ -40,6 +40,7 @@ fn changes(config: String) -> Changes {
         config,
         authority: Vec::new(),
         threshold: None,
+        channel: None,
         keys: Keys::default(),
         signatures: Lost::Refused,
     }
@@ -139,6 +140,8 @@ fn the_authority_is_replaced_and_mistakes_are_named() {
     let wrong = |changes: Changes| customise(&built.uki, &to, &changes).unwrap_err().to_string();
     let typo = wrong(changes("version = 1\nnmae = \"n\"\n".to_owned()));
     assert!(typo.contains("nmae"), "{typo}");
+    let nowhere = wrong(Changes { channel: Some("beta".to_owned()), ..changes(config("n")) });
+    assert!(nowhere.contains("[updates]"), "{nowhere}");
     let many = wrong(Changes { threshold: Some(9), ..changes(config("n")) });
     assert!(many.contains("threshold"), "{many}");
 }

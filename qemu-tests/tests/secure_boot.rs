@@ -69,6 +69,7 @@ fn signed_image(folder: &Path) -> (PathBuf, Value) {
         config,
         authority: Vec::new(),
         threshold: None,
+        channel: None,
         keys: keys(folder),
         signatures: Lost::Refused,
     };
