@@ -125,7 +125,10 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
             }
             give_console(&init, Console::Screen);
             match serve(spec, key, node, (&init, notices), &views).await {
-                Ok(overlay) => Some(overlay),
+                Ok(overlay) => {
+                    tokio::spawn(give_way(found.source.clone()));
+                    Some(overlay)
+                }
                 Err(reason) => {
                     eprintln!("{}", Event::Trouble { place: "start", reason: reason.clone() });
                     pages.send_modify(|page| page.error = reason);
@@ -150,6 +153,14 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
     wait_for_end().await;
     if let Some(overlay) = overlay {
         overlay.leave().await;
+    }
+}
+
+/// Ends the agent when a volume is found after the node started with another document: init starts it
+/// again, and then the volume's counts.
+async fn give_way(source: config::Source) {
+    if config::superseded(Path::new("/"), &source).await {
+        std::process::exit(0)
     }
 }
 

@@ -102,19 +102,32 @@ pub enum LoadError {
 }
 
 /// Looks for a document below `root`, and goes on looking while the machine is coming up and a
-/// volume may still appear.
+/// volume may still appear. An installed node does not wait: see [`superseded`].
 pub async fn settled(root: &Path) -> Found {
     loop {
         let found = load(root);
         let waits = match found.source {
-            Source::CommandLine | Source::Volume(_) => false,
-            Source::Installed | Source::Customised | Source::Image | Source::Nowhere => true,
+            Source::CommandLine | Source::Volume(_) | Source::Installed => false,
+            // What these say may be to install, which cannot be taken back.
+            Source::Customised | Source::Image | Source::Nowhere => true,
         };
         if !waits || since_power_on() >= SETTLED {
             return found;
         }
         tokio::time::sleep(COMING_UP).await;
     }
+}
+
+/// Waits until a volume was found after all, while the machine is coming up, on a node that started with
+/// the document of its installation. Returns whether there is one.
+pub async fn superseded(root: &Path, found: &Source) -> bool {
+    while *found == Source::Installed && since_power_on() < SETTLED {
+        tokio::time::sleep(COMING_UP).await;
+        if matches!(load(root).source, Source::Volume(_)) {
+            return true;
+        }
+    }
+    false
 }
 
 /// Waits until there is another document than `found`, which could not be used: somebody plugged in
@@ -300,6 +313,15 @@ mod tests {
         let found = load(root.path());
         assert!(found.source.to_string().ends_with("dev/sdb"), "{}", found.source);
         assert_eq!(found.spec.expect("valid").name, "n");
+    }
+
+    #[tokio::test]
+    async fn an_installed_node_starts_at_once() {
+        let root = root(&[("state/holdfast.toml", document().as_bytes())]);
+        let found = settled(root.path()).await;
+        assert_eq!(found.source, Source::Installed);
+        // This machine came up long ago; nothing is waited for.
+        assert!(!superseded(root.path(), &found.source).await);
     }
 
     #[test]
