@@ -8,7 +8,7 @@ use std::{
     fs::{self, File},
     io::{self, Read, Seek, SeekFrom, Write},
     path::{Path, PathBuf},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use base64::{Engine, engine::general_purpose::STANDARD};
@@ -121,7 +121,14 @@ pub async fn settled(root: &Path) -> Found {
 /// Waits until a volume was found after all, while the machine is coming up, on a node that started with
 /// the document of its installation. Returns whether there is one.
 pub async fn superseded(root: &Path, found: &Source) -> bool {
-    while *found == Source::Installed && since_power_on() < SETTLED {
+    *found == Source::Installed
+        && volume_appears(root, SETTLED.saturating_sub(since_power_on())).await
+}
+
+/// Whether a volume with a document is found in this time.
+async fn volume_appears(root: &Path, within: Duration) -> bool {
+    let begin = Instant::now();
+    while begin.elapsed() < within {
         tokio::time::sleep(COMING_UP).await;
         if matches!(load(root).source, Source::Volume(_)) {
             return true;
@@ -322,6 +329,21 @@ mod tests {
         assert_eq!(found.source, Source::Installed);
         // This machine came up long ago; nothing is waited for.
         assert!(!superseded(root.path(), &found.source).await);
+        assert!(!volume_appears(root.path(), Duration::from_millis(10)).await);
+    }
+
+    #[tokio::test]
+    async fn but_a_volume_that_is_found_later_counts() {
+        let stick = volume(*b"HOLDFAST   ", &document());
+        let installed = document();
+        let root = root(&[("state/holdfast.toml", installed.as_bytes()), ("dev/sdb", &stick)]);
+        let path = root.path().to_owned();
+        let plugged = tokio::spawn(async move {
+            tokio::time::sleep(COMING_UP).await;
+            fs::create_dir_all(path.join("sys/class/block/sdb")).expect("made");
+        });
+        assert!(volume_appears(root.path(), SETTLED).await);
+        plugged.await.expect("plugged in");
     }
 
     #[test]
