@@ -38,6 +38,7 @@ use crate::{
     machines::{
         content::Cache,
         cpus::{self, HostCpu},
+        disk::Places,
         execute::Tools,
         init::{Init, Notice},
         keeper::{self, KeeperConfig, Machines},
@@ -57,6 +58,8 @@ use crate::{
 
 const STATE: &str = "/state";
 const DATA: &str = "/data";
+/// Keys of machines' disks, below STATE.
+const DISK_KEYS: &str = "disk-keys";
 /// The file in STATE with the node's key.
 pub(crate) const NODE_KEY: &str = "node.key";
 
@@ -250,7 +253,7 @@ async fn serve(
         networks: Arc::clone(&networks),
         overlay: overlay.clone(),
         cache,
-        data: PathBuf::from(DATA),
+        disks: Places { data: PathBuf::from(DATA), keys: Path::new(STATE).join(DISK_KEYS) },
         root: PathBuf::from("/"),
         cpus: host_cpus(spec),
     };

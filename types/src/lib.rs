@@ -10,6 +10,7 @@ pub mod base64_bytes;
 pub mod config;
 pub mod console;
 pub mod devices;
+pub mod disk_key;
 pub mod forward;
 pub mod gpu;
 pub mod hex;
