@@ -51,6 +51,7 @@ use crate::{
         ruleset::ByteRate,
         uplinks::StableSecret,
     },
+    seal::locked,
     spawn::{self, Console},
     sys, tasks,
     time::{Clock, ClockConfig, NtsConfig, nts::establish::Roots},
@@ -91,6 +92,9 @@ fn fail(place: &'static str, error: &(dyn std::error::Error + 'static)) -> ! {
 }
 
 async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
+    if let Some(reason) = locked::reason(Path::new("/")) {
+        locked::wait(&init, &reason).await;
+    }
     let key = match node_key(Path::new(STATE)) {
         Ok(key) => key,
         Err(error) => fail("node-key", &error),

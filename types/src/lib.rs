@@ -24,3 +24,4 @@ pub mod topology;
 pub mod units;
 pub mod uplinks;
 pub mod vm;
+pub mod volumes;

@@ -11,6 +11,7 @@ use crate::{
     logs::LogLine,
     node::{Bdf, MachineShape, PciDevice},
     units::UnixSeconds,
+    volumes::VolumeReport,
 };
 
 /// Version of the document.
@@ -50,6 +51,9 @@ pub struct NodeStatus {
     pub trouble: String,
     /// How far the machine can be trusted to run what its provider installed.
     pub trust: Trust,
+    /// How the volumes of its disk are protected; empty when it runs from memory.
+    #[serde(default)]
+    pub volumes: Vec<VolumeReport>,
     /// Where it is installed.
     pub slot: Slot,
     /// What is known of the time.

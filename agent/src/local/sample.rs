@@ -11,6 +11,7 @@ use types::{
         STATUS_VERSION, Slot, Traffic, Trust, VolumeView, WatchdogView,
     },
     units::{Mebibytes, UnixSeconds},
+    volumes::{Protection, VolumeReport},
 };
 
 use super::metrics::Counted;
@@ -65,6 +66,10 @@ pub(crate) fn status() -> NodeStatus {
         install: String::new(),
         trouble: String::new(),
         trust,
+        volumes: vec![VolumeReport {
+            name: "holdfast-state".into(),
+            protection: Protection::Unsealed { reason: "no TPM".into() },
+        }],
         slot: Slot::NotInstalled,
         clock: ClockView { sources: 2, offset_ms: -12, error: String::new() },
         network,

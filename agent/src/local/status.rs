@@ -26,6 +26,7 @@ use crate::{
         vmm,
     },
     net::{Carrier, NetworkStatus},
+    seal::unlock,
 };
 
 /// How old facts of devices may be: reading them asks the devices.
@@ -86,6 +87,7 @@ impl Local {
             uptime_ms: uptime_ms(),
             boot,
             trust: host::trust(root),
+            volumes: unlock::report(root),
             clock: serving.map(clock).unwrap_or_default(),
             network: network.map(|network| uplinks(root, network)).unwrap_or_default(),
             overlay: serving.map(members).unwrap_or_default(),

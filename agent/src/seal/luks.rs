@@ -23,7 +23,7 @@ use zeroize::Zeroizing;
 /// Bytes of one copy of the header: binary part and JSON.
 pub const COPY: usize = 16 << 10;
 /// Bytes in front of what is encrypted.
-pub const DATA_OFFSET: u64 = 16 << 20;
+pub const DATA_OFFSET: u64 = update::disk::layout::HEADER_BYTES;
 /// Bytes of a sector of the encrypted volume.
 pub const DATA_SECTOR: u32 = 4096;
 

@@ -4,6 +4,8 @@
 //! `tpm` and `signature` what the TPM does, `unlock` what happens at the start. It leaves mounting to
 //! `init`, and machines' disks to `machines::disk_keys`.
 
+pub mod keys;
+pub mod locked;
 pub mod luks;
 #[cfg(test)]
 mod luks_tests;
@@ -12,3 +14,5 @@ pub mod signature;
 pub mod tpm;
 #[cfg(test)]
 mod tpm_tests;
+pub mod unlock;
+pub mod volume;

@@ -11,9 +11,9 @@ use sha2::{Digest, Sha256};
 use super::tpm::{RELEASE_PCR, SignedPolicy, Signer};
 
 /// The key's file, as systemd-stub leaves it.
-const KEY: &str = "tpm2-pcr-public-key.pem";
+pub(crate) const KEY: &str = "tpm2-pcr-public-key.pem";
 /// The signatures' file.
-const SIGNATURES: &str = "tpm2-pcr-signature.json";
+pub(crate) const SIGNATURES: &str = "tpm2-pcr-signature.json";
 /// Longest of both, in bytes.
 const LIMIT: usize = 256 << 10;
 /// Most signatures that are looked at.
