@@ -22,6 +22,7 @@ const PACKAGES: &[Package] = &[
     package("ca-certificates", "downloads"),
     package("chrony", "a real time server, with NTS, for the tests"),
     package("cpio", "reads our initramfs back in a test"),
+    package("cryptsetup-bin", "opens our encrypted volumes in a test"),
     package("debian-archive-keyring", "checks signatures of downloaded kernel sources"),
     package("dnsmasq-base", "a real DHCP, RA and TFTP server for the tests"),
     package("dosfstools", "FAT volumes"),
@@ -55,6 +56,7 @@ const PACKAGES: &[Package] = &[
     package("rsync", "the kernel's build"),
     package("softhsm2", "a PKCS#11 token for the release tool's test"),
     package("strace", "shows which system calls the VMM's threads make"),
+    package("swtpm", "the emulated host's TPM"),
     package("systemd-boot-efi", "the UEFI stub of the UKI"),
     package(
         "user-mode-linux",

@@ -12,4 +12,5 @@ pub mod programs;
 pub mod qmp;
 pub mod scene;
 pub mod serial;
+pub mod tpm;
 pub mod volume;

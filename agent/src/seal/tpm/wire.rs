@@ -130,11 +130,13 @@ pub(super) fn point(public: &[u8]) -> Result<([u8; 32], [u8; 32]), TpmError> {
     Ok((coordinate(reader.sized()?)?, coordinate(reader.sized()?)?))
 }
 
-/// Reads `bytes` as everything that a TPM may send; for the fuzz target and its corpus.
-pub fn everything(bytes: &[u8]) {
-    let Ok((_, rest)) = response(bytes) else { return };
+/// Reads `bytes` as everything that a TPM may send; for the fuzz target and its corpus. Returns
+/// whether it is an answer.
+pub fn everything(bytes: &[u8]) -> bool {
+    let Ok((_, rest)) = response(bytes) else { return false };
     let _ = authorized(rest);
     let _ = point(rest);
     let mut reader = Reader(rest);
     while reader.sized().is_ok_and(|part| !part.is_empty()) {}
+    true
 }
