@@ -68,6 +68,8 @@ impl Sealer {
 
     /// Has the TPM give back what a token holds.
     fn unseal(&mut self, token: &Value) -> Result<Zeroizing<Vec<u8>>, String> {
+        let chain = |error: &TpmError| crate::init::boot::chain(error);
+        let tpm = self.tpm.as_mut().map_err(|error| chain(error))?;
         let field = |name: &str| {
             let text = token.get(name).and_then(Value::as_str).unwrap_or_default();
             STANDARD.decode(text).map_err(|_| format!("{name} of its token is no base64"))
@@ -91,8 +93,6 @@ impl Sealer {
             }
             (Some(_), Some(Ok(release))) => Some((&release.signer, &release.policies[..])),
         };
-        let chain = |error: &TpmError| crate::init::boot::chain(error);
-        let tpm = self.tpm.as_mut().map_err(|error| chain(error))?;
         tpm.unseal(&sealed, release).map_err(|error| chain(&error))
     }
 }

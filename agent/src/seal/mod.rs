@@ -5,6 +5,8 @@
 //! `init`, and machines' disks to `machines::disk_keys`.
 
 pub mod keys;
+#[cfg(test)]
+mod keys_tests;
 pub mod locked;
 pub mod luks;
 #[cfg(test)]

@@ -16,26 +16,26 @@ use super::{
 };
 
 /// A TPM that lives as long as the test.
-struct Emulated {
+pub(super) struct Emulated {
     process: Child,
     folder: tempfile::TempDir,
 }
 
 impl Emulated {
     /// Starts one; `None` where swtpm is not installed.
-    fn start() -> Option<Self> {
+    pub(super) fn start() -> Option<Self> {
         let folder = tempfile::tempdir().expect("a folder");
         Some(Self { process: spawn(folder.path())?, folder })
     }
 
     /// Switches it off and on: registers are zero again, what it sealed stays.
-    fn restart(&mut self) {
+    pub(super) fn restart(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
         self.process = spawn(self.folder.path()).expect("it could be started before");
     }
 
-    fn tpm(&self) -> Tpm {
+    pub(super) fn tpm(&self) -> Tpm {
         let path = self.folder.path().join("tpm.sock");
         let begin = Instant::now();
         loop {
@@ -72,10 +72,10 @@ fn spawn(folder: &Path) -> Option<Child> {
 }
 
 /// A key pair as `openssl` makes it.
-struct Pair(tempfile::TempDir);
+pub(super) struct Pair(tempfile::TempDir);
 
 impl Pair {
-    fn make() -> Self {
+    pub(super) fn make() -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let run = |arguments: &[&str]| {
             let ran = Command::new("openssl").args(arguments).current_dir(folder.path()).output();
@@ -87,7 +87,7 @@ impl Pair {
     }
 
     /// What a release says whose policies are these.
-    fn release(&self, policies: &[[u8; 32]]) -> Release {
+    pub(super) fn release(&self, policies: &[[u8; 32]]) -> Release {
         let path = |name: &str| self.0.path().join(name);
         let key = fs::read(path("public.pem")).expect("read");
         let fingerprint = signature::parse(&key, b"{}").expect("a key").fingerprint;
@@ -108,12 +108,12 @@ impl Pair {
 }
 
 /// Starts the emulated server with a release: PCR 11 gets its measurement.
-fn start_release(tpm: &mut Tpm, release: u8) -> [u8; 32] {
+pub(super) fn start_release(tpm: &mut Tpm, release: u8) -> [u8; 32] {
     tpm.extend(RELEASE_PCR, &[release; 32]).expect("extended");
     tpm.register(RELEASE_PCR).expect("read")
 }
 
-fn policy_of(register: &[u8; 32]) -> [u8; 32] {
+pub(super) fn policy_of(register: &[u8; 32]) -> [u8; 32] {
     register_policy([0; 32], RELEASE_PCR, register)
 }
 
