@@ -12,15 +12,15 @@ use vm_memory::{Address, Bytes, GuestAddress};
 use crate::sys::memory::GuestRam;
 
 /// Longest write that is encrypted at once, in bytes: what bounds the copies that a guest can have
-/// made, 256 for each queue. The rest of a longer one follows as that of a short write does.
-const WRITE_LIMIT: usize = 128 << 10;
+/// made, 16 MiB for each queue. The rest of a longer one follows as that of a short write does.
+const WRITE_LIMIT: usize = 64 << 10;
 /// Bytes that are decrypted at once.
 const PIECE: usize = 16 << 10;
 
 /// Bytes of a sector, as completions count.
 const SECTOR_BYTES: u32 = 512;
 const _: () =
-    assert!(SECTOR_BYTES as usize == SECTOR && WRITE_LIMIT % SECTOR == 0 && PIECE % SECTOR == 0);
+    assert!(SECTOR_BYTES as usize == SECTOR && (WRITE_LIMIT | PIECE).is_multiple_of(SECTOR));
 
 /// Encrypts and decrypts for one engine.
 pub(super) struct Seal {
