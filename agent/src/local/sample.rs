@@ -46,13 +46,6 @@ pub(crate) fn status() -> NodeStatus {
         dns: vec!["203.0.113.3".parse().expect("an address")],
         error: String::new(),
     };
-    let trust = Trust {
-        secure_boot: Some(true),
-        setup_mode: Some(false),
-        lockdown: Some("integrity".into()),
-        tpm: Some("2".into()),
-        sealed: false,
-    };
     NodeStatus {
         version: STATUS_VERSION,
         node: NodeId::from_bytes([0xab; 32]),
@@ -65,11 +58,14 @@ pub(crate) fn status() -> NodeStatus {
         boot: vec![BootPhase { name: "init-ready".into(), at_ms: 912 }],
         install: String::new(),
         trouble: String::new(),
-        trust,
-        volumes: vec![VolumeReport {
-            name: "holdfast-state".into(),
-            protection: Protection::Unsealed { reason: "no TPM".into() },
-        }],
+        trust: Trust {
+            secure_boot: Some(true),
+            setup_mode: Some(false),
+            lockdown: Some("integrity".into()),
+            tpm: Some("2".into()),
+            sealed: false,
+        },
+        volumes: volumes(),
         slot: Slot::NotInstalled,
         clock: ClockView { sources: 2, offset_ms: -12, error: String::new() },
         network,
@@ -100,6 +96,11 @@ pub(crate) fn status() -> NodeStatus {
         }],
         errors: vec![line(9, Level::Error, "holdfast: event=trouble place=store reason=\"full\"")],
     }
+}
+
+fn volumes() -> Vec<VolumeReport> {
+    let protection = Protection::Unsealed { reason: "no TPM".into() };
+    vec![VolumeReport { name: "holdfast-state".into(), protection }]
 }
 
 fn overlay() -> OverlayView {

@@ -24,7 +24,8 @@ const MOST: usize = 64;
 pub struct Release {
     /// The key.
     pub signer: Signer,
-    /// SHA-256 of the key in DER, in hexadecimal digits: the key's name in documents.
+    /// SHA-256 of the key as PKCS#1 has it (RSAPublicKey in DER), in hexadecimal digits: the key's
+    /// name in documents.
     pub fingerprint: String,
     /// The policies that it signed.
     pub policies: Vec<SignedPolicy>,
@@ -64,8 +65,9 @@ pub fn read(folder: &Path) -> Option<Result<Release, SignatureError>> {
 /// Reads a key and the signatures by it; those by other keys or of other registers are left out.
 pub fn parse(key: &[u8], signatures: &[u8]) -> Result<Release, SignatureError> {
     let der = pem(key).ok_or(SignatureError::Key)?;
-    let signer = Signer { modulus: modulus(&der).ok_or(SignatureError::Key)?.to_vec() };
-    let fingerprint = types::hex::encode(&Sha256::digest(&der));
+    let (plain, modulus) = rsa_key(&der).ok_or(SignatureError::Key)?;
+    let signer = Signer { modulus: modulus.to_vec() };
+    let fingerprint = types::hex::encode(&Sha256::digest(plain));
     let document: Document = serde_json::from_slice(signatures)
         .map_err(|error| SignatureError::Signatures(error.to_string()))?;
     let ours = |entry: &&Entry| {
@@ -92,18 +94,19 @@ fn pem(text: &[u8]) -> Option<Vec<u8>> {
 /// OBJECT IDENTIFIER 1.2.840.113549.1.1.1 and NULL: an RSA key.
 const RSA: &[u8] = &[0x06, 9, 0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 1, 1, 1, 5, 0];
 
-/// The modulus of an RSA key with the usual exponent, 2048 to 4096 bits long.
-fn modulus(der: &[u8]) -> Option<&[u8]> {
+/// An RSA key with the usual exponent, 2048 to 4096 bits long: as PKCS#1 has it, and its modulus.
+fn rsa_key(der: &[u8]) -> Option<(&[u8], &[u8])> {
     let (info, rest) = element(der, 0x30)?;
     let (algorithm, bits) = element(info, 0x30)?;
     let (bits, after) = element(bits, 0x03)?;
-    let (key, behind) = element(bits.strip_prefix(&[0])?, 0x30)?;
+    let plain = bits.strip_prefix(&[0])?;
+    let (key, behind) = element(plain, 0x30)?;
     let (modulus, exponent) = element(key, 0x02)?;
     let (exponent, end) = element(exponent, 0x02)?;
     let whole = [rest, after, behind, end].iter().all(|rest| rest.is_empty());
     let modulus = modulus.strip_prefix(&[0])?;
     let sound = [256, 384, 512].contains(&modulus.len());
-    (whole && sound && algorithm == RSA && exponent == [1, 0, 1]).then_some(modulus)
+    (whole && sound && algorithm == RSA && exponent == [1, 0, 1]).then_some((plain, modulus))
 }
 
 /// The content of a DER element with this tag, and what follows it.
@@ -124,6 +127,6 @@ fn element(bytes: &[u8], tag: u8) -> Option<(&[u8], &[u8])> {
 pub fn everything(bytes: &[u8]) -> usize {
     let cut = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
     let (key, rest) = bytes.split_at(cut);
-    let _ = modulus(key);
+    let _ = rsa_key(key);
     parse(key, rest.get(1..).unwrap_or_default()).map_or(0, |release| release.policies.len())
 }
