@@ -98,7 +98,7 @@ pub enum Event {
     MachineFailed { machine: MachineId, reason: String },
     /// unlock: how a volume of the disk is protected.
     Volume { volume: String, how: &'static str, notice: String },
-    /// agent: STATE is locked, and the recovery key is waited for.
+    /// agent: a volume is locked, and the recovery key is waited for.
     Locked { reason: String },
     /// agent: a device was reset and can be rented again.
     DeviceReset { address: Bdf, rung: Rung, ms: u128 },

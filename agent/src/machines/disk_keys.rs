@@ -21,15 +21,17 @@ pub fn read(keys: &Path, machine: MachineId, name: &str) -> io::Result<DiskKey> 
     Ok(DiskKey::from_bytes(bytes))
 }
 
-/// Makes the key of a new disk. It is durable when this returns.
+/// Makes the key of a new disk, durable when this returns. One that is there already stays: it is of an
+/// attempt that did not come as far as the disk, or of a disk on a DATA that is out of reach for now.
 pub fn make(keys: &Path, machine: MachineId, name: &str) -> io::Result<DiskKey> {
     let mut bytes = zeroize::Zeroizing::new([0; KEY_BYTES]);
     getrandom::fill(bytes.as_mut()).map_err(io::Error::other)?;
     let folder = folder(keys, machine);
     fs::create_dir_all(&folder)?;
     let path = file(keys, machine, name);
-    // What an attempt that did not come as far as the disk left behind.
-    destroy_file(&path)?;
+    if path.exists() {
+        return read(keys, machine, name);
+    }
     let partial = path.with_extension("partial");
     destroy_file(&partial)?;
     let mut new = File::options().write(true).create_new(true).mode(0o600).open(&partial)?;
@@ -97,6 +99,7 @@ mod tests {
         let other = make(keys.path(), MACHINE, "extra-a").expect("made");
         assert_ne!(made, other);
         assert_eq!(read(keys.path(), MACHINE, "disk").expect("read"), made);
+        assert_eq!(make(keys.path(), MACHINE, "disk").expect("there already"), made);
         // A link keeps what the file holds in view after it is gone.
         let seen = keys.path().join("seen");
         fs::hard_link(file(keys.path(), MACHINE, "disk"), &seen).expect("linked");

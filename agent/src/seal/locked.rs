@@ -1,4 +1,4 @@
-//! A node whose STATE is locked: it says so, and waits for the recovery key, from somebody at a console
+//! A node whose STATE or DATA is locked: it says so, and waits for the recovery key, from somebody at a console
 //! or from a configuration on a volume. It serves nothing meanwhile, and never writes to the disk
 //! without the key.
 
@@ -8,8 +8,14 @@ use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use types::volumes::Protection;
 use update::disk::layout;
 
-use super::{recovery::RecoveryKey, unlock, volume};
-use crate::{config, events::Event, install::ask, machines::init::Init, spawn::Console};
+use super::{
+    recovery::RecoveryKey,
+    unlock,
+    volume::{self, Volume},
+};
+use crate::{
+    config, events::Event, init::partitions, install::ask, machines::init::Init, spawn::Console,
+};
 
 /// Time between two signs of life, and between two looks at the volumes.
 const TICK: Duration = Duration::from_secs(2);
@@ -18,19 +24,32 @@ const QUESTION: Duration = Duration::from_secs(60);
 /// Where the volumes belong.
 const PLACES: [(&str, &str); 2] = [(layout::STATE, "/state"), (layout::DATA, "/data")];
 
-/// Returns why STATE is locked; `None` when it is not.
+/// Returns why a volume is locked; `None` when none is.
 pub fn reason(root: &Path) -> Option<String> {
-    if volume::mapped(root, layout::STATE).is_some() {
-        return None;
-    }
-    let state = unlock::report(root).into_iter().find(|report| report.name == layout::STATE);
-    state.and_then(|report| match report.protection {
-        Protection::Locked { reason } => Some(reason),
-        Protection::Sealed { .. }
-        | Protection::Unsealed { .. }
-        | Protection::Recovered { .. }
-        | Protection::Plain => None,
+    let reports = unlock::report(root);
+    PLACES.into_iter().find_map(|(name, _)| {
+        if volume::mapped(root, name).is_some() {
+            return None;
+        }
+        let report = reports.iter().find(|report| report.name == name);
+        match report.map(|report| &report.protection) {
+            Some(Protection::Locked { reason }) => Some(format!("{name}: {reason}")),
+            // No report: the program that opens volumes failed, and left its reason in the log.
+            None if is_encrypted(name) => Some(format!("{name}: it was not opened; see the log")),
+            Some(
+                Protection::Sealed { .. }
+                | Protection::Unsealed { .. }
+                | Protection::Recovered { .. }
+                | Protection::Plain,
+            )
+            | None => None,
+        }
     })
+}
+
+fn is_encrypted(name: &str) -> bool {
+    let device = partitions::find(name);
+    device.is_some_and(|device| !matches!(Volume::open(Path::new(&device)), Ok(None)))
 }
 
 /// Waits for the recovery key, opens the volumes and ends the program: init starts it again, and it
@@ -43,7 +62,8 @@ pub async fn wait(init: &Init, reason: &str) -> ! {
     eprintln!("{}", Event::Locked { reason: reason.to_owned() });
     let question = format!(
         "The disk of this server is encrypted and locked:\r\n{reason}.\r\nNothing on it was changed. \
-         Type its recovery key and Enter, or put it as recovery_key\r\ninto section [disk] of \
+         Restart the server when the reason is gone, or type the recovery key and Enter, or put \
+         it\r\nas recovery_key into section [disk] of \
          holdfast.toml on a volume labelled HOLDFAST."
     );
     let (sender, mut typed) = tokio::sync::mpsc::channel(1);
