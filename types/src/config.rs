@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize, de};
 
 use crate::{
     ids::{NodeId, PublicKey},
-    install::Install,
+    install::{Disk, Install},
     node::Bdf,
     units::Mebibytes,
     uplinks::{self, Uplink, UplinkFault},
@@ -50,29 +50,14 @@ pub struct NodeSpec {
     /// Who else may read the node's metrics.
     #[serde(default)]
     pub metrics: Metrics,
+    /// How the encrypted disk is opened where the TPM does not.
+    #[serde(default)]
+    pub disk: Option<Disk>,
     /// Clock sources.
     #[serde(default)]
     pub time: Time,
     /// Whether and where the node installs itself; nothing is installed when left out.
     pub install: Option<Install>,
-    /// How the encrypted disk is opened where the TPM does not.
-    #[serde(default)]
-    pub disk: Option<Disk>,
-}
-
-/// The configuration's section `[disk]`.
-#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Disk {
-    /// The recovery key that the installer showed. Only a locked disk asks for it; take it off the
-    /// volume again.
-    pub recovery_key: Option<String>,
-}
-
-impl std::fmt::Debug for Disk {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Disk(…)")
-    }
 }
 
 /// How the node reaches the network: `uplinks`, or the short form for one card or all of them.

@@ -47,13 +47,13 @@ pub struct NodeStatus {
     /// What the installer does or did; empty when none was asked for.
     #[serde(default)]
     pub install: String,
+    /// How the volumes of its disk are protected; empty when it runs from memory.
+    #[serde(default)]
+    pub volumes: Vec<VolumeReport>,
     /// What is wrong now, if it is known; empty otherwise.
     pub trouble: String,
     /// How far the machine can be trusted to run what its provider installed.
     pub trust: Trust,
-    /// How the volumes of its disk are protected; empty when it runs from memory.
-    #[serde(default)]
-    pub volumes: Vec<VolumeReport>,
     /// Where it is installed.
     pub slot: Slot,
     /// What is known of the time.

@@ -46,6 +46,13 @@ pub(crate) fn status() -> NodeStatus {
         dns: vec!["203.0.113.3".parse().expect("an address")],
         error: String::new(),
     };
+    let trust = Trust {
+        secure_boot: Some(true),
+        setup_mode: Some(false),
+        lockdown: Some("integrity".into()),
+        tpm: Some("2".into()),
+        sealed: false,
+    };
     NodeStatus {
         version: STATUS_VERSION,
         node: NodeId::from_bytes([0xab; 32]),
@@ -57,15 +64,9 @@ pub(crate) fn status() -> NodeStatus {
         uptime_ms: 3_723_456,
         boot: vec![BootPhase { name: "init-ready".into(), at_ms: 912 }],
         install: String::new(),
-        trouble: String::new(),
-        trust: Trust {
-            secure_boot: Some(true),
-            setup_mode: Some(false),
-            lockdown: Some("integrity".into()),
-            tpm: Some("2".into()),
-            sealed: false,
-        },
         volumes: volumes(),
+        trouble: String::new(),
+        trust,
         slot: Slot::NotInstalled,
         clock: ClockView { sources: 2, offset_ms: -12, error: String::new() },
         network,

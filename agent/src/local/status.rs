@@ -87,7 +87,6 @@ impl Local {
             uptime_ms: uptime_ms(),
             boot,
             trust: host::trust(root),
-            volumes: unlock::report(root),
             clock: serving.map(clock).unwrap_or_default(),
             network: network.map(|network| uplinks(root, network)).unwrap_or_default(),
             overlay: serving.map(members).unwrap_or_default(),
@@ -100,6 +99,7 @@ impl Local {
             name: page.name.clone(),
             config: page.config.clone(),
             install: page.install,
+            volumes: unlock::report(root),
             trouble: page.error,
         }
     }
