@@ -33,5 +33,6 @@ pub mod metadata;
 pub mod pattern;
 pub mod release;
 pub mod shell;
+pub mod slots;
 pub mod target;
 pub mod verify;
