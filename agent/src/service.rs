@@ -53,16 +53,19 @@ use crate::{
     spawn::{self, Console},
     sys, tasks,
     time::{Clock, ClockConfig, NtsConfig, nts::establish::Roots},
+    updates,
 };
 
-const STATE: &str = "/state";
+pub(crate) const STATE: &str = "/state";
 const DATA: &str = "/data";
 /// The file in STATE with the node's key.
 pub(crate) const NODE_KEY: &str = "node.key";
 
-/// Returns the release this program belongs to.
+/// Returns the release that runs: the image's, or the one that this program was built for where there
+/// is no image.
 pub fn release() -> String {
-    env!("CARGO_PKG_VERSION").to_owned()
+    let image = updates::running_release().map(|release| release.to_string());
+    image.unwrap_or_else(|| env!("CARGO_PKG_VERSION").to_owned())
 }
 
 /// Runs the agent until it is told to end.
@@ -291,6 +294,17 @@ async fn serve(
     local.tell_serving(serving).await;
     let count = machines.snapshot().borrow().machines.len();
     eprintln!("{}", Event::AgentReady { machines: count });
+    updates::start(updates::Parts {
+        updates: spec.updates.clone(),
+        node,
+        init: init.clone(),
+        machines: machines.clone(),
+        overlay: overlay.clone(),
+        alone: spec.overlay.seeds.is_empty(),
+        uplinks: Arc::clone(&uplinks),
+        clock: Arc::clone(&clock),
+        pages: pages.clone(),
+    });
     let shown = Shown { uplinks, notice, machines, overlay: overlay.clone(), clock };
     tokio::spawn(show(pages.clone(), shown));
     Ok(overlay)

@@ -13,6 +13,7 @@ use crate::{
     install::Install,
     node::Bdf,
     units::Mebibytes,
+    updates::Updates,
     uplinks::{self, Uplink, UplinkFault},
 };
 
@@ -55,6 +56,9 @@ pub struct NodeSpec {
     pub time: Time,
     /// Whether and where the node installs itself; nothing is installed when left out.
     pub install: Option<Install>,
+    /// Where releases come from; the node is never updated when left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub updates: Option<Updates>,
 }
 
 /// How the node reaches the network: `uplinks`, or the short form for one card or all of them.

@@ -21,5 +21,6 @@ pub mod operations;
 pub mod status;
 pub mod topology;
 pub mod units;
+pub mod updates;
 pub mod uplinks;
 pub mod vm;

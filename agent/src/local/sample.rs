@@ -11,6 +11,7 @@ use types::{
         STATUS_VERSION, Slot, Traffic, Trust, VolumeView, WatchdogView,
     },
     units::{Mebibytes, UnixSeconds},
+    updates::{FailedRelease, UpdatesView},
 };
 
 use super::metrics::Counted;
@@ -65,7 +66,19 @@ pub(crate) fn status() -> NodeStatus {
         install: String::new(),
         trouble: String::new(),
         trust,
-        slot: Slot::NotInstalled,
+        slot: Slot::Installed,
+        updates: UpdatesView {
+            state: "ready; waits for machines to end".into(),
+            slot: "A".into(),
+            offered: "0.2.0".into(),
+            trial: false,
+            last: "release 0.1.9 failed: no network".into(),
+            failed: vec![FailedRelease { release: "0.1.9".into(), reason: "no network".into() }],
+            trouble: String::new(),
+            checks: 7,
+            failed_checks: 1,
+            written_bytes: 20_545_024,
+        },
         clock: ClockView { sources: 2, offset_ms: -12, error: String::new() },
         network,
         overlay: overlay(),

@@ -10,6 +10,7 @@ pub mod outside;
 pub mod packages;
 pub mod programs;
 pub mod qmp;
+pub mod repository;
 pub mod scene;
 pub mod serial;
 pub mod volume;
