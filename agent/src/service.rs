@@ -257,11 +257,10 @@ async fn serve(
         root: PathBuf::from("/"),
         cpus: host_cpus(spec),
     };
-    let known = init.list().await.map_err(|e| chain(&e))?;
     let machines = keeper::start(KeeperConfig {
         spec: spec.clone(),
         key,
-        tools,
+        tools: tools.clone(),
         store: Arc::clone(&store),
         last_seen: floor,
         clock: Arc::clone(&clock),
@@ -269,7 +268,7 @@ async fn serve(
         capacity: inventory::capacity(Path::new("/")),
         huge_mib: reserve_memory(&spec.machines),
         notices,
-        known,
+        known: init.list().await.map_err(|e| chain(&e))?,
     })
     .map_err(|e| chain(&e))?;
     let control = Control::new(Parts {
@@ -279,6 +278,7 @@ async fn serve(
         store: Arc::clone(&store),
         clock: Arc::clone(&clock),
         networks,
+        updates: start_updates((spec, node), (&tools, &machines), (&uplinks, &clock), pages),
         authority: Authority::new(spec, store).map_err(|e| chain(&e))?,
         root: PathBuf::from("/"),
     });
@@ -294,20 +294,29 @@ async fn serve(
     local.tell_serving(serving).await;
     let count = machines.snapshot().borrow().machines.len();
     eprintln!("{}", Event::AgentReady { machines: count });
-    updates::start(updates::Parts {
-        updates: spec.updates.clone(),
-        node,
-        init: init.clone(),
-        machines: machines.clone(),
-        overlay: overlay.clone(),
-        alone: spec.overlay.seeds.is_empty(),
-        uplinks: Arc::clone(&uplinks),
-        clock: Arc::clone(&clock),
-        pages: pages.clone(),
-    });
     let shown = Shown { uplinks, notice, machines, overlay: overlay.clone(), clock };
     tokio::spawn(show(pages.clone(), shown));
     Ok(overlay)
+}
+
+/// Starts to look after slots and updates; what operators say about them goes into the sender.
+fn start_updates(
+    (spec, node): (&NodeSpec, NodeId),
+    (tools, machines): (&Tools, &Machines),
+    (uplinks, clock): (&Arc<Uplinks>, &Arc<Clock>),
+    pages: &watch::Sender<Page>,
+) -> mpsc::Sender<updates::Word> {
+    updates::start(updates::Parts {
+        updates: spec.updates.clone(),
+        node,
+        init: tools.init.clone(),
+        machines: machines.clone(),
+        overlay: tools.overlay.clone(),
+        alone: spec.overlay.seeds.is_empty(),
+        uplinks: Arc::clone(uplinks),
+        clock: Arc::clone(clock),
+        pages: pages.clone(),
+    })
 }
 
 /// Reads the host's CPUs.

@@ -36,7 +36,26 @@ fn renamed(program: &[u8], release: &str) -> Vec<u8> {
     for at in places {
         renamed[at..at + new.len()].copy_from_slice(&new);
     }
+    seal_root(&mut renamed);
     renamed
+}
+
+/// Sets the checksum of the root file system's first block, in which its superblock is: CRC-32C from
+/// there to the block's end, with the field itself zero. Source: the kernel's fs/erofs/erofs_fs.h.
+fn seal_root(program: &mut [u8]) {
+    const BLOCK: usize = 4096;
+    const SUPERBLOCK: usize = 1024;
+    let name = b"root.erofs\0";
+    let file = program.windows(name.len()).position(|window| window == name).unwrap();
+    let magic = 0xe0f5_e1e2_u32.to_le_bytes();
+    let at = file + program[file..].windows(4).position(|window| window == magic).unwrap();
+    program[at + 4..at + 8].fill(0);
+    let block = &program[at..at + BLOCK - SUPERBLOCK];
+    let sum = block.iter().fold(u32::MAX, |sum, byte| {
+        let step = |sum: u32, _| sum >> 1 ^ if sum & 1 == 1 { 0x82f6_3b78 } else { 0 };
+        (0..8).fold(sum ^ u32::from(*byte), step)
+    });
+    program[at + 4..at + 8].copy_from_slice(&sum.to_le_bytes());
 }
 
 /// Makes a release whose init is no program: the kernel panics.

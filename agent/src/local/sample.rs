@@ -67,18 +67,7 @@ pub(crate) fn status() -> NodeStatus {
         trouble: String::new(),
         trust,
         slot: Slot::Installed,
-        updates: UpdatesView {
-            state: "ready; waits for machines to end".into(),
-            slot: "A".into(),
-            offered: "0.2.0".into(),
-            trial: false,
-            last: "release 0.1.9 failed: no network".into(),
-            failed: vec![FailedRelease { release: "0.1.9".into(), reason: "no network".into() }],
-            trouble: String::new(),
-            checks: 7,
-            failed_checks: 1,
-            written_bytes: 20_545_024,
-        },
+        updates: updates(),
         clock: ClockView { sources: 2, offset_ms: -12, error: String::new() },
         network,
         overlay: overlay(),
@@ -107,6 +96,21 @@ pub(crate) fn status() -> NodeStatus {
             last_stop: String::new(),
         }],
         errors: vec![line(9, Level::Error, "holdfast: event=trouble place=store reason=\"full\"")],
+    }
+}
+
+fn updates() -> UpdatesView {
+    UpdatesView {
+        state: "ready; waits for machines to end".into(),
+        slot: "A".into(),
+        offered: "0.2.0".into(),
+        trial: false,
+        last: "release 0.1.9 failed: no network".into(),
+        failed: vec![FailedRelease { release: "0.1.9".into(), reason: "no network".into() }],
+        trouble: String::new(),
+        checks: 7,
+        failed_checks: 1,
+        written_bytes: 20_545_024,
     }
 }
 
