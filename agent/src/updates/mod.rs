@@ -60,6 +60,9 @@ use crate::{
 const LOOK: Duration = Duration::from_secs(2);
 /// What a node says that is told of no repository.
 const NO_SECTION: &str = "no repository: the configuration has no section [updates]";
+/// How long variables are believed that nobody here changed: reading them stops the whole server for a
+/// moment on some firmware.
+const VARIABLES_AGE: Duration = Duration::from_secs(60);
 /// How long everything must last before a new release passes.
 const HOLD: Duration = Duration::from_secs(10);
 /// How long what failed is left alone at first; each time twice as long, up to an hour.
@@ -147,6 +150,7 @@ struct Task {
     held: Option<Instant>,
     repository: Option<Repository>,
     checked: Option<Checked>,
+    firmware: Option<(Instant, firmware::Firmware)>,
     next_check: Instant,
     failures: u32,
     rest_until: Instant,
@@ -172,6 +176,7 @@ impl Task {
             begin: now,
             held: None,
             checked: None,
+            firmware: None,
             next_check: now,
             failures: 0,
             rest_until: now,
@@ -186,11 +191,10 @@ impl Task {
     /// Reads the journal, or makes one of what partition and firmware say.
     fn load_journal(&mut self) {
         let folder = Path::new(crate::service::STATE);
-        self.journal = journal::load(folder).unwrap_or_else(|| {
-            let firmware = self.firmware();
-            let from = self.partition.as_ref().and_then(|partition| partition.from);
-            update::slots::journal::rebuilt(&self.contents, &firmware, from)
-        });
+        let from = self.partition.as_ref().and_then(|partition| partition.from);
+        let firmware = self.firmware();
+        self.journal = journal::load(folder)
+            .unwrap_or_else(|| update::slots::journal::rebuilt(&self.contents, &firmware, from));
         if self.partition.is_some()
             && let Err(error) = self.note(self.journal.clone())
         {
@@ -210,7 +214,18 @@ impl Task {
         })
     }
 
-    fn firmware(&self) -> firmware::Firmware {
+    fn firmware(&mut self) -> firmware::Firmware {
+        if let Some((read, known)) = &self.firmware
+            && read.elapsed() < VARIABLES_AGE
+        {
+            return known.clone();
+        }
+        let found = self.read_firmware();
+        self.firmware = Some((Instant::now(), found.clone()));
+        found
+    }
+
+    fn read_firmware(&self) -> firmware::Firmware {
         let Some(partition) = &self.partition else { return firmware::Firmware::default() };
         let (variables, usable) = match variables::read(Path::new(variables::FOLDER)) {
             Ok(variables) => (variables, Usable::Yes),
@@ -223,17 +238,18 @@ impl Task {
         let mut told = String::new();
         loop {
             let action = plan(&self.facts());
-            let rest = match action {
-                Action::Rest(Rest::Unknown) if self.repository.is_none() => NO_SECTION.to_owned(),
-                Action::Rest(rest) => rest.to_string(),
-                _ if Instant::now() < self.rest_until => self.view.trouble.clone(),
-                action => match self.act(&action).await {
+            let rest = if let Action::Rest(rest) = &action {
+                self.in_words(rest)
+            } else if Instant::now() < self.rest_until {
+                self.view.trouble.clone()
+            } else {
+                match self.act(&action).await {
                     Ok(()) => continue,
                     Err(error) => {
                         self.fail(&error);
                         chain(&error)
                     }
-                },
+                }
             };
             if rest != told {
                 eprintln!("{}", Event::Update { state: rest.clone() });
@@ -248,6 +264,11 @@ impl Task {
                 Err(_) => {}
             }
         }
+    }
+
+    fn in_words(&self, rest: &Rest) -> String {
+        let aimless = *rest == Rest::Unknown && self.repository.is_none();
+        if aimless { NO_SECTION.to_owned() } else { rest.to_string() }
     }
 
     fn fail(&mut self, error: &UpdateError) {
@@ -399,13 +420,14 @@ impl Task {
     }
 
     fn change(
-        &self,
+        &mut self,
         changes: impl FnOnce(
             &firmware::Variables,
             &firmware::Firmware,
             &firmware::Partition,
         ) -> Vec<firmware::Change>,
     ) -> Result<(), UpdateError> {
+        self.firmware = None;
         let Some(partition) = &self.partition else { return Ok(()) };
         let folder = Path::new(variables::FOLDER);
         let failed = |source| UpdateError::Variables { source };

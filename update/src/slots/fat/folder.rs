@@ -36,6 +36,12 @@ pub struct Entry {
     at: u64,
 }
 
+/// The folder that a path leads to, and its last part.
+pub(super) struct Located {
+    pub(super) entries: Vec<Entry>,
+    pub(super) name: [u8; 11],
+}
+
 impl Entry {
     fn parse(bytes: &[u8], at: u64) -> Option<Self> {
         let bytes: &[u8; ENTRY] = bytes.try_into().ok()?;
@@ -104,10 +110,7 @@ impl<S: Storage> Volume<S> {
 
     /// Returns the folder that `path` leads to, up to its end, and the last part of the path; `None`
     /// when a folder is not there.
-    pub(super) fn locate(
-        &mut self,
-        path: &str,
-    ) -> Result<Option<(Vec<Entry>, [u8; 11])>, FatError> {
+    pub(super) fn locate(&mut self, path: &str) -> Result<Option<Located>, FatError> {
         let (folders, name) = path.rsplit_once('/').unwrap_or(("", path));
         let mut entries = self.entries(self.geometry.root, "/")?;
         for part in folders.split('/').filter(|part| !part.is_empty()) {
@@ -122,7 +125,7 @@ impl<S: Storage> Volume<S> {
         // Behind the end only one free entry matters: a new file takes it.
         let used = entries.iter().position(|entry| entry.name[0] == 0);
         entries.truncate(used.map_or(entries.len(), |used| used + 1));
-        Ok(Some((entries, name)))
+        Ok(Some(Located { entries, name }))
     }
 
     /// Returns which clusters belong to something.
@@ -153,7 +156,7 @@ impl<S: Storage> Volume<S> {
     /// Lets the file `path` be the chain that begins at `first`: one sector is written.
     pub(super) fn switch(&mut self, path: &str, first: u32, length: u32) -> Result<(), FatError> {
         let no_folder = || FatError::NoFolder { path: path.to_owned() };
-        let (entries, name) = self.locate(path)?.ok_or_else(no_folder)?;
+        let Located { entries, name } = self.locate(path)?.ok_or_else(no_folder)?;
         let old = entries.iter().find(|entry| entry.is(name));
         let full = || FatError::FolderFull { path: path.to_owned() };
         let place = old.or_else(|| entries.iter().find(|entry| entry.is_free()));

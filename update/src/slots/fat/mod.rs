@@ -34,6 +34,7 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 pub use folder::Entry;
 pub use write::Writing;
 
+use folder::Located;
 use table::Table;
 
 /// Shortest and longest sectors, in bytes.
@@ -124,8 +125,8 @@ impl<S: Storage> Volume<S> {
 
     /// Finds the file at `path`, which has short names in capitals and slashes between.
     pub fn find(&mut self, path: &str) -> Result<Option<Entry>, FatError> {
-        let Some((folder, name)) = self.locate(path)? else { return Ok(None) };
-        Ok(folder.iter().find(|entry| entry.is(name)).cloned())
+        let Some(Located { entries, name }) = self.locate(path)? else { return Ok(None) };
+        Ok(entries.iter().find(|entry| entry.is(name)).cloned())
     }
 
     /// Reads a file, of at most `limit` bytes.

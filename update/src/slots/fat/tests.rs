@@ -199,7 +199,7 @@ fn a_cut_leaves_the_old_file_or_the_new_one() {
         for seed in 0..4_u64 {
             let kept = since.iter().enumerate().filter(|(index, _)| match seed {
                 0 => true,
-                seed => hash(seed, *index) % 2 == 0,
+                seed => hash(seed, *index).is_multiple_of(2),
             });
             let undo = apply(&mut disk, kept.map(|(_, write)| *write));
             check(&mut disk, cut == log.len() && seed == 0);
