@@ -43,9 +43,9 @@ impl World {
     fn new(folder: &std::path::Path) -> Self {
         let scene = Scene::start(folder).unwrap();
         let outside = Outside::start(Ipv4Addr::LOCALHOST.into()).unwrap();
-        // Each machine has a processor of its own.
-        let medium = Medium::Kernel("isolcpus=1".to_owned());
-        let options = HostOptions { cpus: 2, medium, ..HostOptions::default() };
+        let config = Some(scene.node_config("isolating", "[machines]\nvcpus = 2\n"));
+        let medium = Medium::Kernel(String::new());
+        let options = HostOptions { config, medium, ..HostOptions::default() };
         let (host, node) = scene.boot("isolating", options).unwrap();
         let online = host.serial.wait("event=online address=203.0.113.", SOON).unwrap();
         let node_address = online.rsplit('=').next().unwrap().trim().to_owned();

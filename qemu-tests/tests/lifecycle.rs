@@ -56,7 +56,7 @@ impl Machine<'_> {
 
     /// Follows the console, collecting it in a file of `folder`.
     fn follow(&self, folder: &Path) -> (Child, Serial) {
-        let mut command = self.scene.renter().command(&["console", &self.id, "--follow"]);
+        let mut command = self.scene.renter().command(&["console", &self.id, "--follow"]).unwrap();
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
         let output = child.stdout.take().unwrap();
         let collected = Serial::collect(output, &folder.join("followed.log"), Echo::Quiet).unwrap();

@@ -27,7 +27,10 @@ const PACKAGES: &[Package] = &[
     package("dosfstools", "FAT volumes"),
     package("e2fsprogs", "STATE and DATA file systems of the disk image"),
     package("erofs-utils", "the root file system"),
-    package("faketime", "runs the update client at other times in a test"),
+    package(
+        "faketime",
+        "runs the update client at other times in a test; slows an emulator's clocks",
+    ),
     package("fdisk", "reads our partition tables back in a test"),
     package("flex", "the kernel's build"),
     package("gcc", "the kernel's build and the C in aws-lc"),

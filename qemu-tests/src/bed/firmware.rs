@@ -143,7 +143,7 @@ pub fn installer_iso(folder: &Path) -> Result<PathBuf> {
 /// Returns the kernel and the initramfs of [`guest::make`], with the module for the firmware's
 /// variables in the root folder.
 fn system(folder: &Path) -> Result<(Vec<u8>, Vec<u8>)> {
-    let made = guest::make(folder)?;
+    let made = guest::make_telling_its_seed(folder)?;
     let module = packages::guest_module(VARIABLES_MODULE)?;
     let name = format!("{VARIABLES_MODULE}.ko");
     let entry = Entry { name, mode: 0o644, kind: Kind::File(read(&module)?) };

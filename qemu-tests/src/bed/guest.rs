@@ -11,10 +11,28 @@ pub const READY: &str = "bed: the guest takes commands";
 /// What the guest says after each command, before its exit status.
 pub const END: &str = "bed: end of command, status ";
 
+/// What the guest says before the content of a seed, compressed and in base64.
+pub const SEED: &str = "bed: seed ";
+/// Blocks of 512 bytes of a seed: no other disk is as small.
+const SEED_BLOCKS: u32 = 2048;
+
 /// Makes a guest in `folder` of Debian's cloud kernel, busybox and perl.
 pub fn make(folder: &Path) -> Result<Guest> {
+    taking_commands(folder, "")
+}
+
+/// The same, which first tells what is on the disk that is meant for cloud-init.
+pub fn make_telling_its_seed(folder: &Path) -> Result<Guest> {
+    let tell = format!(
+        "for disk in /sys/block/vd*; do [ $(cat $disk/size) = {SEED_BLOCKS} ] && \
+         echo \"{SEED}$(gzip -c /dev/${{disk##*/}} | base64 | tr -d '\\n')\"; done\n"
+    );
+    taking_commands(folder, &tell)
+}
+
+fn taking_commands(folder: &Path, first: &str) -> Result<Guest> {
     let script = format!(
-        "#!/bin/sh\nstty -echo < /dev/ttyS0\necho '{READY}'\n\
+        "#!/bin/sh\nstty -echo < /dev/ttyS0\n{first}echo '{READY}'\n\
          while read -r line; do eval \"$line\"; echo \"{END}$?\"; done < /dev/ttyS0\n"
     );
     guest::make_with_perl(folder, &script)

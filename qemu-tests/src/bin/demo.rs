@@ -170,7 +170,7 @@ fn create(scene: &Scene, lease: &Path, guest: &PushedGuest) -> Result<(String, S
 fn follow_console(scene: &Scene, id: &str) -> Result<Child> {
     let child = scene
         .renter()
-        .command(&["console", id, "--follow"])
+        .command(&["console", id, "--follow"])?
         .stdin(Stdio::null())
         .spawn()
         .context("cannot follow the console")?;

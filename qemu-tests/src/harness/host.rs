@@ -13,6 +13,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::json;
 
 use super::{
+    pace::Pace,
     qmp::Qmp,
     serial::{Echo, Serial},
 };
@@ -86,15 +87,14 @@ pub struct HostOptions {
     pub uplink: Uplink,
     /// Content of `holdfast.toml` on a FAT volume labelled `HOLDFAST`; no volume when `None`.
     pub config: Option<String>,
-    /// Processors. QEMU 7.2 loses timers of guests when there is more than one, unless the host's
-    /// kernel leaves all but the first idle (`isolcpus=1`); then they are only there to be rented.
-    pub cpus: u32,
     /// Memory in MiB.
     pub memory_mib: u32,
     /// `-device` arguments of further devices, each behind a root port of its own.
     pub devices: Vec<String>,
     /// Further QEMU arguments.
     pub arguments: Vec<String>,
+    /// How fast its clocks run.
+    pub pace: Pace,
     /// Value of `-rtc`, as `base=2026-01-01T00:00:00`.
     pub rtc: Option<String>,
     /// Whether the console is shown.
@@ -108,10 +108,10 @@ impl Default for HostOptions {
             iommu: Iommu::Intel,
             uplink: Uplink::User,
             config: None,
-            cpus: 1,
             memory_mib: 3072,
             devices: Vec::new(),
             arguments: Vec::new(),
+            pace: Pace::Real,
             rtc: None,
             echo: Echo::Quiet,
         }
@@ -135,9 +135,9 @@ impl Host {
         fs::remove_file(&monitor).ok();
         let mut command = Command::new("qemu-system-x86_64");
         command.args(["-nodefaults", "-display", "none", "-no-user-config", "-name", "holdfast"]);
-        let threads = if options.cpus == 1 { "single" } else { "multi" };
-        command.args(["-accel", &format!("tcg,thread={threads}"), "-cpu", "max"]);
-        command.args(["-smp", &options.cpus.to_string()]);
+        // One processor: several, with a guest inside, stop or panic every now and then.
+        command.args(["-accel", "tcg,thread=single", "-cpu", "max", "-smp", "1"]);
+        options.pace.set(&mut command)?;
         command.args(["-m", &format!("{}", options.memory_mib), "-serial", "stdio"]);
         command.arg("-qmp").arg(format!("unix:{},server=on,wait=off", monitor.display()));
         iommu(&mut command, options.iommu);
@@ -201,24 +201,6 @@ impl Host {
     pub fn press_ctrl_alt_del(&mut self) -> Result<()> {
         let keys = ["ctrl", "alt", "delete"].map(|key| json!({ "type": "qcode", "data": key }));
         self.qmp.execute("send-key", json!({ "keys": keys })).map(drop)
-    }
-
-    /// Tells whether the emulated processor still does anything: QEMU counting instructions has been
-    /// seen to stand still, with the processor neither halted nor at another instruction ever.
-    pub fn standstill(&mut self) -> String {
-        let mut seen = std::collections::BTreeSet::new();
-        for _ in 0..10 {
-            let Ok(registers) = self.qmp.human("info registers") else {
-                return "QEMU is gone".to_owned();
-            };
-            seen.insert(registers);
-            std::thread::sleep(Duration::from_millis(100));
-        }
-        let halted = seen.iter().any(|registers| registers.contains("HLT=1"));
-        match (seen.len(), halted) {
-            (1, false) => "the emulated processor stands still".to_owned(),
-            (count, _) => format!("the emulated processor works ({count} states in a second)"),
-        }
     }
 
     /// Waits until QEMU has ended by itself, as it does when the host powers off.

@@ -7,6 +7,7 @@ pub mod host;
 pub mod kernels;
 pub mod lan;
 pub mod outside;
+pub mod pace;
 pub mod packages;
 pub mod programs;
 pub mod qmp;

@@ -83,6 +83,35 @@ const FIO: &[&str] = &[
     "zlib1g",
 ];
 
+/// cloud-init, and what it imports, from a suite that every Python since 3.11 can run.
+const CLOUD_INIT: &[&str] = &[
+    "cloud-init",
+    "python3-attr",
+    "python3-certifi",
+    "python3-chardet",
+    "python3-charset-normalizer",
+    "python3-configobj",
+    "python3-idna",
+    "python3-jinja2",
+    "python3-json-pointer",
+    "python3-jsonpatch",
+    "python3-jsonschema",
+    "python3-jsonschema-specifications",
+    "python3-markupsafe",
+    "python3-oauthlib",
+    "python3-referencing",
+    "python3-requests",
+    "python3-typing-extensions",
+    "python3-urllib3",
+    "python3-yaml",
+];
+
+/// Returns the folder of Python packages with cloud-init.
+pub fn cloud_init() -> Result<PathBuf> {
+    let root = image::unpacked(&image::default_cache(), "trixie", CLOUD_INIT);
+    Ok(root.context("cannot have cloud-init")?.join("usr/lib/python3/dist-packages"))
+}
+
 /// Returns the folder that fio is unpacked in, with its libraries.
 pub fn fio_root() -> Result<PathBuf> {
     image::unpacked(&image::default_cache(), SUITE, FIO).context("cannot have fio")

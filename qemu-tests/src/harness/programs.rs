@@ -12,6 +12,8 @@ use std::{
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
+use super::pace::Pace;
+
 /// Returns the path of a program that this workspace builds, beside the running one.
 pub fn program(name: &str) -> Result<PathBuf> {
     let own = std::env::current_exe()?;
@@ -39,12 +41,20 @@ pub struct Cli {
     program: PathBuf,
     gateway: Option<String>,
     key: Option<PathBuf>,
+    /// How fast the clocks of those it speaks to run, and since when.
+    pace: (Pace, Instant),
 }
 
 impl Cli {
     /// Calls without gateway and key, as for making keys.
     pub fn new() -> Result<Self> {
-        Ok(Self { program: program("holdfast")?, gateway: None, key: None })
+        let pace = (Pace::Real, Instant::now());
+        Ok(Self { program: program("holdfast")?, gateway: None, key: None, pace })
+    }
+
+    /// The same, with the clock of those that live at `pace` from now on.
+    pub fn at(&self, pace: Pace) -> Self {
+        Self { pace: (pace, Instant::now()), ..self.clone() }
     }
 
     /// The same, by way of the gateway at `url`.
@@ -57,9 +67,11 @@ impl Cli {
         Self { key: Some(path.to_owned()), ..self.clone() }
     }
 
-    /// Returns the command for `arguments`, to be run by the caller.
-    pub fn command(&self, arguments: &[&str]) -> Command {
+    /// Returns the command for `arguments`, to be run by the caller at once.
+    pub fn command(&self, arguments: &[&str]) -> Result<Command> {
         let mut command = Command::new(&self.program);
+        let (pace, since) = self.pace;
+        pace.visit(&mut command, since)?;
         if let Some(gateway) = &self.gateway {
             command.args(["--gateway", gateway]);
         }
@@ -67,12 +79,12 @@ impl Cli {
             command.arg("--key").arg(key);
         }
         command.args(arguments);
-        command
+        Ok(command)
     }
 
     /// Runs to the end and returns everything, whether it went well or not.
     pub fn output(&self, arguments: &[&str]) -> Result<Output> {
-        self.command(arguments).stdin(Stdio::null()).output().context("cannot start holdfast")
+        self.command(arguments)?.stdin(Stdio::null()).output().context("cannot start holdfast")
     }
 
     /// Runs to the end; an error holds what it said on standard error.
@@ -134,11 +146,13 @@ impl Gateway {
     /// Starts a gateway that keeps its state in `folder`; its overlay listens at `address`. Its doors
     /// open for leases that any one of the `authority` keys signed: it is laxer than the nodes, so
     /// that tests see them decide.
-    pub fn start(folder: &Path, address: IpAddr, authority: &[&str]) -> Result<Self> {
+    pub fn start(folder: &Path, address: IpAddr, authority: &[&str], pace: Pace) -> Result<Self> {
         std::fs::create_dir_all(folder)?;
         let (http, overlay_port) = (free_tcp_port()?, free_udp_port()?);
         let errors = File::create(folder.join("gateway.log"))?;
-        let mut child = Command::new(program("holdfast-gateway")?)
+        let mut command = Command::new(program("holdfast-gateway")?);
+        pace.set(&mut command)?;
+        let mut child = command
             .arg("--data-dir")
             .arg(folder.join("data"))
             .args(["--http", &format!("127.0.0.1:{http}")])

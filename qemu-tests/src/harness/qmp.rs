@@ -53,12 +53,6 @@ impl Qmp {
         }
     }
 
-    /// Runs a command of the human monitor.
-    pub fn human(&mut self, line: &str) -> Result<String> {
-        let result = self.execute("human-monitor-command", json!({ "command-line": line }))?;
-        Ok(result.as_str().unwrap_or_default().to_owned())
-    }
-
     fn message(&mut self) -> Result<Value> {
         let mut line = String::new();
         if self.reader.read_line(&mut line).context("QEMU's monitor does not answer")? == 0 {

@@ -14,6 +14,7 @@ use serde_json::Value;
 use super::{
     guest::{self, Guest, SshKey},
     host::{Host, HostOptions, Medium, TEST_MACHINE},
+    pace::Pace,
     programs::{Cli, Gateway},
 };
 
@@ -59,6 +60,8 @@ pub struct Scene {
     pub seen_at: IpAddr,
     /// The command line without a key.
     pub cli: Cli,
+    /// How fast everybody's clocks run.
+    pub pace: Pace,
 }
 
 impl Scene {
@@ -68,8 +71,18 @@ impl Scene {
         Self::start_at(folder, Ipv4Addr::LOCALHOST.into(), TEST_MACHINE.into())
     }
 
+    /// The same, where everybody lives at [`Pace::Slow`]: for guests with firmware.
+    pub fn start_slow(folder: &Path) -> Result<Self> {
+        let addresses = [Ipv4Addr::LOCALHOST.into(), TEST_MACHINE.into()];
+        Self::begin(folder, addresses, Pace::Slow)
+    }
+
     /// The same, with a gateway that listens at `listen` for hosts that see it at `seen_at`.
     pub fn start_at(folder: &Path, listen: IpAddr, seen_at: IpAddr) -> Result<Self> {
+        Self::begin(folder, [listen, seen_at], Pace::Real)
+    }
+
+    fn begin(folder: &Path, [listen, seen_at]: [IpAddr; 2], pace: Pace) -> Result<Self> {
         fs::create_dir_all(folder)?;
         let cli = Cli::new()?;
         let key = |name: &str| -> Result<Key> {
@@ -85,11 +98,11 @@ impl Scene {
             .collect::<Result<Vec<_>>>()?;
         let (renter, operator) = (key("renter")?, key("operator")?);
         let keys: Vec<&str> = authority.iter().map(|key: &Key| key.public.as_str()).collect();
-        let gateway = Gateway::start(&folder.join("gateway"), listen, &keys)?;
-        let cli = cli.with_gateway(&gateway.url);
+        let gateway = Gateway::start(&folder.join("gateway"), listen, &keys, pace)?;
+        let cli = cli.with_gateway(&gateway.url).at(pace);
         let ssh = guest::ssh_key(folder)?;
         let folder = folder.to_owned();
-        Ok(Self { folder, authority, renter, operator, ssh, gateway, seen_at, cli })
+        Ok(Self { folder, authority, renter, operator, ssh, gateway, seen_at, cli, pace })
     }
 
     /// Returns the command line with the renter's key.
@@ -118,7 +131,7 @@ impl Scene {
     pub fn boot(&self, name: &str, options: HostOptions) -> Result<(Host, String)> {
         let image = image_folder()?;
         let config = options.config.clone().unwrap_or_else(|| self.node_config(name, ""));
-        let options = HostOptions { config: Some(config), ..options };
+        let options = HostOptions { config: Some(config), pace: self.pace, ..options };
         let host = Host::start(&image, &self.folder.join(name), &options)?;
         let node = self.wait_for_node(name).with_context(|| {
             format!("{name} did not join; its last lines:\n{}", host.serial.tail(60))
