@@ -328,6 +328,19 @@ mod tests {
     }
 
     #[test]
+    fn operators_speak_about_updates() {
+        let node = NodeId::from_bytes([7; 32]);
+        let told = |word| Ok(Route::Update { node: Some(node), word });
+        let path = |word: &str| format!("/v1/nodes/{node}/updates/{word}");
+        assert_eq!(parse("POST", &path("apply")), told(Word::Apply));
+        assert_eq!(parse("POST", &path("forget")), told(Word::Forget));
+        let here = Route::Update { node: None, word: Word::Check };
+        assert_eq!(parse("POST", "/v1/node/updates/check"), Ok(here));
+        assert_eq!(parse("POST", &path("undo")), Err(404));
+        assert_eq!(parse("GET", &path("apply")), Err(404));
+    }
+
+    #[test]
     fn operations_are_told_apart() {
         let machine = MachineId::from_bytes([0x11; 16]);
         let at = |rest: &str| format!("/v1/machines/{machine}{rest}");
