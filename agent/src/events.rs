@@ -111,6 +111,14 @@ pub enum Event {
     DeviceReset { address: Bdf, rung: Rung, ms: u128 },
     /// agent: a device did not come back.
     DeviceQuarantined { address: Bdf, reason: String },
+    /// agent: what the node does about updates, or waits for.
+    Update { state: String },
+    /// agent: another release is in a slot, read back.
+    UpdateWritten { slot: &'static str, bytes: u64, ms: u128 },
+    /// agent: the node restarts to try a release.
+    UpdateRestart { release: String },
+    /// agent: what came of a trial.
+    UpdateJudged { verdict: String },
     /// agent: something failed that no machine is to blame for.
     Trouble { place: &'static str, reason: String },
 }
@@ -149,6 +157,10 @@ impl fmt::Display for Event {
             | Self::Offered { .. }
             | Self::AgentReady { .. }
             | Self::ContentFetched { .. }
+            | Self::Update { .. }
+            | Self::UpdateWritten { .. }
+            | Self::UpdateRestart { .. }
+            | Self::UpdateJudged { .. }
             | Self::DeviceReset { .. }
             | Self::DeviceQuarantined { .. }
             | Self::Trouble { .. } => self.write_node(f),
@@ -245,6 +257,12 @@ impl Event {
             Self::DeviceQuarantined { address, reason } => {
                 write!(f, "device-quarantined address={address} reason={reason:?}")
             }
+            Self::Update { state } => write!(f, "update state={state:?}"),
+            Self::UpdateWritten { slot, bytes, ms } => {
+                write!(f, "update-written slot={slot} bytes={bytes} ms={ms}")
+            }
+            Self::UpdateRestart { release } => write!(f, "update-restart release={release:?}"),
+            Self::UpdateJudged { verdict } => write!(f, "update-judged verdict={verdict:?}"),
             Self::Trouble { place, reason } => write!(f, "trouble place={place} reason={reason:?}"),
             _ => Err(fmt::Error),
         }

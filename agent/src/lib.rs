@@ -25,6 +25,7 @@ pub mod tasks;
 #[cfg(test)]
 mod testing;
 pub mod time;
+pub mod updates;
 
 #[allow(unsafe_code, reason = "the only system calls in this crate that no crate wraps safely")]
 pub(crate) mod sys;

@@ -57,18 +57,21 @@ use crate::{
     spawn::{self, Console},
     sys, tasks,
     time::{Clock, ClockConfig, NtsConfig, nts::establish::Roots},
+    updates,
 };
 
-const STATE: &str = "/state";
+pub(crate) const STATE: &str = "/state";
 const DATA: &str = "/data";
 /// Keys of machines' disks, below STATE.
 const DISK_KEYS: &str = "disk-keys";
 /// The file in STATE with the node's key.
 pub(crate) const NODE_KEY: &str = "node.key";
 
-/// Returns the release this program belongs to.
+/// Returns the release that runs: the image's, or the one that this program was built for where there
+/// is no image.
 pub fn release() -> String {
-    env!("CARGO_PKG_VERSION").to_owned()
+    let image = updates::running_release().map(|release| release.to_string());
+    image.unwrap_or_else(|| env!("CARGO_PKG_VERSION").to_owned())
 }
 
 /// Runs the agent until it is told to end.
@@ -293,11 +296,10 @@ async fn serve(
         root: PathBuf::from("/"),
         cpus: host_cpus(spec),
     };
-    let known = init.list().await.map_err(|e| chain(&e))?;
     let machines = keeper::start(KeeperConfig {
         spec: spec.clone(),
         key,
-        tools,
+        tools: tools.clone(),
         store: Arc::clone(&store),
         last_seen: floor,
         clock: Arc::clone(&clock),
@@ -305,7 +307,7 @@ async fn serve(
         capacity: inventory::capacity(Path::new("/")),
         huge_mib: reserve_memory(&spec.machines),
         notices,
-        known,
+        known: init.list().await.map_err(|e| chain(&e))?,
     })
     .map_err(|e| chain(&e))?;
     let control = Control::new(Parts {
@@ -315,6 +317,7 @@ async fn serve(
         store: Arc::clone(&store),
         clock: Arc::clone(&clock),
         networks,
+        updates: start_updates((spec, node), (&tools, &machines), (&uplinks, &clock), pages),
         authority: Authority::new(spec, store).map_err(|e| chain(&e))?,
         root: PathBuf::from("/"),
     });
@@ -333,6 +336,26 @@ async fn serve(
     let shown = Shown { uplinks, notice, machines, overlay: overlay.clone(), clock };
     tokio::spawn(show(pages.clone(), shown));
     Ok(overlay)
+}
+
+/// Starts to look after slots and updates; what operators say about them goes into the sender.
+fn start_updates(
+    (spec, node): (&NodeSpec, NodeId),
+    (tools, machines): (&Tools, &Machines),
+    (uplinks, clock): (&Arc<Uplinks>, &Arc<Clock>),
+    pages: &watch::Sender<Page>,
+) -> mpsc::Sender<updates::Word> {
+    updates::start(updates::Parts {
+        updates: spec.updates.clone(),
+        node,
+        init: tools.init.clone(),
+        machines: machines.clone(),
+        overlay: tools.overlay.clone(),
+        alone: spec.overlay.seeds.is_empty(),
+        uplinks: Arc::clone(uplinks),
+        clock: Arc::clone(clock),
+        pages: pages.clone(),
+    })
 }
 
 /// Reads the host's CPUs.

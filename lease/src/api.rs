@@ -12,6 +12,7 @@
 //! | `PUT /v1/machines/{id}/lease`          | [`LeaseRenewal`] | [`Machine`]             |
 //! | `POST /v1/nodes/{id}/restart-agent`    |                  | 202 [`Restarting`]      |
 //! | `POST /v1/nodes/{id}/devices/{address}/release` |         | 202 [`Releasing`]       |
+//! | `POST /v1/nodes/{id}/updates/{word}`   |                  | 202 [`Updating`]        |
 //! | `GET /v1/machines/{id}/receipts`      |                  | [`Receipts`]            |
 //! | `POST /v1/machines/{id}/{nmi, pause, resume}` |          | [`Machine`]             |
 //! | `GET /v1/machines/{id}/devices`        |                  | [`crate::hardware::Attachments`] |
@@ -287,6 +288,13 @@ pub struct MachineEvent {
 pub struct Restarting {
     /// `agent`.
     pub restarting: String,
+}
+
+/// What a node does about its updates.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Updating {
+    /// `apply`, `check` or `forget`.
+    pub updating: String,
 }
 
 /// What a node does with a quarantined device.

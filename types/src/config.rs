@@ -14,6 +14,7 @@ use crate::{
     node::Bdf,
     secure_boot::SecureBoot,
     units::Mebibytes,
+    updates::Updates,
     uplinks::{self, Uplink, UplinkFault},
 };
 
@@ -62,6 +63,9 @@ pub struct NodeSpec {
     /// What it does about the firmware's keys; nothing when left out.
     #[serde(default)]
     pub secure_boot: SecureBoot,
+    /// Where releases come from; the node is never updated when left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub updates: Option<Updates>,
 }
 
 /// How the node reaches the network: `uplinks`, or the short form for one card or all of them.

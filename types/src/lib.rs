@@ -23,6 +23,7 @@ pub mod secure_boot;
 pub mod status;
 pub mod topology;
 pub mod units;
+pub mod updates;
 pub mod uplinks;
 pub mod vm;
 pub mod volumes;

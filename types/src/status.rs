@@ -11,6 +11,7 @@ use crate::{
     logs::LogLine,
     node::{Bdf, MachineShape, PciDevice},
     units::UnixSeconds,
+    updates::UpdatesView,
     volumes::VolumeReport,
 };
 
@@ -56,6 +57,9 @@ pub struct NodeStatus {
     pub trust: Trust,
     /// Where it is installed.
     pub slot: Slot,
+    /// How its updates are.
+    #[serde(default)]
+    pub updates: UpdatesView,
     /// What is known of the time.
     pub clock: ClockView,
     /// Uplinks.
@@ -111,6 +115,8 @@ pub struct Trust {
 pub enum Slot {
     /// On a disk: STATE and DATA survive, and the release was started from outside of any slot.
     DiskWithoutSlots,
+    /// On a disk, started from one of its slots, or from the fallback path beside them.
+    Installed,
     /// Nowhere: everything is in memory, and gone at power off.
     NotInstalled,
 }

@@ -3,7 +3,12 @@
 // Each fuzz target is a program that uses one of these.
 #![allow(dead_code, reason = "each fuzz target uses one entry")]
 
-use std::{cell::RefCell, collections::BTreeMap, sync::LazyLock};
+use std::{
+    cell::RefCell,
+    collections::BTreeMap,
+    io::{self, Read, Seek, SeekFrom, Write},
+    sync::LazyLock,
+};
 
 use aws_lc_rs::signature::{Ed25519KeyPair, KeyPair as _};
 use jiff::Timestamp;
@@ -14,6 +19,11 @@ use update::{
     json::Json,
     metadata::{Envelope, Newest, Root, Snapshot, Targets},
     pattern,
+    slots::{
+        Place, Program,
+        fat::{Storage, Volume},
+        journal::Journal,
+    },
 };
 
 /// Requests that one refresh or search may take at most in [`workflow`].
@@ -232,4 +242,96 @@ fn key() -> &'static Ed25519KeyPair {
 
 fn now() -> Timestamp {
     Timestamp::from_second(NOW).expect("a time")
+}
+
+/// Sectors of an EFI system partition, the first of which are given; the others hold zeros.
+struct Sectors {
+    given: BTreeMap<u64, [u8; 512]>,
+    at: u64,
+}
+
+impl Sectors {
+    fn new(bytes: &[u8]) -> Self {
+        let sectors = bytes.chunks(512).map(|piece| {
+            let mut sector = [0; 512];
+            sector[..piece.len()].copy_from_slice(piece);
+            sector
+        });
+        Self { given: (0..).zip(sectors).collect(), at: 0 }
+    }
+}
+
+impl Read for Sectors {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let within = usize::try_from(self.at % 512).unwrap_or(0);
+        let length = buffer.len().min(512 - within);
+        match self.given.get(&(self.at / 512)) {
+            Some(sector) => buffer[..length].copy_from_slice(&sector[within..within + length]),
+            None => buffer[..length].fill(0),
+        }
+        self.at += length as u64;
+        Ok(length)
+    }
+}
+
+impl Write for Sectors {
+    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
+        let within = usize::try_from(self.at % 512).unwrap_or(0);
+        let length = buffer.len().min(512 - within);
+        let sector = self.given.entry(self.at / 512).or_insert([0; 512]);
+        sector[within..within + length].copy_from_slice(&buffer[..length]);
+        self.at += length as u64;
+        Ok(length)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Seek for Sectors {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        if let SeekFrom::Start(at) = to {
+            self.at = at;
+        }
+        Ok(self.at)
+    }
+}
+
+impl Storage for Sectors {
+    fn sync(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn forget(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// An EFI system partition: a replacement that worked is read back, and it leaves alone what the
+/// other places hold.
+pub(crate) fn volume(bytes: &[u8]) {
+    let Ok(mut volume) = Volume::open(Sectors::new(bytes)) else {
+        return;
+    };
+    let read = |volume: &mut Volume<Sectors>, place: Place| volume.read(place.path(), 1 << 20);
+    let before = Place::ALL.map(|place| read(&mut volume, place).ok());
+    let program = vec![0x5a; 1500];
+    let sha256 = Program::of(&program).sha256;
+    let Ok(mut writing) = volume.begin(Place::ALL[1].path(), program.len() as u64) else {
+        return;
+    };
+    if volume.append(&mut writing, &program).is_err() || volume.finish(writing, sha256).is_err() {
+        return;
+    }
+    let after = Place::ALL.map(|place| read(&mut volume, place).ok());
+    assert_eq!(after[1], Some(Some(program)));
+    assert_eq!((&after[0], &after[2]), (&before[0], &before[2]));
+}
+
+/// A node's journal: what is parsed is written and parsed to the same.
+pub(crate) fn journal(bytes: &[u8]) {
+    if let Ok(journal) = Journal::parse(bytes) {
+        assert_eq!(Journal::parse(&journal.bytes()).ok(), Some(journal));
+    }
 }

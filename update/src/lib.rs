@@ -34,5 +34,6 @@ pub mod pattern;
 pub mod release;
 pub mod secure_boot;
 pub mod shell;
+pub mod slots;
 pub mod target;
 pub mod verify;

@@ -65,3 +65,13 @@ fn metadata() {
 fn workflow() {
     replay("workflow", entries::workflow);
 }
+
+#[test]
+fn journal() {
+    replay("journal", entries::journal);
+}
+
+#[test]
+fn volume() {
+    replay("volume", entries::volume);
+}

@@ -14,6 +14,7 @@ mod reproduce;
 mod run;
 mod stages;
 mod summary;
+mod survive;
 mod syscalls;
 mod tidy;
 
@@ -72,6 +73,12 @@ enum Command {
         #[arg(long, default_value_t = 60)]
         seconds: u32,
     },
+    /// Cut the power at every place of an update, many times.
+    Survive {
+        /// How many cuts of the writer are checked at least.
+        #[arg(long, default_value_t = 20_000)]
+        points: u32,
+    },
     /// Show what the VMM's filters allow and its tests do not use; needs strace, root and KVM.
     Syscalls,
     /// Measure, and print a table: a peer's column when a peer's program is given.
@@ -108,6 +115,7 @@ fn main() -> ExitCode {
         }),
         Command::Tidy => tidy::check(&run::root()),
         Command::Fuzz { target, seconds } => fuzz::fuzz(target.as_deref(), seconds),
+        Command::Survive { points } => survive::survive(points),
         Command::Syscalls => syscalls::measure(),
         Command::Bench { what, arguments } => bench::run(what, &arguments),
         Command::Setup { no_install } => packages::ensure(no_install.into()),

@@ -62,6 +62,8 @@ pub(crate) fn tests() -> Result<Counts> {
         "--package",
         "gateway",
         "--package",
+        "update",
+        "--package",
         "vmm",
     ]))?;
     run::run(&mut run::cargo(&["test", "--package", "qemu-tests", "--no-run"]))?;

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use tokio::sync::watch;
-use types::node::PciDevice;
+use types::{node::PciDevice, updates::UpdatesView};
 
 use crate::{inventory::rules, machines::keeper::View};
 
@@ -29,6 +29,8 @@ pub struct Page {
     pub config: String,
     /// What the installer does or did; empty when none was asked for.
     pub install: String,
+    /// How updates are.
+    pub updates: UpdatesView,
     /// Addresses of the uplinks.
     pub addresses: Vec<String>,
     /// What is special about the network: problems with its configuration, a trial of a new one.
@@ -61,6 +63,9 @@ impl Page {
         lines.extend(self.network.iter().map(|notice| format!("network    {notice}")));
         if !self.install.is_empty() {
             lines.push(format!("install    {}", self.install));
+        }
+        if !self.updates.state.is_empty() {
+            lines.push(format!("updates    {}", self.updates.state));
         }
         for device in self.devices.iter().take(MAX_ROWS) {
             lines.push(format!(

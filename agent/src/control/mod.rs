@@ -17,6 +17,7 @@ use lease::{
     problem::Kind,
     request::VerifiedRequest,
 };
+use tokio::sync::mpsc;
 use types::{
     config::NodeSpec,
     forward::{ForwardedRequest, ForwardedResponse, Problem},
@@ -38,6 +39,7 @@ use crate::{
     },
     net::MachineNetworks,
     time::Clock,
+    updates::Word,
 };
 
 /// Serves requests. Clones share everything.
@@ -63,6 +65,8 @@ pub struct Parts {
     pub networks: Arc<MachineNetworks>,
     /// Who may ask what.
     pub authority: Authority,
+    /// What operators say about updates.
+    pub updates: mpsc::Sender<Word>,
     /// Below `/`.
     pub root: PathBuf,
 }
@@ -115,6 +119,7 @@ impl Control {
             Route::ReleaseDevice { node, device } => {
                 self.release_device(signer, node, device).await
             }
+            Route::Update { node, word } => self.update(signer, node, word),
             Route::CreateMachine => {
                 self.once(signer, request, self.create(signer, gateway, request)).await
             }
@@ -366,6 +371,23 @@ impl Control {
         Ok(json(202, &lease::api::Releasing { releasing: device.to_string() }))
     }
 
+    fn update(
+        &self,
+        signer: &VerifiedRequest,
+        node: Option<NodeId>,
+        word: Word,
+    ) -> Result<ForwardedResponse, Problem> {
+        self.operator(signer, node)?;
+        let busy = |_| Kind::Internal.because("the node is still at what it was told before");
+        self.parts.updates.try_send(word).map_err(busy)?;
+        let updating = match word {
+            Word::Apply => "apply",
+            Word::Check => "check",
+            Word::Forget => "forget",
+        };
+        Ok(json(202, &lease::api::Updating { updating: updating.to_owned() }))
+    }
+
     /// Checks that an operator of this node signed.
     fn operator(&self, signer: &VerifiedRequest, node: Option<NodeId>) -> Result<(), Problem> {
         if !self.parts.spec.operators.contains(&signer.key) {
@@ -405,6 +427,7 @@ impl Control {
             | Route::Dump { machine } => machine,
             Route::Node
             | Route::RestartAgent { .. }
+            | Route::Update { .. }
             | Route::ReleaseDevice { .. }
             | Route::CreateMachine
             | Route::ListMachines

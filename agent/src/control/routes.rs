@@ -7,7 +7,10 @@ use types::{
     node::Bdf,
 };
 
-use crate::machines::keeper::{Leaving, Switch};
+use crate::{
+    machines::keeper::{Leaving, Switch},
+    updates::Word,
+};
 
 /// An operation of this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,6 +28,13 @@ pub enum Route {
         node: Option<NodeId>,
         /// The device.
         device: Bdf,
+    },
+    /// `POST /v1/node/updates/WORD`, or `/v1/nodes/NODE/updates/WORD`: `apply`, `check`, `forget`.
+    Update {
+        /// The node, where the path names one.
+        node: Option<NodeId>,
+        /// What it is to do.
+        word: Word,
     },
     /// `POST /v1/machines`
     CreateMachine,
@@ -181,6 +191,13 @@ impl Route {
                 let node = node.parse().map_err(|_| bad("node", node))?;
                 Self::ReleaseDevice { node: Some(node), device }
             }
+            ("POST", ["v1", "node", "updates", word]) => {
+                Self::Update { node: None, word: self::word(request, word)? }
+            }
+            ("POST", ["v1", "nodes", node, "updates", word]) => {
+                let node = node.parse().map_err(|_| bad("node", node))?;
+                Self::Update { node: Some(node), word: self::word(request, word)? }
+            }
             ("POST", ["v1", "machines"]) => Self::CreateMachine,
             ("GET", ["v1", "machines"]) => Self::ListMachines,
             (_, ["v1", "machines", id, rest @ ..]) => {
@@ -277,6 +294,16 @@ fn bad(what: &str, text: &str) -> Problem {
     Kind::Malformed.because(format!("{what} {text:?} in the path or query is not one"))
 }
 
+/// Reads what a node is to do about updates.
+fn word(request: &ForwardedRequest, word: &str) -> Result<Word, Problem> {
+    match word {
+        "apply" => Ok(Word::Apply),
+        "check" => Ok(Word::Check),
+        "forget" => Ok(Word::Forget),
+        _ => Err(no_such(request)),
+    }
+}
+
 fn no_such(request: &ForwardedRequest) -> Problem {
     let known = "see /v1/openapi.json of the gateway";
     Kind::NotFound.because(format!(
@@ -298,6 +325,19 @@ mod tests {
             body: Vec::new(),
         };
         Route::parse(&request).map_err(|problem| problem.status)
+    }
+
+    #[test]
+    fn operators_speak_about_updates() {
+        let node = NodeId::from_bytes([7; 32]);
+        let told = |word| Ok(Route::Update { node: Some(node), word });
+        let path = |word: &str| format!("/v1/nodes/{node}/updates/{word}");
+        assert_eq!(parse("POST", &path("apply")), told(Word::Apply));
+        assert_eq!(parse("POST", &path("forget")), told(Word::Forget));
+        let here = Route::Update { node: None, word: Word::Check };
+        assert_eq!(parse("POST", "/v1/node/updates/check"), Ok(here));
+        assert_eq!(parse("POST", &path("undo")), Err(404));
+        assert_eq!(parse("GET", &path("apply")), Err(404));
     }
 
     #[test]

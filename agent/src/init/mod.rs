@@ -20,5 +20,6 @@ pub mod serve;
 pub mod settings;
 pub mod shutdown;
 pub mod supervise;
+pub mod trial;
 pub mod unlock;
 pub mod watchdog;

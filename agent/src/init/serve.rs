@@ -31,6 +31,7 @@ use super::{
     screen::{Screen, Whose},
     shutdown::{Facts, MACHINES_GRACE, Presence, SYNC_LIMIT, Shutdown, Step},
     supervise::{Start, Supervisor},
+    trial::{self, Trial, Verdict},
     watchdog::{self, Watchdogs},
 };
 use crate::{
@@ -62,6 +63,7 @@ pub fn run(watchdogs: Watchdogs, agent: &Path, dashboard: Option<&Path>) -> ! {
         agent: None,
         shutdown: None,
         screen: Screen::new(dashboard.map(Path::to_owned)),
+        trial: Trial::new(Instant::now(), trial::read()),
     };
     loop {
         init.turn(Instant::now());
@@ -91,6 +93,7 @@ struct Init {
     agent: Option<Agent>,
     shutdown: Option<Shutdown>,
     screen: Screen,
+    trial: Trial,
 }
 
 #[derive(Debug)]
@@ -119,6 +122,9 @@ impl Init {
             self.start_agent(now);
         }
         self.screen.turn(now);
+        if self.trial.judge(now, self.machines.running(), trial::read) == Verdict::Restart {
+            self.begin_shutdown(Action::Reboot, "trial");
+        }
         self.step_down(now);
     }
 

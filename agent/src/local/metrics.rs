@@ -44,6 +44,7 @@ pub fn text(status: &NodeStatus, counted: &Counted) -> String {
     let mut out = Exposition::default();
     node(&mut out, status);
     trust(&mut out, status);
+    updates(&mut out, status);
     network(&mut out, status);
     overlay(&mut out, status);
     host(&mut out, status);
@@ -108,6 +109,23 @@ fn trust(out: &mut Exposition, status: &NodeStatus) {
         let about = "The kernel's lockdown; always 1.";
         out.metric(Metric::gauge("trust_lockdown_info", about)).sample(&[("mode", lockdown)], 1);
     }
+}
+
+fn updates(out: &mut Exposition, status: &NodeStatus) {
+    let updates = &status.updates;
+    let about = "Where the node was started from and which release it is to run; always 1.";
+    out.metric(Metric::gauge("update_info", about))
+        .sample(&[("slot", &updates.slot), ("offered", &updates.offered)], 1);
+    let about = "Whether the running release is on trial.";
+    out.number(Metric::gauge("update_trial", about), u8::from(updates.trial));
+    let about = "Releases that failed on this node and are not tried again.";
+    out.number(Metric::gauge("update_failed_releases", about), updates.failed.len());
+    let about = "Looks at the repository since the node service started.";
+    out.number(Metric::counter("update_checks_total", about), updates.checks);
+    let about = "Looks at the repository that failed.";
+    out.number(Metric::counter("update_failed_checks_total", about), updates.failed_checks);
+    let about = "Bytes of programs written to slots since the node service started.";
+    out.number(Metric::counter("update_written_bytes_total", about), updates.written_bytes);
 }
 
 fn network(out: &mut Exposition, status: &NodeStatus) {

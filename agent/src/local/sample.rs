@@ -11,6 +11,7 @@ use types::{
         STATUS_VERSION, Slot, Traffic, Trust, VolumeView, WatchdogView,
     },
     units::{Mebibytes, UnixSeconds},
+    updates::{FailedRelease, UpdatesView},
     volumes::{Protection, VolumeReport},
 };
 
@@ -68,7 +69,8 @@ pub(crate) fn status() -> NodeStatus {
         volumes: volumes(),
         trouble: String::new(),
         trust,
-        slot: Slot::NotInstalled,
+        slot: Slot::Installed,
+        updates: updates(),
         clock: ClockView { sources: 2, offset_ms: -12, error: String::new() },
         network,
         overlay: overlay(),
@@ -103,6 +105,21 @@ pub(crate) fn status() -> NodeStatus {
 fn volumes() -> Vec<VolumeReport> {
     let protection = Protection::Unsealed { reason: "no TPM".into() };
     vec![VolumeReport { name: "holdfast-state".into(), protection }]
+}
+
+fn updates() -> UpdatesView {
+    UpdatesView {
+        state: "ready; waits for machines to end".into(),
+        slot: "A".into(),
+        offered: "0.2.0".into(),
+        trial: false,
+        last: "release 0.1.9 failed: no network".into(),
+        failed: vec![FailedRelease { release: "0.1.9".into(), reason: "no network".into() }],
+        trouble: String::new(),
+        checks: 7,
+        failed_checks: 1,
+        written_bytes: 20_545_024,
+    }
 }
 
 fn overlay() -> OverlayView {

@@ -16,6 +16,7 @@ use types::{
         OverlayView, STATUS_VERSION, Slot, VolumeView, WatchdogView,
     },
     units::UnixSeconds,
+    updates::UpdatesView,
 };
 
 use super::{Local, Serving, host, metrics::Counted};
@@ -80,7 +81,8 @@ impl Local {
         NodeStatus {
             version: STATUS_VERSION,
             node: config.node,
-            slot: slot(&volumes),
+            slot: slot(&volumes, &page.updates),
+            updates: page.updates,
             release: config.release.clone(),
             serving: serving.is_some(),
             time: serving.map_or_else(system_time, |serving| serving.clock.now()),
@@ -160,8 +162,11 @@ fn system_time() -> UnixSeconds {
 }
 
 /// A node whose records outlive it is on a disk; slots come with updates.
-fn slot(volumes: &[VolumeView]) -> Slot {
+fn slot(volumes: &[VolumeView], updates: &UpdatesView) -> Slot {
     let kept = volumes.iter().any(|volume| volume.path == "/state" && volume.kind != "tmpfs");
+    if !updates.slot.is_empty() {
+        return Slot::Installed;
+    }
     if kept { Slot::DiskWithoutSlots } else { Slot::NotInstalled }
 }
 

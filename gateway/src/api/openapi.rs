@@ -28,6 +28,7 @@ pub fn document() -> utoipa::openapi::OpenApi {
         node,
         release_device,
         restart_agent,
+        update,
         read_content,
         head_content,
         write_content,
@@ -64,6 +65,7 @@ pub fn document() -> utoipa::openapi::OpenApi {
         OpenApiDocument,
         Releasing,
         Restarting,
+        Updating,
         StandingLease,
         StoredContent,
         Octets,
@@ -191,6 +193,13 @@ struct OpenApiDocument(String);
 struct Restarting {
     /// `agent`.
     restarting: String,
+}
+
+/// What the node does about its updates.
+#[derive(ToSchema)]
+struct Updating {
+    /// `apply`, `check` or `forget`.
+    updating: String,
 }
 
 /// What the node does with a quarantined device; how it went is what the node then tells of it.
@@ -623,6 +632,7 @@ describe!(nodes, get, "/v1/nodes", "Lists the nodes that offer machines", () ans
 describe!(node, get, "/v1/nodes/{id}", "Shows a node", (("id" = String, Path)) answers 200 (body = NodeView));
 describe!(release_device, post, "/v1/nodes/{id}/devices/{address}/release", "Resets a quarantined device once more and offers it again if it answers. Signed by an operator of the node", (("id" = String, Path), ("address" = String, Path)) answers 202 (body = Releasing));
 describe!(restart_agent, post, "/v1/nodes/{id}/restart-agent", "Restarts the node's service; its machines go on. Signed by an operator of the node", (("id" = String, Path)) answers 202 (body = Restarting));
+describe!(update, post, "/v1/nodes/{id}/updates/{word}", "Tells the node about its updates: `apply` the offered release now, although machines run on it; `check` the repository now; `forget` which releases failed. Signed by an operator of the node", (("id" = String, Path), ("word" = String, Path)) answers 202 (body = Updating));
 describe!(show_lease, put, "/v1/leases/{id}", "Shows the gateway a lease of the signer, which opens uploading", (("id" = String, Path)) takes (content = Envelope) answers 200 (body = StandingLease));
 describe!(read_content, get, "/v1/content/{sha256}", "Downloads content that the signer uploaded", (("sha256" = String, Path)) answers 200 (body = Octets, content_type = "application/octet-stream"));
 describe!(head_content, head, "/v1/content/{sha256}", "Says whether content that the signer uploaded is here", (("sha256" = String, Path)) answers 200 (body = Octets, content_type = "application/octet-stream"));

@@ -31,6 +31,8 @@ pub enum Route {
     RemoveContent(ContentId),
     /// `POST /v1/nodes/{id}/devices/{address}/release`.
     ReleaseDevice(NodeId),
+    /// `POST /v1/nodes/{id}/updates/{word}`.
+    Update(NodeId),
     /// `POST /v1/nodes/{id}/restart-agent`.
     RestartAgent(NodeId),
     /// `PUT /v1/leases/{id}`.
@@ -93,6 +95,9 @@ pub fn route(method: &str, path: &str) -> Result<Route, RouteError> {
         ["nodes", node] => only(method, path, &[("GET", Route::Node(name(node)?))]),
         ["nodes", node, "devices", _, "release"] => {
             only(method, path, &[("POST", Route::ReleaseDevice(name(node)?))])
+        }
+        ["nodes", node, "updates", _] => {
+            only(method, path, &[("POST", Route::Update(name(node)?))])
         }
         ["nodes", node, "restart-agent"] => {
             only(method, path, &[("POST", Route::RestartAgent(name(node)?))])

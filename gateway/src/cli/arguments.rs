@@ -208,11 +208,39 @@ pub(crate) enum NodeCommand {
         /// The device's address on it, as 0000:41:00.0.
         device: Bdf,
     },
+    /// Tell a node about its updates, with an operator's key.
+    Update {
+        /// What it is to do.
+        word: UpdateWord,
+        /// The node.
+        node: NodeId,
+    },
     /// Restart a node's service, with an operator's key. Its machines go on.
     RestartAgent {
         /// The node.
         node: NodeId,
     },
+}
+
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+pub(crate) enum UpdateWord {
+    /// Restart into the offered release now, although machines run: they end
+    Apply,
+    /// Look at the repository now
+    Check,
+    /// Forget which releases failed, so that they are tried again
+    Forget,
+}
+
+impl UpdateWord {
+    /// Returns the word as it travels.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Apply => "apply",
+            Self::Check => "check",
+            Self::Forget => "forget",
+        }
+    }
 }
 
 #[derive(Debug, Subcommand)]

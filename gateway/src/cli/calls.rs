@@ -78,6 +78,9 @@ pub(super) async fn of(command: &Command) -> Result<Vec<Call>, CliError> {
         Command::Node { command: NodeCommand::ReleaseDevice { node, device } } => {
             vec![Call::act("POST", format!("/v1/nodes/{node}/devices/{device}/release"))?]
         }
+        Command::Node { command: NodeCommand::Update { word, node } } => {
+            vec![Call::act("POST", format!("/v1/nodes/{node}/updates/{}", word.name()))?]
+        }
         Command::Node { command: NodeCommand::RestartAgent { node } } => {
             vec![Call::act("POST", format!("/v1/nodes/{node}/restart-agent"))?]
         }

@@ -213,6 +213,9 @@ async fn answer(context: &Context, command: &Command, call: &Call) -> Result<(),
         Command::Node { command: NodeCommand::ReleaseDevice { device, .. } } => {
             format!("{device} is being reset; `holdfast node show` tells how it went\n")
         }
+        Command::Node { command: NodeCommand::Update { word, .. } } => {
+            format!("the node was told to {} about updates\n", word.name())
+        }
         Command::Node { command: NodeCommand::RestartAgent { .. } } => {
             "the node's service restarts\n".to_owned()
         }

@@ -7,7 +7,7 @@ use gateway::api::bodies::{Health, StandingLease, StoredContent};
 use lease::{
     api::{
         CreateMachine, Image, LeaseRenewal, Machine, MachineEvent, MachineState, NodeView,
-        Releasing, Restarting, Seed,
+        Releasing, Restarting, Seed, Updating,
     },
     document::{Envelope, Signature},
     hardware::{Hardware, Placement},
@@ -175,6 +175,7 @@ fn samples() -> BTreeMap<&'static str, Vec<Value>> {
         ("SignedReceipt", vec![real(receipts(&lease).receipts[0].clone())]),
         ("Receipts", vec![real(receipts(&lease))]),
         ("Restarting", vec![real(Restarting { restarting: "agent".into() })]),
+        ("Updating", vec![real(Updating { updating: "apply".into() })]),
         ("Releasing", vec![real(Releasing { releasing: "0000:41:00.0".into() })]),
         ("Health", vec![real(Health { status: "ok".into(), gateway: node, members: 1, nodes: 1 })]),
         (

@@ -30,6 +30,9 @@ pub enum Medium {
     IsoCdAndDisk(PathBuf),
     /// A copy of the raw disk image on an NVMe disk, through OVMF. The path is the copy.
     Disk(PathBuf),
+    /// An NVMe disk at this path, and nothing else. Firmware's own boot entries decide which of its
+    /// programs starts.
+    InstalledDisk(PathBuf),
     /// Whatever OVMF's own PXE client gets over the uplink.
     Network,
     /// Kernel and initramfs of the PXE set, loaded by QEMU, with these words added to the command
@@ -318,6 +321,12 @@ fn medium(
                 .arg("-drive")
                 .arg(format!("if=none,id=cd,media=cdrom,readonly=on,file={}", iso.display()));
             command.args(["-device", "ide-cd,drive=cd"]);
+            command
+                .arg("-drive")
+                .arg(format!("if=none,id=disk,format=raw,cache=unsafe,file={}", path.display()));
+            command.args(["-device", "nvme,drive=disk,serial=INSTALL0"]);
+        }
+        Medium::InstalledDisk(path) => {
             command
                 .arg("-drive")
                 .arg(format!("if=none,id=disk,format=raw,cache=unsafe,file={}", path.display()));

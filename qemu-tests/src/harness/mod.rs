@@ -11,6 +11,7 @@ pub mod pace;
 pub mod packages;
 pub mod programs;
 pub mod qmp;
+pub mod repository;
 pub mod scene;
 pub mod serial;
 pub mod tpm;

@@ -20,7 +20,7 @@ pub fn program(name: &str) -> Result<PathBuf> {
     let found =
         own.ancestors().skip(1).take(2).map(|folder| folder.join(name)).find(|p| p.is_file());
     found.with_context(|| {
-        let packages = "--package agent --package gateway --package vmm";
+        let packages = "--package agent --package gateway --package update --package vmm";
         format!("{name} is not built; run `cargo build {packages}` first")
     })
 }

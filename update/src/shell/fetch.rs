@@ -3,16 +3,17 @@
 //! Every wait has a bound: a mirror that stalls, drips or never ends costs time, never more than is
 //! said here, and no memory.
 
-use std::{io, path::PathBuf, time::Duration};
+use std::{io, path::PathBuf, sync::Arc, time::Duration};
 
 use hyper::{StatusCode, Uri, body::Bytes};
+use rustls::RootCertStore;
 use tokio::{
     fs::File,
     io::{AsyncReadExt as _, AsyncSeekExt as _},
     time::{Instant, timeout_at},
 };
 
-use super::http::{Answer, Http};
+use super::http::{Answer, Http, Resolve};
 
 /// Longest wait for a connection, a response, or the next bytes.
 pub(super) const STALL: Duration = Duration::from_secs(30);
@@ -71,6 +72,16 @@ impl Fetcher {
     /// it the system's list is used once it is needed.
     pub fn new(authorities: Option<PathBuf>) -> Self {
         Self { http: Http::new(authorities) }
+    }
+
+    /// Trusts these authorities for `https`, instead of those in a file.
+    pub fn with_roots(self, roots: RootCertStore) -> Self {
+        Self { http: self.http.with_roots(roots) }
+    }
+
+    /// Asks `resolver` for the addresses of hosts, instead of the system.
+    pub fn with_resolver(self, resolver: Arc<dyn Resolve>) -> Self {
+        Self { http: self.http.with_resolver(resolver) }
     }
 
     /// Returns a whole file of at most `limit` bytes, or `None` if there is none.

@@ -3,8 +3,10 @@
 //! What a response means is `fetch`'s to say.
 
 use std::{
-    fmt,
+    fmt, io,
+    net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
+    pin::Pin,
     sync::Arc,
 };
 
@@ -37,9 +39,22 @@ const AUTHORITIES: [&str; 4] = [
 /// Largest head of a response, in bytes.
 const MAX_HEAD: usize = 64 << 10;
 
+/// Finds the addresses of hosts.
+pub trait Resolve: Send + Sync {
+    /// Returns the addresses of `host`, which may itself be one.
+    fn resolve(&self, host: String) -> Resolving;
+}
+
+/// What [`Resolve`] answers with.
+pub struct Resolving(pub Pin<Box<dyn Future<Output = io::Result<Vec<IpAddr>>> + Send>>);
+
 /// A client with at most one open connection.
 pub(super) struct Http {
     authorities: Option<PathBuf>,
+    /// Instead of a file of authorities.
+    roots: Option<RootCertStore>,
+    /// Instead of the system's resolver.
+    resolver: Option<Arc<dyn Resolve>>,
     tls: Option<TlsConnector>,
     open: Option<(String, SendRequest<Empty<Bytes>>)>,
 }
@@ -56,7 +71,15 @@ impl fmt::Debug for Http {
 
 impl Http {
     pub(super) fn new(authorities: Option<PathBuf>) -> Self {
-        Self { authorities, tls: None, open: None }
+        Self { authorities, roots: None, resolver: None, tls: None, open: None }
+    }
+
+    pub(super) fn with_roots(self, roots: RootCertStore) -> Self {
+        Self { roots: Some(roots), ..self }
+    }
+
+    pub(super) fn with_resolver(self, resolver: Arc<dyn Resolve>) -> Self {
+        Self { resolver: Some(resolver), ..self }
     }
 
     /// Asks for `uri`, from byte `from` on. A kept connection that the server closed meanwhile is
@@ -95,7 +118,7 @@ impl Http {
         let secure = uri.scheme_str() == Some("https");
         let port = uri.port_u16().unwrap_or(if secure { 443 } else { 80 });
         let failed = |source| FetchError::Connect { host: host.to_owned(), source };
-        let tcp = within(uri, deadline, TcpStream::connect((bare, port))).await?.map_err(failed)?;
+        let tcp = within(uri, deadline, self.tcp(bare, port)).await?.map_err(failed)?;
         tcp.set_nodelay(true).map_err(failed)?;
         if !secure {
             return self.start(uri, deadline, tcp).await;
@@ -105,6 +128,16 @@ impl Http {
         let tls = self.tls()?;
         let stream = within(uri, deadline, tls.connect(name, tcp)).await?.map_err(failed)?;
         self.start(uri, deadline, stream).await
+    }
+
+    async fn tcp(&self, host: &str, port: u16) -> io::Result<TcpStream> {
+        let Some(resolver) = &self.resolver else {
+            return TcpStream::connect((host, port)).await;
+        };
+        let addresses = resolver.resolve(host.to_owned()).0.await?;
+        let all: Vec<SocketAddr> =
+            addresses.into_iter().map(|address| SocketAddr::new(address, port)).collect();
+        TcpStream::connect(&all[..]).await
     }
 
     async fn start<S>(
@@ -130,11 +163,18 @@ impl Http {
         if let Some(tls) = &self.tls {
             return Ok(tls.clone());
         }
+        if let Some(roots) = &self.roots {
+            return Ok(self.connector(roots.clone()));
+        }
         let known = || AUTHORITIES.iter().map(PathBuf::from).find(|path| path.exists());
         let named = std::env::var_os("SSL_CERT_FILE").map(PathBuf::from);
         let chosen = self.authorities.clone().or(named).or_else(known);
         let path = chosen.unwrap_or_else(|| PathBuf::from(AUTHORITIES[0]));
         let roots = authorities(&path)?;
+        Ok(self.connector(roots))
+    }
+
+    fn connector(&mut self, roots: RootCertStore) -> TlsConnector {
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let config = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
@@ -143,7 +183,7 @@ impl Http {
             .with_no_client_auth();
         let tls = TlsConnector::from(Arc::new(config));
         self.tls = Some(tls.clone());
-        Ok(tls)
+        tls
     }
 }
 

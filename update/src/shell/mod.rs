@@ -2,11 +2,16 @@
 //!
 //! Decides nothing about trust.
 
+mod check;
 mod fetch;
 mod http;
 mod session;
 mod store;
+mod stream;
 
+pub use check::{CheckError, Checked, Checker, Source};
 pub use fetch::{FetchError, Fetcher};
+pub use http::{Resolve, Resolving};
 pub use session::{Listed, Session, SessionError, TARGET_LIMIT, file_name};
 pub use store::{Store, StoreError};
+pub use stream::{Sink, SinkError};

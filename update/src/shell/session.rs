@@ -21,11 +21,11 @@ use crate::{
 /// Largest target that is fetched, in bytes.
 pub const TARGET_LIMIT: u64 = 16 << 30;
 /// Slowest mirror that is of use, in bytes a second; it bounds how long a target may take.
-const SLOWEST: u64 = 8 << 10;
+pub(super) const SLOWEST: u64 = 8 << 10;
 /// How often a target that broke off is resumed without a byte of progress.
-const IDLE_RESUMES: u32 = 3;
+pub(super) const IDLE_RESUMES: u32 = 3;
 /// Pause before a target is resumed.
-const RESUME_PAUSE: Duration = Duration::from_secs(1);
+pub(super) const RESUME_PAUSE: Duration = Duration::from_secs(1);
 /// Longest file name.
 const MAX_NAME: usize = 255;
 
@@ -69,7 +69,7 @@ pub struct Listed {
 pub struct Session {
     client: Client,
     store: Store,
-    fetcher: Fetcher,
+    pub(super) fetcher: Fetcher,
     metadata_url: String,
     targets_url: String,
 }
@@ -299,7 +299,7 @@ fn replay(target: &Target, path: &Path) -> Result<Option<Check>, SessionError> {
     }
 }
 
-fn resumable(error: &FetchError) -> bool {
+pub(super) fn resumable(error: &FetchError) -> bool {
     matches!(
         error,
         FetchError::Connect { .. } | FetchError::Stalled { .. } | FetchError::Exchange { .. }

@@ -1,6 +1,9 @@
 //! Who and where the node is, and how far it can be trusted.
 
-use types::status::{NodeStatus, Slot, Trust, VolumeView};
+use types::{
+    status::{NodeStatus, Slot, Trust, VolumeView},
+    updates::UpdatesView,
+};
 
 use super::{BAD, GOOD, LOOK, PageLines, WORDS};
 use crate::dashboard::text::{bytes, span};
@@ -37,6 +40,7 @@ pub(super) fn draw(page: &mut PageLines, status: &NodeStatus) {
     let (text, style) = trust(&status.trust);
     page.row("trust", &text, style);
     page.row("release", &format!("{}, {}", status.release, slot(&status.slot)), WORDS);
+    updates(page, &status.updates);
     resources(page, status);
     page.gap();
     if status.errors.is_empty() {
@@ -48,6 +52,23 @@ pub(super) fn draw(page: &mut PageLines, status: &NodeStatus) {
         let age = span(now.saturating_sub(line.at_ms) / 1000);
         let text = line.text.strip_prefix(crate::events::PREFIX).unwrap_or(&line.text);
         page.row(name, &format!("{age} ago: {text}"), BAD);
+    }
+}
+
+fn updates(page: &mut PageLines, updates: &UpdatesView) {
+    let slot = match updates.slot.as_str() {
+        "" => String::new(),
+        slot => format!("slot {slot}: "),
+    };
+    let style = if updates.trouble.is_empty() && !updates.trial { WORDS } else { LOOK };
+    if !updates.state.is_empty() {
+        page.row("updates", &format!("{slot}{}", updates.state), style);
+    }
+    if !updates.last.is_empty() {
+        page.row("", &format!("last: {}", updates.last), WORDS);
+    }
+    if !updates.trouble.is_empty() {
+        page.row("", &updates.trouble, BAD);
     }
 }
 
@@ -90,6 +111,7 @@ fn trust(trust: &Trust) -> (String, ratatui::style::Style) {
 
 fn slot(slot: &Slot) -> &'static str {
     match slot {
+        Slot::Installed => "installed",
         Slot::DiskWithoutSlots => "started from a disk without update slots",
         Slot::NotInstalled => "not installed: everything is in memory and gone at power off",
     }

@@ -68,6 +68,11 @@ impl Roots {
         let (added, _) = store.add_parsable_certificates(found.filter_map(Result::ok));
         if added == 0 { Err(EstablishError::Roots) } else { Ok(Self(Arc::new(store))) }
     }
+
+    /// Returns the certificates.
+    pub(crate) fn store(&self) -> &RootCertStore {
+        &self.0
+    }
 }
 
 /// Agrees with a server on keys.

@@ -1,0 +1,101 @@
+//! The end of a trial that nobody ends. Firmware starts a new release once; the agent makes that
+//! last when the release is good, and goes back when it is not. When the agent never gets so far,
+//! init restarts the node, and firmware starts what it had before.
+//!
+//! Pure but for [`read`], which reads firmware's variables.
+
+use std::{
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use update::slots::firmware;
+
+use crate::updates::variables;
+
+/// How long a trial may go on: longer than the longest gate that can be configured, which is
+/// fifteen minutes.
+pub const LIMIT: Duration = Duration::from_secs(20 * 60);
+
+/// Time between two looks once the limit is over, and machines run.
+const AGAIN: Duration = Duration::from_secs(60);
+
+/// A trial that may have to be ended.
+#[derive(Debug)]
+pub struct Trial {
+    deadline: Option<Instant>,
+}
+
+/// What is to be done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// Nothing.
+    Wait,
+    /// The node is to restart.
+    Restart,
+}
+
+/// Whether a boot is a trial.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Boot {
+    /// It is.
+    Trial,
+    /// It is not, or not any more.
+    Usual,
+}
+
+impl Trial {
+    /// Begins to count at `now`.
+    pub fn new(now: Instant, boot: Boot) -> Self {
+        Self { deadline: (boot == Boot::Trial).then(|| now + LIMIT) }
+    }
+
+    /// Judges at `now`, with `machines` running. `goes_on` tells whether the trial still goes on.
+    pub fn judge(
+        &mut self,
+        now: Instant,
+        machines: usize,
+        goes_on: impl FnOnce() -> Boot,
+    ) -> Verdict {
+        if self.deadline.is_none_or(|deadline| now < deadline) {
+            return Verdict::Wait;
+        }
+        if goes_on() == Boot::Usual {
+            self.deadline = None;
+            return Verdict::Wait;
+        }
+        self.deadline = Some(now + AGAIN);
+        if machines == 0 { Verdict::Restart } else { Verdict::Wait }
+    }
+}
+
+/// Reads whether this boot is a trial.
+pub fn read() -> Boot {
+    let found = variables::read(Path::new(variables::FOLDER));
+    if found.is_ok_and(|found| firmware::is_trial(&found)) { Boot::Trial } else { Boot::Usual }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_trial_that_goes_on_for_too_long_ends() {
+        let now = Instant::now();
+        let mut trial = Trial::new(now, Boot::Trial);
+        let early = trial.judge(now + LIMIT - AGAIN, 0, || unreachable!("it is not asked yet"));
+        assert_eq!(early, Verdict::Wait);
+        assert_eq!(trial.judge(now + LIMIT, 1, || Boot::Trial), Verdict::Wait);
+        assert_eq!(trial.judge(now + LIMIT + AGAIN, 0, || Boot::Trial), Verdict::Restart);
+    }
+
+    #[test]
+    fn one_that_ended_well_does_not() {
+        let now = Instant::now();
+        let mut trial = Trial::new(now, Boot::Trial);
+        assert_eq!(trial.judge(now + LIMIT, 0, || Boot::Usual), Verdict::Wait);
+        assert_eq!(trial.judge(now + 3 * LIMIT, 0, || Boot::Trial), Verdict::Wait);
+        let mut usual = Trial::new(now, Boot::Usual);
+        assert_eq!(usual.judge(now + LIMIT, 0, || Boot::Trial), Verdict::Wait);
+    }
+}

@@ -1,0 +1,531 @@
+//! Updates: facts are gathered, `update::slots::plan` decides, and this does what it says.
+//!
+//! `partition` is the EFI system partition, `variables` are firmware's, `health` is what a new
+//! release must have, `journal` is the file in STATE. One task owns all of it.
+
+mod fetch;
+mod health;
+mod journal;
+mod partition;
+pub mod variables;
+
+use std::{
+    fs, io,
+    path::Path,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use jiff::Timestamp;
+use overlay::Overlay;
+use tokio::sync::{mpsc, watch};
+use types::{
+    ids::NodeId,
+    updates::{FailedRelease, Updates, UpdatesView},
+};
+use update::{
+    channel::Release,
+    shell::Checked,
+    slots::{
+        Contents, Place, Program, Slot,
+        fat::FatError,
+        firmware::{self, Usable},
+        gate::{self, Gate, Times},
+        journal::Journal,
+        plan::{Action, Facts, Offer, Rest, Same, plan},
+        release_of,
+        window::Window,
+    },
+};
+
+use self::{
+    fetch::{FetchFailure, Repository},
+    health::Health,
+    partition::Partition,
+};
+use crate::{
+    console::Page,
+    events::Event,
+    init::boot::chain,
+    machines::{
+        init::Init,
+        keeper::{Machines, State},
+    },
+    net::Uplinks,
+    spawn::Action as Way,
+    time::Clock,
+};
+
+/// How often facts are looked at.
+const LOOK: Duration = Duration::from_secs(2);
+/// What a node says that is told of no repository.
+const NO_SECTION: &str = "no repository: the configuration has no section [updates]";
+/// How long variables are believed that nobody here changed: reading them stops the whole server for a
+/// moment on some firmware.
+const VARIABLES_AGE: Duration = Duration::from_secs(60);
+/// How long everything must last before a new release passes.
+const HOLD: Duration = Duration::from_secs(10);
+/// How long what failed is left alone at first; each time twice as long, up to an hour.
+const PAUSE: Duration = Duration::from_secs(30);
+const LONGEST_PAUSE: Duration = Duration::from_secs(3600);
+
+/// How long a release has when no configuration says so, in seconds.
+const GATE_S: u64 = 600;
+
+/// Where the running release says what it is.
+const OS_RELEASE: &str = "/etc/os-release";
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// What an operator says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Word {
+    /// Try the offered release now, whatever runs on the node.
+    Apply,
+    /// Look at the repository now.
+    Check,
+    /// Forget which releases failed.
+    Forget,
+}
+
+/// What the task works with.
+pub struct Parts {
+    /// The configuration's section. Without it the slots are still looked after.
+    pub updates: Option<Updates>,
+    /// The node.
+    pub node: NodeId,
+    /// Its way to init.
+    pub init: Init,
+    /// Its machines.
+    pub machines: Machines,
+    /// Other nodes.
+    pub overlay: Overlay,
+    /// Whether other nodes are expected.
+    pub alone: bool,
+    /// The network.
+    pub uplinks: Arc<Uplinks>,
+    /// The time.
+    pub clock: Arc<Clock>,
+    /// Where the state is shown.
+    pub pages: watch::Sender<Page>,
+}
+
+/// Why something was not done.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message is the doc")]
+enum UpdateError {
+    #[error(transparent)]
+    Fat(#[from] FatError),
+    #[error("cannot {action} {path}")]
+    File { action: &'static str, path: String, source: io::Error },
+    #[error(transparent)]
+    Fetch(#[from] FetchFailure),
+    #[error("cannot set firmware's variables")]
+    Variables { source: io::Error },
+    #[error("firmware has no free number for a boot entry")]
+    NoNumber,
+    #[error("init does not answer")]
+    Init,
+}
+
+/// Returns the name of the release that runs, as the image says.
+pub fn running_release() -> Option<Release> {
+    release_of(&fs::read_to_string(OS_RELEASE).ok()?)
+}
+
+/// Starts the task; what operators say goes into the sender.
+pub fn start(parts: Parts) -> mpsc::Sender<Word> {
+    let (words, said) = mpsc::channel(8);
+    tokio::spawn(async move { Task::new(parts).await.run(said).await });
+    words
+}
+
+struct Task {
+    parts: Parts,
+    partition: Option<Partition>,
+    contents: Contents,
+    journal: Journal,
+    running: Option<Release>,
+    boot: String,
+    begin: Instant,
+    held: Option<Instant>,
+    repository: Option<Repository>,
+    checked: Option<Checked>,
+    firmware: Option<(Instant, firmware::Firmware)>,
+    next_check: Instant,
+    failures: u32,
+    rest_until: Instant,
+    view: UpdatesView,
+}
+
+impl Task {
+    async fn new(parts: Parts) -> Self {
+        let partition = partition::find(Path::new("/"));
+        let loaded = tokio::task::block_in_place(|| contents(partition.as_ref()));
+        let contents = loaded.unwrap_or_else(|error| {
+            trouble(&error);
+            Contents::default()
+        });
+        let now = Instant::now();
+        let repository = parts.updates.as_ref().map(|updates| Repository::new(updates, &parts));
+        let mut task = Self {
+            repository,
+            contents,
+            journal: Journal::default(),
+            running: running_release(),
+            boot: fs::read_to_string(BOOT_ID).unwrap_or_default().trim().to_owned(),
+            begin: now,
+            held: None,
+            checked: None,
+            firmware: None,
+            next_check: now,
+            failures: 0,
+            rest_until: now,
+            view: UpdatesView::default(),
+            partition,
+            parts,
+        };
+        task.load_journal();
+        task
+    }
+
+    /// Reads the journal, or makes one of what partition and firmware say.
+    fn load_journal(&mut self) {
+        let folder = Path::new(crate::service::STATE);
+        let from = self.partition.as_ref().and_then(|partition| partition.from);
+        let firmware = self.firmware();
+        self.journal = journal::load(folder)
+            .unwrap_or_else(|| update::slots::journal::rebuilt(&self.contents, &firmware, from));
+        if self.partition.is_some()
+            && let Err(error) = self.note(self.journal.clone())
+        {
+            trouble(&error);
+        }
+    }
+
+    fn note(&mut self, journal: Journal) -> Result<(), UpdateError> {
+        if journal.last != self.journal.last && !journal.last.is_empty() {
+            eprintln!("{}", Event::UpdateJudged { verdict: journal.last.clone() });
+        }
+        self.journal = journal;
+        let folder = Path::new(crate::service::STATE);
+        journal::store(folder, &self.journal).map_err(|source| {
+            let path = folder.join(journal::FILE).display().to_string();
+            UpdateError::File { action: "write", path, source }
+        })
+    }
+
+    fn firmware(&mut self) -> firmware::Firmware {
+        if let Some((read, known)) = &self.firmware
+            && read.elapsed() < VARIABLES_AGE
+        {
+            return known.clone();
+        }
+        let found = self.read_firmware();
+        self.firmware = Some((Instant::now(), found.clone()));
+        found
+    }
+
+    fn read_firmware(&self) -> firmware::Firmware {
+        let Some(partition) = &self.partition else { return firmware::Firmware::default() };
+        let (variables, usable) = match variables::read(Path::new(variables::FOLDER)) {
+            Ok(variables) => (variables, Usable::Yes),
+            Err(_) => (firmware::Variables::default(), Usable::No),
+        };
+        firmware::Firmware::read(&variables, &partition.place, usable)
+    }
+
+    async fn run(mut self, mut said: mpsc::Receiver<Word>) {
+        let mut told = String::new();
+        loop {
+            let action = plan(&self.facts());
+            let rest = if let Action::Rest(rest) = &action {
+                self.in_words(rest)
+            } else if Instant::now() < self.rest_until {
+                self.view.trouble.clone()
+            } else {
+                match self.act(&action).await {
+                    Ok(()) => continue,
+                    Err(error) => {
+                        self.fail(&error);
+                        chain(&error)
+                    }
+                }
+            };
+            if rest != told {
+                eprintln!("{}", Event::Update { state: rest.clone() });
+                told.clone_from(&rest);
+            }
+            self.show(rest);
+            self.check_when_due().await;
+            match tokio::time::timeout(LOOK, said.recv()).await {
+                Ok(Some(word)) => self.obey(word),
+                // Nobody can say anything any more; time goes on.
+                Ok(None) => tokio::time::sleep(LOOK).await,
+                Err(_) => {}
+            }
+        }
+    }
+
+    fn in_words(&self, rest: &Rest) -> String {
+        let aimless = *rest == Rest::Unknown && self.repository.is_none();
+        if aimless { NO_SECTION.to_owned() } else { rest.to_string() }
+    }
+
+    fn fail(&mut self, error: &UpdateError) {
+        let reason = chain(error);
+        eprintln!("{}", Event::Trouble { place: "update", reason: reason.clone() });
+        self.view.trouble = reason;
+        let pause = PAUSE.saturating_mul(1 << self.failures.min(7)).min(LONGEST_PAUSE);
+        self.failures += 1;
+        self.rest_until = Instant::now() + pause;
+    }
+
+    fn obey(&mut self, word: Word) {
+        let journal = match word {
+            Word::Check => None,
+            Word::Forget => Some(Journal { failed: Vec::new(), ..self.journal.clone() }),
+            Word::Apply => {
+                let offered = match self.offer() {
+                    Offer::Program(offered) => Some(offered.release),
+                    Offer::Unknown | Offer::Nothing => None,
+                };
+                Some(Journal { insisted: offered, ..self.journal.clone() })
+            }
+        };
+        if let Some(Err(error)) = journal.map(|journal| self.note(journal)) {
+            trouble(&error);
+        }
+        (self.next_check, self.rest_until, self.failures) = (Instant::now(), Instant::now(), 0);
+    }
+
+    fn facts(&mut self) -> Facts {
+        let from = self.partition.as_ref().and_then(|partition| partition.from);
+        let os_release = fs::read_to_string(OS_RELEASE).unwrap_or_default();
+        let file = from.and_then(|from| self.contents.at(from));
+        let same = file.is_some_and(|program| program.os_release == os_release);
+        let now = self.parts.clock.now().0;
+        let window = self.parts.updates.as_ref().and_then(|updates| updates.window.as_ref());
+        let window = window.map(|window| Window {
+            begin_s: window.begin_s(),
+            length_s: u64::from(window.minutes) * 60,
+        });
+        let health = self.health();
+        let gate = self.gate(&health);
+        Facts {
+            journal: self.journal.clone(),
+            contents: self.contents.clone(),
+            firmware: self.firmware(),
+            from,
+            same: if same { Same::Yes } else { Same::No },
+            boot: self.boot.clone(),
+            offer: self.offer(),
+            machines: self.machines(),
+            window_s: window.map_or(0, |window| window.opens_in(now)),
+            gate,
+            present: health.present,
+        }
+    }
+
+    fn machines(&self) -> Vec<String> {
+        let snapshot = self.parts.machines.snapshot();
+        let snapshot = snapshot.borrow();
+        let runs = |state| matches!(state, State::Starting | State::Running | State::Stopping);
+        let running = snapshot.machines.iter().filter(|view| runs(view.state));
+        running.map(|view| view.record.lease.id.to_string()).collect()
+    }
+
+    fn health(&self) -> Health {
+        let network = self.parts.uplinks.status();
+        let online = network.borrow().is_online();
+        let members = self.parts.overlay.members().len();
+        let snapshot = self.parts.machines.snapshot();
+        let devices = snapshot.borrow().devices.clone();
+        let reached = if self.parts.alone { None } else { Some(members) };
+        health::read(Path::new("/"), online, reached, &devices)
+    }
+
+    fn gate(&mut self, health: &Health) -> Gate {
+        let expected = self.journal.trial.as_ref().map(|trial| trial.expected.clone());
+        let checks = health.checks(&expected.unwrap_or_default());
+        let now = Instant::now();
+        match checks.missing.is_empty() {
+            true => self.held = self.held.or(Some(now)),
+            false => self.held = None,
+        }
+        let seconds = self.parts.updates.as_ref().map_or(GATE_S, |updates| updates.gate_s);
+        let limit = Duration::from_secs(seconds);
+        let held = self.held.map(|since| now - since);
+        gate::judge(&checks, self.begin.elapsed(), held, Times { limit, hold: HOLD })
+    }
+
+    fn offer(&self) -> Offer {
+        self.checked.as_ref().map_or(Offer::Unknown, fetch::offer)
+    }
+
+    async fn check_when_due(&mut self) {
+        let (Some(running), Some(repository), Some(updates)) =
+            (self.running, &self.repository, &self.parts.updates)
+        else {
+            return;
+        };
+        let online = self.parts.uplinks.status().borrow().is_online();
+        if self.partition.is_none() || !online || Instant::now() < self.next_check {
+            return;
+        }
+        // It holds the store.
+        self.checked = None;
+        let seconds = i64::try_from(self.parts.clock.now().0).unwrap_or(i64::MAX);
+        let now = Timestamp::from_second(seconds).unwrap_or(Timestamp::MAX);
+        self.view.checks += 1;
+        let every = Duration::from_secs(updates.check_s);
+        match repository.check(running, now).await {
+            Ok(checked) => {
+                self.view.trouble.clear();
+                self.checked = Some(checked);
+                self.next_check = Instant::now() + every;
+            }
+            Err(error) => {
+                self.view.failed_checks += 1;
+                let reason = chain(&error);
+                if reason != self.view.trouble {
+                    eprintln!("{}", Event::Trouble { place: "update", reason: reason.clone() });
+                }
+                self.view.trouble = reason;
+                self.next_check = Instant::now() + every.min(PAUSE);
+            }
+        }
+    }
+
+    async fn act(&mut self, action: &Action) -> Result<(), UpdateError> {
+        match action {
+            Action::Note(journal) => self.note((**journal).clone()),
+            Action::Copy { from, to, .. } => self.copy(*from, *to),
+            Action::Fetch(slot) => self.fetch(*slot).await,
+            Action::MakeEntry(slot) => {
+                self.change(|variables, _, place| firmware::make_entry(variables, place, *slot))
+            }
+            Action::Lead(slot) => self.change(|_, firmware, _| firmware::lead(firmware, *slot)),
+            Action::Arm(slot) => self.change(|_, firmware, _| firmware::arm(firmware, *slot)),
+            Action::Disarm => self.change(|_, _, _| firmware::disarm()),
+            Action::Restart => {
+                let because = self.journal.trial.as_ref().map(|trial| trial.release.to_string());
+                eprintln!("{}", Event::UpdateRestart { release: because.unwrap_or_default() });
+                self.show("restarting".to_owned());
+                self.parts.init.shutdown(Way::Reboot).map_err(|_| UpdateError::Init)?;
+                std::future::pending::<()>().await;
+                Ok(())
+            }
+            Action::Rest(_) => Ok(()),
+        }
+    }
+
+    fn change(
+        &mut self,
+        changes: impl FnOnce(
+            &firmware::Variables,
+            &firmware::Firmware,
+            &firmware::Partition,
+        ) -> Vec<firmware::Change>,
+    ) -> Result<(), UpdateError> {
+        self.firmware = None;
+        let Some(partition) = &self.partition else { return Ok(()) };
+        let folder = Path::new(variables::FOLDER);
+        let failed = |source| UpdateError::Variables { source };
+        let variables = variables::read(folder).map_err(failed)?;
+        let firmware = firmware::Firmware::read(&variables, &partition.place, Usable::Yes);
+        let changes = changes(&variables, &firmware, &partition.place);
+        if changes.is_empty() {
+            return Err(UpdateError::NoNumber);
+        }
+        variables::apply(folder, &changes).map_err(failed)
+    }
+
+    fn copy(&mut self, from: Place, to: Place) -> Result<(), UpdateError> {
+        let Some(partition) = &self.partition else { return Ok(()) };
+        let copied = tokio::task::block_in_place(|| partition.copy(from, to));
+        let written = copied?;
+        self.wrote(to, written)
+    }
+
+    async fn fetch(&mut self, slot: Slot) -> Result<(), UpdateError> {
+        let (Some(partition), Some(checked), Some(repository)) =
+            (&self.partition, &mut self.checked, &self.repository)
+        else {
+            return Ok(());
+        };
+        let begin = Instant::now();
+        let place = Place::Slot(slot);
+        let fetched = repository.fetch(checked, partition, place).await;
+        let bytes = fetched?;
+        let ms = begin.elapsed().as_millis();
+        eprintln!("{}", Event::UpdateWritten { slot: slot.name(), bytes, ms });
+        self.wrote(place, bytes)
+    }
+
+    /// Looks at what a place holds now.
+    fn wrote(&mut self, place: Place, bytes: u64) -> Result<(), UpdateError> {
+        self.view.written_bytes += bytes;
+        self.failures = 0;
+        let Some(partition) = &self.partition else { return Ok(()) };
+        let program = tokio::task::block_in_place(|| partition.program(place))?;
+        self.contents.set(place, program);
+        Ok(())
+    }
+
+    fn show(&mut self, state: String) {
+        let from = self.partition.as_ref().and_then(|partition| partition.from);
+        let offered = match self.offer() {
+            Offer::Program(offered) => offered.release.to_string(),
+            Offer::Unknown | Offer::Nothing => String::new(),
+        };
+        let failed = self.journal.failed.iter().map(|failed| FailedRelease {
+            release: failed.release.to_string(),
+            reason: failed.reason.clone(),
+        });
+        let running = from.and_then(|from| self.contents.at(from)).map(|program| program.sha256);
+        let trial = self.journal.trial.as_ref().is_some_and(|t| Some(t.sha256) == running);
+        self.view = UpdatesView {
+            state,
+            slot: from.map(place_name).unwrap_or_default(),
+            offered,
+            trial,
+            last: self.journal.last.clone(),
+            failed: failed.collect(),
+            ..self.view.clone()
+        };
+        let view = self.view.clone();
+        self.parts.pages.send_if_modified(|page| {
+            let changed = page.updates != view;
+            page.updates = view;
+            changed
+        });
+    }
+}
+
+fn place_name(place: Place) -> String {
+    match place {
+        Place::Slot(slot) => slot.name().to_owned(),
+        Place::Fallback => "fallback".to_owned(),
+    }
+}
+
+/// Reads every place. One that is damaged counts as empty.
+fn contents(partition: Option<&Partition>) -> Result<Contents, UpdateError> {
+    let mut contents = Contents::default();
+    let Some(partition) = partition else { return Ok(contents) };
+    for place in Place::ALL {
+        let program: Result<Option<Program>, FatError> = partition.program(place);
+        match program {
+            Ok(program) => contents.set(place, program),
+            Err(error @ (FatError::Damaged { .. } | FatError::Length { .. })) => {
+                trouble(&error);
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(contents)
+}
+
+fn trouble(error: &(dyn std::error::Error + 'static)) {
+    eprintln!("{}", Event::Trouble { place: "update", reason: chain(error) });
+}

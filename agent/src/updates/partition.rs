@@ -1,0 +1,168 @@
+//! The EFI system partition that the node was started from.
+
+use std::{
+    fs::{self, File},
+    io::{self, Read, Seek, SeekFrom, Write},
+    path::{Path, PathBuf},
+};
+
+use rustix::fs::{Advice, fadvise};
+use update::{
+    disk::medium,
+    slots::{
+        Place, Program,
+        fat::{FatError, Storage, Volume},
+        firmware,
+    },
+};
+
+use super::variables;
+
+/// The kernel counts sectors of this length, whatever the disk's are.
+const KERNEL_SECTOR: u64 = 512;
+
+/// A partition.
+#[derive(Debug)]
+pub(super) struct Partition {
+    device: PathBuf,
+    /// Where firmware finds it.
+    pub(super) place: firmware::Partition,
+    /// Which file of it was started.
+    pub(super) from: Option<Place>,
+}
+
+/// Its device file.
+pub(super) struct Device(File);
+
+/// Finds the partition below `root`; `None` when the node was not started from one.
+pub(super) fn find(root: &Path) -> Option<Partition> {
+    let folder = root.join(variables::FOLDER.trim_start_matches('/'));
+    let wanted = variables::partition(&folder)?;
+    let from = variables::place(&folder);
+    let entries = fs::read_dir(root.join("sys/class/block")).ok()?.flatten();
+    entries.filter_map(|entry| read(root, &entry.path(), &wanted)).next().map(|mut found| {
+        found.from = from;
+        found
+    })
+}
+
+/// Reads what the kernel tells of a partition, if it is the one of this identity, on an installed disk.
+fn read(root: &Path, entry: &Path, wanted: &str) -> Option<Partition> {
+    let uevent = fs::read_to_string(entry.join("uevent")).ok()?;
+    let value = |key: &str| uevent.lines().find_map(|line| line.strip_prefix(key));
+    let id = value("PARTUUID=")?;
+    if !id.eq_ignore_ascii_case(wanted) || value("PARTNAME=") != Some(update::disk::layout::ESP) {
+        return None;
+    }
+    let number = |path: PathBuf| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
+    let disk = fs::canonicalize(entry).ok()?.parent()?.to_owned();
+    let block = number(disk.join("queue/logical_block_size"))?;
+    let bytes = |name: &str| number(entry.join(name)).map(|sectors| sectors * KERNEL_SECTOR);
+    Some(Partition {
+        device: root.join("dev").join(value("DEVNAME=")?),
+        place: firmware::Partition {
+            number: u32::try_from(number(entry.join("partition"))?).ok()?,
+            first: bytes("start")?.checked_div(block)?,
+            blocks: bytes("size")?.checked_div(block)?,
+            id: id.parse().ok()?,
+        },
+        from: None,
+    })
+}
+
+impl Partition {
+    /// Opens the volume on it.
+    pub(super) fn volume(&self) -> Result<Volume<Device>, FatError> {
+        let file = File::options().read(true).write(true).open(&self.device);
+        let file = file.map_err(|source| FatError::Disk { action: "open", source })?;
+        let mut device = Device(file);
+        device.forget().map_err(|source| FatError::Disk { action: "read", source })?;
+        Volume::open(device)
+    }
+
+    /// Returns what a place holds.
+    pub(super) fn program(&self, place: Place) -> Result<Option<Program>, FatError> {
+        let bytes = self.volume()?.read(place.path(), medium::PROGRAM_LIMIT)?;
+        Ok(bytes.map(|bytes| Program::of(&bytes)))
+    }
+
+    /// Copies a program; returns its length.
+    pub(super) fn copy(&self, from: Place, to: Place) -> Result<u64, FatError> {
+        let mut volume = self.volume()?;
+        let damaged = || FatError::Damaged { path: from.path().to_owned() };
+        let bytes = volume.read(from.path(), medium::PROGRAM_LIMIT)?.ok_or_else(damaged)?;
+        let mut writing = volume.begin(to.path(), bytes.len() as u64)?;
+        volume.append(&mut writing, &bytes)?;
+        volume.finish(writing, Program::of(&bytes).sha256)?;
+        Ok(bytes.len() as u64)
+    }
+}
+
+impl Read for Device {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.0.read(buffer)
+    }
+}
+
+impl Write for Device {
+    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
+        self.0.write(buffer)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
+impl Seek for Device {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        self.0.seek(to)
+    }
+}
+
+impl Storage for Device {
+    fn sync(&mut self) -> io::Result<()> {
+        self.0.sync_all()
+    }
+
+    fn forget(&mut self) -> io::Result<()> {
+        Ok(fadvise(&self.0, 0, None, Advice::DontNeed)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn the_partition_is_that_which_the_node_was_started_from() {
+        let root = tempfile::tempdir().unwrap();
+        let disk = root.path().join("sys/devices/nvme0n1");
+        let class = root.path().join("sys/class/block");
+        let part = disk.join("nvme0n1p1");
+        for folder in [&disk.join("queue"), &part, &class] {
+            fs::create_dir_all(folder).unwrap();
+        }
+        let id = "00112233-4455-6677-8899-aabbccddeeff";
+        let uevent = format!("DEVNAME=nvme0n1p1\nPARTNAME=holdfast-esp\nPARTUUID={id}\n");
+        for (name, text) in [
+            ("uevent", uevent.as_str()),
+            ("partition", "1\n"),
+            ("start", "2048\n"),
+            ("size", "8192\n"),
+        ] {
+            fs::write(part.join(name), text).unwrap();
+        }
+        fs::write(disk.join("queue/logical_block_size"), "4096\n").unwrap();
+        symlink(&part, class.join("nvme0n1p1")).unwrap();
+        let found = read(root.path(), &class.join("nvme0n1p1"), id).unwrap();
+        let wanted =
+            firmware::Partition { number: 1, first: 256, blocks: 1024, id: id.parse().unwrap() };
+        assert_eq!(found.place, wanted);
+        assert!(find(root.path()).is_none());
+        assert!(read(root.path(), &class.join("nvme0n1p1"), "other").is_none());
+    }
+}

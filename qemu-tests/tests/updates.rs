@@ -1,0 +1,131 @@
+//! A node on a disk follows its repository: a good release stays, and one that does not come up is
+//! left by itself and not tried again.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
+
+use std::{
+    fs,
+    time::{Duration, Instant},
+};
+
+use qemu_tests::harness::{
+    host::{Host, HostOptions, Medium, TEST_MACHINE},
+    repository::Repository,
+    scene::image_folder,
+};
+
+/// From one step to the next on a busy machine that emulates everything.
+const STEP: Duration = Duration::from_secs(240);
+
+/// The release of the image, and the two that follow it here.
+const RELEASES: [&str; 3] = ["0.1.0", "0.1.1", "0.1.2"];
+
+/// Makes another release of the image's program: the same one under another name of the same length.
+fn renamed(program: &[u8], release: &str) -> Vec<u8> {
+    let old = format!("VERSION_ID={}\n", RELEASES[0]).into_bytes();
+    let new = format!("VERSION_ID={release}\n").into_bytes();
+    let mut renamed = program.to_vec();
+    let places: Vec<usize> = program
+        .windows(old.len())
+        .enumerate()
+        .filter(|(_, w)| *w == old)
+        .map(|(at, _)| at)
+        .collect();
+    // In the program's own section and in the root file system.
+    assert_eq!(places.len(), 2);
+    for at in places {
+        renamed[at..at + new.len()].copy_from_slice(&new);
+    }
+    seal_root(&mut renamed);
+    renamed
+}
+
+/// Sets the checksum of the root file system's first block, in which its superblock is: CRC-32C from
+/// there to the block's end, with the field itself zero. Source: the kernel's fs/erofs/erofs_fs.h.
+fn seal_root(program: &mut [u8]) {
+    const BLOCK: usize = 4096;
+    const SUPERBLOCK: usize = 1024;
+    let name = b"root.erofs\0";
+    let file = program.windows(name.len()).position(|window| window == name).unwrap();
+    let magic = 0xe0f5_e1e2_u32.to_le_bytes();
+    let at = file + program[file..].windows(4).position(|window| window == magic).unwrap();
+    program[at + 4..at + 8].fill(0);
+    let block = &program[at..at + BLOCK - SUPERBLOCK];
+    let sum = block.iter().fold(u32::MAX, |sum, byte| {
+        let step = |sum: u32, _| sum >> 1 ^ if sum & 1 == 1 { 0x82f6_3b78 } else { 0 };
+        (0..8).fold(sum ^ u32::from(*byte), step)
+    });
+    program[at + 4..at + 8].copy_from_slice(&sum.to_le_bytes());
+}
+
+/// Makes a release whose init is no program: the kernel panics.
+fn broken(program: &[u8]) -> Vec<u8> {
+    let name = b"init\0";
+    let ends = program.windows(name.len()).enumerate().filter(|(_, w)| w == name);
+    let starts = ends.map(|(at, _)| at + name.len());
+    let elf = |at: &usize| {
+        program[*at..(at + 8).min(program.len())].windows(4).position(|w| w == b"\x7fELF")
+    };
+    let mut broken = program.to_vec();
+    let at = starts.filter_map(|at| elf(&at).map(|more| at + more)).next().unwrap();
+    broken[at] = 0;
+    broken
+}
+
+fn config(repository: &Repository) -> String {
+    let key = "01".repeat(32);
+    let section = repository.section(&TEST_MACHINE.to_string(), "check_s = 5\ngate_s = 120\n");
+    format!(
+        "version = 1\nname = \"updates\"\n[authority]\nthreshold = 1\nkeys = [\"{key}\"]\n{}",
+        section.unwrap()
+    )
+}
+
+#[test]
+fn a_good_release_stays_and_one_that_panics_is_left() {
+    let begin = Instant::now();
+    let folder = tempfile::tempdir().unwrap();
+    let image = image_folder().unwrap();
+    let program = fs::read(image.join("holdfast.efi")).unwrap();
+    let repository = Repository::start(&folder.path().join("releases")).unwrap();
+    let good = renamed(&program, RELEASES[1]);
+    repository.add(RELEASES[1], &good).unwrap();
+    let disk = folder.path().join("disk.img");
+    fs::copy(image.join("holdfast.img"), &disk).unwrap();
+    let options = HostOptions {
+        medium: Medium::InstalledDisk(disk),
+        memory_mib: 1024,
+        config: Some(config(&repository)),
+        ..HostOptions::default()
+    };
+    let host = Host::start(&image, folder.path(), &options).unwrap();
+    let serial = &host.serial;
+    // Firmware knows nothing yet and starts the fallback path.
+    serial.wait(&format!("event=update-written slot=B bytes={}", good.len()), STEP).unwrap();
+    serial.wait("event=update-restart release=\"0.1.1\"", STEP).unwrap();
+    serial.wait("event=update-judged verdict=\"release 0.1.1 passed and stays\"", STEP).unwrap();
+    serial.wait("event=update state=\"up to date\"", STEP).unwrap();
+    println!("release 0.1.1 stays after {:?}", begin.elapsed());
+
+    let mark = serial.mark();
+    repository.add(RELEASES[2], &broken(&renamed(&program, RELEASES[2]))).unwrap();
+    serial.wait_from(mark, "event=update-written slot=A", STEP).unwrap();
+    serial.wait_from(mark, "Kernel panic", STEP).unwrap();
+    let failed = "event=update-judged verdict=\"release 0.1.2 failed: it did not come up";
+    serial.wait_from(mark, failed, STEP).unwrap();
+    let rest = "event=update state=\"release 0.1.2 failed here and is not tried again";
+    serial.wait_from(mark, rest, STEP).unwrap();
+    let text = serial.text();
+    assert!(text[mark..].contains("release=\"0.1.1\""), "{text}");
+    println!("release 0.1.2 is left after {:?}", begin.elapsed());
+
+    // It goes on looking, fetches no program, and starts nothing.
+    let (before, bytes) = repository.served();
+    while repository.served().0 < before + 6 {
+        assert!(begin.elapsed() < 4 * STEP, "the node does not look any more");
+        std::thread::sleep(Duration::from_secs(1));
+    }
+    let (after, more) = repository.served();
+    assert!(more - bytes < (after - before) * 2048, "{} bytes", more - bytes);
+    assert_eq!(serial.text().matches("event=update-restart").count(), 2);
+}

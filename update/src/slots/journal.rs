@@ -1,0 +1,232 @@
+//! What a node must not forget about its releases: one small file.
+//!
+//! | line | content |
+//! |---|---|
+//! | 1 | `holdfast-slots 1 `, and the SHA-256 of all that follows the line's end, in hexadecimal |
+//! | rest | JSON, [`Journal`] |
+//!
+//! It is replaced as a whole. One that is damaged is set aside by whoever reads it, and [`rebuilt`]
+//! makes another one from what partition and firmware say.
+
+use aws_lc_rs::digest;
+use serde::{Deserialize, Serialize};
+
+use super::{Contents, Place, Slot, firmware::Firmware};
+use crate::channel::{Release, Sha256};
+
+/// Longest journal that is read, in bytes.
+pub const MAX_BYTES: usize = 64 << 10;
+/// Most releases that are remembered as failed; the oldest is forgotten first.
+pub const MAX_FAILED: usize = 32;
+/// Longest reason that is kept, in characters.
+const MAX_REASON: usize = 300;
+/// What a journal begins with.
+const HEAD: &str = "holdfast-slots 1 ";
+
+/// Why a journal cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message is the doc")]
+pub enum JournalError {
+    #[error("it has {found} bytes; {MAX_BYTES} are the most")]
+    TooLong { found: usize },
+    #[error("it does not begin with {HEAD:?} and a digest")]
+    Head,
+    #[error("its digest is not the one that its first line says")]
+    Digest,
+    #[error("it is not the JSON that is expected")]
+    Json(#[from] serde_json::Error),
+}
+
+/// What is remembered.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Journal {
+    /// The program that passed its gate last.
+    #[serde(default)]
+    pub good: Option<Sha256>,
+    /// The program that is about to be tried, or is.
+    #[serde(default)]
+    pub trial: Option<Trial>,
+    /// Programs that failed. They are not tried again until an operator says so.
+    #[serde(default)]
+    pub failed: Vec<Failed>,
+    /// The release that an operator wants at once, whatever runs on the node.
+    #[serde(default)]
+    pub insisted: Option<Release>,
+    /// What came of the last trial, for people; empty before the first.
+    #[serde(default)]
+    pub last: String,
+}
+
+/// A program that is about to be tried, or is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Trial {
+    /// Where it lies.
+    pub slot: Slot,
+    /// What it is.
+    pub sha256: Sha256,
+    /// Its release.
+    pub release: Release,
+    /// How far it got.
+    pub stage: Stage,
+    /// What the node had before it, which it must have again.
+    #[serde(default)]
+    pub expected: Vec<String>,
+}
+
+/// How far a trial got.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "is")]
+pub enum Stage {
+    /// The slot holds it.
+    Written,
+    /// Firmware starts it next.
+    Armed {
+        /// The boot in which that was decided, by the kernel's name for it.
+        boot: String,
+    },
+}
+
+/// A program that failed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failed {
+    /// What it is.
+    pub sha256: Sha256,
+    /// Its release.
+    pub release: Release,
+    /// What was seen.
+    pub reason: String,
+}
+
+impl Journal {
+    /// Parses a journal.
+    pub fn parse(bytes: &[u8]) -> Result<Self, JournalError> {
+        if bytes.len() > MAX_BYTES {
+            return Err(JournalError::TooLong { found: bytes.len() });
+        }
+        let end = bytes.iter().position(|byte| *byte == b'\n').ok_or(JournalError::Head)?;
+        let (line, rest) = (&bytes[..end], &bytes[end + 1..]);
+        let said = line.strip_prefix(HEAD.as_bytes()).ok_or(JournalError::Head)?;
+        if said != checksum(rest).as_bytes() {
+            return Err(JournalError::Digest);
+        }
+        let mut journal: Self = serde_json::from_slice(rest)?;
+        let spare = journal.failed.len().saturating_sub(MAX_FAILED);
+        journal.failed.drain(..spare);
+        Ok(journal)
+    }
+
+    /// Writes a journal.
+    pub fn bytes(&self) -> Vec<u8> {
+        let text = serde_json::to_string_pretty(self).unwrap_or_default();
+        format!("{HEAD}{}\n{text}", checksum(text.as_bytes())).into_bytes()
+    }
+
+    /// Whether a program failed before.
+    pub fn has_failed(&self, sha256: Sha256) -> bool {
+        self.failed.iter().any(|failed| failed.sha256 == sha256)
+    }
+
+    /// Ends the trial: it failed.
+    pub fn with_failure(&self, reason: &str) -> Self {
+        let mut journal = Self { trial: None, insisted: None, ..self.clone() };
+        let Some(Trial { sha256, release, .. }) = self.trial.clone() else { return journal };
+        let reason: String = reason.chars().take(MAX_REASON).collect();
+        journal.last = format!("release {release} failed: {reason}");
+        journal.failed.retain(|failed| failed.sha256 != sha256);
+        journal.failed.push(Failed { sha256, release, reason });
+        let spare = journal.failed.len().saturating_sub(MAX_FAILED);
+        journal.failed.drain(..spare);
+        journal
+    }
+
+    /// Ends the trial, or takes what runs: it is good.
+    pub fn with_good(&self, sha256: Sha256) -> Self {
+        let last = match &self.trial {
+            Some(trial) => format!("release {} passed and stays", trial.release),
+            None => self.last.clone(),
+        };
+        Self { good: Some(sha256), trial: None, insisted: None, last, ..self.clone() }
+    }
+}
+
+fn checksum(bytes: &[u8]) -> String {
+    let mut sum = [0; 32];
+    sum.copy_from_slice(digest::digest(&digest::SHA256, bytes).as_ref());
+    types::hex::encode(&sum)
+}
+
+/// Makes a journal when there is none, or none that can be read. Firmware's order says what was good;
+/// a node that runs from another slot than that is trying what is in it.
+pub fn rebuilt(contents: &Contents, firmware: &Firmware, from: Option<Place>) -> Journal {
+    let leading = firmware.leading().filter(|slot| contents.at(Place::Slot(*slot)).is_some());
+    let good = leading.map_or(from, |slot| Some(Place::Slot(slot)));
+    let good = good.and_then(|place| contents.at(place)).map(|program| program.sha256);
+    let trial = match (leading, from) {
+        (Some(leading), Some(Place::Slot(slot))) if leading != slot => {
+            let program = contents.at(Place::Slot(slot));
+            program.filter(|program| Some(program.sha256) != good).and_then(|program| {
+                Some(Trial {
+                    slot,
+                    sha256: program.sha256,
+                    release: super::release_of(&program.os_release)?,
+                    stage: Stage::Armed { boot: String::new() },
+                    expected: Vec::new(),
+                })
+            })
+        }
+        _ => None,
+    };
+    Journal { good, trial, ..Journal::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn journal() -> Journal {
+        let release = Release { major: 1, minor: 2, patch: 3 };
+        let trial = Trial {
+            slot: Slot::B,
+            sha256: Sha256([2; 32]),
+            release,
+            stage: Stage::Armed { boot: "x".to_owned() },
+            expected: vec!["nvme".to_owned()],
+        };
+        Journal { good: Some(Sha256([1; 32])), trial: Some(trial), ..Journal::default() }
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let journal = journal().with_failure("no network");
+        assert_eq!(Journal::parse(&journal.bytes()).ok(), Some(journal.clone()));
+        assert!(journal.has_failed(Sha256([2; 32])));
+        assert_eq!(journal.last, "release 1.2.3 failed: no network");
+    }
+
+    #[test]
+    fn few_failures_are_remembered_and_each_once() {
+        let mut all = journal();
+        for number in 0..40 {
+            all.trial =
+                journal().trial.map(|trial| Trial { sha256: Sha256([number; 32]), ..trial });
+            all = all.with_failure("again");
+        }
+        assert_eq!(all.failed.len(), MAX_FAILED);
+        all.trial = journal().trial.map(|trial| Trial { sha256: Sha256([39; 32]), ..trial });
+        assert_eq!(all.with_failure("again").failed.len(), MAX_FAILED);
+    }
+
+    proptest! {
+        #[test]
+        fn a_damaged_journal_is_refused(at in 0_usize..400, bit in 0_u8..8, cut in 0_usize..400) {
+            let whole = journal().bytes();
+            let mut flipped = whole.clone();
+            let at = at % flipped.len();
+            flipped[at] ^= 1 << bit;
+            prop_assert!(Journal::parse(&flipped).is_err());
+            prop_assert!(Journal::parse(&whole[..cut.min(whole.len() - 1)]).is_err());
+        }
+    }
+}

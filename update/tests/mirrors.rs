@@ -1,0 +1,274 @@
+//! A node's look at its repository, and a program that comes from mirrors which break off, lie, or
+//! cannot resume.
+
+use std::{
+    fs,
+    io::{BufRead, BufReader, Write},
+    net::{TcpListener, TcpStream},
+    path::{Path, PathBuf},
+    process::Command,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use jiff::Timestamp;
+use update::{
+    channel::{Decision, Release},
+    shell::{Checked, Checker, Fetcher, SessionError, Sink, SinkError, Source},
+};
+
+/// How a mirror serves what is longer than a document.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Manner {
+    Well,
+    /// Each answer ends after so many bytes.
+    Breaks(usize),
+    /// The same, and every answer begins at the start.
+    BreaksWithoutRange(usize),
+    /// Another byte in the middle.
+    Lies,
+    /// More bytes than there are.
+    NeverEnds,
+}
+
+/// Files up to this length are documents.
+const DOCUMENT: usize = 64 << 10;
+
+#[derive(Clone)]
+struct Mirror {
+    url: String,
+    requests: Arc<AtomicUsize>,
+    bytes: Arc<AtomicUsize>,
+}
+
+impl Mirror {
+    fn start(root: &Path, manner: Manner) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let url = format!("http://{}", listener.local_addr().expect("an address"));
+        let mirror = Self { url, requests: Arc::default(), bytes: Arc::default() };
+        let (root, serving) = (root.to_owned(), mirror.clone());
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let (root, serving) = (root.clone(), serving.clone());
+                std::thread::spawn(move || serving.serve(stream, &root, manner));
+            }
+        });
+        mirror
+    }
+
+    fn serve(&self, mut stream: TcpStream, root: &Path, manner: Manner) -> Option<()> {
+        let mut lines = BufReader::new(stream.try_clone().ok()?).lines();
+        loop {
+            let first = lines.next()?.ok()?;
+            let path = root.join(first.split(' ').nth(1)?.trim_start_matches('/'));
+            let mut from = 0;
+            for line in lines.by_ref().map_while(Result::ok).take_while(|line| !line.is_empty()) {
+                if let Some(range) = line.to_ascii_lowercase().strip_prefix("range: bytes=") {
+                    from = range.trim_end_matches('-').parse().ok()?;
+                }
+            }
+            self.requests.fetch_add(1, Ordering::SeqCst);
+            let Ok(file) = fs::read(&path) else {
+                stream.write_all(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n").ok()?;
+                continue;
+            };
+            let sent = self.answer(&mut stream, file, from, manner)?;
+            self.bytes.fetch_add(sent, Ordering::SeqCst);
+        }
+    }
+
+    /// Returns the bytes that were sent; `None` when the connection ends.
+    fn answer(
+        &self,
+        stream: &mut TcpStream,
+        mut file: Vec<u8>,
+        from: usize,
+        manner: Manner,
+    ) -> Option<usize> {
+        let manner = if file.len() > DOCUMENT { manner } else { Manner::Well };
+        let from = if matches!(manner, Manner::BreaksWithoutRange(_)) { 0 } else { from };
+        if manner == Manner::Lies {
+            let middle = file.len() / 2;
+            file[middle] ^= 1;
+        }
+        if manner == Manner::NeverEnds {
+            file.extend_from_slice(&vec![0; 1 << 20]);
+        }
+        let (end, length) = (file.len() - 1, file.len());
+        let range = format!("206 Partial Content\r\nContent-Range: bytes {from}-{end}/{length}");
+        let head = if from == 0 { "200 OK".to_owned() } else { range };
+        let head = format!("HTTP/1.1 {head}\r\nContent-Length: {}\r\n\r\n", length - from);
+        stream.write_all(head.as_bytes()).ok()?;
+        match manner {
+            Manner::Breaks(limit) | Manner::BreaksWithoutRange(limit) => {
+                stream.write_all(&file[from..(from + limit).min(length)]).ok()?;
+                None
+            }
+            Manner::Well | Manner::Lies | Manner::NeverEnds => {
+                stream.write_all(&file[from..]).ok()?;
+                Some(length - from)
+            }
+        }
+    }
+}
+
+struct Bench {
+    folder: tempfile::TempDir,
+    program: Vec<u8>,
+}
+
+impl Bench {
+    /// A repository with release 1.1.0 in the channel `stable`.
+    fn new() -> Self {
+        let program = (0..900_000_u32).map(|at| at.to_le_bytes()[1]).collect();
+        let bench = Self { folder: tempfile::tempdir().expect("a folder"), program };
+        let write = |name: &str, bytes: &[u8]| {
+            fs::write(bench.path(name), bytes).expect("a file");
+            bench.path(name).display().to_string()
+        };
+        write("passphrase", b"p\n");
+        let (uki, sbom) = (write("uki", &bench.program), write("sbom", b"{}"));
+        let key = bench.path("key").display().to_string();
+        bench.release(&["key", "new", &key]);
+        let channel = format!("stable={key}");
+        let keys = ["--root", &key, "--targets", &key, "--online", &key, "--channel", &channel];
+        let once = ["--root-threshold", "1", "--targets-threshold", "1"];
+        bench.release(&[&["init"][..], &keys, &once].concat());
+        bench.publish(&key);
+        let what = ["stage", "--channel", "stable", "--release", "1.1.0"];
+        bench.release(&[&what[..], &["--uki", &uki, "--sbom", &sbom]].concat());
+        bench.publish(&key);
+        bench
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn release(&self, arguments: &[&str]) {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_release"));
+        command.arg("--repository").arg(self.path("repository"));
+        command.arg("--passphrase-file").arg(self.path("passphrase"));
+        let done = command.args(arguments).output().expect("release runs");
+        let said = String::from_utf8_lossy(&done.stderr).into_owned();
+        assert!(done.status.success(), "{arguments:?}: {said}");
+    }
+
+    fn publish(&self, key: &str) {
+        self.release(&["sign", "--key", key]);
+        self.release(&["publish", "--key", key]);
+    }
+
+    fn mirror(&self, manner: Manner) -> Mirror {
+        Mirror::start(&self.path("repository"), manner)
+    }
+
+    fn checker(&self, mirrors: &[&Mirror]) -> Checker {
+        Checker {
+            store: self.path("store"),
+            root: fs::read(self.path("repository/metadata/1.root.json")).expect("a root"),
+            sources: mirrors.iter().map(|mirror| Source::below(&mirror.url)).collect(),
+            channel: "stable".to_owned(),
+            node: vec![7; 32],
+        }
+    }
+}
+
+/// Keeps what it takes.
+#[derive(Default)]
+struct Kept {
+    bytes: Vec<u8>,
+    restarts: usize,
+}
+
+impl Sink for Kept {
+    fn take(&mut self, bytes: &[u8]) -> Result<(), SinkError> {
+        self.bytes.extend_from_slice(bytes);
+        Ok(())
+    }
+
+    fn restart(&mut self) {
+        self.bytes.clear();
+        self.restarts += 1;
+    }
+}
+
+fn release(text: &str) -> Release {
+    text.parse().expect("a release")
+}
+
+async fn check(checker: &Checker, running: &str) -> Checked {
+    let fetcher = || Fetcher::new(None);
+    checker.check(&fetcher, release(running), Timestamp::now()).await.expect("a look")
+}
+
+/// Streams the offered program from the mirrors.
+async fn stream(bench: &Bench, manners: &[Manner]) -> (Result<(), SessionError>, Kept) {
+    let well = bench.mirror(Manner::Well);
+    let mut checked = check(&bench.checker(&[&well]), "1.0.0").await;
+    let (target, _) = checked.program.clone().expect("an offer");
+    let mirrors: Vec<Mirror> = manners.iter().map(|manner| bench.mirror(*manner)).collect();
+    let bases: Vec<String> = mirrors.iter().map(|m| format!("{}/targets", m.url)).collect();
+    let mut kept = Kept::default();
+    let streamed = checked.session.stream(&target, &bases, &mut kept).await;
+    (streamed.expect("the sink takes everything"), kept)
+}
+
+#[tokio::test]
+async fn an_unchanged_channel_costs_two_requests() {
+    let bench = Bench::new();
+    let mirror = bench.mirror(Manner::Well);
+    let checker = bench.checker(&[&mirror]);
+    let first = check(&checker, "1.0.0").await;
+    assert_eq!(first.decision, Decision::Update(release("1.1.0")));
+    drop(first);
+    let count = || (mirror.requests.load(Ordering::SeqCst), mirror.bytes.load(Ordering::SeqCst));
+    for running in ["1.0.0", "1.1.0"] {
+        let (requests, bytes) = count();
+        drop(check(&checker, running).await);
+        let (after, more) = count();
+        assert!(after - requests <= 2, "{} requests", after - requests);
+        assert!(more - bytes <= 2048, "{} bytes", more - bytes);
+    }
+    assert_eq!(check(&checker, "1.1.0").await.decision, Decision::Stay);
+}
+
+#[tokio::test]
+async fn the_next_mirror_is_asked_when_one_is_silent() {
+    let bench = Bench::new();
+    let gone = Mirror { url: "http://127.0.0.1:1".to_owned(), ..bench.mirror(Manner::Well) };
+    let well = bench.mirror(Manner::Well);
+    let checked = check(&bench.checker(&[&gone, &well]), "1.0.0").await;
+    assert!(checked.program.is_some());
+}
+
+#[tokio::test]
+async fn what_breaks_off_goes_on_where_it_was() {
+    let bench = Bench::new();
+    let (result, kept) = stream(&bench, &[Manner::Breaks(400_000)]).await;
+    assert!(result.is_ok(), "{result:?}");
+    assert!(kept.bytes == bench.program && kept.restarts == 0);
+}
+
+#[tokio::test]
+async fn a_mirror_that_cannot_resume_gives_way_to_one_that_can() {
+    let bench = Bench::new();
+    let manners = [Manner::BreaksWithoutRange(400_000), Manner::Well];
+    let (result, kept) = stream(&bench, &manners).await;
+    assert!(result.is_ok(), "{result:?}");
+    assert!(kept.bytes == bench.program && kept.restarts > 0);
+}
+
+#[tokio::test]
+async fn a_mirror_that_lies_gives_way_to_one_that_does_not() {
+    let bench = Bench::new();
+    for liar in [Manner::Lies, Manner::NeverEnds] {
+        let (result, kept) = stream(&bench, &[liar, Manner::Well]).await;
+        assert!(result.is_ok(), "{result:?}");
+        assert!(kept.bytes == bench.program && kept.restarts == 1);
+        let (result, _) = stream(&bench, &[liar]).await;
+        assert!(matches!(result, Err(SessionError::Target { .. })), "{result:?}");
+    }
+}
