@@ -103,6 +103,10 @@ pub enum Event {
     Receipt { machine: MachineId, running_s: u64, micro: u64 },
     /// agent: an operation on a machine failed.
     MachineFailed { machine: MachineId, reason: String },
+    /// unlock: how a volume of the disk is protected.
+    Volume { volume: String, how: &'static str, notice: String },
+    /// agent: a volume is locked, and the recovery key is waited for.
+    Locked { reason: String },
     /// agent: a device was reset and can be rented again.
     DeviceReset { address: Bdf, rung: Rung, ms: u128 },
     /// agent: a device did not come back.
@@ -121,6 +125,8 @@ impl fmt::Display for Event {
             | Self::WatchdogArmed { .. }
             | Self::WatchdogAbsent
             | Self::InitReady { .. }
+            | Self::Volume { .. }
+            | Self::Locked { .. }
             | Self::AgentStarted { .. }
             | Self::AgentExited { .. }
             | Self::Screen { .. }
@@ -176,6 +182,10 @@ impl Event {
                 write!(f, "watchdog-armed device={device:?} timeout_s={timeout_s}")
             }
             Self::WatchdogAbsent => f.write_str("watchdog-absent"),
+            Self::Volume { volume, how, notice } => {
+                write!(f, "volume name={volume} protection={how} notice={notice:?}")
+            }
+            Self::Locked { reason } => write!(f, "locked reason={reason:?}"),
             Self::InitReady { ms } => write!(f, "init-ready ms={ms}"),
             Self::AgentStarted { pid, starts } => {
                 write!(f, "agent-started pid={pid} starts={starts}")

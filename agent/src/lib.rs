@@ -18,6 +18,7 @@ pub mod local;
 pub mod logs;
 pub mod machines;
 pub mod net;
+pub mod seal;
 pub mod service;
 pub mod spawn;
 pub mod tasks;

@@ -40,6 +40,7 @@ use crate::{
     machines::{
         content::Cache,
         cpus::{self, HostCpu},
+        disk::Places,
         execute::Tools,
         init::{Init, Notice},
         keeper::{self, KeeperConfig, Machines},
@@ -52,6 +53,7 @@ use crate::{
         ruleset::ByteRate,
         uplinks::StableSecret,
     },
+    seal::locked,
     spawn::{self, Console},
     sys, tasks,
     time::{Clock, ClockConfig, NtsConfig, nts::establish::Roots},
@@ -59,6 +61,8 @@ use crate::{
 
 const STATE: &str = "/state";
 const DATA: &str = "/data";
+/// Keys of machines' disks, below STATE.
+const DISK_KEYS: &str = "disk-keys";
 /// The file in STATE with the node's key.
 pub(crate) const NODE_KEY: &str = "node.key";
 
@@ -90,6 +94,9 @@ fn fail(place: &'static str, error: &(dyn std::error::Error + 'static)) -> ! {
 }
 
 async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
+    if let Some(reason) = locked::reason(Path::new("/")) {
+        locked::wait(&init, &reason).await;
+    }
     let key = match node_key(Path::new(STATE)) {
         Ok(key) => key,
         Err(error) => fail("node-key", &error),
@@ -282,7 +289,7 @@ async fn serve(
         networks: Arc::clone(&networks),
         overlay: overlay.clone(),
         cache,
-        data: PathBuf::from(DATA),
+        disks: Places { data: PathBuf::from(DATA), keys: Path::new(STATE).join(DISK_KEYS) },
         root: PathBuf::from("/"),
         cpus: host_cpus(spec),
     };

@@ -146,6 +146,7 @@ fn write_esp(
 /// template ([`update::disk::template`]).
 pub(crate) fn empty_ext4(name: &str, time: u64, work: &Path) -> Result<Vec<u8>, MediaError> {
     let length = if name == layout::STATE { layout::STATE_BYTES } else { layout::DATA_BYTES };
+    let length = length - layout::HEADER_BYTES;
     let path = work.join(name);
     let mut volume = vec![template::FILL; usize::try_from(length).unwrap_or(usize::MAX)];
     fs::write(&path, &volume).map_err(file("write", &path))?;

@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize, de};
 
 use crate::{
     ids::{NodeId, PublicKey},
-    install::Install,
+    install::{Disk, Install},
     node::Bdf,
     secure_boot::SecureBoot,
     units::Mebibytes,
@@ -51,6 +51,9 @@ pub struct NodeSpec {
     /// Who else may read the node's metrics.
     #[serde(default)]
     pub metrics: Metrics,
+    /// How the encrypted disk is opened where the TPM does not.
+    #[serde(default)]
+    pub disk: Option<Disk>,
     /// Clock sources.
     #[serde(default)]
     pub time: Time,

@@ -4,6 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    disk_key::DiskKey,
     node::Bdf,
     vm::{DiskModel, RateLimit},
 };
@@ -43,7 +44,20 @@ pub enum AttachDevice {
         /// Most that the guest gets of it, if that is bounded.
         #[serde(default)]
         limit: Option<RateLimit>,
+        /// What the file is encrypted with; it is plain without one. Never in an answer.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        key: Option<DiskKey>,
     },
+}
+
+impl AttachDevice {
+    /// Returns it as it may be shown.
+    pub fn without_key(mut self) -> Self {
+        if let Self::Disk { key, .. } = &mut self {
+            *key = None;
+        }
+        self
+    }
 }
 
 /// An attached device.

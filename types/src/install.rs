@@ -19,6 +19,21 @@ pub struct Install {
     pub erase: Option<String>,
 }
 
+/// The configuration's section `[disk]`.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Disk {
+    /// The recovery key that the installer showed. Only a locked disk asks for it; take it off the
+    /// volume again.
+    pub recovery_key: Option<String>,
+}
+
+impl std::fmt::Debug for Disk {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Disk(…)")
+    }
+}
+
 /// Who says the last word before a disk is written to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
 #[serde(rename_all = "kebab-case")]

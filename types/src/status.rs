@@ -11,6 +11,7 @@ use crate::{
     logs::LogLine,
     node::{Bdf, MachineShape, PciDevice},
     units::UnixSeconds,
+    volumes::VolumeReport,
 };
 
 /// Version of the document.
@@ -46,6 +47,9 @@ pub struct NodeStatus {
     /// What the installer does or did; empty when none was asked for.
     #[serde(default)]
     pub install: String,
+    /// How the volumes of its disk are protected; empty when it runs from memory.
+    #[serde(default)]
+    pub volumes: Vec<VolumeReport>,
     /// What is wrong now, if it is known; empty otherwise.
     pub trouble: String,
     /// How far the machine can be trusted to run what its provider installed.

@@ -6,6 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    disk_key::DiskKey,
     ids::MachineId,
     node::Bdf,
     topology::{NumaNode, SparePort, Topology},
@@ -166,6 +167,9 @@ pub struct Disk {
     /// Most that the guest gets of it, if that is bounded.
     #[serde(default)]
     pub limit: Option<RateLimit>,
+    /// What the file is encrypted with; it is plain without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<DiskKey>,
 }
 
 /// What a disk looks like to the guest.

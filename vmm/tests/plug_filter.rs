@@ -55,7 +55,8 @@ fn attach(model: &str) {
         events: Default::default(),
     };
     let model = if model == "nvme" { DiskModel::Nvme } else { DiskModel::VirtioBlk };
-    let disk = Disk { fd: -1, read_only: false, serial: "late".to_owned(), model, limit: None };
+    let serial = "late".to_owned();
+    let disk = Disk { fd: -1, read_only: false, serial, model, limit: None, key: None };
     let file = OwnedFd::from(file);
     assert!(fs::exists("/").unwrap());
     apply_thread_filter(ThreadKind::Plug).unwrap();

@@ -11,3 +11,5 @@ mod block;
 mod entropy;
 #[path = "virtio/function.rs"]
 mod function;
+#[path = "virtio/sealed.rs"]
+mod sealed;

@@ -22,6 +22,7 @@ const PACKAGES: &[Package] = &[
     package("ca-certificates", "downloads"),
     package("chrony", "a real time server, with NTS, for the tests"),
     package("cpio", "reads our initramfs back in a test"),
+    package("cryptsetup-bin", "opens our encrypted volumes in a test"),
     package("debian-archive-keyring", "checks signatures of downloaded kernel sources"),
     package("dnsmasq-base", "a real DHCP, RA and TFTP server for the tests"),
     package("dosfstools", "FAT volumes"),

@@ -153,6 +153,7 @@ mod tests {
             serial: "data".into(),
             model: DiskModel::default(),
             limit: None,
+            key: None,
         };
         let there = state.map(|state| AttachedDevice { id: "data".into(), device, slot: 1, state });
         describe(kept, there.as_slice()).state

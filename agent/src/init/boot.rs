@@ -18,11 +18,13 @@ use rustix::{
     system::{RebootCommand, reboot, sethostname},
 };
 
+use update::disk::layout;
+
 use super::{
     kmsg::{self, Level},
     machines::Machines,
     mounts::{self, Mounted},
-    partitions, serve, settings,
+    partitions, serve, settings, unlock,
     watchdog::Watchdogs,
 };
 use crate::events::Event;
@@ -35,6 +37,9 @@ const CUSTOMISED: &str = "/customised/holdfast.toml";
 
 /// Where it is mounted before it becomes the root.
 const NEW_ROOT: &str = "/newroot";
+
+/// Where systemd-stub puts what goes beside a release.
+const EXTRA: &str = "/.extra";
 
 /// The agent's program.
 const AGENT: &str = "/usr/bin/agent";
@@ -67,7 +72,9 @@ const PHASES: &[Phase] = &[
     Phase { name: "settings", act: apply_settings },
     Phase { name: "watchdog", act: arm_watchdogs },
     Phase { name: "customised", act: keep_customised },
+    Phase { name: "release", act: keep_release },
     Phase { name: "root", act: enter_root },
+    Phase { name: "volumes", act: open_volumes },
     Phase { name: "late-mounts", act: late_mounts },
     Phase { name: "verify-mounts", act: verify_mounts },
     Phase { name: "cgroups", act: |_| Machines::prepare_cgroups() },
@@ -123,6 +130,20 @@ fn keep_customised(_: &mut Boot) -> io::Result<()> {
     file.write_all(&document)
 }
 
+/// What the release says of its own measurements is in the initramfs, out of sight later.
+fn keep_release(_: &mut Boot) -> io::Result<()> {
+    crate::seal::unlock::keep_release(Path::new(EXTRA), Path::new("/"))
+}
+
+/// Waits for the disk and has its volumes opened. A server without an installed disk has none.
+fn open_volumes(boot: &mut Boot) -> io::Result<()> {
+    partitions::settle(&[layout::STATE, layout::DATA]);
+    if [layout::STATE, layout::DATA].iter().all(|name| partitions::find(name).is_none()) {
+        return Ok(());
+    }
+    unlock::run(Path::new(AGENT), boot.watchdogs.as_mut())
+}
+
 fn enter_root(boot: &mut Boot) -> io::Result<()> {
     fs::create_dir_all(NEW_ROOT)?;
     let root = mounts::ROOT;
@@ -152,7 +173,6 @@ fn apply_settings(_: &mut Boot) -> io::Result<()> {
 }
 
 fn late_mounts(boot: &mut Boot) -> io::Result<()> {
-    partitions::settle(&["holdfast-state", "holdfast-data"]);
     for entry in mounts::LATE {
         match mounts::apply(entry) {
             Ok(mounted) => boot.made.extend(mounted),

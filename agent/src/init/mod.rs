@@ -20,4 +20,5 @@ pub mod serve;
 pub mod settings;
 pub mod shutdown;
 pub mod supervise;
+pub mod unlock;
 pub mod watchdog;

@@ -5,8 +5,13 @@ use std::{fmt, fs, io, path::Path};
 
 use rustix::mount::{MountFlags, mount};
 
+use types::volumes::Protection;
+
 use super::partitions;
-use crate::events::Event;
+use crate::{
+    events::Event,
+    seal::{unlock, volume},
+};
 
 /// One mount.
 #[derive(Debug, Clone, Copy)]
@@ -154,15 +159,29 @@ impl Mounted {
 }
 
 fn apply_partition(entry: &Entry, name: &'static str) -> Result<Mounted, MountError> {
-    let reason = match partitions::find(name) {
-        None => format!("no partition is named {name}"),
-        Some(device) => match do_mount(&device, entry, entry.kind, entry.options) {
+    let open = volume::mapped(Path::new("/"), name).map(|path| path.display().to_string());
+    let reason = match (open.or_else(|| partitions::find(name)), locked(name)) {
+        (None, _) => format!("no partition is named {name}"),
+        (Some(_), Some(reason)) => format!("{name} is locked: {reason}"),
+        (Some(device), None) => match do_mount(&device, entry, entry.kind, entry.options) {
             Ok(mounted) => return Ok(mounted),
             Err(error) => format!("{error}: {}", error.source),
         },
     };
     let mounted = do_mount("tmpfs", entry, "tmpfs", IN_MEMORY)?;
     Ok(Mounted { in_memory: Some(reason), ..mounted })
+}
+
+/// Why a volume could not be opened.
+fn locked(name: &str) -> Option<String> {
+    let reports = unlock::report(Path::new("/")).into_iter();
+    reports.filter(|report| report.name == name).find_map(|report| match report.protection {
+        Protection::Locked { reason } => Some(reason),
+        Protection::Sealed { .. }
+        | Protection::Unsealed { .. }
+        | Protection::Recovered { .. }
+        | Protection::Plain => None,
+    })
 }
 
 fn do_mount(source: &str, entry: &Entry, kind: &str, options: &str) -> Result<Mounted, MountError> {

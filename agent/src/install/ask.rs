@@ -27,6 +27,22 @@ pub enum Answer {
 
 /// Asks on every console below `root` and waits for the first line.
 pub fn ask(root: &Path, question: &str, word: &str, limit: Duration) -> Answer {
+    line(root, question, limit)
+        .map_or(Answer::Silence, |line| if line.trim() == word { Answer::Yes } else { Answer::No })
+}
+
+/// Shows a text on every console below `root`, and nowhere else.
+pub fn show(root: &Path, text: &str) {
+    for path in consoles(root) {
+        if let Ok(mut console) = File::options().write(true).open(path) {
+            // One that takes no text shows none.
+            let _ = write!(console, "\r\n{text}\r\n");
+        }
+    }
+}
+
+/// Asks on every console below `root` and returns the first line; `None` when there is none in time.
+pub fn line(root: &Path, question: &str, limit: Duration) -> Option<String> {
     let open = |path: &PathBuf| File::options().read(true).write(true).open(path).ok();
     let mut consoles: Vec<File> = consoles(root).iter().filter_map(open).collect();
     for console in &mut consoles {
@@ -34,7 +50,6 @@ pub fn ask(root: &Path, question: &str, word: &str, limit: Duration) -> Answer {
         let _ = write!(console, "\r\n{question}\r\n> ");
     }
     first_line(&mut consoles, limit)
-        .map_or(Answer::Silence, |line| if line.trim() == word { Answer::Yes } else { Answer::No })
 }
 
 /// The consoles that the kernel writes to, as its command line or firmware chose them.

@@ -65,6 +65,16 @@ pub fn grow(path: &Path) -> Result<Option<Grown>, GrowError> {
     Ok(Some(Grown { bytes }))
 }
 
+/// Grows the partition with this name, and no file system, when its disk has room.
+pub fn grow_below(partition: &Path) -> Result<(), GrowError> {
+    let link = Path::new("/sys/class/block").join(partition);
+    let folder = fs::canonicalize(&link).map_err(failed("find", &link))?;
+    match folder.parent().filter(|_| folder.join("partition").exists()) {
+        Some(disk) => grow_partition(disk),
+        None => Ok(()),
+    }
+}
+
 fn sectors(folder: &Path) -> Result<u64, GrowError> {
     let path = folder.join("size");
     let text = fs::read_to_string(&path).map_err(failed("read", &path))?;

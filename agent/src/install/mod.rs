@@ -22,7 +22,10 @@ use std::{
 };
 
 use rustix::mount::{MountFlags, UnmountFlags, mount, mount_remount, unmount};
-use types::install::{Confirm, Install};
+use types::{
+    install::{Confirm, Install},
+    volumes::Protection,
+};
 use update::{
     disk::{
         esp,
@@ -38,13 +41,26 @@ use self::{
     plan::Choice,
     write::{Content, Step},
 };
-use crate::{config, events::Event, init::boot::chain, sys};
+use crate::{
+    config,
+    events::Event,
+    init::boot::chain,
+    seal::{
+        keys::NewVolumes,
+        luks::HeaderError,
+        unlock,
+        volume::{self, Volume},
+    },
+    sys,
+};
 
 /// The templates in the image.
 const EMPTY_STATE: &str = "/usr/share/holdfast/empty-state";
 const EMPTY_DATA: &str = "/usr/share/holdfast/empty-data";
 /// Where the new STATE is mounted while it gets its first files.
 const NEW_STATE: &str = "/run/holdfast/install";
+/// Name of its mapping meanwhile.
+const NEW_MAPPING: &str = "holdfast-new-state";
 /// Where the kernel shows firmware's variables.
 const EFIVARS: &str = "/sys/firmware/efi/efivars";
 /// How long the kernel may take to make the new partitions' device files.
@@ -68,6 +84,8 @@ pub enum InstallError {
     Write { disk: String, source: write::WriteError },
     #[error("{disk} was written, but its new partitions cannot be used: cannot {action}")]
     Partitions { disk: String, action: &'static str, source: io::Error },
+    #[error("cannot make keys for the disk's encryption")]
+    Keys { source: HeaderError },
     #[error("cannot read {path}")]
     Template { path: &'static str, source: io::Error },
 }
@@ -114,8 +132,13 @@ pub fn run(
     told(format!("installing from {medium} to {}", choice.disk));
     confirm(&choice, told)?;
     let begin = Instant::now();
-    let table = write_disk(&choice, &program, told)?;
-    keep(&choice, keepsakes)?;
+    let volumes = NewVolumes::invent(&mut unlock::sealer(root))
+        .map_err(|source| InstallError::Keys { source })?;
+    let table = write_disk(&choice, (&program, &volumes), told)?;
+    keep(&choice, keepsakes, &volumes)?;
+    told(format!("{}: {}", choice.disk.name, protection(&volumes.protection)));
+    // Not in the log, which gateways and metrics may get to see.
+    ask::show(root, &recovery_text(&volumes));
     let entry = add_entry(&table, choice.block.bytes()).map_err(|error| chain(&error));
     let disk = choice.disk.to_string();
     let ms = begin.elapsed().as_millis();
@@ -158,7 +181,7 @@ fn confirm(choice: &Choice, told: &mut dyn FnMut(String)) -> Result<(), InstallE
 
 fn write_disk(
     choice: &Choice,
-    program: &[u8],
+    (program, volumes): (&[u8], &NewVolumes),
     told: &mut dyn FnMut(String),
 ) -> Result<Table, InstallError> {
     let template = |path: &'static str| {
@@ -176,7 +199,7 @@ fn write_disk(
         failed(write::WriteError::Disk { step: Step::Clearing, source: error.into() })
     })?;
     let disk = File::from(disk);
-    let content = Content { program, state: &state, data: &data };
+    let content = Content { program, state: &state, data: &data, volumes };
     let place = (choice.block, choice.disk.bytes);
     let mut step = |step: Step| told(format!("{}: {step}", choice.disk.name));
     let table =
@@ -192,11 +215,22 @@ fn partitions(choice: &Choice, action: &'static str) -> impl FnOnce(io::Error) -
 }
 
 /// Puts the node's key and configuration into the new STATE: the installed node is the same one.
-fn keep(choice: &Choice, keepsakes: &Keepsakes) -> Result<(), InstallError> {
-    let device = state_partition(&choice.disk.name)
+fn keep(choice: &Choice, keepsakes: &Keepsakes, volumes: &NewVolumes) -> Result<(), InstallError> {
+    let partition = state_partition(&choice.disk.name)
         .map_err(partitions(choice, "find the new partition of STATE"))?;
+    let volume = Volume::open(&partition)
+        .and_then(|volume| volume.ok_or_else(|| io::ErrorKind::InvalidData.into()))
+        .map_err(partitions(choice, "read the header of STATE"))?;
+    let device = volume
+        .map(NEW_MAPPING, &volumes.state.key)
+        .map_err(partitions(choice, "map what is encrypted in STATE"))?;
+    let kept = copy_to(choice, keepsakes, &device);
+    kept.and(volume::unmap(NEW_MAPPING).map_err(partitions(choice, "close STATE")))
+}
+
+fn copy_to(choice: &Choice, keepsakes: &Keepsakes, device: &Path) -> Result<(), InstallError> {
     fs::create_dir_all(NEW_STATE).map_err(partitions(choice, "make a mount point"))?;
-    mount(&device, NEW_STATE, "ext4", MountFlags::NOSUID | MountFlags::NODEV, None)
+    mount(device, NEW_STATE, "ext4", MountFlags::NOSUID | MountFlags::NODEV, None)
         .map_err(|error| partitions(choice, "mount STATE")(error.into()))?;
     let copied = copy(keepsakes, Path::new(NEW_STATE));
     let unmounted = unmount(NEW_STATE, UnmountFlags::empty()).map_err(io::Error::from);
@@ -237,6 +271,21 @@ fn state_partition(disk: &str) -> io::Result<PathBuf> {
         }
         std::thread::sleep(Duration::from_millis(50));
     }
+}
+
+fn protection(protection: &Protection) -> String {
+    let notice = protection.notice();
+    if notice.is_empty() { "encrypted, and sealed to this server's TPM".to_owned() } else { notice }
+}
+
+/// What a person has to write down.
+fn recovery_text(volumes: &NewVolumes) -> String {
+    format!(
+        "The disk of this server is encrypted. Its recovery key is\r\n\r\n    {}\r\n\r\nWrite it \
+         down now: it is shown this once, and without it nobody opens the disk\r\nwhen the TPM does \
+         not (after a new mainboard, for instance).",
+        volumes.recovery.as_str()
+    )
 }
 
 /// Tells firmware of the new disk. The variables are writable for just as long.

@@ -14,6 +14,8 @@ use update::disk::{
     template::{self, TemplateError},
 };
 
+use crate::seal::keys::NewVolumes;
+
 /// What a new disk gets.
 #[derive(Debug, Clone, Copy)]
 pub struct Content<'a> {
@@ -23,6 +25,8 @@ pub struct Content<'a> {
     pub state: &'a [u8],
     /// The template of an empty DATA.
     pub data: &'a [u8],
+    /// How both are encrypted.
+    pub volumes: &'a NewVolumes,
 }
 
 /// What the writer is at.
@@ -83,8 +87,14 @@ pub fn write(
         if partition.kind == TYPE_ESP {
             esp::write(volume, block, content.program, &PATHS).map_err(at(step))?;
         } else {
-            let empty = if partition.name == layout::STATE { content.state } else { content.data };
-            template::apply(empty, &mut volume, partition.bytes)?;
+            let (empty, new) = if partition.name == layout::STATE {
+                (content.state, &content.volumes.state)
+            } else {
+                (content.data, &content.volumes.data)
+            };
+            new.write(&mut volume).map_err(at(step))?;
+            let inside = partition.bytes.saturating_sub(layout::HEADER_BYTES);
+            template::apply(empty, &mut new.inside(&mut volume), inside)?;
         }
         disk.sync_all().map_err(at(step))?;
     }
@@ -146,10 +156,21 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
     use std::{fs, process::Command};
 
+    use std::os::unix::fs::FileExt;
+
+    use types::disk_key::SectorCipher;
     use update::disk::template::{BLOCK, FILL};
 
     use super::*;
-    use crate::install::probe;
+    use crate::{
+        install::probe,
+        seal::{keys::Sealer, tpm::TpmError},
+    };
+
+    fn volumes() -> NewVolumes {
+        let tpm = Err(TpmError::Absent { path: "dev/tpmrm0".into() });
+        NewVolumes::invent(&mut Sealer { tpm, release: None }).unwrap()
+    }
 
     /// Makes an empty file system as the image's builder does; `None` without Debian's e2fsprogs.
     fn empty(bytes: u64) -> Option<Vec<u8>> {
@@ -184,13 +205,14 @@ mod tests {
 
     #[test]
     fn what_is_written_is_whole() {
+        let volumes = volumes();
         // The image's templates are longer; the installer does not care.
         let Some(empty) = empty(64 << 20) else { return };
         let folder = tempfile::tempdir().unwrap();
         let bytes = layout::SMALLEST_DISK + (300 << 20) + 4096;
         let disk = dirty(folder.path(), bytes);
         let program: Vec<u8> = (0..5_000_000_u32).map(|n| n.to_le_bytes()[0]).collect();
-        let content = Content { program: &program, state: &empty, data: &empty };
+        let content = Content { program: &program, state: &empty, data: &empty, volumes: &volumes };
         let mut steps = Vec::new();
         let place = (BlockSize::B512, bytes);
         let table =
@@ -198,12 +220,16 @@ mod tests {
                 .unwrap();
         assert_eq!(steps.len(), 6);
         assert_eq!(steps[5], Step::Table);
-        for (start, partition) in &table.placed[1..] {
-            let checked = Command::new("e2fsck")
-                .args(["-fn"])
-                .arg(format!("{}?offset={start}", folder.path().join("disk").display()))
-                .output()
-                .unwrap();
+        for ((start, partition), volume) in
+            table.placed[1..].iter().zip([&volumes.state, &volumes.data])
+        {
+            let mut sealed = vec![0; 64 << 20];
+            disk.read_exact_at(&mut sealed, start + layout::HEADER_BYTES).unwrap();
+            assert!(!sealed.windows(4).any(|four| four == b"lost"), "names are in clear");
+            SectorCipher::new(&volume.key).in_large_units().decrypt(0, &mut sealed);
+            let plain = folder.path().join(partition.name);
+            fs::write(&plain, &sealed).unwrap();
+            let checked = Command::new("e2fsck").arg("-fn").arg(plain).output().unwrap();
             let text = String::from_utf8_lossy(&checked.stdout);
             assert!(checked.status.success(), "{}: {text}", partition.name);
         }
@@ -218,7 +244,9 @@ mod tests {
         let bytes = layout::SMALLEST_DISK;
         let disk = dirty(folder.path(), bytes);
         let program = vec![1; 1000];
-        let content = Content { program: &program, state: &template, data: b"no template" };
+        let volumes = volumes();
+        let data = b"no template";
+        let content = Content { program: &program, state: &template, data, volumes: &volumes };
         let place = (BlockSize::B512, bytes);
         let failed = write(&disk, place, Identities::random(), content, &mut |_| ());
         assert!(matches!(failed, Err(WriteError::Template(_))), "{failed:?}");
@@ -237,7 +265,7 @@ mod tests {
     fn a_disk_that_is_too_small_is_left_alone() {
         let folder = tempfile::tempdir().unwrap();
         let disk = dirty(folder.path(), 8 << 20);
-        let content = Content { program: b"x", state: b"", data: b"" };
+        let content = Content { program: b"x", state: b"", data: b"", volumes: &volumes() };
         let place = (BlockSize::B512, 8 << 20);
         assert!(write(&disk, place, Identities::random(), content, &mut |_| ()).is_err());
         let mut first = [0; 512];

@@ -5,7 +5,12 @@
 
 use std::{fs, path::Path};
 
-use types::status::{Traffic, Trust, VolumeView, WatchdogView};
+use types::{
+    status::{Traffic, Trust, VolumeView, WatchdogView},
+    volumes::{Bound, Protection},
+};
+
+use crate::seal::unlock;
 
 /// File systems that keep something of the node's.
 const VOLUMES: [&str; 2] = ["/state", "/data"];
@@ -104,6 +109,13 @@ pub fn watchdogs(root: &Path) -> Vec<WatchdogView> {
     paths.iter().map(watchdog).collect()
 }
 
+/// Whether every volume of the disk is sealed to this machine and to signed releases.
+fn is_sealed(root: &Path) -> bool {
+    let reports = unlock::report(root);
+    let wanted = Protection::Sealed { bound: Bound::Release };
+    !reports.is_empty() && reports.iter().all(|report| report.protection == wanted)
+}
+
 /// Reads how far the machine can be trusted.
 pub fn trust(root: &Path) -> Trust {
     Trust {
@@ -113,7 +125,7 @@ pub fn trust(root: &Path) -> Trust {
         tpm: text(root, "sys/class/tpm/tpm0/tpm_version_major"),
         measured: text(root, "sys/class/tpm/tpm0/pcr-sha256/11")
             .map(|register| register.to_ascii_lowercase()),
-        sealed: false,
+        sealed: is_sealed(root),
     }
 }
 

@@ -99,6 +99,11 @@ fn trust(out: &mut Exposition, status: &NodeStatus) {
     said("trust_sealed", about, Some(trust.sealed));
     let about = "Whether there is a TPM.";
     said("trust_tpm", about, Some(trust.tpm.is_some()));
+    let about = "How a volume of the disk is protected; always 1.";
+    let mut volumes = out.metric(Metric::gauge("volume_protection_info", about));
+    for volume in &status.volumes {
+        volumes.sample(&[("volume", &volume.name), ("protection", volume.protection.name())], 1);
+    }
     if let Some(lockdown) = &trust.lockdown {
         let about = "The kernel's lockdown; always 1.";
         out.metric(Metric::gauge("trust_lockdown_info", about)).sample(&[("mode", lockdown)], 1);

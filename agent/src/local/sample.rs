@@ -11,6 +11,7 @@ use types::{
         STATUS_VERSION, Slot, Traffic, Trust, VolumeView, WatchdogView,
     },
     units::{Mebibytes, UnixSeconds},
+    volumes::{Protection, VolumeReport},
 };
 
 use super::metrics::Counted;
@@ -64,6 +65,7 @@ pub(crate) fn status() -> NodeStatus {
         uptime_ms: 3_723_456,
         boot: vec![BootPhase { name: "init-ready".into(), at_ms: 912 }],
         install: String::new(),
+        volumes: volumes(),
         trouble: String::new(),
         trust,
         slot: Slot::NotInstalled,
@@ -96,6 +98,11 @@ pub(crate) fn status() -> NodeStatus {
         }],
         errors: vec![line(9, Level::Error, "holdfast: event=trouble place=store reason=\"full\"")],
     }
+}
+
+fn volumes() -> Vec<VolumeReport> {
+    let protection = Protection::Unsealed { reason: "no TPM".into() };
+    vec![VolumeReport { name: "holdfast-state".into(), protection }]
 }
 
 fn overlay() -> OverlayView {

@@ -26,6 +26,7 @@ use crate::{
         vmm,
     },
     net::{Carrier, NetworkStatus},
+    seal::unlock,
 };
 
 /// How old facts of devices may be: reading them asks the devices.
@@ -98,6 +99,7 @@ impl Local {
             name: page.name.clone(),
             config: page.config.clone(),
             install: page.install,
+            volumes: unlock::report(root),
             trouble: page.error,
         }
     }

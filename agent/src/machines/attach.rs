@@ -19,7 +19,7 @@ use types::{
 
 use super::{
     content::ContentError,
-    disk::{self, DiskError},
+    disk::{self, DiskError, Opened},
     execute::{Progress, Tools},
     plan::Record,
     plug::{self, PlugError},
@@ -241,13 +241,19 @@ async fn open_disk(
         tools.cache.fetch(&tools.overlay, record.gateway, content).await?;
     }
     let image = disk.content.map(|content| tools.cache.path(content));
-    let file = match (disk.size_mib, image) {
-        (None, Some(path)) => File::open(&path)
-            .map_err(|source| AttachFailure::Open { path: path.display().to_string(), source })?,
+    let Opened { file, key } = match (disk.size_mib, image) {
+        // Content is public: whoever names its digest has it.
+        (None, Some(path)) => match File::open(&path) {
+            Ok(file) => Opened { file, key: None },
+            Err(source) => {
+                return Err(AttachFailure::Open { path: path.display().to_string(), source });
+            }
+        },
         (size, image) => {
-            let (data, machine, name) = (tools.data.clone(), record.lease.id, disk.name.clone());
+            let (places, machine) = (tools.disks.clone(), record.lease.id);
+            let name = disk.name.clone();
             let size = size.unwrap_or(Mebibytes(0));
-            let make = move || disk::open_extra(&data, machine, &name, size, image.as_deref());
+            let make = move || disk::open_extra(&places, machine, &name, size, image.as_deref());
             tokio::task::spawn_blocking(make).await.map_err(|_| AttachFailure::Broken)??
         }
     };
@@ -256,6 +262,7 @@ async fn open_disk(
         serial: disk.name.clone(),
         model: disk.model,
         limit: limit_each(record),
+        key,
     };
     Ok((file.into(), device))
 }
@@ -268,7 +275,7 @@ pub fn comes_back(kept: &Kept) -> bool {
 /// Destroys a disk that is out of its machine. Nothing happens when it was never made.
 pub fn erase(tools: &Tools, machine: MachineId, device: &Attach) -> io::Result<()> {
     match device {
-        Attach::Disk(disk) => disk::destroy_extra(&tools.data, machine, &disk.name),
+        Attach::Disk(disk) => disk::destroy_extra(&tools.disks, machine, &disk.name),
         Attach::Pci { .. } => Ok(()),
     }
 }

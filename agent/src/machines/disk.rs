@@ -1,4 +1,7 @@
 //! A machine's disk: a sparse file, filled from an image once and the machine's own from then on.
+//! It is encrypted with a key of its own (`disk_keys`); the VMM encrypts what the guest writes.
+//!
+//! Disks that an earlier release made, whose files end in `.raw`, stay plain.
 
 use std::{
     fs::{self, File},
@@ -6,10 +9,20 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use types::{ids::MachineId, units::Mebibytes};
+use types::{
+    disk_key::{DiskKey, SECTOR, SectorCipher},
+    ids::MachineId,
+    units::Mebibytes,
+};
+
+use super::disk_keys;
 
 /// Bytes copied at a time; pieces that hold only zeroes stay holes.
 const PIECE: usize = 64 << 10;
+const _: () = assert!(PIECE.is_multiple_of(SECTOR));
+/// End of the names of encrypted disks' files, and of plain ones.
+const SEALED: &str = "sealed";
+const PLAIN: &str = "raw";
 
 /// Why a machine has no disk.
 #[derive(Debug, thiserror::Error)]
@@ -19,6 +32,28 @@ pub enum DiskError {
     Small { image: u64, disk: u64 },
     #[error("cannot make {path}")]
     Host { path: String, source: io::Error },
+    #[error(
+        "{path} is encrypted, and its key cannot be read: what the disk holds is lost without it"
+    )]
+    Key { path: String, source: io::Error },
+}
+
+/// Where machines' disks are.
+#[derive(Debug, Clone)]
+pub struct Places {
+    /// The folder below which machines' files are: DATA.
+    pub data: PathBuf,
+    /// The folder of their disks' keys, on STATE.
+    pub keys: PathBuf,
+}
+
+/// A disk, ready for its machine.
+#[derive(Debug)]
+pub struct Opened {
+    /// The file.
+    pub file: File,
+    /// What it is encrypted with; a disk of an earlier release has none.
+    pub key: Option<DiskKey>,
 }
 
 /// Returns the folder of a machine below `data`.
@@ -28,31 +63,36 @@ pub fn folder(data: &Path, machine: MachineId) -> PathBuf {
 
 /// Opens a machine's disk, and makes it the first time. Blocks while an image is copied.
 pub fn open(
-    data: &Path,
+    places: &Places,
     machine: MachineId,
     size: Mebibytes,
     image: Option<&Path>,
-) -> Result<File, DiskError> {
-    open_named(&folder(data, machine), "disk", size, image)
+) -> Result<Opened, DiskError> {
+    open_named(places, machine, "disk", size, image)
 }
 
 /// Opens a disk that is attached to a machine, and makes it the first time. `name` is checked before.
 pub fn open_extra(
-    data: &Path,
+    places: &Places,
     machine: MachineId,
     name: &str,
     size: Mebibytes,
     image: Option<&Path>,
-) -> Result<File, DiskError> {
-    open_named(&folder(data, machine), &extra(name), size, image)
+) -> Result<Opened, DiskError> {
+    open_named(places, machine, &extra(name), size, image)
 }
 
 /// Destroys a disk that was attached to a machine. Nothing happens when there is none.
-pub fn destroy_extra(data: &Path, machine: MachineId, name: &str) -> io::Result<()> {
-    match fs::remove_file(folder(data, machine).join(format!("{}.raw", extra(name)))) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        other => other,
+pub fn destroy_extra(places: &Places, machine: MachineId, name: &str) -> io::Result<()> {
+    let name = extra(name);
+    disk_keys::destroy(&places.keys, machine, &name)?;
+    for end in [SEALED, PLAIN] {
+        match fs::remove_file(folder(&places.data, machine).join(format!("{name}.{end}"))) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            other => other?,
+        }
     }
+    Ok(())
 }
 
 /// File name, without its end, of an attached disk: no name of its makes it the machine's own.
@@ -61,39 +101,54 @@ fn extra(name: &str) -> String {
 }
 
 fn open_named(
-    folder: &Path,
+    places: &Places,
+    machine: MachineId,
     name: &str,
     size: Mebibytes,
     image: Option<&Path>,
-) -> Result<File, DiskError> {
-    let path = folder.join(format!("{name}.raw"));
+) -> Result<Opened, DiskError> {
+    let folder = folder(&places.data, machine);
+    let path = folder.join(format!("{name}.{SEALED}"));
     let host = |source| DiskError::Host { path: path.display().to_string(), source };
-    fs::create_dir_all(folder).map_err(host)?;
-    if !path.exists() {
+    let open = |path: &Path| File::options().read(true).write(true).open(path);
+    let plain = folder.join(format!("{name}.{PLAIN}"));
+    if plain.exists() {
+        return Ok(Opened { file: open(&plain).map_err(host)?, key: None });
+    }
+    fs::create_dir_all(&folder).map_err(host)?;
+    let key = if path.exists() {
+        let lost = |source| DiskError::Key { path: path.display().to_string(), source };
+        disk_keys::read(&places.keys, machine, name).map_err(lost)?
+    } else {
         let size = size.to_bytes().unwrap_or(u64::MAX);
+        let key = disk_keys::make(&places.keys, machine, name).map_err(host)?;
         let partial = folder.join(format!("{name}.partial"));
-        make(&partial, size, image).map_err(|error| match error {
+        make(&partial, size, image, &key).map_err(|error| match error {
             MakeError::Small { image } => DiskError::Small { image, disk: size },
             MakeError::Io(source) => host(source),
         })?;
         fs::rename(&partial, &path).map_err(host)?;
-    }
-    File::options().read(true).write(true).open(&path).map_err(host)
+        File::open(&folder).and_then(|folder| folder.sync_all()).map_err(host)?;
+        key
+    };
+    Ok(Opened { file: open(&path).map_err(host)?, key: Some(key) })
 }
 
 /// Returns how much of a machine's disks is on `data` already, in MiB; the rest is holes.
 pub fn allocated_mib(data: &Path, machine: MachineId) -> u64 {
     use std::os::unix::fs::MetadataExt;
     let Ok(files) = fs::read_dir(folder(data, machine)) else { return 0 };
-    let disks = files.flatten().filter(|file| file.path().extension().is_some_and(|e| e == "raw"));
+    let is_disk = |path: PathBuf| path.extension().is_some_and(|end| end == SEALED || end == PLAIN);
+    let disks = files.flatten().filter(|file| is_disk(file.path()));
     // stat(2): blocks of 512 bytes, whatever the file system's are.
     disks.filter_map(|file| file.metadata().ok()).map(|metadata| metadata.blocks()).sum::<u64>()
         >> 11
 }
 
-/// Destroys everything of a machine. Nothing happens when there is nothing.
-pub fn destroy(data: &Path, machine: MachineId) -> io::Result<()> {
-    match fs::remove_dir_all(folder(data, machine)) {
+/// Destroys everything of a machine, the keys first. Nothing happens when there is nothing.
+pub fn destroy(places: &Places, machine: MachineId) -> io::Result<()> {
+    disk_keys::destroy_all(&places.keys, machine)?;
+    match fs::remove_dir_all(folder(&places.data, machine)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         other => other,
     }
@@ -110,7 +165,7 @@ impl From<io::Error> for MakeError {
     }
 }
 
-fn make(path: &Path, size: u64, image: Option<&Path>) -> Result<(), MakeError> {
+fn make(path: &Path, size: u64, image: Option<&Path>, key: &DiskKey) -> Result<(), MakeError> {
     let mut disk = File::create(path)?;
     if let Some(image) = image {
         let mut image = File::open(image)?;
@@ -118,84 +173,139 @@ fn make(path: &Path, size: u64, image: Option<&Path>) -> Result<(), MakeError> {
         if length > size {
             return Err(MakeError::Small { image: length });
         }
-        copy_sparse(&mut image, &mut disk)?;
+        copy_sparse(&mut image, &mut disk, &SectorCipher::new(key))?;
     }
     disk.set_len(size)?;
     disk.sync_all()?;
     Ok(())
 }
 
-fn copy_sparse(from: &mut File, to: &mut File) -> io::Result<()> {
-    let mut piece = vec![0; PIECE];
+fn copy_sparse(from: &mut File, to: &mut File, cipher: &SectorCipher) -> io::Result<()> {
+    let mut piece = Vec::with_capacity(PIECE);
+    let mut sector = 0;
     loop {
-        let count = from.read(&mut piece)?;
+        piece.clear();
+        let count = Read::by_ref(from).take(PIECE as u64).read_to_end(&mut piece)?;
         if count == 0 {
             return Ok(());
         }
-        if piece[..count].iter().all(|byte| *byte == 0) {
-            to.seek(SeekFrom::Current(i64::try_from(count).unwrap_or(i64::MAX)))?;
+        // Disks are whole sectors, images need not be.
+        piece.resize(count.next_multiple_of(SECTOR), 0);
+        if piece.iter().all(|byte| *byte == 0) {
+            to.seek(SeekFrom::Current(i64::try_from(piece.len()).unwrap_or(i64::MAX)))?;
         } else {
-            to.write_all(&piece[..count])?;
+            cipher.encrypt(sector, &mut piece);
+            to.write_all(&piece)?;
         }
+        sector += (piece.len() / SECTOR) as u64;
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::MetadataExt;
+    use std::os::unix::fs::{FileExt, MetadataExt};
 
     use super::*;
 
     const MACHINE: MachineId = MachineId::from_bytes([5; 16]);
 
+    fn places(folder: &tempfile::TempDir) -> Places {
+        Places { data: folder.path().join("data"), keys: folder.path().join("keys") }
+    }
+
+    /// Returns a part of a disk as its machine reads it.
+    fn plain(disk: &Opened, at: u64, count: usize) -> Vec<u8> {
+        let mut bytes = vec![0; count];
+        disk.file.read_exact_at(&mut bytes, at).expect("read");
+        let cipher = SectorCipher::new(disk.key.as_ref().expect("a key"));
+        cipher.decrypt_sparse(at / SECTOR as u64, &mut bytes);
+        bytes
+    }
+
+    fn write(disk: &Opened, at: u64, mut bytes: Vec<u8>) {
+        let cipher = SectorCipher::new(disk.key.as_ref().expect("a key"));
+        cipher.encrypt(at / SECTOR as u64, &mut bytes);
+        disk.file.write_all_at(&bytes, at).expect("written");
+    }
+
     #[test]
     fn a_disk_begins_as_its_image_and_keeps_what_was_written() {
-        let data = tempfile::tempdir().expect("a directory");
-        let image = data.path().join("image");
-        let mut bytes = vec![0; 3 * PIECE];
+        let folder = tempfile::tempdir().expect("a directory");
+        let places = places(&folder);
+        let image = folder.path().join("image");
+        let mut bytes = vec![0; 3 * PIECE + 100];
         bytes[2 * PIECE] = 7;
+        bytes[3 * PIECE + 99] = 8;
         fs::write(&image, &bytes).expect("written");
         let size = Mebibytes(4);
-        let mut disk = open(data.path(), MACHINE, size, Some(&image)).expect("made");
-        let metadata = disk.metadata().expect("a file");
+        let disk = open(&places, MACHINE, size, Some(&image)).expect("made");
+        let metadata = disk.file.metadata().expect("a file");
         assert_eq!(metadata.len(), 4 << 20);
         assert!(metadata.blocks() * 512 < 1 << 20, "not sparse");
-        disk.write_all(b"mine").expect("written");
+        assert_eq!(plain(&disk, 0, bytes.len().next_multiple_of(SECTOR))[..bytes.len()], bytes);
+        write(&disk, 0, vec![9; SECTOR]);
         drop(disk);
-        let mut again = open(data.path(), MACHINE, size, Some(&image)).expect("opened");
-        let mut start = [0; 4];
-        again.read_exact(&mut start).expect("read");
-        assert_eq!(&start, b"mine");
-        destroy(data.path(), MACHINE).expect("destroyed");
-        assert!(!folder(data.path(), MACHINE).exists());
+        let again = open(&places, MACHINE, size, Some(&image)).expect("opened");
+        assert_eq!(plain(&again, 0, SECTOR), [9; SECTOR]);
+        destroy(&places, MACHINE).expect("destroyed");
+        assert!(!super::folder(&places.data, MACHINE).exists());
+    }
+
+    #[test]
+    fn nothing_on_the_disk_is_in_clear_and_nothing_opens_it_without_its_key() {
+        let folder = tempfile::tempdir().expect("a directory");
+        let places = places(&folder);
+        let image = folder.path().join("image");
+        fs::write(&image, b"a renter's secret".repeat(100)).expect("written");
+        open(&places, MACHINE, Mebibytes(1), Some(&image)).expect("made");
+        let path = super::folder(&places.data, MACHINE).join("disk.sealed");
+        let raw = fs::read(&path).expect("read");
+        assert!(!raw.windows(17).any(|window| window == b"a renter's secret"));
+        disk_keys::destroy_all(&places.keys, MACHINE).expect("destroyed");
+        let lost = open(&places, MACHINE, Mebibytes(1), Some(&image)).expect_err("no key");
+        assert!(matches!(lost, DiskError::Key { .. }), "{lost}");
+        assert_eq!(fs::read(&path).expect("read"), raw, "it was not made anew");
+    }
+
+    #[test]
+    fn a_disk_of_an_earlier_release_stays_as_it_is() {
+        let folder = tempfile::tempdir().expect("a directory");
+        let places = places(&folder);
+        let machine = super::folder(&places.data, MACHINE);
+        fs::create_dir_all(&machine).expect("made");
+        fs::write(machine.join("disk.raw"), [7; 4096]).expect("written");
+        let disk = open(&places, MACHINE, Mebibytes(1), None).expect("opened");
+        assert_eq!((disk.key, disk.file.metadata().expect("a file").len()), (None, 4096));
+        destroy(&places, MACHINE).expect("destroyed");
+        assert!(!machine.exists());
     }
 
     #[test]
     fn attached_disks_are_files_of_their_own() {
-        let data = tempfile::tempdir().expect("a directory");
+        let folder = tempfile::tempdir().expect("a directory");
+        let places = places(&folder);
         let size = Mebibytes(1);
-        let open = |name| open_extra(data.path(), MACHINE, name, size, None).expect("made");
-        open("disk").write_all(&[7; PIECE]).expect("written");
-        assert_eq!(open("a").metadata().expect("a file").len(), 1 << 20);
-        let own = super::open(data.path(), MACHINE, Mebibytes(2), None).expect("made");
-        assert_eq!(own.metadata().expect("a file").len(), 2 << 20);
-        let mut first = [0];
-        open("disk").read_exact(&mut first).expect("read");
-        assert_eq!(first, [7]);
-        open("disk").write_all(&[7; 1 << 20]).expect("written");
-        assert_eq!(allocated_mib(data.path(), MACHINE), 1);
-        destroy_extra(data.path(), MACHINE, "disk").expect("destroyed");
-        destroy_extra(data.path(), MACHINE, "disk").expect("nothing to do");
-        open("disk").read_exact(&mut first).expect("read");
-        assert_eq!(first, [0]);
+        let open = |name| open_extra(&places, MACHINE, name, size, None).expect("made");
+        write(&open("disk"), 0, vec![7; PIECE]);
+        assert_eq!(open("a").file.metadata().expect("a file").len(), 1 << 20);
+        let own = super::open(&places, MACHINE, Mebibytes(2), None).expect("made");
+        assert_eq!(own.file.metadata().expect("a file").len(), 2 << 20);
+        assert_ne!(own.key, open("disk").key);
+        assert_eq!(plain(&open("disk"), 0, SECTOR), [7; SECTOR]);
+        write(&open("disk"), 0, vec![7; 1 << 20]);
+        assert_eq!(allocated_mib(&places.data, MACHINE), 1);
+        destroy_extra(&places, MACHINE, "disk").expect("destroyed");
+        destroy_extra(&places, MACHINE, "disk").expect("nothing to do");
+        assert_eq!(plain(&open("disk"), 0, SECTOR), [0; SECTOR]);
     }
 
     #[test]
     fn an_image_that_does_not_fit_is_refused() {
-        let data = tempfile::tempdir().expect("a directory");
-        let image = data.path().join("image");
+        let folder = tempfile::tempdir().expect("a directory");
+        let image = folder.path().join("image");
         fs::write(&image, vec![1; 2 << 20]).expect("written");
-        let refusal = open(data.path(), MACHINE, Mebibytes(1), Some(&image)).expect_err("small");
+        let refusal = open(&places(&folder), MACHINE, Mebibytes(1), Some(&image));
+        let refusal = refusal.expect_err("small");
         assert!(matches!(refusal, DiskError::Small { .. }), "{refusal}");
     }
 }

@@ -29,7 +29,7 @@ use super::{
     attach::{self, AttachFailure, Plugged},
     content::{Cache, ContentError},
     cpus::HostCpu,
-    disk::{self, DiskError},
+    disk::{self, DiskError, Opened, Places},
     firmware,
     init::{Init, InitError},
     last_console, memory, placement,
@@ -71,7 +71,7 @@ pub struct Tools {
     /// Content that is here.
     pub cache: Cache,
     /// Where machines' disks are.
-    pub data: PathBuf,
+    pub disks: Places,
     /// `/`.
     pub root: PathBuf,
     /// The host's CPUs.
@@ -123,7 +123,9 @@ impl StartError {
     /// Returns whether another attempt would end the same way.
     pub fn is_final(&self) -> bool {
         match self {
-            Self::NoKernel { .. } | Self::Disk(DiskError::Small { .. }) => true,
+            Self::NoKernel { .. } | Self::Disk(DiskError::Small { .. } | DiskError::Key { .. }) => {
+                true
+            }
             Self::Content(error) => match error {
                 ContentError::Digest { .. } | ContentError::Refused { .. } => true,
                 ContentError::Ask { .. }
@@ -360,10 +362,10 @@ async fn open_disks(
     if size.0 == 0 {
         return Ok(Vec::new());
     }
-    let (data, machine) = (tools.data.clone(), record.lease.id);
+    let (places, machine) = (tools.disks.clone(), record.lease.id);
     let image = record.image.disk.map(|content| tools.cache.path(content));
-    let copy = move || disk::open(&data, machine, size, image.as_deref());
-    let file = tokio::task::spawn_blocking(copy)
+    let copy = move || disk::open(&places, machine, size, image.as_deref());
+    let Opened { file, key } = tokio::task::spawn_blocking(copy)
         .await
         .map_err(|error| StartError::Prepare { what: "disk", source: io::Error::other(error) })??;
     let serial = machine.to_string().chars().take(20).collect();
@@ -373,6 +375,7 @@ async fn open_disks(
         serial,
         model: record.hardware.disk_model,
         limit: attach::limit_each(record),
+        key,
     }])
 }
 
@@ -380,7 +383,7 @@ async fn open_disks(
 fn open_firmware(tools: &Tools, record: &Record, files: &mut Files) -> Result<Boot, StartError> {
     let firmware = tools.root.join(firmware::CODE);
     let prepare = |source| StartError::Prepare { what: "firmware variables", source };
-    let variables = firmware::variables(&tools.root, &tools.data, record.lease.id);
+    let variables = firmware::variables(&tools.root, &tools.disks.data, record.lease.id);
     Ok(Boot::Uefi {
         firmware_fd: files.add(open(&firmware, Access::Read)?),
         variables_fd: files.add(variables.map_err(prepare)?.into()),
@@ -394,7 +397,8 @@ fn open_seed(record: &Record, files: &mut Files) -> Result<Option<Disk>, StartEr
     let volume = seed::volume(record.lease.id, seed).map_err(prepare)?;
     let memory = seal_bytes("holdfast-seed", &volume).map_err(prepare)?;
     let (model, serial) = (record.hardware.disk_model, "cidata".to_owned());
-    Ok(Some(Disk { fd: files.add(memory), read_only: true, serial, model, limit: None }))
+    let fd = files.add(memory);
+    Ok(Some(Disk { fd, read_only: true, serial, model, limit: None, key: None }))
 }
 
 fn open_devices(

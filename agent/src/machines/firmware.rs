@@ -51,7 +51,8 @@ mod tests {
         let mut file = variables(&root, &data, machine).expect("opened");
         file.read_to_string(&mut again).expect("read");
         assert_eq!(again, "ownpped");
-        disk::destroy(&data, machine).expect("destroyed");
+        let places = disk::Places { data: data.clone(), keys: folder.path().join("keys") };
+        disk::destroy(&places, machine).expect("destroyed");
         let mut fresh = String::new();
         let mut file = variables(&root, &data, machine).expect("made");
         file.read_to_string(&mut fresh).expect("read");

@@ -8,6 +8,7 @@ pub mod content;
 pub mod cpus;
 pub mod devices;
 pub mod disk;
+pub mod disk_keys;
 pub mod execute;
 pub mod firmware;
 pub mod init;

@@ -142,6 +142,7 @@ mod tests {
             serial: "data".into(),
             model: DiskModel::Nvme,
             limit: None,
+            key: None,
         };
         let request = AttachRequest { id: "data".into(), device };
         let file = tempfile::tempfile().expect("a file");

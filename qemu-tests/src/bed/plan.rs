@@ -97,6 +97,7 @@ impl Plan {
             serial,
             model: DiskModel::VirtioBlk,
             limit: None,
+            key: None,
         });
         self.spec.disks.last_mut().unwrap_or_else(|| unreachable!("just pushed"))
     }

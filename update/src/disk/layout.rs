@@ -22,6 +22,8 @@ pub const ESP_BYTES: u64 = 512 << 20;
 pub const STATE_BYTES: u64 = 256 << 20;
 /// Shortest DATA in bytes; also its length in disk images, which are to be quick to write.
 pub const DATA_BYTES: u64 = 1 << 30;
+/// Bytes of STATE and DATA in front of what is encrypted in them: the header of LUKS2.
+pub const HEADER_BYTES: u64 = 16 << 20;
 /// Shortest disk that the appliance can be installed on, in bytes: three partitions, and a MiB for
 /// the table at each end.
 pub const SMALLEST_DISK: u64 = ESP_BYTES + STATE_BYTES + DATA_BYTES + 2 * ALIGNMENT;

@@ -109,9 +109,16 @@ pub struct DiskRing {
     ring: IoUring,
     ram: GuestRam,
     _file: OwnedFd,
-    /// The vectors of each command in flight, by token. The kernel may read them until then.
-    in_flight: Vec<Option<Box<[libc::iovec]>>>,
+    /// What the kernel may read of each command in flight, by token.
+    in_flight: Vec<Option<Held>>,
     flying: usize,
+}
+
+/// The vectors of a command, and the bytes that they name unless those are the guest's.
+#[derive(Default)]
+struct Held {
+    vectors: Box<[libc::iovec]>,
+    _bytes: Box<[u8]>,
 }
 
 // SAFETY: The raw pointers in `in_flight` are addresses for the kernel, never dereferenced here,
@@ -153,24 +160,17 @@ impl DiskRing {
 
     /// Queues a command; [`Self::submit`] hands it to the kernel. `token` must not be in flight.
     pub fn queue(&mut self, token: u16, command: DiskCommand<'_>) -> io::Result<()> {
-        let slot = self
-            .in_flight
-            .get_mut(usize::from(token))
-            .filter(|slot| slot.is_none())
-            .ok_or(io::ErrorKind::ResourceBusy)?;
         let file = Fixed(0);
-        let mut held: Box<[libc::iovec]> = Box::default();
+        let mut held = Held::default();
         let entry = match command {
             DiskCommand::Read { offset, into } => {
-                held = vectors(&self.ram, into)?;
-                opcode::Readv::new(file, held.as_ptr(), count(&held)?).offset(offset).build()
+                held.vectors = vectors(&self.ram, into)?;
+                let vectors = &held.vectors;
+                opcode::Readv::new(file, vectors.as_ptr(), count(vectors)?).offset(offset).build()
             }
             DiskCommand::Write { offset, from, durability } => {
-                held = vectors(&self.ram, from)?;
-                opcode::Writev::new(file, held.as_ptr(), count(&held)?)
-                    .offset(offset)
-                    .rw_flags(durability.flags())
-                    .build()
+                held.vectors = vectors(&self.ram, from)?;
+                writev(&held.vectors, offset, durability)?
             }
             DiskCommand::Sync => {
                 opcode::Fsync::new(file).flags(io_uring::types::FsyncFlags::DATASYNC).build()
@@ -182,11 +182,33 @@ impl DiskRing {
                 opcode::Fallocate::new(file, length).offset(offset).mode(ZERO).build()
             }
         };
+        self.push(token, &entry, held)
+    }
+
+    /// Queues a write of bytes that are not the guest's.
+    pub fn queue_write(
+        &mut self,
+        token: u16,
+        offset: u64,
+        bytes: Box<[u8]>,
+        durability: Durability,
+    ) -> io::Result<()> {
+        let vectors: Box<[_]> = Box::new([vector_of(&bytes)]);
+        let entry = writev(&vectors, offset, durability)?;
+        self.push(token, &entry, Held { vectors, _bytes: bytes })
+    }
+
+    fn push(&mut self, token: u16, entry: &squeue::Entry, held: Held) -> io::Result<()> {
+        let slot = self
+            .in_flight
+            .get_mut(usize::from(token))
+            .filter(|slot| slot.is_none())
+            .ok_or(io::ErrorKind::ResourceBusy)?;
+        let entry = entry.clone().user_data(token.into());
         // SAFETY: The entry names only the registered file, guest memory that `self.ram` keeps
-        // mapped, and vectors that stay in `in_flight` until the command completes; `drop` waits
-        // for every command in flight or leaks what they use.
-        unsafe { self.ring.submission().push(&entry.user_data(token.into())) }
-            .map_err(|_| io::ErrorKind::ResourceBusy)?;
+        // mapped, and vectors and bytes that stay in `in_flight` until the command completes;
+        // `drop` waits for every command in flight or leaks what they use.
+        unsafe { self.ring.submission().push(&entry) }.map_err(|_| io::ErrorKind::ResourceBusy)?;
         *slot = Some(held);
         self.flying += 1;
         Ok(())
@@ -230,6 +252,20 @@ impl DiskRing {
             .map_err(|_| io::Error::from_raw_os_error(entry.result().saturating_neg()));
         Some((token, result))
     }
+}
+
+fn writev(
+    vectors: &[libc::iovec],
+    offset: u64,
+    durability: Durability,
+) -> io::Result<squeue::Entry> {
+    let entry = opcode::Writev::new(Fixed(0), vectors.as_ptr(), count(vectors)?);
+    Ok(entry.offset(offset).rw_flags(durability.flags()).build())
+}
+
+/// Names bytes that are only read from.
+fn vector_of(bytes: &[u8]) -> libc::iovec {
+    libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }
 }
 
 fn count(vectors: &[libc::iovec]) -> io::Result<u32> {
@@ -276,6 +312,22 @@ pub fn disk_command(
         }
         DiskCommand::Punch { offset, length } => return fallocate(file, PUNCH, offset, length),
         DiskCommand::Zero { offset, length } => return fallocate(file, ZERO, offset, length),
+    };
+    u32::try_from(result).map_err(|_| io::Error::last_os_error())
+}
+
+/// Writes bytes that are not the guest's at once. Returns how many were written.
+pub fn disk_write(
+    file: BorrowedFd<'_>,
+    offset: u64,
+    bytes: &[u8],
+    durability: Durability,
+) -> io::Result<u32> {
+    let vector = vector_of(bytes);
+    let offset = file_offset(offset)?;
+    // SAFETY: The vector names `bytes`, which outlive the call and are only read.
+    let result = unsafe {
+        libc::pwritev2(file.as_raw_fd(), &raw const vector, 1, offset, durability.flags())
     };
     u32::try_from(result).map_err(|_| io::Error::last_os_error())
 }

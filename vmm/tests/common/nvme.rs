@@ -54,7 +54,8 @@ pub fn numbered_file() -> OwnedFd {
 }
 
 pub fn spec(limit: Option<RateLimit>) -> Disk {
-    Disk { fd: -1, read_only: false, serial: "holdfast".to_owned(), model: DiskModel::Nvme, limit }
+    let (serial, model) = ("holdfast".to_owned(), DiskModel::Nvme);
+    Disk { fd: -1, read_only: false, serial, model, limit, key: None }
 }
 
 /// The driver's side of a queue pair.

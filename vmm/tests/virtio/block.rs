@@ -46,6 +46,7 @@ fn spec(read_only: bool) -> types::vm::Disk {
         serial: "holdfast-disk".to_owned(),
         model: types::vm::DiskModel::VirtioBlk,
         limit: None,
+        key: None,
     }
 }
 

@@ -111,6 +111,12 @@ fn resources(page: &mut PageLines, status: &NodeStatus) {
     page.row("server", &format!("{available} of {all} memory available, load {load}"), WORDS);
     let volumes: Vec<_> = host.volumes.iter().map(volume).collect();
     page.row("storage", &volumes.join(", "), WORDS);
+    for volume in &status.volumes {
+        let notice = volume.protection.notice();
+        if !notice.is_empty() {
+            page.row("disk", &format!("{}: {notice}", volume.name), LOOK);
+        }
+    }
     let armed: Vec<_> = host
         .watchdogs
         .iter()

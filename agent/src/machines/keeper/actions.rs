@@ -119,7 +119,7 @@ impl Keeper {
     }
 
     fn destroy(&mut self, machine: MachineId, because: &'static str) {
-        if let Err(error) = disk::destroy(&self.config.tools.data, machine) {
+        if let Err(error) = disk::destroy(&self.config.tools.disks, machine) {
             trouble("disk", &error);
             return;
         }

@@ -279,7 +279,7 @@ impl Keeper {
 
     /// Returns the disk space that no machine was promised, in MiB.
     pub(super) fn free_disk_mib(&self) -> u64 {
-        let data = &self.config.tools.data;
+        let data = &self.config.tools.disks.data;
         let status = rustix::fs::statvfs(data);
         let free = status.map_or(0, |status| (status.f_bavail * status.f_frsize) >> 20);
         let promised = |entry: &Entry| {

@@ -40,7 +40,7 @@ use controller::{Controller, DEPTH, Start};
 use identify::{Profile, SERIAL_SIZE};
 use registers::{Control, Effect, FATAL, READY, Registers};
 use shared::{Shared, Shutdown};
-use types::vm::Disk;
+use types::{disk_key::DiskKey, vm::Disk};
 
 use super::{
     backing::{BackingError, Geometry},
@@ -131,6 +131,7 @@ struct Parts {
     engine: EngineChoice,
     profile: Profile,
     throttle: Option<Throttle>,
+    key: Option<DiskKey>,
 }
 
 impl Nvme {
@@ -162,7 +163,14 @@ impl Nvme {
         Ok(Self {
             registers: Registers::default(),
             shared: Arc::new(shared),
-            parts: Some(Parts { file, ram: platform.ram.clone(), engine, profile, throttle }),
+            parts: Some(Parts {
+                file,
+                ram: platform.ram.clone(),
+                engine,
+                profile,
+                throttle,
+                key: disk.key.clone(),
+            }),
             worker: None,
             pristine: config.clone(),
             config,
@@ -177,8 +185,9 @@ impl Nvme {
         let Some(parts) = self.parts.take() else { return Ok(()) };
         let shared = Arc::clone(&self.shared);
         let prepare = move || {
-            let Parts { file, ram, engine, profile, throttle } = parts;
+            let Parts { file, ram, engine, profile, throttle, key } = parts;
             let engine = Engine::new(engine, file.as_fd(), ram.clone(), DEPTH)?;
+            let engine = engine.sealed(key.as_ref(), ram.clone(), DEPTH);
             Ok(Controller::new(engine, ram, profile, throttle, shared))
         };
         let worker = Worker::spawn(

@@ -148,6 +148,7 @@ impl Manager {
             return Err(error);
         }
         let state = AttachedState::Waiting;
+        let device = device.without_key();
         let shown = AttachedDevice { id: id.clone(), device, slot: spare.number, state };
         shared.list().push(shown.clone());
         // KVM refuses the interrupt only on a machine that is going away.
@@ -252,9 +253,9 @@ fn make(
             let function = Arc::new(Mutex::new(assigned.function));
             Ok(Device { function, link: assigned.link, closer: Some(closer) })
         }
-        AttachDevice::Disk { read_only, serial, model, limit } => {
-            let (read_only, serial) = (*read_only, serial.clone());
-            let disk = Disk { fd: -1, read_only, serial, model: *model, limit: *limit };
+        AttachDevice::Disk { read_only, serial, model, limit, key } => {
+            let (read_only, serial, key) = (*read_only, serial.clone(), key.clone());
+            let disk = Disk { fd: -1, read_only, serial, model: *model, limit: *limit, key };
             let function = open_disk(&disk, file, route.slot, supplies)?;
             Ok(Device { function, link: EMULATED, closer: None })
         }

@@ -6,8 +6,11 @@ use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
 };
 
+use types::disk_key::DiskKey;
+
+use super::sealed::Seal;
 use crate::sys::{
-    io::{DiskCommand, DiskRing, disk_command},
+    io::{DiskCommand, DiskRing, Durability, disk_command, disk_write},
     memory::GuestRam,
 };
 
@@ -21,14 +24,17 @@ pub enum EngineChoice {
 }
 
 /// Carries out disk commands on one file.
-pub enum Engine {
+pub struct Engine {
+    means: Means,
+    seal: Option<Seal>,
+}
+
+enum Means {
     /// Up to `depth` commands at once.
     Ring(Box<DiskRing>),
     /// One at a time, done when [`Engine::queue`] returns.
     Plain {
-        /// The file.
         file: OwnedFd,
-        /// Guest memory.
         ram: GuestRam,
         /// Results not taken yet.
         done: VecDeque<(u16, io::Result<u32>)>,
@@ -43,27 +49,47 @@ impl Engine {
         ram: GuestRam,
         depth: u16,
     ) -> io::Result<Self> {
-        if choice == EngineChoice::Best
-            && let Ok(ring) = DiskRing::new(file, ram.clone(), depth)
-        {
-            return Ok(Self::Ring(Box::new(ring)));
-        }
-        Ok(Self::Plain { file: file.try_clone_to_owned()?, ram, done: VecDeque::new() })
+        let ring = match choice {
+            EngineChoice::Best => DiskRing::new(file, ram.clone(), depth).ok(),
+            EngineChoice::Plain => None,
+        };
+        let means = match ring {
+            Some(ring) => Means::Ring(Box::new(ring)),
+            None => Means::Plain { file: file.try_clone_to_owned()?, ram, done: VecDeque::new() },
+        };
+        Ok(Self { means, seal: None })
+    }
+
+    /// Encrypts what goes to the file, and decrypts what comes from it, if there is a key. `depth`
+    /// and `ram` are those of [`Self::new`].
+    pub fn sealed(mut self, key: Option<&DiskKey>, ram: GuestRam, depth: u16) -> Self {
+        self.seal = key.map(|key| Seal::new(key, ram, depth));
+        self
     }
 
     /// Returns the descriptor that is readable while completions wait, if the engine has one.
     pub fn as_fd(&self) -> Option<BorrowedFd<'_>> {
-        match self {
-            Self::Ring(ring) => Some(ring.as_fd()),
-            Self::Plain { .. } => None,
+        match &self.means {
+            Means::Ring(ring) => Some(ring.as_fd()),
+            Means::Plain { .. } => None,
         }
     }
 
     /// Starts a command. An error means that it was not started.
     pub fn queue(&mut self, token: u16, command: DiskCommand<'_>) -> io::Result<()> {
-        match self {
-            Self::Ring(ring) => ring.queue(token, command),
-            Self::Plain { file, ram, done } => {
+        match (&mut self.seal, command) {
+            (Some(seal), DiskCommand::Write { offset, from, durability }) => {
+                let bytes = seal.encrypt(offset, from)?;
+                return self.means.write(token, offset, bytes, durability);
+            }
+            (Some(seal), DiskCommand::Read { offset, into }) => {
+                seal.begin_read(token, offset, into)?;
+            }
+            (Some(_) | None, _) => {}
+        }
+        match &mut self.means {
+            Means::Ring(ring) => ring.queue(token, command),
+            Means::Plain { file, ram, done } => {
                 done.push_back((token, disk_command(file.as_fd(), ram, command)));
                 Ok(())
             }
@@ -72,25 +98,49 @@ impl Engine {
 
     /// Hands started commands to the kernel; returns whether it took all of them.
     pub fn submit(&mut self) -> io::Result<bool> {
-        match self {
-            Self::Ring(ring) => ring.submit(),
-            Self::Plain { .. } => Ok(true),
+        match &mut self.means {
+            Means::Ring(ring) => ring.submit(),
+            Means::Plain { .. } => Ok(true),
         }
     }
 
     /// Waits until a command in flight has completed.
     pub fn wait(&mut self) -> io::Result<()> {
-        match self {
-            Self::Ring(ring) => ring.wait(),
-            Self::Plain { .. } => Ok(()),
+        match &mut self.means {
+            Means::Ring(ring) => ring.wait(),
+            Means::Plain { .. } => Ok(()),
         }
     }
 
     /// Returns the next completed command: its token, and its bytes or its error.
     pub fn complete(&mut self) -> Option<(u16, io::Result<u32>)> {
+        let (token, result) = match &mut self.means {
+            Means::Ring(ring) => ring.complete(),
+            Means::Plain { done, .. } => done.pop_front(),
+        }?;
+        let result = match &mut self.seal {
+            Some(seal) => result.and_then(|moved| seal.finish(token, moved)),
+            None => result,
+        };
+        Some((token, result))
+    }
+}
+
+impl Means {
+    /// Starts a write of bytes that are the engine's own.
+    fn write(
+        &mut self,
+        token: u16,
+        offset: u64,
+        bytes: Box<[u8]>,
+        durability: Durability,
+    ) -> io::Result<()> {
         match self {
-            Self::Ring(ring) => ring.complete(),
-            Self::Plain { done, .. } => done.pop_front(),
+            Self::Ring(ring) => ring.queue_write(token, offset, bytes, durability),
+            Self::Plain { file, done, .. } => {
+                done.push_back((token, disk_write(file.as_fd(), offset, &bytes, durability)));
+                Ok(())
+            }
         }
     }
 }

@@ -24,6 +24,7 @@
 pub mod engine;
 pub mod queue;
 pub mod request;
+mod sealed;
 
 use std::{
     io,
@@ -35,6 +36,7 @@ use std::{
 use engine::{Engine, EngineChoice};
 use queue::{BlockQueue, Job};
 use request::{Access, ID_SIZE, MAX_RANGE_SECTORS, Rules, SECTOR, Support};
+use types::disk_key::DiskKey;
 
 use super::{
     Activation, DeviceIdentity, F_RING_EVENT_IDX, F_RING_INDIRECT_DESC, MAX_RING_SIZE, Platform,
@@ -75,6 +77,7 @@ pub struct Block {
     ram: GuestRam,
     geometry: Geometry,
     id: [u8; ID_SIZE],
+    key: Option<DiskKey>,
     queues: u16,
     engine: EngineChoice,
     throttle: Option<Arc<Mutex<Throttle>>>,
@@ -120,7 +123,8 @@ impl Block {
         let throttle = Throttle::new(disk.limit, Instant::now());
         let throttle = throttle.map(|throttle| Arc::new(Mutex::new(throttle)));
         let (workers, activity) = (Vec::new(), Arc::default());
-        Ok(Self { file, ram, geometry, id, queues, engine, throttle, workers, activity })
+        let key = disk.key.clone();
+        Ok(Self { file, ram, geometry, id, key, queues, engine, throttle, workers, activity })
     }
 
     fn config(&self) -> [u8; CONFIG_SIZE] {
@@ -196,8 +200,10 @@ impl VirtioDevice for Block {
         for index in 0..self.queues {
             let file = self.file.try_clone().map_err(host("cannot duplicate the disk"))?;
             let (ram, choice, id) = (self.ram.clone(), self.engine, self.id);
+            let key = self.key.clone();
             let prepare = move || {
-                let engine = Engine::new(choice, file.as_fd(), ram, MAX_RING_SIZE)?;
+                let engine = Engine::new(choice, file.as_fd(), ram.clone(), MAX_RING_SIZE)?;
+                let engine = engine.sealed(key.as_ref(), ram, MAX_RING_SIZE);
                 Ok(BlockQueue::new(engine, MAX_RING_SIZE, id))
             };
             let worker = Worker::spawn(

@@ -1,0 +1,135 @@
+//! Which secret opens a volume, with files as disks and swtpm as the TPM.
+
+use std::{fs::File, path::PathBuf};
+
+use types::volumes::{Bound, Protection};
+
+use super::{
+    keys::{NewVolumes, Sealer, open_data, open_state, recover},
+    recovery::RecoveryKey,
+    signature::Release,
+    tpm::{LATCH_PCR, Tpm, TpmError},
+    tpm_tests::{Emulated, Pair, policy_of, start_release},
+    volume::Volume,
+};
+
+/// Files with the volumes of a new disk.
+struct Disk {
+    folder: tempfile::TempDir,
+    new: NewVolumes,
+}
+
+impl Disk {
+    fn install(mut sealer: Sealer) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let new = NewVolumes::invent(&mut sealer).expect("made");
+        for (name, volume) in [("state", &new.state), ("data", &new.data)] {
+            let mut file = File::create(folder.path().join(name)).expect("created");
+            file.set_len(17 << 20).expect("grown");
+            volume.write(&mut file).expect("written");
+        }
+        Self { folder, new }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn volume(&self, name: &str) -> Volume {
+        Volume::open(&self.path(name)).expect("read").expect("encrypted")
+    }
+
+    /// Opens both volumes as a start does; returns how STATE is protected.
+    fn start(&self, mut sealer: Sealer) -> Result<Protection, String> {
+        let (key, protection) = open_state(&mut self.volume("state"), &mut sealer)?;
+        assert_eq!(key, self.new.state.key);
+        let data = open_data(&self.volume("data"), &key).expect("opened");
+        assert_eq!(data, self.new.data.key);
+        Ok(protection)
+    }
+}
+
+fn without_tpm() -> Sealer {
+    Sealer { tpm: Err(TpmError::Absent { path: "/dev/tpmrm0".into() }), release: None }
+}
+
+fn with(tpm: Tpm, release: Option<&Release>) -> Sealer {
+    Sealer { tpm: Ok(tpm), release: release.cloned().map(Ok) }
+}
+
+#[test]
+fn without_a_tpm_the_disk_opens_and_says_that_it_is_not_sealed() {
+    let disk = Disk::install(without_tpm());
+    let protection = disk.start(without_tpm()).expect("opened");
+    let Protection::Unsealed { reason } = &protection else { panic!("{protection:?}") };
+    assert!(reason.contains("/dev/tpmrm0"), "{reason}");
+    assert!(protection.notice().starts_with("NOT SEALED"));
+}
+
+#[test]
+fn a_tpm_that_comes_later_is_used_and_the_key_in_clear_is_destroyed() {
+    let Some(mut emulated) = Emulated::start() else { return };
+    let disk = Disk::install(without_tpm());
+    let sealed = disk.start(with(emulated.tpm(), None)).expect("opened");
+    assert_eq!(sealed, Protection::Sealed { bound: Bound::Server });
+    // And a release that signs its measurements makes it better still.
+    let pair = Pair::make();
+    emulated.restart();
+    let mut tpm = emulated.tpm();
+    let release = pair.release(&[policy_of(&start_release(&mut tpm, 1))]);
+    let bound = Protection::Sealed { bound: Bound::Release };
+    assert_eq!(disk.start(with(tpm, Some(&release))).expect("opened"), bound);
+    emulated.restart();
+    let mut tpm = emulated.tpm();
+    start_release(&mut tpm, 1);
+    assert_eq!(disk.start(with(tpm, Some(&release))).expect("opened"), bound);
+    let locked = disk.start(without_tpm()).expect_err("the TPM is gone");
+    assert!(locked.contains("no TPM"), "{locked}");
+    // Another release of the same signer that is not what runs, one of another, and none.
+    emulated.restart();
+    let mut tpm = emulated.tpm();
+    start_release(&mut tpm, 2);
+    let locked = disk.start(with(tpm, Some(&release))).expect_err("altered");
+    assert!(locked.contains("not started as it was built"), "{locked}");
+    let other = Pair::make().release(&[]);
+    let locked = disk.start(with(emulated.tpm(), Some(&other))).expect_err("another signer");
+    assert!(locked.contains("signed by"), "{locked}");
+    let locked = disk.start(with(emulated.tpm(), None)).expect_err("unsigned");
+    assert!(locked.contains("carries no"), "{locked}");
+}
+
+#[test]
+fn after_the_start_no_program_gets_the_key_from_the_tpm() {
+    let Some(emulated) = Emulated::start() else { return };
+    let disk = Disk::install(with(emulated.tpm(), None));
+    disk.start(with(emulated.tpm(), None)).expect("opened");
+    emulated.tpm().extend(LATCH_PCR, &[1; 32]).expect("extended");
+    let locked = disk.start(with(emulated.tpm(), None)).expect_err("too late");
+    assert!(locked.contains("PCR 15"), "{locked}");
+}
+
+#[test]
+fn the_recovery_key_opens_both_volumes_and_another_does_not() {
+    let disk = Disk::install(without_tpm());
+    let recovery = RecoveryKey::parse(disk.new.recovery.as_str()).expect("as it was shown");
+    assert_eq!(recover(&disk.volume("state"), &recovery), Ok(disk.new.state.key.clone()));
+    assert_eq!(recover(&disk.volume("data"), &recovery), Ok(disk.new.data.key.clone()));
+    let other = RecoveryKey::generate().expect("made");
+    let refused = recover(&disk.volume("state"), &other).expect_err("another key");
+    assert!(refused.contains("does not open"), "{refused}");
+}
+
+#[test]
+fn a_volume_that_is_not_encrypted_is_told_from_a_damaged_one() {
+    let disk = Disk::install(without_tpm());
+    let path = disk.path("plain");
+    std::fs::write(&path, vec![0; 1 << 20]).expect("written");
+    assert!(Volume::open(&path).expect("read").is_none());
+    let mut bytes = std::fs::read(disk.path("state")).expect("read");
+    for at in [5000, 16384 + 5000] {
+        bytes[at] ^= 1;
+    }
+    std::fs::write(&path, bytes).expect("written");
+    let damaged = Volume::open(&path).expect_err("damaged").to_string();
+    assert!(damaged.contains("checksum"), "{damaged}");
+}

@@ -1,0 +1,130 @@
+//! A node whose STATE or DATA is locked: it says so, and waits for the recovery key, from somebody at a console
+//! or from a configuration on a volume. It serves nothing meanwhile, and never writes to the disk
+//! without the key.
+
+use std::{path::Path, time::Duration};
+
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use types::volumes::Protection;
+use update::disk::layout;
+
+use super::{
+    recovery::RecoveryKey,
+    unlock,
+    volume::{self, Volume},
+};
+use crate::{
+    config, events::Event, init::partitions, install::ask, machines::init::Init, spawn::Console,
+};
+
+/// Time between two signs of life, and between two looks at the volumes.
+const TICK: Duration = Duration::from_secs(2);
+/// How long a question stays before it is asked again: consoles are attached late.
+const QUESTION: Duration = Duration::from_secs(60);
+/// Where the volumes belong.
+const PLACES: [(&str, &str); 2] = [(layout::STATE, "/state"), (layout::DATA, "/data")];
+
+/// Returns why a volume is locked; `None` when none is.
+pub fn reason(root: &Path) -> Option<String> {
+    let reports = unlock::report(root);
+    PLACES.into_iter().find_map(|(name, _)| {
+        if volume::mapped(root, name).is_some() {
+            return None;
+        }
+        let report = reports.iter().find(|report| report.name == name);
+        match report.map(|report| &report.protection) {
+            Some(Protection::Locked { reason }) => Some(format!("{name}: {reason}")),
+            // No report: the program that opens volumes failed, and left its reason in the log.
+            None if is_encrypted(name) => Some(format!("{name}: it was not opened; see the log")),
+            Some(
+                Protection::Sealed { .. }
+                | Protection::Unsealed { .. }
+                | Protection::Recovered { .. }
+                | Protection::Plain,
+            )
+            | None => None,
+        }
+    })
+}
+
+fn is_encrypted(name: &str) -> bool {
+    let device = partitions::find(name);
+    device.is_some_and(|device| !matches!(Volume::open(Path::new(&device)), Ok(None)))
+}
+
+/// Waits for the recovery key, opens the volumes and ends the program: init starts it again, and it
+/// finds the node as it was.
+pub async fn wait(init: &Init, reason: &str) -> ! {
+    if let Err(error) = init.give_console(Console::Agent) {
+        let reason = crate::init::boot::chain(&error);
+        eprintln!("{}", Event::Trouble { place: "screen", reason });
+    }
+    eprintln!("{}", Event::Locked { reason: reason.to_owned() });
+    let question = format!(
+        "The disk of this server is encrypted and locked:\r\n{reason}.\r\nNothing on it was changed. \
+         Restart the server when the reason is gone, or type the recovery key and Enter, or put \
+         it\r\nas recovery_key into section [disk] of \
+         holdfast.toml on a volume labelled HOLDFAST."
+    );
+    let (sender, mut typed) = tokio::sync::mpsc::channel(1);
+    std::thread::spawn(move || {
+        loop {
+            let line = ask::line(Path::new("/"), &question, QUESTION);
+            let Some(line) = line else {
+                // No console, or a broken one; volumes are looked at all the same.
+                std::thread::sleep(TICK);
+                continue;
+            };
+            if sender.blocking_send(line).is_err() {
+                return;
+            }
+        }
+    });
+    let mut tried = None;
+    let mut tick = tokio::time::interval(TICK);
+    loop {
+        let given = tokio::select! {
+            Some(line) = typed.recv() => Some(line),
+            _ = tick.tick() => {
+                if init.alive().is_err() {
+                    std::process::exit(1);
+                }
+                from_volume().await.filter(|text| tried.as_ref() != Some(text))
+            }
+        };
+        let Some(text) = given.filter(|text| !text.trim().is_empty()) else { continue };
+        tried = Some(text.clone());
+        let opened = tokio::task::spawn_blocking(move || open(&text)).await;
+        match opened {
+            // Init starts the agent again.
+            Ok(Ok(())) => std::process::exit(0),
+            Ok(Err(reason)) => refuse(&reason),
+            Err(error) => refuse(&error.to_string()),
+        }
+    }
+}
+
+fn refuse(reason: &str) {
+    eprintln!("{}", Event::Locked { reason: format!("the recovery key was not taken: {reason}") });
+    ask::show(Path::new("/"), &format!("That did not open the disk: {reason}."));
+}
+
+async fn from_volume() -> Option<String> {
+    let found = tokio::task::spawn_blocking(|| config::load(Path::new("/"))).await.ok()?;
+    found.spec.ok()?.disk?.recovery_key
+}
+
+/// Opens the volumes and puts them where they belong.
+fn open(text: &str) -> Result<(), String> {
+    let key = RecoveryKey::parse(text).map_err(|error| error.to_string())?;
+    unlock::recover(Path::new("/"), &key)?;
+    for (name, place) in PLACES.into_iter() {
+        let Some(device) = volume::mapped(Path::new("/"), name) else { continue };
+        // What is in memory there was made by nobody yet.
+        let _ = unmount(place, UnmountFlags::DETACH);
+        let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+        mount(&device, place, "ext4", flags, None)
+            .map_err(|error| format!("{} cannot be mounted: {error}", device.display()))?;
+    }
+    Ok(())
+}

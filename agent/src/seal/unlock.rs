@@ -1,0 +1,175 @@
+//! Opening the volumes at the start: a program of its own, which init starts before it mounts them and
+//! waits for with a deadline. What a TPM or a disk says never reaches PID 1.
+//!
+//! Whatever comes of it, PCR 15 is extended in the end: no program that starts later gets a key from
+//! the TPM any more.
+
+use std::{fs, io, path::Path};
+
+use sha2::{Digest, Sha256};
+use types::{
+    disk_key::DiskKey,
+    volumes::{Protection, VolumeReport},
+};
+use update::disk::layout;
+
+use super::{
+    keys::{self, Sealer},
+    recovery::RecoveryKey,
+    signature,
+    tpm::{LATCH_PCR, Tpm},
+    volume::{self, Volume},
+};
+use crate::{events::Event, init::partitions, install::grow};
+
+/// Where the report is, below the root.
+pub const REPORT: &str = "run/holdfast/volumes.json";
+/// Where systemd-stub's files of the running release are kept, below the root.
+const RELEASE: &str = "run/holdfast/release";
+
+/// Opens what can be opened, and reports.
+pub fn main() {
+    crate::init::kmsg::open();
+    let root = Path::new("/");
+    let mut sealer = sealer(root);
+    let reports = open_all(&mut sealer);
+    latch(&mut sealer, &reports);
+    tell(root, &reports);
+}
+
+/// Returns what seals on this server.
+pub fn sealer(root: &Path) -> Sealer {
+    Sealer { tpm: Tpm::open(root), release: signature::read(&root.join(RELEASE)) }
+}
+
+/// Keeps the release's files, which are in the initramfs, in sight of later programs. Called before
+/// the root is entered.
+pub fn keep_release(from: &Path, to: &Path) -> io::Result<()> {
+    let target = to.join(RELEASE);
+    for name in [signature::KEY, signature::SIGNATURES] {
+        let file = from.join(name);
+        if file.exists() {
+            fs::create_dir_all(&target)?;
+            fs::copy(file, target.join(name))?;
+        }
+    }
+    Ok(())
+}
+
+/// Reads the report of this boot; empty when the node runs from memory.
+pub fn report(root: &Path) -> Vec<VolumeReport> {
+    let text = fs::read(root.join(REPORT)).unwrap_or_default();
+    serde_json::from_slice(&text).unwrap_or_default()
+}
+
+fn open_all(sealer: &mut Sealer) -> Vec<VolumeReport> {
+    let mut reports = Vec::new();
+    let mut state = None;
+    if let Some(device) = partitions::find(layout::STATE) {
+        let protection = match open(&device) {
+            Ok(None) => Protection::Plain,
+            Ok(Some(mut volume)) => match keys::open_state(&mut volume, sealer) {
+                Ok((key, protection)) => {
+                    let protection = map(&volume, layout::STATE, &key, protection);
+                    state = Some(key);
+                    protection
+                }
+                Err(reason) => Protection::Locked { reason },
+            },
+            Err(reason) => Protection::Locked { reason },
+        };
+        reports.push(VolumeReport { name: layout::STATE.to_owned(), protection });
+    }
+    if let Some(device) = partitions::find(layout::DATA) {
+        let like = reports.first().map(|report| report.protection.clone());
+        let protection = open_data(&device, state.as_ref(), like);
+        reports.push(VolumeReport { name: layout::DATA.to_owned(), protection });
+    }
+    reports
+}
+
+/// Opens DATA; it is protected as well as STATE is.
+fn open_data(device: &str, state: Option<&DiskKey>, like: Option<Protection>) -> Protection {
+    match (open(device), state) {
+        (Ok(None), _) => Protection::Plain,
+        (Err(reason), _) => Protection::Locked { reason },
+        (Ok(Some(_)), None) => Protection::Locked { reason: "STATE is not open".to_owned() },
+        (Ok(Some(volume)), Some(state)) => {
+            // Longer disks first: the mapping is as long as the partition then.
+            let grown = Path::new(device).file_name().map(|name| grow::grow_below(Path::new(name)));
+            if let Some(Err(error)) = grown {
+                let reason = crate::init::boot::chain(&error);
+                crate::init::kmsg::event(&Event::Trouble { place: "data", reason });
+            }
+            match keys::open_data(&volume, state) {
+                Ok(key) => map(&volume, layout::DATA, &key, like.unwrap_or(Protection::Plain)),
+                Err(reason) => Protection::Locked { reason },
+            }
+        }
+    }
+}
+
+fn open(device: &str) -> Result<Option<Volume>, String> {
+    Volume::open(Path::new(device)).map_err(|error| format!("{device}: {error}"))
+}
+
+fn map(volume: &Volume, name: &str, key: &DiskKey, protection: Protection) -> Protection {
+    if volume::mapped(Path::new("/"), name).is_some() {
+        return protection;
+    }
+    match volume.map(name, key) {
+        Ok(_) => protection,
+        Err(error) => Protection::Locked { reason: format!("the kernel cannot map it: {error}") },
+    }
+}
+
+fn latch(sealer: &mut Sealer, reports: &[VolumeReport]) {
+    let Ok(tpm) = &mut sealer.tpm else { return };
+    let text = serde_json::to_vec(reports).unwrap_or_default();
+    let digest = Sha256::new().chain_update(b"holdfast volumes ").chain_update(text).finalize();
+    if let Err(error) = tpm.extend(LATCH_PCR, &digest.into()) {
+        let reason = format!("PCR 15 not extended: {}", crate::init::boot::chain(&error));
+        crate::init::kmsg::event(&Event::Trouble { place: "tpm", reason });
+    }
+}
+
+fn tell(root: &Path, reports: &[VolumeReport]) {
+    for VolumeReport { name, protection } in reports {
+        let (volume, how, notice) = (name.clone(), protection.name(), protection.notice());
+        crate::init::kmsg::event(&Event::Volume { volume, how, notice });
+    }
+    let path = root.join(REPORT);
+    let folder = path.parent().unwrap_or(root);
+    let written = fs::create_dir_all(folder)
+        .and_then(|()| fs::write(&path, serde_json::to_vec(reports).unwrap_or_default()));
+    if let Err(error) = written {
+        let reason = error.to_string();
+        crate::init::kmsg::event(&Event::Trouble { place: "volumes", reason });
+    }
+}
+
+/// Opens locked volumes with the recovery key and seals STATE's key to the TPM again.
+pub fn recover(root: &Path, key: &RecoveryKey) -> Result<(), String> {
+    let device = partitions::find(layout::STATE).ok_or("the partition of STATE is gone")?;
+    let mut volume = open(&device)?.ok_or("STATE is not encrypted")?;
+    let state = keys::recover(&volume, key)?;
+    let resealed = keys::reseal(&mut volume, &state, &mut sealer(root)).map(drop);
+    let protection = map(&volume, layout::STATE, &state, Protection::Recovered { resealed });
+    let mut reports = vec![VolumeReport { name: layout::STATE.to_owned(), protection }];
+    if let Some(device) = partitions::find(layout::DATA) {
+        let like = reports.first().map(|report| report.protection.clone());
+        let mut protection = open_data(&device, Some(&state), like);
+        if let (Protection::Locked { .. }, Ok(Some(volume))) = (&protection, open(&device))
+            && let Ok(data) = keys::recover(&volume, key)
+        {
+            protection =
+                map(&volume, layout::DATA, &data, Protection::Recovered { resealed: Ok(()) });
+        }
+        reports.push(VolumeReport { name: layout::DATA.to_owned(), protection });
+    }
+    tell(root, &reports);
+    match reports.first().map(|report| &report.protection) {
+        Some(Protection::Locked { reason }) => Err(reason.clone()),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,114 @@
+//! What is installed is encrypted: this server's TPM opens it, whoever takes the disk away needs the
+//! recovery key, and nothing of the node is on the disk in clear.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
+
+use std::{
+    fs::File,
+    io::Read,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use qemu_tests::harness::{
+    host::{Host, HostOptions, Medium, Uplink},
+    scene::image_folder,
+    tpm::Tpm,
+};
+
+/// From power-on to the agent's answer, on a busy machine that emulates everything.
+const UP: Duration = Duration::from_secs(300);
+const DISK: u64 = 2 << 30;
+/// The node's name, which is in the document on STATE and nowhere else on the disk.
+const NAME: &str = "a-name-nobody-else-has";
+
+fn config(section: &str) -> String {
+    let key = "01".repeat(32);
+    format!(
+        "version = 1\nname = \"{NAME}\"\n[authority]\nthreshold = 1\nkeys = [\"{key}\"]\n{section}"
+    )
+}
+
+fn boot(folder: &Path, disk: PathBuf, config: Option<String>, tpm: Option<&Tpm>) -> Host {
+    let options = HostOptions {
+        medium: Medium::IsoCdAndDisk(disk),
+        memory_mib: 1024,
+        uplink: Uplink::None,
+        config,
+        arguments: tpm.map(Tpm::arguments).unwrap_or_default(),
+        ..HostOptions::default()
+    };
+    Host::start(&image_folder().unwrap(), folder, &options).unwrap()
+}
+
+fn last<'a>(text: &'a str, key: &str) -> &'a str {
+    text.rsplit_once(key).unwrap().1.split_whitespace().next().unwrap()
+}
+
+/// Whether a sparse file holds some bytes. Pieces that are all zeros are not searched: the file is long.
+fn holds(path: &Path, wanted: &[u8]) -> bool {
+    const PIECE: usize = 64 << 10;
+    let zeros = vec![0; PIECE];
+    let mut file = File::open(path).unwrap();
+    let mut window = Vec::new();
+    let mut piece = vec![0; PIECE];
+    loop {
+        let count = file.read(&mut piece).unwrap();
+        if count == 0 {
+            return false;
+        }
+        if piece[..count] == zeros[..count] {
+            window.clear();
+            continue;
+        }
+        window.extend_from_slice(&piece[..count]);
+        let begins = |at: &usize| window[*at..].starts_with(wanted);
+        let places = window.iter().enumerate().filter(|(_, byte)| **byte == wanted[0]);
+        if places.map(|(at, _)| at).any(|at| begins(&at)) {
+            return true;
+        }
+        window.drain(..window.len() - wanted.len().min(window.len()));
+    }
+}
+
+#[test]
+fn to_the_tpm_and_to_the_recovery_key() {
+    let folder = tempfile::tempdir().unwrap();
+    let (disk, tpm_folder) = (folder.path().join("disk.img"), folder.path().join("tpm"));
+    File::create(&disk).unwrap().set_len(DISK).unwrap();
+    let tpm = Tpm::start(&tpm_folder).unwrap();
+    let section = "[install]\nconfirm = \"unattended\"\n[install.disk]\nserial = \"INSTALL0\"\n";
+    let host = boot(folder.path(), disk.clone(), Some(config(section)), Some(&tpm));
+    host.serial.wait("event=installed disk=nvme0n1", UP).unwrap();
+    // The same host starts again from the disk, and the TPM opens it.
+    host.serial.wait("event=volume name=holdfast-state protection=sealed", UP).unwrap();
+    host.serial.wait("event=volume name=holdfast-data protection=sealed", UP).unwrap();
+    host.serial.wait("event=config source=", UP).unwrap();
+    let text = host.serial.text();
+    let node = last(&text, "event=node id=").to_owned();
+    let recovery = last(&text, "Its recovery key is").to_owned();
+    let events = text.lines().filter(|line| line.contains("event="));
+    assert!(!events.into_iter().any(|line| line.contains(&recovery)), "the key is in the log");
+    drop(host);
+    drop(tpm);
+    assert!(!holds(&disk, NAME.as_bytes()), "the configuration is on the disk in clear");
+
+    // Somebody puts the disk into another server, whose TPM never saw it.
+    let other = Tpm::start(&folder.path().join("other-tpm")).unwrap();
+    let wrong = "[disk]\nrecovery_key = \"cbdefghi\"\n";
+    let host = boot(folder.path(), disk.clone(), Some(config(wrong)), Some(&other));
+    host.serial.wait("event=volume name=holdfast-state protection=locked", UP).unwrap();
+    let refused =
+        host.serial.wait("event=locked reason=\"the recovery key was not taken", UP).unwrap();
+    assert!(refused.contains("68 letters, not 8"), "{refused}");
+    assert!(!host.serial.text().contains(&node), "another server is this node");
+    drop(host);
+    drop(other);
+
+    // Nor does it open without any TPM, until its owner gives the recovery key.
+    let right = format!("[disk]\nrecovery_key = \"{recovery}\"\n");
+    let host = boot(folder.path(), disk, Some(config(&right)), None);
+    host.serial.wait("event=locked reason=", UP).unwrap();
+    host.serial.wait("event=volume name=holdfast-state protection=recovered", UP).unwrap();
+    host.serial.wait(&format!("event=node id={node}"), UP).unwrap();
+}
