@@ -47,14 +47,7 @@ pub(crate) fn status() -> NodeStatus {
         dns: vec!["203.0.113.3".parse().expect("an address")],
         error: String::new(),
     };
-    let trust = Trust {
-        secure_boot: Some(true),
-        setup_mode: Some(false),
-        lockdown: Some("integrity".into()),
-        tpm: Some("2".into()),
-        measured: Some("f7".repeat(32)),
-        sealed: false,
-    };
+    let trust = trust();
     NodeStatus {
         version: STATUS_VERSION,
         node: NodeId::from_bytes([0xab; 32]),
@@ -213,5 +206,16 @@ pub(crate) fn counted() -> Counted {
         troubles: vec![("store".into(), 1)],
         events: vec![("agent-ready".into(), 1)],
         machines: vec![(machine_id(), counters)],
+    }
+}
+
+fn trust() -> Trust {
+    Trust {
+        secure_boot: Some(true),
+        setup_mode: Some(false),
+        lockdown: Some("integrity".into()),
+        tpm: Some("2".into()),
+        measured: Some("f7".repeat(32)),
+        sealed: false,
     }
 }
