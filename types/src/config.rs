@@ -12,6 +12,7 @@ use crate::{
     ids::{NodeId, PublicKey},
     install::{Disk, Install},
     node::Bdf,
+    secure_boot::SecureBoot,
     units::Mebibytes,
     uplinks::{self, Uplink, UplinkFault},
 };
@@ -58,6 +59,9 @@ pub struct NodeSpec {
     pub time: Time,
     /// Whether and where the node installs itself; nothing is installed when left out.
     pub install: Option<Install>,
+    /// What it does about the firmware's keys; nothing when left out.
+    #[serde(default)]
+    pub secure_boot: SecureBoot,
 }
 
 /// How the node reaches the network: `uplinks`, or the short form for one card or all of them.

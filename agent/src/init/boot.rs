@@ -4,7 +4,13 @@
 //! mounts the image by file, moves into it and goes on there: the image must stay where it is (it
 //! is the root's storage), and nothing else of the initramfs is worth freeing.
 
-use std::{fs, io, path::Path, time::Instant};
+use std::{
+    fs,
+    io::{self, Write},
+    os::unix::fs::OpenOptionsExt,
+    path::Path,
+    time::Instant,
+};
 
 use rustix::{
     mount::{MountFlags, mount, mount_move},
@@ -17,7 +23,7 @@ use update::disk::layout;
 use super::{
     kmsg::{self, Level},
     machines::Machines,
-    mounts::{self, Mounted},
+    mounts::{self, Entry, Mounted, Need},
     partitions, serve, settings, unlock,
     watchdog::Watchdogs,
 };
@@ -25,6 +31,9 @@ use crate::events::Event;
 
 /// The root's image in the initramfs.
 const IMAGE: &str = "/root.erofs";
+
+/// What was put into the finished image, and where it is kept when the initramfs is left.
+const CUSTOMISED: &str = "/customised/holdfast.toml";
 
 /// Where it is mounted before it becomes the root.
 const NEW_ROOT: &str = "/newroot";
@@ -63,8 +72,8 @@ const PHASES: &[Phase] = &[
     Phase { name: "settings", act: apply_settings },
     Phase { name: "watchdog", act: arm_watchdogs },
     Phase { name: "release", act: keep_release },
+    Phase { name: "customised", act: keep_customised },
     Phase { name: "root", act: enter_root },
-    Phase { name: "volumes", act: open_volumes },
     Phase { name: "late-mounts", act: late_mounts },
     Phase { name: "verify-mounts", act: verify_mounts },
     Phase { name: "cgroups", act: |_| Machines::prepare_cgroups() },
@@ -122,6 +131,18 @@ fn open_volumes(boot: &mut Boot) -> io::Result<()> {
     unlock::run(Path::new(AGENT), boot.watchdogs.as_mut())
 }
 
+fn keep_customised(_: &mut Boot) -> io::Result<()> {
+    let document = match fs::read(CUSTOMISED) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        read => read?,
+    };
+    let kept = Path::new("/").join(crate::config::CUSTOMISED);
+    fs::create_dir_all(kept.parent().unwrap_or(Path::new("/run")))?;
+    let mut options = fs::File::options();
+    let mut file = options.create(true).truncate(true).write(true).mode(0o600).open(kept)?;
+    file.write_all(&document)
+}
+
 fn enter_root(boot: &mut Boot) -> io::Result<()> {
     fs::create_dir_all(NEW_ROOT)?;
     let root = mounts::ROOT;
@@ -151,14 +172,25 @@ fn apply_settings(_: &mut Boot) -> io::Result<()> {
 }
 
 fn late_mounts(boot: &mut Boot) -> io::Result<()> {
-    for entry in mounts::LATE {
-        match mounts::apply(entry) {
-            Ok(mounted) => boot.made.extend(mounted),
-            Err(error) => kmsg::line(Level::Error, &format!("init: {}", chain(&error))),
-        }
+    let of_the_disk = |entry: &&Entry| matches!(entry.need, Need::Partition(_));
+    // Firmware's variables, which tell of two disks the right one, come before the disk.
+    mounts::LATE
+        .iter()
+        .filter(|entry| !of_the_disk(entry))
+        .for_each(|entry| mount_late(boot, entry));
+    if let Err(error) = open_volumes(boot) {
+        kmsg::line(Level::Error, &format!("init: the disk's volumes were not opened: {error}"));
     }
+    mounts::LATE.iter().filter(of_the_disk).for_each(|entry| mount_late(boot, entry));
     boot.made.iter().filter_map(Mounted::event).for_each(|event| kmsg::event(&event));
     Ok(())
+}
+
+fn mount_late(boot: &mut Boot, entry: &Entry) {
+    match mounts::apply(entry) {
+        Ok(mounted) => boot.made.extend(mounted),
+        Err(error) => kmsg::line(Level::Error, &format!("init: {}", chain(&error))),
+    }
 }
 
 fn verify_mounts(boot: &mut Boot) -> io::Result<()> {
