@@ -23,7 +23,7 @@ use update::disk::layout;
 use super::{
     kmsg::{self, Level},
     machines::Machines,
-    mounts::{self, Mounted},
+    mounts::{self, Entry, Mounted, Need},
     partitions, serve, settings, unlock,
     watchdog::Watchdogs,
 };
@@ -71,10 +71,9 @@ const PHASES: &[Phase] = &[
     Phase { name: "log", act: open_log },
     Phase { name: "settings", act: apply_settings },
     Phase { name: "watchdog", act: arm_watchdogs },
-    Phase { name: "customised", act: keep_customised },
     Phase { name: "release", act: keep_release },
+    Phase { name: "customised", act: keep_customised },
     Phase { name: "root", act: enter_root },
-    Phase { name: "volumes", act: open_volumes },
     Phase { name: "late-mounts", act: late_mounts },
     Phase { name: "verify-mounts", act: verify_mounts },
     Phase { name: "cgroups", act: |_| Machines::prepare_cgroups() },
@@ -118,18 +117,6 @@ fn arm_watchdogs(boot: &mut Boot) -> io::Result<()> {
     Ok(())
 }
 
-fn keep_customised(_: &mut Boot) -> io::Result<()> {
-    let document = match fs::read(CUSTOMISED) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        read => read?,
-    };
-    let kept = Path::new("/").join(crate::config::CUSTOMISED);
-    fs::create_dir_all(kept.parent().unwrap_or(Path::new("/run")))?;
-    let mut options = fs::File::options();
-    let mut file = options.create(true).truncate(true).write(true).mode(0o600).open(kept)?;
-    file.write_all(&document)
-}
-
 /// What the release says of its own measurements is in the initramfs, out of sight later.
 fn keep_release(_: &mut Boot) -> io::Result<()> {
     crate::seal::unlock::keep_release(Path::new(EXTRA), Path::new("/"))
@@ -142,6 +129,18 @@ fn open_volumes(boot: &mut Boot) -> io::Result<()> {
         return Ok(());
     }
     unlock::run(Path::new(AGENT), boot.watchdogs.as_mut())
+}
+
+fn keep_customised(_: &mut Boot) -> io::Result<()> {
+    let document = match fs::read(CUSTOMISED) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        read => read?,
+    };
+    let kept = Path::new("/").join(crate::config::CUSTOMISED);
+    fs::create_dir_all(kept.parent().unwrap_or(Path::new("/run")))?;
+    let mut options = fs::File::options();
+    let mut file = options.create(true).truncate(true).write(true).mode(0o600).open(kept)?;
+    file.write_all(&document)
 }
 
 fn enter_root(boot: &mut Boot) -> io::Result<()> {
@@ -173,14 +172,25 @@ fn apply_settings(_: &mut Boot) -> io::Result<()> {
 }
 
 fn late_mounts(boot: &mut Boot) -> io::Result<()> {
-    for entry in mounts::LATE {
-        match mounts::apply(entry) {
-            Ok(mounted) => boot.made.extend(mounted),
-            Err(error) => kmsg::line(Level::Error, &format!("init: {}", chain(&error))),
-        }
+    let of_the_disk = |entry: &&Entry| matches!(entry.need, Need::Partition(_));
+    // Firmware's variables, which tell of two disks the right one, come before the disk.
+    mounts::LATE
+        .iter()
+        .filter(|entry| !of_the_disk(entry))
+        .for_each(|entry| mount_late(boot, entry));
+    if let Err(error) = open_volumes(boot) {
+        kmsg::line(Level::Error, &format!("init: the disk's volumes were not opened: {error}"));
     }
+    mounts::LATE.iter().filter(of_the_disk).for_each(|entry| mount_late(boot, entry));
     boot.made.iter().filter_map(Mounted::event).for_each(|event| kmsg::event(&event));
     Ok(())
+}
+
+fn mount_late(boot: &mut Boot, entry: &Entry) {
+    match mounts::apply(entry) {
+        Ok(mounted) => boot.made.extend(mounted),
+        Err(error) => kmsg::line(Level::Error, &format!("init: {}", chain(&error))),
+    }
 }
 
 fn verify_mounts(boot: &mut Boot) -> io::Result<()> {
