@@ -54,6 +54,13 @@ pub enum Event {
     Installed { disk: String, ms: u128 },
     /// agent: an installation was asked for and did not happen.
     NotInstalled { reason: String },
+    /// agent: how far firmware and kernel are locked: `on`, `off`, `setup` or `unknown`; the lockdown;
+    /// and what the boot program measured into the TPM.
+    Trust { secure_boot: &'static str, lockdown: String, measured: String },
+    /// agent: firmware has our keys, and checks signatures from the next start on.
+    KeysEnrolled { from: String },
+    /// agent: firmware should have got our keys and did not.
+    KeysNotEnrolled { reason: String },
     /// agent: DATA has the length of its partition.
     DataGrown { bytes: u64 },
     /// agent: an address of more than link scope.
@@ -133,6 +140,9 @@ impl fmt::Display for Event {
             | Self::Installing { .. }
             | Self::Installed { .. }
             | Self::NotInstalled { .. }
+            | Self::Trust { .. }
+            | Self::KeysEnrolled { .. }
+            | Self::KeysNotEnrolled { .. }
             | Self::DataGrown { .. }
             | Self::Online { .. }
             | Self::OverlayStarted { .. }
@@ -206,6 +216,12 @@ impl Event {
             Self::Installing { step } => write!(f, "installing step={step:?}"),
             Self::Installed { disk, ms } => write!(f, "installed disk={disk} ms={ms}"),
             Self::NotInstalled { reason } => write!(f, "not-installed reason={reason:?}"),
+            Self::Trust { secure_boot, lockdown, measured } => write!(
+                f,
+                "trust secure_boot={secure_boot} lockdown={lockdown:?} measured={measured:?}"
+            ),
+            Self::KeysEnrolled { from } => write!(f, "keys-enrolled from={from:?}"),
+            Self::KeysNotEnrolled { reason } => write!(f, "keys-not-enrolled reason={reason:?}"),
             Self::DataGrown { bytes } => write!(f, "data-grown bytes={bytes}"),
             Self::Online { address } => write!(f, "online address={address}"),
             Self::OverlayStarted { port } => write!(f, "overlay-started port={port}"),

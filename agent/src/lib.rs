@@ -8,6 +8,7 @@ pub mod config;
 pub mod console;
 pub mod control;
 pub mod dashboard;
+pub mod enrol;
 pub mod events;
 pub mod gpu;
 pub mod init;

@@ -21,6 +21,7 @@ use types::{
     config::{NodeSpec, parse_prefix},
     ids::NodeId,
     node::{DeviceState, PciDevice},
+    secure_boot::Enrol,
     units::UnixSeconds,
 };
 
@@ -28,6 +29,7 @@ use crate::{
     assign, config,
     console::{self, Page},
     control::{Control, Parts, authority::Authority},
+    enrol,
     events::Event,
     gpu::guests::GuestReadings,
     init::boot::chain,
@@ -119,13 +121,17 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
                 page.name.clone_from(&spec.name);
                 page.config = found.source.to_string();
             });
+            enrol_keys(spec).await;
             if let Some(install) = &spec.install {
                 give_console(&init, Console::Agent);
                 session::attempt(install, &found.document, &init, pages).await;
             }
             give_console(&init, Console::Screen);
             match serve(spec, key, node, (&init, notices), &views).await {
-                Ok(overlay) => Some(overlay),
+                Ok(overlay) => {
+                    tokio::spawn(give_way(found.source.clone()));
+                    Some(overlay)
+                }
                 Err(reason) => {
                     eprintln!("{}", Event::Trouble { place: "start", reason: reason.clone() });
                     pages.send_modify(|page| page.error = reason);
@@ -150,6 +156,32 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
     wait_for_end().await;
     if let Some(overlay) = overlay {
         overlay.leave().await;
+    }
+}
+
+/// Ends the agent when a volume is found after the node started with another document: init starts it
+/// again, and then the volume's counts.
+async fn give_way(source: config::Source) {
+    if config::superseded(Path::new("/"), &source).await {
+        std::process::exit(0)
+    }
+}
+
+/// Says how far firmware and kernel are locked, and gives firmware our keys where that is wanted.
+async fn enrol_keys(spec: &NodeSpec) {
+    let trust = crate::local::host::trust(Path::new("/"));
+    let secure_boot = enrol::secure_boot_word(&trust);
+    let lockdown = trust.lockdown.unwrap_or_else(|| "unknown".to_owned());
+    let measured = trust.measured.unwrap_or_else(|| "nothing: no TPM".to_owned());
+    eprintln!("{}", Event::Trust { secure_boot, lockdown, measured });
+    if spec.secure_boot.enrol != Enrol::SetupMode {
+        return;
+    }
+    let work = tokio::task::spawn_blocking(|| enrol::enrol(Path::new("/"))).await;
+    match work.expect("nothing in it panics, and nothing cancels it") {
+        Ok(Some(from)) => eprintln!("{}", Event::KeysEnrolled { from }),
+        Ok(None) => {}
+        Err(error) => eprintln!("{}", Event::KeysNotEnrolled { reason: chain(&error) }),
     }
 }
 

@@ -11,13 +11,15 @@ use update::disk::layout;
 
 use crate::annotated::{self, AnnotationError};
 use crate::cpio::{self, CpioError};
+use crate::keys::KeyFiles;
 use crate::manifest::{Content, Generated, Manifest, Node};
 use crate::media::{self, MediaError};
+use crate::program::{Parts, Program, ProgramFileError};
 use crate::progress::{Outcome, Progress, Step};
 use crate::release::Release;
 use crate::root::{self, RootError, Sources};
 use crate::sbom::{File, Materials};
-use crate::uki::{self, Section, UkiError};
+use crate::signer::SignerError;
 
 /// Everything that goes into an image.
 #[derive(Debug, Clone)]
@@ -40,6 +42,8 @@ pub struct Inputs {
     pub programs: PathBuf,
     /// A configuration to bake in.
     pub config: Option<PathBuf>,
+    /// The publisher's keys.
+    pub keys: KeyFiles,
     /// Which release this is.
     pub release: Release,
     /// Where the Debian packages of the manifest are unpacked, by name.
@@ -67,6 +71,8 @@ pub struct Artifacts {
     pub cmdline: PathBuf,
     /// The bill of materials.
     pub sbom: PathBuf,
+    /// What firmware and TPM will see of the boot program.
+    pub measurements: PathBuf,
     /// Hashes of all files above.
     pub sums: PathBuf,
 }
@@ -83,6 +89,7 @@ impl Artifacts {
             kernel_config: folder.join("kernel.config"),
             cmdline: folder.join("cmdline"),
             sbom: folder.join("sbom.spdx.json"),
+            measurements: folder.join("measurements.json"),
             sums: folder.join("SHA256SUMS"),
         }
     }
@@ -101,7 +108,9 @@ pub enum AssembleError {
     #[error(transparent)]
     Cpio(#[from] CpioError),
     #[error(transparent)]
-    Uki(#[from] UkiError),
+    Program(#[from] ProgramFileError),
+    #[error(transparent)]
+    Signer(#[from] SignerError),
     #[error(transparent)]
     Media(#[from] MediaError),
     #[error("the initramfs can hold programs and the root only, and {0} is neither")]
@@ -155,21 +164,27 @@ pub fn assemble(
 
     progress.started(Step::Uki);
     let initrd = cpio::write(&initramfs(inputs, &root_bytes)?)?;
-    let uki = assemble_uki(inputs, &os_release, &initrd)?;
-    write(&artifacts.uki, &uki)?;
+    let program = boot_program(inputs, &os_release, &initrd, progress)?;
+    let measurements = format!("{:#}\n", program.measurements);
+    write(&artifacts.uki, &program.bytes)?;
+    write(&artifacts.measurements, measurements.as_bytes())?;
     write(&artifacts.cmdline, inputs.cmdline.as_bytes())?;
     write(&artifacts.kernel_config, inputs.kernel_config.as_bytes())?;
     progress.finished(Step::Uki, Outcome::Built);
 
     progress.started(Step::Media);
     let sbom = bill_of_materials(inputs, &staged, work.path(), &root_bytes)?;
-    let extra = [("os-release", os_release.as_bytes()), ("sbom.spdx.json", sbom.as_bytes())];
-    media::iso(&uki, &extra, work.path(), inputs.release.time, &artifacts.iso)?;
-    if media::read_iso(&artifacts.iso)? != uki {
+    let extra = [
+        ("os-release", os_release.as_bytes()),
+        ("sbom.spdx.json", sbom.as_bytes()),
+        ("measurements.json", measurements.as_bytes()),
+    ];
+    media::iso(&program, &extra, work.path(), inputs.release.time, &artifacts.iso)?;
+    if media::read_iso(&artifacts.iso)? != program.bytes {
         return Err(MediaError::ReadBack { path: artifacts.iso }.into());
     }
-    media::disk(&uki, inputs.release.time, &artifacts.disk)?;
-    media::pxe(&uki, &inputs.kernel, &initrd, &inputs.cmdline, &artifacts.pxe)?;
+    media::disk(&program, inputs.release.time, &artifacts.disk)?;
+    media::pxe(&program.bytes, &inputs.kernel, &initrd, &inputs.cmdline, &artifacts.pxe)?;
     progress.finished(Step::Media, Outcome::Built);
 
     progress.started(Step::Records);
@@ -216,18 +231,25 @@ fn initramfs(inputs: &Inputs, root: &[u8]) -> Result<Vec<cpio::Entry>, AssembleE
     Ok(entries)
 }
 
-fn assemble_uki(inputs: &Inputs, os_release: &str, initrd: &[u8]) -> Result<Vec<u8>, UkiError> {
-    let section = |name, data| Section { name, data };
-    uki::assemble(
-        &inputs.stub,
-        &[
-            section(".osrel", os_release.as_bytes()),
-            section(".cmdline", inputs.cmdline.as_bytes()),
-            section(".uname", inputs.kernel_release.as_bytes()),
-            section(".initrd", initrd),
-            section(".linux", &inputs.kernel),
-        ],
-    )
+fn boot_program(
+    inputs: &Inputs,
+    os_release: &str,
+    initrd: &[u8],
+    progress: &dyn Progress,
+) -> Result<Program, AssembleError> {
+    let parts = Parts {
+        stub: inputs.stub.clone(),
+        os_release: os_release.as_bytes().to_vec(),
+        cmdline: inputs.cmdline.as_bytes().to_vec(),
+        kernel_release: inputs.kernel_release.as_bytes().to_vec(),
+        initrd: initrd.to_vec(),
+        kernel: inputs.kernel.clone(),
+    };
+    let keys = inputs.keys.read()?;
+    for lack in keys.lacks() {
+        progress.note(Step::Uki, lack);
+    }
+    Ok(parts.finish(&keys, inputs.release.time)?)
 }
 
 /// Lists every file of root and initramfs, and the kernel, with what they are built from.

@@ -11,18 +11,27 @@ pub use update::disk;
 
 mod annotated;
 pub mod assemble;
+pub mod authenticode;
 pub mod cpio;
+pub mod customise;
 mod debian;
+mod der;
+pub mod enrolment;
 mod esp;
+pub mod hardening;
 pub mod kconfig;
 pub mod kernel;
+pub mod keys;
 pub mod manifest;
 pub mod media;
+pub mod pcr;
+pub mod program;
 mod programs;
 pub mod progress;
 pub mod release;
 pub mod root;
 pub mod sbom;
+pub mod signer;
 pub mod tools;
 pub mod uki;
 mod version;
@@ -44,6 +53,7 @@ pub use progress::{Outcome, Progress, Silent, Step};
 pub use tools::{REQUIREMENTS, Requirement, ToolError};
 
 use crate::debian::Archive;
+use crate::keys::KeyFiles;
 use crate::manifest::{Manifest, ManifestError};
 use crate::release::Release;
 use crate::sbom::{Materials, Origin, Package, SbomError};
@@ -64,6 +74,8 @@ pub struct BuildOptions {
     pub cache: PathBuf,
     /// A node configuration to bake in.
     pub config: Option<PathBuf>,
+    /// The publisher's keys.
+    pub keys: KeyFiles,
     /// A folder with programs that are already built; they are built here unless given.
     pub programs: Option<PathBuf>,
     /// Parallel jobs of the compilers.
@@ -78,6 +90,7 @@ impl BuildOptions {
             output: workspace.join("target/image"),
             cache: default_cache(),
             config: None,
+            keys: KeyFiles::default(),
             programs: None,
             jobs: std::thread::available_parallelism().map_or(1, usize::from),
         }
@@ -166,6 +179,7 @@ fn gather(options: &BuildOptions, progress: &dyn Progress) -> Result<assemble::I
         workspace: options.workspace.clone(),
         programs,
         config: options.config.clone(),
+        keys: options.keys.clone(),
         release: Release::of(&options.workspace),
     })
 }

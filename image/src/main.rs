@@ -2,18 +2,22 @@
 #![forbid(unsafe_code)]
 
 use std::cell::RefCell;
-use std::error::Error as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use clap::Parser;
+use clap::{Args, Parser, Subcommand};
+use image::customise::{Changes, Lost};
+use image::keys::KeyFiles;
 use image::{BuildOptions, Outcome, Progress, Step};
 use indicatif::{ProgressBar, ProgressStyle};
 
 /// Builds kernel, root file system, UKI, ISO, disk image and PXE set.
 #[derive(Parser)]
+#[command(args_conflicts_with_subcommands = true)]
 struct Arguments {
+    #[command(subcommand)]
+    command: Option<Command>,
     /// The checkout.
     #[arg(long, default_value_os_t = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(".."))]
     workspace: PathBuf,
@@ -26,6 +30,8 @@ struct Arguments {
     /// A node configuration to bake in as /etc/holdfast.toml.
     #[arg(long)]
     config: Option<PathBuf>,
+    #[command(flatten)]
+    keys: KeyFiles,
     /// A folder with programs that are already built; they are built from the checkout unless given.
     #[arg(long)]
     programs: Option<PathBuf>,
@@ -37,6 +43,38 @@ struct Arguments {
     kernel_only: bool,
 }
 
+#[derive(Subcommand)]
+enum Command {
+    /// Puts a configuration into a finished image and signs it again; nothing is built.
+    Customise(Customise),
+}
+
+#[derive(Args)]
+struct Customise {
+    /// An ISO, a disk image or a boot program, as it was built or customised.
+    image: PathBuf,
+    /// The customised copy.
+    #[arg(long, short)]
+    output: PathBuf,
+    /// The node's configuration.
+    #[arg(long)]
+    config: PathBuf,
+    /// A key of the lease authority, 64 hexadecimal digits; all of them replace the configuration's.
+    #[arg(long, value_name = "KEY")]
+    authority: Vec<String>,
+    /// How many of the authority's keys must have signed a lease.
+    #[arg(long)]
+    threshold: Option<u32>,
+    /// The channel of releases in the place of the configuration's.
+    #[arg(long)]
+    channel: Option<String>,
+    #[command(flatten)]
+    keys: KeyFiles,
+    /// Go without the signatures that the change undoes and that no given key makes anew.
+    #[arg(long)]
+    drop_signatures: bool,
+}
+
 /// What a running step looks like.
 #[allow(
     clippy::literal_string_with_formatting_args,
@@ -46,7 +84,11 @@ const BAR: &str = "{spinner} {prefix:10} {elapsed_precise} {wide_msg}";
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    match run(&arguments) {
+    let outcome = match &arguments.command {
+        Some(Command::Customise(arguments)) => customise(arguments),
+        None => run(&arguments).map_err(Box::from),
+    };
+    match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("image: {error}");
@@ -74,6 +116,7 @@ fn run(arguments: &Arguments) -> Result<(), image::ImageError> {
         options.jobs = jobs;
     }
     options.config.clone_from(&arguments.config);
+    options.keys.clone_from(&arguments.keys);
     options.programs.clone_from(&arguments.programs);
     let terminal = Terminal::default();
     if arguments.kernel_only {
@@ -83,6 +126,28 @@ fn run(arguments: &Arguments) -> Result<(), image::ImageError> {
     }
     let artifacts = image::build(&options, &terminal)?;
     println!("{}", artifacts.folder.display());
+    Ok(())
+}
+
+fn customise(arguments: &Customise) -> Result<(), Box<dyn std::error::Error>> {
+    let path = &arguments.config;
+    let config = std::fs::read_to_string(path)
+        .map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+    let keys = arguments.keys.read()?;
+    for lack in keys.lacks() {
+        eprintln!("customise: {lack}");
+    }
+    let signatures = if arguments.drop_signatures { Lost::Dropped } else { Lost::Refused };
+    let changes = Changes {
+        config,
+        authority: arguments.authority.clone(),
+        threshold: arguments.threshold,
+        channel: arguments.channel.clone(),
+        keys,
+        signatures,
+    };
+    let said = image::customise::customise(&arguments.image, &arguments.output, &changes)?;
+    println!("{said:#}");
     Ok(())
 }
 

@@ -10,6 +10,7 @@ use update::disk::gpt::{self, BlockSize, GptError};
 use update::disk::{Slice, esp as volume, layout, template};
 
 use crate::esp;
+use crate::program::Program;
 use crate::tools::{self, ToolError};
 
 /// The ISO may not grow past this without a decision: it is downloaded over BMCs' virtual media.
@@ -45,14 +46,14 @@ fn file(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> MediaErr
 ///
 /// `extra` are small files for whoever looks into the CD; `work` is an empty folder.
 pub(crate) fn iso(
-    uki: &[u8],
+    program: &Program,
     extra: &[(&str, &[u8])],
     work: &Path,
     time: u64,
     to: &Path,
 ) -> Result<(), MediaError> {
     let volume = work.join("esp.img");
-    let bytes = esp::volume_for(uki).map_err(file("format", &volume))?;
+    let bytes = esp::volume_for(program).map_err(file("format", &volume))?;
     fs::write(&volume, bytes).map_err(file("write", &volume))?;
     let tree = work.join("iso");
     fs::create_dir(&tree).map_err(file("create", &tree))?;
@@ -83,7 +84,7 @@ pub(crate) fn iso(
 }
 
 /// Makes the disk image: ESP with the boot program, empty STATE and DATA.
-pub(crate) fn disk(uki: &[u8], time: u64, to: &Path) -> Result<(), MediaError> {
+pub(crate) fn disk(program: &Program, time: u64, to: &Path) -> Result<(), MediaError> {
     let identities = layout::Identities {
         disk: identity("disk"),
         esp: identity(layout::ESP),
@@ -104,7 +105,7 @@ pub(crate) fn disk(uki: &[u8], time: u64, to: &Path) -> Result<(), MediaError> {
     }
     for (start, partition) in &table.placed {
         if partition.kind == gpt::TYPE_ESP {
-            write_esp(&disk, *start, partition.bytes, uki, to)?;
+            write_esp(&disk, (*start, partition.bytes), program, to)?;
         } else {
             format_ext4(partition.name, (*start, partition.bytes), time, to)?;
         }
@@ -124,18 +125,17 @@ fn write_at(mut disk: &File, offset: u64, bytes: &[u8]) -> io::Result<()> {
 
 fn write_esp(
     disk: &File,
-    start: u64,
-    length: u64,
-    uki: &[u8],
+    (start, length): (u64, u64),
+    program: &Program,
     to: &Path,
 ) -> Result<(), MediaError> {
     let paths = [volume::FALLBACK, volume::SLOT_A];
     let slice = || Slice::new(disk, start, length);
-    volume::write(slice(), BlockSize::B512, uki, &paths).map_err(file("format the ESP of", to))?;
+    esp::fill(&mut slice(), program, &paths).map_err(file("format the ESP of", to))?;
     for path in paths {
-        let found =
-            volume::read(slice(), path, uki.len() as u64).map_err(file("read the ESP of", to))?;
-        if found != uki {
+        let length = program.bytes.len() as u64;
+        let found = volume::read(slice(), path, length).map_err(file("read the ESP of", to))?;
+        if found != program.bytes {
             return Err(MediaError::ReadBack { path: to.to_owned() });
         }
     }

@@ -59,6 +59,12 @@ impl Release {
     }
 }
 
+/// Returns the time in the text of an `os-release`; that of a release that says nothing if there is none.
+pub(crate) fn time_of(os_release: &str) -> u64 {
+    let line = os_release.lines().find_map(|line| line.strip_prefix("HOLDFAST_BUILD_TIME="));
+    line.and_then(|seconds| seconds.parse().ok()).unwrap_or(UNKNOWN_TIME)
+}
+
 fn describe(commit: Option<&str>, changes: Option<&str>) -> String {
     match (commit, changes) {
         (Some(commit), Some("")) => commit.trim().to_owned(),
@@ -83,5 +89,7 @@ mod tests {
         let release =
             Release { version: "1".to_owned(), commit: "c".to_owned(), time: UNKNOWN_TIME };
         assert_eq!(release.timestamp(), "2025-11-01T00:00:00Z");
+        let text = Release { time: 77, ..release }.os_release();
+        assert_eq!((time_of(&text), time_of("ID=other")), (77, UNKNOWN_TIME));
     }
 }

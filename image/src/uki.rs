@@ -29,9 +29,9 @@ use object::read::pe::PeFile64;
 use object::{LittleEndian, Object, ObjectSection};
 
 /// Size of a section table entry.
-const ENTRY: usize = 40;
+pub(crate) const ENTRY: usize = 40;
 /// Size of the signature and the COFF header in front of the optional header.
-const COFF: usize = 24;
+pub(crate) const COFF: usize = 24;
 /// PE32+ optional header magic.
 const PE32_PLUS: u16 = 0x20b;
 /// IMAGE_SCN_CNT_INITIALIZED_DATA | IMAGE_SCN_MEM_READ.
@@ -93,20 +93,24 @@ pub fn assemble(stub: &[u8], sections: &[Section<'_>]) -> Result<Vec<u8>, UkiErr
     Ok(image)
 }
 
-/// Where the parts of the stub lie.
-struct Layout {
-    pe: usize,
-    table: usize,
-    sections: u16,
+/// Where the parts of a program lie.
+pub(crate) struct Layout {
+    /// Offset of the PE signature.
+    pub(crate) pe: usize,
+    /// Offset of the section table.
+    pub(crate) table: usize,
+    /// Entries of that table.
+    pub(crate) sections: u16,
     section_alignment: u32,
     file_alignment: u32,
-    headers: u32,
+    /// Offset of the first section's data.
+    pub(crate) headers: u32,
     first_address: u32,
     end_of_image: u32,
 }
 
 impl Layout {
-    fn of(stub: &[u8]) -> Result<Self, UkiError> {
+    pub(crate) fn of(stub: &[u8]) -> Result<Self, UkiError> {
         let short = UkiError::NotPe("it is cut off");
         if stub.get(..2) != Some(b"MZ") {
             return Err(UkiError::NotPe("it does not start with MZ"));
@@ -243,11 +247,48 @@ impl Layout {
         image[self.pe + 6..self.pe + 8].copy_from_slice(&count.to_le_bytes());
         put_u32(image, optional + 8, data);
         put_u32(image, optional + 56, size);
-        put_u32(image, optional + 64, 0);
-        let sum = checksum(image);
-        put_u32(image, optional + 64, sum);
+        put_checksum(image, optional + 64);
         Ok(())
     }
+}
+
+/// Returns a program with its first `sections` sections alone, whose data come first in the file, too.
+pub(crate) fn truncated(program: &[u8], sections: usize) -> Result<Vec<u8>, UkiError> {
+    let layout = Layout::of(program)?;
+    let short = UkiError::NotPe("it is cut off");
+    let kept = u16::try_from(sections).ok().filter(|kept| *kept < layout.sections);
+    let kept = kept.ok_or(UkiError::NotPe("it has fewer sections"))?;
+    let field = |index: usize, at| get_u32(program, layout.table + index * ENTRY + at);
+    let cut = field(sections, 20).ok_or(short.clone())?;
+    let mut image = program.get(..cut as usize).ok_or(short.clone())?.to_vec();
+    let (mut end, mut gone) = (0, 0_u32);
+    for index in 0..usize::from(layout.sections) {
+        let (size, address) = (field(index, 8), field(index, 12));
+        let (size, address) = (size.ok_or(short.clone())?, address.ok_or(short.clone())?);
+        if index < sections {
+            end = end.max(address.saturating_add(size));
+        } else {
+            gone = gone.saturating_add(field(index, 16).unwrap_or(0));
+        }
+    }
+    let table =
+        layout.table + sections * ENTRY..layout.table + usize::from(layout.sections) * ENTRY;
+    image.get_mut(table).ok_or(short.clone())?.fill(0);
+    image[layout.pe + 6..layout.pe + 8].copy_from_slice(&kept.to_le_bytes());
+    let optional = layout.pe + COFF;
+    let data = get_u32(&image, optional + 8).ok_or(short.clone())?;
+    put_u32(&mut image, optional + 8, data.saturating_sub(gone));
+    let size = end.checked_next_multiple_of(layout.section_alignment).ok_or(short)?;
+    put_u32(&mut image, optional + 56, size);
+    put_checksum(&mut image, optional + 64);
+    Ok(image)
+}
+
+/// Computes the checksum of a finished program and writes it to its place.
+pub(crate) fn put_checksum(image: &mut [u8], at: usize) {
+    put_u32(image, at, 0);
+    let sum = checksum(image);
+    put_u32(image, at, sum);
 }
 
 /// The PE checksum: 16-bit words added with carry folded in, plus the file's length. The field
@@ -322,7 +363,7 @@ fn get_u16(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_le_bytes(field.try_into().ok()?))
 }
 
-fn get_u32(bytes: &[u8], at: usize) -> Option<u32> {
+pub(crate) fn get_u32(bytes: &[u8], at: usize) -> Option<u32> {
     let field = bytes.get(at..at.checked_add(4)?)?;
     Some(u32::from_le_bytes(field.try_into().ok()?))
 }

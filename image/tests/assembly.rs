@@ -45,7 +45,7 @@ fn two_builds_are_byte_identical() {
     let (one, two) = (build(one.path()), build(two.path()));
     let sums = |artifacts: &Artifacts| fs::read_to_string(&artifacts.sums).unwrap();
     assert_eq!(sums(&one), sums(&two));
-    assert_eq!(sums(&one).lines().count(), 11);
+    assert_eq!(sums(&one).lines().count(), 12);
 }
 
 #[test]

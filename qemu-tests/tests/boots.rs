@@ -12,13 +12,15 @@ use qemu_tests::harness::{
 
 /// From power-on to the agent serving, on a busy machine that emulates everything.
 const UP: Duration = Duration::from_secs(120);
+/// Memory of a small server, in MiB: the node itself must fit into it.
+const MEMORY_MIB: u32 = 512;
 /// From the power button to the machine being off.
 const DOWN: Duration = Duration::from_secs(120);
 
 /// Boots `medium` and returns the running host with the folder of its files.
 fn boot(medium: Medium, options: HostOptions) -> (Host, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
-    let options = HostOptions { medium, memory_mib: 1024, uplink: Uplink::None, ..options };
+    let options = HostOptions { medium, memory_mib: MEMORY_MIB, uplink: Uplink::None, ..options };
     let host = Host::start(&image_folder().unwrap(), folder.path(), &options).unwrap();
     (host, folder)
 }

@@ -12,6 +12,7 @@ use crate::{
     ids::{NodeId, PublicKey},
     install::Install,
     node::Bdf,
+    secure_boot::SecureBoot,
     units::Mebibytes,
     updates::Updates,
     uplinks::{self, Uplink, UplinkFault},
@@ -59,6 +60,9 @@ pub struct NodeSpec {
     /// Where releases come from; the node is never updated when left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub updates: Option<Updates>,
+    /// What it does about the firmware's keys; nothing when left out.
+    #[serde(default)]
+    pub secure_boot: SecureBoot,
 }
 
 /// How the node reaches the network: `uplinks`, or the short form for one card or all of them.

@@ -18,6 +18,7 @@ pub mod install;
 pub mod logs;
 pub mod node;
 pub mod operations;
+pub mod secure_boot;
 pub mod status;
 pub mod topology;
 pub mod units;

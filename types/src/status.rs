@@ -97,6 +97,10 @@ pub struct Trust {
     pub lockdown: Option<String>,
     /// Major version of the TPM's specification; `None` without a TPM.
     pub tpm: Option<String>,
+    /// What the boot program measured of itself into the TPM: register 11 in hexadecimal (SHA-256).
+    /// It is what the release's `measurements.json` says. `None` without a TPM.
+    #[serde(default)]
+    pub measured: Option<String>,
     /// Whether STATE and DATA can be read only by this machine with this release.
     pub sealed: bool,
 }

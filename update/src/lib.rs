@@ -32,6 +32,7 @@ pub mod json;
 pub mod metadata;
 pub mod pattern;
 pub mod release;
+pub mod secure_boot;
 pub mod shell;
 pub mod slots;
 pub mod target;

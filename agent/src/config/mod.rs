@@ -1,13 +1,14 @@
 //! Where the configuration comes from: the kernel's command line, a FAT volume labelled
-//! `HOLDFAST`, the disk that the node is installed on, the image itself, in this order. The first one that is there counts, also when it
-//! is wrong: a typo must not silently bring back another document.
+//! `HOLDFAST`, the disk that the node is installed on, what was put into the finished image, the image
+//! as it was built, in this order. The first one that is there counts, also when it is wrong: a typo
+//! must not silently bring back another document.
 
 use std::{
     fmt,
     fs::{self, File},
     io::{self, Read, Seek, SeekFrom, Write},
     path::{Path, PathBuf},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use base64::{Engine, engine::general_purpose::STANDARD};
@@ -24,6 +25,9 @@ const DOCUMENT: &str = "holdfast.toml";
 
 /// Name of the document in STATE, where the installer puts the one that it was told by.
 pub(crate) const INSTALLED: &str = "holdfast.toml";
+
+/// Document that was put into the image's initramfs, which is gone by now: init moved it here.
+pub(crate) const CUSTOMISED: &str = "run/customised/holdfast.toml";
 
 /// Document in the image.
 const BAKED: &str = "etc/holdfast.toml";
@@ -47,6 +51,8 @@ pub enum Source {
     Volume(PathBuf),
     /// The disk that the node is installed on.
     Installed,
+    /// What was put into the image after it was built.
+    Customised,
     /// The image.
     Image,
     /// There is none.
@@ -59,6 +65,7 @@ impl fmt::Display for Source {
             Self::CommandLine => f.write_str("kernel command line"),
             Self::Volume(device) => write!(f, "volume {}", device.display()),
             Self::Installed => f.write_str("the installed disk"),
+            Self::Customised => f.write_str("the customised image"),
             Self::Image => f.write_str("the image"),
             Self::Nowhere => f.write_str("nowhere"),
         }
@@ -95,16 +102,39 @@ pub enum LoadError {
 }
 
 /// Looks for a document below `root`, and goes on looking while the machine is coming up and a
-/// volume may still appear.
+/// volume may still appear. An installed node does not wait: see [`superseded`].
 pub async fn settled(root: &Path) -> Found {
     loop {
         let found = load(root);
-        let waits = matches!(found.source, Source::Installed | Source::Image | Source::Nowhere);
+        let waits = match found.source {
+            Source::CommandLine | Source::Volume(_) | Source::Installed => false,
+            // What these say may be to install, which cannot be taken back.
+            Source::Customised | Source::Image | Source::Nowhere => true,
+        };
         if !waits || since_power_on() >= SETTLED {
             return found;
         }
         tokio::time::sleep(COMING_UP).await;
     }
+}
+
+/// Waits until a volume was found after all, while the machine is coming up, on a node that started with
+/// the document of its installation. Returns whether there is one.
+pub async fn superseded(root: &Path, found: &Source) -> bool {
+    *found == Source::Installed
+        && volume_appears(root, SETTLED.saturating_sub(since_power_on())).await
+}
+
+/// Whether a volume with a document is found in this time.
+async fn volume_appears(root: &Path, within: Duration) -> bool {
+    let begin = Instant::now();
+    while begin.elapsed() < within {
+        tokio::time::sleep(COMING_UP).await;
+        if matches!(load(root).source, Source::Volume(_)) {
+            return true;
+        }
+    }
+    false
 }
 
 /// Waits until there is another document than `found`, which could not be used: somebody plugged in
@@ -160,7 +190,12 @@ fn find(root: &Path) -> (Source, Result<Vec<u8>, LoadError>) {
         }
     }
     let installed = root.join("state").join(INSTALLED);
-    for (source, path) in [(Source::Installed, installed), (Source::Image, root.join(BAKED))] {
+    let places = [
+        (Source::Installed, installed),
+        (Source::Customised, root.join(CUSTOMISED)),
+        (Source::Image, root.join(BAKED)),
+    ];
+    for (source, path) in places {
         match fs::read(&path) {
             Ok(bytes) => return (source, Ok(bytes)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -287,11 +322,43 @@ mod tests {
         assert_eq!(found.spec.expect("valid").name, "n");
     }
 
+    #[tokio::test]
+    async fn an_installed_node_starts_at_once() {
+        let root = root(&[("state/holdfast.toml", document().as_bytes())]);
+        let found = settled(root.path()).await;
+        assert_eq!(found.source, Source::Installed);
+        // This machine came up long ago; nothing is waited for.
+        assert!(!superseded(root.path(), &found.source).await);
+        assert!(!volume_appears(root.path(), Duration::from_millis(10)).await);
+    }
+
+    #[tokio::test]
+    async fn but_a_volume_that_is_found_later_counts() {
+        let stick = volume(*b"HOLDFAST   ", &document());
+        let installed = document();
+        let root = root(&[("state/holdfast.toml", installed.as_bytes()), ("dev/sdb", &stick)]);
+        let path = root.path().to_owned();
+        let plugged = tokio::spawn(async move {
+            tokio::time::sleep(COMING_UP).await;
+            fs::create_dir_all(path.join("sys/class/block/sdb")).expect("made");
+        });
+        assert!(volume_appears(root.path(), SETTLED).await);
+        plugged.await.expect("plugged in");
+    }
+
     #[test]
     fn the_installed_document_comes_before_the_image() {
         let root = root(&[("state/holdfast.toml", document().as_bytes()), (BAKED, b"rubbish")]);
         let found = load(root.path());
         assert_eq!((found.source, found.document), (Source::Installed, document().into_bytes()));
+        assert_eq!(found.spec.expect("valid").name, "n");
+    }
+
+    #[test]
+    fn a_customised_document_comes_before_the_one_that_was_built_in() {
+        let root = root(&[(CUSTOMISED, document().as_bytes()), (BAKED, b"rubbish")]);
+        let found = load(root.path());
+        assert_eq!(found.source, Source::Customised);
         assert_eq!(found.spec.expect("valid").name, "n");
     }
 

@@ -4,7 +4,13 @@
 //! mounts the image by file, moves into it and goes on there: the image must stay where it is (it
 //! is the root's storage), and nothing else of the initramfs is worth freeing.
 
-use std::{fs, io, path::Path, time::Instant};
+use std::{
+    fs,
+    io::{self, Write},
+    os::unix::fs::OpenOptionsExt,
+    path::Path,
+    time::Instant,
+};
 
 use rustix::{
     mount::{MountFlags, mount, mount_move},
@@ -23,6 +29,9 @@ use crate::events::Event;
 
 /// The root's image in the initramfs.
 const IMAGE: &str = "/root.erofs";
+
+/// What was put into the finished image, and where it is kept when the initramfs is left.
+const CUSTOMISED: &str = "/customised/holdfast.toml";
 
 /// Where it is mounted before it becomes the root.
 const NEW_ROOT: &str = "/newroot";
@@ -57,6 +66,7 @@ const PHASES: &[Phase] = &[
     Phase { name: "log", act: open_log },
     Phase { name: "settings", act: apply_settings },
     Phase { name: "watchdog", act: arm_watchdogs },
+    Phase { name: "customised", act: keep_customised },
     Phase { name: "root", act: enter_root },
     Phase { name: "late-mounts", act: late_mounts },
     Phase { name: "verify-mounts", act: verify_mounts },
@@ -99,6 +109,18 @@ fn arm_watchdogs(boot: &mut Boot) -> io::Result<()> {
     boot.watchdogs = Some(watchdogs);
     events.iter().for_each(kmsg::event);
     Ok(())
+}
+
+fn keep_customised(_: &mut Boot) -> io::Result<()> {
+    let document = match fs::read(CUSTOMISED) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        read => read?,
+    };
+    let kept = Path::new("/").join(crate::config::CUSTOMISED);
+    fs::create_dir_all(kept.parent().unwrap_or(Path::new("/run")))?;
+    let mut options = fs::File::options();
+    let mut file = options.create(true).truncate(true).write(true).mode(0o600).open(kept)?;
+    file.write_all(&document)
 }
 
 fn enter_root(boot: &mut Boot) -> io::Result<()> {

@@ -1,9 +1,13 @@
-//! Kernel settings that the configuration and command line cannot make, one table.
+//! Kernel settings that the configuration and command line cannot make: the table in
+//! `rootfs/sysctl.txt`, which carries the reasons.
 
 use std::{fs, io};
 
-/// One setting: file under /proc/sys, value, and why.
-#[derive(Debug)]
+/// The table: `file=value  # reason`, one in a line; comments and empty lines between.
+const TABLE: &str = include_str!("../../../rootfs/sysctl.txt");
+
+/// One setting.
+#[derive(Debug, PartialEq, Eq)]
 pub struct Setting {
     /// Path under `/proc/sys`.
     pub path: &'static str,
@@ -13,48 +17,36 @@ pub struct Setting {
     pub reason: &'static str,
 }
 
-/// Every setting.
-pub const SETTINGS: &[Setting] = &[
-    Setting {
-        path: "kernel/printk",
-        value: "6 5 1 6",
-        reason: "notices, as which our events are written, reach the consoles",
-    },
-    Setting {
-        path: "kernel/printk_devkmsg",
-        value: "on\n",
-        reason: "init limits lines itself, per process, and counts what it leaves out",
-    },
-    Setting {
-        path: "kernel/panic",
-        value: "10",
-        reason: "a kernel that panicked restarts after ten seconds",
-    },
-    Setting { path: "kernel/panic_on_oops", value: "1", reason: "damaged kernels stop" },
-    Setting { path: "kernel/kptr_restrict", value: "2", reason: "no addresses for anybody" },
-    Setting { path: "kernel/yama/ptrace_scope", value: "3", reason: "no process traces another" },
-    Setting { path: "fs/protected_hardlinks", value: "1", reason: "only own files are linked to" },
-    Setting { path: "fs/protected_symlinks", value: "1", reason: "/tmp holds no traps" },
-    Setting { path: "fs/protected_fifos", value: "2", reason: "likewise" },
-    Setting { path: "fs/protected_regular", value: "2", reason: "likewise" },
-    Setting { path: "fs/suid_dumpable", value: "0", reason: "nothing of root's is dumped" },
-    Setting {
-        path: "vm/overcommit_memory",
-        value: "0",
-        reason: "guest memory is reserved by the VMM, the rest may be promised",
-    },
-    Setting {
-        path: "vm/max_map_count",
-        value: "1048576",
-        reason: "many devices and memory regions in one VMM",
-    },
-];
+/// Returns every setting.
+pub fn all() -> impl Iterator<Item = Setting> {
+    TABLE.lines().filter(|line| !line.starts_with('#')).filter_map(|line| {
+        let (setting, reason) = line.split_once('#')?;
+        let (path, value) = setting.trim().split_once('=')?;
+        Some(Setting { path, value, reason: reason.trim() })
+    })
+}
 
 /// Makes every setting. Returns those that could not be made.
-pub fn apply() -> Vec<(&'static Setting, io::Error)> {
-    let write = |setting: &'static Setting| {
-        let result = fs::write(format!("/proc/sys/{}", setting.path), setting.value);
+pub fn apply() -> Vec<(Setting, io::Error)> {
+    let write = |setting: Setting| {
+        // Some files take a word only with the end of its line.
+        let line = format!("{}\n", setting.value);
+        let result = fs::write(format!("/proc/sys/{}", setting.path), line);
         result.err().map(|error| (setting, error))
     };
-    SETTINGS.iter().filter_map(write).collect()
+    all().filter_map(write).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_line_of_the_table_is_a_setting_with_a_reason() {
+        let lines = TABLE.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
+        assert_eq!(all().count(), lines.count());
+        assert!(all().all(|setting| !setting.path.is_empty() && !setting.reason.is_empty()));
+        let printk = all().find(|setting| setting.path == "kernel/printk");
+        assert_eq!(printk.map(|setting| setting.value), Some("6 5 1 6"));
+    }
 }

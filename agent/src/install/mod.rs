@@ -124,7 +124,7 @@ pub fn run(
 }
 
 /// Returns the name of the device that holds the running release, and the release.
-fn find_medium(root: &Path, release: &str) -> Option<(String, Vec<u8>)> {
+pub(crate) fn find_medium(root: &Path, release: &str) -> Option<(String, Vec<u8>)> {
     let entries = fs::read_dir(root.join("sys/class/block")).ok()?.flatten();
     let mut names: Vec<String> =
         entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();

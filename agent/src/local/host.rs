@@ -111,6 +111,8 @@ pub fn trust(root: &Path) -> Trust {
         setup_mode: variable(root, "SetupMode"),
         lockdown: text(root, "sys/kernel/security/lockdown").and_then(|text| chosen(&text)),
         tpm: text(root, "sys/class/tpm/tpm0/tpm_version_major"),
+        measured: text(root, "sys/class/tpm/tpm0/pcr-sha256/11")
+            .map(|register| register.to_ascii_lowercase()),
         sealed: false,
     }
 }
@@ -181,11 +183,13 @@ mod tests {
             (secure.as_str(), &[6, 0, 0, 0, 1]),
             ("sys/kernel/security/lockdown", b"none [integrity] confidentiality\n"),
             ("sys/class/tpm/tpm0/tpm_version_major", b"2\n"),
+            ("sys/class/tpm/tpm0/pcr-sha256/11", b"00FF\n"),
         ]);
         let trust = trust(root.path());
         assert_eq!((trust.secure_boot, trust.setup_mode), (Some(true), None));
         assert_eq!(trust.lockdown.as_deref(), Some("integrity"));
         assert_eq!(trust.tpm.as_deref(), Some("2"));
+        assert_eq!(trust.measured.as_deref(), Some("00ff"));
         assert_eq!(super::trust(Path::new("/nonexistent")), Trust::default());
     }
 

@@ -94,6 +94,8 @@ fn trust(out: &mut Exposition, status: &NodeStatus) {
     };
     let about = "Whether the firmware checked signatures; absent where there is no such firmware.";
     said("trust_secure_boot", about, trust.secure_boot);
+    let about = "Whether firmware takes keys from anybody; absent where there is no such firmware.";
+    said("trust_setup_mode", about, trust.setup_mode);
     let about = "Whether STATE and DATA can be read by this machine and release only.";
     said("trust_sealed", about, Some(trust.sealed));
     let about = "Whether there is a TPM.";

@@ -60,6 +60,15 @@ pub enum Iommu {
     IntelNoRemapping,
 }
 
+/// Which firmware the host has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Firmware {
+    /// Without Secure Boot.
+    Plain,
+    /// With Secure Boot, in its setup mode at first; the variables are behind system management mode.
+    SecureBoot,
+}
+
 /// How the host is attached to a network.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Uplink {
@@ -81,6 +90,8 @@ pub const TEST_MACHINE: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 2);
 pub struct HostOptions {
     /// What it boots.
     pub medium: Medium,
+    /// Its firmware, where the medium is started by one.
+    pub firmware: Firmware,
     /// Its IOMMU.
     pub iommu: Iommu,
     /// Its network.
@@ -105,6 +116,7 @@ impl Default for HostOptions {
     fn default() -> Self {
         Self {
             medium: Medium::Kernel(String::new()),
+            firmware: Firmware::Plain,
             iommu: Iommu::Intel,
             uplink: Uplink::User,
             config: None,
@@ -141,7 +153,7 @@ impl Host {
         command.args(["-m", &format!("{}", options.memory_mib), "-serial", "stdio"]);
         command.arg("-qmp").arg(format!("unix:{},server=on,wait=off", monitor.display()));
         iommu(&mut command, options.iommu);
-        medium(&mut command, image, folder, &options.medium)?;
+        medium(&mut command, (image, folder), options)?;
         if let Some(config) = &options.config {
             let volume = folder.join("config.img");
             super::volume::write(&volume, config)?;
@@ -264,9 +276,13 @@ fn uplink(command: &mut Command, options: &HostOptions) {
     command.args(["-device", &format!("virtio-net-pci,id=uplink,netdev=net0,romfile={order}")]);
 }
 
-fn medium(command: &mut Command, image: &Path, folder: &Path, medium: &Medium) -> Result<()> {
+fn medium(
+    command: &mut Command,
+    (image, folder): (&Path, &Path),
+    options: &HostOptions,
+) -> Result<()> {
     let iso = image.join("holdfast.iso");
-    match medium {
+    match &options.medium {
         Medium::Kernel(words) => {
             let cmdline = fs::read_to_string(image.join("pxe/cmdline")).with_context(|| {
                 format!("no image in {}; run `cargo xtask image`", image.display())
@@ -318,18 +334,26 @@ fn medium(command: &mut Command, image: &Path, folder: &Path, medium: &Medium) -
         }
         Medium::Network => {}
     }
-    firmware(command, folder)
+    firmware(command, folder, options.firmware)
 }
 
 /// OVMF with a variable store of the host's own.
-fn firmware(command: &mut Command, folder: &Path) -> Result<()> {
-    const CODE: &str = "/usr/share/OVMF/OVMF_CODE_4M.fd";
+fn firmware(command: &mut Command, folder: &Path, firmware: Firmware) -> Result<()> {
     const VARS: &str = "/usr/share/OVMF/OVMF_VARS_4M.fd";
+    let code = match firmware {
+        Firmware::Plain => "/usr/share/OVMF/OVMF_CODE_4M.fd",
+        Firmware::SecureBoot => {
+            command.args(["-machine", "smm=on"]);
+            command.args(["-global", "driver=cfi.pflash01,property=secure,value=on"]);
+            command.args(["-global", "ICH9-LPC.disable_s3=1"]);
+            "/usr/share/OVMF/OVMF_CODE_4M.secboot.fd"
+        }
+    };
     let variables = folder.join("vars.fd");
     if !variables.exists() {
         fs::copy(VARS, &variables).with_context(|| format!("{VARS} (package ovmf)"))?;
     }
-    command.args(["-drive", &format!("if=pflash,format=raw,unit=0,readonly=on,file={CODE}")]);
+    command.args(["-drive", &format!("if=pflash,format=raw,unit=0,readonly=on,file={code}")]);
     command.args(["-drive", &format!("if=pflash,format=raw,unit=1,file={}", variables.display())]);
     Ok(())
 }

@@ -14,4 +14,5 @@ pub mod qmp;
 pub mod repository;
 pub mod scene;
 pub mod serial;
+pub mod tpm;
 pub mod volume;

@@ -16,6 +16,8 @@ pub const SLOT_A: &str = "EFI/HOLDFAST/A.EFI";
 /// Where the second of the two releases lies.
 pub const SLOT_B: &str = "EFI/HOLDFAST/B.EFI";
 
+/// Most folders around a file.
+const DEPTH: usize = 8;
 /// Volume serial number: any constant.
 const VOLUME_ID: u32 = 0x484f_4c44;
 /// The volume's label; not `HOLDFAST`, which names the volume with the configuration.
@@ -47,6 +49,55 @@ pub fn write<V: Read + Write + Seek>(
         file.flush()?;
     }
     fs.unmount()
+}
+
+/// Adds a file to a volume, with the folders above it, in the place of one that is there.
+pub fn put<V: Read + Write + Seek>(volume: V, path: &str, content: &[u8]) -> io::Result<()> {
+    let fs = FileSystem::new(volume, FsOptions::new().update_accessed_date(false))?;
+    let (folders, name) = path.rsplit_once('/').unwrap_or(("", path));
+    let mut folder = fs.root_dir();
+    for part in folders.split('/').filter(|part| !part.is_empty()) {
+        folder = folder.create_dir(part)?;
+    }
+    let mut file = folder.create_file(name)?;
+    file.truncate()?;
+    file.write_all(content)?;
+    file.flush()?;
+    drop(file);
+    drop(folder);
+    fs.unmount()
+}
+
+/// Returns the paths of all files on a volume, at most `limit` of them.
+///
+/// Fails when the volume is none, and when it has more files, or folders within folders within folders
+/// beyond [`DEPTH`].
+pub fn files<V: Read + Write + Seek>(volume: V, limit: usize) -> io::Result<Vec<String>> {
+    let fs = FileSystem::new(volume, FsOptions::new().update_accessed_date(false))?;
+    let mut found = Vec::new();
+    let mut folders = vec![(String::new(), fs.root_dir(), 0)];
+    while let Some((path, folder, depth)) = folders.pop() {
+        if depth > DEPTH {
+            return Err(io::Error::other(format!("{path} lies too deep")));
+        }
+        for entry in folder.iter() {
+            let entry = entry?;
+            let name = entry.file_name();
+            if name == "." || name == ".." {
+                continue;
+            }
+            if found.len() + folders.len() >= limit {
+                return Err(io::Error::other(format!("it holds more than {limit} files")));
+            }
+            if entry.is_dir() {
+                folders.push((format!("{path}{name}/"), entry.to_dir(), depth + 1));
+            } else {
+                found.push(format!("{path}{name}"));
+            }
+        }
+    }
+    found.sort();
+    Ok(found)
 }
 
 /// Reads the file at `path`, of at most `limit` bytes.
@@ -84,6 +135,22 @@ mod tests {
                 assert_eq!(found, vec![7; 100_000]);
             }
         }
+    }
+
+    #[test]
+    fn files_are_added_and_replaced() {
+        let mut volume = volume(BlockSize::B512);
+        for content in [&[1; 5000][..], &[2; 10]] {
+            put(Cursor::new(&mut volume), "loader/keys/auto/db.auth", content).unwrap();
+            put(Cursor::new(&mut volume), "loader/keys/auto/PK.auth", content).unwrap();
+        }
+        for path in ["loader/keys/auto/db.auth", "loader/keys/auto/PK.auth"] {
+            assert_eq!(read(Cursor::new(&mut volume), path, 100).unwrap(), [2; 10]);
+        }
+        assert_eq!(read(Cursor::new(&mut volume), FALLBACK, 100_000).unwrap(), vec![7; 100_000]);
+        let all = [FALLBACK, SLOT_A, "loader/keys/auto/PK.auth", "loader/keys/auto/db.auth"];
+        assert_eq!(files(Cursor::new(&mut volume), 10).unwrap(), all);
+        assert!(files(Cursor::new(&mut volume), 3).is_err());
     }
 
     #[test]

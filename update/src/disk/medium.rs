@@ -61,6 +61,24 @@ where
     None
 }
 
+/// Returns the file at `path`, of at most `limit` bytes, on the first EFI system partition of a medium
+/// that has one.
+pub fn read_beside<D>(mut disk: D, path: &str, limit: u64) -> Option<Vec<u8>>
+where
+    D: Read + Write + Seek + std::fmt::Debug,
+{
+    for block in [BlockSize::B512, BlockSize::B4096] {
+        disk.seek(SeekFrom::Start(0)).ok()?;
+        for (start, length) in esp_partitions(&mut disk, block) {
+            let slice = Slice::new(&mut disk, start, length);
+            if let Ok(content) = esp::read(slice, path, limit) {
+                return Some(content);
+            }
+        }
+    }
+    None
+}
+
 /// Returns the text of a unified kernel image's section `.osrel`; `None` when it has none.
 pub fn os_release(program: &[u8]) -> Option<String> {
     let header = usize::try_from(u32_at(program, 0x3c)?).ok()?;

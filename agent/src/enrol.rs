@@ -1,0 +1,225 @@
+//! Gives the operator's keys to a firmware that is in its setup mode.
+//!
+//! The keys travel as signed updates beside the boot program on the medium. They are written only when
+//! they would accept the very program that runs: a server that refuses its own medium after the next
+//! start is worth less than one without Secure Boot. Sources: UEFI Specification 2.10 §32.3 (modes and
+//! variables); the kernel's Documentation/filesystems/efivarfs.rst.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use rustix::mount::{MountFlags, mount_remount};
+use types::status::Trust;
+use update::{
+    disk::medium,
+    secure_boot::{self, Variable},
+};
+
+use crate::{config::ReadOnly, install, local};
+
+/// Where the kernel shows firmware's variables.
+const EFIVARS: &str = "/sys/firmware/efi/efivars";
+
+/// Why firmware did not get the keys.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message is the doc")]
+pub enum EnrolError {
+    #[error("this firmware has no Secure Boot, or the node was not started by it")]
+    NoSecureBoot,
+    #[error(
+        "the firmware has keys already, and Secure Boot is off; switch it on in the firmware's setup, or clear its keys there to enrol ours"
+    )]
+    HasKeys,
+    #[error(
+        "no disk, stick or CD of this server holds the running release; attach the medium that the node was started from"
+    )]
+    NoMedium,
+    #[error(
+        "{medium} carries no {path}; build the image with --secure-boot-key and --secure-boot-cert"
+    )]
+    NoUpdate { medium: String, path: String },
+    #[error("{path} on {medium} is no update of firmware's keys")]
+    BadUpdate { medium: String, path: String },
+    #[error(
+        "the keys on {medium} would refuse the release that runs from it: it is signed by none of them; keys and boot program must come from one build"
+    )]
+    WouldRefuse { medium: String },
+    #[error("the firmware still has {0}; clear its keys in the firmware's setup")]
+    Leftover(&'static str),
+    #[error("the firmware refused {variable}")]
+    Refused { variable: &'static str, source: io::Error },
+    #[error("cannot make the firmware's variables writable")]
+    Variables { source: io::Error },
+}
+
+/// What there is to do, by what firmware says of itself.
+#[derive(Debug, PartialEq, Eq)]
+enum Mode {
+    /// Secure Boot is on; whoever did that had keys.
+    Done,
+    /// Keys can be written.
+    Open,
+}
+
+fn mode(trust: &Trust) -> Result<Mode, EnrolError> {
+    match (trust.setup_mode, trust.secure_boot) {
+        (Some(true), _) => Ok(Mode::Open),
+        (_, Some(true)) => Ok(Mode::Done),
+        (Some(false), _) => Err(EnrolError::HasKeys),
+        (None, _) => Err(EnrolError::NoSecureBoot),
+    }
+}
+
+/// Enrols the keys of the medium that the node runs from. Returns what they came from; `None` when
+/// Secure Boot is on already. Blocks: it reads disks.
+pub fn enrol(root: &Path) -> Result<Option<String>, EnrolError> {
+    if mode(&local::host::trust(root))? == Mode::Done {
+        return Ok(None);
+    }
+    let release = fs::read_to_string(root.join("etc/os-release")).unwrap_or_default();
+    let (name, program) = install::find_medium(root, &release).ok_or(EnrolError::NoMedium)?;
+    let updates = updates(&root.join("dev").join(&name))?;
+    accepts(&name, &updates, &program)?;
+    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    let remount = |flags| {
+        let done = mount_remount(EFIVARS, flags, c"").map_err(io::Error::from);
+        done.map_err(|source| EnrolError::Variables { source })
+    };
+    remount(flags)?;
+    let written = write(Path::new(EFIVARS), &updates);
+    remount(flags | MountFlags::RDONLY)?;
+    written.map(|()| Some(name))
+}
+
+/// An update of each variable, in the order of [`Variable::ALL`].
+struct Updates([Vec<u8>; 3]);
+
+fn updates(device: &Path) -> Result<Updates, EnrolError> {
+    let medium = device.display().to_string();
+    let read = |variable: Variable| {
+        let path = variable.path();
+        let disk = fs::File::open(device).map_err(|_| EnrolError::NoMedium)?;
+        medium::read_beside(ReadOnly(disk), &path, secure_boot::LIMIT)
+            .ok_or(EnrolError::NoUpdate { medium: medium.clone(), path })
+    };
+    let [first, second, third] = Variable::ALL.map(read);
+    Ok(Updates([first?, second?, third?]))
+}
+
+/// Checks that a firmware with these keys starts the program.
+fn accepts(medium: &str, updates: &Updates, program: &[u8]) -> Result<(), EnrolError> {
+    let parsed = Variable::ALL.iter().zip(&updates.0).map(|(variable, update)| {
+        let bad = || EnrolError::BadUpdate { medium: medium.to_owned(), path: variable.path() };
+        secure_boot::certificates(update).filter(|found| !found.is_empty()).ok_or_else(bad)
+    });
+    let parsed = parsed.collect::<Result<Vec<_>, _>>()?;
+    let signatures = secure_boot::signatures_of(program).unwrap_or_default();
+    let signed_by = |certificate: &[u8]| {
+        signatures.windows(certificate.len().max(1)).any(|window| window == certificate)
+    };
+    let accepted = parsed.first().is_some_and(|db| db.iter().any(|one| signed_by(one)));
+    if accepted { Ok(()) } else { Err(EnrolError::WouldRefuse { medium: medium.to_owned() }) }
+}
+
+/// Writes the variables below `folder`, the one that closes the door last.
+fn write(folder: &Path, updates: &Updates) -> Result<(), EnrolError> {
+    let file = |variable: Variable| -> PathBuf {
+        folder.join(format!("{}-{}", variable.name(), variable.vendor()))
+    };
+    if let Some(there) = Variable::ALL.into_iter().find(|variable| file(*variable).exists()) {
+        return Err(EnrolError::Leftover(there.name()));
+    }
+    for (variable, update) in Variable::ALL.into_iter().zip(&updates.0) {
+        // The kernel wants attributes and content in one piece.
+        let bytes = [&secure_boot::ATTRIBUTES.to_le_bytes()[..], update].concat();
+        fs::write(file(variable), bytes)
+            .map_err(|source| EnrolError::Refused { variable: variable.name(), source })?;
+    }
+    Ok(())
+}
+
+/// Says how far firmware and kernel are locked, as [`crate::events::Event::Trust`] has it.
+pub fn secure_boot_word(trust: &Trust) -> &'static str {
+    match (trust.secure_boot, trust.setup_mode) {
+        (Some(true), _) => "on",
+        (_, Some(true)) => "setup",
+        (Some(false), _) => "off",
+        (None, _) => "unknown",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
+    use super::*;
+
+    fn trust(setup_mode: Option<bool>, secure_boot: Option<bool>) -> Trust {
+        Trust { setup_mode, secure_boot, ..Trust::default() }
+    }
+
+    fn updates(db: &[u8]) -> Updates {
+        let update = |certificate: &[u8]| {
+            let content = secure_boot::list(certificate);
+            secure_boot::update(&secure_boot::time(2026, [1; 5]), b"signature", &content)
+        };
+        Updates([update(db), update(b"owner"), update(b"owner")])
+    }
+
+    /// A program whose certificate table holds these bytes.
+    fn program(table: &[u8]) -> Vec<u8> {
+        let mut bytes = vec![0; 0x200];
+        bytes[0x3c] = 0x80;
+        bytes[0x80..0x84].copy_from_slice(b"PE\0\0");
+        let entry = 0x80 + 24 + 112 + 4 * 8;
+        bytes[entry..entry + 4].copy_from_slice(&0x200_u32.to_le_bytes());
+        bytes[entry + 4] = u8::try_from(table.len()).unwrap();
+        bytes.extend(table);
+        bytes
+    }
+
+    #[test]
+    fn keys_are_for_setup_mode_only() {
+        assert_eq!(mode(&trust(Some(true), Some(false))).unwrap(), Mode::Open);
+        assert_eq!(mode(&trust(Some(false), Some(true))).unwrap(), Mode::Done);
+        let refused = |setup, secure| mode(&trust(setup, secure)).unwrap_err();
+        assert!(matches!(refused(Some(false), Some(false)), EnrolError::HasKeys));
+        assert!(matches!(refused(None, None), EnrolError::NoSecureBoot));
+        let words =
+            [(Some(false), Some(true)), (Some(true), Some(false)), (Some(false), Some(false))];
+        let said = words.map(|(setup, secure)| secure_boot_word(&trust(setup, secure)));
+        assert_eq!(said, ["on", "setup", "off"]);
+    }
+
+    #[test]
+    fn keys_that_would_refuse_the_running_program_are_refused() {
+        let signed = program(b"xx our certificate xx");
+        accepts("sr0", &updates(b"our certificate"), &signed).unwrap();
+        let refused =
+            |updates: &Updates, program: &[u8]| accepts("sr0", updates, program).unwrap_err();
+        let other = refused(&updates(b"another certificate"), &signed);
+        assert!(matches!(other, EnrolError::WouldRefuse { .. }));
+        let unsigned = refused(&updates(b"our certificate"), &program(b""));
+        assert!(matches!(unsigned, EnrolError::WouldRefuse { .. }));
+        let mut broken = updates(b"our certificate");
+        broken.0[1].pop();
+        let refusal = refused(&broken, &signed);
+        assert!(refusal.to_string().contains("loader/keys/auto/KEK.auth"), "{refusal}");
+    }
+
+    #[test]
+    fn the_platform_key_is_written_last_and_nothing_is_overwritten() {
+        let folder = tempfile::tempdir().unwrap();
+        let updates = updates(b"db");
+        write(folder.path(), &updates).unwrap();
+        let name = format!("PK-{}", update::efi::GLOBAL);
+        let written = fs::read(folder.path().join(&name)).unwrap();
+        assert_eq!(written[..4], [0x27, 0, 0, 0]);
+        assert_eq!(written[4..], updates.0[2]);
+        let again = write(folder.path(), &updates).unwrap_err();
+        assert!(matches!(again, EnrolError::Leftover("db")), "{again}");
+        let nowhere = write(&folder.path().join("none"), &updates).unwrap_err();
+        assert!(matches!(nowhere, EnrolError::Refused { variable: "db", .. }), "{nowhere}");
+    }
+}

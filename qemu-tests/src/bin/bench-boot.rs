@@ -1,0 +1,246 @@
+//! Measures the boot of the shipped image on an emulated host, phase by phase, and the memory that the
+//! node then uses with no machine.
+//!
+//! Firmware and boot program are timed from outside, by what they write to the serial line; from the
+//! kernel's start on, the node's own metrics count. Processor and clock are emulated: the ratios
+//! within one run are the usable part.
+
+#![forbid(unsafe_code)]
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    net::TcpStream,
+    process::ExitCode,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+use clap::Parser;
+use qemu_tests::harness::{
+    agent::exchange,
+    host::{Host, HostOptions, Medium},
+    programs::free_tcp_port,
+    scene::{Scene, image_folder},
+};
+use serde_json::json;
+
+/// Measures the boot of the shipped image.
+#[derive(Parser)]
+struct Arguments {
+    /// Boots; the table shows medians.
+    #[arg(long, default_value_t = 5)]
+    runs: u32,
+    /// What the host starts from.
+    #[arg(long, value_enum, default_value_t = Source::Disk)]
+    from: Source,
+    /// Memory of the host.
+    #[arg(long, default_value_t = 512)]
+    memory_mib: u32,
+}
+
+/// What a measured host starts from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Source {
+    /// A disk with STATE and DATA, as an installed node does.
+    Disk,
+    /// The ISO as a CD, with everything in memory. Then init waits a moment for disks to appear.
+    Iso,
+}
+
+/// From power-on to the overlay, on a busy machine that emulates everything.
+const LIMIT: Duration = Duration::from_secs(240);
+/// TCP port of the node's metrics.
+const METRICS: u16 = 9187;
+/// The firmware's last line before it starts a boot program.
+const FIRMWARE_ENDS: &str = "BdsDxe: starting";
+/// Init's first line: the earliest of its phases that speaks.
+const INIT: &str = "init-first-line";
+/// What the node may use without a machine, in MiB.
+const MEMORY_TARGET_MIB: f64 = 96.0;
+
+/// The timeline's steps: where each begins, where it ends, what it is, and its target in seconds.
+const STEPS: &[(&str, &str, &str, Option<f64>)] = &[
+    ("power-on", "firmware", "firmware", None),
+    ("firmware", "kernel", "boot program, and the kernel's unpacking", None),
+    ("kernel", INIT, "kernel, to init's first line", None),
+    (INIT, "mounts-verified", "mounts", None),
+    ("mounts-verified", "init-ready", "the rest of init", None),
+    ("init-ready", "agent-started", "the agent's start", None),
+    ("agent-started", "node", "the agent's identity", None),
+    ("node", "config", "configuration", None),
+    ("config", "online", "address (DHCP)", None),
+    ("config", "agent-ready", "the agent's parts", None),
+    ("agent-ready", "overlay-members", "overlay", None),
+    (INIT, "agent-ready", "= init's first line to agent serving", Some(1.0)),
+    (INIT, "overlay-members", "= init's first line to joined", Some(2.0)),
+    ("power-on", "overlay-members", "= all of it", None),
+];
+
+/// When each phase was reached, in seconds since the power was switched on.
+struct Timeline(BTreeMap<String, f64>);
+
+impl Timeline {
+    /// Seconds from one phase to another; `None` when one of them was not reached.
+    fn span(&self, from: &str, to: &str) -> Option<f64> {
+        Some(self.0.get(to)? - self.0.get(from)?)
+    }
+}
+
+fn main() -> ExitCode {
+    match run(&Arguments::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("bench: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let scene = Scene::start(folder.path())?;
+    let (mut timelines, mut memory) = (Vec::new(), Vec::new());
+    for run in 0..arguments.runs {
+        let (timeline, used) = boot(&scene, run, arguments)?;
+        let joined = timeline.span("power-on", "overlay-members").context("never joined")?;
+        println!("run {}: joined {joined:.2} s after power-on", run + 1);
+        timelines.push(timeline);
+        memory.push(used);
+    }
+    print(&timelines);
+    let used = median(&mut memory).context("no runs")?;
+    println!(
+        "{:<42} {used:>9.1} MiB   target {MEMORY_TARGET_MIB:.0} MiB",
+        "memory used, no machine"
+    );
+    for (name, file) in [("UKI", "holdfast.efi"), ("ISO", "holdfast.iso")] {
+        let bytes = fs::metadata(image_folder()?.join(file))?.len();
+        println!("{name:<42} {:>9.1} MiB", mebi(bytes as f64));
+    }
+    Ok(())
+}
+
+/// Boots once and returns the timeline with the memory used, in MiB.
+fn boot(scene: &Scene, run: u32, arguments: &Arguments) -> Result<(Timeline, f64)> {
+    let folder = scene.folder.join(format!("run-{run}"));
+    fs::create_dir_all(&folder)?;
+    let medium = match arguments.from {
+        Source::Iso => Medium::IsoCd,
+        Source::Disk => {
+            let copy = folder.join("disk.img");
+            fs::copy(image_folder()?.join("holdfast.img"), &copy)?;
+            Medium::Disk(copy)
+        }
+    };
+    let extra = format!("[metrics]\nlisten = \"0.0.0.0:{METRICS}\"\n");
+    let options = HostOptions {
+        medium,
+        memory_mib: arguments.memory_mib,
+        config: Some(scene.node_config("measured", &extra)),
+        ..HostOptions::default()
+    };
+    let begin = Instant::now();
+    let mut host = Host::start(&image_folder()?, &folder, &options)?;
+    host.serial.wait(FIRMWARE_ENDS, LIMIT)?;
+    let firmware = begin.elapsed().as_secs_f64();
+    let line = host.serial.wait("holdfast: event=", LIMIT)?;
+    let seen = begin.elapsed().as_secs_f64();
+    let first = stamp(&line).with_context(|| format!("no time in {line:?}"))?;
+    let kernel = seen - first;
+    host.serial.wait("event=overlay-members", LIMIT)?;
+    let metrics = metrics(&mut host)?;
+    let mut timeline = BTreeMap::from([
+        ("power-on".to_owned(), 0.0),
+        ("firmware".to_owned(), firmware),
+        ("kernel".to_owned(), kernel),
+        (INIT.to_owned(), seen),
+    ]);
+    for (name, at) in phases(&metrics) {
+        timeline.insert(name.to_owned(), kernel + at);
+    }
+    let bytes = |name: &str| value(&metrics, name).with_context(|| format!("no metric {name}"));
+    let used =
+        bytes("holdfast_host_memory_bytes")? - bytes("holdfast_host_memory_available_bytes")?;
+    Ok((Timeline(timeline), mebi(used)))
+}
+
+/// The kernel's time in front of a line: `[    1.234567] …`.
+fn stamp(line: &str) -> Option<f64> {
+    let (_, rest) = line.split_once('[')?;
+    rest.split_once(']')?.0.trim().parse().ok()
+}
+
+/// Reads the node's metrics, once its port is open.
+fn metrics(host: &mut Host) -> Result<String> {
+    let port = free_tcp_port()?;
+    let forward = format!("hostfwd_add net0 tcp:127.0.0.1:{port}-:{METRICS}");
+    host.qmp.execute("human-monitor-command", json!({ "command-line": forward }))?;
+    let deadline = Instant::now() + Duration::from_secs(30);
+    loop {
+        let stream = TcpStream::connect(("127.0.0.1", port))?;
+        match exchange(stream, "GET", "/metrics") {
+            Ok((200, text)) if phases(&text).any(|(name, _)| name == "overlay-members") => {
+                return Ok(text);
+            }
+            Ok((status, _)) if Instant::now() > deadline => bail!("metrics answer {status}"),
+            Err(error) if Instant::now() > deadline => return Err(error),
+            Ok(_) | Err(_) => std::thread::sleep(Duration::from_millis(200)),
+        }
+    }
+}
+
+/// The phases that the node counts, in seconds since its kernel started.
+fn phases(metrics: &str) -> impl Iterator<Item = (&str, f64)> {
+    metrics.lines().filter_map(|line| {
+        let rest = line.strip_prefix("holdfast_boot_phase_seconds{phase=\"")?;
+        let (name, seconds) = rest.split_once("\"} ")?;
+        Some((name, seconds.parse().ok()?))
+    })
+}
+
+fn value(metrics: &str, name: &str) -> Option<f64> {
+    metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
+}
+
+fn print(timelines: &[Timeline]) {
+    println!("\n{:<42} {:>11}", "step (median)", "seconds");
+    for (from, to, what, target) in STEPS {
+        let mut spans: Vec<f64> =
+            timelines.iter().filter_map(|timeline| timeline.span(from, to)).collect();
+        let seconds = median(&mut spans).map_or("-".to_owned(), |seconds| format!("{seconds:.2}"));
+        let target = target.map(|target| format!("   target {target:.1} s")).unwrap_or_default();
+        println!("{what:<42} {seconds:>11}{target}");
+    }
+}
+
+fn median(values: &mut [f64]) -> Option<f64> {
+    values.sort_unstable_by(f64::total_cmp);
+    values.get(values.len() / 2).copied()
+}
+
+fn mebi(bytes: f64) -> f64 {
+    bytes / f64::from(1 << 20)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_and_metrics_are_read() {
+        assert_eq!(stamp("[    1.250000] holdfast: event=x"), Some(1.25));
+        assert_eq!(stamp("holdfast: event=x"), None);
+        let text =
+            "holdfast_boot_phase_seconds{phase=\"node\"} 2.5\nholdfast_host_memory_bytes 7\n";
+        assert_eq!(phases(text).collect::<Vec<_>>(), [("node", 2.5)]);
+        assert_eq!(value(text, "holdfast_host_memory_bytes"), Some(7.0));
+        assert_eq!(value(text, "holdfast_host"), None);
+    }
+
+    #[test]
+    fn a_median_is_the_middle() {
+        assert_eq!(median(&mut [3.0, 1.0, 2.0]), Some(2.0));
+        assert_eq!(median(&mut []), None);
+    }
+}
