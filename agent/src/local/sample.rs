@@ -46,14 +46,6 @@ pub(crate) fn status() -> NodeStatus {
         dns: vec!["203.0.113.3".parse().expect("an address")],
         error: String::new(),
     };
-    let trust = Trust {
-        secure_boot: Some(true),
-        setup_mode: Some(false),
-        lockdown: Some("integrity".into()),
-        tpm: Some("2".into()),
-        measured: Some("f7".repeat(32)),
-        sealed: false,
-    };
     NodeStatus {
         version: STATUS_VERSION,
         node: NodeId::from_bytes([0xab; 32]),
@@ -66,7 +58,7 @@ pub(crate) fn status() -> NodeStatus {
         boot: vec![BootPhase { name: "init-ready".into(), at_ms: 912 }],
         install: String::new(),
         trouble: String::new(),
-        trust,
+        trust: trust(),
         slot: Slot::Installed,
         updates: updates(),
         clock: ClockView { sources: 2, offset_ms: -12, error: String::new() },
@@ -97,6 +89,17 @@ pub(crate) fn status() -> NodeStatus {
             last_stop: String::new(),
         }],
         errors: vec![line(9, Level::Error, "holdfast: event=trouble place=store reason=\"full\"")],
+    }
+}
+
+fn trust() -> Trust {
+    Trust {
+        secure_boot: Some(true),
+        setup_mode: Some(false),
+        lockdown: Some("integrity".into()),
+        tpm: Some("2".into()),
+        measured: Some("f7".repeat(32)),
+        sealed: false,
     }
 }
 
