@@ -218,14 +218,3 @@ pub(crate) fn counted() -> Counted {
         machines: vec![(machine_id(), counters)],
     }
 }
-
-fn trust() -> Trust {
-    Trust {
-        secure_boot: Some(true),
-        setup_mode: Some(false),
-        lockdown: Some("integrity".into()),
-        tpm: Some("2".into()),
-        measured: Some("f7".repeat(32)),
-        sealed: false,
-    }
-}
