@@ -9,6 +9,7 @@ use qemu_tests::{
     bed::{firmware, guest},
     harness::{
         host::HostOptions,
+        pace::steadily,
         packages,
         scene::{LeaseRequest, Scene},
     },
@@ -16,18 +17,21 @@ use qemu_tests::{
 use serde_json::{Value, json};
 
 /// How long firmware, boot loader and kernel may take together under two layers of emulation.
-const START_LIMIT: Duration = Duration::from_secs(600);
+const START_LIMIT: Duration = Duration::from_secs(300);
 /// A renter's key, and a program for the first start.
 const KEY: &str = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5 \"me\": [x] # y";
 const USER_DATA: &str = "#cloud-config\nruncmd:\n  - [touch, /run/started]\n";
 
 #[test]
 fn a_qcow2_image_starts_by_its_own_boot_loader() {
-    let folder = tempfile::tempdir().unwrap();
-    let scene = Scene::start_slow(folder.path()).unwrap();
+    steadily(qcow2_starts);
+}
+
+fn qcow2_starts(folder: &Path) {
+    let scene = Scene::start_slow(folder).unwrap();
     let (_host, node) = scene.boot("uefi", HostOptions::default()).unwrap();
-    let raw = firmware::grub_disk(folder.path()).unwrap();
-    let (qcow2, imported) = (folder.path().join("image.qcow2"), folder.path().join("image.raw"));
+    let raw = firmware::grub_disk(folder).unwrap();
+    let (qcow2, imported) = (folder.join("image.qcow2"), folder.join("image.raw"));
     let converted = Command::new("qemu-img")
         .args(["convert", "-O", "qcow2"])
         .args([&raw, &qcow2])
@@ -50,7 +54,7 @@ fn a_qcow2_image_starts_by_its_own_boot_loader() {
     let pushed =
         scene.renter().json(&["content", "push", &path(&imported), "--lease", &lease]).unwrap();
     let digest = pushed["content"].as_str().unwrap();
-    let (keys, user_data) = (folder.path().join("keys"), folder.path().join("user-data"));
+    let (keys, user_data) = (folder.join("keys"), folder.join("user-data"));
     std::fs::write(&keys, format!("{KEY}\n")).unwrap();
     std::fs::write(&user_data, USER_DATA).unwrap();
     let (keys, user_data) = (path(&keys), path(&user_data));
@@ -60,7 +64,7 @@ fn a_qcow2_image_starts_by_its_own_boot_loader() {
     scene.renter().json(&[&made[..], &seed].concat()).unwrap();
     let console = scene.wait_for_console(&id, guest::READY, START_LIMIT).unwrap();
     let told = console.lines().find_map(|line| line.trim_end().strip_prefix(guest::SEED));
-    let told = what_cloud_init_reads(folder.path(), told.unwrap());
+    let told = what_cloud_init_reads(folder, told.unwrap());
     let expected = json!({
         "label": "CIDATA", "found": true, "instance": id, "hostname": "web-1", "keys": [KEY],
         "user_data": USER_DATA,

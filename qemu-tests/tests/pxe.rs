@@ -1,15 +1,21 @@
-//! The image boots over the network, with a real DHCP and TFTP server: OVMF's own PXE client loads
-//! the UKI, or iPXE the kernel and the initramfs; either way the node joins.
+//! The image boots over the network, with real DHCP, TFTP and HTTP servers: OVMF's own PXE or HTTP
+//! client loads the UKI, or iPXE the kernel and the initramfs; in each way the node joins.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
-use std::{fs, path::Path, time::Duration};
+use std::{
+    fs,
+    path::Path,
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
 
 use qemu_tests::harness::{
     host::{HostOptions, Medium},
-    lan::Lan,
+    lan::{Lan, ROUTER},
     packages,
     scene::{Scene, image_folder},
+    serial::{Echo, Serial},
 };
 
 /// How long dnsmasq may take to tell what it has done.
@@ -47,6 +53,41 @@ fn the_uki_by_the_firmwares_own_client() {
         join(lan, folder.path());
         lan.log.wait("/holdfast.efi to 203.0.113.", SOON).unwrap();
     });
+}
+
+#[test]
+fn the_uki_by_the_firmwares_http_client() {
+    let folder = tempfile::tempdir().unwrap();
+    let boot = format!("--dhcp-boot=tag:http,http://{ROUTER}:8000/holdfast.efi");
+    let options = [
+        "--dhcp-vendorclass=set:http,HTTPClient",
+        "--dhcp-option-force=tag:http,60,HTTPClient",
+        &boot,
+    ];
+    Lan::run("HTTP boot", folder.path(), &options, |lan| {
+        let server = Command::new("python3")
+            .args(["-u", "-m", "http.server", "--bind", &ROUTER.to_string(), "--directory"])
+            .args([&image_folder().unwrap().join("pxe").display().to_string(), "8000"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn();
+        let mut server = Server(server.unwrap());
+        let told = server.0.stderr.take().unwrap();
+        let told = Serial::collect(told, &folder.path().join("http.log"), Echo::Quiet).unwrap();
+        join(lan, folder.path());
+        told.wait("\"GET /holdfast.efi HTTP/1.1\" 200", SOON).unwrap();
+    });
+}
+
+/// A server that ends with its test.
+struct Server(Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.0.kill().ok();
+        self.0.wait().ok();
+    }
 }
 
 /// Has OVMF load iPXE, and iPXE what the script says; a file's whole transfer is told by dnsmasq.

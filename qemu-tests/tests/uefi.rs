@@ -14,7 +14,10 @@ use qemu_tests::{
         firmware::{self, Release},
         guest,
     },
-    harness::{host::HostOptions, pace::Pace},
+    harness::{
+        host::HostOptions,
+        pace::{Pace, steadily},
+    },
 };
 
 /// How long firmware, boot loader and kernel may take together under two layers of emulation.
@@ -60,25 +63,26 @@ fn finish(bed: &mut Bed, machine: u32) {
     assert_eq!(status, 0, "{log}");
 }
 
-/// Starts a machine from `disk` and returns what its guest tells of it.
-fn told(release: Release, make: fn(&Path) -> anyhow::Result<PathBuf>) -> String {
-    let folder = tempfile::tempdir().unwrap();
-    let disk = make(folder.path()).unwrap();
-    let mut bed = bed(folder.path(), release, disk);
+/// Starts a machine from the disk that `make` makes, and hears from its guest who made it.
+fn starts(folder: &Path, release: Release, make: fn(&Path) -> anyhow::Result<PathBuf>) {
+    let disk = make(folder).unwrap();
+    let mut bed = bed(folder, release, disk);
     let machine = start(&mut bed);
     let id = "cat /sys/class/dmi/id/sys_vendor /sys/class/dmi/id/product_uuid";
-    let told = bed.run(machine, id, SOON).unwrap();
+    assert_eq!(bed.run(machine, id, SOON).unwrap(), NAMED);
     let tables = bed.run(machine, "ls /sys/firmware/acpi/tables /sys/firmware/efi", SOON).unwrap();
     assert!(tables.contains("MCFG") && tables.contains("systab"), "{tables}");
     finish(&mut bed, machine);
-    told
 }
 
 #[test]
 fn grub_starts_debian_and_variables_outlive_the_machine() {
-    let folder = tempfile::tempdir().unwrap();
-    let disk = firmware::grub_disk(folder.path()).unwrap();
-    let mut bed = bed(folder.path(), Release::Bookworm, disk);
+    steadily(variables_outlive_the_machine);
+}
+
+fn variables_outlive_the_machine(folder: &Path) {
+    let disk = firmware::grub_disk(folder).unwrap();
+    let mut bed = bed(folder, Release::Bookworm, disk);
     let machine = start(&mut bed);
     let id = "cat /sys/class/dmi/id/sys_vendor /sys/class/dmi/id/product_uuid";
     assert_eq!(bed.run(machine, id, SOON).unwrap(), NAMED);
@@ -97,19 +101,18 @@ fn grub_starts_debian_and_variables_outlive_the_machine() {
 
 #[test]
 fn grub_starts_debian_through_the_firmware_of_debian_13() {
-    assert_eq!(told(Release::Trixie, firmware::grub_disk), NAMED);
+    steadily(|folder| starts(folder, Release::Trixie, firmware::grub_disk));
 }
 
 #[test]
 fn systemd_boot_starts_a_unified_kernel_image_through_the_firmware_of_debian_13() {
-    assert_eq!(told(Release::Trixie, firmware::systemd_boot_disk), NAMED);
+    steadily(|folder| starts(folder, Release::Trixie, firmware::systemd_boot_disk));
 }
 
 /// Starts Debian's installer from a read-only disk and waits until its own system runs.
-fn installer_runs(release: Release) {
-    let folder = tempfile::tempdir().unwrap();
-    let disk = firmware::installer_iso(folder.path()).unwrap();
-    let mut bed = bed(folder.path(), release, disk);
+fn installer_runs(folder: &Path, release: Release) {
+    let disk = firmware::installer_iso(folder).unwrap();
+    let mut bed = bed(folder, release, disk);
     let mut plan = plan();
     plan.spec.memory_mib.0 = 768;
     plan.spec.disks[0].read_only = true;
@@ -119,5 +122,5 @@ fn installer_runs(release: Release) {
 
 #[test]
 fn the_installer_starts_from_a_read_only_iso_through_the_firmware_of_debian_12() {
-    installer_runs(Release::Bookworm);
+    steadily(|folder| installer_runs(folder, Release::Bookworm));
 }

@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::json;
 
 use super::{
-    pace::Pace,
+    pace::{Pace, QEMUS_LOG},
     qmp::Qmp,
     serial::{Echo, Serial},
 };
@@ -177,7 +177,7 @@ impl Host {
             command.args(["-rtc", rtc]);
         }
         command.args(&options.arguments);
-        let errors = File::create(folder.join("qemu.log"))?;
+        let errors = File::create(folder.join(QEMUS_LOG))?;
         let mut child = command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -187,7 +187,7 @@ impl Host {
         let output = child.stdout.take().context("QEMU has no output")?;
         let serial = Serial::collect(output, &folder.join("serial.log"), options.echo)?;
         let qmp = Qmp::connect(&monitor, Duration::from_secs(20))
-            .with_context(|| fs::read_to_string(folder.join("qemu.log")).unwrap_or_default());
+            .with_context(|| fs::read_to_string(folder.join(QEMUS_LOG)).unwrap_or_default());
         match qmp {
             Ok(qmp) => Ok(Self { child, serial, qmp }),
             Err(error) => {

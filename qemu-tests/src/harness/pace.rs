@@ -1,6 +1,12 @@
 //! Clocks that run slower than ours, for what an emulator does not get done in time otherwise.
 
-use std::{path::Path, process::Command, time::Instant};
+use std::{
+    fs,
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    path::Path,
+    process::Command,
+    time::Instant,
+};
 
 use anyhow::{Result, ensure};
 
@@ -9,10 +15,10 @@ use anyhow::{Result, ensure};
 pub enum Pace {
     /// As ours do.
     Real,
-    /// At a fifth of that. Timers that are late at an emulator's speed are then in time: QEMU, 7.2 and
-    /// 10.0 alike, ends itself when a nested guest writes CR8 while the next interrupt waits, as edk2
-    /// does at the end of each interrupt. Counting instructions (`-icount`) makes QEMU stand still for
-    /// ever in one start of eight.
+    /// At a fifth of that. Timers that are late at an emulator's speed are then nearly always in
+    /// time: QEMU, 7.2 and 10.0 alike, ends itself when a nested guest writes CR8 while the next
+    /// interrupt waits, as edk2 does at the end of each interrupt. Counting instructions (`-icount`)
+    /// makes QEMU stand still for ever in one start of eight.
     Slow,
 }
 
@@ -20,6 +26,11 @@ pub enum Pace {
 const CLOCKS: &str = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1";
 /// What [`Pace::Slow`] leaves of a second.
 const SLOW: f64 = 0.2;
+/// How often a test is tried again whose emulator ended itself.
+const MORE_TRIES: u32 = 2;
+/// Where QEMU writes why it ends, in its host's folder; and what it writes.
+pub(super) const QEMUS_LOG: &str = "qemu.log";
+const QEMUS_END: &str = "tcg_handle_interrupt: assertion failed";
 
 impl Pace {
     /// Has the program of `command` live at this pace from its start on.
@@ -41,8 +52,59 @@ impl Pace {
     }
 }
 
+/// Runs a test whose hosts live in the folder that it is given at [`Pace::Slow`]; once more, in another
+/// folder, when it failed because QEMU ended itself, and only then.
+pub fn steadily(test: impl Fn(&Path)) {
+    for _ in 0..MORE_TRIES {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let Err(panic) = catch_unwind(AssertUnwindSafe(|| test(folder.path()))) else { return };
+        if !qemu_ended_itself(folder.path()) {
+            resume_unwind(panic);
+        }
+        println!("trying again: QEMU ended itself: {QEMUS_END}");
+    }
+    test(tempfile::tempdir().expect("a temporary folder").path());
+}
+
+/// Returns whether any host that lives in `folder`, or in one inside, ended so.
+fn qemu_ended_itself(folder: &Path) -> bool {
+    let Ok(entries) = fs::read_dir(folder) else { return false };
+    entries.flatten().any(|entry| {
+        let path = entry.path();
+        if path.is_dir() {
+            return qemu_ended_itself(&path);
+        }
+        path.ends_with(QEMUS_LOG)
+            && fs::read_to_string(&path).is_ok_and(|text| text.contains(QEMUS_END))
+    })
+}
+
 fn set(command: &mut Command, clock: &str) -> Result<()> {
     ensure!(Path::new(CLOCKS).is_file(), "no {CLOCKS}: install libfaketime");
     command.env("LD_PRELOAD", CLOCKS).env("FAKETIME", clock);
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[test]
+    fn only_an_emulator_that_ended_itself_is_another_try() {
+        let tries = Cell::new(0);
+        steadily(|folder| {
+            tries.set(tries.get() + 1);
+            if tries.get() == 1 {
+                fs::create_dir(folder.join("host")).expect("made");
+                let said = format!("ERROR:x.c:81:{QEMUS_END}: (locked())");
+                fs::write(folder.join("host").join(QEMUS_LOG), said).expect("written");
+                panic!("the host is gone");
+            }
+        });
+        assert_eq!(tries.get(), 2);
+        let failed = catch_unwind(|| steadily(|_| panic!("the guest is wrong")));
+        assert!(failed.is_err());
+    }
 }
