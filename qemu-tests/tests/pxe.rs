@@ -34,11 +34,17 @@ fn serve(folder: &Path) -> String {
 
 /// Boots a node from the network; it has nothing else, but for its configuration.
 fn join(lan: &Lan, folder: &Path) {
+    join_with(lan, folder, &[]);
+}
+
+/// The same, of a host with these further QEMU arguments.
+fn join_with(lan: &Lan, folder: &Path, arguments: &[&str]) {
     let scene = Scene::start_at(folder, lan.gateway(), lan.gateway()).unwrap();
     let options = HostOptions {
         medium: Medium::Network,
         memory_mib: 1024,
         uplink: lan.uplink(),
+        arguments: arguments.iter().map(|&word| word.to_owned()).collect(),
         ..HostOptions::default()
     };
     scene.boot("network", options).unwrap();
@@ -75,7 +81,10 @@ fn the_uki_by_the_firmwares_http_client() {
         let mut server = Server(server.unwrap());
         let told = server.0.stderr.take().unwrap();
         let told = Serial::collect(told, &folder.path().join("http.log"), Echo::Quiet).unwrap();
-        join(lan, folder.path());
+        // PXE comes first otherwise, and takes its time to give up.
+        let no_pxe = ["4", "6"]
+            .map(|version| format!("name=opt/org.tianocore/IPv{version}PXESupport,string=n"));
+        join_with(lan, folder.path(), &["-fw_cfg", &no_pxe[0], "-fw_cfg", &no_pxe[1]]);
         told.wait("\"GET /holdfast.efi HTTP/1.1\" 200", SOON).unwrap();
     });
 }
