@@ -1,0 +1,138 @@
+//! Schemas: what is said of nodes, leases and content, and of what went wrong.
+
+use serde::Serialize;
+use utoipa::ToSchema;
+
+/// A problem document (RFC 9457).
+#[derive(ToSchema)]
+pub(super) struct Problem {
+    /// Names the kind of problem, as `/problems/not-found`.
+    r#type: String,
+    /// The same sentence for all problems of this kind.
+    title: String,
+    /// HTTP status.
+    status: u16,
+    /// What was wrong, where, and what would be right.
+    detail: String,
+}
+
+/// A node and what it offers.
+#[derive(ToSchema)]
+pub(super) struct NodeView {
+    /// Public key, 64 hexadecimal digits.
+    node: String,
+    name: String,
+    release: String,
+    /// Seconds since 1970.
+    issued: u64,
+    /// Seconds since 1970.
+    expires: u64,
+    vcpus: u32,
+    memory_mib: u64,
+    disk_mib: u64,
+    devices: Vec<PciDevice>,
+    /// UDP addresses.
+    addresses: Vec<String>,
+    last_heard_s: u64,
+}
+
+/// A PCI device of a node.
+#[derive(ToSchema)]
+pub(super) struct PciDevice {
+    /// As `0000:01:00.0`.
+    address: String,
+    vendor: u16,
+    device: u16,
+    class: u32,
+    iommu_group: Option<u32>,
+    numa_node: Option<u32>,
+    state: DeviceState,
+}
+
+/// What a node can do with a device now.
+#[derive(ToSchema, Serialize)]
+#[serde(rename_all = "snake_case", tag = "is")]
+pub(super) enum DeviceState {
+    Free,
+    Leased {
+        machine: String,
+    },
+    Resetting,
+    /// The reset failed, or the device does not answer.
+    Quarantined {
+        reason: String,
+        /// When, in Unix seconds by the node's clock.
+        since: Option<u64>,
+    },
+    /// The host needs it or something in its IOMMU group.
+    Refused {
+        reason: String,
+    },
+}
+
+/// That the gateway runs, and what it sees.
+#[derive(ToSchema)]
+pub(super) struct Health {
+    /// `ok`.
+    status: String,
+    /// Public key, 64 hexadecimal digits.
+    gateway: String,
+    members: u64,
+    nodes: u64,
+}
+
+/// An OpenAPI 3.1 document.
+#[derive(ToSchema)]
+#[schema(value_type = Object)]
+pub(super) struct OpenApiDocument(String);
+
+/// What the node does.
+#[derive(ToSchema)]
+pub(super) struct Restarting {
+    /// `agent`.
+    restarting: String,
+}
+
+/// What the node does about its updates.
+#[derive(ToSchema)]
+pub(super) struct Updating {
+    /// `apply`, `check` or `forget`.
+    updating: String,
+}
+
+/// What the node does with a quarantined device; how it went is what the node then tells of it.
+#[derive(ToSchema)]
+pub(super) struct Releasing {
+    /// The device's address.
+    releasing: String,
+}
+
+/// A lease that the gateway was shown, and what follows for its renter's content.
+#[derive(ToSchema)]
+pub(super) struct StandingLease {
+    /// 32 hexadecimal digits.
+    id: String,
+    /// The highest that was shown.
+    serial: u64,
+    /// Seconds since 1970.
+    end: u64,
+    /// Until when the renter's content is kept, in seconds since 1970.
+    content_until: u64,
+    /// Bytes that the renter may have here.
+    content_limit: u64,
+    /// Bytes that the renter has here.
+    content_used: u64,
+}
+
+/// Content that is kept now.
+#[derive(ToSchema)]
+pub(super) struct StoredContent {
+    /// SHA-256, 64 hexadecimal digits.
+    content: String,
+    bytes: u64,
+}
+
+/// Bytes as they are.
+#[derive(ToSchema)]
+#[schema(value_type = String, format = Binary)]
+pub(super) struct Octets(Vec<u8>);
