@@ -1,6 +1,8 @@
 //! The agent's start: parts are made here and handed to each other. Every part that fails is
 //! reported and shown; the others go on.
 
+mod offered;
+
 use std::{
     fs,
     io::{self, Write},
@@ -20,13 +22,12 @@ use tokio::{
 use types::{
     config::{NodeSpec, parse_prefix},
     ids::NodeId,
-    node::{DeviceState, PciDevice},
     secure_boot::Enrol,
     units::UnixSeconds,
 };
 
 use crate::{
-    assign, config,
+    config,
     console::{self, Page},
     control::{Control, Parts, authority::Authority},
     enrol,
@@ -39,12 +40,10 @@ use crate::{
     logs::{self, Logs},
     machines::{
         content::Cache,
-        cpus::{self, HostCpu},
         disk::Places,
         execute::Tools,
         init::{Init, Notice},
         keeper::{self, KeeperConfig, Machines},
-        memory, quarantine,
         store::Store,
     },
     net::{
@@ -274,7 +273,7 @@ async fn serve(
     (init, notices): (&Init, mpsc::Receiver<Notice>),
     Views { pages, local }: &Views,
 ) -> Result<Overlay, String> {
-    let devices = prepare_devices(spec);
+    let devices = offered::prepare_devices(spec);
     let store = Store::open(&Path::new(STATE).join("agent.redb")).map_err(|e| chain(&e))?;
     let floor = store.floor().map_err(|e| chain(&e))?;
     let kept = tasks::network::Keeper::load(Path::new(STATE), &spec.network);
@@ -294,7 +293,7 @@ async fn serve(
         cache,
         disks: Places { data: PathBuf::from(DATA), keys: Path::new(STATE).join(DISK_KEYS) },
         root: PathBuf::from("/"),
-        cpus: host_cpus(spec),
+        cpus: offered::host_cpus(spec),
     };
     let machines = keeper::start(KeeperConfig {
         spec: spec.clone(),
@@ -305,7 +304,7 @@ async fn serve(
         clock: Arc::clone(&clock),
         devices,
         capacity: inventory::capacity(Path::new("/")),
-        huge_mib: reserve_memory(&spec.machines),
+        huge_mib: offered::reserve_memory(&spec.machines),
         notices,
         known: init.list().await.map_err(|e| chain(&e))?,
     })
@@ -356,12 +355,6 @@ fn start_updates(
         clock: Arc::clone(clock),
         pages: pages.clone(),
     })
-}
-
-/// Reads the host's CPUs.
-fn host_cpus(spec: &NodeSpec) -> Arc<[HostCpu]> {
-    let root = Path::new("/");
-    cpus::read(root, &memory::nodes(root, spec.machines.huge_page)).into()
 }
 
 async fn start_overlay(spec: &NodeSpec, key: &SigningKey) -> Result<(Overlay, Inbox), String> {
@@ -442,65 +435,6 @@ fn start_clock(spec: &NodeSpec, floor: UnixSeconds, uplinks: &Uplinks) -> Clock 
     let servers_of_nts = spec.time.nts.clone();
     let nts = (!servers_of_nts.is_empty()).then_some(NtsConfig { servers: servers_of_nts, roots });
     Clock::start(ClockConfig { floor, servers, nts, network: uplinks.status(), resolver })
-}
-
-/// Sets huge pages aside and returns how much memory they are, in MiB.
-fn reserve_memory(wanted: &types::config::Machines) -> u64 {
-    let trouble = |reason| eprintln!("{}", Event::Trouble { place: "huge pages", reason });
-    match memory::reserve(Path::new("/"), wanted) {
-        Ok(mib) => {
-            let asked = wanted.huge_pages_mib.0;
-            if mib < asked {
-                trouble(format!("{mib} MiB could be set aside of the {asked} MiB asked for"));
-            }
-            mib
-        }
-        Err(error) => {
-            trouble(chain(&error));
-            0
-        }
-    }
-}
-
-/// Reads the inventory and binds whole groups of rentable devices to vfio-pci.
-fn prepare_devices(spec: &NodeSpec) -> Vec<PciDevice> {
-    let root = Path::new("/");
-    let mut devices = rules::devices(&inventory::read(root), Some(spec));
-    for group in keeper_groups(&devices) {
-        let bound = assign::bind_group(root, &group).and_then(|()| {
-            group.iter().try_for_each(|address| {
-                let device = devices.iter().find(|device| device.address == *address);
-                device.map_or(Ok(()), |device| assign::check_answers(root, *address, device.vendor))
-            })
-        });
-        let Err(error) = bound else { continue };
-        let reason = chain(&error);
-        for device in devices.iter_mut().filter(|device| group.contains(&device.address)) {
-            device.state = DeviceState::Quarantined { reason: reason.clone(), since: None };
-        }
-    }
-    for device in devices.iter_mut().filter(|device| device.state == DeviceState::Free) {
-        if let Some(state) = quarantine::recall(root, device.address) {
-            device.state = state;
-        }
-    }
-    for device in &devices {
-        let group = device.iommu_group.map_or("none".to_owned(), |group| group.to_string());
-        eprintln!(
-            "{}",
-            Event::Device {
-                address: device.address,
-                id: format!("{:04x}:{:04x}", device.vendor, device.device),
-                group,
-                state: rules::describe(&device.state),
-            }
-        );
-    }
-    devices
-}
-
-fn keeper_groups(devices: &[PciDevice]) -> Vec<Vec<types::node::Bdf>> {
-    crate::machines::devices::Devices::new(devices.to_vec()).free_groups()
 }
 
 /// What the status page is about.

@@ -1,0 +1,85 @@
+//! What the server has to offer: its CPUs, its memory, and the devices that are made ready.
+
+use std::{path::Path, sync::Arc};
+
+use types::{
+    config::{Machines, NodeSpec},
+    node::{Bdf, DeviceState, PciDevice},
+};
+
+use crate::{
+    assign,
+    events::Event,
+    init::boot::chain,
+    inventory::{self, rules},
+    machines::{
+        cpus::{self, HostCpu},
+        devices::Devices,
+        memory, quarantine,
+    },
+};
+
+/// Reads the host's CPUs.
+pub(super) fn host_cpus(spec: &NodeSpec) -> Arc<[HostCpu]> {
+    let root = Path::new("/");
+    cpus::read(root, &memory::nodes(root, spec.machines.huge_page)).into()
+}
+
+/// Sets huge pages aside and returns how much memory they are, in MiB.
+pub(super) fn reserve_memory(wanted: &Machines) -> u64 {
+    let trouble = |reason| eprintln!("{}", Event::Trouble { place: "huge pages", reason });
+    match memory::reserve(Path::new("/"), wanted) {
+        Ok(mib) => {
+            let asked = wanted.huge_pages_mib.0;
+            if mib < asked {
+                trouble(format!("{mib} MiB could be set aside of the {asked} MiB asked for"));
+            }
+            mib
+        }
+        Err(error) => {
+            trouble(chain(&error));
+            0
+        }
+    }
+}
+
+/// Reads the inventory and binds whole groups of rentable devices to vfio-pci.
+pub(super) fn prepare_devices(spec: &NodeSpec) -> Vec<PciDevice> {
+    let root = Path::new("/");
+    let mut devices = rules::devices(&inventory::read(root), Some(spec));
+    for group in keeper_groups(&devices) {
+        let bound = assign::bind_group(root, &group).and_then(|()| {
+            group.iter().try_for_each(|address| {
+                let device = devices.iter().find(|device| device.address == *address);
+                device.map_or(Ok(()), |device| assign::check_answers(root, *address, device.vendor))
+            })
+        });
+        let Err(error) = bound else { continue };
+        let reason = chain(&error);
+        for device in devices.iter_mut().filter(|device| group.contains(&device.address)) {
+            device.state = DeviceState::Quarantined { reason: reason.clone(), since: None };
+        }
+    }
+    for device in devices.iter_mut().filter(|device| device.state == DeviceState::Free) {
+        if let Some(state) = quarantine::recall(root, device.address) {
+            device.state = state;
+        }
+    }
+    for device in &devices {
+        let group = device.iommu_group.map_or("none".to_owned(), |group| group.to_string());
+        eprintln!(
+            "{}",
+            Event::Device {
+                address: device.address,
+                id: format!("{:04x}:{:04x}", device.vendor, device.device),
+                group,
+                state: rules::describe(&device.state),
+            }
+        );
+    }
+    devices
+}
+
+fn keeper_groups(devices: &[PciDevice]) -> Vec<Vec<Bdf>> {
+    Devices::new(devices.to_vec()).free_groups()
+}
