@@ -110,7 +110,7 @@ fn keys_are_enrolled_and_then_nothing_but_the_signed_program_starts() {
     let folder = tempfile::tempdir().unwrap();
     let (image, said) = signed_image(folder.path());
     let measured = format!("measured={}", said["tpm"]["pcr11_sha256"]);
-    let on = format!("event=trust secure_boot=on lockdown=\"integrity\" {measured}");
+    let on = format!("event=trust secure_boot=on lockdown=\"confidentiality\" {measured}");
     let tpm = Tpm::start(&folder.path().join("tpm")).unwrap();
     let host_folder = folder.path().join("host");
     let mut host = Host::start(&image, &host_folder, &options(Medium::IsoCd, &tpm)).unwrap();
