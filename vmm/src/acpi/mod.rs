@@ -5,15 +5,10 @@
 mod affinity;
 mod dsdt;
 mod fadt;
+mod madt;
 mod roots;
 
-use acpi_tables::{
-    Aml,
-    madt::{EnabledStatus, IoApic, LocalInterruptController, MADT, ProcessorLocalApic},
-    mcfg::MCFG,
-    rsdp::Rsdp,
-    xsdt::XSDT,
-};
+use acpi_tables::{Aml, mcfg::MCFG, rsdp::Rsdp, xsdt::XSDT};
 
 pub use roots::Root;
 
@@ -30,7 +25,7 @@ pub(crate) const OEM_REVISION: u32 = 1;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Platform {
     /// Virtual CPUs.
-    pub vcpus: u8,
+    pub vcpus: u32,
     /// PCI root complexes.
     pub roots: Vec<Root>,
     /// NUMA nodes; none for one that has everything.
@@ -93,12 +88,12 @@ pub fn tables(platform: &Platform) -> Result<Vec<Table>, AcpiError> {
     let dsdt = place(dsdt::build(platform));
     let facs = place(fadt::facs());
     let fadt = place(fadt::build(facs, dsdt));
-    let madt = place(bytes(&madt(platform.vcpus)));
+    let madt = place(madt::build(platform.vcpus));
     let mut mcfg = MCFG::new(OEM, OEM_TABLE, OEM_REVISION);
     mcfg.add_ecam(platform.ecam, 0, 0, 255);
     let mcfg = place(bytes(&mcfg));
     let mut all = vec![fadt, madt, mcfg];
-    all.push(place(affinity::pptt(platform.vcpus.into())));
+    all.push(place(affinity::pptt(platform.vcpus)));
     if !platform.nodes.is_empty() {
         all.push(place(affinity::srat(&platform.nodes)));
         all.extend(affinity::slit(&platform.nodes).map(&mut place));
@@ -115,16 +110,6 @@ pub fn tables(platform: &Platform) -> Result<Vec<Table>, AcpiError> {
     Ok(tables)
 }
 
-fn madt(vcpus: u8) -> MADT {
-    let local = LocalInterruptController::Address(layout::LOCAL_APIC);
-    let mut madt = MADT::new(OEM, OEM_TABLE, OEM_REVISION, local);
-    for id in 0..vcpus {
-        madt.add_structure(ProcessorLocalApic::new(id, id, EnabledStatus::Enabled));
-    }
-    madt.add_structure(IoApic::new(vcpus, layout::IO_APIC, 0));
-    madt
-}
-
 pub(crate) fn bytes(table: &dyn Aml) -> Vec<u8> {
     let mut bytes = Vec::new();
     table.to_aml_bytes(&mut bytes);
@@ -134,7 +119,7 @@ pub(crate) fn bytes(table: &dyn Aml) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pci::port::Windows;
+    use crate::{pci::port::Windows, spec};
 
     fn platform() -> Platform {
         let memory = Some((0xc000_0000, 0xdfff_ffff));
@@ -168,7 +153,9 @@ mod tests {
 
     #[test]
     fn most_processors_fit() {
-        let platform = Platform { vcpus: 255, ..platform() };
+        let vcpus = (0..spec::MAX_VCPUS).collect();
+        let nodes = vec![Node { vcpus, ..platform().nodes[0].clone() }];
+        let platform = Platform { vcpus: spec::MAX_VCPUS, nodes, ..platform() };
         assert!(tables(&platform).is_ok());
     }
 }

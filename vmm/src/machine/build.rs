@@ -91,7 +91,7 @@ impl From<VirtioError> for BuildError {
 
 /// Builds the machine of `spec`. Its threads, other than those of block devices, are not started.
 pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
-    let vm = Vm::new(take("kvm_fd", spec.kvm_fd)?)?;
+    let vm = Vm::new(take("kvm_fd", spec.kvm_fd)?, spec.vcpus)?;
     let listener = UnixListener::from(take("api_fd", spec.api_fd)?);
     let bytes = spec.memory_mib.to_bytes().unwrap_or(u64::MAX);
     let claim = spec.passthrough.as_ref().map(Claim::new).transpose()?;
@@ -122,7 +122,7 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
     let supplies = Supplies { plug: passed.plug, platform, vcpus: spec.vcpus };
     let plugger = Manager::new(orders, ports.spares(&plan), supplies);
     let platform = acpi::Platform {
-        vcpus: u8::try_from(spec.vcpus).unwrap_or(u8::MAX),
+        vcpus: spec.vcpus,
         roots: ports.roots(&plan),
         nodes: numa::nodes(spec, &map.ram).unwrap_or_default(),
         ecam: chipset.ecam.base(),
