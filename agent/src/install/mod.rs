@@ -11,6 +11,7 @@ pub mod grow;
 pub mod plan;
 pub mod probe;
 pub mod session;
+pub mod unfinished;
 pub mod write;
 
 use std::{
