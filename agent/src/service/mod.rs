@@ -131,9 +131,9 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
                 page.settings = settings;
             });
             enrol_keys(spec).await;
-            if let Some(install) = &spec.install {
+            if spec.install.is_some() {
                 give_console(&init, Console::Agent);
-                session::attempt(install, &found.document, &init, pages).await;
+                session::attempt(spec, &found.document, &init, pages).await;
             }
             give_console(&init, Console::Screen);
             match serve(spec, key, node, (&init, notices), &views).await {
