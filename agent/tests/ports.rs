@@ -10,14 +10,21 @@ use std::{collections::BTreeSet, time::Duration};
 use agent::{
     net::{
         MachineNetworks, MachineNetworksConfig, Resolver, Uplinks,
-        machines::{ipv6::Ipv6Net, open_tap},
+        machines::{
+            ipv6::{Exit, Ipv6Net},
+            open_tap,
+        },
     },
     time::{Clock, ClockConfig},
 };
 use netns::{Namespace, PATIENCE, Pump, can_run, wait_for};
 use overlay::{Overlay, OverlayConfig, Role};
 use serde::Deserialize;
-use types::{config::NodeSpec, ids::MachineId, units::UnixSeconds};
+use types::{
+    config::{Inbound, NodeSpec},
+    ids::MachineId,
+    units::UnixSeconds,
+};
 
 const TABLE: &str = include_str!("../../rootfs/ports.toml");
 
@@ -96,6 +103,8 @@ fn what_listens_is_what_the_table_declares() {
                 MachineNetworksConfig {
                     subnet: spec.machines.subnet.parse().unwrap(),
                     reachable: Vec::new(),
+                    exit: Exit::Masquerade,
+                    inbound: Inbound::Closed,
                     limit: None,
                     ipv6: Some(Ipv6Net::private([1, 2, 3, 4, 5])),
                 },

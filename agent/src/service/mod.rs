@@ -20,7 +20,7 @@ use tokio::{
     sync::{mpsc, watch},
 };
 use types::{
-    config::{NodeSpec, parse_prefix},
+    config::{MachineNetwork, NodeSpec, parse_prefix},
     ids::NodeId,
     secure_boot::Enrol,
     status::Setting,
@@ -49,7 +49,10 @@ use crate::{
     },
     net::{
         InterfaceStatus, Ipv4Prefix, MachineNetworks, Resolver, Uplinks,
-        machines::{MachineNetworksConfig, ipv6::Ipv6Net},
+        machines::{
+            MachineNetworksConfig,
+            ipv6::{Exit, Ipv6Net},
+        },
         ruleset::ByteRate,
         uplinks::StableSecret,
     },
@@ -455,7 +458,13 @@ async fn start_networks(
             Some((IpAddr::V4(_), _)) | None => None,
         },
     };
-    let config = MachineNetworksConfig { subnet, reachable: Vec::new(), limit, ipv6 };
+    let exit = match spec.machines.network {
+        MachineNetwork::Nat => Exit::Masquerade,
+        MachineNetwork::Routed => Exit::Routed,
+    };
+    let inbound = spec.machines.inbound;
+    let config =
+        MachineNetworksConfig { subnet, reachable: Vec::new(), exit, inbound, limit, ipv6 };
     MachineNetworks::start(config, uplinks.status()).await.map_err(|error| chain(&error))
 }
 
