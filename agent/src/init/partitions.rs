@@ -24,6 +24,9 @@ const QUIET_PROBED: Duration = Duration::from_millis(60);
 /// Classes of such controllers: SCSI, RAID, SAS, Fibre Channel (PCI Code and ID Assignment).
 const LATE_CLASSES: [&str; 4] = ["0x0100", "0x0104", "0x0107", "0x0c04"];
 
+/// Vendor of virtual disks, which are SCSI controllers by class and find nothing by themselves.
+const VIRTIO: &str = "0x1af4";
+
 const POLL: Duration = Duration::from_millis(20);
 
 /// Waits until every partition of `names` is there, or nothing more is expected.
@@ -73,11 +76,14 @@ impl Facts {
     }
 }
 
-/// Whether a controller finds its disks later than the kernel waits for.
+/// Whether a controller may find its disks later than the kernel waits for.
 fn has_late(devices: &Path) -> bool {
-    let entries = fs::read_dir(devices).into_iter().flatten().flatten();
-    let mut classes = entries.filter_map(|e| fs::read_to_string(e.path().join("class")).ok());
-    classes.any(|class| LATE_CLASSES.iter().any(|late| class.starts_with(late)))
+    let mut entries = fs::read_dir(devices).into_iter().flatten().flatten();
+    entries.any(|entry| {
+        let told = |name| fs::read_to_string(entry.path().join(name)).unwrap_or_default();
+        let late = LATE_CLASSES.iter().any(|late| told("class").starts_with(late));
+        late && !told("vendor").starts_with(VIRTIO)
+    })
 }
 
 /// Variable in which systemd-stub leaves the identity of the partition that it was started from, as
@@ -174,6 +180,8 @@ mod tests {
         for (name, class) in [("a", "0x010601\n"), ("b", "0x010802\n"), ("c", "0x0c0330\n")] {
             add(name, class);
         }
+        add("v", "0x010000\n");
+        fs::write(devices.path().join("v/vendor"), "0x1af4\n").expect("written");
         assert!(!has_late(devices.path()));
         add("d", "0x010700\n");
         assert!(has_late(devices.path()));
