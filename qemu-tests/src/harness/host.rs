@@ -35,6 +35,9 @@ pub enum Medium {
     InstalledDisk(PathBuf),
     /// Whatever OVMF's own PXE client gets over the uplink.
     Network,
+    /// The same beside an NVMe disk at this path, serial number `INSTALL0`. Firmware's own boot entries
+    /// decide which of them starts.
+    NetworkAndDisk(PathBuf),
     /// Kernel and initramfs of the PXE set, loaded by QEMU, with these words added to the command
     /// line. Saves the firmware's time where firmware is not what is tested.
     Kernel(String),
@@ -323,7 +326,7 @@ fn medium(
             command.args(["-device", "ide-cd,drive=cd"]);
             disk(command, path, options, "serial=INSTALL0");
         }
-        Medium::InstalledDisk(path) => {
+        Medium::InstalledDisk(path) | Medium::NetworkAndDisk(path) => {
             disk(command, path, options, "serial=INSTALL0");
         }
         Medium::Network => {}
