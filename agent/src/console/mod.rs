@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use tokio::sync::watch;
-use types::{node::PciDevice, updates::UpdatesView};
+use types::{node::PciDevice, status::Setting, updates::UpdatesView};
 
 use crate::{inventory::rules, machines::keeper::View};
 
@@ -27,6 +27,8 @@ pub struct Page {
     pub release: String,
     /// Where the configuration came from, or why there is none.
     pub config: String,
+    /// Its values, each with its source.
+    pub settings: Vec<Setting>,
     /// What the installer does or did; empty when none was asked for.
     pub install: String,
     /// How updates are.
