@@ -16,7 +16,7 @@ use super::{
     hotplug::{Hotplug, Manager, Supplies},
     map::{AddressMap, MapError},
     numa,
-    ports::{Numbered, PortError, Ports, Seat},
+    ports::{PortError, Ports, Seat},
     start::{self, Built, StartError},
     tree::{FIRST_VIRTIO, Tree},
 };
@@ -117,8 +117,7 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
     seats.extend(passed.seats);
     let (hotplug, orders) = Hotplug::new();
     let slots: Arc<dyn SlotWatch> = Arc::<Hotplug>::clone(&hotplug);
-    let numbered = Numbered::of(&spec.boot, &tree);
-    let ports = Ports::new((tree, numbered), &passed.links, &*vm, &slots)?;
+    let ports = Ports::new(tree, &passed.links, &*vm, &slots)?;
     let plan = ports.place(&seats, &map)?;
     let supplies = Supplies { plug: passed.plug, platform, vcpus: spec.vcpus };
     let plugger = Manager::new(orders, ports.spares(&plan), supplies);
@@ -129,14 +128,8 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
         ecam: chipset.ecam.base(),
         firmware: None,
     };
-    let built = Built {
-        vm: &vm,
-        ram: &ram,
-        map: &map,
-        platform: &platform,
-        ecam: chipset.ecam.clone(),
-        behind: ports.behind(),
-    };
+    let built =
+        Built { vm: &vm, ram: &ram, map: &map, platform: &platform, ecam: chipset.ecam.clone() };
     let (entry, firmware) = start::prepare(spec, &built)?;
     chipset.firmware = firmware;
     let board = Arc::new(Board {

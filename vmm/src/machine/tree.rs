@@ -8,8 +8,8 @@
 use std::collections::BTreeSet;
 
 use types::{
-    topology::{Below, Port, PortRegisters, SparePort, Topology},
-    vm::VmSpec,
+    topology::{Below, Port, PortRegisters, RootComplex, SparePort, Topology},
+    vm::{Boot, VmSpec},
 };
 
 use crate::{
@@ -120,17 +120,20 @@ impl Tree {
     pub fn new(spec: &VmSpec) -> Result<Self, TreeError> {
         let devices = spec.passthrough.as_ref().map_or(0, |passed| passed.devices.len());
         let flat = flat(devices);
-        let topology = spec.topology.as_ref().unwrap_or(&flat);
-        let roots = topology.roots.len();
+        let asked = spec.topology.as_ref().unwrap_or(&flat);
+        let roots = asked.roots.len();
         if !(1..=MAX_ROOTS).contains(&roots) {
             return Err(TreeError::Roots { found: roots });
         }
         for spare in &spec.spare_ports {
             check_spare(spare, roots)?;
         }
-        let first_buses = share_buses(topology, &spec.spare_ports)?;
-        let mut tree =
-            Self { roots: Vec::new(), ports: Vec::new(), spares: spec.spare_ports.clone() };
+        let (topology, spares) = match spec.boot {
+            Boot::Linux { .. } => (asked.clone(), spec.spare_ports.clone()),
+            Boot::Uefi { .. } => gathered(asked, &spec.spare_ports),
+        };
+        let first_buses = share_buses(&topology, &spares)?;
+        let mut tree = Self { roots: Vec::new(), ports: Vec::new(), spares };
         for (number, root) in topology.roots.iter().enumerate() {
             let first = first_buses[number];
             let last = first_buses.get(number + 1).map_or(u8::MAX, |next| next - 1);
@@ -301,6 +304,17 @@ fn check_spare(spare: &SparePort, roots: usize) -> Result<(), TreeError> {
         return Err(TreeError::SpareWindow { memory, prefetchable });
     }
     Ok(())
+}
+
+/// The same ports below one root complex, which is near a node if all are near that one: firmware
+/// knows of no more.
+fn gathered(topology: &Topology, spares: &[SparePort]) -> (Topology, Vec<SparePort>) {
+    let mut nodes = topology.roots.iter().map(|root| root.node);
+    let first = nodes.next().flatten();
+    let node = first.filter(|_| nodes.all(|node| node == first));
+    let ports = topology.roots.iter().flat_map(|root| root.ports.clone()).collect();
+    let spares = spares.iter().map(|spare| SparePort { root: 0, ..spare.clone() }).collect();
+    (Topology { roots: vec![RootComplex { node, ports }] }, spares)
 }
 
 /// Returns the first bus of each root complex.

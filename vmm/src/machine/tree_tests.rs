@@ -1,5 +1,4 @@
 use types::{
-    topology::RootComplex,
     units::Mebibytes,
     vm::{Passthrough, PassthroughDevice, VfioInterface},
 };
@@ -103,4 +102,19 @@ fn trees_that_cannot_be_are_refused() {
     assert_eq!(refusal(&machine(0, vec![root(None, ports)])), TreeError::Buses { found: 273 });
     let nowhere = VmSpec { spare_ports: vec![spare(1)], ..machine(0, vec![root(None, vec![])]) };
     assert_eq!(refusal(&nowhere), TreeError::NoRoot { root: 1, roots: 1 });
+}
+
+#[test]
+fn firmware_has_all_ports_below_one_root() {
+    let boot = Boot::Uefi { firmware_fd: 7, variables_fd: 8 };
+    let roots = vec![root(Some(0), vec![device(0)]), root(Some(1), vec![device(1)])];
+    let spec = VmSpec { boot, spare_ports: vec![spare(1)], ..machine(2, roots) };
+    let tree = Tree::new(&spec).expect("possible");
+    assert_eq!(tree.roots, [Root { first: 0, last: 255, node: None }]);
+    let places: Vec<_> = tree.ports.iter().map(|port| (port.above, port.address.device)).collect();
+    assert_eq!(places, [2, 3, 4].map(|slot| (Above::Root(0), slot)));
+
+    let near = vec![root(Some(1), vec![device(0)]), root(Some(1), vec![device(1)])];
+    let spec = VmSpec { boot: spec.boot, ..machine(2, near) };
+    assert_eq!(Tree::new(&spec).expect("possible").roots[0].node, Some(1));
 }
