@@ -113,8 +113,8 @@ pub enum Event {
     DeviceQuarantined { address: Bdf, reason: String },
     /// agent: what the node does about updates, or waits for.
     Update { state: String },
-    /// agent: another release is in a slot, read back.
-    UpdateWritten { slot: &'static str, bytes: u64, ms: u128 },
+    /// agent: another release is in a slot, read back; `fetched` bytes of it were not there before.
+    UpdateWritten { slot: &'static str, bytes: u64, ms: u128, fetched: u64 },
     /// agent: the node restarts to try a release.
     UpdateRestart { release: String },
     /// agent: what came of a trial.
@@ -258,8 +258,8 @@ impl Event {
                 write!(f, "device-quarantined address={address} reason={reason:?}")
             }
             Self::Update { state } => write!(f, "update state={state:?}"),
-            Self::UpdateWritten { slot, bytes, ms } => {
-                write!(f, "update-written slot={slot} bytes={bytes} ms={ms}")
+            Self::UpdateWritten { slot, bytes, ms, fetched } => {
+                write!(f, "update-written slot={slot} bytes={bytes} ms={ms} fetched={fetched}")
             }
             Self::UpdateRestart { release } => write!(f, "update-restart release={release:?}"),
             Self::UpdateJudged { verdict } => write!(f, "update-judged verdict={verdict:?}"),

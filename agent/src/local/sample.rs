@@ -122,6 +122,8 @@ fn updates() -> UpdatesView {
         checks: 7,
         failed_checks: 1,
         written_bytes: 20_545_024,
+        fetched_bytes: 7_340_032,
+        volumes: Vec::new(),
     }
 }
 

@@ -309,6 +309,8 @@ async fn serve(
         known: init.list().await.map_err(|e| chain(&e))?,
     })
     .map_err(|e| chain(&e))?;
+    let (words, shelf) =
+        start_updates((spec, node), (&tools, &machines), (&uplinks, &clock), pages);
     let control = Control::new(Parts {
         node,
         spec: spec.clone(),
@@ -316,7 +318,8 @@ async fn serve(
         store: Arc::clone(&store),
         clock: Arc::clone(&clock),
         networks,
-        updates: start_updates((spec, node), (&tools, &machines), (&uplinks, &clock), pages),
+        updates: words,
+        shelf,
         authority: Authority::new(spec, store).map_err(|e| chain(&e))?,
         root: PathBuf::from("/"),
     });
@@ -343,7 +346,7 @@ fn start_updates(
     (tools, machines): (&Tools, &Machines),
     (uplinks, clock): (&Arc<Uplinks>, &Arc<Clock>),
     pages: &watch::Sender<Page>,
-) -> mpsc::Sender<updates::Word> {
+) -> (mpsc::Sender<updates::Word>, Arc<updates::Shelf>) {
     updates::start(updates::Parts {
         updates: spec.updates.clone(),
         node,

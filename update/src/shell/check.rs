@@ -17,8 +17,8 @@ use crate::{
 
 /// Kind of the file in a manifest that nodes start.
 const UKI: &str = "uki";
-/// Folder in the store for the two documents.
-const DOCUMENTS: &str = "documents";
+/// Folder in the store for documents, each under the name that [`super::file_name`] makes of its path.
+pub const DOCUMENTS: &str = "documents";
 
 /// Where a repository is.
 #[derive(Debug, Clone, PartialEq, Eq)]

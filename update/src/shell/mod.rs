@@ -11,7 +11,7 @@ mod session;
 mod store;
 mod stream;
 
-pub use check::{CheckError, Checked, Checker, Offered, Source};
+pub use check::{CheckError, Checked, Checker, DOCUMENTS, Offered, Source};
 pub use delta::{Base, Streamed};
 pub use elsewhere::{Bytes, Elsewhere, Opening, Span, Wanted};
 pub use fetch::{FetchError, Fetcher};
