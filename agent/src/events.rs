@@ -111,6 +111,10 @@ pub enum Event {
     DeviceReset { address: Bdf, rung: Rung, ms: u128 },
     /// agent: a device did not come back.
     DeviceQuarantined { address: Bdf, reason: String },
+    /// agent: a crash of the kernel is kept in this file.
+    CrashKept { file: String, reason: String },
+    /// agent: the boot before this one did not end as it should.
+    EndedAbruptly { last: String },
     /// agent: what the node does about updates, or waits for.
     Update { state: String },
     /// agent: another release is in a slot, read back; `fetched` bytes of it were not there before.
@@ -158,6 +162,8 @@ impl fmt::Display for Event {
             | Self::AgentReady { .. }
             | Self::ContentFetched { .. }
             | Self::Update { .. }
+            | Self::CrashKept { .. }
+            | Self::EndedAbruptly { .. }
             | Self::UpdateWritten { .. }
             | Self::UpdateRestart { .. }
             | Self::UpdateJudged { .. }
@@ -257,6 +263,10 @@ impl Event {
             Self::DeviceQuarantined { address, reason } => {
                 write!(f, "device-quarantined address={address} reason={reason:?}")
             }
+            Self::CrashKept { file, reason } => {
+                write!(f, "crash-kept file={file:?} reason={reason:?}")
+            }
+            Self::EndedAbruptly { last } => write!(f, "ended-abruptly last={last:?}"),
             Self::Update { state } => write!(f, "update state={state:?}"),
             Self::UpdateWritten { slot, bytes, ms, fetched } => {
                 write!(f, "update-written slot={slot} bytes={bytes} ms={ms} fetched={fetched}")

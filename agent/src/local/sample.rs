@@ -1,6 +1,7 @@
 //! A node of which everything is known, for tests.
 
 use types::{
+    evidence::LastBoot,
     ids::{MachineId, NodeId, PublicKey},
     logs::{Level, LogLine, LogSource},
     node::{DeviceState, MachineShape, PciDevice},
@@ -90,6 +91,7 @@ pub(crate) fn status() -> NodeStatus {
             end: UnixSeconds(1_796_090_000),
             last_stop: String::new(),
         }],
+        last_boot: LastBoot::default(),
         errors: vec![line(9, Level::Error, "holdfast: event=trouble place=store reason=\"full\"")],
     }
 }

@@ -15,6 +15,9 @@ mod shelf;
 mod sources;
 pub mod variables;
 
+#[cfg(test)]
+mod peers_tests;
+
 pub use shelf::Shelf;
 
 use std::{

@@ -26,7 +26,7 @@ const KERNEL_SECTOR: u64 = 512;
 /// A partition.
 #[derive(Debug, Clone)]
 pub(super) struct Partition {
-    device: PathBuf,
+    pub(super) device: PathBuf,
     /// Where firmware finds it.
     pub(super) place: firmware::Partition,
     /// Which file of it was started.
