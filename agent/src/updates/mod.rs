@@ -16,6 +16,8 @@ mod sources;
 pub mod variables;
 
 #[cfg(test)]
+mod injected;
+#[cfg(test)]
 mod peers_tests;
 
 pub use shelf::Shelf;

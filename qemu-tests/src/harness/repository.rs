@@ -9,7 +9,7 @@ use std::{
     process::Command,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
@@ -28,6 +28,7 @@ pub struct Repository {
 pub struct Served {
     requests: Arc<AtomicU64>,
     bytes: Arc<AtomicU64>,
+    silent: Arc<AtomicBool>,
     port: u16,
 }
 
@@ -49,6 +50,9 @@ impl Repository {
         let root = folder.join("repository");
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
+                if served.silent.load(Ordering::SeqCst) {
+                    continue;
+                }
                 let (root, served) = (root.clone(), served.clone());
                 std::thread::spawn(move || serve(stream, &root, &served));
             }
@@ -93,6 +97,16 @@ impl Repository {
         let root = fs::read_to_string(self.folder.join("repository/metadata/1.root.json"))?;
         let port = self.served.port;
         Ok(format!("[updates]\nmirrors = [\"http://{host}:{port}\"]\nroot = '''{root}'''\n{extra}"))
+    }
+
+    /// Takes the server off the network: it hangs up on whoever comes.
+    pub fn go_silent(&self) {
+        self.served.silent.store(true, Ordering::SeqCst);
+    }
+
+    /// Brings the server back.
+    pub fn answer_again(&self) {
+        self.served.silent.store(false, Ordering::SeqCst);
     }
 
     /// Returns the folder that mirrors serve, and that sticks carry.
