@@ -59,11 +59,14 @@ pub enum Lasting {
 /// kernel's name for this one.
 pub fn collect(pstore: &Path, (state, lasting): (&Path, Lasting), boot: &str) -> LastBoot {
     let kept = keep_crashes(pstore, state, lasting);
-    for reason in kept.err().into_iter().chain(turn(state, boot).err()) {
+    let turned = turn(state, boot);
+    let mut last = LastBoot::default();
+    let read = read(state, &mut last);
+    for reason in [kept, turned, read].into_iter().filter_map(Result::err) {
         let reason = format!("what the last boot left: {reason}");
         eprintln!("{}", Event::Trouble { place: "evidence", reason });
     }
-    read(state)
+    last
 }
 
 /// Moves crashes from the kernel to STATE.
@@ -150,9 +153,8 @@ fn head(path: &Path) -> io::Result<Option<(String, String)>> {
     Ok(Some((boot.to_owned(), rest.to_owned())))
 }
 
-fn read(state: &Path) -> LastBoot {
-    let mut last = LastBoot::default();
-    if let Ok(Some((_, rest))) = head(&state.join(PREVIOUS)) {
+fn read(state: &Path, last: &mut LastBoot) -> io::Result<()> {
+    if let Some((_, rest)) = head(&state.join(PREVIOUS))? {
         let (how, lines) = rest.split_once('\n').unwrap_or((&rest, ""));
         let properly = how == PROPERLY;
         last.ended = Some(if properly { Ended::Properly } else { Ended::Abruptly });
@@ -161,9 +163,12 @@ fn read(state: &Path) -> LastBoot {
         }
     }
     let folder = state.join(CRASHES);
-    let all = names(&folder).unwrap_or_default();
+    let all = match names(&folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        all => all?,
+    };
     for (_, name) in all.iter().rev().take(MAX_CRASHES) {
-        let Ok(text) = fs::read(folder.join(name)) else { continue };
+        let text = fs::read(folder.join(name))?;
         let bytes = text.len() as u64;
         let text = String::from_utf8_lossy(&text);
         let newest = last.crashes.is_empty();
@@ -171,7 +176,7 @@ fn read(state: &Path) -> LastBoot {
         let crash = Crash { name: name.clone(), reason: parts::reason(&text), bytes, lines };
         last.crashes.push(crash);
     }
-    last
+    Ok(())
 }
 
 /// Replaces a file; once this returns, it is durable.

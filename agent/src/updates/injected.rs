@@ -35,7 +35,7 @@ use crate::{
 const SCENARIO: &str = "HOLDFAST_INJECT_SCENARIO";
 const FOLDER: &str = "HOLDFAST_INJECT_FOLDER";
 /// How many calls lie between two that fail, unless the environment says so.
-const STEP: usize = 9;
+const STEP: usize = 3;
 /// More calls of one kind than any scenario makes.
 const MAX_CALLS: usize = 5000;
 /// What begins a line about something that is durable.
