@@ -10,6 +10,7 @@ pub mod control;
 pub mod dashboard;
 pub mod enrol;
 pub mod events;
+pub mod evidence;
 pub mod gpu;
 pub mod init;
 pub mod install;

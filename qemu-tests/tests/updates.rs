@@ -1,5 +1,6 @@
 //! A node on a disk follows its repository: a good release stays, and one that does not come up is
-//! left by itself and not tried again.
+//! left by itself and not tried again. The first comes on a stick while no mirror answers, and only what
+//! is new of it is read; the panic of the second is shown at the next start.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
@@ -13,6 +14,7 @@ use qemu_tests::harness::{
     recording::Recording,
     repository::Repository,
     scene::image_folder,
+    volume,
 };
 
 /// From one step to the next on a busy machine that emulates everything.
@@ -82,6 +84,12 @@ fn config(repository: &Repository) -> String {
     )
 }
 
+/// How much of the program was not there before, as the node says.
+fn fetched(text: &str) -> usize {
+    let line = text.lines().find(|line| line.contains("event=update-written")).unwrap();
+    line.split("fetched=").nth(1).unwrap().trim().parse().unwrap()
+}
+
 #[test]
 fn a_good_release_stays_and_one_that_panics_is_left() {
     let begin = Instant::now();
@@ -91,6 +99,11 @@ fn a_good_release_stays_and_one_that_panics_is_left() {
     let repository = Repository::start(&folder.path().join("releases")).unwrap();
     let good = renamed(&program, RELEASES[1]);
     repository.add(RELEASES[1], &good).unwrap();
+    repository.go_silent();
+    let stick = folder.path().join("stick.img");
+    volume::write_folder(&stick, &repository.root(), "holdfast-updates").unwrap();
+    let drive = format!("if=none,id=stick,format=raw,readonly=on,file={}", stick.display());
+    let stick = ["-drive", &drive, "-device", "qemu-xhci", "-device", "usb-storage,drive=stick"];
     let disk = folder.path().join("disk.img");
     let blank = image.join("holdfast.img");
     fs::copy(&blank, &disk).unwrap();
@@ -103,26 +116,34 @@ fn a_good_release_stays_and_one_that_panics_is_left() {
         medium: Medium::InstalledDisk(disk),
         memory_mib: 1024,
         config: Some(config(&repository)),
+        arguments: stick.map(str::to_owned).to_vec(),
         ..HostOptions::default()
     };
     let recorded = HostOptions { recorded: Some(recording.log()), ..options(disk) };
     let host = Host::start(&image, folder.path(), &recorded).unwrap();
     let serial = &host.serial;
     // Firmware knows nothing yet and starts the fallback path.
-    serial.wait(&format!("event=update-written slot=B bytes={}", good.len()), STEP).unwrap();
+    let written = format!("event=update-written slot=B bytes={}", good.len());
+    serial.wait(&written, STEP).unwrap();
     recording.program("b", &[&good]).unwrap();
     recording.node(node_id(&serial.text())).unwrap();
     serial.wait("event=update-restart release=\"0.1.1\"", STEP).unwrap();
     serial.wait("event=update-judged verdict=\"release 0.1.1 passed and stays\"", STEP).unwrap();
     serial.wait("event=update state=\"up to date\"", STEP).unwrap();
+    assert!(fetched(&serial.text()) < good.len() / 2, "{}", serial.text());
+    assert_eq!(repository.served().0, 0);
     println!("release 0.1.1 stays after {:?}", begin.elapsed());
 
+    // The stick stays where it is, and says nothing new.
     let mark = serial.mark();
     recording.program("fallback", &[&good]).unwrap();
     recording.program("a", &[]).unwrap();
+    repository.answer_again();
     repository.add(RELEASES[2], &broken(&renamed(&program, RELEASES[2]))).unwrap();
     serial.wait_from(mark, "event=update-written slot=A", STEP).unwrap();
     serial.wait_from(mark, "Kernel panic", STEP).unwrap();
+    let crash = "event=crash-kept file=\"000000.txt\" reason=\"Kernel panic - not syncing";
+    serial.wait_from(mark, crash, STEP).unwrap();
     let failed = "event=update-judged verdict=\"release 0.1.2 failed: it did not come up";
     serial.wait_from(mark, failed, STEP).unwrap();
     let rest = "event=update state=\"release 0.1.2 failed here and is not tried again";

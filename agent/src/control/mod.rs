@@ -39,7 +39,7 @@ use crate::{
     },
     net::MachineNetworks,
     time::Clock,
-    updates::Word,
+    updates::{Shelf, Word},
 };
 
 /// Serves requests. Clones share everything.
@@ -67,6 +67,8 @@ pub struct Parts {
     pub authority: Authority,
     /// What operators say about updates.
     pub updates: mpsc::Sender<Word>,
+    /// What other nodes may have of its releases.
+    pub shelf: Arc<Shelf>,
     /// Below `/`.
     pub root: PathBuf,
 }

@@ -104,6 +104,7 @@ impl Local {
             install: page.install,
             volumes: unlock::report(root),
             trouble: page.error,
+            last_boot: page.last_boot,
         }
     }
 
