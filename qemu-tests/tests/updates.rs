@@ -152,18 +152,23 @@ fn a_good_release_stays_and_one_that_panics_is_left() {
     assert!(text[mark..].contains("release=\"0.1.1\""), "{text}");
     println!("release 0.1.2 is left after {:?}", begin.elapsed());
 
-    // It goes on looking, fetches no program, and starts nothing.
-    let (before, bytes) = repository.served();
-    while repository.served().0 < before + 6 {
-        assert!(begin.elapsed() < 4 * STEP, "the node does not look any more");
-        std::thread::sleep(Duration::from_secs(1));
-    }
-    let (after, more) = repository.served();
-    assert!(more - bytes < (after - before) * 2048, "{} bytes", more - bytes);
+    goes_on_looking(&repository);
     assert_eq!(serial.text().matches("event=update-restart").count(), 2);
     drop(host);
     recording.boot(options).unwrap();
     recording.judge().unwrap();
+}
+
+/// A node asks again and again and fetches no program.
+fn goes_on_looking(repository: &Repository) {
+    let begin = Instant::now();
+    let (before, bytes) = repository.served();
+    while repository.served().0 < before + 6 {
+        assert!(begin.elapsed() < STEP, "the node does not look any more");
+        std::thread::sleep(Duration::from_secs(1));
+    }
+    let (after, more) = repository.served();
+    assert!(more - bytes < (after - before) * 2048, "{} bytes", more - bytes);
 }
 
 /// Returns the node's name from its console.
