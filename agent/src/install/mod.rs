@@ -12,6 +12,7 @@ pub mod network;
 pub mod plan;
 pub mod probe;
 pub mod session;
+pub mod unfinished;
 pub mod write;
 
 use std::{
