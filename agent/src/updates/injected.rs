@@ -9,7 +9,9 @@
 
 use std::{
     collections::BTreeSet,
-    env, fs,
+    env,
+    error::Error,
+    fs,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -58,13 +60,23 @@ const CALLS: [(&str, &str, &str); 11] = [
     ("ioctl", "EIO", "Input/output error"),
 ];
 
+/// Why work was not done.
+#[derive(Debug)]
+struct Failure(Box<dyn Error>);
+
+impl<E: Error + 'static> From<E> for Failure {
+    fn from(error: E) -> Self {
+        Self(Box::new(error))
+    }
+}
+
 /// Something whose steps are acknowledged one by one.
 struct Scenario {
     name: &'static str,
     /// Puts the first state there.
     prepare: fn(&Path),
     /// Does the work, and tells each step that is durable.
-    work: fn(&Path, &mut dyn FnMut(String)) -> Result<(), Box<dyn std::error::Error>>,
+    work: fn(&Path, &mut dyn FnMut(String)) -> Result<(), Failure>,
     /// Checks what is there against what was told, with nothing failing any more.
     verify: fn(&Path, &BTreeSet<String>),
 }
@@ -76,7 +88,7 @@ const SCENARIOS: [Scenario; 4] = [
     Scenario { name: "evidence", prepare: crash, work: keep, verify: crash_is_somewhere },
 ];
 
-fn leases(folder: &Path, told: &mut dyn FnMut(String)) -> Result<(), Box<dyn std::error::Error>> {
+fn leases(folder: &Path, told: &mut dyn FnMut(String)) -> Result<(), Failure> {
     let store = Store::open(&folder.join("agent.redb"))?;
     store.put_machine(&fixture::record())?;
     told("machine".to_owned());
@@ -125,7 +137,7 @@ fn disk(folder: &Path) {
     esp::write(&file, BlockSize::B512, &program(1), &[esp::SLOT_A, esp::SLOT_B]).unwrap();
 }
 
-fn slot(folder: &Path, told: &mut dyn FnMut(String)) -> Result<(), Box<dyn std::error::Error>> {
+fn slot(folder: &Path, told: &mut dyn FnMut(String)) -> Result<(), Failure> {
     let new = program(2);
     let place = Place::Slot(Slot::B);
     partition(folder).write(place, &new, Program::of(&new).sha256)?;
@@ -148,10 +160,9 @@ fn journal_of(number: u8) -> Journal {
     Journal { good: Some(Sha256([number; 32])), ..Journal::default() }
 }
 
-fn journals(folder: &Path, told: &mut dyn FnMut(String)) -> Result<(), Box<dyn std::error::Error>> {
+fn journals(folder: &Path, told: &mut dyn FnMut(String)) -> Result<(), Failure> {
     for number in 1..=3 {
-        let stored = journal::store(folder, &journal_of(number));
-        stored.map_err(|error| format!("cannot write the journal: {error}"))?;
+        journal::store(folder, &journal_of(number))?;
         told(number.to_string());
     }
     Ok(())
@@ -178,7 +189,7 @@ fn collected(folder: &Path) -> usize {
     evidence::collect(&folder.join("pstore"), (&state, Lasting::Disk), "boot").crashes.len()
 }
 
-fn keep(folder: &Path, told: &mut dyn FnMut(String)) -> Result<(), Box<dyn std::error::Error>> {
+fn keep(folder: &Path, told: &mut dyn FnMut(String)) -> Result<(), Failure> {
     // What fails it tells by itself.
     if collected(folder) == 1 {
         told("crash".to_owned());
@@ -198,7 +209,7 @@ fn work() {
     let (Some(name), Some(folder)) = (env::var_os(SCENARIO), env::var_os(FOLDER)) else { return };
     let scenario = SCENARIOS.iter().find(|scenario| name == scenario.name).unwrap();
     let done = (scenario.work)(&PathBuf::from(folder), &mut |fact| println!("{DONE}{fact}"));
-    if let Err(error) = done {
+    if let Err(Failure(error)) = done {
         println!("{FAILED}{}", chain(error.as_ref()));
     }
 }

@@ -28,6 +28,8 @@ pub enum Medium {
     /// The ISO as a CD beside an NVMe disk at this path, serial number `INSTALL0`. Firmware's own
     /// boot entries decide which of them starts.
     IsoCdAndDisk(PathBuf),
+    /// The ISO as a CD that comes first, and an NVMe disk at this path, serial number `INSTALL0`.
+    IsoCdBeforeDisk(PathBuf),
     /// A copy of the raw disk image on an NVMe disk, through OVMF. The path is the copy.
     Disk(PathBuf),
     /// An NVMe disk at this path, and nothing else. Firmware's own boot entries decide which of its
@@ -316,11 +318,13 @@ fn medium(
                 .arg(format!("if=none,id=disk,format=raw,cache=unsafe,file={}", path.display()));
             command.args(["-device", "nvme,drive=disk,serial=HOLDFAST0,bootindex=1"]);
         }
-        Medium::IsoCdAndDisk(path) => {
+        Medium::IsoCdAndDisk(path) | Medium::IsoCdBeforeDisk(path) => {
+            let first = matches!(options.medium, Medium::IsoCdBeforeDisk(_));
             command
                 .arg("-drive")
                 .arg(format!("if=none,id=cd,media=cdrom,readonly=on,file={}", iso.display()));
-            command.args(["-device", "ide-cd,drive=cd"]);
+            let order = if first { ",bootindex=1" } else { "" };
+            command.args(["-device", &format!("ide-cd,drive=cd{order}")]);
             command
                 .arg("-drive")
                 .arg(format!("if=none,id=disk,format=raw,cache=unsafe,file={}", path.display()));
