@@ -337,7 +337,7 @@ pub(crate) fn journal(bytes: &[u8]) {
 }
 
 /// The list of a program's chunks, which mirrors deliver; with a program that is there.
-pub fn chunks(bytes: &[u8]) {
+pub(crate) fn chunks(bytes: &[u8]) {
     use update::delta::{Chunks, Piece, fetched};
     let Ok(chunks) = Chunks::parse(bytes) else { return };
     assert_eq!(chunks.bytes(), bytes);

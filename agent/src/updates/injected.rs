@@ -9,7 +9,9 @@
 
 use std::{
     collections::BTreeSet,
-    env, fs,
+    env,
+    error::Error,
+    fs,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -58,13 +60,33 @@ const CALLS: [(&str, &str, &str); 11] = [
     ("ioctl", "EIO", "Input/output error"),
 ];
 
+/// Why work was not done.
+#[derive(Debug)]
+struct Failure(Box<dyn Error>);
+
+impl<E: Error + 'static> From<E> for Failure {
+    fn from(error: E) -> Self {
+        Self(Box::new(error))
+    }
+}
+
+/// Where steps are acknowledged.
+#[derive(Debug, Clone, Copy)]
+struct Teller(fn(&str));
+
+impl Teller {
+    fn tell(self, fact: &str) {
+        self.0(fact);
+    }
+}
+
 /// Something whose steps are acknowledged one by one.
 struct Scenario {
     name: &'static str,
     /// Puts the first state there.
     prepare: fn(&Path),
     /// Does the work, and tells each step that is durable.
-    work: fn(&Path, &mut dyn FnMut(String)) -> Result<(), Box<dyn std::error::Error>>,
+    work: fn(&Path, Teller) -> Result<(), Failure>,
     /// Checks what is there against what was told, with nothing failing any more.
     verify: fn(&Path, &BTreeSet<String>),
 }
@@ -76,10 +98,10 @@ const SCENARIOS: [Scenario; 4] = [
     Scenario { name: "evidence", prepare: crash, work: keep, verify: crash_is_somewhere },
 ];
 
-fn leases(folder: &Path, told: &mut dyn FnMut(String)) -> Result<(), Box<dyn std::error::Error>> {
+fn leases(folder: &Path, told: Teller) -> Result<(), Failure> {
     let store = Store::open(&folder.join("agent.redb"))?;
     store.put_machine(&fixture::record())?;
-    told("machine".to_owned());
+    told.tell("machine");
     for number in 0..3_u16 {
         let answer = Answered {
             digest: number.to_string(),
@@ -88,10 +110,10 @@ fn leases(folder: &Path, told: &mut dyn FnMut(String)) -> Result<(), Box<dyn std
             at: UnixSeconds(number.into()),
         };
         store.put_answer(&format!("answer {number}"), &answer)?;
-        told(format!("answer {number}"));
+        told.tell(&format!("answer {number}"));
     }
     store.raise_floor(UnixSeconds(77))?;
-    told("floor".to_owned());
+    told.tell("floor");
     Ok(())
 }
 
@@ -125,11 +147,11 @@ fn disk(folder: &Path) {
     esp::write(&file, BlockSize::B512, &program(1), &[esp::SLOT_A, esp::SLOT_B]).unwrap();
 }
 
-fn slot(folder: &Path, told: &mut dyn FnMut(String)) -> Result<(), Box<dyn std::error::Error>> {
+fn slot(folder: &Path, told: Teller) -> Result<(), Failure> {
     let new = program(2);
     let place = Place::Slot(Slot::B);
     partition(folder).write(place, &new, Program::of(&new).sha256)?;
-    told("slot".to_owned());
+    told.tell("slot");
     Ok(())
 }
 
@@ -140,7 +162,7 @@ fn slot_is_whole(folder: &Path, told: &BTreeSet<String>) {
     let other = held(Slot::B);
     let wanted = if told.is_empty() { 1..=2 } else { 2..=2 };
     assert!(wanted.clone().any(|byte| other == program(byte)), "{wanted:?}");
-    slot(folder, &mut |_| ()).unwrap();
+    slot(folder, Teller(|_| ())).unwrap();
     assert!(held(Slot::B) == program(2));
 }
 
@@ -148,11 +170,10 @@ fn journal_of(number: u8) -> Journal {
     Journal { good: Some(Sha256([number; 32])), ..Journal::default() }
 }
 
-fn journals(folder: &Path, told: &mut dyn FnMut(String)) -> Result<(), Box<dyn std::error::Error>> {
+fn journals(folder: &Path, told: Teller) -> Result<(), Failure> {
     for number in 1..=3 {
-        let stored = journal::store(folder, &journal_of(number));
-        stored.map_err(|error| format!("cannot write the journal: {error}"))?;
-        told(number.to_string());
+        journal::store(folder, &journal_of(number))?;
+        told.tell(&number.to_string());
     }
     Ok(())
 }
@@ -163,7 +184,7 @@ fn journal_is_there(folder: &Path, told: &BTreeSet<String>) {
     let allowed = newest.unwrap_or(1)..=newest.unwrap_or(0) + 1;
     let right = allowed.clone().any(|number| found == Some(journal_of(number)));
     assert!(right || (newest.is_none() && found.is_none()), "{found:?}, not {allowed:?}");
-    journals(folder, &mut |_| ()).unwrap();
+    journals(folder, Teller(|_| ())).unwrap();
 }
 
 fn crash(folder: &Path) {
@@ -178,10 +199,10 @@ fn collected(folder: &Path) -> usize {
     evidence::collect(&folder.join("pstore"), (&state, Lasting::Disk), "boot").crashes.len()
 }
 
-fn keep(folder: &Path, told: &mut dyn FnMut(String)) -> Result<(), Box<dyn std::error::Error>> {
+fn keep(folder: &Path, told: Teller) -> Result<(), Failure> {
     // What fails it tells by itself.
     if collected(folder) == 1 {
-        told("crash".to_owned());
+        told.tell("crash");
     }
     Ok(())
 }
@@ -197,8 +218,8 @@ fn crash_is_somewhere(folder: &Path, _: &BTreeSet<String>) {
 fn work() {
     let (Some(name), Some(folder)) = (env::var_os(SCENARIO), env::var_os(FOLDER)) else { return };
     let scenario = SCENARIOS.iter().find(|scenario| name == scenario.name).unwrap();
-    let done = (scenario.work)(&PathBuf::from(folder), &mut |fact| println!("{DONE}{fact}"));
-    if let Err(error) = done {
+    let done = (scenario.work)(&PathBuf::from(folder), Teller(|fact| println!("{DONE}{fact}")));
+    if let Err(Failure(error)) = done {
         println!("{FAILED}{}", chain(error.as_ref()));
     }
 }
