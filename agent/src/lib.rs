@@ -4,6 +4,7 @@
 #![deny(unsafe_code)]
 
 pub mod assign;
+pub mod attest;
 pub mod config;
 pub mod console;
 pub mod control;

@@ -27,6 +27,7 @@ use types::{
 };
 
 use crate::{
+    attest::Attestor,
     config,
     console::{self, Page},
     control::{Control, Parts, authority::Authority},
@@ -295,6 +296,7 @@ async fn serve(
         root: PathBuf::from("/"),
         cpus: offered::host_cpus(spec),
     };
+    let attestor = Attestor::new(key.clone(), PathBuf::from("/"));
     let machines = keeper::start(KeeperConfig {
         spec: spec.clone(),
         key,
@@ -318,6 +320,7 @@ async fn serve(
         networks,
         updates: start_updates((spec, node), (&tools, &machines), (&uplinks, &clock), pages),
         authority: Authority::new(spec, store).map_err(|e| chain(&e))?,
+        attestor,
         root: PathBuf::from("/"),
     });
     tokio::spawn(tasks::overlay::serve(inbox, overlay.clone(), control.clone()));
