@@ -10,6 +10,7 @@
 //! | `POST /v1/machines/{id}/{power}`       |                  | 202 [`Machine`]         |
 //! | `DELETE /v1/machines/{id}`             |                  | 202 [`Machine`]         |
 //! | `PUT /v1/machines/{id}/lease`          | [`LeaseRenewal`] | [`Machine`]             |
+//! | `POST /v1/nodes/{id}/attestation` (unsigned) | [`crate::attestation::Challenge`] | [`crate::attestation::Evidence`] |
 //! | `POST /v1/nodes/{id}/restart-agent`    |                  | 202 [`Restarting`]      |
 //! | `POST /v1/nodes/{id}/devices/{address}/release` |         | 202 [`Releasing`]       |
 //! | `POST /v1/nodes/{id}/updates/{word}`   |                  | 202 [`Updating`]        |
@@ -339,6 +340,25 @@ pub struct NodeView {
     pub addresses: Vec<SocketAddr>,
     /// Seconds since the overlay heard of it.
     pub last_heard_s: u64,
+    /// What it proved of itself; absent when the gateway does not ask for that, or did not yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attestation: Option<Attestation>,
+}
+
+/// What a gateway found when it asked a node to prove what it runs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Attestation {
+    /// When it asked.
+    pub at: UnixSeconds,
+    /// The release that the node was started with, by its TPM's word; absent when it proved none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub release: Option<String>,
+    /// Its TPM: SHA-256 of the endorsement key's public area.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tpm: Option<String>,
+    /// Why it proved none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refused: Option<String>,
 }
 
 impl NodeView {
@@ -358,6 +378,7 @@ impl NodeView {
             devices,
             addresses,
             last_heard_s,
+            attestation: None,
         }
     }
 }

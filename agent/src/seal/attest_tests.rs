@@ -2,8 +2,8 @@
 
 use ed25519_dalek::SigningKey;
 use lease::attestation::{
-    Asked, AttestationError, Attested, Challenge, Evidence, Known, Measurements, make_credential,
-    verify, volumes_digest,
+    Asked, AttestationError, Attested, Challenge, Evidence, Inquiry, Known, Measurements,
+    make_credential, verify, volumes_digest,
 };
 use types::ids::NodeId;
 
@@ -132,6 +132,17 @@ fn a_credential_shows_that_both_keys_are_in_one_tpm() {
     assert!(matches!(refused, Err(TpmError::Refused { command: 0x147, .. })), "{refused:?}");
     let refused = evidence(&mut tpm, &key(2), &challenge, String::new());
     assert!(matches!(refused, Err(TpmError::Refused { command: 0x147, .. })), "{refused:?}");
+    // Both rounds as a gateway asks them; a second answer by other keys does not count.
+    let mut inquiry = Inquiry::new(answer.node, &[[1; 32], [2; 32], [3; 32]]);
+    let mut told = |challenge: &Challenge, seed| {
+        evidence(&mut tpm, &key(seed), challenge, String::new()).expect("answered")
+    };
+    let second = inquiry.second(&told(&inquiry.first(), 1), &known).expect("a question");
+    let last = told(&second, 1);
+    assert!(inquiry.judge(&last, &known).expect("proved").endorsed);
+    let attestation_key = first.endorsement_key.clone();
+    let others = Evidence { attestation_key, ..last };
+    assert_eq!(inquiry.judge(&others, &known), Err(AttestationError::Credential));
     // Nothing is left behind in the TPM, which has room for three objects and as many sessions.
     let again = (0..6).map(|_| evidence(&mut tpm, &key(1), &challenge, String::new()));
     assert!(again.into_iter().all(|answer| answer.is_ok()));

@@ -11,6 +11,8 @@ use types::{
 /// What is asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Route {
+    /// `POST /v1/nodes/{id}/attestation`.
+    Attest(NodeId),
     /// `POST /v1/machines`.
     CreateMachine,
     /// `GET /v1/healthz`.
@@ -98,6 +100,9 @@ pub fn route(method: &str, path: &str) -> Result<Route, RouteError> {
         }
         ["nodes", node, "updates", _] => {
             only(method, path, &[("POST", Route::Update(name(node)?))])
+        }
+        ["nodes", node, "attestation"] => {
+            only(method, path, &[("POST", Route::Attest(name(node)?))])
         }
         ["nodes", node, "restart-agent"] => {
             only(method, path, &[("POST", Route::RestartAgent(name(node)?))])

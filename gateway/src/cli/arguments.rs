@@ -201,6 +201,8 @@ pub(crate) enum NodeCommand {
         /// The node.
         node: NodeId,
     },
+    /// Have a node prove by its TPM which release it runs. The answer is judged here, not by the gateway.
+    Attest(AttestArguments),
     /// Reset a quarantined device once more, with an operator's key. It is offered again if it answers.
     ReleaseDevice {
         /// The node.
@@ -220,6 +222,20 @@ pub(crate) enum NodeCommand {
         /// The node.
         node: NodeId,
     },
+}
+
+/// What a node is to prove.
+#[derive(Debug, Args)]
+pub(crate) struct AttestArguments {
+    /// The node.
+    pub(crate) node: NodeId,
+    /// File that describes a release that counts: measurements.json, beside its image; repeat for each.
+    #[arg(long, required = true)]
+    pub(crate) measurements: Vec<PathBuf>,
+    /// A TPM that counts, as this command shows it; repeat for each. Without it, any does, also one that is
+    /// somebody's program.
+    #[arg(long = "tpm")]
+    pub(crate) tpms: Vec<String>,
 }
 
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]

@@ -3,7 +3,7 @@
 //! | Exit status | Meaning                                                       |
 //! |-------------|---------------------------------------------------------------|
 //! | 0           | done                                                          |
-//! | 1           | a file, a key, a lease or an argument is wrong                |
+//! | 1           | a file, a key, a lease or an argument is wrong, or a node did not prove what it runs |
 //! | 2           | wrong command line                                            |
 //! | 3           | the gateway or the node refused; standard error says why      |
 //! | 4           | the gateway cannot be reached or answered something else      |
@@ -13,6 +13,7 @@
 //! error.
 
 mod arguments;
+mod attest;
 mod calls;
 mod curl;
 mod dump;
@@ -155,6 +156,9 @@ async fn run(arguments: Arguments) -> Result<u8, CliError> {
     if arguments.curl {
         return print_curl(&context, &calls).map(|()| 0);
     }
+    if let Command::Node { command: NodeCommand::Attest(wanted) } = &arguments.command {
+        return attest::run(&context, wanted).await.map(|()| 0);
+    }
     if let Command::Receipts { machine, leases } = &arguments.command {
         return receipts::run(&context, *machine, leases).await.map(|()| 0);
     }
@@ -237,6 +241,7 @@ async fn answer(context: &Context, command: &Command, call: &Call) -> Result<(),
         | Command::Console { .. }
         | Command::Tunnel { .. }
         | Command::Receipts { .. }
+        | Command::Node { command: NodeCommand::Attest(_) }
         | Command::Ssh { .. } => show::machine(answer),
     })
 }

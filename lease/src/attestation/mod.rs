@@ -3,7 +3,8 @@
 //!
 //! Whoever wants to know sends a [`Challenge`] (`POST /v1/nodes/{id}/attestation`, or `/v1/node/attestation`
 //! of the node) and gets [`Evidence`]. [`verify`] is pure: it compares the evidence with the question and
-//! with what is known of releases (`measurements.json`, which the image's builder writes).
+//! with what is known of releases (`measurements.json`, which the image's builder writes). [`Inquiry`] keeps
+//! the order of both rounds.
 //!
 //! What links the parts: the TPM's quote is over the values of the registers and over a digest of the
 //! question, the node's name and the release's word on its volumes; it is signed by a key that signs
@@ -119,10 +120,8 @@ pub struct Measurements {
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 struct Named {
-    #[serde(default)]
-    version: String,
-    #[serde(default)]
-    commit: String,
+    version: Option<String>,
+    commit: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
@@ -146,11 +145,10 @@ impl Measurements {
 
     /// Returns the release's name: version and commit.
     pub fn name(&self) -> String {
-        let Named { version, commit } = &self.release;
-        match (version.as_str(), commit.as_str()) {
-            ("", _) => "unnamed".to_owned(),
-            (version, "") => version.to_owned(),
-            (version, commit) => format!("{version} ({commit})"),
+        match (&self.release.version, &self.release.commit) {
+            (None, _) => "unnamed".to_owned(),
+            (Some(version), None) => version.clone(),
+            (Some(version), Some(commit)) => format!("{version} ({commit})"),
         }
     }
 
@@ -389,6 +387,54 @@ fn volumes(text: &str, registers: &BTreeMap<u8, [u8; 32]>) -> Option<Vec<VolumeR
     let extended = Sha256::new().chain_update([0; 32]).chain_update(digest).finalize();
     let measured = registers.get(&VOLUMES).is_some_and(|value| extended.as_slice() == value);
     if measured { serde_json::from_str(text).ok() } else { None }
+}
+
+/// Both rounds of questions to one node. Pure: who uses it sends the challenges and brings the answers.
+#[derive(Debug)]
+pub struct Inquiry {
+    node: NodeId,
+    nonces: [String; 2],
+    secret: [u8; 32],
+    /// Attestation and endorsement key of the first answer.
+    keys: Option<(Vec<u8>, Vec<u8>)>,
+}
+
+impl Inquiry {
+    /// Begins to ask a node. `random` are random bytes of which nobody else knows.
+    pub fn new(node: NodeId, random: &[[u8; 32]; 3]) -> Self {
+        let [first, second, secret] = random;
+        let nonces = [hex::encode(first), hex::encode(second)];
+        Self { node, nonces, secret: *secret, keys: None }
+    }
+
+    /// Returns the first question.
+    pub fn first(&self) -> Challenge {
+        Challenge { nonce: self.nonces[0].clone(), credential: None }
+    }
+
+    /// Judges the first answer and returns the second question.
+    pub fn second(
+        &mut self,
+        evidence: &Evidence,
+        known: &Known,
+    ) -> Result<Challenge, AttestationError> {
+        let asked = Asked { node: self.node, nonce: &self.nonces[0], secret: None };
+        verify(evidence, asked, known)?;
+        let (attestation, endorsement) = (&evidence.attestation_key, &evidence.endorsement_key);
+        let credential = make_credential(endorsement, attestation, &self.secret)?;
+        self.keys = Some((attestation.clone(), endorsement.clone()));
+        Ok(Challenge { nonce: self.nonces[1].clone(), credential: Some(credential) })
+    }
+
+    /// Judges the second answer. It must be by the keys that the credential was made for.
+    pub fn judge(&self, evidence: &Evidence, known: &Known) -> Result<Attested, AttestationError> {
+        let keys = (evidence.attestation_key.clone(), evidence.endorsement_key.clone());
+        if self.keys.as_ref() != Some(&keys) {
+            return Err(AttestationError::Credential);
+        }
+        let secret = Some(&self.secret);
+        verify(evidence, Asked { node: self.node, nonce: &self.nonces[1], secret }, known)
+    }
 }
 
 /// Reads `bytes` as everything that a node may send; for the fuzz target and its corpus. Returns whether

@@ -33,6 +33,7 @@ pub fn document() -> utoipa::openapi::OpenApi {
         openapi,
         nodes,
         node,
+        attest,
         release_device,
         restart_agent,
         update,
@@ -66,6 +67,10 @@ pub fn document() -> utoipa::openapi::OpenApi {
     components(schemas(
         Problem,
         NodeView,
+        Attestation,
+        Challenge,
+        Credential,
+        Evidence,
         PciDevice,
         DeviceState,
         Health,
@@ -127,6 +132,7 @@ describe!(health, get, "/v1/healthz", "Says that the gateway runs", () answers 2
 describe!(openapi, get, "/v1/openapi.json", "This document", () answers 200 (body = OpenApiDocument));
 describe!(nodes, get, "/v1/nodes", "Lists the nodes that offer machines", () answers 200 (body = Vec<NodeView>));
 describe!(node, get, "/v1/nodes/{id}", "Shows a node", (("id" = String, Path)) answers 200 (body = NodeView));
+describe!(attest, post, "/v1/nodes/{id}/attestation", "Asks the node to prove by its TPM which release it runs. Not signed; the client judges the answer itself", (("id" = String, Path)) takes (content = Challenge) answers 200 (body = Evidence));
 describe!(release_device, post, "/v1/nodes/{id}/devices/{address}/release", "Resets a quarantined device once more and offers it again if it answers. Signed by an operator of the node", (("id" = String, Path), ("address" = String, Path)) answers 202 (body = Releasing));
 describe!(restart_agent, post, "/v1/nodes/{id}/restart-agent", "Restarts the node's service; its machines go on. Signed by an operator of the node", (("id" = String, Path)) answers 202 (body = Restarting));
 describe!(update, post, "/v1/nodes/{id}/updates/{word}", "Tells the node about its updates: `apply` the offered release now, although machines run on it; `check` the repository now; `forget` which releases failed. Signed by an operator of the node", (("id" = String, Path), ("word" = String, Path)) answers 202 (body = Updating));
