@@ -4,7 +4,10 @@
 //! console. Names and keys are an interface: tests and operators' tools wait for them. Values
 //! hold no blank unless they are quoted.
 
-use std::{fmt, net::IpAddr};
+use std::{
+    fmt,
+    net::{IpAddr, SocketAddr},
+};
 
 use types::{
     ids::{ContentId, MachineId, NodeId},
@@ -103,6 +106,10 @@ pub enum Event {
     Receipt { machine: MachineId, running_s: u64, micro: u64 },
     /// agent: an operation on a machine failed.
     MachineFailed { machine: MachineId, reason: String },
+    /// agent: somebody with the code on the console gave the node its configuration.
+    Claimed { from: SocketAddr },
+    /// agent: somebody tried to claim the node.
+    ClaimRefused { from: SocketAddr, reason: String },
     /// unlock: how a volume of the disk is protected.
     Volume { volume: String, how: &'static str, notice: String },
     /// agent: a volume is locked, and the recovery key is waited for.
@@ -146,6 +153,8 @@ impl fmt::Display for Event {
             | Self::Installing { .. }
             | Self::Installed { .. }
             | Self::NotInstalled { .. }
+            | Self::Claimed { .. }
+            | Self::ClaimRefused { .. }
             | Self::Trust { .. }
             | Self::KeysEnrolled { .. }
             | Self::KeysNotEnrolled { .. }
@@ -219,6 +228,10 @@ impl Event {
     fn write_node(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Node { node, release } => write!(f, "node id={node} release={release:?}"),
+            Self::Claimed { from } => write!(f, "claimed from={from}"),
+            Self::ClaimRefused { from, reason } => {
+                write!(f, "claim-refused from={from} reason={reason:?}")
+            }
             Self::Config { source, name } => write!(f, "config source={source:?} name={name:?}"),
             Self::ConfigBad { source, reason } => {
                 write!(f, "config-bad source={source:?} reason={reason:?}")

@@ -5,6 +5,7 @@
 
 pub mod assign;
 pub mod attest;
+pub mod claim;
 pub mod config;
 pub mod console;
 pub mod control;

@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 pub mod broadcast;
+pub mod claim;
 pub mod identity;
 pub mod membership;
 pub mod random;

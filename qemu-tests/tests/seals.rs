@@ -1,10 +1,11 @@
 //! What is installed is encrypted: this server's TPM opens it, whoever takes the disk away needs the
-//! recovery key, and nothing of the node is on the disk in clear.
+//! recovery key, and nothing of the node is on the disk in clear. The same TPM proves to others which
+//! release the node runs.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 use std::{
-    fs::File,
+    fs::{self, File},
     io::Read,
     path::{Path, PathBuf},
     time::Duration,
@@ -12,9 +13,10 @@ use std::{
 
 use qemu_tests::harness::{
     host::{Host, HostOptions, Medium, Uplink},
-    scene::image_folder,
+    scene::{Scene, image_folder},
     tpm::Tpm,
 };
+use serde_json::Value;
 
 /// From power-on to the agent's answer, on a busy machine that emulates everything.
 const UP: Duration = Duration::from_secs(300);
@@ -30,10 +32,19 @@ fn config(section: &str) -> String {
 }
 
 fn boot(folder: &Path, disk: PathBuf, config: Option<String>, tpm: Option<&Tpm>) -> Host {
+    start(folder, (disk, Uplink::None), config, tpm)
+}
+
+fn start(
+    folder: &Path,
+    (disk, uplink): (PathBuf, Uplink),
+    config: Option<String>,
+    tpm: Option<&Tpm>,
+) -> Host {
     let options = HostOptions {
         medium: Medium::IsoCdAndDisk(disk),
         memory_mib: 1024,
-        uplink: Uplink::None,
+        uplink,
         config,
         arguments: tpm.map(Tpm::arguments).unwrap_or_default(),
         ..HostOptions::default()
@@ -71,6 +82,29 @@ fn holds(path: &Path, wanted: &[u8]) -> bool {
     }
 }
 
+/// The node that has just joined proves which release it runs, to whoever knows what that measures.
+fn proves(scene: &Scene) {
+    let node = scene.wait_for_node(NAME).unwrap();
+    let described = image_folder().unwrap().join("measurements.json");
+    let attest = |file: &Path| {
+        scene.cli.json(&["node", "attest", &node, "--measurements", file.to_str().unwrap()])
+    };
+    let mut release: Value = serde_json::from_slice(&fs::read(&described).unwrap()).unwrap();
+    let shown = attest(&described).unwrap();
+    let attested = &shown["attested"];
+    let version = release["release"]["version"].as_str().unwrap();
+    assert!(attested["release"].as_str().unwrap().starts_with(version), "{shown}");
+    assert_eq!(attested["endorsed"], true);
+    assert_eq!(attested["registers"]["11"], release["tpm"]["pcr11_sha256"]);
+    assert_eq!(attested["volumes"][0]["protection"]["is"], "sealed", "{shown}");
+    // Another release is not this one.
+    release["tpm"]["pcr11_sha256"] = "ab".repeat(32).into();
+    let other = scene.folder.join("other.json");
+    fs::write(&other, release.to_string()).unwrap();
+    let refused = format!("{:#}", attest(&other).unwrap_err());
+    assert!(refused.contains("no release that is known"), "{refused}");
+}
+
 #[test]
 fn to_the_tpm_and_to_the_recovery_key() {
     let folder = tempfile::tempdir().unwrap();
@@ -78,12 +112,15 @@ fn to_the_tpm_and_to_the_recovery_key() {
     File::create(&disk).unwrap().set_len(DISK).unwrap();
     let tpm = Tpm::start(&tpm_folder).unwrap();
     let section = "[install]\nconfirm = \"unattended\"\n[install.disk]\nserial = \"INSTALL0\"\n";
-    let host = boot(folder.path(), disk.clone(), Some(config(section)), Some(&tpm));
+    let scene = Scene::start(&folder.path().join("scene")).unwrap();
+    let document = scene.node_config(NAME, section);
+    let host = start(folder.path(), (disk.clone(), Uplink::User), Some(document), Some(&tpm));
     host.serial.wait("event=installed disk=nvme0n1", UP).unwrap();
     // The same host starts again from the disk, and the TPM opens it.
     host.serial.wait("event=volume name=holdfast-state protection=sealed", UP).unwrap();
     host.serial.wait("event=volume name=holdfast-data protection=sealed", UP).unwrap();
     host.serial.wait("event=config source=", UP).unwrap();
+    proves(&scene);
     let text = host.serial.text();
     let node = last(&text, "event=node id=").to_owned();
     let recovery = last(&text, "Its recovery key is").to_owned();

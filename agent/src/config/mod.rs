@@ -1,5 +1,5 @@
 //! Where the configuration comes from: the kernel's command line, a FAT volume labelled
-//! `HOLDFAST`, the disk that the node is installed on, what was put into the finished image, the image
+//! `HOLDFAST`, the disk that the node is installed on, a claim over the network, what was put into the finished image, the image
 //! as it was built, in this order. The first one that is there counts, also when it is wrong: a typo
 //! must not silently bring back another document.
 
@@ -26,6 +26,9 @@ const DOCUMENT: &str = "holdfast.toml";
 /// Name of the document in STATE, where the installer puts the one that it was told by.
 pub(crate) const INSTALLED: &str = "holdfast.toml";
 
+/// Name of the document in STATE that came with a claim.
+pub(crate) const CLAIMED: &str = "claimed.toml";
+
 /// Document that was put into the image's initramfs, which is gone by now: init moved it here.
 pub(crate) const CUSTOMISED: &str = "run/customised/holdfast.toml";
 
@@ -51,6 +54,8 @@ pub enum Source {
     Volume(PathBuf),
     /// The disk that the node is installed on.
     Installed,
+    /// Whoever claimed the node over the network.
+    Claimed,
     /// What was put into the image after it was built.
     Customised,
     /// The image.
@@ -65,6 +70,7 @@ impl fmt::Display for Source {
             Self::CommandLine => f.write_str("kernel command line"),
             Self::Volume(device) => write!(f, "volume {}", device.display()),
             Self::Installed => f.write_str("the installed disk"),
+            Self::Claimed => f.write_str("the claim over the network"),
             Self::Customised => f.write_str("the customised image"),
             Self::Image => f.write_str("the image"),
             Self::Nowhere => f.write_str("nowhere"),
@@ -88,7 +94,7 @@ pub struct Found {
 #[allow(missing_docs, reason = "the message is the doc")]
 pub enum LoadError {
     #[error(
-        "no configuration: give {PARAMETER}BASE64 on the kernel's command line, or {DOCUMENT} on a FAT volume labelled {LABEL}, or build an image with one"
+        "no configuration: give {DOCUMENT} on a FAT volume labelled {LABEL}, or over the network with `holdfast node claim` and the code on the console, or {PARAMETER}BASE64 on the kernel's command line, or build an image with one"
     )]
     Absent,
     #[error("{PARAMETER} is not base64")]
@@ -107,7 +113,7 @@ pub async fn settled(root: &Path) -> Found {
     loop {
         let found = load(root);
         let waits = match found.source {
-            Source::CommandLine | Source::Volume(_) | Source::Installed => false,
+            Source::CommandLine | Source::Volume(_) | Source::Installed | Source::Claimed => false,
             // What these say may be to install, which cannot be taken back.
             Source::Customised | Source::Image | Source::Nowhere => true,
         };
@@ -121,7 +127,7 @@ pub async fn settled(root: &Path) -> Found {
 /// Waits until a volume was found after all, while the machine is coming up, on a node that started with
 /// the document of its installation. Returns whether there is one.
 pub async fn superseded(root: &Path, found: &Source) -> bool {
-    *found == Source::Installed
+    matches!(found, Source::Installed | Source::Claimed)
         && volume_appears(root, SETTLED.saturating_sub(since_power_on())).await
 }
 
@@ -192,6 +198,7 @@ fn find(root: &Path) -> (Source, Result<Vec<u8>, LoadError>) {
     let installed = root.join("state").join(INSTALLED);
     let places = [
         (Source::Installed, installed),
+        (Source::Claimed, root.join("state").join(CLAIMED)),
         (Source::Customised, root.join(CUSTOMISED)),
         (Source::Image, root.join(BAKED)),
     ];

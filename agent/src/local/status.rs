@@ -101,6 +101,7 @@ impl Local {
             name: page.name.clone(),
             config: page.config.clone(),
             install: page.install,
+            claim: page.claim,
             volumes: unlock::report(root),
             trouble: page.error,
         }

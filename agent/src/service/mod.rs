@@ -28,6 +28,7 @@ use types::{
 
 use crate::{
     attest::Attestor,
+    claim::{self, Waiting},
     config,
     console::{self, Page},
     control::{Control, Parts, authority::Authority},
@@ -151,7 +152,7 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
         }
         Err(error) => {
             give_console(&init, Console::Screen);
-            show_bad_config(&found.source, error, &init, notices, &views);
+            show_bad_config((node, &found.source), error, &init, notices, &views);
             tokio::spawn(async move {
                 config::changed(Path::new("/"), &found).await;
                 // Init starts the agent again, which then reads the other document.
@@ -216,7 +217,7 @@ async fn wait_for_end() {
 
 /// Shows what is wrong, and keeps the node on the network and alive.
 fn show_bad_config(
-    source: &config::Source,
+    (node, source): (NodeId, &config::Source),
     error: &config::LoadError,
     init: &Init,
     mut notices: mpsc::Receiver<Notice>,
@@ -247,6 +248,30 @@ fn show_bad_config(
         local.tell_network(uplinks.status());
         tokio::spawn(show_addresses(uplinks, pages.clone()));
     }
+    // A document that is wrong is its owner's to mend; only a node without any waits for a claim.
+    if matches!(error, config::LoadError::Absent) {
+        tokio::spawn(wait_for_claim(node, pages.clone()));
+    }
+}
+
+/// Lets somebody with the code on the consoles give the node its configuration. Whoever waits for another
+/// document finds it then.
+async fn wait_for_claim(node: NodeId, pages: watch::Sender<Page>) {
+    let trouble = |error: &io::Error| {
+        eprintln!("{}", Event::Trouble { place: "claim", reason: chain(error) });
+    };
+    let waiting = match Waiting::new(node, PathBuf::from(STATE)) {
+        Ok(waiting) => Arc::new(waiting),
+        Err(error) => return trouble(&error),
+    };
+    let listener = match claim::listen().await {
+        Ok(listener) => listener,
+        Err(error) => return trouble(&error),
+    };
+    pages.send_modify(|page| page.claim = waiting.code());
+    let shown = pages.subscribe();
+    let addresses = || shown.borrow().addresses.clone();
+    tokio::join!(Arc::clone(&waiting).serve(listener), waiting.show(Path::new("/"), addresses));
 }
 
 /// Keeps the addresses on the page of a node that has nothing else to do.

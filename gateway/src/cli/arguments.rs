@@ -203,6 +203,8 @@ pub(crate) enum NodeCommand {
     },
     /// Have a node prove by its TPM which release it runs. The answer is judged here, not by the gateway.
     Attest(AttestArguments),
+    /// Give a node that has no configuration one, with the code that its console shows. No gateway is needed.
+    Claim(ClaimArguments),
     /// Reset a quarantined device once more, with an operator's key. It is offered again if it answers.
     ReleaseDevice {
         /// The node.
@@ -236,6 +238,19 @@ pub(crate) struct AttestArguments {
     /// somebody's program.
     #[arg(long = "tpm")]
     pub(crate) tpms: Vec<String>,
+}
+
+/// A node that is claimed.
+#[derive(Debug, Args)]
+pub(crate) struct ClaimArguments {
+    /// Its address or name, with a port if it is another than 4600.
+    pub(crate) address: String,
+    /// The code on its console.
+    #[arg(long)]
+    pub(crate) code: String,
+    /// The configuration: holdfast.toml.
+    #[arg(long)]
+    pub(crate) config: PathBuf,
 }
 
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]

@@ -71,7 +71,7 @@ pub(super) async fn of(command: &Command) -> Result<Vec<Call>, CliError> {
         Command::Image { .. }
         | Command::Keygen { .. }
         | Command::Lease { .. }
-        | Command::Node { command: NodeCommand::Attest(_) }
+        | Command::Node { command: NodeCommand::Attest(_) | NodeCommand::Claim(_) }
         | Command::Tunnel { .. }
         | Command::Ssh { .. } => Vec::new(),
         Command::Nodes => open("/v1/nodes"),

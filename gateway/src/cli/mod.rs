@@ -15,6 +15,7 @@
 mod arguments;
 mod attest;
 mod calls;
+mod claim;
 mod curl;
 mod dump;
 mod hardware;
@@ -159,6 +160,9 @@ async fn run(arguments: Arguments) -> Result<u8, CliError> {
     if let Command::Node { command: NodeCommand::Attest(wanted) } = &arguments.command {
         return attest::run(&context, wanted).await.map(|()| 0);
     }
+    if let Command::Node { command: NodeCommand::Claim(wanted) } = &arguments.command {
+        return claim::run(&context, wanted).await.map(|()| 0);
+    }
     if let Command::Receipts { machine, leases } = &arguments.command {
         return receipts::run(&context, *machine, leases).await.map(|()| 0);
     }
@@ -241,7 +245,7 @@ async fn answer(context: &Context, command: &Command, call: &Call) -> Result<(),
         | Command::Console { .. }
         | Command::Tunnel { .. }
         | Command::Receipts { .. }
-        | Command::Node { command: NodeCommand::Attest(_) }
+        | Command::Node { command: NodeCommand::Attest(_) | NodeCommand::Claim(_) }
         | Command::Ssh { .. } => show::machine(answer),
     })
 }
