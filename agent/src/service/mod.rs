@@ -300,27 +300,18 @@ async fn serve(
     Views { pages, local }: &Views,
 ) -> Result<Overlay, String> {
     let devices = offered::prepare_devices(spec);
-    let store = Store::open(&Path::new(STATE).join("agent.redb")).map_err(|e| chain(&e))?;
+    let store = Store::open(&Path::new(STATE).join("agent.redb"));
+    let store = Arc::new(store.map_err(|e| chain(&e))?);
     let floor = store.floor().map_err(|e| chain(&e))?;
     let kept = tasks::network::Keeper::load(Path::new(STATE), &spec.network);
-    let secret = Some(stable_secret(&key));
-    let uplinks = Arc::new(Uplinks::start_with(kept.network(), secret).map_err(|e| chain(&e))?);
+    let uplinks = Uplinks::start_with(kept.network(), Some(stable_secret(&key)));
+    let uplinks = Arc::new(uplinks.map_err(|e| chain(&e))?);
     local.tell_network(uplinks.status());
     let clock = Arc::new(start_clock(spec, floor, &uplinks));
     let networks = Arc::new(start_networks(spec, &key, &uplinks).await?);
     let (overlay, inbox) = start_overlay(spec, &key).await?;
     let notice = watch_network(kept, spec, &uplinks, &overlay);
-    let store = Arc::new(store);
-    let cache = Cache::open(&Path::new(DATA).join("content")).map_err(|e| chain(&e))?;
-    let tools = Tools {
-        init: init.clone(),
-        networks: Arc::clone(&networks),
-        overlay: overlay.clone(),
-        cache,
-        disks: Places { data: PathBuf::from(DATA), keys: Path::new(STATE).join(DISK_KEYS) },
-        root: PathBuf::from("/"),
-        cpus: offered::host_cpus(spec),
-    };
+    let tools = tools(spec, init, &networks, &overlay)?;
     let attestor = Attestor::new(key.clone(), PathBuf::from("/"));
     let machines = keeper::start(KeeperConfig {
         spec: spec.clone(),
@@ -363,6 +354,24 @@ async fn serve(
     let shown = Shown { uplinks, notice, machines, overlay: overlay.clone(), clock };
     tokio::spawn(show(pages.clone(), shown));
     Ok(overlay)
+}
+
+/// Returns what machines are made with.
+fn tools(
+    spec: &NodeSpec,
+    init: &Init,
+    networks: &Arc<MachineNetworks>,
+    overlay: &Overlay,
+) -> Result<Tools, String> {
+    Ok(Tools {
+        init: init.clone(),
+        networks: Arc::clone(networks),
+        overlay: overlay.clone(),
+        cache: Cache::open(&Path::new(DATA).join("content")).map_err(|e| chain(&e))?,
+        disks: Places { data: PathBuf::from(DATA), keys: Path::new(STATE).join(DISK_KEYS) },
+        root: PathBuf::from("/"),
+        cpus: offered::host_cpus(spec),
+    })
 }
 
 /// Starts to look after slots and updates; what operators say about them goes into the sender.
