@@ -10,7 +10,7 @@ use std::{
 };
 
 use types::{
-    ids::{ContentId, MachineId, NodeId},
+    ids::{ContentId, MachineId, NodeId, PublicKey},
     node::Bdf,
 };
 
@@ -112,6 +112,8 @@ pub enum Event {
     ClaimRefused { from: SocketAddr, reason: String },
     /// unlock: how a volume of the disk is protected.
     Volume { volume: String, how: &'static str, notice: String },
+    /// agent: the recovery key of a locked disk, as only this operator reads it.
+    Escrowed { operator: PublicKey, sealed: String },
     /// agent: a volume is locked, and the recovery key is waited for.
     Locked { reason: String },
     /// agent: a device was reset and can be rented again.
@@ -141,6 +143,7 @@ impl fmt::Display for Event {
             | Self::WatchdogAbsent
             | Self::InitReady { .. }
             | Self::Volume { .. }
+            | Self::Escrowed { .. }
             | Self::Locked { .. }
             | Self::AgentStarted { .. }
             | Self::AgentExited { .. }
@@ -205,6 +208,9 @@ impl Event {
             Self::WatchdogAbsent => f.write_str("watchdog-absent"),
             Self::Volume { volume, how, notice } => {
                 write!(f, "volume name={volume} protection={how} notice={notice:?}")
+            }
+            Self::Escrowed { operator, sealed } => {
+                write!(f, "recovery-key operator={operator} sealed={sealed}")
             }
             Self::Locked { reason } => write!(f, "locked reason={reason:?}"),
             Self::InitReady { ms } => write!(f, "init-ready ms={ms}"),

@@ -11,6 +11,7 @@
 //! | `DELETE /v1/machines/{id}`             |                  | 202 [`Machine`]         |
 //! | `PUT /v1/machines/{id}/lease`          | [`LeaseRenewal`] | [`Machine`]             |
 //! | `POST /v1/nodes/{id}/attestation` (unsigned) | [`crate::attestation::Challenge`] | [`crate::attestation::Evidence`] |
+//! | `GET /v1/nodes/{id}/recovery-key`      |                  | [`RecoveryKeys`]        |
 //! | `POST /v1/nodes/{id}/restart-agent`    |                  | 202 [`Restarting`]      |
 //! | `POST /v1/nodes/{id}/devices/{address}/release` |         | 202 [`Releasing`]       |
 //! | `POST /v1/nodes/{id}/updates/{word}`   |                  | 202 [`Updating`]        |
@@ -30,6 +31,7 @@ use types::{
     ids::{ContentId, MachineId, NodeId, PublicKey},
     node::{MachineShape, Offer, PciDevice},
     units::{Mebibytes, UnixSeconds},
+    volumes::EscrowedKey,
 };
 
 use crate::{
@@ -282,6 +284,14 @@ pub struct MachineEvent {
     pub at: UnixSeconds,
     /// What, in words.
     pub what: String,
+}
+
+/// A disk's recovery key as it was sealed to operators when the node was installed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RecoveryKeys {
+    /// One for each operator.
+    pub keys: Vec<EscrowedKey>,
 }
 
 /// What a node does when its service is to be restarted.

@@ -32,13 +32,12 @@ pub fn seal(to: PublicKey, secret: &[u8]) -> Result<Vec<u8>, EscrowError> {
     let refused = || EscrowError::Recipient { key: to };
     let key = identity::agreement_key(NodeId::from(to)).map_err(|_| refused())?;
     let key = <X25519HkdfSha256 as Kem>::PublicKey::from_bytes(&key).map_err(|_| refused())?;
-    let (encapsulated, mut context) =
-        hpke::setup_sender::<ChaCha20Poly1305, HkdfSha256, X25519HkdfSha256>(
-            &OpModeS::Base,
-            &key,
-            &info(to),
-        )
-        .map_err(|_| refused())?;
+    let (encapsulated, mut context) = hpke::setup_sender::<
+        ChaCha20Poly1305,
+        HkdfSha256,
+        X25519HkdfSha256,
+    >(&OpModeS::Base, &key, &info(to))
+    .map_err(|_| refused())?;
     let sealed = context.seal(secret, b"").map_err(|_| refused())?;
     Ok([&encapsulated.to_bytes()[..], &sealed].concat())
 }

@@ -9,6 +9,7 @@
 
 pub mod broadcast;
 pub mod claim;
+pub mod escrow;
 pub mod identity;
 pub mod membership;
 pub mod random;

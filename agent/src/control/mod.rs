@@ -39,6 +39,7 @@ use crate::{
         vmm,
     },
     net::MachineNetworks,
+    seal::unlock,
     time::Clock,
     updates::Word,
 };
@@ -118,6 +119,7 @@ impl Control {
         let signer = &signer;
         match route {
             Route::Node | Route::Attest { .. } => Ok(json(200, &self.offer())),
+            Route::RecoveryKey { node } => self.recovery_key(signer, node),
             Route::RestartAgent { node } => self.restart_agent(signer, node),
             Route::ReleaseDevice { node, device } => {
                 self.release_device(signer, node, device).await
@@ -427,6 +429,21 @@ impl Control {
         Ok(())
     }
 
+    /// Returns the disk's recovery key as it was sealed to operators.
+    fn recovery_key(
+        &self,
+        signer: &VerifiedRequest,
+        node: Option<NodeId>,
+    ) -> Result<ForwardedResponse, Problem> {
+        self.operator(signer, node)?;
+        let keys = unlock::escrowed(&self.parts.root);
+        if keys.is_empty() {
+            let detail = "the disk's recovery key was sealed to nobody: the node runs from memory, or                           its [install] named no operator in escrow";
+            return Err(Kind::NotFound.because(detail));
+        }
+        Ok(json(200, &lease::api::RecoveryKeys { keys }))
+    }
+
     fn restart_agent(
         &self,
         signer: &VerifiedRequest,
@@ -453,6 +470,7 @@ impl Control {
             | Route::Dump { machine } => machine,
             Route::Node
             | Route::Attest { .. }
+            | Route::RecoveryKey { .. }
             | Route::RestartAgent { .. }
             | Route::Update { .. }
             | Route::ReleaseDevice { .. }

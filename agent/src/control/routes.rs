@@ -22,6 +22,11 @@ pub enum Route {
         /// The node, where the path names one.
         node: Option<NodeId>,
     },
+    /// `GET /v1/node/recovery-key`, or `/v1/nodes/NODE/recovery-key`: as it was sealed to operators.
+    RecoveryKey {
+        /// The node, where the path names one.
+        node: Option<NodeId>,
+    },
     /// `POST /v1/node/restart-agent`, or `/v1/nodes/NODE/restart-agent`.
     RestartAgent {
         /// The node, where the path names one.
@@ -185,6 +190,10 @@ impl Route {
             ("POST", ["v1", "node", "attestation"]) => Self::Attest { node: None },
             ("POST", ["v1", "nodes", node, "attestation"]) => {
                 Self::Attest { node: Some(node.parse().map_err(|_| bad("node", node))?) }
+            }
+            ("GET", ["v1", "node", "recovery-key"]) => Self::RecoveryKey { node: None },
+            ("GET", ["v1", "nodes", node, "recovery-key"]) => {
+                Self::RecoveryKey { node: Some(node.parse().map_err(|_| bad("node", node))?) }
             }
             ("POST", ["v1", "node", "restart-agent"]) => Self::RestartAgent { node: None },
             ("POST", ["v1", "nodes", node, "restart-agent"]) => {

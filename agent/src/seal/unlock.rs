@@ -9,7 +9,7 @@ use std::{fs, io, path::Path};
 use lease::attestation;
 use types::{
     disk_key::DiskKey,
-    volumes::{Protection, VolumeReport},
+    volumes::{EscrowedKey, Protection, VolumeReport},
 };
 use update::disk::layout;
 
@@ -26,6 +26,8 @@ use crate::{events::Event, init::partitions, install::grow};
 pub const REPORT: &str = "run/holdfast/volumes.json";
 /// Where is what was measured of them, below the root.
 const MEASURED: &str = "run/holdfast/volumes-measured.json";
+/// Where the recovery key is, sealed to operators, below the root.
+const ESCROW: &str = "run/holdfast/recovery-key.json";
 /// Where systemd-stub's files of the running release are kept, below the root.
 const RELEASE: &str = "run/holdfast/release";
 
@@ -70,14 +72,17 @@ fn open_all(sealer: &mut Sealer) -> Vec<VolumeReport> {
     if let Some(device) = partitions::find(layout::STATE) {
         let protection = match open(&device) {
             Ok(None) => Protection::Plain,
-            Ok(Some(mut volume)) => match keys::open_state(&mut volume, sealer) {
-                Ok((key, protection)) => {
-                    let protection = map(&volume, layout::STATE, &key, protection);
-                    state = Some(key);
-                    protection
+            Ok(Some(mut volume)) => {
+                hand_out(&volume);
+                match keys::open_state(&mut volume, sealer) {
+                    Ok((key, protection)) => {
+                        let protection = map(&volume, layout::STATE, &key, protection);
+                        state = Some(key);
+                        protection
+                    }
+                    Err(reason) => Protection::Locked { reason },
                 }
-                Err(reason) => Protection::Locked { reason },
-            },
+            }
             Err(reason) => Protection::Locked { reason },
         };
         reports.push(VolumeReport { name: layout::STATE.to_owned(), protection });
@@ -88,6 +93,22 @@ fn open_all(sealer: &mut Sealer) -> Vec<VolumeReport> {
         reports.push(VolumeReport { name: layout::DATA.to_owned(), protection });
     }
     reports
+}
+
+/// Leaves the recovery key, as it was sealed to operators, where later programs find it: what the disk says
+/// in clear, and no secret without an operator's key.
+fn hand_out(volume: &Volume) {
+    let text = serde_json::to_vec(&keys::escrowed(volume)).unwrap_or_default();
+    if let Err(error) = write(&Path::new("/").join(ESCROW), &text) {
+        let reason = error.to_string();
+        crate::init::kmsg::event(&Event::Trouble { place: "volumes", reason });
+    }
+}
+
+/// Reads the recovery key as it was sealed to operators; empty when it was sealed to nobody.
+pub fn escrowed(root: &Path) -> Vec<EscrowedKey> {
+    let text = fs::read(root.join(ESCROW)).unwrap_or_default();
+    serde_json::from_slice(&text).unwrap_or_default()
 }
 
 /// Opens DATA; it is protected as well as STATE is.

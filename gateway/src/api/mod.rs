@@ -97,7 +97,10 @@ async fn dispatch(gateway: &Arc<Gateway>, request: Request) -> Result<Response, 
             let (request, who) = signed(gateway, &parts, body).await?;
             leases::show(gateway, lease, &request, &who).await
         }
-        Route::RestartAgent(node) | Route::ReleaseDevice(node) | Route::Update(node) => {
+        Route::RecoveryKey(node)
+        | Route::RestartAgent(node)
+        | Route::ReleaseDevice(node)
+        | Route::Update(node) => {
             let (request, _) = signed(gateway, &parts, body).await?;
             forwarding::ask(gateway, node, &request).await.map(forwarding::response)
         }

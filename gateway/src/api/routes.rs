@@ -35,6 +35,8 @@ pub enum Route {
     ReleaseDevice(NodeId),
     /// `POST /v1/nodes/{id}/updates/{word}`.
     Update(NodeId),
+    /// `GET /v1/nodes/{id}/recovery-key`.
+    RecoveryKey(NodeId),
     /// `POST /v1/nodes/{id}/restart-agent`.
     RestartAgent(NodeId),
     /// `PUT /v1/leases/{id}`.
@@ -103,6 +105,9 @@ pub fn route(method: &str, path: &str) -> Result<Route, RouteError> {
         }
         ["nodes", node, "attestation"] => {
             only(method, path, &[("POST", Route::Attest(name(node)?))])
+        }
+        ["nodes", node, "recovery-key"] => {
+            only(method, path, &[("GET", Route::RecoveryKey(name(node)?))])
         }
         ["nodes", node, "restart-agent"] => {
             only(method, path, &[("POST", Route::RestartAgent(name(node)?))])

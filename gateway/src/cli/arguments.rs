@@ -205,6 +205,8 @@ pub(crate) enum NodeCommand {
     Attest(AttestArguments),
     /// Give a node that has no configuration one, with the code that its console shows. No gateway is needed.
     Claim(ClaimArguments),
+    /// Open the recovery key of a node's disk with the operator's key that it was sealed to.
+    RecoveryKey(RecoveryKeyArguments),
     /// Reset a quarantined device once more, with an operator's key. It is offered again if it answers.
     ReleaseDevice {
         /// The node.
@@ -238,6 +240,17 @@ pub(crate) struct AttestArguments {
     /// somebody's program.
     #[arg(long = "tpm")]
     pub(crate) tpms: Vec<String>,
+}
+
+/// A recovery key that was sealed to an operator.
+#[derive(Debug, Args)]
+pub(crate) struct RecoveryKeyArguments {
+    /// The node, which is asked for it.
+    #[arg(required_unless_present = "sealed")]
+    pub(crate) node: Option<NodeId>,
+    /// The sealed key, as a locked node shows it in its event recovery-key; nobody is asked then.
+    #[arg(long, conflicts_with = "node")]
+    pub(crate) sealed: Option<String>,
 }
 
 /// A node that is claimed.

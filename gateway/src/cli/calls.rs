@@ -71,7 +71,9 @@ pub(super) async fn of(command: &Command) -> Result<Vec<Call>, CliError> {
         Command::Image { .. }
         | Command::Keygen { .. }
         | Command::Lease { .. }
-        | Command::Node { command: NodeCommand::Attest(_) | NodeCommand::Claim(_) }
+        | Command::Node {
+            command: NodeCommand::Attest(_) | NodeCommand::Claim(_) | NodeCommand::RecoveryKey(_),
+        }
         | Command::Tunnel { .. }
         | Command::Ssh { .. } => Vec::new(),
         Command::Nodes => open("/v1/nodes"),
@@ -110,6 +112,11 @@ pub(super) fn attestation(node: NodeId, challenge: &Value) -> Result<Call, CliEr
     let target = format!("/v1/nodes/{node}/attestation");
     let call = Call::json("POST", target, challenge, http::nonce()?);
     Ok(Call { signing: Signing::Nobody, ..call })
+}
+
+/// Asks a node for its disk's recovery key.
+pub(super) fn recovery_key(node: NodeId) -> Call {
+    Call::get(format!("/v1/nodes/{node}/recovery-key"), Signing::Key)
 }
 
 /// Asks for the receipts of a machine that come behind `after`.

@@ -23,6 +23,7 @@ mod http;
 mod images;
 mod leases;
 mod receipts;
+mod recovery;
 mod show;
 mod tunnel;
 
@@ -163,6 +164,9 @@ async fn run(arguments: Arguments) -> Result<u8, CliError> {
     if let Command::Node { command: NodeCommand::Claim(wanted) } = &arguments.command {
         return claim::run(&context, wanted).await.map(|()| 0);
     }
+    if let Command::Node { command: NodeCommand::RecoveryKey(wanted) } = &arguments.command {
+        return recovery::run(&context, wanted).await.map(|()| 0);
+    }
     if let Command::Receipts { machine, leases } = &arguments.command {
         return receipts::run(&context, *machine, leases).await.map(|()| 0);
     }
@@ -245,7 +249,9 @@ async fn answer(context: &Context, command: &Command, call: &Call) -> Result<(),
         | Command::Console { .. }
         | Command::Tunnel { .. }
         | Command::Receipts { .. }
-        | Command::Node { command: NodeCommand::Attest(_) | NodeCommand::Claim(_) }
+        | Command::Node {
+            command: NodeCommand::Attest(_) | NodeCommand::Claim(_) | NodeCommand::RecoveryKey(_),
+        }
         | Command::Ssh { .. } => show::machine(answer),
     })
 }

@@ -7,7 +7,7 @@ use gateway::api::bodies::{Health, StandingLease, StoredContent};
 use lease::{
     api::{
         Attestation, CreateMachine, Image, LeaseRenewal, Machine, MachineEvent, MachineState,
-        NodeView, Releasing, Restarting, Seed, Updating,
+        NodeView, RecoveryKeys, Releasing, Restarting, Seed, Updating,
     },
     attestation::{Challenge, Credential, Evidence},
     document::{Envelope, Signature},
@@ -17,13 +17,14 @@ use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 use types::{
     forward::Problem,
-    ids::{ContentId, MachineId, NodeId},
+    ids::{ContentId, MachineId, NodeId, PublicKey},
     node::{Bdf, DeviceState, MachineShape, PciDevice},
     operations::{
         DeviceCounters, ExitCounters, MemoryCounters, VmCounters, VmEvent, VmEventKind, VmEvents,
     },
     units::UnixSeconds,
     vm::{DiskModel, HyperV},
+    volumes::EscrowedKey,
 };
 
 use super::hardware;
@@ -133,6 +134,11 @@ fn hardware_samples() -> BTreeMap<&'static str, Vec<Value>> {
     ])
 }
 
+/// A recovery key that was sealed to an operator.
+fn escrowed() -> EscrowedKey {
+    EscrowedKey { operator: PublicKey::from_bytes([6; 32]), sealed: vec![1, 2] }
+}
+
 /// What a gateway found of a node.
 fn attestation() -> Attestation {
     let (release, tpm) = (Some("1".to_owned()), Some("ab".repeat(32)));
@@ -198,6 +204,8 @@ fn samples() -> BTreeMap<&'static str, Vec<Value>> {
         ("Receipt", vec![real(receipts(&lease).receipts[0].receipt.clone())]),
         ("SignedReceipt", vec![real(receipts(&lease).receipts[0].clone())]),
         ("Receipts", vec![real(receipts(&lease))]),
+        ("RecoveryKeys", vec![real(RecoveryKeys { keys: vec![escrowed()] })]),
+        ("EscrowedKey", vec![real(escrowed())]),
         ("Restarting", vec![real(Restarting { restarting: "agent".into() })]),
         ("Updating", vec![real(Updating { updating: "apply".into() })]),
         ("Releasing", vec![real(Releasing { releasing: "0000:41:00.0".into() })]),

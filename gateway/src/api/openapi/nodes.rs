@@ -141,6 +141,21 @@ pub(super) struct Health {
 #[schema(value_type = Object)]
 pub(super) struct OpenApiDocument(String);
 
+/// A disk's recovery key as it was sealed to operators.
+#[derive(ToSchema)]
+pub(super) struct RecoveryKeys {
+    keys: Vec<EscrowedKey>,
+}
+
+/// A recovery key, sealed to an operator.
+#[derive(ToSchema)]
+pub(super) struct EscrowedKey {
+    /// Public key, 64 hexadecimal digits.
+    operator: String,
+    /// Base64.
+    sealed: String,
+}
+
 /// What the node does.
 #[derive(ToSchema)]
 pub(super) struct Restarting {
