@@ -10,6 +10,7 @@ use std::{
 
 use qemu_tests::harness::{
     host::{Host, HostOptions, Medium, TEST_MACHINE},
+    recording::Recording,
     repository::Repository,
     scene::image_folder,
 };
@@ -91,23 +92,34 @@ fn a_good_release_stays_and_one_that_panics_is_left() {
     let good = renamed(&program, RELEASES[1]);
     repository.add(RELEASES[1], &good).unwrap();
     let disk = folder.path().join("disk.img");
-    fs::copy(image.join("holdfast.img"), &disk).unwrap();
-    let options = HostOptions {
+    let blank = image.join("holdfast.img");
+    fs::copy(&blank, &disk).unwrap();
+    let record = folder.path().join("record");
+    let mut recording = Recording::begin(&record, &disk, Some(&blank)).unwrap();
+    recording.installed().unwrap();
+    recording.program("fallback", &[&program, &good]).unwrap();
+    recording.program("a", &[&program]).unwrap();
+    let options = |disk| HostOptions {
         medium: Medium::InstalledDisk(disk),
         memory_mib: 1024,
         config: Some(config(&repository)),
         ..HostOptions::default()
     };
-    let host = Host::start(&image, folder.path(), &options).unwrap();
+    let recorded = HostOptions { recorded: Some(recording.log()), ..options(disk) };
+    let host = Host::start(&image, folder.path(), &recorded).unwrap();
     let serial = &host.serial;
     // Firmware knows nothing yet and starts the fallback path.
     serial.wait(&format!("event=update-written slot=B bytes={}", good.len()), STEP).unwrap();
+    recording.program("b", &[&good]).unwrap();
+    recording.node(node_id(&serial.text())).unwrap();
     serial.wait("event=update-restart release=\"0.1.1\"", STEP).unwrap();
     serial.wait("event=update-judged verdict=\"release 0.1.1 passed and stays\"", STEP).unwrap();
     serial.wait("event=update state=\"up to date\"", STEP).unwrap();
     println!("release 0.1.1 stays after {:?}", begin.elapsed());
 
     let mark = serial.mark();
+    recording.program("fallback", &[&good]).unwrap();
+    recording.program("a", &[]).unwrap();
     repository.add(RELEASES[2], &broken(&renamed(&program, RELEASES[2]))).unwrap();
     serial.wait_from(mark, "event=update-written slot=A", STEP).unwrap();
     serial.wait_from(mark, "Kernel panic", STEP).unwrap();
@@ -128,4 +140,12 @@ fn a_good_release_stays_and_one_that_panics_is_left() {
     let (after, more) = repository.served();
     assert!(more - bytes < (after - before) * 2048, "{} bytes", more - bytes);
     assert_eq!(serial.text().matches("event=update-restart").count(), 2);
+    drop(host);
+    recording.boot(options).unwrap();
+    recording.judge().unwrap();
+}
+
+/// Returns the node's name from its console.
+fn node_id(text: &str) -> &str {
+    text.rsplit_once("event=node id=").unwrap().1.split_whitespace().next().unwrap()
 }

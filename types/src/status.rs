@@ -37,6 +37,9 @@ pub struct NodeStatus {
     pub release: String,
     /// Where the configuration came from; why there is none when `serving` is not set.
     pub config: String,
+    /// The configuration's values, each with its source.
+    #[serde(default)]
+    pub settings: Vec<Setting>,
     /// Whether the node serves machines: it has a configuration that it can use, and started.
     pub serving: bool,
     /// The node's time.
@@ -82,6 +85,17 @@ pub struct NodeStatus {
     pub guests: Vec<GuestGpus>,
     /// The last errors, newest first, at most [`MAX_ERRORS_LISTED`].
     pub errors: Vec<LogLine>,
+}
+
+/// A value of the configuration.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Setting {
+    /// Its key, as `machines.subnet`.
+    pub key: String,
+    /// What it is, as the configuration would say it, cut when it is long; never a secret.
+    pub value: String,
+    /// Where the document comes from that says so, or `default`.
+    pub source: String,
 }
 
 /// A step of the boot.

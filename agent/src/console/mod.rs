@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use tokio::sync::watch;
-use types::{node::PciDevice, updates::UpdatesView};
+use types::{node::PciDevice, status::Setting, updates::UpdatesView};
 
 use crate::{inventory::rules, machines::keeper::View};
 
@@ -30,6 +30,8 @@ pub struct Page {
     /// The code with which the node can be claimed; empty when it cannot. It is for the screen, and not in
     /// the lines, which are in the log.
     pub claim: String,
+    /// Its values, each with its source.
+    pub settings: Vec<Setting>,
     /// What the installer does or did; empty when none was asked for.
     pub install: String,
     /// How updates are.

@@ -20,16 +20,17 @@ use tokio::{
     sync::{mpsc, watch},
 };
 use types::{
-    config::{NodeSpec, parse_prefix},
+    config::{MachineNetwork, NodeSpec, parse_prefix},
     ids::NodeId,
     secure_boot::Enrol,
+    status::Setting,
     units::UnixSeconds,
 };
 
 use crate::{
     attest::Attestor,
     claim::{self, Waiting},
-    config,
+    config::{self, Found, provision::Provisioner, settings},
     console::{self, Page},
     control::{Control, Parts, authority::Authority},
     enrol,
@@ -50,7 +51,10 @@ use crate::{
     },
     net::{
         InterfaceStatus, Ipv4Prefix, MachineNetworks, Resolver, Uplinks,
-        machines::{MachineNetworksConfig, ipv6::Ipv6Net},
+        machines::{
+            MachineNetworksConfig,
+            ipv6::{Exit, Ipv6Net},
+        },
         ruleset::ByteRate,
         uplinks::StableSecret,
     },
@@ -125,14 +129,16 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
         Ok(spec) => {
             let (source, name) = (found.source.to_string(), spec.name.clone());
             eprintln!("{}", Event::Config { source, name });
+            let settings = tell_settings(&found, spec);
             pages.send_modify(|page| {
                 page.name.clone_from(&spec.name);
                 page.config = found.source.to_string();
+                page.settings = settings;
             });
             enrol_keys(spec).await;
-            if let Some(install) = &spec.install {
+            if spec.install.is_some() {
                 give_console(&init, Console::Agent);
-                session::attempt(install, &found.document, &init, pages).await;
+                session::attempt(spec, &found.document, &init, pages).await;
             }
             give_console(&init, Console::Screen);
             match serve(spec, key, node, (&init, notices), &views).await {
@@ -152,12 +158,8 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
         }
         Err(error) => {
             give_console(&init, Console::Screen);
-            show_bad_config((node, &found.source), error, &init, notices, &views);
-            tokio::spawn(async move {
-                config::changed(Path::new("/"), &found).await;
-                // Init starts the agent again, which then reads the other document.
-                std::process::exit(0)
-            });
+            let uplinks = show_bad_config((node, &found.source), error, &init, notices, &views);
+            tokio::spawn(find_another(found, uplinks, pages.clone()));
             None
         }
     };
@@ -173,6 +175,44 @@ async fn give_way(source: config::Source) {
     if config::superseded(Path::new("/"), &source).await {
         std::process::exit(0)
     }
+}
+
+/// Waits for a document that can be used: somebody plugs one in, or it is fetched. Then init starts the
+/// agent again, which reads it.
+async fn find_another(found: Found, uplinks: Option<Arc<Uplinks>>, pages: watch::Sender<Page>) {
+    let root = Path::new("/");
+    let provisioner =
+        uplinks.as_ref().and_then(|uplinks| Provisioner::new(root, &found.source, uplinks));
+    let fetched = async {
+        let Some((provisioner, uplinks)) = provisioner.zip(uplinks) else {
+            return std::future::pending().await;
+        };
+        // Certificates have a time, and a server without a battery does not know it.
+        let _clock = Clock::start(ClockConfig {
+            floor: UnixSeconds(0),
+            servers: Vec::new(),
+            nts: None,
+            network: uplinks.status(),
+            resolver: uplinks.resolver(),
+        });
+        provisioner.run(&pages).await;
+    };
+    tokio::select! {
+        () = config::changed(root, &found) => {}
+        () = fetched => {}
+    }
+    std::process::exit(0)
+}
+
+/// Tells each value of the configuration with its source; the log gets those that are no defaults.
+fn tell_settings(found: &Found, spec: &NodeSpec) -> Vec<Setting> {
+    let source = found.source.to_string();
+    let settings = settings::list(&found.document, spec, &source);
+    for Setting { key, value, .. } in settings.iter().filter(|said| said.source == source) {
+        let (key, value) = (key.clone(), value.clone());
+        eprintln!("{}", Event::ConfigValue { key, value, source: source.clone() });
+    }
+    settings
 }
 
 /// Says how far firmware and kernel are locked, and gives firmware our keys where that is wanted.
@@ -215,14 +255,14 @@ async fn wait_for_end() {
     }
 }
 
-/// Shows what is wrong, and keeps the node on the network and alive.
+/// Shows what is wrong, and keeps the node on the network and alive. Returns its uplinks.
 fn show_bad_config(
     (node, source): (NodeId, &config::Source),
     error: &config::LoadError,
     init: &Init,
     mut notices: mpsc::Receiver<Notice>,
     Views { pages, local }: &Views,
-) {
+) -> Option<Arc<Uplinks>> {
     let reason = chain(error);
     eprintln!("{}", Event::ConfigBad { source: source.to_string(), reason: reason.clone() });
     pages.send_modify(|page| {
@@ -244,14 +284,14 @@ fn show_bad_config(
             }
         }
     });
-    if let Ok(uplinks) = Uplinks::start(&types::config::Network::default()) {
-        local.tell_network(uplinks.status());
-        tokio::spawn(show_addresses(uplinks, pages.clone()));
-    }
     // A document that is wrong is its owner's to mend; only a node without any waits for a claim.
     if matches!(error, config::LoadError::Absent) {
         tokio::spawn(wait_for_claim(node, pages.clone()));
     }
+    let uplinks = Arc::new(Uplinks::start(&types::config::Network::default()).ok()?);
+    local.tell_network(uplinks.status());
+    tokio::spawn(show_addresses(Arc::clone(&uplinks), pages.clone()));
+    Some(uplinks)
 }
 
 /// Lets somebody with the code on the consoles give the node its configuration. Whoever waits for another
@@ -275,7 +315,7 @@ async fn wait_for_claim(node: NodeId, pages: watch::Sender<Page>) {
 }
 
 /// Keeps the addresses on the page of a node that has nothing else to do.
-async fn show_addresses(uplinks: Uplinks, pages: watch::Sender<Page>) {
+async fn show_addresses(uplinks: Arc<Uplinks>, pages: watch::Sender<Page>) {
     let mut network = uplinks.status();
     loop {
         let addresses: Vec<_> = network.borrow_and_update().addresses().collect();
@@ -455,7 +495,13 @@ async fn start_networks(
             Some((IpAddr::V4(_), _)) | None => None,
         },
     };
-    let config = MachineNetworksConfig { subnet, reachable: Vec::new(), limit, ipv6 };
+    let exit = match spec.machines.network {
+        MachineNetwork::Nat => Exit::Masquerade,
+        MachineNetwork::Routed => Exit::Routed,
+    };
+    let inbound = spec.machines.inbound;
+    let config =
+        MachineNetworksConfig { subnet, reachable: Vec::new(), exit, inbound, limit, ipv6 };
     MachineNetworks::start(config, uplinks.status()).await.map_err(|error| chain(&error))
 }
 

@@ -1,16 +1,13 @@
 //! The repository: looked at by the TUF client, and fetched from straight into a slot.
 
-use std::{io, path::Path, sync::Arc};
+use std::{path::Path, sync::Arc};
 
 use jiff::Timestamp;
 use rustls::RootCertStore;
 use types::updates::Updates;
 use update::{
     channel::{Decision, Release},
-    shell::{
-        CheckError, Checked, Checker, Fetcher, Resolve, Resolving, SessionError, Sink, SinkError,
-        Source,
-    },
+    shell::{CheckError, Checked, Checker, Fetcher, SessionError, Sink, SinkError, Source},
     slots::{
         Place,
         fat::{FatError, Volume, Writing},
@@ -22,7 +19,12 @@ use super::{
     Parts,
     partition::{Device, Partition},
 };
-use crate::{events::Event, init::boot::chain, net::Resolver, time::nts::establish::Roots};
+use crate::{
+    events::Event,
+    init::boot::chain,
+    net::{Resolver, resolve::Names},
+    time::nts::establish::Roots,
+};
 
 /// Folder in STATE for trusted metadata.
 const STORE: &str = "tuf";
@@ -129,15 +131,5 @@ impl Sink for IntoSlot {
 
     fn restart(&mut self) {
         self.writing.restart();
-    }
-}
-
-/// Names of hosts, by the uplinks' name servers.
-struct Names(Resolver);
-
-impl Resolve for Names {
-    fn resolve(&self, host: String) -> Resolving {
-        let resolver = self.0.clone();
-        Resolving(Box::pin(async move { resolver.lookup(&host).await.map_err(io::Error::other) }))
     }
 }
