@@ -4,10 +4,13 @@
 //! console. Names and keys are an interface: tests and operators' tools wait for them. Values
 //! hold no blank unless they are quoted.
 
-use std::{fmt, net::IpAddr};
+use std::{
+    fmt,
+    net::{IpAddr, SocketAddr},
+};
 
 use types::{
-    ids::{ContentId, MachineId, NodeId},
+    ids::{ContentId, MachineId, NodeId, PublicKey},
     node::Bdf,
 };
 
@@ -109,8 +112,14 @@ pub enum Event {
     Receipt { machine: MachineId, running_s: u64, micro: u64 },
     /// agent: an operation on a machine failed.
     MachineFailed { machine: MachineId, reason: String },
+    /// agent: somebody with the code on the console gave the node its configuration.
+    Claimed { from: SocketAddr },
+    /// agent: somebody tried to claim the node.
+    ClaimRefused { from: SocketAddr, reason: String },
     /// unlock: how a volume of the disk is protected.
     Volume { volume: String, how: &'static str, notice: String },
+    /// agent: the recovery key of a locked disk, as only this operator reads it.
+    Escrowed { operator: PublicKey, sealed: String },
     /// agent: a volume is locked, and the recovery key is waited for.
     Locked { reason: String },
     /// agent: a device was reset and can be rented again.
@@ -144,6 +153,7 @@ impl fmt::Display for Event {
             | Self::WatchdogAbsent
             | Self::InitReady { .. }
             | Self::Volume { .. }
+            | Self::Escrowed { .. }
             | Self::Locked { .. }
             | Self::AgentStarted { .. }
             | Self::AgentExited { .. }
@@ -159,6 +169,8 @@ impl fmt::Display for Event {
             | Self::Installing { .. }
             | Self::Installed { .. }
             | Self::NotInstalled { .. }
+            | Self::Claimed { .. }
+            | Self::ClaimRefused { .. }
             | Self::Trust { .. }
             | Self::KeysEnrolled { .. }
             | Self::KeysNotEnrolled { .. }
@@ -212,6 +224,9 @@ impl Event {
             Self::Volume { volume, how, notice } => {
                 write!(f, "volume name={volume} protection={how} notice={notice:?}")
             }
+            Self::Escrowed { operator, sealed } => {
+                write!(f, "recovery-key operator={operator} sealed={sealed}")
+            }
             Self::Locked { reason } => write!(f, "locked reason={reason:?}"),
             Self::InitReady { ms } => write!(f, "init-ready ms={ms}"),
             Self::AgentStarted { pid, starts } => {
@@ -234,6 +249,10 @@ impl Event {
     fn write_node(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Node { node, release } => write!(f, "node id={node} release={release:?}"),
+            Self::Claimed { from } => write!(f, "claimed from={from}"),
+            Self::ClaimRefused { from, reason } => {
+                write!(f, "claim-refused from={from} reason={reason:?}")
+            }
             Self::Config { source, name } => write!(f, "config source={source:?} name={name:?}"),
             Self::ConfigBad { source, reason } => {
                 write!(f, "config-bad source={source:?} reason={reason:?}")

@@ -4,6 +4,8 @@
 #![deny(unsafe_code)]
 
 pub mod assign;
+pub mod attest;
+pub mod claim;
 pub mod config;
 pub mod console;
 pub mod control;

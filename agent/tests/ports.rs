@@ -49,6 +49,8 @@ struct Port {
     from: String,
     program: String,
     reason: String,
+    #[serde(default)]
+    when: Option<String>,
 }
 
 fn table() -> Vec<Port> {
@@ -57,7 +59,9 @@ fn table() -> Vec<Port> {
 
 fn declared(from: Option<&str>, protocol: &str) -> BTreeSet<u16> {
     let table = table().into_iter();
-    let fits = |port: &Port| port.protocol == protocol && from.is_none_or(|from| port.from == from);
+    // The node here has a configuration.
+    let always = |port: &Port| port.when.is_none() && port.protocol == protocol;
+    let fits = |port: &Port| always(port) && from.is_none_or(|from| port.from == from);
     table.filter(fits).map(|port| port.port).collect()
 }
 
@@ -83,7 +87,18 @@ fn the_table_is_well_formed() {
     for port in table() {
         assert!(["tcp", "udp"].contains(&&*port.protocol), "{}", port.reason);
         assert!(["outside", "guest"].contains(&&*port.from), "{}", port.reason);
+        assert!(port.when.as_deref().is_none_or(|when| when == "unclaimed"), "{}", port.reason);
         assert!(port.port > 0 && !port.program.is_empty() && !port.reason.is_empty());
+    }
+}
+
+#[tokio::test]
+async fn a_node_that_waits_to_be_claimed_listens_where_the_table_says() {
+    let unclaimed = |port: &Port| port.when.as_deref() == Some("unclaimed");
+    let ports: Vec<u16> = table().into_iter().filter(unclaimed).map(|port| port.port).collect();
+    match agent::claim::listen().await {
+        Ok(listener) => assert_eq!(ports, [listener.local_addr().unwrap().port()]),
+        Err(error) => println!("skipped: the port of claims: {error}"),
     }
 }
 

@@ -49,6 +49,9 @@ pub struct NodeStatus {
     pub uptime_ms: u64,
     /// When parts of the node were up first, in this order.
     pub boot: Vec<BootPhase>,
+    /// The code with which the node can be claimed over the network; empty when it cannot.
+    #[serde(default)]
+    pub claim: String,
     /// What the installer does or did; empty when none was asked for.
     #[serde(default)]
     pub install: String,

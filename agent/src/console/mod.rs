@@ -32,6 +32,9 @@ pub struct Page {
     pub release: String,
     /// Where the configuration came from, or why there is none.
     pub config: String,
+    /// The code with which the node can be claimed; empty when it cannot. It is for the screen, and not in
+    /// the lines, which are in the log.
+    pub claim: String,
     /// Its values, each with its source.
     pub settings: Vec<Setting>,
     /// What the installer does or did; empty when none was asked for.

@@ -63,6 +63,7 @@ pub(crate) fn status() -> NodeStatus {
         uptime_ms: 3_723_456,
         boot: vec![BootPhase { name: "init-ready".into(), at_ms: 912 }],
         install: String::new(),
+        claim: String::new(),
         volumes: volumes(),
         trouble: String::new(),
         trust: trust(),

@@ -29,6 +29,8 @@ use types::{
 };
 
 use crate::{
+    attest::Attestor,
+    claim::{self, Waiting},
     config::{self, Found, provision::Provisioner, settings},
     console::{self, Page},
     control::{Control, Parts, authority::Authority},
@@ -160,7 +162,7 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
         }
         Err(error) => {
             give_console(&init, Console::Screen);
-            let uplinks = show_bad_config(&found.source, error, &init, notices, &views);
+            let uplinks = show_bad_config((node, &found.source), error, &init, notices, &views);
             tokio::spawn(find_another(found, uplinks, pages.clone()));
             None
         }
@@ -281,7 +283,7 @@ async fn wait_for_end() {
 
 /// Shows what is wrong, and keeps the node on the network and alive. Returns its uplinks.
 fn show_bad_config(
-    source: &config::Source,
+    (node, source): (NodeId, &config::Source),
     error: &config::LoadError,
     init: &Init,
     mut notices: mpsc::Receiver<Notice>,
@@ -308,10 +310,34 @@ fn show_bad_config(
             }
         }
     });
+    // A document that is wrong is its owner's to mend; only a node without any waits for a claim.
+    if matches!(error, config::LoadError::Absent) {
+        tokio::spawn(wait_for_claim(node, pages.clone()));
+    }
     let uplinks = Arc::new(Uplinks::start(&types::config::Network::default()).ok()?);
     local.tell_network(uplinks.status());
     tokio::spawn(show_addresses(Arc::clone(&uplinks), pages.clone()));
     Some(uplinks)
+}
+
+/// Lets somebody with the code on the consoles give the node its configuration. Whoever waits for another
+/// document finds it then.
+async fn wait_for_claim(node: NodeId, pages: watch::Sender<Page>) {
+    let trouble = |error: &io::Error| {
+        eprintln!("{}", Event::Trouble { place: "claim", reason: chain(error) });
+    };
+    let waiting = match Waiting::new(node, PathBuf::from(STATE)) {
+        Ok(waiting) => Arc::new(waiting),
+        Err(error) => return trouble(&error),
+    };
+    let listener = match claim::listen().await {
+        Ok(listener) => listener,
+        Err(error) => return trouble(&error),
+    };
+    pages.send_modify(|page| page.claim = waiting.code());
+    let shown = pages.subscribe();
+    let addresses = || shown.borrow().addresses.clone();
+    tokio::join!(Arc::clone(&waiting).serve(listener), waiting.show(Path::new("/"), addresses));
 }
 
 /// Keeps the addresses on the page of a node that has nothing else to do.
@@ -340,27 +366,19 @@ async fn serve(
     Views { pages, local }: &Views,
 ) -> Result<Overlay, String> {
     let devices = offered::prepare_devices(spec);
-    let store = Store::open(&Path::new(STATE).join("agent.redb")).map_err(|e| chain(&e))?;
+    let store = Store::open(&Path::new(STATE).join("agent.redb"));
+    let store = Arc::new(store.map_err(|e| chain(&e))?);
     let floor = store.floor().map_err(|e| chain(&e))?;
     let kept = tasks::network::Keeper::load(Path::new(STATE), &spec.network);
-    let secret = Some(stable_secret(&key));
-    let uplinks = Arc::new(Uplinks::start_with(kept.network(), secret).map_err(|e| chain(&e))?);
+    let uplinks = Uplinks::start_with(kept.network(), Some(stable_secret(&key)));
+    let uplinks = Arc::new(uplinks.map_err(|e| chain(&e))?);
     local.tell_network(uplinks.status());
     let clock = Arc::new(start_clock(spec, floor, &uplinks));
     let networks = Arc::new(start_networks(spec, &key, &uplinks).await?);
     let (overlay, inbox) = start_overlay(spec, &key).await?;
     let notice = watch_network(kept, spec, &uplinks, &overlay);
-    let store = Arc::new(store);
-    let cache = Cache::open(&Path::new(DATA).join("content")).map_err(|e| chain(&e))?;
-    let tools = Tools {
-        init: init.clone(),
-        networks: Arc::clone(&networks),
-        overlay: overlay.clone(),
-        cache,
-        disks: Places { data: PathBuf::from(DATA), keys: Path::new(STATE).join(DISK_KEYS) },
-        root: PathBuf::from("/"),
-        cpus: offered::host_cpus(spec),
-    };
+    let tools = tools(spec, init, &networks, &overlay)?;
+    let attestor = Attestor::new(key.clone(), PathBuf::from("/"));
     let machines = keeper::start(KeeperConfig {
         spec: spec.clone(),
         key,
@@ -387,6 +405,7 @@ async fn serve(
         updates: words,
         shelf,
         authority: Authority::new(spec, store).map_err(|e| chain(&e))?,
+        attestor,
         root: PathBuf::from("/"),
     });
     tokio::spawn(tasks::overlay::serve(inbox, overlay.clone(), control.clone()));
@@ -404,6 +423,24 @@ async fn serve(
     let shown = Shown { uplinks, notice, machines, overlay: overlay.clone(), clock };
     tokio::spawn(show(pages.clone(), shown));
     Ok(overlay)
+}
+
+/// Returns what machines are made with.
+fn tools(
+    spec: &NodeSpec,
+    init: &Init,
+    networks: &Arc<MachineNetworks>,
+    overlay: &Overlay,
+) -> Result<Tools, String> {
+    Ok(Tools {
+        init: init.clone(),
+        networks: Arc::clone(networks),
+        overlay: overlay.clone(),
+        cache: Cache::open(&Path::new(DATA).join("content")).map_err(|e| chain(&e))?,
+        disks: Places { data: PathBuf::from(DATA), keys: Path::new(STATE).join(DISK_KEYS) },
+        root: PathBuf::from("/"),
+        cpus: offered::host_cpus(spec),
+    })
 }
 
 /// Starts to look after slots and updates; what operators say about them goes into the sender.

@@ -11,6 +11,8 @@ use types::{
 /// What is asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Route {
+    /// `POST /v1/nodes/{id}/attestation`.
+    Attest(NodeId),
     /// `POST /v1/machines`.
     CreateMachine,
     /// `GET /v1/healthz`.
@@ -33,6 +35,8 @@ pub enum Route {
     ReleaseDevice(NodeId),
     /// `POST /v1/nodes/{id}/updates/{word}`.
     Update(NodeId),
+    /// `GET /v1/nodes/{id}/recovery-key`.
+    RecoveryKey(NodeId),
     /// `POST /v1/nodes/{id}/restart-agent`.
     RestartAgent(NodeId),
     /// `PUT /v1/leases/{id}`.
@@ -98,6 +102,12 @@ pub fn route(method: &str, path: &str) -> Result<Route, RouteError> {
         }
         ["nodes", node, "updates", _] => {
             only(method, path, &[("POST", Route::Update(name(node)?))])
+        }
+        ["nodes", node, "attestation"] => {
+            only(method, path, &[("POST", Route::Attest(name(node)?))])
+        }
+        ["nodes", node, "recovery-key"] => {
+            only(method, path, &[("GET", Route::RecoveryKey(name(node)?))])
         }
         ["nodes", node, "restart-agent"] => {
             only(method, path, &[("POST", Route::RestartAgent(name(node)?))])

@@ -32,6 +32,11 @@ pub(super) fn draw(page: &mut PageLines, status: &NodeStatus) {
                     it is found while the node runs";
         page.row("what to do", help, LOOK);
     }
+    if !status.claim.is_empty() {
+        let help = "on another computer: holdfast node claim ADDRESS --config holdfast.toml --code";
+        page.row("or", help, LOOK);
+        page.row("claim code", &status.claim, LOOK);
+    }
     addresses(page, status);
     let clock = &status.clock;
     let (text, style) = match clock.sources {
