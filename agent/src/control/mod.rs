@@ -36,7 +36,6 @@ use crate::{
     machines::{
         keeper::{Command, Machines, Order, Snapshot, State, Switch, View},
         store::{Answered, Store},
-        vmm,
     },
     net::MachineNetworks,
     seal::unlock,
@@ -154,9 +153,7 @@ impl Control {
             }
             Route::WriteConsole { machine: id } => {
                 self.owned(signer, id)?;
-                let input = request.body.clone().into();
-                vmm::type_in(id, input).await.map_err(|error| answers::not_running(&error))?;
-                Ok(json(200, &serde_json::json!({})))
+                guests::type_in(id, request.body.clone().into()).await
             }
             Route::Handle { machine: id, handling } => {
                 self.owned(signer, id)?;

@@ -131,14 +131,7 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
     let found = config::settled(Path::new("/")).await;
     let overlay = match &found.spec {
         Ok(spec) => {
-            let (source, name) = (found.source.to_string(), spec.name.clone());
-            eprintln!("{}", Event::Config { source, name });
-            let settings = tell_settings(&found, spec);
-            pages.send_modify(|page| {
-                page.name.clone_from(&spec.name);
-                page.config = found.source.to_string();
-                page.settings = settings;
-            });
+            show_config(&found, spec, pages);
             enrol_keys(spec).await;
             if spec.install.is_some() {
                 give_console(&init, Console::Agent);
@@ -175,6 +168,18 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
     if let Err(error) = keeper.end() {
         eprintln!("{}", Event::Trouble { place: "evidence", reason: error.to_string() });
     }
+}
+
+/// Says which configuration is in use.
+fn show_config(found: &Found, spec: &NodeSpec, pages: &watch::Sender<Page>) {
+    let (source, name) = (found.source.to_string(), spec.name.clone());
+    eprintln!("{}", Event::Config { source, name });
+    let settings = tell_settings(found, spec);
+    pages.send_modify(|page| {
+        page.name.clone_from(&spec.name);
+        page.config = found.source.to_string();
+        page.settings = settings;
+    });
 }
 
 /// Says how the last boot ended, and begins to keep the end of this one's log.

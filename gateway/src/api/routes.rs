@@ -125,40 +125,49 @@ pub fn route(method: &str, path: &str) -> Result<Route, RouteError> {
         }
         ["machines", machine, rest @ ..] => {
             let machine = name(machine)?;
-            let of = |action| Route::Machine(machine, action);
-            match rest {
-                [] => {
-                    let (show, delete) = (of(MachineAction::Show), of(MachineAction::Delete));
-                    only(method, path, &[("DELETE", delete), ("GET", show)])
-                }
-                ["start" | "stop" | "restart" | "nmi" | "pause" | "resume"] => {
-                    only(method, path, &[("POST", of(MachineAction::Power))])
-                }
-                ["lease"] => only(method, path, &[("PUT", of(MachineAction::Renew))]),
-                ["counters" | "events" | "metrics"] => {
-                    only(method, path, &[("GET", of(MachineAction::Watch))])
-                }
-                ["devices"] => {
-                    let (list, attach) = (of(MachineAction::Devices), of(MachineAction::Attach));
-                    only(method, path, &[("GET", list), ("POST", attach)])
-                }
-                ["devices", _] => only(method, path, &[("DELETE", of(MachineAction::Devices))]),
-                ["dump"] => only(method, path, &[("POST", of(MachineAction::Dump))]),
-                ["console"] => only(method, path, &[("GET", of(MachineAction::Console))]),
-                ["receipts"] => only(method, path, &[("GET", of(MachineAction::Receipts))]),
-                ["tunnel", port] => {
-                    let valid = !port.starts_with('0') && port.parse::<u16>().is_ok();
-                    if !valid {
-                        let detail = format!("{port:?} is no TCP port; expected 1 to 65535");
-                        return Err(not_found(detail));
-                    }
-                    only(method, path, &[("GET", of(MachineAction::Tunnel))])
-                }
-                _ => Err(unknown()),
-            }
+            machines((method, path), machine, rest).unwrap_or_else(|| Err(unknown()))
         }
         _ => Err(unknown()),
     }
+}
+
+/// Reads what follows a machine's id; `None` when there is no such path.
+fn machines(
+    (method, path): (&str, &str),
+    machine: MachineId,
+    rest: &[&str],
+) -> Option<Result<Route, RouteError>> {
+    let of = |action| Route::Machine(machine, action);
+    Some(match rest {
+        [] => {
+            let (show, delete) = (of(MachineAction::Show), of(MachineAction::Delete));
+            only(method, path, &[("DELETE", delete), ("GET", show)])
+        }
+        ["start" | "stop" | "restart" | "nmi" | "pause" | "resume"] => {
+            only(method, path, &[("POST", of(MachineAction::Power))])
+        }
+        ["lease"] => only(method, path, &[("PUT", of(MachineAction::Renew))]),
+        ["counters" | "events" | "metrics"] => {
+            only(method, path, &[("GET", of(MachineAction::Watch))])
+        }
+        ["devices"] => {
+            let (list, attach) = (of(MachineAction::Devices), of(MachineAction::Attach));
+            only(method, path, &[("GET", list), ("POST", attach)])
+        }
+        ["devices", _] => only(method, path, &[("DELETE", of(MachineAction::Devices))]),
+        ["dump"] => only(method, path, &[("POST", of(MachineAction::Dump))]),
+        ["console"] => only(method, path, &[("GET", of(MachineAction::Console))]),
+        ["receipts"] => only(method, path, &[("GET", of(MachineAction::Receipts))]),
+        ["tunnel", port] => {
+            let valid = !port.starts_with('0') && port.parse::<u16>().is_ok();
+            if !valid {
+                let detail = format!("{port:?} is no TCP port; expected 1 to 65535");
+                return Some(Err(RouteError::Unknown(Kind::NotFound.because(detail))));
+            }
+            only(method, path, &[("GET", of(MachineAction::Tunnel))])
+        }
+        _ => return None,
+    })
 }
 
 fn only(method: &str, path: &str, known: &[(&str, Route)]) -> Result<Route, RouteError> {
