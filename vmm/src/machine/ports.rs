@@ -260,3 +260,7 @@ fn alarm(
 fn locked<T: ?Sized>(device: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     device.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+#[path = "ports_tests.rs"]
+mod tests;
