@@ -28,8 +28,8 @@ pub(super) fn draw(page: &mut PageLines, status: &NodeStatus) {
         page.row("trouble", &status.trouble, BAD);
     }
     if !status.serving {
-        let help = "put holdfast.toml on a FAT volume labelled HOLDFAST and plug it in; \
-                    it is found while the node runs";
+        let help = "put holdfast.toml on a FAT volume labelled HOLDFAST and plug it in, or name \
+                    its URL in DHCP's option 224; it is found while the node runs";
         page.row("what to do", help, LOOK);
     }
     if !status.claim.is_empty() {
