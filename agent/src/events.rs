@@ -48,6 +48,12 @@ pub enum Event {
     Config { source: String, name: String },
     /// agent: no usable configuration; the node shows itself and rents nothing.
     ConfigBad { source: String, reason: String },
+    /// agent: a value of the configuration, and who said it.
+    ConfigValue { key: String, value: String, source: String },
+    /// agent: the document that DHCP or the command line names is there.
+    ConfigFetched { source: String, bytes: usize },
+    /// agent: it is not, and will be tried again.
+    ConfigNotFetched { source: String, reason: String },
     /// agent: what the installer does.
     Installing { step: String },
     /// agent: the appliance is on this disk.
@@ -147,6 +153,9 @@ impl fmt::Display for Event {
             Self::Node { .. }
             | Self::Config { .. }
             | Self::ConfigBad { .. }
+            | Self::ConfigValue { .. }
+            | Self::ConfigFetched { .. }
+            | Self::ConfigNotFetched { .. }
             | Self::Installing { .. }
             | Self::Installed { .. }
             | Self::NotInstalled { .. }
@@ -228,6 +237,15 @@ impl Event {
             Self::Config { source, name } => write!(f, "config source={source:?} name={name:?}"),
             Self::ConfigBad { source, reason } => {
                 write!(f, "config-bad source={source:?} reason={reason:?}")
+            }
+            Self::ConfigValue { key, value, source } => {
+                write!(f, "config-value key={key} value={value:?} source={source:?}")
+            }
+            Self::ConfigFetched { source, bytes } => {
+                write!(f, "config-fetched source={source:?} bytes={bytes}")
+            }
+            Self::ConfigNotFetched { source, reason } => {
+                write!(f, "config-not-fetched source={source:?} reason={reason:?}")
             }
             Self::Installing { step } => write!(f, "installing step={step:?}"),
             Self::Installed { disk, ms } => write!(f, "installed disk={disk} ms={ms}"),

@@ -1,23 +1,37 @@
 //! What listens is what `rootfs/ports.toml` declares: the agent's networks, overlay and clock run in
-//! a namespace, and the kernel is asked for every socket there; a guest then tries every TCP port.
+//! a namespace, and the kernel is asked for every socket there; somebody outside and a guest then try
+//! every port, over TCP and UDP, IPv4 and IPv6.
 
 #![allow(clippy::unwrap_used, reason = "a test bench that cannot be built fails the test")]
 
 mod netns;
+mod scan;
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, SocketAddr, SocketAddrV6},
+    time::Duration,
+};
 
 use agent::{
     net::{
         MachineNetworks, MachineNetworksConfig, Resolver, Uplinks,
-        machines::{ipv6::Ipv6Net, open_tap},
+        machines::{
+            ipv6::{Exit, Ipv6Net},
+            open_tap,
+        },
     },
     time::{Clock, ClockConfig},
 };
 use netns::{Namespace, PATIENCE, Pump, can_run, wait_for};
 use overlay::{Overlay, OverlayConfig, Role};
+use scan::{Answer, Protocol, scan};
 use serde::Deserialize;
-use types::{config::NodeSpec, ids::MachineId, units::UnixSeconds};
+use types::{
+    config::{Inbound, NodeSpec},
+    ids::MachineId,
+    units::UnixSeconds,
+};
 
 const TABLE: &str = include_str!("../../rootfs/ports.toml");
 
@@ -96,6 +110,8 @@ fn what_listens_is_what_the_table_declares() {
                 MachineNetworksConfig {
                     subnet: spec.machines.subnet.parse().unwrap(),
                     reachable: Vec::new(),
+                    exit: Exit::Masquerade,
+                    inbound: Inbound::Closed,
                     limit: None,
                     ipv6: Some(Ipv6Net::private([1, 2, 3, 4, 5])),
                 },
@@ -121,6 +137,7 @@ fn what_listens_is_what_the_table_declares() {
             let card = guest.enter(|| open_tap("eth0").unwrap());
             guest.ip(&format!("link set eth0 address {} up", net.address.mac));
             guest.ip(&format!("addr add {}/16 dev eth0", net.address.ipv4));
+            guest.ip("route add default via 10.77.0.1");
             ((uplinks, networks, overlay, clock), Pump::start(net.tap, card))
         })
     });
@@ -130,47 +147,85 @@ fn what_listens_is_what_the_table_declares() {
     wait_for("the sockets", PATIENCE, || listening(&node, "udp").is_superset(&expected));
     assert_eq!(listening(&node, "udp"), expected);
     assert_eq!(listening(&node, "tcp"), declared(None, "tcp"));
+    from_outside(&node, &router);
     // Even what listens by mistake is not there for a guest.
     node.serve("0.0.0.0:8080");
-    let found = guest.enter(|| scan(1..=u16::MAX));
-    assert_eq!(found, declared(Some("guest"), "tcp"));
+    node.serve("[::]:8081");
+    let index = guest.ip("-o link show dev eth0").split(':').next().unwrap().parse().unwrap();
+    let router6 = SocketAddrV6::new("fe80::1".parse().unwrap(), 0, 0, index);
+    // The node's address on its uplink is behind the gateway.
+    let gateways =
+        [SocketAddr::from(([10, 77, 0, 1], 0)), SocketAddr::from(router6), at(OUTSIDE[0])];
+    for gateway in gateways {
+        for protocol in [Protocol::Tcp, Protocol::Udp] {
+            let all = guest.enter(|| scan(protocol, gateway, 1..=u16::MAX, SILENT));
+            let found: Vec<_> =
+                all.iter().filter(|(_, answer)| **answer != Answer::Silent).collect();
+            // The one port that is there says nothing to what is no DHCP.
+            assert!(found.is_empty(), "{protocol:?} of {gateway}: {found:?}");
+        }
+    }
     // Without the filter the same scan finds it, so it would have before.
     node.run("nft flush ruleset");
-    assert!(guest.enter(|| scan(8000..=8100)).contains(&8080));
+    for (protocol, gateway, port) in [
+        (Protocol::Tcp, gateways[0], 8080),
+        (Protocol::Udp, gateways[0], 8080),
+        (Protocol::Tcp, gateways[1], 8081),
+        (Protocol::Udp, gateways[1], 8081),
+    ] {
+        let all = guest.enter(|| scan(protocol, gateway, port..=port, PATIENCE));
+        assert_eq!(all[&port], Answer::Open, "{protocol:?} of {gateway}");
+    }
     drop(parts);
     runtime.shutdown_timeout(Duration::from_secs(5));
 }
 
-/// TCP ports at which the gateway of machines says anything, a refusal included.
-fn scan(range: std::ops::RangeInclusive<u16>) -> BTreeSet<u16> {
-    use rustix::{
-        event::{PollFd, PollFlags, Timespec, poll},
-        net::{AddressFamily, SocketFlags, SocketType, connect, socket_with},
-    };
-    let mut found = BTreeSet::new();
-    let ports: Vec<u16> = range.collect();
-    for some in ports.chunks(800) {
-        let sockets: Vec<_> = some
-            .iter()
-            .map(|port| {
-                let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-                let socket =
-                    socket_with(AddressFamily::INET, SocketType::STREAM, flags, None).unwrap();
-                let gateway = std::net::SocketAddrV4::new([10, 77, 0, 1].into(), *port);
-                let _ = connect(&socket, &gateway);
-                (*port, socket)
-            })
-            .collect();
-        std::thread::sleep(Duration::from_millis(100));
-        let mut waiting: Vec<PollFd<'_>> =
-            sockets.iter().map(|(_, socket)| PollFd::new(socket, PollFlags::OUT)).collect();
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        poll(&mut waiting, Some(&now)).unwrap();
-        for ((port, _), answer) in sockets.iter().zip(&waiting) {
-            if !answer.revents().is_empty() {
-                found.insert(*port);
-            }
-        }
+/// The node's addresses on its uplink.
+const OUTSIDE: [&str; 2] = ["198.51.100.2", "2001:db8:51::2"];
+/// UDP ports at which something listens on many a machine, fewer than the kernel speaks of at once.
+const USUAL: [u16; 32] = [
+    7, 9, 19, 53, 67, 68, 69, 111, 123, 137, 161, 162, 177, 389, 427, 500, 514, 520, 546, 547, 623,
+    1434, 1812, 1900, 2049, 4500, 4600, 5060, 5353, 5355, 11_211, 51_820,
+];
+/// How long a silent port is waited for: nothing is between the two.
+const SILENT: Duration = Duration::from_millis(150);
+
+fn at(address: &str) -> SocketAddr {
+    SocketAddr::new(address.parse::<IpAddr>().unwrap(), 0)
+}
+
+/// Who reaches an uplink finds what the table declares for it, and nothing else.
+fn from_outside(node: &Namespace, router: &Namespace) {
+    for (address, other, length) in
+        [(OUTSIDE[0], "198.51.100.1", 24), (OUTSIDE[1], "2001:db8:51::1", 64)]
+    {
+        let late = if length == 64 { "nodad" } else { "" };
+        node.ip(&format!("addr add {address}/{length} dev eth0 {late}"));
+        router.ip(&format!("addr add {other}/{length} dev eth0 {late}"));
     }
-    found
+    // The kernel tells only a few times a second that a port is closed; for IPv6 there is a limit that
+    // cannot be changed, beside that for each neighbour.
+    node.enter(|| {
+        for setting in ["ipv4/icmp_ratemask", "ipv6/icmp/ratelimit"] {
+            std::fs::write(format!("/proc/sys/net/{setting}"), "0").unwrap();
+        }
+    });
+    router.reaches(OUTSIDE[0]);
+    router.reaches(OUTSIDE[1]);
+    for address in OUTSIDE.map(at) {
+        let tcp = router.enter(|| scan(Protocol::Tcp, address, 1..=u16::MAX, PATIENCE));
+        let open = tcp.iter().filter(|(_, answer)| **answer == Answer::Open);
+        let open: BTreeSet<u16> = open.map(|(port, _)| *port).collect();
+        assert_eq!(open, declared(Some("outside"), "tcp"), "TCP of {address}");
+        // A port that says nothing may be open; one that is closed says so.
+        let ports = if address.is_ipv4() { (1..=u16::MAX).collect() } else { USUAL.to_vec() };
+        let udp = router.enter(|| scan(Protocol::Udp, address, ports, PATIENCE));
+        let open = udp.iter().filter(|(_, answer)| **answer != Answer::Refused);
+        let open: BTreeSet<u16> = open.map(|(port, _)| *port).collect();
+        let mut declared = declared(Some("outside"), "udp");
+        assert!(open.contains(&4600), "UDP of {address}: {open:?}");
+        // DHCP's are there on the uplink's own addresses only, while there are some.
+        declared.retain(|port| open.contains(port) || *port == 4600);
+        assert_eq!(open, declared, "UDP of {address}");
+    }
 }

@@ -14,7 +14,7 @@ const WAIVED: &str = include_str!("../../kernel-config/hardening.waived");
 const SYSCTL: &str = include_str!("../../rootfs/sysctl.txt");
 
 /// Checks that are met, of each kind. They may only grow.
-const SCORE: [(Kind, usize); 3] = [(Kind::Kconfig, 189), (Kind::Cmdline, 46), (Kind::Sysctl, 21)];
+const SCORE: [(Kind, usize); 3] = [(Kind::Kconfig, 204), (Kind::Cmdline, 47), (Kind::Sysctl, 21)];
 
 #[test]
 fn the_kernel_is_as_hard_as_it_was_and_what_it_lacks_has_a_reason() {

@@ -4,8 +4,11 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
+#[path = "../../agent/tests/scan/mod.rs"]
+mod scan;
+
 use std::{
-    net::{IpAddr, UdpSocket},
+    net::{IpAddr, SocketAddr, UdpSocket},
     path::Path,
     time::{Duration, Instant},
 };
@@ -15,6 +18,7 @@ use qemu_tests::harness::{
     lan::{FURTHER, LEASE_S, Lan, NAME, PREFIX_V6, ROUTER},
     scene::Scene,
 };
+use scan::{Answer, Protocol, scan};
 
 /// How long the node may take for what it does at once.
 const SOON: Duration = Duration::from_secs(60);
@@ -57,12 +61,27 @@ fn an_address_by_dhcp_is_renewed_in_time_and_slaac_gives_another() {
         // Half of the time, and what a busy machine may be late.
         lan.log.wait_from(renewal, "DHCPACK(up0)", Duration::from_secs(LEASE_S / 2 + 20)).unwrap();
         assert!(!lan.log.text()[renewal..].contains("DHCPDISCOVER"), "a renewal, not a new search");
+        let said = host.serial.text();
+        for kind in ["203.0.113.", PREFIX_V6] {
+            let address = said.split("event=online address=").find(|rest| rest.starts_with(kind));
+            let address = address.unwrap().split_whitespace().next().unwrap();
+            nothing_accepts(address.parse().unwrap());
+        }
         let until_after_the_first_lease = Duration::from_secs(LEASE_S + 5);
         std::thread::sleep(until_after_the_first_lease.saturating_sub(first.elapsed()));
         let operator = scene.cli.with_key(&scene.operator.file);
         operator.text(&["node", "restart-agent", &node]).unwrap();
         assert!(!lan.log.text()[renewal..].contains("DHCPDISCOVER"), "the address was kept");
     });
+}
+
+/// No TCP port is open at the booted node, as `rootfs/ports.toml` says, and none takes part by saying
+/// nothing: what is closed says so.
+fn nothing_accepts(address: IpAddr) {
+    let answers = scan(Protocol::Tcp, SocketAddr::new(address, 0), 1..=u16::MAX, SOON);
+    let odd: Vec<_> =
+        answers.iter().filter(|(_, answer)| **answer != Answer::Refused).take(20).collect();
+    assert!(odd.is_empty(), "TCP of {address}: {odd:?}");
 }
 
 #[test]

@@ -11,6 +11,7 @@ use std::{
 
 use qemu_tests::harness::{
     host::{Host, HostOptions, Medium, Uplink},
+    recording::Recording,
     scene::image_folder,
 };
 
@@ -33,15 +34,18 @@ fn blank(folder: &Path) -> PathBuf {
     path
 }
 
-fn boot(folder: &Path, disk: PathBuf, config: Option<String>) -> Host {
-    let options = HostOptions {
+fn options(disk: PathBuf, config: Option<String>) -> HostOptions {
+    HostOptions {
         medium: Medium::IsoCdAndDisk(disk),
         memory_mib: 1024,
         uplink: Uplink::None,
         config,
         ..HostOptions::default()
-    };
-    Host::start(&image_folder().unwrap(), folder, &options).unwrap()
+    }
+}
+
+fn boot(folder: &Path, options: &HostOptions) -> Host {
+    Host::start(&image_folder().unwrap(), folder, options).unwrap()
 }
 
 /// Returns what follows `key` in the last line that holds it.
@@ -54,17 +58,28 @@ fn onto_an_empty_disk_that_it_then_starts_from() {
     let folder = tempfile::tempdir().unwrap();
     let disk = blank(folder.path());
     let section = "[install]\nconfirm = \"unattended\"\n[install.disk]\nserial = \"INSTALL0\"\n";
-    let host = boot(folder.path(), disk.clone(), Some(config(section)));
+    let record = folder.path().join("record");
+    let mut recording = Recording::begin(&record, &disk, None).unwrap();
+    let recorded = Some(recording.log());
+    let wanted = |disk| options(disk, Some(config(section)));
+    let host = boot(folder.path(), &HostOptions { recorded, ..wanted(disk.clone()) });
     host.serial.wait("event=ram-mode path=/state", UP).unwrap();
-    host.serial.wait("event=installed disk=nvme0n1", UP).unwrap();
+    host.serial.wait("event=installed disk=sda", UP).unwrap();
+    let program = fs::read(image_folder().unwrap().join("holdfast.efi")).unwrap();
+    recording.installed().unwrap();
+    recording.program("fallback", &[&program]).unwrap();
+    recording.program("a", &[&program]).unwrap();
     host.serial.wait("event=shutdown-done action=reboot", UP).unwrap();
     let node = last(&host.serial.text(), "event=node id=").to_owned();
+    recording.node(&node).unwrap();
     // The same host starts again, with the CD still in it, and takes the disk.
     host.serial.wait("event=data-grown", UP).unwrap();
     drop(host);
+    recording.boot(wanted).unwrap();
+    recording.judge().unwrap();
 
     // Nor does it need the medium with the configuration any more.
-    let host = boot(folder.path(), disk, None);
+    let host = boot(folder.path(), &options(disk, None));
     host.serial.wait("event=data-grown", UP).unwrap();
     host.serial.wait("event=config source=\"the installed disk\" name=\"installed\"", UP).unwrap();
     let text = host.serial.text();
@@ -82,7 +97,7 @@ fn but_not_over_what_is_there() {
     drop(file);
     let before = fs::read(&disk).unwrap();
     let config = config("[install]\nconfirm = \"unattended\"\n");
-    let host = boot(folder.path(), disk.clone(), Some(config));
+    let host = boot(folder.path(), &options(disk.clone(), Some(config)));
     let refused = host.serial.wait("event=not-installed reason=", UP).unwrap();
     drop(host);
     assert!(refused.contains("holds data of an unknown kind in its first MiB"), "{refused}");

@@ -11,6 +11,7 @@ use std::{
 
 use qemu_tests::harness::{
     host::{Host, HostOptions, Medium},
+    recording::Recording,
     scene::{self, GUEST_LIMIT, JOIN_LIMIT, LeaseRequest, PushedGuest, Scene},
     serial::{Echo, Serial},
 };
@@ -73,9 +74,20 @@ fn a_machine_lives_as_its_renter_wants_and_loses_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let scene = Scene::start(folder.path()).unwrap();
     let disk = folder.path().join("disk.img");
-    std::fs::copy(scene::image_folder().unwrap().join("holdfast.img"), &disk).unwrap();
-    let options = HostOptions { medium: Medium::Disk(disk), ..HostOptions::default() };
-    let (mut host, node) = scene.boot("lasting", options).unwrap();
+    let blank = scene::image_folder().unwrap().join("holdfast.img");
+    std::fs::copy(&blank, &disk).unwrap();
+    let record = folder.path().join("record");
+    let mut recording = Recording::begin(&record, &disk, Some(&blank)).unwrap();
+    let config = scene.node_config("lasting", "");
+    let options = |disk| HostOptions {
+        medium: Medium::Disk(disk),
+        config: Some(config.clone()),
+        ..HostOptions::default()
+    };
+    let recorded = HostOptions { recorded: Some(recording.log()), ..options(disk) };
+    let (mut host, node) = scene.boot("lasting", recorded).unwrap();
+    recording.installed().unwrap();
+    recording.node(&node).unwrap();
     let guest = scene.push_guest(Some(COUNTING)).unwrap();
     let request = LeaseRequest {
         node: &node,
@@ -85,15 +97,21 @@ fn a_machine_lives_as_its_renter_wants_and_loses_nothing() {
         ..LeaseRequest::default()
     };
     let machine = create(&scene, &request, &guest);
+    recording.machine(&machine.id, 1).unwrap();
 
     follow_while_it_counts(&machine, folder.path());
     machine.run(&format!("printf '{MARKER}' > /dev/vda; sync; touch /run/before"));
     stop_and_start(&machine, &host);
     restart(&machine);
     renew(&machine, &request);
+    recording.machine(&machine.id, 2).unwrap();
     reboot_the_node(&machine, &mut host);
+    recording.leaving(&machine.id).unwrap();
     delete_and_check_the_bill(&machine, request.start.unwrap());
+    recording.deleted(&machine.id).unwrap();
     press_the_nodes_power_button(host);
+    recording.boot(options).unwrap();
+    recording.judge().unwrap();
 }
 
 fn create<'a>(scene: &'a Scene, request: &LeaseRequest<'_>, guest: &PushedGuest) -> Machine<'a> {

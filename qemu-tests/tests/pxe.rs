@@ -1,17 +1,18 @@
 //! The image boots over the network, with real DHCP, TFTP and HTTP servers: OVMF's own PXE or HTTP
-//! client loads the UKI, or iPXE the kernel and the initramfs; in each way the node joins.
+//! client loads the UKI, or iPXE the kernel and the initramfs; in each way the node joins. Its
+//! configuration may come from there, too, and it may install itself.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 use std::{
-    fs,
+    fs::{self, File},
     path::Path,
     process::{Child, Command, Stdio},
     time::Duration,
 };
 
 use qemu_tests::harness::{
-    host::{HostOptions, Medium},
+    host::{Host, HostOptions, Medium},
     lan::{Lan, ROUTER},
     packages,
     scene::{Scene, image_folder},
@@ -20,6 +21,10 @@ use qemu_tests::harness::{
 
 /// How long dnsmasq may take to tell what it has done.
 const SOON: Duration = Duration::from_secs(10);
+/// From power-on to the end of an installation, or from there to the node's own start.
+const UP: Duration = Duration::from_secs(240);
+/// Bytes of a disk to be installed to.
+const DISK: u64 = 3 << 30;
 
 /// Puts what the image's PXE set holds into a folder for TFTP.
 fn serve(folder: &Path) -> String {
@@ -50,20 +55,86 @@ fn join_with(lan: &Lan, folder: &Path, arguments: &[&str]) {
     scene.boot("network", options).unwrap();
 }
 
+/// What DHCP says where a node's configuration is.
+fn named() -> String {
+    format!("--dhcp-option=tag:node,224,http://{ROUTER}:8000/node.toml")
+}
+
+/// Boots a node that has nothing but the network; its configuration lies where DHCP says.
+fn boot_bare(lan: &Lan, folder: &Path, medium: Medium, section: &str) -> (Host, Scene) {
+    let scene = Scene::start_at(folder, lan.gateway(), lan.gateway()).unwrap();
+    let config = scene.node_config("network", section);
+    fs::write(folder.join("tftp/node.toml"), config).unwrap();
+    let options =
+        HostOptions { medium, memory_mib: 1024, uplink: lan.uplink(), ..HostOptions::default() };
+    let host = Host::start(&image_folder().unwrap(), &folder.join("host"), &options).unwrap();
+    (host, scene)
+}
+
 #[test]
-fn the_uki_by_the_firmwares_own_client() {
+fn the_uki_by_the_firmwares_own_client_and_the_configuration_by_dhcp() {
     let folder = tempfile::tempdir().unwrap();
     let root = serve(folder.path());
-    let options = ["--enable-tftp", &root, "--dhcp-boot=holdfast.efi"];
+    let options = [
+        "--enable-tftp",
+        &root,
+        "--dhcp-boot=holdfast.efi",
+        "--dhcp-vendorclass=set:node,holdfast",
+        &named(),
+    ];
     Lan::run("PXE", folder.path(), &options, |lan| {
-        join(lan, folder.path());
+        let (_server, told) = web(folder.path());
+        let (host, scene) = boot_bare(lan, folder.path(), Medium::Network, "");
+        scene.wait_for_node("network").unwrap();
         lan.log.wait("/holdfast.efi to 203.0.113.", SOON).unwrap();
+        told.wait("\"GET /node.toml HTTP/1.1\" 200", SOON).unwrap();
+        let by = format!("DHCP option 224 from {ROUTER}: http://{ROUTER}:8000/node.toml");
+        host.serial.wait(&format!("event=config source=\"{by}"), SOON).unwrap();
+    });
+}
+
+/// The boot program's digest, as its publisher tells it.
+fn digest() -> String {
+    let sums = fs::read_to_string(image_folder().unwrap().join("SHA256SUMS")).unwrap();
+    let line = sums.lines().find(|line| line.ends_with(" holdfast.efi")).unwrap();
+    line.split(' ').next().unwrap().to_owned()
+}
+
+#[test]
+fn it_installs_itself_from_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = serve(folder.path());
+    let options = [
+        "--enable-tftp",
+        &root,
+        "--dhcp-boot=holdfast.efi",
+        "--dhcp-vendorclass=set:node,holdfast",
+        &named(),
+    ];
+    let section = format!(
+        "[install]\nconfirm = \"unattended\"\n\
+         program = \"http://{ROUTER}:8000/holdfast.efi#sha256={}\"\n",
+        digest(),
+    );
+    let disk = folder.path().join("disk.img");
+    File::create(&disk).unwrap().set_len(DISK).unwrap();
+    Lan::run("installation by PXE", folder.path(), &options, |lan| {
+        let (_server, _) = web(folder.path());
+        let medium = Medium::NetworkAndDisk(disk.clone());
+        let (host, scene) = boot_bare(lan, folder.path(), medium, &section);
+        host.serial.wait("event=installed disk=nvme0n1", UP).unwrap();
+        host.serial.wait("event=shutdown-done action=reboot", UP).unwrap();
+        // The same server starts again, and takes its disk.
+        let by = "event=config source=\"the installed disk\" name=\"network\"";
+        host.serial.wait(by, UP).unwrap();
+        scene.wait_for_node("network").unwrap();
     });
 }
 
 #[test]
 fn the_uki_by_the_firmwares_http_client() {
     let folder = tempfile::tempdir().unwrap();
+    serve(folder.path());
     let boot = format!("--dhcp-boot=tag:http,http://{ROUTER}:8000/holdfast.efi");
     let options = [
         "--dhcp-vendorclass=set:http,HTTPClient",
@@ -71,22 +142,28 @@ fn the_uki_by_the_firmwares_http_client() {
         &boot,
     ];
     Lan::run("HTTP boot", folder.path(), &options, |lan| {
-        let server = Command::new("python3")
-            .args(["-u", "-m", "http.server", "--bind", &ROUTER.to_string(), "--directory"])
-            .args([&image_folder().unwrap().join("pxe").display().to_string(), "8000"])
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn();
-        let mut server = Server(server.unwrap());
-        let told = server.0.stderr.take().unwrap();
-        let told = Serial::collect(told, &folder.path().join("http.log"), Echo::Quiet).unwrap();
+        let (_server, told) = web(folder.path());
         // PXE comes first otherwise, and takes its time to give up.
         let no_pxe = ["4", "6"]
             .map(|version| format!("name=opt/org.tianocore/IPv{version}PXESupport,string=n"));
         join_with(lan, folder.path(), &["-fw_cfg", &no_pxe[0], "-fw_cfg", &no_pxe[1]]);
         told.wait("\"GET /holdfast.efi HTTP/1.1\" 200", SOON).unwrap();
     });
+}
+
+/// A web server for what is there by TFTP, and what it tells.
+fn web(folder: &Path) -> (Server, Serial) {
+    let server = Command::new("python3")
+        .args(["-u", "-m", "http.server", "--bind", &ROUTER.to_string(), "--directory"])
+        .args([&folder.join("tftp").display().to_string(), "8000"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn();
+    let mut server = Server(server.unwrap());
+    let told = server.0.stderr.take().unwrap();
+    let told = Serial::collect(told, &folder.join("http.log"), Echo::Quiet).unwrap();
+    (server, told)
 }
 
 /// A server that ends with its test.

@@ -14,6 +14,7 @@ use std::{
 
 use qemu_tests::harness::{
     host::{Host, HostOptions, Medium, TEST_MACHINE},
+    recording::Recording,
     repository::Repository,
     scene::image_folder,
     volume,
@@ -98,6 +99,15 @@ fn config(repository: &Repository) -> String {
     )
 }
 
+/// Puts what the repository has now on a stick; returns how QEMU plugs it in.
+fn stick(folder: &Path, repository: &Repository) -> Vec<String> {
+    let stick = folder.join("stick.img");
+    volume::write_folder(&stick, &repository.root(), "holdfast-updates").unwrap();
+    let drive = format!("if=none,id=stick,format=raw,readonly=on,file={}", stick.display());
+    let plugged = ["-drive", &drive, "-device", "qemu-xhci", "-device", "usb-storage,drive=stick"];
+    plugged.map(str::to_owned).to_vec()
+}
+
 /// How much of the program was not there before, as the node says.
 fn fetched(text: &str) -> usize {
     let line = text.lines().find(|line| line.contains("event=update-written")).unwrap();
@@ -114,24 +124,29 @@ fn a_good_release_stays_and_one_that_panics_is_left() {
     let good = renamed(&program, RELEASES[1]);
     repository.add(RELEASES[1], &good).unwrap();
     repository.go_silent();
-    let stick = folder.path().join("stick.img");
-    volume::write_folder(&stick, &repository.root(), "holdfast-updates").unwrap();
-    let drive = format!("if=none,id=stick,format=raw,readonly=on,file={}", stick.display());
-    let stick = ["-drive", &drive, "-device", "qemu-xhci", "-device", "usb-storage,drive=stick"];
+    let stick = stick(folder.path(), &repository);
     let disk = folder.path().join("disk.img");
-    fs::copy(image.join("holdfast.img"), &disk).unwrap();
-    let options = HostOptions {
+    let blank = image.join("holdfast.img");
+    fs::copy(&blank, &disk).unwrap();
+    let record = folder.path().join("record");
+    let mut recording = Recording::begin(&record, &disk, Some(&blank)).unwrap();
+    recording.installed().unwrap();
+    recording.program("fallback", &[&program, &good]).unwrap();
+    recording.program("a", &[&program]).unwrap();
+    let options = |disk| HostOptions {
         medium: Medium::InstalledDisk(disk),
         memory_mib: 1024,
         config: Some(config(&repository)),
-        arguments: stick.map(str::to_owned).to_vec(),
+        arguments: stick.clone(),
         ..HostOptions::default()
     };
-    let host = Host::start(&image, folder.path(), &options).unwrap();
+    let recorded = HostOptions { recorded: Some(recording.log()), ..options(disk) };
+    let host = Host::start(&image, folder.path(), &recorded).unwrap();
     let serial = &host.serial;
     // Firmware knows nothing yet and starts the fallback path.
-    let written = format!("event=update-written slot=B bytes={}", good.len());
-    serial.wait(&written, STEP).unwrap();
+    serial.wait(&format!("event=update-written slot=B bytes={}", good.len()), STEP).unwrap();
+    recording.program("b", &[&good]).unwrap();
+    recording.node(node_id(&serial.text())).unwrap();
     serial.wait("event=update-restart release=\"0.1.1\"", STEP).unwrap();
     serial.wait("event=update-judged verdict=\"release 0.1.1 passed and stays\"", STEP).unwrap();
     serial.wait("event=update state=\"up to date\"", STEP).unwrap();
@@ -141,6 +156,8 @@ fn a_good_release_stays_and_one_that_panics_is_left() {
 
     // The stick stays where it is, and says nothing new.
     let mark = serial.mark();
+    recording.program("fallback", &[&good]).unwrap();
+    recording.program("a", &[]).unwrap();
     repository.answer_again();
     repository.add(RELEASES[2], &broken(&renamed(&program, RELEASES[2]))).unwrap();
     serial.wait_from(mark, "event=update-written slot=A", STEP).unwrap();
@@ -164,6 +181,14 @@ fn a_good_release_stays_and_one_that_panics_is_left() {
     let (after, more) = repository.served();
     assert!(more - bytes < (after - before) * 2048, "{} bytes", more - bytes);
     assert_eq!(serial.text().matches("event=update-restart").count(), 2);
+    drop(host);
+    recording.boot(options).unwrap();
+    recording.judge().unwrap();
+}
+
+/// Returns the node's name from its console.
+fn node_id(text: &str) -> &str {
+    text.rsplit_once("event=node id=").unwrap().1.split_whitespace().next().unwrap()
 }
 
 /// Makes the disk image one with an older release, in its slot and at the fallback path.

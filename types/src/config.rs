@@ -194,7 +194,14 @@ pub struct Machines {
     /// Size of those pages.
     #[serde(default)]
     pub huge_page: HugePage,
-    /// IPv4 network from which machines get addresses, as `10.77.0.0/16`.
+    /// How their IPv4 packets leave.
+    #[serde(default)]
+    pub network: MachineNetwork,
+    /// Who may open connections to them.
+    #[serde(default)]
+    pub inbound: Inbound,
+    /// IPv4 network from which machines get addresses, as `10.77.0.0/16`. The provider routes it to the
+    /// node when `network` is `routed`.
     #[serde(default = "Machines::default_subnet")]
     pub subnet: String,
     /// Most that each machine may send, and most that it may receive, in Mbit/s, 1 to 400000; what the
@@ -243,6 +250,8 @@ impl Default for Machines {
             reserve_mib: Self::default_reserve(),
             huge_pages_mib: Self::default_huge_pages(),
             huge_page: HugePage::default(),
+            network: MachineNetwork::default(),
+            inbound: Inbound::default(),
             subnet: Self::default_subnet(),
             net_mbit: None,
             ipv6: None,
@@ -250,6 +259,28 @@ impl Default for Machines {
             grace_s: Self::default_grace(),
         }
     }
+}
+
+/// How machines' IPv4 packets leave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MachineNetwork {
+    /// With the node's address.
+    #[default]
+    Nat,
+    /// As they are: the provider routes machines' addresses to the node.
+    Routed,
+}
+
+/// Who may open connections to machines, beside those that hold their lease, through the overlay.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Inbound {
+    /// Nobody.
+    #[default]
+    Closed,
+    /// Whoever reaches their routed addresses.
+    Open,
 }
 
 /// Size of huge pages.
@@ -354,6 +385,14 @@ impl NodeSpec {
                 "machines.ipv6 must be \"off\" or a prefix of 48 to 56 bits, as 2001:db8:100::/48",
             ));
         }
+        let machines = &self.machines;
+        let prefix6 = machines.ipv6.as_deref().is_some_and(|text| text != "off");
+        let routed = machines.network == MachineNetwork::Routed || prefix6;
+        if machines.inbound == Inbound::Open && !routed {
+            return Err(ConfigError::Network(
+                "machines.inbound is \"open\", but nobody outside knows machines' addresses; set machines.network = \"routed\", or machines.ipv6 to a prefix that is routed to the node",
+            ));
+        }
         let fixed = !network.addresses.is_empty() || !network.gateways.is_empty();
         let short = fixed || network.interface.is_some() || network.mode != NetworkMode::Auto;
         if short && !network.uplinks.is_empty() {
@@ -443,6 +482,19 @@ mod tests {
     fn static_mode_needs_addresses() {
         let refusal = NodeSpec::parse(document("[network]\nmode = \"static\"").as_bytes());
         assert!(matches!(refusal, Err(ConfigError::Network(_))));
+    }
+
+    #[test]
+    fn only_routed_machines_can_be_open() {
+        let parse = |text: &str| NodeSpec::parse(document(text).as_bytes());
+        let routed =
+            "[machines]\nnetwork = \"routed\"\nsubnet = \"192.0.2.0/24\"\ninbound = \"open\"";
+        assert_eq!(parse(routed).expect("valid").machines.inbound, Inbound::Open);
+        assert!(parse("[machines]\ninbound = \"open\"\nipv6 = \"2001:db8:1::/48\"").is_ok());
+        for text in ["", "ipv6 = \"off\"\n"] {
+            let refusal = parse(&format!("[machines]\n{text}inbound = \"open\"")).expect_err("nat");
+            assert!(refusal.to_string().contains("machines.network"), "{refusal}");
+        }
     }
 
     #[test]

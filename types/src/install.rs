@@ -17,6 +17,10 @@ pub struct Install {
     /// Serial number of the disk whose content may be destroyed. Without it only a disk that holds
     /// nothing is written to.
     pub erase: Option<String>,
+    /// Where a node that was started from the network gets the running release from, which it installs:
+    /// URL of `holdfast.efi`, `#sha256=` and its digest in 64 hexadecimal digits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub program: Option<String>,
 }
 
 /// The configuration's section `[disk]`.
@@ -99,10 +103,11 @@ mod tests {
     #[test]
     fn a_section_says_what_it_wants() {
         let install: Install = toml::from_str(
-            "confirm = \"unattended\"\nerase = \"S1\"\n[disk]\nserial = \"S1\"\npci = \"0000:01:00.0\"\n",
+            "confirm = \"unattended\"\nerase = \"S1\"\nprogram = \"http://a/x\"\n[disk]\nserial = \"S1\"\npci = \"0000:01:00.0\"\n",
         )
         .expect("valid");
         assert_eq!(install.confirm, Confirm::Unattended);
+        assert_eq!(install.program.as_deref(), Some("http://a/x"));
         assert_eq!(install.disk.to_string(), "serial \"S1\", pci 0000:01:00.0");
         assert_eq!(DiskSelector::default().to_string(), "any disk");
         assert!(toml::from_str::<Install>("[disk]\nname = \"sda\"\n").is_err());

@@ -38,6 +38,9 @@ pub struct NodeStatus {
     pub release: String,
     /// Where the configuration came from; why there is none when `serving` is not set.
     pub config: String,
+    /// The configuration's values, each with its source.
+    #[serde(default)]
+    pub settings: Vec<Setting>,
     /// Whether the node serves machines: it has a configuration that it can use, and started.
     pub serving: bool,
     /// The node's time.
@@ -83,6 +86,17 @@ pub struct NodeStatus {
     /// How the boot before this one ended, and what crashes left behind.
     #[serde(default)]
     pub last_boot: LastBoot,
+}
+
+/// A value of the configuration.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Setting {
+    /// Its key, as `machines.subnet`.
+    pub key: String,
+    /// What it is, as the configuration would say it, cut when it is long; never a secret.
+    pub value: String,
+    /// Where the document comes from that says so, or `default`.
+    pub source: String,
 }
 
 /// A step of the boot.

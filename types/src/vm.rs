@@ -29,7 +29,7 @@ pub struct VmSpec {
     pub machine: MachineId,
     /// User and group id the process takes on, at least 1000, its own among all machines.
     pub uid: u32,
-    /// Virtual CPUs, 1..=254.
+    /// Virtual CPUs, 1..=1024, and no more than the host's KVM runs.
     pub vcpus: u32,
     /// Guest memory.
     pub memory_mib: Mebibytes,

@@ -34,7 +34,7 @@ use vmm::{
 /// A specification, as the agent might get it wrong.
 pub(crate) fn specification(bytes: &[u8]) {
     let Ok(parsed) = spec::parse(bytes) else { return };
-    assert!((1..=254).contains(&parsed.vcpus), "virtual CPUs out of range");
+    assert!((1..=spec::MAX_VCPUS).contains(&parsed.vcpus), "virtual CPUs out of range");
     let all = spec::descriptors(&parsed);
     assert!(all.iter().all(|fd| *fd > types::vm::SPEC_FD), "a reserved descriptor");
 }

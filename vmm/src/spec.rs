@@ -20,8 +20,9 @@ const MIN_MEMORY_MIB: u64 = 16;
 /// Smallest guest memory with UEFI firmware, in MiB: it unpacks itself at 8 MiB and wants as much
 /// again several times over.
 const MIN_FIRMWARE_MIB: u64 = 128;
-/// Most virtual CPUs: APIC ids have eight bits, and 255 means all.
-const MAX_VCPUS: u32 = 254;
+/// Most virtual CPUs: the tables that tell of more would not fit where kernels look for them. KVM's
+/// own limit depends on how the host's kernel was configured.
+pub const MAX_VCPUS: u32 = 1024;
 
 /// Why a specification cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -75,7 +76,7 @@ pub fn parse(bytes: &[u8]) -> Result<VmSpec, SpecError> {
         if fits { Ok(()) } else { Err(SpecError::Range { field, found, right }) }
     };
     let vcpus = spec.vcpus;
-    range("vcpus", vcpus.into(), (1..=MAX_VCPUS).contains(&vcpus), "1 to 254 are possible")?;
+    range("vcpus", vcpus.into(), (1..=MAX_VCPUS).contains(&vcpus), "1 to 1024 are possible")?;
     let memory = spec.memory_mib.0;
     let enough =
         memory >= MIN_MEMORY_MIB && spec.memory_mib.to_bytes().is_some_and(|b| b < 1 << 46);
@@ -193,7 +194,7 @@ pub(crate) mod tests {
     fn what_cannot_be_is_refused() {
         let refusal = |text: String| parse(text.as_bytes()).expect_err("refused");
         assert!(matches!(refusal(document(0, 64, "")), SpecError::Range { field: "vcpus", .. }));
-        assert!(matches!(refusal(document(255, 64, "")), SpecError::Range { field: "vcpus", .. }));
+        assert!(matches!(refusal(document(1025, 64, "")), SpecError::Range { field: "vcpus", .. }));
         assert!(matches!(
             refusal(document(1, 8, "")),
             SpecError::Range { field: "memory_mib", .. }

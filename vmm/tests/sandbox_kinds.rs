@@ -117,7 +117,7 @@ const ELSEWHERE: &[(Call, &[&str])] = &[
     (call("pwrite64", libc::SYS_pwrite64, 0, 0, 0), &["block", "api", "event"]),
     (call("preadv", libc::SYS_preadv, 0, 0, 0), &["main", "vcpu", "api", "event"]),
     (call("eventfd2", libc::SYS_eventfd2, 0, 0, 0), &["block", "api", "event", "reset"]),
-    (call("ioctl KVM_SIGNAL_MSI", libc::SYS_ioctl, 0, 0x4020_aea5, 0), &["vcpu", "block"]),
+    (call("ioctl KVM_SIGNAL_MSI", libc::SYS_ioctl, 0, 0x4020_aea5, 0), &["reset"]),
     (call("ioctl KVM_IRQFD", libc::SYS_ioctl, 0, 0x4020_ae76, 0), &["block", "api", "event"]),
     (call("ioctl VFIO_DEVICE_RESET", libc::SYS_ioctl, 0, 0x3b6f, 0), &["vcpu", "block", "api"]),
     (

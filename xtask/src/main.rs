@@ -77,7 +77,10 @@ enum Command {
     Survive {
         /// How many cuts of the writer are checked at least.
         #[arg(long, default_value_t = 20_000)]
-        points: u32,
+        points: usize,
+        /// How many cuts of a real node's disk are booted.
+        #[arg(long, default_value_t = 300)]
+        boots: usize,
     },
     /// Show what the VMM's filters allow and its tests do not use; needs strace, root and KVM.
     Syscalls,
@@ -115,7 +118,7 @@ fn main() -> ExitCode {
         }),
         Command::Tidy => tidy::check(&run::root()),
         Command::Fuzz { target, seconds } => fuzz::fuzz(target.as_deref(), seconds),
-        Command::Survive { points } => survive::survive(points),
+        Command::Survive { points, boots } => survive::survive(points, boots),
         Command::Syscalls => syscalls::measure(),
         Command::Bench { what, arguments } => bench::run(what, &arguments),
         Command::Setup { no_install } => packages::ensure(no_install.into()),

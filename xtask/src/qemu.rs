@@ -55,18 +55,7 @@ impl Durations {
 /// Runs all QEMU tests, as many at a time as there are processors, and prints the output of each
 /// test program when it has ended.
 pub(crate) fn tests() -> Result<Counts> {
-    run::run(&mut run::cargo(&[
-        "build",
-        "--package",
-        "agent",
-        "--package",
-        "gateway",
-        "--package",
-        "update",
-        "--package",
-        "vmm",
-    ]))?;
-    run::run(&mut run::cargo(&["test", "--package", "qemu-tests", "--no-run"]))?;
+    build()?;
     let mut jobs = jobs()?;
     let record = run::cache().join(DURATIONS);
     let durations = Durations::parse(&fs::read_to_string(&record).unwrap_or_default());
@@ -91,6 +80,23 @@ pub(crate) fn tests() -> Result<Counts> {
     let durations = durations.into_inner().unwrap_or_else(PoisonError::into_inner);
     fs::write(&record, durations.text()).with_context(|| format!("{}", record.display()))?;
     Ok(all.into_inner().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// Builds the tests and the programs that they use.
+pub(crate) fn build() -> Result<()> {
+    run::run(&mut run::cargo(&[
+        "build",
+        "--package",
+        "agent",
+        "--package",
+        "gateway",
+        "--package",
+        "update",
+        "--package",
+        "vmm",
+    ]))?;
+    run::run(&mut run::cargo(&["build", "--package", "agent", "--example", "cuts"]))?;
+    run::run(&mut run::cargo(&["test", "--package", "qemu-tests", "--no-run"]))
 }
 
 /// Returns cargo's arguments for each test program.

@@ -1,20 +1,26 @@
-//! `cargo xtask survive`: power cuts on the way of an update, many more of them than every test run
-//! has time for. The partition's writer is cut after each sector, with what was not yet synchronised
-//! kept, lost, or kept in part; and the whole way, from fetch to commit, in random sequences with lost
-//! variables and damaged journals. Then the nth system call of each kind fails, for every n, in what writes
-//! leases, slots, the journal and crashes.
+//! `cargo xtask survive`: power cuts, many more of them than every test run has time for.
+//!
+//! The writer of the EFI system partition is cut after each sector, with what was not yet synchronised
+//! kept, lost, or kept in part; the whole way of an update, from fetch to commit, goes in random
+//! sequences with lost variables and damaged journals; and the disk of a real node, recorded in QEMU, is
+//! judged at cuts all over its installation, an update, and a machine's life. Some of these are booted.
+//! Between them the nth system call of each kind fails, for every n, in what writes leases, slots, the
+//! journal and crashes.
 
 use std::time::Instant;
 
 use anyhow::Result;
 
-use crate::run;
+use crate::{qemu, run, stages};
 
 /// Random sequences of updates, failures and cuts.
 const SEQUENCES: u32 = 10_000;
+/// The tests that record the disk of a node, by test program.
+const RECORDED: [&str; 3] = ["installs", "updates", "lifecycle"];
 
-/// Runs the tests with `points` cuts of the writer, and says how long that took.
-pub(crate) fn survive(points: u32) -> Result<()> {
+/// Checks `points` cuts of the writer and as many of real disks, boots `boots` of the latter, and says
+/// how long that took.
+pub(crate) fn survive(points: usize, boots: usize) -> Result<()> {
     let begin = Instant::now();
     let mut command =
         run::cargo(&["test", "--package", "update", "--lib", "slots", "--", "--nocapture"]);
@@ -26,5 +32,17 @@ pub(crate) fn survive(points: u32) -> Result<()> {
     run::run(&mut command)?;
     let seconds = begin.elapsed().as_secs();
     println!("survive: {points} cut points asked for, {SEQUENCES} sequences: {seconds} s");
+
+    stages::image(&[])?;
+    qemu::build()?;
+    let share = |all: usize| all.div_ceil(RECORDED.len()).to_string();
+    for test in RECORDED {
+        let mut command = run::cargo(&["test", "--package", "qemu-tests", "--test", test, "--"]);
+        command.args(["--test-threads", "1", "--nocapture"]);
+        command.env("HOLDFAST_CUT_POINTS", share(points)).env("HOLDFAST_CUT_BOOTS", share(boots));
+        run::run(&mut command)?;
+    }
+    let seconds = begin.elapsed().as_secs();
+    println!("survive: {points} cuts of real disks, {boots} of them booted: {seconds} s in all");
     Ok(())
 }

@@ -1,12 +1,20 @@
 //! Where the configuration comes from: the kernel's command line, a FAT volume labelled
 //! `HOLDFAST`, the disk that the node is installed on, what was put into the finished image, the image
-//! as it was built, in this order. The first one that is there counts, also when it is wrong: a typo
-//! must not silently bring back another document.
+//! as it was built, and a URL that DHCP names, in this order. The first one that is there counts, also
+//! when it is wrong: a typo must not silently bring back another document.
+//!
+//! The network comes last because anybody on it can answer for DHCP: a node that was told something by
+//! other means asks nobody.
+
+pub mod provision;
+pub mod reference;
+pub mod settings;
 
 use std::{
     fmt,
     fs::{self, File},
     io::{self, Read, Seek, SeekFrom, Write},
+    net::Ipv4Addr,
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -15,6 +23,11 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use fatfs::{FileSystem, FsOptions};
 use rustix::time::{ClockId, clock_gettime};
 use types::config::{ConfigError, MAX_CONFIG, NodeSpec};
+
+use self::{
+    provision::Origin,
+    reference::{Reference, ReferenceFault},
+};
 
 /// Parameter of the kernel's command line.
 const PARAMETER: &str = "holdfast.config=";
@@ -47,6 +60,8 @@ const LATER: Duration = Duration::from_secs(2);
 pub enum Source {
     /// The kernel's command line.
     CommandLine,
+    /// What is behind this URL, which the kernel's command line holds.
+    CommandLineUrl(String),
     /// A volume labelled `HOLDFAST` on this device.
     Volume(PathBuf),
     /// The disk that the node is installed on.
@@ -55,6 +70,8 @@ pub enum Source {
     Customised,
     /// The image.
     Image,
+    /// What is behind this URL, which this DHCP server named.
+    Dhcp(Ipv4Addr, String),
     /// There is none.
     Nowhere,
 }
@@ -63,13 +80,22 @@ impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::CommandLine => f.write_str("kernel command line"),
+            Self::CommandLineUrl(text) => write!(f, "kernel command line: {}", named(text)),
             Self::Volume(device) => write!(f, "volume {}", device.display()),
             Self::Installed => f.write_str("the installed disk"),
             Self::Customised => f.write_str("the customised image"),
             Self::Image => f.write_str("the image"),
+            Self::Dhcp(server, text) => {
+                write!(f, "DHCP option 224 from {server}: {}", named(text))
+            }
             Self::Nowhere => f.write_str("nowhere"),
         }
     }
+}
+
+/// Tells a reference, and how much it can be trusted.
+fn named(text: &str) -> String {
+    Reference::parse(text.as_bytes()).map_or_else(|_| text.to_owned(), |named| named.to_string())
 }
 
 /// A document and where it was found.
@@ -88,11 +114,15 @@ pub struct Found {
 #[allow(missing_docs, reason = "the message is the doc")]
 pub enum LoadError {
     #[error(
-        "no configuration: give {PARAMETER}BASE64 on the kernel's command line, or {DOCUMENT} on a FAT volume labelled {LABEL}, or build an image with one"
+        "no configuration: give {PARAMETER}BASE64 or {PARAMETER}URL on the kernel's command line, or {DOCUMENT} on a FAT volume labelled {LABEL}, or build an image with one, or name its URL by DHCP (option 224)"
     )]
     Absent,
     #[error("{PARAMETER} is not base64")]
     Base64 { source: base64::DecodeError },
+    #[error("{PARAMETER} names no document")]
+    Reference { source: ReferenceFault },
+    #[error("the document that {PARAMETER} names was not fetched yet")]
+    NotFetched,
     #[error("cannot read {DOCUMENT} on {volume}")]
     Volume { volume: String, source: io::Error },
     #[error("cannot read {path}")]
@@ -107,9 +137,12 @@ pub async fn settled(root: &Path) -> Found {
     loop {
         let found = load(root);
         let waits = match found.source {
-            Source::CommandLine | Source::Volume(_) | Source::Installed => false,
+            Source::CommandLine
+            | Source::CommandLineUrl(_)
+            | Source::Volume(_)
+            | Source::Installed => false,
             // What these say may be to install, which cannot be taken back.
-            Source::Customised | Source::Image | Source::Nowhere => true,
+            Source::Customised | Source::Image | Source::Dhcp(..) | Source::Nowhere => true,
         };
         if !waits || since_power_on() >= SETTLED {
             return found;
@@ -175,6 +208,9 @@ pub fn load(root: &Path) -> Found {
 /// Returns the first document in the stated order, or why it cannot be read.
 fn find(root: &Path) -> (Source, Result<Vec<u8>, LoadError>) {
     let cmdline = fs::read_to_string(root.join("proc/cmdline")).unwrap_or_default();
+    if let Some(text) = parameter(&cmdline).filter(|text| Reference::is_meant(text)) {
+        return (Source::CommandLineUrl(text.to_owned()), by_command_line(root, text));
+    }
     if let Some(text) = parameter(&cmdline) {
         let bytes = STANDARD.decode(text).map_err(|source| LoadError::Base64 { source });
         return (Source::CommandLine, bytes);
@@ -205,7 +241,21 @@ fn find(root: &Path) -> (Source, Result<Vec<u8>, LoadError>) {
             }
         }
     }
-    (Source::Nowhere, Err(LoadError::Absent))
+    match provision::kept(root) {
+        Some((Origin::Dhcp { server, url }, document)) => {
+            (Source::Dhcp(server, url), Ok(document.into_bytes()))
+        }
+        Some((Origin::CommandLine { .. }, _)) | None => (Source::Nowhere, Err(LoadError::Absent)),
+    }
+}
+
+/// Returns what was fetched because the command line says so, if it was.
+fn by_command_line(root: &Path, text: &str) -> Result<Vec<u8>, LoadError> {
+    Reference::parse(text.as_bytes()).map_err(|source| LoadError::Reference { source })?;
+    match provision::kept(root) {
+        Some((Origin::CommandLine { url }, document)) if url == text => Ok(document.into_bytes()),
+        Some(_) | None => Err(LoadError::NotFetched),
+    }
 }
 
 fn parameter(cmdline: &str) -> Option<&str> {

@@ -9,6 +9,7 @@ use tokio::sync::watch;
 use types::{
     evidence::{Crash, Ended, LastBoot},
     node::PciDevice,
+    status::Setting,
     updates::UpdatesView,
 };
 
@@ -31,6 +32,8 @@ pub struct Page {
     pub release: String,
     /// Where the configuration came from, or why there is none.
     pub config: String,
+    /// Its values, each with its source.
+    pub settings: Vec<Setting>,
     /// What the installer does or did; empty when none was asked for.
     pub install: String,
     /// How the boot before this one ended, and what crashes left behind.

@@ -20,14 +20,23 @@ pub enum Tab {
     Overlay,
     /// The log.
     Log,
+    /// The configuration's values.
+    Config,
     /// What the keys do.
     Help,
 }
 
 impl Tab {
     /// Every page.
-    pub const ALL: [Self; 6] =
-        [Self::Node, Self::Devices, Self::Machines, Self::Overlay, Self::Log, Self::Help];
+    pub const ALL: [Self; 7] = [
+        Self::Node,
+        Self::Devices,
+        Self::Machines,
+        Self::Overlay,
+        Self::Log,
+        Self::Config,
+        Self::Help,
+    ];
 
     /// Returns the page's name.
     pub const fn name(self) -> &'static str {
@@ -37,6 +46,7 @@ impl Tab {
             Self::Machines => "Machines",
             Self::Overlay => "Overlay",
             Self::Log => "Log",
+            Self::Config => "Config",
             Self::Help => "Help",
         }
     }
@@ -95,7 +105,7 @@ impl View {
                 self.open(self.tab.turned(last));
             }
             KeyCode::Char('?' | 'h') | KeyCode::F(1) => self.open(Tab::Help),
-            KeyCode::Char(digit @ '1'..='6') => {
+            KeyCode::Char(digit @ '1'..='7') => {
                 let index = usize::from(u8::try_from(digit).unwrap_or(b'1') - b'1');
                 self.open(Tab::ALL[index]);
             }
@@ -142,7 +152,7 @@ mod tests {
             })
             .collect();
         assert_eq!(visited.last(), Some(&Tab::Node));
-        assert_eq!(visited[..5], Tab::ALL[1..]);
+        assert_eq!(visited[..6], Tab::ALL[1..]);
         view.handle_key(KeyCode::BackTab);
         assert_eq!(view.tab, Tab::Help);
         view.handle_key(KeyCode::Char('3'));

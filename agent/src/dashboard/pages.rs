@@ -130,7 +130,7 @@ fn foot_line(view: &View, hidden: u16) -> String {
     } else {
         String::new()
     };
-    format!(" tab, 1-6: pages  r: redraw  ?: help{level}{more}")
+    format!(" tab, 1-7: pages  r: redraw  ?: help{level}{more}")
 }
 
 fn lines(known: &Known, view: &View, area: Rect) -> Vec<Line<'static>> {
@@ -148,6 +148,7 @@ fn lines(known: &Known, view: &View, area: Rect) -> Vec<Line<'static>> {
         (Tab::Devices, Some(status)) => devices::draw(&mut page, status),
         (Tab::Machines, Some(status)) => rest::machines(&mut page, status),
         (Tab::Overlay, Some(status)) => rest::overlay(&mut page, status),
+        (Tab::Config, Some(status)) => node::settings(&mut page, status),
     }
     page.lines
 }

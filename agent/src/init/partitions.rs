@@ -8,21 +8,41 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Longest wait for disks that are still being probed.
+/// Longest wait for disks that are still being probed, and for the one that the system was started
+/// from: firmware has read it a moment ago, so it is there.
 const LIMIT: Duration = Duration::from_secs(5);
+const STARTED_FROM_LIMIT: Duration = Duration::from_secs(10);
 
-/// Disks that did not change for this long are complete.
+/// Disks that did not change for this long are complete, where a controller finds them by itself and in
+/// its own time.
 const QUIET: Duration = Duration::from_millis(400);
+
+/// The same elsewhere: the kernel waits for its other probes before it starts this program
+/// (`async_synchronize_full` in `init/main.c`), those of AHCI and NVMe among them.
+const QUIET_PROBED: Duration = Duration::from_millis(60);
+
+/// Classes of such controllers: SCSI, RAID, SAS, Fibre Channel (PCI Code and ID Assignment).
+const LATE_CLASSES: [&str; 4] = ["0x0100", "0x0104", "0x0107", "0x0c04"];
+
+/// Vendor of virtual disks, which are SCSI controllers by class and find nothing by themselves.
+const VIRTIO: &str = "0x1af4";
 
 const POLL: Duration = Duration::from_millis(20);
 
-/// Waits until every partition of `names` is there, or no disk has appeared for a while.
+/// Waits until every partition of `names` is there, or nothing more is expected.
 pub fn settle(names: &[&str]) {
     let begin = Instant::now();
+    let quiet = if has_late(Path::new("/sys/bus/pci/devices")) { QUIET } else { QUIET_PROBED };
     let mut seen = block_devices();
     let mut changed = begin;
-    while begin.elapsed() < LIMIT && changed.elapsed() < QUIET {
-        if names.iter().all(|name| find(name).is_some()) {
+    loop {
+        let facts = Facts {
+            complete: names.iter().all(|name| find(name).is_some()),
+            awaited: started_from().is_some_and(|id| !has_partition(&id)),
+            waited: begin.elapsed(),
+            unchanged: changed.elapsed(),
+        };
+        if facts.is_settled(quiet) {
             return;
         }
         std::thread::sleep(POLL);
@@ -33,6 +53,39 @@ pub fn settle(names: &[&str]) {
     }
 }
 
+/// What is known of the disks at one moment.
+#[derive(Debug, Clone, Copy)]
+struct Facts {
+    /// Every partition that is looked for is there.
+    complete: bool,
+    /// The partition that the system was started from is not.
+    awaited: bool,
+    /// How long they were waited for.
+    waited: Duration,
+    /// How long none came.
+    unchanged: Duration,
+}
+
+impl Facts {
+    fn is_settled(&self, quiet: Duration) -> bool {
+        let Self { complete, awaited, waited, unchanged } = *self;
+        if complete {
+            return true;
+        }
+        if awaited { waited >= STARTED_FROM_LIMIT } else { waited >= LIMIT || unchanged >= quiet }
+    }
+}
+
+/// Whether a controller may find its disks later than the kernel waits for.
+fn has_late(devices: &Path) -> bool {
+    let mut entries = fs::read_dir(devices).into_iter().flatten().flatten();
+    entries.any(|entry| {
+        let told = |name| fs::read_to_string(entry.path().join(name)).unwrap_or_default();
+        let late = LATE_CLASSES.iter().any(|late| told("class").starts_with(late));
+        late && !told("vendor").starts_with(VIRTIO)
+    })
+}
+
 /// Variable in which systemd-stub leaves the identity of the partition that it was started from, as
 /// text in UTF-16. Source: systemd's Boot Loader Interface.
 const STARTED_FROM: &str =
@@ -40,8 +93,17 @@ const STARTED_FROM: &str =
 
 /// Returns the device file of the partition with this GPT name.
 pub fn find(name: &str) -> Option<String> {
-    let started_from = fs::read(STARTED_FROM).ok().map(|bytes| identity(&bytes));
-    find_in(Path::new("/sys/class/block"), name, started_from.as_deref())
+    find_in(Path::new("/sys/class/block"), name, started_from().as_deref())
+}
+
+fn started_from() -> Option<String> {
+    fs::read(STARTED_FROM).ok().map(|bytes| identity(&bytes))
+}
+
+/// Whether a partition with this identity is there.
+fn has_partition(id: &str) -> bool {
+    let entries = fs::read_dir("/sys/class/block").into_iter().flatten().flatten();
+    entries.filter_map(|entry| read(&entry.path())).any(|part| part.id == id)
 }
 
 /// Returns the kernel's name of the partition with this GPT name below `root`.
@@ -97,6 +159,41 @@ fn block_devices() -> BTreeSet<std::ffi::OsString> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_was_started_from_is_waited_for_and_the_rest_as_long_as_it_comes() {
+        let ms = Duration::from_millis;
+        let settled = |complete, awaited, waited, unchanged| {
+            let facts = Facts { complete, awaited, waited: ms(waited), unchanged: ms(unchanged) };
+            facts.is_settled(QUIET_PROBED)
+        };
+        assert!(settled(true, true, 0, 0));
+        assert!(!settled(false, false, 30, 30));
+        assert!(settled(false, false, 60, 60));
+        assert!(!settled(false, false, 4_000, 20));
+        assert!(settled(false, false, 5_000, 20));
+        // A disk of a slow controller, which holds who this node is.
+        assert!(!settled(false, true, 5_000, 5_000));
+        assert!(settled(false, true, 10_000, 10_000));
+    }
+
+    #[test]
+    fn controllers_that_take_their_time_are_known_by_class() {
+        let devices = tempfile::tempdir().expect("a directory");
+        let add = |name: &str, class: &str| {
+            fs::create_dir(devices.path().join(name)).expect("made");
+            fs::write(devices.path().join(name).join("class"), class).expect("written");
+        };
+        // AHCI, NVMe, USB.
+        for (name, class) in [("a", "0x010601\n"), ("b", "0x010802\n"), ("c", "0x0c0330\n")] {
+            add(name, class);
+        }
+        add("v", "0x010000\n");
+        fs::write(devices.path().join("v/vendor"), "0x1af4\n").expect("written");
+        assert!(!has_late(devices.path()));
+        add("d", "0x010700\n");
+        assert!(has_late(devices.path()));
+    }
 
     #[test]
     fn a_partition_is_found_by_its_name() {

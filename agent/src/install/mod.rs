@@ -8,9 +8,11 @@ pub mod ask;
 pub mod disks;
 pub mod entry;
 pub mod grow;
+pub mod network;
 pub mod plan;
 pub mod probe;
 pub mod session;
+pub mod unfinished;
 pub mod write;
 
 use std::{
@@ -22,7 +24,9 @@ use std::{
 };
 
 use rustix::mount::{MountFlags, UnmountFlags, mount, mount_remount, unmount};
+use tokio::runtime::Handle;
 use types::{
+    config::Network,
     install::{Confirm, Install},
     volumes::Protection,
 };
@@ -73,9 +77,11 @@ pub enum InstallError {
     #[error(transparent)]
     Refused(#[from] plan::Refusal),
     #[error(
-        "no disk, stick or CD of this server holds the running release, so there is nothing to install from; attach the medium that the node was started from"
+        "no disk, stick or CD of this server holds the running release, so there is nothing to install from; attach the medium that the node was started from, or name the release's holdfast.efi as `program` in [install]"
     )]
     NoMedium,
+    #[error("there is no medium to install from, and the network gives none")]
+    Network(#[from] network::ProgramError),
     #[error("nobody typed {word} at the console within {} seconds", ask::LIMIT.as_secs())]
     Silence { word: String },
     #[error("somebody at the console said no: what was typed is not {word}")]
@@ -99,6 +105,15 @@ pub struct Installed {
     pub entry: Result<u16, String>,
 }
 
+/// Where the running release comes from when no medium has it.
+#[derive(Debug, Clone)]
+pub struct Elsewhere {
+    /// What the configuration says of the network.
+    pub network: Network,
+    /// The runtime that fetches.
+    pub runtime: Handle,
+}
+
 /// What goes into the new STATE.
 #[derive(Debug, Clone)]
 pub struct Keepsakes {
@@ -120,6 +135,7 @@ pub fn runs_from_memory(mountinfo: &str) -> bool {
 pub fn run(
     install: &Install,
     keepsakes: &Keepsakes,
+    elsewhere: &Elsewhere,
     told: &mut dyn FnMut(String),
 ) -> Result<Installed, InstallError> {
     let root = Path::new("/");
@@ -128,7 +144,14 @@ pub fn run(
     let found = find_medium(root, &release);
     let name = found.as_ref().map(|(name, _)| name.as_str());
     let choice = plan::choose(install, &disks, name)?;
-    let Some((medium, program)) = found else { return Err(InstallError::NoMedium) };
+    let (medium, program) = match (found, &install.program) {
+        (Some(found), _) => found,
+        (None, Some(named)) => {
+            told(format!("fetching the running release from {named}"));
+            (named.clone(), network::fetch(named, elsewhere, &release)?)
+        }
+        (None, None) => return Err(InstallError::NoMedium),
+    };
     told(format!("installing from {medium} to {}", choice.disk));
     confirm(&choice, told)?;
     let begin = Instant::now();

@@ -1,7 +1,7 @@
 //! What a disk holds, by what its first and last MiB say. Pure.
 //!
-//! The node never guesses that bytes do not matter: a disk is empty when both are zero, and holds
-//! something otherwise. The signatures only serve to name it.
+//! The node never guesses that bytes do not matter: a disk is empty when both are zero but for its own
+//! unfinished work, and holds something otherwise. The signatures only serve to name it.
 
 use std::fmt;
 
@@ -10,10 +10,13 @@ use update::{
     efi,
 };
 
+use super::unfinished;
+
 /// What is on a disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Content {
-    /// Nothing: its first and last MiB are zero, and the kernel found no partition.
+    /// Nothing: its first and last MiB are zero but for the traces of an installation that was cut
+    /// short, and the kernel found no partition.
     Nothing,
     /// This system, installed.
     Holdfast,
@@ -72,6 +75,9 @@ pub fn content(first: &[u8], last: &[u8], partitions: &[String]) -> Content {
         let named: Vec<_> = partitions.iter().take(NAMED).map(|name| printable(name)).collect();
         let count = partitions.len();
         return Content::Something(format!("{count} partitions ({})", named.join(", ")));
+    }
+    if unfinished::is(first, last) {
+        return Content::Nothing;
     }
     let is_there =
         |(at, bytes, _): &&(usize, &[u8], &str)| first[(*at).min(first.len())..].starts_with(bytes);

@@ -7,9 +7,9 @@ use std::{
 };
 
 use tokio::sync::watch;
-use types::install::Install;
+use types::{config::NodeSpec, install::Install};
 
-use super::{InstallError, Installed, Keepsakes, grow::Grown, run, runs_from_memory};
+use super::{Elsewhere, InstallError, Installed, Keepsakes, grow::Grown, run, runs_from_memory};
 use crate::{console::Page, events::Event, init::boot::chain, machines::init::Init, spawn::Action};
 
 /// Time between two signs of life to init.
@@ -19,7 +19,8 @@ const LAST_PAGE: Duration = Duration::from_secs(3);
 
 /// Installs the node if that is asked for and possible, and restarts it then: in that case this
 /// never returns. Otherwise the node goes on from memory, and the page says why.
-pub async fn attempt(install: &Install, document: &[u8], init: &Init, pages: &watch::Sender<Page>) {
+pub async fn attempt(spec: &NodeSpec, document: &[u8], init: &Init, pages: &watch::Sender<Page>) {
+    let Some(install) = &spec.install else { return };
     let mountinfo = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     if !runs_from_memory(&mountinfo) {
         return;
@@ -30,7 +31,9 @@ pub async fn attempt(install: &Install, document: &[u8], init: &Init, pages: &wa
         Ok(_) | Err(_) => return,
     }
     let keepsakes = Keepsakes { document: document.to_vec(), state: PathBuf::from("/state") };
-    match beside_signs_of_life(install.clone(), keepsakes, init, pages).await {
+    let elsewhere =
+        Elsewhere { network: spec.network.clone(), runtime: tokio::runtime::Handle::current() };
+    match beside_signs_of_life(install.clone(), (keepsakes, elsewhere), init, pages).await {
         Ok(Installed { disk, entry }) => {
             if let Err(reason) = entry {
                 eprintln!("{}", Event::Trouble { place: "boot entry", reason });
@@ -54,13 +57,13 @@ pub async fn attempt(install: &Install, document: &[u8], init: &Init, pages: &wa
 
 async fn beside_signs_of_life(
     install: Install,
-    keepsakes: Keepsakes,
+    (keepsakes, elsewhere): (Keepsakes, Elsewhere),
     init: &Init,
     pages: &watch::Sender<Page>,
 ) -> Result<Installed, InstallError> {
     let pages = pages.clone();
     let mut work = tokio::task::spawn_blocking(move || {
-        run(&install, &keepsakes, &mut |line| {
+        run(&install, &keepsakes, &elsewhere, &mut |line| {
             eprintln!("{}", Event::Installing { step: line.clone() });
             pages.send_modify(|page| page.install = line);
         })

@@ -1,5 +1,5 @@
 //! Writing the appliance to a disk. The table comes last: until it is there, the disk counts as empty
-//! for firmware, for the kernel and for the next try.
+//! for firmware, for the kernel and, by a mark, for the next try.
 
 use std::{
     fs::File,
@@ -14,6 +14,7 @@ use update::disk::{
     template::{self, TemplateError},
 };
 
+use super::unfinished;
 use crate::seal::keys::NewVolumes;
 
 /// What a new disk gets.
@@ -79,6 +80,7 @@ pub fn write(
     let table = layout::filling(identities, block, bytes)?;
     told(Step::Clearing);
     clear(disk, 0, bytes).map_err(at(Step::Clearing))?;
+    put(disk, unfinished::AT, &unfinished::mark()).map_err(at(Step::Clearing))?;
     for (start, partition) in &table.placed {
         let step = Step::Partition(partition.name);
         told(step);
@@ -102,6 +104,7 @@ pub fn write(
     read_back(disk, &table, content.program)?;
     told(Step::Table);
     write_table(disk, &table).map_err(at(Step::Table))?;
+    put(disk, unfinished::AT, &[0; unfinished::BYTES]).map_err(at(Step::Table))?;
     Ok(table)
 }
 
@@ -141,14 +144,19 @@ fn read_back(disk: &File, table: &Table, program: &[u8]) -> Result<(), WriteErro
 /// The backup first: a table whose first copy is whole has both.
 pub(super) fn write_table(mut disk: &File, table: &Table) -> io::Result<()> {
     for (offset, bytes) in table.writes().into_iter().rev() {
-        disk.seek(SeekFrom::Start(offset))?;
-        disk.write_all(&bytes)?;
-        disk.sync_all()?;
+        put(disk, offset, &bytes)?;
     }
     let mut first = [0; 512];
     disk.seek(SeekFrom::Start(0))?;
     disk.read_exact(&mut first)?;
     if first[510..] == [0x55, 0xaa] { Ok(()) } else { Err(io::ErrorKind::InvalidData.into()) }
+}
+
+/// Writes `bytes` at `offset`, durable when this returns.
+fn put(mut disk: &File, offset: u64, bytes: &[u8]) -> io::Result<()> {
+    disk.seek(SeekFrom::Start(offset))?;
+    disk.write_all(bytes)?;
+    disk.sync_all()
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use types::{
     status::{
         BootPhase, ClockView, DeviceFacts, DeviceView, FreeView, GuestGpus, HostView,
         InterfaceView, LinkErrors, MachineView, MemberView, NetworkView, NodeStatus, OverlayView,
-        STATUS_VERSION, Slot, Traffic, Trust, VolumeView, WatchdogView,
+        STATUS_VERSION, Setting, Slot, Traffic, Trust, VolumeView, WatchdogView,
     },
     units::{Mebibytes, UnixSeconds},
     updates::{FailedRelease, UpdatesView},
@@ -54,6 +54,10 @@ pub(crate) fn status() -> NodeStatus {
         name: "rack 7".into(),
         release: "0.1.0".into(),
         config: "volume /dev/vda".into(),
+        settings: vec![
+            setting("name", "\"rack 7\"", "volume /dev/vda"),
+            setting("machines.grace_s", "10", "default"),
+        ],
         serving: true,
         time: UnixSeconds(1_796_083_200),
         uptime_ms: 3_723_456,
@@ -221,4 +225,8 @@ pub(crate) fn counted() -> Counted {
         events: vec![("agent-ready".into(), 1)],
         machines: vec![(machine_id(), counters)],
     }
+}
+
+fn setting(key: &str, value: &str, source: &str) -> Setting {
+    Setting { key: key.to_owned(), value: value.to_owned(), source: source.to_owned() }
 }

@@ -100,6 +100,7 @@ impl Local {
             errors,
             name: page.name.clone(),
             config: page.config.clone(),
+            settings: page.settings,
             install: page.install,
             volumes: unlock::report(root),
             trouble: page.error,

@@ -35,8 +35,14 @@ const ERRORS: [&str; 6] = [
 ];
 
 /// Events that somebody should look at.
-const WARNINGS: [&str; 5] =
-    ["keys-not-enrolled", "machine-forced", "not-installed", "ram-mode", "watchdog-absent"];
+const WARNINGS: [&str; 6] = [
+    "config-not-fetched",
+    "keys-not-enrolled",
+    "machine-forced",
+    "not-installed",
+    "ram-mode",
+    "watchdog-absent",
+];
 
 /// Returns the name of the event that a line is.
 pub fn name(text: &str) -> Option<&str> {

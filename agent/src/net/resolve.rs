@@ -1,6 +1,7 @@
 //! Name resolution with the uplinks' name servers, without libc.
 
 use std::{
+    io,
     net::{IpAddr, SocketAddr},
     time::Duration,
 };
@@ -10,6 +11,7 @@ use hickory_resolver::{
     net::{NetError, runtime::TokioRuntimeProvider},
 };
 use tokio::sync::watch;
+use update::shell::{Resolve, Resolving};
 
 use super::NetworkStatus;
 
@@ -71,6 +73,16 @@ impl Resolver {
         let port: u16 = port.parse().map_err(|_| refusal())?;
         let addresses = self.lookup(host).await?;
         Ok(addresses.into_iter().map(|address| SocketAddr::new(address, port)).collect())
+    }
+}
+
+/// Names of hosts for fetchers, by the uplinks' name servers.
+pub struct Names(pub Resolver);
+
+impl Resolve for Names {
+    fn resolve(&self, host: String) -> Resolving {
+        let resolver = self.0.clone();
+        Resolving(Box::pin(async move { resolver.lookup(&host).await.map_err(io::Error::other) }))
     }
 }
 

@@ -18,6 +18,8 @@ pub struct NetworkStatus {
     pub dns: Vec<IpAddr>,
     /// Time servers that DHCP named (option 42).
     pub ntp: Vec<IpAddr>,
+    /// Where DHCP servers say that the node's configuration is (option 224), best uplink first.
+    pub documents: Vec<NamedDocument>,
     /// What went wrong last, cleared when an address is obtained.
     pub last_error: Option<String>,
     /// What of the configuration cannot be done on this machine.
@@ -63,6 +65,15 @@ pub struct InterfaceStatus {
     pub reach: Reach,
     /// Where each of its values comes from.
     pub values: Vec<Value>,
+}
+
+/// What a DHCP server says of the node's configuration.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NamedDocument {
+    /// Who says it.
+    pub server: Ipv4Addr,
+    /// The URL, as it came: nobody looked at it yet.
+    pub url: Vec<u8>,
 }
 
 /// A value of an uplink and where it comes from.

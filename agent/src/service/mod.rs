@@ -20,15 +20,16 @@ use tokio::{
     sync::{mpsc, watch},
 };
 use types::{
-    config::{NodeSpec, parse_prefix},
+    config::{MachineNetwork, NodeSpec, parse_prefix},
     evidence::Ended,
     ids::NodeId,
     secure_boot::Enrol,
+    status::Setting,
     units::UnixSeconds,
 };
 
 use crate::{
-    config,
+    config::{self, Found, provision::Provisioner, settings},
     console::{self, Page},
     control::{Control, Parts, authority::Authority},
     enrol,
@@ -50,7 +51,10 @@ use crate::{
     },
     net::{
         InterfaceStatus, Ipv4Prefix, MachineNetworks, Resolver, Uplinks,
-        machines::{MachineNetworksConfig, ipv6::Ipv6Net},
+        machines::{
+            MachineNetworksConfig,
+            ipv6::{Exit, Ipv6Net},
+        },
         ruleset::ByteRate,
         uplinks::StableSecret,
     },
@@ -107,19 +111,7 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
     };
     let node = NodeId::from_bytes(key.verifying_key().to_bytes());
     eprintln!("{}", Event::Node { node, release: release() });
-    let (pages, page) =
-        watch::channel(Page { node: node.to_string(), release: release(), ..Page::default() });
-    tokio::spawn(console::run(page.clone()));
-    let logs = Logs::start(Path::new(logs::KMSG));
-    let keeper = look_back(&logs, &pages);
-    let local = Local::start(LocalConfig {
-        node,
-        release: release(),
-        logs,
-        pages: page,
-        root: PathBuf::from("/"),
-    });
-    let views = Views { pages, local };
+    let (views, keeper) = start_views(node);
     let pages = &views.pages;
     session::grow_data();
     let found = config::settled(Path::new("/")).await;
@@ -127,14 +119,16 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
         Ok(spec) => {
             let (source, name) = (found.source.to_string(), spec.name.clone());
             eprintln!("{}", Event::Config { source, name });
+            let settings = tell_settings(&found, spec);
             pages.send_modify(|page| {
                 page.name.clone_from(&spec.name);
                 page.config = found.source.to_string();
+                page.settings = settings;
             });
             enrol_keys(spec).await;
-            if let Some(install) = &spec.install {
+            if spec.install.is_some() {
                 give_console(&init, Console::Agent);
-                session::attempt(install, &found.document, &init, pages).await;
+                session::attempt(spec, &found.document, &init, pages).await;
             }
             give_console(&init, Console::Screen);
             match serve(spec, key, node, (&init, notices), &views).await {
@@ -154,12 +148,8 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
         }
         Err(error) => {
             give_console(&init, Console::Screen);
-            show_bad_config(&found.source, error, &init, notices, &views);
-            tokio::spawn(async move {
-                config::changed(Path::new("/"), &found).await;
-                // Init starts the agent again, which then reads the other document.
-                std::process::exit(0)
-            });
+            let uplinks = show_bad_config(&found.source, error, &init, notices, &views);
+            tokio::spawn(find_another(found, uplinks, pages.clone()));
             None
         }
     };
@@ -171,6 +161,23 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
     if let Err(error) = keeper.end() {
         eprintln!("{}", Event::Trouble { place: "evidence", reason: error.to_string() });
     }
+}
+
+/// Shows the node to whoever looks, and begins to keep the end of its log.
+fn start_views(node: NodeId) -> (Views, evidence::Keeper) {
+    let (pages, page) =
+        watch::channel(Page { node: node.to_string(), release: release(), ..Page::default() });
+    tokio::spawn(console::run(page.clone()));
+    let logs = Logs::start(Path::new(logs::KMSG));
+    let keeper = look_back(&logs, &pages);
+    let local = Local::start(LocalConfig {
+        node,
+        release: release(),
+        logs,
+        pages: page,
+        root: PathBuf::from("/"),
+    });
+    (Views { pages, local }, keeper)
 }
 
 /// Says how the last boot ended, and begins to keep the end of this one's log.
@@ -197,6 +204,44 @@ async fn give_way(source: config::Source) {
     if config::superseded(Path::new("/"), &source).await {
         std::process::exit(0)
     }
+}
+
+/// Waits for a document that can be used: somebody plugs one in, or it is fetched. Then init starts the
+/// agent again, which reads it.
+async fn find_another(found: Found, uplinks: Option<Arc<Uplinks>>, pages: watch::Sender<Page>) {
+    let root = Path::new("/");
+    let provisioner =
+        uplinks.as_ref().and_then(|uplinks| Provisioner::new(root, &found.source, uplinks));
+    let fetched = async {
+        let Some((provisioner, uplinks)) = provisioner.zip(uplinks) else {
+            return std::future::pending().await;
+        };
+        // Certificates have a time, and a server without a battery does not know it.
+        let _clock = Clock::start(ClockConfig {
+            floor: UnixSeconds(0),
+            servers: Vec::new(),
+            nts: None,
+            network: uplinks.status(),
+            resolver: uplinks.resolver(),
+        });
+        provisioner.run(&pages).await;
+    };
+    tokio::select! {
+        () = config::changed(root, &found) => {}
+        () = fetched => {}
+    }
+    std::process::exit(0)
+}
+
+/// Tells each value of the configuration with its source; the log gets those that are no defaults.
+fn tell_settings(found: &Found, spec: &NodeSpec) -> Vec<Setting> {
+    let source = found.source.to_string();
+    let settings = settings::list(&found.document, spec, &source);
+    for Setting { key, value, .. } in settings.iter().filter(|said| said.source == source) {
+        let (key, value) = (key.clone(), value.clone());
+        eprintln!("{}", Event::ConfigValue { key, value, source: source.clone() });
+    }
+    settings
 }
 
 /// Says how far firmware and kernel are locked, and gives firmware our keys where that is wanted.
@@ -239,14 +284,14 @@ async fn wait_for_end() {
     }
 }
 
-/// Shows what is wrong, and keeps the node on the network and alive.
+/// Shows what is wrong, and keeps the node on the network and alive. Returns its uplinks.
 fn show_bad_config(
     source: &config::Source,
     error: &config::LoadError,
     init: &Init,
     mut notices: mpsc::Receiver<Notice>,
     Views { pages, local }: &Views,
-) {
+) -> Option<Arc<Uplinks>> {
     let reason = chain(error);
     eprintln!("{}", Event::ConfigBad { source: source.to_string(), reason: reason.clone() });
     pages.send_modify(|page| {
@@ -268,14 +313,14 @@ fn show_bad_config(
             }
         }
     });
-    if let Ok(uplinks) = Uplinks::start(&types::config::Network::default()) {
-        local.tell_network(uplinks.status());
-        tokio::spawn(show_addresses(uplinks, pages.clone()));
-    }
+    let uplinks = Arc::new(Uplinks::start(&types::config::Network::default()).ok()?);
+    local.tell_network(uplinks.status());
+    tokio::spawn(show_addresses(Arc::clone(&uplinks), pages.clone()));
+    Some(uplinks)
 }
 
 /// Keeps the addresses on the page of a node that has nothing else to do.
-async fn show_addresses(uplinks: Uplinks, pages: watch::Sender<Page>) {
+async fn show_addresses(uplinks: Arc<Uplinks>, pages: watch::Sender<Page>) {
     let mut network = uplinks.status();
     loop {
         let addresses: Vec<_> = network.borrow_and_update().addresses().collect();
@@ -311,16 +356,7 @@ async fn serve(
     let (overlay, inbox) = start_overlay(spec, &key).await?;
     let notice = watch_network(kept, spec, &uplinks, &overlay);
     let store = Arc::new(store);
-    let cache = Cache::open(&Path::new(DATA).join("content")).map_err(|e| chain(&e))?;
-    let tools = Tools {
-        init: init.clone(),
-        networks: Arc::clone(&networks),
-        overlay: overlay.clone(),
-        cache,
-        disks: Places { data: PathBuf::from(DATA), keys: Path::new(STATE).join(DISK_KEYS) },
-        root: PathBuf::from("/"),
-        cpus: offered::host_cpus(spec),
-    };
+    let tools = tools(spec, init, &networks, &overlay)?;
     let machines = keeper::start(KeeperConfig {
         spec: spec.clone(),
         key,
@@ -364,6 +400,24 @@ async fn serve(
     let shown = Shown { uplinks, notice, machines, overlay: overlay.clone(), clock };
     tokio::spawn(show(pages.clone(), shown));
     Ok(overlay)
+}
+
+/// What machines are made with.
+fn tools(
+    spec: &NodeSpec,
+    init: &Init,
+    networks: &Arc<MachineNetworks>,
+    overlay: &Overlay,
+) -> Result<Tools, String> {
+    Ok(Tools {
+        init: init.clone(),
+        networks: Arc::clone(networks),
+        overlay: overlay.clone(),
+        cache: Cache::open(&Path::new(DATA).join("content")).map_err(|e| chain(&e))?,
+        disks: Places { data: PathBuf::from(DATA), keys: Path::new(STATE).join(DISK_KEYS) },
+        root: PathBuf::from("/"),
+        cpus: offered::host_cpus(spec),
+    })
 }
 
 /// Starts to look after slots and updates; what operators say about them goes into the sender.
@@ -447,7 +501,13 @@ async fn start_networks(
             Some((IpAddr::V4(_), _)) | None => None,
         },
     };
-    let config = MachineNetworksConfig { subnet, reachable: Vec::new(), limit, ipv6 };
+    let exit = match spec.machines.network {
+        MachineNetwork::Nat => Exit::Masquerade,
+        MachineNetwork::Routed => Exit::Routed,
+    };
+    let inbound = spec.machines.inbound;
+    let config =
+        MachineNetworksConfig { subnet, reachable: Vec::new(), exit, inbound, limit, ipv6 };
     MachineNetworks::start(config, uplinks.status()).await.map_err(|error| chain(&error))
 }
 

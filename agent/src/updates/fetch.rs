@@ -1,6 +1,6 @@
 //! The repository: looked at by the TUF client, and fetched from straight into a slot.
 
-use std::{fs, io, path::Path, sync::Arc};
+use std::{fs, path::Path, sync::Arc};
 
 use jiff::Timestamp;
 use rustls::RootCertStore;
@@ -9,8 +9,8 @@ use update::{
     channel::{Decision, Release},
     delta,
     shell::{
-        self, Base, CheckError, Checked, Checker, Fetcher, Resolve, Resolving, SessionError, Sink,
-        SinkError, Source, Streamed,
+        self, Base, CheckError, Checked, Checker, Fetcher, SessionError, Sink, SinkError, Source,
+        Streamed,
     },
     slots::{
         Place,
@@ -25,7 +25,12 @@ use super::{
     partition::{Device, Partition},
     places::Places,
 };
-use crate::{events::Event, init::boot::chain, net::Resolver, time::nts::establish::Roots};
+use crate::{
+    events::Event,
+    init::boot::chain,
+    net::{Resolver, resolve::Names},
+    time::nts::establish::Roots,
+};
 
 /// Folder in STATE for trusted metadata.
 pub(super) const STORE: &str = "tuf";
@@ -182,15 +187,5 @@ impl Sink for IntoSlot {
 
     fn restart(&mut self) {
         self.writing.restart();
-    }
-}
-
-/// Names of hosts, by the uplinks' name servers.
-struct Names(Resolver);
-
-impl Resolve for Names {
-    fn resolve(&self, host: String) -> Resolving {
-        let resolver = self.0.clone();
-        Resolving(Box::pin(async move { resolver.lookup(&host).await.map_err(io::Error::other) }))
     }
 }

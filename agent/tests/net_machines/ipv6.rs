@@ -8,12 +8,12 @@ use crate::{
 };
 
 /// Servers on the internet side and at the node, and the node's own address there.
-const SERVER6: &str = "[2600:113::80]:80";
+pub(crate) const SERVER6: &str = "[2600:113::80]:80";
 const NODE6: &str = "2600:51::2";
 
 impl World {
     /// Gives the node IPv6 on its uplink, and machines networks of their own.
-    fn with_ipv6(mut self, net: Ipv6Net) -> Self {
+    pub(crate) fn with_ipv6(mut self, net: Ipv6Net) -> Self {
         self.node.ip(&format!("addr add {NODE6}/64 dev eth0 nodad"));
         self.internet.ip("addr add 2600:51::1/64 dev eth0 nodad");
         self.internet.ip("addr add 2600:113::80/128 dev lo nodad");
@@ -29,7 +29,7 @@ impl World {
     }
 
     /// A guest that has given itself an address, and the address.
-    fn guest6(&self, number: u8) -> (Guest, String) {
+    pub(crate) fn guest6(&self, number: u8) -> (Guest, String) {
         let guest = self.plug(number);
         let mut own = None;
         wait_for("an address by SLAAC", PATIENCE * 3, || {
@@ -45,7 +45,7 @@ impl World {
     }
 }
 
-fn machine_can_use_ipv6(world: Option<World>) -> Option<World> {
+pub(crate) fn machine_can_use_ipv6(world: Option<World>) -> Option<World> {
     world.filter(|_| std::fs::metadata("/proc/sys/net/ipv6").is_ok())
 }
 

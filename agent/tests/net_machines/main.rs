@@ -9,6 +9,7 @@ mod icmp;
 mod ipv6;
 #[path = "../netns/mod.rs"]
 mod netns;
+mod routed;
 mod world;
 
 use std::{

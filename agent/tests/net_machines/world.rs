@@ -10,11 +10,14 @@ use std::{
 
 use agent::net::{
     MachineAddress, MachineNetworks, MachineNetworksConfig, NetworkStatus,
-    machines::{ipv6::Ipv6Net, open_tap},
+    machines::{
+        ipv6::{Exit, Ipv6Net},
+        open_tap,
+    },
     ruleset::ByteRate,
 };
 use tokio::{runtime::Runtime, sync::watch};
-use types::ids::MachineId;
+use types::{config::Inbound, ids::MachineId};
 
 use crate::netns::{Namespace, Pump, can_run};
 
@@ -35,6 +38,8 @@ pub(crate) struct World {
     pub(crate) datagrams: Arc<AtomicU64>,
     pub(crate) limit: Option<ByteRate>,
     pub(crate) ipv6: Option<Ipv6Net>,
+    pub(crate) exit: Exit,
+    pub(crate) inbound: Inbound,
 }
 
 impl World {
@@ -75,6 +80,8 @@ impl World {
             datagrams,
             limit: None,
             ipv6: None,
+            exit: Exit::Masquerade,
+            inbound: Inbound::Closed,
         };
         world.start_agent();
         Some(world)
@@ -86,6 +93,8 @@ impl World {
             reachable: Vec::new(),
             limit: self.limit,
             ipv6: self.ipv6,
+            exit: self.exit,
+            inbound: self.inbound,
         };
         let started = MachineNetworks::start(config, self.uplinks.subscribe());
         let runtime = self.runtime.as_ref().unwrap();

@@ -37,6 +37,9 @@ pub enum Medium {
     InstalledDisk(PathBuf),
     /// Whatever OVMF's own PXE client gets over the uplink.
     Network,
+    /// The same beside an NVMe disk at this path, serial number `INSTALL0`. Firmware's own boot entries
+    /// decide which of them starts.
+    NetworkAndDisk(PathBuf),
     /// Kernel and initramfs of the PXE set, loaded by QEMU, with these words added to the command
     /// line. Saves the firmware's time where firmware is not what is tested.
     Kernel(String),
@@ -104,6 +107,8 @@ pub struct HostOptions {
     pub memory_mib: u32,
     /// `-device` arguments of further devices, each behind a root port of its own.
     pub devices: Vec<String>,
+    /// Where each write to its disk is recorded, for media that are a disk.
+    pub recorded: Option<PathBuf>,
     /// Further QEMU arguments.
     pub arguments: Vec<String>,
     /// How fast its clocks run.
@@ -124,6 +129,7 @@ impl Default for HostOptions {
             config: None,
             memory_mib: 3072,
             devices: Vec::new(),
+            recorded: None,
             arguments: Vec::new(),
             pace: Pace::Real,
             rtc: None,
@@ -313,10 +319,7 @@ fn medium(
             command.args(["-device", "usb-storage,drive=stick,bootindex=1"]);
         }
         Medium::Disk(path) => {
-            command
-                .arg("-drive")
-                .arg(format!("if=none,id=disk,format=raw,cache=unsafe,file={}", path.display()));
-            command.args(["-device", "nvme,drive=disk,serial=HOLDFAST0,bootindex=1"]);
+            disk(command, path, options, "serial=HOLDFAST0,bootindex=1");
         }
         Medium::IsoCdAndDisk(path) | Medium::IsoCdBeforeDisk(path) => {
             let first = matches!(options.medium, Medium::IsoCdBeforeDisk(_));
@@ -325,20 +328,34 @@ fn medium(
                 .arg(format!("if=none,id=cd,media=cdrom,readonly=on,file={}", iso.display()));
             let order = if first { ",bootindex=1" } else { "" };
             command.args(["-device", &format!("ide-cd,drive=cd{order}")]);
-            command
-                .arg("-drive")
-                .arg(format!("if=none,id=disk,format=raw,cache=unsafe,file={}", path.display()));
-            command.args(["-device", "nvme,drive=disk,serial=INSTALL0"]);
+            disk(command, path, options, "serial=INSTALL0");
         }
-        Medium::InstalledDisk(path) => {
-            command
-                .arg("-drive")
-                .arg(format!("if=none,id=disk,format=raw,cache=unsafe,file={}", path.display()));
-            command.args(["-device", "nvme,drive=disk,serial=INSTALL0"]);
+        Medium::InstalledDisk(path) | Medium::NetworkAndDisk(path) => {
+            disk(command, path, options, "serial=INSTALL0");
         }
         Medium::Network => {}
     }
     firmware(command, folder, options.firmware)
+}
+
+/// The disk in the file at `path`: an NVMe disk, or one of SATA where its writes are recorded. QEMU
+/// takes writes of NVMe that are durable at once for ordinary ones, and a record would call what comes
+/// after a journal's commit too early. Nothing is kept through a power cut of the test machine itself.
+fn disk(command: &mut Command, path: &Path, options: &HostOptions, properties: &str) {
+    let path = path.display();
+    let (kind, drive) = match &options.recorded {
+        None => ("nvme", format!("if=none,id=disk,format=raw,cache=unsafe,file={path}")),
+        Some(log) => (
+            "ide-hd",
+            format!(
+                "if=none,id=disk,driver=blklogwrites,log-sector-size=512,file.driver=file,\
+             file.cache.no-flush=on,file.filename={path},log.driver=file,log.cache.no-flush=on,\
+             log.filename={}",
+                log.display()
+            ),
+        ),
+    };
+    command.args(["-drive", &drive, "-device", &format!("{kind},drive=disk,{properties}")]);
 }
 
 /// OVMF with a variable store of the host's own.

@@ -11,6 +11,7 @@ pub mod pace;
 pub mod packages;
 pub mod programs;
 pub mod qmp;
+pub mod recording;
 pub mod repository;
 pub mod scene;
 pub mod serial;

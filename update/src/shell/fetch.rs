@@ -103,7 +103,17 @@ impl Fetcher {
 
     /// Returns a whole file of at most `limit` bytes, or `None` if there is none.
     pub async fn metadata(&mut self, url: &str, limit: u64) -> Result<Option<Vec<u8>>, FetchError> {
-        let deadline = Instant::now() + METADATA_TIME;
+        self.whole(url, limit, METADATA_TIME).await
+    }
+
+    /// The same, where the whole exchange may take so long.
+    pub async fn whole(
+        &mut self,
+        url: &str,
+        limit: u64,
+        time: Duration,
+    ) -> Result<Option<Vec<u8>>, FetchError> {
+        let deadline = Instant::now() + time;
         let Some(mut download) = self.open(url, Span::default(), deadline).await? else {
             return Ok(None);
         };

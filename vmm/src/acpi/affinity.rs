@@ -16,7 +16,7 @@ const LOCAL_APIC: u8 = 0;
 const MEMORY: u8 = 1;
 const LOCAL_X2APIC: u8 = 2;
 /// First APIC id that needs the structure of x2APICs.
-const FIRST_X2APIC: u32 = 255;
+pub(super) const FIRST_X2APIC: u32 = 255;
 /// Flags: the structure counts.
 const ENABLED: u32 = 1;
 

@@ -13,7 +13,7 @@ use super::{
     Platform, bytes,
     dsdt::{device, resources},
 };
-use crate::{pci::port::Windows, sys::kvm};
+use crate::{layout, pci::port::Windows, sys::kvm};
 
 /// Bits of the _OSC control field that the OS may take: native hotplug, PME, advanced error
 /// reporting, the capability structure. Power and link management by the OS stay with us.
@@ -42,7 +42,8 @@ pub(super) fn build(number: u8, root: &Root, platform: &Platform) -> Vec<u8> {
         bytes(&Name::new(Path::new("_CID"), &plain)),
         bytes(&Name::new(Path::new("_SEG"), &ZERO)),
         bytes(&Name::new(Path::new("_BBN"), &root.buses.0)),
-        bytes(&Name::new(Path::new("_UID"), &number)),
+        // As firmware names root complexes in device paths: by their buses.
+        bytes(&Name::new(Path::new("_UID"), &root.buses.0)),
         bytes(&Name::new(Path::new("_CCA"), &ONE)),
     ];
     if let Some(node) = &root.node {
@@ -64,14 +65,10 @@ fn windows(number: u8, root: &Root, platform: &Platform) -> Vec<u8> {
         // What lies below are the ports of the board and of the LPC bridge's power management.
         all.push(bytes(&AddressSpace::new_io(0_u16, 0xcf7, None)));
     }
-    let Windows { io, memory, prefetchable } = root.windows;
-    if let Some((base, last)) = io {
+    let Decoded { io, low, high } = decoded(number, root, platform);
+    for (base, last) in io {
         all.push(bytes(&AddressSpace::new_io(base, last, None)));
     }
-    let (low, high) = match &platform.firmware {
-        Some(windows) if number == 0 => (windows.below(platform.ecam), windows.high.clone()),
-        Some(_) | None => (Vec::from_iter(memory), Vec::from_iter(prefetchable)),
-    };
     for (base, last) in low {
         all.push(bytes(&AddressSpace::new_memory(flat, true, base, last, None)));
     }
@@ -79,6 +76,46 @@ fn windows(number: u8, root: &Root, platform: &Platform) -> Vec<u8> {
         all.push(bytes(&AddressSpace::new_memory(cached, true, base, last, None)));
     }
     resources(all)
+}
+
+/// First and last of what a root complex decodes: ports, memory below and above 4 GiB.
+#[derive(Default)]
+struct Decoded {
+    io: Vec<(u16, u16)>,
+    low: Vec<(u32, u32)>,
+    high: Vec<(u64, u64)>,
+}
+
+/// Without firmware, what we have chosen. With it, root complexes but the first decode what firmware
+/// has opened behind them, and the first all else.
+fn decoded(number: u8, root: &Root, platform: &Platform) -> Decoded {
+    let Some(firmware) = &platform.firmware else {
+        let Windows { io, memory, prefetchable } = root.windows;
+        return Decoded {
+            io: Vec::from_iter(io),
+            low: Vec::from_iter(memory),
+            high: Vec::from_iter(prefetchable),
+        };
+    };
+    let Some(other) = number.checked_sub(1) else {
+        return Decoded {
+            io: firmware.ports((layout::PIO, layout::PIO_LAST)),
+            low: firmware.below(platform.ecam),
+            high: firmware.above(),
+        };
+    };
+    let mut decoded = Decoded::default();
+    for windows in firmware.opened.get(usize::from(other)).into_iter().flatten() {
+        decoded.io.extend(windows.io);
+        decoded.low.extend(windows.memory);
+        // Without room above, firmware opens prefetchable windows below 4 GiB.
+        match windows.prefetchable.map(|(base, last)| (u32::try_from(base), u32::try_from(last))) {
+            Some((Ok(base), Ok(last))) => decoded.low.push((base, last)),
+            Some(_) => decoded.high.extend(windows.prefetchable),
+            None => {}
+        }
+    }
+    decoded
 }
 
 /// `_PRT`: the same formula as `kvm::pci_gsi`.

@@ -4,6 +4,7 @@ mod backing;
 pub mod cmos;
 pub mod flash;
 pub mod fw_cfg;
+pub mod ioapic;
 pub mod nvme;
 pub mod power;
 pub mod pvpanic;

@@ -17,11 +17,13 @@ use crate::{
     console::Console,
     counters::{Exits, Registry},
     devices::{
+        ioapic,
         power::{self, Power, Request},
         pvpanic::{self, Report},
         serial::{self, Serial},
     },
     events::Events,
+    layout,
     pci::bus::{Answered, Bus},
     sys::{
         kvm::{MemorySlot, Vm},
@@ -143,6 +145,9 @@ impl Board {
     pub fn read_memory(&self, address: u64, data: &mut [u8]) {
         if let Some(offset) = self.chipset.ecam.offset(address) {
             self.read_bus(|bus| bus.read_ecam(offset, data));
+        } else if let Some(offset) = ioapic_offset(address)
+            && self.vm.read_ioapic(offset, data)
+        {
         } else if self.read_bus(|bus| bus.read_memory(address, data)) == Answered::No
             && self.chipset.read_memory(address, data) == Answered::No
         {
@@ -155,6 +160,8 @@ impl Board {
     pub fn write_memory(&self, address: u64, data: &[u8]) -> Option<Ending> {
         if let Some(offset) = self.chipset.ecam.offset(address) {
             self.write_bus(|bus| bus.write_ecam(offset, data));
+        } else if let Some(offset) = ioapic_offset(address) {
+            return interrupted(self.vm.write_ioapic(offset, data));
         } else if self.read_bus(|bus| bus.write_memory(address, data)) == Answered::No
             && let Err(error) = self.chipset.write_memory(address, data)
         {
@@ -162,6 +169,12 @@ impl Board {
         }
         // A write that nobody answers is lost, as on any board.
         None
+    }
+
+    /// A local APIC has ended the level-triggered interrupts of `vector`. Returns how the machine
+    /// ends, if it does.
+    pub fn end_interrupt(&self, vector: u8) -> Option<Ending> {
+        interrupted(self.vm.end_of_interrupt(vector))
     }
 
     /// Notes what the guest says of itself. A guest may say it as often as it likes: only what is
@@ -230,6 +243,16 @@ pub(crate) fn locked<T: ?Sized>(device: &Mutex<T>) -> MutexGuard<'_, T> {
 fn within(port: u16, base: u16, length: u16) -> Option<u8> {
     let offset = port.checked_sub(base).filter(|offset| *offset < length)?;
     u8::try_from(offset).ok()
+}
+
+fn ioapic_offset(address: u64) -> Option<u64> {
+    let offset = address.checked_sub(u64::from(layout::IO_APIC))?;
+    Some(offset).filter(|offset| *offset < ioapic::LENGTH)
+}
+
+fn interrupted(done: std::io::Result<()>) -> Option<Ending> {
+    let error = done.err()?;
+    Some(Ending::host_fault(format!("KVM does not take an interrupt: {error}")))
 }
 
 fn ending(request: Request) -> Option<Ending> {

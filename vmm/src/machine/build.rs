@@ -16,7 +16,7 @@ use super::{
     hotplug::{Hotplug, Manager, Supplies},
     map::{AddressMap, MapError},
     numa,
-    ports::{PortError, Ports, Seat},
+    ports::{Numbered, PortError, Ports, Seat},
     start::{self, Built, StartError},
     tree::{FIRST_VIRTIO, Tree},
 };
@@ -91,7 +91,7 @@ impl From<VirtioError> for BuildError {
 
 /// Builds the machine of `spec`. Its threads, other than those of block devices, are not started.
 pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
-    let vm = Vm::new(take("kvm_fd", spec.kvm_fd)?)?;
+    let vm = Vm::new(take("kvm_fd", spec.kvm_fd)?, spec.vcpus)?;
     let listener = UnixListener::from(take("api_fd", spec.api_fd)?);
     let bytes = spec.memory_mib.to_bytes().unwrap_or(u64::MAX);
     let claim = spec.passthrough.as_ref().map(Claim::new).transpose()?;
@@ -117,19 +117,26 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
     seats.extend(passed.seats);
     let (hotplug, orders) = Hotplug::new();
     let slots: Arc<dyn SlotWatch> = Arc::<Hotplug>::clone(&hotplug);
-    let ports = Ports::new(tree, &passed.links, &*vm, &slots)?;
+    let numbered = Numbered::of(&spec.boot, &tree);
+    let ports = Ports::new((tree, numbered), &passed.links, &*vm, &slots)?;
     let plan = ports.place(&seats, &map)?;
     let supplies = Supplies { plug: passed.plug, platform, vcpus: spec.vcpus };
     let plugger = Manager::new(orders, ports.spares(&plan), supplies);
     let platform = acpi::Platform {
-        vcpus: u8::try_from(spec.vcpus).unwrap_or(u8::MAX),
+        vcpus: spec.vcpus,
         roots: ports.roots(&plan),
         nodes: numa::nodes(spec, &map.ram).unwrap_or_default(),
         ecam: chipset.ecam.base(),
         firmware: None,
     };
-    let built =
-        Built { vm: &vm, ram: &ram, map: &map, platform: &platform, ecam: chipset.ecam.clone() };
+    let built = Built {
+        vm: &vm,
+        ram: &ram,
+        map: &map,
+        platform: &platform,
+        ecam: chipset.ecam.clone(),
+        behind: ports.behind(),
+    };
     let (entry, firmware) = start::prepare(spec, &built)?;
     chipset.firmware = firmware;
     let board = Arc::new(Board {

@@ -9,7 +9,10 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use super::chipset::{Firmware, Variables, map};
+use super::{
+    chipset::{Firmware, Variables, map},
+    ports::Behind,
+};
 use crate::{
     acpi::{self, AcpiError},
     devices::{
@@ -57,6 +60,7 @@ pub(super) struct Told<'a> {
     pub(super) window: u64,
     pub(super) disks: &'a [Disk],
     pub(super) ecam: Ecam,
+    pub(super) behind: Behind,
 }
 
 /// Maps the code and the variables, and makes what the firmware is told.
@@ -94,6 +98,10 @@ pub(super) fn open(
 /// Sleep states that the machine has, by number: bit 7 says so, the others are the sleep type.
 const SYSTEM_STATES: [u8; 6] = [0x80, 1, 2, 3, 4, 0x80 | 5];
 
+/// Most bytes by which a root port that firmware opens makes the tables longer: three windows, at each
+/// of which the first root complex has a range more, too (ACPI 6.5 §6.4.3.5.1: 46 bytes each).
+const PORT_ROOM: usize = 6 * 46;
+
 fn items(told: &Told<'_>) -> Result<Items, FirmwareError> {
     let machine = &told.machine;
     let cpus = u16::try_from(machine.vcpus).unwrap_or(u16::MAX);
@@ -109,10 +117,18 @@ fn items(told: &Told<'_>) -> Result<Items, FirmwareError> {
     let files = fw_cfg::acpi_files(&acpi::tables(&told.platform)?)?;
     items.add("etc/table-loader", files.script);
     items.add(fw_cfg::ROOT_FILE, files.root);
-    let (platform, ecam) = (told.platform.clone(), told.ecam.clone());
-    // The firmware moves configuration space before it asks for the tables that say where it is.
-    items.add_made(fw_cfg::TABLES_FILE, files.tables.len(), move || {
-        let platform = acpi::Platform { ecam: ecam.base(), ..platform.clone() };
+    let (platform, ecam, behind) = (told.platform.clone(), told.ecam.clone(), told.behind.clone());
+    if behind.roots() > 0 {
+        items.add("etc/extra-pci-roots", (behind.roots() as u64).to_le_bytes().to_vec());
+    }
+    let room = files.tables.len() + behind.ports() * PORT_ROOM;
+    // The firmware moves configuration space, and opens windows, before it asks for the tables that
+    // say where they are.
+    items.add_made(fw_cfg::TABLES_FILE, room, move || {
+        let mut platform = acpi::Platform { ecam: ecam.base(), ..platform.clone() };
+        if let Some(windows) = &mut platform.firmware {
+            windows.opened = behind.opened();
+        }
         let tables = acpi::tables(&platform).unwrap_or_default();
         fw_cfg::acpi_files(&tables).map(|files| files.tables).unwrap_or_default()
     });

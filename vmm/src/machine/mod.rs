@@ -94,6 +94,16 @@ pub fn run(machine: Machine) -> Result<Ending, RunError> {
     } else {
         drop(plugger);
     }
+    if board.vm.has_pins() {
+        let watched = Arc::clone(&board);
+        let thread = Thread { name: "pins".to_owned(), kind: ThreadKind::Event, cpus: Vec::new() };
+        spawn(thread, Arc::clone(&board), move || {
+            if let Err(error) = watched.vm.watch_pins() {
+                let reason = format!("interrupts of devices do not arrive: {error}");
+                watched.control.end(Ending::host_fault(reason));
+            }
+        })?;
+    }
     let mut threads = Vec::new();
     for (id, fd) in vcpus.into_iter().enumerate() {
         let reached = Arc::clone(&board);

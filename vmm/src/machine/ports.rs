@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use types::topology::PortRegisters;
+use types::{topology::PortRegisters, vm::Boot};
 
 use super::{
     build::BuildError,
@@ -41,6 +41,48 @@ pub enum PortError {
     Interrupt { slot: u16, source: io::Error },
 }
 
+/// Who gives buses behind ports their numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Numbered {
+    /// We do, before the first instruction.
+    ByUs,
+    /// Firmware: ports are as after a reset, and no bus is there but those of root complexes. It looks
+    /// for these by what answers.
+    ByFirmware,
+}
+
+impl Numbered {
+    /// Returns who does on a machine that starts by `boot` and has this tree.
+    pub(super) fn of(boot: &Boot, tree: &Tree) -> Self {
+        match boot {
+            Boot::Uefi { .. } if tree.roots.len() > 1 => Self::ByFirmware,
+            Boot::Uefi { .. } | Boot::Linux { .. } => Self::ByUs,
+        }
+    }
+}
+
+/// The root ports of all root complexes but the first.
+#[derive(Clone)]
+pub(super) struct Behind(Vec<Vec<Arc<Mutex<Port>>>>);
+
+impl Behind {
+    /// Returns the number of those root complexes.
+    pub(super) fn roots(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Returns the number of their ports.
+    pub(super) fn ports(&self) -> usize {
+        self.0.iter().map(Vec::len).sum()
+    }
+
+    /// Returns what is open behind each of them now.
+    pub(super) fn opened(&self) -> Vec<Vec<Windows>> {
+        let opened = self.0.iter().map(|ports| ports.iter().map(|port| locked(port).windows()));
+        opened.map(Iterator::collect).collect()
+    }
+}
+
 /// A function, and what is above it.
 pub(super) struct Seat {
     pub(super) address: Address,
@@ -58,7 +100,7 @@ pub(super) struct Ports {
 impl Ports {
     /// Makes the ports of `tree`. `links` are those of the devices, in their order.
     pub(super) fn new(
-        tree: Tree,
+        (tree, numbered): (Tree, Numbered),
         links: &[Link],
         interrupts: &dyn InterruptSource,
         watch: &Arc<dyn SlotWatch>,
@@ -80,7 +122,9 @@ impl Ports {
                 None => None,
             };
             let mut port = Port::new(seat.kind, &registers, slot)?;
-            port.set_buses(seat.address.bus, seat.buses.0, seat.buses.1);
+            if numbered == Numbered::ByUs {
+                port.set_buses(seat.address.bus, seat.buses.0, seat.buses.1);
+            }
             ports.push(Arc::new(Mutex::new(port)));
         }
         Ok(Self { tree, ports })
@@ -119,6 +163,18 @@ impl Ports {
                 node: root.node,
             })
             .collect()
+    }
+
+    /// Returns the root complexes but the first, as firmware will have opened them.
+    pub(super) fn behind(&self) -> Behind {
+        let mut roots = vec![Vec::new(); self.tree.roots.len().saturating_sub(1)];
+        for (seat, port) in self.tree.ports.iter().zip(&self.ports) {
+            let Above::Root(number) = seat.above else { continue };
+            if let Some(ports) = number.checked_sub(1).and_then(|other| roots.get_mut(other)) {
+                ports.push(Arc::clone(port));
+            }
+        }
+        Behind(roots)
     }
 
     /// Returns the ports for devices that come later.

@@ -11,6 +11,7 @@ use super::{
     chipset::Firmware,
     firmware::{self, FirmwareError, Told},
     map::AddressMap,
+    ports::Behind,
     tree::FIRST_VIRTIO,
 };
 use crate::{
@@ -38,8 +39,6 @@ pub enum StartError {
     Acpi(#[from] AcpiError),
     #[error("the SMBIOS structures need {needed} bytes; there is room for {available}")]
     Smbios { needed: u64, available: u64 },
-    #[error("UEFI firmware is told of one root complex; the topology has another number of them")]
-    Roots,
     #[error("the tables do not fit guest memory: {0}")]
     Tables(String),
 }
@@ -61,6 +60,8 @@ pub(super) struct Built<'a> {
     pub(super) map: &'a AddressMap,
     pub(super) platform: &'a acpi::Platform,
     pub(super) ecam: Ecam,
+    /// What firmware opens.
+    pub(super) behind: Behind,
 }
 
 /// Prepares guest memory or firmware, and returns where the first virtual CPU begins.
@@ -90,8 +91,8 @@ pub(super) fn prepare(
         Boot::Uefi { firmware_fd, variables_fd } => {
             let files = (take("firmware_fd", *firmware_fd)?, take("variables_fd", *variables_fd)?);
             machine.firmware = smbios::Firmware::Uefi;
-            let [root] = built.platform.roots.as_slice() else { return Err(StartError::Roots) };
-            let needed = root.windows.prefetchable.map_or(0, |(base, last)| last - base + 1);
+            let windows_of = built.platform.roots.iter().map(|root| root.windows.prefetchable);
+            let needed = windows_of.flatten().map(|(base, last)| last - base + 1).sum();
             let firmware = Some(windows(built.map));
             let told = Told {
                 platform: acpi::Platform { firmware, ..built.platform.clone() },
@@ -100,6 +101,7 @@ pub(super) fn prepare(
                 window: needed,
                 disks: &disks(spec),
                 ecam: built.ecam.clone(),
+                behind: built.behind.clone(),
             };
             let firmware = firmware::open(files, &told, built.vm, &built.ram.memory)?;
             Ok((Entry::Reset, Some(firmware)))
@@ -149,7 +151,7 @@ fn windows(map: &AddressMap) -> FirmwareWindows {
     if start < end {
         high.push((start, end - 1));
     }
-    FirmwareWindows { low: layout::FIRMWARE_RAM_GAP, high }
+    FirmwareWindows { low: layout::FIRMWARE_RAM_GAP, high, opened: Vec::new() }
 }
 
 /// Ranges above 4 GiB that nothing may lie in: (address, length).

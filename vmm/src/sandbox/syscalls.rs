@@ -62,7 +62,7 @@ const KVM_MACHINE: &[u32] = &[
 const KVM_LINE: &[u32] = &[
     0x4008_ae61, // KVM_IRQ_LINE
 ];
-/// KVM: an interrupt that no device raises.
+/// KVM: the interrupt button, and lines when the I/O APIC is ours.
 const KVM_MESSAGE: &[u32] = &[
     0x4020_aea5, // KVM_SIGNAL_MSI
 ];
@@ -214,7 +214,7 @@ pub const SYSCALLS: &[Syscall] = &[
         "BARs, vectors, doorbells",
     ),
     row(libc::SYS_ioctl, DEVICES, Arguments::Request(KVM_LINE), "interrupt lines"),
-    row(libc::SYS_ioctl, &[Api], Arguments::Request(KVM_MESSAGE), "the interrupt button"),
+    row(libc::SYS_ioctl, DEVICES, Arguments::Request(KVM_MESSAGE), "interrupts as messages"),
     row(
         libc::SYS_ioctl,
         &[Main, Vcpu, Plug],

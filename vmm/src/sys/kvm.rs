@@ -1,6 +1,8 @@
 //! KVM: one virtual machine, its memory slots, its fast paths and its interrupts.
 //! Source: Linux Documentation/virt/kvm/api.rst.
 
+mod pins;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
@@ -10,12 +12,13 @@ use std::{
 
 use kvm_bindings::{
     KVM_IRQ_ROUTING_IRQCHIP, KVM_IRQ_ROUTING_MSI, KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER,
-    KVM_IRQCHIP_PIC_SLAVE, KVM_MEM_READONLY, KVM_PIT_SPEAKER_DUMMY, KvmIrqRouting,
-    kvm_irq_routing_entry, kvm_irq_routing_irqchip, kvm_irq_routing_msi, kvm_msi, kvm_pit_config,
-    kvm_userspace_memory_region,
+    KVM_IRQCHIP_PIC_SLAVE, KVM_MEM_READONLY, KvmIrqRouting, kvm_irq_routing_entry,
+    kvm_irq_routing_irqchip, kvm_irq_routing_msi, kvm_msi, kvm_userspace_memory_region,
 };
 use kvm_ioctls::{IoEventAddress, Kvm, NoDatamatch, VcpuFd, VmFd};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+pub use pins::{Controllers, MAX_NARROW_CPUS};
 
 use super::memory::{Access, Mapping, Ram};
 use crate::irq::{InterruptLine, InterruptSource, Level, MsiMessage, MsiVector};
@@ -47,6 +50,8 @@ pub enum KvmError {
         "this is not KVM: the descriptor given as kvm_fd reports API version {0} instead of 12"
     )]
     NotKvm(i32),
+    #[error("{asked} virtual CPUs were asked for; KVM on this host runs {most} at most")]
+    Vcpus { asked: u32, most: usize },
     #[error("KVM cannot {what}")]
     Call { what: &'static str, source: io::Error },
 }
@@ -74,29 +79,34 @@ struct Interrupts {
     asserted: BTreeMap<u32, BTreeSet<u64>>,
     /// Names of lines given so far.
     lines: u64,
+    /// The I/O APIC, when it is not KVM's.
+    pins: Option<pins::Pins>,
 }
 
 impl Vm {
-    /// Creates a machine with in-kernel interrupt controllers and timer, over an open `/dev/kvm`.
-    pub fn new(kvm: OwnedFd) -> Result<Arc<Self>, KvmError> {
+    /// Creates a machine for `vcpus` virtual CPUs over an open `/dev/kvm`, with the interrupt
+    /// controllers that so many need.
+    pub fn new(kvm: OwnedFd, vcpus: u32) -> Result<Arc<Self>, KvmError> {
         // SAFETY: the descriptor is owned here and given away once.
         let kvm = unsafe { Kvm::from_raw_fd(kvm.into_raw_fd()) };
         let version = kvm.get_api_version();
         if version != 12 {
             return Err(KvmError::NotKvm(version));
         }
+        let most = kvm.get_max_vcpus();
+        if usize::try_from(vcpus).is_ok_and(|asked| asked > most) {
+            return Err(KvmError::Vcpus { asked: vcpus, most });
+        }
         let fd = kvm.create_vm().map_err(call("create a machine"))?;
         fd.set_tss_address(TSS_ADDRESS).map_err(call("place the task state segment"))?;
         fd.set_identity_map_address(IDENTITY_MAP_ADDRESS)
             .map_err(call("place the identity map"))?;
-        fd.create_irq_chip().map_err(call("create interrupt controllers"))?;
-        let pit = kvm_pit_config { flags: KVM_PIT_SPEAKER_DUMMY, ..Default::default() };
-        fd.create_pit2(pit).map_err(call("create the interval timer"))?;
+        let pins = pins::create(&kvm, &fd, Controllers::of(vcpus))?;
         let vm = Arc::new_cyclic(|this| Self {
             kvm,
             fd,
             slots: Mutex::default(),
-            interrupts: Mutex::default(),
+            interrupts: Mutex::new(Interrupts { pins, ..Interrupts::default() }),
             this: this.clone(),
         });
         vm.apply_routes(&vm.interrupts())
@@ -110,7 +120,7 @@ impl Vm {
     }
 
     /// Creates virtual CPU `id`.
-    pub fn create_vcpu(&self, id: u8) -> Result<VcpuFd, KvmError> {
+    pub fn create_vcpu(&self, id: u32) -> Result<VcpuFd, KvmError> {
         self.fd.create_vcpu(u64::from(id)).map_err(call("create a virtual CPU"))
     }
 
@@ -193,13 +203,16 @@ impl Vm {
     /// Sets the level of I/O APIC pin `gsi` for `holder`; the pin is high while anybody holds it.
     fn set_line(&self, gsi: u32, holder: u64, level: Level) -> io::Result<()> {
         let mut interrupts = self.interrupts();
-        let holders = interrupts.asserted.entry(gsi).or_default();
+        let Interrupts { asserted, pins, .. } = &mut *interrupts;
+        let holders = asserted.entry(gsi).or_default();
         match level {
             Level::High => holders.insert(holder),
             Level::Low => holders.remove(&holder),
         };
         let high = !holders.is_empty();
-        self.fd.set_irq_line(gsi, high).map_err(os_error)
+        let Some(pins) = pins else { return self.fd.set_irq_line(gsi, high).map_err(os_error) };
+        let message = pins.set_level(gsi, if high { Level::High } else { Level::Low });
+        message.map_or(Ok(()), |message| pins::send(&self.fd, message))
     }
 
     /// Sends virtual CPU `id` a non-maskable interrupt: as an MSI message with that delivery mode,
@@ -226,7 +239,10 @@ impl Vm {
             interrupts.lines += 1;
             interrupts.lines
         };
-        let (trigger, resample) = (EventFd::new(EFD_NONBLOCK)?, EventFd::new(EFD_NONBLOCK)?);
+        let resample = Arc::new(EventFd::new(EFD_NONBLOCK)?);
+        // Beside an I/O APIC of ours, all lines of a pin share the event that asserts it.
+        let shared = self.interrupts().pins.as_ref().and_then(|pins| pins.event(gsi).ok());
+        let trigger = shared.map_or_else(|| EventFd::new(EFD_NONBLOCK).map(Arc::new), Ok)?;
         Ok(Arc::new(KvmLine {
             vm,
             gsi,
@@ -243,6 +259,11 @@ impl Vm {
 
     fn apply_routes(&self, interrupts: &Interrupts) -> io::Result<()> {
         let mut entries = Vec::new();
+        if let Some(pins) = &interrupts.pins {
+            let routes = pins.routes().chain(interrupts.routes.iter().map(|(gsi, to)| (*gsi, *to)));
+            entries.extend(routes.map(|(gsi, to)| msi_route(gsi, pins::widened(to))));
+            return self.set_routes(&entries);
+        }
         for pin in 0..IOAPIC_PINS {
             entries.push(chip_route(pin, KVM_IRQCHIP_IOAPIC, pin));
             if pin < 16 {
@@ -253,7 +274,11 @@ impl Vm {
         for (gsi, message) in &interrupts.routes {
             entries.push(msi_route(*gsi, *message));
         }
-        let routing = KvmIrqRouting::from_entries(&entries)
+        self.set_routes(&entries)
+    }
+
+    fn set_routes(&self, entries: &[kvm_irq_routing_entry]) -> io::Result<()> {
+        let routing = KvmIrqRouting::from_entries(entries)
             .map_err(|error| io::Error::other(format!("{error:?}")))?;
         self.fd.set_gsi_routing(&routing).map_err(os_error)
     }
@@ -417,8 +442,8 @@ struct KvmLine {
     vm: Arc<Vm>,
     gsi: u32,
     holder: u64,
-    trigger: EventFd,
-    resample: EventFd,
+    trigger: Arc<EventFd>,
+    resample: Arc<EventFd>,
     attached: Mutex<Attached>,
 }
 
@@ -426,6 +451,10 @@ impl KvmLine {
     /// Wires the trigger on first use: lines that only ever use levels need no irqfd.
     fn attach(&self) {
         let mut attached = self.attached.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(pins) = &mut self.vm.interrupts().pins {
+            // Whoever watches the pins takes the trigger.
+            return pins.listen(self.gsi, self.holder, &self.resample);
+        }
         let registered = *attached == Attached::Yes
             || self
                 .vm
@@ -456,6 +485,9 @@ impl InterruptLine for KvmLine {
 
 impl Drop for KvmLine {
     fn drop(&mut self) {
+        if let Some(pins) = &mut self.vm.interrupts().pins {
+            return pins.forget(self.gsi, self.holder);
+        }
         let attached = self.attached.lock().unwrap_or_else(PoisonError::into_inner);
         if *attached == Attached::Yes {
             // The machine may be gone already; then there is nothing to detach.

@@ -5,6 +5,8 @@
 
 use kvm_bindings::{CpuId, KVM_CPUID_FLAG_SIGNIFCANT_INDEX, kvm_cpuid_entry2};
 
+use crate::sys::kvm::Controllers;
+
 /// Leaf 1 ECX: a hypervisor is there.
 const HYPERVISOR: u32 = 1 << 31;
 /// Leaf 1 ECX: the local APIC timer has a deadline mode.
@@ -56,13 +58,17 @@ const WITHHELD: [(u32, u32, [u32; 4]); 8] = [
     (0x8000_0022, 0, [u32::MAX; 4]),
 ];
 
+/// KVM's features, and bit 15 of their eax: messages have destinations of 15 bits.
+const KVM_FEATURES: u32 = 0x4000_0001;
+const WIDE_DESTINATIONS: u32 = 1 << 15;
+
 /// Returns the features of virtual CPU `id` of `count`.
-pub(super) fn for_vcpu(supported: &CpuId, id: u8, count: u8) -> CpuId {
+pub(super) fn for_vcpu(supported: &CpuId, id: u32, count: u32) -> CpuId {
     let mut features = supported.clone();
     let steady = has_invariant_tsc(supported);
     for entry in features.as_mut_slice() {
         withhold(entry);
-        adapt(entry, u32::from(id), u32::from(count));
+        adapt(entry, id, count);
         // A deadline in ticks of a counter that drifts is missed, and the guest sleeps on.
         if entry.function == 1 && !steady {
             entry.ecx &= !TSC_DEADLINE;
@@ -72,7 +78,7 @@ pub(super) fn for_vcpu(supported: &CpuId, id: u8, count: u8) -> CpuId {
     for level in 0..2 {
         // The list has room: two leaves were reserved by the filter above or are far below the
         // limit; a full list keeps the other leaves and the guest falls back to leaf 1.
-        let _ = features.push(topology(level, u32::from(id), u32::from(count)));
+        let _ = features.push(topology(level, id, count));
     }
     features
 }
@@ -117,7 +123,7 @@ fn adapt(entry: &mut kvm_cpuid_entry2, id: u32, count: u32) {
         }
         0x8000_0008 => {
             let bits = 32 - (count - 1).leading_zeros();
-            entry.ecx = entry.ecx & !0xf0ff | (count - 1) | bits << 12;
+            entry.ecx = entry.ecx & !0xf0ff | (count - 1).min(255) | bits << 12;
         }
         // AMD caches, as leaf 4.
         0x8000_001d => {
@@ -130,6 +136,9 @@ fn adapt(entry: &mut kvm_cpuid_entry2, id: u32, count: u32) {
             entry.eax = id;
             entry.ebx = id & 0xff;
             entry.ecx = 0;
+        }
+        KVM_FEATURES if Controllers::of(count) == Controllers::Split => {
+            entry.eax |= WIDE_DESTINATIONS;
         }
         _ => {}
     }
@@ -178,6 +187,21 @@ mod tests {
         assert_eq!((thread.eax, thread.ebx, core.eax, core.ebx, core.edx), (0, 1, 2, 4, 2));
         assert_eq!(find(&features, 0x8000_0008, 0).ecx, 3 | 2 << 12);
         assert_eq!(find(&features, 0x8000_001e, 0).eax, 2);
+    }
+
+    #[test]
+    fn ids_past_eight_bits_are_whole_where_there_is_room() {
+        let host = [entry(1), entry(0x8000_0008), entry(0x8000_001e), entry(KVM_FEATURES)];
+        let host = CpuId::from_entries(&host).expect("few");
+        let features = for_vcpu(&host, 287, 288);
+        assert_eq!(find(&features, 1, 0).ebx >> 16, 0x1fff);
+        let core = find(&features, 0xb, 1);
+        assert_eq!((core.eax, core.ebx, core.edx), (9, 288, 287));
+        assert_eq!(find(&features, 0x8000_0008, 0).ecx, 255 | 9 << 12);
+        let amd = find(&features, 0x8000_001e, 0);
+        assert_eq!((amd.eax, amd.ebx), (287, 31));
+        assert_eq!(find(&features, KVM_FEATURES, 0).eax, WIDE_DESTINATIONS);
+        assert_eq!(find(&for_vcpu(&host, 0, 254), KVM_FEATURES, 0).eax, 0);
     }
 
     #[test]

@@ -12,6 +12,9 @@
 //! | 0x4000_0003 | privileges: of what KVM has, those in [`PRIVILEGES`] and [`FEATURES`]     |
 //! | 0x4000_0004 | recommendations: of what KVM has, those in [`RECOMMENDED`]; never spin    |
 //! | 0x4000_0005 | limits, as KVM tells them                                                 |
+//! | 0x4000_0080 | with more than 254 CPUs: last leaf 0x40000082, vendor "Microsoft VS"      |
+//! | 0x4000_0081 | likewise: interface "VS#1"                                                |
+//! | 0x4000_0082 | likewise: eax bit 2, interrupts have destinations of 15 bits              |
 //!
 //! KVM's own leaves are not there: a guest that knows both would take KVM's.
 
@@ -20,7 +23,7 @@ use kvm_bindings::{
 };
 use kvm_ioctls::VcpuFd;
 
-use crate::sys;
+use crate::sys::{self, kvm::Controllers};
 
 /// First leaf of a hypervisor, and the last that is used here.
 const FIRST: u32 = 0x4000_0000;
@@ -55,6 +58,11 @@ pub(super) const RECOMMENDED: u32 = 1 << 2 // flush other processors' address tr
 /// Leaf 4 EBX: how often to try a lock before telling the hypervisor. This means never.
 const NEVER_SPIN: u32 = u32::MAX;
 
+/// First leaf of the virtualisation stack, and in eax of its third: destinations of 15 bits (Linux
+/// include/hyperv/hvgdk_mini.h, HYPERV_VS_PROPERTIES_EAX_EXTENDED_IOAPIC_RTE).
+const STACK: u32 = 0x4000_0080;
+const WIDE_DESTINATIONS: u32 = 1 << 2;
+
 /// Switches the interfaces of `vcpu` on, and returns the leaves that tell of them.
 pub(super) fn enable(vcpu: &VcpuFd) -> Result<Vec<kvm_cpuid_entry2>, kvm_ioctls::Error> {
     let on = |cap, first| kvm_enable_cap { cap, args: [first, 0, 0, 0], ..Default::default() };
@@ -66,12 +74,25 @@ pub(super) fn enable(vcpu: &VcpuFd) -> Result<Vec<kvm_cpuid_entry2>, kvm_ioctls:
 }
 
 /// Puts `leaves` in the place of KVM's own.
-pub(super) fn replace(features: &mut CpuId, leaves: &[kvm_cpuid_entry2]) {
+pub(super) fn replace(features: &mut CpuId, leaves: &[kvm_cpuid_entry2], pins: Controllers) {
     features.retain(|entry| !HYPERVISOR_LEAVES.contains(&entry.function));
-    for leaf in leaves {
+    let wide = if pins == Controllers::Split { wide_destinations() } else { Vec::new() };
+    for leaf in leaves.iter().chain(&wide) {
         // As for the topology: a full list loses what was pushed last.
         let _ = features.push(*leaf);
     }
+}
+
+/// Leaves of the virtualisation stack: the I/O APIC and messages have destinations of 15 bits.
+fn wide_destinations() -> Vec<kvm_cpuid_entry2> {
+    let [ebx, ecx, edx] = [*b"Micr", *b"osof", *b"t VS"].map(u32::from_le_bytes);
+    let leaf = |function, eax| kvm_cpuid_entry2 { function, eax, ..Default::default() };
+    let vendor = leaf(STACK, STACK + 2);
+    vec![
+        kvm_cpuid_entry2 { ebx, ecx, edx, ..vendor },
+        leaf(STACK + 1, u32::from_le_bytes(*b"VS#1")),
+        leaf(STACK + 2, WIDE_DESTINATIONS),
+    ]
 }
 
 fn leaves(supported: &CpuId) -> Vec<kvm_cpuid_entry2> {
@@ -149,8 +170,17 @@ mod tests {
     fn kvms_own_leaves_make_room() {
         let mut features =
             CpuId::from_entries(&[full(1), full(FIRST), full(FIRST + 1)]).expect("few");
-        replace(&mut features, &leaves(&supported()));
+        replace(&mut features, &leaves(&supported()), Controllers::Kernel);
         let functions: Vec<u32> = features.as_slice().iter().map(|leaf| leaf.function).collect();
         assert_eq!(functions, [1, FIRST, FIRST + 1, FIRST + 2, FIRST + 3, FIRST + 4, LAST]);
+    }
+
+    #[test]
+    fn many_cpus_are_told_of_wide_destinations() {
+        let mut features = CpuId::from_entries(&[full(1)]).expect("few");
+        replace(&mut features, &[], Controllers::Split);
+        let told = features.as_slice().iter().map(|leaf| (leaf.function, leaf.eax));
+        let leaves = [(STACK, STACK + 2), (STACK + 1, 0x3123_5356), (STACK + 2, 4)];
+        assert_eq!(told.skip(1).collect::<Vec<_>>(), leaves);
     }
 }

@@ -21,7 +21,11 @@ use crate::{
     counters::Exits,
     devices::pvpanic::Report,
     machine::{Board, Ending, Kind},
-    sys::{self, kvm::KvmError, memory::Ram},
+    sys::{
+        self,
+        kvm::{Controllers, KvmError},
+        memory::Ram,
+    },
 };
 
 /// Why a virtual CPU cannot be set up.
@@ -29,7 +33,7 @@ use crate::{
 #[allow(missing_docs, reason = "the message is the doc")]
 pub enum VcpuError {
     #[error("cannot {what} of virtual CPU {id}")]
-    Set { what: &'static str, id: u8, source: kvm_ioctls::Error },
+    Set { what: &'static str, id: u32, source: kvm_ioctls::Error },
     #[error("cannot read the host's CPU features")]
     Features { source: kvm_ioctls::Error },
     #[error("cannot write the first CPU's tables into guest memory: {0}")]
@@ -39,7 +43,12 @@ pub enum VcpuError {
 }
 
 /// Creates all virtual CPUs; the first starts at `entry`, the others wait to be started by it.
-pub fn create(board: &Board, count: u8, entry: Entry, ram: &Ram) -> Result<Vec<VcpuFd>, VcpuError> {
+pub fn create(
+    board: &Board,
+    count: u32,
+    entry: Entry,
+    ram: &Ram,
+) -> Result<Vec<VcpuFd>, VcpuError> {
     let supported = board
         .vm
         .kvm()
@@ -53,13 +62,16 @@ pub fn create(board: &Board, count: u8, entry: Entry, ram: &Ram) -> Result<Vec<V
             if board.hyperv == HyperV::On {
                 let leaves =
                     hyperv::enable(&vcpu).map_err(failed("switch on the Hyper-V interfaces"))?;
-                hyperv::replace(&mut features, &leaves);
+                hyperv::replace(&mut features, &leaves, Controllers::of(count));
             }
             vcpu.set_cpuid2(&features).map_err(failed("set the features"))?;
             registers::set_extended_state(&vcpu, cpuid::extended_state(&features))
                 .map_err(failed("set the extended state"))?;
             registers::set_msrs(&vcpu, entry)
                 .map_err(failed("set the model-specific registers"))?;
+            if Controllers::of(count) == Controllers::Split && entry != Entry::Reset {
+                registers::widen_local_apic(&vcpu).map_err(failed("switch on x2APIC mode"))?;
+            }
             registers::set_local_apic(&vcpu).map_err(failed("set the local APIC"))?;
             if id == 0 {
                 registers::set_entry(&vcpu, entry, ram)?;
@@ -137,9 +149,13 @@ fn step(vcpu: &mut VcpuFd, board: &Board, exits: &Exits) -> Step {
             exits.memory_writes.add(1);
             board.write_memory(address, data).into()
         }
-        Ok(VcpuExit::Intr | VcpuExit::Hlt | VcpuExit::IrqWindowOpen | VcpuExit::IoapicEoi(_)) => {
+        Ok(VcpuExit::Intr | VcpuExit::Hlt | VcpuExit::IrqWindowOpen) => {
             exits.others.add(1);
             Step::Handled
+        }
+        Ok(VcpuExit::IoapicEoi(vector)) => {
+            exits.others.add(1);
+            board.end_interrupt(vector).into()
         }
         Ok(VcpuExit::Shutdown) => Step::Ended(Ending::guest_fault("triple fault")),
         Ok(VcpuExit::FailEntry(reason, cpu)) => Step::Ended(Ending::host_fault(format!(

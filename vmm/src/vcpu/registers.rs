@@ -69,6 +69,17 @@ pub(super) fn set_extended_state(
     vcpu.set_xcrs(&registers)
 }
 
+/// Bit 10 of the APIC base register: ids of 32 bits, registers by MSR.
+const X2APIC: u64 = 1 << 10;
+
+/// Switches x2APIC mode on, as firmware does where some processor has an id that eight bits do not
+/// hold (Intel SDM vol. 3A §11.12.5, "x2APIC State Transitions"; §11.12.8.1 on ids).
+pub(super) fn widen_local_apic(vcpu: &VcpuFd) -> Result<(), kvm_ioctls::Error> {
+    let mut special = vcpu.get_sregs()?;
+    special.apic_base |= X2APIC;
+    vcpu.set_sregs(&special)
+}
+
 /// LINT0 takes the PIC's interrupts and LINT1 NMIs, as firmware leaves them.
 pub(super) fn set_local_apic(vcpu: &VcpuFd) -> Result<(), kvm_ioctls::Error> {
     let mut apic = vcpu.get_lapic()?;

@@ -1,7 +1,7 @@
 //! Who and where the node is, and how far it can be trusted.
 
 use types::{
-    status::{NodeStatus, Slot, Trust, VolumeView},
+    status::{NodeStatus, Setting, Slot, Trust, VolumeView},
     updates::UpdatesView,
 };
 
@@ -58,6 +58,23 @@ pub(super) fn draw(page: &mut PageLines, status: &NodeStatus) {
         let age = span(now.saturating_sub(line.at_ms) / 1000);
         let text = line.text.strip_prefix(crate::events::PREFIX).unwrap_or(&line.text);
         page.row(name, &format!("{age} ago: {text}"), BAD);
+    }
+}
+
+/// The configuration, value by value.
+pub(super) fn settings(page: &mut PageLines, status: &NodeStatus) {
+    page.row("config", &status.config, WORDS);
+    page.gap();
+    for setting in &status.settings {
+        let Setting { key, value, source } = setting;
+        let (text, style) = match source == &status.config {
+            true => (format!("{key} = {value}"), GOOD),
+            false => (format!("{key} = {value}  ({source})"), WORDS),
+        };
+        page.say(&text, style);
+    }
+    if status.settings.is_empty() {
+        page.say("no configuration that can be used", LOOK);
     }
 }
 

@@ -21,7 +21,7 @@ const HELP: [&str; 15] = [
     "This screen shows the node and changes nothing.",
     "",
     "tab, right, n      next page          left, p, shift+tab   page before",
-    "1 to 6             that page          ?, h, F1             this page",
+    "1 to 7             that page          ?, h, F1             this page",
     "up, down, j, k     a line             page up, page down   ten lines",
     "home, end          back to the start, or to the newest line of the log",
     "l                  on the log: which lines are shown",

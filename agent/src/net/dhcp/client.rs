@@ -41,7 +41,7 @@ const MAX_LIST: usize = 8;
 const INFINITE: u32 = u32::MAX;
 
 /// What the client asks for.
-const PARAMETERS: [u8; 9] = [
+const PARAMETERS: [u8; 10] = [
     option::SUBNET_MASK,
     option::ROUTER,
     option::NAME_SERVER,
@@ -51,7 +51,12 @@ const PARAMETERS: [u8; 9] = [
     option::RENEWAL_TIME,
     option::REBINDING_TIME,
     option::CLASSLESS_ROUTES,
+    option::DOCUMENT,
 ];
+/// What the client calls itself, so that servers can tell nodes from their neighbours.
+const VENDOR_CLASS: &[u8] = b"holdfast";
+/// Longest URL of a configuration that is kept, in bytes.
+const MAX_URL: usize = 1024;
 /// Hardware type in front of the client identifier.
 const ETHERNET: u8 = 1;
 
@@ -108,6 +113,8 @@ pub struct Lease {
     pub ntp: Vec<Ipv4Addr>,
     /// Option 26, at least 576 and at most 9216.
     pub mtu: Option<u16>,
+    /// Option 224: where the node's configuration is. The server's bytes, not looked at.
+    pub document: Option<Vec<u8>>,
     /// When to ask the server again; never for a lease without end, as the next two.
     pub renew: Option<Instant>,
     /// When to ask any server.
@@ -412,6 +419,7 @@ impl Client {
         message.xid = self.xid;
         message.secs = u16::try_from(secs).unwrap_or(u16::MAX);
         message.set(option::CLIENT, [&[ETHERNET], &self.hardware.0[..]].concat());
+        message.set(option::VENDOR_CLASS, VENDOR_CLASS);
         message.set(option::PARAMETERS, PARAMETERS);
         message.set(option::MAX_SIZE, MAX_MESSAGE_OPTION.to_be_bytes());
         message
@@ -449,6 +457,10 @@ fn granted(now: Instant, ack: &Message) -> Option<Lease> {
         dns: list(&ack.addresses(option::NAME_SERVER)),
         ntp: list(&ack.addresses(option::TIME_SERVER)),
         mtu: ack.short(option::MTU).filter(|mtu| (576..=9216).contains(mtu)),
+        document: ack
+            .bytes(option::DOCUMENT)
+            .filter(|url| url.len() <= MAX_URL)
+            .map(<[u8]>::to_vec),
         renew: after(renew),
         rebind: after(rebind),
         expires: after(seconds),

@@ -77,6 +77,22 @@ fn discover_offer_request_ack_gives_a_lease() {
 }
 
 #[test]
+fn servers_can_tell_nodes_and_name_their_configuration() {
+    let mut bench = Bench::new(None);
+    let (_, discover) = bench.sent();
+    assert_eq!(discover.bytes(option::VENDOR_CLASS), Some(&b"holdfast"[..]));
+    assert!(discover.bytes(option::PARAMETERS).is_some_and(|list| list.contains(&224)));
+    bench.answer(Kind::Offer, |_| {});
+    bench.answer(Kind::Ack, |ack| ack.set(224, *b"http://192.0.2.1/x"));
+    let Some(Event::Leased(lease)) = bench.client.poll_event() else { panic!("no lease") };
+    assert_eq!(lease.document.as_deref(), Some(&b"http://192.0.2.1/x"[..]));
+    bench.wait();
+    bench.answer(Kind::Ack, |ack| ack.set(224, [b'x'; 1025]));
+    let Some(Event::Leased(lease)) = bench.client.poll_event() else { panic!("no renewal") };
+    assert_eq!(lease.document, None);
+}
+
+#[test]
 fn the_search_is_repeated_with_growing_pauses() {
     let mut bench = Bench::new(None);
     let mut at = Vec::new();

@@ -54,8 +54,12 @@ pub(super) mod option {
     pub(in crate::net::dhcp) const MAX_SIZE: u8 = 57;
     pub(in crate::net::dhcp) const RENEWAL_TIME: u8 = 58;
     pub(in crate::net::dhcp) const REBINDING_TIME: u8 = 59;
+    pub(in crate::net::dhcp) const VENDOR_CLASS: u8 = 60;
     pub(in crate::net::dhcp) const CLIENT: u8 = 61;
     pub(in crate::net::dhcp) const CLASSLESS_ROUTES: u8 = 121;
+    /// Where the node's configuration is: a URL. One of the numbers that sites may use as they like
+    /// (RFC 3942).
+    pub(in crate::net::dhcp) const DOCUMENT: u8 = 224;
 }
 
 /// A message.
@@ -267,6 +271,11 @@ impl Message {
             rest = &tail[significant + 4..];
         }
         Some(routes)
+    }
+
+    /// Returns an option's bytes, if it is there and not empty.
+    pub(super) fn bytes(&self, code: u8) -> Option<&[u8]> {
+        self.value(code).filter(|value| !value.is_empty())
     }
 
     fn value(&self, code: u8) -> Option<&[u8]> {

@@ -22,7 +22,7 @@ use std::{
 };
 
 use tokio::sync::{mpsc, oneshot, watch};
-use types::ids::MachineId;
+use types::{config::Inbound, ids::MachineId};
 
 pub use super::kernel::KernelError;
 use super::{HardwareAddress, Ipv4Prefix, NetworkStatus, nft::NftError, ruleset::ByteRate};
@@ -47,6 +47,10 @@ pub struct MachineNetworksConfig {
     /// Special-purpose networks ([`super::ruleset::SPECIAL_NETWORKS`]) that machines may reach
     /// nevertheless.
     pub reachable: Vec<Ipv4Prefix>,
+    /// How their IPv4 packets leave.
+    pub exit: ipv6::Exit,
+    /// Who may open connections to those whose addresses are routed to the node.
+    pub inbound: Inbound,
     /// Most that each machine may send, and most that it may receive, if that is bounded.
     pub limit: Option<ByteRate>,
     /// Where their IPv6 networks come from; machines have none when `None`.

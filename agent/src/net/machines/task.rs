@@ -172,6 +172,8 @@ impl Task {
             subnet: self.config.subnet,
             dns: self.dns.clone(),
             reachable: self.config.reachable.clone(),
+            exit: self.config.exit,
+            inbound: self.config.inbound,
             ipv6: self.config.ipv6,
             dns6: self.dns6.clone(),
         });

@@ -23,7 +23,8 @@ use netlink_packet_netfilter::{
 };
 
 use super::{
-    Address, Chain, Family, Flow, Hook, Interface, Policy, Rule, Statement, TABLE, Test, Verdict,
+    Address, Chain, Family, Flow, GuestBytes, Hook, Interface, Policy, Rule, Statement, TABLE,
+    Test, Verdict,
 };
 use crate::net::{HardwareAddress, Ipv4Prefix};
 
@@ -213,7 +214,7 @@ pub fn forget_flows(guest: [u8; 4]) -> Vec<u8> {
     bytes
 }
 
-/// [`Statement::MarkFlowBySource`] copies the bytes; the mark is a number of the host.
+/// [`Statement::MarkFlow`] copies the bytes; the mark is a number of the host.
 fn mark(guest: [u8; 4]) -> u32 {
     u32::from_ne_bytes(guest)
 }
@@ -274,9 +275,9 @@ fn statement(statement: &Statement) -> Vec<Expressions> {
         Statement::UdpTo(to) => [protocol(UDP), port(2, *to)].concat(),
         Statement::TcpTo(to) => [protocol(TCP), port(2, *to)].concat(),
         Statement::Flow(state) => flow(*state),
-        Statement::FlowsOver(most) => vec![load(NETWORK, 12, 4), flows_over(*most)],
-        Statement::MarkFlowBySource => {
-            vec![load(NETWORK, 12, 4), other("ct", vec![number(2, CT_MARK), number(4, REGISTER)])]
+        Statement::FlowsOver(guest, most) => vec![guest_bytes(*guest), flows_over(*most)],
+        Statement::MarkFlow(guest) => {
+            vec![guest_bytes(*guest), other("ct", vec![number(2, CT_MARK), number(4, REGISTER)])]
         }
         Statement::Limit { per_second, burst } => vec![limit(*per_second, *burst, [0, 0])],
         Statement::BytesOver { per_second, burst } => {
@@ -348,6 +349,16 @@ fn arp_sender(hardware: HardwareAddress, sender: Ipv4Addr) -> Vec<Expressions> {
     .concat()
 }
 
+/// RFC 791 §3.1, RFC 8200 §3: where addresses are.
+fn guest_bytes(guest: GuestBytes) -> Expressions {
+    let offset = match guest {
+        GuestBytes::Source => 12,
+        GuestBytes::Destination4 => 16,
+        GuestBytes::Destination6 => 28,
+    };
+    load(NETWORK, offset, 4)
+}
+
 fn flow(state: Flow) -> Vec<Expressions> {
     let bit = match state {
         Flow::Established => ESTABLISHED,
@@ -362,7 +373,7 @@ fn flow(state: Flow) -> Vec<Expressions> {
 }
 
 fn counts_flows(statement: &Statement) -> bool {
-    matches!(statement, Statement::FlowsOver(_))
+    matches!(statement, Statement::FlowsOver(..))
 }
 
 fn flows_set() -> SetMessage {
@@ -490,7 +501,12 @@ fn number(kind: u16, value: u32) -> DefaultNla {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::net::ruleset::{Guest, Shared, guest, shared};
+    use types::config::Inbound;
+
+    use crate::net::{
+        machines::ipv6::Exit,
+        ruleset::{Guest, Shared, guest, shared},
+    };
 
     fn hex(bytes: &[u8]) -> String {
         let lines = bytes
@@ -515,6 +531,8 @@ mod tests {
             subnet: "10.77.0.0/16".parse().expect("a prefix"),
             dns: vec![Ipv4Addr::new(192, 168, 1, 1)],
             reachable: vec!["10.5.0.0/24".parse().expect("a prefix")],
+            exit: Exit::Masquerade,
+            inbound: Inbound::Closed,
             ipv6: None,
             dns6: Vec::new(),
         });

@@ -17,21 +17,31 @@
 //!   room for everybody's.
 //! * A guest sends no faster than its limit, when it has one. What it receives is shaped elsewhere, by
 //!   a queue on its tap.
-//! * Nothing outside opens a connection to a guest. The node forwards nothing else either.
-//! * What leaves has the node's address.
+//! * Nothing outside opens a connection to a guest, unless the provider opens those whose addresses are
+//!   routed to the node ([`inward`]). The node forwards nothing else either.
+//! * What leaves has the node's address, unless the guest's own is routed to the node.
+//!
+//! Guests with routed addresses are kept apart as all others are.
 //!
 //! [`encode`] turns the data into netlink messages. It sends nothing.
 
 pub mod encode;
+mod inward;
 pub mod ipv6;
 mod statement;
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 pub use self::statement::{
-    Address, Chain, Family, Flow, Hook, Interface, Policy, Rule, Statement, Test, Verdict,
+    Address, Chain, Family, Flow, GuestBytes, Hook, Interface, Policy, Rule, Statement, Test,
+    Verdict,
 };
-use super::{HardwareAddress, Ipv4Prefix, dhcp, machines::ipv6::Ipv6Net};
+use types::config::Inbound;
+
+use super::{
+    HardwareAddress, Ipv4Prefix, dhcp,
+    machines::ipv6::{Exit, Ipv6Net},
+};
 
 /// Name of both tables.
 pub const TABLE: &str = "holdfast";
@@ -76,6 +86,10 @@ pub struct Shared {
     pub dns: Vec<Ipv4Addr>,
     /// Special-purpose networks that guests may reach nevertheless.
     pub reachable: Vec<Ipv4Prefix>,
+    /// How guests' IPv4 packets leave.
+    pub exit: Exit,
+    /// Who may open connections to guests whose addresses are routed.
+    pub inbound: Inbound,
     /// Where guests' IPv6 networks come from, if they have any.
     pub ipv6: Option<Ipv6Net>,
     /// Name servers that guests are told in IPv6.
@@ -131,7 +145,7 @@ pub fn shared(shared: &Shared) -> Vec<Chain> {
             name: "forward".to_owned(),
             hook: Some(Hook::Forward { priority: FILTER_PRIORITY }),
             policy: Policy::Drop,
-            rules: forward(),
+            rules: forward(shared),
         },
         Chain {
             name: OUTWARD.to_owned(),
@@ -152,6 +166,7 @@ pub fn shared(shared: &Shared) -> Vec<Chain> {
             rules: leaving(shared),
         },
     ];
+    chains.splice(2..2, inward::chain(shared));
     if shared.ipv6.is_none() {
         chains.retain(|chain| chain.name != ipv6::OUTWARD6);
     }
@@ -160,7 +175,12 @@ pub fn shared(shared: &Shared) -> Vec<Chain> {
 
 fn leaving(shared: &Shared) -> Vec<Rule> {
     let outside = || Statement::Interface(Interface::Out, Test::IsNot, taps());
-    let mut rules = vec![rule([source_in(shared.subnet), outside(), Statement::Masquerade])];
+    let mut rules = match shared.exit {
+        Exit::Masquerade => {
+            vec![rule([source_in(shared.subnet), outside(), Statement::Masquerade])]
+        }
+        Exit::Routed => Vec::new(),
+    };
     rules.extend(ipv6::leaving(shared, outside()));
     rules
 }
@@ -255,16 +275,20 @@ fn input(shared: &Shared) -> Vec<Rule> {
     rules
 }
 
-fn forward() -> Vec<Rule> {
+fn forward(shared: &Shared) -> Vec<Rule> {
     let from_guest = || Statement::Interface(Interface::In, Test::Is, taps());
     let to_guest = || Statement::Interface(Interface::Out, Test::Is, taps());
-    vec![
+    let mut rules = vec![
         rule([from_guest(), to_guest(), Statement::Counter, Statement::Verdict(Verdict::Drop)]),
         rule([from_guest(), Statement::Verdict(Verdict::Jump(OUTWARD))]),
         rule([to_guest(), Statement::Flow(Flow::Established), Statement::Verdict(Verdict::Accept)]),
         // From outside they are wanted: path MTU discovery lives on them.
         rule([to_guest(), Statement::Flow(Flow::Related), Statement::Verdict(Verdict::Accept)]),
-    ]
+    ];
+    if inward::chain(shared).is_some() {
+        rules.push(rule([to_guest(), Statement::Verdict(Verdict::Jump(inward::INWARD))]));
+    }
+    rules
 }
 
 /// What may leave. The jump comes from the forward hook, so nothing here is for the node itself.
@@ -309,11 +333,11 @@ fn flow_rules() -> Vec<Rule> {
             Statement::Verdict(Verdict::Drop),
         ]),
         // The mark finds a machine's flows when it is deleted.
-        rule([Statement::MarkFlowBySource]),
+        rule([Statement::MarkFlow(GuestBytes::Source)]),
         rule([Statement::Flow(Flow::Established), Statement::Verdict(Verdict::Accept)]),
         rule([
             Statement::Flow(Flow::New),
-            Statement::FlowsOver(FLOWS_PER_GUEST),
+            Statement::FlowsOver(GuestBytes::Source, FLOWS_PER_GUEST),
             Statement::Counter,
             Statement::Verdict(Verdict::Drop),
         ]),

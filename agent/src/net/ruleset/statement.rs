@@ -138,11 +138,11 @@ pub enum Statement {
     /// What connection tracking makes of the packet.
     Flow(Flow),
     /// The packet begins one flow too many: its guest has more than so many, this one included. Guests
-    /// are told apart by the four bytes at offset 12: an IPv4 source, or the part of an IPv6 source
-    /// that numbers its network. Needs the set [`super::encode::FLOWS`], which a table with such a rule has.
-    FlowsOver(u32),
-    /// Marks the flow with the guest's four bytes, which are those of [`Statement::FlowsOver`].
-    MarkFlowBySource,
+    /// are told apart by four bytes of their address. Needs the set [`super::encode::FLOWS`], which a
+    /// table with such a rule has.
+    FlowsOver(GuestBytes, u32),
+    /// Marks the flow with the guest's four bytes.
+    MarkFlow(GuestBytes),
     /// At most so many packets; more do not match.
     Limit {
         /// Packets per second in the long run.
@@ -165,6 +165,18 @@ pub enum Statement {
     Reject,
     /// Ends the rule.
     Verdict(Verdict),
+}
+
+/// Where a packet holds the four bytes that tell guests apart: an IPv4 address, or the part of an IPv6
+/// address that numbers a guest's network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GuestBytes {
+    /// In the source, which is at the same place in both families.
+    Source,
+    /// In an IPv4 destination. A condition before must have asked for IPv4.
+    Destination4,
+    /// In an IPv6 destination. A condition before must have asked for IPv6.
+    Destination6,
 }
 
 /// What connection tracking makes of a packet.

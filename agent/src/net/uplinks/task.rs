@@ -13,7 +13,7 @@ use super::{
     Plan, StableSecret, addressing::Addressing, client::Running, client6::Running6, watch::Watch,
 };
 use crate::net::{
-    Carrier, NetworkStatus,
+    Carrier, NamedDocument, NetworkStatus,
     dhcp::client::{Client, Event, Lease},
     dhcp6::client as dhcp6,
     kernel::{self, Advertisements, Kernel, KernelError, Notices, Route},
@@ -336,11 +336,18 @@ impl Task {
         by_rank.sort_by_key(|uplink| (uplink.watch.standing() as u8, uplink.addressing.metric));
         let mut ntp: Vec<IpAddr> = Vec::new();
         let mut dns: Vec<IpAddr> = Vec::new();
+        let mut documents = Vec::new();
         for uplink in by_rank {
             dns.extend(&uplink.addressing.dns);
             if let Some(lease) = &uplink.lease {
                 ntp.extend(lease.ntp.iter().copied().map(IpAddr::V4));
                 dns.extend(lease.dns.iter().copied().map(IpAddr::V4));
+                documents.extend(
+                    lease
+                        .document
+                        .iter()
+                        .map(|url| NamedDocument { server: lease.server, url: url.clone() }),
+                );
             }
             if let Some(lease) = &uplink.lease6 {
                 ntp.extend(lease.ntp.iter().copied().map(IpAddr::V6));
@@ -360,6 +367,7 @@ impl Task {
             gateways: distinct(routes.iter().map(|route| route.gateway)),
             dns: distinct(dns.into_iter()),
             ntp: distinct(ntp.into_iter()),
+            documents,
             last_error: self.look_error.clone().or_else(|| self.last_error.clone()),
             problems: self.problems.clone(),
         };

@@ -219,6 +219,25 @@ impl Port {
         self.config.set(0x2c, &last[4..]);
     }
 
+    /// Returns the windows as they are programmed; those that are closed are absent.
+    pub fn windows(&self) -> Windows {
+        let half = |at: u16| u32::from(self.config.read_u16(at) & 0xfff0) << 16;
+        let wide = |at: u16| {
+            u64::from(self.config.read_u16(at)) | u64::from(self.config.read_u16(at + 2)) << 16
+        };
+        let [io_base, io_last] =
+            self.config.read_u16(0x1c).to_le_bytes().map(|byte| u16::from(byte & 0xf0) << 8);
+        let io = (io_base, io_last | 0xfff);
+        let memory = (half(0x20), half(0x22) | 0xf_ffff);
+        let base = wide(0x28) << 32 | u64::from(half(0x24));
+        let last = wide(0x2c) << 32 | u64::from(half(0x26)) | 0xf_ffff;
+        Windows {
+            io: Some(io).filter(|(base, last)| base < last),
+            memory: Some(memory).filter(|(base, last)| base < last),
+            prefetchable: Some((base, last)).filter(|(base, last)| base < last),
+        }
+    }
+
     /// Puts a device with `link` into the slot and tells the guest, which gives it power; the
     /// slot's watch hears of that.
     pub fn insert(&mut self, link: Link) -> io::Result<()> {

@@ -246,3 +246,20 @@ fn windows_are_programmed_and_can_be_moved() {
     port.write_config(0x20, &[0x10, 0xd0]);
     assert_eq!(half(&mut port, 0x20), 0xd010);
 }
+
+#[test]
+fn windows_are_read_as_they_were_programmed() {
+    let mut port =
+        Port::new(Kind::Root, &Link { speed: 1, width: 1 }.registers(), None).expect("room");
+    assert_eq!(port.windows(), Windows::default());
+    let windows = Windows {
+        io: Some((0x6000, 0x7fff)),
+        memory: Some((0x9000_0000, 0x902f_ffff)),
+        prefetchable: Some((0x40_0000_0000, 0x7f_ffff_ffff)),
+    };
+    port.set_windows(windows);
+    assert_eq!(port.windows(), windows);
+    let low = Windows { prefetchable: Some((0x9030_0000, 0x903f_ffff)), ..Windows::default() };
+    port.set_windows(low);
+    assert_eq!(port.windows(), low);
+}

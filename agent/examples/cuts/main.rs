@@ -1,0 +1,130 @@
+//! Judges the disk of a node at every place where its power might have been cut.
+//!
+//! QEMU recorded each write to the disk of a real node (`blklogwrites`), and the test that steered the
+//! node wrote down what was acknowledged when. This program makes the disk anew as it was after each
+//! write, with the last one torn, and with some of those lost that no flush had made durable; it opens
+//! each with the node's own code and e2fsprogs, and says which lost something.
+
+mod cut;
+mod disk;
+mod judge;
+mod log;
+mod volume;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use anyhow::{Context, Result};
+use clap::{Parser, Subcommand};
+
+use cut::{Cut, Replay};
+use disk::Disk;
+use judge::{Judge, Told};
+use log::Log;
+
+/// Most failures that are told one by one.
+const SHOWN: usize = 40;
+
+/// Judges the disk of a node at every place where its power might have been cut.
+#[derive(Parser)]
+struct Arguments {
+    /// The log of the disk's writes.
+    #[arg(long)]
+    log: PathBuf,
+    /// What the disk held before; nothing without it.
+    #[arg(long)]
+    base: Option<PathBuf>,
+    /// Length of the disk in bytes.
+    #[arg(long)]
+    length: u64,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Judges many cuts.
+    Check {
+        /// What was acknowledged: one JSON document a line.
+        #[arg(long)]
+        facts: PathBuf,
+        /// How many cuts.
+        #[arg(long)]
+        points: usize,
+        /// Only these.
+        #[arg(long)]
+        only: Vec<Cut>,
+    },
+    /// Prints cuts spread over the log, one a line.
+    List {
+        /// How many.
+        #[arg(long)]
+        points: usize,
+    },
+    /// Writes the disk as a cut leaves it.
+    Write {
+        /// Which cut.
+        #[arg(long)]
+        cut: Cut,
+        /// Where to.
+        #[arg(long)]
+        out: PathBuf,
+    },
+}
+
+fn main() -> ExitCode {
+    match run(&Arguments::parse()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("cuts: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> Result<bool> {
+    let log = Log::open(&arguments.log)?;
+    let base = Disk::new(arguments.base.as_deref(), arguments.length)?;
+    match &arguments.command {
+        Command::List { points } => {
+            for cut in cut::choose(&log.entries, *points) {
+                println!("{cut}");
+            }
+            Ok(true)
+        }
+        Command::Write { cut, out } => {
+            Replay::new(&log, base).disk(*cut)?.save(out)?;
+            Ok(true)
+        }
+        Command::Check { facts, points, only } => {
+            let cuts =
+                if only.is_empty() { cut::choose(&log.entries, *points) } else { only.clone() };
+            check(&log, base, facts, &cuts)
+        }
+    }
+}
+
+fn check(log: &Log, base: Disk, facts: &Path, cuts: &[Cut]) -> Result<bool> {
+    let text = fs::read_to_string(facts).with_context(|| format!("{}", facts.display()))?;
+    let told: Vec<Told> = text.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
+    let folder = tempfile::tempdir()?;
+    let mut judge = Judge::new(folder.path(), told);
+    let mut replay = Replay::new(log, base);
+    let mut failed = 0;
+    for cut in cuts {
+        let disk = replay.disk(*cut)?;
+        if let Err(error) = judge.judge(&disk, cut.after) {
+            failed += 1;
+            if failed <= SHOWN {
+                println!("cut {cut}: {error:#}");
+            }
+        }
+    }
+    let (points, entries) = (cuts.len(), log.entries.len());
+    println!("{points} cuts in a log of {entries} entries, {failed} of them lost something");
+    Ok(failed == 0)
+}

@@ -1,0 +1,80 @@
+//! Interrupt controllers (MADT): a local APIC for each processor, and the I/O APIC.
+//! Source: ACPI 6.5 §5.2.12, §5.2.12.2 (local APIC), §5.2.12.3 (I/O APIC), §5.2.12.12 (local x2APIC).
+
+use acpi_tables::sdt::Sdt;
+
+use super::{OEM, OEM_REVISION, OEM_TABLE, affinity::FIRST_X2APIC};
+use crate::{layout, sys::kvm::Controllers};
+
+/// Revision of the table: that of ACPI 6.3 to 6.5.
+const REVISION: u8 = 5;
+/// Flags: there are the two PICs of a PC.
+const PCAT_COMPAT: u32 = 1;
+/// Structure types, with their lengths: local APIC, I/O APIC, local x2APIC.
+const LOCAL_APIC: [u8; 2] = [0, 8];
+const IO_APIC: [u8; 2] = [1, 12];
+const LOCAL_X2APIC: [u8; 2] = [9, 16];
+/// Flags of a processor: it can be used.
+const ENABLED: u32 = 1;
+
+pub(super) fn build(vcpus: u32) -> Vec<u8> {
+    let mut table = Sdt::new(*b"APIC", 36, REVISION, OEM, OEM_TABLE, OEM_REVISION);
+    table.append_slice(&layout::LOCAL_APIC.to_le_bytes());
+    let flags = match Controllers::of(vcpus) {
+        Controllers::Kernel => PCAT_COMPAT,
+        Controllers::Split => 0,
+    };
+    table.append_slice(&flags.to_le_bytes());
+    for id in 0..vcpus {
+        table.append_slice(&processor(id));
+    }
+    // Where processors leave no id, the I/O APIC has that of one: nothing is sent to I/O APICs.
+    let id = u8::try_from(vcpus).unwrap_or(0);
+    let mut entry = IO_APIC.to_vec();
+    entry.extend([id, 0]);
+    entry.extend(layout::IO_APIC.to_le_bytes());
+    entry.extend(0u32.to_le_bytes());
+    table.append_slice(&entry);
+    table.as_slice().to_vec()
+}
+
+/// A processor whose id and unique id are `id`.
+fn processor(id: u32) -> Vec<u8> {
+    match u8::try_from(id) {
+        Ok(small) if id < FIRST_X2APIC => {
+            let mut entry = LOCAL_APIC.to_vec();
+            entry.extend([small, small]);
+            entry.extend(ENABLED.to_le_bytes());
+            entry
+        }
+        Ok(_) | Err(_) => {
+            let mut entry = LOCAL_X2APIC.to_vec();
+            entry.extend([0; 2]);
+            [id, ENABLED, id].iter().for_each(|field| entry.extend(field.to_le_bytes()));
+            entry
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_few_processors_have_the_structures_of_a_pc() {
+        let table = build(2);
+        assert_eq!(table[36..44], [0, 0, 0xe0, 0xfe, 1, 0, 0, 0]);
+        assert_eq!(table[44..60], [0, 8, 0, 0, 1, 0, 0, 0, 0, 8, 1, 1, 1, 0, 0, 0]);
+        assert_eq!(table[60..], [1, 12, 2, 0, 0, 0, 0xc0, 0xfe, 0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn from_the_255th_on_processors_have_the_structure_of_x2apics() {
+        let table = build(257);
+        assert_eq!(table[40..44], [0; 4]);
+        let behind = &table[44 + 255 * 8..];
+        assert_eq!(behind[..16], [9, 16, 0, 0, 255, 0, 0, 0, 1, 0, 0, 0, 255, 0, 0, 0]);
+        assert_eq!(behind[16..32], [9, 16, 0, 0, 0, 1, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0]);
+        assert_eq!(behind[32..36], [1, 12, 0, 0]);
+    }
+}
