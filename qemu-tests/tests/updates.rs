@@ -99,6 +99,15 @@ fn config(repository: &Repository) -> String {
     )
 }
 
+/// Puts what the repository has now on a stick; returns how QEMU plugs it in.
+fn stick(folder: &Path, repository: &Repository) -> Vec<String> {
+    let stick = folder.join("stick.img");
+    volume::write_folder(&stick, &repository.root(), "holdfast-updates").unwrap();
+    let drive = format!("if=none,id=stick,format=raw,readonly=on,file={}", stick.display());
+    let plugged = ["-drive", &drive, "-device", "qemu-xhci", "-device", "usb-storage,drive=stick"];
+    plugged.map(str::to_owned).to_vec()
+}
+
 /// How much of the program was not there before, as the node says.
 fn fetched(text: &str) -> usize {
     let line = text.lines().find(|line| line.contains("event=update-written")).unwrap();
@@ -115,10 +124,7 @@ fn a_good_release_stays_and_one_that_panics_is_left() {
     let good = renamed(&program, RELEASES[1]);
     repository.add(RELEASES[1], &good).unwrap();
     repository.go_silent();
-    let stick = folder.path().join("stick.img");
-    volume::write_folder(&stick, &repository.root(), "holdfast-updates").unwrap();
-    let drive = format!("if=none,id=stick,format=raw,readonly=on,file={}", stick.display());
-    let stick = ["-drive", &drive, "-device", "qemu-xhci", "-device", "usb-storage,drive=stick"];
+    let stick = stick(folder.path(), &repository);
     let disk = folder.path().join("disk.img");
     let blank = image.join("holdfast.img");
     fs::copy(&blank, &disk).unwrap();
@@ -131,15 +137,14 @@ fn a_good_release_stays_and_one_that_panics_is_left() {
         medium: Medium::InstalledDisk(disk),
         memory_mib: 1024,
         config: Some(config(&repository)),
-        arguments: stick.map(str::to_owned).to_vec(),
+        arguments: stick.clone(),
         ..HostOptions::default()
     };
     let recorded = HostOptions { recorded: Some(recording.log()), ..options(disk) };
     let host = Host::start(&image, folder.path(), &recorded).unwrap();
     let serial = &host.serial;
     // Firmware knows nothing yet and starts the fallback path.
-    let written = format!("event=update-written slot=B bytes={}", good.len());
-    serial.wait(&written, STEP).unwrap();
+    serial.wait(&format!("event=update-written slot=B bytes={}", good.len()), STEP).unwrap();
     recording.program("b", &[&good]).unwrap();
     recording.node(node_id(&serial.text())).unwrap();
     serial.wait("event=update-restart release=\"0.1.1\"", STEP).unwrap();

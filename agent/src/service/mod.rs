@@ -113,19 +113,7 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
     };
     let node = NodeId::from_bytes(key.verifying_key().to_bytes());
     eprintln!("{}", Event::Node { node, release: release() });
-    let (pages, page) =
-        watch::channel(Page { node: node.to_string(), release: release(), ..Page::default() });
-    tokio::spawn(console::run(page.clone()));
-    let logs = Logs::start(Path::new(logs::KMSG));
-    let keeper = look_back(&logs, &pages);
-    let local = Local::start(LocalConfig {
-        node,
-        release: release(),
-        logs,
-        pages: page,
-        root: PathBuf::from("/"),
-    });
-    let views = Views { pages, local };
+    let (views, keeper) = start_views(node);
     let pages = &views.pages;
     session::grow_data();
     let found = config::settled(Path::new("/")).await;
@@ -180,6 +168,23 @@ fn show_config(found: &Found, spec: &NodeSpec, pages: &watch::Sender<Page>) {
         page.config = found.source.to_string();
         page.settings = settings;
     });
+}
+
+/// Shows the node to whoever looks, and begins to keep the end of its log.
+fn start_views(node: NodeId) -> (Views, evidence::Keeper) {
+    let (pages, page) =
+        watch::channel(Page { node: node.to_string(), release: release(), ..Page::default() });
+    tokio::spawn(console::run(page.clone()));
+    let logs = Logs::start(Path::new(logs::KMSG));
+    let keeper = look_back(&logs, &pages);
+    let local = Local::start(LocalConfig {
+        node,
+        release: release(),
+        logs,
+        pages: page,
+        root: PathBuf::from("/"),
+    });
+    (Views { pages, local }, keeper)
 }
 
 /// Says how the last boot ended, and begins to keep the end of this one's log.
