@@ -96,22 +96,7 @@ pub fn route(method: &str, path: &str) -> Result<Route, RouteError> {
         ["healthz"] => only(method, path, &[("GET", Route::Health)]),
         ["openapi.json"] => only(method, path, &[("GET", Route::OpenApi)]),
         ["nodes"] => only(method, path, &[("GET", Route::Nodes)]),
-        ["nodes", node] => only(method, path, &[("GET", Route::Node(name(node)?))]),
-        ["nodes", node, "devices", _, "release"] => {
-            only(method, path, &[("POST", Route::ReleaseDevice(name(node)?))])
-        }
-        ["nodes", node, "updates", _] => {
-            only(method, path, &[("POST", Route::Update(name(node)?))])
-        }
-        ["nodes", node, "attestation"] => {
-            only(method, path, &[("POST", Route::Attest(name(node)?))])
-        }
-        ["nodes", node, "recovery-key"] => {
-            only(method, path, &[("GET", Route::RecoveryKey(name(node)?))])
-        }
-        ["nodes", node, "restart-agent"] => {
-            only(method, path, &[("POST", Route::RestartAgent(name(node)?))])
-        }
+        ["nodes", node, rest @ ..] => of_node(method, path, (name(node)?, rest)),
         ["content", content] => {
             let content = name(content)?;
             let (read, write) = (Route::ReadContent(content), Route::WriteContent(content));
@@ -159,6 +144,23 @@ pub fn route(method: &str, path: &str) -> Result<Route, RouteError> {
         }
         _ => Err(unknown()),
     }
+}
+
+/// What is asked of one node.
+fn of_node(method: &str, path: &str, (node, rest): (NodeId, &[&str])) -> Result<Route, RouteError> {
+    let (allowed, route) = match rest {
+        [] => ("GET", Route::Node(node)),
+        ["attestation"] => ("POST", Route::Attest(node)),
+        ["devices", _, "release"] => ("POST", Route::ReleaseDevice(node)),
+        ["updates", _] => ("POST", Route::Update(node)),
+        ["recovery-key"] => ("GET", Route::RecoveryKey(node)),
+        ["restart-agent"] => ("POST", Route::RestartAgent(node)),
+        _ => {
+            let detail = format!("no path {path}; see /v1/openapi.json");
+            return Err(RouteError::Unknown(Kind::NotFound.because(detail)));
+        }
+    };
+    only(method, path, &[(allowed, route)])
 }
 
 fn only(method: &str, path: &str, known: &[(&str, Route)]) -> Result<Route, RouteError> {
