@@ -126,10 +126,14 @@ pub enum Event {
     DeviceReset { address: Bdf, rung: Rung, ms: u128 },
     /// agent: a device did not come back.
     DeviceQuarantined { address: Bdf, reason: String },
+    /// agent: a crash of the kernel is kept in this file.
+    CrashKept { file: String, reason: String },
+    /// agent: the boot before this one did not end as it should.
+    EndedAbruptly { last: String },
     /// agent: what the node does about updates, or waits for.
     Update { state: String },
-    /// agent: another release is in a slot, read back.
-    UpdateWritten { slot: &'static str, bytes: u64, ms: u128 },
+    /// agent: another release is in a slot, read back; `fetched` bytes of it were not there before.
+    UpdateWritten { slot: &'static str, bytes: u64, ms: u128, fetched: u64 },
     /// agent: the node restarts to try a release.
     UpdateRestart { release: String },
     /// agent: what came of a trial.
@@ -179,6 +183,8 @@ impl fmt::Display for Event {
             | Self::AgentReady { .. }
             | Self::ContentFetched { .. }
             | Self::Update { .. }
+            | Self::CrashKept { .. }
+            | Self::EndedAbruptly { .. }
             | Self::UpdateWritten { .. }
             | Self::UpdateRestart { .. }
             | Self::UpdateJudged { .. }
@@ -294,9 +300,13 @@ impl Event {
             Self::DeviceQuarantined { address, reason } => {
                 write!(f, "device-quarantined address={address} reason={reason:?}")
             }
+            Self::CrashKept { file, reason } => {
+                write!(f, "crash-kept file={file:?} reason={reason:?}")
+            }
+            Self::EndedAbruptly { last } => write!(f, "ended-abruptly last={last:?}"),
             Self::Update { state } => write!(f, "update state={state:?}"),
-            Self::UpdateWritten { slot, bytes, ms } => {
-                write!(f, "update-written slot={slot} bytes={bytes} ms={ms}")
+            Self::UpdateWritten { slot, bytes, ms, fetched } => {
+                write!(f, "update-written slot={slot} bytes={bytes} ms={ms} fetched={fetched}")
             }
             Self::UpdateRestart { release } => write!(f, "update-restart release={release:?}"),
             Self::UpdateJudged { verdict } => write!(f, "update-judged verdict={verdict:?}"),

@@ -12,6 +12,7 @@ pub mod control;
 pub mod dashboard;
 pub mod enrol;
 pub mod events;
+pub mod evidence;
 pub mod gpu;
 pub mod init;
 pub mod install;

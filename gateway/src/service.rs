@@ -311,7 +311,7 @@ async fn serve_stream(
     let mut stream = inbound.stream;
     let broke = |source| streams::StreamError::PeerBroke { source };
     let refused = match streams::accept(&mut stream, gateway.node_deadline()).await? {
-        StreamHeader::Request(_) => {
+        StreamHeader::Request(_) | StreamHeader::Release { .. } => {
             lease::problem::Kind::NotFound.because("a gateway runs no machines; it serves content")
         }
         StreamHeader::Content { content } => match gateway.content.read(content).await {

@@ -6,6 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    evidence::LastBoot,
     gpu::GpuReading,
     ids::{MachineId, NodeId, PublicKey},
     logs::LogLine,
@@ -85,6 +86,9 @@ pub struct NodeStatus {
     pub guests: Vec<GuestGpus>,
     /// The last errors, newest first, at most [`MAX_ERRORS_LISTED`].
     pub errors: Vec<LogLine>,
+    /// How the boot before this one ended, and what crashes left behind.
+    #[serde(default)]
+    pub last_boot: LastBoot,
 }
 
 /// A value of the configuration.

@@ -41,7 +41,7 @@ use crate::{
     net::MachineNetworks,
     seal::unlock,
     time::Clock,
-    updates::Word,
+    updates::{Shelf, Word},
 };
 
 /// Serves requests. Clones share everything.
@@ -71,6 +71,8 @@ pub struct Parts {
     pub attestor: Attestor,
     /// What operators say about updates.
     pub updates: mpsc::Sender<Word>,
+    /// What other nodes may have of its releases.
+    pub shelf: Arc<Shelf>,
     /// Below `/`.
     pub root: PathBuf,
 }

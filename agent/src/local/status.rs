@@ -105,6 +105,7 @@ impl Local {
             claim: page.claim,
             volumes: unlock::report(root),
             trouble: page.error,
+            last_boot: page.last_boot,
         }
     }
 

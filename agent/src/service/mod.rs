@@ -21,6 +21,7 @@ use tokio::{
 };
 use types::{
     config::{MachineNetwork, NodeSpec, parse_prefix},
+    evidence::Ended,
     ids::NodeId,
     secure_boot::Enrol,
     status::Setting,
@@ -35,9 +36,10 @@ use crate::{
     control::{Control, Parts, authority::Authority},
     enrol,
     events::Event,
+    evidence::{self, Lasting},
     gpu::guests::GuestReadings,
     init::boot::chain,
-    install::session,
+    install::{runs_from_memory, session},
     inventory::{self, rules},
     local::{Local, LocalConfig, Serving},
     logs::{self, Logs},
@@ -114,10 +116,12 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
     let (pages, page) =
         watch::channel(Page { node: node.to_string(), release: release(), ..Page::default() });
     tokio::spawn(console::run(page.clone()));
+    let logs = Logs::start(Path::new(logs::KMSG));
+    let keeper = look_back(&logs, &pages);
     let local = Local::start(LocalConfig {
         node,
         release: release(),
-        logs: Logs::start(Path::new(logs::KMSG)),
+        logs,
         pages: page,
         root: PathBuf::from("/"),
     });
@@ -167,6 +171,28 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
     if let Some(overlay) = overlay {
         overlay.leave().await;
     }
+    // init tells the agent to end when the node goes down, and at no other time.
+    if let Err(error) = keeper.end() {
+        eprintln!("{}", Event::Trouble { place: "evidence", reason: error.to_string() });
+    }
+}
+
+/// Says how the last boot ended, and begins to keep the end of this one's log.
+fn look_back(logs: &Logs, pages: &watch::Sender<Page>) -> evidence::Keeper {
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let boot = boot.trim();
+    let state = Path::new(STATE);
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let lasting = if runs_from_memory(&mounts) { Lasting::Memory } else { Lasting::Disk };
+    let last = evidence::collect(Path::new(evidence::PSTORE), (state, lasting), boot);
+    if last.ended == Some(Ended::Abruptly) {
+        let line = last.lines.last().cloned().unwrap_or_default();
+        eprintln!("{}", Event::EndedAbruptly { last: line });
+    }
+    pages.send_modify(|page| page.last_boot = last);
+    let keeper = evidence::Keeper::new(logs.clone(), state, boot);
+    tokio::spawn(keeper.clone().run());
+    keeper
 }
 
 /// Ends the agent when a volume is found after the node started with another document: init starts it
@@ -367,6 +393,8 @@ async fn serve(
         known: init.list().await.map_err(|e| chain(&e))?,
     })
     .map_err(|e| chain(&e))?;
+    let (words, shelf) =
+        start_updates((spec, node), (&tools, &machines), (&uplinks, &clock), pages);
     let control = Control::new(Parts {
         node,
         spec: spec.clone(),
@@ -374,7 +402,8 @@ async fn serve(
         store: Arc::clone(&store),
         clock: Arc::clone(&clock),
         networks,
-        updates: start_updates((spec, node), (&tools, &machines), (&uplinks, &clock), pages),
+        updates: words,
+        shelf,
         authority: Authority::new(spec, store).map_err(|e| chain(&e))?,
         attestor,
         root: PathBuf::from("/"),
@@ -420,7 +449,7 @@ fn start_updates(
     (tools, machines): (&Tools, &Machines),
     (uplinks, clock): (&Arc<Uplinks>, &Arc<Clock>),
     pages: &watch::Sender<Page>,
-) -> mpsc::Sender<updates::Word> {
+) -> (mpsc::Sender<updates::Word>, Arc<updates::Shelf>) {
     updates::start(updates::Parts {
         updates: spec.updates.clone(),
         node,

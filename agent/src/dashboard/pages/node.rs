@@ -6,7 +6,10 @@ use types::{
 };
 
 use super::{BAD, GOOD, LOOK, PageLines, WORDS};
-use crate::dashboard::text::{bytes, span};
+use crate::{
+    console::last_boot,
+    dashboard::text::{bytes, span},
+};
 
 /// Errors that fit below the rest.
 const ERRORS: usize = 3;
@@ -15,6 +18,9 @@ pub(super) fn draw(page: &mut PageLines, status: &NodeStatus) {
     page.row("node", &status.node.to_string(), WORDS);
     let style = if status.serving { WORDS } else { BAD };
     page.row("config", &status.config, style);
+    if let Some(last) = last_boot(&status.last_boot) {
+        page.row("last boot", &last, LOOK);
+    }
     if !status.install.is_empty() {
         page.row("install", &status.install, LOOK);
     }

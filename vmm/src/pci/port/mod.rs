@@ -219,7 +219,8 @@ impl Port {
         self.config.set(0x2c, &last[4..]);
     }
 
-    /// Returns the windows as they are programmed; those that are closed are absent.
+    /// Returns the windows as they are programmed; those that are closed, or still as after a reset,
+    /// are absent.
     pub fn windows(&self) -> Windows {
         let half = |at: u16| u32::from(self.config.read_u16(at) & 0xfff0) << 16;
         let wide = |at: u16| {
@@ -232,9 +233,9 @@ impl Port {
         let base = wide(0x28) << 32 | u64::from(half(0x24));
         let last = wide(0x2c) << 32 | u64::from(half(0x26)) | 0xf_ffff;
         Windows {
-            io: Some(io).filter(|(base, last)| base < last),
-            memory: Some(memory).filter(|(base, last)| base < last),
-            prefetchable: Some((base, last)).filter(|(base, last)| base < last),
+            io: Some(io).filter(|(base, last)| 0 < *base && base < last),
+            memory: Some(memory).filter(|(base, last)| 0 < *base && base < last),
+            prefetchable: Some((base, last)).filter(|(base, last)| 0 < *base && base < last),
         }
     }
 
