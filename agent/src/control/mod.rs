@@ -116,8 +116,7 @@ impl Control {
         if let Some(answer) = self.answer_anybody(&route, request).await {
             return answer;
         }
-        let signer = self.parts.authority.verify(request, self.parts.clock.now())?;
-        let signer = &signer;
+        let signer = &self.parts.authority.verify(request, self.parts.clock.now())?;
         match route {
             Route::Node | Route::Attest { .. } => Ok(json(200, &self.offer())),
             Route::RecoveryKey { node } => self.recovery_key(signer, node),

@@ -131,14 +131,7 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
                     tokio::spawn(give_way(found.source.clone()));
                     Some(overlay)
                 }
-                Err(reason) => {
-                    eprintln!("{}", Event::Trouble { place: "start", reason: reason.clone() });
-                    pages.send_modify(|page| page.error = reason);
-                    // The page is drawn; then init starts the agent again, which is the cure for
-                    // what passes.
-                    tokio::time::sleep(std::time::Duration::from_secs(3)).await;
-                    std::process::exit(1)
-                }
+                Err(reason) => give_up(reason, pages).await,
             }
         }
         Err(error) => {
@@ -185,6 +178,15 @@ fn start_views(node: NodeId) -> (Views, evidence::Keeper) {
         root: PathBuf::from("/"),
     });
     (Views { pages, local }, keeper)
+}
+
+/// Shows why the node cannot start. The page is drawn; then init starts the agent again, which is the cure
+/// for what passes.
+async fn give_up(reason: String, pages: &watch::Sender<Page>) -> ! {
+    eprintln!("{}", Event::Trouble { place: "start", reason: reason.clone() });
+    pages.send_modify(|page| page.error = reason);
+    tokio::time::sleep(std::time::Duration::from_secs(3)).await;
+    std::process::exit(1)
 }
 
 /// Says how the last boot ended, and begins to keep the end of this one's log.

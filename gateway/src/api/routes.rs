@@ -88,30 +88,13 @@ pub enum RouteError {
 
 /// Reads method and path.
 pub fn route(method: &str, path: &str) -> Result<Route, RouteError> {
-    let not_found = |detail| RouteError::Unknown(Kind::NotFound.because(detail));
-    let unknown = || not_found(format!("no path {path}; see /v1/openapi.json"));
-    let rest = path.strip_prefix("/v1/").ok_or_else(unknown)?;
+    let rest = path.strip_prefix("/v1/").ok_or_else(|| unknown(path))?;
     let segments: Vec<&str> = rest.split('/').collect();
     match segments.as_slice() {
         ["healthz"] => only(method, path, &[("GET", Route::Health)]),
         ["openapi.json"] => only(method, path, &[("GET", Route::OpenApi)]),
         ["nodes"] => only(method, path, &[("GET", Route::Nodes)]),
-        ["nodes", node] => only(method, path, &[("GET", Route::Node(name(node)?))]),
-        ["nodes", node, "devices", _, "release"] => {
-            only(method, path, &[("POST", Route::ReleaseDevice(name(node)?))])
-        }
-        ["nodes", node, "updates", _] => {
-            only(method, path, &[("POST", Route::Update(name(node)?))])
-        }
-        ["nodes", node, "attestation"] => {
-            only(method, path, &[("POST", Route::Attest(name(node)?))])
-        }
-        ["nodes", node, "recovery-key"] => {
-            only(method, path, &[("GET", Route::RecoveryKey(name(node)?))])
-        }
-        ["nodes", node, "restart-agent"] => {
-            only(method, path, &[("POST", Route::RestartAgent(name(node)?))])
-        }
+        ["nodes", node, rest @ ..] => of_node(method, path, (name(node)?, rest)),
         ["content", content] => {
             let content = name(content)?;
             let (read, write) = (Route::ReadContent(content), Route::WriteContent(content));
@@ -123,22 +106,19 @@ pub fn route(method: &str, path: &str) -> Result<Route, RouteError> {
         ["machines"] => {
             only(method, path, &[("GET", Route::Machines), ("POST", Route::CreateMachine)])
         }
-        ["machines", machine, rest @ ..] => {
-            let machine = name(machine)?;
-            machines((method, path), machine, rest).unwrap_or_else(|| Err(unknown()))
-        }
-        _ => Err(unknown()),
+        ["machines", machine, rest @ ..] => of_machine(method, path, (name(machine)?, rest)),
+        _ => Err(unknown(path)),
     }
 }
 
-/// Reads what follows a machine's id; `None` when there is no such path.
-fn machines(
-    (method, path): (&str, &str),
-    machine: MachineId,
-    rest: &[&str],
-) -> Option<Result<Route, RouteError>> {
+/// What is asked of one machine.
+fn of_machine(
+    method: &str,
+    path: &str,
+    (machine, rest): (MachineId, &[&str]),
+) -> Result<Route, RouteError> {
     let of = |action| Route::Machine(machine, action);
-    Some(match rest {
+    match rest {
         [] => {
             let (show, delete) = (of(MachineAction::Show), of(MachineAction::Delete));
             only(method, path, &[("DELETE", delete), ("GET", show)])
@@ -162,12 +142,30 @@ fn machines(
             let valid = !port.starts_with('0') && port.parse::<u16>().is_ok();
             if !valid {
                 let detail = format!("{port:?} is no TCP port; expected 1 to 65535");
-                return Some(Err(RouteError::Unknown(Kind::NotFound.because(detail))));
+                return Err(RouteError::Unknown(Kind::NotFound.because(detail)));
             }
             only(method, path, &[("GET", of(MachineAction::Tunnel))])
         }
-        _ => return None,
-    })
+        _ => Err(unknown(path)),
+    }
+}
+
+/// What is asked of one node.
+fn of_node(method: &str, path: &str, (node, rest): (NodeId, &[&str])) -> Result<Route, RouteError> {
+    let (allowed, route) = match rest {
+        [] => ("GET", Route::Node(node)),
+        ["attestation"] => ("POST", Route::Attest(node)),
+        ["devices", _, "release"] => ("POST", Route::ReleaseDevice(node)),
+        ["updates", _] => ("POST", Route::Update(node)),
+        ["recovery-key"] => ("GET", Route::RecoveryKey(node)),
+        ["restart-agent"] => ("POST", Route::RestartAgent(node)),
+        _ => return Err(unknown(path)),
+    };
+    only(method, path, &[(allowed, route)])
+}
+
+fn unknown(path: &str) -> RouteError {
+    RouteError::Unknown(Kind::NotFound.because(format!("no path {path}; see /v1/openapi.json")))
 }
 
 fn only(method: &str, path: &str, known: &[(&str, Route)]) -> Result<Route, RouteError> {
