@@ -4,10 +4,13 @@
 //! console. Names and keys are an interface: tests and operators' tools wait for them. Values
 //! hold no blank unless they are quoted.
 
-use std::{fmt, net::IpAddr};
+use std::{
+    fmt,
+    net::{IpAddr, SocketAddr},
+};
 
 use types::{
-    ids::{ContentId, MachineId, NodeId},
+    ids::{ContentId, MachineId, NodeId, PublicKey},
     node::Bdf,
 };
 
@@ -109,18 +112,28 @@ pub enum Event {
     Receipt { machine: MachineId, running_s: u64, micro: u64 },
     /// agent: an operation on a machine failed.
     MachineFailed { machine: MachineId, reason: String },
+    /// agent: somebody with the code on the console gave the node its configuration.
+    Claimed { from: SocketAddr },
+    /// agent: somebody tried to claim the node.
+    ClaimRefused { from: SocketAddr, reason: String },
     /// unlock: how a volume of the disk is protected.
     Volume { volume: String, how: &'static str, notice: String },
+    /// agent: the recovery key of a locked disk, as only this operator reads it.
+    Escrowed { operator: PublicKey, sealed: String },
     /// agent: a volume is locked, and the recovery key is waited for.
     Locked { reason: String },
     /// agent: a device was reset and can be rented again.
     DeviceReset { address: Bdf, rung: Rung, ms: u128 },
     /// agent: a device did not come back.
     DeviceQuarantined { address: Bdf, reason: String },
+    /// agent: a crash of the kernel is kept in this file.
+    CrashKept { file: String, reason: String },
+    /// agent: the boot before this one did not end as it should.
+    EndedAbruptly { last: String },
     /// agent: what the node does about updates, or waits for.
     Update { state: String },
-    /// agent: another release is in a slot, read back.
-    UpdateWritten { slot: &'static str, bytes: u64, ms: u128 },
+    /// agent: another release is in a slot, read back; `fetched` bytes of it were not there before.
+    UpdateWritten { slot: &'static str, bytes: u64, ms: u128, fetched: u64 },
     /// agent: the node restarts to try a release.
     UpdateRestart { release: String },
     /// agent: what came of a trial.
@@ -140,6 +153,7 @@ impl fmt::Display for Event {
             | Self::WatchdogAbsent
             | Self::InitReady { .. }
             | Self::Volume { .. }
+            | Self::Escrowed { .. }
             | Self::Locked { .. }
             | Self::AgentStarted { .. }
             | Self::AgentExited { .. }
@@ -155,6 +169,8 @@ impl fmt::Display for Event {
             | Self::Installing { .. }
             | Self::Installed { .. }
             | Self::NotInstalled { .. }
+            | Self::Claimed { .. }
+            | Self::ClaimRefused { .. }
             | Self::Trust { .. }
             | Self::KeysEnrolled { .. }
             | Self::KeysNotEnrolled { .. }
@@ -167,6 +183,8 @@ impl fmt::Display for Event {
             | Self::AgentReady { .. }
             | Self::ContentFetched { .. }
             | Self::Update { .. }
+            | Self::CrashKept { .. }
+            | Self::EndedAbruptly { .. }
             | Self::UpdateWritten { .. }
             | Self::UpdateRestart { .. }
             | Self::UpdateJudged { .. }
@@ -206,6 +224,9 @@ impl Event {
             Self::Volume { volume, how, notice } => {
                 write!(f, "volume name={volume} protection={how} notice={notice:?}")
             }
+            Self::Escrowed { operator, sealed } => {
+                write!(f, "recovery-key operator={operator} sealed={sealed}")
+            }
             Self::Locked { reason } => write!(f, "locked reason={reason:?}"),
             Self::InitReady { ms } => write!(f, "init-ready ms={ms}"),
             Self::AgentStarted { pid, starts } => {
@@ -228,6 +249,10 @@ impl Event {
     fn write_node(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Node { node, release } => write!(f, "node id={node} release={release:?}"),
+            Self::Claimed { from } => write!(f, "claimed from={from}"),
+            Self::ClaimRefused { from, reason } => {
+                write!(f, "claim-refused from={from} reason={reason:?}")
+            }
             Self::Config { source, name } => write!(f, "config source={source:?} name={name:?}"),
             Self::ConfigBad { source, reason } => {
                 write!(f, "config-bad source={source:?} reason={reason:?}")
@@ -275,9 +300,13 @@ impl Event {
             Self::DeviceQuarantined { address, reason } => {
                 write!(f, "device-quarantined address={address} reason={reason:?}")
             }
+            Self::CrashKept { file, reason } => {
+                write!(f, "crash-kept file={file:?} reason={reason:?}")
+            }
+            Self::EndedAbruptly { last } => write!(f, "ended-abruptly last={last:?}"),
             Self::Update { state } => write!(f, "update state={state:?}"),
-            Self::UpdateWritten { slot, bytes, ms } => {
-                write!(f, "update-written slot={slot} bytes={bytes} ms={ms}")
+            Self::UpdateWritten { slot, bytes, ms, fetched } => {
+                write!(f, "update-written slot={slot} bytes={bytes} ms={ms} fetched={fetched}")
             }
             Self::UpdateRestart { release } => write!(f, "update-restart release={release:?}"),
             Self::UpdateJudged { verdict } => write!(f, "update-judged verdict={verdict:?}"),

@@ -4,12 +4,15 @@
 #![deny(unsafe_code)]
 
 pub mod assign;
+pub mod attest;
+pub mod claim;
 pub mod config;
 pub mod console;
 pub mod control;
 pub mod dashboard;
 pub mod enrol;
 pub mod events;
+pub mod evidence;
 pub mod gpu;
 pub mod init;
 pub mod install;

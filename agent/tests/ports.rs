@@ -49,6 +49,8 @@ struct Port {
     from: String,
     program: String,
     reason: String,
+    #[serde(default)]
+    when: Option<String>,
 }
 
 fn table() -> Vec<Port> {
@@ -57,7 +59,9 @@ fn table() -> Vec<Port> {
 
 fn declared(from: Option<&str>, protocol: &str) -> BTreeSet<u16> {
     let table = table().into_iter();
-    let fits = |port: &Port| port.protocol == protocol && from.is_none_or(|from| port.from == from);
+    // The node here has a configuration.
+    let always = |port: &Port| port.when.is_none() && port.protocol == protocol;
+    let fits = |port: &Port| always(port) && from.is_none_or(|from| port.from == from);
     table.filter(fits).map(|port| port.port).collect()
 }
 
@@ -83,7 +87,18 @@ fn the_table_is_well_formed() {
     for port in table() {
         assert!(["tcp", "udp"].contains(&&*port.protocol), "{}", port.reason);
         assert!(["outside", "guest"].contains(&&*port.from), "{}", port.reason);
+        assert!(port.when.as_deref().is_none_or(|when| when == "unclaimed"), "{}", port.reason);
         assert!(port.port > 0 && !port.program.is_empty() && !port.reason.is_empty());
+    }
+}
+
+#[tokio::test]
+async fn a_node_that_waits_to_be_claimed_listens_where_the_table_says() {
+    let unclaimed = |port: &Port| port.when.as_deref() == Some("unclaimed");
+    let ports: Vec<u16> = table().into_iter().filter(unclaimed).map(|port| port.port).collect();
+    match agent::claim::listen().await {
+        Ok(listener) => assert_eq!(ports, [listener.local_addr().unwrap().port()]),
+        Err(error) => println!("skipped: the port of claims: {error}"),
     }
 }
 
@@ -148,34 +163,7 @@ fn what_listens_is_what_the_table_declares() {
     assert_eq!(listening(&node, "udp"), expected);
     assert_eq!(listening(&node, "tcp"), declared(None, "tcp"));
     from_outside(&node, &router);
-    // Even what listens by mistake is not there for a guest.
-    node.serve("0.0.0.0:8080");
-    node.serve("[::]:8081");
-    let index = guest.ip("-o link show dev eth0").split(':').next().unwrap().parse().unwrap();
-    let router6 = SocketAddrV6::new("fe80::1".parse().unwrap(), 0, 0, index);
-    // The node's address on its uplink is behind the gateway.
-    let gateways =
-        [SocketAddr::from(([10, 77, 0, 1], 0)), SocketAddr::from(router6), at(OUTSIDE[0])];
-    for gateway in gateways {
-        for protocol in [Protocol::Tcp, Protocol::Udp] {
-            let all = guest.enter(|| scan(protocol, gateway, 1..=u16::MAX, SILENT));
-            let found: Vec<_> =
-                all.iter().filter(|(_, answer)| **answer != Answer::Silent).collect();
-            // The one port that is there says nothing to what is no DHCP.
-            assert!(found.is_empty(), "{protocol:?} of {gateway}: {found:?}");
-        }
-    }
-    // Without the filter the same scan finds it, so it would have before.
-    node.run("nft flush ruleset");
-    for (protocol, gateway, port) in [
-        (Protocol::Tcp, gateways[0], 8080),
-        (Protocol::Udp, gateways[0], 8080),
-        (Protocol::Tcp, gateways[1], 8081),
-        (Protocol::Udp, gateways[1], 8081),
-    ] {
-        let all = guest.enter(|| scan(protocol, gateway, port..=port, PATIENCE));
-        assert_eq!(all[&port], Answer::Open, "{protocol:?} of {gateway}");
-    }
+    from_a_guest(&node, &guest);
     drop(parts);
     runtime.shutdown_timeout(Duration::from_secs(5));
 }
@@ -227,5 +215,36 @@ fn from_outside(node: &Namespace, router: &Namespace) {
         // DHCP's are there on the uplink's own addresses only, while there are some.
         declared.retain(|port| open.contains(port) || *port == 4600);
         assert_eq!(open, declared, "UDP of {address}");
+    }
+}
+
+/// A guest finds nothing on any address of the node, not even what listens by mistake.
+fn from_a_guest(node: &Namespace, guest: &Namespace) {
+    node.serve("0.0.0.0:8080");
+    node.serve("[::]:8081");
+    let index = guest.ip("-o link show dev eth0").split(':').next().unwrap().parse().unwrap();
+    let router6 = SocketAddrV6::new("fe80::1".parse().unwrap(), 0, 0, index);
+    // The node's address on its uplink is behind the gateway.
+    let gateways =
+        [SocketAddr::from(([10, 77, 0, 1], 0)), SocketAddr::from(router6), at(OUTSIDE[0])];
+    for gateway in gateways {
+        for protocol in [Protocol::Tcp, Protocol::Udp] {
+            let all = guest.enter(|| scan(protocol, gateway, 1..=u16::MAX, SILENT));
+            let found: Vec<_> =
+                all.iter().filter(|(_, answer)| **answer != Answer::Silent).collect();
+            // The one port that is there says nothing to what is no DHCP.
+            assert!(found.is_empty(), "{protocol:?} of {gateway}: {found:?}");
+        }
+    }
+    // Without the filter the same scan finds it, so it would have before.
+    node.run("nft flush ruleset");
+    for (protocol, gateway, port) in [
+        (Protocol::Tcp, gateways[0], 8080),
+        (Protocol::Udp, gateways[0], 8080),
+        (Protocol::Tcp, gateways[1], 8081),
+        (Protocol::Udp, gateways[1], 8081),
+    ] {
+        let all = guest.enter(|| scan(protocol, gateway, port..=port, PATIENCE));
+        assert_eq!(all[&port], Answer::Open, "{protocol:?} of {gateway}");
     }
 }

@@ -34,6 +34,29 @@ pub struct GatewayConfig {
     pub max_store: u64,
     /// What HTTP clients may take up.
     pub limits: HttpLimits,
+    /// Which nodes must prove what they run, and how that is judged.
+    pub attestation: AttestationConfig,
+}
+
+/// What nodes are asked to prove by their TPMs. Nobody is asked without a release.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct AttestationConfig {
+    /// Files that describe the releases that count: `measurements.json`, as it lies beside an image.
+    pub releases: Vec<PathBuf>,
+    /// TPMs that count, each by the SHA-256 of its endorsement key's public area as `holdfast node
+    /// attest` shows it; any when empty. A TPM that is not named may be anybody's program.
+    pub tpms: Vec<String>,
+    /// Time from one question to the next, in seconds.
+    pub every_s: u64,
+    /// Whether machines are made only on nodes that proved their release.
+    pub required: bool,
+}
+
+impl Default for AttestationConfig {
+    fn default() -> Self {
+        Self { releases: Vec::new(), tpms: Vec::new(), every_s: 600, required: false }
+    }
 }
 
 /// Bounds on what HTTP clients and nodes may take up. Behind a proxy all clients have the
@@ -82,6 +105,7 @@ impl Default for GatewayConfig {
             max_per_renter: 64 << 30,
             max_store: 256 << 30,
             limits: HttpLimits::default(),
+            attestation: AttestationConfig::default(),
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use lease::api::Attestation;
 use types::{ids::NodeId, node::Offer, units::UnixSeconds};
 
 /// Nodes that are remembered. A further one is refused until one expires.
@@ -31,6 +32,7 @@ pub enum OfferError {
 #[derive(Debug, Default)]
 pub struct Directory {
     offers: BTreeMap<NodeId, (Offer, UnixSeconds)>,
+    attestations: BTreeMap<NodeId, Attestation>,
 }
 
 impl Directory {
@@ -65,6 +67,20 @@ impl Directory {
     /// Forgets a node that left or died.
     pub fn handle_gone(&mut self, node: NodeId) {
         self.offers.remove(&node);
+        // Who comes back may be another release.
+        self.attestations.remove(&node);
+    }
+
+    /// Takes what came of asking a node to prove itself; only of one whose offer counts.
+    pub fn handle_attestation(&mut self, node: NodeId, found: Attestation) {
+        if self.offers.contains_key(&node) {
+            self.attestations.insert(node, found);
+        }
+    }
+
+    /// Returns what a node proved.
+    pub fn attestation(&self, node: NodeId) -> Option<&Attestation> {
+        self.attestations.get(&node)
     }
 
     /// Returns the offers that count now, by node.
@@ -81,6 +97,8 @@ impl Directory {
 
     fn forget(&mut self, now: UnixSeconds) {
         self.offers.retain(|_, (_, until)| *until > now);
+        let offers = &self.offers;
+        self.attestations.retain(|node, _| offers.contains_key(node));
     }
 }
 
@@ -132,5 +150,19 @@ mod tests {
         directory.handle_offer(UnixSeconds(100), NODE, offer(100, 160)).expect("taken");
         directory.handle_gone(NODE);
         assert_eq!(directory.offer(UnixSeconds(100), NODE), None);
+    }
+
+    #[test]
+    fn what_a_node_proved_goes_with_it() {
+        let mut directory = Directory::default();
+        let at = UnixSeconds(100);
+        let found = Attestation { at, release: Some("1".into()), tpm: None, refused: None };
+        directory.handle_attestation(OTHER, found.clone());
+        assert_eq!(directory.attestation(OTHER), None, "it offers nothing");
+        directory.handle_offer(at, NODE, offer(100, 160)).expect("taken");
+        directory.handle_attestation(NODE, found.clone());
+        assert_eq!(directory.attestation(NODE), Some(&found));
+        assert!(directory.offers(UnixSeconds(160)).is_empty());
+        assert_eq!(directory.attestation(NODE), None);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{
     net::SocketAddr,
-    path::Path,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -19,6 +19,7 @@ use types::{
 
 use crate::{
     api,
+    attest::{self, Attestor},
     config::{GatewayConfig, HttpLimits},
     content::{ContentError, ContentStore},
     directory::Directory,
@@ -69,6 +70,8 @@ pub enum ServiceError {
     HostListen { address: SocketAddr, source: std::io::Error },
     #[error("cannot tell the address of the HTTP server")]
     HostAddress { source: std::io::Error },
+    #[error("attestation.releases: {} describes no release: {reason}", path.display())]
+    Release { path: PathBuf, reason: String },
 }
 
 /// What all requests share.
@@ -89,6 +92,8 @@ pub struct Gateway {
     pub uploads: Turns<PublicKey>,
     /// Creations that go on, by renter and idempotency key.
     pub creations: Turns<(PublicKey, String)>,
+    /// What nodes are to prove.
+    pub attestation: Attestor,
     directory: Mutex<Directory>,
     replay: Mutex<Replays>,
     limits: Mutex<Limits>,
@@ -149,6 +154,7 @@ impl Running {
         let authority = config.authority.as_ref().ok_or(ServiceError::NoAuthority)?;
         let authority =
             AuthoritySet::new(authority).map_err(|source| ServiceError::Authority { source })?;
+        let attestation = Attestor::new(&config.attestation)?;
         let store = Store::open(&config.data_dir.join("store.redb"))?;
         let content = ContentStore::open(
             &config.data_dir.join("content"),
@@ -171,6 +177,7 @@ impl Running {
             max_per_renter: config.max_per_renter,
             uploads: Turns::default(),
             creations: Turns::default(),
+            attestation,
             directory: Mutex::default(),
             replay: Mutex::new(Replays::new(REPLAY_CAPACITY)),
             limits: Mutex::default(),
@@ -193,9 +200,11 @@ impl Running {
         let Self { gateway, listener, inbox } = self;
         let inbox = tokio::spawn(serve_inbox(Arc::clone(&gateway), inbox));
         let sweeper = tokio::spawn(sweep(Arc::clone(&gateway)));
+        let asker = tokio::spawn(attest::run(Arc::clone(&gateway)));
         api::server::serve(Arc::clone(&gateway), listener, stop).await;
         inbox.abort();
         sweeper.abort();
+        asker.abort();
         // Neighbours that hear nothing notice by themselves.
         let _ = tokio::time::timeout(LEAVE_DEADLINE, gateway.overlay.leave()).await;
         tracing::info!(event = "gateway-stopped");
@@ -292,6 +301,7 @@ async fn ask_offer(gateway: Arc<Gateway>, node: NodeId) {
         Ok(response) if response.status == 200 => take_offer(&gateway, node, &response.body),
         Ok(_) | Err(_) => {}
     }
+    attest::ask(&gateway, node).await;
 }
 
 async fn serve_stream(
@@ -301,7 +311,7 @@ async fn serve_stream(
     let mut stream = inbound.stream;
     let broke = |source| streams::StreamError::PeerBroke { source };
     let refused = match streams::accept(&mut stream, gateway.node_deadline()).await? {
-        StreamHeader::Request(_) => {
+        StreamHeader::Request(_) | StreamHeader::Release { .. } => {
             lease::problem::Kind::NotFound.because("a gateway runs no machines; it serves content")
         }
         StreamHeader::Content { content } => match gateway.content.read(content).await {

@@ -177,8 +177,12 @@ fn measurements(program: &[u8], keys: &Keys) -> Result<Value, ProgramFileError> 
     // A stub that was not compared with a TPM is not worth a failed build without a key.
     let register = pcr::predict(program).ok();
     let certificate = keys.programs.as_ref().map(|signer| crate::sha256_hex(signer.certificate()));
+    let about = uki::section(program, SECTIONS[0]).unwrap_or_default();
+    let about = String::from_utf8_lossy(&about);
+    let field = |name: &str| about.lines().find_map(|line| line.strip_prefix(name));
     Ok(json!({
         "version": 1,
+        "release": { "version": field("VERSION_ID="), "commit": field("BUILD_ID=") },
         "uki": { "bytes": program.len(), "sha256": crate::sha256_hex(program) },
         "secure_boot": {
             "authenticode_sha256": crate::hex(&authenticode::digest(program)?),

@@ -10,6 +10,8 @@
 //! | `POST /v1/machines/{id}/{power}`       |                  | 202 [`Machine`]         |
 //! | `DELETE /v1/machines/{id}`             |                  | 202 [`Machine`]         |
 //! | `PUT /v1/machines/{id}/lease`          | [`LeaseRenewal`] | [`Machine`]             |
+//! | `POST /v1/nodes/{id}/attestation` (unsigned) | [`crate::attestation::Challenge`] | [`crate::attestation::Evidence`] |
+//! | `GET /v1/nodes/{id}/recovery-key`      |                  | [`RecoveryKeys`]        |
 //! | `POST /v1/nodes/{id}/restart-agent`    |                  | 202 [`Restarting`]      |
 //! | `POST /v1/nodes/{id}/devices/{address}/release` |         | 202 [`Releasing`]       |
 //! | `POST /v1/nodes/{id}/updates/{word}`   |                  | 202 [`Updating`]        |
@@ -29,6 +31,7 @@ use types::{
     ids::{ContentId, MachineId, NodeId, PublicKey},
     node::{MachineShape, Offer, PciDevice},
     units::{Mebibytes, UnixSeconds},
+    volumes::EscrowedKey,
 };
 
 use crate::{
@@ -283,6 +286,14 @@ pub struct MachineEvent {
     pub what: String,
 }
 
+/// A disk's recovery key as it was sealed to operators when the node was installed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RecoveryKeys {
+    /// One for each operator.
+    pub keys: Vec<EscrowedKey>,
+}
+
 /// What a node does when its service is to be restarted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Restarting {
@@ -339,6 +350,25 @@ pub struct NodeView {
     pub addresses: Vec<SocketAddr>,
     /// Seconds since the overlay heard of it.
     pub last_heard_s: u64,
+    /// What it proved of itself; absent when the gateway does not ask for that, or did not yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attestation: Option<Attestation>,
+}
+
+/// What a gateway found when it asked a node to prove what it runs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Attestation {
+    /// When it asked.
+    pub at: UnixSeconds,
+    /// The release that the node was started with, by its TPM's word; absent when it proved none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub release: Option<String>,
+    /// Its TPM: SHA-256 of the endorsement key's public area.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tpm: Option<String>,
+    /// Why it proved none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refused: Option<String>,
 }
 
 impl NodeView {
@@ -358,6 +388,7 @@ impl NodeView {
             devices,
             addresses,
             last_heard_s,
+            attestation: None,
         }
     }
 }

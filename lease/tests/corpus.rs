@@ -50,6 +50,15 @@ fn signatures() {
 }
 
 #[test]
+fn attestation() {
+    let understood = std::cell::Cell::new(0);
+    replay("attestation", |bytes| {
+        understood.set(understood.get() + u32::from(lease::attestation::everything(bytes)));
+    });
+    assert_eq!(understood.get(), 1, "one file is whole evidence");
+}
+
+#[test]
 fn hardware() {
     replay("hardware", |bytes| {
         if let Ok((shape, hardware)) = serde_json::from_slice::<(MachineShape, Hardware)>(bytes)

@@ -72,3 +72,8 @@ pub(crate) fn tunnel(bytes: &[u8]) {
     }
     let _ = receiver.handle_end();
 }
+
+/// What comes while a node waits to be claimed, and what a claimant hears.
+pub(crate) fn claim(bytes: &[u8]) {
+    let _ = overlay::claim::everything(bytes);
+}

@@ -8,6 +8,8 @@
 #![forbid(unsafe_code)]
 
 pub mod broadcast;
+pub mod claim;
+pub mod escrow;
 pub mod identity;
 pub mod membership;
 pub mod random;

@@ -58,6 +58,11 @@ fn sealed_messages() {
 }
 
 #[test]
+fn claims() {
+    replay("claim", entries::claim);
+}
+
+#[test]
 fn tunnels() {
     replay("tunnel", entries::tunnel);
 }

@@ -9,6 +9,7 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use image::{BuildOptions, Silent};
 use qemu_tests::harness::{
     host::{Host, HostOptions, Medium},
+    programs::{Cli, free_tcp_port},
     scene::image_folder,
     volume,
 };
@@ -71,6 +72,57 @@ fn a_stick_comes_before_the_image_though_it_is_found_late() {
     let both = boot(&image, &folder.path().join("both"), options);
     let line = both.serial.wait("event=config ", LIMIT).unwrap();
     assert!(line.contains("from the stick"), "{line}");
+}
+
+/// What a person reads on the console: the address to claim the node at, and the code. Lines of the kernel
+/// may cut a text short; it is shown again.
+fn instructions(host: &Host) -> (String, String) {
+    let mut from = 0;
+    loop {
+        let line = host.serial.wait_from(from, "holdfast node claim ", LIMIT).unwrap();
+        from = host.serial.mark();
+        let words: Vec<&str> =
+            line.split_whitespace().skip_while(|word| *word != "claim").collect();
+        if let ["claim", address, "--code", code, "--config", ..] = words[..]
+            && address != "ADDRESS"
+            && code.len() == 23
+        {
+            return (address.to_owned(), code.to_owned());
+        }
+    }
+}
+
+#[test]
+fn a_node_without_configuration_is_claimed_with_the_code_on_its_console() {
+    let folder = tempfile::tempdir().unwrap();
+    let document = folder.path().join("claimed.toml");
+    fs::write(&document, config("claimed over the network")).unwrap();
+    let mut host = boot(&image_folder().unwrap(), folder.path(), HostOptions::default());
+    let (address, code) = instructions(&host);
+    assert!(address.starts_with("203.0.113."), "{address}");
+    let port = free_tcp_port().unwrap();
+    let forward = format!("hostfwd_add net0 tcp:127.0.0.1:{port}-:4600");
+    host.qmp.execute("human-monitor-command", json!({ "command-line": forward })).unwrap();
+    let (cli, address) = (Cli::new().unwrap(), format!("127.0.0.1:{port}"));
+    let claim = |code: &str| {
+        let document = document.to_str().unwrap();
+        cli.text(&["node", "claim", &address, "--code", code, "--config", document])
+    };
+    let refused = format!("{:#}", claim("00000-00000-00000-00000").unwrap_err());
+    assert!(refused.contains("did not take the code"), "{refused}");
+    host.serial.wait("event=claim-refused from=", LIMIT).unwrap();
+    let taken = claim(&code).unwrap();
+    host.serial.wait("event=claimed from=", LIMIT).unwrap();
+    let line = host.serial.wait("event=config ", LIMIT).unwrap();
+    assert!(line.contains("the claim over the network"), "{line}");
+    assert!(line.contains("claimed over the network"), "{line}");
+    let node = host.serial.wait("event=node id=", LIMIT).unwrap();
+    let node = node.split_once("id=").unwrap().1.split_whitespace().next().unwrap();
+    assert!(taken.contains(node), "{taken}");
+    // The code is for whoever stands there, and in no log.
+    let text = host.serial.text();
+    let logged = text.lines().filter(|line| line.contains("event=") || line.contains("status|"));
+    assert!(!logged.into_iter().any(|line| line.contains(&code)), "the code is in the log");
 }
 
 #[test]

@@ -53,6 +53,13 @@ fn a_node_tells_how_it_is_and_promtool_reads_its_metrics() {
     assert!(status.serving);
     assert_eq!((status.name.as_str(), status.overlay.port), ("lone", 4600));
     assert_eq!(status.config, "kernel command line");
+    let setting = |key: &str| {
+        let found = status.settings.iter().find(|setting| setting.key == key).unwrap();
+        (found.value.as_str(), found.source.as_str())
+    };
+    assert_eq!(setting("name"), ("\"lone\"", "kernel command line"));
+    assert_eq!(setting("machines.grace_s"), ("10", "default"));
+    assert!(agent.said().contains("event=config-value key=name value=\"\\\"lone\\\"\""));
     assert!(status.host.memory_bytes > 0 && status.host.agent_bytes > 0 && status.host.cpus > 0);
     assert!(status.devices.is_empty(), "{:?}", status.devices);
 

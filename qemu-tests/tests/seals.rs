@@ -1,20 +1,28 @@
-//! What is installed is encrypted: this server's TPM opens it, whoever takes the disk away needs the
-//! recovery key, and nothing of the node is on the disk in clear.
+//! What is installed is encrypted: this server's TPM opens it, for releases of the publisher that installed
+//! it and for no others; whoever takes the disk away needs the recovery key, and nothing of the node is on the disk in clear. The same TPM proves to others which
+//! release the node runs.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 use std::{
-    fs::File,
+    fs::{self, File},
     io::Read,
     path::{Path, PathBuf},
+    process::Command,
     time::Duration,
+};
+
+use image::{
+    customise::{Changes, Lost, customise},
+    keys::{KeyFiles, Keys},
 };
 
 use qemu_tests::harness::{
     host::{Host, HostOptions, Medium, Uplink},
-    scene::image_folder,
+    scene::{Scene, image_folder},
     tpm::Tpm,
 };
+use serde_json::Value;
 
 /// From power-on to the agent's answer, on a busy machine that emulates everything.
 const UP: Duration = Duration::from_secs(300);
@@ -30,15 +38,68 @@ fn config(section: &str) -> String {
 }
 
 fn boot(folder: &Path, disk: PathBuf, config: Option<String>, tpm: Option<&Tpm>) -> Host {
+    start(folder, (disk, Uplink::None), config, tpm)
+}
+
+fn start(
+    folder: &Path,
+    (disk, uplink): (PathBuf, Uplink),
+    config: Option<String>,
+    tpm: Option<&Tpm>,
+) -> Host {
     let options = HostOptions {
         medium: Medium::IsoCdAndDisk(disk),
         memory_mib: 1024,
-        uplink: Uplink::None,
+        uplink,
         config,
         arguments: tpm.map(Tpm::arguments).unwrap_or_default(),
         ..HostOptions::default()
     };
-    Host::start(&image_folder().unwrap(), folder, &options).unwrap()
+    Host::start(&folder.join("signed"), folder, &options).unwrap()
+}
+
+/// The publisher's key for what TPMs measure, made when it is used first.
+fn publisher(folder: &Path) -> Keys {
+    let path = folder.join("pcr.key");
+    if !path.exists() {
+        let made = Command::new("openssl").args(["genrsa", "-out"]).arg(&path).arg("2048").output();
+        assert!(made.unwrap().status.success());
+    }
+    KeyFiles { pcr_key: Some(path), ..KeyFiles::default() }.read().unwrap()
+}
+
+/// Makes a release of the built one, in a folder of its own: another document in it makes another
+/// measurement. Returns what describes it.
+fn release(folder: &Path, name: &str, keys: Keys) -> Value {
+    fs::create_dir(folder.join(name)).unwrap();
+    let changes = Changes {
+        config: config("").replace(NAME, name),
+        authority: Vec::new(),
+        threshold: None,
+        channel: None,
+        keys,
+        signatures: Lost::Refused,
+    };
+    let built = image_folder().unwrap().join("holdfast.iso");
+    let described = customise(&built, &folder.join(name).join("holdfast.iso"), &changes).unwrap();
+    fs::write(folder.join(name).join("measurements.json"), described.to_string()).unwrap();
+    described
+}
+
+/// Starts the server with its disk from a CD with one of the releases, and returns what becomes of STATE.
+fn started_with(folder: &Path, name: &str, disk: &Path) -> String {
+    let tpm = Tpm::start(&folder.join("tpm")).unwrap();
+    let drive = format!("if=none,id=disk,format=raw,cache=unsafe,file={}", disk.display());
+    let nvme = ["-drive", &drive, "-device", "nvme,drive=disk,serial=INSTALL0"].map(str::to_owned);
+    let options = HostOptions {
+        medium: Medium::IsoCd,
+        memory_mib: 1024,
+        uplink: Uplink::None,
+        arguments: tpm.arguments().into_iter().chain(nvme).collect(),
+        ..HostOptions::default()
+    };
+    let host = Host::start(&folder.join(name), &folder.join(name).join("host"), &options).unwrap();
+    host.serial.wait("event=volume name=holdfast-state", UP).unwrap()
 }
 
 fn last<'a>(text: &'a str, key: &str) -> &'a str {
@@ -71,6 +132,29 @@ fn holds(path: &Path, wanted: &[u8]) -> bool {
     }
 }
 
+/// The node that has just joined proves which release it runs, to whoever knows what that measures.
+fn proves(scene: &Scene) {
+    let node = scene.wait_for_node(NAME).unwrap();
+    let described = scene.folder.join("../signed/measurements.json");
+    let attest = |file: &Path| {
+        scene.cli.json(&["node", "attest", &node, "--measurements", file.to_str().unwrap()])
+    };
+    let mut release: Value = serde_json::from_slice(&fs::read(&described).unwrap()).unwrap();
+    let shown = attest(&described).unwrap();
+    let attested = &shown["attested"];
+    let version = release["release"]["version"].as_str().unwrap();
+    assert!(attested["release"].as_str().unwrap().starts_with(version), "{shown}");
+    assert_eq!(attested["endorsed"], true);
+    assert_eq!(attested["registers"]["11"], release["tpm"]["pcr11_sha256"]);
+    assert_eq!(attested["volumes"][0]["protection"]["is"], "sealed", "{shown}");
+    // Another release is not this one.
+    release["tpm"]["pcr11_sha256"] = "ab".repeat(32).into();
+    let other = scene.folder.join("other.json");
+    fs::write(&other, release.to_string()).unwrap();
+    let refused = format!("{:#}", attest(&other).unwrap_err());
+    assert!(refused.contains("no release that is known"), "{refused}");
+}
+
 #[test]
 fn to_the_tpm_and_to_the_recovery_key() {
     let folder = tempfile::tempdir().unwrap();
@@ -78,12 +162,16 @@ fn to_the_tpm_and_to_the_recovery_key() {
     File::create(&disk).unwrap().set_len(DISK).unwrap();
     let tpm = Tpm::start(&tpm_folder).unwrap();
     let section = "[install]\nconfirm = \"unattended\"\n[install.disk]\nserial = \"INSTALL0\"\n";
-    let host = boot(folder.path(), disk.clone(), Some(config(section)), Some(&tpm));
+    let first = release(folder.path(), "signed", publisher(folder.path()));
+    let scene = Scene::start(&folder.path().join("scene")).unwrap();
+    let document = scene.node_config(NAME, section);
+    let host = start(folder.path(), (disk.clone(), Uplink::User), Some(document), Some(&tpm));
     host.serial.wait("event=installed disk=nvme0n1", UP).unwrap();
     // The same host starts again from the disk, and the TPM opens it.
-    host.serial.wait("event=volume name=holdfast-state protection=sealed", UP).unwrap();
-    host.serial.wait("event=volume name=holdfast-data protection=sealed", UP).unwrap();
+    host.serial.wait("event=volume name=holdfast-state protection=sealed notice", UP).unwrap();
+    host.serial.wait("event=volume name=holdfast-data protection=sealed notice", UP).unwrap();
     host.serial.wait("event=config source=", UP).unwrap();
+    proves(&scene);
     let text = host.serial.text();
     let node = last(&text, "event=node id=").to_owned();
     let recovery = last(&text, "Its recovery key is").to_owned();
@@ -92,6 +180,17 @@ fn to_the_tpm_and_to_the_recovery_key() {
     drop(host);
     drop(tpm);
     assert!(!holds(&disk, NAME.as_bytes()), "the configuration is on the disk in clear");
+
+    // The same publisher's next release opens it; one that carries no signature does not, in the same server.
+    let next = release(folder.path(), "next", publisher(folder.path()));
+    assert_ne!(next["tpm"]["pcr11_sha256"], first["tpm"]["pcr11_sha256"]);
+    assert_eq!(next["tpm"]["key_sha256"], first["tpm"]["key_sha256"]);
+    let opened = started_with(folder.path(), "next", &disk);
+    assert!(opened.contains("protection=sealed notice"), "{opened}");
+    release(folder.path(), "unsigned", Keys::default());
+    let locked = started_with(folder.path(), "unsigned", &disk);
+    assert!(locked.contains("protection=locked"), "{locked}");
+    assert!(locked.contains("carries no signature"), "{locked}");
 
     // Somebody puts the disk into another server, whose TPM never saw it.
     let other = Tpm::start(&folder.path().join("other-tpm")).unwrap();

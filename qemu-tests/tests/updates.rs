@@ -1,10 +1,14 @@
 //! A node on a disk follows its repository: a good release stays, and one that does not come up is
-//! left by itself and not tried again.
+//! left by itself and not tried again. The first comes on a stick while no mirror answers, and only what
+//! is new of it is read; the panic of the second is shown at the next start. And a disk with an older
+//! release is updated by the medium of a newer one.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 use std::{
-    fs,
+    fs::{self, File},
+    io::{Read, Seek, SeekFrom, Write},
+    path::Path,
     time::{Duration, Instant},
 };
 
@@ -13,6 +17,7 @@ use qemu_tests::harness::{
     recording::Recording,
     repository::Repository,
     scene::image_folder,
+    volume,
 };
 
 /// From one step to the next on a busy machine that emulates everything.
@@ -23,6 +28,11 @@ const RELEASES: [&str; 3] = ["0.1.0", "0.1.1", "0.1.2"];
 
 /// Makes another release of the image's program: the same one under another name of the same length.
 fn renamed(program: &[u8], release: &str) -> Vec<u8> {
+    rename(program, release, 1)
+}
+
+/// Renames as many programs as there are in these bytes.
+fn rename(program: &[u8], release: &str, programs: usize) -> Vec<u8> {
     let old = format!("VERSION_ID={}\n", RELEASES[0]).into_bytes();
     let new = format!("VERSION_ID={release}\n").into_bytes();
     let mut renamed = program.to_vec();
@@ -33,21 +43,28 @@ fn renamed(program: &[u8], release: &str) -> Vec<u8> {
         .map(|(at, _)| at)
         .collect();
     // In the program's own section and in the root file system.
-    assert_eq!(places.len(), 2);
+    assert_eq!(places.len(), 2 * programs);
     for at in places {
         renamed[at..at + new.len()].copy_from_slice(&new);
     }
-    seal_root(&mut renamed);
+    seal_roots(&mut renamed, programs);
     renamed
+}
+
+/// Seals the root file system of each program.
+fn seal_roots(programs: &mut [u8], count: usize) {
+    let name = b"root.erofs\0";
+    let all = programs.windows(name.len()).enumerate().filter(|(_, window)| window == name);
+    let files: Vec<usize> = all.map(|(at, _)| at).collect();
+    assert_eq!(files.len(), count);
+    files.into_iter().for_each(|file| seal_root(programs, file));
 }
 
 /// Sets the checksum of the root file system's first block, in which its superblock is: CRC-32C from
 /// there to the block's end, with the field itself zero. Source: the kernel's fs/erofs/erofs_fs.h.
-fn seal_root(program: &mut [u8]) {
+fn seal_root(program: &mut [u8], file: usize) {
     const BLOCK: usize = 4096;
     const SUPERBLOCK: usize = 1024;
-    let name = b"root.erofs\0";
-    let file = program.windows(name.len()).position(|window| window == name).unwrap();
     let magic = 0xe0f5_e1e2_u32.to_le_bytes();
     let at = file + program[file..].windows(4).position(|window| window == magic).unwrap();
     program[at + 4..at + 8].fill(0);
@@ -82,6 +99,21 @@ fn config(repository: &Repository) -> String {
     )
 }
 
+/// Puts what the repository has now on a stick; returns how QEMU plugs it in.
+fn stick(folder: &Path, repository: &Repository) -> Vec<String> {
+    let stick = folder.join("stick.img");
+    volume::write_folder(&stick, &repository.root(), "holdfast-updates").unwrap();
+    let drive = format!("if=none,id=stick,format=raw,readonly=on,file={}", stick.display());
+    let plugged = ["-drive", &drive, "-device", "qemu-xhci", "-device", "usb-storage,drive=stick"];
+    plugged.map(str::to_owned).to_vec()
+}
+
+/// How much of the program was not there before, as the node says.
+fn fetched(text: &str) -> usize {
+    let line = text.lines().find(|line| line.contains("event=update-written")).unwrap();
+    line.split("fetched=").nth(1).unwrap().trim().parse().unwrap()
+}
+
 #[test]
 fn a_good_release_stays_and_one_that_panics_is_left() {
     let begin = Instant::now();
@@ -91,6 +123,8 @@ fn a_good_release_stays_and_one_that_panics_is_left() {
     let repository = Repository::start(&folder.path().join("releases")).unwrap();
     let good = renamed(&program, RELEASES[1]);
     repository.add(RELEASES[1], &good).unwrap();
+    repository.go_silent();
+    let stick = stick(folder.path(), &repository);
     let disk = folder.path().join("disk.img");
     let blank = image.join("holdfast.img");
     fs::copy(&blank, &disk).unwrap();
@@ -103,6 +137,7 @@ fn a_good_release_stays_and_one_that_panics_is_left() {
         medium: Medium::InstalledDisk(disk),
         memory_mib: 1024,
         config: Some(config(&repository)),
+        arguments: stick.clone(),
         ..HostOptions::default()
     };
     let recorded = HostOptions { recorded: Some(recording.log()), ..options(disk) };
@@ -115,14 +150,20 @@ fn a_good_release_stays_and_one_that_panics_is_left() {
     serial.wait("event=update-restart release=\"0.1.1\"", STEP).unwrap();
     serial.wait("event=update-judged verdict=\"release 0.1.1 passed and stays\"", STEP).unwrap();
     serial.wait("event=update state=\"up to date\"", STEP).unwrap();
+    assert!(fetched(&serial.text()) < good.len() / 2, "{}", serial.text());
+    assert_eq!(repository.served().0, 0);
     println!("release 0.1.1 stays after {:?}", begin.elapsed());
 
+    // The stick stays where it is, and says nothing new.
     let mark = serial.mark();
     recording.program("fallback", &[&good]).unwrap();
     recording.program("a", &[]).unwrap();
+    repository.answer_again();
     repository.add(RELEASES[2], &broken(&renamed(&program, RELEASES[2]))).unwrap();
     serial.wait_from(mark, "event=update-written slot=A", STEP).unwrap();
     serial.wait_from(mark, "Kernel panic", STEP).unwrap();
+    let crash = "event=crash-kept file=\"000000.txt\" reason=\"Kernel panic - not syncing";
+    serial.wait_from(mark, crash, STEP).unwrap();
     let failed = "event=update-judged verdict=\"release 0.1.2 failed: it did not come up";
     serial.wait_from(mark, failed, STEP).unwrap();
     let rest = "event=update state=\"release 0.1.2 failed here and is not tried again";
@@ -131,21 +172,65 @@ fn a_good_release_stays_and_one_that_panics_is_left() {
     assert!(text[mark..].contains("release=\"0.1.1\""), "{text}");
     println!("release 0.1.2 is left after {:?}", begin.elapsed());
 
-    // It goes on looking, fetches no program, and starts nothing.
-    let (before, bytes) = repository.served();
-    while repository.served().0 < before + 6 {
-        assert!(begin.elapsed() < 4 * STEP, "the node does not look any more");
-        std::thread::sleep(Duration::from_secs(1));
-    }
-    let (after, more) = repository.served();
-    assert!(more - bytes < (after - before) * 2048, "{} bytes", more - bytes);
+    goes_on_looking(&repository);
     assert_eq!(serial.text().matches("event=update-restart").count(), 2);
     drop(host);
     recording.boot(options).unwrap();
     recording.judge().unwrap();
 }
 
+/// A node asks again and again and fetches no program.
+fn goes_on_looking(repository: &Repository) {
+    let begin = Instant::now();
+    let (before, bytes) = repository.served();
+    while repository.served().0 < before + 6 {
+        assert!(begin.elapsed() < STEP, "the node does not look any more");
+        std::thread::sleep(Duration::from_secs(1));
+    }
+    let (after, more) = repository.served();
+    assert!(more - bytes < (after - before) * 2048, "{} bytes", more - bytes);
+}
+
 /// Returns the node's name from its console.
 fn node_id(text: &str) -> &str {
     text.rsplit_once("event=node id=").unwrap().1.split_whitespace().next().unwrap()
+}
+
+/// Makes the disk image one with an older release, in its slot and at the fallback path.
+fn older_disk(image: &Path, disk: &Path) {
+    /// The programs lie at the partition's start.
+    const BEGIN: u64 = 128 << 20;
+    fs::copy(image.join("holdfast.img"), disk).unwrap();
+    let mut file = File::options().read(true).write(true).open(disk).unwrap();
+    let mut begin = Vec::new();
+    (&file).take(BEGIN).read_to_end(&mut begin).unwrap();
+    file.seek(SeekFrom::Start(0)).unwrap();
+    file.write_all(&rename(&begin, "0.0.9", 2)).unwrap();
+}
+
+#[test]
+fn the_medium_of_a_newer_release_updates_the_disk_beside_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let image = image_folder().unwrap();
+    let disk = folder.path().join("disk.img");
+    older_disk(&image, &disk);
+    let key = "01".repeat(32);
+    let config =
+        format!("version = 1\nname = \"m\"\n[authority]\nthreshold = 1\nkeys = [\"{key}\"]\n");
+    let options = HostOptions {
+        medium: Medium::IsoCdBeforeDisk(disk),
+        memory_mib: 1024,
+        config: Some(config),
+        ..HostOptions::default()
+    };
+    let host = Host::start(&image, folder.path(), &options).unwrap();
+    let serial = &host.serial;
+    serial.wait("event=update-written slot=B", STEP).unwrap();
+    serial.wait("event=update-restart release=\"0.1.0\"", STEP).unwrap();
+    serial.wait("event=update-judged verdict=\"release 0.1.0 passed and stays\"", STEP).unwrap();
+    let text = serial.text();
+    // STATE was the disk's all along: it is the same node.
+    let nodes: Vec<&str> = text.lines().filter(|line| line.contains("event=node id=")).collect();
+    let ids: Vec<_> = nodes.iter().map(|line| line.split("id=").nth(1)).collect();
+    assert!(ids.len() == 2 && ids[0] == ids[1] && !text.contains("event=ram-mode"), "{text}");
 }

@@ -69,6 +69,17 @@ pub enum StreamHeader {
         /// What is wanted.
         content: ContentId,
     },
+    /// Node to node: a file of the repository of releases, as raw bytes after the answer. Whoever asks
+    /// verifies it as if a mirror had sent it.
+    Release {
+        /// Its path in the repository, as `metadata/timestamp.json`.
+        path: String,
+        /// The first byte that is wanted.
+        from: u64,
+        /// The one after the last; to the end without it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        to: Option<u64>,
+    },
 }
 
 /// First message back on a tunnel stream.

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::ids::PublicKey;
 use crate::node::Bdf;
 
 /// What a provider wants of the installer. Without this section nothing is ever installed.
@@ -17,11 +18,18 @@ pub struct Install {
     /// Serial number of the disk whose content may be destroyed. Without it only a disk that holds
     /// nothing is written to.
     pub erase: Option<String>,
+    /// Operators' public keys, at most [`MAX_ESCROW`]: the recovery key is sealed to them, and no console
+    /// shows it then.
+    #[serde(default)]
+    pub escrow: Vec<PublicKey>,
     /// Where a node that was started from the network gets the running release from, which it installs:
     /// URL of `holdfast.efi`, `#sha256=` and its digest in 64 hexadecimal digits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub program: Option<String>,
 }
+
+/// Most keys that a recovery key is sealed to.
+pub const MAX_ESCROW: usize = 8;
 
 /// The configuration's section `[disk]`.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]

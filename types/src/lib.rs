@@ -11,6 +11,7 @@ pub mod config;
 pub mod console;
 pub mod devices;
 pub mod disk_key;
+pub mod evidence;
 pub mod forward;
 pub mod gpu;
 pub mod hex;

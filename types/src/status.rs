@@ -6,6 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    evidence::LastBoot,
     gpu::GpuReading,
     ids::{MachineId, NodeId, PublicKey},
     logs::LogLine,
@@ -48,6 +49,9 @@ pub struct NodeStatus {
     pub uptime_ms: u64,
     /// When parts of the node were up first, in this order.
     pub boot: Vec<BootPhase>,
+    /// The code with which the node can be claimed over the network; empty when it cannot.
+    #[serde(default)]
+    pub claim: String,
     /// What the installer does or did; empty when none was asked for.
     #[serde(default)]
     pub install: String,
@@ -82,6 +86,9 @@ pub struct NodeStatus {
     pub guests: Vec<GuestGpus>,
     /// The last errors, newest first, at most [`MAX_ERRORS_LISTED`].
     pub errors: Vec<LogLine>,
+    /// How the boot before this one ended, and what crashes left behind.
+    #[serde(default)]
+    pub last_boot: LastBoot,
 }
 
 /// A value of the configuration.

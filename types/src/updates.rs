@@ -11,7 +11,8 @@ pub const MAX_MIRRORS: usize = 16;
 pub struct Updates {
     /// URLs of the repository, `https` or `http`, each with the folders `metadata` and `targets` below
     /// it; the first that answers is used. Nothing that they say is believed without signatures.
-    #[serde(deserialize_with = "mirrors")]
+    /// Without any, releases come from other nodes and from volumes that somebody plugs in.
+    #[serde(default, deserialize_with = "mirrors")]
     pub mirrors: Vec<String>,
     /// Root metadata of the repository (TUF), as its publisher handed it out: the text of its
     /// `root.json`.
@@ -101,6 +102,12 @@ pub struct UpdatesView {
     /// Bytes of programs that were written since the agent's start.
     #[serde(default)]
     pub written_bytes: u64,
+    /// Bytes of programs that were fetched for that: less, when the rest was there already.
+    #[serde(default)]
+    pub fetched_bytes: u64,
+    /// Volumes with a repository that are plugged in.
+    #[serde(default)]
+    pub volumes: Vec<String>,
 }
 
 /// A release that failed.
@@ -114,8 +121,8 @@ pub struct FailedRelease {
 
 fn mirrors<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
     let found = Vec::<String>::deserialize(from)?;
-    if found.is_empty() || found.len() > MAX_MIRRORS {
-        return Err(de::Error::custom(format!("1 to {MAX_MIRRORS} mirrors are right")));
+    if found.len() > MAX_MIRRORS {
+        return Err(de::Error::custom(format!("at most {MAX_MIRRORS} mirrors are right")));
     }
     let plain = |url: &&String| {
         let rest = url.strip_prefix("https://").or_else(|| url.strip_prefix("http://"));
@@ -174,7 +181,7 @@ mod tests {
     fn a_section_needs_mirrors_and_a_root() {
         let found = parse("").expect("a section");
         assert_eq!((found.channel.as_str(), found.check_s, found.gate_s), ("stable", 3600, 600));
-        assert!(toml::from_str::<Updates>("mirrors = []\nroot = ''").is_err());
+        assert!(toml::from_str::<Updates>("root = ''").is_ok_and(|it| it.mirrors.is_empty()));
         assert!(toml::from_str::<Updates>("mirrors = [\"ftp://a/\"]\nroot = ''").is_err());
         assert!(toml::from_str::<Updates>("mirrors = [\"https://a/\"]").is_err());
     }

@@ -2,6 +2,19 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::ids::PublicKey;
+
+/// A recovery key, sealed to an operator when the node was installed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EscrowedKey {
+    /// The operator's public key.
+    pub operator: PublicKey,
+    /// The sealed key, base64.
+    #[serde(with = "crate::base64_bytes")]
+    pub sealed: Vec<u8>,
+}
+
 /// A volume of the node's disk.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VolumeReport {

@@ -335,3 +335,19 @@ pub(crate) fn journal(bytes: &[u8]) {
         assert_eq!(Journal::parse(&journal.bytes()).ok(), Some(journal));
     }
 }
+
+/// The list of a program's chunks, which mirrors deliver; with a program that is there.
+pub(crate) fn chunks(bytes: &[u8]) {
+    use update::delta::{Chunks, Piece, fetched};
+    let Ok(chunks) = Chunks::parse(bytes) else { return };
+    assert_eq!(chunks.bytes(), bytes);
+    let Some(pieces) = chunks.plan(bytes) else { return };
+    let copied: u64 = pieces
+        .iter()
+        .map(|piece| match piece {
+            Piece::Copy(range) => bytes[range.clone()].len() as u64,
+            Piece::Fetch(_) => 0,
+        })
+        .sum();
+    assert_eq!(copied + fetched(&pieces), chunks.length());
+}

@@ -26,6 +26,7 @@
 
 pub mod channel;
 pub mod client;
+pub mod delta;
 pub mod disk;
 pub mod efi;
 pub mod json;

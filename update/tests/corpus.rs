@@ -75,3 +75,8 @@ fn journal() {
 fn volume() {
     replay("volume", entries::volume);
 }
+
+#[test]
+fn chunks() {
+    replay("chunks", entries::chunks);
+}

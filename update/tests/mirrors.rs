@@ -16,7 +16,8 @@ use std::{
 use jiff::Timestamp;
 use update::{
     channel::{Decision, Release},
-    shell::{Checked, Checker, Fetcher, SessionError, Sink, SinkError, Source},
+    delta::Chunks,
+    shell::{Base, Checked, Checker, Fetcher, SessionError, Sink, SinkError, Source, Streamed},
 };
 
 /// How a mirror serves what is longer than a document.
@@ -63,10 +64,12 @@ impl Mirror {
         loop {
             let first = lines.next()?.ok()?;
             let path = root.join(first.split(' ').nth(1)?.trim_start_matches('/'));
-            let mut from = 0;
+            let (mut from, mut to) = (0, usize::MAX);
             for line in lines.by_ref().map_while(Result::ok).take_while(|line| !line.is_empty()) {
                 if let Some(range) = line.to_ascii_lowercase().strip_prefix("range: bytes=") {
-                    from = range.trim_end_matches('-').parse().ok()?;
+                    let (first, last) = range.split_once('-')?;
+                    from = first.parse().ok()?;
+                    to = last.parse().map_or(usize::MAX, |last: usize| last + 1);
                 }
             }
             self.requests.fetch_add(1, Ordering::SeqCst);
@@ -74,7 +77,7 @@ impl Mirror {
                 stream.write_all(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n").ok()?;
                 continue;
             };
-            let sent = self.answer(&mut stream, file, from, manner)?;
+            let sent = self.answer(&mut stream, file, (from, to), manner)?;
             self.bytes.fetch_add(sent, Ordering::SeqCst);
         }
     }
@@ -84,11 +87,15 @@ impl Mirror {
         &self,
         stream: &mut TcpStream,
         mut file: Vec<u8>,
-        from: usize,
+        (from, to): (usize, usize),
         manner: Manner,
     ) -> Option<usize> {
         let manner = if file.len() > DOCUMENT { manner } else { Manner::Well };
-        let from = if matches!(manner, Manner::BreaksWithoutRange(_)) { 0 } else { from };
+        let (from, to) = if matches!(manner, Manner::BreaksWithoutRange(_)) {
+            (0, usize::MAX)
+        } else {
+            (from, to)
+        };
         if manner == Manner::Lies {
             let middle = file.len() / 2;
             file[middle] ^= 1;
@@ -96,9 +103,11 @@ impl Mirror {
         if manner == Manner::NeverEnds {
             file.extend_from_slice(&vec![0; 1 << 20]);
         }
+        let all = file.len();
+        file.truncate(to);
         let (end, length) = (file.len() - 1, file.len());
-        let range = format!("206 Partial Content\r\nContent-Range: bytes {from}-{end}/{length}");
-        let head = if from == 0 { "200 OK".to_owned() } else { range };
+        let range = format!("206 Partial Content\r\nContent-Range: bytes {from}-{end}/{all}");
+        let head = if from == 0 && length == all { "200 OK".to_owned() } else { range };
         let head = format!("HTTP/1.1 {head}\r\nContent-Length: {}\r\n\r\n", length - from);
         stream.write_all(head.as_bytes()).ok()?;
         match manner {
@@ -122,7 +131,7 @@ struct Bench {
 impl Bench {
     /// A repository with release 1.1.0 in the channel `stable`.
     fn new() -> Self {
-        let program = (0..900_000_u32).map(|at| at.to_le_bytes()[1]).collect();
+        let program = noise(1, 900_000);
         let bench = Self { folder: tempfile::tempdir().expect("a folder"), program };
         let write = |name: &str, bytes: &[u8]| {
             fs::write(bench.path(name), bytes).expect("a file");
@@ -208,7 +217,7 @@ async fn check(checker: &Checker, running: &str) -> Checked {
 async fn stream(bench: &Bench, manners: &[Manner]) -> (Result<(), SessionError>, Kept) {
     let well = bench.mirror(Manner::Well);
     let mut checked = check(&bench.checker(&[&well]), "1.0.0").await;
-    let (target, _) = checked.program.clone().expect("an offer");
+    let target = checked.program.clone().expect("an offer").target;
     let mirrors: Vec<Mirror> = manners.iter().map(|manner| bench.mirror(*manner)).collect();
     let bases: Vec<String> = mirrors.iter().map(|m| format!("{}/targets", m.url)).collect();
     let mut kept = Kept::default();
@@ -270,5 +279,90 @@ async fn a_mirror_that_lies_gives_way_to_one_that_does_not() {
         assert!(kept.bytes == bench.program && kept.restarts == 1);
         let (result, _) = stream(&bench, &[liar]).await;
         assert!(matches!(result, Err(SessionError::Target { .. })), "{result:?}");
+    }
+}
+
+/// Bytes without a pattern.
+fn noise(seed: u64, length: usize) -> Vec<u8> {
+    let mut state = seed;
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        state.to_le_bytes()[6]
+    };
+    (0..length).map(|_| next()).collect()
+}
+
+/// What a node runs that has most of the new program.
+fn older(program: &[u8]) -> Vec<u8> {
+    [&noise(9, 5000), &program[..500_000], &noise(10, 100_000), &program[600_000..]].concat()
+}
+
+/// Streams the offered program from mirrors over the one that runs.
+async fn stream_over(
+    bench: &Bench,
+    manners: &[Manner],
+    list: Option<Vec<u8>>,
+    program: &[u8],
+) -> (Result<Streamed, SessionError>, Kept) {
+    let well = bench.mirror(Manner::Well);
+    let mut checked = check(&bench.checker(&[&well]), "1.0.0").await;
+    let offered = checked.program.clone().expect("an offer");
+    let chunks = offered.chunks.expect("a list of chunks");
+    let file = checked.session.get(&chunks, bench.folder.path()).await.expect("the list");
+    let list = list.unwrap_or_else(|| fs::read(file).expect("the list's bytes"));
+    let mirrors: Vec<Mirror> = manners.iter().map(|manner| bench.mirror(*manner)).collect();
+    let bases: Vec<String> = mirrors.iter().map(|m| format!("{}/targets", m.url)).collect();
+    let mut kept = Kept::default();
+    let base = Base { list: &list, program };
+    let target = &offered.target;
+    let streamed = checked.session.stream_over(target, &bases, base, &mut kept).await;
+    (streamed.expect("the sink takes everything"), kept)
+}
+
+#[tokio::test]
+async fn only_what_is_new_is_fetched() {
+    let bench = Bench::new();
+    let old = older(&bench.program);
+    let (result, kept) = stream_over(&bench, &[Manner::Well], None, &old).await;
+    let fetched = result.expect("streamed").fetched;
+    assert!(kept.bytes == bench.program && kept.restarts == 0);
+    assert!((100_000..250_000).contains(&fetched), "{fetched}");
+    let mirror = bench.mirror(Manner::Well);
+    assert_eq!(mirror.bytes.load(Ordering::SeqCst), 0);
+}
+
+#[tokio::test]
+async fn pieces_that_break_off_come_from_the_next_mirror() {
+    let bench = Bench::new();
+    let manners = [Manner::Breaks(30_000), Manner::Well];
+    let (result, kept) = stream_over(&bench, &manners, None, &older(&bench.program)).await;
+    assert!(result.expect("streamed").fetched < 250_000);
+    assert!(kept.bytes == bench.program && kept.restarts == 0);
+}
+
+#[tokio::test]
+async fn whatever_is_wrong_with_pieces_the_whole_is_fetched() {
+    let bench = Bench::new();
+    let old = older(&bench.program);
+    let length = bench.program.len() as u64;
+    // A list that is damaged, of another program, or of chunks that are not what they are said to be.
+    let mut altered = bench.program.clone();
+    altered[300_000] ^= 1;
+    let cases = [
+        (b"rubbish".to_vec(), old.clone()),
+        (Chunks::of(&old).bytes(), old.clone()),
+        (Chunks::of(&altered).bytes(), altered),
+    ];
+    for (list, program) in cases {
+        let (result, kept) = stream_over(&bench, &[Manner::Well], Some(list), &program).await;
+        assert!(result.expect("streamed").fetched >= length);
+        assert!(kept.bytes == bench.program);
+    }
+    // A mirror without ranges, and one that lies about pieces.
+    for manner in [Manner::BreaksWithoutRange(usize::MAX / 2), Manner::Lies] {
+        let manners = [manner, Manner::Well];
+        let (result, kept) = stream_over(&bench, &manners, None, &old).await;
+        assert!(result.is_ok(), "{result:?}");
+        assert!(kept.bytes == bench.program);
     }
 }

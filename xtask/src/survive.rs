@@ -1,9 +1,11 @@
-//! `cargo xtask survive`: power cuts, many more of them than every test run has time for.
+//! `cargo xtask survive`: power cuts and failures, many more of them than every test run has time for.
 //!
 //! The writer of the EFI system partition is cut after each sector, with what was not yet synchronised
 //! kept, lost, or kept in part; the whole way of an update, from fetch to commit, goes in random
-//! sequences with lost variables and damaged journals; and the disk of a real node, recorded in QEMU, is
-//! judged at cuts all over its installation, an update, and a machine's life. Some of these are booted.
+//! sequences with lost variables and damaged journals; the nth system call of each kind fails, for every
+//! n, in what writes leases, slots, the journal and crashes; and the disk of a real node, recorded in
+//! QEMU, is judged at cuts all over its installation, an update, and a machine's life. Some of these are
+//! booted.
 
 use std::time::Instant;
 
@@ -24,6 +26,9 @@ pub(crate) fn survive(points: usize, boots: usize) -> Result<()> {
         run::cargo(&["test", "--package", "update", "--lib", "slots", "--", "--nocapture"]);
     command.env("HOLDFAST_CUT_POINTS", points.to_string());
     command.env("PROPTEST_CASES", SEQUENCES.to_string());
+    run::run(&mut command)?;
+    let mut command = run::cargo(&["test", "--package", "agent", "--lib", "updates::injected"]);
+    command.args(["--", "--nocapture"]).env("HOLDFAST_INJECT_STEP", "1");
     run::run(&mut command)?;
     let seconds = begin.elapsed().as_secs();
     println!("survive: {points} cut points asked for, {SEQUENCES} sequences: {seconds} s");

@@ -1,6 +1,6 @@
 //! Where the configuration comes from: the kernel's command line, a FAT volume labelled
-//! `HOLDFAST`, the disk that the node is installed on, what was put into the finished image, the image
-//! as it was built, and a URL that DHCP names, in this order. The first one that is there counts, also
+//! `HOLDFAST`, the disk that the node is installed on, a claim over the network, what was put into the
+//! finished image, the image as it was built, and a URL that DHCP names, in this order. The first one that is there counts, also
 //! when it is wrong: a typo must not silently bring back another document.
 //!
 //! The network comes last because anybody on it can answer for DHCP: a node that was told something by
@@ -39,6 +39,9 @@ const DOCUMENT: &str = "holdfast.toml";
 /// Name of the document in STATE, where the installer puts the one that it was told by.
 pub(crate) const INSTALLED: &str = "holdfast.toml";
 
+/// Name of the document in STATE that came with a claim.
+pub(crate) const CLAIMED: &str = "claimed.toml";
+
 /// Document that was put into the image's initramfs, which is gone by now: init moved it here.
 pub(crate) const CUSTOMISED: &str = "run/customised/holdfast.toml";
 
@@ -66,6 +69,8 @@ pub enum Source {
     Volume(PathBuf),
     /// The disk that the node is installed on.
     Installed,
+    /// Whoever claimed the node over the network.
+    Claimed,
     /// What was put into the image after it was built.
     Customised,
     /// The image.
@@ -83,6 +88,7 @@ impl fmt::Display for Source {
             Self::CommandLineUrl(text) => write!(f, "kernel command line: {}", named(text)),
             Self::Volume(device) => write!(f, "volume {}", device.display()),
             Self::Installed => f.write_str("the installed disk"),
+            Self::Claimed => f.write_str("the claim over the network"),
             Self::Customised => f.write_str("the customised image"),
             Self::Image => f.write_str("the image"),
             Self::Dhcp(server, text) => {
@@ -114,7 +120,7 @@ pub struct Found {
 #[allow(missing_docs, reason = "the message is the doc")]
 pub enum LoadError {
     #[error(
-        "no configuration: give {PARAMETER}BASE64 or {PARAMETER}URL on the kernel's command line, or {DOCUMENT} on a FAT volume labelled {LABEL}, or build an image with one, or name its URL by DHCP (option 224)"
+        "no configuration: give one with `holdfast node claim` and the code on the console, or {PARAMETER}BASE64 or {PARAMETER}URL on the kernel's command line, or {DOCUMENT} on a FAT volume labelled {LABEL}, or build an image with one, or name its URL by DHCP (option 224)"
     )]
     Absent,
     #[error("{PARAMETER} is not base64")]
@@ -140,7 +146,8 @@ pub async fn settled(root: &Path) -> Found {
             Source::CommandLine
             | Source::CommandLineUrl(_)
             | Source::Volume(_)
-            | Source::Installed => false,
+            | Source::Installed
+            | Source::Claimed => false,
             // What these say may be to install, which cannot be taken back.
             Source::Customised | Source::Image | Source::Dhcp(..) | Source::Nowhere => true,
         };
@@ -154,7 +161,7 @@ pub async fn settled(root: &Path) -> Found {
 /// Waits until a volume was found after all, while the machine is coming up, on a node that started with
 /// the document of its installation. Returns whether there is one.
 pub async fn superseded(root: &Path, found: &Source) -> bool {
-    *found == Source::Installed
+    matches!(found, Source::Installed | Source::Claimed)
         && volume_appears(root, SETTLED.saturating_sub(since_power_on())).await
 }
 
@@ -228,6 +235,7 @@ fn find(root: &Path) -> (Source, Result<Vec<u8>, LoadError>) {
     let installed = root.join("state").join(INSTALLED);
     let places = [
         (Source::Installed, installed),
+        (Source::Claimed, root.join("state").join(CLAIMED)),
         (Source::Customised, root.join(CUSTOMISED)),
         (Source::Image, root.join(BAKED)),
     ];

@@ -128,6 +128,7 @@ impl Provisioner {
             Source::CommandLine
             | Source::Volume(_)
             | Source::Installed
+            | Source::Claimed
             | Source::Customised
             | Source::Image => return None,
         };

@@ -6,7 +6,12 @@
 use std::time::Duration;
 
 use tokio::sync::watch;
-use types::{node::PciDevice, status::Setting, updates::UpdatesView};
+use types::{
+    evidence::{Crash, Ended, LastBoot},
+    node::PciDevice,
+    status::Setting,
+    updates::UpdatesView,
+};
 
 use crate::{inventory::rules, machines::keeper::View};
 
@@ -27,10 +32,15 @@ pub struct Page {
     pub release: String,
     /// Where the configuration came from, or why there is none.
     pub config: String,
+    /// The code with which the node can be claimed; empty when it cannot. It is for the screen, and not in
+    /// the lines, which are in the log.
+    pub claim: String,
     /// Its values, each with its source.
     pub settings: Vec<Setting>,
     /// What the installer does or did; empty when none was asked for.
     pub install: String,
+    /// How the boot before this one ended, and what crashes left behind.
+    pub last_boot: LastBoot,
     /// How updates are.
     pub updates: UpdatesView,
     /// Addresses of the uplinks.
@@ -66,6 +76,7 @@ impl Page {
         if !self.install.is_empty() {
             lines.push(format!("install    {}", self.install));
         }
+        lines.extend(last_boot(&self.last_boot).map(|text| format!("last boot  {text}")));
         if !self.updates.state.is_empty() {
             lines.push(format!("updates    {}", self.updates.state));
         }
@@ -96,6 +107,18 @@ impl Page {
         lines.push(format!("last error {error}"));
         lines
     }
+}
+
+/// Says how the boot before this one ended; `None` when there is nothing to say.
+pub fn last_boot(last: &LastBoot) -> Option<String> {
+    let crash = last.crashes.first().map(|crash| {
+        let (count, Crash { reason, name, .. }) = (last.crashes.len(), crash);
+        format!("last crash of {count} kept: {reason} ({name})")
+    });
+    let abruptly = last.ended == Some(Ended::Abruptly);
+    let ended = abruptly.then(|| "did not end as it should".to_owned());
+    let parts: Vec<String> = ended.into_iter().chain(crash).collect();
+    (!parts.is_empty()).then(|| parts.join("; "))
 }
 
 /// Writes the page whenever it changes.

@@ -1,5 +1,6 @@
 //! What renters ask of a guest that runs, and what it said before it ended.
 
+use bytes::Bytes;
 use lease::problem::Kind;
 use types::{
     forward::{ForwardedResponse, Problem},
@@ -61,6 +62,15 @@ pub(super) async fn console(machine: MachineId, from: u64) -> Result<ForwardedRe
             left(machine, Which::Latest, from).ok_or_else(|| answers::not_running(&error))
         }
     }
+}
+
+/// Types at the console.
+pub(super) async fn type_in(
+    machine: MachineId,
+    input: Bytes,
+) -> Result<ForwardedResponse, Problem> {
+    vmm::type_in(machine, input).await.map_err(|error| answers::not_running(&error))?;
+    Ok(json(200, &serde_json::json!({})))
 }
 
 /// Returns the console output that the process before the latest left.

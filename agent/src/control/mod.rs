@@ -31,15 +31,16 @@ use self::{
     routes::{Attaching, Handling, Route},
 };
 use crate::{
+    attest::Attestor,
     events::Event,
     machines::{
         keeper::{Command, Machines, Order, Snapshot, State, Switch, View},
         store::{Answered, Store},
-        vmm,
     },
     net::MachineNetworks,
+    seal::unlock,
     time::Clock,
-    updates::Word,
+    updates::{Shelf, Word},
 };
 
 /// Serves requests. Clones share everything.
@@ -65,8 +66,12 @@ pub struct Parts {
     pub networks: Arc<MachineNetworks>,
     /// Who may ask what.
     pub authority: Authority,
+    /// What it proves of itself.
+    pub attestor: Attestor,
     /// What operators say about updates.
     pub updates: mpsc::Sender<Word>,
+    /// What other nodes may have of its releases.
+    pub shelf: Arc<Shelf>,
     /// Below `/`.
     pub root: PathBuf,
 }
@@ -108,13 +113,13 @@ impl Control {
         request: &ForwardedRequest,
     ) -> Result<ForwardedResponse, Problem> {
         let route = Route::parse(request)?;
-        if let Route::Node = route {
-            return Ok(json(200, &self.offer()));
+        if let Some(answer) = self.answer_anybody(&route, request).await {
+            return answer;
         }
-        let signer = self.parts.authority.verify(request, self.parts.clock.now())?;
-        let signer = &signer;
+        let signer = &self.parts.authority.verify(request, self.parts.clock.now())?;
         match route {
-            Route::Node => Ok(json(200, &self.offer())),
+            Route::Node | Route::Attest { .. } => Ok(json(200, &self.offer())),
+            Route::RecoveryKey { node } => self.recovery_key(signer, node),
             Route::RestartAgent { node } => self.restart_agent(signer, node),
             Route::ReleaseDevice { node, device } => {
                 self.release_device(signer, node, device).await
@@ -147,9 +152,7 @@ impl Control {
             }
             Route::WriteConsole { machine: id } => {
                 self.owned(signer, id)?;
-                let input = request.body.clone().into();
-                vmm::type_in(id, input).await.map_err(|error| answers::not_running(&error))?;
-                Ok(json(200, &serde_json::json!({})))
+                guests::type_in(id, request.body.clone().into()).await
             }
             Route::Handle { machine: id, handling } => {
                 self.owned(signer, id)?;
@@ -171,6 +174,24 @@ impl Control {
                 Err(Kind::Unprocessable.because("a tunnel or a dump is opened as a stream"))
             }
         }
+    }
+
+    /// Answers what needs no signature; `None` when it does.
+    async fn answer_anybody(
+        &self,
+        route: &Route,
+        request: &ForwardedRequest,
+    ) -> Option<Result<ForwardedResponse, Problem>> {
+        if let Route::Node = route {
+            return Some(Ok(json(200, &self.offer())));
+        }
+        let Route::Attest { node } = route else { return None };
+        let asked = async {
+            self.here(*node)?;
+            let evidence = self.parts.attestor.answer(answers::body(request)?).await?;
+            Ok(json(200, &evidence))
+        };
+        Some(asked.await)
     }
 
     /// Serves what is about disks and devices that come and go.
@@ -395,10 +416,30 @@ impl Control {
             return Err(Kind::Forbidden.because(detail));
         }
         self.admit(signer)?;
+        self.here(node)
+    }
+
+    /// Refuses what is for another node.
+    fn here(&self, node: Option<NodeId>) -> Result<(), Problem> {
         if node.is_some_and(|node| node != self.parts.node) {
             return Err(Kind::NotFound.because(format!("this is node {}", self.parts.node)));
         }
         Ok(())
+    }
+
+    /// Returns the disk's recovery key as it was sealed to operators.
+    fn recovery_key(
+        &self,
+        signer: &VerifiedRequest,
+        node: Option<NodeId>,
+    ) -> Result<ForwardedResponse, Problem> {
+        self.operator(signer, node)?;
+        let keys = unlock::escrowed(&self.parts.root);
+        if keys.is_empty() {
+            let detail = "the disk's recovery key was sealed to nobody: the node runs from memory, or                           its [install] named no operator in escrow";
+            return Err(Kind::NotFound.because(detail));
+        }
+        Ok(json(200, &lease::api::RecoveryKeys { keys }))
     }
 
     fn restart_agent(
@@ -426,6 +467,8 @@ impl Control {
             | Route::Tunnel { machine, .. }
             | Route::Dump { machine } => machine,
             Route::Node
+            | Route::Attest { .. }
+            | Route::RecoveryKey { .. }
             | Route::RestartAgent { .. }
             | Route::Update { .. }
             | Route::ReleaseDevice { .. }

@@ -15,8 +15,18 @@ use crate::{
 /// An operation of this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Route {
-    /// `GET /v1/node`: what the node offers. The only one that needs no signature.
+    /// `GET /v1/node`: what the node offers. This and the next need no signature.
     Node,
+    /// `POST /v1/node/attestation`, or `/v1/nodes/NODE/attestation`: what it proves of itself.
+    Attest {
+        /// The node, where the path names one.
+        node: Option<NodeId>,
+    },
+    /// `GET /v1/node/recovery-key`, or `/v1/nodes/NODE/recovery-key`: as it was sealed to operators.
+    RecoveryKey {
+        /// The node, where the path names one.
+        node: Option<NodeId>,
+    },
     /// `POST /v1/node/restart-agent`, or `/v1/nodes/NODE/restart-agent`.
     RestartAgent {
         /// The node, where the path names one.
@@ -177,6 +187,14 @@ impl Route {
         let method = request.method.as_str();
         let route = match (method, &parts[..]) {
             ("GET", ["v1", "node"]) => Self::Node,
+            ("POST", ["v1", "node", "attestation"]) => Self::Attest { node: None },
+            ("POST", ["v1", "nodes", node, "attestation"]) => {
+                Self::Attest { node: Some(node.parse().map_err(|_| bad("node", node))?) }
+            }
+            ("GET", ["v1", "node", "recovery-key"]) => Self::RecoveryKey { node: None },
+            ("GET", ["v1", "nodes", node, "recovery-key"]) => {
+                Self::RecoveryKey { node: Some(node.parse().map_err(|_| bad("node", node))?) }
+            }
             ("POST", ["v1", "node", "restart-agent"]) => Self::RestartAgent { node: None },
             ("POST", ["v1", "nodes", node, "restart-agent"]) => {
                 let node = node.parse().map_err(|_| bad("node", node))?;
@@ -325,6 +343,16 @@ mod tests {
             body: Vec::new(),
         };
         Route::parse(&request).map_err(|problem| problem.status)
+    }
+
+    #[test]
+    fn a_node_is_asked_to_prove_itself() {
+        let node = NodeId::from_bytes([7; 32]);
+        let named = Ok(Route::Attest { node: Some(node) });
+        assert_eq!(parse("POST", &format!("/v1/nodes/{node}/attestation")), named);
+        assert_eq!(parse("POST", "/v1/node/attestation"), Ok(Route::Attest { node: None }));
+        assert_eq!(parse("GET", "/v1/node/attestation"), Err(404));
+        assert_eq!(parse("POST", "/v1/nodes/x/attestation"), Err(400));
     }
 
     #[test]

@@ -13,6 +13,7 @@ use types::{
     forward::{Problem, StreamAnswer, StreamHeader},
     ids::MachineId,
 };
+use update::shell::Span;
 
 use super::{
     Control, answers,
@@ -42,6 +43,9 @@ impl Control {
         let header = tokio::time::timeout(HEADER_LIMIT, frames::read(&mut stream)).await;
         let target = match header {
             Ok(Ok(StreamHeader::Request(request))) => self.stream_target(&request),
+            Ok(Ok(StreamHeader::Release { path, from, to })) => {
+                return self.parts.shelf.serve(stream, &path, Span { from, to }).await;
+            }
             Ok(Ok(StreamHeader::Content { .. })) => {
                 Err(Kind::NotFound.because("nodes serve no content"))
             }

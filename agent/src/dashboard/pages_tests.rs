@@ -102,6 +102,11 @@ fn devices_machines_members_and_lines_are_shown() {
         &["01010101  gateway   neighbour", "23.4 ms", "UDP 4600"],
     );
     contains(&page(Tab::Help, &known), &["changes nothing", "alt+F2"]);
+    let config = page(Tab::Config, &known);
+    contains(
+        &config,
+        &["volume /dev/vda", "name = \"rack 7\"", "machines.grace_s = 10  (default)"],
+    );
 }
 
 #[test]

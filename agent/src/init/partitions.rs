@@ -106,6 +106,14 @@ fn has_partition(id: &str) -> bool {
     entries.filter_map(|entry| read(&entry.path())).any(|part| part.id == id)
 }
 
+/// Returns the kernel's name of the partition with this GPT name below `root`.
+pub(crate) fn find_below(root: &Path, name: &str) -> Option<String> {
+    let started_from = fs::read(root.join(STARTED_FROM.trim_start_matches('/'))).ok();
+    let started_from = started_from.map(|bytes| identity(&bytes));
+    let device = find_in(&root.join("sys/class/block"), name, started_from.as_deref())?;
+    device.strip_prefix("/dev/").map(str::to_owned)
+}
+
 /// Reads a variable: four bytes of attributes, then text.
 fn identity(variable: &[u8]) -> String {
     let text = variable.get(4..).unwrap_or_default().chunks_exact(2);

@@ -33,7 +33,17 @@ pub fn ask(root: &Path, question: &str, word: &str, limit: Duration) -> Answer {
 
 /// Shows a text on every console below `root`, and nowhere else.
 pub fn show(root: &Path, text: &str) {
-    for path in consoles(root) {
+    show_on(consoles(root), text);
+}
+
+/// Shows a text on every console below `root` but the screen, where another program draws.
+pub fn show_on_lines(root: &Path, text: &str) {
+    let screen = root.join("dev/tty1");
+    show_on(consoles(root).into_iter().filter(|path| *path != screen).collect(), text);
+}
+
+fn show_on(consoles: Vec<PathBuf>, text: &str) {
+    for path in consoles {
         if let Ok(mut console) = File::options().write(true).open(path) {
             // One that takes no text shows none.
             let _ = write!(console, "\r\n{text}\r\n");

@@ -155,13 +155,18 @@ pub fn run(
     told(format!("installing from {medium} to {}", choice.disk));
     confirm(&choice, told)?;
     let begin = Instant::now();
-    let volumes = NewVolumes::invent(&mut unlock::sealer(root))
+    let volumes = NewVolumes::invent(&mut unlock::sealer(root), &install.escrow)
         .map_err(|source| InstallError::Keys { source })?;
     let table = write_disk(&choice, (&program, &volumes), told)?;
     keep(&choice, keepsakes, &volumes)?;
     told(format!("{}: {}", choice.disk.name, protection(&volumes.protection)));
-    // Not in the log, which gateways and metrics may get to see.
-    ask::show(root, &recovery_text(&volumes));
+    if install.escrow.is_empty() {
+        // Not in the log, which gateways and metrics may get to see.
+        ask::show(root, &recovery_text(&volumes));
+    } else {
+        let keys: Vec<_> = install.escrow.iter().map(ToString::to_string).collect();
+        told(format!("the recovery key is sealed to {}", keys.join(", ")));
+    }
     let entry = add_entry(&table, choice.block.bytes()).map_err(|error| chain(&error));
     let disk = choice.disk.to_string();
     let ms = begin.elapsed().as_millis();

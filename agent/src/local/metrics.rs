@@ -126,6 +126,8 @@ fn updates(out: &mut Exposition, status: &NodeStatus) {
     out.number(Metric::counter("update_failed_checks_total", about), updates.failed_checks);
     let about = "Bytes of programs written to slots since the node service started.";
     out.number(Metric::counter("update_written_bytes_total", about), updates.written_bytes);
+    let about = "Bytes of programs fetched for that: less, when the rest was there already.";
+    out.number(Metric::counter("update_fetched_bytes_total", about), updates.fetched_bytes);
 }
 
 fn network(out: &mut Exposition, status: &NodeStatus) {

@@ -1,6 +1,7 @@
 //! A node of which everything is known, for tests.
 
 use types::{
+    evidence::LastBoot,
     ids::{MachineId, NodeId, PublicKey},
     logs::{Level, LogLine, LogSource},
     node::{DeviceState, MachineShape, PciDevice},
@@ -62,6 +63,7 @@ pub(crate) fn status() -> NodeStatus {
         uptime_ms: 3_723_456,
         boot: vec![BootPhase { name: "init-ready".into(), at_ms: 912 }],
         install: String::new(),
+        claim: String::new(),
         volumes: volumes(),
         trouble: String::new(),
         trust: trust(),
@@ -94,6 +96,7 @@ pub(crate) fn status() -> NodeStatus {
             end: UnixSeconds(1_796_090_000),
             last_stop: String::new(),
         }],
+        last_boot: LastBoot::default(),
         errors: vec![line(9, Level::Error, "holdfast: event=trouble place=store reason=\"full\"")],
     }
 }
@@ -126,6 +129,8 @@ fn updates() -> UpdatesView {
         checks: 7,
         failed_checks: 1,
         written_bytes: 20_545_024,
+        fetched_bytes: 7_340_032,
+        volumes: Vec::new(),
     }
 }
 

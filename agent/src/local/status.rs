@@ -102,8 +102,10 @@ impl Local {
             config: page.config.clone(),
             settings: page.settings,
             install: page.install,
+            claim: page.claim,
             volumes: unlock::report(root),
             trouble: page.error,
+            last_boot: page.last_boot,
         }
     }
 

@@ -1,7 +1,11 @@
 //! The node's memory: machines, highest serials, receipts, answered requests, nonces, the time
 //! floor. What was acknowledged was committed and synced before.
 
-use std::path::Path;
+use std::{
+    fs::{self, File},
+    io,
+    path::Path,
+};
 
 use lease::metering::SignedReceipt;
 use redb::{Database, ReadableDatabase, ReadableTable, ReadableTableMetadata, TableDefinition};
@@ -24,6 +28,9 @@ const RECEIPTS: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("receipts
 const RECEIPTS_OF: TableDefinition<'_, (&str, u64), ()> = TableDefinition::new("receipts-of");
 /// Until when a nonce is remembered, key and nonce.
 const NONCES: TableDefinition<'_, (u64, &str, &str), ()> = TableDefinition::new("nonces");
+
+/// Extension of a store that is not whole yet.
+const UNFINISHED: &str = "unfinished";
 
 const FLOOR: &str = "floor";
 
@@ -65,6 +72,8 @@ struct KeptReceipt {
 pub enum StoreError {
     #[error("cannot open the store {path}")]
     Open { path: String, source: redb::DatabaseError },
+    #[error("cannot make the store {path}")]
+    File { path: String, source: io::Error },
     #[error("the store failed while it {doing}")]
     Failed { doing: &'static str, source: Box<redb::Error> },
     #[error("entry {key} in the store is no document of this release")]
@@ -82,8 +91,24 @@ pub struct Store {
 }
 
 impl Store {
-    /// Opens the store, or makes an empty one.
+    /// Opens the store, or makes an empty one. That gets its name once it is whole: one that was begun
+    /// is no database, and would keep the node from starting for good.
     pub fn open(path: &Path) -> Result<Self, StoreError> {
+        let file = |source| StoreError::File { path: path.display().to_string(), source };
+        if !path.try_exists().map_err(file)? {
+            let unfinished = path.with_extension(UNFINISHED);
+            match fs::remove_file(&unfinished) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(file(error)),
+                Err(_) | Ok(()) => drop(Self::open_file(&unfinished)?),
+            }
+            let folder = path.parent().unwrap_or(Path::new("/"));
+            fs::rename(&unfinished, path).map_err(file)?;
+            File::open(folder).and_then(|folder| folder.sync_all()).map_err(file)?;
+        }
+        Self::open_file(path)
+    }
+
+    fn open_file(path: &Path) -> Result<Self, StoreError> {
         let database = Database::create(path)
             .map_err(|source| StoreError::Open { path: path.display().to_string(), source })?;
         let store = Self { database };

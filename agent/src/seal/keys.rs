@@ -10,10 +10,13 @@
 use std::io;
 
 use base64::{Engine, engine::general_purpose::STANDARD};
+use overlay::escrow;
 use serde_json::{Value, json};
 use types::{
     disk_key::DiskKey,
-    volumes::{Bound, Protection},
+    ids::PublicKey,
+    install::MAX_ESCROW,
+    volumes::{Bound, EscrowedKey, Protection},
 };
 use update::disk::gpt::Uuid;
 use zeroize::Zeroizing;
@@ -112,8 +115,15 @@ pub struct NewVolumes {
 
 impl NewVolumes {
     /// Invents keys for a new disk and seals them.
-    pub fn invent(sealer: &mut Sealer) -> Result<Self, HeaderError> {
+    /// The recovery key is sealed to `operators`, too.
+    pub fn invent(sealer: &mut Sealer, operators: &[PublicKey]) -> Result<Self, HeaderError> {
         let recovery = RecoveryKey::generate()?;
+        let escrow = operators.iter().take(MAX_ESCROW).map(|operator| {
+            let sealed = escrow::seal(*operator, recovery.as_str().as_bytes());
+            let sealed = sealed.map_err(|_| HeaderError::Escrow { operator: *operator })?;
+            Ok(EscrowedKey { operator: *operator, sealed })
+        });
+        let escrow = escrow.collect::<Result<Vec<_>, HeaderError>>()?;
         let mut state = NewVolume::invent(Uuid::new_v4().to_string())?;
         let secret = Zeroizing::new(random::<32>()?);
         let (token, protection) = sealer.token(secret.as_ref());
@@ -122,10 +132,20 @@ impl NewVolumes {
         let mut data = NewVolume::invent(name.clone())?;
         data.add(descend(&state.key, &name).as_ref(), json!({"type": STATE}))?;
         for volume in [&mut state, &mut data] {
-            volume.add(recovery.as_str().as_bytes(), json!({"type": RECOVERY}))?;
+            let token = json!({"type": RECOVERY, "escrow": escrow});
+            volume.add(recovery.as_str().as_bytes(), token)?;
         }
         Ok(Self { state, data, recovery, protection })
     }
+}
+
+/// Returns to whom a volume's recovery key was sealed, and what. Anybody may read it: it is on the disk in
+/// clear.
+pub fn escrowed(volume: &Volume) -> Vec<EscrowedKey> {
+    let listed = tokens(volume, RECOVERY).into_iter().filter_map(|(_, token)| {
+        serde_json::from_value::<Vec<EscrowedKey>>(token.get("escrow")?.clone()).ok()
+    });
+    listed.flatten().take(MAX_ESCROW).collect()
 }
 
 /// Opens STATE without anybody's help, and improves its protection when that is possible by now.

@@ -2,10 +2,14 @@
 
 use std::{fs::File, path::PathBuf};
 
-use types::volumes::{Bound, Protection};
+use ed25519_dalek::SigningKey;
+use types::{
+    ids::PublicKey,
+    volumes::{Bound, Protection},
+};
 
 use super::{
-    keys::{NewVolumes, Sealer, open_data, open_state, recover},
+    keys::{NewVolumes, Sealer, escrowed, open_data, open_state, recover},
     recovery::RecoveryKey,
     signature::Release,
     tpm::{LATCH_PCR, Tpm, TpmError},
@@ -22,7 +26,7 @@ struct Disk {
 impl Disk {
     fn install(mut sealer: Sealer) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
-        let new = NewVolumes::invent(&mut sealer).expect("made");
+        let new = NewVolumes::invent(&mut sealer, &[operator(1), operator(2)]).expect("made");
         for (name, volume) in [("state", &new.state), ("data", &new.data)] {
             let mut file = File::create(folder.path().join(name)).expect("created");
             file.set_len(17 << 20).expect("grown");
@@ -47,6 +51,27 @@ impl Disk {
         assert_eq!(data, self.new.data.key);
         Ok(protection)
     }
+}
+
+fn operator_key(seed: u8) -> SigningKey {
+    SigningKey::from_bytes(&[seed; 32])
+}
+
+fn operator(seed: u8) -> PublicKey {
+    PublicKey::from_bytes(operator_key(seed).verifying_key().to_bytes())
+}
+
+#[test]
+fn an_operator_opens_the_recovery_key_that_was_sealed_to_it() {
+    let disk = Disk::install(without_tpm());
+    let escrowed = escrowed(&disk.volume("state"));
+    assert_eq!(escrowed.iter().map(|e| e.operator).collect::<Vec<_>>(), [1, 2].map(operator));
+    let sealed = &escrowed[1].sealed;
+    let opened = overlay::escrow::open(&operator_key(2), sealed).expect("opened");
+    let text = std::str::from_utf8(&opened).expect("letters");
+    let recovery = RecoveryKey::parse(text).expect("a recovery key");
+    assert_eq!(recover(&disk.volume("state"), &recovery), Ok(disk.new.state.key.clone()));
+    assert!(overlay::escrow::open(&operator_key(3), sealed).is_err());
 }
 
 fn without_tpm() -> Sealer {

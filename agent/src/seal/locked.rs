@@ -4,8 +4,9 @@
 
 use std::{path::Path, time::Duration};
 
+use base64::{Engine, engine::general_purpose::STANDARD};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
-use types::volumes::Protection;
+use types::volumes::{EscrowedKey, Protection};
 use update::disk::layout;
 
 use super::{
@@ -60,6 +61,10 @@ pub async fn wait(init: &Init, reason: &str) -> ! {
         eprintln!("{}", Event::Trouble { place: "screen", reason });
     }
     eprintln!("{}", Event::Locked { reason: reason.to_owned() });
+    for EscrowedKey { operator, sealed } in unlock::escrowed(Path::new("/")) {
+        let sealed = STANDARD.encode(sealed);
+        eprintln!("{}", Event::Escrowed { operator, sealed });
+    }
     let question = format!(
         "The disk of this server is encrypted and locked:\r\n{reason}.\r\nNothing on it was changed. \
          Restart the server when the reason is gone, or type the recovery key and Enter, or put \

@@ -59,6 +59,8 @@ pub enum HeaderError {
     Long,
     #[error("the secret does not open the volume")]
     Wrong,
+    #[error("the recovery key cannot be sealed to {operator}; is that an operator's public key?")]
+    Escrow { operator: types::ids::PublicKey },
     #[error("no randomness")]
     Random { source: getrandom::Error },
 }

@@ -4,6 +4,8 @@
 //! `tpm` and `signature` what the TPM does, `unlock` what happens at the start. It leaves mounting to
 //! `init`, and machines' disks to `machines::disk_keys`.
 
+#[cfg(test)]
+mod attest_tests;
 pub mod keys;
 #[cfg(test)]
 mod keys_tests;

@@ -6,10 +6,10 @@
 
 use std::{fs, io, path::Path};
 
-use sha2::{Digest, Sha256};
+use lease::attestation;
 use types::{
     disk_key::DiskKey,
-    volumes::{Protection, VolumeReport},
+    volumes::{EscrowedKey, Protection, VolumeReport},
 };
 use update::disk::layout;
 
@@ -24,6 +24,10 @@ use crate::{events::Event, init::partitions, install::grow};
 
 /// Where the report is, below the root.
 pub const REPORT: &str = "run/holdfast/volumes.json";
+/// Where is what was measured of them, below the root.
+const MEASURED: &str = "run/holdfast/volumes-measured.json";
+/// Where the recovery key is, sealed to operators, below the root.
+const ESCROW: &str = "run/holdfast/recovery-key.json";
 /// Where systemd-stub's files of the running release are kept, below the root.
 const RELEASE: &str = "run/holdfast/release";
 
@@ -68,14 +72,17 @@ fn open_all(sealer: &mut Sealer) -> Vec<VolumeReport> {
     if let Some(device) = partitions::find(layout::STATE) {
         let protection = match open(&device) {
             Ok(None) => Protection::Plain,
-            Ok(Some(mut volume)) => match keys::open_state(&mut volume, sealer) {
-                Ok((key, protection)) => {
-                    let protection = map(&volume, layout::STATE, &key, protection);
-                    state = Some(key);
-                    protection
+            Ok(Some(mut volume)) => {
+                hand_out(&volume);
+                match keys::open_state(&mut volume, sealer) {
+                    Ok((key, protection)) => {
+                        let protection = map(&volume, layout::STATE, &key, protection);
+                        state = Some(key);
+                        protection
+                    }
+                    Err(reason) => Protection::Locked { reason },
                 }
-                Err(reason) => Protection::Locked { reason },
-            },
+            }
             Err(reason) => Protection::Locked { reason },
         };
         reports.push(VolumeReport { name: layout::STATE.to_owned(), protection });
@@ -86,6 +93,22 @@ fn open_all(sealer: &mut Sealer) -> Vec<VolumeReport> {
         reports.push(VolumeReport { name: layout::DATA.to_owned(), protection });
     }
     reports
+}
+
+/// Leaves the recovery key, as it was sealed to operators, where later programs find it: what the disk says
+/// in clear, and no secret without an operator's key.
+fn hand_out(volume: &Volume) {
+    let text = serde_json::to_vec(&keys::escrowed(volume)).unwrap_or_default();
+    if let Err(error) = write(&Path::new("/").join(ESCROW), &text) {
+        let reason = error.to_string();
+        crate::init::kmsg::event(&Event::Trouble { place: "volumes", reason });
+    }
+}
+
+/// Reads the recovery key as it was sealed to operators; empty when it was sealed to nobody.
+pub fn escrowed(root: &Path) -> Vec<EscrowedKey> {
+    let text = fs::read(root.join(ESCROW)).unwrap_or_default();
+    serde_json::from_slice(&text).unwrap_or_default()
 }
 
 /// Opens DATA; it is protected as well as STATE is.
@@ -126,11 +149,25 @@ fn map(volume: &Volume, name: &str, key: &DiskKey, protection: Protection) -> Pr
 fn latch(sealer: &mut Sealer, reports: &[VolumeReport]) {
     let Ok(tpm) = &mut sealer.tpm else { return };
     let text = serde_json::to_vec(reports).unwrap_or_default();
-    let digest = Sha256::new().chain_update(b"holdfast volumes ").chain_update(text).finalize();
-    if let Err(error) = tpm.extend(LATCH_PCR, &digest.into()) {
+    if let Err(error) = tpm.extend(LATCH_PCR, &attestation::volumes_digest(&text)) {
         let reason = format!("PCR 15 not extended: {}", crate::init::boot::chain(&error));
         crate::init::kmsg::event(&Event::Trouble { place: "tpm", reason });
     }
+    // Who attests the node compares it with the register; it stays when the report changes.
+    if let Err(error) = write(&Path::new("/").join(MEASURED), &text) {
+        let reason = error.to_string();
+        crate::init::kmsg::event(&Event::Trouble { place: "volumes", reason });
+    }
+}
+
+fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    path.parent().map_or(Ok(()), fs::create_dir_all)?;
+    fs::write(path, bytes)
+}
+
+/// Reads what was measured of the volumes at the start, as it was measured.
+pub fn measured(root: &Path) -> String {
+    fs::read_to_string(root.join(MEASURED)).unwrap_or_default()
 }
 
 fn tell(root: &Path, reports: &[VolumeReport]) {
@@ -138,10 +175,8 @@ fn tell(root: &Path, reports: &[VolumeReport]) {
         let (volume, how, notice) = (name.clone(), protection.name(), protection.notice());
         crate::init::kmsg::event(&Event::Volume { volume, how, notice });
     }
-    let path = root.join(REPORT);
-    let folder = path.parent().unwrap_or(root);
-    let written = fs::create_dir_all(folder)
-        .and_then(|()| fs::write(&path, serde_json::to_vec(reports).unwrap_or_default()));
+    let text = serde_json::to_vec(reports).unwrap_or_default();
+    let written = write(&root.join(REPORT), &text);
     if let Err(error) = written {
         let reason = error.to_string();
         crate::init::kmsg::event(&Event::Trouble { place: "volumes", reason });

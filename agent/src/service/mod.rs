@@ -21,6 +21,7 @@ use tokio::{
 };
 use types::{
     config::{MachineNetwork, NodeSpec, parse_prefix},
+    evidence::Ended,
     ids::NodeId,
     secure_boot::Enrol,
     status::Setting,
@@ -28,14 +29,17 @@ use types::{
 };
 
 use crate::{
+    attest::Attestor,
+    claim::{self, Waiting},
     config::{self, Found, provision::Provisioner, settings},
     console::{self, Page},
     control::{Control, Parts, authority::Authority},
     enrol,
     events::Event,
+    evidence::{self, Lasting},
     gpu::guests::GuestReadings,
     init::boot::chain,
-    install::session,
+    install::{runs_from_memory, session},
     inventory::{self, rules},
     local::{Local, LocalConfig, Serving},
     logs::{self, Logs},
@@ -109,30 +113,13 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
     };
     let node = NodeId::from_bytes(key.verifying_key().to_bytes());
     eprintln!("{}", Event::Node { node, release: release() });
-    let (pages, page) =
-        watch::channel(Page { node: node.to_string(), release: release(), ..Page::default() });
-    tokio::spawn(console::run(page.clone()));
-    let local = Local::start(LocalConfig {
-        node,
-        release: release(),
-        logs: Logs::start(Path::new(logs::KMSG)),
-        pages: page,
-        root: PathBuf::from("/"),
-    });
-    let views = Views { pages, local };
+    let (views, keeper) = start_views(node);
     let pages = &views.pages;
     session::grow_data();
     let found = config::settled(Path::new("/")).await;
     let overlay = match &found.spec {
         Ok(spec) => {
-            let (source, name) = (found.source.to_string(), spec.name.clone());
-            eprintln!("{}", Event::Config { source, name });
-            let settings = tell_settings(&found, spec);
-            pages.send_modify(|page| {
-                page.name.clone_from(&spec.name);
-                page.config = found.source.to_string();
-                page.settings = settings;
-            });
+            show_config(&found, spec, pages);
             enrol_keys(spec).await;
             if spec.install.is_some() {
                 give_console(&init, Console::Agent);
@@ -144,19 +131,12 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
                     tokio::spawn(give_way(found.source.clone()));
                     Some(overlay)
                 }
-                Err(reason) => {
-                    eprintln!("{}", Event::Trouble { place: "start", reason: reason.clone() });
-                    pages.send_modify(|page| page.error = reason);
-                    // The page is drawn; then init starts the agent again, which is the cure for
-                    // what passes.
-                    tokio::time::sleep(std::time::Duration::from_secs(3)).await;
-                    std::process::exit(1)
-                }
+                Err(reason) => give_up(reason, pages).await,
             }
         }
         Err(error) => {
             give_console(&init, Console::Screen);
-            let uplinks = show_bad_config(&found.source, error, &init, notices, &views);
+            let uplinks = show_bad_config((node, &found.source), error, &init, notices, &views);
             tokio::spawn(find_another(found, uplinks, pages.clone()));
             None
         }
@@ -165,6 +145,66 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
     if let Some(overlay) = overlay {
         overlay.leave().await;
     }
+    // init tells the agent to end when the node goes down, and at no other time.
+    if let Err(error) = keeper.end() {
+        eprintln!("{}", Event::Trouble { place: "evidence", reason: error.to_string() });
+    }
+}
+
+/// Says which configuration is in use.
+fn show_config(found: &Found, spec: &NodeSpec, pages: &watch::Sender<Page>) {
+    let (source, name) = (found.source.to_string(), spec.name.clone());
+    eprintln!("{}", Event::Config { source, name });
+    let settings = tell_settings(found, spec);
+    pages.send_modify(|page| {
+        page.name.clone_from(&spec.name);
+        page.config = found.source.to_string();
+        page.settings = settings;
+    });
+}
+
+/// Shows the node to whoever looks, and begins to keep the end of its log.
+fn start_views(node: NodeId) -> (Views, evidence::Keeper) {
+    let (pages, page) =
+        watch::channel(Page { node: node.to_string(), release: release(), ..Page::default() });
+    tokio::spawn(console::run(page.clone()));
+    let logs = Logs::start(Path::new(logs::KMSG));
+    let keeper = look_back(&logs, &pages);
+    let local = Local::start(LocalConfig {
+        node,
+        release: release(),
+        logs,
+        pages: page,
+        root: PathBuf::from("/"),
+    });
+    (Views { pages, local }, keeper)
+}
+
+/// Shows why the node cannot start. The page is drawn; then init starts the agent again, which is the cure
+/// for what passes.
+async fn give_up(reason: String, pages: &watch::Sender<Page>) -> ! {
+    eprintln!("{}", Event::Trouble { place: "start", reason: reason.clone() });
+    pages.send_modify(|page| page.error = reason);
+    tokio::time::sleep(std::time::Duration::from_secs(3)).await;
+    std::process::exit(1)
+}
+
+/// Says how the last boot ended, and begins to keep the end of this one's log.
+fn look_back(logs: &Logs, pages: &watch::Sender<Page>) -> evidence::Keeper {
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let boot = boot.trim();
+    let state = Path::new(STATE);
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let lasting = if runs_from_memory(&mounts) { Lasting::Memory } else { Lasting::Disk };
+    let last = evidence::collect(Path::new(evidence::PSTORE), (state, lasting), boot);
+    if last.ended == Some(Ended::Abruptly) {
+        let line = last.lines.last().cloned().unwrap_or_default();
+        eprintln!("{}", Event::EndedAbruptly { last: line });
+    }
+    pages.send_modify(|page| page.last_boot = last);
+    let keeper = evidence::Keeper::new(logs.clone(), state, boot);
+    tokio::spawn(keeper.clone().run());
+    keeper
 }
 
 /// Ends the agent when a volume is found after the node started with another document: init starts it
@@ -255,7 +295,7 @@ async fn wait_for_end() {
 
 /// Shows what is wrong, and keeps the node on the network and alive. Returns its uplinks.
 fn show_bad_config(
-    source: &config::Source,
+    (node, source): (NodeId, &config::Source),
     error: &config::LoadError,
     init: &Init,
     mut notices: mpsc::Receiver<Notice>,
@@ -282,10 +322,34 @@ fn show_bad_config(
             }
         }
     });
+    // A document that is wrong is its owner's to mend; only a node without any waits for a claim.
+    if matches!(error, config::LoadError::Absent) {
+        tokio::spawn(wait_for_claim(node, pages.clone()));
+    }
     let uplinks = Arc::new(Uplinks::start(&types::config::Network::default()).ok()?);
     local.tell_network(uplinks.status());
     tokio::spawn(show_addresses(Arc::clone(&uplinks), pages.clone()));
     Some(uplinks)
+}
+
+/// Lets somebody with the code on the consoles give the node its configuration. Whoever waits for another
+/// document finds it then.
+async fn wait_for_claim(node: NodeId, pages: watch::Sender<Page>) {
+    let trouble = |error: &io::Error| {
+        eprintln!("{}", Event::Trouble { place: "claim", reason: chain(error) });
+    };
+    let waiting = match Waiting::new(node, PathBuf::from(STATE)) {
+        Ok(waiting) => Arc::new(waiting),
+        Err(error) => return trouble(&error),
+    };
+    let listener = match claim::listen().await {
+        Ok(listener) => listener,
+        Err(error) => return trouble(&error),
+    };
+    pages.send_modify(|page| page.claim = waiting.code());
+    let shown = pages.subscribe();
+    let addresses = || shown.borrow().addresses.clone();
+    tokio::join!(Arc::clone(&waiting).serve(listener), waiting.show(Path::new("/"), addresses));
 }
 
 /// Keeps the addresses on the page of a node that has nothing else to do.
@@ -314,27 +378,19 @@ async fn serve(
     Views { pages, local }: &Views,
 ) -> Result<Overlay, String> {
     let devices = offered::prepare_devices(spec);
-    let store = Store::open(&Path::new(STATE).join("agent.redb")).map_err(|e| chain(&e))?;
+    let store = Store::open(&Path::new(STATE).join("agent.redb"));
+    let store = Arc::new(store.map_err(|e| chain(&e))?);
     let floor = store.floor().map_err(|e| chain(&e))?;
     let kept = tasks::network::Keeper::load(Path::new(STATE), &spec.network);
-    let secret = Some(stable_secret(&key));
-    let uplinks = Arc::new(Uplinks::start_with(kept.network(), secret).map_err(|e| chain(&e))?);
+    let uplinks = Uplinks::start_with(kept.network(), Some(stable_secret(&key)));
+    let uplinks = Arc::new(uplinks.map_err(|e| chain(&e))?);
     local.tell_network(uplinks.status());
     let clock = Arc::new(start_clock(spec, floor, &uplinks));
     let networks = Arc::new(start_networks(spec, &key, &uplinks).await?);
     let (overlay, inbox) = start_overlay(spec, &key).await?;
     let notice = watch_network(kept, spec, &uplinks, &overlay);
-    let store = Arc::new(store);
-    let cache = Cache::open(&Path::new(DATA).join("content")).map_err(|e| chain(&e))?;
-    let tools = Tools {
-        init: init.clone(),
-        networks: Arc::clone(&networks),
-        overlay: overlay.clone(),
-        cache,
-        disks: Places { data: PathBuf::from(DATA), keys: Path::new(STATE).join(DISK_KEYS) },
-        root: PathBuf::from("/"),
-        cpus: offered::host_cpus(spec),
-    };
+    let tools = tools(spec, init, &networks, &overlay)?;
+    let attestor = Attestor::new(key.clone(), PathBuf::from("/"));
     let machines = keeper::start(KeeperConfig {
         spec: spec.clone(),
         key,
@@ -349,6 +405,8 @@ async fn serve(
         known: init.list().await.map_err(|e| chain(&e))?,
     })
     .map_err(|e| chain(&e))?;
+    let (words, shelf) =
+        start_updates((spec, node), (&tools, &machines), (&uplinks, &clock), pages);
     let control = Control::new(Parts {
         node,
         spec: spec.clone(),
@@ -356,8 +414,10 @@ async fn serve(
         store: Arc::clone(&store),
         clock: Arc::clone(&clock),
         networks,
-        updates: start_updates((spec, node), (&tools, &machines), (&uplinks, &clock), pages),
+        updates: words,
+        shelf,
         authority: Authority::new(spec, store).map_err(|e| chain(&e))?,
+        attestor,
         root: PathBuf::from("/"),
     });
     tokio::spawn(tasks::overlay::serve(inbox, overlay.clone(), control.clone()));
@@ -377,13 +437,31 @@ async fn serve(
     Ok(overlay)
 }
 
+/// Returns what machines are made with.
+fn tools(
+    spec: &NodeSpec,
+    init: &Init,
+    networks: &Arc<MachineNetworks>,
+    overlay: &Overlay,
+) -> Result<Tools, String> {
+    Ok(Tools {
+        init: init.clone(),
+        networks: Arc::clone(networks),
+        overlay: overlay.clone(),
+        cache: Cache::open(&Path::new(DATA).join("content")).map_err(|e| chain(&e))?,
+        disks: Places { data: PathBuf::from(DATA), keys: Path::new(STATE).join(DISK_KEYS) },
+        root: PathBuf::from("/"),
+        cpus: offered::host_cpus(spec),
+    })
+}
+
 /// Starts to look after slots and updates; what operators say about them goes into the sender.
 fn start_updates(
     (spec, node): (&NodeSpec, NodeId),
     (tools, machines): (&Tools, &Machines),
     (uplinks, clock): (&Arc<Uplinks>, &Arc<Clock>),
     pages: &watch::Sender<Page>,
-) -> mpsc::Sender<updates::Word> {
+) -> (mpsc::Sender<updates::Word>, Arc<updates::Shelf>) {
     updates::start(updates::Parts {
         updates: spec.updates.clone(),
         node,

@@ -1,23 +1,29 @@
 //! The repository: looked at by the TUF client, and fetched from straight into a slot.
 
-use std::{path::Path, sync::Arc};
+use std::{fs, path::Path, sync::Arc};
 
 use jiff::Timestamp;
 use rustls::RootCertStore;
 use types::updates::Updates;
 use update::{
     channel::{Decision, Release},
-    shell::{CheckError, Checked, Checker, Fetcher, SessionError, Sink, SinkError, Source},
+    delta,
+    shell::{
+        self, Base, CheckError, Checked, Checker, Fetcher, SessionError, Sink, SinkError, Source,
+        Streamed,
+    },
     slots::{
         Place,
         fat::{FatError, Volume, Writing},
         plan::{Offer, Offered, Urgency},
     },
+    target::Target,
 };
 
 use super::{
     Parts,
     partition::{Device, Partition},
+    places::Places,
 };
 use crate::{
     events::Event,
@@ -27,7 +33,7 @@ use crate::{
 };
 
 /// Folder in STATE for trusted metadata.
-const STORE: &str = "tuf";
+pub(super) const STORE: &str = "tuf";
 
 /// Why a program was not fetched.
 #[derive(Debug, thiserror::Error)]
@@ -46,8 +52,19 @@ pub(super) enum FetchFailure {
 /// A repository.
 pub(super) struct Repository {
     checker: Checker,
+    mirrors: Vec<Source>,
     roots: RootCertStore,
     resolver: Resolver,
+    places: Arc<Places>,
+}
+
+/// What was written to a place.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Written {
+    /// Bytes.
+    pub(super) bytes: u64,
+    /// Bytes that were fetched for that.
+    pub(super) fetched: u64,
 }
 
 impl Repository {
@@ -63,51 +80,90 @@ impl Repository {
         let checker = Checker {
             store: Path::new(crate::service::STATE).join(STORE),
             root: updates.root.clone().into_bytes(),
-            sources: updates.mirrors.iter().map(|url| Source::below(url)).collect(),
+            sources: Vec::new(),
             channel: updates.channel.clone(),
             node: parts.node.as_bytes().to_vec(),
         };
-        Self { checker, roots: roots.store().clone(), resolver: parts.uplinks.resolver() }
+        Self {
+            checker,
+            mirrors: updates.mirrors.iter().map(|url| Source::below(url)).collect(),
+            roots: roots.store().clone(),
+            resolver: parts.uplinks.resolver(),
+            places: Arc::new(Places::new(parts.overlay.clone(), Path::new("/"))),
+        }
     }
 
-    /// Looks at the repository.
+    /// Returns where mirrors are.
+    pub(super) fn mirrors(&self) -> &[Source] {
+        &self.mirrors
+    }
+
+    /// Looks at the repository, at the first of these places that has it.
     pub(super) async fn check(
         &self,
+        sources: &[Source],
         running: Release,
         now: Timestamp,
     ) -> Result<Checked, CheckError> {
         let fetcher = || {
             let names = Arc::new(Names(self.resolver.clone()));
-            Fetcher::new(None).with_roots(self.roots.clone()).with_resolver(names)
+            let fetcher = Fetcher::new(None).with_roots(self.roots.clone());
+            fetcher.with_resolver(names).with_elsewhere(self.places.clone())
         };
-        self.checker.check(&fetcher, running, now).await
+        let checker = Checker { sources: sources.to_vec(), ..self.checker.clone() };
+        checker.check(&fetcher, running, now).await
     }
 
-    /// Fetches the offered program into a place; returns its length.
+    /// Fetches what is new in the offered program from these places into a place of the partition.
     pub(super) async fn fetch(
         &self,
         checked: &mut Checked,
+        sources: &[Source],
         partition: &Partition,
         place: Place,
-    ) -> Result<u64, FetchFailure> {
-        let (target, sha256) = checked.program.clone().ok_or(FetchFailure::Gone)?;
+    ) -> Result<Written, FetchFailure> {
+        let offered = checked.program.clone().ok_or(FetchFailure::Gone)?;
+        let shell::Offered { target, sha256, chunks } = offered;
+        let list = match chunks {
+            Some(chunks) => self.chunks(checked, &chunks).await.unwrap_or_default(),
+            None => Vec::new(),
+        };
+        // One that cannot be read is of no use, and that is all.
+        let running = partition.from.filter(|_| !list.is_empty());
+        let running = running
+            .and_then(|from| tokio::task::block_in_place(|| partition.bytes(from)).ok().flatten());
+        let base = Base { list: &list, program: running.as_deref().unwrap_or_default() };
         let mut volume = tokio::task::block_in_place(|| partition.volume())?;
         let length = target.file.length;
         let writing = volume.begin(place.path(), length)?;
         let mut slot = IntoSlot { volume, writing };
-        let bases: Vec<String> =
-            self.checker.sources.iter().map(|source| source.targets.clone()).collect();
-        checked.session.stream(&target, &bases, &mut slot).await??;
+        let bases: Vec<String> = sources.iter().map(|source| source.targets.clone()).collect();
+        let streamed = checked.session.stream_over(&target, &bases, base, &mut slot).await?;
+        let Streamed { fetched } = streamed?;
         let IntoSlot { mut volume, writing } = slot;
         tokio::task::block_in_place(|| volume.finish(writing, sha256))?;
-        Ok(length)
+        Ok(Written { bytes: length, fetched })
+    }
+
+    /// Gets the list of a program's chunks; `None` when it cannot be had, which costs bytes only.
+    async fn chunks(&self, checked: &mut Checked, target: &Target) -> Option<Vec<u8>> {
+        let folder = self.checker.store.join(shell::DOCUMENTS);
+        let file = checked.session.get(target, &folder).await.ok()?;
+        for entry in fs::read_dir(&folder).ok()?.flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if name.contains(delta::KIND) && entry.path() != file {
+                // One that stays takes a little room.
+                let _ = fs::remove_file(entry.path());
+            }
+        }
+        fs::read(file).ok()
     }
 }
 
 /// Returns what a look at the repository says.
 pub(super) fn offer(checked: &Checked) -> Offer {
     let program = |release, urgency| match &checked.program {
-        Some((_, sha256)) => Offer::Program(Offered { release, sha256: *sha256, urgency }),
+        Some(found) => Offer::Program(Offered { release, sha256: found.sha256, urgency }),
         None => Offer::Nothing,
     };
     match checked.decision {

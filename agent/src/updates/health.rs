@@ -6,6 +6,11 @@ use std::{fs, path::Path};
 use types::node::PciDevice;
 use update::slots::gate::Checks;
 
+/// What is expected of a release that was fetched without a network: that it needs none either.
+const WITHOUT_NETWORK: &str = "no network needed";
+const NO_NETWORK: &str = "no network";
+const NO_NODE: &str = "no other node was reached";
+
 /// What is there.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Health {
@@ -24,10 +29,10 @@ pub(super) fn read(
 ) -> Health {
     let mut missing = Vec::new();
     if !online {
-        missing.push("no network".to_owned());
+        missing.push(NO_NETWORK.to_owned());
     }
     if members == Some(0) {
-        missing.push("no other node was reached".to_owned());
+        missing.push(NO_NODE.to_owned());
     }
     let mounts = fs::read_to_string(root.join("proc/self/mountinfo")).unwrap_or_default();
     for path in ["/state", "/data"] {
@@ -41,6 +46,9 @@ pub(super) fn read(
     let mut present: Vec<String> = devices.iter().map(device).collect();
     present.extend(named(root, "sys/class/watchdog", "watchdog"));
     present.extend(named(root, "sys/class/tpm", "TPM"));
+    if !online {
+        present.push(WITHOUT_NETWORK.to_owned());
+    }
     Health { present, missing }
 }
 
@@ -48,14 +56,18 @@ impl Health {
     /// Compares with what there was before.
     pub(super) fn checks(&self, expected: &[String]) -> Checks {
         let mut missing = self.missing.clone();
-        let lost = expected.iter().filter(|wanted| !self.present.contains(wanted));
+        if expected.iter().any(|wanted| wanted == WITHOUT_NETWORK) {
+            missing.retain(|it| it != NO_NETWORK && it != NO_NODE);
+        }
+        let hardware = expected.iter().filter(|wanted| *wanted != WITHOUT_NETWORK);
+        let lost = hardware.filter(|wanted| !self.present.contains(wanted));
         missing.extend(lost.map(|wanted| format!("{wanted} is gone")));
         Checks { missing }
     }
 }
 
 /// Whether a path has a file system of its own that is none in memory.
-fn on_disk(mountinfo: &str, path: &str) -> bool {
+pub(super) fn on_disk(mountinfo: &str, path: &str) -> bool {
     let at = mountinfo.lines().rfind(|line| line.split(' ').nth(4) == Some(path));
     let kind = at.and_then(|line| line.split(" - ").nth(1));
     kind.is_some_and(|kind| !kind.starts_with("tmpfs "))
@@ -98,5 +110,10 @@ mod tests {
         let alone = read(root.path(), false, Some(0), &[]);
         assert_eq!(alone.missing[..2], ["no network", "no other node was reached"]);
         assert_eq!(read(root.path(), true, None, &[]).missing.len(), 1);
+        // A node that had no network when it got the release is not asked for one.
+        let data = ["/data is not on the disk"];
+        assert_eq!(alone.checks(&alone.present).missing, data);
+        assert_eq!(health.checks(&alone.present).missing, data);
+        assert_eq!(alone.checks(&health.present).missing.len(), 3);
     }
 }

@@ -1,13 +1,26 @@
 //! Updates: facts are gathered, `update::slots::plan` decides, and this does what it says.
 //!
 //! `partition` is the EFI system partition, `variables` are firmware's, `health` is what a new
-//! release must have, `journal` is the file in STATE. One task owns all of it.
+//! release must have, `journal` is the file in STATE. `sources` and `fetch` are where releases come from,
+//! `places` those that are no mirrors, `medium` the one that the node was started from, `shelf` what other
+//! nodes get. One task owns all of it.
 
 mod fetch;
 mod health;
 mod journal;
+mod medium;
 mod partition;
+mod places;
+mod shelf;
+mod sources;
 pub mod variables;
+
+#[cfg(test)]
+mod injected;
+#[cfg(test)]
+mod peers_tests;
+
+pub use shelf::Shelf;
 
 use std::{
     fs, io,
@@ -16,7 +29,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use jiff::Timestamp;
 use overlay::Overlay;
 use tokio::sync::{mpsc, watch};
 use types::{
@@ -27,7 +39,7 @@ use update::{
     channel::Release,
     shell::Checked,
     slots::{
-        Contents, Place, Program, Slot,
+        Contents, Place, Program,
         fat::FatError,
         firmware::{self, Usable},
         gate::{self, Gate, Times},
@@ -41,7 +53,9 @@ use update::{
 use self::{
     fetch::{FetchFailure, Repository},
     health::Health,
+    medium::Medium,
     partition::Partition,
+    places::Volumes,
 };
 use crate::{
     console::Page,
@@ -132,16 +146,22 @@ pub fn running_release() -> Option<Release> {
     release_of(&fs::read_to_string(OS_RELEASE).ok()?)
 }
 
-/// Starts the task; what operators say goes into the sender.
-pub fn start(parts: Parts) -> mpsc::Sender<Word> {
+/// Starts the task; what operators say goes into the sender. Other nodes are served from the shelf.
+pub fn start(parts: Parts) -> (mpsc::Sender<Word>, Arc<Shelf>) {
     let (words, said) = mpsc::channel(8);
-    tokio::spawn(async move { Task::new(parts).await.run(said).await });
-    words
+    let partition = partition::find(Path::new("/"));
+    let shelf = Arc::new(Shelf::new(Path::new(crate::service::STATE), partition));
+    let shared = Arc::clone(&shelf);
+    tokio::spawn(async move { Task::new(parts, shared).await.run(said).await });
+    (words, shelf)
 }
 
 struct Task {
     parts: Parts,
+    shelf: Arc<Shelf>,
     partition: Option<Partition>,
+    medium: Option<Medium>,
+    volumes: Volumes,
     contents: Contents,
     journal: Journal,
     running: Option<Release>,
@@ -158,8 +178,12 @@ struct Task {
 }
 
 impl Task {
-    async fn new(parts: Parts) -> Self {
-        let partition = partition::find(Path::new("/"));
+    async fn new(parts: Parts, shelf: Arc<Shelf>) -> Self {
+        let root = Path::new("/");
+        let partition = partition::find(root).or_else(|| partition::beside_state(root));
+        let started_from = partition.as_ref().and_then(|partition| partition.from);
+        let medium = partition.as_ref().filter(|_| started_from.is_none());
+        let medium = medium.and_then(|_| tokio::task::block_in_place(|| Medium::find(root)));
         let loaded = tokio::task::block_in_place(|| contents(partition.as_ref()));
         let contents = loaded.unwrap_or_else(|error| {
             trouble(&error);
@@ -167,7 +191,11 @@ impl Task {
         });
         let now = Instant::now();
         let repository = parts.updates.as_ref().map(|updates| Repository::new(updates, &parts));
+        shelf.stock(&contents);
         let mut task = Self {
+            shelf,
+            medium,
+            volumes: Volumes::default(),
             repository,
             contents,
             journal: Journal::default(),
@@ -316,6 +344,7 @@ impl Task {
             contents: self.contents.clone(),
             firmware: self.firmware(),
             from,
+            medium: self.medium.as_ref().map(Medium::offer),
             same: if same { Same::Yes } else { Same::No },
             boot: self.boot.clone(),
             offer: self.offer(),
@@ -360,40 +389,6 @@ impl Task {
 
     fn offer(&self) -> Offer {
         self.checked.as_ref().map_or(Offer::Unknown, fetch::offer)
-    }
-
-    async fn check_when_due(&mut self) {
-        let (Some(running), Some(repository), Some(updates)) =
-            (self.running, &self.repository, &self.parts.updates)
-        else {
-            return;
-        };
-        let online = self.parts.uplinks.status().borrow().is_online();
-        if self.partition.is_none() || !online || Instant::now() < self.next_check {
-            return;
-        }
-        // It holds the store.
-        self.checked = None;
-        let seconds = i64::try_from(self.parts.clock.now().0).unwrap_or(i64::MAX);
-        let now = Timestamp::from_second(seconds).unwrap_or(Timestamp::MAX);
-        self.view.checks += 1;
-        let every = Duration::from_secs(updates.check_s);
-        match repository.check(running, now).await {
-            Ok(checked) => {
-                self.view.trouble.clear();
-                self.checked = Some(checked);
-                self.next_check = Instant::now() + every;
-            }
-            Err(error) => {
-                self.view.failed_checks += 1;
-                let reason = chain(&error);
-                if reason != self.view.trouble {
-                    eprintln!("{}", Event::Trouble { place: "update", reason: reason.clone() });
-                }
-                self.view.trouble = reason;
-                self.next_check = Instant::now() + every.min(PAUSE);
-            }
-        }
     }
 
     async fn act(&mut self, action: &Action) -> Result<(), UpdateError> {
@@ -447,21 +442,6 @@ impl Task {
         self.wrote(to, written)
     }
 
-    async fn fetch(&mut self, slot: Slot) -> Result<(), UpdateError> {
-        let (Some(partition), Some(checked), Some(repository)) =
-            (&self.partition, &mut self.checked, &self.repository)
-        else {
-            return Ok(());
-        };
-        let begin = Instant::now();
-        let place = Place::Slot(slot);
-        let fetched = repository.fetch(checked, partition, place).await;
-        let bytes = fetched?;
-        let ms = begin.elapsed().as_millis();
-        eprintln!("{}", Event::UpdateWritten { slot: slot.name(), bytes, ms });
-        self.wrote(place, bytes)
-    }
-
     /// Looks at what a place holds now.
     fn wrote(&mut self, place: Place, bytes: u64) -> Result<(), UpdateError> {
         self.view.written_bytes += bytes;
@@ -469,6 +449,7 @@ impl Task {
         let Some(partition) = &self.partition else { return Ok(()) };
         let program = tokio::task::block_in_place(|| partition.program(place))?;
         self.contents.set(place, program);
+        self.shelf.stock(&self.contents);
         Ok(())
     }
 

@@ -8,7 +8,8 @@ use std::{
 
 use rustix::fs::{Advice, fadvise};
 use update::{
-    disk::medium,
+    channel::Sha256,
+    disk::{layout, medium},
     slots::{
         Place, Program,
         fat::{FatError, Storage, Volume},
@@ -17,14 +18,15 @@ use update::{
 };
 
 use super::variables;
+use crate::init::partitions;
 
 /// The kernel counts sectors of this length, whatever the disk's are.
 const KERNEL_SECTOR: u64 = 512;
 
 /// A partition.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Partition {
-    device: PathBuf,
+    pub(super) device: PathBuf,
     /// Where firmware finds it.
     pub(super) place: firmware::Partition,
     /// Which file of it was started.
@@ -43,6 +45,24 @@ pub(super) fn find(root: &Path) -> Option<Partition> {
     entries.filter_map(|entry| read(root, &entry.path(), &wanted)).next().map(|mut found| {
         found.from = from;
         found
+    })
+}
+
+/// Finds the partition of the disk that STATE is on, for a node that was started from elsewhere; `None`
+/// when STATE is in memory.
+pub(super) fn beside_state(root: &Path) -> Option<Partition> {
+    let mounts = fs::read_to_string(root.join("proc/self/mountinfo")).ok()?;
+    if !super::health::on_disk(&mounts, "/state") {
+        return None;
+    }
+    let class = root.join("sys/class/block");
+    let state = partitions::find_below(root, layout::STATE)?;
+    let disk = fs::canonicalize(class.join(state)).ok()?.parent()?.to_owned();
+    let mut entries = fs::read_dir(disk).ok()?.flatten();
+    entries.find_map(|entry| {
+        let uevent = fs::read_to_string(entry.path().join("uevent")).ok()?;
+        let id = uevent.lines().find_map(|line| line.strip_prefix("PARTUUID="))?;
+        read(root, &entry.path(), id)
     })
 }
 
@@ -91,9 +111,16 @@ impl Partition {
         let mut volume = self.volume()?;
         let damaged = || FatError::Damaged { path: from.path().to_owned() };
         let bytes = volume.read(from.path(), medium::PROGRAM_LIMIT)?.ok_or_else(damaged)?;
+        drop(volume);
+        self.write(to, &bytes, Program::of(&bytes).sha256)
+    }
+
+    /// Writes a program, verified; returns its length.
+    pub(super) fn write(&self, to: Place, bytes: &[u8], sha256: Sha256) -> Result<u64, FatError> {
+        let mut volume = self.volume()?;
         let mut writing = volume.begin(to.path(), bytes.len() as u64)?;
-        volume.append(&mut writing, &bytes)?;
-        volume.finish(writing, Program::of(&bytes).sha256)?;
+        volume.append(&mut writing, bytes)?;
+        volume.finish(writing, sha256)?;
         Ok(bytes.len() as u64)
     }
 }

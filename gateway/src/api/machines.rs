@@ -50,6 +50,7 @@ pub(super) async fn create(
         }
         return Ok(forwarding::response(known.response));
     }
+    attested(gateway, lease.node)?;
     // Known before the node is asked: whatever happens then, the machine can be found.
     leases::remember(gateway, &lease).await?;
     let response = forwarding::ask(gateway, lease.node, request).await?;
@@ -61,6 +62,17 @@ pub(super) async fn create(
         kept(gateway, move |store| store.put_answer(renter, &key, &answer)).await?;
     }
     Ok(forwarding::response(response))
+}
+
+/// Refuses a node that did not prove its release, where that is required.
+fn attested(gateway: &Gateway, node: NodeId) -> Result<(), Problem> {
+    let found = gateway.directory().attestation(node).cloned();
+    match gateway.attestation.objection(found.as_ref()) {
+        None => Ok(()),
+        Some(reason) => Err(Kind::Unavailable.because(format!(
+            "node {node} has not proved which release it runs, which this gateway requires: {reason}"
+        ))),
+    }
 }
 
 /// Checks what can be checked here, so that mistakes are told without the node.

@@ -26,13 +26,14 @@ use axum::{
     response::Response,
 };
 use lease::{
+    attestation::Challenge,
     problem::Kind,
     request::{CARRIED_FIELDS, MAX_AGE_S, VerifiedRequest, verify},
 };
 use serde::{Serialize, de::DeserializeOwned};
 use types::{
     forward::{ForwardedRequest, MAX_BODY, Problem},
-    ids::MachineId,
+    ids::{MachineId, NodeId},
 };
 
 use crate::{
@@ -78,6 +79,7 @@ async fn dispatch(gateway: &Arc<Gateway>, request: Request) -> Result<Response, 
         Route::OpenApi => Ok(json_response(StatusCode::OK, &openapi::document())),
         Route::Nodes => Ok(nodes::list(gateway)),
         Route::Node(node) => nodes::show(gateway, node),
+        Route::Attest(node) => attest(gateway, node, &parts, body).await,
         Route::ReadContent(content) => {
             let who = authenticate(gateway, &forwarded(&parts, Vec::new())?)?;
             content::read(gateway, content, &who, body_wanted(&parts)).await
@@ -95,7 +97,10 @@ async fn dispatch(gateway: &Arc<Gateway>, request: Request) -> Result<Response, 
             let (request, who) = signed(gateway, &parts, body).await?;
             leases::show(gateway, lease, &request, &who).await
         }
-        Route::RestartAgent(node) | Route::ReleaseDevice(node) | Route::Update(node) => {
+        Route::RecoveryKey(node)
+        | Route::RestartAgent(node)
+        | Route::ReleaseDevice(node)
+        | Route::Update(node) => {
             let (request, _) = signed(gateway, &parts, body).await?;
             forwarding::ask(gateway, node, &request).await.map(forwarding::response)
         }
@@ -151,12 +156,32 @@ fn follows(parts: &Parts) -> bool {
     parts.uri.query().is_some_and(|query| query.split('&').any(|word| word == "follow=1"))
 }
 
+/// Brings a node a challenge. Whoever may rent it may ask, so nobody has to sign.
+async fn attest(
+    gateway: &Gateway,
+    node: NodeId,
+    parts: &Parts,
+    body: Body,
+) -> Result<Response, Problem> {
+    json_only(parts)?;
+    let request = read(gateway, parts, body).await?;
+    let _: Challenge = parse(&request.body)?;
+    forwarding::ask(gateway, node, &request).await.map(forwarding::response)
+}
+
 /// Reads the body and checks the signature; each request counts once.
 async fn signed(
     gateway: &Gateway,
     parts: &Parts,
     body: Body,
 ) -> Result<(ForwardedRequest, VerifiedRequest), Problem> {
+    let request = read(gateway, parts, body).await?;
+    let who = authenticate(gateway, &request)?;
+    Ok((request, who))
+}
+
+/// Reads a short body in time.
+async fn read(gateway: &Gateway, parts: &Parts, body: Body) -> Result<ForwardedRequest, Problem> {
     let limit = || Kind::TooLarge.because(format!("at most {MAX_BODY} bytes are read here"));
     let declared = parts.headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok());
     if declared.and_then(|text| text.parse::<usize>().ok()).is_some_and(|n| n > MAX_BODY) {
@@ -173,9 +198,7 @@ async fn signed(
             }
             Kind::Malformed.because(format!("the body broke off: {error}"))
         })?;
-    let request = forwarded(parts, bytes.to_vec())?;
-    let who = authenticate(gateway, &request)?;
-    Ok((request, who))
+    forwarded(parts, bytes.to_vec())
 }
 
 /// The client did not send in time what it announced.

@@ -16,6 +16,7 @@ pub(super) fn health(gateway: &Gateway) -> Response {
 
 pub(super) fn list(gateway: &Gateway) -> Response {
     let offers = gateway.directory().offers(now());
+    // The directory is let go of in between: each view takes it again.
     let views: Vec<NodeView> =
         offers.into_iter().filter_map(|offer| view(gateway, offer)).collect();
     json_response(StatusCode::OK, &views)
@@ -32,5 +33,7 @@ pub(super) fn show(gateway: &Gateway, node: NodeId) -> Result<Response, Problem>
 /// Puts an offer and what the overlay knows together; `None` when the node is gone.
 fn view(gateway: &Gateway, offer: Offer) -> Option<NodeView> {
     let member = gateway.overlay.members().into_iter().find(|member| member.id == offer.node)?;
-    Some(NodeView::new(offer, member.addresses, member.last_heard.as_secs()))
+    let attestation = gateway.directory().attestation(offer.node).cloned();
+    let heard = member.last_heard.as_secs();
+    Some(NodeView { attestation, ..NodeView::new(offer, member.addresses, heard) })
 }

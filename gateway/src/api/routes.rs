@@ -11,6 +11,8 @@ use types::{
 /// What is asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Route {
+    /// `POST /v1/nodes/{id}/attestation`.
+    Attest(NodeId),
     /// `POST /v1/machines`.
     CreateMachine,
     /// `GET /v1/healthz`.
@@ -33,6 +35,8 @@ pub enum Route {
     ReleaseDevice(NodeId),
     /// `POST /v1/nodes/{id}/updates/{word}`.
     Update(NodeId),
+    /// `GET /v1/nodes/{id}/recovery-key`.
+    RecoveryKey(NodeId),
     /// `POST /v1/nodes/{id}/restart-agent`.
     RestartAgent(NodeId),
     /// `PUT /v1/leases/{id}`.
@@ -84,24 +88,13 @@ pub enum RouteError {
 
 /// Reads method and path.
 pub fn route(method: &str, path: &str) -> Result<Route, RouteError> {
-    let not_found = |detail| RouteError::Unknown(Kind::NotFound.because(detail));
-    let unknown = || not_found(format!("no path {path}; see /v1/openapi.json"));
-    let rest = path.strip_prefix("/v1/").ok_or_else(unknown)?;
+    let rest = path.strip_prefix("/v1/").ok_or_else(|| unknown(path))?;
     let segments: Vec<&str> = rest.split('/').collect();
     match segments.as_slice() {
         ["healthz"] => only(method, path, &[("GET", Route::Health)]),
         ["openapi.json"] => only(method, path, &[("GET", Route::OpenApi)]),
         ["nodes"] => only(method, path, &[("GET", Route::Nodes)]),
-        ["nodes", node] => only(method, path, &[("GET", Route::Node(name(node)?))]),
-        ["nodes", node, "devices", _, "release"] => {
-            only(method, path, &[("POST", Route::ReleaseDevice(name(node)?))])
-        }
-        ["nodes", node, "updates", _] => {
-            only(method, path, &[("POST", Route::Update(name(node)?))])
-        }
-        ["nodes", node, "restart-agent"] => {
-            only(method, path, &[("POST", Route::RestartAgent(name(node)?))])
-        }
+        ["nodes", node, rest @ ..] => of_node(method, path, (name(node)?, rest)),
         ["content", content] => {
             let content = name(content)?;
             let (read, write) = (Route::ReadContent(content), Route::WriteContent(content));
@@ -113,42 +106,66 @@ pub fn route(method: &str, path: &str) -> Result<Route, RouteError> {
         ["machines"] => {
             only(method, path, &[("GET", Route::Machines), ("POST", Route::CreateMachine)])
         }
-        ["machines", machine, rest @ ..] => {
-            let machine = name(machine)?;
-            let of = |action| Route::Machine(machine, action);
-            match rest {
-                [] => {
-                    let (show, delete) = (of(MachineAction::Show), of(MachineAction::Delete));
-                    only(method, path, &[("DELETE", delete), ("GET", show)])
-                }
-                ["start" | "stop" | "restart" | "nmi" | "pause" | "resume"] => {
-                    only(method, path, &[("POST", of(MachineAction::Power))])
-                }
-                ["lease"] => only(method, path, &[("PUT", of(MachineAction::Renew))]),
-                ["counters" | "events" | "metrics"] => {
-                    only(method, path, &[("GET", of(MachineAction::Watch))])
-                }
-                ["devices"] => {
-                    let (list, attach) = (of(MachineAction::Devices), of(MachineAction::Attach));
-                    only(method, path, &[("GET", list), ("POST", attach)])
-                }
-                ["devices", _] => only(method, path, &[("DELETE", of(MachineAction::Devices))]),
-                ["dump"] => only(method, path, &[("POST", of(MachineAction::Dump))]),
-                ["console"] => only(method, path, &[("GET", of(MachineAction::Console))]),
-                ["receipts"] => only(method, path, &[("GET", of(MachineAction::Receipts))]),
-                ["tunnel", port] => {
-                    let valid = !port.starts_with('0') && port.parse::<u16>().is_ok();
-                    if !valid {
-                        let detail = format!("{port:?} is no TCP port; expected 1 to 65535");
-                        return Err(not_found(detail));
-                    }
-                    only(method, path, &[("GET", of(MachineAction::Tunnel))])
-                }
-                _ => Err(unknown()),
-            }
-        }
-        _ => Err(unknown()),
+        ["machines", machine, rest @ ..] => of_machine(method, path, (name(machine)?, rest)),
+        _ => Err(unknown(path)),
     }
+}
+
+/// What is asked of one machine.
+fn of_machine(
+    method: &str,
+    path: &str,
+    (machine, rest): (MachineId, &[&str]),
+) -> Result<Route, RouteError> {
+    let of = |action| Route::Machine(machine, action);
+    match rest {
+        [] => {
+            let (show, delete) = (of(MachineAction::Show), of(MachineAction::Delete));
+            only(method, path, &[("DELETE", delete), ("GET", show)])
+        }
+        ["start" | "stop" | "restart" | "nmi" | "pause" | "resume"] => {
+            only(method, path, &[("POST", of(MachineAction::Power))])
+        }
+        ["lease"] => only(method, path, &[("PUT", of(MachineAction::Renew))]),
+        ["counters" | "events" | "metrics"] => {
+            only(method, path, &[("GET", of(MachineAction::Watch))])
+        }
+        ["devices"] => {
+            let (list, attach) = (of(MachineAction::Devices), of(MachineAction::Attach));
+            only(method, path, &[("GET", list), ("POST", attach)])
+        }
+        ["devices", _] => only(method, path, &[("DELETE", of(MachineAction::Devices))]),
+        ["dump"] => only(method, path, &[("POST", of(MachineAction::Dump))]),
+        ["console"] => only(method, path, &[("GET", of(MachineAction::Console))]),
+        ["receipts"] => only(method, path, &[("GET", of(MachineAction::Receipts))]),
+        ["tunnel", port] => {
+            let valid = !port.starts_with('0') && port.parse::<u16>().is_ok();
+            if !valid {
+                let detail = format!("{port:?} is no TCP port; expected 1 to 65535");
+                return Err(RouteError::Unknown(Kind::NotFound.because(detail)));
+            }
+            only(method, path, &[("GET", of(MachineAction::Tunnel))])
+        }
+        _ => Err(unknown(path)),
+    }
+}
+
+/// What is asked of one node.
+fn of_node(method: &str, path: &str, (node, rest): (NodeId, &[&str])) -> Result<Route, RouteError> {
+    let (allowed, route) = match rest {
+        [] => ("GET", Route::Node(node)),
+        ["attestation"] => ("POST", Route::Attest(node)),
+        ["devices", _, "release"] => ("POST", Route::ReleaseDevice(node)),
+        ["updates", _] => ("POST", Route::Update(node)),
+        ["recovery-key"] => ("GET", Route::RecoveryKey(node)),
+        ["restart-agent"] => ("POST", Route::RestartAgent(node)),
+        _ => return Err(unknown(path)),
+    };
+    only(method, path, &[(allowed, route)])
+}
+
+fn unknown(path: &str) -> RouteError {
+    RouteError::Unknown(Kind::NotFound.because(format!("no path {path}; see /v1/openapi.json")))
 }
 
 fn only(method: &str, path: &str, known: &[(&str, Route)]) -> Result<Route, RouteError> {

@@ -201,6 +201,12 @@ pub(crate) enum NodeCommand {
         /// The node.
         node: NodeId,
     },
+    /// Have a node prove by its TPM which release it runs. The answer is judged here, not by the gateway.
+    Attest(AttestArguments),
+    /// Give a node that has no configuration one, with the code that its console shows. No gateway is needed.
+    Claim(ClaimArguments),
+    /// Open the recovery key of a node's disk with the operator's key that it was sealed to.
+    RecoveryKey(RecoveryKeyArguments),
     /// Reset a quarantined device once more, with an operator's key. It is offered again if it answers.
     ReleaseDevice {
         /// The node.
@@ -220,6 +226,44 @@ pub(crate) enum NodeCommand {
         /// The node.
         node: NodeId,
     },
+}
+
+/// What a node is to prove.
+#[derive(Debug, Args)]
+pub(crate) struct AttestArguments {
+    /// The node.
+    pub(crate) node: NodeId,
+    /// File that describes a release that counts: measurements.json, beside its image; repeat for each.
+    #[arg(long, required = true)]
+    pub(crate) measurements: Vec<PathBuf>,
+    /// A TPM that counts, as this command shows it; repeat for each. Without it, any does, also one that is
+    /// somebody's program.
+    #[arg(long = "tpm")]
+    pub(crate) tpms: Vec<String>,
+}
+
+/// A recovery key that was sealed to an operator.
+#[derive(Debug, Args)]
+pub(crate) struct RecoveryKeyArguments {
+    /// The node, which is asked for it.
+    #[arg(required_unless_present = "sealed")]
+    pub(crate) node: Option<NodeId>,
+    /// The sealed key, as a locked node shows it in its event recovery-key; nobody is asked then.
+    #[arg(long, conflicts_with = "node")]
+    pub(crate) sealed: Option<String>,
+}
+
+/// A node that is claimed.
+#[derive(Debug, Args)]
+pub(crate) struct ClaimArguments {
+    /// Its address or name, with a port if it is another than 4600.
+    pub(crate) address: String,
+    /// The code on its console.
+    #[arg(long)]
+    pub(crate) code: String,
+    /// The configuration: holdfast.toml.
+    #[arg(long)]
+    pub(crate) config: PathBuf,
 }
 
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]

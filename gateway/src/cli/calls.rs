@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 use tokio::io::AsyncReadExt;
 use types::{
     forward::ForwardedRequest,
-    ids::{ContentId, MachineId},
+    ids::{ContentId, MachineId, NodeId},
 };
 
 use super::{
@@ -71,6 +71,9 @@ pub(super) async fn of(command: &Command) -> Result<Vec<Call>, CliError> {
         Command::Image { .. }
         | Command::Keygen { .. }
         | Command::Lease { .. }
+        | Command::Node {
+            command: NodeCommand::Attest(_) | NodeCommand::Claim(_) | NodeCommand::RecoveryKey(_),
+        }
         | Command::Tunnel { .. }
         | Command::Ssh { .. } => Vec::new(),
         Command::Nodes => open("/v1/nodes"),
@@ -102,6 +105,18 @@ pub(super) async fn of(command: &Command) -> Result<Vec<Call>, CliError> {
             vec![Call::get(target, Signing::Key)]
         }
     })
+}
+
+/// Puts a challenge to a node.
+pub(super) fn attestation(node: NodeId, challenge: &Value) -> Result<Call, CliError> {
+    let target = format!("/v1/nodes/{node}/attestation");
+    let call = Call::json("POST", target, challenge, http::nonce()?);
+    Ok(Call { signing: Signing::Nobody, ..call })
+}
+
+/// Asks a node for its disk's recovery key.
+pub(super) fn recovery_key(node: NodeId) -> Call {
+    Call::get(format!("/v1/nodes/{node}/recovery-key"), Signing::Key)
 }
 
 /// Asks for the receipts of a machine that come behind `after`.

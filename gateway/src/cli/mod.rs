@@ -3,7 +3,7 @@
 //! | Exit status | Meaning                                                       |
 //! |-------------|---------------------------------------------------------------|
 //! | 0           | done                                                          |
-//! | 1           | a file, a key, a lease or an argument is wrong                |
+//! | 1           | a file, a key, a lease or an argument is wrong, or a node did not prove what it runs |
 //! | 2           | wrong command line                                            |
 //! | 3           | the gateway or the node refused; standard error says why      |
 //! | 4           | the gateway cannot be reached or answered something else      |
@@ -13,7 +13,9 @@
 //! error.
 
 mod arguments;
+mod attest;
 mod calls;
+mod claim;
 mod curl;
 mod dump;
 mod hardware;
@@ -21,6 +23,7 @@ mod http;
 mod images;
 mod leases;
 mod receipts;
+mod recovery;
 mod show;
 mod tunnel;
 
@@ -155,6 +158,15 @@ async fn run(arguments: Arguments) -> Result<u8, CliError> {
     if arguments.curl {
         return print_curl(&context, &calls).map(|()| 0);
     }
+    if let Command::Node { command: NodeCommand::Attest(wanted) } = &arguments.command {
+        return attest::run(&context, wanted).await.map(|()| 0);
+    }
+    if let Command::Node { command: NodeCommand::Claim(wanted) } = &arguments.command {
+        return claim::run(&context, wanted).await.map(|()| 0);
+    }
+    if let Command::Node { command: NodeCommand::RecoveryKey(wanted) } = &arguments.command {
+        return recovery::run(&context, wanted).await.map(|()| 0);
+    }
     if let Command::Receipts { machine, leases } = &arguments.command {
         return receipts::run(&context, *machine, leases).await.map(|()| 0);
     }
@@ -237,6 +249,9 @@ async fn answer(context: &Context, command: &Command, call: &Call) -> Result<(),
         | Command::Console { .. }
         | Command::Tunnel { .. }
         | Command::Receipts { .. }
+        | Command::Node {
+            command: NodeCommand::Attest(_) | NodeCommand::Claim(_) | NodeCommand::RecoveryKey(_),
+        }
         | Command::Ssh { .. } => show::machine(answer),
     })
 }

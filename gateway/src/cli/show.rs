@@ -21,6 +21,7 @@ pub(super) fn node(node: &Value) -> String {
         ("node", text(&node["node"])),
         ("name", text(&node["name"])),
         ("release", text(&node["release"])),
+        ("attested", attestation(&node["attestation"])),
         ("vcpus", text(&node["vcpus"])),
         ("memory", format!("{} MiB", text(&node["memory_mib"]))),
         ("disk", format!("{} MiB", text(&node["disk_mib"]))),
@@ -42,6 +43,44 @@ pub(super) fn node(node: &Value) -> String {
     out.push('\n');
     out.push_str(&table(&["DEVICE", "ID", "CLASS", "GROUP", "STATE", "WHY"], rows));
     out
+}
+
+pub(super) fn attested(shown: &Value) -> String {
+    let attested = &shown["attested"];
+    let volumes = list(&attested["volumes"]).iter().map(|volume| {
+        let how = &volume["protection"];
+        let bound = how["bound"].as_str().map(|bound| format!(" to {bound}")).unwrap_or_default();
+        format!("{} {}{bound}", text(&volume["name"]), text(&how["is"]))
+    });
+    let volumes: Vec<_> = volumes.collect();
+    let volumes = match (attested["volumes"].is_array(), volumes.is_empty()) {
+        (false, _) => "not measured".to_owned(),
+        (true, true) => "none: it runs from memory".to_owned(),
+        (true, false) => volumes.join(", "),
+    };
+    let mut out = pairs(&[
+        ("node", text(&shown["node"])),
+        ("release", text(&attested["release"])),
+        ("tpm", text(&attested["tpm"])),
+        ("accepted", text(&shown["accepted"])),
+        ("volumes", volumes),
+    ]);
+    let registers = attested["registers"].as_object();
+    let mut rows: Vec<_> = registers.into_iter().flatten().collect();
+    rows.sort_by_key(|(number, _)| number.parse::<u8>().unwrap_or(u8::MAX));
+    for (number, value) in rows {
+        out.push_str(&format!("pcr {number:<6} {}\n", text(value)));
+    }
+    out
+}
+
+/// What a gateway found of a node.
+fn attestation(found: &Value) -> String {
+    match (found["release"].as_str(), found["refused"].as_str()) {
+        (Some(_), _) => format!("{} (TPM {})", text(&found["release"]), text(&found["tpm"])),
+        (None, Some(_)) => format!("NOT PROVED: {}", text(&found["refused"])),
+        (None, None) => "not asked".to_owned(),
+    }
 }
 
 pub(super) fn events(events: &Value) -> String {

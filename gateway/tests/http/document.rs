@@ -6,9 +6,10 @@ use std::{collections::BTreeMap, fmt::Debug};
 use gateway::api::bodies::{Health, StandingLease, StoredContent};
 use lease::{
     api::{
-        CreateMachine, Image, LeaseRenewal, Machine, MachineEvent, MachineState, NodeView,
-        Releasing, Restarting, Seed, Updating,
+        Attestation, CreateMachine, Image, LeaseRenewal, Machine, MachineEvent, MachineState,
+        NodeView, RecoveryKeys, Releasing, Restarting, Seed, Updating,
     },
+    attestation::{Challenge, Credential, Evidence},
     document::{Envelope, Signature},
     hardware::{Hardware, Placement},
 };
@@ -16,13 +17,14 @@ use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 use types::{
     forward::Problem,
-    ids::{ContentId, MachineId, NodeId},
+    ids::{ContentId, MachineId, NodeId, PublicKey},
     node::{Bdf, DeviceState, MachineShape, PciDevice},
     operations::{
         DeviceCounters, ExitCounters, MemoryCounters, VmCounters, VmEvent, VmEventKind, VmEvents,
     },
     units::UnixSeconds,
     vm::{DiskModel, HyperV},
+    volumes::EscrowedKey,
 };
 
 use super::hardware;
@@ -132,6 +134,33 @@ fn hardware_samples() -> BTreeMap<&'static str, Vec<Value>> {
     ])
 }
 
+/// A recovery key that was sealed to an operator.
+fn escrowed() -> EscrowedKey {
+    EscrowedKey { operator: PublicKey::from_bytes([6; 32]), sealed: vec![1, 2] }
+}
+
+/// What a gateway found of a node.
+fn attestation() -> Attestation {
+    let (release, tpm) = (Some("1".to_owned()), Some("ab".repeat(32)));
+    Attestation { at: UnixSeconds(1), release, tpm, refused: Some("no TPM".to_owned()) }
+}
+
+/// Those of what nodes prove.
+fn attestation_samples() -> BTreeMap<&'static str, Vec<Value>> {
+    let credential = Credential { blob: vec![1], secret: vec![2] };
+    let nonce = "ab".repeat(32);
+    let open = Challenge { nonce: nonce.clone(), credential: None };
+    let whole = Challenge { nonce, credential: Some(credential.clone()) };
+    let recorded = include_bytes!("../../../lease/fuzz/corpus/attestation/evidence");
+    let evidence: Evidence = serde_json::from_slice(recorded).unwrap();
+    BTreeMap::from([
+        ("Attestation", vec![real(attestation())]),
+        ("Challenge", vec![real(whole), real(open)]),
+        ("Credential", vec![real(credential)]),
+        ("Evidence", vec![real(evidence)]),
+    ])
+}
+
 /// Real values for each schema of the document.
 fn samples() -> BTreeMap<&'static str, Vec<Value>> {
     let node = NodeId::from_bytes([2; 32]);
@@ -155,6 +184,7 @@ fn samples() -> BTreeMap<&'static str, Vec<Value>> {
     };
     let mut view = NodeView::new(offer(node), vec!["192.0.2.1:4600".parse().unwrap()], 3);
     view.devices = device_states().into_iter().map(device).collect();
+    view.attestation = Some(attestation());
     let signature = Signature { keyid: lease.renter, sig: vec![1; 64] };
     let mut all = BTreeMap::from([
         ("Problem", vec![real::<Problem>(lease::problem::Kind::NotFound.because("why"))]),
@@ -174,6 +204,8 @@ fn samples() -> BTreeMap<&'static str, Vec<Value>> {
         ("Receipt", vec![real(receipts(&lease).receipts[0].receipt.clone())]),
         ("SignedReceipt", vec![real(receipts(&lease).receipts[0].clone())]),
         ("Receipts", vec![real(receipts(&lease))]),
+        ("RecoveryKeys", vec![real(RecoveryKeys { keys: vec![escrowed()] })]),
+        ("EscrowedKey", vec![real(escrowed())]),
         ("Restarting", vec![real(Restarting { restarting: "agent".into() })]),
         ("Updating", vec![real(Updating { updating: "apply".into() })]),
         ("Releasing", vec![real(Releasing { releasing: "0000:41:00.0".into() })]),
@@ -195,6 +227,7 @@ fn samples() -> BTreeMap<&'static str, Vec<Value>> {
         ("Octets", vec![json!("")]),
     ]);
     all.extend(hardware_samples());
+    all.extend(attestation_samples());
     all.extend(operation_samples());
     all
 }
@@ -266,6 +299,8 @@ fn what_is_required_of_a_request_is_what_its_type_needs() {
     check_required::<Envelope>("Envelope");
     check_required::<Signature>("Signature");
     check_required::<LeaseRenewal>("LeaseRenewal");
+    check_required::<Challenge>("Challenge");
+    check_required::<Credential>("Credential");
 }
 
 #[test]

@@ -10,5 +10,6 @@ mod harness;
 mod hostile;
 mod machines;
 mod nodes;
+mod proves;
 mod requests;
 mod streams;

@@ -9,7 +9,7 @@ use std::{
     process::Command,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
@@ -28,6 +28,7 @@ pub struct Repository {
 pub struct Served {
     requests: Arc<AtomicU64>,
     bytes: Arc<AtomicU64>,
+    silent: Arc<AtomicBool>,
     port: u16,
 }
 
@@ -49,6 +50,9 @@ impl Repository {
         let root = folder.join("repository");
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
+                if served.silent.load(Ordering::SeqCst) {
+                    continue;
+                }
                 let (root, served) = (root.clone(), served.clone());
                 std::thread::spawn(move || serve(stream, &root, &served));
             }
@@ -95,6 +99,21 @@ impl Repository {
         Ok(format!("[updates]\nmirrors = [\"http://{host}:{port}\"]\nroot = '''{root}'''\n{extra}"))
     }
 
+    /// Takes the server off the network: it hangs up on whoever comes.
+    pub fn go_silent(&self) {
+        self.served.silent.store(true, Ordering::SeqCst);
+    }
+
+    /// Brings the server back.
+    pub fn answer_again(&self) {
+        self.served.silent.store(false, Ordering::SeqCst);
+    }
+
+    /// Returns the folder that mirrors serve, and that sticks carry.
+    pub fn root(&self) -> PathBuf {
+        self.folder.join("repository")
+    }
+
     /// Returns how many requests the server has had, and how many bytes of files it has sent.
     pub fn served(&self) -> (u64, u64) {
         let Served { requests, bytes, .. } = &self.served;
@@ -110,36 +129,44 @@ fn serve(stream: TcpStream, root: &Path, served: &Served) -> Option<()> {
         let mut line = String::new();
         reader.read_line(&mut line).ok().filter(|length| *length > 0)?;
         let path = line.split(' ').nth(1)?.trim_start_matches('/').to_owned();
-        let mut from = 0;
+        let (mut from, mut to) = (0, u64::MAX);
         loop {
             let mut header = String::new();
             reader.read_line(&mut header).ok().filter(|length| *length > 0)?;
             let header = header.trim_end().to_ascii_lowercase();
             if let Some(range) = header.strip_prefix("range: bytes=") {
-                from = range.trim_end_matches('-').parse().ok()?;
+                let (first, last) = range.split_once('-')?;
+                from = first.parse().ok()?;
+                to = last.parse().map_or(u64::MAX, |last: u64| last + 1);
             }
             if header.is_empty() {
                 break;
             }
         }
         served.requests.fetch_add(1, Ordering::SeqCst);
-        answer(&mut stream, &root.join(path), from, served)?;
+        answer(&mut stream, &root.join(path), (from, to), served)?;
     }
 }
 
-fn answer(stream: &mut TcpStream, path: &Path, from: u64, served: &Served) -> Option<()> {
+fn answer(
+    stream: &mut TcpStream,
+    path: &Path,
+    (from, to): (u64, u64),
+    served: &Served,
+) -> Option<()> {
     let plain = path.components().all(|part| !matches!(part, std::path::Component::ParentDir));
     let Some(mut file) = fs::File::open(path).ok().filter(|_| plain && path.is_file()) else {
         return stream.write_all(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n").ok();
     };
     let length = file.metadata().ok()?.len();
-    let left = length.saturating_sub(from);
+    let end = to.min(length);
+    let left = end.saturating_sub(from);
     file.seek(SeekFrom::Start(from)).ok()?;
-    let head = match from {
-        0 => "HTTP/1.1 200 OK\r\n".to_owned(),
+    let head = match (from, left) {
+        (0, left) if left == length => "HTTP/1.1 200 OK\r\n".to_owned(),
         _ => format!(
             "HTTP/1.1 206 Partial Content\r\nContent-Range: bytes {from}-{}/{length}\r\n",
-            length - 1
+            end.saturating_sub(1)
         ),
     };
     stream.write_all(format!("{head}Content-Length: {left}\r\n\r\n").as_bytes()).ok()?;

@@ -27,6 +27,7 @@ use jiff::Timestamp;
 use rustix::termios::{self, LocalModes, OptionalActions};
 use update::{
     channel::{Release, Wave, Waves},
+    delta::{self, Chunks, Piece},
     release::{
         KeyFile, Plan, PublicKey, Repository, Rotation, Signer, Staging, TIMESTAMP_DAYS, TokenKey,
         TopKeys,
@@ -92,6 +93,13 @@ enum Command {
         channel: String,
         #[arg(long)]
         release: Release,
+    },
+    /// Say how much of a program nodes fetch that run another one
+    Compare {
+        /// The program that nodes run
+        old: PathBuf,
+        /// The program that they are to run
+        new: PathBuf,
     },
     /// Read the published repository as a client does, and every target
     Verify,
@@ -207,12 +215,26 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
             open()?.rotate(&Rotation { role, added: keys(add)?, removed, threshold }, now)?;
         }
         Command::Withdraw { channel, release } => open()?.withdraw(channel, *release, now)?,
+        Command::Compare { old, new } => compare(old, new)?,
         Command::Verify => {
             for target in open()?.verify(now)? {
                 println!("{}\t{}\t{}", target.file.length, target.path, target.role);
             }
         }
     }
+    Ok(())
+}
+
+fn compare(old: &Path, new: &Path) -> Result<(), Box<dyn Error>> {
+    let read = |path: &Path| fs::read(path).map_err(|error| about(path, error));
+    let (old, new) = (read(old)?, read(new)?);
+    let plan = Chunks::of(&new).plan(&old);
+    let fetches = plan
+        .as_deref()
+        .map_or(1, |pieces| pieces.iter().filter(|piece| matches!(piece, Piece::Fetch(_))).count());
+    let fetched = plan.as_deref().map_or(new.len() as u64, delta::fetched);
+    let percent = fetched * 100 / (new.len() as u64).max(1);
+    println!("{fetched} of {} bytes ({percent} %), in {fetches} pieces", new.len());
     Ok(())
 }
 

@@ -16,6 +16,7 @@ use super::{
 };
 use crate::{
     channel::{Channel, DocumentError, File, Manifest, Release, Sha256, Waves},
+    delta::{self, Chunks},
     json::Json,
     metadata::{Envelope, Keys, MetadataError, RoleKeys, Root, TOP_LEVEL, Targets},
     pattern,
@@ -204,6 +205,10 @@ impl Repository {
             );
             files.insert(kind.clone(), File { target, length, sha256: Sha256(sha256) });
         }
+        if let Some(program) = staging.files.get("uki") {
+            let list = self.chunks(&mut draft, staging, program)?;
+            files.insert(delta::KIND.to_owned(), list);
+        }
         let manifest = Manifest::new(staging.release, files);
         let target = Manifest::target(&staging.channel, staging.release);
         let bytes = serde_json::to_vec(&manifest).expect("a manifest is JSON");
@@ -216,6 +221,22 @@ impl Repository {
         }
         self.describe(&mut draft, &channel)?;
         self.save(&staging.channel, &draft)
+    }
+
+    /// Adds the list of a program's chunks.
+    fn chunks(
+        &self,
+        draft: &mut Draft,
+        staging: &Staging,
+        program: &Path,
+    ) -> Result<File, ReleaseError> {
+        let program = fs::read(program).map_err(|source| failed("read", program, source))?;
+        let bytes = Chunks::of(&program).bytes();
+        let target = format!("{}/{}/{}", staging.channel, staging.release, delta::KIND);
+        self.add(draft, &target, &bytes)?;
+        let mut sha256 = [0; 32];
+        sha256.copy_from_slice(digest::digest(&digest::SHA256, &bytes).as_ref());
+        Ok(File { target, length: bytes.len() as u64, sha256: Sha256(sha256) })
     }
 
     /// Stages the withdrawal of a release: its targets go, the channel names it as withdrawn, and

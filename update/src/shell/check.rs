@@ -10,14 +10,15 @@ use jiff::Timestamp;
 use super::{Fetcher, Session, SessionError, Store, StoreError};
 use crate::{
     channel::{self, Channel, Decision, DocumentError, Manifest, Release, Sha256},
+    delta,
     disk::medium,
     target::Target,
 };
 
 /// Kind of the file in a manifest that nodes start.
 const UKI: &str = "uki";
-/// Folder in the store for the two documents.
-const DOCUMENTS: &str = "documents";
+/// Folder in the store for documents, each under the name that [`super::file_name`] makes of its path.
+pub const DOCUMENTS: &str = "documents";
 
 /// Where a repository is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,9 +58,20 @@ pub struct Checked {
     /// What the node should do.
     pub decision: Decision,
     /// The program to do it with, where there is one.
-    pub program: Option<(Target, Sha256)>,
+    pub program: Option<Offered>,
     /// What to fetch it with.
     pub session: Session,
+}
+
+/// A program that a node should run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Offered {
+    /// The program.
+    pub target: Target,
+    /// Its digest.
+    pub sha256: Sha256,
+    /// The list of its chunks, where the release has one.
+    pub chunks: Option<Target>,
 }
 
 /// Why nothing was found.
@@ -136,7 +148,7 @@ impl Checker {
         &self,
         session: &mut Session,
         release: Release,
-    ) -> Result<(Target, Sha256), CheckError> {
+    ) -> Result<Offered, CheckError> {
         let path = Manifest::target(&self.channel, release);
         let bytes = self.document(session, &path).await?;
         let refused = |source| CheckError::Document { path: path.clone(), source };
@@ -153,7 +165,22 @@ impl Checker {
         if length > limit {
             return Err(CheckError::TooLong { path: file.target.clone(), length, limit });
         }
-        Ok((target, file.sha256))
+        let chunks = self.chunks(session, &manifest).await?;
+        Ok(Offered { target, sha256: file.sha256, chunks })
+    }
+
+    /// Finds the list of the program's chunks. One that is too long is none.
+    async fn chunks(
+        &self,
+        session: &mut Session,
+        manifest: &Manifest,
+    ) -> Result<Option<Target>, CheckError> {
+        let Some(file) = manifest.files.get(delta::KIND) else { return Ok(None) };
+        match session.look_up(&file.target).await {
+            Ok(target) => Ok(Some(target).filter(|found| found.file.length <= delta::MAX_BYTES)),
+            Err(SessionError::NotFound { .. }) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Gets a document, unless the one that is there is the right one.

@@ -3,17 +3,20 @@
 //! Every wait has a bound: a mirror that stalls, drips or never ends costs time, never more than is
 //! said here, and no memory.
 
-use std::{io, path::PathBuf, sync::Arc, time::Duration};
+use std::{fmt, io, path::PathBuf, sync::Arc, time::Duration};
 
 use hyper::{StatusCode, Uri, body::Bytes};
 use rustls::RootCertStore;
 use tokio::{
     fs::File,
-    io::{AsyncReadExt as _, AsyncSeekExt as _},
+    io::{AsyncRead, AsyncReadExt as _, AsyncSeekExt as _},
     time::{Instant, timeout_at},
 };
 
-use super::http::{Answer, Http, Resolve};
+use super::{
+    elsewhere::{self, Elsewhere, Span, Wanted},
+    http::{Answer, Http, Resolve},
+};
 
 /// Longest wait for a connection, a response, or the next bytes.
 pub(super) const STALL: Duration = Duration::from_secs(30);
@@ -44,14 +47,22 @@ pub enum FetchError {
     TooLong { url: String, limit: u64 },
     #[error("cannot read {}", path.display())]
     File { path: PathBuf, source: io::Error },
+    #[error("cannot read {url}")]
+    Elsewhere { url: String, source: io::Error },
     #[error("cannot use {} as the list of certificate authorities: {reason}", path.display())]
     Authorities { path: PathBuf, reason: String },
 }
 
 /// Fetches files; keeps one connection open for the next request to the same server.
-#[derive(Debug)]
 pub struct Fetcher {
     http: Http,
+    elsewhere: Option<Arc<dyn Elsewhere>>,
+}
+
+impl fmt::Debug for Fetcher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Fetcher").field("http", &self.http).finish_non_exhaustive()
+    }
 }
 
 /// A file that is being fetched.
@@ -65,23 +76,29 @@ pub(super) struct Download {
 enum Source {
     Http(Answer),
     Local(PathBuf, File),
+    Elsewhere(elsewhere::Bytes),
 }
 
 impl Fetcher {
     /// Makes a fetcher. `authorities` is a PEM file of certificate authorities for `https`; without
     /// it the system's list is used once it is needed.
     pub fn new(authorities: Option<PathBuf>) -> Self {
-        Self { http: Http::new(authorities) }
+        Self { http: Http::new(authorities), elsewhere: None }
     }
 
     /// Trusts these authorities for `https`, instead of those in a file.
     pub fn with_roots(self, roots: RootCertStore) -> Self {
-        Self { http: self.http.with_roots(roots) }
+        Self { http: self.http.with_roots(roots), ..self }
     }
 
     /// Asks `resolver` for the addresses of hosts, instead of the system.
     pub fn with_resolver(self, resolver: Arc<dyn Resolve>) -> Self {
-        Self { http: self.http.with_resolver(resolver) }
+        Self { http: self.http.with_resolver(resolver), ..self }
+    }
+
+    /// Asks `elsewhere` for files at URLs of other schemes.
+    pub fn with_elsewhere(self, elsewhere: Arc<dyn Elsewhere>) -> Self {
+        Self { elsewhere: Some(elsewhere), ..self }
     }
 
     /// Returns a whole file of at most `limit` bytes, or `None` if there is none.
@@ -97,7 +114,7 @@ impl Fetcher {
         time: Duration,
     ) -> Result<Option<Vec<u8>>, FetchError> {
         let deadline = Instant::now() + time;
-        let Some(mut download) = self.open(url, 0, deadline).await? else {
+        let Some(mut download) = self.open(url, Span::default(), deadline).await? else {
             return Ok(None);
         };
         let mut bytes = Vec::new();
@@ -110,37 +127,44 @@ impl Fetcher {
         Ok(Some(bytes))
     }
 
-    /// Begins to fetch a file from byte `from` on, or from its start where the server cannot do so.
-    /// `None` if there is no such file.
+    /// Begins to fetch bytes of a file, or all of it where the server cannot do so. More than what was
+    /// asked for may come. `None` if there is no such file.
     pub(super) async fn open(
         &mut self,
         url: &str,
-        from: u64,
+        span: Span,
         deadline: Instant,
     ) -> Result<Option<Download>, FetchError> {
         let bad = || FetchError::Url { url: url.to_owned() };
         if let Some(path) = url.strip_prefix("file://") {
             let path = PathBuf::from(decode(path).ok_or_else(bad)?);
-            return local(url, path, from).await;
+            return local(url, path, span.from).await;
         }
         let mut uri: Uri = url.parse().map_err(|_| bad())?;
-        let mut from = from;
+        if let Some(elsewhere) = &self.elsewhere
+            && !matches!(uri.scheme_str(), Some("http" | "https"))
+        {
+            return foreign(url, elsewhere.as_ref(), span, deadline).await;
+        }
+        let mut span = span;
         for _ in 0..=MAX_REDIRECTS {
             if uri.host().is_none() || !matches!(uri.scheme_str(), Some("http" | "https")) {
                 return Err(bad());
             }
-            let answer = self.http.get(&uri, from, deadline).await?;
+            let answer = self.http.get(&uri, span, deadline).await?;
             let status = answer.status();
             match status {
                 StatusCode::OK => return Ok(Some(http_download(url, answer, 0))),
-                StatusCode::PARTIAL_CONTENT if answer.begins() == Some(from) => {
-                    return Ok(Some(http_download(url, answer, from)));
+                StatusCode::PARTIAL_CONTENT if answer.begins() == Some(span.from) => {
+                    return Ok(Some(http_download(url, answer, span.from)));
                 }
                 StatusCode::FORBIDDEN | StatusCode::NOT_FOUND | StatusCode::GONE => {
                     return Ok(None);
                 }
-                StatusCode::PARTIAL_CONTENT | StatusCode::RANGE_NOT_SATISFIABLE if from > 0 => {
-                    from = 0;
+                StatusCode::PARTIAL_CONTENT | StatusCode::RANGE_NOT_SATISFIABLE
+                    if !span.is_whole() =>
+                {
+                    span = Span::default();
                 }
                 _ if status.is_redirection() => {
                     let next = answer.redirection().and_then(|to| follow(&uri, &to));
@@ -155,6 +179,33 @@ impl Fetcher {
 
 fn http_download(url: &str, answer: Answer, from: u64) -> Download {
     Download { url: url.to_owned(), source: Source::Http(answer), from }
+}
+
+/// Opens a file that somebody else knows how to read.
+async fn foreign(
+    url: &str,
+    elsewhere: &dyn Elsewhere,
+    span: Span,
+    deadline: Instant,
+) -> Result<Option<Download>, FetchError> {
+    let until = deadline.min(Instant::now() + STALL);
+    let opened = timeout_at(until, elsewhere.open(Wanted { url: url.to_owned(), span }).0).await;
+    let stalled = |_| FetchError::Stalled { url: url.to_owned(), seconds: STALL.as_secs() };
+    let failed = |source| FetchError::Elsewhere { url: url.to_owned(), source };
+    let opened = opened.map_err(stalled)?.map_err(failed)?;
+    Ok(opened.map(|bytes| Download {
+        url: url.to_owned(),
+        source: Source::Elsewhere(bytes),
+        from: span.from,
+    }))
+}
+
+/// Reads the next bytes; none at the end.
+async fn piece(from: &mut (dyn AsyncRead + Send + Unpin)) -> io::Result<Option<Bytes>> {
+    let mut piece = vec![0; PIECE];
+    let read = from.read(&mut piece).await?;
+    piece.truncate(read);
+    Ok((read > 0).then(|| piece.into()))
 }
 
 async fn local(url: &str, path: PathBuf, from: u64) -> Result<Option<Download>, FetchError> {
@@ -190,12 +241,18 @@ impl Download {
                 next.transpose().map_err(|source| FetchError::Exchange { url, source })
             }
             Source::Local(path, file) => {
-                let mut piece = vec![0; PIECE];
-                let read = file.read(&mut piece).await;
-                let read =
-                    read.map_err(|source| FetchError::File { path: path.clone(), source })?;
-                piece.truncate(read);
-                Ok((read > 0).then(|| piece.into()))
+                let failed = |source| FetchError::File { path: path.clone(), source };
+                piece(file).await.map_err(failed)
+            }
+            Source::Elsewhere(bytes) => {
+                let until = deadline.min(Instant::now() + STALL);
+                let url = self.url.clone();
+                let next = timeout_at(until, piece(&mut *bytes.0)).await;
+                let next = next.map_err(|_| FetchError::Stalled {
+                    url: url.clone(),
+                    seconds: STALL.as_secs(),
+                })?;
+                next.map_err(|source| FetchError::Elsewhere { url, source })
             }
         }
     }

@@ -27,7 +27,10 @@ use tokio::{
 };
 use tokio_rustls::TlsConnector;
 
-use super::fetch::{FetchError, STALL};
+use super::{
+    elsewhere::Span,
+    fetch::{FetchError, STALL},
+};
 
 /// Where Linux distributions keep the list of certificate authorities.
 const AUTHORITIES: [&str; 4] = [
@@ -82,12 +85,12 @@ impl Http {
         Self { resolver: Some(resolver), ..self }
     }
 
-    /// Asks for `uri`, from byte `from` on. A kept connection that the server closed meanwhile is
+    /// Asks for bytes of `uri`. A kept connection that the server closed meanwhile is
     /// replaced once.
     pub(super) async fn get(
         &mut self,
         uri: &Uri,
-        from: u64,
+        span: Span,
         deadline: Instant,
     ) -> Result<Answer, FetchError> {
         let server = format!("{}://{}", uri.scheme_str().unwrap_or(""), authority(uri));
@@ -95,13 +98,13 @@ impl Http {
         if let Some((_, mut sender)) = kept
             && within(uri, deadline, sender.ready()).await?.is_ok()
             && let Ok(answer) =
-                within(uri, deadline, sender.send_request(request(uri, from)?)).await?
+                within(uri, deadline, sender.send_request(request(uri, span)?)).await?
         {
             self.open = Some((server, sender));
             return Ok(Answer(answer));
         }
         let mut sender = self.connect(uri, deadline).await?;
-        let sent = within(uri, deadline, sender.send_request(request(uri, from)?)).await?;
+        let sent = within(uri, deadline, sender.send_request(request(uri, span)?)).await?;
         let exchange = |source| FetchError::Exchange { url: uri.to_string(), source };
         let answer = sent.map_err(exchange)?;
         self.open = Some((server, sender));
@@ -217,14 +220,15 @@ fn authority(uri: &Uri) -> String {
     all.rsplit('@').next().unwrap_or(all).to_owned()
 }
 
-fn request(uri: &Uri, from: u64) -> Result<Request<Empty<Bytes>>, FetchError> {
+fn request(uri: &Uri, span: Span) -> Result<Request<Empty<Bytes>>, FetchError> {
     let target = uri.path_and_query().map_or("/", |target| target.as_str());
     let mut request = Request::get(target)
         .header(header::HOST, authority(uri))
         .header(header::USER_AGENT, concat!("holdfast-update/", env!("CARGO_PKG_VERSION")))
         .header(header::ACCEPT_ENCODING, "identity");
-    if from > 0 {
-        request = request.header(header::RANGE, format!("bytes={from}-"));
+    if !span.is_whole() {
+        let last = span.to.map(|to| to.saturating_sub(1).to_string()).unwrap_or_default();
+        request = request.header(header::RANGE, format!("bytes={}-{last}", span.from));
     }
     request.body(Empty::new()).map_err(|_| FetchError::Url { url: uri.to_string() })
 }

@@ -10,7 +10,7 @@ use std::{
 use jiff::Timestamp;
 use tokio::time::Instant;
 
-use super::{FetchError, Fetcher, Store, StoreError};
+use super::{FetchError, Fetcher, Span, Store, StoreError};
 use crate::{
     client::{Client, Limits, Outcome, Request},
     pattern,
@@ -244,7 +244,7 @@ impl Session {
         deadline: Instant,
     ) -> Result<(), SessionError> {
         let url = format!("{}{}", self.targets_url, target.location);
-        let opened = self.fetcher.open(&url, check.found(), deadline).await?;
+        let opened = self.fetcher.open(&url, Span::from(check.found()), deadline).await?;
         let missing = || SessionError::Missing { path: target.path.clone() };
         let mut download = opened.ok_or_else(missing)?;
         // Not every server can resume; then the file begins anew.
@@ -302,7 +302,10 @@ fn replay(target: &Target, path: &Path) -> Result<Option<Check>, SessionError> {
 pub(super) fn resumable(error: &FetchError) -> bool {
     matches!(
         error,
-        FetchError::Connect { .. } | FetchError::Stalled { .. } | FetchError::Exchange { .. }
+        FetchError::Connect { .. }
+            | FetchError::Stalled { .. }
+            | FetchError::Exchange { .. }
+            | FetchError::Elsewhere { .. }
     )
 }
 

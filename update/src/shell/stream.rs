@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::session::{IDLE_RESUMES, RESUME_PAUSE, SLOWEST, Session, SessionError, resumable};
+use super::{
+    Span,
+    session::{IDLE_RESUMES, RESUME_PAUSE, SLOWEST, Session, SessionError, resumable},
+};
 use crate::target::{Check, Target};
 
 /// What takes a target's bytes. They are not believed before [`Session::stream`] returned.
@@ -107,7 +110,7 @@ impl Session {
         deadline: Instant,
     ) -> Result<(), Broken> {
         let place = |error: SessionError| Broken::Place(error);
-        let opened = self.fetcher.open(url, check.found(), deadline).await;
+        let opened = self.fetcher.open(url, Span::from(check.found()), deadline).await;
         let opened = opened.map_err(|error| place(error.into()))?;
         let missing = || place(SessionError::Missing { path: target.path.clone() });
         let mut download = opened.ok_or_else(missing)?;

@@ -21,6 +21,7 @@
 //! The slot that a node runs from is never written, and the fallback path only gets programs that
 //! passed.
 
+mod beside;
 pub mod fat;
 pub mod firmware;
 pub mod gate;

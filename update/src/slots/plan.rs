@@ -2,7 +2,7 @@
 //! or follow.
 
 use super::{
-    Contents, Place, Slot,
+    Contents, Place, Slot, beside,
     firmware::{Firmware, Usable},
     gate::Gate,
     journal::{Journal, Stage, Trial},
@@ -20,6 +20,8 @@ pub struct Facts {
     pub firmware: Firmware,
     /// Where the running program was started from; `None` when that is not this partition.
     pub from: Option<Place>,
+    /// What the medium has that the node was started from, when that is beside an installed disk.
+    pub medium: Option<Offered>,
     /// Whether the file there is what runs.
     pub same: Same,
     /// The kernel's name for this boot.
@@ -117,6 +119,13 @@ pub enum Rest {
     Unknown,
     /// The offered release failed on this node before, for this reason.
     Failed(Release, String),
+    /// The medium that the node was started from has nothing newer than what is installed.
+    Medium {
+        /// Its release.
+        medium: Release,
+        /// That of the disk.
+        installed: Release,
+    },
     /// Firmware's variables cannot be set, so nothing can be tried without risk.
     NoFirmware,
     /// No file on the partition is the running program, and nothing can repair that.
@@ -131,7 +140,10 @@ pub enum Rest {
 
 /// Decides what to do next.
 pub fn plan(facts: &Facts) -> Action {
-    let Some(from) = facts.from else { return Action::Rest(Rest::NotInstalled) };
+    let Some(from) = facts.from else {
+        let medium = facts.medium.as_ref();
+        return medium.map_or(Action::Rest(Rest::NotInstalled), |it| beside::plan(facts, it));
+    };
     if let Some(trial) = &facts.journal.trial {
         let runs = from == Place::Slot(trial.slot) && running(facts, from) == Some(trial.sha256);
         return match &trial.stage {
@@ -163,7 +175,7 @@ fn judge(facts: &Facts, trial: &Trial) -> Action {
 }
 
 /// The node came back without the new release.
-fn fell_back(facts: &Facts, trial: &Trial) -> Action {
+pub(super) fn fell_back(facts: &Facts, trial: &Trial) -> Action {
     if facts.firmware.armed() == Some(trial.slot) {
         return Action::Disarm;
     }
@@ -285,7 +297,7 @@ fn advance(facts: &Facts, good: Sha256) -> Action {
 }
 
 /// Towards the boot that tries what was written.
-fn go(facts: &Facts, trial: &Trial) -> Action {
+pub(super) fn go(facts: &Facts, trial: &Trial) -> Action {
     let urgency = match &facts.offer {
         Offer::Program(offered) if offered.sha256 == trial.sha256 => Some(offered.urgency),
         Offer::Unknown => Some(Urgency::Usual),
@@ -345,6 +357,11 @@ impl std::fmt::Display for Rest {
             Self::Failed(release, reason) => {
                 write!(f, "release {release} failed here and is not tried again: {reason}")
             }
+            Self::Medium { medium, installed } => write!(
+                f,
+                "started from a medium with release {medium}; the disk has {installed}, which stays: \
+                 remove the medium and restart"
+            ),
             Self::NoFirmware => f.write_str(
                 "firmware's boot entries cannot be set, so no other release can be tried safely",
             ),

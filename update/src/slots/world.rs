@@ -141,6 +141,7 @@ impl World {
             contents: self.contents.clone(),
             firmware,
             from: Some(from),
+            medium: None,
             same: if same { Same::Yes } else { Same::No },
             boot: self.boots.to_string(),
             offer: match self.offer {

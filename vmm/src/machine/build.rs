@@ -32,7 +32,7 @@ use crate::{
         virtio::{self, VirtioError, blk::engine::EngineChoice, pci::VirtioPci},
     },
     events::Events,
-    irq::PinRoute,
+    irq::{InterruptLine, PinRoute},
     pci::{
         allocate::Above,
         bus::Address,
@@ -100,9 +100,7 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
     let ram = Ram::placed(&map.ram, spec.memory_backing, &spec.host_memory, fetch)?;
     let ram_slots = vm.map_ram(&ram)?;
     let console = open_console(spec)?;
-    let interrupt = |source| KvmError::Call { what: "make an interrupt line", source };
-    let serial_line = vm.isa_line(serial::GSI).map_err(interrupt)?;
-    let sci = vm.isa_line(power::SCI).map_err(interrupt)?;
+    let (serial_line, sci) = (line(&vm, serial::GSI)?, line(&vm, power::SCI)?);
 
     let mut chipset = Chipset::new(&map.ram);
     let tree = Tree::new(spec).map_err(PortError::from)?;
@@ -110,8 +108,7 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
         plain(0, HostBridge::new(chipset.ecam.clone())),
         plain(LPC_BRIDGE, LpcBridge::default()),
     ];
-    let watch = Watch::default();
-    let platform = virtio_platform(&vm, &ram, &watch);
+    let (watch, platform) = virtio_platform(&vm, &ram);
     seats.extend(virtio_functions(spec, &platform)?);
     let passed = passthrough(claim, &tree, &vm, &ram)?;
     seats.extend(passed.seats);
@@ -153,8 +150,14 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
         turn: Mutex::default(),
     });
     let vcpus = vcpu::create(&board, platform.vcpus, entry, &ram)?;
-    let affinity = spec.cpu_affinity.clone();
-    Ok(Machine { board, vcpus, listener, closer: passed.closer, plugger, affinity })
+    let (closer, affinity) = (passed.closer, spec.cpu_affinity.clone());
+    Ok(Machine { board, vcpus, listener, closer, plugger, affinity })
+}
+
+/// Makes the interrupt line of a device of the chipset.
+fn line(vm: &Vm, gsi: u32) -> Result<Arc<dyn InterruptLine>, KvmError> {
+    let failed = |source| KvmError::Call { what: "make an interrupt line", source };
+    vm.isa_line(gsi).map_err(failed)
 }
 
 fn take(what: &'static str, fd: i32) -> Result<OwnedFd, BuildError> {
@@ -185,14 +188,17 @@ struct Watch {
     events: Events,
 }
 
-fn virtio_platform(vm: &Arc<Vm>, ram: &Ram, watch: &Watch) -> virtio::Platform {
-    virtio::Platform {
+/// Returns what virtio functions use, and what their owner watches of it.
+fn virtio_platform(vm: &Arc<Vm>, ram: &Ram) -> (Watch, virtio::Platform) {
+    let watch = Watch::default();
+    let platform = virtio::Platform {
         ram: ram.memory.clone(),
         doorbells: Arc::<Vm>::clone(vm),
         interrupts: Arc::<Vm>::clone(vm),
         activity: watch.activity.clone(),
         events: watch.events.clone(),
-    }
+    };
+    (watch, platform)
 }
 
 fn virtio_functions(spec: &VmSpec, platform: &virtio::Platform) -> Result<Vec<Seat>, BuildError> {

@@ -6,7 +6,10 @@ use types::{
 };
 
 use super::{BAD, GOOD, LOOK, PageLines, WORDS};
-use crate::dashboard::text::{bytes, span};
+use crate::{
+    console::last_boot,
+    dashboard::text::{bytes, span},
+};
 
 /// Errors that fit below the rest.
 const ERRORS: usize = 3;
@@ -15,6 +18,9 @@ pub(super) fn draw(page: &mut PageLines, status: &NodeStatus) {
     page.row("node", &status.node.to_string(), WORDS);
     let style = if status.serving { WORDS } else { BAD };
     page.row("config", &status.config, style);
+    if let Some(last) = last_boot(&status.last_boot) {
+        page.row("last boot", &last, LOOK);
+    }
     if !status.install.is_empty() {
         page.row("install", &status.install, LOOK);
     }
@@ -22,9 +28,14 @@ pub(super) fn draw(page: &mut PageLines, status: &NodeStatus) {
         page.row("trouble", &status.trouble, BAD);
     }
     if !status.serving {
-        let help = "put holdfast.toml on a FAT volume labelled HOLDFAST and plug it in; \
-                    it is found while the node runs";
+        let help = "put holdfast.toml on a FAT volume labelled HOLDFAST and plug it in, or name \
+                    its URL in DHCP's option 224; it is found while the node runs";
         page.row("what to do", help, LOOK);
+    }
+    if !status.claim.is_empty() {
+        let help = "on another computer: holdfast node claim ADDRESS --config holdfast.toml --code";
+        page.row("or", help, LOOK);
+        page.row("claim code", &status.claim, LOOK);
     }
     addresses(page, status);
     let clock = &status.clock;

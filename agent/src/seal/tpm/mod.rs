@@ -6,8 +6,11 @@
 //! an update needs no new seal, and nothing that runs later gets the secret again.
 //! Sources: TPM 2.0 Library, Parts 2 and 3; TCG EK Credential Profile for the storage key's template.
 
+mod quote;
 mod session;
 pub mod wire;
+
+pub use quote::{Question, Quoted};
 
 use std::{
     io::{self, Read, Write},
@@ -330,13 +333,19 @@ impl Tpm {
             .u16(NULL)
             .sized(&[])
             .sized(&[]);
+        let (handle, public) = self.primary(OWNER, &public.0)?;
+        Ok(StorageKey { handle, name: name_of(&public), public })
+    }
+
+    /// Makes a key of a hierarchy from its template, the same each time. Returns handle and public area.
+    fn primary(&mut self, hierarchy: u32, template: &[u8]) -> Result<(u32, Vec<u8>), TpmError> {
         let sensitive = Writer::default().sized(&[]).sized(&[]);
-        let parameters = Writer::default().sized(&sensitive.0).sized(&public.0).sized(&[]).u32(0);
-        let answer = self.authorized(CREATE_PRIMARY, OWNER, &password(), &parameters.0)?;
+        let parameters = Writer::default().sized(&sensitive.0).sized(template).sized(&[]).u32(0);
+        let answer = self.authorized(CREATE_PRIMARY, hierarchy, &password(), &parameters.0)?;
         let mut reader = Reader(&answer);
         let handle = reader.u32()?;
         let public = Reader(wire::authorized(reader.0)?.parameters).sized()?.to_vec();
-        Ok(StorageKey { handle, name: name_of(&public), public })
+        Ok((handle, public))
     }
 
     /// Lets go of something. What stays costs room in the TPM until it is closed.
@@ -358,8 +367,20 @@ impl Tpm {
         session: &[u8],
         parameters: &[u8],
     ) -> Result<Vec<u8>, TpmError> {
-        let length = u32::try_from(session.len()).unwrap_or(u32::MAX);
-        let rest = Writer::default().u32(handle).u32(length).raw(session).raw(parameters);
+        self.authorized_for(code, &[handle], session, parameters)
+    }
+
+    /// The same for several handles.
+    fn authorized_for(
+        &mut self,
+        code: u32,
+        handles: &[u32],
+        sessions: &[u8],
+        parameters: &[u8],
+    ) -> Result<Vec<u8>, TpmError> {
+        let length = u32::try_from(sessions.len()).unwrap_or(u32::MAX);
+        let rest = handles.iter().fold(Writer::default(), |rest, handle| rest.u32(*handle));
+        let rest = rest.u32(length).raw(sessions).raw(parameters);
         self.transact(SESSIONS, code, &rest.0)
     }
 

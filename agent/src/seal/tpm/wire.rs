@@ -41,9 +41,16 @@ impl Writer {
 
     /// A selection of one register of SHA-256's bank (TPML_PCR_SELECTION).
     pub(super) fn register(self, register: u8) -> Self {
+        self.registers(&[register])
+    }
+
+    /// A selection of several, 24 and more left out: there are none.
+    pub(super) fn registers(self, registers: &[u8]) -> Self {
         let mut bits = [0_u8; 3];
-        if let Some(byte) = bits.get_mut(usize::from(register / 8)) {
-            *byte = 1 << (register % 8);
+        for register in registers {
+            if let Some(byte) = bits.get_mut(usize::from(register / 8)) {
+                *byte |= 1 << (register % 8);
+            }
         }
         self.u32(1).u16(SHA256).u8(3).raw(&bits)
     }

@@ -33,7 +33,9 @@ pub fn document() -> utoipa::openapi::OpenApi {
         openapi,
         nodes,
         node,
+        attest,
         release_device,
+        recovery_key,
         restart_agent,
         update,
         read_content,
@@ -66,11 +68,17 @@ pub fn document() -> utoipa::openapi::OpenApi {
     components(schemas(
         Problem,
         NodeView,
+        Attestation,
+        Challenge,
+        Credential,
+        Evidence,
         PciDevice,
         DeviceState,
         Health,
         OpenApiDocument,
         Releasing,
+        RecoveryKeys,
+        EscrowedKey,
         Restarting,
         Updating,
         StandingLease,
@@ -127,7 +135,9 @@ describe!(health, get, "/v1/healthz", "Says that the gateway runs", () answers 2
 describe!(openapi, get, "/v1/openapi.json", "This document", () answers 200 (body = OpenApiDocument));
 describe!(nodes, get, "/v1/nodes", "Lists the nodes that offer machines", () answers 200 (body = Vec<NodeView>));
 describe!(node, get, "/v1/nodes/{id}", "Shows a node", (("id" = String, Path)) answers 200 (body = NodeView));
+describe!(attest, post, "/v1/nodes/{id}/attestation", "Asks the node to prove by its TPM which release it runs. Not signed; the client judges the answer itself", (("id" = String, Path)) takes (content = Challenge) answers 200 (body = Evidence));
 describe!(release_device, post, "/v1/nodes/{id}/devices/{address}/release", "Resets a quarantined device once more and offers it again if it answers. Signed by an operator of the node", (("id" = String, Path), ("address" = String, Path)) answers 202 (body = Releasing));
+describe!(recovery_key, get, "/v1/nodes/{id}/recovery-key", "The recovery key of the node's disk, as it was sealed to operators when it was installed. Signed by an operator of the node", (("id" = String, Path)) answers 200 (body = RecoveryKeys));
 describe!(restart_agent, post, "/v1/nodes/{id}/restart-agent", "Restarts the node's service; its machines go on. Signed by an operator of the node", (("id" = String, Path)) answers 202 (body = Restarting));
 describe!(update, post, "/v1/nodes/{id}/updates/{word}", "Tells the node about its updates: `apply` the offered release now, although machines run on it; `check` the repository now; `forget` which releases failed. Signed by an operator of the node", (("id" = String, Path), ("word" = String, Path)) answers 202 (body = Updating));
 describe!(show_lease, put, "/v1/leases/{id}", "Shows the gateway a lease of the signer, which opens uploading", (("id" = String, Path)) takes (content = Envelope) answers 200 (body = StandingLease));

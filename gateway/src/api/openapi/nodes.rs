@@ -34,6 +34,61 @@ pub(super) struct NodeView {
     /// UDP addresses.
     addresses: Vec<String>,
     last_heard_s: u64,
+    attestation: Option<Attestation>,
+}
+
+/// What a gateway found when it asked a node to prove what it runs.
+#[derive(ToSchema)]
+pub(super) struct Attestation {
+    /// When it asked, in seconds since 1970.
+    at: u64,
+    /// The release that the node was started with, by its TPM's word.
+    release: Option<String>,
+    /// Its TPM: SHA-256 of the endorsement key's public area.
+    tpm: Option<String>,
+    /// Why it proved none.
+    refused: Option<String>,
+}
+
+/// A question to a node.
+#[derive(ToSchema)]
+pub(super) struct Challenge {
+    /// 32 random bytes, 64 hexadecimal digits; new for each question.
+    nonce: String,
+    credential: Option<Credential>,
+}
+
+/// A secret for one TPM and one key in it (`TPM2_MakeCredential`).
+#[derive(ToSchema)]
+pub(super) struct Credential {
+    /// `TPM2B_ID_OBJECT` without its length, base64.
+    blob: String,
+    /// `TPM2B_ENCRYPTED_SECRET` without its length, base64.
+    secret: String,
+}
+
+/// What a node proves by its TPM: a quote over its registers, a digest of the question and the node's name.
+#[derive(ToSchema)]
+pub(super) struct Evidence {
+    /// Public key, 64 hexadecimal digits.
+    node: String,
+    /// `TPMS_ATTEST`, base64.
+    quote: String,
+    /// `TPMT_SIGNATURE`, base64.
+    signature: String,
+    /// `TPMT_PUBLIC`, base64.
+    attestation_key: String,
+    /// `TPMT_PUBLIC`, base64.
+    endorsement_key: String,
+    /// The registers' values by their numbers, hexadecimal digits.
+    #[schema(value_type = Object)]
+    registers: String,
+    /// What was measured of the volumes: JSON.
+    volumes: String,
+    /// The secret in the credential, hexadecimal digits.
+    activated: Option<String>,
+    /// Ed25519 by the node's key, hexadecimal digits.
+    node_signature: String,
 }
 
 /// A PCI device of a node.
@@ -85,6 +140,21 @@ pub(super) struct Health {
 #[derive(ToSchema)]
 #[schema(value_type = Object)]
 pub(super) struct OpenApiDocument(String);
+
+/// A disk's recovery key as it was sealed to operators.
+#[derive(ToSchema)]
+pub(super) struct RecoveryKeys {
+    keys: Vec<EscrowedKey>,
+}
+
+/// A recovery key, sealed to an operator.
+#[derive(ToSchema)]
+pub(super) struct EscrowedKey {
+    /// Public key, 64 hexadecimal digits.
+    operator: String,
+    /// Base64.
+    sealed: String,
+}
 
 /// What the node does.
 #[derive(ToSchema)]

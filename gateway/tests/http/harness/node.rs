@@ -206,6 +206,9 @@ impl State {
     }
 
     fn respond(&self, request: &ForwardedRequest) -> Result<ForwardedResponse, Problem> {
+        if request.path().ends_with("/attestation") {
+            return Err(Kind::Conflict.because("the server has no TPM"));
+        }
         let who = verify(request, now(), 300).map_err(|e| Kind::Unauthenticated.caused_by(&e))?;
         let mut machines = self.machines.lock().unwrap();
         let words: Vec<&str> = request.path().split('/').skip(3).collect();

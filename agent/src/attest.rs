@@ -1,0 +1,110 @@
+//! What the node proves of itself when somebody asks (`lease::attestation` says how it is judged): the
+//! question goes to the TPM, in a thread of its own, one at a time.
+
+use std::{path::PathBuf, sync::Arc};
+
+use ed25519_dalek::SigningKey;
+use lease::{
+    attestation::{self, Challenge, Evidence, REGISTERS},
+    problem::Kind,
+};
+use tokio::sync::{Mutex, Semaphore};
+use types::{forward::Problem, hex, ids::NodeId};
+
+use crate::seal::{
+    tpm::{Question, Tpm, TpmError},
+    unlock,
+};
+
+/// Questions that wait for the TPM. Slow ones need a second for each, and anybody may ask.
+const WAITING: usize = 4;
+/// Longest part of a credential, in bytes; that of a P-256 key has 70 and 68.
+const MAX_CREDENTIAL: usize = 512;
+
+/// Answers challenges.
+#[derive(Debug)]
+pub struct Attestor {
+    key: SigningKey,
+    node: NodeId,
+    root: PathBuf,
+    waiting: Semaphore,
+    turn: Arc<Mutex<()>>,
+}
+
+impl Attestor {
+    /// Answers for the node with this key; the TPM is below `root`.
+    pub fn new(key: SigningKey, root: PathBuf) -> Self {
+        let node = NodeId::from_bytes(key.verifying_key().to_bytes());
+        Self { key, node, root, waiting: Semaphore::new(WAITING), turn: Arc::default() }
+    }
+
+    /// Answers a challenge.
+    pub async fn answer(&self, challenge: Challenge) -> Result<Evidence, Problem> {
+        let nonce = hex::decode::<32>(&challenge.nonce);
+        nonce.map_err(|error| Kind::Unprocessable.because(format!("nonce: {error}")))?;
+        let long = |part: &[u8]| part.len() > MAX_CREDENTIAL;
+        if challenge.credential.as_ref().is_some_and(|c| long(&c.blob) || long(&c.secret)) {
+            let detail = format!("credential: a part is longer than {MAX_CREDENTIAL} bytes");
+            return Err(Kind::Unprocessable.because(detail));
+        }
+        let busy = "the node's TPM has as many questions as it takes; ask again in a few seconds";
+        let _place = self.waiting.try_acquire().map_err(|_| Kind::TooManyRequests.because(busy))?;
+        let turn = Arc::clone(&self.turn).lock_owned().await;
+        let (key, node, root) = (self.key.clone(), self.node, self.root.clone());
+        // The turn goes with the work: it may outlast who asked.
+        let work = tokio::task::spawn_blocking(move || {
+            let answer = Tpm::open(&root)
+                .and_then(|mut tpm| evidence(&mut tpm, &key, &challenge, unlock::measured(&root)));
+            drop(turn);
+            answer.map_err(|error| refused(node, &error))
+        });
+        work.await.map_err(|error| Kind::Internal.caused_by(&error))?
+    }
+}
+
+fn refused(node: NodeId, error: &TpmError) -> Problem {
+    match error {
+        TpmError::Absent { .. } => {
+            Kind::Conflict.because(format!("node {node} cannot prove what it runs: {error}"))
+        }
+        TpmError::Refused { command: 0x147, .. } => Kind::Unprocessable.because(format!(
+            "the credential is not for this TPM and this node's key in it: {error}"
+        )),
+        TpmError::Io { .. }
+        | TpmError::Late
+        | TpmError::Short
+        | TpmError::Forged
+        | TpmError::Strange { .. }
+        | TpmError::Refused { .. }
+        | TpmError::Unsigned { .. }
+        | TpmError::Latched => Kind::Internal.caused_by(error),
+    }
+}
+
+/// Has a TPM answer, and signs what it says as the node. `volumes` is what was measured of them.
+pub fn evidence(
+    tpm: &mut Tpm,
+    key: &SigningKey,
+    challenge: &Challenge,
+    volumes: String,
+) -> Result<Evidence, TpmError> {
+    let node = NodeId::from_bytes(key.verifying_key().to_bytes());
+    let quoted = tpm.quote(&Question {
+        node,
+        qualifying: attestation::qualifying(node, &challenge.nonce, &volumes),
+        registers: &REGISTERS,
+        credential: challenge.credential.as_ref().map(|c| (&c.blob[..], &c.secret[..])),
+    })?;
+    let values = quoted.registers.iter().map(|value| hex::encode(value));
+    Ok(Evidence {
+        node,
+        registers: REGISTERS.into_iter().zip(values).collect(),
+        node_signature: attestation::sign(key, &quoted.quote, &quoted.attestation_key),
+        quote: quoted.quote,
+        signature: quoted.signature,
+        attestation_key: quoted.attestation_key,
+        endorsement_key: quoted.endorsement_key,
+        volumes,
+        activated: quoted.activated.map(|secret| hex::encode(&secret)),
+    })
+}

@@ -1,0 +1,317 @@
+//! What the last boot left behind: crashes that the kernel wrote into firmware's variables or into
+//! memory that a restart keeps, and the end of the log, which the node writes to STATE now and then.
+//!
+//! Crashes move to the folder `crashes` of STATE, a bounded number of them, and are taken out of
+//! firmware, which has little room, once they are durable there. [`parts`] puts them together.
+
+pub mod parts;
+
+use std::{
+    fs::{self, File},
+    io::{self, Read, Write},
+    os::unix::fs::OpenOptionsExt,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use types::{
+    evidence::{Crash, Ended, LastBoot, MAX_CRASHES, MAX_LINES},
+    logs::Level,
+};
+
+use self::parts::{MAX_PIECE, MAX_PIECES, Piece};
+use crate::{
+    events::Event,
+    logs::{Logs, book::Filter},
+};
+
+/// Where the kernel shows what it kept.
+pub const PSTORE: &str = "/sys/fs/pstore";
+/// Folder for crashes, below STATE.
+const CRASHES: &str = "crashes";
+/// The end of the log, below STATE: of this boot, and of the one before.
+const CURRENT: &str = "log.current";
+const PREVIOUS: &str = "log.previous";
+/// What is not yet a file of ours.
+const UNFINISHED: &str = ".unfinished";
+/// First line of a log whose boot ended as it should.
+const PROPERLY: &str = "ended properly";
+/// First line of a log whose boot goes on, or ended otherwise.
+const GOES_ON: &str = "goes on";
+/// Most lines of the log that are written.
+const KEPT_LINES: usize = 400;
+/// Longest log that is read, in bytes.
+const MAX_LOG: u64 = 1 << 20;
+/// How often the log is written when it changed: a hang shows up to a minute ago, and a disk takes 60 MiB
+/// a day of a node that always has something to say.
+const EVERY: Duration = Duration::from_secs(60);
+
+/// How long what is in STATE lasts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lasting {
+    /// It is on a disk.
+    Disk,
+    /// It is in memory: the newest crash then stays where the kernel keeps it.
+    Memory,
+}
+
+/// Looks at what the last boot left, once for each boot: the agent may start again. `boot` is the
+/// kernel's name for this one.
+pub fn collect(pstore: &Path, (state, lasting): (&Path, Lasting), boot: &str) -> LastBoot {
+    let kept = keep_crashes(pstore, state, lasting);
+    let turned = turn(state, boot);
+    let mut last = LastBoot::default();
+    let read = read(state, &mut last);
+    for reason in [kept, turned, read].into_iter().filter_map(Result::err) {
+        let reason = format!("what the last boot left: {reason}");
+        eprintln!("{}", Event::Trouble { place: "evidence", reason });
+    }
+    last
+}
+
+/// Moves crashes from the kernel to STATE.
+fn keep_crashes(pstore: &Path, state: &Path, lasting: Lasting) -> io::Result<()> {
+    let pieces = pieces(pstore)?;
+    if pieces.is_empty() {
+        return Ok(());
+    }
+    let folder = state.join(CRASHES);
+    fs::create_dir_all(&folder)?;
+    let mut next = names(&folder)?.last().map_or(0, |(number, _)| number + 1);
+    let mut reports = parts::reports(pieces).into_iter().peekable();
+    while let Some(report) = reports.next() {
+        let name = format!("{next:06}.txt");
+        store(&folder, &name, report.text.as_bytes())?;
+        let reason = parts::reason(&report.text);
+        eprintln!("{}", Event::CrashKept { file: name, reason });
+        for line in parts::last_lines(&report.text, MAX_LINES) {
+            eprintln!("crash| {line}");
+        }
+        next += 1;
+        // One that stays in firmware is told again.
+        let goes = lasting == Lasting::Disk || reports.peek().is_some();
+        for name in report.names.iter().filter(|_| goes) {
+            fs::remove_file(pstore.join(name))?;
+        }
+    }
+    let all = names(&folder)?;
+    for (_, name) in &all[..all.len().saturating_sub(MAX_CRASHES)] {
+        fs::remove_file(folder.join(name))?;
+    }
+    Ok(())
+}
+
+fn pieces(pstore: &Path) -> io::Result<Vec<Piece>> {
+    let entries = match fs::read_dir(pstore) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    let mut pieces = Vec::new();
+    for entry in entries.take(MAX_PIECES) {
+        let entry = entry?;
+        let mut bytes = Vec::new();
+        File::open(entry.path())?.take(MAX_PIECE).read_to_end(&mut bytes)?;
+        pieces.push(Piece { name: entry.file_name().to_string_lossy().into_owned(), bytes });
+    }
+    Ok(pieces)
+}
+
+/// Returns the crashes that are kept, the oldest first.
+fn names(folder: &Path) -> io::Result<Vec<(u64, String)>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        let number = name.strip_suffix(".txt").and_then(|number| number.parse().ok());
+        names.extend(number.map(|number| (number, name)));
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// Makes the log of the last boot the previous one, if this is another boot.
+fn turn(state: &Path, boot: &str) -> io::Result<()> {
+    let current = state.join(CURRENT);
+    match head(&current)? {
+        Some((of, _)) if of == boot => Ok(()),
+        Some(_) => {
+            fs::rename(&current, state.join(PREVIOUS))?;
+            File::open(state)?.sync_all()
+        }
+        None => Ok(()),
+    }
+}
+
+/// Returns a log's boot, and the rest of it.
+fn head(path: &Path) -> io::Result<Option<(String, String)>> {
+    let mut text = Vec::new();
+    match File::open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        file => file?.take(MAX_LOG).read_to_end(&mut text)?,
+    };
+    let text = String::from_utf8_lossy(&text).into_owned();
+    let (boot, rest) = text.split_once('\n').unwrap_or((&text, ""));
+    Ok(Some((boot.to_owned(), rest.to_owned())))
+}
+
+fn read(state: &Path, last: &mut LastBoot) -> io::Result<()> {
+    if let Some((_, rest)) = head(&state.join(PREVIOUS))? {
+        let (how, lines) = rest.split_once('\n').unwrap_or((&rest, ""));
+        let properly = how == PROPERLY;
+        last.ended = Some(if properly { Ended::Properly } else { Ended::Abruptly });
+        if !properly {
+            last.lines = parts::last_lines(lines, MAX_LINES);
+        }
+    }
+    let folder = state.join(CRASHES);
+    let all = match names(&folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        all => all?,
+    };
+    for (_, name) in all.iter().rev().take(MAX_CRASHES) {
+        let text = fs::read(folder.join(name))?;
+        let bytes = text.len() as u64;
+        let text = String::from_utf8_lossy(&text);
+        let newest = last.crashes.is_empty();
+        let lines = if newest { parts::last_lines(&text, MAX_LINES) } else { Vec::new() };
+        let crash = Crash { name: name.clone(), reason: parts::reason(&text), bytes, lines };
+        last.crashes.push(crash);
+    }
+    Ok(())
+}
+
+/// Replaces a file; once this returns, it is durable.
+fn store(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
+    let unfinished = folder.join(UNFINISHED);
+    let mut options = File::options();
+    let mut file = options.create(true).truncate(true).write(true).mode(0o600).open(&unfinished)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    fs::rename(&unfinished, folder.join(name))?;
+    File::open(folder)?.sync_all()
+}
+
+/// Writes the end of the log to STATE.
+#[derive(Debug, Clone)]
+pub struct Keeper {
+    logs: Logs,
+    state: PathBuf,
+    boot: String,
+}
+
+impl Keeper {
+    /// Keeps the end of `logs` in the folder `state`, for the boot of this name.
+    pub fn new(logs: Logs, state: &Path, boot: &str) -> Self {
+        Self { logs, state: state.to_owned(), boot: boot.to_owned() }
+    }
+
+    /// Writes whenever something was added, now and then.
+    pub async fn run(self) {
+        let mut written = 0;
+        loop {
+            self.logs.wait(written).await;
+            written = self.logs.book().next();
+            let keeper = self.clone();
+            let done = tokio::task::spawn_blocking(move || keeper.write(GOES_ON)).await;
+            if let Ok(Err(error)) = done {
+                // A line for each failure would be a reason for the next one.
+                eprintln!("{}", Event::Trouble { place: "evidence", reason: error.to_string() });
+                tokio::time::sleep(EVERY * 10).await;
+            }
+            tokio::time::sleep(EVERY).await;
+        }
+    }
+
+    /// Says that the boot ends as it should.
+    pub fn end(&self) -> io::Result<()> {
+        self.write(PROPERLY)
+    }
+
+    fn write(&self, how: &str) -> io::Result<()> {
+        let filter = Filter { from: 0, level: Level::Info, source: None };
+        let lines = self.logs.book().newest(filter, KEPT_LINES);
+        let mut text = format!("{}\n{how}\n", self.boot);
+        for line in lines {
+            text.push_str(&line.text.replace(|c: char| c.is_control(), "?"));
+            text.push('\n');
+        }
+        store(&self.state, CURRENT, text.as_bytes())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
+    use super::*;
+
+    fn panic(pstore: &Path, number: u32) {
+        let name = format!("dmesg-efi_pstore-17000000{number:02}01001");
+        let text = format!("Panic#1 Part1\n<0>[1.0] Kernel panic - not syncing: number {number}\n");
+        fs::write(pstore.join(name), text).unwrap();
+    }
+
+    fn keeper(state: &Path, boot: &str) -> Keeper {
+        let log = state.join("kmsg");
+        fs::write(&log, "5,7,100,-;agent[1]: the last word\n").unwrap();
+        let logs = Logs::start(&log);
+        while logs.book().next() == 0 {
+            std::thread::yield_now();
+        }
+        Keeper::new(logs, state, boot)
+    }
+
+    #[test]
+    fn crashes_move_to_the_disk_and_few_are_kept() {
+        let (pstore, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        for number in 0..12 {
+            panic(pstore.path(), number);
+            let last = collect(pstore.path(), (state.path(), Lasting::Disk), "boot");
+            assert_eq!(
+                last.crashes[0].reason,
+                format!("Kernel panic - not syncing: number {number}")
+            );
+            assert_eq!(fs::read_dir(pstore.path()).unwrap().count(), 0);
+        }
+        let last = collect(pstore.path(), (state.path(), Lasting::Disk), "boot");
+        assert_eq!(last.crashes.len(), MAX_CRASHES);
+        assert_eq!(last.crashes[0].name, "000011.txt");
+        assert!(last.crashes[1].lines.is_empty() && !last.crashes[0].lines.is_empty());
+    }
+
+    #[test]
+    fn what_cannot_be_kept_stays_where_it_is() {
+        let (pstore, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        panic(pstore.path(), 1);
+        fs::write(state.path().join(CRASHES), b"no folder").unwrap();
+        let to = (state.path(), Lasting::Disk);
+        assert!(collect(pstore.path(), to, "boot").crashes.is_empty());
+        assert_eq!(fs::read_dir(pstore.path()).unwrap().count(), 1);
+        assert!(collect(Path::new("/nonexistent"), to, "boot").crashes.is_empty());
+    }
+
+    #[test]
+    fn without_a_disk_the_newest_crash_stays_in_firmware() {
+        let (pstore, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        (0..3).for_each(|number| panic(pstore.path(), number));
+        let last = collect(pstore.path(), (state.path(), Lasting::Memory), "boot");
+        assert_eq!(last.crashes.len(), 3);
+        let left: Vec<_> = fs::read_dir(pstore.path()).unwrap().collect();
+        assert_eq!(left.len(), 1);
+    }
+
+    #[test]
+    fn a_boot_that_did_not_end_shows_its_last_lines() {
+        let (pstore, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let look = |boot| collect(pstore.path(), (state.path(), Lasting::Disk), boot);
+        assert_eq!(look("one"), LastBoot::default());
+        keeper(state.path(), "one").write(GOES_ON).unwrap();
+        // The agent starts again in the same boot.
+        assert_eq!(look("one").ended, None);
+        let last = look("two");
+        assert_eq!(last.ended, Some(Ended::Abruptly));
+        assert!(last.lines.iter().any(|line| line.contains("the last word")), "{last:?}");
+        assert_eq!(look("two"), last);
+        keeper(state.path(), "two").end().unwrap();
+        let last = look("three");
+        assert_eq!((last.ended, last.lines.len()), (Some(Ended::Properly), 0));
+    }
+}

@@ -1,0 +1,50 @@
+//! `holdfast node attest`: has a node prove by its TPM which release it runs, and judges that here: the
+//! gateway is only the way.
+
+use std::path::PathBuf;
+
+use lease::attestation::{Attested, Challenge, Evidence, Inquiry, Known, Measurements};
+use serde_json::json;
+use types::ids::NodeId;
+
+use super::{CliError, Context, arguments::AttestArguments, calls, show};
+use crate::attest;
+
+pub(super) async fn run(context: &Context, wanted: &AttestArguments) -> Result<(), CliError> {
+    let releases = wanted.measurements.iter().map(release).collect::<Result<Vec<_>, _>>()?;
+    let tpms = wanted.tpms.iter().map(|tpm| tpm.to_ascii_lowercase()).collect();
+    let attested = ask(context, wanted.node, &Known { releases, tpms }).await?;
+    let named = if wanted.tpms.is_empty() { "any TPM" } else { "the TPMs that were named" };
+    let shown = json!({ "node": wanted.node, "attested": attested, "accepted": named });
+    context.print(&shown, show::attested)
+}
+
+fn release(path: &PathBuf) -> Result<Measurements, CliError> {
+    let bytes = std::fs::read(path).map_err(|source| CliError::File {
+        operation: "read",
+        path: path.clone(),
+        source,
+    })?;
+    Measurements::from_json(&bytes).map_err(|reason| CliError::Usage {
+        message: format!("{} describes no release: {reason}", path.display()),
+    })
+}
+
+async fn ask(context: &Context, node: NodeId, known: &Known) -> Result<Attested, CliError> {
+    let random = attest::random().map_err(|message| CliError::Usage { message })?;
+    let mut inquiry = Inquiry::new(node, &random);
+    let refused = |error| CliError::Lease {
+        what: format!("node {node} did not prove what it runs"),
+        source: Box::new(error),
+    };
+    let first = put(context, node, &inquiry.first()).await?;
+    let second = inquiry.second(&first, known).map_err(refused)?;
+    let second = put(context, node, &second).await?;
+    inquiry.judge(&second, known).map_err(refused)
+}
+
+async fn put(context: &Context, node: NodeId, challenge: &Challenge) -> Result<Evidence, CliError> {
+    let call = calls::attestation(node, &json!(challenge))?;
+    let answer = context.client.parse(&context.ask(&call).await?)?;
+    serde_json::from_value(answer).map_err(|error| context.client.answer(error))
+}

@@ -1,0 +1,115 @@
+//! `holdfast node claim`: gives a node that has no configuration one, with the code on its console. It speaks
+//! to the node itself; no gateway is needed.
+
+use std::{io, time::Duration};
+
+use overlay::claim::{ClaimError, Code, MAX_MESSAGE, Verdict, claim};
+use serde_json::json;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    time::timeout,
+};
+use types::{
+    config::{NodeSpec, Overlay},
+    ids::NodeId,
+};
+
+use super::{CliError, Context, arguments::ClaimArguments};
+
+/// How long the node may take to each answer.
+const LIMIT: Duration = Duration::from_secs(15);
+
+pub(super) async fn run(context: &Context, wanted: &ClaimArguments) -> Result<(), CliError> {
+    let path = &wanted.config;
+    let unread = |source| CliError::File { operation: "read", path: path.clone(), source };
+    let document = std::fs::read(path).map_err(unread)?;
+    // Mistakes are told before anything is sent; the node looks itself, too.
+    NodeSpec::parse(&document)
+        .map_err(|error| refused(format!("{} is no configuration", path.display()), error))?;
+    let code = Code::parse(&wanted.code)
+        .map_err(|error| refused("the claim code cannot be right".to_owned(), error))?;
+    let address = with_port(&wanted.address);
+    let (node, verdict) = converse(&address, &code, &document).await?;
+    if !verdict.accepted {
+        return Err(CliError::Usage {
+            message: format!("node {node} refused: {}", verdict.detail),
+        });
+    }
+    let shown = json!({ "node": node, "address": address, "detail": verdict.detail });
+    context.print(&shown, |_| format!("{node}\n{}\n", verdict.detail))
+}
+
+fn refused(what: String, source: impl std::error::Error + Send + Sync + 'static) -> CliError {
+    CliError::Lease { what, source: Box::new(source) }
+}
+
+/// Adds the usual port to an address that has none.
+fn with_port(address: &str) -> String {
+    let bare = address.trim_start_matches('[').trim_end_matches(']');
+    match (bare.parse::<std::net::Ipv6Addr>(), address.rsplit_once(':')) {
+        (Ok(address), _) => format!("[{address}]:{}", Overlay::DEFAULT_PORT),
+        (Err(_), Some(_)) => address.to_owned(),
+        (Err(_), None) => format!("{address}:{}", Overlay::DEFAULT_PORT),
+    }
+}
+
+async fn converse(
+    address: &str,
+    code: &Code,
+    document: &[u8],
+) -> Result<(NodeId, Verdict), CliError> {
+    let unreachable = |error: io::Error| CliError::Unreachable {
+        url: address.to_owned(),
+        message: format!(
+            "{error}; only a node that has no configuration at all waits to be claimed, and its \
+             console says where"
+        ),
+    };
+    let talk = async {
+        let mut stream = limited(TcpStream::connect(address)).await?;
+        let hello = limited(receive(&mut stream)).await?;
+        let mut random = [0; 32];
+        getrandom::fill(&mut random).map_err(io::Error::other)?;
+        let (message, waiting) = match claim(&hello, code, document, &random) {
+            Ok(claimed) => claimed,
+            Err(error) => return Ok(Err(error)),
+        };
+        stream.write_u32(u32::try_from(message.len()).unwrap_or(u32::MAX)).await?;
+        stream.write_all(&message).await?;
+        stream.flush().await?;
+        let answer = limited(receive(&mut stream)).await?;
+        Ok(waiting.open(&answer).map(|verdict| (waiting.node, verdict)))
+    };
+    let answered: Result<(NodeId, Verdict), ClaimError> = talk.await.map_err(unreachable)?;
+    answered.map_err(|error| refused(format!("the server at {address} was not claimed"), error))
+}
+
+async fn limited<T>(work: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    timeout(LIMIT, work).await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
+}
+
+async fn receive(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
+    let length = usize::try_from(stream.read_u32().await?).unwrap_or(usize::MAX);
+    if length > MAX_MESSAGE {
+        return Err(io::Error::other("what answers there speaks another language"));
+    }
+    let mut message = vec![0; length];
+    stream.read_exact(&mut message).await?;
+    Ok(message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_port_may_be_left_out() {
+        assert_eq!(with_port("192.0.2.7"), "192.0.2.7:4600");
+        assert_eq!(with_port("192.0.2.7:99"), "192.0.2.7:99");
+        assert_eq!(with_port("rack7.example"), "rack7.example:4600");
+        assert_eq!(with_port("2001:db8::7"), "[2001:db8::7]:4600");
+        assert_eq!(with_port("[2001:db8::7]"), "[2001:db8::7]:4600");
+        assert_eq!(with_port("[2001:db8::7]:99"), "[2001:db8::7]:99");
+    }
+}

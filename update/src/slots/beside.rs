@@ -1,0 +1,205 @@
+//! What to do when the node was started from a medium and has an installed disk beside it: a newer
+//! release on the medium becomes an update of the installed slots. Pure.
+//!
+//! STATE and DATA stay what they are, and the release is tried as any other one: in the idle slot,
+//! once, judged, and left when it fails. A medium never takes a disk back to an older release.
+
+use super::{
+    Place, Program, Slot,
+    firmware::Usable,
+    journal::{Journal, Stage, Trial},
+    plan::{Action, Facts, Offer, Offered, Rest, fell_back, go},
+    release_of,
+};
+
+/// Decides what to do next for a node that was started from `medium`.
+pub(super) fn plan(facts: &Facts, medium: &Offered) -> Action {
+    let journal = &facts.journal;
+    // The medium is all that is offered: the repository is the installed release's to read.
+    let facts = Facts { offer: Offer::Program(medium.clone()), ..facts.clone() };
+    let facts = &facts;
+    if let Some(trial) = &journal.trial
+        && let Stage::Armed { boot } = &trial.stage
+        && *boot != facts.boot
+    {
+        return fell_back(facts, trial);
+    }
+    if let Some(rest) = refusal(facts, medium) {
+        return Action::Rest(rest);
+    }
+    let slot = idle(facts);
+    match &journal.trial {
+        Some(trial) if trial.sha256 == medium.sha256 && trial.slot == slot => go(facts, trial),
+        Some(_) => Action::Note(Box::new(Journal { trial: None, ..journal.clone() })),
+        None if !facts.contents.holds(Place::Slot(slot), medium.sha256) => Action::Fetch(slot),
+        None => {
+            let Offered { release, sha256, .. } = *medium;
+            let expected = facts.present.clone();
+            let trial = Trial { slot, sha256, release, stage: Stage::Written, expected };
+            Action::Note(Box::new(Journal { trial: Some(trial), ..journal.clone() }))
+        }
+    }
+}
+
+/// Why the release of the medium does not go to the disk.
+fn refusal(facts: &Facts, medium: &Offered) -> Option<Rest> {
+    let journal = &facts.journal;
+    if let Some(installed) = installed(facts).filter(|installed| *installed >= medium.release) {
+        return Some(Rest::Medium { medium: medium.release, installed });
+    }
+    let failed = journal.failed.iter().find(|failed| failed.sha256 == medium.sha256);
+    if let Some(failed) = failed {
+        return Some(Rest::Failed(medium.release, failed.reason.clone()));
+    }
+    (facts.firmware.usable == Usable::No).then_some(Rest::NoFirmware)
+}
+
+/// The release that is installed: the good one, or the newest that is there when nobody knows.
+fn installed(facts: &Facts) -> Option<crate::channel::Release> {
+    let release = |program: &Program| release_of(&program.os_release);
+    let all = || Place::ALL.into_iter().filter_map(|place| facts.contents.at(place));
+    let good = all().find(|program| Some(program.sha256) == facts.journal.good);
+    good.and_then(release).or_else(|| all().filter_map(release).max())
+}
+
+/// The slot that does not hold what is good.
+fn idle(facts: &Facts) -> Slot {
+    let home = facts.journal.good.and_then(|good| facts.contents.slot_with(good));
+    home.or(facts.firmware.leading()).unwrap_or(Slot::A).other()
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{
+        channel::{Release, Sha256},
+        slots::{
+            Contents,
+            firmware::Firmware,
+            gate::Gate,
+            plan::{Same, Urgency, plan},
+        },
+    };
+
+    use super::*;
+
+    fn release(patch: u32) -> Release {
+        Release { major: 1, minor: 0, patch }
+    }
+
+    fn program(patch: u8) -> Program {
+        let os_release = format!("VERSION_ID={}\n", release(patch.into()));
+        Program { sha256: Sha256([patch; 32]), os_release }
+    }
+
+    /// A disk with release 1 in slot A, beside a medium.
+    fn facts(medium: u8) -> Facts {
+        let mut contents = Contents::default();
+        contents.set(Place::Slot(Slot::A), Some(program(1)));
+        contents.set(Place::Fallback, Some(program(1)));
+        Facts {
+            journal: Journal { good: Some(program(1).sha256), ..Journal::default() },
+            contents,
+            firmware: Firmware {
+                usable: Usable::Yes,
+                a: Some(1),
+                order: vec![9, 1],
+                ..Firmware::default()
+            },
+            from: None,
+            medium: Some(Offered {
+                release: release(medium.into()),
+                sha256: program(medium).sha256,
+                urgency: Urgency::Now,
+            }),
+            same: Same::No,
+            boot: "medium".to_owned(),
+            offer: Offer::Nothing,
+            machines: Vec::new(),
+            window_s: 900,
+            gate: Gate::Pending(String::new()),
+            present: vec!["nvme".to_owned()],
+        }
+    }
+
+    /// Does what is planned until the node restarts or rests.
+    fn settle(facts: &mut Facts) -> Action {
+        for _ in 0..20 {
+            match plan(facts) {
+                Action::Note(journal) => facts.journal = *journal,
+                Action::Fetch(slot) => {
+                    assert_ne!(slot, Slot::A, "the good slot");
+                    facts.contents.set(Place::Slot(slot), Some(program(2)));
+                }
+                Action::MakeEntry(Slot::B) => facts.firmware.b = Some(2),
+                Action::Arm(Slot::B) => facts.firmware.next = Some(2),
+                Action::Disarm => facts.firmware.next = None,
+                end @ (Action::Rest(_) | Action::Restart) => return end,
+                other @ (Action::Copy { .. }
+                | Action::MakeEntry(_)
+                | Action::Lead(_)
+                | Action::Arm(_)) => panic!("{other:?}"),
+            }
+        }
+        panic!("it never comes to rest: {facts:?}");
+    }
+
+    #[test]
+    fn a_newer_medium_becomes_an_update_of_the_idle_slot() {
+        let mut facts = facts(2);
+        assert_eq!(settle(&mut facts), Action::Restart);
+        assert_eq!(facts.firmware.armed(), Some(Slot::B));
+        assert_eq!(facts.contents.at(Place::Slot(Slot::A)), Some(&program(1)));
+        let trial = facts.journal.trial.clone();
+        assert_eq!(trial.map(|trial| trial.expected), Some(vec!["nvme".to_owned()]));
+        // From there on it is a trial as any other.
+        let passed = Facts {
+            from: Some(Place::Slot(Slot::B)),
+            medium: None,
+            same: Same::Yes,
+            gate: Gate::Passed,
+            boot: "next".to_owned(),
+            ..facts
+        };
+        assert_eq!(plan(&passed), Action::Lead(Slot::B));
+    }
+
+    #[test]
+    fn a_medium_never_goes_back() {
+        for patch in [0, 1_u8] {
+            let (medium, installed) = (release(patch.into()), release(1));
+            let rest = settle(&mut facts(patch));
+            assert_eq!(rest, Action::Rest(Rest::Medium { medium, installed }));
+        }
+        // Nor when the journal is lost.
+        let mut lost = facts(1);
+        lost.journal = Journal::default();
+        assert!(matches!(settle(&mut lost), Action::Rest(Rest::Medium { .. })));
+    }
+
+    #[test]
+    fn machines_are_waited_for_and_windows_are_not() {
+        let mut facts = facts(2);
+        facts.machines = vec!["m".to_owned()];
+        assert_eq!(settle(&mut facts), Action::Rest(Rest::Machines(vec!["m".to_owned()])));
+        assert_eq!(facts.firmware.next, None);
+    }
+
+    #[test]
+    fn what_came_back_to_the_medium_is_not_tried_again() {
+        let mut facts = facts(2);
+        settle(&mut facts);
+        facts.boot = "medium again".to_owned();
+        facts.firmware.next = None;
+        assert!(matches!(settle(&mut facts), Action::Rest(Rest::Failed(..))));
+        assert_eq!(facts.contents.at(Place::Slot(Slot::A)), Some(&program(1)));
+    }
+
+    #[test]
+    fn firmware_without_variables_is_left_alone() {
+        let mut facts = facts(2);
+        facts.firmware = Firmware::default();
+        assert_eq!(settle(&mut facts), Action::Rest(Rest::NoFirmware));
+        facts.medium = None;
+        assert_eq!(settle(&mut facts), Action::Rest(Rest::NotInstalled));
+    }
+}
