@@ -346,7 +346,8 @@ fn disk(command: &mut Command, path: &Path, options: &HostOptions, properties: &
     let (kind, drive) = match &options.recorded {
         None => ("nvme", format!("if=none,id=disk,format=raw,cache=unsafe,file={path}")),
         Some(log) => (
-            "ide-hd",
+            // The first bus may have the CD, and each has one place.
+            "ide-hd,bus=ide.1",
             format!(
                 "if=none,id=disk,driver=blklogwrites,log-sector-size=512,file.driver=file,\
              file.cache.no-flush=on,file.filename={path},log.driver=file,log.cache.no-flush=on,\
