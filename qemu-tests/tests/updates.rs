@@ -1,13 +1,11 @@
 //! A node on a disk follows its repository: a good release stays, and one that does not come up is
 //! left by itself and not tried again. The first comes on a stick while no mirror answers, and only what
-//! is new of it is read; the panic of the second is shown at the next start. And a disk with an older
-//! release is updated by the medium of a newer one.
+//! is new of it is read; the panic of the second is shown at the next start.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 use std::{
-    fs::{self, File},
-    io::{Read, Seek, SeekFrom, Write},
+    fs,
     path::Path,
     time::{Duration, Instant},
 };
@@ -28,11 +26,6 @@ const RELEASES: [&str; 3] = ["0.1.0", "0.1.1", "0.1.2"];
 
 /// Makes another release of the image's program: the same one under another name of the same length.
 fn renamed(program: &[u8], release: &str) -> Vec<u8> {
-    rename(program, release, 1)
-}
-
-/// Renames as many programs as there are in these bytes.
-fn rename(program: &[u8], release: &str, programs: usize) -> Vec<u8> {
     let old = format!("VERSION_ID={}\n", RELEASES[0]).into_bytes();
     let new = format!("VERSION_ID={release}\n").into_bytes();
     let mut renamed = program.to_vec();
@@ -43,28 +36,21 @@ fn rename(program: &[u8], release: &str, programs: usize) -> Vec<u8> {
         .map(|(at, _)| at)
         .collect();
     // In the program's own section and in the root file system.
-    assert_eq!(places.len(), 2 * programs);
+    assert_eq!(places.len(), 2);
     for at in places {
         renamed[at..at + new.len()].copy_from_slice(&new);
     }
-    seal_roots(&mut renamed, programs);
+    seal_root(&mut renamed);
     renamed
-}
-
-/// Seals the root file system of each program.
-fn seal_roots(programs: &mut [u8], count: usize) {
-    let name = b"root.erofs\0";
-    let all = programs.windows(name.len()).enumerate().filter(|(_, window)| window == name);
-    let files: Vec<usize> = all.map(|(at, _)| at).collect();
-    assert_eq!(files.len(), count);
-    files.into_iter().for_each(|file| seal_root(programs, file));
 }
 
 /// Sets the checksum of the root file system's first block, in which its superblock is: CRC-32C from
 /// there to the block's end, with the field itself zero. Source: the kernel's fs/erofs/erofs_fs.h.
-fn seal_root(program: &mut [u8], file: usize) {
+fn seal_root(program: &mut [u8]) {
     const BLOCK: usize = 4096;
     const SUPERBLOCK: usize = 1024;
+    let name = b"root.erofs\0";
+    let file = program.windows(name.len()).position(|window| window == name).unwrap();
     let magic = 0xe0f5_e1e2_u32.to_le_bytes();
     let at = file + program[file..].windows(4).position(|window| window == magic).unwrap();
     program[at + 4..at + 8].fill(0);
@@ -194,43 +180,4 @@ fn goes_on_looking(repository: &Repository) {
 /// Returns the node's name from its console.
 fn node_id(text: &str) -> &str {
     text.rsplit_once("event=node id=").unwrap().1.split_whitespace().next().unwrap()
-}
-
-/// Makes the disk image one with an older release, in its slot and at the fallback path.
-fn older_disk(image: &Path, disk: &Path) {
-    /// The programs lie at the partition's start.
-    const BEGIN: u64 = 128 << 20;
-    fs::copy(image.join("holdfast.img"), disk).unwrap();
-    let mut file = File::options().read(true).write(true).open(disk).unwrap();
-    let mut begin = Vec::new();
-    (&file).take(BEGIN).read_to_end(&mut begin).unwrap();
-    file.seek(SeekFrom::Start(0)).unwrap();
-    file.write_all(&rename(&begin, "0.0.9", 2)).unwrap();
-}
-
-#[test]
-fn the_medium_of_a_newer_release_updates_the_disk_beside_it() {
-    let folder = tempfile::tempdir().unwrap();
-    let image = image_folder().unwrap();
-    let disk = folder.path().join("disk.img");
-    older_disk(&image, &disk);
-    let key = "01".repeat(32);
-    let config =
-        format!("version = 1\nname = \"m\"\n[authority]\nthreshold = 1\nkeys = [\"{key}\"]\n");
-    let options = HostOptions {
-        medium: Medium::IsoCdBeforeDisk(disk),
-        memory_mib: 1024,
-        config: Some(config),
-        ..HostOptions::default()
-    };
-    let host = Host::start(&image, folder.path(), &options).unwrap();
-    let serial = &host.serial;
-    serial.wait("event=update-written slot=B", STEP).unwrap();
-    serial.wait("event=update-restart release=\"0.1.0\"", STEP).unwrap();
-    serial.wait("event=update-judged verdict=\"release 0.1.0 passed and stays\"", STEP).unwrap();
-    let text = serial.text();
-    // STATE was the disk's all along: it is the same node.
-    let nodes: Vec<&str> = text.lines().filter(|line| line.contains("event=node id=")).collect();
-    let ids: Vec<_> = nodes.iter().map(|line| line.split("id=").nth(1)).collect();
-    assert!(ids.len() == 2 && ids[0] == ids[1] && !text.contains("event=ram-mode"), "{text}");
 }

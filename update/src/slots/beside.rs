@@ -18,6 +18,12 @@ pub(super) fn plan(facts: &Facts, medium: &Offered) -> Action {
     // The medium is all that is offered: the repository is the installed release's to read.
     let facts = Facts { offer: Offer::Program(medium.clone()), ..facts.clone() };
     let facts = &facts;
+    // Only what passed gets to the fallback path.
+    if journal.good.is_none()
+        && let Some(passed) = facts.contents.at(Place::Fallback)
+    {
+        return Action::Note(Box::new(journal.with_good(passed.sha256)));
+    }
     if let Some(trial) = &journal.trial
         && let Stage::Armed { boot } = &trial.stage
         && *boot != facts.boot
@@ -174,6 +180,9 @@ mod tests {
         let mut lost = facts(1);
         lost.journal = Journal::default();
         assert!(matches!(settle(&mut lost), Action::Rest(Rest::Medium { .. })));
+        let mut lost = facts(2);
+        lost.journal = Journal::default();
+        assert_eq!(settle(&mut lost), Action::Restart);
     }
 
     #[test]
