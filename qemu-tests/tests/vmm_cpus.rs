@@ -8,7 +8,7 @@ use std::{fs, path::Path, time::Duration};
 
 use qemu_tests::{
     bed::{Bed, BedOptions, Plan, guest},
-    harness::host::HostOptions,
+    harness::{host::HostOptions, pace::Pace},
 };
 
 /// How long a guest may take to its first command.
@@ -34,7 +34,9 @@ fn bed(folder: &Path) -> Bed {
         "nvme,serial=line,drive=content,bus=line",
     ];
     let arguments = arguments.map(str::to_owned).to_vec();
-    let host = HostOptions { arguments, memory_mib: 2048, ..HostOptions::default() };
+    // Guests give each processor ten seconds to come up, which an emulator that is busy may not have.
+    let pace = Pace::Slow;
+    let host = HostOptions { arguments, memory_mib: 2048, pace, ..HostOptions::default() };
     let files =
         vec![("guest/kernel".to_owned(), made.kernel), ("guest/initrd".to_owned(), made.initrd)];
     Bed::start(folder, BedOptions { files, host, ..BedOptions::default() }).unwrap()
