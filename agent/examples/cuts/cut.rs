@@ -7,6 +7,10 @@ use crate::{
     log::{Entry, Log, What},
 };
 
+/// What a disk writes as a whole: servers' disks have physical blocks of this length, whatever their
+/// logical ones are. A superblock of ext4, which has a checksum, does not survive less.
+const PAGE: u64 = 4096;
+
 /// One way of losing power.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Cut {
@@ -21,9 +25,9 @@ pub(crate) struct Cut {
 pub(crate) enum How {
     /// All were done.
     Whole,
-    /// The last was done up to some sector, and all others were done.
+    /// The last was done up to some page, and all others were done.
     Torn,
-    /// Some were done, by this seed, and one of them up to some sector.
+    /// Some were done, by this seed, and one of them up to some page.
     Mixed(u64),
 }
 
@@ -64,7 +68,7 @@ pub(crate) fn choose(entries: &[Entry], points: usize) -> Vec<Cut> {
     let mut mixable = Vec::new();
     for (index, entry) in entries.iter().enumerate() {
         pending = if entry.what == What::Flush { 0 } else { pending + 1 };
-        if writes(entry) && entry.length > 512 {
+        if writes(entry) && entry.length > PAGE {
             torn.push(Cut { after: index + 1, how: How::Torn });
         }
         if pending > 1 {
@@ -122,10 +126,10 @@ impl<'a> Replay<'a> {
             if mixed && !durable && dice.below(2) == 0 {
                 continue;
             }
-            let sectors = entry.length / self.log.sector;
-            let whole = Some(index) != torn || durable || sectors < 2;
-            let kept = if whole { sectors } else { 1 + dice.below(sectors - 1) };
-            apply(&mut disk, self.log, self.done + index, kept * self.log.sector)?;
+            let pages = entry.length / PAGE;
+            let whole = Some(index) != torn || durable || pages < 2;
+            let kept = if whole { entry.length } else { PAGE * (1 + dice.below(pages - 1)) };
+            apply(&mut disk, self.log, self.done + index, kept)?;
         }
         Ok(disk)
     }

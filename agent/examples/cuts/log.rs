@@ -48,8 +48,6 @@ pub(crate) struct Entry {
 #[derive(Debug)]
 pub(crate) struct Log {
     file: File,
-    /// Bytes of a sector, which is what a disk writes as a whole.
-    pub(crate) sector: u64,
     /// Everything that happened, in order.
     pub(crate) entries: Vec<Entry>,
 }
@@ -105,7 +103,7 @@ impl Log {
                 at = from + length;
             }
         }
-        Ok(Self { file, sector, entries })
+        Ok(Self { file, entries })
     }
 
     /// Returns what an entry wrote.
