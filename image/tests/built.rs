@@ -80,5 +80,5 @@ fn the_kernel_loads_no_modules_and_is_locked_down() {
     let config = image::kconfig::parse_config(&text);
     assert_eq!(config.get("MODULES"), None);
     assert_eq!(config.get("SYSFB_SIMPLEFB"), None);
-    assert_eq!(config.get("LOCK_DOWN_KERNEL_FORCE_INTEGRITY"), Some(&"y"));
+    assert_eq!(config.get("LOCK_DOWN_KERNEL_FORCE_CONFIDENTIALITY"), Some(&"y"));
 }

@@ -146,10 +146,10 @@ fn releases_reach_clients_and_withdrawn_ones_are_left() {
     assert_eq!(bench.update(&["get", "stable/1.1.0/holdfast.efi"]).status.code(), Some(10));
     let listed = text(&bench.update(&["list"]).stdout);
     let names: Vec<&str> = listed.lines().filter_map(|line| line.split('\t').nth(1)).collect();
-    let release = ["holdfast.efi", "manifest.json", "sbom.json"];
+    let release = ["holdfast.efi", "manifest.json", "sbom.json", "uki-chunks"];
     let release = release.map(|name| format!("stable/1.0.0/{name}"));
-    assert_eq!(names[..3], release);
-    assert_eq!(names[3..], ["stable/channel.json"]);
+    assert_eq!(names[..4], release);
+    assert_eq!(names[4..], ["stable/channel.json"]);
     assert_eq!(bench.release(&["verify"]).lines().count(), 4);
 }
 
