@@ -150,7 +150,7 @@ fn releases_reach_clients_and_withdrawn_ones_are_left() {
     let release = release.map(|name| format!("stable/1.0.0/{name}"));
     assert_eq!(names[..4], release);
     assert_eq!(names[4..], ["stable/channel.json"]);
-    assert_eq!(bench.release(&["verify"]).lines().count(), 4);
+    assert_eq!(bench.release(&["verify"]).lines().count(), 5);
 }
 
 #[test]
