@@ -85,9 +85,11 @@ pub struct BuildOptions {
 impl BuildOptions {
     /// The usual options for a checkout: `target/image`, the user's cache, all processors.
     pub fn new(workspace: &Path) -> Self {
+        // One checkout has one name: under another, programs would be compiled anew.
+        let workspace = workspace.canonicalize().unwrap_or_else(|_| workspace.to_owned());
         Self {
-            workspace: workspace.to_owned(),
             output: workspace.join("target/image"),
+            workspace,
             cache: default_cache(),
             config: None,
             keys: KeyFiles::default(),
