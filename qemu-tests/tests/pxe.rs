@@ -71,17 +71,19 @@ fn boot_bare(lan: &Lan, folder: &Path, medium: Medium, section: &str) -> (Host, 
     (host, scene)
 }
 
+/// What dnsmasq is told so that firmware's own client starts the boot program from `root`, and nodes are
+/// known by their class.
+fn firmware_boots(root: &str) -> [&str; 4] {
+    let class = "--dhcp-vendorclass=set:node,holdfast";
+    ["--enable-tftp", root, "--dhcp-boot=holdfast.efi", class]
+}
+
 #[test]
 fn the_uki_by_the_firmwares_own_client_and_the_configuration_by_dhcp() {
     let folder = tempfile::tempdir().unwrap();
     let root = serve(folder.path());
-    let options = [
-        "--enable-tftp",
-        &root,
-        "--dhcp-boot=holdfast.efi",
-        "--dhcp-vendorclass=set:node,holdfast",
-        &named(),
-    ];
+    let (boots, named) = (firmware_boots(&root), named());
+    let options = [&boots[..], &[&named]].concat();
     Lan::run("PXE", folder.path(), &options, |lan| {
         let (_server, told) = web(folder.path());
         let (host, scene) = boot_bare(lan, folder.path(), Medium::Network, "");
@@ -104,13 +106,8 @@ fn digest() -> String {
 fn it_installs_itself_from_there() {
     let folder = tempfile::tempdir().unwrap();
     let root = serve(folder.path());
-    let options = [
-        "--enable-tftp",
-        &root,
-        "--dhcp-boot=holdfast.efi",
-        "--dhcp-vendorclass=set:node,holdfast",
-        &named(),
-    ];
+    let (boots, named) = (firmware_boots(&root), named());
+    let options = [&boots[..], &[&named]].concat();
     let section = format!(
         "[install]\nconfirm = \"unattended\"\n\
          program = \"http://{ROUTER}:8000/holdfast.efi#sha256={}\"\n",

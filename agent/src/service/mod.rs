@@ -2,6 +2,7 @@
 //! reported and shown; the others go on.
 
 mod offered;
+mod unconfigured;
 
 use std::{
     fs,
@@ -30,8 +31,7 @@ use types::{
 
 use crate::{
     attest::Attestor,
-    claim::{self, Waiting},
-    config::{self, Found, provision::Provisioner, settings},
+    config::{self, Found, settings},
     console::{self, Page},
     control::{Control, Parts, authority::Authority},
     enrol,
@@ -40,7 +40,7 @@ use crate::{
     gpu::guests::GuestReadings,
     init::boot::chain,
     install::{runs_from_memory, session},
-    inventory::{self, rules},
+    inventory,
     local::{Local, LocalConfig, Serving},
     logs::{self, Logs},
     machines::{
@@ -136,8 +136,8 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
         }
         Err(error) => {
             give_console(&init, Console::Screen);
-            let uplinks = show_bad_config((node, &found.source), error, &init, notices, &views);
-            tokio::spawn(find_another(found, uplinks, pages.clone()));
+            let uplinks = unconfigured::show((node, &found.source), error, &init, notices, &views);
+            tokio::spawn(unconfigured::find_another(found, uplinks, pages.clone()));
             None
         }
     };
@@ -215,33 +215,6 @@ async fn give_way(source: config::Source) {
     }
 }
 
-/// Waits for a document that can be used: somebody plugs one in, or it is fetched. Then init starts the
-/// agent again, which reads it.
-async fn find_another(found: Found, uplinks: Option<Arc<Uplinks>>, pages: watch::Sender<Page>) {
-    let root = Path::new("/");
-    let provisioner =
-        uplinks.as_ref().and_then(|uplinks| Provisioner::new(root, &found.source, uplinks));
-    let fetched = async {
-        let Some((provisioner, uplinks)) = provisioner.zip(uplinks) else {
-            return std::future::pending().await;
-        };
-        // Certificates have a time, and a server without a battery does not know it.
-        let _clock = Clock::start(ClockConfig {
-            floor: UnixSeconds(0),
-            servers: Vec::new(),
-            nts: None,
-            network: uplinks.status(),
-            resolver: uplinks.resolver(),
-        });
-        provisioner.run(&pages).await;
-    };
-    tokio::select! {
-        () = config::changed(root, &found) => {}
-        () = fetched => {}
-    }
-    std::process::exit(0)
-}
-
 /// Tells each value of the configuration with its source; the log gets those that are no defaults.
 fn tell_settings(found: &Found, spec: &NodeSpec) -> Vec<Setting> {
     let source = found.source.to_string();
@@ -290,82 +263,6 @@ async fn wait_for_end() {
             signal.recv().await;
         }
         Err(error) => fail("signals", &error),
-    }
-}
-
-/// Shows what is wrong, and keeps the node on the network and alive. Returns its uplinks.
-fn show_bad_config(
-    (node, source): (NodeId, &config::Source),
-    error: &config::LoadError,
-    init: &Init,
-    mut notices: mpsc::Receiver<Notice>,
-    Views { pages, local }: &Views,
-) -> Option<Arc<Uplinks>> {
-    let reason = chain(error);
-    eprintln!("{}", Event::ConfigBad { source: source.to_string(), reason: reason.clone() });
-    pages.send_modify(|page| {
-        page.config = format!("none that can be used ({source})");
-        page.error = reason;
-        page.devices = rules::devices(&inventory::read(Path::new("/")), None);
-    });
-    let init = init.clone();
-    tokio::spawn(async move {
-        let mut tick = tokio::time::interval(std::time::Duration::from_secs(5));
-        loop {
-            tokio::select! {
-                _ = tick.tick() => if init.alive().is_err() { std::process::exit(1) },
-                notice = notices.recv() => {
-                    if matches!(notice, None | Some(Notice::Lost(_))) {
-                        std::process::exit(1);
-                    }
-                }
-            }
-        }
-    });
-    // A document that is wrong is its owner's to mend; only a node without any waits for a claim.
-    if matches!(error, config::LoadError::Absent) {
-        tokio::spawn(wait_for_claim(node, pages.clone()));
-    }
-    let uplinks = Arc::new(Uplinks::start(&types::config::Network::default()).ok()?);
-    local.tell_network(uplinks.status());
-    tokio::spawn(show_addresses(Arc::clone(&uplinks), pages.clone()));
-    Some(uplinks)
-}
-
-/// Lets somebody with the code on the consoles give the node its configuration. Whoever waits for another
-/// document finds it then.
-async fn wait_for_claim(node: NodeId, pages: watch::Sender<Page>) {
-    let trouble = |error: &io::Error| {
-        eprintln!("{}", Event::Trouble { place: "claim", reason: chain(error) });
-    };
-    let waiting = match Waiting::new(node, PathBuf::from(STATE)) {
-        Ok(waiting) => Arc::new(waiting),
-        Err(error) => return trouble(&error),
-    };
-    let listener = match claim::listen().await {
-        Ok(listener) => listener,
-        Err(error) => return trouble(&error),
-    };
-    pages.send_modify(|page| page.claim = waiting.code());
-    let shown = pages.subscribe();
-    let addresses = || shown.borrow().addresses.clone();
-    tokio::join!(Arc::clone(&waiting).serve(listener), waiting.show(Path::new("/"), addresses));
-}
-
-/// Keeps the addresses on the page of a node that has nothing else to do.
-async fn show_addresses(uplinks: Arc<Uplinks>, pages: watch::Sender<Page>) {
-    let mut network = uplinks.status();
-    loop {
-        let addresses: Vec<_> = network.borrow_and_update().addresses().collect();
-        pages.send_if_modified(|page| {
-            let now: Vec<_> = addresses.iter().map(ToString::to_string).collect();
-            let changed = page.addresses != now;
-            page.addresses = now;
-            changed
-        });
-        if network.changed().await.is_err() {
-            return;
-        }
     }
 }
 
