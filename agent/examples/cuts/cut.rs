@@ -7,9 +7,8 @@ use crate::{
     log::{Entry, Log, What},
 };
 
-/// What a disk writes as a whole: servers' disks have physical blocks of this length, whatever their
-/// logical ones are. A superblock of ext4, which has a checksum, does not survive less.
-const PAGE: u64 = 4096;
+/// What a disk writes as a whole.
+const SECTOR: u64 = 512;
 
 /// One way of losing power.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,9 +24,9 @@ pub(crate) struct Cut {
 pub(crate) enum How {
     /// All were done.
     Whole,
-    /// The last was done up to some page, and all others were done.
+    /// The last was done up to some sector, and all others were done.
     Torn,
-    /// Some were done, by this seed, and one of them up to some page.
+    /// Some were done, by this seed, and one of them up to some sector.
     Mixed(u64),
 }
 
@@ -68,7 +67,7 @@ pub(crate) fn choose(entries: &[Entry], points: usize) -> Vec<Cut> {
     let mut mixable = Vec::new();
     for (index, entry) in entries.iter().enumerate() {
         pending = if entry.what == What::Flush { 0 } else { pending + 1 };
-        if writes(entry) && entry.length > PAGE {
+        if writes(entry) && entry.length > SECTOR {
             torn.push(Cut { after: index + 1, how: How::Torn });
         }
         if pending > 1 {
@@ -126,9 +125,9 @@ impl<'a> Replay<'a> {
             if mixed && !durable && dice.below(2) == 0 {
                 continue;
             }
-            let pages = entry.length / PAGE;
-            let whole = Some(index) != torn || durable || pages < 2;
-            let kept = if whole { entry.length } else { PAGE * (1 + dice.below(pages - 1)) };
+            let sectors = entry.length / SECTOR;
+            let whole = Some(index) != torn || durable || sectors < 2;
+            let kept = if whole { entry.length } else { SECTOR * (1 + dice.below(sectors - 1)) };
             apply(&mut disk, self.log, self.done + index, kept)?;
         }
         Ok(disk)

@@ -11,6 +11,7 @@ use std::{
 
 use agent::seal::{
     keys::{self, Sealer},
+    superblock::{self, Found},
     tpm::Tpm,
     volume::Volume,
 };
@@ -88,6 +89,11 @@ impl Opener {
     ) -> Result<PathBuf> {
         let path = self.folder.join(name);
         self.write(&path, disk, at, key)?;
+        // What the node does before a mount.
+        let file = File::options().read(true).write(true).open(&path)?;
+        if let Found::Damaged { at } = superblock::mend(&file)? {
+            bail!("{name}: its superblock is damaged at byte {at}");
+        }
         // What the kernel does at a mount: it replays the journal, and nothing else.
         let journal = e2fsck(&["-y", "-E", "journal_only"], &path)?;
         if !matches!(journal.0, 0 | 1) {

@@ -15,6 +15,7 @@ pub mod luks;
 mod luks_tests;
 pub mod recovery;
 pub mod signature;
+pub mod superblock;
 pub mod tpm;
 #[cfg(test)]
 mod tpm_tests;

@@ -4,7 +4,10 @@
 //! Whatever comes of it, PCR 15 is extended in the end: no program that starts later gets a key from
 //! the TPM any more.
 
-use std::{fs, io, path::Path};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
 
 use lease::attestation;
 use types::{
@@ -17,6 +20,7 @@ use super::{
     keys::{self, Sealer},
     recovery::RecoveryKey,
     signature,
+    superblock::{self, Found},
     tpm::{LATCH_PCR, Tpm},
     volume::{self, Volume},
 };
@@ -37,6 +41,7 @@ pub fn main() {
     let root = Path::new("/");
     let mut sealer = sealer(root);
     let reports = open_all(&mut sealer);
+    mend(root, &reports);
     latch(&mut sealer, &reports);
     tell(root, &reports);
 }
@@ -109,6 +114,30 @@ fn hand_out(volume: &Volume) {
 pub fn escrowed(root: &Path) -> Vec<EscrowedKey> {
     let text = fs::read(root.join(ESCROW)).unwrap_or_default();
     serde_json::from_slice(&text).unwrap_or_default()
+}
+
+/// Mends what a power cut tore of the volumes' file systems, before they are mounted.
+fn mend(root: &Path, reports: &[VolumeReport]) {
+    for VolumeReport { name, .. } in reports {
+        let plain = || partitions::find(name).map(PathBuf::from);
+        let Some(device) = volume::mapped(root, name).or_else(plain) else { continue };
+        let opened = fs::File::options().read(true).write(true).open(&device);
+        let reason = match opened.and_then(|device| superblock::mend(&device)) {
+            Ok(Found::Whole) => continue,
+            Ok(Found::Mended) => {
+                "its superblock was written by half when the power went, and is whole again"
+                    .to_owned()
+            }
+            Ok(Found::Damaged { at }) => {
+                format!(
+                    "its superblock is damaged, at byte {at} of it: the volume cannot be mounted"
+                )
+            }
+            Err(error) => format!("its superblock cannot be read: {error}"),
+        };
+        let place = if name == layout::STATE { "state" } else { "data" };
+        crate::init::kmsg::event(&Event::Trouble { place, reason });
+    }
 }
 
 /// Opens DATA; it is protected as well as STATE is.

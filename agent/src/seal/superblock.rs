@@ -1,0 +1,169 @@
+//! The superblock of ext4 on STATE and DATA, mended where a power cut tore it.
+//!
+//! It has 1024 bytes with a checksum over all of them, and the kernel writes it at each mount. A disk
+//! that writes sectors of 512 bytes one by one can lose its power in between; the kernel then refuses
+//! to mount what has nothing wrong but that checksum. The backup in the second block group decides: where
+//! all that never changes is as it says, the checksum is made anew, and the journal does the rest.
+//!
+//! Format: the kernel's Documentation/filesystems/ext4/super.rst.
+
+use std::{io, ops::Range, os::unix::fs::FileExt};
+
+/// Where it is, in bytes, and its length.
+const AT: u64 = 1024;
+const BYTES: usize = 1024;
+/// Place and value of `s_magic`.
+const MAGIC: (usize, [u8; 2]) = (0x38, [0x53, 0xef]);
+/// Place of `s_checksum`, at the end of what it covers.
+const CHECKSUM: usize = 0x3fc;
+/// Place of `s_feature_ro_compat` and its bit for checksums of metadata.
+const RO_COMPAT: usize = 0x64;
+const METADATA_CSUM: u32 = 0x400;
+/// Places of `s_log_block_size` and `s_blocks_per_group`.
+const LOG_BLOCK: usize = 0x18;
+const PER_GROUP: usize = 0x20;
+/// Place of `s_feature_incompat` and its bit for a journal that is to be replayed.
+const INCOMPAT: usize = 0x60;
+const RECOVER: u8 = 0x04;
+
+/// Fields that change in use, or that differ between the superblock and its backups.
+const CHANGING: &[Range<usize>] = &[
+    0x04..0x14,   // blocks, reserved ones, free ones, free inodes
+    0x2c..0x38,   // times of mount and write, count of mounts
+    0x3a..0x3c,   // state
+    0x3c..0x3e,   // what to do about errors
+    0x40..0x48,   // time and interval of checks
+    0x5a..0x5c,   // which group this copy is in
+    0x88..0xc8,   // where it was mounted last
+    0xcc..0xd0,   // reserved blocks for growing
+    0xe8..0xec,   // first orphan
+    0x10c..0x150, // the journal's blocks, once more
+    0x150..0x15c, // high halves of the counts of blocks
+    0x178..0x180, // kibibytes written
+    0x194..0x240, // errors, and options of the last mount
+    0x248..0x24c, // overhead
+    0x274..0x280, // high bytes of times
+    CHECKSUM..BYTES,
+];
+
+/// How a superblock was found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Found {
+    /// It is whole, or no superblock with a checksum.
+    Whole,
+    /// Its checksum was wrong and is right now.
+    Mended,
+    /// Its checksum is wrong, and this field differs from the backup's: offset in bytes.
+    Damaged {
+        /// Offset of the first byte that differs; of the checksum when there is no good backup.
+        at: usize,
+    },
+}
+
+/// Looks at the superblock of a volume and mends it if only its checksum is wrong.
+pub fn mend(volume: &impl FileExt) -> io::Result<Found> {
+    let mut own = [0; BYTES];
+    volume.read_exact_at(&mut own, AT)?;
+    if !is_superblock(&own) || checksum(&own) == stored(&own) {
+        return Ok(Found::Whole);
+    }
+    let block = 1024_u64.checked_shl(word(&own, LOG_BLOCK)).unwrap_or_default();
+    // With blocks of 1024 bytes the first group begins at block 1, as does each backup.
+    let first = u64::from(block == 1024);
+    let place = (u64::from(word(&own, PER_GROUP)) + first).checked_mul(block);
+    let mut backup = [0; BYTES];
+    let read = place.map(|place| volume.read_exact_at(&mut backup, place));
+    let good = is_superblock(&backup) && checksum(&backup) == stored(&backup);
+    if !matches!(read, Some(Ok(()))) || !good {
+        return Ok(Found::Damaged { at: CHECKSUM });
+    }
+    if let Some(at) = (0..BYTES).find(|&at| differs(&own, &backup, at)) {
+        return Ok(Found::Damaged { at });
+    }
+    volume.write_all_at(&checksum(&own).to_le_bytes(), AT + CHECKSUM as u64)?;
+    Ok(Found::Mended)
+}
+
+fn is_superblock(bytes: &[u8; BYTES]) -> bool {
+    let (at, magic) = MAGIC;
+    bytes[at..at + 2] == magic && word(bytes, RO_COMPAT) & METADATA_CSUM != 0
+}
+
+fn differs(own: &[u8; BYTES], backup: &[u8; BYTES], at: usize) -> bool {
+    let ignored = if at == INCOMPAT { RECOVER } else { 0 };
+    (own[at] ^ backup[at]) & !ignored != 0 && !CHANGING.iter().any(|range| range.contains(&at))
+}
+
+fn word(bytes: &[u8; BYTES], at: usize) -> u32 {
+    let mut word = [0; 4];
+    word.copy_from_slice(&bytes[at..at + 4]);
+    u32::from_le_bytes(word)
+}
+
+fn stored(bytes: &[u8; BYTES]) -> u32 {
+    word(bytes, CHECKSUM)
+}
+
+/// CRC-32C without the inversion at the end, as ext4 has it.
+fn checksum(bytes: &[u8; BYTES]) -> u32 {
+    let step = |sum: u32, _| sum >> 1 ^ if sum & 1 == 1 { 0x82f6_3b78 } else { 0 };
+    let byte = |sum: u32, byte: &u8| (0..8).fold(sum ^ u32::from(*byte), step);
+    bytes[..CHECKSUM].iter().fold(u32::MAX, byte)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
+    use std::{fs::File, process::Command};
+
+    use super::*;
+
+    fn volume(folder: &std::path::Path) -> Option<File> {
+        let path = folder.join("volume");
+        let file = File::options().create_new(true).read(true).write(true).open(&path).unwrap();
+        file.set_len(256 << 20).unwrap();
+        let made = Command::new("mke2fs")
+            .args(["-q", "-F", "-t", "ext4", "-b", "4096"])
+            .arg(&path)
+            .status();
+        if made.is_ok_and(|status| status.success()) {
+            return Some(file);
+        }
+        println!("skipped: a torn superblock: mke2fs cannot be started");
+        None
+    }
+
+    #[test]
+    fn a_torn_superblock_is_mended_and_an_altered_one_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let Some(file) = volume(folder.path()) else { return };
+        assert_eq!(mend(&file).unwrap(), Found::Whole);
+        // The first half of a later write: times, count of mounts, journal to be replayed.
+        let mut first = [0; 512];
+        file.read_exact_at(&mut first, AT).unwrap();
+        first[0x2c] ^= 0x55;
+        first[0x34] += 1;
+        first[INCOMPAT] |= RECOVER;
+        file.write_all_at(&first, AT).unwrap();
+        assert_eq!(mend(&file).unwrap(), Found::Mended);
+        assert_eq!(mend(&file).unwrap(), Found::Whole);
+        let checked = Command::new("e2fsck").arg("-fy").arg(folder.path().join("volume")).output();
+        assert!(checked.unwrap().status.code().unwrap() <= 1);
+        // Something that never changes.
+        file.write_all_at(&[0x77], AT + 0x68).unwrap();
+        assert_eq!(mend(&file).unwrap(), Found::Damaged { at: 0x68 });
+    }
+
+    #[test]
+    fn what_is_no_file_system_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = File::options()
+            .create_new(true)
+            .read(true)
+            .write(true)
+            .open(folder.path().join("x"))
+            .unwrap();
+        file.set_len(8192).unwrap();
+        assert_eq!(mend(&file).unwrap(), Found::Whole);
+    }
+}
