@@ -313,6 +313,17 @@ fn queues_are_made_and_deleted_in_order() {
     assert_eq!(driver.command(&mut again, transfer(READ, 5, 1)).status, 0);
 }
 
+/// As UEFI's driver does, whatever the number of virtual CPUs.
+#[test]
+fn one_virtual_cpu_has_two_queue_pairs() {
+    let mut driver = Driver::off(EngineChoice::Best, &spec(None), 1);
+    driver.enable();
+    assert_eq!(driver.admin(10, 0, &[7]), (0, 0x0001_0001));
+    let mut pairs = [1, 2].map(|index| driver.pair(index));
+    let read = pairs.each_mut().map(|pair| driver.command(pair, transfer(READ, 3, 1)).status);
+    assert_eq!(read, [0, 0]);
+}
+
 #[test]
 fn wrong_doorbells_become_events() {
     let mut driver = Driver::on(EngineChoice::Best, None);

@@ -68,6 +68,9 @@ use crate::{
 /// Most I/O queue pairs: Linux and Windows make one for each virtual CPU, and all are served by
 /// one thread.
 pub const MAX_QUEUE_PAIRS: u16 = 16;
+/// Fewest: UEFI's driver makes two without asking how many there are, and gives up when it cannot
+/// (edk2 MdeModulePkg/Bus/Pci/NvmExpressDxe, `NVME_MAX_QUEUES`).
+pub const MIN_QUEUE_PAIRS: u16 = 2;
 
 /// Vendor and device id under which operating systems know an emulated NVMe controller (QEMU
 /// docs/specs/pci-ids.rst: "1b36:0010, PCIe NVMe device"). Drivers bind to the class. Under this
@@ -150,7 +153,7 @@ struct Parts {
 
 impl Nvme {
     /// Makes a controller over `file`, not started, with an I/O queue pair for each of `vcpus`, at
-    /// most [`MAX_QUEUE_PAIRS`].
+    /// least [`MIN_QUEUE_PAIRS`] and at most [`MAX_QUEUE_PAIRS`].
     pub fn open(
         disk: &Disk,
         file: OwnedFd,
@@ -163,7 +166,8 @@ impl Nvme {
             BackingError::Host { what, source } => NvmeError::Host { what, source },
             BackingError::Refused { problem } => NvmeError::Refused { problem },
         })?;
-        let pairs = u16::try_from(vcpus).unwrap_or(MAX_QUEUE_PAIRS).clamp(1, MAX_QUEUE_PAIRS);
+        let pairs = u16::try_from(vcpus).unwrap_or(MAX_QUEUE_PAIRS);
+        let pairs = pairs.clamp(MIN_QUEUE_PAIRS, MAX_QUEUE_PAIRS);
         let profile = Profile::new(&geometry, serial(&disk.serial)?, pairs);
         let msix = MsixTable::new(pairs + 1, &*platform.interrupts)
             .map_err(|source| NvmeError::Host { what: "cannot have interrupt vectors", source })?;
