@@ -219,6 +219,7 @@ fn an_empty_slot_is_plugged_powered_and_connected() {
     assert_eq!((port.power(), port.buses()), (Power::Off, None));
     port.insert(GEN5).expect("recorded");
     assert_eq!((half(&mut port, STATUS), fired(&recorder)), (1 << 6 | 1 << 3 | 1, 2));
+    assert_eq!(half(&mut port, 0x06) & 1 << 3, 0, "messages are no interrupt of the pin");
     port.write_config(STATUS, &(1u16 << 3 | 1).to_le_bytes());
     port.write_config(CONTROL, &(LISTENING & !(1 << 10)).to_le_bytes());
     assert_eq!(*recorder.switched.lock().expect("one thread"), [9]);
