@@ -133,3 +133,24 @@ pub fn evidence(
         activated: quoted.activated.map(|secret| hex::encode(&secret)),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn the_firmwares_log_is_read_whole_or_not_at_all() {
+        let root = tempfile::tempdir().expect("a folder");
+        assert_eq!(firmware_log(root.path()), b"", "there is none");
+        let path = root.path().join(LOG);
+        fs::create_dir_all(path.parent().expect("a folder")).expect("made");
+        fs::write(&path, b"measured").expect("written");
+        assert_eq!(firmware_log(root.path()), b"measured");
+        fs::write(&path, vec![1; MAX_LOG]).expect("written");
+        assert_eq!(firmware_log(root.path()).len(), MAX_LOG);
+        fs::write(&path, vec![1; MAX_LOG + 1]).expect("written");
+        assert_eq!(firmware_log(root.path()), b"", "it is too long to be sent");
+    }
+}
