@@ -17,7 +17,7 @@ use qemu_tests::harness::{
 /// From power-on to the kernel's first program, on a busy machine that emulates everything.
 const UP: Duration = Duration::from_secs(120);
 /// The kernel's patience and what its watchdog waits then, in seconds; three minutes and one otherwise.
-const PATIENCE: &str = "watchdog.open_timeout=4 softdog.soft_margin=4";
+const PATIENCE: &str = "watchdog.open_timeout=12 softdog.soft_margin=12";
 
 /// A program that sleeps for ever: pause(), and again.
 /// Source: the System V ABI, chapters 4 and 5 (ELF; one segment to load, which is the whole file).
