@@ -115,6 +115,18 @@ impl Keeper {
         }
     }
 
+    /// Tells when `running` is older than what this server goes down to: somebody installed it anew with
+    /// an old medium. It runs all the same, and updates as soon as there is something to update to.
+    pub fn judge(&mut self, running: Option<Release>) {
+        if let (Some(running), Some(floor)) = (running, self.known.release)
+            && running < floor
+        {
+            self.tell(format!(
+                "release {running} runs, which is older than {floor}, this server's floor"
+            ));
+        }
+    }
+
     fn read_disk(&mut self) {
         let path = self.folder.join(FILE);
         let mut bytes = Vec::new();

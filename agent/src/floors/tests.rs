@@ -59,8 +59,13 @@ fn floors_outlast_the_disk() {
     keeper.raise(floors(NOW.0 - DAY, "1.3.0"));
     keeper.raise(floors(NOW.0 - DAY, "1.1.0"));
     assert_eq!(keeper.floors(), floors(NOW.0, "1.3.0"));
-    // Installed anew: another disk.
-    assert_eq!(load(&second, &tpm).floors(), floors(NOW.0, "1.3.0"));
+    // Installed anew: another disk, and from an old medium.
+    let mut anew = load(&second, &tpm);
+    assert_eq!(anew.floors(), floors(NOW.0, "1.3.0"));
+    anew.judge(release("1.3.0"));
+    assert_eq!(anew.told, "");
+    anew.judge(release("1.2.9"));
+    assert!(anew.told.contains("release 1.2.9 runs, which is older than 1.3.0"), "{}", anew.told);
     // The disk alone knows them too.
     let alone = Keeper::load(first.path(), without_tpm(), Floors::default());
     assert_eq!((alone.held(), alone.floors()), (Held::OnDiskOnly, floors(NOW.0, "1.3.0")));

@@ -219,6 +219,7 @@ impl Task {
             parts,
         };
         task.load_journal();
+        task.parts.floors.judge(task.running);
         if started_from.is_some() {
             let least = task.parts.floors.floors();
             tokio::task::block_in_place(|| task.parts.floors.raise(least));
