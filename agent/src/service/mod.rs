@@ -37,6 +37,7 @@ use crate::{
     enrol,
     events::Event,
     evidence::{self, Lasting},
+    floors::{Floors, Keeper, Opener},
     gpu::guests::GuestReadings,
     init::boot::chain,
     install::{runs_from_memory, session},
@@ -63,7 +64,7 @@ use crate::{
     seal::locked,
     spawn::{self, Console},
     sys, tasks,
-    time::{Clock, ClockConfig, NtsConfig, nts::establish::Roots},
+    time::{Clock, ClockConfig, NtsConfig, build_time, nts::establish::Roots},
     updates,
 };
 
@@ -277,12 +278,13 @@ async fn serve(
     let devices = offered::prepare_devices(spec);
     let store = Store::open(&Path::new(STATE).join("agent.redb"));
     let store = Arc::new(store.map_err(|e| chain(&e))?);
-    let floor = store.floor().map_err(|e| chain(&e))?;
+    let seen = store.floor().map_err(|e| chain(&e))?;
+    let floors = load_floors();
     let kept = tasks::network::Keeper::load(Path::new(STATE), &spec.network);
     let uplinks = Uplinks::start_with(kept.network(), Some(stable_secret(&key)));
     let uplinks = Arc::new(uplinks.map_err(|e| chain(&e))?);
     local.tell_network(uplinks.status());
-    let clock = Arc::new(start_clock(spec, floor, &uplinks));
+    let clock = Arc::new(start_clock(spec, seen.max(floors.floors().time), &uplinks));
     let networks = Arc::new(start_networks(spec, &key, &uplinks).await?);
     let (overlay, inbox) = start_overlay(spec, &key).await?;
     let notice = watch_network(kept, spec, &uplinks, &overlay);
@@ -293,7 +295,7 @@ async fn serve(
         key,
         tools: tools.clone(),
         store: Arc::clone(&store),
-        last_seen: floor,
+        last_seen: seen,
         clock: Arc::clone(&clock),
         devices,
         capacity: inventory::capacity(Path::new("/")),
@@ -303,7 +305,7 @@ async fn serve(
     })
     .map_err(|e| chain(&e))?;
     let (words, shelf) =
-        start_updates((spec, node), (&tools, &machines), (&uplinks, &clock), pages);
+        start_updates((spec, node), (&tools, &machines, floors), (&uplinks, &clock), pages);
     let control = Control::new(Parts {
         node,
         spec: spec.clone(),
@@ -355,7 +357,7 @@ fn tools(
 /// Starts to look after slots and updates; what operators say about them goes into the sender.
 fn start_updates(
     (spec, node): (&NodeSpec, NodeId),
-    (tools, machines): (&Tools, &Machines),
+    (tools, machines, floors): (&Tools, &Machines, Keeper),
     (uplinks, clock): (&Arc<Uplinks>, &Arc<Clock>),
     pages: &watch::Sender<Page>,
 ) -> (mpsc::Sender<updates::Word>, Arc<updates::Shelf>) {
@@ -364,6 +366,7 @@ fn start_updates(
         node,
         init: tools.init.clone(),
         machines: machines.clone(),
+        floors,
         overlay: tools.overlay.clone(),
         alone: spec.overlay.seeds.is_empty(),
         uplinks: Arc::clone(uplinks),
@@ -441,6 +444,13 @@ async fn start_networks(
     let config =
         MachineNetworksConfig { subnet, reachable: Vec::new(), exit, inbound, limit, ipv6 };
     MachineNetworks::start(config, uplinks.status()).await.map_err(|error| chain(&error))
+}
+
+/// Reads what this server does not go below; no time is before the one when what runs was built.
+fn load_floors() -> Keeper {
+    let least = Floors { time: build_time(), release: None };
+    let opener = Opener::below(Path::new("/"));
+    tokio::task::block_in_place(|| Keeper::load(Path::new(STATE), opener, least))
 }
 
 fn start_clock(spec: &NodeSpec, floor: UnixSeconds, uplinks: &Uplinks) -> Clock {
