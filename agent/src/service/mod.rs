@@ -55,6 +55,7 @@ use crate::{
         InterfaceStatus, Ipv4Prefix, MachineNetworks, Resolver, Uplinks,
         machines::{
             MachineNetworksConfig,
+            bridged::Bridged,
             ipv6::{Exit, Ipv6Net},
         },
         ruleset::ByteRate,
@@ -435,11 +436,16 @@ async fn start_networks(
     };
     let exit = match spec.machines.network {
         MachineNetwork::Nat => Exit::Masquerade,
-        MachineNetwork::Routed => Exit::Routed,
+        MachineNetwork::Routed | MachineNetwork::Bridged => Exit::Routed,
     };
-    let inbound = spec.machines.inbound;
-    let config =
-        MachineNetworksConfig { subnet, reachable: Vec::new(), exit, inbound, limit, ipv6 };
+    let bridged = match (spec.machines.network, &spec.machines.uplink) {
+        (MachineNetwork::Bridged, Some(uplink)) => {
+            Some(Bridged { uplink: uplink.clone(), neighbours: spec.machines.neighbours })
+        }
+        _ => None,
+    };
+    let (reachable, inbound) = (Vec::new(), spec.machines.inbound);
+    let config = MachineNetworksConfig { subnet, reachable, exit, inbound, limit, ipv6, bridged };
     MachineNetworks::start(config, uplinks.status()).await.map_err(|error| chain(&error))
 }
 
