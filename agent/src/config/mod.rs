@@ -14,7 +14,6 @@ use std::{
     fmt,
     fs::{self, File},
     io::{self, Read, Seek, SeekFrom, Write},
-    net::Ipv4Addr,
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -28,6 +27,7 @@ use self::{
     provision::Origin,
     reference::{Reference, ReferenceFault},
 };
+use crate::net::DocumentServer;
 
 /// Parameter of the kernel's command line.
 const PARAMETER: &str = "holdfast.config=";
@@ -76,7 +76,7 @@ pub enum Source {
     /// The image.
     Image,
     /// What is behind this URL, which this DHCP server named.
-    Dhcp(Ipv4Addr, String),
+    Dhcp(DocumentServer, String),
     /// There is none.
     Nowhere,
 }
@@ -92,7 +92,7 @@ impl fmt::Display for Source {
             Self::Customised => f.write_str("the customised image"),
             Self::Image => f.write_str("the image"),
             Self::Dhcp(server, text) => {
-                write!(f, "DHCP option 224 from {server}: {}", named(text))
+                write!(f, "{server}: {}", named(text))
             }
             Self::Nowhere => f.write_str("nowhere"),
         }
@@ -120,7 +120,7 @@ pub struct Found {
 #[allow(missing_docs, reason = "the message is the doc")]
 pub enum LoadError {
     #[error(
-        "no configuration: give one with `holdfast node claim` and the code on the console, or {PARAMETER}BASE64 or {PARAMETER}URL on the kernel's command line, or {DOCUMENT} on a FAT volume labelled {LABEL}, or build an image with one, or name its URL by DHCP (option 224)"
+        "no configuration: give one with `holdfast node claim` and the code on the console, or {PARAMETER}BASE64 or {PARAMETER}URL on the kernel's command line, or {DOCUMENT} on a FAT volume labelled {LABEL}, or build an image with one, or name its URL by DHCP (option 224, in DHCPv6 65224)"
     )]
     Absent,
     #[error("{PARAMETER} is not base64")]

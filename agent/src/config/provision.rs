@@ -6,7 +6,6 @@
 use std::{
     fs::{self, File},
     io::{self, Write},
-    net::Ipv4Addr,
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
     sync::Arc,
@@ -26,7 +25,7 @@ use crate::{
     console::Page,
     events::Event,
     init::boot::chain,
-    net::{NetworkStatus, Resolver, Uplinks, resolve::Names},
+    net::{DocumentServer, NetworkStatus, Resolver, Uplinks, resolve::Names},
     time::nts::establish::Roots,
 };
 
@@ -49,10 +48,10 @@ pub enum Origin {
         /// What it says.
         url: String,
     },
-    /// A DHCP server, in option 224.
+    /// A DHCP server, in option 224, or one of DHCPv6, in option 65224.
     Dhcp {
         /// The server.
-        server: Ipv4Addr,
+        server: DocumentServer,
         /// What it says.
         url: String,
     },
@@ -217,7 +216,7 @@ impl Provisioner {
 /// What DHCP servers name.
 fn origins(status: &NetworkStatus) -> Vec<Origin> {
     let named = status.documents.iter().map(|document| Origin::Dhcp {
-        server: document.server,
+        server: document.server.clone(),
         url: String::from_utf8_lossy(&document.url).trim_end_matches('\0').to_owned(),
     });
     named.collect()
