@@ -1,6 +1,7 @@
 //! The agent's start: parts are made here and handed to each other. Every part that fails is
 //! reported and shown; the others go on.
 
+mod early;
 mod offered;
 mod unconfigured;
 
@@ -117,7 +118,7 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
     let (views, keeper) = start_views(node);
     let pages = &views.pages;
     session::grow_data();
-    let found = config::settled(Path::new("/")).await;
+    let (found, uplinks) = early::settle(pages).await;
     let overlay = match &found.spec {
         Ok(spec) => {
             show_config(&found, spec, pages);
@@ -137,7 +138,8 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
         }
         Err(error) => {
             give_console(&init, Console::Screen);
-            let uplinks = unconfigured::show((node, &found.source), error, &init, notices, &views);
+            let seen = (&views, uplinks);
+            let uplinks = unconfigured::show((node, &found.source), error, &init, notices, seen);
             tokio::spawn(unconfigured::find_another(found, uplinks, pages.clone()));
             None
         }
