@@ -419,7 +419,7 @@ impl Uplink {
     }
 }
 
-fn told(error: &KernelError) -> String {
+pub(super) fn told(error: &KernelError) -> String {
     let text = format!("{error}: {}", error.source);
     tracing::warn!(error = text, "uplinks");
     text
