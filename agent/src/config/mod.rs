@@ -126,13 +126,17 @@ pub enum LoadError {
         "no configuration: give one with `holdfast node claim` and the code on the console, or {PARAMETER}BASE64 or {PARAMETER}URL on the kernel's command line, or {DOCUMENT} on a FAT volume labelled {LABEL}, or build an image with one, or name its URL by DHCP (option 224, in DHCPv6 65224)"
     )]
     Absent,
-    #[error("{PARAMETER} is not base64")]
+    #[error(
+        "{PARAMETER} on the kernel's command line is neither a URL nor base64; write the document there as `base64 -w0` prints it"
+    )]
     Base64 { source: base64::DecodeError },
-    #[error("{PARAMETER} names no document")]
+    #[error("{PARAMETER} on the kernel's command line names no document")]
     Reference { source: ReferenceFault },
     #[error("the document that {PARAMETER} names was not fetched yet")]
     NotFetched,
-    #[error("cannot read {DOCUMENT} on {volume}")]
+    #[error(
+        "cannot read {DOCUMENT} on the volume {volume}, which is labelled {LABEL}; it must be in the volume's top folder"
+    )]
     Volume { volume: String, source: io::Error },
     #[error("cannot read {path}")]
     File { path: String, source: io::Error },

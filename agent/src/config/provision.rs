@@ -65,11 +65,15 @@ pub enum ProvisionError {
     Reference(#[from] ReferenceFault),
     #[error(transparent)]
     Fetch(#[from] FetchError),
-    #[error("{url}: there is no such file, or the server does not give it away")]
+    #[error(
+        "{url}: there is no such file, or the server does not give it away; put it there, or correct what names it"
+    )]
     Gone { url: String },
-    #[error("{url}: it took longer than {} s", LIMIT.as_secs())]
+    #[error("{url}: it took longer than {} s; can this network reach that server?", LIMIT.as_secs())]
     Slow { url: String },
-    #[error("{url} is not what was named: its SHA-256 is another one")]
+    #[error(
+        "{url} is not what was named: its SHA-256 is another one; put the document there that #sha256= means, or name the new digest"
+    )]
     Digest { url: String },
     #[error("{url} is no configuration")]
     Document { url: String, source: ConfigError },

@@ -25,11 +25,11 @@ pub(super) async fn settle(pages: &watch::Sender<Page>) -> (Found, Option<Uplink
             fetch(provisioner, &uplinks, pages).await;
         }
         // It is kept now, and found with everything else.
-        std::future::pending::<()>().await;
+        std::future::pending::<Found>().await
     };
     let found = tokio::select! {
         found = config::settled(root) => found,
-        () = fetched => config::load(root),
+        found = fetched => found,
     };
     if found.source == Source::Nowhere {
         return (found, Some(uplinks));
