@@ -1,6 +1,7 @@
 //! The agent's start: parts are made here and handed to each other. Every part that fails is
 //! reported and shown; the others go on.
 
+mod early;
 mod offered;
 mod unconfigured;
 
@@ -56,6 +57,7 @@ use crate::{
         InterfaceStatus, Ipv4Prefix, MachineNetworks, Resolver, Uplinks,
         machines::{
             MachineNetworksConfig,
+            bridged::Bridged,
             ipv6::{Exit, Ipv6Net},
         },
         ruleset::ByteRate,
@@ -117,7 +119,7 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
     let (views, keeper) = start_views(node);
     let pages = &views.pages;
     session::grow_data();
-    let found = config::settled(Path::new("/")).await;
+    let (found, uplinks) = early::settle(pages).await;
     let overlay = match &found.spec {
         Ok(spec) => {
             show_config(&found, spec, pages);
@@ -137,7 +139,8 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
         }
         Err(error) => {
             give_console(&init, Console::Screen);
-            let uplinks = unconfigured::show((node, &found.source), error, &init, notices, &views);
+            let seen = (&views, uplinks);
+            let uplinks = unconfigured::show((node, &found.source), error, &init, notices, seen);
             tokio::spawn(unconfigured::find_another(found, uplinks, pages.clone()));
             None
         }
@@ -438,11 +441,16 @@ async fn start_networks(
     };
     let exit = match spec.machines.network {
         MachineNetwork::Nat => Exit::Masquerade,
-        MachineNetwork::Routed => Exit::Routed,
+        MachineNetwork::Routed | MachineNetwork::Bridged => Exit::Routed,
     };
-    let inbound = spec.machines.inbound;
-    let config =
-        MachineNetworksConfig { subnet, reachable: Vec::new(), exit, inbound, limit, ipv6 };
+    let bridged = match (spec.machines.network, &spec.machines.uplink) {
+        (MachineNetwork::Bridged, Some(uplink)) => {
+            Some(Bridged { uplink: uplink.clone(), neighbours: spec.machines.neighbours })
+        }
+        _ => None,
+    };
+    let (reachable, inbound) = (Vec::new(), spec.machines.inbound);
+    let config = MachineNetworksConfig { subnet, reachable, exit, inbound, limit, ipv6, bridged };
     MachineNetworks::start(config, uplinks.status()).await.map_err(|error| chain(&error))
 }
 
