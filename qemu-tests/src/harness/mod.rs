@@ -12,6 +12,7 @@ pub mod packages;
 pub mod programs;
 pub mod qmp;
 pub mod recording;
+pub mod renamed;
 pub mod repository;
 pub mod scene;
 pub mod serial;
