@@ -32,7 +32,9 @@ const NONCES: TableDefinition<'_, (u64, &str, &str), ()> = TableDefinition::new(
 /// Extension of a store that is not whole yet.
 const UNFINISHED: &str = "unfinished";
 
+/// Latest time that the node has seen, and latest on which two time sources had agreed.
 const FLOOR: &str = "floor";
+const AGREED: &str = "agreed";
 
 /// Most receipts that are kept, of all machines; the oldest go first. A machine that runs makes
 /// one an hour, so these are a year of seven.
@@ -270,11 +272,29 @@ impl Store {
 
     /// Returns the latest time that was recorded.
     pub fn floor(&self) -> Result<UnixSeconds, StoreError> {
+        self.time(FLOOR)
+    }
+
+    /// Returns the latest time on which two sources had agreed.
+    pub fn agreed(&self) -> Result<UnixSeconds, StoreError> {
+        self.time(AGREED)
+    }
+
+    fn time(&self, name: &str) -> Result<UnixSeconds, StoreError> {
         let doing = "read the time floor";
         let read = self.database.begin_read().map_err(failed(doing))?;
         let table = read.open_table(TIMES).map_err(failed(doing))?;
-        let floor = table.get(FLOOR).map_err(failed(doing))?;
-        Ok(UnixSeconds(floor.map_or(0, |floor| floor.value())))
+        let time = table.get(name).map_err(failed(doing))?;
+        Ok(UnixSeconds(time.map_or(0, |time| time.value())))
+    }
+
+    /// Records that two sources agree that it is `now`, whatever was seen before.
+    pub fn agree_on(&self, now: UnixSeconds) -> Result<(), StoreError> {
+        self.write("recorded the time", |tables| {
+            let known = tables.times.get(AGREED)?.map_or(0, |time| time.value());
+            tables.times.insert(AGREED, known.max(now.0))?;
+            tables.times.insert(FLOOR, now.0).map(|_| ())
+        })
     }
 
     /// Records that it is `now`. An earlier time changes nothing.
@@ -355,6 +375,11 @@ mod tests {
         assert_eq!(store.answer("k").expect("read"), Some(answer));
         assert_eq!(store.answer("other").expect("read"), None);
         assert_eq!(store.floor().expect("read"), UnixSeconds(9));
+        // What a clock said alone is overruled, what sources agreed on is not forgotten.
+        store.agree_on(UnixSeconds(8)).expect("recorded");
+        store.agree_on(UnixSeconds(7)).expect("recorded");
+        let times = [store.floor(), store.agreed()].map(|time| time.expect("read").0);
+        assert_eq!(times, [7, 8]);
         assert!(store.machines().expect("read").is_empty());
     }
 

@@ -276,12 +276,13 @@ async fn serve(
     let devices = offered::prepare_devices(spec);
     let store = open_store(&Path::new(STATE).join("agent.redb"));
     let store = Arc::new(store?);
-    let floor = store.floor().map_err(|e| chain(&e))?;
+    let seen = store.floor().map_err(|e| chain(&e))?;
+    let agreed = store.agreed().map_err(|e| chain(&e))?;
     let kept = tasks::network::Keeper::load(Path::new(STATE), &spec.network);
     let uplinks = Uplinks::start_with(kept.network(), Some(stable_secret(&key)));
     let uplinks = Arc::new(uplinks.map_err(|e| chain(&e))?);
     local.tell_network(uplinks.status());
-    let clock = Arc::new(start_clock(spec, floor, &uplinks));
+    let clock = Arc::new(start_clock(spec, (seen, agreed), &uplinks));
     let networks = Arc::new(start_networks(spec, &key, &uplinks).await?);
     let (overlay, inbox) = start_overlay(spec, &key).await?;
     let notice = watch_network(kept, spec, &uplinks, &overlay);
@@ -292,7 +293,7 @@ async fn serve(
         key,
         tools: tools.clone(),
         store: Arc::clone(&store),
-        last_seen: floor,
+        last_seen: seen,
         clock: Arc::clone(&clock),
         devices,
         capacity: inventory::capacity(Path::new("/")),
@@ -455,7 +456,11 @@ async fn start_networks(
     MachineNetworks::start(config, uplinks.status()).await.map_err(|error| chain(&error))
 }
 
-fn start_clock(spec: &NodeSpec, floor: UnixSeconds, uplinks: &Uplinks) -> Clock {
+fn start_clock(
+    spec: &NodeSpec,
+    (seen, agreed): (UnixSeconds, UnixSeconds),
+    uplinks: &Uplinks,
+) -> Clock {
     let resolver: Resolver = uplinks.resolver();
     let servers = spec.time.ntp.clone();
     let roots = match &spec.time.nts_roots {
@@ -467,7 +472,7 @@ fn start_clock(spec: &NodeSpec, floor: UnixSeconds, uplinks: &Uplinks) -> Clock 
     };
     let servers_of_nts = spec.time.nts.clone();
     let nts = (!servers_of_nts.is_empty()).then_some(NtsConfig { servers: servers_of_nts, roots });
-    Clock::start(ClockConfig { floor, servers, nts, network: uplinks.status(), resolver })
+    Clock::start(ClockConfig { seen, agreed, servers, nts, network: uplinks.status(), resolver })
 }
 
 /// What the status page is about.

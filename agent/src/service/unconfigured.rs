@@ -115,7 +115,8 @@ pub(super) async fn find_another(
         };
         // Certificates have a time, and a server without a battery does not know it.
         let _clock = Clock::start(ClockConfig {
-            floor: UnixSeconds(0),
+            seen: UnixSeconds(0),
+            agreed: UnixSeconds(0),
             servers: Vec::new(),
             nts: None,
             network: uplinks.status(),
