@@ -2,6 +2,7 @@
 //! reported and shown; the others go on.
 
 mod offered;
+mod space;
 mod unconfigured;
 
 use std::{
@@ -115,6 +116,7 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
     let (views, keeper) = start_views(node);
     let pages = &views.pages;
     session::grow_data();
+    tokio::spawn(space::watch(&[STATE, DATA]));
     let found = config::settled(Path::new("/")).await;
     let overlay = match &found.spec {
         Ok(spec) => {
