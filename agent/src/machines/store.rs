@@ -16,6 +16,7 @@ use types::{
 };
 
 use super::plan::Record;
+use crate::{events::Event, init::boot::chain};
 
 const MACHINES: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("machines");
 const SERIALS: TableDefinition<'_, &str, u64> = TableDefinition::new("serials");
@@ -118,7 +119,8 @@ impl Store {
         Ok(store)
     }
 
-    /// Returns every machine.
+    /// Returns every machine. One that this release cannot read, as after a fall-back from a newer release,
+    /// is said and left where it is: it must not keep the node from serving all others.
     pub fn machines(&self) -> Result<Vec<Record>, StoreError> {
         let doing = "listed machines";
         let read = self.database.begin_read().map_err(failed(doing))?;
@@ -126,7 +128,13 @@ impl Store {
         let mut records = Vec::new();
         for entry in table.iter().map_err(failed(doing))? {
             let (key, value) = entry.map_err(failed(doing))?;
-            records.push(parse(key.value(), value.value())?);
+            match parse(key.value(), value.value()) {
+                Ok(record) => records.push(record),
+                Err(error) => {
+                    let reason = format!("{}; the machine is left alone", chain(&error));
+                    eprintln!("{}", Event::Trouble { place: "store", reason });
+                }
+            }
         }
         Ok(records)
     }
@@ -406,6 +414,23 @@ mod tests {
         assert_eq!(found(renter, 0, 1), [(1, first)]);
         assert_eq!(found(renter, 1, 9), [(2, second)]);
         assert!(found(PublicKey::from_bytes([9; 32]), 0, 9).is_empty(), "another's");
+    }
+
+    #[test]
+    fn a_record_of_a_newer_release_stays_and_hides_no_other() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let store = Store::open(&folder.path().join("agent.redb")).expect("made");
+        let record = super::super::plan::fixture::record();
+        store.put_machine(&record).expect("kept");
+        let newer = |store: &Store, bytes: &[u8]| {
+            let put = |tables: &mut Tables<'_>| tables.machines.insert("newer", bytes).map(|_| ());
+            store.write("kept a machine", put).expect("kept");
+        };
+        newer(&store, br#"{"of-a-newer-release":1}"#);
+        assert_eq!(store.machines().expect("read"), std::slice::from_ref(&record));
+        let read = store.database.begin_read().expect("begun");
+        let table = read.open_table(MACHINES).expect("opened");
+        assert!(table.get("newer").expect("read").is_some());
     }
 
     #[test]
