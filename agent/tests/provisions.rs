@@ -6,7 +6,7 @@ mod netns;
 
 use std::{
     fs,
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::{Child, Command, Stdio},
     time::Duration,
 };
@@ -20,7 +20,7 @@ use agent::{
     net::Uplinks,
     time::nts::establish::Roots,
 };
-use netns::{Namespace, can_run, wait_for};
+use netns::{Namespace, can_run, certificate::certify, wait_for};
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;
 use tokio::{runtime::Runtime, sync::watch};
@@ -223,7 +223,7 @@ fn an_option_that_means_something_else_is_told() {
 #[test]
 fn the_command_line_names_it_over_https() {
     let Some(mut world) = World::new("a URL on the command line") else { return };
-    certify(world.folder.path());
+    certify(world.folder.path(), "boot.example", "DNS:boot.example");
     let (web, folder) = (world.web("").display().to_string(), world.folder.path().to_owned());
     let file = |name: &str| folder.join(name).display().to_string();
     world.start("python3", &["-c", SERVER, "8443", &web, &file("cert.pem"), &file("key.pem")]);
@@ -246,23 +246,4 @@ fn the_command_line_names_it_over_https() {
     let found = config::load(&world.root());
     assert_eq!(found.source.to_string(), format!("kernel command line: {url}, by https"));
     assert_eq!(found.spec.unwrap().name, "by https");
-}
-
-/// An authority, and a certificate of `boot.example` by it.
-fn certify(folder: &Path) {
-    let run = |arguments: &str| {
-        let output = Command::new("openssl")
-            .args(arguments.split_whitespace())
-            .current_dir(folder)
-            .output()
-            .unwrap();
-        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.success(), "openssl {arguments}: {stderr}");
-    };
-    let key = "-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes";
-    run(&format!("req -x509 {key} -keyout ca.key -out ca.pem -days 30 -subj /CN=ca"));
-    run(&format!("req {key} -keyout key.pem -out request.pem -subj /CN=boot.example"));
-    fs::write(folder.join("names"), "subjectAltName=DNS:boot.example\n").unwrap();
-    run("x509 -req -in request.pem -CA ca.pem -CAkey ca.key -CAcreateserial -days 9 \
-         -extfile names -out cert.pem");
 }

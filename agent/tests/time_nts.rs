@@ -19,7 +19,7 @@ use agent::{
     net::{NetworkStatus, Resolver},
     time::{Clock, ClockConfig, ClockStatus, NtsConfig, SystemClock, nts::establish::Roots},
 };
-use netns::{Namespace, can_run, wait_for};
+use netns::{Namespace, can_run, certificate::certify, wait_for};
 use tempfile::TempDir;
 use tokio::{runtime::Runtime, sync::watch};
 use types::units::UnixSeconds;
@@ -75,29 +75,9 @@ impl World {
         let runtime = Some(space.runtime());
         let mut world =
             Self { space, runtime, folder: tempfile::tempdir().unwrap(), chronyd: None };
-        world.certify();
+        certify(world.folder.path(), "localhost", "DNS:localhost,IP:127.0.0.1");
         world.serve("");
         Some(world)
-    }
-
-    /// An authority, and a certificate of `localhost` by it.
-    fn certify(&self) {
-        let run = |arguments: &str| {
-            let output = Command::new("openssl")
-                .args(arguments.split_whitespace())
-                .current_dir(self.folder.path())
-                .output()
-                .unwrap();
-            let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
-            assert!(output.status.success(), "openssl {arguments}: {stderr}");
-        };
-        let key = "-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes";
-        run(&format!("req -x509 {key} -keyout ca.key -out ca.pem -days 30 -subj /CN=ca"));
-        run(&format!("req {key} -keyout key.pem -out request.pem -subj /CN=localhost"));
-        let names = "subjectAltName=DNS:localhost,IP:127.0.0.1\n";
-        fs::write(self.folder.path().join("names"), names).unwrap();
-        run("x509 -req -in request.pem -CA ca.pem -CAkey ca.key -CAcreateserial -days 9 \
-             -extfile names -out cert.pem");
     }
 
     fn serve(&mut self, more: &str) {

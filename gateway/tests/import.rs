@@ -2,6 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
+#[path = "../fuzz/import_walk.rs"]
+mod import_walk;
+
 use std::{
     fs::{self, File},
     os::unix::fs::{FileExt, MetadataExt},
@@ -9,7 +12,8 @@ use std::{
     process::Command,
 };
 
-use gateway::import::{self, Format, Imported, Input, Piece, file::Nowhere};
+use gateway::import::{self, Format, Imported};
+use import_walk::walk;
 use proptest::prelude::*;
 use sha2::{Digest, Sha256};
 
@@ -203,28 +207,6 @@ fn damaged_images_are_refused() {
         file.write_all_at(bytes, at).unwrap();
         let error = import::import(&image, None, &out).unwrap_err().to_string();
         assert!(error.contains(word), "{name}: {error}");
-    }
-}
-
-/// Walks through whatever disk `bytes` hold, as far as a bound allows.
-fn walk(format: Format, bytes: &[u8]) {
-    let Ok(mut disk) = import::open(format, Input::Memory(bytes.to_vec()), &Nowhere) else {
-        return;
-    };
-    assert!(disk.size() <= import::MAX_DISK);
-    let (mut offset, mut buffer) = (0, Vec::new());
-    for _ in 0..2000 {
-        if offset >= disk.size() {
-            return;
-        }
-        buffer.clear();
-        let length = match disk.piece(offset, &mut buffer) {
-            Ok(Piece::Zeroes(length)) => length,
-            Ok(Piece::Bytes) => buffer.len() as u64,
-            Err(_) => return,
-        };
-        assert!(length > 0 && buffer.len() as u64 <= import::MAX_PIECE);
-        offset += length;
     }
 }
 

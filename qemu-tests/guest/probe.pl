@@ -1,15 +1,17 @@
 #!/usr/bin/perl
 # What a curious guest can try on its network, with nothing but perl's own functions: connections,
-# datagrams, forged frames, and listening for frames. Each attempt is told in one line.
+# datagrams, forged frames, listening for frames, and words to its host. Each attempt is told in one line.
 # Sources: Linux include/linux/socket.h, uapi/linux/if_ether.h and if_packet.h; RFC 768, 791, 826,
 # 8200; RFC 9000 section 17.2 for the datagram that every QUIC endpoint answers.
-use constant { AF_INET => 2, AF_PACKET => 17, STREAM => 1, DATAGRAM => 2, RAW => 3 };
+use constant { AF_INET => 2, AF_PACKET => 17, AF_VSOCK => 40 };
+use constant { STREAM => 1, DATAGRAM => 2, RAW => 3 };
 use constant { NONBLOCK => 2048, SOL_SOCKET => 1, SO_ERROR => 4, ETH_P_ALL => 3 };
 use constant { IPV4 => 0x0800, ARP => 0x0806, VLAN => 0x8100, IPV6 => 0x86dd, UNKNOWN => 0x88b5 };
 use constant { ECONNREFUSED => 111, EHOSTUNREACH => 113, EINPROGRESS => 115, OUTGOING => 4 };
 $| = 1;
 
-my %commands = (tcp => \&tcp, udp => \&udp, listen => \&overhear, forge => \&forge);
+my %commands = (tcp => \&tcp, udp => \&udp, listen => \&overhear, forge => \&forge,
+    tell => \&tell);
 my $command = shift @ARGV;
 $commands{$command}->(@ARGV);
 
@@ -67,6 +69,16 @@ sub overhear {
     }
     print "heard $_\n" for sort keys %heard;
     print "heard all\n";
+}
+
+# tell PORT: sends what it reads to the host, over vsock (struct sockaddr_vm of vm_sockets.h).
+sub tell {
+    my $port = shift;
+    socket(my $socket, AF_VSOCK, STREAM, 0) or die "socket: $!";
+    connect($socket, pack('S S L L x4', AF_VSOCK, 0, $port, 2)) or die "connect: $!";
+    local $/;
+    syswrite($socket, scalar <STDIN>) or die "write: $!";
+    print "told $port\n";
 }
 
 # forge OWN OTHER OTHER-HARDWARE SERVER PORT: frames as this guest may send them, and as it may not,

@@ -9,7 +9,7 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use image::{BuildOptions, Silent};
 use qemu_tests::harness::{
     host::{Host, HostOptions, Medium},
-    programs::{Cli, free_tcp_port},
+    programs::Cli,
     scene::image_folder,
     volume,
 };
@@ -100,9 +100,7 @@ fn a_node_without_configuration_is_claimed_with_the_code_on_its_console() {
     let mut host = boot(&image_folder().unwrap(), folder.path(), HostOptions::default());
     let (address, code) = instructions(&host);
     assert!(address.starts_with("203.0.113."), "{address}");
-    let port = free_tcp_port().unwrap();
-    let forward = format!("hostfwd_add net0 tcp:127.0.0.1:{port}-:4600");
-    host.qmp.execute("human-monitor-command", json!({ "command-line": forward })).unwrap();
+    let port = host.forward_tcp(4600).unwrap();
     let (cli, address) = (Cli::new().unwrap(), format!("127.0.0.1:{port}"));
     let claim = |code: &str| {
         let document = document.to_str().unwrap();

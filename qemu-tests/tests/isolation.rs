@@ -1,16 +1,21 @@
 //! A guest reaches the internet side, and nothing else: not the node, not another tenant's guest,
-//! not under a borrowed name. Each attempt that must fail stands beside the same attempt, by the same
+//! not under a borrowed name. What it may tell its node is what it sees of its devices. Each attempt that must fail stands beside the same attempt, by the same
 //! program, where it must succeed.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
-use std::{net::Ipv4Addr, time::Duration};
+use std::{
+    net::{Ipv4Addr, TcpStream},
+    time::{Duration, Instant},
+};
 
 use qemu_tests::harness::{
+    agent::exchange,
     host::{Host, HostOptions, Medium, TEST_MACHINE},
     outside::Outside,
     scene::{GUEST_LIMIT, LeaseRequest, PushedGuest, Scene},
 };
+use types::gpu::READINGS_PORT;
 
 /// How long the node may take for what it does at once.
 const SOON: Duration = Duration::from_secs(90);
@@ -18,11 +23,15 @@ const SOON: Duration = Duration::from_secs(90);
 const NODE_SIDE: &str = "10.77.0.1";
 /// UDP port of the node's overlay.
 const OVERLAY: u16 = 4600;
+/// Where the node serves metrics, to the internet side.
+const METRICS: u16 = 9187;
+/// What a driver said of a GPU, recorded.
+const READING: &str = include_str!("../../agent/tests/data/h200.json");
 
 /// A node with two machines of two leases, and a server outside.
 struct World {
     scene: Scene,
-    _host: Host,
+    host: Host,
     outside: Outside,
     /// The node's address on the internet side.
     node_address: String,
@@ -43,7 +52,8 @@ impl World {
     fn new(folder: &std::path::Path) -> Self {
         let scene = Scene::start(folder).unwrap();
         let outside = Outside::start(Ipv4Addr::LOCALHOST.into()).unwrap();
-        let config = Some(scene.node_config("isolating", "[machines]\nvcpus = 2\n"));
+        let extra = format!("[machines]\nvcpus = 2\n[metrics]\nlisten = \"0.0.0.0:{METRICS}\"\n");
+        let config = Some(scene.node_config("isolating", &extra));
         let medium = Medium::Kernel(String::new());
         let options = HostOptions { config, medium, ..HostOptions::default() };
         let (host, node) = scene.boot("isolating", options).unwrap();
@@ -52,7 +62,7 @@ impl World {
         let guest = scene.push_probing_guest().unwrap();
         let ids = ["one", "two"].map(|name| create(&scene, &node, name, &guest));
         let [one, two] = ids.map(|id| Tenant::new(&scene, id));
-        Self { scene, _host: host, outside, node_address, one, two }
+        Self { scene, host, outside, node_address, one, two }
     }
 
     /// Runs a script in the first machine; returns what it told, line by line.
@@ -92,11 +102,12 @@ const TRY: &str =
 #[test]
 fn a_guest_reaches_the_internet_side_and_neither_the_node_nor_another_guest() {
     let folder = tempfile::tempdir().unwrap();
-    let world = World::new(folder.path());
+    let mut world = World::new(folder.path());
     reaches_the_internet_side(&world);
     reaches_no_address_of_the_node(&world);
     reaches_no_other_guest(&world);
     sends_in_its_own_name_only(&world);
+    tells_its_node_of_its_gpus(&mut world);
 }
 
 fn reaches_the_internet_side(world: &World) {
@@ -123,7 +134,7 @@ fn reaches_the_internet_side(world: &World) {
 /// A port that nobody listens at is no better than one with a server: "refused" would be the
 /// node's answer too.
 fn reaches_no_address_of_the_node(world: &World) {
-    let ports = [1, 22, 53, 67, 80, 179, 443, 2375, 4600, 8080, 9100, 50051, 65535];
+    let ports = [1, 22, 53, 67, 80, 179, 443, 2375, OVERLAY, 8080, METRICS, 50051, 65535];
     let addresses = [NODE_SIDE, &world.node_address];
     let words = ports.map(|port: u16| port.to_string()).join(" ");
     let script = addresses.map(|address| {
@@ -195,4 +206,33 @@ fn sends_in_its_own_name_only(world: &World) {
     let heard = world.scene.ssh(&two.id, heard).unwrap();
     assert_eq!(heard.lines().collect::<Vec<_>>(), ["heard datagram", "heard all"]);
     assert_eq!(world.outside.probes(), ["as-itself", "datagram"]);
+}
+
+/// Over vsock, under the machine's name and no other; rubbish is not taken, and what was said before stays.
+fn tells_its_node_of_its_gpus(world: &mut World) {
+    let port = world.host.forward_tcp(METRICS).unwrap();
+    let gpus = || {
+        let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
+        let (status, text) = exchange(stream, "GET", "/metrics").unwrap();
+        assert_eq!(status, 200, "{text}");
+        let lines = text.lines().filter(|line| line.starts_with("holdfast_gpu_memory_bytes{"));
+        lines.map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(gpus(), Vec::<String>::new());
+    let tell = format!("probe tell {READINGS_PORT}");
+    let told = world.ask(&format!("printf '%s' '{READING}' | {tell}"));
+    assert_eq!(told, [format!("told {READINGS_PORT}")]);
+    let deadline = Instant::now() + SOON;
+    let mut seen = gpus();
+    while seen.is_empty() {
+        assert!(Instant::now() < deadline, "nothing was taken");
+        std::thread::sleep(Duration::from_millis(200));
+        seen = gpus();
+    }
+    let [line] = &seen[..] else { panic!("{seen:?}") };
+    assert!(line.contains(&format!("machine=\"{}\"", world.one.id)), "{line}");
+    assert!(line.contains("GPU-00000000-0000-0000-0000-000000000001"), "{line}");
+    assert!(line.ends_with(" 150754820096"), "{line}");
+    world.ask(&format!("sleep 1; echo '{{\"version\":1,' | {tell}"));
+    assert_eq!(gpus(), seen);
 }

@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a test bench that cannot be built fails the test")]
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
+pub(crate) mod certificate;
+
 use std::{
     fs::File,
     io::{Read, Write},

@@ -20,10 +20,8 @@ use clap::Parser;
 use qemu_tests::harness::{
     agent::exchange,
     host::{Host, HostOptions, Medium},
-    programs::free_tcp_port,
     scene::{Scene, image_folder},
 };
-use serde_json::json;
 
 /// Measures the boot of the shipped image.
 #[derive(Parser)]
@@ -173,9 +171,7 @@ fn stamp(line: &str) -> Option<f64> {
 
 /// Reads the node's metrics, once its port is open.
 fn metrics(host: &mut Host) -> Result<String> {
-    let port = free_tcp_port()?;
-    let forward = format!("hostfwd_add net0 tcp:127.0.0.1:{port}-:{METRICS}");
-    host.qmp.execute("human-monitor-command", json!({ "command-line": forward }))?;
+    let port = host.forward_tcp(METRICS)?;
     let deadline = Instant::now() + Duration::from_secs(30);
     loop {
         let stream = TcpStream::connect(("127.0.0.1", port))?;

@@ -14,6 +14,7 @@ use serde_json::json;
 
 use super::{
     pace::{Pace, QEMUS_LOG},
+    programs::free_tcp_port,
     qmp::Qmp,
     serial::{Echo, Serial},
 };
@@ -210,6 +211,19 @@ impl Host {
     pub fn set_link(&mut self, link: Link) -> Result<()> {
         let up = link == Link::Up;
         self.qmp.execute("set_link", json!({ "name": "uplink", "up": up })).map(drop)
+    }
+
+    /// Makes a TCP port of the host reachable from here; returns the port of 127.0.0.1.
+    pub fn forward_tcp(&mut self, port: u16) -> Result<u16> {
+        let here = free_tcp_port()?;
+        let forward = format!("hostfwd_add net0 tcp:127.0.0.1:{here}-:{port}");
+        let command = json!({ "command-line": forward });
+        let said = self.qmp.execute("human-monitor-command", command)?;
+        // QEMU's own words for a failure are the answer to a command that succeeded.
+        match said.as_str().unwrap_or_default().trim() {
+            "" => Ok(here),
+            refusal => bail!("port {port} cannot be forwarded: {refusal}"),
+        }
     }
 
     /// Presses the power button.
