@@ -4,7 +4,8 @@
 use std::{
     fs::{self, File},
     io,
-    path::Path,
+    path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
 };
 
 use lease::metering::SignedReceipt;
@@ -90,7 +91,9 @@ fn failed<E: Into<redb::Error>>(doing: &'static str) -> impl FnOnce(E) -> StoreE
 /// The store.
 #[derive(Debug)]
 pub struct Store {
-    database: Database,
+    path: PathBuf,
+    /// `None` after its disk failed, until it is used again.
+    database: Mutex<Option<Database>>,
 }
 
 impl Store {
@@ -114,7 +117,7 @@ impl Store {
     fn open_file(path: &Path) -> Result<Self, StoreError> {
         let database = Database::create(path)
             .map_err(|source| StoreError::Open { path: path.display().to_string(), source })?;
-        let store = Self { database };
+        let store = Self { path: path.to_owned(), database: Mutex::new(Some(database)) };
         store.write("made its tables", |_| Ok(()))?;
         Ok(store)
     }
@@ -123,7 +126,7 @@ impl Store {
     /// is said and left where it is: it must not keep the node from serving all others.
     pub fn machines(&self) -> Result<Vec<Record>, StoreError> {
         let doing = "listed machines";
-        let read = self.database.begin_read().map_err(failed(doing))?;
+        let read = self.begin(doing, Database::begin_read)?;
         let table = read.open_table(MACHINES).map_err(failed(doing))?;
         let mut records = Vec::new();
         for entry in table.iter().map_err(failed(doing))? {
@@ -177,7 +180,7 @@ impl Store {
     ) -> Result<Vec<(u64, SignedReceipt)>, StoreError> {
         let doing = "looked up receipts";
         let id = id.to_string();
-        let read = self.database.begin_read().map_err(failed(doing))?;
+        let read = self.begin(doing, Database::begin_read)?;
         let numbers = read.open_table(RECEIPTS_OF).map_err(failed(doing))?;
         let receipts = read.open_table(RECEIPTS).map_err(failed(doing))?;
         let range = (id.as_str(), after.saturating_add(1))..=(id.as_str(), u64::MAX);
@@ -200,7 +203,7 @@ impl Store {
     /// Returns the nonces that are remembered: until when, whose, which.
     pub fn nonces(&self) -> Result<Vec<(UnixSeconds, PublicKey, String)>, StoreError> {
         let doing = "listed nonces";
-        let read = self.database.begin_read().map_err(failed(doing))?;
+        let read = self.begin(doing, Database::begin_read)?;
         let table = read.open_table(NONCES).map_err(failed(doing))?;
         let mut nonces = Vec::new();
         for entry in table.iter().map_err(failed(doing))? {
@@ -244,7 +247,7 @@ impl Store {
     /// Returns the highest serial of a lease that was accepted.
     pub fn serial(&self, id: MachineId) -> Result<Option<u64>, StoreError> {
         let doing = "looked up a serial";
-        let read = self.database.begin_read().map_err(failed(doing))?;
+        let read = self.begin(doing, Database::begin_read)?;
         let table = read.open_table(SERIALS).map_err(failed(doing))?;
         let serial = table.get(id.to_string().as_str()).map_err(failed(doing))?;
         Ok(serial.map(|serial| serial.value()))
@@ -253,7 +256,7 @@ impl Store {
     /// Returns the answer that was given under an idempotency key.
     pub fn answer(&self, key: &str) -> Result<Option<Answered>, StoreError> {
         let doing = "looked up an answer";
-        let read = self.database.begin_read().map_err(failed(doing))?;
+        let read = self.begin(doing, Database::begin_read)?;
         let table = read.open_table(ANSWERS).map_err(failed(doing))?;
         let value = table.get(key).map_err(failed(doing))?;
         value.map(|value| parse(key, value.value())).transpose()
@@ -290,7 +293,7 @@ impl Store {
 
     fn time(&self, name: &str) -> Result<UnixSeconds, StoreError> {
         let doing = "read the time floor";
-        let read = self.database.begin_read().map_err(failed(doing))?;
+        let read = self.begin(doing, Database::begin_read)?;
         let table = read.open_table(TIMES).map_err(failed(doing))?;
         let time = table.get(name).map_err(failed(doing))?;
         Ok(UnixSeconds(time.map_or(0, |time| time.value())))
@@ -313,12 +316,46 @@ impl Store {
         })
     }
 
+    /// Begins a transaction, in the database that is opened again when it failed before.
+    fn begin<T>(
+        &self,
+        doing: &'static str,
+        begin: impl FnOnce(&Database) -> Result<T, redb::TransactionError>,
+    ) -> Result<T, StoreError> {
+        let mut database = self.database.lock().unwrap_or_else(PoisonError::into_inner);
+        let open = match database.take() {
+            Some(open) => open,
+            None => Database::open(&self.path).map_err(|source| self.unopened(source))?,
+        };
+        begin(database.insert(open)).map_err(failed(doing))
+    }
+
+    fn unopened(&self, source: redb::DatabaseError) -> StoreError {
+        StoreError::Open { path: self.path.display().to_string(), source }
+    }
+
+    /// Writes. A database that a disk failed once refuses everything from then on, so it is opened again
+    /// for whatever comes next.
     fn write(
         &self,
         doing: &'static str,
         act: impl FnOnce(&mut Tables<'_>) -> Result<(), redb::StorageError>,
     ) -> Result<(), StoreError> {
-        let write = self.database.begin_write().map_err(failed(doing))?;
+        let written = self.try_write(doing, act);
+        if let Err(StoreError::Failed { source, .. }) = &written
+            && matches!(**source, redb::Error::Io(_) | redb::Error::PreviousIo)
+        {
+            *self.database.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        }
+        written
+    }
+
+    fn try_write(
+        &self,
+        doing: &'static str,
+        act: impl FnOnce(&mut Tables<'_>) -> Result<(), redb::StorageError>,
+    ) -> Result<(), StoreError> {
+        let write = self.begin(doing, Database::begin_write)?;
         let mut tables = Tables {
             machines: write.open_table(MACHINES).map_err(failed(doing))?,
             serials: write.open_table(SERIALS).map_err(failed(doing))?,
@@ -428,7 +465,7 @@ mod tests {
         };
         newer(&store, br#"{"of-a-newer-release":1}"#);
         assert_eq!(store.machines().expect("read"), std::slice::from_ref(&record));
-        let read = store.database.begin_read().expect("begun");
+        let read = store.begin("read", Database::begin_read).expect("begun");
         let table = read.open_table(MACHINES).expect("opened");
         assert!(table.get("newer").expect("read").is_some());
     }
