@@ -29,6 +29,7 @@ pub mod tasks;
 #[cfg(test)]
 mod testing;
 pub mod time;
+pub mod twice;
 pub mod updates;
 
 #[allow(unsafe_code, reason = "the only system calls in this crate that no crate wraps safely")]

@@ -3,13 +3,12 @@
 
 mod early;
 mod offered;
+mod space;
 mod unconfigured;
 
 use std::{
-    fs,
-    io::{self, Write},
+    fs, io,
     net::IpAddr,
-    os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -47,6 +46,7 @@ use crate::{
     logs::{self, Logs},
     machines::{
         content::Cache,
+        damage,
         disk::Places,
         execute::Tools,
         init::{Init, Notice},
@@ -67,7 +67,7 @@ use crate::{
     spawn::{self, Console},
     sys, tasks,
     time::{Clock, ClockConfig, NtsConfig, build_time, nts::establish::Roots},
-    updates,
+    twice, updates,
 };
 
 pub(crate) const STATE: &str = "/state";
@@ -119,6 +119,7 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
     let (views, keeper) = start_views(node);
     let pages = &views.pages;
     session::grow_data();
+    tokio::spawn(space::watch(&[STATE, DATA]));
     let (found, uplinks) = early::settle(pages).await;
     let overlay = match &found.spec {
         Ok(spec) => {
@@ -279,15 +280,16 @@ async fn serve(
     Views { pages, local }: &Views,
 ) -> Result<Overlay, String> {
     let devices = offered::prepare_devices(spec);
-    let store = Store::open(&Path::new(STATE).join("agent.redb"));
-    let store = Arc::new(store.map_err(|e| chain(&e))?);
+    let store = open_store(&Path::new(STATE).join("agent.redb"));
+    let store = Arc::new(store?);
     let seen = store.floor().map_err(|e| chain(&e))?;
     let floors = load_floors();
+    let agreed = store.agreed().map_err(|e| chain(&e))?.max(floors.floors().time);
     let kept = tasks::network::Keeper::load(Path::new(STATE), &spec.network);
     let uplinks = Uplinks::start_with(kept.network(), Some(stable_secret(&key)));
     let uplinks = Arc::new(uplinks.map_err(|e| chain(&e))?);
     local.tell_network(uplinks.status());
-    let clock = Arc::new(start_clock(spec, seen.max(floors.floors().time), &uplinks));
+    let clock = Arc::new(start_clock(spec, (seen, agreed), &uplinks));
     let networks = Arc::new(start_networks(spec, &key, &uplinks).await?);
     let (overlay, inbox) = start_overlay(spec, &key).await?;
     let notice = watch_network(kept, spec, &uplinks, &overlay);
@@ -337,6 +339,19 @@ async fn serve(
     let shown = Shown { uplinks, notice, machines, overlay: overlay.clone(), clock };
     tokio::spawn(show(pages.clone(), shown));
     Ok(overlay)
+}
+
+/// Opens the store, or a new one when it is damaged.
+fn open_store(path: &Path) -> Result<Store, String> {
+    let mut process = std::process::Command::new("/proc/self/exe");
+    let looking = || damage::look(process.arg(damage::WORD).arg(path), path);
+    let found = tokio::task::block_in_place(looking).map_err(|error| {
+        format!("{} is damaged and cannot be set aside: {error}", path.display())
+    })?;
+    if let Some(reason) = found.in_words(path) {
+        eprintln!("{}", Event::Trouble { place: "state", reason });
+    }
+    Store::open(path).map_err(|error| chain(&error))
 }
 
 /// Returns what machines are made with.
@@ -461,7 +476,11 @@ fn load_floors() -> Keeper {
     tokio::task::block_in_place(|| Keeper::load(Path::new(STATE), opener, least))
 }
 
-fn start_clock(spec: &NodeSpec, floor: UnixSeconds, uplinks: &Uplinks) -> Clock {
+fn start_clock(
+    spec: &NodeSpec,
+    (seen, agreed): (UnixSeconds, UnixSeconds),
+    uplinks: &Uplinks,
+) -> Clock {
     let resolver: Resolver = uplinks.resolver();
     let servers = spec.time.ntp.clone();
     let roots = match &spec.time.nts_roots {
@@ -473,7 +492,7 @@ fn start_clock(spec: &NodeSpec, floor: UnixSeconds, uplinks: &Uplinks) -> Clock 
     };
     let servers_of_nts = spec.time.nts.clone();
     let nts = (!servers_of_nts.is_empty()).then_some(NtsConfig { servers: servers_of_nts, roots });
-    Clock::start(ClockConfig { floor, servers, nts, network: uplinks.status(), resolver })
+    Clock::start(ClockConfig { seen, agreed, servers, nts, network: uplinks.status(), resolver })
 }
 
 /// What the status page is about.
@@ -532,32 +551,13 @@ async fn show(pages: watch::Sender<Page>, shown: Shown) {
 /// Returns the node's key, which is made at the first start.
 fn node_key(state: &Path) -> io::Result<SigningKey> {
     let path = state.join(NODE_KEY);
-    match fs::read(&path) {
-        Ok(bytes) => {
-            let seed: [u8; 32] = bytes.as_slice().try_into().map_err(|_| {
-                let text = format!("{} has {} bytes instead of 32", path.display(), bytes.len());
-                io::Error::new(io::ErrorKind::InvalidData, text)
-            })?;
-            Ok(SigningKey::from_bytes(&seed))
-        }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            let mut seed = [0; 32];
-            getrandom::fill(&mut seed).map_err(io::Error::other)?;
-            let partial = state.join("node.key.new");
-            let mut file = fs::File::options()
-                .write(true)
-                .create(true)
-                .truncate(true)
-                .mode(0o600)
-                .open(&partial)?;
-            file.write_all(&seed)?;
-            file.sync_all()?;
-            fs::rename(&partial, &path)?;
-            fs::File::open(state)?.sync_all()?;
-            Ok(SigningKey::from_bytes(&seed))
-        }
-        Err(error) => Err(error),
+    if let Some(seed) = twice::read(&path)? {
+        return Ok(SigningKey::from_bytes(&seed));
     }
+    let mut seed = zeroize::Zeroizing::new([0; 32]);
+    getrandom::fill(seed.as_mut()).map_err(io::Error::other)?;
+    twice::write(&path, &seed)?;
+    Ok(SigningKey::from_bytes(&seed))
 }
 
 #[cfg(test)]
@@ -565,12 +565,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_key_is_made_once_and_a_damaged_one_is_not_replaced() {
+    fn the_key_is_made_once_and_never_replaced() {
         let state = tempfile::tempdir().expect("a directory");
         let first = node_key(state.path()).expect("made");
         let again = node_key(state.path()).expect("read");
         assert_eq!(first.to_bytes(), again.to_bytes());
         fs::write(state.path().join("node.key"), [1; 31]).expect("damaged");
+        assert_eq!(node_key(state.path()).expect("mended").to_bytes(), first.to_bytes());
+        // A node whose key is lost for good does not become another one.
+        for name in ["node.key", "node.key.copy"] {
+            fs::write(state.path().join(name), [1; 31]).expect("damaged");
+        }
         assert!(node_key(state.path()).is_err());
     }
 }

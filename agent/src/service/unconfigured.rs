@@ -109,7 +109,8 @@ pub(super) async fn fetch(
 ) {
     // Certificates have a time, and a server without a battery does not know it.
     let _clock = Clock::start(ClockConfig {
-        floor: UnixSeconds(0),
+        seen: UnixSeconds(0),
+        agreed: UnixSeconds(0),
         servers: Vec::new(),
         nts: None,
         network: uplinks.status(),

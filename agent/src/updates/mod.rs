@@ -16,7 +16,7 @@ mod sources;
 pub mod variables;
 
 #[cfg(test)]
-mod injected;
+pub(crate) mod injected;
 #[cfg(test)]
 mod peers_tests;
 
