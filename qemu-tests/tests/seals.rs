@@ -177,8 +177,6 @@ fn to_the_tpm_and_to_the_recovery_key() {
     host.serial.wait("event=volume name=holdfast-state protection=sealed notice", UP).unwrap();
     host.serial.wait("event=volume name=holdfast-data protection=sealed notice", UP).unwrap();
     host.serial.wait("event=config source=", UP).unwrap();
-    // What outlasts this disk is in the TPM, too.
-    host.serial.wait("release=any held=tpm", UP).unwrap();
     proves(&scene);
     let text = host.serial.text();
     let node = last(&text, "event=node id=").to_owned();
