@@ -87,6 +87,12 @@ impl World {
             lan.serve(server);
         }
         node.serve("0.0.0.0:8080");
+        // A router whose link-local address is not checked yet answers from another one, which counts for
+        // nothing (RFC 4861 §6.1.2).
+        wait_for("the router's link-local address", PATIENCE, || {
+            let text = lan.ip("-6 -o addr show dev eth0 scope link -tentative");
+            text.contains("fe80::")
+        });
         let folder = tempfile::tempdir().unwrap();
         let dnsmasq = dnsmasq(&lan, &folder);
         let runtime = Some(node.runtime());
