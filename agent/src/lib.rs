@@ -13,6 +13,7 @@ pub mod dashboard;
 pub mod enrol;
 pub mod events;
 pub mod evidence;
+pub mod floors;
 pub mod gpu;
 pub mod init;
 pub mod install;
@@ -28,6 +29,7 @@ pub mod tasks;
 #[cfg(test)]
 mod testing;
 pub mod time;
+pub mod twice;
 pub mod updates;
 
 #[allow(unsafe_code, reason = "the only system calls in this crate that no crate wraps safely")]

@@ -32,6 +32,9 @@ pub const MAX_MACHINES: usize = 256;
 /// Most characters of a process's last line that are passed on: a reason with its causes.
 pub const MAX_SAID: usize = 600;
 
+/// What init passes on as the last line of a machine's process that the kernel ended for want of memory.
+pub const OUT_OF_MEMORY: &str = "the kernel ended it for want of memory";
+
 /// Smallest and largest user id of a machine's process.
 pub const UIDS: std::ops::RangeInclusive<u32> = 100_000..=199_999;
 
@@ -111,7 +114,8 @@ pub enum Answer {
         machine: MachineId,
         /// How.
         status: Ending,
-        /// Last line it wrote, at most [`MAX_SAID`] characters; empty when it wrote none.
+        /// Last line it wrote, at most [`MAX_SAID`] characters; empty when it wrote none. Of one that
+        /// the kernel ended for want of memory, [`OUT_OF_MEMORY`].
         said: String,
     },
     /// What runs, and what ended since it was started last.

@@ -144,7 +144,8 @@ fn what_listens_is_what_the_table_declares() {
             let overlay = overlay.await.unwrap();
             let network = uplinks.status();
             let clock = Clock::start(ClockConfig {
-                floor: UnixSeconds(0),
+                seen: UnixSeconds(0),
+                agreed: UnixSeconds(0),
                 servers: Vec::new(),
                 nts: None,
                 resolver: Resolver::new(network.clone()),

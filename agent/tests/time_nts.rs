@@ -107,7 +107,8 @@ impl World {
         let (_, network) = watch::channel(NetworkStatus::default());
         let nts = NtsConfig { servers: servers.iter().map(ToString::to_string).collect(), roots };
         let config = ClockConfig {
-            floor: UnixSeconds(0),
+            seen: UnixSeconds(0),
+            agreed: UnixSeconds(0),
             servers: Vec::new(),
             nts: Some(nts),
             resolver: Resolver::new(network.clone()),

@@ -77,10 +77,15 @@ fn server(off: i64) -> String {
     address.to_string()
 }
 
-fn start(system: &Arc<TestClock>, floor: u64, servers: Vec<String>) -> Clock {
+fn start(system: &Arc<TestClock>, agreed: u64, servers: Vec<String>) -> Clock {
+    start_seen(system, (0, agreed), servers)
+}
+
+fn start_seen(system: &Arc<TestClock>, (seen, agreed): (u64, u64), servers: Vec<String>) -> Clock {
     let (_, network) = watch::channel(NetworkStatus::default());
     let config = ClockConfig {
-        floor: UnixSeconds(floor),
+        seen: UnixSeconds(seen),
+        agreed: UnixSeconds(agreed),
         servers,
         nts: None,
         resolver: Resolver::new(network.clone()),
@@ -149,6 +154,23 @@ async fn no_server_takes_the_node_before_its_floor() {
 }
 
 #[tokio::test]
+async fn a_hardware_clock_that_was_ten_years_ahead_does_not_stick() {
+    let ahead = TRUTH + 10 * 365 * 86_400;
+    // It was right when two sources agreed last, then ran without a network.
+    let system = TestClock::at(ahead);
+    let clock = start_seen(&system, (ahead, TRUTH - 500), vec![server(0), server(0)]);
+    assert!(clock.now() >= UnixSeconds(ahead), "without sources, what was seen counts");
+    let status = wait(&clock, |status| status.sources > 0).await;
+    assert!(is_close(status.floor, TRUTH), "{status:?}");
+    assert!(is_close(clock.now(), TRUTH), "{:?}", clock.now());
+    // One that says so may lie.
+    let clock = start_seen(&system, (ahead, TRUTH - 500), vec![server(0)]);
+    let status = wait(&clock, |status| status.last_error.is_some()).await;
+    assert_eq!(status.sources, 0);
+    assert!(clock.now() >= UnixSeconds(ahead));
+}
+
+#[tokio::test]
 async fn silent_servers_leave_the_clock_alone_and_are_named() {
     let system = TestClock::at(TRUTH);
     let silent = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
@@ -163,7 +185,8 @@ async fn silent_servers_leave_the_clock_alone_and_are_named() {
 async fn servers_named_by_dhcp_are_asked_when_none_is_configured() {
     let (publish, network) = watch::channel(NetworkStatus::default());
     let config = ClockConfig {
-        floor: UnixSeconds(0),
+        seen: UnixSeconds(0),
+        agreed: UnixSeconds(0),
         servers: Vec::new(),
         nts: None,
         resolver: Resolver::new(network.clone()),

@@ -4,7 +4,7 @@
 
 use std::{
     fs::{self, File},
-    io::{Seek, SeekFrom, Write},
+    io::{Read, Seek, SeekFrom, Write},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -12,6 +12,7 @@ use std::{
 use qemu_tests::harness::{
     host::{Host, HostOptions, Medium, Uplink},
     recording::Recording,
+    renamed,
     scene::image_folder,
 };
 
@@ -103,4 +104,49 @@ fn but_not_over_what_is_there() {
     assert!(refused.contains("holds data of an unknown kind in its first MiB"), "{refused}");
     assert!(refused.contains("INSTALL0"), "{refused}");
     assert!(fs::read(&disk).unwrap() == before, "the disk was written to");
+}
+
+/// A host whose firmware starts the CD before the disk.
+fn beside(disk: PathBuf) -> HostOptions {
+    let medium = Medium::IsoCdBeforeDisk(disk.clone());
+    HostOptions { medium, ..options(disk, Some(config(""))) }
+}
+
+#[test]
+fn the_medium_of_a_newer_release_updates_the_disk_beside_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let disk = folder.path().join("disk.img");
+    renamed::disk(&image_folder().unwrap(), &disk, "0.0.9").unwrap();
+    let host = boot(folder.path(), &beside(disk));
+    let serial = &host.serial;
+    serial.wait("event=update-written slot=B", UP).unwrap();
+    serial.wait("event=update-restart release=\"0.1.0\"", UP).unwrap();
+    serial.wait("event=update-judged verdict=\"release 0.1.0 passed and stays\"", UP).unwrap();
+    let text = serial.text();
+    // STATE was the disk's all along: it is the same node.
+    let nodes: Vec<&str> = text.lines().filter(|line| line.contains("event=node id=")).collect();
+    let ids: Vec<_> = nodes.iter().map(|line| line.split("id=").nth(1)).collect();
+    assert!(ids.len() == 2 && ids[0] == ids[1] && !text.contains("event=ram-mode"), "{text}");
+}
+
+#[test]
+fn the_medium_of_an_older_release_changes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let disk = folder.path().join("disk.img");
+    renamed::disk(&image_folder().unwrap(), &disk, "0.2.0").unwrap();
+    let before = programs(&disk);
+    let host = boot(folder.path(), &beside(disk.clone()));
+    let told = "started from a medium with release 0.1.0; the disk has 0.2.0, which stays";
+    let said = host.serial.wait(told, UP).unwrap();
+    assert!(said.contains("event=update state="), "{said}");
+    assert!(!host.serial.text().contains("event=ram-mode"), "{}", host.serial.text());
+    drop(host);
+    assert!(programs(&disk) == before, "the programs on the disk were written to");
+}
+
+/// The partition table and the partition of programs.
+fn programs(disk: &Path) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    File::open(disk).unwrap().take(513 << 20).read_to_end(&mut bytes).unwrap();
+    bytes
 }

@@ -13,6 +13,7 @@ use std::{
 use qemu_tests::harness::{
     host::{Host, HostOptions, Medium, TEST_MACHINE},
     recording::Recording,
+    renamed,
     repository::Repository,
     scene::image_folder,
     volume,
@@ -21,46 +22,8 @@ use qemu_tests::harness::{
 /// From one step to the next on a busy machine that emulates everything.
 const STEP: Duration = Duration::from_secs(240);
 
-/// The release of the image, and the two that follow it here.
-const RELEASES: [&str; 3] = ["0.1.0", "0.1.1", "0.1.2"];
-
-/// Makes another release of the image's program: the same one under another name of the same length.
-fn renamed(program: &[u8], release: &str) -> Vec<u8> {
-    let old = format!("VERSION_ID={}\n", RELEASES[0]).into_bytes();
-    let new = format!("VERSION_ID={release}\n").into_bytes();
-    let mut renamed = program.to_vec();
-    let places: Vec<usize> = program
-        .windows(old.len())
-        .enumerate()
-        .filter(|(_, w)| *w == old)
-        .map(|(at, _)| at)
-        .collect();
-    // In the program's own section and in the root file system.
-    assert_eq!(places.len(), 2);
-    for at in places {
-        renamed[at..at + new.len()].copy_from_slice(&new);
-    }
-    seal_root(&mut renamed);
-    renamed
-}
-
-/// Sets the checksum of the root file system's first block, in which its superblock is: CRC-32C from
-/// there to the block's end, with the field itself zero. Source: the kernel's fs/erofs/erofs_fs.h.
-fn seal_root(program: &mut [u8]) {
-    const BLOCK: usize = 4096;
-    const SUPERBLOCK: usize = 1024;
-    let name = b"root.erofs\0";
-    let file = program.windows(name.len()).position(|window| window == name).unwrap();
-    let magic = 0xe0f5_e1e2_u32.to_le_bytes();
-    let at = file + program[file..].windows(4).position(|window| window == magic).unwrap();
-    program[at + 4..at + 8].fill(0);
-    let block = &program[at..at + BLOCK - SUPERBLOCK];
-    let sum = block.iter().fold(u32::MAX, |sum, byte| {
-        let step = |sum: u32, _| sum >> 1 ^ if sum & 1 == 1 { 0x82f6_3b78 } else { 0 };
-        (0..8).fold(sum ^ u32::from(*byte), step)
-    });
-    program[at + 4..at + 8].copy_from_slice(&sum.to_le_bytes());
-}
+/// The releases that follow the image's here.
+const RELEASES: [&str; 2] = ["0.1.1", "0.1.2"];
 
 /// Makes a release whose init is no program: the kernel panics.
 fn broken(program: &[u8]) -> Vec<u8> {
@@ -107,8 +70,8 @@ fn a_good_release_stays_and_one_that_panics_is_left() {
     let image = image_folder().unwrap();
     let program = fs::read(image.join("holdfast.efi")).unwrap();
     let repository = Repository::start(&folder.path().join("releases")).unwrap();
-    let good = renamed(&program, RELEASES[1]);
-    repository.add(RELEASES[1], &good).unwrap();
+    let good = renamed::program(&program, RELEASES[0]);
+    repository.add(RELEASES[0], &good).unwrap();
     repository.go_silent();
     let stick = stick(folder.path(), &repository);
     let disk = folder.path().join("disk.img");
@@ -145,7 +108,7 @@ fn a_good_release_stays_and_one_that_panics_is_left() {
     recording.program("fallback", &[&good]).unwrap();
     recording.program("a", &[]).unwrap();
     repository.answer_again();
-    repository.add(RELEASES[2], &broken(&renamed(&program, RELEASES[2]))).unwrap();
+    repository.add(RELEASES[1], &broken(&renamed::program(&program, RELEASES[1]))).unwrap();
     serial.wait_from(mark, "event=update-written slot=A", STEP).unwrap();
     serial.wait_from(mark, "Kernel panic", STEP).unwrap();
     let crash = "event=crash-kept file=\"000000.txt\" reason=\"Kernel panic - not syncing";

@@ -81,6 +81,9 @@ enum Command {
         /// How many cuts of a real node's disk are booted.
         #[arg(long, default_value_t = 300)]
         boots: usize,
+        /// Where random sequences come from, as an earlier run said; another each time unless given.
+        #[arg(long)]
+        seed: Option<u64>,
     },
     /// Show what the VMM's filters allow and its tests do not use; needs strace, root and KVM.
     Syscalls,
@@ -118,7 +121,7 @@ fn main() -> ExitCode {
         }),
         Command::Tidy => tidy::check(&run::root()),
         Command::Fuzz { target, seconds } => fuzz::fuzz(target.as_deref(), seconds),
-        Command::Survive { points, boots } => survive::survive(points, boots),
+        Command::Survive { points, boots, seed } => survive::survive(points, boots, seed),
         Command::Syscalls => syscalls::measure(),
         Command::Bench { what, arguments } => bench::run(what, &arguments),
         Command::Setup { no_install } => packages::ensure(no_install.into()),

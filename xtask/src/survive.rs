@@ -7,7 +7,7 @@
 //! QEMU, is judged at cuts all over its installation, an update, and a machine's life. Some of these are
 //! booted.
 
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use anyhow::Result;
 
@@ -19,19 +19,24 @@ const SEQUENCES: u32 = 10_000;
 const RECORDED: [&str; 3] = ["installs", "updates", "lifecycle"];
 
 /// Checks `points` cuts of the writer and as many of real disks, boots `boots` of the latter, and says
-/// how long that took.
-pub(crate) fn survive(points: usize, boots: usize) -> Result<()> {
+/// how long that took. Random sequences come from `seed`, or from one that is made up and said.
+pub(crate) fn survive(points: usize, boots: usize, seed: Option<u64>) -> Result<()> {
     let begin = Instant::now();
+    let seed = seed.unwrap_or_else(any_seed);
+    println!("survive: seed {seed}");
     let mut command =
         run::cargo(&["test", "--package", "update", "--lib", "slots", "--", "--nocapture"]);
     command.env("HOLDFAST_CUT_POINTS", points.to_string());
     command.env("PROPTEST_CASES", SEQUENCES.to_string());
+    command.env("PROPTEST_RNG_SEED", seed.to_string());
     run::run(&mut command)?;
     let mut command = run::cargo(&["test", "--package", "agent", "--lib", "updates::injected"]);
     command.args(["--", "--nocapture"]).env("HOLDFAST_INJECT_STEP", "1");
     run::run(&mut command)?;
     let seconds = begin.elapsed().as_secs();
-    println!("survive: {points} cut points asked for, {SEQUENCES} sequences: {seconds} s");
+    println!(
+        "survive: {points} cut points asked for, {SEQUENCES} sequences of seed {seed}: {seconds} s"
+    );
 
     stages::image(&[])?;
     qemu::build()?;
@@ -45,4 +50,10 @@ pub(crate) fn survive(points: usize, boots: usize) -> Result<()> {
     let seconds = begin.elapsed().as_secs();
     println!("survive: {points} cuts of real disks, {boots} of them booted: {seconds} s in all");
     Ok(())
+}
+
+/// A seed that was not used before.
+fn any_seed() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    since.as_secs() << 20 | u64::from(since.subsec_micros())
 }

@@ -2,10 +2,15 @@
 
 #![forbid(unsafe_code)]
 
-fn main() {
-    // Init has the volumes opened by this program, too, before it mounts them.
-    if std::env::args().nth(1).as_deref() == Some(agent::init::unlock::WORD) {
-        return agent::seal::unlock::main();
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    match std::env::args().nth(1).as_deref() {
+        // Init has the volumes opened by this program, too, before it mounts them.
+        Some(agent::init::unlock::WORD) => agent::seal::unlock::main(),
+        // The service has its store looked at.
+        Some(agent::machines::damage::WORD) => return agent::machines::damage::main(),
+        _ => agent::service::main(),
     }
-    agent::service::main();
+    ExitCode::SUCCESS
 }

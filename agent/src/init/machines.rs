@@ -12,9 +12,13 @@ use std::{
 use rustix::{fs::Mode, fs::OFlags, process::Pid};
 use types::ids::MachineId;
 
-use super::logs::Lines;
+use super::{
+    kmsg::{self, Level},
+    logs::Lines,
+    memory,
+};
 use crate::{
-    spawn::{Ending, Known, MAX_FILES, MAX_MACHINES, MAX_SAID, SpawnOrder},
+    spawn::{Ending, Known, MAX_FILES, MAX_MACHINES, MAX_SAID, OUT_OF_MEMORY, SpawnOrder},
     sys::child::{self, Child},
 };
 
@@ -35,6 +39,8 @@ pub struct Machine {
     pid: Pid,
     pidfd: OwnedFd,
     ended: Option<Ending>,
+    /// The kernel ended it for want of memory.
+    ran_out: bool,
     output: Option<OwnedFd>,
     lines: Lines,
     said: String,
@@ -115,9 +121,11 @@ impl Machines {
             user: None,
         })
         .map_err(start)?;
+        rank(pid, memory::MACHINE);
         let lines = Lines::new(prefix(order.machine));
         let said = String::new();
-        let machine = Machine { pid, pidfd, ended: None, output: Some(output), lines, said };
+        let (ended, ran_out, output) = (None, false, Some(output));
+        let machine = Machine { pid, pidfd, ended, ran_out, output, lines, said };
         self.known.insert(order.machine, machine);
         Ok(pid.as_raw_nonzero().get())
     }
@@ -136,6 +144,7 @@ impl Machines {
         let running = |machine: &Machine| machine.pid == pid && machine.ended.is_none();
         let (id, machine) = self.known.iter_mut().find(|(_, machine)| running(machine))?;
         machine.ended = Some(ending);
+        machine.ran_out = memory::ran_out(&cgroup_path(*id));
         // The process is gone, so the cgroup is empty; a kernel that says otherwise keeps it.
         let _ = fs::remove_dir(cgroup_path(*id));
         Some(*id)
@@ -195,7 +204,7 @@ impl Machines {
     }
 
     /// Reads what a machine left when it ended, as far as [`MAX_READS`] go. Returns its complete
-    /// lines and the last one it ever wrote.
+    /// lines and the last one it ever wrote, or [`OUT_OF_MEMORY`].
     pub fn read_rest(&mut self, id: MachineId, now: Instant) -> (Vec<String>, String) {
         let mut lines = Vec::new();
         for _ in 0..MAX_READS {
@@ -204,8 +213,21 @@ impl Machines {
                 break;
             }
         }
-        let said = self.known.get(&id).map(|machine| machine.said.clone());
+        let said = self.known.get(&id).map(|machine| match machine.ran_out {
+            true => OUT_OF_MEMORY.to_owned(),
+            false => machine.said.clone(),
+        });
         (lines, said.unwrap_or_default())
+    }
+}
+
+/// Makes a process count for the kernel's choice when memory runs out. One that is gone already counts
+/// no more.
+pub fn rank(process: Pid, adjustment: i32) {
+    if let Err(error) = memory::set(process, adjustment) {
+        let process = process.as_raw_nonzero();
+        let text = format!("init: process {process} does not count {adjustment}: {error}");
+        kmsg::line(Level::Warning, &text);
     }
 }
 

@@ -11,6 +11,7 @@ pub mod boot;
 pub mod kmsg;
 pub mod logs;
 pub mod machines;
+pub mod memory;
 pub mod mounts;
 pub mod partitions;
 pub mod power;

@@ -19,7 +19,7 @@ use rustix::process::Pid;
 use super::{
     kmsg::{self, Level},
     logs::Lines,
-    machines,
+    machines, memory,
     supervise::{Start, Supervisor},
 };
 use crate::{
@@ -227,6 +227,7 @@ fn launch(program: &[u8]) -> io::Result<Running> {
         cgroup: None,
         user: Some(DASHBOARD_ID),
     })?;
+    machines::rank(pid, memory::SCREEN);
     Ok(Running { pid, pidfd, output: Some(output), lines: Lines::new("dashboard: ".to_owned()) })
 }
 

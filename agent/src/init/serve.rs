@@ -27,7 +27,7 @@ use super::{
     kmsg::{self, Level},
     logs::Lines,
     machines::{self, Machines},
-    power, reap,
+    memory, power, reap,
     screen::{Screen, Whose},
     shutdown::{Facts, MACHINES_GRACE, Presence, SYNC_LIMIT, Shutdown, Step},
     supervise::{Start, Supervisor},
@@ -386,6 +386,7 @@ fn launch_agent(program: &Path) -> std::io::Result<Agent> {
         cgroup: None,
         user: None,
     })?;
+    machines::rank(pid, memory::AGENT);
     Ok(Agent {
         pid,
         pidfd,

@@ -7,6 +7,8 @@
 pub mod ask;
 pub mod disks;
 pub mod entry;
+#[cfg(test)]
+pub(crate) mod failing;
 pub mod grow;
 pub mod network;
 pub mod plan;

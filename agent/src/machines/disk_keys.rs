@@ -4,8 +4,7 @@
 
 use std::{
     fs::{self, File},
-    io::{self, Write},
-    os::unix::fs::OpenOptionsExt,
+    io::{self, Read},
     path::{Path, PathBuf},
 };
 
@@ -14,39 +13,36 @@ use types::{
     ids::MachineId,
 };
 
-/// Returns the key of a disk. `name` is the disk's file name without its end.
+use crate::twice;
+
+/// Returns the key of a disk. `name` is the disk's file name without its end. One that is damaged is
+/// mended by its copy.
 pub fn read(keys: &Path, machine: MachineId, name: &str) -> io::Result<DiskKey> {
-    let bytes = zeroize::Zeroizing::new(fs::read(file(keys, machine, name))?);
-    let bytes: [u8; KEY_BYTES] = bytes.as_slice().try_into().map_err(io::Error::other)?;
-    Ok(DiskKey::from_bytes(bytes))
+    let bytes = twice::read::<KEY_BYTES>(&file(keys, machine, name))?;
+    Ok(DiskKey::from_bytes(*bytes.ok_or(io::ErrorKind::NotFound)?))
 }
 
 /// Makes the key of a new disk, durable when this returns. One that is there already stays: it is of an
 /// attempt that did not come as far as the disk, or of a disk on a DATA that is out of reach for now.
 pub fn make(keys: &Path, machine: MachineId, name: &str) -> io::Result<DiskKey> {
-    let mut bytes = zeroize::Zeroizing::new([0; KEY_BYTES]);
-    getrandom::fill(bytes.as_mut()).map_err(io::Error::other)?;
     let folder = folder(keys, machine);
     fs::create_dir_all(&folder)?;
     let path = file(keys, machine, name);
-    if path.exists() {
-        return read(keys, machine, name);
+    if let Some(bytes) = twice::read::<KEY_BYTES>(&path)? {
+        return Ok(DiskKey::from_bytes(*bytes));
     }
-    let partial = path.with_extension("partial");
-    destroy_file(&partial)?;
-    let mut new = File::options().write(true).create_new(true).mode(0o600).open(&partial)?;
-    new.write_all(bytes.as_ref())?;
-    new.sync_all()?;
-    fs::rename(&partial, &path)?;
-    for folder in [&folder, keys] {
-        File::open(folder)?.sync_all()?;
-    }
+    let mut bytes = zeroize::Zeroizing::new([0; KEY_BYTES]);
+    getrandom::fill(bytes.as_mut()).map_err(io::Error::other)?;
+    twice::write(&path, &bytes)?;
+    File::open(keys)?.sync_all()?;
     Ok(DiskKey::from_bytes(*bytes))
 }
 
 /// Destroys the key of one disk. Nothing happens when there is none.
 pub fn destroy(keys: &Path, machine: MachineId, name: &str) -> io::Result<()> {
-    destroy_file(&file(keys, machine, name))
+    let path = file(keys, machine, name);
+    // The copy first: a key without one is whole, and a cut in between loses nothing.
+    twice::all_of(&path).iter().try_for_each(|path| destroy_file(path))
 }
 
 /// Destroys the keys of all disks of a machine. Nothing happens when there are none.
@@ -72,7 +68,8 @@ fn destroy_file(path: &Path) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         other => other?,
     };
-    file.write_all(&[0; KEY_BYTES])?;
+    let length = file.metadata()?.len().max(KEY_BYTES as u64);
+    io::copy(&mut io::repeat(0).take(length), &mut file)?;
     file.sync_all()?;
     fs::remove_file(path)?;
     path.parent().map_or(Ok(()), |folder| File::open(folder)?.sync_all())
@@ -100,11 +97,14 @@ mod tests {
         assert_ne!(made, other);
         assert_eq!(read(keys.path(), MACHINE, "disk").expect("read"), made);
         assert_eq!(make(keys.path(), MACHINE, "disk").expect("there already"), made);
-        // A link keeps what the file holds in view after it is gone.
-        let seen = keys.path().join("seen");
-        fs::hard_link(file(keys.path(), MACHINE, "disk"), &seen).expect("linked");
+        // Links keep what the files hold in view after they are gone.
+        let path = file(keys.path(), MACHINE, "disk");
+        let seen = ["seen", "copy"].map(|name| keys.path().join(name));
+        fs::hard_link(&path, &seen[0]).expect("linked");
+        fs::hard_link(twice::copy_of(&path), &seen[1]).expect("linked");
         destroy(keys.path(), MACHINE, "disk").expect("destroyed");
-        assert_eq!(fs::read(&seen).expect("read"), [0; KEY_BYTES]);
+        let left = seen.map(|path| fs::read(path).expect("read")).concat();
+        assert!(left.len() > 2 * KEY_BYTES && left.iter().all(|byte| *byte == 0));
         assert!(read(keys.path(), MACHINE, "disk").is_err());
         destroy_all(keys.path(), MACHINE).expect("destroyed");
         destroy_all(keys.path(), MACHINE).expect("nothing to do");

@@ -4,7 +4,8 @@
 use std::{
     fs::{self, File},
     io,
-    path::Path,
+    path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
 };
 
 use lease::metering::SignedReceipt;
@@ -16,6 +17,7 @@ use types::{
 };
 
 use super::plan::Record;
+use crate::{events::Event, init::boot::chain};
 
 const MACHINES: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("machines");
 const SERIALS: TableDefinition<'_, &str, u64> = TableDefinition::new("serials");
@@ -32,7 +34,9 @@ const NONCES: TableDefinition<'_, (u64, &str, &str), ()> = TableDefinition::new(
 /// Extension of a store that is not whole yet.
 const UNFINISHED: &str = "unfinished";
 
+/// Latest time that the node has seen, and latest on which two time sources had agreed.
 const FLOOR: &str = "floor";
+const AGREED: &str = "agreed";
 
 /// Most receipts that are kept, of all machines; the oldest go first. A machine that runs makes
 /// one an hour, so these are a year of seven.
@@ -87,7 +91,9 @@ fn failed<E: Into<redb::Error>>(doing: &'static str) -> impl FnOnce(E) -> StoreE
 /// The store.
 #[derive(Debug)]
 pub struct Store {
-    database: Database,
+    path: PathBuf,
+    /// `None` after its disk failed, until it is used again.
+    database: Mutex<Option<Database>>,
 }
 
 impl Store {
@@ -111,20 +117,27 @@ impl Store {
     fn open_file(path: &Path) -> Result<Self, StoreError> {
         let database = Database::create(path)
             .map_err(|source| StoreError::Open { path: path.display().to_string(), source })?;
-        let store = Self { database };
+        let store = Self { path: path.to_owned(), database: Mutex::new(Some(database)) };
         store.write("made its tables", |_| Ok(()))?;
         Ok(store)
     }
 
-    /// Returns every machine.
+    /// Returns every machine. One that this release cannot read, as after a fall-back from a newer release,
+    /// is said and left where it is: it must not keep the node from serving all others.
     pub fn machines(&self) -> Result<Vec<Record>, StoreError> {
         let doing = "listed machines";
-        let read = self.database.begin_read().map_err(failed(doing))?;
+        let read = self.begin(doing, Database::begin_read)?;
         let table = read.open_table(MACHINES).map_err(failed(doing))?;
         let mut records = Vec::new();
         for entry in table.iter().map_err(failed(doing))? {
             let (key, value) = entry.map_err(failed(doing))?;
-            records.push(parse(key.value(), value.value())?);
+            match parse(key.value(), value.value()) {
+                Ok(record) => records.push(record),
+                Err(error) => {
+                    let reason = format!("{}; the machine is left alone", chain(&error));
+                    eprintln!("{}", Event::Trouble { place: "store", reason });
+                }
+            }
         }
         Ok(records)
     }
@@ -167,7 +180,7 @@ impl Store {
     ) -> Result<Vec<(u64, SignedReceipt)>, StoreError> {
         let doing = "looked up receipts";
         let id = id.to_string();
-        let read = self.database.begin_read().map_err(failed(doing))?;
+        let read = self.begin(doing, Database::begin_read)?;
         let numbers = read.open_table(RECEIPTS_OF).map_err(failed(doing))?;
         let receipts = read.open_table(RECEIPTS).map_err(failed(doing))?;
         let range = (id.as_str(), after.saturating_add(1))..=(id.as_str(), u64::MAX);
@@ -190,7 +203,7 @@ impl Store {
     /// Returns the nonces that are remembered: until when, whose, which.
     pub fn nonces(&self) -> Result<Vec<(UnixSeconds, PublicKey, String)>, StoreError> {
         let doing = "listed nonces";
-        let read = self.database.begin_read().map_err(failed(doing))?;
+        let read = self.begin(doing, Database::begin_read)?;
         let table = read.open_table(NONCES).map_err(failed(doing))?;
         let mut nonces = Vec::new();
         for entry in table.iter().map_err(failed(doing))? {
@@ -234,7 +247,7 @@ impl Store {
     /// Returns the highest serial of a lease that was accepted.
     pub fn serial(&self, id: MachineId) -> Result<Option<u64>, StoreError> {
         let doing = "looked up a serial";
-        let read = self.database.begin_read().map_err(failed(doing))?;
+        let read = self.begin(doing, Database::begin_read)?;
         let table = read.open_table(SERIALS).map_err(failed(doing))?;
         let serial = table.get(id.to_string().as_str()).map_err(failed(doing))?;
         Ok(serial.map(|serial| serial.value()))
@@ -243,7 +256,7 @@ impl Store {
     /// Returns the answer that was given under an idempotency key.
     pub fn answer(&self, key: &str) -> Result<Option<Answered>, StoreError> {
         let doing = "looked up an answer";
-        let read = self.database.begin_read().map_err(failed(doing))?;
+        let read = self.begin(doing, Database::begin_read)?;
         let table = read.open_table(ANSWERS).map_err(failed(doing))?;
         let value = table.get(key).map_err(failed(doing))?;
         value.map(|value| parse(key, value.value())).transpose()
@@ -270,11 +283,29 @@ impl Store {
 
     /// Returns the latest time that was recorded.
     pub fn floor(&self) -> Result<UnixSeconds, StoreError> {
+        self.time(FLOOR)
+    }
+
+    /// Returns the latest time on which two sources had agreed.
+    pub fn agreed(&self) -> Result<UnixSeconds, StoreError> {
+        self.time(AGREED)
+    }
+
+    fn time(&self, name: &str) -> Result<UnixSeconds, StoreError> {
         let doing = "read the time floor";
-        let read = self.database.begin_read().map_err(failed(doing))?;
+        let read = self.begin(doing, Database::begin_read)?;
         let table = read.open_table(TIMES).map_err(failed(doing))?;
-        let floor = table.get(FLOOR).map_err(failed(doing))?;
-        Ok(UnixSeconds(floor.map_or(0, |floor| floor.value())))
+        let time = table.get(name).map_err(failed(doing))?;
+        Ok(UnixSeconds(time.map_or(0, |time| time.value())))
+    }
+
+    /// Records that two sources agree that it is `now`, whatever was seen before.
+    pub fn agree_on(&self, now: UnixSeconds) -> Result<(), StoreError> {
+        self.write("recorded the time", |tables| {
+            let known = tables.times.get(AGREED)?.map_or(0, |time| time.value());
+            tables.times.insert(AGREED, known.max(now.0))?;
+            tables.times.insert(FLOOR, now.0).map(|_| ())
+        })
     }
 
     /// Records that it is `now`. An earlier time changes nothing.
@@ -285,12 +316,46 @@ impl Store {
         })
     }
 
+    /// Begins a transaction, in the database that is opened again when it failed before.
+    fn begin<T>(
+        &self,
+        doing: &'static str,
+        begin: impl FnOnce(&Database) -> Result<T, redb::TransactionError>,
+    ) -> Result<T, StoreError> {
+        let mut database = self.database.lock().unwrap_or_else(PoisonError::into_inner);
+        let open = match database.take() {
+            Some(open) => open,
+            None => Database::open(&self.path).map_err(|source| self.unopened(source))?,
+        };
+        begin(database.insert(open)).map_err(failed(doing))
+    }
+
+    fn unopened(&self, source: redb::DatabaseError) -> StoreError {
+        StoreError::Open { path: self.path.display().to_string(), source }
+    }
+
+    /// Writes. A database that a disk failed once refuses everything from then on, so it is opened again
+    /// for whatever comes next.
     fn write(
         &self,
         doing: &'static str,
         act: impl FnOnce(&mut Tables<'_>) -> Result<(), redb::StorageError>,
     ) -> Result<(), StoreError> {
-        let write = self.database.begin_write().map_err(failed(doing))?;
+        let written = self.try_write(doing, act);
+        if let Err(StoreError::Failed { source, .. }) = &written
+            && matches!(**source, redb::Error::Io(_) | redb::Error::PreviousIo)
+        {
+            *self.database.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        }
+        written
+    }
+
+    fn try_write(
+        &self,
+        doing: &'static str,
+        act: impl FnOnce(&mut Tables<'_>) -> Result<(), redb::StorageError>,
+    ) -> Result<(), StoreError> {
+        let write = self.begin(doing, Database::begin_write)?;
         let mut tables = Tables {
             machines: write.open_table(MACHINES).map_err(failed(doing))?,
             serials: write.open_table(SERIALS).map_err(failed(doing))?,
@@ -355,6 +420,11 @@ mod tests {
         assert_eq!(store.answer("k").expect("read"), Some(answer));
         assert_eq!(store.answer("other").expect("read"), None);
         assert_eq!(store.floor().expect("read"), UnixSeconds(9));
+        // What a clock said alone is overruled, what sources agreed on is not forgotten.
+        store.agree_on(UnixSeconds(8)).expect("recorded");
+        store.agree_on(UnixSeconds(7)).expect("recorded");
+        let times = [store.floor(), store.agreed()].map(|time| time.expect("read").0);
+        assert_eq!(times, [7, 8]);
         assert!(store.machines().expect("read").is_empty());
     }
 
@@ -381,6 +451,23 @@ mod tests {
         assert_eq!(found(renter, 0, 1), [(1, first)]);
         assert_eq!(found(renter, 1, 9), [(2, second)]);
         assert!(found(PublicKey::from_bytes([9; 32]), 0, 9).is_empty(), "another's");
+    }
+
+    #[test]
+    fn a_record_of_a_newer_release_stays_and_hides_no_other() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let store = Store::open(&folder.path().join("agent.redb")).expect("made");
+        let record = super::super::plan::fixture::record();
+        store.put_machine(&record).expect("kept");
+        let newer = |store: &Store, bytes: &[u8]| {
+            let put = |tables: &mut Tables<'_>| tables.machines.insert("newer", bytes).map(|_| ());
+            store.write("kept a machine", put).expect("kept");
+        };
+        newer(&store, br#"{"of-a-newer-release":1}"#);
+        assert_eq!(store.machines().expect("read"), std::slice::from_ref(&record));
+        let read = store.begin("read", Database::begin_read).expect("begun");
+        let table = read.open_table(MACHINES).expect("opened");
+        assert!(table.get("newer").expect("read").is_some());
     }
 
     #[test]

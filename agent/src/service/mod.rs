@@ -2,13 +2,12 @@
 //! reported and shown; the others go on.
 
 mod offered;
+mod space;
 mod unconfigured;
 
 use std::{
-    fs,
-    io::{self, Write},
+    fs, io,
     net::IpAddr,
-    os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -37,6 +36,7 @@ use crate::{
     enrol,
     events::Event,
     evidence::{self, Lasting},
+    floors::{Floors, Keeper, Opener},
     gpu::guests::GuestReadings,
     init::boot::chain,
     install::{runs_from_memory, session},
@@ -45,6 +45,7 @@ use crate::{
     logs::{self, Logs},
     machines::{
         content::Cache,
+        damage,
         disk::Places,
         execute::Tools,
         init::{Init, Notice},
@@ -64,8 +65,8 @@ use crate::{
     seal::locked,
     spawn::{self, Console},
     sys, tasks,
-    time::{Clock, ClockConfig, NtsConfig, nts::establish::Roots},
-    updates,
+    time::{Clock, ClockConfig, NtsConfig, build_time, nts::establish::Roots},
+    twice, updates,
 };
 
 pub(crate) const STATE: &str = "/state";
@@ -117,7 +118,12 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
     let (views, keeper) = start_views(node);
     let pages = &views.pages;
     session::grow_data();
+<<<<<<< HEAD
     let found = config::settled(Path::new("/")).await;
+=======
+    tokio::spawn(space::watch(&[STATE, DATA]));
+    let (found, uplinks) = early::settle(pages).await;
+>>>>>>> main
     let overlay = match &found.spec {
         Ok(spec) => {
             show_config(&found, spec, pages);
@@ -276,14 +282,16 @@ async fn serve(
     Views { pages, local }: &Views,
 ) -> Result<Overlay, String> {
     let devices = offered::prepare_devices(spec);
-    let store = Store::open(&Path::new(STATE).join("agent.redb"));
-    let store = Arc::new(store.map_err(|e| chain(&e))?);
-    let floor = store.floor().map_err(|e| chain(&e))?;
+    let store = open_store(&Path::new(STATE).join("agent.redb"));
+    let store = Arc::new(store?);
+    let seen = store.floor().map_err(|e| chain(&e))?;
+    let floors = load_floors();
+    let agreed = store.agreed().map_err(|e| chain(&e))?.max(floors.floors().time);
     let kept = tasks::network::Keeper::load(Path::new(STATE), &spec.network);
     let uplinks = Uplinks::start_with(kept.network(), Some(stable_secret(&key)));
     let uplinks = Arc::new(uplinks.map_err(|e| chain(&e))?);
     local.tell_network(uplinks.status());
-    let clock = Arc::new(start_clock(spec, floor, &uplinks));
+    let clock = Arc::new(start_clock(spec, (seen, agreed), &uplinks));
     let networks = Arc::new(start_networks(spec, &key, &uplinks).await?);
     let (overlay, inbox) = start_overlay(spec, &key).await?;
     let notice = watch_network(kept, spec, &uplinks, &overlay);
@@ -294,7 +302,7 @@ async fn serve(
         key,
         tools: tools.clone(),
         store: Arc::clone(&store),
-        last_seen: floor,
+        last_seen: seen,
         clock: Arc::clone(&clock),
         devices,
         capacity: inventory::capacity(Path::new("/")),
@@ -304,7 +312,7 @@ async fn serve(
     })
     .map_err(|e| chain(&e))?;
     let (words, shelf) =
-        start_updates((spec, node), (&tools, &machines), (&uplinks, &clock), pages);
+        start_updates((spec, node), (&tools, &machines, floors), (&uplinks, &clock), pages);
     let control = Control::new(Parts {
         node,
         spec: spec.clone(),
@@ -335,6 +343,19 @@ async fn serve(
     Ok(overlay)
 }
 
+/// Opens the store, or a new one when it is damaged.
+fn open_store(path: &Path) -> Result<Store, String> {
+    let mut process = std::process::Command::new("/proc/self/exe");
+    let looking = || damage::look(process.arg(damage::WORD).arg(path), path);
+    let found = tokio::task::block_in_place(looking).map_err(|error| {
+        format!("{} is damaged and cannot be set aside: {error}", path.display())
+    })?;
+    if let Some(reason) = found.in_words(path) {
+        eprintln!("{}", Event::Trouble { place: "state", reason });
+    }
+    Store::open(path).map_err(|error| chain(&error))
+}
+
 /// Returns what machines are made with.
 fn tools(
     spec: &NodeSpec,
@@ -356,7 +377,7 @@ fn tools(
 /// Starts to look after slots and updates; what operators say about them goes into the sender.
 fn start_updates(
     (spec, node): (&NodeSpec, NodeId),
-    (tools, machines): (&Tools, &Machines),
+    (tools, machines, floors): (&Tools, &Machines, Keeper),
     (uplinks, clock): (&Arc<Uplinks>, &Arc<Clock>),
     pages: &watch::Sender<Page>,
 ) -> (mpsc::Sender<updates::Word>, Arc<updates::Shelf>) {
@@ -365,6 +386,7 @@ fn start_updates(
         node,
         init: tools.init.clone(),
         machines: machines.clone(),
+        floors,
         overlay: tools.overlay.clone(),
         alone: spec.overlay.seeds.is_empty(),
         uplinks: Arc::clone(uplinks),
@@ -449,7 +471,18 @@ async fn start_networks(
     MachineNetworks::start(config, uplinks.status()).await.map_err(|error| chain(&error))
 }
 
-fn start_clock(spec: &NodeSpec, floor: UnixSeconds, uplinks: &Uplinks) -> Clock {
+/// Reads what this server does not go below; no time is before the one when what runs was built.
+fn load_floors() -> Keeper {
+    let least = Floors { time: build_time(), release: None };
+    let opener = Opener::below(Path::new("/"));
+    tokio::task::block_in_place(|| Keeper::load(Path::new(STATE), opener, least))
+}
+
+fn start_clock(
+    spec: &NodeSpec,
+    (seen, agreed): (UnixSeconds, UnixSeconds),
+    uplinks: &Uplinks,
+) -> Clock {
     let resolver: Resolver = uplinks.resolver();
     let servers = spec.time.ntp.clone();
     let roots = match &spec.time.nts_roots {
@@ -461,7 +494,7 @@ fn start_clock(spec: &NodeSpec, floor: UnixSeconds, uplinks: &Uplinks) -> Clock 
     };
     let servers_of_nts = spec.time.nts.clone();
     let nts = (!servers_of_nts.is_empty()).then_some(NtsConfig { servers: servers_of_nts, roots });
-    Clock::start(ClockConfig { floor, servers, nts, network: uplinks.status(), resolver })
+    Clock::start(ClockConfig { seen, agreed, servers, nts, network: uplinks.status(), resolver })
 }
 
 /// What the status page is about.
@@ -520,32 +553,13 @@ async fn show(pages: watch::Sender<Page>, shown: Shown) {
 /// Returns the node's key, which is made at the first start.
 fn node_key(state: &Path) -> io::Result<SigningKey> {
     let path = state.join(NODE_KEY);
-    match fs::read(&path) {
-        Ok(bytes) => {
-            let seed: [u8; 32] = bytes.as_slice().try_into().map_err(|_| {
-                let text = format!("{} has {} bytes instead of 32", path.display(), bytes.len());
-                io::Error::new(io::ErrorKind::InvalidData, text)
-            })?;
-            Ok(SigningKey::from_bytes(&seed))
-        }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            let mut seed = [0; 32];
-            getrandom::fill(&mut seed).map_err(io::Error::other)?;
-            let partial = state.join("node.key.new");
-            let mut file = fs::File::options()
-                .write(true)
-                .create(true)
-                .truncate(true)
-                .mode(0o600)
-                .open(&partial)?;
-            file.write_all(&seed)?;
-            file.sync_all()?;
-            fs::rename(&partial, &path)?;
-            fs::File::open(state)?.sync_all()?;
-            Ok(SigningKey::from_bytes(&seed))
-        }
-        Err(error) => Err(error),
+    if let Some(seed) = twice::read(&path)? {
+        return Ok(SigningKey::from_bytes(&seed));
     }
+    let mut seed = zeroize::Zeroizing::new([0; 32]);
+    getrandom::fill(seed.as_mut()).map_err(io::Error::other)?;
+    twice::write(&path, &seed)?;
+    Ok(SigningKey::from_bytes(&seed))
 }
 
 #[cfg(test)]
@@ -553,12 +567,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_key_is_made_once_and_a_damaged_one_is_not_replaced() {
+    fn the_key_is_made_once_and_never_replaced() {
         let state = tempfile::tempdir().expect("a directory");
         let first = node_key(state.path()).expect("made");
         let again = node_key(state.path()).expect("read");
         assert_eq!(first.to_bytes(), again.to_bytes());
         fs::write(state.path().join("node.key"), [1; 31]).expect("damaged");
+        assert_eq!(node_key(state.path()).expect("mended").to_bytes(), first.to_bytes());
+        // A node whose key is lost for good does not become another one.
+        for name in ["node.key", "node.key.copy"] {
+            fs::write(state.path().join(name), [1; 31]).expect("damaged");
+        }
         assert!(node_key(state.path()).is_err());
     }
 }

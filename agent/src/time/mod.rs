@@ -1,7 +1,8 @@
 //! Trusted time: never earlier than a floor, and only as sure as the sources that agree.
 //!
-//! The floor is the largest of: the build's time, what the caller has persisted, and the last time
-//! on which two sources or more agreed. Sources are NTP servers: the configured ones, else those
+//! The floor is the largest of: the build's time, the last time on which two sources or more agreed, and
+//! the last time that the caller has seen. The last of these may come from a hardware clock that is years
+//! ahead: two sources that agree overrule it, one does not. Sources are NTP servers: the configured ones, else those
 //! that DHCP names, else the gateways; and servers of authenticated time ([`nts`]), which silence
 //! those that were only found. [`Clock`] asks them, sets the system clock when they agree
 //! ([`select`]), and tells how many agree, because what cannot be undone must not depend on one.
@@ -45,7 +46,7 @@ pub fn build_time() -> UnixSeconds {
 pub struct Clock {
     status: watch::Receiver<ClockStatus>,
     system: Arc<dyn SystemClock>,
-    /// Latest time handed out since sources agreed, in seconds since 1970.
+    /// Latest time handed out while two sources agreed, in seconds since 1970.
     seen: AtomicU64,
     task: JoinHandle<()>,
 }
@@ -53,7 +54,7 @@ pub struct Clock {
 /// What is known about the time.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ClockStatus {
-    /// No time before this one is believed. Persist it, and pass it to the next start.
+    /// No time before this one is believed.
     pub floor: UnixSeconds,
     /// How many independent sources agreed at the last poll; 0 before the first, or when they
     /// contradict each other.
@@ -67,8 +68,10 @@ pub struct ClockStatus {
 /// What the clock starts with.
 #[derive(Debug)]
 pub struct ClockConfig {
-    /// Latest floor that the node has persisted, zero if none.
-    pub floor: UnixSeconds,
+    /// Latest time that the node has seen and persisted, zero if none. Two sources that agree overrule it.
+    pub seen: UnixSeconds,
+    /// Latest time on which two sources had agreed, zero if none. Nothing overrules it.
+    pub agreed: UnixSeconds,
     /// Names or addresses of NTP servers; those of DHCP, else the gateways, when empty.
     pub servers: Vec<String>,
     /// Servers of authenticated time, if there are any.
@@ -120,7 +123,7 @@ impl Clock {
 
     /// Like [`Clock::start`], with a clock of choice.
     pub fn start_with(config: ClockConfig, system: Arc<dyn SystemClock>) -> Self {
-        let floor = config.floor.max(build_time());
+        let floor = config.seen.max(config.agreed).max(build_time());
         let mut status = ClockStatus { floor, ..ClockStatus::default() };
         let at_least = Duration::from_secs(floor.0);
         if system.now() < at_least
@@ -138,16 +141,17 @@ impl Clock {
         self.status.clone()
     }
 
-    /// Returns the time: the system clock's, but never before the floor, and, once sources have
-    /// agreed, never before what it has returned already.
+    /// Returns the time: the system clock's, but never before the floor, and, once two sources have
+    /// agreed, never before what it has returned since.
     pub fn now(&self) -> UnixSeconds {
         let (floor, sources) = {
             let status = self.status.borrow();
             (status.floor, status.sources)
         };
         let now = self.system.now().as_secs().max(floor.0);
-        // A hardware clock that is years ahead must not stick, so only agreed time does.
-        let seen = if sources > 0 {
+        // A clock that is years ahead must not stick, the hardware's or a lone source's, so only what
+        // two agree on does.
+        let seen = if sources >= poll::SURE {
             self.seen.fetch_max(now, Ordering::Relaxed)
         } else {
             self.seen.load(Ordering::Relaxed)

@@ -12,7 +12,7 @@ use tokio::{net::UdpSocket, sync::watch, time::timeout};
 use types::units::UnixSeconds;
 
 use super::{
-    ClockConfig, ClockStatus, SystemClock,
+    ClockConfig, ClockStatus, SystemClock, build_time,
     nts::{Session, establish::Calendar},
     secure::Asker,
     select::{Agreement, Decision, Trust, agree, decide},
@@ -29,6 +29,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const ATTEMPTS: u32 = 2;
 /// No more servers are asked.
 const MAX_SERVERS: usize = 8;
+/// So many sources that agree are believed whatever was seen before.
+pub(super) const SURE: usize = 2;
 const NANOS: i128 = 1_000_000_000;
 
 #[derive(Debug)]
@@ -37,6 +39,8 @@ pub(super) struct Poller {
     system: Arc<dyn SystemClock>,
     publish: watch::Sender<ClockStatus>,
     trust: Trust,
+    /// What no number of sources goes below.
+    agreed: UnixSeconds,
     /// Of the servers of authenticated time, by name.
     sessions: BTreeMap<String, Session>,
 }
@@ -58,7 +62,8 @@ impl Poller {
         system: Arc<dyn SystemClock>,
         publish: watch::Sender<ClockStatus>,
     ) -> Self {
-        Self { config, system, publish, trust: Trust::Unset, sessions: BTreeMap::new() }
+        let agreed = config.agreed.max(build_time());
+        Self { config, system, publish, trust: Trust::Unset, agreed, sessions: BTreeMap::new() }
     }
 
     pub(super) async fn run(mut self) {
@@ -115,7 +120,7 @@ impl Poller {
             roots: nts.roots,
             calendar: match self.trust {
                 Trust::Set => Calendar::Known(self.system.now().as_secs()),
-                Trust::Unset => Calendar::AtLeast(self.publish.borrow().floor.0),
+                Trust::Unset => Calendar::AtLeast(self.agreed.0),
             },
         };
         let mut asked = tokio::task::JoinSet::new();
@@ -138,7 +143,9 @@ impl Poller {
     fn apply(&mut self, agreement: Agreement) -> bool {
         let now = self.system.now();
         let now_ns = nanos(now);
-        let floor = self.publish.borrow().floor;
+        // One source may lie, and what two agree on is forever.
+        let sure = agreement.sources >= SURE;
+        let floor = if sure { self.agreed } else { self.publish.borrow().floor };
         let floor_ns = i128::from(floor.0) * NANOS;
         let offset_ns = match decide(agreement, self.trust, now_ns, floor_ns) {
             Decision::Keep => 0,
@@ -151,7 +158,9 @@ impl Poller {
             }
             Decision::Step { offset_ns } => offset_ns,
             Decision::BeforeFloor => {
-                return self.fail("time sources say it is before the floor".to_owned());
+                let reason = "time sources say it is earlier than it was before; two that agree are believed, \
+                     but not before what two agreed on, or this release was built";
+                return self.fail(reason.to_owned());
             }
             Decision::TooFar => {
                 let reason = "a lone time source moved by more than fifteen minutes";
@@ -166,10 +175,11 @@ impl Poller {
             tracing::info!(sources = agreement.sources, "system clock set");
         }
         self.trust = Trust::Set;
-        // One source may lie, and a floor is forever.
-        let agreed = UnixSeconds(if agreement.sources >= 2 { time.as_secs() } else { 0 });
+        if sure {
+            self.agreed = self.agreed.max(UnixSeconds(time.as_secs()));
+        }
         self.publish.send_replace(ClockStatus {
-            floor: floor.max(agreed),
+            floor: if sure { self.agreed } else { floor },
             sources: agreement.sources,
             offset_ms: i64::try_from(agreement.offset_ns / 1_000_000).unwrap_or(i64::MAX),
             last_error: None,

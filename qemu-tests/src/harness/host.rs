@@ -29,6 +29,8 @@ pub enum Medium {
     /// The ISO as a CD beside an NVMe disk at this path, serial number `INSTALL0`. Firmware's own
     /// boot entries decide which of them starts.
     IsoCdAndDisk(PathBuf),
+    /// The ISO as a CD that comes first, and an NVMe disk at this path, serial number `INSTALL0`.
+    IsoCdBeforeDisk(PathBuf),
     /// A copy of the raw disk image on an NVMe disk, through OVMF. The path is the copy.
     Disk(PathBuf),
     /// An NVMe disk at this path, and nothing else. Firmware's own boot entries decide which of its
@@ -333,11 +335,13 @@ fn medium(
         Medium::Disk(path) => {
             disk(command, path, options, "serial=HOLDFAST0,bootindex=1");
         }
-        Medium::IsoCdAndDisk(path) => {
+        Medium::IsoCdAndDisk(path) | Medium::IsoCdBeforeDisk(path) => {
+            let first = matches!(options.medium, Medium::IsoCdBeforeDisk(_));
             command
                 .arg("-drive")
                 .arg(format!("if=none,id=cd,media=cdrom,readonly=on,file={}", iso.display()));
-            command.args(["-device", "ide-cd,drive=cd"]);
+            let order = if first { ",bootindex=1" } else { "" };
+            command.args(["-device", &format!("ide-cd,drive=cd{order}")]);
             disk(command, path, options, "serial=INSTALL0");
         }
         Medium::InstalledDisk(path) | Medium::NetworkAndDisk(path) => {

@@ -14,7 +14,7 @@ use crate::{
         },
         vmm,
     },
-    spawn::Ending,
+    spawn::{Ending, OUT_OF_MEMORY},
 };
 
 impl Keeper {
@@ -153,6 +153,9 @@ fn describe_ending(status: Ending, said: &str) -> String {
     let meaning = match status {
         Ending::Exit { code: exit::POWERED_OFF } => return format!("powered off ({status})"),
         Ending::Exit { code: exit::RESET } => return format!("reset ({status})"),
+        Ending::Signal { number: libc::SIGKILL } if said == OUT_OF_MEMORY => {
+            "no memory was left for it"
+        }
         Ending::Signal { number: libc::SIGKILL } => return format!("ended by force ({status})"),
         Ending::Exit { code: exit::REFUSED } => "the machine cannot be run as asked",
         Ending::Exit { code: exit::GUEST_FAULT } => {
@@ -182,4 +185,17 @@ fn is_failure(status: Ending) -> bool {
 fn explained(record: &Record, status: Ending) -> bool {
     let killed = matches!(status, Ending::Signal { number: libc::SIGKILL });
     killed && record.failed == Failed::Yes && !record.last_stop.is_empty()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_that_the_kernel_ended_for_want_of_memory_says_so() {
+        let killed = Ending::Signal { number: libc::SIGKILL };
+        let told = describe_ending(killed, OUT_OF_MEMORY);
+        assert!(told.starts_with("no memory was left for it (signal-9)"), "{told}");
+        assert_eq!(describe_ending(killed, "the guest's last word"), "ended by force (signal-9)");
+    }
 }

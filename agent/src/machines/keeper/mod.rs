@@ -33,7 +33,7 @@ use super::{
     devices::Devices,
     execute::{Progress, Tools},
     init::Notice,
-    plan::{Power, Process, Record, Released, Seen, Work},
+    plan::{Power, Process, Record, Released, SOURCES_TO_DESTROY, Seen, Work},
     store::{Store, StoreError},
 };
 use crate::{events::Event, inventory::Capacity, spawn::Known, time::Clock};
@@ -296,7 +296,11 @@ impl Keeper {
     }
 
     fn keep_time(&self) {
-        if let Err(error) = self.config.store.raise_floor(self.config.clock.now()) {
+        let (clock, store) = (&self.config.clock, &self.config.store);
+        let sure = clock.status().borrow().sources >= SOURCES_TO_DESTROY;
+        let now = clock.now();
+        let kept = if sure { store.agree_on(now) } else { store.raise_floor(now) };
+        if let Err(error) = kept {
             trouble("store", &error);
         }
         if let Err(error) = self.config.tools.init.alive() {

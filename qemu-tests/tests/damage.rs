@@ -1,0 +1,133 @@
+//! What a disk gave back otherwise than it was written is mended or set aside, and said; the node comes up
+//! as the same one, all by itself: a real agent over damaged files, without a virtual machine.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::Write,
+    path::{Path, PathBuf},
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use qemu_tests::harness::{agent::LoneAgent, programs::program};
+
+const CONFIG: &str = "version = 1\nname = \"lone\"\n[machines]\ndevices = []\n[authority]\n\
+    threshold = 1\nkeys = [\"d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a\"]\n";
+
+/// Places in each file that are altered, in hundredths of its length.
+const PLACES: [usize; 3] = [0, 45, 99];
+
+/// How long a node that is ready may take to say something.
+const SOON: Duration = Duration::from_secs(30);
+
+/// A node's state as it lies on its disk.
+type Files = BTreeMap<PathBuf, Vec<u8>>;
+
+fn files(state: &Path) -> Files {
+    let mut found = Files::new();
+    let mut folders = vec![state.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap().flatten() {
+            let path = entry.path();
+            if path.is_dir() {
+                folders.push(path);
+            } else {
+                let name = path.strip_prefix(state).unwrap().to_owned();
+                found.insert(name, fs::read(&path).unwrap());
+            }
+        }
+    }
+    found
+}
+
+/// Starts an agent over `state`. Returns its node, what it said, and its files when its power is cut.
+fn run(folder: &Path, state: &Files) -> (String, String, Files) {
+    let own = folder.join("state");
+    for (name, bytes) in state {
+        let path = own.join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, bytes).unwrap();
+    }
+    let agent = LoneAgent::start(&program("agent").unwrap(), folder, CONFIG).unwrap();
+    let said = agent.said();
+    drop(agent);
+    let node = said.split("event=node id=").nth(1).unwrap().split_whitespace().next().unwrap();
+    (node.to_owned(), said.clone(), files(&own))
+}
+
+#[test]
+fn a_node_comes_up_as_itself_whatever_file_of_its_state_is_altered() {
+    if let Some(reason) = LoneAgent::missing() {
+        println!("skipped: a node over damaged files: {reason}");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let (node, _, whole) = run(&folder.path().join("first"), &Files::new());
+    assert!(whole.contains_key(Path::new("node.key")), "{:?}", whole.keys());
+    let mut told = 0;
+    for (number, (name, bytes)) in whole.iter().filter(|(_, bytes)| !bytes.is_empty()).enumerate() {
+        for (round, place) in PLACES.iter().enumerate() {
+            let mut altered = whole.clone();
+            let at = bytes.len() * place / 100;
+            altered.get_mut(name).unwrap()[at] ^= 1 << ((round + number) % 8);
+            let (again, said, _) = run(&folder.path().join(format!("{number}-{round}")), &altered);
+            assert_eq!(again, node, "{} at {at}", name.display());
+            let trouble = said.contains("event=trouble place=state");
+            println!("{} at {at}: told: {trouble}", name.display());
+            assert!(trouble || !name.starts_with("node.key"), "{said}");
+            told += usize::from(trouble);
+        }
+    }
+    assert!(told > 2 * PLACES.len(), "{told}");
+}
+
+/// A small file system that is unmounted at the end.
+struct Small(PathBuf);
+
+impl Small {
+    fn mount(at: &Path) -> Self {
+        fs::create_dir_all(at).unwrap();
+        let options = ["-t", "tmpfs", "-o", "size=2m", "none"];
+        assert!(Command::new("mount").args(options).arg(at).status().unwrap().success());
+        Self(at.to_owned())
+    }
+
+    /// Leaves no room.
+    fn fill(&self) {
+        let mut file = fs::File::create(self.0.join("filler")).unwrap();
+        while file.write_all(&[7; 4096]).is_ok() {}
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        Command::new("umount").arg(&self.0).status().ok();
+    }
+}
+
+#[test]
+fn a_node_whose_state_is_full_comes_up_and_says_so() {
+    if let Some(reason) = LoneAgent::missing() {
+        println!("skipped: a node with a full disk: {reason}");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let (node, _, whole) = run(&folder.path().join("first"), &Files::new());
+    let full = folder.path().join("full");
+    let small = Small::mount(&full.join("state"));
+    for (name, bytes) in &whole {
+        fs::write(full.join("state").join(name), bytes).unwrap();
+    }
+    small.fill();
+    let agent = LoneAgent::start(&program("agent").unwrap(), &full, CONFIG).unwrap();
+    let begin = Instant::now();
+    let told = "event=trouble place=space reason=\"/state is full: 0 of 2 MiB are left\"";
+    while !agent.said().contains(told) {
+        assert!(begin.elapsed() < SOON, "{}", agent.said());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert!(agent.said().contains(&format!("event=node id={node}")), "{}", agent.said());
+}
