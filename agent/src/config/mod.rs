@@ -21,10 +21,7 @@ use std::{
 use base64::{Engine, engine::general_purpose::STANDARD};
 use fatfs::{FileSystem, FsOptions};
 use rustix::time::{ClockId, clock_gettime};
-use types::{
-    config::{ConfigError, MAX_CONFIG, NodeSpec},
-    secure_boot::Enrol,
-};
+use types::config::{ConfigError, MAX_CONFIG, NodeSpec};
 
 use self::{
     provision::Origin,
@@ -149,37 +146,26 @@ pub enum LoadError {
 pub async fn settled(root: &Path) -> Found {
     loop {
         let found = load(root);
-        if !waits(&found) || since_power_on() >= SETTLED {
+        let waits = match found.source {
+            Source::CommandLine
+            | Source::CommandLineUrl(_)
+            | Source::Volume(_)
+            | Source::Installed
+            | Source::Claimed => false,
+            // What these say may be to install, which cannot be taken back.
+            Source::Customised | Source::Image | Source::Dhcp(..) | Source::Nowhere => true,
+        };
+        if !waits || since_power_on() >= SETTLED {
             return found;
         }
         tokio::time::sleep(COMING_UP).await;
     }
 }
 
-/// Whether a volume that may still show is waited for before this counts.
-fn waits(found: &Found) -> bool {
-    match found.source {
-        Source::CommandLine
-        | Source::CommandLineUrl(_)
-        | Source::Volume(_)
-        | Source::Installed
-        | Source::Claimed => false,
-        // A volume that shows later supersedes it; what cannot be taken back waits for volumes.
-        Source::Dhcp(..) => !found.spec.as_ref().is_ok_and(is_harmless),
-        Source::Customised | Source::Image | Source::Nowhere => true,
-    }
-}
-
-/// Whether nothing that a document says changes disks or firmware.
-fn is_harmless(spec: &NodeSpec) -> bool {
-    spec.install.is_none() && spec.secure_boot.enrol == Enrol::Never
-}
-
-/// Waits until a volume was found after all, while the machine is coming up, on a node that started
-/// without waiting for one: with the document of its installation, or what DHCP names. Returns whether
-/// there is one.
+/// Waits until a volume was found after all, while the machine is coming up, on a node that started with
+/// the document of its installation. Returns whether there is one.
 pub async fn superseded(root: &Path, found: &Source) -> bool {
-    matches!(found, Source::Installed | Source::Claimed | Source::Dhcp(..))
+    matches!(found, Source::Installed | Source::Claimed)
         && volume_appears(root, SETTLED.saturating_sub(since_power_on())).await
 }
 
@@ -436,19 +422,6 @@ mod tests {
         let found = load(root.path());
         assert_eq!(found.source, Source::Customised);
         assert_eq!(found.spec.expect("valid").name, "n");
-    }
-
-    #[test]
-    fn what_dhcp_names_waits_for_volumes_only_when_it_cannot_be_taken_back() {
-        let named = |text: &str| Found {
-            source: Source::Dhcp(DocumentServer::Ipv4([192, 0, 2, 1].into()), String::new()),
-            document: Vec::new(),
-            spec: NodeSpec::parse(text.as_bytes()).map_err(LoadError::from),
-        };
-        assert!(!waits(&named(&document())));
-        assert!(waits(&named(&format!("{}[install]\n", document()))));
-        assert!(waits(&named(&format!("{}[secure_boot]\nenrol = \"setup-mode\"\n", document()))));
-        assert!(waits(&named("version = 1\n")), "it cannot be used");
     }
 
     #[test]

@@ -1,7 +1,6 @@
 //! The agent's start: parts are made here and handed to each other. Every part that fails is
 //! reported and shown; the others go on.
 
-mod early;
 mod offered;
 mod space;
 mod unconfigured;
@@ -119,8 +118,12 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
     let (views, keeper) = start_views(node);
     let pages = &views.pages;
     session::grow_data();
+<<<<<<< HEAD
+    let found = config::settled(Path::new("/")).await;
+=======
     tokio::spawn(space::watch(&[STATE, DATA]));
     let (found, uplinks) = early::settle(pages).await;
+>>>>>>> main
     let overlay = match &found.spec {
         Ok(spec) => {
             show_config(&found, spec, pages);
@@ -140,8 +143,7 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
         }
         Err(error) => {
             give_console(&init, Console::Screen);
-            let seen = (&views, uplinks);
-            let uplinks = unconfigured::show((node, &found.source), error, &init, notices, seen);
+            let uplinks = unconfigured::show((node, &found.source), error, &init, notices, &views);
             tokio::spawn(unconfigured::find_another(found, uplinks, pages.clone()));
             None
         }

@@ -23,14 +23,13 @@ use crate::{
     time::{Clock, ClockConfig},
 };
 
-/// Shows what is wrong, and keeps the node on the network and alive, with the uplinks that it has or new
-/// ones. Returns them.
+/// Shows what is wrong, and keeps the node on the network and alive. Returns its uplinks.
 pub(super) fn show(
     (node, source): (NodeId, &config::Source),
     error: &config::LoadError,
     init: &Init,
     mut notices: mpsc::Receiver<Notice>,
-    (Views { pages, local }, uplinks): (&Views, Option<Uplinks>),
+    Views { pages, local }: &Views,
 ) -> Option<Arc<Uplinks>> {
     let reason = chain(error);
     eprintln!("{}", Event::ConfigBad { source: source.to_string(), reason: reason.clone() });
@@ -57,8 +56,7 @@ pub(super) fn show(
     if matches!(error, config::LoadError::Absent) {
         tokio::spawn(wait_for_claim(node, pages.clone()));
     }
-    let started = || Uplinks::start(&types::config::Network::default()).ok();
-    let uplinks = Arc::new(uplinks.or_else(started)?);
+    let uplinks = Arc::new(Uplinks::start(&types::config::Network::default()).ok()?);
     local.tell_network(uplinks.status());
     tokio::spawn(show_addresses(Arc::clone(&uplinks), pages.clone()));
     Some(uplinks)
@@ -101,6 +99,8 @@ async fn show_addresses(uplinks: Arc<Uplinks>, pages: watch::Sender<Page>) {
     }
 }
 
+<<<<<<< HEAD
+=======
 /// Returns when a document was fetched that can be used.
 pub(super) async fn fetch(
     provisioner: Provisioner,
@@ -119,6 +119,7 @@ pub(super) async fn fetch(
     provisioner.run(pages).await;
 }
 
+>>>>>>> main
 /// Waits for a document that can be used: somebody plugs one in, or it is fetched. Then init starts the
 /// agent again, which reads it.
 pub(super) async fn find_another(
@@ -133,7 +134,15 @@ pub(super) async fn find_another(
         let Some((provisioner, uplinks)) = provisioner.zip(uplinks) else {
             return std::future::pending().await;
         };
-        fetch(provisioner, &uplinks, &pages).await;
+        // Certificates have a time, and a server without a battery does not know it.
+        let _clock = Clock::start(ClockConfig {
+            floor: UnixSeconds(0),
+            servers: Vec::new(),
+            nts: None,
+            network: uplinks.status(),
+            resolver: uplinks.resolver(),
+        });
+        provisioner.run(&pages).await;
     };
     tokio::select! {
         () = config::changed(root, &found) => {}

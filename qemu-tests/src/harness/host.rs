@@ -3,7 +3,6 @@
 
 use std::{
     fs::{self, File},
-    io::Write,
     net::Ipv4Addr,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
@@ -150,13 +149,6 @@ pub struct Host {
 }
 
 impl Host {
-    /// Types a line at the serial console.
-    pub fn type_line(&mut self, text: &str) -> Result<()> {
-        let keyboard = self.child.stdin.as_mut().context("QEMU has no input")?;
-        keyboard.write_all(format!("{text}\r").as_bytes())?;
-        Ok(keyboard.flush()?)
-    }
-
     /// Starts a host; its files live in `folder`, the image's in `image`.
     pub fn start(image: &Path, folder: &Path, options: &HostOptions) -> Result<Self> {
         fs::create_dir_all(folder)?;
@@ -196,7 +188,7 @@ impl Host {
         command.args(&options.arguments);
         let errors = File::create(folder.join(QEMUS_LOG))?;
         let mut child = command
-            .stdin(Stdio::piped())
+            .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(errors)
             .spawn()
