@@ -1,11 +1,16 @@
 //! What the node proves of itself when somebody asks (`lease::attestation` says how it is judged): the
 //! question goes to the TPM, in a thread of its own, one at a time.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{
+    fs::File,
+    io::Read,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use ed25519_dalek::SigningKey;
 use lease::{
-    attestation::{self, Challenge, Evidence, REGISTERS},
+    attestation::{self, Challenge, Evidence, MAX_LOG, REGISTERS},
     problem::Kind,
 };
 use tokio::sync::{Mutex, Semaphore};
@@ -20,6 +25,9 @@ use crate::seal::{
 const WAITING: usize = 4;
 /// Longest part of a credential, in bytes; that of a P-256 key has 70 and 68.
 const MAX_CREDENTIAL: usize = 512;
+
+/// The firmware's log of what it measured, as the kernel keeps it.
+const LOG: &str = "sys/kernel/security/tpm0/binary_bios_measurements";
 
 /// Answers challenges.
 #[derive(Debug)]
@@ -56,10 +64,26 @@ impl Attestor {
             let answer = Tpm::open(&root)
                 .and_then(|mut tpm| evidence(&mut tpm, &key, &challenge, unlock::measured(&root)));
             drop(turn);
-            answer.map_err(|error| refused(node, &error))
+            let mut evidence = answer.map_err(|error| refused(node, &error))?;
+            if challenge.credential.is_none() {
+                evidence.log = firmware_log(&root);
+            }
+            Ok(evidence)
         });
         work.await.map_err(|error| Kind::Internal.caused_by(&error))?
     }
+}
+
+/// Reads the firmware's log. A server whose firmware writes none, or too much, proves by registers alone.
+fn firmware_log(root: &Path) -> Vec<u8> {
+    let mut log = Vec::new();
+    let limit = u64::try_from(MAX_LOG).unwrap_or(u64::MAX);
+    let read = File::open(root.join(LOG))
+        .and_then(|file| file.take(limit.saturating_add(1)).read_to_end(&mut log));
+    if read.is_err() || log.len() > MAX_LOG {
+        log.clear();
+    }
+    log
 }
 
 fn refused(node: NodeId, error: &TpmError) -> Problem {
@@ -105,6 +129,28 @@ pub fn evidence(
         attestation_key: quoted.attestation_key,
         endorsement_key: quoted.endorsement_key,
         volumes,
+        log: Vec::new(),
         activated: quoted.activated.map(|secret| hex::encode(&secret)),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn the_firmwares_log_is_read_whole_or_not_at_all() {
+        let root = tempfile::tempdir().expect("a folder");
+        assert_eq!(firmware_log(root.path()), b"", "there is none");
+        let path = root.path().join(LOG);
+        fs::create_dir_all(path.parent().expect("a folder")).expect("made");
+        fs::write(&path, b"measured").expect("written");
+        assert_eq!(firmware_log(root.path()), b"measured");
+        fs::write(&path, vec![1; MAX_LOG]).expect("written");
+        assert_eq!(firmware_log(root.path()).len(), MAX_LOG);
+        fs::write(&path, vec![1; MAX_LOG + 1]).expect("written");
+        assert_eq!(firmware_log(root.path()), b"", "it is too long to be sent");
+    }
 }

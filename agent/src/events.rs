@@ -14,7 +14,9 @@ use types::{
     node::Bdf,
 };
 
-use crate::assign::Rung;
+use update::channel::Release;
+
+use crate::{assign::Rung, floors::Held as FloorsHeld};
 
 /// Start of every event's line.
 pub const PREFIX: &str = "holdfast: event=";
@@ -130,6 +132,8 @@ pub enum Event {
     CrashKept { file: String, reason: String },
     /// agent: the boot before this one did not end as it should.
     EndedAbruptly { last: String },
+    /// agent: the time and the release that this server does not go below, and who holds them.
+    Floors { time: u64, release: Option<Release>, held: FloorsHeld },
     /// agent: what the node does about updates, or waits for.
     Update { state: String },
     /// agent: another release is in a slot, read back; `fetched` bytes of it were not there before.
@@ -182,6 +186,7 @@ impl fmt::Display for Event {
             | Self::Offered { .. }
             | Self::AgentReady { .. }
             | Self::ContentFetched { .. }
+            | Self::Floors { .. }
             | Self::Update { .. }
             | Self::CrashKept { .. }
             | Self::EndedAbruptly { .. }
@@ -206,6 +211,20 @@ impl fmt::Display for Event {
             | Self::MachineFailed { .. } => self.write_machine(f),
         }
     }
+}
+
+fn write_floors(
+    f: &mut fmt::Formatter<'_>,
+    time: u64,
+    release: Option<Release>,
+    held: FloorsHeld,
+) -> fmt::Result {
+    let release = release.map_or("any".to_owned(), |release| release.to_string());
+    let held = match held {
+        FloorsHeld::InTpm => "tpm",
+        FloorsHeld::OnDiskOnly => "disk",
+    };
+    write!(f, "floors time={time} release={release} held={held}")
 }
 
 #[allow(clippy::wildcard_enum_match_arm, reason = "`fmt` names every variant and routes it here")]
@@ -304,6 +323,7 @@ impl Event {
                 write!(f, "crash-kept file={file:?} reason={reason:?}")
             }
             Self::EndedAbruptly { last } => write!(f, "ended-abruptly last={last:?}"),
+            Self::Floors { time, release, held } => write_floors(f, *time, *release, *held),
             Self::Update { state } => write!(f, "update state={state:?}"),
             Self::UpdateWritten { slot, bytes, ms, fetched } => {
                 write!(f, "update-written slot={slot} bytes={bytes} ms={ms} fetched={fetched}")

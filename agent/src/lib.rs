@@ -13,6 +13,7 @@ pub mod dashboard;
 pub mod enrol;
 pub mod events;
 pub mod evidence;
+pub mod floors;
 pub mod gpu;
 pub mod init;
 pub mod install;

@@ -13,6 +13,7 @@ use agent::{
             server::GuestLease,
         },
         dhcp6::client::{Client as Client6, Event as Event6, Wanted},
+        machines::bridged::bindings::{Bindings, Way},
         rdnss::NameServers,
     },
     time::{
@@ -130,6 +131,29 @@ fn name_servers(messages: &[u8]) -> bool {
     servers.on(2).next().is_some()
 }
 
+/// As the fuzz target `bridged_port`, with one packet each way. Returns whether it bound an address.
+fn binds(way: Way, packet: &[u8]) -> bool {
+    let mut bindings = Bindings::new(MAC, None, Vec::new());
+    bindings.handle_packet(Instant::now(), way, packet);
+    let leased = bindings.leased();
+    assert!(leased.is_none_or(|leased| !leased.address.is_multicast()));
+    if leased.is_none()
+        && let Some(due) = bindings.poll_timeout()
+    {
+        bindings.handle_timeout(due, |_| false);
+    }
+    let known = bindings.asked_for();
+    assert!(known.iter().all(|address| !address.is_multicast() && !address.is_unspecified()));
+    leased.is_some() || !known.is_empty()
+}
+
+#[test]
+fn what_passes_a_bridged_guests_tap() {
+    let to = accepted("bridged_port", |bytes| binds(Way::ToGuest, bytes));
+    assert_eq!(to, ["ack", "ack-for-ever", "ack-time-cut", "ack-without-time"]);
+    assert_eq!(accepted("bridged_port", |bytes| binds(Way::FromGuest, bytes)), ["claim"]);
+}
+
 #[test]
 fn what_routers_advertise() {
     assert_eq!(accepted("rdnss", name_servers), ["two-messages", "two-servers"]);
@@ -232,6 +256,12 @@ proptest! {
     #[test]
     fn nothing_unsigned_is_believed(bytes in mutated("nts_answer")) {
         prop_assert!(signed(&bytes).is_err());
+    }
+
+    #[test]
+    fn nothing_that_passes_a_tap_stops_its_watch(bytes in mutated("bridged_port")) {
+        binds(Way::ToGuest, &bytes);
+        binds(Way::FromGuest, &bytes);
     }
 
     #[test]

@@ -129,6 +129,7 @@ fn what_listens_is_what_the_table_declares() {
                     inbound: Inbound::Closed,
                     limit: None,
                     ipv6: Some(Ipv6Net::private([1, 2, 3, 4, 5])),
+                    bridged: None,
                 },
                 uplinks.status(),
             );

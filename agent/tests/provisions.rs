@@ -17,7 +17,7 @@ use agent::{
         provision::{Origin, Provisioner, kept},
     },
     console::Page,
-    net::Uplinks,
+    net::{DocumentServer, Uplinks},
     time::nts::establish::Roots,
 };
 use netns::{Namespace, can_run, certificate::certify, wait_for};
@@ -30,10 +30,12 @@ use types::config::Network;
 const LONG: Duration = Duration::from_secs(40);
 /// A web server with a certificate, when one is given.
 const SERVER: &str = "
-import functools, http.server, ssl, sys
+import functools, http.server, socket, ssl, sys
 port, folder, certificate = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
 handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=folder)
-server = http.server.ThreadingHTTPServer(('192.168.50.1', port), handler)
+class Server(http.server.ThreadingHTTPServer):
+    address_family = socket.AF_INET6
+server = Server(('::', port), handler)
 if certificate:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*certificate)
@@ -175,6 +177,7 @@ fn a_node_gets_the_document_that_dhcp_names_for_it() {
     fs::write(world.web("02-00-00-00-00-42.toml"), document("by DHCP")).unwrap();
     let (origin, text) = world.fetched(&page);
     let server = "192.168.50.1".parse().unwrap();
+    let server = DocumentServer::Ipv4(server);
     assert_eq!(origin, Origin::Dhcp { server, url: url.to_owned() });
     assert_eq!(text, document("by DHCP"));
     // Whoever starts next finds it, after everything that is nearer, and says where it is from.
@@ -187,6 +190,38 @@ fn a_node_gets_the_document_that_dhcp_names_for_it() {
     fs::create_dir_all(&baked).unwrap();
     fs::write(baked.join("holdfast.toml"), document("baked in")).unwrap();
     assert_eq!(config::load(&world.root()).source, Source::Image);
+}
+
+#[test]
+fn a_network_without_ipv4_names_it_by_dhcpv6() {
+    let Some(mut world) = World::new("configuration by DHCPv6") else { return };
+    world.router.ip("addr add fd00:50::1/64 dev eth0 nodad");
+    let url = "http://[fd00:50::1]:8000/{mac}.toml";
+    let leases = format!("--dhcp-leasefile={}", world.folder.path().join("leases").display());
+    let option = format!("--dhcp-option=option6:65224,{url}");
+    let arguments = [
+        "--keep-in-foreground",
+        "--conf-file=/dev/null",
+        "--port=0",
+        "--interface=eth0",
+        "--bind-interfaces",
+        "--user=root",
+        "--pid-file=",
+        "--enable-ra",
+        "--ra-param=eth0,5,600",
+        "--dhcp-range=fd00:50::100,fd00:50::1ff,64,2m",
+        &leases,
+        &option,
+    ];
+    world.start("dnsmasq", &arguments);
+    fs::write(world.web("02-00-00-00-00-42.toml"), document("by DHCPv6")).unwrap();
+    let page = world.provision(None, Roots::public());
+    let (origin, text) = world.fetched(&page);
+    let server = DocumentServer::Ipv6("eth0".to_owned());
+    assert_eq!(origin, Origin::Dhcp { server, url: url.to_owned() });
+    assert_eq!(text, document("by DHCPv6"));
+    let told = config::load(&world.root()).source.to_string();
+    assert!(told.contains("DHCPv6 option 65224 on eth0"), "{told}");
 }
 
 #[test]

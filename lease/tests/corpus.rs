@@ -59,6 +59,15 @@ fn attestation() {
 }
 
 #[test]
+fn firmware_logs() {
+    let understood = std::cell::Cell::new(0);
+    replay("firmware_log", |bytes| {
+        understood.set(understood.get() + u32::from(lease::attestation::judge_log(bytes)));
+    });
+    assert_eq!(understood.get(), 3, "three files are whole logs");
+}
+
+#[test]
 fn hardware() {
     replay("hardware", |bytes| {
         if let Ok((shape, hardware)) = serde_json::from_slice::<(MachineShape, Hardware)>(bytes)

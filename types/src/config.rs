@@ -15,7 +15,7 @@ use crate::{
     secure_boot::SecureBoot,
     units::Mebibytes,
     updates::Updates,
-    uplinks::{self, Uplink, UplinkFault},
+    uplinks::{self, Ipv4Source, Ipv6Source, Uplink, UplinkFault},
 };
 
 /// Version of the document that this build reads.
@@ -194,9 +194,16 @@ pub struct Machines {
     /// Size of those pages.
     #[serde(default)]
     pub huge_page: HugePage,
-    /// How their IPv4 packets leave.
+    /// How their packets leave.
     #[serde(default)]
     pub network: MachineNetwork,
+    /// The uplink whose network they are on when `network` is `bridged`: the name of one of
+    /// `network.uplinks`, with `ipv4` and `ipv6` off.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uplink: Option<String>,
+    /// Whether those on one node reach each other directly. Only with `network` = `bridged`.
+    #[serde(default)]
+    pub neighbours: Neighbours,
     /// Who may open connections to them.
     #[serde(default)]
     pub inbound: Inbound,
@@ -251,6 +258,8 @@ impl Default for Machines {
             huge_pages_mib: Self::default_huge_pages(),
             huge_page: HugePage::default(),
             network: MachineNetwork::default(),
+            uplink: None,
+            neighbours: Neighbours::default(),
             inbound: Inbound::default(),
             subnet: Self::default_subnet(),
             net_mbit: None,
@@ -261,7 +270,7 @@ impl Default for Machines {
     }
 }
 
-/// How machines' IPv4 packets leave.
+/// How machines' packets leave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MachineNetwork {
@@ -270,6 +279,20 @@ pub enum MachineNetwork {
     Nat,
     /// As they are: the provider routes machines' addresses to the node.
     Routed,
+    /// As frames, through an uplink of their own on which the node has no address: machines are
+    /// stations of the provider's network, whose DHCP server and routers give them addresses.
+    Bridged,
+}
+
+/// Whether bridged machines of one node reach each other directly.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Neighbours {
+    /// They do not: each reaches what is beyond the uplink only.
+    #[default]
+    Apart,
+    /// They do, as if they were servers at one switch.
+    Together,
 }
 
 /// Who may open connections to machines, beside those that hold their lease, through the overlay.
@@ -367,6 +390,40 @@ impl NodeSpec {
         if enough { Ok(()) } else { Err(ConfigError::Threshold { threshold, keys: keys.len() }) }
     }
 
+    /// What must be true of machines that are bridged, and of those that are not.
+    fn check_bridge(&self) -> Result<(), ConfigError> {
+        let machines = &self.machines;
+        let wrong = |text| Err(ConfigError::Network(text));
+        if machines.network != MachineNetwork::Bridged {
+            let given = machines.uplink.is_some() || machines.neighbours != Neighbours::Apart;
+            return if given {
+                wrong(
+                    "machines.uplink and machines.neighbours are of bridged machines; set machines.network = \"bridged\", or leave them out",
+                )
+            } else {
+                Ok(())
+            };
+        }
+        let named = machines.uplink.as_ref();
+        let uplink = self.network.uplinks.iter().find(|uplink| Some(&uplink.name) == named);
+        let Some(uplink) = uplink else {
+            return wrong(
+                "machines.network is \"bridged\"; set machines.uplink to the name of one of [[network.uplinks]]",
+            );
+        };
+        if uplink.ipv4() != Ipv4Source::Off || uplink.ipv6() != Ipv6Source::Off {
+            return wrong(
+                "machines.uplink names an uplink on which the node has addresses; set ipv4 = \"off\" and ipv6 = \"off\" there, and give the node another uplink or VLAN",
+            );
+        }
+        if machines.ipv6.is_some() || machines.inbound == Inbound::Open {
+            return wrong(
+                "machines.ipv6 and machines.inbound say nothing of bridged machines, whose addresses are the provider's network's and who are reached as it allows; leave them out",
+            );
+        }
+        Ok(())
+    }
+
     fn check_network(&self) -> Result<(), ConfigError> {
         let network = &self.network;
         for text in network.addresses.iter().chain([&self.machines.subnet]) {
@@ -405,6 +462,7 @@ impl NodeSpec {
         }
         uplinks::check(&network.uplinks)
             .map_err(|(name, fault)| ConfigError::Uplink { name, fault })?;
+        self.check_bridge()?;
         match network.mode {
             NetworkMode::Auto if fixed => Err(ConfigError::Network(
                 "addresses and gateways are given, but mode is \"auto\"; set mode = \"static\"",
@@ -495,6 +553,30 @@ mod tests {
             let refusal = parse(&format!("[machines]\n{text}inbound = \"open\"")).expect_err("nat");
             assert!(refusal.to_string().contains("machines.network"), "{refusal}");
         }
+    }
+
+    #[test]
+    fn bridged_machines_need_an_uplink_of_their_own() {
+        let parse = |machines: &str, uplink: &str| {
+            let card = "card = { name = \"eth1\" }";
+            let text = format!(
+                "[machines]\nnetwork = \"bridged\"\n{machines}\n[[network.uplinks]]\nname = \"guests\"\n{card}\n{uplink}"
+            );
+            NodeSpec::parse(document(&text).as_bytes())
+        };
+        let off = "ipv4 = \"off\"\nipv6 = \"off\"";
+        let spec = parse("uplink = \"guests\"", off).expect("valid");
+        assert_eq!(spec.machines.network, MachineNetwork::Bridged);
+        assert_eq!(spec.machines.neighbours, Neighbours::Apart);
+        let told = |machines: &str, uplink: &str| {
+            parse(machines, uplink).expect_err("refused").to_string()
+        };
+        assert!(told("", off).contains("set machines.uplink"));
+        assert!(told("uplink = \"eth1\"", off).contains("[[network.uplinks]]"));
+        assert!(told("uplink = \"guests\"", "ipv4 = \"off\"").contains("ipv6 = \"off\""));
+        assert!(told("uplink = \"guests\"\nipv6 = \"off\"", off).contains("leave them out"));
+        let alone = NodeSpec::parse(document("[machines]\nneighbours = \"together\"").as_bytes());
+        assert!(alone.expect_err("nat").to_string().contains("bridged"));
     }
 
     #[test]

@@ -181,6 +181,7 @@ impl Bench {
             sources: mirrors.iter().map(|mirror| Source::below(&mirror.url)).collect(),
             channel: "stable".to_owned(),
             node: vec![7; 32],
+            floor: None,
         }
     }
 }
@@ -242,6 +243,24 @@ async fn an_unchanged_channel_costs_two_requests() {
         assert!(more - bytes <= 2048, "{} bytes", more - bytes);
     }
     assert_eq!(check(&checker, "1.1.0").await.decision, Decision::Stay);
+}
+
+#[tokio::test]
+async fn a_node_goes_below_its_floor_for_no_channel() {
+    let bench = Bench::new();
+    let mirror = bench.mirror(Manner::Well);
+    let checker =
+        |floor: &str| Checker { floor: Some(release(floor)), ..bench.checker(&[&mirror]) };
+    for (floor, running, decision, too_old) in [
+        ("1.1.0", "1.0.0", Decision::Replace(release("1.1.0")), None),
+        ("1.0.0", "1.0.0", Decision::Update(release("1.1.0")), None),
+        ("1.2.0", "1.0.0", Decision::Stranded, Some(release("1.1.0"))),
+        ("1.2.0", "1.2.0", Decision::Stay, Some(release("1.1.0"))),
+    ] {
+        let checked = check(&checker(floor), running).await;
+        assert_eq!((checked.decision, checked.too_old), (decision, too_old), "{floor} {running}");
+        assert_eq!(checked.minimum, None);
+    }
 }
 
 #[tokio::test]

@@ -26,3 +26,23 @@ fn client_does_what_repositories_of_python_tuf_ask() {
     let good = output.lines().filter(|line| line.starts_with("ok ")).count();
     assert!(output.trim_end().ends_with(" 0 failed") && good >= CASES, "{output}");
 }
+
+/// The suite that the TUF project publishes, where `HOLDFAST_TUF_CONFORMANCE` names a checkout of it and
+/// `python3` has what it needs.
+#[test]
+fn client_passes_the_conformance_suite() {
+    let Some(checkout) = std::env::var_os("HOLDFAST_TUF_CONFORMANCE") else {
+        println!("skipped: the TUF conformance suite: HOLDFAST_TUF_CONFORMANCE names no checkout");
+        return;
+    };
+    let done = Command::new("python3")
+        .args(["-m", "pytest", "-q", "-p", "no:cacheprovider", "tuf_conformance", "--entrypoint"])
+        .arg(env!("CARGO_BIN_EXE_holdfast-update"))
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .current_dir(checkout)
+        .output()
+        .expect("python3 runs");
+    let output = String::from_utf8_lossy(&done.stdout).into_owned();
+    let complaint = String::from_utf8_lossy(&done.stderr).into_owned();
+    assert!(done.status.success() && output.contains(" passed"), "{output}{complaint}");
+}

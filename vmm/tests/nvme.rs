@@ -187,6 +187,93 @@ fn identify_and_features_tell_what_there_is() {
     assert_eq!(driver.admin(0x7f, 0, &[]).0, 0x4001);
 }
 
+/// NVMe 1.4 §5.13 (Select, figure 161), §5.21 (namespaces), figure 276 (thresholds).
+#[test]
+fn features_have_defaults_and_abilities_and_belong_to_controller_or_namespace() {
+    let mut driver = Driver::on(EngineChoice::Best, None);
+    assert_eq!(driver.admin(9, 0, &[6, 0]), (0, 0));
+    let cache = [0, 1, 2, 3].map(|select: u32| driver.admin(10, 0, &[select << 8 | 6]));
+    assert_eq!(cache, [(0, 0), (0, 1), (0, 1), (0, 1 << 2)]);
+    assert_eq!(driver.admin(10, 0, &[4 << 8 | 6]).0, 0x4002);
+    assert_eq!(driver.admin(9, 1, &[6, 1]).0, 0x410f, "the cache is no namespace's");
+    assert_eq!(driver.admin(9, 0, &[5, 7]).0, 0x400b, "error recovery is a namespace's");
+    assert_eq!(driver.admin(9, 1, &[5, 7]), (0, 0));
+    assert_eq!(driver.admin(10, 1, &[5]), (0, 7));
+    assert_eq!(driver.admin(10, 1, &[3 << 8 | 5]), (0, 0b110));
+    let under = 1 << 20;
+    assert_eq!(driver.admin(9, 0, &[4, under | 280]), (0, 0));
+    let thresholds = [0, under, 3 << 16].map(|which| driver.admin(10, 0, &[4, which]));
+    assert_eq!(thresholds, [(0, 343), (0, 280), (0, 0)]);
+    assert_eq!(driver.admin(9, 0, &[4, 2 << 20]).0, 0x4002);
+}
+
+/// NVMe 1.4 §5.14.1.2 (critical warning), §5.2 (events), figure 150.
+#[test]
+fn a_temperature_beyond_its_threshold_is_a_warning_and_an_event() {
+    let mut driver = Driver::on(EngineChoice::Best, None);
+    let health = 127 << 16 | 2;
+    assert_eq!(driver.admin(9, 0, &[0xb, 1 << 1]), (0, 0));
+    let mut admin = driver.admin.clone();
+    let event = Request { opcode: 0x0c, ..Request::default() };
+    let (waiting, tail) = admin.put(&driver.machine.ram, event);
+    driver.ring(&admin, tail);
+    driver.admin = admin;
+    assert_eq!(driver.admin(2, u32::MAX, &[health]), (0, 0));
+    assert_eq!(driver.memory(DATA, 1), [0]);
+    assert_eq!(driver.admin(9, 0, &[4, 300]), (0, 0));
+    let mut admin = driver.admin.clone();
+    let told = driver.wait(&mut admin);
+    assert_eq!((told.id, told.result), (waiting, 0x0002_0101));
+    driver.admin = admin;
+    assert_eq!(driver.admin(2, u32::MAX, &[health]), (0, 0));
+    assert_eq!(driver.memory(DATA, 1), [2]);
+    assert_eq!(driver.admin(2, 1, &[health]).0, 0x4002, "the log is the controller's");
+}
+
+/// PCIe 6.0 §6.6.2; NVMe 1.4 §2.5.3, §7.3.2.
+#[test]
+fn a_function_level_reset_forgets_everything() {
+    let mut driver = Driver::on(EngineChoice::Best, None);
+    driver.pair(1);
+    let express = 0x4c;
+    let mut word = [0; 4];
+    driver.function.read_config(express, &mut word);
+    assert_eq!(word[0], 0x10, "PCI Express follows MSI-X");
+    driver.function.read_config(express + 4, &mut word);
+    assert_eq!(u32::from_le_bytes(word) >> 28 & 1, 1);
+    driver.function.write_config(4, &[6, 0]);
+    driver.function.write_config(0x10, &[0, 0, 0, 0xc0]);
+    driver.function.write_config(express + 8, &[0, 0x80]);
+    wait_for(|| driver.read(0x1c, 4) == 0);
+    assert_eq!((driver.read(0x14, 4), driver.read(0x24, 4), driver.read(0x28, 8)), (0, 0, 0));
+    driver.function.read_config(4, &mut word);
+    assert_eq!(word[..2], [0, 0]);
+    driver.function.read_config(express + 8, &mut word);
+    assert_eq!(word[..2], [0, 0], "the bit reads as zero");
+    assert_eq!(driver.function.bars()[0].address, 0);
+    driver.enable();
+    assert_eq!(driver.admin(6, 0, &[1]).0, 0);
+}
+
+/// PCIe 6.0 §7.5.3.2 (device/port type), §7.5.3.8 (link status).
+#[test]
+fn below_a_port_it_is_an_endpoint_with_a_link() {
+    let mut driver = Driver::off(EngineChoice::Best, &spec(None), 1);
+    let express = 0x4c;
+    let kind = |driver: &mut Driver| {
+        let mut word = [0; 4];
+        driver.function.read_config(express, &mut word);
+        let mut link = [0; 4];
+        driver.function.read_config(express + 0x10, &mut link);
+        (word[2] >> 4, link[2])
+    };
+    assert_eq!(kind(&mut driver), (9, 0));
+    driver.function.set_below_port();
+    assert_eq!(kind(&mut driver), (0, 0x11));
+    driver.function.reset();
+    assert_eq!(kind(&mut driver), (0, 0x11));
+}
+
 #[test]
 fn queues_are_made_and_deleted_in_order() {
     let mut driver = Driver::on(EngineChoice::Best, None);
@@ -224,6 +311,17 @@ fn queues_are_made_and_deleted_in_order() {
     assert_eq!(found, table.map(|(.., status)| status));
     let mut again = driver.pair(1);
     assert_eq!(driver.command(&mut again, transfer(READ, 5, 1)).status, 0);
+}
+
+/// As UEFI's driver does, whatever the number of virtual CPUs.
+#[test]
+fn one_virtual_cpu_has_two_queue_pairs() {
+    let mut driver = Driver::off(EngineChoice::Best, &spec(None), 1);
+    driver.enable();
+    assert_eq!(driver.admin(10, 0, &[7]), (0, 0x0001_0001));
+    let mut pairs = [1, 2].map(|index| driver.pair(index));
+    let read = pairs.each_mut().map(|pair| driver.command(pair, transfer(READ, 3, 1)).status);
+    assert_eq!(read, [0, 0]);
 }
 
 #[test]

@@ -14,7 +14,6 @@ use std::{
     fmt,
     fs::{self, File},
     io::{self, Read, Seek, SeekFrom, Write},
-    net::Ipv4Addr,
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -22,12 +21,16 @@ use std::{
 use base64::{Engine, engine::general_purpose::STANDARD};
 use fatfs::{FileSystem, FsOptions};
 use rustix::time::{ClockId, clock_gettime};
-use types::config::{ConfigError, MAX_CONFIG, NodeSpec};
+use types::{
+    config::{ConfigError, MAX_CONFIG, NodeSpec},
+    secure_boot::Enrol,
+};
 
 use self::{
     provision::Origin,
     reference::{Reference, ReferenceFault},
 };
+use crate::net::DocumentServer;
 
 /// Parameter of the kernel's command line.
 const PARAMETER: &str = "holdfast.config=";
@@ -76,7 +79,7 @@ pub enum Source {
     /// The image.
     Image,
     /// What is behind this URL, which this DHCP server named.
-    Dhcp(Ipv4Addr, String),
+    Dhcp(DocumentServer, String),
     /// There is none.
     Nowhere,
 }
@@ -92,7 +95,7 @@ impl fmt::Display for Source {
             Self::Customised => f.write_str("the customised image"),
             Self::Image => f.write_str("the image"),
             Self::Dhcp(server, text) => {
-                write!(f, "DHCP option 224 from {server}: {}", named(text))
+                write!(f, "{server}: {}", named(text))
             }
             Self::Nowhere => f.write_str("nowhere"),
         }
@@ -120,16 +123,20 @@ pub struct Found {
 #[allow(missing_docs, reason = "the message is the doc")]
 pub enum LoadError {
     #[error(
-        "no configuration: give one with `holdfast node claim` and the code on the console, or {PARAMETER}BASE64 or {PARAMETER}URL on the kernel's command line, or {DOCUMENT} on a FAT volume labelled {LABEL}, or build an image with one, or name its URL by DHCP (option 224)"
+        "no configuration: give one with `holdfast node claim` and the code on the console, or {PARAMETER}BASE64 or {PARAMETER}URL on the kernel's command line, or {DOCUMENT} on a FAT volume labelled {LABEL}, or build an image with one, or name its URL by DHCP (option 224, in DHCPv6 65224)"
     )]
     Absent,
-    #[error("{PARAMETER} is not base64")]
+    #[error(
+        "{PARAMETER} on the kernel's command line is neither a URL nor base64; write the document there as `base64 -w0` prints it"
+    )]
     Base64 { source: base64::DecodeError },
-    #[error("{PARAMETER} names no document")]
+    #[error("{PARAMETER} on the kernel's command line names no document")]
     Reference { source: ReferenceFault },
     #[error("the document that {PARAMETER} names was not fetched yet")]
     NotFetched,
-    #[error("cannot read {DOCUMENT} on {volume}")]
+    #[error(
+        "cannot read {DOCUMENT} on the volume {volume}, which is labelled {LABEL}; it must be in the volume's top folder"
+    )]
     Volume { volume: String, source: io::Error },
     #[error("cannot read {path}")]
     File { path: String, source: io::Error },
@@ -142,26 +149,37 @@ pub enum LoadError {
 pub async fn settled(root: &Path) -> Found {
     loop {
         let found = load(root);
-        let waits = match found.source {
-            Source::CommandLine
-            | Source::CommandLineUrl(_)
-            | Source::Volume(_)
-            | Source::Installed
-            | Source::Claimed => false,
-            // What these say may be to install, which cannot be taken back.
-            Source::Customised | Source::Image | Source::Dhcp(..) | Source::Nowhere => true,
-        };
-        if !waits || since_power_on() >= SETTLED {
+        if !waits(&found) || since_power_on() >= SETTLED {
             return found;
         }
         tokio::time::sleep(COMING_UP).await;
     }
 }
 
-/// Waits until a volume was found after all, while the machine is coming up, on a node that started with
-/// the document of its installation. Returns whether there is one.
+/// Whether a volume that may still show is waited for before this counts.
+fn waits(found: &Found) -> bool {
+    match found.source {
+        Source::CommandLine
+        | Source::CommandLineUrl(_)
+        | Source::Volume(_)
+        | Source::Installed
+        | Source::Claimed => false,
+        // A volume that shows later supersedes it; what cannot be taken back waits for volumes.
+        Source::Dhcp(..) => !found.spec.as_ref().is_ok_and(is_harmless),
+        Source::Customised | Source::Image | Source::Nowhere => true,
+    }
+}
+
+/// Whether nothing that a document says changes disks or firmware.
+fn is_harmless(spec: &NodeSpec) -> bool {
+    spec.install.is_none() && spec.secure_boot.enrol == Enrol::Never
+}
+
+/// Waits until a volume was found after all, while the machine is coming up, on a node that started
+/// without waiting for one: with the document of its installation, or what DHCP names. Returns whether
+/// there is one.
 pub async fn superseded(root: &Path, found: &Source) -> bool {
-    matches!(found, Source::Installed | Source::Claimed)
+    matches!(found, Source::Installed | Source::Claimed | Source::Dhcp(..))
         && volume_appears(root, SETTLED.saturating_sub(since_power_on())).await
 }
 
@@ -418,6 +436,19 @@ mod tests {
         let found = load(root.path());
         assert_eq!(found.source, Source::Customised);
         assert_eq!(found.spec.expect("valid").name, "n");
+    }
+
+    #[test]
+    fn what_dhcp_names_waits_for_volumes_only_when_it_cannot_be_taken_back() {
+        let named = |text: &str| Found {
+            source: Source::Dhcp(DocumentServer::Ipv4([192, 0, 2, 1].into()), String::new()),
+            document: Vec::new(),
+            spec: NodeSpec::parse(text.as_bytes()).map_err(LoadError::from),
+        };
+        assert!(!waits(&named(&document())));
+        assert!(waits(&named(&format!("{}[install]\n", document()))));
+        assert!(waits(&named(&format!("{}[secure_boot]\nenrol = \"setup-mode\"\n", document()))));
+        assert!(waits(&named("version = 1\n")), "it cannot be used");
     }
 
     #[test]

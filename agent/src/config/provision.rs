@@ -6,7 +6,6 @@
 use std::{
     fs::{self, File},
     io::{self, Write},
-    net::Ipv4Addr,
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
     sync::Arc,
@@ -26,7 +25,7 @@ use crate::{
     console::Page,
     events::Event,
     init::boot::chain,
-    net::{NetworkStatus, Resolver, Uplinks, resolve::Names},
+    net::{DocumentServer, NetworkStatus, Resolver, Uplinks, resolve::Names},
     time::nts::establish::Roots,
 };
 
@@ -49,10 +48,10 @@ pub enum Origin {
         /// What it says.
         url: String,
     },
-    /// A DHCP server, in option 224.
+    /// A DHCP server, in option 224, or one of DHCPv6, in option 65224.
     Dhcp {
         /// The server.
-        server: Ipv4Addr,
+        server: DocumentServer,
         /// What it says.
         url: String,
     },
@@ -66,11 +65,15 @@ pub enum ProvisionError {
     Reference(#[from] ReferenceFault),
     #[error(transparent)]
     Fetch(#[from] FetchError),
-    #[error("{url}: there is no such file, or the server does not give it away")]
+    #[error(
+        "{url}: there is no such file, or the server does not give it away; put it there, or correct what names it"
+    )]
     Gone { url: String },
-    #[error("{url}: it took longer than {} s", LIMIT.as_secs())]
+    #[error("{url}: it took longer than {} s; can this network reach that server?", LIMIT.as_secs())]
     Slow { url: String },
-    #[error("{url} is not what was named: its SHA-256 is another one")]
+    #[error(
+        "{url} is not what was named: its SHA-256 is another one; put the document there that #sha256= means, or name the new digest"
+    )]
     Digest { url: String },
     #[error("{url} is no configuration")]
     Document { url: String, source: ConfigError },
@@ -217,7 +220,7 @@ impl Provisioner {
 /// What DHCP servers name.
 fn origins(status: &NetworkStatus) -> Vec<Origin> {
     let named = status.documents.iter().map(|document| Origin::Dhcp {
-        server: document.server,
+        server: document.server.clone(),
         url: String::from_utf8_lossy(&document.url).trim_end_matches('\0').to_owned(),
     });
     named.collect()

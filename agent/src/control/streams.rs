@@ -62,7 +62,9 @@ impl Control {
                 tunnel(stream, SocketAddr::from((address, port))).await
             }
             (Route::Tunnel { .. }, None) => {
-                let detail = format!("machine {machine} has no network yet; try again");
+                let detail = format!(
+                    "machine {machine} has no address yet; one that is bridged is given it by the DHCP server of its network, when it asks; try again"
+                );
                 refuse(&mut stream, Kind::Conflict.because(detail)).await;
                 Ok(())
             }

@@ -84,9 +84,11 @@ pub enum InstallError {
     NoMedium,
     #[error("there is no medium to install from, and the network gives none")]
     Network(#[from] network::ProgramError),
-    #[error("nobody typed {word} at the console within {} seconds", ask::LIMIT.as_secs())]
+    #[error("nobody typed {word} at the console within {} seconds; nothing was written, and the next start asks again", ask::LIMIT.as_secs())]
     Silence { word: String },
-    #[error("somebody at the console said no: what was typed is not {word}")]
+    #[error(
+        "somebody at the console said no: what was typed is not {word}; nothing was written, and the next start asks again"
+    )]
     Declined { word: String },
     #[error("cannot write to {disk}")]
     Write { disk: String, source: write::WriteError },

@@ -39,13 +39,17 @@ pub enum ProgramError {
     NotPinned,
     #[error(transparent)]
     Uplinks(#[from] UplinkError),
-    #[error("no address on any uplink within {} s", ONLINE_LIMIT.as_secs())]
+    #[error("no address on any uplink within {} s; check the cables, the DHCP server, or [network]", ONLINE_LIMIT.as_secs())]
     Offline,
     #[error(transparent)]
     Fetch(#[from] FetchError),
-    #[error("{url}: there is no such file, or the server does not give it away")]
+    #[error(
+        "{url}: there is no such file, or the server does not give it away; put it there, or correct `program` in [install]"
+    )]
     Gone { url: String },
-    #[error("{url} is not what was named: its SHA-256 is another one")]
+    #[error(
+        "{url} is not what was named: its SHA-256 is another one; is the file of another build than the digest in [install]?"
+    )]
     Digest { url: String },
     #[error(
         "{url} is another release than the one that runs; start the node from the one that is to be installed"

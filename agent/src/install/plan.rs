@@ -23,17 +23,21 @@ pub struct Choice {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the message is the doc")]
 pub enum Refusal {
-    #[error("the server has no disk that the kernel can see")]
+    #[error(
+        "the server has no disk that the kernel can see; check its cabling and power, and that the firmware's setup shows it to the system itself (AHCI or NVMe, not RAID), or leave [install] out to run from memory"
+    )]
     NoDisk,
-    #[error("no disk is {selector}; there are {there}")]
+    #[error("no disk is {selector}; there are {there}; correct [install.disk]")]
     NoMatch { selector: String, there: String },
     #[error(
         "several disks could be meant: {which}; name one in [install.disk], by its serial number best"
     )]
     Several { which: String },
-    #[error("no disk can be installed to: {why}")]
+    #[error(
+        "no disk can be installed to: {why}; mend one of them, attach another, or leave [install] out to run from memory"
+    )]
     NoneFits { why: String },
-    #[error("cannot install to {disk}: {fault}")]
+    #[error("cannot install to {disk}: {fault}{}", fault.advice())]
     Unfit { disk: String, fault: Fault },
 }
 
@@ -59,6 +63,25 @@ pub enum Fault {
     Holds { what: String, word: String },
     #[error("it already holds an installation of Holdfast, which no configuration may destroy")]
     Installed,
+}
+
+impl Fault {
+    /// Returns what to do about it, where the fault itself does not say.
+    fn advice(&self) -> &'static str {
+        match self {
+            Self::Medium | Self::TooSmall { .. } => "; name another one in [install.disk]",
+            Self::InUse { .. } => "; end that, or name another one in [install.disk]",
+            Self::ReadOnly => "; take the protection off, or name another one in [install.disk]",
+            Self::Blocks => {
+                "; format it so with its maker's tool, or name another one in [install.disk]"
+            }
+            Self::Unreadable(_) => "; replace it, or name another one in [install.disk]",
+            Self::Installed => {
+                "; start the server from it, or overwrite its first and last MiB with another system to give up what it holds"
+            }
+            Self::Removable | Self::Holds { .. } => "",
+        }
+    }
 }
 
 /// Chooses the disk. `medium` is the name of the disk that the running system was started from.

@@ -30,8 +30,8 @@ pub use self::{
     },
     resolve::{ResolveError, Resolver},
     status::{
-        AssignedAddress, Carrier, InterfaceStatus, LeaseStatus, NamedDocument, NetworkStatus,
-        Reach, Value, ValueSource,
+        AssignedAddress, Carrier, DocumentServer, InterfaceStatus, LeaseStatus, NamedDocument,
+        NetworkStatus, Reach, Value, ValueSource,
     },
     uplinks::{UplinkError, Uplinks},
 };

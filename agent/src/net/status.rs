@@ -1,9 +1,12 @@
 //! What the node's network looks like now: plain data that the uplinks publish and others read.
 
 use std::{
+    fmt,
     net::{IpAddr, Ipv4Addr},
     time::{Duration, Instant},
 };
+
+use serde::{Deserialize, Serialize};
 
 use super::{HardwareAddress, Ipv4Prefix};
 
@@ -18,7 +21,8 @@ pub struct NetworkStatus {
     pub dns: Vec<IpAddr>,
     /// Time servers that DHCP named (option 42).
     pub ntp: Vec<IpAddr>,
-    /// Where DHCP servers say that the node's configuration is (option 224), best uplink first.
+    /// Where DHCP servers say that the node's configuration is (option 224, in DHCPv6 65224), best uplink
+    /// first.
     pub documents: Vec<NamedDocument>,
     /// What went wrong last, cleared when an address is obtained.
     pub last_error: Option<String>,
@@ -67,11 +71,31 @@ pub struct InterfaceStatus {
     pub values: Vec<Value>,
 }
 
+/// Which server names a document.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum DocumentServer {
+    /// A DHCPv4 server.
+    Ipv4(Ipv4Addr),
+    /// A DHCPv6 server on this interface. Its address is of the link only, and its identifier says
+    /// nothing to people.
+    Ipv6(String),
+}
+
+impl fmt::Display for DocumentServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ipv4(server) => write!(f, "DHCP option 224 from {server}"),
+            Self::Ipv6(interface) => write!(f, "DHCPv6 option 65224 on {interface}"),
+        }
+    }
+}
+
 /// What a DHCP server says of the node's configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NamedDocument {
-    /// Who says it.
-    pub server: Ipv4Addr,
+    /// Who says it: by IPv4 its address, by DHCPv6 the interface.
+    pub server: DocumentServer,
     /// The URL, as it came: nobody looked at it yet.
     pub url: Vec<u8>,
 }

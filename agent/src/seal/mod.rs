@@ -18,6 +18,6 @@ pub mod signature;
 pub mod superblock;
 pub mod tpm;
 #[cfg(test)]
-mod tpm_tests;
+pub(crate) mod tpm_tests;
 pub mod unlock;
 pub mod volume;

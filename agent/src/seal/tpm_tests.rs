@@ -16,26 +16,26 @@ use super::{
 };
 
 /// A TPM that lives as long as the test.
-pub(super) struct Emulated {
+pub(crate) struct Emulated {
     process: Child,
     folder: tempfile::TempDir,
 }
 
 impl Emulated {
     /// Starts one; `None` where swtpm is not installed.
-    pub(super) fn start() -> Option<Self> {
+    pub(crate) fn start() -> Option<Self> {
         let folder = tempfile::tempdir().expect("a folder");
         Some(Self { process: spawn(folder.path())?, folder })
     }
 
     /// Switches it off and on: registers are zero again, what it sealed stays.
-    pub(super) fn restart(&mut self) {
+    pub(crate) fn restart(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
         self.process = spawn(self.folder.path()).expect("it could be started before");
     }
 
-    pub(super) fn tpm(&self) -> Tpm {
+    pub(crate) fn tpm(&self) -> Tpm {
         let path = self.folder.path().join("tpm.sock");
         let begin = Instant::now();
         loop {

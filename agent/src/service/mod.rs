@@ -1,6 +1,7 @@
 //! The agent's start: parts are made here and handed to each other. Every part that fails is
 //! reported and shown; the others go on.
 
+mod early;
 mod offered;
 mod space;
 mod unconfigured;
@@ -36,6 +37,7 @@ use crate::{
     enrol,
     events::Event,
     evidence::{self, Lasting},
+    floors::{Floors, Keeper, Opener},
     gpu::guests::GuestReadings,
     init::boot::chain,
     install::{runs_from_memory, session},
@@ -55,6 +57,7 @@ use crate::{
         InterfaceStatus, Ipv4Prefix, MachineNetworks, Resolver, Uplinks,
         machines::{
             MachineNetworksConfig,
+            bridged::Bridged,
             ipv6::{Exit, Ipv6Net},
         },
         ruleset::ByteRate,
@@ -63,7 +66,7 @@ use crate::{
     seal::locked,
     spawn::{self, Console},
     sys, tasks,
-    time::{Clock, ClockConfig, NtsConfig, nts::establish::Roots},
+    time::{Clock, ClockConfig, NtsConfig, build_time, nts::establish::Roots},
     twice, updates,
 };
 
@@ -117,7 +120,7 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
     let pages = &views.pages;
     session::grow_data();
     tokio::spawn(space::watch(&[STATE, DATA]));
-    let found = config::settled(Path::new("/")).await;
+    let (found, uplinks) = early::settle(pages).await;
     let overlay = match &found.spec {
         Ok(spec) => {
             show_config(&found, spec, pages);
@@ -137,7 +140,8 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
         }
         Err(error) => {
             give_console(&init, Console::Screen);
-            let uplinks = unconfigured::show((node, &found.source), error, &init, notices, &views);
+            let seen = (&views, uplinks);
+            let uplinks = unconfigured::show((node, &found.source), error, &init, notices, seen);
             tokio::spawn(unconfigured::find_another(found, uplinks, pages.clone()));
             None
         }
@@ -280,11 +284,13 @@ async fn serve(
     let store = Arc::new(store?);
     let seen = store.floor().map_err(|e| chain(&e))?;
     let agreed = store.agreed().map_err(|e| chain(&e))?;
+    let floors = load_floors();
     let kept = tasks::network::Keeper::load(Path::new(STATE), &spec.network);
     let uplinks = Uplinks::start_with(kept.network(), Some(stable_secret(&key)));
     let uplinks = Arc::new(uplinks.map_err(|e| chain(&e))?);
     local.tell_network(uplinks.status());
-    let clock = Arc::new(start_clock(spec, (seen, agreed), &uplinks));
+    let firm = agreed.max(floors.floors().time);
+    let clock = Arc::new(start_clock(spec, (seen, firm), &uplinks));
     let networks = Arc::new(start_networks(spec, &key, &uplinks).await?);
     let (overlay, inbox) = start_overlay(spec, &key).await?;
     let notice = watch_network(kept, spec, &uplinks, &overlay);
@@ -305,7 +311,7 @@ async fn serve(
     })
     .map_err(|e| chain(&e))?;
     let (words, shelf) =
-        start_updates((spec, node), (&tools, &machines), (&uplinks, &clock), pages);
+        start_updates((spec, node), (&tools, &machines, floors), (&uplinks, &clock), pages);
     let control = Control::new(Parts {
         node,
         spec: spec.clone(),
@@ -370,7 +376,7 @@ fn tools(
 /// Starts to look after slots and updates; what operators say about them goes into the sender.
 fn start_updates(
     (spec, node): (&NodeSpec, NodeId),
-    (tools, machines): (&Tools, &Machines),
+    (tools, machines, floors): (&Tools, &Machines, Keeper),
     (uplinks, clock): (&Arc<Uplinks>, &Arc<Clock>),
     pages: &watch::Sender<Page>,
 ) -> (mpsc::Sender<updates::Word>, Arc<updates::Shelf>) {
@@ -379,6 +385,7 @@ fn start_updates(
         node,
         init: tools.init.clone(),
         machines: machines.clone(),
+        floors,
         overlay: tools.overlay.clone(),
         alone: spec.overlay.seeds.is_empty(),
         uplinks: Arc::clone(uplinks),
@@ -450,12 +457,24 @@ async fn start_networks(
     };
     let exit = match spec.machines.network {
         MachineNetwork::Nat => Exit::Masquerade,
-        MachineNetwork::Routed => Exit::Routed,
+        MachineNetwork::Routed | MachineNetwork::Bridged => Exit::Routed,
     };
-    let inbound = spec.machines.inbound;
-    let config =
-        MachineNetworksConfig { subnet, reachable: Vec::new(), exit, inbound, limit, ipv6 };
+    let bridged = match (spec.machines.network, &spec.machines.uplink) {
+        (MachineNetwork::Bridged, Some(uplink)) => {
+            Some(Bridged { uplink: uplink.clone(), neighbours: spec.machines.neighbours })
+        }
+        _ => None,
+    };
+    let (reachable, inbound) = (Vec::new(), spec.machines.inbound);
+    let config = MachineNetworksConfig { subnet, reachable, exit, inbound, limit, ipv6, bridged };
     MachineNetworks::start(config, uplinks.status()).await.map_err(|error| chain(&error))
+}
+
+/// Reads what this server does not go below; no time is before the one when what runs was built.
+fn load_floors() -> Keeper {
+    let least = Floors { time: build_time(), release: None };
+    let opener = Opener::below(Path::new("/"));
+    tokio::task::block_in_place(|| Keeper::load(Path::new(STATE), opener, least))
 }
 
 fn start_clock(

@@ -23,13 +23,14 @@ use crate::{
     time::{Clock, ClockConfig},
 };
 
-/// Shows what is wrong, and keeps the node on the network and alive. Returns its uplinks.
+/// Shows what is wrong, and keeps the node on the network and alive, with the uplinks that it has or new
+/// ones. Returns them.
 pub(super) fn show(
     (node, source): (NodeId, &config::Source),
     error: &config::LoadError,
     init: &Init,
     mut notices: mpsc::Receiver<Notice>,
-    Views { pages, local }: &Views,
+    (Views { pages, local }, uplinks): (&Views, Option<Uplinks>),
 ) -> Option<Arc<Uplinks>> {
     let reason = chain(error);
     eprintln!("{}", Event::ConfigBad { source: source.to_string(), reason: reason.clone() });
@@ -56,7 +57,8 @@ pub(super) fn show(
     if matches!(error, config::LoadError::Absent) {
         tokio::spawn(wait_for_claim(node, pages.clone()));
     }
-    let uplinks = Arc::new(Uplinks::start(&types::config::Network::default()).ok()?);
+    let started = || Uplinks::start(&types::config::Network::default()).ok();
+    let uplinks = Arc::new(uplinks.or_else(started)?);
     local.tell_network(uplinks.status());
     tokio::spawn(show_addresses(Arc::clone(&uplinks), pages.clone()));
     Some(uplinks)
@@ -99,6 +101,24 @@ async fn show_addresses(uplinks: Arc<Uplinks>, pages: watch::Sender<Page>) {
     }
 }
 
+/// Returns when a document was fetched that can be used.
+pub(super) async fn fetch(
+    provisioner: Provisioner,
+    uplinks: &Uplinks,
+    pages: &watch::Sender<Page>,
+) {
+    // Certificates have a time, and a server without a battery does not know it.
+    let _clock = Clock::start(ClockConfig {
+        seen: UnixSeconds(0),
+        agreed: UnixSeconds(0),
+        servers: Vec::new(),
+        nts: None,
+        network: uplinks.status(),
+        resolver: uplinks.resolver(),
+    });
+    provisioner.run(pages).await;
+}
+
 /// Waits for a document that can be used: somebody plugs one in, or it is fetched. Then init starts the
 /// agent again, which reads it.
 pub(super) async fn find_another(
@@ -113,16 +133,7 @@ pub(super) async fn find_another(
         let Some((provisioner, uplinks)) = provisioner.zip(uplinks) else {
             return std::future::pending().await;
         };
-        // Certificates have a time, and a server without a battery does not know it.
-        let _clock = Clock::start(ClockConfig {
-            seen: UnixSeconds(0),
-            agreed: UnixSeconds(0),
-            servers: Vec::new(),
-            nts: None,
-            network: uplinks.status(),
-            resolver: uplinks.resolver(),
-        });
-        provisioner.run(&pages).await;
+        fetch(provisioner, &uplinks, &pages).await;
     };
     tokio::select! {
         () = config::changed(root, &found) => {}

@@ -83,6 +83,7 @@ impl Repository {
             sources: Vec::new(),
             channel: updates.channel.clone(),
             node: parts.node.as_bytes().to_vec(),
+            floor: None,
         };
         Self {
             checker,
@@ -98,11 +99,12 @@ impl Repository {
         &self.mirrors
     }
 
-    /// Looks at the repository, at the first of these places that has it.
+    /// Looks at the repository, at the first of these places that has it, for a node that runs a release
+    /// and goes below none of another.
     pub(super) async fn check(
         &self,
         sources: &[Source],
-        running: Release,
+        (running, floor): (Release, Option<Release>),
         now: Timestamp,
     ) -> Result<Checked, CheckError> {
         let fetcher = || {
@@ -110,7 +112,7 @@ impl Repository {
             let fetcher = Fetcher::new(None).with_roots(self.roots.clone());
             fetcher.with_resolver(names).with_elsewhere(self.places.clone())
         };
-        let checker = Checker { sources: sources.to_vec(), ..self.checker.clone() };
+        let checker = Checker { sources: sources.to_vec(), floor, ..self.checker.clone() };
         checker.check(&fetcher, running, now).await
     }
 

@@ -60,6 +60,7 @@ use self::{
 use crate::{
     console::Page,
     events::Event,
+    floors::Keeper,
     init::boot::chain,
     machines::{
         init::Init,
@@ -111,6 +112,8 @@ pub struct Parts {
     pub init: Init,
     /// Its machines.
     pub machines: Machines,
+    /// What it does not go below.
+    pub floors: Keeper,
     /// Other nodes.
     pub overlay: Overlay,
     /// Whether other nodes are expected.
@@ -174,6 +177,8 @@ struct Task {
     next_check: Instant,
     failures: u32,
     rest_until: Instant,
+    /// What was told last of a release below the floors.
+    told_old: String,
     view: UpdatesView,
 }
 
@@ -208,11 +213,17 @@ impl Task {
             next_check: now,
             failures: 0,
             rest_until: now,
+            told_old: String::new(),
             view: UpdatesView::default(),
             partition,
             parts,
         };
         task.load_journal();
+        task.parts.floors.judge(task.running);
+        if started_from.is_some() {
+            let least = task.parts.floors.floors();
+            tokio::task::block_in_place(|| task.parts.floors.raise(least));
+        }
         task
     }
 

@@ -80,7 +80,8 @@ fn partition(folder: &Path, program: &[u8]) -> Partition {
 
 fn checker(root: &[u8], store: &Path, sources: Vec<Source>) -> Checker {
     let (store, root) = (store.to_owned(), root.to_vec());
-    Checker { store, root, sources, channel: "stable".to_owned(), node: vec![7; 32] }
+    let (channel, node) = ("stable".to_owned(), vec![7; 32]);
+    Checker { store, root, sources, channel, node, floor: None }
 }
 
 async fn check(checker: &Checker, places: Option<Arc<Places>>) -> Checked {

@@ -139,8 +139,8 @@ impl Shelf {
                 if let Some((place, _)) = programs.iter().find(|(_, held)| *held == sha256) {
                     return Ok(Some(Found::Program(*place)));
                 }
-                let Ok(name) = file_name(&path) else { return Ok(None) };
-                let bytes = document(&store.join(update::shell::DOCUMENTS).join(name))?;
+                let documents = store.join(update::shell::DOCUMENTS);
+                let bytes = document(&documents.join(file_name(&path)))?;
                 let right = |bytes: &Vec<u8>| Program::of(bytes).sha256 == sha256;
                 Ok(bytes.filter(right).map(Found::Document))
             }

@@ -16,7 +16,7 @@ use super::{
     fetch::{Repository, Written},
     places,
 };
-use crate::{events::Event, init::boot::chain};
+use crate::{events::Event, floors, init::boot::chain};
 
 impl Task {
     /// Looks at the repository when it is time to: now and then, and when a volume comes.
@@ -40,6 +40,7 @@ impl Task {
         match self.look(&sources).await {
             Ok(checked) => {
                 self.view.trouble.clear();
+                self.keep_floors(&checked);
                 self.checked = Some(checked);
                 self.next_check = Instant::now() + every;
             }
@@ -53,6 +54,26 @@ impl Task {
                 self.next_check = Instant::now() + every.min(PAUSE);
             }
         }
+    }
+
+    /// Raises the floors by what fresh metadata says, and tells of a release that is below them.
+    fn keep_floors(&mut self, checked: &Checked) {
+        if let Some(release) = checked.too_old {
+            let floor = self.parts.floors.floors().release.map_or(String::new(), String::from);
+            let reason = format!(
+                "the channel has release {release}, and this server does not go below {floor}, which was \
+                 the channel's minimum before"
+            );
+            if reason != self.told_old {
+                eprintln!("{}", Event::Trouble { place: "update", reason: reason.clone() });
+                self.told_old.clone_from(&reason);
+            }
+            self.view.trouble = reason;
+        }
+        // What is on trial may be left again.
+        let running = self.running.filter(|_| self.journal.trial.is_none());
+        let to = floors::risen(self.parts.clock.now(), checked.minimum, running);
+        tokio::task::block_in_place(|| self.parts.floors.raise(to));
     }
 
     /// Where releases may come from now: mirrors, other nodes when no mirror answers, volumes.
@@ -87,7 +108,8 @@ impl Task {
         let Some(running) = self.running else { return Err(CheckError::NoSource) };
         let seconds = i64::try_from(self.parts.clock.now().0).unwrap_or(i64::MAX);
         let now = Timestamp::from_second(seconds).unwrap_or(Timestamp::MAX);
-        repository.check(sources, running, now).await
+        let floor = self.parts.floors.floors().release;
+        repository.check(sources, (running, floor), now).await
     }
 
     /// Writes the offered release to a slot: from a medium, from volumes, from the network.

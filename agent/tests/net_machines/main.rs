@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test bench that cannot be built fails the test")]
 
 mod bandwidth;
+mod bridged;
 #[path = "../icmp/mod.rs"]
 mod icmp;
 mod ipv6;

@@ -9,8 +9,9 @@ use std::{
 };
 
 use agent::net::{
-    MachineAddress, MachineNetworks, MachineNetworksConfig, NetworkStatus,
+    MachineAddress, MachineNet, MachineNetworks, MachineNetworksConfig, NetworkStatus,
     machines::{
+        bridged::Bridged,
         ipv6::{Exit, Ipv6Net},
         open_tap,
     },
@@ -40,6 +41,7 @@ pub(crate) struct World {
     pub(crate) ipv6: Option<Ipv6Net>,
     pub(crate) exit: Exit,
     pub(crate) inbound: Inbound,
+    pub(crate) bridged: Option<Bridged>,
 }
 
 impl World {
@@ -82,6 +84,7 @@ impl World {
             ipv6: None,
             exit: Exit::Masquerade,
             inbound: Inbound::Closed,
+            bridged: None,
         };
         world.start_agent();
         Some(world)
@@ -95,6 +98,7 @@ impl World {
             ipv6: self.ipv6,
             exit: self.exit,
             inbound: self.inbound,
+            bridged: self.bridged.clone(),
         };
         let started = MachineNetworks::start(config, self.uplinks.subscribe());
         let runtime = self.runtime.as_ref().unwrap();
@@ -116,11 +120,7 @@ impl World {
     pub(crate) fn plug(&self, number: u8) -> Guest {
         let machine = MachineId::from_bytes([number; 16]);
         let runtime = self.runtime.as_ref().unwrap();
-        let net = runtime.block_on(self.networks().create(machine)).unwrap();
-        let space = Namespace::new();
-        let card = space.enter(|| open_tap("eth0").unwrap());
-        space.ip(&format!("link set eth0 address {} up", net.address.mac));
-        Guest { space, address: net.address, _pump: Pump::start(net.tap, card) }
+        Guest::plug(runtime.block_on(self.networks().create(machine)).unwrap())
     }
 
     /// A guest that is configured as it was told, with a server.
@@ -179,6 +179,14 @@ pub(crate) struct Guest {
 }
 
 impl Guest {
+    /// Puts the card of a machine into a namespace, with its card up and without an address.
+    pub(crate) fn plug(net: MachineNet) -> Self {
+        let space = Namespace::new();
+        let card = space.enter(|| open_tap("eth0").unwrap());
+        space.ip(&format!("link set eth0 address {} up", net.address.mac));
+        Self { space, address: net.address, _pump: Pump::start(net.tap, card) }
+    }
+
     /// Runs an ordinary DHCP client; returns address, mask, router, DNS and MTU as it was told.
     pub(crate) fn dhcp(&self) -> Option<String> {
         let folder = tempfile::tempdir().unwrap();

@@ -71,6 +71,35 @@ pub(super) fn attested(shown: &Value) -> String {
     for (number, value) in rows {
         out.push_str(&format!("pcr {number:<6} {}\n", text(value)));
     }
+    out.push_str(&firmware(&attested["firmware"]));
+    out
+}
+
+/// What a node's firmware tells of its start.
+fn firmware(found: &Value) -> String {
+    let Some(events) = found["events"].as_array() else {
+        return pairs(&[("firmware", "no log of what it measured".to_owned())]);
+    };
+    if let Some(reason) = found["unread"].as_str() {
+        return pairs(&[("firmware", format!("its log cannot be read: {reason}"))]);
+    }
+    let secure_boot = match found["secure_boot"].as_bool() {
+        Some(true) => "on, as measured",
+        Some(false) => "off, as measured",
+        None => "not proved",
+    };
+    let mut out = pairs(&[
+        ("secureboot", secure_boot.to_owned()),
+        ("explained", format!("registers {}", words(&found["explained"]))),
+        ("NOT proved", format!("registers {}", words(&found["unexplained"]))),
+    ]);
+    out.push('\n');
+    let rows = events.iter().map(|event| {
+        let proved = if event["proved"] == true { "yes" } else { "no" };
+        let says = text(&event["says"]);
+        vec![text(&event["register"]), text(&event["kind"]), proved.to_owned(), says]
+    });
+    out.push_str(&table(&["REGISTER", "EVENT", "PROVED", "WHAT"], rows));
     out
 }
 

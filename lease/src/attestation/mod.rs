@@ -15,6 +15,9 @@
 //! Sources: TPM 2.0 Library, Parts 1 to 3; systemd-stub(7) for the registers' meaning.
 
 mod credential;
+mod log;
+#[cfg(test)]
+mod log_tests;
 #[cfg(test)]
 mod tests;
 mod wire;
@@ -28,11 +31,12 @@ use sha2::{Digest, Sha256};
 use types::{hex, ids::NodeId, volumes::VolumeReport};
 
 pub use credential::make as make_credential;
+pub use log::{FirmwareEvent, FirmwareLog, MAX_LOG};
 use wire::{EccKey, Quote, Scheme};
 
-/// Registers that a quote is about: firmware and its choices (0 to 4, 7), the boot program and its
+/// Registers that a quote is about: firmware and its choices (0 to 7), the boot program and its
 /// companions (11 to 13), the volumes (15).
-pub const REGISTERS: [u8; 10] = [0, 1, 2, 3, 4, 7, 11, 12, 13, 15];
+pub const REGISTERS: [u8; 12] = [0, 1, 2, 3, 4, 5, 6, 7, 11, 12, 13, 15];
 /// Register of the boot program's sections.
 const RELEASE: u8 = 11;
 /// Registers into which systemd-stub measures what it was given beside the boot program: command lines
@@ -106,6 +110,10 @@ pub struct Evidence {
     /// The secret of the challenge's credential, as hexadecimal digits.
     #[serde(default)]
     pub activated: Option<String>,
+    /// The firmware's log of what it measured, at most [`MAX_LOG`]; empty where there is none, and in
+    /// answers to a credential. Nothing signs it: what it says counts by the registers that it yields.
+    #[serde(default, skip_serializing_if = "Vec::is_empty", with = "types::base64_bytes")]
+    pub log: Vec<u8>,
     /// The node's signature of quote and key (Ed25519), as hexadecimal digits.
     pub node_signature: String,
 }
@@ -192,6 +200,8 @@ pub struct Attested {
     pub volumes: Option<Vec<VolumeReport>>,
     /// The registers' values.
     pub registers: BTreeMap<u8, String>,
+    /// What the firmware's log tells of them, where there is one.
+    pub firmware: Option<FirmwareLog>,
 }
 
 /// Why evidence does not count.
@@ -292,6 +302,7 @@ pub fn verify(
         endorsed,
         resets: quote.resets,
         volumes: volumes(&evidence.volumes, &registers),
+        firmware: log::judge(&evidence.log, &registers),
         registers: evidence.registers.clone(),
     })
 }
@@ -397,6 +408,8 @@ pub struct Inquiry {
     secret: [u8; 32],
     /// Attestation and endorsement key of the first answer.
     keys: Option<(Vec<u8>, Vec<u8>)>,
+    /// The firmware's log in the first answer.
+    log: Vec<u8>,
 }
 
 impl Inquiry {
@@ -404,7 +417,7 @@ impl Inquiry {
     pub fn new(node: NodeId, random: &[[u8; 32]; 3]) -> Self {
         let [first, second, secret] = random;
         let nonces = [hex::encode(first), hex::encode(second)];
-        Self { node, nonces, secret: *secret, keys: None }
+        Self { node, nonces, secret: *secret, keys: None, log: Vec::new() }
     }
 
     /// Returns the first question.
@@ -423,6 +436,7 @@ impl Inquiry {
         let (attestation, endorsement) = (&evidence.attestation_key, &evidence.endorsement_key);
         let credential = make_credential(endorsement, attestation, &self.secret)?;
         self.keys = Some((attestation.clone(), endorsement.clone()));
+        self.log.clone_from(&evidence.log);
         Ok(Challenge { nonce: self.nonces[1].clone(), credential: Some(credential) })
     }
 
@@ -433,7 +447,9 @@ impl Inquiry {
             return Err(AttestationError::Credential);
         }
         let secret = Some(&self.secret);
-        verify(evidence, Asked { node: self.node, nonce: &self.nonces[1], secret }, known)
+        // The log comes once, and is compared with the registers as they are now.
+        let whole = Evidence { log: self.log.clone(), ..evidence.clone() };
+        verify(&whole, Asked { node: self.node, nonce: &self.nonces[1], secret }, known)
     }
 }
 
@@ -451,4 +467,11 @@ pub fn everything(bytes: &[u8]) -> bool {
         !quote.registers.is_empty()
     });
     quote && wire::signature(&evidence.signature).is_ok()
+}
+
+/// Reads `bytes` as a firmware's log and compares it with registers of zeros; for the fuzz target and its
+/// corpus. Returns whether it is one.
+pub fn judge_log(bytes: &[u8]) -> bool {
+    let registers = (0..24).map(|register| (register, [0; 32])).collect();
+    log::judge(bytes, &registers).is_some_and(|found| found.unread.is_none())
 }

@@ -38,7 +38,8 @@ const BOOT_LIMIT: Duration = Duration::from_secs(120);
 /// How long one answer may take; the longest are those of programs that are waited for.
 const ANSWER_LIMIT: Duration = Duration::from_secs(600);
 /// The host's command line. Its console is for people: the test speaks over a port of its own.
-const CMDLINE: &str = "console=ttyS0 loglevel=4 no_timer_check iommu=force rdinit=/init panic=-1";
+const CMDLINE: &str = "console=ttyS0 loglevel=4 no_timer_check iommu=force rdinit=/init panic=-1 \
+                       watchdog_thresh=30";
 
 /// What an answer to another question is taken for.
 const MIXED: &str = "the host answered another question";

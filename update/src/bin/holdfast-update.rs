@@ -86,7 +86,8 @@ enum Command {
         #[arg(required = true)]
         names: Vec<String>,
     },
-    /// List all targets: length, path, and the role that describes it
+    /// List all targets: length, path, and the role that describes it; control characters and
+    /// backslashes escaped
     List,
     /// Take a trusted root into --metadata-dir
     Init {
@@ -131,6 +132,16 @@ fn main() -> ExitCode {
     }
 }
 
+/// Escapes what would make a line of a list into something else; a repository names targets as it likes.
+fn printable(text: &str) -> String {
+    let escape = |c: char| match c {
+        '\\' => "\\\\".to_owned(),
+        c if c.is_control() => c.escape_default().to_string(),
+        c => c.to_string(),
+    };
+    text.chars().map(escape).collect()
+}
+
 /// Joins an error and its sources.
 fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
@@ -154,7 +165,8 @@ async fn run(arguments: Arguments) -> Result<(), Failure> {
             let mut session = session(&arguments, Targets::Unused)?;
             session.refresh().await?;
             for target in session.list().await? {
-                println!("{}\t{}\t{}", target.length, target.path, target.role);
+                let (path, role) = (printable(&target.path), printable(&target.role));
+                println!("{}\t{path}\t{role}", target.length);
             }
             Ok(())
         }
@@ -232,7 +244,7 @@ fn status(failure: &Failure) -> u8 {
             SessionError::Update(error) => refused(error),
             SessionError::NotFound { .. } => 10,
             SessionError::Target { .. } => 11,
-            SessionError::TooLarge { .. } | SessionError::Name { .. } => 12,
+            SessionError::TooLarge { .. } => 12,
         },
     }
 }

@@ -50,6 +50,8 @@ pub struct Checker {
     pub channel: String,
     /// The node, for its place in waves.
     pub node: Vec<u8>,
+    /// The oldest release that the node takes, whatever the channel says.
+    pub floor: Option<Release>,
 }
 
 /// What was found.
@@ -59,6 +61,10 @@ pub struct Checked {
     pub decision: Decision,
     /// The program to do it with, where there is one.
     pub program: Option<Offered>,
+    /// The oldest release that may run, by the channel.
+    pub minimum: Option<Release>,
+    /// The channel's release, where that is below the floor.
+    pub too_old: Option<Release>,
     /// What to fetch it with.
     pub session: Session,
 }
@@ -129,10 +135,13 @@ impl Checker {
         let path = Channel::target(&self.channel);
         let bytes = self.document(&mut session, &path).await?;
         let refused = |source| CheckError::Document { path: path.clone(), source };
-        let channel = Channel::parse(&bytes).map_err(refused)?;
+        let mut channel = Channel::parse(&bytes).map_err(refused)?;
         if channel.channel != self.channel {
             return Err(CheckError::Contradiction { path });
         }
+        let minimum = channel.minimum;
+        channel.minimum = minimum.max(self.floor);
+        let too_old = channel.release.filter(|release| self.floor.is_some_and(|f| *release < f));
         let decision = channel.decide(&self.node, running, now);
         let program = match decision {
             Decision::Update(release) | Decision::Replace(release) => {
@@ -140,7 +149,7 @@ impl Checker {
             }
             Decision::Stay | Decision::Stranded | Decision::Wait(..) => None,
         };
-        Ok(Checked { decision, program, session })
+        Ok(Checked { decision, program, minimum, too_old, session })
     }
 
     /// Finds the program of a release.

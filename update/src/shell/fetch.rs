@@ -21,7 +21,7 @@ use super::{
 /// Longest wait for a connection, a response, or the next bytes.
 pub(super) const STALL: Duration = Duration::from_secs(30);
 /// Longest time for one metadata file.
-const METADATA_TIME: Duration = Duration::from_secs(120);
+pub(super) const METADATA_TIME: Duration = Duration::from_secs(120);
 /// Most redirections of one request.
 const MAX_REDIRECTS: u32 = 5;
 /// Bytes of a local file that are read at once.
@@ -35,7 +35,9 @@ pub enum FetchError {
     Url { url: String },
     #[error("cannot connect to {host}")]
     Connect { host: String, source: io::Error },
-    #[error("no answer, or no more of it, from {url} for {seconds} s")]
+    #[error(
+        "no answer, or too little of it, from {url} in the time that it has ({seconds} s without a byte)"
+    )]
     Stalled { url: String, seconds: u64 },
     #[error("{url}: the exchange broke off")]
     Exchange { url: String, source: hyper::Error },
@@ -166,7 +168,11 @@ impl Fetcher {
                 {
                     span = Span::default();
                 }
-                _ if status.is_redirection() => {
+                StatusCode::MOVED_PERMANENTLY
+                | StatusCode::FOUND
+                | StatusCode::SEE_OTHER
+                | StatusCode::TEMPORARY_REDIRECT
+                | StatusCode::PERMANENT_REDIRECT => {
                     let next = answer.redirection().and_then(|to| follow(&uri, &to));
                     uri = next.ok_or_else(|| FetchError::Redirect { url: url.to_owned() })?;
                 }
@@ -258,18 +264,46 @@ impl Download {
     }
 }
 
-/// Where a redirection leads: an absolute URL, or a path on the same server; never from https to
-/// http.
+/// Where a redirection leads, by a URL or a reference relative to where it was (RFC 3986 §5.2); never from
+/// https to http, and to no other scheme.
 fn follow(from: &Uri, to: &str) -> Option<Uri> {
-    let next: Uri = if to.starts_with('/') && !to.starts_with("//") {
-        let mut parts = from.clone().into_parts();
-        parts.path_and_query = Some(to.parse().ok()?);
-        Uri::from_parts(parts).ok()?
+    let to = to.split('#').next().unwrap_or(to);
+    let scheme = from.scheme_str()?;
+    let authority = from.authority()?;
+    let whole = |path: &str| format!("{scheme}://{authority}{path}");
+    let next = if to.split(['/', '?']).next().is_some_and(|first| first.contains(':')) {
+        to.to_owned()
+    } else if to.starts_with("//") {
+        format!("{scheme}:{to}")
+    } else if to.starts_with('/') {
+        whole(to)
+    } else if to.starts_with('?') {
+        whole(&format!("{}{to}", from.path()))
     } else {
-        to.parse().ok()?
+        let (path, query) = to.split_at(to.find('?').unwrap_or(to.len()));
+        let folder = from.path().rsplit_once('/').map_or("", |(folder, _)| folder);
+        whole(&format!("{}{query}", without_dots(&format!("{folder}/{path}"))))
     };
-    let weaker = from.scheme_str() == Some("https") && next.scheme_str() != Some("https");
-    (!weaker).then_some(next)
+    let next: Uri = next.parse().ok()?;
+    let kept = matches!((scheme, next.scheme_str()?), (_, "https") | ("http", "http"));
+    kept.then_some(next)
+}
+
+/// Removes `.` and `..` from an absolute path (RFC 3986 §5.2.4); what would leave it stays at its top.
+fn without_dots(path: &str) -> String {
+    let mut kept: Vec<&str> = Vec::new();
+    let parts: Vec<&str> = path.split('/').skip(1).collect();
+    for (at, part) in parts.iter().enumerate() {
+        match *part {
+            ".." => drop(kept.pop()),
+            "." => {}
+            part => kept.push(part),
+        }
+        if at + 1 == parts.len() && matches!(*part, "." | "..") {
+            kept.push("");
+        }
+    }
+    format!("/{}", kept.join("/"))
 }
 
 /// Undoes percent encoding; `None` if it is broken or no text comes out.
@@ -301,7 +335,38 @@ mod tests {
         let to = |to| follow(&from, to).map(|uri| uri.to_string());
         assert_eq!(to("/y?z"), Some("https://a.example/y?z".to_owned()));
         assert_eq!(to("https://b.example/y"), Some("https://b.example/y".to_owned()));
-        assert_eq!(to("http://b.example/y"), None);
-        assert_eq!(to("//b.example/y"), None);
+        assert_eq!(to("//b.example/y#z"), Some("https://b.example/y".to_owned()));
+        for elsewhere in
+            ["http://b.example/y", "file:///y", "ftp://b.example/y", "data:,y", "https:y", ":"]
+        {
+            assert_eq!(to(elsewhere), None, "{elsewhere}");
+        }
+    }
+
+    #[test]
+    fn relative_redirections_begin_where_they_were_met() {
+        let from: Uri = "http://a.example/b/c/d;p?q".parse().expect("a URL");
+        // RFC 3986 §5.4, those that concern files.
+        for (reference, wanted) in [
+            ("g", "/b/c/g"),
+            ("./g", "/b/c/g"),
+            ("g/", "/b/c/g/"),
+            ("/g", "/g"),
+            ("?y", "/b/c/d;p?y"),
+            ("g?y", "/b/c/g?y"),
+            ("g?y/../x", "/b/c/g?y/../x"),
+            ("g#s", "/b/c/g"),
+            (".", "/b/c/"),
+            ("..", "/b/"),
+            ("../g", "/b/g"),
+            ("../..", "/"),
+            ("../../../g", "/g"),
+            ("g..", "/b/c/g.."),
+            ("./g/.", "/b/c/g/"),
+            ("g;x=1/../y", "/b/c/y"),
+        ] {
+            let found = follow(&from, reference).map(|uri| uri.to_string());
+            assert_eq!(found, Some(format!("http://a.example{wanted}")), "{reference}");
+        }
     }
 }

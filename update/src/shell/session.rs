@@ -7,10 +7,11 @@ use std::{
     time::Duration,
 };
 
+use aws_lc_rs::digest::{SHA256, digest};
 use jiff::Timestamp;
 use tokio::time::Instant;
 
-use super::{FetchError, Fetcher, Span, Store, StoreError};
+use super::{FetchError, Fetcher, Span, Store, StoreError, fetch::METADATA_TIME};
 use crate::{
     client::{Client, Limits, Outcome, Request},
     pattern,
@@ -26,6 +27,9 @@ pub(super) const SLOWEST: u64 = 8 << 10;
 pub(super) const IDLE_RESUMES: u32 = 3;
 /// Pause before a target is resumed.
 pub(super) const RESUME_PAUSE: Duration = Duration::from_secs(1);
+/// Longest time for one refresh, or one search, with all files of metadata that it needs. A mirror that
+/// drips keeps nobody from the next one; what was verified is stored, and the next refresh goes on.
+const PATIENCE: Duration = Duration::from_secs(600);
 /// Longest file name.
 const MAX_NAME: usize = 255;
 
@@ -47,8 +51,6 @@ pub enum SessionError {
     TooLarge { path: String, length: u64 },
     #[error("what the repository has for target {path:?} is refused")]
     Target { path: String, source: TargetError },
-    #[error("{path:?} makes a file name of more than {MAX_NAME} bytes")]
-    Name { path: String },
     #[error("cannot {operation} {}", path.display())]
     Io { operation: &'static str, path: PathBuf, source: io::Error },
 }
@@ -72,6 +74,7 @@ pub struct Session {
     pub(super) fetcher: Fetcher,
     metadata_url: String,
     targets_url: String,
+    patience: Duration,
 }
 
 impl Session {
@@ -85,7 +88,12 @@ impl Session {
         let stored = store.load("root.json")?;
         let client = Client::new(root, stored.as_deref(), now, Limits::default())?;
         let (metadata_url, targets_url) = (String::new(), String::new());
-        Ok(Self { client, store, fetcher, metadata_url, targets_url })
+        Ok(Self { client, store, fetcher, metadata_url, targets_url, patience: PATIENCE })
+    }
+
+    /// Sets the longest time for one refresh or one search, instead of ten minutes.
+    pub fn with_patience(self, patience: Duration) -> Self {
+        Self { patience, ..self }
     }
 
     /// Sets the URLs below which metadata and targets are.
@@ -134,6 +142,7 @@ impl Session {
 
     async fn run(&mut self) -> Result<Outcome, SessionError> {
         let mut refused = None;
+        let end = Instant::now() + self.patience;
         while let Some(request) = self.client.next() {
             let result = match request {
                 Request::Load { file } => {
@@ -142,7 +151,8 @@ impl Session {
                 }
                 Request::Fetch { location, limit } => {
                     let url = format!("{}{location}", self.metadata_url);
-                    let bytes = self.fetcher.metadata(&url, limit).await?;
+                    let left = end.saturating_duration_since(Instant::now());
+                    let bytes = self.fetcher.whole(&url, limit, left.min(METADATA_TIME)).await?;
                     self.client.handle_fetched(bytes.as_deref())
                 }
                 Request::Store { file, bytes } => {
@@ -174,11 +184,11 @@ impl Session {
         }
         let refused = |source| SessionError::Target { path: path.clone(), source };
         target.checkable().map_err(refused)?;
-        let place = folder.join(file_name(path)?);
+        let place = folder.join(file_name(path));
         if replay(target, &place)?.is_some_and(|check| check.finish().is_ok()) {
             return Ok(place);
         }
-        let unfinished = folder.join(format!(".{}.part", file_name(path)?));
+        let unfinished = folder.join(format!(".{}.part", file_name(path)));
         let resumed = replay(target, &unfinished)?.is_some_and(|check| check.found() > 0);
         let found = match self.fill(target, &unfinished).await {
             // What was resumed may be of an older version of the target.
@@ -266,17 +276,23 @@ impl Session {
     }
 }
 
-/// Names the file of a target: percent-encoded, so that none leaves its folder or hides in it.
-pub fn file_name(path: &str) -> Result<String, SessionError> {
+/// Names the file of a target: percent-encoded, so that none leaves its folder or hides in it. A name that
+/// would be too long ends with the SHA-256 of the path, after a `%~` that no other name has.
+pub fn file_name(path: &str) -> String {
     let encoded = pattern::encode(path);
     let name = match encoded.strip_prefix('.') {
         Some(rest) => format!("%2E{rest}"),
         None => encoded,
     };
-    if name.len() + ".".len() + ".part".len() > MAX_NAME {
-        return Err(SessionError::Name { path: path.to_owned() });
+    let most = MAX_NAME - ".".len() - ".part".len();
+    if name.len() <= most {
+        return name;
     }
-    Ok(name)
+    let digest = types::hex::encode(digest(&SHA256, path.as_bytes()).as_ref());
+    let kept = &name[..most - "%~".len() - digest.len()];
+    // No escape is cut in two: an end of another `%` would be no name that is read again.
+    let cut = kept[kept.len() - 2..].find('%').map_or(kept.len(), |at| kept.len() - 2 + at);
+    format!("{}%~{digest}", &kept[..cut])
 }
 
 /// Sends a file that is there through a check; `None` if there is none or it is too long.
@@ -320,4 +336,23 @@ fn remove(path: &Path) -> Result<(), SessionError> {
 
 fn io_error(operation: &'static str, path: &Path, source: io::Error) -> SessionError {
     SessionError::Io { operation, path: path.to_owned(), source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_target_has_a_file_of_its_own() {
+        let long = ["a/".repeat(150), "a".repeat(300), "a".repeat(301), "é".repeat(2000)];
+        let odd = ["..", ".", "a%2Fb", "a/b", "/a", "a//b", "a\0b", "-rf", "a\nb", ".a.part"];
+        let all: Vec<String> = long.into_iter().chain(odd.map(str::to_owned)).collect();
+        let names: std::collections::BTreeSet<String> = all.iter().map(|p| file_name(p)).collect();
+        assert_eq!(names.len(), all.len());
+        for name in names {
+            assert!(name.len() <= MAX_NAME - 6 && !name.starts_with('.'), "{name}");
+            let plain = |c: char| c.is_ascii_alphanumeric() || "_.-~%".contains(c);
+            assert!(name.chars().all(plain), "{name}");
+        }
+    }
 }

@@ -1,5 +1,5 @@
-//! The clock with CMOS memory: real time, and the memory sizes that firmware looks for. It raises
-//! no interrupt; the ACPI tables tell operating systems that there is no such clock, so only
+//! The clock with CMOS memory: real time, and the memory sizes that firmware looks for. It tells what
+//! it would interrupt for, but has no wire; the ACPI tables tell operating systems that there is no such clock, so only
 //! firmware and who asks firmware use it.
 //! Source: Motorola MC146818A datasheet, "Address Map" and "Registers"; Intel ICH9 datasheet §13.6.
 //!
@@ -37,9 +37,13 @@ const CENTURY: u8 = 0x32;
 const UPDATING: u8 = 1 << 7;
 /// Register A after power-on: a 32,768 Hz crystal, 1,024 Hz periodic rate.
 const DIVIDER: u8 = 0x26;
+/// Register A: which crystal there is, or that the divider rests.
+const DIVIDER_BITS: u8 = 0x70;
 const SET: u8 = 1 << 7;
 const BINARY: u8 = 1 << 2;
 const HOURS_24: u8 = 1 << 1;
+const REQUEST_FLAG: u8 = 1 << 7;
+const PERIODIC_FLAG: u8 = 1 << 6;
 const ALARM_FLAG: u8 = 1 << 5;
 const UPDATED_FLAG: u8 = 1 << 4;
 const VALID: u8 = 1 << 7;
@@ -61,6 +65,8 @@ pub struct Cmos {
     held: Option<Moment>,
     /// The second at which register C was read last.
     seen_s: i64,
+    /// When that was, on the host's clock: periods do not follow what the guest sets.
+    seen: Duration,
 }
 
 impl Cmos {
@@ -77,7 +83,7 @@ impl Cmos {
         let high = (high >> 16).min(0xff_ffff);
         bytes[0x34..0x36].copy_from_slice(&low.to_le_bytes()[..2]);
         bytes[0x5b..0x5e].copy_from_slice(&high.to_le_bytes()[..3]);
-        Self { index: 0, bytes, ahead_s: 0, held: None, seen_s: 0 }
+        Self { index: 0, bytes, ahead_s: 0, held: None, seen_s: 0, seen: Duration::ZERO }
     }
 
     /// Reads at `offset` from the first port. `now` is the time since 1970, UTC.
@@ -91,8 +97,7 @@ impl Cmos {
                 let soon = now.subsec_nanos() >= UPDATE_NANOS && self.held.is_none();
                 self.stored(REGISTER_A) | if soon { UPDATING } else { 0 }
             }
-            REGISTER_C if self.held.is_some() => 0,
-            REGISTER_C => self.flags(self.seconds(now)),
+            REGISTER_C => self.flags(now),
             REGISTER_D => VALID,
             index => self.stored(index),
         }
@@ -109,7 +114,9 @@ impl Cmos {
             0 | 2 | 4 | 6..=9 | CENTURY => self.set_part(index, value, now),
             REGISTER_A => self.store(index, value & !UPDATING),
             REGISTER_B => {
-                self.store(index, value);
+                // Held back updates are not interrupted for (datasheet, "SET").
+                let updates = if value & SET != 0 { UPDATED_FLAG } else { 0 };
+                self.store(index, value & !updates);
                 if value & SET != 0 {
                     self.held = Some(self.moment(now));
                 } else if let Some(held) = self.held.take() {
@@ -169,8 +176,20 @@ impl Cmos {
         }
     }
 
-    /// Register C: what happened since it was read last.
-    fn flags(&mut self, seconds: i64) -> u8 {
+    /// Register C: what happened since it was read last, and whether register B wants an interrupt
+    /// for some of it. Its enables and the flags have the same bits.
+    fn flags(&mut self, now: Duration) -> u8 {
+        let flags = self.updates(now) | self.periods(now);
+        let wanted = flags & self.stored(REGISTER_B) & (PERIODIC_FLAG | ALARM_FLAG | UPDATED_FLAG);
+        flags | if wanted != 0 { REQUEST_FLAG } else { 0 }
+    }
+
+    /// Updates and alarms, of which there are none while they are held back.
+    fn updates(&mut self, now: Duration) -> u8 {
+        if self.held.is_some() {
+            return 0;
+        }
+        let seconds = self.seconds(now);
         let since = std::mem::replace(&mut self.seen_s, seconds);
         if seconds <= since {
             return 0;
@@ -179,6 +198,27 @@ impl Cmos {
         let first = since.saturating_add(1).max(seconds.saturating_sub(DAY_S));
         let alarm = (first..=seconds).any(|second| self.is_alarm(Moment::of(second)));
         UPDATED_FLAG | if alarm { ALARM_FLAG } else { 0 }
+    }
+
+    /// Whether a period of register A's rate has ended (datasheet, table 5).
+    fn periods(&mut self, now: Duration) -> u8 {
+        let since = std::mem::replace(&mut self.seen, now);
+        let Some(period) = self.period_nanos() else { return 0 };
+        let ended = now.as_nanos() / period > since.as_nanos() / period;
+        if ended { PERIODIC_FLAG } else { 0 }
+    }
+
+    /// Nanoseconds of a period; none where the rate is none or the divider rests.
+    fn period_nanos(&self) -> Option<u128> {
+        let register = self.stored(REGISTER_A);
+        let crystal = register & DIVIDER_BITS == DIVIDER & DIVIDER_BITS;
+        // Rates 1 and 2 are those of 8 and 9.
+        let rate = match register & 0x0f {
+            0 => return None,
+            rate @ (1 | 2) => rate + 7,
+            rate => rate,
+        };
+        crystal.then(|| (1_000_000_000u128 << (rate - 1)) / 32_768)
     }
 
     fn is_alarm(&self, moment: Moment) -> bool {
@@ -328,6 +368,8 @@ mod tests {
         assert_eq!(get(&mut clock, REGISTER_A, just_before), DIVIDER | UPDATING);
         assert_eq!(get(&mut clock, REGISTER_C, NOW) & UPDATED_FLAG, UPDATED_FLAG);
         assert_eq!(get(&mut clock, REGISTER_C, NOW), 0);
+        let soon = NOW + Duration::from_millis(1);
+        assert_eq!(get(&mut clock, REGISTER_C, soon), PERIODIC_FLAG, "1,024 times a second");
         assert_eq!(get(&mut clock, REGISTER_D, NOW), VALID);
     }
 
@@ -336,9 +378,26 @@ mod tests {
         let mut clock = Cmos::new(&[]);
         let _ = get(&mut clock, REGISTER_C, NOW);
         [(1, 0x07), (3, 0xff), (5, 0xff)].iter().for_each(|(i, v)| put(&mut clock, *i, *v));
+        put(&mut clock, REGISTER_A, DIVIDER & !0x0f);
         let at = |s| NOW + Duration::from_secs(s);
         assert_eq!(get(&mut clock, REGISTER_C, at(1)), UPDATED_FLAG);
         assert_eq!(get(&mut clock, REGISTER_C, at(4)), UPDATED_FLAG | ALARM_FLAG);
+    }
+
+    /// Datasheet, "Register C" (IRQF, PF) and "Register B" (SET clears UIE).
+    #[test]
+    fn an_enabled_flag_requests_an_interrupt() {
+        let mut clock = Cmos::new(&[]);
+        let _ = get(&mut clock, REGISTER_C, NOW);
+        put(&mut clock, REGISTER_A, 0x2f);
+        put(&mut clock, REGISTER_B, HOURS_24 | PERIODIC_FLAG);
+        let at = |ms| NOW + Duration::from_millis(ms);
+        assert_eq!(get(&mut clock, REGISTER_C, at(499)), 0);
+        assert_eq!(get(&mut clock, REGISTER_C, at(500)) & !UPDATED_FLAG, 0b1100_0000);
+        put(&mut clock, REGISTER_B, SET | HOURS_24 | UPDATED_FLAG);
+        assert_eq!(get(&mut clock, REGISTER_B, NOW), SET | HOURS_24);
+        put(&mut clock, REGISTER_A, 0x7f);
+        assert_eq!(get(&mut clock, REGISTER_C, at(5000)), 0, "the divider rests");
     }
 
     #[test]

@@ -41,6 +41,14 @@ const STATUS: usize = 0x06;
 const STATUS_INTERRUPT: u16 = 1 << 3;
 const STATUS_CAPABILITIES: u16 = 1 << 4;
 const CAPABILITIES_POINTER: usize = 0x34;
+/// Power management capability: identifier; version 3 of the interface, no D1, no D2, no PME.
+const POWER_MANAGEMENT: u8 = 0x01;
+const POWER_CAPABILITIES: u16 = 3;
+/// Control and status: the power state, and that nothing is lost between D3hot and D0.
+const POWER_STATE: u8 = 0b11;
+const NO_SOFT_RESET: u8 = 1 << 3;
+const D0: u8 = 0;
+const D3_HOT: u8 = 3;
 /// Where the first capability goes: right behind the header.
 const FIRST_CAPABILITY: usize = 0x40;
 /// Where the first extended capability has to be (PCIe 6.0 §7.6.2).
@@ -84,6 +92,8 @@ pub struct ConfigSpace {
     free: usize,
     last_extended: Option<usize>,
     free_extended: usize,
+    /// Offset of the power state, if the function manages its power.
+    power: Option<usize>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -117,6 +127,7 @@ impl ConfigSpace {
             free: FIRST_CAPABILITY,
             last_extended: None,
             free_extended: FIRST_EXTENDED_CAPABILITY,
+            power: None,
         };
         space.set_u16(0x00, identity.vendor);
         space.set_u16(0x02, identity.device);
@@ -196,6 +207,20 @@ impl ConfigSpace {
         u16::try_from(offset).map_err(|_| ConfigError::NoRoom { bytes })
     }
 
+    /// Adds power management: D0 and D3hot, in which no BAR decodes (PCIe 6.0 §5.3.1.4, §7.5.2).
+    pub fn add_power_management(&mut self) -> Result<(), ConfigError> {
+        let [low, high] = POWER_CAPABILITIES.to_le_bytes();
+        let body = [low, high, NO_SOFT_RESET, 0, 0, 0];
+        let at = self.add_capability(POWER_MANAGEMENT, &body, &[0, 0, POWER_STATE])?;
+        self.power = Some(usize::from(at) + 4);
+        Ok(())
+    }
+
+    /// Returns the power state.
+    fn power_state(&self) -> u8 {
+        self.power.map_or(D0, |at| self.bytes[at] & POWER_STATE)
+    }
+
     /// Adds an extended capability; `body` follows the four header bytes. Returns its offset.
     pub fn add_extended_capability(
         &mut self,
@@ -230,11 +255,16 @@ impl ConfigSpace {
 
     /// Writes the bits that the guest may write.
     pub fn write(&mut self, offset: u16, data: &[u8]) {
+        let before = self.power_state();
         for (index, byte) in data.iter().enumerate() {
             let at = usize::from(offset) + index;
             if let Some(mask) = self.writable.get(at).copied() {
                 self.bytes[at] = self.bytes[at] & !mask | byte & mask;
             }
+        }
+        // A state that is not supported is not taken over (PCIe 6.0 §7.5.2.2).
+        if let (Some(at), true) = (self.power, !matches!(self.power_state(), D0 | D3_HOT)) {
+            self.bytes[at] = self.bytes[at] & !POWER_STATE | before;
         }
     }
 
@@ -271,7 +301,7 @@ impl ConfigSpace {
 
     /// Returns all BARs as the guest programmed them.
     pub fn bars(&self) -> Vec<Bar> {
-        let command = self.command();
+        let command = if self.power_state() == D0 { self.command() } else { 0 };
         let slots = self.bars.iter().enumerate();
         slots
             .filter_map(|(index, slot)| {
@@ -392,6 +422,22 @@ mod tests {
         assert_eq!(u16::from(byte[0]), second);
         space.write(second + 2, &[0xff, 0xff]);
         assert_eq!(space.read_u16(second + 2), 0xc000);
+    }
+
+    /// PCIe 6.0 §5.3.1.4 (D3hot), §7.5.2.2 (PowerState).
+    #[test]
+    fn bars_decode_in_d0_only_and_other_states_are_d0_or_d3() {
+        let mut space = ConfigSpace::new(IDENTITY);
+        space.add_bar(0, BarKind::Memory32, 4096).expect("fits");
+        space.add_power_management().expect("room");
+        space.write(4, &COMMAND_MEMORY.to_le_bytes());
+        let states = [3, 1, 2, 0, 1, 3].map(|state| {
+            space.write(0x44, &[state, 0xff]);
+            (space.read_u16(0x44), space.bars()[0].decoding)
+        });
+        let (on, off) = ((8, true), (0xb, false));
+        assert_eq!(states, [off, off, off, on, on, off]);
+        assert_eq!(space.read_u16(0x42), 3, "version 3, D0 and D3hot only, no PME");
     }
 
     #[test]

@@ -28,7 +28,7 @@ use super::{
     vfio::{VfioDevice, call, dword, qword, request, size_of_32},
 };
 use crate::vfio::{
-    device::Device,
+    device::{Device, Region},
     dma::{AddressSpace, IovaRange, PeerArea},
 };
 
@@ -166,6 +166,9 @@ impl AddressSpace for Iommufd {
     }
 
     fn map_peer(&self, device: &dyn Device, area: &PeerArea<'_>) -> io::Result<()> {
+        if area.area.offset + area.area.size > device.region(Region::Bar(area.bar))?.size {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
         // The mapping holds on to the exported area; the descriptor is not needed any more.
         let told = |what: &str, error| io::Error::other(format!("{what}: {error}"));
         let exported = device

@@ -523,7 +523,9 @@ impl PciFunction for Function {
         let bars = self.config.bars();
         self.mapped.iter_mut().for_each(|mapped| mapped.leave(&bars));
         let slots = &*self.slots;
-        let result = self.mapped.iter_mut().try_for_each(|mapped| mapped.arrive(&bars, slots));
+        // One that cannot be placed takes nothing from the others.
+        let placed: Vec<_> = self.mapped.iter_mut().map(|one| one.arrive(&bars, slots)).collect();
+        let result = placed.into_iter().collect();
         self.complain("map a BAR for the guest; accesses to it will be slow", result);
     }
 

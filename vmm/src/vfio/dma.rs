@@ -73,7 +73,9 @@ pub trait AddressSpace: Send + Sync {
     /// Pins the memory of `region`, which lies in `file`, and maps it at its guest address.
     fn map(&self, region: &RamRegion, file: BorrowedFd<'_>) -> io::Result<()>;
 
-    /// Maps part of a BAR of `device` for the other devices.
+    /// Maps part of a BAR of `device` for the other devices. [`io::ErrorKind::Unsupported`] says that
+    /// this part cannot be had and no harm is done: iommufd takes whole pages, and a BAR of a few registers
+    /// is smaller.
     fn map_peer(&self, device: &dyn Device, area: &PeerArea<'_>) -> io::Result<()>;
 
     /// Undoes a mapping.
@@ -137,9 +139,14 @@ impl Slots for PeerSlots {
     fn map(&self, guest: u64, part: &Part) -> io::Result<Box<dyn Send>> {
         let slot = self.guest.map(guest, part)?;
         let area = PeerArea { bar: part.bar, area: part.area, mapping: &part.mapping, guest };
-        self.space.map_peer(&*self.device, &area).map_err(|error| {
-            io::Error::other(format!("other devices cannot be given it: {error}"))
-        })?;
+        match self.space.map_peer(&*self.device, &area) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => return Ok(slot),
+            Err(error) => {
+                let reason = format!("other devices cannot be given it: {error}");
+                return Err(io::Error::other(reason));
+            }
+        }
         let reached = Reached { space: Arc::clone(&self.space), guest, size: part.area.size };
         // The devices lose it before the guest does.
         Ok(Box::new((reached, slot)))

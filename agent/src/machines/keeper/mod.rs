@@ -318,7 +318,8 @@ impl Keeper {
 
     fn view(&self, machine: MachineId) -> Result<View, RefusedError> {
         let entry = self.machines.get(&machine).ok_or(RefusedError::Unknown { machine })?;
-        let address = self.config.tools.networks.adopt(machine).ok().map(|net| net.ipv4);
+        let address =
+            self.config.tools.networks.adopt(machine).ok().and_then(|net| net.known_ipv4());
         let state = match (entry.seen.process, entry.record.power) {
             _ if entry.record.released == Released::Yes => State::Ended,
             _ if entry.seen.busy == Some(Work::Start) => State::Starting,

@@ -98,6 +98,10 @@ enum State {
     Rebinding(Lease),
 }
 
+/// Least MTU that is taken from a server: IPv6's (RFC 8200 §5), which the overlay's packets need too
+/// (RFC 9000 §14). Some servers say 576 to everybody, which was IPv4's least once.
+pub const LEAST_MTU: u16 = 1280;
+
 /// What a server granted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lease {
@@ -111,7 +115,7 @@ pub struct Lease {
     pub dns: Vec<Ipv4Addr>,
     /// Option 42.
     pub ntp: Vec<Ipv4Addr>,
-    /// Option 26, at least 576 and at most 9216.
+    /// Option 26, at least [`LEAST_MTU`] and at most 9216. Smaller ones are not used.
     pub mtu: Option<u16>,
     /// Option 224: where the node's configuration is. The server's bytes, not looked at.
     pub document: Option<Vec<u8>>,
@@ -456,7 +460,7 @@ fn granted(now: Instant, ack: &Message) -> Option<Lease> {
         routes: routes(ack),
         dns: list(&ack.addresses(option::NAME_SERVER)),
         ntp: list(&ack.addresses(option::TIME_SERVER)),
-        mtu: ack.short(option::MTU).filter(|mtu| (576..=9216).contains(mtu)),
+        mtu: ack.short(option::MTU).filter(|mtu| (LEAST_MTU..=9216).contains(mtu)),
         document: ack
             .bytes(option::DOCUMENT)
             .filter(|url| url.len() <= MAX_URL)

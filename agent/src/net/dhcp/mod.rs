@@ -4,10 +4,13 @@
 //! into IPv4 and UDP.
 //! Source: RFC 2131, RFC 2132, RFC 3442.
 
+mod acknowledged;
 pub mod client;
 pub mod frame;
 mod message;
 pub mod server;
+
+pub use self::acknowledged::{Given, acknowledged};
 
 /// UDP port of servers.
 pub const SERVER_PORT: u16 = 67;

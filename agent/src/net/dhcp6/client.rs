@@ -94,6 +94,8 @@ pub struct Lease {
     pub dns: Vec<Ipv6Addr>,
     /// Time servers.
     pub ntp: Vec<Ipv6Addr>,
+    /// Where the node's configuration is, as it came: a URL, in option 65224.
+    pub document: Option<Vec<u8>>,
     /// DUID of the server.
     pub server: Vec<u8>,
     /// When to ask the server again; never for addresses without end, as the next two.
@@ -384,8 +386,13 @@ impl Client {
         if matches!(self.state, State::Soliciting(_)) {
             options.push(option::RAPID_COMMIT, []);
         }
-        let asked =
-            [option::NAME_SERVERS, option::SNTP_SERVERS, option::NTP_SERVER, option::REFRESH];
+        let asked = [
+            option::NAME_SERVERS,
+            option::SNTP_SERVERS,
+            option::NTP_SERVER,
+            option::REFRESH,
+            option::DOCUMENT,
+        ];
         if !matches!(self.state, State::Confirming(_)) {
             let codes: Vec<u8> = asked.iter().flat_map(|code| code.to_be_bytes()).collect();
             options.push(option::REQUESTED, codes);
@@ -422,6 +429,7 @@ fn configuration(options: &Options) -> Lease {
         addresses: Vec::new(),
         dns: useful(options.addresses(option::NAME_SERVERS)),
         ntp: useful(ntp),
+        document: options.get(option::DOCUMENT).filter(|url| !url.is_empty()).map(<[u8]>::to_vec),
         server: options.get(option::SERVER).unwrap_or_default().to_vec(),
         renew: None,
         rebind: None,

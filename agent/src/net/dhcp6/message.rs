@@ -30,6 +30,9 @@ pub(super) mod option {
     pub(in crate::net::dhcp6) const SNTP_SERVERS: u16 = 31;
     pub(in crate::net::dhcp6) const REFRESH: u16 = 32;
     pub(in crate::net::dhcp6) const NTP_SERVER: u16 = 56;
+    /// Where the node's configuration is: a URL. DHCPv6 has no numbers for sites; this one is far from
+    /// those that are assigned (IANA, "Option Codes").
+    pub(in crate::net::dhcp6) const DOCUMENT: u16 = 65_224;
 }
 
 /// RFC 8415 §7.3.

@@ -46,7 +46,10 @@ impl Kernel {
             .try_collect()
             .await
             .map_err(failed(|| "list the interfaces".to_owned()))?;
-        Ok(messages.iter().filter_map(LinkFacts::read).map(with_device).collect())
+        let mut links: Vec<LinkFacts> =
+            messages.iter().filter_map(LinkFacts::read).map(with_device).collect();
+        super::bridge::hide(&mut links);
+        Ok(links)
     }
 
     /// Does one step towards the wanted layout.

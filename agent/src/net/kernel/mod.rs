@@ -1,6 +1,7 @@
 //! The kernel's interfaces, addresses and routes, over routing netlink, and its settings in
 //! `/proc/sys/net`. Thin: it decides nothing.
 
+pub(super) mod bridge;
 mod links;
 mod shaping;
 

@@ -5,12 +5,15 @@
 //! apart: the node has the gateway's address on every tap, the route to a guest is its one address,
 //! and the guest's hardware address is pinned. What a guest may send is [`super::ruleset`]'s.
 //!
+//! Where the provider wants machines on a network of its own, they are [`bridged`] instead.
+//!
 //! All that is known about a machine is in the kernel (taps are persistent, and the alias names the
 //! machine), so a restarted agent finds what its predecessor made and running machines notice
 //! nothing.
 
 mod address;
 mod advertise;
+pub mod bridged;
 pub mod ipv6;
 mod serve;
 mod task;
@@ -55,6 +58,8 @@ pub struct MachineNetworksConfig {
     pub limit: Option<ByteRate>,
     /// Where their IPv6 networks come from; machines have none when `None`.
     pub ipv6: Option<ipv6::Ipv6Net>,
+    /// How they are bridged; then of the rest only `limit` counts.
+    pub bridged: Option<bridged::Bridged>,
 }
 
 /// Where a machine is on the network.
@@ -66,16 +71,24 @@ pub struct MachineAddress {
     pub interface: String,
     /// Hardware address that the guest must use; other senders are dropped.
     pub mac: HardwareAddress,
-    /// Address that the guest must use; other senders are dropped.
+    /// Address that the guest must use; other senders are dropped. `0.0.0.0` while a bridged machine has
+    /// none.
     pub ipv4: Ipv4Addr,
     /// Prefix length that the guest is told.
     pub prefix: u8,
-    /// The guest's gateway, which is the node.
+    /// The guest's gateway, which is the node; `0.0.0.0` when it is bridged.
     pub gateway: Ipv4Addr,
     /// Network of 64 bits from which the guest may choose IPv6 addresses, if there is one.
     pub ipv6: Option<Ipv6Addr>,
     /// Largest frame payload, in bytes.
     pub mtu: u16,
+}
+
+impl MachineAddress {
+    /// Returns the guest's IPv4 address; `None` while a bridged machine was given none.
+    pub fn known_ipv4(&self) -> Option<Ipv4Addr> {
+        Some(self.ipv4).filter(|address| !address.is_unspecified())
+    }
 }
 
 /// A machine's network, ready to be handed to its VMM.
@@ -98,8 +111,14 @@ impl MachineNetworks {
     ) -> Result<Self, MachineNetError> {
         let (requests, inbox) = mpsc::channel(QUEUE);
         let (publish, known) = watch::channel(Vec::new());
-        let task = task::Task::start(config, uplinks, publish).await?;
-        tokio::spawn(task.run(inbox));
+        if let Some(bridged) = config.bridged.clone() {
+            let how = (bridged, config.limit);
+            let task = bridged::Task::start(how, uplinks, publish).await?;
+            tokio::spawn(task.run(inbox));
+        } else {
+            let task = task::Task::start(config, uplinks, publish).await?;
+            tokio::spawn(task.run(inbox));
+        }
         Ok(Self { requests, known })
     }
 
@@ -156,7 +175,7 @@ pub enum MachineNetError {
     NameTaken { interface: String, owner: MachineId },
     #[error("cannot set net.{setting}")]
     Setting { setting: String, source: io::Error },
-    #[error("cannot answer DHCP, or be a router, on {interface}")]
+    #[error("cannot answer DHCP, be a router, or watch addresses, on {interface}")]
     Dhcp { interface: String, source: io::Error },
     #[error("cannot connect machines")]
     Kernel(#[from] KernelError),

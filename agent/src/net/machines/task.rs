@@ -107,6 +107,8 @@ impl Task {
         let mut task = Self { config, gateway, kernel, guests, uplinks, publish, dns, dns6 };
         // The filter first: nothing is forwarded without it.
         task.filter().await?;
+        // Of a configuration in which machines were bridged.
+        task.kernel.remove_bridge().await?;
         set("ipv4/ip_forward", "1")?;
         if task.config.ipv6.is_some() {
             set("ipv6/conf/all/forwarding", "1")?;
@@ -375,7 +377,7 @@ impl Task {
     }
 }
 
-async fn delete_chain(interface: &str) -> Result<(), MachineNetError> {
+pub(super) async fn delete_chain(interface: &str) -> Result<(), MachineNetError> {
     // Many kernels remove the chain with its interface.
     match nft::commit(&Batch::delete_chain(Family::Netdev, interface)).await {
         Err(error) if error.is_absent() => Ok(()),
@@ -383,9 +385,18 @@ async fn delete_chain(interface: &str) -> Result<(), MachineNetError> {
     }
 }
 
-fn open(interface: &str) -> Result<OwnedFd, MachineNetError> {
+pub(super) fn open(interface: &str) -> Result<OwnedFd, MachineNetError> {
     crate::sys::tap::open(interface)
         .map_err(|source| MachineNetError::Tap { interface: interface.to_owned(), source })
+}
+
+/// Writes a setting below `net`, if this kernel has it.
+pub(super) fn set_if_there(setting: &str, value: &str) -> Result<(), MachineNetError> {
+    match kernel::set(setting, value) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        result => result
+            .map_err(|source| MachineNetError::Setting { setting: setting.to_owned(), source }),
+    }
 }
 
 fn set(setting: &str, value: &str) -> Result<(), MachineNetError> {

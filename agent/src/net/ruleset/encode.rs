@@ -267,6 +267,9 @@ fn statement(statement: &Statement) -> Vec<Expressions> {
         Statement::Icmp6(kind) => {
             [protocol(ICMPV6), field(TRANSPORT, 0, Test::Is, &[*kind])].concat()
         }
+        Statement::Icmp6Target(target) => field(TRANSPORT, 8, Test::Is, &target.octets()),
+        // The UDP header, and what is before the field.
+        Statement::DhcpClient(client) => field(TRANSPORT, 8 + 28, Test::Is, &client.0),
         Statement::EtherTypeIpv4 => field(LINK, 12, Test::Is, &ETHERTYPE_IPV4),
         Statement::Address(which, network) => address(*which, *network),
         Statement::Hardware(test, hardware) => field(LINK, 6, *test, &hardware.0),

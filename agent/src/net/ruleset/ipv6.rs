@@ -18,17 +18,17 @@ use crate::net::{
 pub(super) const OUTWARD6: &str = "outward6";
 
 /// Neighbour and router discovery, RFC 4861; listener reports, RFC 3810.
-const ROUTER_SOLICITATION: u8 = 133;
-const ROUTER_ADVERTISEMENT: u8 = 134;
-const NEIGHBOUR_SOLICITATION: u8 = 135;
-const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
-const REDIRECT: u8 = 137;
-const LISTENER_REPORT: u8 = 143;
+pub(super) const ROUTER_SOLICITATION: u8 = 133;
+pub(super) const ROUTER_ADVERTISEMENT: u8 = 134;
+pub(super) const NEIGHBOUR_SOLICITATION: u8 = 135;
+pub(super) const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
+pub(super) const REDIRECT: u8 = 137;
+pub(super) const LISTENER_REPORT: u8 = 143;
 /// Such messages per second that a guest may send, and how many at once.
-const DISCOVERY_RATE: u64 = 50;
-const DISCOVERY_BURST: u32 = 100;
+pub(super) const DISCOVERY_RATE: u64 = 50;
+pub(super) const DISCOVERY_BURST: u32 = 100;
 
-const LINK_LOCAL: (Ipv6Addr, u8) = (Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0), 10);
+pub(super) const LINK_LOCAL: (Ipv6Addr, u8) = (Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0), 10);
 
 /// Networks that are not the internet. Source: IANA IPv6 Special-Purpose Address Registry, those that
 /// are not globally reachable; RFC 4291 for the first (mapped and compatible addresses included) and

@@ -25,6 +25,7 @@
 //!
 //! [`encode`] turns the data into netlink messages. It sends nothing.
 
+pub mod bridged;
 pub mod encode;
 mod inward;
 pub mod ipv6;

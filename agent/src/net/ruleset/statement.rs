@@ -118,6 +118,12 @@ pub enum Statement {
     Address6(Address, Ipv6Addr, u8),
     /// ICMPv6 of this type.
     Icmp6(u8),
+    /// The ICMPv6 message is about this address: the target of neighbour discovery (RFC 4861 §4.3). A
+    /// condition before must have asked for such a message.
+    Icmp6Target(Ipv6Addr),
+    /// The DHCP message is of this client (RFC 2131 §2, `chaddr`). A condition before must have asked for
+    /// UDP.
+    DhcpClient(HardwareAddress),
     /// An IPv4 address belongs to the network. A condition before must have asked for IPv4.
     Address(Address, Ipv4Prefix),
     /// The frame's source (`netdev` only).

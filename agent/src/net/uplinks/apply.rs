@@ -4,7 +4,7 @@ use std::{net::IpAddr, time::Instant};
 
 use types::uplinks::Ipv4Source;
 
-use super::task::{Applied, Task};
+use super::task::{Applied, Task, told};
 use crate::net::{
     AssignedAddress,
     dhcp::client::{Event, Lease, Loss},
@@ -14,6 +14,11 @@ use crate::net::{
 
 /// `INFINITY_LIFE_TIME`.
 const EVER: u32 = u32::MAX;
+
+/// The MTU that a server said, or what the card can do, if that is less.
+fn possible(said: u16, most: Option<u32>) -> u32 {
+    u32::from(said).min(most.unwrap_or(u32::MAX))
+}
 
 impl Task {
     pub(super) async fn handle_event(
@@ -101,9 +106,14 @@ impl Task {
         let left = lease.expires.map(|end| end.saturating_duration_since(Instant::now()));
         // Rounded up: the client is the one that decides.
         let valid = left.map(|left| u32::try_from(left.as_secs() + 1).unwrap_or(u32::MAX));
-        let configured = self.uplinks.get(&index).and_then(|uplink| uplink.addressing.mtu);
-        if let (Some(mtu), None) = (lease.mtu, configured) {
-            self.kernel.set_up(index, Some(u32::from(mtu))).await?;
+        let uplink = self.uplinks.get(&index);
+        let configured = uplink.and_then(|uplink| uplink.addressing.mtu);
+        let most = uplink.and_then(|uplink| uplink.facts.max_mtu);
+        if let (Some(said), None) = (lease.mtu, configured) {
+            // An address with another MTU than the network's is worth more than none.
+            if let Err(error) = self.kernel.set_up(index, Some(possible(said, most))).await {
+                self.last_error = Some(told(&error));
+            }
         }
         self.kernel.add_address(index, assigned, valid).await?;
         for other in self.ipv4_of(index).await? {
@@ -204,5 +214,17 @@ impl Task {
             IpAddr::V6(_) => false,
         });
         Ok(all)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_says_more_than_the_card_can_do_costs_no_address() {
+        assert_eq!(possible(9000, Some(1500)), 1500);
+        assert_eq!(possible(9000, Some(9194)), 9000);
+        assert_eq!(possible(1400, None), 1400);
     }
 }

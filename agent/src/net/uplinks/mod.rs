@@ -63,6 +63,13 @@ impl Uplinks {
         Ok(())
     }
 
+    /// Ends the work, and returns when it has ended: another [`Uplinks`] may take over what is there.
+    pub async fn stop(mut self) {
+        self.task.abort();
+        // It was told to end; how it did says nothing.
+        let _ = (&mut self.task).await;
+    }
+
     /// Returns the status, now and whenever it changes.
     pub fn status(&self) -> channel::Receiver<NetworkStatus> {
         self.status.clone()

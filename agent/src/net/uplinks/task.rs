@@ -13,7 +13,7 @@ use super::{
     Plan, StableSecret, addressing::Addressing, client::Running, client6::Running6, watch::Watch,
 };
 use crate::net::{
-    Carrier, NamedDocument, NetworkStatus,
+    Carrier, DocumentServer, NamedDocument, NetworkStatus,
     dhcp::client::{Client, Event, Lease},
     dhcp6::client as dhcp6,
     kernel::{self, Advertisements, Kernel, KernelError, Notices, Route},
@@ -342,16 +342,18 @@ impl Task {
             if let Some(lease) = &uplink.lease {
                 ntp.extend(lease.ntp.iter().copied().map(IpAddr::V4));
                 dns.extend(lease.dns.iter().copied().map(IpAddr::V4));
-                documents.extend(
-                    lease
-                        .document
-                        .iter()
-                        .map(|url| NamedDocument { server: lease.server, url: url.clone() }),
-                );
+                documents.extend(lease.document.iter().map(|url| NamedDocument {
+                    server: DocumentServer::Ipv4(lease.server),
+                    url: url.clone(),
+                }));
             }
             if let Some(lease) = &uplink.lease6 {
                 ntp.extend(lease.ntp.iter().copied().map(IpAddr::V6));
                 dns.extend(lease.dns.iter().copied().map(IpAddr::V6));
+                documents.extend(lease.document.iter().map(|url| NamedDocument {
+                    server: DocumentServer::Ipv6(uplink.facts.name.clone()),
+                    url: url.clone(),
+                }));
             }
             dns.extend(self.advertised.on(uplink.facts.index).map(IpAddr::V6));
         }
@@ -417,7 +419,7 @@ impl Uplink {
     }
 }
 
-fn told(error: &KernelError) -> String {
+pub(super) fn told(error: &KernelError) -> String {
     let text = format!("{error}: {}", error.source);
     tracing::warn!(error = text, "uplinks");
     text

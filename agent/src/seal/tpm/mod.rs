@@ -6,10 +6,12 @@
 //! an update needs no new seal, and nothing that runs later gets the secret again.
 //! Sources: TPM 2.0 Library, Parts 2 and 3; TCG EK Credential Profile for the storage key's template.
 
+mod nv;
 mod quote;
 mod session;
 pub mod wire;
 
+pub use nv::INDEX;
 pub use quote::{Question, Quoted};
 
 use std::{
@@ -95,6 +97,8 @@ fn meaning(code: u32) -> String {
         0x0a1 => "the signature of the release's policy is not the key's",
         0x121 => "too many failures, the TPM is locked for now",
         0x128 => "a register changed meanwhile",
+        0x14b => "the TPM has no room left for what lasts",
+        0x920 => "the TPM takes no more writes for now, to last longer",
         0x921 => "the TPM is in lockout",
         _ => return format!("code {code:#05x}"),
     };

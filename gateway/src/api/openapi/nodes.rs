@@ -87,6 +87,8 @@ pub(super) struct Evidence {
     volumes: String,
     /// The secret in the credential, hexadecimal digits.
     activated: Option<String>,
+    /// The firmware's log of what it measured, base64; nothing signs it but the registers.
+    log: Option<String>,
     /// Ed25519 by the node's key, hexadecimal digits.
     node_signature: String,
 }

@@ -1,6 +1,6 @@
 //! The admin command set.
 //! Source: NVMe 1.4 §5 "Admin Command Set": §5.1 Abort, §5.2 Asynchronous Event Request, §5.3 to
-//! §5.6 queues, §5.14 Get Log Page, §5.15 Identify, §5.21 Set Features, §5.13 Get Features.
+//! §5.6 queues, §5.14 Get Log Page, §5.15 Identify. Features are in `features`.
 
 use super::{
     command::{COMPLETION_SIZE, Command, SUBMISSION_SIZE, Status},
@@ -32,24 +32,6 @@ const IDENTIFY_CONTROLLER: u32 = 0x01;
 const IDENTIFY_ACTIVE: u32 = 0x02;
 const IDENTIFY_DESCRIPTORS: u32 = 0x03;
 
-/// Feature identifiers (figure 271).
-const ARBITRATION: usize = 0x01;
-const POWER_MANAGEMENT: usize = 0x02;
-const TEMPERATURE_THRESHOLD: usize = 0x04;
-const ERROR_RECOVERY: usize = 0x05;
-const VOLATILE_WRITE_CACHE: usize = 0x06;
-const NUMBER_OF_QUEUES: usize = 0x07;
-const INTERRUPT_COALESCING: usize = 0x08;
-const VECTOR_CONFIGURATION: usize = 0x09;
-const WRITE_ATOMICITY: usize = 0x0a;
-const EVENT_CONFIGURATION: usize = 0x0b;
-/// One more than the largest feature that is kept.
-pub(super) const FEATURES: usize = 0x0c;
-
-/// Bit 31 of dword 10 of Set Features: keep across power cycles.
-const SAVE: u32 = 1 << 31;
-/// Bit 16 of dword 11 of vector configuration: no coalescing.
-const COALESCING_DISABLED: u32 = 1 << 16;
 /// Bit 15 of dword 10 of Get Log Page: events stay masked.
 const RETAIN_EVENT: u32 = 1 << 15;
 /// Dword 11 of queue creation: the queue lies in one piece.
@@ -58,8 +40,6 @@ const CONTIGUOUS: u32 = 1 << 0;
 const INTERRUPTS: u32 = 1 << 1;
 /// Dword 0 of Abort's completion: nothing was aborted.
 const NOT_ABORTED: u32 = 1;
-/// Over-temperature threshold at reset, in kelvin.
-const THRESHOLD_KELVIN: u32 = 343;
 
 /// How an admin command ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,25 +57,29 @@ pub enum EventSource {
     InvalidDoorbell,
     /// A doorbell was written with a value outside its queue.
     InvalidDoorbellValue,
+    /// The temperature is not between its thresholds.
+    Temperature,
 }
 
 impl EventSource {
-    /// Returns dword 0 of the completion: type (error), information, log page.
+    /// Returns dword 0 of the completion: type (0 error, 1 health), information, log page (figures
+    /// 147 to 150).
     pub fn result(self) -> u32 {
-        let information = match self {
-            Self::InvalidDoorbell => 0,
-            Self::InvalidDoorbellValue => 1,
+        let (kind, information) = match self {
+            Self::InvalidDoorbell => (0, 0),
+            Self::InvalidDoorbellValue => (0, 1),
+            Self::Temperature => (1, 1),
         };
-        information << 8 | u32::from(LOG_ERRORS) << 16
+        kind | information << 8 | u32::from(self.log_page()) << 16
     }
-}
 
-/// Returns the features as they are when the controller is switched on.
-pub(super) fn defaults() -> [u32; FEATURES] {
-    let mut features = [0; FEATURES];
-    features[TEMPERATURE_THRESHOLD] = THRESHOLD_KELVIN;
-    features[VOLATILE_WRITE_CACHE] = 1;
-    features
+    /// Returns the log page that tells more; events of its kind wait until it is read (§5.2).
+    pub fn log_page(self) -> u8 {
+        match self {
+            Self::InvalidDoorbell | Self::InvalidDoorbellValue => LOG_ERRORS,
+            Self::Temperature => LOG_HEALTH,
+        }
+    }
 }
 
 impl Controller {
@@ -120,11 +104,6 @@ impl Controller {
         }
     }
 
-    /// Returns whether finished writes may wait for a flush.
-    pub(super) fn write_cache_enabled(&self) -> bool {
-        self.live.as_ref().is_none_or(|live| live.features[VOLATILE_WRITE_CACHE] & 1 != 0)
-    }
-
     /// Forgets a submission queue.
     pub(super) fn remove_submission_queue(&mut self, queue: u16) {
         let Some(live) = &mut self.live else { return };
@@ -135,7 +114,7 @@ impl Controller {
         }
     }
 
-    fn live(&mut self) -> Result<&mut Live, Status> {
+    pub(super) fn live(&mut self) -> Result<&mut Live, Status> {
         self.live.as_mut().ok_or(Status::SEQUENCE)
     }
 
@@ -227,7 +206,11 @@ impl Controller {
         let [page, ..] = command.dwords[0].to_le_bytes();
         let log = match page {
             LOG_ERRORS => self.logs.error_log(),
-            LOG_HEALTH => self.logs.health_log().to_vec(),
+            LOG_HEALTH if !matches!(command.namespace, 0 | u32::MAX) => {
+                // It is the controller's, not a namespace's (§5.14.1.2; LPA bit 0).
+                return Err(Status::INVALID_FIELD);
+            }
+            LOG_HEALTH => self.logs.health_log(self.temperature_warning()).to_vec(),
             LOG_FIRMWARE => self.profile.firmware_log().to_vec(),
             _ => return Err(Status::LOG_PAGE),
         };
@@ -238,55 +221,10 @@ impl Controller {
         let rest = rest.ok_or(Status::INVALID_FIELD)?;
         let length = usize::try_from(dwords * 4).unwrap_or(usize::MAX).min(rest.len());
         prp::write(&self.ram, (command.prp1, command.prp2), &rest[..length])?;
-        if page == LOG_ERRORS && command.dwords[0] & RETAIN_EVENT == 0 {
-            self.live()?.errors_masked = false;
+        if command.dwords[0] & RETAIN_EVENT == 0 {
+            self.live()?.unmask(page);
         }
         Ok(Answer::Done(0))
-    }
-
-    fn set_features(&mut self, command: &Command) -> Result<Answer, Status> {
-        if command.dwords[0] & SAVE != 0 {
-            return Err(Status::NOT_SAVEABLE);
-        }
-        let pairs = u32::from(self.profile.pairs) - 1;
-        let (feature, value) = (feature(command)?, command.dwords[1]);
-        let live = self.live()?;
-        match feature {
-            NUMBER_OF_QUEUES => {
-                if live.completions.iter().skip(1).any(Option::is_some) {
-                    return Err(Status::SEQUENCE);
-                }
-                // 65,535 of either is one more than there can be.
-                if value & 0xffff == 0xffff || value >> 16 == 0xffff {
-                    return Err(Status::INVALID_FIELD);
-                }
-                return Ok(Answer::Done(pairs | pairs << 16));
-            }
-            VECTOR_CONFIGURATION => {
-                let slot = vector_slot(&mut live.vector_flags, value)?;
-                *slot = value & COALESCING_DISABLED != 0;
-            }
-            // There is one power state, 0.
-            POWER_MANAGEMENT if value & 0x1f != 0 => return Err(Status::INVALID_FIELD),
-            // Other sensors and thresholds are kept nowhere (TMPSEL, THSEL).
-            TEMPERATURE_THRESHOLD if value >> 16 != 0 => {}
-            _ => live.features[feature] = value,
-        }
-        Ok(Answer::Done(0))
-    }
-
-    fn get_features(&mut self, command: &Command) -> Result<Answer, Status> {
-        let pairs = u32::from(self.profile.pairs) - 1;
-        let (feature, value) = (feature(command)?, command.dwords[1]);
-        let live = self.live()?;
-        Ok(Answer::Done(match feature {
-            NUMBER_OF_QUEUES => pairs | pairs << 16,
-            VECTOR_CONFIGURATION => {
-                let disabled = *vector_slot(&mut live.vector_flags, value)?;
-                value & 0xffff | if disabled { COALESCING_DISABLED } else { 0 }
-            }
-            _ => live.features[feature],
-        }))
     }
 
     /// Keeps the request until there is an event.
@@ -306,29 +244,6 @@ impl Controller {
         }
         Ok(Answer::Later)
     }
-}
-
-/// Returns the feature that a command names.
-fn feature(command: &Command) -> Result<usize, Status> {
-    let feature = usize::from(command.dwords[0].to_le_bytes()[0]);
-    match feature {
-        ARBITRATION
-        | POWER_MANAGEMENT
-        | TEMPERATURE_THRESHOLD
-        | ERROR_RECOVERY
-        | VOLATILE_WRITE_CACHE
-        | NUMBER_OF_QUEUES
-        | INTERRUPT_COALESCING
-        | VECTOR_CONFIGURATION
-        | WRITE_ATOMICITY
-        | EVENT_CONFIGURATION => Ok(feature),
-        _ => Err(Status::INVALID_FIELD),
-    }
-}
-
-fn vector_slot(flags: &mut [bool], value: u32) -> Result<&mut bool, Status> {
-    let index = usize::try_from(value & 0xffff).map_err(|_| Status::INVALID_FIELD)?;
-    flags.get_mut(index).ok_or(Status::INVALID_FIELD)
 }
 
 fn queue_index(command: &Command) -> u16 {

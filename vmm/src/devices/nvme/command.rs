@@ -112,6 +112,8 @@ impl Status {
     pub const QUEUE_DELETION: Self = Self(0x10c | DO_NOT_RETRY);
     /// Command specific 0Dh, Feature Identifier Not Saveable.
     pub const NOT_SAVEABLE: Self = Self(0x10d | DO_NOT_RETRY);
+    /// Command specific 0Fh, Feature Not Namespace Specific.
+    pub const NOT_OF_NAMESPACE: Self = Self(0x10f | DO_NOT_RETRY);
     /// Media 80h, Write Fault.
     pub const WRITE_FAULT: Self = Self(0x280);
     /// Media 81h, Unrecovered Read Error.

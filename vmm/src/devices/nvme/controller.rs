@@ -80,9 +80,9 @@ pub(super) struct Live {
     pub(super) event_requests: VecDeque<u16>,
     /// Events that wait for a request.
     pub(super) events: VecDeque<EventSource>,
-    /// An error was reported, and its log was not read since.
-    pub(super) errors_masked: bool,
-    pub(super) features: [u32; super::admin::FEATURES],
+    /// Log pages of events that were reported, and that were not read since.
+    masked: Vec<u8>,
+    pub(super) features: [u32; super::features::FEATURES],
     /// Vectors whose coalescing is off, as the driver set it. Nothing is ever coalesced.
     pub(super) vector_flags: Vec<bool>,
     /// A command that waits for tokens, and its queue.
@@ -90,6 +90,20 @@ pub(super) struct Live {
     /// The I/O queue, less one, that went first last time.
     next: u16,
     flushing: bool,
+}
+
+impl Live {
+    /// Keeps an event until it can be told; there is no room for endless ones.
+    pub(super) fn note(&mut self, event: EventSource) {
+        if self.events.len() < MAX_EVENTS {
+            self.events.push_back(event);
+        }
+    }
+
+    /// The driver has read a log page: its kind of event is told again (§5.2).
+    pub(super) fn unmask(&mut self, page: u8) {
+        self.masked.retain(|masked| *masked != page);
+    }
 }
 
 /// The thread's state.
@@ -174,8 +188,8 @@ impl Controller {
             deletions: Vec::new(),
             event_requests: VecDeque::new(),
             events: VecDeque::new(),
-            errors_masked: false,
-            features: super::admin::defaults(),
+            masked: Vec::new(),
+            features: super::features::defaults(),
             vector_flags: vec![false; self.shared.vector_count()],
             held: None,
             next: 0,
@@ -277,9 +291,7 @@ impl Controller {
                 Some(false) => EventSource::InvalidDoorbellValue,
                 None => EventSource::InvalidDoorbell,
             };
-            if live.events.len() < MAX_EVENTS {
-                live.events.push_back(event);
-            }
+            live.note(event);
         }
     }
 
@@ -425,18 +437,20 @@ impl Controller {
     /// Answers events with the requests that wait for them (§5.2).
     fn report_events(&mut self) {
         let Some(live) = &mut self.live else { return };
-        while !live.errors_masked && !live.events.is_empty() && !live.event_requests.is_empty() {
+        while !live.event_requests.is_empty() {
+            let open = |event: &EventSource| !live.masked.contains(&event.log_page());
+            let Some(at) = live.events.iter().position(open) else { return };
             let Some(Some(admin)) = live.completions.first_mut() else { return };
             let head = live.submissions.first().and_then(Option::as_ref).map_or(0, |q| q.head());
             if !admin.has_room() {
                 return;
             }
             let (Some(event), Some(command)) =
-                (live.events.pop_front(), live.event_requests.pop_front())
+                (live.events.remove(at), live.event_requests.pop_front())
             else {
                 return;
             };
-            live.errors_masked = true;
+            live.masked.push(event.log_page());
             let (result, status) = (event.result(), Status::SUCCESS);
             admin.post(&self.ram, &Completion { result, head, queue: 0, command, status });
         }

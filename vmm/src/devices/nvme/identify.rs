@@ -27,9 +27,13 @@ const FIRMWARE: &[u8; 8] = b"1       ";
 const WARNING_KELVIN: u16 = 343;
 const CRITICAL_KELVIN: u16 = 353;
 
-/// ONCS: Dataset Management, Write Zeroes.
+/// ONCS: Dataset Management, Write Zeroes, Select and Save in commands for features.
 const COMMAND_DEALLOCATE: u16 = 1 << 2;
 const COMMAND_ZERO: u16 = 1 << 3;
+const SELECT_AND_SAVE: u16 = 1 << 4;
+/// DLFEAT: what was given back reads as zeroes; Write Zeroes can give back.
+const READS_ZEROES: u8 = 0b001;
+const ZEROES_DEALLOCATE: u8 = 1 << 3;
 
 /// What there is to say.
 #[derive(Debug, Clone)]
@@ -82,8 +86,9 @@ impl Profile {
     /// Returns the controller's structure (CNS 01h).
     pub fn controller(&self) -> Box<[u8; SIZE]> {
         let supported = |support, bit| if support == Support::Yes { bit } else { 0 };
-        let commands =
-            supported(self.deallocate, COMMAND_DEALLOCATE) | supported(self.zeroes(), COMMAND_ZERO);
+        let commands = supported(self.deallocate, COMMAND_DEALLOCATE)
+            | supported(self.zeroes(), COMMAND_ZERO)
+            | SELECT_AND_SAVE;
         let [limit, errors] =
             [MAX_EVENT_REQUESTS, ERROR_ENTRIES].map(|count| u8::try_from(count - 1).unwrap_or(0));
         structure(&[
@@ -120,14 +125,17 @@ impl Profile {
         let blocks = self.blocks.to_le_bytes();
         let at_once = (self.blocks_at_once - 1).to_le_bytes();
         let protected = u8::from(self.access == Access::ReadOnly);
+        let deallocated = match self.deallocate {
+            Support::Yes => READS_ZEROES | ZEROES_DEALLOCATE,
+            Support::No => READS_ZEROES,
+        };
         structure(&[
             (0, &blocks),
             (8, &blocks),
             (16, &blocks),
             // NSFEAT: the preferred sizes below are set (OPTPERF).
             (24, &[1 << 4]),
-            // DLFEAT: what was given back reads as zeroes.
-            (33, &[0b001]),
+            (33, &[deallocated]),
             // NPWG, NPWA, NPDG, NPDA.
             (64, &at_once),
             (66, &at_once),
@@ -215,7 +223,7 @@ mod tests {
         assert_eq!(&bytes[24..37], b"Holdfast NVMe");
         assert_eq!((bytes[77], bytes[111], bytes[258], bytes[259]), (8, 1, 3, 3));
         assert_eq!(&bytes[512..514], &[0x66, 0x44]);
-        assert_eq!(&bytes[516..522], &[1, 0, 0, 0, 12, 0]);
+        assert_eq!(&bytes[516..522], &[1, 0, 0, 0, 0b1_1100, 0]);
         assert_eq!(&bytes[768..800], b"nqn.2014-08.org.nvmexpress:uuid:");
         assert_eq!(
             (bytes[808], bytes[835], bytes[836]),
@@ -228,7 +236,7 @@ mod tests {
         let bytes = profile().namespace();
         assert_eq!(bytes[0..8], 2049u64.to_le_bytes());
         assert_eq!(bytes[8..16], bytes[0..8]);
-        assert_eq!((bytes[25], bytes[26], bytes[99]), (0, 0, 1));
+        assert_eq!((bytes[25], bytes[26], bytes[33], bytes[99]), (0, 0, 0b1001, 1));
         assert_eq!((&bytes[64..66], &bytes[128..132]), (&[7, 0][..], &[0, 0, 9, 0][..]));
     }
 

@@ -14,9 +14,21 @@ const ENTRY_SIZE: usize = 64;
 /// Bytes of the health log.
 const HEALTH_SIZE: usize = 512;
 /// 37 °C, in kelvin: nobody measures.
-const KELVIN: u16 = 310;
+pub const KELVIN: u16 = 310;
 /// Data units are counted in thousands of 512 bytes.
 const DATA_UNIT: u64 = 512_000;
+
+/// Bit 1 of the critical warning: the temperature is beyond a threshold.
+const TEMPERATURE: u8 = 1 << 1;
+
+/// What the health log warns of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Warning {
+    /// Nothing.
+    None,
+    /// The temperature.
+    Temperature,
+}
 
 /// Counters and the latest errors.
 #[derive(Debug, Default)]
@@ -56,7 +68,9 @@ impl Logs {
         entry[12..14].copy_from_slice(&(status.bits() << 1).to_le_bytes());
         // No parameter in particular is to blame.
         entry[14..16].copy_from_slice(&u16::MAX.to_le_bytes());
-        entry[16..24].copy_from_slice(&command.starting_block().to_le_bytes());
+        // Commands of the admin queue name no block.
+        let block = if queue == 0 { 0 } else { command.starting_block() };
+        entry[16..24].copy_from_slice(&block.to_le_bytes());
         entry[24..28].copy_from_slice(&command.namespace.to_le_bytes());
         self.errors.truncate(ERROR_ENTRIES - 1);
         self.errors.push_front(entry);
@@ -70,8 +84,9 @@ impl Logs {
     }
 
     /// Returns the health log.
-    pub fn health_log(&self) -> [u8; HEALTH_SIZE] {
+    pub fn health_log(&self, warning: Warning) -> [u8; HEALTH_SIZE] {
         let mut log = [0; HEALTH_SIZE];
+        log[0] = if warning == Warning::Temperature { TEMPERATURE } else { 0 };
         log[1..3].copy_from_slice(&KELVIN.to_le_bytes());
         // Available spare and its threshold, in percent.
         log[3..5].copy_from_slice(&[100, 10]);
@@ -122,13 +137,21 @@ mod tests {
     }
 
     #[test]
+    fn errors_of_admin_commands_name_no_block() {
+        let mut logs = Logs::default();
+        logs.error(0, &command(7), Status::INVALID_FIELD);
+        assert_eq!((logs.error_log()[10], &logs.error_log()[16..24]), (7, &[0; 8][..]));
+    }
+
+    #[test]
     fn health_counts_what_was_done() {
         let mut logs = Logs::default();
         logs.read(512);
         logs.read(1 << 20);
         logs.write(4096);
         logs.error(1, &command(1), Status::READ_ERROR);
-        let log = logs.health_log();
+        let log = logs.health_log(Warning::None);
+        assert_eq!((log[0], logs.health_log(Warning::Temperature)[0]), (0, 2));
         assert_eq!((log[3], log[4], log[32], log[48], log[64], log[80]), (100, 10, 3, 1, 2, 1));
         assert_eq!((log[160], log[176]), (1, 1));
     }

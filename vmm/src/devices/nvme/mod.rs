@@ -19,6 +19,7 @@
 pub mod admin;
 pub mod command;
 pub mod controller;
+mod features;
 mod flight;
 pub mod identify;
 pub mod logs;
@@ -67,6 +68,9 @@ use crate::{
 /// Most I/O queue pairs: Linux and Windows make one for each virtual CPU, and all are served by
 /// one thread.
 pub const MAX_QUEUE_PAIRS: u16 = 16;
+/// Fewest: UEFI's driver makes two without asking how many there are, and gives up when it cannot
+/// (edk2 MdeModulePkg/Bus/Pci/NvmExpressDxe, `NVME_MAX_QUEUES`).
+pub const MIN_QUEUE_PAIRS: u16 = 2;
 
 /// Vendor and device id under which operating systems know an emulated NVMe controller (QEMU
 /// docs/specs/pci-ids.rst: "1b36:0010, PCIe NVMe device"). Drivers bind to the class. Under this
@@ -82,12 +86,24 @@ const DOORBELLS: u64 = 0x1000;
 const TABLE: u64 = 0x2000;
 const PENDING: u64 = 0x3000;
 
-/// PCI Express capability (PCIe 6.0 §7.5.3): version 2, root complex integrated endpoint; device
-/// capabilities: role-based error reporting.
+/// PCI Express capability (PCIe 6.0 §7.5.3): version 2, root complex integrated endpoint, or endpoint
+/// below a port.
 const EXPRESS: u8 = 0x10;
 const EXPRESS_SIZE: usize = 0x3c;
-const EXPRESS_FLAGS: u16 = 9 << 4 | 2;
-const EXPRESS_DEVICE_CAPABILITIES: u32 = 1 << 15;
+const EXPRESS_INTEGRATED: u16 = 9 << 4 | 2;
+const EXPRESS_ENDPOINT: u16 = 2;
+/// Device capabilities: role-based error reporting; function level reset, which every NVMe controller
+/// has (NVMe 1.4 §2.5.3).
+const EXPRESS_DEVICE_CAPABILITIES: u32 = 1 << 15 | 1 << 28;
+/// Device control's second byte: the function is to reset itself; reads as zero.
+const FUNCTION_RESET: u8 = 1 << 7;
+/// Device capabilities 2: completion timeouts can be switched off, which who makes requests has to
+/// offer. The same bit of device control 2 does it.
+const TIMEOUT_DISABLE: u8 = 1 << 4;
+/// Link of an endpoint: 2.5 GT/s, one lane; as a vector of speeds, and as the one that is aimed at.
+const LINK: u8 = 1 << 4 | 1;
+const LINK_SPEEDS: u8 = 1 << 1;
+const LINK_TARGET: u8 = 1;
 
 /// Name of the thread, and of the device among those that count.
 const NAME: &str = "nvme";
@@ -120,6 +136,7 @@ pub struct Nvme {
     pristine: ConfigSpace,
     msix: MsixTable,
     msix_capability: u16,
+    express: u16,
     /// A reset was asked for, and the thread has not let go yet; then, whether to go on.
     resetting: bool,
 }
@@ -136,7 +153,7 @@ struct Parts {
 
 impl Nvme {
     /// Makes a controller over `file`, not started, with an I/O queue pair for each of `vcpus`, at
-    /// most [`MAX_QUEUE_PAIRS`].
+    /// least [`MIN_QUEUE_PAIRS`] and at most [`MAX_QUEUE_PAIRS`].
     pub fn open(
         disk: &Disk,
         file: OwnedFd,
@@ -149,7 +166,8 @@ impl Nvme {
             BackingError::Host { what, source } => NvmeError::Host { what, source },
             BackingError::Refused { problem } => NvmeError::Refused { problem },
         })?;
-        let pairs = u16::try_from(vcpus).unwrap_or(MAX_QUEUE_PAIRS).clamp(1, MAX_QUEUE_PAIRS);
+        let pairs = u16::try_from(vcpus).unwrap_or(MAX_QUEUE_PAIRS);
+        let pairs = pairs.clamp(MIN_QUEUE_PAIRS, MAX_QUEUE_PAIRS);
         let profile = Profile::new(&geometry, serial(&disk.serial)?, pairs);
         let msix = MsixTable::new(pairs + 1, &*platform.interrupts)
             .map_err(|source| NvmeError::Host { what: "cannot have interrupt vectors", source })?;
@@ -157,7 +175,7 @@ impl Nvme {
         let mut shared = Shared::new(pairs, vectors)
             .map_err(|source| NvmeError::Host { what: "cannot have doorbells", source })?;
         shared.activity = platform.activity.device(NAME);
-        let (config, msix_capability) =
+        let Described { config, msix: msix_capability, express } =
             describe(&msix).map_err(|source| NvmeError::Pci { source })?;
         let throttle = Throttle::new(disk.limit, Instant::now());
         Ok(Self {
@@ -176,8 +194,20 @@ impl Nvme {
             config,
             msix,
             msix_capability,
+            express,
             resetting: false,
         })
+    }
+
+    /// Makes it say that it sits below a port, at the end of a link. Call it before anybody looks.
+    pub fn set_below_port(&mut self) {
+        for config in [&mut self.config, &mut self.pristine] {
+            config.set(self.express + 2, &EXPRESS_ENDPOINT.to_le_bytes());
+            config.set(self.express + 0x0c, &[LINK]);
+            config.set(self.express + 0x12, &[LINK]);
+            config.set(self.express + 0x2c, &[LINK_SPEEDS]);
+            config.set(self.express + 0x30, &[LINK_TARGET]);
+        }
     }
 
     /// Starts the thread. Call it once, after `sandbox::enter` and before the guest runs.
@@ -263,6 +293,27 @@ impl Nvme {
         }
     }
 
+    /// Function level reset (PCIe 6.0 §6.6.2, NVMe 1.4 §7.3.2): registers are as at power-on. The
+    /// thread lets go when what is under way is done; until then the controller stays ready.
+    fn reset_function(&mut self) {
+        if let Some(worker) = &self.worker {
+            worker.stop();
+        }
+        self.forget();
+        self.resetting = true;
+        self.finish_reset_if_stopped();
+    }
+
+    /// Returns every register to its value at power-on.
+    fn forget(&mut self) {
+        self.registers = Registers::default();
+        self.shared.set_control(self.registers.control());
+        // As in `write_config`.
+        let _ = self.msix.reset();
+        self.shared.take_mode(&self.msix);
+        self.config = self.pristine.clone();
+    }
+
     fn doorbell(&self, offset: u64, data: &[u8]) {
         // Doorbells are written whole (§3.1.24); anything else is undefined, and ignored.
         if let (true, Ok(bytes)) = (offset.is_multiple_of(4), <[u8; 4]>::try_from(data)) {
@@ -283,6 +334,11 @@ impl PciFunction for Nvme {
             let _ = self.msix.write_capability(inside, data);
             self.config.set(self.msix_capability + 2, &self.msix.control().to_le_bytes());
             self.shared.take_mode(&self.msix);
+        }
+        let control = usize::from(self.express + 9).checked_sub(usize::from(offset));
+        let reset = control.and_then(|at| data.get(at)).is_some_and(|b| b & FUNCTION_RESET != 0);
+        if reset {
+            self.reset_function();
         }
     }
 
@@ -347,12 +403,8 @@ impl PciFunction for Nvme {
             thread::sleep(RESET_STEP);
         }
         self.resetting = false;
-        self.registers = Registers::default();
+        self.forget();
         self.shared.reset();
-        // As in `write_config`.
-        let _ = self.msix.reset();
-        self.shared.take_mode(&self.msix);
-        self.config = self.pristine.clone();
     }
 }
 
@@ -374,8 +426,14 @@ fn serial(text: &str) -> Result<[u8; SERIAL_SIZE], NvmeError> {
     }
 }
 
-/// Returns configuration space and where the MSI-X capability is in it.
-fn describe(msix: &MsixTable) -> Result<(ConfigSpace, u16), ConfigError> {
+/// Configuration space, and where two of its capabilities are.
+struct Described {
+    config: ConfigSpace,
+    msix: u16,
+    express: u16,
+}
+
+fn describe(msix: &MsixTable) -> Result<Described, ConfigError> {
     let mut config = ConfigSpace::new(Identity {
         vendor: VENDOR,
         device: DEVICE,
@@ -387,13 +445,19 @@ fn describe(msix: &MsixTable) -> Result<(ConfigSpace, u16), ConfigError> {
     config.add_bar(BAR, BarKind::Memory64, BAR_SIZE)?;
     let low = |offset: u64| u32::try_from(offset).unwrap_or(0);
     let table = msix.capability((BAR, low(TABLE)), (BAR, low(PENDING)));
-    let at = config.add_capability(msix::CAPABILITY, &table, &[])?;
-    let mut express = [0; EXPRESS_SIZE - 2];
-    express[..2].copy_from_slice(&EXPRESS_FLAGS.to_le_bytes());
-    express[2..6].copy_from_slice(&EXPRESS_DEVICE_CAPABILITIES.to_le_bytes());
+    let msix = config.add_capability(msix::CAPABILITY, &table, &[])?;
+    let mut body = [0; EXPRESS_SIZE - 2];
+    let mut writable = body;
+    let at = |register: usize| register - 2;
+    body[at(0x02)..at(0x04)].copy_from_slice(&EXPRESS_INTEGRATED.to_le_bytes());
+    body[at(0x04)..at(0x08)].copy_from_slice(&EXPRESS_DEVICE_CAPABILITIES.to_le_bytes());
+    body[at(0x24)] = TIMEOUT_DISABLE;
     // Device control: error reporting, relaxed order, payload and read request sizes, no snoop.
-    config.add_capability(EXPRESS, &express, &[0, 0, 0, 0, 0, 0, 0xff, 0x78])?;
-    Ok((config, at))
+    writable[at(0x08)..at(0x0a)].copy_from_slice(&[0xff, 0x78]);
+    writable[at(0x28)] = TIMEOUT_DISABLE;
+    let express = config.add_capability(EXPRESS, &body, &writable)?;
+    config.add_power_management()?;
+    Ok(Described { config, msix, express })
 }
 
 const _: () = {

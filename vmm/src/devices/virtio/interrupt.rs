@@ -47,14 +47,21 @@ struct Intx {
     isr: u8,
     /// Interrupt Disable of the command register (PCI 3.0 §6.2.2).
     disabled: bool,
+    /// MSI-X is on: the line is not used at all (PCI 3.0 §6.8.3.3).
+    replaced: bool,
     /// What the line was told last.
     asserted: bool,
 }
 
 impl Intx {
+    /// Whether an interrupt is pending that the line is for.
+    fn is_pending(&self) -> bool {
+        self.isr != 0 && !self.replaced
+    }
+
     /// Brings the line to the level that the registers call for.
     fn settle(&mut self) {
-        let wanted = self.isr != 0 && !self.disabled;
+        let wanted = self.is_pending() && !self.disabled;
         if wanted == self.asserted {
             return;
         }
@@ -86,7 +93,13 @@ impl Interrupts {
             vectors,
             msix_enabled: AtomicBool::new(false),
             config_vector: AtomicU16::new(NO_VECTOR),
-            intx: Mutex::new(Intx { line, isr: 0, disabled: false, asserted: false }),
+            intx: Mutex::new(Intx {
+                line,
+                isr: 0,
+                disabled: false,
+                replaced: false,
+                asserted: false,
+            }),
         })
     }
 
@@ -94,8 +107,7 @@ impl Interrupts {
     pub fn set_mode(&self, msix_enabled: bool, intx_disabled: bool) {
         self.msix_enabled.store(msix_enabled, Ordering::Release);
         let mut intx = self.intx();
-        // A function with MSI-X on must not use its line (PCI 3.0 §6.8.3.3).
-        intx.disabled = intx_disabled || msix_enabled;
+        (intx.disabled, intx.replaced) = (intx_disabled, msix_enabled);
         intx.settle();
     }
 
@@ -112,9 +124,10 @@ impl Interrupts {
         isr
     }
 
-    /// Returns the level of the line.
-    pub fn line_level(&self) -> Level {
-        if self.intx().asserted { Level::High } else { Level::Low }
+    /// Returns what the status register says of the line: whether an interrupt is pending, also
+    /// while Interrupt Disable keeps it from the line (PCI 3.0 §6.2.3).
+    pub fn status(&self) -> Level {
+        if self.intx().is_pending() { Level::High } else { Level::Low }
     }
 
     /// Forgets what is pending on the line.
@@ -176,5 +189,50 @@ impl QueueSignal {
     /// has a vector. Otherwise only [`Self::trigger`] will do.
     pub fn eventfd(&self) -> Option<&EventFd> {
         self.interrupts.eventfd(self.vector)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+    use super::*;
+
+    struct Wire {
+        level: Mutex<Level>,
+        file: OwnedFd,
+    }
+
+    impl InterruptLine for Wire {
+        fn set_level(&self, level: Level) -> io::Result<()> {
+            *self.level.lock().expect("one thread") = level;
+            Ok(())
+        }
+        fn trigger_fd(&self) -> BorrowedFd<'_> {
+            self.file.as_fd()
+        }
+        fn resample_fd(&self) -> BorrowedFd<'_> {
+            self.file.as_fd()
+        }
+    }
+
+    /// PCI 3.0 §6.2.3: Interrupt Disable has no effect on Interrupt Status.
+    #[test]
+    fn a_disabled_line_stays_low_while_the_status_tells_what_is_pending() {
+        let file = OwnedFd::from(std::fs::File::open("/dev/null").expect("there"));
+        let wire = Arc::new(Wire { level: Mutex::new(Level::Low), file });
+        let level = || *wire.level.lock().expect("one thread");
+        let line = Arc::<Wire>::clone(&wire);
+        let interrupts = Arc::new(Interrupts::new(Vec::new(), line).expect("a function"));
+        interrupts.set_mode(false, true);
+        QueueSignal::new(Arc::clone(&interrupts), NO_VECTOR).trigger();
+        assert_eq!((level(), interrupts.status()), (Level::Low, Level::High));
+        interrupts.set_mode(false, false);
+        assert_eq!((level(), interrupts.status()), (Level::High, Level::High));
+        interrupts.set_mode(true, false);
+        assert_eq!((level(), interrupts.status()), (Level::Low, Level::Low));
+        interrupts.set_mode(false, false);
+        assert_eq!(interrupts.take_isr(), ISR_QUEUE);
+        assert_eq!((level(), interrupts.status()), (Level::Low, Level::Low));
     }
 }

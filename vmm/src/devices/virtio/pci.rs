@@ -277,7 +277,7 @@ impl PciFunction for VirtioPci {
         if self.hits_window(offset, data.len()) {
             self.read_through_window();
         }
-        self.config.set_interrupt_status(self.interrupts.line_level());
+        self.config.set_interrupt_status(self.interrupts.status());
         self.config.read(offset, data);
     }
 

@@ -31,7 +31,8 @@ use crate::{
 /// How long a guest may take to react to the attention button before it is pressed again. It waits
 /// five seconds itself, in which a second press takes the first back (PCIe 6.0 §6.7.1.5).
 const BUTTON_PAUSE: Duration = Duration::from_secs(15);
-/// Link that a port tells for a device without one: an emulated function is no PCI Express device.
+/// Link that a port tells for an emulated function: that of NVMe controllers; others are no PCI
+/// Express devices.
 const EMULATED: Link = Link { speed: 1, width: 1 };
 /// Smallest piece of memory that a BAR takes in a window.
 const PAGE: u64 = 4096;
@@ -277,6 +278,7 @@ fn open_disk(
         }
         DiskModel::Nvme => {
             let mut function = Nvme::open(disk, file, *vcpus, EngineChoice::Best, platform)?;
+            function.set_below_port();
             function.start()?;
             Ok(Arc::new(Mutex::new(function)))
         }

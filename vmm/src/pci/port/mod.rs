@@ -69,8 +69,27 @@ const LINK_ACTIVE: u16 = 1 << 13;
 const LINK_ACTIVE_CAPABLE: u32 = 1 << 20;
 /// Link control: the link is disabled.
 const LINK_DISABLE: u16 = 1 << 4;
-/// Link control bits that are the guest's; retraining (bit 5) is over at once.
-const LINK_CONTROL_WRITABLE: u16 = 0x0fdf;
+/// Bits of device control and of link control that are told as the host's port has them: not that it
+/// hands on retries or resets, nor that the link is off or retrains.
+const DEVICE_CONTROL: u16 = 0x7fff;
+const LINK_CONTROL: u16 = 0x0fcf;
+/// Link control bits that are the guest's: power management, common clock, extended synch, widths
+/// on its own. The read completion boundary is the port's; retraining (bit 5) is over at once.
+const LINK_CONTROL_WRITABLE: u16 = 0x02c3;
+/// Link control: interrupts for changes of the bandwidth, and the capability that they need.
+const LINK_BANDWIDTH_INTERRUPTS: u16 = 3 << 10;
+const LINK_BANDWIDTH_CAPABLE: u32 = 1 << 21;
+/// Link control: clock power management, of an upstream port, and the capability that it needs.
+const LINK_CLOCK: u16 = 1 << 8;
+const LINK_CLOCK_CAPABLE: u32 = 1 << 18;
+/// Device control bits that are the guest's: error reporting, relaxed order, payload, no snoop, read
+/// requests. No port has phantom functions or auxiliary power.
+const DEVICE_CONTROL_WRITABLE: u16 = 0x78ff;
+/// Device control: extended tags, and the capability that they need.
+const EXTENDED_TAGS: u16 = 1 << 8;
+const EXTENDED_TAGS_CAPABLE: u32 = 1 << 5;
+/// Root control: system errors and PME. Visible retries (bit 4) need a capability that is not told.
+const ROOT_CONTROL_WRITABLE: u16 = 0x000f;
 /// MSI: 64-bit address; enabled.
 const MSI_64: u16 = 1 << 7;
 const MSI_ENABLE: u16 = 1 << 0;
@@ -166,17 +185,18 @@ impl Port {
         let power = if kind == Kind::Upstream { SLOT_POWER } else { 0 };
         let device = registers.device_capabilities & (DEVICE_CAPABILITIES | power) | ROLE_BASED;
         put(0x04, &device.to_le_bytes());
-        put(0x08, &(registers.device_control & 0x7fff).to_le_bytes());
+        let writable = Writable::of(kind, registers);
+        put(0x08, &(registers.device_control & DEVICE_CONTROL).to_le_bytes());
         let downward = if kind == Kind::Upstream { 0 } else { LINK_ACTIVE_CAPABLE };
         put(0x0c, &(registers.link_capabilities | downward).to_le_bytes());
-        put(0x10, &(registers.link_control & LINK_CONTROL_WRITABLE & !LINK_DISABLE).to_le_bytes());
+        put(0x10, &(registers.link_control & LINK_CONTROL).to_le_bytes());
         put(0x12, &(registers.link_status & !(LINK_EVENTS | LINK_ACTIVE)).to_le_bytes());
         put(0x24, &registers.device_capabilities2.to_le_bytes());
         put(0x28, &registers.device_control2.to_le_bytes());
         put(0x2c, &registers.link_capabilities2.to_le_bytes());
         put(0x30, &registers.link_control2.to_le_bytes());
         put(0x32, &registers.link_status2.to_le_bytes());
-        config.add_capability(EXPRESS, &body, &express_writable(kind))?;
+        config.add_capability(EXPRESS, &body, &writable.mask(kind))?;
         header(&mut config);
         let mut msi = [0; 12];
         msi[..2].copy_from_slice(&MSI_64.to_le_bytes());
@@ -293,19 +313,75 @@ impl Port {
     }
 }
 
-/// What the guest may write of the PCI Express capability, behind its header.
-fn express_writable(kind: Kind) -> [u8; EXPRESS_BODY] {
-    let mut writable = [0u8; EXPRESS_BODY];
-    let mut allow =
-        |at: usize, mask: u16| writable[at - 2..at].copy_from_slice(&mask.to_le_bytes());
-    allow(0x08, 0x7fff);
-    allow(0x10, LINK_CONTROL_WRITABLE);
-    if kind == Kind::Root {
-        allow(0x1c, 0x001f);
+/// What the guest may write of the PCI Express capability: bits whose capability a port does not tell
+/// are zero for good (PCIe 6.0 §7.5.3.4, §7.5.3.7, §7.5.3.12, §7.5.3.16).
+struct Writable {
+    device: u16,
+    link: u16,
+    device2: u16,
+}
+
+impl Writable {
+    fn of(kind: Kind, registers: &PortRegisters) -> Self {
+        let when = |told: bool, bits: u16| if told { bits } else { 0 };
+        let (device, link) = (registers.device_capabilities, registers.link_capabilities);
+        let upstream = kind == Kind::Upstream;
+        let bandwidth = !upstream && link & LINK_BANDWIDTH_CAPABLE != 0;
+        Self {
+            device: DEVICE_CONTROL_WRITABLE
+                | when(device & EXTENDED_TAGS_CAPABLE != 0, EXTENDED_TAGS),
+            link: LINK_CONTROL_WRITABLE
+                | when(!upstream, LINK_DISABLE)
+                | when(bandwidth, LINK_BANDWIDTH_INTERRUPTS)
+                | when(upstream && link & LINK_CLOCK_CAPABLE != 0, LINK_CLOCK),
+            device2: device2_writable(registers.device_capabilities2),
+        }
     }
-    allow(0x28, 0xffff);
-    allow(0x30, 0xffff);
-    writable
+
+    /// Returns the bits of the whole capability, behind its header.
+    fn mask(&self, kind: Kind) -> [u8; EXPRESS_BODY] {
+        let mut mask = [0u8; EXPRESS_BODY];
+        let mut allow =
+            |at: usize, bits: u16| mask[at - 2..at].copy_from_slice(&bits.to_le_bytes());
+        allow(0x08, self.device);
+        allow(0x10, self.link);
+        if kind == Kind::Root {
+            allow(0x1c, ROOT_CONTROL_WRITABLE);
+        }
+        allow(0x28, self.device2);
+        allow(0x30, 0xffff);
+        mask
+    }
+}
+
+/// Returns the bits of device control 2 whose capabilities are told (PCIe 6.0 §7.5.3.15, §7.5.3.16).
+///
+/// | Capability | Control | Meaning                                                   |
+/// |------------|---------|-----------------------------------------------------------|
+/// | 3:0        | 3:0     | ranges of completion timeouts                             |
+/// | 4          | 4       | completion timeouts off                                   |
+/// | 5          | 5       | ARI forwarding                                            |
+/// | 6          | 7       | AtomicOps: routed, and stopped on the way out             |
+/// | 9:7        | 6       | AtomicOps: the port makes some                            |
+/// |            | 9:8     | order by identifier: kept                                 |
+/// | 11         | 10      | latency tolerance                                         |
+/// | 17         | 12      | requests with 10-bit tags                                 |
+/// | 19:18      | 14:13   | buffer flushes                                            |
+/// | 21         | 15      | prefixes from end to end are stopped                      |
+fn device2_writable(capabilities: u32) -> u16 {
+    let table: [(u32, u16); 9] = [
+        (0xf, 0xf),
+        (1 << 4, 1 << 4),
+        (1 << 5, 1 << 5),
+        (7 << 7, 1 << 6),
+        (1 << 6, 1 << 7),
+        (1 << 11, 1 << 10),
+        (1 << 17, 1 << 12),
+        (3 << 18, 3 << 13),
+        (1 << 21, 1 << 15),
+    ];
+    let told = table.iter().filter(|(capability, _)| capabilities & capability != 0);
+    told.fold(3 << 8, |mask, (_, control)| mask | control)
 }
 
 /// The parts of the header that are a bridge's.

@@ -263,7 +263,8 @@ impl Slot {
         let enabled = control & (BUTTON | PRESENCE_CHANGED | COMMAND_COMPLETED) | link;
         let due = control & INTERRUPT_ENABLE != 0 && status & enabled != 0;
         let level = if due { Level::High } else { Level::Low };
-        config.set_interrupt_status(level);
+        // The status register tells of the pin alone (PCIe 6.0 §7.5.1.1.4).
+        config.set_interrupt_status(if message.is_none() { level } else { Level::Low });
         alarm.vector.route(message)?;
         if message.is_some() && due && self.raised == Level::Low {
             alarm.vector.trigger()?;

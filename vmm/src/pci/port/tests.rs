@@ -143,6 +143,33 @@ fn every_register_of_the_host_is_told() {
     assert_eq!(half(&mut port, 0x106), 0x001d, "access control is the host's");
 }
 
+/// Everything that the guest can set in the registers of a port that tells `registers`: device, link,
+/// root and device 2 control.
+fn settable(kind: Kind, registers: &PortRegisters) -> [u16; 4] {
+    let mut port = Port::new(kind, registers, None).expect("room");
+    [0x08, 0x10, 0x1c, 0x28].map(|at| {
+        port.write_config(EXPRESS_AT + at, &[0xff, 0xff]);
+        half(&mut port, EXPRESS_AT + at)
+    })
+}
+
+/// PCIe 6.0 §7.5.3.4, §7.5.3.7, §7.5.3.12, §7.5.3.16: what a port cannot do stays off.
+#[test]
+fn controls_follow_the_capabilities() {
+    let poor = GEN5.registers();
+    let rich = PortRegisters {
+        device_capabilities: 0x0000_8022,
+        link_capabilities: poor.link_capabilities | 1 << 18 | 1 << 21,
+        device_capabilities2: 0x002e_0bff,
+        ..poor
+    };
+    assert_eq!(settable(Kind::Root, &poor), [0x78ff, 0x02d3, 0x000f, 0x0300]);
+    assert_eq!(settable(Kind::Root, &rich), [0x79ff, 0x0ed3, 0x000f, 0xf7ff]);
+    assert_eq!(settable(Kind::Upstream, &poor), [0x78ff, 0x02c3, 0, 0x0300]);
+    assert_eq!(settable(Kind::Upstream, &rich), [0x79ff, 0x03c3, 0, 0xf7ff]);
+    assert_eq!(settable(Kind::Downstream, &rich)[1..3], [0x0ed3, 0]);
+}
+
 #[test]
 fn firmware_is_told_what_to_keep() {
     let (mut port, _) = hot_port();
@@ -192,6 +219,7 @@ fn an_empty_slot_is_plugged_powered_and_connected() {
     assert_eq!((port.power(), port.buses()), (Power::Off, None));
     port.insert(GEN5).expect("recorded");
     assert_eq!((half(&mut port, STATUS), fired(&recorder)), (1 << 6 | 1 << 3 | 1, 2));
+    assert_eq!(half(&mut port, 0x06) & 1 << 3, 0, "messages are no interrupt of the pin");
     port.write_config(STATUS, &(1u16 << 3 | 1).to_le_bytes());
     port.write_config(CONTROL, &(LISTENING & !(1 << 10)).to_le_bytes());
     assert_eq!(*recorder.switched.lock().expect("one thread"), [9]);

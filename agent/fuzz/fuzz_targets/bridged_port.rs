@@ -1,0 +1,24 @@
+//! What passes the tap of a bridged guest: bindings hold few addresses, and none that is nobody's.
+#![no_main]
+
+use std::time::Instant;
+
+use agent::net::{
+    HardwareAddress,
+    machines::bridged::bindings::{Bindings, MAX_ADDRESSES, Way},
+};
+
+libfuzzer_sys::fuzz_target!(|packets: Vec<(bool, Vec<u8>)>| {
+    let mut now = Instant::now();
+    let mut bindings = Bindings::new(HardwareAddress([2, 0, 0, 0, 0, 1]), None, Vec::new());
+    for (sent, packet) in packets.iter().take(64) {
+        let way = if *sent { Way::FromGuest } else { Way::ToGuest };
+        bindings.handle_packet(now, way, packet);
+        now = bindings.poll_timeout().unwrap_or(now);
+        bindings.handle_timeout(now, |_| false);
+        let known = bindings.asked_for();
+        assert!(known.len() <= MAX_ADDRESSES);
+        assert!(known.iter().all(|a| !a.is_multicast() && !a.is_unspecified()));
+        assert!(bindings.leased().is_none_or(|leased| !leased.address.is_multicast()));
+    }
+});
