@@ -6,7 +6,6 @@ pub mod guest;
 pub mod host;
 pub mod kernels;
 pub mod lan;
-pub mod ntp;
 pub mod outside;
 pub mod pace;
 pub mod packages;
