@@ -118,12 +118,8 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
     let (views, keeper) = start_views(node);
     let pages = &views.pages;
     session::grow_data();
-<<<<<<< HEAD
-    let found = config::settled(Path::new("/")).await;
-=======
     tokio::spawn(space::watch(&[STATE, DATA]));
-    let (found, uplinks) = early::settle(pages).await;
->>>>>>> main
+    let found = config::settled(Path::new("/")).await;
     let overlay = match &found.spec {
         Ok(spec) => {
             show_config(&found, spec, pages);

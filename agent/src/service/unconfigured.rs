@@ -99,27 +99,6 @@ async fn show_addresses(uplinks: Arc<Uplinks>, pages: watch::Sender<Page>) {
     }
 }
 
-<<<<<<< HEAD
-=======
-/// Returns when a document was fetched that can be used.
-pub(super) async fn fetch(
-    provisioner: Provisioner,
-    uplinks: &Uplinks,
-    pages: &watch::Sender<Page>,
-) {
-    // Certificates have a time, and a server without a battery does not know it.
-    let _clock = Clock::start(ClockConfig {
-        seen: UnixSeconds(0),
-        agreed: UnixSeconds(0),
-        servers: Vec::new(),
-        nts: None,
-        network: uplinks.status(),
-        resolver: uplinks.resolver(),
-    });
-    provisioner.run(pages).await;
-}
-
->>>>>>> main
 /// Waits for a document that can be used: somebody plugs one in, or it is fetched. Then init starts the
 /// agent again, which reads it.
 pub(super) async fn find_another(
@@ -136,7 +115,8 @@ pub(super) async fn find_another(
         };
         // Certificates have a time, and a server without a battery does not know it.
         let _clock = Clock::start(ClockConfig {
-            floor: UnixSeconds(0),
+            seen: UnixSeconds(0),
+            agreed: UnixSeconds(0),
             servers: Vec::new(),
             nts: None,
             network: uplinks.status(),
