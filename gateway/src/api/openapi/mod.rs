@@ -179,9 +179,14 @@ mod tests {
         let committed = std::fs::read_to_string(path).unwrap_or_default();
         if std::env::var_os("HOLDFAST_WRITE_OPENAPI").is_some() {
             std::fs::write(path, &generated).expect("written");
-        } else {
-            assert_eq!(generated, committed, "run again with HOLDFAST_WRITE_OPENAPI=1");
+            return;
         }
+        let other = generated.lines().zip(committed.lines()).position(|(new, old)| new != old);
+        let line = other.map(|at| at + 1);
+        assert!(
+            generated == committed,
+            "it differs from line {line:?} on (none: in length); run again with HOLDFAST_WRITE_OPENAPI=1"
+        );
     }
 
     #[test]
