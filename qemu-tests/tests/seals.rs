@@ -177,6 +177,8 @@ fn to_the_tpm_and_to_the_recovery_key() {
     host.serial.wait("event=volume name=holdfast-state protection=sealed notice", UP).unwrap();
     host.serial.wait("event=volume name=holdfast-data protection=sealed notice", UP).unwrap();
     host.serial.wait("event=config source=", UP).unwrap();
+    // What outlasts this disk is in the TPM, too.
+    host.serial.wait("release=any held=tpm", UP).unwrap();
     proves(&scene);
     let text = host.serial.text();
     let node = last(&text, "event=node id=").to_owned();
@@ -207,6 +209,16 @@ fn to_the_tpm_and_to_the_recovery_key() {
         host.serial.wait("event=locked reason=\"the recovery key was not taken", UP).unwrap();
     assert!(refused.contains("68 letters, not 8"), "{refused}");
     assert!(!host.serial.text().contains(&node), "another server is this node");
+    // Somebody stands at its console and types, first something else. What opens it seals it there.
+    host.serial.wait("or type the recovery key and Enter", UP).unwrap();
+    let mut host = host;
+    let before = host.serial.mark();
+    host.type_line(&recovery.chars().rev().collect::<String>()).unwrap();
+    let refused = host.serial.wait_from(before, "That did not open the disk: ", UP).unwrap();
+    assert!(!refused.contains(&recovery), "{refused}");
+    host.type_line(&recovery).unwrap();
+    host.serial.wait("event=volume name=holdfast-state protection=recovered", UP).unwrap();
+    host.serial.wait(&format!("event=node id={node}"), UP).unwrap();
     drop(host);
     drop(other);
 

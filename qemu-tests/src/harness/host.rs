@@ -3,6 +3,7 @@
 
 use std::{
     fs::{self, File},
+    io::Write,
     net::Ipv4Addr,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
@@ -149,6 +150,13 @@ pub struct Host {
 }
 
 impl Host {
+    /// Types a line at the serial console.
+    pub fn type_line(&mut self, text: &str) -> Result<()> {
+        let keyboard = self.child.stdin.as_mut().context("QEMU has no input")?;
+        keyboard.write_all(format!("{text}\r").as_bytes())?;
+        Ok(keyboard.flush()?)
+    }
+
     /// Starts a host; its files live in `folder`, the image's in `image`.
     pub fn start(image: &Path, folder: &Path, options: &HostOptions) -> Result<Self> {
         fs::create_dir_all(folder)?;
@@ -188,7 +196,7 @@ impl Host {
         command.args(&options.arguments);
         let errors = File::create(folder.join(QEMUS_LOG))?;
         let mut child = command
-            .stdin(Stdio::null())
+            .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(errors)
             .spawn()
