@@ -51,7 +51,8 @@ pub struct FirmwareLog {
     /// Registers that the log tells of and whose signed values it does not yield: its events there prove
     /// nothing.
     pub unexplained: Vec<u8>,
-    /// Whether firmware checked what it started; nothing when no event that counts says so.
+    /// Whether firmware checked what it started; nothing when the first event of register 7 does not count
+    /// or is about something else.
     pub secure_boot: Option<bool>,
     /// Every event, in order.
     pub events: Vec<FirmwareEvent>,
@@ -65,7 +66,7 @@ pub struct FirmwareLog {
 pub struct FirmwareEvent {
     /// The register that it went into.
     pub register: u8,
-    /// Its kind, as the specification names it.
+    /// Its kind, as the specification names it. This is the log's word alone: no digest covers it.
     pub kind: String,
     /// The SHA-256 digest that was measured, as hexadecimal digits.
     pub digest: String,
@@ -109,7 +110,10 @@ pub(super) fn judge(log: &[u8], registers: &BTreeMap<u8, [u8; 32]>) -> Option<Fi
     let (explained, unexplained): (Vec<u8>, Vec<u8>) =
         quoted.partition(|register| registers.get(register) == replayed.get(register));
     let counts = |event: &Event<'_>| explained.contains(&event.register) && event.is_whole();
-    let secure_boot = events.iter().filter(|event| counts(event)).find_map(Event::secure_boot);
+    // The first that was measured there (§3.3.4.8). Kinds are in no digest, and whoever runs later may measure
+    // anything: behind a first event that was renamed, a second one would lie.
+    let first = events.iter().find(|event| event.register == 7 && event.kind != NO_ACTION);
+    let secure_boot = first.filter(|event| counts(event)).and_then(Event::secure_boot);
     let shown = events.iter().filter(|event| event.kind != NO_ACTION).map(|event| FirmwareEvent {
         register: event.register,
         kind: name(event.kind),
@@ -137,8 +141,8 @@ impl Event<'_> {
 
     fn secure_boot(&self) -> Option<bool> {
         let variable = Variable::read(self.data).filter(|_| self.kind == VARIABLE_CONFIG)?;
-        let named = self.register == 7 && variable.vendor == GLOBAL;
-        (named && variable.name == "SecureBoot").then_some(variable.value == [1])
+        let named = variable.vendor == GLOBAL && variable.name == "SecureBoot";
+        named.then_some(variable.value == [1])
     }
 
     /// The event in words.

@@ -99,6 +99,14 @@ fn what_a_node_makes_up_proves_nothing() {
     lie[at..at + on.len()].copy_from_slice(&on);
     let found = judge(&lie, &registers).expect("a log");
     assert_eq!((&found.unexplained[..], found.secure_boot), (&[][..], None));
+    // The true event under another kind or with other words, and one of the node's own after it.
+    for (kind, data) in [(ACTION, &off), (VARIABLE, &on)] {
+        let events = [event(7, kind, &off, data), event(7, VARIABLE, &on, &on)];
+        let log = [head(), events.concat()].concat();
+        let registers = BTreeMap::from([(7, extended(0, &[&off, &on]))]);
+        let found = judge(&log, &registers).expect("a log");
+        assert_eq!((&found.explained[..], found.secure_boot), (&[7][..], None));
+    }
     // Another vendor's variable of that name, and the right one in another register.
     let checked = variable([7; 16], "SecureBoot", &[1]);
     for (register, checked) in [(7, &checked), (1, &on)] {
