@@ -13,8 +13,10 @@ mod volume;
 
 use std::{
     fs,
+    num::NonZero,
     path::{Path, PathBuf},
     process::ExitCode,
+    thread,
 };
 
 use anyhow::{Context, Result};
@@ -103,28 +105,44 @@ fn run(arguments: &Arguments) -> Result<bool> {
         Command::Check { facts, points, only } => {
             let cuts =
                 if only.is_empty() { cut::choose(&log.entries, *points) } else { only.clone() };
-            check(&log, base, facts, &cuts)
+            check(&log, &base, facts, &cuts)
         }
     }
 }
 
-fn check(log: &Log, base: Disk, facts: &Path, cuts: &[Cut]) -> Result<bool> {
+/// Judges all `cuts`, which are in the order of the log: every processor takes a run of them.
+fn check(log: &Log, base: &Disk, facts: &Path, cuts: &[Cut]) -> Result<bool> {
     let text = fs::read_to_string(facts).with_context(|| format!("{}", facts.display()))?;
     let told: Vec<Told> = text.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
+    let workers = thread::available_parallelism().map_or(1, NonZero::get);
+    let failures = thread::scope(|scope| {
+        let parts: Vec<_> = cuts
+            .chunks(cuts.len().div_ceil(workers).max(1))
+            .map(|cuts| scope.spawn(|| failures(log, base.clone(), told.clone(), cuts)))
+            .collect();
+        let parts = parts.into_iter().map(|part| part.join().expect("nothing in it panics"));
+        parts.collect::<Result<Vec<_>>>()
+    })?;
+    let failures: Vec<String> = failures.concat();
+    for failure in failures.iter().take(SHOWN) {
+        println!("{failure}");
+    }
+    let (points, entries, failed) = (cuts.len(), log.entries.len(), failures.len());
+    println!("{points} cuts in a log of {entries} entries, {failed} of them lost something");
+    Ok(failed == 0)
+}
+
+/// Judges some cuts, and says what each of them lost.
+fn failures(log: &Log, base: Disk, told: Vec<Told>, cuts: &[Cut]) -> Result<Vec<String>> {
     let folder = tempfile::tempdir()?;
     let mut judge = Judge::new(folder.path(), told);
     let mut replay = Replay::new(log, base);
-    let mut failed = 0;
+    let mut failures = Vec::new();
     for cut in cuts {
         let disk = replay.disk(*cut)?;
         if let Err(error) = judge.judge(&disk, cut.after) {
-            failed += 1;
-            if failed <= SHOWN {
-                println!("cut {cut}: {error:#}");
-            }
+            failures.push(format!("cut {cut}: {error:#}"));
         }
     }
-    let (points, entries) = (cuts.len(), log.entries.len());
-    println!("{points} cuts in a log of {entries} entries, {failed} of them lost something");
-    Ok(failed == 0)
+    Ok(failures)
 }

@@ -2,6 +2,7 @@
 //! reported and shown; the others go on.
 
 mod offered;
+mod server;
 mod space;
 mod unconfigured;
 
@@ -36,7 +37,7 @@ use crate::{
     enrol,
     events::Event,
     evidence::{self, Lasting},
-    floors::{Floors, Keeper, Opener},
+    floors::Keeper,
     gpu::guests::GuestReadings,
     init::boot::chain,
     install::{runs_from_memory, session},
@@ -45,12 +46,10 @@ use crate::{
     logs::{self, Logs},
     machines::{
         content::Cache,
-        damage,
         disk::Places,
         execute::Tools,
         init::{Init, Notice},
         keeper::{self, KeeperConfig, Machines},
-        store::Store,
     },
     net::{
         InterfaceStatus, Ipv4Prefix, MachineNetworks, Resolver, Uplinks,
@@ -65,9 +64,11 @@ use crate::{
     seal::locked,
     spawn::{self, Console},
     sys, tasks,
-    time::{Clock, ClockConfig, NtsConfig, build_time, nts::establish::Roots},
+    time::{Clock, ClockConfig, NtsConfig, nts::establish::Roots},
     twice, updates,
 };
+
+use self::server::Server;
 
 pub(crate) const STATE: &str = "/state";
 const DATA: &str = "/data";
@@ -117,7 +118,8 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
     eprintln!("{}", Event::Node { node, release: release() });
     let (views, keeper) = start_views(node);
     let pages = &views.pages;
-    session::grow_data();
+    // The file system is in use meanwhile, and has room for a start.
+    tokio::task::spawn_blocking(session::grow_data);
     tokio::spawn(space::watch(&[STATE, DATA]));
     let found = config::settled(Path::new("/")).await;
     let overlay = match &found.spec {
@@ -277,16 +279,14 @@ async fn serve(
     (init, notices): (&Init, mpsc::Receiver<Notice>),
     Views { pages, local }: &Views,
 ) -> Result<Overlay, String> {
-    let devices = offered::prepare_devices(spec);
-    let store = open_store(&Path::new(STATE).join("agent.redb"));
-    let store = Arc::new(store?);
-    let seen = store.floor().map_err(|e| chain(&e))?;
-    let floors = load_floors();
-    let agreed = store.agreed().map_err(|e| chain(&e))?.max(floors.floors().time);
+    // The network takes longest to answer, so it is asked first.
     let kept = tasks::network::Keeper::load(Path::new(STATE), &spec.network);
     let uplinks = Uplinks::start_with(kept.network(), Some(stable_secret(&key)));
     let uplinks = Arc::new(uplinks.map_err(|e| chain(&e))?);
     local.tell_network(uplinks.status());
+    let Server { devices, huge_mib, store, floors } = server::look_around(spec).await?;
+    let seen = store.floor().map_err(|e| chain(&e))?;
+    let agreed = store.agreed().map_err(|e| chain(&e))?.max(floors.floors().time);
     let clock = Arc::new(start_clock(spec, (seen, agreed), &uplinks));
     let networks = Arc::new(start_networks(spec, &key, &uplinks).await?);
     let (overlay, inbox) = start_overlay(spec, &key).await?;
@@ -302,7 +302,7 @@ async fn serve(
         clock: Arc::clone(&clock),
         devices,
         capacity: inventory::capacity(Path::new("/")),
-        huge_mib: offered::reserve_memory(&spec.machines),
+        huge_mib,
         notices,
         known: init.list().await.map_err(|e| chain(&e))?,
     })
@@ -337,19 +337,6 @@ async fn serve(
     let shown = Shown { uplinks, notice, machines, overlay: overlay.clone(), clock };
     tokio::spawn(show(pages.clone(), shown));
     Ok(overlay)
-}
-
-/// Opens the store, or a new one when it is damaged.
-fn open_store(path: &Path) -> Result<Store, String> {
-    let mut process = std::process::Command::new("/proc/self/exe");
-    let looking = || damage::look(process.arg(damage::WORD).arg(path), path);
-    let found = tokio::task::block_in_place(looking).map_err(|error| {
-        format!("{} is damaged and cannot be set aside: {error}", path.display())
-    })?;
-    if let Some(reason) = found.in_words(path) {
-        eprintln!("{}", Event::Trouble { place: "state", reason });
-    }
-    Store::open(path).map_err(|error| chain(&error))
 }
 
 /// Returns what machines are made with.
@@ -465,13 +452,6 @@ async fn start_networks(
     let (reachable, inbound) = (Vec::new(), spec.machines.inbound);
     let config = MachineNetworksConfig { subnet, reachable, exit, inbound, limit, ipv6, bridged };
     MachineNetworks::start(config, uplinks.status()).await.map_err(|error| chain(&error))
-}
-
-/// Reads what this server does not go below; no time is before the one when what runs was built.
-fn load_floors() -> Keeper {
-    let least = Floors { time: build_time(), release: None };
-    let opener = Opener::below(Path::new("/"));
-    tokio::task::block_in_place(|| Keeper::load(Path::new(STATE), opener, least))
 }
 
 fn start_clock(

@@ -1,5 +1,7 @@
-//! Tasks that run beside the machines: the overlay's inbox, offers, and their framing.
+//! Tasks that run beside the machines: the overlay's inbox, offers, and their framing; and long work in the
+//! background.
 
+pub(crate) mod background;
 pub mod frames;
 pub mod network;
 pub mod overlay;

@@ -68,6 +68,7 @@ use crate::{
     },
     net::Uplinks,
     spawn::Action as Way,
+    tasks::background,
     time::Clock,
 };
 
@@ -189,7 +190,9 @@ impl Task {
         let started_from = partition.as_ref().and_then(|partition| partition.from);
         let medium = partition.as_ref().filter(|_| started_from.is_none());
         let medium = medium.and_then(|_| tokio::task::block_in_place(|| Medium::find(root)));
-        let loaded = tokio::task::block_in_place(|| contents(partition.as_ref()));
+        // Digests of all that the disk can start take seconds, and a node serves without them.
+        let disk = partition.clone();
+        let loaded = background::run(move || contents(disk.as_ref())).await;
         let contents = loaded.unwrap_or_else(|error| {
             trouble(&error);
             Contents::default()

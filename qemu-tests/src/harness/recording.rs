@@ -7,9 +7,12 @@
 use std::{
     fs::{self, File, OpenOptions},
     io::Write,
+    num::NonZero,
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
     process::Command,
+    sync::atomic::{AtomicUsize, Ordering},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -155,45 +158,55 @@ impl Recording {
 
     /// Boots as many cuts as this run is to, spread over the whole record, each on a host with the
     /// `options` for its disk and with firmware that has forgotten everything, and waits until the node
-    /// serves from that disk.
-    pub fn boot(&self, options: impl Fn(PathBuf) -> HostOptions) -> Result<()> {
+    /// serves from that disk. Every processor boots one at a time.
+    pub fn boot(&self, options: impl Fn(PathBuf) -> HostOptions + Sync) -> Result<()> {
         let points = std::env::var(BOOTS).unwrap_or_else(|_| "0".to_owned());
         let listed = self.cuts()?.args(["list", "--points", &points]).output()?;
         let cuts = String::from_utf8(listed.stdout)?;
-        for (index, cut) in cuts.lines().enumerate() {
-            let disk = self.folder.join("cut.img");
-            let mut command = self.cuts()?;
-            if !command.args(["write", "--cut", cut, "--out"]).arg(&disk).status()?.success() {
-                bail!("{command:?} failed");
+        let (cuts, next): (Vec<&str>, _) = (cuts.lines().collect(), AtomicUsize::new(0));
+        let work = |worker: usize| -> Result<()> {
+            let folder = self.folder.join(format!("cut-{worker}"));
+            while let Some(cut) = cuts.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let begin = Instant::now();
+                self.boot_one(cut, &folder, &options)
+                    .with_context(|| format!("after cut {cut}"))?;
+                println!(
+                    "booted cut {cut} in {} s, one of {}",
+                    begin.elapsed().as_secs(),
+                    cuts.len()
+                );
             }
-            let begin = Instant::now();
-            let options = HostOptions { recorded: None, ..options(disk) };
-            self.come_up(&options).with_context(|| format!("after cut {cut}"))?;
-            let (seconds, all) = (begin.elapsed().as_secs(), cuts.lines().count());
-            println!("booted cut {cut} in {seconds} s, {} of {all}", index + 1);
-        }
-        Ok(())
+            Ok(())
+        };
+        let work = &work;
+        thread::scope(|scope| {
+            let workers = thread::available_parallelism().map_or(1, NonZero::get);
+            let workers: Vec<_> =
+                (0..workers).map(|worker| scope.spawn(move || work(worker))).collect();
+            workers.into_iter().try_for_each(|worker| match worker.join() {
+                Ok(result) => result,
+                Err(panic) => std::panic::resume_unwind(panic),
+            })
+        })
     }
 
-    fn come_up(&self, options: &HostOptions) -> Result<()> {
-        let folder = self.folder.join("cut");
+    /// Boots the disk that one cut leaves, with its files in `folder`, which is made anew.
+    fn boot_one(
+        &self,
+        cut: &str,
+        folder: &Path,
+        options: &impl Fn(PathBuf) -> HostOptions,
+    ) -> Result<()> {
         if folder.exists() {
-            fs::remove_dir_all(&folder)?;
+            fs::remove_dir_all(folder)?;
         }
-        let host = Host::start(&image_folder()?, &folder, options)?;
-        let deadline = Instant::now() + UP;
-        loop {
-            let text = host.serial.text();
-            // One that was not installed yet is, and starts again.
-            let last = text.rsplit_once("event=watchdog-armed").map_or("", |(_, last)| last);
-            if last.contains("event=agent-ready") && !last.contains("event=ram-mode") {
-                return Ok(());
-            }
-            if Instant::now() > deadline {
-                bail!("the node does not come up; its last lines:\n{}", host.serial.tail(60));
-            }
-            std::thread::sleep(Duration::from_millis(200));
+        fs::create_dir_all(folder)?;
+        let disk = folder.join("cut.img");
+        let mut command = self.cuts()?;
+        if !command.args(["write", "--cut", cut, "--out"]).arg(&disk).status()?.success() {
+            bail!("{command:?} failed");
         }
+        come_up(&folder.join("host"), &HostOptions { recorded: None, ..options(disk) })
     }
 
     fn cuts(&self) -> Result<Command> {
@@ -207,7 +220,7 @@ impl Recording {
 
     fn keep(&self) -> Result<()> {
         let Some(kept) = std::env::var_os(KEPT) else { return Ok(()) };
-        let name = std::thread::current().name().unwrap_or("record").replace("::", "-");
+        let name = thread::current().name().unwrap_or("record").replace("::", "-");
         let folder = Path::new(&kept).join(name);
         fs::create_dir_all(&folder)?;
         for file in [self.log(), self.facts()] {
@@ -215,5 +228,23 @@ impl Recording {
             fs::copy(&file, folder.join(name))?;
         }
         Ok(())
+    }
+}
+
+/// Boots a host with its files in `folder`, and waits until its node serves from its disk.
+fn come_up(folder: &Path, options: &HostOptions) -> Result<()> {
+    let host = Host::start(&image_folder()?, folder, options)?;
+    let deadline = Instant::now() + UP;
+    loop {
+        let text = host.serial.text();
+        // One that was not installed yet is, and starts again.
+        let last = text.rsplit_once("event=watchdog-armed").map_or("", |(_, last)| last);
+        if last.contains("event=agent-ready") && !last.contains("event=ram-mode") {
+            return Ok(());
+        }
+        if Instant::now() > deadline {
+            bail!("the node does not come up; its last lines:\n{}", host.serial.tail(60));
+        }
+        thread::sleep(Duration::from_millis(200));
     }
 }
