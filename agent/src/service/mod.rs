@@ -18,7 +18,7 @@ use overlay::{Inbox, Overlay, OverlayConfig, Role};
 use sha2::{Digest, Sha256};
 use tokio::{
     signal::unix::{SignalKind, signal},
-    sync::{mpsc, watch},
+    sync::{Notify, mpsc, watch},
 };
 use types::{
     config::{MachineNetwork, NodeSpec, parse_prefix},
@@ -77,6 +77,10 @@ const DISK_KEYS: &str = "disk-keys";
 /// The file in STATE with the node's key.
 pub(crate) const NODE_KEY: &str = "node.key";
 
+/// Threads that tasks run on. They wait more than they work, some of them for disks, and servers with
+/// hundreds of processors have them for tenants.
+const WORKERS: usize = 4;
+
 /// Returns the release that runs: the image's, or the one that this program was built for where there
 /// is no image.
 pub fn release() -> String {
@@ -90,7 +94,8 @@ pub fn main() {
         eprintln!("agent: descriptor 3 is not open; this program is started by init");
         std::process::exit(1);
     };
-    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    let runtime = match builder.worker_threads(WORKERS).enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => fail("runtime", &error),
     };
@@ -322,8 +327,10 @@ async fn serve(
         attestor,
         root: PathBuf::from("/"),
     });
-    tokio::spawn(tasks::overlay::serve(inbox, overlay.clone(), control.clone()));
-    tokio::spawn(tasks::overlay::publish(overlay.clone(), control));
+    let first = Arc::new(Notify::new());
+    tokio::spawn(tasks::overlay::serve(inbox, overlay.clone(), control.clone(), first.clone()));
+    tokio::spawn(tasks::overlay::publish(overlay.clone(), control, first));
+    tokio::spawn(tasks::overlay::follow_network(overlay.clone(), uplinks.status()));
     let serving = Serving {
         spec: spec.clone(),
         machines: machines.clone(),

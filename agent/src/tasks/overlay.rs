@@ -1,11 +1,11 @@
 //! The overlay's inbox and the node's offers: what arrives is handed to `control`, one task each.
 
-use std::{sync::Arc, time::Duration};
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use lease::problem::Kind;
 use overlay::{Inbox, MemberEvent, Overlay};
-use tokio::sync::Semaphore;
+use tokio::sync::{Notify, Semaphore, watch};
 use types::{
     forward::ForwardedRequest,
     ids::NodeId,
@@ -17,6 +17,7 @@ use crate::{
     control::{Control, answers},
     events::Event,
     machines::keeper::Snapshot,
+    net::{Carrier, NetworkStatus},
 };
 
 /// Requests answered at the same time; more wait in the overlay's queue.
@@ -49,8 +50,13 @@ pub fn offer(node: NodeId, name: &str, now: UnixSeconds, snapshot: &Snapshot) ->
     }
 }
 
-/// Serves what arrives until the overlay ends.
-pub async fn serve(mut inbox: Inbox, overlay: Overlay, control: Control) {
+/// Serves what arrives until the overlay ends, and says when the first member is found.
+pub async fn serve(
+    mut inbox: Inbox,
+    overlay: Overlay,
+    control: Control,
+    first_member: Arc<Notify>,
+) {
     let requests = Arc::new(Semaphore::new(MAX_REQUESTS));
     let streams = Arc::new(Semaphore::new(MAX_STREAMS));
     loop {
@@ -84,6 +90,9 @@ pub async fn serve(mut inbox: Inbox, overlay: Overlay, control: Control) {
                 MemberEvent::Joined(_) | MemberEvent::Left(_) | MemberEvent::Died(_) => {
                     let count = overlay.members().len();
                     eprintln!("{}", Event::OverlayMembers { count });
+                    if count == 1 {
+                        first_member.notify_one();
+                    }
                 }
             },
             else => return,
@@ -91,8 +100,32 @@ pub async fn serve(mut inbox: Inbox, overlay: Overlay, control: Control) {
     }
 }
 
-/// Publishes offers: at every change, and from time to time.
-pub async fn publish(overlay: Overlay, control: Control) {
+/// Tells the overlay when a node that reaches nobody has a new way to somebody.
+pub async fn follow_network(overlay: Overlay, mut network: watch::Receiver<NetworkStatus>) {
+    let mut known = Vec::new();
+    loop {
+        let ways = ways(&network.borrow_and_update());
+        let has_new = ways.iter().any(|way| !known.contains(way));
+        known = ways;
+        if has_new && overlay.members().is_empty() {
+            overlay.network_changed();
+        }
+        if network.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Returns the addresses from which others may be reached now, with their interfaces.
+fn ways(network: &NetworkStatus) -> Vec<(u32, IpAddr)> {
+    let connected = network.interfaces.iter().filter(|one| one.carrier == Carrier::Up);
+    let addresses = connected
+        .flat_map(|one| one.addresses.iter().map(|assigned| (one.index, assigned.address)));
+    addresses.collect()
+}
+
+/// Publishes offers: at every change, when the first member is found, and from time to time.
+pub async fn publish(overlay: Overlay, control: Control, first_member: Arc<Notify>) {
     let mut snapshot = control.snapshot();
     let mut said = None;
     loop {
@@ -116,9 +149,11 @@ pub async fn publish(overlay: Overlay, control: Control) {
             Err(reason) => eprintln!("{}", Event::Trouble { place: "offer", reason }),
         }
         tokio::time::sleep(OFFER_PAUSE).await;
-        // The keeper lives as long as this task; a late repeat is what the timeout is for.
-        if let Ok(Err(_)) = tokio::time::timeout(OFFER_INTERVAL, snapshot.changed()).await {
-            return;
+        tokio::select! {
+            changed = snapshot.changed() => if changed.is_err() { return },
+            // Whoever was not there yet did not hear it.
+            () = first_member.notified() => {}
+            () = tokio::time::sleep(OFFER_INTERVAL) => {}
         }
     }
 }

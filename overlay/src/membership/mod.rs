@@ -328,6 +328,15 @@ impl Membership {
         self.passive.handle_failure(now, peer, &mut self.random);
     }
 
+    /// Takes note that there may be a way to nodes that could not be dialled before.
+    pub fn handle_network_changed(&mut self, now: Duration) {
+        self.passive.forget_failures();
+        self.heal_at = now;
+        if self.phase != Phase::Left {
+            self.seek(now);
+        }
+    }
+
     /// Takes a frame from a neighbour. Errors end the link.
     pub fn handle_frame(
         &mut self,

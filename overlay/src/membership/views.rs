@@ -77,6 +77,11 @@ impl Passive {
         }
     }
 
+    /// Lets every contact be tried again at once.
+    pub(super) fn forget_failures(&mut self) {
+        self.backoff.clear();
+    }
+
     pub(super) fn is_ready(&self, now: Duration, node: NodeId) -> bool {
         self.backoff.get(&node).is_none_or(|backoff| now >= backoff.until)
     }
@@ -201,5 +206,53 @@ impl Membership {
             self.dialling.insert(contact.node, now);
             self.events.push_back(Event::Dial(contact));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ed25519_dalek::SigningKey;
+
+    use super::*;
+    use crate::{
+        identity::Identity,
+        membership::{Limits, Settings, Strict},
+        wire::Role,
+    };
+
+    fn dials(node: &mut Membership) -> usize {
+        std::iter::from_fn(|| node.poll_event())
+            .filter(|event| matches!(event, Event::Dial(_)))
+            .count()
+    }
+
+    #[test]
+    fn a_changed_network_ends_the_wait_for_the_next_try() {
+        let identity = |key| Identity::new(SigningKey::from_bytes(&[key; 32]));
+        let seed = identity(2).id();
+        let settings = Settings {
+            role: Role::Provider,
+            limits: Limits::for_role(Role::Provider),
+            addresses: Vec::new(),
+            seeds: vec![(seed, "192.0.2.1:4600".parse().expect("an address"))],
+            epoch: 1,
+            seed: 1,
+        };
+        let mut node = Membership::new(identity(1), settings, Box::new(Strict));
+        let mut now = Duration::ZERO;
+        for _ in 0..8 {
+            now += Duration::from_secs(60);
+            node.handle_timeout(now);
+            assert_eq!(dials(&mut node), 1);
+            node.handle_dial_failed(now, seed);
+        }
+        now += Duration::from_secs(1);
+        node.handle_timeout(now);
+        assert_eq!(dials(&mut node), 0);
+        node.handle_network_changed(now);
+        assert_eq!(dials(&mut node), 1);
+        // One that is being dialled is the shell's to begin anew.
+        node.handle_network_changed(now);
+        assert_eq!(dials(&mut node), 0);
     }
 }

@@ -62,15 +62,22 @@ async fn dial(
     address: SocketAddr,
     within: Duration,
 ) -> Result<Connection, String> {
-    let config = node.tls.client(peer).map_err(|error| error.to_string())?;
-    let connecting = node
-        .endpoint
-        .connect_with(config, address, "holdfast")
-        .map_err(|error| error.to_string())?;
-    match timeout(within, connecting).await {
-        Err(_) => Err(format!("no answer within {} ms", within.as_millis())),
-        Ok(Err(error)) => Err(error.to_string()),
-        Ok(Ok(connection)) => Ok(connection),
+    let mut changes = node.network.subscribe();
+    loop {
+        let config = node.tls.client(peer).map_err(|error| error.to_string())?;
+        let connecting = node
+            .endpoint
+            .connect_with(config, address, "holdfast")
+            .map_err(|error| error.to_string())?;
+        tokio::select! {
+            outcome = timeout(within, connecting) => return match outcome {
+                Err(_) => Err(format!("no answer within {} ms", within.as_millis())),
+                Ok(Err(error)) => Err(error.to_string()),
+                Ok(Ok(connection)) => Ok(connection),
+            },
+            // What was sent before went nowhere, and would be sent again a second later only.
+            Ok(()) = changes.changed() => {}
+        }
     }
 }
 
@@ -145,4 +152,46 @@ async fn serve(node: Arc<Node>, peer: NodeId, connection: Connection) {
         });
     }
     node.drop_connections(peer);
+}
+
+#[cfg(test)]
+mod tests {
+    use ed25519_dalek::SigningKey;
+    use tokio::net::UdpSocket;
+
+    use super::*;
+    use crate::{Overlay, OverlayConfig, Role};
+
+    /// Returns the destination connection id of the next long-header packet (RFC 9000 §17.2), which is
+    /// the same in all that one attempt sends first.
+    async fn attempt(socket: &UdpSocket) -> Vec<u8> {
+        let mut packet = [0; 2048];
+        let (length, _) = socket.recv_from(&mut packet).await.expect("a packet");
+        assert!(length > 26 && packet[0] & 0x80 != 0, "no long header");
+        packet[6..6 + usize::from(packet[5])].to_vec()
+    }
+
+    #[tokio::test]
+    async fn a_changed_network_begins_the_attempt_anew() {
+        let silent = UdpSocket::bind("127.0.0.1:0").await.expect("a socket");
+        let key = |byte| SigningKey::from_bytes(&[byte; 32]);
+        let peer = NodeId::from_bytes(key(2).verifying_key().to_bytes());
+        let config = OverlayConfig {
+            key: key(1),
+            listen: "127.0.0.1:0".parse().expect("an address"),
+            seeds: Vec::new(),
+            role: Role::Provider,
+        };
+        let (overlay, _inbox) = Overlay::start(config).await.expect("started");
+        let (node, address) = (overlay.running.node.clone(), silent.local_addr().expect("bound"));
+        // This attempt gives up long after the test.
+        let dialling = tokio::spawn(async move {
+            dial(&node, peer, address, Duration::from_secs(24 * 3600)).await
+        });
+        let first = attempt(&silent).await;
+        overlay.network_changed();
+        // What the first attempt sent meanwhile may come before.
+        while attempt(&silent).await == first {}
+        dialling.abort();
+    }
 }

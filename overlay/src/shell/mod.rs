@@ -160,6 +160,14 @@ impl Overlay {
         })
     }
 
+    /// Tells that this node can reach others in a way that it could not before, by a new address or a
+    /// cable that is back: what waits for its next try is tried now, and what was begun begins anew.
+    pub fn network_changed(&self) {
+        let node = &self.running.node;
+        node.network.send_replace(());
+        node.with_core(|core, now| core.membership.handle_network_changed(now));
+    }
+
     /// Lists the other members that are reachable as far as this node knows, at most
     /// [`crate::membership::MEMBERS`].
     pub fn members(&self) -> Vec<Member> {

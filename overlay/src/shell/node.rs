@@ -12,7 +12,7 @@ use std::{
 
 use bytes::Bytes;
 use quinn::{Connection, VarInt};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{Semaphore, mpsc, watch};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use types::ids::NodeId;
 
@@ -91,6 +91,8 @@ pub(super) struct Node {
     pub(super) streams: mpsc::Sender<InboundStream>,
     pub(super) relayed: Arc<Semaphore>,
     pub(super) stop: CancellationToken,
+    /// Changes whenever the network did.
+    pub(super) network: watch::Sender<()>,
     pub(super) tasks: TaskTracker,
     /// The writing tasks of links, which leaving waits for.
     pub(super) writers: TaskTracker,
@@ -129,6 +131,7 @@ impl Node {
             streams,
             relayed: Arc::new(Semaphore::new(RELAYED)),
             stop: CancellationToken::new(),
+            network: watch::Sender::new(()),
             tasks: TaskTracker::new(),
             writers: TaskTracker::new(),
             broadcasts,
