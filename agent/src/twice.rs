@@ -149,8 +149,8 @@ fn write_copy<const N: usize>(path: &Path, secret: &[u8; N]) -> io::Result<()> {
     replace(&copy_of(path), &bytes)
 }
 
-/// Replaces a file in one step.
-fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+/// Replaces a file in one step; durable when this returns.
+pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let unfinished = with_end(path, NEW);
     let mut options = File::options();
     let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&unfinished)?;

@@ -304,7 +304,7 @@ pub struct Restarting {
 /// What a node does about its updates.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Updating {
-    /// `apply`, `check` or `forget`.
+    /// `apply`, `check`, `forget`, `hold` or `resume`.
     pub updating: String,
 }
 

@@ -1,5 +1,6 @@
-//! A start that hangs before init arms the watchdogs ends by itself: the kernel's own watchdog, which
-//! feeds itself for only so long, restarts the server, and firmware starts the slot before.
+//! A start that hangs ends by itself. Before init arms the watchdogs, the kernel's own, which feeds itself
+//! for only so long, restarts the server; when the node's service never lives, init does. After a release
+//! that was on trial firmware starts the slot before, which says what happened.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
@@ -10,7 +11,9 @@ use image::{
     cpio::{self, Entry, Kind},
 };
 use qemu_tests::harness::{
-    host::{Host, HostOptions, Medium, Uplink},
+    host::{Host, HostOptions, Medium, TEST_MACHINE, Uplink},
+    renamed,
+    repository::Repository,
     scene::image_folder,
 };
 
@@ -18,6 +21,11 @@ use qemu_tests::harness::{
 const UP: Duration = Duration::from_secs(120);
 /// The kernel's patience and what its watchdog waits then, in seconds; three minutes and one otherwise.
 const PATIENCE: &str = "watchdog.open_timeout=12 softdog.soft_margin=12";
+
+/// From one step of an update to the next, on a busy machine that emulates everything.
+const STEP: Duration = Duration::from_secs(240);
+/// How long init waits for the service of a release on trial; twenty minutes otherwise.
+const TRIAL: &str = "holdfast.trial_s=60";
 
 /// A program that sleeps for ever: pause(), and again.
 /// Source: the System V ABI, chapters 4 and 5 (ELF; one segment to load, which is the whole file).
@@ -67,4 +75,56 @@ fn a_start_without_a_living_init_ends_by_itself() {
     let mark = serial.mark();
     serial.wait_from(mark, "Initiating system reboot", UP).unwrap();
     serial.wait_from(mark, "Run /init as init process", UP).unwrap();
+}
+
+#[test]
+fn releases_that_hang_are_left_for_the_one_before() {
+    let folder = tempfile::tempdir().unwrap();
+    let image = image_folder().unwrap();
+    let program = fs::read(image.join("holdfast.efi")).unwrap();
+    let repository = Repository::start(&folder.path().join("releases")).unwrap();
+    let disk = folder.path().join("disk.img");
+    fs::copy(image.join("holdfast.img"), &disk).unwrap();
+    let key = "01".repeat(32);
+    let section = repository.section(&TEST_MACHINE.to_string(), "check_s = 5\n").unwrap();
+    let config = format!(
+        "version = 1\nname = \"hangs\"\n[authority]\nthreshold = 1\nkeys = [\"{key}\"]\n{section}"
+    );
+    let options = HostOptions {
+        medium: Medium::InstalledDisk(disk),
+        memory_mib: 1024,
+        config: Some(config),
+        ..HostOptions::default()
+    };
+    let host = Host::start(&image, folder.path(), &options).unwrap();
+    let serial = &host.serial;
+    serial.wait("event=update state=\"up to date\"", STEP).unwrap();
+
+    // Its init lives, and its service is no program.
+    let silent = renamed::without(&program, "/usr/bin/agent", folder.path()).unwrap();
+    let silent = renamed::with_words(&renamed::program(&silent, "0.1.1"), TRIAL).unwrap();
+    repository.add("0.1.1", &silent).unwrap();
+    let mark = serial.mark();
+    serial.wait_from(mark, "event=update-restart release=\"0.1.1\"", STEP).unwrap();
+    serial.wait_from(mark, "event=shutdown action=reboot because=trial", STEP).unwrap();
+    is_left(&host, mark, "0.1.1");
+
+    // Its kernel starts nothing that lives.
+    let dead = renamed::with_init(&program, &sleeper()).unwrap();
+    let dead = renamed::with_words(&renamed::program(&dead, "0.1.2"), PATIENCE).unwrap();
+    repository.add("0.1.2", &dead).unwrap();
+    let mark = serial.mark();
+    serial.wait_from(mark, "event=update-restart release=\"0.1.2\"", STEP).unwrap();
+    is_left(&host, mark, "0.1.2");
+    assert_eq!(serial.text().matches("event=update-restart").count(), 2);
+}
+
+/// The node runs what it ran before, says why, and rests.
+fn is_left(host: &Host, mark: usize, release: &str) {
+    let wait = |pattern: &str| host.serial.wait_from(mark, pattern, STEP).unwrap();
+    wait(&format!("event=update-judged verdict=\"release {release} failed: it did not come up"));
+    wait(&format!("event=update state=\"release {release} failed here and is not tried again"));
+    let text = host.serial.text();
+    let runs = text.rsplit_once("event=node id=").unwrap().1.lines().next().unwrap();
+    assert!(runs.contains("release=\"0.1.0\""), "{runs}");
 }

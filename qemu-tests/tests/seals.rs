@@ -161,6 +161,21 @@ fn proves(scene: &Scene) {
     assert!(refused.contains("no release that is known"), "{refused}");
 }
 
+/// A TPM that breaks is told to whoever asks for its proof, and takes nothing from a node that runs.
+fn goes_on_without_its_tpm(scene: &Scene, host: &Host, tpm: Tpm) {
+    let mark = host.serial.mark();
+    drop(tpm);
+    let node = scene.wait_for_node(NAME).unwrap();
+    let described = scene.folder.join("../signed/measurements.json");
+    let ask = ["node", "attest", &node, "--measurements", described.to_str().unwrap()];
+    let refused = format!("{:#}", scene.cli.json(&ask).unwrap_err());
+    assert!(refused.contains("TPM"), "{refused}");
+    let shown = scene.cli.json(&["nodes"]).unwrap();
+    assert_eq!(shown[0]["node"], node, "{shown}");
+    let since = &host.serial.text()[mark..];
+    assert!(!since.contains("event=agent-exited"), "{since}");
+}
+
 #[test]
 fn to_the_tpm_and_to_the_recovery_key() {
     let folder = tempfile::tempdir().unwrap();
@@ -185,8 +200,8 @@ fn to_the_tpm_and_to_the_recovery_key() {
     let recovery = last(&text, "Its recovery key is").to_owned();
     let events = text.lines().filter(|line| line.contains("event="));
     assert!(!events.into_iter().any(|line| line.contains(&recovery)), "the key is in the log");
+    goes_on_without_its_tpm(&scene, &host, tpm);
     drop(host);
-    drop(tpm);
     assert!(!holds(&disk, NAME.as_bytes()), "the configuration is on the disk in clear");
 
     // The same publisher's next release opens it; one that carries no signature does not, in the same server.

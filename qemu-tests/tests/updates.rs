@@ -25,20 +25,6 @@ const STEP: Duration = Duration::from_secs(240);
 /// The releases that follow the image's here.
 const RELEASES: [&str; 2] = ["0.1.1", "0.1.2"];
 
-/// Makes a release whose init is no program: the kernel panics.
-fn broken(program: &[u8]) -> Vec<u8> {
-    let name = b"init\0";
-    let ends = program.windows(name.len()).enumerate().filter(|(_, w)| w == name);
-    let starts = ends.map(|(at, _)| at + name.len());
-    let elf = |at: &usize| {
-        program[*at..(at + 8).min(program.len())].windows(4).position(|w| w == b"\x7fELF")
-    };
-    let mut broken = program.to_vec();
-    let at = starts.filter_map(|at| elf(&at).map(|more| at + more)).next().unwrap();
-    broken[at] = 0;
-    broken
-}
-
 fn config(repository: &Repository) -> String {
     let key = "01".repeat(32);
     let section = repository.section(&TEST_MACHINE.to_string(), "check_s = 5\ngate_s = 120\n");
@@ -108,7 +94,9 @@ fn a_good_release_stays_and_one_that_panics_is_left() {
     recording.program("fallback", &[&good]).unwrap();
     recording.program("a", &[]).unwrap();
     repository.answer_again();
-    repository.add(RELEASES[1], &broken(&renamed::program(&program, RELEASES[1]))).unwrap();
+    // Its init is no program: the kernel panics.
+    let broken = renamed::with_init(&renamed::program(&program, RELEASES[1]), &[0]).unwrap();
+    repository.add(RELEASES[1], &broken).unwrap();
     serial.wait_from(mark, "event=update-written slot=A", STEP).unwrap();
     serial.wait_from(mark, "Kernel panic", STEP).unwrap();
     let crash = "event=crash-kept file=\"000000.txt\" reason=\"Kernel panic - not syncing";

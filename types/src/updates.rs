@@ -84,6 +84,9 @@ pub struct UpdatesView {
     /// Whether the running release is on trial.
     #[serde(default)]
     pub trial: bool,
+    /// Whether an operator wants the node to stay on what it runs.
+    #[serde(default)]
+    pub held: bool,
     /// What came of the last trial.
     #[serde(default)]
     pub last: String,

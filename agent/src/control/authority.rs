@@ -25,6 +25,8 @@ const REMEMBERED: usize = 65_536;
 pub struct Authority {
     set: AuthoritySet,
     seen: Mutex<ReplayGuard>,
+    /// Requests that were signed earlier are not known any more.
+    from: UnixSeconds,
     store: Arc<Store>,
 }
 
@@ -40,17 +42,21 @@ pub enum AuthorityError {
 
 impl Authority {
     /// Uses the authority of the configuration. Requests that were admitted before a restart are
-    /// remembered by `store`.
-    pub fn new(spec: &NodeSpec, store: Arc<Store>) -> Result<Self, AuthorityError> {
+    /// remembered by `store`; when that was lost, none counts that was signed before `now`.
+    pub fn new(
+        spec: &NodeSpec,
+        store: Arc<Store>,
+        now: UnixSeconds,
+    ) -> Result<Self, AuthorityError> {
         let set =
             AuthoritySet::new(&spec.authority).map_err(|source| AuthorityError::Keys { source })?;
         let mut guard = ReplayGuard::new(REMEMBERED, MAX_AGE_S);
-        for (until, key, nonce) in
-            store.nonces().map_err(|source| AuthorityError::Store { source })?
-        {
+        let failed = |source| AuthorityError::Store { source };
+        for (until, key, nonce) in store.nonces().map_err(failed)? {
             guard.restore(until, key, nonce);
         }
-        Ok(Self { set, seen: Mutex::new(guard), store })
+        let from = store.requests_from(now).map_err(failed)?;
+        Ok(Self { set, seen: Mutex::new(guard), from, store })
     }
 
     /// Checks a request's signature and age.
@@ -66,6 +72,19 @@ impl Authority {
     /// Remembers a request, or refuses one that came before. Only for keys that may ask
     /// something: strangers must not fill the memory.
     pub fn admit(&self, request: &VerifiedRequest, now: UnixSeconds) -> Result<(), Problem> {
+        if request.created < self.from {
+            let detail = format!(
+                "the request was signed at {}, and this node has lost what it knew of requests before {}: sign \
+                 it again{}",
+                request.created.0,
+                self.from.0,
+                match self.from.since(now) {
+                    0 => String::new(),
+                    wait_s => format!(" in {wait_s} s"),
+                }
+            );
+            return Err(Kind::Replayed.because(detail));
+        }
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         let until = seen.admit(now, request).map_err(|error| match error {
             request::ReplayError::Replayed { .. } => Kind::Replayed.caused_by(&error),
@@ -109,7 +128,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let open = || {
             let store = Store::open(&folder.path().join("agent.redb")).expect("opened");
-            Authority::new(&spec(), Arc::new(store)).expect("made")
+            Authority::new(&spec(), Arc::new(store), NOW).expect("made")
         };
         let mut request = ForwardedRequest {
             method: "POST".to_owned(),
@@ -131,5 +150,20 @@ mod tests {
         let refusal = authority.admit(&verified, later).expect_err("the second time");
         assert_eq!(refusal.status, 401);
         assert!(refusal.detail.contains("used before"), "{}", refusal.detail);
+        drop(authority);
+
+        // Nor when what it knew of requests is lost: it does not know whether this one came.
+        std::fs::remove_file(folder.path().join("agent.redb")).expect("lost");
+        for _ in 0..2 {
+            let refusal = open().admit(&verified, later).expect_err("signed before the loss");
+            assert_eq!(refusal.status, 401);
+            assert!(refusal.detail.contains("sign it again"), "{}", refusal.detail);
+        }
+        request.headers.clear();
+        let after = NOW.plus(request::MAX_AHEAD_S);
+        request::sign(&key, &mut request, after, "fedcba9876543210").expect("signed");
+        let authority = open();
+        let verified = authority.verify(&request, after).expect("signed");
+        authority.admit(&verified, after).expect("signed after the loss");
     }
 }

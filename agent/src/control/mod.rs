@@ -405,6 +405,8 @@ impl Control {
             Word::Apply => "apply",
             Word::Check => "check",
             Word::Forget => "forget",
+            Word::Hold => "hold",
+            Word::Resume => "resume",
         };
         Ok(json(202, &lease::api::Updating { updating: updating.to_owned() }))
     }

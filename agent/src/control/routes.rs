@@ -39,7 +39,8 @@ pub enum Route {
         /// The device.
         device: Bdf,
     },
-    /// `POST /v1/node/updates/WORD`, or `/v1/nodes/NODE/updates/WORD`: `apply`, `check`, `forget`.
+    /// `POST /v1/node/updates/WORD`, or `/v1/nodes/NODE/updates/WORD`: `apply`, `check`, `forget`, `hold`,
+    /// `resume`.
     Update {
         /// The node, where the path names one.
         node: Option<NodeId>,
@@ -318,6 +319,8 @@ fn word(request: &ForwardedRequest, word: &str) -> Result<Word, Problem> {
         "apply" => Ok(Word::Apply),
         "check" => Ok(Word::Check),
         "forget" => Ok(Word::Forget),
+        "hold" => Ok(Word::Hold),
+        "resume" => Ok(Word::Resume),
         _ => Err(no_such(request)),
     }
 }
@@ -362,6 +365,8 @@ mod tests {
         let path = |word: &str| format!("/v1/nodes/{node}/updates/{word}");
         assert_eq!(parse("POST", &path("apply")), told(Word::Apply));
         assert_eq!(parse("POST", &path("forget")), told(Word::Forget));
+        assert_eq!(parse("POST", &path("hold")), told(Word::Hold));
+        assert_eq!(parse("POST", &path("resume")), told(Word::Resume));
         let here = Route::Update { node: None, word: Word::Check };
         assert_eq!(parse("POST", "/v1/node/updates/check"), Ok(here));
         assert_eq!(parse("POST", &path("undo")), Err(404));

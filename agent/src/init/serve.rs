@@ -63,7 +63,7 @@ pub fn run(watchdogs: Watchdogs, agent: &Path, dashboard: Option<&Path>) -> ! {
         agent: None,
         shutdown: None,
         screen: Screen::new(dashboard.map(Path::to_owned)),
-        trial: Trial::new(Instant::now(), trial::read()),
+        trial: Trial::new(Instant::now(), trial::read(), trial::limit()),
     };
     loop {
         init.turn(Instant::now());

@@ -2,9 +2,10 @@
 //! last when the release is good, and goes back when it is not. When the agent never gets so far,
 //! init restarts the node, and firmware starts what it had before.
 //!
-//! Pure but for [`read`], which reads firmware's variables.
+//! Pure but for [`read`], which reads firmware's variables, and [`limit`], which reads the command line.
 
 use std::{
+    fs,
     path::Path,
     time::{Duration, Instant},
 };
@@ -16,6 +17,12 @@ use crate::updates::variables;
 /// How long a trial may go on: longer than the longest gate that can be configured, which is
 /// fifteen minutes.
 pub const LIMIT: Duration = Duration::from_secs(20 * 60);
+
+/// By this word of its command line a release says that it needs less: seconds, [`LEAST_S`] to [`LIMIT`].
+const WORD: &str = "holdfast.trial_s=";
+
+/// As long as the shortest gate that can be configured, twice.
+const LEAST_S: u64 = 60;
 
 /// Time between two looks once the limit is over, and machines run.
 const AGAIN: Duration = Duration::from_secs(60);
@@ -46,8 +53,8 @@ pub enum Boot {
 
 impl Trial {
     /// Begins to count at `now`.
-    pub fn new(now: Instant, boot: Boot) -> Self {
-        Self { deadline: (boot == Boot::Trial).then(|| now + LIMIT) }
+    pub fn new(now: Instant, boot: Boot, limit: Duration) -> Self {
+        Self { deadline: (boot == Boot::Trial).then(|| now + limit) }
     }
 
     /// Judges at `now`, with `machines` running. `goes_on` tells whether the trial still goes on.
@@ -69,6 +76,16 @@ impl Trial {
     }
 }
 
+/// Returns how long a trial of this release may go on.
+pub fn limit() -> Duration {
+    limit_of(&fs::read_to_string("/proc/cmdline").unwrap_or_default())
+}
+
+fn limit_of(words: &str) -> Duration {
+    let said = words.split_whitespace().find_map(|word| word.strip_prefix(WORD)?.parse().ok());
+    said.map_or(LIMIT, |seconds: u64| Duration::from_secs(seconds.max(LEAST_S)).min(LIMIT))
+}
+
 /// Reads whether this boot is a trial.
 pub fn read() -> Boot {
     let found = variables::read(Path::new(variables::FOLDER));
@@ -82,7 +99,7 @@ mod tests {
     #[test]
     fn a_trial_that_goes_on_for_too_long_ends() {
         let now = Instant::now();
-        let mut trial = Trial::new(now, Boot::Trial);
+        let mut trial = Trial::new(now, Boot::Trial, LIMIT);
         let early = trial.judge(now + LIMIT - AGAIN, 0, || unreachable!("it is not asked yet"));
         assert_eq!(early, Verdict::Wait);
         assert_eq!(trial.judge(now + LIMIT, 1, || Boot::Trial), Verdict::Wait);
@@ -90,12 +107,23 @@ mod tests {
     }
 
     #[test]
+    fn a_release_may_ask_for_less_time_and_for_no_more() {
+        let limit = |words: &str| limit_of(words).as_secs();
+        assert_eq!(limit("console=ttyS0 holdfast.trial_s=90\n"), 90);
+        assert_eq!(limit("holdfast.trial_s=5"), LEAST_S);
+        assert_eq!(limit("holdfast.trial_s=99999"), LIMIT.as_secs());
+        for none in ["", "holdfast.trial_s=", "holdfast.trial_s=1m", "xholdfast.trial_s=90"] {
+            assert_eq!(limit(none), LIMIT.as_secs(), "{none}");
+        }
+    }
+
+    #[test]
     fn one_that_ended_well_does_not() {
         let now = Instant::now();
-        let mut trial = Trial::new(now, Boot::Trial);
+        let mut trial = Trial::new(now, Boot::Trial, LIMIT);
         assert_eq!(trial.judge(now + LIMIT, 0, || Boot::Usual), Verdict::Wait);
         assert_eq!(trial.judge(now + 3 * LIMIT, 0, || Boot::Trial), Verdict::Wait);
-        let mut usual = Trial::new(now, Boot::Usual);
+        let mut usual = Trial::new(now, Boot::Usual, LIMIT);
         assert_eq!(usual.judge(now + LIMIT, 0, || Boot::Trial), Verdict::Wait);
     }
 }

@@ -118,6 +118,8 @@ fn updates(out: &mut Exposition, status: &NodeStatus) {
         .sample(&[("slot", &updates.slot), ("offered", &updates.offered)], 1);
     let about = "Whether the running release is on trial.";
     out.number(Metric::gauge("update_trial", about), u8::from(updates.trial));
+    let about = "Whether an operator keeps the node on the running release.";
+    out.number(Metric::gauge("update_held", about), u8::from(updates.held));
     let about = "Releases that failed on this node and are not tried again.";
     out.number(Metric::gauge("update_failed_releases", about), updates.failed.len());
     let about = "Looks at the repository since the node service started.";

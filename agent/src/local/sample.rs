@@ -123,6 +123,7 @@ fn updates() -> UpdatesView {
         slot: "A".into(),
         offered: "0.2.0".into(),
         trial: false,
+        held: true,
         last: "release 0.1.9 failed: no network".into(),
         failed: vec![FailedRelease { release: "0.1.9".into(), reason: "no network".into() }],
         trouble: String::new(),

@@ -237,7 +237,9 @@ async fn open_disk(
     record: &Record,
     disk: &DiskWanted,
 ) -> Result<(OwnedFd, AttachDevice), AttachFailure> {
-    if let Some(content) = disk.content {
+    let made = disk.size_mib.is_some()
+        && super::disk::is_extra_made(&tools.disks, record.lease.id, &disk.name);
+    if let Some(content) = disk.content.filter(|_| !made) {
         tools.cache.fetch(&tools.overlay, record.gateway, content).await?;
     }
     let image = disk.content.map(|content| tools.cache.path(content));

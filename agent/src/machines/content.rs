@@ -1,8 +1,9 @@
 //! Content by digest: fetched from the gateway that asked for the machine, checked while it is
-//! written, kept until space is wanted.
+//! written and before each use, kept until space is wanted.
 
 use std::{
-    fs, io,
+    fs,
+    io::{self, Read},
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -76,14 +77,33 @@ impl Cache {
         self.path(content).exists()
     }
 
-    /// Makes sure that content is there.
+    /// Returns whether content is there as it was written. What a disk gave back otherwise is said and
+    /// removed: whoever it came from has it still.
+    async fn is_whole(&self, content: ContentId) -> Result<bool, ContentError> {
+        let path = self.path(content);
+        let shown = path.display().to_string();
+        let host = |source| ContentError::Host { content, path: shown.clone(), source };
+        let work = tokio::task::spawn_blocking(move || match digest_of(&path) {
+            Ok(found) if found == content => Ok(None),
+            Ok(found) => fs::remove_file(&path).map(|()| Some(format!("it has digest {found}"))),
+            Err(error) => fs::remove_file(&path).map(|()| Some(error.to_string())),
+        });
+        let damage = work.await.map_err(io::Error::other).and_then(|done| done).map_err(host)?;
+        if let Some(damage) = &damage {
+            let reason = format!("{shown} was damaged and is fetched anew: {damage}");
+            eprintln!("{}", Event::Trouble { place: "content", reason });
+        }
+        Ok(damage.is_none())
+    }
+
+    /// Makes sure that content is there, and whole.
     pub async fn fetch(
         &self,
         overlay: &Overlay,
         gateway: NodeId,
         content: ContentId,
     ) -> Result<(), ContentError> {
-        if self.has(content) {
+        if self.has(content) && self.is_whole(content).await? {
             return Ok(());
         }
         let begin = Instant::now();
@@ -183,6 +203,18 @@ impl Cache {
     }
 }
 
+fn digest_of(path: &Path) -> io::Result<ContentId> {
+    let mut file = fs::File::open(path)?;
+    let mut digest = Sha256::new();
+    let mut buffer = vec![0; 256 << 10];
+    loop {
+        match file.read(&mut buffer)? {
+            0 => return Ok(ContentId::from_bytes(digest.finalize().into())),
+            count => digest.update(&buffer[..count]),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -206,6 +238,19 @@ mod tests {
         let received = cache.receive(&b"kernel"[..], GATEWAY, content, Some(6)).await;
         assert_eq!(received.expect("right"), 6);
         assert_eq!(fs::read(cache.path(content)).expect("kept"), b"kernel");
+    }
+
+    #[tokio::test]
+    async fn content_that_was_altered_on_its_disk_is_noticed_and_goes() {
+        let (directory, cache) = cache();
+        let content = id_of(b"kernel");
+        cache.receive(&b"kernel"[..], GATEWAY, content, Some(6)).await.expect("right");
+        assert!(cache.is_whole(content).await.expect("read"));
+        for altered in [&b"kernem"[..], b"kerne", b"kernels", b""] {
+            fs::write(cache.path(content), altered).expect("altered");
+            assert!(!cache.is_whole(content).await.expect("removed"));
+            assert_eq!(fs::read_dir(directory.path()).expect("listed").count(), 0);
+        }
     }
 
     #[tokio::test]

@@ -142,8 +142,8 @@ impl Found {
                 "{path} was damaged and is mended: what was committed last may be gone"
             )),
             Self::SetAside(aside) => Some(format!(
-                "{path} was damaged and is set aside as {}: machines, receipts and serials in it are \
-                 not known any more",
+                "{path} was damaged and is set aside as {}: machines and receipts in it are not known \
+                 any more; which leases were used up is",
                 aside.display()
             )),
             Self::Unknown(reason) => Some(format!("{path} was not looked at: {reason}")),

@@ -82,6 +82,21 @@ pub fn open_extra(
     open_named(places, machine, &extra(name), size, image)
 }
 
+/// Whether a machine's disk was made already, and needs its image no more.
+pub fn is_made(places: &Places, machine: MachineId) -> bool {
+    is_named(places, machine, "disk")
+}
+
+/// Whether a disk that is attached to a machine was made already.
+pub fn is_extra_made(places: &Places, machine: MachineId, name: &str) -> bool {
+    is_named(places, machine, &extra(name))
+}
+
+fn is_named(places: &Places, machine: MachineId, name: &str) -> bool {
+    let folder = folder(&places.data, machine);
+    [SEALED, PLAIN].iter().any(|end| folder.join(format!("{name}.{end}")).exists())
+}
+
 /// Destroys a disk that was attached to a machine. Nothing happens when there is none.
 pub fn destroy_extra(places: &Places, machine: MachineId, name: &str) -> io::Result<()> {
     let name = extra(name);
@@ -238,7 +253,9 @@ mod tests {
         bytes[3 * PIECE + 99] = 8;
         fs::write(&image, &bytes).expect("written");
         let size = Mebibytes(4);
+        assert!(!is_made(&places, MACHINE));
         let disk = open(&places, MACHINE, size, Some(&image)).expect("made");
+        assert!(is_made(&places, MACHINE) && !is_extra_made(&places, MACHINE, "more"));
         let metadata = disk.file.metadata().expect("a file");
         assert_eq!(metadata.len(), 4 << 20);
         assert!(metadata.blocks() * 512 < 1 << 20, "not sparse");

@@ -224,7 +224,9 @@ async fn wait_until_running(machine: MachineId) -> Result<(), StartError> {
 
 async fn launch(tools: &Tools, record: &Record) -> Result<(i32, Placement), StartError> {
     let image = &record.image;
-    for content in image.contents() {
+    let made = disk::is_made(&tools.disks, record.lease.id);
+    let wanted = [image.kernel, image.initrd, image.disk.filter(|_| !made)];
+    for content in wanted.into_iter().flatten() {
         tools.cache.fetch(&tools.overlay, record.gateway, content).await?;
     }
     let mut files = Files::default();

@@ -1,6 +1,6 @@
 //! Machines: what leases allow, what runs, and the way from one to the other.
 //!
-//! `plan` decides and is pure; `store` remembers; `keeper` is the one task that owns both and
+//! `plan` decides and is pure; `store` remembers, and `used` what outlasts it; `keeper` is the one task that owns both and
 //! carries actions out through `execute`. `authority` checks what renters and authorities signed.
 
 pub mod attach;
@@ -24,4 +24,5 @@ pub mod quarantine;
 pub mod sandbox;
 pub mod seed;
 pub mod store;
+pub mod used;
 pub mod vmm;

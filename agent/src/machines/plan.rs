@@ -84,6 +84,12 @@ impl Record {
         self.deleted.map_or(self.lease.end, |at| at.min(self.lease.end))
     }
 
+    /// Whether it may not run any more at `now`. What its renter deleted is gone whatever a clock says that
+    /// was set back since.
+    pub fn is_over(&self, now: UnixSeconds) -> bool {
+        self.deleted.is_some() || now >= self.end()
+    }
+
     /// Notes that something happened.
     pub fn note(&mut self, at: UnixSeconds, what: impl Into<String>) {
         if self.events.len() >= MAX_EVENTS {
@@ -188,6 +194,8 @@ pub enum Work {
 pub enum Action {
     /// Start it.
     Start,
+    /// Give it again what was taken back at an end that a wrong clock told.
+    Reclaim,
     /// Note how it ended: on again after a reset, off otherwise.
     Settle {
         /// How it ended.
@@ -244,7 +252,7 @@ pub fn plan(now: UnixSeconds, record: &Record, seen: &Seen, policy: Policy) -> O
     match seen.process {
         // Killing is the one thing that does not wait for a start that hangs.
         Process::Running { .. } if seen.busy.is_some() => {
-            let due = now >= record.end() && seen.killed.is_none();
+            let due = record.is_over(now) && seen.killed.is_none();
             due.then_some(Action::Kill { because: end_of(record) })
         }
         Process::Absent | Process::Ended { .. } if seen.busy.is_some() => None,
@@ -268,7 +276,7 @@ fn plan_running(now: UnixSeconds, record: &Record, seen: &Seen, policy: Policy) 
     let end = record.end();
     // Killing comes last: a process that the kernel cannot end is not killed twice a second.
     let kill = |because| (seen.killed.is_none()).then_some(Action::Kill { because });
-    if now >= end {
+    if record.is_over(now) {
         return kill(end_of(record));
     }
     let stop = if now.plus(policy.grace_s) >= end {
@@ -290,7 +298,7 @@ fn plan_running(now: UnixSeconds, record: &Record, seen: &Seen, policy: Policy) 
 
 fn plan_absent(now: UnixSeconds, record: &Record, seen: &Seen, policy: Policy) -> Option<Action> {
     let end = record.end();
-    if now >= end {
+    if record.is_over(now) {
         if record.released == Released::No {
             return Some(Action::Release);
         }
@@ -304,7 +312,11 @@ fn plan_absent(now: UnixSeconds, record: &Record, seen: &Seen, policy: Policy) -
     }
     let runs = record.power == Power::On && now >= record.lease.start && now.plus(1) < end;
     let rested = seen.failures == 0 || now.since(seen.failed) >= RETRY_S;
-    (runs && rested).then_some(Action::Start)
+    let start = match record.released {
+        Released::No => Action::Start,
+        Released::Yes => Action::Reclaim,
+    };
+    (runs && rested).then_some(start)
 }
 
 #[cfg(test)]
@@ -440,6 +452,19 @@ mod tests {
         assert_eq!(at(&deleted, Seen::default()), Some(Action::Release));
         deleted.released = Released::Yes;
         assert_eq!(at(&deleted, Seen::default()), Some(Action::Destroy { because: "renter" }));
+    }
+
+    #[test]
+    fn what_a_wrong_clock_ended_goes_on_and_what_its_renter_deleted_does_not() {
+        let mut back = record(Power::On);
+        back.released = Released::Yes;
+        let at = |record: &Record| plan(UnixSeconds(1500), record, &Seen::default(), POLICY);
+        assert_eq!(at(&back), Some(Action::Reclaim));
+        back.power = Power::Off;
+        assert_eq!(at(&back), None);
+        // It was deleted when the clock was ahead.
+        back.deleted = Some(UnixSeconds(1900));
+        assert_eq!(at(&back), Some(Action::Destroy { because: "renter" }));
     }
 
     proptest! {

@@ -1,14 +1,16 @@
 //! The node's memory: machines, highest serials, receipts, answered requests, nonces, the time
-//! floor. What was acknowledged was committed and synced before.
+//! floor. What was acknowledged was committed and synced before. What a new store must know when this
+//! one is lost is kept beside it ([`super::used`]), and written first.
 
 use std::{
+    collections::BTreeMap,
     fs::{self, File},
     io,
     path::{Path, PathBuf},
     sync::{Mutex, PoisonError},
 };
 
-use lease::metering::SignedReceipt;
+use lease::{metering::SignedReceipt, request::MAX_AHEAD_S};
 use redb::{Database, ReadableDatabase, ReadableTable, ReadableTableMetadata, TableDefinition};
 use serde::{Deserialize, Serialize};
 use types::{
@@ -16,7 +18,10 @@ use types::{
     units::UnixSeconds,
 };
 
-use super::plan::Record;
+use super::{
+    plan::Record,
+    used::{self, Use, Used},
+};
 use crate::{events::Event, init::boot::chain};
 
 const MACHINES: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("machines");
@@ -37,6 +42,10 @@ const UNFINISHED: &str = "unfinished";
 /// Latest time that the node has seen, and latest on which two time sources had agreed.
 const FLOOR: &str = "floor";
 const AGREED: &str = "agreed";
+/// There while nobody knows since when requests are remembered: the store before this one was lost.
+const LOST: &str = "lost";
+/// No request that was signed earlier counts.
+const REQUESTS: &str = "requests";
 
 /// Most receipts that are kept, of all machines; the oldest go first. A machine that runs makes
 /// one an hour, so these are a year of seven.
@@ -94,30 +103,103 @@ pub struct Store {
     path: PathBuf,
     /// `None` after its disk failed, until it is used again.
     database: Mutex<Option<Database>>,
+    /// What is kept beside it.
+    used: Mutex<Used>,
 }
 
 impl Store {
     /// Opens the store, or makes an empty one. That gets its name once it is whole: one that was begun
-    /// is no database, and would keep the node from starting for good.
+    /// is no database, and would keep the node from starting for good. It begins with what the one before
+    /// it must not have forgotten, if there was one.
     pub fn open(path: &Path) -> Result<Self, StoreError> {
         let file = |source| StoreError::File { path: path.display().to_string(), source };
+        let (known, whole) = used::load(&path.with_file_name(used::FILE));
         if !path.try_exists().map_err(file)? {
             let unfinished = path.with_extension(UNFINISHED);
             match fs::remove_file(&unfinished) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(file(error)),
-                Err(_) | Ok(()) => drop(Self::open_file(&unfinished)?),
+                Err(_) | Ok(()) => {
+                    let new = Self::open_file(&unfinished)?;
+                    known.as_ref().map_or(Ok(()), |known| new.inherit(known))?;
+                }
             }
             let folder = path.parent().unwrap_or(Path::new("/"));
             fs::rename(&unfinished, path).map_err(file)?;
             File::open(folder).and_then(|folder| folder.sync_all()).map_err(file)?;
         }
-        Self::open_file(path)
+        let store = Self::open_file(path)?;
+        store.settle_used(known, whole)?;
+        Ok(store)
+    }
+
+    /// Takes over what was kept beside a store that is lost.
+    fn inherit(&self, known: &Used) -> Result<(), StoreError> {
+        self.write("took over what an earlier store knew", |tables| {
+            for (id, of) in known.leases.iter().filter(|(_, of)| of.spent() > 0) {
+                tables.serials.insert(id.to_string().as_str(), of.spent())?;
+            }
+            tables.times.insert(FLOOR, known.seen.0)?;
+            tables.times.insert(AGREED, known.agreed.0)?;
+            tables.times.insert(LOST, 1).map(|_| ())
+        })
+    }
+
+    /// Brings what is kept beside the store in line with it.
+    fn settle_used(&self, known: Option<Used>, whole: bool) -> Result<(), StoreError> {
+        let mut used = match known {
+            Some(known) => known,
+            None => Used { leases: self.serials()?, ..Used::default() },
+        };
+        let mut new = !whole;
+        for record in self.machines()? {
+            new |= used.note(&record);
+        }
+        new |= used.note_time(self.floor()?, Some(self.agreed()?));
+        if new {
+            self.write_used(&used)?;
+        }
+        *self.used.lock().unwrap_or_else(PoisonError::into_inner) = used;
+        Ok(())
+    }
+
+    /// Returns every lease of which a serial is known, as used up.
+    fn serials(&self) -> Result<BTreeMap<MachineId, Use>, StoreError> {
+        let doing = "listed serials";
+        let read = self.begin(doing, Database::begin_read)?;
+        let table = read.open_table(SERIALS).map_err(failed(doing))?;
+        let mut found = BTreeMap::new();
+        for entry in table.iter().map_err(failed(doing))? {
+            let (key, serial) = entry.map_err(failed(doing))?;
+            // Only ids were written.
+            if let Ok(id) = key.value().parse() {
+                found.insert(id, Use { serial: serial.value(), end: None, gone: true });
+            }
+        }
+        Ok(found)
+    }
+
+    fn write_used(&self, used: &Used) -> Result<(), StoreError> {
+        let path = self.path.with_file_name(used::FILE);
+        used.write(&path)
+            .map_err(|source| StoreError::File { path: path.display().to_string(), source })
+    }
+
+    /// Changes what is kept beside the store, durably, if `change` says that it did.
+    fn keep_beside(&self, change: impl FnOnce(&mut Used) -> bool) -> Result<(), StoreError> {
+        let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut changed = used.clone();
+        if change(&mut changed) {
+            self.write_used(&changed)?;
+            *used = changed;
+        }
+        Ok(())
     }
 
     fn open_file(path: &Path) -> Result<Self, StoreError> {
         let database = Database::create(path)
             .map_err(|source| StoreError::Open { path: path.display().to_string(), source })?;
-        let store = Self { path: path.to_owned(), database: Mutex::new(Some(database)) };
+        let (database, used) = (Mutex::new(Some(database)), Mutex::new(Used::default()));
+        let store = Self { path: path.to_owned(), database, used };
         store.write("made its tables", |_| Ok(()))?;
         Ok(store)
     }
@@ -144,11 +226,13 @@ impl Store {
 
     /// Keeps a machine and the serial of its lease.
     pub fn put_machine(&self, record: &Record) -> Result<(), StoreError> {
+        self.keep_beside(|used| used.note(record))?;
         self.write("kept a machine", |tables| tables.put_machine(record))
     }
 
     /// Keeps a receipt together with the machine whose meter it closed.
     pub fn put_receipt(&self, record: &Record, signed: &SignedReceipt) -> Result<(), StoreError> {
+        self.keep_beside(|used| used.note(record))?;
         self.write("kept a receipt", |tables| {
             tables.put_machine(record)?;
             let number = tables.receipts.last()?.map_or(1, |(last, _)| last.value() + 1);
@@ -299,8 +383,22 @@ impl Store {
         Ok(UnixSeconds(time.map_or(0, |time| time.value())))
     }
 
+    /// Returns the time before which no request counts that was signed: zero, unless the requests that
+    /// came before were forgotten with an earlier store. Then it is the first `now` that is told here, and
+    /// as much later as clocks may be ahead.
+    pub fn requests_from(&self, now: UnixSeconds) -> Result<UnixSeconds, StoreError> {
+        if self.time(LOST)?.0 > 0 {
+            self.write("noted which requests count", |tables| {
+                tables.times.insert(REQUESTS, now.plus(MAX_AHEAD_S).0)?;
+                tables.times.remove(LOST).map(|_| ())
+            })?;
+        }
+        self.time(REQUESTS)
+    }
+
     /// Records that two sources agree that it is `now`, whatever was seen before.
     pub fn agree_on(&self, now: UnixSeconds) -> Result<(), StoreError> {
+        self.keep_beside(|used| used.note_time(now, Some(now)))?;
         self.write("recorded the time", |tables| {
             let known = tables.times.get(AGREED)?.map_or(0, |time| time.value());
             tables.times.insert(AGREED, known.max(now.0))?;
@@ -310,6 +408,7 @@ impl Store {
 
     /// Records that it is `now`. An earlier time changes nothing.
     pub fn raise_floor(&self, now: UnixSeconds) -> Result<(), StoreError> {
+        self.keep_beside(|used| used.note_time(used.seen.max(now), None))?;
         self.write("raised the time floor", |tables| {
             let known = tables.times.get(FLOOR)?.map_or(0, |floor| floor.value());
             tables.times.insert(FLOOR, known.max(now.0)).map(|_| ())
@@ -426,6 +525,61 @@ mod tests {
         let times = [store.floor(), store.agreed()].map(|time| time.expect("read").0);
         assert_eq!(times, [7, 8]);
         assert!(store.machines().expect("read").is_empty());
+    }
+
+    #[test]
+    fn a_store_that_is_lost_leaves_behind_which_leases_were_used_up() {
+        let folder = tempfile::tempdir().expect("a directory");
+        let path = folder.path().join("agent.redb");
+        let mut running = super::super::plan::fixture::record();
+        running.lease.serial = 2;
+        let mut deleted = running.clone();
+        deleted.lease.id = MachineId::from_bytes([7; 16]);
+        deleted.deleted = Some(UnixSeconds(1500));
+        {
+            let store = Store::open(&path).expect("made");
+            assert_eq!(store.requests_from(UnixSeconds(900)).expect("read"), UnixSeconds(0));
+            store.put_machine(&running).expect("kept");
+            store.put_machine(&deleted).expect("kept");
+            store.remove_machine(deleted.lease.id).expect("forgotten");
+            store.agree_on(UnixSeconds(1800)).expect("recorded");
+            store.raise_floor(UnixSeconds(9000)).expect("recorded");
+        }
+        for file in ["agent.redb", "leases.used"] {
+            fs::remove_file(folder.path().join(file)).expect("lost");
+        }
+        for _ in 0..2 {
+            let store = Store::open(&path).expect("made anew");
+            assert!(store.machines().expect("read").is_empty());
+            let serial = |record: &Record| store.serial(record.lease.id).expect("read");
+            // The machine that is lost may be made again, by its newest lease only.
+            assert_eq!((serial(&running), serial(&deleted)), (Some(1), Some(2)));
+            // To the hour.
+            let times = [store.floor(), store.agreed()].map(|time| time.expect("read").0);
+            assert_eq!(times, [9000, 0]);
+            let from = store.requests_from(UnixSeconds(9500)).expect("noted");
+            assert_eq!(from, UnixSeconds(9500 + MAX_AHEAD_S));
+            assert_eq!(store.requests_from(UnixSeconds(9900)).expect("read"), from);
+        }
+    }
+
+    #[test]
+    fn a_store_of_an_earlier_release_gets_what_is_kept_beside_it() {
+        let folder = tempfile::tempdir().expect("a directory");
+        let path = folder.path().join("agent.redb");
+        let record = super::super::plan::fixture::record();
+        let store = Store::open(&path).expect("made");
+        store.put_machine(&record).expect("kept");
+        drop(store);
+        for file in ["leases.used", "leases.used.copy"] {
+            fs::remove_file(folder.path().join(file)).expect("there");
+        }
+        drop(Store::open(&path).expect("opened"));
+        fs::remove_file(&path).expect("lost");
+        let serial = Store::open(&path).expect("made anew").serial(record.lease.id);
+        assert_eq!(serial.expect("read"), None, "its newest lease, which has serial 1, may come");
+        let beside = used::load(&folder.path().join("leases.used")).0.expect("kept");
+        assert_eq!(beside.leases.len(), 1);
     }
 
     #[test]

@@ -323,7 +323,7 @@ async fn serve(
         networks,
         updates: words,
         shelf,
-        authority: Authority::new(spec, store).map_err(|e| chain(&e))?,
+        authority: Authority::new(spec, store, clock.now()).map_err(|e| chain(&e))?,
         attestor,
         root: PathBuf::from("/"),
     });
@@ -504,7 +504,9 @@ async fn show(pages: watch::Sender<Page>, shown: Shown) {
         }
         online.clone_from(&addresses);
         let now = snapshot.borrow_and_update().clone();
-        let trouble = status.last_error.or_else(|| clock.status().borrow().last_error.clone());
+        let forgetful = Some(now.forgetful).filter(|reason| !reason.is_empty());
+        let trouble = forgetful.or(status.last_error);
+        let trouble = trouble.or_else(|| clock.status().borrow().last_error.clone());
         let page = Page {
             addresses: addresses.iter().map(ToString::to_string).collect(),
             network: notice

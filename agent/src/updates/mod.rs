@@ -101,6 +101,10 @@ pub enum Word {
     Check,
     /// Forget which releases failed.
     Forget,
+    /// Stay on what runs until told otherwise.
+    Hold,
+    /// Follow the repository again.
+    Resume,
 }
 
 /// What the task works with.
@@ -326,6 +330,8 @@ impl Task {
         let journal = match word {
             Word::Check => None,
             Word::Forget => Some(Journal { failed: Vec::new(), ..self.journal.clone() }),
+            Word::Hold => Some(Journal { held: true, ..self.journal.clone() }),
+            Word::Resume => Some(Journal { held: false, ..self.journal.clone() }),
             Word::Apply => {
                 let offered = match self.offer() {
                     Offer::Program(offered) => Some(offered.release),
@@ -484,6 +490,7 @@ impl Task {
             slot: from.map(place_name).unwrap_or_default(),
             offered,
             trial,
+            held: self.journal.held,
             last: self.journal.last.clone(),
             failed: failed.collect(),
             ..self.view.clone()

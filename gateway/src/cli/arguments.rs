@@ -274,6 +274,10 @@ pub(crate) enum UpdateWord {
     Check,
     /// Forget which releases failed, so that they are tried again
     Forget,
+    /// Stay on the release that runs until told to resume; one that is withdrawn is left all the same
+    Hold,
+    /// Follow the repository again
+    Resume,
 }
 
 impl UpdateWord {
@@ -283,6 +287,8 @@ impl UpdateWord {
             Self::Apply => "apply",
             Self::Check => "check",
             Self::Forget => "forget",
+            Self::Hold => "hold",
+            Self::Resume => "resume",
         }
     }
 }

@@ -52,6 +52,9 @@ pub struct Journal {
     /// The release that an operator wants at once, whatever runs on the node.
     #[serde(default)]
     pub insisted: Option<Release>,
+    /// Whether an operator wants the node to stay on what it runs.
+    #[serde(default)]
+    pub held: bool,
     /// What came of the last trial, for people; empty before the first.
     #[serde(default)]
     pub last: String,

@@ -119,6 +119,8 @@ pub enum Rest {
     Unknown,
     /// The offered release failed on this node before, for this reason.
     Failed(Release, String),
+    /// An operator wants the node to stay on what it runs, so this release is not tried.
+    Held(Release),
     /// The medium that the node was started from has nothing newer than what is installed.
     Medium {
         /// Its release.
@@ -281,6 +283,9 @@ fn advance(facts: &Facts, good: Sha256) -> Action {
     if let Some(failed) = journal.failed.iter().find(|failed| failed.sha256 == offered.sha256) {
         return Action::Rest(Rest::Failed(offered.release, failed.reason.clone()));
     }
+    if is_held(journal, offered.release, offered.urgency) {
+        return Action::Rest(Rest::Held(offered.release));
+    }
     if facts.firmware.usable == Usable::No {
         return Action::Rest(Rest::NoFirmware);
     }
@@ -296,6 +301,12 @@ fn advance(facts: &Facts, good: Sha256) -> Action {
     Action::Note(Box::new(Journal { trial: Some(trial), ..journal.clone() }))
 }
 
+/// Whether an operator's word keeps the node from a release. What runs and may not run any longer is left
+/// all the same, and so it is for a release that an operator insists on.
+fn is_held(journal: &Journal, release: Release, urgency: Urgency) -> bool {
+    journal.held && urgency == Urgency::Usual && journal.insisted != Some(release)
+}
+
 /// Towards the boot that tries what was written.
 pub(super) fn go(facts: &Facts, trial: &Trial) -> Action {
     let urgency = match &facts.offer {
@@ -304,8 +315,9 @@ pub(super) fn go(facts: &Facts, trial: &Trial) -> Action {
         Offer::Nothing | Offer::Program(_) => None,
     };
     let whole = facts.contents.holds(Place::Slot(trial.slot), trial.sha256);
-    let Some(urgency) = urgency.filter(|_| whole) else {
-        // Withdrawn, replaced by a newer one, or damaged meanwhile.
+    let wanted = |urgency: &Urgency| whole && !is_held(&facts.journal, trial.release, *urgency);
+    let Some(urgency) = urgency.filter(wanted) else {
+        // Withdrawn, replaced by a newer one, held back, or damaged meanwhile.
         return match facts.firmware.armed() {
             Some(_) => Action::Disarm,
             None => Action::Note(Box::new(Journal { trial: None, ..facts.journal.clone() })),
@@ -356,6 +368,9 @@ impl std::fmt::Display for Rest {
             Self::Unknown => f.write_str("the repository was not read yet"),
             Self::Failed(release, reason) => {
                 write!(f, "release {release} failed here and is not tried again: {reason}")
+            }
+            Self::Held(release) => {
+                write!(f, "held by an operator; release {release} waits for the word `resume`")
             }
             Self::Medium { medium, installed } => write!(
                 f,

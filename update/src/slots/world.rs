@@ -299,6 +299,40 @@ fn machines_are_waited_for_and_named() {
 }
 
 #[test]
+fn a_held_node_stays_on_what_it_runs_until_told_otherwise() {
+    let mut world = World::installed(true, &WELL);
+    world.settle();
+    let hold = |world: &mut World, held| world.journal.as_mut().unwrap().held = held;
+    hold(&mut world, true);
+    world.offer = Some(1);
+    assert_eq!(world.settle(), Rest::Held(release(1)));
+    assert_eq!(world.contents.b, None, "nothing is fetched for later");
+    world.cut(Blow::None);
+    assert_eq!(world.settle(), Rest::Held(release(1)));
+    // What is written already, and waits for a machine, waits for the word then.
+    hold(&mut world, false);
+    world.machines = vec!["m1".to_owned()];
+    assert!(matches!(world.settle(), Rest::Machines(_)));
+    hold(&mut world, true);
+    world.machines.clear();
+    assert_eq!(world.settle(), Rest::Held(release(1)));
+    assert_eq!((world.next, world.starts[1]), (None, 0));
+    // What runs may not run any longer, or an operator insists.
+    let mut facts = world.facts();
+    let sha256 = program(1).sha256;
+    let (release, urgency) = (release(1), Urgency::Now);
+    facts.offer = Offer::Program(Offered { release, sha256, urgency });
+    assert!(matches!(plan(&facts), Action::Note(noted) if noted.trial.is_some()));
+    let mut insisted = world.clone();
+    insisted.journal.as_mut().unwrap().insisted = Some(release);
+    assert_eq!(insisted.settle(), Rest::Current);
+    assert_eq!(insisted.runs.1, 1);
+    hold(&mut world, false);
+    assert_eq!(world.settle(), Rest::Current);
+    assert_eq!((world.runs.1, world.starts[1]), (1, 1));
+}
+
+#[test]
 fn what_was_withdrawn_before_it_ran_is_not_tried() {
     let mut world = World::installed(true, &WELL);
     (world.offer, world.machines) = (Some(1), vec!["m1".to_owned()]);
@@ -376,7 +410,7 @@ proptest! {
     #[test]
     fn any_sequence_ends_well(
         health in proptest::collection::vec(0_u8..3, 12),
-        acts in proptest::collection::vec((0_u8..10, 1_u32..12, 0_u8..3), 1..60),
+        acts in proptest::collection::vec((0_u8..11, 1_u32..12, 0_u8..3), 1..60),
     ) {
         let kinds = [Health::Well, Health::Sick, Health::Dead];
         let mut health: Vec<_> = health.iter().map(|kind| kinds[usize::from(*kind)]).collect();
@@ -388,6 +422,11 @@ proptest! {
                 1 => world.cut([Blow::None, Blow::Variables, Blow::Journal][usize::from(blow)]),
                 2 => world.machines = vec!["m".to_owned()],
                 3 => world.machines.clear(),
+                4 => {
+                    if let Some(journal) = &mut world.journal {
+                        journal.held = number % 2 == 0;
+                    }
+                }
                 _ => drop(world.step()),
             }
         }
@@ -395,6 +434,7 @@ proptest! {
         world.offer = Some(11);
         if let Some(journal) = &mut world.journal {
             journal.failed.clear();
+            journal.held = false;
         }
         world.settle();
         if let Some(journal) = &mut world.journal {

@@ -92,6 +92,9 @@ fn updates(page: &mut PageLines, updates: &UpdatesView) {
     if !updates.state.is_empty() {
         page.row("updates", &format!("{slot}{}", updates.state), style);
     }
+    if updates.held {
+        page.row("", "held: stays on this release until an operator says `resume`", LOOK);
+    }
     if !updates.last.is_empty() {
         page.row("", &format!("last: {}", updates.last), WORDS);
     }

@@ -2,15 +2,15 @@
 
 use types::{ids::MachineId, node::DeviceState, units::UnixSeconds};
 
-use super::{Keeper, trouble};
+use super::{Keeper, progress::Attempts, trouble};
 use crate::{
     events::Event,
     init::boot::chain,
     machines::{
         disk, execute, last_console,
         plan::{
-            self, Action, Failed, Policy, Power, Process, Record, SOURCES_TO_DESTROY, Seen,
-            TimeTrust, Work,
+            self, Action, Failed, Policy, Power, Process, Record, Released, SOURCES_TO_DESTROY,
+            Seen, TimeTrust, Work,
         },
         vmm,
     },
@@ -20,17 +20,15 @@ use crate::{
 impl Keeper {
     /// Plans for every machine and carries out what is due, until nothing is.
     pub(super) async fn act(&mut self) {
+        // Before the time: sources that agree a moment later confirm another one.
+        let confirmed = self.config.clock.status().borrow().sources >= SOURCES_TO_DESTROY;
         let now = self.config.clock.now();
         // First, so that no machine is forgotten before its last receipt was made.
         self.close_accounts(now);
         let policy = Policy {
             grace_s: self.config.spec.machines.grace_s,
             retain_s: self.config.spec.machines.retain_s,
-            time: if self.config.clock.status().borrow().sources >= SOURCES_TO_DESTROY {
-                TimeTrust::Confirmed
-            } else {
-                TimeTrust::Alone
-            },
+            time: if confirmed { TimeTrust::Confirmed } else { TimeTrust::Alone },
         };
         let due: Vec<_> = self
             .machines
@@ -47,7 +45,8 @@ impl Keeper {
     fn execute(&mut self, now: UnixSeconds, machine: MachineId, action: Action) {
         let Some(entry) = self.machines.get_mut(&machine) else { return };
         match action {
-            Action::Start if self.draining => {}
+            Action::Start | Action::Reclaim if self.draining => {}
+            Action::Reclaim => self.reclaim(now, machine),
             Action::Start => {
                 entry.seen = Seen {
                     busy: Some(Work::Start),
@@ -116,6 +115,27 @@ impl Keeper {
         }
         let (tools, progress) = (self.config.tools.clone(), self.progress.clone());
         tokio::spawn(execute::release(tools, machine, devices, progress));
+    }
+
+    /// Its lease ended by a clock that was wrong, and goes on: it gets again what it had, if nobody else has it.
+    fn reclaim(&mut self, now: UnixSeconds, machine: MachineId) {
+        let Some(entry) = self.machines.get(&machine) else { return };
+        let mut record = entry.record.clone();
+        let shape = record.lease.shape.clone();
+        if let Err(error) = self.check_room(&record.lease) {
+            let reason = format!("its lease goes on, but what it had is taken: {}", chain(&error));
+            return self.note_failure(machine, reason, Attempts::Several);
+        }
+        record.promise = self.promise(machine, &shape);
+        record.released = Released::No;
+        record.note(now, "the time was wrong: its lease goes on");
+        if let Err(error) = self.config.store.put_machine(&record) {
+            return self.note_failure(machine, chain(&error), Attempts::Several);
+        }
+        self.devices.lease(&shape.devices, machine);
+        if let Some(entry) = self.machines.get_mut(&machine) {
+            entry.record = record;
+        }
     }
 
     fn destroy(&mut self, machine: MachineId, because: &'static str) {

@@ -148,6 +148,8 @@ pub struct Snapshot {
     pub free: Capacity,
     /// Disk space that is free, in MiB.
     pub disk_mib: u64,
+    /// Why the store keeps nothing; empty while it does.
+    pub forgetful: String,
 }
 
 /// A handle to the keeper. Clones share it.
@@ -222,6 +224,8 @@ struct Keeper {
     progress: mpsc::Sender<Progress>,
     publish: watch::Sender<Snapshot>,
     draining: bool,
+    /// See [`Snapshot::forgetful`].
+    forgetful: String,
 }
 
 /// Starts the keeper; machines that run already are taken over.
@@ -230,8 +234,15 @@ pub fn start(config: KeeperConfig) -> Result<Machines, StoreError> {
     let (progress, reports) = mpsc::channel(QUEUE);
     let (publish, snapshot) = watch::channel(Snapshot::default());
     let devices = Devices::new(config.devices.clone());
-    let mut keeper =
-        Keeper { config, machines: BTreeMap::new(), devices, progress, publish, draining: false };
+    let mut keeper = Keeper {
+        config,
+        machines: BTreeMap::new(),
+        devices,
+        progress,
+        publish,
+        draining: false,
+        forgetful: String::new(),
+    };
     keeper.adopt()?;
     keeper.publish();
     tokio::spawn(keeper.run(inbox, reports));
@@ -295,17 +306,35 @@ impl Keeper {
         }
     }
 
-    fn keep_time(&self) {
+    fn keep_time(&mut self) {
         let (clock, store) = (&self.config.clock, &self.config.store);
         let sure = clock.status().borrow().sources >= SOURCES_TO_DESTROY;
         let now = clock.now();
         let kept = if sure { store.agree_on(now) } else { store.raise_floor(now) };
-        if let Err(error) = kept {
-            trouble("store", &error);
-        }
+        self.judge_store(kept);
         if let Err(error) = self.config.tools.init.alive() {
             trouble("init", &error);
         }
+    }
+
+    /// Says when the store begins to fail, and when it works again: once each, not every time.
+    fn judge_store(&mut self, kept: Result<(), StoreError>) {
+        let reason = match (kept, self.forgetful.is_empty()) {
+            (Err(error), true) => {
+                let error = crate::init::boot::chain(&error);
+                self.forgetful = format!(
+                    "nothing is remembered any more: {error}; machines go on and end with their leases, \
+                     nothing new is accepted: restart the node with a disk that works"
+                );
+                self.forgetful.clone()
+            }
+            (Ok(()), false) => {
+                self.forgetful.clear();
+                "what happens is remembered again".to_owned()
+            }
+            (Err(_), false) | (Ok(()), true) => return,
+        };
+        eprintln!("{}", Event::Trouble { place: "disk", reason });
     }
 
     /// Commits what is known of a machine.
@@ -338,6 +367,7 @@ impl Keeper {
             devices: self.devices.list().to_vec(),
             free: self.free(),
             disk_mib: self.free_disk_mib(),
+            forgetful: self.forgetful.clone(),
         };
         self.publish.send_if_modified(|old| {
             let changed = *old != snapshot;

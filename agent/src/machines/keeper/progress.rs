@@ -19,6 +19,15 @@ use crate::{
     },
 };
 
+/// How often something is tried.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Attempts {
+    /// Once: it would end the same way.
+    One,
+    /// [`MAX_ATTEMPTS`] times.
+    Several,
+}
+
 impl Keeper {
     pub(super) async fn handle_notice(&mut self, notice: Notice) {
         match notice {
@@ -86,8 +95,13 @@ impl Keeper {
     }
 
     fn handle_failed(&mut self, machine: MachineId, error: &StartError) {
+        let attempts = if error.is_final() { Attempts::One } else { Attempts::Several };
+        self.note_failure(machine, chain(error), attempts);
+    }
+
+    /// Notes that a machine could not be started, and stops it after so many attempts.
+    pub(super) fn note_failure(&mut self, machine: MachineId, reason: String, attempts: Attempts) {
         let now = self.config.clock.now();
-        let reason = chain(error);
         eprintln!("{}", Event::MachineFailed { machine, reason: reason.clone() });
         let Some(entry) = self.machines.get_mut(&machine) else { return };
         entry.seen.busy = None;
@@ -96,7 +110,7 @@ impl Keeper {
         entry.record.note(now, format!("not started: {reason}"));
         entry.record.last_stop = reason;
         entry.record.failed = Failed::Yes;
-        if error.is_final() || entry.seen.failures >= MAX_ATTEMPTS {
+        if attempts == Attempts::One || entry.seen.failures >= MAX_ATTEMPTS {
             entry.record.power = Power::Off;
             entry.seen.failures = 0;
         }

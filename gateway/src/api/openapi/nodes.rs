@@ -168,7 +168,7 @@ pub(super) struct Restarting {
 /// What the node does about its updates.
 #[derive(ToSchema)]
 pub(super) struct Updating {
-    /// `apply`, `check` or `forget`.
+    /// `apply`, `check`, `forget`, `hold` or `resume`.
     updating: String,
 }
 
