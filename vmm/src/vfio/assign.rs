@@ -488,6 +488,13 @@ impl PciFunction for Function {
         }
     }
 
+    /// The host's bus is not the guest's to reset: the function is, where it can be.
+    fn bus_reset(&mut self) {
+        if let Some((at, bit)) = self.config.function_reset() {
+            self.write_config(at, &[bit]);
+        }
+    }
+
     fn bars(&self) -> Vec<Bar> {
         self.config.bars()
     }

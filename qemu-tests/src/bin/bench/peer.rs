@@ -37,6 +37,8 @@ pub(crate) struct Boot<'a> {
     pub(crate) device: Option<&'a str>,
     /// A raw file to be the first virtio disk.
     pub(crate) disk: Option<&'a str>,
+    /// A tap with one queue to be the only network card.
+    pub(crate) tap: Option<&'a str>,
     /// Guest memory, in MiB.
     pub(crate) memory_mib: u32,
 }
@@ -125,6 +127,18 @@ impl Peer {
                 format!("if=none,id=disk,format=raw,file={disk}"),
                 "-device".to_owned(),
                 "virtio-blk-pci,drive=disk".to_owned(),
+            ]),
+        }
+        match (boot.tap, self.kind) {
+            (None, _) => {}
+            (Some(tap), Kind::CloudHypervisor) => {
+                words.extend(["--net".to_owned(), format!("tap={tap}")]);
+            }
+            (Some(tap), Kind::Qemu) => words.extend([
+                "-netdev".to_owned(),
+                format!("tap,id=net,ifname={tap},script=no,downscript=no,vhost=on"),
+                "-device".to_owned(),
+                "virtio-net-pci,netdev=net,romfile=".to_owned(),
             ]),
         }
         if let Some(device) = boot.device {
