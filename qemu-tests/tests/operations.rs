@@ -105,7 +105,7 @@ fn a_guest_that_sleeps_is_woken_by_the_power_button() {
         plan.vsock(5);
         plan.spec.vcpus = 2;
     });
-    assert_eq!(bed.run(machine, "cat /sys/power/state", SOON).unwrap(), "freeze mem\n");
+    assert_eq!(bed.run(machine, "cat /sys/power/state", SOON).unwrap(), "freeze mem disk\n");
     assert_eq!(bed.run(machine, "cat /sys/power/mem_sleep", SOON).unwrap(), "[s2idle]\n");
     let refused = bed.run(machine, "echo standby > /sys/power/state", SOON);
     assert!(refused.unwrap_err().to_string().contains("Invalid argument"));
