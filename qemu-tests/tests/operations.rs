@@ -110,8 +110,9 @@ fn a_guest_that_sleeps_is_woken_by_the_power_button() {
     let refused = bed.run(machine, "echo standby > /sys/power/state", SOON);
     assert!(refused.unwrap_err().to_string().contains("Invalid argument"));
     for kind in ["mem", "freeze"] {
-        let before = bed.console(machine).unwrap().matches("awake again").count();
-        let awake = |bed: &mut Bed| bed.console(machine).unwrap().matches("awake again").count();
+        let over = format!("awake again\n{}0", guest::END);
+        let awake = |bed: &mut Bed| bed.console(machine).unwrap().matches(&over).count();
+        let before = awake(&mut bed);
         bed.type_line(machine, &format!("echo {kind} > /sys/power/state && echo awake again"))
             .unwrap();
         // Long enough for a guest that does not sleep at all, or not for long, to say so.

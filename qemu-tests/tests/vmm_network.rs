@@ -17,6 +17,8 @@ use qemu_tests::{
 const GUEST_LIMIT: Duration = Duration::from_secs(240);
 /// How long a command may take.
 const SOON: Duration = Duration::from_secs(120);
+/// How long a guest is left asleep.
+const ASLEEP: Duration = Duration::from_secs(20);
 
 /// `channels` prints most and current pairs; `channels N` has N used from now on. Source: Linux
 /// include/uapi/linux/ethtool.h, `struct ethtool_channels`: its command and eight numbers, of which the
@@ -114,6 +116,17 @@ fn each_processor_has_queues_of_its_own() {
     // A pause takes the rings from the kernel; a new driver starts with one pair and asks again.
     assert_eq!(bed.call(machine, ("POST", "/v1/pause"), "").unwrap().status, 202);
     assert_eq!(bed.call(machine, ("POST", "/v1/resume"), "").unwrap().status, 202);
+    let came = exchange(&mut bed, machine, 1);
+    assert!(came.iter().all(|count| *count > 10), "{came:?}");
+    // Asleep, the guest gives the rings back, and has them again when the power button wakes it.
+    let asleep = "echo mem > /sys/power/state; echo awake";
+    bed.type_line(machine, asleep).unwrap();
+    std::thread::sleep(ASLEEP);
+    assert_eq!(queues_of_host(&mut bed, 1), ["tx-0"]);
+    let button = r#"{"action":"button"}"#;
+    assert_eq!(bed.call(machine, ("POST", "/v1/power"), button).unwrap().status, 202);
+    bed.wait_console(machine, &format!("awake\n{}0", guest::END), SOON).unwrap();
+    assert_eq!(queues_of_host(&mut bed, 1), ["tx-0", "tx-1"]);
     let came = exchange(&mut bed, machine, 1);
     assert!(came.iter().all(|count| *count > 10), "{came:?}");
     run(&mut bed, "cd /sys/bus/virtio/drivers/virtio_net && card=$(ls -d virtio*)");

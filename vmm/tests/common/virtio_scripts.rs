@@ -346,7 +346,7 @@ fn put_commands(script: &mut Script<'_>, memory: &GuestRam) {
         let at = 0x4000 + 64 * number;
         memory.write_slice(&[class, command, low, high], GuestAddress(at)).unwrap();
         let pieces: &[(u64, u32)] =
-            if script.byte() % 2 == 0 { &[(0, 4)] } else { &[(0, 2), (2, 2)] };
+            if script.byte().is_multiple_of(2) { &[(0, 4)] } else { &[(0, 2), (2, 2)] };
         let mut next = u16::try_from(3 * number).unwrap();
         for (offset, length) in pieces {
             let to = 0x1000 + 16 * u64::from(next);
