@@ -96,9 +96,9 @@ fn measure(what: u8, address: &str, time: Duration, connections: u32) -> Result<
     for worker in workers {
         done += worker.join().map_err(|_| anyhow::anyhow!("a connection's thread died"))??;
     }
-    let rate = done as f64 / start.elapsed().as_secs_f64();
-    let unit = if what == TRIPS { 1.0 } else { 1024.0 };
-    Ok((rate / unit) as u64)
+    let unit = if what == TRIPS { 1 } else { 1024 };
+    let rate = u128::from(done) * 1_000_000 / start.elapsed().as_micros().max(1) / unit;
+    Ok(u64::try_from(rate)?)
 }
 
 /// Returns what one connection got done: bytes that arrived, or round trips.
