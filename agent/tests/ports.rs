@@ -134,7 +134,7 @@ fn what_listens_is_what_the_table_declares() {
                 uplinks.status(),
             );
             let networks = networks.await.unwrap();
-            let net = networks.create(MachineId::from_bytes([1; 16])).await.unwrap();
+            let net = networks.create(MachineId::from_bytes([1; 16]), 1).await.unwrap();
             let overlay = Overlay::start(OverlayConfig {
                 key: ed25519_dalek::SigningKey::from_bytes(&[7; 32]),
                 listen: spec.overlay.listen,

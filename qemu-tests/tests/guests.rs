@@ -114,6 +114,9 @@ fn four_cpus_are_four_cores_of_one_socket_where_the_node_offers_as_many() {
     let topology = "cd /sys/devices/system/cpu; cat online; cd cpu3/topology; \
                     cat physical_package_id core_id core_cpus_list package_cpus_list";
     assert_eq!(scene.ssh(&id, topology).unwrap(), "0-3\n0\n3\n3\n0-3\n");
+    // Its network card has a pair of queues for each of them.
+    let queues = "ls -1 /sys/class/net/eth0/queues | grep -c rx";
+    assert_eq!(scene.ssh(&id, queues).unwrap(), "4\n");
 }
 
 #[test]

@@ -12,6 +12,8 @@ use types::vm::{CoreScheduling, HyperV, exit};
 const GUEST_LIMIT: Duration = Duration::from_secs(240);
 /// How long a command may take.
 const SOON: Duration = Duration::from_secs(90);
+/// How long a guest is left asleep.
+const ASLEEP: Duration = Duration::from_secs(15);
 
 /// A host and a guest that takes commands, after `change` to its specification.
 fn running(folder: &Path, change: impl FnOnce(&mut Plan)) -> (Bed, u32) {
@@ -23,6 +25,8 @@ fn running(folder: &Path, change: impl FnOnce(&mut Plan)) -> (Bed, u32) {
     let mut plan =
         Plan::linux(1, ("/guest/kernel", "/guest/initrd"), "console=ttyS0 quiet panic=-1");
     change(&mut plan);
+    bed.write("/run/disk", b"").unwrap();
+    bed.grow("/run/disk", 16 << 20).unwrap();
     let machine = bed.launch(&plan).unwrap();
     bed.wait_console(machine, guest::READY, GUEST_LIMIT).unwrap();
     (bed, machine)
@@ -89,4 +93,50 @@ fn linux_finds_hyper_v_and_keeps_time_by_it() {
     let passed =
         bed.run(machine, "a=$(date +%s); sleep 3; echo $(($(date +%s) - a))", SOON).unwrap();
     assert!(["3\n", "4\n"].contains(&passed.as_str()), "{passed}");
+}
+
+/// A machine has no sleep but the one in which its processors idle: no S3 or S1 is offered, from which
+/// nothing here would wake it. The power button wakes it, and turns nothing off then.
+#[test]
+fn a_guest_that_sleeps_is_woken_by_the_power_button() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut bed, machine) = running(folder.path(), |plan| {
+        plan.disk("/run/disk");
+        plan.vsock(5);
+        plan.spec.vcpus = 2;
+    });
+    assert_eq!(bed.run(machine, "cat /sys/power/state", SOON).unwrap(), "freeze mem disk\n");
+    assert_eq!(bed.run(machine, "cat /sys/power/mem_sleep", SOON).unwrap(), "[s2idle]\n");
+    let refused = bed.run(machine, "echo standby > /sys/power/state", SOON);
+    assert!(refused.unwrap_err().to_string().contains("Invalid argument"));
+    for kind in ["mem", "freeze"] {
+        let over = format!("awake again\n{}0", guest::END);
+        let awake = |bed: &mut Bed| bed.console(machine).unwrap().matches(&over).count();
+        let before = awake(&mut bed);
+        bed.type_line(machine, &format!("echo {kind} > /sys/power/state && echo awake again"))
+            .unwrap();
+        // Long enough for a guest that does not sleep at all, or not for long, to say so.
+        std::thread::sleep(ASLEEP);
+        assert_eq!(awake(&mut bed), before, "{kind}: the guest does not stay asleep");
+        assert_eq!(get(&mut bed, machine, "/v1/state")["phase"], "running");
+        assert_eq!(post(&mut bed, machine, "/v1/power", r#"{"action":"button"}"#), 202);
+        let deadline = std::time::Instant::now() + SOON;
+        while awake(&mut bed) == before {
+            assert!(std::time::Instant::now() < deadline, "{kind}: the guest does not wake");
+            std::thread::sleep(Duration::from_millis(200));
+        }
+        // Each device works as before, and nobody took the button for the end.
+        let disk =
+            "echo 3 > /proc/sys/vm/drop_caches; dd if=/dev/vda bs=64k count=16 2>/dev/null | wc -c";
+        assert_eq!(bed.run(machine, disk, SOON).unwrap(), "1048576\n");
+        assert_eq!(bed.run(machine, "head -c 64 /dev/hwrng | wc -c", SOON).unwrap(), "64\n");
+        assert_eq!(bed.run(machine, "nproc", SOON).unwrap(), "2\n");
+        let bad =
+            bed.run(machine, "dmesg | grep -ci 'lockup\\|stall\\|failed to resume' || true", SOON);
+        assert_eq!(bad.unwrap(), "0\n");
+    }
+    // Awake, the same button means the end, as ever.
+    assert_eq!(post(&mut bed, machine, "/v1/power", r#"{"action":"button"}"#), 202);
+    let (status, log) = bed.wait_exit(machine, SOON).unwrap();
+    assert_eq!(status, exit::POWERED_OFF, "{log}");
 }

@@ -203,18 +203,36 @@ pub struct Rate {
     pub burst: u64,
 }
 
+/// Most pairs of queues of one network device: each costs the host a thread of its own, and eight
+/// move more than a tap's other side takes.
+pub const MAX_QUEUE_PAIRS: u32 = 8;
+
 /// One virtio-net device over a tap and vhost-net.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Net {
-    /// The tap (IFF_TAP | IFF_NO_PI | IFF_VNET_HDR).
+    /// The tap (IFF_TAP | IFF_NO_PI | IFF_VNET_HDR), or the first queue of one with IFF_MULTI_QUEUE.
     pub tap_fd: i32,
     /// `/dev/vhost-net`.
     pub vhost_fd: i32,
+    /// Further pairs of queues, for taps with IFF_MULTI_QUEUE; without them the guest sees one pair. At most
+    /// [`MAX_QUEUE_PAIRS`] less one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub more_pairs: Vec<QueuePair>,
     /// Hardware address, as 02:00:00:00:00:01.
     pub mac: String,
     /// Largest frame payload, in bytes.
     pub mtu: u16,
+}
+
+/// What one more pair of queues of a network device is made of.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct QueuePair {
+    /// Another queue of the same tap, attached.
+    pub tap_fd: i32,
+    /// `/dev/vhost-net`, opened once more.
+    pub vhost_fd: i32,
 }
 
 /// virtio-vsock over vhost-vsock.

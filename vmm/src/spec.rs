@@ -6,7 +6,7 @@ use std::{
     io::{self, Read},
 };
 
-use types::vm::{Boot, SPEC_FD, SPEC_VERSION, VmSpec};
+use types::vm::{Boot, MAX_QUEUE_PAIRS, SPEC_FD, SPEC_VERSION, VmSpec};
 
 use crate::{
     machine::{MAX_HOST_CPUS, MAX_VIRTIO, NumaError, Tree, TreeError, numa},
@@ -87,6 +87,11 @@ pub fn parse(bytes: &[u8]) -> Result<VmSpec, SpecError> {
     let virtio = spec.disks.len() + spec.nets.len() + usize::from(spec.vsock.is_some()) + 1;
     let right = "disks, network cards, the socket and the entropy device are at most 15 together";
     range("disks and nets", virtio as u64, virtio <= MAX_VIRTIO, right)?;
+    for net in &spec.nets {
+        let pairs = 1 + net.more_pairs.len() as u64;
+        let right = "a network card has 1 to 8 pairs of queues";
+        range("nets.more_pairs", pairs, pairs <= MAX_QUEUE_PAIRS.into(), right)?;
+    }
     for (passthrough, device) in
         spec.passthrough.iter().flat_map(|all| all.devices.iter().map(move |device| (all, device)))
     {
@@ -148,7 +153,10 @@ pub fn descriptors(spec: &VmSpec) -> Vec<i32> {
     }
     all.extend(spec.console_fd);
     all.extend(spec.disks.iter().map(|disk| disk.fd));
-    all.extend(spec.nets.iter().flat_map(|net| [net.tap_fd, net.vhost_fd]));
+    for net in &spec.nets {
+        all.extend([net.tap_fd, net.vhost_fd]);
+        all.extend(net.more_pairs.iter().flat_map(|pair| [pair.tap_fd, pair.vhost_fd]));
+    }
     all.extend(spec.vsock.iter().map(|vsock| vsock.vhost_fd));
     if let Some(passthrough) = &spec.passthrough {
         all.push(passthrough.iommu_fd);

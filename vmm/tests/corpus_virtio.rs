@@ -43,6 +43,11 @@ fn entropy_corpus() {
     assert!(replay("virtio_rng", virtio_scripts::entropy) > 20);
 }
 
+#[test]
+fn control_corpus() {
+    assert!(replay("virtio_control", virtio_scripts::control) > 20);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
@@ -69,5 +74,10 @@ proptest! {
     #[test]
     fn noise_on_an_entropy_queue(data in prop::collection::vec(any::<u8>(), 0..600)) {
         virtio_scripts::entropy(&data);
+    }
+
+    #[test]
+    fn noise_on_a_control_queue(data in prop::collection::vec(any::<u8>(), 0..600)) {
+        virtio_scripts::control(&data);
     }
 }

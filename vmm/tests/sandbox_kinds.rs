@@ -100,6 +100,8 @@ const NEVER: &[Call] = &[
     call("ioctl KVM_CREATE_VCPU", libc::SYS_ioctl, 0, 0xae41, 0),
     call("ioctl KVM_SET_SREGS", libc::SYS_ioctl, 0, 0x4138_ae84, 0),
     call("ioctl TUNSETIFF", libc::SYS_ioctl, 0, 0x4004_54ca, 0),
+    call("ioctl TUNSETVNETHDRSZ", libc::SYS_ioctl, 0, 0x4004_54d8, 0),
+    call("ioctl VHOST_SET_MEM_TABLE", libc::SYS_ioctl, 0, 0x4008_af03, 0),
     call("ioctl VHOST_SET_LOG_BASE", libc::SYS_ioctl, 0, 0x4008_af04, 0),
     call("fcntl F_SETOWN", libc::SYS_fcntl, 0, 8, 0),
 ];
@@ -121,8 +123,12 @@ const ELSEWHERE: &[(Call, &[&str])] = &[
     (call("ioctl KVM_IRQFD", libc::SYS_ioctl, 0, 0x4020_ae76, 0), &["block", "api", "event"]),
     (call("ioctl VFIO_DEVICE_RESET", libc::SYS_ioctl, 0, 0x3b6f, 0), &["vcpu", "block", "api"]),
     (
-        call("ioctl VHOST_SET_MEM_TABLE", libc::SYS_ioctl, 0, 0x4008_af03, 0),
+        call("ioctl VHOST_SET_VRING_ADDR", libc::SYS_ioctl, 0, 0x4028_af11, 0),
         &["main", "vcpu", "block", "api"],
+    ),
+    (
+        call("ioctl TUNSETQUEUE", libc::SYS_ioctl, 0, 0x4004_54d9, 0),
+        &["main", "vcpu", "block", "api", "reset"],
     ),
 ];
 

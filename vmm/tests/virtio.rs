@@ -7,6 +7,8 @@ mod driver;
 
 #[path = "virtio/block.rs"]
 mod block;
+#[path = "virtio/control.rs"]
+mod control;
 #[path = "virtio/entropy.rs"]
 mod entropy;
 #[path = "virtio/function.rs"]

@@ -38,6 +38,7 @@ fn vmm(arguments: &[String]) -> Result<()> {
         "--bin",
         "holdfast-vmm",
     ]))?;
+    run::run(&mut run::cargo(&["build", "--package", "agent", "--example", "tap"]))?;
     run::run(&mut run::cargo(&["build", "--package", "qemu-tests", "--bins"]))?;
     let target =
         std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| run::root().join("target"), Into::into);

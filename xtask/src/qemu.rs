@@ -95,7 +95,7 @@ pub(crate) fn build() -> Result<()> {
         "--package",
         "vmm",
     ]))?;
-    run::run(&mut run::cargo(&["build", "--package", "agent", "--example", "cuts"]))?;
+    run::run(&mut run::cargo(&["build", "--package", "agent", "--examples"]))?;
     run::run(&mut run::cargo(&["test", "--package", "qemu-tests", "--no-run"]))
 }
 

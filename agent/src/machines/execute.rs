@@ -20,8 +20,8 @@ use types::{
     node::Bdf,
     topology::{NumaNode, Topology},
     vm::{
-        Boot, CoreScheduling, Disk, HostMemory, MemoryBacking, Net, Passthrough, PassthroughDevice,
-        SPEC_FD, SPEC_VERSION, VmPhase, VmSpec, Vsock,
+        Boot, CoreScheduling, Disk, HostMemory, MAX_QUEUE_PAIRS, MemoryBacking, Net, Passthrough,
+        PassthroughDevice, QueuePair, SPEC_FD, SPEC_VERSION, VmPhase, VmSpec, Vsock,
     },
 };
 
@@ -243,13 +243,7 @@ async fn launch(tools: &Tools, record: &Record) -> Result<(i32, Placement), Star
     };
     let mut disks = open_disks(tools, record, &mut files).await?;
     disks.extend(open_seed(record, &mut files)?);
-    let net = tools.networks.create(record.lease.id).await?;
-    let nets = vec![Net {
-        tap_fd: files.add(net.tap),
-        vhost_fd: files.add(open(&tools.root.join("dev/vhost-net"), Access::Write)?),
-        mac: net.address.mac.to_string(),
-        mtu: net.address.mtu,
-    }];
+    let nets = vec![open_network(tools, record, &mut files).await?];
     let vsock = match open(&tools.root.join("dev/vhost-vsock"), Access::Write) {
         Ok(file) => Some(Vsock { cid: record.uid, vhost_fd: files.add(file) }),
         Err(_) => None,
@@ -353,6 +347,24 @@ fn locate(tools: &Tools, record: &Record) -> Located {
     };
     placement::note_memory(&mut placement, &near);
     Located { memory: parts, topology, numa: guest.nodes, placement }
+}
+
+/// Opens the machine's tap, with a queue for each virtual CPU as far as a device can have them.
+async fn open_network(
+    tools: &Tools,
+    record: &Record,
+    files: &mut Files,
+) -> Result<Net, StartError> {
+    let queues = record.lease.shape.vcpus.min(MAX_QUEUE_PAIRS);
+    let net = tools.networks.create(record.lease.id, queues).await?;
+    let vhost = || open(&tools.root.join("dev/vhost-net"), Access::Write);
+    let (tap_fd, vhost_fd) = (files.add(net.tap), files.add(vhost()?));
+    let mut more_pairs = Vec::new();
+    for queue in net.more_queues {
+        more_pairs.push(QueuePair { tap_fd: files.add(queue), vhost_fd: files.add(vhost()?) });
+    }
+    let (mac, mtu) = (net.address.mac.to_string(), net.address.mtu);
+    Ok(Net { tap_fd, vhost_fd, more_pairs, mac, mtu })
 }
 
 async fn open_disks(

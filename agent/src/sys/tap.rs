@@ -17,6 +17,20 @@ const VIRTIO_NET_HEADER: libc::c_int = 12;
 /// The descriptor has one queue, no packet information and virtio-net headers of twelve bytes.
 /// Fails with `EBUSY` when another process is attached.
 pub(crate) fn open(name: &str) -> io::Result<OwnedFd> {
+    attach(name, flags::<ONE_QUEUE>())
+}
+
+/// The same for a tap with several queues, attached all: returns the first and the `more` others.
+///
+/// The kernel lets others attach further queues, so whoever calls this must know that nobody did. Fails
+/// with `EINVAL` when the tap was made with one queue.
+pub(crate) fn open_queues(name: &str, more: u32) -> io::Result<(OwnedFd, Vec<OwnedFd>)> {
+    let first = attach(name, flags::<MANY_QUEUES>())?;
+    let others = (0..more).map(|_| attach(name, flags::<MANY_QUEUES>()));
+    Ok((first, others.collect::<io::Result<_>>()?))
+}
+
+fn attach(name: &str, flags: libc::c_short) -> io::Result<OwnedFd> {
     let file = OpenOptions::new()
         .read(true)
         .write(true)
@@ -26,7 +40,7 @@ pub(crate) fn open(name: &str) -> io::Result<OwnedFd> {
     // SAFETY: TUNSETIFF reads and writes the `ifreq` that the pointer names, which outlives the
     // call and whose flags member is the one that the kernel reads.
     let ret = unsafe {
-        request.ifr_ifru.ifru_flags = flags();
+        request.ifr_ifru.ifru_flags = flags;
         libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF as libc::Ioctl, &raw mut request)
     };
     check(ret)?;
@@ -48,9 +62,13 @@ fn set_header_size(file: &File) -> io::Result<()> {
     check(ret)
 }
 
-/// Cannot be cut: the three flags are 0x5002.
-fn flags() -> libc::c_short {
-    const FLAGS: libc::c_int = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
+/// No packet information, virtio-net headers.
+const ONE_QUEUE: libc::c_int = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
+/// The same, with as many queues as there are descriptors.
+const MANY_QUEUES: libc::c_int = ONE_QUEUE | libc::IFF_MULTI_QUEUE;
+
+/// Cannot be cut: the flags are at most 0x5102.
+fn flags<const FLAGS: libc::c_int>() -> libc::c_short {
     const { assert!(FLAGS <= libc::c_short::MAX as libc::c_int) };
     #[allow(clippy::cast_possible_truncation, reason = "asserted in the line above")]
     let flags = FLAGS as libc::c_short;

@@ -147,7 +147,7 @@ impl World {
         let networks = self.networks.as_ref().unwrap();
         let runtime = self.runtime.as_ref().unwrap();
         let machine = MachineId::from_bytes([number; 16]);
-        Guest::plug(runtime.block_on(networks.create(machine)).unwrap())
+        Guest::plug(runtime.block_on(networks.create(machine, 1)).unwrap())
     }
 
     /// A guest that asked for an IPv4 address, and the address.
@@ -220,7 +220,7 @@ impl Hostile {
         let networks = world.networks.as_ref().unwrap();
         let machine = MachineId::from_bytes([number; 16]);
         let runtime = world.runtime.as_ref().unwrap();
-        let net = runtime.block_on(networks.create(machine)).unwrap();
+        let net = runtime.block_on(networks.create(machine, 1)).unwrap();
         world.lan.run("nft add table netdev watch");
         let chain = "{ type filter hook ingress device eth0 priority -500 ; }";
         world.lan.run(&format!("nft add chain netdev watch in {chain}"));

@@ -19,8 +19,13 @@ use std::{
     time::Duration,
 };
 
-use agent::net::{NetworkStatus, ruleset::FLOWS_PER_GUEST};
+use agent::net::{
+    NetworkStatus,
+    machines::{MachineNet, MachineNetError},
+    ruleset::FLOWS_PER_GUEST,
+};
 use netns::{PATIENCE, SILENCE, can_run, wait_for};
+use types::ids::MachineId;
 use world::{NODE, PRIVATE, SERVER, World};
 
 #[test]
@@ -235,7 +240,7 @@ fn running_guests_survive_the_agent() {
     assert_eq!(guest.space.ask_tcp(SERVER, PATIENCE).as_deref(), Some(NODE));
     assert!(guest.dhcp().is_some(), "the new agent answers no DHCP");
     // While its VMM lives, nobody else gets the tap.
-    let again = world.runtime.as_ref().unwrap().block_on(world.networks().create(machine));
+    let again = world.runtime.as_ref().unwrap().block_on(world.networks().create(machine, 1));
     assert!(again.is_err());
 }
 
@@ -246,6 +251,25 @@ fn a_machine_that_starts_again_keeps_its_address() {
     let before = guest.address.clone();
     drop(guest);
     assert_eq!(world.guest(1).address, before);
+}
+
+/// A tap with several queues lets anybody attach one more; the node does not.
+#[test]
+fn a_tap_of_several_queues_belongs_to_one_process_at_a_time() {
+    let Some(world) = World::new("several queues") else { return };
+    let machine = MachineId::from_bytes([9; 16]);
+    let open =
+        |queues| world.runtime.as_ref().unwrap().block_on(world.networks().create(machine, queues));
+    let net = open(3).unwrap();
+    assert_eq!(net.more_queues.len(), 2);
+    assert!(matches!(open(3), Err(MachineNetError::Busy { .. })));
+    // As long as one of them is open.
+    let MachineNet { tap, mut more_queues, address } = net;
+    drop((tap, more_queues.pop()));
+    assert!(matches!(open(3), Err(MachineNetError::Busy { .. })));
+    drop(more_queues);
+    let again = open(3).unwrap();
+    assert_eq!((again.more_queues.len(), again.address), (2, address));
 }
 
 #[test]

@@ -120,7 +120,7 @@ impl World {
     pub(crate) fn plug(&self, number: u8) -> Guest {
         let machine = MachineId::from_bytes([number; 16]);
         let runtime = self.runtime.as_ref().unwrap();
-        Guest::plug(runtime.block_on(self.networks().create(machine)).unwrap())
+        Guest::plug(runtime.block_on(self.networks().create(machine, 1)).unwrap())
     }
 
     /// A guest that is configured as it was told, with a server.

@@ -6,6 +6,7 @@
 
 pub mod firmware;
 pub mod guest;
+pub mod network;
 pub mod plan;
 pub mod protocol;
 
@@ -173,6 +174,19 @@ impl Bed {
         let names = self.list(&format!("{device}/vfio-dev"))?;
         let name = names.first().with_context(|| format!("vfio-pci did not take {address}"))?;
         Ok(format!("/dev/vfio/devices/{name}"))
+    }
+
+    /// Runs a program of the host to its end and returns what it wrote; an error holds that, too.
+    pub fn run_on_host(&mut self, words: &[&str]) -> Result<String> {
+        let words = words.iter().map(|&word| word.to_owned()).collect();
+        let Answer::Bytes { base64 } = self.ask(&Request::Run { words })? else { bail!(MIXED) };
+        Ok(String::from_utf8_lossy(&BASE64.decode(base64)?).into_owned())
+    }
+
+    /// Starts a program of the host that goes on while the host lives.
+    pub fn start_on_host(&mut self, words: &[&str]) -> Result<()> {
+        let words = words.iter().map(|&word| word.to_owned()).collect();
+        self.ask(&Request::Start { words }).map(drop)
     }
 
     /// Starts a VMM and returns its number.

@@ -4,8 +4,8 @@ use types::{
     node::Bdf,
     units::Mebibytes,
     vm::{
-        Boot, CoreScheduling, Disk, DiskModel, HyperV, MemoryBacking, Passthrough,
-        PassthroughDevice, SPEC_VERSION, VfioInterface, VmSpec, Vsock,
+        Boot, CoreScheduling, Disk, DiskModel, HyperV, MemoryBacking, Net, Passthrough,
+        PassthroughDevice, QueuePair, SPEC_VERSION, VfioInterface, VmSpec, Vsock,
     },
 };
 
@@ -100,6 +100,19 @@ impl Plan {
             key: None,
         });
         self.spec.disks.last_mut().unwrap_or_else(|| unreachable!("just pushed"))
+    }
+
+    /// Adds a network card over the tap `name`, which was made with as many queues.
+    pub fn net(&mut self, name: &str, queues: u32) {
+        let mut pair = |queue| {
+            let tap = Opened::Tap { name: name.to_owned(), queues, queue };
+            let vhost = Opened::Write { path: "/dev/vhost-net".to_owned() };
+            QueuePair { tap_fd: self.open(tap), vhost_fd: self.open(vhost) }
+        };
+        let QueuePair { tap_fd, vhost_fd } = pair(0);
+        let more_pairs = (1..queues).map(pair).collect();
+        let mac = format!("02:00:00:00:00:{:02x}", 1 + self.spec.nets.len());
+        self.spec.nets.push(Net { tap_fd, vhost_fd, more_pairs, mac, mtu: 1500 });
     }
 
     /// Adds a vsock.

@@ -31,6 +31,15 @@ pub enum Opened {
         /// Content.
         base64: String,
     },
+    /// One queue of a tap that was made with as many.
+    Tap {
+        /// Name of the interface.
+        name: String,
+        /// How many queues it has.
+        queues: u32,
+        /// Which of them, from 0 on.
+        queue: u32,
+    },
     /// The listening socket of the VMM's API.
     Api,
 }
@@ -100,6 +109,16 @@ pub enum Request {
         machine: u32,
         /// How long at most.
         limit_ms: u64,
+    },
+    /// Run a program to its end and tell what it wrote.
+    Run {
+        /// Path and arguments.
+        words: Vec<String>,
+    },
+    /// Start a program that goes on while the host lives.
+    Start {
+        /// Path and arguments.
+        words: Vec<String>,
     },
     /// Count the places in the memory of all running guests, at multiples of 64 bytes, that begin
     /// with a text.

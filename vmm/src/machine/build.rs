@@ -29,7 +29,7 @@ use crate::{
         nvme::Nvme,
         power::{self, Power},
         serial::{self, Serial},
-        virtio::{self, VirtioError, blk::engine::EngineChoice, pci::VirtioPci},
+        virtio::{self, VirtioError, blk::engine::EngineChoice, net::PairFiles, pci::VirtioPci},
     },
     events::Events,
     irq::{InterruptLine, PinRoute},
@@ -217,8 +217,14 @@ fn virtio_functions(spec: &VmSpec, platform: &virtio::Platform) -> Result<Vec<Se
     }
     for net in &spec.nets {
         let slot = next();
-        let (tap, vhost) = (take("a tap", net.tap_fd)?, take("/dev/vhost-net", net.vhost_fd)?);
-        functions.push((slot, virtio::net::open(net, tap, vhost, slot, platform)?));
+        let pair = |tap, vhost| {
+            let (tap, vhost) = (take("a tap", tap)?, take("/dev/vhost-net", vhost)?);
+            Ok::<_, BuildError>(PairFiles { tap, vhost })
+        };
+        let first = pair(net.tap_fd, net.vhost_fd)?;
+        let more = net.more_pairs.iter().map(|more| pair(more.tap_fd, more.vhost_fd));
+        let more = more.collect::<Result<Vec<_>, _>>()?;
+        functions.push((slot, virtio::net::open(net, first, more, slot, platform)?));
     }
     if let Some(vsock) = &spec.vsock {
         let slot = next();

@@ -102,6 +102,9 @@ impl Bus {
                 }
             }
             self.refresh(seat);
+            if lock(&function).took_bus_reset() {
+                self.reset_below(seat);
+            }
         }
     }
 
@@ -170,6 +173,25 @@ impl Bus {
         let function = u64::from(self.selected >> 8 & 0xffff);
         let register = u64::from(self.selected & 0xfc) + u64::from(port - 4);
         enabled.then_some(function << 12 | register)
+    }
+
+    /// Resets all functions behind the bridge named `bridge`.
+    fn reset_below(&mut self, bridge: Address) {
+        let mut bridges = vec![bridge];
+        for _ in 0..MAX_DEPTH {
+            let on_bus = |seat: &Seat| seat.parent.is_some_and(|above| bridges.contains(&above));
+            let below: Vec<_> = self
+                .seats
+                .iter()
+                .filter(|(_, seat)| on_bus(seat))
+                .map(|(name, seat)| (*name, Arc::clone(&seat.function)))
+                .collect();
+            for (name, function) in &below {
+                lock(function).bus_reset();
+                self.refresh(*name);
+            }
+            bridges = below.into_iter().map(|(name, _)| name).collect();
+        }
     }
 
     /// Finds the function that answers to `address` with the bridges as the guest set them: from
@@ -338,6 +360,7 @@ mod tests {
     struct Plain {
         config: ConfigSpace,
         cell: u8,
+        resets: u32,
     }
 
     impl PciFunction for Plain {
@@ -359,6 +382,10 @@ mod tests {
         fn write_bar(&mut self, _bar: u8, _offset: u64, data: &[u8]) {
             self.cell = data[0];
         }
+        fn bus_reset(&mut self) {
+            self.config.write(4, &[0, 0]);
+            self.resets += 1;
+        }
     }
 
     fn plain() -> Plain {
@@ -373,7 +400,7 @@ mod tests {
         let mut config = ConfigSpace::new(identity);
         config.add_bar(0, BarKind::Memory32, 0x1000).expect("fits");
         config.place_bar(0, 0xc000_0000);
-        Plain { config, cell: 9 }
+        Plain { config, cell: 9, resets: 0 }
     }
 
     fn bus() -> Bus {
@@ -449,6 +476,49 @@ mod tests {
         bus.write_ecam(1 << 20 | 0x10, &[0, 0, 0, 0xd0]);
         assert_eq!(bus.read_memory(0xc000_0000, &mut data), Answered::No);
         assert_eq!(bus.read_memory(0xd000_0000, &mut data), Answered::Yes);
+    }
+
+    /// Bridge control, secondary bus reset.
+    #[test]
+    fn a_bridge_resets_what_is_below_it_once() {
+        let link = Link { speed: 1, width: 1 }.registers();
+        let mut bus = Bus::default();
+        let at = |bus, device| Address { bus, device, function: 0 };
+        let port = |kind| Arc::new(Mutex::new(Port::new(kind, &link, None).expect("room")));
+        let (below, beside) = (Arc::new(Mutex::new(plain())), Arc::new(Mutex::new(plain())));
+        bus.add(at(0, 2), port(Kind::Root));
+        bus.add(at(0, 3), port(Kind::Root));
+        bus.add_behind(at(0, 2), at(1, 0), port(Kind::Upstream));
+        bus.add_behind(at(1, 0), at(2, 0), port(Kind::Downstream));
+        bus.add_behind(at(2, 0), at(3, 0), Arc::<Mutex<Plain>>::clone(&below));
+        bus.add_behind(at(0, 3), at(4, 0), Arc::<Mutex<Plain>>::clone(&beside));
+        let resets =
+            || [&below, &beside].map(|function| function.lock().expect("one thread").resets);
+        let program = |bus: &mut Bus| {
+            bus.write_ecam(PORT | 0x18, &[0, 1, 3, 0]);
+            bus.write_ecam(1 << 20 | 0x18, &[1, 2, 3, 0]);
+            bus.write_ecam(2 << 20 | 0x18, &[2, 3, 3, 0]);
+            bus.write_ecam(3 << 20 | 4, &[2, 0]);
+        };
+        let identity = |bus: &Bus| {
+            let mut data = [0; 4];
+            bus.read_ecam(3 << 20, &mut data);
+            u32::from_le_bytes(data)
+        };
+        program(&mut bus);
+        assert_eq!((identity(&bus), resets()), (0x5678_1234, [0, 0]));
+        bus.write_ecam(PORT | 0x3e, &[0x40, 0]);
+        bus.write_ecam(PORT | 0x3e, &[0x43, 0]);
+        assert_eq!((identity(&bus), resets()), (u32::MAX, [1, 0]));
+        let mut data = [0; 4];
+        assert_eq!(bus.read_memory(0xc000_0000, &mut data), Answered::No);
+        // Over: the switch below has forgotten its buses.
+        bus.write_ecam(PORT | 0x3e, &[0, 0]);
+        assert_eq!((identity(&bus), resets()), (u32::MAX, [1, 0]));
+        program(&mut bus);
+        assert_eq!((identity(&bus), resets()), (0x5678_1234, [1, 0]));
+        bus.write_ecam(PORT | 0x3e, &[0x40, 0]);
+        assert_eq!(resets(), [2, 0]);
     }
 
     #[test]

@@ -62,6 +62,16 @@ pub trait PciFunction: Send {
         None
     }
 
+    /// Returns whether the guest has begun to reset the bus behind the function since it was asked last, if
+    /// it is a bridge.
+    fn took_bus_reset(&mut self) -> bool {
+        false
+    }
+
+    /// The bus that the function is on was reset (PCI Express 6.0 §6.6.1, a hot reset): registers take their
+    /// initial values, and what is under way ends without being waited for.
+    fn bus_reset(&mut self) {}
+
     /// Stops using guest memory, as soon as what is under way is done; [`Self::is_held`] says when.
     /// Called with all vCPUs waiting.
     fn hold(&mut self) {}

@@ -8,7 +8,7 @@
 //! | 8                  | data           |
 //! | 12                 | control, bit 0 masks |
 
-use std::{io, sync::Arc};
+use std::{io, os::fd::BorrowedFd, sync::Arc};
 
 use crate::irq::{InterruptSource, MsiMessage, MsiVector};
 
@@ -170,10 +170,29 @@ impl MsixTable {
         self.route_if_there(touched)
     }
 
-    /// Reads the pending bits. Signals that arrive while masked wait in their eventfd, so no bit
-    /// is ever seen set; the standard lets a function deliver late.
-    pub fn read_pending(&self, _offset: u64, data: &mut [u8]) {
-        data.fill(0);
+    /// Reads the pending bits (PCI 3.0 §6.8.2.8): one for each vector, set while a signal waits for its
+    /// vector to be unmasked. Outside of them everything reads as zero.
+    pub fn read_pending(&self, offset: u64, data: &mut [u8]) {
+        for (index, byte) in data.iter_mut().enumerate() {
+            let at = offset.saturating_add(index as u64);
+            let first = usize::try_from(at).unwrap_or(usize::MAX).saturating_mul(8);
+            *byte = (0..8).fold(0, |bits, bit| {
+                bits | u8::from(self.is_pending(first.saturating_add(bit))) << bit
+            });
+        }
+    }
+
+    fn is_pending(&self, index: usize) -> bool {
+        let closed = self.is_enabled() && !self.is_open(index);
+        let vector = self.vectors.get(index).and_then(Option::as_ref);
+        closed && vector.is_some_and(|vector| holds_signal(vector.eventfd()))
+    }
+
+    /// Returns whether vector `index` fires as soon as it is triggered.
+    fn is_open(&self, index: usize) -> bool {
+        self.is_enabled()
+            && self.control & FUNCTION_MASK == 0
+            && self.entries.get(index).is_some_and(|entry| entry.control & MASKED == 0)
     }
 
     /// Masks everything and switches MSI-X off, as at reset.
@@ -196,8 +215,7 @@ impl MsixTable {
 
     fn route(&mut self, index: usize) -> io::Result<()> {
         let Some(entry) = self.entries.get(index).copied() else { return Ok(()) };
-        let open =
-            self.is_enabled() && self.control & FUNCTION_MASK == 0 && entry.control & MASKED == 0;
+        let open = self.is_open(index);
         let vector = if open { self.allocate(index)? } else { self.vectors[index].clone() };
         let message = MsiMessage { address: entry.address, data: entry.data };
         vector.map_or(Ok(()), |vector| vector.route(open.then_some(message)))
@@ -233,6 +251,14 @@ impl MsixTable {
     }
 }
 
+/// Returns whether an eventfd that nobody waits for holds a signal: it is taken out and put back, so that
+/// threads that may not poll can look.
+fn holds_signal(event: BorrowedFd<'_>) -> bool {
+    let mut count = [0; 8];
+    let taken = rustix::io::read(event, &mut count);
+    taken == Ok(count.len()) && rustix::io::write(event, &count) == Ok(count.len())
+}
+
 fn entry_bytes(entry: &Entry) -> [u8; 16] {
     let mut bytes = [0; 16];
     bytes[..8].copy_from_slice(&entry.address.to_le_bytes());
@@ -265,6 +291,7 @@ mod tests {
             self.file.as_fd()
         }
         fn trigger(&self) -> io::Result<()> {
+            rustix::io::write(&self.file, &1u64.to_ne_bytes())?;
             Ok(())
         }
     }
@@ -274,7 +301,8 @@ mod tests {
 
     impl InterruptSource for Source {
         fn allocate_msi(&self) -> io::Result<Arc<dyn MsiVector>> {
-            let file = OwnedFd::from(std::fs::File::open("/dev/null")?);
+            let flags = rustix::event::EventfdFlags::NONBLOCK;
+            let file = rustix::event::eventfd(0, flags)?;
             let vector = Arc::new(Recorder { routed: Mutex::new(None), file });
             self.0.lock().expect("one thread").push(Arc::clone(&vector));
             Ok(vector)
@@ -307,6 +335,33 @@ mod tests {
         table.write_capability(3, &[0xc0]).expect("recorded");
         assert_eq!(routed(&source, 1), None);
         assert_eq!(table.control(), ENABLE | FUNCTION_MASK | 2);
+    }
+
+    #[test]
+    fn signals_that_wait_are_seen_as_pending() {
+        let source = Source::default();
+        let mut table = MsixTable::new(11, &source).expect("vectors");
+        let pending = |table: &MsixTable| {
+            let mut bits = [0xff; 8];
+            table.read_pending(0, &mut bits);
+            u64::from_le_bytes(bits)
+        };
+        table.write_capability(2, &ENABLE.to_le_bytes()).expect("recorded");
+        table.write_table(16 + 12, &[0]).expect("unmasked");
+        for vector in [0, 1, 9] {
+            table.trigger(vector).expect("recorded");
+        }
+        // Vector 1 is open: what is in its eventfd is the kernel's. Looking takes nothing away.
+        assert_eq!([pending(&table), pending(&table)], [1 | 1 << 9; 2]);
+        let mut byte = [0];
+        table.read_pending(1, &mut byte);
+        assert_eq!(byte, [2]);
+        table.write_table(16 * 9 + 12, &[0]).expect("unmasked");
+        assert_eq!(pending(&table), 1);
+        table.write_capability(2, &(ENABLE | FUNCTION_MASK).to_le_bytes()).expect("recorded");
+        assert_eq!(pending(&table), 1 | 1 << 1 | 1 << 9);
+        table.read_pending(u64::MAX, &mut byte);
+        assert_eq!(byte, [0]);
     }
 
     #[test]

@@ -24,6 +24,10 @@ use crate::sys::memory::GuestRam;
 const TUNSETOFFLOAD: libc::c_ulong = 0x4004_54d0;
 /// TUNSETVNETHDRSZ, `_IOW('T', 216, int)` (linux/if_tun.h).
 const TUNSETVNETHDRSZ: libc::c_ulong = 0x4004_54d8;
+/// TUNSETQUEUE, `_IOW('T', 217, int)`, and the two flags of its `ifreq` (linux/if_tun.h).
+const TUNSETQUEUE: libc::c_ulong = 0x4004_54d9;
+const IFF_ATTACH_QUEUE: libc::c_short = 0x0200;
+const IFF_DETACH_QUEUE: libc::c_short = 0x0400;
 
 /// One transfer or command for a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -356,6 +360,28 @@ pub fn set_tap_offload(tap: BorrowedFd<'_>, flags: u32) -> io::Result<()> {
 pub fn set_tap_header_size(tap: BorrowedFd<'_>, size: i32) -> io::Result<()> {
     // SAFETY: TUNSETVNETHDRSZ reads one int, which lives across the call; the result is checked.
     check(unsafe { ioctl_with_ref(&tap, TUNSETVNETHDRSZ, &size) })
+}
+
+/// Whether a queue of a tap takes part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TapQueue {
+    /// The kernel puts frames into it.
+    Attached,
+    /// It does not; what was in it is dropped.
+    Detached,
+}
+
+/// Attaches or detaches one queue of a tap with IFF_MULTI_QUEUE. Fails with `EINVAL` when it is so already,
+/// or has no such flag.
+pub fn set_tap_queue(tap: BorrowedFd<'_>, state: TapQueue) -> io::Result<()> {
+    // SAFETY: every bit pattern of zeroes is a valid `ifreq`, which holds integers only.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    request.ifr_ifru.ifru_flags = match state {
+        TapQueue::Attached => IFF_ATTACH_QUEUE,
+        TapQueue::Detached => IFF_DETACH_QUEUE,
+    };
+    // SAFETY: TUNSETQUEUE reads the `ifreq`, which lives across the call; the result is checked.
+    check(unsafe { ioctl_with_ref(&tap, TUNSETQUEUE, &request) })
 }
 
 /// Connects queue `index` of a vhost-net device with a tap, or with nothing.

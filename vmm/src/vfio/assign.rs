@@ -1,8 +1,8 @@
 //! Takes devices from their descriptors to functions on the guest's bus, and back to a clean state.
 //!
-//! Taking goes: bind (the kernel resets and claims the device), look whether it came back and reset it
-//! if not, attach to one address space for all. Only then is known where guest memory may lie. Giving
-//! goes: map guest memory there, read what the device is.
+//! Taking goes: bind (the kernel resets and claims the device), look whether it came back and reset it if
+//! not, attach to one address space for all. Only then is known where guest memory may lie. Giving goes: map
+//! guest memory there, read what the device is.
 
 use std::{
     io,
@@ -488,6 +488,12 @@ impl PciFunction for Function {
         }
     }
 
+    /// The host's bus is not the guest's to reset: the function is, where it can be.
+    fn bus_reset(&mut self) {
+        let Some((at, bit)) = self.config.function_reset() else { return };
+        self.write_config(at, &[bit]);
+    }
+
     fn bars(&self) -> Vec<Bar> {
         self.config.bars()
     }
@@ -525,8 +531,7 @@ impl PciFunction for Function {
         let slots = &*self.slots;
         // One that cannot be placed takes nothing from the others.
         let placed: Vec<_> = self.mapped.iter_mut().map(|one| one.arrive(&bars, slots)).collect();
-        let result = placed.into_iter().collect();
-        self.complain("map a BAR for the guest; accesses to it will be slow", result);
+        self.complain("map a BAR for the guest; it will be slow", placed.into_iter().collect());
     }
 
     fn reset(&mut self) {

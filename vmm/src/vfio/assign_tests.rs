@@ -139,6 +139,23 @@ fn a_guest_that_resets_the_function_finds_it_as_at_power_on() {
     assert!(!bench.function.bars()[0].decoding);
 }
 
+/// As it is: a function whose bus is reset is reset by its own means, if it has any.
+#[test]
+fn a_reset_of_the_bus_reaches_the_function() {
+    let mut bench = bench(FakeDevice::nvme());
+    bench.write(0x04, &[0x06, 0x00]);
+    bench.device.told();
+    bench.function.bus_reset();
+    assert_eq!(bench.device.told()[0], Told::Config(0x89, vec![0x80]));
+    assert!(!bench.function.bars()[0].decoding);
+    let mut bench = self::bench(FakeDevice::conventional());
+    bench.write(0x04, &[0x03, 0x00]);
+    bench.device.told();
+    bench.function.bus_reset();
+    assert_eq!(bench.device.told(), []);
+    assert!(bench.function.bars().iter().any(|bar| bar.decoding));
+}
+
 #[test]
 fn a_device_that_is_gone_is_refused() {
     let refusal = open(FakeDevice::gone()).map(drop).unwrap_err();

@@ -184,6 +184,12 @@ impl ConfigFilter {
         Ok(filter)
     }
 
+    /// Returns where the guest starts a function-level reset: a byte and its bit. Not all devices can.
+    pub fn function_reset(&self) -> Option<(u16, u8)> {
+        let (at, bit) = self.resets.first()?;
+        Some((u16::try_from(*at).ok()?, *bit))
+    }
+
     /// Replaces the emulated bits of `data`, which holds what the device answered at `offset`.
     pub fn read(&self, offset: u16, data: &mut [u8]) {
         for (at, value) in (usize::from(offset)..).zip(data) {

@@ -10,6 +10,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
+    time::Instant,
 };
 
 use vm_memory::{Bytes, GuestAddress};
@@ -22,6 +23,7 @@ use vmm::{
             queue::{BlockQueue, Job, Live, Progress},
             request::{Access, Rules, Support},
         },
+        control::{self, ControlQueue, Pace, Pairs, Refused},
         rng,
         transport::{Effect, NO_VECTOR, QueueLayout, RingMemory, Transport},
     },
@@ -311,6 +313,84 @@ pub fn entropy(data: &[u8]) {
         matches!(rng::answer_batch(&mut ring, &signal, &activity), Ok(rng::Progress::More))
     });
     assert!(!busy, "a ring that does not move keeps the thread busy");
+}
+
+/// Pairs that only remember; some refuse.
+struct FakePairs {
+    possible: u16,
+    refuses: bool,
+    used: u16,
+    changes: u64,
+}
+
+impl Pairs for FakePairs {
+    fn possible(&self) -> u16 {
+        self.possible
+    }
+    fn set(&mut self, count: u16) -> Result<(), Refused> {
+        assert!((1..=self.possible).contains(&count), "{count} of {}", self.possible);
+        self.changes += 1;
+        if self.refuses {
+            return Err(Refused);
+        }
+        self.used = count;
+        Ok(())
+    }
+}
+
+/// Writes commands that are almost right into the first buffers, in one piece or in several.
+fn put_commands(script: &mut Script<'_>, memory: &GuestRam) {
+    for number in 0..u64::from(script.byte() % 16) {
+        let (class, command) = (script.byte() % 8, script.byte() % 4);
+        let [low, high] = (script.word() % 12).to_le_bytes();
+        let at = 0x4000 + 64 * number;
+        memory.write_slice(&[class, command, low, high], GuestAddress(at)).unwrap();
+        let pieces: &[(u64, u32)] =
+            if script.byte().is_multiple_of(2) { &[(0, 4)] } else { &[(0, 2), (2, 2)] };
+        let mut next = u16::try_from(3 * number).unwrap();
+        for (offset, length) in pieces {
+            let to = 0x1000 + 16 * u64::from(next);
+            super::virtio::write_descriptor(memory, to, (at + offset, *length, 1, next + 1));
+            next += 1;
+        }
+        let to = 0x1000 + 16 * u64::from(next);
+        super::virtio::write_descriptor(memory, to, (at + 32, 1, 2, 0));
+    }
+}
+
+/// Commands and rubbish in a control queue: only numbers of pairs that exist are ever set, at the pace
+/// that is promised, and the thread's work ends.
+pub fn control(data: &[u8]) {
+    let mut script = Script(data);
+    let memory = ram();
+    let mut pairs = FakePairs {
+        possible: u16::from(script.byte() % 9),
+        refuses: script.byte() % 8 == 7,
+        used: 1,
+        changes: 0,
+    };
+    put_commands(&mut script, &memory);
+    let ring = build_ring(&mut script, &memory);
+    let (signal, _interrupts) = signal();
+    let kick = Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap());
+    let mut queue = ControlQueue::new(ReadyQueue { index: 2, ring, kick, signal });
+    let start = Instant::now();
+    let (mut now, mut pace) = (start, Pace::new(start));
+    // A ring holds 256 chains at most, and each look answers eight at least at first and one later.
+    let busy = (0..1024).all(|_| match queue.turn(&mut pairs, &mut pace, now) {
+        Ok(control::Progress::More) => true,
+        Ok(control::Progress::At(time)) => {
+            assert!(time > now, "a command waits for a time that has passed");
+            now = time;
+            true
+        }
+        Ok(control::Progress::Idle) | Err(_) => false,
+    });
+    assert!(!busy, "a ring that does not move keeps the thread busy");
+    assert!(pairs.used == 1 || pairs.used <= pairs.possible);
+    // Eight at once and four each second.
+    let most = 8 + u64::try_from(now.duration_since(start).as_millis()).unwrap() / 250;
+    assert!(pairs.changes <= most + 1, "{} changes", pairs.changes);
 }
 
 /// An empty disk.

@@ -199,6 +199,20 @@ fn power_on_reset_forgets_everything() {
     assert_eq!(config_u32(&mut function, 0x10), 0);
 }
 
+#[test]
+fn a_reset_of_the_bus_forgets_everything_and_waits_for_nothing() {
+    let (mut function, machine, seen) = live();
+    function.place_bar(0, 0xc000_0000);
+    seen.lock().unwrap().lingers = true;
+    function.bus_reset();
+    assert_eq!(seen.lock().unwrap().stops, 1);
+    assert!(machine.doorbells.0.lock().unwrap().is_empty());
+    assert_eq!((config_u32(&mut function, 0x10), config_u32(&mut function, 4) & 0xffff), (0, 0));
+    assert_eq!(function.status(), 15);
+    seen.lock().unwrap().lingers = false;
+    assert_eq!(function.status(), 0);
+}
+
 /// The way of firmware that cannot map the BAR yet (virtio §4.1.4.9).
 #[test]
 fn the_window_in_configuration_space_reaches_the_registers() {

@@ -19,7 +19,7 @@ use netlink_packet_route::{
     tc::{TcAttribute, TcHandle, TcMessage, TcOption},
 };
 
-use super::{Kernel, KernelError, absent_is_fine, failed};
+use super::{Kernel, KernelError, failed};
 use crate::net::ruleset::ByteRate;
 
 /// `TCA_TBF_PARMS`, `TCA_TBF_RATE64`, `TCA_TBF_BURST`.
@@ -36,7 +36,11 @@ const BURST_MS: u64 = 10;
 const QUEUE_MS: u64 = 50;
 
 impl Kernel {
-    /// Makes the interface send no faster than `limit`, or as fast as it can.
+    /// Makes the interface send no faster than `limit`, all of its queues together, or as fast as it can.
+    ///
+    /// A tap's queues are rings already, so that nothing waits before them without a limit. Called before
+    /// the interface is up: the kernel would give a tap with several queues its default for 256 of them,
+    /// which is 17 MiB.
     pub(in crate::net) async fn shape(
         &self,
         index: u32,
@@ -45,14 +49,13 @@ impl Kernel {
         let mut message = TcMessage::with_index(i32::try_from(index).unwrap_or(i32::MAX));
         message.header.parent = TcHandle::ROOT;
         let what = || format!("limit what interface {index} sends");
-        let Some(rate) = limit else {
-            let request = RouteNetlinkMessage::DelQueueDiscipline(message);
-            let done = self.ask(request, NLM_F_REQUEST | NLM_F_ACK).await;
-            return absent_is_fine(done.map_err(failed(what)));
-        };
-        message.header.handle = TcHandle { major: 1, minor: 0 };
-        message.attributes.push(TcAttribute::Kind("tbf".to_owned()));
-        message.attributes.push(TcAttribute::Options(options(rate)));
+        if let Some(rate) = limit {
+            message.header.handle = TcHandle { major: 1, minor: 0 };
+            message.attributes.push(TcAttribute::Kind("tbf".to_owned()));
+            message.attributes.push(TcAttribute::Options(options(rate)));
+        } else {
+            message.attributes.push(TcAttribute::Kind("noqueue".to_owned()));
+        }
         let request = RouteNetlinkMessage::NewQueueDiscipline(message);
         let flags = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_REPLACE;
         self.ask(request, flags).await.map_err(failed(what))

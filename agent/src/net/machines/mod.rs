@@ -94,9 +94,11 @@ impl MachineAddress {
 /// A machine's network, ready to be handed to its VMM.
 #[derive(Debug)]
 pub struct MachineNet {
-    /// The tap: `IFF_TAP | IFF_NO_PI | IFF_VNET_HDR`, one queue, virtio-net headers of 12 bytes,
-    /// no offloads. Does not block.
+    /// The tap, or its first queue: `IFF_TAP | IFF_NO_PI | IFF_VNET_HDR`, virtio-net headers of 12
+    /// bytes, no offloads. Does not block.
     pub tap: OwnedFd,
+    /// Its other queues, attached; then the tap has `IFF_MULTI_QUEUE`, too.
+    pub more_queues: Vec<OwnedFd>,
     /// Where the machine is.
     pub address: MachineAddress,
 }
@@ -123,10 +125,15 @@ impl MachineNetworks {
     }
 
     /// Makes the machine's network, or opens its tap again when there is one that no process uses
-    /// (a machine that starts again keeps its address).
-    pub async fn create(&self, machine: MachineId) -> Result<MachineNet, MachineNetError> {
+    /// (a machine that starts again keeps its address). The tap has as many queues as its machine has
+    /// virtual CPUs that send and receive at a time, at least one, and always as many.
+    pub async fn create(
+        &self,
+        machine: MachineId,
+        queues: u32,
+    ) -> Result<MachineNet, MachineNetError> {
         let (answer, done) = oneshot::channel();
-        let request = task::Request::Create { machine, answer };
+        let request = task::Request::Create { machine, queues, answer };
         self.requests.send(request).await.map_err(|_| MachineNetError::Stopped)?;
         done.await.map_err(|_| MachineNetError::Stopped)?
     }
@@ -159,6 +166,17 @@ pub fn open_tap(name: &str) -> io::Result<OwnedFd> {
     crate::sys::tap::open(name)
 }
 
+/// Opens a tap by name with that many queues, for the same programs: the first and the others.
+///
+/// Fails with `EINVAL` when there is such a tap with one queue and more are wanted, or the other way
+/// round; and with one queue as [`open_tap`] does.
+pub fn open_tap_queues(name: &str, queues: u32) -> io::Result<(OwnedFd, Vec<OwnedFd>)> {
+    match queues.checked_sub(1) {
+        None | Some(0) => crate::sys::tap::open(name).map(|tap| (tap, Vec::new())),
+        Some(more) => crate::sys::tap::open_queues(name, more),
+    }
+}
+
 /// Why a machine has no network.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the message is the doc")]
@@ -171,6 +189,8 @@ pub enum MachineNetError {
     Full { subnet: Ipv4Prefix },
     #[error("cannot open the tap {interface}")]
     Tap { interface: String, source: io::Error },
+    #[error("the tap {interface} is in use")]
+    Busy { interface: String },
     #[error("the tap {interface} belongs to machine {owner}, whose id begins alike")]
     NameTaken { interface: String, owner: MachineId },
     #[error("cannot set net.{setting}")]

@@ -16,7 +16,7 @@ use super::{
     serve::Server,
 };
 use crate::net::{
-    AssignedAddress, Ipv4Prefix, NetworkStatus,
+    AssignedAddress, Carrier, Ipv4Prefix, NetworkStatus,
     dhcp::server::GuestLease,
     kernel::{self, Kernel, Route},
     links::LinkFacts,
@@ -59,8 +59,15 @@ const ROUTER: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
 /// What callers ask of the task.
 #[derive(Debug)]
 pub(super) enum Request {
-    Create { machine: MachineId, answer: oneshot::Sender<Result<MachineNet, MachineNetError>> },
-    Delete { machine: MachineId, answer: oneshot::Sender<Result<(), MachineNetError>> },
+    Create {
+        machine: MachineId,
+        queues: u32,
+        answer: oneshot::Sender<Result<MachineNet, MachineNetError>>,
+    },
+    Delete {
+        machine: MachineId,
+        answer: oneshot::Sender<Result<(), MachineNetError>>,
+    },
 }
 
 #[derive(Debug)]
@@ -133,8 +140,8 @@ impl Task {
     async fn handle(&mut self, request: Request) {
         // A caller that went away does not mind the answer.
         match request {
-            Request::Create { machine, answer } => {
-                let _ = answer.send(self.create(machine).await);
+            Request::Create { machine, queues, answer } => {
+                let _ = answer.send(self.create(machine, queues).await);
             }
             Request::Delete { machine, answer } => {
                 let _ = answer.send(self.delete(machine).await);
@@ -208,18 +215,23 @@ impl Task {
         Ok(())
     }
 
-    async fn create(&mut self, machine: MachineId) -> Result<MachineNet, MachineNetError> {
+    async fn create(
+        &mut self,
+        machine: MachineId,
+        queues: u32,
+    ) -> Result<MachineNet, MachineNetError> {
         if let Some(guest) = self.guests.get(&machine) {
-            let tap = open(&guest.address.interface)?;
-            return Ok(MachineNet { tap, address: guest.address.clone() });
+            let address = guest.address.clone();
+            let (tap, more_queues) = reopen(&self.kernel, &address.interface, queues).await?;
+            return Ok(MachineNet { tap, more_queues, address });
         }
         let address = self.new_address(machine)?;
-        let tap = open(&address.interface)?;
+        let (tap, more_queues) = open(&address.interface, queues)?;
         match self.finish(address).await {
             Ok(guest) => {
                 let address = guest.address.clone();
                 self.guests.insert(machine, guest);
-                Ok(MachineNet { tap, address })
+                Ok(MachineNet { tap, more_queues, address })
             }
             Err(error) => {
                 self.undo(machine).await;
@@ -268,8 +280,8 @@ impl Task {
         for (name, value) in TAP_SETTINGS.iter().chain(further) {
             set(&name.replace("{}", &address.interface), value)?;
         }
-        self.kernel.set_up(index, Some(u32::from(address.mtu))).await?;
         self.kernel.shape(index, self.config.limit).await?;
+        self.kernel.set_up(index, Some(u32::from(address.mtu))).await?;
         let own = AssignedAddress { address: self.gateway.into(), prefix: 32 };
         self.kernel.add_address(index, own, None).await?;
         self.kernel.add_route(&self.route(address.ipv4, index)).await?;
@@ -385,9 +397,27 @@ pub(super) async fn delete_chain(interface: &str) -> Result<(), MachineNetError>
     }
 }
 
-pub(super) fn open(interface: &str) -> Result<OwnedFd, MachineNetError> {
-    crate::sys::tap::open(interface)
+/// Opens a tap that nobody else knows yet, with that many queues: the first and the others.
+pub(super) fn open(
+    interface: &str,
+    queues: u32,
+) -> Result<(OwnedFd, Vec<OwnedFd>), MachineNetError> {
+    super::open_tap_queues(interface, queues)
         .map_err(|source| MachineNetError::Tap { interface: interface.to_owned(), source })
+}
+
+/// Opens a tap again whose machine does not run. A tap of one queue refuses a second process by itself;
+/// one of several has a carrier as long as anybody is attached.
+pub(super) async fn reopen(
+    kernel: &Kernel,
+    interface: &str,
+    queues: u32,
+) -> Result<(OwnedFd, Vec<OwnedFd>), MachineNetError> {
+    let links = kernel.links().await?;
+    if links.iter().any(|link| link.name == interface && link.carrier == Carrier::Up) {
+        return Err(MachineNetError::Busy { interface: interface.to_owned() });
+    }
+    open(interface, queues)
 }
 
 /// Writes a setting below `net`, if this kernel has it.

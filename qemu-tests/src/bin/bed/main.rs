@@ -8,6 +8,7 @@
 
 mod measure;
 mod search;
+mod tap;
 
 use std::{
     collections::BTreeMap,
@@ -38,6 +39,8 @@ use rustix::{
     mount::MountFlags,
     process::{Resource, Rlimit},
 };
+
+use tap::Taps;
 
 /// Longest time in which a VMM or a guest answers.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -152,6 +155,22 @@ impl Machines {
                 let limit = Duration::from_millis(limit_ms);
                 measure::measure(self, subject, &Wanted { marks, limit })
             }
+            Request::Run { words } => {
+                let output = command(&words)?.stdin(Stdio::null()).output()?;
+                let said = [output.stdout, output.stderr].concat();
+                if !output.status.success() {
+                    bail!(
+                        "{words:?} ended with {}: {}",
+                        output.status,
+                        String::from_utf8_lossy(&said)
+                    );
+                }
+                Ok(Answer::Bytes { base64: BASE64.encode(said) })
+            }
+            Request::Start { words } => {
+                command(&words)?.stdin(Stdio::null()).spawn()?;
+                Ok(Answer::Done)
+            }
             Request::Search { needle } => search::search(&needle),
             Request::Vsock { cid, port, base64 } => vsock(cid, port, &BASE64.decode(base64)?),
         }
@@ -162,8 +181,15 @@ impl Machines {
         self.started += 1;
         fs::write(spec_path(machine), serde_json::to_vec(spec)?)?;
         let mut kept = Vec::new();
+        let mut taps = Taps::default();
         for (number, file) in (FIRST_DESCRIPTOR..).zip(files) {
-            let opened = open(file, machine, uid)?;
+            let opened = match file {
+                Opened::Tap { name, queues, queue } => taps.queue(name, *queues, *queue)?,
+                Opened::Read { .. }
+                | Opened::Write { .. }
+                | Opened::Memory { .. }
+                | Opened::Api => open(file, machine, uid)?,
+            };
             let at = rustix::io::fcntl_dupfd_cloexec(&opened, number)?;
             if at.as_raw_fd() != number {
                 bail!("descriptor {number} is taken");
@@ -198,6 +224,13 @@ impl Machines {
     }
 }
 
+fn command(words: &[String]) -> Result<Command> {
+    let (name, arguments) = words.split_first().context("which program?")?;
+    let mut command = Command::new(name);
+    command.args(arguments);
+    Ok(command)
+}
+
 fn code(status: ExitStatus) -> i32 {
     status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or_default())
 }
@@ -222,6 +255,7 @@ fn open(file: &Opened, machine: u32, uid: u32) -> Result<OwnedFd> {
             (&memory).write_all(&BASE64.decode(base64)?)?;
             memory.into()
         }
+        Opened::Tap { name, .. } => bail!("{name} is for machines that are launched"),
         Opened::Api => {
             let path = socket_path(machine);
             fs::remove_file(&path).ok();

@@ -7,17 +7,16 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use qemu_tests::harness::guest;
 
-use super::{Bench, Boot, Row, median};
+use super::{Bench, Boot, FIRST_BOOT, RESULT, Row, result};
 
 /// The disk on the host.
 const DISK: &str = "/run/bench-disk";
 /// Its size.
 const DISK_BYTES: u64 = 256 << 20;
-/// What the guest says before each result, and at its end.
-const RESULT: &str = "bench: result ";
+/// What the guest says at its end.
 const END: &str = "bench: end of fio";
 /// How long a guest may take to start and run all jobs.
 const FIO_LIMIT: Duration = Duration::from_secs(550);
@@ -89,9 +88,9 @@ impl Bench {
             kernel: "/guest/kernel",
             initrd: Some("/guest/fio"),
             cmdline: "console=ttyS0 quiet rdinit=/init",
-            device: None,
             disk: Some(DISK),
             memory_mib: 768,
+            ..FIRST_BOOT
         };
         let runs = self.runs.div_ceil(10);
         let (mut ours, mut peers) = (Vec::new(), Vec::new());
@@ -103,22 +102,9 @@ impl Bench {
             }
         }
         let row = |job: &Job| {
-            let peers = if peers.is_empty() { None } else { Some(result(job, &peers)?) };
-            Ok(Row { what: job.what, unit: job.unit, ours: result(job, &ours)?, peers })
+            let peers = if peers.is_empty() { None } else { Some(result(job.name, &peers)?) };
+            Ok(Row { what: job.what, unit: job.unit, ours: result(job.name, &ours)?, peers })
         };
         JOBS.iter().map(row).collect()
     }
-}
-
-/// Returns the median of a job's results.
-fn result(job: &Job, outputs: &[String]) -> Result<f64> {
-    let prefix = format!("{RESULT}{} ", job.name);
-    let one = |output: &String| {
-        let line = output.lines().find_map(|line| line.trim().strip_prefix(&prefix));
-        let value = line.with_context(|| format!("no result of {}: {output}", job.name))?;
-        let whole = value.trim().split('.').next().unwrap_or_default();
-        whole.parse::<u64>().with_context(|| format!("{}: {value:?}", job.name))
-    };
-    let mut values = outputs.iter().map(one).collect::<Result<Vec<u64>>>()?;
-    Ok(median(&mut values)? as f64)
 }

@@ -8,6 +8,7 @@
 
 mod disk;
 mod memory;
+mod net;
 mod payload;
 mod peer;
 
@@ -22,7 +23,7 @@ use anyhow::{Context, Result};
 use clap::Parser;
 use peer::{Boot, Peer};
 use qemu_tests::{
-    bed::{Bed, BedOptions, Measured, Plan},
+    bed::{Bed, BedOptions, Measured, Plan, network},
     harness::{guest, host::HostOptions},
 };
 use types::units::Mebibytes;
@@ -55,12 +56,16 @@ enum Part {
     Memory,
     /// What disks give.
     Disks,
+    /// What network cards give.
+    Nets,
 }
 
 /// How long one start may take.
 const LIMIT: Duration = Duration::from_secs(180);
 /// What the guest's init says.
 const INIT: &str = "bench: init";
+/// What a guest says before the name of a job and its result.
+const RESULT: &str = "bench: result ";
 /// Guest's command line.
 const CMDLINE: &str = "console=ttyS0 quiet rdinit=/bench-init";
 /// A device with a BAR as large as a GPU's, and seven small ones.
@@ -73,6 +78,7 @@ const FIRST_BOOT: Boot<'static> = Boot {
     cmdline: "",
     device: None,
     disk: None,
+    tap: None,
     memory_mib: 256,
 };
 /// Debian's kernel up to its init.
@@ -108,13 +114,14 @@ fn run(arguments: &Arguments) -> Result<()> {
     }
     let mut bench = Bench { bed, runs: arguments.runs, peer, paths };
     let mut rows = Vec::new();
-    for part in [Part::Starts, Part::Devices, Part::Memory, Part::Disks] {
+    for part in [Part::Starts, Part::Devices, Part::Memory, Part::Disks, Part::Nets] {
         if arguments.only.is_empty() || arguments.only.contains(&part) {
             rows.extend(match part {
                 Part::Starts => bench.starts()?,
                 Part::Devices => bench.devices()?,
                 Part::Memory => bench.memory()?,
                 Part::Disks => bench.disks()?,
+                Part::Nets => bench.nets()?,
             });
         }
     }
@@ -139,7 +146,9 @@ fn start(folder: &Path, vmm: &Path, peer: Option<&Peer>) -> Result<Bed> {
         ("guest/kernel".to_owned(), made.kernel),
         ("guest/initrd".to_owned(), made.initrd),
         ("guest/fio".to_owned(), disk::initrd(&folder.join("fio"))?),
+        ("guest/wire".to_owned(), net::initrd(&folder.join("wire"))?),
     ];
+    files.extend(network::files()?);
     files.extend(peer.into_iter().flat_map(|peer| peer.files.clone()));
     let mut devices = vec!["pci-testdev,membar=256G".to_owned()];
     devices.resize(DEVICES, "pci-testdev,membar=1M".to_owned());
@@ -260,6 +269,9 @@ impl Bench {
         if let Some(disk) = boot.disk {
             plan.disk(disk);
         }
+        if let Some(tap) = boot.tap {
+            plan.net(tap, 1);
+        }
         Ok(plan)
     }
 }
@@ -284,6 +296,19 @@ impl Medians {
 fn median(values: &mut [u64]) -> Result<u64> {
     values.sort_unstable();
     values.get(values.len() / 2).copied().context("no runs")
+}
+
+/// Returns the median of what guests said of the job `name`, without fractions.
+fn result(name: &str, outputs: &[String]) -> Result<f64> {
+    let prefix = format!("{RESULT}{name} ");
+    let one = |output: &String| {
+        let line = output.lines().find_map(|line| line.trim().strip_prefix(&prefix));
+        let value = line.with_context(|| format!("no result of {name}: {output}"))?;
+        let whole = value.trim().split('.').next().unwrap_or_default();
+        whole.parse::<u64>().with_context(|| format!("{name}: {value:?}"))
+    };
+    let mut values = outputs.iter().map(one).collect::<Result<Vec<u64>>>()?;
+    Ok(median(&mut values)? as f64)
 }
 
 fn memory(what: &'static str, ours: &Medians, peers: Option<&Medians>) -> Row {

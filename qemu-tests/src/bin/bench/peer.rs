@@ -37,6 +37,8 @@ pub(crate) struct Boot<'a> {
     pub(crate) device: Option<&'a str>,
     /// A raw file to be the first virtio disk.
     pub(crate) disk: Option<&'a str>,
+    /// A tap with one queue to be the only network card.
+    pub(crate) tap: Option<&'a str>,
     /// Guest memory, in MiB.
     pub(crate) memory_mib: u32,
 }
@@ -115,18 +117,8 @@ impl Peer {
             words.extend([own("--initramfs", "-initrd"), initrd]);
         }
         let mut words: Vec<String> = words.into_iter().map(str::to_owned).collect();
-        match (boot.disk, self.kind) {
-            (None, _) => {}
-            (Some(disk), Kind::CloudHypervisor) => {
-                words.extend(["--disk".to_owned(), format!("path={disk}")]);
-            }
-            (Some(disk), Kind::Qemu) => words.extend([
-                "-drive".to_owned(),
-                format!("if=none,id=disk,format=raw,file={disk}"),
-                "-device".to_owned(),
-                "virtio-blk-pci,drive=disk".to_owned(),
-            ]),
-        }
+        words.extend(self.kind.disk(boot.disk));
+        words.extend(self.kind.network(boot.tap));
         if let Some(device) = boot.device {
             // QEMU 7.2 knows only the legacy groups, which the image's kernel may lack.
             if self.kind == Kind::Qemu {
@@ -135,5 +127,37 @@ impl Peer {
             words.extend(["--device".to_owned(), format!("path=/sys/bus/pci/devices/{device}")]);
         }
         Some(Subject::Program { words })
+    }
+}
+
+impl Kind {
+    /// Returns the words for a virtio disk over a raw file.
+    fn disk(self, disk: Option<&str>) -> Vec<String> {
+        match (disk, self) {
+            (None, _) => Vec::new(),
+            (Some(disk), Self::CloudHypervisor) => {
+                vec!["--disk".to_owned(), format!("path={disk}")]
+            }
+            (Some(disk), Self::Qemu) => vec![
+                "-drive".to_owned(),
+                format!("if=none,id=disk,format=raw,file={disk}"),
+                "-device".to_owned(),
+                "virtio-blk-pci,drive=disk".to_owned(),
+            ],
+        }
+    }
+
+    /// Returns the words for a virtio network card over a tap.
+    fn network(self, tap: Option<&str>) -> Vec<String> {
+        match (tap, self) {
+            (None, _) => Vec::new(),
+            (Some(tap), Self::CloudHypervisor) => vec!["--net".to_owned(), format!("tap={tap}")],
+            (Some(tap), Self::Qemu) => vec![
+                "-netdev".to_owned(),
+                format!("tap,id=net,ifname={tap},script=no,downscript=no,vhost=on"),
+                "-device".to_owned(),
+                "virtio-net-pci,netdev=net,romfile=".to_owned(),
+            ],
+        }
     }
 }

@@ -394,6 +394,10 @@ impl PciFunction for Nvme {
         self.worker.iter().for_each(Worker::go_on);
     }
 
+    fn bus_reset(&mut self) {
+        self.reset_function();
+    }
+
     fn reset(&mut self) {
         if let Some(worker) = &self.worker {
             worker.stop();

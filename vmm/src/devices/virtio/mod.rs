@@ -6,6 +6,7 @@
 //! Source: Virtual I/O Device (VIRTIO) Version 1.2, OASIS, cited as "virtio §".
 
 pub mod blk;
+pub mod control;
 pub mod interrupt;
 pub mod net;
 pub mod pci;

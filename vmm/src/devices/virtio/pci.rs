@@ -367,6 +367,16 @@ impl PciFunction for VirtioPci {
         self.device.go_on();
     }
 
+    fn bus_reset(&mut self) {
+        // Status 0: the device lets go of its rings in its own time.
+        self.write_common(0x14, &[0]);
+        self.move_doorbells(None);
+        // As in `write_config`.
+        let _ = self.msix.reset();
+        self.config = self.pristine.clone();
+        self.interrupts.set_mode(false, false);
+    }
+
     fn reset(&mut self) {
         self.device.stop();
         let deadline = Instant::now() + RESET_DEADLINE;

@@ -35,11 +35,11 @@ impl Backend for Kernel {
     const QUEUES: u16 = 2;
     const DEVICE: &'static str = "vsock";
 
-    fn connect(&self, vhost: BorrowedFd<'_>, _features: u64) -> io::Result<()> {
+    fn connect(&self, _unit: u16, vhost: BorrowedFd<'_>, _features: u64) -> io::Result<()> {
         set_vsock_state(vhost, VsockState::Running)
     }
 
-    fn disconnect(&self, vhost: BorrowedFd<'_>) -> io::Result<()> {
+    fn disconnect(&self, _unit: u16, vhost: BorrowedFd<'_>) -> io::Result<()> {
         set_vsock_state(vhost, VsockState::Stopped)
     }
 }
@@ -62,7 +62,7 @@ pub fn open(
         let problem = format!("context id {} is reserved; expected {FIRST_CID} or more", vsock.cid);
         return Err(VirtioError::Refused { device: IDENTITY.name, problem });
     }
-    let (vhost, offered) = Vhost::new(vhost, Kernel, &platform.ram)?;
+    let (vhost, offered) = Vhost::new(vhost, Vec::new(), Kernel, &platform.ram)?;
     let cid = u64::from(vsock.cid);
     set_vsock_cid(vhost.as_fd(), cid).map_err(|source| VirtioError::Host {
         device: IDENTITY.name,

@@ -93,6 +93,9 @@ const ROOT_CONTROL_WRITABLE: u16 = 0x000f;
 /// MSI: 64-bit address; enabled.
 const MSI_64: u16 = 1 << 7;
 const MSI_ENABLE: u16 = 1 << 0;
+/// Bridge control, and its bit that holds the bus behind in reset.
+const BRIDGE_CONTROL: u16 = 0x3e;
+const SECONDARY_BUS_RESET: u16 = 1 << 6;
 
 /// Speed and width of a link, in the encoding of the link registers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -167,6 +170,8 @@ pub struct Port {
     kind: Kind,
     slot: Option<Slot>,
     msi: u16,
+    /// The guest has begun to reset the bus behind.
+    bus_reset: bool,
 }
 
 impl Port {
@@ -214,7 +219,7 @@ impl Port {
             config.add_extended_capability(ACCESS_CONTROL, 1, &[c0, c1, e0, e1])?;
         }
         let slot = slot.map(|spec| Slot::new(spec, &mut config)).transpose()?;
-        let mut port = Self { config, kind, slot, msi };
+        let mut port = Self { config, kind, slot, msi, bus_reset: false };
         port.set_windows(Windows::default());
         port.show_link();
         Ok(port)
@@ -285,7 +290,12 @@ impl Port {
     fn is_link_active(&self) -> bool {
         let disabled = self.config.read_u16(EXPRESS_AT + 0x10) & LINK_DISABLE != 0;
         let connected = self.slot.as_ref().is_none_or(Slot::is_connected);
-        connected && (!disabled || self.kind == Kind::Upstream)
+        let reset = self.is_resetting() && self.kind != Kind::Upstream;
+        connected && !reset && (!disabled || self.kind == Kind::Upstream)
+    }
+
+    fn is_resetting(&self) -> bool {
+        self.config.read_u16(BRIDGE_CONTROL) & SECONDARY_BUS_RESET != 0
     }
 
     fn show_link(&mut self) {
@@ -393,7 +403,7 @@ fn header(config: &mut ConfigSpace) {
     config.allow_write(0x1c, &[0xf0, 0xf0]);
     config.allow_write(0x20, &[0xf0, 0xff, 0xf0, 0xff, 0xf0, 0xff, 0xf0, 0xff]);
     config.allow_write(0x28, &[0xff; 8]);
-    config.allow_write(0x3e, &[0x43, 0x00]);
+    config.allow_write(BRIDGE_CONTROL, &[0x43, 0x00]);
     config.set(0x24, &[1, 0, 1, 0]);
 }
 
@@ -404,7 +414,9 @@ impl PciFunction for Port {
 
     fn write_config(&mut self, offset: u16, data: &[u8]) {
         let before = self.slot.as_ref().map(|_| slot::registers(&self.config));
+        let was_resetting = self.is_resetting();
         self.config.write(offset, data);
+        self.bus_reset |= !was_resetting && self.is_resetting();
         if let (Some(slot), Some(before)) = (&mut self.slot, before) {
             slot.written(&mut self.config, offset, data, before);
         }
@@ -427,7 +439,21 @@ impl PciFunction for Port {
 
     fn buses(&self) -> Option<(u8, u8)> {
         let [secondary, subordinate] = self.config.read_u16(0x19).to_le_bytes();
-        self.is_link_active().then_some((secondary, subordinate))
+        let reached = self.is_link_active() && !self.is_resetting();
+        reached.then_some((secondary, subordinate))
+    }
+
+    fn took_bus_reset(&mut self) -> bool {
+        std::mem::take(&mut self.bus_reset)
+    }
+
+    /// Decoding, buses, windows and bridge control; what is told of the host's port stays.
+    fn bus_reset(&mut self) {
+        self.config.write(0x04, &[0, 0]);
+        self.set_buses(0, 0, 0);
+        self.set_windows(Windows::default());
+        self.config.set(BRIDGE_CONTROL, &[0, 0]);
+        self.show_link();
     }
 }
 

@@ -11,7 +11,7 @@ mod alias;
 pub mod bindings;
 mod watch;
 
-use std::{collections::BTreeMap, net::Ipv4Addr, os::fd::OwnedFd, time::Instant};
+use std::{collections::BTreeMap, net::Ipv4Addr, time::Instant};
 
 use tokio::sync::{mpsc, watch as channel};
 use types::{config::Neighbours, ids::MachineId};
@@ -137,8 +137,8 @@ impl Task {
     async fn handle(&mut self, request: Request) {
         // A caller that went away does not mind the answer.
         match request {
-            Request::Create { machine, answer } => {
-                let _ = answer.send(self.create(machine).await);
+            Request::Create { machine, queues, answer } => {
+                let _ = answer.send(self.create(machine, queues).await);
             }
             Request::Delete { machine, answer } => {
                 let _ = answer.send(self.delete(machine).await);
@@ -258,22 +258,28 @@ impl Task {
         Ok(())
     }
 
-    async fn create(&mut self, machine: MachineId) -> Result<MachineNet, MachineNetError> {
+    async fn create(
+        &mut self,
+        machine: MachineId,
+        queues: u32,
+    ) -> Result<MachineNet, MachineNetError> {
         let interface = address::interface(machine);
         if let Some(guest) = self.guests.get(&machine) {
-            let tap = super::task::open(&interface)?;
-            return Ok(MachineNet { tap, address: guest.address.clone() });
+            let address = guest.address.clone();
+            let reopened = super::task::reopen(&self.kernel, &interface, queues);
+            let (tap, more_queues) = reopened.await?;
+            return Ok(MachineNet { tap, more_queues, address });
         }
         let mut others = self.guests.values().map(|guest| &guest.address);
         if let Some(owner) = others.find(|other| other.interface == interface) {
             return Err(MachineNetError::NameTaken { interface, owner: owner.machine });
         }
-        let tap: OwnedFd = super::task::open(&interface)?;
+        let (tap, more_queues) = super::task::open(&interface, queues)?;
         match self.finish(machine, &interface).await {
             Ok(guest) => {
                 let address = guest.address.clone();
                 self.guests.insert(machine, guest);
-                Ok(MachineNet { tap, address })
+                Ok(MachineNet { tap, more_queues, address })
             }
             Err(error) => {
                 // Not more can be done than to try.
@@ -330,8 +336,8 @@ impl Task {
         };
         self.kernel.plug(index, self.bridge, port).await?;
         self.kernel.place(index, address.mac).await?;
-        self.kernel.set_up(index, Some(u32::from(mtu))).await?;
         self.kernel.shape(index, self.limit).await?;
+        self.kernel.set_up(index, Some(u32::from(mtu))).await?;
         Ok(Guest { address, index, bindings, _watch: watch })
     }
 
