@@ -194,6 +194,7 @@ mod tests {
             nonce: nonce.to_string(),
             created: UnixSeconds(100),
             idempotency_key: None,
+            is_safe: true,
         };
         let (mut replays, now) = (Replays::new(2), UnixSeconds(100));
         replays.admit(now, Signer::Stranger, &request(1, 1)).expect("first");

@@ -243,7 +243,8 @@ fn the_card_leaves_and_returns(faulty: &Faulty, host: &mut Host) {
     faulty.still_runs();
 }
 
-/// The node goes on answering, and acknowledges nothing that it could forget.
+/// The node goes on answering, acknowledges nothing that it could forget, and its renters still see and
+/// reach what runs.
 fn the_disk_leaves(faulty: &Faulty, host: &mut Host, saboteur: &mut Saboteur) {
     let mark = host.serial.mark();
     pull_out(host, "disk0");
@@ -264,6 +265,9 @@ fn the_disk_leaves(faulty: &Faulty, host: &mut Host, saboteur: &mut Saboteur) {
     assert!(!host.serial.text().contains(&exited), "{}", host.serial.tail(60));
     let nodes = faulty.scene.cli.json(&["nodes"]).unwrap();
     assert_eq!(nodes[0]["node"], faulty.node, "{nodes}");
+    let shown = faulty.scene.renter().json(&["machines", "show", &faulty.machine]).unwrap();
+    assert_eq!(shown["state"], "running", "{shown}");
+    faulty.still_runs();
 }
 
 /// A clock that only this server has ends leases, but destroys nothing; when two sources agree on

@@ -93,9 +93,8 @@ impl Authority {
             }
         })?;
         // On disk before anything is done: a request counts once, whenever the power goes.
-        self.store
-            .put_nonce(now, until, request.key, &request.nonce)
-            .map_err(|error| Kind::Internal.caused_by(&error))
+        let kept = self.store.put_nonce(now, until, request.key, &request.nonce);
+        remembered(request, kept)
     }
 
     /// Returns a lease, if enough authority keys signed it for this node.
@@ -111,6 +110,16 @@ impl Authority {
     }
 }
 
+/// Judges a request that was, or could not be, `kept`. On a server whose disk is gone, renters still see
+/// and reach what runs there: what only asks for something may be answered again after a restart, to
+/// whoever could have kept the first answer.
+fn remembered(request: &VerifiedRequest, kept: Result<(), StoreError>) -> Result<(), Problem> {
+    match kept {
+        Err(error) if !request.is_safe => Err(Kind::Internal.caused_by(&error)),
+        Ok(()) | Err(_) => Ok(()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -121,6 +130,25 @@ mod tests {
         let key = lease::authority::public_key(&lease::SigningKey::from_bytes(&[1; 32]));
         let text = format!("version = 1\n[authority]\nthreshold = 1\nkeys = [\"{key}\"]\n");
         NodeSpec::parse(text.as_bytes()).expect("valid")
+    }
+
+    #[test]
+    fn without_a_disk_only_what_changes_nothing_is_answered() {
+        let gone = || {
+            let (path, source) = ("agent.redb".to_owned(), std::io::ErrorKind::NotFound.into());
+            Err(StoreError::File { path, source })
+        };
+        let mut request = VerifiedRequest {
+            key: types::ids::PublicKey::from_bytes([1; 32]),
+            nonce: "1".to_owned(),
+            created: NOW,
+            idempotency_key: None,
+            is_safe: true,
+        };
+        assert_eq!(remembered(&request, gone()), Ok(()));
+        request.is_safe = false;
+        assert_eq!(remembered(&request, gone()).expect_err("not remembered").status, 500);
+        assert_eq!(remembered(&request, Ok(())), Ok(()));
     }
 
     #[test]

@@ -56,6 +56,8 @@ pub struct VerifiedRequest {
     pub created: UnixSeconds,
     /// Under which name it is done at most once.
     pub idempotency_key: Option<String>,
+    /// Whether it only asks for something: its method is safe (RFC 9110 §9.2.1).
+    pub is_safe: bool,
 }
 
 /// Why a request does not count as signed.
@@ -145,6 +147,7 @@ pub fn verify(
         nonce: signed.nonce,
         created: signed.created,
         idempotency_key: request.header("idempotency-key").map(str::to_owned),
+        is_safe: matches!(request.method.as_str(), "GET" | "HEAD"),
     })
 }
 
