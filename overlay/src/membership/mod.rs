@@ -307,6 +307,10 @@ impl Membership {
         self.directory.handle_alive(now, peer);
         self.synchronise(now, id);
         self.announce_soon(now);
+        // To its new neighbour this node is a member once it says so: not only at the next check.
+        if now >= self.announce_at {
+            self.announce(now);
+        }
     }
 
     /// Takes note that a link ended. Links that this node closed need no report.
