@@ -226,6 +226,8 @@ struct Keeper {
     draining: bool,
     /// See [`Snapshot::forgetful`].
     forgetful: String,
+    /// Whether the time on which sources agree was kept since they did.
+    agreement_kept: bool,
 }
 
 /// Starts the keeper; machines that run already are taken over.
@@ -242,6 +244,7 @@ pub fn start(config: KeeperConfig) -> Result<Machines, StoreError> {
         publish,
         draining: false,
         forgetful: String::new(),
+        agreement_kept: false,
     };
     keeper.adopt()?;
     keeper.publish();
@@ -315,6 +318,15 @@ impl Keeper {
         if let Err(error) = self.config.tools.init.alive() {
             trouble("init", &error);
         }
+    }
+
+    /// Keeps the time as soon as sources agree on it, before anything follows from it: a power cut a moment
+    /// later must not bring back the time of a clock that they overruled.
+    fn keep_agreement(&mut self, agreed: bool) {
+        if agreed && !self.agreement_kept {
+            self.keep_time();
+        }
+        self.agreement_kept = agreed;
     }
 
     /// Says when the store begins to fail, and when it works again: once each, not every time.
