@@ -12,7 +12,8 @@ use std::{
 use super::superblock::{Found, mend};
 
 /// Bytes of a block; descriptors lie in the second one.
-const BLOCK: u64 = 4096;
+const BLOCK: usize = 4096;
+const AT: u64 = BLOCK as u64;
 
 /// Runs a program on the file system; returns whether it ended well.
 fn run(program: &str, arguments: &[&str], path: &Path) -> bool {
@@ -21,8 +22,8 @@ fn run(program: &str, arguments: &[&str], path: &Path) -> bool {
 }
 
 fn descriptors(file: &File) -> Vec<u8> {
-    let mut block = vec![0; BLOCK as usize];
-    file.read_exact_at(&mut block, BLOCK).unwrap();
+    let mut block = vec![0; BLOCK];
+    file.read_exact_at(&mut block, AT).unwrap();
     block
 }
 
@@ -46,7 +47,7 @@ fn grown(folder: &Path) -> Option<(File, PathBuf, Vec<u8>)> {
     fs::write(&copy, &new).unwrap();
     fs::write(&script, format!("jo -c\njw -b 1 {}\njc\n", copy.display())).unwrap();
     assert!(run("debugfs", &["-w", "-f", script.to_str().unwrap()], &path));
-    file.write_all_at(&old, BLOCK).unwrap();
+    file.write_all_at(&old, AT).unwrap();
     Some((file, path, new))
 }
 
@@ -73,10 +74,10 @@ fn a_journal_that_is_damaged_helps_nobody() {
     // Every copy that the journal may have, wherever it lies: one bit of each.
     let bytes = fs::read(&path).unwrap();
     let wanted = fs::read(folder.path().join("new")).unwrap();
-    let copies = bytes.chunks_exact(BLOCK as usize).enumerate().skip(2);
+    let copies = bytes.chunks_exact(BLOCK).enumerate().skip(2);
     let mut found = 0;
     for (index, _) in copies.filter(|(_, block)| *block == wanted) {
-        file.write_all_at(&[wanted[5] ^ 1], index as u64 * BLOCK + 5).unwrap();
+        file.write_all_at(&[wanted[5] ^ 1], index as u64 * AT + 5).unwrap();
         found += 1;
     }
     assert!(found > 0);
@@ -88,10 +89,10 @@ fn a_journal_that_is_damaged_helps_nobody() {
 fn a_descriptor_that_rotted_is_taken_from_the_journal_too() {
     let folder = tempfile::tempdir().unwrap();
     let Some((file, _, new)) = grown(folder.path()) else { return };
-    file.write_all_at(&new, BLOCK).unwrap();
+    file.write_all_at(&new, AT).unwrap();
     assert_eq!(mend(&file).unwrap(), Found::Whole);
     // The journal's copy is taken, wherever the bit is.
-    file.write_all_at(&[new[70] ^ 4], BLOCK + 70).unwrap();
+    file.write_all_at(&[new[70] ^ 4], AT + 70).unwrap();
     assert_eq!(mend(&file).unwrap(), Found::AheadOfGroups);
     assert_eq!(descriptors(&file), new);
 }
