@@ -91,8 +91,10 @@ impl Opener {
         self.write(&path, disk, at, key)?;
         // What the node does before a mount.
         let file = File::options().read(true).write(true).open(&path)?;
-        if let Found::Damaged { at } = superblock::mend(&file)? {
-            bail!("{name}: its superblock is damaged at byte {at}");
+        match superblock::mend(&file)? {
+            Found::Whole | Found::Mended | Found::AheadOfGroups => {}
+            Found::Damaged { at } => bail!("{name}: its superblock is damaged at byte {at}"),
+            Found::GroupDamaged { group } => bail!("{name}: block group {group} is damaged"),
         }
         // What the kernel does at a mount: it replays the journal, and nothing else.
         let journal = e2fsck(&["-y", "-E", "journal_only"], &path)?;

@@ -6,6 +6,9 @@
 
 #[cfg(test)]
 mod attest_tests;
+mod descriptors;
+#[cfg(test)]
+mod descriptors_tests;
 pub mod keys;
 #[cfg(test)]
 mod keys_tests;

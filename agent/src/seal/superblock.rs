@@ -9,9 +9,11 @@
 
 use std::{io, ops::Range, os::unix::fs::FileExt};
 
+use super::descriptors::{self, Checked};
+
 /// Where it is, in bytes, and its length.
 const AT: u64 = 1024;
-const BYTES: usize = 1024;
+pub(super) const BYTES: usize = 1024;
 /// Place and value of `s_magic`.
 const MAGIC: (usize, [u8; 2]) = (0x38, [0x53, 0xef]);
 /// Place of `s_checksum`, at the end of what it covers.
@@ -20,10 +22,10 @@ const CHECKSUM: usize = 0x3fc;
 const RO_COMPAT: usize = 0x64;
 const METADATA_CSUM: u32 = 0x400;
 /// Places of `s_log_block_size` and `s_blocks_per_group`.
-const LOG_BLOCK: usize = 0x18;
-const PER_GROUP: usize = 0x20;
+pub(super) const LOG_BLOCK: usize = 0x18;
+pub(super) const PER_GROUP: usize = 0x20;
 /// Place of `s_feature_incompat` and its bit for a journal that is to be replayed.
-const INCOMPAT: usize = 0x60;
+pub(super) const INCOMPAT: usize = 0x60;
 const RECOVER: u8 = 0x04;
 
 /// Fields that change in use, or that differ between the superblock and its backups.
@@ -58,10 +60,36 @@ pub enum Found {
         /// Offset of the first byte that differs; of the checksum when there is no good backup.
         at: usize,
     },
+    /// It counted block groups whose descriptors were not written yet; the journal had them.
+    AheadOfGroups,
+    /// This group's descriptor has a wrong checksum, and the journal has no other.
+    GroupDamaged {
+        /// Number of the block group.
+        group: u64,
+    },
 }
 
-/// Looks at the superblock of a volume and mends it if only its checksum is wrong.
+/// Looks at the superblock of a volume and mends it if only its checksum is wrong. One that was in use
+/// when the power went has its block groups looked at, too.
+///
+/// # Errors
+/// When the volume cannot be read or written.
 pub fn mend(volume: &impl FileExt) -> io::Result<Found> {
+    let found = mend_checksum(volume)?;
+    let mut own = [0; BYTES];
+    volume.read_exact_at(&mut own, AT)?;
+    let in_use = is_superblock(&own) && own[INCOMPAT] & RECOVER != 0;
+    if !in_use || matches!(found, Found::Damaged { .. }) {
+        return Ok(found);
+    }
+    Ok(match descriptors::mend(volume, &own)? {
+        Checked::Whole => found,
+        Checked::Mended => Found::AheadOfGroups,
+        Checked::Damaged { group } => Found::GroupDamaged { group },
+    })
+}
+
+fn mend_checksum(volume: &impl FileExt) -> io::Result<Found> {
     let mut own = [0; BYTES];
     volume.read_exact_at(&mut own, AT)?;
     if !is_superblock(&own) || checksum(&own) == stored(&own) {
@@ -94,7 +122,7 @@ fn differs(own: &[u8; BYTES], backup: &[u8; BYTES], at: usize) -> bool {
     (own[at] ^ backup[at]) & !ignored != 0 && !CHANGING.iter().any(|range| range.contains(&at))
 }
 
-fn word(bytes: &[u8; BYTES], at: usize) -> u32 {
+pub(super) fn word(bytes: &[u8; BYTES], at: usize) -> u32 {
     let mut word = [0; 4];
     word.copy_from_slice(&bytes[at..at + 4]);
     u32::from_le_bytes(word)
@@ -104,11 +132,15 @@ fn stored(bytes: &[u8; BYTES]) -> u32 {
     word(bytes, CHECKSUM)
 }
 
-/// CRC-32C without the inversion at the end, as ext4 has it.
 fn checksum(bytes: &[u8; BYTES]) -> u32 {
+    crc32c(u32::MAX, &bytes[..CHECKSUM])
+}
+
+/// CRC-32C of `bytes` behind those that `sum` is of, without the inversion at the end, as ext4 has it.
+pub(super) fn crc32c(sum: u32, bytes: &[u8]) -> u32 {
     let step = |sum: u32, _| sum >> 1 ^ if sum & 1 == 1 { 0x82f6_3b78 } else { 0 };
     let byte = |sum: u32, byte: &u8| (0..8).fold(sum ^ u32::from(*byte), step);
-    bytes[..CHECKSUM].iter().fold(u32::MAX, byte)
+    bytes.iter().fold(sum, byte)
 }
 
 #[cfg(test)]

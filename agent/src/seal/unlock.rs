@@ -133,6 +133,13 @@ fn mend(root: &Path, reports: &[VolumeReport]) {
                     "its superblock is damaged, at byte {at} of it: the volume cannot be mounted"
                 )
             }
+            Ok(Found::AheadOfGroups) => {
+                "it was growing when the power went; what describes its new part was taken from its journal"
+                    .to_owned()
+            }
+            Ok(Found::GroupDamaged { group }) => format!(
+                "its block group {group} is not described as its checksum says: the volume cannot be mounted"
+            ),
             Err(error) => format!("its superblock cannot be read: {error}"),
         };
         let place = if name == layout::STATE { "state" } else { "data" };

@@ -1,0 +1,98 @@
+//! Tests of descriptors that the superblock is ahead of, on file systems that e2fsprogs made.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
+
+use std::{
+    fs::{self, File},
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use super::superblock::{Found, mend};
+
+/// Bytes of a block; descriptors lie in the second one.
+const BLOCK: usize = 4096;
+const AT: u64 = BLOCK as u64;
+
+/// Runs a program on the file system; returns whether it ended well.
+fn run(program: &str, arguments: &[&str], path: &Path) -> bool {
+    let output = Command::new(program).args(arguments).arg(path).output();
+    output.is_ok_and(|output| output.status.success())
+}
+
+fn descriptors(file: &File) -> Vec<u8> {
+    let mut block = vec![0; BLOCK];
+    file.read_exact_at(&mut block, AT).unwrap();
+    block
+}
+
+/// Makes a file system that has grown from two groups to eight, with its new descriptors in the journal
+/// only; returns it and what the journal has.
+fn grown(folder: &Path) -> Option<(File, PathBuf, Vec<u8>)> {
+    let path = folder.join("volume");
+    let file = File::options().create_new(true).read(true).write(true).open(&path).unwrap();
+    file.set_len(256 << 20).unwrap();
+    if !run("mke2fs", &["-q", "-F", "-t", "ext4", "-b", "4096", "-J", "size=8"], &path) {
+        println!("skipped: descriptors behind their superblock: needs e2fsprogs");
+        return None;
+    }
+    let old = descriptors(&file);
+    file.set_len(1 << 30).unwrap();
+    let grown = Command::new("resize2fs").arg("-f").arg(&path).output().unwrap();
+    assert!(grown.status.success(), "{grown:?}");
+    let new = descriptors(&file);
+    assert_ne!(old, new);
+    let (copy, script) = (folder.join("new"), folder.join("script"));
+    fs::write(&copy, &new).unwrap();
+    fs::write(&script, format!("jo -c\njw -b 1 {}\njc\n", copy.display())).unwrap();
+    assert!(run("debugfs", &["-w", "-f", script.to_str().unwrap()], &path));
+    file.write_all_at(&old, AT).unwrap();
+    Some((file, path, new))
+}
+
+#[test]
+fn descriptors_that_only_the_journal_has_are_taken_from_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some((file, path, new)) = grown(folder.path()) else { return };
+    assert_eq!(mend(&file).unwrap(), Found::AheadOfGroups);
+    assert_eq!(descriptors(&file), new);
+    assert_eq!(mend(&file).unwrap(), Found::Whole);
+    // The journal is left to be replayed, and then everything is right.
+    let checked = Command::new("e2fsck").arg("-fy").arg(&path).output().unwrap();
+    let said = String::from_utf8_lossy(&checked.stdout);
+    assert!(checked.status.code().unwrap() <= 1, "{said}");
+    assert!(said.contains("recovering journal"), "{said}");
+    assert!(run("e2fsck", &["-fn"], &path));
+}
+
+#[test]
+fn a_journal_that_is_damaged_helps_nobody() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some((file, path, _)) = grown(folder.path()) else { return };
+    let before = descriptors(&file);
+    // Every copy that the journal may have, wherever it lies: one bit of each.
+    let bytes = fs::read(&path).unwrap();
+    let wanted = fs::read(folder.path().join("new")).unwrap();
+    let copies = bytes.chunks_exact(BLOCK).enumerate().skip(2);
+    let mut found = 0;
+    for (index, _) in copies.filter(|(_, block)| *block == wanted) {
+        file.write_all_at(&[wanted[5] ^ 1], index as u64 * AT + 5).unwrap();
+        found += 1;
+    }
+    assert!(found > 0);
+    assert_eq!(mend(&file).unwrap(), Found::GroupDamaged { group: 2 });
+    assert_eq!(descriptors(&file), before);
+}
+
+#[test]
+fn a_descriptor_that_rotted_is_taken_from_the_journal_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some((file, _, new)) = grown(folder.path()) else { return };
+    file.write_all_at(&new, AT).unwrap();
+    assert_eq!(mend(&file).unwrap(), Found::Whole);
+    // The journal's copy is taken, wherever the bit is.
+    file.write_all_at(&[new[70] ^ 4], AT + 70).unwrap();
+    assert_eq!(mend(&file).unwrap(), Found::AheadOfGroups);
+    assert_eq!(descriptors(&file), new);
+}
