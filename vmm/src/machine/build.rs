@@ -104,6 +104,9 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
 
     let mut chipset = Chipset::new(&map.ram);
     let tree = Tree::new(spec).map_err(PortError::from)?;
+    if let Some(note) = tree.note(spec) {
+        eprintln!("holdfast-vmm: {note}");
+    }
     let mut seats = vec![
         plain(0, HostBridge::new(chipset.ecam.clone())),
         plain(LPC_BRIDGE, LpcBridge::default()),
@@ -123,10 +126,16 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
         roots: ports.roots(&plan),
         nodes: numa::nodes(spec, &map.ram).unwrap_or_default(),
         ecam: chipset.ecam.base(),
-        firmware: None,
     };
-    let built =
-        Built { vm: &vm, ram: &ram, map: &map, platform: &platform, ecam: chipset.ecam.clone() };
+    let built = Built {
+        vm: &vm,
+        ram: &ram,
+        map: &map,
+        platform: &platform,
+        shares: &ports.shares(&seats, &plan),
+        slots: ports.slots(),
+        ecam: chipset.ecam.clone(),
+    };
     let (entry, firmware) = start::prepare(spec, &built)?;
     chipset.firmware = firmware;
     let board = Arc::new(Board {
