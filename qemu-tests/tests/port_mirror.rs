@@ -237,4 +237,35 @@ fn the_guest_sees_the_ports_of_the_host() {
     );
     let said = bed.run(machine, &near, SOON).unwrap();
     assert_eq!(said, "1\n0-1\n25 10\n/sys/devices/pci0000:00 /sys/devices/pci0000:80\n");
+
+    let disk = seen.find(0x1b36, 0x0010).to_owned();
+    let port = seen.above(&disk).pop().unwrap();
+    a_secondary_bus_reset_reaches_the_disk(&mut bed, machine, (&disk, &port));
+}
+
+/// What the guest writes to the disk.
+const MARKER: &str = "before the reset";
+
+/// Resets the bus below `port` as the guest's kernel does it around a driver, and then by hand.
+fn a_secondary_bus_reset_reaches_the_disk(bed: &mut Bed, machine: u32, (disk, port): (&str, &str)) {
+    let mut run = |command: &str| bed.run(machine, command, SOON).unwrap();
+    let read =
+        format!("echo 3 > /proc/sys/vm/drop_caches; head -c {} /dev/nvme0n1; echo", MARKER.len());
+    run(&format!("cd /sys/bus/pci/devices; printf '{MARKER}' | dd of=/dev/nvme0n1 conv=fsync"));
+    run(&format!("echo bus > {disk}/reset_method && echo 1 > {disk}/reset"));
+    assert_eq!(run(&read), format!("{MARKER}\n"), "after a reset by the kernel");
+
+    // Without a driver nothing puts the registers back.
+    run(&format!("echo {disk} > {disk}/driver/unbind; echo 1 > {disk}/enable"));
+    let command = format!("dd if={disk}/config bs=1 skip=4 count=1 2>/dev/null | od -An -tx1");
+    assert_ne!(run(&command).trim(), "00", "nothing decodes, so nothing can be reset");
+    // Bridge control, bit 6.
+    let control = |byte: &str| {
+        format!("printf '{byte}' | dd of={port}/config bs=1 seek=62 conv=notrunc 2>/dev/null")
+    };
+    run(&format!("{}; sleep 1; {}; sleep 1", control("\\100"), control("\\000")));
+    assert_eq!(run(&command).trim(), "00", "the reset did not reach the device");
+    run(&format!("echo 1 > {disk}/remove; echo 1 > /sys/bus/pci/rescan"));
+    run("while [ ! -b /dev/nvme0n1 ]; do sleep 1; done");
+    assert_eq!(run(&read), format!("{MARKER}\n"), "after a reset by hand");
 }

@@ -148,7 +148,23 @@ pub enum Boot {
         /// This machine's own variables (a copy of OVMF_VARS_4M.fd), a regular file opened for
         /// reading and writing. What the firmware writes is in it when the machine starts anew.
         variables_fd: i32,
+        /// Where the firmware has its PCI windows from.
+        #[serde(default)]
+        pci_windows: PciWindows,
     },
+}
+
+/// Where firmware has the windows from in which it places BARs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PciWindows {
+    /// It makes its own, as every release does. It then knows of one root complex, and all ports are
+    /// below that.
+    #[default]
+    Found,
+    /// It is told in `etc/hardware-info` of each root complex and what that decodes. Right with edk2
+    /// 2024.11 and later; earlier releases misread the file and find no disk.
+    Told,
 }
 
 /// One disk over a raw file.

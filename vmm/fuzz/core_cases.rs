@@ -113,7 +113,10 @@ pub(crate) fn ports(bytes: &[u8]) {
                 let read = power.read(at, uptime);
                 assert!(at < power::PM_LENGTH || read == 0xff, "registers past the end");
             }
-            4 => drop(power.write(u16::from(offset), &vec![value; count % 9])),
+            4 => {
+                let uptime = Duration::from_secs(u64::from(offset) << (value & 0xf));
+                let _ = power.write(u16::from(offset), &vec![value; count % 9], uptime);
+            }
             5 => power.press_button(),
             6 => {
                 let asked = (power::reset_control(value), power::keyboard(value));

@@ -11,6 +11,11 @@
 //! | 12     | 4     | most bytes of the structures                   |
 //! | 16     | 8     | address of the structures                      |
 
+mod caches;
+mod slots;
+
+pub use caches::{Cache, Holds as CacheHolds};
+pub use slots::{Slot, Usage};
 use types::ids::MachineId;
 
 /// Bytes of the entry point.
@@ -24,6 +29,8 @@ const HANDLE_CHASSIS: u16 = 0x0300;
 const HANDLE_ARRAY: u16 = 0x1000;
 const HANDLE_MODULE: u16 = 0x1100;
 const HANDLE_MAPPED: u16 = 0x1300;
+/// Stands for a structure that is not there.
+const NO_HANDLE: u16 = 0xffff;
 /// Largest memory that a module tells; more is told as several.
 const MODULE_MIB: u64 = 1 << 20;
 /// From this size on, in MiB, a module tells its size in the extended field.
@@ -40,6 +47,10 @@ pub struct Machine {
     pub ram: Vec<(u64, u64)>,
     /// The machine starts from UEFI.
     pub firmware: Firmware,
+    /// Caches, one for each level.
+    pub caches: Vec<Cache>,
+    /// Slots of its ports.
+    pub slots: Vec<Slot>,
 }
 
 /// What starts the machine.
@@ -86,7 +97,9 @@ pub fn structures(machine: &Machine) -> Vec<u8> {
     // Type "other", no lock; state and security unknown; no heights, cords or elements.
     let chassis = [1, 1, 0, 0, 0, 3, 3, 3, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     all.add(3, HANDLE_CHASSIS, &chassis, &[MAKER]);
-    all.add(4, 0x0400, &processor(machine.vcpus), &["CPU 0", MAKER]);
+    let caches = caches::add(&machine.caches, &mut all);
+    all.add(4, 0x0400, &processor(machine.vcpus, caches), &["CPU 0", MAKER]);
+    slots::add(&machine.slots, &mut all);
     memory(machine, &mut all);
     // System boot information: no error.
     all.add(32, 0x2000, &[0; 7], &[]);
@@ -130,16 +143,18 @@ fn bios(firmware: Firmware) -> [u8; 22] {
     body
 }
 
-/// Type 4, behind the header: one socket with all CPUs.
-fn processor(vcpus: u32) -> [u8; 46] {
+/// Type 4, behind the header: one socket with all CPUs, and the handles of its caches.
+fn processor(vcpus: u32, caches: [u16; 3]) -> [u8; 46] {
     let mut body = [0; 46];
     let small = u8::try_from(vcpus).unwrap_or(u8::MAX);
     let count = u16::try_from(vcpus).unwrap_or(u16::MAX).to_le_bytes();
     // Socket; a central processor of another family than the listed; maker.
     (body[0], body[1], body[2], body[3]) = (1, 3, 1, 2);
-    // Socket populated, CPU enabled; no upgrade path; no cache structures.
+    // Socket populated, CPU enabled; no upgrade path.
     (body[20], body[21]) = (1 << 6 | 1, 1);
-    body[22..28].fill(0xff);
+    for (at, handle) in (22..).step_by(2).zip(caches) {
+        body[at..at + 2].copy_from_slice(&handle.to_le_bytes());
+    }
     (body[31], body[32], body[33]) = (small, small, small);
     // 64-bit, several cores, virtual execution stays unknown.
     body[34] = 1 << 2 | 1 << 3;
@@ -204,7 +219,8 @@ mod tests {
 
     fn machine(ram: Vec<(u64, u64)>) -> Machine {
         let id = MachineId::from_bytes(std::array::from_fn(|at| at.to_le_bytes()[0]));
-        Machine { id, vcpus: 300, ram, firmware: Firmware::Uefi }
+        let (caches, slots) = (Vec::new(), Vec::new());
+        Machine { id, vcpus: 300, ram, firmware: Firmware::Uefi, caches, slots }
     }
 
     /// Walks the structures as §6.1 says: (type, formatted part, strings).
@@ -239,6 +255,19 @@ mod tests {
         assert_eq!(strings[1..], [PRODUCT, "000102030405060708090a0b0c0d0e0f"]);
         let (_, processor, _) = &found[3];
         assert_eq!((processor[35], processor[42..44].to_vec()), (255, vec![0x2c, 1]));
+    }
+
+    #[test]
+    fn the_processor_names_its_caches_and_slots_follow() {
+        let cache = Cache { level: 3, bytes: 1 << 25, ways: 16, holds: CacheHolds::Unified };
+        let link = crate::pci::port::Link { speed: 5, width: 16 };
+        let slot = Slot { number: 1, bus: 1, link, usage: Usage::Taken };
+        let (caches, slots) = (vec![cache], vec![slot]);
+        let found = parse(&structures(&Machine { caches, slots, ..machine(vec![(0, 1 << 30)]) }));
+        let kinds: Vec<(u8, usize)> = found.iter().map(|(kind, b, _)| (*kind, b.len())).collect();
+        assert_eq!(kinds[3..6], [(7, 27), (4, 50), (9, 24)]);
+        let (handle, processor) = (&found[3].1[2..4], &found[4].1);
+        assert_eq!((&processor[26..30], &processor[30..32]), (&[0xff; 4][..], handle));
     }
 
     #[test]

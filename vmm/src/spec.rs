@@ -149,7 +149,7 @@ pub fn descriptors(spec: &VmSpec) -> Vec<i32> {
             all.push(*kernel_fd);
             all.extend(initrd_fd);
         }
-        Boot::Uefi { firmware_fd, variables_fd } => all.extend([*firmware_fd, *variables_fd]),
+        Boot::Uefi { firmware_fd, variables_fd, .. } => all.extend([*firmware_fd, *variables_fd]),
     }
     all.extend(spec.console_fd);
     all.extend(spec.disks.iter().map(|disk| disk.fd));

@@ -20,7 +20,7 @@ fn platform() -> Platform {
             prefetchable: Some((high, 2 * high - 1)),
         };
         let first = 128 * number;
-        Root { buses: (first, first + 127), windows, node: Some(number.into()) }
+        Root { buses: (first, first + 127), apertures: windows.into(), node: Some(number.into()) }
     };
     let node = |id: u32| Node {
         id,
@@ -29,7 +29,7 @@ fn platform() -> Platform {
         distances: if id == 0 { vec![10, 21] } else { vec![21, 10] },
     };
     let (roots, nodes) = (vec![root(0), root(1)], vec![node(0), node(1)]);
-    Platform { vcpus: 4, roots, nodes, ecam: vmm::layout::ECAM, firmware: None }
+    Platform { vcpus: 4, roots, nodes, ecam: vmm::layout::ECAM }
 }
 
 /// Disassembles a table and, for AML, compiles the result again.

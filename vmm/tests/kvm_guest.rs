@@ -89,7 +89,7 @@ fn run_in(ram: &Ram, code: &[u8], text: &[u8]) -> Option<(Ending, Vec<u8>)> {
         turn: Mutex::default(),
     });
     vcpu::run(0, fd, &board);
-    let ending = board.control.wait();
+    let ending = board.control.wait(Duration::MAX).unwrap();
     if ending.status() == exit::HOST_FAULT {
         return skip(ending.reason);
     }

@@ -401,6 +401,7 @@ fn open_firmware(tools: &Tools, record: &Record, files: &mut Files) -> Result<Bo
     Ok(Boot::Uefi {
         firmware_fd: files.add(open(&firmware, Access::Read)?),
         variables_fd: files.add(variables.map_err(prepare)?.into()),
+        pci_windows: firmware::PCI_WINDOWS,
     })
 }
 

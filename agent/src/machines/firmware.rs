@@ -7,7 +7,7 @@ use std::{
     path::Path,
 };
 
-use types::ids::MachineId;
+use types::{ids::MachineId, vm::PciWindows};
 
 use super::disk;
 
@@ -15,6 +15,9 @@ use super::disk;
 pub const CODE: &str = "usr/share/ovmf/OVMF_CODE_4M.fd";
 /// Variables of a machine that never started, below the root.
 const VARIABLES: &str = "usr/share/ovmf/OVMF_VARS_4M.fd";
+
+/// Where it has its PCI windows from: the image's is Debian 13's, edk2 2025.02.
+pub const PCI_WINDOWS: PciWindows = PciWindows::Told;
 
 /// Opens a machine's variables below `data`, and makes them the first time.
 pub fn variables(root: &Path, data: &Path, machine: MachineId) -> io::Result<File> {

@@ -20,6 +20,13 @@ use crate::spawn::Ending;
 /// Seconds before a lease's end at which its end is announced in the log.
 pub const WARN_S: u64 = 60;
 
+/// Seconds between two presses of a power button while the machine runs on. The first only wakes a
+/// guest that sleeps, which takes it a second or two; one that stops already does not mind another.
+const PRESS_AGAIN_S: u64 = 3;
+
+/// Why a button is pressed when the node goes down.
+pub const SHUTDOWN: &str = "shutdown";
+
 /// Seconds between attempts to start a machine that did not start: the reason may pass (memory
 /// that another machine gives back), but must not fill the log.
 pub const RETRY_S: u64 = 15;
@@ -146,8 +153,10 @@ pub struct Seen {
     pub process: Process,
     /// An action that is being carried out.
     pub busy: Option<Work>,
-    /// When its power button was pressed.
+    /// When its power button was pressed first.
     pub pressed: Option<UnixSeconds>,
+    /// When it was pressed last.
+    pub pressed_last: Option<UnixSeconds>,
     /// When it was killed.
     pub killed: Option<UnixSeconds>,
     /// Whether its end was announced, for the end that it was announced for.
@@ -227,7 +236,7 @@ pub enum Action {
     },
 }
 
-/// Settings of the node.
+/// Settings of the node, and what it is about to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Policy {
     /// Seconds between power button and force.
@@ -236,6 +245,17 @@ pub struct Policy {
     pub retain_s: u64,
     /// Whether the time is sure enough to destroy something by it.
     pub time: TimeTrust,
+    /// Whether the node stays.
+    pub node: Node,
+}
+
+/// Whether the node stays.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Node {
+    /// It does.
+    Stays,
+    /// It goes down. init ends machines that do not end themselves.
+    GoesDown,
 }
 
 /// How sure the time is.
@@ -287,10 +307,14 @@ fn plan_running(now: UnixSeconds, record: &Record, seen: &Seen, policy: Policy) 
         None
     };
     let left_s = end.since(now);
+    let again = seen.pressed_last.is_some_and(|last| now.since(last) >= PRESS_AGAIN_S);
     match (stop, seen.pressed) {
         (Some(because), None) => Some(Action::Press { because }),
         (Some(because), Some(pressed)) if now.since(pressed) >= policy.grace_s => kill(because),
-        (Some(_), Some(_)) => None,
+        (Some(because), Some(_)) => again.then_some(Action::Press { because }),
+        (None, Some(_)) if policy.node == Node::GoesDown => {
+            again.then_some(Action::Press { because: SHUTDOWN })
+        }
         (None, _) if left_s <= WARN_S && seen.warned != Some(end) => Some(Action::Warn { left_s }),
         (None, _) => None,
     }
@@ -379,7 +403,8 @@ mod tests {
 
     use super::*;
 
-    const POLICY: Policy = Policy { grace_s: 10, retain_s: 100, time: TimeTrust::Confirmed };
+    const POLICY: Policy =
+        Policy { grace_s: 10, retain_s: 100, time: TimeTrust::Confirmed, node: Node::Stays };
 
     fn record(power: Power) -> Record {
         Record { power, ..fixture::record() }
@@ -411,11 +436,34 @@ mod tests {
     #[test]
     fn a_stopped_machine_is_asked_before_it_is_forced() {
         check(1500, Power::Off, &running(), Some(Action::Press { because: "renter" }));
-        let pressed = Seen { pressed: Some(UnixSeconds(1500)), ..running() };
-        check(1509, Power::Off, &pressed, None);
+        let at = |first, last| Seen {
+            pressed: Some(UnixSeconds(first)),
+            pressed_last: Some(UnixSeconds(last)),
+            ..running()
+        };
+        let pressed = at(1500, 1500);
+        check(1502, Power::Off, &pressed, None);
+        // The first may have woken a guest that slept.
+        check(1503, Power::Off, &pressed, Some(Action::Press { because: "renter" }));
+        check(1505, Power::Off, &at(1500, 1503), None);
+        check(1509, Power::Off, &at(1500, 1506), Some(Action::Press { because: "renter" }));
         check(1510, Power::Off, &pressed, Some(Action::Kill { because: "renter" }));
         let killed = Seen { killed: Some(UnixSeconds(1510)), ..pressed };
         check(1520, Power::Off, &killed, None);
+    }
+
+    #[test]
+    fn a_node_that_goes_down_presses_again_and_leaves_force_to_init() {
+        let pressed = Seen {
+            pressed: Some(UnixSeconds(1500)),
+            pressed_last: Some(UnixSeconds(1500)),
+            ..running()
+        };
+        let leaving = Policy { node: Node::GoesDown, ..POLICY };
+        let at = |now| plan(UnixSeconds(now), &record(Power::On), &pressed, leaving);
+        let again = Some(Action::Press { because: SHUTDOWN });
+        assert_eq!([1502, 1503, 1530].map(at), [None, again, again]);
+        check(1530, Power::On, &pressed, None);
     }
 
     #[test]

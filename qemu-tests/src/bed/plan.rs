@@ -5,7 +5,7 @@ use types::{
     units::Mebibytes,
     vm::{
         Boot, CoreScheduling, Disk, DiskModel, HyperV, MemoryBacking, Net, Passthrough,
-        PassthroughDevice, QueuePair, SPEC_VERSION, VfioInterface, VmSpec, Vsock,
+        PassthroughDevice, PciWindows, QueuePair, SPEC_VERSION, VfioInterface, VmSpec, Vsock,
     },
 };
 
@@ -43,11 +43,11 @@ impl Plan {
 
     /// A machine `number` with one virtual CPU and 512 MiB that starts UEFI firmware: its code and
     /// this machine's variables are paths on the host.
-    pub fn uefi(number: u8, (code, variables): (&str, &str)) -> Self {
+    pub fn uefi(number: u8, (code, variables): (&str, &str), pci_windows: PciWindows) -> Self {
         let mut plan = Self::empty(number);
         let firmware_fd = plan.open(Opened::Read { path: code.to_owned() });
         let variables_fd = plan.open(Opened::Write { path: variables.to_owned() });
-        plan.spec.boot = Boot::Uefi { firmware_fd, variables_fd };
+        plan.spec.boot = Boot::Uefi { firmware_fd, variables_fd, pci_windows };
         plan.spec.memory_mib = Mebibytes(512);
         plan
     }

@@ -23,7 +23,7 @@ pub(super) fn build(platform: &Platform) -> Vec<u8> {
     table.append_slice(&bytes(&Name::new(Path::new("_S5_"), &off)));
     let mut scope = Vec::new();
     for (number, root) in (0u8..).zip(&platform.roots) {
-        scope.extend(roots::build(number, root, platform));
+        scope.extend(roots::build(number, root));
     }
     scope.extend(serial_port());
     scope.extend(ecam_reservation(platform.ecam));

@@ -32,29 +32,6 @@ pub struct Platform {
     pub nodes: Vec<Node>,
     /// Where enhanced configuration space is.
     pub ecam: u64,
-    /// With firmware, which places BARs itself: where it may, all behind the first root complex.
-    pub firmware: Option<FirmwareWindows>,
-}
-
-/// Where firmware may place BARs: all that holds nothing else.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FirmwareWindows {
-    /// End of RAM below 4 GiB, at most.
-    pub low: u64,
-    /// Ranges above 4 GiB: first and last address.
-    pub high: Vec<(u64, u64)>,
-}
-
-impl FirmwareWindows {
-    /// Returns where BARs may lie below 4 GiB, first and last address: around configuration space.
-    fn below(&self, ecam: u64) -> Vec<(u32, u32)> {
-        let behind = ecam.saturating_add(layout::ECAM_SIZE).max(self.low);
-        let pieces = [(self.low, ecam), (behind, layout::FIRMWARE_MMIO32_END)];
-        let within = pieces.map(|(start, end)| (start, end.min(layout::FIRMWARE_MMIO32_END)));
-        let some = within.into_iter().filter(|(start, end)| start < end);
-        some.filter_map(|(start, end)| Some((start.try_into().ok()?, (end - 1).try_into().ok()?)))
-            .collect()
-    }
 }
 
 /// A table by its signature.
@@ -124,10 +101,11 @@ mod tests {
     fn platform() -> Platform {
         let memory = Some((0xc000_0000, 0xdfff_ffff));
         let windows = Windows { io: Some((0x1000, 0xffff)), memory, prefetchable: None };
-        let root = |first, last| Root { buses: (first, last), windows, node: Some(0) };
+        let root =
+            |first, last| Root { buses: (first, last), apertures: windows.into(), node: Some(0) };
         let node = Node { id: 0, vcpus: vec![0], memory: vec![(0, 1 << 30)], distances: vec![10] };
         let roots = vec![root(0, 15), root(16, 255)];
-        Platform { vcpus: 4, roots, nodes: vec![node], ecam: layout::ECAM, firmware: None }
+        Platform { vcpus: 4, roots, nodes: vec![node], ecam: layout::ECAM }
     }
 
     #[test]
@@ -137,18 +115,6 @@ mod tests {
             let has_no_checksum = table.bytes.starts_with(b"FACS");
             assert!(sum == 0 || has_no_checksum, "{:?}", &table.bytes[..4]);
         }
-    }
-
-    #[test]
-    fn firmware_may_place_bars_around_configuration_space() {
-        let windows = FirmwareWindows { low: 0x8000_0000, high: vec![(1 << 32, (1 << 40) - 1)] };
-        let low = [(0x8000_0000, 0xdfff_ffff), (0xf000_0000, 0xfbff_ffff)];
-        assert_eq!(windows.below(0xe000_0000), low);
-        assert_eq!(windows.below(0xb000_0000)[1], (0xc000_0000, 0xfbff_ffff));
-        assert_eq!(windows.below(1 << 34), [(0x8000_0000, 0xfbff_ffff)]);
-        let firmware = Some(windows);
-        let tables = tables(&Platform { firmware, ..platform() }).expect("room");
-        assert!(tables.iter().any(|table| table.bytes.starts_with(b"DSDT")));
     }
 
     #[test]

@@ -10,10 +10,10 @@ use acpi_tables::aml::{
 };
 
 use super::{
-    Platform, bytes,
+    bytes,
     dsdt::{device, resources},
 };
-use crate::{pci::port::Windows, sys::kvm};
+use crate::{pci::apertures::Apertures, sys::kvm};
 
 /// Bits of the _OSC control field that the OS may take: native hotplug, PME, advanced error
 /// reporting, the capability structure. Power and link management by the OS stay with us.
@@ -29,33 +29,33 @@ pub struct Root {
     /// Its bus, and the last that is its own.
     pub buses: (u8, u8),
     /// What it decodes.
-    pub windows: Windows,
+    pub apertures: Apertures,
     /// Proximity domain that is near.
     pub node: Option<u32>,
 }
 
-/// Returns the device of root complex `number`.
-pub(super) fn build(number: u8, root: &Root, platform: &Platform) -> Vec<u8> {
+/// Returns the device of root complex `number`. Its `_UID` is its bus, as in firmware's device paths.
+pub(super) fn build(number: u8, root: &Root) -> Vec<u8> {
     let (express, plain) = (EISAName::new("PNP0A08"), EISAName::new("PNP0A03"));
     let mut parts: Vec<Vec<u8>> = vec![
         bytes(&Name::new(Path::new("_HID"), &express)),
         bytes(&Name::new(Path::new("_CID"), &plain)),
         bytes(&Name::new(Path::new("_SEG"), &ZERO)),
         bytes(&Name::new(Path::new("_BBN"), &root.buses.0)),
-        bytes(&Name::new(Path::new("_UID"), &number)),
+        bytes(&Name::new(Path::new("_UID"), &root.buses.0)),
         bytes(&Name::new(Path::new("_CCA"), &ONE)),
     ];
     if let Some(node) = &root.node {
         parts.push(bytes(&Name::new(Path::new("_PXM"), node)));
     }
-    parts.push(windows(number, root, platform));
+    parts.push(windows(number, root));
     parts.push(interrupt_routing());
     parts.push(control_method());
     parts.push(specific_method());
     device(&format!("PC{number:02X}"), parts)
 }
 
-fn windows(number: u8, root: &Root, platform: &Platform) -> Vec<u8> {
+fn windows(number: u8, root: &Root) -> Vec<u8> {
     let (flat, cached) = (AddressSpaceCacheable::NotCacheable, AddressSpaceCacheable::Cacheable);
     let (first, last) = root.buses;
     let mut all = vec![bytes(&AddressSpace::new_bus_number(u16::from(first), u16::from(last)))];
@@ -64,18 +64,14 @@ fn windows(number: u8, root: &Root, platform: &Platform) -> Vec<u8> {
         // What lies below are the ports of the board and of the LPC bridge's power management.
         all.push(bytes(&AddressSpace::new_io(0_u16, 0xcf7, None)));
     }
-    let Windows { io, memory, prefetchable } = root.windows;
-    if let Some((base, last)) = io {
+    let Apertures { io, low, high, .. } = &root.apertures;
+    if let Some((base, last)) = *io {
         all.push(bytes(&AddressSpace::new_io(base, last, None)));
     }
-    let (low, high) = match &platform.firmware {
-        Some(windows) if number == 0 => (windows.below(platform.ecam), windows.high.clone()),
-        Some(_) | None => (Vec::from_iter(memory), Vec::from_iter(prefetchable)),
-    };
-    for (base, last) in low {
+    for (base, last) in low.iter().copied() {
         all.push(bytes(&AddressSpace::new_memory(flat, true, base, last, None)));
     }
-    for (base, last) in high {
+    for (base, last) in high.iter().copied() {
         all.push(bytes(&AddressSpace::new_memory(cached, true, base, last, None)));
     }
     resources(all)

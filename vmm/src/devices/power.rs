@@ -5,7 +5,7 @@
 //!
 //! | Port        | Access | Register                                       |
 //! |-------------|--------|------------------------------------------------|
-//! | 0x600..602  | r/w1c  | PM1 status: bit 8 power button                 |
+//! | 0x600..602  | r/w1c  | PM1 status: bit 0 timer carry, 8 power button  |
 //! | 0x602..604  | r/w    | PM1 enable                                     |
 //! | 0x604..606  | r/w    | PM1 control: bit 0 SCI on, 12:10 type, 13 sleep |
 //! | 0x608..60c  | r      | PM timer, 3.579545 MHz, 32 bits                |
@@ -42,6 +42,8 @@ pub const SCI: u32 = 9;
 /// Sleep type that means off (`\_S5`).
 pub const SLEEP_OFF: u8 = 5;
 
+/// The uppermost bit of the PM timer has changed.
+const TIMER_CARRY: u16 = 1 << 0;
 const POWER_BUTTON: u16 = 1 << 8;
 const SCI_ENABLE: u16 = 1 << 0;
 const SLEEP_ENABLE: u16 = 1 << 13;
@@ -51,6 +53,9 @@ const CONTROL_A_RESET: u8 = 1 << 0;
 const RESET_CPU: u8 = 1 << 2;
 /// Frequency of the PM timer, in Hz (ACPI 6.5 §4.8.3.3).
 const TIMER_HZ: u128 = 3_579_545;
+/// Ticks after which the uppermost bit of the PM timer changes: it has 32.
+const CARRY_TICKS: u128 = 1 << 31;
+const NANOSECONDS: u128 = 1_000_000_000;
 
 /// What a write asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,13 +73,15 @@ pub struct Power {
     status: u16,
     enable: u16,
     control: u16,
+    /// How often the uppermost bit of the timer has changed, as far as that was noted.
+    carries: u128,
     sci: Arc<dyn InterruptLine>,
 }
 
 impl Power {
     /// Makes the registers, with ACPI mode already on, interrupting through `sci`.
     pub fn new(sci: Arc<dyn InterruptLine>) -> Self {
-        Self { status: 0, enable: 0, control: SCI_ENABLE, sci }
+        Self { status: 0, enable: 0, control: SCI_ENABLE, carries: 0, sci }
     }
 
     /// Presses the power button.
@@ -83,13 +90,31 @@ impl Power {
         self.update();
     }
 
+    /// Returns how long after `uptime` the timer carries next: somebody has to look then, because the
+    /// carry may interrupt.
+    pub fn carry_in(uptime: Duration) -> Duration {
+        let next = (ticks(uptime) / CARRY_TICKS + 1) * CARRY_TICKS;
+        let at = (next * NANOSECONDS).div_ceil(TIMER_HZ);
+        Duration::from_nanos(u64::try_from(at).unwrap_or(u64::MAX)).saturating_sub(uptime)
+    }
+
+    /// Notes whether the timer has carried, and interrupts if the guest wants that.
+    pub fn look(&mut self, uptime: Duration) {
+        let carries = ticks(uptime) / CARRY_TICKS;
+        if carries > self.carries {
+            self.carries = carries;
+            self.status |= TIMER_CARRY;
+            self.update();
+        }
+    }
+
     /// Reads one byte at `offset` from [`PM_BASE`], `uptime` after the machine started.
-    pub fn read(&self, offset: u16, uptime: Duration) -> u8 {
+    pub fn read(&mut self, offset: u16, uptime: Duration) -> u8 {
+        self.look(uptime);
         let [status0, status1] = self.status.to_le_bytes();
         let [enable0, enable1] = self.enable.to_le_bytes();
         let [control0, control1] = self.control.to_le_bytes();
-        let ticks = uptime.as_nanos() * TIMER_HZ / 1_000_000_000;
-        let timer = ticks.to_le_bytes();
+        let timer = ticks(uptime).to_le_bytes();
         let registers = [
             status0, status1, enable0, enable1, control0, control1, 0, 0, timer[0], timer[1],
             timer[2], timer[3],
@@ -97,8 +122,9 @@ impl Power {
         registers.get(usize::from(offset)).copied().unwrap_or(0xff)
     }
 
-    /// Writes bytes at `offset` from [`PM_BASE`].
-    pub fn write(&mut self, offset: u16, data: &[u8]) -> Request {
+    /// Writes bytes at `offset` from [`PM_BASE`], `uptime` after the machine started.
+    pub fn write(&mut self, offset: u16, data: &[u8], uptime: Duration) -> Request {
+        self.look(uptime);
         for (at, byte) in (usize::from(offset)..).zip(data) {
             let byte = *byte;
             match at {
@@ -123,6 +149,10 @@ impl Power {
         // KVM refuses only on a machine that is going away.
         let _ = self.sci.set_level(level);
     }
+}
+
+fn ticks(uptime: Duration) -> u128 {
+    uptime.as_nanos() * TIMER_HZ / NANOSECONDS
 }
 
 /// Returns what a write to the reset control register asks for.
@@ -177,20 +207,21 @@ mod tests {
     #[test]
     fn the_button_interrupts_until_acknowledged() {
         let (mut power, wire) = power();
-        power.write(2, &[0, 1]);
+        power.write(2, &[0, 1], Duration::ZERO);
         power.press_button();
         assert_eq!(*wire.level.lock().expect("one thread"), Level::High);
         assert_eq!(power.read(1, Duration::ZERO), 1);
-        power.write(0, &[0, 1]);
+        power.write(0, &[0, 1], Duration::ZERO);
         assert_eq!(*wire.level.lock().expect("one thread"), Level::Low);
     }
 
     #[test]
     fn sleep_type_five_turns_off() {
         let (mut power, _) = power();
-        assert_eq!(power.write(4, &(5u16 << 10).to_le_bytes()), Request::None);
-        assert_eq!(power.write(4, &(5u16 << 10 | 1 << 13).to_le_bytes()), Request::Off);
-        assert_eq!(power.write(4, &(1u16 << 10 | 1 << 13).to_le_bytes()), Request::None);
+        let mut control = |value: u16| power.write(4, &value.to_le_bytes(), Duration::ZERO);
+        assert_eq!(control(5 << 10), Request::None);
+        assert_eq!(control(5 << 10 | 1 << 13), Request::Off);
+        assert_eq!(control(1 << 10 | 1 << 13), Request::None);
         assert_eq!(power.read(4, Duration::ZERO) & 1, 1);
     }
 
@@ -203,8 +234,38 @@ mod tests {
 
     #[test]
     fn the_timer_counts_at_its_frequency() {
-        let (power, _) = power();
+        let (mut power, _) = power();
         let ticks: Vec<u8> = (8..12).map(|at| power.read(at, Duration::from_secs(1))).collect();
         assert_eq!(u32::from_le_bytes([ticks[0], ticks[1], ticks[2], ticks[3]]), 3_579_545);
+    }
+
+    #[test]
+    fn the_timer_tells_each_change_of_its_uppermost_bit_once() {
+        let (mut power, _) = power();
+        let carries: Vec<u8> = [0, 599, 600].map(|s| power.read(0, Duration::from_secs(s))).into();
+        assert_eq!(carries, [0, 0, 1]);
+        power.write(0, &[0, 1], Duration::from_secs(601));
+        assert_eq!(power.read(0, Duration::from_secs(601)), 1, "another bit was cleared");
+        power.write(0, &[1, 0], Duration::from_secs(601));
+        let carries: Vec<u8> =
+            [602, 1199, 1200].map(|s| power.read(0, Duration::from_secs(s))).into();
+        assert_eq!(carries, [0, 0, 1]);
+    }
+
+    #[test]
+    fn a_carry_interrupts_when_the_guest_wants_it() {
+        let (mut power, wire) = power();
+        let level = || *wire.level.lock().expect("one thread");
+        let carry = Power::carry_in(Duration::ZERO);
+        power.look(carry.saturating_sub(Duration::from_micros(1)));
+        assert_eq!(power.read(0, Duration::ZERO), 0, "too early");
+        power.look(carry);
+        assert_eq!(level(), Level::Low);
+        power.write(2, &[1, 0], carry);
+        assert_eq!(level(), Level::High);
+        power.write(0, &[1, 0], carry);
+        assert_eq!(level(), Level::Low);
+        power.look(carry + Power::carry_in(carry));
+        assert_eq!((level(), power.status), (Level::High, TIMER_CARRY));
     }
 }

@@ -86,7 +86,7 @@ impl Board {
             let mut serial = locked(&self.serial);
             data.iter_mut().for_each(|byte| *byte = serial.read(offset));
         } else if let Some(offset) = within(port, power::PM_BASE, power::PM_LENGTH) {
-            let (power, uptime) = (locked(&self.power), self.built.elapsed());
+            let (mut power, uptime) = (locked(&self.power), self.built.elapsed());
             for (at, byte) in (u16::from(offset)..).zip(data) {
                 *byte = power.read(at, uptime);
             }
@@ -114,7 +114,8 @@ impl Board {
             return None;
         }
         if let Some(offset) = within(port, power::PM_BASE, power::PM_LENGTH) {
-            return ending(locked(&self.power).write(u16::from(offset), data));
+            let uptime = self.built.elapsed();
+            return ending(locked(&self.power).write(u16::from(offset), data, uptime));
         }
         if port == power::RESET_PORT && data.len() == 1 {
             return ending(power::reset_control(first));

@@ -103,7 +103,7 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
     let (serial_line, sci) = (line(&vm, serial::GSI)?, line(&vm, power::SCI)?);
 
     let mut chipset = Chipset::new(&map.ram);
-    let tree = Tree::new(spec).map_err(PortError::from)?;
+    let tree = number_ports(spec)?;
     let mut seats = vec![
         plain(0, HostBridge::new(chipset.ecam.clone())),
         plain(LPC_BRIDGE, LpcBridge::default()),
@@ -123,10 +123,16 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
         roots: ports.roots(&plan),
         nodes: numa::nodes(spec, &map.ram).unwrap_or_default(),
         ecam: chipset.ecam.base(),
-        firmware: None,
     };
-    let built =
-        Built { vm: &vm, ram: &ram, map: &map, platform: &platform, ecam: chipset.ecam.clone() };
+    let built = Built {
+        vm: &vm,
+        ram: &ram,
+        map: &map,
+        platform: &platform,
+        shares: &ports.shares(&seats, &plan),
+        slots: ports.slots(),
+        ecam: chipset.ecam.clone(),
+    };
     let (entry, firmware) = start::prepare(spec, &built)?;
     chipset.firmware = firmware;
     let board = Arc::new(Board {
@@ -152,6 +158,15 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
     let vcpus = vcpu::create(&board, platform.vcpus, entry, &ram)?;
     let (closer, affinity) = (passed.closer, spec.cpu_affinity.clone());
     Ok(Machine { board, vcpus, listener, closer, plugger, affinity })
+}
+
+/// Numbers the tree of ports, and tells what is not as it was asked for.
+fn number_ports(spec: &VmSpec) -> Result<Tree, PortError> {
+    let tree = Tree::new(spec)?;
+    if let Some(note) = tree.note(spec) {
+        eprintln!("holdfast-vmm: {note}");
+    }
+    Ok(tree)
 }
 
 /// Makes the interrupt line of a device of the chipset.

@@ -1,8 +1,11 @@
 //! Start and end of a machine, as all its threads see them.
 
-use std::sync::{
-    Condvar, Mutex, MutexGuard, PoisonError,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    sync::{
+        Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
 };
 
 use types::{operations::VmEventKind, vm::exit};
@@ -104,15 +107,12 @@ impl Control {
         self.state().started
     }
 
-    /// Waits for the end.
-    pub fn wait(&self) -> Ending {
-        let mut state = self.state();
-        loop {
-            if let Some(ending) = &state.ending {
-                return ending.clone();
-            }
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
+    /// Waits for the end, but no longer than `limit`.
+    pub fn wait(&self, limit: Duration) -> Option<Ending> {
+        let going_on = |state: &mut State| state.ending.is_none();
+        let waited = self.changed.wait_timeout_while(self.state(), limit, going_on);
+        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        state.ending.clone()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -127,9 +127,11 @@ mod tests {
     #[test]
     fn the_first_ending_counts() {
         let control = Control::default();
+        assert_eq!(control.wait(Duration::ZERO), None);
         control.end(Ending { kind: Kind::Reset, reason: String::new() });
         control.end(Ending::host_fault("later"));
         control.wait_for_start();
-        assert_eq!(control.wait().status(), exit::RESET);
+        let ending = control.wait(Duration::MAX).expect("it ended");
+        assert_eq!(ending.status(), exit::RESET);
     }
 }

@@ -9,6 +9,8 @@ use std::{
     sync::{Arc, Mutex},
 };
 
+use types::vm::PciWindows;
+
 use super::chipset::{Firmware, Variables, map};
 use crate::{
     acpi::{self, AcpiError},
@@ -16,7 +18,10 @@ use crate::{
         flash,
         fw_cfg::{self, AcpiLoaderError, Disk, FwCfg, Items},
     },
-    pci::chipset::Ecam,
+    pci::{
+        apertures::{self, Free, Share},
+        chipset::Ecam,
+    },
     smbios,
     sys::{
         kvm::{KvmError, Place, Vm},
@@ -48,13 +53,41 @@ pub enum FirmwareError {
     Loader(#[from] AcpiLoaderError),
 }
 
+/// The root complexes of a machine whose firmware places BARs.
+#[derive(Clone)]
+pub(super) struct Bridges {
+    /// The platform, with the root complexes as the VMM would have them.
+    pub(super) platform: acpi::Platform,
+    /// What they share.
+    pub(super) free: Free,
+    /// What each needs.
+    pub(super) shares: Vec<Share>,
+}
+
+impl Bridges {
+    /// Returns the platform when configuration space is at `ecam`.
+    fn at(&self, ecam: u64) -> acpi::Platform {
+        let mut platform = acpi::Platform { ecam, ..self.platform.clone() };
+        let all = apertures::share(&self.free, ecam, &self.shares);
+        for (root, apertures) in platform.roots.iter_mut().zip(all) {
+            root.apertures = apertures;
+        }
+        platform
+    }
+
+    /// Returns how many bytes the VMM took for 64-bit BARs of the first root complex.
+    fn window(&self) -> u64 {
+        let placed = self.shares.first().and_then(|share| share.placed.prefetchable);
+        placed.map_or(0, |(base, last)| last - base + 1)
+    }
+}
+
 /// What the firmware is told.
 pub(super) struct Told<'a> {
-    pub(super) platform: acpi::Platform,
+    pub(super) bridges: Bridges,
+    pub(super) windows: PciWindows,
     pub(super) machine: smbios::Machine,
     pub(super) reserved: &'a [(u64, u64)],
-    /// Bytes that the 64-bit BARs need.
-    pub(super) window: u64,
     pub(super) disks: &'a [Disk],
     pub(super) ecam: Ecam,
 }
@@ -100,20 +133,32 @@ fn items(told: &Told<'_>) -> Result<Items, FirmwareError> {
     let mut items = Items::new(cpus, *machine.id.as_bytes());
     items.add("bootorder", fw_cfg::bootorder(told.disks));
     items.add("etc/e820", fw_cfg::e820(&machine.ram, told.reserved));
-    items.add("opt/ovmf/X-PciMmio64Mb", fw_cfg::window_mib(told.window));
     items.add("etc/system-states", SYSTEM_STATES.to_vec());
     let structures = smbios::structures(machine);
     // The firmware puts them where it likes, and the address right.
     items.add("etc/smbios/smbios-anchor", smbios::entry_point(0, structures.len()).to_vec());
     items.add("etc/smbios/smbios-tables", structures);
-    let files = fw_cfg::acpi_files(&acpi::tables(&told.platform)?)?;
+    let now = told.bridges.at(told.ecam.base());
+    let (bridges, ecam) = (told.bridges.clone(), told.ecam.clone());
+    match told.windows {
+        PciWindows::Found => {
+            let window = told.bridges.window();
+            items.add("opt/ovmf/X-PciMmio64Mb", fw_cfg::window_mib(window));
+        }
+        PciWindows::Told => {
+            let size = fw_cfg::hardware_info(&now.roots).len();
+            items.add_made("etc/hardware-info", size, move || {
+                fw_cfg::hardware_info(&bridges.at(ecam.base()).roots)
+            });
+        }
+    }
+    let files = fw_cfg::acpi_files(&acpi::tables(&now)?)?;
     items.add("etc/table-loader", files.script);
     items.add(fw_cfg::ROOT_FILE, files.root);
-    let (platform, ecam) = (told.platform.clone(), told.ecam.clone());
+    let (bridges, ecam) = (told.bridges.clone(), told.ecam.clone());
     // The firmware moves configuration space before it asks for the tables that say where it is.
     items.add_made(fw_cfg::TABLES_FILE, files.tables.len(), move || {
-        let platform = acpi::Platform { ecam: ecam.base(), ..platform.clone() };
-        let tables = acpi::tables(&platform).unwrap_or_default();
+        let tables = acpi::tables(&bridges.at(ecam.base())).unwrap_or_default();
         fw_cfg::acpi_files(&tables).map(|files| files.tables).unwrap_or_default()
     });
     Ok(items)

@@ -38,6 +38,7 @@ use types::operations::VmEventKind;
 
 use crate::{
     api,
+    devices::power::Power,
     sandbox::{SandboxError, ThreadKind, apply_thread_filter},
     sys, vcpu,
     vfio::assign::Closer,
@@ -116,7 +117,7 @@ pub fn run(machine: Machine) -> Result<Ending, RunError> {
     apply_thread_filter(ThreadKind::Main)?;
     board.control.start();
     board.events.push(VmEventKind::Started, "");
-    let ending = board.control.wait();
+    let ending = wait(&board);
     board.events.push(ending.event(), ending.reason.clone());
     board.pauses.end();
     stop(threads);
@@ -136,6 +137,17 @@ pub fn run(machine: Machine) -> Result<Ending, RunError> {
     }
     let reason = format!("{}; {} devices did not come back", ending.reason, failures.len());
     Ok(Ending::host_fault(reason))
+}
+
+/// Waits for the end. Meanwhile the PM timer carries now and then.
+fn wait(board: &Board) -> Ending {
+    loop {
+        let carry = Power::carry_in(board.built.elapsed());
+        if let Some(ending) = board.control.wait(carry) {
+            return ending;
+        }
+        board::locked(&board.power).look(board.built.elapsed());
+    }
 }
 
 /// A thread to start.

@@ -19,15 +19,19 @@ use crate::{
     irq::InterruptSource,
     pci::{
         allocate::{self, Above, Bridge, Demand, Plan, Request},
+        apertures::Share,
         bus::{Address, Bus},
         config::ConfigError,
-        function::PciFunction,
+        function::{BarKind, PciFunction},
         port::{Alarm, Kept, Link, Port, SlotSpec, SlotWatch, Windows},
     },
+    smbios::{self, Usage},
 };
 
 /// What a port says that knows of no link below it: the slowest there is.
 const SLOWEST: Link = Link { speed: 1, width: 1 };
+/// I/O ports that firmware keeps for a device that comes later.
+const SPARE_IO: u64 = 0x1000;
 
 /// Why ports cannot be made.
 #[derive(Debug, thiserror::Error)]
@@ -115,10 +119,54 @@ impl Ports {
         roots
             .map(|(root, windows)| acpi::Root {
                 buses: (root.first, root.last),
-                windows: *windows,
+                apertures: (*windows).into(),
                 node: root.node,
             })
             .collect()
+    }
+
+    /// Returns what each root complex needs of the address space, and what it was given.
+    pub(super) fn shares(&self, seats: &[Seat], plan: &Plan) -> Vec<Share> {
+        let share = |placed: &Windows| Share { placed: *placed, ..Share::default() };
+        let mut shares: Vec<Share> = plan.roots.iter().map(share).collect();
+        for (number, (seat, windows)) in self.tree.ports.iter().zip(&plan.bridges).enumerate() {
+            let share = &mut shares[self.tree.root_of(number)];
+            if let Holds::Spare(_) = seat.holds {
+                share.io += SPARE_IO;
+            }
+            if let Above::Root(_) = seat.above {
+                let Windows { io, memory, prefetchable } = *windows;
+                share.io += io.map_or(0, |(base, last)| u64::from(last - base) + 1);
+                share.low.add(memory.map_or(0, |(base, last)| u64::from(last - base) + 1));
+                share.high.add(prefetchable.map_or(0, |(base, last)| last - base + 1));
+            }
+        }
+        for placed in &plan.placed {
+            let Above::Root(root) = seats[placed.function].above else { continue };
+            match placed.kind {
+                BarKind::Io => shares[root].io += placed.size,
+                BarKind::Memory32 | BarKind::Memory64 => shares[root].low.add(placed.size),
+                BarKind::Memory64Prefetchable => shares[root].high.add(placed.size),
+            }
+        }
+        shares
+    }
+
+    /// Returns the slots as inventories tell them.
+    pub(super) fn slots(&self) -> Vec<smbios::Slot> {
+        let all = self.tree.ports.iter().zip(&self.ports);
+        all.filter_map(|(seat, port)| {
+            Some(smbios::Slot {
+                number: seat.slot?,
+                bus: seat.buses.0,
+                link: locked(port).link(),
+                usage: match seat.holds {
+                    Holds::Spare(_) => Usage::Spare,
+                    Holds::Device(_) | Holds::Bridges => Usage::Taken,
+                },
+            })
+        })
+        .collect()
     }
 
     /// Returns the ports for devices that come later.

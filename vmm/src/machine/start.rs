@@ -9,18 +9,22 @@ use vm_memory::{Bytes, GuestAddress};
 use super::{
     build::MAX_VIRTIO,
     chipset::Firmware,
-    firmware::{self, FirmwareError, Told},
+    firmware::{self, Bridges, FirmwareError, Told},
     map::AddressMap,
     tree::FIRST_VIRTIO,
 };
 use crate::{
-    acpi::{self, AcpiError, FirmwareWindows},
+    acpi::{self, AcpiError},
     boot::{self, BootError, Entry, Linux},
     devices::fw_cfg::{Disk, DiskKind},
     holes, layout,
-    pci::chipset::Ecam,
+    pci::{
+        apertures::{Free, Share},
+        chipset::Ecam,
+    },
     smbios,
     sys::{kvm::Vm, memory::Ram, vfio::adopt},
+    vcpu::{self, VcpuError},
     vfio::dma::IovaRange,
 };
 
@@ -36,10 +40,10 @@ pub enum StartError {
     Firmware(#[from] FirmwareError),
     #[error(transparent)]
     Acpi(#[from] AcpiError),
+    #[error(transparent)]
+    Features(#[from] VcpuError),
     #[error("the SMBIOS structures need {needed} bytes; there is room for {available}")]
     Smbios { needed: u64, available: u64 },
-    #[error("UEFI firmware is told of one root complex; the topology has another number of them")]
-    Roots,
     #[error("the tables do not fit guest memory: {0}")]
     Tables(String),
 }
@@ -60,6 +64,9 @@ pub(super) struct Built<'a> {
     pub(super) ram: &'a Ram,
     pub(super) map: &'a AddressMap,
     pub(super) platform: &'a acpi::Platform,
+    /// What the root complexes need, in order.
+    pub(super) shares: &'a [Share],
+    pub(super) slots: Vec<smbios::Slot>,
     pub(super) ecam: Ecam,
 }
 
@@ -74,6 +81,8 @@ pub(super) fn prepare(
         vcpus: spec.vcpus,
         ram: pieces.collect(),
         firmware: smbios::Firmware::None,
+        caches: vcpu::caches(built.vm, spec.vcpus)?,
+        slots: built.slots.clone(),
     };
     match &spec.boot {
         Boot::Linux { kernel_fd, initrd_fd, cmdline } => {
@@ -87,17 +96,18 @@ pub(super) fn prepare(
                 boot::load(Linux { kernel: &mut kernel, initrd, cmdline, acpi }, built.ram)?;
             Ok((entry, None))
         }
-        Boot::Uefi { firmware_fd, variables_fd } => {
+        Boot::Uefi { firmware_fd, variables_fd, pci_windows } => {
             let files = (take("firmware_fd", *firmware_fd)?, take("variables_fd", *variables_fd)?);
             machine.firmware = smbios::Firmware::Uefi;
-            let [root] = built.platform.roots.as_slice() else { return Err(StartError::Roots) };
-            let needed = root.windows.prefetchable.map_or(0, |(base, last)| last - base + 1);
-            let firmware = Some(windows(built.map));
             let told = Told {
-                platform: acpi::Platform { firmware, ..built.platform.clone() },
+                bridges: Bridges {
+                    platform: built.platform.clone(),
+                    free: free(built.map),
+                    shares: built.shares.to_vec(),
+                },
+                windows: *pci_windows,
                 machine,
                 reserved: &reserved(built.map),
-                window: needed,
                 disks: &disks(spec),
                 ecam: built.ecam.clone(),
             };
@@ -134,7 +144,7 @@ fn write_tables(machine: &smbios::Machine, built: &Built<'_>) -> Result<(), Star
 /// Where firmware may place BARs: above 4 GiB all that the CPUs address and that is neither RAM nor
 /// kept from devices. The last 64 KiB stay out: some systems mishandle an end of addresses that is
 /// no multiple of it.
-fn windows(map: &AddressMap) -> FirmwareWindows {
+fn free(map: &AddressMap) -> Free {
     let end = 1u64.checked_shl(u32::from(map.bits)).unwrap_or(u64::MAX) - 0x1_0000;
     let mut start = holes::end_of(&map.ram);
     let mut high = Vec::new();
@@ -149,7 +159,7 @@ fn windows(map: &AddressMap) -> FirmwareWindows {
     if start < end {
         high.push((start, end - 1));
     }
-    FirmwareWindows { low: layout::FIRMWARE_RAM_GAP, high }
+    Free { low: layout::FIRMWARE_RAM_GAP, high }
 }
 
 /// Ranges above 4 GiB that nothing may lie in: (address, length).

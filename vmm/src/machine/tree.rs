@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 
 use types::{
     topology::{Below, Port, PortRegisters, RootComplex, SparePort, Topology},
-    vm::{Boot, VmSpec},
+    vm::{Boot, PciWindows, VmSpec},
 };
 
 use crate::{
@@ -129,8 +129,10 @@ impl Tree {
             check_spare(spare, roots)?;
         }
         let (topology, spares) = match spec.boot {
-            Boot::Linux { .. } => (asked.clone(), spec.spare_ports.clone()),
-            Boot::Uefi { .. } => gathered(asked, &spec.spare_ports),
+            Boot::Linux { .. } | Boot::Uefi { pci_windows: PciWindows::Told, .. } => {
+                (asked.clone(), spec.spare_ports.clone())
+            }
+            Boot::Uefi { pci_windows: PciWindows::Found, .. } => gathered(asked, &spec.spare_ports),
         };
         let first_buses = share_buses(&topology, &spares)?;
         let mut tree = Self { roots: Vec::new(), ports: Vec::new(), spares };
@@ -240,6 +242,18 @@ impl Tree {
         missing.map_or(Ok(()), |index| Err(TreeError::Misplaced { index }))
     }
 
+    /// Returns what is not as the specification has it, if anything is not.
+    pub fn note(&self, spec: &VmSpec) -> Option<String> {
+        let asked = spec.topology.as_ref().map_or(1, |topology| topology.roots.len());
+        (asked != self.roots.len()).then(|| {
+            format!(
+                "the ports of all {asked} root complexes are below one, and the guest does not see \
+                 which NUMA node each device is near: the firmware finds its PCI windows itself \
+                 (boot.pci_windows is \"found\"; firmware of edk2 2024.11 or later can be \"told\")"
+            )
+        })
+    }
+
     /// Returns the ports as the allocator sees them.
     pub fn bridges(&self) -> Vec<Bridge> {
         let bridge = |seat: &Seat| {
@@ -307,7 +321,7 @@ fn check_spare(spare: &SparePort, roots: usize) -> Result<(), TreeError> {
 }
 
 /// The same ports below one root complex, which is near a node if all are near that one: firmware
-/// knows of no more.
+/// that finds its own windows knows of no more.
 fn gathered(topology: &Topology, spares: &[SparePort]) -> (Topology, Vec<SparePort>) {
     let mut nodes = topology.roots.iter().map(|root| root.node);
     let first = nodes.next().flatten();

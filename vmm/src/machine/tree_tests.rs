@@ -105,16 +105,28 @@ fn trees_that_cannot_be_are_refused() {
 }
 
 #[test]
-fn firmware_has_all_ports_below_one_root() {
-    let boot = Boot::Uefi { firmware_fd: 7, variables_fd: 8 };
+fn firmware_that_is_told_nothing_has_all_ports_below_one_root() {
+    let boot = Boot::Uefi { firmware_fd: 7, variables_fd: 8, pci_windows: PciWindows::Found };
     let roots = vec![root(Some(0), vec![device(0)]), root(Some(1), vec![device(1)])];
     let spec = VmSpec { boot, spare_ports: vec![spare(1)], ..machine(2, roots) };
     let tree = Tree::new(&spec).expect("possible");
     assert_eq!(tree.roots, [Root { first: 0, last: 255, node: None }]);
     let places: Vec<_> = tree.ports.iter().map(|port| (port.above, port.address.device)).collect();
     assert_eq!(places, [2, 3, 4].map(|slot| (Above::Root(0), slot)));
+    assert!(tree.note(&spec).expect("a note").contains("all 2 root complexes"));
 
     let near = vec![root(Some(1), vec![device(0)]), root(Some(1), vec![device(1)])];
     let spec = VmSpec { boot: spec.boot, ..machine(2, near) };
     assert_eq!(Tree::new(&spec).expect("possible").roots[0].node, Some(1));
+}
+
+#[test]
+fn firmware_that_is_told_has_the_root_complexes_of_the_specification() {
+    let boot = Boot::Uefi { firmware_fd: 7, variables_fd: 8, pci_windows: PciWindows::Told };
+    let roots = vec![root(Some(0), vec![device(0)]), root(Some(1), vec![device(1)])];
+    let linux = machine(2, roots);
+    let spec = VmSpec { boot, ..linux.clone() };
+    let tree = Tree::new(&spec).expect("possible");
+    assert_eq!(tree, Tree::new(&linux).expect("possible"));
+    assert_eq!((tree.roots.len(), tree.note(&spec)), (2, None));
 }

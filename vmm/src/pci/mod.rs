@@ -2,6 +2,7 @@
 //! the placing of BARs. Devices behind the bus are in `devices` and `vfio`.
 
 pub mod allocate;
+pub mod apertures;
 pub mod bus;
 pub mod chipset;
 pub mod config;

@@ -1,5 +1,6 @@
 //! Virtual CPUs: what the guest sees of them, how they start, and the loop that runs them.
 
+mod caches;
 mod cpuid;
 mod hold;
 mod hyperv;
@@ -13,6 +14,7 @@ use kvm_bindings::{
 use kvm_ioctls::{VcpuExit, VcpuFd};
 use types::vm::HyperV;
 
+pub use caches::caches;
 pub use cpuid::address_bits;
 pub use hold::Registers;
 

@@ -9,8 +9,8 @@ use crate::{
     machines::{
         disk, execute, last_console,
         plan::{
-            self, Action, Failed, Policy, Power, Process, Record, Released, SOURCES_TO_DESTROY,
-            Seen, TimeTrust, Work,
+            self, Action, Failed, Node, Policy, Power, Process, Record, Released,
+            SOURCES_TO_DESTROY, Seen, TimeTrust, Work,
         },
         vmm,
     },
@@ -30,6 +30,7 @@ impl Keeper {
             grace_s: self.config.spec.machines.grace_s,
             retain_s: self.config.spec.machines.retain_s,
             time: if confirmed { TimeTrust::Confirmed } else { TimeTrust::Alone },
+            node: if self.draining { Node::GoesDown } else { Node::Stays },
         };
         let due: Vec<_> = self
             .machines
@@ -62,6 +63,7 @@ impl Keeper {
             Action::Settle { status, power } => {
                 entry.seen.process = Process::Absent;
                 entry.seen.pressed = None;
+                entry.seen.pressed_last = None;
                 entry.seen.killed = None;
                 let stays_on = self.draining || entry.record.power != Power::On;
                 if !stays_on {
@@ -84,7 +86,8 @@ impl Keeper {
                 eprintln!("{}", Event::MachineWarned { machine, left_s });
             }
             Action::Press { because } => {
-                entry.seen.pressed = Some(now);
+                entry.seen.pressed.get_or_insert(now);
+                entry.seen.pressed_last = Some(now);
                 press(machine, because);
             }
             Action::Kill { because } => {

@@ -6,7 +6,7 @@ use types::{
     node::{Bdf, DeviceState},
 };
 
-use super::{Keeper, actions::press, lost, trouble};
+use super::{Entry, Keeper, actions::press, lost, trouble};
 use crate::{
     assign::{AssignError, Recovered},
     events::Event,
@@ -14,7 +14,7 @@ use crate::{
     machines::{
         execute::{Progress, StartError},
         init::Notice,
-        plan::{Failed, MAX_ATTEMPTS, Power, Process, Released, Work},
+        plan::{Failed, MAX_ATTEMPTS, Power, Process, Released, SHUTDOWN, Work},
         quarantine, sandbox,
     },
 };
@@ -44,14 +44,12 @@ impl Keeper {
             }
             Notice::ShuttingDown(_) => {
                 self.draining = true;
-                let running: Vec<_> = self
-                    .machines
-                    .iter()
-                    .filter(|(_, entry)| matches!(entry.seen.process, Process::Running { .. }))
-                    .map(|(id, _)| *id)
-                    .collect();
-                for machine in running {
-                    press(machine, "shutdown");
+                let now = self.config.clock.now();
+                let running = |entry: &Entry| matches!(entry.seen.process, Process::Running { .. });
+                for (machine, entry) in self.machines.iter_mut().filter(|(_, e)| running(e)) {
+                    entry.seen.pressed.get_or_insert(now);
+                    entry.seen.pressed_last = Some(now);
+                    press(*machine, SHUTDOWN);
                 }
             }
             Notice::Lost(error) => lost(&error.to_string()),

@@ -3,10 +3,6 @@
 //! `etc/e820`; edk2 OvmfPkg/Library/QemuBootOrderLib for `bootorder` (OpenFirmware device paths,
 //! IEEE 1275 PCI binding §2.2.1); edk2 OvmfPkg/Library/PlatformInitLib/MemDetect.c for
 //! `opt/ovmf/X-PciMmio64Mb`.
-//!
-//! There is no `etc/hardware-info`: edk2 releases that read its root bridges leave the field
-//! `Translation` of each window as it was on the stack (OvmfPkg/Library/PciHostBridgeUtilityLib), so
-//! that no BAR finds a place. The firmware's own windows are taken as they are instead.
 
 use std::fmt::Write as _;
 

@@ -195,13 +195,8 @@ mod tests {
 
     #[test]
     fn following_the_script_gives_sound_tables_anywhere() {
-        let platform = Platform {
-            vcpus: 2,
-            roots: Vec::new(),
-            nodes: Vec::new(),
-            ecam: 0xe000_0000,
-            firmware: None,
-        };
+        let platform =
+            Platform { vcpus: 2, roots: Vec::new(), nodes: Vec::new(), ecam: 0xe000_0000 };
         let files = acpi_files(&tables(&platform).expect("room")).expect("sound");
         let (root, placed) = run(&files, 0xf_5aa0, 0x7f00_0000);
         let sum = |bytes: &[u8]| bytes.iter().fold(0u8, |sum, byte| sum.wrapping_add(*byte));
@@ -220,13 +215,8 @@ mod tests {
 
     #[test]
     fn pointers_to_nowhere_are_refused() {
-        let platform = Platform {
-            vcpus: 2,
-            roots: Vec::new(),
-            nodes: Vec::new(),
-            ecam: 0xe000_0000,
-            firmware: None,
-        };
+        let platform =
+            Platform { vcpus: 2, roots: Vec::new(), nodes: Vec::new(), ecam: 0xe000_0000 };
         let mut tables = tables(&platform).expect("room");
         tables.retain(|table| !table.bytes.starts_with(b"DSDT"));
         assert!(acpi_files(&tables).is_err());

@@ -22,11 +22,13 @@
 
 mod dma;
 mod files;
+mod hardware_info;
 mod loader;
 
 use std::collections::BTreeMap;
 
 pub use files::{Disk, DiskKind, bootorder, e820, window_mib};
+pub use hardware_info::hardware_info;
 pub use loader::{AcpiFiles, AcpiLoaderError, ROOT_FILE, TABLES_FILE, acpi_files};
 
 use crate::sys::memory::GuestRam;

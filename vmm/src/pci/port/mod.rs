@@ -244,6 +244,12 @@ impl Port {
         self.config.set(0x2c, &last[4..]);
     }
 
+    /// Returns the fastest link that the port says it can have.
+    pub fn link(&self) -> Link {
+        let [capabilities, width] = self.config.read_u16(EXPRESS_AT + 0x0c).to_le_bytes();
+        Link { speed: capabilities & 0xf, width: capabilities >> 4 | (width & 3) << 4 }
+    }
+
     /// Puts a device with `link` into the slot and tells the guest, which gives it power; the
     /// slot's watch hears of that.
     pub fn insert(&mut self, link: Link) -> io::Result<()> {

@@ -1,0 +1,115 @@
+//! The caches that CPUID tells the guest of, summed up for its inventory.
+//! Source: Intel SDM vol. 2A "CPUID" leaf 4; AMD APM vol. 3 appendix E, leaf 0x8000_001d: both have
+//! the same registers.
+//!
+//! | Register | Bits         | Meaning                                                    |
+//! |----------|--------------|------------------------------------------------------------|
+//! | eax      | 4:0          | 0 no more, 1 data, 2 instructions, 3 unified               |
+//! | eax      | 7:5          | level                                                      |
+//! | eax      | 9            | fully associative                                          |
+//! | ebx      | 11:0, 21:12, | bytes of a line, partitions, ways, each less one           |
+//! |          | 31:22        |                                                            |
+//! | ecx      |              | sets less one                                              |
+
+use kvm_bindings::{CpuId, kvm_cpuid_entry2};
+
+use super::VcpuError;
+use crate::{
+    smbios::{Cache, CacheHolds},
+    sys::kvm::Vm,
+};
+
+/// The leaves, of which a processor has one.
+const LEAVES: [u32; 2] = [4, 0x8000_001d];
+const FULLY_ASSOCIATIVE: u32 = 1 << 9;
+
+/// Returns the caches of `count` virtual CPUs, by level.
+pub fn caches(vm: &Vm, count: u32) -> Result<Vec<Cache>, VcpuError> {
+    let supported = vm
+        .kvm()
+        .get_supported_cpuid(kvm_bindings::KVM_MAX_CPUID_ENTRIES)
+        .map_err(|source| VcpuError::Features { source })?;
+    Ok(summed(&supported, count))
+}
+
+fn summed(features: &CpuId, count: u32) -> Vec<Cache> {
+    let told = LEAVES.map(|leaf| {
+        let entries = features.as_slice().iter().filter(|entry| entry.function == leaf);
+        entries.filter_map(|entry| one(entry, count)).collect::<Vec<Cache>>()
+    });
+    let mut all: Vec<Cache> = Vec::new();
+    for cache in told.into_iter().find(|caches| !caches.is_empty()).unwrap_or_default() {
+        match all.iter_mut().find(|known| known.level == cache.level) {
+            None => all.push(cache),
+            Some(known) => {
+                if cache.holds != known.holds {
+                    known.holds = CacheHolds::Either;
+                }
+                known.bytes = known.bytes.saturating_add(cache.bytes);
+                known.ways = known.ways.max(cache.ways);
+            }
+        }
+    }
+    all.sort_by_key(|cache| cache.level);
+    all
+}
+
+/// Returns what one entry tells. The last level is shared by all, as the guest is told.
+fn one(entry: &kvm_cpuid_entry2, count: u32) -> Option<Cache> {
+    let holds = match entry.eax & 0x1f {
+        1 => CacheHolds::Data,
+        2 => CacheHolds::Instructions,
+        3 => CacheHolds::Unified,
+        _ => return None,
+    };
+    let level = (entry.eax >> 5 & 7).to_le_bytes()[0];
+    let part = |shift: u32, mask: u32| u64::from(entry.ebx >> shift & mask) + 1;
+    let ways = part(22, 0x3ff);
+    let each = part(0, 0xfff) * part(12, 0x3ff) * ways;
+    let instances = if level >= 3 { 1 } else { u64::from(count) };
+    let bytes = each.saturating_mul(u64::from(entry.ecx) + 1).saturating_mul(instances);
+    let fully = entry.eax & FULLY_ASSOCIATIVE != 0;
+    let ways = if fully { 0 } else { u16::try_from(ways).unwrap_or(u16::MAX) };
+    Some(Cache { level, bytes, ways, holds })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A cache of 64-byte lines, as both leaves tell it.
+    fn entry(function: u32, eax: u32, ways: u32, sets: u32) -> kvm_cpuid_entry2 {
+        let ebx = (ways - 1) << 22 | 63;
+        kvm_cpuid_entry2 { function, eax, ebx, ecx: sets - 1, ..Default::default() }
+    }
+
+    #[test]
+    fn private_caches_count_for_each_processor_and_the_last_level_once() {
+        let host = [
+            entry(4, 1 << 5 | 1, 12, 64),
+            entry(4, 1 << 5 | 2, 8, 64),
+            entry(4, 2 << 5 | 3, 16, 2048),
+            entry(4, 3 << 5 | 3, 15, 65536),
+            entry(4, 0, 1, 1),
+        ];
+        let told = summed(&CpuId::from_entries(&host).expect("few"), 8);
+        let cache = |level, bytes, ways, holds| Cache { level, bytes, ways, holds };
+        assert_eq!(
+            told,
+            [
+                cache(1, (8 * (48 + 32)) << 10, 12, CacheHolds::Either),
+                cache(2, (8 * 2048) << 10, 16, CacheHolds::Unified),
+                cache(3, 60 << 20, 15, CacheHolds::Unified),
+            ]
+        );
+    }
+
+    #[test]
+    fn amds_leaf_counts_where_intels_is_empty() {
+        let host = [entry(4, 0, 1, 1), entry(0x8000_001d, 1 << 9 | 1 << 5 | 1, 8, 64)];
+        let told = summed(&CpuId::from_entries(&host).expect("few"), 1);
+        let data = Cache { level: 1, bytes: 32 << 10, ways: 0, holds: CacheHolds::Data };
+        assert_eq!(told, [data]);
+        assert!(summed(&CpuId::from_entries(&[]).expect("none"), 1).is_empty());
+    }
+}
