@@ -98,6 +98,8 @@ pub enum Event {
     MachineSandbox { machine: MachineId, facts: String },
     /// agent: a machine that ran before this agent did.
     MachineAdopted { machine: MachineId, pid: i32 },
+    /// agent: the VMM ends its machine by itself after so many seconds, unless it is told otherwise.
+    MachineDeadline { machine: MachineId, left_s: u64 },
     /// agent: the lease is about to end.
     MachineWarned { machine: MachineId, left_s: u64 },
     /// agent: the ACPI power button was pressed.
@@ -201,6 +203,7 @@ impl fmt::Display for Event {
             | Self::MachineStarted { .. }
             | Self::MachineSandbox { .. }
             | Self::MachineAdopted { .. }
+            | Self::MachineDeadline { .. }
             | Self::MachineWarned { .. }
             | Self::MachineButton { .. }
             | Self::MachineForced { .. }
@@ -351,6 +354,9 @@ impl Event {
             }
             Self::MachineAdopted { machine, pid } => {
                 write!(f, "machine-adopted machine={machine} pid={pid}")
+            }
+            Self::MachineDeadline { machine, left_s } => {
+                write!(f, "machine-deadline machine={machine} left_s={left_s}")
             }
             Self::MachineWarned { machine, left_s } => {
                 write!(f, "machine-warned machine={machine} left_s={left_s}")

@@ -117,6 +117,19 @@ async fn agreeing_servers_set_the_clock_and_raise_the_floor() {
 }
 
 #[tokio::test]
+async fn milliseconds_are_those_of_a_clock_that_is_believed_only() {
+    let system = TestClock::at(TRUTH);
+    system.set(Duration::from_millis(TRUTH * 1000 + 250)).unwrap();
+    let clock = start(&system, 0, Vec::new());
+    let (before, after) = (clock.now_ms(), clock.now_ms());
+    assert!((TRUTH * 1000 + 250..TRUTH * 1000 + 5000).contains(&before), "{before}");
+    assert!((before..before + 5000).contains(&after), "{after}");
+    let ahead = start(&system, TRUTH + 100, Vec::new());
+    system.set(Duration::from_millis(TRUTH * 1000 + 250)).unwrap();
+    assert_eq!(ahead.now_ms(), (TRUTH + 100) * 1000, "the floor");
+}
+
+#[tokio::test]
 async fn one_liar_among_three_changes_nothing() {
     let system = TestClock::at(TRUTH - 100);
     let clock = start(&system, 0, vec![server(0), server(3_000_000), server(0)]);

@@ -19,6 +19,8 @@ pub struct VmEvent {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum VmEventKind {
+    /// The machine's deadline is near: the guest's power button was pressed.
+    DeadlineNear,
     /// A device was attached while the guest ran.
     DeviceAttached,
     /// A device was detached while the guest ran.

@@ -76,6 +76,21 @@ pub struct VmSpec {
     /// Interfaces of another hypervisor that the guest finds instead of KVM's.
     #[serde(default)]
     pub hyperv: HyperV,
+    /// When the machine ends by itself, unless that is put off in time; never when absent.
+    #[serde(default)]
+    pub deadline: Option<Deadline>,
+}
+
+/// When a machine ends by itself: a lease ends also when nobody is left to end it.
+///
+/// Both parties count by `CLOCK_BOOTTIME`, which no change of the calendar moves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Deadline {
+    /// The guest runs no longer from then on, in milliseconds of the host since its start.
+    pub at_boot_ms: u64,
+    /// So long before that its power button is pressed, in milliseconds.
+    pub grace_ms: u64,
 }
 
 /// Who may run on the threads of a physical core at the same time as a machine.
@@ -313,6 +328,10 @@ pub struct VmState {
     pub console_end: u64,
     /// Offset of the oldest console byte still kept.
     pub console_start: u64,
+    /// When the machine ends by itself, if it does.
+    pub deadline: Option<Deadline>,
+    /// What time it is by the clock of deadlines, in milliseconds.
+    pub boot_ms: u64,
 }
 
 /// What a guest is doing.
@@ -343,4 +362,6 @@ pub mod exit {
     pub const GUEST_FAULT: i32 = 4;
     /// The host failed under the guest, as an I/O error of KVM.
     pub const HOST_FAULT: i32 = 5;
+    /// Its [`Deadline`](super::Deadline) passed.
+    pub const DEADLINE: i32 = 6;
 }

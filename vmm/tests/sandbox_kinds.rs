@@ -23,6 +23,7 @@ const KINDS: &[(&str, ThreadKind)] = &[
     ("event", ThreadKind::Event),
     ("reset", ThreadKind::Reset),
     ("plug", ThreadKind::Plug),
+    ("timer", ThreadKind::Timer),
 ];
 
 /// What the thread that attaches devices does, and no other: it starts their threads.
@@ -108,27 +109,48 @@ const NEVER: &[Call] = &[
 
 /// What some kinds do and others never.
 const ELSEWHERE: &[(Call, &[&str])] = &[
-    (call("ioctl KVM_RUN", libc::SYS_ioctl, 0, 0xae80, 0), &["main", "block", "api", "event"]),
-    (call("accept4", libc::SYS_accept4, 0, 0, 0), &["main", "vcpu", "block", "event", "reset"]),
-    (call("sendto", libc::SYS_sendto, 0, 0, 0), &["main", "vcpu", "block", "event", "reset"]),
-    (call("recvfrom", libc::SYS_recvfrom, 0, 0, 0), &["main", "vcpu", "block", "event", "reset"]),
-    (call("setsockopt", libc::SYS_setsockopt, 0, 0, 0), &["main", "vcpu", "block", "event"]),
-    (call("io_uring_enter", libc::SYS_io_uring_enter, 0, 0, 0), &["main", "api", "event"]),
-    (call("fdatasync", libc::SYS_fdatasync, 0, 0, 0), &["main", "api", "event", "reset"]),
-    (call("fallocate", libc::SYS_fallocate, 0, 0, 0), &["main", "api", "event", "reset"]),
-    (call("pwrite64", libc::SYS_pwrite64, 0, 0, 0), &["block", "api", "event"]),
-    (call("preadv", libc::SYS_preadv, 0, 0, 0), &["main", "vcpu", "api", "event"]),
-    (call("eventfd2", libc::SYS_eventfd2, 0, 0, 0), &["block", "api", "event", "reset"]),
+    (
+        call("ioctl KVM_RUN", libc::SYS_ioctl, 0, 0xae80, 0),
+        &["main", "block", "api", "event", "timer"],
+    ),
+    (
+        call("accept4", libc::SYS_accept4, 0, 0, 0),
+        &["main", "vcpu", "block", "event", "reset", "timer"],
+    ),
+    (
+        call("sendto", libc::SYS_sendto, 0, 0, 0),
+        &["main", "vcpu", "block", "event", "reset", "timer"],
+    ),
+    (
+        call("recvfrom", libc::SYS_recvfrom, 0, 0, 0),
+        &["main", "vcpu", "block", "event", "reset", "timer"],
+    ),
+    (
+        call("setsockopt", libc::SYS_setsockopt, 0, 0, 0),
+        &["main", "vcpu", "block", "event", "timer"],
+    ),
+    (call("io_uring_enter", libc::SYS_io_uring_enter, 0, 0, 0), &["main", "api", "event", "timer"]),
+    (call("fdatasync", libc::SYS_fdatasync, 0, 0, 0), &["main", "api", "event", "reset", "timer"]),
+    (call("fallocate", libc::SYS_fallocate, 0, 0, 0), &["main", "api", "event", "reset", "timer"]),
+    (call("pwrite64", libc::SYS_pwrite64, 0, 0, 0), &["block", "api", "event", "timer"]),
+    (call("preadv", libc::SYS_preadv, 0, 0, 0), &["main", "vcpu", "api", "event", "timer"]),
+    (call("eventfd2", libc::SYS_eventfd2, 0, 0, 0), &["block", "api", "event", "reset", "timer"]),
     (call("ioctl KVM_SIGNAL_MSI", libc::SYS_ioctl, 0, 0x4020_aea5, 0), &["reset"]),
-    (call("ioctl KVM_IRQFD", libc::SYS_ioctl, 0, 0x4020_ae76, 0), &["block", "api", "event"]),
-    (call("ioctl VFIO_DEVICE_RESET", libc::SYS_ioctl, 0, 0x3b6f, 0), &["vcpu", "block", "api"]),
+    (
+        call("ioctl KVM_IRQFD", libc::SYS_ioctl, 0, 0x4020_ae76, 0),
+        &["block", "api", "event", "timer"],
+    ),
+    (
+        call("ioctl VFIO_DEVICE_RESET", libc::SYS_ioctl, 0, 0x3b6f, 0),
+        &["vcpu", "block", "api", "timer"],
+    ),
     (
         call("ioctl VHOST_SET_VRING_ADDR", libc::SYS_ioctl, 0, 0x4028_af11, 0),
-        &["main", "vcpu", "block", "api"],
+        &["main", "vcpu", "block", "api", "timer"],
     ),
     (
         call("ioctl TUNSETQUEUE", libc::SYS_ioctl, 0, 0x4004_54d9, 0),
-        &["main", "vcpu", "block", "api", "reset"],
+        &["main", "vcpu", "block", "api", "reset", "timer"],
     ),
 ];
 

@@ -33,6 +33,7 @@ const THREADS: &[(&str, &str)] = &[
     ("vhost-", "Event"),
     ("hotplug", "Plug"),
     ("reset", "Reset"),
+    ("deadline", "Timer"),
 ];
 
 /// System calls by kind of thread.

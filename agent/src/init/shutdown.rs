@@ -184,4 +184,12 @@ mod tests {
         let orphaned = Facts { machines: 1, agent: Presence::Gone };
         assert_eq!(shutdown.poll_step(now, orphaned), Some(Step::KillMachines));
     }
+
+    #[test]
+    fn a_node_whose_agent_is_gone_and_whose_machines_ended_goes_down_at_once() {
+        let now = Instant::now();
+        let mut shutdown = Shutdown::new(now, Action::Reboot);
+        let deserted = Facts { machines: 0, agent: Presence::Gone };
+        assert_eq!(shutdown.poll_step(now, deserted), Some(Step::Finish));
+    }
 }

@@ -20,8 +20,8 @@ use types::{
     node::Bdf,
     topology::{NumaNode, Topology},
     vm::{
-        Boot, CoreScheduling, Disk, HostMemory, MAX_QUEUE_PAIRS, MemoryBacking, Net, Passthrough,
-        PassthroughDevice, QueuePair, SPEC_FD, SPEC_VERSION, VmPhase, VmSpec, Vsock,
+        Boot, CoreScheduling, Deadline, Disk, HostMemory, MAX_QUEUE_PAIRS, MemoryBacking, Net,
+        Passthrough, PassthroughDevice, QueuePair, SPEC_FD, SPEC_VERSION, VmPhase, VmSpec, Vsock,
     },
 };
 
@@ -89,6 +89,8 @@ pub enum Progress {
     Attached(MachineId, String, Result<Plugged, AttachFailure>),
     /// It was not started.
     Failed(MachineId, StartError),
+    /// Its process was told of its deadline, or did not listen.
+    Told(MachineId, Deadline, Result<(), vmm::VmmError>),
     /// Everything it held was taken back; per device, how its reset went.
     Released(MachineId, Vec<(Bdf, Result<Recovered, AssignError>)>),
     /// Quarantined devices were reset once more; per device, how it went.
@@ -144,12 +146,17 @@ impl StartError {
     }
 }
 
-/// Starts a machine and reports.
-pub async fn start(tools: Tools, record: Record, progress: mpsc::Sender<Progress>) {
+/// Starts a machine, whose process ends it at `deadline` unless it is told otherwise, and reports.
+pub async fn start(
+    tools: Tools,
+    record: Record,
+    deadline: Deadline,
+    progress: mpsc::Sender<Progress>,
+) {
     let machine = record.lease.id;
     let begin = Instant::now();
     let result = async {
-        let (pid, placement) = launch(&tools, &record).await?;
+        let (pid, placement) = launch(&tools, &record, deadline).await?;
         // The keeper outlives its tasks; when it is gone, so is the agent.
         let _ = progress.send(Progress::Spawned(machine, pid, Box::new(placement))).await;
         wait_until_running(machine).await?;
@@ -222,7 +229,11 @@ async fn wait_until_running(machine: MachineId) -> Result<(), StartError> {
     tokio::time::timeout(START_LIMIT, wait).await.map_err(|_| StartError::Late)
 }
 
-async fn launch(tools: &Tools, record: &Record) -> Result<(i32, Placement), StartError> {
+async fn launch(
+    tools: &Tools,
+    record: &Record,
+    deadline: Deadline,
+) -> Result<(i32, Placement), StartError> {
     let image = &record.image;
     let made = disk::is_made(&tools.disks, record.lease.id);
     let wanted = [image.kernel, image.initrd, image.disk.filter(|_| !made)];
@@ -274,6 +285,7 @@ async fn launch(tools: &Tools, record: &Record) -> Result<(i32, Placement), Star
         cpu_affinity: record.promise.cpus.iter().map(|cpu| vec![*cpu]).collect(),
         core_scheduling: CoreScheduling::Own,
         hyperv: record.hardware.hyperv,
+        deadline: Some(deadline),
     };
     let pid = spawn(tools, &spec, files).await?;
     Ok((pid, located.placement))

@@ -7,6 +7,7 @@ pub mod attach;
 pub mod content;
 pub mod cpus;
 pub mod damage;
+pub mod deadline;
 pub mod devices;
 pub mod disk;
 pub mod disk_keys;

@@ -14,7 +14,7 @@ use types::{
     vm::{MemoryBacking, exit},
 };
 
-use super::{attach::Kept, cpus::Promise};
+use super::{attach::Kept, cpus::Promise, deadline::Told};
 use crate::spawn::Ending;
 
 /// Seconds before a lease's end at which its end is announced in the log.
@@ -169,6 +169,10 @@ pub struct Seen {
     pub unbilled: UnixSeconds,
     /// Last line its process wrote, as init told when it ended.
     pub said: String,
+    /// What its process was told of its deadline.
+    pub deadline: Told,
+    /// How often in a row it did not listen to that.
+    pub deaf: u32,
 }
 
 /// A machine's process.
@@ -288,7 +292,10 @@ fn end_of(record: &Record) -> &'static str {
 }
 
 fn settle(record: &Record, status: Ending) -> Action {
-    let again = matches!(status, Ending::Exit { code: exit::RESET }) && record.power == Power::On;
+    // One that ended itself did so for its lease's end as it knew it. Whether that is the end, its record
+    // says: a lease may have been renewed meanwhile.
+    let again = matches!(status, Ending::Exit { code: exit::RESET | exit::DEADLINE })
+        && record.power == Power::On;
     Action::Settle { status, power: if again { Power::On } else { Power::Off } }
 }
 
@@ -477,6 +484,19 @@ mod tests {
         check(1500, Power::On, &ended(off), settle(off, Power::Off));
         let crashed = Ending::Signal { number: 31 };
         check(1500, Power::On, &ended(crashed), settle(crashed, Power::Off));
+    }
+
+    #[test]
+    fn what_ended_by_its_own_deadline_is_over_if_its_lease_is_and_goes_on_if_not() {
+        let status = Ending::Exit { code: exit::DEADLINE };
+        let ended = Seen { process: Process::Ended { status }, ..Seen::default() };
+        let settled = Some(Action::Settle { status, power: Power::On });
+        check(2003, Power::On, &ended, settled);
+        check(2003, Power::On, &Seen::default(), Some(Action::Release));
+        // It was renewed when nobody could tell its process.
+        check(1500, Power::On, &ended, settled);
+        check(1500, Power::On, &Seen::default(), Some(Action::Start));
+        check(1500, Power::Off, &ended, Some(Action::Settle { status, power: Power::Off }));
     }
 
     #[test]

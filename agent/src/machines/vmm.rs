@@ -12,7 +12,7 @@ use types::{
     devices::AttachedDevice,
     ids::MachineId,
     operations::{VmCounters, VmEvents},
-    vm::VmState,
+    vm::{Deadline, VmState},
 };
 
 /// Where the sockets are.
@@ -113,6 +113,13 @@ pub async fn power(machine: MachineId, action: Power) -> Result<(), VmmError> {
     };
     let body = Bytes::from(format!("{{\"action\":\"{action}\"}}"));
     call(machine, Method::POST, "/v1/power", body, LIMIT).await.map(|_| ())
+}
+
+/// Says when the process ends its machine by itself.
+pub async fn put_deadline(machine: MachineId, deadline: Deadline) -> Result<(), VmmError> {
+    let body = serde_json::to_vec(&deadline)
+        .map_err(|error| VmmError::Body { reason: error.to_string() })?;
+    call(machine, Method::PUT, "/v1/deadline", body.into(), LIMIT).await.map(|_| ())
 }
 
 /// Makes the guest wait until [`resume`].

@@ -2,6 +2,7 @@
 //! reported and shown; the others go on.
 
 mod offered;
+mod orphans;
 mod server;
 mod space;
 mod unconfigured;
@@ -117,7 +118,13 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
     }
     let key = match node_key(Path::new(STATE)) {
         Ok(key) => key,
-        Err(error) => fail("node-key", &error),
+        Err(error) => {
+            let reason = format!("the node's key cannot be read: {}", chain(&error));
+            // Nobody knows the node's name, so this is all there is to show.
+            let (pages, page) = watch::channel(Page { release: release(), ..Page::default() });
+            tokio::spawn(console::run(page));
+            give_up(&init, reason, &pages).await
+        }
     };
     let node = NodeId::from_bytes(key.verifying_key().to_bytes());
     eprintln!("{}", Event::Node { node, release: release() });
@@ -141,7 +148,7 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
                     tokio::spawn(give_way(found.source.clone()));
                     Some(overlay)
                 }
-                Err(reason) => give_up(reason, pages).await,
+                Err(reason) => give_up(&init, reason, pages).await,
             }
         }
         Err(error) => {
@@ -190,11 +197,12 @@ fn start_views(node: NodeId) -> (Views, evidence::Keeper) {
     (Views { pages, local }, keeper)
 }
 
-/// Shows why the node cannot start. The page is drawn; then init starts the agent again, which is the cure
-/// for what passes.
-async fn give_up(reason: String, pages: &watch::Sender<Page>) -> ! {
+/// Shows why the node cannot start, and what becomes of machines that run. The page is drawn; then init
+/// starts the agent again, which is the cure for what passes.
+async fn give_up(init: &Init, reason: String, pages: &watch::Sender<Page>) -> ! {
     eprintln!("{}", Event::Trouble { place: "start", reason: reason.clone() });
-    pages.send_modify(|page| page.error = reason);
+    pages.send_modify(|page| page.error.clone_from(&reason));
+    orphans::watch_over(init, &reason, pages).await;
     tokio::time::sleep(std::time::Duration::from_secs(3)).await;
     std::process::exit(1)
 }

@@ -1,6 +1,9 @@
-//! Running the system clock a little faster or slower. Source: `adjtimex(2)`, `adjtime(3)`.
+//! Running the system clock a little faster or slower, and the clock that nobody sets.
+//! Source: `adjtimex(2)`, `adjtime(3)`; `clock_gettime(2)`, "CLOCK_BOOTTIME".
 
 use std::io;
+
+use rustix::time::{ClockId, clock_gettime};
 
 /// The kernel takes no more at once.
 const MOST_US: libc::c_long = 2_000_000;
@@ -19,6 +22,12 @@ pub(crate) fn slew(offset_us: i64) -> io::Result<()> {
     // SAFETY: the call reads and writes the structure that the pointer names, which outlives it.
     let ret = unsafe { libc::adjtimex(&raw mut request) };
     if ret < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Returns the milliseconds since the node started, which no change of the calendar moves.
+pub(crate) fn boot_ms() -> u64 {
+    let now = clock_gettime(ClockId::Boottime);
+    now.tv_sec.unsigned_abs() * 1000 + now.tv_nsec.unsigned_abs() / 1_000_000
 }
 
 #[cfg(test)]

@@ -144,11 +144,24 @@ impl Clock {
     /// Returns the time: the system clock's, but never before the floor, and, once two sources have
     /// agreed, never before what it has returned since.
     pub fn now(&self) -> UnixSeconds {
+        self.believe(self.system.now())
+    }
+
+    /// Returns the same in milliseconds. Of a time that is not the system clock's, no more than the second
+    /// is known.
+    pub fn now_ms(&self) -> u64 {
+        let system = self.system.now();
+        let now = self.believe(system).0;
+        let ms = if now == system.as_secs() { system.subsec_millis().into() } else { 0 };
+        now.saturating_mul(1000).saturating_add(ms)
+    }
+
+    fn believe(&self, system: Duration) -> UnixSeconds {
         let (floor, sources) = {
             let status = self.status.borrow();
             (status.floor, status.sources)
         };
-        let now = self.system.now().as_secs().max(floor.0);
+        let now = system.as_secs().max(floor.0);
         // A clock that is years ahead must not stick, the hardware's or a lone source's, so only what
         // two agree on does.
         let seen = if sources >= poll::SURE {

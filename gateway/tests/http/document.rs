@@ -70,14 +70,15 @@ fn device_states() -> Vec<DeviceState> {
 
 fn event_kinds() -> Vec<VmEventKind> {
     use VmEventKind::{
-        DeviceAttached, DeviceDetached, DeviceFailed, Dumped, GuestCrashKernel, GuestPanicked,
-        Interrupted, Paused, Reset, Resumed, Started, Stopped,
+        DeadlineNear, DeviceAttached, DeviceDetached, DeviceFailed, Dumped, GuestCrashKernel,
+        GuestPanicked, Interrupted, Paused, Reset, Resumed, Started, Stopped,
     };
     let listed = |kind| match kind {
-        DeviceAttached | DeviceDetached | DeviceFailed | Dumped | GuestCrashKernel
-        | GuestPanicked | Interrupted | Paused | Reset | Resumed | Started | Stopped => kind,
+        DeadlineNear | DeviceAttached | DeviceDetached | DeviceFailed | Dumped
+        | GuestCrashKernel | GuestPanicked | Interrupted | Paused | Reset | Resumed | Started
+        | Stopped => kind,
     };
-    let system = [GuestCrashKernel, GuestPanicked, Reset, Started, Stopped];
+    let system = [DeadlineNear, GuestCrashKernel, GuestPanicked, Reset, Started, Stopped];
     let others =
         [DeviceAttached, DeviceDetached, DeviceFailed, Dumped, Interrupted, Paused, Resumed];
     system.into_iter().chain(others).map(listed).collect()

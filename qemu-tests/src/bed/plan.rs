@@ -76,6 +76,7 @@ impl Plan {
             cpu_affinity: Vec::new(),
             core_scheduling: CoreScheduling::Shared,
             hyperv: HyperV::Off,
+            deadline: None,
         };
         Self { spec, files }
     }

@@ -1,15 +1,18 @@
-//! What changes the guest: console input, power, pause. And the console's output.
+//! What changes the guest: console input, power, its deadline, pause. And the console's output.
 
 use std::{sync::PoisonError, time::Duration};
 
 use serde::{Deserialize, Serialize};
-use types::operations::VmEventKind;
+use types::{operations::VmEventKind, vm::Deadline};
 
 use super::{
     Answer, Request,
     answer::{done, json, problem},
 };
-use crate::machine::{Board, Ending, HoldError, Holder, Kind};
+use crate::{
+    machine::{Board, Ending, HoldError, Holder, Kind},
+    sys::clock::boot_ms,
+};
 
 /// Longest wait for console output.
 pub(super) const MAX_WAIT: Duration = Duration::from_secs(30);
@@ -91,6 +94,7 @@ pub(super) fn power(request: &Request, board: &Board) -> Answer {
     match request.action {
         Action::Button => {
             board.power.lock().unwrap_or_else(PoisonError::into_inner).press_button();
+            board.control.note_press();
         }
         Action::Nmi => {
             if let Err(error) = board.interrupt() {
@@ -102,6 +106,25 @@ pub(super) fn power(request: &Request, board: &Board) -> Answer {
         Action::Stop => end(Kind::PoweredOff, "the API asked to stop"),
     }
     done()
+}
+
+/// `PUT /v1/deadline`
+pub(super) fn put_deadline(request: &Request, board: &Board) -> Answer {
+    let deadline: Deadline = match serde_json::from_slice(&request.body) {
+        Ok(deadline) => deadline,
+        Err(error) => {
+            let detail = format!(
+                "{error}; expected {{\"at_boot_ms\": …, \"grace_ms\": …}}, both in milliseconds, the \
+                 first by CLOCK_BOOTTIME, which is {} now",
+                boot_ms()
+            );
+            return problem(400, "bad body", &detail);
+        }
+    };
+    match board.control.set_deadline(deadline) {
+        Ok(()) => done(),
+        Err(error) => problem(409, "not possible now", &error.to_string()),
+    }
 }
 
 /// `POST /v1/pause`

@@ -29,6 +29,7 @@ pub const ROUTES: &[Route] = &[
     route("GET", "/v1/console", guest::console),
     route("POST", "/v1/console", guest::input),
     route("GET", "/v1/counters", watch::counters),
+    route("PUT", "/v1/deadline", guest::put_deadline),
     route("GET", "/v1/devices", devices::list),
     Route { method: "POST", path: "/v1/devices", act: Act::WithFiles(devices::attach) },
     route("DELETE", "/v1/devices/{id}", devices::detach),

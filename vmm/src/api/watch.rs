@@ -13,6 +13,7 @@ use super::{
 use crate::{
     dump::Dump,
     machine::{Board, Holder},
+    sys::clock::boot_ms,
 };
 
 /// The description of the API.
@@ -37,7 +38,15 @@ pub(super) fn state(_: &Request, board: &Board) -> Answer {
         VmPhase::Running
     };
     let (console_start, console_end) = board.console.range();
-    json(200, &VmState { machine: board.machine, phase, console_end, console_start })
+    let state = VmState {
+        machine: board.machine,
+        phase,
+        console_end,
+        console_start,
+        deadline: board.control.deadline(),
+        boot_ms: boot_ms(),
+    };
+    json(200, &state)
 }
 
 /// `GET /v1/events?from=N&wait_ms=M`

@@ -221,6 +221,17 @@ impl Board {
         self.pauses.release(holder)
     }
 
+    /// Presses the guest's power button because the deadline is near. A guest that waits would not see it,
+    /// so it goes on.
+    pub fn press_for_deadline(&self) {
+        if self.release(Holder::Request) {
+            self.events.push(VmEventKind::Resumed, "the deadline is near");
+        }
+        locked(&self.power).press_button();
+        self.events.push(VmEventKind::DeadlineNear, "");
+        eprintln!("holdfast-vmm: the deadline is near: the guest's power button was pressed");
+    }
+
     /// Sends every virtual CPU a non-maskable interrupt.
     pub fn interrupt(&self) -> std::io::Result<()> {
         (0..self.exits.len())

@@ -138,7 +138,7 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
     let board = Arc::new(Board {
         machine: spec.machine,
         vm,
-        control: Control::default(),
+        control: Control::new(spec.deadline),
         console: console.clone(),
         bus: RwLock::new(ports.seat(seats)),
         serial: Mutex::new(Serial::new(serial_line, console)),

@@ -4,6 +4,7 @@ mod board;
 mod build;
 mod chipset;
 mod control;
+mod deadline;
 mod firmware;
 pub mod hotplug;
 mod map;
@@ -25,7 +26,7 @@ use std::{
 pub use board::Board;
 pub use build::{BuildError, MAX_VIRTIO, build};
 pub use chipset::Chipset;
-pub use control::{Control, Ending, Kind};
+pub use control::{Control, Ending, EndingError, First, Kind};
 use hotplug::Manager;
 use kvm_ioctls::VcpuFd;
 pub use map::MapError;
@@ -86,25 +87,7 @@ pub fn run(machine: Machine) -> Result<Ending, RunError> {
     sys::signal::catch_kicks().map_err(|source| RunError::Signal { source })?;
     let Machine { board, vcpus, listener, closer, plugger, affinity } = machine;
     api::start(listener, &board)?;
-    let (reached, shared) = (Arc::clone(&board), Arc::clone(&board.hotplug));
-    if plugger.has_ports() {
-        let plug = move || plugger.run(&reached, &shared);
-        let thread =
-            Thread { name: "hotplug".to_owned(), kind: ThreadKind::Plug, cpus: Vec::new() };
-        spawn(thread, Arc::clone(&board), plug)?;
-    } else {
-        drop(plugger);
-    }
-    if board.vm.has_pins() {
-        let watched = Arc::clone(&board);
-        let thread = Thread { name: "pins".to_owned(), kind: ThreadKind::Event, cpus: Vec::new() };
-        spawn(thread, Arc::clone(&board), move || {
-            if let Err(error) = watched.vm.watch_pins() {
-                let reason = format!("interrupts of devices do not arrive: {error}");
-                watched.control.end(Ending::host_fault(reason));
-            }
-        })?;
-    }
+    start_helpers(&board, plugger)?;
     let mut threads = Vec::new();
     for (id, fd) in vcpus.into_iter().enumerate() {
         let reached = Arc::clone(&board);
@@ -148,6 +131,38 @@ fn wait(board: &Board) -> Ending {
         }
         board::locked(&board.power).look(board.built.elapsed());
     }
+}
+
+/// Starts the threads beside those of virtual CPUs, devices and API.
+fn start_helpers(board: &Arc<Board>, plugger: Manager) -> Result<(), RunError> {
+    let start = |name: &str, kind, work: Box<dyn FnOnce() + Send>| {
+        let thread = Thread { name: name.to_owned(), kind, cpus: Vec::new() };
+        spawn(thread, Arc::clone(board), work)
+    };
+    let pressed = Arc::clone(board);
+    // Not the thread that carries out the end: a device that hangs may hold this one up.
+    let press = move || {
+        while pressed.control.wait_for_press() == First::Press {
+            pressed.press_for_deadline();
+        }
+    };
+    start("deadline", ThreadKind::Timer, Box::new(press))?;
+    if plugger.has_ports() {
+        let (reached, shared) = (Arc::clone(board), Arc::clone(&board.hotplug));
+        let plug = move || plugger.run(&reached, &shared);
+        start("hotplug", ThreadKind::Plug, Box::new(plug))?;
+    }
+    if board.vm.has_pins() {
+        let watched = Arc::clone(board);
+        let watch = move || {
+            if let Err(error) = watched.vm.watch_pins() {
+                let reason = format!("interrupts of devices do not arrive: {error}");
+                watched.control.end(Ending::host_fault(reason));
+            }
+        };
+        start("pins", ThreadKind::Event, Box::new(watch))?;
+    }
+    Ok(())
 }
 
 /// A thread to start.

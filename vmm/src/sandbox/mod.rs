@@ -35,6 +35,8 @@ pub enum ThreadKind {
     Plug,
     /// Asks the kernel to reset passed-through devices, and may hang there.
     Reset,
+    /// Presses the guest's power button when its deadline is near.
+    Timer,
 }
 
 /// Why the walls could not be put up.

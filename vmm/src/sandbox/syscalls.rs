@@ -10,7 +10,7 @@ use seccompiler::{
     SeccompCondition, SeccompFilter, SeccompRule, TargetArch,
 };
 
-use super::ThreadKind::{self, Api, Block, Event, Main, Plug, Reset, Vcpu};
+use super::ThreadKind::{self, Api, Block, Event, Main, Plug, Reset, Timer, Vcpu};
 
 /// One allowed system call.
 #[derive(Debug, Clone, Copy)]
@@ -40,8 +40,8 @@ pub enum Arguments {
     Equals(u8, u64),
 }
 
-const ALL: &[ThreadKind] = &[Main, Vcpu, Block, Api, Event, Plug, Reset];
-const DEVICES: &[ThreadKind] = &[Main, Vcpu, Block, Api, Event, Plug];
+const ALL: &[ThreadKind] = &[Main, Vcpu, Block, Api, Event, Plug, Reset, Timer];
+const DEVICES: &[ThreadKind] = &[Main, Vcpu, Block, Api, Event, Plug, Timer];
 
 /// KVM: run the virtual CPU, read and write its state.
 const KVM_VCPU: &[u32] = &[

@@ -47,10 +47,28 @@ impl Answer {
 /// Returns a machine whose guest has said its first word, or says why there is none. `change`
 /// makes its specification another one.
 pub(crate) fn start(vcpus: u32, change: impl FnOnce(&mut VmSpec)) -> Option<Machine> {
-    let skip = |reason: &str| {
-        println!("skipped: a machine's process: {reason}");
-        None
-    };
+    let mut machine = launch(vcpus, change)?;
+    let deadline = Instant::now() + PATIENCE;
+    while Instant::now() < deadline {
+        if let Some(status) = machine.process.try_wait().unwrap() {
+            assert_ne!(status.code(), Some(exit::REFUSED), "the specification was refused");
+            break;
+        }
+        if machine.is_there() && !machine.get("/v1/console?wait_ms=100").body.is_empty() {
+            return Some(machine);
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    skip("this host's KVM does not run a small 32-bit guest")
+}
+
+fn skip(reason: &str) -> Option<Machine> {
+    println!("skipped: a machine's process: {reason}");
+    None
+}
+
+/// Returns a machine whose process was started, or says why there is none.
+pub(crate) fn launch(vcpus: u32, change: impl FnOnce(&mut VmSpec)) -> Option<Machine> {
     if !rustix::process::geteuid().is_root() {
         return skip("needs root");
     }
@@ -69,19 +87,7 @@ pub(crate) fn start(vcpus: u32, change: impl FnOnce(&mut VmSpec)) -> Option<Mach
     let mut spec = spec(vcpus);
     change(&mut spec);
     let process = spawn(&spec, files);
-    let mut machine = Machine { process, folder };
-    let deadline = Instant::now() + PATIENCE;
-    while Instant::now() < deadline {
-        if let Some(status) = machine.process.try_wait().unwrap() {
-            assert_ne!(status.code(), Some(exit::REFUSED), "the specification was refused");
-            break;
-        }
-        if machine.is_there() && !machine.get("/v1/console?wait_ms=100").body.is_empty() {
-            return Some(machine);
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    skip("this host's KVM does not run a small 32-bit guest")
+    Some(Machine { process, folder })
 }
 
 fn spec(vcpus: u32) -> VmSpec {
@@ -107,6 +113,7 @@ fn spec(vcpus: u32) -> VmSpec {
         cpu_affinity: Vec::new(),
         core_scheduling: CoreScheduling::Shared,
         hyperv: HyperV::Off,
+        deadline: None,
     }
 }
 
@@ -160,6 +167,10 @@ impl Machine {
 
     pub(crate) fn post(&self, target: &str, body: &[u8]) -> Answer {
         self.ask("POST", target, body)
+    }
+
+    pub(crate) fn put(&self, target: &str, body: &[u8]) -> Answer {
+        self.ask("PUT", target, body)
     }
 
     fn ask(&self, method: &str, target: &str, body: &[u8]) -> Answer {

@@ -2,7 +2,7 @@
 
 use types::{ids::MachineId, node::DeviceState, units::UnixSeconds};
 
-use super::{Keeper, progress::Attempts, trouble};
+use super::{Keeper, deadlines, progress::Attempts, trouble};
 use crate::{
     events::Event,
     init::boot::chain,
@@ -42,6 +42,7 @@ impl Keeper {
         for (machine, action) in due {
             self.execute(now, machine, action);
         }
+        self.tell_deadlines();
     }
 
     fn execute(&mut self, now: UnixSeconds, machine: MachineId, action: Action) {
@@ -57,8 +58,9 @@ impl Keeper {
                     ..Seen::default()
                 };
                 let (tools, record) = (self.config.tools.clone(), entry.record.clone());
-                let task = tokio::spawn(execute::start(tools, record, self.progress.clone()));
-                entry.task = Some(task.abort_handle());
+                let deadline = deadlines::of(&self.config, &record);
+                let start = execute::start(tools, record, deadline, self.progress.clone());
+                entry.task = Some(tokio::spawn(start).abort_handle());
             }
             Action::Settle { status, power } => {
                 entry.seen.process = Process::Absent;
@@ -181,6 +183,9 @@ fn describe_ending(status: Ending, said: &str) -> String {
             "no memory was left for it"
         }
         Ending::Signal { number: libc::SIGKILL } => return format!("ended by force ({status})"),
+        Ending::Exit { code: exit::DEADLINE } => {
+            return format!("ended by itself at its lease's end, as nobody else did ({status})");
+        }
         Ending::Exit { code: exit::REFUSED } => "the machine cannot be run as asked",
         Ending::Exit { code: exit::GUEST_FAULT } => {
             "the guest did something that has no meaning, as a triple fault"
@@ -200,7 +205,7 @@ fn describe_ending(status: Ending, said: &str) -> String {
 fn is_failure(status: Ending) -> bool {
     use types::vm::exit;
     match status {
-        Ending::Exit { code } => code != exit::POWERED_OFF && code != exit::RESET,
+        Ending::Exit { code } => ![exit::POWERED_OFF, exit::RESET, exit::DEADLINE].contains(&code),
         Ending::Signal { number } => number != libc::SIGKILL,
     }
 }
@@ -221,5 +226,13 @@ mod tests {
         let told = describe_ending(killed, OUT_OF_MEMORY);
         assert!(told.starts_with("no memory was left for it (signal-9)"), "{told}");
         assert_eq!(describe_ending(killed, "the guest's last word"), "ended by force (signal-9)");
+    }
+
+    #[test]
+    fn a_machine_that_ended_itself_in_time_did_not_fail() {
+        let ended = Ending::Exit { code: types::vm::exit::DEADLINE };
+        assert!(!is_failure(ended));
+        let told = describe_ending(ended, "holdfast-vmm: its deadline passed");
+        assert!(told.contains("at its lease's end") && !told.contains("failed"), "{told}");
     }
 }

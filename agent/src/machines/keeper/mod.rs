@@ -1,12 +1,14 @@
 //! The task that owns the machines: takes commands, observes, plans, and has actions executed.
 //!
 //! `commands` is what others ask, `progress` what init and running actions tell, `actions` what
-//! the plan wants, `accounts` what was used, `attach` what comes and goes while a machine runs.
+//! the plan wants, `accounts` what was used, `attach` what comes and goes while a machine runs,
+//! `deadlines` what ends machines without this task.
 
 mod accounts;
 mod actions;
 mod attach;
 mod commands;
+mod deadlines;
 mod progress;
 
 use std::{collections::BTreeMap, net::Ipv4Addr, time::Duration};

@@ -86,6 +86,9 @@ impl Keeper {
                 self.keep(machine);
                 self.plug_all(machine);
             }
+            Progress::Told(machine, deadline, result) => {
+                self.handle_told(machine, deadline, result);
+            }
             Progress::Failed(machine, error) => self.handle_failed(machine, &error),
             Progress::Released(machine, results) => self.handle_released(machine, results),
             Progress::Recovered(results) => self.settle(results),
