@@ -56,9 +56,10 @@ fn pluggable(disk: &Path) -> Vec<String> {
     let file = json!({
         "driver": "file", "node-name": WORKS, "filename": disk, "cache": { "no-flush": true },
     });
-    // From the beginning on, each request ends in EIO.
+    // From the beginning on, each read and write ends in EIO. QEMU flushes a disk before it gets another file.
+    let fails = ["read", "write"].map(|kind| json!({ "event": "none", "iotype": kind }));
     let failing = json!({
-        "driver": "blkdebug", "node-name": FAILS, "image": WORKS, "inject-error": [{ "event": "none" }],
+        "driver": "blkdebug", "node-name": FAILS, "image": WORKS, "inject-error": fails,
     });
     let (file, failing, disk) = (file.to_string(), failing.to_string(), on(WORKS).to_string());
     let network = format!("user,id=net0,net={USER_NETWORK}");

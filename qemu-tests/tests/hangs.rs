@@ -139,7 +139,8 @@ fn releases_that_hang_or_reach_nobody_are_left_for_the_one_before() {
     is_left(&host, mark, ("0.1.3", "after 30 s: no other node was reached"));
     let ran = format!("event=node id={node} release=\"0.1.3\"");
     assert!(serial.text()[mark..].contains(&ran), "it never ran");
-    assert_eq!(serial.text().matches("event=update-restart").count(), 3);
+    // Each was started once; the last one started the one before itself.
+    assert_eq!(serial.text().matches("event=update-restart release=\"0.1.").count(), 3);
 }
 
 /// What is said of a release that never said anything itself.

@@ -273,7 +273,7 @@ impl Small {
 impl Drop for Small {
     fn drop(&mut self) {
         // What stays mounted goes with its folder's file system.
-        let _ = Command::new("umount").arg(&self.0).status();
+        let _ = Command::new("umount").arg("--lazy").arg(&self.0).status();
     }
 }
 
@@ -296,7 +296,7 @@ async fn a_store_without_room_says_so_and_goes_on_when_there_is_some() {
     small.fill();
     let fetcher = || Fetcher::new(None);
     let looked = checker.check(&fetcher, release("1.0.0"), Timestamp::now()).await;
-    let said = chain(&looked.err().expect("there is no room"));
+    let said = chain(&looked.expect_err("there is no room"));
     assert!(said.contains("No space left on device"), "{said}");
     assert!(said.contains(&checker.store.display().to_string()), "{said}");
     fs::remove_file(small.0.join("filler")).expect("removed");
