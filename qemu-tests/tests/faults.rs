@@ -26,6 +26,8 @@ const UNPLUGGED: Duration = Duration::from_secs(60);
 const AGAIN: Duration = Duration::from_secs(1);
 /// Long enough for a machine's process to start on a slow server.
 const SHORT_LEASE_S: u64 = 60;
+/// The same for a process that is found to be silent, too.
+const HUNG_LEASE_S: u64 = SHORT_LEASE_S + 15;
 /// How long before a lease's end the service stops saying anything: less than init waits for it.
 const HUNG_BEFORE_S: u64 = 40;
 /// How late init may end what the service did not, and a little for this program.
@@ -241,12 +243,12 @@ fn a_machines_process_hangs_and_so_does_the_service(
     saboteur: &mut Saboteur,
 ) {
     let start = now();
-    let end = start + SHORT_LEASE_S;
+    let end = start + HUNG_LEASE_S;
     let request = LeaseRequest {
         name: "hung",
         node: &faulty.node,
         start: Some(start),
-        seconds: SHORT_LEASE_S,
+        seconds: HUNG_LEASE_S,
         ..LeaseRequest::default()
     };
     let mark = host.serial.mark();

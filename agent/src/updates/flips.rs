@@ -131,15 +131,15 @@ enum Outcome {
     Told,
 }
 
-/// Lets a node act on its partition until it rests.
-fn settle(partition: &Partition, good: &Program) -> Outcome {
+/// Lets a node act on its partition, of which `what` was altered, until it rests.
+fn settle(partition: &Partition, good: &Program, what: &str) -> Outcome {
     let known = Journal { good: Some(good.sha256), ..Journal::default() };
     let mut now = facts(known, contents(Some(partition)).unwrap_or_default());
     let mut outcome = Outcome::Harmless;
     for _ in 0..ACTIONS {
         let action = plan(&now);
         if let Action::Copy { from, to, sha256 } = action {
-            assert_eq!(sha256, good.sha256, "another program is copied");
+            assert_eq!(sha256, good.sha256, "{what}: another program is copied");
             if partition.copy(from, to).is_err() {
                 return Outcome::Told;
             }
@@ -150,14 +150,14 @@ fn settle(partition: &Partition, good: &Program) -> Outcome {
         if action == Action::Rest(Rest::NothingGood) {
             return Outcome::Told;
         }
-        assert_eq!(action, Action::Rest(Rest::Current));
+        assert_eq!(action, Action::Rest(Rest::Current), "{what}");
         let read = contents(Some(partition)).unwrap();
         for place in [Place::Slot(Slot::A), Place::Fallback] {
-            assert_eq!(read.at(place), Some(good), "{place:?}");
+            assert_eq!(read.at(place), Some(good), "{what}: {place:?}");
         }
         return outcome;
     }
-    panic!("it never rests: {now:?}");
+    panic!("{what}: it never rests: {now:?}");
 }
 
 #[test]
@@ -182,9 +182,8 @@ fn whatever_bit_of_the_partition_is_altered_it_is_mended_or_told() {
     assert!(tables.len() > 20 && bytes.len() > 5000, "{} {}", tables.len(), bytes.len());
 
     let flip = |at: usize, bit: u8| {
-        println!("bit {bit:#04x} at {at:#x}");
         file.write_all_at(&[used[at] ^ bit], at as u64).unwrap();
-        let outcome = settle(&partition, &good);
+        let outcome = settle(&partition, &good, &format!("bit {bit:#04x} at {at:#x}"));
         file.write_all_at(&used, 0).unwrap();
         outcome
     };
