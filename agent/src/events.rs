@@ -41,6 +41,10 @@ pub enum Event {
     AgentStarted { pid: i32, starts: u32 },
     /// init: the agent ended and is started again after a delay.
     AgentExited { status: String, restart_ms: u128 },
+    /// init: the agent said nothing for so long, and is killed.
+    AgentSilent { silent_s: u64 },
+    /// init: a machine ran on after its end, which the agent did not see to, and was killed.
+    MachineOverdue { machine: MachineId },
     /// init: the screen's program was started for the `starts`th time.
     Screen { pid: i32, starts: u32 },
     /// init: the node goes down.
@@ -92,6 +96,8 @@ pub enum Event {
     MachineRenewed { machine: MachineId, serial: u64, end: u64 },
     /// agent: content arrived and has the right digest.
     ContentFetched { content: ContentId, bytes: u64, ms: u128 },
+    /// agent: content that no machine needed went, because its room was wanted.
+    ContentDropped { content: String, bytes: u64 },
     /// agent: the VMM runs; `ms` from the request to its first answer.
     MachineStarted { machine: MachineId, pid: i32, ms: u128 },
     /// agent: what /proc says of the VMM's sandbox.
@@ -104,6 +110,10 @@ pub enum Event {
     MachineWarned { machine: MachineId, left_s: u64 },
     /// agent: the ACPI power button was pressed.
     MachineButton { machine: MachineId, because: &'static str },
+    /// agent: the VMM says nothing for so long; its machine can be stopped, and ends with its lease.
+    MachineSilent { machine: MachineId, silent_s: u64 },
+    /// agent: it says something again.
+    MachineAnswers { machine: MachineId },
     /// agent: the VMM was killed.
     MachineForced { machine: MachineId, because: &'static str },
     /// agent: the VMM ended.
@@ -163,6 +173,8 @@ impl fmt::Display for Event {
             | Self::Locked { .. }
             | Self::AgentStarted { .. }
             | Self::AgentExited { .. }
+            | Self::AgentSilent { .. }
+            | Self::MachineOverdue { .. }
             | Self::Screen { .. }
             | Self::Shutdown { .. }
             | Self::ShutdownDone { .. } => self.write_init(f),
@@ -187,7 +199,6 @@ impl fmt::Display for Event {
             | Self::Device { .. }
             | Self::Offered { .. }
             | Self::AgentReady { .. }
-            | Self::ContentFetched { .. }
             | Self::Floors { .. }
             | Self::Update { .. }
             | Self::CrashKept { .. }
@@ -198,7 +209,9 @@ impl fmt::Display for Event {
             | Self::DeviceReset { .. }
             | Self::DeviceQuarantined { .. }
             | Self::Trouble { .. } => self.write_node(f),
-            Self::MachineAccepted { .. }
+            Self::ContentFetched { .. }
+            | Self::ContentDropped { .. }
+            | Self::MachineAccepted { .. }
             | Self::MachineRenewed { .. }
             | Self::MachineStarted { .. }
             | Self::MachineSandbox { .. }
@@ -206,6 +219,8 @@ impl fmt::Display for Event {
             | Self::MachineDeadline { .. }
             | Self::MachineWarned { .. }
             | Self::MachineButton { .. }
+            | Self::MachineSilent { .. }
+            | Self::MachineAnswers { .. }
             | Self::MachineForced { .. }
             | Self::MachineExited { .. }
             | Self::MachineEnded { .. }
@@ -257,6 +272,8 @@ impl Event {
             Self::AgentExited { status, restart_ms } => {
                 write!(f, "agent-exited status={status} restart_ms={restart_ms}")
             }
+            Self::AgentSilent { silent_s } => write!(f, "agent-silent silent_s={silent_s}"),
+            Self::MachineOverdue { machine } => write!(f, "machine-overdue machine={machine}"),
             Self::Screen { pid, starts } => write!(f, "screen pid={pid} starts={starts}"),
             Self::Shutdown { action, because } => {
                 write!(f, "shutdown action={action} because={because}")
@@ -309,9 +326,6 @@ impl Event {
                 "offered devices_free={devices_free} vcpus={vcpus} memory_mib={memory_mib}"
             ),
             Self::AgentReady { machines } => write!(f, "agent-ready machines={machines}"),
-            Self::ContentFetched { content, bytes, ms } => {
-                write!(f, "content-fetched content={content} bytes={bytes} ms={ms}")
-            }
             Self::DeviceReset { address, rung, ms } => {
                 let by = match rung {
                     Rung::Function => "function",
@@ -340,6 +354,12 @@ impl Event {
 
     fn write_machine(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::ContentFetched { content, bytes, ms } => {
+                write!(f, "content-fetched content={content} bytes={bytes} ms={ms}")
+            }
+            Self::ContentDropped { content, bytes } => {
+                write!(f, "content-dropped content={content} bytes={bytes}")
+            }
             Self::MachineAccepted { machine, serial, end } => {
                 write!(f, "machine-accepted machine={machine} serial={serial} end={end}")
             }
@@ -364,6 +384,10 @@ impl Event {
             Self::MachineButton { machine, because } => {
                 write!(f, "machine-button machine={machine} because={because}")
             }
+            Self::MachineSilent { machine, silent_s } => {
+                write!(f, "machine-silent machine={machine} silent_s={silent_s}")
+            }
+            Self::MachineAnswers { machine } => write!(f, "machine-answers machine={machine}"),
             Self::MachineForced { machine, because } => {
                 write!(f, "machine-forced machine={machine} because={because}")
             }

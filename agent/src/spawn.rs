@@ -65,7 +65,21 @@ pub enum Request {
         console: Console,
     },
     /// The agent is at work. Must come at least every [`crate::init::supervise::LIVENESS`].
-    Alive,
+    Alive {
+        /// When machines that run have to end, which init sees to if the agent does not
+        /// ([`crate::init::ends`]).
+        ends: Vec<Due>,
+    },
+}
+
+/// When a machine has to end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Due {
+    /// Which.
+    pub machine: MachineId,
+    /// Seconds that it has left; 0 when its end came.
+    pub left_s: u64,
 }
 
 /// Who has the first console.
@@ -296,6 +310,17 @@ mod tests {
         file.read_to_string(&mut text).expect("read");
         assert_eq!(text, "spec");
         assert!(receive::<Request>(&init).expect("nothing wrong").is_none());
+    }
+
+    #[test]
+    fn the_ends_of_as_many_machines_as_there_may_be_fit_into_a_packet() {
+        let (init, agent) = pair().expect("a socket pair");
+        let machine = MachineId::from_bytes([0xff; 16]);
+        let ends = vec![Due { machine, left_s: u64::MAX }; MAX_MACHINES];
+        let alive = Request::Alive { ends };
+        send(&agent, &alive, &[]).expect("sent");
+        let (request, _) = receive::<Request>(&init).expect("received").expect("one packet");
+        assert_eq!(request, alive);
     }
 
     #[test]

@@ -1,10 +1,14 @@
 //! A start that hangs ends by itself. Before init arms the watchdogs, the kernel's own, which feeds itself
-//! for only so long, restarts the server; when the node's service never lives, init does. After a release
-//! that was on trial firmware starts the slot before, which says what happened.
+//! for only so long, restarts the server; when the node's service never lives, init does; when it lives and
+//! reaches nobody, it does so itself. After a release that was on trial firmware starts the slot before,
+//! which says what happened. A release that an operator holds back is not tried before the operator's word.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
-use std::{fs, time::Duration};
+use std::{
+    fs,
+    time::{Duration, Instant},
+};
 
 use image::{
     Artifacts,
@@ -12,9 +16,10 @@ use image::{
 };
 use qemu_tests::harness::{
     host::{Host, HostOptions, Medium, TEST_MACHINE, Uplink},
+    programs::Cli,
     renamed,
     repository::Repository,
-    scene::image_folder,
+    scene::{Scene, image_folder},
 };
 
 /// From power-on to the kernel's first program, on a busy machine that emulates everything.
@@ -24,6 +29,10 @@ const PATIENCE: &str = "watchdog.open_timeout=12 softdog.soft_margin=12";
 
 /// From one step of an update to the next, on a busy machine that emulates everything.
 const STEP: Duration = Duration::from_secs(240);
+/// How long a release may take until other nodes are reached, among others; the least that can be configured.
+const GATE: &str = "check_s = 5\ngate_s = 30\n";
+/// Time between two tries to reach a node that has just started.
+const AGAIN: Duration = Duration::from_secs(1);
 /// How long init waits for the service of a release on trial; twenty minutes otherwise.
 const TRIAL: &str = "holdfast.trial_s=60";
 
@@ -78,25 +87,22 @@ fn a_start_without_a_living_init_ends_by_itself() {
 }
 
 #[test]
-fn releases_that_hang_are_left_for_the_one_before() {
+fn releases_that_hang_or_reach_nobody_are_left_for_the_one_before() {
     let folder = tempfile::tempdir().unwrap();
+    let scene = Scene::start(folder.path()).unwrap();
     let image = image_folder().unwrap();
     let program = fs::read(image.join("holdfast.efi")).unwrap();
     let repository = Repository::start(&folder.path().join("releases")).unwrap();
     let disk = folder.path().join("disk.img");
     fs::copy(image.join("holdfast.img"), &disk).unwrap();
-    let key = "01".repeat(32);
-    let section = repository.section(&TEST_MACHINE.to_string(), "check_s = 5\n").unwrap();
-    let config = format!(
-        "version = 1\nname = \"hangs\"\n[authority]\nthreshold = 1\nkeys = [\"{key}\"]\n{section}"
-    );
+    let section = repository.section(&TEST_MACHINE.to_string(), GATE).unwrap();
     let options = HostOptions {
         medium: Medium::InstalledDisk(disk),
         memory_mib: 1024,
-        config: Some(config),
+        config: Some(scene.node_config("hangs", &section)),
         ..HostOptions::default()
     };
-    let host = Host::start(&image, folder.path(), &options).unwrap();
+    let (host, node) = scene.boot("hangs", options).unwrap();
     let serial = &host.serial;
     serial.wait("event=update state=\"up to date\"", STEP).unwrap();
 
@@ -107,7 +113,7 @@ fn releases_that_hang_are_left_for_the_one_before() {
     let mark = serial.mark();
     serial.wait_from(mark, "event=update-restart release=\"0.1.1\"", STEP).unwrap();
     serial.wait_from(mark, "event=shutdown action=reboot because=trial", STEP).unwrap();
-    is_left(&host, mark, "0.1.1");
+    is_left(&host, mark, ("0.1.1", SILENT));
 
     // Its kernel starts nothing that lives.
     let dead = renamed::with_init(&program, &sleeper()).unwrap();
@@ -115,14 +121,44 @@ fn releases_that_hang_are_left_for_the_one_before() {
     repository.add("0.1.2", &dead).unwrap();
     let mark = serial.mark();
     serial.wait_from(mark, "event=update-restart release=\"0.1.2\"", STEP).unwrap();
-    is_left(&host, mark, "0.1.2");
-    assert_eq!(serial.text().matches("event=update-restart").count(), 2);
+    is_left(&host, mark, ("0.1.2", SILENT));
+
+    // Nothing is wrong with it; but it waits for its operator, and by then there is nobody else.
+    let operator = scene.cli.with_key(&scene.operator.file);
+    tell(&operator, "hold", &node);
+    let mark = serial.mark();
+    repository.add("0.1.3", &renamed::program(&program, "0.1.3")).unwrap();
+    let held =
+        "event=update state=\"held by an operator; release 0.1.3 waits for the word `resume`\"";
+    serial.wait_from(mark, held, STEP).unwrap();
+    assert!(!serial.text()[mark..].contains("event=update-written"), "it was fetched");
+    tell(&operator, "resume", &node);
+    serial.wait_from(mark, "event=update-restart release=\"0.1.3\"", STEP).unwrap();
+    let Scene { gateway, .. } = scene;
+    drop(gateway);
+    is_left(&host, mark, ("0.1.3", "after 30 s: no other node was reached"));
+    let ran = format!("event=node id={node} release=\"0.1.3\"");
+    assert!(serial.text()[mark..].contains(&ran), "it never ran");
+    // Each was started once; the last one started the one before itself.
+    assert_eq!(serial.text().matches("event=update-restart release=\"0.1.").count(), 3);
+}
+
+/// What is said of a release that never said anything itself.
+const SILENT: &str = "it did not come up";
+
+/// Tells the node about its updates, as soon as it is reached.
+fn tell(operator: &Cli, word: &str, node: &str) {
+    let deadline = Instant::now() + STEP;
+    while let Err(error) = operator.text(&["node", "update", word, node]) {
+        assert!(Instant::now() < deadline, "{error:#}");
+        std::thread::sleep(AGAIN);
+    }
 }
 
 /// The node runs what it ran before, says why, and rests.
-fn is_left(host: &Host, mark: usize, release: &str) {
+fn is_left(host: &Host, mark: usize, (release, reason): (&str, &str)) {
     let wait = |pattern: &str| host.serial.wait_from(mark, pattern, STEP).unwrap();
-    wait(&format!("event=update-judged verdict=\"release {release} failed: it did not come up"));
+    wait(&format!("event=update-judged verdict=\"release {release} failed: {reason}"));
     wait(&format!("event=update state=\"release {release} failed here and is not tried again"));
     let text = host.serial.text();
     let runs = text.rsplit_once("event=node id=").unwrap().1.lines().next().unwrap();

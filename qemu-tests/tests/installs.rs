@@ -1,14 +1,16 @@
-//! A node installs itself from the ISO, and runs from its disk afterwards.
+//! A node installs itself from the ISO, and runs from its disk afterwards, on which it mends what was altered.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 use std::{
     fs::{self, File},
     io::{Read, Seek, SeekFrom, Write},
+    os::unix::fs::FileExt,
     path::{Path, PathBuf},
     time::Duration,
 };
 
+use image::disk::{Slice, esp, gpt::ALIGNMENT, layout};
 use qemu_tests::harness::{
     host::{Host, HostOptions, Medium, Uplink},
     recording::Recording,
@@ -49,6 +51,44 @@ fn boot(folder: &Path, options: &HostOptions) -> Host {
     Host::start(&image_folder().unwrap(), folder, options).unwrap()
 }
 
+/// Flips a bit of a program on `disk` that starts all the same: of the time at which it was linked.
+/// Source: Microsoft "PE Format", "COFF File Header".
+fn alter(disk: &Path, program: &[u8]) {
+    const SECTOR: usize = 512;
+    const PROGRAMS: usize = 64 << 20;
+    let file = File::options().read(true).write(true).open(disk).unwrap();
+    let mut begin = vec![0; PROGRAMS];
+    file.read_exact_at(&mut begin, 0).unwrap();
+    let head = &program[..SECTOR];
+    let mut places = (0..PROGRAMS).step_by(SECTOR);
+    let first = places.find(|at| begin[*at..].starts_with(head)).unwrap();
+    let header = u32::from_le_bytes(program[0x3c..0x40].try_into().unwrap());
+    let at = first as u64 + u64::from(header) + 8;
+    let was = program[usize::try_from(header).unwrap() + 8];
+    file.write_all_at(&[was ^ 4], at).unwrap();
+}
+
+/// Flips a bit of what the first copy of STATE's header says. Source: LUKS2 On-Disk Format Specification
+/// 1.1.3, §2: a binary header of 4,096 bytes before the text.
+fn alter_header(disk: &Path) {
+    let at = ALIGNMENT + layout::ESP_BYTES;
+    let file = File::options().read(true).write(true).open(disk).unwrap();
+    let (mut magic, mut text) = ([0; 6], [0]);
+    file.read_exact_at(&mut magic, at).unwrap();
+    assert_eq!(&magic, b"LUKS\xba\xbe");
+    file.read_exact_at(&mut text, at + 4200).unwrap();
+    file.write_all_at(&[text[0] ^ 1], at + 4200).unwrap();
+}
+
+/// Whether both places on `disk` hold the program.
+fn holds_twice(disk: &Path, program: &[u8]) -> bool {
+    [esp::SLOT_A, esp::FALLBACK].iter().all(|path| {
+        let file = File::options().read(true).write(true).open(disk).unwrap();
+        let volume = Slice::new(file, ALIGNMENT, layout::ESP_BYTES);
+        esp::read(volume, path, program.len() as u64).is_ok_and(|found| found == program)
+    })
+}
+
 /// Returns what follows `key` in the last line that holds it.
 fn last<'a>(text: &'a str, key: &str) -> &'a str {
     text.rsplit_once(key).unwrap().1.split_whitespace().next().unwrap()
@@ -71,21 +111,36 @@ fn onto_an_empty_disk_that_it_then_starts_from() {
     recording.program("fallback", &[&program]).unwrap();
     recording.program("a", &[&program]).unwrap();
     host.serial.wait("event=shutdown-done action=reboot", UP).unwrap();
+    let mark = host.serial.mark();
     let node = last(&host.serial.text(), "event=node id=").to_owned();
     recording.node(&node).unwrap();
     // The same host starts again, with the CD still in it, and takes the disk.
     host.serial.wait("event=data-grown", UP).unwrap();
+    // What it runs is written down.
+    host.serial.wait_from(mark, "event=update state=", UP).unwrap();
     drop(host);
     recording.boot(wanted).unwrap();
     recording.judge().unwrap();
 
-    // Nor does it need the medium with the configuration any more.
-    let host = boot(folder.path(), &options(disk, None));
+    // Nor does it need the medium with the configuration any more. Its program and what opens its disk were
+    // altered, each in one copy.
+    alter_header(&disk);
+    assert!(holds_twice(&disk, &program));
+    alter(&disk, &program);
+    assert!(!holds_twice(&disk, &program));
+    let host = boot(folder.path(), &options(disk.clone(), None));
     host.serial.wait("event=data-grown", UP).unwrap();
     host.serial.wait("event=config source=\"the installed disk\" name=\"installed\"", UP).unwrap();
     let text = host.serial.text();
     assert!(!text.contains("event=ram-mode"), "{text}");
     assert_eq!(last(&text, "event=node id="), node);
+    let told = host.serial.wait("event=trouble place=volumes", UP).unwrap();
+    assert!(told.contains("made anew of the other copy"), "{told}");
+    let told = host.serial.wait("event=trouble place=update", UP).unwrap();
+    assert!(told.contains("was altered on the disk and is mended by its copy"), "{told}");
+    host.serial.wait("event=update state=", UP).unwrap();
+    drop(host);
+    assert!(holds_twice(&disk, &program));
 }
 
 #[test]

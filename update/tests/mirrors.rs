@@ -135,10 +135,10 @@ impl Bench {
         let bench = Self { folder: tempfile::tempdir().expect("a folder"), program };
         let write = |name: &str, bytes: &[u8]| {
             fs::write(bench.path(name), bytes).expect("a file");
-            bench.path(name).display().to_string()
         };
         write("passphrase", b"p\n");
-        let (uki, sbom) = (write("uki", &bench.program), write("sbom", b"{}"));
+        write("uki", &bench.program);
+        write("sbom", b"{}");
         let key = bench.path("key").display().to_string();
         bench.release(&["key", "new", &key]);
         let channel = format!("stable={key}");
@@ -146,10 +146,16 @@ impl Bench {
         let once = ["--root-threshold", "1", "--targets-threshold", "1"];
         bench.release(&[&["init"][..], &keys, &once].concat());
         bench.publish(&key);
-        let what = ["stage", "--channel", "stable", "--release", "1.1.0"];
-        bench.release(&[&what[..], &["--uki", &uki, "--sbom", &sbom]].concat());
-        bench.publish(&key);
+        bench.add("1.1.0");
         bench
+    }
+
+    /// Publishes another release of the same program.
+    fn add(&self, release: &str) {
+        let path = |name| self.path(name).display().to_string();
+        let what = ["stage", "--channel", "stable", "--release", release];
+        self.release(&[&what[..], &["--uki", &path("uki"), "--sbom", &path("sbom")]].concat());
+        self.publish(&path("key"));
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -243,6 +249,60 @@ async fn an_unchanged_channel_costs_two_requests() {
         assert!(more - bytes <= 2048, "{} bytes", more - bytes);
     }
     assert_eq!(check(&checker, "1.1.0").await.decision, Decision::Stay);
+}
+
+/// A small file system in memory; it is unmounted at the end.
+struct Small(PathBuf);
+
+impl Small {
+    /// Mounts it; `None` where only root may.
+    fn mount(at: &Path) -> Option<Self> {
+        fs::create_dir_all(at).expect("a folder");
+        let options = ["-t", "tmpfs", "-o", "size=1m", "none"];
+        let mounted = Command::new("mount").args(options).arg(at).output().ok()?;
+        mounted.status.success().then(|| Self(at.to_owned()))
+    }
+
+    /// Leaves no room.
+    fn fill(&self) {
+        let mut file = fs::File::create(self.0.join("filler")).expect("a file");
+        while file.write_all(&[7; 4096]).is_ok() {}
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        // What stays mounted goes with its folder's file system.
+        let _ = Command::new("umount").arg("--lazy").arg(&self.0).status();
+    }
+}
+
+/// What an error says, with all its causes.
+fn chain(error: &dyn std::error::Error) -> String {
+    error.source().map_or(error.to_string(), |source| format!("{error}: {}", chain(source)))
+}
+
+#[tokio::test]
+async fn a_store_without_room_says_so_and_goes_on_when_there_is_some() {
+    let bench = Bench::new();
+    let mirror = bench.mirror(Manner::Well);
+    let checker = bench.checker(&[&mirror]);
+    let Some(small) = Small::mount(&checker.store) else {
+        println!("skipped: a store without room: only root mounts a small file system");
+        return;
+    };
+    drop(check(&checker, "1.0.0").await);
+    bench.add("1.2.0");
+    small.fill();
+    let fetcher = || Fetcher::new(None);
+    let looked = checker.check(&fetcher, release("1.0.0"), Timestamp::now()).await;
+    let said = chain(&looked.expect_err("there is no room"));
+    assert!(said.contains("No space left on device"), "{said}");
+    assert!(said.contains(&checker.store.display().to_string()), "{said}");
+    fs::remove_file(small.0.join("filler")).expect("removed");
+    let checked = check(&checker, "1.0.0").await;
+    assert_eq!(checked.decision, Decision::Update(release("1.2.0")));
+    drop(checked);
 }
 
 #[tokio::test]

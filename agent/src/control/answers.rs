@@ -18,9 +18,13 @@ use crate::inventory::rules::DeviceError;
 use crate::machines::{
     keeper::{RefusedError, State, View},
     plan::Failed,
-    store::Answered,
+    store::{Answered, StoreError},
     vmm::{self, VmmError},
 };
+
+/// What is to be said of a machine whose process answers nothing.
+const SILENT: &str = "its process answers nothing: `stop` ends it by force after a moment, and it can be \
+                      started again; its lease ends it in any case";
 
 /// Answers with a document.
 pub fn json<T: Serialize>(status: u16, document: &T) -> ForwardedResponse {
@@ -67,7 +71,7 @@ pub fn kept(answered: &Answered) -> ForwardedResponse {
 
 /// Returns a machine as renters see it.
 pub fn machine(node: NodeId, now: UnixSeconds, view: &View) -> lease::api::Machine {
-    let View { record, state, address } = view;
+    let View { record, state, address, silent } = view;
     let lease = &record.lease;
     let ends_soon = record.end().since(now) <= crate::machines::plan::WARN_S;
     let state = match state {
@@ -92,7 +96,7 @@ pub fn machine(node: NodeId, now: UnixSeconds, view: &View) -> lease::api::Machi
         hardware: record.hardware.clone(),
         placement: record.placement.clone(),
         state,
-        detail: record.last_stop.clone(),
+        detail: if *silent { SILENT.to_owned() } else { record.last_stop.clone() },
         addresses: address.map(IpAddr::V4).into_iter().collect(),
         created: record.created,
         events: record
@@ -131,7 +135,7 @@ pub fn refused(error: &RefusedError) -> Problem {
         RefusedError::Room { .. } => Kind::NoCapacity,
         RefusedError::Device(DeviceError::Absent { .. }) => Kind::NotFound,
         RefusedError::Device(_) => Kind::NoCapacity,
-        RefusedError::Draining => Kind::Unavailable,
+        RefusedError::Draining | RefusedError::Store(StoreError::Full { .. }) => Kind::Unavailable,
         RefusedError::Store(_) => Kind::Internal,
     };
     kind.caused_by(error)

@@ -351,6 +351,7 @@ impl Control {
     async fn describe_guest(&self, view: &View) -> ForwardedResponse {
         let mut machine = machine(self.parts.node, self.parts.clock.now(), view);
         if view.state == State::Running
+            && !view.silent
             && let Some(detail) = guests::detail(view.record.lease.id).await
         {
             machine.detail = detail.to_owned();

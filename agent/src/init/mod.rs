@@ -4,10 +4,11 @@
 //! kernel's signals and events, and the agent's requests (`crate::spawn`), are all it hears.
 //! It is one thread and one `poll`, and waits for no other process without a deadline.
 //!
-//! Cores (`supervise`, `shutdown`, `logs`, the table in `mounts`) own no clock and no descriptor;
+//! Cores (`supervise`, `ends`, `shutdown`, `logs`, the table in `mounts`) own no clock and no descriptor;
 //! `boot` and `serve` are the shell around them.
 
 pub mod boot;
+pub mod ends;
 pub mod kmsg;
 pub mod logs;
 pub mod machines;

@@ -24,6 +24,7 @@ use types::ids::MachineId;
 
 use super::{
     boot,
+    ends::Ends,
     kmsg::{self, Level},
     logs::Lines,
     machines::{self, Machines},
@@ -58,6 +59,7 @@ pub fn run(watchdogs: Watchdogs, agent: &Path, dashboard: Option<&Path>) -> ! {
         watchdogs,
         fed: Instant::now(),
         machines: Machines::default(),
+        ends: Ends::default(),
         supervisor: Supervisor::default(),
         program: agent.to_owned(),
         agent: None,
@@ -88,6 +90,7 @@ struct Init {
     watchdogs: Watchdogs,
     fed: Instant,
     machines: Machines,
+    ends: Ends,
     supervisor: Supervisor,
     program: PathBuf,
     agent: Option<Agent>,
@@ -113,9 +116,13 @@ impl Init {
             self.watchdogs.feed();
             self.fed = now;
         }
-        if self.supervisor.is_silent(now) {
-            kmsg::line(Level::Error, "init: the agent is silent and is ended");
-            self.supervisor.handle_alive(now);
+        while let Some(machine) = self.ends.poll_overdue(now) {
+            if self.machines.kill(machine) {
+                kmsg::event(&Event::MachineOverdue { machine });
+            }
+        }
+        if let Some(silent) = self.supervisor.poll_silent(now) {
+            kmsg::event(&Event::AgentSilent { silent_s: silent.as_secs() });
             self.signal_agent(rustix::process::Signal::KILL);
         }
         if self.agent.is_none() && self.supervisor.poll_start(now) == Start::Now {
@@ -229,6 +236,7 @@ impl Init {
         let next = [
             Some(self.fed + watchdog::INTERVAL),
             self.supervisor.poll_timeout(),
+            self.ends.poll_timeout(),
             self.screen.poll_timeout(),
             self.shutdown.as_ref().map(Shutdown::poll_timeout),
         ];
@@ -291,6 +299,7 @@ impl Init {
             return;
         }
         if let Some(machine) = self.machines.handle_ended(pid, ending) {
+            self.ends.handle_gone(machine);
             let (lines, said) = self.machines.read_rest(machine, Instant::now());
             lines.iter().for_each(|line| kmsg::line(Level::Notice, line));
             self.tell(&Answer::Exited { machine, status: ending, said });
@@ -335,7 +344,11 @@ impl Init {
 
     fn handle_request(&mut self, request: Request, files: Vec<OwnedFd>) {
         match request {
-            Request::Alive => self.supervisor.handle_alive(Instant::now()),
+            Request::Alive { ends } => {
+                let now = Instant::now();
+                self.supervisor.handle_alive(now);
+                self.ends.handle_told(now, &ends);
+            }
             Request::List => {
                 let machines = self.machines.list();
                 self.tell(&Answer::Machines { machines });

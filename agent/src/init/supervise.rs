@@ -12,8 +12,13 @@ pub const LONGEST_DELAY: Duration = Duration::from_secs(30);
 /// An agent that lived this long was sound, and its next restart starts over at the first delay.
 pub const SOUND_AFTER: Duration = Duration::from_secs(60);
 
-/// An agent that said nothing for this long hangs and is killed.
-pub const LIVENESS: Duration = Duration::from_secs(120);
+/// An agent that said nothing yet hangs after this long and is killed: it looks at devices, disks and a TPM
+/// before it says something.
+pub const START_LIMIT: Duration = Duration::from_secs(120);
+
+/// An agent that said something once, and nothing for this long since, hangs and is killed: twice the time
+/// after which the kernel gives a disk's request up, for which it may have to wait.
+pub const LIVENESS: Duration = Duration::from_secs(60);
 
 /// The agent's life, as far as init cares.
 #[derive(Debug)]
@@ -25,8 +30,15 @@ pub struct Supervisor {
 
 #[derive(Debug, Clone, Copy)]
 enum State {
-    Waiting { until: Option<Instant> },
-    Running { since: Instant, heard: Instant },
+    Waiting {
+        until: Option<Instant>,
+    },
+    /// `silent_at` is when it hangs, unless it says something before.
+    Running {
+        since: Instant,
+        heard: Instant,
+        silent_at: Instant,
+    },
     Retired,
 }
 
@@ -47,15 +59,15 @@ impl Supervisor {
 
     /// The agent was started. Returns how often that has happened.
     pub fn handle_started(&mut self, now: Instant) -> u32 {
-        self.state = State::Running { since: now, heard: now };
+        self.state = State::Running { since: now, heard: now, silent_at: now + START_LIMIT };
         self.starts += 1;
         self.starts
     }
 
     /// The agent gave a sign of life.
     pub fn handle_alive(&mut self, now: Instant) {
-        if let State::Running { heard, .. } = &mut self.state {
-            *heard = now;
+        if let State::Running { heard, silent_at, .. } = &mut self.state {
+            (*heard, *silent_at) = (now, now + LIVENESS);
         }
     }
 
@@ -72,9 +84,16 @@ impl Supervisor {
         delay
     }
 
-    /// Returns whether the agent hangs and is to be killed.
-    pub fn is_silent(&self, now: Instant) -> bool {
-        matches!(self.state, State::Running { heard, .. } if now - heard >= LIVENESS)
+    /// Returns for how long the agent has been silent if it hangs and is to be killed. A kernel that cannot
+    /// end it yet is asked again after [`LIVENESS`].
+    pub fn poll_silent(&mut self, now: Instant) -> Option<Duration> {
+        match &mut self.state {
+            State::Running { heard, silent_at, .. } if now >= *silent_at => {
+                *silent_at = now + LIVENESS;
+                Some(now - *heard)
+            }
+            State::Running { .. } | State::Waiting { .. } | State::Retired => None,
+        }
     }
 
     /// The node goes down: no further start.
@@ -86,7 +105,7 @@ impl Supervisor {
     pub fn poll_timeout(&self) -> Option<Instant> {
         match self.state {
             State::Waiting { until } => until,
-            State::Running { heard, .. } => Some(heard + LIVENESS),
+            State::Running { silent_at, .. } => Some(silent_at),
             State::Retired => None,
         }
     }
@@ -125,13 +144,22 @@ mod tests {
     #[test]
     fn a_silent_agent_is_noticed_and_a_retired_one_never_started() {
         let now = Instant::now();
+        let after = |seconds| now + Duration::from_secs(seconds);
         let mut supervisor = Supervisor::default();
         supervisor.handle_started(now);
-        supervisor.handle_alive(now + Duration::from_secs(100));
-        assert!(!supervisor.is_silent(now + LIVENESS));
-        assert!(supervisor.is_silent(now + Duration::from_secs(100) + LIVENESS));
+        assert_eq!(supervisor.poll_silent(after(119)), None);
+        assert_eq!(supervisor.poll_silent(after(120)), Some(START_LIMIT));
+        supervisor.handle_started(now);
+        supervisor.handle_alive(after(100));
+        assert_eq!(supervisor.poll_silent(after(159)), None);
+        assert_eq!(supervisor.poll_timeout(), Some(after(160)));
+        assert_eq!(supervisor.poll_silent(after(160)), Some(LIVENESS));
+        // It waits for a disk, and cannot be ended yet.
+        assert_eq!(supervisor.poll_silent(after(161)), None);
+        assert_eq!(supervisor.poll_silent(after(220)), Some(LIVENESS * 2));
         supervisor.retire();
         supervisor.handle_ended(now);
         assert_eq!(supervisor.poll_start(now + LIVENESS), Start::Later);
+        assert_eq!(supervisor.poll_silent(after(999)), None);
     }
 }

@@ -76,7 +76,7 @@ async fn beside_signs_of_life(
                 Err(panic) => std::panic::resume_unwind(panic.into_panic()),
             },
             // Without init nobody can restart the node, nor this program.
-            _ = tick.tick() => if init.alive().is_err() { std::process::exit(1) },
+            _ = tick.tick() => if init.alive(Vec::new()).is_err() { std::process::exit(1) },
         }
     }
 }

@@ -10,10 +10,12 @@ use crate::events::PREFIX;
 const MAX_FIELDS: usize = 32;
 
 /// Events of PID 1; all others are the agent's.
-const OF_INIT: [&str; 11] = [
+const OF_INIT: [&str; 13] = [
     "agent-exited",
+    "agent-silent",
     "agent-started",
     "init-ready",
+    "machine-overdue",
     "mount-wrong",
     "mounts-verified",
     "ram-mode",
@@ -25,11 +27,14 @@ const OF_INIT: [&str; 11] = [
 ];
 
 /// Events that mean a failure.
-const ERRORS: [&str; 6] = [
+const ERRORS: [&str; 9] = [
     "agent-exited",
+    "agent-silent",
     "config-bad",
     "device-quarantined",
     "machine-failed",
+    "machine-overdue",
+    "machine-silent",
     "mount-wrong",
     "trouble",
 ];
@@ -171,9 +176,12 @@ mod tests {
             Event::MachineFailed { machine, reason: reason() },
             Event::MountWrong { path: reason(), reason: reason() },
             Event::AgentExited { status: reason(), restart_ms: 1 },
+            Event::AgentSilent { silent_s: 60 },
+            Event::MachineOverdue { machine },
+            Event::MachineSilent { machine, silent_s: 15 },
         ];
         let levels: Vec<_> = errors.iter().map(|event| read(event).level).collect();
-        assert_eq!(levels, [Level::Error; 6]);
+        assert_eq!(levels, [Level::Error; 9]);
         let warnings = [
             Event::RamMode { path: "/state", reason: reason() },
             Event::WatchdogAbsent,

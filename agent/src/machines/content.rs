@@ -1,11 +1,14 @@
 //! Content by digest: fetched from the gateway that asked for the machine, checked while it is
-//! written and before each use, kept until space is wanted.
+//! written and before each use, kept until space is wanted: then what no machine needs goes, the longest
+//! unused first.
 
 use std::{
+    collections::BTreeSet,
     fs,
     io::{self, Read},
     path::{Path, PathBuf},
-    time::{Duration, Instant},
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant, SystemTime},
 };
 
 use overlay::Overlay;
@@ -38,7 +41,10 @@ pub enum ContentError {
     Ask { content: ContentId, gateway: NodeId, reason: String },
     #[error("{gateway} refused content {content}: {detail}")]
     Refused { content: ContentId, gateway: NodeId, detail: String },
-    #[error("content {content} has {length} bytes; there is room for {room}")]
+    #[error(
+        "content {content} has {length} bytes, and DATA has room for {room}: a machine that is deleted \
+         makes room, smaller content or another node need none"
+    )]
     NoRoom { content: ContentId, length: u64, room: u64 },
     #[error("{gateway} stopped sending content {content} after {received} bytes")]
     Stalled { content: ContentId, gateway: NodeId, received: u64 },
@@ -52,6 +58,8 @@ pub enum ContentError {
 #[derive(Debug, Clone)]
 pub struct Cache {
     directory: PathBuf,
+    /// What machines need.
+    needed: Arc<Mutex<BTreeSet<ContentId>>>,
 }
 
 impl Cache {
@@ -64,7 +72,7 @@ impl Cache {
                 fs::remove_file(path)?;
             }
         }
-        Ok(Self { directory: directory.to_owned() })
+        Ok(Self { directory: directory.to_owned(), needed: Arc::default() })
     }
 
     /// Returns the path of content, there or not.
@@ -104,6 +112,7 @@ impl Cache {
         content: ContentId,
     ) -> Result<(), ContentError> {
         if self.has(content) && self.is_whole(content).await? {
+            self.note_use(content);
             return Ok(());
         }
         let begin = Instant::now();
@@ -162,6 +171,9 @@ impl Cache {
     ) -> Result<u64, ContentError> {
         let path = partial.display().to_string();
         let host = |source| ContentError::Host { content, path: path.clone(), source };
+        let kept = self.needed();
+        let free = length.unwrap_or(0).saturating_add(KEEP_FREE);
+        self.make_room(free, &kept).map_err(host)?;
         let room = self.room().map_err(host)?.min(MAX_CONTENT);
         if let Some(length) = length.filter(|length| *length > room) {
             return Err(ContentError::NoRoom { content, length, room });
@@ -198,9 +210,75 @@ impl Cache {
 
     /// Returns the bytes that content may still take.
     fn room(&self) -> io::Result<u64> {
-        let status = rustix::fs::statvfs(&self.directory)?;
-        Ok((status.f_bavail * status.f_frsize).saturating_sub(KEEP_FREE))
+        Ok(self.free()?.saturating_sub(KEEP_FREE))
     }
+
+    fn free(&self) -> io::Result<u64> {
+        let status = rustix::fs::statvfs(&self.directory)?;
+        Ok(status.f_bavail * status.f_frsize)
+    }
+
+    /// Takes note of what machines need, and of how many bytes of the volume were promised to their disks.
+    /// What is in the way of that goes, as far as nobody needs it. Returns how many bytes could go still.
+    pub fn settle(&self, needed: BTreeSet<ContentId>, promised: u64) -> io::Result<u64> {
+        (*self.needed.lock().unwrap_or_else(PoisonError::into_inner)).clone_from(&needed);
+        self.make_room(promised.saturating_add(KEEP_FREE), &needed)?;
+        Ok(self.spare(&needed)?.iter().map(|spare| spare.bytes).sum())
+    }
+
+    fn needed(&self) -> BTreeSet<ContentId> {
+        self.needed.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Removes content, but for what is `kept`, until so many bytes of the volume are free or none is left.
+    fn make_room(&self, bytes: u64, kept: &BTreeSet<ContentId>) -> io::Result<()> {
+        if self.free()? >= bytes {
+            return Ok(());
+        }
+        for Spare { path, bytes: freed, .. } in self.spare(kept)? {
+            fs::remove_file(&path)?;
+            eprintln!("{}", Event::ContentDropped { content: shown(&path), bytes: freed });
+            if self.free()? >= bytes {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Lists whole content that is not `kept`, the longest unused first.
+    fn spare(&self, kept: &BTreeSet<ContentId>) -> io::Result<Vec<Spare>> {
+        let mut found = Vec::new();
+        for entry in fs::read_dir(&self.directory)? {
+            let path = entry?.path();
+            let content = shown(&path).parse::<ContentId>();
+            // What is being written has a longer name; what is gone meanwhile takes no room.
+            let (Ok(content), Ok(facts)) = (content, fs::metadata(&path)) else { continue };
+            if !kept.contains(&content) {
+                let used = facts.modified().unwrap_or(SystemTime::UNIX_EPOCH);
+                found.push(Spare { used, path, bytes: facts.len() });
+            }
+        }
+        found.sort();
+        Ok(found)
+    }
+
+    /// Lets content count as used now. A file that cannot be marked goes earlier, which does no harm.
+    fn note_use(&self, content: ContentId) {
+        let file = fs::File::options().append(true).open(self.path(content));
+        let _ = file.and_then(|file| file.set_modified(SystemTime::now()));
+    }
+}
+
+/// Content that could go.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Spare {
+    used: SystemTime,
+    path: PathBuf,
+    bytes: u64,
+}
+
+fn shown(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 fn digest_of(path: &Path) -> io::Result<ContentId> {
@@ -251,6 +329,30 @@ mod tests {
             assert!(!cache.is_whole(content).await.expect("removed"));
             assert_eq!(fs::read_dir(directory.path()).expect("listed").count(), 0);
         }
+    }
+
+    #[tokio::test]
+    async fn what_nobody_needs_goes_the_longest_unused_first_where_it_is_in_the_way() {
+        let (_directory, cache) = cache();
+        let all = [&b"first"[..], b"second", b"third", b"fourth"];
+        let at = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+        for (bytes, seconds) in all.iter().zip([30, 10, 20, 0]) {
+            let length = u64::try_from(bytes.len()).ok();
+            cache.receive(*bytes, GATEWAY, id_of(bytes), length).await.expect("right");
+            let file = fs::File::options().append(true).open(cache.path(id_of(bytes)));
+            file.and_then(|file| file.set_modified(at(seconds))).expect("marked");
+        }
+        let needed = BTreeSet::from([id_of(b"fourth")]);
+        let names = |spare: Vec<Spare>| spare.iter().map(|it| shown(&it.path)).collect::<Vec<_>>();
+        let listed = names(cache.spare(&needed).expect("listed"));
+        assert_eq!(listed, [&b"second"[..], b"third", b"first"].map(|it| id_of(it).to_string()));
+        assert_eq!(cache.settle(needed.clone(), 0).expect("nothing to do"), 16);
+        cache.note_use(id_of(b"second"));
+        assert_eq!(names(cache.spare(&needed).expect("listed"))[2], id_of(b"second").to_string());
+        // No volume has so much room, whatever goes.
+        assert_eq!(cache.settle(needed, u64::MAX).expect("settled"), 0);
+        let left = all.map(|bytes| cache.has(id_of(bytes)));
+        assert_eq!(left, [false, false, false, true]);
     }
 
     #[tokio::test]

@@ -85,6 +85,10 @@ pub enum Progress {
     Spawned(MachineId, i32, Box<Placement>),
     /// The guest runs.
     Running(MachineId, i32, Duration),
+    /// A running process answered a question.
+    Answered(MachineId, i32),
+    /// It did not.
+    Unanswered(MachineId, i32),
     /// Something was attached, or was not.
     Attached(MachineId, String, Result<Plugged, AttachFailure>),
     /// It was not started.

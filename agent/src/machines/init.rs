@@ -15,7 +15,7 @@ use tokio::{
 use types::ids::MachineId;
 
 use crate::spawn::{
-    self, Action, Answer, Console, Ending, Known, PacketError, Request, SpawnOrder,
+    self, Action, Answer, Console, Due, Ending, Known, PacketError, Request, SpawnOrder,
 };
 
 /// init answers at once; an answer that takes this long will not come.
@@ -107,9 +107,9 @@ impl Init {
         self.send(&Request::Shutdown { action }, &[])
     }
 
-    /// Tells init that the agent is at work.
-    pub fn alive(&self) -> Result<(), InitError> {
-        self.send(&Request::Alive, &[])
+    /// Tells init that the agent is at work, and when machines that run have to end.
+    pub fn alive(&self, ends: Vec<Due>) -> Result<(), InitError> {
+        self.send(&Request::Alive { ends }, &[])
     }
 
     fn send(&self, request: &Request, files: &[OwnedFd]) -> Result<(), InitError> {

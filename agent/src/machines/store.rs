@@ -89,12 +89,35 @@ pub enum StoreError {
     File { path: String, source: io::Error },
     #[error("the store failed while it {doing}")]
     Failed { doing: &'static str, source: Box<redb::Error> },
+    #[error(
+        "STATE is full: nothing new can be remembered until there is room on it, and what was \
+         acknowledged before is kept"
+    )]
+    Full { source: Box<StoreError> },
     #[error("entry {key} in the store is no document of this release")]
     Document { key: String, source: serde_json::Error },
 }
 
 fn failed<E: Into<redb::Error>>(doing: &'static str) -> impl FnOnce(E) -> StoreError {
     move |source| StoreError::Failed { doing, source: Box::new(source.into()) }
+}
+
+/// Says of a failure that it is for want of room, where it is.
+fn full_or(error: StoreError) -> StoreError {
+    use io::ErrorKind::{QuotaExceeded, StorageFull};
+    let is_full = |error: &io::Error| matches!(error.kind(), StorageFull | QuotaExceeded);
+    let full = match &error {
+        StoreError::File { source, .. } => is_full(source),
+        StoreError::Failed { source, .. } => {
+            matches!(&**source, redb::Error::Io(source) if is_full(source))
+        }
+        StoreError::Open { source, .. } => matches!(
+            source,
+            redb::DatabaseError::Storage(redb::StorageError::Io(source)) if is_full(source)
+        ),
+        StoreError::Full { .. } | StoreError::Document { .. } => false,
+    };
+    if full { StoreError::Full { source: Box::new(error) } } else { error }
 }
 
 /// The store.
@@ -182,6 +205,7 @@ impl Store {
         let path = self.path.with_file_name(used::FILE);
         used.write(&path)
             .map_err(|source| StoreError::File { path: path.display().to_string(), source })
+            .map_err(full_or)
     }
 
     /// Changes what is kept beside the store, durably, if `change` says that it did.
@@ -446,7 +470,7 @@ impl Store {
         {
             *self.database.lock().unwrap_or_else(PoisonError::into_inner) = None;
         }
-        written
+        written.map_err(full_or)
     }
 
     fn try_write(

@@ -27,6 +27,23 @@ fn what_was_kept_is_there_after_opening_again() {
 }
 
 #[test]
+fn want_of_room_is_told_from_a_disk_that_fails() {
+    let path = || "/state/x".to_owned();
+    let told = |number| {
+        let source = io::Error::from_raw_os_error(number);
+        let file = full_or(StoreError::File { path: path(), source });
+        let source = io::Error::from_raw_os_error(number).into();
+        let failed = full_or(StoreError::Failed { doing: "x", source: Box::new(source) });
+        let storage = redb::StorageError::Io(io::Error::from_raw_os_error(number));
+        let source = redb::DatabaseError::Storage(storage);
+        let opened = full_or(StoreError::Open { path: path(), source });
+        [file, failed, opened].map(|error| matches!(error, StoreError::Full { .. }))
+    };
+    assert_eq!(told(libc::ENOSPC), [true; 3]);
+    assert_eq!(told(libc::EIO), [false; 3]);
+}
+
+#[test]
 fn a_store_that_is_lost_leaves_behind_which_leases_were_used_up() {
     let folder = tempfile::tempdir().expect("a directory");
     let path = folder.path().join("agent.redb");

@@ -45,6 +45,10 @@ pub enum VmmError {
     Http { source: hyper::Error },
     #[error("the machine's process did not answer in time")]
     Late,
+    #[error(
+        "it answers nothing; stop the machine, which ends it by force after a moment, and start it again"
+    )]
+    Silent,
     #[error("the machine's process answered {status}: {body}")]
     Status { status: u16, body: String },
     #[error("the answer of the machine's process cannot be read")]

@@ -1,6 +1,6 @@
 //! Which secret opens a volume, with files as disks and swtpm as the TPM.
 
-use std::{fs::File, path::PathBuf};
+use std::{fs::File, os::unix::fs::FileExt, path::PathBuf};
 
 use ed25519_dalek::SigningKey;
 use types::{
@@ -10,6 +10,7 @@ use types::{
 
 use super::{
     keys::{NewVolumes, Sealer, escrowed, open_data, open_state, recover},
+    luks::Header,
     recovery::RecoveryKey,
     signature::Release,
     tpm::{LATCH_PCR, Tpm, TpmError},
@@ -47,7 +48,7 @@ impl Disk {
     fn start(&self, mut sealer: Sealer) -> Result<Protection, String> {
         let (key, protection) = open_state(&mut self.volume("state"), &mut sealer)?;
         assert_eq!(key, self.new.state.key);
-        let data = open_data(&self.volume("data"), &key).expect("opened");
+        let data = open_data(&self.volume("data"), &key)?;
         assert_eq!(data, self.new.data.key);
         Ok(protection)
     }
@@ -142,6 +143,47 @@ fn the_recovery_key_opens_both_volumes_and_another_does_not() {
     let other = RecoveryKey::generate().expect("made");
     let refused = recover(&disk.volume("state"), &other).expect_err("another key");
     assert!(refused.contains("does not open"), "{refused}");
+}
+
+/// Bits of a volume's header and of the keys behind it. Where they are is decided by their number: the
+/// golden ratio spreads them.
+#[test]
+fn an_altered_bit_of_a_header_is_mended_and_no_bit_opens_a_volume_with_another_key() {
+    const BITS: u64 = 96;
+    let headers = Header::bytes() as u64;
+    let disk = Disk::install(without_tpm());
+    let (mut told, mut opened) = (0, 0);
+    for name in ["state", "data"] {
+        let mut whole = std::fs::read(disk.path(name)).expect("read");
+        // Slots' keys end there.
+        let end = whole.iter().rposition(|byte| *byte != 0).expect("a header") + 1;
+        whole.truncate(end);
+        let file = File::options().write(true).open(disk.path(name)).expect("opened");
+        for number in 1..=BITS {
+            let within = if number % 2 == 0 { headers } else { end as u64 } * 8;
+            let place = u128::from(number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+            let bit = u64::try_from((place * u128::from(within)) >> 64).expect("below a bound");
+            let at = usize::try_from(bit / 8).expect("small");
+            let altered = whole[at] ^ (1 << (bit % 8));
+            file.write_all_at(&[altered], bit / 8).expect("written");
+            // A start checks the keys.
+            match disk.start(without_tpm()) {
+                Ok(_) => opened += 1,
+                Err(reason) => {
+                    assert!(bit / 8 >= headers && !reason.is_empty(), "{name}, {bit}: {reason}");
+                    told += 1;
+                }
+            }
+            // Behind the checksum there is room that nothing uses.
+            let unused = (480..512).contains(&(at % (Header::bytes() / 2)));
+            let volume = disk.volume(name);
+            let damage = volume.mend().expect("written");
+            assert_eq!(damage.is_some(), bit / 8 < headers && !unused, "{name}, {bit}: {damage:?}");
+            assert_eq!(disk.volume(name).mend().expect("nothing to do"), None, "{name}, {bit}");
+            file.write_all_at(&whole, 0).expect("written");
+        }
+    }
+    assert!(opened >= BITS && told > 0, "{opened} opened, {told} told");
 }
 
 #[test]

@@ -91,7 +91,7 @@ pub async fn wait(init: &Init, reason: &str) -> ! {
         let given = tokio::select! {
             Some(line) = typed.recv() => Some(line),
             _ = tick.tick() => {
-                if init.alive().is_err() {
+                if init.alive(Vec::new()).is_err() {
                     std::process::exit(1);
                 }
                 from_volume().await.filter(|text| tried.as_ref() != Some(text))

@@ -218,6 +218,30 @@ impl Header {
         }
     }
 
+    /// Returns which of the two copies at the start of a volume is to be written anew, and what is wrong with
+    /// it; `None` when they say the same. [`Self::read`] reads the other one.
+    pub fn damage(start: &[u8]) -> Option<(usize, String)> {
+        let copy = |index: usize| read_copy(start.get(index * COPY..).unwrap_or_default(), index);
+        let older = |index: usize| Some((index, format!("copy {}: it is older", index + 1)));
+        let damaged = |index, error| match error {
+            HeaderError::Damaged(what) => Some((index, what)),
+            HeaderError::Foreign { .. }
+            | HeaderError::NoSlot(_)
+            | HeaderError::Full
+            | HeaderError::Long
+            | HeaderError::Wrong
+            | HeaderError::Escrow { .. }
+            | HeaderError::Random { .. } => Some((index, error.to_string())),
+        };
+        match (copy(0), copy(1)) {
+            (Ok(first), Ok(second)) if first == second => None,
+            (Ok(first), Ok(second)) if second.sequence > first.sequence => older(0),
+            (Ok(_), Ok(_)) => older(1),
+            (Ok(_), Err(error)) => damaged(1, error),
+            (Err(error), _) => damaged(0, error),
+        }
+    }
+
     /// How many bytes both copies have.
     pub const fn bytes() -> usize {
         2 * COPY

@@ -169,7 +169,18 @@ fn open_data(device: &str, state: Option<&DiskKey>, like: Option<Protection>) ->
 }
 
 fn open(device: &str) -> Result<Option<Volume>, String> {
-    Volume::open(Path::new(device)).map_err(|error| format!("{device}: {error}"))
+    let opened = Volume::open(Path::new(device)).map_err(|error| format!("{device}: {error}"))?;
+    let Some(volume) = &opened else { return Ok(None) };
+    let reason = match volume.mend() {
+        Ok(None) => return Ok(opened),
+        Ok(Some(what)) => {
+            format!("{device}: the header, {what}; it was made anew of the other copy")
+        }
+        // The volume opens all the same, as long as the other copy lasts.
+        Err(error) => format!("{device}: a copy of the header is damaged and stays so: {error}"),
+    };
+    crate::init::kmsg::event(&Event::Trouble { place: "volumes", reason });
+    Ok(opened)
 }
 
 fn map(volume: &Volume, name: &str, key: &DiskKey, protection: Protection) -> Protection {

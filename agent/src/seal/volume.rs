@@ -26,6 +26,8 @@ pub struct Volume {
     file: File,
     /// Its header.
     pub header: Header,
+    /// Which copy of the header is not as the other, and what is wrong with it.
+    damage: Option<(usize, String)>,
 }
 
 impl Volume {
@@ -39,7 +41,18 @@ impl Volume {
             return Ok(None);
         }
         let header = Header::read(&start)?;
-        Ok(Some(Self { file, header }))
+        Ok(Some(Self { file, header, damage: Header::damage(&start) }))
+    }
+
+    /// Writes the copy of the header anew that is damaged or was left behind by a cut, and says what was wrong
+    /// with it; `None` when nothing was. The other copy is not touched.
+    pub fn mend(&self) -> io::Result<Option<&str>> {
+        let Some((index, what)) = &self.damage else { return Ok(None) };
+        let copies = self.header.copies()?;
+        let offset = index * (Header::bytes() / copies.len());
+        self.file.write_all_at(&copies[*index], offset as u64)?;
+        self.file.sync_all()?;
+        Ok(Some(what))
     }
 
     /// Opens a slot.

@@ -43,7 +43,7 @@ pub(super) fn show(
         let mut tick = tokio::time::interval(std::time::Duration::from_secs(5));
         loop {
             tokio::select! {
-                _ = tick.tick() => if init.alive().is_err() { std::process::exit(1) },
+                _ = tick.tick() => if init.alive(Vec::new()).is_err() { std::process::exit(1) },
                 notice = notices.recv() => {
                     if matches!(notice, None | Some(Notice::Lost(_))) {
                         std::process::exit(1);

@@ -16,6 +16,8 @@ mod sources;
 pub mod variables;
 
 #[cfg(test)]
+mod flips;
+#[cfg(test)]
 pub(crate) mod injected;
 #[cfg(test)]
 mod peers_tests;
@@ -226,6 +228,7 @@ impl Task {
             parts,
         };
         task.load_journal();
+        task.tell_damage();
         task.parts.floors.judge(task.running);
         if started_from.is_some() {
             let least = task.parts.floors.floors();
@@ -245,6 +248,21 @@ impl Task {
             && let Err(error) = self.note(self.journal.clone())
         {
             trouble(&error);
+        }
+    }
+
+    /// Says which programs were altered on the disk. The plan mends them.
+    fn tell_damage(&self) {
+        let Some(good) = self.journal.good else { return };
+        let from = self.partition.as_ref().and_then(|partition| partition.from);
+        for place in Place::ALL.into_iter().filter(|place| self.contents.is_damaged(*place, good)) {
+            let runs = match from == Some(place) {
+                true => "; the node was started from it: restart it when no machine runs",
+                false => "",
+            };
+            let path = place.path();
+            let reason = format!("{path} was altered on the disk and is mended by its copy{runs}");
+            eprintln!("{}", Event::Trouble { place: "update", reason });
         }
     }
 

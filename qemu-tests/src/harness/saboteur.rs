@@ -40,6 +40,10 @@ while read -r line; do sh -c \"$line\"; done
 const UP: Duration = Duration::from_secs(120);
 /// Time between two tries until it does.
 const AGAIN: Duration = Duration::from_secs(1);
+/// Where the shell sees what the node's programs see.
+const NODE: &str = "/proc/1/root";
+/// How long it may take to write to what a volume has left.
+const FILLED: Duration = Duration::from_secs(60);
 
 /// A line to a shell inside a host.
 pub struct Saboteur {
@@ -110,6 +114,21 @@ impl Saboteur {
             }
         }
         Ok(saboteur)
+    }
+
+    /// Takes the space of the node's volume at `path`, but for `left` bytes; all of it when that is 0.
+    pub fn fill(&mut self, path: &str, left: u64) -> Result<()> {
+        let free = format!("cd {NODE}{path} && set -- $(stat -f -c '%a %S' .)");
+        let most = format!("fallocate -l $(($1 * $2 - {left})) filler");
+        // What only root may use is written to its end, which is an error.
+        let rest =
+            if left == 0 { "dd if=/dev/zero of=filler.rest bs=4096 2>&1; true" } else { "true" };
+        self.run(&format!("({free} && {{ {most}; {rest}; }})"), FILLED).map(drop)
+    }
+
+    /// Gives back what [`Self::fill`] took.
+    pub fn clear(&mut self, path: &str) -> Result<()> {
+        self.run(&format!("rm -f {NODE}{path}/filler {NODE}{path}/filler.rest"), FILLED).map(drop)
     }
 
     /// Has a line of shell run; returns its output, and fails when it does not end with status 0 in time.

@@ -159,6 +159,17 @@ impl Contents {
         self.at(place).is_some_and(|program| program.sha256 == sha256)
     }
 
+    /// Whether a place holds what was the program `good` once: another place has that, of the same release,
+    /// and its bytes are others here. It is never good again by itself, whatever it does when it is started.
+    pub fn is_damaged(&self, place: Place, good: Sha256) -> bool {
+        let Some(found) = self.at(place).filter(|found| found.sha256 != good) else { return false };
+        let is_whole = |place| {
+            let other = self.at(place).filter(|other| other.sha256 == good);
+            other.is_some_and(|other| other.os_release == found.os_release)
+        };
+        !found.os_release.is_empty() && Place::ALL.into_iter().any(is_whole)
+    }
+
     /// Returns the slot that holds this program.
     pub fn slot_with(&self, sha256: Sha256) -> Option<Slot> {
         Slot::ALL.into_iter().find(|slot| self.holds(Place::Slot(*slot), sha256))

@@ -195,6 +195,7 @@ fn settled(facts: &Facts, from: Place) -> Action {
     };
     if let Some(running) = running(facts, from)
         && running != good
+        && !facts.contents.is_damaged(from, good)
     {
         return astray(facts, good, running);
     }

@@ -355,6 +355,31 @@ fn a_damaged_slot_is_repaired_from_the_fallback() {
     assert_eq!(world.runs.1, 0);
 }
 
+/// Bytes that a disk altered may be of no use to what runs, which then passes every gate.
+#[test]
+fn an_altered_copy_of_what_is_good_is_mended_and_never_becomes_good() {
+    let mut altered = program(0);
+    altered.sha256.0[31] ^= 1;
+    for (place, blow) in [
+        (Place::Slot(Slot::A), Blow::None),
+        (Place::Fallback, Blow::None),
+        (Place::Fallback, Blow::Variables),
+    ] {
+        let mut world = World::installed(true, &WELL);
+        world.settle();
+        world.contents.set(place, Some(altered.clone()));
+        world.cut(blow);
+        assert_eq!(world.settle(), Rest::Current);
+        let held = [Place::Slot(Slot::A), Place::Fallback].map(|place| world.contents.at(place));
+        assert_eq!(held, [Some(&program(0)); 2], "{place:?} {blow:?}");
+        assert_eq!(world.journal.as_ref().unwrap().good, Some(program(0).sha256));
+        // It follows its repository as before.
+        world.offer = Some(1);
+        assert_eq!(world.settle(), Rest::Current);
+        assert_eq!((world.runs.1, world.starts[1]), (1, 1));
+    }
+}
+
 #[test]
 fn without_variables_nothing_is_tried() {
     let mut facts = World::installed(true, &WELL).facts();

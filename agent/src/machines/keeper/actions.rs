@@ -2,7 +2,7 @@
 
 use types::{ids::MachineId, node::DeviceState, units::UnixSeconds};
 
-use super::{Keeper, deadlines, progress::Attempts, trouble};
+use super::{Keeper, deadlines, liveness::Voice, progress::Attempts, trouble};
 use crate::{
     events::Event,
     init::boot::chain,
@@ -51,6 +51,10 @@ impl Keeper {
             Action::Start | Action::Reclaim if self.draining => {}
             Action::Reclaim => self.reclaim(now, machine),
             Action::Start => {
+                // What it fetches must be known as needed before.
+                self.make_room();
+                let Some(entry) = self.machines.get_mut(&machine) else { return };
+                entry.voice = Voice::default();
                 entry.seen = Seen {
                     busy: Some(Work::Start),
                     failures: entry.seen.failures,

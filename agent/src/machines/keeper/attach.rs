@@ -91,6 +91,7 @@ impl Keeper {
         self.config.store.put_machine(&record)?;
         entry.record = record;
         if state == State::Running {
+            self.make_room();
             self.plug(machine, kept.device);
         }
         self.view(machine).map(Ok)
@@ -166,6 +167,9 @@ impl Keeper {
                 kept.device.clone()
             })
             .collect();
+        if !devices.is_empty() {
+            self.make_room();
+        }
         for device in devices {
             self.plug(machine, device);
         }

@@ -21,8 +21,8 @@ use crate::{
         rules::{self, DeviceError},
     },
     machines::{
-        disk, execute, memory,
-        plan::{Failed, Power, Process, Record, Released, Seen},
+        execute, memory,
+        plan::{Failed, Power, Process, Record, Released},
         store::StoreError,
         vmm,
     },
@@ -140,8 +140,7 @@ impl Keeper {
         self.devices.lease(&record.lease.shape.devices, machine);
         let (serial, end) = (record.lease.serial, record.lease.end.0);
         eprintln!("{}", Event::MachineAccepted { machine, serial, end });
-        let entry = Entry { record, seen: Seen::default(), task: None };
-        self.machines.insert(machine, entry);
+        self.machines.insert(machine, Entry::new(record));
         self.view(machine)
     }
 
@@ -174,6 +173,8 @@ impl Keeper {
         if let Some(entry) = self.machines.get_mut(&machine) {
             entry.record = record;
         }
+        // Before its earlier end comes.
+        self.give_sign();
         self.view(machine)
     }
 
@@ -185,6 +186,9 @@ impl Keeper {
             return Err(RefusedError::Unknown { machine });
         }
         let running = matches!(entry.seen.process, Process::Running { .. });
+        if to == Switch::Restart && running && entry.voice.is_silent() {
+            return Err(vmm::VmmError::Silent.into());
+        }
         match to {
             Switch::Start | Switch::Restart => entry.record.power = Power::On,
             Switch::Stop => entry.record.power = Power::Off,
@@ -275,22 +279,6 @@ impl Keeper {
         held.filter(|record| record.released == Released::No && counted(record.memory))
             .map(|record| record.lease.shape.memory_mib.0)
             .sum()
-    }
-
-    /// Returns the disk space that no machine was promised, in MiB.
-    pub(super) fn free_disk_mib(&self) -> u64 {
-        if !self.forgetful.is_empty() {
-            // Looking at a disk that is gone fills the kernel's log.
-            return 0;
-        }
-        let data = &self.config.tools.disks.data;
-        let status = rustix::fs::statvfs(data);
-        let free = status.map_or(0, |status| (status.f_bavail * status.f_frsize) >> 20);
-        let promised = |entry: &Entry| {
-            let lease = &entry.record.lease;
-            lease.shape.disk_mib.0.saturating_sub(disk::allocated_mib(data, lease.id))
-        };
-        free.saturating_sub(self.machines.values().map(promised).sum())
     }
 
     fn free_uid(&self) -> u32 {

@@ -2,14 +2,17 @@
 //!
 //! `commands` is what others ask, `progress` what init and running actions tell, `actions` what
 //! the plan wants, `accounts` what was used, `attach` what comes and goes while a machine runs,
-//! `deadlines` what ends machines without this task.
+//! `deadlines` what ends machines without this task, `liveness` who is at work, `room` what is free of
+//! the disk.
 
 mod accounts;
 mod actions;
 mod attach;
 mod commands;
 mod deadlines;
+mod liveness;
 mod progress;
+mod room;
 
 use std::{collections::BTreeMap, net::Ipv4Addr, time::Duration};
 
@@ -109,6 +112,8 @@ pub struct View {
     pub state: State,
     /// Its address.
     pub address: Option<Ipv4Addr>,
+    /// Whether its process runs and answers nothing.
+    pub silent: bool,
 }
 
 /// What a machine does.
@@ -215,7 +220,14 @@ pub struct KeeperConfig {
 struct Entry {
     record: Record,
     seen: Seen,
+    voice: liveness::Voice,
     task: Option<AbortHandle>,
+}
+
+impl Entry {
+    fn new(record: Record) -> Self {
+        Self { record, seen: Seen::default(), voice: liveness::Voice::default(), task: None }
+    }
 }
 
 #[derive(Debug)]
@@ -228,6 +240,8 @@ struct Keeper {
     draining: bool,
     /// See [`Snapshot::forgetful`].
     forgetful: String,
+    /// Space of content that no machine needs, in MiB.
+    spare_mib: u64,
     /// Whether the time on which sources agree was kept since they did.
     agreement_kept: bool,
 }
@@ -246,6 +260,7 @@ pub fn start(config: KeeperConfig) -> Result<Machines, StoreError> {
         publish,
         draining: false,
         forgetful: String::new(),
+        spare_mib: 0,
         agreement_kept: false,
     };
     keeper.adopt()?;
@@ -261,8 +276,7 @@ impl Keeper {
             if record.released == Released::No {
                 self.devices.lease(&record.lease.shape.devices, id);
             }
-            let entry = Entry { record, seen: Seen::default(), task: None };
-            self.machines.insert(id, entry);
+            self.machines.insert(id, Entry::new(record));
         }
         for known in std::mem::take(&mut self.config.known) {
             let machine = known.machine;
@@ -295,10 +309,17 @@ impl Keeper {
     ) {
         let mut tick = tokio::time::interval(TICK);
         let mut floor = tokio::time::interval(FLOOR_INTERVAL);
+        let mut tell = tokio::time::interval(liveness::TELL);
+        let mut ask = tokio::time::interval(liveness::ASK);
         loop {
             tokio::select! {
                 _ = tick.tick() => {}
-                _ = floor.tick() => self.keep_time(),
+                _ = floor.tick() => {
+                    self.keep_time();
+                    self.make_room();
+                }
+                _ = tell.tick() => self.give_sign(),
+                _ = ask.tick() => self.ask_machines(),
                 Some(command) = inbox.recv() => self.handle_command(command).await,
                 Some(report) = reports.recv() => self.handle_progress(report),
                 notice = self.config.notices.recv() => match notice {
@@ -317,9 +338,6 @@ impl Keeper {
         let now = clock.now();
         let kept = if sure { store.agree_on(now) } else { store.raise_floor(now) };
         self.judge_store(kept);
-        if let Err(error) = self.config.tools.init.alive() {
-            trouble("init", &error);
-        }
     }
 
     /// Keeps the time as soon as sources agree on it, before anything follows from it: a power cut a moment
@@ -335,10 +353,17 @@ impl Keeper {
     fn judge_store(&mut self, kept: Result<(), StoreError>) {
         let reason = match (kept, self.forgetful.is_empty()) {
             (Err(error), true) => {
+                let cure = match error {
+                    StoreError::Full { .. } => "make room on STATE",
+                    StoreError::Open { .. }
+                    | StoreError::File { .. }
+                    | StoreError::Failed { .. }
+                    | StoreError::Document { .. } => "restart the node with a disk that works",
+                };
                 let error = crate::init::boot::chain(&error);
                 self.forgetful = format!(
                     "nothing is remembered any more: {error}; machines go on and end with their leases, \
-                     nothing new is accepted: restart the node with a disk that works"
+                     nothing new is accepted: {cure}"
                 );
                 self.forgetful.clone()
             }
@@ -372,7 +397,9 @@ impl Keeper {
             (Process::Absent, Power::On) => State::Starting,
             (Process::Absent, Power::Off) => State::Stopped,
         };
-        Ok(View { record: entry.record.clone(), state, address })
+        let running = matches!(entry.seen.process, Process::Running { .. });
+        let silent = running && entry.voice.is_silent();
+        Ok(View { record: entry.record.clone(), state, address, silent })
     }
 
     fn publish(&self) {

@@ -66,6 +66,8 @@ impl Keeper {
                     entry.record.placement = Some(*placement);
                 }
             }
+            Progress::Answered(machine, pid) => self.handle_answer(machine, pid),
+            Progress::Unanswered(machine, pid) => self.handle_silence(machine, pid),
             Progress::Attached(machine, id, result) => self.handle_attached(machine, &id, result),
             Progress::Running(machine, pid, took) => {
                 let Some(entry) = self.machines.get_mut(&machine) else { return };

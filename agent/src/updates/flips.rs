@@ -1,0 +1,225 @@
+//! Bits that a disk alters, on the EFI system partition and in the journal. The node reads what was written,
+//! or says that it cannot; it mends what it has a copy of, and what was altered never becomes what is good.
+//!
+//! A run prints its seed. `HOLDFAST_FLIP_SEED` repeats one, `HOLDFAST_FLIPS` sets how many bits are tried.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
+
+use std::{
+    env,
+    fs::{self, File},
+    io::Seek,
+    os::unix::fs::FileExt,
+    path::Path,
+    str::FromStr,
+};
+
+use update::{
+    disk::{esp, gpt::BlockSize, layout},
+    slots::{
+        Contents, Place, Program, Slot,
+        firmware::{self, Firmware, Usable},
+        gate::Gate,
+        journal::Journal,
+        plan::{Action, Facts, Offer, Rest, Same, plan},
+    },
+};
+
+use super::{contents, journal, partition::Partition};
+
+/// Bits that are tried unless the environment says how many.
+const FLIPS: usize = 250;
+/// Everything of the partition that is used.
+const USED: usize = 4 << 20;
+/// Bytes of a line. One that is all zeros is not altered: nothing is there.
+const LINE: usize = 64;
+/// Bytes of a program.
+const LENGTH: usize = 150_000;
+/// Most actions until a node rests.
+const ACTIONS: usize = 20;
+/// The releases: the good one, and the one before.
+const GOOD: &str = "ID=holdfast\nVERSION_ID=1.0.1\n";
+const OLD: &str = "ID=holdfast\nVERSION_ID=1.0.0\n";
+
+/// Numbers that a seed decides: splitmix64, by Sebastiano Vigna, in the public domain.
+struct Random(u64);
+
+impl Random {
+    fn start() -> Self {
+        let seed = setting("HOLDFAST_FLIP_SEED").unwrap_or_else(|| {
+            let mut seed = [0; 8];
+            getrandom::fill(&mut seed).unwrap();
+            u64::from_le_bytes(seed)
+        });
+        println!("HOLDFAST_FLIP_SEED={seed}");
+        Self(seed)
+    }
+
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        usize::try_from((mixed ^ (mixed >> 31)) % limit as u64).unwrap()
+    }
+}
+
+fn setting<T: FromStr>(name: &str) -> Option<T> {
+    env::var(name).ok()?.parse().ok()
+}
+
+/// A program of a release: a PE file with one section, and something behind it.
+fn program(os_release: &str) -> Vec<u8> {
+    const SECTION: usize = 0x98 + 0xf0;
+    let noise = |at: usize| (at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes()[0];
+    let mut bytes: Vec<u8> = (0..LENGTH).map(noise).collect();
+    bytes[..0x400].fill(0);
+    bytes[0x3c] = 0x80;
+    bytes[0x80..0x84].copy_from_slice(b"PE\0\0");
+    bytes[0x86] = 1;
+    bytes[0x94] = 0xf0;
+    bytes[SECTION..SECTION + 6].copy_from_slice(b".osrel");
+    bytes[SECTION + 8] = u8::try_from(os_release.len()).unwrap();
+    bytes[SECTION + 20..SECTION + 24].copy_from_slice(&0x300_u32.to_le_bytes());
+    bytes[0x300..0x300 + os_release.len()].copy_from_slice(os_release.as_bytes());
+    bytes
+}
+
+/// The partition of a node that has updated once.
+fn partition(folder: &Path) -> (Partition, File) {
+    let device = folder.join("esp");
+    let file = File::options().create_new(true).read(true).write(true).open(&device).unwrap();
+    file.set_len(layout::ESP_BYTES).unwrap();
+    let paths = [esp::FALLBACK, esp::SLOT_A];
+    esp::write(&file, BlockSize::B512, &program(GOOD), &paths).unwrap();
+    (&file).rewind().unwrap();
+    esp::put(&file, esp::SLOT_B, &program(OLD)).unwrap();
+    let id = "00112233-4455-6677-8899-aabbccddeeff".parse().unwrap();
+    let place = firmware::Partition { number: 1, first: 0, blocks: 1, id };
+    (Partition { device, place, from: Some(Place::Slot(Slot::A)) }, file)
+}
+
+fn facts(journal: Journal, contents: Contents) -> Facts {
+    let from = Place::Slot(Slot::A);
+    // Firmware has started what is there, altered or not.
+    let same = contents.at(from).is_some_and(|program| program.os_release == GOOD);
+    let (a, b, order) = (Some(10), Some(11), vec![10, 3]);
+    Facts {
+        journal,
+        contents,
+        firmware: Firmware { usable: Usable::Yes, a, b, order, next: None },
+        from: Some(from),
+        medium: None,
+        same: if same { Same::Yes } else { Same::No },
+        boot: "boot".to_owned(),
+        offer: Offer::Nothing,
+        machines: Vec::new(),
+        window_s: 0,
+        gate: Gate::Passed,
+        present: Vec::new(),
+    }
+}
+
+/// What became of a flipped bit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Outcome {
+    /// Every program was what it was before.
+    Harmless,
+    /// What was altered is whole again.
+    Mended,
+    /// The node says that it cannot mend it.
+    Told,
+}
+
+/// Lets a node act on its partition, of which `what` was altered, until it rests.
+fn settle(partition: &Partition, good: &Program, what: &str) -> Outcome {
+    let known = Journal { good: Some(good.sha256), ..Journal::default() };
+    let mut now = facts(known, contents(Some(partition)).unwrap_or_default());
+    let mut outcome = Outcome::Harmless;
+    for _ in 0..ACTIONS {
+        let action = plan(&now);
+        if let Action::Copy { from, to, sha256 } = action {
+            assert_eq!(sha256, good.sha256, "{what}: another program is copied");
+            if partition.copy(from, to).is_err() {
+                return Outcome::Told;
+            }
+            now.contents.set(to, partition.program(to).unwrap());
+            outcome = Outcome::Mended;
+            continue;
+        }
+        if action == Action::Rest(Rest::NothingGood) {
+            return Outcome::Told;
+        }
+        assert_eq!(action, Action::Rest(Rest::Current), "{what}");
+        let read = contents(Some(partition)).unwrap();
+        for place in [Place::Slot(Slot::A), Place::Fallback] {
+            assert_eq!(read.at(place), Some(good), "{what}: {place:?}");
+        }
+        return outcome;
+    }
+    panic!("{what}: it never rests: {now:?}");
+}
+
+#[test]
+fn whatever_bit_of_the_partition_is_altered_it_is_mended_or_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let (partition, file) = partition(folder.path());
+    let good = Program::of(&program(GOOD));
+    assert_eq!(good.os_release, GOOD);
+    let mut used = vec![0; USED];
+    file.read_exact_at(&mut used, 0).unwrap();
+    // Where the programs are; everything else that is not zero says so.
+    let head = &program(GOOD)[..LINE * 8];
+    let starts: Vec<usize> =
+        (0..USED).step_by(head.len()).filter(|at| used[*at..].starts_with(head)).collect();
+    let &[fallback, slot_a, slot_b] = &starts[..] else { panic!("{starts:?}") };
+    let is_program = |line: &usize| {
+        starts.iter().any(|start| (start / LINE..(start + LENGTH) / LINE).contains(line))
+    };
+    let filled = |line: &usize| used[line * LINE..][..LINE].iter().any(|byte| *byte != 0);
+    let (bytes, tables): (Vec<usize>, Vec<usize>) =
+        (0..USED / LINE).filter(filled).partition(is_program);
+    assert!(tables.len() > 20 && bytes.len() > 5000, "{} {}", tables.len(), bytes.len());
+
+    let flip = |at: usize, bit: u8| {
+        file.write_all_at(&[used[at] ^ bit], at as u64).unwrap();
+        let outcome = settle(&partition, &good, &format!("bit {bit:#04x} at {at:#x}"));
+        file.write_all_at(&used, 0).unwrap();
+        outcome
+    };
+    let middles = [fallback, slot_a, slot_b].map(|start| start + LENGTH / 2);
+    let known = middles.map(|at| flip(at, 1));
+    assert_eq!(known, [Outcome::Mended, Outcome::Mended, Outcome::Harmless]);
+    // The boot sector's signature, without which there is no volume.
+    assert_eq!(flip(510, 1), Outcome::Told);
+
+    let mut random = Random::start();
+    let mut counts = [0; 3];
+    for round in 0..setting("HOLDFAST_FLIPS").unwrap_or(FLIPS) {
+        let lines = if round % 2 == 0 { &tables } else { &bytes };
+        let at = lines[random.below(lines.len())] * LINE + random.below(LINE);
+        counts[flip(at, 1 << random.below(8)) as usize] += 1;
+    }
+    println!("harmless, mended, told: {counts:?}");
+}
+
+#[test]
+fn whatever_bit_of_the_journal_is_altered_it_is_set_aside() {
+    let folder = tempfile::tempdir().unwrap();
+    let written = Journal {
+        good: Some(Program::of(&program(GOOD)).sha256),
+        last: "release 1.0.1 passed and stays".to_owned(),
+        held: true,
+        ..Journal::default()
+    };
+    journal::store(folder.path(), &written).unwrap();
+    let path = folder.path().join(journal::FILE);
+    let bytes = fs::read(&path).unwrap();
+    for bit in 0..bytes.len() * 8 {
+        let mut altered = bytes.clone();
+        altered[bit / 8] ^= 1 << (bit % 8);
+        fs::write(&path, altered).unwrap();
+        assert_eq!(journal::load(folder.path()), None, "bit {bit}");
+        assert!(!path.exists(), "bit {bit}");
+    }
+}
