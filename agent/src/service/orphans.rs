@@ -29,7 +29,7 @@ pub(super) async fn watch_over(init: &Init, reason: &str, pages: &watch::Sender<
         let Ok(known) = init.list().await else { return };
         let running: Vec<MachineId> =
             known.iter().filter(|known| known.ended.is_none()).map(|known| known.machine).collect();
-        if running.is_empty() || init.alive().is_err() {
+        if running.is_empty() || init.alive(Vec::new()).is_err() {
             return;
         }
         if running != shown {
