@@ -72,6 +72,7 @@ pub(super) struct Event {
 #[derive(ToSchema)]
 #[schema(rename_all = "kebab-case")]
 pub(super) enum EventKind {
+    DeadlineNear,
     DeviceAttached,
     DeviceDetached,
     DeviceFailed,
