@@ -62,9 +62,6 @@ enum Command {
         /// Build the kernel a second time too, which takes about ten minutes.
         #[arg(long)]
         kernel: bool,
-        /// Take what is in target/image for the first build, which this checkout must have made.
-        #[arg(long)]
-        built: bool,
     },
     /// Check the rules that no compiler checks: crate edges, sizes, unsafe code, banned words.
     Tidy,
@@ -117,7 +114,11 @@ fn main() -> ExitCode {
         Command::Demo { no_install, keep } => stages::demo(no_install.into(), keep.into()),
         Command::Test { only, no_install } => stages::test(only.as_deref(), no_install.into()),
         Command::Image { arguments } => stages::image(&arguments),
-        Command::Reproduce { kernel, built } => reproduce::check(kernel.into(), built.into()),
+        Command::Reproduce { kernel } => reproduce::check(if kernel {
+            reproduce::Kernel::Again
+        } else {
+            reproduce::Kernel::Shared
+        }),
         Command::Tidy => tidy::check(&run::root()),
         Command::Fuzz { target, seconds } => fuzz::fuzz(target.as_deref(), seconds),
         Command::Survive { points, boots, seed } => survive::survive(points, boots, seed),

@@ -52,8 +52,8 @@ impl Durations {
     }
 }
 
-/// Runs all QEMU tests, three at a time for every two processors since they wait a third of their
-/// time, and prints the output of each test program when it has ended.
+/// Runs all QEMU tests, as many at a time as there are processors, and prints the output of each
+/// test program when it has ended.
 pub(crate) fn tests() -> Result<Counts> {
     build()?;
     let mut jobs = jobs()?;
@@ -61,8 +61,7 @@ pub(crate) fn tests() -> Result<Counts> {
     let durations = Durations::parse(&fs::read_to_string(&record).unwrap_or_default());
     durations.order(&mut jobs);
     let durations = Mutex::new(durations);
-    let processors = thread::available_parallelism().map_or(1, NonZero::get);
-    let workers = (processors * 3 / 2).min(MOST_AT_ONCE);
+    let workers = thread::available_parallelism().map_or(1, NonZero::get).min(MOST_AT_ONCE);
     let (next, all) = (AtomicUsize::new(0), Mutex::new(Counts::default()));
     thread::scope(|scope| {
         for _ in 0..workers {

@@ -26,38 +26,15 @@ pub(crate) enum Kernel {
     Again,
 }
 
-impl From<bool> for Kernel {
-    fn from(again: bool) -> Self {
-        if again { Self::Again } else { Self::Shared }
-    }
-}
-
-/// Where the first of the two images comes from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum First {
-    /// Built now.
-    Build,
-    /// What is in `target/image`, built from this checkout as it is.
-    Built,
-}
-
-impl From<bool> for First {
-    fn from(built: bool) -> Self {
-        if built { Self::Built } else { Self::Build }
-    }
-}
-
 /// Builds the image twice and compares. The second build's compiled dependencies stay in the cache.
-pub(crate) fn check(kernel: Kernel, first: First) -> Result<()> {
+pub(crate) fn check(kernel: Kernel) -> Result<()> {
     let root = run::root();
     let place = run::cache().join("reproduce");
     let image = |arguments: &[&str]| {
         let mut command = run::cargo(&["run", "--quiet", "--package", "image", "--"]);
         run::run(command.args(arguments))
     };
-    if first == First::Build {
-        image(&[])?;
-    }
+    image(&[])?;
     let cache = place.join("cache");
     share(&run::cache(), &cache, kernel)?;
     let checkout = place.join("at/another/place");

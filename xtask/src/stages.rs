@@ -1,14 +1,12 @@
 //! The commands that are made of stages: `test`, `demo`, `image`.
 
 use std::{
-    env,
     io::{BufRead, BufReader},
-    process::{Command, Output, Stdio},
-    thread::{self, JoinHandle},
+    process::Stdio,
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 
 use crate::{
     deny, packages,
@@ -49,9 +47,7 @@ const STAGES: &[Stage] = &[
     Stage { name: "qemu", run: qemu::tests },
     Stage {
         name: "reproduce",
-        run: || {
-            reproduce::check(reproduce::Kernel::Shared, reproduce::First::Build).map(|()| one())
-        },
+        run: || reproduce::check(reproduce::Kernel::Shared).map(|()| one()),
     },
 ];
 
@@ -68,57 +64,16 @@ pub(crate) fn test(only: Option<&str>, install: Install) -> Result<()> {
         );
     }
     let mut results = Vec::new();
-    let mut beside = None;
-    for stage in &stages {
-        if only.is_none() && stage.name == "qemu" {
-            beside = Some(Beside::start()?);
-        }
+    for stage in stages {
         println!("\n== {} ==", stage.name);
         let start = Instant::now();
-        let found = match beside.take_if(|_| stage.name == "reproduce") {
-            Some(beside) => beside.join(),
-            None => (stage.run)().map(|counts| (counts, start.elapsed())),
-        };
-        let (counts, time) = found.unwrap_or_else(|error| {
+        let counts = (stage.run)().unwrap_or_else(|error| {
             eprintln!("{}: {error:#}", stage.name);
-            (Counts { failed: 1, ..Counts::default() }, start.elapsed())
+            Counts { failed: 1, ..Counts::default() }
         });
-        results.push((stage.name, time, counts));
+        results.push((stage.name, start.elapsed(), counts));
     }
     report(&results)
-}
-
-/// The stage `reproduce` as a program beside the QEMU tests: those wait much, and it takes only what
-/// they leave of the processors.
-struct Beside(JoinHandle<Result<(Output, Duration)>>);
-
-impl Beside {
-    fn start() -> Result<Self> {
-        let own = env::current_exe().context("which program this is")?;
-        let start = Instant::now();
-        let child = Command::new("nice")
-            .args(["-n", "19"])
-            .arg(own)
-            .args(["reproduce", "--built"])
-            .current_dir(run::root())
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .context("cannot start nice")?;
-        Ok(Self(thread::spawn(move || Ok((child.wait_with_output()?, start.elapsed())))))
-    }
-
-    /// Waits for its end, shows what it said, and returns what it found and how long it ran.
-    fn join(self) -> Result<(Counts, Duration)> {
-        let ended = self.0.join().map_err(|_| anyhow!("the thread that waits for it panicked"))?;
-        let (output, time) = ended?;
-        print!("{}", String::from_utf8_lossy(&output.stdout));
-        if !output.status.success() {
-            bail!("{}\n{}", String::from_utf8_lossy(&output.stderr).trim(), output.status);
-        }
-        Ok((one(), time))
-    }
 }
 
 /// Builds the image.
