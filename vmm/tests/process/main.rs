@@ -127,8 +127,15 @@ fn the_console_outlives_a_process_that_was_killed() {
 #[test]
 fn virtual_cpus_run_where_they_are_put_and_others_anywhere() {
     let Some(machine) = start(2, |spec| spec.cpu_affinity = vec![vec![1], vec![]]) else { return };
-    let threads = machine.threads();
-    let cpus = |name: &str| threads.iter().find(|thread| thread.0 == name).unwrap().1.clone();
+    // A thread names itself, a moment after it began.
+    let deadline = Instant::now() + Duration::from_secs(10);
+    let cpus = |name: &str| loop {
+        if let Some(thread) = machine.threads().iter().find(|thread| thread.0 == name) {
+            break thread.1.clone();
+        }
+        assert!(Instant::now() < deadline, "there is no thread {name}");
+        std::thread::sleep(Duration::from_millis(10));
+    };
     assert_eq!(cpus("vcpu0"), "1");
     assert_eq!(cpus("vcpu1"), cpus("api0"));
     assert_ne!(cpus("vcpu1"), "1");
