@@ -15,8 +15,8 @@ use super::{
     serial::{Echo, Serial},
 };
 
-/// The tap.
-const TAP: &str = "up0";
+/// The tap that a host is attached to.
+pub const TAP: &str = "up0";
 /// The test machine, and the default gateway that dnsmasq tells. The network is none that guests
 /// are kept from (RFC 5737), with 24 bits.
 pub const ROUTER: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 1);
