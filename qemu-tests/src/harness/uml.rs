@@ -4,14 +4,13 @@
 //! disk: a node in memory only.
 
 use std::{
-    fs::{self, File},
-    io::Write,
+    fs,
     path::Path,
     process::{Child, Command, Stdio},
 };
 
 use anyhow::{Context, Result};
-use image::cpio::{self, Entry, Kind};
+use base64::{Engine as _, prelude::BASE64_STANDARD};
 
 use super::serial::{Echo, Serial};
 
@@ -23,8 +22,8 @@ pub struct UmlHost {
 }
 
 impl UmlHost {
-    /// Starts the image in `image` on `kernel`, a program, with the configuration `config`, and its
-    /// first network interface on `tap`. Its files live in `folder`.
+    /// Starts the image in `image` on `kernel`, a program, with the configuration `config`. Its first
+    /// network interface reads and writes `interface`. Its files live in `folder`.
     ///
     /// # Errors
     /// When something cannot be written or started.
@@ -33,17 +32,16 @@ impl UmlHost {
         image: &Path,
         folder: &Path,
         config: &str,
-        tap: &str,
+        interface: &str,
     ) -> Result<Self> {
         fs::create_dir_all(folder)?;
-        let initrd = folder.join("initrd");
-        write_initrd(image, &initrd, config)?;
         let mut process = Command::new(kernel)
             .args(["mem=512M", "rootfstype=ramfs", "loglevel=5", "printk.time=1"])
             // The serial port is the console, as in the image: output only.
             .args(["con=null", "ssl=null", "ssl0=null,fd:1", "console=ttyS0"])
-            .arg(format!("initrd={}", initrd.display()))
-            .arg(format!("vec0:transport=tap,ifname={tap}"))
+            .arg(format!("initrd={}", image.join("pxe/initrd").display()))
+            .arg(format!("vec0:transport=raw,ifname={interface}"))
+            .arg(format!("holdfast.config={}", BASE64_STANDARD.encode(config)))
             // Its sockets and memory go where they are removed.
             .env("TMPDIR", folder)
             .env("HOME", folder)
@@ -63,21 +61,4 @@ impl Drop for UmlHost {
         self.process.kill().ok();
         self.process.wait().ok();
     }
-}
-
-/// Writes the image's initramfs with the configuration behind it.
-fn write_initrd(image: &Path, initrd: &Path, config: &str) -> Result<()> {
-    let entries = [
-        Entry { name: "customised".to_owned(), mode: 0o755, kind: Kind::Directory },
-        Entry {
-            name: "customised/holdfast.toml".to_owned(),
-            mode: 0o644,
-            kind: Kind::File(config.into()),
-        },
-    ];
-    let mut whole = fs::read(image.join("pxe/initrd"))?;
-    // Archives begin at multiples of four bytes.
-    whole.resize(whole.len().next_multiple_of(4), 0);
-    whole.extend(cpio::write(&entries)?);
-    File::create(initrd)?.write_all(&whole).with_context(|| format!("{}", initrd.display()))
 }

@@ -111,7 +111,7 @@ fn run(arguments: &Arguments) -> Result<()> {
     }
     let mut outcome = None;
     let kernel = uml_kernel()?;
-    Lan::run("bench boot --from uml", folder.path(), &[], |lan| {
+    Lan::run_cabled("bench boot --from uml", folder.path(), |lan| {
         let scene = Scene::start_at(folder.path(), lan.gateway(), lan.gateway());
         outcome = Some(scene.and_then(|scene| {
             measure(arguments.runs, |run| boot_uml(&kernel, &scene, run, lan))
@@ -183,7 +183,7 @@ fn boot_uml(kernel: &Path, scene: &Scene, run: u32, lan: &Lan) -> Result<(Timeli
     let folder = scene.folder.join(format!("run-{run}"));
     let config = scene.node_config("measured", &listening());
     let (given, begin) = (lan.log.mark(), Instant::now());
-    let host = UmlHost::start(kernel, &image_folder()?, &folder, &config, lan::TAP)?;
+    let host = UmlHost::start(kernel, &image_folder()?, &folder, &config, lan::FAR)?;
     read(&host.serial, begin, None, || {
         let line = lan.log.wait_from(given, "DHCPACK(", LIMIT)?;
         let address = line.split_whitespace().find_map(|word| word.parse::<Ipv4Addr>().ok());
