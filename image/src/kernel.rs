@@ -4,6 +4,8 @@
 //! version, compiler, linker and this recipe. The build tree is kept for incremental builds.
 //! Source: Linux `Documentation/kbuild/{kbuild,kconfig,reproducible-builds}.rst`.
 
+mod user_mode;
+
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -19,6 +21,25 @@ use crate::tools::{self, ToolError};
 
 /// Raised when a change of this file changes what comes out for the same fragments and source.
 const RECIPE: u32 = 1;
+/// What a build makes of the source.
+struct Target {
+    /// `ARCH` of the kernel's makefiles.
+    architecture: &'static str,
+    /// The build tree, below the cache.
+    out: &'static str,
+    /// What `make` is asked for.
+    goal: &'static str,
+    /// Where errors and warnings go, below the cache.
+    log: &'static str,
+}
+
+/// The kernel of the image.
+const IMAGE: Target = Target {
+    architecture: "x86",
+    out: "kernel-build/out",
+    goal: "bzImage",
+    log: "kernel-build/build.log",
+};
 /// Lines that `make` prints for a whole build; only the progress bar depends on it.
 const EXPECTED_LINES: u64 = 4400;
 /// Variables that would change what the kernel's makefiles do.
@@ -178,14 +199,15 @@ impl Builder<'_> {
         progress: &dyn Progress,
     ) -> Result<(), KernelError> {
         let tree = self.source_tree(archive, source, progress)?;
-        let out = self.cache.join("kernel-build/out");
+        let out = self.cache.join(IMAGE.out);
         fs::create_dir_all(&out).map_err(file("create", &out))?;
         let wanted = out.join("wanted.config");
         write(&wanted, &kconfig::merged(requests))?;
-        tools::output(self.make(&tree, &out).arg("allnoconfig").env("KCONFIG_ALLCONFIG", &wanted))?;
-        tools::output(self.make(&tree, &out).arg("olddefconfig"))?;
+        let mut configure = self.make(&IMAGE, &tree, &out);
+        tools::output(configure.arg("allnoconfig").env("KCONFIG_ALLCONFIG", &wanted))?;
+        tools::output(self.make(&IMAGE, &tree, &out).arg("olddefconfig"))?;
         check(source, requests, &read(&out.join(".config"))?, &known_symbols(&tree)?)?;
-        self.run_make(&tree, &out, progress)?;
+        self.run_make(&IMAGE, &tree, &out, progress)?;
         store(&out, entry)
     }
 
@@ -218,13 +240,14 @@ impl Builder<'_> {
         Ok(tree)
     }
 
-    fn make(&self, tree: &Path, out: &Path) -> Command {
+    fn make(&self, target: &Target, tree: &Path, out: &Path) -> Command {
         let mut make = tools::command("make");
         for name in FOREIGN_VARIABLES {
             make.env_remove(name);
         }
         make.arg("-C")
             .arg(tree)
+            .arg(format!("ARCH={}", target.architecture))
             .arg(format!("O={}", out.display()))
             .arg(format!("-j{}", self.jobs))
             .env("KBUILD_BUILD_TIMESTAMP", "Sat Nov  1 00:00:00 UTC 2025")
@@ -236,14 +259,15 @@ impl Builder<'_> {
 
     fn run_make(
         &self,
+        target: &Target,
         tree: &Path,
         out: &Path,
         progress: &dyn Progress,
     ) -> Result<(), KernelError> {
-        let log = self.cache.join("kernel-build/build.log");
+        let log = self.cache.join(target.log);
         let errors = fs::File::create(&log).map_err(file("create", &log))?;
-        let mut make = self.make(tree, out);
-        make.arg("bzImage").stdout(Stdio::piped()).stderr(errors);
+        let mut make = self.make(target, tree, out);
+        make.arg(target.goal).stdout(Stdio::piped()).stderr(errors);
         let mut child = make.spawn().map_err(|source| tools::start("make", source))?;
         if let Some(stdout) = child.stdout.take() {
             let lines = BufReader::new(stdout).lines().map_while(Result::ok);
@@ -311,16 +335,23 @@ fn known_symbols(tree: &Path) -> Result<BTreeSet<String>, KernelError> {
     Ok(known)
 }
 
-/// Puts what was built into the cache in one step, so that no entry is ever half there.
+/// Puts what was built into the cache.
 fn store(out: &Path, entry: &Path) -> Result<(), KernelError> {
-    let partial = entry.with_extension("partial");
-    let _ = fs::remove_dir_all(&partial);
-    fs::create_dir_all(&partial).map_err(file("create", &partial))?;
-    for (from, to) in [
+    let files = [
         ("arch/x86/boot/bzImage", "bzImage"),
         (".config", "config"),
         ("include/config/kernel.release", "release"),
-    ] {
+    ];
+    store_files(out, entry, &files)
+}
+
+/// Copies files of the build tree into an entry of the cache, each under its second name, in one
+/// step, so that no entry is ever half there.
+fn store_files(out: &Path, entry: &Path, files: &[(&str, &str)]) -> Result<(), KernelError> {
+    let partial = entry.with_extension("partial");
+    let _ = fs::remove_dir_all(&partial);
+    fs::create_dir_all(&partial).map_err(file("create", &partial))?;
+    for (from, to) in files {
         let from = out.join(from);
         fs::copy(&from, partial.join(to)).map_err(file("copy", &from))?;
     }

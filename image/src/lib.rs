@@ -152,6 +152,19 @@ pub fn build_kernel(options: &BuildOptions, progress: &dyn Progress) -> Result<K
     Ok(kernel_of(options, &archive, progress)?)
 }
 
+/// Builds the kernel as a program of this machine, User-Mode Linux, and returns where it is. No image
+/// contains it; measurements run it.
+pub fn build_user_mode_kernel(
+    options: &BuildOptions,
+    progress: &dyn Progress,
+) -> Result<PathBuf, ImageError> {
+    tools::check()?;
+    let _lock = lock(&options.cache, progress)?;
+    let archive = packages(options, progress)?;
+    progress.finished(Step::Packages, Outcome::Built);
+    Ok(builder(options, &options.workspace.join("kernel-config")).build_program(&archive, progress)?)
+}
+
 /// Makes or finds everything that `assemble` needs.
 fn gather(options: &BuildOptions, progress: &dyn Progress) -> Result<assemble::Inputs, ImageError> {
     let read = |name: &str| {
@@ -210,10 +223,11 @@ fn kernel_of(
     archive: &Archive,
     progress: &dyn Progress,
 ) -> Result<Kernel, KernelError> {
-    let fragments = options.workspace.join("kernel-config");
-    let builder =
-        kernel::Builder { cache: &options.cache, fragments: &fragments, jobs: options.jobs };
-    builder.build(archive, progress)
+    builder(options, &options.workspace.join("kernel-config")).build(archive, progress)
+}
+
+fn builder<'a>(options: &'a BuildOptions, fragments: &'a Path) -> kernel::Builder<'a> {
+    kernel::Builder { cache: &options.cache, fragments, jobs: options.jobs }
 }
 
 /// The folder with our programs, built or given.

@@ -12,7 +12,7 @@ mod log;
 mod volume;
 
 use std::{
-    fs,
+    fs, io,
     num::NonZero,
     path::{Path, PathBuf},
     process::ExitCode,
@@ -26,6 +26,7 @@ use cut::{Cut, Replay};
 use disk::Disk;
 use judge::{Judge, Told};
 use log::Log;
+use tempfile::TempDir;
 
 /// Most failures that are told one by one.
 const SHOWN: usize = 40;
@@ -132,9 +133,21 @@ fn check(log: &Log, base: &Disk, facts: &Path, cuts: &[Cut]) -> Result<bool> {
     Ok(failed == 0)
 }
 
+/// Memory that looks like a folder, and the bytes of it that must be free: two workers with three
+/// volumes each.
+const MEMORY: (&str, u64) = ("/dev/shm", 2 << 30);
+
+/// Makes a folder for what is judged, tens of megabytes of each cut: in memory where there is room, since
+/// thousands of cuts keep a disk busy for an hour.
+fn scratch() -> io::Result<TempDir> {
+    let (memory, wanted) = MEMORY;
+    let free = rustix::fs::statvfs(memory).map_or(0, |room| room.f_bavail * room.f_bsize);
+    if free < wanted { tempfile::tempdir() } else { tempfile::tempdir_in(memory) }
+}
+
 /// Judges some cuts, and says what each of them lost.
 fn failures(log: &Log, base: Disk, told: Vec<Told>, cuts: &[Cut]) -> Result<Vec<String>> {
-    let folder = tempfile::tempdir()?;
+    let folder = scratch()?;
     let mut judge = Judge::new(folder.path(), told);
     let mut replay = Replay::new(log, base);
     let mut failures = Vec::new();

@@ -5,6 +5,7 @@ use std::{
     collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
+    sync::OnceLock,
     time::{Duration, Instant},
 };
 
@@ -96,8 +97,14 @@ pub fn find(name: &str) -> Option<String> {
     find_in(Path::new("/sys/class/block"), name, started_from().as_deref())
 }
 
+/// The variable stays as it is while the system runs, and each look at it calls the firmware.
 fn started_from() -> Option<String> {
-    fs::read(STARTED_FROM).ok().map(|bytes| identity(&bytes))
+    static FOUND: OnceLock<String> = OnceLock::new();
+    if FOUND.get().is_none() {
+        let read = fs::read(STARTED_FROM).ok()?;
+        FOUND.set(identity(&read)).ok();
+    }
+    FOUND.get().cloned()
 }
 
 /// Whether a partition with this identity is there.

@@ -15,8 +15,10 @@ use super::{
     serial::{Echo, Serial},
 };
 
-/// The tap.
-const TAP: &str = "up0";
+/// The network's interface of this machine: a tap, or one end of a cable.
+const NEAR: &str = "up0";
+/// The cable's other end, where there is one.
+pub const FAR: &str = "up1";
 /// The test machine, and the default gateway that dnsmasq tells. The network is none that guests
 /// are kept from (RFC 5737), with 24 bits.
 pub const ROUTER: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 1);
@@ -43,12 +45,30 @@ impl Lan {
     /// `folder`. Programs that `body` starts are on the network too, and on no other. Says why and
     /// returns when this machine cannot have such a network.
     pub fn run(what: &str, folder: &Path, options: &[&str], body: impl FnOnce(&Lan) + Send) {
+        Self::run_by(&format!("tuntap add dev {NEAR} mode tap"), (what, folder), options, body);
+    }
+
+    /// The same, for hosts that want an interface to read from and to write to: [`FAR`].
+    pub fn run_cabled(what: &str, folder: &Path, body: impl FnOnce(&Lan) + Send) {
+        let link = format!("link add {NEAR} type veth peer name {FAR}");
+        Self::run_by(&link, (what, folder), &[], |lan| {
+            ip(&format!("link set {FAR} up")).expect("the cable is there");
+            body(lan);
+        });
+    }
+
+    fn run_by(
+        link: &str,
+        (what, folder): (&str, &Path),
+        options: &[&str],
+        body: impl FnOnce(&Lan) + Send,
+    ) {
         if let Some(reason) = missing() {
             println!("skipped: {what}: {reason}");
             return;
         }
         let done = std::thread::scope(|scope| {
-            let thread = scope.spawn(|| Self::start(folder, options).map(|lan| body(&lan)));
+            let thread = scope.spawn(|| Self::start(link, folder, options).map(|lan| body(&lan)));
             thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         });
         if let Err(error) = done {
@@ -57,19 +77,19 @@ impl Lan {
     }
 
     /// Moves the calling thread to a network of its own.
-    fn start(folder: &Path, options: &[&str]) -> Result<Self> {
+    fn start(link: &str, folder: &Path, options: &[&str]) -> Result<Self> {
         unshare(CloneFlags::CLONE_NEWNET).context("cannot make a network namespace")?;
         ip("link set lo up")?;
-        ip(&format!("tuntap add dev {TAP} mode tap"))?;
-        ip(&format!("addr add {ROUTER}/24 dev {TAP}"))?;
-        ip(&format!("addr add {FURTHER}/32 dev {TAP}"))?;
-        ip(&format!("addr add {PREFIX_V6}:1/64 dev {TAP} nodad"))?;
-        ip(&format!("link set {TAP} up"))?;
+        ip(link)?;
+        ip(&format!("addr add {ROUTER}/24 dev {NEAR}"))?;
+        ip(&format!("addr add {FURTHER}/32 dev {NEAR}"))?;
+        ip(&format!("addr add {PREFIX_V6}:1/64 dev {NEAR} nodad"))?;
+        ip(&format!("link set {NEAR} up"))?;
         let mut dnsmasq = Command::new(find("dnsmasq").context("no dnsmasq")?)
             .args(["--keep-in-foreground", "--conf-file=/dev/null", "--pid-file=", "--user=root"])
             .args(["--no-resolv", "--no-hosts", "--bind-interfaces", "--log-facility=-"])
             .args(["--log-queries", "--dhcp-authoritative", "--no-ping"])
-            .arg(format!("--interface={TAP}"))
+            .arg(format!("--interface={NEAR}"))
             .arg(format!("--dhcp-leasefile={}", folder.join("leases").display()))
             .arg(format!("--dhcp-range={RANGE}"))
             .arg(format!("--address=/{NAME}/{FURTHER}"))
@@ -86,7 +106,7 @@ impl Lan {
 
     /// How a host is attached to it.
     pub fn uplink(&self) -> Uplink {
-        Uplink::Tap(TAP.to_owned())
+        Uplink::Tap(NEAR.to_owned())
     }
 
     /// Where a gateway listens, and hosts see it.

@@ -19,4 +19,5 @@ pub mod scene;
 pub mod serial;
 pub mod time;
 pub mod tpm;
+pub mod uml;
 pub mod volume;

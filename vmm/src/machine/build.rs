@@ -92,6 +92,7 @@ impl From<VirtioError> for BuildError {
 /// Builds the machine of `spec`. Its threads, other than those of block devices, are not started.
 pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
     let vm = Vm::new(take("kvm_fd", spec.kvm_fd)?, spec.vcpus)?;
+    let settling = vm.settle_timer()?;
     let listener = UnixListener::from(take("api_fd", spec.api_fd)?);
     let bytes = spec.memory_mib.to_bytes().unwrap_or(u64::MAX);
     let claim = spec.passthrough.as_ref().map(Claim::new).transpose()?;
@@ -157,7 +158,7 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
     });
     let vcpus = vcpu::create(&board, platform.vcpus, entry, &ram)?;
     let (closer, affinity) = (passed.closer, spec.cpu_affinity.clone());
-    Ok(Machine { board, vcpus, listener, closer, plugger, affinity })
+    Ok(Machine { board, vcpus, settling, listener, closer, plugger, affinity })
 }
 
 /// Numbers the tree of ports, and tells what is not as it was asked for.

@@ -41,7 +41,8 @@ use crate::{
     api,
     devices::power::Power,
     sandbox::{SandboxError, ThreadKind, apply_thread_filter},
-    sys, vcpu,
+    sys::{self, kvm::KvmError},
+    vcpu,
     vfio::assign::Closer,
 };
 
@@ -60,6 +61,8 @@ pub enum RunError {
     Signal { source: io::Error },
     #[error(transparent)]
     Sandbox(#[from] SandboxError),
+    #[error(transparent)]
+    Kvm(#[from] KvmError),
     #[error("cannot serve the API")]
     Api { source: io::Error },
     #[error("cannot keep the machine's cores to itself; the host's kernel needs CONFIG_SCHED_CORE")]
@@ -72,6 +75,8 @@ pub struct Machine {
     pub board: Arc<Board>,
     /// Its virtual CPUs.
     pub vcpus: Vec<VcpuFd>,
+    /// Sets the interval timer up, which has to end before they run.
+    settling: JoinHandle<Result<(), KvmError>>,
     /// Where its API is asked.
     pub listener: UnixListener,
     /// Takes passed-through devices back.
@@ -85,7 +90,7 @@ pub struct Machine {
 /// Runs the machine to its end, and returns how it ended.
 pub fn run(machine: Machine) -> Result<Ending, RunError> {
     sys::signal::catch_kicks().map_err(|source| RunError::Signal { source })?;
-    let Machine { board, vcpus, listener, closer, plugger, affinity } = machine;
+    let Machine { board, vcpus, settling, listener, closer, plugger, affinity } = machine;
     api::start(listener, &board)?;
     start_helpers(&board, plugger)?;
     let mut threads = Vec::new();
@@ -97,6 +102,7 @@ pub fn run(machine: Machine) -> Result<Ending, RunError> {
         let work = move || vcpu::run(id, fd, &reached);
         threads.push(spawn(thread, Arc::clone(&board), work)?);
     }
+    settling.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
     apply_thread_filter(ThreadKind::Main)?;
     board.control.start();
     board.events.push(VmEventKind::Started, "");

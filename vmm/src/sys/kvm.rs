@@ -8,6 +8,7 @@ use std::{
     io,
     os::fd::{BorrowedFd, FromRawFd, IntoRawFd, OwnedFd},
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    thread::{self, JoinHandle},
 };
 
 use kvm_bindings::{
@@ -52,6 +53,8 @@ pub enum KvmError {
     NotKvm(i32),
     #[error("{asked} virtual CPUs were asked for; KVM on this host runs {most} at most")]
     Vcpus { asked: u32, most: usize },
+    #[error("cannot start the thread that sets the interval timer up")]
+    Thread { source: io::Error },
     #[error("KVM cannot {what}")]
     Call { what: &'static str, source: io::Error },
 }
@@ -112,6 +115,22 @@ impl Vm {
         vm.apply_routes(&vm.interrupts())
             .map_err(|source| KvmError::Call { what: "route interrupts", source })?;
         Ok(vm)
+    }
+
+    /// Has a thread set the interval timer up to drop ticks that it could not deliver. KVM waits for grace
+    /// periods meanwhile, tens of milliseconds, in which everything else can be set up. No guest may run
+    /// before the thread ends.
+    ///
+    /// # Errors
+    /// When there is no thread to be had.
+    pub fn settle_timer(self: &Arc<Self>) -> Result<JoinHandle<Result<(), KvmError>>, KvmError> {
+        let vm = Arc::clone(self);
+        let settle = move || match vm.has_pins() {
+            true => Ok(()),
+            false => pins::drop_lost_ticks(&vm.fd),
+        };
+        let started = thread::Builder::new().name("interval-timer".to_owned()).spawn(settle);
+        started.map_err(|source| KvmError::Thread { source })
     }
 
     /// Returns the system-wide interface.

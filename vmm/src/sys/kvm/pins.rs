@@ -78,7 +78,6 @@ pub(super) fn create(
         fd.create_irq_chip().map_err(call("create interrupt controllers"))?;
         let pit = kvm_pit_config { flags: KVM_PIT_SPEAKER_DUMMY, ..Default::default() };
         fd.create_pit2(pit).map_err(call("create the interval timer"))?;
-        drop_lost_ticks(fd)?;
         return Ok(None);
     }
     let on = |cap, first| kvm_enable_cap { cap, args: [first, 0, 0, 0], ..Default::default() };
@@ -99,7 +98,7 @@ pub(super) fn create(
 /// straight after the other: a guest that was paused, or whose host is busy, would do nothing else. No guest
 /// of today keeps its time by counting them.
 /// Source: Linux Documentation/virt/kvm/api.rst, "`KVM_REINJECT_CONTROL`".
-fn drop_lost_ticks(fd: &VmFd) -> Result<(), KvmError> {
+pub(super) fn drop_lost_ticks(fd: &VmFd) -> Result<(), KvmError> {
     let control = kvm_reinject_control { pit_reinject: 0, ..Default::default() };
     // SAFETY: the call reads the structure, which lives across it; the result is checked.
     let result = unsafe { ioctl_with_ref(fd, KVM_REINJECT_CONTROL, &control) };

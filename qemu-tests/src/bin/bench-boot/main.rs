@@ -3,24 +3,30 @@
 //!
 //! Firmware and boot program are timed from outside, by what they write to the serial line; from the
 //! kernel's start on, the node's own metrics count. Processor and clock are emulated: the ratios
-//! within one run are the usable part.
+//! within one run are the usable part. `--from uml` boots the same root on User-Mode Linux, whose
+//! code runs at the speed of this machine.
 
 #![forbid(unsafe_code)]
 
 use std::{
     collections::BTreeMap,
     fs,
-    net::TcpStream,
+    net::{Ipv4Addr, TcpStream},
+    path::{Path, PathBuf},
     process::ExitCode,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, bail};
 use clap::Parser;
+use image::{BuildOptions, Silent};
 use qemu_tests::harness::{
     agent::exchange,
     host::{Host, HostOptions, Medium},
+    lan::{self, Lan},
     scene::{Scene, image_folder},
+    serial::Serial,
+    uml::UmlHost,
 };
 
 /// Measures the boot of the shipped image.
@@ -44,6 +50,8 @@ enum Source {
     Disk,
     /// The ISO as a CD, with everything in memory. Then init waits a moment for disks to appear.
     Iso,
+    /// The initramfs, with everything in memory, on User-Mode Linux.
+    Uml,
 }
 
 /// From power-on to the overlay, on a busy machine that emulates everything.
@@ -97,10 +105,26 @@ fn main() -> ExitCode {
 
 fn run(arguments: &Arguments) -> Result<()> {
     let folder = tempfile::tempdir()?;
-    let scene = Scene::start(folder.path())?;
+    if arguments.from != Source::Uml {
+        let scene = Scene::start(folder.path())?;
+        return measure(arguments.runs, |run| boot(&scene, run, arguments));
+    }
+    let mut outcome = None;
+    let kernel = uml_kernel()?;
+    Lan::run_cabled("bench boot --from uml", folder.path(), |lan| {
+        let scene = Scene::start_at(folder.path(), lan.gateway(), lan.gateway());
+        outcome = Some(scene.and_then(|scene| {
+            measure(arguments.runs, |run| boot_uml(&kernel, &scene, run, lan))
+        }));
+    });
+    outcome.context("there was no network to measure on")?
+}
+
+/// Boots `runs` times by `boot`, and prints medians.
+fn measure(runs: u32, boot: impl Fn(u32) -> Result<(Timeline, f64)>) -> Result<()> {
     let (mut timelines, mut memory) = (Vec::new(), Vec::new());
-    for run in 0..arguments.runs {
-        let (timeline, used) = boot(&scene, run, arguments)?;
+    for run in 0..runs {
+        let (timeline, used) = boot(run)?;
         let joined = timeline.span("power-on", "overlay-members").context("never joined")?;
         println!("run {}: joined {joined:.2} s after power-on", run + 1);
         timelines.push(timeline);
@@ -123,37 +147,76 @@ fn run(arguments: &Arguments) -> Result<()> {
 fn boot(scene: &Scene, run: u32, arguments: &Arguments) -> Result<(Timeline, f64)> {
     let folder = scene.folder.join(format!("run-{run}"));
     fs::create_dir_all(&folder)?;
-    let medium = match arguments.from {
-        Source::Iso => Medium::IsoCd,
-        Source::Disk => {
-            let copy = folder.join("disk.img");
-            fs::copy(image_folder()?.join("holdfast.img"), &copy)?;
-            Medium::Disk(copy)
-        }
-    };
-    let extra = format!("[metrics]\nlisten = \"0.0.0.0:{METRICS}\"\n");
     let options = HostOptions {
-        medium,
+        medium: medium(&folder, arguments.from)?,
         memory_mib: arguments.memory_mib,
-        config: Some(scene.node_config("measured", &extra)),
+        config: Some(scene.node_config("measured", &listening())),
         ..HostOptions::default()
     };
     let begin = Instant::now();
     let mut host = Host::start(&image_folder()?, &folder, &options)?;
     host.serial.wait(FIRMWARE_ENDS, LIMIT)?;
     let firmware = begin.elapsed().as_secs_f64();
-    let line = host.serial.wait("holdfast: event=", LIMIT)?;
+    let port = host.forward_tcp(METRICS)?;
+    let connect = || Ok(TcpStream::connect(("127.0.0.1", port))?);
+    read(&host.serial, begin, Some(firmware), connect)
+}
+
+fn medium(folder: &Path, from: Source) -> Result<Medium> {
+    if from == Source::Iso {
+        return Ok(Medium::IsoCd);
+    }
+    let copy = folder.join("disk.img");
+    fs::copy(image_folder()?.join("holdfast.img"), &copy)?;
+    Ok(Medium::Disk(copy))
+}
+
+/// The kernel as a program; building it takes some ten minutes, once.
+fn uml_kernel() -> Result<PathBuf> {
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    println!("the kernel as a program: from the cache, or built now (some ten minutes)");
+    Ok(image::build_user_mode_kernel(&BuildOptions::new(&workspace), &Silent)?)
+}
+
+/// The same on User-Mode Linux.
+fn boot_uml(kernel: &Path, scene: &Scene, run: u32, lan: &Lan) -> Result<(Timeline, f64)> {
+    let folder = scene.folder.join(format!("run-{run}"));
+    let config = scene.node_config("measured", &listening());
+    let (given, begin) = (lan.log.mark(), Instant::now());
+    let host = UmlHost::start(kernel, &image_folder()?, &folder, &config, lan::FAR)?;
+    read(&host.serial, begin, None, || {
+        let line = lan.log.wait_from(given, "DHCPACK(", LIMIT)?;
+        let address = line.split_whitespace().find_map(|word| word.parse::<Ipv4Addr>().ok());
+        Ok(TcpStream::connect((address.context("no address in dnsmasq's line")?, METRICS))?)
+    })
+    .with_context(|| format!("the host's last lines:\n{}", host.serial.tail(30)))
+}
+
+/// A configuration's part that has the node tell its metrics.
+fn listening() -> String {
+    format!("[metrics]\nlisten = \"0.0.0.0:{METRICS}\"\n")
+}
+
+/// Waits until a host that was started at `begin` has joined, and reads its timeline and the memory
+/// that it uses. `connect` opens a connection to its metrics.
+fn read(
+    serial: &Serial,
+    begin: Instant,
+    firmware: Option<f64>,
+    connect: impl Fn() -> Result<TcpStream>,
+) -> Result<(Timeline, f64)> {
+    let line = serial.wait("holdfast: event=", LIMIT)?;
     let seen = begin.elapsed().as_secs_f64();
     let first = stamp(&line).with_context(|| format!("no time in {line:?}"))?;
     let kernel = seen - first;
-    host.serial.wait("event=overlay-members", LIMIT)?;
-    let metrics = metrics(&mut host)?;
+    serial.wait("event=overlay-members", LIMIT)?;
+    let metrics = metrics(connect)?;
     let mut timeline = BTreeMap::from([
         ("power-on".to_owned(), 0.0),
-        ("firmware".to_owned(), firmware),
         ("kernel".to_owned(), kernel),
         (INIT.to_owned(), seen),
     ]);
+    timeline.extend(firmware.map(|at| ("firmware".to_owned(), at)));
     for (name, at) in phases(&metrics) {
         timeline.insert(name.to_owned(), kernel + at);
     }
@@ -170,12 +233,10 @@ fn stamp(line: &str) -> Option<f64> {
 }
 
 /// Reads the node's metrics, once its port is open.
-fn metrics(host: &mut Host) -> Result<String> {
-    let port = host.forward_tcp(METRICS)?;
+fn metrics(connect: impl Fn() -> Result<TcpStream>) -> Result<String> {
     let deadline = Instant::now() + Duration::from_secs(30);
     loop {
-        let stream = TcpStream::connect(("127.0.0.1", port))?;
-        match exchange(stream, "GET", "/metrics") {
+        match connect().and_then(|stream| exchange(stream, "GET", "/metrics")) {
             Ok((200, text)) if phases(&text).any(|(name, _)| name == "overlay-members") => {
                 return Ok(text);
             }
