@@ -150,13 +150,17 @@ const FEATURES: u64 = 1024 + 0x60;
 /// Where a folder's entry for `name` begins, in every block of a volume that lists `beside`, too: eight bytes
 /// before its name. Source: the kernel's Documentation/filesystems/ext4/directory.rst.
 fn entries_of(disk: &File, (start, length): (u64, u64), name: &str, beside: &str) -> Vec<u64> {
-    let mut block = vec![0; usize::try_from(BLOCK).unwrap()];
+    let zeros = vec![0; usize::try_from(BLOCK).unwrap()];
+    let mut block = zeros.clone();
     let find = |block: &[u8], text: &str| {
         block.windows(text.len()).position(|window| window == text.as_bytes())
     };
     let mut found = Vec::new();
     for at in (start..start + length).step_by(block.len()) {
         disk.read_exact_at(&mut block, at).unwrap();
+        if block == zeros {
+            continue;
+        }
         if let (Some(place), Some(_)) = (find(&block, name), find(&block, beside)) {
             found.push(at + place as u64 - 8);
         }

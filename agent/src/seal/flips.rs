@@ -3,7 +3,7 @@
 //! volume is mounted, the node stays itself, every machine finds its disk and its key, and what did
 //! not come through as it was is told.
 //!
-//! A run prints its seed. `HOLDFAST_FLIP_SEED` repeats one, `HOLDFAST_FLIPS` sets how many places are tried.
+//! A run prints its seed. `HOLDFAST_FLIP_SEED` repeats one, `HOLDFAST_FILE_FLIPS` sets how many places are tried.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
@@ -208,7 +208,7 @@ fn whatever_is_altered_in_a_file_system_it_is_mended_or_told_and_the_node_stays_
     let volume = folder.path().join("volume");
     let mut random = Random::start("HOLDFAST_FLIP_SEED");
     let mut counts = [0; 3];
-    for round in 0..setting("HOLDFAST_FLIPS").unwrap_or(FLIPS) {
+    for round in 0..setting("HOLDFAST_FILE_FLIPS").unwrap_or(FLIPS) {
         let base = &bases[round / 2 % 2];
         // The journal and the store have most of the blocks, the rest has most of what can go wrong.
         let numbers: Vec<u64> = base.blocks.keys().copied().collect();
