@@ -282,13 +282,21 @@ fn unpacked_packages(
             archive.unpack(&package, &partial)?;
             fs::rename(&partial, &folder).map_err(file("move", &partial))?;
         }
-        // OVMF, the only one so far; its copyright file names the parts.
-        let licence = "BSD-2-Clause-Patent".to_owned();
+        let licence = licence(&name).to_owned();
         let package = Package { name: name.clone(), version, origin: Origin::Debian, licence };
         materials.add_input(package, &["image"]);
         folders.insert(name, folder);
     }
     Ok(folders)
+}
+
+/// Licence of a Debian package that files are taken from; its copyright file names the parts.
+fn licence(package: &str) -> &'static str {
+    match package {
+        "e2fsck-static" => "GPL-2.0-only",
+        "ovmf" => "BSD-2-Clause-Patent",
+        _ => "NOASSERTION",
+    }
 }
 
 fn materials(

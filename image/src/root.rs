@@ -229,7 +229,17 @@ pub fn compare(listed: &BTreeMap<String, Node>, found: &BTreeMap<String, Found>)
         } else if file.mode != node.mode && !file.link {
             deviations.push(Deviation::Mode(path.clone(), file.mode, node.mode));
         }
-        if file.elf && !matches!(node.content, Content::Program { .. }) {
+        let program = match node.content {
+            Content::Program { .. } => true,
+            // One of Debian's is listed as what may be executed.
+            Content::Debian { .. } => node.mode & 0o111 != 0,
+            Content::Directory
+            | Content::Source { .. }
+            | Content::Generated(_)
+            | Content::Baked(_)
+            | Content::Link { .. } => false,
+        };
+        if file.elf && !program {
             deviations.push(Deviation::ForeignProgram(path.clone()));
         }
     }
@@ -275,6 +285,16 @@ mod tests {
             ("/agent".to_owned(), node(0o555, program)),
             ("/text".to_owned(), node(0o444, source)),
         ])
+    }
+
+    #[test]
+    fn a_program_of_debians_is_fine_where_it_may_be_executed() {
+        let debian = || Content::Debian { package: "p".to_owned(), path: "usr/bin/p".to_owned() };
+        let listed =
+            [("/a".to_owned(), node(0o555, debian())), ("/b".to_owned(), node(0o444, debian()))];
+        let seen = [("/a".to_owned(), found(0o555, true)), ("/b".to_owned(), found(0o444, true))];
+        let deviations = compare(&listed.into(), &seen.into());
+        assert_eq!(deviations, [Deviation::ForeignProgram("/b".to_owned())]);
     }
 
     fn deviations(extra: &[(&str, Found)]) -> Vec<Deviation> {

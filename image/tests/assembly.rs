@@ -113,6 +113,7 @@ fn the_bill_of_materials_names_every_file() {
             "./etc/os-release",
             "./usr/bin/agent",
             "./usr/bin/dashboard",
+            "./usr/bin/e2fsck",
             "./usr/bin/holdfast-vmm",
             "./usr/share/holdfast/empty-data",
             "./usr/share/holdfast/empty-state",

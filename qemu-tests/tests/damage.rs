@@ -1,18 +1,26 @@
 //! What a disk gave back otherwise than it was written is mended or set aside, and said; the node comes up
-//! as the same one, all by itself: a real agent over damaged files, without a virtual machine.
+//! as the same one, all by itself: a real agent over damaged files, without a virtual machine, and the image
+//! over damaged file systems.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 use std::{
     collections::BTreeMap,
-    fs,
+    fs::{self, File},
     io::Write,
+    os::unix::fs::FileExt,
     path::{Path, PathBuf},
     process::Command,
     time::{Duration, Instant},
 };
 
-use qemu_tests::harness::{agent::LoneAgent, programs::program};
+use image::disk::{gpt::ALIGNMENT, layout};
+use qemu_tests::harness::{
+    agent::LoneAgent,
+    host::{Host, HostOptions, Medium, Uplink},
+    programs::program,
+    scene::image_folder,
+};
 
 const CONFIG: &str = "version = 1\nname = \"lone\"\n[machines]\ndevices = []\n[authority]\n\
     threshold = 1\nkeys = [\"d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a\"]\n";
@@ -130,4 +138,87 @@ fn a_node_whose_state_is_full_comes_up_and_says_so() {
         std::thread::sleep(Duration::from_millis(50));
     }
     assert!(agent.said().contains(&format!("event=node id={node}")), "{}", agent.said());
+}
+
+/// From power-on to the agent's answer, on a busy machine that emulates everything.
+const UP: Duration = Duration::from_secs(240);
+/// Bytes of a block of the file systems.
+const BLOCK: u64 = 4096;
+/// Where the superblock says what a kernel must know to mount it (`s_feature_incompat`).
+const FEATURES: u64 = 1024 + 0x60;
+
+/// Where a folder's entry for `name` begins, in every block of a volume that lists `beside`, too: eight bytes
+/// before its name. Source: the kernel's Documentation/filesystems/ext4/directory.rst.
+fn entries_of(disk: &File, (start, length): (u64, u64), name: &str, beside: &str) -> Vec<u64> {
+    let zeros = vec![0; usize::try_from(BLOCK).unwrap()];
+    let mut block = zeros.clone();
+    let find = |block: &[u8], text: &str| {
+        block.windows(text.len()).position(|window| window == text.as_bytes())
+    };
+    let mut found = Vec::new();
+    for at in (start..start + length).step_by(block.len()) {
+        disk.read_exact_at(&mut block, at).unwrap();
+        if block == zeros {
+            continue;
+        }
+        if let (Some(place), Some(_)) = (find(&block, name), find(&block, beside)) {
+            found.push(at + place as u64 - 8);
+        }
+    }
+    found
+}
+
+/// Alters sixteen bytes at each of these places.
+fn alter(disk: &File, places: &[u64]) {
+    assert!(!places.is_empty());
+    for at in places {
+        disk.write_all_at(&[0xa5; 16], *at).unwrap();
+    }
+}
+
+#[test]
+fn a_disk_that_altered_its_file_systems_is_mended_before_they_are_mounted() {
+    let folder = tempfile::tempdir().unwrap();
+    let image = image_folder().unwrap();
+    let disk = folder.path().join("disk.img");
+    fs::copy(image.join("holdfast.img"), &disk).unwrap();
+    let options = HostOptions {
+        medium: Medium::InstalledDisk(disk.clone()),
+        memory_mib: 1024,
+        uplink: Uplink::None,
+        config: Some(CONFIG.to_owned()),
+        ..HostOptions::default()
+    };
+    let mut host = Host::start(&image, folder.path(), &options).unwrap();
+    let first = host.serial.wait("event=node id=", UP).unwrap();
+    host.serial.wait("event=agent-ready", UP).unwrap();
+    // By then its files have their names.
+    host.press_power_button().unwrap();
+    host.wait_for_end(UP).unwrap();
+    assert!(!host.serial.text().contains("event=trouble place=state"), "{}", host.serial.text());
+    drop(host);
+
+    let state = (ALIGNMENT + layout::ESP_BYTES, layout::STATE_BYTES);
+    let data = (state.0 + state.1, layout::DATA_BYTES);
+    let file = File::options().read(true).write(true).open(&disk).unwrap();
+    alter(&file, &[state.0 + FEATURES]);
+    alter(&file, &entries_of(&file, state, "node.key", "lost+found"));
+    alter(&file, &entries_of(&file, data, "content", "lost+found"));
+    drop(file);
+
+    let host = Host::start(&image, folder.path(), &options).unwrap();
+    for (place, told) in [
+        ("state", "its superblock was altered, at byte 96 of it"),
+        ("state", "its file system was damaged and is mended: "),
+        ("data", "its file system was damaged and is mended: "),
+        ("state", "lost their names and have them again: "),
+    ] {
+        let told = format!("event=trouble place={place} reason=\"{told}");
+        host.serial.wait(&told, UP).unwrap();
+    }
+    host.serial.wait("event=agent-ready", UP).unwrap();
+    let text = host.serial.text();
+    assert!(!text.contains("event=ram-mode"), "{text}");
+    let node = |text: &str| text.split("event=node id=").nth(1).unwrap()[..64].to_owned();
+    assert_eq!(node(&text), node(&first));
 }

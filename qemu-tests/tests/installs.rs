@@ -80,6 +80,17 @@ fn alter_header(disk: &Path) {
     file.write_all_at(&[text[0] ^ 1], at + 4200).unwrap();
 }
 
+/// Flips a bit of the superblock of STATE's file system, below the encryption: sixteen bytes of it, which say
+/// who the file system is, become others. Source: the kernel's Documentation/filesystems/ext4/super.rst.
+fn alter_superblock(disk: &Path) {
+    const UUID: u64 = 1024 + 0x68;
+    let at = ALIGNMENT + layout::ESP_BYTES + layout::HEADER_BYTES + UUID;
+    let file = File::options().read(true).write(true).open(disk).unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, at).unwrap();
+    file.write_all_at(&[byte[0] ^ 1], at).unwrap();
+}
+
 /// Whether both places on `disk` hold the program.
 fn holds_twice(disk: &Path, program: &[u8]) -> bool {
     [esp::SLOT_A, esp::FALLBACK].iter().all(|path| {
@@ -123,8 +134,9 @@ fn onto_an_empty_disk_that_it_then_starts_from() {
     recording.judge().unwrap();
 
     // Nor does it need the medium with the configuration any more. Its program and what opens its disk were
-    // altered, each in one copy.
+    // altered, each in one copy, and so was the file system in there.
     alter_header(&disk);
+    alter_superblock(&disk);
     assert!(holds_twice(&disk, &program));
     alter(&disk, &program);
     assert!(!holds_twice(&disk, &program));
@@ -136,6 +148,8 @@ fn onto_an_empty_disk_that_it_then_starts_from() {
     assert_eq!(last(&text, "event=node id="), node);
     let told = host.serial.wait("event=trouble place=volumes", UP).unwrap();
     assert!(told.contains("made anew of the other copy"), "{told}");
+    let told = host.serial.wait("event=trouble place=state", UP).unwrap();
+    assert!(told.contains("its superblock was altered, at byte 104 of it"), "{told}");
     let told = host.serial.wait("event=trouble place=update", UP).unwrap();
     assert!(told.contains("was altered on the disk and is mended by its copy"), "{told}");
     host.serial.wait("event=update state=", UP).unwrap();

@@ -1,11 +1,13 @@
 //! A server in setup mode takes the operator's keys from the medium, starts that medium's program from
-//! then on, and refuses whatever is not signed or was altered. The TPM holds what was predicted.
+//! then on, and refuses whatever is not signed or was altered. The TPM holds what was predicted. A program that
+//! the installed disk altered does not start, and the node comes up from the other copy and mends it.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 use std::{
-    fs,
+    fs::{self, File},
     io::Cursor,
+    os::unix::fs::FileExt,
     path::{Path, PathBuf},
     process::Command,
     time::Duration,
@@ -14,7 +16,7 @@ use std::{
 use image::{
     Artifacts, authenticode,
     customise::{Changes, Lost, customise},
-    disk::{esp, gpt::BlockSize},
+    disk::{Slice, esp, gpt::ALIGNMENT, gpt::BlockSize, layout},
     keys::{KeyFiles, Keys},
     media, uki,
 };
@@ -56,12 +58,13 @@ fn keys(folder: &Path) -> Keys {
     files.read().unwrap()
 }
 
-/// Puts keys and a configuration that wants them enrolled into the ISO, in a folder of its own.
-fn signed_image(folder: &Path) -> (PathBuf, Value) {
+/// Puts keys and a configuration that wants them enrolled, with more `sections`, into the ISO, in a folder of
+/// its own.
+fn signed_image(folder: &Path, sections: &str) -> (PathBuf, Value) {
     let key = "01".repeat(32);
     let config = format!(
         "version = 1\nname = \"sealed\"\n[authority]\nthreshold = 1\nkeys = [\"{key}\"]\n\
-         [secure_boot]\nenrol = \"setup-mode\"\n"
+         [secure_boot]\nenrol = \"setup-mode\"\n{sections}"
     );
     let image = folder.join("image");
     fs::create_dir(&image).unwrap();
@@ -108,7 +111,7 @@ fn altered(program: &[u8], section: &str) -> Vec<u8> {
 #[test]
 fn keys_are_enrolled_and_then_nothing_but_the_signed_program_starts() {
     let folder = tempfile::tempdir().unwrap();
-    let (image, said) = signed_image(folder.path());
+    let (image, said) = signed_image(folder.path(), "");
     let measured = format!("measured={}", said["tpm"]["pcr11_sha256"]);
     let on = format!("event=trust secure_boot=on lockdown=\"confidentiality\" {measured}");
     let tpm = Tpm::start(&folder.path().join("tpm")).unwrap();
@@ -144,4 +147,74 @@ fn keys_are_enrolled_and_then_nothing_but_the_signed_program_starts() {
     let text = host.serial.text();
     let denied = text.lines().filter(|line| line.contains("Access Denied")).count();
     assert_eq!(denied, refused, "{text}");
+}
+
+/// Returns what slot A of a disk holds.
+fn slot_a(disk: &Path, length: usize) -> Vec<u8> {
+    let file = File::options().read(true).write(true).open(disk).unwrap();
+    let volume = Slice::new(file, ALIGNMENT, layout::ESP_BYTES);
+    esp::read(volume, esp::SLOT_A, length as u64).unwrap()
+}
+
+/// Flips a bit of the kernel in slot A of a disk that has `program` there and on the fallback path.
+fn alter_slot_a(disk: &Path, program: &[u8]) {
+    const SECTOR: usize = 512;
+    let linux = uki::section(program, ".linux").unwrap();
+    let within = program.windows(linux.len()).position(|window| window == linux).unwrap();
+    let file = File::options().read(true).write(true).open(disk).unwrap();
+    let mut begin = vec![0; 128 << 20];
+    file.read_exact_at(&mut begin, 0).unwrap();
+    let starts = (0..begin.len()).step_by(SECTOR);
+    let starts: Vec<usize> =
+        starts.filter(|at| begin[*at..].starts_with(&program[..SECTOR])).collect();
+    assert_eq!(starts.len(), 2, "the two copies");
+    let flip = |start: usize| {
+        let at = (start + within + linux.len() / 2) as u64;
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, at).unwrap();
+        file.write_all_at(&[byte[0] ^ 0x10], at).unwrap();
+    };
+    flip(starts[0]);
+    if slot_a(disk, program.len()) == program {
+        flip(starts[0]);
+        flip(starts[1]);
+    }
+    assert!(slot_a(disk, program.len()) != program);
+}
+
+#[test]
+fn a_program_that_the_disk_altered_does_not_start_and_its_copy_does() {
+    let folder = tempfile::tempdir().unwrap();
+    let sections = "[install]\nconfirm = \"unattended\"\n[install.disk]\nserial = \"INSTALL0\"\n";
+    let (image, _) = signed_image(folder.path(), sections);
+    let program = media::read_iso(&Artifacts::in_folder(&image).iso).unwrap();
+    let disk = folder.path().join("disk.img");
+    File::create(&disk).unwrap().set_len(2 << 30).unwrap();
+    let (tpm_folder, host_folder) = (folder.path().join("tpm"), folder.path().join("host"));
+    let tpm = Tpm::start(&tpm_folder).unwrap();
+    let beside = options(Medium::IsoCdAndDisk(disk.clone()), &tpm);
+    let host = Host::start(&image, &host_folder, &beside).unwrap();
+    host.serial.wait("event=keys-enrolled from=\"sr0\"", UP).unwrap();
+    host.serial.wait("event=installed disk=", UP).unwrap();
+    let node = host.serial.wait("event=node id=", UP).unwrap();
+    // From the disk, and then it has looked after its slots.
+    host.serial.wait("event=trust secure_boot=on", UP).unwrap();
+    host.serial.wait("event=update state=", UP).unwrap();
+    drop((host, tpm));
+
+    alter_slot_a(&disk, &program);
+    let tpm = Tpm::start(&tpm_folder).unwrap();
+    let alone = options(Medium::InstalledDisk(disk.clone()), &tpm);
+    let host = Host::start(&image, &host_folder, &alone).unwrap();
+    host.serial.wait("event=trust secure_boot=on", UP).unwrap();
+    let told = host.serial.wait("event=trouble place=update", UP).unwrap();
+    assert!(told.contains("A.EFI was altered on the disk and is mended by its copy"), "{told}");
+    host.serial.wait("event=update state=", UP).unwrap();
+    let text = host.serial.text();
+    assert!(text.contains("Access Denied"), "{text}");
+    let id = node.split("id=").nth(1).unwrap().split_whitespace().next().unwrap();
+    assert!(text.contains(&format!("event=node id={id}")), "{text}");
+    assert!(!text.contains("event=ram-mode"), "{text}");
+    drop(host);
+    assert!(slot_a(&disk, program.len()) == program, "it is not mended");
 }

@@ -1,14 +1,18 @@
 //! A node on a disk follows its repository: a good release stays, and one that does not come up is
 //! left by itself and not tried again. The first comes on a stick while no mirror answers, and only what
-//! is new of it is read; the panic of the second is shown at the next start.
+//! is new of it is read; the panic of the second is shown at the next start. Where there is no room for a
+//! release, the node says so and goes on, and the release comes once there is.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 use std::{
-    fs,
+    fs::{self, File},
     path::Path,
+    process::Command,
     time::{Duration, Instant},
 };
+
+use image::disk::{gpt::ALIGNMENT, layout};
 
 use qemu_tests::harness::{
     host::{Host, HostOptions, Medium, TEST_MACHINE},
@@ -131,4 +135,83 @@ fn goes_on_looking(repository: &Repository) {
 /// Returns the node's name from its console.
 fn node_id(text: &str) -> &str {
     text.rsplit_once("event=node id=").unwrap().1.split_whitespace().next().unwrap()
+}
+
+/// Bytes of a file that somebody put on the EFI system partition: what it leaves is less than a release.
+const FOREIGN: u64 = layout::ESP_BYTES - (56 << 20);
+
+/// Has mtools do something with the EFI system partition of a disk.
+fn on_partition(disk: &Path, tool: &str, words: &[&str]) {
+    let volume = format!("{}@@{ALIGNMENT}", disk.display());
+    let mut command = Command::new(tool);
+    let done = command.env("MTOOLS_SKIP_CHECK", "1").arg("-i").arg(volume).args(words).output();
+    let done = done.unwrap();
+    assert!(done.status.success(), "{tool}: {}", String::from_utf8_lossy(&done.stderr));
+}
+
+/// Has debugfs do something with STATE of a disk.
+fn on_state(disk: &Path, request: &str) {
+    let at = ALIGNMENT + layout::ESP_BYTES;
+    let volume = format!("{}?offset={at}", disk.display());
+    let done = Command::new("debugfs").args(["-w", "-R", request]).arg(volume).output().unwrap();
+    println!("debugfs {request}: {}", String::from_utf8_lossy(&done.stderr));
+}
+
+#[test]
+fn without_room_a_node_says_so_stays_as_it_is_and_goes_on_when_there_is_some() {
+    let begin = Instant::now();
+    let folder = tempfile::tempdir().unwrap();
+    let image = image_folder().unwrap();
+    let program = fs::read(image.join("holdfast.efi")).unwrap();
+    let repository = Repository::start(&folder.path().join("releases")).unwrap();
+    repository.add(RELEASES[0], &renamed::program(&program, RELEASES[0])).unwrap();
+    let disk = folder.path().join("disk.img");
+    fs::copy(image.join("holdfast.img"), &disk).unwrap();
+    let foreign = folder.path().join("foreign.bin");
+    File::create(&foreign).unwrap().set_len(FOREIGN).unwrap();
+    on_partition(&disk, "mcopy", &[foreign.to_str().unwrap(), "::/foreign.bin"]);
+    let options = HostOptions {
+        medium: Medium::InstalledDisk(disk.clone()),
+        memory_mib: 1024,
+        config: Some(config(&repository)),
+        ..HostOptions::default()
+    };
+    let host = Host::start(&image, folder.path(), &options).unwrap();
+    let full = "reason=\"the EFI system partition is full: EFI/HOLDFAST/B.EFI takes ";
+    let full = format!("event=trouble place=update {full}");
+    let told = host.serial.wait(&full, STEP).unwrap();
+    assert!(told.contains("remove what others have put there"), "{told}");
+    host.serial.wait("event=update state=\"the EFI system partition is full", STEP).unwrap();
+    assert!(!host.serial.text().contains("event=update-restart"), "{}", host.serial.tail(40));
+    // Nobody tells the node.
+    on_partition(&disk, "mdel", &["::/foreign.bin"]);
+    let verdict = "event=update-judged verdict=\"release 0.1.1 passed and stays\"";
+    host.serial.wait(verdict, STEP).unwrap();
+    host.serial.wait("event=update state=\"up to date\"", STEP).unwrap();
+    println!("the partition was full, and release 0.1.1 stays after {:?}", begin.elapsed());
+    host.cut_power().unwrap();
+
+    repository.add(RELEASES[1], &renamed::program(&program, RELEASES[1])).unwrap();
+    let filler = folder.path().join("filler");
+    fs::write(&filler, vec![7; usize::try_from(layout::STATE_BYTES).unwrap()]).unwrap();
+    // Whatever the journal holds is not lost by what is written beside it.
+    let volume = format!("{}?offset={}", disk.display(), ALIGNMENT + layout::ESP_BYTES);
+    Command::new("e2fsck").args(["-fy", &volume]).output().unwrap();
+    on_state(&disk, &format!("write {} filler", filler.display()));
+    let host = Host::start(&image, folder.path(), &options).unwrap();
+    host.serial.wait("event=trouble place=space reason=\"/state is full: 0 of ", STEP).unwrap();
+    let told = host.serial.wait("event=trouble place=update", STEP).unwrap();
+    assert!(told.contains("STATE is full: the node stays on the release that runs"), "{told}");
+    std::thread::sleep(Duration::from_secs(15));
+    let text = host.serial.text();
+    assert!(text.contains("event=agent-ready") && text.contains("release=\"0.1.1\""), "{text}");
+    assert!(!text.contains("event=update-written"), "{text}");
+    host.cut_power().unwrap();
+
+    Command::new("e2fsck").args(["-fy", &volume]).output().unwrap();
+    on_state(&disk, "rm filler");
+    let host = Host::start(&image, folder.path(), &options).unwrap();
+    let verdict = "event=update-judged verdict=\"release 0.1.2 passed and stays\"";
+    host.serial.wait(verdict, STEP).unwrap();
+    println!("STATE was full, and release 0.1.2 stays after {:?}", begin.elapsed());
 }

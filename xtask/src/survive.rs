@@ -3,9 +3,9 @@
 //! The writer of the EFI system partition is cut after each sector, with what was not yet synchronised
 //! kept, lost, or kept in part; the whole way of an update, from fetch to commit, goes in random
 //! sequences with lost variables and damaged journals; the nth system call of each kind fails, for every
-//! n, in what writes leases, slots, the journal and crashes; bits of the EFI system partition are flipped;
-//! and the disk of a real node, recorded in QEMU, is judged at cuts all over its installation, an update, and
-//! a machine's life. Some of these are booted.
+//! n, in what writes leases, slots, the journal and crashes; bits of the EFI system partition and of the file
+//! systems of STATE and DATA are flipped; and the disk of a real node, recorded in QEMU, is judged at cuts
+//! all over its installation, an update, and a machine's life. Some of these are booted.
 
 use std::time::{Instant, SystemTime};
 
@@ -15,8 +15,10 @@ use crate::{qemu, run, stages};
 
 /// Random sequences of updates, failures and cuts.
 const SEQUENCES: u32 = 10_000;
-/// Flipped bits.
+/// Flipped bits of the EFI system partition.
 const FLIPS: u32 = 4_000;
+/// Altered places of the file systems of STATE and DATA; each takes a check, a mount, and a look.
+const FILE_FLIPS: u32 = 1_000;
 /// The tests that record the disk of a node, by test program.
 const RECORDED: [&str; 3] = ["installs", "updates", "lifecycle"];
 
@@ -35,13 +37,14 @@ pub(crate) fn survive(points: usize, boots: usize, seed: Option<u64>) -> Result<
     let mut command = run::cargo(&["test", "--package", "agent", "--lib", "updates::injected"]);
     command.args(["--", "--nocapture"]).env("HOLDFAST_INJECT_STEP", "1");
     run::run(&mut command)?;
-    let mut command = run::cargo(&["test", "--package", "agent", "--lib", "updates::flips"]);
+    let mut command = run::cargo(&["test", "--package", "agent", "--lib", "flips"]);
     command.args(["--", "--nocapture"]).env("HOLDFAST_FLIPS", FLIPS.to_string());
+    command.env("HOLDFAST_FILE_FLIPS", FILE_FLIPS.to_string());
     run::run(command.env("HOLDFAST_FLIP_SEED", seed.to_string()))?;
     let seconds = begin.elapsed().as_secs();
     println!(
-        "survive: {points} cut points asked for, {SEQUENCES} sequences and {FLIPS} flipped bits of seed \
-         {seed}: {seconds} s"
+        "survive: {points} cut points asked for, {SEQUENCES} sequences, {FLIPS} flipped bits and \
+         {FILE_FLIPS} altered places of file systems, of seed {seed}: {seconds} s"
     );
 
     stages::image(&[])?;

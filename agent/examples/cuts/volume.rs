@@ -93,7 +93,9 @@ impl Opener {
         let file = File::options().read(true).write(true).open(&path)?;
         match superblock::mend(&file)? {
             Found::Whole | Found::Mended | Found::AheadOfGroups => {}
-            Found::Damaged { at } => bail!("{name}: its superblock is damaged at byte {at}"),
+            Found::Restored { at } => bail!("{name}: its superblock was altered at byte {at}"),
+            Found::JournalAltered => bail!("{name}: its journal was altered"),
+            Found::Damaged => bail!("{name}: its superblock is damaged"),
             Found::GroupDamaged { group } => bail!("{name}: block group {group} is damaged"),
         }
         // What the kernel does at a mount: it replays the journal, and nothing else.

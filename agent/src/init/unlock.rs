@@ -1,5 +1,5 @@
-//! Has the disk's volumes opened before they are mounted: by another program, so that nothing that a
-//! TPM or a disk says reaches PID 1, and within a deadline.
+//! Has the disk's volumes opened and checked before they are mounted: by another program, so that nothing
+//! that a TPM or a disk says reaches PID 1, and within a deadline.
 
 use std::{
     io,
@@ -9,19 +9,31 @@ use std::{
 };
 
 use super::watchdog::Watchdogs;
+use crate::seal::check;
 
 /// What is asked of the agent's program.
 pub const WORD: &str = "unlock";
-/// Longest time that it may take: a slow TPM takes seconds to make its storage key.
-const LIMIT: Duration = Duration::from_secs(90);
+/// What is asked of it, one after the other, and the longest time that each may take. A slow TPM takes seconds to
+/// make its storage key; who mends a file system has limits of its own, for a journal, a look and the rest.
+const STEPS: [(&str, Duration); 2] =
+    [(WORD, Duration::from_secs(90)), (check::WORD, Duration::from_secs(3600))];
 /// Time between two looks.
 const POLL: Duration = Duration::from_millis(5);
 
-/// Runs `program` to open the volumes and waits for it. A program that fails leaves its own lines in
-/// the log, and the volumes locked.
+/// Runs `program` to open the volumes and to check them, and waits for it. A program that fails leaves its own
+/// lines in the log, and the volumes locked or as they are.
 pub fn run(program: &Path, mut watchdogs: Option<&mut Watchdogs>) -> io::Result<()> {
+    let ran = STEPS.map(|step| run_step(program, step, watchdogs.as_deref_mut()));
+    ran.into_iter().collect()
+}
+
+fn run_step(
+    program: &Path,
+    (word, limit): (&str, Duration),
+    mut watchdogs: Option<&mut Watchdogs>,
+) -> io::Result<()> {
     let mut child = Command::new(program)
-        .arg(WORD)
+        .arg(word)
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::inherit())
@@ -30,8 +42,8 @@ pub fn run(program: &Path, mut watchdogs: Option<&mut Watchdogs>) -> io::Result<
     loop {
         match child.try_wait()? {
             Some(status) if status.success() => return Ok(()),
-            Some(status) => return Err(io::Error::other(format!("it ended with {status}"))),
-            None if begin.elapsed() > LIMIT => {
+            Some(status) => return Err(io::Error::other(format!("{word} ended with {status}"))),
+            None if begin.elapsed() > limit => {
                 child.kill()?;
                 // One that waits for a disk that hangs is reaped later.
                 return Err(io::ErrorKind::TimedOut.into());

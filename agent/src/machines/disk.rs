@@ -36,6 +36,11 @@ pub enum DiskError {
         "{path} is encrypted, and its key cannot be read: what the disk holds is lost without it"
     )]
     Key { path: String, source: io::Error },
+    #[error(
+        "{path} was made and is gone, or DATA is not the volume that it was; nothing is put in its place. The \
+         machine starts when the disk is back, and its renter can delete it"
+    )]
+    Lost { path: String },
 }
 
 /// Where machines' disks are.
@@ -82,7 +87,7 @@ pub fn open_extra(
     open_named(places, machine, &extra(name), size, image)
 }
 
-/// Whether a machine's disk was made already, and needs its image no more.
+/// Whether a machine's disk was made already, whatever became of it, and needs its image no more.
 pub fn is_made(places: &Places, machine: MachineId) -> bool {
     is_named(places, machine, "disk")
 }
@@ -94,7 +99,8 @@ pub fn is_extra_made(places: &Places, machine: MachineId, name: &str) -> bool {
 
 fn is_named(places: &Places, machine: MachineId, name: &str) -> bool {
     let folder = folder(&places.data, machine);
-    [SEALED, PLAIN].iter().any(|end| folder.join(format!("{name}.{end}")).exists())
+    disk_keys::is_marked(&places.keys, machine, name)
+        || [SEALED, PLAIN].iter().any(|end| folder.join(format!("{name}.{end}")).exists())
 }
 
 /// Destroys a disk that was attached to a machine. Nothing happens when there is none.
@@ -127,26 +133,49 @@ fn open_named(
     let host = |source| DiskError::Host { path: path.display().to_string(), source };
     let open = |path: &Path| File::options().read(true).write(true).open(path);
     let plain = folder.join(format!("{name}.{PLAIN}"));
-    if plain.exists() {
+    // A name that a damaged volume cannot look up is neither there nor free.
+    if plain.try_exists().map_err(host)? {
         return Ok(Opened { file: open(&plain).map_err(host)?, key: None });
     }
-    fs::create_dir_all(&folder).map_err(host)?;
-    let key = if path.exists() {
-        let lost = |source| DiskError::Key { path: path.display().to_string(), source };
-        disk_keys::read(&places.keys, machine, name).map_err(lost)?
-    } else {
-        let size = size.to_bytes().unwrap_or(u64::MAX);
-        let key = disk_keys::make(&places.keys, machine, name).map_err(host)?;
-        let partial = folder.join(format!("{name}.partial"));
-        make(&partial, size, image, &key).map_err(|error| match error {
-            MakeError::Small { image } => DiskError::Small { image, disk: size },
-            MakeError::Io(source) => host(source),
-        })?;
-        fs::rename(&partial, &path).map_err(host)?;
-        File::open(&folder).and_then(|folder| folder.sync_all()).map_err(host)?;
-        key
+    let there = path.try_exists().map_err(host)?;
+    let marked = disk_keys::is_marked(&places.keys, machine, name);
+    let key = match (there, marked) {
+        (false, true) => return Err(DiskError::Lost { path: path.display().to_string() }),
+        (true, _) => {
+            let lost = |source| DiskError::Key { path: path.display().to_string(), source };
+            disk_keys::read(&places.keys, machine, name).map_err(lost)?
+        }
+        (false, false) => make_named(places, machine, (name, &path), size, image)?,
     };
+    if !marked {
+        let kept = disk_keys::mark(&places.keys, machine, name);
+        // A machine that ran before does not wait for room on STATE.
+        kept.or_else(|error| if there { Ok(()) } else { Err(host(error)) })?;
+    }
     Ok(Opened { file: open(&path).map_err(host)?, key: Some(key) })
+}
+
+/// Makes a disk and its key. What was begun before has another name, and is made anew.
+fn make_named(
+    places: &Places,
+    machine: MachineId,
+    (name, path): (&str, &Path),
+    size: Mebibytes,
+    image: Option<&Path>,
+) -> Result<DiskKey, DiskError> {
+    let host = |source| DiskError::Host { path: path.display().to_string(), source };
+    let folder = folder(&places.data, machine);
+    fs::create_dir_all(&folder).map_err(host)?;
+    let size = size.to_bytes().unwrap_or(u64::MAX);
+    let key = disk_keys::make(&places.keys, machine, name).map_err(host)?;
+    let partial = folder.join(format!("{name}.partial"));
+    make(&partial, size, image, &key).map_err(|error| match error {
+        MakeError::Small { image } => DiskError::Small { image, disk: size },
+        MakeError::Io(source) => host(source),
+    })?;
+    fs::rename(&partial, path).map_err(host)?;
+    File::open(&folder).and_then(|folder| folder.sync_all()).map_err(host)?;
+    Ok(key)
 }
 
 /// Returns how much of a machine's disks is on `data` already, in MiB; the rest is holes.
@@ -282,6 +311,30 @@ mod tests {
         let lost = open(&places, MACHINE, Mebibytes(1), Some(&image)).expect_err("no key");
         assert!(matches!(lost, DiskError::Key { .. }), "{lost}");
         assert_eq!(fs::read(&path).expect("read"), raw, "it was not made anew");
+    }
+
+    #[test]
+    fn a_disk_that_is_gone_is_told_and_not_made_anew() {
+        let folder = tempfile::tempdir().expect("a directory");
+        let places = places(&folder);
+        let open = || super::open(&places, MACHINE, Mebibytes(1), None);
+        write(&open().expect("made"), 0, vec![9; SECTOR]);
+        let machines = places.data.join("machines");
+        let away = folder.path().join("away");
+        fs::rename(&machines, &away).expect("moved");
+        let lost = open().expect_err("gone");
+        assert!(matches!(lost, DiskError::Lost { .. }), "{lost}");
+        assert!(is_made(&places, MACHINE), "its image is not fetched again");
+        assert!(!machines.exists(), "nothing took its place");
+        fs::rename(&away, &machines).expect("moved");
+        assert_eq!(plain(&open().expect("back"), 0, SECTOR), [9; SECTOR]);
+        // One that an earlier release made is remembered from its first use on.
+        let mark = places.keys.join(MACHINE.to_string()).join("disk.made");
+        fs::remove_file(&mark).expect("removed");
+        open().expect("opened");
+        assert!(mark.exists());
+        destroy(&places, MACHINE).expect("destroyed");
+        assert_eq!(plain(&open().expect("made anew"), 0, SECTOR), [0; SECTOR]);
     }
 
     #[test]

@@ -38,11 +38,26 @@ pub fn make(keys: &Path, machine: MachineId, name: &str) -> io::Result<DiskKey> 
     Ok(DiskKey::from_bytes(*bytes))
 }
 
+/// Whether a disk was made that has, or had, this key: one that is not there any more is lost, and none is put
+/// in its place.
+pub fn is_marked(keys: &Path, machine: MachineId, name: &str) -> bool {
+    mark_file(keys, machine, name).exists()
+}
+
+/// Remembers that a disk was made, durably when this returns.
+pub fn mark(keys: &Path, machine: MachineId, name: &str) -> io::Result<()> {
+    let path = mark_file(keys, machine, name);
+    fs::create_dir_all(folder(keys, machine))?;
+    File::create(&path)?.sync_all()?;
+    path.parent().map_or(Ok(()), |folder| File::open(folder)?.sync_all())
+}
+
 /// Destroys the key of one disk. Nothing happens when there is none.
 pub fn destroy(keys: &Path, machine: MachineId, name: &str) -> io::Result<()> {
     let path = file(keys, machine, name);
     // The copy first: a key without one is whole, and a cut in between loses nothing.
-    twice::all_of(&path).iter().try_for_each(|path| destroy_file(path))
+    twice::all_of(&path).iter().try_for_each(|path| destroy_file(path))?;
+    destroy_file(&mark_file(keys, machine, name))
 }
 
 /// Destroys the keys of all disks of a machine. Nothing happens when there are none.
@@ -81,6 +96,10 @@ fn folder(keys: &Path, machine: MachineId) -> PathBuf {
 
 fn file(keys: &Path, machine: MachineId, name: &str) -> PathBuf {
     folder(keys, machine).join(format!("{name}.key"))
+}
+
+fn mark_file(keys: &Path, machine: MachineId, name: &str) -> PathBuf {
+    folder(keys, machine).join(format!("{name}.made"))
 }
 
 #[cfg(test)]

@@ -139,7 +139,7 @@ impl StartError {
                 | ContentError::Stalled { .. }
                 | ContentError::Host { .. } => false,
             },
-            Self::Disk(DiskError::Host { .. })
+            Self::Disk(DiskError::Host { .. } | DiskError::Lost { .. })
             | Self::Network(_)
             | Self::Device(_)
             | Self::Init(_)

@@ -138,6 +138,14 @@ impl Store {
         let file = |source| StoreError::File { path: path.display().to_string(), source };
         let (known, whole) = used::load(&path.with_file_name(used::FILE));
         if !path.try_exists().map_err(file)? {
+            if known.is_some() {
+                let reason = format!(
+                    "{} is not there any more: machines and receipts in it are not known; which leases were \
+                     used up is",
+                    path.display()
+                );
+                eprintln!("{}", Event::Trouble { place: "state", reason });
+            }
             let unfinished = path.with_extension(UNFINISHED);
             match fs::remove_file(&unfinished) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(file(error)),

@@ -44,6 +44,47 @@ fn want_of_room_is_told_from_a_disk_that_fails() {
 }
 
 #[test]
+fn a_store_that_cannot_grow_says_so_keeps_all_it_has_and_grows_when_there_is_room() {
+    const MIB: u32 = 4;
+    let folder = tempfile::tempdir().expect("a directory");
+    let Some(mounted) = crate::testing::Mounted::memory(MIB, &folder.path().join("state")) else {
+        println!("skipped: a store on a full disk: needs root");
+        return;
+    };
+    let filler = mounted.0.join("filler");
+    fs::write(&filler, vec![7; 1 << 20]).expect("written");
+    let path = mounted.0.join("agent.redb");
+    let answer = Answered {
+        digest: "d".to_owned(),
+        status: 200,
+        body: "x".repeat(20_000),
+        at: UnixSeconds(5),
+    };
+    let store = Store::open(&path).expect("made");
+    store.put_machine(&super::super::plan::fixture::record()).expect("kept");
+    let most = 2 * (MIB << 20) / 20_000;
+    let kept = |key: u32| store.put_answer(&key.to_string(), &answer);
+    let (count, refused) = (0..most).find_map(|key| Some((key, kept(key).err()?))).expect("full");
+    assert!(count > 5 && matches!(refused, StoreError::Full { .. }), "{count}: {refused}");
+    let again = kept(most).expect_err("still full");
+    assert!(matches!(again, StoreError::Full { .. }), "{again}");
+    let whole = |store: &Store| {
+        let known = |key: u32| store.answer(&key.to_string()).expect("read").is_some();
+        (0..count).all(known) && store.machines().expect("read").len() == 1
+    };
+    assert!(whole(&store));
+    drop(store);
+    // A service that starts meanwhile finds it as it was.
+    assert_eq!(super::super::damage::examine(&path), 0);
+    let store = Store::open(&path).expect("opened");
+    assert!(whole(&store));
+    assert!(store.put_answer("more", &answer).is_err(), "there is room");
+    fs::remove_file(&filler).expect("removed");
+    store.put_answer("more", &answer).expect("there is room");
+    assert!(whole(&store) && store.answer("more").expect("read").is_some());
+}
+
+#[test]
 fn a_store_that_is_lost_leaves_behind_which_leases_were_used_up() {
     let folder = tempfile::tempdir().expect("a directory");
     let path = folder.path().join("agent.redb");

@@ -10,11 +10,9 @@
 
 use std::{collections::BTreeMap, io, ops::Range, os::unix::fs::FileExt};
 
-use super::superblock::{BYTES, INCOMPAT, LOG_BLOCK, PER_GROUP, crc32c, word};
+use super::superblock::{BLOCKS, BYTES, INCOMPAT, LOG_BLOCK, PER_GROUP, crc32c, word};
 
-/// Places of `s_blocks_count_lo` and `_hi`, `s_first_data_block`, `s_uuid`, `s_desc_size`,
-/// `s_first_meta_bg` and `s_checksum_seed`.
-const BLOCKS: (usize, usize) = (0x04, 0x150);
+/// Places of `s_first_data_block`, `s_uuid`, `s_desc_size`, `s_first_meta_bg` and `s_checksum_seed`.
 const FIRST_DATA_BLOCK: usize = 0x14;
 const UUID: Range<usize> = 0x68..0x78;
 const DESCRIPTOR_SIZE: usize = 0xfe;
@@ -40,6 +38,10 @@ const REVOKE: u32 = 5;
 /// without a barrier. Checksums of the third version are always there.
 const KNOWN: u32 = 0x1 | 0x2 | 0x4 | CHECKSUMS;
 const CHECKSUMS: u32 = 0x10;
+/// The same bits with checksums of the second version and fast commits: all that there are.
+const ALL_KNOWN: u32 = 0x3f;
+/// Place of the journal's `s_checksum`.
+const JOURNAL_SUM: usize = 0xfc;
 /// Bits of a tag: its block began with the magic, its UUID is the one before, it is the last.
 const ESCAPED: u32 = 1;
 const SAME_UUID: u32 = 2;
@@ -75,6 +77,41 @@ pub(super) fn mend(volume: &impl FileExt, superblock: &[u8; BYTES]) -> io::Resul
         volume.write_all_at(bytes, block * shape.block)?;
     }
     Ok(Checked::Mended)
+}
+
+/// Whether all descriptors of the file system with this superblock have the right checksum. e2fsck takes a wrong
+/// one for harmless, and the kernel does not.
+///
+/// # Errors
+/// When the volume cannot be read.
+pub(super) fn are_whole(volume: &impl FileExt, superblock: &[u8; BYTES]) -> io::Result<bool> {
+    let bad = Shape::of(superblock).map(|shape| shape.first_bad(volume, &BTreeMap::new()));
+    Ok(bad.transpose()?.flatten().is_none())
+}
+
+/// Takes features that nobody knows from the journal's superblock, if its checksum is wrong. Whether there were
+/// any: e2fsck, which makes a damaged journal anew, does not touch what it takes for one of the future.
+///
+/// # Errors
+/// When the volume cannot be read or written.
+pub(super) fn settle_journal(volume: &impl FileExt, superblock: &[u8; BYTES]) -> io::Result<bool> {
+    let pieces = Some(&superblock[JOURNAL]).filter(|_| superblock[JOURNAL_KEPT] == 1);
+    let first = pieces.and_then(extents).and_then(|pieces| pieces.first().map(|(first, _)| *first));
+    let (Some(first), Some(shape)) = (first, Shape::of(superblock)) else { return Ok(false) };
+    let own = read(volume, first, shape.block)?;
+    let sum = crc32c(crc32c(u32::MAX, &own[..JOURNAL_SUM]), &[0; 4]);
+    let sum = crc32c(sum, &own[JOURNAL_SUM + 4..BYTES]);
+    if big(&own, 0) != JOURNAL_MAGIC || sum == big(&own, JOURNAL_SUM) {
+        return Ok(false);
+    }
+    let features = [0x24, 0x28, 0x2c].map(|at| big(&own, at));
+    let known = [features[0] & 1, features[1] & ALL_KNOWN, 0];
+    if features == known {
+        return Ok(false);
+    }
+    let at = first * shape.block + 0x24;
+    volume.write_all_at(&known.map(u32::to_be_bytes).concat(), at)?;
+    Ok(true)
 }
 
 /// Where a file system has its descriptors.

@@ -10,6 +10,7 @@ use types::volumes::{EscrowedKey, Protection};
 use update::disk::layout;
 
 use super::{
+    check,
     recovery::RecoveryKey,
     unlock,
     volume::{self, Volume},
@@ -123,6 +124,7 @@ async fn from_volume() -> Option<String> {
 fn open(text: &str) -> Result<(), String> {
     let key = RecoveryKey::parse(text).map_err(|error| error.to_string())?;
     unlock::recover(Path::new("/"), &key)?;
+    check::all(Path::new("/"));
     for (name, place) in PLACES.into_iter() {
         let Some(device) = volume::mapped(Path::new("/"), name) else { continue };
         // What is in memory there was made by nobody yet.

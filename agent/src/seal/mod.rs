@@ -1,14 +1,18 @@
 //! The encrypted volumes of the appliance's disk: STATE and DATA.
 //!
 //! `luks` is the header's format, `volume` a header on a disk, `recovery` the key that a person keeps,
-//! `tpm` and `signature` what the TPM does, `unlock` what happens at the start. It leaves mounting to
-//! `init`, and machines' disks to `machines::disk_keys`.
+//! `tpm` and `signature` what the TPM does, `unlock` what happens at the start, `check` and `names` what
+//! becomes of file systems that a disk altered. It leaves mounting to `init`, and machines' disks to
+//! `machines::disk_keys`.
 
 #[cfg(test)]
 mod attest_tests;
+pub mod check;
 mod descriptors;
 #[cfg(test)]
 mod descriptors_tests;
+#[cfg(test)]
+mod flips;
 pub mod keys;
 #[cfg(test)]
 mod keys_tests;
@@ -16,6 +20,7 @@ pub mod locked;
 pub mod luks;
 #[cfg(test)]
 mod luks_tests;
+pub mod names;
 pub mod recovery;
 pub mod signature;
 pub mod superblock;

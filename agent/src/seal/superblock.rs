@@ -3,7 +3,8 @@
 //! It has 1024 bytes with a checksum over all of them, and the kernel writes it at each mount. A disk
 //! that writes sectors of 512 bytes one by one can lose its power in between; the kernel then refuses
 //! to mount what has nothing wrong but that checksum. The backup in the second block group decides: where
-//! all that never changes is as it says, the checksum is made anew, and the journal does the rest.
+//! all that never changes is as it says, the checksum is made anew, and the journal does the rest. Where
+//! it is not, a disk has altered the superblock, and the backup takes its place.
 //!
 //! Format: the kernel's Documentation/filesystems/ext4/super.rst.
 
@@ -27,6 +28,17 @@ pub(super) const PER_GROUP: usize = 0x20;
 /// Place of `s_feature_incompat` and its bit for a journal that is to be replayed.
 pub(super) const INCOMPAT: usize = 0x60;
 const RECOVER: u8 = 0x04;
+/// Place of `s_state` and its bit for errors that were met, and place of their count.
+const STATE: usize = 0x3a;
+const ERRORS_MET: u8 = 0x02;
+const ERROR_COUNT: usize = 0x194;
+
+/// Places of `s_blocks_count_lo` and `_hi`, and of `s_block_group_nr`, which says where a copy lies.
+pub(super) const BLOCKS: (usize, usize) = (0x04, 0x150);
+const GROUP: Range<usize> = 0x5a..0x5c;
+/// Where the backup lies in the file systems that the image's builder makes: blocks of 4096 bytes, 32768 of
+/// them in a group. An altered superblock may not say it.
+const USUAL_BACKUP: u64 = 32_768 * 4096;
 
 /// Fields that change in use, or that differ between the superblock and its backups.
 const CHANGING: &[Range<usize>] = &[
@@ -55,13 +67,17 @@ pub enum Found {
     Whole,
     /// Its checksum was wrong and is right now.
     Mended,
-    /// Its checksum is wrong, and this field differs from the backup's: offset in bytes.
-    Damaged {
-        /// Offset of the first byte that differs; of the checksum when there is no good backup.
+    /// It was altered, and its backup is in its place.
+    Restored {
+        /// Offset of the first byte that was not as in the backup.
         at: usize,
     },
+    /// Its checksum is wrong, and there is no good backup.
+    Damaged,
     /// It counted block groups whose descriptors were not written yet; the journal had them.
     AheadOfGroups,
+    /// Its journal's own superblock was altered, and is one that can be made anew now.
+    JournalAltered,
     /// This group's descriptor has a wrong checksum, and the journal has no other.
     GroupDamaged {
         /// Number of the block group.
@@ -69,8 +85,8 @@ pub enum Found {
     },
 }
 
-/// Looks at the superblock of a volume and mends it if only its checksum is wrong. One that was in use
-/// when the power went has its block groups looked at, too.
+/// Looks at the superblock of a volume, the descriptors of its block groups and the head of its journal, and
+/// mends what can be mended of them.
 ///
 /// # Errors
 /// When the volume cannot be read or written.
@@ -78,9 +94,11 @@ pub fn mend(volume: &impl FileExt) -> io::Result<Found> {
     let found = mend_checksum(volume)?;
     let mut own = [0; BYTES];
     volume.read_exact_at(&mut own, AT)?;
-    let in_use = is_superblock(&own) && own[INCOMPAT] & RECOVER != 0;
-    if !in_use || matches!(found, Found::Damaged { .. }) {
+    if !is_superblock(&own) || found == Found::Damaged {
         return Ok(found);
+    }
+    if descriptors::settle_journal(volume, &own)? {
+        return Ok(Found::JournalAltered);
     }
     Ok(match descriptors::mend(volume, &own)? {
         Checked::Whole => found,
@@ -92,29 +110,86 @@ pub fn mend(volume: &impl FileExt) -> io::Result<Found> {
 fn mend_checksum(volume: &impl FileExt) -> io::Result<Found> {
     let mut own = [0; BYTES];
     volume.read_exact_at(&mut own, AT)?;
-    if !is_superblock(&own) || checksum(&own) == stored(&own) {
+    if is_whole(&own) {
         return Ok(Found::Whole);
     }
-    let block = 1024_u64.checked_shl(word(&own, LOG_BLOCK)).unwrap_or_default();
+    let Some(mut backup) = backup(volume, &own) else {
+        return Ok(if is_superblock(&own) { Found::Damaged } else { Found::Whole });
+    };
+    let Some(at) = first_altered(volume, &own, &backup) else {
+        volume.write_all_at(&checksum(&own).to_le_bytes(), AT + CHECKSUM as u64)?;
+        return Ok(Found::Mended);
+    };
+    backup[GROUP].fill(0);
+    // What the journal holds is newer; an empty one does no harm.
+    backup[INCOMPAT] |= RECOVER;
+    let sum = checksum(&backup).to_le_bytes();
+    backup[CHECKSUM..].copy_from_slice(&sum);
+    volume.write_all_at(&backup, AT)?;
+    Ok(Found::Restored { at })
+}
+
+/// Returns the backup in the second block group, if it is whole.
+fn backup(volume: &impl FileExt, own: &[u8; BYTES]) -> Option<[u8; BYTES]> {
+    let block = 1024_u64.checked_shl(word(own, LOG_BLOCK)).unwrap_or_default();
     // With blocks of 1024 bytes the first group begins at block 1, as does each backup.
     let first = u64::from(block == 1024);
-    let place = (u64::from(word(&own, PER_GROUP)) + first).checked_mul(block);
-    let mut backup = [0; BYTES];
-    let read = place.map(|place| volume.read_exact_at(&mut backup, place));
-    let good = is_superblock(&backup) && checksum(&backup) == stored(&backup);
-    if !matches!(read, Some(Ok(()))) || !good {
-        return Ok(Found::Damaged { at: CHECKSUM });
+    let told = (u64::from(word(own, PER_GROUP)) + first).checked_mul(block);
+    [told, Some(USUAL_BACKUP)].into_iter().flatten().find_map(|place| {
+        let mut found = [0; BYTES];
+        // What lies beyond the volume's end is no backup.
+        volume.read_exact_at(&mut found, place).ok()?;
+        // One that lies elsewhere in the superblock's own group is not of this file system.
+        let second = found[GROUP] == [1, 0];
+        (is_whole(&found) && second).then_some(found)
+    })
+}
+
+/// Returns the offset of the first byte that no use of the file system explains.
+fn first_altered(volume: &impl FileExt, own: &[u8; BYTES], backup: &[u8; BYTES]) -> Option<usize> {
+    // It may have grown since the backup was written, but not beyond its volume.
+    let (now, then) = (blocks(own), blocks(backup));
+    let block = 1024_u64.checked_shl(word(backup, LOG_BLOCK)).unwrap_or_default();
+    let end = now.checked_mul(block).and_then(|end| end.checked_sub(1));
+    let there = end.is_some_and(|end| volume.read_exact_at(&mut [0], end).is_ok());
+    if now < then || now > then && !there {
+        return Some(BLOCKS.0);
     }
-    if let Some(at) = (0..BYTES).find(|&at| differs(&own, &backup, at)) {
-        return Ok(Found::Damaged { at });
-    }
-    volume.write_all_at(&checksum(&own).to_le_bytes(), AT + CHECKSUM as u64)?;
-    Ok(Found::Mended)
+    (0..BYTES).find(|&at| differs(own, backup, at))
+}
+
+fn blocks(bytes: &[u8; BYTES]) -> u64 {
+    u64::from(word(bytes, BLOCKS.1)) << 32 | u64::from(word(bytes, BLOCKS.0))
 }
 
 fn is_superblock(bytes: &[u8; BYTES]) -> bool {
     let (at, magic) = MAGIC;
     bytes[at..at + 2] == magic && word(bytes, RO_COMPAT) & METADATA_CSUM != 0
+}
+
+fn is_whole(bytes: &[u8; BYTES]) -> bool {
+    is_superblock(bytes) && checksum(bytes) == stored(bytes)
+}
+
+/// Returns what superblock and descriptors say of their file system.
+///
+/// # Errors
+/// When the volume cannot be read.
+pub(super) fn marks(volume: &impl FileExt) -> io::Result<Marks> {
+    let mut own = [0; BYTES];
+    volume.read_exact_at(&mut own, AT)?;
+    let met = own[STATE] & ERRORS_MET != 0 || word(&own, ERROR_COUNT) != 0;
+    let damaged = met || !is_superblock(&own) || !descriptors::are_whole(volume, &own)?;
+    Ok(Marks { damaged, replay: own[INCOMPAT] & RECOVER != 0 })
+}
+
+/// What superblock and descriptors say of their file system.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Marks {
+    /// The kernel met errors in it since it was checked, or would not mount it.
+    pub(super) damaged: bool,
+    /// Its journal is to be replayed.
+    pub(super) replay: bool,
 }
 
 fn differs(own: &[u8; BYTES], backup: &[u8; BYTES], at: usize) -> bool {
@@ -166,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_torn_superblock_is_mended_and_an_altered_one_is_not() {
+    fn a_torn_superblock_is_mended() {
         let folder = tempfile::tempdir().unwrap();
         let Some(file) = volume(folder.path()) else { return };
         assert_eq!(mend(&file).unwrap(), Found::Whole);
@@ -181,9 +256,29 @@ mod tests {
         assert_eq!(mend(&file).unwrap(), Found::Whole);
         let checked = Command::new("e2fsck").arg("-fy").arg(folder.path().join("volume")).output();
         assert!(checked.unwrap().status.code().unwrap() <= 1);
-        // Something that never changes.
+    }
+
+    #[test]
+    fn an_altered_superblock_is_replaced_by_its_backup() {
+        let folder = tempfile::tempdir().unwrap();
+        let Some(file) = volume(folder.path()) else { return };
+        let path = folder.path().join("volume");
+        // An identity, a feature that nobody knows, fewer blocks, where the backup lies, and the magic.
+        for (at, bytes) in
+            [(0x68, 0x77), (0x63, 0x80), (0x05, 0x01), (PER_GROUP, 0x55), (MAGIC.0, 0x12)]
+        {
+            file.write_all_at(&[bytes], AT + at as u64).unwrap();
+            let found = mend(&file).unwrap();
+            let Found::Restored { at: told } = found else { panic!("{at:#x}: {found:?}") };
+            assert!(told == at || at == 0x05, "{told:#x} instead of {at:#x}");
+            assert_eq!(mend(&file).unwrap(), Found::Whole);
+            let checked = Command::new("e2fsck").arg("-fy").arg(&path).output().unwrap();
+            assert!(checked.status.code().unwrap() <= 1, "{at:#x}: {checked:?}");
+        }
+        // Without a backup there is nothing to be done.
+        file.write_all_at(&[0; BYTES], USUAL_BACKUP).unwrap();
         file.write_all_at(&[0x77], AT + 0x68).unwrap();
-        assert_eq!(mend(&file).unwrap(), Found::Damaged { at: 0x68 });
+        assert_eq!(mend(&file).unwrap(), Found::Damaged);
     }
 
     #[test]

@@ -4,10 +4,7 @@
 //! Whatever comes of it, PCR 15 is extended in the end: no program that starts later gets a key from
 //! the TPM any more.
 
-use std::{
-    fs, io,
-    path::{Path, PathBuf},
-};
+use std::{fs, io, path::Path};
 
 use lease::attestation;
 use types::{
@@ -20,7 +17,6 @@ use super::{
     keys::{self, Sealer},
     recovery::RecoveryKey,
     signature,
-    superblock::{self, Found},
     tpm::{LATCH_PCR, Tpm},
     volume::{self, Volume},
 };
@@ -41,7 +37,6 @@ pub fn main() {
     let root = Path::new("/");
     let mut sealer = sealer(root);
     let reports = open_all(&mut sealer);
-    mend(root, &reports);
     latch(&mut sealer, &reports);
     tell(root, &reports);
 }
@@ -114,37 +109,6 @@ fn hand_out(volume: &Volume) {
 pub fn escrowed(root: &Path) -> Vec<EscrowedKey> {
     let text = fs::read(root.join(ESCROW)).unwrap_or_default();
     serde_json::from_slice(&text).unwrap_or_default()
-}
-
-/// Mends what a power cut tore of the volumes' file systems, before they are mounted.
-fn mend(root: &Path, reports: &[VolumeReport]) {
-    for VolumeReport { name, .. } in reports {
-        let plain = || partitions::find(name).map(PathBuf::from);
-        let Some(device) = volume::mapped(root, name).or_else(plain) else { continue };
-        let opened = fs::File::options().read(true).write(true).open(&device);
-        let reason = match opened.and_then(|device| superblock::mend(&device)) {
-            Ok(Found::Whole) => continue,
-            Ok(Found::Mended) => {
-                "its superblock was written by half when the power went, and is whole again"
-                    .to_owned()
-            }
-            Ok(Found::Damaged { at }) => {
-                format!(
-                    "its superblock is damaged, at byte {at} of it: the volume cannot be mounted"
-                )
-            }
-            Ok(Found::AheadOfGroups) => {
-                "it was growing when the power went; what describes its new part was taken from its journal"
-                    .to_owned()
-            }
-            Ok(Found::GroupDamaged { group }) => format!(
-                "its block group {group} is not described as its checksum says: the volume cannot be mounted"
-            ),
-            Err(error) => format!("its superblock cannot be read: {error}"),
-        };
-        let place = if name == layout::STATE { "state" } else { "data" };
-        crate::init::kmsg::event(&Event::Trouble { place, reason });
-    }
 }
 
 /// Opens DATA; it is protected as well as STATE is.

@@ -6,6 +6,7 @@ mod orphans;
 mod server;
 mod space;
 mod unconfigured;
+mod volumes;
 
 use std::{
     fs, io,
@@ -116,10 +117,10 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
     if let Some(reason) = locked::reason(Path::new("/")) {
         locked::wait(&init, &reason).await;
     }
-    let key = match node_key(Path::new(STATE)) {
+    volumes::settle();
+    let key = match own_key().await {
         Ok(key) => key,
-        Err(error) => {
-            let reason = format!("the node's key cannot be read: {}", chain(&error));
+        Err(reason) => {
             // Nobody knows the node's name, so this is all there is to show.
             let (pages, page) = watch::channel(Page { release: release(), ..Page::default() });
             tokio::spawn(console::run(page));
@@ -133,6 +134,7 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
     // The file system is in use meanwhile, and has room for a start.
     tokio::task::spawn_blocking(session::grow_data);
     tokio::spawn(space::watch(&[STATE, DATA]));
+    tokio::spawn(volumes::watch());
     let found = config::settled(Path::new("/")).await;
     let overlay = match &found.spec {
         Ok(spec) => {
@@ -541,6 +543,20 @@ async fn show(pages: watch::Sender<Page>, shown: Shown) {
             _ = snapshot.changed() => {}
         }
     }
+}
+
+/// Returns the key that the node goes by, or why it has none.
+async fn own_key() -> Result<SigningKey, String> {
+    if let Some(reason) = volumes::state_out_of_reach() {
+        // Who wants to install over it says so, and needs a node to do it.
+        let found = config::settled(Path::new("/")).await;
+        if !found.spec.is_ok_and(|spec| spec.install.is_some()) {
+            return Err(reason);
+        }
+        eprintln!("{}", Event::Trouble { place: "state", reason });
+    }
+    node_key(Path::new(STATE))
+        .map_err(|error| format!("the node's key cannot be read: {}", chain(&error)))
 }
 
 /// Returns the node's key, which is made at the first start.

@@ -10,6 +10,9 @@ const REREAD_PARTITIONS: libc::c_ulong = 0x125f;
 /// `EXT4_IOC_RESIZE_FS`, `_IOW('f', 16, __u64)`.
 const RESIZE_EXT4: libc::c_ulong = 0x4008_6610;
 
+/// `EXT4_IOC_CHECKPOINT`, `_IOW('f', 43, __u32)`.
+const CHECKPOINT_EXT4: libc::c_ulong = 0x4004_662b;
+
 /// `BLKPG`, `_IO(0x12, 105)`.
 const PARTITION: libc::c_ulong = 0x1269;
 /// `BLKPG_RESIZE_PARTITION`.
@@ -65,5 +68,14 @@ pub(crate) fn reread_partitions(disk: BorrowedFd<'_>) -> io::Result<()> {
 pub(crate) fn resize_ext4(root: BorrowedFd<'_>, blocks: u64) -> io::Result<()> {
     // SAFETY: the ioctl reads one u64, which lives across the call.
     let result = unsafe { libc::ioctl(root.as_raw_fd(), RESIZE_EXT4, &raw const blocks) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Has the mounted ext4 that `root` is the root folder of write what only its journal has to its place. Fails
+/// with `ENOTTY` when it is another file system.
+pub(crate) fn checkpoint_ext4(root: BorrowedFd<'_>) -> io::Result<()> {
+    let flags: u32 = 0;
+    // SAFETY: the ioctl reads one u32, which lives across the call.
+    let result = unsafe { libc::ioctl(root.as_raw_fd(), CHECKPOINT_EXT4, &raw const flags) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }

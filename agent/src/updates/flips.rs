@@ -6,12 +6,10 @@
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 use std::{
-    env,
     fs::{self, File},
     io::Seek,
     os::unix::fs::FileExt,
     path::Path,
-    str::FromStr,
 };
 
 use update::{
@@ -26,6 +24,7 @@ use update::{
 };
 
 use super::{contents, journal, partition::Partition};
+use crate::testing::{Random, setting};
 
 /// Bits that are tried unless the environment says how many.
 const FLIPS: usize = 250;
@@ -40,33 +39,6 @@ const ACTIONS: usize = 20;
 /// The releases: the good one, and the one before.
 const GOOD: &str = "ID=holdfast\nVERSION_ID=1.0.1\n";
 const OLD: &str = "ID=holdfast\nVERSION_ID=1.0.0\n";
-
-/// Numbers that a seed decides: splitmix64, by Sebastiano Vigna, in the public domain.
-struct Random(u64);
-
-impl Random {
-    fn start() -> Self {
-        let seed = setting("HOLDFAST_FLIP_SEED").unwrap_or_else(|| {
-            let mut seed = [0; 8];
-            getrandom::fill(&mut seed).unwrap();
-            u64::from_le_bytes(seed)
-        });
-        println!("HOLDFAST_FLIP_SEED={seed}");
-        Self(seed)
-    }
-
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        usize::try_from((mixed ^ (mixed >> 31)) % limit as u64).unwrap()
-    }
-}
-
-fn setting<T: FromStr>(name: &str) -> Option<T> {
-    env::var(name).ok()?.parse().ok()
-}
 
 /// A program of a release: a PE file with one section, and something behind it.
 fn program(os_release: &str) -> Vec<u8> {
@@ -193,7 +165,7 @@ fn whatever_bit_of_the_partition_is_altered_it_is_mended_or_told() {
     // The boot sector's signature, without which there is no volume.
     assert_eq!(flip(510, 1), Outcome::Told);
 
-    let mut random = Random::start();
+    let mut random = Random::start("HOLDFAST_FLIP_SEED");
     let mut counts = [0; 3];
     for round in 0..setting("HOLDFAST_FLIPS").unwrap_or(FLIPS) {
         let lines = if round % 2 == 0 { &tables } else { &bytes };

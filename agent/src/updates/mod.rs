@@ -5,6 +5,7 @@
 //! `places` those that are no mirrors, `medium` the one that the node was started from, `shelf` what other
 //! nodes get. One task owns all of it.
 
+mod failure;
 mod fetch;
 mod health;
 mod journal;
@@ -25,7 +26,7 @@ mod peers_tests;
 pub use shelf::Shelf;
 
 use std::{
-    fs, io,
+    fs,
     path::Path,
     sync::Arc,
     time::{Duration, Instant},
@@ -53,7 +54,8 @@ use update::{
 };
 
 use self::{
-    fetch::{FetchFailure, Repository},
+    failure::{UpdateError, with_advice},
+    fetch::Repository,
     health::Health,
     medium::Medium,
     partition::Partition,
@@ -131,24 +133,6 @@ pub struct Parts {
     pub clock: Arc<Clock>,
     /// Where the state is shown.
     pub pages: watch::Sender<Page>,
-}
-
-/// Why something was not done.
-#[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "the message is the doc")]
-enum UpdateError {
-    #[error(transparent)]
-    Fat(#[from] FatError),
-    #[error("cannot {action} {path}")]
-    File { action: &'static str, path: String, source: io::Error },
-    #[error(transparent)]
-    Fetch(#[from] FetchFailure),
-    #[error("cannot set firmware's variables")]
-    Variables { source: io::Error },
-    #[error("firmware has no free number for a boot entry")]
-    NoNumber,
-    #[error("init does not answer")]
-    Init,
 }
 
 /// Returns the name of the release that runs, as the image says.
@@ -311,7 +295,7 @@ impl Task {
                     Ok(()) => continue,
                     Err(error) => {
                         self.fail(&error);
-                        chain(&error)
+                        self.view.trouble.clone()
                     }
                 }
             };
@@ -336,9 +320,13 @@ impl Task {
     }
 
     fn fail(&mut self, error: &UpdateError) {
-        let reason = chain(error);
+        let reason = with_advice(error);
         eprintln!("{}", Event::Trouble { place: "update", reason: reason.clone() });
         self.view.trouble = reason;
+        if error.is_full() {
+            // Looking whether there is room costs nothing.
+            self.failures = 0;
+        }
         let pause = PAUSE.saturating_mul(1 << self.failures.min(7)).min(LONGEST_PAUSE);
         self.failures += 1;
         self.rest_until = Instant::now() + pause;

@@ -12,11 +12,12 @@ use update::{
 };
 
 use super::{
-    PAUSE, Task, UpdateError,
+    PAUSE, Task,
+    failure::{UpdateError, with_advice},
     fetch::{Repository, Written},
     places,
 };
-use crate::{events::Event, floors, init::boot::chain};
+use crate::{events::Event, floors};
 
 impl Task {
     /// Looks at the repository when it is time to: now and then, and when a volume comes.
@@ -46,7 +47,7 @@ impl Task {
             }
             Err(error) => {
                 self.view.failed_checks += 1;
-                let reason = chain(&error);
+                let reason = with_advice(&error);
                 if reason != self.view.trouble {
                     eprintln!("{}", Event::Trouble { place: "update", reason: reason.clone() });
                 }

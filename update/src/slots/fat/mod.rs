@@ -70,7 +70,10 @@ pub enum FatError {
     NoFolder { path: String },
     #[error("{path}: its folder is full")]
     FolderFull { path: String },
-    #[error("the EFI system partition is full: {path} takes {needed} bytes and {free} are free")]
+    #[error(
+        "the EFI system partition is full: {path} takes {needed} bytes and {free} are free; remove what \
+         others have put there"
+    )]
     Full { path: String, needed: u64, free: u64 },
     #[error("{path}: what was written is not what is read back; the disk does not keep its data")]
     Differs { path: String },

@@ -1,0 +1,211 @@
+//! The files of STATE and DATA know their names. Where a disk altered a folder, e2fsck keeps what lay in it,
+//! but under numbers in `lost+found`, or under the altered name; so each file and folder has an extended
+//! attribute with its path below the volume, and goes back there.
+//!
+//! Names follow files: what was moved by the node has its new name by the next round. Nothing is moved unless
+//! the volume was mended at this start, and nothing that has a place is ever replaced.
+
+use std::{
+    ffi::OsStr,
+    fs::{self, File},
+    io,
+    os::unix::ffi::OsStrExt,
+    path::{Component, Path, PathBuf},
+};
+
+use rustix::{
+    buffer::spare_capacity,
+    fs::{XattrFlags, lgetxattr, lsetxattr},
+};
+
+/// The attribute. The shorter it is, the more often it fits into the inode.
+const NAME: &str = "user.path";
+/// Longest path that is kept, in bytes.
+const MAX_PATH: usize = 255;
+/// Most entries of a volume that are looked at.
+const MAX_ENTRIES: usize = 65_536;
+/// Where e2fsck puts what lost its name.
+pub const FOUND: &str = "lost+found";
+/// What is not named: e2fsck's own folder, and content, which has its digest as its name and is fetched anew.
+const NAMELESS: [&str; 2] = [FOUND, "content"];
+/// Ends of the names of what is not whole yet.
+const UNFINISHED: [&str; 3] = ["new", "partial", "unfinished"];
+
+/// What became of files that had lost their names.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Restored {
+    /// They are where they belong again.
+    pub back: Vec<String>,
+    /// They stay in `lost+found`, under numbers: nobody knows their names, or something else has them.
+    pub left: usize,
+}
+
+/// Gives all files below `root` their names. Returns how many were new.
+///
+/// # Errors
+/// When a folder cannot be read. A file system that has no attributes, or no room for them, is no error.
+pub fn keep(root: &Path) -> io::Result<usize> {
+    let mut new = 0;
+    for path in entries(root)? {
+        let Ok(place) = path.strip_prefix(root) else { continue };
+        let first = place.components().next().map(Component::as_os_str);
+        let nameless = NAMELESS.iter().any(|name| first == Some(OsStr::new(name)));
+        let unfinished = |end: &OsStr| UNFINISHED.iter().any(|name| end == *name);
+        let bytes = place.as_os_str().as_bytes();
+        if nameless || path.extension().is_some_and(unfinished) || bytes.len() > MAX_PATH {
+            continue;
+        }
+        if name_of(&path).is_none_or(|name| name.as_os_str().as_bytes() != bytes)
+            && lsetxattr(&path, NAME, bytes, XattrFlags::empty()).is_ok()
+        {
+            new += 1;
+        }
+    }
+    Ok(new)
+}
+
+/// Moves every file below `root` to where its name says, if nothing is there.
+///
+/// # Errors
+/// When a folder cannot be read, or a file cannot be moved.
+pub fn restore(root: &Path) -> io::Result<Restored> {
+    let mut restored = Restored::default();
+    // Each round moves one, a folder before what is in it.
+    for _ in 0..MAX_ENTRIES {
+        let Some((from, name)) = misplaced(root)? else { break };
+        let to = root.join(&name);
+        to.parent().map_or(Ok(()), fs::create_dir_all)?;
+        fs::rename(&from, &to)?;
+        restored.back.push(name.display().to_string());
+    }
+    let found = root.join(FOUND);
+    if found.is_dir() {
+        for path in entries(&found)?.into_iter().rev() {
+            // Folders whose files went back; one that is not empty stays.
+            if fs::remove_dir(&path).is_err() && !path.is_dir() {
+                restored.left += 1;
+            }
+        }
+    }
+    if !restored.back.is_empty() {
+        rustix::fs::syncfs(File::open(root)?)?;
+    }
+    Ok(restored)
+}
+
+/// Returns a file that is not where its name says, and that name, which is free; the shortest one.
+fn misplaced(root: &Path) -> io::Result<Option<(PathBuf, PathBuf)>> {
+    let named = entries(root)?.into_iter().filter_map(|path| {
+        let name = name_of(&path)?;
+        let place = path.strip_prefix(root).ok()?;
+        // A name that cannot be looked up is not free.
+        let free = matches!(root.join(&name).try_exists(), Ok(false));
+        (place != name && free && !name.starts_with(place)).then_some((path, name))
+    });
+    Ok(named.min_by_key(|(_, name)| name.components().count()))
+}
+
+/// Returns the name that a file has been given, if it is a path below the volume.
+fn name_of(path: &Path) -> Option<PathBuf> {
+    let mut bytes = Vec::with_capacity(MAX_PATH);
+    lgetxattr(path, NAME, spare_capacity(&mut bytes)).ok()?;
+    let name = PathBuf::from(OsStr::from_bytes(&bytes));
+    let good = name.components().all(|part| matches!(part, Component::Normal(_)));
+    (good && name.components().next().is_some()).then_some(name)
+}
+
+/// Returns all files and folders below `root`, a folder before what is in it. Links are not followed. What
+/// cannot be read is left out: nothing in it can be helped.
+fn entries(root: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    let mut next = 0;
+    let mut listed = fs::read_dir(root)?;
+    loop {
+        for entry in listed.by_ref().flatten() {
+            let known = entry.file_type().is_ok_and(|kind| kind.is_dir() || kind.is_file());
+            if known && found.len() < MAX_ENTRIES {
+                found.push(entry.path());
+            }
+        }
+        listed = loop {
+            let Some(path) = found.get(next) else { return Ok(found) };
+            next += 1;
+            let folder = path.symlink_metadata().is_ok_and(|facts| facts.is_dir());
+            if let Some(listed) = folder.then(|| fs::read_dir(path).ok()).flatten() {
+                break listed;
+            }
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
+    use super::*;
+
+    /// A folder on a file system that keeps attributes, with files as a node has them.
+    fn volume() -> Option<tempfile::TempDir> {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path();
+        fs::create_dir_all(root.join("disk-keys/a")).unwrap();
+        fs::create_dir_all(root.join("content")).unwrap();
+        fs::create_dir_all(root.join(FOUND)).unwrap();
+        for name in ["node.key", "disk-keys/a/disk.key", "content/x", "agent.redb.new"] {
+            fs::write(root.join(name), name).unwrap();
+        }
+        if keep(root).unwrap() == 0 {
+            println!("skipped: names of files: the file system below {root:?} keeps none");
+            return None;
+        }
+        assert_eq!(keep(root).unwrap(), 0, "they have them");
+        Some(folder)
+    }
+
+    #[test]
+    fn what_lost_its_name_goes_back_and_nothing_else_is_moved() {
+        let Some(folder) = volume() else { return };
+        let root = folder.path();
+        assert_eq!(restore(root).unwrap(), Restored::default());
+        fs::rename(root.join("disk-keys"), root.join(FOUND).join("#12")).unwrap();
+        fs::rename(root.join("node.key"), root.join("nod\u{1}.key")).unwrap();
+        fs::rename(root.join("content/x"), root.join(FOUND).join("#13")).unwrap();
+        let mut restored = restore(root).unwrap();
+        restored.back.sort();
+        assert_eq!(
+            restored,
+            Restored { back: vec!["disk-keys".into(), "node.key".into()], left: 1 }
+        );
+        for name in ["node.key", "disk-keys/a/disk.key"] {
+            assert_eq!(fs::read_to_string(root.join(name)).unwrap(), name);
+        }
+        assert_eq!(restore(root).unwrap(), Restored { back: Vec::new(), left: 1 });
+    }
+
+    #[test]
+    fn a_folder_that_was_lost_is_made_again_and_what_has_its_place_stays() {
+        let Some(folder) = volume() else { return };
+        let root = folder.path();
+        // The folders' inodes are gone, and something new has one of the names.
+        fs::rename(root.join("disk-keys/a/disk.key"), root.join(FOUND).join("#14")).unwrap();
+        fs::remove_dir_all(root.join("disk-keys")).unwrap();
+        fs::rename(root.join("node.key"), root.join(FOUND).join("#15")).unwrap();
+        fs::write(root.join("node.key"), "new").unwrap();
+        let restored = restore(root).unwrap();
+        assert_eq!(restored, Restored { back: vec!["disk-keys/a/disk.key".into()], left: 1 });
+        assert_eq!(fs::read_to_string(root.join("node.key")).unwrap(), "new");
+    }
+
+    #[test]
+    fn names_follow_files_and_lead_nowhere_else() {
+        let Some(folder) = volume() else { return };
+        let root = folder.path();
+        fs::rename(root.join("node.key"), root.join("node.key.damaged")).unwrap();
+        assert_eq!(keep(root).unwrap(), 1);
+        assert_eq!(restore(root).unwrap().back, Vec::<String>::new());
+        for name in ["../out", "/out", ""] {
+            let flags = XattrFlags::empty();
+            lsetxattr(root.join("node.key.damaged"), NAME, name.as_bytes(), flags).unwrap();
+            assert_eq!(restore(root).unwrap().back, Vec::<String>::new(), "{name}");
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! What a disk altered in STATE and DATA, seen from the service: files that lost their names get them back,
+//! errors that the kernel meets are told, and a STATE that cannot be mounted is not replaced by a new one.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    io,
+    os::fd::AsFd,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use update::disk::layout;
+
+use super::{DATA, STATE};
+use crate::{
+    events::Event,
+    init::partitions,
+    install::runs_from_memory,
+    seal::{check, names},
+    sys,
+};
+
+/// How often new files get names, and how often errors are looked for.
+const LOOK: Duration = Duration::from_secs(30);
+
+/// Where the volumes belong.
+const PLACES: [(&str, &str, &str); 2] =
+    [(layout::STATE, STATE, "state"), (layout::DATA, DATA, "data")];
+
+/// Brings back what lost its name in volumes that were mended at this start, and says so. Nothing happens the
+/// second time.
+pub(super) fn settle() {
+    let path = Path::new("/").join(check::MENDED);
+    let Ok(mended) = fs::read_to_string(&path) else { return };
+    for (name, at, place) in PLACES {
+        if mended.lines().any(|line| line == name)
+            && let Some(reason) = restored(Path::new(at))
+        {
+            eprintln!("{}", Event::Trouble { place, reason });
+        }
+    }
+    if let Err(error) = fs::remove_file(&path) {
+        let reason = format!("{}: {error}", path.display());
+        eprintln!("{}", Event::Trouble { place: "volumes", reason });
+    }
+}
+
+/// Returns what is to be said of files that had lost their names.
+fn restored(root: &Path) -> Option<String> {
+    let found = root.join(names::FOUND);
+    match names::restore(root) {
+        Err(error) => Some(format!("what lost its name stays in {}: {error}", found.display())),
+        Ok(restored) => {
+            let back = (!restored.back.is_empty()).then(|| {
+                format!("lost their names and have them again: {}", restored.back.join(", "))
+            });
+            let left = (restored.left > 0).then(|| {
+                format!("{} files stay without names in {}", restored.left, found.display())
+            });
+            let said: Vec<String> = [back, left].into_iter().flatten().collect();
+            (!said.is_empty()).then(|| said.join("; "))
+        }
+    }
+}
+
+/// Why the node must not serve: it has a STATE that was not mounted. In its place would be a node that knows
+/// neither its name nor its leases. `None` when STATE is there, or there is none.
+pub(super) fn state_out_of_reach() -> Option<String> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let device = partitions::find(layout::STATE).filter(|_| runs_from_memory(&mounts))?;
+    Some(format!(
+        "STATE is on {device} and cannot be mounted; nothing on it was given up. Restart the server if its \
+         disk can be helped, or install the node anew, as another one"
+    ))
+}
+
+/// Gives new files their names, writes what only STATE's journal has to its place, and tells errors in the
+/// volumes' file systems, for ever.
+pub(super) async fn watch() {
+    let mut told = BTreeMap::new();
+    loop {
+        let looked = tokio::task::spawn_blocking(move || {
+            look(&mut told);
+            told
+        });
+        told = looked.await.expect("nothing in it panics, and nothing cancels it");
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+fn look(told: &mut BTreeMap<&'static str, u64>) {
+    // Where a disk alters a journal, nobody knows what it held behind that. What does not work here shows in the
+    // errors that the kernel counts; and in memory there is no journal.
+    let state = File::open(STATE);
+    state.and_then(|state| sys::block::checkpoint_ext4(state.as_fd())).ok();
+    for (_, at, place) in PLACES {
+        // A folder that cannot be read is an error that the kernel counts.
+        names::keep(Path::new(at)).ok();
+        let Ok(count) = errors(Path::new(at)) else { continue };
+        if let Some(reason) = judge(at, count, told.entry(place).or_default()) {
+            eprintln!("{}", Event::Trouble { place, reason });
+        }
+    }
+}
+
+/// Returns what is new about the errors of a file system.
+fn judge(at: &str, count: u64, told: &mut u64) -> Option<String> {
+    let new = count > *told;
+    *told = count;
+    new.then(|| {
+        format!(
+            "the file system of {at} is damaged: the kernel met {count} errors in it, and refuses what they are \
+             about; all else is in use, and the next start of the server mends what can be mended"
+        )
+    })
+}
+
+/// Returns how many errors the kernel met in the file system mounted at `path` since it was checked.
+fn errors(path: &Path) -> io::Result<u64> {
+    let device = rustix::fs::stat(path)?.st_dev;
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    let device = fs::canonicalize(format!("/sys/dev/block/{major}:{minor}"))?;
+    let name = device.file_name().map(PathBuf::from).unwrap_or_default();
+    let text = fs::read_to_string(Path::new("/sys/fs/ext4").join(name).join("errors_count"))?;
+    text.trim().parse().map_err(io::Error::other)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_are_told_when_they_are_new() {
+        let mut told = 0;
+        assert_eq!(judge("/data", 0, &mut told), None);
+        let first = judge("/data", 2, &mut told);
+        assert!(first.is_some_and(|reason| reason.contains("2 errors")));
+        assert_eq!(judge("/data", 2, &mut told), None);
+        assert!(judge("/data", 3, &mut told).is_some());
+        assert!(errors(Path::new("/proc")).is_err(), "no such file system");
+    }
+}
