@@ -1,10 +1,12 @@
 //! The program itself, behind its walls, with a guest of a few instructions: what its API does to
-//! the guest. Needs root and a KVM that runs 32-bit code; where there is none, each test says so.
+//! the guest. Needs root and a KVM that runs guests; where there is none, each test says so.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod deadline;
 mod guest;
+#[path = "../common/kvm.rs"]
+mod kvm;
 mod launch;
 
 use std::time::{Duration, Instant};
