@@ -9,6 +9,7 @@
 //! | 0x602..604  | r/w    | PM1 enable                                     |
 //! | 0x604..606  | r/w    | PM1 control: bit 0 SCI on, 12:10 type, 13 sleep |
 //! | 0x608..60c  | r      | PM timer, 3.579545 MHz, 32 bits                |
+//! | 0x60c       | r/w    | what the guest says of its sleep: bit 0 asleep; our own, for `_DSM` |
 //! | 0xcf9       | r/w    | reset control: bits 2 and 1                    |
 //! | 0x64        | r/w    | keyboard controller: 0xfe pulses reset         |
 //! | 0x92        | r/w    | system control A: bit 1 A20, always on; 0 reset |
@@ -20,13 +21,18 @@ use crate::irq::{InterruptLine, Level};
 /// First of the PM ports.
 pub const PM_BASE: u16 = 0x600;
 /// Number of PM ports.
-pub const PM_LENGTH: u16 = 12;
+pub const PM_LENGTH: u16 = 13;
 /// PM1 event block.
 pub const PM1_EVENT: u16 = PM_BASE;
 /// PM1 control block.
 pub const PM1_CONTROL: u16 = PM_BASE + 4;
 /// PM timer block.
 pub const PM_TIMER: u16 = PM_BASE + 8;
+/// Register of the guest's sleep, which the chipset's datasheet leaves free: the AML method that an
+/// operating system calls on its way into sleep and out of it writes it.
+pub const SLEEP_PORT: u16 = PM_BASE + 12;
+/// What the method writes there on the way in; on the way out it is 0.
+pub const ASLEEP: u8 = 1 << 0;
 /// Reset control register.
 pub const RESET_PORT: u16 = 0xcf9;
 /// What the guest writes there to reset.
@@ -75,19 +81,26 @@ pub struct Power {
     control: u16,
     /// How often the uppermost bit of the timer has changed, as far as that was noted.
     carries: u128,
+    sleep: u8,
     sci: Arc<dyn InterruptLine>,
 }
 
 impl Power {
     /// Makes the registers, with ACPI mode already on, interrupting through `sci`.
     pub fn new(sci: Arc<dyn InterruptLine>) -> Self {
-        Self { status: 0, enable: 0, control: SCI_ENABLE, carries: 0, sci }
+        Self { status: 0, enable: 0, control: SCI_ENABLE, carries: 0, sleep: 0, sci }
     }
 
     /// Presses the power button.
     pub fn press_button(&mut self) {
         self.status |= POWER_BUTTON;
         self.update();
+    }
+
+    /// Returns whether the guest says that it sleeps. Its processors idle then, and the power button is
+    /// among what wakes it.
+    pub fn is_asleep(&self) -> bool {
+        self.sleep & ASLEEP != 0
     }
 
     /// Returns how long after `uptime` the timer carries next: somebody has to look then, because the
@@ -117,7 +130,7 @@ impl Power {
         let timer = ticks(uptime).to_le_bytes();
         let registers = [
             status0, status1, enable0, enable1, control0, control1, 0, 0, timer[0], timer[1],
-            timer[2], timer[3],
+            timer[2], timer[3], self.sleep,
         ];
         registers.get(usize::from(offset)).copied().unwrap_or(0xff)
     }
@@ -134,6 +147,7 @@ impl Power {
                 3 => self.enable = self.enable & 0x00ff | u16::from(byte) << 8,
                 4 => self.control = self.control & 0xff00 | u16::from(byte) | SCI_ENABLE,
                 5 => self.control = self.control & 0x00ff | u16::from(byte) << 8,
+                12 => self.sleep = byte & ASLEEP,
                 _ => {}
             }
         }
@@ -223,6 +237,20 @@ mod tests {
         assert_eq!(control(5 << 10 | 1 << 13), Request::Off);
         assert_eq!(control(1 << 10 | 1 << 13), Request::None);
         assert_eq!(power.read(4, Duration::ZERO) & 1, 1);
+    }
+
+    #[test]
+    fn the_guest_says_that_it_sleeps_and_that_it_does_no_longer() {
+        let (mut power, _) = power();
+        let offset = SLEEP_PORT - PM_BASE;
+        let mut said = |byte| {
+            assert_eq!(power.write(offset, &[byte], Duration::ZERO), Request::None);
+            (power.is_asleep(), power.read(offset, Duration::ZERO))
+        };
+        assert_eq!(
+            [said(0xff), said(0xfe), said(1), said(0)],
+            [(true, 1), (false, 0), (true, 1), (false, 0)]
+        );
     }
 
     #[test]

@@ -84,6 +84,26 @@ fn a_guest_that_panics_is_told_and_runs_on() {
 }
 
 #[test]
+fn a_guest_that_sleeps_is_told_until_it_wakes() {
+    let Some(machine) = start(1, |_| {}) else { return };
+    let becomes = |expected: &str| {
+        assert_eq!(machine.post("/v1/console", b"s").status, 200);
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while phase(&machine) != expected {
+            assert!(Instant::now() < deadline, "{} instead of {expected}", phase(&machine));
+        }
+    };
+    assert_eq!(phase(&machine), "running");
+    becomes("sleeping");
+    // A pause says more, and its end leaves the guest asleep.
+    assert_eq!(machine.post("/v1/pause", b"").status, 202);
+    assert_eq!(phase(&machine), "paused");
+    assert_eq!(machine.post("/v1/resume", b"").status, 202);
+    assert_eq!(phase(&machine), "sleeping");
+    becomes("running");
+}
+
+#[test]
 fn an_interrupt_that_cannot_be_masked_arrives() {
     let Some(mut machine) = start(1, |_| {}) else { return };
     assert_eq!(machine.post("/v1/power", br#"{"action":"nmi"}"#).status, 202);
