@@ -123,7 +123,8 @@ fn sleep_method() -> Vec<u8> {
         let for_us = Equal::new(&Arg(0), &uuid);
         body.push(Raw(bytes(&If::new(&for_us, vec![&functions, &entry, &exit]))));
     }
-    let nothing = BufferData::new(vec![0]);
+    // As long as the answer above: Linux reads four bytes, however few there are.
+    let nothing = BufferData::new(vec![0; 4]);
     body.push(Raw(bytes(&Return::new(&nothing))));
     let children = body.iter().map(|part| part as &dyn Aml).collect();
     bytes(&Method::new(Path::new("_DSM"), 4, true, children))

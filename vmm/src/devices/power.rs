@@ -6,7 +6,7 @@
 //! | Port        | Access | Register                                       |
 //! |-------------|--------|------------------------------------------------|
 //! | 0x600..602  | r/w1c  | PM1 status: bit 0 timer carry, 8 power button  |
-//! | 0x602..604  | r/w    | PM1 enable                                     |
+//! | 0x602..604  | r/w    | PM1 enable: the same bits, and bit 5 global lock |
 //! | 0x604..606  | r/w    | PM1 control: bit 0 SCI on, 12:10 type, 13 sleep |
 //! | 0x608..60c  | r      | PM timer, 3.579545 MHz, 32 bits                |
 //! | 0x60c       | r/w    | what the guest says of its sleep: bit 0 asleep; our own, for `_DSM` |
@@ -51,7 +51,13 @@ pub const SLEEP_OFF: u8 = 5;
 /// The uppermost bit of the PM timer has changed.
 const TIMER_CARRY: u16 = 1 << 0;
 const POWER_BUTTON: u16 = 1 << 8;
+/// Enable bits that there are: of the timer, the global lock, the button (ACPI 6.5 table 4.17; no
+/// sleep button, no clock that wakes).
+const ENABLES: u16 = TIMER_CARRY | 1 << 5 | POWER_BUTTON;
 const SCI_ENABLE: u16 = 1 << 0;
+/// Control bits that keep what is written: SCI on, bus master reload, sleep type (ACPI 6.5 table
+/// 4.18). Releasing the global lock and sleeping are orders, which read as zero.
+const CONTROLS: u16 = SCI_ENABLE | 1 << 1 | 7 << 10;
 const SLEEP_ENABLE: u16 = 1 << 13;
 const KEYBOARD_RESET: u8 = 0xfe;
 const CONTROL_A_RESET: u8 = 1 << 0;
@@ -143,8 +149,8 @@ impl Power {
             match at {
                 0 => self.status &= !u16::from(byte),
                 1 => self.status &= !(u16::from(byte) << 8),
-                2 => self.enable = self.enable & 0xff00 | u16::from(byte),
-                3 => self.enable = self.enable & 0x00ff | u16::from(byte) << 8,
+                2 => self.enable = self.enable & 0xff00 | u16::from(byte) & ENABLES,
+                3 => self.enable = self.enable & 0x00ff | u16::from(byte) << 8 & ENABLES,
                 4 => self.control = self.control & 0xff00 | u16::from(byte) | SCI_ENABLE,
                 5 => self.control = self.control & 0x00ff | u16::from(byte) << 8,
                 12 => self.sleep = byte & ASLEEP,
@@ -154,7 +160,7 @@ impl Power {
         self.update();
         let off =
             self.control & SLEEP_ENABLE != 0 && self.control >> 10 & 7 == u16::from(SLEEP_OFF);
-        self.control &= !SLEEP_ENABLE;
+        self.control &= CONTROLS;
         if off { Request::Off } else { Request::None }
     }
 
@@ -237,6 +243,14 @@ mod tests {
         assert_eq!(control(5 << 10 | 1 << 13), Request::Off);
         assert_eq!(control(1 << 10 | 1 << 13), Request::None);
         assert_eq!(power.read(4, Duration::ZERO) & 1, 1);
+    }
+
+    #[test]
+    fn only_what_there_is_can_be_switched_on() {
+        let (mut power, _) = power();
+        power.write(2, &[0xff, 0xff, 0xff, 0x1f], Duration::ZERO);
+        let kept: Vec<u8> = (2..6).map(|at| power.read(at, Duration::ZERO)).collect();
+        assert_eq!(kept, [0x21, 0x01, 0x03, 0x1c]);
     }
 
     #[test]

@@ -65,6 +65,8 @@ const ROLE_BASED: u32 = 1 << 15;
 const LINK_EVENTS: u16 = 1 << 11 | 1 << 14 | 1 << 15;
 /// Link status: the data link layer is active.
 const LINK_ACTIVE: u16 = 1 << 13;
+/// Link capabilities: the greatest speed and width.
+const LINK_MOST: u16 = 0x03ff;
 /// Link capabilities: the port reports the data link layer's state.
 const LINK_ACTIVE_CAPABLE: u32 = 1 << 20;
 /// Link control: the link is disabled.
@@ -251,12 +253,17 @@ impl Port {
     }
 
     /// Puts a device with `link` into the slot and tells the guest, which gives it power; the
-    /// slot's watch hears of that.
+    /// slot's watch hears of that. The port says that it can have that link: no link is faster or wider
+    /// than its port (PCIe 6.0 §7.5.3.6, §7.5.3.8).
     pub fn insert(&mut self, link: Link) -> io::Result<()> {
         let registers = link.registers();
-        let speeds = registers.link_capabilities2;
+        let most = self.config.read_u16(EXPRESS_AT + 0x0c) & !LINK_MOST;
+        let [low, high, ..] = registers.link_capabilities.to_le_bytes();
+        let most = most | u16::from_le_bytes([low, high]) & LINK_MOST;
+        self.config.set(EXPRESS_AT + 0x0c, &most.to_le_bytes());
         self.config.set(EXPRESS_AT + 0x12, &registers.link_status.to_le_bytes());
-        self.config.set(EXPRESS_AT + 0x2c, &speeds.to_le_bytes());
+        self.config.set(EXPRESS_AT + 0x2c, &registers.link_capabilities2.to_le_bytes());
+        self.config.set(EXPRESS_AT + 0x30, &registers.link_control2.to_le_bytes());
         self.change(|slot, config| slot.insert(config))
     }
 

@@ -200,6 +200,7 @@ fn what_is_not_there_cannot_be_switched_on() {
     let before = half(&mut port, CONTROL);
     port.write_config(CONTROL, &[0xff, 0xff]);
     assert_eq!((half(&mut port, CONTROL), half(&mut port, STATUS)), (before, 1 << 6));
+    assert_eq!(before, 0, "indicators that the slot does not have");
 }
 
 #[test]
@@ -229,6 +230,21 @@ fn an_empty_slot_is_plugged_powered_and_connected() {
     assert_eq!((half(&mut port, STATUS), fired(&recorder)), (1 << 8 | 1 << 6, 4));
     assert_eq!(half(&mut port, LINK_STATUS), 5 | 16 << 4 | LINK_ACTIVE);
     assert!(port.buses().is_some());
+}
+
+#[test]
+fn no_link_is_faster_or_wider_than_its_port_says() {
+    let (mut port, _) = hot_port();
+    let before = word(&mut port, EXPRESS_AT + 0x0c);
+    port.insert(GEN5).expect("recorded");
+    port.connect().expect("recorded");
+    assert_eq!(word(&mut port, EXPRESS_AT + 0x0c), before & !0x3ff | 5 | 16 << 4);
+    assert_eq!(word(&mut port, EXPRESS_AT + 0x2c), 0b11_1110);
+    assert_eq!(half(&mut port, EXPRESS_AT + 0x30), 5);
+    assert_eq!(port.link(), GEN5);
+    port.remove().expect("recorded");
+    port.insert(Link { speed: 1, width: 1 }).expect("recorded");
+    assert_eq!(word(&mut port, EXPRESS_AT + 0x0c), before);
 }
 
 #[test]
