@@ -260,7 +260,7 @@ impl Slot {
         let Registers { control, status } = registers(config);
         let link = if control & LINK_ENABLE != 0 { LINK_CHANGED } else { 0 };
         let enabled = control & (BUTTON | PRESENCE_CHANGED | COMMAND_COMPLETED) | link;
-        let due = control & INTERRUPT_ENABLE != 0 && status & enabled != 0;
+        let due = control & INTERRUPT_ENABLE != 0 && status & enabled != 0 && config.is_awake();
         let level = if due { Level::High } else { Level::Low };
         // The status register tells of the pin alone (PCIe 6.0 §7.5.1.1.4).
         config.set_interrupt_status(if message.is_none() { level } else { Level::Low });
