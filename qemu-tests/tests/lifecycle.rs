@@ -103,6 +103,7 @@ fn a_machine_lives_as_its_renter_wants_and_loses_nothing() {
     machine.run(&format!("printf '{MARKER}' > /dev/vda; sync; touch /run/before"));
     stop_and_start(&machine, &host);
     restart(&machine);
+    stop_while_it_sleeps(&machine, &host);
     renew(&machine, &request);
     recording.machine(&machine.id, 2).unwrap();
     reboot_the_node(&machine, &mut host);
@@ -154,6 +155,26 @@ fn restart(machine: &Machine<'_>) {
     while !again() {
         assert!(std::time::Instant::now() < limit, "the guest did not start anew");
     }
+    machine.disk_still_holds_the_marker();
+}
+
+/// A guest that sleeps is shown so. Its stop wakes it, and then it ends by itself, in its grace.
+fn stop_while_it_sleeps(machine: &Machine<'_>, host: &Host) {
+    machine.run("(sleep 1; echo freeze > /sys/power/state) < /dev/null > /dev/null 2>&1 &");
+    let sleeps =
+        |shown: &Value| shown["detail"].as_str().is_some_and(|said| said.contains("sleeps"));
+    let show = ["machines", "show", &machine.id];
+    let shown = machine.scene.renter().wait(&show, SOON, sleeps).unwrap();
+    assert_eq!(shown["state"], "running", "{shown:#}");
+    let mark = host.serial.mark();
+    machine.ask("stop");
+    let stopped = machine.wait_until("stopped");
+    assert!(stopped["detail"].as_str().unwrap().contains("powered off"), "{stopped:#}");
+    let log = &host.serial.text()[mark..];
+    assert!(log.contains("event=machine-button") && !log.contains("event=machine-forced"), "{log}");
+    machine.ask("start");
+    machine.wait_until("running");
+    machine.wait_until_ready();
     machine.disk_still_holds_the_marker();
 }
 

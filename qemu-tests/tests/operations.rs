@@ -12,6 +12,8 @@ use types::vm::{CoreScheduling, HyperV, exit};
 const GUEST_LIMIT: Duration = Duration::from_secs(240);
 /// How long a command may take.
 const SOON: Duration = Duration::from_secs(90);
+/// How long a guest has to end by itself: to wake, to see the next press, and to power off.
+const GRACE_MS: u64 = 60_000;
 /// How long a guest is left asleep.
 const ASLEEP: Duration = Duration::from_secs(15);
 
@@ -118,7 +120,11 @@ fn a_guest_that_sleeps_is_woken_by_the_power_button() {
         // Long enough for a guest that does not sleep at all, or not for long, to say so.
         std::thread::sleep(ASLEEP);
         assert_eq!(awake(&mut bed), before, "{kind}: the guest does not stay asleep");
-        assert_eq!(get(&mut bed, machine, "/v1/state")["phase"], "running");
+        assert_eq!(get(&mut bed, machine, "/v1/state")["phase"], "sleeping", "{kind}");
+        // A pause and its end leave it asleep.
+        assert_eq!(post(&mut bed, machine, "/v1/pause", ""), 202);
+        assert_eq!(post(&mut bed, machine, "/v1/resume", ""), 202);
+        assert_eq!(get(&mut bed, machine, "/v1/state")["phase"], "sleeping", "{kind}");
         assert_eq!(post(&mut bed, machine, "/v1/power", r#"{"action":"button"}"#), 202);
         let deadline = std::time::Instant::now() + SOON;
         while awake(&mut bed) == before {
@@ -141,14 +147,22 @@ fn a_guest_that_sleeps_is_woken_by_the_power_button() {
             }
         };
         assert_eq!(read, "1048576\n");
+        assert_eq!(get(&mut bed, machine, "/v1/state")["phase"], "running", "{kind}");
         assert_eq!(bed.run(machine, "head -c 64 /dev/hwrng | wc -c", SOON).unwrap(), "64\n");
         assert_eq!(bed.run(machine, "nproc", SOON).unwrap(), "2\n");
         let bad =
             bed.run(machine, "dmesg | grep -ci 'lockup\\|stall\\|failed to resume' || true", SOON);
         assert_eq!(bad.unwrap(), "0\n");
     }
-    // Awake, the same button means the end, as ever.
-    assert_eq!(post(&mut bed, machine, "/v1/power", r#"{"action":"button"}"#), 202);
+    // One that sleeps when its end is near is woken first and asked again, and ends by itself.
+    bed.type_line(machine, "echo freeze > /sys/power/state").unwrap();
+    std::thread::sleep(ASLEEP);
+    let state = get(&mut bed, machine, "/v1/state");
+    assert_eq!(state["phase"], "sleeping");
+    let at = state["boot_ms"].as_u64().unwrap() + GRACE_MS;
+    let deadline = format!(r#"{{"at_boot_ms":{at},"grace_ms":{GRACE_MS}}}"#);
+    assert_eq!(bed.call(machine, ("PUT", "/v1/deadline"), &deadline).unwrap().status, 202);
     let (status, log) = bed.wait_exit(machine, SOON).unwrap();
     assert_eq!(status, exit::POWERED_OFF, "{log}");
+    assert_eq!(log.matches("the deadline is near").count(), 1, "{log}");
 }

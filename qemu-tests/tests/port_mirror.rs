@@ -1,14 +1,19 @@
 //! The tree that a guest sees is the host's: a switch with a disk and a network card below a root
 //! port, on a root complex near the guest's second NUMA node. Registers are compared one by one,
-//! as `lspci -vvv` prints them.
+//! as `lspci -vvv` prints them; what SMBIOS says of slots and caches is compared with them, as dmidecode
+//! prints it.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 use std::{collections::BTreeMap, fs, path::Path, time::Duration};
 
+use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
 use qemu_tests::{
     bed::{Bed, BedOptions, Plan, guest},
-    harness::host::HostOptions,
+    harness::{
+        dmi::{self, Structure},
+        host::HostOptions,
+    },
 };
 use types::{
     topology::{AccessControl, Below, NumaNode, Port, PortRegisters, RootComplex, Topology},
@@ -239,8 +244,93 @@ fn the_guest_sees_the_ports_of_the_host() {
     assert_eq!(said, "1\n0-1\n25 10\n/sys/devices/pci0000:00 /sys/devices/pci0000:80\n");
 
     let disk = seen.find(0x1b36, 0x0010).to_owned();
+    let tables = tables(&mut bed, machine, folder.path());
+    slots_are_told_as_they_are(&tables, &seen, [&disk, &found]);
+    caches_are_told_as_they_are(&tables, &mut bed, machine);
     let port = seen.above(&disk).pop().unwrap();
     a_secondary_bus_reset_reaches_the_disk(&mut bed, machine, (&disk, &port));
+}
+
+/// Reads the guest's SMBIOS tables.
+fn tables(bed: &mut Bed, machine: u32, folder: &Path) -> Vec<Structure> {
+    let mut read = |name: &str| {
+        let command = format!("base64 /sys/firmware/dmi/tables/{name} | tr -d '\\n'; echo");
+        BASE64.decode(bed.run(machine, &command, SOON).unwrap().trim()).unwrap()
+    };
+    let (entry_point, structures) = (read("smbios_entry_point"), read("DMI"));
+    dmi::decode(folder, &entry_point, &structures).unwrap()
+}
+
+/// Compares type 9 (DSP0134 §7.10) with the ports above `devices`.
+fn slots_are_told_as_they_are(tables: &[Structure], seen: &Functions, devices: [&str; 2]) {
+    let told: Vec<&Structure> = tables.iter().filter(|table| table.kind == 9).collect();
+    assert_eq!(told.len(), devices.len(), "{tables:#?}");
+    for (slot, device) in told.iter().zip(devices) {
+        let config = &seen.0[seen.above(device).last().unwrap()];
+        let at = express(config);
+        let link = u32_at(config, at + 0x0c);
+        let (speed, width) = (link & 0xf, link >> 4 & 0x3f);
+        let number = u32_at(config, at + 0x14) >> 19;
+        // QEMU's switch says nothing of its links, and so nothing is known of them.
+        let (lanes, generation) = match (width, speed) {
+            (0, 0) => (String::new(), String::new()),
+            _ => (format!("x{width} "), speed.to_string()),
+        };
+        let physical = if lanes.is_empty() { "Unknown" } else { lanes.trim_end() };
+        let expected = [
+            ("Designation", format!("Slot {number}")),
+            ("Type", format!("{lanes}PCI Express")),
+            ("Current Usage", "In Use".to_owned()),
+            ("ID", number.to_string()),
+            ("Characteristics", "3.3 V is provided".to_owned()),
+            ("Bus Address", device.to_owned()),
+            ("Data Bus Width", width.to_string()),
+            ("Peer Devices", "0".to_owned()),
+            ("PCI Express Generation", generation),
+            ("Slot Physical Width", physical.to_owned()),
+            ("Height", "Not applicable".to_owned()),
+        ];
+        for (field, expected) in expected {
+            assert_eq!(slot.says(field), expected, "{field} of {slot:#?}");
+        }
+    }
+}
+
+/// Compares type 7 (DSP0134 §7.8) with what the guest's kernel finds by CPUID: level, KiB, ways.
+fn caches_are_told_as_they_are(tables: &[Structure], bed: &mut Bed, machine: u32) {
+    let command = "cd /sys/devices/system/cpu/cpu0/cache; for c in index*; do echo $(cat $c/level \
+                   $c/size $c/ways_of_associativity); done";
+    let found = bed.run(machine, command, SOON).unwrap();
+    let mut levels = BTreeMap::<&str, (u32, u32)>::new();
+    for line in found.lines() {
+        let words: Vec<&str> = line.split(' ').collect();
+        let [level, size, ways] = words[..] else { panic!("{found}") };
+        let (kib, most) = levels.entry(level).or_default();
+        *kib += size.trim_end_matches('K').parse::<u32>().unwrap();
+        *most = (*most).max(ways.parse().unwrap());
+    }
+    assert!(!levels.is_empty(), "{found}");
+    let told = tables.iter().filter(|table| table.kind == 7).map(|table| {
+        let configuration = table.says("Configuration").to_owned();
+        (
+            configuration,
+            table.says("Installed Size").to_owned(),
+            table.says("Associativity").to_owned(),
+        )
+    });
+    let size = |kib: u32| match kib {
+        0..1024 => format!("{kib} kB"),
+        _ => format!("{} MB", kib / 1024),
+    };
+    let expected = levels.iter().map(|(level, (kib, ways))| {
+        let configuration = format!("Enabled, Not Socketed, Level {level}");
+        (configuration, size(*kib), format!("{ways}-way Set-associative"))
+    });
+    assert_eq!(told.collect::<Vec<_>>(), expected.collect::<Vec<_>>(), "{found}");
+    let processor = tables.iter().find(|table| table.kind == 4).unwrap();
+    for level in levels.keys() {
+        assert_eq!(processor.says(&format!("L{level} Cache Handle")), format!("0x070{level}"));
+    }
 }
 
 /// What the guest writes to the disk.

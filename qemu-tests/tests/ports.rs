@@ -21,8 +21,8 @@ const GUEST_LIMIT: Duration = Duration::from_secs(180);
 /// How long a guest may take to notice a device; it waits five seconds before it lets one go.
 const SOON: Duration = Duration::from_secs(90);
 
-/// The device that is plugged, by QEMU docs/specs/edu: a register holds its name, another computes.
-const EDU: &str = "0000:01:00.0";
+/// Where the harness puts the first device of a host.
+const FIRST: &str = "0000:01:00.0";
 
 /// A host that holds the usual guest.
 fn bed(folder: &Path, host: HostOptions) -> Bed {
@@ -97,7 +97,8 @@ fn find(ids: &str) -> String {
     )
 }
 
-/// Lets the device compute the factorial of five.
+/// Lets the device compute the factorial of five (QEMU docs/specs/edu: a register holds its name, another
+/// computes).
 const FACTORIAL: &str = "echo 1 > enable; bar=$(head -n 1 resource | cut -d' ' -f1); \
     devmem $((bar)) 32; devmem $((bar + 8)) 32 5; \
     while [ $(( $(devmem $((bar + 32)) 32) & 1 )) = 1 ]; do :; done; devmem $((bar + 8)) 32; cd /";
@@ -107,7 +108,7 @@ fn devices_come_and_go_while_the_guest_runs() {
     let folder = tempfile::tempdir().unwrap();
     let host = HostOptions { devices: vec!["edu".to_owned()], ..HostOptions::default() };
     let mut bed = bed(folder.path(), host);
-    let edu = bed.bind(EDU).unwrap();
+    let edu = bed.bind(FIRST).unwrap();
     let mut disk = b"late disk".to_vec();
     disk.resize(8 << 20, 0);
     bed.write("/run/disk", &disk).unwrap();
@@ -159,12 +160,86 @@ fn devices_come_and_go_while_the_guest_runs() {
     assert_eq!(status, 0, "{log}");
 }
 
+/// How often devices come and go.
+const ROUNDS: usize = 12;
+/// A network card of the host, by its vendor and device id.
+const CARD: &str = "0x80860x10d3";
+const CARD_BODY: &str = r#"{"id": "card", "device": {"kind": "pci", "address": "0000:01:00.0"}}"#;
+
+/// What the VMM has of the host: descriptors, threads, mappings, KiB of memory of its own, and the devices
+/// that it counts for.
+fn possessions(bed: &mut Bed, machine: u32) -> (usize, String, usize, u64, Vec<String>) {
+    let mut processes = bed.list("/proc").unwrap();
+    processes.retain(|name| name.bytes().all(|byte| byte.is_ascii_digit()));
+    let mut named = |process: &String| {
+        bed.text(&format!("/proc/{process}/comm")).is_ok_and(|name| name == "holdfast-vmm")
+    };
+    let process = processes.into_iter().find(|process| named(process)).unwrap();
+    let descriptors = bed.list(&format!("/proc/{process}/fd")).unwrap().len();
+    let status = bed.text(&format!("/proc/{process}/status")).unwrap();
+    let field = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+        line.trim().trim_end_matches(" kB").to_owned()
+    };
+    let mappings = bed.text(&format!("/proc/{process}/maps")).unwrap().lines().count();
+    let counters = bed.call(machine, ("GET", "/v1/counters"), "").unwrap().json().unwrap();
+    let names = counters["devices"].as_array().unwrap().iter();
+    let names = names.map(|device| device["name"].as_str().unwrap().to_owned()).collect();
+    (descriptors, field("Threads:"), mappings, field("RssAnon:").parse().unwrap(), names)
+}
+
+/// A card and a disk come and go, side by side: the ports are free each time, the guest finds both where
+/// they were, and nothing of them is left in the VMM or in the guest.
+#[test]
+fn twelve_cards_and_disks_in_a_row_leave_nothing_behind() {
+    let folder = tempfile::tempdir().unwrap();
+    let arguments = ["-netdev", "user,id=card"].map(str::to_owned).to_vec();
+    let devices = vec!["e1000e,netdev=card,romfile=".to_owned()];
+    let mut bed = bed(folder.path(), HostOptions { devices, arguments, ..HostOptions::default() });
+    let card = bed.bind(FIRST).unwrap();
+    bed.write("/run/disk", b"").unwrap();
+    bed.grow("/run/disk", 8 << 20).unwrap();
+    let machine = machine_with_spare_ports(&mut bed);
+    let functions = "ls /sys/bus/pci/devices; ls /sys/bus/pci/slots";
+    let before = bed.run(machine, functions, SOON).unwrap();
+    let (mut first, mut places) = (None, Vec::new());
+    for round in 0..ROUNDS {
+        let (status, said) = attach(&mut bed, machine, CARD_BODY, &card);
+        assert_eq!(status, 202, "round {round}: {said}");
+        let (status, said) = attach(&mut bed, machine, DISK_BODY, "/run/disk");
+        assert_eq!(status, 202, "round {round}: {said}");
+        let compare = format!(
+            "while [ ! -b /dev/vda ]; do sleep 1; done; echo {round} | dd of=/dev/vda conv=fsync \
+             2>/dev/null; echo 3 > /proc/sys/vm/drop_caches; head -n 1 /dev/vda; {}; \
+             echo 1 > enable; pwd -P; cat resource | head -n 4; cat config | wc -c",
+            find(CARD)
+        );
+        places.push(bed.run(machine, &compare, SOON).unwrap().replacen(&round.to_string(), "", 1));
+        wait_attached(&mut bed, machine, &[("card", "connected"), ("data", "connected")]);
+        detach(&mut bed, machine, "card");
+        detach(&mut bed, machine, "data");
+        wait_attached(&mut bed, machine, &[]);
+        let gone = format!("while [ -e /dev/vda ]; do sleep 1; done; {functions}");
+        assert_eq!(bed.run(machine, &gone, SOON).unwrap(), before, "round {round}");
+        let now = possessions(&mut bed, machine);
+        println!("round {round}: {now:?}");
+        // What the first one made and kept, as a mapping of guest memory for devices, stays.
+        let (descriptors, threads, mappings, memory, counted) = first.get_or_insert(now.clone());
+        assert_eq!((now.0, &now.1, &now.4), (*descriptors, &*threads, &*counted), "round {round}");
+        assert!(now.2 <= *mappings + 2 && now.3 <= *memory + 1024, "round {round}: {now:?}");
+    }
+    assert!(places.iter().all(|place| *place == places[0]), "{places:#?}");
+    bed.type_line(machine, "poweroff -f").unwrap();
+    let (status, log) = bed.wait_exit(machine, SOON).unwrap();
+    assert_eq!(status, 0, "{log}");
+}
+
 #[test]
 fn a_device_that_is_still_plugged_comes_back_at_the_end() {
     let folder = tempfile::tempdir().unwrap();
     let host = HostOptions { devices: vec!["edu".to_owned()], ..HostOptions::default() };
     let mut bed = bed(folder.path(), host);
-    let edu = bed.bind(EDU).unwrap();
+    let edu = bed.bind(FIRST).unwrap();
     let machine = machine_with_spare_ports(&mut bed);
     let (status, said) = attach(&mut bed, machine, EDU_BODY, &edu);
     assert_eq!(status, 202, "{said}");
@@ -174,6 +249,6 @@ fn a_device_that_is_still_plugged_comes_back_at_the_end() {
     bed.type_line(machine, "poweroff -f").unwrap();
     let (status, log) = bed.wait_exit(machine, SOON).unwrap();
     assert_eq!(status, 0, "{log}");
-    let left = BASE64.encode(bed.read(&format!("/sys/bus/pci/devices/{EDU}/vendor")).unwrap());
+    let left = BASE64.encode(bed.read(&format!("/sys/bus/pci/devices/{FIRST}/vendor")).unwrap());
     assert_eq!(left, BASE64.encode("0x1234\n"));
 }

@@ -65,7 +65,8 @@ pub struct VmCounters {
     pub uptime_ms: u64,
     /// Virtual CPUs, in order.
     pub vcpus: Vec<ExitCounters>,
-    /// Devices whose work passes through this process, by name.
+    /// Devices whose work passes through this process, by name. One that was detached is gone, and the
+    /// next of its kind may have its name.
     pub devices: Vec<DeviceCounters>,
     /// Memory.
     pub memory: MemoryCounters,

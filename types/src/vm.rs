@@ -346,6 +346,9 @@ pub enum VmPhase {
     Paused,
     /// vCPUs run, but the guest said that its system has failed.
     Panicked,
+    /// vCPUs run, but the guest said that it sleeps: it waits for its power button, or for another
+    /// interrupt that it wakes by.
+    Sleeping,
     /// The guest powered itself off, or was told to stop. The process is about to exit.
     Stopped,
 }

@@ -28,6 +28,7 @@ use vmm::{
 };
 
 /// Registers of the PCI Express capability, which every port has at 0x40.
+const LINK_CAPABILITIES: u16 = 0x4c;
 const LINK_CONTROL: u16 = 0x50;
 const LINK_STATUS: u16 = 0x52;
 const SLOT_CONTROL: u16 = 0x58;
@@ -36,6 +37,11 @@ const LINK_DISABLE: u16 = 1 << 4;
 const LINK_ACTIVE: u16 = 1 << 13;
 const PRESENT: u16 = 1 << 6;
 const POWER_OFF: u16 = 1 << 10;
+/// Identifier of power management; the state in its control register.
+const POWER_MANAGEMENT: u32 = 0x01;
+const POWER_STATE: u16 = 3;
+/// Greatest speed and width in link capabilities.
+const MOST: u32 = 0x3ff;
 /// Speed and width of the device that is plugged.
 const PLUGGED: Link = Link { speed: 4, width: 8 };
 
@@ -107,14 +113,15 @@ pub(crate) fn slot(bytes: &[u8]) {
     let registers = Link { speed: 1, width: 1 }.registers();
     let mut port = Port::new(Kind::Root, &registers, Some(spec)).expect("a port");
     let fixed = fixed_part(&mut port);
-    let (mut present, mut connected) = (false, false);
+    let power = capability(&mut port, POWER_MANAGEMENT) + 4;
+    let (mut present, mut connected, mut link) = (false, false, Link { speed: 1, width: 1 });
     for step in bytes.chunks_exact(4) {
         let (before, fired) =
             (half(&mut port, SLOT_CONTROL), recorder.fired.load(Ordering::Relaxed));
         let switched = recorder.switched.load(Ordering::Relaxed);
         match step[0] {
             0 if !present => {
-                present = true;
+                (present, link) = (true, PLUGGED);
                 port.insert(PLUGGED).expect("recorded");
             }
             1 if present => {
@@ -146,14 +153,35 @@ pub(crate) fn slot(bytes: &[u8]) {
         let disabled = half(&mut port, LINK_CONTROL) & LINK_DISABLE != 0;
         let active = half(&mut port, LINK_STATUS) & LINK_ACTIVE != 0;
         assert_eq!(active, connected && !disabled, "the link is ours");
-        assert_eq!(port.buses().is_some(), active);
+        let state = half(&mut port, power) & POWER_STATE;
+        assert!([0, 3].contains(&state), "there are D0 and D3hot");
+        assert_eq!(port.buses().is_some(), active && state == 0);
+        let most = word(&mut port, LINK_CAPABILITIES) & MOST;
+        assert_eq!(most, u32::from(link.speed) | u32::from(link.width) << 4, "the slot's link");
     }
     assert_eq!(fixed_part(&mut port), fixed, "what is fixed was written");
 }
 
-/// Identity, capability headers, slot capabilities: nothing of this changes.
+/// Identity, capability headers, link capabilities but for the link itself, slot capabilities: nothing
+/// of this changes.
 fn fixed_part(port: &mut Port) -> Vec<u32> {
-    [0x00, 0x08, 0x34, 0x40, 0x44, 0x4c, 0x54].map(|at| word(port, at)).to_vec()
+    let link = word(port, LINK_CAPABILITIES) & !MOST;
+    let mut all = [0x00, 0x08, 0x34, 0x40, 0x44, 0x54].map(|at| word(port, at)).to_vec();
+    all.push(link);
+    all
+}
+
+/// Where the capability with an identifier is.
+fn capability(port: &mut Port, identifier: u32) -> u16 {
+    let mut at = word(port, 0x34) & 0xfc;
+    while at != 0 {
+        let header = word(port, u16::try_from(at).expect("a byte"));
+        if header & 0xff == identifier {
+            break;
+        }
+        at = header >> 8 & 0xfc;
+    }
+    u16::try_from(at).expect("a byte")
 }
 
 fn word(port: &mut Port, offset: u16) -> u32 {

@@ -2,7 +2,7 @@
 //! only grow, and nothing is decided by them.
 
 use std::sync::{
-    Arc, Mutex, PoisonError,
+    Arc, Mutex, PoisonError, Weak,
     atomic::{AtomicU64, Ordering},
 };
 
@@ -70,7 +70,7 @@ pub struct Activity {
     pub interrupts: Counter,
 }
 
-/// Devices that count, by name. Clones share them.
+/// Devices that count, by name, as long as they are there. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub struct Registry {
     devices: Arc<Mutex<Vec<Named>>>,
@@ -79,35 +79,38 @@ pub struct Registry {
 #[derive(Debug)]
 struct Named {
     name: String,
-    activity: Arc<Activity>,
+    activity: Weak<Activity>,
 }
 
 impl Registry {
-    /// Adds a device of `kind`, named by kind and order, as `blk0`.
+    /// Adds a device of `kind`, named by kind and the first number that none has, as `blk0`. It is told of
+    /// until the last holder of its numbers lets go: devices come and go as often as a renter likes.
     pub fn device(&self, kind: &str) -> Arc<Activity> {
         let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
-        let digits = |name: &str| {
-            name.strip_prefix(kind).is_some_and(|rest| rest.bytes().all(|b| b.is_ascii_digit()))
-        };
-        let order = devices.iter().filter(|device| digits(&device.name)).count();
+        devices.retain(|device| device.activity.strong_count() > 0);
+        let is_free = |name: &String| devices.iter().all(|device| device.name != *name);
+        let mut names = (0..=devices.len()).map(|number| format!("{kind}{number}"));
+        let name = names.find(is_free).unwrap_or_else(|| unreachable!("one more than there are"));
         let activity = Arc::new(Activity::default());
-        let name = format!("{kind}{order}");
-        devices.push(Named { name, activity: Arc::clone(&activity) });
+        devices.push(Named { name, activity: Arc::downgrade(&activity) });
         activity
     }
 
     /// Returns all numbers as they are now.
     pub fn read(&self) -> Vec<DeviceCounters> {
         let devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
-        let read = |Named { name, activity }: &Named| DeviceCounters {
-            name: name.clone(),
-            requests: activity.requests.get(),
-            read_bytes: activity.read_bytes.get(),
-            written_bytes: activity.written_bytes.get(),
-            errors: activity.errors.get(),
-            interrupts: activity.interrupts.get(),
+        let read = |Named { name, activity }: &Named| {
+            let activity = activity.upgrade()?;
+            Some(DeviceCounters {
+                name: name.clone(),
+                requests: activity.requests.get(),
+                read_bytes: activity.read_bytes.get(),
+                written_bytes: activity.written_bytes.get(),
+                errors: activity.errors.get(),
+                interrupts: activity.interrupts.get(),
+            })
         };
-        devices.iter().map(read).collect()
+        devices.iter().filter_map(read).collect()
     }
 }
 
@@ -118,12 +121,32 @@ mod tests {
     #[test]
     fn devices_are_named_by_kind_and_order() {
         let registry = Registry::default();
-        registry.device("blk").requests.add(3);
-        registry.device("rng").errors.add(1);
-        registry.clone().device("blk").read_bytes.add(512);
+        let there = ["blk", "rng", "blk"].map(|kind| registry.clone().device(kind));
+        there[0].requests.add(3);
+        there[1].errors.add(1);
+        there[2].read_bytes.add(512);
         let read = registry.read();
         let names: Vec<_> = read.iter().map(|device| device.name.as_str()).collect();
         assert_eq!(names, ["blk0", "rng0", "blk1"]);
         assert_eq!((read[0].requests, read[1].errors, read[2].read_bytes), (3, 1, 512));
+    }
+
+    #[test]
+    fn one_that_went_is_not_told_of_and_its_name_is_free() {
+        let registry = Registry::default();
+        let names =
+            || registry.read().into_iter().map(|device| device.name).collect::<Vec<String>>();
+        let (first, second) = (registry.device("blk"), registry.device("blk"));
+        first.requests.add(1);
+        drop(first);
+        assert_eq!(names(), ["blk1"]);
+        for _ in 0..100 {
+            let next = registry.device("blk");
+            assert_eq!(names(), ["blk1", "blk0"]);
+            assert_eq!(next.requests.get(), 0);
+        }
+        assert_eq!(registry.devices.lock().expect("one thread").len(), 2);
+        drop(second);
+        assert_eq!(names(), Vec::<String>::new());
     }
 }

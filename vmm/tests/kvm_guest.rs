@@ -2,6 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
+#[path = "common/kvm.rs"]
+mod kvm;
+
 use std::{
     fs::OpenOptions,
     os::fd::OwnedFd,
@@ -42,7 +45,9 @@ fn run(code: &[u8], text: &[u8]) -> Option<(Ending, Vec<u8>)> {
 
 /// The same in memory of the caller's.
 fn run_in(ram: &Ram, code: &[u8], text: &[u8]) -> Option<(Ending, Vec<u8>)> {
+    // What is wrong is ours where the host's KVM runs guests.
     let skip = |reason: String| {
+        assert!(kvm::runs_guests().is_err(), "this host's KVM runs guests, but not ours: {reason}");
         println!("skipped: real-mode guest: {reason}");
         None
     };

@@ -117,6 +117,12 @@ pub fn fio_root() -> Result<PathBuf> {
     image::unpacked(&image::default_cache(), SUITE, FIO).context("cannot have fio")
 }
 
+/// Returns dmidecode, which reads a guest's SMBIOS tables here.
+pub fn dmidecode() -> Result<PathBuf> {
+    let root = image::unpacked(&image::default_cache(), SUITE, &["dmidecode"]);
+    Ok(root.context("cannot have dmidecode")?.join("usr/sbin/dmidecode"))
+}
+
 /// Returns Debian's iPXE as a UEFI program that uses the firmware's own network driver.
 pub fn ipxe() -> Result<PathBuf> {
     let root = image::unpacked(&image::default_cache(), SUITE, &["ipxe"]);

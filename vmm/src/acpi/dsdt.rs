@@ -1,12 +1,15 @@
-//! The DSDT: processors are in the MADT, so it holds the PCI roots (see `roots`), the serial port
-//! and `\_S5`.
-//! Source: ACPI 6.5 §6.2 (device configuration), §7.4.2.6 (\_S5), §19 (AML).
+//! The DSDT: processors are in the MADT, so it holds the PCI roots (see `roots`), the serial port,
+//! `\_S5`, and whom an operating system tells that it sleeps.
+//! Source: ACPI 6.5 §6.2 (device configuration), §7.4.2.6 (\_S5), §9.1.1 (_DSM), §19 (AML); Intel
+//! "Low Power S0 Idle" (document 599443), §3 "_DSM"; Microsoft "Modern standby firmware
+//! notifications".
 
 use acpi_tables::{
     Aml,
     aml::{
-        Device, EISAName, IO, Interrupt, Memory32Fixed, Name, Package, Path, ResourceTemplate,
-        Scope, ZERO,
+        Arg, BufferData, Device, EISAName, Equal, Field, FieldAccessType, FieldEntry,
+        FieldLockRule, FieldUpdateRule, IO, If, Interrupt, Memory32Fixed, Method, Name, OpRegion,
+        OpRegionSpace, Package, Path, ResourceTemplate, Return, Scope, Store, Uuid, ZERO,
     },
     sdt::Sdt,
 };
@@ -28,6 +31,7 @@ pub(super) fn build(platform: &Platform) -> Vec<u8> {
     scope.extend(serial_port());
     scope.extend(ecam_reservation(platform.ecam));
     scope.extend(panic_port());
+    scope.extend(sleep_listener());
     table.append_slice(&Scope::raw(Path::new("_SB_"), scope));
     table.as_slice().to_vec()
 }
@@ -66,6 +70,64 @@ fn panic_port() -> Vec<u8> {
         resources,
     ];
     device("PEVT", parts)
+}
+
+/// Functions of the sleep listener's `_DSM`: on the way into sleep, and on the way out.
+const SLEEP_ENTRY: u8 = 5;
+const SLEEP_EXIT: u8 = 6;
+/// Who defines these functions with the same numbers: Intel, and Microsoft for every platform. Linux asks
+/// for the first on Intel's processors, for the second on AMD's.
+const SLEEP_INTERFACES: [&str; 2] =
+    ["C4EB40A0-6CD2-11E2-BCFD-0800200C9A66", "11E00D56-CE64-47CE-837B-1F898F9AA461"];
+
+/// The system power management controller: it is told of a sleep in which processors idle, the only one
+/// there is. The fixed description does not call that sleep as good as S3, so nobody takes to it by
+/// himself.
+fn sleep_listener() -> Vec<u8> {
+    let (offset, length) = (power::SLEEP_PORT, 1u8);
+    let region = OpRegion::new(Path::new("SLPR"), OpRegionSpace::SystemIO, &offset, &length);
+    let named = |name| vec![FieldEntry::Named(name, 8)];
+    let field = Field::new(
+        Path::new("SLPR"),
+        FieldAccessType::Byte,
+        FieldLockRule::NoLock,
+        FieldUpdateRule::WriteAsZeroes,
+        named(*b"SLPN"),
+    );
+    let id = EISAName::new("PNP0D80");
+    let uid = 0u8;
+    let parts = vec![
+        bytes(&Name::new(Path::new("_HID"), &id)),
+        bytes(&Name::new(Path::new("_UID"), &uid)),
+        bytes(&region),
+        bytes(&field),
+        sleep_method(),
+    ];
+    device("SLPC", parts)
+}
+
+fn sleep_method() -> Vec<u8> {
+    let supported = BufferData::new(vec![1 | 1 << SLEEP_ENTRY | 1 << SLEEP_EXIT, 0, 0, 0]);
+    let which = Return::new(&supported);
+    let (register, asleep) = (Path::new("SLPN"), power::ASLEEP);
+    let (enter, leave) = (Store::new(&register, &asleep), Store::new(&register, &ZERO));
+    let index = Arg(2);
+    let asks = |function: &'static dyn Aml| Equal::new(&index, function);
+    let (which_is, entry_is, exit_is) = (asks(&ZERO), asks(&SLEEP_ENTRY), asks(&SLEEP_EXIT));
+    let functions = If::new(&which_is, vec![&which]);
+    let entry = If::new(&entry_is, vec![&enter]);
+    let exit = If::new(&exit_is, vec![&leave]);
+    let mut body: Vec<Raw> = Vec::new();
+    for interface in SLEEP_INTERFACES {
+        let uuid = Uuid::new(interface);
+        let for_us = Equal::new(&Arg(0), &uuid);
+        body.push(Raw(bytes(&If::new(&for_us, vec![&functions, &entry, &exit]))));
+    }
+    // As long as the answer above: Linux reads four bytes, however few there are.
+    let nothing = BufferData::new(vec![0; 4]);
+    body.push(Raw(bytes(&Return::new(&nothing))));
+    let children = body.iter().map(|part| part as &dyn Aml).collect();
+    bytes(&Method::new(Path::new("_DSM"), 4, true, children))
 }
 
 /// Ports that Linux claims for the LPC bridge's power management, whole (its `ICH_PMBASE` quirk).

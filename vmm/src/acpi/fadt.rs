@@ -12,6 +12,8 @@ const WBINVD: u32 = 1 << 0;
 const PROC_C1: u32 = 1 << 2;
 /// There is no fixed sleep button.
 const SLEEP_BUTTON: u32 = 1 << 5;
+/// There is no clock that wakes by a fixed event.
+const NO_FIXED_RTC: u32 = 1 << 6;
 /// The PM timer has 32 bits.
 const TIMER_32: u32 = 1 << 8;
 /// The reset register works.
@@ -50,7 +52,7 @@ pub(super) fn build(facs: u64, dsdt: u64) -> Vec<u8> {
     put(96, &101u16.to_le_bytes());
     put(98, &1001u16.to_le_bytes());
     put(109, &(BOOT_NO_VGA | BOOT_NO_ASPM | BOOT_NO_RTC).to_le_bytes());
-    let flags = WBINVD | PROC_C1 | SLEEP_BUTTON | TIMER_32 | RESET_REGISTER;
+    let flags = WBINVD | PROC_C1 | SLEEP_BUTTON | NO_FIXED_RTC | TIMER_32 | RESET_REGISTER;
     put(112, &flags.to_le_bytes());
     put(116, &io_register(power::RESET_PORT, 8, 1));
     put(128, &[power::RESET_VALUE]);
@@ -79,4 +81,21 @@ fn io_register(port: u16, bits: u8, access: u8) -> [u8; 12] {
     let mut register = [SYSTEM_IO, bits, 0, access, 0, 0, 0, 0, 0, 0, 0, 0];
     register[4..6].copy_from_slice(&port.to_le_bytes());
     register
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fixed_hardware_is_what_the_registers_have() {
+        let table = build(0x1000, 0x2000);
+        let flags = u32::from_le_bytes([table[112], table[113], table[114], table[115]]);
+        // A power button (bit 4 clear), no sleep button, no clock that wakes, no S4 by such a clock.
+        assert_eq!(flags & 0xf0, 1 << 5 | 1 << 6);
+        // No ports that would switch ACPI off, no general-purpose events.
+        assert_eq!((table[48..56].to_vec(), table[92..94].to_vec()), (vec![0; 8], vec![0; 2]));
+        // The sleep that processors idle through is not told as good as S3 (bit 21).
+        assert_eq!(flags & 1 << 21, 0);
+    }
 }

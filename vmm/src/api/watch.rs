@@ -1,5 +1,7 @@
 //! What is told of the guest and changes nothing, but for the pause that a dump needs.
 
+use std::sync::PoisonError;
+
 use types::{
     operations::{MemoryCounters, VmCounters, VmEventKind},
     vm::{VmPhase, VmState},
@@ -34,6 +36,8 @@ pub(super) fn state(_: &Request, board: &Board) -> Answer {
         VmPhase::Paused
     } else if board.events.has_panicked() {
         VmPhase::Panicked
+    } else if board.power.lock().unwrap_or_else(PoisonError::into_inner).is_asleep() {
+        VmPhase::Sleeping
     } else {
         VmPhase::Running
     };

@@ -6,9 +6,10 @@
 //! | Port        | Access | Register                                       |
 //! |-------------|--------|------------------------------------------------|
 //! | 0x600..602  | r/w1c  | PM1 status: bit 0 timer carry, 8 power button  |
-//! | 0x602..604  | r/w    | PM1 enable                                     |
+//! | 0x602..604  | r/w    | PM1 enable: the same bits, and bit 5 global lock |
 //! | 0x604..606  | r/w    | PM1 control: bit 0 SCI on, 12:10 type, 13 sleep |
 //! | 0x608..60c  | r      | PM timer, 3.579545 MHz, 32 bits                |
+//! | 0x60c       | r/w    | what the guest says of its sleep: bit 0 asleep; our own, for `_DSM` |
 //! | 0xcf9       | r/w    | reset control: bits 2 and 1                    |
 //! | 0x64        | r/w    | keyboard controller: 0xfe pulses reset         |
 //! | 0x92        | r/w    | system control A: bit 1 A20, always on; 0 reset |
@@ -20,13 +21,18 @@ use crate::irq::{InterruptLine, Level};
 /// First of the PM ports.
 pub const PM_BASE: u16 = 0x600;
 /// Number of PM ports.
-pub const PM_LENGTH: u16 = 12;
+pub const PM_LENGTH: u16 = 13;
 /// PM1 event block.
 pub const PM1_EVENT: u16 = PM_BASE;
 /// PM1 control block.
 pub const PM1_CONTROL: u16 = PM_BASE + 4;
 /// PM timer block.
 pub const PM_TIMER: u16 = PM_BASE + 8;
+/// Register of the guest's sleep, which the chipset's datasheet leaves free: the AML method that an
+/// operating system calls on its way into sleep and out of it writes it.
+pub const SLEEP_PORT: u16 = PM_BASE + 12;
+/// What the method writes there on the way in; on the way out it is 0.
+pub const ASLEEP: u8 = 1 << 0;
 /// Reset control register.
 pub const RESET_PORT: u16 = 0xcf9;
 /// What the guest writes there to reset.
@@ -45,7 +51,13 @@ pub const SLEEP_OFF: u8 = 5;
 /// The uppermost bit of the PM timer has changed.
 const TIMER_CARRY: u16 = 1 << 0;
 const POWER_BUTTON: u16 = 1 << 8;
+/// Enable bits that there are: of the timer, the global lock, the button (ACPI 6.5 table 4.17; no
+/// sleep button, no clock that wakes).
+const ENABLES: u16 = TIMER_CARRY | 1 << 5 | POWER_BUTTON;
 const SCI_ENABLE: u16 = 1 << 0;
+/// Control bits that keep what is written: SCI on, bus master reload, sleep type (ACPI 6.5 table
+/// 4.18). Releasing the global lock and sleeping are orders, which read as zero.
+const CONTROLS: u16 = SCI_ENABLE | 1 << 1 | 7 << 10;
 const SLEEP_ENABLE: u16 = 1 << 13;
 const KEYBOARD_RESET: u8 = 0xfe;
 const CONTROL_A_RESET: u8 = 1 << 0;
@@ -75,19 +87,26 @@ pub struct Power {
     control: u16,
     /// How often the uppermost bit of the timer has changed, as far as that was noted.
     carries: u128,
+    sleep: u8,
     sci: Arc<dyn InterruptLine>,
 }
 
 impl Power {
     /// Makes the registers, with ACPI mode already on, interrupting through `sci`.
     pub fn new(sci: Arc<dyn InterruptLine>) -> Self {
-        Self { status: 0, enable: 0, control: SCI_ENABLE, carries: 0, sci }
+        Self { status: 0, enable: 0, control: SCI_ENABLE, carries: 0, sleep: 0, sci }
     }
 
     /// Presses the power button.
     pub fn press_button(&mut self) {
         self.status |= POWER_BUTTON;
         self.update();
+    }
+
+    /// Returns whether the guest says that it sleeps. Its processors idle then, and the power button is
+    /// among what wakes it.
+    pub fn is_asleep(&self) -> bool {
+        self.sleep & ASLEEP != 0
     }
 
     /// Returns how long after `uptime` the timer carries next: somebody has to look then, because the
@@ -117,7 +136,7 @@ impl Power {
         let timer = ticks(uptime).to_le_bytes();
         let registers = [
             status0, status1, enable0, enable1, control0, control1, 0, 0, timer[0], timer[1],
-            timer[2], timer[3],
+            timer[2], timer[3], self.sleep,
         ];
         registers.get(usize::from(offset)).copied().unwrap_or(0xff)
     }
@@ -130,17 +149,18 @@ impl Power {
             match at {
                 0 => self.status &= !u16::from(byte),
                 1 => self.status &= !(u16::from(byte) << 8),
-                2 => self.enable = self.enable & 0xff00 | u16::from(byte),
-                3 => self.enable = self.enable & 0x00ff | u16::from(byte) << 8,
+                2 => self.enable = self.enable & 0xff00 | u16::from(byte) & ENABLES,
+                3 => self.enable = self.enable & 0x00ff | u16::from(byte) << 8 & ENABLES,
                 4 => self.control = self.control & 0xff00 | u16::from(byte) | SCI_ENABLE,
                 5 => self.control = self.control & 0x00ff | u16::from(byte) << 8,
+                12 => self.sleep = byte & ASLEEP,
                 _ => {}
             }
         }
         self.update();
         let off =
             self.control & SLEEP_ENABLE != 0 && self.control >> 10 & 7 == u16::from(SLEEP_OFF);
-        self.control &= !SLEEP_ENABLE;
+        self.control &= CONTROLS;
         if off { Request::Off } else { Request::None }
     }
 
@@ -223,6 +243,28 @@ mod tests {
         assert_eq!(control(5 << 10 | 1 << 13), Request::Off);
         assert_eq!(control(1 << 10 | 1 << 13), Request::None);
         assert_eq!(power.read(4, Duration::ZERO) & 1, 1);
+    }
+
+    #[test]
+    fn only_what_there_is_can_be_switched_on() {
+        let (mut power, _) = power();
+        power.write(2, &[0xff, 0xff, 0xff, 0x1f], Duration::ZERO);
+        let kept: Vec<u8> = (2..6).map(|at| power.read(at, Duration::ZERO)).collect();
+        assert_eq!(kept, [0x21, 0x01, 0x03, 0x1c]);
+    }
+
+    #[test]
+    fn the_guest_says_that_it_sleeps_and_that_it_does_no_longer() {
+        let (mut power, _) = power();
+        let offset = SLEEP_PORT - PM_BASE;
+        let mut said = |byte| {
+            assert_eq!(power.write(offset, &[byte], Duration::ZERO), Request::None);
+            (power.is_asleep(), power.read(offset, Duration::ZERO))
+        };
+        assert_eq!(
+            [said(0xff), said(0xfe), said(1), said(0)],
+            [(true, 1), (false, 0), (true, 1), (false, 0)]
+        );
     }
 
     #[test]

@@ -10,6 +10,7 @@ use types::{ids::MachineId, operations::VmEventKind, vm::HyperV};
 use super::{
     chipset::Chipset,
     control::{Control, Ending, Kind},
+    deadline::Press,
     hotplug::Hotplug,
     pause::{HoldError, Holder, Pauses},
 };
@@ -221,15 +222,17 @@ impl Board {
         self.pauses.release(holder)
     }
 
-    /// Presses the guest's power button because the deadline is near. A guest that waits would not see it,
-    /// so it goes on.
-    pub fn press_for_deadline(&self) {
+    /// Presses the guest's power button because the deadline is near, and says so the first time. A guest
+    /// that waits would not see it, so it goes on.
+    pub fn press_for_deadline(&self, press: Press) {
         if self.release(Holder::Request) {
             self.events.push(VmEventKind::Resumed, "the deadline is near");
         }
         locked(&self.power).press_button();
-        self.events.push(VmEventKind::DeadlineNear, "");
-        eprintln!("holdfast-vmm: the deadline is near: the guest's power button was pressed");
+        if press == Press::First {
+            self.events.push(VmEventKind::DeadlineNear, "");
+            eprintln!("holdfast-vmm: the deadline is near: the guest's power button was pressed");
+        }
     }
 
     /// Sends every virtual CPU a non-maskable interrupt.

@@ -13,7 +13,7 @@ use types::{
     vm::{Deadline, exit},
 };
 
-use super::deadline::Timer;
+use super::deadline::{Press, Timer};
 use crate::sys::clock::boot_ms;
 
 /// Longest sleep until a deadline is looked at again: what a sleep is counted by stands still while the
@@ -106,7 +106,7 @@ pub struct EndingError;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum First {
     /// The power button is due.
-    Press,
+    Press(Press),
     /// The machine ends.
     End,
 }
@@ -198,8 +198,7 @@ impl Control {
             let now_ms = boot_ms();
             let left = state.timer.until_press(now_ms);
             if left == Some(Duration::ZERO) {
-                state.timer.handle_pressed(now_ms);
-                return First::Press;
+                return First::Press(state.timer.handle_due(now_ms));
             }
             state = self.sleep(state, left);
         }
@@ -260,7 +259,7 @@ mod tests {
         let control = Control::new(Some(deadline));
         control.start();
         assert_eq!((control.is_ended(), control.is_started()), (false, true));
-        assert_eq!(control.wait_for_press(), First::Press);
+        assert_eq!(control.wait_for_press(), First::Press(Press::First));
         assert!(boot_ms() + 250 >= deadline.at_boot_ms);
         let ending = control.wait(Duration::MAX).expect("it ended");
         assert_eq!(ending.status(), exit::DEADLINE);

@@ -27,6 +27,7 @@ pub use board::Board;
 pub use build::{BuildError, MAX_VIRTIO, build};
 pub use chipset::Chipset;
 pub use control::{Control, Ending, EndingError, First, Kind};
+pub use deadline::Press;
 use hotplug::Manager;
 use kvm_ioctls::VcpuFd;
 pub use map::MapError;
@@ -148,8 +149,8 @@ fn start_helpers(board: &Arc<Board>, plugger: Manager) -> Result<(), RunError> {
     let pressed = Arc::clone(board);
     // Not the thread that carries out the end: a device that hangs may hold this one up.
     let press = move || {
-        while pressed.control.wait_for_press() == First::Press {
-            pressed.press_for_deadline();
+        while let First::Press(press) = pressed.control.wait_for_press() {
+            pressed.press_for_deadline(press);
         }
     };
     start("deadline", ThreadKind::Timer, Box::new(press))?;

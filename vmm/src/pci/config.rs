@@ -216,6 +216,19 @@ impl ConfigSpace {
         Ok(())
     }
 
+    /// Returns whether the function is in D0: below, it answers to configuration requests and to nothing
+    /// else (PCIe 6.0 §5.3.1.4.1).
+    pub fn is_awake(&self) -> bool {
+        self.power_state() == D0
+    }
+
+    /// Puts the function into D0, as a reset does.
+    pub fn wake(&mut self) {
+        if let Some(at) = self.power {
+            self.bytes[at] &= !POWER_STATE;
+        }
+    }
+
     /// Returns the power state.
     fn power_state(&self) -> u8 {
         self.power.map_or(D0, |at| self.bytes[at] & POWER_STATE)
@@ -301,7 +314,7 @@ impl ConfigSpace {
 
     /// Returns all BARs as the guest programmed them.
     pub fn bars(&self) -> Vec<Bar> {
-        let command = if self.power_state() == D0 { self.command() } else { 0 };
+        let command = if self.is_awake() { self.command() } else { 0 };
         let slots = self.bars.iter().enumerate();
         slots
             .filter_map(|(index, slot)| {

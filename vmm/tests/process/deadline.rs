@@ -70,6 +70,20 @@ fn a_guest_whose_button_was_pressed_for_its_end_is_not_asked_twice() {
 }
 
 #[test]
+fn a_guest_that_runs_on_is_asked_again_and_told_of_once() {
+    let Some(mut machine) = start(1, |_| {}) else { return };
+    end_within(&machine, 8000, 7500);
+    assert_eq!(machine.get("/v1/events?from=1&wait_ms=20000").json()["next"], 2);
+    assert_eq!(machine.post("/v1/console", b"b").status, 200);
+    assert_eq!(machine.output(2), b"A\x01");
+    // Nothing is told until long after the second press, which the guest sees.
+    assert_eq!(machine.get("/v1/events?from=2&wait_ms=4500").json()["next"], 2);
+    assert_eq!(machine.post("/v1/console", b"bb").status, 200);
+    assert_eq!(machine.output(4), b"A\x01\x01\0");
+    assert_eq!(machine.wait().code(), Some(exit::DEADLINE));
+}
+
+#[test]
 fn a_guest_never_runs_whose_end_came_before_its_start() {
     let over = Deadline { at_boot_ms: 1, grace_ms: 0 };
     let Some(mut machine) = launch(1, |spec| spec.deadline = Some(over)) else { return };

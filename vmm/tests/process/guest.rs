@@ -1,11 +1,13 @@
 //! A guest of a few instructions that does what it is told over the serial port.
 //!
-//! | Input | What it does                                        |
-//! |-------|-----------------------------------------------------|
-//! | p     | tells the panic device that it panicked             |
-//! | q     | powers off                                          |
-//! | h     | says the hypervisor's name of CPUID, 12 bytes       |
-//! | other | nothing                                             |
+//! | Input | What it does                                                         |
+//! |-------|----------------------------------------------------------------------|
+//! | p     | tells the panic device that it panicked                              |
+//! | q     | powers off                                                           |
+//! | h     | says the hypervisor's name of CPUID, 12 bytes                        |
+//! | s     | says that it sleeps, or that it no longer does                       |
+//! | b     | says whether its power button was pressed since it last looked: 1, 0 |
+//! | other | nothing                                                              |
 //!
 //! It says `A` first, and counts at [`COUNTER`] whenever it looks for input. It has no interrupt
 //! table, so an interrupt that cannot be masked is the end of it.
@@ -40,7 +42,7 @@ const CODE: &[u8] = &[
     0xeb, 0xcb, // jmp loop
     // after:
     0x3c, b'h', // cmp al, 'h'
-    0x75, 0xc7, // jne loop
+    0x75, 0x2d, // jne sleep
     0xb8, 0x00, 0x00, 0x00, 0x40, // mov eax, 0x40000000
     0x0f, 0xa2, // cpuid
     0x89, 0x1d, 0x10, 0x00, 0x20, 0x00, // mov [0x200010], ebx
@@ -51,6 +53,21 @@ const CODE: &[u8] = &[
     0xba, 0xf8, 0x03, 0x00, 0x00, // mov edx, 0x3f8
     0xfc, 0xf3, 0x6e, // cld; rep outsb
     0xeb, 0x9a, // jmp loop
+    // sleep:
+    0x3c, b's', // cmp al, 's'
+    0x75, 0x0b, // jne button
+    0xba, 0x0c, 0x06, 0x00, 0x00, // mov edx, 0x60c
+    0xec, 0x34, 0x01, 0xee, // in al, dx; xor al, 1; out dx, al
+    0xeb, 0x8b, // jmp loop
+    // button:
+    0x3c, b'b', // cmp al, 'b'
+    0x75, 0x87, // jne loop
+    0xba, 0x00, 0x06, 0x00, 0x00, // mov edx, 0x600
+    0x66, 0xed, 0x66, 0xef, // in ax, dx; out dx, ax
+    0x88, 0xe0, // mov al, ah
+    0xba, 0xf8, 0x03, 0x00, 0x00, // mov edx, 0x3f8
+    0xee, // out dx, al
+    0xeb, 0xe7, // jmp to the jump before
 ];
 
 /// Returns the guest as an ELF file with a PVH entry (Xen docs/misc/pvh.pandoc).

@@ -21,6 +21,8 @@ use types::{
     vm::{Boot, CoreScheduling, HyperV, MemoryBacking, SPEC_FD, SPEC_VERSION, VmSpec, exit},
 };
 
+use super::kvm;
+
 /// User of the machines in these tests.
 const UID: u32 = 64_001;
 /// Longest wait for anything.
@@ -45,21 +47,29 @@ impl Answer {
 }
 
 /// Returns a machine whose guest has said its first word, or says why there is none. `change`
-/// makes its specification another one.
+/// makes its specification another one. Panics where the host's KVM runs guests, and this one did not.
 pub(crate) fn start(vcpus: u32, change: impl FnOnce(&mut VmSpec)) -> Option<Machine> {
     let mut machine = launch(vcpus, change)?;
     let deadline = Instant::now() + PATIENCE;
     while Instant::now() < deadline {
         if let Some(status) = machine.process.try_wait().unwrap() {
             assert_ne!(status.code(), Some(exit::REFUSED), "the specification was refused");
-            break;
+            return silent(&format!("the process ended with {status}"));
         }
         if machine.is_there() && !machine.get("/v1/console?wait_ms=100").body.is_empty() {
             return Some(machine);
         }
         std::thread::sleep(Duration::from_millis(20));
     }
-    skip("this host's KVM does not run a small 32-bit guest")
+    silent(&format!("{PATIENCE:?} were not enough"))
+}
+
+/// Judges a guest that has said nothing.
+fn silent(how: &str) -> Option<Machine> {
+    match kvm::runs_guests() {
+        Ok(()) => panic!("this host's KVM runs guests, but ours said nothing: {how}"),
+        Err(reason) => skip(reason),
+    }
 }
 
 fn skip(reason: &str) -> Option<Machine> {

@@ -1,10 +1,12 @@
 //! The program itself, behind its walls, with a guest of a few instructions: what its API does to
-//! the guest. Needs root and a KVM that runs 32-bit code; where there is none, each test says so.
+//! the guest. Needs root and a KVM that runs guests; where there is none, each test says so.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod deadline;
 mod guest;
+#[path = "../common/kvm.rs"]
+mod kvm;
 mod launch;
 
 use std::time::{Duration, Instant};
@@ -79,6 +81,26 @@ fn a_guest_that_panics_is_told_and_runs_on() {
     assert_eq!(later["events"][0]["kind"], "guest-panicked");
     assert_eq!(phase(&machine), "panicked");
     assert_eq!(machine.post("/v1/console", b"q").status, 200);
+}
+
+#[test]
+fn a_guest_that_sleeps_is_told_until_it_wakes() {
+    let Some(machine) = start(1, |_| {}) else { return };
+    let becomes = |expected: &str| {
+        assert_eq!(machine.post("/v1/console", b"s").status, 200);
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while phase(&machine) != expected {
+            assert!(Instant::now() < deadline, "{} instead of {expected}", phase(&machine));
+        }
+    };
+    assert_eq!(phase(&machine), "running");
+    becomes("sleeping");
+    // A pause says more, and its end leaves the guest asleep.
+    assert_eq!(machine.post("/v1/pause", b"").status, 202);
+    assert_eq!(phase(&machine), "paused");
+    assert_eq!(machine.post("/v1/resume", b"").status, 202);
+    assert_eq!(phase(&machine), "sleeping");
+    becomes("running");
 }
 
 #[test]

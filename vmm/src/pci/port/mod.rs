@@ -1,8 +1,8 @@
 //! A PCI Express port: root port, or upstream or downstream port of a switch. What it says of its
 //! link and abilities is what the host's port says; what the guest programs goes no further.
-//! Source: PCI Express Base Specification 6.0 §7.5.1.3 (type 1 header), §7.5.3 (PCI Express
-//! capability), §7.7.1 (MSI), §7.7.11 (access control); PCI-to-PCI Bridge Architecture 1.2 §13
-//! (slot numbering), §3.2.5.13 (subsystem).
+//! Source: PCI Express Base Specification 6.0 §7.5.1.3 (type 1 header), §7.5.2 (power management),
+//! §7.5.3 (PCI Express capability), §7.7.1 (MSI), §7.7.11 (access control); PCI-to-PCI Bridge
+//! Architecture 1.2 §13 (slot numbering), §3.2.5.13 (subsystem).
 //!
 //! | Offset in the capability | Register              | Content                                |
 //! |--------------------------|-----------------------|----------------------------------------|
@@ -14,8 +14,10 @@
 //! | 0x24, 0x28               | device 2              | host's; control is the guest's to write |
 //! | 0x2c, 0x30, 0x32         | link 2                | host's; control is the guest's to write |
 //!
-//! Other capabilities: MSI with one vector, subsystem, slot numbering (ports with a slot), what
-//! firmware is to keep (spare ports); extended: access control, where the host's port has it, read-only, because it is the host's to decide.
+//! Other capabilities: MSI with one vector, subsystem, power management (every function has it: D0 and
+//! D3hot, in which nothing passes the port and it interrupts for nothing), slot numbering (ports with a
+//! slot), what firmware is to keep (spare ports); extended: access control, where the host's port has
+//! it, read-only, because it is the host's to decide.
 
 mod slot;
 
@@ -65,6 +67,8 @@ const ROLE_BASED: u32 = 1 << 15;
 const LINK_EVENTS: u16 = 1 << 11 | 1 << 14 | 1 << 15;
 /// Link status: the data link layer is active.
 const LINK_ACTIVE: u16 = 1 << 13;
+/// Link capabilities: the greatest speed and width.
+const LINK_MOST: u16 = 0x03ff;
 /// Link capabilities: the port reports the data link layer's state.
 const LINK_ACTIVE_CAPABLE: u32 = 1 << 20;
 /// Link control: the link is disabled.
@@ -213,6 +217,7 @@ impl Port {
             &[0, 0, vendor[0], vendor[1], device[0], device[1]],
             &[],
         )?;
+        config.add_power_management()?;
         if let Some(acs) = registers.access_control {
             let [c0, c1] = acs.capabilities.to_le_bytes();
             let [e0, e1] = acs.control.to_le_bytes();
@@ -251,12 +256,17 @@ impl Port {
     }
 
     /// Puts a device with `link` into the slot and tells the guest, which gives it power; the
-    /// slot's watch hears of that.
+    /// slot's watch hears of that. The port says that it can have that link: no link is faster or wider
+    /// than its port (PCIe 6.0 §7.5.3.6, §7.5.3.8).
     pub fn insert(&mut self, link: Link) -> io::Result<()> {
         let registers = link.registers();
-        let speeds = registers.link_capabilities2;
+        let most = self.config.read_u16(EXPRESS_AT + 0x0c) & !LINK_MOST;
+        let [low, high, ..] = registers.link_capabilities.to_le_bytes();
+        let most = most | u16::from_le_bytes([low, high]) & LINK_MOST;
+        self.config.set(EXPRESS_AT + 0x0c, &most.to_le_bytes());
         self.config.set(EXPRESS_AT + 0x12, &registers.link_status.to_le_bytes());
-        self.config.set(EXPRESS_AT + 0x2c, &speeds.to_le_bytes());
+        self.config.set(EXPRESS_AT + 0x2c, &registers.link_capabilities2.to_le_bytes());
+        self.config.set(EXPRESS_AT + 0x30, &registers.link_control2.to_le_bytes());
         self.change(|slot, config| slot.insert(config))
     }
 
@@ -318,10 +328,11 @@ impl Port {
             let (low, high) = (self.config.read_u16(at), self.config.read_u16(at + 2));
             u32::from(low) | u32::from(high) << 16
         };
-        let message = (control & MSI_ENABLE != 0).then(|| crate::irq::MsiMessage {
-            address: u64::from(word(self.msi + 8)) << 32 | u64::from(word(self.msi + 4)),
-            data: word(self.msi + 12) & 0xffff,
-        });
+        let message =
+            (control & MSI_ENABLE != 0 && self.config.is_awake()).then(|| crate::irq::MsiMessage {
+                address: u64::from(word(self.msi + 8)) << 32 | u64::from(word(self.msi + 4)),
+                data: word(self.msi + 12) & 0xffff,
+            });
         match &mut self.slot {
             Some(slot) => slot.sound(&mut self.config, message),
             None => Ok(()),
@@ -445,7 +456,7 @@ impl PciFunction for Port {
 
     fn buses(&self) -> Option<(u8, u8)> {
         let [secondary, subordinate] = self.config.read_u16(0x19).to_le_bytes();
-        let reached = self.is_link_active() && !self.is_resetting();
+        let reached = self.is_link_active() && !self.is_resetting() && self.config.is_awake();
         reached.then_some((secondary, subordinate))
     }
 
@@ -456,6 +467,7 @@ impl PciFunction for Port {
     /// Decoding, buses, windows and bridge control; what is told of the host's port stays.
     fn bus_reset(&mut self) {
         self.config.write(0x04, &[0, 0]);
+        self.config.wake();
         self.set_buses(0, 0, 0);
         self.set_windows(Windows::default());
         self.config.set(BRIDGE_CONTROL, &[0, 0]);

@@ -37,8 +37,6 @@ const CONTROL_WRITABLE: u16 =
 const INTERRUPT_ENABLE: u16 = 1 << 5;
 /// Control: both indicators off.
 const INDICATORS_OFF: u16 = 3 << 6 | 3 << 8;
-/// Control: attention indicator off, power indicator on.
-const INDICATORS_ON: u16 = 3 << 6 | 1 << 8;
 /// Control: power is off.
 const POWER_OFF: u16 = 1 << 10;
 /// Control: changes of the link interrupt. Its status bit is another.
@@ -162,7 +160,8 @@ impl Slot {
         config.set(CAPABILITIES, &(u32::from(number) << 19 | hot).to_le_bytes());
         let (control, status) = match &alarm {
             Some(_) => (INDICATORS_OFF | POWER_OFF, 0),
-            None => (INDICATORS_ON, PRESENT),
+            // What is not there has zeros (§7.5.3.10): no indicators, and power that is never off.
+            None => (0, PRESENT),
         };
         config.set(CONTROL, &control.to_le_bytes());
         config.set(STATUS, &status.to_le_bytes());
@@ -261,7 +260,7 @@ impl Slot {
         let Registers { control, status } = registers(config);
         let link = if control & LINK_ENABLE != 0 { LINK_CHANGED } else { 0 };
         let enabled = control & (BUTTON | PRESENCE_CHANGED | COMMAND_COMPLETED) | link;
-        let due = control & INTERRUPT_ENABLE != 0 && status & enabled != 0;
+        let due = control & INTERRUPT_ENABLE != 0 && status & enabled != 0 && config.is_awake();
         let level = if due { Level::High } else { Level::Low };
         // The status register tells of the pin alone (PCIe 6.0 §7.5.1.1.4).
         config.set_interrupt_status(if message.is_none() { level } else { Level::Low });

@@ -173,10 +173,7 @@ fn controls_follow_the_capabilities() {
 #[test]
 fn firmware_is_told_what_to_keep() {
     let (mut port, _) = hot_port();
-    let mut at = u16::from(word(&mut port, 0x34).to_le_bytes()[0]);
-    while word(&mut port, at) & 0xff != 0x09 {
-        at = u16::from(word(&mut port, at).to_le_bytes()[1]);
-    }
+    let at = capability(&mut port, 9);
     let words: Vec<u32> = (0..8).map(|number| word(&mut port, at + 4 * number)).collect();
     assert_eq!(words[0] >> 16, 1 << 8 | 32);
     assert_eq!(words[1..], [u32::MAX, u32::MAX, u32::MAX, 32 << 20, u32::MAX, 0, 1 << 6]);
@@ -200,6 +197,7 @@ fn what_is_not_there_cannot_be_switched_on() {
     let before = half(&mut port, CONTROL);
     port.write_config(CONTROL, &[0xff, 0xff]);
     assert_eq!((half(&mut port, CONTROL), half(&mut port, STATUS)), (before, 1 << 6));
+    assert_eq!(before, 0, "indicators that the slot does not have");
 }
 
 #[test]
@@ -211,6 +209,39 @@ fn a_disabled_link_hides_what_is_behind_it() {
     assert_eq!((port.buses(), half(&mut port, LINK_STATUS) & LINK_ACTIVE), (None, 0));
     port.write_config(EXPRESS_AT + 0x10, &[0, 0]);
     assert_eq!(port.buses(), Some((3, 4)));
+}
+
+/// Where the capability with an identifier is.
+fn capability(port: &mut Port, identifier: u32) -> u16 {
+    let mut at = u16::from(word(port, 0x34).to_le_bytes()[0]);
+    while word(port, at) & 0xff != identifier {
+        at = u16::from(word(port, at).to_le_bytes()[1]);
+    }
+    at
+}
+
+/// PCIe 6.0 §7.5.2, §5.3.1.4.1.
+#[test]
+fn nothing_passes_a_port_that_sleeps_and_its_events_wait() {
+    let (mut port, recorder) = listening();
+    port.set_buses(0, 3, 4);
+    port.insert(GEN5).expect("recorded");
+    port.write_config(CONTROL, &(LISTENING & !(1 << 10)).to_le_bytes());
+    port.connect().expect("recorded");
+    port.write_config(STATUS, &[0xff, 0xff]);
+    let power = capability(&mut port, 1);
+    assert_eq!(word(&mut port, power) >> 16, 3, "version 3, no D1, no D2, no PME");
+    assert_eq!((half(&mut port, power + 4), port.buses()), (1 << 3, Some((3, 4))));
+    let before = fired(&recorder);
+    port.write_config(power + 4, &[3, 0]);
+    assert_eq!((half(&mut port, power + 4), port.buses()), (1 << 3 | 3, None));
+    port.press_button().expect("recorded");
+    assert_eq!((half(&mut port, STATUS), fired(&recorder)), (1 << 6 | 1, before));
+    port.write_config(power + 4, &[0, 0]);
+    assert_eq!((port.buses(), fired(&recorder)), (Some((3, 4)), before + 1));
+    port.write_config(power + 4, &[3, 0]);
+    port.bus_reset();
+    assert_eq!(half(&mut port, power + 4), 1 << 3);
 }
 
 #[test]
@@ -229,6 +260,21 @@ fn an_empty_slot_is_plugged_powered_and_connected() {
     assert_eq!((half(&mut port, STATUS), fired(&recorder)), (1 << 8 | 1 << 6, 4));
     assert_eq!(half(&mut port, LINK_STATUS), 5 | 16 << 4 | LINK_ACTIVE);
     assert!(port.buses().is_some());
+}
+
+#[test]
+fn no_link_is_faster_or_wider_than_its_port_says() {
+    let (mut port, _) = hot_port();
+    let before = word(&mut port, EXPRESS_AT + 0x0c);
+    port.insert(GEN5).expect("recorded");
+    port.connect().expect("recorded");
+    assert_eq!(word(&mut port, EXPRESS_AT + 0x0c), before & !0x3ff | 5 | 16 << 4);
+    assert_eq!(word(&mut port, EXPRESS_AT + 0x2c), 0b11_1110);
+    assert_eq!(half(&mut port, EXPRESS_AT + 0x30), 5);
+    assert_eq!(port.link(), GEN5);
+    port.remove().expect("recorded");
+    port.insert(Link { speed: 1, width: 1 }).expect("recorded");
+    assert_eq!(word(&mut port, EXPRESS_AT + 0x0c), before);
 }
 
 #[test]
