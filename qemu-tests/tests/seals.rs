@@ -1,6 +1,6 @@
 //! What is installed is encrypted: this server's TPM opens it, for releases of the publisher that installed
 //! it and for no others; whoever takes the disk away needs the recovery key, and nothing of the node is on the disk in clear. The same TPM proves to others which
-//! release the node runs.
+//! release the node runs, and its maker vouches for it.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
@@ -19,8 +19,8 @@ use image::{
 
 use qemu_tests::harness::{
     host::{Host, HostOptions, Medium, Uplink},
-    scene::{Scene, image_folder},
-    tpm::Tpm,
+    scene::{JOIN_LIMIT, Scene, image_folder},
+    tpm::{Maker, Tpm},
 };
 use serde_json::Value;
 
@@ -161,6 +161,47 @@ fn proves(scene: &Scene) {
     assert!(refused.contains("no release that is known"), "{refused}");
 }
 
+/// The gateway's settings: it asks for this release, by TPMs that the maker vouches for.
+fn asks_for(release: &Path, maker: &Maker) -> String {
+    let (release, maker) = (release.join("measurements.json"), maker.authority());
+    format!(
+        "[attestation]\nreleases = [{release:?}]\ntpm_authorities = [{maker:?}]\nevery_s = 10\n\
+         required = true\n"
+    )
+}
+
+/// What the gateway found of the node, once that is so.
+fn found(scene: &Scene, node: &str, accept: impl Fn(&Value) -> bool) -> Value {
+    let shown =
+        scene.cli.wait(&["node", "show", node], JOIN_LIMIT, |shown| accept(&shown["attestation"]));
+    shown.unwrap()["attestation"].clone()
+}
+
+/// The TPM's maker vouches for it, to gateway and command, and a stranger does not.
+fn is_vouched_for(scene: &mut Scene, release: &Path, [maker, stranger]: [&Maker; 2]) {
+    let node = scene.wait_for_node(NAME).unwrap();
+    let seen = found(scene, &node, |found| found["certificate"]["is"] == "checked");
+    assert_eq!(seen["certificate"]["authority"], "CN=Emulations,O=Test", "{seen}");
+    assert_eq!(seen["certificate"]["tpm"], "TEST Emulated id:00010002", "{seen}");
+    let described = release.join("measurements.json");
+    let attest = |maker: &Maker| {
+        let authority = maker.authority();
+        let files = [described.to_str().unwrap(), authority.to_str().unwrap()];
+        let ask = ["node", "attest", &node, "--measurements", files[0]];
+        scene.cli.json(&[&ask[..], &["--tpm-authority", files[1]]].concat())
+    };
+    let shown = attest(maker).unwrap();
+    assert_eq!(shown["attested"]["certificate"], seen["certificate"], "{shown}");
+    assert_eq!(shown["attested"]["endorsed"], true, "{shown}");
+    let refused = format!("{:#}", attest(stranger).unwrap_err());
+    assert!(refused.contains("CN=Emulations,O=Test, is none of the authorities"), "{refused}");
+    scene.gateway.restart(&asks_for(release, stranger)).unwrap();
+    let seen = found(scene, &node, |found| found["refused"].is_string());
+    let reason = seen["refused"].as_str().unwrap();
+    assert!(reason.contains("is none of the authorities that were named"), "{seen}");
+    assert_eq!(seen["release"], Value::Null, "{seen}");
+}
+
 /// A TPM that breaks is told to whoever asks for its proof, and takes nothing from a node that runs.
 fn goes_on_without_its_tpm(scene: &Scene, host: &Host, tpm: Tpm) {
     let mark = host.serial.mark();
@@ -181,10 +222,15 @@ fn to_the_tpm_and_to_the_recovery_key() {
     let folder = tempfile::tempdir().unwrap();
     let (disk, tpm_folder) = (folder.path().join("disk.img"), folder.path().join("tpm"));
     File::create(&disk).unwrap().set_len(DISK).unwrap();
+    let maker = Maker::new(&folder.path().join("maker"), "Emulations").unwrap();
+    let stranger = Maker::new(&folder.path().join("stranger"), "Strangers").unwrap();
+    maker.make(&tpm_folder).unwrap();
     let tpm = Tpm::start(&tpm_folder).unwrap();
     let section = "[install]\nconfirm = \"unattended\"\n[install.disk]\nserial = \"INSTALL0\"\n";
     let first = release(folder.path(), "signed", publisher(folder.path()));
-    let scene = Scene::start(&folder.path().join("scene")).unwrap();
+    let signed = folder.path().join("signed");
+    let settings = asks_for(&signed, &maker);
+    let mut scene = Scene::start_with(&folder.path().join("scene"), &settings).unwrap();
     let document = scene.node_config(NAME, section);
     let host = start(folder.path(), (disk.clone(), Uplink::User), Some(document), Some(&tpm));
     host.serial.wait("event=installed disk=nvme0n1", UP).unwrap();
@@ -195,6 +241,7 @@ fn to_the_tpm_and_to_the_recovery_key() {
     // What outlasts this disk is in the TPM, too.
     host.serial.wait("release=any held=tpm", UP).unwrap();
     proves(&scene);
+    is_vouched_for(&mut scene, &signed, [&maker, &stranger]);
     let text = host.serial.text();
     let node = last(&text, "event=node id=").to_owned();
     let recovery = last(&text, "Its recovery key is").to_owned();
