@@ -1,6 +1,7 @@
 //! What is installed is encrypted: this server's TPM opens it, for releases of the publisher that installed
 //! it and for no others; whoever takes the disk away needs the recovery key, and nothing of the node is on the disk in clear. The same TPM proves to others which
-//! release the node runs, and its maker vouches for it.
+//! release the node runs, and its maker vouches for it. A recovery key that was sealed to an operator is opened by
+//! that operator only, and opens the disk of a server whose TPM is gone.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
@@ -19,6 +20,7 @@ use image::{
 
 use qemu_tests::harness::{
     host::{Host, HostOptions, Medium, Uplink},
+    programs::Cli,
     scene::{JOIN_LIMIT, Scene, image_folder},
     tpm::{Maker, Tpm},
 };
@@ -288,6 +290,53 @@ fn to_the_tpm_and_to_the_recovery_key() {
     let right = format!("[disk]\nrecovery_key = \"{recovery}\"\n");
     let host = boot(folder.path(), disk, Some(config(&right)), None);
     host.serial.wait("event=locked reason=", UP).unwrap();
+    host.serial.wait("event=volume name=holdfast-state protection=recovered", UP).unwrap();
+    host.serial.wait(&format!("event=node id={node}"), UP).unwrap();
+}
+
+#[test]
+fn to_an_operator() {
+    let folder = tempfile::tempdir().unwrap();
+    let disk = folder.path().join("disk.img");
+    File::create(&disk).unwrap().set_len(DISK).unwrap();
+    let tpm = Tpm::start(&folder.path().join("tpm")).unwrap();
+    release(folder.path(), "signed", publisher(folder.path()));
+    let scene = Scene::start(&folder.path().join("scene")).unwrap();
+    let section = format!(
+        "[install]\nconfirm = \"unattended\"\nescrow = [\"{}\"]\n\
+         [install.disk]\nserial = \"INSTALL0\"\n",
+        scene.operator.public
+    );
+    let document = scene.node_config(NAME, &section);
+    let host = start(folder.path(), (disk.clone(), Uplink::User), Some(document), Some(&tpm));
+    host.serial.wait("event=installed disk=nvme0n1", UP).unwrap();
+    host.serial.wait("event=volume name=holdfast-state protection=sealed notice", UP).unwrap();
+    let node = scene.wait_for_node(NAME).unwrap();
+    let text = host.serial.text();
+    assert!(!text.contains("Its recovery key is"), "a console showed the recovery key");
+    // The node gives the sealed key to its operator, and to nobody else.
+    let operator = scene.cli.with_key(&scene.operator.file);
+    let opened = operator.json(&["node", "recovery-key", &node]).unwrap();
+    let recovery = opened["recovery_key"].as_str().unwrap().to_owned();
+    let refused = scene.renter().json(&["node", "recovery-key", &node]).unwrap_err();
+    assert!(format!("{refused:#}").contains("operator"), "{refused:#}");
+    let shown = text.contains(&recovery);
+    assert!(!shown, "the recovery key is on the serial line");
+    drop(host);
+    drop(tpm);
+
+    // The TPM is gone with its mainboard. The locked node says what the operator needs, to open it elsewhere.
+    let mut host = boot(folder.path(), disk, Some(config("")), None);
+    host.serial.wait("event=volume name=holdfast-state protection=locked", UP).unwrap();
+    let offered = format!("event=recovery-key operator={} sealed=", scene.operator.public);
+    let sealed = host.serial.wait(&offered, UP).unwrap();
+    let sealed = last(&sealed, "sealed=").to_owned();
+    let open = |cli: &Cli| cli.json(&["node", "recovery-key", "--sealed", &sealed]);
+    assert_eq!(open(&operator).unwrap(), opened);
+    let refused = open(&scene.renter()).unwrap_err();
+    assert!(format!("{refused:#}").contains("does not open"), "{refused:#}");
+    host.serial.wait("or type the recovery key and Enter", UP).unwrap();
+    host.type_line(&recovery).unwrap();
     host.serial.wait("event=volume name=holdfast-state protection=recovered", UP).unwrap();
     host.serial.wait(&format!("event=node id={node}"), UP).unwrap();
 }
