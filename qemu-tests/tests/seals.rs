@@ -219,13 +219,22 @@ fn goes_on_without_its_tpm(scene: &Scene, host: &Host, tpm: Tpm) {
     assert!(!since.contains("event=agent-exited"), "{since}");
 }
 
+/// Nor does it open without any TPM, until its owner gives the recovery key.
+fn opens_without_a_tpm(folder: &Path, disk: PathBuf, [recovery, node]: [&str; 2]) {
+    let right = format!("[disk]\nrecovery_key = \"{recovery}\"\n");
+    let host = boot(folder, disk, Some(config(&right)), None);
+    host.serial.wait("event=locked reason=", UP).unwrap();
+    host.serial.wait("event=volume name=holdfast-state protection=recovered", UP).unwrap();
+    host.serial.wait(&format!("event=node id={node}"), UP).unwrap();
+}
+
 #[test]
 fn to_the_tpm_and_to_the_recovery_key() {
     let folder = tempfile::tempdir().unwrap();
     let (disk, tpm_folder) = (folder.path().join("disk.img"), folder.path().join("tpm"));
     File::create(&disk).unwrap().set_len(DISK).unwrap();
-    let maker = Maker::new(&folder.path().join("maker"), "Emulations").unwrap();
-    let stranger = Maker::new(&folder.path().join("stranger"), "Strangers").unwrap();
+    let makers = ["Emulations", "Strangers"];
+    let [maker, stranger] = makers.map(|name| Maker::new(&folder.path().join(name), name).unwrap());
     maker.make(&tpm_folder).unwrap();
     let tpm = Tpm::start(&tpm_folder).unwrap();
     let section = "[install]\nconfirm = \"unattended\"\n[install.disk]\nserial = \"INSTALL0\"\n";
@@ -286,12 +295,7 @@ fn to_the_tpm_and_to_the_recovery_key() {
     drop(host);
     drop(other);
 
-    // Nor does it open without any TPM, until its owner gives the recovery key.
-    let right = format!("[disk]\nrecovery_key = \"{recovery}\"\n");
-    let host = boot(folder.path(), disk, Some(config(&right)), None);
-    host.serial.wait("event=locked reason=", UP).unwrap();
-    host.serial.wait("event=volume name=holdfast-state protection=recovered", UP).unwrap();
-    host.serial.wait(&format!("event=node id={node}"), UP).unwrap();
+    opens_without_a_tpm(folder.path(), disk, [&recovery, &node]);
 }
 
 #[test]
