@@ -17,7 +17,7 @@ use tokio::sync::{Mutex, Semaphore};
 use types::{forward::Problem, hex, ids::NodeId};
 
 use crate::seal::{
-    tpm::{Question, Tpm, TpmError},
+    tpm::{Certificates, Question, Tpm, TpmError},
     unlock,
 };
 
@@ -119,6 +119,10 @@ pub fn evidence(
         registers: &REGISTERS,
         credential: challenge.credential.as_ref().map(|c| (&c.blob[..], &c.secret[..])),
     })?;
+    let certificates = match challenge.credential {
+        None => certificates(tpm),
+        Some(_) => Certificates::default(),
+    };
     let values = quoted.registers.iter().map(|value| hex::encode(value));
     Ok(Evidence {
         node,
@@ -128,9 +132,20 @@ pub fn evidence(
         signature: quoted.signature,
         attestation_key: quoted.attestation_key,
         endorsement_key: quoted.endorsement_key,
+        endorsement_certificate: certificates.own,
+        endorsement_chain: certificates.chain,
         volumes,
         log: Vec::new(),
         activated: quoted.activated.map(|secret| hex::encode(&secret)),
+    })
+}
+
+/// Reads what vouches for the TPM. Without it the node proves what it runs as well, so a failure is only told.
+fn certificates(tpm: &mut Tpm) -> Certificates {
+    tpm.certificates().unwrap_or_else(|error| {
+        let reason = lease::problem::chain(&error);
+        tracing::warn!(reason, "the TPM's certificate cannot be read; none is shown");
+        Certificates::default()
     })
 }
 

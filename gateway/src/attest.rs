@@ -1,12 +1,20 @@
 //! Asks nodes to prove by their TPMs what they run, and keeps what came of it in the directory. The
 //! judging is `lease::attestation`'s; the files that describe releases are read once, at the start.
 
-use std::{fs, sync::Arc, time::Duration};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use futures_util::{StreamExt, stream};
 use lease::{
     api::Attestation,
-    attestation::{Attested, Challenge, Evidence, Inquiry, Known, MAX_MEASUREMENTS, Measurements},
+    attestation::{
+        Attested, Authority, Challenge, Evidence, Inquiry, Known, MAX_AUTHORITIES,
+        MAX_MEASUREMENTS, Measurements,
+    },
     problem::chain,
 };
 use overlay::Overlay;
@@ -36,16 +44,9 @@ pub struct Attestor {
 impl Attestor {
     /// Reads the files that the configuration names.
     pub fn new(config: &AttestationConfig) -> Result<Self, ServiceError> {
-        let release = |path: &std::path::PathBuf| {
+        let release = |path: &PathBuf| {
             let refused = |reason| ServiceError::Release { path: path.clone(), reason };
-            let limit = u64::try_from(MAX_MEASUREMENTS).unwrap_or(u64::MAX);
-            let bytes = match fs::metadata(path) {
-                Ok(facts) if facts.len() > limit => {
-                    return Err(refused(format!("it is longer than {limit} bytes")));
-                }
-                Ok(_) => fs::read(path).map_err(|error| refused(error.to_string()))?,
-                Err(error) => return Err(refused(error.to_string())),
-            };
+            let bytes = bounded(path, MAX_MEASUREMENTS).map_err(refused)?;
             Measurements::from_json(&bytes).map_err(refused)
         };
         let releases = config.releases.iter().map(release).collect::<Result<Vec<_>, _>>()?;
@@ -53,9 +54,20 @@ impl Attestor {
             let reason = "attestation.required needs at least one release".to_owned();
             return Err(ServiceError::Release { path: "attestation".into(), reason });
         }
+        let authorities = config.tpm_authorities.iter().map(|path| {
+            let refused = |reason| ServiceError::TpmAuthority { path: path.clone(), reason };
+            if releases.is_empty() {
+                return Err(refused(
+                    "nodes are asked only where attestation.releases names one".into(),
+                ));
+            }
+            authorities(path).map_err(refused)
+        });
+        let authorities = authorities.collect::<Result<Vec<_>, _>>()?.concat();
         let tpms = config.tpms.iter().map(|tpm| tpm.to_ascii_lowercase()).collect();
         let every = Duration::from_secs(config.every_s).max(SHORTEST);
-        Ok(Self { known: Known { releases, tpms }, every, required: config.required })
+        let known = Known { releases, tpms, authorities };
+        Ok(Self { known, every, required: config.required })
     }
 
     /// Returns why no machine is to be made on a node; `found` is what the node proved.
@@ -66,6 +78,20 @@ impl Attestor {
         let reason = found.and_then(|found| found.refused.clone());
         Some(reason.unwrap_or_else(|| "it was not asked yet; try again in a minute".to_owned()))
     }
+}
+
+/// Reads the certificates of makers' authorities in a file.
+pub(crate) fn authorities(path: &Path) -> Result<Vec<Authority>, String> {
+    Authority::read(&bounded(path, MAX_AUTHORITIES)?)
+}
+
+/// Reads a file of at most `limit` bytes.
+fn bounded(path: &Path, limit: usize) -> Result<Vec<u8>, String> {
+    let facts = fs::metadata(path).map_err(|error| error.to_string())?;
+    if usize::try_from(facts.len()).is_ok_and(|length| length <= limit) {
+        return fs::read(path).map_err(|error| error.to_string());
+    }
+    Err(format!("it is longer than {limit} bytes"))
 }
 
 /// Asks every node from time to time, until the task is ended.
@@ -89,11 +115,12 @@ pub(crate) async fn ask(gateway: &Gateway, node: NodeId) {
         Ok(attested) => {
             tracing::info!(event = "node-attested", %node, release = attested.release);
             let (release, tpm) = (Some(attested.release), Some(attested.tpm));
-            Attestation { at, release, tpm, refused: None }
+            Attestation { at, release, tpm, certificate: attested.certificate, refused: None }
         }
         Err(reason) => {
             tracing::warn!(event = "node-not-attested", %node, reason);
-            Attestation { at, release: None, tpm: None, refused: Some(reason) }
+            let refused = Some(reason);
+            Attestation { at, release: None, tpm: None, certificate: None, refused }
         }
     };
     gateway.directory().handle_attestation(node, found);
@@ -101,7 +128,7 @@ pub(crate) async fn ask(gateway: &Gateway, node: NodeId) {
 
 async fn inquire(gateway: &Gateway, node: NodeId) -> Result<Attested, String> {
     let known = &gateway.attestation.known;
-    let mut inquiry = Inquiry::new(node, &random()?);
+    let mut inquiry = Inquiry::new(node, now(), &random()?);
     let deadline = gateway.node_deadline();
     let first = put(&gateway.overlay, node, &inquiry.first(), deadline).await?;
     let second = inquiry.second(&first, known).map_err(|error| error.to_string())?;
@@ -151,7 +178,7 @@ mod tests {
 
     use super::*;
 
-    fn config(required: bool, releases: &[&std::path::Path]) -> AttestationConfig {
+    fn config(required: bool, releases: &[&Path]) -> AttestationConfig {
         let releases = releases.iter().map(|path| (*path).to_owned()).collect();
         AttestationConfig { required, releases, ..AttestationConfig::default() }
     }
@@ -169,6 +196,27 @@ mod tests {
     }
 
     #[test]
+    fn a_file_without_authorities_is_refused_at_the_start() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (release, maker) = (folder.path().join("release"), folder.path().join("maker.pem"));
+        let text = format!(r#"{{"tpm":{{"pcr11_sha256":"{}"}}}}"#, "ab".repeat(32));
+        fs::write(&release, text).expect("written");
+        let start = |releases: &[&Path]| {
+            let tpm_authorities = vec![maker.clone()];
+            Attestor::new(&AttestationConfig { tpm_authorities, ..config(false, releases) })
+        };
+        let refused = |releases: &[&Path]| start(releases).expect_err("refused").to_string();
+        let absent = refused(&[&release]);
+        assert!(absent.contains("tpm_authorities") && absent.contains("maker.pem"), "{absent}");
+        fs::write(&maker, "no certificate").expect("written");
+        assert!(refused(&[&release]).contains("it holds no certificate"));
+        let authority = include_bytes!("../../lease/fuzz/corpus/certificate/authority-pem");
+        fs::write(&maker, authority).expect("written");
+        assert!(refused(&[]).contains("attestation.releases"));
+        assert_eq!(start(&[&release]).expect("read").known.authorities.len(), 1);
+    }
+
+    #[test]
     fn where_proof_is_required_nodes_without_one_get_no_machines() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("measurements.json");
@@ -177,7 +225,8 @@ mod tests {
         let open = Attestor::new(&config(false, &[&path])).expect("read");
         let strict = Attestor::new(&config(true, &[&path])).expect("read");
         let at = UnixSeconds(1);
-        let none = Attestation { at, release: None, tpm: None, refused: Some("no TPM".into()) };
+        let refused = Some("no TPM".into());
+        let none = Attestation { at, release: None, tpm: None, certificate: None, refused };
         let proved = Attestation { release: Some("1".into()), refused: None, ..none.clone() };
         assert_eq!(open.objection(None), None);
         assert_eq!(strict.objection(Some(&none)), Some("no TPM".into()));

@@ -45,8 +45,11 @@ pub struct AttestationConfig {
     /// Files that describe the releases that count: `measurements.json`, as it lies beside an image.
     pub releases: Vec<PathBuf>,
     /// TPMs that count, each by the SHA-256 of its endorsement key's public area as `holdfast node
-    /// attest` shows it; any when empty. A TPM that is not named may be anybody's program.
+    /// attest` shows it.
     pub tpms: Vec<String>,
+    /// Files with certificates of makers' authorities (PEM or DER). A TPM counts that one of them vouches
+    /// for, beside those in `tpms`. Where both lists are empty any TPM does, also one that is a program.
+    pub tpm_authorities: Vec<PathBuf>,
     /// Time from one question to the next, in seconds.
     pub every_s: u64,
     /// Whether machines are made only on nodes that proved their release.
@@ -55,7 +58,8 @@ pub struct AttestationConfig {
 
 impl Default for AttestationConfig {
     fn default() -> Self {
-        Self { releases: Vec::new(), tpms: Vec::new(), every_s: 600, required: false }
+        let (tpms, tpm_authorities) = (Vec::new(), Vec::new());
+        Self { releases: Vec::new(), tpms, tpm_authorities, every_s: 600, required: false }
     }
 }
 

@@ -156,7 +156,8 @@ mod tests {
     fn what_a_node_proved_goes_with_it() {
         let mut directory = Directory::default();
         let at = UnixSeconds(100);
-        let found = Attestation { at, release: Some("1".into()), tpm: None, refused: None };
+        let release = Some("1".into());
+        let found = Attestation { at, release, tpm: None, certificate: None, refused: None };
         directory.handle_attestation(OTHER, found.clone());
         assert_eq!(directory.attestation(OTHER), None, "it offers nothing");
         directory.handle_offer(at, NODE, offer(100, 160)).expect("taken");

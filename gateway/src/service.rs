@@ -72,6 +72,8 @@ pub enum ServiceError {
     HostAddress { source: std::io::Error },
     #[error("attestation.releases: {} describes no release: {reason}", path.display())]
     Release { path: PathBuf, reason: String },
+    #[error("attestation.tpm_authorities: {} cannot be used: {reason}", path.display())]
+    TpmAuthority { path: PathBuf, reason: String },
 }
 
 /// What all requests share.

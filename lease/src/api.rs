@@ -35,6 +35,7 @@ use types::{
 };
 
 use crate::{
+    attestation::TpmCertificate,
     document::Envelope,
     hardware::{Hardware, Placement},
     metering::SignedReceipt,
@@ -366,6 +367,9 @@ pub struct Attestation {
     /// Its TPM: SHA-256 of the endorsement key's public area.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tpm: Option<String>,
+    /// Whether the TPM's maker vouches for it; absent when the gateway was told no authorities.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub certificate: Option<TpmCertificate>,
     /// Why it proved none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused: Option<String>,

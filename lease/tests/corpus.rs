@@ -68,6 +68,15 @@ fn firmware_logs() {
 }
 
 #[test]
+fn certificates() {
+    let vouched = std::cell::Cell::new(0);
+    replay("certificate", |bytes| {
+        vouched.set(vouched.get() + u32::from(lease::attestation::judge_certificate(bytes)));
+    });
+    assert_eq!(vouched.get(), 3, "in three files the authority vouches for the TPM");
+}
+
+#[test]
 fn hardware() {
     replay("hardware", |bytes| {
         if let Ok((shape, hardware)) = serde_json::from_slice::<(MachineShape, Hardware)>(bytes)

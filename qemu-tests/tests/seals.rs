@@ -1,6 +1,7 @@
 //! What is installed is encrypted: this server's TPM opens it, for releases of the publisher that installed
 //! it and for no others; whoever takes the disk away needs the recovery key, and nothing of the node is on the disk in clear. The same TPM proves to others which
-//! release the node runs.
+//! release the node runs, and its maker vouches for it. A recovery key that was sealed to an operator is opened by
+//! that operator only, and opens the disk of a server whose TPM is gone.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
@@ -19,8 +20,9 @@ use image::{
 
 use qemu_tests::harness::{
     host::{Host, HostOptions, Medium, Uplink},
-    scene::{Scene, image_folder},
-    tpm::Tpm,
+    programs::Cli,
+    scene::{JOIN_LIMIT, Scene, image_folder},
+    tpm::{Maker, Tpm},
 };
 use serde_json::Value;
 
@@ -161,6 +163,47 @@ fn proves(scene: &Scene) {
     assert!(refused.contains("no release that is known"), "{refused}");
 }
 
+/// The gateway's settings: it asks for this release, by TPMs that the maker vouches for.
+fn asks_for(release: &Path, maker: &Maker) -> String {
+    let (release, maker) = (release.join("measurements.json"), maker.authority());
+    format!(
+        "[attestation]\nreleases = [{release:?}]\ntpm_authorities = [{maker:?}]\nevery_s = 10\n\
+         required = true\n"
+    )
+}
+
+/// What the gateway found of the node, once that is so.
+fn found(scene: &Scene, node: &str, accept: impl Fn(&Value) -> bool) -> Value {
+    let shown =
+        scene.cli.wait(&["node", "show", node], JOIN_LIMIT, |shown| accept(&shown["attestation"]));
+    shown.unwrap()["attestation"].clone()
+}
+
+/// The TPM's maker vouches for it, to gateway and command, and a stranger does not.
+fn is_vouched_for(scene: &mut Scene, release: &Path, [maker, stranger]: [&Maker; 2]) {
+    let node = scene.wait_for_node(NAME).unwrap();
+    let seen = found(scene, &node, |found| found["certificate"]["is"] == "checked");
+    assert_eq!(seen["certificate"]["authority"], "CN=Emulations,O=Test", "{seen}");
+    assert_eq!(seen["certificate"]["tpm"], "TEST Emulated id:00010002", "{seen}");
+    let described = release.join("measurements.json");
+    let attest = |maker: &Maker| {
+        let authority = maker.authority();
+        let files = [described.to_str().unwrap(), authority.to_str().unwrap()];
+        let ask = ["node", "attest", &node, "--measurements", files[0]];
+        scene.cli.json(&[&ask[..], &["--tpm-authority", files[1]]].concat())
+    };
+    let shown = attest(maker).unwrap();
+    assert_eq!(shown["attested"]["certificate"], seen["certificate"], "{shown}");
+    assert_eq!(shown["attested"]["endorsed"], true, "{shown}");
+    let refused = format!("{:#}", attest(stranger).unwrap_err());
+    assert!(refused.contains("CN=Emulations,O=Test, is none of the authorities"), "{refused}");
+    scene.gateway.restart(&asks_for(release, stranger)).unwrap();
+    let seen = found(scene, &node, |found| found["refused"].is_string());
+    let reason = seen["refused"].as_str().unwrap();
+    assert!(reason.contains("is none of the authorities that were named"), "{seen}");
+    assert_eq!(seen["release"], Value::Null, "{seen}");
+}
+
 /// A TPM that breaks is told to whoever asks for its proof, and takes nothing from a node that runs.
 fn goes_on_without_its_tpm(scene: &Scene, host: &Host, tpm: Tpm) {
     let mark = host.serial.mark();
@@ -176,15 +219,29 @@ fn goes_on_without_its_tpm(scene: &Scene, host: &Host, tpm: Tpm) {
     assert!(!since.contains("event=agent-exited"), "{since}");
 }
 
+/// Nor does it open without any TPM, until its owner gives the recovery key.
+fn opens_without_a_tpm(folder: &Path, disk: PathBuf, [recovery, node]: [&str; 2]) {
+    let right = format!("[disk]\nrecovery_key = \"{recovery}\"\n");
+    let host = boot(folder, disk, Some(config(&right)), None);
+    host.serial.wait("event=locked reason=", UP).unwrap();
+    host.serial.wait("event=volume name=holdfast-state protection=recovered", UP).unwrap();
+    host.serial.wait(&format!("event=node id={node}"), UP).unwrap();
+}
+
 #[test]
 fn to_the_tpm_and_to_the_recovery_key() {
     let folder = tempfile::tempdir().unwrap();
     let (disk, tpm_folder) = (folder.path().join("disk.img"), folder.path().join("tpm"));
     File::create(&disk).unwrap().set_len(DISK).unwrap();
+    let makers = ["Emulations", "Strangers"];
+    let [maker, stranger] = makers.map(|name| Maker::new(&folder.path().join(name), name).unwrap());
+    maker.make(&tpm_folder).unwrap();
     let tpm = Tpm::start(&tpm_folder).unwrap();
     let section = "[install]\nconfirm = \"unattended\"\n[install.disk]\nserial = \"INSTALL0\"\n";
     let first = release(folder.path(), "signed", publisher(folder.path()));
-    let scene = Scene::start(&folder.path().join("scene")).unwrap();
+    let signed = folder.path().join("signed");
+    let settings = asks_for(&signed, &maker);
+    let mut scene = Scene::start_with(&folder.path().join("scene"), &settings).unwrap();
     let document = scene.node_config(NAME, section);
     let host = start(folder.path(), (disk.clone(), Uplink::User), Some(document), Some(&tpm));
     host.serial.wait("event=installed disk=nvme0n1", UP).unwrap();
@@ -195,6 +252,7 @@ fn to_the_tpm_and_to_the_recovery_key() {
     // What outlasts this disk is in the TPM, too.
     host.serial.wait("release=any held=tpm", UP).unwrap();
     proves(&scene);
+    is_vouched_for(&mut scene, &signed, [&maker, &stranger]);
     let text = host.serial.text();
     let node = last(&text, "event=node id=").to_owned();
     let recovery = last(&text, "Its recovery key is").to_owned();
@@ -237,10 +295,52 @@ fn to_the_tpm_and_to_the_recovery_key() {
     drop(host);
     drop(other);
 
-    // Nor does it open without any TPM, until its owner gives the recovery key.
-    let right = format!("[disk]\nrecovery_key = \"{recovery}\"\n");
-    let host = boot(folder.path(), disk, Some(config(&right)), None);
-    host.serial.wait("event=locked reason=", UP).unwrap();
+    opens_without_a_tpm(folder.path(), disk, [&recovery, &node]);
+}
+
+#[test]
+fn to_an_operator() {
+    let folder = tempfile::tempdir().unwrap();
+    let disk = folder.path().join("disk.img");
+    File::create(&disk).unwrap().set_len(DISK).unwrap();
+    let tpm = Tpm::start(&folder.path().join("tpm")).unwrap();
+    release(folder.path(), "signed", publisher(folder.path()));
+    let scene = Scene::start(&folder.path().join("scene")).unwrap();
+    let section = format!(
+        "[install]\nconfirm = \"unattended\"\nescrow = [\"{}\"]\n\
+         [install.disk]\nserial = \"INSTALL0\"\n",
+        scene.operator.public
+    );
+    let document = scene.node_config(NAME, &section);
+    let host = start(folder.path(), (disk.clone(), Uplink::User), Some(document), Some(&tpm));
+    host.serial.wait("event=installed disk=nvme0n1", UP).unwrap();
+    host.serial.wait("event=volume name=holdfast-state protection=sealed notice", UP).unwrap();
+    let node = scene.wait_for_node(NAME).unwrap();
+    let text = host.serial.text();
+    assert!(!text.contains("Its recovery key is"), "a console showed the recovery key");
+    // The node gives the sealed key to its operator, and to nobody else.
+    let operator = scene.cli.with_key(&scene.operator.file);
+    let opened = operator.json(&["node", "recovery-key", &node]).unwrap();
+    let recovery = opened["recovery_key"].as_str().unwrap().to_owned();
+    let refused = scene.renter().json(&["node", "recovery-key", &node]).unwrap_err();
+    assert!(format!("{refused:#}").contains("operator"), "{refused:#}");
+    let shown = text.contains(&recovery);
+    assert!(!shown, "the recovery key is on the serial line");
+    drop(host);
+    drop(tpm);
+
+    // The TPM is gone with its mainboard. The locked node says what the operator needs, to open it elsewhere.
+    let mut host = boot(folder.path(), disk, Some(config("")), None);
+    host.serial.wait("event=volume name=holdfast-state protection=locked", UP).unwrap();
+    let offered = format!("event=recovery-key operator={} sealed=", scene.operator.public);
+    let sealed = host.serial.wait(&offered, UP).unwrap();
+    let sealed = last(&sealed, "sealed=").to_owned();
+    let open = |cli: &Cli| cli.json(&["node", "recovery-key", "--sealed", &sealed]);
+    assert_eq!(open(&operator).unwrap(), opened);
+    let refused = open(&scene.renter()).unwrap_err();
+    assert!(format!("{refused:#}").contains("does not open"), "{refused:#}");
+    host.serial.wait("or type the recovery key and Enter", UP).unwrap();
+    host.type_line(&recovery).unwrap();
     host.serial.wait("event=volume name=holdfast-state protection=recovered", UP).unwrap();
     host.serial.wait(&format!("event=node id={node}"), UP).unwrap();
 }

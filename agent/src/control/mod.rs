@@ -439,7 +439,8 @@ impl Control {
         self.operator(signer, node)?;
         let keys = unlock::escrowed(&self.parts.root);
         if keys.is_empty() {
-            let detail = "the disk's recovery key was sealed to nobody: the node runs from memory, or                           its [install] named no operator in escrow";
+            let detail = "the disk's recovery key was sealed to nobody: the node runs from memory, or \
+                          its [install] named no operator in escrow";
             return Err(Kind::NotFound.because(detail));
         }
         Ok(json(200, &lease::api::RecoveryKeys { keys }))

@@ -5,10 +5,10 @@ use lease::attestation::{
     Asked, AttestationError, Attested, Challenge, Evidence, Inquiry, Known, Measurements,
     make_credential, verify, volumes_digest,
 };
-use types::ids::NodeId;
+use types::{ids::NodeId, units::UnixSeconds};
 
 use super::{
-    tpm::{LATCH_PCR, RELEASE_PCR, Tpm, TpmError},
+    tpm::{CERTIFICATE, LATCH_PCR, RELEASE_PCR, Tpm, TpmError},
     tpm_tests::{Emulated, start_release},
 };
 use crate::attest::evidence;
@@ -36,7 +36,7 @@ fn measured(tpm: &mut Tpm) -> Known {
         r#"{{"release":{{"version":"1.2.3","commit":"abc"}},"tpm":{{"pcr11_sha256":"{register}"}}}}"#
     );
     let releases = vec![Measurements::from_json(document.as_bytes()).expect("understood")];
-    Known { releases, tpms: Vec::new() }
+    Known { releases, ..Known::default() }
 }
 
 fn ask(tpm: &mut Tpm, key: &SigningKey) -> Evidence {
@@ -44,9 +44,12 @@ fn ask(tpm: &mut Tpm, key: &SigningKey) -> Evidence {
     evidence(tpm, key, &challenge, VOLUMES.to_owned()).expect("answered")
 }
 
+fn asked<'a>(evidence: &Evidence, nonce: &'a str) -> Asked<'a> {
+    Asked { node: evidence.node, nonce, at: UnixSeconds(0), secret: None }
+}
+
 fn judge(evidence: &Evidence, known: &Known) -> Result<Attested, AttestationError> {
-    let nonce = nonce();
-    verify(evidence, Asked { node: evidence.node, nonce: &nonce, secret: None }, known)
+    verify(evidence, asked(evidence, &nonce()), known)
 }
 
 #[test]
@@ -101,8 +104,8 @@ fn a_quote_counts_for_one_node_and_one_question() {
     let node_signature = lease::attestation::sign(&thief, &honest.quote, &honest.attestation_key);
     let stolen = Evidence { node: node(&thief), node_signature, ..honest.clone() };
     assert_eq!(judge(&stolen, &known), Err(AttestationError::Nonce));
-    let asked = Asked { node: honest.node, nonce: "another", secret: None };
-    assert_eq!(verify(&honest, asked, &known), Err(AttestationError::Nonce));
+    let other = asked(&honest, "another");
+    assert_eq!(verify(&honest, other, &known), Err(AttestationError::Nonce));
     // Registers that read better than they are.
     let mut better = honest.clone();
     better.registers.insert(7, "00".repeat(31) + "01");
@@ -122,7 +125,7 @@ fn a_credential_shows_that_both_keys_are_in_one_tpm() {
     let challenge = Challenge { nonce: nonce(), credential };
     let answer = evidence(&mut tpm, &key(1), &challenge, String::new()).expect("answered");
     let nonce = nonce();
-    let asked = |secret| Asked { node: answer.node, nonce: &nonce, secret: Some(secret) };
+    let asked = |secret| Asked { secret: Some(secret), ..asked(&answer, &nonce) };
     let attested = verify(&answer, asked(&secret), &known).expect("proved");
     assert!(attested.endorsed);
     let refused = verify(&answer, asked(&[8; 32]), &known);
@@ -133,7 +136,7 @@ fn a_credential_shows_that_both_keys_are_in_one_tpm() {
     let refused = evidence(&mut tpm, &key(2), &challenge, String::new());
     assert!(matches!(refused, Err(TpmError::Refused { command: 0x147, .. })), "{refused:?}");
     // Both rounds as a gateway asks them; a second answer by other keys does not count.
-    let mut inquiry = Inquiry::new(answer.node, &[[1; 32], [2; 32], [3; 32]]);
+    let mut inquiry = Inquiry::new(answer.node, UnixSeconds(0), &[[1; 32], [2; 32], [3; 32]]);
     let mut told = |challenge: &Challenge, seed| {
         evidence(&mut tpm, &key(seed), challenge, String::new()).expect("answered")
     };
@@ -146,4 +149,19 @@ fn a_credential_shows_that_both_keys_are_in_one_tpm() {
     // Nothing is left behind in the TPM, which has room for three objects and as many sessions.
     let again = (0..6).map(|_| evidence(&mut tpm, &key(1), &challenge, String::new()));
     assert!(again.into_iter().all(|answer| answer.is_ok()));
+}
+
+#[test]
+fn the_makers_certificate_goes_with_the_first_answer() {
+    let Some(emulated) = Emulated::start() else { return };
+    let mut tpm = emulated.tpm();
+    start_release(&mut tpm, 1);
+    assert_eq!(ask(&mut tpm, &key(1)).endorsement_certificate, b"");
+    tpm.keep(CERTIFICATE, b"as the maker left it").expect("kept");
+    let first = ask(&mut tpm, &key(1));
+    assert_eq!(first.endorsement_certificate, b"as the maker left it");
+    let made = make_credential(&first.endorsement_key, &first.attestation_key, &[9; 32]);
+    let challenge = Challenge { nonce: nonce(), credential: Some(made.expect("made")) };
+    let second = evidence(&mut tpm, &key(1), &challenge, String::new()).expect("answered");
+    assert_eq!(second.endorsement_certificate, b"");
 }

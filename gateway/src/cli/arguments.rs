@@ -236,10 +236,13 @@ pub(crate) struct AttestArguments {
     /// File that describes a release that counts: measurements.json, beside its image; repeat for each.
     #[arg(long, required = true)]
     pub(crate) measurements: Vec<PathBuf>,
-    /// A TPM that counts, as this command shows it; repeat for each. Without it, any does, also one that is
-    /// somebody's program.
+    /// A TPM that counts, as this command shows it; repeat for each.
     #[arg(long = "tpm")]
     pub(crate) tpms: Vec<String>,
+    /// File with certificates of authorities of TPMs' makers, PEM or DER; repeat for each. A TPM counts that one of
+    /// them vouches for. Without this and --tpm any does, also one that is somebody's program.
+    #[arg(long = "tpm-authority", value_name = "FILE")]
+    pub(crate) tpm_authorities: Vec<PathBuf>,
 }
 
 /// A recovery key that was sealed to an operator.

@@ -1,22 +1,35 @@
 //! `holdfast node attest`: has a node prove by its TPM which release it runs, and judges that here: the
 //! gateway is only the way.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use lease::attestation::{Attested, Challenge, Evidence, Inquiry, Known, Measurements};
+use lease::attestation::{Attested, Authority, Challenge, Evidence, Inquiry, Known, Measurements};
 use serde_json::json;
 use types::ids::NodeId;
 
 use super::{CliError, Context, arguments::AttestArguments, calls, show};
-use crate::attest;
+use crate::{attest, service::now};
 
 pub(super) async fn run(context: &Context, wanted: &AttestArguments) -> Result<(), CliError> {
     let releases = wanted.measurements.iter().map(release).collect::<Result<Vec<_>, _>>()?;
     let tpms = wanted.tpms.iter().map(|tpm| tpm.to_ascii_lowercase()).collect();
-    let attested = ask(context, wanted.node, &Known { releases, tpms }).await?;
-    let named = if wanted.tpms.is_empty() { "any TPM" } else { "the TPMs that were named" };
+    let authorities = wanted.tpm_authorities.iter().map(|path| authorities(path));
+    let authorities = authorities.collect::<Result<Vec<_>, _>>()?.concat();
+    let named = match (wanted.tpms.is_empty(), authorities.is_empty()) {
+        (true, true) => "any TPM",
+        (false, true) => "the TPMs that were named",
+        (true, false) => "TPMs that a named authority vouches for",
+        (false, false) => "TPMs that were named, or that a named authority vouches for",
+    };
+    let attested = ask(context, wanted.node, &Known { releases, tpms, authorities }).await?;
     let shown = json!({ "node": wanted.node, "attested": attested, "accepted": named });
     context.print(&shown, show::attested)
+}
+
+fn authorities(path: &Path) -> Result<Vec<Authority>, CliError> {
+    attest::authorities(path).map_err(|reason| CliError::Usage {
+        message: format!("--tpm-authority {} cannot be used: {reason}", path.display()),
+    })
 }
 
 fn release(path: &PathBuf) -> Result<Measurements, CliError> {
@@ -32,7 +45,7 @@ fn release(path: &PathBuf) -> Result<Measurements, CliError> {
 
 async fn ask(context: &Context, node: NodeId, known: &Known) -> Result<Attested, CliError> {
     let random = attest::random().map_err(|message| CliError::Usage { message })?;
-    let mut inquiry = Inquiry::new(node, &random);
+    let mut inquiry = Inquiry::new(node, now(), &random);
     let refused = |error| CliError::Lease {
         what: format!("node {node} did not prove what it runs"),
         source: Box::new(error),

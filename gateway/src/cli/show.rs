@@ -63,6 +63,7 @@ pub(super) fn attested(shown: &Value) -> String {
         ("release", text(&attested["release"])),
         ("tpm", text(&attested["tpm"])),
         ("accepted", text(&shown["accepted"])),
+        ("maker", maker(&attested["certificate"])),
         ("volumes", volumes),
     ]);
     let registers = attested["registers"].as_object();
@@ -103,10 +104,26 @@ fn firmware(found: &Value) -> String {
     out
 }
 
+/// Who vouches for a TPM.
+fn maker(certificate: &Value) -> String {
+    match certificate["is"].as_str() {
+        Some("checked") => {
+            let (authority, tpm) = (text(&certificate["authority"]), text(&certificate["tpm"]));
+            format!("{authority} vouches for it, {tpm}")
+        }
+        Some("missing") => "sent no certificate".to_owned(),
+        Some(_) => format!("certificate REFUSED: {}", text(&certificate["reason"])),
+        None => "not asked, no authority was named".to_owned(),
+    }
+}
+
 /// What a gateway found of a node.
 fn attestation(found: &Value) -> String {
     match (found["release"].as_str(), found["refused"].as_str()) {
-        (Some(_), _) => format!("{} (TPM {})", text(&found["release"]), text(&found["tpm"])),
+        (Some(_), _) => {
+            let (release, tpm) = (text(&found["release"]), text(&found["tpm"]));
+            format!("{release} (TPM {tpm}; maker: {})", maker(&found["certificate"]))
+        }
         (None, Some(_)) => format!("NOT PROVED: {}", text(&found["refused"])),
         (None, None) => "not asked".to_owned(),
     }

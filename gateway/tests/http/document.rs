@@ -9,7 +9,7 @@ use lease::{
         Attestation, CreateMachine, Image, LeaseRenewal, Machine, MachineEvent, MachineState,
         NodeView, RecoveryKeys, Releasing, Restarting, Seed, Updating,
     },
-    attestation::{Challenge, Credential, Evidence},
+    attestation::{Challenge, Credential, Evidence, TpmCertificate},
     document::{Envelope, Signature},
     hardware::{Hardware, Placement},
 };
@@ -143,7 +143,19 @@ fn escrowed() -> EscrowedKey {
 /// What a gateway found of a node.
 fn attestation() -> Attestation {
     let (release, tpm) = (Some("1".to_owned()), Some("ab".repeat(32)));
-    Attestation { at: UnixSeconds(1), release, tpm, refused: Some("no TPM".to_owned()) }
+    let certificate = Some(certificates()[0].clone());
+    let refused = Some("no TPM".to_owned());
+    Attestation { at: UnixSeconds(1), release, tpm, certificate, refused }
+}
+
+/// What becomes of TPMs' certificates.
+fn certificates() -> [TpmCertificate; 3] {
+    let (authority, tpm) = ("CN=Maker".to_owned(), "IFX".to_owned());
+    [
+        TpmCertificate::Checked { authority, tpm },
+        TpmCertificate::Missing,
+        TpmCertificate::Refused { reason: "it ended".to_owned() },
+    ]
 }
 
 /// Those of what nodes prove.
@@ -154,11 +166,18 @@ fn attestation_samples() -> BTreeMap<&'static str, Vec<Value>> {
     let whole = Challenge { nonce, credential: Some(credential.clone()) };
     let recorded = include_bytes!("../../../lease/fuzz/corpus/attestation/evidence");
     let evidence: Evidence = serde_json::from_slice(recorded).unwrap();
+    let certified = Evidence {
+        endorsement_certificate: vec![1],
+        endorsement_chain: vec![2],
+        log: vec![3],
+        ..evidence.clone()
+    };
     BTreeMap::from([
         ("Attestation", vec![real(attestation())]),
         ("Challenge", vec![real(whole), real(open)]),
         ("Credential", vec![real(credential)]),
-        ("Evidence", vec![real(evidence)]),
+        ("Evidence", vec![real(evidence), real(certified)]),
+        ("TpmCertificate", certificates().map(real).to_vec()),
     ])
 }
 

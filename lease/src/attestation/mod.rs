@@ -10,10 +10,13 @@
 //! question, the node's name and the release's word on its volumes; it is signed by a key that signs
 //! nothing but what the TPM itself says (`restricted`); the node's own key signs the quote. In a second
 //! round a [`Credential`] shows that this key is in the TPM with the endorsement key, by which a TPM is
-//! known for its whole life. Whether a maker vouches for the endorsement key is not asked here: an
-//! operator names the TPMs that count.
+//! known for its whole life. That this is a TPM and no program, nobody says but its maker, in a certificate
+//! ([`TpmCertificate`]) by an [`Authority`] that the verifier named, or the verifier, who knows the TPM.
 //! Sources: TPM 2.0 Library, Parts 1 to 3; systemd-stub(7) for the registers' meaning.
 
+mod certificate;
+#[cfg(test)]
+mod certificate_tests;
 mod credential;
 mod log;
 #[cfg(test)]
@@ -28,8 +31,11 @@ use aws_lc_rs::signature::{ECDSA_P256_SHA256_FIXED, UnparsedPublicKey};
 use ed25519_dalek::{Signature, Signer, SigningKey, VerifyingKey};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use types::{hex, ids::NodeId, volumes::VolumeReport};
+use types::{hex, ids::NodeId, units::UnixSeconds, volumes::VolumeReport};
 
+pub use certificate::{
+    Authority, MAX_AUTHORITIES, MAX_CERTIFICATE, MAX_CHAIN, TpmCertificate, judge_certificate,
+};
 pub use credential::make as make_credential;
 pub use log::{FirmwareEvent, FirmwareLog, MAX_LOG};
 use wire::{EccKey, Quote, Scheme};
@@ -49,6 +55,9 @@ const VOLUMES_MARK: &[u8] = b"holdfast volumes ";
 
 /// What is signed begins with this.
 const CONTEXT: &[u8] = b"holdfast/1 attestation\0";
+/// Why a TPM does not count where TPMs were named and no authorities.
+const UNNAMED: &str =
+    "it is none of those that were named; a server whose mainboard was exchanged has another";
 /// Names of both keys in refusals.
 const ATTESTATION: &str = "attestation";
 const ENDORSEMENT: &str = "endorsement";
@@ -102,6 +111,14 @@ pub struct Evidence {
     /// `TPMT_PUBLIC` of the TPM's endorsement key.
     #[serde(with = "types::base64_bytes")]
     pub endorsement_key: Vec<u8>,
+    /// Its maker's certificate of that key as the TPM keeps it, at most [`MAX_CERTIFICATE`]: DER, and perhaps
+    /// something to fill its place. Empty where there is none, and in answers to a credential.
+    #[serde(default, skip_serializing_if = "Vec::is_empty", with = "types::base64_bytes")]
+    pub endorsement_certificate: Vec<u8>,
+    /// Certificates of authorities between that one and a maker's root, as the TPM keeps them: DER, one after
+    /// the other, at most [`MAX_CHAIN`]. Most TPMs keep none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty", with = "types::base64_bytes")]
+    pub endorsement_chain: Vec<u8>,
     /// The registers' values, SHA-256, as hexadecimal digits.
     pub registers: BTreeMap<u8, String>,
     /// What was measured of the volumes, as it was measured: JSON, a list of [`VolumeReport`].
@@ -172,6 +189,8 @@ pub struct Asked<'a> {
     pub node: NodeId,
     /// The challenge's nonce.
     pub nonce: &'a str,
+    /// When: certificates count for a time.
+    pub at: UnixSeconds,
     /// The secret in the challenge's credential, when there was one.
     pub secret: Option<&'a [u8; 32]>,
 }
@@ -181,8 +200,30 @@ pub struct Asked<'a> {
 pub struct Known {
     /// Releases.
     pub releases: Vec<Measurements>,
-    /// TPMs, by [`Attested::tpm`]; any when empty.
+    /// TPMs, by [`Attested::tpm`].
     pub tpms: Vec<String>,
+    /// Whose word makes a TPM count that is not among `tpms`. Where both are empty, any TPM does.
+    pub authorities: Vec<Authority>,
+}
+
+impl Known {
+    /// Refuses a TPM that is neither named nor vouched for.
+    fn check_tpm(
+        &self,
+        tpm: &str,
+        certificate: Option<&TpmCertificate>,
+    ) -> Result<(), AttestationError> {
+        let any = self.tpms.is_empty() && self.authorities.is_empty();
+        if any || self.tpms.iter().any(|named| named == tpm) {
+            return Ok(());
+        }
+        let objection = match certificate {
+            Some(certificate) => certificate.objection(),
+            None => Some(UNNAMED.to_owned()),
+        };
+        objection
+            .map_or(Ok(()), |reason| Err(AttestationError::Tpm { tpm: tpm.to_owned(), reason }))
+    }
 }
 
 /// What is proved.
@@ -194,6 +235,8 @@ pub struct Attested {
     pub tpm: String,
     /// Whether the TPM showed that it has that endorsement key.
     pub endorsed: bool,
+    /// Its maker's word for that key, where authorities were named.
+    pub certificate: Option<TpmCertificate>,
     /// Times that this TPM was switched on since it was made or cleared.
     pub resets: u32,
     /// How the volumes were opened; nothing when what the node says of it is not what was measured.
@@ -226,11 +269,8 @@ pub enum AttestationError {
     Started { register: u8, value: String, meaning: &'static str },
     #[error("the TPM did not show that the attestation key is its own")]
     Credential,
-    #[error(
-        "the TPM with endorsement key {tpm} is none of those that were named; a server whose \
-         mainboard was exchanged has another"
-    )]
-    Tpm { tpm: String },
+    #[error("the TPM with endorsement key {tpm} does not count: {reason}")]
+    Tpm { tpm: String, reason: String },
 }
 
 /// What the TPM is to sign beside its registers. A quote for one node never counts for another.
@@ -282,7 +322,7 @@ pub fn verify(
         return Err(AttestationError::Node { asked: asked.node, found: evidence.node });
     }
     check_node(evidence)?;
-    endorsement(&evidence.endorsement_key)?;
+    let endorsement_key = endorsement(&evidence.endorsement_key)?;
     let quote = check_quote(evidence, asked)?;
     let registers = check_registers(evidence, &quote)?;
     let tpm = hex::encode(&Sha256::digest(&evidence.endorsement_key));
@@ -293,13 +333,14 @@ pub fn verify(
         Some(_) => true,
         None => false,
     };
-    if !known.tpms.is_empty() && !known.tpms.contains(&tpm) {
-        return Err(AttestationError::Tpm { tpm });
-    }
+    let judged = || certificate::judge(evidence, &endorsement_key, &known.authorities, asked.at);
+    let certificate = (!known.authorities.is_empty()).then(judged);
+    known.check_tpm(&tpm, certificate.as_ref())?;
     Ok(Attested {
         release: started(&registers, known)?,
         tpm,
         endorsed,
+        certificate,
         resets: quote.resets,
         volumes: volumes(&evidence.volumes, &registers),
         firmware: log::judge(&evidence.log, &registers),
@@ -404,20 +445,19 @@ fn volumes(text: &str, registers: &BTreeMap<u8, [u8; 32]>) -> Option<Vec<VolumeR
 #[derive(Debug)]
 pub struct Inquiry {
     node: NodeId,
+    at: UnixSeconds,
     nonces: [String; 2],
     secret: [u8; 32],
-    /// Attestation and endorsement key of the first answer.
-    keys: Option<(Vec<u8>, Vec<u8>)>,
-    /// The firmware's log in the first answer.
-    log: Vec<u8>,
+    /// The first answer, with the keys and with what comes only once.
+    first: Option<Evidence>,
 }
 
 impl Inquiry {
-    /// Begins to ask a node. `random` are random bytes of which nobody else knows.
-    pub fn new(node: NodeId, random: &[[u8; 32]; 3]) -> Self {
+    /// Begins to ask a node at a time. `random` are random bytes of which nobody else knows.
+    pub fn new(node: NodeId, at: UnixSeconds, random: &[[u8; 32]; 3]) -> Self {
         let [first, second, secret] = random;
         let nonces = [hex::encode(first), hex::encode(second)];
-        Self { node, nonces, secret: *secret, keys: None, log: Vec::new() }
+        Self { node, at, nonces, secret: *secret, first: None }
     }
 
     /// Returns the first question.
@@ -431,25 +471,32 @@ impl Inquiry {
         evidence: &Evidence,
         known: &Known,
     ) -> Result<Challenge, AttestationError> {
-        let asked = Asked { node: self.node, nonce: &self.nonces[0], secret: None };
-        verify(evidence, asked, known)?;
+        verify(evidence, self.asked(0), known)?;
         let (attestation, endorsement) = (&evidence.attestation_key, &evidence.endorsement_key);
         let credential = make_credential(endorsement, attestation, &self.secret)?;
-        self.keys = Some((attestation.clone(), endorsement.clone()));
-        self.log.clone_from(&evidence.log);
+        self.first = Some(evidence.clone());
         Ok(Challenge { nonce: self.nonces[1].clone(), credential: Some(credential) })
     }
 
     /// Judges the second answer. It must be by the keys that the credential was made for.
     pub fn judge(&self, evidence: &Evidence, known: &Known) -> Result<Attested, AttestationError> {
-        let keys = (evidence.attestation_key.clone(), evidence.endorsement_key.clone());
-        if self.keys.as_ref() != Some(&keys) {
+        let keys = |of: &Evidence| (of.attestation_key.clone(), of.endorsement_key.clone());
+        let first = self.first.as_ref().ok_or(AttestationError::Credential)?;
+        if keys(first) != keys(evidence) {
             return Err(AttestationError::Credential);
         }
-        let secret = Some(&self.secret);
-        // The log comes once, and is compared with the registers as they are now.
-        let whole = Evidence { log: self.log.clone(), ..evidence.clone() };
-        verify(&whole, Asked { node: self.node, nonce: &self.nonces[1], secret }, known)
+        // The log comes once, and is compared with the registers as they are now; so do certificates.
+        let whole = Evidence {
+            log: first.log.clone(),
+            endorsement_certificate: first.endorsement_certificate.clone(),
+            endorsement_chain: first.endorsement_chain.clone(),
+            ..evidence.clone()
+        };
+        verify(&whole, Asked { secret: Some(&self.secret), ..self.asked(1) }, known)
+    }
+
+    fn asked(&self, round: usize) -> Asked<'_> {
+        Asked { node: self.node, nonce: &self.nonces[round], at: self.at, secret: None }
     }
 }
 
@@ -459,7 +506,7 @@ pub fn everything(bytes: &[u8]) -> bool {
     let _ = Measurements::from_json(bytes);
     let _ = (Quote::read(bytes), wire::signature(bytes), EccKey::read(bytes, ATTESTATION));
     let Ok(evidence) = serde_json::from_slice::<Evidence>(bytes) else { return false };
-    let asked = Asked { node: evidence.node, nonce: "", secret: None };
+    let asked = Asked { node: evidence.node, nonce: "", at: UnixSeconds(0), secret: None };
     let _ = verify(&evidence, asked, &Known::default());
     let _ = make_credential(&evidence.endorsement_key, &evidence.attestation_key, &[7; 32]);
     let quote = Quote::read(&evidence.quote).is_ok_and(|quote| {

@@ -10,22 +10,26 @@ use super::*;
 const RECORDED: &[u8] = include_bytes!("../../fuzz/corpus/attestation/evidence");
 const RELEASE_FILE: &[u8] = include_bytes!("../../fuzz/corpus/attestation/measurements");
 
-fn recorded() -> Evidence {
+pub(super) fn recorded() -> Evidence {
     serde_json::from_slice(RECORDED).expect("evidence")
 }
 
-fn nonce() -> String {
+pub(super) fn nonce() -> String {
     hex::encode(&[5; 32])
 }
 
-fn known() -> Known {
+pub(super) fn known() -> Known {
     let release = Measurements::from_json(RELEASE_FILE).expect("a release");
-    Known { releases: vec![release], tpms: Vec::new() }
+    Known { releases: vec![release], ..Known::default() }
+}
+
+pub(super) fn asked(nonce: &str) -> Asked<'_> {
+    Asked { node: recorded().node, nonce, at: UnixSeconds(0), secret: None }
 }
 
 fn judge(evidence: &Evidence) -> Result<Attested, AttestationError> {
     let nonce = nonce();
-    verify(evidence, Asked { node: recorded().node, nonce: &nonce, secret: None }, &known())
+    verify(evidence, asked(&nonce), &known())
 }
 
 /// The key of the node in the recorded evidence.
@@ -47,6 +51,7 @@ fn what_a_tpm_said_counts() {
     assert_eq!(attested.volumes.map(|all| all.len()), Some(1));
     assert_eq!(attested.registers.len(), 10);
     assert_eq!(attested.firmware, None, "there was no log");
+    assert_eq!(attested.certificate, None, "no authority was named");
 }
 
 #[test]
@@ -86,7 +91,7 @@ fn a_refusal_says_what_is_wrong() {
     let refused = judge(&swapped);
     assert!(matches!(refused, Err(AttestationError::Key { which: "endorsement", .. })));
     let nonce = nonce();
-    let asked = Asked { node: recorded().node, nonce: &nonce, secret: Some(&[1; 32]) };
+    let asked = Asked { secret: Some(&[1; 32]), ..asked(&nonce) };
     assert_eq!(verify(&recorded(), asked, &known()), Err(AttestationError::Credential));
     let none = Known { releases: Vec::new(), ..known() };
     let asked = Asked { secret: None, ..asked };

@@ -134,6 +134,9 @@ impl Cli {
 /// A running gateway. Dropping it ends it.
 pub struct Gateway {
     child: Child,
+    folder: PathBuf,
+    flags: Vec<String>,
+    pace: Pace,
     /// Where its HTTP API is.
     pub url: String,
     /// Where its overlay listens.
@@ -143,41 +146,74 @@ pub struct Gateway {
 }
 
 impl Gateway {
-    /// Starts a gateway that keeps its state in `folder`; its overlay listens at `address`. Its doors
-    /// open for leases that any one of the `authority` keys signed: it is laxer than the nodes, so
-    /// that tests see them decide.
-    pub fn start(folder: &Path, address: IpAddr, authority: &[&str], pace: Pace) -> Result<Self> {
+    /// Starts a gateway that keeps its state in `folder`; its overlay listens at `address`, and
+    /// `settings` are its file's other lines. Its doors open for leases that any one of the `authority`
+    /// keys signed: it is laxer than the nodes, so that tests see them decide.
+    pub fn start(
+        folder: &Path,
+        address: IpAddr,
+        authority: &[&str],
+        pace: Pace,
+        settings: &str,
+    ) -> Result<Self> {
         std::fs::create_dir_all(folder)?;
         let (http, overlay_port) = (free_tcp_port()?, free_udp_port()?);
-        let errors = File::create(folder.join("gateway.log"))?;
-        let mut command = Command::new(program("holdfast-gateway")?);
-        pace.set(&mut command)?;
-        let mut child = command
-            .arg("--data-dir")
-            .arg(folder.join("data"))
-            .args(["--http", &format!("127.0.0.1:{http}")])
-            .args(["--overlay", &SocketAddr::new(address, overlay_port).to_string()])
-            .args(authority.iter().flat_map(|key| ["--authority", key]))
-            .args(["--threshold", "1"])
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(errors)
-            .spawn()
-            .context("cannot start holdfast-gateway")?;
-        let output = child.stdout.take().context("the gateway has no output")?;
-        let node = announced_node(output).with_context(|| {
-            let log = std::fs::read_to_string(folder.join("gateway.log")).unwrap_or_default();
-            format!("the gateway did not say its key; its log:\n{log}")
-        });
-        match node {
-            Ok(node) => {
-                Ok(Self { child, url: format!("http://127.0.0.1:{http}"), overlay_port, node })
-            }
-            Err(error) => {
-                child.kill().ok();
-                child.wait().ok();
-                Err(error)
-            }
+        let own = [
+            ("--http", format!("127.0.0.1:{http}")),
+            ("--overlay", SocketAddr::new(address, overlay_port).to_string()),
+            ("--threshold", "1".to_owned()),
+        ];
+        let keys = authority.iter().map(|key| ("--authority", (*key).to_owned()));
+        let flags = own.into_iter().chain(keys);
+        let flags: Vec<String> = flags.flat_map(|(flag, value)| [flag.to_owned(), value]).collect();
+        let (child, node) = run_gateway((folder, settings), &flags, pace)?;
+        let (folder, url) = (folder.to_owned(), format!("http://127.0.0.1:{http}"));
+        Ok(Self { child, folder, flags, pace, url, overlay_port, node })
+    }
+
+    /// Ends it and starts it again with other settings.
+    pub fn restart(&mut self, settings: &str) -> Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        let (child, node) = run_gateway((&self.folder, settings), &self.flags, self.pace)?;
+        (self.child, self.node) = (child, node);
+        Ok(())
+    }
+}
+
+/// Starts a gateway, and returns it with its key.
+fn run_gateway(
+    (folder, settings): (&Path, &str),
+    flags: &[String],
+    pace: Pace,
+) -> Result<(Child, String)> {
+    let config = folder.join("gateway.toml");
+    std::fs::write(&config, settings)?;
+    let errors = File::options().create(true).append(true).open(folder.join("gateway.log"))?;
+    let mut command = Command::new(program("holdfast-gateway")?);
+    pace.set(&mut command)?;
+    let mut child = command
+        .arg("--config")
+        .arg(&config)
+        .arg("--data-dir")
+        .arg(folder.join("data"))
+        .args(flags)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(errors)
+        .spawn()
+        .context("cannot start holdfast-gateway")?;
+    let output = child.stdout.take().context("the gateway has no output")?;
+    let node = announced_node(output).with_context(|| {
+        let log = std::fs::read_to_string(folder.join("gateway.log")).unwrap_or_default();
+        format!("the gateway did not say its key; its log:\n{log}")
+    });
+    match node {
+        Ok(node) => Ok((child, node)),
+        Err(error) => {
+            child.kill().ok();
+            child.wait().ok();
+            Err(error)
         }
     }
 }

@@ -74,15 +74,26 @@ impl Scene {
     /// The same, where everybody lives at [`Pace::Slow`]: for guests with firmware.
     pub fn start_slow(folder: &Path) -> Result<Self> {
         let addresses = [Ipv4Addr::LOCALHOST.into(), TEST_MACHINE.into()];
-        Self::begin(folder, addresses, Pace::Slow)
+        Self::begin(folder, addresses, Pace::Slow, "")
     }
 
     /// The same, with a gateway that listens at `listen` for hosts that see it at `seen_at`.
     pub fn start_at(folder: &Path, listen: IpAddr, seen_at: IpAddr) -> Result<Self> {
-        Self::begin(folder, [listen, seen_at], Pace::Real)
+        Self::begin(folder, [listen, seen_at], Pace::Real, "")
     }
 
-    fn begin(folder: &Path, [listen, seen_at]: [IpAddr; 2], pace: Pace) -> Result<Self> {
+    /// The same as [`Self::start`], with `settings` in the gateway's file.
+    pub fn start_with(folder: &Path, settings: &str) -> Result<Self> {
+        let addresses = [Ipv4Addr::LOCALHOST.into(), TEST_MACHINE.into()];
+        Self::begin(folder, addresses, Pace::Real, settings)
+    }
+
+    fn begin(
+        folder: &Path,
+        [listen, seen_at]: [IpAddr; 2],
+        pace: Pace,
+        settings: &str,
+    ) -> Result<Self> {
         fs::create_dir_all(folder)?;
         let cli = Cli::new()?;
         let key = |name: &str| -> Result<Key> {
@@ -98,7 +109,7 @@ impl Scene {
             .collect::<Result<Vec<_>>>()?;
         let (renter, operator) = (key("renter")?, key("operator")?);
         let keys: Vec<&str> = authority.iter().map(|key: &Key| key.public.as_str()).collect();
-        let gateway = Gateway::start(&folder.join("gateway"), listen, &keys, pace)?;
+        let gateway = Gateway::start(&folder.join("gateway"), listen, &keys, pace, settings)?;
         let cli = cli.with_gateway(&gateway.url).at(pace);
         let ssh = guest::ssh_key(folder)?;
         let folder = folder.to_owned();

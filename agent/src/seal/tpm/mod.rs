@@ -6,11 +6,13 @@
 //! an update needs no new seal, and nothing that runs later gets the secret again.
 //! Sources: TPM 2.0 Library, Parts 2 and 3; TCG EK Credential Profile for the storage key's template.
 
+mod certificate;
 mod nv;
 mod quote;
 mod session;
 pub mod wire;
 
+pub use certificate::{CERTIFICATE, Certificates};
 pub use nv::INDEX;
 pub use quote::{Question, Quoted};
 

@@ -15,23 +15,26 @@ use super::{
 pub const INDEX: u32 = 0x0180_4846;
 
 const UNDEFINE: u32 = 0x122;
-const DEFINE: u32 = 0x12a;
-const WRITE: u32 = 0x137;
-const READ: u32 = 0x14e;
+pub(super) const DEFINE: u32 = 0x12a;
+pub(super) const WRITE: u32 = 0x137;
+pub(super) const READ: u32 = 0x14e;
 const READ_PUBLIC: u32 = 0x169;
 
 /// Written and read by the owner, or with the index's own password, which is empty; not locked by
 /// failures elsewhere (`OWNERWRITE`, `AUTHWRITE`, `OWNERREAD`, `AUTHREAD`, `NO_DA`).
-const ATTRIBUTES: u32 = 1 << 1 | 1 << 2 | 1 << 17 | 1 << 18 | 1 << 25;
+const ATTRIBUTES: u32 = 1 << 1 | 1 << 2 | OWNER_READS | ANYBODY_READS | 1 << 25;
+/// The owner reads it (`OWNERREAD`), or who knows its password (`AUTHREAD`).
+pub(super) const OWNER_READS: u32 = 1 << 17;
+pub(super) const ANYBODY_READS: u32 = 1 << 18;
 /// It was written at least once (`WRITTEN`).
-const WRITTEN: u32 = 1 << 29;
+pub(super) const WRITTEN: u32 = 1 << 29;
 /// There is no such index (TPM_RC_HANDLE for the first handle).
 const NO_INDEX: u32 = 0x18b;
 
 /// What an index is, as the TPM says.
-struct Public {
-    attributes: u32,
-    size: u16,
+pub(super) struct Public {
+    pub(super) attributes: u32,
+    pub(super) size: u16,
 }
 
 impl Tpm {
@@ -74,7 +77,7 @@ impl Tpm {
         self.authorized_for(WRITE, &[index, index], &password(), &parameters.0).map(drop)
     }
 
-    fn index(&mut self, index: u32) -> Result<Option<Public>, TpmError> {
+    pub(super) fn index(&mut self, index: u32) -> Result<Option<Public>, TpmError> {
         let answer = match self.plain(READ_PUBLIC, Writer::default().u32(index).0) {
             Err(TpmError::Refused { code: NO_INDEX, .. }) => return Ok(None),
             answer => answer?,

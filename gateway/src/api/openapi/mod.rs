@@ -69,6 +69,7 @@ pub fn document() -> utoipa::openapi::OpenApi {
         Problem,
         NodeView,
         Attestation,
+        TpmCertificate,
         Challenge,
         Credential,
         Evidence,

@@ -46,8 +46,27 @@ pub(super) struct Attestation {
     release: Option<String>,
     /// Its TPM: SHA-256 of the endorsement key's public area.
     tpm: Option<String>,
+    certificate: Option<TpmCertificate>,
     /// Why it proved none.
     refused: Option<String>,
+}
+
+/// What became of the certificate by which a TPM's maker vouches for it.
+#[derive(ToSchema, Serialize)]
+#[serde(rename_all = "snake_case", tag = "is")]
+pub(super) enum TpmCertificate {
+    Checked {
+        /// Name of the authority that vouches for it.
+        authority: String,
+        /// Maker, model and firmware's version.
+        tpm: String,
+    },
+    /// The node sent none.
+    Missing,
+    Refused {
+        /// What is wrong with it.
+        reason: String,
+    },
 }
 
 /// A question to a node.
@@ -80,6 +99,10 @@ pub(super) struct Evidence {
     attestation_key: String,
     /// `TPMT_PUBLIC`, base64.
     endorsement_key: String,
+    /// The maker's certificate of that key as the TPM keeps it, base64: DER, perhaps with something after it.
+    endorsement_certificate: Option<String>,
+    /// Certificates of the maker's authorities as the TPM keeps them, base64: DER, one after the other.
+    endorsement_chain: Option<String>,
     /// The registers' values by their numbers, hexadecimal digits.
     #[schema(value_type = Object)]
     registers: String,
