@@ -65,7 +65,6 @@ use crate::{
     console::Page,
     events::Event,
     floors::Keeper,
-    init::boot::chain,
     machines::{
         init::Init,
         keeper::{Machines, State},
@@ -168,6 +167,8 @@ struct Task {
     next_check: Instant,
     failures: u32,
     rest_until: Instant,
+    /// What failed last.
+    failed: String,
     /// What was told last of a release below the floors.
     told_old: String,
     view: UpdatesView,
@@ -206,6 +207,7 @@ impl Task {
             next_check: now,
             failures: 0,
             rest_until: now,
+            failed: String::new(),
             told_old: String::new(),
             view: UpdatesView::default(),
             partition,
@@ -288,8 +290,8 @@ impl Task {
             let action = plan(&self.facts());
             let rest = if let Action::Rest(rest) = &action {
                 self.in_words(rest)
-            } else if Instant::now() < self.rest_until {
-                self.view.trouble.clone()
+            } else if let Some(reason) = self.resting() {
+                reason.to_owned()
             } else {
                 match self.act(&action).await {
                     Ok(()) => continue,
@@ -322,7 +324,8 @@ impl Task {
     fn fail(&mut self, error: &UpdateError) {
         let reason = with_advice(error);
         eprintln!("{}", Event::Trouble { place: "update", reason: reason.clone() });
-        self.view.trouble = reason;
+        self.view.trouble.clone_from(&reason);
+        self.failed = reason;
         if error.is_full() {
             // Looking whether there is room costs nothing.
             self.failures = 0;
@@ -330,6 +333,11 @@ impl Task {
         let pause = PAUSE.saturating_mul(1 << self.failures.min(7)).min(LONGEST_PAUSE);
         self.failures += 1;
         self.rest_until = Instant::now() + pause;
+    }
+
+    /// Why nothing is done for now; a look at the repository that succeeds does not change that.
+    fn resting(&self) -> Option<&str> {
+        (Instant::now() < self.rest_until).then_some(&*self.failed)
     }
 
     fn obey(&mut self, word: Word) {
@@ -535,5 +543,5 @@ fn contents(partition: Option<&Partition>) -> Result<Contents, UpdateError> {
 }
 
 fn trouble(error: &(dyn std::error::Error + 'static)) {
-    eprintln!("{}", Event::Trouble { place: "update", reason: chain(error) });
+    eprintln!("{}", Event::Trouble { place: "update", reason: with_advice(error) });
 }

@@ -40,7 +40,7 @@ impl Task {
         self.view.checks += 1;
         match self.look(&sources).await {
             Ok(checked) => {
-                self.view.trouble.clear();
+                self.view.trouble = self.resting().unwrap_or_default().to_owned();
                 self.keep_floors(&checked);
                 self.checked = Some(checked);
                 self.next_check = Instant::now() + every;
