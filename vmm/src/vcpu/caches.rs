@@ -10,6 +10,14 @@
 //! | ebx      | 11:0, 21:12, | bytes of a line, partitions, ways, each less one           |
 //! |          | 31:22        |                                                            |
 //! | ecx      |              | sets less one                                              |
+//!
+//! Processors of AMD without these tell three levels in leaves 0x8000_0005 and 0x8000_0006:
+//!
+//! | Register         | Bits         | Meaning                                            |
+//! |------------------|--------------|----------------------------------------------------|
+//! | 5 ecx, edx       | 31:24, 23:16 | data, instructions: KiB, ways (255 fully)          |
+//! | 6 ecx            | 31:16, 15:12 | second level: KiB, ways by a code                  |
+//! | 6 edx            | 31:18, 15:12 | third level: units of 512 KiB, ways by a code      |
 
 use kvm_bindings::{CpuId, kvm_cpuid_entry2};
 
@@ -21,6 +29,9 @@ use crate::{
 
 /// The leaves, of which a processor has one.
 const LEAVES: [u32; 2] = [4, 0x8000_001d];
+/// Leaves of AMD's older processors.
+const FIRST_LEVEL: u32 = 0x8000_0005;
+const LOWER_LEVELS: u32 = 0x8000_0006;
 const FULLY_ASSOCIATIVE: u32 = 1 << 9;
 
 /// Returns the caches of `count` virtual CPUs, by level.
@@ -37,8 +48,9 @@ fn summed(features: &CpuId, count: u32) -> Vec<Cache> {
         let entries = features.as_slice().iter().filter(|entry| entry.function == leaf);
         entries.filter_map(|entry| one(entry, count)).collect::<Vec<Cache>>()
     });
+    let told = told.into_iter().find(|caches| !caches.is_empty());
     let mut all: Vec<Cache> = Vec::new();
-    for cache in told.into_iter().find(|caches| !caches.is_empty()).unwrap_or_default() {
+    for cache in told.unwrap_or_else(|| older(features, count)) {
         match all.iter_mut().find(|known| known.level == cache.level) {
             None => all.push(cache),
             Some(known) => {
@@ -52,6 +64,39 @@ fn summed(features: &CpuId, count: u32) -> Vec<Cache> {
     }
     all.sort_by_key(|cache| cache.level);
     all
+}
+
+/// Returns what the leaves of AMD's older processors tell.
+fn older(features: &CpuId, count: u32) -> Vec<Cache> {
+    let find = |leaf| features.as_slice().iter().find(|entry| entry.function == leaf);
+    let cache = |level, kib: u32, ways, holds| {
+        let instances = if level >= 3 { 1 } else { u64::from(count) };
+        let bytes = (u64::from(kib) << 10).saturating_mul(instances);
+        (kib > 0).then_some(Cache { level, bytes, ways, holds })
+    };
+    let first = find(FIRST_LEVEL).into_iter().flat_map(|leaf| {
+        let parts = [(leaf.ecx, CacheHolds::Data), (leaf.edx, CacheHolds::Instructions)];
+        parts.map(|(register, holds)| {
+            let ways = register.to_le_bytes()[2];
+            let ways = if ways == u8::MAX { 0 } else { ways };
+            cache(1, register >> 24, u16::from(ways), holds)
+        })
+    });
+    let lower = find(LOWER_LEVELS).into_iter().flat_map(|leaf| {
+        let parts = [(2, leaf.ecx >> 16, leaf.ecx), (3, (leaf.edx >> 18) * 512, leaf.edx)];
+        parts.map(|(level, kib, register)| {
+            cache(level, kib, coded_ways(register >> 12 & 0xf)?, CacheHolds::Unified)
+        })
+    });
+    first.chain(lower).flatten().collect()
+}
+
+/// Returns the ways that a code of leaf 0x8000_0006 stands for; 0 for fully associative, nothing for
+/// a cache that is off.
+fn coded_ways(code: u32) -> Option<u16> {
+    let ways = [0, 1, 2, 3, 4, 6, 8, 0, 16, 0, 32, 48, 64, 96, 128, 0];
+    let ways = *ways.get(usize::try_from(code).ok()?)?;
+    (ways > 0 || code == 0xf).then_some(ways)
 }
 
 /// Returns what one entry tells. The last level is shared by all, as the guest is told.
@@ -111,5 +156,29 @@ mod tests {
         let data = Cache { level: 1, bytes: 32 << 10, ways: 0, holds: CacheHolds::Data };
         assert_eq!(told, [data]);
         assert!(summed(&CpuId::from_entries(&[]).expect("none"), 1).is_empty());
+    }
+
+    #[test]
+    fn older_processors_of_amd_have_leaves_of_their_own() {
+        let leaf =
+            |function, ecx, edx| kvm_cpuid_entry2 { function, ecx, edx, ..Default::default() };
+        // As QEMU's processor without a model has them.
+        let host = [
+            leaf(FIRST_LEVEL, 64 << 24 | 2 << 16 | 0x140, 64 << 24 | 2 << 16 | 0x140),
+            leaf(LOWER_LEVELS, 512 << 16 | 8 << 12 | 0x140, 32 << 18 | 8 << 12 | 0x140),
+        ];
+        let told = summed(&CpuId::from_entries(&host).expect("few"), 2);
+        let cache = |level, bytes, ways, holds| Cache { level, bytes, ways, holds };
+        assert_eq!(
+            told,
+            [
+                cache(1, 256 << 10, 2, CacheHolds::Either),
+                cache(2, 1 << 20, 16, CacheHolds::Unified),
+                cache(3, 16 << 20, 16, CacheHolds::Unified),
+            ]
+        );
+        assert_eq!([0, 9, 0xf].map(coded_ways), [None, None, Some(0)]);
+        let off = [leaf(LOWER_LEVELS, 512 << 16, 0)];
+        assert!(summed(&CpuId::from_entries(&off).expect("few"), 1).is_empty());
     }
 }

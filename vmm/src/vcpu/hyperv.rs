@@ -43,8 +43,9 @@ pub(super) const PRIVILEGES: u32 = 1 << 0 // virtual processor run time
     | 1 << 9 // reference TSC page
     | 1 << 11; // frequencies
 /// Leaf 3 EDX. Bit 19, synthetic timers that interrupt without a message, is left out: under QEMU's
-/// emulation of AMD-V none was ever seen to fire, and Linux, which prefers them, waited for its first
-/// tick for ever. Without the bit it uses the local APIC's timer.
+/// emulation of AMD-V they never fire. There KVM reads the guest's time-stamp counter as 0 for good, while
+/// the guest's runs, so the reference counter by which KVM times them stands still; Linux, which prefers
+/// them, gets no tick. Without the bit it uses the local APIC's timer.
 pub(super) const FEATURES: u32 = 1 << 4 // hypercall input in XMM registers
     | 1 << 8 // frequency registers
     | 1 << 10; // registers for crash data
