@@ -162,7 +162,8 @@ pub fn build_user_mode_kernel(
     let _lock = lock(&options.cache, progress)?;
     let archive = packages(options, progress)?;
     progress.finished(Step::Packages, Outcome::Built);
-    Ok(builder(options, &options.workspace.join("kernel-config")).build_program(&archive, progress)?)
+    Ok(builder(options, &options.workspace.join("kernel-config"))
+        .build_program(&archive, progress)?)
 }
 
 /// Makes or finds everything that `assemble` needs.

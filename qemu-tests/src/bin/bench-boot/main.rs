@@ -113,9 +113,10 @@ fn run(arguments: &Arguments) -> Result<()> {
     let kernel = uml_kernel()?;
     Lan::run_cabled("bench boot --from uml", folder.path(), |lan| {
         let scene = Scene::start_at(folder.path(), lan.gateway(), lan.gateway());
-        outcome = Some(scene.and_then(|scene| {
-            measure(arguments.runs, |run| boot_uml(&kernel, &scene, run, lan))
-        }));
+        outcome =
+            Some(scene.and_then(|scene| {
+                measure(arguments.runs, |run| boot_uml(&kernel, &scene, run, lan))
+            }));
     });
     outcome.context("there was no network to measure on")?
 }
