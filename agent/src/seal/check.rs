@@ -59,16 +59,9 @@ pub struct Limits {
 impl Limits {
     /// What a node grants.
     pub const NODE: Self = Self { look: Duration::from_secs(20), mend: Duration::from_secs(900) };
-}
-
-/// When a file system is looked at from end to end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Look {
-    /// At each start. STATE is small, and without it there is no node.
-    Always,
-    /// When it was not shut down, or the kernel met an error in it: a DATA of many disks would take longer than
-    /// all the rest of a start. What a disk altered in it meanwhile the kernel meets, by its checksums.
-    InDoubt,
+    /// What it grants a DATA that nothing speaks against: no start waits long for many disks. What a look would
+    /// have found in the rest of it the kernel meets later, by its checksums, and the next start mends.
+    pub const BRIEF: Self = Self { look: Duration::from_secs(3), ..Self::NODE };
 }
 
 /// How a file system was found.
@@ -134,19 +127,21 @@ fn open_device(root: &Path, name: &str) -> Option<PathBuf> {
 fn judge(name: &str, device: &Path) -> bool {
     let place = if name == layout::STATE { "state" } else { "data" };
     let altered = mend_superblock(device);
-    let doubted = name == layout::STATE || altered.is_some();
-    let look = if doubted { Look::Always } else { Look::InDoubt };
+    let doubted = name == layout::STATE || altered.is_some() || is_doubtful(device);
     if let Some(reason) = altered {
         tell(place, reason);
     }
-    match check(Path::new(PROGRAM), device, look, Limits::NODE) {
+    let limits = if doubted { Limits::NODE } else { Limits::BRIEF };
+    match check(Path::new(PROGRAM), device, limits) {
         Checked::Whole => false,
         Checked::Mended { what } => {
             tell(place, format!("its file system was damaged and is mended: {what}"));
             true
         }
         Checked::Unknown { reason } => {
-            tell(place, format!("its file system was not checked: {reason}"));
+            if doubted {
+                tell(place, format!("its file system was not checked: {reason}"));
+            }
             false
         }
         Checked::Damaged { what } => {
@@ -154,6 +149,12 @@ fn judge(name: &str, device: &Path) -> bool {
             true
         }
     }
+}
+
+/// Whether a file system was not shut down, or the kernel met errors in it.
+fn is_doubtful(device: &Path) -> bool {
+    let marks = File::open(device).and_then(|device| superblock::marks(&device));
+    marks.map_or(true, |marks| marks.damaged || marks.replay)
 }
 
 /// Mends what a power cut tore, or a disk altered, of the superblock and of the descriptors behind it.
@@ -182,18 +183,15 @@ fn mend_superblock(device: &Path) -> Option<String> {
 
 /// Checks the file system on `device` with e2fsck, which is `program`. What the superblock is needed for
 /// comes first ([`superblock::mend`]).
-pub fn check(program: &Path, device: &Path, look: Look, limits: Limits) -> Checked {
-    match try_check(program, device, look, limits) {
+pub fn check(program: &Path, device: &Path, limits: Limits) -> Checked {
+    match try_check(program, device, limits) {
         Ok(checked) => checked,
         Err(error) => Checked::Unknown { reason: format!("{}: {error}", program.display()) },
     }
 }
 
-fn try_check(program: &Path, device: &Path, look: Look, limits: Limits) -> io::Result<Checked> {
+fn try_check(program: &Path, device: &Path, limits: Limits) -> io::Result<Checked> {
     let marks = superblock::marks(&File::open(device)?)?;
-    if look == Look::InDoubt && !marks.replay && !marks.damaged {
-        return Ok(Checked::Whole);
-    }
     let run = |words: &[&str], limit| Run::start(program, words, device)?.finish(limit);
     if marks.replay {
         // As the kernel does at a mount. What comes of it is seen by looking.
@@ -336,13 +334,13 @@ mod tests {
         let device = folder.path().join("device");
         fs::write(&device, [0; 4096]).unwrap();
         let hasty = Limits { look: Duration::from_millis(50), mend: Duration::from_millis(50) };
-        let none = check(Path::new("/nonexistent"), &device, Look::Always, hasty);
+        let none = check(Path::new("/nonexistent"), &device, hasty);
         assert!(matches!(none, Checked::Unknown { .. }), "{none:?}");
         let script = folder.path().join("hangs");
         fs::write(&script, "#!/bin/sh\nexec sleep 100\n").unwrap();
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o700);
         fs::set_permissions(&script, mode).unwrap();
-        let Checked::Unknown { reason } = check(&script, &device, Look::Always, hasty) else {
+        let Checked::Unknown { reason } = check(&script, &device, hasty) else {
             panic!("it waited")
         };
         assert!(reason.contains("not done after 0 s"), "{reason}");

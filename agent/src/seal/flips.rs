@@ -19,7 +19,7 @@ use std::{
 use types::{ids::MachineId, units::Mebibytes};
 
 use super::{
-    check::{Checked, Limits, Look, check},
+    check::{Checked, Limits, check},
     names,
     superblock::{self, Found},
 };
@@ -165,7 +165,7 @@ enum Outcome {
 /// Lets a node start over `volume`, of which `what` was altered.
 fn judge(volume: &Path, file: &File, base: &Base, what: &str) -> Outcome {
     let mut told = superblock::mend(file).unwrap() != Found::Whole;
-    match check(Path::new(E2FSCK), volume, Look::Always, LIMITS) {
+    match check(Path::new(E2FSCK), volume, LIMITS) {
         Checked::Whole => {}
         Checked::Mended { what: said } => {
             println!("{what}: {said}");
