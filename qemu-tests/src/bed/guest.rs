@@ -10,6 +10,11 @@ use crate::harness::guest::{self, Guest};
 pub const READY: &str = "bed: the guest takes commands";
 /// What the guest says after each command, before its exit status.
 pub const END: &str = "bed: end of command, status ";
+/// Command after which the guest does not power off when somebody presses its button; see `guest/init`.
+pub const DEAF: &str = "killall dd";
+/// Command after which it does again.
+pub const HEARS: &str =
+    "(dd if=/dev/input/event0 of=/dev/null bs=24 count=1 2>/dev/null && poweroff -f) &";
 
 /// What the guest says before the content of a seed, compressed and in base64.
 pub const SEED: &str = "bed: seed ";
