@@ -11,7 +11,7 @@ use tokio::{
 };
 use types::evidence::Ended;
 
-use super::{DATA, STATE, space, volumes};
+use super::{STATE, volumes};
 use crate::{
     console::Page,
     events::Event,
@@ -47,7 +47,6 @@ impl Chores {
             tokio::spawn(keeps.run());
             // The file system is in use meanwhile, and has room for a start.
             spawn_blocking(session::grow_data);
-            tokio::spawn(space::watch(&[STATE, DATA]));
             tokio::spawn(volumes::watch());
         });
         Self { begin, looked_back, keeper }

@@ -131,6 +131,7 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
     eprintln!("{}", Event::Node { node, release: release() });
     let (views, chores) = start_views(node);
     let pages = &views.pages;
+    tokio::spawn(space::watch(&[STATE, DATA]));
     let found = config::settled(Path::new("/")).await;
     let served = match &found.spec {
         Ok(spec) => {
