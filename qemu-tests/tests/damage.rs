@@ -192,7 +192,7 @@ fn a_disk_that_altered_its_file_systems_is_mended_before_they_are_mounted() {
     let mut host = Host::start(&image, folder.path(), &options).unwrap();
     let first = host.serial.wait("event=node id=", UP).unwrap();
     host.serial.wait("event=agent-ready", UP).unwrap();
-    // By then its files have their names.
+    // Its files have their names before it goes down.
     host.press_power_button().unwrap();
     host.wait_for_end(UP).unwrap();
     assert!(!host.serial.text().contains("event=trouble place=state"), "{}", host.serial.text());

@@ -6,10 +6,8 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     match std::env::args().nth(1).as_deref() {
-        // Init has the volumes opened by this program, too, before it mounts them.
+        // Init has the volumes opened and checked by this program, too, before it mounts them.
         Some(agent::init::unlock::WORD) => agent::seal::unlock::main(),
-        // And has their file systems checked.
-        Some(agent::seal::check::WORD) => agent::seal::check::main(),
         // The service has its store looked at.
         Some(agent::machines::damage::WORD) => return agent::machines::damage::main(),
         _ => agent::service::main(),

@@ -252,7 +252,8 @@ mod tests {
     fn keeper(state: &Path, boot: &str) -> Keeper {
         let log = state.join("kmsg");
         fs::write(&log, "5,7,100,-;agent[1]: the last word\n").unwrap();
-        let logs = Logs::start(&log);
+        let (logs, reader) = Logs::new();
+        reader.start(&log);
         while logs.book().next() == 0 {
             std::thread::yield_now();
         }

@@ -9,31 +9,19 @@ use std::{
 };
 
 use super::watchdog::Watchdogs;
-use crate::seal::check;
 
 /// What is asked of the agent's program.
 pub const WORD: &str = "unlock";
-/// What is asked of it, one after the other, and the longest time that each may take. A slow TPM takes seconds to
-/// make its storage key; who mends a file system has limits of its own, for a journal, a look and the rest.
-const STEPS: [(&str, Duration); 2] =
-    [(WORD, Duration::from_secs(90)), (check::WORD, Duration::from_secs(3600))];
+/// Longest time that it may take. It has limits of its own for each thing that it does.
+const LIMIT: Duration = Duration::from_secs(3700);
 /// Time between two looks.
 const POLL: Duration = Duration::from_millis(5);
 
 /// Runs `program` to open the volumes and to check them, and waits for it. A program that fails leaves its own
 /// lines in the log, and the volumes locked or as they are.
 pub fn run(program: &Path, mut watchdogs: Option<&mut Watchdogs>) -> io::Result<()> {
-    let ran = STEPS.map(|step| run_step(program, step, watchdogs.as_deref_mut()));
-    ran.into_iter().collect()
-}
-
-fn run_step(
-    program: &Path,
-    (word, limit): (&str, Duration),
-    mut watchdogs: Option<&mut Watchdogs>,
-) -> io::Result<()> {
     let mut child = Command::new(program)
-        .arg(word)
+        .arg(WORD)
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::inherit())
@@ -42,8 +30,8 @@ fn run_step(
     loop {
         match child.try_wait()? {
             Some(status) if status.success() => return Ok(()),
-            Some(status) => return Err(io::Error::other(format!("{word} ended with {status}"))),
-            None if begin.elapsed() > limit => {
+            Some(status) => return Err(io::Error::other(format!("{WORD} ended with {status}"))),
+            None if begin.elapsed() > LIMIT => {
                 child.kill()?;
                 // One that waits for a disk that hangs is reaped later.
                 return Err(io::ErrorKind::TimedOut.into());

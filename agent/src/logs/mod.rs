@@ -34,21 +34,11 @@ pub struct Logs {
 }
 
 impl Logs {
-    /// Reads the kernel's log at `path` from its start, and goes on reading. Without it the log
-    /// stays empty, and the reason is its first line. A thread reads: the kernel's log is no file
-    /// that a runtime can wait for safely.
-    pub fn start(path: &Path) -> Self {
+    /// Returns an empty log, and what fills it.
+    pub fn new() -> (Self, Reader) {
         let (publish, changed) = watch::channel(0);
         let logs = Self { book: Arc::new(Mutex::new(Book::default())), changed };
-        let reader = logs.clone();
-        let started = File::open(path).and_then(|file| {
-            let thread = std::thread::Builder::new().name("log".to_owned());
-            thread.spawn(move || reader.read(file, &publish))
-        });
-        if let Err(error) = started {
-            logs.missing(path, &error);
-        }
-        logs
+        (logs.clone(), Reader { logs, publish })
     }
 
     /// Gives access to what is kept.
@@ -72,29 +62,52 @@ impl Logs {
         eprintln!("{event}");
         self.book().handle_record(format!("11,0,0,-;{event}").as_bytes());
     }
+}
+
+/// Fills a log.
+#[derive(Debug)]
+pub struct Reader {
+    logs: Logs,
+    publish: watch::Sender<u64>,
+}
+
+impl Reader {
+    /// Reads the kernel's log at `path` from its start, and goes on reading. Without it the log
+    /// stays empty, and the reason is its first line. A thread reads: the kernel's log is no file
+    /// that a runtime can wait for safely.
+    pub fn start(self, path: &Path) {
+        let logs = self.logs.clone();
+        let started = File::open(path).and_then(|file| {
+            let thread = std::thread::Builder::new().name("log".to_owned());
+            thread.spawn(move || self.read(file))
+        });
+        if let Err(error) = started {
+            logs.missing(path, &error);
+        }
+    }
 
     /// Reads until the log fails, which it does not do before the process ends.
-    fn read(self, mut file: File, publish: &watch::Sender<u64>) {
+    fn read(self, mut file: File) {
         let mut buffer = vec![0; MAX_RECORD];
         loop {
             let next = match file.read(&mut buffer) {
                 Ok(0) => return,
                 Ok(length) => {
-                    let mut book = self.book();
+                    let mut book = self.logs.book();
                     book.handle_record(&buffer[..length]);
                     book.next()
                 }
                 Err(error) => match error.raw_os_error() {
                     // Overwritten before it was read: the next read goes on after the gap.
                     Some(libc::EPIPE) => {
-                        self.book().handle_gap();
+                        self.logs.book().handle_gap();
                         continue;
                     }
                     Some(libc::EINTR) => continue,
-                    _ => return self.missing(Path::new(KMSG), &error),
+                    _ => return self.logs.missing(Path::new(KMSG), &error),
                 },
             };
-            publish.send_if_modified(|old| std::mem::replace(old, next) != next);
+            self.publish.send_if_modified(|old| std::mem::replace(old, next) != next);
         }
     }
 }

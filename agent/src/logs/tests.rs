@@ -93,7 +93,8 @@ fn records_that_come_again_are_not_kept_twice() {
 
 #[tokio::test]
 async fn a_log_that_cannot_be_read_says_so() {
-    let logs = Logs::start(Path::new("/nonexistent/kmsg"));
+    let (logs, reader) = Logs::new();
+    reader.start(Path::new("/nonexistent/kmsg"));
     let errors = logs.book().errors(1);
     assert!(errors[0].text.contains("/nonexistent/kmsg"), "{errors:?}");
 }

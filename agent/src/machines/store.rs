@@ -19,6 +19,7 @@ use types::{
 };
 
 use super::{
+    closed,
     plan::Record,
     used::{self, Use, Used},
 };
@@ -94,6 +95,8 @@ pub enum StoreError {
          acknowledged before is kept"
     )]
     Full { source: Box<StoreError> },
+    #[error("the store is closed: the node goes down")]
+    Closed,
     #[error("entry {key} in the store is no document of this release")]
     Document { key: String, source: serde_json::Error },
 }
@@ -115,17 +118,26 @@ fn full_or(error: StoreError) -> StoreError {
             source,
             redb::DatabaseError::Storage(redb::StorageError::Io(source)) if is_full(source)
         ),
-        StoreError::Full { .. } | StoreError::Document { .. } => false,
+        StoreError::Full { .. } | StoreError::Document { .. } | StoreError::Closed => false,
     };
     if full { StoreError::Full { source: Box::new(error) } } else { error }
+}
+
+/// The database of a store.
+#[derive(Debug)]
+enum Handle {
+    Open(Database),
+    /// Its disk failed; it is opened when it is used again.
+    Failed,
+    /// The node goes down, and nothing is read or written any more.
+    Closed,
 }
 
 /// The store.
 #[derive(Debug)]
 pub struct Store {
     path: PathBuf,
-    /// `None` after its disk failed, until it is used again.
-    database: Mutex<Option<Database>>,
+    database: Mutex<Handle>,
     /// What is kept beside it.
     used: Mutex<Used>,
 }
@@ -230,10 +242,31 @@ impl Store {
     fn open_file(path: &Path) -> Result<Self, StoreError> {
         let database = Database::create(path)
             .map_err(|source| StoreError::Open { path: path.display().to_string(), source })?;
-        let (database, used) = (Mutex::new(Some(database)), Mutex::new(Used::default()));
+        let (database, used) = (Mutex::new(Handle::Open(database)), Mutex::new(Used::default()));
         let store = Self { path: path.to_owned(), database, used };
-        store.write("made its tables", |_| Ok(()))?;
+        if !store.has_tables()? {
+            store.write("made its tables", |_| Ok(()))?;
+        }
         Ok(store)
+    }
+
+    /// Whether no table is missing, as one of this release is in a store that an earlier one made.
+    fn has_tables(&self) -> Result<bool, StoreError> {
+        let doing = "looked for its tables";
+        let read = self.begin(doing, Database::begin_read)?;
+        let all = read.list_tables().map_err(failed(doing))?.count();
+        Ok(all >= Tables::COUNT)
+    }
+
+    /// Closes the store for good, and notes that it is whole as it is now ([`closed`]). Whoever asks it for
+    /// something later is told that it is closed.
+    pub fn close(&self) -> Result<(), StoreError> {
+        let mut database = self.database.lock().unwrap_or_else(PoisonError::into_inner);
+        let was = std::mem::replace(&mut *database, Handle::Closed);
+        let Handle::Open(open) = was else { return Ok(()) };
+        drop(open);
+        closed::note(&self.path)
+            .map_err(|source| StoreError::File { path: self.path.display().to_string(), source })
     }
 
     /// Returns every machine. One that this release cannot read, as after a fall-back from a newer release,
@@ -454,11 +487,14 @@ impl Store {
         begin: impl FnOnce(&Database) -> Result<T, redb::TransactionError>,
     ) -> Result<T, StoreError> {
         let mut database = self.database.lock().unwrap_or_else(PoisonError::into_inner);
-        let open = match database.take() {
-            Some(open) => open,
-            None => Database::open(&self.path).map_err(|source| self.unopened(source))?,
-        };
-        begin(database.insert(open)).map_err(failed(doing))
+        if matches!(*database, Handle::Failed) {
+            let open = Database::open(&self.path).map_err(|source| self.unopened(source))?;
+            *database = Handle::Open(open);
+        }
+        match &*database {
+            Handle::Open(open) => begin(open).map_err(failed(doing)),
+            Handle::Failed | Handle::Closed => Err(StoreError::Closed),
+        }
     }
 
     fn unopened(&self, source: redb::DatabaseError) -> StoreError {
@@ -476,7 +512,10 @@ impl Store {
         if let Err(StoreError::Failed { source, .. }) = &written
             && matches!(**source, redb::Error::Io(_) | redb::Error::PreviousIo)
         {
-            *self.database.lock().unwrap_or_else(PoisonError::into_inner) = None;
+            let mut database = self.database.lock().unwrap_or_else(PoisonError::into_inner);
+            if !matches!(*database, Handle::Closed) {
+                *database = Handle::Failed;
+            }
         }
         written.map_err(full_or)
     }
@@ -513,6 +552,9 @@ struct Tables<'a> {
 }
 
 impl Tables<'_> {
+    /// How many there are.
+    const COUNT: usize = 7;
+
     fn put_machine(&mut self, record: &Record) -> Result<(), redb::StorageError> {
         let id = record.lease.id.to_string();
         self.machines.insert(id.as_str(), document(record).as_slice())?;

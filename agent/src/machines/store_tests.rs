@@ -198,3 +198,25 @@ fn outdated_nonces_are_forgotten() {
         [(UnixSeconds(20), key, "b".to_owned()), (UnixSeconds(30), key, "c".to_owned())]
     );
 }
+
+#[test]
+fn a_store_that_was_closed_in_order_is_known_again_until_something_writes() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("agent.redb");
+    let store = Store::open(&path).expect("made");
+    store.raise_floor(UnixSeconds(7)).expect("raised");
+    assert!(!closed::is_unchanged(&path), "it was not closed");
+    store.close().expect("closed");
+    store.close().expect("closed before");
+    assert!(closed::is_unchanged(&path));
+    // A task that comes late does no harm, and hears why.
+    assert!(matches!(store.floor(), Err(StoreError::Closed)));
+    assert!(matches!(store.raise_floor(UnixSeconds(8)), Err(StoreError::Closed)));
+    assert!(closed::is_unchanged(&path));
+
+    let store = Store::open(&path).expect("opened");
+    assert_eq!(store.floor().expect("read"), UnixSeconds(7));
+    store.raise_floor(UnixSeconds(9)).expect("raised");
+    drop(store);
+    assert!(!closed::is_unchanged(&path), "as after a crash");
+}

@@ -1,7 +1,7 @@
 //! Checks the file systems of STATE and DATA before they are mounted, and mends what a disk altered in them.
 //! The kernel checks little at a mount, mends nothing, and refuses later what it cannot read; so e2fsck
-//! looks, and only where it finds something does it write. It is a program of its own, and so is this one:
-//! init waits for it with a deadline, and nothing that a disk says reaches PID 1.
+//! looks, and only where it finds something does it write. The process that opens the volumes has them checked,
+//! too: init waits for it with a deadline, and nothing that a disk says reaches PID 1.
 //!
 //! What was mended may have lost its name; `names` gives it back once the volume is mounted.
 //!
@@ -29,8 +29,6 @@ use crate::{
     init::{kmsg, partitions},
 };
 
-/// What is asked of the agent's program.
-pub const WORD: &str = "check-volumes";
 /// Where the names of the volumes are that were mended, below the root: one a line.
 pub const MENDED: &str = "run/holdfast/volumes-mended";
 /// The program.
@@ -84,12 +82,6 @@ pub enum Checked {
         /// What is wrong.
         what: String,
     },
-}
-
-/// Checks what is open, before init mounts it.
-pub fn main() {
-    kmsg::open();
-    all(Path::new("/"));
 }
 
 /// Checks every volume that is open. They lie on different parts of a disk, and go side by side.

@@ -1,10 +1,16 @@
-//! Opening the volumes at the start: a program of its own, which init starts before it mounts them and
-//! waits for with a deadline. What a TPM or a disk says never reaches PID 1.
+//! Opening the volumes at the start, and having their file systems checked: a program of its own, which init
+//! starts before it mounts them and waits for with a deadline. What a TPM or a disk says never reaches PID 1.
 //!
 //! Whatever comes of it, PCR 15 is extended in the end: no program that starts later gets a key from
 //! the TPM any more.
 
-use std::{fs, io, path::Path};
+use std::{
+    fs, io,
+    path::Path,
+    sync::mpsc::{self, RecvTimeoutError},
+    thread,
+    time::Duration,
+};
 
 use lease::attestation;
 use types::{
@@ -14,6 +20,7 @@ use types::{
 use update::disk::layout;
 
 use super::{
+    check,
     keys::{self, Sealer},
     recovery::RecoveryKey,
     signature,
@@ -31,10 +38,28 @@ const ESCROW: &str = "run/holdfast/recovery-key.json";
 /// Where systemd-stub's files of the running release are kept, below the root.
 const RELEASE: &str = "run/holdfast/release";
 
-/// Opens what can be opened, and reports.
+/// How long opening may take. A slow TPM takes seconds to make its storage key.
+const LIMIT: Duration = Duration::from_secs(90);
+
+/// Opens what can be opened, reports, and has what is open checked. A TPM or a disk that does not answer keeps
+/// nobody from looking at what is open all the same.
 pub fn main() {
     crate::init::kmsg::open();
     let root = Path::new("/");
+    let (tell_end, end) = mpsc::channel();
+    thread::spawn(move || {
+        unlock(root);
+        // Who waits no longer has said so.
+        tell_end.send(()).ok();
+    });
+    if end.recv_timeout(LIMIT) == Err(RecvTimeoutError::Timeout) {
+        let reason = format!("opening them was not done after {} s", LIMIT.as_secs());
+        crate::init::kmsg::event(&Event::Trouble { place: "volumes", reason });
+    }
+    check::all(root);
+}
+
+fn unlock(root: &Path) {
     let mut sealer = sealer(root);
     let reports = open_all(&mut sealer);
     latch(&mut sealer, &reports);

@@ -1,6 +1,7 @@
 //! The agent's start: parts are made here and handed to each other. Every part that fails is
 //! reported and shown; the others go on.
 
+mod chores;
 mod offered;
 mod orphans;
 mod server;
@@ -9,7 +10,7 @@ mod unconfigured;
 mod volumes;
 
 use std::{
-    fs, io,
+    io,
     net::IpAddr,
     path::{Path, PathBuf},
     sync::Arc,
@@ -24,7 +25,6 @@ use tokio::{
 };
 use types::{
     config::{MachineNetwork, NodeSpec, parse_prefix},
-    evidence::Ended,
     ids::NodeId,
     secure_boot::Enrol,
     status::Setting,
@@ -38,20 +38,20 @@ use crate::{
     control::{Control, Parts, authority::Authority},
     enrol,
     events::Event,
-    evidence::{self, Lasting},
     floors::Keeper,
     gpu::guests::GuestReadings,
     init::boot::chain,
-    install::{runs_from_memory, session},
+    install::session,
     inventory,
     local::{Local, LocalConfig, Serving},
-    logs::{self, Logs},
+    logs::Logs,
     machines::{
         content::Cache,
         disk::Places,
         execute::Tools,
         init::{Init, Notice},
         keeper::{self, KeeperConfig, Machines},
+        store::Store,
     },
     net::{
         InterfaceStatus, Ipv4Prefix, MachineNetworks, Resolver, Uplinks,
@@ -70,7 +70,7 @@ use crate::{
     twice, updates,
 };
 
-use self::server::Server;
+use self::{chores::Chores, server::Server};
 
 pub(crate) const STATE: &str = "/state";
 const DATA: &str = "/data";
@@ -129,14 +129,11 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
     };
     let node = NodeId::from_bytes(key.verifying_key().to_bytes());
     eprintln!("{}", Event::Node { node, release: release() });
-    let (views, keeper) = start_views(node);
+    let (views, chores) = start_views(node);
     let pages = &views.pages;
-    // The file system is in use meanwhile, and has room for a start.
-    tokio::task::spawn_blocking(session::grow_data);
     tokio::spawn(space::watch(&[STATE, DATA]));
-    tokio::spawn(volumes::watch());
     let found = config::settled(Path::new("/")).await;
-    let overlay = match &found.spec {
+    let served = match &found.spec {
         Ok(spec) => {
             show_config(&found, spec, pages);
             enrol_keys(spec).await;
@@ -146,9 +143,9 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
             }
             give_console(&init, Console::Screen);
             match serve(spec, key, node, (&init, notices), &views).await {
-                Ok(overlay) => {
+                Ok(served) => {
                     tokio::spawn(give_way(found.source.clone()));
-                    Some(overlay)
+                    Some(served)
                 }
                 Err(reason) => give_up(&init, reason, pages).await,
             }
@@ -160,14 +157,16 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
             None
         }
     };
+    chores.begin();
     wait_for_end().await;
-    if let Some(overlay) = overlay {
+    if let Some((overlay, store)) = served {
         overlay.leave().await;
+        if let Err(error) = store.close() {
+            eprintln!("{}", Event::Trouble { place: "state", reason: chain(&error) });
+        }
     }
     // init tells the agent to end when the node goes down, and at no other time.
-    if let Err(error) = keeper.end() {
-        eprintln!("{}", Event::Trouble { place: "evidence", reason: error.to_string() });
-    }
+    chores.end().await;
 }
 
 /// Says which configuration is in use.
@@ -182,13 +181,13 @@ fn show_config(found: &Found, spec: &NodeSpec, pages: &watch::Sender<Page>) {
     });
 }
 
-/// Shows the node to whoever looks, and begins to keep the end of its log.
-fn start_views(node: NodeId) -> (Views, evidence::Keeper) {
+/// Shows the node to whoever looks. Its log is read with the chores.
+fn start_views(node: NodeId) -> (Views, Chores) {
     let (pages, page) =
         watch::channel(Page { node: node.to_string(), release: release(), ..Page::default() });
     tokio::spawn(console::run(page.clone()));
-    let logs = Logs::start(Path::new(logs::KMSG));
-    let keeper = look_back(&logs, &pages);
+    let (logs, reader) = Logs::new();
+    let chores = Chores::new(logs.clone(), reader, pages.clone());
     let local = Local::start(LocalConfig {
         node,
         release: release(),
@@ -196,7 +195,7 @@ fn start_views(node: NodeId) -> (Views, evidence::Keeper) {
         pages: page,
         root: PathBuf::from("/"),
     });
-    (Views { pages, local }, keeper)
+    (Views { pages, local }, chores)
 }
 
 /// Shows why the node cannot start, and what becomes of machines that run. The page is drawn; then init
@@ -207,24 +206,6 @@ async fn give_up(init: &Init, reason: String, pages: &watch::Sender<Page>) -> ! 
     orphans::watch_over(init, &reason, pages).await;
     tokio::time::sleep(std::time::Duration::from_secs(3)).await;
     std::process::exit(1)
-}
-
-/// Says how the last boot ended, and begins to keep the end of this one's log.
-fn look_back(logs: &Logs, pages: &watch::Sender<Page>) -> evidence::Keeper {
-    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let boot = boot.trim();
-    let state = Path::new(STATE);
-    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    let lasting = if runs_from_memory(&mounts) { Lasting::Memory } else { Lasting::Disk };
-    let last = evidence::collect(Path::new(evidence::PSTORE), (state, lasting), boot);
-    if last.ended == Some(Ended::Abruptly) {
-        let line = last.lines.last().cloned().unwrap_or_default();
-        eprintln!("{}", Event::EndedAbruptly { last: line });
-    }
-    pages.send_modify(|page| page.last_boot = last);
-    let keeper = evidence::Keeper::new(logs.clone(), state, boot);
-    tokio::spawn(keeper.clone().run());
-    keeper
 }
 
 /// Ends the agent when a volume is found after the node started with another document: init starts it
@@ -286,14 +267,14 @@ async fn wait_for_end() {
     }
 }
 
-/// Starts everything. Returns the overlay, which is left at the end.
+/// Starts everything. Returns what is left and closed at the end.
 async fn serve(
     spec: &NodeSpec,
     key: SigningKey,
     node: NodeId,
     (init, notices): (&Init, mpsc::Receiver<Notice>),
     Views { pages, local }: &Views,
-) -> Result<Overlay, String> {
+) -> Result<(Overlay, Arc<Store>), String> {
     // The network takes longest to answer, so it is asked first.
     let kept = tasks::network::Keeper::load(Path::new(STATE), &spec.network);
     let uplinks = Uplinks::start_with(kept.network(), Some(stable_secret(&key)));
@@ -333,7 +314,7 @@ async fn serve(
         networks,
         updates: words,
         shelf,
-        authority: Authority::new(spec, store, clock.now()).map_err(|e| chain(&e))?,
+        authority: Authority::new(spec, Arc::clone(&store), clock.now()).map_err(|e| chain(&e))?,
         attestor,
         root: PathBuf::from("/"),
     });
@@ -353,7 +334,7 @@ async fn serve(
     eprintln!("{}", Event::AgentReady { machines: count });
     let shown = Shown { uplinks, notice, machines, overlay: overlay.clone(), clock };
     tokio::spawn(show(pages.clone(), shown));
-    Ok(overlay)
+    Ok((overlay, store))
 }
 
 /// Returns what machines are made with.
@@ -581,11 +562,11 @@ mod tests {
         let first = node_key(state.path()).expect("made");
         let again = node_key(state.path()).expect("read");
         assert_eq!(first.to_bytes(), again.to_bytes());
-        fs::write(state.path().join("node.key"), [1; 31]).expect("damaged");
+        std::fs::write(state.path().join("node.key"), [1; 31]).expect("damaged");
         assert_eq!(node_key(state.path()).expect("mended").to_bytes(), first.to_bytes());
         // A node whose key is lost for good does not become another one.
         for name in ["node.key", "node.key.copy"] {
-            fs::write(state.path().join(name), [1; 31]).expect("damaged");
+            std::fs::write(state.path().join(name), [1; 31]).expect("damaged");
         }
         assert!(node_key(state.path()).is_err());
     }

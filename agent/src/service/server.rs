@@ -12,7 +12,7 @@ use crate::{
     events::Event,
     floors::{Floors, Keeper, Opener},
     init::boot::chain,
-    machines::{damage, store::Store},
+    machines::{closed, damage, store::Store},
     time::build_time,
 };
 
@@ -49,12 +49,14 @@ async fn done<T>(work: JoinHandle<T>) -> T {
 
 /// Opens the store, or a new one when it is damaged.
 fn open_store(path: &Path) -> Result<Store, String> {
-    let mut process = Command::new("/proc/self/exe");
-    let found = damage::look(process.arg(damage::WORD).arg(path), path).map_err(|error| {
-        format!("{} is damaged and cannot be set aside: {error}", path.display())
-    })?;
-    if let Some(reason) = found.in_words(path) {
-        eprintln!("{}", Event::Trouble { place: "state", reason });
+    if !closed::is_unchanged(path) {
+        let mut process = Command::new("/proc/self/exe");
+        let found = damage::look(process.arg(damage::WORD).arg(path), path).map_err(|error| {
+            format!("{} is damaged and cannot be set aside: {error}", path.display())
+        })?;
+        if let Some(reason) = found.in_words(path) {
+            eprintln!("{}", Event::Trouble { place: "state", reason });
+        }
     }
     Store::open(path).map_err(|error| chain(&error))
 }

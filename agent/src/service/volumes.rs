@@ -94,13 +94,20 @@ fn look(told: &mut BTreeMap<&'static str, u64>) {
     // errors that the kernel counts; and in memory there is no journal.
     let state = File::open(STATE);
     state.and_then(|state| sys::block::checkpoint_ext4(state.as_fd())).ok();
+    keep_names();
     for (_, at, place) in PLACES {
-        // A folder that cannot be read is an error that the kernel counts.
-        names::keep(Path::new(at)).ok();
         let Ok(count) = errors(Path::new(at)) else { continue };
         if let Some(reason) = judge(at, count, told.entry(place).or_default()) {
             eprintln!("{}", Event::Trouble { place, reason });
         }
+    }
+}
+
+/// Gives new files their names.
+pub(super) fn keep_names() {
+    for (_, at, _) in PLACES {
+        // A folder that cannot be read is an error that the kernel counts.
+        names::keep(Path::new(at)).ok();
     }
 }
 

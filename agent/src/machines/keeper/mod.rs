@@ -358,7 +358,8 @@ impl Keeper {
                     StoreError::Open { .. }
                     | StoreError::File { .. }
                     | StoreError::Failed { .. }
-                    | StoreError::Document { .. } => "restart the node with a disk that works",
+                    | StoreError::Document { .. }
+                    | StoreError::Closed => "restart the node with a disk that works",
                 };
                 let error = crate::init::boot::chain(&error);
                 self.forgetful = format!(

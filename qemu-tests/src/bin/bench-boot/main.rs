@@ -3,7 +3,8 @@
 //!
 //! Firmware and boot program are timed from outside, by what they write to the serial line; from the
 //! kernel's start on, the node's own metrics count. Processor and clock are emulated: the ratios
-//! within one run are the usable part. `--from uml` boots the same root on User-Mode Linux, whose
+//! within one run are the usable part. A disk is booted once before, because a node makes its keys and
+//! stores only once; what that took is printed, too. `--from uml` boots the same root on User-Mode Linux, whose
 //! code runs at the speed of this machine.
 
 #![forbid(unsafe_code)]
@@ -46,7 +47,7 @@ struct Arguments {
 /// What a measured host starts from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Source {
-    /// A disk with STATE and DATA, as an installed node does.
+    /// A disk with STATE and DATA that was booted before, as an installed node does.
     Disk,
     /// The ISO as a CD, with everything in memory. Then init waits a moment for disks to appear.
     Iso,
@@ -107,7 +108,16 @@ fn run(arguments: &Arguments) -> Result<()> {
     let folder = tempfile::tempdir()?;
     if arguments.from != Source::Uml {
         let scene = Scene::start(folder.path())?;
-        return measure(arguments.runs, |run| boot(&scene, run, arguments));
+        let medium = medium(folder.path(), arguments.from)?;
+        if arguments.from == Source::Disk {
+            let (first, _) = boot(&scene, &medium, arguments)?;
+            let span = |to| first.span(INIT, to).context("never joined");
+            let (serving, joined) = (span("agent-ready")?, span("overlay-members")?);
+            println!(
+                "the disk's first boot: from init {serving:.2} s to serving, {joined:.2} s to joined"
+            );
+        }
+        return measure(arguments.runs, |_| boot(&scene, &medium, arguments));
     }
     let mut outcome = None;
     let kernel = uml_kernel()?;
@@ -144,12 +154,11 @@ fn measure(runs: u32, boot: impl Fn(u32) -> Result<(Timeline, f64)>) -> Result<(
     Ok(())
 }
 
-/// Boots once and returns the timeline with the memory used, in MiB.
-fn boot(scene: &Scene, run: u32, arguments: &Arguments) -> Result<(Timeline, f64)> {
-    let folder = scene.folder.join(format!("run-{run}"));
-    fs::create_dir_all(&folder)?;
+/// Boots once, and returns the timeline with the memory used, in MiB, when the host is down again.
+fn boot(scene: &Scene, medium: &Medium, arguments: &Arguments) -> Result<(Timeline, f64)> {
+    let folder = scene.folder.join("host");
     let options = HostOptions {
-        medium: medium(&folder, arguments.from)?,
+        medium: medium.clone(),
         memory_mib: arguments.memory_mib,
         config: Some(scene.node_config("measured", &listening())),
         ..HostOptions::default()
@@ -160,7 +169,10 @@ fn boot(scene: &Scene, run: u32, arguments: &Arguments) -> Result<(Timeline, f64
     let firmware = begin.elapsed().as_secs_f64();
     let port = host.forward_tcp(METRICS)?;
     let connect = || Ok(TcpStream::connect(("127.0.0.1", port))?);
-    read(&host.serial, begin, Some(firmware), connect)
+    let measured = read(&host.serial, begin, Some(firmware), connect)?;
+    host.press_power_button()?;
+    host.wait_for_end(LIMIT)?;
+    Ok(measured)
 }
 
 fn medium(folder: &Path, from: Source) -> Result<Medium> {
