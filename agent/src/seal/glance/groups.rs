@@ -1,5 +1,5 @@
-//! Groups of blocks: what their descriptors and bitmaps say. Descriptors have been verified by then only as far as
-//! a look before this one went, so each is verified again as it is used.
+//! Groups of blocks: what their descriptors and bitmaps say. Each descriptor is
+//! verified once more as it is used: what a disk returns may be another thing each time.
 
 use std::os::unix::fs::FileExt;
 
@@ -31,7 +31,7 @@ impl Window {
         ahead: u64,
     ) -> Result<&[u8], Stop> {
         let held = (self.bytes.len() / BLOCK) as u64;
-        if !number.checked_sub(self.first).is_some_and(|index| index < held) {
+        if number.checked_sub(self.first).is_none_or(|index| index >= held) {
             let count = ahead.min(BUNCH).min(source.blocks.saturating_sub(number)).max(1);
             self.bytes.resize(usize::try_from(count).unwrap_or(1) * BLOCK, 0);
             self.first = number;

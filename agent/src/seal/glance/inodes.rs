@@ -80,9 +80,7 @@ impl<D: FileExt> Look<'_, D> {
         let seed = self.seed(number, &bytes[0x64..0x68]);
         // An inode that has a meaning and none yet is zeroed, too.
         let empty = number < FIRST && bytes.iter().all(|byte| *byte == 0);
-        ensure(empty || is_sound(seed, bytes), || {
-            format!("inode {number} has a wrong checksum")
-        })?;
+        ensure(empty || is_sound(seed, bytes), || format!("inode {number} has a wrong checksum"))?;
         let odd = || format!("inode {number} is not of a known kind");
         let (mode, links, deleted) = (half(bytes, 0), half(bytes, 0x1a), word(bytes, 0x14));
         if !used {
@@ -229,12 +227,7 @@ impl<D: FileExt> Look<'_, D> {
         Ok(())
     }
 
-    fn extent(
-        &mut self,
-        content: &mut Content,
-        logical: u64,
-        entry: &[u8],
-    ) -> Result<(), Stop> {
+    fn extent(&mut self, content: &mut Content, logical: u64, entry: &[u8]) -> Result<(), Stop> {
         let number = content.number;
         let told = half(entry, 4);
         let written = told <= WRITTEN;
@@ -284,12 +277,13 @@ impl<D: FileExt> Look<'_, D> {
         let mut block = [0; 1024];
         self.source.read(content.first.unwrap_or(0), &mut block)?;
         let field = |at| big(&block, at);
-        let usual = [(0, JOURNAL_MAGIC), (4, 4), (0x0c, BLOCK as u32), (0x1c, 0), (0x20, 0)];
+        let usual = [(0, JOURNAL_MAGIC), (4, 4), (0x0c, 4096), (0x1c, 0), (0x20, 0)];
         let usual = usual.into_iter().all(|(at, value)| field(at) == value);
         // Revocations, wide numbers, commits without a barrier, checksums of the third version.
         let features = field(0x28);
         let known = field(0x24) == 0 && features & !0x17 == 0 && field(0x2c) == 0;
-        let whole = content.next == content.blocks && content.last.map(|last| last + 1) == Some(content.next);
+        let whole = content.next == content.blocks
+            && content.last.map(|last| last + 1) == Some(content.next);
         let length = u64::from(field(0x10)) == content.next;
         let begins = field(0x14) > 0 && field(0x14) < field(0x10);
         let sum = crc32c(crc32c(crc32c(u32::MAX, &block[..0xfc]), &[0; 4]), &block[0x100..]);
@@ -319,9 +313,10 @@ impl<D: FileExt> Look<'_, D> {
         for at in first..first + self.reserved {
             self.source.read(at, &mut block)?;
             let (used, rest) = block.split_at_checked(copies.len() * 4).unwrap_or_default();
-            let good = copies.iter().zip(used.chunks_exact(4)).all(|(group, four)| {
-                u64::from(word(four, 0)) == at + group * super::PER_GROUP
-            });
+            let good = copies
+                .iter()
+                .zip(used.chunks_exact(4))
+                .all(|(group, four)| u64::from(word(four, 0)) == at + group * super::PER_GROUP);
             ensure(good && !rest.is_empty() && rest.iter().all(|byte| *byte == 0), odd)?;
         }
         let counted = 1 + self.reserved * (1 + copies.len() as u64);
@@ -335,7 +330,8 @@ fn is_sound(seed: u32, bytes: &[u8; BYTES]) -> bool {
     let sum = crc32c(crc32c(seed, &bytes[..0x7c]), &[0; 2]);
     let sum = crc32c(sum, &bytes[0x7e..0x82]);
     if extra < 4 {
-        return sane_extra(extra) && crc32c(sum, &bytes[0x82..]).to_le_bytes()[..2] == bytes[0x7c..0x7e];
+        return sane_extra(extra)
+            && crc32c(sum, &bytes[0x82..]).to_le_bytes()[..2] == bytes[0x7c..0x7e];
     }
     let sum = crc32c(crc32c(sum, &[0; 2]), &bytes[0x84..]).to_le_bytes();
     sane_extra(extra) && sum[..2] == bytes[0x7c..0x7e] && sum[2..] == bytes[0x82..0x84]
@@ -343,7 +339,7 @@ fn is_sound(seed: u32, bytes: &[u8; BYTES]) -> bool {
 
 /// Whether an inode can have so many bytes of fields behind the first 128.
 fn sane_extra(extra: u16) -> bool {
-    extra <= 128 && extra % 4 == 0
+    extra <= 128 && extra.is_multiple_of(4)
 }
 
 /// Returns where an inode's attributes lie, if they have a block; 0 otherwise.

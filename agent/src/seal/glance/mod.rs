@@ -211,28 +211,29 @@ impl<'a, D: FileExt> Look<'a, D> {
         // Both ways to grow at once, or room without the inode that keeps it.
         let one_way = !(grows && features[1] & META_GROUPS != 0) && (grows || reserved == 0);
         let usual = [
-            (word(&own, 0x14), 0),                   // first block of data
-            (word(&own, 0x18), 2),                   // size of blocks and clusters
+            (word(&own, 0x14), 0), // first block of data
+            (word(&own, 0x18), 2), // size of blocks and clusters
             (word(&own, 0x1c), 2),
-            (word(&own, 0x20), 8 * 4096),            // blocks and clusters of a group
+            (word(&own, 0x20), 8 * 4096), // blocks and clusters of a group
             (word(&own, 0x24), 8 * 4096),
-            (half(&own, 0x3a).into(), 1),            // clean, no errors
-            (word(&own, 0x4c), 1),                   // revision
+            (half(&own, 0x3a).into(), 1), // clean, no errors
+            (word(&own, 0x4c), 1),        // revision
             (word(&own, 0x54), inodes::FIRST),
-            (half(&own, 0x58).into(), 256),          // size of inodes
-            (half(&own, 0x5a).into(), 0),            // which copy this is
+            (half(&own, 0x58).into(), 256), // size of inodes
+            (half(&own, 0x5a).into(), 0),   // which copy this is
             (word(&own, 0xe0), inodes::JOURNAL),
-            (word(&own, 0xe4), 0),                   // journal elsewhere
-            (word(&own, 0xe8), 0),                   // inodes that are to be deleted
-            (half(&own, 0xfe).into(), 64),           // size of descriptors
-            (own[0x175].into(), 1),                  // kind of checksums
+            (word(&own, 0xe4), 0),         // journal elsewhere
+            (word(&own, 0xe8), 0),         // inodes that are to be deleted
+            (half(&own, 0xfe).into(), 64), // size of descriptors
+            (own[0x175].into(), 1),        // kind of checksums
         ];
         let counted = shape.groups.checked_mul(inodes_per_group.into()) == Some(inodes.into());
         let sane = known && one_way && usual.iter().all(|(is, should)| is == should);
         let sane = sane && counted && blocks <= MAX_BLOCKS && reserved <= 1024;
-        ensure(sane && inodes_per_group % 16 == 0 && u64::from(inodes_per_group) <= PER_GROUP, || {
-            "its superblock is not of the known kind".to_owned()
-        })?;
+        ensure(
+            sane && inodes_per_group % 16 == 0 && u64::from(inodes_per_group) <= PER_GROUP,
+            || "its superblock is not of the known kind".to_owned(),
+        )?;
         Ok(Self {
             source: Source { device, budget, blocks },
             superblock: own,
