@@ -1,7 +1,8 @@
 //! Checks the file systems of STATE and DATA before they are mounted, and mends what a disk altered in them.
-//! The kernel checks little at a mount, mends nothing, and refuses later what it cannot read; so e2fsck
-//! looks, and only where it finds something does it write. The process that opens the volumes has them checked,
-//! too: init waits for it with a deadline, and nothing that a disk says reaches PID 1.
+//! The kernel checks little at a mount, mends nothing, and refuses later what it cannot read. So `glance` looks at
+//! what is clean; at what is not, or what it doubts, e2fsck looks, and only where that finds something does it
+//! write. The process that opens the volumes has them checked, too: init waits for it with a deadline, and nothing
+//! that a disk says reaches PID 1.
 //!
 //! What was mended may have lost its name; `names` gives it back once the volume is mounted.
 //!
@@ -20,6 +21,7 @@ use types::volumes::{Protection, VolumeReport};
 use update::disk::layout;
 
 use super::{
+    glance::{self, Budget, Glance},
     superblock::{self, Found},
     unlock,
     volume::{self, Volume},
@@ -44,6 +46,9 @@ const MAX_SAID: u64 = 64 << 10;
 /// Most that is told of it, in characters.
 const MAX_TOLD: usize = 200;
 
+/// Most that a glance reads, in bytes: more than a disk gives in its time.
+const MAX_GLANCED: u64 = 64 << 30;
+
 /// How long each step may take.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
@@ -57,9 +62,9 @@ pub struct Limits {
 impl Limits {
     /// What a node grants.
     pub const NODE: Self = Self { look: Duration::from_secs(20), mend: Duration::from_secs(900) };
-    /// What it grants a DATA that nothing speaks against: no start waits long for many disks. What a look would
-    /// have found in the rest of it the kernel meets later, by its checksums, and the next start mends.
-    pub const BRIEF: Self = Self { look: Duration::from_secs(3), ..Self::NODE };
+    /// How long a node glances at DATA: no start waits long for many disks. What would have been found in the
+    /// rest of it the kernel meets later, by its checksums, and the next start mends.
+    pub const BRIEF: Duration = Duration::from_secs(3);
 }
 
 /// How a file system was found.
@@ -118,22 +123,30 @@ fn open_device(root: &Path, name: &str) -> Option<PathBuf> {
 /// Mends a volume, says what was wrong, and returns whether its files may have lost their names.
 fn judge(name: &str, device: &Path) -> bool {
     let place = if name == layout::STATE { "state" } else { "data" };
-    let altered = mend_superblock(device);
-    let doubted = name == layout::STATE || altered.is_some() || is_doubtful(device);
-    if let Some(reason) = altered {
+    if let Some(reason) = mend_superblock(device) {
         tell(place, reason);
+    } else {
+        let limit = if name == layout::STATE { Limits::NODE.look } else { Limits::BRIEF };
+        match look(device, limit) {
+            Glance::Whole => return false,
+            Glance::TooLong => {
+                if name == layout::STATE {
+                    let reason = format!("it was not done after {} s", limit.as_secs());
+                    tell(place, format!("its file system was not checked: {reason}"));
+                }
+                return false;
+            }
+            Glance::Doubtful { .. } => {}
+        }
     }
-    let limits = if doubted { Limits::NODE } else { Limits::BRIEF };
-    match check(Path::new(PROGRAM), device, limits) {
+    match check(Path::new(PROGRAM), device, Limits::NODE) {
         Checked::Whole => false,
         Checked::Mended { what } => {
             tell(place, format!("its file system was damaged and is mended: {what}"));
             true
         }
         Checked::Unknown { reason } => {
-            if doubted {
-                tell(place, format!("its file system was not checked: {reason}"));
-            }
+            tell(place, format!("its file system was not checked: {reason}"));
             false
         }
         Checked::Damaged { what } => {
@@ -143,10 +156,13 @@ fn judge(name: &str, device: &Path) -> bool {
     }
 }
 
-/// Whether a file system was not shut down, or the kernel met errors in it.
-fn is_doubtful(device: &Path) -> bool {
-    let marks = File::open(device).and_then(|device| superblock::marks(&device));
-    marks.map_or(true, |marks| marks.damaged || marks.replay)
+/// Glances at a volume for as long as `limit`. What is not clean is doubted at once.
+fn look(device: &Path, limit: Duration) -> Glance {
+    let budget = Budget { until: Instant::now() + limit, bytes: MAX_GLANCED };
+    match File::open(device) {
+        Ok(device) => glance::glance(&device, budget),
+        Err(error) => Glance::Doubtful { what: format!("it cannot be opened: {error}") },
+    }
 }
 
 /// Mends what a power cut tore, or a disk altered, of the superblock and of the descriptors behind it.

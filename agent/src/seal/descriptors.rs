@@ -30,7 +30,7 @@ const OWN_SEED: u32 = 0x2000;
 const SUM: usize = 0x1e;
 
 /// Start of a block of the journal's own (`JBD2_MAGIC_NUMBER`), and its kinds.
-const JOURNAL_MAGIC: u32 = 0xc03b_3998;
+pub(super) const JOURNAL_MAGIC: u32 = 0xc03b_3998;
 const DESCRIPTOR: u32 = 1;
 const COMMIT: u32 = 2;
 const REVOKE: u32 = 5;
@@ -115,23 +115,23 @@ pub(super) fn settle_journal(volume: &impl FileExt, superblock: &[u8; BYTES]) ->
 }
 
 /// Where a file system has its descriptors.
-struct Shape {
+pub(super) struct Shape {
     /// Bytes of a block.
     block: u64,
     /// Number of block groups.
-    groups: u64,
+    pub(super) groups: u64,
     per_group: u64,
     first_data_block: u64,
     /// Bytes of a descriptor.
     size: usize,
     /// First descriptor block that lies in its own groups; `u64::MAX` when none does.
-    first_meta: u64,
-    seed: u32,
+    pub(super) first_meta: u64,
+    pub(super) seed: u32,
 }
 
 impl Shape {
     /// Returns `None` for what no kernel would mount.
-    fn of(superblock: &[u8; BYTES]) -> Option<Self> {
+    pub(super) fn of(superblock: &[u8; BYTES]) -> Option<Self> {
         let incompat = word(superblock, INCOMPAT);
         let block = 1024_u64.checked_shl(word(superblock, LOG_BLOCK)).filter(|b| *b <= 65_536)?;
         let wide = incompat & WIDE != 0;
@@ -164,17 +164,17 @@ impl Shape {
     }
 
     /// Number of descriptors in a block.
-    fn each(&self) -> u64 {
+    pub(super) fn each(&self) -> u64 {
         self.block / self.size as u64
     }
 
     /// Number of blocks with descriptors.
-    fn count(&self) -> u64 {
+    pub(super) fn count(&self) -> u64 {
         self.groups.div_ceil(self.each())
     }
 
     /// Returns on which block of the volume descriptor block `index` lies.
-    fn place(&self, index: u64) -> u64 {
+    pub(super) fn place(&self, index: u64) -> u64 {
         if index < self.first_meta {
             return self.first_data_block + 1 + index;
         }
@@ -206,7 +206,7 @@ impl Shape {
         Ok(None)
     }
 
-    fn is_good(&self, group: u64, descriptor: &[u8]) -> bool {
+    pub(super) fn is_good(&self, group: u64, descriptor: &[u8]) -> bool {
         let number = u32::try_from(group).unwrap_or(u32::MAX).to_le_bytes();
         let sum = crc32c(crc32c(self.seed, &number), &descriptor[..SUM]);
         let sum = crc32c(crc32c(sum, &[0, 0]), &descriptor[SUM + 2..]);
@@ -215,7 +215,7 @@ impl Shape {
 }
 
 /// Whether a block group begins with a copy of the superblock (`sparse_super`).
-fn has_superblock(group: u64) -> bool {
+pub(super) fn has_superblock(group: u64) -> bool {
     let power = |base: u64| std::iter::successors(Some(base), move |n| n.checked_mul(base));
     group <= 1
         || [3, 5, 7]
@@ -230,7 +230,7 @@ fn read(volume: &impl FileExt, block: u64, length: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-fn big(bytes: &[u8], at: usize) -> u32 {
+pub(super) fn big(bytes: &[u8], at: usize) -> u32 {
     bytes.get(at..at + 4).map_or(0, |four| u32::from_be_bytes([four[0], four[1], four[2], four[3]]))
 }
 

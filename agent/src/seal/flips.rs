@@ -46,7 +46,7 @@ const GARBLED: usize = 16;
 const E2FSCK: &str = "/usr/sbin/e2fsck";
 const LIMITS: Limits = Limits { look: Duration::from_secs(60), mend: Duration::from_secs(60) };
 /// What the image's builder gives ext4 (`image/src/media.rs`).
-const FEATURES: &str = "none,has_journal,ext_attr,resize_inode,dir_index,filetype,extent,64bit,flex_bg,\
+pub(super) const FEATURES: &str = "none,has_journal,ext_attr,resize_inode,dir_index,filetype,extent,64bit,flex_bg,\
     sparse_super,large_file,huge_file,dir_nlink,extra_isize,metadata_csum";
 /// The node's key, and its machines.
 const SEED: [u8; 32] = [7; 32];

@@ -13,6 +13,7 @@ mod descriptors;
 mod descriptors_tests;
 #[cfg(test)]
 mod flips;
+pub mod glance;
 pub mod keys;
 #[cfg(test)]
 mod keys_tests;
