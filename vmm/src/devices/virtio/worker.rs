@@ -171,38 +171,21 @@ impl<J> Inbox<J> {
         self.mailbox.held.store(false, Ordering::Release);
     }
 
-    /// Waits until an order or one of `others` is ready; with [`Patience::None`] only looks. Returns
-    /// whether the last one of `others` is ready: a caller need not read an eventfd that is not.
-    pub(in crate::devices) fn wait(&self, others: &[BorrowedFd<'_>], patience: Patience) -> Last {
-        let mut descriptors: Vec<PollFd<'_>> = Vec::with_capacity(others.len() + 1);
+    /// Waits until an order or one of `others` is ready; with [`Patience::None`] only looks.
+    pub(in crate::devices) fn wait(&self, others: &[BorrowedFd<'_>], patience: Patience) {
+        let mut descriptors: Vec<PollFd<'_>> =
+            others.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
         descriptors
             .push(PollFd::from_borrowed_fd(borrow_eventfd(&self.mailbox.wake), PollFlags::IN));
-        descriptors.extend(others.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)));
         let timeout = match patience {
             Patience::None => Some(Timespec::default()),
             Patience::For(duration) => Timespec::try_from(duration).ok(),
             Patience::Forever => None,
         };
-        if rustix::event::poll(&mut descriptors, timeout.as_ref()).is_err() {
-            // Interrupted, which is as good as being woken: everything may be ready.
-            let _ = self.mailbox.wake.read();
-            return Last::Ready;
-        }
-        let mut ready = descriptors.iter().map(|descriptor| !descriptor.revents().is_empty());
-        if ready.next() == Some(true) {
-            let _ = self.mailbox.wake.read();
-        }
-        if ready.next_back() == Some(true) { Last::Ready } else { Last::Quiet }
+        // Poll fails when interrupted, which is as good as being woken.
+        let _ = rustix::event::poll(&mut descriptors, timeout.as_ref());
+        let _ = self.mailbox.wake.read();
     }
-}
-
-/// What a wait found out about the last descriptor that it was given.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::devices) enum Last {
-    /// Nothing is there to be read, or there is no such descriptor.
-    Quiet,
-    /// Something may be.
-    Ready,
 }
 
 /// How long to wait.

@@ -25,7 +25,7 @@ use crate::{
         virtio::{
             Distress, QueueSignal, ReadyQueue, Ring,
             ring::{RingError, Segment},
-            worker::{Inbox, Last, Order, Patience},
+            worker::{Inbox, Order, Patience},
         },
     },
     sys::io::{DiskCommand, Durability, borrow_eventfd},
@@ -103,8 +103,6 @@ pub struct Live {
     /// The ring made no sense; it is not touched again.
     broken: bool,
     progress: Progress,
-    /// Whether the driver may have rung since the last look.
-    doorbell: Last,
 }
 
 /// The thread's state.
@@ -153,18 +151,14 @@ impl BlockQueue {
                     Patience::For(at.saturating_duration_since(Instant::now()).max(MIN_WAIT))
                 }
             };
-            let doorbell = self.wait(live.as_ref(), inbox, patience);
-            if let Some(live) = &mut live {
-                live.doorbell = doorbell;
-            }
+            self.wait(live.as_ref(), inbox, patience);
         }
     }
 
     /// Takes what the driver offers, starts it, and gives back what is done. Never waits.
     pub fn turn(&mut self, live: &mut Live) -> Progress {
         let last = live.progress;
-        // A read costs a system call, and more often than not the thread knows that nobody rang.
-        let kicked = live.doorbell == Last::Ready && live.kick.read().is_ok();
+        let kicked = live.kick.read().is_ok();
         let finished = self.reap(live);
         let due = match last {
             Progress::More => true,
@@ -195,12 +189,11 @@ impl BlockQueue {
         })
     }
 
-    /// Waits; returns whether the driver may have rung, if there is one.
-    fn wait(&self, live: Option<&Live>, inbox: &Inbox<Job>, patience: Patience) -> Last {
+    fn wait(&self, live: Option<&Live>, inbox: &Inbox<Job>, patience: Patience) {
         let mut descriptors: Vec<BorrowedFd<'_>> = Vec::with_capacity(2);
         descriptors.extend(self.engine.as_fd());
         descriptors.extend(live.map(|live| borrow_eventfd(&live.kick)));
-        inbox.wait(&descriptors, patience)
+        inbox.wait(&descriptors, patience);
     }
 
     /// Takes up to [`BATCH`] chains.
@@ -247,8 +240,8 @@ impl BlockQueue {
                     None => live.answer(head, status, Status::Failed, 0),
                 };
             }
-            Work::Read { offset, into } => Transfer::Read { offset, into: pairs(into), moved: 0 },
-            Work::Write { offset, from } => Transfer::Write { offset, from: pairs(from) },
+            Work::Read { offset, into } => Transfer::Read { offset, into: pairs(&into), moved: 0 },
+            Work::Write { offset, from } => Transfer::Write { offset, from: pairs(&from) },
             Work::Flush => return self.begin_other(live, head, status, DiskCommand::Sync),
             Work::Discard { offset, length } | Work::Zero { offset, length, unmap: true } => {
                 let punch = DiskCommand::Punch { offset, length };
@@ -451,7 +444,6 @@ impl From<Job> for Live {
             held: None,
             broken: false,
             progress: Progress::More,
-            doorbell: Last::Ready,
         }
     }
 }
@@ -522,8 +514,8 @@ impl Live {
     }
 }
 
-fn pairs(segments: Vec<Segment>) -> Vec<(GuestAddress, u32)> {
-    segments.into_iter().map(|segment| (segment.address, segment.length)).collect()
+fn pairs(segments: &[Segment]) -> Vec<(GuestAddress, u32)> {
+    segments.iter().map(|segment| (segment.address, segment.length)).collect()
 }
 
 /// Takes `moved` bytes off the front of a transfer; returns whether something is left.
