@@ -68,6 +68,9 @@ const INIT: &str = "bench: init";
 const RESULT: &str = "bench: result ";
 /// Guest's command line.
 const CMDLINE: &str = "console=ttyS0 quiet rdinit=/bench-init";
+/// How our VMM serves its disk and its card.
+const OWN_SETUP: &str =
+    "disk: io_uring, page cache, one queue, a thread of its own; card: vhost-net, one queue";
 /// A device with a BAR as large as a GPU's, and seven small ones.
 const DEVICES: usize = 8;
 
@@ -128,6 +131,11 @@ fn run(arguments: &Arguments) -> Result<()> {
     let size = fs::metadata(&arguments.vmm)?.len();
     rows.push(Row { what: "program", unit: "MiB", ours: mebi(size), peers: None });
     print(&rows, bench.peer.as_ref());
+    println!("\nAll guests have one processor; disks lie in the host's memory, without limits.");
+    println!("holdfast: {OWN_SETUP}");
+    if let Some(peer) = &bench.peer {
+        println!("{}: {}", peer.name, peer.setup());
+    }
     Ok(())
 }
 
@@ -296,6 +304,15 @@ impl Medians {
 fn median(values: &mut [u64]) -> Result<u64> {
     values.sort_unstable();
     values.get(values.len() / 2).copied().context("no runs")
+}
+
+/// Tells what a guest said as soon as it did: the peer's may take long, or fail.
+fn told(who: &str, output: Option<&String>) {
+    for line in output.into_iter().flat_map(|output| output.lines()) {
+        if let Some(result) = line.trim().strip_prefix(RESULT) {
+            eprintln!("{who}: {result}");
+        }
+    }
 }
 
 /// Returns the median of what guests said of the job `name`, without fractions.

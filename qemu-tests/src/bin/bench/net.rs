@@ -12,7 +12,7 @@ use qemu_tests::{
     harness::guest,
 };
 
-use super::{Bench, Boot, FIRST_BOOT, RESULT, Row, result};
+use super::{Bench, Boot, FIRST_BOOT, RESULT, Row, result, told};
 
 /// Number of the network.
 const NETWORK: u8 = 1;
@@ -79,8 +79,10 @@ impl Bench {
         for _ in 0..self.runs.div_ceil(3) {
             let plan = self.own_plan(boot, 0)?;
             ours.push(self.bed.measure(&plan, &[END], WIRE_LIMIT)?.output);
+            told("holdfast", ours.last());
             if let Some(subject) = self.peer.as_ref().and_then(|peer| peer.subject(boot)) {
                 peers.push(self.bed.measure_subject(subject, &[END], WIRE_LIMIT)?.output);
+                told("peer", peers.last());
             }
         }
         let row = |job: &Job| {

@@ -68,6 +68,16 @@ impl Peer {
         Ok(Self { kind, name, files })
     }
 
+    /// Returns how the peer serves its disk and its card, for who reads the table.
+    pub(crate) fn setup(&self) -> &'static str {
+        match self.kind {
+            Kind::CloudHypervisor => "its own defaults for disk and card",
+            Kind::Qemu => {
+                "disk: io_uring, page cache, one queue, a thread of its own; card: vhost-net, one queue"
+            }
+        }
+    }
+
     /// Returns what boots a machine of one processor whose serial port is standard output; `None`
     /// when the peer cannot.
     pub(crate) fn subject(&self, boot: Boot<'_>) -> Option<Subject> {
@@ -139,10 +149,12 @@ impl Kind {
                 vec!["--disk".to_owned(), format!("path={disk}")]
             }
             (Some(disk), Self::Qemu) => vec![
+                "-object".to_owned(),
+                "iothread,id=disk-thread".to_owned(),
                 "-drive".to_owned(),
-                format!("if=none,id=disk,format=raw,file={disk}"),
+                format!("if=none,id=disk,format=raw,cache=writeback,aio=io_uring,file={disk}"),
                 "-device".to_owned(),
-                "virtio-blk-pci,drive=disk".to_owned(),
+                "virtio-blk-pci,drive=disk,num-queues=1,iothread=disk-thread".to_owned(),
             ],
         }
     }
