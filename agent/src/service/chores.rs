@@ -1,5 +1,5 @@
 //! What nobody waits for at the start, and what would only keep a server with few processors from serving:
-//! reading the kernel's log, how the last boot ended, DATA's growth, looks at the volumes. It begins once the
+//! reading the kernel's log, how the last boot ended, DATA's growth. It begins once the
 //! node serves, or has found out that it cannot, or has tried for a moment.
 
 use std::{fs, path::Path, time::Duration};
@@ -47,7 +47,6 @@ impl Chores {
             tokio::spawn(keeps.run());
             // The file system is in use meanwhile, and has room for a start.
             spawn_blocking(session::grow_data);
-            tokio::spawn(volumes::watch());
         });
         Self { begin, looked_back, keeper }
     }

@@ -132,6 +132,8 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
     let (views, chores) = start_views(node);
     let pages = &views.pages;
     tokio::spawn(space::watch(&[STATE, DATA]));
+    // Files have their names whatever becomes of this start.
+    tokio::spawn(volumes::watch());
     let found = config::settled(Path::new("/")).await;
     let served = match &found.spec {
         Ok(spec) => {
