@@ -191,8 +191,9 @@ fn a_disk_that_altered_its_file_systems_is_mended_before_they_are_mounted() {
     };
     let mut host = Host::start(&image, folder.path(), &options).unwrap();
     let first = host.serial.wait("event=node id=", UP).unwrap();
-    host.serial.wait("event=agent-ready", UP).unwrap();
-    // Its files have their names before it goes down.
+    // Told to end while it starts, it ends as it should, and its files have their names before it
+    // goes down.
+    host.serial.wait("event=overlay-started", UP).unwrap();
     host.press_power_button().unwrap();
     host.wait_for_end(UP).unwrap();
     assert!(!host.serial.text().contains("event=trouble place=state"), "{}", host.serial.text());
@@ -206,7 +207,7 @@ fn a_disk_that_altered_its_file_systems_is_mended_before_they_are_mounted() {
     alter(&file, &entries_of(&file, data, "content", "lost+found"));
     drop(file);
 
-    let host = Host::start(&image, folder.path(), &options).unwrap();
+    let mut host = Host::start(&image, folder.path(), &options).unwrap();
     for (place, told) in [
         ("state", "its superblock was altered, at byte 96 of it"),
         ("state", "its file system was damaged and is mended: "),
@@ -221,4 +222,8 @@ fn a_disk_that_altered_its_file_systems_is_mended_before_they_are_mounted() {
     assert!(!text.contains("event=ram-mode"), "{text}");
     let node = |text: &str| text.split("event=node id=").nth(1).unwrap()[..64].to_owned();
     assert_eq!(node(&text), node(&first));
+    // It has looked back by the time it is off, at the latest.
+    host.press_power_button().unwrap();
+    host.wait_for_end(UP).unwrap();
+    assert!(!host.serial.text().contains("event=ended-abruptly"), "SECOND {}", host.serial.text());
 }

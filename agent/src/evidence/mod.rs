@@ -11,6 +11,7 @@ use std::{
     io::{self, Read, Write},
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
@@ -196,12 +197,15 @@ pub struct Keeper {
     logs: Logs,
     state: PathBuf,
     boot: String,
+    /// Whether the boot was said to have ended. Whoever writes holds it.
+    ended: Arc<Mutex<bool>>,
 }
 
 impl Keeper {
     /// Keeps the end of `logs` in the folder `state`, for the boot of this name.
     pub fn new(logs: Logs, state: &Path, boot: &str) -> Self {
-        Self { logs, state: state.to_owned(), boot: boot.to_owned() }
+        let (state, boot) = (state.to_owned(), boot.to_owned());
+        Self { logs, state, boot, ended: Arc::default() }
     }
 
     /// Writes whenever something was added, now and then.
@@ -221,12 +225,17 @@ impl Keeper {
         }
     }
 
-    /// Says that the boot ends as it should.
+    /// Says that the boot ends as it should. Nothing is written after it.
     pub fn end(&self) -> io::Result<()> {
         self.write(PROPERLY)
     }
 
     fn write(&self, how: &str) -> io::Result<()> {
+        let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        if *ended {
+            return Ok(());
+        }
+        *ended = how == PROPERLY;
         let filter = Filter { from: 0, level: Level::Info, source: None };
         let lines = self.logs.book().newest(filter, KEPT_LINES);
         let mut text = format!("{}\n{how}\n", self.boot);
@@ -311,7 +320,10 @@ mod tests {
         assert_eq!(last.ended, Some(Ended::Abruptly));
         assert!(last.lines.iter().any(|line| line.contains("the last word")), "{last:?}");
         assert_eq!(look("two"), last);
-        keeper(state.path(), "two").end().unwrap();
+        let two = keeper(state.path(), "two");
+        two.end().unwrap();
+        // One that was about to be written then comes too late.
+        two.write(GOES_ON).unwrap();
         let last = look("three");
         assert_eq!((last.ended, last.lines.len()), (Some(Ended::Properly), 0));
     }

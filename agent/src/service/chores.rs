@@ -56,15 +56,17 @@ impl Chores {
         self.begin.send_replace(true);
     }
 
-    /// Says that the boot ends as it should, when the last files have their names.
+    /// Says that the boot ends as it should, and gives the last files their names.
     pub(super) async fn end(self) {
         self.begin();
         // What the last boot left is put away before this one's end is written over it.
         self.looked_back.await.expect("nothing in it panics, and nothing cancels it");
         let keeper = self.keeper;
         let ended = spawn_blocking(move || {
+            let ended = keeper.end();
+            // After it, since a disk that hangs ends this here.
             volumes::keep_names();
-            keeper.end()
+            ended
         });
         let ended = ended.await;
         if let Err(error) = ended.expect("nothing in it panics, and nothing cancels it") {

@@ -106,6 +106,9 @@ pub fn main() {
         Err(error) => fail("init", &error),
     };
     runtime.block_on(run(init, notices));
+    // Nothing is left to do: tasks are not taken apart one by one, which some would call a fault, and
+    // what hangs in a disk is not waited for.
+    std::process::exit(0)
 }
 
 fn fail(place: &'static str, error: &(dyn std::error::Error + 'static)) -> ! {
@@ -135,7 +138,7 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
     // Files have their names whatever becomes of this start.
     tokio::spawn(volumes::watch());
     let found = config::settled(Path::new("/")).await;
-    let served = match &found.spec {
+    let (served, mut end) = match &found.spec {
         Ok(spec) => {
             show_config(&found, spec, pages);
             enrol_keys(spec).await;
@@ -144,23 +147,30 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
                 session::attempt(spec, &found.document, &init, pages).await;
             }
             give_console(&init, Console::Screen);
-            match serve(spec, key, node, (&init, notices), &views).await {
-                Ok(served) => {
-                    tokio::spawn(give_way(found.source.clone()));
-                    Some(served)
+            let mut end = told_to_end();
+            let started = async {
+                match serve(spec, key, node, (&init, notices), &views).await {
+                    Ok(served) => served,
+                    Err(reason) => give_up(&init, reason, pages).await,
                 }
-                Err(reason) => give_up(&init, reason, pages).await,
-            }
+            };
+            // A node that is told to end while it starts ends no less properly.
+            let served = tokio::select! {
+                served = started => Some(served),
+                () = ended(&mut end) => None,
+            };
+            tokio::spawn(give_way(found.source.clone()));
+            (served, end)
         }
         Err(error) => {
             give_console(&init, Console::Screen);
             let uplinks = unconfigured::show((node, &found.source), error, &init, notices, &views);
             tokio::spawn(unconfigured::find_another(found, uplinks, pages.clone()));
-            None
+            (None, told_to_end())
         }
     };
     chores.begin();
-    wait_for_end().await;
+    ended(&mut end).await;
     if let Some((overlay, store)) = served {
         overlay.leave().await;
         if let Err(error) = store.close() {
@@ -260,13 +270,23 @@ fn give_console(init: &Init, console: Console) {
     }
 }
 
-async fn wait_for_end() {
-    match signal(SignalKind::terminate()) {
-        Ok(mut signal) => {
-            signal.recv().await;
-        }
+/// Tells when the node goes down, from now on; until then the signal ends this process at once.
+fn told_to_end() -> watch::Receiver<bool> {
+    let mut signal = match signal(SignalKind::terminate()) {
+        Ok(signal) => signal,
         Err(error) => fail("signals", &error),
-    }
+    };
+    let (tell, told) = watch::channel(false);
+    tokio::spawn(async move {
+        signal.recv().await;
+        tell.send_replace(true);
+    });
+    told
+}
+
+/// Waits until the node goes down.
+async fn ended(told: &mut watch::Receiver<bool>) {
+    told.wait_for(|told| *told).await.expect("the sender waits for the signal, and says it");
 }
 
 /// Starts everything. Returns what is left and closed at the end.
