@@ -99,6 +99,9 @@ fn a_good_release_stays_and_one_that_panics_is_left() {
     recording.program("b", &[]).unwrap();
     // The release took the place of the one before, which is spare; it was written once.
     assert!(serial.text().contains("event=update-promoted slot=B"), "{}", serial.tail(40));
+    let (written, length) = (recording.boot_bytes().unwrap(), good.len() as u64);
+    println!("{written} bytes were written for a release of {length}");
+    assert!((length..length / 10 * 11).contains(&written), "{written} bytes");
     repository.answer_again();
     // Its init is no program: the kernel panics.
     let broken = renamed::with_init(&renamed::program(&program, RELEASES[1]), &[0]).unwrap();
