@@ -150,6 +150,8 @@ pub enum Event {
     Update { state: String },
     /// agent: another release is in a slot, read back; `fetched` bytes of it were not there before.
     UpdateWritten { slot: &'static str, bytes: u64, ms: u128, fetched: u64 },
+    /// agent: what was tried in a slot is what firmware starts from now on.
+    UpdatePromoted { slot: &'static str },
     /// agent: the node restarts to try a release.
     UpdateRestart { release: String },
     /// agent: what came of a trial.
@@ -161,6 +163,23 @@ pub enum Event {
 impl fmt::Display for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(PREFIX)?;
+        match self.about() {
+            About::Init => self.write_init(f),
+            About::Node => self.write_node(f),
+            About::Machine => self.write_machine(f),
+        }
+    }
+}
+
+/// What an event is about.
+enum About {
+    Init,
+    Node,
+    Machine,
+}
+
+impl Event {
+    fn about(&self) -> About {
         match self {
             Self::MountsVerified { .. }
             | Self::MountWrong { .. }
@@ -177,7 +196,7 @@ impl fmt::Display for Event {
             | Self::MachineOverdue { .. }
             | Self::Screen { .. }
             | Self::Shutdown { .. }
-            | Self::ShutdownDone { .. } => self.write_init(f),
+            | Self::ShutdownDone { .. } => About::Init,
             Self::Node { .. }
             | Self::Config { .. }
             | Self::ConfigBad { .. }
@@ -204,11 +223,12 @@ impl fmt::Display for Event {
             | Self::CrashKept { .. }
             | Self::EndedAbruptly { .. }
             | Self::UpdateWritten { .. }
+            | Self::UpdatePromoted { .. }
             | Self::UpdateRestart { .. }
             | Self::UpdateJudged { .. }
             | Self::DeviceReset { .. }
             | Self::DeviceQuarantined { .. }
-            | Self::Trouble { .. } => self.write_node(f),
+            | Self::Trouble { .. } => About::Node,
             Self::ContentFetched { .. }
             | Self::ContentDropped { .. }
             | Self::MachineAccepted { .. }
@@ -226,7 +246,7 @@ impl fmt::Display for Event {
             | Self::MachineEnded { .. }
             | Self::MachineDestroyed { .. }
             | Self::Receipt { .. }
-            | Self::MachineFailed { .. } => self.write_machine(f),
+            | Self::MachineFailed { .. } => About::Machine,
         }
     }
 }
@@ -345,6 +365,7 @@ impl Event {
             Self::UpdateWritten { slot, bytes, ms, fetched } => {
                 write!(f, "update-written slot={slot} bytes={bytes} ms={ms} fetched={fetched}")
             }
+            Self::UpdatePromoted { slot } => write!(f, "update-promoted slot={slot}"),
             Self::UpdateRestart { release } => write!(f, "update-restart release={release:?}"),
             Self::UpdateJudged { verdict } => write!(f, "update-judged verdict={verdict:?}"),
             Self::Trouble { place, reason } => write!(f, "trouble place={place} reason={reason:?}"),

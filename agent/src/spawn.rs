@@ -70,6 +70,8 @@ pub enum Request {
         /// ([`crate::init::ends`]).
         ends: Vec<Due>,
     },
+    /// What runs is the good release: if it was tried in this boot, that is over ([`crate::init::trial`]).
+    Settled,
 }
 
 /// When a machine has to end.

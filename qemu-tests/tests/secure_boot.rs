@@ -149,15 +149,15 @@ fn keys_are_enrolled_and_then_nothing_but_the_signed_program_starts() {
     assert_eq!(denied, refused, "{text}");
 }
 
-/// Returns what slot A of a disk holds.
-fn slot_a(disk: &Path, length: usize) -> Vec<u8> {
+/// Returns what the fallback path of a disk holds.
+fn fallback(disk: &Path, length: usize) -> Vec<u8> {
     let file = File::options().read(true).write(true).open(disk).unwrap();
     let volume = Slice::new(file, ALIGNMENT, layout::ESP_BYTES);
-    esp::read(volume, esp::SLOT_A, length as u64).unwrap()
+    esp::read(volume, esp::FALLBACK, length as u64).unwrap()
 }
 
-/// Flips a bit of the kernel in slot A of a disk that has `program` there and on the fallback path.
-fn alter_slot_a(disk: &Path, program: &[u8]) {
+/// Flips a bit of the kernel on the fallback path of a disk that has `program` there and in slot A.
+fn alter_fallback(disk: &Path, program: &[u8]) {
     const SECTOR: usize = 512;
     let linux = uki::section(program, ".linux").unwrap();
     let within = program.windows(linux.len()).position(|window| window == linux).unwrap();
@@ -175,11 +175,11 @@ fn alter_slot_a(disk: &Path, program: &[u8]) {
         file.write_all_at(&[byte[0] ^ 0x10], at).unwrap();
     };
     flip(starts[0]);
-    if slot_a(disk, program.len()) == program {
+    if fallback(disk, program.len()) == program {
         flip(starts[0]);
         flip(starts[1]);
     }
-    assert!(slot_a(disk, program.len()) != program);
+    assert!(fallback(disk, program.len()) != program);
 }
 
 #[test]
@@ -202,13 +202,16 @@ fn a_program_that_the_disk_altered_does_not_start_and_its_copy_does() {
     host.serial.wait("event=update state=", UP).unwrap();
     drop((host, tpm));
 
-    alter_slot_a(&disk, &program);
+    alter_fallback(&disk, &program);
     let tpm = Tpm::start(&tpm_folder).unwrap();
     let alone = options(Medium::InstalledDisk(disk.clone()), &tpm);
     let host = Host::start(&image, &host_folder, &alone).unwrap();
     host.serial.wait("event=trust secure_boot=on", UP).unwrap();
     let told = host.serial.wait("event=trouble place=update", UP).unwrap();
-    assert!(told.contains("A.EFI was altered on the disk and is mended by its copy"), "{told}");
+    assert!(
+        told.contains("BOOTX64.EFI was altered on the disk and is mended by its copy"),
+        "{told}"
+    );
     host.serial.wait("event=update state=", UP).unwrap();
     let text = host.serial.text();
     assert!(text.contains("Access Denied"), "{text}");
@@ -216,5 +219,5 @@ fn a_program_that_the_disk_altered_does_not_start_and_its_copy_does() {
     assert!(text.contains(&format!("event=node id={id}")), "{text}");
     assert!(!text.contains("event=ram-mode"), "{text}");
     drop(host);
-    assert!(slot_a(&disk, program.len()) == program, "it is not mended");
+    assert!(fallback(&disk, program.len()) == program, "it is not mended");
 }

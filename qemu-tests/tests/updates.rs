@@ -96,12 +96,17 @@ fn a_good_release_stays_and_one_that_panics_is_left() {
     // The stick stays where it is, and says nothing new.
     let mark = serial.mark();
     recording.program("fallback", &[&good]).unwrap();
-    recording.program("a", &[]).unwrap();
+    recording.program("b", &[]).unwrap();
+    // The release took the place of the one before, which is spare; it was written once.
+    assert!(serial.text().contains("event=update-promoted slot=B"), "{}", serial.tail(40));
+    let (written, length) = (recording.boot_bytes().unwrap(), good.len() as u64);
+    println!("{written} bytes were written for a release of {length}");
+    assert!((length..length / 10 * 11).contains(&written), "{written} bytes");
     repository.answer_again();
     // Its init is no program: the kernel panics.
     let broken = renamed::with_init(&renamed::program(&program, RELEASES[1]), &[0]).unwrap();
     repository.add(RELEASES[1], &broken).unwrap();
-    serial.wait_from(mark, "event=update-written slot=A", STEP).unwrap();
+    serial.wait_from(mark, "event=update-written slot=B", STEP).unwrap();
     serial.wait_from(mark, "Kernel panic", STEP).unwrap();
     let crash = "event=crash-kept file=\"000000.txt\" reason=\"Kernel panic - not syncing";
     serial.wait_from(mark, crash, STEP).unwrap();

@@ -129,7 +129,7 @@ impl Init {
             self.start_agent(now);
         }
         self.screen.turn(now);
-        if self.trial.judge(now, self.machines.running(), trial::read) == Verdict::Restart {
+        if self.trial.judge(now, self.machines.running()) == Verdict::Restart {
             self.begin_shutdown(Action::Reboot, "trial");
         }
         self.step_down(now);
@@ -356,6 +356,7 @@ impl Init {
             Request::Kill { machine } => {
                 self.machines.kill(machine);
             }
+            Request::Settled => self.trial.settle(),
             Request::Screen { console } => self.screen.handle_console(console),
             Request::Shutdown { action } => self.begin_shutdown(action, "agent"),
             Request::Spawn(order) => {

@@ -1,6 +1,6 @@
 //! The end of a trial that nobody ends. Firmware starts a new release once; the agent makes that
-//! last when the release is good, and goes back when it is not. When the agent never gets so far,
-//! init restarts the node, and firmware starts what it had before.
+//! last when the release is good, and tells init so, and goes back when it is not. When the agent never
+//! gets so far, init restarts the node, and firmware starts what it had before.
 //!
 //! Pure but for [`read`], which reads firmware's variables, and [`limit`], which reads the command line.
 
@@ -47,7 +47,7 @@ pub enum Verdict {
 pub enum Boot {
     /// It is.
     Trial,
-    /// It is not, or not any more.
+    /// It is not.
     Usual,
 }
 
@@ -57,18 +57,14 @@ impl Trial {
         Self { deadline: (boot == Boot::Trial).then(|| now + limit) }
     }
 
-    /// Judges at `now`, with `machines` running. `goes_on` tells whether the trial still goes on.
-    pub fn judge(
-        &mut self,
-        now: Instant,
-        machines: usize,
-        goes_on: impl FnOnce() -> Boot,
-    ) -> Verdict {
+    /// The trial is over, if this is one.
+    pub fn settle(&mut self) {
+        self.deadline = None;
+    }
+
+    /// Judges at `now`, with `machines` running.
+    pub fn judge(&mut self, now: Instant, machines: usize) -> Verdict {
         if self.deadline.is_none_or(|deadline| now < deadline) {
-            return Verdict::Wait;
-        }
-        if goes_on() == Boot::Usual {
-            self.deadline = None;
             return Verdict::Wait;
         }
         self.deadline = Some(now + AGAIN);
@@ -100,10 +96,9 @@ mod tests {
     fn a_trial_that_goes_on_for_too_long_ends() {
         let now = Instant::now();
         let mut trial = Trial::new(now, Boot::Trial, LIMIT);
-        let early = trial.judge(now + LIMIT - AGAIN, 0, || unreachable!("it is not asked yet"));
-        assert_eq!(early, Verdict::Wait);
-        assert_eq!(trial.judge(now + LIMIT, 1, || Boot::Trial), Verdict::Wait);
-        assert_eq!(trial.judge(now + LIMIT + AGAIN, 0, || Boot::Trial), Verdict::Restart);
+        assert_eq!(trial.judge(now + LIMIT - AGAIN, 0), Verdict::Wait);
+        assert_eq!(trial.judge(now + LIMIT, 1), Verdict::Wait);
+        assert_eq!(trial.judge(now + LIMIT + AGAIN, 0), Verdict::Restart);
     }
 
     #[test]
@@ -120,10 +115,12 @@ mod tests {
     #[test]
     fn one_that_ended_well_does_not() {
         let now = Instant::now();
-        let mut trial = Trial::new(now, Boot::Trial, LIMIT);
-        assert_eq!(trial.judge(now + LIMIT, 0, || Boot::Usual), Verdict::Wait);
-        assert_eq!(trial.judge(now + 3 * LIMIT, 0, || Boot::Trial), Verdict::Wait);
+        for boot in [Boot::Trial, Boot::Usual] {
+            let mut trial = Trial::new(now, boot, LIMIT);
+            trial.settle();
+            assert_eq!(trial.judge(now + 3 * LIMIT, 0), Verdict::Wait);
+        }
         let mut usual = Trial::new(now, Boot::Usual, LIMIT);
-        assert_eq!(usual.judge(now + LIMIT, 0, || Boot::Trial), Verdict::Wait);
+        assert_eq!(usual.judge(now + LIMIT, 0), Verdict::Wait);
     }
 }

@@ -5,11 +5,14 @@
 
 use std::{fs, io, path::Path};
 
-use update::efi::{self, Place};
+use update::{
+    efi::{self, Place},
+    slots::{self, firmware},
+};
 
 /// What the entry is called. Entries of this name that are already there are of an earlier
-/// installation and go.
-pub const DESCRIPTION: &str = "Holdfast A";
+/// installation and go, as do those for its slots.
+pub const DESCRIPTION: &str = firmware::description(slots::Place::Fallback);
 /// Bytes of attributes before a variable.
 const ATTRIBUTES: usize = 4;
 /// Most options that are looked at.
@@ -19,13 +22,14 @@ const OPTIONS: usize = 4096;
 /// mounted, writable. Returns the number of the new entry.
 pub fn put_first(variables: &Path, place: &Place) -> io::Result<u16> {
     let mut taken = Vec::new();
+    let names = slots::Place::ALL.map(firmware::description);
     for entry in fs::read_dir(variables)?.take(OPTIONS) {
         let name = entry?.file_name().to_string_lossy().into_owned();
         let Some(variable) = name.strip_suffix(&format!("-{}", efi::GLOBAL)) else { continue };
         let Some(number) = efi::option_number(variable) else { continue };
         let content = fs::read(variables.join(&name)).unwrap_or_default();
         let ours = content.get(ATTRIBUTES..).and_then(efi::description);
-        if ours.as_deref() == Some(DESCRIPTION) {
+        if ours.is_some_and(|name| names.contains(&name.as_str())) {
             fs::remove_file(variables.join(&name))?;
         } else {
             taken.push(number);
@@ -74,12 +78,13 @@ mod tests {
         let variables = folder.path();
         write(variables, "Boot0000", &efi::load_option("UiApp", &place("X"))).unwrap();
         write(variables, "Boot0002", &efi::load_option(DESCRIPTION, &place("OLD"))).unwrap();
-        write(variables, "BootOrder", &[2, 0, 0, 0]).unwrap();
+        write(variables, "Boot0003", &efi::load_option("Holdfast B", &place("OLD"))).unwrap();
+        write(variables, "BootOrder", &[2, 0, 3, 0, 0, 0]).unwrap();
         fs::write(variables.join("Other-1234"), b"x").unwrap();
         let number = put_first(variables, &place("EFI/A.EFI")).unwrap();
         assert_eq!(number, 1);
         assert_eq!(order(variables), [1, 0]);
-        assert!(!file(variables, "Boot0002").exists());
+        assert!(!file(variables, "Boot0002").exists() && !file(variables, "Boot0003").exists());
         let option = fs::read(file(variables, "Boot0001")).unwrap();
         assert_eq!(option[..4], [7, 0, 0, 0]);
         assert_eq!(efi::description(&option[4..]).as_deref(), Some(DESCRIPTION));

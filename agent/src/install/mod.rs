@@ -331,7 +331,7 @@ fn add_entry(table: &Table, block: u64) -> io::Result<u16> {
         first: start / block,
         blocks: partition.bytes / block,
         partition: partition.id,
-        path: esp::SLOT_A,
+        path: esp::FALLBACK,
     };
     mount_remount(EFIVARS, flags, c"")?;
     let number = entry::put_first(Path::new(EFIVARS), &place);

@@ -112,6 +112,11 @@ impl Init {
         self.send(&Request::Alive { ends }, &[])
     }
 
+    /// Tells init that what runs is on trial no longer.
+    pub fn settled(&self) -> Result<(), InitError> {
+        self.send(&Request::Settled, &[])
+    }
+
     fn send(&self, request: &Request, files: &[OwnedFd]) -> Result<(), InitError> {
         spawn::send(&*self.socket, request, files).map_err(InitError::Send)
     }

@@ -116,13 +116,14 @@ impl Repository {
         checker.check(&fetcher, running, now).await
     }
 
-    /// Fetches what is new in the offered program from these places into a place of the partition.
+    /// Fetches what is new in the offered program from these sources into a place of the partition, beside
+    /// the program that runs.
     pub(super) async fn fetch(
         &self,
         checked: &mut Checked,
         sources: &[Source],
         partition: &Partition,
-        place: Place,
+        (place, runs): (Place, Option<Place>),
     ) -> Result<Written, FetchFailure> {
         let offered = checked.program.clone().ok_or(FetchFailure::Gone)?;
         let shell::Offered { target, sha256, chunks } = offered;
@@ -131,7 +132,7 @@ impl Repository {
             None => Vec::new(),
         };
         // One that cannot be read is of no use, and that is all.
-        let running = partition.from.filter(|_| !list.is_empty());
+        let running = runs.filter(|_| !list.is_empty());
         let running = running
             .and_then(|from| tokio::task::block_in_place(|| partition.bytes(from)).ok().flatten());
         let base = Base { list: &list, program: running.as_deref().unwrap_or_default() };

@@ -19,15 +19,16 @@ use update::{
         firmware::{self, Firmware, Usable},
         gate::Gate,
         journal::Journal,
-        plan::{Action, Facts, Offer, Rest, Same, plan},
+        plan::{Action, Facts, Offer, Rest, plan},
+        release_of,
     },
 };
 
-use super::{contents, journal, partition::Partition};
+use super::{journal, partition::Partition, slots::contents};
 use crate::testing::{Random, setting};
 
-/// Bits that are tried unless the environment says how many.
-const FLIPS: usize = 250;
+/// Bits that are tried on each partition unless the environment says how many.
+const FLIPS: usize = 150;
 /// Everything of the partition that is used.
 const USED: usize = 4 << 20;
 /// Bytes of a line. One that is all zeros is not altered: nothing is there.
@@ -57,32 +58,44 @@ fn program(os_release: &str) -> Vec<u8> {
     bytes
 }
 
-/// The partition of a node that has updated once.
-fn partition(folder: &Path) -> (Partition, File) {
+const FIRST: Place = Place::Slot(Slot::A);
+
+/// The partition of a node with this release in its first slot: the good one after an installation, the
+/// one before after an update.
+fn partition(folder: &Path, slot: &str) -> (Partition, File) {
     let device = folder.join("esp");
     let file = File::options().create_new(true).read(true).write(true).open(&device).unwrap();
     file.set_len(layout::ESP_BYTES).unwrap();
     let paths = [esp::FALLBACK, esp::SLOT_A];
     esp::write(&file, BlockSize::B512, &program(GOOD), &paths).unwrap();
-    (&file).rewind().unwrap();
-    esp::put(&file, esp::SLOT_B, &program(OLD)).unwrap();
+    if slot != GOOD {
+        (&file).rewind().unwrap();
+        esp::put(&file, esp::SLOT_A, &program(slot)).unwrap();
+    }
     let id = "00112233-4455-6677-8899-aabbccddeeff".parse().unwrap();
     let place = firmware::Partition { number: 1, first: 0, blocks: 1, id };
-    (Partition { device, place, from: Some(Place::Slot(Slot::A)) }, file)
+    (Partition { device, place, from: Some(Place::Fallback) }, file)
 }
 
-fn facts(journal: Journal, contents: Contents) -> Facts {
-    let from = Place::Slot(Slot::A);
+fn facts(contents: Contents) -> Facts {
+    let known = |text: &str| (Program::of(&program(text)).sha256, release_of(text));
+    let ((old, before), (good, release)) = (known(OLD), known(GOOD));
     // Firmware has started what is there, altered or not.
-    let same = contents.at(from).is_some_and(|program| program.os_release == GOOD);
-    let (a, b, order) = (Some(10), Some(11), vec![10, 3]);
+    let runs = contents.fallback.clone().filter(|program| program.os_release == GOOD);
     Facts {
-        journal,
+        journal: Journal::default().with_good(old, before).with_good(good, release),
         contents,
-        firmware: Firmware { usable: Usable::Yes, a, b, order, next: None },
-        from: Some(from),
+        firmware: Firmware {
+            usable: Usable::Yes,
+            a: Some(10),
+            b: Some(11),
+            fallback: Some(12),
+            order: vec![12, 10, 3],
+            next: None,
+        },
+        from: Some(Place::Fallback),
         medium: None,
-        same: if same { Same::Yes } else { Same::No },
+        runs,
         boot: "boot".to_owned(),
         offer: Offer::Nothing,
         machines: Vec::new(),
@@ -97,45 +110,73 @@ fn facts(journal: Journal, contents: Contents) -> Facts {
 enum Outcome {
     /// Every program was what it was before.
     Harmless,
-    /// What was altered is whole again.
+    /// The good release was altered and is whole again.
     Mended,
+    /// The slot was altered, and firmware does not start it.
+    Left,
+    /// The good release was altered, and firmware starts the one before.
+    Spared,
     /// The node says that it cannot mend it.
     Told,
 }
 
 /// Lets a node act on its partition, of which `what` was altered, until it rests.
 fn settle(partition: &Partition, good: &Program, what: &str) -> Outcome {
-    let known = Journal { good: Some(good.sha256), ..Journal::default() };
-    let mut now = facts(known, contents(Some(partition)).unwrap_or_default());
+    let mut now = facts(contents(Some(partition)).unwrap_or_default());
     let mut outcome = Outcome::Harmless;
     for _ in 0..ACTIONS {
-        let action = plan(&now);
-        if let Action::Copy { from, to, sha256 } = action {
-            assert_eq!(sha256, good.sha256, "{what}: another program is copied");
-            if partition.copy(from, to).is_err() {
-                return Outcome::Told;
+        match plan(&now) {
+            Action::Mend { from, sha256 } => {
+                assert_eq!(sha256, good.sha256, "{what}: another program is copied");
+                if partition.mend(from, sha256).is_err() {
+                    return Outcome::Told;
+                }
+                outcome = Outcome::Mended;
             }
-            now.contents.set(to, partition.program(to).unwrap());
-            outcome = Outcome::Mended;
-            continue;
+            // A bit may let two names lead to one file.
+            Action::Release(slot) => partition.remove(slot).unwrap(),
+            Action::List(places) => {
+                let trusted = |place: &Place| {
+                    now.contents.at(*place).is_some_and(|it| now.journal.trusts(it.sha256))
+                };
+                assert!(places.iter().all(trusted), "{what}: {places:?}");
+                let changes = firmware::list(&now.firmware, &places);
+                let [firmware::Change::Set(_, order)] = &changes[..] else { panic!("{changes:?}") };
+                now.firmware.order = update::efi::order(order);
+                outcome = if outcome == Outcome::Harmless { Outcome::Left } else { outcome };
+                continue;
+            }
+            Action::Rest(Rest::NothingGood) => return Outcome::Told,
+            Action::Rest(Rest::OnlySpare) => {
+                assert_eq!(now.firmware.leading(), Some(FIRST), "{what}");
+                assert_eq!(now.contents.a, Some(Program::of(&program(OLD))), "{what}");
+                return Outcome::Spared;
+            }
+            Action::Rest(Rest::Current) => {
+                let read = contents(Some(partition)).unwrap();
+                assert_eq!(read.fallback.as_ref(), Some(good), "{what}");
+                assert_eq!(now.firmware.leading(), Some(Place::Fallback), "{what}");
+                return outcome;
+            }
+            other @ (Action::Note(_)
+            | Action::Promote { .. }
+            | Action::Fetch(_)
+            | Action::MakeEntry(_)
+            | Action::Arm(_)
+            | Action::Disarm
+            | Action::Restart
+            | Action::Rest(_)) => panic!("{what}: {other:?}"),
         }
-        if action == Action::Rest(Rest::NothingGood) {
-            return Outcome::Told;
-        }
-        assert_eq!(action, Action::Rest(Rest::Current), "{what}");
-        let read = contents(Some(partition)).unwrap();
-        for place in [Place::Slot(Slot::A), Place::Fallback] {
-            assert_eq!(read.at(place), Some(good), "{what}: {place:?}");
-        }
-        return outcome;
+        now.contents = contents(Some(partition)).unwrap();
     }
     panic!("{what}: it never rests: {now:?}");
 }
 
-#[test]
-fn whatever_bit_of_the_partition_is_altered_it_is_mended_or_told() {
+/// Flips bits of a node's partition; `known` is what becomes of one in the fallback path's program, and
+/// of one in the slot's.
+fn flip_bits(slot: &str, known: [Outcome; 2]) {
     let folder = tempfile::tempdir().unwrap();
-    let (partition, file) = partition(folder.path());
+    let (partition, file) = partition(folder.path(), slot);
     let good = Program::of(&program(GOOD));
     assert_eq!(good.os_release, GOOD);
     let mut used = vec![0; USED];
@@ -144,14 +185,15 @@ fn whatever_bit_of_the_partition_is_altered_it_is_mended_or_told() {
     let head = &program(GOOD)[..LINE * 8];
     let starts: Vec<usize> =
         (0..USED).step_by(head.len()).filter(|at| used[*at..].starts_with(head)).collect();
-    let &[fallback, slot_a, slot_b] = &starts[..] else { panic!("{starts:?}") };
+    // Between them may lie what the slot was before.
+    let (Some(first), Some(second)) = (starts.first(), starts.last()) else { panic!("{slot}") };
     let is_program = |line: &usize| {
         starts.iter().any(|start| (start / LINE..(start + LENGTH) / LINE).contains(line))
     };
     let filled = |line: &usize| used[line * LINE..][..LINE].iter().any(|byte| *byte != 0);
     let (bytes, tables): (Vec<usize>, Vec<usize>) =
         (0..USED / LINE).filter(filled).partition(is_program);
-    assert!(tables.len() > 20 && bytes.len() > 5000, "{} {}", tables.len(), bytes.len());
+    assert!(tables.len() > 20 && bytes.len() > 4000, "{} {}", tables.len(), bytes.len());
 
     let flip = |at: usize, bit: u8| {
         file.write_all_at(&[used[at] ^ bit], at as u64).unwrap();
@@ -159,20 +201,29 @@ fn whatever_bit_of_the_partition_is_altered_it_is_mended_or_told() {
         file.write_all_at(&used, 0).unwrap();
         outcome
     };
-    let middles = [fallback, slot_a, slot_b].map(|start| start + LENGTH / 2);
-    let known = middles.map(|at| flip(at, 1));
-    assert_eq!(known, [Outcome::Mended, Outcome::Mended, Outcome::Harmless]);
+    let found = [first, second].map(|start| flip(start + LENGTH / 2, 1));
+    assert_eq!(found, known, "{slot}");
     // The boot sector's signature, without which there is no volume.
     assert_eq!(flip(510, 1), Outcome::Told);
 
     let mut random = Random::start("HOLDFAST_FLIP_SEED");
-    let mut counts = [0; 3];
+    let mut counts = [0; 5];
     for round in 0..setting("HOLDFAST_FLIPS").unwrap_or(FLIPS) {
         let lines = if round % 2 == 0 { &tables } else { &bytes };
         let at = lines[random.below(lines.len())] * LINE + random.below(LINE);
         counts[flip(at, 1 << random.below(8)) as usize] += 1;
     }
-    println!("harmless, mended, told: {counts:?}");
+    println!("harmless, mended, left, spared, told: {counts:?}");
+}
+
+#[test]
+fn whatever_bit_is_altered_after_an_installation_it_is_mended_or_told() {
+    flip_bits(GOOD, [Outcome::Mended, Outcome::Left]);
+}
+
+#[test]
+fn whatever_bit_is_altered_after_an_update_the_node_has_something_whole_or_tells() {
+    flip_bits(OLD, [Outcome::Spared, Outcome::Left]);
 }
 
 #[test]

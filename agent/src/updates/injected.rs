@@ -94,10 +94,11 @@ pub(crate) struct Scenario {
     pub(crate) verify: fn(&Path, &BTreeSet<String>),
 }
 
-const SCENARIOS: [Scenario; 5] = [
+const SCENARIOS: [Scenario; 6] = [
     INSTALL,
     Scenario { name: "leases", stride: 1, prepare: |_| (), work: leases, verify: leases_are_there },
     Scenario { name: "slot", stride: 1, prepare: disk, work: slot, verify: slot_is_whole },
+    Scenario { name: "promote", stride: 1, prepare: tried, work: promote, verify: good_is_whole },
     Scenario {
         name: "journal",
         stride: 1,
@@ -169,7 +170,8 @@ fn disk(folder: &Path) {
     let mut options = fs::File::options();
     let file = options.create_new(true).read(true).write(true).open(folder.join("esp")).unwrap();
     file.set_len(layout::ESP_BYTES).unwrap();
-    esp::write(&file, BlockSize::B512, &program(1), &[esp::SLOT_A, esp::SLOT_B]).unwrap();
+    let paths = [esp::SLOT_A, esp::SLOT_B, esp::FALLBACK];
+    esp::write(&file, BlockSize::B512, &program(1), &paths).unwrap();
 }
 
 fn slot(folder: &Path, told: Teller) -> Result<(), Failure> {
@@ -189,6 +191,41 @@ fn slot_is_whole(folder: &Path, told: &BTreeSet<String>) {
     assert!(wanted.clone().any(|byte| other == program(byte)), "{wanted:?}");
     slot(folder, Teller(|_| ())).unwrap();
     assert!(held(Slot::B) == program(2));
+}
+
+/// A disk on which what is tried in the second slot has passed.
+fn tried(folder: &Path) {
+    disk(folder);
+    let partition = partition(folder);
+    for (place, byte) in [(Place::Fallback, 2), (Place::Slot(Slot::B), 3)] {
+        let bytes = program(byte);
+        partition.write(place, &bytes, Program::of(&bytes).sha256).unwrap();
+    }
+}
+
+fn promote(folder: &Path, told: Teller) -> Result<(), Failure> {
+    partition(folder).promote(Slot::B, Program::of(&program(3)).sha256)?;
+    told.tell("promoted");
+    Ok(())
+}
+
+fn good_is_whole(folder: &Path, told: &BTreeSet<String>) {
+    let partition = partition(folder);
+    let held = |place| partition.bytes(place).unwrap();
+    let is = |place, byte| held(place) == Some(program(byte));
+    assert!(is(Place::Fallback, 2) || is(Place::Fallback, 3));
+    assert!(is(Place::Fallback, 2) || is(Place::Slot(Slot::A), 2), "what was good is lost");
+    assert!(is(Place::Slot(Slot::B), 3) || is(Place::Fallback, 3), "what passed is lost");
+    assert!(told.is_empty() || held(Place::Slot(Slot::B)).is_none());
+    // What a node does that finds it so.
+    if let Some(slot) = partition.shared().unwrap() {
+        partition.remove(slot).unwrap();
+    }
+    if is(Place::Fallback, 2) {
+        partition.promote(Slot::B, Program::of(&program(3)).sha256).unwrap();
+    }
+    assert!(is(Place::Fallback, 3) && is(Place::Slot(Slot::A), 2));
+    assert_eq!((held(Place::Slot(Slot::B)), partition.shared().unwrap()), (None, None));
 }
 
 fn journal_of(number: u8) -> Journal {

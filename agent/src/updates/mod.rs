@@ -1,6 +1,6 @@
 //! Updates: facts are gathered, `update::slots::plan` decides, and this does what it says.
 //!
-//! `partition` is the EFI system partition, `variables` are firmware's, `health` is what a new
+//! `partition` is the EFI system partition, `slots` what is done to it, `variables` are firmware's, `health` is what a new
 //! release must have, `journal` is the file in STATE. `sources` and `fetch` are where releases come from,
 //! `places` those that are no mirrors, `medium` the one that the node was started from, `shelf` what other
 //! nodes get. One task owns all of it.
@@ -13,6 +13,7 @@ mod medium;
 mod partition;
 mod places;
 mod shelf;
+mod slots;
 mod sources;
 pub mod variables;
 
@@ -43,11 +44,10 @@ use update::{
     shell::Checked,
     slots::{
         Contents, Place, Program,
-        fat::FatError,
         firmware::{self, Usable},
         gate::{self, Gate, Times},
         journal::Journal,
-        plan::{Action, Facts, Offer, Rest, Same, plan},
+        plan::{Action, Facts, Offer, Rest, plan},
         release_of,
         window::Window,
     },
@@ -60,6 +60,7 @@ use self::{
     medium::Medium,
     partition::Partition,
     places::Volumes,
+    slots::contents,
 };
 use crate::{
     console::Page,
@@ -158,6 +159,10 @@ struct Task {
     contents: Contents,
     journal: Journal,
     running: Option<Release>,
+    /// The program that runs, where a file on the partition is it.
+    runs: Option<Program>,
+    /// Whether init knows that this is no trial.
+    settled: bool,
     boot: String,
     begin: Instant,
     held: Option<Instant>,
@@ -188,6 +193,11 @@ impl Task {
             trouble(&error);
             Contents::default()
         });
+        // Later another program may take the name that this one was started by.
+        let os_release = fs::read_to_string(OS_RELEASE).unwrap_or_default();
+        let files = [started_from, started_from.and(Some(Place::Fallback))].into_iter().flatten();
+        let mut files = files.filter_map(|place| contents.at(place));
+        let runs = files.find(|program| program.os_release == os_release).cloned();
         let now = Instant::now();
         let repository = parts.updates.as_ref().map(|updates| Repository::new(updates, &parts));
         shelf.stock(&contents);
@@ -199,6 +209,8 @@ impl Task {
             contents,
             journal: Journal::default(),
             running: running_release(),
+            runs,
+            settled: false,
             boot: fs::read_to_string(BOOT_ID).unwrap_or_default().trim().to_owned(),
             begin: now,
             held: None,
@@ -234,21 +246,6 @@ impl Task {
             && let Err(error) = self.note(self.journal.clone())
         {
             trouble(&error);
-        }
-    }
-
-    /// Says which programs were altered on the disk. The plan mends them.
-    fn tell_damage(&self) {
-        let Some(good) = self.journal.good else { return };
-        let from = self.partition.as_ref().and_then(|partition| partition.from);
-        for place in Place::ALL.into_iter().filter(|place| self.contents.is_damaged(*place, good)) {
-            let runs = match from == Some(place) {
-                true => "; the node was started from it: restart it when no machine runs",
-                false => "",
-            };
-            let path = place.path();
-            let reason = format!("{path} was altered on the disk and is mended by its copy{runs}");
-            eprintln!("{}", Event::Trouble { place: "update", reason });
         }
     }
 
@@ -288,6 +285,7 @@ impl Task {
         let mut told = String::new();
         loop {
             let action = plan(&self.facts());
+            self.tell_init();
             let rest = if let Action::Rest(rest) = &action {
                 self.in_words(rest)
             } else if let Some(reason) = self.resting() {
@@ -313,6 +311,16 @@ impl Task {
                 Ok(None) => tokio::time::sleep(LOOK).await,
                 Err(_) => {}
             }
+        }
+    }
+
+    /// Tells init once that what runs is good.
+    fn tell_init(&mut self) {
+        let runs = self.runs.as_ref().map(|program| program.sha256);
+        let is_good = self.journal.trial.is_none() && runs.is_some() && runs == self.journal.good;
+        if is_good && !self.settled {
+            // Without init the agent ends soon.
+            self.settled = self.parts.init.settled().is_ok();
         }
     }
 
@@ -362,9 +370,6 @@ impl Task {
 
     fn facts(&mut self) -> Facts {
         let from = self.partition.as_ref().and_then(|partition| partition.from);
-        let os_release = fs::read_to_string(OS_RELEASE).unwrap_or_default();
-        let file = from.and_then(|from| self.contents.at(from));
-        let same = file.is_some_and(|program| program.os_release == os_release);
         let now = self.parts.clock.now().0;
         let window = self.parts.updates.as_ref().and_then(|updates| updates.window.as_ref());
         let window = window.map(|window| Window {
@@ -379,7 +384,7 @@ impl Task {
             firmware: self.firmware(),
             from,
             medium: self.medium.as_ref().map(Medium::offer),
-            same: if same { Same::Yes } else { Same::No },
+            runs: self.runs.clone(),
             boot: self.boot.clone(),
             offer: self.offer(),
             machines: self.machines(),
@@ -428,12 +433,14 @@ impl Task {
     async fn act(&mut self, action: &Action) -> Result<(), UpdateError> {
         match action {
             Action::Note(journal) => self.note((**journal).clone()),
-            Action::Copy { from, to, .. } => self.copy(*from, *to),
+            Action::Mend { from, sha256 } => self.mend(*from, *sha256),
+            Action::Promote { slot, sha256 } => self.promote(*slot, *sha256),
+            Action::Release(slot) => self.release(*slot),
             Action::Fetch(slot) => self.fetch(*slot).await,
-            Action::MakeEntry(slot) => {
-                self.change(|variables, _, place| firmware::make_entry(variables, place, *slot))
+            Action::MakeEntry(place) => {
+                self.change(|variables, _, at| firmware::make_entry(variables, at, *place))
             }
-            Action::Lead(slot) => self.change(|_, firmware, _| firmware::lead(firmware, *slot)),
+            Action::List(places) => self.change(|_, firmware, _| firmware::list(firmware, places)),
             Action::Arm(slot) => self.change(|_, firmware, _| firmware::arm(firmware, *slot)),
             Action::Disarm => self.change(|_, _, _| firmware::disarm()),
             Action::Restart => {
@@ -469,24 +476,6 @@ impl Task {
         variables::apply(folder, &changes).map_err(failed)
     }
 
-    fn copy(&mut self, from: Place, to: Place) -> Result<(), UpdateError> {
-        let Some(partition) = &self.partition else { return Ok(()) };
-        let copied = tokio::task::block_in_place(|| partition.copy(from, to));
-        let written = copied?;
-        self.wrote(to, written)
-    }
-
-    /// Looks at what a place holds now.
-    fn wrote(&mut self, place: Place, bytes: u64) -> Result<(), UpdateError> {
-        self.view.written_bytes += bytes;
-        self.failures = 0;
-        let Some(partition) = &self.partition else { return Ok(()) };
-        let program = tokio::task::block_in_place(|| partition.program(place))?;
-        self.contents.set(place, program);
-        self.shelf.stock(&self.contents);
-        Ok(())
-    }
-
     fn show(&mut self, state: String) {
         let from = self.partition.as_ref().and_then(|partition| partition.from);
         let offered = match self.offer() {
@@ -497,11 +486,11 @@ impl Task {
             release: failed.release.to_string(),
             reason: failed.reason.clone(),
         });
-        let running = from.and_then(|from| self.contents.at(from)).map(|program| program.sha256);
+        let running = self.runs.as_ref().map(|program| program.sha256);
         let trial = self.journal.trial.as_ref().is_some_and(|t| Some(t.sha256) == running);
         self.view = UpdatesView {
             state,
-            slot: from.map(place_name).unwrap_or_default(),
+            slot: self.lies().or(from).map(|place| place.name().to_owned()).unwrap_or_default(),
             offered,
             trial,
             held: self.journal.held,
@@ -516,30 +505,6 @@ impl Task {
             changed
         });
     }
-}
-
-fn place_name(place: Place) -> String {
-    match place {
-        Place::Slot(slot) => slot.name().to_owned(),
-        Place::Fallback => "fallback".to_owned(),
-    }
-}
-
-/// Reads every place. One that is damaged counts as empty.
-fn contents(partition: Option<&Partition>) -> Result<Contents, UpdateError> {
-    let mut contents = Contents::default();
-    let Some(partition) = partition else { return Ok(contents) };
-    for place in Place::ALL {
-        let program: Result<Option<Program>, FatError> = partition.program(place);
-        match program {
-            Ok(program) => contents.set(place, program),
-            Err(error @ (FatError::Damaged { .. } | FatError::Length { .. })) => {
-                trouble(&error);
-            }
-            Err(error) => return Err(error.into()),
-        }
-    }
-    Ok(contents)
 }
 
 fn trouble(error: &(dyn std::error::Error + 'static)) {

@@ -11,7 +11,7 @@ use update::{
     channel::Sha256,
     disk::{layout, medium},
     slots::{
-        Place, Program,
+        Place, Program, Slot,
         fat::{FatError, Storage, Volume},
         firmware,
     },
@@ -106,13 +106,37 @@ impl Partition {
         Ok(bytes.map(|bytes| Program::of(&bytes)))
     }
 
-    /// Copies a program; returns its length.
-    pub(super) fn copy(&self, from: Place, to: Place) -> Result<u64, FatError> {
+    /// Copies a slot's program to the fallback path, if it is `sha256`; returns its length.
+    pub(super) fn mend(&self, from: Slot, sha256: Sha256) -> Result<u64, FatError> {
         let mut volume = self.volume()?;
-        let damaged = || FatError::Damaged { path: from.path().to_owned() };
-        let bytes = volume.read(from.path(), medium::PROGRAM_LIMIT)?.ok_or_else(damaged)?;
+        let path = Place::Slot(from).path();
+        let damaged = || FatError::Damaged { path: path.to_owned() };
+        let bytes = volume.read(path, medium::PROGRAM_LIMIT)?.ok_or_else(damaged)?;
         drop(volume);
-        self.write(to, &bytes, Program::of(&bytes).sha256)
+        self.write(Place::Fallback, &bytes, sha256)
+    }
+
+    /// Lets the fallback path be what a slot is, and the other slot what that was.
+    pub(super) fn promote(&self, slot: Slot, sha256: Sha256) -> Result<(), FatError> {
+        let kept = Place::Slot(slot.other()).path();
+        let names = (Place::Slot(slot).path(), Place::Fallback.path(), kept);
+        self.volume()?.promote(names, sha256)
+    }
+
+    /// Takes a slot's file away.
+    pub(super) fn remove(&self, slot: Slot) -> Result<(), FatError> {
+        self.volume()?.remove(Place::Slot(slot).path())
+    }
+
+    /// Returns the slot that is one file with the fallback path.
+    pub(super) fn shared(&self) -> Result<Option<Slot>, FatError> {
+        let mut volume = self.volume()?;
+        for slot in Slot::ALL {
+            if volume.is_shared(Place::Slot(slot).path(), Place::Fallback.path())? {
+                return Ok(Some(slot));
+            }
+        }
+        Ok(None)
     }
 
     /// Writes a program, verified; returns its length.

@@ -117,6 +117,7 @@ impl Task {
     pub(super) async fn fetch(&mut self, slot: Slot) -> Result<(), UpdateError> {
         let begin = Instant::now();
         let place = Place::Slot(slot);
+        let runs = self.lies();
         let Some(partition) = &self.partition else { return Ok(()) };
         let written = if let Some(medium) = &self.medium {
             let bytes = tokio::task::block_in_place(|| medium.write(partition, place))?;
@@ -129,7 +130,7 @@ impl Task {
             let (Some(checked), Some(repository)) = (&mut self.checked, &self.repository) else {
                 return Ok(());
             };
-            repository.fetch(checked, &sources, partition, place).await?
+            repository.fetch(checked, &sources, partition, (place, runs)).await?
         };
         let Written { bytes, fetched } = written;
         let ms = begin.elapsed().as_millis();

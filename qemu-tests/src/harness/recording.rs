@@ -17,6 +17,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
+use image::disk::{gpt::ALIGNMENT, layout};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use types::hex;
@@ -51,6 +52,8 @@ pub struct Recording {
     length: u64,
     /// Where the log was read up to, and how many entries came before.
     seen: (u64, usize),
+    /// Bytes that were written to the EFI system partition up to there.
+    boot: u64,
 }
 
 impl Recording {
@@ -59,7 +62,7 @@ impl Recording {
         fs::create_dir_all(folder)?;
         let (folder, base) = (folder.to_owned(), base.map(Path::to_owned));
         let length = fs::metadata(disk)?.len();
-        let recording = Self { folder, base, length, seen: (SECTOR, 0) };
+        let recording = Self { folder, base, length, seen: (SECTOR, 0), boot: 0 };
         // QEMU opens the log and does not make it.
         File::create(recording.log())?;
         File::create(recording.facts())?;
@@ -114,6 +117,12 @@ impl Recording {
         Ok(writeln!(file, "{line}")?)
     }
 
+    /// Returns how many bytes were written to the EFI system partition by now.
+    pub fn boot_bytes(&mut self) -> Result<u64> {
+        self.entries()?;
+        Ok(self.boot)
+    }
+
     /// Counts the entries that the log has by now. What was acknowledged was flushed before, so it is
     /// in them. Format: the kernel's Documentation/admin-guide/device-mapper/log-writes.rst.
     fn entries(&mut self) -> Result<usize> {
@@ -127,11 +136,13 @@ impl Recording {
                 log.read_exact_at(&mut bytes, place)?;
                 *word = u64::from_le_bytes(bytes);
             }
-            let [_, sectors, flags] = words;
+            let [first, sectors, flags] = words;
             let bytes = if flags & DISCARD != 0 { 0 } else { sectors * SECTOR };
             if words == [0; 3] || at + SECTOR + bytes > end {
                 break;
             }
+            let partition = ALIGNMENT..ALIGNMENT + layout::ESP_BYTES;
+            self.boot += if partition.contains(&(first * SECTOR)) { bytes } else { 0 };
             at += SECTOR + bytes;
             count += 1 + usize::from(flags & FLUSH != 0 && bytes > 0);
         }

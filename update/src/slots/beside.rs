@@ -5,11 +5,10 @@
 //! once, judged, and left when it fails. A medium never takes a disk back to an older release.
 
 use super::{
-    Place, Program, Slot,
+    Place, Program,
     firmware::Usable,
     journal::{Journal, Stage, Trial},
-    plan::{Action, Facts, Offer, Offered, Rest, fell_back, go},
-    release_of,
+    plan::{Action, Facts, Offer, Offered, Rest, fell_back, go, idle},
 };
 
 /// Decides what to do next for a node that was started from `medium`.
@@ -22,7 +21,7 @@ pub(super) fn plan(facts: &Facts, medium: &Offered) -> Action {
     if journal.good.is_none()
         && let Some(passed) = facts.contents.at(Place::Fallback)
     {
-        return Action::Note(Box::new(journal.with_good(passed.sha256)));
+        return Action::Note(Box::new(journal.with_good(passed.sha256, passed.release())));
     }
     if let Some(trial) = &journal.trial
         && let Stage::Armed { boot } = &trial.stage
@@ -33,11 +32,17 @@ pub(super) fn plan(facts: &Facts, medium: &Offered) -> Action {
     if let Some(rest) = refusal(facts, medium) {
         return Action::Rest(rest);
     }
-    let slot = idle(facts);
+    let slot = idle(facts, medium.sha256);
+    let place = Place::Slot(slot);
     match &journal.trial {
         Some(trial) if trial.sha256 == medium.sha256 && trial.slot == slot => go(facts, trial),
         Some(_) => Action::Note(Box::new(Journal { trial: None, ..journal.clone() })),
-        None if !facts.contents.holds(Place::Slot(slot), medium.sha256) => Action::Fetch(slot),
+        None if facts.firmware.listed().contains(&place) => {
+            let mut others = facts.firmware.listed();
+            others.retain(|other| *other != place);
+            Action::List(others)
+        }
+        None if !facts.contents.holds(place, medium.sha256) => Action::Fetch(slot),
         None => {
             let Offered { release, sha256, .. } = *medium;
             let expected = facts.present.clone();
@@ -62,16 +67,9 @@ fn refusal(facts: &Facts, medium: &Offered) -> Option<Rest> {
 
 /// The release that is installed: the good one, or the newest that is there when nobody knows.
 fn installed(facts: &Facts) -> Option<crate::channel::Release> {
-    let release = |program: &Program| release_of(&program.os_release);
     let all = || Place::ALL.into_iter().filter_map(|place| facts.contents.at(place));
     let good = all().find(|program| Some(program.sha256) == facts.journal.good);
-    good.and_then(release).or_else(|| all().filter_map(release).max())
-}
-
-/// The slot that does not hold what is good.
-fn idle(facts: &Facts) -> Slot {
-    let home = facts.journal.good.and_then(|good| facts.contents.slot_with(good));
-    home.or(facts.firmware.leading()).unwrap_or(Slot::A).other()
+    good.and_then(Program::release).or_else(|| all().filter_map(Program::release).max())
 }
 
 #[cfg(test)]
@@ -79,10 +77,10 @@ mod tests {
     use crate::{
         channel::{Release, Sha256},
         slots::{
-            Contents,
+            Contents, Slot,
             firmware::Firmware,
             gate::Gate,
-            plan::{Same, Urgency, plan},
+            plan::{Urgency, plan},
         },
     };
 
@@ -103,11 +101,12 @@ mod tests {
         contents.set(Place::Slot(Slot::A), Some(program(1)));
         contents.set(Place::Fallback, Some(program(1)));
         Facts {
-            journal: Journal { good: Some(program(1).sha256), ..Journal::default() },
+            journal: Journal::default().with_good(program(1).sha256, Some(release(1))),
             contents,
             firmware: Firmware {
                 usable: Usable::Yes,
                 a: Some(1),
+                fallback: Some(3),
                 order: vec![9, 1],
                 ..Firmware::default()
             },
@@ -117,7 +116,7 @@ mod tests {
                 sha256: program(medium).sha256,
                 urgency: Urgency::Now,
             }),
-            same: Same::No,
+            runs: None,
             boot: "medium".to_owned(),
             offer: Offer::Nothing,
             machines: Vec::new(),
@@ -136,13 +135,18 @@ mod tests {
                     assert_ne!(slot, Slot::A, "the good slot");
                     facts.contents.set(Place::Slot(slot), Some(program(2)));
                 }
-                Action::MakeEntry(Slot::B) => facts.firmware.b = Some(2),
+                Action::MakeEntry(Place::Slot(Slot::B)) => facts.firmware.b = Some(2),
                 Action::Arm(Slot::B) => facts.firmware.next = Some(2),
                 Action::Disarm => facts.firmware.next = None,
+                Action::List(places) => {
+                    assert_eq!(places, [Place::Fallback], "the slot that is written");
+                    facts.firmware.order = vec![9, 3];
+                }
                 end @ (Action::Rest(_) | Action::Restart) => return end,
-                other @ (Action::Copy { .. }
+                other @ (Action::Mend { .. }
+                | Action::Promote { .. }
+                | Action::Release(_)
                 | Action::MakeEntry(_)
-                | Action::Lead(_)
                 | Action::Arm(_)) => panic!("{other:?}"),
             }
         }
@@ -161,12 +165,26 @@ mod tests {
         let passed = Facts {
             from: Some(Place::Slot(Slot::B)),
             medium: None,
-            same: Same::Yes,
+            runs: Some(program(2)),
             gate: Gate::Passed,
             boot: "next".to_owned(),
             ..facts
         };
-        assert_eq!(plan(&passed), Action::Lead(Slot::B));
+        let order = vec![Place::Slot(Slot::B), Place::Fallback, Place::Slot(Slot::A)];
+        assert_eq!(plan(&passed), Action::List(order));
+    }
+
+    /// After an update both slots may hold something that firmware is to start.
+    #[test]
+    fn a_slot_that_is_written_is_not_listed() {
+        let mut facts = facts(2);
+        facts.journal = Journal::default().with_good(program(0).sha256, Some(release(0)));
+        facts.journal = facts.journal.with_good(program(1).sha256, Some(release(1)));
+        facts.contents.set(Place::Slot(Slot::A), Some(program(0)));
+        facts.contents.set(Place::Slot(Slot::B), Some(program(1)));
+        (facts.firmware.b, facts.firmware.order) = (Some(2), vec![9, 3, 2]);
+        assert_eq!(settle(&mut facts), Action::Restart);
+        assert_eq!((facts.firmware.armed(), facts.firmware.order), (Some(Slot::B), vec![9, 3]));
     }
 
     #[test]

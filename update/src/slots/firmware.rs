@@ -1,4 +1,4 @@
-//! Firmware's variables about the slots: what they say, and which of them an action changes.
+//! Firmware's variables about the places for programs: what they say, and which of them an action changes.
 //!
 //! Pure: a map of variables in, writes out. Sources: UEFI Specification 2.10 §3.1 (`BootOrder`,
 //! `BootNext`, `BootCurrent`), [`crate::efi`].
@@ -12,7 +12,7 @@ use crate::efi;
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Variables(pub BTreeMap<String, Vec<u8>>);
 
-/// What they say about the slots.
+/// What they say about the places.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Firmware {
     /// Whether there are variables that can be set.
@@ -21,6 +21,8 @@ pub struct Firmware {
     pub a: Option<u16>,
     /// Number of the second slot's entry.
     pub b: Option<u16>,
+    /// Number of the entry for the fallback path.
+    pub fallback: Option<u16>,
     /// `BootOrder`.
     pub order: Vec<u16>,
     /// `BootNext`.
@@ -46,9 +48,13 @@ pub enum Change {
     Delete(String),
 }
 
-/// What a slot's entry is called.
-pub fn description(slot: Slot) -> String {
-    format!("Holdfast {}", slot.name())
+/// What the entry of a place is called.
+pub const fn description(place: Place) -> &'static str {
+    match place {
+        Place::Slot(Slot::A) => "Holdfast A",
+        Place::Slot(Slot::B) => "Holdfast B",
+        Place::Fallback => "Holdfast",
+    }
 }
 
 /// Where the EFI system partition is, for firmware.
@@ -65,56 +71,62 @@ pub struct Partition {
 }
 
 impl Partition {
-    fn option(&self, slot: Slot) -> Vec<u8> {
+    fn option(&self, place: Place) -> Vec<u8> {
         let Self { number, first, blocks, id } = *self;
-        let path = Place::Slot(slot).path();
-        let place = efi::Place { number, first, blocks, partition: id, path };
-        efi::load_option(&description(slot), &place)
+        let at = efi::Place { number, first, blocks, partition: id, path: place.path() };
+        efi::load_option(description(place), &at)
     }
 }
 
 impl Firmware {
     /// Reads the variables of a node whose partition is `partition`. Only an entry that starts the
-    /// slot's file on this very partition is a slot's.
+    /// place's file on this very partition is the place's.
     pub fn read(variables: &Variables, partition: &Partition, usable: Usable) -> Self {
-        let entry = |slot| {
-            let wanted = partition.option(slot);
+        let entry = |place| {
+            let wanted = partition.option(place);
             let mut all = variables.0.iter();
             all.find_map(|(name, bytes)| efi::option_number(name).filter(|_| *bytes == wanted))
         };
         let bytes = |name: &str| variables.0.get(name).map(Vec::as_slice);
         Self {
             usable,
-            a: entry(Slot::A),
-            b: entry(Slot::B),
+            a: entry(Place::Slot(Slot::A)),
+            b: entry(Place::Slot(Slot::B)),
+            fallback: entry(Place::Fallback),
             order: bytes("BootOrder").map(efi::order).unwrap_or_default(),
             next: bytes("BootNext").and_then(|bytes| efi::order(bytes).first().copied()),
         }
     }
 
-    /// Returns the number of a slot's entry.
-    pub fn entry(&self, slot: Slot) -> Option<u16> {
-        match slot {
-            Slot::A => self.a,
-            Slot::B => self.b,
+    /// Returns the number of a place's entry.
+    pub fn entry(&self, place: Place) -> Option<u16> {
+        match place {
+            Place::Slot(Slot::A) => self.a,
+            Place::Slot(Slot::B) => self.b,
+            Place::Fallback => self.fallback,
         }
     }
 
-    /// Returns the slot that firmware starts when nothing else is said.
-    pub fn leading(&self) -> Option<Slot> {
-        let slot = |number: &u16| Slot::ALL.into_iter().find(|s| self.entry(*s) == Some(*number));
-        self.order.iter().find_map(slot)
+    /// Returns the places in the order in which firmware tries them.
+    pub fn listed(&self) -> Vec<Place> {
+        let place = |number| Place::ALL.into_iter().find(|at| self.entry(*at) == Some(number));
+        self.order.iter().copied().filter_map(place).collect()
+    }
+
+    /// Returns the place that firmware starts when nothing else is said.
+    pub fn leading(&self) -> Option<Place> {
+        self.listed().first().copied()
     }
 
     /// Returns the slot that firmware starts once.
     pub fn armed(&self) -> Option<Slot> {
-        Slot::ALL.into_iter().find(|slot| self.next.is_some() && self.entry(*slot) == self.next)
+        let next = |slot: &Slot| self.entry(Place::Slot(*slot)) == self.next;
+        Slot::ALL.into_iter().find(|slot| self.next.is_some() && next(slot))
     }
 }
 
-/// Makes the entry of a slot, and removes those of its name that start something else.
-pub fn make_entry(variables: &Variables, partition: &Partition, slot: Slot) -> Vec<Change> {
-    let name = description(slot);
+/// Makes the entry of a place, and removes those of its name that start something else.
+pub fn make_entry(variables: &Variables, partition: &Partition, place: Place) -> Vec<Change> {
     let mut changes = Vec::new();
     let order = variables.0.get("BootOrder").map(|bytes| efi::order(bytes)).unwrap_or_default();
     // A number that only the order still names may come back with a medium.
@@ -122,37 +134,35 @@ pub fn make_entry(variables: &Variables, partition: &Partition, slot: Slot) -> V
     for (variable, bytes) in &variables.0 {
         let Some(number) = efi::option_number(variable) else { continue };
         taken.push(number);
-        if efi::description(bytes).as_deref() == Some(&name) {
+        if efi::description(bytes).as_deref() == Some(description(place)) {
             changes.push(Change::Delete(variable.clone()));
         }
     }
     if let Some(number) = efi::free_number(&taken) {
-        changes.push(Change::Set(format!("Boot{number:04X}"), partition.option(slot)));
+        changes.push(Change::Set(format!("Boot{number:04X}"), partition.option(place)));
     }
     changes
 }
 
-/// Makes a slot what firmware starts: it takes the place of the first of both, and the other one is in
-/// the order no longer. Entries of others stay where they are.
-pub fn lead(firmware: &Firmware, slot: Slot) -> Vec<Change> {
-    let Some(number) = firmware.entry(slot) else { return Vec::new() };
-    let ours = |found: &u16| [firmware.a, firmware.b].contains(&Some(*found));
+/// Makes `places` what firmware tries, one after the other: they take the place of the first of ours, and
+/// no other one of ours is in the order any longer. Entries of others stay where they are.
+pub fn list(firmware: &Firmware, places: &[Place]) -> Vec<Change> {
+    let numbers: Option<Vec<u16>> = places.iter().map(|place| firmware.entry(*place)).collect();
+    let Some(numbers) = numbers.filter(|numbers| !numbers.is_empty()) else { return Vec::new() };
+    let ours =
+        |found: &u16| Place::ALL.into_iter().any(|place| firmware.entry(place) == Some(*found));
     let at = firmware.order.iter().position(ours).unwrap_or(0);
-    let mut order: Vec<u16> = firmware.order.clone();
-    order.insert(at.min(order.len()), number);
-    let mut kept: Vec<u16> = Vec::new();
-    for found in order {
-        if !kept.contains(&found) && (found == number || !ours(&found)) {
-            kept.push(found);
-        }
-    }
-    let bytes = kept.into_iter().flat_map(u16::to_le_bytes).collect();
+    let (first, rest) = firmware.order.split_at(at);
+    let mut order: Vec<u16> = first.to_vec();
+    order.extend(numbers);
+    order.extend(rest.iter().filter(|number| !ours(number)));
+    let bytes = order.into_iter().flat_map(u16::to_le_bytes).collect();
     vec![Change::Set("BootOrder".to_owned(), bytes)]
 }
 
 /// Lets firmware start a slot once.
 pub fn arm(firmware: &Firmware, slot: Slot) -> Vec<Change> {
-    let number = firmware.entry(slot).map(|number| number.to_le_bytes().to_vec());
+    let number = firmware.entry(Place::Slot(slot)).map(|number| number.to_le_bytes().to_vec());
     number.map(|bytes| Change::Set("BootNext".to_owned(), bytes)).into_iter().collect()
 }
 
@@ -161,8 +171,8 @@ pub fn disarm() -> Vec<Change> {
     vec![Change::Delete("BootNext".to_owned())]
 }
 
-/// Whether the boot is one that firmware makes once: what runs is a slot that its order does not lead
-/// to. For whoever has to end a trial that nobody ends.
+/// Whether the boot is one that firmware makes once, or its second choice: what runs is a place of ours
+/// that its order does not lead to. For whoever has to end a trial that nobody ends.
 pub fn is_trial(variables: &Variables) -> bool {
     let first = |name: &str| variables.0.get(name).map(|bytes| efi::order(bytes));
     let Some(current) = first("BootCurrent").and_then(|found| found.first().copied()) else {
@@ -171,7 +181,7 @@ pub fn is_trial(variables: &Variables) -> bool {
     let ours = |number: &u16| {
         let bytes = variables.0.get(&format!("Boot{number:04X}"));
         let found = bytes.and_then(|bytes| efi::description(bytes));
-        found.is_some_and(|found| Slot::ALL.into_iter().any(|slot| description(slot) == found))
+        found.is_some_and(|found| Place::ALL.into_iter().any(|at| description(at) == found))
     };
     let order = first("BootOrder").unwrap_or_default();
     ours(&current) && order.iter().find(|number| ours(number)).is_some_and(|lead| *lead != current)
@@ -200,59 +210,61 @@ mod tests {
         Firmware::read(variables, &partition(), Usable::Yes)
     }
 
+    const A: Place = Place::Slot(Slot::A);
+    const B: Place = Place::Slot(Slot::B);
+
     #[test]
-    fn a_slot_is_entered_armed_and_led_to() {
+    fn places_are_entered_armed_and_listed() {
         let order = BTreeMap::from([("BootOrder".to_owned(), vec![4, 0, 0, 0])]);
         let mut variables = Variables(order);
-        for slot in Slot::ALL {
-            variables = applied(&variables, make_entry(&variables, &partition(), slot));
+        for place in Place::ALL {
+            variables = applied(&variables, make_entry(&variables, &partition(), place));
         }
-        assert_eq!((read(&variables).a, read(&variables).b), (Some(1), Some(2)));
-        variables = applied(&variables, lead(&read(&variables), Slot::A));
-        assert_eq!(read(&variables).order, [1, 4, 0]);
+        let Firmware { a, b, fallback, .. } = read(&variables);
+        assert_eq!((a, b, fallback), (Some(1), Some(2), Some(3)));
+        variables = applied(&variables, list(&read(&variables), &[Place::Fallback, A]));
+        assert_eq!(read(&variables).order, [3, 1, 4, 0]);
+        assert_eq!(read(&variables).listed(), [Place::Fallback, A]);
         variables = applied(&variables, arm(&read(&variables), Slot::B));
         assert_eq!(read(&variables).armed(), Some(Slot::B));
-        variables = applied(&variables, lead(&read(&variables), Slot::B));
-        assert_eq!(
-            (read(&variables).order, read(&variables).leading()),
-            (vec![2, 4, 0], Some(Slot::B))
-        );
+        variables = applied(&variables, list(&read(&variables), &[B]));
+        assert_eq!((read(&variables).order, read(&variables).leading()), (vec![2, 4, 0], Some(B)));
         assert_eq!(read(&applied(&variables, disarm())).next, None);
     }
 
     #[test]
     fn what_comes_before_ours_stays_there() {
         let firmware =
-            Firmware { a: Some(1), b: Some(2), order: vec![9, 1, 3], ..Firmware::default() };
-        let wanted = vec![Change::Set("BootOrder".to_owned(), vec![9, 0, 2, 0, 3, 0])];
-        assert_eq!(lead(&firmware, Slot::B), wanted);
-        assert_eq!(lead(&Firmware::default(), Slot::B), []);
+            Firmware { a: Some(1), b: Some(2), order: vec![9, 1, 3, 2, 4], ..Firmware::default() };
+        let bytes = vec![9, 0, 2, 0, 3, 0, 4, 0];
+        assert_eq!(list(&firmware, &[B]), [Change::Set("BootOrder".to_owned(), bytes)]);
+        assert_eq!((list(&firmware, &[Place::Fallback]), list(&firmware, &[])), (vec![], vec![]));
     }
 
     #[test]
     fn entries_of_another_disk_are_not_ours() {
         let other = Partition { id: uuid::Uuid::from_u128(6), ..partition() };
-        let made = make_entry(&Variables::default(), &other, Slot::A);
+        let made = make_entry(&Variables::default(), &other, A);
         let variables = applied(&Variables::default(), made);
         assert_eq!(read(&variables).a, None);
         // The stale one goes when ours comes.
-        let variables = applied(&variables, make_entry(&variables, &partition(), Slot::A));
+        let variables = applied(&variables, make_entry(&variables, &partition(), A));
         assert_eq!((variables.0.len(), read(&variables).a), (1, Some(1)));
     }
 
     #[test]
-    fn a_boot_from_the_slot_that_is_not_in_the_order_is_a_trial() {
+    fn a_boot_from_a_place_that_the_order_does_not_lead_to_is_a_trial() {
         let mut variables = Variables::default();
-        for slot in Slot::ALL {
-            variables = applied(&variables, make_entry(&variables, &partition(), slot));
+        for place in Place::ALL {
+            variables = applied(&variables, make_entry(&variables, &partition(), place));
         }
-        variables = applied(&variables, lead(&read(&variables), Slot::A));
+        variables = applied(&variables, list(&read(&variables), &[Place::Fallback, A]));
         let with = |current: u8| {
             let mut variables = variables.clone();
             variables.0.insert("BootCurrent".to_owned(), vec![current, 0]);
             is_trial(&variables)
         };
-        assert_eq!((with(0), with(1), with(7)), (false, true, false));
+        assert_eq!([2, 1, 0, 7].map(with), [false, true, true, false]);
         assert!(!is_trial(&variables));
     }
 }

@@ -11,7 +11,7 @@
 use aws_lc_rs::digest;
 use serde::{Deserialize, Serialize};
 
-use super::{Contents, Place, Slot, firmware::Firmware};
+use super::{Contents, Place, Program, Slot, firmware::Firmware};
 use crate::channel::{Release, Sha256};
 
 /// Longest journal that is read, in bytes.
@@ -43,6 +43,15 @@ pub struct Journal {
     /// The program that passed its gate last.
     #[serde(default)]
     pub good: Option<Sha256>,
+    /// Its release.
+    #[serde(default)]
+    pub release: Option<Release>,
+    /// The program that was good before it.
+    #[serde(default)]
+    pub before: Option<Sha256>,
+    /// Its release.
+    #[serde(default)]
+    pub release_before: Option<Release>,
     /// The program that is about to be tried, or is.
     #[serde(default)]
     pub trial: Option<Trial>,
@@ -143,12 +152,38 @@ impl Journal {
     }
 
     /// Ends the trial, or takes what runs: it is good.
-    pub fn with_good(&self, sha256: Sha256) -> Self {
+    pub fn with_good(&self, sha256: Sha256, release: Option<Release>) -> Self {
         let last = match &self.trial {
             Some(trial) => format!("release {} passed and stays", trial.release),
             None => self.last.clone(),
         };
-        Self { good: Some(sha256), trial: None, insisted: None, last, ..self.clone() }
+        let (before, release_before) = match self.good {
+            Some(good) if good != sha256 => (Some(good), self.release),
+            Some(_) | None => (self.before, self.release_before),
+        };
+        Self {
+            good: Some(sha256),
+            release,
+            before,
+            release_before,
+            trial: None,
+            insisted: None,
+            last,
+            ..self.clone()
+        }
+    }
+
+    /// Whether a program is worth starting: it is good, or was.
+    pub fn trusts(&self, sha256: Sha256) -> bool {
+        [self.good, self.before].contains(&Some(sha256))
+    }
+
+    /// Whether a program was the good one once, or the one before: it is the same release, and its bytes
+    /// are others. It is never good again by itself, whatever it does when it is started.
+    pub fn is_altered(&self, program: &Program) -> bool {
+        let release = program.release();
+        let known = [self.release, self.release_before].contains(&release);
+        release.is_some() && known && !self.trusts(program.sha256)
     }
 }
 
@@ -161,17 +196,16 @@ fn checksum(bytes: &[u8]) -> String {
 /// Makes a journal when there is none, or none that can be read. Firmware's order says what was good;
 /// a node that runs from another slot than that is trying what is in it.
 pub fn rebuilt(contents: &Contents, firmware: &Firmware, from: Option<Place>) -> Journal {
-    let leading = firmware.leading().filter(|slot| contents.at(Place::Slot(*slot)).is_some());
-    let good = leading.map_or(from, |slot| Some(Place::Slot(slot)));
-    let good = good.and_then(|place| contents.at(place)).map(|program| program.sha256);
+    let leading = firmware.leading().filter(|place| contents.at(*place).is_some());
+    let good = leading.or(from).and_then(|place| contents.at(place));
     let trial = match (leading, from) {
-        (Some(leading), Some(Place::Slot(slot))) if leading != slot => {
+        (Some(leading), Some(Place::Slot(slot))) if leading != Place::Slot(slot) => {
             let program = contents.at(Place::Slot(slot));
-            program.filter(|program| Some(program.sha256) != good).and_then(|program| {
+            program.filter(|program| Some(*program) != good).and_then(|program| {
                 Some(Trial {
                     slot,
                     sha256: program.sha256,
-                    release: super::release_of(&program.os_release)?,
+                    release: program.release()?,
                     stage: Stage::Armed { boot: String::new() },
                     expected: Vec::new(),
                 })
@@ -179,7 +213,8 @@ pub fn rebuilt(contents: &Contents, firmware: &Firmware, from: Option<Place>) ->
         }
         _ => None,
     };
-    Journal { good, trial, ..Journal::default() }
+    let release = good.and_then(Program::release);
+    Journal { good: good.map(|good| good.sha256), release, trial, ..Journal::default() }
 }
 
 #[cfg(test)]

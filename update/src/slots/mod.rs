@@ -1,5 +1,11 @@
-//! Which of the two slots a node runs, and how it gets from one to the other without ever being
-//! without a program that is known to come up.
+//! Which program a node starts, and how it gets from one to the next without ever being without one
+//! that is known to come up.
+//!
+//! What is good lies on the fallback path, which firmware finds without any variable, and firmware's
+//! order leads to it. The release before it is spare, in one of the two slots; the other slot is free,
+//! and takes what is to be tried. A release that passes changes places by names: the spare becomes what
+//! the fallback path was, the fallback path what was tried, and the slot is free again. So each release
+//! is written once.
 //!
 //! [`plan`] decides, one action at a time, from [`plan::Facts`]: what the EFI system partition holds,
 //! what firmware's variables say, what was written down in the [`journal`], which release is to run,
@@ -15,11 +21,12 @@
 //! | `BootNext` is set | the program is tried one boot earlier than planned |
 //! | the journal says "armed" | as above; without `BootNext` firmware starts what runs now |
 //! | `BootOrder` is changed | the new program, which passed its gate, is judged once more |
-//! | the journal says "good" | the fallback path is old, and starts the program before |
-//! | the fallback path is written | the old file or the new one |
+//! | the journal says "good" | the new program starts; without variables the fallback path, which is old |
+//! | the spare takes the old program | two names for it; the new one starts, and the next step is made again |
+//! | the fallback path takes the new one | two names for it, of which the slot's goes |
+//! | `BootOrder` leads to the fallback path | as before; a name that leads nowhere is passed over |
 //!
-//! The slot that a node runs from is never written, and the fallback path only gets programs that
-//! passed.
+//! What runs is never written over, and the fallback path only gets programs that passed.
 
 mod beside;
 pub mod fat;
@@ -37,11 +44,11 @@ use crate::{
     disk::{esp, medium},
 };
 
-/// One of the two places for releases.
+/// One of the two places for releases that are not, or no longer, what firmware starts first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Slot {
-    /// The first, which the installer fills.
+    /// The first, which the installer fills with a second copy.
     A,
     /// The second.
     B,
@@ -73,13 +80,21 @@ impl Slot {
 pub enum Place {
     /// A slot, by a boot entry.
     Slot(Slot),
-    /// The path that firmware tries when it has no entry.
+    /// The path that firmware tries when it has no entry, where the good release is.
     Fallback,
 }
 
 impl Place {
     /// Every place.
     pub const ALL: [Self; 3] = [Self::Slot(Slot::A), Self::Slot(Slot::B), Self::Fallback];
+
+    /// Returns its name for people.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Slot(slot) => slot.name(),
+            Self::Fallback => "default",
+        }
+    }
 
     /// Returns its path on the partition.
     pub const fn path(self) -> &'static str {
@@ -107,6 +122,8 @@ pub struct Contents {
     pub b: Option<Program>,
     /// The fallback path.
     pub fallback: Option<Program>,
+    /// A slot that is one file with the fallback path: a cut came between two names.
+    pub shared: Option<Slot>,
 }
 
 /// A program: one whole release.
@@ -126,6 +143,13 @@ impl Program {
         sha256.copy_from_slice(digest.as_ref());
         let os_release = medium::os_release(bytes).unwrap_or_default();
         Self { sha256: Sha256(sha256), os_release }
+    }
+}
+
+impl Program {
+    /// Returns the release that it says it is.
+    pub fn release(&self) -> Option<Release> {
+        release_of(&self.os_release)
     }
 }
 
@@ -154,20 +178,19 @@ impl Contents {
         } = program;
     }
 
+    /// Lets the fallback path be what a slot is, and the other slot what that was.
+    pub fn promote(&mut self, slot: Slot) {
+        if let Some(before) = self.fallback.take() {
+            self.set(Place::Slot(slot.other()), Some(before));
+        }
+        self.fallback = self.at(Place::Slot(slot)).cloned();
+        self.set(Place::Slot(slot), None);
+        self.shared = None;
+    }
+
     /// Whether a place holds this program.
     pub fn holds(&self, place: Place, sha256: Sha256) -> bool {
         self.at(place).is_some_and(|program| program.sha256 == sha256)
-    }
-
-    /// Whether a place holds what was the program `good` once: another place has that, of the same release,
-    /// and its bytes are others here. It is never good again by itself, whatever it does when it is started.
-    pub fn is_damaged(&self, place: Place, good: Sha256) -> bool {
-        let Some(found) = self.at(place).filter(|found| found.sha256 != good) else { return false };
-        let is_whole = |place| {
-            let other = self.at(place).filter(|other| other.sha256 == good);
-            other.is_some_and(|other| other.os_release == found.os_release)
-        };
-        !found.os_release.is_empty() && Place::ALL.into_iter().any(is_whole)
     }
 
     /// Returns the slot that holds this program.

@@ -2,7 +2,7 @@
 //! or follow.
 
 use super::{
-    Contents, Place, Slot, beside,
+    Contents, Place, Program, Slot, beside,
     firmware::{Firmware, Usable},
     gate::Gate,
     journal::{Journal, Stage, Trial},
@@ -22,8 +22,8 @@ pub struct Facts {
     pub from: Option<Place>,
     /// What the medium has that the node was started from, when that is beside an installed disk.
     pub medium: Option<Offered>,
-    /// Whether the file there is what runs.
-    pub same: Same,
+    /// The program that runs, altered or not; `None` when no file of this partition is it.
+    pub runs: Option<Program>,
     /// The kernel's name for this boot.
     pub boot: String,
     /// What the repository says.
@@ -36,15 +36,6 @@ pub struct Facts {
     pub gate: Gate,
     /// What the node has now, which another release must have too.
     pub present: Vec<String>,
-}
-
-/// Whether the file that the node was started from is still what runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Same {
-    /// It is.
-    Yes,
-    /// It was damaged or replaced.
-    No,
 }
 
 /// What the repository says.
@@ -83,21 +74,29 @@ pub enum Urgency {
 pub enum Action {
     /// Write this down, durably.
     Note(Box<Journal>),
-    /// Copy a program to a place, verified, and switch the place to it at once.
-    Copy {
+    /// Copy a slot's program to the fallback path, verified, and switch that to it at once.
+    Mend {
         /// From here.
-        from: Place,
-        /// To here.
-        to: Place,
+        from: Slot,
         /// What is copied.
         sha256: Sha256,
     },
+    /// Let the fallback path be the file that a slot is, and the other slot what that was, by their names
+    /// alone; the slot is free then.
+    Promote {
+        /// This slot.
+        slot: Slot,
+        /// What is in it.
+        sha256: Sha256,
+    },
+    /// Take a slot's name from a file that has another one.
+    Release(Slot),
     /// Fetch the offered program into a slot, verified, and switch the slot to it at once.
     Fetch(Slot),
-    /// Make firmware's entry for a slot.
-    MakeEntry(Slot),
-    /// Make a slot what firmware starts from now on.
-    Lead(Slot),
+    /// Make firmware's entry for a place.
+    MakeEntry(Place),
+    /// Make these what firmware tries from now on, one after the other.
+    List(Vec<Place>),
     /// Make a slot what firmware starts once.
     Arm(Slot),
     /// Take that back.
@@ -130,8 +129,10 @@ pub enum Rest {
     },
     /// Firmware's variables cannot be set, so nothing can be tried without risk.
     NoFirmware,
-    /// No file on the partition is the running program, and nothing can repair that.
+    /// No file on the partition is the good program any more, and nothing can repair that.
     NothingGood,
+    /// The same, and firmware starts the release before it at the next start.
+    OnlySpare,
     /// The new release is being judged; this is still missing.
     Gate(String),
     /// A restart waits for these machines to end.
@@ -147,31 +148,28 @@ pub fn plan(facts: &Facts) -> Action {
         return medium.map_or(Action::Rest(Rest::NotInstalled), |it| beside::plan(facts, it));
     };
     if let Some(trial) = &facts.journal.trial {
-        let runs = from == Place::Slot(trial.slot) && running(facts, from) == Some(trial.sha256);
+        let runs = from == Place::Slot(trial.slot) && running(facts) == Some(trial.sha256);
         return match &trial.stage {
             // Armed a moment before it could be written down.
             _ if runs => judge(facts, trial),
             Stage::Armed { boot } if *boot != facts.boot => fell_back(facts, trial),
-            Stage::Armed { .. } | Stage::Written => settled(facts, from),
+            Stage::Armed { .. } | Stage::Written => settled(facts),
         };
     }
-    settled(facts, from)
+    settled(facts)
 }
 
-/// The program that runs, if its file is still the same.
-fn running(facts: &Facts, from: Place) -> Option<Sha256> {
-    let program = facts.contents.at(from).filter(|_| facts.same == Same::Yes);
-    program.map(|program| program.sha256)
+fn running(facts: &Facts) -> Option<Sha256> {
+    facts.runs.as_ref().map(|program| program.sha256)
 }
 
 /// The new release runs: it passes, or goes.
 fn judge(facts: &Facts, trial: &Trial) -> Action {
     match &facts.gate {
         Gate::Pending(missing) => Action::Rest(Rest::Gate(missing.clone())),
-        Gate::Passed => match lead(facts, trial.slot) {
-            Some(action) => action,
-            None => Action::Note(Box::new(facts.journal.with_good(trial.sha256))),
-        },
+        Gate::Passed => lead(facts, Place::Slot(trial.slot)).unwrap_or_else(|| {
+            Action::Note(Box::new(facts.journal.with_good(trial.sha256, Some(trial.release))))
+        }),
         Gate::Failed(reason) => Action::Note(Box::new(facts.journal.with_failure(reason))),
     }
 }
@@ -186,38 +184,36 @@ pub(super) fn fell_back(facts: &Facts, trial: &Trial) -> Action {
 }
 
 /// Nothing is being tried in this boot.
-fn settled(facts: &Facts, from: Place) -> Action {
+fn settled(facts: &Facts) -> Action {
     let journal = &facts.journal;
     let Some(good) = journal.good else {
-        let found = running(facts, from);
-        let note = |sha256| Action::Note(Box::new(journal.with_good(sha256)));
-        return found.map_or(Action::Rest(Rest::NothingGood), note);
+        let note =
+            |runs: &Program| Action::Note(Box::new(journal.with_good(runs.sha256, runs.release())));
+        return facts.runs.as_ref().map_or(Action::Rest(Rest::NothingGood), note);
     };
-    if let Some(running) = running(facts, from)
-        && running != good
-        && !facts.contents.is_damaged(from, good)
+    if let Some(runs) = &facts.runs
+        && runs.sha256 != good
+        && !journal.is_altered(runs)
     {
-        return astray(facts, good, running);
+        return astray(facts, good, runs);
     }
-    repair(facts, from, good).unwrap_or_else(|| advance(facts, good))
+    repair(facts, good).unwrap_or_else(|| advance(facts))
 }
 
 /// What runs is not what is good: a release that failed goes, any other is judged.
-fn astray(facts: &Facts, good: Sha256, running: Sha256) -> Action {
+fn astray(facts: &Facts, good: Sha256, runs: &Program) -> Action {
     let journal = &facts.journal;
-    let home = facts.contents.slot_with(good);
-    if let Some(home) = home.filter(|_| journal.has_failed(running)) {
+    let home = home(facts, good);
+    if let Some(home) = home.filter(|_| journal.has_failed(runs.sha256)) {
         return lead(facts, home).unwrap_or_else(|| restart(facts, Urgency::Now));
     }
     match &facts.gate {
-        Gate::Passed => Action::Note(Box::new(journal.with_good(running))),
+        Gate::Passed => Action::Note(Box::new(journal.with_good(runs.sha256, runs.release()))),
         Gate::Pending(missing) => Action::Rest(Rest::Gate(missing.clone())),
         Gate::Failed(reason) if home.is_some() => {
-            let release = facts.contents.at(facts.from.unwrap_or(Place::Fallback));
-            let release = release.and_then(|program| super::release_of(&program.os_release));
-            let release = release.unwrap_or(Release { major: 0, minor: 0, patch: 0 });
+            let release = runs.release().unwrap_or(Release { major: 0, minor: 0, patch: 0 });
             let (slot, stage, expected) = (Slot::A, Stage::Written, Vec::new());
-            let trial = Trial { slot, sha256: running, release, stage, expected };
+            let trial = Trial { slot, sha256: runs.sha256, release, stage, expected };
             let tried = Journal { trial: Some(trial), ..journal.clone() };
             Action::Note(Box::new(tried.with_failure(reason)))
         }
@@ -226,73 +222,91 @@ fn astray(facts: &Facts, good: Sha256, running: Sha256) -> Action {
 }
 
 /// What is missing around the good program.
-fn repair(facts: &Facts, from: Place, good: Sha256) -> Option<Action> {
-    let Some(home) = home(facts, from, good) else {
-        // The other slot may hold what is to be tried.
-        let to = match (from, &facts.journal.trial) {
-            (Place::Slot(slot), _) => slot,
-            (Place::Fallback, Some(trial)) => trial.slot.other(),
-            (Place::Fallback, None) => facts.firmware.leading().unwrap_or(Slot::A),
-        };
-        let source = Place::Fallback;
-        return Some(if facts.contents.holds(source, good) {
-            Action::Copy { from: source, to: Place::Slot(to), sha256: good }
-        } else {
-            Action::Rest(Rest::NothingGood)
-        });
-    };
+fn repair(facts: &Facts, good: Sha256) -> Option<Action> {
+    let (journal, contents) = (&facts.journal, &facts.contents);
+    if let Some(slot) = contents.shared {
+        return Some(Action::Release(slot));
+    }
+    let Some(home) = home(facts, good) else { return Some(only_spare(facts)) };
     if let Some(action) = lead(facts, home) {
         return Some(action);
     }
-    let stale = !facts.contents.holds(Place::Fallback, good);
-    let (from, to) = (Place::Slot(home), Place::Fallback);
-    stale.then_some(Action::Copy { from, to, sha256: good })
-}
-
-/// The slot of the good program: that which the node was started from, if both hold it.
-fn home(facts: &Facts, from: Place, good: Sha256) -> Option<Slot> {
-    match from {
-        Place::Slot(slot) if facts.contents.holds(from, good) => Some(slot),
-        Place::Slot(_) | Place::Fallback => facts.contents.slot_with(good),
-    }
-}
-
-/// Makes firmware start `slot`, if it does not.
-fn lead(facts: &Facts, slot: Slot) -> Option<Action> {
-    let firmware = &facts.firmware;
-    if firmware.usable == Usable::No || firmware.leading() == Some(slot) {
-        return None;
-    }
-    Some(match firmware.entry(slot) {
-        None => Action::MakeEntry(slot),
-        Some(_) => Action::Lead(slot),
+    let Place::Slot(slot) = home else { return None };
+    // The other slot may hold what is to be tried.
+    let is_next = journal.trial.is_none()
+        && journal.before.is_some_and(|before| contents.holds(Place::Fallback, before));
+    Some(match is_next {
+        true => Action::Promote { slot, sha256: good },
+        false => Action::Mend { from: slot, sha256: good },
     })
 }
 
+/// Where the good program is: on the fallback path, in the slot that the node was started from, in any.
+fn home(facts: &Facts, good: Sha256) -> Option<Place> {
+    let slot = || facts.contents.slot_with(good).map(Place::Slot);
+    let all = [Some(Place::Fallback), facts.from];
+    all.into_iter().flatten().find(|place| facts.contents.holds(*place, good)).or_else(slot)
+}
+
+/// The good program is nowhere: the next start is one of the release before it, if that is there.
+fn only_spare(facts: &Facts) -> Action {
+    let before = facts.journal.before.and_then(|before| facts.contents.slot_with(before));
+    let Some(slot) = before.filter(|_| facts.firmware.usable == Usable::Yes) else {
+        return Action::Rest(Rest::NothingGood);
+    };
+    lead(facts, Place::Slot(slot)).unwrap_or(Action::Rest(Rest::OnlySpare))
+}
+
+/// Makes firmware start `first`, if it does not, and when that cannot be started another place with what
+/// is good, or was. The slot that is to be written is none of them.
+fn lead(facts: &Facts, first: Place) -> Option<Action> {
+    let (firmware, journal) = (&facts.firmware, &facts.journal);
+    if firmware.usable == Usable::No {
+        return None;
+    }
+    let tried = match (&journal.trial, wanted(facts)) {
+        (Some(trial), _) => Some(Place::Slot(trial.slot)),
+        (None, Ok(offered)) => Some(Place::Slot(idle(facts, offered.sha256))),
+        (None, Err(_)) => None,
+    };
+    let trusted = |place: &Place| {
+        let found = facts.contents.at(*place);
+        found.is_some_and(|program| journal.trusts(program.sha256))
+    };
+    let others = [Place::Fallback, Place::Slot(Slot::A), Place::Slot(Slot::B)].into_iter();
+    let others = others.filter(|place| *place != first && Some(*place) != tried && trusted(place));
+    let wanted: Vec<Place> = std::iter::once(first).chain(others).collect();
+    if let Some(place) = wanted.iter().find(|place| firmware.entry(**place).is_none()) {
+        return Some(Action::MakeEntry(*place));
+    }
+    (firmware.listed() != wanted).then_some(Action::List(wanted))
+}
+
+/// The slot for what is to be tried: one that has it, one that holds nothing of worth, the spare.
+pub(super) fn idle(facts: &Facts, wanted: Sha256) -> Slot {
+    let journal = &facts.journal;
+    let home = journal.good.and_then(|good| home(facts, good));
+    let worth = |slot: &Slot| match facts.contents.at(Place::Slot(*slot)) {
+        Some(_) if home == Some(Place::Slot(*slot)) => 4,
+        Some(found) if found.sha256 == wanted => 0,
+        Some(found) if Some(found.sha256) == journal.before => 3,
+        Some(found) if Some(found.sha256) == journal.good => 2,
+        Some(_) | None => 1,
+    };
+    Slot::ALL.into_iter().min_by_key(worth).unwrap_or(Slot::B)
+}
+
 /// Towards what the repository says.
-fn advance(facts: &Facts, good: Sha256) -> Action {
+fn advance(facts: &Facts) -> Action {
     let journal = &facts.journal;
     if let Some(trial) = &journal.trial {
         return go(facts, trial);
     }
-    let offered = match &facts.offer {
-        Offer::Unknown => return Action::Rest(Rest::Unknown),
-        Offer::Nothing => return Action::Rest(Rest::Current),
-        Offer::Program(offered) if offered.sha256 == good => return Action::Rest(Rest::Current),
-        Offer::Program(offered) => offered,
+    let offered = match wanted(facts) {
+        Ok(offered) => offered,
+        Err(rest) => return Action::Rest(rest),
     };
-    if let Some(failed) = journal.failed.iter().find(|failed| failed.sha256 == offered.sha256) {
-        return Action::Rest(Rest::Failed(offered.release, failed.reason.clone()));
-    }
-    if is_held(journal, offered.release, offered.urgency) {
-        return Action::Rest(Rest::Held(offered.release));
-    }
-    if facts.firmware.usable == Usable::No {
-        return Action::Rest(Rest::NoFirmware);
-    }
-    let from = facts.from.unwrap_or(Place::Fallback);
-    let Some(home) = home(facts, from, good) else { return Action::Rest(Rest::NothingGood) };
-    let slot = home.other();
+    let slot = idle(facts, offered.sha256);
     if !facts.contents.holds(Place::Slot(slot), offered.sha256) {
         return Action::Fetch(slot);
     }
@@ -300,6 +314,26 @@ fn advance(facts: &Facts, good: Sha256) -> Action {
     let expected = facts.present.clone();
     let trial = Trial { slot, sha256, release, stage: Stage::Written, expected };
     Action::Note(Box::new(Journal { trial: Some(trial), ..journal.clone() }))
+}
+
+/// The release that is to be tried, or why there is none.
+fn wanted(facts: &Facts) -> Result<&Offered, Rest> {
+    let journal = &facts.journal;
+    let offered = match &facts.offer {
+        Offer::Unknown => return Err(Rest::Unknown),
+        Offer::Nothing => return Err(Rest::Current),
+        Offer::Program(offered) if Some(offered.sha256) == journal.good => {
+            return Err(Rest::Current);
+        }
+        Offer::Program(offered) => offered,
+    };
+    if let Some(failed) = journal.failed.iter().find(|failed| failed.sha256 == offered.sha256) {
+        return Err(Rest::Failed(offered.release, failed.reason.clone()));
+    }
+    if is_held(journal, offered.release, offered.urgency) {
+        return Err(Rest::Held(offered.release));
+    }
+    if facts.firmware.usable == Usable::No { Err(Rest::NoFirmware) } else { Ok(offered) }
 }
 
 /// Whether an operator's word keeps the node from a release. What runs and may not run any longer is left
@@ -327,8 +361,8 @@ pub(super) fn go(facts: &Facts, trial: &Trial) -> Action {
     if let Action::Rest(rest) = restart(facts, urgency) {
         return Action::Rest(rest);
     }
-    if facts.firmware.entry(trial.slot).is_none() {
-        return Action::MakeEntry(trial.slot);
+    if facts.firmware.entry(Place::Slot(trial.slot)).is_none() {
+        return Action::MakeEntry(Place::Slot(trial.slot));
     }
     if facts.firmware.armed() != Some(trial.slot) {
         return Action::Arm(trial.slot);
@@ -383,6 +417,10 @@ impl std::fmt::Display for Rest {
             ),
             Self::NothingGood => f.write_str(
                 "the running program is damaged on the disk and there is no other copy: install again",
+            ),
+            Self::OnlySpare => f.write_str(
+                "the running program is damaged on the disk and there is no other copy: restart the server \
+                 when no machine runs, and it starts the release before, or install again",
             ),
             Self::Gate(missing) => write!(f, "on trial: {missing}"),
             Self::Machines(machines) => {

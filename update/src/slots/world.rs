@@ -10,7 +10,7 @@ use super::{
     firmware::{Firmware, Usable},
     gate::Gate,
     journal::{Journal, rebuilt},
-    plan::{Action, Facts, Offer, Offered, Rest, Same, Urgency, plan},
+    plan::{Action, Facts, Offer, Offered, Rest, Urgency, plan},
 };
 use crate::channel::{Release, Sha256};
 
@@ -35,19 +35,39 @@ enum Blow {
     Journal,
 }
 
+/// One sector's write about names.
+#[derive(Debug, Clone, Copy)]
+enum Name {
+    /// The place becomes the file that another one is.
+    Point(Place, Place),
+    /// The place is gone.
+    Erase(Place),
+}
+
+const A: Place = Place::Slot(Slot::A);
+const B: Place = Place::Slot(Slot::B);
+
 #[derive(Debug, Clone)]
 struct World {
     contents: Contents,
-    /// Whether the entries of A and B exist.
-    entries: [bool; 2],
-    /// The leading slot.
-    order: Option<Slot>,
+    /// What files the places are, in the order of [`Place::ALL`]: equal numbers are one file.
+    files: [u32; 3],
+    /// Names that are still to change for the action that was begun.
+    names: Vec<Name>,
+    /// Whether the entries of the places exist, in the order of [`Place::ALL`].
+    entries: [bool; 3],
+    /// The order of ours.
+    order: Vec<Place>,
     next: Option<Slot>,
     journal: Option<Journal>,
     health: Vec<Health>,
     machines: Vec<String>,
     /// What runs, from where.
     runs: (Place, u32),
+    /// Its bytes.
+    started: Program,
+    /// Whether firmware starts no program that was altered.
+    secure: bool,
     boots: u32,
     offer: Option<u32>,
     /// How often each release was started.
@@ -63,6 +83,10 @@ fn program(patch: u32) -> Program {
     Program { sha256: Sha256([byte; 32]), os_release: format!("VERSION_ID={}\n", release(patch)) }
 }
 
+fn index(place: Place) -> usize {
+    Place::ALL.into_iter().position(|found| found == place).unwrap()
+}
+
 fn patch(program: &Program) -> u32 {
     program.sha256.0[0].into()
 }
@@ -75,13 +99,17 @@ impl World {
         contents.set(Place::Fallback, Some(program(0)));
         let mut world = Self {
             contents,
-            entries: [entry, false],
-            order: entry.then_some(Slot::A),
+            files: [1, 0, 2],
+            names: Vec::new(),
+            entries: [false, false, entry],
+            order: if entry { vec![Place::Fallback] } else { Vec::new() },
             next: None,
             journal: None,
             health: health.to_vec(),
             machines: Vec::new(),
             runs: (Place::Fallback, 0),
+            started: program(0),
+            secure: false,
             boots: 0,
             offer: None,
             starts: vec![0; health.len()],
@@ -91,35 +119,36 @@ impl World {
     }
 
     fn firmware(&self) -> Firmware {
-        let number = |slot| match slot {
-            Slot::A => 10,
-            Slot::B => 11,
-        };
+        let number = |place: Place| 10 + u16::try_from(index(place)).unwrap();
+        let entry = |place: Place| self.entries[index(place)].then(|| number(place));
         Firmware {
             usable: Usable::Yes,
-            a: self.entries[0].then_some(10),
-            b: self.entries[1].then_some(11),
-            order: self.order.map(number).into_iter().chain([3]).collect(),
-            next: self.next.map(number),
+            a: entry(A),
+            b: entry(B),
+            fallback: entry(Place::Fallback),
+            order: self.order.iter().map(|place| number(*place)).chain([3]).collect(),
+            next: self.next.map(|slot| number(Place::Slot(slot))),
         }
     }
 
     /// What firmware does, watchdog included: at most two starts until something is up.
     fn boot(&mut self) {
+        self.names.clear();
         for _ in 0..3 {
             self.boots += 1;
-            let has = |slot: &Slot| self.entries[usize::from(*slot == Slot::B)];
-            let next = self.next.take().filter(has).map(Place::Slot);
-            let order = self.order.filter(has).map(Place::Slot);
-            let all = [next, order, Some(Place::Fallback)];
-            let mut found = all.into_iter().flatten();
-            let place = found.find(|place| self.contents.at(*place).is_some());
-            let place = place.expect("nothing on the disk can be started");
-            let patch = patch(self.contents.at(place).unwrap());
+            let next = self.next.take().map(Place::Slot).into_iter();
+            let listed = next.chain(self.order.iter().copied());
+            let listed = listed.filter(|place| self.entries[index(*place)]);
+            let starts = |found: &&Program| !self.secure || **found == program(patch(found));
+            let mut all = listed.chain([Place::Fallback]);
+            let found = all.find_map(|at| Some((at, self.contents.at(at).filter(starts)?)));
+            let (place, found) = found.expect("nothing on the disk can be started");
+            let found = found.clone();
+            let patch = patch(&found);
             let index = usize::try_from(patch).unwrap();
             self.starts[index] += 1;
             if self.health[index] != Health::Dead {
-                self.runs = (place, patch);
+                (self.runs, self.started) = ((place, patch), found);
                 return;
             }
         }
@@ -129,7 +158,6 @@ impl World {
     fn facts(&self) -> Facts {
         let (from, runs) = self.runs;
         let firmware = self.firmware();
-        let same = self.contents.at(from).is_some_and(|found| patch(found) == runs);
         let journal = self.journal.clone();
         let offered = |number| Offered {
             release: release(number),
@@ -142,7 +170,7 @@ impl World {
             firmware,
             from: Some(from),
             medium: None,
-            same: if same { Same::Yes } else { Same::No },
+            runs: Some(self.started.clone()),
             boot: self.boots.to_string(),
             offer: match self.offer {
                 Some(number) if number > runs => Offer::Program(offered(number)),
@@ -166,16 +194,33 @@ impl World {
             self.journal = Some(self.facts().journal);
             return None;
         }
+        if !self.names.is_empty() {
+            let name = self.names.remove(0);
+            self.rename(name);
+            self.check();
+            return None;
+        }
         match plan(&self.facts()) {
             Action::Note(journal) => self.journal = Some(*journal),
-            Action::Copy { from, to, sha256 } => {
-                assert!(self.contents.holds(from, sha256));
-                assert_ne!(self.health[usize::from(sha256.0[0])], Health::Dead);
-                self.write(to, program(sha256.0[0].into()));
+            Action::Mend { from, sha256 } => {
+                assert!(self.contents.holds(Place::Slot(from), sha256));
+                self.write(Place::Fallback, program(sha256.0[0].into()));
             }
+            Action::Promote { slot, sha256 } => {
+                assert!(self.contents.holds(Place::Slot(slot), sha256));
+                self.names = vec![
+                    Name::Point(Place::Slot(slot.other()), Place::Fallback),
+                    Name::Point(Place::Fallback, Place::Slot(slot)),
+                    Name::Erase(Place::Slot(slot)),
+                ];
+            }
+            Action::Release(slot) => self.rename(Name::Erase(Place::Slot(slot))),
             Action::Fetch(slot) => self.write(Place::Slot(slot), program(self.offer.unwrap())),
-            Action::MakeEntry(slot) => self.entries[usize::from(slot == Slot::B)] = true,
-            Action::Lead(slot) => self.order = Some(slot),
+            Action::MakeEntry(place) => self.entries[index(place)] = true,
+            Action::List(places) => {
+                assert!(places.iter().all(|place| self.entries[index(*place)]));
+                self.order = places;
+            }
             Action::Arm(slot) => self.next = Some(slot),
             Action::Disarm => self.next = None,
             Action::Restart => {
@@ -188,22 +233,42 @@ impl World {
         None
     }
 
+    fn rename(&mut self, name: Name) {
+        let (to, file, program) = match name {
+            Name::Point(to, from) => (to, self.files[index(from)], self.contents.at(from).cloned()),
+            Name::Erase(place) => (place, 0, None),
+        };
+        self.files[index(to)] = file;
+        self.contents.set(to, program);
+        self.share();
+    }
+
     fn write(&mut self, place: Place, program: Program) {
-        let runs = u32::from(program.sha256.0[0]);
-        assert!(place != self.runs.0 || self.runs.1 == runs || place == Place::Fallback);
+        let held = self.contents.at(place).map(|held| held.sha256);
+        let runs = place == self.runs.0 && held == Some(self.started.sha256);
+        assert!(!runs || place == Place::Fallback, "{self:?}");
+        self.files[index(place)] = self.files.iter().max().unwrap() + 1;
         self.contents.set(place, Some(program));
+        self.share();
+    }
+
+    fn share(&mut self) {
+        let fallback = self.files[index(Place::Fallback)];
+        let is_shared = |slot: &Slot| self.files[index(Place::Slot(*slot))] == fallback;
+        self.contents.shared = Slot::ALL.into_iter().find(is_shared);
     }
 
     /// What must hold after every action: without any variable, the node comes up with a release that
     /// passed.
     fn check(&self) {
-        let fallback = self.contents.fallback.as_ref().expect("the fallback path holds a program");
-        let health = self.health[usize::try_from(patch(fallback)).unwrap()];
+        // What a test takes away firmware's order makes up for.
+        let listed = || self.order.iter().find_map(|place| self.contents.at(*place));
+        let first = self.contents.fallback.as_ref().or_else(listed).expect("nothing starts");
+        let health = self.health[usize::try_from(patch(first)).unwrap()];
         assert_eq!(health, Health::Well, "{self:?}");
-        if let Some(slot) = self.order {
-            let leads = self.contents.at(Place::Slot(slot)).map(patch);
-            let health = leads.map(|patch| self.health[usize::try_from(patch).unwrap()]);
-            assert_eq!(health, Some(Health::Well), "{self:?}");
+        for found in self.order.iter().filter_map(|place| self.contents.at(*place)) {
+            let health = self.health[usize::try_from(patch(found)).unwrap()];
+            assert_eq!(health, Health::Well, "{self:?}");
         }
     }
 
@@ -211,7 +276,7 @@ impl World {
         match blow {
             Blow::None => {}
             Blow::Variables => {
-                (self.entries, self.order, self.next) = ([false; 2], None, None);
+                (self.entries, self.order, self.next) = ([false; 3], Vec::new(), None);
             }
             Blow::Journal => self.journal = None,
         }
@@ -237,18 +302,46 @@ impl World {
 
 const WELL: [Health; 3] = [Health::Well; 3];
 
+/// A node after its first update, which runs what is on the fallback path.
+fn updated() -> World {
+    let mut world = World::installed(true, &WELL);
+    world.offer = Some(1);
+    assert_eq!(world.settle(), Rest::Current);
+    world.cut(Blow::None);
+    assert_eq!(world.settle(), Rest::Current);
+    assert_eq!((world.runs, &world.order[..]), ((Place::Fallback, 1), &[Place::Fallback, A][..]));
+    world
+}
+
 #[test]
 fn an_installed_node_updates_and_commits() {
     let mut world = World::installed(true, &WELL);
     assert_eq!(world.settle(), Rest::Current);
-    world.offer = Some(1);
-    assert_eq!(world.settle(), Rest::Current);
-    assert_eq!(world.runs, (Place::Slot(Slot::B), 1));
-    assert_eq!(world.order, Some(Slot::B));
-    assert_eq!(world.contents.fallback, Some(program(1)));
+    assert_eq!(world.order, [Place::Fallback, A]);
+    for (number, boots) in [(1, 2), (2, 3)] {
+        world.offer = Some(number);
+        assert_eq!(world.settle(), Rest::Current);
+        assert_eq!((world.runs, world.boots), ((B, number), boots));
+        assert_eq!(world.order, [Place::Fallback, A]);
+        let Contents { a, b, fallback, shared } = &world.contents;
+        assert_eq!((a, b), (&Some(program(number - 1)), &None));
+        assert_eq!((fallback, shared), (&Some(program(number)), &None));
+    }
+}
+
+#[test]
+fn each_release_is_written_once() {
+    let mut world = World::installed(true, &WELL);
+    world.settle();
     world.offer = Some(2);
-    assert_eq!(world.settle(), Rest::Current);
-    assert_eq!((world.runs, world.boots), ((Place::Slot(Slot::A), 2), 3));
+    let mut fetched = 0;
+    while world.runs.1 != 2 || plan(&world.facts()) != Action::Rest(Rest::Current) {
+        let action = plan(&world.facts());
+        assert!(!matches!(action, Action::Mend { .. }), "it is written again");
+        fetched += u32::from(matches!(action, Action::Fetch(_)));
+        assert_eq!(world.step(), None);
+    }
+    assert_eq!(fetched, 1);
 }
 
 #[test]
@@ -256,7 +349,7 @@ fn a_node_without_entries_makes_them() {
     let mut world = World::installed(false, &WELL);
     assert_eq!(world.runs.0, Place::Fallback);
     assert_eq!(world.settle(), Rest::Current);
-    assert_eq!((world.entries, world.order), ([true, false], Some(Slot::A)));
+    assert_eq!((world.entries, &world.order[..]), ([true, false, true], &[Place::Fallback, A][..]));
 }
 
 #[test]
@@ -265,7 +358,7 @@ fn a_release_that_does_not_come_up_is_tried_once() {
         let mut world = World::installed(true, &[Health::Well, health, Health::Well]);
         world.offer = Some(1);
         assert!(matches!(world.settle(), Rest::Failed(..)));
-        assert_eq!((world.runs, world.starts[1]), ((Place::Slot(Slot::A), 0), 1));
+        assert_eq!((world.runs, world.starts[1]), ((Place::Fallback, 0), 1));
         world.cut(Blow::None);
         assert!(matches!(world.settle(), Rest::Failed(..)));
         assert_eq!(world.starts[1], 1);
@@ -287,7 +380,7 @@ fn machines_are_waited_for_and_named() {
     assert_eq!((world.next, world.runs.1), (None, 0));
     let mut facts = world.facts();
     facts.journal.insisted = Some(release(1));
-    assert_eq!(plan(&facts), Action::MakeEntry(Slot::B));
+    assert_eq!(plan(&facts), Action::MakeEntry(B));
     facts.journal.insisted = Some(release(2));
     assert!(matches!(plan(&facts), Action::Rest(Rest::Machines(_))));
     world.machines.clear();
@@ -343,35 +436,38 @@ fn what_was_withdrawn_before_it_ran_is_not_tried() {
 }
 
 #[test]
-fn a_damaged_slot_is_repaired_from_the_fallback() {
+fn a_fallback_path_that_is_lost_is_mended_from_the_copy() {
     let mut world = World::installed(true, &WELL);
     world.settle();
-    world.contents.a = None;
-    assert_eq!(world.settle(), Rest::Current);
-    assert_eq!(world.contents.a, Some(program(0)));
-    world.contents.a = Some(program(2));
+    for lost in [None, Some(program(2))] {
+        world.contents.set(Place::Fallback, lost);
+        assert_eq!(world.settle(), Rest::Current);
+        assert_eq!(world.contents.fallback, Some(program(0)));
+        assert_eq!(world.contents.a, Some(program(0)));
+    }
     world.cut(Blow::Variables);
     assert_eq!(world.settle(), Rest::Current);
     assert_eq!(world.runs.1, 0);
 }
 
+fn altered(number: u32) -> Program {
+    let mut altered = program(number);
+    altered.sha256.0[31] ^= 1;
+    altered
+}
+
 /// Bytes that a disk altered may be of no use to what runs, which then passes every gate.
 #[test]
 fn an_altered_copy_of_what_is_good_is_mended_and_never_becomes_good() {
-    let mut altered = program(0);
-    altered.sha256.0[31] ^= 1;
-    for (place, blow) in [
-        (Place::Slot(Slot::A), Blow::None),
-        (Place::Fallback, Blow::None),
-        (Place::Fallback, Blow::Variables),
-    ] {
+    for (secure, blow) in [(false, Blow::None), (false, Blow::Variables), (true, Blow::None)] {
         let mut world = World::installed(true, &WELL);
         world.settle();
-        world.contents.set(place, Some(altered.clone()));
+        world.secure = secure;
+        world.contents.set(Place::Fallback, Some(altered(0)));
         world.cut(blow);
         assert_eq!(world.settle(), Rest::Current);
-        let held = [Place::Slot(Slot::A), Place::Fallback].map(|place| world.contents.at(place));
-        assert_eq!(held, [Some(&program(0)); 2], "{place:?} {blow:?}");
+        let held = [A, Place::Fallback].map(|place| world.contents.at(place));
+        assert_eq!(held, [Some(&program(0)); 2], "{secure} {blow:?}");
         assert_eq!(world.journal.as_ref().unwrap().good, Some(program(0).sha256));
         // It follows its repository as before.
         world.offer = Some(1);
@@ -380,11 +476,44 @@ fn an_altered_copy_of_what_is_good_is_mended_and_never_becomes_good() {
     }
 }
 
+/// There is one copy of what is good then, and the release before it.
+#[test]
+fn after_an_update_the_release_before_starts_where_the_good_one_cannot() {
+    let mut world = updated();
+    world.secure = true;
+    world.contents.set(Place::Fallback, Some(altered(1)));
+    world.cut(Blow::None);
+    assert_eq!(world.runs, (A, 0));
+    // What was good is what the repository has, and comes again.
+    assert_eq!(world.settle(), Rest::Current);
+    assert_eq!((world.runs.1, world.starts[1]), (1, 3));
+    assert_eq!(world.contents.fallback, Some(program(1)));
+
+    // Firmware that starts everything: the next start is one of the release before.
+    let mut world = updated();
+    world.contents.set(Place::Fallback, Some(altered(1)));
+    world.cut(Blow::None);
+    assert_eq!(world.settle(), Rest::OnlySpare);
+    assert_eq!((world.runs, &world.order[..]), ((Place::Fallback, 1), &[A][..]));
+    world.cut(Blow::None);
+    assert_eq!(world.settle(), Rest::Current);
+    assert_eq!((world.runs.1, &world.contents.fallback), (1, &Some(program(1))));
+
+    // An altered spare is not led to, and is no help.
+    let mut world = updated();
+    world.contents.set(A, Some(altered(0)));
+    assert_eq!(world.settle(), Rest::Current);
+    assert_eq!(world.order, [Place::Fallback]);
+    world.contents.set(Place::Fallback, Some(altered(1)));
+    world.cut(Blow::None);
+    assert_eq!(world.settle(), Rest::NothingGood);
+}
+
 #[test]
 fn without_variables_nothing_is_tried() {
     let mut facts = World::installed(true, &WELL).facts();
     facts.firmware = Firmware::default();
-    facts.journal.good = Some(program(0).sha256);
+    facts.journal = Journal::default().with_good(program(0).sha256, Some(release(0)));
     let sha256 = program(1).sha256;
     let offered = Offered { release: release(1), sha256, urgency: Urgency::Now };
     facts.offer = Offer::Program(offered);

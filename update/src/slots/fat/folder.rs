@@ -18,6 +18,8 @@ const FOLDER: u8 = 0x10;
 const LABEL: u8 = 0x08;
 /// Attribute of files that changed since a backup, as new ones have.
 const ARCHIVE: u8 = 0x20;
+/// First byte of a name that says that its entry is free.
+const FREE: u8 = 0xe5;
 /// Depth to which folders may lie in each other.
 const DEPTH: u32 = 8;
 /// Most entries that are looked at in all.
@@ -71,7 +73,7 @@ impl Entry {
     }
 
     fn is_free(&self) -> bool {
-        [0, 0xe5].contains(&self.name[0])
+        [0, FREE].contains(&self.name[0])
     }
 }
 
@@ -160,21 +162,33 @@ impl<S: Storage> Volume<S> {
         let old = entries.iter().find(|entry| entry.is(name));
         let full = || FatError::FolderFull { path: path.to_owned() };
         let place = old.or_else(|| entries.iter().find(|entry| entry.is_free()));
-        let at = place.ok_or_else(full)?.at;
+        let (at, is_new) = (place.ok_or_else(full)?.at, old.is_none());
+        self.change(at, |entry| {
+            if is_new {
+                entry.fill(0);
+                entry[..11].copy_from_slice(&name);
+                entry[11] = ARCHIVE;
+            }
+            let [a, b, c, d] = first.to_le_bytes();
+            entry[20..22].copy_from_slice(&[c, d]);
+            entry[26..28].copy_from_slice(&[a, b]);
+            entry[28..32].copy_from_slice(&length.to_le_bytes());
+        })
+    }
+
+    /// Takes the entry of the file `path` away, if there is one: one sector is written.
+    pub(super) fn erase(&mut self, path: &str) -> Result<(), FatError> {
+        let Some(entry) = self.find(path)? else { return Ok(()) };
+        self.change(entry.at, |entry| entry[0] = FREE)
+    }
+
+    /// Changes an entry.
+    fn change(&mut self, at: u64, how: impl FnOnce(&mut [u8])) -> Result<(), FatError> {
         let sector = self.geometry.sector as u64;
         let mut bytes = vec![0; self.geometry.sector];
         read_at(&mut self.storage, at / sector * sector, &mut bytes)?;
         let start = usize::try_from(at % sector).unwrap_or(0);
-        let entry = &mut bytes[start..start + ENTRY];
-        if old.is_none() {
-            entry.fill(0);
-            entry[..11].copy_from_slice(&name);
-            entry[11] = ARCHIVE;
-        }
-        let [a, b, c, d] = first.to_le_bytes();
-        entry[20..22].copy_from_slice(&[c, d]);
-        entry[26..28].copy_from_slice(&[a, b]);
-        entry[28..32].copy_from_slice(&length.to_le_bytes());
+        how(&mut bytes[start..start + ENTRY]);
         write_at(&mut self.storage, at / sector * sector, &bytes)
     }
 }

@@ -4,7 +4,8 @@
 //! A replacement goes into clusters that no file uses, then into the tables; it is read back; then
 //! one sector's write lets the file's directory entry name the new clusters. What a cut leaves
 //! marked without belonging to a file is free to the next replacement, so nothing has to be cleaned
-//! up and no file with another name is ever in the way. Folders are not made; the installer does.
+//! up and no file with another name is ever in the way. A file takes the place of another one without
+//! being written again: entries change hands, a sector each. Folders are not made; the installer does.
 //!
 //! Source: Microsoft, FAT32 File System Specification 1.03.
 //!
@@ -68,6 +69,8 @@ pub enum FatError {
     Damaged { path: String },
     #[error("{path}: there is no such folder")]
     NoFolder { path: String },
+    #[error("{path}: there is no such file")]
+    Missing { path: String },
     #[error("{path}: its folder is full")]
     FolderFull { path: String },
     #[error(

@@ -144,6 +144,57 @@ fn little_more_than_the_program_is_written() {
     assert!(written < length / 100 * 102, "{written} bytes");
 }
 
+/// What is tried in the second slot becomes the fallback path's, and that the first slot's.
+const PROMOTED: (&str, &str, &str) = (esp::SLOT_B, esp::FALLBACK, esp::SLOT_A);
+
+#[test]
+fn a_file_takes_the_place_of_another_without_being_written() {
+    for block in [BlockSize::B512, BlockSize::B4096] {
+        let mut volume = Volume::open(Recorder::new(installed(block))).unwrap();
+        for number in 1..4 {
+            let new = program(number, 4_000_000);
+            replace(&mut volume, esp::SLOT_B, &new).unwrap();
+            volume.storage.log.clear();
+            assert!(volume.promote(PROMOTED, sha256(&program(9, 9))).is_err());
+            assert!(volume.storage.log.is_empty());
+            volume.promote(PROMOTED, sha256(&new)).unwrap();
+            let log = std::mem::take(&mut volume.storage.log);
+            let written: usize = log.iter().flatten().map(|(_, bytes)| bytes.len()).sum();
+            assert!(written < 200_000, "{written} bytes");
+            let old = program(number - 1, if number == 1 { 30_000 } else { 4_000_000 });
+            let held = |volume: &mut Volume<_>, path| volume.read(path, 8 << 20).unwrap();
+            assert_eq!(held(&mut volume, esp::FALLBACK), Some(new));
+            assert_eq!(held(&mut volume, esp::SLOT_A), Some(old));
+            assert_eq!(held(&mut volume, esp::SLOT_B), None);
+        }
+        // No name, no file, and no harm.
+        volume.remove(esp::SLOT_B).unwrap();
+        assert!(matches!(
+            volume.promote(PROMOTED, sha256(&[])),
+            Err(FatError::Missing { path }) if path == esp::SLOT_B
+        ));
+        let bytes = volume.into_inner().bytes.into_inner();
+        let seen = esp::read(Cursor::new(bytes), esp::FALLBACK, 8 << 20).unwrap();
+        assert!(seen == program(3, 4_000_000));
+    }
+}
+
+#[test]
+fn a_second_name_for_a_file_is_found_and_taken_away() {
+    let mut volume = Volume::open(Recorder::new(installed(BlockSize::B512))).unwrap();
+    replace(&mut volume, esp::SLOT_B, &program(1, 40_000)).unwrap();
+    let entry = volume.find(esp::SLOT_B).unwrap().unwrap();
+    volume.switch(esp::FALLBACK, entry.first, entry.length).unwrap();
+    assert!(volume.is_shared(esp::SLOT_B, esp::FALLBACK).unwrap());
+    assert!(!volume.is_shared(esp::SLOT_A, esp::FALLBACK).unwrap());
+    volume.remove(esp::SLOT_B).unwrap();
+    assert!(!volume.is_shared(esp::SLOT_B, esp::FALLBACK).unwrap());
+    assert_eq!(read(&mut volume, esp::FALLBACK), Some(program(1, 40_000)));
+    // What takes the name again takes no clusters of the other one.
+    replace(&mut volume, esp::SLOT_B, &program(2, 60_000)).unwrap();
+    assert_eq!(read(&mut volume, esp::FALLBACK), Some(program(1, 40_000)));
+}
+
 #[test]
 fn no_cluster_is_lost_however_often_it_is_cut() {
     let mut bytes = installed(BlockSize::B512);
@@ -190,6 +241,7 @@ fn a_cut_leaves_the_old_file_or_the_new_one() {
     let mut volume = Volume::open(Recorder::new(before.clone())).unwrap();
     replace(&mut volume, esp::SLOT_A, &program(1, 40_000)).unwrap();
     replace(&mut volume, esp::SLOT_B, &program(2, 30_000)).unwrap();
+    volume.promote(PROMOTED, sha256(&program(2, 30_000))).unwrap();
     let log: Vec<Option<(u64, Vec<u8>)>> = sectors(volume.into_inner().log);
     let mut disk = Recorder::new(before);
     // A few for every place, and as many more as somebody asks for.
@@ -214,7 +266,7 @@ fn a_cut_leaves_the_old_file_or_the_new_one() {
             durable = cut + 1;
         }
     }
-    println!("{checked} cut points of two replacements were checked");
+    println!("{checked} cut points of two replacements and a promotion were checked");
     assert!(checked > 500, "{checked}");
 }
 
@@ -225,10 +277,17 @@ fn check(disk: &mut Recorder, done: bool) {
     assert!(a == program(0, 30_000) || a == program(1, 40_000));
     let b = read(&mut volume, esp::SLOT_B);
     assert!(b.is_none() || b == Some(program(2, 30_000)));
-    assert_eq!(read(&mut volume, esp::FALLBACK), Some(program(0, 30_000)));
+    let fallback = read(&mut volume, esp::FALLBACK).unwrap();
+    assert!(fallback == program(0, 30_000) || fallback == program(2, 30_000));
+    // What the fallback path was is not lost before it is what was promoted.
+    assert!(fallback == program(0, 30_000) || a == program(0, 30_000));
+    let is_shared = |volume: &mut Volume<_>, slot| volume.is_shared(slot, esp::FALLBACK).unwrap();
+    let shared = [esp::SLOT_A, esp::SLOT_B].map(|slot| is_shared(&mut volume, slot));
+    assert!(shared != [true, true], "one name at a time");
     // And the next replacement finds room.
     assert!(volume.begin(esp::SLOT_B, 30 << 20).is_ok());
-    assert!(!done || (a == program(1, 40_000) && b.is_some()));
+    let end = (program(0, 30_000), program(2, 30_000), None, [false; 2]);
+    assert!(!done || (a, fallback, b, shared) == end);
     disk.bytes = volume.into_inner().bytes;
 }
 

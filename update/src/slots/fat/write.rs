@@ -89,6 +89,48 @@ impl<S: Storage> Volume<S> {
         self.storage.sync().map_err(disk("write to"))
     }
 
+    /// Whether two paths lead to the very same clusters, as a cut of [`Volume::promote`] leaves them.
+    pub fn is_shared(&mut self, one: &str, other: &str) -> Result<bool, FatError> {
+        let (one, other) = (self.find(one)?, self.find(other)?);
+        Ok(one.zip(other).is_some_and(|(one, other)| one.first != 0 && one.first == other.first))
+    }
+
+    /// Lets `to` be the file that `from` is, and `kept` what `to` was before; then `from` is gone. No
+    /// content is written, only a sector for each name, and each is durable before the next one. What a
+    /// cut leaves is whole: `kept` and `to`, or `to` and `from`, are then one file with two names.
+    ///
+    /// # Errors
+    /// Fails when `from` is not the program `sha256`, read from the medium; nothing is changed then.
+    pub fn promote(
+        &mut self,
+        (from, to, kept): (&str, &str, &str),
+        sha256: Sha256,
+    ) -> Result<(), FatError> {
+        let missing = |path: &str| FatError::Missing { path: path.to_owned() };
+        let new = self.find(from)?.ok_or_else(|| missing(from))?;
+        self.check(from, new.clone(), sha256)?;
+        if let Some(old) = self.find(to)?.filter(|old| old.first != new.first) {
+            self.point(kept, &old)?;
+        }
+        self.point(to, &new)?;
+        self.remove(from)
+    }
+
+    /// Takes a name away. Clusters that no other one leads to are free then.
+    pub fn remove(&mut self, path: &str) -> Result<(), FatError> {
+        self.erase(path)?;
+        self.storage.sync().map_err(disk("write to"))?;
+        self.free_lost()?;
+        self.table.write(&mut self.storage, &self.geometry)?;
+        self.storage.sync().map_err(disk("write to"))
+    }
+
+    /// Lets `path` lead to what `entry` leads to, durably.
+    fn point(&mut self, path: &str, entry: &Entry) -> Result<(), FatError> {
+        self.switch(path, entry.first, entry.length)?;
+        self.storage.sync().map_err(disk("write to"))
+    }
+
     /// Says of every cluster that no file uses that it is free.
     fn free_lost(&mut self) -> Result<(), FatError> {
         let used = self.used()?;
