@@ -114,6 +114,8 @@ pub enum Event {
     MachineSilent { machine: MachineId, silent_s: u64 },
     /// agent: it says something again.
     MachineAnswers { machine: MachineId },
+    /// agent: what the server keeps a machine's disk on failed so many requests of the guest by now.
+    MachineStorage { machine: MachineId, failed: u64 },
     /// agent: the VMM was killed.
     MachineForced { machine: MachineId, because: &'static str },
     /// agent: the VMM ended.
@@ -146,18 +148,40 @@ pub enum Event {
     EndedAbruptly { last: String },
     /// agent: the time and the release that this server does not go below, and who holds them.
     Floors { time: u64, release: Option<Release>, held: FloorsHeld },
-    /// agent: what the node does about updates, or waits for.
-    Update { state: String },
-    /// agent: another release is in a slot, read back; `fetched` bytes of it were not there before.
-    UpdateWritten { slot: &'static str, bytes: u64, ms: u128, fetched: u64 },
-    /// agent: what was tried in a slot is what firmware starts from now on.
-    UpdatePromoted { slot: &'static str },
-    /// agent: the node restarts to try a release.
-    UpdateRestart { release: String },
-    /// agent: what came of a trial.
-    UpdateJudged { verdict: String },
+    /// agent: something about releases.
+    Update(UpdateEvent),
     /// agent: something failed that no machine is to blame for.
     Trouble { place: &'static str, reason: String },
+}
+
+/// What the node does about releases.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs, reason = "names and keys say it; each is printed as it is declared")]
+pub enum UpdateEvent {
+    /// What it does now, or waits for.
+    State(String),
+    /// Another release is in a slot, read back; `fetched` bytes of it were not there before.
+    Written { slot: &'static str, bytes: u64, ms: u128, fetched: u64 },
+    /// What was tried in a slot is what firmware starts from now on.
+    Promoted { slot: &'static str },
+    /// The node restarts to try a release.
+    Restart { release: String },
+    /// What came of a trial.
+    Judged { verdict: String },
+}
+
+impl fmt::Display for UpdateEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::State(state) => write!(f, "update state={state:?}"),
+            Self::Written { slot, bytes, ms, fetched } => {
+                write!(f, "update-written slot={slot} bytes={bytes} ms={ms} fetched={fetched}")
+            }
+            Self::Promoted { slot } => write!(f, "update-promoted slot={slot}"),
+            Self::Restart { release } => write!(f, "update-restart release={release:?}"),
+            Self::Judged { verdict } => write!(f, "update-judged verdict={verdict:?}"),
+        }
+    }
 }
 
 impl fmt::Display for Event {
@@ -219,13 +243,9 @@ impl Event {
             | Self::Offered { .. }
             | Self::AgentReady { .. }
             | Self::Floors { .. }
-            | Self::Update { .. }
+            | Self::Update(_)
             | Self::CrashKept { .. }
             | Self::EndedAbruptly { .. }
-            | Self::UpdateWritten { .. }
-            | Self::UpdatePromoted { .. }
-            | Self::UpdateRestart { .. }
-            | Self::UpdateJudged { .. }
             | Self::DeviceReset { .. }
             | Self::DeviceQuarantined { .. }
             | Self::Trouble { .. } => About::Node,
@@ -241,6 +261,7 @@ impl Event {
             | Self::MachineButton { .. }
             | Self::MachineSilent { .. }
             | Self::MachineAnswers { .. }
+            | Self::MachineStorage { .. }
             | Self::MachineForced { .. }
             | Self::MachineExited { .. }
             | Self::MachineEnded { .. }
@@ -361,13 +382,7 @@ impl Event {
             }
             Self::EndedAbruptly { last } => write!(f, "ended-abruptly last={last:?}"),
             Self::Floors { time, release, held } => write_floors(f, *time, *release, *held),
-            Self::Update { state } => write!(f, "update state={state:?}"),
-            Self::UpdateWritten { slot, bytes, ms, fetched } => {
-                write!(f, "update-written slot={slot} bytes={bytes} ms={ms} fetched={fetched}")
-            }
-            Self::UpdatePromoted { slot } => write!(f, "update-promoted slot={slot}"),
-            Self::UpdateRestart { release } => write!(f, "update-restart release={release:?}"),
-            Self::UpdateJudged { verdict } => write!(f, "update-judged verdict={verdict:?}"),
+            Self::Update(event) => write!(f, "{event}"),
             Self::Trouble { place, reason } => write!(f, "trouble place={place} reason={reason:?}"),
             _ => Err(fmt::Error),
         }
@@ -409,6 +424,9 @@ impl Event {
                 write!(f, "machine-silent machine={machine} silent_s={silent_s}")
             }
             Self::MachineAnswers { machine } => write!(f, "machine-answers machine={machine}"),
+            Self::MachineStorage { machine, failed } => {
+                write!(f, "machine-storage machine={machine} failed={failed}")
+            }
             Self::MachineForced { machine, because } => {
                 write!(f, "machine-forced machine={machine} because={because}")
             }

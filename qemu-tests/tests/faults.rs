@@ -422,7 +422,13 @@ fn the_disk_fails_for_a_while(faulty: &Faulty, host: &mut Host) -> u64 {
     assert!(refused.contains("store"), "{refused}");
     let told = host.serial.wait_from(mark, "event=trouble place=disk", SOON).unwrap();
     assert!(told.contains("nothing is remembered any more"), "{told}");
-    faulty.scene.ssh(&faulty.machine, "true").unwrap();
+    // The guest's disk fails, too, of which provider and renter hear.
+    let write = "dd if=/dev/zero of=/dev/vda bs=4k count=1 conv=fsync 2> /dev/null; true";
+    faulty.scene.ssh(&faulty.machine, write).unwrap();
+    let storage = format!("event=machine-storage machine={}", faulty.machine);
+    host.serial.wait_from(mark, &storage, SOON).unwrap();
+    let shown = faulty.scene.renter().json(&["machines", "show", &faulty.machine]).unwrap();
+    assert!(shown.to_string().contains("the server's storage failed "), "{shown}");
     reopen(host, WORKS);
     let serial = if faulty.renew(4).is_ok() { 4 } else { 2 };
     faulty.scene.ssh(&faulty.machine, "true").unwrap();

@@ -102,6 +102,9 @@ pub struct DeviceCounters {
     pub written_bytes: u64,
     /// Requests that failed.
     pub errors: u64,
+    /// Those of them that failed since what the host keeps the data on did.
+    #[serde(default)]
+    pub media_errors: u64,
     /// Interrupts that were raised by this process.
     pub interrupts: u64,
 }

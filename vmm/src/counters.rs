@@ -66,6 +66,8 @@ pub struct Activity {
     pub written_bytes: Counter,
     /// Requests that failed.
     pub errors: Counter,
+    /// Those of them that failed since what the host keeps the data on did.
+    pub media_errors: Counter,
     /// Interrupts raised.
     pub interrupts: Counter,
 }
@@ -107,6 +109,7 @@ impl Registry {
                 read_bytes: activity.read_bytes.get(),
                 written_bytes: activity.written_bytes.get(),
                 errors: activity.errors.get(),
+                media_errors: activity.media_errors.get(),
                 interrupts: activity.interrupts.get(),
             })
         };

@@ -27,7 +27,7 @@ const OF_INIT: [&str; 13] = [
 ];
 
 /// Events that mean a failure.
-const ERRORS: [&str; 9] = [
+const ERRORS: [&str; 10] = [
     "agent-exited",
     "agent-silent",
     "config-bad",
@@ -35,6 +35,7 @@ const ERRORS: [&str; 9] = [
     "machine-failed",
     "machine-overdue",
     "machine-silent",
+    "machine-storage",
     "mount-wrong",
     "trouble",
 ];
@@ -179,9 +180,10 @@ mod tests {
             Event::AgentSilent { silent_s: 60 },
             Event::MachineOverdue { machine },
             Event::MachineSilent { machine, silent_s: 15 },
+            Event::MachineStorage { machine, failed: 1 },
         ];
         let levels: Vec<_> = errors.iter().map(|event| read(event).level).collect();
-        assert_eq!(levels, [Level::Error; 9]);
+        assert_eq!(levels, [Level::Error; 10]);
         let warnings = [
             Event::RamMode { path: "/state", reason: reason() },
             Event::WatchdogAbsent,

@@ -85,8 +85,8 @@ pub enum Progress {
     Spawned(MachineId, i32, Box<Placement>),
     /// The guest runs.
     Running(MachineId, i32, Duration),
-    /// A running process answered a question.
-    Answered(MachineId, i32),
+    /// A running process answered a question: so many requests of its disks failed by now, if it says so.
+    Answered(MachineId, i32, Option<u64>),
     /// It did not.
     Unanswered(MachineId, i32),
     /// Something was attached, or was not.

@@ -22,7 +22,7 @@ const EXITS: [Column<ExitCounters>; 6] = [
 struct Column<T>(&'static str, fn(&T) -> u64);
 
 /// What is counted of a device: the metric, and where it stands.
-const DEVICES: [Counter; 5] = [
+const DEVICES: [Counter; 6] = [
     Counter::new("vm_device_requests_total", "Requests that a device answered.", |one| {
         one.requests
     }),
@@ -31,6 +31,11 @@ const DEVICES: [Counter; 5] = [
         one.written_bytes
     }),
     Counter::new("vm_device_errors_total", "Requests to a device that failed.", |one| one.errors),
+    Counter::new(
+        "vm_device_media_errors_total",
+        "Requests to a device that failed since what the host keeps its data on did.",
+        |one| one.media_errors,
+    ),
     Counter::new("vm_device_interrupts_total", "Interrupts of a device.", |one| one.interrupts),
 ];
 

@@ -33,6 +33,8 @@ const SUM: usize = 0x1e;
 pub(super) const JOURNAL_MAGIC: u32 = 0xc03b_3998;
 const DESCRIPTOR: u32 = 1;
 const COMMIT: u32 = 2;
+/// The kind of its superblock (`JBD2_SUPERBLOCK_V2`).
+const JOURNAL_KIND: u32 = 4;
 const REVOKE: u32 = 5;
 /// Bits of the journal's `s_feature_incompat` that are known here: revocations, wide numbers, commits
 /// without a barrier. Checksums of the third version are always there.
@@ -89,8 +91,9 @@ pub(super) fn are_whole(volume: &impl FileExt, superblock: &[u8; BYTES]) -> io::
     Ok(bad.transpose()?.flatten().is_none())
 }
 
-/// Takes features that nobody knows from the journal's superblock, if its checksum is wrong. Whether there were
-/// any: e2fsck, which makes a damaged journal anew, does not touch what it takes for one of the future.
+/// Takes features that nobody knows, and an unknown kind of superblock, from the journal's superblock, if its
+/// checksum is wrong. Whether there were any: e2fsck, which makes a damaged journal anew, does not touch what it
+/// takes for one of the future.
 ///
 /// # Errors
 /// When the volume cannot be read or written.
@@ -106,11 +109,12 @@ pub(super) fn settle_journal(volume: &impl FileExt, superblock: &[u8; BYTES]) ->
     }
     let features = [0x24, 0x28, 0x2c].map(|at| big(&own, at));
     let known = [features[0] & 1, features[1] & ALL_KNOWN, 0];
-    if features == known {
+    if (big(&own, 4), features) == (JOURNAL_KIND, known) {
         return Ok(false);
     }
-    let at = first * shape.block + 0x24;
-    volume.write_all_at(&known.map(u32::to_be_bytes).concat(), at)?;
+    let at = first * shape.block;
+    volume.write_all_at(&JOURNAL_KIND.to_be_bytes(), at + 4)?;
+    volume.write_all_at(&known.map(u32::to_be_bytes).concat(), at + 0x24)?;
     Ok(true)
 }
 

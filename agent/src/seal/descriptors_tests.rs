@@ -96,3 +96,29 @@ fn a_descriptor_that_rotted_is_taken_from_the_journal_too() {
     assert_eq!(mend(&file).unwrap(), Found::AheadOfGroups);
     assert_eq!(descriptors(&file), new);
 }
+
+/// Whatever bit of it says something that e2fsck does not know, which then leaves everything as it is.
+#[test]
+fn the_head_of_a_journal_that_rotted_is_one_that_is_made_anew() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("volume");
+    let file = File::options().create_new(true).read(true).write(true).open(&path).unwrap();
+    file.set_len(64 << 20).unwrap();
+    if !run("mke2fs", &["-q", "-F", "-t", "ext4", "-b", "4096", "-J", "size=4"], &path) {
+        println!("skipped: the head of a journal: needs e2fsprogs");
+        return;
+    }
+    let whole = fs::read(&path).unwrap();
+    let head = [0xc0, 0x3b, 0x39, 0x98, 0, 0, 0, 4];
+    let at = whole.chunks_exact(BLOCK).position(|block| block.starts_with(&head)).unwrap() * BLOCK;
+    // Magic, kind, sequence, length of blocks and their number, first one, state, features.
+    for offset in (0..0x30).filter(|offset| offset % 4 == 0 || offset % 4 == 3) {
+        file.write_all_at(&whole, 0).unwrap();
+        file.write_all_at(&[whole[at + offset] ^ 4], (at + offset) as u64).unwrap();
+        mend(&file).unwrap();
+        let checked = Command::new("e2fsck").arg("-fy").arg(&path).output().unwrap();
+        let said = String::from_utf8_lossy(&checked.stdout);
+        assert!(checked.status.code().unwrap() <= 1, "{offset:#x}: {said}");
+        assert!(run("e2fsck", &["-fn"], &path), "{offset:#x}");
+    }
+}

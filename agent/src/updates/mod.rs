@@ -64,7 +64,7 @@ use self::{
 };
 use crate::{
     console::Page,
-    events::Event,
+    events::{Event, UpdateEvent},
     floors::Keeper,
     machines::{
         init::Init,
@@ -251,7 +251,7 @@ impl Task {
 
     fn note(&mut self, journal: Journal) -> Result<(), UpdateError> {
         if journal.last != self.journal.last && !journal.last.is_empty() {
-            eprintln!("{}", Event::UpdateJudged { verdict: journal.last.clone() });
+            tell(UpdateEvent::Judged { verdict: journal.last.clone() });
         }
         self.journal = journal;
         let folder = Path::new(crate::service::STATE);
@@ -300,7 +300,7 @@ impl Task {
                 }
             };
             if rest != told {
-                eprintln!("{}", Event::Update { state: rest.clone() });
+                tell(UpdateEvent::State(rest.clone()));
                 told.clone_from(&rest);
             }
             self.show(rest);
@@ -445,7 +445,7 @@ impl Task {
             Action::Disarm => self.change(|_, _, _| firmware::disarm()),
             Action::Restart => {
                 let because = self.journal.trial.as_ref().map(|trial| trial.release.to_string());
-                eprintln!("{}", Event::UpdateRestart { release: because.unwrap_or_default() });
+                tell(UpdateEvent::Restart { release: because.unwrap_or_default() });
                 self.show("restarting".to_owned());
                 self.parts.init.shutdown(Way::Reboot).map_err(|_| UpdateError::Init)?;
                 std::future::pending::<()>().await;
@@ -505,6 +505,10 @@ impl Task {
             changed
         });
     }
+}
+
+fn tell(event: UpdateEvent) {
+    eprintln!("{}", Event::Update(event));
 }
 
 fn trouble(error: &(dyn std::error::Error + 'static)) {

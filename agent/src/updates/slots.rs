@@ -5,8 +5,8 @@ use update::{
     slots::{Contents, Place, Program, Slot, fat::FatError},
 };
 
-use super::{Task, failure::UpdateError, partition::Partition, trouble};
-use crate::events::Event;
+use super::{Task, failure::UpdateError, partition::Partition, tell, trouble};
+use crate::events::{Event, UpdateEvent};
 
 impl Task {
     /// Says which programs were altered on the disk. The plan mends what can be mended.
@@ -45,7 +45,7 @@ impl Task {
             self.look_again()?;
             return Err(error.into());
         }
-        eprintln!("{}", Event::UpdatePromoted { slot: slot.name() });
+        tell(UpdateEvent::Promoted { slot: slot.name() });
         self.failures = 0;
         self.contents.promote(slot);
         self.shelf.stock(&self.contents);

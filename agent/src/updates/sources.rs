@@ -15,9 +15,12 @@ use super::{
     PAUSE, Task,
     failure::{UpdateError, with_advice},
     fetch::{Repository, Written},
-    places,
+    places, tell,
 };
-use crate::{events::Event, floors};
+use crate::{
+    events::{Event, UpdateEvent},
+    floors,
+};
 
 impl Task {
     /// Looks at the repository when it is time to: now and then, and when a volume comes.
@@ -134,7 +137,7 @@ impl Task {
         };
         let Written { bytes, fetched } = written;
         let ms = begin.elapsed().as_millis();
-        eprintln!("{}", Event::UpdateWritten { slot: slot.name(), bytes, ms, fetched });
+        tell(UpdateEvent::Written { slot: slot.name(), bytes, ms, fetched });
         self.view.fetched_bytes += fetched;
         self.wrote(place, bytes)
     }

@@ -56,6 +56,7 @@ fn device(engine: EngineChoice, queues: u16, read_only: bool) -> (VirtioPci, Mac
     let file = file();
     let shared = file.as_fd().try_clone_to_owned().unwrap();
     let block = Block::new(&spec(read_only), shared, queues, engine, machine.ram.clone()).unwrap();
+    let block = block.counted(machine.platform.activity.device("blk"));
     let mut function = VirtioPci::new(Box::new(block), 16, &machine.platform).unwrap();
     function.start().unwrap();
     enable_msix(&mut function, u64::from(queues) + 1);
@@ -268,6 +269,9 @@ fn bad_requests_fail_alone() {
     assert_eq!(disk.request(11, 0, &[(DATA, 16, false)]), (2, 1));
     assert_eq!(disk.request(0, 1, &[(DATA, 512, true)]), (0, 513));
     assert_eq!(disk.function.status(), 15);
+    // They are the guest's own doing.
+    let counted = disk.machine.platform.activity.read();
+    assert_eq!((counted[0].errors, counted[0].media_errors), (8, 0));
 }
 
 #[test]
@@ -276,6 +280,8 @@ fn a_file_that_shrank_fails_the_read() {
         let mut disk = disk(engine, F_FLUSH);
         rustix::fs::ftruncate(&disk.file, 256).unwrap();
         assert_eq!(disk.request(0, 0, &[(DATA, 512, true)]), (1, 1));
+        let counted = disk.machine.platform.activity.read();
+        assert_eq!((counted[0].errors, counted[0].media_errors), (1, 1));
     }
 }
 

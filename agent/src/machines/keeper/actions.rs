@@ -2,7 +2,12 @@
 
 use types::{ids::MachineId, node::DeviceState, units::UnixSeconds};
 
-use super::{Keeper, deadlines, liveness::Voice, progress::Attempts, trouble};
+use super::{
+    Keeper, deadlines,
+    liveness::{Storage, Voice},
+    progress::Attempts,
+    trouble,
+};
 use crate::{
     events::Event,
     init::boot::chain,
@@ -54,7 +59,7 @@ impl Keeper {
                 // What it fetches must be known as needed before.
                 self.make_room();
                 let Some(entry) = self.machines.get_mut(&machine) else { return };
-                entry.voice = Voice::default();
+                (entry.voice, entry.storage) = (Voice::default(), Storage::default());
                 entry.seen = Seen {
                     busy: Some(Work::Start),
                     failures: entry.seen.failures,

@@ -34,6 +34,30 @@ pub(super) struct Voice {
     silent: bool,
 }
 
+/// How often it is told that more requests failed, at most.
+const TOLD_EVERY: Duration = Duration::from_secs(60);
+
+/// What a machine's disks are kept on. Pure.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Storage {
+    failed: u64,
+    told: Option<Instant>,
+}
+
+impl Storage {
+    /// Notes that so many requests failed by now; returns the number when it is to be told.
+    fn handle_count(&mut self, failed: u64, now: Instant) -> Option<u64> {
+        // A disk that was detached takes its count along.
+        self.failed = self.failed.min(failed);
+        let lately = self.told.is_some_and(|told| now - told < TOLD_EVERY);
+        if failed == self.failed || lately {
+            return None;
+        }
+        (self.failed, self.told) = (failed, Some(now));
+        Some(failed)
+    }
+}
+
 /// What is new about a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Change {
@@ -89,7 +113,7 @@ impl Keeper {
             entry.voice.asked = true;
             let (machine, progress) = (*machine, self.progress.clone());
             tokio::spawn(async move {
-                let report = match vmm::state(machine).await {
+                let report = match vmm::counters(machine).await {
                     Err(
                         VmmError::Connect { .. }
                         | VmmError::Http { .. }
@@ -97,8 +121,12 @@ impl Keeper {
                         | VmmError::Silent,
                     ) => Progress::Unanswered(machine, pid),
                     // Whatever it says, it says something.
-                    Err(VmmError::Status { .. } | VmmError::Body { .. }) | Ok(_) => {
-                        Progress::Answered(machine, pid)
+                    Err(VmmError::Status { .. } | VmmError::Body { .. }) => {
+                        Progress::Answered(machine, pid, None)
+                    }
+                    Ok(counted) => {
+                        let failed = counted.devices.iter().map(|device| device.media_errors);
+                        Progress::Answered(machine, pid, Some(failed.sum()))
                     }
                 };
                 // The keeper outlives its tasks; when it is gone, so is the agent.
@@ -107,7 +135,10 @@ impl Keeper {
         }
     }
 
-    pub(super) fn handle_answer(&mut self, machine: MachineId, process: i32) {
+    pub(super) fn handle_answer(&mut self, machine: MachineId, process: i32, failed: Option<u64>) {
+        if let Some(failed) = failed {
+            self.note_storage(machine, process, failed);
+        }
         let change = |voice: &mut Voice| voice.handle_answer(Instant::now());
         self.note_voice(machine, process, change);
     }
@@ -115,6 +146,20 @@ impl Keeper {
     pub(super) fn handle_silence(&mut self, machine: MachineId, process: i32) {
         let change = |voice: &mut Voice| voice.handle_silence(Instant::now());
         self.note_voice(machine, process, change);
+    }
+
+    /// Notes what is new about a machine's disks, if that process still runs it.
+    fn note_storage(&mut self, machine: MachineId, process: i32, failed: u64) {
+        let now = self.config.clock.now();
+        let Some(entry) = self.machines.get_mut(&machine) else { return };
+        if entry.seen.process != (Process::Running { pid: process }) {
+            return;
+        }
+        let Some(failed) = entry.storage.handle_count(failed, Instant::now()) else { return };
+        eprintln!("{}", Event::MachineStorage { machine, failed });
+        let note = format!("the server's storage failed {failed} requests of its disks");
+        entry.record.note(now, note);
+        self.keep(machine);
     }
 
     /// Notes what is new about the voice of a machine, if that process still runs it.
@@ -150,6 +195,19 @@ impl Keeper {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn failing_storage_is_told_now_and_then() {
+        let now = Instant::now();
+        let mut storage = Storage::default();
+        let mut count =
+            |failed, seconds| storage.handle_count(failed, now + Duration::from_secs(seconds));
+        assert_eq!(count(0, 0), None);
+        assert_eq!([count(2, 5), count(3, 10), count(9, 60)], [Some(2), None, None]);
+        assert_eq!([count(9, 65), count(9, 900)], [Some(9), None]);
+        // Of another disk, after the first was detached.
+        assert_eq!([count(0, 950), count(1, 990)], [None, Some(1)]);
+    }
 
     #[test]
     fn a_process_that_answers_nothing_is_told_once_and_so_is_its_return() {

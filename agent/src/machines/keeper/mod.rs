@@ -221,12 +221,14 @@ struct Entry {
     record: Record,
     seen: Seen,
     voice: liveness::Voice,
+    storage: liveness::Storage,
     task: Option<AbortHandle>,
 }
 
 impl Entry {
     fn new(record: Record) -> Self {
-        Self { record, seen: Seen::default(), voice: liveness::Voice::default(), task: None }
+        let (voice, storage) = (liveness::Voice::default(), liveness::Storage::default());
+        Self { record, seen: Seen::default(), voice, storage, task: None }
     }
 }
 

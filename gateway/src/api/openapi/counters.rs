@@ -36,6 +36,8 @@ pub(super) struct DeviceCounters {
     written_bytes: u64,
     /// Requests that failed.
     errors: u64,
+    /// Those of them that failed since what the node keeps the data on did.
+    media_errors: u64,
     /// Interrupts raised by the machine's process.
     interrupts: u64,
 }

@@ -119,6 +119,11 @@ impl Status {
     /// Media 81h, Unrecovered Read Error.
     pub const READ_ERROR: Self = Self(0x281);
 
+    /// Whether what the data is kept on failed.
+    pub fn is_of_media(self) -> bool {
+        self == Self::READ_ERROR || self == Self::WRITE_FAULT
+    }
+
     /// Returns the 15 bits.
     pub fn bits(self) -> u16 {
         self.0

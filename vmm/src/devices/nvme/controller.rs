@@ -392,8 +392,9 @@ impl Controller {
     pub(super) fn complete(&mut self, queue: u16, command: &Command, status: Status, result: u32) {
         if queue > 0 {
             self.shared.activity.requests.add(1);
-            let failures = u64::from(status != Status::SUCCESS);
-            self.shared.activity.errors.add(failures);
+            let activity = &self.shared.activity;
+            activity.errors.add(u64::from(status != Status::SUCCESS));
+            activity.media_errors.add(u64::from(status.is_of_media()));
         }
         let Some(live) = &mut self.live else { return };
         let Some(Some(submissions)) = live.submissions.get_mut(usize::from(queue)) else { return };

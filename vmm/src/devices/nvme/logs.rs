@@ -58,7 +58,7 @@ impl Logs {
     /// Notes a command of `queue` that failed.
     pub fn error(&mut self, queue: u16, command: &Command, status: Status) {
         self.error_count = self.error_count.saturating_add(1);
-        if status == Status::READ_ERROR || status == Status::WRITE_FAULT {
+        if status.is_of_media() {
             self.media_errors = self.media_errors.saturating_add(1);
         }
         let mut entry = [0; ENTRY_SIZE];

@@ -94,12 +94,17 @@ pub fn open(
     platform: &Platform,
 ) -> Result<VirtioPci, VirtioError> {
     let queues = u16::try_from(vcpus).unwrap_or(MAX_QUEUES).clamp(1, MAX_QUEUES);
-    let mut block = Block::new(disk, file, queues, EngineChoice::Best, platform.ram.clone())?;
-    block.activity = platform.activity.device(IDENTITY.name);
+    let block = Block::new(disk, file, queues, EngineChoice::Best, platform.ram.clone())?;
+    let block = block.counted(platform.activity.device(IDENTITY.name));
     VirtioPci::new(Box::new(block), slot, platform)
 }
 
 impl Block {
+    /// Returns the device, which counts what it does in `activity`.
+    pub fn counted(self, activity: Arc<Activity>) -> Self {
+        Self { activity, ..self }
+    }
+
     /// Returns the device, not started.
     pub fn new(
         disk: &types::vm::Disk,

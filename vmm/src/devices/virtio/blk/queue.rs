@@ -349,7 +349,9 @@ impl BlockQueue {
                 return self.launch_again(live, flight);
             }
             Err(error) => {
-                return live.answer(flight.head, flight.status, status_of(error), 0);
+                let status = status_of(error);
+                live.activity.media_errors.add(u64::from(status == Status::Failed));
+                return live.answer(flight.head, flight.status, status, 0);
             }
             Ok(moved) => *moved,
         };
@@ -382,6 +384,7 @@ impl BlockQueue {
     ) -> Result<(), RingError> {
         if moved == 0 {
             // The file ends before the disk does.
+            live.activity.media_errors.add(1);
             return live.answer(flight.head, flight.status, Status::Failed, 0);
         }
         self.launch(live, flight)
