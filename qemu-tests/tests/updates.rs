@@ -117,7 +117,6 @@ fn a_good_release_stays_and_one_that_panics_is_left() {
     serial.wait_from(mark, rest, STEP).unwrap();
     let text = serial.text();
     assert!(text[mark..].contains("release=\"0.1.1\""), "{text}");
-    println!("release 0.1.2 is left after {:?}", begin.elapsed());
 
     goes_on_looking(&repository);
     assert_eq!(serial.text().matches("event=update-restart").count(), 2);

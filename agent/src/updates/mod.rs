@@ -143,8 +143,7 @@ pub fn running_release() -> Option<Release> {
 /// Starts the task; what operators say goes into the sender. Other nodes are served from the shelf.
 pub fn start(parts: Parts) -> (mpsc::Sender<Word>, Arc<Shelf>) {
     let (words, said) = mpsc::channel(8);
-    let partition = partition::find(Path::new("/"));
-    let shelf = Arc::new(Shelf::new(Path::new(crate::service::STATE), partition));
+    let shelf = Arc::new(Shelf::new(Path::new(crate::service::STATE)));
     let shared = Arc::clone(&shelf);
     tokio::spawn(async move { Task::new(parts, shared).await.run(said).await });
     (words, shelf)
@@ -182,7 +181,9 @@ struct Task {
 impl Task {
     async fn new(parts: Parts, shelf: Arc<Shelf>) -> Self {
         let root = Path::new("/");
-        let partition = partition::find(root).or_else(|| partition::beside_state(root));
+        let partition = partition::find(root);
+        partition.iter().for_each(|partition| shelf.open(partition.clone()));
+        let partition = partition.or_else(|| partition::beside_state(root));
         let started_from = partition.as_ref().and_then(|partition| partition.from);
         let medium = partition.as_ref().filter(|_| started_from.is_none());
         let medium = medium.and_then(|_| tokio::task::block_in_place(|| Medium::find(root)));

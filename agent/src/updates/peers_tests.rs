@@ -115,7 +115,8 @@ async fn a_release_comes_from_another_node() {
     let mirror = Source::below(&format!("file://{}/repository", folder.path().display()));
     let state = folder.path().join("state");
     drop(check(&checker(&root, &state.join(STORE), vec![mirror]), None).await);
-    let shelf = Shelf::new(&state, Some(partition(folder.path(), &program)));
+    let shelf = Shelf::new(&state);
+    shelf.open(partition(folder.path(), &program));
     let mut contents = Contents::default();
     contents.set(Place::ALL[0], Some(Program::of(&program)));
     shelf.stock(&contents);

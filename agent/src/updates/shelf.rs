@@ -4,7 +4,7 @@
 use std::{
     fs, io,
     path::{Path, PathBuf},
-    sync::{Mutex, PoisonError},
+    sync::{Mutex, OnceLock, PoisonError},
     time::Duration,
 };
 
@@ -41,7 +41,7 @@ const DOCUMENT_LIMIT: u64 = 16 << 20;
 #[derive(Debug)]
 pub struct Shelf {
     state: PathBuf,
-    partition: Option<Partition>,
+    partition: OnceLock<Partition>,
     programs: Mutex<Vec<(Place, Sha256)>>,
     places: Semaphore,
 }
@@ -63,10 +63,16 @@ enum Found {
 }
 
 impl Shelf {
-    /// Makes a shelf of the folder `state` and of the programs on `partition`.
-    pub(super) fn new(state: &Path, partition: Option<Partition>) -> Self {
+    /// Makes a shelf of the folder `state`.
+    pub(super) fn new(state: &Path) -> Self {
         let (programs, places) = (Mutex::default(), Semaphore::new(PLACES));
-        Self { state: state.to_owned(), partition, programs, places }
+        Self { state: state.to_owned(), partition: OnceLock::new(), programs, places }
+    }
+
+    /// Gives the programs on `partition`, too.
+    pub(super) fn open(&self, partition: Partition) {
+        // There is one, and whoever finds it again finds the same.
+        self.partition.get_or_init(|| partition);
     }
 
     /// Takes note of what the slots hold.
@@ -119,7 +125,7 @@ impl Shelf {
             None => Ok(None),
             Some(Found::Document(bytes)) => Ok(Some(bytes)),
             Some(Found::Program(place)) => {
-                let Some(partition) = &self.partition else { return Ok(None) };
+                let Some(partition) = self.partition.get() else { return Ok(None) };
                 partition.bytes(place).map_err(io::Error::other)
             }
         }
@@ -228,7 +234,7 @@ mod tests {
         for file in ["timestamp.json", "targets.json"] {
             fs::write(state.path().join(STORE).join(file), metadata).unwrap();
         }
-        let shelf = Shelf::new(state.path(), None);
+        let shelf = Shelf::new(state.path());
         (state, shelf)
     }
 
