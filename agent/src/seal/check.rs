@@ -1,8 +1,8 @@
 //! Checks the file systems of STATE and DATA before they are mounted, and mends what a disk altered in them.
 //! The kernel checks little at a mount, mends nothing, and refuses later what it cannot read. So `glance` looks at
 //! what is clean; at what is not, or what it doubts, e2fsck looks, and only where that finds something does it
-//! write. The process that opens the volumes has them checked, too: init waits for it with a deadline, and nothing
-//! that a disk says reaches PID 1.
+//! write; what it lets pass and the kernel does not, `inodes` takes off. The process that opens the volumes has
+//! them checked, too: init waits for it with a deadline, and nothing that a disk says reaches PID 1.
 //!
 //! What was mended may have lost its name; `names` gives it back once the volume is mounted.
 //!
@@ -22,6 +22,7 @@ use update::disk::layout;
 
 use super::{
     glance::{self, Budget, Glance},
+    inodes::{self, Settled},
     superblock::{self, Found},
     unlock,
     volume::{self, Volume},
@@ -206,17 +207,29 @@ fn try_check(program: &Path, device: &Path, limits: Limits) -> io::Result<Checke
         run(&["-y", "-E", "journal_only"], limits.mend)?;
     }
     let mut found = run(&["-f", "-n"], limits.look)?;
-    if found.status == 0 && !marks.damaged {
-        return Ok(Checked::Whole);
+    let clean = found.status == 0 && !marks.damaged;
+    let said = (!clean).then(|| found.in_words());
+    let taken = settle(device, limits)?;
+    if clean {
+        return Ok(taken.in_words().map_or(Checked::Whole, |what| Checked::Mended { what }));
     }
-    let what = found.in_words();
     for _ in 0..ROUNDS {
         found = run(&["-f", "-y"], limits.mend)?;
         if found.status < LEFT {
-            return Ok(Checked::Mended { what });
+            let taken = taken.and(settle(device, limits)?).in_words();
+            let what: Vec<String> = taken.into_iter().chain(said).collect();
+            return Ok(Checked::Mended { what: what.join("; ") });
         }
     }
     Ok(Checked::Damaged { what: found.in_words() })
+}
+
+/// Takes off what e2fsck lets pass, or gives up at.
+fn settle(device: &Path, limits: Limits) -> io::Result<Settled> {
+    let device = File::options().read(true).write(true).open(device)?;
+    let settled = inodes::settle(&device, Instant::now() + limits.mend)?;
+    device.sync_all()?;
+    Ok(settled)
 }
 
 /// What the program said in the end.

@@ -1,8 +1,8 @@
 //! The encrypted volumes of the appliance's disk: STATE and DATA.
 //!
 //! `luks` is the header's format, `volume` a header on a disk, `recovery` the key that a person keeps,
-//! `tpm` and `signature` what the TPM does, `unlock` what happens at the start, `check` and `names` what
-//! becomes of file systems that a disk altered. It leaves mounting to `init`, and machines' disks to
+//! `tpm` and `signature` what the TPM does, `unlock` what happens at the start, `check` and what it uses what
+//! becomes of file systems that a disk altered, `names` of their files. It leaves mounting to `init`, and machines' disks to
 //! `machines::disk_keys`.
 
 #[cfg(test)]
@@ -14,6 +14,9 @@ mod descriptors_tests;
 #[cfg(test)]
 mod flips;
 pub mod glance;
+pub mod inodes;
+#[cfg(test)]
+mod inodes_tests;
 pub mod keys;
 #[cfg(test)]
 mod keys_tests;

@@ -1,6 +1,7 @@
 //! The files of STATE and DATA know their names. Where a disk altered a folder, e2fsck keeps what lay in it,
 //! but under numbers in `lost+found`, or under the altered name; so each file and folder has an extended
-//! attribute with its path below the volume, and goes back there.
+//! attribute with its path below the volume, and goes back there. The path has a checksum (CRC-32C) behind it: a file
+//! whose attribute is what the disk altered stays where it is.
 //!
 //! Names follow files: what was moved by the node has its new name by the next round. Nothing is moved unless
 //! the volume was mended at this start, and nothing that has a place is ever replaced.
@@ -18,10 +19,13 @@ use rustix::{
     fs::{XattrFlags, lgetxattr, lsetxattr},
 };
 
+use super::superblock::crc32c;
+
 /// The attribute. The shorter it is, the more often it fits into the inode.
 const NAME: &str = "user.path";
-/// Longest path that is kept, in bytes.
+/// Longest path that is kept, and its checksum, in bytes.
 const MAX_PATH: usize = 255;
+const SUM: usize = 4;
 /// Most entries of a volume that are looked at.
 const MAX_ENTRIES: usize = 65_536;
 /// Where e2fsck puts what lost its name.
@@ -56,7 +60,7 @@ pub fn keep(root: &Path) -> io::Result<usize> {
             continue;
         }
         if name_of(&path).is_none_or(|name| name.as_os_str().as_bytes() != bytes)
-            && lsetxattr(&path, NAME, bytes, XattrFlags::empty()).is_ok()
+            && lsetxattr(&path, NAME, &value(bytes), XattrFlags::empty()).is_ok()
         {
             new += 1;
         }
@@ -105,11 +109,17 @@ fn misplaced(root: &Path) -> io::Result<Option<(PathBuf, PathBuf)>> {
     Ok(named.min_by_key(|(_, name)| name.components().count()))
 }
 
-/// Returns the name that a file has been given, if it is a path below the volume.
+/// Returns the attribute's value for a path. Without the inversion, zeros behind it would do no harm to it.
+fn value(path: &[u8]) -> Vec<u8> {
+    [path, &(!crc32c(u32::MAX, path)).to_le_bytes()].concat()
+}
+
+/// Returns the name that a file has been given, if it is a path below the volume and as it was written.
 fn name_of(path: &Path) -> Option<PathBuf> {
-    let mut bytes = Vec::with_capacity(MAX_PATH);
+    let mut bytes = Vec::with_capacity(MAX_PATH + SUM);
     lgetxattr(path, NAME, spare_capacity(&mut bytes)).ok()?;
-    let name = PathBuf::from(OsStr::from_bytes(&bytes));
+    let (name, _) = bytes.split_last_chunk::<SUM>().filter(|(name, _)| value(name) == bytes)?;
+    let name = PathBuf::from(OsStr::from_bytes(name));
     let good = name.components().all(|part| matches!(part, Component::Normal(_)));
     (good && name.components().next().is_some()).then_some(name)
 }
@@ -204,8 +214,29 @@ mod tests {
         assert_eq!(restore(root).unwrap().back, Vec::<String>::new());
         for name in ["../out", "/out", ""] {
             let flags = XattrFlags::empty();
-            lsetxattr(root.join("node.key.damaged"), NAME, name.as_bytes(), flags).unwrap();
+            let (path, value) = (root.join("node.key.damaged"), value(name.as_bytes()));
+            lsetxattr(path, NAME, &value, flags).unwrap();
             assert_eq!(restore(root).unwrap().back, Vec::<String>::new(), "{name}");
         }
+    }
+
+    #[test]
+    fn a_name_that_a_disk_altered_is_not_believed() {
+        let Some(folder) = volume() else { return };
+        let (root, path) = (folder.path(), folder.path().join("node.key"));
+        let good = value(b"node.key");
+        for bit in 0..good.len() * 8 {
+            let mut altered = good.clone();
+            altered[bit / 8] ^= 1 << (bit % 8);
+            lsetxattr(&path, NAME, &altered, XattrFlags::empty()).unwrap();
+            assert_eq!(restore(root).unwrap(), Restored::default(), "bit {bit}");
+        }
+        for length in 0..good.len() * 2 {
+            let mut altered = good.clone();
+            altered.resize(length, 0);
+            lsetxattr(&path, NAME, &altered, XattrFlags::empty()).unwrap();
+            assert_eq!(restore(root).unwrap(), Restored::default(), "{length} bytes");
+        }
+        assert_eq!(keep(root).unwrap(), 1, "it is written anew");
     }
 }

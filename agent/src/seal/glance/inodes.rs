@@ -3,10 +3,14 @@
 use std::os::unix::fs::FileExt;
 
 use super::{BLOCK, Look, RESIZE_INODE, Stop, crc32c, ensure, folders, half, wide, word};
-use crate::seal::descriptors::{JOURNAL_MAGIC, big, has_superblock};
+use crate::seal::{
+    descriptors::{JOURNAL_MAGIC, big, has_superblock},
+    inodes::{attributes_are_good, is_sound},
+};
 
-/// Bytes of an inode, and inodes in a block.
-pub(super) const BYTES: usize = 256;
+pub(super) use crate::seal::inodes::BYTES;
+
+/// Inodes in a block.
 pub(super) const IN_BLOCK: u32 = 16;
 /// Inodes with a meaning of their own, and the first one without.
 const ROOT: u32 = 2;
@@ -98,6 +102,7 @@ impl<D: FileExt> Look<'_, D> {
         // With one link, a folder has more than are counted.
         let linked = deleted == 0 && links > u16::from(folder);
         ensure(linked && (number != ROOT || folder), odd)?;
+        ensure(attributes_are_good(bytes), || format!("inode {number} has odd attributes"))?;
         self.links.one(folders::key(number, kind), links.into());
         self.content(number, seed, bytes, kind)?;
         Ok(folder)
@@ -322,24 +327,6 @@ impl<D: FileExt> Look<'_, D> {
         let counted = 1 + self.reserved * (1 + copies.len() as u64);
         ensure(told == counted * (BLOCK as u64 / 512), odd)
     }
-}
-
-/// Whether an inode's checksum is right.
-fn is_sound(seed: u32, bytes: &[u8; BYTES]) -> bool {
-    let extra = half(bytes, 0x80);
-    let sum = crc32c(crc32c(seed, &bytes[..0x7c]), &[0; 2]);
-    let sum = crc32c(sum, &bytes[0x7e..0x82]);
-    if extra < 4 {
-        return sane_extra(extra)
-            && crc32c(sum, &bytes[0x82..]).to_le_bytes()[..2] == bytes[0x7c..0x7e];
-    }
-    let sum = crc32c(crc32c(sum, &[0; 2]), &bytes[0x84..]).to_le_bytes();
-    sane_extra(extra) && sum[..2] == bytes[0x7c..0x7e] && sum[2..] == bytes[0x82..0x84]
-}
-
-/// Whether an inode can have so many bytes of fields behind the first 128.
-fn sane_extra(extra: u16) -> bool {
-    extra <= 128 && extra.is_multiple_of(4)
 }
 
 /// Returns where an inode's attributes lie, if they have a block; 0 otherwise.
