@@ -1,5 +1,5 @@
 //! A machine's life as its renter steers it, on a node that keeps its state on disk: followed,
-//! stopped, started, restarted, renewed, across a reboot of the node, billed, deleted.
+//! stopped, started, restarted, renewed, across a reboot of the node, billed, deleted; another one's lease ends.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
@@ -21,6 +21,8 @@ use serde_json::Value;
 const SOON: Duration = Duration::from_secs(90);
 /// The whole way down: every step of it has a deadline, and these are their sum.
 const DOWN: Duration = Duration::from_secs(100);
+/// A lease that ends while its machine runs, in seconds: long enough for the VMM to start on a slow machine.
+const BRIEF_S: u64 = 45;
 /// What the guest writes to its disk.
 const MARKER: &str = "written by the tenant";
 /// What the guest does after it is ready: it counts aloud.
@@ -110,6 +112,7 @@ fn a_machine_lives_as_its_renter_wants_and_loses_nothing() {
     recording.leaving(&machine.id).unwrap();
     delete_and_check_the_bill(&machine, request.start.unwrap());
     recording.deleted(&machine.id).unwrap();
+    expire(&LeaseRequest { start: None, ..request }, &scene, &guest, &mut recording);
     press_the_nodes_power_button(host);
     recording.boot(options).unwrap();
     recording.judge().unwrap();
@@ -241,6 +244,23 @@ fn delete_and_check_the_bill(machine: &Machine<'_>, since: u64) {
     let said = format!("{:#}", stranger.text(&["receipts", &machine.id]).unwrap_err());
     assert!(said.contains("knows no lease") && said.contains("of your key"), "{said}");
     println!("{}", renter.text(&ask).unwrap());
+}
+
+/// A lease that nobody renews ends, and is told so.
+fn expire(
+    request: &LeaseRequest<'_>,
+    scene: &Scene,
+    guest: &PushedGuest,
+    recording: &mut Recording,
+) {
+    let request = LeaseRequest { name: "brief", seconds: BRIEF_S, ..*request };
+    let (lease, id) = scene.lease(&request).unwrap();
+    scene.create(&lease, guest).unwrap();
+    recording.machine(&id, 1).unwrap();
+    let machine = Machine { scene, id };
+    machine.wait_until("running");
+    machine.wait_until("ended");
+    recording.expired(&machine.id).unwrap();
 }
 
 fn press_the_nodes_power_button(mut host: Host) {

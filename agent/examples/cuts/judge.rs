@@ -8,7 +8,7 @@ use std::{
 
 use agent::{
     install::probe::{self, Content},
-    machines::store::Store,
+    machines::{plan::Released, store::Store},
 };
 use anyhow::{Context, Result, ensure};
 use ed25519_dalek::SigningKey;
@@ -57,6 +57,8 @@ pub(crate) enum Fact {
         /// The highest serial of its lease.
         serial: u64,
     },
+    /// A machine's lease ended, and what it had was taken back.
+    Expired(String),
     /// Nothing more is said of a machine.
     Leaving(String),
     /// A machine was deleted: its disk's key is gone, its receipts are not.
@@ -72,6 +74,7 @@ impl Fact {
             | Self::Installed
             | Self::Node(_)
             | Self::Machine { .. }
+            | Self::Expired(_)
             | Self::Leaving(_)
             | Self::Deleted(_) => None,
         }
@@ -234,6 +237,11 @@ fn remembers(files: &Path, facts: &[Fact]) -> Result<()> {
             let found = machines.iter().find(|record| record.lease.id.to_string() == *id);
             let found = found.with_context(|| format!("machine {id} is forgotten"))?.lease.serial;
             ensure!(found >= *serial, "machine {id} is back at serial {found} from {serial}");
+        }
+        if let Fact::Expired(id) = fact {
+            let found = machines.iter().find(|record| record.lease.id.to_string() == *id);
+            let ended = found.is_some_and(|found| found.released == Released::Yes);
+            ensure!(ended, "machine {id}, whose lease has ended, has what was taken back");
         }
         if let Fact::Deleted(id) = fact {
             let found = machines.iter().find(|record| record.lease.id.to_string() == *id);

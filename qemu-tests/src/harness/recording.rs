@@ -101,6 +101,11 @@ impl Recording {
         self.note(&json!({ "machine": { "id": id, "serial": serial } }))
     }
 
+    /// Notes that the end of a machine's lease was acknowledged.
+    pub fn expired(&mut self, id: &str) -> Result<()> {
+        self.note(&json!({ "expired": id }))
+    }
+
     /// Notes that a machine is about to be deleted.
     pub fn leaving(&mut self, id: &str) -> Result<()> {
         self.note(&json!({ "leaving": id }))
