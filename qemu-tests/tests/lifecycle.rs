@@ -21,8 +21,8 @@ use serde_json::Value;
 const SOON: Duration = Duration::from_secs(90);
 /// The whole way down: every step of it has a deadline, and these are their sum.
 const DOWN: Duration = Duration::from_secs(100);
-/// A lease that ends while its machine runs, in seconds: long enough for the VMM to start on a slow machine.
-const BRIEF_S: u64 = 45;
+/// A lease that ends while its machine runs, in seconds: long enough for the guest to be up before.
+const BRIEF_S: u64 = 60;
 /// What the guest writes to its disk.
 const MARKER: &str = "written by the tenant";
 /// What the guest does after it is ready: it counts aloud.
@@ -258,8 +258,8 @@ fn expire(
     scene.create(&lease, guest).unwrap();
     recording.machine(&id, 1).unwrap();
     let machine = Machine { scene, id };
-    machine.wait_until("running");
-    machine.wait_until("ended");
+    machine.wait_until_ready();
+    machine.wait_until("retained");
     recording.expired(&machine.id).unwrap();
 }
 
