@@ -22,7 +22,7 @@ const WIRE: &str = "wire.d";
 /// The dynamic loader.
 const LOADER: &str = "ld-linux-x86-64.so.2";
 const BUSYBOX: &str = "bin/busybox";
-/// How long `wire` may take to listen.
+/// How long a server may take to listen.
 const LISTEN_LIMIT: Duration = Duration::from_secs(30);
 
 /// Returns the files of a host that is going to have such a wire.
@@ -82,25 +82,29 @@ impl Bed {
         );
         self.write(&config, text.as_bytes())?;
         self.start_on_host(&[&busybox, "udhcpd", "-f", &config])?;
-        if self.is_listening()? {
+        let (loader, folder) = (format!("/{WIRE}/{LOADER}"), format!("/{WIRE}"));
+        let (program, port) = (format!("/{WIRE}/wire"), PORT.to_string());
+        self.serve(&[&loader, "--library-path", &folder, &program, "serve", &port], PORT)
+    }
+
+    /// Starts a program of the host that answers on a port of TCP's, by IPv4, unless somebody does already.
+    pub fn serve(&mut self, words: &[&str], port: u16) -> Result<()> {
+        if self.is_listening(port)? {
             return Ok(());
         }
-        let loader = format!("/{WIRE}/{LOADER}");
-        let (folder, program) = (format!("/{WIRE}"), format!("/{WIRE}/wire"));
-        let port = PORT.to_string();
-        self.start_on_host(&[&loader, "--library-path", &folder, &program, "serve", &port])?;
+        self.start_on_host(words)?;
         let deadline = Instant::now() + LISTEN_LIMIT;
-        while !self.is_listening()? {
+        while !self.is_listening(port)? {
             if Instant::now() > deadline {
-                bail!("nobody listens on port {PORT} of the host");
+                bail!("nobody listens on port {port} of the host");
             }
             std::thread::sleep(Duration::from_millis(100));
         }
         Ok(())
     }
 
-    fn is_listening(&mut self) -> Result<bool> {
-        let local = format!("00000000:{PORT:04X} 00000000:0000 0A");
+    fn is_listening(&mut self, port: u16) -> Result<bool> {
+        let local = format!("00000000:{port:04X} 00000000:0000 0A");
         Ok(self.text("/proc/net/tcp")?.contains(&local))
     }
 }

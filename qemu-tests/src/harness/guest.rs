@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use image::cpio::{self, Entry, Kind};
 
-use super::packages;
+use super::{packages, tools::Tool};
 
 /// Modules the guest loads, in this order. Everything else it needs is built into Debian's kernel.
 const MODULES: &[&str] = &[
@@ -82,15 +82,13 @@ pub fn make_with_perl(folder: &Path, script: &str) -> Result<Guest> {
     finish(&root, folder, "", entries)
 }
 
-/// A guest with fio and its libraries, in their places, that runs `script` once it is up.
-pub fn make_with_fio(folder: &Path, script: &str) -> Result<Guest> {
+/// A guest with a program of Debian's and its libraries, in their places, that runs `script` once it is up.
+pub fn make_with(tool: &Tool, folder: &Path, script: &str) -> Result<Guest> {
     let root = packages::guest_root()?;
     let mut entries = system(&root)?;
-    let fio = packages::fio_root()?;
-    let program = fio.join("usr/bin/fio");
-    entries.push(file("usr/bin/fio", 0o755, fs::read(&program)?));
+    entries.push(file(&format!("usr/bin/{}", tool.name), 0o755, fs::read(tool.program())?));
     let present: Vec<String> = entries.iter().map(|entry| entry.name.clone()).collect();
-    for (name, path) in linked(&fio, &program)? {
+    for (name, path) in tool.libraries()? {
         let name = format!("lib/x86_64-linux-gnu/{name}");
         if !present.contains(&name) {
             entries.push(file(&name, 0o755, fs::read(path)?));
@@ -98,29 +96,6 @@ pub fn make_with_fio(folder: &Path, script: &str) -> Result<Guest> {
     }
     entries.push(file("guest-test", 0o755, script.as_bytes().to_vec()));
     finish(&root, folder, "", entries)
-}
-
-/// Returns name and path of each library below `root` that the loader maps for `program`.
-fn linked(root: &Path, program: &Path) -> Result<Vec<(String, PathBuf)>> {
-    let folders =
-        ["lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu/ceph"];
-    let search: Vec<String> =
-        folders.iter().map(|folder| root.join(folder).display().to_string()).collect();
-    let output = Command::new("ldd")
-        .arg(program)
-        .env("LD_LIBRARY_PATH", search.join(":"))
-        .output()
-        .context("cannot start ldd")?;
-    let mut found = Vec::new();
-    for line in String::from_utf8_lossy(&output.stdout).lines() {
-        let Some((name, path)) = line.trim().split_once(" => ") else { continue };
-        let path = path.split(" (").next().unwrap_or_default();
-        if path == "not found" {
-            bail!("no package of the list holds {name}, which {} needs", program.display());
-        }
-        found.push((name.to_owned(), PathBuf::from(path)));
-    }
-    Ok(found)
 }
 
 fn finish(root: &Path, target: &Path, ssh_public_key: &str, system: Vec<Entry>) -> Result<Guest> {

@@ -19,6 +19,7 @@ pub mod saboteur;
 pub mod scene;
 pub mod serial;
 pub mod time;
+pub mod tools;
 pub mod tpm;
 pub mod uml;
 pub mod volume;

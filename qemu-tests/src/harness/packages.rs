@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 
 /// The suite whose kernel runs as a nested guest under emulation; newer ones may not.
-const SUITE: &str = "bookworm";
+pub(super) const SUITE: &str = "bookworm";
 /// What the guest is made of.
 const PACKAGES: &[&str] = &[
     "linux-image-cloud-amd64",
@@ -18,68 +18,6 @@ const PACKAGES: &[&str] = &[
     "libtomcrypt1",
     "libtommath1",
     "perl-base",
-    "zlib1g",
-];
-
-/// fio and every library that it is linked with.
-const FIO: &[&str] = &[
-    "fio",
-    "libacl1",
-    "libaio1",
-    "libargon2-1",
-    "libblkid1",
-    "libboost-iostreams1.74.0",
-    "libboost-thread1.74.0",
-    "libbz2-1.0",
-    "libc6",
-    "libcom-err2",
-    "libcryptsetup12",
-    "libdaxctl1",
-    "libdevmapper1.02.1",
-    "libffi8",
-    "libfmt9",
-    "libgcc-s1",
-    "libgfapi0",
-    "libgfrpc0",
-    "libgfxdr0",
-    "libglusterfs0",
-    "libgmp10",
-    "libgnutls30",
-    "libgssapi-krb5-2",
-    "libhogweed6",
-    "libibverbs1",
-    "libicu72",
-    "libidn2-0",
-    "libjson-c5",
-    "libk5crypto3",
-    "libkeyutils1",
-    "libkmod2",
-    "libkrb5-3",
-    "libkrb5support0",
-    "liblzma5",
-    "libnbd0",
-    "libndctl6",
-    "libnettle8",
-    "libnl-3-200",
-    "libnl-route-3-200",
-    "libnuma1",
-    "libp11-kit0",
-    "libpcre2-8-0",
-    "libpmem1",
-    "libpmemblk1",
-    "librados2",
-    "librbd1",
-    "librdmacm1",
-    "libselinux1",
-    "libssl3",
-    "libstdc++6",
-    "libtasn1-6",
-    "libtirpc3",
-    "libudev1",
-    "libunistring2",
-    "libuuid1",
-    "libxml2",
-    "libzstd1",
     "zlib1g",
 ];
 
@@ -110,11 +48,6 @@ const CLOUD_INIT: &[&str] = &[
 pub fn cloud_init() -> Result<PathBuf> {
     let root = image::unpacked(&image::default_cache(), "trixie", CLOUD_INIT);
     Ok(root.context("cannot have cloud-init")?.join("usr/lib/python3/dist-packages"))
-}
-
-/// Returns the folder that fio is unpacked in, with its libraries.
-pub fn fio_root() -> Result<PathBuf> {
-    image::unpacked(&image::default_cache(), SUITE, FIO).context("cannot have fio")
 }
 
 /// Returns dmidecode, which reads a guest's SMBIOS tables here.

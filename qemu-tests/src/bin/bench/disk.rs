@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::Result;
-use qemu_tests::harness::guest;
+use qemu_tests::harness::{guest, tools::Tool};
 
 use super::{Bench, Boot, FIRST_BOOT, RESULT, Row, result, told};
 
@@ -76,7 +76,7 @@ pub(crate) fn initrd(folder: &Path) -> Result<PathBuf> {
         ));
     }
     script.push_str(&format!("echo '{END}'\n"));
-    Ok(guest::make_with_fio(folder, &script)?.initrd)
+    Ok(guest::make_with(&Tool::fio()?, folder, &script)?.initrd)
 }
 
 impl Bench {

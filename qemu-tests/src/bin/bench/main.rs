@@ -23,7 +23,7 @@ use anyhow::{Context, Result};
 use clap::Parser;
 use peer::{Boot, Peer};
 use qemu_tests::{
-    bed::{Bed, BedOptions, Measured, Plan, network},
+    bed::{Bed, BedOptions, Measured, Plan},
     harness::{guest, host::HostOptions},
 };
 use types::units::Mebibytes;
@@ -156,7 +156,7 @@ fn start(folder: &Path, vmm: &Path, peer: Option<&Peer>) -> Result<Bed> {
         ("guest/fio".to_owned(), disk::initrd(&folder.join("fio"))?),
         ("guest/wire".to_owned(), net::initrd(&folder.join("wire"))?),
     ];
-    files.extend(network::files()?);
+    files.extend(net::files()?);
     files.extend(peer.into_iter().flat_map(|peer| peer.files.clone()));
     let mut devices = vec!["pci-testdev,membar=256G".to_owned()];
     devices.resize(DEVICES, "pci-testdev,membar=1M".to_owned());
