@@ -19,7 +19,7 @@ use crate::tools::{self, ToolError};
 /// The target whose explicit naming keeps procedural macros dynamic while programs are static.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 /// What all programs are compiled with. Each of their starts begins with tens of thousands of relocations,
-/// all of one kind: packed (SHT_RELR of the ELF gABI), they are a page or two to read, not a mebibyte.
+/// all of one kind: packed (SHT_RELR of the ELF gABI), they are three pages to read, not a mebibyte.
 const RUST_FLAGS: &str = "-C target-feature=+crt-static -C link-arg=-Wl,-z,pack-relative-relocs";
 /// File in the target folder that names the checkout built there last.
 const CHECKOUT_STAMP: &str = "checkout";
