@@ -17,12 +17,14 @@ const BATCH: usize = 128;
 const OBSERVED: usize = 3;
 
 impl Membership {
-    /// Signs a statement and hands it to every neighbour.
-    pub(super) fn say(&mut self, now: Duration, statement: &Statement) {
+    /// Signs a statement, hands it to every neighbour and returns it.
+    pub(super) fn say(&mut self, now: Duration, statement: &Statement) -> Rumour {
         self.nonce += 1;
         let rumour = Rumour::new(&self.identity, self.epoch, self.nonce, statement);
         self.windows.record(now, self.identity.id(), self.epoch, self.nonce);
-        self.forward(now, None, &Heard { rumour, age_ms: 0 });
+        let heard = Heard { rumour, age_ms: 0 };
+        self.forward(now, None, &heard);
+        heard.rumour
     }
 
     pub(super) fn announce(&mut self, now: Duration) {
@@ -36,14 +38,15 @@ impl Membership {
             lifetime_ms: whole_ms(lifetime),
             uptime_ms: whole_ms(now),
         };
-        self.announced = Some(now);
         self.announce_at = now + self.random.jitter(period);
-        self.say(now, &Statement::Announce(announcement));
+        let rumour = self.say(now, &Statement::Announce(announcement));
+        // What nobody heard does not delay what the first neighbour is told: where it is reached now.
+        self.announced = (!self.links.is_empty()).then_some((now, rumour));
     }
 
     /// Announces as soon as the distance to the last announcement allows.
     pub(super) fn announce_soon(&mut self, now: Duration) {
-        let earliest = self.announced.map_or(now, |at| at + super::ANNOUNCE_GAP);
+        let earliest = self.announced.as_ref().map_or(now, |(at, _)| *at + super::ANNOUNCE_GAP);
         self.announce_at = self.announce_at.min(earliest.max(now));
     }
 
@@ -59,9 +62,16 @@ impl Membership {
         addresses
     }
 
-    /// Tells a new neighbour the directory and this node's announcement.
+    /// Tells a new neighbour this node's last announcement, which the directory does not hold, and
+    /// the directory.
     pub(super) fn synchronise(&mut self, now: Duration, id: LinkId) {
-        for batch in self.directory.all(now).chunks(BATCH) {
+        // One of this moment went to all neighbours.
+        let own = self.announced.iter().filter(|(at, _)| *at < now).map(|(at, rumour)| Heard {
+            rumour: rumour.clone(),
+            age_ms: whole_ms(now.saturating_sub(*at)),
+        });
+        let known: Vec<Heard> = own.chain(self.directory.all(now)).collect();
+        for batch in known.chunks(BATCH) {
             self.transmit(now, id, &Frame::Rumours(batch.to_vec()));
         }
     }
@@ -183,4 +193,85 @@ impl Membership {
 
 fn whole_ms(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use ed25519_dalek::SigningKey;
+
+    use super::*;
+    use crate::{
+        identity::Identity,
+        membership::{Limits, Settings, Side, Strict},
+        wire::{Hello, Role},
+    };
+
+    fn node(key: u8) -> Membership {
+        let settings = Settings {
+            role: Role::Provider,
+            limits: Limits::for_role(Role::Provider),
+            addresses: Vec::new(),
+            seeds: Vec::new(),
+            epoch: 1,
+            seed: u64::from(key),
+        };
+        Membership::new(
+            Identity::new(SigningKey::from_bytes(&[key; 32])),
+            settings,
+            Box::new(Strict),
+        )
+    }
+
+    fn link_up(node: &mut Membership, now: Duration, peer: &Membership, side: Side) {
+        let observed = "192.0.2.1:4600".parse().expect("an address");
+        let hello = Hello { role: Role::Provider, neighbours: 0, observed };
+        let id = LinkId(node.links.len() as u64);
+        node.handle_link_up(now, id, peer.identity.id(), (side, hello));
+    }
+
+    /// What is sent, frame by frame.
+    fn sent(node: &mut Membership) -> Vec<Frame> {
+        let events = std::iter::from_fn(|| node.poll_event());
+        let frames = events.filter_map(|event| match event {
+            Event::Transmit(_, bytes) => Some(Frame::decode(&bytes[4..]).expect("a frame")),
+            _ => None,
+        });
+        frames.collect()
+    }
+
+    /// A new neighbour joins at once, also when this node must not announce itself again yet.
+    #[test]
+    fn a_new_neighbour_hears_what_was_announced_a_moment_ago() {
+        let (mut old, mut new) = (node(1), node(2));
+        let start = Duration::from_secs(10);
+        link_up(&mut old, start, &node(3), Side::Accepted);
+        sent(&mut old);
+        let now = start + super::super::ANNOUNCE_GAP / 10;
+        link_up(&mut old, now, &new, Side::Accepted);
+        link_up(&mut new, now, &old, Side::Dialled);
+        for frame in sent(&mut old) {
+            new.handle_frame(now, LinkId(0), frame).expect("signed by its origin");
+        }
+        let joined = std::iter::from_fn(|| new.poll_event());
+        assert_eq!(joined.filter(|event| *event == Event::Joined(old.identity.id())).count(), 1);
+        assert_eq!(new.directory.get(old.identity.id()).map(|entry| entry.announced), Some(start));
+    }
+
+    /// The first neighbour hears at once that it is one, and hears it once: an announcement that was
+    /// made to nobody neither counts nor delays.
+    #[test]
+    fn a_first_neighbour_hears_of_itself_at_once() {
+        let (mut old, new) = (node(1), node(2));
+        let start = Duration::from_secs(10);
+        old.handle_timeout(start);
+        assert_eq!(sent(&mut old), []);
+        link_up(&mut old, start + super::super::ANNOUNCE_GAP / 10, &new, Side::Accepted);
+        let frames = sent(&mut old);
+        let [Frame::Rumours(rumours)] = &frames[..] else { panic!("{frames:?}") };
+        let [Heard { rumour, age_ms: 0 }] = &rumours[..] else { panic!("{rumours:?}") };
+        let Ok(Statement::Announce(announcement)) = rumour.statement() else {
+            panic!("{rumour:?}")
+        };
+        assert_eq!(announcement.neighbours, [new.identity.id()]);
+    }
 }

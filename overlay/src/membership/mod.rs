@@ -208,7 +208,8 @@ pub struct Membership {
     directory: Directory,
     windows: Windows,
     events: VecDeque<Event>,
-    announced: Option<Duration>,
+    /// This node's last announcement, and when it was made.
+    announced: Option<(Duration, Rumour)>,
     announce_at: Duration,
     shuffle_at: Duration,
     heal_at: Duration,
@@ -305,12 +306,12 @@ impl Membership {
         };
         self.links.insert(peer, link);
         self.directory.handle_alive(now, peer);
-        self.synchronise(now, id);
         self.announce_soon(now);
         // To its new neighbour this node is a member once it says so: not only at the next check.
         if now >= self.announce_at {
             self.announce(now);
         }
+        self.synchronise(now, id);
     }
 
     /// Takes note that a link ended. Links that this node closed need no report.
