@@ -1,14 +1,29 @@
-//! How hardened the kernel is: checks of its configuration, its command line and its settings, counted
-//! as the kernel-hardening-checker counts them.
+//! How hardened the kernel is: what the kernel-hardening-checker of Debian's backports says of its
+//! configuration, its command line and its settings.
 //!
-//! Pure. The checks are in `kernel-config/hardening.checks`, whose head explains the notation; what
-//! is not met and why is in `kernel-config/hardening.waived`.
+//! Source: github.com/a13xp0p0v/kernel-hardening-checker, 0.6.17.1. What is not met and why is in
+//! `kernel-config/hardening.waived`.
 
-use std::collections::BTreeMap;
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
 
-use crate::annotated::{self, AnnotationError};
+use serde::Deserialize;
 
-/// What is checked, as text.
+use crate::{
+    annotated::{self, AnnotationError},
+    debian::{self, DebianError},
+    tools::{self, ToolError},
+};
+
+/// The suite that carries the checker.
+const SUITE: &str = "trixie-backports";
+const PACKAGE: &str = "kernel-hardening-checker";
+/// What the package's own program does, with the package's folder wherever `PYTHONPATH` says.
+const PROGRAM: &str = "import sys, kernel_hardening_checker as c; sys.exit(c.main())";
+
+/// What is checked.
 #[derive(Debug, Clone, Copy)]
 pub struct Subject<'a> {
     /// The kernel's `.config`.
@@ -20,7 +35,8 @@ pub struct Subject<'a> {
 }
 
 /// The three kinds of check.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Kind {
     /// Of the kernel's configuration.
     Kconfig,
@@ -30,66 +46,93 @@ pub enum Kind {
     Sysctl,
 }
 
-/// One check and whether it is met.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// One check and what the checker found.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Verdict {
     /// What it is about.
+    #[serde(rename = "type")]
     pub kind: Kind,
-    /// The check as it is written.
-    pub check: String,
+    /// The option, the word of the command line, or the setting.
+    #[serde(rename = "option_name")]
+    pub name: String,
+    /// The value that is asked for.
+    #[serde(rename = "desired_val")]
+    pub wanted: String,
+    /// What was found, in the checker's words.
+    #[serde(rename = "check_result")]
+    pub found: String,
     /// Whether it is met.
+    #[serde(rename = "check_result_bool")]
     pub met: bool,
+}
+
+impl Verdict {
+    /// Returns the check as `hardening.waived` names it: `CONFIG_VT: is not set`.
+    pub fn check(&self) -> String {
+        format!("{}: {}", self.name, self.wanted)
+    }
 }
 
 /// A check that is not met, and why that is so.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Waiver {
-    /// The check as it is written.
+    /// The check, as [`Verdict::check`] has it.
     pub check: String,
     /// Why it is not met.
     pub reason: String,
 }
 
 /// Why there is no verdict.
-#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages are the documentation")]
 pub enum HardeningError {
-    #[error("hardening.checks:{line}: a check before the first of [kconfig], [cmdline], [sysctl]")]
-    NoKind { line: usize },
-    #[error("hardening.checks:{line}: there is no [{name}]")]
-    UnknownKind { line: usize, name: String },
-    #[error("hardening.checks:{line}: `{atom}` says nothing")]
-    Atom { line: usize, atom: String },
+    #[error("cannot have the kernel-hardening-checker")]
+    Checker(#[from] DebianError),
+    #[error("the kernel-hardening-checker does not check")]
+    Tool(#[from] ToolError),
+    #[error("cannot write {path} for the kernel-hardening-checker")]
+    File { path: PathBuf, source: io::Error },
+    #[error("this is no list of verdicts: {text}")]
+    Answer { text: String, source: serde_json::Error },
     #[error(transparent)]
     Annotation(#[from] AnnotationError),
 }
 
-/// Checks `subject` with every line of `checks`.
-pub fn check(checks: &str, subject: Subject<'_>) -> Result<Vec<Verdict>, HardeningError> {
-    let facts = Facts::of(subject)?;
-    let mut kind = None;
-    let mut verdicts = Vec::new();
-    for (index, text) in checks.lines().enumerate() {
-        let (line, text) = (index + 1, text.trim());
-        if text.is_empty() || text.starts_with('#') {
-            continue;
-        }
-        if let Some(name) = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
-            kind = Some(match name {
-                "kconfig" => Kind::Kconfig,
-                "cmdline" => Kind::Cmdline,
-                "sysctl" => Kind::Sysctl,
-                _ => return Err(HardeningError::UnknownKind { line, name: name.to_owned() }),
-            });
-            continue;
-        }
-        let kind = kind.ok_or(HardeningError::NoKind { line })?;
-        let met = facts
-            .any(text, kind)
-            .map_err(|atom| HardeningError::Atom { line, atom: atom.to_owned() })?;
-        verdicts.push(Verdict { kind, check: text.to_owned(), met });
+/// Has the checker, fetched into `cache`, check `subject`, which it reads from files in `work`.
+pub fn check(
+    cache: &Path,
+    work: &Path,
+    subject: Subject<'_>,
+) -> Result<Vec<Verdict>, HardeningError> {
+    let checker = debian::unpacked(cache, SUITE, &[PACKAGE])?;
+    let mut command = tools::command("python3");
+    command.env("PYTHONPATH", checker.join("usr/lib/python3/dist-packages"));
+    command.args(["-B", "-c", PROGRAM, "-m", "json"]);
+    let settings = as_shown(subject.sysctl)?;
+    let files = [("-c", subject.kconfig), ("-l", subject.cmdline), ("-s", &settings)];
+    for (option, text) in files {
+        let path = work.join(format!("checked{option}"));
+        fs::write(&path, text)
+            .map_err(|source| HardeningError::File { path: path.clone(), source })?;
+        command.arg(option).arg(path);
     }
-    Ok(verdicts)
+    read(&tools::output(&mut command)?)
+}
+
+/// Reads what the checker prints with `-m json`.
+fn read(text: &str) -> Result<Vec<Verdict>, HardeningError> {
+    serde_json::from_str(text)
+        .map_err(|source| HardeningError::Answer { text: text.to_owned(), source })
+}
+
+/// The table of settings as `sysctl -a` would show them.
+fn as_shown(table: &str) -> Result<String, AnnotationError> {
+    let lines = annotated::parse("rootfs/sysctl.txt", table)?;
+    let shown = lines.iter().filter_map(|line| {
+        let (path, value) = line.value.split_once('=')?;
+        Some(format!("{} = {value}\n", path.replace('/', ".")))
+    });
+    Ok(shown.collect())
 }
 
 /// Reads the checks that are not met, with their reasons.
@@ -102,131 +145,26 @@ pub fn waivers(text: &str) -> Result<Vec<Waiver>, AnnotationError> {
     Ok(lines.into_iter().map(waiver).collect())
 }
 
-/// What the subject says, by name.
-struct Facts {
-    kconfig: BTreeMap<String, String>,
-    cmdline: BTreeMap<String, String>,
-    sysctl: BTreeMap<String, String>,
-    version: Vec<u64>,
-}
-
-impl Facts {
-    fn of(subject: Subject<'_>) -> Result<Self, HardeningError> {
-        let options = subject.kconfig.lines().filter_map(|line| {
-            let named = line.strip_prefix("CONFIG_").and_then(|rest| rest.split_once('='));
-            let unset = || {
-                let name = line.strip_prefix("# CONFIG_")?.strip_suffix(" is not set")?;
-                Some((name, "n"))
-            };
-            let (name, value) = named.or_else(unset)?;
-            Some((name.to_owned(), value.trim_matches('"').to_owned()))
-        });
-        let words = subject.cmdline.split_whitespace().map(|word| {
-            let (name, value) = word.split_once('=').unwrap_or((word, ""));
-            (name.to_owned(), value.to_owned())
-        });
-        let settings = annotated::parse("rootfs/sysctl.txt", subject.sysctl)?;
-        let settings = settings.into_iter().filter_map(|line| {
-            let (path, value) = line.value.split_once('=')?;
-            Some((path.replace('/', "."), value.to_owned()))
-        });
-        // "# Linux/x86 7.3.4 Kernel Configuration"
-        let head = subject.kconfig.lines().find(|line| line.ends_with("Kernel Configuration"));
-        let version = head.and_then(|line| line.split(' ').nth(2)).unwrap_or_default();
-        Ok(Self {
-            kconfig: options.collect(),
-            cmdline: words.collect(),
-            sysctl: settings.collect(),
-            version: numbers(version),
-        })
-    }
-
-    fn any<'a>(&self, text: &'a str, kind: Kind) -> Result<bool, &'a str> {
-        let mut met = false;
-        for part in text.split('|') {
-            let mut all = true;
-            for atom in part.split('&') {
-                all &= self.atom(atom.trim(), kind)?;
-            }
-            met |= all;
-        }
-        Ok(met)
-    }
-
-    fn atom<'a>(&self, atom: &'a str, kind: Kind) -> Result<bool, &'a str> {
-        if let Some(version) = atom.strip_prefix(">=") {
-            return Ok(self.version >= numbers(version));
-        }
-        if let Some(name) = atom.strip_prefix('!') {
-            return Ok(self.value(name, kind).is_none_or(|value| value == "n"));
-        }
-        if let Some((one, other)) = atom.split_once("==") {
-            let (one, other) = (self.value(one, kind), self.value(other, kind));
-            return Ok(one.is_some() && one == other);
-        }
-        if let Some((name, value)) = atom.split_once("!=") {
-            return Ok(self.value(name, kind).is_some_and(|found| found != value));
-        }
-        match atom.split_once('=') {
-            Some((name, value)) if !name.is_empty() => {
-                Ok(self.value(name, kind).is_some_and(|found| found == value))
-            }
-            Some(_) => Err(atom),
-            None if atom.is_empty() => Err(atom),
-            None => Ok(self.value(atom, kind).is_some()),
-        }
-    }
-
-    fn value(&self, name: &str, kind: Kind) -> Option<&str> {
-        let option = name.starts_with(|first: char| first.is_ascii_uppercase());
-        let facts = match kind {
-            Kind::Kconfig => &self.kconfig,
-            Kind::Cmdline | Kind::Sysctl if option => &self.kconfig,
-            Kind::Cmdline => &self.cmdline,
-            Kind::Sysctl => &self.sysctl,
-        };
-        facts.get(name).map(String::as_str)
-    }
-}
-
-fn numbers(version: &str) -> Vec<u64> {
-    version.split('.').map(|number| number.parse().unwrap_or(0)).collect()
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
     use super::*;
 
-    const SUBJECT: Subject<'_> = Subject {
-        kconfig: "# Linux/x86 7.3.4 Kernel Configuration\nCONFIG_A=y\nCONFIG_N=100\n\
-                  CONFIG_M=100\n# CONFIG_B is not set\n",
-        cmdline: "quiet iommu=force",
-        sysctl: "kernel/x=2 # why\n",
-    };
-
-    fn met(section: &str, line: &str) -> bool {
-        check(&format!("[{section}]\n{line}\n"), SUBJECT).unwrap()[0].met
+    #[test]
+    fn settings_are_told_as_sysctl_tells_them() {
+        let table = "# all\nkernel/printk=6 5 1 6   # why\nnet/ipv4/conf/all/rp_filter=1 # why\n";
+        let shown = "kernel.printk = 6 5 1 6\nnet.ipv4.conf.all.rp_filter = 1\n";
+        assert_eq!(as_shown(table).unwrap(), shown);
     }
 
     #[test]
-    fn every_form_of_a_check_is_judged() {
-        let good =
-            ["A=y", "!B", "!C", "B=n", "N==M", "B=y | A=y", "!B & A=y", "A", ">=7.2.99", "A!=n"];
-        assert_eq!(good.into_iter().find(|line| !met("kconfig", line)), None);
-        let bad = ["B=y", "!A", "C=n", "C", "A==N", "A=y & B=y", ">=7.4", ">=7.3.10", "C!=n"];
-        assert_eq!(bad.into_iter().find(|line| met("kconfig", line)), None);
-        let good = ["quiet", "iommu=force", "!nosmt", "iommu!=off", "nosmt | !B"];
-        assert_eq!(good.into_iter().find(|line| !met("cmdline", line)), None);
-        assert!(!met("cmdline", "spectre_v2!=off"));
-        assert!(met("sysctl", "kernel.x=2") && !met("sysctl", "kernel.y=2"));
-    }
-
-    #[test]
-    fn lines_that_say_nothing_are_refused() {
-        let refused = |text: &str| check(text, SUBJECT).unwrap_err();
-        assert_eq!(refused("A=y\n"), HardeningError::NoKind { line: 1 });
-        assert!(matches!(refused("[more]\n"), HardeningError::UnknownKind { line: 1, .. }));
-        assert!(matches!(refused("[kconfig]\nA=y |\n"), HardeningError::Atom { line: 2, .. }));
+    fn an_answer_is_verdicts_or_refused_with_its_text() {
+        let text = r#"[{"option_name": "CONFIG_VT", "type": "kconfig", "desired_val": "is not set",
+            "decision": "x", "reason": "y", "check_result": "FAIL: \"y\"", "check_result_bool": false}]"#;
+        let verdicts = read(text).unwrap();
+        assert_eq!(verdicts[0].check(), "CONFIG_VT: is not set");
+        assert!(verdicts[0].kind == Kind::Kconfig && !verdicts[0].met);
+        let refused = read("[!] ERROR").unwrap_err();
+        assert_eq!(refused.to_string(), "this is no list of verdicts: [!] ERROR");
     }
 }

@@ -231,12 +231,13 @@ mod tests {
 
     /// What is sent, frame by frame.
     fn sent(node: &mut Membership) -> Vec<Frame> {
-        let events = std::iter::from_fn(|| node.poll_event());
-        let frames = events.filter_map(|event| match event {
-            Event::Transmit(_, bytes) => Some(Frame::decode(&bytes[4..]).expect("a frame")),
-            _ => None,
-        });
-        frames.collect()
+        let mut frames = Vec::new();
+        while let Some(event) = node.poll_event() {
+            if let Event::Transmit(_, bytes) = event {
+                frames.push(Frame::decode(&bytes[4..]).expect("a frame"));
+            }
+        }
+        frames
     }
 
     /// A new neighbour joins at once, also when this node must not announce itself again yet.

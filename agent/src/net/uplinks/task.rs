@@ -36,9 +36,11 @@ pub(super) const PROBE: Duration = Duration::from_secs(2);
 const ROUNDS: usize = 6;
 
 /// Settings of an uplink below `net`, with `{}` for its name.
-const SETTINGS: [(&str, &str); 3] = [
+const SETTINGS: [(&str, &str); 5] = [
     ("ipv4/conf/{}/accept_redirects", "0"),
     ("ipv4/conf/{}/accept_source_route", "0"),
+    ("ipv6/conf/{}/accept_redirects", "0"),
+    ("ipv6/conf/{}/accept_source_route", "0"),
     // The gateway's address of machines is nobody's business out there.
     ("ipv4/conf/{}/arp_ignore", "1"),
 ];

@@ -7,8 +7,10 @@ use qemu_tests::bed::{self, Subject};
 
 /// Where the peer is on the host.
 const PROGRAM: &str = "peer";
-/// Where Debian's QEMU keeps its firmware, and where that is on the host.
-const FIRMWARE: [&str; 2] = ["/usr/share/qemu", "/usr/share/seabios"];
+/// Where Debian's QEMU keeps its firmware.
+const FIRMWARE: &str = "/usr/share/qemu";
+/// What of it a microvm machine reads: its smallest firmware, and what loads a kernel.
+const FIRMWARE_FILES: [&str; 3] = ["qboot.rom", "linuxboot_dma.bin", "pvh.bin"];
 
 /// Peers that can be told apart by the name of their program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,14 +58,8 @@ impl Peer {
         };
         let mut files = bed::with_libraries(PROGRAM, path)?;
         if kind == Kind::Qemu {
-            for folder in FIRMWARE {
-                for file in ["bios-256k.bin", "kvmvapic.bin", "linuxboot_dma.bin", "pvh.bin"] {
-                    let path = Path::new(folder).join(file);
-                    if path.is_file() {
-                        files.push((format!("firmware/{file}"), path));
-                    }
-                }
-            }
+            let file = |name: &&str| (format!("firmware/{name}"), Path::new(FIRMWARE).join(name));
+            files.extend(FIRMWARE_FILES.iter().map(file));
         }
         Ok(Self { kind, name, files })
     }
@@ -73,7 +69,7 @@ impl Peer {
         match self.kind {
             Kind::CloudHypervisor => "its own defaults for disk and card",
             Kind::Qemu => {
-                "disk: io_uring, page cache, one queue, a thread of its own; card: vhost-net, one queue"
+                "microvm with PCI; disk: io_uring, page cache, one queue, a thread of its own; card: vhost-net, one queue"
             }
         }
     }
@@ -102,7 +98,11 @@ impl Peer {
                 "-L",
                 "/firmware",
                 "-machine",
-                "q35,accel=kvm,memory-backend=ram",
+                // Its smallest platform, with PCI: the one of q35 is emulated for minutes before the
+                // guest's kernel starts when the host is emulated itself.
+                "microvm,acpi=on,pcie=on,accel=kvm,memory-backend=ram",
+                "-bios",
+                "qboot.rom",
                 "-object",
                 &backend,
                 "-cpu",
