@@ -51,16 +51,21 @@ fn an_address_by_dhcp_is_renewed_in_time_and_slaac_gives_another() {
     Lan::run("DHCP and SLAAC", folder.path(), &options, |lan| {
         let clock = time_server(FURTHER);
         let (scene, host, node) = join(lan, folder.path(), "");
-        lan.log.wait("DHCPACK(up0) 203.0.113.", SOON).unwrap();
+        lan.log().wait("DHCPACK(up0) 203.0.113.", SOON).unwrap();
         let first = Instant::now();
-        let renewal = lan.log.mark();
+        let renewal = lan.log().mark();
         host.serial.wait("event=online address=203.0.113.", SOON).unwrap();
         host.serial.wait(&format!("event=online address={PREFIX_V6}"), SOON).unwrap();
         assert_eq!(clock.recv(&mut [0; 512]).unwrap(), TIME_REQUEST, "the server of option 42");
 
         // Half of the time, and what a busy machine may be late.
-        lan.log.wait_from(renewal, "DHCPACK(up0)", Duration::from_secs(LEASE_S / 2 + 20)).unwrap();
-        assert!(!lan.log.text()[renewal..].contains("DHCPDISCOVER"), "a renewal, not a new search");
+        lan.log()
+            .wait_from(renewal, "DHCPACK(up0)", Duration::from_secs(LEASE_S / 2 + 20))
+            .unwrap();
+        assert!(
+            !lan.log().text()[renewal..].contains("DHCPDISCOVER"),
+            "a renewal, not a new search"
+        );
         let said = host.serial.text();
         for kind in ["203.0.113.", PREFIX_V6] {
             let address = said.split("event=online address=").find(|rest| rest.starts_with(kind));
@@ -71,7 +76,7 @@ fn an_address_by_dhcp_is_renewed_in_time_and_slaac_gives_another() {
         std::thread::sleep(until_after_the_first_lease.saturating_sub(first.elapsed()));
         let operator = scene.cli.with_key(&scene.operator.file);
         operator.text(&["node", "restart-agent", &node]).unwrap();
-        assert!(!lan.log.text()[renewal..].contains("DHCPDISCOVER"), "the address was kept");
+        assert!(!lan.log().text()[renewal..].contains("DHCPDISCOVER"), "the address was kept");
     });
 }
 
@@ -90,7 +95,7 @@ fn names_are_asked_of_the_server_that_dhcp_tells() {
     Lan::run("name servers by DHCP", folder.path(), &[], |lan| {
         let clock = time_server(FURTHER);
         let _node = join(lan, folder.path(), &format!("[time]\nntp = [\"{NAME}\"]\n"));
-        lan.log.wait(&format!("query[A] {NAME} from 203.0.113."), SOON).unwrap();
+        lan.log().wait(&format!("query[A] {NAME} from 203.0.113."), SOON).unwrap();
         assert_eq!(clock.recv(&mut [0; 512]).unwrap(), TIME_REQUEST);
     });
 }
@@ -107,8 +112,8 @@ fn configured_addresses_are_used_and_nobody_is_asked() {
         let (_scene, host, _node) = join(lan, folder.path(), &network);
         host.serial.wait("event=online address=203.0.113.7", SOON).unwrap();
         host.serial.wait(&format!("event=online address={PREFIX_V6}:7"), SOON).unwrap();
-        lan.log.wait(&format!("query[A] {NAME} from 203.0.113.7"), SOON).unwrap();
+        lan.log().wait(&format!("query[A] {NAME} from 203.0.113.7"), SOON).unwrap();
         assert_eq!(clock.recv(&mut [0; 512]).unwrap(), TIME_REQUEST);
-        assert!(!lan.log.text().contains("DHCPDISCOVER"));
+        assert!(!lan.log().text().contains("DHCPDISCOVER"));
     });
 }

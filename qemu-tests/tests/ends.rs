@@ -12,6 +12,8 @@ use qemu_tests::harness::{
 
 /// Long enough for the VMM to start on a slow machine.
 const LEASE_S: u64 = 45;
+/// Less than a node waits for the next byte of content.
+const WAITING_S: u64 = 15;
 
 #[test]
 fn with_the_network_cut() {
@@ -36,6 +38,24 @@ fn with_the_network_cut() {
     let ended = host.serial.wait("event=machine-ended", limit).unwrap();
     assert!(ended.contains("late_s=0") || ended.contains("late_s=1"), "{ended}");
     host.serial.wait("event=device-reset", limit).unwrap();
+}
+
+#[test]
+fn while_whoever_has_its_content_keeps_it_waiting() {
+    let folder = tempfile::tempdir().unwrap();
+    let scene = Scene::start(folder.path()).unwrap();
+    let medium = Medium::Kernel(String::new());
+    let (host, node) =
+        scene.boot("waiting", HostOptions { medium, ..HostOptions::default() }).unwrap();
+    let guest = scene.push_guest(None).unwrap();
+    let seconds = WAITING_S;
+    let request = LeaseRequest { node: &node, seconds, ..LeaseRequest::default() };
+    let (lease, _) = scene.lease(&request).unwrap();
+    scene.create(&lease, &guest).unwrap();
+    scene.gateway.freeze().unwrap();
+    let ended = host.serial.wait("event=machine-ended", Duration::from_secs(90)).unwrap();
+    assert!(ended.contains("late_s=0") || ended.contains("late_s=1"), "{ended}");
+    assert!(!host.serial.text().contains("event=machine-started"), "its content came");
 }
 
 #[test]

@@ -88,7 +88,7 @@ fn the_uki_by_the_firmwares_own_client_and_the_configuration_by_dhcp() {
         let (_server, told) = web(folder.path());
         let (host, scene) = boot_bare(lan, folder.path(), Medium::Network, "");
         scene.wait_for_node("network").unwrap();
-        lan.log.wait("/holdfast.efi to 203.0.113.", SOON).unwrap();
+        lan.log().wait("/holdfast.efi to 203.0.113.", SOON).unwrap();
         told.wait("\"GET /node.toml HTTP/1.1\" 200", SOON).unwrap();
         let by = format!("DHCP option 224 from {ROUTER}: http://{ROUTER}:8000/node.toml");
         host.serial.wait(&format!("event=config source=\"{by}"), SOON).unwrap();
@@ -187,7 +187,7 @@ fn by_ipxe(folder: &Path, files: &[&str]) {
     Lan::run("iPXE", folder, &options, |lan| {
         join(lan, folder);
         files.iter().for_each(|file| {
-            lan.log.wait(&format!("/{file} to 203.0.113."), SOON).unwrap();
+            lan.log().wait(&format!("/{file} to 203.0.113."), SOON).unwrap();
         });
     });
 }

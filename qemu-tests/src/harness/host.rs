@@ -83,9 +83,16 @@ pub enum Uplink {
     User,
     /// An existing tap interface.
     Tap(String),
+    /// Two of them, each with a card of its own: the first has [`FIRST_CARD`], the second [`SECOND_CARD`].
+    Taps([String; 2]),
     /// No network card.
     None,
 }
+
+/// Hardware addresses of the cards of [`Uplink::Taps`].
+pub const FIRST_CARD: &str = "52:54:00:00:00:01";
+/// The second one's.
+pub const SECOND_CARD: &str = "52:54:00:00:00:02";
 
 /// The network of [`Uplink::User`]. It is none that guests are kept from (RFC 5737).
 pub const USER_NETWORK: &str = "203.0.113.0/24";
@@ -297,9 +304,19 @@ fn iommu(command: &mut Command, iommu: Iommu) {
 }
 
 fn uplink(command: &mut Command, options: &HostOptions) {
+    let tap = |id, name| format!("tap,id={id},ifname={name},script=no,downscript=no");
     let netdev = match &options.uplink {
         Uplink::User => format!("user,id=net0,net={USER_NETWORK}"),
-        Uplink::Tap(name) => format!("tap,id=net0,ifname={name},script=no,downscript=no"),
+        Uplink::Tap(name) => tap("net0", name),
+        Uplink::Taps([first, second]) => {
+            let cards =
+                [("net0", "uplink", first, FIRST_CARD), ("net1", "second", second, SECOND_CARD)];
+            for (net, id, name, mac) in cards {
+                let card = format!("virtio-net-pci,id={id},netdev={net},mac={mac},romfile=");
+                command.args(["-netdev", &tap(net, name), "-device", &card]);
+            }
+            return;
+        }
         Uplink::None => return,
     };
     command.args(["-netdev", &netdev]);

@@ -2,6 +2,7 @@
 //! real dnsmasq, which serves DHCP, router advertisements, names and TFTP.
 
 use std::{
+    fs,
     net::{IpAddr, Ipv4Addr},
     path::Path,
     process::{Child, Command, Stdio},
@@ -35,9 +36,29 @@ pub const NAME: &str = "clock.holdfast.test";
 
 /// A network that is there while this exists.
 pub struct Lan {
-    dnsmasq: Child,
-    /// What dnsmasq tells it does.
-    pub log: Serial,
+    dnsmasq: Dnsmasq,
+}
+
+/// A second network, by a tap of its own: the test machine routes between the two.
+pub struct SecondLan {
+    _dnsmasq: Dnsmasq,
+}
+
+impl SecondLan {
+    /// Its interface of the test machine.
+    const NEAR: &str = "up2";
+    /// The test machine there, with 24 bits (RFC 5737).
+    pub const ROUTER: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 1);
+    /// Its prefix for router advertisements, with 64 bits (RFC 3849).
+    pub const PREFIX_V6: &str = "2001:db8:64:";
+    /// Addresses that its dnsmasq gives away, and for how long (its minimum).
+    const RANGE: &str = "198.51.100.50,198.51.100.99,120";
+}
+
+/// A server that ends with this.
+struct Dnsmasq {
+    process: Child,
+    log: Serial,
 }
 
 impl Lan {
@@ -85,28 +106,45 @@ impl Lan {
         ip(&format!("addr add {FURTHER}/32 dev {NEAR}"))?;
         ip(&format!("addr add {PREFIX_V6}:1/64 dev {NEAR} nodad"))?;
         ip(&format!("link set {NEAR} up"))?;
-        let mut dnsmasq = Command::new(find("dnsmasq").context("no dnsmasq")?)
-            .args(["--keep-in-foreground", "--conf-file=/dev/null", "--pid-file=", "--user=root"])
-            .args(["--no-resolv", "--no-hosts", "--bind-interfaces", "--log-facility=-"])
-            .args(["--log-queries", "--dhcp-authoritative", "--no-ping"])
-            .arg(format!("--interface={NEAR}"))
-            .arg(format!("--dhcp-leasefile={}", folder.join("leases").display()))
-            .arg(format!("--dhcp-range={RANGE}"))
-            .arg(format!("--address=/{NAME}/{FURTHER}"))
-            .args(options)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .context("cannot start dnsmasq")?;
-        let errors = dnsmasq.stderr.take().context("dnsmasq has no output")?;
-        let log = Serial::collect(errors, &folder.join("dnsmasq.log"), Echo::Quiet)?;
-        Ok(Self { dnsmasq, log })
+        let name = format!("--address=/{NAME}/{FURTHER}");
+        let range = format!("--dhcp-range={RANGE}");
+        let options = [&[name.as_str(), &range], options].concat();
+        Ok(Self { dnsmasq: Dnsmasq::start(NEAR, folder, &options)? })
+    }
+
+    /// Adds a network, with DHCP and router advertisements of its own.
+    pub fn add_second(&self, folder: &Path) -> Result<SecondLan> {
+        let (router, prefix) = (SecondLan::ROUTER, SecondLan::PREFIX_V6);
+        let interface = SecondLan::NEAR;
+        ip(&format!("tuntap add dev {interface} mode tap"))?;
+        ip(&format!("addr add {router}/24 dev {interface}"))?;
+        ip(&format!("addr add {prefix}:1/64 dev {interface} nodad"))?;
+        // Until it has one, a router answers from another address, which counts for nothing (RFC 4861
+        // section 6.1.2).
+        ip(&format!("addr add fe80::1/64 dev {interface} nodad"))?;
+        ip(&format!("link set {interface} up"))?;
+        fs::write("/proc/sys/net/ipv4/ip_forward", "1").context("cannot route between networks")?;
+        let ranges = [SecondLan::RANGE, &format!("{prefix}:,ra-only")];
+        let ranges = ranges.map(|range| format!("--dhcp-range={range}"));
+        let options = [ranges[0].as_str(), &ranges[1], "--enable-ra", "--port=0"];
+        let folder = folder.join(interface);
+        fs::create_dir_all(&folder)?;
+        Ok(SecondLan { _dnsmasq: Dnsmasq::start(interface, &folder, &options)? })
+    }
+
+    /// What its dnsmasq tells it does.
+    pub fn log(&self) -> &Serial {
+        &self.dnsmasq.log
     }
 
     /// How a host is attached to it.
     pub fn uplink(&self) -> Uplink {
         Uplink::Tap(NEAR.to_owned())
+    }
+
+    /// How a host is attached to it and, by its second card, to the second network.
+    pub fn uplinks(&self) -> Uplink {
+        Uplink::Taps([NEAR, SecondLan::NEAR].map(str::to_owned))
     }
 
     /// Where a gateway listens, and hosts see it.
@@ -115,13 +153,33 @@ impl Lan {
     }
 }
 
-impl Drop for Lan {
+impl Dnsmasq {
+    fn start(interface: &str, folder: &Path, options: &[&str]) -> Result<Self> {
+        let mut process = Command::new(find("dnsmasq").context("no dnsmasq")?)
+            .args(["--keep-in-foreground", "--conf-file=/dev/null", "--pid-file=", "--user=root"])
+            .args(["--no-resolv", "--no-hosts", "--bind-interfaces", "--log-facility=-"])
+            .args(["--log-queries", "--dhcp-authoritative", "--no-ping"])
+            .arg(format!("--interface={interface}"))
+            .arg(format!("--dhcp-leasefile={}", folder.join("leases").display()))
+            .args(options)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .context("cannot start dnsmasq")?;
+        let errors = process.stderr.take().context("dnsmasq has no output")?;
+        let log = Serial::collect(errors, &folder.join("dnsmasq.log"), Echo::Quiet)?;
+        Ok(Self { process, log })
+    }
+}
+
+impl Drop for Dnsmasq {
     fn drop(&mut self) {
         if std::thread::panicking() {
             println!("dnsmasq's last lines:\n{}", self.log.tail(40));
         }
-        self.dnsmasq.kill().ok();
-        self.dnsmasq.wait().ok();
+        self.process.kill().ok();
+        self.process.wait().ok();
     }
 }
 

@@ -171,6 +171,13 @@ impl Gateway {
         Ok(Self { child, folder, flags, pace, url, overlay_port, node })
     }
 
+    /// Has it answer nothing any more, with its connections open.
+    pub fn freeze(&self) -> Result<()> {
+        let process = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(process, rustix::process::Signal::STOP)?;
+        Ok(())
+    }
+
     /// Ends it and starts it again with other settings.
     pub fn restart(&mut self, settings: &str) -> Result<()> {
         self.child.kill()?;

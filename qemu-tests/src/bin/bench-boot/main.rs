@@ -195,10 +195,10 @@ fn uml_kernel() -> Result<PathBuf> {
 fn boot_uml(kernel: &Path, scene: &Scene, run: u32, lan: &Lan) -> Result<(Timeline, f64)> {
     let folder = scene.folder.join(format!("run-{run}"));
     let config = scene.node_config("measured", &listening());
-    let (given, begin) = (lan.log.mark(), Instant::now());
+    let (given, begin) = (lan.log().mark(), Instant::now());
     let host = UmlHost::start(kernel, &image_folder()?, &folder, &config, lan::FAR)?;
     read(&host.serial, begin, None, || {
-        let line = lan.log.wait_from(given, "DHCPACK(", LIMIT)?;
+        let line = lan.log().wait_from(given, "DHCPACK(", LIMIT)?;
         let address = line.split_whitespace().find_map(|word| word.parse::<Ipv4Addr>().ok());
         Ok(TcpStream::connect((address.context("no address in dnsmasq's line")?, METRICS))?)
     })
