@@ -93,6 +93,21 @@ impl Meter {
         }
     }
 
+    /// The calendar says `now` after it was set by so many seconds, forward or, below zero, back. What ran
+    /// counts as long as it ran, and nothing that was counted lies in the future.
+    pub fn handle_step(&mut self, now: UnixSeconds, step_s: i64) {
+        let shifted =
+            |since: UnixSeconds| UnixSeconds(since.0.saturating_add_signed(step_s)).min(now);
+        self.running_since = self.running_since.map(shifted);
+        let first = UnixSeconds(now.0.saturating_sub(self.running_s(now)));
+        self.from = self.from.min(first);
+    }
+
+    /// Whether the machine runs, as far as it was told.
+    pub fn is_running(&self) -> bool {
+        self.running_since.is_some()
+    }
+
     /// Returns the first second that no receipt counts yet.
     pub fn from(&self) -> UnixSeconds {
         self.from

@@ -125,6 +125,7 @@ fn refusal(refusal: &Refusal) -> Problem {
         | Refusal::NoPort { .. }
         | Refusal::Differs { .. }
         | Refusal::In { .. }
+        | Refusal::Busy { .. }
         | Refusal::Many => Kind::Conflict,
     };
     kind.because(refusal.to_string())

@@ -9,6 +9,7 @@ use std::{fs::File, io, os::fd::OwnedFd};
 use lease::hardware::{Attach, DiskWanted, MAX_ATTACHMENTS};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
 use types::{
     devices::{AttachDevice, AttachRequest},
     ids::MachineId,
@@ -78,6 +79,10 @@ pub enum Refusal {
     Differs { name: String },
     #[error("{id} is in the machine; detach it first")]
     In { id: String },
+    #[error(
+        "{id} is being attached still, or its being attached is given up; ask again in a moment"
+    )]
+    Busy { id: String },
     #[error("a machine remembers {MAX_ATTACHMENTS} attachments; erase one first")]
     Many,
 }
@@ -183,6 +188,8 @@ pub enum AttachFailure {
     Open { path: String, source: io::Error },
     #[error("the node broke off")]
     Broken,
+    #[error("it was taken back before its content had come")]
+    Abandoned,
 }
 
 /// How something came to be in a machine.
@@ -194,17 +201,32 @@ pub enum Plugged {
     Now,
 }
 
-/// Attaches `device` to a machine that runs, and reports.
+/// Attaches `device` to a machine that runs, and reports. Waits for no content once `abandoned` is cancelled.
 pub async fn carry_out(
     tools: Tools,
     record: Record,
-    device: Attach,
+    (device, abandoned): (Attach, CancellationToken),
     progress: mpsc::Sender<Progress>,
 ) {
     let (machine, id) = (record.lease.id, device.id());
-    let result = plug(&tools, &record, &device).await;
+    let result = match abandoned.run_until_cancelled(fetch(&tools, &record, &device)).await {
+        Some(Ok(())) => plug(&tools, &record, &device).await,
+        Some(Err(error)) => Err(error.into()),
+        None => Err(AttachFailure::Abandoned),
+    };
     // The keeper outlives its tasks; when it is gone, so is the agent.
     let _ = progress.send(Progress::Attached(machine, id, result)).await;
+}
+
+/// Sees to it that everything is here which a disk is made from.
+async fn fetch(tools: &Tools, record: &Record, device: &Attach) -> Result<(), ContentError> {
+    let Attach::Disk(disk) = device else { return Ok(()) };
+    let made = disk.size_mib.is_some()
+        && super::disk::is_extra_made(&tools.disks, record.lease.id, &disk.name);
+    match disk.content.filter(|_| !made) {
+        Some(content) => tools.cache.fetch(&tools.overlay, record.gateway, content).await,
+        None => Ok(()),
+    }
 }
 
 async fn plug(tools: &Tools, record: &Record, device: &Attach) -> Result<Plugged, AttachFailure> {
@@ -237,11 +259,6 @@ async fn open_disk(
     record: &Record,
     disk: &DiskWanted,
 ) -> Result<(OwnedFd, AttachDevice), AttachFailure> {
-    let made = disk.size_mib.is_some()
-        && super::disk::is_extra_made(&tools.disks, record.lease.id, &disk.name);
-    if let Some(content) = disk.content.filter(|_| !made) {
-        tools.cache.fetch(&tools.overlay, record.gateway, content).await?;
-    }
     let image = disk.content.map(|content| tools.cache.path(content));
     let Opened { file, key } = match (disk.size_mib, image) {
         // Content is public: whoever names its digest has it.

@@ -14,6 +14,7 @@ use lease::hardware::Placement;
 use overlay::Overlay;
 use rustix::fs::{MemfdFlags, SealFlags};
 use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
 use types::{
     config::HugePage,
     ids::{ContentId, MachineId},
@@ -123,6 +124,8 @@ pub enum StartError {
     Prepare { what: &'static str, source: io::Error },
     #[error("the machine's process did not run its guest within {} s", START_LIMIT.as_secs())]
     Late,
+    #[error("it was not wanted any more before its content had come")]
+    Abandoned,
 }
 
 impl StartError {
@@ -145,21 +148,27 @@ impl StartError {
             | Self::Init(_)
             | Self::Open { .. }
             | Self::Prepare { .. }
-            | Self::Late => false,
+            | Self::Late
+            | Self::Abandoned => false,
         }
     }
 }
 
-/// Starts a machine, whose process ends it at `deadline` unless it is told otherwise, and reports.
+/// Starts a machine, whose process ends it at `deadline` unless it is told otherwise, and reports. Waits for
+/// no content once `abandoned` is cancelled.
 pub async fn start(
     tools: Tools,
     record: Record,
-    deadline: Deadline,
+    (deadline, abandoned): (Deadline, CancellationToken),
     progress: mpsc::Sender<Progress>,
 ) {
     let machine = record.lease.id;
     let begin = Instant::now();
     let result = async {
+        abandoned
+            .run_until_cancelled(fetch(&tools, &record))
+            .await
+            .ok_or(StartError::Abandoned)??;
         let (pid, placement) = launch(&tools, &record, deadline).await?;
         // The keeper outlives its tasks; when it is gone, so is the agent.
         let _ = progress.send(Progress::Spawned(machine, pid, Box::new(placement))).await;
@@ -233,17 +242,23 @@ async fn wait_until_running(machine: MachineId) -> Result<(), StartError> {
     tokio::time::timeout(START_LIMIT, wait).await.map_err(|_| StartError::Late)
 }
 
-async fn launch(
-    tools: &Tools,
-    record: &Record,
-    deadline: Deadline,
-) -> Result<(i32, Placement), StartError> {
+/// Sees to it that everything is here which the machine starts from.
+async fn fetch(tools: &Tools, record: &Record) -> Result<(), ContentError> {
     let image = &record.image;
     let made = disk::is_made(&tools.disks, record.lease.id);
     let wanted = [image.kernel, image.initrd, image.disk.filter(|_| !made)];
     for content in wanted.into_iter().flatten() {
         tools.cache.fetch(&tools.overlay, record.gateway, content).await?;
     }
+    Ok(())
+}
+
+async fn launch(
+    tools: &Tools,
+    record: &Record,
+    deadline: Deadline,
+) -> Result<(i32, Placement), StartError> {
+    let image = &record.image;
     let mut files = Files::default();
     let boot = match image.kernel {
         Some(kernel) => Boot::Linux {

@@ -207,6 +207,8 @@ pub enum Work {
 pub enum Action {
     /// Start it.
     Start,
+    /// Give up a start that waits for content: whoever sends it sets the pace, and may be the renter.
+    Abandon,
     /// Give it again what was taken back at an end that a wrong clock told.
     Reclaim,
     /// Note how it ended: on again after a reset, off otherwise.
@@ -278,6 +280,10 @@ pub fn plan(now: UnixSeconds, record: &Record, seen: &Seen, policy: Policy) -> O
         Process::Running { .. } if seen.busy.is_some() => {
             let due = record.is_over(now) && seen.killed.is_none();
             due.then_some(Action::Kill { because: end_of(record) })
+        }
+        Process::Absent if seen.busy == Some(Work::Start) => {
+            let unwanted = record.is_over(now) || record.power == Power::Off;
+            unwanted.then_some(Action::Abandon)
         }
         Process::Absent | Process::Ended { .. } if seen.busy.is_some() => None,
         Process::Ended { status } => Some(settle(record, status)),
@@ -520,6 +526,23 @@ mod tests {
         assert_eq!(at(&deleted, Seen::default()), Some(Action::Release));
         deleted.released = Released::Yes;
         assert_eq!(at(&deleted, Seen::default()), Some(Action::Destroy { because: "renter" }));
+    }
+
+    #[test]
+    fn a_start_that_waits_for_content_is_given_up_when_it_is_not_wanted() {
+        let starting = Seen { busy: Some(Work::Start), ..Seen::default() };
+        check(1999, Power::On, &starting, None);
+        check(2000, Power::On, &starting, Some(Action::Abandon));
+        check(1500, Power::Off, &starting, Some(Action::Abandon));
+        let mut deleted = record(Power::Off);
+        deleted.deleted = Some(UnixSeconds(1500));
+        let action = plan(UnixSeconds(1500), &deleted, &starting, POLICY);
+        assert_eq!(action, Some(Action::Abandon));
+        // What is taken back is not held up, and a process that was started is ended as such.
+        let releasing = Seen { busy: Some(Work::Release), ..Seen::default() };
+        check(2000, Power::On, &releasing, None);
+        let started = Seen { busy: Some(Work::Start), ..running() };
+        check(2000, Power::On, &started, Some(Action::Kill { because: "lease-end" }));
     }
 
     #[test]

@@ -7,6 +7,7 @@ use super::{Keeper, trouble};
 use crate::{
     events::Event,
     machines::plan::{Process, RETRY_S, Record, Released},
+    sys::clock::boot_ms,
 };
 
 /// Seconds that one receipt of a running machine covers.
@@ -15,6 +16,32 @@ const INTERVAL_S: u64 = 3600;
 /// Least seconds between two receipts of a machine that is turned on and off, so that its renter
 /// cannot fill the store.
 const LEAST_S: u64 = 60;
+
+/// Milliseconds by which a clock is set, not slewed or read a little late.
+const STEP_MS: u64 = 2000;
+
+/// Tells when somebody set the clock: seconds in which a machine ran are counted by the calendar, and one
+/// that was wrong would count an outage, or nothing.
+#[derive(Debug)]
+pub(super) struct Calendar {
+    /// Calendar minus time since boot when it was looked at last, in milliseconds.
+    ahead_ms: i128,
+}
+
+impl Calendar {
+    /// Begins with the calendar as it is now, both in milliseconds.
+    pub(super) fn new(now_ms: u64, boot_ms: u64) -> Self {
+        Self { ahead_ms: i128::from(now_ms) - i128::from(boot_ms) }
+    }
+
+    /// Returns by how many seconds the calendar was set since the last question; `None` when it was not.
+    fn step_s(&mut self, now_ms: u64, boot_ms: u64) -> Option<i64> {
+        let before = std::mem::replace(self, Self::new(now_ms, boot_ms));
+        let step = self.ahead_ms - before.ahead_ms;
+        let set = step.unsigned_abs() >= STEP_MS.into();
+        set.then(|| i64::try_from(step / 1000).unwrap_or(0))
+    }
+}
 
 /// Returns whether a receipt is to be made now.
 fn is_due(now: UnixSeconds, record: &Record, process: Process) -> bool {
@@ -41,9 +68,24 @@ pub(super) fn resume(
             record.meter.handle_stopped(last_seen.min(record.end()));
         }
     }
+    // An earlier agent may have counted by a clock that was ahead.
+    record.meter.handle_step(now, 0);
 }
 
 impl Keeper {
+    /// Has every meter follow a calendar that was set.
+    pub(super) fn follow_calendar(&mut self, now: UnixSeconds) {
+        let (now_ms, boot_ms) = (self.config.clock.now_ms(), boot_ms());
+        let Some(step) = self.calendar.step_s(now_ms, boot_ms) else { return };
+        let all: Vec<MachineId> = self.machines.keys().copied().collect();
+        for machine in all {
+            if let Some(entry) = self.machines.get_mut(&machine) {
+                entry.record.meter.handle_step(now, step);
+            }
+            self.keep(machine);
+        }
+    }
+
     /// Makes every receipt that is due.
     pub(super) fn close_accounts(&mut self, now: UnixSeconds) {
         let due = self
@@ -127,6 +169,46 @@ mod tests {
         assert_eq!(lost.meter.running_s(UnixSeconds(1900)), 50);
         resume(&mut record, RUNNING, UnixSeconds(1900), UnixSeconds(1150));
         assert_eq!(record.meter.running_s(UnixSeconds(1900)), 800, "it ran on without the agent");
+    }
+
+    #[test]
+    fn a_clock_that_is_set_is_told_from_one_that_is_slewed() {
+        let mut calendar = Calendar::new(1_000_000, 5_000);
+        assert_eq!(calendar.step_s(1_000_200, 5_200), None);
+        for late in 1..10 {
+            let (now, boot) = (1_000_200 + late * 1_900, 5_200 + late * 1_000);
+            assert_eq!(calendar.step_s(now, boot), None, "less than a step at a time");
+        }
+        assert_eq!(calendar.step_s(300_000_000, 14_300), Some(298_982));
+        assert_eq!(calendar.step_s(1_017_400, 14_400), Some(-298_982));
+        assert_eq!(calendar.step_s(1_017_600, 14_600), None, "told once");
+    }
+
+    #[test]
+    fn a_calendar_that_was_set_bills_no_more_and_no_less_than_what_ran() {
+        let key = lease::SigningKey::from_bytes(&[7; 32]);
+        let mut record = fixture::record();
+        record.lease.node = types::ids::NodeId::from_bytes(key.verifying_key().to_bytes());
+        record.lease.end = UnixSeconds(900_000);
+        let check = |now, record: &mut Record, running_s| {
+            let signed = close(UnixSeconds(now), record, &key).expect("signed");
+            metering::check(&signed.receipt, &record.lease).expect("possible");
+            assert_eq!(signed.receipt.running_s, running_s);
+        };
+        // Three days behind for fifty seconds, then right.
+        record.meter.handle_started(UnixSeconds(1100));
+        record.meter.handle_step(UnixSeconds(260_350), 259_200);
+        check(260_360, &mut record, 60);
+        // Two days ahead, over a receipt, and right again.
+        record.meter.handle_step(UnixSeconds(433_170), 172_800);
+        check(433_180, &mut record, 20);
+        record.meter.handle_step(UnixSeconds(260_390), -172_800);
+        check(260_400, &mut record, 20);
+        // Counted and stopped ahead, seen by the next agent.
+        record.meter.handle_stopped(UnixSeconds(433_300));
+        resume(&mut record, Process::Absent, UnixSeconds(260_500), UnixSeconds(260_450));
+        let used = record.meter.running_s(UnixSeconds(260_500));
+        check(260_500, &mut record, used);
     }
 
     #[test]

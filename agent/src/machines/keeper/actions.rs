@@ -1,5 +1,6 @@
 //! What the plan wants done, done or set going.
 
+use tokio_util::sync::CancellationToken;
 use types::{ids::MachineId, node::DeviceState, units::UnixSeconds};
 
 use super::{
@@ -29,6 +30,7 @@ impl Keeper {
         let confirmed = self.config.clock.status().borrow().sources >= SOURCES_TO_DESTROY;
         self.keep_agreement(confirmed);
         let now = self.config.clock.now();
+        self.follow_calendar(now);
         // First, so that no machine is forgotten before its last receipt was made.
         self.close_accounts(now);
         let policy = Policy {
@@ -58,6 +60,7 @@ impl Keeper {
             Action::Start => {
                 // What it fetches must be known as needed before.
                 self.make_room();
+                self.keep_memory(machine);
                 let Some(entry) = self.machines.get_mut(&machine) else { return };
                 (entry.voice, entry.storage) = (Voice::default(), Storage::default());
                 entry.seen = Seen {
@@ -68,9 +71,13 @@ impl Keeper {
                 };
                 let (tools, record) = (self.config.tools.clone(), entry.record.clone());
                 let deadline = deadlines::of(&self.config, &record);
-                let start = execute::start(tools, record, deadline, self.progress.clone());
+                entry.abandoned = CancellationToken::new();
+                let (abandoned, progress) = (entry.abandoned.clone(), self.progress.clone());
+                let start = execute::start(tools, record, (deadline, abandoned), progress);
                 entry.task = Some(tokio::spawn(start).abort_handle());
             }
+            // Its task tells when it has; what it does meanwhile is this machine's own work.
+            Action::Abandon => entry.abandoned.cancel(),
             Action::Settle { status, power } => {
                 entry.seen.process = Process::Absent;
                 entry.seen.pressed = None;
@@ -120,6 +127,7 @@ impl Keeper {
     fn release(&mut self, machine: MachineId) {
         let Some(entry) = self.machines.get_mut(&machine) else { return };
         entry.seen.busy = Some(Work::Release);
+        entry.plugging.values().for_each(CancellationToken::cancel);
         let wanted = &entry.record.lease.shape.devices;
         let devices: Vec<_> = wanted
             .iter()
@@ -142,7 +150,9 @@ impl Keeper {
             return self.note_failure(machine, reason, Attempts::Several);
         }
         record.promise = self.promise(machine, &shape);
+        record.memory = self.choose_memory(machine, shape.memory_mib);
         record.released = Released::No;
+        record.meter.handle_step(now, 0);
         record.note(now, "the time was wrong: its lease goes on");
         if let Err(error) = self.config.store.put_machine(&record) {
             return self.note_failure(machine, chain(&error), Attempts::Several);

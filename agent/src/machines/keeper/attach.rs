@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use lease::hardware::Attach;
+use tokio_util::sync::CancellationToken;
 use types::{ids::MachineId, node::MachineShape};
 
 use super::{Entry, Keeper, Record, RefusedError, State, View, trouble};
@@ -78,6 +79,9 @@ impl Keeper {
     ) -> Result<Result<View, Refusal>, RefusedError> {
         let state = self.living(machine)?;
         let entry = self.machines.get_mut(&machine).ok_or(RefusedError::Unknown { machine })?;
+        if entry.plugging.contains_key(&wanted.id()) {
+            return Ok(Err(Refusal::Busy { id: wanted.id() }));
+        }
         let kept = match attach::admit(&entry.record, wanted) {
             Ok(kept) => kept,
             Err(refusal) => return Ok(Err(refusal)),
@@ -114,6 +118,7 @@ impl Keeper {
         let disk = matches!(kept.device, Attach::Disk(_));
         let what = match how {
             Leaving::Asked | Leaving::Pulled => {
+                entry.plugging.get(id).inspect(|abandoned| abandoned.cancel());
                 // Nothing of a device is kept.
                 if disk {
                     let kept = Kept { seat: Seat::Out, fault: String::new(), ..kept };
@@ -122,6 +127,10 @@ impl Keeper {
                 "detached"
             }
             Leaving::Erased => {
+                // It would be there again once it is made.
+                if entry.plugging.contains_key(id) {
+                    return Ok(Err(Refusal::Busy { id: id.to_owned() }));
+                }
                 if kept.seat == Seat::In && kept.fault.is_empty() {
                     return Ok(Err(Refusal::In { id: id.to_owned() }));
                 }
@@ -175,10 +184,17 @@ impl Keeper {
         }
     }
 
-    fn plug(&self, machine: MachineId, device: Attach) {
-        let Some(entry) = self.machines.get(&machine) else { return };
+    /// One at a time of each name: two would make the same disk.
+    fn plug(&mut self, machine: MachineId, device: Attach) {
+        let Some(entry) = self.machines.get_mut(&machine) else { return };
+        if entry.plugging.contains_key(&device.id()) {
+            return;
+        }
+        let abandoned = CancellationToken::new();
+        entry.plugging.insert(device.id(), abandoned.clone());
         let (tools, record) = (self.config.tools.clone(), entry.record.clone());
-        tokio::spawn(attach::carry_out(tools, record, device, self.progress.clone()));
+        let progress = self.progress.clone();
+        tokio::spawn(attach::carry_out(tools, record, (device, abandoned), progress));
     }
 
     pub(super) fn handle_attached(
@@ -189,6 +205,7 @@ impl Keeper {
     ) {
         let now = self.config.clock.now();
         let Some(entry) = self.machines.get_mut(&machine) else { return };
+        entry.plugging.remove(id);
         let what = match &result {
             Ok(Plugged::Before) => return,
             Ok(Plugged::Now) => format!("{id} is attached"),

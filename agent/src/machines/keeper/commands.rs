@@ -114,7 +114,7 @@ impl Keeper {
         }
         check_time(now, &order.lease)?;
         self.check_room(&order.lease)?;
-        let memory = self.choose_memory(order.lease.shape.memory_mib);
+        let memory = self.choose_memory(machine, order.lease.shape.memory_mib);
         let promise = self.promise(machine, &order.lease.shape);
         let mut record = Record {
             lease: order.lease,
@@ -161,6 +161,7 @@ impl Keeper {
         let mut record = known.record.clone();
         if record.released == Released::Yes {
             record.promise = self.promise(machine, &next.shape);
+            record.memory = self.choose_memory(machine, next.shape.memory_mib);
             record.released = Released::No;
             record.power = Power::On;
         }
@@ -221,7 +222,7 @@ impl Keeper {
         let free = self.free();
         let checks = [
             ("virtual CPUs", u64::from(shape.vcpus), u64::from(free.vcpus)),
-            ("MiB of memory", shape.memory_mib.0, self.room_mib(shape.memory_mib)),
+            ("MiB of memory", shape.memory_mib.0, self.room_mib(lease.id, shape.memory_mib)),
             ("MiB of disk", shape.disk_mib.0, self.free_disk_mib()),
         ];
         for (what, wanted, free) in checks {
@@ -238,45 +239,66 @@ impl Keeper {
         let all = self.config.capacity;
         let offered = self.config.spec.machines.vcpus.unwrap_or(all.vcpus);
         // A machine's memory is of one kind.
-        let memory_mib = self.free_huge_mib().max(self.free_ordinary_mib());
+        let memory_mib = self.free_huge_mib(None).max(self.free_ordinary_mib(None));
         Capacity { vcpus: offered.saturating_sub(vcpus), memory_mib }
     }
 
     /// Returns how much memory a machine that wants `wanted` could have.
-    fn room_mib(&self, wanted: Mebibytes) -> u64 {
-        match self.choose_memory(wanted) {
-            MemoryBacking::Memfd => self.free_ordinary_mib(),
-            MemoryBacking::Hugetlb1G | MemoryBacking::Hugetlb2M => self.free_huge_mib(),
+    fn room_mib(&self, machine: MachineId, wanted: Mebibytes) -> u64 {
+        match self.choose_memory(machine, wanted) {
+            MemoryBacking::Memfd => self.free_ordinary_mib(Some(machine)),
+            MemoryBacking::Hugetlb1G | MemoryBacking::Hugetlb2M => {
+                self.free_huge_mib(Some(machine))
+            }
         }
     }
 
-    /// Returns what a new machine's memory is made of: huge pages as long as it fits in them.
-    fn choose_memory(&self, wanted: Mebibytes) -> MemoryBacking {
+    /// Returns what a machine's memory is made of: huge pages as long as it fits in them.
+    pub(super) fn choose_memory(&self, machine: MachineId, wanted: Mebibytes) -> MemoryBacking {
         let page = self.config.spec.machines.huge_page;
-        if memory::fits(wanted, page, self.free_huge_mib()) {
+        if memory::fits(wanted, page, self.free_huge_mib(Some(machine))) {
             memory::backing(page)
         } else {
             MemoryBacking::Memfd
         }
     }
 
-    fn free_huge_mib(&self) -> u64 {
-        let huge = |backing| backing != MemoryBacking::Memfd;
-        self.config.huge_mib.saturating_sub(self.promised_mib(huge))
+    /// Chooses anew what the memory of a machine that starts is made of, where the node's huge pages are
+    /// others than when it was promised them.
+    pub(super) fn keep_memory(&mut self, machine: MachineId) {
+        let Some(entry) = self.machines.get(&machine) else { return };
+        let (wanted, promised) = (entry.record.lease.shape.memory_mib, entry.record.memory);
+        let page = self.config.spec.machines.huge_page;
+        let kept = memory::backing(page) == promised
+            && memory::fits(wanted, page, self.free_huge_mib(Some(machine)));
+        if kept || promised == MemoryBacking::Memfd {
+            return;
+        }
+        let memory = self.choose_memory(machine, wanted);
+        if let Some(entry) = self.machines.get_mut(&machine) {
+            entry.record.memory = memory;
+        }
+        self.keep(machine);
     }
 
-    fn free_ordinary_mib(&self) -> u64 {
+    fn free_huge_mib(&self, but: Option<MachineId>) -> u64 {
+        let huge = |backing| backing != MemoryBacking::Memfd;
+        self.config.huge_mib.saturating_sub(self.promised_mib(but, huge))
+    }
+
+    fn free_ordinary_mib(&self, but: Option<MachineId>) -> u64 {
         let ordinary = |backing| backing == MemoryBacking::Memfd;
         let reserve = self.config.spec.machines.reserve_mib.0;
         let kept = reserve.saturating_add(self.config.huge_mib);
-        let promised = self.promised_mib(ordinary);
+        let promised = self.promised_mib(but, ordinary);
         self.config.capacity.memory_mib.saturating_sub(kept).saturating_sub(promised)
     }
 
-    /// Returns the memory of machines whose backing is `counted`.
-    fn promised_mib(&self, counted: impl Fn(MemoryBacking) -> bool) -> u64 {
-        let held = self.machines.values().map(|entry| &entry.record);
-        held.filter(|record| record.released == Released::No && counted(record.memory))
+    /// Returns the memory of machines, `but` of one, whose backing is `counted`.
+    fn promised_mib(&self, but: Option<MachineId>, counted: impl Fn(MemoryBacking) -> bool) -> u64 {
+        let held = self.machines.iter().filter(|(id, _)| Some(**id) != but);
+        held.map(|(_, entry)| &entry.record)
+            .filter(|record| record.released == Released::No && counted(record.memory))
             .map(|record| record.lease.shape.memory_mib.0)
             .sum()
     }

@@ -26,6 +26,7 @@ use tokio::{
     sync::{mpsc, oneshot, watch},
     task::AbortHandle,
 };
+use tokio_util::sync::CancellationToken;
 use types::{
     config::NodeSpec,
     ids::MachineId,
@@ -41,7 +42,7 @@ use super::{
     plan::{Power, Process, Record, Released, SOURCES_TO_DESTROY, Seen, Work},
     store::{Store, StoreError},
 };
-use crate::{events::Event, inventory::Capacity, spawn::Known, time::Clock};
+use crate::{events::Event, inventory::Capacity, spawn::Known, sys::clock::boot_ms, time::Clock};
 
 pub use attach::Leaving;
 pub use commands::RefusedError;
@@ -222,13 +223,25 @@ struct Entry {
     seen: Seen,
     voice: liveness::Voice,
     storage: liveness::Storage,
+    /// Carries out the latest start.
     task: Option<AbortHandle>,
+    /// Has it give up what it waits for of others.
+    abandoned: CancellationToken,
+    /// What is being attached, by its name; the same for each.
+    plugging: BTreeMap<String, CancellationToken>,
 }
 
 impl Entry {
     fn new(record: Record) -> Self {
-        let (voice, storage) = (liveness::Voice::default(), liveness::Storage::default());
-        Self { record, seen: Seen::default(), voice, storage, task: None }
+        Self {
+            record,
+            seen: Seen::default(),
+            voice: liveness::Voice::default(),
+            storage: liveness::Storage::default(),
+            task: None,
+            abandoned: CancellationToken::new(),
+            plugging: BTreeMap::new(),
+        }
     }
 }
 
@@ -246,6 +259,8 @@ struct Keeper {
     spare_mib: u64,
     /// Whether the time on which sources agree was kept since they did.
     agreement_kept: bool,
+    /// Tells when somebody set the clock.
+    calendar: accounts::Calendar,
 }
 
 /// Starts the keeper; machines that run already are taken over.
@@ -254,6 +269,7 @@ pub fn start(config: KeeperConfig) -> Result<Machines, StoreError> {
     let (progress, reports) = mpsc::channel(QUEUE);
     let (publish, snapshot) = watch::channel(Snapshot::default());
     let devices = Devices::new(config.devices.clone());
+    let calendar = accounts::Calendar::new(config.clock.now_ms(), boot_ms());
     let mut keeper = Keeper {
         config,
         machines: BTreeMap::new(),
@@ -264,6 +280,7 @@ pub fn start(config: KeeperConfig) -> Result<Machines, StoreError> {
         forgetful: String::new(),
         spare_mib: 0,
         agreement_kept: false,
+        calendar,
     };
     keeper.adopt()?;
     keeper.publish();
@@ -287,15 +304,27 @@ impl Keeper {
                     entry.seen.process = Process::Running { pid: known.pid };
                     eprintln!("{}", Event::MachineAdopted { machine, pid: known.pid });
                 }
-                (Some(entry), Some(status)) => entry.seen.process = Process::Ended { status },
+                // An end that was settled is no news: what came after it counts, as a renter's start.
+                (Some(entry), Some(status)) if entry.record.meter.is_running() => {
+                    entry.seen.process = Process::Ended { status };
+                }
+                (Some(_), Some(_)) => {}
                 (None, None) => self.kill(machine, "unknown"),
                 (None, Some(_)) => {}
             }
         }
         let (now, last_seen) = (self.config.clock.now(), self.config.last_seen);
-        for entry in self.machines.values_mut() {
-            accounts::resume(&mut entry.record, entry.seen.process, now, last_seen);
+        let mut resumed = Vec::new();
+        for (id, entry) in &mut self.machines {
+            let process = entry.seen.process;
+            let ran = entry.record.meter.is_running();
+            accounts::resume(&mut entry.record, process, now, last_seen);
+            if matches!(process, Process::Running { .. }) && !ran {
+                resumed.push(*id);
+            }
         }
+        // The next agent takes an end for news when this one saw it run.
+        resumed.into_iter().for_each(|machine| self.keep(machine));
         self.keep_promises();
         let running = |entry: &Entry| matches!(entry.seen.process, Process::Running { .. });
         let running: Vec<MachineId> =

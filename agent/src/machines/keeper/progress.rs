@@ -98,6 +98,12 @@ impl Keeper {
     }
 
     fn handle_failed(&mut self, machine: MachineId, error: &StartError) {
+        if let (StartError::Abandoned, Some(entry)) = (error, self.machines.get_mut(&machine)) {
+            // Nothing failed: its end came, or its renter stopped it.
+            entry.seen.busy = None;
+            entry.record.note(self.config.clock.now(), format!("not started: {error}"));
+            return self.keep(machine);
+        }
         let attempts = if error.is_final() { Attempts::One } else { Attempts::Several };
         self.note_failure(machine, chain(error), attempts);
     }
