@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use qemu_tests::harness::{
     host::{HostOptions, Link, Medium},
-    scene::{self, GUEST_LIMIT, LeaseRequest, Scene},
+    scene::{self, GUEST_LIMIT, LeaseRequest, PushedGuest, Scene},
 };
 
 /// Long enough for the VMM to start on a slow machine.
 const LEASE_S: u64 = 45;
-/// Less than a node waits for the next byte of content.
+/// Less than content takes that is kept waiting.
 const WAITING_S: u64 = 15;
 
 #[test]
@@ -48,12 +48,21 @@ fn while_whoever_has_its_content_keeps_it_waiting() {
     let (host, node) =
         scene.boot("waiting", HostOptions { medium, ..HostOptions::default() }).unwrap();
     let guest = scene.push_guest(None).unwrap();
+    let initrd = scene.push("much", &vec![7; 64 << 20]).unwrap();
     let seconds = WAITING_S;
     let request = LeaseRequest { node: &node, seconds, ..LeaseRequest::default() };
     let (lease, _) = scene.lease(&request).unwrap();
-    scene.create(&lease, &guest).unwrap();
-    scene.gateway.freeze().unwrap();
-    let ended = host.serial.wait("event=machine-ended", Duration::from_secs(90)).unwrap();
+    scene.create(&lease, &PushedGuest { initrd, ..guest }).unwrap();
+    // It sends a little every few seconds, so that neither the stream nor the link to it is given up.
+    let ended = loop {
+        scene.gateway.freeze().unwrap();
+        let ended = host.serial.wait("event=machine-ended", Duration::from_secs(4));
+        scene.gateway.thaw().unwrap();
+        if let Ok(ended) = ended {
+            break ended;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    };
     assert!(ended.contains("late_s=0") || ended.contains("late_s=1"), "{ended}");
     assert!(!host.serial.text().contains("event=machine-started"), "its content came");
 }

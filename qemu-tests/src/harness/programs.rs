@@ -10,6 +10,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use super::pace::Pace;
@@ -171,11 +172,18 @@ impl Gateway {
         Ok(Self { child, folder, flags, pace, url, overlay_port, node })
     }
 
-    /// Has it answer nothing any more, with its connections open.
+    /// Has it do nothing, with its connections open, until [`Self::thaw`].
     pub fn freeze(&self) -> Result<()> {
-        let process = rustix::process::Pid::from_child(&self.child);
-        rustix::process::kill_process(process, rustix::process::Signal::STOP)?;
-        Ok(())
+        self.send(Signal::STOP)
+    }
+
+    /// Has it go on.
+    pub fn thaw(&self) -> Result<()> {
+        self.send(Signal::CONT)
+    }
+
+    fn send(&self, signal: Signal) -> Result<()> {
+        Ok(kill_process(Pid::from_child(&self.child), signal)?)
     }
 
     /// Ends it and starts it again with other settings.
