@@ -45,6 +45,16 @@ struct Mailbox<J> {
 }
 
 impl<J> Mailbox<J> {
+    fn new() -> io::Result<Self> {
+        Ok(Self {
+            orders: Mutex::default(),
+            wake: EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?,
+            busy: AtomicBool::new(false),
+            hold: AtomicBool::new(false),
+            held: AtomicBool::new(false),
+        })
+    }
+
     fn post(&self, order: Order<J>) {
         let mut orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
         orders.push_back(order);
@@ -73,13 +83,7 @@ impl<J: Send + 'static> Worker<J> {
         prepare: impl FnOnce() -> io::Result<S> + Send + 'static,
         serve: impl FnOnce(S, Inbox<J>) + Send + 'static,
     ) -> io::Result<Self> {
-        let mailbox = Arc::new(Mailbox {
-            orders: Mutex::default(),
-            wake: EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?,
-            busy: AtomicBool::new(false),
-            hold: AtomicBool::new(false),
-            held: AtomicBool::new(false),
-        });
+        let mailbox = Arc::new(Mailbox::new()?);
         let inbox = Inbox { mailbox: Arc::clone(&mailbox) };
         let (ready, started) = mpsc::sync_channel(1);
         thread::Builder::new().name(name).spawn(move || {
@@ -185,6 +189,14 @@ impl<J> Inbox<J> {
         // Poll fails when interrupted, which is as good as being woken.
         let _ = rustix::event::poll(&mut descriptors, timeout.as_ref());
         let _ = self.mailbox.wake.read();
+    }
+}
+
+#[cfg(test)]
+impl<J> Inbox<J> {
+    /// Returns the end of a thread that nobody gives orders to.
+    pub(in crate::devices) fn detached() -> io::Result<Self> {
+        Ok(Self { mailbox: Arc::new(Mailbox::new()?) })
     }
 }
 
