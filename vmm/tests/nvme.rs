@@ -5,6 +5,8 @@
 
 #[path = "common/nvme.rs"]
 mod nvme;
+#[path = "common/syncs.rs"]
+mod syncs;
 #[path = "common/virtio.rs"]
 mod virtio;
 
@@ -12,6 +14,7 @@ use std::{fs, os::fd::AsFd, path::Path, time::Instant};
 
 use nvme::{ASQ, BLOCKS, DATA, Driver, Request, spec, transfer};
 use proptest::prelude::*;
+use syncs::where_syncs_fail;
 use types::vm::{Disk, Rate, RateLimit};
 use virtio::{Machine, wait_for};
 use vm_memory::{Bytes, GuestAddress};
@@ -83,6 +86,39 @@ fn zeroed_and_deallocated_blocks_read_as_zeroes() {
     discard.dwords = [1, 1 << 2, 0, 0, 0, 0];
     assert_eq!(driver.command(&mut pair, discard).status, 0);
     assert_eq!([23, 24, 31, 32, 40, 47, 48].map(|b| driver.block(b)[0]), [23, 0, 0, 32, 0, 0, 48]);
+}
+
+/// NVMe 1.4 §6.17 (FUA of Write Zeroes), §5.21.1.6 (no write cache): where no sync succeeds, neither does
+/// a change that has to be durable.
+#[test]
+fn zeroes_and_deallocations_are_durable_when_asked_or_when_there_is_no_cache() {
+    let statuses = |cache: u32| {
+        where_syncs_fail(move || {
+            let mut driver = Driver::on(EngineChoice::Plain, None);
+            let mut pair = driver.pair(1);
+            assert_eq!(driver.admin(9, 0, &[6, cache]), (0, 0));
+            let mut forced = transfer(8, 8, 8);
+            forced.dwords[2] |= 1 << 30;
+            let range = [[0u8, 0, 0, 0, 8, 0, 0, 0], [24, 0, 0, 0, 0, 0, 0, 0]].concat();
+            driver.machine.ram.write_slice(&range, GuestAddress(DATA)).unwrap();
+            let mut discard = transfer(9, 0, 1);
+            discard.dwords = [0, 1 << 2, 0, 0, 0, 0];
+            [forced, transfer(8, 8, 8), discard].map(|it| driver.command(&mut pair, it).status)
+        })
+    };
+    assert_eq!([statuses(1), statuses(0)], [[0x280, 0, 0], [0x280; 3]]);
+}
+
+#[test]
+fn durable_zeroes_are_completed_once() {
+    let mut driver = Driver::on(EngineChoice::Best, None);
+    let mut pair = driver.pair(1);
+    let mut forced = transfer(8, 8, 8);
+    forced.dwords[2] |= 1 << 30;
+    assert_eq!(driver.command(&mut pair, forced).status, 0);
+    assert_eq!(driver.command(&mut pair, transfer(READ, 7, 2)).status, 0);
+    assert_eq!(driver.memory(DATA, 1024), [[7; 512], [0; 512]].concat());
+    assert_eq!(pair.poll(&driver.machine.ram), None);
 }
 
 #[test]

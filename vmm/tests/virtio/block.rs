@@ -12,6 +12,7 @@ use crate::driver::{
     DEVICE, INDIRECT, Machine, NEXT, Queue, RAM_SIZE, Registers, WRITE, enable_msix, wait_for,
     write_descriptor,
 };
+use crate::syncs::where_syncs_fail;
 
 const F_FLUSH: u64 = 1 << 9;
 const F_MQ: u64 = 1 << 12;
@@ -158,6 +159,30 @@ fn a_driver_without_flush_gets_durable_writes() {
         assert_eq!(disk.request(1, 0, &[(DATA, 512, false)]), (0, 1));
         assert_eq!(disk.sector(0), [1; 512]);
     }
+}
+
+/// Where no sync succeeds, neither does a change that has to be durable.
+#[test]
+fn a_driver_without_flush_gets_durable_discards() {
+    let discard = |features| {
+        where_syncs_fail(move || {
+            let mut disk = disk(EngineChoice::Plain, features);
+            let range = [[8u8, 0, 0, 0, 0, 0, 0, 0], [16, 0, 0, 0, 0, 0, 0, 0]].concat();
+            disk.machine.ram.write_slice(&range, GuestAddress(DATA)).unwrap();
+            disk.request(11, 0, &[(DATA, 16, false)]).0
+        })
+    };
+    assert_eq!([discard(F_DISCARD), discard(F_DISCARD | F_FLUSH)], [1, 0]);
+}
+
+#[test]
+fn a_discard_is_answered_once_behind_its_sync() {
+    let mut disk = disk(EngineChoice::Best, F_DISCARD);
+    let range = [[8u8, 0, 0, 0, 0, 0, 0, 0], [16, 0, 0, 0, 0, 0, 0, 0]].concat();
+    disk.machine.ram.write_slice(&range, GuestAddress(DATA)).unwrap();
+    assert_eq!(disk.request(11, 0, &[(DATA, 16, false)]), (0, 1));
+    assert_eq!(disk.request(0, 5, &[(DATA, 512, true)]), (0, 513));
+    assert_eq!(disk.queue.used_index(), disk.queue.seen_used);
 }
 
 #[test]
