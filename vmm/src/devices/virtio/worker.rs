@@ -6,7 +6,7 @@ use std::{
     io,
     os::fd::BorrowedFd,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
         mpsc,
     },
@@ -38,6 +38,9 @@ struct Mailbox<J> {
     orders: Mutex<VecDeque<Order<J>>>,
     wake: EventFd,
     busy: AtomicBool,
+    /// A stop was ordered that the thread has not carried out. Changed with `orders` locked, and
+    /// cleared before `busy`: a stop of this job must not be left for the next.
+    stopping: AtomicBool,
     /// The device's end wants the thread to wait.
     hold: AtomicBool,
     /// The thread waits.
@@ -50,15 +53,22 @@ impl<J> Mailbox<J> {
             orders: Mutex::default(),
             wake: EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?,
             busy: AtomicBool::new(false),
+            stopping: AtomicBool::new(false),
             hold: AtomicBool::new(false),
             held: AtomicBool::new(false),
         })
     }
 
+    fn orders(&self) -> MutexGuard<'_, VecDeque<Order<J>>> {
+        self.orders.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn post(&self, order: Order<J>) {
-        let mut orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
-        orders.push_back(order);
-        drop(orders);
+        self.orders().push_back(order);
+        self.wake();
+    }
+
+    fn wake(&self) {
         // A full counter is a wake-up that is pending already.
         let _ = self.wake.write(1);
     }
@@ -113,11 +123,16 @@ impl<J: Send + 'static> Worker<J> {
         self.mailbox.post(Order::Run(job));
     }
 
-    /// Tells the worker to stop; [`Self::is_idle`] says when it has.
+    /// Tells the worker to stop; [`Self::is_idle`] says when it has. One that was told already is not
+    /// told again.
     pub(in crate::devices) fn stop(&self) {
-        if !self.is_idle() {
-            self.mailbox.post(Order::Stop);
+        let mut orders = self.mailbox.orders();
+        if self.is_idle() || self.mailbox.stopping.swap(true, Ordering::AcqRel) {
+            return;
         }
+        orders.push_back(Order::Stop);
+        drop(orders);
+        self.mailbox.wake();
     }
 
     /// Tells the worker to finish what is under way and wait; [`Self::is_held`] says when it does.
@@ -134,8 +149,7 @@ impl<J: Send + 'static> Worker<J> {
     /// Lets the worker go on.
     pub(in crate::devices) fn go_on(&self) {
         self.mailbox.hold.store(false, Ordering::Release);
-        // A full counter is a wake-up that is pending already.
-        let _ = self.mailbox.wake.write(1);
+        self.mailbox.wake();
     }
 
     /// Returns whether the worker serves nothing and touches no guest memory.
@@ -154,22 +168,20 @@ impl<J> Drop for Worker<J> {
 impl<J> Inbox<J> {
     /// Returns the next order, if any.
     pub(in crate::devices) fn next(&self) -> Option<Order<J>> {
-        let mut orders = self.mailbox.orders.lock().unwrap_or_else(PoisonError::into_inner);
-        orders.pop_front()
+        self.mailbox.orders().pop_front()
     }
 
     /// Nothing of the guest's is in use any more.
     pub(in crate::devices) fn stopped(&self) {
+        let _orders = self.mailbox.orders();
+        self.mailbox.stopping.store(false, Ordering::Release);
         self.mailbox.busy.store(false, Ordering::Release);
     }
 
     /// Nothing is under way: waits until the device's end says to go on, or to do something else.
     pub(in crate::devices) fn hold(&self) {
         self.mailbox.held.store(true, Ordering::Release);
-        let empty = |mailbox: &Mailbox<J>| {
-            mailbox.orders.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
-        };
-        while self.mailbox.hold.load(Ordering::Acquire) && empty(&self.mailbox) {
+        while self.mailbox.hold.load(Ordering::Acquire) && self.mailbox.orders().is_empty() {
             self.wait(&[], Patience::Forever);
         }
         self.mailbox.held.store(false, Ordering::Release);
@@ -209,4 +221,48 @@ pub(in crate::devices) enum Patience {
     For(Duration),
     /// Until something happens.
     Forever,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Both ends, without a thread between them.
+    fn ends() -> (Worker<u32>, Inbox<u32>) {
+        let mailbox = Arc::new(Mailbox::new().expect("an eventfd"));
+        (Worker { mailbox: Arc::clone(&mailbox) }, Inbox { mailbox })
+    }
+
+    #[test]
+    fn whoever_is_told_to_stop_is_told_once() {
+        let (worker, inbox) = ends();
+        worker.stop();
+        assert!(inbox.next().is_none(), "it does nothing that it could stop");
+        worker.run(1);
+        worker.stop();
+        worker.stop();
+        assert!(matches!(inbox.next(), Some(Order::Run(1))));
+        assert!(matches!(inbox.next(), Some(Order::Stop)));
+        worker.stop();
+        assert!(inbox.next().is_none());
+        inbox.stopped();
+        assert!(worker.is_idle());
+    }
+
+    #[test]
+    fn stops_of_one_job_do_not_end_the_next() {
+        let (worker, inbox) = ends();
+        worker.run(1);
+        worker.stop();
+        worker.stop();
+        assert!(matches!(inbox.next(), Some(Order::Run(1))));
+        assert!(matches!(inbox.next(), Some(Order::Stop)));
+        inbox.stopped();
+        worker.run(2);
+        assert!(matches!(inbox.next(), Some(Order::Run(2))));
+        assert!(inbox.next().is_none());
+        assert!(!worker.is_idle());
+        worker.stop();
+        assert!(matches!(inbox.next(), Some(Order::Stop)));
+    }
 }
