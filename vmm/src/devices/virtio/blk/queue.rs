@@ -108,8 +108,8 @@ pub struct Live {
     distress: Distress,
     activity: Arc<Activity>,
     throttle: Option<Arc<Mutex<Throttle>>>,
-    /// A request that waits for tokens.
-    held: Option<Request>,
+    /// A request that waits for its turn, and when that is.
+    held: Option<(Request, Instant)>,
     /// The ring made no sense; it is not touched again.
     broken: bool,
     progress: Progress,
@@ -226,12 +226,12 @@ impl BlockQueue {
             if self.free.is_empty() {
                 return Ok(Progress::Full);
             }
-            let Some(request) = live.next_request()? else {
+            let Some((request, at)) = live.next_request()? else {
                 let more = live.ring.enable_kicks()?;
                 return Ok(if more { Progress::More } else { Progress::Idle });
             };
-            if let Some(at) = live.throttled(&request) {
-                live.held = Some(request);
+            if let Some(at) = at.filter(|at| *at > Instant::now()) {
+                live.held = Some((request, at));
                 return Ok(Progress::At(at));
             }
             self.begin(live, request)?;
@@ -469,17 +469,20 @@ impl Live {
         }
     }
 
-    /// Returns the request that waited for tokens, or the next one in the ring.
-    fn next_request(&mut self) -> Result<Option<Request>, TakeError> {
-        if let Some(held) = self.held.take() {
-            return Ok(Some(held));
+    /// Returns the request that waited for its turn, or the next one in the ring, and when it may go
+    /// unless that is at once.
+    fn next_request(&mut self) -> Result<Option<(Request, Option<Instant>)>, TakeError> {
+        if let Some((request, at)) = self.held.take() {
+            return Ok(Some((request, Some(at))));
         }
         let Some(chain) = self.ring.pop()? else { return Ok(None) };
-        Ok(Some(request::parse(chain, self.ring.ram(), &self.rules)?))
+        let request = request::parse(chain, self.ring.ram(), &self.rules)?;
+        let at = self.admit(&request);
+        Ok(Some((request, at)))
     }
 
-    /// Takes the tokens of a request, or returns when they exist.
-    fn throttled(&self, request: &Request) -> Option<Instant> {
+    /// Takes the tokens of a request; returns when it may go, unless that is at once.
+    fn admit(&self, request: &Request) -> Option<Instant> {
         let throttle = self.throttle.as_ref()?;
         let bytes = request.work.bytes()?;
         let mut throttle = throttle.lock().unwrap_or_else(PoisonError::into_inner);
