@@ -313,6 +313,32 @@ fn a_function_level_reset_forgets_everything() {
 }
 
 /// PCIe 6.0 §7.5.3.2 (device/port type), §7.5.3.8 (link status).
+/// PCI 3.0 §6.2.2, bit 2.
+#[test]
+fn without_bus_mastering_memory_is_left_alone_until_it_is_back_or_reset() {
+    let mut driver = Driver::on(EngineChoice::Best, None);
+    let mut pair = driver.pair(1);
+    driver.function.write_config(4, &[6, 0]);
+    assert_eq!(driver.command(&mut pair, transfer(READ, 7, 1)).status, 0);
+    driver.function.write_config(4, &[2, 0]);
+    wait_for(|| driver.function.is_held());
+    let (_, tail) = pair.put(&driver.machine.ram, transfer(READ, 8, 1));
+    driver.ring(&pair, tail);
+    driver.function.hold();
+    driver.function.go_on();
+    assert!(driver.function.is_held());
+    assert_eq!(pair.poll(&driver.machine.ram), None);
+    driver.function.write_config(4, &[6, 0]);
+    assert_eq!(driver.wait(&mut pair).status, 0);
+    driver.function.write_config(4, &[2, 0]);
+    wait_for(|| driver.function.is_held());
+    driver.write(0x14, 4, 0x0046_0000);
+    wait_for(|| driver.read(0x1c, 4) & 1 == 0);
+    driver.enable();
+    let mut pair = driver.pair(1);
+    assert_eq!(driver.command(&mut pair, transfer(READ, 7, 1)).status, 0);
+}
+
 #[test]
 fn below_a_port_it_is_an_endpoint_with_a_link() {
     let mut driver = Driver::off(EngineChoice::Best, &spec(None), 1);

@@ -24,6 +24,7 @@ use vmm::{
     },
     events::Events,
     irq::InterruptSource,
+    pci::function::PciFunction,
     sys::io::Durability,
 };
 use vmm_sys_util::eventfd::EventFd;
@@ -443,6 +444,65 @@ fn a_limit_spreads_requests_evenly() {
     assert!(times[10] >= 99, "eleven requests at 100 a second took {times:?} ms");
     // Flushes are free.
     assert_eq!(disk.request(4, 0, &[]), (0, 1));
+}
+
+/// Bus Master Enable, PCI 3.0 §6.2.2.
+const MASTER: [u8; 2] = [6, 0];
+const NO_MASTER: [u8; 2] = [2, 0];
+
+/// A disk from which bus mastering was taken, and a request that nobody looks at.
+fn without_master() -> Disk {
+    let mut disk = disk(EngineChoice::Best, F_FLUSH);
+    disk.function.write_config(4, &MASTER);
+    assert_eq!(disk.request(0, 5, &[(DATA, 512, true)]), (0, 513));
+    disk.function.write_config(4, &NO_MASTER);
+    wait_for(|| disk.function.is_held());
+    disk.queue.add(&[(HEADER, 16, false), (DATA, 512, true), (STATUS, 1, true)]);
+    disk.function.kick(0);
+    disk
+}
+
+#[test]
+fn without_bus_mastering_memory_is_left_alone_until_it_is_back() {
+    let mut disk = without_master();
+    // The machine waits meanwhile, and goes on.
+    disk.function.hold();
+    assert!(disk.function.is_held());
+    disk.function.go_on();
+    assert!(disk.function.is_held());
+    assert_eq!(disk.queue.used_index(), disk.queue.seen_used);
+    disk.function.write_config(4, &MASTER);
+    assert_eq!(disk.queue.wait_used().1, 513);
+}
+
+#[test]
+fn a_reset_ends_the_wait_for_bus_mastering() {
+    let mut disk = without_master();
+    disk.function.set_status(0);
+    wait_for(|| disk.function.status() == 0);
+    assert_eq!(disk.queue.used_index(), disk.queue.seen_used);
+    disk.queue = start_driver(&mut disk.function, &disk.machine, F_FLUSH);
+    assert_eq!(disk.request(0, 5, &[(DATA, 512, true)]), (0, 513));
+    // The machine can wait for it as for any other.
+    disk.function.hold();
+    wait_for(|| disk.function.is_held());
+    disk.function.go_on();
+    assert_eq!(disk.request(0, 5, &[(DATA, 512, true)]), (0, 513));
+}
+
+#[test]
+fn taking_bus_mastering_while_the_machine_waits_is_not_undone_when_it_goes_on() {
+    let mut disk = disk(EngineChoice::Best, F_FLUSH);
+    disk.function.write_config(4, &MASTER);
+    disk.function.hold();
+    disk.function.write_config(4, &NO_MASTER);
+    disk.function.go_on();
+    wait_for(|| disk.function.is_held());
+    disk.header(HEADER, 0, 5);
+    disk.queue.add(&[(HEADER, 16, false), (DATA, 512, true), (STATUS, 1, true)]);
+    disk.function.kick(0);
+    disk.function.write_config(4, &MASTER);
+    assert_eq!(disk.queue.wait_used().1, 513);
 }
 
 /// A queue that is served by hand, with `throttle`.

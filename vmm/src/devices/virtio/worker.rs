@@ -136,9 +136,16 @@ impl<J: Send + 'static> Worker<J> {
     }
 
     /// Tells the worker to finish what is under way and wait; [`Self::is_held`] says when it does.
+    /// However often that is, there is never more than one order to hold behind the last one of another
+    /// kind.
     pub(in crate::devices) fn hold(&self) {
         self.mailbox.hold.store(true, Ordering::Release);
-        self.mailbox.post(Order::Hold);
+        let mut orders = self.mailbox.orders();
+        if !matches!(orders.back(), Some(Order::Hold)) {
+            orders.push_back(Order::Hold);
+        }
+        drop(orders);
+        self.mailbox.wake();
     }
 
     /// Returns whether the worker waits and touches no guest memory.
@@ -179,12 +186,14 @@ impl<J> Inbox<J> {
     }
 
     /// Nothing is under way: waits until the device's end says to go on, or to do something else.
-    pub(in crate::devices) fn hold(&self) {
+    /// Returns which of the two.
+    pub(in crate::devices) fn hold(&self) -> Next {
         self.mailbox.held.store(true, Ordering::Release);
         while self.mailbox.hold.load(Ordering::Acquire) && self.mailbox.orders().is_empty() {
             self.wait(&[], Patience::Forever);
         }
         self.mailbox.held.store(false, Ordering::Release);
+        if self.mailbox.orders().is_empty() { Next::GoOn } else { Next::Order }
     }
 
     /// Waits until an order or one of `others` is ready; with [`Patience::None`] only looks.
@@ -205,11 +214,21 @@ impl<J> Inbox<J> {
 }
 
 #[cfg(test)]
-impl<J> Inbox<J> {
-    /// Returns the end of a thread that nobody gives orders to.
-    pub(in crate::devices) fn detached() -> io::Result<Self> {
-        Ok(Self { mailbox: Arc::new(Mailbox::new()?) })
+impl<J> Worker<J> {
+    /// Returns both ends, without a thread between them.
+    pub(in crate::devices) fn detached() -> io::Result<(Self, Inbox<J>)> {
+        let mailbox = Arc::new(Mailbox::new()?);
+        Ok((Self { mailbox: Arc::clone(&mailbox) }, Inbox { mailbox }))
     }
+}
+
+/// What comes after a hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::devices) enum Next {
+    /// The work goes on.
+    GoOn,
+    /// An order, which says whether it does.
+    Order,
 }
 
 /// How long to wait.
@@ -227,10 +246,8 @@ pub(in crate::devices) enum Patience {
 mod tests {
     use super::*;
 
-    /// Both ends, without a thread between them.
     fn ends() -> (Worker<u32>, Inbox<u32>) {
-        let mailbox = Arc::new(Mailbox::new().expect("an eventfd"));
-        (Worker { mailbox: Arc::clone(&mailbox) }, Inbox { mailbox })
+        Worker::detached().expect("an eventfd")
     }
 
     #[test]
@@ -264,5 +281,33 @@ mod tests {
         assert!(!worker.is_idle());
         worker.stop();
         assert!(matches!(inbox.next(), Some(Order::Stop)));
+    }
+
+    #[test]
+    fn orders_to_hold_do_not_pile_up() {
+        let (worker, inbox) = ends();
+        worker.run(1);
+        for _ in 0..3 {
+            worker.hold();
+            worker.go_on();
+        }
+        assert!(matches!(inbox.next(), Some(Order::Run(1))));
+        assert!(matches!(inbox.next(), Some(Order::Hold)));
+        assert!(inbox.next().is_none());
+        assert_eq!(inbox.hold(), Next::GoOn);
+    }
+
+    #[test]
+    fn an_order_ends_a_hold_and_a_hold_behind_it_counts() {
+        let (worker, inbox) = ends();
+        worker.run(1);
+        assert!(matches!(inbox.next(), Some(Order::Run(1))));
+        worker.hold();
+        worker.stop();
+        worker.hold();
+        assert!(matches!(inbox.next(), Some(Order::Hold)));
+        assert_eq!(inbox.hold(), Next::Order);
+        assert!(matches!(inbox.next(), Some(Order::Stop)));
+        assert!(matches!(inbox.next(), Some(Order::Hold)));
     }
 }

@@ -11,7 +11,7 @@ use super::{
         Activation, Distress, MAX_RING_SIZE, ReadyQueue,
         control::{ControlQueue, Pace, Pairs, Progress, Refused},
         transport::QueueLayout,
-        worker::{Inbox, Order, Patience},
+        worker::{Inbox, Next, Order, Patience},
     },
     Backend, Steering, VhostFd,
 };
@@ -147,9 +147,15 @@ impl<B: Backend> Thread<B> {
 
     /// Takes the rings away from the kernel, which remembers how far it was, until told to go on.
     fn hold(&self, live: Option<&Live>, inbox: &Inbox<Activation>) {
-        let Some(live) = live.filter(|live| live.serving.units > 0) else { return inbox.hold() };
+        let Some(live) = live.filter(|live| live.serving.units > 0) else {
+            inbox.hold();
+            return;
+        };
         self.end_units();
-        inbox.hold();
+        if inbox.hold() == Next::Order {
+            // A stop, or another hold: the kernel must not have the rings in between.
+            return;
+        }
         for unit in 0..live.serving.units {
             if let Err(error) = self.connect(unit, &live.queues, live.serving.features) {
                 live.distress.raise(&format_args!("vhost refused to go on: {error}"));

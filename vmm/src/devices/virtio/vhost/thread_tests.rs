@@ -10,6 +10,7 @@ use super::*;
 use crate::{
     devices::virtio::{
         DistressFlag, F_VERSION_1, Interrupts, QueueSignal, Ring, transport::NO_VECTOR,
+        worker::Worker,
     },
     events::Events,
     irq::{InterruptLine, Level},
@@ -90,8 +91,18 @@ fn rung(live: &Live) -> Vec<u64> {
 fn whoever_goes_on_after_a_hold_looks_at_what_was_offered_meanwhile() {
     let (thread, live) = served();
     live.queues[1].kick.write(1).expect("room");
-    thread.hold(Some(&live), &Inbox::detached().expect("an eventfd"));
+    let (_worker, inbox) = Worker::detached().expect("an eventfd");
+    thread.hold(Some(&live), &inbox);
     assert_eq!(rung(&live), [1, 1, 0, 0]);
+}
+
+#[test]
+fn whoever_is_stopped_in_a_hold_does_not_get_its_rings_back() {
+    let (thread, live) = served();
+    let (worker, inbox) = Worker::detached().expect("an eventfd");
+    worker.hold();
+    thread.hold(Some(&live), &inbox);
+    assert_eq!(rung(&live), [0; 4]);
 }
 
 #[test]
