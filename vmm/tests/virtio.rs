@@ -4,6 +4,8 @@
 
 #[path = "common/virtio.rs"]
 mod driver;
+#[path = "common/syncs.rs"]
+mod syncs;
 
 #[path = "virtio/block.rs"]
 mod block;

@@ -5,6 +5,7 @@ pub mod cmos;
 pub mod flash;
 pub mod fw_cfg;
 pub mod ioapic;
+pub mod master;
 pub mod nvme;
 pub mod power;
 pub mod pvpanic;

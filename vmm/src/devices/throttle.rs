@@ -6,6 +6,11 @@
 //! nothing is refilled by a timer, and nothing is rounded to a tick. A request that is larger than
 //! the burst goes when the bucket is full, and those behind it wait for what it overdrew.
 //!
+//! Turns are taken in the order in which requests ask: one that has to wait is told when it goes, and
+//! its tokens are spoken for from then on. So small requests of one queue do not keep a large one of
+//! another from ever finding enough. A request that never goes, because its queue was reset, has used
+//! its turn all the same.
+//!
 //! Holds no clock: time is an argument.
 
 use std::time::{Duration, Instant};
@@ -21,12 +26,12 @@ pub struct Throttle {
     operations: Option<Bucket>,
 }
 
-/// Whether a request may go.
+/// When a request may go. Its tokens are taken, so it does not ask again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Admission {
-    /// Now; its tokens are taken.
+    /// Now.
     Now,
-    /// At this time, if nobody takes the tokens before. Nothing was taken.
+    /// At this time, which is never before that of one who asked earlier.
     At(Instant),
 }
 
@@ -52,22 +57,19 @@ impl Throttle {
         (throttle.bytes.is_some() || throttle.operations.is_some()).then_some(throttle)
     }
 
-    /// Takes the tokens of one request that moves `bytes`, or says when they exist.
+    /// Takes the tokens of one request that moves `bytes`, and says when they exist.
     pub fn admit(&mut self, now: Instant, bytes: u64) -> Admission {
         let ready = |bucket: &Option<Bucket>, cost| {
             bucket.as_ref().map_or(now, |bucket| bucket.ready(now, cost))
         };
-        let at = ready(&self.bytes, bytes).max(ready(&self.operations, 1));
-        if at > now {
-            return Admission::At(at);
-        }
+        let at = ready(&self.bytes, bytes).max(ready(&self.operations, 1)).max(now);
         if let Some(bucket) = &mut self.bytes {
-            bucket.take(now, bytes);
+            bucket.take(at, bytes);
         }
         if let Some(bucket) = &mut self.operations {
-            bucket.take(now, 1);
+            bucket.take(at, 1);
         }
-        Admission::Now
+        if at > now { Admission::At(at) } else { Admission::Now }
     }
 }
 
@@ -80,8 +82,9 @@ impl Bucket {
         paid.checked_sub(wait).unwrap_or(now)
     }
 
-    fn take(&mut self, now: Instant, cost: u64) {
-        let paid = self.paid.max(now);
+    /// Takes `cost` tokens at a time that [`Self::ready`] allows.
+    fn take(&mut self, at: Instant, cost: u64) {
+        let paid = self.paid.max(at);
         self.paid = paid.checked_add(self.duration(cost)).unwrap_or(paid);
     }
 
@@ -113,7 +116,6 @@ mod tests {
         let go = |bytes: &u64| {
             if let Admission::At(at) = throttle.admit(now, *bytes) {
                 now = at;
-                assert_eq!(throttle.admit(now, *bytes), Admission::Now);
             }
             (now - start).as_micros()
         };
@@ -168,13 +170,41 @@ mod tests {
         assert_eq!(departures(&mut throttle, later, &[0; 4]), [0, 0, 1000, 2000]);
     }
 
+    /// Returns when a request that asks at `now` goes.
+    fn turn(throttle: &mut Throttle, now: Instant, bytes: u64) -> Instant {
+        match throttle.admit(now, bytes) {
+            Admission::Now => now,
+            Admission::At(at) => at,
+        }
+    }
+
+    /// One queue asks for 64 KiB once, the other for 4 KiB as soon as its last request went: at the rate,
+    /// and with a burst of 64 KiB, that never leaves 64 KiB of tokens.
     #[test]
-    fn refusals_take_nothing() {
+    fn small_requests_do_not_keep_a_large_one_waiting() {
+        let start = Instant::now();
+        let mut throttle = throttle(Some((1 << 20, 64 << 10)), None, start);
+        let mut small = start;
+        for _ in 0..32 {
+            small = turn(&mut throttle, small, 4 << 10);
+        }
+        let large = turn(&mut throttle, small, 64 << 10);
+        let behind: Vec<Instant> = (0..3).map(|_| turn(&mut throttle, small, 4 << 10)).collect();
+        let milliseconds = |at: Instant| at.duration_since(start).as_secs_f64() * 1000.0;
+        // 32 × 4 KiB, less the burst, take 62.5 ms; 64 KiB take as long again, 4 KiB 3.9 ms.
+        assert!((milliseconds(small) - 62.5).abs() < 0.01, "{small:?}");
+        assert!((milliseconds(large) - 125.0).abs() < 0.01, "{large:?}");
+        assert!(behind.iter().all(|at| *at > large));
+        assert!((milliseconds(behind[2]) - 125.0 - 3.0 * 3.90625).abs() < 0.01, "{behind:?}");
+    }
+
+    #[test]
+    fn turns_are_given_in_the_order_of_asking() {
         let now = Instant::now();
-        let mut throttle = throttle(Some((1000, 1)), Some((1, 1)), now);
-        assert_eq!(throttle.admit(now, 1), Admission::Now);
-        let Admission::At(first) = throttle.admit(now, 1) else { panic!("no tokens are left") };
-        assert_eq!(throttle.admit(now, 1), Admission::At(first));
+        let mut throttle = throttle(Some((1_000_000, 1000)), Some((1000, 4)), now);
+        let costs = [10_000, 0, 1, 1000, 5000, 0, 0, 0, 0, 0, 700, 3];
+        let turns = costs.map(|bytes| turn(&mut throttle, now, bytes));
+        assert!(turns.is_sorted(), "{turns:?}");
     }
 
     #[test]

@@ -347,20 +347,11 @@ pub fn controller(data: &[u8]) {
     let memory = ram();
     let file = numbered_file();
     let choice = if script.byte() % 2 == 0 { EngineChoice::Plain } else { EngineChoice::Best };
-    let profile = Profile {
-        serial: *b"12345678901234567890",
-        pairs: 2,
-        blocks: BLOCKS,
-        block_log2: 9,
-        blocks_at_once: 8,
-        access: if script.byte() % 8 == 0 { Access::ReadOnly } else { Access::ReadWrite },
-        deallocate: Support::Yes,
-        zero: Support::Yes,
-    };
+    let access = if script.byte() % 8 == 0 { Access::ReadOnly } else { Access::ReadWrite };
     let shared = Arc::new(Shared::new(2, Vec::new()).unwrap());
     let engine = Engine::new(choice, file.as_fd(), memory.clone(), 256).unwrap();
     let mut controller =
-        Controller::new(engine, memory.clone(), profile, None, Arc::clone(&shared));
+        Controller::new(engine, memory.clone(), profile(access), None, Arc::clone(&shared));
     let entries = [2, 4, 16, 64][usize::from(script.byte() % 4)];
     start(&mut controller, &shared, entries);
     let mut pairs = [
@@ -384,7 +375,21 @@ pub fn controller(data: &[u8]) {
     assert_eq!(rustix::fs::fstat(&file).unwrap().st_size, i64::try_from(BLOCKS * 512).unwrap());
 }
 
-fn start(controller: &mut Controller, shared: &Shared, entries: u32) {
+/// Two pairs of queues over [`numbered_file`].
+pub fn profile(access: Access) -> Profile {
+    Profile {
+        serial: *b"12345678901234567890",
+        pairs: 2,
+        blocks: BLOCKS,
+        block_log2: 9,
+        blocks_at_once: 8,
+        access,
+        deallocate: Support::Yes,
+        zero: Support::Yes,
+    }
+}
+
+pub fn start(controller: &mut Controller, shared: &Shared, entries: u32) {
     shared.restart(Control::from_bits(0x0046_0001));
     let place = |base| Place { base, entries };
     controller.start(&Start { submissions: place(ASQ), completions: place(ACQ) });

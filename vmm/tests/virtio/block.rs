@@ -1,16 +1,40 @@
 //! A block device over a file in memory, with its real threads behind their real filters.
 
-use std::os::fd::{AsFd, OwnedFd};
-
-use vm_memory::{Bytes, GuestAddress};
-use vmm::devices::virtio::{
-    F_RING_EVENT_IDX, F_RING_INDIRECT_DESC, F_VERSION_1, VirtioPci,
-    blk::{Block, engine::EngineChoice},
+use std::{
+    os::fd::{AsFd, OwnedFd},
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
 };
 
-use crate::driver::{
-    DEVICE, INDIRECT, Machine, NEXT, Queue, RAM_SIZE, Registers, WRITE, enable_msix, wait_for,
-    write_descriptor,
+use vm_memory::{Bytes, GuestAddress};
+use vmm::{
+    devices::{
+        throttle::{Admission, Throttle},
+        virtio::{
+            Distress, DistressFlag, F_RING_EVENT_IDX, F_RING_INDIRECT_DESC, F_VERSION_1,
+            Interrupts, QueueSignal, ReadyQueue, Ring, VirtioPci,
+            blk::{
+                Block,
+                engine::{Engine, EngineChoice},
+                queue::{BlockQueue, Job, Live},
+                request::{Access, Rules, Support},
+            },
+            transport::{NO_VECTOR, QueueLayout},
+        },
+    },
+    events::Events,
+    irq::InterruptSource,
+    pci::function::PciFunction,
+    sys::io::Durability,
+};
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::{
+    driver::{
+        DEVICE, INDIRECT, Machine, NEXT, Queue, RAM_SIZE, Registers, WRITE, enable_msix, wait_for,
+        write_descriptor,
+    },
+    syncs::where_syncs_fail,
 };
 
 const F_FLUSH: u64 = 1 << 9;
@@ -158,6 +182,30 @@ fn a_driver_without_flush_gets_durable_writes() {
         assert_eq!(disk.request(1, 0, &[(DATA, 512, false)]), (0, 1));
         assert_eq!(disk.sector(0), [1; 512]);
     }
+}
+
+/// Where no sync succeeds, neither does a change that has to be durable.
+#[test]
+fn a_driver_without_flush_gets_durable_discards() {
+    let discard = |features| {
+        where_syncs_fail(move || {
+            let mut disk = disk(EngineChoice::Plain, features);
+            let range = [[8u8, 0, 0, 0, 0, 0, 0, 0], [16, 0, 0, 0, 0, 0, 0, 0]].concat();
+            disk.machine.ram.write_slice(&range, GuestAddress(DATA)).unwrap();
+            disk.request(11, 0, &[(DATA, 16, false)]).0
+        })
+    };
+    assert_eq!([discard(F_DISCARD), discard(F_DISCARD | F_FLUSH)], [1, 0]);
+}
+
+#[test]
+fn a_discard_is_answered_once_behind_its_sync() {
+    let mut disk = disk(EngineChoice::Best, F_DISCARD);
+    let range = [[8u8, 0, 0, 0, 0, 0, 0, 0], [16, 0, 0, 0, 0, 0, 0, 0]].concat();
+    disk.machine.ram.write_slice(&range, GuestAddress(DATA)).unwrap();
+    assert_eq!(disk.request(11, 0, &[(DATA, 16, false)]), (0, 1));
+    assert_eq!(disk.request(0, 5, &[(DATA, 512, true)]), (0, 513));
+    assert_eq!(disk.queue.used_index(), disk.queue.seen_used);
 }
 
 #[test]
@@ -396,6 +444,128 @@ fn a_limit_spreads_requests_evenly() {
     assert!(times[10] >= 99, "eleven requests at 100 a second took {times:?} ms");
     // Flushes are free.
     assert_eq!(disk.request(4, 0, &[]), (0, 1));
+}
+
+/// Bus Master Enable, PCI 3.0 §6.2.2.
+const MASTER: [u8; 2] = [6, 0];
+const NO_MASTER: [u8; 2] = [2, 0];
+
+/// A disk from which bus mastering was taken, and a request that nobody looks at.
+fn without_master() -> Disk {
+    let mut disk = disk(EngineChoice::Best, F_FLUSH);
+    disk.function.write_config(4, &MASTER);
+    assert_eq!(disk.request(0, 5, &[(DATA, 512, true)]), (0, 513));
+    disk.function.write_config(4, &NO_MASTER);
+    wait_for(|| disk.function.is_held());
+    disk.queue.add(&[(HEADER, 16, false), (DATA, 512, true), (STATUS, 1, true)]);
+    disk.function.kick(0);
+    disk
+}
+
+#[test]
+fn without_bus_mastering_memory_is_left_alone_until_it_is_back() {
+    let mut disk = without_master();
+    // The machine waits meanwhile, and goes on.
+    disk.function.hold();
+    assert!(disk.function.is_held());
+    disk.function.go_on();
+    assert!(disk.function.is_held());
+    assert_eq!(disk.queue.used_index(), disk.queue.seen_used);
+    disk.function.write_config(4, &MASTER);
+    assert_eq!(disk.queue.wait_used().1, 513);
+}
+
+#[test]
+fn a_reset_ends_the_wait_for_bus_mastering() {
+    let mut disk = without_master();
+    disk.function.set_status(0);
+    wait_for(|| disk.function.status() == 0);
+    assert_eq!(disk.queue.used_index(), disk.queue.seen_used);
+    disk.queue = start_driver(&mut disk.function, &disk.machine, F_FLUSH);
+    assert_eq!(disk.request(0, 5, &[(DATA, 512, true)]), (0, 513));
+    // The machine can wait for it as for any other.
+    disk.function.hold();
+    wait_for(|| disk.function.is_held());
+    disk.function.go_on();
+    assert_eq!(disk.request(0, 5, &[(DATA, 512, true)]), (0, 513));
+}
+
+#[test]
+fn taking_bus_mastering_while_the_machine_waits_is_not_undone_when_it_goes_on() {
+    let mut disk = disk(EngineChoice::Best, F_FLUSH);
+    disk.function.write_config(4, &MASTER);
+    disk.function.hold();
+    disk.function.write_config(4, &NO_MASTER);
+    disk.function.go_on();
+    wait_for(|| disk.function.is_held());
+    disk.header(HEADER, 0, 5);
+    disk.queue.add(&[(HEADER, 16, false), (DATA, 512, true), (STATUS, 1, true)]);
+    disk.function.kick(0);
+    disk.function.write_config(4, &MASTER);
+    assert_eq!(disk.queue.wait_used().1, 513);
+}
+
+/// A queue that is served by hand, with `throttle`.
+fn throttled_queue(disk: &Disk, throttle: &Arc<Mutex<Throttle>>) -> (BlockQueue, Live) {
+    let layout = QueueLayout {
+        size: disk.queue.size,
+        descriptors: disk.queue.table,
+        available: disk.queue.avail,
+        used: disk.queue.used,
+        vector: NO_VECTOR,
+    };
+    let ram = &disk.machine.ram;
+    let line = disk.machine.interrupts.line(0, 1).unwrap();
+    let interrupts = Arc::new(Interrupts::new(Vec::new(), line).unwrap());
+    let flag = Arc::new(DistressFlag::new("blk", Events::default()));
+    let live = Live::from(Job {
+        queue: ReadyQueue {
+            index: 0,
+            ring: Ring::new(layout, F_VERSION_1, ram.clone()).unwrap(),
+            kick: Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap()),
+            signal: QueueSignal::new(Arc::clone(&interrupts), NO_VECTOR),
+        },
+        rules: Rules {
+            sectors: SECTORS,
+            access: Access::ReadWrite,
+            discard: Support::No,
+            zero: Support::No,
+        },
+        durability: Durability::Cached,
+        distress: Distress::new(flag, interrupts),
+        activity: Arc::default(),
+        throttle: Some(Arc::clone(throttle)),
+    });
+    let engine = Engine::new(EngineChoice::Plain, disk.file.as_fd(), ram.clone(), 16).unwrap();
+    (BlockQueue::new(engine, 16, [0; 20]), live)
+}
+
+#[test]
+fn a_request_that_waited_for_its_turn_takes_it_once() {
+    // No driver has started the device: its own thread leaves the ring alone.
+    let (function, machine, file) = device(EngineChoice::Plain, 1, false);
+    let queue = Queue::new(&machine.ram, 16, 0x1000);
+    let mut disk = Disk { function, machine, file, queue };
+    let operations = Some(types::vm::Rate { per_second: 10, burst: 1 });
+    let limit = types::vm::RateLimit { bytes: None, operations };
+    let throttle = Throttle::new(Some(limit), Instant::now()).unwrap();
+    let throttle = Arc::new(Mutex::new(throttle));
+    let (mut queue, mut live) = throttled_queue(&disk, &throttle);
+    disk.header(HEADER, 0, 5);
+    for _ in 0..2 {
+        disk.queue.add(&[(HEADER, 16, false), (DATA, 512, true), (STATUS, 1, true)]);
+    }
+    queue.turn(&mut live);
+    let first = Instant::now();
+    assert_eq!(disk.queue.used_index(), 1);
+    wait_for(|| {
+        queue.turn(&mut live);
+        disk.queue.used_index() == 2
+    });
+    // The first two of ten a second are paid for 200 ms after the first.
+    let next = throttle.lock().unwrap().admit(first, 0);
+    let Admission::At(time) = next else { panic!("a third at once") };
+    assert!(time <= first + Duration::from_millis(200), "{:?}", time - first);
 }
 
 #[test]

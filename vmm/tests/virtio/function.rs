@@ -91,6 +91,19 @@ fn a_queue_fires_its_own_vector() {
 }
 
 #[test]
+fn a_vector_chosen_after_the_queue_was_enabled_fires() {
+    let (mut function, machine, seen) = function();
+    enable_msix(&mut function, 3);
+    assert!(function.negotiate(F_VERSION_1));
+    assert!(function.set_queue(0, &Queue::new(&machine.ram, 64, 0x1000), 0xffff));
+    function.write(COMMON + 0x1a, 2, 2);
+    assert_eq!(function.read(COMMON + 0x1a, 2), 2);
+    function.set_status(15);
+    seen.lock().unwrap().activations[0].queues[0].signal.trigger();
+    assert_eq!([0, 1, 2].map(|vector| machine.fired(vector)), [0, 0, 1]);
+}
+
+#[test]
 fn a_masked_vector_is_routed_nowhere() {
     let (mut function, machine, _seen) = live();
     let vector = Arc::clone(&machine.interrupts.vectors.lock().unwrap()[1]);

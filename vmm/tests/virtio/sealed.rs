@@ -9,7 +9,7 @@ use vmm::devices::virtio::{
     blk::{Block, engine::EngineChoice},
 };
 
-use crate::driver::{Machine, Queue, Registers, enable_msix};
+use crate::driver::{Machine, Queue, RAM_SIZE, Registers, enable_msix};
 
 const HEADER: u64 = 0x8000;
 const STATUS: u64 = 0x9000;
@@ -144,4 +144,42 @@ fn another_key_reads_nothing_of_it() {
     let mut raw = disk.raw(0, 512);
     SectorCipher::new(&DiskKey::from_bytes([9; KEY_BYTES])).decrypt(0, &mut raw);
     assert_ne!(raw, plain);
+}
+
+/// A read that cannot go where it is wanted, then a write from somewhere else, which gets the same place
+/// among the commands in flight.
+fn write_behind_a_failed_read(engine: EngineChoice) {
+    let mut disk = disk(engine);
+    let kept = pattern(512);
+    disk.put(&kept);
+    let other = DATA + 0x1000;
+    disk.machine.ram.write_slice(&[0x33; 512], GuestAddress(other)).unwrap();
+    assert_eq!(disk.request(0, 0, &[(DATA, 512, true), (RAM_SIZE, 512, true)]), 1);
+    assert_eq!(disk.get(512), kept);
+    assert_eq!(disk.request(1, 0, &[(other, 512, false)]), 0);
+    assert_eq!(disk.get(512), kept, "nothing is decrypted over memory that no read was for");
+}
+
+#[test]
+fn a_write_behind_a_failed_read_leaves_memory_alone_by_io_uring() {
+    write_behind_a_failed_read(EngineChoice::Best);
+}
+
+#[test]
+fn a_write_behind_a_failed_read_leaves_memory_alone_by_plain_calls() {
+    write_behind_a_failed_read(EngineChoice::Plain);
+}
+
+/// A file that ends within a sector: the read moved bytes that do not count.
+#[test]
+fn a_write_behind_a_read_of_less_than_a_sector_leaves_memory_alone() {
+    let mut disk = disk(EngineChoice::Best);
+    rustix::fs::ftruncate(&disk.file, 100).unwrap();
+    assert_eq!(disk.request(0, 0, &[(DATA, 512, true)]), 1);
+    let kept = pattern(512);
+    disk.put(&kept);
+    let other = DATA + 0x1000;
+    disk.machine.ram.write_slice(&[0x33; 512], GuestAddress(other)).unwrap();
+    assert_eq!(disk.request(1, 0, &[(other, 512, false)]), 0);
+    assert_eq!(disk.get(512), kept);
 }

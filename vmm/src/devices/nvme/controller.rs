@@ -85,8 +85,8 @@ pub(super) struct Live {
     pub(super) features: [u32; super::features::FEATURES],
     /// Vectors whose coalescing is off, as the driver set it. Nothing is ever coalesced.
     pub(super) vector_flags: Vec<bool>,
-    /// A command that waits for tokens, and its queue.
-    held: Option<(u16, Command)>,
+    /// A command that waits for its turn, its queue, and when that is.
+    held: Option<(u16, Command, Instant)>,
     /// The I/O queue, less one, that went first last time.
     next: u16,
     flushing: bool,
@@ -326,14 +326,15 @@ impl Controller {
             return Taken::Nothing;
         }
         let Some(live) = &mut self.live else { return Taken::Nothing };
-        let held = if index == 0 { None } else { live.held.take() };
-        let (queue, command) = match held {
-            Some(held) => held,
-            None => match pop(live, index, &self.ram) {
-                Some(command) => (index, command),
-                None => return Taken::Nothing,
-            },
+        let held = match live.held.as_ref().filter(|_| index > 0) {
+            Some((_, _, at)) if *at > now => return Taken::Wait(*at),
+            Some(_) => live.held.take(),
+            None => None,
         };
+        let had_its_turn = held.is_some();
+        let popped = || pop(live, index, &self.ram).map(|command| (index, command));
+        let taken = held.map(|(queue, command, _)| (queue, command)).or_else(popped);
+        let Some((queue, command)) = taken else { return Taken::Nothing };
         if queue == 0 {
             self.admin(command);
             return Taken::One;
@@ -345,11 +346,12 @@ impl Controller {
                 return Taken::One;
             }
         };
-        if let (Some(throttle), Some(bytes)) = (&mut self.throttle, work.bytes())
+        if let (Some(throttle), Some(bytes), false) =
+            (&mut self.throttle, work.bytes(), had_its_turn)
             && let Admission::At(at) = throttle.admit(now, bytes)
         {
             if let Some(live) = &mut self.live {
-                live.held = Some((queue, command));
+                live.held = Some((queue, command, at));
             }
             return Taken::Wait(at);
         }

@@ -30,9 +30,21 @@ pub(super) enum Transfer {
     Read { offset: u64, into: Vec<(GuestAddress, u32)> },
     Write { offset: u64, from: Vec<(GuestAddress, u32)>, durability: Durability },
     Flush,
-    Zero { offset: u64, length: u64 },
-    Punch { ranges: Vec<(u64, u64)> },
+    Zero { offset: u64, length: u64, durability: Durability },
+    Punch { ranges: Vec<(u64, u64)>, durability: Durability },
 }
+
+impl Transfer {
+    /// Returns whether it is durable only when a flush follows it: `fallocate` has no flag for that.
+    fn needs_flush(&self) -> bool {
+        matches!(
+            self,
+            Self::Zero { durability: Durability::Durable, .. }
+                | Self::Punch { durability: Durability::Durable, .. }
+        )
+    }
+}
+
 impl Controller {
     /// Finds the memory of a command; returns what there is to do, if anything.
     pub(super) fn begin(
@@ -41,6 +53,8 @@ impl Controller {
         work: Work,
     ) -> Result<Option<Transfer>, Status> {
         let prps = (command.prp1, command.prp2);
+        // With the cache off, all that is completed is durable (§5.21.1.6).
+        let at_least = |asked| if self.write_cache_enabled() { asked } else { Durability::Durable };
         Ok(Some(match work {
             Work::Nothing => return Ok(None),
             Work::Flush => Transfer::Flush,
@@ -49,15 +63,17 @@ impl Controller {
                 Transfer::Read { offset, into: prp::segments(&self.ram, prps, length)? }
             }
             Work::Write { offset, length, durability } => {
+                let durability = at_least(durability);
                 self.logs.write(length);
                 let from = prp::segments(&self.ram, prps, length)?;
-                let cached = self.write_cache_enabled();
-                let durability = if cached { durability } else { Durability::Durable };
                 Transfer::Write { offset, from, durability }
             }
-            Work::Zero { offset, length, deallocate: false } => Transfer::Zero { offset, length },
-            Work::Zero { offset, length, deallocate: true } => {
-                Transfer::Punch { ranges: vec![(offset, length)] }
+            Work::Zero { offset, length, deallocate: false, durability } => {
+                Transfer::Zero { offset, length, durability: at_least(durability) }
+            }
+            Work::Zero { offset, length, deallocate: true, durability } => {
+                let durability = at_least(durability);
+                Transfer::Punch { ranges: vec![(offset, length)], durability }
             }
             Work::Deallocate { ranges } => {
                 let mut list = vec![0; ranges * RANGE_SIZE];
@@ -66,7 +82,7 @@ impl Controller {
                 if ranges.is_empty() {
                     return Ok(None);
                 }
-                Transfer::Punch { ranges }
+                Transfer::Punch { ranges, durability: at_least(Durability::Cached) }
             }
         }))
     }
@@ -82,10 +98,10 @@ impl Controller {
                 DiskCommand::Write { offset: *offset, from, durability: *durability }
             }
             Transfer::Flush => DiskCommand::Sync,
-            Transfer::Zero { offset, length } => {
+            Transfer::Zero { offset, length, .. } => {
                 DiskCommand::Zero { offset: *offset, length: *length }
             }
-            Transfer::Punch { ranges } => match ranges.last() {
+            Transfer::Punch { ranges, .. } => match ranges.last() {
                 Some((offset, length)) => DiskCommand::Punch { offset: *offset, length: *length },
                 None => DiskCommand::Sync,
             },
@@ -134,7 +150,7 @@ impl Controller {
         }
         let left = match &mut flight.transfer {
             Transfer::Flush | Transfer::Zero { .. } => false,
-            Transfer::Punch { ranges } => {
+            Transfer::Punch { ranges, .. } => {
                 ranges.pop();
                 !ranges.is_empty()
             }
@@ -142,7 +158,10 @@ impl Controller {
             Transfer::Write { offset, from, .. } => advance(offset, from, moved),
         };
         let transfers = matches!(flight.transfer, Transfer::Read { .. } | Transfer::Write { .. });
-        if !left {
+        if !left && flight.transfer.needs_flush() {
+            flight.transfer = Transfer::Flush;
+            self.launch(flight);
+        } else if !left {
             self.end(&flight, Status::SUCCESS);
         } else if transfers && moved == 0 {
             // The file ends before the disk does.

@@ -45,6 +45,7 @@ use types::{disk_key::DiskKey, vm::Disk};
 
 use super::{
     backing::{BackingError, Geometry},
+    master::{self, Mastery, Running},
     throttle::Throttle,
     virtio::{
         Platform,
@@ -139,6 +140,7 @@ pub struct Nvme {
     express: u16,
     /// A reset was asked for, and the thread has not let go yet; then, whether to go on.
     resetting: bool,
+    mastery: Mastery,
 }
 
 /// What the thread is made of.
@@ -196,6 +198,7 @@ impl Nvme {
             msix_capability,
             express,
             resetting: false,
+            mastery: Mastery::default(),
         })
     }
 
@@ -244,13 +247,33 @@ impl Nvme {
         self.worker.as_ref().is_some_and(|worker| !worker.is_idle())
     }
 
+    /// Tells the thread to let go of guest memory, also where it waits for bus mastering.
+    fn stop(&mut self) {
+        self.worker.iter().for_each(Worker::stop);
+        let effect = self.mastery.reset();
+        self.follow(effect);
+    }
+
+    /// Takes over what the command register, which was `before`, says of bus mastering now.
+    fn take_mastery(&mut self, before: u16) {
+        let running = if self.is_busy() && !self.resetting { Running::Yes } else { Running::No };
+        let effect = self.mastery.written(before, self.config.command(), running);
+        self.follow(effect);
+    }
+
+    fn follow(&self, effect: master::Effect) {
+        match effect {
+            master::Effect::None => {}
+            master::Effect::Hold => self.worker.iter().for_each(Worker::hold),
+            master::Effect::GoOn => self.worker.iter().for_each(Worker::go_on),
+        }
+    }
+
     fn control(&mut self, before: Control, after: Control) {
         match (before.enabled(), after.enabled()) {
             (true, false) => {
                 self.resetting = true;
-                if let Some(worker) = &self.worker {
-                    worker.stop();
-                }
+                self.stop();
                 self.finish_reset_if_stopped();
             }
             (false, true) => self.enable(after),
@@ -296,9 +319,7 @@ impl Nvme {
     /// Function level reset (PCIe 6.0 §6.6.2, NVMe 1.4 §7.3.2): registers are as at power-on. The
     /// thread lets go when what is under way is done; until then the controller stays ready.
     fn reset_function(&mut self) {
-        if let Some(worker) = &self.worker {
-            worker.stop();
-        }
+        self.stop();
         self.forget();
         self.resetting = true;
         self.finish_reset_if_stopped();
@@ -328,7 +349,9 @@ impl PciFunction for Nvme {
     }
 
     fn write_config(&mut self, offset: u16, data: &[u8]) {
+        let before = self.config.command();
         self.config.write(offset, data);
+        self.take_mastery(before);
         if let Some(inside) = offset.checked_sub(self.msix_capability).filter(|at| *at < 12) {
             // A vector that cannot be routed loses interrupts, which the driver survives or not.
             let _ = self.msix.write_capability(inside, data);
@@ -383,7 +406,9 @@ impl PciFunction for Nvme {
     }
 
     fn hold(&mut self) {
-        self.worker.iter().for_each(Worker::hold);
+        if !self.mastery.is_taken() {
+            self.worker.iter().for_each(Worker::hold);
+        }
     }
 
     fn is_held(&mut self) -> bool {
@@ -391,7 +416,9 @@ impl PciFunction for Nvme {
     }
 
     fn go_on(&mut self) {
-        self.worker.iter().for_each(Worker::go_on);
+        if !self.mastery.is_taken() {
+            self.worker.iter().for_each(Worker::go_on);
+        }
     }
 
     fn bus_reset(&mut self) {
@@ -399,9 +426,7 @@ impl PciFunction for Nvme {
     }
 
     fn reset(&mut self) {
-        if let Some(worker) = &self.worker {
-            worker.stop();
-        }
+        self.stop();
         let deadline = Instant::now() + RESET_DEADLINE;
         while self.is_busy() && Instant::now() < deadline {
             thread::sleep(RESET_STEP);

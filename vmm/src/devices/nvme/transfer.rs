@@ -19,7 +19,7 @@ const DATASET_MANAGEMENT: u8 = 0x09;
 
 /// All namespaces.
 const BROADCAST: u32 = u32::MAX;
-/// Dword 12 of Write: force unit access.
+/// Dword 12 of Write and of Write Zeroes: force unit access.
 const FORCE_UNIT_ACCESS: u32 = 1 << 30;
 /// Dword 12 of Write Zeroes: deallocate.
 const DEALLOCATE_ZEROED: u32 = 1 << 25;
@@ -58,6 +58,8 @@ pub enum Work {
         length: u64,
         /// Whether the space may be given back.
         deallocate: bool,
+        /// When it counts as done.
+        durability: Durability,
     },
     /// Give back ranges, which are in memory.
     Deallocate {
@@ -100,9 +102,7 @@ pub fn parse(command: &Command, profile: &Profile) -> Result<Work, Status> {
         WRITE => {
             writable(profile)?;
             let (offset, length) = transfer(command, profile)?;
-            let forced = command.dwords[2] & FORCE_UNIT_ACCESS != 0;
-            let durability = if forced { Durability::Durable } else { Durability::Cached };
-            Ok(Work::Write { offset, length, durability })
+            Ok(Work::Write { offset, length, durability: durability(command) })
         }
         WRITE_ZEROES if profile.zeroes() == Support::Yes => {
             writable(profile)?;
@@ -110,7 +110,7 @@ pub fn parse(command: &Command, profile: &Profile) -> Result<Work, Status> {
             let asked = command.dwords[2] & DEALLOCATE_ZEROED != 0;
             let possible = profile.deallocate == Support::Yes;
             let deallocate = possible && (asked || profile.zero == Support::No);
-            Ok(Work::Zero { offset, length, deallocate })
+            Ok(Work::Zero { offset, length, deallocate, durability: durability(command) })
         }
         DATASET_MANAGEMENT if profile.deallocate == Support::Yes => {
             writable(profile)?;
@@ -134,6 +134,12 @@ pub fn ranges(list: &[u8], profile: &Profile) -> Result<Vec<(u64, u64)>, Status>
     });
     // A range without blocks asks for nothing.
     parsed.filter(|range| !matches!(range, Ok((_, 0)))).collect()
+}
+
+/// Returns when a command that changes the disk counts as done, as far as it says so itself.
+fn durability(command: &Command) -> Durability {
+    let forced = command.dwords[2] & FORCE_UNIT_ACCESS != 0;
+    if forced { Durability::Durable } else { Durability::Cached }
 }
 
 fn known(opcode: u8) -> Option<()> {
@@ -218,9 +224,12 @@ mod tests {
 
     #[test]
     fn zeroing_may_be_longer_than_a_transfer() {
-        let zero = |deallocate| Ok(Work::Zero { offset: 0, length: 2 << 20, deallocate });
-        assert_eq!(parsed(8, 0, 4095), zero(false));
-        assert_eq!(parsed(8, 0, 4095 | 1 << 25), zero(true));
+        let zero = |deallocate, durability| {
+            Ok(Work::Zero { offset: 0, length: 2 << 20, deallocate, durability })
+        };
+        assert_eq!(parsed(8, 0, 4095), zero(false, Durability::Cached));
+        assert_eq!(parsed(8, 0, 4095 | 1 << 25), zero(true, Durability::Cached));
+        assert_eq!(parsed(8, 0, 4095 | 1 << 30), zero(false, Durability::Durable));
     }
 
     #[test]

@@ -67,8 +67,12 @@ impl Pace {
         Self(Throttle::new(Some(PACE), now))
     }
 
-    fn admit(&mut self, now: Instant) -> Admission {
-        self.0.as_mut().map_or(Admission::Now, |throttle| throttle.admit(now, 0))
+    /// Takes the turn of one command; returns when that is.
+    fn admit(&mut self, now: Instant) -> Instant {
+        match self.0.as_mut().map(|throttle| throttle.admit(now, 0)) {
+            Some(Admission::At(time)) => time,
+            Some(Admission::Now) | None => now,
+        }
     }
 }
 
@@ -87,8 +91,8 @@ pub enum Progress {
 #[derive(Debug)]
 pub struct ControlQueue {
     queue: ReadyQueue,
-    /// A command that was taken from the ring and waits for its time.
-    taken: Option<Chain>,
+    /// A command that was taken from the ring and waits for its time, which this is.
+    taken: Option<(Chain, Instant)>,
     progress: Progress,
 }
 
@@ -131,17 +135,17 @@ impl ControlQueue {
         ring.disable_kicks()?;
         for _ in 0..BATCH {
             let taken = match self.taken.take() {
-                Some(chain) => Some(chain),
-                None => ring.pop()?,
+                Some(taken) => Some(taken),
+                None => ring.pop()?.map(|chain| (chain, pace.admit(now))),
             };
-            let Some(chain) = taken else {
+            let Some((chain, time)) = taken else {
                 if ring.enable_kicks()? {
                     continue;
                 }
                 return Ok(Progress::Idle);
             };
-            if let Admission::At(time) = pace.admit(now) {
-                self.taken = Some(chain);
+            if time > now {
+                self.taken = Some((chain, time));
                 return Ok(Progress::At(time));
             }
             let written = answer(ring, &chain, pairs);

@@ -167,7 +167,7 @@ impl Interrupts {
     }
 }
 
-/// Interrupts the driver for one queue, with the vector latched when the queue was enabled.
+/// Interrupts the driver for one queue, with the vector latched at DRIVER_OK.
 #[derive(Debug, Clone)]
 pub struct QueueSignal {
     interrupts: Arc<Interrupts>,

@@ -25,6 +25,7 @@ use super::{
     transport::{COMMON_CONFIG_SIZE, Effect, QueueLayout, Transport},
 };
 use crate::{
+    devices::master::{self, Mastery, Running},
     pci::{
         config::{COMMAND_INTX_DISABLE, ConfigError, ConfigSpace, Identity},
         function::{Bar, BarKind, PciFunction},
@@ -101,6 +102,7 @@ pub struct VirtioPci {
     doorbells_at: Option<u64>,
     ram: GuestRam,
     distress: Arc<DistressFlag>,
+    mastery: Mastery,
 }
 
 impl VirtioPci {
@@ -140,6 +142,7 @@ impl VirtioPci {
             doorbells_at: None,
             ram: platform.ram.clone(),
             distress: Arc::new(DistressFlag::new(name, platform.events.clone())),
+            mastery: Mastery::default(),
         })
     }
 
@@ -159,7 +162,7 @@ impl VirtioPci {
             Effect::None => {}
             Effect::Activate(queues) => self.activate(queues),
             Effect::Reset => {
-                self.device.stop();
+                self.stop();
                 self.finish_reset_if_stopped();
             }
         }
@@ -182,6 +185,29 @@ impl VirtioPci {
         let activation = Activation { features, queues, distress: distress.clone() };
         if let Err(error) = self.device.activate(activation) {
             distress.raise(&error);
+        }
+    }
+
+    /// Tells the device to let go of its rings, also where it waits for bus mastering.
+    fn stop(&mut self) {
+        self.device.stop();
+        let effect = self.mastery.reset();
+        self.follow(effect);
+    }
+
+    /// Takes over what the command register, which was `before`, says of bus mastering now.
+    fn take_mastery(&mut self, before: u16) {
+        let live = self.transport.is_live() && !self.transport.is_resetting();
+        let running = if live { Running::Yes } else { Running::No };
+        let effect = self.mastery.written(before, self.config.command(), running);
+        self.follow(effect);
+    }
+
+    fn follow(&mut self, effect: master::Effect) {
+        match effect {
+            master::Effect::None => {}
+            master::Effect::Hold => self.device.hold(),
+            master::Effect::GoOn => self.device.go_on(),
         }
     }
 
@@ -282,7 +308,9 @@ impl PciFunction for VirtioPci {
     }
 
     fn write_config(&mut self, offset: u16, data: &[u8]) {
+        let before = self.config.command();
         self.config.write(offset, data);
+        self.take_mastery(before);
         if let Some(inside) = offset.checked_sub(self.msix_capability).filter(|at| *at < 12) {
             // A vector that cannot be routed loses interrupts, which the driver survives or not.
             let _ = self.msix.write_capability(inside, data);
@@ -356,7 +384,9 @@ impl PciFunction for VirtioPci {
     }
 
     fn hold(&mut self) {
-        self.device.hold();
+        if !self.mastery.is_taken() {
+            self.device.hold();
+        }
     }
 
     fn is_held(&mut self) -> bool {
@@ -364,7 +394,9 @@ impl PciFunction for VirtioPci {
     }
 
     fn go_on(&mut self) {
-        self.device.go_on();
+        if !self.mastery.is_taken() {
+            self.device.go_on();
+        }
     }
 
     fn bus_reset(&mut self) {
@@ -378,7 +410,7 @@ impl PciFunction for VirtioPci {
     }
 
     fn reset(&mut self) {
-        self.device.stop();
+        self.stop();
         let deadline = Instant::now() + RESET_DEADLINE;
         while !self.device.stopped() && Instant::now() < deadline {
             thread::sleep(RESET_STEP);

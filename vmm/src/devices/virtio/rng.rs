@@ -129,7 +129,9 @@ fn serve(inbox: &Inbox<Activation>, activity: &Activity) {
                     progress = Progress::More;
                 }
                 // A batch is answered before the next order is looked at.
-                Order::Hold => inbox.hold(),
+                Order::Hold => {
+                    inbox.hold();
+                }
                 Order::Stop => {
                     live = None;
                     inbox.stopped();

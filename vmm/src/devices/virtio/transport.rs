@@ -14,7 +14,7 @@
 //! | 0x15   | 1     | r      | config_generation     |                                          |
 //! | 0x16   | 2     | rw     | queue_select          | always                                   |
 //! | 0x18   | 2     | rw     | queue_size            | until the queue is enabled or DRIVER_OK  |
-//! | 0x1a   | 2     | rw     | queue_msix_vector     | until the queue is enabled or DRIVER_OK  |
+//! | 0x1a   | 2     | rw     | queue_msix_vector     | until DRIVER_OK                          |
 //! | 0x1c   | 2     | rw     | queue_enable          | 1 only, once, before DRIVER_OK           |
 //! | 0x1e   | 2     | r      | queue_notify_off      |                                          |
 //! | 0x20   | 8     | rw     | queue_desc            | until the queue is enabled or DRIVER_OK  |
@@ -23,8 +23,8 @@
 //! | 0x38   | 2     | r      | queue_notify_data     | reads 0, the feature is not offered      |
 //! | 0x3a   | 2     | r      | queue_reset           | reads 0, the feature is not offered      |
 //!
-//! What the queue code trusts is [`QueueLayout`]: it is checked and copied once, when the driver
-//! enables the queue, and nothing written later reaches it.
+//! What the queue code trusts is [`QueueLayout`]: size and addresses are checked and latched when the
+//! driver enables the queue, the vector at DRIVER_OK, and nothing written later reaches it.
 
 use super::{F_VERSION_1, MAX_RING_SIZE};
 
@@ -68,7 +68,8 @@ pub struct QueueLayout {
     pub available: u64,
     /// Used ring (device area), 4-byte aligned.
     pub used: u64,
-    /// MSI-X vector, or [`NO_VECTOR`].
+    /// MSI-X vector, or [`NO_VECTOR`]. It is no part of where the ring is: drivers may choose it
+    /// after they enabled the queue (virtio §4.1.5.1.2 asks for no order of the two).
     pub vector: u16,
 }
 
@@ -328,18 +329,16 @@ impl Transport {
         let Some(queue) = self.queues.get_mut(usize::from(self.queue_select)) else {
             return;
         };
-        if queue.enabled {
-            return;
-        }
         let layout = &mut queue.layout;
         match (offset, data) {
+            (0x1a, &[_, _]) => layout.vector = vector,
+            _ if queue.enabled => {}
             (0x18, &[a, b]) => {
                 let size = u16::from_le_bytes([a, b]);
                 if size.is_power_of_two() && size <= MAX_RING_SIZE {
                     layout.size = size;
                 }
             }
-            (0x1a, &[_, _]) => layout.vector = vector,
             (0x1c, &[1, 0]) => queue.enabled = layout.is_valid(memory),
             (0x20..=0x27, _) => write_address(&mut layout.descriptors, offset - 0x20, data),
             (0x28..=0x2f, _) => write_address(&mut layout.available, offset - 0x28, data),

@@ -258,6 +258,22 @@ fn an_enabled_queue_keeps_its_layout_before_driver_ok_too() {
     assert_eq!(transport.enabled_queues(), vec![(0, GOOD_LAYOUT)]);
 }
 
+/// NetKVM and the BSDs enable a queue first, and then write its vector and read it back.
+#[test]
+fn an_enabled_queue_takes_its_vector_until_driver_ok() {
+    let mut transport = negotiated(F_VERSION_1);
+    assert!(enable(&mut transport, 0, GOOD));
+    write(&mut transport, 0x1a, 2, 2);
+    assert_eq!(read(&transport, 0x1a, 2), 2);
+    write(&mut transport, 0x1a, 2, 3);
+    assert_eq!(read(&transport, 0x1a, 2), 0xffff, "there is no vector 3");
+    write(&mut transport, 0x1a, 2, 2);
+    let effect = write(&mut transport, STATUS, 1, 15);
+    assert_eq!(effect, Effect::Activate(vec![(0, QueueLayout { vector: 2, ..GOOD_LAYOUT })]));
+    write(&mut transport, 0x1a, 2, 1);
+    assert_eq!(read(&transport, 0x1a, 2), 2);
+}
+
 #[test]
 fn a_reset_holds_the_registers_until_the_device_lets_go() {
     let mut transport = live();

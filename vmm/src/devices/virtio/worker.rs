@@ -6,7 +6,7 @@ use std::{
     io,
     os::fd::BorrowedFd,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
         mpsc,
     },
@@ -38,6 +38,9 @@ struct Mailbox<J> {
     orders: Mutex<VecDeque<Order<J>>>,
     wake: EventFd,
     busy: AtomicBool,
+    /// A stop was ordered that the thread has not carried out. Changed with `orders` locked, and
+    /// cleared before `busy`: a stop of this job must not be left for the next.
+    stopping: AtomicBool,
     /// The device's end wants the thread to wait.
     hold: AtomicBool,
     /// The thread waits.
@@ -45,10 +48,27 @@ struct Mailbox<J> {
 }
 
 impl<J> Mailbox<J> {
+    fn new() -> io::Result<Self> {
+        Ok(Self {
+            orders: Mutex::default(),
+            wake: EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?,
+            busy: AtomicBool::new(false),
+            stopping: AtomicBool::new(false),
+            hold: AtomicBool::new(false),
+            held: AtomicBool::new(false),
+        })
+    }
+
+    fn orders(&self) -> MutexGuard<'_, VecDeque<Order<J>>> {
+        self.orders.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn post(&self, order: Order<J>) {
-        let mut orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
-        orders.push_back(order);
-        drop(orders);
+        self.orders().push_back(order);
+        self.wake();
+    }
+
+    fn wake(&self) {
         // A full counter is a wake-up that is pending already.
         let _ = self.wake.write(1);
     }
@@ -73,13 +93,7 @@ impl<J: Send + 'static> Worker<J> {
         prepare: impl FnOnce() -> io::Result<S> + Send + 'static,
         serve: impl FnOnce(S, Inbox<J>) + Send + 'static,
     ) -> io::Result<Self> {
-        let mailbox = Arc::new(Mailbox {
-            orders: Mutex::default(),
-            wake: EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?,
-            busy: AtomicBool::new(false),
-            hold: AtomicBool::new(false),
-            held: AtomicBool::new(false),
-        });
+        let mailbox = Arc::new(Mailbox::new()?);
         let inbox = Inbox { mailbox: Arc::clone(&mailbox) };
         let (ready, started) = mpsc::sync_channel(1);
         thread::Builder::new().name(name).spawn(move || {
@@ -109,17 +123,29 @@ impl<J: Send + 'static> Worker<J> {
         self.mailbox.post(Order::Run(job));
     }
 
-    /// Tells the worker to stop; [`Self::is_idle`] says when it has.
+    /// Tells the worker to stop; [`Self::is_idle`] says when it has. One that was told already is not
+    /// told again.
     pub(in crate::devices) fn stop(&self) {
-        if !self.is_idle() {
-            self.mailbox.post(Order::Stop);
+        let mut orders = self.mailbox.orders();
+        if self.is_idle() || self.mailbox.stopping.swap(true, Ordering::AcqRel) {
+            return;
         }
+        orders.push_back(Order::Stop);
+        drop(orders);
+        self.mailbox.wake();
     }
 
     /// Tells the worker to finish what is under way and wait; [`Self::is_held`] says when it does.
+    /// However often that is, there is never more than one order to hold behind the last one of another
+    /// kind.
     pub(in crate::devices) fn hold(&self) {
         self.mailbox.hold.store(true, Ordering::Release);
-        self.mailbox.post(Order::Hold);
+        let mut orders = self.mailbox.orders();
+        if !matches!(orders.back(), Some(Order::Hold)) {
+            orders.push_back(Order::Hold);
+        }
+        drop(orders);
+        self.mailbox.wake();
     }
 
     /// Returns whether the worker waits and touches no guest memory.
@@ -130,8 +156,7 @@ impl<J: Send + 'static> Worker<J> {
     /// Lets the worker go on.
     pub(in crate::devices) fn go_on(&self) {
         self.mailbox.hold.store(false, Ordering::Release);
-        // A full counter is a wake-up that is pending already.
-        let _ = self.mailbox.wake.write(1);
+        self.mailbox.wake();
     }
 
     /// Returns whether the worker serves nothing and touches no guest memory.
@@ -150,25 +175,25 @@ impl<J> Drop for Worker<J> {
 impl<J> Inbox<J> {
     /// Returns the next order, if any.
     pub(in crate::devices) fn next(&self) -> Option<Order<J>> {
-        let mut orders = self.mailbox.orders.lock().unwrap_or_else(PoisonError::into_inner);
-        orders.pop_front()
+        self.mailbox.orders().pop_front()
     }
 
     /// Nothing of the guest's is in use any more.
     pub(in crate::devices) fn stopped(&self) {
+        let _orders = self.mailbox.orders();
+        self.mailbox.stopping.store(false, Ordering::Release);
         self.mailbox.busy.store(false, Ordering::Release);
     }
 
     /// Nothing is under way: waits until the device's end says to go on, or to do something else.
-    pub(in crate::devices) fn hold(&self) {
+    /// Returns which of the two.
+    pub(in crate::devices) fn hold(&self) -> Next {
         self.mailbox.held.store(true, Ordering::Release);
-        let empty = |mailbox: &Mailbox<J>| {
-            mailbox.orders.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
-        };
-        while self.mailbox.hold.load(Ordering::Acquire) && empty(&self.mailbox) {
+        while self.mailbox.hold.load(Ordering::Acquire) && self.mailbox.orders().is_empty() {
             self.wait(&[], Patience::Forever);
         }
         self.mailbox.held.store(false, Ordering::Release);
+        if self.mailbox.orders().is_empty() { Next::GoOn } else { Next::Order }
     }
 
     /// Waits until an order or one of `others` is ready; with [`Patience::None`] only looks.
@@ -188,6 +213,24 @@ impl<J> Inbox<J> {
     }
 }
 
+#[cfg(test)]
+impl<J> Worker<J> {
+    /// Returns both ends, without a thread between them.
+    pub(in crate::devices) fn detached() -> io::Result<(Self, Inbox<J>)> {
+        let mailbox = Arc::new(Mailbox::new()?);
+        Ok((Self { mailbox: Arc::clone(&mailbox) }, Inbox { mailbox }))
+    }
+}
+
+/// What comes after a hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::devices) enum Next {
+    /// The work goes on.
+    GoOn,
+    /// An order, which says whether it does.
+    Order,
+}
+
 /// How long to wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::devices) enum Patience {
@@ -197,4 +240,74 @@ pub(in crate::devices) enum Patience {
     For(Duration),
     /// Until something happens.
     Forever,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ends() -> (Worker<u32>, Inbox<u32>) {
+        Worker::detached().expect("an eventfd")
+    }
+
+    #[test]
+    fn whoever_is_told_to_stop_is_told_once() {
+        let (worker, inbox) = ends();
+        worker.stop();
+        assert!(inbox.next().is_none(), "it does nothing that it could stop");
+        worker.run(1);
+        worker.stop();
+        worker.stop();
+        assert!(matches!(inbox.next(), Some(Order::Run(1))));
+        assert!(matches!(inbox.next(), Some(Order::Stop)));
+        worker.stop();
+        assert!(inbox.next().is_none());
+        inbox.stopped();
+        assert!(worker.is_idle());
+    }
+
+    #[test]
+    fn stops_of_one_job_do_not_end_the_next() {
+        let (worker, inbox) = ends();
+        worker.run(1);
+        worker.stop();
+        worker.stop();
+        assert!(matches!(inbox.next(), Some(Order::Run(1))));
+        assert!(matches!(inbox.next(), Some(Order::Stop)));
+        inbox.stopped();
+        worker.run(2);
+        assert!(matches!(inbox.next(), Some(Order::Run(2))));
+        assert!(inbox.next().is_none());
+        assert!(!worker.is_idle());
+        worker.stop();
+        assert!(matches!(inbox.next(), Some(Order::Stop)));
+    }
+
+    #[test]
+    fn orders_to_hold_do_not_pile_up() {
+        let (worker, inbox) = ends();
+        worker.run(1);
+        for _ in 0..3 {
+            worker.hold();
+            worker.go_on();
+        }
+        assert!(matches!(inbox.next(), Some(Order::Run(1))));
+        assert!(matches!(inbox.next(), Some(Order::Hold)));
+        assert!(inbox.next().is_none());
+        assert_eq!(inbox.hold(), Next::GoOn);
+    }
+
+    #[test]
+    fn an_order_ends_a_hold_and_a_hold_behind_it_counts() {
+        let (worker, inbox) = ends();
+        worker.run(1);
+        assert!(matches!(inbox.next(), Some(Order::Run(1))));
+        worker.hold();
+        worker.stop();
+        worker.hold();
+        assert!(matches!(inbox.next(), Some(Order::Hold)));
+        assert_eq!(inbox.hold(), Next::Order);
+        assert!(matches!(inbox.next(), Some(Order::Stop)));
+        assert!(matches!(inbox.next(), Some(Order::Hold)));
+    }
 }

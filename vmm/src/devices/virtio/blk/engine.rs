@@ -87,13 +87,11 @@ impl Engine {
             }
             (Some(_) | None, _) => {}
         }
-        match &mut self.means {
-            Means::Ring(ring) => ring.queue(token, command),
-            Means::Plain { file, ram, done } => {
-                done.push_back((token, disk_command(file.as_fd(), ram, command)));
-                Ok(())
-            }
+        let started = self.means.queue(token, command);
+        if let (Err(_), Some(seal)) = (&started, &mut self.seal) {
+            seal.forget(token);
         }
+        started
     }
 
     /// Hands started commands to the kernel; returns whether it took all of them.
@@ -118,15 +116,30 @@ impl Engine {
             Means::Ring(ring) => ring.complete(),
             Means::Plain { done, .. } => done.pop_front(),
         }?;
-        let result = match &mut self.seal {
-            Some(seal) => result.and_then(|moved| seal.finish(token, moved)),
-            None => result,
+        let result = match (&mut self.seal, result) {
+            (Some(seal), Ok(moved)) => seal.finish(token, moved),
+            (Some(seal), Err(error)) => {
+                seal.forget(token);
+                Err(error)
+            }
+            (None, result) => result,
         };
         Some((token, result))
     }
 }
 
 impl Means {
+    /// Starts a command on the guest's own bytes, or on none.
+    fn queue(&mut self, token: u16, command: DiskCommand<'_>) -> io::Result<()> {
+        match self {
+            Self::Ring(ring) => ring.queue(token, command),
+            Self::Plain { file, ram, done } => {
+                done.push_back((token, disk_command(file.as_fd(), ram, command)));
+                Ok(())
+            }
+        }
+    }
+
     /// Starts a write of bytes that are the engine's own.
     fn write(
         &mut self,

@@ -225,7 +225,7 @@ impl VirtioDevice for Block {
 
     fn activate(&mut self, activation: Activation) -> Result<(), VirtioError> {
         let rules = self.rules(activation.features);
-        // Without flush the driver has no way to ask for durability, so every write has it.
+        // Without flush the driver has no way to ask for durability, so every change has it.
         let durability = if activation.features & F_FLUSH != 0 {
             Durability::Cached
         } else {

@@ -42,7 +42,7 @@ pub struct Job {
     pub queue: ReadyQueue,
     /// What requests may ask for.
     pub rules: Rules,
-    /// When a write counts as done.
+    /// When a change of the disk counts as done.
     pub durability: Durability,
     /// How to ask for a reset.
     pub distress: Distress,
@@ -70,8 +70,18 @@ struct Flight {
 
 /// What is left of it to do.
 enum Transfer {
-    Read { offset: u64, into: Vec<(GuestAddress, u32)>, moved: u32 },
-    Write { offset: u64, from: Vec<(GuestAddress, u32)> },
+    Read {
+        offset: u64,
+        into: Vec<(GuestAddress, u32)>,
+        moved: u32,
+    },
+    Write {
+        offset: u64,
+        from: Vec<(GuestAddress, u32)>,
+    },
+    /// A range was changed by a command that is durable only when a sync follows it.
+    Range,
+    /// Nothing. Started again, it is that sync.
     Other,
 }
 
@@ -98,8 +108,8 @@ pub struct Live {
     distress: Distress,
     activity: Arc<Activity>,
     throttle: Option<Arc<Mutex<Throttle>>>,
-    /// A request that waits for tokens.
-    held: Option<Request>,
+    /// A request that waits for its turn, and when that is.
+    held: Option<(Request, Instant)>,
     /// The ring made no sense; it is not touched again.
     broken: bool,
     progress: Progress,
@@ -216,12 +226,12 @@ impl BlockQueue {
             if self.free.is_empty() {
                 return Ok(Progress::Full);
             }
-            let Some(request) = live.next_request()? else {
+            let Some((request, at)) = live.next_request()? else {
                 let more = live.ring.enable_kicks()?;
                 return Ok(if more { Progress::More } else { Progress::Idle });
             };
-            if let Some(at) = live.throttled(&request) {
-                live.held = Some(request);
+            if let Some(at) = at.filter(|at| *at > Instant::now()) {
+                live.held = Some((request, at));
                 return Ok(Progress::At(at));
             }
             self.begin(live, request)?;
@@ -242,29 +252,21 @@ impl BlockQueue {
             }
             Work::Read { offset, into } => Transfer::Read { offset, into: pairs(&into), moved: 0 },
             Work::Write { offset, from } => Transfer::Write { offset, from: pairs(&from) },
-            Work::Flush => return self.begin_other(live, head, status, DiskCommand::Sync),
+            Work::Flush => {
+                let flight = Flight { head, status, transfer: Transfer::Other };
+                return self.launch_command(live, flight, DiskCommand::Sync);
+            }
             Work::Discard { offset, length } | Work::Zero { offset, length, unmap: true } => {
-                let punch = DiskCommand::Punch { offset, length };
-                return self.begin_other(live, head, status, punch);
+                let flight = Flight { head, status, transfer: live.range() };
+                return self.launch_command(live, flight, DiskCommand::Punch { offset, length });
             }
             Work::Zero { offset, length, unmap: false } => {
-                let zero = DiskCommand::Zero { offset, length };
-                return self.begin_other(live, head, status, zero);
+                let flight = Flight { head, status, transfer: live.range() };
+                return self.launch_command(live, flight, DiskCommand::Zero { offset, length });
             }
         };
         let flight = Flight { head, status, transfer };
         self.launch(live, flight)
-    }
-
-    fn begin_other(
-        &mut self,
-        live: &mut Live,
-        head: u16,
-        status: GuestAddress,
-        command: DiskCommand<'_>,
-    ) -> Result<(), RingError> {
-        let flight = Flight { head, status, transfer: Transfer::Other };
-        self.launch_command(live, flight, command)
     }
 
     /// Starts what is left of a transfer.
@@ -279,7 +281,7 @@ impl BlockQueue {
             Transfer::Write { offset, from } => {
                 DiskCommand::Write { offset: *offset, from, durability: live.durability }
             }
-            Transfer::Other => DiskCommand::Sync,
+            Transfer::Range | Transfer::Other => DiskCommand::Sync,
         };
         let started = self.engine.queue(token, command);
         flight.transfer = transfer;
@@ -357,6 +359,10 @@ impl BlockQueue {
         };
         let written = match &mut flight.transfer {
             Transfer::Other => 0,
+            Transfer::Range => {
+                flight.transfer = Transfer::Other;
+                return self.launch(live, flight);
+            }
             Transfer::Read { offset, into, moved } => {
                 *moved = moved.saturating_add(moved_now);
                 let written = *moved;
@@ -393,7 +399,9 @@ impl BlockQueue {
     /// Starts an interrupted command again. Only transfers are interrupted half-way.
     fn launch_again(&mut self, live: &mut Live, flight: Flight) -> Result<(), RingError> {
         match flight.transfer {
-            Transfer::Other => live.answer(flight.head, flight.status, Status::Failed, 0),
+            Transfer::Range | Transfer::Other => {
+                live.answer(flight.head, flight.status, Status::Failed, 0)
+            }
             Transfer::Read { .. } | Transfer::Write { .. } => self.launch(live, flight),
         }
     }
@@ -452,17 +460,29 @@ impl From<Job> for Live {
 }
 
 impl Live {
-    /// Returns the request that waited for tokens, or the next one in the ring.
-    fn next_request(&mut self) -> Result<Option<Request>, TakeError> {
-        if let Some(held) = self.held.take() {
-            return Ok(Some(held));
+    /// Returns what is left of a command that zeroes a range or gives it back. A driver without flush
+    /// takes what is completed for durable (virtio §5.2.6.2, as for writes); `fallocate` is not.
+    fn range(&self) -> Transfer {
+        match self.durability {
+            Durability::Cached => Transfer::Other,
+            Durability::Durable => Transfer::Range,
         }
-        let Some(chain) = self.ring.pop()? else { return Ok(None) };
-        Ok(Some(request::parse(chain, self.ring.ram(), &self.rules)?))
     }
 
-    /// Takes the tokens of a request, or returns when they exist.
-    fn throttled(&self, request: &Request) -> Option<Instant> {
+    /// Returns the request that waited for its turn, or the next one in the ring, and when it may go
+    /// unless that is at once.
+    fn next_request(&mut self) -> Result<Option<(Request, Option<Instant>)>, TakeError> {
+        if let Some((request, at)) = self.held.take() {
+            return Ok(Some((request, Some(at))));
+        }
+        let Some(chain) = self.ring.pop()? else { return Ok(None) };
+        let request = request::parse(chain, self.ring.ram(), &self.rules)?;
+        let at = self.admit(&request);
+        Ok(Some((request, at)))
+    }
+
+    /// Takes the tokens of a request; returns when it may go, unless that is at once.
+    fn admit(&self, request: &Request) -> Option<Instant> {
         let throttle = self.throttle.as_ref()?;
         let bytes = request.work.bytes()?;
         let mut throttle = throttle.lock().unwrap_or_else(PoisonError::into_inner);

@@ -43,7 +43,7 @@ impl Seal {
         Self { cipher: SectorCipher::new(key), ram, reads, piece: vec![0; PIECE] }
     }
 
-    /// Remembers where a read goes.
+    /// Remembers where a read goes, until [`Self::finish`] or [`Self::forget`].
     pub(super) fn begin_read(
         &mut self,
         token: u16,
@@ -56,15 +56,20 @@ impl Seal {
         Ok(())
     }
 
-    /// Ends a command that moved `moved` bytes; returns how many of them count: whole sectors.
+    /// A command failed or was not started: the next one with this token is another.
+    pub(super) fn forget(&mut self, token: u16) {
+        self.take(token);
+    }
+
+    /// Ends a command that moved `moved` bytes; returns how many of them count: whole sectors. Fails
+    /// when less than a sector was moved, or when the bytes of a read are not memory.
     pub(super) fn finish(&mut self, token: u16, moved: u32) -> io::Result<u32> {
+        let read = self.take(token);
         let whole = moved - moved % SECTOR_BYTES;
         if moved > 0 && whole == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        let Some(read) = self.reads.get_mut(usize::from(token)).and_then(Option::take) else {
-            return Ok(whole);
-        };
+        let Some(read) = read else { return Ok(whole) };
         let mut segments = Segments { list: &read.into, skip: 0 };
         let mut left = usize::try_from(whole).map_err(|_| io::ErrorKind::InvalidInput)?;
         let mut sector = read.offset / SECTOR as u64;
@@ -79,6 +84,11 @@ impl Seal {
             left -= length;
         }
         Ok(whole)
+    }
+
+    /// Returns where a read goes, and forgets it.
+    fn take(&mut self, token: u16) -> Option<Read> {
+        self.reads.get_mut(usize::from(token)).and_then(Option::take)
     }
 
     /// Returns the encrypted bytes of a write, or of its first part.

@@ -11,7 +11,7 @@ use super::{
         Activation, Distress, MAX_RING_SIZE, ReadyQueue,
         control::{ControlQueue, Pace, Pairs, Progress, Refused},
         transport::QueueLayout,
-        worker::{Inbox, Order, Patience},
+        worker::{Inbox, Next, Order, Patience},
     },
     Backend, Steering, VhostFd,
 };
@@ -102,7 +102,7 @@ impl<B: Backend> Thread<B> {
         let mut serving = Serving { features, ready: 0, units: 0 };
         let began = self
             .tell_rings(&queues, more, &mut serving)
-            .and_then(|()| self.connect(0, features).map_err(BeginError::Connect));
+            .and_then(|()| self.connect(0, &queues, features).map_err(BeginError::Connect));
         match began {
             Ok(()) => serving.units = 1,
             Err(error) => {
@@ -147,20 +147,34 @@ impl<B: Backend> Thread<B> {
 
     /// Takes the rings away from the kernel, which remembers how far it was, until told to go on.
     fn hold(&self, live: Option<&Live>, inbox: &Inbox<Activation>) {
-        let Some(live) = live.filter(|live| live.serving.units > 0) else { return inbox.hold() };
+        let Some(live) = live.filter(|live| live.serving.units > 0) else {
+            inbox.hold();
+            return;
+        };
         self.end_units();
-        inbox.hold();
+        if inbox.hold() == Next::Order {
+            // A stop, or another hold: the kernel must not have the rings in between.
+            return;
+        }
         for unit in 0..live.serving.units {
-            if let Err(error) = self.connect(unit, live.serving.features) {
+            if let Err(error) = self.connect(unit, &live.queues, live.serving.features) {
                 live.distress.raise(&format_args!("vhost refused to go on: {error}"));
                 return;
             }
         }
     }
 
-    fn connect(&self, unit: u16, features: u64) -> io::Result<()> {
+    /// Lets the kernel use the rings of a descriptor, and rings the doorbells of its `queues`: one that
+    /// rang while nothing was connected is used up, and vhost-vsock does not look at what the driver
+    /// offered before (drivers/vhost/vsock.c, `vhost_vsock_start` and `vhost_vsock_handle_tx_kick`).
+    fn connect(&self, unit: u16, queues: &[ReadyQueue], features: u64) -> io::Result<()> {
         let fd = self.units.get(usize::from(unit)).ok_or(io::ErrorKind::NotFound)?;
-        self.backend.connect(unit, fd.as_fd(), features)
+        self.backend.connect(unit, fd.as_fd(), features)?;
+        for queue in queues.iter().filter(|queue| queue.index / B::QUEUES == unit) {
+            // A full counter is a kick that is pending already.
+            let _ = queue.kick.write(1);
+        }
+        Ok(())
     }
 
     fn disconnect(&self, unit: u16) {
@@ -202,8 +216,10 @@ impl<B: Backend> Thread<B> {
     /// Answers the control queue; returns how long it can wait. A ring that makes no sense is left alone
     /// until the device is reset.
     fn answer(&self, live: &mut Live, pace: &mut Pace) -> Patience {
-        let Some(control) = &mut live.control else { return Patience::Forever };
-        let mut units = Units { thread: self, serving: &mut live.serving };
+        let Live { queues, control: Some(control), serving, .. } = live else {
+            return Patience::Forever;
+        };
+        let mut units = Units { thread: self, queues, serving };
         let now = Instant::now();
         match control.turn(&mut units, pace, now) {
             Ok(Progress::Idle) => Patience::Forever,
@@ -221,6 +237,7 @@ impl<B: Backend> Thread<B> {
 /// The descriptors as what the driver turns on and off.
 struct Units<'a, B> {
     thread: &'a Thread<B>,
+    queues: &'a [ReadyQueue],
     serving: &'a mut Serving,
 }
 
@@ -242,8 +259,9 @@ impl<B: Backend> Pairs for Units<'_, B> {
         let before = self.serving.units;
         self.shrink(count);
         while self.serving.units < count {
-            if self.thread.connect(self.serving.units, self.serving.features).is_err() {
-                self.thread.disconnect(self.serving.units);
+            let unit = self.serving.units;
+            if self.thread.connect(unit, self.queues, self.serving.features).is_err() {
+                self.thread.disconnect(unit);
                 self.shrink(before);
                 return Err(Refused);
             }
@@ -291,3 +309,7 @@ fn ring_addresses(layout: &QueueLayout) -> VringConfigData {
         log_addr: None,
     }
 }
+
+#[cfg(test)]
+#[path = "thread_tests.rs"]
+mod tests;
