@@ -131,7 +131,7 @@ impl Claim {
         })?;
         let bound = bind_all(&spec.devices, &space)?;
         let resetters = start_resetters(&bound)?;
-        clean(&bound, &resetters)?;
+        reset::clean(&resetters)?;
         for (address, device) in &bound {
             space
                 .admit(device)
@@ -215,7 +215,7 @@ pub struct Closer {
 }
 
 impl Closer {
-    /// Silences and resets all devices at once, each with [`DEADLINE`], and returns what failed.
+    /// Silences and resets all devices, each rung with [`DEADLINE`], and returns what failed.
     /// The virtual CPUs must have stopped.
     pub fn close(self) -> Vec<ResetError> {
         for device in &self.devices {
@@ -224,7 +224,7 @@ impl Closer {
                 let _ = device.disable_irqs(kind);
             }
         }
-        reset_all(&self.resetters).into_iter().filter_map(Result::err).collect()
+        reset::reset_all(&self.resetters).into_iter().filter_map(Result::err).collect()
     }
 }
 
@@ -254,24 +254,6 @@ fn bind_all(
         }
     }
     Ok(bound)
-}
-
-/// Brings devices that were just bound into a clean state. The kernel resets a device when it is
-/// opened; only one whose reset did not work then, or that does not answer after it, is reset here.
-pub(super) fn clean(
-    bound: &[(Bdf, Arc<VfioDevice>)],
-    resetters: &[Arc<Resetter>],
-) -> Result<(), ResetError> {
-    let unclean =
-        |(_, device): &&(Bdf, Arc<VfioDevice>)| !(device.was_reset() && reset::answers(&**device));
-    let ordered: Vec<&Arc<Resetter>> = bound
-        .iter()
-        .zip(resetters)
-        .filter(|(device, _)| unclean(device))
-        .map(|(_, resetter)| resetter)
-        .collect();
-    ordered.iter().for_each(|resetter| resetter.order());
-    ordered.iter().try_for_each(|resetter| resetter.wait())
 }
 
 /// A device that is being bound on a thread of its own: the kernel resets it meanwhile, and may hang
@@ -319,11 +301,6 @@ pub(super) fn start_resetters(
             Resetter::start(*address, device, Confinement::Filtered).map(Arc::new)
         })
         .collect()
-}
-
-fn reset_all(resetters: &[Arc<Resetter>]) -> Vec<Result<(), ResetError>> {
-    resetters.iter().for_each(|resetter| resetter.order());
-    resetters.iter().map(|resetter| resetter.wait()).collect()
 }
 
 /// What a function needs of the machine around it.
@@ -535,9 +512,9 @@ impl PciFunction for Function {
     }
 
     fn reset(&mut self) {
-        self.resetter.order();
-        let result = self.resetter.wait().map_err(io::Error::other);
-        self.complain("reset", result);
+        let results = reset::reset_all(std::slice::from_ref(&self.resetter));
+        let result: Result<(), ResetError> = results.into_iter().collect();
+        self.complain("reset", result.map_err(io::Error::other));
         self.forget();
     }
 }

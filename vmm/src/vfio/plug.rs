@@ -5,9 +5,10 @@ use std::{os::fd::OwnedFd, sync::Arc};
 use types::node::Bdf;
 
 use super::{
-    assign::{AssignError, Assigned, Binding, Closer, Function, Host, clean, start_resetters},
+    assign::{AssignError, Assigned, Binding, Closer, Function, Host, start_resetters},
     device::Device,
     dma::{self, AddressSpace},
+    reset,
 };
 use crate::{
     irq::PinRoute,
@@ -43,7 +44,7 @@ impl Plug {
     ) -> Result<(Assigned, Closer), AssignError> {
         let bound = [(address, Arc::new(Binding::begin(address, fd, &self.space)?.finish()?))];
         let mut resetters = start_resetters(&bound)?;
-        clean(&bound, &resetters)?;
+        reset::clean(&resetters)?;
         let [(_, device)] = bound;
         self.space
             .admit(&device)
