@@ -23,7 +23,7 @@ use super::{
     device::{Device, IrqKind, Region},
     dma::{self, AddressSpace, DmaError, PeerSlots},
     irq::{Interrupts, Ways},
-    plug::{Mapped, Plug},
+    plug::Plug,
     quirks::{self, Effect},
     reset::{self, Confinement, DEADLINE, ResetError, Resetter},
 };
@@ -169,8 +169,8 @@ impl Claim {
         routes: &[PinRoute],
     ) -> Result<Passthrough, AssignError> {
         let space: Arc<dyn AddressSpace> = Arc::<dyn Interface>::clone(&self.space);
-        let mapped = if self.bound.is_empty() { Mapped::No } else { Mapped::Yes };
-        if mapped == Mapped::Yes {
+        // Without a device there may be no address space yet to map it in.
+        if !self.bound.is_empty() {
             dma::map_ram(&*space, ram)?;
         }
         let mut devices = Vec::new();
@@ -193,7 +193,7 @@ impl Claim {
         let keep = self.bound.into_iter().map(|(_, device)| device as Arc<dyn Device>).collect();
         let closer = Closer { devices: keep, resetters: self.resetters, _space: space };
         let (ram, vm) = (ram.clone(), Arc::clone(vm));
-        let plug = Plug { space: self.space, ram, vm, mapped };
+        let plug = Plug { space: self.space, ram, vm };
         Ok(Passthrough { devices, closer, plug })
     }
 }

@@ -15,29 +15,18 @@ use crate::{
     sys::{iommu::Interface, kvm::Vm, memory::Ram, vfio::VfioDevice},
 };
 
-/// Whether guest memory is in the devices' address space. It is from the first device on: before,
-/// there may be no address space yet to map it in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Mapped {
-    /// It is.
-    Yes,
-    /// It is not.
-    No,
-}
-
 /// Takes devices.
 pub struct Plug {
     pub(super) space: Arc<dyn Interface>,
     pub(super) ram: Ram,
     pub(super) vm: Arc<Vm>,
-    pub(super) mapped: Mapped,
 }
 
 impl Plug {
     /// Takes the device in `fd`, resets it, and makes a function of it whose pin goes by `route`.
     /// Returns what takes it back too.
     pub fn open(
-        &mut self,
+        &self,
         address: Bdf,
         fd: OwnedFd,
         route: PinRoute,
@@ -50,10 +39,7 @@ impl Plug {
             .admit(&device)
             .map_err(|source| AssignError::Attach { device: address, source })?;
         let space: Arc<dyn AddressSpace> = Arc::<dyn Interface>::clone(&self.space);
-        if self.mapped == Mapped::No {
-            dma::map_ram(&*space, &self.ram)?;
-            self.mapped = Mapped::Yes;
-        }
+        dma::map_ram(&*space, &self.ram)?;
         let device: Arc<dyn Device> = Arc::<VfioDevice>::clone(&device);
         let host = Host {
             interrupts: Arc::<Vm>::clone(&self.vm),

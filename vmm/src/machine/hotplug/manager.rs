@@ -143,7 +143,7 @@ impl Manager {
             AttachDevice::Disk { .. } => free.min_by_key(room),
         };
         let (spare, held) = slot.ok_or(PlugError::NoPort)?;
-        let made = make(&device, file, spare.route, &mut self.supplies)?;
+        let made = make(&device, file, spare.route, &self.supplies)?;
         let bars = locked(&made.function).bars();
         if let Err(error) = fits(&bars, spare) {
             let failures = take_back(made, &board.turn);
@@ -246,11 +246,11 @@ fn make(
     device: &AttachDevice,
     file: OwnedFd,
     route: PinRoute,
-    supplies: &mut Supplies,
+    supplies: &Supplies,
 ) -> Result<Device, PlugError> {
     match device {
         AttachDevice::Pci { address } => {
-            let plug = supplies.plug.as_mut().ok_or(PlugError::NoPassthrough)?;
+            let plug = supplies.plug.as_ref().ok_or(PlugError::NoPassthrough)?;
             let opened = plug.open(*address, file, route);
             let (assigned, closer) = opened.map_err(|error| PlugError::Assign(Box::new(error)))?;
             let function = Arc::new(Mutex::new(assigned.function));
