@@ -23,6 +23,7 @@ use super::{
     device::{Device, IrqKind, Region},
     dma::{self, AddressSpace, DmaError, PeerSlots},
     irq::{Interrupts, Ways},
+    neighbours::{InUse, Neighbours},
     plug::Plug,
     quirks::{self, Effect},
     reset::{self, Confinement, DEADLINE, ResetError, Resetter},
@@ -117,6 +118,7 @@ pub struct Claim {
     space: Arc<dyn Interface>,
     bound: Vec<(Bdf, Arc<VfioDevice>)>,
     resetters: Vec<Arc<Resetter>>,
+    neighbours: Neighbours,
     peers: Peers,
     cliques: Vec<Option<u8>>,
 }
@@ -130,7 +132,8 @@ impl Claim {
             source,
         })?;
         let bound = bind_all(&spec.devices, &space)?;
-        let resetters = start_resetters(&bound)?;
+        let neighbours = Neighbours::default();
+        let resetters = start_resetters(&bound, &neighbours)?;
         reset::clean(&resetters)?;
         for (address, device) in &bound {
             space
@@ -146,7 +149,7 @@ impl Claim {
             }
         }
         let cliques = spec.devices.iter().map(|device| device.p2p_clique).collect();
-        Ok(Self { space, bound, resetters, peers, cliques })
+        Ok(Self { space, bound, resetters, neighbours, peers, cliques })
     }
 
     /// Returns the addresses that memory and BARs must stay out of.
@@ -190,10 +193,13 @@ impl Claim {
             let host = Host { interrupts, slots, route: *route, clique: *clique };
             devices.push(Function::open(*address, device, host, Arc::clone(resetter))?);
         }
+        let in_use =
+            self.bound.iter().map(|(address, _)| self.neighbours.admit(*address)).collect();
         let keep = self.bound.into_iter().map(|(_, device)| device as Arc<dyn Device>).collect();
-        let closer = Closer { devices: keep, resetters: self.resetters, _space: space };
+        let resetters = self.resetters;
+        let closer = Closer { devices: keep, resetters, _in_use: in_use, _space: space };
         let (ram, vm) = (ram.clone(), Arc::clone(vm));
-        let plug = Plug { space: self.space, ram, vm };
+        let plug = Plug { space: self.space, neighbours: self.neighbours, ram, vm };
         Ok(Passthrough { devices, closer, plug })
     }
 }
@@ -210,6 +216,8 @@ fn interface(spec: &Spec) -> io::Result<Arc<dyn Interface>> {
 pub struct Closer {
     pub(super) devices: Vec<Arc<dyn Device>>,
     pub(super) resetters: Vec<Arc<Resetter>>,
+    /// The guest has them until they are reset.
+    pub(super) _in_use: Vec<InUse>,
     /// Guest memory stays mapped until no device reaches for it any more.
     pub(super) _space: Arc<dyn AddressSpace>,
 }
@@ -293,12 +301,13 @@ impl Binding {
 
 pub(super) fn start_resetters(
     bound: &[(Bdf, Arc<VfioDevice>)],
+    neighbours: &Neighbours,
 ) -> Result<Vec<Arc<Resetter>>, ResetError> {
     bound
         .iter()
         .map(|(address, device)| {
             let device: Arc<dyn Device> = Arc::<VfioDevice>::clone(device);
-            Resetter::start(*address, device, Confinement::Filtered).map(Arc::new)
+            Resetter::start(*address, device, neighbours, Confinement::Filtered).map(Arc::new)
         })
         .collect()
 }

@@ -8,6 +8,7 @@ use super::{
     assign::{AssignError, Assigned, Binding, Closer, Function, Host, start_resetters},
     device::Device,
     dma::{self, AddressSpace},
+    neighbours::Neighbours,
     reset,
 };
 use crate::{
@@ -18,6 +19,7 @@ use crate::{
 /// Takes devices.
 pub struct Plug {
     pub(super) space: Arc<dyn Interface>,
+    pub(super) neighbours: Neighbours,
     pub(super) ram: Ram,
     pub(super) vm: Arc<Vm>,
 }
@@ -32,7 +34,7 @@ impl Plug {
         route: PinRoute,
     ) -> Result<(Assigned, Closer), AssignError> {
         let bound = [(address, Arc::new(Binding::begin(address, fd, &self.space)?.finish()?))];
-        let mut resetters = start_resetters(&bound)?;
+        let mut resetters = start_resetters(&bound, &self.neighbours)?;
         reset::clean(&resetters)?;
         let [(_, device)] = bound;
         self.space
@@ -49,7 +51,9 @@ impl Plug {
         };
         let resetter = resetters.remove(0);
         let assigned = Function::open(address, Arc::clone(&device), host, Arc::clone(&resetter))?;
-        let closer = Closer { devices: vec![device], resetters: vec![resetter], _space: space };
+        let in_use = vec![self.neighbours.admit(address)];
+        let (devices, resetters) = (vec![device], vec![resetter]);
+        let closer = Closer { devices, resetters, _in_use: in_use, _space: space };
         Ok((assigned, closer))
     }
 }

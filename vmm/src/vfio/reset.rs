@@ -16,6 +16,10 @@
 //! The set's rung needs the locks of all devices of the set, and the kernel does not wait for them
 //! (`vfio_pci_dev_set_hot_reset` in drivers/vfio/pci/vfio_pci_core.c): all functions are through with
 //! their own rung before the first set's begins, and each set is reset once.
+//!
+//! While the guest has another device of the set, the set is not reset. A device that only this would
+//! have reset counts as it answers: it stays with the same guest, and the last of the set that is taken
+//! back carries the rung.
 //! Source: linux/vfio.h; PCI Express Base Specification 6.0 §6.6.
 
 use std::{
@@ -28,7 +32,10 @@ use std::{
 
 use types::node::Bdf;
 
-use super::device::{Device, Region, Rung};
+use super::{
+    device::{Device, Region, Rung},
+    neighbours::{Bus, Neighbours},
+};
 use crate::sandbox::{SandboxError, ThreadKind, apply_thread_filter};
 
 /// How long a device may take. A function-level reset has to be over after 0.1 s, and a device may
@@ -73,6 +80,7 @@ pub enum Confinement {
 pub struct Resetter {
     address: Bdf,
     device: Arc<dyn Device>,
+    neighbours: Neighbours,
     orders: mpsc::SyncSender<Rung>,
     reports: Mutex<mpsc::Receiver<Result<Found, ResetError>>>,
     deadline: Duration,
@@ -90,10 +98,11 @@ enum Found {
 }
 
 impl Resetter {
-    /// Starts the thread.
+    /// Starts the thread. `neighbours` are all devices of the machine.
     pub fn start(
         address: Bdf,
         device: Arc<dyn Device>,
+        neighbours: &Neighbours,
         confinement: Confinement,
     ) -> Result<Self, ResetError> {
         let (orders, inbox) = mpsc::sync_channel(1);
@@ -118,8 +127,8 @@ impl Resetter {
             .name(format!("reset {address}"))
             .spawn(work)
             .map_err(|source| ResetError::Thread { device: address, source })?;
-        let (reports, deadline) = (Mutex::new(reports), DEADLINE);
-        Ok(Self { address, device, orders, reports, deadline })
+        let (neighbours, reports) = (neighbours.clone(), Mutex::new(reports));
+        Ok(Self { address, device, neighbours, orders, reports, deadline: DEADLINE })
     }
 
     /// Orders a rung, which [`Self::wait`] waits for; several devices can be at it at once.
@@ -133,6 +142,31 @@ impl Resetter {
         let reports = self.reports.lock().unwrap_or_else(PoisonError::into_inner);
         let late = |_| Err(ResetError::Deadline { device: self.address, rung });
         reports.recv_timeout(self.deadline).unwrap_or_else(late)
+    }
+
+    /// Returns whether its set is to be reset after the rung of its function, which found `own`:
+    /// while nobody has others of the set than `known`.
+    fn wants_set(&self, own: &Result<Found, ResetError>, known: &[Bdf]) -> bool {
+        let bus = Bus::from(self.address);
+        let wants = match own {
+            Ok(Found::Refused(_) | Found::Silent) => true,
+            Ok(Found::Clean) => self.neighbours.is_owed(bus),
+            Err(_) => false,
+        };
+        wants && !self.neighbours.has_others(bus, known)
+    }
+
+    /// Returns how the device is after the rung of its function, which found `own`, and none of its
+    /// set.
+    fn judge_alone(&self, own: Result<Found, ResetError>) -> Result<(), ResetError> {
+        match own? {
+            Found::Clean => Ok(()),
+            Found::Refused(_) if answers(&*self.device) => {
+                self.neighbours.owe(self.address.into());
+                Ok(())
+            }
+            Found::Refused(_) | Found::Silent => Err(ResetError::Gone { device: self.address }),
+        }
     }
 
     /// Returns how the device is after the rung of its function, which found `own`, and that of its
@@ -170,31 +204,35 @@ pub(super) fn clean(resetters: &[Arc<Resetter>]) -> Result<(), ResetError> {
 }
 
 /// Resets devices, each by the first rung after which it answers: all functions at once, then, once
-/// for each bus on which that was not enough, the set. Returns what became of them, in order.
+/// for each bus on which that was not enough and where nobody has another device, the set. Returns
+/// what became of them, in order.
 pub(super) fn reset_all(resetters: &[Arc<Resetter>]) -> Vec<Result<(), ResetError>> {
     resetters.iter().for_each(|resetter| resetter.order(Rung::Function));
     let found: Vec<_> = resetters.iter().map(|one| one.wait(Rung::Function)).collect();
     // Devices of one bus are one set; the first that needs it orders it for all.
+    let known: Vec<Bdf> = resetters.iter().map(|resetter| resetter.address).collect();
     let mut leaders = BTreeMap::new();
     for (resetter, own) in resetters.iter().zip(&found) {
-        if let Ok(Found::Refused(_) | Found::Silent) = own {
-            leaders.entry(bus(resetter.address)).or_insert(resetter);
+        if resetter.wants_set(own, &known) {
+            leaders.entry(Bus::from(resetter.address)).or_insert(resetter);
         }
     }
     leaders.values().for_each(|leader| leader.order(Rung::Set));
-    let sets: BTreeMap<_, _> =
-        leaders.into_iter().map(|(bus, leader)| (bus, leader.wait(Rung::Set))).collect();
-    let judged =
-        resetters.iter().zip(found).map(|(resetter, own)| match sets.get(&bus(resetter.address)) {
+    let mut sets = BTreeMap::new();
+    for (bus, leader) in leaders {
+        let set = leader.wait(Rung::Set);
+        if let Ok(Found::Clean | Found::Silent) = set {
+            leader.neighbours.settle(bus);
+        }
+        sets.insert(bus, set);
+    }
+    let judged = resetters.iter().zip(found).map(|(resetter, own)| {
+        match sets.get(&resetter.address.into()) {
             Some(set) => resetter.judge(own, set),
-            None => own.map(drop),
-        });
+            None => resetter.judge_alone(own),
+        }
+    });
     judged.collect()
-}
-
-/// Segment and bus: what a hot reset reaches (PCI Express 6.0 §6.6.1).
-fn bus(device: Bdf) -> (u16, u8) {
-    (device.segment, device.bus)
 }
 
 /// Carries out one rung, and again while the kernel has a device of the set in use for a moment.

@@ -2,9 +2,13 @@ use super::*;
 use crate::vfio::fake::{FakeDevice, FakeSet};
 
 fn start(device: &str, fake: FakeDevice) -> Arc<Resetter> {
+    start_beside(&Neighbours::default(), device, fake)
+}
+
+fn start_beside(neighbours: &Neighbours, device: &str, fake: FakeDevice) -> Arc<Resetter> {
     let address = device.parse().expect("an address");
     let mut resetter =
-        Resetter::start(address, Arc::new(fake), Confinement::Open).expect("a thread");
+        Resetter::start(address, Arc::new(fake), neighbours, Confinement::Open).expect("a thread");
     resetter.deadline = Duration::from_secs(1);
     Arc::new(resetter)
 }
@@ -110,4 +114,48 @@ fn what_does_not_answer_when_it_is_opened_is_refused() {
     assert!(matches!(gone, Err(ResetError::Gone { .. })));
     let unresettable = clean(&[start("0000:01:00.0", FakeDevice::nvme().unresettable())]);
     assert!(matches!(unresettable, Err(ResetError::Refused { .. })));
+}
+
+fn admit(neighbours: &Neighbours, device: &str) -> super::super::neighbours::InUse {
+    neighbours.admit(device.parse().expect("an address"))
+}
+
+#[test]
+fn the_last_of_a_set_that_is_taken_back_carries_its_reset() {
+    let (set, neighbours) = (FakeSet::default(), Neighbours::default());
+    let [gpu, audio] = ["0000:01:00.0", "0000:01:00.1"];
+    let (with_gpu, with_audio) = (admit(&neighbours, gpu), admit(&neighbours, audio));
+    let first = FakeDevice::nvme().reset_by_set().within(&set);
+    let first = [start_beside(&neighbours, audio, first)];
+    assert!(reset_all(&first)[0].is_ok());
+    assert_eq!(set.rungs(), [Rung::Function]);
+    drop(with_audio);
+    let last = [start_beside(&neighbours, gpu, FakeDevice::nvme().within(&set))];
+    assert!(reset_all(&last)[0].is_ok());
+    assert_eq!(set.rungs(), [Rung::Function, Rung::Function, Rung::Set]);
+    // Nothing is owed any more.
+    assert!(reset_all(&last)[0].is_ok());
+    assert_eq!(set.rungs()[3..], [Rung::Function]);
+    drop(with_gpu);
+}
+
+#[test]
+fn what_is_attached_beside_a_device_in_use_has_to_answer() {
+    let (set, neighbours) = (FakeSet::default(), Neighbours::default());
+    let _gpu = admit(&neighbours, "0000:01:00.0");
+    let answering = FakeDevice::nvme().reset_by_set().within(&set);
+    clean(&[start_beside(&neighbours, "0000:01:00.1", answering)]).expect("it answers");
+    let silent = FakeDevice::nvme().silent_until_set().within(&set);
+    let refused = clean(&[start_beside(&neighbours, "0000:01:00.2", silent)]);
+    assert!(matches!(refused, Err(ResetError::Gone { .. })));
+    assert_eq!(set.rungs(), [Rung::Function, Rung::Function]);
+}
+
+#[test]
+fn a_device_in_use_on_another_bus_is_no_neighbour() {
+    let (set, neighbours) = (FakeSet::default(), Neighbours::default());
+    let _others = ["0000:02:00.0", "0001:01:00.0"].map(|device| admit(&neighbours, device));
+    let fake = FakeDevice::nvme().reset_by_set().within(&set);
+    assert!(reset_all(&[start_beside(&neighbours, "0000:01:00.0", fake)])[0].is_ok());
+    assert_eq!(set.rungs(), [Rung::Function, Rung::Set]);
 }
