@@ -13,6 +13,7 @@
 
 use vmm::{
     holes::{self, Holes, Peers},
+    layout,
     pci::{
         allocate::{self, Above, Bridge, Demand, Request},
         function::{Bar, BarKind},
@@ -72,8 +73,8 @@ fn place(bytes: &[u8], (start, bits): (u64, u8), holes: &Holes, peers: Peers) {
     // A root port for each function.
     let bridges = [Bridge { above: Above::Root(0), memory: 0, prefetchable: 0 }; 32];
     let plan = holes::place_around(start, holes, peers, |ram_end| {
-        let requests = &requests;
-        allocate::place(&Demand { requests, bridges: &bridges, roots: 1, ram_end, bits })
+        let (requests, low) = (&requests, layout::MMIO32);
+        allocate::place(&Demand { requests, bridges: &bridges, roots: 1, low, ram_end, bits })
     });
     let Ok(plan) = plan else { return };
     assert_eq!(plan.placed.len(), requests.len());

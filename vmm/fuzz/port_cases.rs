@@ -18,6 +18,7 @@ use types::{
 };
 use vmm::{
     irq::{InterruptLine, Level, MsiMessage, MsiVector},
+    layout,
     machine::Tree,
     pci::{
         allocate::{self, Above, Demand, Request},
@@ -312,8 +313,14 @@ fn check(tree: &Tree, reader: &mut Reader<'_>) {
     };
     let requests: Vec<Request> = tree.device_ports().into_iter().enumerate().map(request).collect();
     let roots = tree.roots.len();
-    let demand =
-        Demand { requests: &requests, bridges: &bridges, roots, ram_end: 5 << 30, bits: 52 };
+    let demand = Demand {
+        requests: &requests,
+        bridges: &bridges,
+        roots,
+        low: layout::MMIO32,
+        ram_end: 5 << 30,
+        bits: 52,
+    };
     let Ok(plan) = allocate::place(&demand) else { return };
     for (port, windows) in tree.ports.iter().zip(&plan.bridges) {
         let around = match port.above {

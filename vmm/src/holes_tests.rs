@@ -29,8 +29,8 @@ fn place(
     peers: Peers,
 ) -> Result<Plan, PlaceError> {
     place_around(ram_end, holes, peers, |ram_end| {
-        let bridges = [];
-        allocate::place(&Demand { requests, bridges: &bridges, roots: 1, ram_end, bits })
+        let (bridges, low) = ([], layout::MMIO32);
+        allocate::place(&Demand { requests, bridges: &bridges, roots: 1, low, ram_end, bits })
     })
 }
 

@@ -54,7 +54,7 @@ pub const RAM_GAP: u64 = 0xc000_0000;
 pub const FIRMWARE_RAM_GAP: u64 = 0x8000_0000;
 /// End of 32-bit PCI memory that firmware may use (edk2 OvmfPkg/Library/PlatformInitLib).
 pub const FIRMWARE_MMIO32_END: u64 = 0xfc00_0000;
-/// 32-bit PCI memory.
+/// 32-bit PCI memory in a machine without firmware; with it, from [`FIRMWARE_RAM_GAP`] on.
 pub const MMIO32: u64 = RAM_GAP;
 /// End of 32-bit PCI memory.
 pub const MMIO32_END: u64 = ECAM;

@@ -54,15 +54,15 @@ pub struct Handover {
     pub devices: Vec<(Bdf, OwnedFd)>,
 }
 
-/// Opens bound devices. `all` are those too that may be attached later: the interface is chosen for
-/// them all.
-pub fn hand_over(root: &Path, devices: &[Bdf], all: &[Bdf]) -> Result<Handover, AssignError> {
-    let classes: Vec<u32> = all.iter().filter_map(|device| class_of(root, *device)).collect();
+/// Opens bound devices, those that a machine starts with. Only they reach each other's BARs: one that
+/// is attached later reaches guest memory alone, by whichever interface is there.
+pub fn hand_over(root: &Path, devices: &[Bdf]) -> Result<Handover, AssignError> {
+    let classes: Vec<u32> = devices.iter().filter_map(|device| class_of(root, *device)).collect();
     let containers = root.join(CONTAINER).exists();
     let peers = if containers { peers(&classes) } else { Peers::Apart };
     let iommufd = root.join(IOMMUFD).exists();
     let interface = choose(peers, iommufd);
-    let open_shared = |path: &str| open_file(root, all, path);
+    let open_shared = |path: &str| open_file(root, devices, path);
     let (iommu, devices) = match interface {
         VfioInterface::Cdev => {
             let each = devices.iter().map(|device| Ok((*device, open(root, *device)?)));
@@ -184,12 +184,21 @@ mod tests {
     fn the_interface_is_the_kernels_and_the_devices() {
         let chosen = |class, iommufd| {
             let (root, devices) = host(class, iommufd);
-            let handover = hand_over(root.path(), &devices, &devices).expect("opened");
+            let handover = hand_over(root.path(), &devices).expect("opened");
             assert_eq!(handover.devices.len(), 2);
             (handover.interface, handover.peers)
         };
         assert_eq!(chosen("0x010802\n", true), (VfioInterface::Cdev, Peers::Apart));
         assert_eq!(chosen("0x030200\n", true), (VfioInterface::Group, Peers::Reach));
         assert_eq!(chosen("0x010802\n", false), (VfioInterface::Group, Peers::Apart));
+    }
+
+    /// What is attached later reaches nobody, so a machine that begins without devices needs no
+    /// container for them.
+    #[test]
+    fn devices_that_come_later_do_not_choose() {
+        let (root, _) = host("0x030200\n", true);
+        let handover = hand_over(root.path(), &[]).expect("opened");
+        assert_eq!((handover.interface, handover.peers), (VfioInterface::Cdev, Peers::Apart));
     }
 }

@@ -453,12 +453,11 @@ fn open_devices(
     files: &mut Files,
     placement: &mut Placement,
 ) -> Result<Option<Passthrough>, StartError> {
-    let all = &record.lease.shape.devices;
-    if all.is_empty() {
+    if record.lease.shape.devices.is_empty() {
         return Ok(None);
     }
     let cold = record.hardware.cold_devices(&record.lease.shape);
-    let Handover { interface, peers, iommu, devices } = assign::hand_over(&tools.root, &cold, all)?;
+    let Handover { interface, peers, iommu, devices } = assign::hand_over(&tools.root, &cold)?;
     let peer_to_peer = peers == Peers::Reach;
     let cliques = if peer_to_peer { cliques(&tools.root, &cold) } else { Vec::new() };
     let iommu_fd = files.add(iommu);

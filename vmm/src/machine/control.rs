@@ -60,6 +60,17 @@ impl Ending {
         Self { kind: Kind::Deadline, reason }
     }
 
+    /// Returns the ending of a machine that left `failures` devices behind which did not come back.
+    /// Its kind stays: who starts the next machine with them resets them first, and refuses one that
+    /// does not answer.
+    #[must_use]
+    pub fn despite(mut self, failures: usize) -> Self {
+        if failures > 0 {
+            self.reason = format!("{}; {failures} devices did not come back", self.reason);
+        }
+        self
+    }
+
     /// Returns the event that stands for this ending.
     pub fn event(&self) -> VmEventKind {
         match self.kind {
@@ -237,6 +248,17 @@ impl Control {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A guest that starts anew does so, whatever became of its devices.
+    #[test]
+    fn devices_that_do_not_come_back_change_no_kind_of_ending() {
+        for kind in [Kind::Reset, Kind::PoweredOff, Kind::Deadline] {
+            let ending = Ending { kind, reason: "the end".to_owned() };
+            assert_eq!(ending.clone().despite(0), ending);
+            let reason = "the end; 2 devices did not come back".to_owned();
+            assert_eq!(ending.despite(2), Ending { kind, reason });
+        }
+    }
 
     #[test]
     fn the_first_ending_counts() {

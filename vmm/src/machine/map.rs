@@ -28,6 +28,8 @@ pub enum MapError {
 pub(super) struct AddressMap {
     /// Pieces of guest memory: address and length, ascending.
     pub(super) ram: Vec<(u64, u64)>,
+    /// First address of 32-bit PCI memory.
+    pub(super) low: u64,
     /// Physical address bits of the host's CPUs.
     pub(super) bits: u8,
     /// Where neither may.
@@ -62,7 +64,8 @@ impl AddressMap {
         };
         let ram = holes::ram(bytes, page, &holes).map_err(MapError::Memory)?;
         let peers = claim.map_or(Peers::Apart, Claim::peers);
-        Ok(Self { ram, bits: vcpu::address_bits(&supported), holes, peers })
+        let (low, bits) = (start::low(&spec.boot), vcpu::address_bits(&supported));
+        Ok(Self { ram, low, bits, holes, peers })
     }
 
     /// Places BARs behind memory; `place` places them from an address on.

@@ -111,22 +111,25 @@ pub fn run(machine: Machine) -> Result<Ending, RunError> {
     board.events.push(ending.event(), ending.reason.clone());
     board.pauses.end();
     stop(threads);
+    let failures = take_back(&board, closer);
+    for failure in &failures {
+        eprintln!("holdfast-vmm: {failure}");
+        board.events.push(VmEventKind::DeviceFailed, failure.clone());
+    }
+    Ok(ending.despite(failures.len()))
+}
+
+/// Takes all devices back, and returns what failed.
+fn take_back(board: &Board, closer: Option<Closer>) -> Vec<String> {
     let mut failures = closer.map(Closer::close).unwrap_or_default();
-    match board.hotplug.close() {
-        Ok(more) => failures.extend(more),
-        Err(error) => {
-            let reason = format!("{}; {error}", ending.reason);
-            return Ok(Ending::host_fault(reason));
+    let late = match board.hotplug.close() {
+        Ok(more) => {
+            failures.extend(more);
+            None
         }
-    }
-    for error in &failures {
-        eprintln!("holdfast-vmm: {error}");
-    }
-    if failures.is_empty() {
-        return Ok(ending);
-    }
-    let reason = format!("{}; {} devices did not come back", ending.reason, failures.len());
-    Ok(Ending::host_fault(reason))
+        Err(error) => Some(error.to_string()),
+    };
+    failures.iter().map(ToString::to_string).chain(late).collect()
 }
 
 /// Waits for the end. Meanwhile the PM timer carries now and then.

@@ -99,10 +99,10 @@ impl Ports {
             requests.extend(bars.into_iter().map(|bar| Request { function, above, bar }));
         }
         let bridges = self.tree.bridges();
-        let (roots, bits) = (self.tree.roots.len(), map.bits);
+        let (roots, low, bits) = (self.tree.roots.len(), map.low, map.bits);
         let plan = map.place(|ram_end| {
             let requests = &requests;
-            allocate::place(&Demand { requests, bridges: &bridges, roots, ram_end, bits })
+            allocate::place(&Demand { requests, bridges: &bridges, roots, low, ram_end, bits })
         })?;
         for placed in &plan.placed {
             locked(&seats[placed.function].function).place_bar(placed.index, placed.address);

@@ -58,6 +58,11 @@ pub(super) fn hole(boot: &Boot) -> Option<IovaRange> {
     }
 }
 
+/// Returns where 32-bit PCI memory begins, right behind the RAM below 4 GiB.
+pub(super) fn low(boot: &Boot) -> u64 {
+    hole(boot).map_or(layout::MMIO32, |hole| hole.start)
+}
+
 /// The machine as far as it is built.
 pub(super) struct Built<'a> {
     pub(super) vm: &'a Arc<Vm>,

@@ -47,6 +47,8 @@ pub struct Demand<'a> {
     pub bridges: &'a [Bridge],
     /// Number of root complexes, at least 1.
     pub roots: usize,
+    /// First address of 32-bit PCI memory, which ends at [`layout::MMIO32_END`]; a multiple of 1 GiB.
+    pub low: u64,
     /// First address behind RAM.
     pub ram_end: u64,
     /// Physical address bits of the processors.
@@ -111,8 +113,8 @@ pub fn place(demand: &Demand<'_>) -> Result<Plan, PlaceError> {
     let start = up(demand.ram_end, WINDOW_STEP);
     let io = Space::lay(demand, SpaceKind::Io, u64::from(layout::PIO));
     io.check("I/O ports", u64::from(layout::PIO_LAST - layout::PIO) + 1)?;
-    let memory = Space::lay(demand, SpaceKind::Memory, layout::MMIO32);
-    memory.check("32-bit memory", layout::MMIO32_END - layout::MMIO32)?;
+    let memory = Space::lay(demand, SpaceKind::Memory, demand.low);
+    memory.check("32-bit memory", layout::MMIO32_END - demand.low)?;
     let wide = Space::lay(demand, SpaceKind::Prefetchable, start);
     let end = up(wide.end.max(start.saturating_add(1)), WINDOW_STEP);
     if end > limit {

@@ -14,9 +14,13 @@ fn below(above: Above) -> Bridge {
 }
 
 fn flat(requests: &[Request], ram_end: u64, bits: u8) -> Result<Plan, PlaceError> {
+    flat_from(layout::MMIO32, requests, ram_end, bits)
+}
+
+fn flat_from(low: u64, requests: &[Request], ram_end: u64, bits: u8) -> Result<Plan, PlaceError> {
     let count = requests.iter().map(|request| request.function + 1).max().unwrap_or(0);
     let bridges = vec![below(Above::Root(0)); count];
-    place(&Demand { requests, bridges: &bridges, roots: 1, ram_end, bits })
+    place(&Demand { requests, bridges: &bridges, roots: 1, low, ram_end, bits })
 }
 
 #[test]
@@ -55,6 +59,19 @@ fn as_many_devices_with_ports_as_there_are_root_ports_fit() {
     assert_eq!((windows.len(), windows[0], windows[13] < 16), (14, 1, true));
 }
 
+/// With firmware, 32-bit PCI memory begins earlier; without, it is a third as large.
+#[test]
+fn eight_gpus_with_32_bit_bars_fit_where_firmware_has_room() {
+    let gpu = |function| request(function, 0, BarKind::Memory32, 64 << 20);
+    let table = |function| request(function, 1, BarKind::Memory32, 4096);
+    let all: Vec<Request> = (0..8).flat_map(|function| [gpu(function), table(function)]).collect();
+    let plan = flat_from(layout::FIRMWARE_RAM_GAP, &all, 4 << 30, 46).expect("fits");
+    assert_eq!(plan.placed[0].address, 0x8000_0000);
+    assert_eq!(plan.roots[0].memory, Some((0x8000_0000, 0xdfff_ffff)));
+    let refusal = flat(&all, 4 << 30, 46).expect_err("fits not");
+    assert!(matches!(refusal, PlaceError::Window { available: 0x2000_0000, .. }));
+}
+
 #[test]
 fn functions_do_not_share_bridge_windows() {
     let requests =
@@ -82,8 +99,14 @@ fn windows_nest_below_a_switch() {
         below(Above::Bridge(1)),
     ];
     let requests = [request(2, 0, WIDE, 1 << 36), request(3, 0, WIDE, 1 << 38)];
-    let demand =
-        Demand { requests: &requests, bridges: &bridges, roots: 1, ram_end: 5 << 30, bits: 46 };
+    let demand = Demand {
+        requests: &requests,
+        bridges: &bridges,
+        roots: 1,
+        low: layout::MMIO32,
+        ram_end: 5 << 30,
+        bits: 46,
+    };
     let plan = place(&demand).expect("fits");
     let window = |number: usize| plan.bridges[number].prefetchable.expect("open");
     assert_eq!(window(3), (1 << 38, (2 << 38) - 1));
@@ -95,7 +118,14 @@ fn windows_nest_below_a_switch() {
 #[test]
 fn empty_ports_keep_room() {
     let spare = Bridge { above: Above::Root(0), memory: 32 << 20, prefetchable: 1 << 37 };
-    let demand = Demand { requests: &[], bridges: &[spare], roots: 1, ram_end: 1 << 32, bits: 40 };
+    let demand = Demand {
+        requests: &[],
+        bridges: &[spare],
+        roots: 1,
+        low: layout::MMIO32,
+        ram_end: 1 << 32,
+        bits: 40,
+    };
     let plan = place(&demand).expect("fits");
     assert_eq!(plan.bridges[0].memory, Some((0xc000_0000, 0xc1ff_ffff)));
     assert_eq!(plan.bridges[0].prefetchable, Some((1 << 37, (2 << 37) - 1)));
@@ -109,8 +139,14 @@ fn root_complexes_lie_side_by_side() {
         request(1, 0, WIDE, 1 << 38),
         request(1, 1, BarKind::Memory32, 1 << 24),
     ];
-    let demand =
-        Demand { requests: &requests, bridges: &bridges, roots: 2, ram_end: 5 << 30, bits: 46 };
+    let demand = Demand {
+        requests: &requests,
+        bridges: &bridges,
+        roots: 2,
+        low: layout::MMIO32,
+        ram_end: 5 << 30,
+        bits: 46,
+    };
     let plan = place(&demand).expect("fits");
     let (first, second) = (plan.roots[0], plan.roots[1]);
     assert_eq!(second.memory, Some((0xc000_0000, 0xc0ff_ffff)));
@@ -147,7 +183,7 @@ proptest! {
             })
             .collect();
         let demand = Demand {
-            requests: &requests, bridges: &bridges, roots, ram_end: 4 << 30, bits: 46,
+            requests: &requests, bridges: &bridges, roots, low: layout::MMIO32, ram_end: 4 << 30, bits: 46,
         };
         let Ok(plan) = place(&demand) else { return Ok(()) };
         for (bar, request) in plan.placed.iter().zip(&requests) {

@@ -97,9 +97,13 @@ const HIGH_END: u64 = 1 << 46;
 /// Shares what is `free` among root complexes; configuration space is at `ecam`.
 pub fn share(free: &Free, ecam: u64, shares: &[Share]) -> Vec<Apertures> {
     let low: Vec<Room> = shares.iter().map(|share| share.low).collect();
+    let below = free.below(ecam);
+    // The VMM does not know yet where firmware puts configuration space.
+    let is_free =
+        |(first, last): &(u64, u64)| below.iter().any(|(from, to)| from <= first && last <= to);
     let placed = |share: &Share| share.placed.memory.map(|(a, b)| (u64::from(a), u64::from(b)));
-    let placed: Vec<_> = shares.iter().map(placed).collect();
-    let low = Parts::of(free.below(ecam), &low, &placed, (LOW_LEAST, LOW_STEP));
+    let placed: Vec<_> = shares.iter().map(|share| placed(share).filter(is_free)).collect();
+    let low = Parts::of(below.clone(), &low, &placed, (LOW_LEAST, LOW_STEP));
     let high: Vec<Room> = shares.iter().map(|share| share.high).collect();
     let placed: Vec<_> = shares.iter().map(|share| share.placed.prefetchable).collect();
     let high = Parts::of(free.high.clone(), &high, &placed, (HIGH_LEAST, HIGH_STEP));

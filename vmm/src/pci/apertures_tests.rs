@@ -86,6 +86,16 @@ fn without_room_for_more_each_has_where_its_bars_were_placed() {
     assert_eq!(all[0].told, Some((4 * GIB, 512 * GIB - 1)));
 }
 
+#[test]
+fn a_root_complex_has_nothing_of_configuration_space() {
+    let memory = Some((0xa000_0000, 0xbfff_ffff));
+    let placed = Windows { memory, ..Windows::default() };
+    let second = Share { placed, ..share_of(0, &[1 << 31], &[]) };
+    let all = share(&free(), 0xb000_0000, &[share_of(0, &[1 << 20], &[]), second]);
+    assert_eq!(all[1].low, []);
+    assert_eq!(all[0].low, [(0xc000_0000, 0xfbff_ffff), (0x8000_0000, 0xafff_ffff)]);
+}
+
 proptest! {
     #[test]
     fn nothing_is_given_twice_nor_what_is_not_free(

@@ -236,7 +236,9 @@ impl Container {
 
 impl AddressSpace for Container {
     fn usable(&self) -> io::Result<Vec<IovaRange>> {
-        let mut info = type1_info(&self.0, INFO_SIZE)?;
+        let Some(mut info) = without_groups(type1_info(&self.0, INFO_SIZE))? else {
+            return Ok(vec![IovaRange { start: 0, last: u64::MAX }]);
+        };
         let wanted = dword(&info, 0) as usize;
         if wanted > info.len() && wanted <= INFO_MAX {
             info = type1_info(&self.0, wanted)?;
@@ -346,6 +348,15 @@ fn type1_info(container: &File, size: usize) -> io::Result<Vec<u8>> {
     Ok(buffer.iter().flat_map(|quad| quad.to_ne_bytes()).collect())
 }
 
+/// Returns a container's description, or nothing for one without groups: it has no IOMMU that could
+/// be asked (`vfio_fops_unl_ioctl` in drivers/vfio/container.c), and nothing is kept from its devices.
+fn without_groups(info: io::Result<Vec<u8>>) -> io::Result<Option<Vec<u8>>> {
+    match info {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(None),
+        info => info.map(Some),
+    }
+}
+
 /// Returns the ranges of the capability that lists them. Capability header: id (2 bytes), version
 /// (2), offset of the next (4). This one adds a count (4), 4 reserved bytes, and first and last
 /// address (8 each) of each range.
@@ -388,6 +399,15 @@ mod tests {
             IovaRange { start: 0xfef0_0000, last: 0xffff_ffff_ffff },
         ];
         assert_eq!(iova_ranges(&info).as_deref(), Some(&expected[..]));
+    }
+
+    #[test]
+    fn a_container_without_groups_has_nothing_to_tell() {
+        let failed = |error| Err(io::Error::from_raw_os_error(error));
+        let told = |info| without_groups(info).map_err(|error| error.raw_os_error());
+        assert_eq!(told(failed(libc::EINVAL)), Ok(None));
+        assert_eq!(told(failed(libc::ENOTTY)), Err(Some(libc::ENOTTY)));
+        assert_eq!(told(Ok(vec![1])), Ok(Some(vec![1])));
     }
 
     #[test]

@@ -88,12 +88,6 @@ impl VfioDevice {
         &self.file
     }
 
-    /// Returns whether the kernel reset the device when it was opened: it says that a device can be
-    /// reset when that reset worked (`vfio_pci_core_enable`).
-    pub(crate) fn was_reset(&self) -> bool {
-        self.flags & VFIO_DEVICE_FLAGS_RESET != 0
-    }
-
     fn locate(&self, region: Region, offset: u64, length: usize) -> io::Result<u64> {
         let (start, info) = self.known(region)?;
         let inside = offset.checked_add(length as u64).is_some_and(|end| end <= info.size);
@@ -166,11 +160,15 @@ impl Device for VfioDevice {
         self.set_irqs(VFIO_IRQ_SET_DATA_NONE | VFIO_IRQ_SET_ACTION_TRIGGER, kind, 0, &[])
     }
 
+    /// The kernel says that a device can be reset when the reset at its opening worked
+    /// (`vfio_pci_core_enable`).
+    fn was_reset(&self) -> bool {
+        self.flags & VFIO_DEVICE_FLAGS_RESET != 0
+    }
+
     fn reset(&self, rung: Rung) -> io::Result<()> {
         match rung {
-            Rung::Function if self.flags & VFIO_DEVICE_FLAGS_RESET == 0 => {
-                Err(io::Error::from_raw_os_error(libc::ENOTTY))
-            }
+            Rung::Function if !self.was_reset() => Err(io::Error::from_raw_os_error(libc::ENOTTY)),
             Rung::Function => {
                 // SAFETY: VFIO_DEVICE_RESET takes no pointer, and the descriptor stays open.
                 if unsafe { libc::ioctl(self.file.as_raw_fd(), RESET, 0) } < 0 {

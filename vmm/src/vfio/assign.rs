@@ -23,7 +23,8 @@ use super::{
     device::{Device, IrqKind, Region},
     dma::{self, AddressSpace, DmaError, PeerSlots},
     irq::{Interrupts, Ways},
-    plug::{Mapped, Plug},
+    neighbours::{InUse, Neighbours},
+    plug::Plug,
     quirks::{self, Effect},
     reset::{self, Confinement, DEADLINE, ResetError, Resetter},
 };
@@ -117,6 +118,7 @@ pub struct Claim {
     space: Arc<dyn Interface>,
     bound: Vec<(Bdf, Arc<VfioDevice>)>,
     resetters: Vec<Arc<Resetter>>,
+    neighbours: Neighbours,
     peers: Peers,
     cliques: Vec<Option<u8>>,
 }
@@ -130,8 +132,9 @@ impl Claim {
             source,
         })?;
         let bound = bind_all(&spec.devices, &space)?;
-        let resetters = start_resetters(&bound)?;
-        clean(&bound, &resetters)?;
+        let neighbours = Neighbours::default();
+        let resetters = start_resetters(&bound, &neighbours)?;
+        reset::clean(&resetters)?;
         for (address, device) in &bound {
             space
                 .admit(device)
@@ -146,7 +149,7 @@ impl Claim {
             }
         }
         let cliques = spec.devices.iter().map(|device| device.p2p_clique).collect();
-        Ok(Self { space, bound, resetters, peers, cliques })
+        Ok(Self { space, bound, resetters, neighbours, peers, cliques })
     }
 
     /// Returns the addresses that memory and BARs must stay out of.
@@ -169,8 +172,8 @@ impl Claim {
         routes: &[PinRoute],
     ) -> Result<Passthrough, AssignError> {
         let space: Arc<dyn AddressSpace> = Arc::<dyn Interface>::clone(&self.space);
-        let mapped = if self.bound.is_empty() { Mapped::No } else { Mapped::Yes };
-        if mapped == Mapped::Yes {
+        // Without a device there may be no address space yet to map it in.
+        if !self.bound.is_empty() {
             dma::map_ram(&*space, ram)?;
         }
         let mut devices = Vec::new();
@@ -190,10 +193,13 @@ impl Claim {
             let host = Host { interrupts, slots, route: *route, clique: *clique };
             devices.push(Function::open(*address, device, host, Arc::clone(resetter))?);
         }
+        let in_use =
+            self.bound.iter().map(|(address, _)| self.neighbours.admit(*address)).collect();
         let keep = self.bound.into_iter().map(|(_, device)| device as Arc<dyn Device>).collect();
-        let closer = Closer { devices: keep, resetters: self.resetters, _space: space };
+        let resetters = self.resetters;
+        let closer = Closer { devices: keep, resetters, _in_use: in_use, _space: space };
         let (ram, vm) = (ram.clone(), Arc::clone(vm));
-        let plug = Plug { space: self.space, ram, vm, mapped };
+        let plug = Plug { space: self.space, neighbours: self.neighbours, ram, vm };
         Ok(Passthrough { devices, closer, plug })
     }
 }
@@ -210,12 +216,14 @@ fn interface(spec: &Spec) -> io::Result<Arc<dyn Interface>> {
 pub struct Closer {
     pub(super) devices: Vec<Arc<dyn Device>>,
     pub(super) resetters: Vec<Arc<Resetter>>,
+    /// The guest has them until they are reset.
+    pub(super) _in_use: Vec<InUse>,
     /// Guest memory stays mapped until no device reaches for it any more.
     pub(super) _space: Arc<dyn AddressSpace>,
 }
 
 impl Closer {
-    /// Silences and resets all devices at once, each with [`DEADLINE`], and returns what failed.
+    /// Silences and resets all devices, each rung with [`DEADLINE`], and returns what failed.
     /// The virtual CPUs must have stopped.
     pub fn close(self) -> Vec<ResetError> {
         for device in &self.devices {
@@ -224,7 +232,7 @@ impl Closer {
                 let _ = device.disable_irqs(kind);
             }
         }
-        reset_all(&self.resetters).into_iter().filter_map(Result::err).collect()
+        reset::reset_all(&self.resetters).into_iter().filter_map(Result::err).collect()
     }
 }
 
@@ -254,24 +262,6 @@ fn bind_all(
         }
     }
     Ok(bound)
-}
-
-/// Brings devices that were just bound into a clean state. The kernel resets a device when it is
-/// opened; only one whose reset did not work then, or that does not answer after it, is reset here.
-pub(super) fn clean(
-    bound: &[(Bdf, Arc<VfioDevice>)],
-    resetters: &[Arc<Resetter>],
-) -> Result<(), ResetError> {
-    let unclean =
-        |(_, device): &&(Bdf, Arc<VfioDevice>)| !(device.was_reset() && reset::answers(&**device));
-    let ordered: Vec<&Arc<Resetter>> = bound
-        .iter()
-        .zip(resetters)
-        .filter(|(device, _)| unclean(device))
-        .map(|(_, resetter)| resetter)
-        .collect();
-    ordered.iter().for_each(|resetter| resetter.order());
-    ordered.iter().try_for_each(|resetter| resetter.wait())
 }
 
 /// A device that is being bound on a thread of its own: the kernel resets it meanwhile, and may hang
@@ -311,19 +301,15 @@ impl Binding {
 
 pub(super) fn start_resetters(
     bound: &[(Bdf, Arc<VfioDevice>)],
+    neighbours: &Neighbours,
 ) -> Result<Vec<Arc<Resetter>>, ResetError> {
     bound
         .iter()
         .map(|(address, device)| {
             let device: Arc<dyn Device> = Arc::<VfioDevice>::clone(device);
-            Resetter::start(*address, device, Confinement::Filtered).map(Arc::new)
+            Resetter::start(*address, device, neighbours, Confinement::Filtered).map(Arc::new)
         })
         .collect()
-}
-
-fn reset_all(resetters: &[Arc<Resetter>]) -> Vec<Result<(), ResetError>> {
-    resetters.iter().for_each(|resetter| resetter.order());
-    resetters.iter().map(|resetter| resetter.wait()).collect()
 }
 
 /// What a function needs of the machine around it.
@@ -535,9 +521,9 @@ impl PciFunction for Function {
     }
 
     fn reset(&mut self) {
-        self.resetter.order();
-        let result = self.resetter.wait().map_err(io::Error::other);
-        self.complain("reset", result);
+        let results = reset::reset_all(std::slice::from_ref(&self.resetter));
+        let result: Result<(), ResetError> = results.into_iter().collect();
+        self.complain("reset", result.map_err(io::Error::other));
         self.forget();
     }
 }

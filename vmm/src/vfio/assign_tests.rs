@@ -38,8 +38,13 @@ struct Bench {
 fn open(device: FakeDevice) -> Result<(Arc<FakeDevice>, Memory, Assigned), AssignError> {
     let (device, memory) = (Arc::new(device), Memory::default());
     let address: Bdf = "0000:01:00.0".parse().unwrap();
-    let resetter =
-        Resetter::start(address, Arc::<FakeDevice>::clone(&device), Confinement::Open).unwrap();
+    let resetter = Resetter::start(
+        address,
+        Arc::<FakeDevice>::clone(&device),
+        &Neighbours::default(),
+        Confinement::Open,
+    )
+    .unwrap();
     let host = Host {
         interrupts: Arc::new(Recorders::default()),
         slots: Box::new(memory.clone()),

@@ -94,6 +94,9 @@ pub trait Device: Send + Sync {
     /// Disables a way to interrupt and forgets its descriptors.
     fn disable_irqs(&self, kind: IrqKind) -> io::Result<()>;
 
+    /// Returns whether the kernel reset the device when it was opened.
+    fn was_reset(&self) -> bool;
+
     /// Resets the device. May take seconds, or for ever.
     fn reset(&self, rung: Rung) -> io::Result<()>;
 

@@ -95,7 +95,8 @@ pub fn holes(space: &dyn AddressSpace) -> Result<Holes, DmaError> {
     Ok(Holes::outside(&usable))
 }
 
-/// Maps all of `ram`, each region in one piece.
+/// Maps all of `ram`, each region in one piece. What is mapped already stays: a container forgets
+/// everything when its last device leaves (`vfio_iommu_type1_detach_group`), an iommufd nothing.
 pub fn map_ram(space: &dyn AddressSpace, ram: &Ram) -> Result<(), DmaError> {
     map_regions(space, &ram.regions, ram.file.as_fd())
 }
@@ -114,12 +115,13 @@ fn map_regions(
                 IovaRange { start: hole.start.max(memory.start), last: hole.last.min(memory.last) };
             return Err(DmaError::Reserved { memory, reserved });
         }
-        space.map(region, file).map_err(|source| {
-            if source.raw_os_error() == Some(libc::ENOMEM) {
-                DmaError::LockedMemory { memory, limit: space.lock_limit(), needed, source }
-            } else {
-                DmaError::Map { memory, source }
+        space.map(region, file).or_else(|source| match source.raw_os_error() {
+            Some(libc::EEXIST) => Ok(()),
+            Some(libc::ENOMEM) => {
+                let limit = space.lock_limit();
+                Err(DmaError::LockedMemory { memory, limit, needed, source })
             }
+            Some(_) | None => Err(DmaError::Map { memory, source }),
         })?;
     }
     Ok(())
@@ -191,7 +193,12 @@ mod tests {
             if let Some(error) = self.error {
                 return Err(io::Error::from_raw_os_error(error));
             }
-            self.mapped.lock().expect("one thread").push((region.address, region.size));
+            let (place, mut mapped) = ((region.address, region.size), self.mapped.lock());
+            let mapped = mapped.as_mut().expect("one thread");
+            if mapped.contains(&place) {
+                return Err(io::Error::from_raw_os_error(libc::EEXIST));
+            }
+            mapped.push(place);
             Ok(())
         }
 
@@ -238,6 +245,18 @@ mod tests {
         map_ram(&space, &ram).expect("usable");
         let mapped = space.mapped.lock().expect("one thread").clone();
         assert_eq!(mapped, [(0, 0xc000_0000), (0x1_0000_0000, 0x4000_0000)]);
+    }
+
+    #[test]
+    fn memory_is_mapped_again_where_it_is_not_any_more() {
+        let space = Space { usable: x86(), ..Space::default() };
+        let ram = [region(0, 0xc000_0000), region(0x1_0000_0000, 0x4000_0000)];
+        map_ram(&space, &ram[..1]).expect("usable");
+        map_ram(&space, &ram).expect("the rest");
+        assert_eq!(space.mapped.lock().expect("one thread").len(), 2);
+        space.mapped.lock().expect("one thread").clear();
+        map_ram(&space, &ram).expect("all");
+        assert_eq!(space.mapped.lock().expect("one thread").len(), 2);
     }
 
     #[test]

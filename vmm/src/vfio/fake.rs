@@ -8,7 +8,10 @@ use std::{
         fd::{AsFd, BorrowedFd, OwnedFd},
         unix::fs::FileExt,
     },
-    sync::{Arc, Mutex, MutexGuard},
+    sync::{
+        Arc, Mutex, MutexGuard,
+        atomic::{AtomicU32, Ordering},
+    },
     thread,
     time::Duration,
 };
@@ -34,6 +37,7 @@ pub(crate) struct FakeDevice {
     pub(crate) vectors: [u32; 3],
     pub(crate) growable: bool,
     pub(crate) reset: Outcome,
+    set: FakeSet,
     told: Mutex<Vec<Told>>,
     memory: File,
 }
@@ -43,10 +47,41 @@ pub(crate) enum Outcome {
     Done,
     Fails,
     Hangs,
+    /// The function alone fails, the set never ends.
+    HangsInSet,
     /// The function alone fails, the set is reset.
     NeedsSet,
     /// The function alone does not come back, the set does.
     SilentUntilSet,
+    /// The function takes a moment, in which the set cannot be reset.
+    Slow,
+}
+
+/// What the devices of one bus share: which rungs they were told, and how often more the kernel says
+/// that they are in use.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct FakeSet(Arc<(Mutex<Vec<Rung>>, AtomicU32)>);
+
+impl FakeSet {
+    /// Returns the rungs so far.
+    pub(crate) fn rungs(&self) -> Vec<Rung> {
+        lock(&self.0.0).clone()
+    }
+
+    /// Makes the set's rung meet devices in use `times` more times.
+    pub(crate) fn be_busy(&self, times: u32) {
+        self.0.1.fetch_add(times, Ordering::SeqCst);
+    }
+
+    fn note(&self, rung: Rung) -> io::Result<()> {
+        lock(&self.0.0).push(rung);
+        let less = |times: u32| times.checked_sub(1);
+        let busy = || self.0.1.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less).is_ok();
+        if rung == Rung::Set && busy() {
+            return Err(io::Error::from_raw_os_error(libc::EBUSY));
+        }
+        Ok(())
+    }
 }
 
 impl FakeDevice {
@@ -60,6 +95,7 @@ impl FakeDevice {
             vectors: [1, 0, 0],
             growable: true,
             reset: Outcome::Done,
+            set: FakeSet::default(),
             told: Mutex::default(),
             memory,
         }
@@ -123,6 +159,21 @@ impl FakeDevice {
 
     pub(crate) fn reset_by_set(mut self) -> Self {
         self.reset = Outcome::NeedsSet;
+        self
+    }
+
+    pub(crate) fn hanging_in_set(mut self) -> Self {
+        self.reset = Outcome::HangsInSet;
+        self
+    }
+
+    pub(crate) fn slow(mut self) -> Self {
+        self.reset = Outcome::Slow;
+        self
+    }
+
+    pub(crate) fn within(mut self, set: &FakeSet) -> Self {
+        self.set = set.clone();
         self
     }
 
@@ -206,9 +257,23 @@ impl Device for FakeDevice {
         self.tell(Told::Disable(kind))
     }
 
+    fn was_reset(&self) -> bool {
+        matches!(self.reset, Outcome::Done | Outcome::Slow)
+    }
+
     fn reset(&self, rung: Rung) -> io::Result<()> {
+        self.set.note(rung)?;
         match (self.reset, rung) {
-            (Outcome::Done, _) | (Outcome::NeedsSet, Rung::Set) => self.tell(Told::Reset),
+            (Outcome::Done, _) | (Outcome::NeedsSet | Outcome::Slow, Rung::Set) => {
+                self.tell(Told::Reset)
+            }
+            (Outcome::Slow, Rung::Function) => {
+                // As many tries as there is time for.
+                self.set.be_busy(1 << 16);
+                thread::sleep(Duration::from_millis(50));
+                self.set.0.1.store(0, Ordering::SeqCst);
+                self.tell(Told::Reset)
+            }
             (Outcome::SilentUntilSet, Rung::Function) => {
                 lock(&self.config)[..2].fill(0xff);
                 Ok(())
@@ -217,10 +282,10 @@ impl Device for FakeDevice {
                 lock(&self.config)[..2].copy_from_slice(&[0x36, 0x1b]);
                 Ok(())
             }
-            (Outcome::Fails, _) | (Outcome::NeedsSet, Rung::Function) => {
+            (Outcome::Fails, _) | (Outcome::NeedsSet | Outcome::HangsInSet, Rung::Function) => {
                 Err(io::Error::from_raw_os_error(libc::ENOTTY))
             }
-            (Outcome::Hangs, _) => loop {
+            (Outcome::Hangs, _) | (Outcome::HangsInSet, Rung::Set) => loop {
                 thread::sleep(Duration::from_secs(60));
             },
         }

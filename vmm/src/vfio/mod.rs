@@ -4,7 +4,8 @@
 //! here, and whether a device may be given away at all (its group, interrupt remapping) is decided
 //! by whoever opened them. `config` decides what of the configuration space a guest sees and may
 //! change, `bars` which parts of the BARs it reaches directly, `irq` how interrupts get to it,
-//! `dma` what of its memory the device reaches, `reset` that no tenant's state is left in it.
+//! `dma` what of its memory the device reaches, `reset` that no tenant's state is left in it, and
+//! `neighbours` whom a reset would hit besides.
 //! `assign` ties them to one `PciFunction` per device. The system calls are in `sys::vfio`, behind
 //! the trait in `device`.
 //! Source: linux/vfio.h, linux/iommufd.h, Documentation/driver-api/vfio.rst.
@@ -18,6 +19,7 @@ pub mod dma;
 #[cfg(test)]
 mod fake;
 pub mod irq;
+pub mod neighbours;
 pub mod plug;
 pub mod quirks;
 pub mod reset;

@@ -5,54 +5,43 @@ use std::{os::fd::OwnedFd, sync::Arc};
 use types::node::Bdf;
 
 use super::{
-    assign::{AssignError, Assigned, Binding, Closer, Function, Host, clean, start_resetters},
+    assign::{AssignError, Assigned, Binding, Closer, Function, Host, start_resetters},
     device::Device,
     dma::{self, AddressSpace},
+    neighbours::Neighbours,
+    reset,
 };
 use crate::{
     irq::PinRoute,
     sys::{iommu::Interface, kvm::Vm, memory::Ram, vfio::VfioDevice},
 };
 
-/// Whether guest memory is in the devices' address space. It is from the first device on: before,
-/// there may be no address space yet to map it in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Mapped {
-    /// It is.
-    Yes,
-    /// It is not.
-    No,
-}
-
 /// Takes devices.
 pub struct Plug {
     pub(super) space: Arc<dyn Interface>,
+    pub(super) neighbours: Neighbours,
     pub(super) ram: Ram,
     pub(super) vm: Arc<Vm>,
-    pub(super) mapped: Mapped,
 }
 
 impl Plug {
     /// Takes the device in `fd`, resets it, and makes a function of it whose pin goes by `route`.
     /// Returns what takes it back too.
     pub fn open(
-        &mut self,
+        &self,
         address: Bdf,
         fd: OwnedFd,
         route: PinRoute,
     ) -> Result<(Assigned, Closer), AssignError> {
         let bound = [(address, Arc::new(Binding::begin(address, fd, &self.space)?.finish()?))];
-        let mut resetters = start_resetters(&bound)?;
-        clean(&bound, &resetters)?;
+        let mut resetters = start_resetters(&bound, &self.neighbours)?;
+        reset::clean(&resetters)?;
         let [(_, device)] = bound;
         self.space
             .admit(&device)
             .map_err(|source| AssignError::Attach { device: address, source })?;
         let space: Arc<dyn AddressSpace> = Arc::<dyn Interface>::clone(&self.space);
-        if self.mapped == Mapped::No {
-            dma::map_ram(&*space, &self.ram)?;
-            self.mapped = Mapped::Yes;
-        }
+        dma::map_ram(&*space, &self.ram)?;
         let device: Arc<dyn Device> = Arc::<VfioDevice>::clone(&device);
         let host = Host {
             interrupts: Arc::<Vm>::clone(&self.vm),
@@ -62,7 +51,9 @@ impl Plug {
         };
         let resetter = resetters.remove(0);
         let assigned = Function::open(address, Arc::clone(&device), host, Arc::clone(&resetter))?;
-        let closer = Closer { devices: vec![device], resetters: vec![resetter], _space: space };
+        let in_use = vec![self.neighbours.admit(address)];
+        let (devices, resetters) = (vec![device], vec![resetter]);
+        let closer = Closer { devices, resetters, _in_use: in_use, _space: space };
         Ok((assigned, closer))
     }
 }

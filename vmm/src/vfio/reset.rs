@@ -12,9 +12,18 @@
 //!
 //! After each rung the device has to answer with its vendor id. A rung that hangs keeps the kernel's
 //! locks of the device, so no other is tried after it.
+//!
+//! The set's rung needs the locks of all devices of the set, and the kernel does not wait for them
+//! (`vfio_pci_dev_set_hot_reset` in drivers/vfio/pci/vfio_pci_core.c): all functions are through with
+//! their own rung before the first set's begins, and each set is reset once.
+//!
+//! While the guest has another device of the set, the set is not reset. A device that only this would
+//! have reset counts as it answers: it stays with the same guest, and the last of the set that is taken
+//! back carries the rung.
 //! Source: linux/vfio.h; PCI Express Base Specification 6.0 §6.6.
 
 use std::{
+    collections::BTreeMap,
     io,
     sync::{Arc, Mutex, PoisonError, mpsc},
     thread,
@@ -23,12 +32,23 @@ use std::{
 
 use types::node::Bdf;
 
-use super::device::{Device, Region, Rung};
+use super::{
+    device::{Device, Region, Rung},
+    neighbours::{Bus, Neighbours},
+};
 use crate::sandbox::{SandboxError, ThreadKind, apply_thread_filter};
 
 /// How long a device may take. A function-level reset has to be over after 0.1 s, and a device may
 /// then answer late for a second (PCI Express 6.0 §6.6.1); GPUs have been seen to need several.
 pub const DEADLINE: Duration = Duration::from_secs(10);
+/// How often a rung is tried whose devices the kernel has in use for a moment, and the pause between.
+const BUSY_TRIES: u32 = 100;
+const BUSY_PAUSE: Duration = Duration::from_millis(50);
+
+const _: () = {
+    // The other half is for the reset itself.
+    assert!(BUSY_PAUSE.as_millis() * BUSY_TRIES as u128 <= DEADLINE.as_millis() / 2);
+};
 
 /// Why a device is not known to be clean.
 #[derive(Debug, thiserror::Error)]
@@ -57,47 +77,48 @@ pub enum Confinement {
 
 /// Resets one device, on a thread that was started beforehand: when a machine ends, its process may
 /// no longer start threads.
-#[derive(Debug)]
 pub struct Resetter {
-    device: Bdf,
-    orders: mpsc::SyncSender<()>,
-    reports: Mutex<mpsc::Receiver<Report>>,
+    address: Bdf,
+    device: Arc<dyn Device>,
+    neighbours: Neighbours,
+    orders: mpsc::SyncSender<Rung>,
+    reports: Mutex<mpsc::Receiver<Result<Found, ResetError>>>,
     deadline: Duration,
 }
 
-/// What the thread says of its work.
+/// What a rung has done.
 #[derive(Debug)]
-enum Report {
-    /// It begins with a rung.
-    Begins(Rung),
-    /// It is through with all it does.
-    Over(Result<(), ResetError>),
+enum Found {
+    /// The device is reset and answers.
+    Clean,
+    /// The kernel does not carry the rung out.
+    Refused(io::Error),
+    /// The kernel has carried it out; the device does not answer.
+    Silent,
 }
 
 impl Resetter {
-    /// Starts the thread.
+    /// Starts the thread. `neighbours` are all devices of the machine.
     pub fn start(
         address: Bdf,
         device: Arc<dyn Device>,
+        neighbours: &Neighbours,
         confinement: Confinement,
     ) -> Result<Self, ResetError> {
-        let (orders, inbox) = mpsc::sync_channel::<()>(1);
-        // Room for all reports of one order, so that the thread never waits for its reader.
+        let (orders, inbox) = mpsc::sync_channel(1);
+        // Room for a report nobody has waited for and the next, so that the thread never waits.
         let (outbox, reports) = mpsc::sync_channel(3);
+        let reached = Arc::clone(&device);
         let work = move || {
             if confinement == Confinement::Filtered
                 && let Err(source) = apply_thread_filter(ThreadKind::Reset)
             {
-                let failed = ResetError::Filter { device: address, source };
-                let _ = outbox.send(Report::Over(Err(failed)));
+                let _ = outbox.send(Err(ResetError::Filter { device: address, source }));
                 return;
             }
-            while inbox.recv().is_ok() {
-                let result = climb(address, &*device, |rung| {
-                    // Nobody listens any more when the machine has given the device up.
-                    let _ = outbox.send(Report::Begins(rung));
-                });
-                if outbox.send(Report::Over(result)).is_err() {
+            while let Ok(rung) = inbox.recv() {
+                // Nobody listens any more when the machine has given the device up.
+                if outbox.send(Ok(carry_out(&*reached, rung))).is_err() {
                     return;
                 }
             }
@@ -106,116 +127,141 @@ impl Resetter {
             .name(format!("reset {address}"))
             .spawn(work)
             .map_err(|source| ResetError::Thread { device: address, source })?;
-        Ok(Self { device: address, orders, reports: Mutex::new(reports), deadline: DEADLINE })
+        let (neighbours, reports) = (neighbours.clone(), Mutex::new(reports));
+        Ok(Self { address, device, neighbours, orders, reports, deadline: DEADLINE })
     }
 
-    /// Orders a reset, which [`Self::wait`] waits for; several devices can be at it at once.
-    pub fn order(&self) {
+    /// Orders a rung, which [`Self::wait`] waits for; several devices can be at it at once.
+    fn order(&self, rung: Rung) {
         // The inbox is full or closed only after a reset that was never over; `wait` says so.
-        let _ = self.orders.try_send(());
+        let _ = self.orders.try_send(rung);
     }
 
-    /// Waits until the device is reset and answers, or a rung has taken longer than its deadline.
-    pub fn wait(&self) -> Result<(), ResetError> {
+    /// Waits until `rung` is over, or has taken longer than its deadline.
+    fn wait(&self, rung: Rung) -> Result<Found, ResetError> {
         let reports = self.reports.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut at = Rung::Function;
-        loop {
-            match reports.recv_timeout(self.deadline) {
-                Ok(Report::Begins(rung)) => at = rung,
-                Ok(Report::Over(result)) => return result,
-                Err(_) => return Err(ResetError::Deadline { device: self.device, rung: at }),
+        let late = |_| Err(ResetError::Deadline { device: self.address, rung });
+        reports.recv_timeout(self.deadline).unwrap_or_else(late)
+    }
+
+    /// Returns whether its set is to be reset after the rung of its function, which found `own`:
+    /// while nobody has others of the set than `known`.
+    fn wants_set(&self, own: &Result<Found, ResetError>, known: &[Bdf]) -> bool {
+        let bus = Bus::from(self.address);
+        let wants = match own {
+            Ok(Found::Refused(_) | Found::Silent) => true,
+            Ok(Found::Clean) => self.neighbours.is_owed(bus),
+            Err(_) => false,
+        };
+        wants && !self.neighbours.has_others(bus, known)
+    }
+
+    /// Returns how the device is after the rung of its function, which found `own`, and none of its
+    /// set.
+    fn judge_alone(&self, own: Result<Found, ResetError>) -> Result<(), ResetError> {
+        match own? {
+            Found::Clean => Ok(()),
+            Found::Refused(_) if answers(&*self.device) => {
+                self.neighbours.owe(self.address.into());
+                Ok(())
             }
+            Found::Refused(_) | Found::Silent => Err(ResetError::Gone { device: self.address }),
+        }
+    }
+
+    /// Returns how the device is after the rung of its function, which found `own`, and that of its
+    /// set.
+    fn judge(
+        &self,
+        own: Result<Found, ResetError>,
+        set: &Result<Found, ResetError>,
+    ) -> Result<(), ResetError> {
+        let device = self.address;
+        match (own?, set) {
+            // Whoever holds the set up holds the device up.
+            (_, Err(_)) => Err(ResetError::Deadline { device, rung: Rung::Set }),
+            (Found::Clean, Ok(Found::Refused(_))) => Ok(()),
+            (Found::Refused(function), Ok(Found::Refused(set))) => {
+                let source = set.raw_os_error().map(io::Error::from_raw_os_error);
+                let source = source.unwrap_or_else(|| set.kind().into());
+                Err(ResetError::Refused { device, function: function.to_string(), source })
+            }
+            (Found::Silent, Ok(Found::Refused(_))) => Err(ResetError::Gone { device }),
+            (_, Ok(Found::Clean | Found::Silent)) if answers(&*self.device) => Ok(()),
+            (_, Ok(Found::Clean | Found::Silent)) => Err(ResetError::Gone { device }),
         }
     }
 }
 
-/// Resets a device by the first rung after which it answers, and tells each rung to `begins`.
-fn climb(
-    address: Bdf,
-    device: &dyn Device,
-    mut begins: impl FnMut(Rung),
-) -> Result<(), ResetError> {
-    begins(Rung::Function);
-    let function = device.reset(Rung::Function);
-    if function.is_ok() && answers(device) {
-        return Ok(());
-    }
-    begins(Rung::Set);
-    let set = device.reset(Rung::Set);
-    match (function, set) {
-        (_, Ok(())) if answers(device) => Ok(()),
-        (Err(function), Err(source)) => {
-            Err(ResetError::Refused { device: address, function: function.to_string(), source })
+/// Brings devices that were just bound into a clean state. The kernel resets a device when it is
+/// opened; only one whose reset did not work then, or that does not answer after it, is reset here.
+/// One that does not answer afterwards either is an error.
+pub(super) fn clean(resetters: &[Arc<Resetter>]) -> Result<(), ResetError> {
+    let is_unclean =
+        |resetter: &&Arc<Resetter>| !(resetter.device.was_reset() && answers(&*resetter.device));
+    let unclean: Vec<_> = resetters.iter().filter(is_unclean).map(Arc::clone).collect();
+    reset_all(&unclean).into_iter().collect()
+}
+
+/// Resets devices, each by the first rung after which it answers: all functions at once, then, once
+/// for each bus on which that was not enough and where nobody has another device, the set. Returns
+/// what became of them, in order.
+pub(super) fn reset_all(resetters: &[Arc<Resetter>]) -> Vec<Result<(), ResetError>> {
+    resetters.iter().for_each(|resetter| resetter.order(Rung::Function));
+    let found: Vec<_> = resetters.iter().map(|one| one.wait(Rung::Function)).collect();
+    // Devices of one bus are one set; the first that needs it orders it for all.
+    let known: Vec<Bdf> = resetters.iter().map(|resetter| resetter.address).collect();
+    let mut leaders = BTreeMap::new();
+    for (resetter, own) in resetters.iter().zip(&found) {
+        if resetter.wants_set(own, &known) {
+            leaders.entry(Bus::from(resetter.address)).or_insert(resetter);
         }
-        (Ok(()), _) | (Err(_), Ok(())) => Err(ResetError::Gone { device: address }),
+    }
+    leaders.values().for_each(|leader| leader.order(Rung::Set));
+    let mut sets = BTreeMap::new();
+    for (bus, leader) in leaders {
+        let set = leader.wait(Rung::Set);
+        if let Ok(Found::Clean | Found::Silent) = set {
+            leader.neighbours.settle(bus);
+        }
+        sets.insert(bus, set);
+    }
+    let judged = resetters.iter().zip(found).map(|(resetter, own)| {
+        match sets.get(&resetter.address.into()) {
+            Some(set) => resetter.judge(own, set),
+            None => resetter.judge_alone(own),
+        }
+    });
+    judged.collect()
+}
+
+/// Carries out one rung, and again while the kernel has a device of the set in use for a moment.
+fn carry_out(device: &dyn Device, rung: Rung) -> Found {
+    let mut result = device.reset(rung);
+    for _ in 0..BUSY_TRIES {
+        let busy = result
+            .as_ref()
+            .is_err_and(|error| matches!(error.raw_os_error(), Some(libc::EBUSY | libc::EAGAIN)));
+        if !busy {
+            break;
+        }
+        thread::sleep(BUSY_PAUSE);
+        result = device.reset(rung);
+    }
+    match result {
+        Err(error) => Found::Refused(error),
+        Ok(()) if answers(device) => Found::Clean,
+        Ok(()) => Found::Silent,
     }
 }
 
 /// Whether a device answers for its configuration space. A virtual function never does: the host's
 /// kernel knows its vendor id from the physical function, and that is what is read here.
-pub(super) fn answers(device: &dyn Device) -> bool {
+fn answers(device: &dyn Device) -> bool {
     let mut identity = [0xff; 4];
     device.read(Region::Config, 0, &mut identity).is_ok() && identity[..2] != [0xff; 2]
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::vfio::fake::FakeDevice;
-
-    fn start(device: FakeDevice) -> Resetter {
-        let address = "0000:01:00.0".parse().expect("an address");
-        let mut resetter =
-            Resetter::start(address, Arc::new(device), Confinement::Open).expect("a thread");
-        resetter.deadline = Duration::from_millis(200);
-        resetter
-    }
-
-    #[test]
-    fn a_device_that_answers_is_clean() {
-        let resetter = start(FakeDevice::nvme());
-        resetter.order();
-        resetter.wait().expect("reset");
-        resetter.order();
-        resetter.wait().expect("reset again");
-    }
-
-    #[test]
-    fn a_device_that_stays_away_is_named() {
-        let resetter = start(FakeDevice::gone());
-        resetter.order();
-        assert!(matches!(resetter.wait(), Err(ResetError::Gone { .. })));
-    }
-
-    #[test]
-    fn a_device_that_hangs_meets_the_deadline() {
-        let resetter = start(FakeDevice::nvme().hanging());
-        resetter.order();
-        assert!(matches!(resetter.wait(), Err(ResetError::Deadline { rung: Rung::Function, .. })));
-    }
-
-    #[test]
-    fn a_device_that_cannot_be_reset_is_refused() {
-        let resetter = start(FakeDevice::nvme().unresettable());
-        resetter.order();
-        assert!(matches!(resetter.wait(), Err(ResetError::Refused { .. })));
-    }
-
-    #[test]
-    fn a_device_whose_function_cannot_be_reset_goes_with_its_set() {
-        let device = Arc::new(FakeDevice::nvme().reset_by_set());
-        let mut rungs = Vec::new();
-        climb("0000:01:00.0".parse().expect("an address"), &*device, |rung| rungs.push(rung))
-            .expect("reset");
-        assert_eq!(rungs, [Rung::Function, Rung::Set]);
-    }
-
-    #[test]
-    fn a_device_that_is_silent_after_its_own_reset_is_reset_with_its_set() {
-        let device = Arc::new(FakeDevice::nvme().silent_until_set());
-        let mut rungs = Vec::new();
-        climb("0000:01:00.0".parse().expect("an address"), &*device, |rung| rungs.push(rung))
-            .expect("reset");
-        assert_eq!(rungs, [Rung::Function, Rung::Set]);
-    }
-}
+#[path = "reset_tests.rs"]
+pub(super) mod tests;

@@ -109,7 +109,7 @@ impl Manager {
             match order {
                 Order::Attach(request, file, reply) => {
                     // Who asked may have given up.
-                    let _ = reply.send(self.attach(request, file, shared));
+                    let _ = reply.send(self.attach(request, file, board, shared));
                 }
                 Order::Detach(id, removal, reply) => {
                     let _ = reply.send(self.detach(&id, removal, board, shared));
@@ -128,6 +128,7 @@ impl Manager {
         &mut self,
         request: AttachRequest,
         file: OwnedFd,
+        board: &Board,
         shared: &Hotplug,
     ) -> Result<AttachedDevice, PlugError> {
         let AttachRequest { id, device } = request;
@@ -142,10 +143,11 @@ impl Manager {
             AttachDevice::Disk { .. } => free.min_by_key(room),
         };
         let (spare, held) = slot.ok_or(PlugError::NoPort)?;
-        let made = make(&device, file, spare.route, &mut self.supplies)?;
+        let made = make(&device, file, spare.route, &self.supplies)?;
         let bars = locked(&made.function).bars();
         if let Err(error) = fits(&bars, spare) {
-            take_back(made).iter().for_each(|failure| eprintln!("holdfast-vmm: {failure}"));
+            let failures = take_back(made, &board.turn);
+            failures.iter().for_each(|failure| eprintln!("holdfast-vmm: {failure}"));
             return Err(error);
         }
         let state = AttachedState::Waiting;
@@ -187,7 +189,7 @@ impl Manager {
             Removal::Pulled => {
                 if let Some(held) = place.take() {
                     leave_bus(spare, held.seat, board);
-                    release(spare, held, shared);
+                    release(spare, held, board, shared);
                 }
             }
         }
@@ -223,7 +225,7 @@ impl Manager {
             }
             let leaves = held.asked.is_some() && held.seat == Seat::Off;
             if leaves && let Some(held) = place.take() {
-                release(spare, held, shared);
+                release(spare, held, board, shared);
             }
         }
     }
@@ -233,7 +235,7 @@ impl Manager {
         for (spare, place) in &mut self.slots {
             if let Some(held) = place.take() {
                 leave_bus(spare, held.seat, board);
-                failures.extend(take_back(held.device));
+                failures.extend(take_back(held.device, &board.turn));
             }
         }
         failures
@@ -244,11 +246,11 @@ fn make(
     device: &AttachDevice,
     file: OwnedFd,
     route: PinRoute,
-    supplies: &mut Supplies,
+    supplies: &Supplies,
 ) -> Result<Device, PlugError> {
     match device {
         AttachDevice::Pci { address } => {
-            let plug = supplies.plug.as_mut().ok_or(PlugError::NoPassthrough)?;
+            let plug = supplies.plug.as_ref().ok_or(PlugError::NoPassthrough)?;
             let opened = plug.open(*address, file, route);
             let (assigned, closer) = opened.map_err(|error| PlugError::Assign(Box::new(error)))?;
             let function = Arc::new(Mutex::new(assigned.function));
@@ -303,14 +305,16 @@ fn fits(bars: &[Bar], spare: &Spare) -> Result<(), PlugError> {
 
 fn leave_bus(spare: &Spare, seat: Seat, board: &Board) {
     if seat == Seat::OnBus {
+        let _turn = locked(&board.turn);
         board.bus.write().unwrap_or_else(PoisonError::into_inner).remove(spare.behind);
     }
 }
 
 /// Takes a device that is off the bus out of its slot.
-fn release(spare: &Spare, held: Held, shared: &Hotplug) {
+fn release(spare: &Spare, held: Held, board: &Board, shared: &Hotplug) {
     let _ = locked(&spare.port).remove();
-    let failures: Vec<String> = take_back(held.device).iter().map(ToString::to_string).collect();
+    let failures = take_back(held.device, &board.turn);
+    let failures: Vec<String> = failures.iter().map(ToString::to_string).collect();
     if failures.is_empty() {
         shared.list().retain(|known| known.id != held.id);
         return;
@@ -320,13 +324,20 @@ fn release(spare: &Spare, held: Held, shared: &Hotplug) {
     show(shared, &held.id, AttachedState::Unclean { reason });
 }
 
-/// Drops a device: the guest's mappings of it first, then it is silenced and reset.
-fn take_back(device: Device) -> Vec<ResetError> {
+/// Drops a device, which is off the bus: the guest's mappings of it first, then it is silenced and
+/// reset.
+///
+/// Whoever holds the virtual CPUs has all functions of the bus in hand during its `turn`. The last
+/// hand unmaps and unroutes, which threads of the API and of the timer may not: it is this one, as
+/// in its own turn nobody else has any.
+fn take_back(device: Device, turn: &Mutex<()>) -> Vec<ResetError> {
     let Device { function, closer, .. } = device;
     if closer.is_none() {
         locked(&function).reset();
     }
+    let ours = locked(turn);
     drop(function);
+    drop(ours);
     closer.map(Closer::close).unwrap_or_default()
 }
 
@@ -338,4 +349,47 @@ fn show(shared: &Hotplug, id: &str, state: AttachedState) {
 
 fn locked<T: ?Sized>(device: &Mutex<T>) -> MutexGuard<'_, T> {
     device.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A function that notes, when it is dropped, whether it is somebody's turn.
+    struct Dropped {
+        turn: Arc<Mutex<()>>,
+        taken: Arc<Mutex<Vec<bool>>>,
+    }
+
+    impl Drop for Dropped {
+        fn drop(&mut self) {
+            locked(&self.taken).push(self.turn.try_lock().is_err());
+        }
+    }
+
+    impl PciFunction for Dropped {
+        fn read_config(&mut self, _offset: u16, _data: &mut [u8]) {}
+
+        fn write_config(&mut self, _offset: u16, _data: &[u8]) {}
+
+        fn bars(&self) -> Vec<Bar> {
+            Vec::new()
+        }
+
+        fn place_bar(&mut self, _index: u8, _address: u64) {}
+
+        fn read_bar(&mut self, _bar: u8, _offset: u64, _data: &mut [u8]) {}
+
+        fn write_bar(&mut self, _bar: u8, _offset: u64, _data: &[u8]) {}
+    }
+
+    #[test]
+    fn a_function_is_dropped_in_a_turn_of_its_own() {
+        let (turn, taken) = (Arc::<Mutex<()>>::default(), Arc::<Mutex<Vec<bool>>>::default());
+        let function = Dropped { turn: Arc::clone(&turn), taken: Arc::clone(&taken) };
+        let function = Arc::new(Mutex::new(function));
+        let failures = take_back(Device { function, link: EMULATED, closer: None }, &turn);
+        assert!(failures.is_empty() && turn.try_lock().is_ok());
+        assert_eq!(*locked(&taken), [true]);
+    }
 }
