@@ -165,6 +165,11 @@ pub(crate) mod tests {
             read_until(&self.person, &text.replace('\n', "\r\n"));
         }
 
+        /// Returns what is on the console, up to this text.
+        pub(crate) fn shown_until(&self, end: &str) -> String {
+            read_until(&self.person, end)
+        }
+
         /// Types each text at the next prompt. Joining returns all that was shown by then.
         pub(crate) fn type_at_prompts(&self, texts: &[&str]) -> thread::JoinHandle<String> {
             let mut person = self.person.try_clone().unwrap();
