@@ -124,6 +124,32 @@ fn a_tpm_that_comes_later_is_used_and_the_key_in_clear_is_destroyed() {
     assert!(locked.contains("carries no"), "{locked}");
 }
 
+fn reason(protection: Protection) -> String {
+    let Protection::Unsealed { reason } = protection else { panic!("{protection:?}") };
+    reason
+}
+
+#[test]
+fn what_no_start_could_open_is_not_sealed() {
+    let Some(mut emulated) = Emulated::start() else { return };
+    let release = Pair::make().release(&[[7; 32]]);
+    // Firmware that measures nothing, and a release that was started as nobody predicted.
+    let disk = Disk::install(with(emulated.tpm(), Some(&release)));
+    let unmeasured = reason(disk.new.protection.clone());
+    assert!(unmeasured.contains("PCR 11 is zero"), "{unmeasured}");
+    let mut tpm = emulated.tpm();
+    start_release(&mut tpm, 1);
+    let again = reason(disk.start(with(tpm, Some(&release))).expect("opened"));
+    assert!(again.contains("not started as it was built"), "{again}");
+    // A bank that is not the one of policies.
+    emulated.keep_sha384_only();
+    let disk = Disk::install(with(emulated.tpm(), None));
+    let other_bank = reason(disk.new.protection.clone());
+    assert!(other_bank.contains("no registers of SHA-256"), "{other_bank}");
+    let again = reason(disk.start(with(emulated.tpm(), None)).expect("opened"));
+    assert_eq!(again, other_bank);
+}
+
 #[test]
 fn after_the_start_no_program_gets_the_key_from_the_tpm() {
     let Some(emulated) = Emulated::start() else { return };
