@@ -100,7 +100,17 @@ async fn linger(time: Duration, init: &Init) {
 pub fn grow_data() {
     let path = Path::new("/data");
     match super::grow::grow(path) {
-        Ok(Some(Grown { bytes })) => eprintln!("{}", Event::DataGrown { bytes }),
+        Ok(Some(Grown { bytes, unused })) => {
+            eprintln!("{}", Event::DataGrown { bytes: bytes - unused });
+            if unused > 0 {
+                let reason = format!(
+                    "{unused} of DATA's {bytes} bytes stay unused: its file system was made by an earlier \
+                     release, with more inodes than so long a disk has numbers for; install the node anew \
+                     to use all of the disk"
+                );
+                eprintln!("{}", Event::Trouble { place: "data", reason });
+            }
+        }
         Ok(None) => {}
         Err(error) => {
             eprintln!("{}", Event::Trouble { place: "data", reason: chain(&error) });
