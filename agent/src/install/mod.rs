@@ -1,6 +1,6 @@
 //! Installing: from a medium that the node runs from to a disk that it will run from.
 //!
-//! `disks` and `probe` look, `plan` chooses or refuses, `ask` lets somebody at the console say the
+//! `disks`, `probe` and `source` look, `plan` chooses or refuses, `ask` lets somebody at the console say the
 //! last word, `handover` gives people the recovery key, `write` writes, `entry` tells firmware. Nothing happens unless the configuration has
 //! a section `[install]` and the node keeps its state in memory.
 
@@ -15,6 +15,7 @@ pub mod network;
 pub mod plan;
 pub mod probe;
 pub mod session;
+pub(crate) mod source;
 pub mod unfinished;
 pub mod write;
 
@@ -38,7 +39,6 @@ use update::{
         esp,
         gpt::Table,
         layout::{self, Identities},
-        medium,
     },
     efi::Place,
 };
@@ -151,7 +151,7 @@ pub fn run(
     let root = Path::new("/");
     let disks = disks::read(root);
     let release = fs::read_to_string("/etc/os-release").unwrap_or_default();
-    let found = find_medium(root, &release);
+    let found = source::find_medium(root, &release);
     let name = found.as_ref().map(|(name, _)| name.as_str());
     let choice = plan::choose(install, &disks, name)?;
     let (medium, program) = match (found, &install.program) {
@@ -211,21 +211,6 @@ fn hand_over(
         ));
     }
     Some(handed)
-}
-
-/// Returns the name of the device that holds the running release, and the release.
-pub(crate) fn find_medium(root: &Path, release: &str) -> Option<(String, Vec<u8>)> {
-    let entries = fs::read_dir(root.join("sys/class/block")).ok()?.flatten();
-    let mut names: Vec<String> =
-        entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
-    // CDs and sticks first: an installed disk may hold the same release.
-    names.sort_by_key(|name| (!name.starts_with("sr"), !name.starts_with("sd"), name.clone()));
-    names.into_iter().find_map(|name| {
-        let whole = !root.join("sys/class/block").join(&name).join("partition").exists();
-        let disk = File::open(root.join("dev").join(&name)).ok().filter(|_| whole)?;
-        let program = medium::find_program(config::ReadOnly(disk), release)?;
-        Some((name, program))
-    })
 }
 
 fn confirm(choice: &Choice, told: &mut dyn FnMut(String)) -> Result<(), InstallError> {
