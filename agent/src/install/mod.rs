@@ -53,6 +53,7 @@ use crate::{
     config,
     events::Event,
     init::boot::chain,
+    local::host,
     seal::{
         keys::NewVolumes,
         luks::HeaderError,
@@ -166,7 +167,7 @@ pub fn run(
     confirm(&choice, told)?;
     let volumes = NewVolumes::invent(&mut unlock::sealer(root), &install.escrow)
         .map_err(|source| InstallError::Keys { source })?;
-    told(format!("{}: {}", choice.disk.name, protection(&volumes.protection)));
+    told(format!("{}: {}", choice.disk.name, protection(root, &volumes.protection)));
     // Before the disk can be started from: whatever fails from here on, somebody has had the key.
     let handed = hand_over(root, install, &volumes, told);
     let begin = Instant::now();
@@ -325,8 +326,8 @@ fn state_partition(disk: &str) -> io::Result<PathBuf> {
     }
 }
 
-fn protection(protection: &Protection) -> String {
-    let notice = protection.notice();
+fn protection(root: &Path, protection: &Protection) -> String {
+    let notice = protection.notice(host::starts(root));
     if notice.is_empty() { "encrypted, and sealed to this server's TPM".to_owned() } else { notice }
 }
 

@@ -5,7 +5,7 @@ use std::{fs::File, os::unix::fs::FileExt, path::PathBuf};
 use ed25519_dalek::SigningKey;
 use types::{
     ids::PublicKey,
-    volumes::{Bound, Protection},
+    volumes::{Bound, Protection, Starts},
 };
 
 use super::{
@@ -89,7 +89,7 @@ fn without_a_tpm_the_disk_opens_and_says_that_it_is_not_sealed() {
     let protection = disk.start(without_tpm()).expect("opened");
     let Protection::Unsealed { reason } = &protection else { panic!("{protection:?}") };
     assert!(reason.contains("/dev/tpmrm0"), "{reason}");
-    assert!(protection.notice().starts_with("NOT SEALED"));
+    assert!(protection.notice(Starts::Signed).starts_with("NOT SEALED"));
 }
 
 #[test]
