@@ -101,6 +101,7 @@ fn refused(node: NodeId, error: &TpmError) -> Problem {
         | TpmError::Strange { .. }
         | TpmError::Refused { .. }
         | TpmError::Unsigned { .. }
+        | TpmError::Unmeasured
         | TpmError::Latched => Kind::Internal.caused_by(error),
     }
 }

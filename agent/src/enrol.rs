@@ -13,11 +13,11 @@ use std::{
 use rustix::mount::{MountFlags, mount_remount};
 use types::status::Trust;
 use update::{
-    disk::medium,
+    disk::medium::read_beside,
     secure_boot::{self, Variable},
 };
 
-use crate::{config::ReadOnly, install, local};
+use crate::{config::ReadOnly, install::source, local};
 
 /// Where the kernel shows firmware's variables.
 const EFIVARS: &str = "/sys/firmware/efi/efivars";
@@ -40,6 +40,10 @@ pub enum EnrolError {
         "{medium} carries no {path}; build the image with --secure-boot-key and --secure-boot-cert"
     )]
     NoUpdate { medium: String, path: String },
+    #[error(
+        "only the installed disk {disk} holds the running release, and an installed disk has no keys beside it; attach the medium with the keys, and start the server from it"
+    )]
+    OnlyInstalled { disk: String },
     #[error("{path} on {medium} is no update of firmware's keys")]
     BadUpdate { medium: String, path: String },
     #[error(
@@ -79,8 +83,7 @@ pub fn enrol(root: &Path) -> Result<Option<String>, EnrolError> {
         return Ok(None);
     }
     let release = fs::read_to_string(root.join("etc/os-release")).unwrap_or_default();
-    let (name, program) = install::find_medium(root, &release).ok_or(EnrolError::NoMedium)?;
-    let updates = updates(&root.join("dev").join(&name))?;
+    let (name, program, updates) = medium(root, source::media(root, &release))?;
     accepts(&name, &updates, &program)?;
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
     let remount = |flags| {
@@ -93,6 +96,28 @@ pub fn enrol(root: &Path) -> Result<Option<String>, EnrolError> {
     written.map(|()| Some(name))
 }
 
+/// Returns the first device that has an update of each variable beside the running release: its name, the
+/// release, and the updates. Where none has, what is wrong with the first one that can be taken away.
+fn medium(
+    root: &Path,
+    media: impl Iterator<Item = (String, Vec<u8>)>,
+) -> Result<(String, Vec<u8>, Updates), EnrolError> {
+    let mut missing = None;
+    for (name, program) in media {
+        match updates(&root.join("dev").join(&name)) {
+            Ok(updates) => return Ok((name, program, updates)),
+            Err(_) if source::is_installed(root, &name) => {
+                missing.get_or_insert(EnrolError::OnlyInstalled { disk: name });
+            }
+            Err(error) if matches!(missing, None | Some(EnrolError::OnlyInstalled { .. })) => {
+                missing = Some(error);
+            }
+            Err(_) => {}
+        }
+    }
+    Err(missing.unwrap_or(EnrolError::NoMedium))
+}
+
 /// An update of each variable, in the order of [`Variable::ALL`].
 struct Updates([Vec<u8>; 3]);
 
@@ -101,7 +126,7 @@ fn updates(device: &Path) -> Result<Updates, EnrolError> {
     let read = |variable: Variable| {
         let path = variable.path();
         let disk = fs::File::open(device).map_err(|_| EnrolError::NoMedium)?;
-        medium::read_beside(ReadOnly(disk), &path, secure_boot::LIMIT)
+        read_beside(ReadOnly(disk), &path, secure_boot::LIMIT)
             .ok_or(EnrolError::NoUpdate { medium: medium.clone(), path })
     };
     let [first, second, third] = Variable::ALL.map(read);
@@ -153,6 +178,12 @@ pub fn secure_boot_word(trust: &Trust) -> &'static str {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
+    use update::disk::{
+        Slice, esp,
+        gpt::BlockSize,
+        layout::{self, Identities},
+    };
+
     use super::*;
 
     fn trust(setup_mode: Option<bool>, secure_boot: Option<bool>) -> Trust {
@@ -221,5 +252,52 @@ mod tests {
         assert!(matches!(again, EnrolError::Leftover("db")), "{again}");
         let nowhere = write(&folder.path().join("none"), &updates).unwrap_err();
         assert!(matches!(nowhere, EnrolError::Refused { variable: "db", .. }), "{nowhere}");
+    }
+
+    /// Makes a device below `root`, with these files of the keys beside its release.
+    fn device(root: &Path, name: &str, keys: &[Variable]) {
+        fs::create_dir_all(root.join("dev")).unwrap();
+        let disk = fs::File::options()
+            .create_new(true)
+            .read(true)
+            .write(true)
+            .open(root.join("dev").join(name))
+            .unwrap();
+        let table = layout::smallest(Identities::random(), BlockSize::B512).unwrap();
+        disk.set_len(table.bytes).unwrap();
+        let (start, partition) = &table.placed[0];
+        let volume = || Slice::new(&disk, *start, partition.bytes);
+        esp::write(volume(), BlockSize::B512, b"release", &[esp::FALLBACK]).unwrap();
+        for variable in keys {
+            esp::put(volume(), &variable.path(), name.as_bytes()).unwrap();
+        }
+        for (offset, bytes) in table.writes() {
+            std::os::unix::fs::FileExt::write_all_at(&disk, &bytes, offset).unwrap();
+        }
+    }
+
+    #[test]
+    fn keys_come_from_the_medium_that_has_all_of_them() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path();
+        device(root, "sda", &[]);
+        device(root, "sdb", &Variable::ALL[..1]);
+        device(root, "sdc", &Variable::ALL);
+        // The first of them is an installed disk.
+        let part = root.join("sys/class/block/sda/sda2");
+        fs::create_dir_all(&part).unwrap();
+        fs::write(part.join("uevent"), format!("PARTNAME={}\n", layout::STATE)).unwrap();
+        let found = |names: &[&str]| {
+            let media: Vec<_> = names.iter().map(|name| ((*name).to_owned(), vec![1])).collect();
+            medium(root, media.into_iter()).map(|(name, _, updates)| (name, updates.0))
+        };
+        let (name, updates) = found(&["sda", "sdb", "sdc"]).unwrap();
+        assert_eq!(name, "sdc");
+        assert_eq!(updates, [b"sdc", b"sdc", b"sdc"].map(|bytes| bytes.to_vec()));
+        let refused = |names: &[&str]| found(names).unwrap_err();
+        assert!(matches!(refused(&["sda"]), EnrolError::OnlyInstalled { disk } if disk == "sda"));
+        let incomplete = refused(&["sda", "sdb"]);
+        assert!(incomplete.to_string().contains("sdb carries no"), "{incomplete}");
+        assert!(matches!(refused(&[]), EnrolError::NoMedium));
     }
 }

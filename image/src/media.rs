@@ -21,6 +21,12 @@ const IDENTITY: Uuid = Uuid::from_u128(0x686f6c64_6661_4374_8000_6964656e7431);
 const EXT4_FEATURES: &str = "none,has_journal,ext_attr,resize_inode,dir_index,filetype,extent,64bit,\
                              flex_bg,sparse_super,large_file,huge_file,dir_nlink,extra_isize,metadata_csum";
 
+/// Bytes of DATA for each inode: 512 inodes in a group of 128 MiB, for files that are mostly long. Inodes are
+/// counted in 32 bits, and no file system is grown past that: mke2fs's usual 16 KiB end at 64 TiB, these at 1 PiB.
+const DATA_INODE_BYTES: u64 = 256 << 10;
+/// The same of STATE, which has short files and is not grown.
+const STATE_INODE_BYTES: u64 = 16 << 10;
+
 /// Why a medium was not made.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages are the documentation")]
@@ -167,11 +173,13 @@ fn format_ext4(
         "offset={start},hash_seed={},root_owner=0:0,lazy_itable_init=1,lazy_journal_init=0,nodiscard",
         identity("hash")
     );
+    let inode_bytes = if name == layout::DATA { DATA_INODE_BYTES } else { STATE_INODE_BYTES };
     let mut mke2fs = tools::command("mke2fs");
     mke2fs
         .env("E2FSPROGS_FAKE_TIME", time.to_string())
         .env("SOURCE_DATE_EPOCH", time.to_string())
         .args(["-q", "-F", "-t", "ext4", "-b", "4096", "-I", "256", "-m", "0"])
+        .args(["-i", &inode_bytes.to_string()])
         .args(["-O", EXT4_FEATURES, "-E", &extended, "-L", name, "-U"])
         .arg(identity(&format!("{name} file system")).to_string())
         .arg(to)
@@ -241,6 +249,33 @@ pub fn read_iso(path: &Path) -> Result<Vec<u8>, MediaError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn data_may_grow_to_the_longest_disks() {
+        if !tools::missing().iter().all(|requirement| requirement.probe != "mke2fs") {
+            println!("skipped: this machine lacks mke2fs");
+            return;
+        }
+        let folder = tempfile::tempdir().expect("a folder");
+        let inodes_per_group = |name: &str, bytes: u64| {
+            let path = folder.path().join(name);
+            let made = File::create(&path).and_then(|file| file.set_len(bytes));
+            made.expect("a sparse file");
+            format_ext4(name, (0, bytes), 1, &path).expect("formatted");
+            let mut superblock = [0; 1024];
+            let mut file = File::open(&path).expect("there");
+            file.seek(SeekFrom::Start(1024))
+                .and_then(|_| file.read_exact(&mut superblock))
+                .expect("read");
+            u32::from_le_bytes([0x28, 0x29, 0x2a, 0x2b].map(|at| superblock[at]))
+        };
+        let data = inodes_per_group(layout::DATA, layout::DATA_BYTES - layout::HEADER_BYTES);
+        assert_eq!(data, 512);
+        // Groups of 128 MiB, as many as there are numbers for inodes.
+        assert!((u64::from(u32::MAX / data) << 27) > 1000 << 40);
+        let state = inodes_per_group(layout::STATE, layout::STATE_BYTES - layout::HEADER_BYTES);
+        assert!(state > 4096, "{state}");
+    }
 
     #[test]
     fn the_script_falls_back_to_the_parts() {

@@ -13,7 +13,7 @@ use crate::{
     node::{Bdf, MachineShape, PciDevice},
     units::UnixSeconds,
     updates::UpdatesView,
-    volumes::VolumeReport,
+    volumes::{Starts, VolumeReport},
 };
 
 /// Version of the document.
@@ -126,8 +126,19 @@ pub struct Trust {
     /// It is what the release's `measurements.json` says. `None` without a TPM.
     #[serde(default)]
     pub measured: Option<String>,
-    /// Whether STATE and DATA can be read only by this machine with this release.
+    /// Whether STATE and DATA are sealed to this machine's TPM and to signed releases. Without Secure Boot that
+    /// keeps out whoever has the disk, and not whoever starts another program on this machine.
     pub sealed: bool,
+    /// What a person should know of how they are protected; empty when nothing is missing.
+    #[serde(default)]
+    pub notice: String,
+}
+
+impl Trust {
+    /// Returns what the firmware starts.
+    pub fn starts(&self) -> Starts {
+        if self.secure_boot == Some(true) { Starts::Signed } else { Starts::Anything }
+    }
 }
 
 /// Where the node is installed.

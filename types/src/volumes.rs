@@ -62,6 +62,15 @@ pub enum Bound {
     Server,
 }
 
+/// What the server's firmware starts: as little as a seal to releases is worth.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Starts {
+    /// Only what its owner's keys signed: Secure Boot is on.
+    Signed,
+    /// Whatever it finds. A program that it starts can measure what a release would have measured.
+    Anything,
+}
+
 impl Protection {
     /// Returns its name.
     pub const fn name(&self) -> &'static str {
@@ -75,10 +84,18 @@ impl Protection {
         }
     }
 
-    /// Returns what a person should know of it; empty when all is as it should be.
-    pub fn notice(&self) -> String {
+    /// Returns what a person should know of it on a server with such firmware; empty when all is as it should
+    /// be.
+    pub fn notice(&self, starts: Starts) -> String {
         match self {
-            Self::Sealed { bound: Bound::Release } => String::new(),
+            Self::Sealed { bound: Bound::Release } => match starts {
+                Starts::Signed => String::new(),
+                Starts::Anything => {
+                    "sealed to this server's TPM, but whoever starts another program on this \
+                                     server opens it: switch Secure Boot on"
+                        .to_owned()
+                }
+            },
             Self::Sealed { bound: Bound::Server } => {
                 "sealed to this server's TPM, but whatever it is started with may open it: this \
                  release carries no signature of its measurements"
@@ -99,6 +116,23 @@ impl Protection {
                             anew to encrypt it"
                 .to_owned(),
             Self::Locked { reason } => format!("LOCKED: {reason}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seal_to_releases_is_whole_with_secure_boot_only() {
+        let sealed = Protection::Sealed { bound: Bound::Release };
+        assert_eq!(sealed.notice(Starts::Signed), "");
+        let notice = sealed.notice(Starts::Anything);
+        assert!(notice.contains("switch Secure Boot on"), "{notice}");
+        assert_eq!(sealed.name(), "sealed");
+        for other in [Protection::Plain, Protection::Sealed { bound: Bound::Server }] {
+            assert_eq!(other.notice(Starts::Signed), other.notice(Starts::Anything));
         }
     }
 }

@@ -40,6 +40,23 @@ fn contains(text: &str, wanted: &[&str]) {
 }
 
 #[test]
+fn a_seal_that_any_program_opens_is_not_shown_as_whole() {
+    let shown = |secure_boot: bool| {
+        let mut status = sample::status();
+        (status.trust.secure_boot, status.trust.sealed) = (Some(secure_boot), true);
+        let bound = types::volumes::Bound::Release;
+        for volume in &mut status.volumes {
+            volume.protection = types::volumes::Protection::Sealed { bound };
+        }
+        let mut known = Known::default();
+        known.handle_status(status);
+        page(Tab::Node, &known)
+    };
+    contains(&shown(true), &["Secure Boot on, lockdown integrity, TPM 2, sealed"]);
+    contains(&shown(false), &["TPM 2, disks half sealed", "but whoever starts "]);
+}
+
+#[test]
 fn the_node_is_shown() {
     let text = page(Tab::Node, &known());
     contains(

@@ -89,7 +89,7 @@ fn has_late(devices: &Path) -> bool {
 
 /// Variable in which systemd-stub leaves the identity of the partition that it was started from, as
 /// text in UTF-16. Source: systemd's Boot Loader Interface.
-const STARTED_FROM: &str =
+pub(crate) const STARTED_FROM: &str =
     "/sys/firmware/efi/efivars/LoaderDevicePartUUID-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f";
 
 /// Returns the device file of the partition with this GPT name.
@@ -115,10 +115,23 @@ fn has_partition(id: &str) -> bool {
 
 /// Returns the kernel's name of the partition with this GPT name below `root`.
 pub(crate) fn find_below(root: &Path, name: &str) -> Option<String> {
-    let started_from = fs::read(root.join(STARTED_FROM.trim_start_matches('/'))).ok();
-    let started_from = started_from.map(|bytes| identity(&bytes));
+    let started_from = started_from_below(root);
     let device = find_in(&root.join("sys/class/block"), name, started_from.as_deref())?;
     device.strip_prefix("/dev/").map(str::to_owned)
+}
+
+/// Returns the kernel's name of the disk below `root` that the system was started from; `None` when it was no
+/// disk with partitions, as a CD or the network.
+pub(crate) fn started_from_disk(root: &Path) -> Option<String> {
+    let id = started_from_below(root)?;
+    let entries = fs::read_dir(root.join("sys/class/block")).ok()?.flatten();
+    let mut parts = entries.filter_map(|entry| read(&entry.path()));
+    parts.find(|part| part.id == id)?.disk.file_name()?.to_str().map(str::to_owned)
+}
+
+fn started_from_below(root: &Path) -> Option<String> {
+    let read = fs::read(root.join(STARTED_FROM.trim_start_matches('/'))).ok()?;
+    Some(identity(&read))
 }
 
 /// Reads a variable: four bytes of attributes, then text.

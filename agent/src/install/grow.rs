@@ -7,7 +7,7 @@ use std::{
     fmt,
     fs::{self, File},
     io,
-    os::fd::AsFd,
+    os::{fd::AsFd, unix::fs::FileExt},
     path::{Path, PathBuf},
 };
 
@@ -19,6 +19,8 @@ use crate::sys;
 
 /// Bytes of an ext4 block, as the image's builder makes them.
 const BLOCK: u64 = 4096;
+/// Bytes of an ext4 superblock, and where it begins.
+const SUPERBLOCK: usize = 1024;
 /// Number of DATA's partition.
 const DATA_NUMBER: i32 = 3;
 
@@ -27,6 +29,8 @@ const DATA_NUMBER: i32 = 3;
 pub struct Grown {
     /// How long the device is that the file system lies on, in bytes.
     pub bytes: u64,
+    /// How much of that the file system cannot use, in bytes: it was made with too many inodes.
+    pub unused: u64,
 }
 
 /// Why DATA stays as it is.
@@ -60,9 +64,30 @@ pub fn grow(path: &Path) -> Result<Option<Grown>, GrowError> {
         grow_partition(disk)?;
     }
     let bytes = sectors(&folder)? * 512;
+    let device = Path::new("/dev").join(folder.file_name().unwrap_or_default());
+    let mut superblock = [0; SUPERBLOCK];
+    let read = File::open(&device)
+        .and_then(|device| device.read_exact_at(&mut superblock, SUPERBLOCK as u64));
+    read.map_err(failed("read", &device))?;
+    let blocks = (bytes / BLOCK).min(most_blocks(&superblock));
     let root = File::open(path).map_err(failed("open", path))?;
-    sys::block::resize_ext4(root.as_fd(), bytes / BLOCK).map_err(failed("grow", path))?;
-    Ok(Some(Grown { bytes }))
+    sys::block::resize_ext4(root.as_fd(), blocks).map_err(failed("grow", path))?;
+    Ok(Some(Grown { bytes, unused: (bytes / BLOCK - blocks) * BLOCK }))
+}
+
+/// Returns how many blocks the file system with this superblock may have: the kernel refuses to grow one whose
+/// inodes no number of 32 bits would count. Source: `ext4_resize_fs` in the kernel's fs/ext4/resize.c; for the
+/// fields (`s_magic`, `s_blocks_per_group`, `s_inodes_per_group`), its Documentation/filesystems/ext4/super.rst.
+fn most_blocks(superblock: &[u8; SUPERBLOCK]) -> u64 {
+    let number = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|byte| superblock[at + byte]));
+    let (blocks, inodes) = (number(0x20), number(0x28));
+    match u32::MAX.checked_div(inodes) {
+        Some(groups) if superblock[0x38..0x3a] == [0x53, 0xef] => {
+            u64::from(groups.saturating_sub(1)) * u64::from(blocks)
+        }
+        // No ext4, which the kernel says itself.
+        Some(_) | None => u64::MAX,
+    }
 }
 
 /// Grows the partition with this name, and no file system, when its disk has room.
@@ -100,6 +125,29 @@ fn grow_partition(folder: &Path) -> Result<(), GrowError> {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
     use super::*;
+
+    fn superblock(inodes_per_group: u32) -> [u8; SUPERBLOCK] {
+        let mut bytes = [0; SUPERBLOCK];
+        bytes[0x20..0x24].copy_from_slice(&32_768_u32.to_le_bytes());
+        bytes[0x28..0x2c].copy_from_slice(&inodes_per_group.to_le_bytes());
+        bytes[0x38..0x3a].copy_from_slice(&[0x53, 0xef]);
+        bytes
+    }
+
+    #[test]
+    fn no_file_system_is_grown_past_its_inodes() {
+        const TIB: u64 = (1 << 40) / BLOCK;
+        for inodes in [512, 8192] {
+            let most = most_blocks(&superblock(inodes));
+            // What the kernel compares.
+            assert!((most - 1) / 32_768 < u64::from(u32::MAX / inodes));
+        }
+        // As earlier releases made DATA, and as it is made now.
+        let (before, now) = (most_blocks(&superblock(8192)), most_blocks(&superblock(512)));
+        assert!((63 * TIB..64 * TIB).contains(&before), "{before}");
+        assert!((1023 * TIB..1024 * TIB).contains(&now), "{now}");
+        assert_eq!(most_blocks(&[0; SUPERBLOCK]), u64::MAX);
+    }
 
     #[test]
     fn what_lies_in_memory_stays_as_it_is() {

@@ -1,7 +1,7 @@
 //! Installing: from a medium that the node runs from to a disk that it will run from.
 //!
-//! `disks` and `probe` look, `plan` chooses or refuses, `ask` lets somebody at the console say the
-//! last word, `write` writes, `entry` tells firmware. Nothing happens unless the configuration has
+//! `disks`, `probe` and `source` look, `plan` chooses or refuses, `ask` lets somebody at the console say the
+//! last word, `handover` gives people the recovery key, `write` writes, `entry` tells firmware. Nothing happens unless the configuration has
 //! a section `[install]` and the node keeps its state in memory.
 
 pub mod ask;
@@ -10,10 +10,12 @@ pub mod entry;
 #[cfg(test)]
 pub(crate) mod failing;
 pub mod grow;
+pub mod handover;
 pub mod network;
 pub mod plan;
 pub mod probe;
 pub mod session;
+pub(crate) mod source;
 pub mod unfinished;
 pub mod write;
 
@@ -37,13 +39,13 @@ use update::{
         esp,
         gpt::Table,
         layout::{self, Identities},
-        medium,
     },
     efi::Place,
 };
 
 use self::{
     ask::Answer,
+    handover::Handed,
     plan::Choice,
     write::{Content, Step},
 };
@@ -51,6 +53,7 @@ use crate::{
     config,
     events::Event,
     init::boot::chain,
+    local::host,
     seal::{
         keys::NewVolumes,
         luks::HeaderError,
@@ -69,6 +72,8 @@ const NEW_STATE: &str = "/run/holdfast/install";
 const NEW_MAPPING: &str = "holdfast-new-state";
 /// Where the kernel shows firmware's variables.
 const EFIVARS: &str = "/sys/firmware/efi/efivars";
+/// How long the last page is shown before the node restarts.
+const LAST_PAGE: Duration = Duration::from_secs(3);
 /// How long the kernel may take to make the new partitions' device files.
 const PARTITIONS_LIMIT: Duration = Duration::from_secs(20);
 
@@ -107,6 +112,8 @@ pub struct Installed {
     pub disk: String,
     /// Why firmware has no entry for it; the disk's fallback path is what it starts from then.
     pub entry: Result<u16, String>,
+    /// How long what is on the consoles stays there before the restart.
+    pub shown: Duration,
 }
 
 /// Where the running release comes from when no medium has it.
@@ -145,7 +152,7 @@ pub fn run(
     let root = Path::new("/");
     let disks = disks::read(root);
     let release = fs::read_to_string("/etc/os-release").unwrap_or_default();
-    let found = find_medium(root, &release);
+    let found = source::find_medium(root, &release);
     let name = found.as_ref().map(|(name, _)| name.as_str());
     let choice = plan::choose(install, &disks, name)?;
     let (medium, program) = match (found, &install.program) {
@@ -158,39 +165,53 @@ pub fn run(
     };
     told(format!("installing from {medium} to {}", choice.disk));
     confirm(&choice, told)?;
-    let begin = Instant::now();
     let volumes = NewVolumes::invent(&mut unlock::sealer(root), &install.escrow)
         .map_err(|source| InstallError::Keys { source })?;
+    told(format!("{}: {}", choice.disk.name, protection(root, &volumes.protection)));
+    // Before the disk can be started from: whatever fails from here on, somebody has had the key.
+    let handed = hand_over(root, install, &volumes, told);
+    let begin = Instant::now();
     let table = write_disk(&choice, (&program, &volumes), told)?;
     keep(&choice, keepsakes, &volumes)?;
-    told(format!("{}: {}", choice.disk.name, protection(&volumes.protection)));
-    if install.escrow.is_empty() {
-        // Not in the log, which gateways and metrics may get to see.
-        ask::show(root, &recovery_text(&volumes));
-    } else {
-        let keys: Vec<_> = install.escrow.iter().map(ToString::to_string).collect();
-        told(format!("the recovery key is sealed to {}", keys.join(", ")));
-    }
     let entry = add_entry(&table, choice.block.bytes()).map_err(|error| chain(&error));
     let disk = choice.disk.to_string();
     let ms = begin.elapsed().as_millis();
     eprintln!("{}", Event::Installed { disk: choice.disk.name.clone(), ms });
-    Ok(Installed { disk, entry })
+    let shown = match handed {
+        None | Some(Handed::Confirmed) => LAST_PAGE,
+        Some(Handed::Shown | Handed::Unanswered) => {
+            handover::show_again(root, &volumes.recovery);
+            handover::SHOWN
+        }
+    };
+    Ok(Installed { disk, entry, shown })
 }
 
-/// Returns the name of the device that holds the running release, and the release.
-pub(crate) fn find_medium(root: &Path, release: &str) -> Option<(String, Vec<u8>)> {
-    let entries = fs::read_dir(root.join("sys/class/block")).ok()?.flatten();
-    let mut names: Vec<String> =
-        entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
-    // CDs and sticks first: an installed disk may hold the same release.
-    names.sort_by_key(|name| (!name.starts_with("sr"), !name.starts_with("sd"), name.clone()));
-    names.into_iter().find_map(|name| {
-        let whole = !root.join("sys/class/block").join(&name).join("partition").exists();
-        let disk = File::open(root.join("dev").join(&name)).ok().filter(|_| whole)?;
-        let program = medium::find_program(config::ReadOnly(disk), release)?;
-        Some((name, program))
-    })
+/// Gives people the recovery key, unless it is sealed to operators.
+fn hand_over(
+    root: &Path,
+    install: &Install,
+    volumes: &NewVolumes,
+    told: &mut dyn FnMut(String),
+) -> Option<Handed> {
+    if !install.escrow.is_empty() {
+        let keys: Vec<_> = install.escrow.iter().map(ToString::to_string).collect();
+        told(format!("the recovery key is sealed to {}", keys.join(", ")));
+        return None;
+    }
+    if install.confirm == Confirm::Console {
+        told(
+            "waiting for somebody to type the recovery key's last group at the console".to_owned(),
+        );
+    }
+    let handed = handover::hand_over(root, &volumes.recovery, install.confirm, ask::LIMIT);
+    if handed == Handed::Unanswered {
+        let limit = ask::LIMIT.as_secs();
+        told(format!(
+            "nobody typed the recovery key's last group within {limit} seconds; installing all the same"
+        ));
+    }
+    Some(handed)
 }
 
 fn confirm(choice: &Choice, told: &mut dyn FnMut(String)) -> Result<(), InstallError> {
@@ -305,19 +326,9 @@ fn state_partition(disk: &str) -> io::Result<PathBuf> {
     }
 }
 
-fn protection(protection: &Protection) -> String {
-    let notice = protection.notice();
+fn protection(root: &Path, protection: &Protection) -> String {
+    let notice = protection.notice(host::starts(root));
     if notice.is_empty() { "encrypted, and sealed to this server's TPM".to_owned() } else { notice }
-}
-
-/// What a person has to write down.
-fn recovery_text(volumes: &NewVolumes) -> String {
-    format!(
-        "The disk of this server is encrypted. Its recovery key is\r\n\r\n    {}\r\n\r\nWrite it \
-         down now: it is shown this once, and without it nobody opens the disk\r\nwhen the TPM does \
-         not (after a new mainboard, for instance).",
-        volumes.recovery.as_str()
-    )
 }
 
 /// Tells firmware of the new disk. The variables are writable for just as long.

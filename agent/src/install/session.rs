@@ -14,8 +14,6 @@ use crate::{console::Page, events::Event, init::boot::chain, machines::init::Ini
 
 /// Time between two signs of life to init.
 const ALIVE: Duration = Duration::from_secs(5);
-/// How long the last page is shown before the node restarts.
-const LAST_PAGE: Duration = Duration::from_secs(3);
 
 /// Installs the node if that is asked for and possible, and restarts it then: in that case this
 /// never returns. Otherwise the node goes on from memory, and the page says why.
@@ -34,12 +32,12 @@ pub async fn attempt(spec: &NodeSpec, document: &[u8], init: &Init, pages: &watc
     let elsewhere =
         Elsewhere { network: spec.network.clone(), runtime: tokio::runtime::Handle::current() };
     match beside_signs_of_life(install.clone(), (keepsakes, elsewhere), init, pages).await {
-        Ok(Installed { disk, entry }) => {
+        Ok(Installed { disk, entry, shown }) => {
             if let Err(reason) = entry {
                 eprintln!("{}", Event::Trouble { place: "boot entry", reason });
             }
             pages.send_modify(|page| page.install = format!("installed on {disk}; restarting"));
-            tokio::time::sleep(LAST_PAGE).await;
+            linger(shown, init).await;
             if let Err(error) = init.shutdown(Action::Reboot) {
                 let reason = chain(&error);
                 eprintln!("{}", Event::Trouble { place: "restart", reason });
@@ -81,11 +79,38 @@ async fn beside_signs_of_life(
     }
 }
 
+/// Leaves the last page where it is for this time.
+async fn linger(time: Duration, init: &Init) {
+    let signs = async {
+        let mut tick = tokio::time::interval(ALIVE);
+        loop {
+            tick.tick().await;
+            if init.alive(Vec::new()).is_err() {
+                std::process::exit(1);
+            }
+        }
+    };
+    tokio::select! {
+        () = signs => {}
+        () = tokio::time::sleep(time) => {}
+    }
+}
+
 /// Grows DATA to its disk. What cannot be grown stays usable as it is.
 pub fn grow_data() {
     let path = Path::new("/data");
     match super::grow::grow(path) {
-        Ok(Some(Grown { bytes })) => eprintln!("{}", Event::DataGrown { bytes }),
+        Ok(Some(Grown { bytes, unused })) => {
+            eprintln!("{}", Event::DataGrown { bytes: bytes - unused });
+            if unused > 0 {
+                let reason = format!(
+                    "{unused} of DATA's {bytes} bytes stay unused: its file system was made by an earlier \
+                     release, with more inodes than so long a disk has numbers for; install the node anew \
+                     to use all of the disk"
+                );
+                eprintln!("{}", Event::Trouble { place: "data", reason });
+            }
+        }
         Ok(None) => {}
         Err(error) => {
             eprintln!("{}", Event::Trouble { place: "data", reason: chain(&error) });

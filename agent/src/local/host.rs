@@ -7,7 +7,7 @@ use std::{fs, path::Path};
 
 use types::{
     status::{Traffic, Trust, VolumeView, WatchdogView},
-    volumes::{Bound, Protection},
+    volumes::{Bound, Protection, Starts},
 };
 
 use crate::seal::unlock;
@@ -109,7 +109,8 @@ pub fn watchdogs(root: &Path) -> Vec<WatchdogView> {
     paths.iter().map(watchdog).collect()
 }
 
-/// Whether every volume of the disk is sealed to this machine and to signed releases.
+/// Whether every volume of the disk is sealed to this machine and to signed releases, whatever else the
+/// firmware would start.
 fn is_sealed(root: &Path) -> bool {
     let reports = unlock::report(root);
     let wanted = Protection::Sealed { bound: Bound::Release };
@@ -118,7 +119,7 @@ fn is_sealed(root: &Path) -> bool {
 
 /// Reads how far the machine can be trusted.
 pub fn trust(root: &Path) -> Trust {
-    Trust {
+    let trust = Trust {
         secure_boot: variable(root, "SecureBoot"),
         setup_mode: variable(root, "SetupMode"),
         lockdown: text(root, "sys/kernel/security/lockdown").and_then(|text| chosen(&text)),
@@ -126,7 +127,21 @@ pub fn trust(root: &Path) -> Trust {
         measured: text(root, "sys/class/tpm/tpm0/pcr-sha256/11")
             .map(|register| register.to_ascii_lowercase()),
         sealed: is_sealed(root),
-    }
+        notice: String::new(),
+    };
+    let mut notices: Vec<_> = unlock::report(root)
+        .iter()
+        .map(|volume| volume.protection.notice(trust.starts()))
+        .collect();
+    notices.retain(|notice| !notice.is_empty());
+    // Volumes of one disk are mostly protected alike.
+    notices.dedup();
+    Trust { notice: notices.join("; "), ..trust }
+}
+
+/// Reads what the firmware starts.
+pub fn starts(root: &Path) -> Starts {
+    Trust { secure_boot: variable(root, "SecureBoot"), ..Trust::default() }.starts()
 }
 
 /// Reads a variable of the firmware that is 0 or 1. Its file begins with four bytes of attributes.
@@ -171,6 +186,8 @@ fn number(root: &Path, path: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use types::volumes::VolumeReport;
+
     use super::*;
     use crate::testing::root as server;
 
@@ -203,6 +220,27 @@ mod tests {
         assert_eq!(trust.tpm.as_deref(), Some("2"));
         assert_eq!(trust.measured.as_deref(), Some("00ff"));
         assert_eq!(super::trust(Path::new("/nonexistent")), Trust::default());
+    }
+
+    #[test]
+    fn a_seal_without_secure_boot_says_what_it_does_not_keep_out() {
+        let report = |secure_boot: u8| {
+            let secure = format!("sys/firmware/efi/efivars/SecureBoot-{GLOBAL}");
+            let volume = |name: &str| VolumeReport {
+                name: name.to_owned(),
+                protection: Protection::Sealed { bound: Bound::Release },
+            };
+            let volumes = serde_json::to_vec(&[volume("state"), volume("data")]).expect("JSON");
+            let root = server(&[
+                (secure.as_str(), &[6, 0, 0, 0, secure_boot]),
+                (unlock::REPORT, &volumes),
+            ]);
+            trust(root.path())
+        };
+        let (on, off) = (report(1), report(0));
+        assert!(on.sealed && off.sealed);
+        assert_eq!(on.notice, "");
+        assert_eq!(off.notice.matches("switch Secure Boot on").count(), 1, "{}", off.notice);
     }
 
     #[test]

@@ -96,7 +96,8 @@ fn trust(out: &mut Exposition, status: &NodeStatus) {
     said("trust_secure_boot", about, trust.secure_boot);
     let about = "Whether firmware takes keys from anybody; absent where there is no such firmware.";
     said("trust_setup_mode", about, trust.setup_mode);
-    let about = "Whether STATE and DATA can be read by this machine and release only.";
+    let about = "Whether STATE and DATA are sealed to this machine's TPM and to signed releases; unless \
+                 holdfast_trust_secure_boot is 1, whoever starts another program on this machine opens them.";
     said("trust_sealed", about, Some(trust.sealed));
     let about = "Whether there is a TPM.";
     said("trust_tpm", about, Some(trust.tpm.is_some()));

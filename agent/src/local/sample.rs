@@ -109,6 +109,7 @@ fn trust() -> Trust {
         tpm: Some("2".into()),
         measured: Some("f7".repeat(32)),
         sealed: false,
+        notice: "NOT SEALED".into(),
     }
 }
 

@@ -43,13 +43,17 @@ pub struct Sealer {
 }
 
 impl Sealer {
-    /// Seals a secret. Returns the token for it; in clear, with the reason, where there is no TPM.
+    /// Seals a secret. Returns the token for it; in clear, with the reason, where there is no TPM, or none
+    /// that would open the seal at the next start.
     fn token(&mut self, secret: &[u8]) -> (Value, Protection) {
         let release = self.release.as_ref().and_then(|release| release.as_ref().ok());
         let sealed = match &mut self.tpm {
             Ok(tpm) => {
                 let binding = release.map_or(Binding::Nothing, |r| Binding::Release(&r.signer));
-                tpm.seal(secret, binding).map_err(|error| crate::init::boot::chain(&error))
+                let policies = release.map_or(&[][..], |release| &release.policies[..]);
+                tpm.could_open(binding, policies)
+                    .and_then(|()| tpm.seal(secret, binding))
+                    .map_err(|error| crate::init::boot::chain(&error))
             }
             Err(error) => Err(crate::init::boot::chain(error)),
         };

@@ -5,7 +5,7 @@ use std::{fs::File, os::unix::fs::FileExt, path::PathBuf};
 use ed25519_dalek::SigningKey;
 use types::{
     ids::PublicKey,
-    volumes::{Bound, Protection},
+    volumes::{Bound, Protection, Starts},
 };
 
 use super::{
@@ -89,7 +89,7 @@ fn without_a_tpm_the_disk_opens_and_says_that_it_is_not_sealed() {
     let protection = disk.start(without_tpm()).expect("opened");
     let Protection::Unsealed { reason } = &protection else { panic!("{protection:?}") };
     assert!(reason.contains("/dev/tpmrm0"), "{reason}");
-    assert!(protection.notice().starts_with("NOT SEALED"));
+    assert!(protection.notice(Starts::Signed).starts_with("NOT SEALED"));
 }
 
 #[test]
@@ -122,6 +122,32 @@ fn a_tpm_that_comes_later_is_used_and_the_key_in_clear_is_destroyed() {
     assert!(locked.contains("signed by"), "{locked}");
     let locked = disk.start(with(emulated.tpm(), None)).expect_err("unsigned");
     assert!(locked.contains("carries no"), "{locked}");
+}
+
+fn reason(protection: Protection) -> String {
+    let Protection::Unsealed { reason } = protection else { panic!("{protection:?}") };
+    reason
+}
+
+#[test]
+fn what_no_start_could_open_is_not_sealed() {
+    let Some(mut emulated) = Emulated::start() else { return };
+    let release = Pair::make().release(&[[7; 32]]);
+    // Firmware that measures nothing, and a release that was started as nobody predicted.
+    let disk = Disk::install(with(emulated.tpm(), Some(&release)));
+    let unmeasured = reason(disk.new.protection.clone());
+    assert!(unmeasured.contains("PCR 11 is zero"), "{unmeasured}");
+    let mut tpm = emulated.tpm();
+    start_release(&mut tpm, 1);
+    let again = reason(disk.start(with(tpm, Some(&release))).expect("opened"));
+    assert!(again.contains("not started as it was built"), "{again}");
+    // A bank that is not the one of policies.
+    emulated.keep_sha384_only();
+    let disk = Disk::install(with(emulated.tpm(), None));
+    let other_bank = reason(disk.new.protection.clone());
+    assert!(other_bank.contains("no registers of SHA-256"), "{other_bank}");
+    let again = reason(disk.start(with(emulated.tpm(), None)).expect("opened"));
+    assert_eq!(again, other_bank);
 }
 
 #[test]

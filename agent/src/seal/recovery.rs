@@ -64,6 +64,11 @@ impl RecoveryKey {
         &self.0
     }
 
+    /// Returns its last group: the letters behind the last hyphen, which depend on all others.
+    pub fn last_group(&self) -> &str {
+        &self.0[self.0.len() - CHECK..]
+    }
+
     fn spell(secret: &str) -> Self {
         let mut text = Zeroizing::new(String::with_capacity(SECRET + SECRET / GROUP + CHECK));
         for (at, letter) in secret.chars().enumerate() {

@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    io::{Read, Write},
     os::unix::net::UnixStream,
     path::Path,
     process::{Child, Command, Stdio},
@@ -36,11 +37,36 @@ impl Emulated {
     }
 
     pub(crate) fn tpm(&self) -> Tpm {
+        Tpm::over(Box::new(self.connect()))
+    }
+
+    /// Leaves SHA-384's registers as the only ones, as some firmware does, and restarts.
+    /// Source: TPM 2.0 Library, Part 3, "TPM2_PCR_Allocate".
+    pub(crate) fn keep_sha384_only(&mut self) {
+        const PLATFORM: [u8; 4] = 0x4000_000c_u32.to_be_bytes();
+        // An empty password: its handle, no nonce, attributes, nothing.
+        const PASSWORD: [u8; 9] = [0x40, 0, 0, 9, 0, 0, 1, 0, 0];
+        // SHA-1, SHA-256, SHA-384, SHA-512, each with three bytes of registers.
+        let banks = [(0x04, 0), (0x0b, 0), (0x0c, 0xff), (0x0d, 0)];
+        let banks = banks.map(|(bank, all)| [0, bank, 3, all, all, all]).concat();
+        let body = [&PLATFORM[..], &[0, 0, 0, 9], &PASSWORD, &[0, 0, 0, 4], &banks].concat();
+        let size = u32::try_from(10 + body.len()).expect("short").to_be_bytes();
+        let head = [&[0x80, 0x02][..], &size, &0x12b_u32.to_be_bytes()].concat();
+        let mut stream = self.connect();
+        stream.write_all(&[head, body].concat()).expect("written");
+        let mut answer = [0; 64];
+        let count = stream.read(&mut answer).expect("answered");
+        assert_eq!(answer[6..10], [0; 4], "refused: {:x?}", &answer[..count]);
+        drop(stream);
+        self.restart();
+    }
+
+    fn connect(&self) -> UnixStream {
         let path = self.folder.path().join("tpm.sock");
         let begin = Instant::now();
         loop {
             match UnixStream::connect(&path) {
-                Ok(stream) => return Tpm::over(Box::new(stream)),
+                Ok(stream) => return stream,
                 Err(error) if begin.elapsed() > Duration::from_secs(20) => panic!("{error}"),
                 Err(_) => std::thread::sleep(Duration::from_millis(20)),
             }

@@ -27,7 +27,7 @@ use super::{
     tpm::{LATCH_PCR, Tpm},
     volume::{self, Volume},
 };
-use crate::{events::Event, init::partitions, install::grow};
+use crate::{events::Event, init::partitions, install::grow, local::host};
 
 /// Where the report is, below the root.
 pub const REPORT: &str = "run/holdfast/volumes.json";
@@ -207,8 +207,9 @@ pub fn measured(root: &Path) -> String {
 }
 
 fn tell(root: &Path, reports: &[VolumeReport]) {
+    let starts = host::starts(root);
     for VolumeReport { name, protection } in reports {
-        let (volume, how, notice) = (name.clone(), protection.name(), protection.notice());
+        let (volume, how, notice) = (name.clone(), protection.name(), protection.notice(starts));
         crate::init::kmsg::event(&Event::Volume { volume, how, notice });
     }
     let text = serde_json::to_vec(reports).unwrap_or_default();

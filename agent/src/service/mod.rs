@@ -2,6 +2,7 @@
 //! reported and shown; the others go on.
 
 mod chores;
+mod identity;
 mod offered;
 mod orphans;
 mod server;
@@ -10,7 +11,6 @@ mod unconfigured;
 mod volumes;
 
 use std::{
-    io,
     net::IpAddr,
     path::{Path, PathBuf},
     sync::Arc,
@@ -67,7 +67,7 @@ use crate::{
     spawn::{self, Console},
     sys, tasks,
     time::{Clock, ClockConfig, NtsConfig, nts::establish::Roots},
-    twice, updates,
+    updates,
 };
 
 use self::{chores::Chores, server::Server};
@@ -121,8 +121,8 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
         locked::wait(&init, &reason).await;
     }
     volumes::settle();
-    let key = match own_key().await {
-        Ok(key) => key,
+    let (key, lost) = match identity::own_key().await {
+        Ok(found) => found,
         Err(reason) => {
             // Nobody knows the node's name, so this is all there is to show.
             let (pages, page) = watch::channel(Page { release: release(), ..Page::default() });
@@ -138,15 +138,16 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
     // Files have their names whatever becomes of this start.
     tokio::spawn(volumes::watch());
     let found = config::settled(Path::new("/")).await;
+    if let Some(reason) = lost {
+        // The document may be another one by now.
+        if let Some(spec) = volumes::asks_for_another_node(&found) {
+            install(&found, spec, &init, pages).await;
+        }
+        give_up(&init, reason, pages).await
+    }
     let (served, mut end) = match &found.spec {
         Ok(spec) => {
-            show_config(&found, spec, pages);
-            enrol_keys(spec).await;
-            if spec.install.is_some() {
-                give_console(&init, Console::Agent);
-                session::attempt(spec, &found.document, &init, pages).await;
-            }
-            give_console(&init, Console::Screen);
+            install(&found, spec, &init, pages).await;
             let mut end = told_to_end();
             let started = async {
                 match serve(spec, key, node, (&init, notices), &views).await {
@@ -179,6 +180,18 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
     }
     // init tells the agent to end when the node goes down, and at no other time.
     chores.end().await;
+}
+
+/// Does what the configuration wants before the node serves: keys for firmware, and an installation, after
+/// which it does not return.
+async fn install(found: &Found, spec: &NodeSpec, init: &Init, pages: &watch::Sender<Page>) {
+    show_config(found, spec, pages);
+    enrol_keys(spec).await;
+    if spec.install.is_some() {
+        give_console(init, Console::Agent);
+        session::attempt(spec, &found.document, init, pages).await;
+    }
+    give_console(init, Console::Screen);
 }
 
 /// Says which configuration is in use.
@@ -545,51 +558,5 @@ async fn show(pages: watch::Sender<Page>, shown: Shown) {
             _ = network.changed() => {}
             _ = snapshot.changed() => {}
         }
-    }
-}
-
-/// Returns the key that the node goes by, or why it has none.
-async fn own_key() -> Result<SigningKey, String> {
-    if let Some(reason) = volumes::state_out_of_reach() {
-        // Who wants to install over it says so, and needs a node to do it.
-        let found = config::settled(Path::new("/")).await;
-        if !found.spec.is_ok_and(|spec| spec.install.is_some()) {
-            return Err(reason);
-        }
-        eprintln!("{}", Event::Trouble { place: "state", reason });
-    }
-    node_key(Path::new(STATE))
-        .map_err(|error| format!("the node's key cannot be read: {}", chain(&error)))
-}
-
-/// Returns the node's key, which is made at the first start.
-fn node_key(state: &Path) -> io::Result<SigningKey> {
-    let path = state.join(NODE_KEY);
-    if let Some(seed) = twice::read(&path)? {
-        return Ok(SigningKey::from_bytes(&seed));
-    }
-    let mut seed = zeroize::Zeroizing::new([0; 32]);
-    getrandom::fill(seed.as_mut()).map_err(io::Error::other)?;
-    twice::write(&path, &seed)?;
-    Ok(SigningKey::from_bytes(&seed))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_key_is_made_once_and_never_replaced() {
-        let state = tempfile::tempdir().expect("a directory");
-        let first = node_key(state.path()).expect("made");
-        let again = node_key(state.path()).expect("read");
-        assert_eq!(first.to_bytes(), again.to_bytes());
-        std::fs::write(state.path().join("node.key"), [1; 31]).expect("damaged");
-        assert_eq!(node_key(state.path()).expect("mended").to_bytes(), first.to_bytes());
-        // A node whose key is lost for good does not become another one.
-        for name in ["node.key", "node.key.copy"] {
-            std::fs::write(state.path().join(name), [1; 31]).expect("damaged");
-        }
-        assert!(node_key(state.path()).is_err());
     }
 }

@@ -10,10 +10,12 @@ use std::{
     time::Duration,
 };
 
+use types::config::NodeSpec;
 use update::disk::layout;
 
 use super::{DATA, STATE};
 use crate::{
+    config::{Found, Source},
     events::Event,
     init::partitions,
     install::runs_from_memory,
@@ -71,8 +73,28 @@ pub(super) fn state_out_of_reach() -> Option<String> {
     let device = partitions::find(layout::STATE).filter(|_| runs_from_memory(&mounts))?;
     Some(format!(
         "STATE is on {device} and cannot be mounted; nothing on it was given up. Restart the server if its \
-         disk can be helped, or install the node anew, as another one"
+         disk can be helped, or install the node anew, as another one: with a section [install] that names \
+         the disk in [install.disk], in a document on a volume labelled HOLDFAST or on the kernel's command \
+         line"
     ))
+}
+
+/// Returns the document of somebody who wants another node in place of one whose STATE is out of reach. What
+/// is in an image, or in STATE itself, was written before that, and may be in every server; and a disk that
+/// nobody named may be one with machines on it.
+pub(super) fn asks_for_another_node(found: &Found) -> Option<&NodeSpec> {
+    let now = match found.source {
+        Source::CommandLine | Source::CommandLineUrl(_) | Source::Volume(_) | Source::Claimed => {
+            true
+        }
+        Source::Installed
+        | Source::Customised
+        | Source::Image
+        | Source::Dhcp(..)
+        | Source::Nowhere => false,
+    };
+    let spec = found.spec.as_ref().ok().filter(|_| now)?;
+    spec.install.as_ref().is_some_and(|install| !install.disk.is_empty()).then_some(spec)
 }
 
 /// Gives new files their names, writes what only STATE's journal has to its place, and tells errors in the
@@ -136,6 +158,30 @@ fn errors(path: &Path) -> io::Result<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_who_names_a_disk_here_and_now_gets_another_node_for_a_lost_one() {
+        let document = |section: &str| {
+            let key = "01".repeat(32);
+            format!(
+                "version = 1\nname = \"n\"\n[authority]\nthreshold = 1\nkeys = [\"{key}\"]\n{section}"
+            )
+        };
+        let asks = |source: Source, section: &str| {
+            let spec = NodeSpec::parse(document(section).as_bytes()).map_err(Into::into);
+            assert!(spec.is_ok(), "{spec:?}");
+            asks_for_another_node(&Found { source, document: Vec::new(), spec }).is_some()
+        };
+        let named = "[install]\n[install.disk]\nserial = \"S1\"\n";
+        assert!(asks(Source::CommandLine, named));
+        assert!(asks(Source::Volume("sdb".into()), named));
+        assert!(asks(Source::Claimed, named));
+        assert!(!asks(Source::Customised, named));
+        assert!(!asks(Source::Image, named));
+        assert!(!asks(Source::Installed, named));
+        assert!(!asks(Source::Volume("sdb".into()), "[install]\nconfirm = \"unattended\"\n"));
+        assert!(!asks(Source::Volume("sdb".into()), ""));
+    }
 
     #[test]
     fn errors_are_told_when_they_are_new() {

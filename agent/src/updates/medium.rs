@@ -13,7 +13,7 @@ use update::{
 };
 
 use super::{OS_RELEASE, partition::Partition};
-use crate::install;
+use crate::install::source;
 
 /// What the medium has.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ impl Medium {
         let path = root.join(OS_RELEASE.trim_start_matches('/'));
         let os_release = fs::read_to_string(path).ok()?;
         let release = release_of(&os_release)?;
-        let (_, program) = install::find_medium(root, &os_release)?;
+        let (_, program) = source::find_medium(root, &os_release)?;
         Some(Self { release, sha256: Program::of(&program).sha256, os_release })
     }
 
@@ -43,7 +43,7 @@ impl Medium {
     /// Writes its program to a place, verified; returns the length.
     pub(super) fn write(&self, partition: &Partition, to: Place) -> Result<u64, FatError> {
         let gone = || FatError::Disk { action: "read the medium for", source: missing() };
-        let found = install::find_medium(Path::new("/"), &self.os_release).ok_or_else(gone)?;
+        let found = source::find_medium(Path::new("/"), &self.os_release).ok_or_else(gone)?;
         partition.write(to, &found.1, self.sha256)
     }
 }

@@ -3,6 +3,7 @@
 use types::{
     status::{NodeStatus, Setting, Slot, Trust, VolumeView},
     updates::UpdatesView,
+    volumes::Starts,
 };
 
 use super::{BAD, GOOD, LOOK, PageLines, WORDS};
@@ -133,7 +134,13 @@ fn trust(trust: &Trust) -> (String, ratatui::style::Style) {
             .as_ref()
             .map_or("lockdown unknown".to_owned(), |mode| format!("lockdown {mode}")),
         trust.tpm.as_ref().map_or("no TPM".to_owned(), |version| format!("TPM {version}")),
-        if trust.sealed { "sealed" } else { "disks NOT sealed" }.to_owned(),
+        match (trust.sealed, trust.starts()) {
+            (false, _) => "disks NOT sealed",
+            (true, Starts::Signed) => "sealed",
+            // The volumes' rows say from whom not.
+            (true, Starts::Anything) => "disks half sealed",
+        }
+        .to_owned(),
     ];
     let good = trust.sealed && trust.secure_boot == Some(true);
     let parts: Vec<_> = parts.into_iter().filter(|part| !part.is_empty()).collect();
@@ -165,7 +172,7 @@ fn resources(page: &mut PageLines, status: &NodeStatus) {
     let volumes: Vec<_> = host.volumes.iter().map(volume).collect();
     page.row("storage", &volumes.join(", "), WORDS);
     for volume in &status.volumes {
-        let notice = volume.protection.notice();
+        let notice = volume.protection.notice(status.trust.starts());
         if !notice.is_empty() {
             page.row("disk", &format!("{}: {notice}", volume.name), LOOK);
         }

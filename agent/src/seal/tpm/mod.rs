@@ -84,24 +84,36 @@ pub enum TpmError {
         "this release's signatures name no policy for PCR 11 as it is, {found}; it was not started as it was built"
     )]
     Unsigned { found: String },
+    #[error(
+        "PCR 11 is zero: the firmware told the TPM nothing of what it started; switch the TPM on for the firmware itself, too, in its setup (measured boot, TCG2)"
+    )]
+    Unmeasured,
     #[error("PCR 15 is not zero: the volumes were open already since the server was switched on")]
     Latched,
 }
 
-/// Returns what a response code means, for those that a provider meets.
+/// Returns what a response code means, for those that a provider meets. Source: TPM 2.0 Library, Part 2 §6.6.3.
 fn meaning(code: u32) -> String {
     // Format one codes name a parameter, handle or session in other bits (Part 2 §6.6.2).
     let base = if code & 0x80 != 0 { code & 0xbf } else { code };
     let text = match base {
+        0x085 => "the TPM's owner hierarchy is off; switch it on in the firmware's setup",
+        0x09b => "the signature of the release's policy is not the key's",
         0x09d => "the server was not started as it was when the disk was sealed (policy failed)",
         0x09f => "the secret was sealed by another TPM, or this one was cleared since",
         0x08e | 0x0a2 => "the TPM's owner has set a password",
-        0x0a1 => "the signature of the release's policy is not the key's",
-        0x121 => "too many failures, the TPM is locked for now",
+        0x0a1 => "the TPM knows no such attributes, it may be older than its specification",
+        0x100 => {
+            "the firmware did not start the TPM; update the firmware, or switch the TPM on in its setup"
+        }
+        0x101 => {
+            "the TPM failed its self-test; switch the server off and on, and replace the TPM if that stays"
+        }
         0x128 => "a register changed meanwhile",
+        0x12d => "the TPM waits for the rest of an update of its own; finish that",
         0x14b => "the TPM has no room left for what lasts",
         0x920 => "the TPM takes no more writes for now, to last longer",
-        0x921 => "the TPM is in lockout",
+        0x921 => "too many failures, the TPM is locked for now",
         _ => return format!("code {code:#05x}"),
     };
     format!("{text} (code {code:#05x})")
@@ -186,7 +198,9 @@ impl Tpm {
             reader.take(usize::from(length))?;
         }
         if reader.u32()? != 1 {
-            return Err(TpmError::Strange { what: "it keeps no registers of SHA-256" });
+            let what =
+                "it keeps no registers of SHA-256; activate that bank in the firmware's setup";
+            return Err(TpmError::Strange { what });
         }
         reader.sized()?.try_into().map_err(|_| TpmError::Short)
     }
@@ -195,6 +209,21 @@ impl Tpm {
     pub fn extend(&mut self, register: u8, digest: &[u8; 32]) -> Result<(), TpmError> {
         let parameters = Writer::default().u32(1).u16(SHA256).raw(digest);
         self.authorized(PCR_EXTEND, register.into(), &password(), &parameters.0).map(drop)
+    }
+
+    /// Checks that a start like the running one, by a release with these `policies`, opens what is sealed with
+    /// this binding: a seal that nothing opens would lock the disk. PCR 15 may be extended already.
+    /// Errors: registers cannot be read, or no policy is that of PCR 11.
+    pub fn could_open(
+        &mut self,
+        binding: Binding<'_>,
+        policies: &[SignedPolicy],
+    ) -> Result<(), TpmError> {
+        self.register(LATCH_PCR)?;
+        match binding {
+            Binding::Nothing => Ok(()),
+            Binding::Release(_) => self.signed_policy(policies).map(drop),
+        }
     }
 
     /// Seals a secret of at most 128 bytes.
@@ -292,11 +321,7 @@ impl Tpm {
         signer: &Signer,
         policies: &[SignedPolicy],
     ) -> Result<(), TpmError> {
-        let found = self.register(RELEASE_PCR)?;
-        let wanted = register_policy([0; 32], RELEASE_PCR, &found);
-        let signed = policies.iter().find(|signed| signed.policy == wanted);
-        let unsigned = || TpmError::Unsigned { found: types::hex::encode(&found) };
-        let signed = signed.ok_or_else(unsigned)?;
+        let signed = self.signed_policy(policies)?;
         self.policy_register(session, RELEASE_PCR)?;
         let public = Writer::default().sized(&[]).sized(&signer.public()).u32(OWNER);
         let answer = self.plain(LOAD_EXTERNAL, public.0)?;
@@ -317,6 +342,22 @@ impl Tpm {
             .sized(&name)
             .raw(&ticket?);
         self.plain(POLICY_AUTHORIZE, approval.0).map(drop)
+    }
+
+    /// Returns the signed policy that is the one of PCR 11 as it is now.
+    fn signed_policy<'a>(
+        &mut self,
+        policies: &'a [SignedPolicy],
+    ) -> Result<&'a SignedPolicy, TpmError> {
+        let found = self.register(RELEASE_PCR)?;
+        let wanted = register_policy([0; 32], RELEASE_PCR, &found);
+        let signed = policies.iter().find(|signed| signed.policy == wanted);
+        signed.ok_or_else(|| {
+            if found == [0; 32] {
+                return TpmError::Unmeasured;
+            }
+            TpmError::Unsigned { found: types::hex::encode(&found) }
+        })
     }
 
     fn policy_register(&mut self, session: u32, register: u8) -> Result<(), TpmError> {
@@ -450,4 +491,28 @@ pub fn register_policy(before: [u8; 32], register: u8, value: &[u8; 32]) -> [u8;
         .chain_update(Writer::default().register(register).0)
         .chain_update(Sha256::digest(value));
     digest.finalize().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn response_codes_mean_what_the_specification_says() {
+        let means = |code: u32, words: &str| {
+            let said = meaning(code);
+            assert!(said.contains(words), "{code:#05x}: {said}");
+        };
+        // Of the first handle, of the second parameter, of the first session.
+        means(0x185, "owner hierarchy");
+        means(0x2db, "signature of the release's policy");
+        means(0x99d, "policy failed");
+        means(0x0a1, "attributes");
+        means(0x100, "did not start the TPM");
+        means(0x101, "self-test");
+        means(0x12d, "update");
+        means(0x921, "locked");
+        // A command that wants to be alone, which none of ours is.
+        means(0x121, "code 0x121");
+    }
 }

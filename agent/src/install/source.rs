@@ -1,0 +1,126 @@
+//! Where the running release is: on the medium that the node was started from, or on another device that has
+//! it, too. Reads and changes nothing.
+//!
+//! Every function takes the root under which `sys` and `dev` are, so tests use directories.
+
+use std::{
+    fs::{self, File},
+    path::Path,
+};
+
+use update::disk::{layout, medium};
+
+use crate::{config, init::partitions};
+
+/// Returns the name of the first device that holds the running release, and the release. `release` is the text
+/// of the system's `/etc/os-release`.
+pub(crate) fn find_medium(root: &Path, release: &str) -> Option<(String, Vec<u8>)> {
+    media(root, release).next()
+}
+
+/// Returns all devices that hold the running release, each with it: the one that the node was started from
+/// first, then what is attached to be taken away again, as an installed disk may hold the same release. Each
+/// is read when it is its turn.
+pub(crate) fn media(root: &Path, release: &str) -> impl Iterator<Item = (String, Vec<u8>)> {
+    devices(root).into_iter().filter_map(move |name| {
+        let disk = File::open(root.join("dev").join(&name)).ok()?;
+        let program = medium::find_program(config::ReadOnly(disk), release)?;
+        Some((name, program))
+    })
+}
+
+/// Whether a device is a disk that Holdfast is installed on.
+pub(crate) fn is_installed(root: &Path, name: &str) -> bool {
+    let folder = root.join("sys/class/block").join(name);
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let named = format!("PARTNAME={}", layout::STATE);
+    entries.into_iter().any(|entry| {
+        let uevent = fs::read_to_string(entry.path().join("uevent")).unwrap_or_default();
+        uevent.lines().any(|line| line == named)
+    })
+}
+
+/// Returns all devices but partitions, the likeliest first.
+fn devices(root: &Path) -> Vec<String> {
+    let class = root.join("sys/class/block");
+    let entries = fs::read_dir(&class).into_iter().flatten().flatten();
+    let mut names: Vec<String> = entries
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .filter(|name| !class.join(name).join("partition").exists())
+        .collect();
+    let started_from = partitions::started_from_disk(root);
+    let comes_off = |name: &str| {
+        let folder = class.join(name);
+        let removable = fs::read_to_string(folder.join("removable")).unwrap_or_default();
+        let place = fs::canonicalize(&folder).unwrap_or_default();
+        removable.trim() == "1" || place.to_string_lossy().contains("/usb")
+    };
+    names.sort_by_cached_key(|name| {
+        let first = started_from.as_ref() == Some(name);
+        (!first, !name.starts_with("sr"), !comes_off(name), name.clone())
+    });
+    names
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
+    use super::*;
+    use crate::testing::root;
+
+    /// A server with an installed SATA disk, an NVMe disk, a stick and a CD, as sysfs has them.
+    fn server() -> tempfile::TempDir {
+        let state = format!("DEVNAME=sda2\nPARTNAME={}\nPARTUUID=aa-2\n", layout::STATE);
+        let root = root(&[
+            ("sys/devices/ata1/block/sda/removable", b"0\n"),
+            ("sys/devices/ata1/block/sda/sda2/uevent", state.as_bytes()),
+            ("sys/devices/ata1/block/sda/sda2/partition", b"2\n"),
+            ("sys/devices/nvme/nvme0n1/removable", b"0\n"),
+            ("sys/devices/usb1/block/sdb/removable", b"0\n"),
+            (
+                "sys/devices/usb1/block/sdb/sdb1/uevent",
+                b"DEVNAME=sdb1\nPARTNAME=EFI\nPARTUUID=bb-1\n",
+            ),
+            ("sys/devices/usb1/block/sdb/sdb1/partition", b"1\n"),
+            ("sys/devices/ata2/block/sr0/removable", b"1\n"),
+        ]);
+        let class = root.path().join("sys/class/block");
+        fs::create_dir_all(&class).unwrap();
+        for place in [
+            "ata1/block/sda",
+            "ata1/block/sda/sda2",
+            "nvme/nvme0n1",
+            "usb1/block/sdb",
+            "usb1/block/sdb/sdb1",
+            "ata2/block/sr0",
+        ] {
+            let target = root.path().join("sys/devices").join(place);
+            std::os::unix::fs::symlink(&target, class.join(target.file_name().unwrap())).unwrap();
+        }
+        root
+    }
+
+    #[test]
+    fn a_stick_comes_before_an_installed_disk() {
+        let root = server();
+        assert_eq!(devices(root.path()), ["sr0", "sdb", "nvme0n1", "sda"]);
+        assert!(is_installed(root.path(), "sda"));
+        assert!(!is_installed(root.path(), "sdb") && !is_installed(root.path(), "sr0"));
+    }
+
+    #[test]
+    fn what_the_node_was_started_from_comes_first() {
+        let root = server();
+        let started_from = |id: &str| {
+            let units = id.encode_utf16().chain([0]).flat_map(u16::to_le_bytes);
+            let bytes: Vec<u8> = [6, 0, 0, 0].into_iter().chain(units).collect();
+            let path = root.path().join(partitions::STARTED_FROM.trim_start_matches('/'));
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, bytes).unwrap();
+            devices(root.path())
+        };
+        assert_eq!(started_from("BB-1")[0], "sdb");
+        assert_eq!(started_from("AA-2"), ["sda", "sr0", "sdb", "nvme0n1"]);
+        assert_eq!(started_from("CC-3")[0], "sr0");
+    }
+}
