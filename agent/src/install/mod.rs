@@ -48,6 +48,7 @@ use self::{
     write::{Content, Step},
 };
 use crate::{
+    assign::lent,
     config,
     events::Event,
     init::boot::chain,
@@ -181,8 +182,9 @@ pub fn run(
 /// Returns the name of the device that holds the running release, and the release.
 pub(crate) fn find_medium(root: &Path, release: &str) -> Option<(String, Vec<u8>)> {
     let entries = fs::read_dir(root.join("sys/class/block")).ok()?.flatten();
+    let ours = entries.filter(|entry| !lent::is_foreign(&entry.path()));
     let mut names: Vec<String> =
-        entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+        ours.filter_map(|entry| entry.file_name().into_string().ok()).collect();
     // CDs and sticks first: an installed disk may hold the same release.
     names.sort_by_key(|name| (!name.starts_with("sr"), !name.starts_with("sd"), name.clone()));
     names.into_iter().find_map(|name| {

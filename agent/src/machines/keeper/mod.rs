@@ -297,6 +297,7 @@ impl Keeper {
             accounts::resume(&mut entry.record, entry.seen.process, now, last_seen);
         }
         self.keep_promises();
+        self.erase_drives();
         let running = |entry: &Entry| matches!(entry.seen.process, Process::Running { .. });
         let running: Vec<MachineId> =
             self.machines.iter().filter(|(_, e)| running(e)).map(|(id, _)| *id).collect();
