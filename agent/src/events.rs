@@ -140,7 +140,11 @@ pub enum Event {
     Locked { reason: String },
     /// agent: a device was reset and can be rented again.
     DeviceReset { address: Bdf, rung: Rung, ms: u128 },
-    /// agent: a device did not come back.
+    /// agent: what a renter wrote on a drive is being erased.
+    DriveErasing { address: Bdf },
+    /// agent: it was erased, in this way.
+    DriveErased { address: Bdf, how: &'static str, ms: u128 },
+    /// agent: a device did not come back, or was not erased.
     DeviceQuarantined { address: Bdf, reason: String },
     /// agent: a crash of the kernel is kept in this file.
     CrashKept { file: String, reason: String },
@@ -247,6 +251,8 @@ impl Event {
             | Self::CrashKept { .. }
             | Self::EndedAbruptly { .. }
             | Self::DeviceReset { .. }
+            | Self::DriveErasing { .. }
+            | Self::DriveErased { .. }
             | Self::DeviceQuarantined { .. }
             | Self::Trouble { .. } => About::Node,
             Self::ContentFetched { .. }
@@ -373,6 +379,10 @@ impl Event {
                     Rung::Bus => "bus",
                 };
                 write!(f, "device-reset address={address} by={by} ms={ms}")
+            }
+            Self::DriveErasing { address } => write!(f, "drive-erasing address={address}"),
+            Self::DriveErased { address, how, ms } => {
+                write!(f, "drive-erased address={address} how={how} ms={ms}")
             }
             Self::DeviceQuarantined { address, reason } => {
                 write!(f, "device-quarantined address={address} reason={reason:?}")

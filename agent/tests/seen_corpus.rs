@@ -1,8 +1,9 @@
-//! Replays the fuzz corpora of the log, of devices' product data, and of guests' readings.
+//! Replays the fuzz corpora of the log, of devices' product data, of drives' answers, and of guests' readings.
 
 use std::{fs, path::Path};
 
 use agent::{
+    assign::erase::nvme::{self, Method},
     gpu::show,
     inventory::facts,
     local::exposition::Exposition,
@@ -53,6 +54,23 @@ fn every_product_data_of_the_corpus_is_read_as_far_as_it_goes() {
     let printable = (Some("[2Jab".to_owned()), None);
     assert_eq!(named("control"), Some(&printable));
     assert_eq!(named("keyword-past-end"), Some(&(None, None)));
+}
+
+#[test]
+fn every_answer_of_the_corpus_is_read_or_refused() {
+    let found: Vec<_> = corpus("nvme_answer")
+        .into_iter()
+        .map(|(name, bytes)| (name, nvme::everything(&bytes)))
+        .collect();
+    let named = |name: &str| {
+        let (_, (method, formats)) = found.iter().find(|(found, _)| found == name)?;
+        Some((method.map(Method::name), *formats))
+    };
+    assert_eq!(named("controller"), Some((Some("sanitize-crypto-erase"), 0)));
+    assert_eq!(named("formats"), Some((Some("format-user-data-erase"), 0)));
+    assert_eq!(named("list"), Some((None, 3)));
+    assert_eq!(named("list-full"), Some((None, 0)));
+    assert_eq!(named("cut-short"), Some((None, 0)));
 }
 
 #[test]

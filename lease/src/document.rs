@@ -29,8 +29,12 @@ pub const MAX_ENVELOPE: usize = 64 << 10;
 /// Most signatures on an envelope.
 pub const MAX_SIGNATURES: usize = 32;
 
-/// Most devices in one lease: one per root port of a machine's bus 0.
-pub const MAX_DEVICES: usize = 14;
+/// Most devices in one lease. The largest servers have eight GPUs, eight network controllers and four
+/// switches between the GPUs, and some drives.
+pub const MAX_DEVICES: usize = 32;
+
+/// What [`MAX_DEVICES`] is in messages.
+const DEVICES: &str = "at most 32 different addresses";
 
 /// The right to run one machine on one node for a while.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -137,7 +141,7 @@ impl Lease {
         let devices: BTreeSet<_> = self.shape.devices.iter().collect();
         if devices.len() != self.shape.devices.len() || devices.len() > MAX_DEVICES {
             let found = format!("{} addresses", self.shape.devices.len());
-            return field("shape.devices", found, "at most 14 different addresses");
+            return field("shape.devices", found, DEVICES);
         }
         let letters = |byte: u8| byte.is_ascii_uppercase() || byte.is_ascii_digit();
         if !(1..=16).contains(&self.price.unit.len()) || !self.price.unit.bytes().all(letters) {

@@ -15,7 +15,8 @@ use types::{
 /// Most spare ports of a machine.
 pub const MAX_SPARE_PORTS: u8 = 8;
 
-/// Ports of a machine's first root complex: those of devices and spare ones together.
+/// Ports of a machine's first root complex: those of devices and spare ones together. More devices share
+/// one, behind a switch.
 pub const MAX_PORTS: usize = 14;
 
 /// Most attachments that a node remembers of a machine.
@@ -58,7 +59,8 @@ pub enum HardwareError {
     #[error("hardware.spare_ports is {found}; 0 to {MAX_SPARE_PORTS} are possible")]
     SparePorts { found: u8 },
     #[error(
-        "{devices} devices and {spare} spare ports are more than the {MAX_PORTS} ports of a machine"
+        "{devices} devices and {spare} spare ports are more than the {MAX_PORTS} ports of a machine; with more \
+         devices than that, there are no spare ports, and all devices are there from the start"
     )]
     Ports { devices: usize, spare: u8 },
     #[error(
@@ -79,7 +81,9 @@ impl Hardware {
             return Err(HardwareError::SparePorts { found: self.spare_ports });
         }
         let (devices, spare) = (shape.devices.len(), self.spare_ports);
-        if spare > 0 && devices + usize::from(spare) > MAX_PORTS {
+        // More devices than ports share one, which nothing can come to later.
+        let ports = spare > 0 || !self.plugged_later.is_empty();
+        if ports && devices + usize::from(spare) > MAX_PORTS {
             return Err(HardwareError::Ports { devices, spare });
         }
         for (number, device) in self.plugged_later.iter().enumerate() {
@@ -289,6 +293,12 @@ mod tests {
         let refusal = HardwareError::Ports { devices: 10, spare: 5 };
         assert_eq!(spare(5).check(&shape(0, &many)), Err(refusal));
         assert_eq!(spare(9).check(&shape(0, &[])), Err(HardwareError::SparePorts { found: 9 }));
+        let board: Vec<Bdf> = (0..20).map(|bus| Bdf { bus, ..FIRST }).collect();
+        assert_eq!(spare(0).check(&shape(0, &board)), Ok(()));
+        let refusal = |spare| Err(HardwareError::Ports { devices: 20, spare });
+        assert_eq!(spare(1).check(&shape(0, &board)), refusal(1));
+        let later = Hardware { plugged_later: vec![FIRST], ..Hardware::default() };
+        assert_eq!(later.check(&shape(0, &board)), refusal(0));
     }
 
     #[test]

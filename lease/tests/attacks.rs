@@ -16,7 +16,7 @@ use types::{
     config::Authority,
     forward::ForwardedRequest,
     ids::{MachineId, NodeId},
-    node::MachineShape,
+    node::{Bdf, MachineShape},
     units::{Mebibytes, UnixSeconds},
 };
 
@@ -131,7 +131,12 @@ fn impossible_leases_are_refused() {
     assert!(refused(Lease { end: UnixSeconds(1000), ..lease() }));
     assert!(refused(Lease { shape: MachineShape { vcpus: 0, ..shape.clone() }, ..lease() }));
     let twice = vec![shape.devices[0], shape.devices[0]];
-    assert!(refused(Lease { shape: MachineShape { devices: twice, ..shape }, ..lease() }));
+    let with = |devices| Lease { shape: MachineShape { devices, ..shape.clone() }, ..lease() };
+    assert!(refused(with(twice)));
+    let first = shape.devices[0];
+    let many = |count: u8| (0..count).map(|bus| Bdf { bus, ..first }).collect::<Vec<_>>();
+    assert!(with(many(32)).to_bytes().is_ok());
+    assert!(refused(with(many(33))));
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! The whole path: a lease that two of three authority keys signed starts a machine with a
-//! passed-through device, its renter logs in, and it survives the death of the node's agent. Leases
-//! that do not count start nothing.
+//! passed-through device, its renter logs in, and it survives the death of the node's agent. The next
+//! renter of the device, a drive, finds nothing on it. Leases that do not count start nothing.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
@@ -24,7 +24,7 @@ fn host(scene: &Scene) -> HostOptions {
 }
 
 #[test]
-fn a_machine_with_a_device_outlives_the_agent_and_gives_the_device_back() {
+fn a_machine_with_a_device_outlives_the_agent_and_gives_the_device_back_erased() {
     let folder = tempfile::tempdir().unwrap();
     let scene = Scene::start(folder.path()).unwrap();
     let (host, node) = scene.boot("renting", host(&scene)).unwrap();
@@ -52,9 +52,26 @@ fn a_machine_with_a_device_outlives_the_agent_and_gives_the_device_back() {
     scene.renter().wait(&["machines", "show", &id], SOON, |_| true).unwrap();
     scene.ssh(&id, "test -e /run/before").unwrap();
 
+    let write = "echo a secret > /run/secret; dd if=/run/secret of=/dev/nvme0n1 bs=512 seek=16384 \
+                 conv=sync,fsync 2>/dev/null";
+    scene.ssh(&id, write).unwrap();
     scene.renter().text(&["machines", "delete", &id]).unwrap();
+    host.serial.wait_from(mark, "event=drive-erasing", SOON).unwrap();
+    let erased = host.serial.wait_from(mark, "event=drive-erased", SOON).unwrap();
+    assert!(erased.contains(&device) && erased.contains("how=format-"), "{erased}");
     host.serial.wait_from(mark, "event=device-reset", SOON).unwrap();
     scene.cli.wait(&["nodes"], SOON, offers).unwrap();
+
+    let next = LeaseRequest { name: "next", node: &node, devices: &devices, ..request };
+    let (lease, next) = scene.lease(&next).unwrap();
+    scene.create(&lease, &guest).unwrap();
+    scene.wait_for_console(&next, "guest: ready", GUEST_LIMIT).unwrap();
+    let left = scene.ssh(&next, "tr -d '\\0' < /dev/nvme0n1 | wc -c").unwrap();
+    assert_eq!(
+        left.trim(),
+        "0",
+        "bytes of the first renter and of the provider that the next one reads"
+    );
 }
 
 #[test]

@@ -20,7 +20,7 @@ use std::{
 
 use types::{node::Bdf, vm::VfioInterface};
 
-use super::{AssignError, device_path, open};
+use super::{AssignError, class_of, device_path, erase, lent, open};
 
 /// Where iommufd is, in the root.
 const IOMMUFD: &str = "dev/iommu";
@@ -55,13 +55,15 @@ pub struct Handover {
 }
 
 /// Opens bound devices, those that a machine starts with. Only they reach each other's BARs: one that
-/// is attached later reaches guest memory alone, by whichever interface is there.
+/// is attached later reaches guest memory alone, by whichever interface is there. Drives are noted as a
+/// renter's before.
 pub fn hand_over(root: &Path, devices: &[Bdf]) -> Result<Handover, AssignError> {
     let classes: Vec<u32> = devices.iter().filter_map(|device| class_of(root, *device)).collect();
     let containers = root.join(CONTAINER).exists();
     let peers = if containers { peers(&classes) } else { Peers::Apart };
     let iommufd = root.join(IOMMUFD).exists();
     let interface = choose(peers, iommufd);
+    note_drives(root, devices)?;
     let open_shared = |path: &str| open_file(root, devices, path);
     let (iommu, devices) = match interface {
         VfioInterface::Cdev => {
@@ -73,12 +75,14 @@ pub fn hand_over(root: &Path, devices: &[Bdf]) -> Result<Handover, AssignError> 
     Ok(Handover { interface, peers, iommu, devices })
 }
 
-/// Opens one bound device for a machine that runs, by the interface that it was started with.
+/// Opens one bound device for a machine that runs, by the interface that it was started with. A drive is
+/// noted as a renter's before.
 pub fn open_one(
     root: &Path,
     device: Bdf,
     interface: VfioInterface,
 ) -> Result<OwnedFd, AssignError> {
+    note_drives(root, &[device])?;
     match interface {
         VfioInterface::Cdev => open(root, device),
         VfioInterface::Group => {
@@ -86,6 +90,11 @@ pub fn open_one(
             opened.map(|(_, group)| group).ok_or(AssignError::NoCharacterDevice { device })
         }
     }
+}
+
+fn note_drives(root: &Path, devices: &[Bdf]) -> Result<(), AssignError> {
+    let mut drives = devices.iter().filter(|device| erase::is_drive(root, **device));
+    drives.try_for_each(|device| lent::remember(root, *device))
 }
 
 /// Returns whether devices of these classes can use each other's memory: two that have some, or one
@@ -136,11 +145,6 @@ fn open_file(root: &Path, devices: &[Bdf], path: &str) -> Result<OwnedFd, Assign
     })
 }
 
-fn class_of(root: &Path, device: Bdf) -> Option<u32> {
-    let text = fs::read_to_string(device_path(root, device).join("class")).ok()?;
-    u32::from_str_radix(text.trim().trim_start_matches("0x"), 16).ok()
-}
-
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::symlink;
@@ -186,6 +190,8 @@ mod tests {
             let (root, devices) = host(class, iommufd);
             let handover = hand_over(root.path(), &devices).expect("opened");
             assert_eq!(handover.devices.len(), 2);
+            let drives = class.starts_with("0x0108");
+            assert!(devices.iter().all(|device| lent::is_lent(root.path(), *device) == drives));
             (handover.interface, handover.peers)
         };
         assert_eq!(chosen("0x010802\n", true), (VfioInterface::Cdev, Peers::Apart));

@@ -1,10 +1,12 @@
 //! Hands PCI devices to machines and takes them back: vfio-pci through `driver_override`, whole
-//! groups at a time, reset with a deadline. `inventory::rules` decides which.
+//! groups at a time, reset with a deadline, drives erased. `inventory::rules` decides which.
 //! Source: Documentation/ABI/testing/sysfs-bus-pci, Documentation/driver-api/vfio.rst.
 
 pub mod cliques;
+pub mod erase;
 mod interface;
 mod ladder;
+pub mod lent;
 
 use std::{
     fs::{self, File},
@@ -14,6 +16,7 @@ use std::{
     time::Duration,
 };
 
+pub use erase::{ERASE_LIMIT, EraseError, Erased};
 pub use interface::{Handover, Peers, hand_over, open_one};
 pub use ladder::{Recovered, Rung, reset};
 use types::node::Bdf;
@@ -29,12 +32,12 @@ pub const RESET_LIMIT: Duration = Duration::from_secs(60);
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the message is the doc")]
 pub enum AssignError {
-    #[error("cannot set the driver of {device} to {DRIVER}")]
-    Override { device: Bdf, source: io::Error },
+    #[error("cannot set the driver of {device} to {driver}")]
+    Override { device: Bdf, driver: &'static str, source: io::Error },
     #[error("cannot unbind {device} from {driver}")]
     Unbind { device: Bdf, driver: String, source: io::Error },
-    #[error("cannot bind {device} to {DRIVER}")]
-    Bind { device: Bdf, source: io::Error },
+    #[error("cannot bind {device} to {driver}")]
+    Bind { device: Bdf, driver: &'static str, source: io::Error },
     #[error("{device} has no VFIO character device; is it bound to {DRIVER}?")]
     NoCharacterDevice { device: Bdf },
     #[error("cannot open {path} of {device}")]
@@ -47,29 +50,41 @@ pub enum AssignError {
         "{device} reads {seen:#06x} as its vendor instead of {expected:#06x}: it fell off the bus"
     )]
     Gone { device: Bdf, seen: u16, expected: u16 },
+    #[error(
+        "{device} still holds what its last renter wrote, and nobody else gets it so: mend or replace the \
+         drive, then `holdfast node release-device NODE {device}` erases and offers it; it was not erased \
+         because"
+    )]
+    NotErased { device: Bdf, source: EraseError },
 }
 
 /// Binds every device of `group` to vfio-pci: first all are taken from their drivers, then all
 /// are bound, so that the group is never split between host and tenant.
 pub fn bind_group(root: &Path, group: &[Bdf]) -> Result<(), AssignError> {
+    bind(root, group, DRIVER)
+}
+
+fn bind(root: &Path, group: &[Bdf], driver: &'static str) -> Result<(), AssignError> {
     for device in group {
-        let path = device_path(root, *device);
-        fs::write(path.join("driver_override"), DRIVER)
-            .map_err(|source| AssignError::Override { device: *device, source })?;
-        if let Some(driver) = driver_of(&path).filter(|driver| driver != DRIVER) {
+        let device = *device;
+        let path = device_path(root, device);
+        fs::write(path.join("driver_override"), driver)
+            .map_err(|source| AssignError::Override { device, driver, source })?;
+        if let Some(driver) = driver_of(&path).filter(|bound| bound != driver) {
             fs::write(path.join("driver/unbind"), device.to_string())
-                .map_err(|source| AssignError::Unbind { device: *device, driver, source })?;
+                .map_err(|source| AssignError::Unbind { device, driver, source })?;
         }
     }
     for device in group {
-        if driver_of(&device_path(root, *device)).as_deref() == Some(DRIVER) {
+        let device = *device;
+        if driver_of(&device_path(root, device)).as_deref() == Some(driver) {
             continue;
         }
         fs::write(root.join("sys/bus/pci/drivers_probe"), device.to_string())
-            .map_err(|source| AssignError::Bind { device: *device, source })?;
-        if driver_of(&device_path(root, *device)).as_deref() != Some(DRIVER) {
+            .map_err(|source| AssignError::Bind { device, driver, source })?;
+        if driver_of(&device_path(root, device)).as_deref() != Some(driver) {
             let source = io::Error::other("the kernel bound no driver");
-            return Err(AssignError::Bind { device: *device, source });
+            return Err(AssignError::Bind { device, driver, source });
         }
     }
     Ok(())
@@ -122,6 +137,12 @@ pub fn identity(root: &Path, device: Bdf) -> Option<((u16, u16), u32)> {
     };
     let half = |name| u16::try_from(number(name)?).ok();
     Some(((half("vendor")?, half("device")?), number("class")?))
+}
+
+/// Returns the class code of a device.
+fn class_of(root: &Path, device: Bdf) -> Option<u32> {
+    let text = fs::read_to_string(device_path(root, device).join("class")).ok()?;
+    u32::from_str_radix(text.trim().trim_start_matches("0x"), 16).ok()
 }
 
 fn device_path(root: &Path, device: Bdf) -> PathBuf {

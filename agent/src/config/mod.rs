@@ -27,7 +27,7 @@ use self::{
     provision::Origin,
     reference::{Reference, ReferenceFault},
 };
-use crate::net::DocumentServer;
+use crate::{assign::lent, net::DocumentServer};
 
 /// Parameter of the kernel's command line.
 const PARAMETER: &str = "holdfast.config=";
@@ -274,10 +274,11 @@ fn parameter(cmdline: &str) -> Option<&str> {
     cmdline.split_whitespace().find_map(|word| word.strip_prefix(PARAMETER))
 }
 
-/// Returns the block devices, partitions too.
+/// Returns the block devices, partitions too, but for renters' drives.
 fn fat_volumes(root: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(root.join("sys/class/block")).into_iter().flatten().flatten();
-    let mut names: Vec<_> = entries.map(|entry| entry.file_name()).collect();
+    let ours = entries.filter(|entry| !lent::is_foreign(&entry.path()));
+    let mut names: Vec<_> = ours.map(|entry| entry.file_name()).collect();
     names.sort();
     names.into_iter().map(|name| root.join("dev").join(name)).collect()
 }

@@ -9,6 +9,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use crate::assign::lent;
+
 /// Longest wait for disks that are still being probed, and for the one that the system was started
 /// from: firmware has read it a moment ago, so it is there.
 const LIMIT: Duration = Duration::from_secs(5);
@@ -159,14 +161,16 @@ fn find_in(class: &Path, name: &str, started_from: Option<&str>) -> Option<Strin
     named.first().map(|part| format!("/dev/{}", part.device))
 }
 
+/// Reads a partition; one on a renter's drive is none.
 fn read(entry: &Path) -> Option<Found> {
     let uevent = fs::read_to_string(entry.join("uevent")).ok()?;
     let value = |key: &str| uevent.lines().find_map(|line| line.strip_prefix(key));
+    let name = value("PARTNAME=").filter(|_| !lent::is_foreign(entry))?.to_owned();
     let disk = fs::canonicalize(entry).ok()?.parent()?.to_owned();
     Some(Found {
         device: value("DEVNAME=")?.to_owned(),
         disk,
-        name: value("PARTNAME=")?.to_owned(),
+        name,
         id: value("PARTUUID=").unwrap_or_default().to_ascii_lowercase(),
     })
 }

@@ -14,6 +14,7 @@ use types::node::Bdf;
 use update::disk::gpt::{ALIGNMENT, BlockSize};
 
 use super::probe::{self, Content};
+use crate::assign::lent;
 
 /// Block devices that are no disks: what the kernel makes up, and what is made of other devices.
 const NO_DISKS: &[&str] = &["loop", "ram", "zram", "dm-", "md", "nbd", "sr", "fd", "mtdblock"];
@@ -83,12 +84,13 @@ impl fmt::Display for Disk {
     }
 }
 
-/// Returns all disks below `root`.
+/// Returns all disks below `root`, but for renters'.
 pub fn read(root: &Path) -> Vec<Disk> {
     let class = root.join("sys/class/block");
     let entries = fs::read_dir(&class).into_iter().flatten().flatten();
+    let ours = entries.filter(|entry| !lent::is_foreign(&entry.path()));
     let mut names: Vec<String> =
-        entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+        ours.filter_map(|entry| entry.file_name().into_string().ok()).collect();
     names.sort();
     let whole = |name: &String| {
         !NO_DISKS.iter().any(|kind| name.starts_with(kind))
@@ -106,7 +108,9 @@ fn read_disk(root: &Path, class: &Path, name: String) -> Option<Disk> {
     let usb = real.to_string_lossy().contains("/usb");
     let removable = usb || number("removable") == Some(1);
     let path = root.join("dev").join(&name);
-    let content = read_content(&path, bytes, &partition_names(&folder, &name));
+    let partitions = partition_names(&folder, &name);
+    let content =
+        read_ends(&path, bytes).map(|(first, last)| probe::content(&first, &last, &partitions));
     Some(Disk {
         path,
         bytes,
@@ -177,8 +181,20 @@ fn users(root: &Path, folder: &Path, name: &str) -> Vec<String> {
     users
 }
 
+/// Returns what somebody made of a whole disk, by its name: partitions, a file system, or whatever else is
+/// known by its signature; `None` when there is nothing of the kind.
+pub fn signature(root: &Path, name: &str) -> Option<String> {
+    let folder = root.join("sys/class/block").join(name);
+    let sectors = text(&folder.join("size"))?.parse::<u64>().ok()?;
+    let bytes = sectors.checked_mul(512).filter(|&bytes| bytes > 0)?;
+    match read_ends(&root.join("dev").join(name), bytes) {
+        Ok((first, last)) => probe::known(&first, &last, &partition_names(&folder, name)),
+        Err(error) => Some(format!("what cannot be read ({error})")),
+    }
+}
+
 /// Reads what decides whether something is on the disk: its first and last MiB.
-fn read_content(path: &Path, bytes: u64, partitions: &[String]) -> io::Result<Content> {
+fn read_ends(path: &Path, bytes: u64) -> io::Result<(Vec<u8>, Vec<u8>)> {
     let mut disk = File::open(path)?;
     let length = usize::try_from(ALIGNMENT.min(bytes)).map_err(io::Error::other)?;
     let mut first = vec![0; length];
@@ -186,7 +202,7 @@ fn read_content(path: &Path, bytes: u64, partitions: &[String]) -> io::Result<Co
     let mut last = vec![0; length];
     disk.seek(SeekFrom::Start(bytes - length as u64))?;
     disk.read_exact(&mut last)?;
-    Ok(probe::content(&first, &last, partitions))
+    Ok((first, last))
 }
 
 /// Returns the PCI function nearest to a device in sysfs.
@@ -233,8 +249,22 @@ mod tests {
     }
 
     #[test]
+    fn only_what_has_a_signature_was_made_of_a_disk() {
+        let made_of = |first: &[u8]| {
+            let mut content = vec![0; 4 << 20];
+            content[..first.len()].copy_from_slice(first);
+            let files = [("sys/class/block/sda/size", &b"8192\n"[..]), ("dev/sda", &content)];
+            signature(root(&files).path(), "sda")
+        };
+        assert_eq!(made_of(b"this block lies on the rented NVMe disk"), None);
+        assert!(made_of(b"LUKS\xba\xbe").expect("something").contains("LUKS"));
+    }
+
+    #[test]
     fn a_disk_that_cannot_be_read_says_so() {
         let root = root(&[("sys/class/block/sda/size", b"8192\n")]);
+        assert!(signature(root.path(), "sda").expect("something").contains("cannot be read"));
+        assert_eq!(signature(root.path(), "sdb"), None);
         assert!(matches!(read(root.path())[0].content, Content::Unreadable(_)));
     }
 }

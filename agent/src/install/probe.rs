@@ -71,27 +71,34 @@ pub fn content(first: &[u8], last: &[u8], partitions: &[String]) -> Content {
     if partitions.iter().any(|name| name.starts_with(OURS)) {
         return Content::Holdfast;
     }
-    if !partitions.is_empty() {
-        let named: Vec<_> = partitions.iter().take(NAMED).map(|name| printable(name)).collect();
-        let count = partitions.len();
-        return Content::Something(format!("{count} partitions ({})", named.join(", ")));
-    }
-    if unfinished::is(first, last) {
+    if partitions.is_empty() && unfinished::is(first, last) {
         return Content::Nothing;
     }
-    let is_there =
-        |(at, bytes, _): &&(usize, &[u8], &str)| first[(*at).min(first.len())..].starts_with(bytes);
-    if let Some((_, _, what)) = SIGNATURES.iter().find(is_there) {
-        return Content::Something((*what).to_owned());
-    }
-    if last.windows(8).step_by(512).any(|window| window == b"EFI PART") {
-        return Content::Something("the backup of a partition table (GPT)".to_owned());
+    if let Some(what) = known(first, last, partitions) {
+        return Content::Something(what);
     }
     match (first.iter().all(|&byte| byte == 0), last.iter().all(|&byte| byte == 0)) {
         (true, true) => Content::Nothing,
         (false, _) => Content::Something("data of an unknown kind in its first MiB".to_owned()),
         (true, false) => Content::Something("data of an unknown kind in its last MiB".to_owned()),
     }
+}
+
+/// Returns what somebody made of a disk, as far as it is known by the kernel's partitions or by a
+/// signature; `None` for everything else, which is not nothing.
+pub fn known(first: &[u8], last: &[u8], partitions: &[String]) -> Option<String> {
+    if !partitions.is_empty() {
+        let named: Vec<_> = partitions.iter().take(NAMED).map(|name| printable(name)).collect();
+        let count = partitions.len();
+        return Some(format!("{count} partitions ({})", named.join(", ")));
+    }
+    let is_there =
+        |(at, bytes, _): &&(usize, &[u8], &str)| first[(*at).min(first.len())..].starts_with(bytes);
+    if let Some((_, _, what)) = SIGNATURES.iter().find(is_there) {
+        return Some((*what).to_owned());
+    }
+    let backup = last.windows(8).step_by(512).any(|window| window == b"EFI PART");
+    backup.then(|| "the backup of a partition table (GPT)".to_owned())
 }
 
 /// Reads `bytes` as everything that the installer reads of a disk it does not know; for the fuzz

@@ -10,7 +10,7 @@ use std::{
 
 use update::disk::{layout, medium};
 
-use crate::{config, init::partitions};
+use crate::{assign::lent, config, init::partitions};
 
 /// Returns the name of the first device that holds the running release, and the release. `release` is the text
 /// of the system's `/etc/os-release`.
@@ -40,11 +40,12 @@ pub(crate) fn is_installed(root: &Path, name: &str) -> bool {
     })
 }
 
-/// Returns all devices but partitions, the likeliest first.
+/// Returns all devices but partitions and renters' drives, the likeliest first.
 fn devices(root: &Path) -> Vec<String> {
     let class = root.join("sys/class/block");
     let entries = fs::read_dir(&class).into_iter().flatten().flatten();
     let mut names: Vec<String> = entries
+        .filter(|entry| !lent::is_foreign(&entry.path()))
         .filter_map(|entry| entry.file_name().into_string().ok())
         .filter(|name| !class.join(name).join("partition").exists())
         .collect();

@@ -9,11 +9,22 @@ pub mod rules;
 
 use std::{
     collections::BTreeSet,
-    fs,
+    fs::{self, File},
+    io::Read,
     path::{Path, PathBuf},
 };
 
 use types::node::Bdf;
+
+use crate::{
+    assign::{erase, lent},
+    install::disks,
+};
+
+/// Where a function's configuration space says what it is, and the bits of that: the other one says that
+/// there are more functions. Source: PCI Local Bus Specification 3.0 §6.1 and §6.2.1.
+const HEADER_TYPE: usize = 0x0e;
+const HEADER_LAYOUT: u8 = 0x7f;
 
 /// One PCI function, with what matters for giving it away.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,6 +37,8 @@ pub struct Function {
     pub device: u16,
     /// 24-bit class code.
     pub class: u32,
+    /// Layout of its configuration space's header: 0 for a device, 1 for a bridge, 2 for one to CardBus.
+    pub header: u8,
     /// IOMMU group.
     pub group: Option<u32>,
     /// NUMA node.
@@ -41,6 +54,8 @@ pub struct Function {
 /// What the host does with a function.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum HostUse {
+    /// Nothing, but somebody did: what is on a drive, and the drive's name.
+    Data(String),
     /// A disk with a mounted file system, or one of the node's own partitions.
     Disk(String),
     /// A network interface: kernel name and hardware address.
@@ -85,7 +100,7 @@ pub fn read(root: &Path) -> Inventory {
     let busy = busy_disks(root);
     let mut functions: Vec<_> = entries(&sys.join("bus/pci/devices"))
         .into_iter()
-        .filter_map(|path| read_function(&path, &sys, &busy))
+        .filter_map(|path| read_function(&path, root, &busy))
         .collect();
     functions.sort_by_key(|function| function.address);
     Inventory { functions, isolation: read_isolation(root) }
@@ -112,15 +127,15 @@ fn count_list(text: &str) -> u32 {
     text.trim().split(',').filter_map(span).sum()
 }
 
-fn read_function(path: &Path, sys: &Path, busy: &BTreeSet<PathBuf>) -> Option<Function> {
+fn read_function(path: &Path, root: &Path, busy: &BTreeSet<PathBuf>) -> Option<Function> {
     let address: Bdf = path.file_name()?.to_str()?.parse().ok()?;
     let real = fs::canonicalize(path).ok()?;
-    let mut uses = Vec::new();
+    let mut uses: Vec<HostUse> = data(root, address).map(HostUse::Data).into_iter().collect();
     for disk in busy.iter().filter(|disk| owner(disk) == Some(address)) {
         let name = disk.file_name().map(|name| name.to_string_lossy().into_owned());
         uses.push(HostUse::Disk(name.unwrap_or_default()));
     }
-    for interface in entries(&sys.join("class/net")) {
+    for interface in entries(&root.join("sys/class/net")) {
         let Ok(device) = fs::canonicalize(&interface) else { continue };
         if owner(&device) == Some(address) {
             let name = interface.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -137,6 +152,7 @@ fn read_function(path: &Path, sys: &Path, busy: &BTreeSet<PathBuf>) -> Option<Fu
         vendor: hex(&real.join("vendor"))?.try_into().ok()?,
         device: hex(&real.join("device"))?.try_into().ok()?,
         class: hex(&real.join("class"))?,
+        header: header(&real.join("config")).unwrap_or(0),
         group: link_name(&real.join("iommu_group")).and_then(|name| name.parse().ok()),
         numa: numa.and_then(|value| u32::try_from(value).ok()),
         driver: link_name(&real.join("driver")),
@@ -144,6 +160,28 @@ fn read_function(path: &Path, sys: &Path, busy: &BTreeSet<PathBuf>) -> Option<Fu
         virtual_functions: text(&real.join("sriov_numvfs"))
             .and_then(|count| count.trim().parse().ok())
             .unwrap_or(0),
+    })
+}
+
+fn header(config: &Path) -> Option<u8> {
+    let mut start = [0; HEADER_TYPE + 1];
+    File::open(config).ok()?.read_exact(&mut start).ok()?;
+    Some(start[HEADER_TYPE] & HEADER_LAYOUT)
+}
+
+/// Returns what somebody made of an NVMe drive, if it can be told. A drive that is bound to vfio-pci shows
+/// nothing, so this decides before the first time; what a renter made of one stays between renters.
+fn data(root: &Path, address: Bdf) -> Option<String> {
+    if !erase::is_drive(root, address) || lent::is_lent(root, address) {
+        return None;
+    }
+    entries(&root.join("sys/class/block")).into_iter().find_map(|disk| {
+        let real = fs::canonicalize(&disk).ok()?;
+        if owner(&real) != Some(address) || real.join("partition").exists() {
+            return None;
+        }
+        let name = disk.file_name()?.to_str()?;
+        Some(format!("{} on {name}", disks::signature(root, name)?))
     })
 }
 
@@ -157,10 +195,16 @@ fn busy_disks(root: &Path) -> BTreeSet<PathBuf> {
     let mountinfo = text(&root.join("proc/self/mountinfo")).unwrap_or_default();
     let mounted: BTreeSet<_> =
         mountinfo.lines().filter_map(|line| line.split(' ').nth(2)).collect();
+    // Renters name partitions as they like.
+    let is_renters = |path: &Path| {
+        let drive = fs::canonicalize(path).ok().and_then(|real| owner(&real));
+        drive.is_some_and(|drive| lent::is_lent(root, drive))
+    };
     let is_busy = |path: &PathBuf| {
         let number = text(&path.join("dev")).unwrap_or_default();
         let uevent = text(&path.join("uevent")).unwrap_or_default();
-        let ours = uevent.lines().any(|line| line.starts_with("PARTNAME=holdfast"));
+        let named = uevent.lines().any(|line| line.starts_with("PARTNAME=holdfast"));
+        let ours = named && !is_renters(path);
         let held = !entries(&path.join("holders")).is_empty();
         ours || held || mounted.contains(number.as_str())
     };
@@ -264,6 +308,40 @@ mod tests {
         assert!(gpu.uses.is_empty());
         assert_eq!(inventory.isolation, Isolation::Complete);
         assert_eq!(capacity(root.path()), Capacity { vcpus: 5, memory_mib: 2000 });
+    }
+
+    #[test]
+    fn what_is_on_a_drive_is_told_unless_a_renter_wrote_it() {
+        let root = server();
+        let drive: Bdf = "0000:01:00.0".parse().expect("an address");
+        let make = |path: &str, bytes: &[u8]| {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().expect("a parent")).expect("made");
+            fs::write(path, bytes).expect("written");
+        };
+        let disk = "sys/devices/pci0000:00/0000:01:00.0/nvme/nvme0/nvme0n1";
+        make(&format!("{disk}/size"), b"8192\n");
+        make(&format!("{disk}/nvme0n1p2/partition"), b"2\n");
+        make("dev/nvme0n1", &vec![0; 4 << 20]);
+        symlink(root.path().join(disk), root.path().join("sys/class/block/nvme0n1"))
+            .expect("linked");
+        let uses = || read(root.path()).functions[0].uses.clone();
+        let data = "1 partitions (holdfast-state) on nvme0n1".to_owned();
+        assert_eq!(uses(), [HostUse::Data(data), HostUse::Disk("nvme0n1p2".into())]);
+        lent::remember(root.path(), drive).expect("noted");
+        assert_eq!(uses(), []);
+    }
+
+    #[test]
+    fn the_kind_of_header_is_read() {
+        let root = server();
+        let mut config = [0; 64];
+        config[HEADER_TYPE] = 0x81;
+        let path = root.path().join("sys/devices/pci0000:00/0000:02:00.0/config");
+        fs::write(path, config).expect("written");
+        let headers: Vec<u8> =
+            read(root.path()).functions.iter().map(|function| function.header).collect();
+        assert_eq!(headers, [0, 1]);
     }
 
     #[test]

@@ -16,7 +16,10 @@ const HOST_CLASSES: &[(u32, u32, &str)] = &[
     (0x0000, 0xff00, "of no class that is known"),
     (0x0100, 0xffff, "a SCSI controller"),
     (0x0101, 0xffff, "an IDE controller"),
+    (0x0104, 0xffff, "a RAID controller, which the provider's disks may be behind"),
     (0x0106, 0xffff, "a SATA controller"),
+    (0x0107, 0xffff, "a SAS controller, which the provider's disks may be behind"),
+    (OTHER_BRIDGE, 0xffff, "a part of the chipset"),
     (0x0700, 0xff00, "a serial port"),
     (0x0800, 0xff00, "a part of the chipset"),
     (0x0c03, 0xffff, "a USB controller, which keyboards and flash drives need"),
@@ -25,9 +28,23 @@ const HOST_CLASSES: &[(u32, u32, &str)] = &[
     (0xff00, 0xff00, "of no class that is known"),
 ];
 
-/// Returns whether a function is a bridge, which is no member of a group as far as renting goes.
+/// Base class of bridges, and the subclass of what is none of those that it names. NVIDIA's switches between
+/// GPUs call themselves so, and are devices with a driver in the guest; parts of chipsets do, too.
+const BRIDGES: u32 = 0x06;
+const OTHER_BRIDGE: u32 = 0x0680;
+
+/// Vendor of NVSwitch.
+const NVIDIA: u16 = 0x10de;
+
+/// Layouts of a configuration space's header that only bridges have: to PCI, and to CardBus. Source: PCI
+/// Local Bus Specification 3.0 §6.2.1.
+const BRIDGE_HEADERS: [u8; 2] = [1, 2];
+
+/// Returns whether a function is a bridge, which is no member of a group as far as renting goes: by its
+/// header, or by a class that names what it leads to. Source: PCI Code and ID Assignment 1.11 §1.7.
 pub fn is_bridge(function: &Function) -> bool {
-    function.class >> 16 == 0x06
+    let by_class = function.class >> 16 == BRIDGES && function.class >> 8 != OTHER_BRIDGE;
+    by_class || BRIDGE_HEADERS.contains(&function.header)
 }
 
 /// Returns every function that is not a bridge, with what can be done with it.
@@ -84,7 +101,7 @@ fn host_need(function: &Function, spec: &NodeSpec) -> Option<String> {
                     "the uplink {name}; if the uplink is another one, name it in network.interface"
                 ));
             }
-            HostUse::Interface(..) => {}
+            HostUse::Interface(..) | HostUse::Data(_) => {}
             HostUse::Screen => return Some("the console's screen".to_owned()),
         }
     }
@@ -95,12 +112,30 @@ fn host_need(function: &Function, spec: &NodeSpec) -> Option<String> {
     match &spec.machines.devices {
         Some(listed) if listed.contains(&function.address) => None,
         Some(_) => Some("not listed in machines.devices".to_owned()),
-        None => {
-            let class = function.class >> 8;
-            let kept = HOST_CLASSES.iter().find(|(value, mask, _)| class & mask == *value);
-            kept.map(|(_, _, what)| format!("{what}; list it in machines.devices to rent it"))
-        }
+        None => kept_unless_listed(function),
     }
+}
+
+/// Returns why a function stays with the host as long as the configuration does not name it.
+fn kept_unless_listed(function: &Function) -> Option<String> {
+    let class = function.class >> 8;
+    if class == OTHER_BRIDGE && function.vendor == NVIDIA {
+        return None;
+    }
+    let kept = HOST_CLASSES.iter().find(|(value, mask, _)| class & mask == *value);
+    if let Some((_, _, what)) = kept {
+        return Some(format!("{what}; list it in machines.devices to rent it"));
+    }
+    let data = function.uses.iter().find_map(|used| match used {
+        HostUse::Data(what) => Some(what),
+        HostUse::Disk(_) | HostUse::Interface(..) | HostUse::Screen => None,
+    });
+    data.map(|what| {
+        format!(
+            "a drive that is in use: {what}; erase it, or list it in machines.devices to rent it with what is \
+             on it"
+        )
+    })
 }
 
 /// Whether the node uses, or may use, an interface to reach the network.
@@ -198,6 +233,7 @@ mod tests {
             vendor: 1,
             device: 2,
             class,
+            header: 0,
             group: Some(group),
             numa: None,
             driver: None,
@@ -270,6 +306,48 @@ mod tests {
         );
         let state = &devices(&inventory(vec![usb]), Some(&spec("")))[0].state;
         assert!(describe(state).contains("USB"), "{state:?}");
+    }
+
+    #[test]
+    fn what_may_hold_the_providers_disks_stays_unless_it_is_listed() {
+        let list = "[machines]\ndevices = [\"0000:04:00.0\"]";
+        let state = |function: &Function, text| {
+            describe(&devices(&inventory(vec![function.clone()]), Some(&spec(text)))[0].state)
+        };
+        let raid = function("0000:04:00.0", 0x01_0400, 6);
+        assert!(state(&raid, "").contains("a RAID controller"));
+        assert_eq!(state(&raid, list), "free");
+        let sas = function("0000:04:00.0", 0x01_0700, 6);
+        assert!(state(&sas, "").contains("a SAS controller"));
+        assert_eq!(state(&sas, list), "free");
+        let mut drive = function("0000:04:00.0", 0x01_0802, 6);
+        assert_eq!(state(&drive, ""), "free");
+        drive.uses.push(HostUse::Data("a file system (XFS) on nvme0n1".to_owned()));
+        assert!(state(&drive, "").contains("a file system (XFS) on nvme0n1; erase it"));
+        assert_eq!(state(&drive, list), "free");
+    }
+
+    #[test]
+    fn switches_between_gpus_are_devices_and_chipsets_are_not_rented() {
+        let switch = |class, vendor, header| Function {
+            vendor,
+            header,
+            ..function("0000:04:00.0", class, 6)
+        };
+        let state = |function: Function| {
+            let all = devices(&inventory(vec![function]), Some(&spec("")));
+            all.first().map(|device| describe(&device.state))
+        };
+        assert_eq!(state(switch(0x06_8000, NVIDIA, 0)).as_deref(), Some("free"));
+        let chipset = state(switch(0x06_8000, 0x8086, 0)).expect("a device");
+        assert!(chipset.contains("a part of the chipset"), "{chipset}");
+        // PCI to PCI, host, ISA, and one whose class is as good as none.
+        for (class, header) in [(0x06_0400, 1), (0x06_0000, 0), (0x06_0100, 0), (0x06_8000, 1)] {
+            assert_eq!(state(switch(class, NVIDIA, header)), None, "{class:#x}");
+        }
+        let list = "[machines]\ndevices = [\"0000:04:00.0\"]";
+        let listed = devices(&inventory(vec![switch(0x06_8000, 0x8086, 0)]), Some(&spec(list)));
+        assert_eq!(listed[0].state, DeviceState::Free);
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Carries out the two actions that take time: starting a machine's process, and taking back what
-//! it held. Each is a task of its own with a deadline; the keeper waits for none of them.
+//! Starts a machine's process. That is a task of its own with a deadline, and the keeper does not wait for
+//! it; taking back what a machine held, which is another one, is `recovery`'s.
 
 use std::{
     fs::File,
@@ -97,9 +97,19 @@ pub enum Progress {
     /// Its process was told of its deadline, or did not listen.
     Told(MachineId, Deadline, Result<(), vmm::VmmError>),
     /// Everything it held was taken back; per device, how its reset went.
-    Released(MachineId, Vec<(Bdf, Result<Recovered, AssignError>)>),
-    /// Quarantined devices were reset once more; per device, how it went.
-    Recovered(Vec<(Bdf, Result<Recovered, AssignError>)>),
+    /// Drives that are erased are told of later.
+    Released(MachineId, Vec<TakenBack>),
+    /// Drives were erased, or quarantined devices reset once more; per device, how it went.
+    Recovered(Vec<TakenBack>),
+}
+
+/// A device that was taken back from a machine, or should have been.
+#[derive(Debug)]
+pub struct TakenBack {
+    /// Which.
+    pub device: Bdf,
+    /// How it went.
+    pub result: Result<Recovered, AssignError>,
 }
 
 /// Why a machine was not started.
@@ -180,52 +190,6 @@ pub async fn start(
         Err(error) => Progress::Failed(machine, error),
     };
     let _ = progress.send(report).await;
-}
-
-/// Takes back what a machine held and reports.
-pub async fn release(
-    tools: Tools,
-    machine: MachineId,
-    devices: Vec<(Bdf, u16)>,
-    progress: mpsc::Sender<Progress>,
-) {
-    if let Err(error) = tools.networks.delete(machine).await {
-        let reason = format!("network not taken away: {error}");
-        eprintln!("{}", crate::events::Event::MachineFailed { machine, reason });
-    }
-    let _ = std::fs::remove_file(vmm::socket_path(machine));
-    let set: Vec<Bdf> = devices.iter().map(|(device, _)| *device).collect();
-    let results = reset(&tools, devices, &set).await;
-    let _ = progress.send(Progress::Released(machine, results)).await;
-}
-
-/// Resets a quarantined device once more. `set` are the devices that may lose their state with it.
-pub async fn recover(
-    tools: Tools,
-    device: (Bdf, u16),
-    set: Vec<Bdf>,
-    progress: mpsc::Sender<Progress>,
-) {
-    let results = reset(&tools, vec![device], &set).await;
-    let _ = progress.send(Progress::Recovered(results)).await;
-}
-
-async fn reset(
-    tools: &Tools,
-    devices: Vec<(Bdf, u16)>,
-    set: &[Bdf],
-) -> Vec<(Bdf, Result<Recovered, AssignError>)> {
-    let mut results = Vec::new();
-    for (device, vendor) in devices {
-        let (root, set) = (tools.root.clone(), set.to_vec());
-        let reset = tokio::task::spawn_blocking(move || assign::reset(&root, device, vendor, &set));
-        let result = match tokio::time::timeout(assign::RESET_LIMIT, reset).await {
-            Ok(Ok(result)) => result,
-            Ok(Err(_)) | Err(_) => Err(AssignError::ResetLate { device }),
-        };
-        results.push((device, result));
-    }
-    results
 }
 
 async fn wait_until_running(machine: MachineId) -> Result<(), StartError> {

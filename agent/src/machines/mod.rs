@@ -23,6 +23,7 @@ pub mod placement;
 pub mod plan;
 pub mod plug;
 pub mod quarantine;
+pub mod recovery;
 pub mod sandbox;
 pub mod seed;
 pub mod store;

@@ -1,5 +1,6 @@
 //! Remembers which devices are quarantined, as long as the node is on: the agent may be restarted
-//! meanwhile, and must not offer them again. A power cycle resets them for good and forgets it all.
+//! meanwhile, and must not offer them again. A power cycle resets them for good and forgets it all, but for
+//! drives that were not erased, which `assign::lent` knows: their erasing is tried once more.
 //!
 //! One file per device, named by its address: the time in Unix seconds, a line feed, the reason.
 

@@ -8,7 +8,7 @@ use types::{
 };
 
 use crate::{
-    assign,
+    assign::{self, lent},
     events::Event,
     init::boot::chain,
     inventory::{self, rules},
@@ -47,6 +47,12 @@ pub(super) fn reserve_memory(wanted: &Machines) -> u64 {
 pub(super) fn prepare_devices(spec: &NodeSpec) -> Vec<PciDevice> {
     let root = Path::new("/");
     let mut devices = rules::devices(&inventory::read(root), Some(spec));
+    for device in &devices {
+        if let Err(error) = lent::keep_serial(root, device.address) {
+            let reason = format!("serial number of {}: {}", device.address, chain(&error));
+            eprintln!("{}", Event::Trouble { place: "devices", reason });
+        }
+    }
     for group in keeper_groups(&devices) {
         let bound = assign::bind_group(root, &group).and_then(|()| {
             group.iter().try_for_each(|address| {

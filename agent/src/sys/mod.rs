@@ -5,6 +5,7 @@ pub(crate) mod child;
 pub(crate) mod clock;
 pub(crate) mod descriptor;
 pub(crate) mod dm;
+pub(crate) mod nvme;
 pub(crate) mod observe;
 pub(crate) mod packet;
 pub(crate) mod screen;

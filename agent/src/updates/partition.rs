@@ -18,7 +18,7 @@ use update::{
 };
 
 use super::variables;
-use crate::init::partitions;
+use crate::{assign::lent, init::partitions};
 
 /// The kernel counts sectors of this length, whatever the disk's are.
 const KERNEL_SECTOR: u64 = 512;
@@ -68,6 +68,9 @@ pub(super) fn beside_state(root: &Path) -> Option<Partition> {
 
 /// Reads what the kernel tells of a partition, if it is the one of this identity, on an installed disk.
 fn read(root: &Path, entry: &Path, wanted: &str) -> Option<Partition> {
+    if lent::is_foreign(entry) {
+        return None;
+    }
     let uevent = fs::read_to_string(entry.join("uevent")).ok()?;
     let value = |key: &str| uevent.lines().find_map(|line| line.strip_prefix(key));
     let id = value("PARTUUID=")?;

@@ -27,7 +27,7 @@ use types::{
 };
 use update::shell::{Bytes, Elsewhere, Opening, Source, Span, Wanted};
 
-use crate::tasks::frames;
+use crate::{assign::lent, tasks::frames};
 
 /// Folder of a volume with a repository.
 const FOLDER: &str = "holdfast-updates";
@@ -126,7 +126,8 @@ impl Volumes {
     /// Looks whether devices came or went below `root`; true when other volumes have a repository now.
     pub(super) fn look(&mut self, root: &Path) -> bool {
         let entries = fs::read_dir(root.join("sys/class/block")).into_iter().flatten().flatten();
-        let devices: BTreeSet<OsString> = entries.map(|entry| entry.file_name()).collect();
+        let ours = entries.filter(|entry| !lent::is_foreign(&entry.path()));
+        let devices: BTreeSet<OsString> = ours.map(|entry| entry.file_name()).collect();
         if devices == self.devices {
             return false;
         }

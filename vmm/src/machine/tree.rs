@@ -119,7 +119,7 @@ impl Tree {
     /// Numbers the tree of `spec`.
     pub fn new(spec: &VmSpec) -> Result<Self, TreeError> {
         let devices = spec.passthrough.as_ref().map_or(0, |passed| passed.devices.len());
-        let flat = flat(devices);
+        let flat = flat(devices, spec.spare_ports.len());
         let asked = spec.topology.as_ref().unwrap_or(&flat);
         let roots = asked.roots.len();
         if !(1..=MAX_ROOTS).contains(&roots) {
@@ -302,11 +302,23 @@ impl Tree {
     }
 }
 
-/// A root port for each device.
-fn flat(devices: usize) -> Topology {
+/// A root port for each device, as far as there are slots for them beside `spares` spare ports.
+fn flat(devices: usize, spares: usize) -> Topology {
     let port = |index| Port { registers: None, below: Below::Device { index } };
     let ports = (0..u32::try_from(devices).unwrap_or(u32::MAX)).map(port).collect();
-    Topology { roots: vec![types::topology::RootComplex { node: None, ports }] }
+    Topology { roots: vec![RootComplex { node: None, ports: folded(ports, spares) }] }
+}
+
+/// Puts what the first root complex has no slots for, beside `spares` spare ports, below a switch behind
+/// its last port.
+fn folded(mut ports: Vec<Port>, spares: usize) -> Vec<Port> {
+    let most = usize::from(FIRST_VIRTIO - FIRST_PORT).saturating_sub(spares);
+    if most > 0 && ports.len() > most {
+        let rest = ports.split_off(most - 1);
+        let below = Below::Switch { upstream: None, ports: rest };
+        ports.push(Port { registers: None, below });
+    }
+    ports
 }
 
 fn check_spare(spare: &SparePort, roots: usize) -> Result<(), TreeError> {
@@ -327,6 +339,7 @@ fn gathered(topology: &Topology, spares: &[SparePort]) -> (Topology, Vec<SparePo
     let first = nodes.next().flatten();
     let node = first.filter(|_| nodes.all(|node| node == first));
     let ports = topology.roots.iter().flat_map(|root| root.ports.clone()).collect();
+    let ports = folded(ports, spares.len());
     let spares = spares.iter().map(|spare| SparePort { root: 0, ..spare.clone() }).collect();
     (Topology { roots: vec![RootComplex { node, ports }] }, spares)
 }

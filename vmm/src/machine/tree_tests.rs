@@ -51,6 +51,25 @@ fn without_a_topology_each_device_has_a_root_port() {
 }
 
 #[test]
+fn more_devices_than_slots_share_a_switch() {
+    // Eight GPUs, eight network controllers and four switches between the GPUs; and as many as can be.
+    for count in [20, 32] {
+        let spec = VmSpec { topology: None, ..machine(count, Vec::new()) };
+        let tree = Tree::new(&spec).expect("possible");
+        assert_eq!(tree.device_ports().len(), usize::from(count));
+        let on_root = tree.ports.iter().filter(|port| port.above == Above::Root(0));
+        assert_eq!(on_root.map(|port| port.address.device).max(), Some(FIRST_VIRTIO - 1));
+        let (last, switch) = (tree.device_ports()[13], 14);
+        assert_eq!(tree.ports[last].above, Above::Bridge(switch));
+        assert_eq!(tree.ports[switch].kind, Kind::Upstream);
+    }
+    let spare_ports = vec![spare(0), spare(0)];
+    let spec = VmSpec { topology: None, spare_ports, ..machine(13, Vec::new()) };
+    let tree = Tree::new(&spec).expect("possible");
+    assert_eq!(tree.ports.iter().filter(|port| port.above == Above::Root(0)).count(), 14);
+}
+
+#[test]
 fn buses_are_numbered_depth_first() {
     let roots = vec![
         root(Some(0), vec![switch(vec![device(0), device(2)]), device(1)]),
@@ -114,6 +133,10 @@ fn firmware_that_is_told_nothing_has_all_ports_below_one_root() {
     let places: Vec<_> = tree.ports.iter().map(|port| (port.above, port.address.device)).collect();
     assert_eq!(places, [2, 3, 4].map(|slot| (Above::Root(0), slot)));
     assert!(tree.note(&spec).expect("a note").contains("all 2 root complexes"));
+
+    let many = |first: u32| root(None, (first..first + 10).map(device).collect());
+    let spec = VmSpec { boot: spec.boot, ..machine(20, vec![many(0), many(10)]) };
+    assert_eq!(Tree::new(&spec).expect("possible").device_ports().len(), 20);
 
     let near = vec![root(Some(1), vec![device(0)]), root(Some(1), vec![device(1)])];
     let spec = VmSpec { boot: spec.boot, ..machine(2, near) };

@@ -18,7 +18,7 @@ use crate::{
             self, Action, Failed, Node, Policy, Power, Process, Record, Released,
             SOURCES_TO_DESTROY, Seen, TimeTrust, Work,
         },
-        vmm,
+        recovery, vmm,
     },
     spawn::{Ending, OUT_OF_MEMORY},
 };
@@ -137,7 +137,7 @@ impl Keeper {
             self.devices.set(*address, DeviceState::Resetting);
         }
         let (tools, progress) = (self.config.tools.clone(), self.progress.clone());
-        tokio::spawn(execute::release(tools, machine, devices, progress));
+        tokio::spawn(recovery::release(tools, machine, devices, progress));
     }
 
     /// Its lease ended by a clock that was wrong, and goes on: it gets again what it had, if nobody else has it.

@@ -15,14 +15,16 @@ use types::{
 
 use super::{Command, Entry, Keeper, Order, Switch, View};
 use crate::{
+    assign::lent,
     events::Event,
     inventory::{
         Capacity,
         rules::{self, DeviceError},
     },
     machines::{
-        execute, memory,
+        memory,
         plan::{Failed, Power, Process, Record, Released},
+        recovery,
         store::StoreError,
         vmm,
     },
@@ -87,6 +89,25 @@ impl Keeper {
             let state = rules::describe(&device.state);
             return Err(DeviceError::NotQuarantined { device: address, state }.into());
         }
+        self.take_back(address);
+        Ok(())
+    }
+
+    /// Has drives erased that hold what a renter wrote and that no machine has: the node or its agent
+    /// ended before they were.
+    pub(super) fn erase_drives(&mut self) {
+        let root = &self.config.tools.root;
+        let left = |device: &&PciDevice| {
+            device.state == DeviceState::Free && lent::is_lent(root, device.address)
+        };
+        let left: Vec<Bdf> =
+            self.devices.list().iter().filter(left).map(|device| device.address).collect();
+        left.into_iter().for_each(|address| self.take_back(address));
+    }
+
+    /// Sets off the reset of a device that no machine has.
+    fn take_back(&mut self, address: Bdf) {
+        let Some(device) = self.devices.get(address) else { return };
         let vendor = device.vendor;
         let unused = |device: &&PciDevice| {
             matches!(device.state, DeviceState::Free | DeviceState::Quarantined { .. })
@@ -94,8 +115,7 @@ impl Keeper {
         let set = self.devices.list().iter().filter(unused).map(|device| device.address).collect();
         self.devices.set(address, DeviceState::Resetting);
         let (tools, progress) = (self.config.tools.clone(), self.progress.clone());
-        tokio::spawn(execute::recover(tools, (address, vendor), set, progress));
-        Ok(())
+        tokio::spawn(recovery::recover(tools, (address, vendor), set, progress));
     }
 
     fn create(&mut self, order: Order) -> Result<View, RefusedError> {

@@ -326,6 +326,7 @@ impl Keeper {
         // The next agent takes an end for news when this one saw it run.
         resumed.into_iter().for_each(|machine| self.keep(machine));
         self.keep_promises();
+        self.erase_drives();
         let running = |entry: &Entry| matches!(entry.seen.process, Process::Running { .. });
         let running: Vec<MachineId> =
             self.machines.iter().filter(|(_, e)| running(e)).map(|(id, _)| *id).collect();

@@ -1,18 +1,15 @@
 //! What init and running actions tell the keeper.
 
 use tokio::task::AbortHandle;
-use types::{
-    ids::MachineId,
-    node::{Bdf, DeviceState},
-};
+use types::{ids::MachineId, node::DeviceState};
 
 use super::{Entry, Keeper, actions::press, lost, trouble};
 use crate::{
-    assign::{AssignError, Recovered},
+    assign::Recovered,
     events::Event,
     init::boot::chain,
     machines::{
-        execute::{Progress, StartError},
+        execute::{Progress, StartError, TakenBack},
         init::Notice,
         plan::{Failed, MAX_ATTEMPTS, Power, Process, Released, SHUTDOWN, Work},
         quarantine, sandbox,
@@ -130,11 +127,7 @@ impl Keeper {
         }
     }
 
-    fn handle_released(
-        &mut self,
-        machine: MachineId,
-        results: Vec<(Bdf, Result<Recovered, AssignError>)>,
-    ) {
+    fn handle_released(&mut self, machine: MachineId, results: Vec<TakenBack>) {
         self.settle(results);
         let now = self.config.clock.now();
         let Some(entry) = self.machines.get_mut(&machine) else { return };
@@ -146,15 +139,15 @@ impl Keeper {
         self.keep(machine);
     }
 
-    /// Offers what answers again, and quarantines what does not.
-    fn settle(&mut self, results: Vec<(Bdf, Result<Recovered, AssignError>)>) {
+    /// Offers what answers again if it was to be offered, and quarantines what does not.
+    fn settle(&mut self, results: Vec<TakenBack>) {
         let root = &self.config.tools.root;
-        for (address, result) in results {
+        for TakenBack { device: address, result } in results {
             let (state, noted) = match result {
                 Ok(Recovered { rung, took }) => {
                     let ms = took.as_millis();
                     eprintln!("{}", Event::DeviceReset { address, rung, ms });
-                    (DeviceState::Free, quarantine::forget(root, address))
+                    (self.devices.verdict(address), quarantine::forget(root, address))
                 }
                 Err(error) => {
                     let reason = chain(&error);

@@ -1,0 +1,139 @@
+//! Takes back what a machine held: its network, and its devices, which are reset and, if they are drives,
+//! erased. Each is a task of its own with a deadline; the keeper waits for none of them.
+
+use std::path::Path;
+
+use tokio::{sync::mpsc, task::spawn_blocking, time::timeout};
+use types::{ids::MachineId, node::Bdf};
+
+use super::{
+    execute::{Progress, TakenBack, Tools},
+    vmm,
+};
+use crate::{
+    assign::{self, AssignError, ERASE_LIMIT, EraseError, Erased, Recovered, erase},
+    events::Event,
+};
+
+/// Takes back what a machine held and reports.
+pub async fn release(
+    tools: Tools,
+    machine: MachineId,
+    devices: Vec<(Bdf, u16)>,
+    progress: mpsc::Sender<Progress>,
+) {
+    if let Err(error) = tools.networks.delete(machine).await {
+        let reason = format!("network not taken away: {error}");
+        eprintln!("{}", Event::MachineFailed { machine, reason });
+    }
+    let _ = std::fs::remove_file(vmm::socket_path(machine));
+    let set: Vec<Bdf> = devices.iter().map(|(device, _)| *device).collect();
+    let (drives, results) = split(&tools.root, reset(&tools, devices, &set).await);
+    // Erasing may take long, and the machine is gone. That its drives are not erased yet is noted
+    // elsewhere (`assign::lent`).
+    let _ = progress.send(Progress::Released(machine, results)).await;
+    if !drives.is_empty() {
+        let results = erase(&tools, drives).await;
+        let _ = progress.send(Progress::Recovered(results)).await;
+    }
+}
+
+/// Resets a device that no machine has once more, and erases it if it is a drive. `set` are the devices
+/// that may lose their state with it.
+pub async fn recover(
+    tools: Tools,
+    device: (Bdf, u16),
+    set: Vec<Bdf>,
+    progress: mpsc::Sender<Progress>,
+) {
+    let (drives, mut results) = split(&tools.root, reset(&tools, vec![device], &set).await);
+    results.extend(erase(&tools, drives).await);
+    let _ = progress.send(Progress::Recovered(results)).await;
+}
+
+/// Tells drives that answer, and have to be erased, from what is done.
+fn split(root: &Path, results: Vec<TakenBack>) -> (Vec<(Bdf, Recovered)>, Vec<TakenBack>) {
+    let (mut drives, mut done) = (Vec::new(), Vec::new());
+    for TakenBack { device, result } in results {
+        match result {
+            Ok(recovered) if erase::is_drive(root, device) => {
+                drives.push((device, recovered));
+            }
+            result => done.push(TakenBack { device, result }),
+        }
+    }
+    (drives, done)
+}
+
+/// Erases drives, all at once.
+async fn erase(tools: &Tools, drives: Vec<(Bdf, Recovered)>) -> Vec<TakenBack> {
+    let until = tokio::time::Instant::now() + ERASE_LIMIT;
+    let begin = |(device, recovered)| {
+        eprintln!("{}", Event::DriveErasing { address: device });
+        let root = tools.root.clone();
+        let work = spawn_blocking(move || erase::erase(&root, device));
+        (device, recovered, work)
+    };
+    let begun: Vec<_> = drives.into_iter().map(begin).collect();
+    let mut results = Vec::new();
+    for (device, recovered, work) in begun {
+        let result = match tokio::time::timeout_at(until, work).await {
+            Ok(Ok(result)) => result,
+            Ok(Err(_)) | Err(_) => Err(AssignError::NotErased { device, source: EraseError::Late }),
+        };
+        let result = result.map(|Erased { method, took }| {
+            let (how, ms) = (method.name(), took.as_millis());
+            eprintln!("{}", Event::DriveErased { address: device, how, ms });
+            Recovered { took: recovered.took + took, ..recovered }
+        });
+        results.push(TakenBack { device, result });
+    }
+    results
+}
+
+/// Resets devices, one after the other, and leaves them bound to vfio-pci.
+async fn reset(tools: &Tools, devices: Vec<(Bdf, u16)>, set: &[Bdf]) -> Vec<TakenBack> {
+    let mut results = Vec::new();
+    for (device, vendor) in devices {
+        let (root, set) = (tools.root.clone(), set.to_vec());
+        let reset = spawn_blocking(move || {
+            let recovered = assign::reset(&root, device, vendor, &set)?;
+            // It may be quarantined because it could not be bound.
+            assign::bind_group(&root, &[device])?;
+            Ok(recovered)
+        });
+        let result = match timeout(assign::RESET_LIMIT, reset).await {
+            Ok(Ok(result)) => result,
+            Ok(Err(_)) | Err(_) => Err(AssignError::ResetLate { device }),
+        };
+        results.push(TakenBack { device, result });
+    }
+    results
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::assign::Rung;
+
+    #[test]
+    fn only_drives_that_answer_are_erased() {
+        let device = |bus| Bdf { segment: 0, bus, device: 0, function: 0 };
+        let class = |bus| format!("sys/bus/pci/devices/{}/class", device(bus));
+        let root = crate::testing::root(&[
+            (&class(1), b"0x010802\n"),
+            (&class(2), b"0x030200\n"),
+            (&class(3), b"0x010802\n"),
+        ]);
+        let recovered = Recovered { rung: Rung::Function, took: Duration::ZERO };
+        let gone = AssignError::ResetLate { device: device(3) };
+        let back = |bus, result| TakenBack { device: device(bus), result };
+        let results = vec![back(1, Ok(recovered)), back(2, Ok(recovered)), back(3, Err(gone))];
+        let (drives, done) = split(root.path(), results);
+        assert_eq!(drives, [(device(1), recovered)]);
+        let done: Vec<_> = done.iter().map(|back| (back.device, back.result.is_ok())).collect();
+        assert_eq!(done, [(device(2), true), (device(3), false)]);
+    }
+}
