@@ -216,7 +216,10 @@ fn settle(queue: &mut impl AdminQueue, begin: Instant) -> Result<Sanitized, Eras
                 left(begin)?;
                 std::thread::sleep(POLL);
             }
-            ended => return Ok(ended),
+            ended @ (Sanitized::Never
+            | Sanitized::Done(_)
+            | Sanitized::Otherwise
+            | Sanitized::Failed) => return Ok(ended),
         }
     }
 }
