@@ -211,16 +211,12 @@ fn settle(queue: &mut impl AdminQueue, begin: Instant) -> Result<Sanitized, Eras
         let mut log = vec![0; SANITIZE_LOG];
         queue.submit(command, &mut log)?;
         let meaningless = EraseError::Meaningless { command: command.name };
-        match Sanitized::parse(&log).ok_or(meaningless)? {
-            Sanitized::Running => {
-                left(begin)?;
-                std::thread::sleep(POLL);
-            }
-            ended @ (Sanitized::Never
-            | Sanitized::Done(_)
-            | Sanitized::Otherwise
-            | Sanitized::Failed) => return Ok(ended),
+        let status = Sanitized::parse(&log).ok_or(meaningless)?;
+        if status != Sanitized::Running {
+            return Ok(status);
         }
+        left(begin)?;
+        std::thread::sleep(POLL);
     }
 }
 

@@ -286,6 +286,27 @@ fn what_is_not_known_is_doubted_and_what_is_large_takes_no_longer_than_it_may() 
     assert!(matches!(look(&file), Glance::Doubtful { .. }), "it was not unmounted");
 }
 
+/// As the image's builder makes DATA, and as it has grown then.
+#[test]
+fn a_volume_with_few_inodes_is_understood() {
+    let folder = tempfile::tempdir().unwrap();
+    let volume = folder.path().join("volume");
+    File::create(&volume).unwrap().set_len(600 * MIB).unwrap();
+    let made = Command::new("mke2fs")
+        .args(["-q", "-F", "-t", "ext4", "-b", "4096", "-I", "256", "-m", "0", "-i", "262144"])
+        .args(["-O", FEATURES, "-E", "lazy_itable_init=1"])
+        .arg(&volume)
+        .status();
+    if !made.is_ok_and(|status| status.success()) {
+        return skipped();
+    }
+    agree(&volume, "empty");
+    File::options().write(true).open(&volume).unwrap().set_len(2000 * MIB).unwrap();
+    let grown = Command::new("resize2fs").arg("-f").arg(&volume).output().unwrap();
+    assert!(grown.status.success(), "{grown:?}");
+    agree(&volume, "grown");
+}
+
 #[test]
 fn descriptors_that_lie_in_their_own_groups_are_understood() {
     let folder = tempfile::tempdir().unwrap();
