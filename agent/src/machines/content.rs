@@ -280,11 +280,13 @@ async fn ask(
     content: ContentId,
 ) -> Result<(OverlayStream, Option<u64>), ContentError> {
     let failed = |reason: String| ContentError::Ask { content, gateway, reason };
-    let mut stream = overlay.open_stream(gateway).await.map_err(|error| match error {
-        RequestError::PeerBusy { .. } => {
-            ContentError::Busy { content, gateway, detail: error.to_string() }
+    let mut stream = overlay.open_stream(gateway).await.map_err(|error| {
+        let detail = error.to_string();
+        if let RequestError::PeerBusy { .. } = error {
+            ContentError::Busy { content, gateway, detail }
+        } else {
+            failed(detail)
         }
-        error => failed(error.to_string()),
     })?;
     let header = StreamHeader::Content { content };
     let exchange = async {
