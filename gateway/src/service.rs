@@ -7,9 +7,14 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use lease::threshold::{AuthoritySet, ThresholdError};
-use overlay::{InboundStream, Inbox, MemberEvent, Overlay, OverlayConfig, OverlayError, Role};
-use tokio::{io::AsyncWriteExt, net::TcpListener, sync::Semaphore};
+use lease::{
+    problem::Kind,
+    threshold::{AuthoritySet, ThresholdError},
+};
+use overlay::{
+    InboundStream, Inbox, MemberEvent, Overlay, OverlayConfig, OverlayError, Places, Role,
+};
+use tokio::{io::AsyncWriteExt, net::TcpListener};
 use types::{
     forward::{ForwardedRequest, ForwardedResponse, StreamAnswer, StreamHeader},
     ids::{NodeId, PublicKey},
@@ -33,8 +38,13 @@ use crate::{
 /// Requests that are remembered against replay: of renters, and as many of strangers.
 const REPLAY_CAPACITY: usize = 1 << 18;
 
-/// Content streams to nodes at a time; a further node waits.
-const MAX_CONTENT_STREAMS: usize = 64;
+/// Content streams at a time: a sixteenth of them, 16, may be one node's, as of so many machines that
+/// start together; it asks again for what is refused as too much. Each has a chunk of 256 KiB in memory,
+/// 64 MiB in all.
+const CONTENT_STREAMS: usize = 256;
+
+/// Whoever opened a stream says what it wants within this time: it did so at once if it is a node.
+const HEADER_LIMIT: Duration = Duration::from_secs(5);
 
 /// How long a node may take to tell what it offers.
 const OFFER_DEADLINE: Duration = Duration::from_secs(10);
@@ -225,16 +235,15 @@ async fn sweep(gateway: Arc<Gateway>) {
 }
 
 async fn serve_inbox(gateway: Arc<Gateway>, mut inbox: Inbox) {
-    let content = Arc::new(Semaphore::new(MAX_CONTENT_STREAMS));
+    let places = Places::new(CONTENT_STREAMS);
     loop {
         tokio::select! {
             Some(request) = inbox.requests.recv() => request.reply(refusal()),
             Some(stream) = inbox.streams.recv() => {
-                let (gateway, content) = (Arc::clone(&gateway), Arc::clone(&content));
+                let (gateway, places) = (Arc::clone(&gateway), places.clone());
                 tokio::spawn(async move {
-                    let Ok(_permit) = content.acquire_owned().await else { return };
                     let node = stream.from;
-                    if let Err(error) = serve_stream(&gateway, stream).await {
+                    if let Err(error) = serve_stream(&gateway, &places, stream).await {
                         let error = lease::problem::chain(&error);
                         tracing::info!(event = "content-stream-broke", %node, %error);
                     }
@@ -260,7 +269,7 @@ async fn serve_inbox(gateway: Arc<Gateway>, mut inbox: Inbox) {
 
 /// A gateway answers requests of no node.
 fn refusal() -> bytes::Bytes {
-    let problem = lease::problem::Kind::NotFound.because("a gateway answers no forwarded requests");
+    let problem = Kind::NotFound.because("a gateway answers no forwarded requests");
     let response = ForwardedResponse {
         status: problem.status,
         content_type: types::forward::Problem::MEDIA_TYPE.to_owned(),
@@ -306,26 +315,39 @@ async fn ask_offer(gateway: Arc<Gateway>, node: NodeId) {
     attest::ask(&gateway, node).await;
 }
 
+/// Serves a stream. Until it is known what the stream is for, and while a refusal is sent, it keeps the
+/// place that it has among the unread ones of its node; content takes one of its own.
 async fn serve_stream(
     gateway: &Gateway,
+    places: &Places<NodeId>,
     inbound: InboundStream,
 ) -> Result<(), streams::StreamError> {
-    let mut stream = inbound.stream;
-    let broke = |source| streams::StreamError::PeerBroke { source };
-    let refused = match streams::accept(&mut stream, gateway.node_deadline()).await? {
+    let InboundStream { from, mut stream, place } = inbound;
+    let refused = match streams::accept(&mut stream, HEADER_LIMIT).await? {
         StreamHeader::Request(_) | StreamHeader::Release { .. } => {
-            lease::problem::Kind::NotFound.because("a gateway runs no machines; it serves content")
+            Kind::NotFound.because("a gateway runs no machines; it serves content")
         }
         StreamHeader::Content { content } => match gateway.content.read(content).await {
-            Ok(Some((mut file, length))) => {
-                streams::send(&mut stream, &StreamAnswer::Open { length: Some(length) }).await?;
-                return streams::copy(&mut file, &mut stream, gateway.node_deadline()).await;
-            }
-            Ok(None) => lease::problem::Kind::NotFound
+            Ok(Some((mut file, length))) => match places.take(from) {
+                Ok(_place) => {
+                    drop(place);
+                    let stall = gateway.node_deadline();
+                    let open = StreamAnswer::Open { length: Some(length) };
+                    streams::within(stall, streams::send(&mut stream, &open)).await?;
+                    return streams::copy(&mut file, &mut stream, stall).await;
+                }
+                Err(error) => Kind::TooManyRequests.because(format!(
+                    "node {from} cannot fetch content {content} now, because others are served: {error}"
+                )),
+            },
+            Ok(None) => Kind::NotFound
                 .because(format!("content {content} is not here; upload it first")),
-            Err(error) => lease::problem::Kind::Internal.caused_by(&error),
+            Err(error) => Kind::Internal.caused_by(&error),
         },
     };
-    streams::send(&mut stream, &StreamAnswer::Refused(refused)).await?;
-    stream.shutdown().await.map_err(broke)
+    streams::within(HEADER_LIMIT, async {
+        streams::send(&mut stream, &StreamAnswer::Refused(refused)).await?;
+        stream.shutdown().await.map_err(|source| streams::StreamError::PeerBroke { source })
+    })
+    .await
 }

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use overlay::{Overlay, OverlayStream};
+use overlay::{Overlay, OverlayStream, RequestError};
 use serde::{Serialize, de::DeserializeOwned};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use types::{
@@ -17,12 +17,18 @@ const MAX_HEAD: usize = 2 * MAX_BODY;
 /// Bytes copied at a time.
 const COPY_CHUNK: usize = 256 << 10;
 
+/// Attempts to open a stream at a node that is busy, which took nothing then.
+const ATTEMPTS: u32 = 3;
+
+/// Pause between two attempts: the node reads the heads of other streams meanwhile.
+const PAUSE: Duration = Duration::from_millis(300);
+
 /// Why a stream was not opened.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the message is the doc")]
 pub enum StreamError {
     #[error("no stream to the node")]
-    Overlay { source: overlay::RequestError },
+    Overlay { source: RequestError },
     #[error("the stream broke off")]
     PeerBroke { source: std::io::Error },
     #[error("the head of the stream has {length} bytes; at most {MAX_HEAD} are read")]
@@ -49,8 +55,7 @@ pub async fn open(
     deadline: Duration,
 ) -> Result<Result<Opened, Problem>, StreamError> {
     let ask = async {
-        let mut stream =
-            overlay.open_stream(node).await.map_err(|source| StreamError::Overlay { source })?;
+        let mut stream = open_at(overlay, node).await?;
         send(&mut stream, header).await?;
         match receive(&mut stream).await? {
             StreamAnswer::Open { length } => Ok(Ok(Opened { stream, length })),
@@ -58,6 +63,21 @@ pub async fn open(
         }
     };
     within(deadline, ask).await
+}
+
+/// Opens a stream of which nothing is said yet. A node takes a few of them at a time.
+async fn open_at(overlay: &Overlay, node: NodeId) -> Result<OverlayStream, StreamError> {
+    let mut attempt = 1;
+    loop {
+        match overlay.open_stream(node).await {
+            Ok(stream) => return Ok(stream),
+            Err(RequestError::PeerBusy { .. }) if attempt < ATTEMPTS => {
+                attempt += 1;
+                tokio::time::sleep(PAUSE).await;
+            }
+            Err(source) => return Err(StreamError::Overlay { source }),
+        }
+    }
 }
 
 /// Reads the head of a stream that another node opened.
@@ -85,7 +105,8 @@ pub async fn copy<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(
     }
 }
 
-async fn within<T>(
+/// Ends what takes longer than the other end may.
+pub async fn within<T>(
     deadline: Duration,
     work: impl Future<Output = Result<T, StreamError>>,
 ) -> Result<T, StreamError> {

@@ -23,6 +23,7 @@ pub mod wire;
 pub use ed25519_dalek::SigningKey;
 pub use shell::{
     Broadcast, BroadcastError, Connected, InboundRequest, InboundStream, Inbox, Member,
-    MemberEvent, Overlay, OverlayConfig, OverlayError, OverlayStream, Reach, RequestError, Traffic,
+    MemberEvent, Overlay, OverlayConfig, OverlayError, OverlayStream, Place, Places, PlacesError,
+    Reach, RequestError, Traffic,
 };
 pub use wire::Role;

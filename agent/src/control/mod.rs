@@ -9,6 +9,8 @@ pub mod authority;
 mod guests;
 pub mod routes;
 pub mod streams;
+#[cfg(test)]
+mod streams_tests;
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -17,11 +19,12 @@ use lease::{
     problem::Kind,
     request::VerifiedRequest,
 };
+use overlay::Places;
 use tokio::sync::mpsc;
 use types::{
     config::NodeSpec,
     forward::{ForwardedRequest, ForwardedResponse, Problem},
-    ids::{MachineId, NodeId},
+    ids::{MachineId, NodeId, PublicKey},
     node::{Bdf, Offer},
 };
 
@@ -47,6 +50,8 @@ use crate::{
 #[derive(Debug, Clone)]
 pub struct Control {
     parts: Arc<Parts>,
+    /// Streams that are served, by renter.
+    streams: Places<PublicKey>,
 }
 
 /// What the control interface is made of.
@@ -79,7 +84,7 @@ pub struct Parts {
 impl Control {
     /// Makes the interface.
     pub fn new(parts: Parts) -> Self {
-        Self { parts: Arc::new(parts) }
+        Self { parts: Arc::new(parts), streams: Places::new(streams::RENTERS_STREAMS) }
     }
 
     /// Returns what this node offers now.

@@ -4,14 +4,14 @@ use std::{net::SocketAddr, time::Duration};
 
 use bytes::Bytes;
 use lease::problem::Kind;
-use overlay::InboundStream;
+use overlay::{InboundStream, Place, Places};
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
+    io::{AsyncRead, AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
 };
 use types::{
     forward::{Problem, StreamAnswer, StreamHeader},
-    ids::MachineId,
+    ids::{MachineId, PublicKey},
 };
 use update::shell::Span;
 
@@ -21,8 +21,14 @@ use super::{
 };
 use crate::{machines::vmm, tasks::frames};
 
-/// The opener must say what it wants within this time.
-const HEADER_LIMIT: Duration = Duration::from_secs(10);
+/// The opener must say what it wants within this time, and take a refusal. Gateways and nodes say it at
+/// once; until then a stream counts among the few of its opener that are unread.
+const HEADER_LIMIT: Duration = Duration::from_secs(5);
+
+/// Consoles, tunnels and dumps at a time: a sixteenth of them, 32, may be one renter's, whichever
+/// gateways they come through: a gateway carries many renters' streams. A tunnel has two buffers of
+/// [`TUNNEL_BUFFER`], 64 MiB in all, a quarter of what is kept for the node.
+pub(super) const RENTERS_STREAMS: usize = 512;
 
 /// A guest on this very node answers a connection within this time or not at all.
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
@@ -37,25 +43,31 @@ const CONSOLE_WAIT_MS: u32 = 20_000;
 const TUNNEL_BUFFER: usize = 64 << 10;
 
 impl Control {
-    /// Serves one stream until it ends.
+    /// Serves one stream until it ends. Until it is known which renter it is for, and while a refusal is
+    /// sent, it keeps the place that it has among the unread ones of its opener.
     pub async fn serve_stream(self, inbound: InboundStream) {
-        let mut stream = inbound.stream;
-        let header = tokio::time::timeout(HEADER_LIMIT, frames::read(&mut stream)).await;
-        let target = match header {
-            Ok(Ok(StreamHeader::Request(request))) => self.stream_target(&request),
-            Ok(Ok(StreamHeader::Release { path, from, to })) => {
+        let InboundStream { from: _, mut stream, place } = inbound;
+        let target = match header(&mut stream).await {
+            None => return,
+            Some(Ok(StreamHeader::Request(request))) => self.stream_target(&request),
+            Some(Ok(StreamHeader::Release { path, from, to })) => {
+                // As many as are served have places of their own; the others are refused.
                 return self.parts.shelf.serve(stream, &path, Span { from, to }).await;
             }
-            Ok(Ok(StreamHeader::Content { .. })) => {
+            Some(Ok(StreamHeader::Content { .. })) => {
                 Err(Kind::NotFound.because("nodes serve no content"))
             }
-            Ok(Err(error)) => Err(Kind::Malformed.because(format!("header: {error}"))),
-            Err(_) => return,
+            Some(Err(refusal)) => Err(refusal),
         };
-        let (machine, route, address) = match target {
-            Ok((route, view)) => (view.record.lease.id, route, view.address),
+        let counted = target.and_then(|(route, view)| {
+            let held = renters_place(&self.streams, view.record.lease.renter)?;
+            Ok((route, view, held))
+        });
+        let (machine, route, address, _held) = match counted {
+            Ok((route, view, held)) => (view.record.lease.id, route, view.address, held),
             Err(refusal) => return refuse(&mut stream, refusal).await,
         };
+        drop(place);
         // The other end may hang up at any time; that ends the stream and is no error of ours.
         let _ = match (route, address) {
             (Route::Tunnel { port, .. }, Some(address)) => {
@@ -136,6 +148,24 @@ impl Control {
     }
 }
 
+/// Reads what a stream is for; `None` when its opener does not say so in time.
+async fn header(stream: &mut (impl AsyncRead + Unpin)) -> Option<Result<StreamHeader, Problem>> {
+    let read = tokio::time::timeout(HEADER_LIMIT, frames::read(stream)).await.ok()?;
+    Some(read.map_err(|error| Kind::Malformed.because(format!("header: {error}"))))
+}
+
+/// Takes a place for a stream of a renter who may have one.
+fn renters_place(
+    places: &Places<PublicKey>,
+    renter: PublicKey,
+) -> Result<Place<PublicKey>, Problem> {
+    places.take(renter).map_err(|error| {
+        Kind::TooManyRequests.because(format!(
+            "no console, tunnel or dump of renter {renter} is opened on this node now; close one: {error}"
+        ))
+    })
+}
+
 async fn tunnel(mut stream: overlay::OverlayStream, guest: SocketAddr) -> std::io::Result<()> {
     let mut connection = match tokio::time::timeout(CONNECT_LIMIT, TcpStream::connect(guest)).await
     {
@@ -181,7 +211,41 @@ async fn dump(mut stream: overlay::OverlayStream, machine: MachineId) -> std::io
 }
 
 async fn refuse(stream: &mut overlay::OverlayStream, refusal: Problem) {
-    // Whoever hung up does not want to know.
-    let _ = frames::write(stream, &StreamAnswer::Refused(refusal)).await;
-    let _ = stream.shutdown().await;
+    let refuse = async {
+        frames::write(stream, &StreamAnswer::Refused(refusal)).await?;
+        stream.shutdown().await
+    };
+    // Whoever hung up or takes nothing does not want to know.
+    let _ = tokio::time::timeout(HEADER_LIMIT, refuse).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FIRST: PublicKey = PublicKey::from_bytes([1; 32]);
+    const SECOND: PublicKey = PublicKey::from_bytes([2; 32]);
+
+    #[test]
+    fn a_renter_with_all_its_streams_leaves_room_for_its_neighbours() {
+        let places = Places::new(RENTERS_STREAMS);
+        let held: Vec<_> = std::iter::from_fn(|| renters_place(&places, FIRST).ok())
+            .take(RENTERS_STREAMS)
+            .collect();
+        assert_eq!(held.len(), RENTERS_STREAMS / 16);
+        let refusal = renters_place(&places, FIRST).expect_err("it has its share");
+        assert_eq!(refusal.status, 429);
+        assert!(refusal.detail.contains("it holds 32 of 512 places"), "{}", refusal.detail);
+        assert!(renters_place(&places, SECOND).is_ok());
+        drop(held);
+        assert!(renters_place(&places, FIRST).is_ok());
+    }
+
+    #[tokio::test]
+    async fn what_is_no_header_is_said_to_be_none() {
+        let (mut near, mut far) = tokio::io::duplex(64);
+        frames::write(&mut near, &"console").await.expect("written");
+        let refusal = header(&mut far).await.expect("in time").expect_err("no header");
+        assert_eq!(refusal.status, 400);
+    }
 }

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use overlay::Overlay;
+use overlay::{Overlay, OverlayStream, RequestError};
 use sha2::{Digest, Sha256};
 use tokio::{
     fs::File,
@@ -33,12 +33,24 @@ const KEEP_FREE: u64 = 64 << 20;
 /// The other end must send something within this time.
 const STALL_LIMIT: Duration = Duration::from_secs(30);
 
+/// Status of a refusal by a gateway that serves as many streams as it can, or as this node may have
+/// (RFC 6585 §4).
+const BUSY: u16 = 429;
+
+/// Attempts to get content of a gateway that is busy: for a minute, in which it serves others.
+const BUSY_ATTEMPTS: u32 = 20;
+
+/// Pause between two of them.
+const BUSY_PAUSE: Duration = Duration::from_secs(3);
+
 /// Why content is not there.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the message is the doc")]
 pub enum ContentError {
     #[error("cannot ask {gateway} for content {content}: {reason}")]
     Ask { content: ContentId, gateway: NodeId, reason: String },
+    #[error("{gateway} is too busy to send content {content}: {detail}")]
+    Busy { content: ContentId, gateway: NodeId, detail: String },
     #[error("{gateway} refused content {content}: {detail}")]
     Refused { content: ContentId, gateway: NodeId, detail: String },
     #[error(
@@ -116,22 +128,14 @@ impl Cache {
             return Ok(());
         }
         let begin = Instant::now();
-        let ask = |reason: String| ContentError::Ask { content, gateway, reason };
-        let mut stream =
-            overlay.open_stream(gateway).await.map_err(|error| ask(error.to_string()))?;
-        let header = StreamHeader::Content { content };
-        let exchange = async {
-            frames::write(&mut stream, &header).await?;
-            frames::read::<StreamAnswer>(&mut stream).await
-        };
-        let answer = tokio::time::timeout(STALL_LIMIT, exchange)
-            .await
-            .map_err(|_| ask("no answer".to_owned()))?
-            .map_err(|error| ask(error.to_string()))?;
-        let length = match answer {
-            StreamAnswer::Open { length } => length,
-            StreamAnswer::Refused(problem) => {
-                return Err(ContentError::Refused { content, gateway, detail: problem.detail });
+        let mut attempt = 1;
+        let (stream, length) = loop {
+            match ask(overlay, gateway, content).await {
+                Err(ContentError::Busy { .. }) if attempt < BUSY_ATTEMPTS => {
+                    attempt += 1;
+                    tokio::time::sleep(BUSY_PAUSE).await;
+                }
+                answer => break answer?,
             }
         };
         let bytes = self.receive(stream, gateway, content, length).await?;
@@ -266,6 +270,41 @@ impl Cache {
     fn note_use(&self, content: ContentId) {
         let file = fs::File::options().append(true).open(self.path(content));
         let _ = file.and_then(|file| file.set_modified(SystemTime::now()));
+    }
+}
+
+/// Asks a gateway for content; returns the stream on which it comes, and its length where that was told.
+async fn ask(
+    overlay: &Overlay,
+    gateway: NodeId,
+    content: ContentId,
+) -> Result<(OverlayStream, Option<u64>), ContentError> {
+    let failed = |reason: String| ContentError::Ask { content, gateway, reason };
+    let mut stream = overlay.open_stream(gateway).await.map_err(|error| {
+        let detail = error.to_string();
+        if let RequestError::PeerBusy { .. } = error {
+            ContentError::Busy { content, gateway, detail }
+        } else {
+            failed(detail)
+        }
+    })?;
+    let header = StreamHeader::Content { content };
+    let exchange = async {
+        frames::write(&mut stream, &header).await?;
+        frames::read::<StreamAnswer>(&mut stream).await
+    };
+    let answer = tokio::time::timeout(STALL_LIMIT, exchange)
+        .await
+        .map_err(|_| failed("no answer".to_owned()))?
+        .map_err(|error| failed(error.to_string()))?;
+    match answer {
+        StreamAnswer::Open { length } => Ok((stream, length)),
+        StreamAnswer::Refused(problem) if problem.status == BUSY => {
+            Err(ContentError::Busy { content, gateway, detail: problem.detail })
+        }
+        StreamAnswer::Refused(problem) => {
+            Err(ContentError::Refused { content, gateway, detail: problem.detail })
+        }
     }
 }
 

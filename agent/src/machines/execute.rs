@@ -148,6 +148,7 @@ impl StartError {
             Self::Content(error) => match error {
                 ContentError::Digest { .. } | ContentError::Refused { .. } => true,
                 ContentError::Ask { .. }
+                | ContentError::Busy { .. }
                 | ContentError::NoRoom { .. }
                 | ContentError::Stalled { .. }
                 | ContentError::Host { .. } => false,

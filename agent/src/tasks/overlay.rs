@@ -23,9 +23,6 @@ use crate::{
 /// Requests answered at the same time; more wait in the overlay's queue.
 const MAX_REQUESTS: usize = 32;
 
-/// Streams served at the same time.
-const MAX_STREAMS: usize = 256;
-
 /// How often an unchanged offer is repeated.
 const OFFER_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -58,7 +55,6 @@ pub async fn serve(
     first_member: Arc<Notify>,
 ) {
     let requests = Arc::new(Semaphore::new(MAX_REQUESTS));
-    let streams = Arc::new(Semaphore::new(MAX_STREAMS));
     loop {
         tokio::select! {
             Some(request) = inbox.requests.recv() => {
@@ -75,14 +71,8 @@ pub async fn serve(
                 });
             }
             Some(stream) = inbox.streams.recv() => {
-                // Without a place the stream is dropped, which its opener sees at once.
-                if let Ok(permit) = Arc::clone(&streams).try_acquire_owned() {
-                    let control = control.clone();
-                    tokio::spawn(async move {
-                        control.serve_stream(stream).await;
-                        drop(permit);
-                    });
-                }
+                // It has a place among its opener's, and then among its renter's.
+                tokio::spawn(control.clone().serve_stream(stream));
             }
             // Other nodes' offers are for gateways.
             Some(_) = inbox.broadcasts.recv() => {}

@@ -64,7 +64,7 @@ enum Found {
 
 impl Shelf {
     /// Makes a shelf of the folder `state`.
-    pub(super) fn new(state: &Path) -> Self {
+    pub(crate) fn new(state: &Path) -> Self {
         let (programs, places) = (Mutex::default(), Semaphore::new(PLACES));
         Self { state: state.to_owned(), partition: OnceLock::new(), programs, places }
     }

@@ -5,6 +5,7 @@
 mod content;
 mod curl;
 mod document;
+mod fetches;
 mod hardware;
 mod harness;
 mod hostile;

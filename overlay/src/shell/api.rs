@@ -7,7 +7,7 @@ use ed25519_dalek::SigningKey;
 use tokio::sync::{mpsc, oneshot};
 use types::ids::NodeId;
 
-use super::stream::OverlayStream;
+use super::{places::Place, stream::OverlayStream};
 use crate::wire::Role;
 
 /// What a node needs to take part.
@@ -91,10 +91,15 @@ pub struct InboundStream {
     pub from: NodeId,
     /// The bytes.
     pub stream: OverlayStream,
+    /// Its place among the streams of which it is not known yet what they are for; a node has few of
+    /// them (`UNREAD` in `node.rs`). To be dropped once that was read, at the latest a few seconds from
+    /// now.
+    pub place: Place<NodeId>,
 }
 
-/// What arrives from the overlay. Each queue is bounded: a full request or stream queue refuses
-/// with [`RequestError::PeerBusy`] at the sender; broadcasts and events then drop the newest.
+/// What arrives from the overlay. Each queue is bounded: a full request queue refuses with
+/// [`RequestError::PeerBusy`] at the sender, and so does a sender's full share of unread streams;
+/// broadcasts and events then drop the newest.
 #[derive(Debug)]
 pub struct Inbox {
     /// Requests to this node.

@@ -11,9 +11,10 @@ use tokio::time::{Instant, sleep, timeout};
 use types::ids::NodeId;
 
 use super::{
-    Inbox, Overlay, OverlayConfig, frames,
-    node::{self, CLOSE_FAULT},
+    Inbox, Overlay, OverlayConfig, Reach, frames,
+    node::{self, CLOSE_FAULT, RELAYED, UNREAD},
     outbound,
+    places::SHARE,
     tls::Tls,
 };
 use crate::{
@@ -217,4 +218,107 @@ async fn a_relay_takes_nothing_in_the_name_of_another() {
     let reason = thrown_out(&connection).await;
     assert!(reason.contains("hand on once"), "{reason}");
     still_serves(&victim, &friend).await;
+}
+
+/// Opens a stream and returns what the other end says to that.
+async fn open(connection: &Connection, opening: &Opening) -> ((SendStream, RecvStream), Answer) {
+    let (send, mut receive) = say(connection, &crate::wire::to_frame(opening)).await;
+    let value = frames::read(&mut receive, MESSAGE_FRAME, PATIENCE).await.unwrap();
+    ((send, receive), Answer::decode(&value).unwrap())
+}
+
+#[tokio::test]
+async fn silent_streams_of_one_peer_leave_room_for_others() {
+    let (victim, _victim_inbox) = start(191, Role::Gateway, &[]).await;
+    let (friend, _friend_inbox) = start(192, Role::Provider, &[&victim]).await;
+    knows(&friend, &victim).await;
+    let (_, _endpoint, connection) = intruder(193, &victim).await;
+    let mut held = Vec::new();
+    // More than wait for their taker at a time, and nobody takes them here.
+    for _ in 0..150 {
+        held.push(open(&connection, &Opening::Stream).await);
+    }
+    let accepted = held.iter().filter(|(_, answer)| *answer == Answer::Accepted).count();
+    assert_eq!(accepted, UNREAD / SHARE);
+    let busy = |answer: &Answer| matches!(answer, Answer::Refused(Refusal::Busy, _));
+    assert!(held.iter().skip(accepted).all(|(_, answer)| busy(answer)));
+    friend.open_stream(victim.node_id()).await.unwrap();
+}
+
+/// Starts a node that cannot be dialled and joins through the relay.
+async fn hidden(key: u8, relay: &Overlay) -> (Overlay, Inbox) {
+    let config = OverlayConfig {
+        key: SigningKey::from_bytes(&[key; 32]),
+        listen: "127.0.0.1:0".parse().unwrap(),
+        seeds: vec![(relay.node_id(), relay.local_addr())],
+        role: Role::Provider,
+    };
+    Overlay::start_with_reach(config, Reach::OutgoingOnly).await.unwrap()
+}
+
+async fn knows(one: &Overlay, other: &Overlay) {
+    let id = other.node_id();
+    let deadline = Instant::now() + PATIENCE;
+    while !one.members().iter().any(|member| member.id == id) {
+        assert!(Instant::now() < deadline, "the members do not know each other in time");
+        sleep(Duration::from_millis(20)).await;
+    }
+}
+
+async fn relays(relay: &Overlay, count: usize) {
+    let deadline = Instant::now() + PATIENCE;
+    while relay.running.node.relayed.free() != RELAYED - count {
+        assert!(Instant::now() < deadline, "{:?}", relay.running.node.relayed);
+        sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test]
+async fn one_peers_streams_to_its_friends_leave_the_relay_to_others() {
+    let (relay, _relay_inbox) = start(201, Role::Seed, &[]).await;
+    let (friend, _friend_inbox) = hidden(202, &relay).await;
+    let (node, mut inbox) = hidden(203, &relay).await;
+    knows(&friend, &node).await;
+    tokio::spawn(async move {
+        while let Some(request) = inbox.requests.recv().await {
+            request.reply(Bytes::from_static(b"ok"));
+        }
+    });
+    // Targets that take every stream and answer none.
+    let targets = [intruder(204, &relay).await, intruder(205, &relay).await];
+    let sources = [intruder(206, &relay).await, intruder(206, &relay).await];
+    let from = sources[0].0.id();
+    let (_, _, first) = &sources[0];
+    let (_, _, second) = &sources[1];
+    let share = RELAYED / SHARE;
+    let parcel = |index: usize| {
+        let to = targets[index % 2].0.id();
+        Opening::SealedStream(Parcel { from, to, sealed: vec![0; 64] })
+    };
+    let mut held = Vec::new();
+    for index in 0..share {
+        let connection = if index % 2 == 0 { first } else { second };
+        held.push(say(connection, &crate::wire::to_frame(&parcel(index))).await);
+    }
+    relays(&relay, share).await;
+    let Answer::Refused(Refusal::Busy, reason) = ask(first, &parcel(0)).await else {
+        panic!("one peer has more than its share")
+    };
+    assert!(reason.contains("too much to hand on"), "{reason}");
+    still_serves(&node, &friend).await;
+    drop(held);
+    relays(&relay, 0).await;
+}
+
+#[tokio::test]
+async fn a_relayed_stream_that_its_target_drops_is_held_nowhere() {
+    let (relay, _relay_inbox) = start(211, Role::Seed, &[]).await;
+    let (friend, _friend_inbox) = hidden(212, &relay).await;
+    let (node, mut inbox) = hidden(213, &relay).await;
+    knows(&friend, &node).await;
+    let near = friend.open_stream(node.node_id()).await.unwrap();
+    assert!(near.is_relayed());
+    relays(&relay, 1).await;
+    drop(inbox.streams.recv().await.unwrap());
+    relays(&relay, 0).await;
 }

@@ -5,7 +5,7 @@ use std::{future::Future, sync::Arc, time::Duration};
 use bytes::Bytes;
 use quinn::{Connection, RecvStream, SendStream};
 use tokio::{
-    sync::{OwnedSemaphorePermit, oneshot},
+    sync::{OwnedSemaphorePermit, mpsc, oneshot},
     time::timeout,
 };
 use types::ids::NodeId;
@@ -15,6 +15,7 @@ use super::{
     frames::{self, FrameError, OPENING},
     link,
     node::Node,
+    places::{Place, PlacesError},
     pump,
     stream::OverlayStream,
 };
@@ -27,6 +28,12 @@ use crate::{
 
 /// A request that is not answered within this time is given up, whatever its sender's deadline.
 pub(super) const ANSWER: Duration = Duration::from_secs(300);
+/// A request that is handed on ends within this time: by then its target has given it up.
+const RELAYED_REQUEST: Duration = ANSWER.saturating_add(OPENING);
+/// A stream that is handed on and in which nothing moved for this long ends. Sessions and consoles are
+/// quiet for hours; a gateway ends tunnels after one, and consoles never. Whoever holds places with
+/// silent streams holds its own share only.
+const RELAYED_STREAM: Duration = Duration::from_secs(24 * 3600);
 /// Bytes of the encapsulated key in front of the first sealed chunk (RFC 9180 §4.1).
 pub(super) const ENCAPSULATED: usize = 32;
 
@@ -62,24 +69,39 @@ pub(super) async fn serve(
             return Err(format!("{parcel:?} came from {}: relays hand on once", peer.short()));
         }
         Opening::Request(parcel) => {
-            let to = parcel.to;
-            hand_on(&node, to, &Opening::Request(parcel), (send, receive)).await;
+            let ends = (peer, parcel.to);
+            let opening = (&Opening::Request(parcel), RELAYED_REQUEST);
+            hand_on(&node, ends, opening, (send, receive)).await;
         }
         Opening::SealedStream(parcel) => {
-            let to = parcel.to;
-            hand_on(&node, to, &Opening::SealedStream(parcel), (send, receive)).await;
+            let ends = (peer, parcel.to);
+            let opening = (&Opening::SealedStream(parcel), RELAYED_STREAM);
+            hand_on(&node, ends, opening, (send, receive)).await;
         }
     }
     Ok(())
 }
 
 async fn accept_stream(node: &Arc<Node>, from: NodeId, (mut send, receive): Streams) {
-    let Ok(place) = node.streams.try_reserve() else {
-        return refuse(send, Refusal::Busy, "").await;
+    let (place, taker) = match room(node, from) {
+        Ok(room) => room,
+        Err(reason) => return refuse(send, Refusal::Busy, &reason).await,
     };
     if frames::write(&mut send, &Answer::Accepted, OPENING).await.is_ok() {
-        place.send(InboundStream { from, stream: OverlayStream::direct(send, receive) });
+        let stream = OverlayStream::direct(send, receive);
+        taker.send(InboundStream { from, stream, place });
     }
+}
+
+/// Finds room for a stream that a node opens to this one. A refusal is in words.
+fn room(
+    node: &Node,
+    from: NodeId,
+) -> Result<(Place<NodeId>, mpsc::Permit<'_, InboundStream>), String> {
+    let taken = |error: PlacesError| format!("streams of which nothing was said yet: {error}");
+    let place = node.unread.take(from).map_err(taken)?;
+    let taker = node.streams.try_reserve().map_err(|_| "nobody takes streams here".to_owned())?;
+    Ok((place, taker))
 }
 
 async fn answer_request(node: &Arc<Node>, parcel: &Parcel, mut send: SendStream) {
@@ -121,12 +143,13 @@ async fn accept_sealed_stream(node: &Arc<Node>, parcel: &Parcel, (mut send, rece
         Ok(opened) => opened,
         Err(reason) => return refuse(send, Refusal::Unacceptable, &reason).await,
     };
-    let Ok(place) = node.streams.try_reserve() else {
-        return refuse(send, Refusal::Busy, "").await;
+    let (place, taker) = match room(node, parcel.from) {
+        Ok(room) => room,
+        Err(reason) => return refuse(send, Refusal::Busy, &reason).await,
     };
     if frames::write(&mut send, &Answer::Sealed(answer), OPENING).await.is_ok() {
         let stream = pump::sealed_stream(node, tunnel, (send, receive));
-        place.send(InboundStream { from: parcel.from, stream });
+        taker.send(InboundStream { from: parcel.from, stream, place });
     }
 }
 
@@ -161,10 +184,20 @@ fn admit(node: &Arc<Node>, from: NodeId, letter: Letter) -> Result<Letter, Strin
     .map_err(|error| error.to_string())
 }
 
-/// Hands a stream on to a node that holds a connection with this one.
-async fn hand_on(node: &Arc<Node>, to: NodeId, opening: &Opening, (send, receive): Streams) {
-    let Ok(place) = node.relayed.clone().try_acquire_owned() else {
-        return refuse(send, Refusal::Busy, "the relay has too much to hand on").await;
+/// Hands a stream of a peer on to a node that holds a connection with this one, until nothing moves in
+/// it for as long as is said.
+async fn hand_on(
+    node: &Arc<Node>,
+    (from, to): (NodeId, NodeId),
+    (opening, idle): (&Opening, Duration),
+    (send, receive): Streams,
+) {
+    let place = match node.relayed.take(from) {
+        Ok(place) => place,
+        Err(error) => {
+            let reason = format!("the relay has too much to hand on: {error}");
+            return refuse(send, Refusal::Busy, &reason).await;
+        }
     };
     let Some(connection) = node.connection(to) else {
         return refuse(send, Refusal::NoRoute, "the relay has no connection with it").await;
@@ -178,7 +211,7 @@ async fn hand_on(node: &Arc<Node>, to: NodeId, opening: &Opening, (send, receive
         Ok::<_, FrameError>((onward, back))
     };
     match timeout(OPENING, opened).await {
-        Ok(Ok(onward)) => pump::relay((send, receive), onward).await,
+        Ok(Ok(onward)) => pump::relay((send, receive), onward, idle).await,
         Ok(Err(_)) | Err(_) => {
             refuse(send, Refusal::Unanswered, "the connection of the relay broke").await;
         }

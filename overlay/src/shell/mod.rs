@@ -13,6 +13,7 @@ mod inbound;
 mod link;
 mod node;
 mod outbound;
+mod places;
 mod pump;
 mod stream;
 mod tls;
@@ -38,6 +39,7 @@ pub use api::{
     OverlayConfig, OverlayError, Reach, RequestError,
 };
 use node::Node;
+pub use places::{Place, Places, PlacesError};
 pub use stream::OverlayStream;
 pub use traffic::{Connected, Traffic};
 

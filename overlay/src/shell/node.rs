@@ -12,14 +12,15 @@ use std::{
 
 use bytes::Bytes;
 use quinn::{Connection, VarInt};
-use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::sync::{mpsc, watch};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use types::ids::NodeId;
 
 use super::{
     api::{Broadcast, InboundRequest, InboundStream, Inbox, MemberEvent, OverlayError, Reach},
     link,
-    tls::Tls,
+    places::{self, Places},
+    tls::{STREAMS, Tls},
     traffic::Traffic,
 };
 use crate::{
@@ -30,16 +31,24 @@ use crate::{
     session::{Bucket, UNITS_AT_ONCE, UNITS_PER_SECOND},
 };
 
-/// Requests and streams that wait for their taker.
+/// Requests that wait for their taker.
 const INBOX: usize = 128;
+/// Streams to this node whose opener has not said yet what they are for: a sixteenth of them, 16, may
+/// be one peer's. That is as many as one peer's openings that are received at once, and so many heads
+/// of 2 MiB are 32 MiB; a gateway, which opens the streams of many renters, says at once what each is
+/// for, and so opens some fifty in a second over 300 ms.
+pub(super) const UNREAD: usize = 256;
 /// Broadcasts and member events that wait for their taker: a whole directory.
 const INBOX_NEWS: usize = 4_096;
 /// Frames that wait for one neighbour. A neighbour that takes less is too slow to be one.
 const LINK_QUEUE: usize = 2_048;
 /// Connections with one node: two when both dial at once, and their successors.
 const PER_PEER: usize = 4;
-/// Messages and streams of others that this node relays at once.
-const RELAYED: usize = 1_024;
+/// Messages and streams of others that this node relays at once. A sixteenth of them, 256, may be one
+/// peer's: what its newest connection carries ([`STREAMS`]), so a gateway that relays for many renters
+/// loses nothing. A place that is taken is a task of some KiB, 16 MiB in all; what waits in its streams
+/// is bounded by their connections.
+pub(super) const RELAYED: usize = places::SHARE * STREAMS as usize;
 
 /// Codes with which connections are closed (RFC 9000 §20.2); the reason is in words.
 pub(super) const CLOSE_LEAVING: VarInt = VarInt::from_u32(1);
@@ -89,7 +98,10 @@ pub(super) struct Node {
     pub(super) reach: Reach,
     pub(super) requests: mpsc::Sender<InboundRequest>,
     pub(super) streams: mpsc::Sender<InboundStream>,
-    pub(super) relayed: Arc<Semaphore>,
+    /// By the node that opened them.
+    pub(super) unread: Places<NodeId>,
+    /// By the node whose messages and streams are handed on.
+    pub(super) relayed: Places<NodeId>,
     pub(super) stop: CancellationToken,
     /// Changes whenever the network did.
     pub(super) network: watch::Sender<()>,
@@ -112,7 +124,8 @@ impl Node {
         reach: Reach,
     ) -> (Arc<Self>, Inbox) {
         let (requests, inbox_requests) = mpsc::channel(INBOX);
-        let (streams, inbox_streams) = mpsc::channel(INBOX);
+        // Each stream in it has a place among the unread.
+        let (streams, inbox_streams) = mpsc::channel(UNREAD);
         let (broadcasts, inbox_broadcasts) = mpsc::channel(INBOX_NEWS);
         let (events, inbox_events) = mpsc::channel(INBOX_NEWS);
         let core = Core {
@@ -129,7 +142,8 @@ impl Node {
             reach,
             requests,
             streams,
-            relayed: Arc::new(Semaphore::new(RELAYED)),
+            unread: Places::new(UNREAD),
+            relayed: Places::new(RELAYED),
             stop: CancellationToken::new(),
             network: watch::Sender::new(()),
             tasks: TaskTracker::new(),

@@ -1,9 +1,17 @@
 //! Moves bytes between streams: sealed at one end of a relayed stream, as they are at the relay.
 
-use std::sync::{Arc, OnceLock};
+use std::{
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use quinn::{RecvStream, SendStream, VarInt};
-use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, ReadHalf, WriteHalf};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt, DuplexStream, ReadHalf, WriteHalf},
+    sync::Notify,
+    time::timeout,
+};
+use tokio_util::sync::CancellationToken;
 
 use super::{node::Node, stream::OverlayStream};
 use crate::tunnel::{CHUNK, TunnelReceiver, TunnelSender};
@@ -29,15 +37,17 @@ pub(super) fn sealed_stream(
             () = stop.cancelled() => {}
         }
     });
-    let stop = node.stop.clone();
-    let failed = failure.clone();
+    // A receiving stream that is dropped is stopped, which the sender sees (RFC 9000 §3.5).
+    let (stop, unread) = (node.stop.clone(), CancellationToken::new());
+    let (failed, reader) = (failure.clone(), unread.clone().drop_guard());
     node.tasks.spawn(async move {
         tokio::select! {
             () = open_all(receiver, receive, to_user, &failed) => {}
+            () = unread.cancelled() => {}
             () = stop.cancelled() => {}
         }
     });
-    OverlayStream::sealed(user, failure)
+    OverlayStream::sealed(user, failure, reader)
 }
 
 async fn seal_all(
@@ -93,16 +103,36 @@ async fn open_all(
     let _ = to_user.shutdown().await;
 }
 
-/// Hands bytes on in both directions until both have ended.
+/// Hands bytes on in both directions until both have ended, or nothing has moved in either for the time
+/// `idle`; then both are reset.
 pub(super) async fn relay(
-    (left_send, left_receive): (SendStream, RecvStream),
-    (right_send, right_receive): (SendStream, RecvStream),
+    (mut left_send, mut left_receive): (SendStream, RecvStream),
+    (mut right_send, mut right_receive): (SendStream, RecvStream),
+    idle: Duration,
 ) {
-    tokio::join!(copy(left_receive, right_send), copy(right_receive, left_send));
+    let moved = Notify::new();
+    let both = async {
+        tokio::join!(
+            copy(&mut left_receive, &mut right_send, &moved),
+            copy(&mut right_receive, &mut left_send, &moved),
+        );
+    };
+    let quiet = async { while timeout(idle, moved.notified()).await.is_ok() {} };
+    tokio::select! {
+        () = both => return,
+        () = quiet => {}
+    }
+    for mut send in [left_send, right_send] {
+        let _ = send.reset(BROKEN);
+    }
+    for mut receive in [left_receive, right_receive] {
+        let _ = receive.stop(BROKEN);
+    }
 }
 
-async fn copy(mut receive: RecvStream, mut send: SendStream) {
+async fn copy(receive: &mut RecvStream, send: &mut SendStream, moved: &Notify) {
     loop {
+        let stopped = send.stopped();
         tokio::select! {
             chunk = receive.read_chunk(4 * CHUNK, true) => match chunk {
                 Ok(Some(chunk)) => {
@@ -110,14 +140,15 @@ async fn copy(mut receive: RecvStream, mut send: SendStream) {
                         let _ = receive.stop(BROKEN);
                         return;
                     }
+                    moved.notify_one();
                 }
-                Ok(None) => return finish(send).await,
+                Ok(None) => return finish_now(send).await,
                 Err(_) => {
                     let _ = send.reset(BROKEN);
                     return;
                 }
             },
-            _ = send.stopped() => {
+            _ = stopped => {
                 let _ = receive.stop(BROKEN);
                 return;
             }
@@ -127,7 +158,63 @@ async fn copy(mut receive: RecvStream, mut send: SendStream) {
 
 /// Ends a stream and waits until the peer has all of it or the connection ends.
 pub(super) async fn finish(mut send: SendStream) {
+    finish_now(&mut send).await;
+}
+
+async fn finish_now(send: &mut SendStream) {
     if send.finish().is_ok() {
         let _ = send.stopped().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use ed25519_dalek::SigningKey;
+    use quinn::{Connection, Endpoint};
+
+    use super::*;
+    use crate::{identity::Identity, shell::tls::Tls};
+
+    fn endpoint(key: u8) -> (Identity, Tls, Endpoint) {
+        let identity = Identity::new(SigningKey::from_bytes(&[key; 32]));
+        let tls = Tls::new(&identity).expect("a key");
+        let address = "127.0.0.1:0".parse().expect("an address");
+        let endpoint = crate::shell::node::bind(&tls, address).expect("bound");
+        (identity, tls, endpoint)
+    }
+
+    /// Connects a node with the relay, and returns both ends.
+    async fn connect(key: u8, relay: &(Identity, Tls, Endpoint)) -> (Endpoint, [Connection; 2]) {
+        let (_, tls, own) = endpoint(key);
+        let config = tls.client(relay.0.id()).expect("a key");
+        let address = relay.2.local_addr().expect("bound");
+        let near = own.connect_with(config, address, "holdfast").expect("begun");
+        let far = async { relay.2.accept().await.expect("an attempt").await };
+        let (near, far) = tokio::join!(near, far);
+        (own, [near.expect("connected"), far.expect("connected")])
+    }
+
+    #[tokio::test]
+    async fn a_relayed_stream_in_which_nothing_moves_is_reset() {
+        let relay_end = endpoint(181);
+        let (_left, [source, from_source]) = connect(182, &relay_end).await;
+        let (_right, [target, to_target]) = connect(183, &relay_end).await;
+        let (mut send, mut receive) = source.open_bi().await.expect("opened");
+        send.write_all(b"first").await.expect("written");
+        let left = from_source.accept_bi().await.expect("a stream");
+        let right = to_target.open_bi().await.expect("opened");
+        let idle = Duration::from_millis(500);
+        let relaying = tokio::spawn(relay(left, right, idle));
+        let (_answer, mut question) = target.accept_bi().await.expect("a stream");
+        let mut first = [0; 5];
+        question.read_exact(&mut first).await.expect("handed on");
+        assert_eq!(&first, b"first");
+        let broken = receive.read_to_end(1).await.expect_err("reset");
+        let reset = quinn::ReadError::Reset(BROKEN);
+        assert!(matches!(broken, quinn::ReadToEndError::Read(error) if error == reset));
+        assert_eq!(question.read_to_end(1).await, Err(quinn::ReadToEndError::Read(reset)));
+        relaying.await.expect("it ended");
     }
 }

@@ -8,6 +8,7 @@ use std::{
 };
 
 use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
+use tokio_util::sync::DropGuard;
 
 /// A bidirectional byte stream to another node. Shutting it down ends the sending half only;
 /// dropping it ends both. Writing waits when the other end does not read.
@@ -21,8 +22,9 @@ enum StreamPath {
     /// Over a connection to the other node itself, which authenticates and encrypts.
     Direct { send: quinn::SendStream, receive: quinn::RecvStream },
     /// Through a relay: the far end of this pipe is a task that seals and opens.
-    /// It says why it failed before the pipe ends.
-    Sealed { pipe: DuplexStream, failure: Arc<OnceLock<String>> },
+    /// It says why it failed before the pipe ends. The guard tells it when nobody reads any more, which
+    /// the pipe does not.
+    Sealed { pipe: DuplexStream, failure: Arc<OnceLock<String>>, _reader: DropGuard },
 }
 
 impl OverlayStream {
@@ -30,8 +32,12 @@ impl OverlayStream {
         Self { path: StreamPath::Direct { send, receive } }
     }
 
-    pub(super) fn sealed(pipe: DuplexStream, failure: Arc<OnceLock<String>>) -> Self {
-        Self { path: StreamPath::Sealed { pipe, failure } }
+    pub(super) fn sealed(
+        pipe: DuplexStream,
+        failure: Arc<OnceLock<String>>,
+        reader: DropGuard,
+    ) -> Self {
+        Self { path: StreamPath::Sealed { pipe, failure, _reader: reader } }
     }
 
     /// Says whether the bytes pass through another node, which cannot read them.
@@ -50,7 +56,7 @@ impl AsyncRead for OverlayStream {
             StreamPath::Direct { receive, .. } => {
                 AsyncRead::poll_read(Pin::new(receive), cx, buffer)
             }
-            StreamPath::Sealed { pipe, failure } => {
+            StreamPath::Sealed { pipe, failure, .. } => {
                 let before = buffer.filled().len();
                 ready!(Pin::new(pipe).poll_read(cx, buffer))?;
                 match failure.get() {

@@ -168,6 +168,12 @@ pub struct Machines {
 }
 
 impl Machines {
+    /// Returns machines that nobody keeps, as a test describes them.
+    #[cfg(test)]
+    pub(crate) fn shown(snapshot: Snapshot) -> Self {
+        Self { commands: mpsc::channel(1).0, snapshot: watch::channel(snapshot).1 }
+    }
+
     /// Returns everything as it is now, and whenever it changes.
     pub fn snapshot(&self) -> watch::Receiver<Snapshot> {
         self.snapshot.clone()

@@ -104,6 +104,12 @@ pub struct MachineNet {
 }
 
 impl MachineNetworks {
+    /// Returns networks that nobody makes, for tests.
+    #[cfg(test)]
+    pub(crate) fn none() -> Self {
+        Self { requests: mpsc::channel(1).0, known: watch::channel(Vec::new()).1 }
+    }
+
     /// Sets the packet filter and forwarding, and takes over the taps that are already there.
     ///
     /// `uplinks` tells name servers and MTU. Must be called inside a tokio runtime.

@@ -1,0 +1,179 @@
+//! Streams to a whole control interface: real overlays and signatures, and guests that are ports of this
+//! machine.
+
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    path::Path,
+    sync::Arc,
+    time::Duration,
+};
+
+use lease::authority::public_key;
+use overlay::{Inbox, Overlay, OverlayConfig, OverlayStream, RequestError, Role, SigningKey};
+use tokio::{
+    net::TcpListener,
+    sync::{Notify, mpsc, watch},
+};
+use types::{
+    config::NodeSpec,
+    forward::{ForwardedRequest, StreamAnswer, StreamHeader},
+    ids::{MachineId, NodeId},
+    units::UnixSeconds,
+};
+
+use super::{Control, Parts, authority::Authority, streams::RENTERS_STREAMS};
+use crate::{
+    attest::Attestor,
+    machines::{
+        keeper::{Machines, Snapshot, State, View},
+        plan::fixture::record,
+        store::Store,
+    },
+    net::{MachineNetworks, NetworkStatus, Resolver},
+    tasks::{self, frames},
+    time::{Clock, ClockConfig, SystemClock},
+    updates::Shelf,
+};
+
+/// Everything that should happen happens within this time, also on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(45);
+
+/// Later than the build, which a clock is never before.
+const NOW: u64 = 4_000_000_000;
+
+#[derive(Debug)]
+struct Still;
+
+impl SystemClock for Still {
+    fn now(&self) -> Duration {
+        Duration::from_secs(NOW)
+    }
+
+    fn set(&self, _: Duration) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    fn slew(&self, _: i64) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+fn key(seed: u8) -> SigningKey {
+    SigningKey::from_bytes(&[seed; 32])
+}
+
+/// The machine of the renter with this seed.
+fn machine(seed: u8) -> View {
+    let mut record = record();
+    record.lease.id = MachineId::from_bytes([seed; 16]);
+    record.lease.renter = public_key(&key(seed));
+    View { record, state: State::Running, address: Some(Ipv4Addr::LOCALHOST), silent: false }
+}
+
+/// The control interface of a node with these machines.
+fn control(overlay: &Overlay, root: &Path, machines: Vec<View>) -> Control {
+    let authority = public_key(&key(1));
+    let text = format!("version = 1\n[authority]\nthreshold = 1\nkeys = [\"{authority}\"]\n");
+    let spec = NodeSpec::parse(text.as_bytes()).expect("valid");
+    let store = Arc::new(Store::open(&root.join("agent.redb")).expect("opened"));
+    let (_, network) = watch::channel(NetworkStatus::default());
+    let clock = ClockConfig {
+        seen: UnixSeconds(0),
+        agreed: UnixSeconds(0),
+        servers: Vec::new(),
+        nts: None,
+        resolver: Resolver::new(network.clone()),
+        network,
+    };
+    let clock = Arc::new(Clock::start_with(clock, Arc::new(Still)));
+    Control::new(Parts {
+        node: overlay.node_id(),
+        authority: Authority::new(&spec, Arc::clone(&store), clock.now()).expect("valid"),
+        spec,
+        machines: Machines::shown(Snapshot { machines, ..Snapshot::default() }),
+        store,
+        clock,
+        networks: Arc::new(MachineNetworks::none()),
+        attestor: Attestor::new(key(2), root.to_owned()),
+        updates: mpsc::channel(1).0,
+        shelf: Arc::new(Shelf::new(root)),
+        root: root.to_owned(),
+    })
+}
+
+async fn overlay(seed: u8, role: Role, seeds: Vec<(NodeId, SocketAddr)>) -> (Overlay, Inbox) {
+    let listen = "127.0.0.1:0".parse().expect("an address");
+    Overlay::start(OverlayConfig { key: key(seed), listen, seeds, role }).await.expect("started")
+}
+
+/// Starts a member that knows the node.
+async fn member(seed: u8, node: &Overlay) -> (Overlay, Inbox) {
+    let seeds = vec![(node.node_id(), node.local_addr())];
+    let (member, mut inbox) = overlay(seed, Role::Gateway, seeds).await;
+    let joined =
+        async { while member.members().is_empty() && inbox.events.recv().await.is_some() {} };
+    tokio::time::timeout(PATIENCE, joined).await.expect("joined in time");
+    (member, inbox)
+}
+
+/// Opens a tunnel for the renter with this seed to the port of its machine.
+async fn tunnel(
+    gateway: &Overlay,
+    node: NodeId,
+    seed: u8,
+    port: u16,
+) -> (OverlayStream, StreamAnswer) {
+    let machine = MachineId::from_bytes([seed; 16]);
+    let mut request = ForwardedRequest {
+        method: "GET".into(),
+        target: format!("/v1/machines/{machine}/tunnel/{port}"),
+        headers: Vec::new(),
+        body: Vec::new(),
+    };
+    let mut nonce = [0; 16];
+    getrandom::fill(&mut nonce).expect("random numbers");
+    let nonce = types::hex::encode(&nonce);
+    lease::request::sign(&key(seed), &mut request, UnixSeconds(NOW), &nonce).expect("signed");
+    let exchange = async {
+        let mut stream = gateway.open_stream(node).await.expect("opened");
+        frames::write(&mut stream, &StreamHeader::Request(request)).await.expect("written");
+        let answer = frames::read(&mut stream).await.expect("answered");
+        (stream, answer)
+    };
+    tokio::time::timeout(PATIENCE, exchange).await.expect("answered in time")
+}
+
+#[tokio::test]
+async fn neither_a_silent_peer_nor_a_renter_with_many_tunnels_keeps_others_out() {
+    let root = tempfile::tempdir().expect("a folder");
+    let guest = TcpListener::bind("127.0.0.1:0").await.expect("bound");
+    let port = guest.local_addr().expect("bound").port();
+    let (node, inbox) = overlay(3, Role::Provider, Vec::new()).await;
+    let control = control(&node, root.path(), vec![machine(11), machine(12)]);
+    tokio::spawn(tasks::overlay::serve(inbox, node.clone(), control, Arc::new(Notify::new())));
+    let (gateway, _gateway_inbox) = member(4, &node).await;
+    let (hostile, _hostile_inbox) = member(5, &node).await;
+    let id = node.node_id();
+
+    let mut silent = Vec::new();
+    for _ in 0..20 {
+        silent.push(hostile.open_stream(id).await);
+    }
+    let busy = |opened: &&Result<_, _>| matches!(opened, Err(RequestError::PeerBusy { .. }));
+    assert_eq!(silent.iter().filter(busy).count(), 4);
+
+    let share = RENTERS_STREAMS / 16;
+    let mut held = Vec::new();
+    for _ in 0..share {
+        held.push(tunnel(&gateway, id, 11, port).await);
+    }
+    let open = |answer: &StreamAnswer| matches!(answer, StreamAnswer::Open { .. });
+    assert!(held.iter().all(|(_, answer)| open(answer)), "{held:?}");
+    let (_, beyond) = tunnel(&gateway, id, 11, port).await;
+    let StreamAnswer::Refused(problem) = beyond else {
+        panic!("one renter has more than its share")
+    };
+    assert_eq!(problem.status, 429, "{problem:?}");
+    let (_stream, neighbour) = tunnel(&gateway, id, 12, port).await;
+    assert!(open(&neighbour), "{neighbour:?}");
+}
