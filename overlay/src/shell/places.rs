@@ -189,7 +189,7 @@ mod tests {
                     prop_assert_eq!(taken.is_ok(), may);
                     list.extend(taken);
                 } else if let Some(at) = list.iter().position(|place| place.holder == holder) {
-                    list.remove(at);
+                    drop(list.remove(at));
                 }
                 prop_assert_eq!(places.free(), 64 - list.len());
             }
