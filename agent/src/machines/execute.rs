@@ -98,7 +98,8 @@ pub enum Progress {
     Told(MachineId, Deadline, Result<(), vmm::VmmError>),
     /// Everything it held was taken back; per device, how its reset went.
     /// Drives that are erased are told of later.
-    Released(MachineId, Vec<TakenBack>),
+    /// Drives that are reset, and not erased yet, come last.
+    Released(MachineId, Vec<TakenBack>, Vec<Bdf>),
     /// Drives were erased, or quarantined devices reset once more; per device, how it went.
     Recovered(Vec<TakenBack>),
 }

@@ -8,6 +8,7 @@ use types::{ids::MachineId, node::Bdf};
 
 use super::{
     execute::{Progress, TakenBack, Tools},
+    keeper::Erasing,
     vmm,
 };
 use crate::{
@@ -15,11 +16,11 @@ use crate::{
     events::Event,
 };
 
-/// Takes back what a machine held and reports.
+/// Takes back what a machine held, its drives only as far as they may be erased, and reports.
 pub async fn release(
     tools: Tools,
     machine: MachineId,
-    devices: Vec<(Bdf, u16)>,
+    (devices, erasing): (Vec<(Bdf, u16)>, Erasing),
     progress: mpsc::Sender<Progress>,
 ) {
     if let Err(error) = tools.networks.delete(machine).await {
@@ -28,10 +29,17 @@ pub async fn release(
     }
     let _ = std::fs::remove_file(vmm::socket_path(machine));
     let set: Vec<Bdf> = devices.iter().map(|(device, _)| *device).collect();
-    let (drives, results) = split(&tools.root, reset(&tools, devices, &set).await);
+    let (drives, mut results) = split(&tools.root, reset(&tools, devices, &set).await);
+    if erasing == Erasing::Later {
+        let waiting = drives.iter().map(|(device, _)| *device).collect();
+        let back = |(device, recovered)| TakenBack { device, result: Ok(recovered) };
+        results.extend(drives.into_iter().map(back));
+        let _ = progress.send(Progress::Released(machine, results, waiting)).await;
+        return;
+    }
     // Erasing may take long, and the machine is gone. That its drives are not erased yet is noted
     // elsewhere (`assign::lent`).
-    let _ = progress.send(Progress::Released(machine, results)).await;
+    let _ = progress.send(Progress::Released(machine, results, Vec::new())).await;
     if !drives.is_empty() {
         let results = erase(&tools, drives).await;
         let _ = progress.send(Progress::Recovered(results)).await;

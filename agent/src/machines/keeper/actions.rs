@@ -49,6 +49,8 @@ impl Keeper {
         for (machine, action) in due {
             self.execute(now, machine, action);
         }
+        // After a machine whose lease goes on has its own again.
+        self.erase_drives();
         self.tell_deadlines();
     }
 
@@ -136,8 +138,9 @@ impl Keeper {
         for (address, _) in &devices {
             self.devices.set(*address, DeviceState::Resetting);
         }
+        let erasing = self.erasing(machine);
         let (tools, progress) = (self.config.tools.clone(), self.progress.clone());
-        tokio::spawn(recovery::release(tools, machine, devices, progress));
+        tokio::spawn(recovery::release(tools, machine, (devices, erasing), progress));
     }
 
     /// Its lease ended by a clock that was wrong, and goes on: it gets again what it had, if nobody else has it.
@@ -157,7 +160,7 @@ impl Keeper {
         if let Err(error) = self.config.store.put_machine(&record) {
             return self.note_failure(machine, chain(&error), Attempts::Several);
         }
-        self.devices.lease(&shape.devices, machine);
+        self.lend(&shape.devices, machine);
         if let Some(entry) = self.machines.get_mut(&machine) {
             entry.record = record;
         }

@@ -15,7 +15,6 @@ use types::{
 
 use super::{Command, Entry, Keeper, Order, Switch, View};
 use crate::{
-    assign::lent,
     events::Event,
     inventory::{
         Capacity,
@@ -93,20 +92,9 @@ impl Keeper {
         Ok(())
     }
 
-    /// Has drives erased that hold what a renter wrote and that no machine has: the node or its agent
-    /// ended before they were.
-    pub(super) fn erase_drives(&mut self) {
-        let root = &self.config.tools.root;
-        let left = |device: &&PciDevice| {
-            device.state == DeviceState::Free && lent::is_lent(root, device.address)
-        };
-        let left: Vec<Bdf> =
-            self.devices.list().iter().filter(left).map(|device| device.address).collect();
-        left.into_iter().for_each(|address| self.take_back(address));
-    }
-
     /// Sets off the reset of a device that no machine has.
-    fn take_back(&mut self, address: Bdf) {
+    pub(super) fn take_back(&mut self, address: Bdf) {
+        self.waiting.remove(&address);
         let Some(device) = self.devices.get(address) else { return };
         let vendor = device.vendor;
         let unused = |device: &&PciDevice| {
@@ -157,7 +145,7 @@ impl Keeper {
         };
         record.note(now, "accepted");
         self.config.store.put_machine(&record)?;
-        self.devices.lease(&record.lease.shape.devices, machine);
+        self.lend(&record.lease.shape.devices, machine);
         let (serial, end) = (record.lease.serial, record.lease.end.0);
         eprintln!("{}", Event::MachineAccepted { machine, serial, end });
         self.machines.insert(machine, Entry::new(record));
@@ -188,7 +176,7 @@ impl Keeper {
         record.lease = next;
         record.note(now, "lease renewed");
         self.config.store.put_machine(&record)?;
-        self.devices.lease(&record.lease.shape.devices, machine);
+        self.lend(&record.lease.shape.devices, machine);
         let (serial, end) = (record.lease.serial, record.lease.end.0);
         eprintln!("{}", Event::MachineRenewed { machine, serial, end });
         if let Some(entry) = self.machines.get_mut(&machine) {
@@ -238,7 +226,7 @@ impl Keeper {
 
     pub(super) fn check_room(&self, lease: &Lease) -> Result<(), RefusedError> {
         let shape = &lease.shape;
-        rules::check_free(self.devices.list(), &shape.devices)?;
+        rules::check_free(&self.devices_for(lease), &shape.devices)?;
         let free = self.free();
         let checks = [
             ("virtual CPUs", u64::from(shape.vcpus), u64::from(free.vcpus)),

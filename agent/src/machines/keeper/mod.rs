@@ -2,7 +2,7 @@
 //!
 //! `commands` is what others ask, `progress` what init and running actions tell, `actions` what
 //! the plan wants, `accounts` what was used, `attach` what comes and goes while a machine runs,
-//! `deadlines` what ends machines without this task, `liveness` who is at work, `room` what is free of
+//! `deadlines` what ends machines without this task, `drives` when what a renter wrote is erased, `liveness` who is at work, `room` what is free of
 //! the disk.
 
 mod accounts;
@@ -10,11 +10,16 @@ mod actions;
 mod attach;
 mod commands;
 mod deadlines;
+mod drives;
 mod liveness;
 mod progress;
 mod room;
 
-use std::{collections::BTreeMap, net::Ipv4Addr, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::Ipv4Addr,
+    time::Duration,
+};
 
 use lease::{
     SigningKey,
@@ -46,6 +51,7 @@ use crate::{events::Event, inventory::Capacity, spawn::Known, sys::clock::boot_m
 
 pub use attach::Leaving;
 pub use commands::RefusedError;
+pub use drives::Erasing;
 
 /// How often the clock is looked at: leases end on the second.
 const TICK: Duration = Duration::from_millis(200);
@@ -265,6 +271,8 @@ struct Keeper {
     spare_mib: u64,
     /// Whether the time on which sources agree was kept since they did.
     agreement_kept: bool,
+    /// Drives that hold what a renter wrote and wait to be erased.
+    waiting: BTreeSet<Bdf>,
     /// Tells when somebody set the clock.
     calendar: accounts::Calendar,
 }
@@ -286,6 +294,7 @@ pub fn start(config: KeeperConfig) -> Result<Machines, StoreError> {
         forgetful: String::new(),
         spare_mib: 0,
         agreement_kept: false,
+        waiting: BTreeSet::new(),
         calendar,
     };
     keeper.adopt()?;
@@ -332,7 +341,7 @@ impl Keeper {
         // The next agent takes an end for news when this one saw it run.
         resumed.into_iter().for_each(|machine| self.keep(machine));
         self.keep_promises();
-        self.erase_drives();
+        self.keep_drives();
         let running = |entry: &Entry| matches!(entry.seen.process, Process::Running { .. });
         let running: Vec<MachineId> =
             self.machines.iter().filter(|(_, e)| running(e)).map(|(id, _)| *id).collect();

@@ -1,7 +1,10 @@
 //! What init and running actions tell the keeper.
 
 use tokio::task::AbortHandle;
-use types::{ids::MachineId, node::DeviceState};
+use types::{
+    ids::MachineId,
+    node::{Bdf, DeviceState},
+};
 
 use super::{Entry, Keeper, actions::press, lost, trouble};
 use crate::{
@@ -89,7 +92,9 @@ impl Keeper {
                 self.handle_told(machine, deadline, result);
             }
             Progress::Failed(machine, error) => self.handle_failed(machine, &error),
-            Progress::Released(machine, results) => self.handle_released(machine, results),
+            Progress::Released(machine, results, waiting) => {
+                self.handle_released(machine, results, &waiting);
+            }
             Progress::Recovered(results) => self.settle(results),
         }
     }
@@ -127,8 +132,10 @@ impl Keeper {
         }
     }
 
-    fn handle_released(&mut self, machine: MachineId, results: Vec<TakenBack>) {
+    fn handle_released(&mut self, machine: MachineId, results: Vec<TakenBack>, waiting: &[Bdf]) {
         self.settle(results);
+        self.hold_drives(waiting);
+        self.tell_waiting(waiting);
         let now = self.config.clock.now();
         let Some(entry) = self.machines.get_mut(&machine) else { return };
         entry.seen.busy = None;
