@@ -413,6 +413,34 @@ fn a_route_that_the_kernel_refuses_keeps_no_other_out_and_is_tried_again() {
     world.wait("no error", |status| status.last_error.is_none());
 }
 
+#[test]
+fn routes_of_an_earlier_configuration_go_and_others_stay() {
+    let Some(mut world) = World::new("routes of an earlier agent") else { return };
+    world.serve(RANGE, &[]);
+    world.start(&Network::default());
+    world.wait_for_lease();
+    world.kill_agent();
+    // As an earlier agent made them, but for the last two.
+    world.node.ip("route add 10.9.0.0/16 via 192.168.50.1 dev eth0 proto dhcp metric 700");
+    world.node.ip("-6 route add fd00:9::/64 via fd00:50::1 dev eth0 proto static metric 7 onlink");
+    world.node.ip("route add 10.8.0.0/16 via 192.168.50.1 dev eth0 proto boot metric 700");
+    world.node.ip("route add 10.7.0.0/16 dev lo proto static");
+    let card = Card { name: Some("eth0".to_owned()), ..Card::default() };
+    let uplinks = vec![Uplink::of_card("wan", card)];
+    world.start(&Network { uplinks, ..Network::default() });
+    netns::wait_for("one default route, of the new metric", LONG, || {
+        let routes = world.default_routes();
+        routes.lines().count() == 1 && routes.contains("metric 1024")
+    });
+    let routes = world.node.ip("-4 route show");
+    assert!(!routes.contains("10.9.0.0/16"), "{routes}");
+    assert!(routes.contains("10.8.0.0/16") && routes.contains("10.7.0.0/16"), "{routes}");
+    assert!(routes.contains("192.168.50.0/24"), "{routes}");
+    let routes = world.node.ip("-6 route show");
+    assert!(!routes.contains("fd00:9::/64"), "{routes}");
+    assert!(routes.contains("fe80::/64"), "{routes}");
+}
+
 /// A configuration that reaches nobody, by accident.
 fn cut_off() -> Network {
     Network {

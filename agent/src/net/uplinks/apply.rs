@@ -122,9 +122,11 @@ impl Task {
         for other in &others {
             self.kernel.delete_address(other).await?;
         }
-        // Where secondary addresses are not promoted, it went with the first of its subnet.
+        // Where secondary addresses are not promoted, it went with the first of its subnet, and routes
+        // with it.
         if !others.is_empty() {
             self.kernel.add_address(index, assigned, valid).await?;
+            self.forget_routes(index);
         }
         self.finish(index).await
     }
@@ -150,18 +152,46 @@ impl Task {
                 is_fewer = true;
             }
         }
-        // Where secondary addresses are not promoted, some went with the first of their subnet.
-        for address in wanted.iter().filter(|_| is_fewer) {
-            self.kernel.add_address(index, *address, None).await?;
+        // Where secondary addresses are not promoted, some went with the first of their subnet, and
+        // routes with them.
+        if is_fewer {
+            for address in &wanted {
+                self.kernel.add_address(index, *address, None).await?;
+            }
+            self.forget_routes(index);
         }
         self.finish(index).await
+    }
+
+    /// Has every wanted route added anew; the kernel may have deleted some by itself.
+    fn forget_routes(&mut self, index: u32) {
+        if let Some(uplink) = self.uplinks.get_mut(&index) {
+            uplink.routes.clear();
+        }
     }
 
     /// Makes the routes that go with an interface's addresses, after which the kernel knows all.
     async fn finish(&mut self, index: u32) -> Result<(), KernelError> {
         self.sync_routes(index).await?;
+        self.delete_earlier_routes(index).await?;
         if let Some(uplink) = self.uplinks.get_mut(&index) {
             uplink.applied = Applied::Whole;
+        }
+        Ok(())
+    }
+
+    /// Deletes the routes that an earlier agent made and that are not wanted. With another metric they
+    /// stand beside the wanted ones, and an uplink whose gateway is silent would be preferred by them.
+    async fn delete_earlier_routes(&self, index: u32) -> Result<(), KernelError> {
+        let Some(uplink) = self.uplinks.get(&index) else { return Ok(()) };
+        // Until there is a lease, what an earlier one gave is better than nothing.
+        let waits = uplink.addressing.ipv4 == Ipv4Source::Dhcp && uplink.lease.is_none();
+        for made in self.kernel.made_routes(index).await? {
+            let is_kept = waits && made.route.to.is_ipv4();
+            if !is_kept && !uplink.routes.contains(&made.route) {
+                tracing::info!(interface = uplink.facts.name, route = ?made.route, "not wanted");
+                self.kernel.delete_made_route(&made).await?;
+            }
         }
         Ok(())
     }
