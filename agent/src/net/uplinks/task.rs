@@ -286,7 +286,8 @@ impl Task {
                     }
                 }
             }
-            let wanted = uplink.addressing.dhcp6(uplink.facts.advertised);
+            let (advertised, lease6) = (uplink.facts.advertised, uplink.lease6.as_ref());
+            let wanted = uplink.addressing.dhcp6(advertised, lease6);
             if wanted == uplink.client6.as_ref().map(Running6::wanted) {
                 continue;
             }
