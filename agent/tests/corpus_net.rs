@@ -131,10 +131,13 @@ fn name_servers(messages: &[u8]) -> bool {
     servers.on(2).next().is_some()
 }
 
-/// As the fuzz target `bridged_port`, with one packet each way. Returns whether it bound an address.
-fn binds(way: Way, packet: &[u8]) -> bool {
+/// As the fuzz target `bridged_port`, with one frame each way, of a guest that has asked for a lease.
+/// Returns whether it bound an address.
+fn binds(way: Way, frame: &[u8]) -> bool {
     let mut bindings = Bindings::new(MAC, None, Vec::new());
-    bindings.handle_packet(Instant::now(), way, packet);
+    let request = std::fs::read(folder("bridged_port").join("request")).unwrap();
+    bindings.handle_frame(Instant::now(), Way::FromGuest, &request);
+    bindings.handle_frame(Instant::now(), way, frame);
     let leased = bindings.leased();
     assert!(leased.is_none_or(|leased| !leased.address.is_multicast()));
     if leased.is_none()

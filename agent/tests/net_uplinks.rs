@@ -18,7 +18,10 @@ use agent::{
 use netns::{Namespace, can_run};
 use tempfile::TempDir;
 use tokio::{runtime::Runtime, sync::watch};
-use types::config::{Network, NetworkMode};
+use types::{
+    config::{Network, NetworkMode},
+    uplinks::{Card, StaticRoute, Uplink},
+};
 
 /// Longer than any of these leases takes to be renewed, rebound or refused.
 const LONG: Duration = Duration::from_secs(30);
@@ -309,6 +312,133 @@ fn an_interface_that_appears_later_is_used() {
     assert_eq!(world.status.borrow().interfaces.len(), 0);
     world.node.ip("link set spare name eth0");
     world.wait_for_lease();
+}
+
+/// The node's own card with one IPv4 address, and its gateway.
+fn fixed(address: &str) -> Network {
+    Network {
+        interface: Some("eth0".to_owned()),
+        mode: NetworkMode::Static,
+        addresses: vec![address.to_owned()],
+        gateways: vec!["192.168.50.1".parse().unwrap()],
+        ..Network::default()
+    }
+}
+
+/// A listed uplink on the node's card, with an IPv4 address.
+fn listed(routes: Vec<StaticRoute>) -> Network {
+    let card = Card { name: Some("eth0".to_owned()), ..Card::default() };
+    let uplink = Uplink {
+        addresses: vec!["192.168.50.9/24".to_owned()],
+        gateways: vec!["192.168.50.1".parse().unwrap()],
+        routes,
+        ..Uplink::of_card("wan", card)
+    };
+    Network { uplinks: vec![uplink], ..Network::default() }
+}
+
+impl World {
+    /// As kernels are built: the addresses that came later go with the first of their subnet.
+    fn demote_secondaries(&self) {
+        self.node.enter(|| {
+            for interface in ["all", "default", "eth0"] {
+                let file = format!("/proc/sys/net/ipv4/conf/{interface}/promote_secondaries");
+                std::fs::write(file, "0").unwrap();
+            }
+        });
+    }
+
+    /// Starts the agent anew with another configuration; the address of before is in the kernel.
+    fn restart_with(&mut self, spec: &Network, address: &str) {
+        self.kill_agent();
+        self.demote_secondaries();
+        self.start(spec);
+        self.wait("the new address alone", |status| {
+            has(status, address) && status.addresses().filter(IpAddr::is_ipv4).count() == 1
+        });
+        // Whatever was done in the wrong order has happened by now.
+        std::thread::sleep(Duration::from_millis(500));
+        let kernel = self.node.ip("-4 -o addr show dev eth0");
+        assert!(kernel.contains(address) && kernel.lines().count() == 1, "{kernel}");
+        self.node.reaches("192.168.50.1");
+    }
+
+    fn default_routes(&self) -> String {
+        self.node.ip("-4 route show default")
+    }
+}
+
+#[test]
+fn another_address_of_the_same_subnet_takes_the_place_of_the_first() {
+    let Some(mut world) = World::new("another static address") else { return };
+    world.demote_secondaries();
+    world.start(&fixed("192.168.50.9/24"));
+    world.wait("the first address", |status| has(status, "192.168.50.9"));
+    world.restart_with(&fixed("192.168.50.10/24"), "192.168.50.10");
+    assert!(world.default_routes().contains("via 192.168.50.1 dev eth0"));
+}
+
+#[test]
+fn a_static_address_takes_the_place_of_a_leased_one_of_its_subnet() {
+    let Some(mut world) = World::new("a static address instead of a lease") else { return };
+    world.demote_secondaries();
+    world.serve(RANGE, &[]);
+    world.start(&Network::default());
+    world.wait_for_lease();
+    world.restart_with(&fixed("192.168.50.10/24"), "192.168.50.10");
+    let routes = world.default_routes();
+    assert!(routes.contains("via 192.168.50.1 dev eth0"), "{routes}");
+    assert!(!routes.contains("192.168.50.100"), "{routes}");
+}
+
+#[test]
+fn a_route_that_the_kernel_refuses_keeps_no_other_out_and_is_tried_again() {
+    let Some(mut world) = World::new("a refused route") else { return };
+    // No next hop while it is the node's own.
+    world.node.ip("addr add 169.254.7.7/32 dev eth0");
+    let route =
+        |to: &str, via: &str| StaticRoute { to: to.to_owned(), via: Some(via.parse().unwrap()) };
+    world.start(&listed(vec![
+        route("10.1.0.0/16", "169.254.7.7"),
+        route("10.2.0.0/16", "192.168.50.1"),
+    ]));
+    let routes = |world: &World| world.node.ip("-4 route show");
+    world.wait("the refusal", |status| {
+        status.last_error.as_ref().is_some_and(|error| error.contains("10.1.0.0"))
+    });
+    netns::wait_for("the other route", LONG, || routes(&world).contains("10.2.0.0/16"));
+    assert!(!routes(&world).contains("10.1.0.0/16"));
+    world.node.ip("addr del 169.254.7.7/32 dev eth0");
+    netns::wait_for("the refused route", LONG, || routes(&world).contains("10.1.0.0/16"));
+    world.wait("no error", |status| status.last_error.is_none());
+}
+
+#[test]
+fn routes_of_an_earlier_configuration_go_and_others_stay() {
+    let Some(mut world) = World::new("routes of an earlier agent") else { return };
+    world.serve(RANGE, &[]);
+    world.start(&Network::default());
+    world.wait_for_lease();
+    world.kill_agent();
+    // As an earlier agent made them, but for the last two.
+    world.node.ip("route add 10.9.0.0/16 via 192.168.50.1 dev eth0 proto dhcp metric 700");
+    world.node.ip("-6 route add fd00:9::/64 via fd00:50::1 dev eth0 proto static metric 7 onlink");
+    world.node.ip("route add 10.8.0.0/16 via 192.168.50.1 dev eth0 proto boot metric 700");
+    world.node.ip("route add 10.7.0.0/16 dev lo proto static");
+    let card = Card { name: Some("eth0".to_owned()), ..Card::default() };
+    let uplinks = vec![Uplink::of_card("wan", card)];
+    world.start(&Network { uplinks, ..Network::default() });
+    netns::wait_for("one default route, of the new metric", LONG, || {
+        let routes = world.default_routes();
+        routes.lines().count() == 1 && routes.contains("metric 1024")
+    });
+    let routes = world.node.ip("-4 route show");
+    assert!(!routes.contains("10.9.0.0/16"), "{routes}");
+    assert!(routes.contains("10.8.0.0/16") && routes.contains("10.7.0.0/16"), "{routes}");
+    assert!(routes.contains("192.168.50.0/24"), "{routes}");
+    let routes = world.node.ip("-6 route show");
+    assert!(!routes.contains("fd00:9::/64"), "{routes}");
+    assert!(routes.contains("fe80::/64"), "{routes}");
 }
 
 /// A configuration that reaches nobody, by accident.

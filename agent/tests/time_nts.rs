@@ -6,7 +6,7 @@ mod netns;
 
 use std::{
     fs, io,
-    net::UdpSocket,
+    net::{IpAddr, Ipv4Addr, UdpSocket},
     process::{Child, Command, Stdio},
     sync::{
         Arc, Mutex,
@@ -75,7 +75,7 @@ impl World {
         let runtime = Some(space.runtime());
         let mut world =
             Self { space, runtime, folder: tempfile::tempdir().unwrap(), chronyd: None };
-        certify(world.folder.path(), "localhost", "DNS:localhost,IP:127.0.0.1");
+        certify(world.folder.path(), "localhost", "DNS:time.example,IP:127.0.0.1");
         world.serve("");
         Some(world)
     }
@@ -104,7 +104,8 @@ impl World {
     }
 
     fn start(&self, system: &Arc<TestClock>, servers: &[&str], roots: Roots) -> Clock {
-        let (_, network) = watch::channel(NetworkStatus::default());
+        let dns = vec![IpAddr::V4(Ipv4Addr::LOCALHOST)];
+        let (_, network) = watch::channel(NetworkStatus { dns, ..NetworkStatus::default() });
         let nts = NtsConfig { servers: servers.iter().map(ToString::to_string).collect(), roots };
         let config = ClockConfig {
             seen: UnixSeconds(0),
@@ -165,6 +166,20 @@ fn authenticated_time_sets_a_clock_that_is_days_off() {
     let clock = world.start(&system, &["127.0.0.1"], world.roots());
     let status = world.wait(&clock, |status| status.sources == 1);
     assert_eq!(status.last_error, None);
+    assert!(system.error_ms().abs() < 100, "{} ms", system.error_ms());
+}
+
+#[test]
+fn a_name_is_asked_at_its_other_addresses_when_the_first_is_out_of_reach() {
+    let Some(mut world) = World::new("NTS by name without IPv4") else { return };
+    if !can_run("NTS by name without IPv4", &["dnsmasq"]) {
+        return;
+    }
+    let _names = world.space.name("time.example", &["192.0.2.7", "::1"]);
+    world.serve("bindaddress ::1\n");
+    let system = off();
+    let clock = world.start(&system, &["time.example"], world.roots());
+    world.wait(&clock, |status| status.sources == 1);
     assert!(system.error_ms().abs() < 100, "{} ms", system.error_ms());
 }
 

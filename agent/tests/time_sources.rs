@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test bench that cannot be built fails the test")]
 
+mod netns;
+
 use std::{
     io,
     net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket},
@@ -13,6 +15,7 @@ use agent::{
     net::{NetworkStatus, Resolver},
     time::{Clock, ClockConfig, ClockStatus, SystemClock, build_time},
 };
+use netns::{Namespace, can_run};
 use tokio::sync::watch;
 use types::units::UnixSeconds;
 
@@ -56,7 +59,10 @@ impl SystemClock for TestClock {
 
 /// A time server that is off by some seconds.
 fn server(off: i64) -> String {
-    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    server_on(UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap(), off)
+}
+
+fn server_on(socket: UdpSocket, off: i64) -> String {
     let address = socket.local_addr().unwrap();
     let start = Instant::now();
     std::thread::spawn(move || {
@@ -214,4 +220,67 @@ async fn servers_named_by_dhcp_are_asked_when_none_is_configured() {
         status.last_error.as_ref().is_some_and(|error| error.contains("127.0.0.1:123"))
     };
     wait(&clock, asked).await;
+}
+
+/// What a clock says that asks `time.example`, in a namespace with a name server.
+fn in_namespace(
+    space: &Namespace,
+    runtime: &tokio::runtime::Runtime,
+    wanted: fn(&ClockStatus) -> bool,
+) -> ClockStatus {
+    let dns = vec![IpAddr::V4(Ipv4Addr::LOCALHOST)];
+    let (_publish, network) = watch::channel(NetworkStatus { dns, ..NetworkStatus::default() });
+    let config = ClockConfig {
+        seen: UnixSeconds(0),
+        agreed: UnixSeconds(0),
+        servers: vec!["time.example".to_owned()],
+        nts: None,
+        resolver: Resolver::new(network.clone()),
+        network,
+    };
+    space.enter(|| {
+        runtime.block_on(async {
+            let clock = Clock::start_with(config, TestClock::at(TRUTH - 100));
+            let mut status = clock.status();
+            let waiting = status.wait_for(wanted);
+            let found = tokio::time::timeout(Duration::from_secs(25), waiting).await;
+            found.unwrap_or_else(|_| panic!("{:?}", clock.status().borrow())).unwrap().clone()
+        })
+    })
+}
+
+#[test]
+fn a_name_is_asked_at_all_its_addresses_on_a_network_without_ipv4() {
+    let test = "a time server by name without IPv4";
+    if !can_run(test, &["ip", "dnsmasq"]) {
+        return;
+    }
+    let space = Namespace::new();
+    let runtime = space.runtime();
+    // Nothing leads to the first; the second is silent; the third answers.
+    let _names = space.name("time.example", &["192.0.2.7", "fd00::6", "fd00::7"]);
+    let _silent = space.enter(|| {
+        for address in ["fd00::6", "fd00::7"] {
+            space.ip(&format!("addr add {address}/128 dev lo nodad"));
+        }
+        server_on(UdpSocket::bind("[fd00::7]:123").unwrap(), 0);
+        UdpSocket::bind("[fd00::6]:123").unwrap()
+    });
+    let status = in_namespace(&space, &runtime, |status| status.sources == 1);
+    assert_eq!(status.last_error, None);
+}
+
+#[test]
+fn every_address_of_a_name_that_was_tried_is_told() {
+    let test = "the addresses of a time server";
+    if !can_run(test, &["ip", "dnsmasq"]) {
+        return;
+    }
+    let space = Namespace::new();
+    let runtime = space.runtime();
+    let _names = space.name("time.example", &["192.0.2.7", "fd00::7"]);
+    let status = in_namespace(&space, &runtime, |status| {
+        status.last_error.as_ref().is_some_and(|error| error.contains("192.0.2.7"))
+    });
+    assert!(status.last_error.unwrap().contains("[fd00::7]:123"));
 }

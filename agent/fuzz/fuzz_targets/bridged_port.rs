@@ -8,12 +8,12 @@ use agent::net::{
     machines::bridged::bindings::{Bindings, MAX_ADDRESSES, Way},
 };
 
-libfuzzer_sys::fuzz_target!(|packets: Vec<(bool, Vec<u8>)>| {
+libfuzzer_sys::fuzz_target!(|frames: Vec<(bool, Vec<u8>)>| {
     let mut now = Instant::now();
     let mut bindings = Bindings::new(HardwareAddress([2, 0, 0, 0, 0, 1]), None, Vec::new());
-    for (sent, packet) in packets.iter().take(64) {
+    for (sent, frame) in frames.iter().take(64) {
         let way = if *sent { Way::FromGuest } else { Way::ToGuest };
-        bindings.handle_packet(now, way, packet);
+        bindings.handle_frame(now, way, frame);
         now = bindings.poll_timeout().unwrap_or(now);
         bindings.handle_timeout(now, |_| false);
         let known = bindings.asked_for();

@@ -1,7 +1,7 @@
 //! The task that asks time sources.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     sync::Arc,
@@ -29,6 +29,9 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const ATTEMPTS: u32 = 2;
 /// No more servers are asked.
 const MAX_SERVERS: usize = 8;
+/// No more addresses of one server are tried: two of each family, so that all stay silent within
+/// sixteen seconds, which is [`RETRY`].
+const MAX_ADDRESSES: usize = 4;
 /// So many sources that agree are believed whatever was seen before.
 pub(super) const SURE: usize = 2;
 const NANOS: i128 = 1_000_000_000;
@@ -94,10 +97,12 @@ impl Poller {
             asked.spawn(ask(server, Arc::clone(&self.system)));
         }
         let (mut samples, mut failures) = self.ask_secure().await;
+        let mut answered = BTreeSet::new();
         for answer in asked.join_all().await {
             match answer {
-                Ok(sample) => samples.push(sample),
-                Err(error) => failures.push(error.to_string()),
+                // Two answers of one machine are one source.
+                Ok((address, sample)) => samples.extend(answered.insert(address).then_some(sample)),
+                Err(reason) => failures.push(reason),
             }
         }
         let Some(agreement) = agree(&samples) else {
@@ -134,7 +139,7 @@ impl Poller {
             }
             match answer {
                 Ok(sample) => samples.push(sample),
-                Err(error) => failures.push(error.to_string()),
+                Err(errors) => failures.extend(errors.iter().map(ToString::to_string)),
             }
         }
         (samples, failures)
@@ -196,8 +201,8 @@ impl Poller {
         false
     }
 
-    /// The servers to ask, each once: two answers of one machine are one source.
-    async fn servers(&self) -> Result<Vec<SocketAddr>, String> {
+    /// The servers to ask, each once, by their addresses in the order to try them.
+    async fn servers(&self) -> Result<Vec<Vec<SocketAddr>>, String> {
         let mut addresses = Vec::new();
         let mut refusal = "no time server is known; set time.ntp".to_owned();
         for server in &self.config.servers {
@@ -215,7 +220,7 @@ impl Poller {
                 IpAddr::V4(_) => true,
                 IpAddr::V6(address) => !address.is_unicast_link_local(),
             });
-            addresses.extend(usable.map(|address| SocketAddr::new(*address, sntp::PORT)));
+            addresses.extend(usable.map(|address| vec![SocketAddr::new(*address, sntp::PORT)]));
         }
         addresses.sort();
         addresses.dedup();
@@ -224,25 +229,41 @@ impl Poller {
     }
 
     /// `NAME`, `ADDRESS` or `ADDRESS:PORT`.
-    async fn resolve(&self, server: &str) -> Result<SocketAddr, String> {
+    async fn resolve(&self, server: &str) -> Result<Vec<SocketAddr>, String> {
         if let Ok(address) = server.parse() {
-            return Ok(address);
+            return Ok(vec![address]);
         }
         let found = self.config.resolver.lookup(server).await.map_err(|error| error.to_string())?;
-        let first = found.first().ok_or_else(|| format!("{server} has no address"))?;
-        Ok(SocketAddr::new(*first, sntp::PORT))
+        let addresses = in_turn(&found, sntp::PORT);
+        if addresses.is_empty() { Err(format!("{server} has no address")) } else { Ok(addresses) }
     }
 }
 
-async fn ask(server: SocketAddr, system: Arc<dyn SystemClock>) -> Result<Sample, SourceError> {
-    let mut failure = SourceError::Silent { server };
+/// Returns a server's addresses in the order to try them, at most [`MAX_ADDRESSES`]. The families take
+/// turns: on a network that has one of them only, every address of the other fails.
+pub(super) fn in_turn(found: &[IpAddr], port: u16) -> Vec<SocketAddr> {
+    let (ipv4, ipv6): (Vec<IpAddr>, Vec<IpAddr>) = found.iter().partition(|a| a.is_ipv4());
+    let turns = 0..ipv4.len().max(ipv6.len());
+    let ordered = turns.flat_map(|turn| [ipv4.get(turn), ipv6.get(turn)]).flatten();
+    ordered.take(MAX_ADDRESSES).map(|address| SocketAddr::new(*address, port)).collect()
+}
+
+/// Asks a server at one address after the other, and all again, until one answers. Returns that address
+/// and what was said; else why each address told nothing.
+async fn ask(
+    addresses: Vec<SocketAddr>,
+    system: Arc<dyn SystemClock>,
+) -> Result<(SocketAddr, Sample), String> {
+    let mut failures = BTreeMap::new();
     for _ in 0..ATTEMPTS {
-        match ask_once(server, &*system).await {
-            Ok(sample) => return Ok(sample),
-            Err(error) => failure = error,
+        for address in &addresses {
+            match ask_once(*address, &*system).await {
+                Ok(sample) => return Ok((*address, sample)),
+                Err(error) => failures.insert(*address, error.to_string()),
+            };
         }
     }
-    Err(failure)
+    Err(failures.into_values().collect::<Vec<_>>().join("; "))
 }
 
 async fn ask_once(server: SocketAddr, system: &dyn SystemClock) -> Result<Sample, SourceError> {
@@ -272,4 +293,21 @@ pub(super) async fn open(server: SocketAddr) -> io::Result<UdpSocket> {
 
 pub(super) fn nanos(time: Duration) -> i128 {
     i128::from(time.as_secs()) * NANOS + i128::from(time.subsec_nanos())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_families_are_among_the_addresses_that_are_tried() {
+        let found: Vec<IpAddr> =
+            ["192.0.2.1", "192.0.2.2", "192.0.2.3", "192.0.2.4", "2001:db8::1"]
+                .iter()
+                .map(|address| address.parse().expect("an address"))
+                .collect();
+        let tried: Vec<String> = in_turn(&found, 123).iter().map(ToString::to_string).collect();
+        assert_eq!(tried, ["192.0.2.1:123", "[2001:db8::1]:123", "192.0.2.2:123", "192.0.2.3:123"]);
+        assert_eq!(in_turn(&found[4..], 123).len(), 1);
+    }
 }

@@ -16,7 +16,7 @@ use super::{
         establish::{Calendar, EstablishError, Roots, establish},
         extension::{self, Forged, MAX_ANSWER, Randomness},
     },
-    poll::{nanos, open},
+    poll::{in_turn, nanos, open},
     sntp::{self, Exchange, Refusal, Sample, UnixNanos},
 };
 use crate::net::{ResolveError, Resolver};
@@ -44,8 +44,8 @@ pub(super) enum SecureError {
     Absent { name: String },
     #[error("{text}")]
     Establish { text: String },
-    #[error("keys for {name} were not agreed on within {ESTABLISHMENT:?}")]
-    Slow { name: String },
+    #[error("keys for {name} were not agreed on with {address} within {ESTABLISHMENT:?}")]
+    Slow { name: String, address: SocketAddr },
     #[error("cannot ask the time server {server}: {source}")]
     Socket { server: SocketAddr, source: io::Error },
     #[error("the time server {server} of {name} does not answer")]
@@ -68,48 +68,97 @@ pub(super) struct Asker {
 impl Asker {
     /// Asks the server called `name`, with the session of an earlier question when there is one.
     /// The session comes back unless the server does not know it.
+    ///
+    /// # Errors
+    ///
+    /// One for each address of the server that was tried.
     pub(super) async fn ask(
         self,
         name: String,
         session: Option<Session>,
-    ) -> (String, Option<Session>, Result<Sample, SecureError>) {
+    ) -> (String, Option<Session>, Result<Sample, Vec<SecureError>>) {
         let session = match session.filter(Session::is_usable) {
             Some(session) => Ok(session),
             None => self.establish(&name).await,
         };
         let mut session = match session {
             Ok(session) => session,
-            Err(error) => return (name, None, Err(error)),
+            Err(errors) => return (name, None, Err(errors)),
         };
         let answer = self.exchange(&name, &mut session).await;
-        let keep = !matches!(&answer, Err(SecureError::Forged { forged: Forged::Forgotten, .. }));
+        let is_forgotten = |error: &SecureError| {
+            matches!(error, SecureError::Forged { forged: Forged::Forgotten, .. })
+        };
+        let keep = answer.as_ref().err().is_none_or(|errors| !errors.iter().any(is_forgotten));
         (name, keep.then_some(session), answer)
     }
 
-    async fn establish(&self, name: &str) -> Result<Session, SecureError> {
+    /// Agrees on keys with the first address that does, each within [`ESTABLISHMENT`].
+    async fn establish(&self, name: &str) -> Result<Session, Vec<SecureError>> {
         let (host, port) = split(name);
-        let address = self.resolve(host, port).await?;
-        let (host, name, roots) = (host.to_owned(), name.to_owned(), self.roots.clone());
-        let calendar = self.calendar;
+        let mut errors = Vec::new();
+        for address in self.resolve(host, port).await.map_err(|error| vec![error])? {
+            match self.establish_with(name, address).await {
+                Ok(session) => return Ok(session),
+                Err(error) => errors.push(error),
+            }
+        }
+        Err(errors)
+    }
+
+    async fn establish_with(
+        &self,
+        name: &str,
+        address: SocketAddr,
+    ) -> Result<Session, SecureError> {
+        let (host, roots, calendar) = (split(name).0.to_owned(), self.roots.clone(), self.calendar);
         let work = tokio::task::spawn_blocking(move || establish(&host, address, &roots, calendar));
-        let done = timeout(ESTABLISHMENT, work).await.map_err(|_| SecureError::Slow { name })?;
+        let slow = |_| SecureError::Slow { name: name.to_owned(), address };
         let told = |error: EstablishError| SecureError::Establish {
             text: crate::init::boot::chain(&error),
         };
-        match done {
+        match timeout(ESTABLISHMENT, work).await.map_err(slow)? {
             Ok(result) => result.map_err(told),
             Err(error) => Err(SecureError::Establish { text: error.to_string() }),
         }
     }
 
-    async fn exchange(&self, name: &str, session: &mut Session) -> Result<Sample, SecureError> {
+    /// Asks the first address that answers. What an answer says counts, good or bad.
+    async fn exchange(
+        &self,
+        name: &str,
+        session: &mut Session,
+    ) -> Result<Sample, Vec<SecureError>> {
         let host = session.server.clone().unwrap_or_else(|| split(name).0.to_owned());
-        let server = self.resolve(&host, session.port).await?;
+        let servers = self.resolve(&host, session.port).await.map_err(|error| vec![error])?;
+        let mut errors = Vec::new();
+        for server in servers {
+            match self.exchange_with(name, session, server).await {
+                Ok(sample) => return Ok(sample),
+                Err(error @ (SecureError::Socket { .. } | SecureError::Silent { .. })) => {
+                    errors.push(error);
+                }
+                Err(error) => {
+                    errors.push(error);
+                    break;
+                }
+            }
+        }
+        Err(errors)
+    }
+
+    async fn exchange_with(
+        &self,
+        name: &str,
+        session: &mut Session,
+        server: SocketAddr,
+    ) -> Result<Sample, SecureError> {
         let failed = |source| SecureError::Socket { server, source };
         let random = randomness().map_err(failed)?;
         let silent = || SecureError::Silent { name: name.to_owned(), server };
-        let request = extension::request(session, &random).ok_or_else(silent)?;
+        // First, so that an address that cannot be reached costs no cookie.
         let socket = open(server).await.map_err(failed)?;
+        let request = extension::request(session, &random).ok_or_else(silent)?;
         let sent = UnixNanos(nanos(self.system.now()));
         socket.send(&request).await.map_err(failed)?;
         let mut answer = vec![0; MAX_ANSWER];
@@ -126,11 +175,13 @@ impl Asker {
             .map_err(|refusal| SecureError::Refused { name: name.to_owned(), server, refusal })
     }
 
-    async fn resolve(&self, host: &str, port: u16) -> Result<SocketAddr, SecureError> {
+    async fn resolve(&self, host: &str, port: u16) -> Result<Vec<SocketAddr>, SecureError> {
         let found = self.resolver.lookup(host).await.map_err(SecureError::Resolve)?;
-        let first: Option<&IpAddr> = found.first();
-        let first = first.ok_or_else(|| SecureError::Absent { name: host.to_owned() })?;
-        Ok(SocketAddr::new(*first, port))
+        let addresses = in_turn(&found, port);
+        if addresses.is_empty() {
+            return Err(SecureError::Absent { name: host.to_owned() });
+        }
+        Ok(addresses)
     }
 }
 

@@ -410,6 +410,22 @@ fn a_hostile_guest_speaks_for_nobody_but_itself() {
 }
 
 #[test]
+fn a_frame_with_a_guests_address_from_outside_does_not_move_the_guest() {
+    let Some(world) = World::new("a guest's address outside", Neighbours::Apart) else { return };
+    let (guest, own) = world.guest(1);
+    let text = world.lan.ip("-j link show eth0");
+    let links: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let mac = links[0]["address"].as_str().unwrap().to_owned();
+    // As a switch that reflects the guest's frames would send it.
+    world.lan.ip(&format!("link set eth0 address {}", guest.address.mac));
+    let before = world.node.received("eth1");
+    world.lan.pings("192.168.60.222");
+    assert!(world.node.received("eth1") > before);
+    world.lan.ip(&format!("link set eth0 address {mac}"));
+    assert!(world.lan.ask_tcp(&format!("{own}:80"), PATIENCE).is_some());
+}
+
+#[test]
 fn an_address_that_was_not_given_is_of_no_use() {
     let Some(world) = World::new("self-made addresses", Neighbours::Apart) else { return };
     let guest = world.plug(1);

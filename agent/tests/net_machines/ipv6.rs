@@ -1,6 +1,8 @@
 //! IPv6 of guests: a network of their own behind the node's address, or a routed one.
 
-use agent::net::machines::ipv6::Ipv6Net;
+use std::net::{Ipv6Addr, UdpSocket};
+
+use agent::net::{machines::ipv6::Ipv6Net, ruleset::encode::SOURCES_KEPT};
 
 use crate::{
     netns::{PATIENCE, SILENCE, wait_for},
@@ -126,4 +128,43 @@ fn a_guest_is_nobodys_router() {
     });
     wait_for("the advertisement to be dropped", PATIENCE, || dropped() > before);
     assert!(!world.node.ip("-6 route show").contains("proto ra"));
+}
+
+impl Guest {
+    /// Sends datagrams from addresses that the guest need not have.
+    fn send_from(&self, sources: impl Iterator<Item = Ipv6Addr> + Send) {
+        self.space.enter(|| {
+            std::fs::write("/proc/sys/net/ipv6/ip_nonlocal_bind", "1").unwrap();
+            sources.for_each(|source| {
+                UdpSocket::bind((source, 0)).unwrap().send_to(b"?", SERVER6).unwrap();
+            });
+        });
+    }
+}
+
+#[test]
+fn a_guest_has_a_bounded_number_of_addresses_and_others_have_theirs() {
+    let Some(world) = machine_can_use_ipv6(World::new("many IPv6 sources")) else { return };
+    let world = world.with_ipv6(Ipv6Net::private([1, 2, 3, 4, 5]));
+    let ((one, own), (two, _)) = (world.guest6(1), world.guest6(2));
+    assert_eq!(one.space.ask_tcp(SERVER6, PATIENCE).as_deref(), Some(NODE6));
+    let own: Ipv6Addr = own.parse().unwrap();
+    let network = own.to_bits() & !u128::from(u64::MAX);
+    let (most, _) = SOURCES_KEPT;
+    one.send_from((0..most).map(|n| Ipv6Addr::from_bits(network | u128::from(n + 0x1000))));
+    // One more is one too many; the one that was there has its place still.
+    let more = Ipv6Addr::from_bits(network | 0xffff).to_string();
+    one.space.ip(&format!("addr add {more}/64 dev eth0 nodad"));
+    assert_eq!(one.space.ask_udp(&more, SERVER6, SILENCE), None);
+    let own = own.to_string();
+    assert_eq!(one.space.ask_udp(&own, SERVER6, PATIENCE).as_deref(), Some(NODE6));
+    assert_eq!(two.space.ask_tcp(SERVER6, PATIENCE).as_deref(), Some(NODE6));
+    let tap = one.address.interface.clone();
+    let known = world.node.ip(&format!("-6 neigh show dev {tap}"));
+    assert!(known.lines().count() <= usize::try_from(most).unwrap(), "{known}");
+    // Nothing of it is left when the machine is gone.
+    assert!(world.node.run("nft list ruleset").contains(&format!("sources_{tap}")));
+    let runtime = world.runtime.as_ref().unwrap();
+    runtime.block_on(world.networks().delete(one.address.machine)).unwrap();
+    assert!(!world.node.run("nft list ruleset").contains(&tap));
 }

@@ -11,7 +11,7 @@ use std::{
     net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket},
     os::fd::{AsRawFd, OwnedFd},
     path::PathBuf,
-    process::{Command, Output},
+    process::{Child, Command, Output},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -158,11 +158,41 @@ impl Namespace {
         wait_for(address, PATIENCE, || self.pings(address));
     }
 
+    /// Starts a name server at 127.0.0.1 that knows one name, with these addresses.
+    pub(crate) fn name(&self, name: &str, addresses: &[&str]) -> NameServer {
+        let mut command = Command::new("dnsmasq");
+        command.args([
+            "--keep-in-foreground",
+            "--conf-file=/dev/null",
+            "--no-resolv",
+            "--user=root",
+        ]);
+        command.args(["--no-hosts", "--pid-file=", "--listen-address=127.0.0.1"]);
+        command.args(["--bind-interfaces", "--log-facility=-"]);
+        command.args(addresses.iter().map(|address| format!("--address=/{name}/{address}")));
+        command.stderr(std::process::Stdio::null());
+        let server = NameServer(self.enter(|| command.spawn().unwrap()));
+        wait_for("the name server", PATIENCE, || {
+            self.enter(|| TcpStream::connect("127.0.0.1:53").is_ok())
+        });
+        server
+    }
+
     /// Packets that an interface has received.
     pub(crate) fn received(&self, interface: &str) -> u64 {
         let text = self.ip(&format!("-j -s link show {interface}"));
         let links: serde_json::Value = serde_json::from_str(&text).unwrap();
         links[0]["stats64"]["rx"]["packets"].as_u64().unwrap()
+    }
+}
+
+/// A name server; gone when dropped.
+pub(crate) struct NameServer(Child);
+
+impl Drop for NameServer {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 

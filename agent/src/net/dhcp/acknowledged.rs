@@ -1,4 +1,6 @@
-//! What a server said to somebody else: the address that a bridged guest was given.
+//! What a server and its client said to each other: the address that a bridged guest was given, and
+//! under whose name it asked.
+//! Source: RFC 2131 §4, RFC 2132 §9.14, RFC 4361 §6.1, RFC 6842.
 
 use std::net::Ipv4Addr;
 
@@ -8,9 +10,15 @@ use crate::net::HardwareAddress;
 /// A lease time that never ends, RFC 2131 §3.3.
 const EVER: u32 = u32::MAX;
 
+/// First byte of option 61: a hardware address of Ethernet, or a unique name.
+const ETHERNET: u8 = 1;
+const NAMED: u8 = 255;
+
 /// An address that a server gave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Given {
+    /// Transaction number of the request.
+    pub xid: u32,
     /// The address.
     pub address: Ipv4Addr,
     /// Seconds that it is the client's from now on; for ever when `None`.
@@ -32,5 +40,52 @@ pub fn acknowledged(message: &[u8], client: HardwareAddress) -> Option<Given> {
         return None;
     }
     let seconds = message.number(option::LEASE_TIME).filter(|seconds| *seconds != EVER);
-    Some(Given { address, seconds })
+    Some(Given { xid: message.xid, address, seconds })
+}
+
+/// Who a client says it is. Servers that are told an identifier go by it and by nothing else, so a
+/// client with another's gets the other's lease.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Identity {
+    /// Its hardware address, by option 61 or without it.
+    Hardware,
+    /// A unique name of its own (type 255, RFC 4361): all of option 61.
+    Named(Vec<u8>),
+    /// Another's hardware address, or anything else.
+    Foreign,
+}
+
+/// What a client asks of a server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Asked {
+    /// An address, or what there is to know.
+    Lease {
+        /// Transaction number, which the answer repeats.
+        xid: u32,
+        /// Who asks.
+        identity: Identity,
+    },
+    /// It gives its address up: it no longer needs it, or somebody else uses it.
+    GivesUp,
+}
+
+/// Returns what a message from this client asks; `None` when it is none of its requests.
+pub fn asked(message: &[u8], client: HardwareAddress) -> Option<Asked> {
+    let message = Message::parse(message)?;
+    if message.direction != Direction::Request || message.hardware != client {
+        return None;
+    }
+    match message.kind()? {
+        Kind::Discover | Kind::Request | Kind::Inform => {
+            let identity = match message.bytes(option::CLIENT) {
+                None => Identity::Hardware,
+                Some([ETHERNET, address @ ..]) if *address == client.0 => Identity::Hardware,
+                Some(name @ [NAMED, ..]) => Identity::Named(name.to_vec()),
+                Some(_) => Identity::Foreign,
+            };
+            Some(Asked::Lease { xid: message.xid, identity })
+        }
+        Kind::Decline | Kind::Release => Some(Asked::GivesUp),
+        Kind::Offer | Kind::Ack | Kind::Nak => None,
+    }
 }

@@ -57,6 +57,15 @@ pub fn wrap(message: &[u8]) -> Option<Vec<u8>> {
 /// `None` when it is anything else. The UDP checksum is not looked at: on virtual links the sender
 /// leaves it to hardware that is not there, and packet sockets show it unfinished.
 pub fn unwrap(packet: &[u8]) -> Option<(Ipv4Addr, &[u8])> {
+    between(packet, (SERVER_PORT, CLIENT_PORT))
+}
+
+/// Like [`unwrap`], of a packet from a client.
+pub fn unwrap_request(packet: &[u8]) -> Option<(Ipv4Addr, &[u8])> {
+    between(packet, (CLIENT_PORT, SERVER_PORT))
+}
+
+fn between(packet: &[u8], (from, to): (u16, u16)) -> Option<(Ipv4Addr, &[u8])> {
     let first = *packet.first()?;
     let header_len = usize::from(first & 0x0f) * 4;
     if first >> 4 != 4 || header_len < IPV4_HEADER {
@@ -70,7 +79,7 @@ pub fn unwrap(packet: &[u8]) -> Option<(Ipv4Addr, &[u8])> {
     }
     let udp = packet.get(header_len..total)?;
     let [s0, s1, d0, d1, l0, l1, _, _, ..] = *udp else { return None };
-    if u16::from_be_bytes([s0, s1]) != SERVER_PORT || u16::from_be_bytes([d0, d1]) != CLIENT_PORT {
+    if u16::from_be_bytes([s0, s1]) != from || u16::from_be_bytes([d0, d1]) != to {
         return None;
     }
     let message = udp.get(UDP_HEADER..usize::from(u16::from_be_bytes([l0, l1])))?;
@@ -79,7 +88,7 @@ pub fn unwrap(packet: &[u8]) -> Option<(Ipv4Addr, &[u8])> {
 }
 
 /// The ones' complement sum of 16-bit words, RFC 1071, of `bytes` added to `start`.
-fn sum(start: u32, bytes: &[u8]) -> u16 {
+pub(in crate::net) fn sum(start: u32, bytes: &[u8]) -> u16 {
     let mut sum = u64::from(start);
     for pair in bytes.chunks(2) {
         let low = pair.get(1).copied().unwrap_or(0);

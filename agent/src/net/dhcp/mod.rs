@@ -10,7 +10,7 @@ pub mod frame;
 mod message;
 pub mod server;
 
-pub use self::acknowledged::{Given, acknowledged};
+pub use self::acknowledged::{Asked, Given, Identity, acknowledged, asked};
 
 /// UDP port of servers.
 pub const SERVER_PORT: u16 = 67;

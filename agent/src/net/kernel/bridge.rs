@@ -88,7 +88,9 @@ impl Kernel {
         done.map_err(failed(|| format!("set interface {index} up as a port of {BRIDGE}")))
     }
 
-    /// Says which hardware address is behind a port.
+    /// Says which hardware address is behind a port, for good: a frame with this source that comes in
+    /// elsewhere, reflected or forged, does not move it (`br_fdb_update` in Linux
+    /// `net/bridge/br_fdb.c` moves all entries but sticky ones).
     pub(in crate::net) async fn place(
         &self,
         index: u32,
@@ -96,7 +98,8 @@ impl Kernel {
     ) -> Result<(), KernelError> {
         let request = self.handle.neighbours().add_bridge(index, &hardware.0);
         // NUD_NOARP is a static entry; a permanent one would be the bridge's own address.
-        let request = request.state(NeighbourState::Noarp).flags(NeighbourFlags::Controller);
+        let flags = NeighbourFlags::Controller | NeighbourFlags::Sticky;
+        let request = request.state(NeighbourState::Noarp).flags(flags);
         let done = request.replace().execute().await;
         done.map_err(failed(|| format!("place {hardware} behind interface {index}")))
     }

@@ -17,7 +17,10 @@ use futures_util::{FutureExt, Stream, StreamExt, TryStreamExt};
 use netlink_packet_route::{
     AddressFamily,
     address::{AddressAttribute, AddressMessage, CacheInfo},
-    route::{RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteProtocol, RouteScope},
+    route::{
+        RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteProtocol, RouteScope,
+        RouteVia,
+    },
 };
 use netlink_sys::{AsyncSocket, AsyncSocketExt, TokioSocket, protocols::NETLINK_ROUTE};
 use rtnetlink::{Handle, LinkUnspec, MulticastGroup, RouteMessageBuilder};
@@ -233,20 +236,36 @@ impl Kernel {
         absent_is_fine(done.map_err(failed(|| format!("delete {route:?}"))))
     }
 
+    /// Returns the routes of the main table that lead out of an interface and that an agent made:
+    /// those of the protocols that [`Route`] has.
+    pub(super) async fn made_routes(&self, index: u32) -> Result<Vec<MadeRoute>, KernelError> {
+        let mut made = Vec::new();
+        for family in [AddressFamily::Inet, AddressFamily::Inet6] {
+            let found = self.routes(family).await?;
+            let known = found.into_iter().filter_map(MadeRoute::read);
+            made.extend(known.filter(|known| known.route.index == index));
+        }
+        Ok(made)
+    }
+
+    /// Deletes a route as the kernel told it.
+    pub(super) async fn delete_made_route(&self, made: &MadeRoute) -> Result<(), KernelError> {
+        let done = self.handle.route().del(made.message.clone()).execute().await;
+        absent_is_fine(done.map_err(failed(|| format!("delete {:?}", made.route))))
+    }
+
+    async fn routes(&self, family: AddressFamily) -> Result<Vec<RouteMessage>, KernelError> {
+        let mut query = RouteMessage::default();
+        query.header.address_family = family;
+        let found = self.handle.route().get(query).execute().try_collect().await;
+        found.map_err(failed(|| "list the routes".to_owned()))
+    }
+
     /// Returns the default routes, best first.
     pub(super) async fn default_routes(&self) -> Result<Vec<DefaultRoute>, KernelError> {
         let mut routes = Vec::new();
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {
-            let mut query = RouteMessage::default();
-            query.header.address_family = family;
-            let found: Vec<RouteMessage> = self
-                .handle
-                .route()
-                .get(query)
-                .execute()
-                .try_collect()
-                .await
-                .map_err(failed(|| "list the routes".to_owned()))?;
+            let found = self.routes(family).await?;
             routes.extend(found.iter().filter_map(default_route));
         }
         routes.sort();
@@ -311,6 +330,59 @@ impl Route {
                 builder.build()
             }
         }
+    }
+}
+
+/// A route that an agent made, this one or an earlier one.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct MadeRoute {
+    pub(super) route: Route,
+    /// As the kernel told it, to delete it.
+    message: RouteMessage,
+}
+
+impl MadeRoute {
+    /// `None` when it is another table's, or nobody's that makes routes as [`Route::message`] does.
+    fn read(message: RouteMessage) -> Option<Self> {
+        let header = &message.header;
+        #[allow(clippy::wildcard_enum_match_arm, reason = "no other family has such routes")]
+        let (any, protocol): (IpAddr, _) = match header.address_family {
+            AddressFamily::Inet => (Ipv4Addr::UNSPECIFIED.into(), RouteProtocol::Dhcp),
+            AddressFamily::Inet6 => (Ipv6Addr::UNSPECIFIED.into(), RouteProtocol::Static),
+            _ => return None,
+        };
+        if header.table != RouteHeader::RT_TABLE_MAIN || header.protocol != protocol {
+            return None;
+        }
+        let prefix = header.destination_prefix_length;
+        let (gateway, source, index, metric) = (None, None, 0, 0);
+        let mut route = Route { to: any, prefix, gateway, source, index, metric };
+        for attribute in &message.attributes {
+            #[allow(clippy::wildcard_enum_match_arm, reason = "the kernel tells more than we ask")]
+            match attribute {
+                RouteAttribute::Destination(to) => route.to = plain(to)?,
+                RouteAttribute::Gateway(gateway) => route.gateway = plain(gateway),
+                RouteAttribute::Via(RouteVia::Inet6(gateway)) => {
+                    route.gateway = Some((*gateway).into());
+                }
+                RouteAttribute::PrefSource(RouteAddress::Inet(source)) => {
+                    route.source = Some(*source);
+                }
+                RouteAttribute::Oif(index) => route.index = *index,
+                RouteAttribute::Priority(metric) => route.metric = *metric,
+                _ => {}
+            }
+        }
+        Some(Self { route, message })
+    }
+}
+
+fn plain(address: &RouteAddress) -> Option<IpAddr> {
+    #[allow(clippy::wildcard_enum_match_arm, reason = "labels and unknown families are none")]
+    match address {
+        RouteAddress::Inet(address) => Some((*address).into()),
+        RouteAddress::Inet6(address) => Some((*address).into()),
+        _ => None,
     }
 }
 

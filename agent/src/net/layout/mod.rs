@@ -199,10 +199,20 @@ impl Planner<'_> {
     }
 
     fn bond(&mut self, uplink: &Uplink, bond: &Bond) -> Option<LinkFacts> {
+        let present = self.observed.iter().find(|link| link.name == uplink.name);
+        let present = present.map(|link| link.index);
         let mut cards = Vec::new();
         for card in &bond.cards {
             let mut found = self.candidates(card);
-            found.retain(|link| !card.carrier || link.carrier == Carrier::Up);
+            if card.carrier {
+                // Only what is switched on can tell whether there is a carrier.
+                let alone = found.iter().filter(|link| link.controller.is_none());
+                alone.for_each(|link| self.switch_on(link));
+                // A member that lost its carrier waits for its cable where it is.
+                let is_member =
+                    |link: &LinkFacts| link.controller.is_some_and(|c| present == Some(c));
+                found.retain(|link| is_member(link) || link.carrier == Carrier::Up);
+            }
             if found.is_empty() {
                 self.no_card(uplink, card);
             }

@@ -224,6 +224,47 @@ fn any_card_with_a_carrier_is_found_after_all_were_switched_on() {
     assert_eq!(Model::names(&model.settle(&desired)), ["eth1"]);
 }
 
+/// A bond of those of all cards that have a carrier.
+fn bond_of_plugged() -> Desired {
+    let mut uplink = bonded("bond0", &[]);
+    let any = Card { carrier: true, ..Card::default() };
+    uplink.bond.as_mut().expect("a bond").cards.push(any);
+    Desired::Listed(vec![uplink])
+}
+
+#[test]
+fn a_bond_of_cards_with_a_carrier_begins_by_switching_all_on() {
+    let mut model = Model(cards(3));
+    model.0[2].controller = Some(9);
+    let desired = bond_of_plugged();
+    let first = plan(&desired, &model.0);
+    assert!(first.actions.contains(&Action::SwitchOn { index: 1 }), "{:?}", first.actions);
+    assert!(first.actions.contains(&Action::SwitchOn { index: 2 }), "{:?}", first.actions);
+    assert!(!first.actions.contains(&Action::SwitchOn { index: 3 }), "somebody else's");
+    for action in &first.actions {
+        model.carry_out(action);
+    }
+    model.at(2).carrier = Carrier::Down;
+    let layout = model.settle(&desired);
+    let bond = Some(layout.uplinks[0].1.index);
+    assert_eq!((model.at(1).controller, model.at(2).controller), (bond, None));
+    assert_eq!(layout.problems, []);
+}
+
+#[test]
+fn a_card_stays_in_its_bond_when_its_carrier_is_lost() {
+    let mut model = Model(cards(2));
+    let desired = bond_of_plugged();
+    model.settle(&desired);
+    assert!(model.at(1).controller.is_some() && model.at(2).controller.is_some());
+    model.at(1).carrier = Carrier::Down;
+    let layout = plan(&desired, &model.0);
+    assert_eq!((layout.actions, layout.problems), (vec![], vec![]));
+    model.at(2).carrier = Carrier::Down;
+    let layout = plan(&desired, &model.0);
+    assert_eq!((layout.actions, layout.problems), (vec![], vec![]));
+}
+
 fn any_uplinks() -> impl Strategy<Value = Vec<Uplink>> {
     let made = (0_u8..3, 0_usize..6, 0_usize..6, 1_u16..4, prop::option::of(1280_u32..9216));
     prop::collection::vec(made, 0..6).prop_map(|made| {

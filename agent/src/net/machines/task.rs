@@ -391,10 +391,16 @@ impl Task {
 
 pub(super) async fn delete_chain(interface: &str) -> Result<(), MachineNetError> {
     // Many kernels remove the chain with its interface.
-    match nft::commit(&Batch::delete_chain(Family::Netdev, interface)).await {
-        Err(error) if error.is_absent() => Ok(()),
-        result => Ok(result?),
+    for batch in [
+        Batch::delete_chain(Family::Netdev, interface),
+        Batch::delete_sources(Family::Netdev, interface),
+    ] {
+        match nft::commit(&batch).await {
+            Err(error) if error.is_absent() => {}
+            result => result?,
+        }
     }
+    Ok(())
 }
 
 /// Opens a tap that nobody else knows yet, with that many queues: the first and the others.

@@ -4,6 +4,8 @@
 //! `netlink-packet-netfilter` types most expressions; connlimit, ct, dynset, limit, masq, reject and
 //! counter are put together here from plain attributes.
 
+mod sets;
+
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use netlink_packet_core::{
@@ -16,12 +18,14 @@ use netlink_packet_netfilter::{
         Bitwise, ChainAttribute, ChainMessage, Cmp, DataAttribute, DevHookNumber,
         ExpressionAttribute, Expressions, Hook as HookAttribute, HookNumber, Immediate,
         InetHookNumber, ListAttribute, Meta, MetaKey, NfTablesMessage, Operator, Payload, Register,
-        RuleAttribute, RuleMessage, SetAttribute, SetDescription, SetFlags, SetMessage,
-        TableAttribute, TableMessage, Verdict as VerdictCode, VerdictAttribute,
+        RuleAttribute, RuleMessage, TableAttribute, TableMessage, Verdict as VerdictCode,
+        VerdictAttribute,
     },
     none::ControlMessage,
 };
 
+pub use self::sets::{FLOWS, SOURCES, SOURCES_KEPT};
+use self::sets::{counts_flows, flows_over, flows_set, note_source6, sources_set};
 use super::{
     Address, Chain, Family, Flow, GuestBytes, Hook, Interface, Policy, Rule, Statement, TABLE,
     Test, Verdict,
@@ -53,14 +57,6 @@ const CT_MARK: u32 = 3;
 const ESTABLISHED: u32 = 1 << 1;
 const RELATED: u32 = 1 << 2;
 const NEW: u32 = 1 << 3;
-/// The set that counts the flows of each source; its number within a batch, and its room, which is
-/// more than there can be machines.
-pub const FLOWS: &str = "flows";
-const FLOWS_ID: u32 = 1;
-const FLOWS_SIZE: u32 = 1 << 16;
-/// nft's number for IPv4 addresses as keys, `NFT_CONNLIMIT_F_INV`.
-const KEY_IPV4: u32 = 7;
-const MORE_THAN: u32 = 1;
 /// `NFT_LIMIT_PKT_BYTES`, `NFT_LIMIT_F_INV`.
 const LIMIT_BYTES: u32 = 1;
 const LIMIT_OVER: u32 = 1;
@@ -104,10 +100,15 @@ impl Batch {
         batch
     }
 
-    /// Adds a chain to a table, or replaces its rules.
+    /// Adds a chain to a table, or replaces its rules. What it has noted of sources is kept.
     pub fn replace_chain(family: Family, chain: &Chain) -> Self {
         let mut batch = Self { messages: Vec::new() };
         batch.push(family, NLM_F_CREATE, NfTablesMessage::NewTable(table()));
+        let mut statements = chain.rules.iter().flat_map(|rule| &rule.statements);
+        if statements.any(|statement| matches!(statement, Statement::NoteSource6(_))) {
+            let set = NfTablesMessage::NewSet(sources_set(&chain.name));
+            batch.push(family, NLM_F_CREATE, set);
+        }
         batch.push_chain(family, chain);
         let all_rules = RuleMessage {
             attributes: vec![
@@ -126,6 +127,14 @@ impl Batch {
         let attributes =
             vec![ChainAttribute::Table(TABLE.to_owned()), ChainAttribute::Name(name.to_owned())];
         batch.push(family, 0, NfTablesMessage::DeleteChain(ChainMessage { attributes }));
+        batch
+    }
+
+    /// Removes the set of sources of the chain of a guest, which must be gone before. Fails with `ENOENT`
+    /// when there is none.
+    pub fn delete_sources(family: Family, chain: &str) -> Self {
+        let mut batch = Self { messages: Vec::new() };
+        batch.push(family, 0, NfTablesMessage::DeleteSet(sets::named(&sets::sources(chain))));
         batch
     }
 
@@ -279,6 +288,7 @@ fn statement(statement: &Statement) -> Vec<Expressions> {
         Statement::TcpTo(to) => [protocol(TCP), port(2, *to)].concat(),
         Statement::Flow(state) => flow(*state),
         Statement::FlowsOver(guest, most) => vec![guest_bytes(*guest), flows_over(*most)],
+        Statement::NoteSource6(guest) => vec![load(NETWORK, 8, 16), note_source6(guest)],
         Statement::MarkFlow(guest) => {
             vec![guest_bytes(*guest), other("ct", vec![number(2, CT_MARK), number(4, REGISTER)])]
         }
@@ -373,33 +383,6 @@ fn flow(state: Flow) -> Vec<Expressions> {
         mask(&bit.to_ne_bytes()),
         compare(Test::IsNot, vec![0; 4]),
     ]
-}
-
-fn counts_flows(statement: &Statement) -> bool {
-    matches!(statement, Statement::FlowsOver(..))
-}
-
-fn flows_set() -> SetMessage {
-    SetMessage {
-        attributes: vec![
-            SetAttribute::Table(TABLE.to_owned()),
-            SetAttribute::Name(FLOWS.to_owned()),
-            SetAttribute::Flags(SetFlags::Eval),
-            SetAttribute::KeyType(KEY_IPV4),
-            SetAttribute::KeyLen(4),
-            SetAttribute::Id(FLOWS_ID),
-            SetAttribute::Description(vec![SetDescription::Size(FLOWS_SIZE)]),
-        ],
-    }
-}
-
-/// Looks the key up, adds it when it is new, and matches when its count is too large.
-fn flows_over(most: u32) -> Expressions {
-    let count = nested(2, &[number(1, most), number(2, MORE_THAN)]);
-    let expression = nested(7, &[text(1, "connlimit"), count]);
-    let add = number(3, 0);
-    let key = number(4, REGISTER);
-    other("dynset", vec![text(1, FLOWS), number(2, FLOWS_ID), add, key, expression])
 }
 
 /// `kind` is what is counted, packets or bytes, `flags` which side of the rate matches.

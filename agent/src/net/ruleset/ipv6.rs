@@ -2,12 +2,16 @@
 //!
 //! * A guest sends from its own network of 64 bits, or from a link-local address and then only what
 //!   neighbour and router discovery need.
+//! * It uses few addresses at a time ([`SOURCES_KEPT`]): each takes a place in the node's table of
+//!   neighbours, which all guests and uplinks share.
 //! * A guest is nobody's router and nobody's DHCP server: advertisements, redirects and DHCPv6
 //!   answers of a guest are dropped.
 //! * A guest reaches no special-purpose network ([`SPECIAL_NETWORKS6`]), except name servers.
 
 use std::net::Ipv6Addr;
 
+#[cfg(doc)]
+use super::encode::SOURCES_KEPT;
 use super::{Address, DNS, Guest, Rule, Shared, Statement, Verdict, flow_rules, rule};
 use crate::net::{
     dhcp6,
@@ -57,10 +61,12 @@ pub(super) fn guest(guest: &Guest, network: Ipv6Addr) -> Vec<Rule> {
         Rule { statements }
     };
     let limit = Statement::Limit { per_second: DISCOVERY_RATE, burst: DISCOVERY_BURST };
-    let discovery = |network: Ipv6Addr, length: u8, kinds: &[u8]| {
+    let note = Statement::NoteSource6(guest.interface.clone());
+    let accept = Statement::Verdict(Verdict::Accept);
+    let discovery = |network: Ipv6Addr, length: u8, kinds: &[u8], more: &[Statement]| {
         let rules = kinds.iter().map(|kind| {
-            let accept = Statement::Verdict(Verdict::Accept);
-            from(network, length, &[Statement::Icmp6(*kind), limit.clone(), accept])
+            let asks = [Statement::Icmp6(*kind), limit.clone()];
+            from(network, length, &[&asks[..], more, std::slice::from_ref(&accept)].concat())
         });
         rules.collect::<Vec<Rule>>()
     };
@@ -72,13 +78,13 @@ pub(super) fn guest(guest: &Guest, network: Ipv6Addr) -> Vec<Rule> {
     let (link, length) = LINK_LOCAL;
     [
         // An address that is being checked is not used yet.
-        discovery(Ipv6Addr::UNSPECIFIED, 128, &asks),
-        discovery(link, length, &[&asks[..], &answers].concat()),
+        discovery(Ipv6Addr::UNSPECIFIED, 128, &asks, &[]),
+        discovery(link, length, &[&asks[..], &answers].concat(), std::slice::from_ref(&note)),
         vec![
             own(Statement::Icmp6(ROUTER_ADVERTISEMENT)),
             own(Statement::Icmp6(REDIRECT)),
             own(serves),
-            from(network, GUEST_LENGTH, &[Statement::Verdict(Verdict::Accept)]),
+            from(network, GUEST_LENGTH, &[note.clone(), accept.clone()]),
         ],
     ]
     .concat()

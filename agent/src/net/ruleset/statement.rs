@@ -147,6 +147,10 @@ pub enum Statement {
     /// are told apart by four bytes of their address. Needs the set [`super::encode::FLOWS`], which a
     /// table with such a rule has.
     FlowsOver(GuestBytes, u32),
+    /// Notes the IPv6 source in the set of the guest with this tap, and does not match when there are too
+    /// many ([`super::encode::SOURCES_KEPT`]). A condition before must have asked for IPv6 (`netdev`
+    /// only).
+    NoteSource6(String),
     /// Marks the flow with the guest's four bytes.
     MarkFlow(GuestBytes),
     /// At most so many packets; more do not match.

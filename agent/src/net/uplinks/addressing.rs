@@ -11,6 +11,7 @@ use super::Plan;
 use crate::net::{
     AssignedAddress,
     dhcp::client::Lease,
+    dhcp6::client as dhcp6,
     kernel::Route,
     layout::Desired,
     links::{Advertised, LinkFacts},
@@ -101,17 +102,21 @@ fn listed(uplink: &Uplink, rank: u32) -> Addressing {
 }
 
 impl Addressing {
-    /// Returns whether DHCPv6 is to be spoken, and for what.
+    /// Returns whether DHCPv6 is to be spoken, and for what, after what the last router advertised (M
+    /// and O, RFC 4861 §4.2). Routers of one link may disagree: a lease that runs is kept, and renewed,
+    /// whatever the next one says.
     pub(super) fn dhcp6(
         &self,
         advertised: Advertised,
-    ) -> Option<crate::net::dhcp6::client::Wanted> {
-        use crate::net::dhcp6::client::Wanted;
+        lease: Option<&dhcp6::Lease>,
+    ) -> Option<dhcp6::Wanted> {
+        let runs = lease.is_some_and(|lease| !lease.addresses.is_empty());
         match (self.ipv6, advertised) {
             (Ipv6Source::Dhcp, _) | (Ipv6Source::Auto, Advertised::Managed) => {
-                Some(Wanted::Address)
+                Some(dhcp6::Wanted::Address)
             }
-            (Ipv6Source::Auto, Advertised::Other) => Some(Wanted::Configuration),
+            (Ipv6Source::Auto, _) if runs => Some(dhcp6::Wanted::Address),
+            (Ipv6Source::Auto, Advertised::Other) => Some(dhcp6::Wanted::Configuration),
             (Ipv6Source::Auto, Advertised::Nothing)
             | (Ipv6Source::Slaac | Ipv6Source::Static | Ipv6Source::Off, _) => None,
         }
@@ -218,6 +223,34 @@ mod tests {
         assert!(metrics.is_sorted(), "{metrics:?}");
         let first = listed(&uplinks[31], 0).wanted_routes(2, None, Standing::Silent);
         assert!(first.iter().all(|route| route.metric > metrics[31]), "{first:?}");
+    }
+
+    #[test]
+    fn a_router_that_says_less_than_another_takes_no_lease_away() {
+        let card = Uplink { ipv6: Some(Ipv6Source::Auto), ..uplink("a", 0) };
+        let auto = listed(&card, 0);
+        let mut lease = dhcp6::Lease {
+            addresses: Vec::new(),
+            dns: Vec::new(),
+            ntp: Vec::new(),
+            document: None,
+            server: vec![1],
+            renew: None,
+            rebind: None,
+            expires: None,
+        };
+        let (address, configuration) =
+            (Some(dhcp6::Wanted::Address), Some(dhcp6::Wanted::Configuration));
+        assert_eq!(auto.dhcp6(Advertised::Managed, None), address);
+        assert_eq!(auto.dhcp6(Advertised::Other, None), configuration);
+        assert_eq!(auto.dhcp6(Advertised::Other, Some(&lease)), configuration, "no address in it");
+        lease.addresses.push(dhcp6::LeasedAddress {
+            address: "2001:db8::5".parse().expect("an address"),
+            preferred_until: None,
+            valid_until: None,
+        });
+        assert_eq!(auto.dhcp6(Advertised::Other, Some(&lease)), address);
+        assert_eq!(auto.dhcp6(Advertised::Nothing, Some(&lease)), address);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use crate::net::{
     AssignedAddress,
     dhcp::client::{Event, Lease, Loss},
     dhcp6::client as dhcp6,
-    kernel::{self, AddressFacts, KernelError},
+    kernel::{self, AddressFacts, KernelError, Route},
 };
 
 /// `INFINITY_LIFE_TIME`.
@@ -116,16 +116,19 @@ impl Task {
             }
         }
         self.kernel.add_address(index, assigned, valid).await?;
-        for other in self.ipv4_of(index).await? {
-            if other.assigned != assigned {
-                self.kernel.delete_address(&other).await?;
-            }
+        let others = self.ipv4_of(index).await?;
+        let others: Vec<_> =
+            others.into_iter().filter(|known| known.assigned != assigned).collect();
+        for other in &others {
+            self.kernel.delete_address(other).await?;
         }
-        self.sync_routes(index).await?;
-        if let Some(uplink) = self.uplinks.get_mut(&index) {
-            uplink.applied = Applied::Whole;
+        // Where secondary addresses are not promoted, it went with the first of its subnet, and routes
+        // with it.
+        if !others.is_empty() {
+            self.kernel.add_address(index, assigned, valid).await?;
+            self.forget_routes(index);
         }
-        Ok(())
+        self.finish(index).await
     }
 
     /// Gives the interface the addresses that are configured, and takes away others of their
@@ -138,6 +141,7 @@ impl Task {
         for address in &wanted {
             self.kernel.add_address(index, *address, None).await?;
         }
+        let mut is_fewer = false;
         for known in self.kernel.addresses().await? {
             let stale = match known.assigned.address {
                 IpAddr::V4(address) => static4 && !address.is_link_local(),
@@ -145,11 +149,49 @@ impl Task {
             };
             if known.index == index && stale && !wanted.contains(&known.assigned) {
                 self.kernel.delete_address(&known).await?;
+                is_fewer = true;
             }
         }
+        // Where secondary addresses are not promoted, some went with the first of their subnet, and
+        // routes with them.
+        if is_fewer {
+            for address in &wanted {
+                self.kernel.add_address(index, *address, None).await?;
+            }
+            self.forget_routes(index);
+        }
+        self.finish(index).await
+    }
+
+    /// Has every wanted route added anew; the kernel may have deleted some by itself.
+    fn forget_routes(&mut self, index: u32) {
+        if let Some(uplink) = self.uplinks.get_mut(&index) {
+            uplink.routes.clear();
+        }
+    }
+
+    /// Makes the routes that go with an interface's addresses, after which the kernel knows all.
+    async fn finish(&mut self, index: u32) -> Result<(), KernelError> {
         self.sync_routes(index).await?;
+        self.delete_earlier_routes(index).await?;
         if let Some(uplink) = self.uplinks.get_mut(&index) {
             uplink.applied = Applied::Whole;
+        }
+        Ok(())
+    }
+
+    /// Deletes the routes that an earlier agent made and that are not wanted. With another metric they
+    /// stand beside the wanted ones, and an uplink whose gateway is silent would be preferred by them.
+    async fn delete_earlier_routes(&self, index: u32) -> Result<(), KernelError> {
+        let Some(uplink) = self.uplinks.get(&index) else { return Ok(()) };
+        // Until there is a lease, what an earlier one gave is better than nothing.
+        let waits = uplink.addressing.ipv4 == Ipv4Source::Dhcp && uplink.lease.is_none();
+        for made in self.kernel.made_routes(index).await? {
+            let is_kept = waits && made.route.to.is_ipv4();
+            if !is_kept && !uplink.routes.contains(&made.route) {
+                tracing::info!(interface = uplink.facts.name, route = ?made.route, "not wanted");
+                self.kernel.delete_made_route(&made).await?;
+            }
         }
         Ok(())
     }
@@ -159,32 +201,58 @@ impl Task {
         let pending = self.uplinks.iter().filter(|(_, uplink)| uplink.applied == Applied::InPart);
         let pending: Vec<(u32, Option<Lease>)> =
             pending.map(|(index, uplink)| (*index, uplink.lease.clone())).collect();
+        let mut failure = None;
         for (index, lease) in pending {
-            match lease {
-                Some(lease) => {
-                    self.apply_lease(index, &lease).await?;
+            let applied = match lease {
+                Some(lease) => match self.apply_lease(index, &lease).await {
                     // IPv6 may be configured beside it.
-                    self.configure(index).await?;
-                }
-                None => self.configure(index).await?,
-            }
+                    Ok(()) => self.configure(index).await,
+                    refused => refused,
+                },
+                None => self.configure(index).await,
+            };
+            // One uplink's trouble is not others'.
+            failure = failure.or(applied.err());
         }
-        Ok(())
+        failure.map_or(Ok(()), Err)
     }
 
-    /// Makes the interface's routes those that are wanted now.
+    /// Makes the interface's routes those that are wanted now. A route that the kernel refuses keeps no
+    /// other out; it is tried again with the next look.
+    ///
+    /// # Errors
+    ///
+    /// The first refusal.
     pub(super) async fn sync_routes(&mut self, index: u32) -> Result<(), KernelError> {
-        let Some(uplink) = self.uplinks.get_mut(&index) else { return Ok(()) };
+        let Some(uplink) = self.uplinks.get(&index) else { return Ok(()) };
         let standing = uplink.watch.standing();
         let wanted = uplink.addressing.wanted_routes(index, uplink.lease.as_ref(), standing);
-        let old = std::mem::replace(&mut uplink.routes, wanted.clone());
-        for route in wanted.iter().filter(|route| !old.contains(route)) {
-            self.kernel.add_route(route).await?;
+        let old = uplink.routes.clone();
+        let (mut present, mut failure) = (Vec::new(), None);
+        for route in wanted {
+            let added = match old.contains(&route) {
+                true => Ok(()),
+                false => self.kernel.add_route(&route).await,
+            };
+            match added {
+                Ok(()) => present.push(route),
+                Err(error) => failure = failure.or(Some(error)),
+            }
         }
-        for stale in old.iter().filter(|old| !wanted.contains(old)) {
-            self.kernel.delete_route(stale).await?;
+        let stale: Vec<Route> = old.into_iter().filter(|old| !present.contains(old)).collect();
+        for route in stale {
+            if let Err(error) = self.kernel.delete_route(&route).await {
+                present.push(route);
+                failure = failure.or(Some(error));
+            }
         }
-        Ok(())
+        if let Some(uplink) = self.uplinks.get_mut(&index) {
+            uplink.routes = present;
+            if failure.is_some() {
+                uplink.applied = Applied::InPart;
+            }
+        }
+        failure.map_or(Ok(()), Err)
     }
 
     /// Takes from an interface what an uplink had there. Errors tell that it has gone by itself.

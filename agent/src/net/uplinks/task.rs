@@ -36,13 +36,16 @@ pub(super) const PROBE: Duration = Duration::from_secs(2);
 const ROUNDS: usize = 6;
 
 /// Settings of an uplink below `net`, with `{}` for its name.
-const SETTINGS: [(&str, &str); 5] = [
+const SETTINGS: [(&str, &str); 6] = [
     ("ipv4/conf/{}/accept_redirects", "0"),
     ("ipv4/conf/{}/accept_source_route", "0"),
     ("ipv6/conf/{}/accept_redirects", "0"),
     ("ipv6/conf/{}/accept_source_route", "0"),
     // The gateway's address of machines is nobody's business out there.
     ("ipv4/conf/{}/arp_ignore", "1"),
+    // With the first address of a subnet the kernel takes the later ones away, the new one among them,
+    // unless it is told to promote one (Linux `Documentation/networking/ip-sysctl.rst`).
+    ("ipv4/conf/{}/promote_secondaries", "1"),
 ];
 /// Further settings for SLAAC. 2 accepts advertisements although the node forwards packets.
 const SLAAC: [(&str, &str); 4] = [
@@ -283,7 +286,8 @@ impl Task {
                     }
                 }
             }
-            let wanted = uplink.addressing.dhcp6(uplink.facts.advertised);
+            let (advertised, lease6) = (uplink.facts.advertised, uplink.lease6.as_ref());
+            let wanted = uplink.addressing.dhcp6(advertised, lease6);
             if wanted == uplink.client6.as_ref().map(Running6::wanted) {
                 continue;
             }

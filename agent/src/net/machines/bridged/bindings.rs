@@ -3,12 +3,15 @@
 //! What the network says is believed, what the guest says is not:
 //!
 //! * IPv4: the address that a DHCP server of the network acknowledged to the guest's hardware address,
-//!   until its lease ends. Guests cannot send such messages.
+//!   when the guest had asked under its own name ([`Identity`]); until its lease ends, or the guest gives
+//!   it up. Guests cannot send such messages.
 //! * IPv6: an address that the guest asked about, as it must before it uses one (RFC 4862 §5.4), and
 //!   that nobody defended for [`TENTATIVE`]; first come, first served (RFC 6620). And the link-local
-//!   address that its hardware address makes.
+//!   address that its hardware address makes. A question counts only when whoever has the address must
+//!   hear and answer it: it is well formed, and goes where they listen.
 //!
-//! It reads the packets that pass a guest's tap, and is told the time.
+//! It reads the frames that pass a guest's tap, and is told the time. Which of the guest's frames are
+//! let through is not known here, so what may be one counts against the guest.
 
 use std::{
     net::{Ipv4Addr, Ipv6Addr},
@@ -17,7 +20,7 @@ use std::{
 
 use crate::net::{
     HardwareAddress,
-    dhcp::{acknowledged, frame},
+    dhcp::{self, Asked, Identity, acknowledged, asked, frame},
 };
 
 /// How long somebody has to defend an address: RFC 6620 §3.2.4, `TENT_LT`.
@@ -28,15 +31,29 @@ pub const MAX_ADDRESSES: usize = 7;
 /// Addresses that a guest may ask about at a time.
 const MAX_TENTATIVE: usize = 8;
 
-/// IPv6 header, RFC 8200 §3, and neighbour discovery, RFC 4861 §4.3 and §4.4.
+/// Defences that are remembered, and for how long: the guest's question may be seen after its answer.
+const MAX_DEFENDED: usize = 64;
+const DEFENDED: Duration = Duration::from_secs(10);
+/// Questions to DHCP servers that may wait for an answer.
+const MAX_ASKED: usize = 8;
+/// No lease is believed for so long after the guest asked under another's name, or in a way that cannot
+/// be read: longer than servers take to answer.
+const DISTRUST: Duration = Duration::from_secs(10);
+
+/// Ethernet header: destination, source, type.
+const ETHERNET_HEADER: usize = 14;
+const ETHERTYPE_IPV4: [u8; 2] = [0x08, 0x00];
+const ETHERTYPE_IPV6: [u8; 2] = [0x86, 0xdd];
+/// IPv6 header, RFC 8200 §3, and neighbour discovery, RFC 4861 §4.3, §4.4 and §4.6.1.
 const IPV6_HEADER: usize = 40;
 const ICMPV6: u8 = 58;
 const SOLICITATION: u8 = 135;
 const ADVERTISEMENT: u8 = 136;
+const SOURCE_LINK_LAYER: u8 = 1;
 /// Nobody beyond a router can have sent what came with this hop limit.
 const NEVER_FORWARDED: u8 = 255;
 
-/// Which way a packet passed the tap.
+/// Which way a frame passed the tap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
     /// The guest sent it.
@@ -61,6 +78,14 @@ pub struct Bindings {
     leased: Option<Leased>,
     bound: Vec<Ipv6Addr>,
     tentative: Vec<(Ipv6Addr, Instant)>,
+    /// What was defended lately, and until when that counts.
+    defended: Vec<(Ipv6Addr, Instant)>,
+    /// Transaction numbers of the latest requests for a lease under the guest's own name.
+    asked: Vec<u32>,
+    /// The unique name that the guest used first.
+    name: Option<Vec<u8>>,
+    /// Until when no lease is believed.
+    distrusted: Option<Instant>,
 }
 
 impl Bindings {
@@ -71,16 +96,44 @@ impl Bindings {
         mut bound: Vec<Ipv6Addr>,
     ) -> Self {
         bound.truncate(MAX_ADDRESSES);
-        Self { hardware, leased, bound, tentative: Vec::new() }
+        Self {
+            hardware,
+            leased,
+            bound,
+            tentative: Vec::new(),
+            defended: Vec::new(),
+            asked: Vec::new(),
+            name: None,
+            distrusted: None,
+        }
     }
 
-    /// Takes a packet, from its network header on, that passed the tap. Anything is accepted.
-    pub fn handle_packet(&mut self, now: Instant, way: Way, packet: &[u8]) {
-        match packet.first().map(|first| first >> 4) {
-            Some(4) if way == Way::ToGuest => self.handle_dhcp(now, packet),
-            Some(6) => self.handle_discovery(now, way, packet),
-            Some(_) | None => {}
+    /// Takes a frame, from its Ethernet header on, that passed the tap. Anything is accepted.
+    pub fn handle_frame(&mut self, now: Instant, way: Way, frame: &[u8]) {
+        let Some((header, packet)) = frame.split_first_chunk::<ETHERNET_HEADER>() else { return };
+        let [_, _, _, _, _, _, source @ .., high, low] = header;
+        if way == Way::FromGuest && *source != self.hardware.0 {
+            return;
         }
+        match (way, [*high, *low]) {
+            (Way::ToGuest, ETHERTYPE_IPV4) => self.handle_answer(now, packet),
+            (Way::FromGuest, ETHERTYPE_IPV4) => self.handle_request(now, packet),
+            (Way::ToGuest, ETHERTYPE_IPV6) => self.handle_defence(now, packet),
+            (Way::FromGuest, ETHERTYPE_IPV6) => {
+                if let Some(target) = claim(frame) {
+                    self.handle_claim(now, target);
+                }
+            }
+            (_, _) => {}
+        }
+    }
+
+    /// Some frames were not seen. What they may have said counts against the guest, which has to ask
+    /// anew.
+    pub fn handle_loss(&mut self, now: Instant) {
+        self.tentative.clear();
+        self.asked.clear();
+        self.distrusted = Some(now + DISTRUST);
     }
 
     /// Binds what nobody defended, unless `taken` says that another guest of the node has it, and drops
@@ -127,55 +180,122 @@ impl Bindings {
         self.leased = None;
     }
 
-    fn handle_dhcp(&mut self, now: Instant, packet: &[u8]) {
+    fn handle_request(&mut self, now: Instant, packet: &[u8]) {
+        let message = frame::unwrap_request(packet).map(|(_, message)| message);
+        match message.and_then(|message| asked(message, self.hardware)) {
+            Some(Asked::GivesUp) => self.leased = None,
+            Some(Asked::Lease { xid, identity }) if self.is_own(&identity) => {
+                if self.asked.len() == MAX_ASKED {
+                    self.asked.remove(0);
+                }
+                self.asked.push(xid);
+            }
+            // What servers answer is for whom it names.
+            Some(Asked::Lease { .. }) => self.distrusted = Some(now + DISTRUST),
+            None if may_reach_server(packet) => self.distrusted = Some(now + DISTRUST),
+            None => {}
+        }
+    }
+
+    /// A unique name is the guest's own when it used no other before.
+    fn is_own(&mut self, identity: &Identity) -> bool {
+        match identity {
+            Identity::Hardware => true,
+            Identity::Named(name) => self.name.get_or_insert_with(|| name.clone()) == name,
+            Identity::Foreign => false,
+        }
+    }
+
+    fn handle_answer(&mut self, now: Instant, packet: &[u8]) {
         let Some((_, message)) = frame::unwrap(packet) else { return };
         let Some(given) = acknowledged(message, self.hardware) else { return };
+        if self.distrusted.is_some_and(|until| now < until) || !self.asked.contains(&given.xid) {
+            return;
+        }
         let until = given.seconds.map(|seconds| now + Duration::from_secs(seconds.into()));
         self.leased = Some(Leased { address: given.address, until });
     }
 
-    fn handle_discovery(&mut self, now: Instant, way: Way, packet: &[u8]) {
-        let Some(message) = discovery(packet) else { return };
-        match (way, message.kind) {
-            (Way::FromGuest, SOLICITATION) if message.source.is_unspecified() => {
-                let known = self.bound.contains(&message.target)
-                    || self.tentative.iter().any(|(address, _)| *address == message.target);
-                let own = message.target == link_local(self.hardware);
-                let usable = !message.target.is_multicast() && !message.target.is_unspecified();
-                if usable && !known && !own && self.tentative.len() < MAX_TENTATIVE {
-                    self.tentative.push((message.target, now + TENTATIVE));
-                }
-            }
-            // Somebody has it, or asks about it at the same time.
-            (Way::ToGuest, SOLICITATION | ADVERTISEMENT) => {
-                self.tentative.retain(|(address, _)| *address != message.target);
-            }
-            (Way::FromGuest | Way::ToGuest, _) => {}
+    fn handle_claim(&mut self, now: Instant, target: Ipv6Addr) {
+        let known = self.bound.contains(&target)
+            || self.tentative.iter().any(|(address, _)| *address == target)
+            || self.defended.iter().any(|(address, until)| *address == target && now < *until);
+        let own = target == link_local(self.hardware);
+        if !known && !own && self.tentative.len() < MAX_TENTATIVE {
+            self.tentative.push((target, now + TENTATIVE));
         }
     }
-}
 
-struct Discovery {
-    source: Ipv6Addr,
-    kind: u8,
-    target: Ipv6Addr,
-}
-
-/// Reads a solicitation or an advertisement of a neighbour; `None` when it is anything else.
-fn discovery(packet: &[u8]) -> Option<Discovery> {
-    let (header, body) = packet.split_first_chunk::<IPV6_HEADER>()?;
-    if header[6] != ICMPV6 || header[7] != NEVER_FORWARDED {
-        return None;
+    /// Somebody has an address, or asks about it at the same time.
+    fn handle_defence(&mut self, now: Instant, packet: &[u8]) {
+        let Some(target) = defended(packet) else { return };
+        self.tentative.retain(|(address, _)| *address != target);
+        self.defended.retain(|(address, until)| *address != target && now < *until);
+        if self.defended.len() == MAX_DEFENDED {
+            self.defended.remove(0);
+        }
+        self.defended.push((target, now + DEFENDED));
     }
-    let [kind @ (SOLICITATION | ADVERTISEMENT), 0, _, _, _, _, _, _, rest @ ..] = body else {
-        return None;
-    };
-    let source: [u8; 16] = header[8..24].try_into().ok()?;
-    Some(Discovery {
-        source: source.into(),
-        kind: *kind,
-        target: (*rest.first_chunk::<16>()?).into(),
-    })
+}
+
+/// Whether a packet that is no readable request may be one all the same, for whoever puts it together
+/// or looks at less: UDP to the servers' port, or the first part of something that was cut in pieces.
+fn may_reach_server(packet: &[u8]) -> bool {
+    const UDP: u8 = 17;
+    let header = packet.first().map_or(0, |first| usize::from(first & 0x0f) * 4);
+    let is_udp = packet.get(9) == Some(&UDP);
+    let to = packet.get(header + 2..header + 4);
+    is_udp && to.is_none_or(|to| *to == dhcp::SERVER_PORT.to_be_bytes())
+}
+
+/// Reads whom an advertisement or a solicitation is about, as leniently as hosts may; `None` when it is
+/// anything else.
+fn defended(packet: &[u8]) -> Option<Ipv6Addr> {
+    let (header, body) = packet.split_first_chunk::<IPV6_HEADER>()?;
+    let [SOLICITATION | ADVERTISEMENT, 0, _, _, _, _, _, _, rest @ ..] = body else { return None };
+    let ours = header[6] == ICMPV6 && header[7] == NEVER_FORWARDED;
+    ours.then_some((*rest.first_chunk::<16>()?).into())
+}
+
+/// Reads which address a frame asks about that somebody wants to use. `None` when it is anything else,
+/// or a host that has the address would not see it or not answer: RFC 4861 §7.1.1, RFC 4862 §5.4.2 and
+/// §5.4.3, RFC 2464 §7.
+fn claim(frame: &[u8]) -> Option<Ipv6Addr> {
+    let (link, packet) = frame.split_first_chunk::<ETHERNET_HEADER>()?;
+    let (header, rest) = packet.split_first_chunk::<IPV6_HEADER>()?;
+    let length = usize::from(u16::from_be_bytes([header[4], header[5]]));
+    let body = rest.get(..length)?;
+    let [SOLICITATION, 0, _, _, _, _, _, _, message @ ..] = body else { return None };
+    let (target, options) = message.split_first_chunk::<16>()?;
+    let target = Ipv6Addr::from(*target);
+    let [.., a, b, c] = target.octets();
+    let group =
+        Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00 | u16::from(a), u16::from_be_bytes([b, c]));
+    let unusable = target.is_multicast() || target.is_unspecified() || target.is_loopback();
+    let sound = header[0] >> 4 == 6
+        && header[6] == ICMPV6
+        && header[7] == NEVER_FORWARDED
+        && header[8..24] == Ipv6Addr::UNSPECIFIED.octets()
+        && header[24..40] == group.octets()
+        && link[..6] == [0x33, 0x33, 0xff, a, b, c]
+        && is_unsigned_by_source(options);
+    // The addresses, and the pseudo header's length and next header.
+    let pseudo = frame::sum(u32::try_from(length).ok()? + u32::from(ICMPV6), &header[8..40]);
+    let summed = frame::sum(u32::from(pseudo), body) == u16::MAX;
+    (sound && summed && !unusable).then_some(target)
+}
+
+/// Whether options are well formed and none is the sender's link-layer address, with which a question
+/// from no address is discarded.
+fn is_unsigned_by_source(mut options: &[u8]) -> bool {
+    while let [kind, units, ..] = options {
+        let rest = options.get(usize::from(*units) * 8..);
+        let (Some(rest), 1.., true) = (rest, *units, *kind != SOURCE_LINK_LAYER) else {
+            return false;
+        };
+        options = rest;
+    }
+    options.is_empty()
 }
 
 /// RFC 4291 appendix A: the address that a hardware address makes.

@@ -10,20 +10,44 @@ fn address(text: &str) -> Ipv6Addr {
     text.parse().expect("an address")
 }
 
-/// A solicitation or advertisement, RFC 4861 §4.3 and §4.4.
-fn discovery(kind: u8, source: &str, target: &str) -> Vec<u8> {
-    let mut packet = vec![0x60, 0, 0, 0, 0, 24, 58, 255];
-    packet.extend(address(source).octets());
-    packet.extend(address("ff02::1").octets());
-    packet.extend([kind, 0, 0, 0, 0, 0, 0, 0]);
-    packet.extend(address(target).octets());
-    packet
+/// What is wrong with a question, and what makes it so: a place in the frame, and its bytes there.
+struct Flaw(usize, &'static [u8]);
+
+/// A solicitation or advertisement, RFC 4861 §4.3 and §4.4, with options, as the guest's card sends it.
+fn discovery_with(kind: u8, source: &str, target: &str, options: &[u8]) -> Vec<u8> {
+    let [.., a, b, c] = address(target).octets();
+    let mut frame = vec![0x33, 0x33, 0xff, a, b, c];
+    frame.extend(MAC.0);
+    frame.extend([0x86, 0xdd, 0x60, 0, 0, 0, 0]);
+    frame.extend([u8::try_from(24 + options.len()).expect("short"), 58, 255]);
+    frame.extend(address(source).octets());
+    frame.extend([0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0xff, a, b, c]);
+    frame.extend([kind, 0, 0, 0, 0, 0, 0, 0]);
+    frame.extend(address(target).octets());
+    frame.extend_from_slice(options);
+    sign(&mut frame);
+    frame
 }
 
-/// A server's message, in its headers.
+fn discovery(kind: u8, source: &str, target: &str) -> Vec<u8> {
+    discovery_with(kind, source, target, &[])
+}
+
+/// Sets the checksum.
+fn sign(frame: &mut [u8]) {
+    frame[56..58].fill(0);
+    let length = u32::try_from(frame.len() - 54).expect("short");
+    let pseudo = frame::sum(length + 58, &frame[22..54]);
+    let sum = !frame::sum(u32::from(pseudo), &frame[54..]);
+    frame[56..58].copy_from_slice(&sum.to_be_bytes());
+}
+
+/// A message of DHCP in its headers, with transaction number 7.
 fn dhcp(kind: u8, client: HardwareAddress, given: [u8; 4], options: &[u8]) -> Vec<u8> {
     let mut message = vec![0; 240];
-    message[..3].copy_from_slice(&[2, 1, 6]);
+    let is_request = [1, 3, 4, 7, 8].contains(&kind);
+    message[..3].copy_from_slice(&[if is_request { 1 } else { 2 }, 1, 6]);
+    message[7] = 7;
     message[16..20].copy_from_slice(&given);
     message[28..34].copy_from_slice(&client.0);
     message[236..].copy_from_slice(&[99, 130, 83, 99]);
@@ -31,17 +55,30 @@ fn dhcp(kind: u8, client: HardwareAddress, given: [u8; 4], options: &[u8]) -> Ve
     message.extend_from_slice(options);
     message.push(255);
     let mut packet = frame::wrap(&message).expect("short");
-    packet[20..24].copy_from_slice(&[0, 67, 0, 68]);
-    packet
+    if !is_request {
+        packet[20..24].copy_from_slice(&[0, 67, 0, 68]);
+    }
+    [&[0xff; 6], &MAC.0[..], &[8, 0], &packet].concat()
 }
 
+/// A guest that has asked under a name, option 61.
+fn asking(now: Instant, name: &[u8]) -> Bindings {
+    let mut guest = bindings();
+    guest.handle_frame(now, Way::FromGuest, &dhcp(REQUEST, MAC, [0; 4], name));
+    guest
+}
+
+const REQUEST: u8 = 3;
+const DECLINE: u8 = 4;
+const RELEASE: u8 = 7;
 const ACK: u8 = 5;
 const LEASE: [u8; 6] = [51, 4, 0, 0, 0, 60];
 
 #[test]
 fn an_acknowledged_address_is_the_guests_until_its_lease_ends() {
-    let (mut guest, now) = (bindings(), Instant::now());
-    guest.handle_packet(now, Way::ToGuest, &dhcp(ACK, MAC, [192, 0, 2, 7], &LEASE));
+    let now = Instant::now();
+    let mut guest = asking(now, &[]);
+    guest.handle_frame(now, Way::ToGuest, &dhcp(ACK, MAC, [192, 0, 2, 7], &LEASE));
     let until = now + Duration::from_secs(60);
     let leased = Leased { address: [192, 0, 2, 7].into(), until: Some(until) };
     assert_eq!(guest.leased(), Some(leased));
@@ -66,8 +103,8 @@ fn nothing_else_gives_an_ipv4_address() {
         (Way::ToGuest, Vec::new()),
         (Way::ToGuest, vec![0x45]),
     ] {
-        let mut guest = bindings();
-        guest.handle_packet(Instant::now(), way, &packet);
+        let mut guest = asking(Instant::now(), &[]);
+        guest.handle_frame(Instant::now(), way, &packet);
         assert_eq!(guest.leased(), None, "{way:?} {packet:02x?}");
     }
 }
@@ -76,7 +113,7 @@ fn nothing_else_gives_an_ipv4_address() {
 fn an_address_is_bound_when_nobody_defends_it() {
     let (mut guest, now) = (bindings(), Instant::now());
     let wanted = "2001:db8::7";
-    guest.handle_packet(now, Way::FromGuest, &discovery(SOLICITATION, "::", wanted));
+    guest.handle_frame(now, Way::FromGuest, &discovery(SOLICITATION, "::", wanted));
     assert_eq!(guest.poll_timeout(), Some(now + TENTATIVE));
     guest.handle_timeout(now + TENTATIVE / 2, |_| false);
     assert!(guest.asked_for().is_empty());
@@ -91,13 +128,13 @@ fn an_address_that_somebody_has_or_wants_is_not_bound() {
     let wanted = "fe80::1";
     for (kind, source) in [(ADVERTISEMENT, wanted), (SOLICITATION, "::")] {
         let (mut guest, now) = (bindings(), Instant::now());
-        guest.handle_packet(now, Way::FromGuest, &discovery(SOLICITATION, "::", wanted));
-        guest.handle_packet(now, Way::ToGuest, &discovery(kind, source, wanted));
+        guest.handle_frame(now, Way::FromGuest, &discovery(SOLICITATION, "::", wanted));
+        guest.handle_frame(now, Way::ToGuest, &discovery(kind, source, wanted));
         guest.handle_timeout(now + TENTATIVE, |_| false);
         assert!(guest.asked_for().is_empty());
     }
     let (mut guest, now) = (bindings(), Instant::now());
-    guest.handle_packet(now, Way::FromGuest, &discovery(SOLICITATION, "::", wanted));
+    guest.handle_frame(now, Way::FromGuest, &discovery(SOLICITATION, "::", wanted));
     guest.handle_timeout(now + TENTATIVE, |address| {
         address == "fe80::1".parse::<Ipv6Addr>().expect("one")
     });
@@ -108,16 +145,17 @@ fn an_address_that_somebody_has_or_wants_is_not_bound() {
 fn what_only_says_that_it_has_an_address_gets_none() {
     let (mut guest, now) = (bindings(), Instant::now());
     let mut forwarded = discovery(SOLICITATION, "::", "2001:db8::7");
-    forwarded[7] = 254;
+    forwarded[21] = 254;
+    sign(&mut forwarded);
     for packet in [
         discovery(ADVERTISEMENT, "2001:db8::7", "2001:db8::7"),
         discovery(SOLICITATION, "2001:db8::7", "2001:db8::1"),
         discovery(SOLICITATION, "::", "ff02::1"),
         discovery(SOLICITATION, "::", "::"),
-        discovery(SOLICITATION, "::", "2001:db8::7")[..60].to_vec(),
+        discovery(SOLICITATION, "::", "2001:db8::7")[..74].to_vec(),
         forwarded,
     ] {
-        guest.handle_packet(now, Way::FromGuest, &packet);
+        guest.handle_frame(now, Way::FromGuest, &packet);
     }
     assert_eq!(guest.poll_timeout(), None);
 }
@@ -127,9 +165,98 @@ fn a_guest_has_few_addresses_and_the_newest_ones() {
     let (mut guest, now) = (bindings(), Instant::now());
     let all: Vec<String> = (1..=20).map(|n| format!("2001:db8::{n:x}")).collect();
     for wanted in &all[..10] {
-        guest.handle_packet(now, Way::FromGuest, &discovery(SOLICITATION, "::", wanted));
+        guest.handle_frame(now, Way::FromGuest, &discovery(SOLICITATION, "::", wanted));
     }
     guest.handle_timeout(now + TENTATIVE, |_| false);
     let expected: Vec<_> = (2..=8).map(|n| address(&format!("2001:db8::{n:x}"))).collect();
     assert_eq!(guest.asked_for(), expected);
+}
+
+#[test]
+fn a_question_that_its_owner_would_not_answer_gives_no_address() {
+    let good = discovery(SOLICITATION, "::", "2001:db8::7");
+    let asks = |frame: &[u8]| {
+        let mut guest = bindings();
+        guest.handle_frame(Instant::now(), Way::FromGuest, frame);
+        guest.poll_timeout().is_some()
+    };
+    assert!(asks(&good));
+    // A nonce, RFC 7527.
+    assert!(asks(&discovery_with(SOLICITATION, "::", "2001:db8::7", &[14, 1, 1, 2, 3, 4, 5, 6])));
+    let flaws = [
+        Flaw(5, &[8]),                // another group's hardware address
+        Flaw(0, &[2, 0, 0, 0, 0, 9]), // one station's
+        Flaw(11, &[9]),               // from another card
+        Flaw(14, &[0x40]),            // another version
+        Flaw(20, &[17]),              // another protocol
+        Flaw(53, &[8]),               // another group
+        Flaw(55, &[1]),               // a code
+    ];
+    for Flaw(at, bytes) in flaws {
+        let mut frame = good.clone();
+        frame[at..at + bytes.len()].copy_from_slice(bytes);
+        sign(&mut frame);
+        assert!(!asks(&frame), "{at} {bytes:02x?}");
+    }
+    let mut unsound = good.clone();
+    unsound[57] ^= 1;
+    assert!(!asks(&unsound), "a wrong checksum");
+    for options in
+        [&[1, 1, 2, 0, 0, 0, 0, 1][..], &[14, 0, 0, 0, 0, 0, 0, 0], &[14, 2, 0, 0, 0, 0, 0, 0]]
+    {
+        assert!(!asks(&discovery_with(SOLICITATION, "::", "2001:db8::7", options)), "{options:?}");
+    }
+}
+
+#[test]
+fn a_defence_that_is_seen_before_its_question_counts() {
+    let (mut guest, now) = (bindings(), Instant::now());
+    let wanted = "2001:db8::7";
+    guest.handle_frame(now, Way::ToGuest, &discovery(ADVERTISEMENT, wanted, wanted));
+    guest.handle_frame(now, Way::FromGuest, &discovery(SOLICITATION, "::", wanted));
+    assert_eq!(guest.poll_timeout(), None);
+    let later = now + DEFENDED;
+    guest.handle_frame(later, Way::FromGuest, &discovery(SOLICITATION, "::", wanted));
+    assert_eq!(guest.poll_timeout(), Some(later + TENTATIVE));
+    guest.handle_loss(later);
+    assert_eq!(guest.poll_timeout(), None, "a defence may have been lost");
+}
+
+#[test]
+fn a_lease_is_the_guests_when_it_asked_under_its_own_name() {
+    let ack = dhcp(ACK, MAC, [192, 0, 2, 7], &LEASE);
+    let now = Instant::now();
+    for (name, is_own) in [
+        (&[][..], true),
+        (&[61, 7, 1, 2, 0, 0, 0, 0, 1], true),
+        (&[61, 4, 255, 1, 2, 3], true),
+        (&[61, 7, 1, 2, 0, 0, 0, 0, 2], false),
+        (&[61, 3, 0, 9, 9], false),
+    ] {
+        let mut guest = asking(now, name);
+        guest.handle_frame(now, Way::ToGuest, &ack);
+        assert_eq!(guest.leased().is_some(), is_own, "{name:?}");
+    }
+    // Another name than the first, or as another after its own.
+    for other in [&[61, 4, 255, 3, 2, 1][..], &[61, 7, 1, 2, 0, 0, 0, 0, 2]] {
+        let mut guest = asking(now, &[61, 4, 255, 1, 2, 3]);
+        guest.handle_frame(now, Way::FromGuest, &dhcp(REQUEST, MAC, [0; 4], other));
+        guest.handle_frame(now, Way::ToGuest, &ack);
+        assert_eq!(guest.leased(), None, "{other:?}");
+    }
+    let mut silent = bindings();
+    silent.handle_frame(now, Way::ToGuest, &ack);
+    assert_eq!(silent.leased(), None, "it asked nothing");
+}
+
+#[test]
+fn an_address_that_is_given_up_is_the_guests_no_more() {
+    for kind in [RELEASE, DECLINE] {
+        let now = Instant::now();
+        let mut guest = asking(now, &[]);
+        guest.handle_frame(now, Way::ToGuest, &dhcp(ACK, MAC, [192, 0, 2, 7], &LEASE));
+        assert!(guest.leased().is_some());
+        guest.handle_frame(now, Way::FromGuest, &dhcp(kind, MAC, [0; 4], &[]));
+        assert_eq!(guest.leased(), None);
+    }
 }

@@ -18,7 +18,7 @@ use types::{config::Neighbours, ids::MachineId};
 
 use self::{
     bindings::Bindings,
-    watch::{Seen, Watch},
+    watch::{Missed, Seen, Watch},
 };
 use super::{MachineAddress, MachineNet, MachineNetError, address, task::Request};
 use crate::net::{
@@ -150,7 +150,10 @@ impl Task {
     async fn handle_packet(&mut self, seen: Seen) {
         let Some(guest) = self.guests.get_mut(&seen.machine) else { return };
         let before = guest.bindings.leased();
-        guest.bindings.handle_packet(Instant::now(), seen.way, &seen.packet);
+        if seen.missed == Missed::Some {
+            guest.bindings.handle_loss(Instant::now());
+        }
+        guest.bindings.handle_frame(Instant::now(), seen.way, &seen.frame);
         let after = guest.bindings.leased();
         if before == after {
             return;

@@ -1,4 +1,7 @@
-//! Shows the task what passes a tap: a packet socket, and no more of it than its owner may cost.
+//! Shows the task what passes a tap: packet sockets, and no more of them than their owner may cost.
+//!
+//! Whoever defends an address is watched by a socket of its own, so that a guest that sends very much
+//! delays nobody but itself.
 
 use std::{io, os::fd::OwnedFd, time::Duration};
 
@@ -6,25 +9,35 @@ use tokio::{io::unix::AsyncFd, sync::mpsc, task::JoinHandle};
 use types::ids::MachineId;
 
 use super::bindings::Way;
-use crate::sys::observe::{self, Passed};
+use crate::sys::observe::{self, Passed, Watched};
 
-/// Longest packet that is looked at: DHCP fits, and what discovery says is in its first bytes.
-const MAX_PACKET: usize = 2048;
-/// Pause after each packet: 200 a second are more than any guest needs, and what a guest that sends
+/// Longest frame that is looked at: DHCP fits, and what discovery says is in its first bytes.
+const MAX_FRAME: usize = 2048;
+/// Pause after each frame: 200 a second are more than any guest needs, and what a guest that sends
 /// more loses is its own.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// A packet that passed a guest's tap.
+/// A frame that passed a guest's tap.
 #[derive(Debug)]
 pub(super) struct Seen {
     pub(super) machine: MachineId,
     pub(super) way: Way,
-    pub(super) packet: Vec<u8>,
+    pub(super) frame: Vec<u8>,
+    pub(super) missed: Missed,
+}
+
+/// Whether frames before were lost, because there were more than could be looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Missed {
+    /// All were seen.
+    None,
+    /// Some were not.
+    Some,
 }
 
 /// A running watch; ends when dropped.
 #[derive(Debug)]
-pub(super) struct Watch(JoinHandle<()>);
+pub(super) struct Watch([JoinHandle<()>; 2]);
 
 impl Watch {
     /// Starts to watch the interface.
@@ -33,37 +46,45 @@ impl Watch {
         index: u32,
         tell: mpsc::Sender<Seen>,
     ) -> io::Result<Self> {
-        let socket = observe::open(index)?;
-        Ok(Self(tokio::spawn(async move {
-            while let Some((way, packet)) = receive(&socket).await {
-                if tell.send(Seen { machine, way, packet }).await.is_err() {
-                    return;
-                }
-                tokio::time::sleep(PAUSE).await;
-            }
-        })))
+        let sockets =
+            [observe::open(index, Watched::Claims)?, observe::open(index, Watched::Defences)?];
+        Ok(Self(sockets.map(|socket| tokio::spawn(show(machine, socket, tell.clone())))))
     }
 }
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        self.0.abort();
+        self.0.iter().for_each(JoinHandle::abort);
     }
 }
 
-/// Waits for a packet; `None` when the interface is gone.
+async fn show(machine: MachineId, socket: AsyncFd<OwnedFd>, tell: mpsc::Sender<Seen>) {
+    while let Some((way, frame)) = receive(&socket).await {
+        // After the frame was read: what was lost before it counts with it at the latest.
+        let missed = match observe::lost(socket.get_ref()) {
+            Ok(0) => Missed::None,
+            Ok(_) | Err(_) => Missed::Some,
+        };
+        if tell.send(Seen { machine, way, frame, missed }).await.is_err() {
+            return;
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+/// Waits for a frame; `None` when the interface is gone.
 async fn receive(socket: &AsyncFd<OwnedFd>) -> Option<(Way, Vec<u8>)> {
     loop {
         let mut ready = socket.readable().await.ok()?;
-        let mut packet = vec![0; MAX_PACKET];
-        match ready.try_io(|socket| observe::read(socket.get_ref(), &mut packet)) {
+        let mut frame = vec![0; MAX_FRAME];
+        match ready.try_io(|socket| observe::read(socket.get_ref(), &mut frame)) {
             Ok(Ok((length, passed))) => {
-                packet.truncate(length);
+                frame.truncate(length);
                 let way = match passed {
                     Passed::In => Way::FromGuest,
                     Passed::Out => Way::ToGuest,
                 };
-                return Some((way, packet));
+                return Some((way, frame));
             }
             // A tap that goes down says so once, and may come up again.
             Ok(Err(error)) if error.raw_os_error() == Some(libc::ENETDOWN) => {
