@@ -36,6 +36,9 @@ const MAX_DEFENDED: usize = 64;
 const DEFENDED: Duration = Duration::from_secs(10);
 /// Questions to DHCP servers that may wait for an answer.
 const MAX_ASKED: usize = 8;
+
+/// Most unique names of a guest in one start: its initramfs may have another than its system.
+const MAX_NAMES: usize = 2;
 /// No lease is believed for so long after the guest asked under another's name, or in a way that cannot
 /// be read: longer than servers take to answer.
 const DISTRUST: Duration = Duration::from_secs(10);
@@ -82,8 +85,8 @@ pub struct Bindings {
     defended: Vec<(Ipv6Addr, Instant)>,
     /// Transaction numbers of the latest requests for a lease under the guest's own name.
     asked: Vec<u32>,
-    /// The unique name that the guest used first.
-    name: Option<Vec<u8>>,
+    /// The unique names that the guest used first since it was started.
+    names: Vec<Vec<u8>>,
     /// Until when no lease is believed.
     distrusted: Option<Instant>,
 }
@@ -103,7 +106,7 @@ impl Bindings {
             tentative: Vec::new(),
             defended: Vec::new(),
             asked: Vec::new(),
-            name: None,
+            names: Vec::new(),
             distrusted: None,
         }
     }
@@ -197,11 +200,21 @@ impl Bindings {
         }
     }
 
-    /// A unique name is the guest's own when it used no other before.
+    /// The guest is started, maybe with another system: it may have other names than before.
+    pub fn handle_start(&mut self) {
+        self.names.clear();
+    }
+
+    /// A unique name is the guest's own when it used few before.
     fn is_own(&mut self, identity: &Identity) -> bool {
         match identity {
             Identity::Hardware => true,
-            Identity::Named(name) => self.name.get_or_insert_with(|| name.clone()) == name,
+            Identity::Named(name) => {
+                if !self.names.contains(name) && self.names.len() < MAX_NAMES {
+                    self.names.push(name.clone());
+                }
+                self.names.contains(name)
+            }
             Identity::Foreign => false,
         }
     }

@@ -237,12 +237,26 @@ fn a_lease_is_the_guests_when_it_asked_under_its_own_name() {
         guest.handle_frame(now, Way::ToGuest, &ack);
         assert_eq!(guest.leased().is_some(), is_own, "{name:?}");
     }
-    // Another name than the first, or as another after its own.
+    // A third name, or as another after its own.
     for other in [&[61, 4, 255, 3, 2, 1][..], &[61, 7, 1, 2, 0, 0, 0, 0, 2]] {
         let mut guest = asking(now, &[61, 4, 255, 1, 2, 3]);
+        guest.handle_frame(
+            now,
+            Way::FromGuest,
+            &dhcp(REQUEST, MAC, [0; 4], &[61, 4, 255, 9, 9, 9]),
+        );
         guest.handle_frame(now, Way::FromGuest, &dhcp(REQUEST, MAC, [0; 4], other));
         guest.handle_frame(now, Way::ToGuest, &ack);
         assert_eq!(guest.leased(), None, "{other:?}");
+    }
+    // Another system is started.
+    let mut guest = asking(now, &[61, 4, 255, 1, 2, 3]);
+    for name in [4, 5] {
+        guest.handle_start();
+        let request = dhcp(REQUEST, MAC, [0; 4], &[61, 4, 255, name, 2, 3]);
+        guest.handle_frame(now, Way::FromGuest, &request);
+        guest.handle_frame(now, Way::ToGuest, &ack);
+        assert!(guest.leased().is_some());
     }
     let mut silent = bindings();
     silent.handle_frame(now, Way::ToGuest, &ack);

@@ -267,7 +267,8 @@ impl Task {
         queues: u32,
     ) -> Result<MachineNet, MachineNetError> {
         let interface = address::interface(machine);
-        if let Some(guest) = self.guests.get(&machine) {
+        if let Some(guest) = self.guests.get_mut(&machine) {
+            guest.bindings.handle_start();
             let address = guest.address.clone();
             let reopened = super::task::reopen(&self.kernel, &interface, queues);
             let (tap, more_queues) = reopened.await?;
