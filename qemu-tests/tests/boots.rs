@@ -62,26 +62,6 @@ fn from_the_disk_image_with_its_own_state_and_all_of_the_disk() {
     assert!(!host.serial.text().contains("event=ram-mode"));
 }
 
-/// Whoever rents a whole drive calls its partitions what he likes, and the node may start again before it knows
-/// whose drive that is.
-#[test]
-fn from_the_iso_beside_a_disk_that_no_boot_entry_is_for() {
-    let folder = tempfile::tempdir().unwrap();
-    let disk = folder.path().join("rented.img");
-    fs::copy(image_folder().unwrap().join("holdfast.img"), &disk).unwrap();
-    let drive = format!("if=none,id=rented,format=raw,file={}", disk.display());
-    let options = HostOptions {
-        devices: vec!["nvme,drive=rented,serial=RENTED0".to_owned()],
-        arguments: vec!["-drive".to_owned(), drive],
-        ..HostOptions::default()
-    };
-    let (host, _folder) = boot(Medium::IsoCd, options);
-    comes_up(&host);
-    let left = host.serial.wait("no boot entry of this server is for its disk", UP).unwrap();
-    assert!(left.contains("is called holdfast-state"), "{left}");
-    host.serial.wait("event=ram-mode path=/state", UP).unwrap();
-}
-
 #[test]
 fn from_the_pxe_set_with_either_iommu() {
     let amd =

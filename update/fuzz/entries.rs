@@ -16,7 +16,6 @@ use serde_json::{Value, json};
 use update::{
     channel::{Channel, Decision, Manifest, Release, place},
     client::{Client, Limits, Outcome, Request},
-    efi,
     json::Json,
     metadata::{Envelope, Newest, Root, Snapshot, Targets},
     pattern,
@@ -56,18 +55,6 @@ pub(crate) fn metadata(bytes: &[u8]) {
         }
         assert!(delegations.all(64).len() <= 64);
     }
-}
-
-/// Load options and boot orders of firmware: a partition is told only where the bytes hold its identity.
-pub(crate) fn load_option(bytes: &[u8]) {
-    let _ = efi::description(bytes);
-    if let Some(partition) = efi::partition(bytes) {
-        let id = partition.to_bytes_le();
-        assert!(bytes.windows(id.len()).any(|window| window == id));
-    }
-    let order = efi::order(bytes);
-    let again = efi::order_with(7, &order);
-    assert!(again.len().is_multiple_of(2) && efi::order(&again).first() == Some(&7));
 }
 
 /// Manifests and channels: what is parsed is written and parsed to the same, and a decision never

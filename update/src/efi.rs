@@ -11,8 +11,6 @@ pub const GLOBAL: &str = "8be4df61-93ca-11d2-aa0d-00e098032b8c";
 pub const ATTRIBUTES: u32 = 0x7;
 /// The option may be tried.
 const ACTIVE: u32 = 1;
-/// Bytes of a node of a device path before what it says: type, subtype, length (§10.3.1).
-const NODE_HEADER: usize = 4;
 /// Longest option that is read, in bytes.
 const LIMIT: usize = 4096;
 
@@ -62,26 +60,6 @@ pub fn description(option: &[u8]) -> Option<String> {
         .take_while(|unit| *unit != 0)
         .collect();
     String::from_utf16(&units).ok()
-}
-
-/// Returns the identity of the partition, in a GPT, that a load option starts from; `None` when it names no such
-/// partition, or the bytes are no load option.
-pub fn partition(option: &[u8]) -> Option<Uuid> {
-    let option = &option[..option.len().min(LIMIT)];
-    let length = usize::from(u16::from_le_bytes(*option.get(4..)?.first_chunk()?));
-    let text = option.get(6..)?.chunks_exact(2).position(|pair| pair == [0, 0])?;
-    let paths = 6 + (text + 1) * 2;
-    let mut nodes = option.get(paths..paths + length)?;
-    // Firmware may have put the way to the disk before the disk.
-    while let [_, _, low, high, ..] = *nodes {
-        let size = usize::from(u16::from_le_bytes([low, high]));
-        let (node, rest) = nodes.split_at_checked(size).filter(|_| size >= NODE_HEADER)?;
-        if let [0x04, 0x01, 42, 0, .., 2, 2] = *node {
-            return Uuid::from_slice_le(&node[24..40]).ok();
-        }
-        nodes = rest;
-    }
-    None
 }
 
 /// Reads `BootOrder`: numbers of options, the first one first.
@@ -142,29 +120,6 @@ mod tests {
         .concat();
         assert_eq!(option, wanted);
         assert_eq!(description(&option).as_deref(), Some("Hf"));
-        assert_eq!(partition(&option), Some(place.partition));
-    }
-
-    #[test]
-    fn a_partition_is_found_behind_the_way_to_its_disk_and_nowhere_else() {
-        let id = Uuid::from_u128(7);
-        let place = Place { number: 1, first: 1, blocks: 1, partition: id, path: "A" };
-        let option = load_option("Hf", &place);
-        // ACPI(PNP0A08,0)/PCI(1,0), as firmware that expands short paths writes.
-        let way = [2, 1, 12, 0, 0xd0, 0x41, 8, 0x0a, 0, 0, 0, 0, 1, 1, 6, 0, 0, 1];
-        let mut expanded = option.clone();
-        expanded.splice(12..12, way);
-        expanded[4] += u8::try_from(way.len()).expect("a short way");
-        assert_eq!(partition(&expanded), Some(id));
-        for length in 0..option.len() {
-            assert_eq!(partition(&option[..length]), None, "cut at {length}");
-        }
-        // An MBR's signature; a node that is shorter than its header; none of any length.
-        for (at, byte) in [(12 + 40, 1), (12 + 41, 1), (14, 3), (14, 0), (15, 0xff)] {
-            let mut altered = option.clone();
-            altered[at] = byte;
-            assert_eq!(partition(&altered), None, "byte {at}");
-        }
     }
 
     #[test]

@@ -52,11 +52,6 @@ fn damaged(bytes: &[u8], random: &mut Random) -> Vec<u8> {
 }
 
 #[test]
-fn load_option() {
-    replay("load_option", entries::load_option);
-}
-
-#[test]
 fn channel() {
     replay("channel", entries::channel);
 }

@@ -125,15 +125,6 @@ fn keep_release(_: &mut Boot) -> io::Result<()> {
 /// Waits for the disk and has its volumes opened. A server without an installed disk has none.
 fn open_volumes(boot: &mut Boot) -> io::Result<()> {
     partitions::settle(&[layout::STATE, layout::DATA]);
-    for name in [layout::STATE, layout::DATA] {
-        for device in partitions::foreign(name) {
-            let reason = format!(
-                "{device} is called {name}, but no boot entry of this server is for its disk, and a renter could \
-                 have made it: it is left alone; start the server from that disk, or install Holdfast there anew"
-            );
-            kmsg::event(&Event::Trouble { place: "volumes", reason });
-        }
-    }
     if [layout::STATE, layout::DATA].iter().all(|name| partitions::find(name).is_none()) {
         return Ok(());
     }

@@ -14,7 +14,6 @@ pub mod logs;
 pub mod machines;
 pub mod memory;
 pub mod mounts;
-mod own_disks;
 pub mod partitions;
 pub mod power;
 pub mod reap;

@@ -9,7 +9,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::own_disks;
 use crate::assign::lent;
 
 /// Longest wait for disks that are still being probed, and for the one that the system was started
@@ -97,28 +96,7 @@ pub(crate) const STARTED_FROM: &str =
 
 /// Returns the device file of the partition with this GPT name.
 pub fn find(name: &str) -> Option<String> {
-    find_in(Path::new("/sys/class/block"), name, started_from().as_deref(), own)
-}
-
-/// Returns the device files of partitions with this GPT name on disks that are not this server's, where there is
-/// none on one that is.
-pub fn foreign(name: &str) -> Vec<String> {
-    if find(name).is_some() {
-        return Vec::new();
-    }
-    let all = list(Path::new("/sys/class/block"));
-    let named = all.into_iter().filter(|part| part.name == name);
-    named.map(|part| format!("/dev/{}", part.device)).collect()
-}
-
-/// The firmware's entries stay as they are until the installer or an update alters them, which ends with a
-/// restart; each look at them calls the firmware.
-fn own() -> Option<BTreeSet<String>> {
-    static FOUND: OnceLock<BTreeSet<String>> = OnceLock::new();
-    if FOUND.get().is_none() {
-        FOUND.set(own_disks::partitions(Path::new("/"))?).ok();
-    }
-    FOUND.get().cloned()
+    find_in(Path::new("/sys/class/block"), name, started_from().as_deref())
 }
 
 /// The variable stays as it is while the system runs, and each look at it calls the firmware.
@@ -140,8 +118,7 @@ fn has_partition(id: &str) -> bool {
 /// Returns the kernel's name of the partition with this GPT name below `root`.
 pub(crate) fn find_below(root: &Path, name: &str) -> Option<String> {
     let started_from = started_from_below(root);
-    let own = || own_disks::partitions(root);
-    let device = find_in(&root.join("sys/class/block"), name, started_from.as_deref(), own)?;
+    let device = find_in(&root.join("sys/class/block"), name, started_from.as_deref())?;
     device.strip_prefix("/dev/").map(str::to_owned)
 }
 
@@ -174,35 +151,14 @@ struct Found {
     id: String,
 }
 
-/// Finds a partition on the disk that the system was started from, else on one that is the server's
-/// ([`own_disks`]; `own` is asked only then).
-fn find_in(
-    class: &Path,
-    name: &str,
-    started_from: Option<&str>,
-    own: impl FnOnce() -> Option<BTreeSet<String>>,
-) -> Option<String> {
-    let all = list(class);
-    let disk = all.iter().find(|part| Some(part.id.as_str()) == started_from).map(|p| &p.disk);
-    let named: Vec<&Found> = all.iter().filter(|part| part.name == name).collect();
-    let device = |part: &&Found| format!("/dev/{}", part.device);
-    if let Some(part) = named.iter().find(|part| Some(&part.disk) == disk) {
-        return Some(device(part));
-    }
-    let own = if named.is_empty() { None } else { own() };
-    let is_own = |part: &&&Found| {
-        let on_it = |other: &&Found| other.disk == part.disk;
-        own.as_ref().is_none_or(|own| all.iter().filter(on_it).any(|it| own.contains(&it.id)))
-    };
-    named.iter().find(is_own).map(device)
-}
-
-/// Lists all partitions, by the kernel's names.
-fn list(class: &Path) -> Vec<Found> {
-    let entries = fs::read_dir(class).into_iter().flatten().flatten();
-    let mut entries: Vec<_> = entries.map(|entry| entry.path()).collect();
+fn find_in(class: &Path, name: &str, started_from: Option<&str>) -> Option<String> {
+    let mut entries: Vec<_> = fs::read_dir(class).ok()?.flatten().map(|e| e.path()).collect();
     entries.sort();
-    entries.iter().filter_map(|entry| read(entry)).collect()
+    let all: Vec<Found> = entries.iter().filter_map(|entry| read(entry)).collect();
+    let disk = all.iter().find(|part| Some(part.id.as_str()) == started_from).map(|p| &p.disk);
+    let mut named: Vec<&Found> = all.iter().filter(|part| part.name == name).collect();
+    named.sort_by_key(|part| Some(&part.disk) != disk);
+    named.first().map(|part| format!("/dev/{}", part.device))
 }
 
 /// Reads a partition; one on a renter's drive is none.
@@ -272,9 +228,8 @@ mod tests {
         };
         write("vda", "MAJOR=254\nDEVNAME=vda\nDEVTYPE=disk\n");
         write("vda2", "DEVNAME=vda2\nDEVTYPE=partition\nPARTN=2\nPARTNAME=holdfast-state\n");
-        let found = |name| find_in(class.path(), name, None, || None);
-        assert_eq!(found("holdfast-state").as_deref(), Some("/dev/vda2"));
-        assert_eq!(found("holdfast"), None);
+        assert_eq!(find_in(class.path(), "holdfast-state", None).as_deref(), Some("/dev/vda2"));
+        assert_eq!(find_in(class.path(), "holdfast", None), None);
     }
 
     #[test]
@@ -293,18 +248,10 @@ mod tests {
                     .expect("linked");
             }
         }
-        let found = |from| find_in(&class, "holdfast-state", from, || None);
+        let found = |from| find_in(&class, "holdfast-state", from);
         assert_eq!(found(Some("sdb-1")).as_deref(), Some("/dev/sdb2"));
         assert_eq!(found(Some("sdz-1")).as_deref(), Some("/dev/sda2"));
         assert_eq!(found(None).as_deref(), Some("/dev/sda2"));
-        // Firmware has an entry for none of them, or for one.
-        let owned = |from, own: &[&str]| {
-            let own = Some(own.iter().map(|id| (*id).to_owned()).collect());
-            find_in(&class, "holdfast-state", from, || own)
-        };
-        assert_eq!(owned(None, &[]), None, "a renter may have made it");
-        assert_eq!(owned(None, &["sdb-1"]).as_deref(), Some("/dev/sdb2"));
-        assert_eq!(owned(Some("sda-1"), &[]).as_deref(), Some("/dev/sda2"));
         let variable = [&[6, 0, 0, 0][..], &[b'S', 0, b'd', 0, b'B', 0, 0, 0]].concat();
         assert_eq!(identity(&variable), "sdb");
     }
