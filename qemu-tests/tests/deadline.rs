@@ -103,6 +103,24 @@ impl Node {
         scene::free_device(&nodes, &self.name).unwrap()
     }
 
+    /// Has a drive erased whose renter deleted nothing: that its lease is over says one clock alone, so it
+    /// waits, and here an operator has the last word.
+    fn give_back(&self, device: &str) {
+        let waits = |nodes: &Value| {
+            let all = nodes.as_array().into_iter().flatten();
+            let mut devices = all.flat_map(|node| node["devices"].as_array().into_iter().flatten());
+            let state = devices.find(|known| known["address"] == device).map(|it| &it["state"]);
+            let reason = state.and_then(|state| state["reason"].as_str()).unwrap_or_default();
+            reason.contains("what its last renter wrote") && reason.contains("two sources of time")
+        };
+        self.scene.cli.wait(&["nodes"], SOON, waits).unwrap();
+        let operator = self.scene.cli.with_key(&self.scene.operator.file);
+        let mark = self.host.serial.mark();
+        operator.text(&["node", "release-device", &self.name, device]).unwrap();
+        let erased = format!("event=drive-erased address={device}");
+        self.host.serial.wait_from(mark, &erased, SOON).unwrap();
+    }
+
     /// Makes a machine that runs from now on for so many seconds.
     fn create(&self, request: &LeaseRequest<'_>, cmdline: &str) -> Machine {
         let start = now();
@@ -214,6 +232,7 @@ fn the_service_hangs_while_a_lease_ends(node: &mut Node, lasting: &Machine) {
     node.host.serial.wait_from(mark, &over, SOON).unwrap();
     let reset = format!("event=device-reset address={device}");
     node.host.serial.wait_from(mark, &reset, SOON).unwrap();
+    node.give_back(&device);
     assert_eq!(node.device(), device);
     let retained = |shown: &Value| shown["state"] == "retained";
     let show = ["machines", "show", &machine.id];

@@ -19,7 +19,7 @@ use crate::{
 /// Why a drive that waits is offered to nobody.
 const WAITS: &str = "it holds what its last renter wrote, and that the lease is over says this server's clock \
                      alone; it is erased and offered again once two sources of time agree (see time.ntp), or by \
-                     `holdfast node release-device`";
+                     `holdfast node release-device NODE DEVICE`";
 
 /// When the drives of a machine that gives its devices back are erased.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
