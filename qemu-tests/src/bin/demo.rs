@@ -194,7 +194,7 @@ fn use_device(scene: &Scene, id: &str) -> Result<((), String)> {
 fn delete(scene: &Scene, node: &str, id: &str, device: &str) -> Result<((), String)> {
     scene.renter().text(&["machines", "delete", id])?;
     wait_until_free(scene, node, device)?;
-    Ok(((), "gone; the device was reset and is offered again".to_owned()))
+    Ok(((), "gone; the device was reset and erased, and is offered again".to_owned()))
 }
 
 fn wait_until_free(scene: &Scene, node: &str, device: &str) -> Result<()> {
@@ -217,11 +217,14 @@ fn expire(
     host.serial.wait_from(mark, "event=machine-ended", limit)?;
     host.serial.wait_from(mark, "event=device-reset", limit)?;
     let device = request.devices.first().context("a lease with a device")?;
+    println!("   one clock alone says that it is over: the drive is erased on its operator's word");
+    let operator = scene.cli.with_key(&scene.operator.file);
+    operator.text(&["node", "release-device", request.node, device])?;
     wait_until_free(scene, request.node, device)?;
     if scene.ssh(&id, "true").is_ok() {
         bail!("the machine still answers after its lease ended");
     }
-    Ok(((), "the node stopped it, reset the device and offers it again".to_owned()))
+    Ok(((), "the node stopped it; its operator has the device erased and offered".to_owned()))
 }
 
 /// Leaves everything running and prints a line of curl for each call, as often as wanted: a
