@@ -207,7 +207,8 @@ pub(crate) enum NodeCommand {
     Claim(ClaimArguments),
     /// Open the recovery key of a node's disk with the operator's key that it was sealed to.
     RecoveryKey(RecoveryKeyArguments),
-    /// Reset a quarantined device once more, with an operator's key. It is offered again if it answers.
+    /// Reset a quarantined device once more, with an operator's key. It is offered again if it answers. A drive is
+    /// erased, with what its last renter wrote.
     ReleaseDevice {
         /// The node.
         node: NodeId,

@@ -82,7 +82,7 @@ pub enum Command {
         Leaving,
         oneshot::Sender<Result<Result<View, Refusal>, RefusedError>>,
     ),
-    /// Reset a quarantined device once more, and offer it again if it answers.
+    /// Reset a quarantined device once more, erase it if it is a drive, and offer it again if it answers.
     Recover(Bdf, oneshot::Sender<Result<(), RefusedError>>),
 }
 
