@@ -54,15 +54,14 @@ fn while_whoever_has_its_content_keeps_it_waiting() {
     let (lease, _) = scene.lease(&request).unwrap();
     scene.create(&lease, &PushedGuest { initrd, ..guest }).unwrap();
     // It sends a little every few seconds, so that neither the stream nor the link to it is given up.
-    let ended = loop {
+    let ended = (0..30).find_map(|_| {
         scene.gateway.freeze().unwrap();
         let ended = host.serial.wait("event=machine-ended", Duration::from_secs(4));
         scene.gateway.thaw().unwrap();
-        if let Ok(ended) = ended {
-            break ended;
-        }
         std::thread::sleep(Duration::from_millis(50));
-    };
+        ended.ok()
+    });
+    let ended = ended.expect("the machine ends within two minutes");
     assert!(ended.contains("late_s=0") || ended.contains("late_s=1"), "{ended}");
     assert!(!host.serial.text().contains("event=machine-started"), "its content came");
 }
