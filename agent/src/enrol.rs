@@ -10,17 +10,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use rustix::mount::{MountFlags, mount_remount};
 use types::status::Trust;
 use update::{
     disk::medium::read_beside,
     secure_boot::{self, Variable},
 };
 
-use crate::{config::ReadOnly, install::source, local};
-
-/// Where the kernel shows firmware's variables.
-const EFIVARS: &str = "/sys/firmware/efi/efivars";
+use crate::{config::ReadOnly, efivars, install::source, local};
 
 /// Why firmware did not get the keys.
 #[derive(Debug, thiserror::Error)]
@@ -85,15 +81,10 @@ pub fn enrol(root: &Path) -> Result<Option<String>, EnrolError> {
     let release = fs::read_to_string(root.join("etc/os-release")).unwrap_or_default();
     let (name, program, updates) = medium(root, source::media(root, &release))?;
     accepts(&name, &updates, &program)?;
-    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-    let remount = |flags| {
-        let done = mount_remount(EFIVARS, flags, c"").map_err(io::Error::from);
-        done.map_err(|source| EnrolError::Variables { source })
-    };
-    remount(flags)?;
-    let written = write(Path::new(EFIVARS), &updates);
-    remount(flags | MountFlags::RDONLY)?;
-    written.map(|()| Some(name))
+    let folder = Path::new(efivars::FOLDER);
+    let written = efivars::writable(folder, || write(folder, &updates));
+    written.map_err(|source| EnrolError::Variables { source })??;
+    Ok(Some(name))
 }
 
 /// Returns the first device that has an update of each variable beside the running release: its name, the

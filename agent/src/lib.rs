@@ -10,6 +10,7 @@ pub mod config;
 pub mod console;
 pub mod control;
 pub mod dashboard;
+pub mod efivars;
 pub mod enrol;
 pub mod events;
 pub mod evidence;

@@ -180,6 +180,13 @@ fn but_not_over_what_is_there() {
     assert!(fs::read(&disk).unwrap() == before, "the disk was written to");
 }
 
+/// Starts the server from its disk, which firmware remembers as the server's from then on.
+fn start_from(disk: &Path, folder: &Path) {
+    let medium = Medium::InstalledDisk(disk.to_owned());
+    let host = boot(folder, &HostOptions { medium, ..options(disk.to_owned(), None) });
+    host.serial.wait("event=init-ready", UP).unwrap();
+}
+
 /// A host whose firmware starts the CD before the disk.
 fn beside(disk: PathBuf) -> HostOptions {
     let medium = Medium::IsoCdBeforeDisk(disk.clone());
@@ -191,6 +198,7 @@ fn the_medium_of_a_newer_release_updates_the_disk_beside_it() {
     let folder = tempfile::tempdir().unwrap();
     let disk = folder.path().join("disk.img");
     renamed::disk(&image_folder().unwrap(), &disk, "0.0.9").unwrap();
+    start_from(&disk, folder.path());
     let host = boot(folder.path(), &beside(disk));
     let serial = &host.serial;
     serial.wait("event=update-written slot=B", UP).unwrap();
@@ -208,6 +216,7 @@ fn the_medium_of_an_older_release_changes_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let disk = folder.path().join("disk.img");
     renamed::disk(&image_folder().unwrap(), &disk, "0.2.0").unwrap();
+    start_from(&disk, folder.path());
     let before = programs(&disk);
     let host = boot(folder.path(), &beside(disk.clone()));
     let told = "started from a medium with release 0.1.0; the disk has 0.2.0, which stays";

@@ -1,14 +1,20 @@
 //! The whole path: a lease that two of three authority keys signed starts a machine with a
 //! passed-through device, its renter logs in, and it survives the death of the node's agent. The next
-//! renter of the device, a drive, finds nothing on it. Leases that do not count start nothing.
+//! renter of the device, a drive, finds nothing on it, and a power cut makes nothing on it the node's. Leases that
+//! do not count start nothing.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
-use std::time::Duration;
+use std::{
+    fs::{self, File},
+    io::Read,
+    path::Path,
+    time::Duration,
+};
 
 use qemu_tests::harness::{
-    host::{HostOptions, Medium, Uplink},
-    scene::{self, GUEST_LIMIT, LeaseRequest, Scene},
+    host::{Host, HostOptions, Medium, Uplink},
+    scene::{self, GUEST_LIMIT, LeaseRequest, Scene, image_folder},
 };
 
 /// What the rented disk starts with.
@@ -16,10 +22,12 @@ const MARKER: &str = "this block lies on the rented NVMe disk";
 /// How long the node may take to answer anything but a guest's start.
 const SOON: Duration = Duration::from_secs(90);
 
-/// Returns a host that boots the PXE set and has an NVMe disk to rent.
-fn host(scene: &Scene) -> HostOptions {
-    let folder = scene.folder.join("rented");
-    let options = scene::with_rented_nvme(&folder, Medium::Kernel(String::new()), MARKER).unwrap();
+/// From power-on to what an agent does first.
+const UP: Duration = Duration::from_secs(240);
+
+/// Returns a host with an NVMe disk to rent and none of its own.
+fn host(scene: &Scene, medium: Medium) -> HostOptions {
+    let options = scene::with_rented_nvme(&scene.folder.join("rented"), medium, MARKER).unwrap();
     HostOptions { uplink: Uplink::User, ..options }
 }
 
@@ -27,7 +35,8 @@ fn host(scene: &Scene) -> HostOptions {
 fn a_machine_with_a_device_outlives_the_agent_and_gives_the_device_back_erased() {
     let folder = tempfile::tempdir().unwrap();
     let scene = Scene::start(folder.path()).unwrap();
-    let (host, node) = scene.boot("renting", host(&scene)).unwrap();
+    let options = host(&scene, Medium::IsoCd);
+    let (host, node) = scene.boot("renting", options.clone()).unwrap();
     let offers = |nodes: &serde_json::Value| scene::free_device(nodes, &node).is_some();
     let nodes = scene.cli.wait(&["nodes"], SOON, offers).unwrap();
     let device = scene::free_device(&nodes, &node).unwrap();
@@ -72,13 +81,46 @@ fn a_machine_with_a_device_outlives_the_agent_and_gives_the_device_back_erased()
         "0",
         "bytes of the first renter and of the provider that the next one reads"
     );
+    drop(host);
+    a_power_cut_makes_a_renters_disk_nobodys(&scene, &device, options);
+}
+
+/// The node keeps everything in memory, and a renter may call his partitions what he likes.
+fn a_power_cut_makes_a_renters_disk_nobodys(scene: &Scene, device: &str, options: HostOptions) {
+    let (image, drive) = (image_folder().unwrap(), scene.folder.join("rented/rented.img"));
+    fs::copy(image.join("holdfast.img"), &drive).unwrap();
+    assert!(!begins_with_zeros(&drive));
+    let config = Some(scene.node_config("renting", ""));
+    let options = HostOptions { config, ..options };
+    let host = Host::start(&image, &scene.folder.join("renting"), &options).unwrap();
+    let left = host.serial.wait("is called holdfast-state, but this server", UP).unwrap();
+    assert!(left.contains("event=trouble place=volumes reason=\"/dev/nvme0n1p2"), "{left}");
+    host.serial.wait("event=ram-mode path=/state", UP).unwrap();
+    host.serial.wait(&format!("event=drive-erased address={device}"), UP).unwrap();
+    assert!(begins_with_zeros(&drive));
+    drop(host);
+
+    // It was erased: firmware has nothing to remember any more.
+    let host = Host::start(&image, &scene.folder.join("renting"), &options).unwrap();
+    let offered = format!("event=device address={device}");
+    let offered = host.serial.wait(&offered, UP).unwrap();
+    assert!(offered.contains("state=\"free\""), "{offered}");
+    host.serial.wait("event=offered devices_free=1", UP).unwrap();
+    assert!(!host.serial.text().contains("event=drive-eras"), "{}", host.serial.text());
+}
+
+fn begins_with_zeros(drive: &Path) -> bool {
+    let mut bytes = Vec::new();
+    File::open(drive).unwrap().take(4 << 20).read_to_end(&mut bytes).unwrap();
+    bytes.iter().all(|byte| *byte == 0)
 }
 
 #[test]
 fn leases_that_do_not_count_start_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let scene = Scene::start(folder.path()).unwrap();
-    let (host, node) = scene.boot("refusing", host(&scene)).unwrap();
+    let options = host(&scene, Medium::Kernel(String::new()));
+    let (host, node) = scene.boot("refusing", options).unwrap();
     let request = LeaseRequest { node: &node, ..LeaseRequest::default() };
     let (lease, _) = scene.lease(&request).unwrap();
     let text = std::fs::read_to_string(&lease).unwrap();

@@ -88,7 +88,8 @@ fn release(folder: &Path, name: &str, keys: Keys) -> Value {
     described
 }
 
-/// Starts the server with its disk from a CD with one of the releases, and returns what becomes of STATE.
+/// Starts the server, whose firmware forgot everything before the first time, with its disk from a CD with one
+/// of the releases, and returns what becomes of STATE.
 fn started_with(folder: &Path, name: &str, disk: &Path) -> String {
     let tpm = Tpm::start(&folder.join("tpm")).unwrap();
     let drive = format!("if=none,id=disk,format=raw,cache=unsafe,file={}", disk.display());
@@ -100,7 +101,7 @@ fn started_with(folder: &Path, name: &str, disk: &Path) -> String {
         arguments: tpm.arguments().into_iter().chain(nvme).collect(),
         ..HostOptions::default()
     };
-    let host = Host::start(&folder.join(name), &folder.join(name).join("host"), &options).unwrap();
+    let host = Host::start(&folder.join(name), &folder.join("forgetful"), &options).unwrap();
     host.serial.wait("event=volume name=holdfast-state", UP).unwrap()
 }
 
@@ -266,6 +267,7 @@ fn to_the_tpm_and_to_the_recovery_key() {
     let next = release(folder.path(), "next", publisher(folder.path()));
     assert_ne!(next["tpm"]["pcr11_sha256"], first["tpm"]["pcr11_sha256"]);
     assert_eq!(next["tpm"]["key_sha256"], first["tpm"]["key_sha256"]);
+    // Firmware does not know any more whose disk it is; the TPM does.
     let opened = started_with(folder.path(), "next", &disk);
     assert!(opened.contains("protection=sealed notice"), "{opened}");
     release(folder.path(), "unsigned", Keys::default());

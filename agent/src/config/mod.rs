@@ -277,7 +277,7 @@ fn parameter(cmdline: &str) -> Option<&str> {
 /// Returns the block devices, partitions too, but for renters' drives.
 fn fat_volumes(root: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(root.join("sys/class/block")).into_iter().flatten().flatten();
-    let ours = entries.filter(|entry| !lent::is_foreign(&entry.path()));
+    let ours = entries.filter(|entry| !lent::is_foreign(root, &entry.path()));
     let mut names: Vec<_> = ours.map(|entry| entry.file_name()).collect();
     names.sort();
     names.into_iter().map(|name| root.join("dev").join(name)).collect()
@@ -339,6 +339,8 @@ impl<T> Write for ReadOnly<T> {
 #[cfg(test)]
 mod tests {
     use std::io::Cursor;
+
+    use types::node::Bdf;
 
     use super::*;
     use crate::testing::root;
@@ -407,6 +409,26 @@ mod tests {
         });
         assert!(volume_appears(root.path(), SETTLED).await);
         plugged.await.expect("plugged in");
+    }
+
+    #[test]
+    fn a_volume_on_a_drive_that_a_renter_had_does_not_count() {
+        let drive: Bdf = "0000:01:00.0".parse().expect("an address");
+        let disk = format!("sys/devices/pci0000:00/{drive}/nvme/nvme0/nvme0n1");
+        let written = volume(*b"HOLDFAST   ", &document());
+        let root = root(&[
+            ("state/holdfast.toml", document().as_bytes()),
+            ("dev/nvme0n1", &written),
+            (&format!("{disk}/size"), b"8\n"),
+            ("sys/class/block/.keep", b""),
+        ]);
+        let entry = root.path().join("sys/class/block/nvme0n1");
+        std::os::unix::fs::symlink(root.path().join(disk), entry).expect("linked");
+        let source = || load(root.path()).source;
+        assert!(matches!(source(), Source::Volume(_)));
+        // Power came back, and the drive is as the renter left it.
+        lent::remember(root.path(), drive).expect("noted");
+        assert_eq!(source(), Source::Installed);
     }
 
     #[test]

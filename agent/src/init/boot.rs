@@ -24,7 +24,7 @@ use super::{
     kmsg::{self, Level},
     machines::Machines,
     mounts::{self, Entry, Mounted, Need},
-    partitions, serve, settings, unlock,
+    own_disks, partitions, serve, settings, unlock,
     watchdog::Watchdogs,
 };
 use crate::events::Event;
@@ -124,11 +124,29 @@ fn keep_release(_: &mut Boot) -> io::Result<()> {
 
 /// Waits for the disk and has its volumes opened. A server without an installed disk has none.
 fn open_volumes(boot: &mut Boot) -> io::Result<()> {
-    partitions::settle(&[layout::STATE, layout::DATA]);
-    if [layout::STATE, layout::DATA].iter().all(|name| partitions::find(name).is_none()) {
+    let names = [layout::STATE, layout::DATA];
+    partitions::settle(&names);
+    if let Some(partition) = partitions::started_from_installed() {
+        own_disks::remember(Path::new("/"), &partition);
+    }
+    let is_there = |name: &&str| partitions::find(name).is_some();
+    if !names.iter().any(|name| is_there(&name) || !partitions::foreign(name).is_empty()) {
         return Ok(());
     }
-    unlock::run(Path::new(AGENT), boot.watchdogs.as_mut())
+    // Which may find that one of the others is this server's.
+    let opened = unlock::run(Path::new(AGENT), boot.watchdogs.as_mut());
+    names.iter().for_each(|name| tell_foreign(name));
+    opened
+}
+
+/// Says which partitions of this name are nothing to this server.
+fn tell_foreign(name: &str) {
+    for device in partitions::foreign(name) {
+        let reason = format!(
+            "{device} is called {name}, but this server was neither started from its disk nor installed on it, and              a renter could have made it: it is left alone; if it is the server's, start the server from that disk              once"
+        );
+        kmsg::event(&Event::Trouble { place: "volumes", reason });
+    }
 }
 
 fn keep_customised(_: &mut Boot) -> io::Result<()> {

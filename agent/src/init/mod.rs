@@ -14,6 +14,7 @@ pub mod logs;
 pub mod machines;
 pub mod memory;
 pub mod mounts;
+pub(crate) mod own_disks;
 pub mod partitions;
 pub mod power;
 pub mod reap;

@@ -1,5 +1,5 @@
-//! Finding partitions by their GPT names, as the kernel tells them. When several disks have one, that
-//! of the disk counts which the system was started from.
+//! Finding partitions by their GPT names, as the kernel tells them. That of the disk counts which the system was
+//! started from, else that of the server's own disk.
 
 use std::{
     collections::BTreeSet,
@@ -9,6 +9,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+use update::disk::layout;
+
+use super::own_disks::{self, Own};
 use crate::assign::lent;
 
 /// Longest wait for disks that are still being probed, and for the one that the system was started
@@ -96,7 +99,37 @@ pub(crate) const STARTED_FROM: &str =
 
 /// Returns the device file of the partition with this GPT name.
 pub fn find(name: &str) -> Option<String> {
-    find_in(Path::new("/sys/class/block"), name, started_from().as_deref())
+    find_in(Path::new("/"), name, started_from().as_deref(), own)
+}
+
+/// Returns the device files of partitions with this GPT name on disks that are not known to be this server's,
+/// where there is none on one that is.
+pub fn foreign(name: &str) -> Vec<String> {
+    if find(name).is_some() {
+        return Vec::new();
+    }
+    let all = list(Path::new("/")).into_iter();
+    all.filter(|part| part.name == name).map(|part| part.path()).collect()
+}
+
+/// Returns the identity of the EFI system partition of the disk that a partition's device file is on.
+pub(crate) fn boot_partition_beside(device: &str) -> Option<String> {
+    let all = list(Path::new("/"));
+    let disk = &all.iter().find(|part| part.path() == device)?.disk;
+    let mut beside = all.iter().filter(|part| part.disk == *disk && part.name == layout::ESP);
+    beside.next().map(|part| part.id.clone())
+}
+
+/// Returns the partition that the system was started from, if that is on a disk with a STATE.
+pub(super) fn started_from_installed() -> Option<String> {
+    let id = started_from()?;
+    let all = list(Path::new("/"));
+    let disk = &all.iter().find(|part| part.id == id)?.disk;
+    all.iter().any(|part| part.disk == *disk && part.name == layout::STATE).then_some(id)
+}
+
+fn own() -> Own {
+    own_disks::read(Path::new("/"))
 }
 
 /// The variable stays as it is while the system runs, and each look at it calls the firmware.
@@ -111,14 +144,14 @@ fn started_from() -> Option<String> {
 
 /// Whether a partition with this identity is there.
 fn has_partition(id: &str) -> bool {
-    let entries = fs::read_dir("/sys/class/block").into_iter().flatten().flatten();
-    entries.filter_map(|entry| read(&entry.path())).any(|part| part.id == id)
+    list(Path::new("/")).iter().any(|part| part.id == id)
 }
 
 /// Returns the kernel's name of the partition with this GPT name below `root`.
 pub(crate) fn find_below(root: &Path, name: &str) -> Option<String> {
     let started_from = started_from_below(root);
-    let device = find_in(&root.join("sys/class/block"), name, started_from.as_deref())?;
+    let own = || own_disks::read(root);
+    let device = find_in(root, name, started_from.as_deref(), own)?;
     device.strip_prefix("/dev/").map(str::to_owned)
 }
 
@@ -126,8 +159,7 @@ pub(crate) fn find_below(root: &Path, name: &str) -> Option<String> {
 /// disk with partitions, as a CD or the network.
 pub(crate) fn started_from_disk(root: &Path) -> Option<String> {
     let id = started_from_below(root)?;
-    let entries = fs::read_dir(root.join("sys/class/block")).ok()?.flatten();
-    let mut parts = entries.filter_map(|entry| read(&entry.path()));
+    let mut parts = list(root).into_iter();
     parts.find(|part| part.id == id)?.disk.file_name()?.to_str().map(str::to_owned)
 }
 
@@ -151,21 +183,47 @@ struct Found {
     id: String,
 }
 
-fn find_in(class: &Path, name: &str, started_from: Option<&str>) -> Option<String> {
-    let mut entries: Vec<_> = fs::read_dir(class).ok()?.flatten().map(|e| e.path()).collect();
-    entries.sort();
-    let all: Vec<Found> = entries.iter().filter_map(|entry| read(entry)).collect();
+impl Found {
+    fn path(&self) -> String {
+        format!("/dev/{}", self.device)
+    }
+}
+
+/// Finds a partition on the disk that the system was started from, else on the server's own; `own` is asked
+/// only then.
+fn find_in(
+    root: &Path,
+    name: &str,
+    started_from: Option<&str>,
+    own: impl FnOnce() -> Own,
+) -> Option<String> {
+    let all = list(root);
     let disk = all.iter().find(|part| Some(part.id.as_str()) == started_from).map(|p| &p.disk);
-    let mut named: Vec<&Found> = all.iter().filter(|part| part.name == name).collect();
-    named.sort_by_key(|part| Some(&part.disk) != disk);
-    named.first().map(|part| format!("/dev/{}", part.device))
+    let named: Vec<&Found> = all.iter().filter(|part| part.name == name).collect();
+    if let Some(part) = named.iter().find(|part| Some(&part.disk) == disk) {
+        return Some(part.path());
+    }
+    let own = if named.is_empty() { return None } else { own() };
+    let is_own = |part: &&&Found| {
+        let beside = all.iter().filter(|other| other.disk == part.disk);
+        own.may_have(beside.map(|other| other.id.as_str()))
+    };
+    named.iter().find(is_own).map(|part| part.path())
+}
+
+/// Lists all partitions but renters', by the kernel's names.
+fn list(root: &Path) -> Vec<Found> {
+    let entries = fs::read_dir(root.join("sys/class/block")).into_iter().flatten().flatten();
+    let mut entries: Vec<_> = entries.map(|entry| entry.path()).collect();
+    entries.sort();
+    entries.iter().filter_map(|entry| read(root, entry)).collect()
 }
 
 /// Reads a partition; one on a renter's drive is none.
-fn read(entry: &Path) -> Option<Found> {
+fn read(root: &Path, entry: &Path) -> Option<Found> {
     let uevent = fs::read_to_string(entry.join("uevent")).ok()?;
     let value = |key: &str| uevent.lines().find_map(|line| line.strip_prefix(key));
-    let name = value("PARTNAME=").filter(|_| !lent::is_foreign(entry))?.to_owned();
+    let name = value("PARTNAME=").filter(|_| !lent::is_foreign(root, entry))?.to_owned();
     let disk = fs::canonicalize(entry).ok()?.parent()?.to_owned();
     Some(Found {
         device: value("DEVNAME=")?.to_owned(),
@@ -221,25 +279,27 @@ mod tests {
 
     #[test]
     fn a_partition_is_found_by_its_name() {
-        let class = tempfile::tempdir().expect("a directory");
+        let root = tempfile::tempdir().expect("a directory");
+        let class = root.path().join("sys/class/block");
         let write = |name: &str, text: &str| {
-            fs::create_dir(class.path().join(name)).expect("made");
-            fs::write(class.path().join(name).join("uevent"), text).expect("written");
+            fs::create_dir_all(class.join(name)).expect("made");
+            fs::write(class.join(name).join("uevent"), text).expect("written");
         };
         write("vda", "MAJOR=254\nDEVNAME=vda\nDEVTYPE=disk\n");
         write("vda2", "DEVNAME=vda2\nDEVTYPE=partition\nPARTN=2\nPARTNAME=holdfast-state\n");
-        assert_eq!(find_in(class.path(), "holdfast-state", None).as_deref(), Some("/dev/vda2"));
-        assert_eq!(find_in(class.path(), "holdfast", None), None);
+        let found = |name| find_in(root.path(), name, None, || Own::Unknown);
+        assert_eq!(found("holdfast-state").as_deref(), Some("/dev/vda2"));
+        assert_eq!(found("holdfast"), None);
     }
 
     #[test]
     fn of_two_disks_that_counts_which_the_system_was_started_from() {
-        let sys = tempfile::tempdir().expect("a directory");
-        let class = sys.path().join("class");
-        fs::create_dir(&class).expect("made");
+        let root = tempfile::tempdir().expect("a directory");
+        let class = root.path().join("sys/class/block");
+        fs::create_dir_all(&class).expect("made");
         for disk in ["sda", "sdb"] {
             for (number, name) in [(1, "holdfast-esp"), (2, "holdfast-state")] {
-                let part = sys.path().join(format!("{disk}/{disk}{number}"));
+                let part = root.path().join(format!("{disk}/{disk}{number}"));
                 fs::create_dir_all(&part).expect("made");
                 let text =
                     format!("DEVNAME={disk}{number}\nPARTNAME={name}\nPARTUUID={disk}-{number}\n");
@@ -248,10 +308,17 @@ mod tests {
                     .expect("linked");
             }
         }
-        let found = |from| find_in(&class, "holdfast-state", from);
+        let found = |from| find_in(root.path(), "holdfast-state", from, || Own::Unknown);
         assert_eq!(found(Some("sdb-1")).as_deref(), Some("/dev/sdb2"));
         assert_eq!(found(Some("sdz-1")).as_deref(), Some("/dev/sda2"));
         assert_eq!(found(None).as_deref(), Some("/dev/sda2"));
+        let owned = |from, own: &[&str]| {
+            let own = Own::With(own.iter().map(|id| (*id).to_owned()).collect());
+            find_in(root.path(), "holdfast-state", from, || own)
+        };
+        assert_eq!(owned(None, &[]), None, "a renter may have made it");
+        assert_eq!(owned(None, &["sdb-1"]).as_deref(), Some("/dev/sdb2"));
+        assert_eq!(owned(Some("sda-1"), &["sdb-1"]).as_deref(), Some("/dev/sda2"));
         let variable = [&[6, 0, 0, 0][..], &[b'S', 0, b'd', 0, b'B', 0, 0, 0]].concat();
         assert_eq!(identity(&variable), "sdb");
     }

@@ -84,7 +84,7 @@ fn limit_of(words: &str) -> Duration {
 
 /// Reads whether this boot is a trial.
 pub fn read() -> Boot {
-    let found = variables::read(Path::new(variables::FOLDER));
+    let found = variables::read(Path::new(crate::efivars::FOLDER));
     if found.is_ok_and(|found| firmware::is_trial(&found)) { Boot::Trial } else { Boot::Usual }
 }
 

@@ -88,7 +88,7 @@ impl fmt::Display for Disk {
 pub fn read(root: &Path) -> Vec<Disk> {
     let class = root.join("sys/class/block");
     let entries = fs::read_dir(&class).into_iter().flatten().flatten();
-    let ours = entries.filter(|entry| !lent::is_foreign(&entry.path()));
+    let ours = entries.filter(|entry| !lent::is_foreign(root, &entry.path()));
     let mut names: Vec<String> =
         ours.filter_map(|entry| entry.file_name().into_string().ok()).collect();
     names.sort();

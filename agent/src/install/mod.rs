@@ -27,7 +27,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rustix::mount::{MountFlags, UnmountFlags, mount, mount_remount, unmount};
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use tokio::runtime::Handle;
 use types::{
     config::Network,
@@ -50,9 +50,9 @@ use self::{
     write::{Content, Step},
 };
 use crate::{
-    config,
+    config, efivars,
     events::Event,
-    init::boot::chain,
+    init::{boot::chain, own_disks},
     local::host,
     seal::{
         keys::NewVolumes,
@@ -70,8 +70,6 @@ const EMPTY_DATA: &str = "/usr/share/holdfast/empty-data";
 const NEW_STATE: &str = "/run/holdfast/install";
 /// Name of its mapping meanwhile.
 const NEW_MAPPING: &str = "holdfast-new-state";
-/// Where the kernel shows firmware's variables.
-const EFIVARS: &str = "/sys/firmware/efi/efivars";
 /// How long the last page is shown before the node restarts.
 const LAST_PAGE: Duration = Duration::from_secs(3);
 /// How long the kernel may take to make the new partitions' device files.
@@ -173,7 +171,7 @@ pub fn run(
     let begin = Instant::now();
     let table = write_disk(&choice, (&program, &volumes), told)?;
     keep(&choice, keepsakes, &volumes)?;
-    let entry = add_entry(&table, choice.block.bytes()).map_err(|error| chain(&error));
+    let entry = add_entry(root, &table, choice.block.bytes()).map_err(|error| chain(&error));
     let disk = choice.disk.to_string();
     let ms = begin.elapsed().as_millis();
     eprintln!("{}", Event::Installed { disk: choice.disk.name.clone(), ms });
@@ -331,9 +329,8 @@ fn protection(root: &Path, protection: &Protection) -> String {
     if notice.is_empty() { "encrypted, and sealed to this server's TPM".to_owned() } else { notice }
 }
 
-/// Tells firmware of the new disk. The variables are writable for just as long.
-fn add_entry(table: &Table, block: u64) -> io::Result<u16> {
-    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+/// Tells firmware of the new disk, which is the server's from now on.
+fn add_entry(root: &Path, table: &Table, block: u64) -> io::Result<u16> {
     let Some((start, partition)) = table.placed.first() else {
         return Err(io::ErrorKind::NotFound.into());
     };
@@ -344,10 +341,9 @@ fn add_entry(table: &Table, block: u64) -> io::Result<u16> {
         partition: partition.id,
         path: esp::FALLBACK,
     };
-    mount_remount(EFIVARS, flags, c"")?;
-    let number = entry::put_first(Path::new(EFIVARS), &place);
-    mount_remount(EFIVARS, flags | MountFlags::RDONLY, c"")?;
-    number
+    own_disks::remember(root, &partition.id.to_string());
+    let folder = Path::new(efivars::FOLDER);
+    efivars::writable(folder, || entry::put_first(folder, &place))?
 }
 
 #[cfg(test)]

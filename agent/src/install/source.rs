@@ -45,7 +45,7 @@ fn devices(root: &Path) -> Vec<String> {
     let class = root.join("sys/class/block");
     let entries = fs::read_dir(&class).into_iter().flatten().flatten();
     let mut names: Vec<String> = entries
-        .filter(|entry| !lent::is_foreign(&entry.path()))
+        .filter(|entry| !lent::is_foreign(root, &entry.path()))
         .filter_map(|entry| entry.file_name().into_string().ok())
         .filter(|name| !class.join(name).join("partition").exists())
         .collect();

@@ -197,6 +197,13 @@ pub fn open_state(
     Err(if reasons.is_empty() { none } else { reasons.join("; ") })
 }
 
+/// Whether this server's TPM opens STATE, which nobody can make it do for a disk of his own.
+pub fn tpm_opens(volume: &Volume, sealer: &mut Sealer) -> bool {
+    tokens(volume, TPM).into_iter().any(|(slot, token)| {
+        sealer.unseal(&token).is_ok_and(|secret| volume.unlock(slot, &secret).is_ok())
+    })
+}
+
 /// Opens DATA with STATE's key.
 pub fn open_data(volume: &Volume, state: &DiskKey) -> Result<DiskKey, String> {
     let secret = descend(state, &volume.header.uuid);

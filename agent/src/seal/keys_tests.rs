@@ -9,7 +9,7 @@ use types::{
 };
 
 use super::{
-    keys::{NewVolumes, Sealer, escrowed, open_data, open_state, recover},
+    keys::{NewVolumes, Sealer, escrowed, open_data, open_state, recover, tpm_opens},
     luks::Header,
     recovery::RecoveryKey,
     signature::Release,
@@ -122,6 +122,21 @@ fn a_tpm_that_comes_later_is_used_and_the_key_in_clear_is_destroyed() {
     assert!(locked.contains("signed by"), "{locked}");
     let locked = disk.start(with(emulated.tpm(), None)).expect_err("unsigned");
     assert!(locked.contains("carries no"), "{locked}");
+}
+
+#[test]
+fn only_the_tpm_that_has_the_key_tells_whose_disk_it_is() {
+    let (Some(mut own), Some(mut other)) = (Emulated::start(), Emulated::start()) else { return };
+    let disk = Disk::install(without_tpm());
+    let opens = |mut sealer: Sealer| tpm_opens(&disk.volume("state"), &mut sealer);
+    // A renter can make this one, and it must not be sealed for that.
+    assert!(!opens(with(own.tpm(), None)));
+    own.restart();
+    disk.start(with(own.tpm(), None)).expect("opened, and sealed");
+    own.restart();
+    assert!(opens(with(own.tpm(), None)));
+    assert!(!opens(with(other.tpm(), None)));
+    assert!(!opens(without_tpm()));
 }
 
 fn reason(protection: Protection) -> String {

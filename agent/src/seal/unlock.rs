@@ -27,7 +27,12 @@ use super::{
     tpm::{LATCH_PCR, Tpm},
     volume::{self, Volume},
 };
-use crate::{events::Event, init::partitions, install::grow, local::host};
+use crate::{
+    events::Event,
+    init::{own_disks, partitions},
+    install::grow,
+    local::host,
+};
 
 /// Where the report is, below the root.
 pub const REPORT: &str = "run/holdfast/volumes.json";
@@ -94,7 +99,7 @@ pub fn report(root: &Path) -> Vec<VolumeReport> {
 fn open_all(sealer: &mut Sealer) -> Vec<VolumeReport> {
     let mut reports = Vec::new();
     let mut state = None;
-    if let Some(device) = partitions::find(layout::STATE) {
+    if let Some(device) = partitions::find(layout::STATE).or_else(|| adopt(sealer)) {
         let protection = match open(&device) {
             Ok(None) => Protection::Plain,
             Ok(Some(mut volume)) => {
@@ -118,6 +123,17 @@ fn open_all(sealer: &mut Sealer) -> Vec<VolumeReport> {
         reports.push(VolumeReport { name: layout::DATA.to_owned(), protection });
     }
     reports
+}
+
+/// Finds a STATE that is this server's though nobody remembers: its TPM opens it. Nothing is written to any.
+fn adopt(sealer: &mut Sealer) -> Option<String> {
+    let is_ours = |device: &String| {
+        let volume = Volume::open(Path::new(device)).ok().flatten();
+        volume.is_some_and(|volume| keys::tpm_opens(&volume, sealer))
+    };
+    let device = partitions::foreign(layout::STATE).into_iter().find(is_ours)?;
+    own_disks::remember(Path::new("/"), &partitions::boot_partition_beside(&device)?);
+    partitions::find(layout::STATE)
 }
 
 /// Leaves the recovery key, as it was sealed to operators, where later programs find it: what the disk says

@@ -32,6 +32,7 @@ use types::{
 };
 
 use crate::{
+    assign::lent,
     attest::Attestor,
     config::{self, Found, settings},
     console::{self, Page},
@@ -121,6 +122,11 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
         locked::wait(&init, &reason).await;
     }
     volumes::settle();
+    // Before anything is read of a drive that may be a renter's.
+    if let Err(error) = lent::recall(Path::new("/")) {
+        let reason = format!("which drives renters had: {}", chain(&error));
+        eprintln!("{}", Event::Trouble { place: "devices", reason });
+    }
     let (key, lost) = match identity::own_key().await {
         Ok(found) => found,
         Err(reason) => {

@@ -64,6 +64,7 @@ use self::{
 };
 use crate::{
     console::Page,
+    efivars,
     events::{Event, UpdateEvent},
     floors::Keeper,
     machines::{
@@ -275,7 +276,7 @@ impl Task {
 
     fn read_firmware(&self) -> firmware::Firmware {
         let Some(partition) = &self.partition else { return firmware::Firmware::default() };
-        let (variables, usable) = match variables::read(Path::new(variables::FOLDER)) {
+        let (variables, usable) = match variables::read(Path::new(efivars::FOLDER)) {
             Ok(variables) => (variables, Usable::Yes),
             Err(_) => (firmware::Variables::default(), Usable::No),
         };
@@ -466,7 +467,7 @@ impl Task {
     ) -> Result<(), UpdateError> {
         self.firmware = None;
         let Some(partition) = &self.partition else { return Ok(()) };
-        let folder = Path::new(variables::FOLDER);
+        let folder = Path::new(efivars::FOLDER);
         let failed = |source| UpdateError::Variables { source };
         let variables = variables::read(folder).map_err(failed)?;
         let firmware = firmware::Firmware::read(&variables, &partition.place, Usable::Yes);

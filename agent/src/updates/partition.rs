@@ -38,7 +38,7 @@ pub(super) struct Device(File);
 
 /// Finds the partition below `root`; `None` when the node was not started from one.
 pub(super) fn find(root: &Path) -> Option<Partition> {
-    let folder = root.join(variables::FOLDER.trim_start_matches('/'));
+    let folder = root.join(crate::efivars::FOLDER.trim_start_matches('/'));
     let wanted = variables::partition(&folder)?;
     let from = variables::place(&folder);
     let entries = fs::read_dir(root.join("sys/class/block")).ok()?.flatten();
@@ -68,7 +68,7 @@ pub(super) fn beside_state(root: &Path) -> Option<Partition> {
 
 /// Reads what the kernel tells of a partition, if it is the one of this identity, on an installed disk.
 fn read(root: &Path, entry: &Path, wanted: &str) -> Option<Partition> {
-    if lent::is_foreign(entry) {
+    if lent::is_foreign(root, entry) {
         return None;
     }
     let uevent = fs::read_to_string(entry.join("uevent")).ok()?;

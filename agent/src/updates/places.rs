@@ -126,7 +126,7 @@ impl Volumes {
     /// Looks whether devices came or went below `root`; true when other volumes have a repository now.
     pub(super) fn look(&mut self, root: &Path) -> bool {
         let entries = fs::read_dir(root.join("sys/class/block")).into_iter().flatten().flatten();
-        let ours = entries.filter(|entry| !lent::is_foreign(&entry.path()));
+        let ours = entries.filter(|entry| !lent::is_foreign(root, &entry.path()));
         let devices: BTreeSet<OsString> = ours.map(|entry| entry.file_name()).collect();
         if devices == self.devices {
             return false;

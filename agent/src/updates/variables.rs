@@ -3,7 +3,6 @@
 
 use std::{collections::BTreeMap, fs, io, path::Path};
 
-use rustix::mount::{MountFlags, mount_remount};
 use update::{
     efi,
     slots::{
@@ -12,8 +11,8 @@ use update::{
     },
 };
 
-/// Where the kernel shows them, read-only but for the moment of a change.
-pub(crate) const FOLDER: &str = "/sys/firmware/efi/efivars";
+use crate::efivars;
+
 /// Vendor of the variables in which the stub tells what it was started from. Source: systemd's Boot
 /// Loader Interface.
 const LOADER: &str = "4a67b082-0a4c-41cf-b6c7-440b29bb8c4f";
@@ -44,11 +43,7 @@ pub(crate) fn read(folder: &Path) -> io::Result<Variables> {
 
 /// Makes changes, one after the other.
 pub(crate) fn apply(folder: &Path, changes: &[Change]) -> io::Result<()> {
-    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-    mount_remount(folder, flags, c"")?;
-    let result = write(folder, changes);
-    let again = mount_remount(folder, flags | MountFlags::RDONLY, c"");
-    result.and(again.map_err(io::Error::from))
+    efivars::writable(folder, || write(folder, changes))?
 }
 
 /// Writes; the folder must be writable. The kernel wants each variable in one piece.
