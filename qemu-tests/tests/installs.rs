@@ -162,6 +162,37 @@ fn onto_an_empty_disk_that_it_then_starts_from() {
     assert!(holds_twice(&disk, &program));
 }
 
+/// The disk of many servers is a volume of such a controller. This firmware has no driver for it, so the CD
+/// starts again; whose disk it is the variable says, and the driver finds it in its own time.
+#[test]
+fn onto_a_volume_of_a_raid_controller() {
+    let folder = tempfile::tempdir().unwrap();
+    let volume = format!(
+        "if=none,id=volume,format=raw,cache=unsafe,file={}",
+        blank(folder.path()).display()
+    );
+    let words = ["-drive", &volume, "-device", "megasas-gen2", "-device", "scsi-hd,drive=volume"];
+    let host = boot(
+        folder.path(),
+        &HostOptions {
+            medium: Medium::IsoCd,
+            memory_mib: 1024,
+            uplink: Uplink::None,
+            config: Some(config("[install]\nconfirm = \"unattended\"\n")),
+            arguments: words.map(str::to_owned).to_vec(),
+            ..HostOptions::default()
+        },
+    );
+    host.serial.wait("event=installed disk=sda", UP).unwrap();
+    let node = last(&host.serial.text(), "event=node id=").to_owned();
+    host.serial.wait("event=shutdown-done action=reboot", UP).unwrap();
+    let mark = host.serial.mark();
+    let again = host.serial.wait_from(mark, "event=node id=", UP).unwrap();
+    assert_eq!(last(&again, "event=node id="), node);
+    let text = host.serial.text();
+    assert!(!text[mark..].contains("event=ram-mode"), "{text}");
+}
+
 #[test]
 fn but_not_over_what_is_there() {
     let folder = tempfile::tempdir().unwrap();
