@@ -15,7 +15,7 @@ use super::own_disks::{self, Own};
 use crate::assign::lent;
 
 /// Longest wait for disks that are still being probed, and for the one that the system was started
-/// from: firmware has read it a moment ago, so it is there.
+/// from, which firmware has read a moment ago, or that is the server's own: so it is there.
 const LIMIT: Duration = Duration::from_secs(5);
 const STARTED_FROM_LIMIT: Duration = Duration::from_secs(10);
 
@@ -41,10 +41,11 @@ pub fn settle(names: &[&str]) {
     let quiet = if has_late(Path::new("/sys/bus/pci/devices")) { QUIET } else { QUIET_PROBED };
     let mut seen = block_devices();
     let mut changed = begin;
+    let awaited = awaited();
     loop {
         let facts = Facts {
             complete: names.iter().all(|name| find(name).is_some()),
-            awaited: started_from().is_some_and(|id| !has_partition(&id)),
+            awaited: awaited.iter().any(|id| !has_partition(id)),
             waited: begin.elapsed(),
             unchanged: changed.elapsed(),
         };
@@ -59,12 +60,22 @@ pub fn settle(names: &[&str]) {
     }
 }
 
+/// Returns the partition that the system was started from, if it was one, and that of the server's own disk,
+/// which holds who this node is.
+fn awaited() -> Vec<String> {
+    let remembered = match own() {
+        Own::Unknown => Vec::new(),
+        Own::With(ids) => ids,
+    };
+    started_from().into_iter().chain(remembered).collect()
+}
+
 /// What is known of the disks at one moment.
 #[derive(Debug, Clone, Copy)]
 struct Facts {
     /// Every partition that is looked for is there.
     complete: bool,
-    /// The partition that the system was started from is not.
+    /// The partition that the system was started from, or that is the server's own, is not.
     awaited: bool,
     /// How long they were waited for.
     waited: Duration,

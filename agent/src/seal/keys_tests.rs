@@ -126,7 +126,7 @@ fn a_tpm_that_comes_later_is_used_and_the_key_in_clear_is_destroyed() {
 
 #[test]
 fn only_the_tpm_that_has_the_key_tells_whose_disk_it_is() {
-    let (Some(mut own), Some(mut other)) = (Emulated::start(), Emulated::start()) else { return };
+    let (Some(mut own), Some(other)) = (Emulated::start(), Emulated::start()) else { return };
     let disk = Disk::install(without_tpm());
     let opens = |mut sealer: Sealer| tpm_opens(&disk.volume("state"), &mut sealer);
     // A renter can make this one, and it must not be sealed for that.
