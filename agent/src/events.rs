@@ -31,6 +31,8 @@ pub enum Event {
     MountWrong { path: String, reason: String },
     /// init: nothing on disk to keep `path`; it is lost at power off.
     RamMode { path: &'static str, reason: String },
+    /// init: what the consoles show goes to this serial port, too, which firmware has its console on.
+    SerialLine { port: String, speed: u32 },
     /// init: a watchdog counts.
     WatchdogArmed { device: String, timeout_s: i32 },
     /// init: no watchdog at all.
@@ -212,6 +214,7 @@ impl Event {
             Self::MountsVerified { .. }
             | Self::MountWrong { .. }
             | Self::RamMode { .. }
+            | Self::SerialLine { .. }
             | Self::WatchdogArmed { .. }
             | Self::WatchdogAbsent
             | Self::InitReady { .. }
@@ -301,6 +304,7 @@ impl Event {
                 write!(f, "mount-wrong path={path} reason={reason:?}")
             }
             Self::RamMode { path, reason } => write!(f, "ram-mode path={path} reason={reason:?}"),
+            Self::SerialLine { port, speed } => write!(f, "serial-line port={port} speed={speed}"),
             Self::WatchdogArmed { device, timeout_s } => {
                 write!(f, "watchdog-armed device={device:?} timeout_s={timeout_s}")
             }

@@ -1,10 +1,12 @@
-//! Replays the fuzz corpora of the log, of devices' product data, of drives' answers, and of guests' readings.
+//! Replays the fuzz corpora of the log, of devices' product data, of firmware's console, of drives' answers, and of
+//! guests' readings.
 
 use std::{fs, path::Path};
 
 use agent::{
     assign::erase::nvme::{self, Method},
     gpu::show,
+    init::serial::{self, Line, Place},
     inventory::facts,
     local::exposition::Exposition,
     logs::book::{Book, Filter},
@@ -54,6 +56,20 @@ fn every_product_data_of_the_corpus_is_read_as_far_as_it_goes() {
     let printable = (Some("[2Jab".to_owned()), None);
     assert_eq!(named("control"), Some(&printable));
     assert_eq!(named("keyword-past-end"), Some(&(None, None)));
+}
+
+#[test]
+fn every_table_of_the_corpus_is_read_or_is_nothing() {
+    let found: Vec<_> =
+        corpus("spcr").into_iter().map(|(name, bytes)| (name, serial::parse(&bytes))).collect();
+    let named = |name: &str| found.iter().find(|(found, _)| found == name).map(|(_, line)| *line);
+    let line = |place, speed| Some(Some(Line { place, speed }));
+    assert_eq!(named("port"), line(Place::Port(0x2f8), Some(115_200)));
+    assert_eq!(named("memory"), line(Place::Memory(0xfedc_9000), None));
+    assert_eq!(named("in-full"), line(Place::Port(0x3f8), Some(921_600)));
+    assert_eq!(named("in-full-cut"), line(Place::Port(0x3f8), Some(115_200)));
+    assert_eq!(named("none"), Some(None));
+    assert_eq!(named("short"), Some(None));
 }
 
 #[test]

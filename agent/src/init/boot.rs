@@ -24,7 +24,7 @@ use super::{
     kmsg::{self, Level},
     machines::Machines,
     mounts::{self, Entry, Mounted, Need},
-    own_disks, partitions, serve, settings, unlock,
+    own_disks, partitions, serial, serve, settings, unlock,
     watchdog::Watchdogs,
 };
 use crate::events::Event;
@@ -70,6 +70,7 @@ const PHASES: &[Phase] = &[
     Phase { name: "early-mounts", act: early_mounts },
     Phase { name: "log", act: open_log },
     Phase { name: "settings", act: apply_settings },
+    Phase { name: "serial", act: |_| serial::start(Path::new("/")) },
     Phase { name: "watchdog", act: arm_watchdogs },
     Phase { name: "release", act: keep_release },
     Phase { name: "customised", act: keep_customised },
@@ -130,7 +131,7 @@ fn open_volumes(boot: &mut Boot) -> io::Result<()> {
         own_disks::remember(Path::new("/"), &partition);
     }
     let is_there = |name: &&str| partitions::find(name).is_some();
-    if !names.iter().any(|name| is_there(&name) || !partitions::foreign(name).is_empty()) {
+    if !names.iter().any(|name| is_there(name) || !partitions::foreign(name).is_empty()) {
         return Ok(());
     }
     // Which may find that one of the others is this server's.
@@ -143,7 +144,9 @@ fn open_volumes(boot: &mut Boot) -> io::Result<()> {
 fn tell_foreign(name: &str) {
     for device in partitions::foreign(name) {
         let reason = format!(
-            "{device} is called {name}, but this server was neither started from its disk nor installed on it, and              a renter could have made it: it is left alone; if it is the server's, start the server from that disk              once"
+            "{device} is called {name}, but this server was neither started from its disk nor installed on it, \
+             and a renter could have made it: it is left alone; if it is the server's, start the server from \
+             that disk once"
         );
         kmsg::event(&Event::Trouble { place: "volumes", reason });
     }

@@ -19,6 +19,7 @@ pub mod partitions;
 pub mod power;
 pub mod reap;
 pub mod screen;
+pub mod serial;
 pub mod serve;
 pub mod settings;
 pub mod shutdown;

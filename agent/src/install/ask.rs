@@ -12,6 +12,8 @@ use rustix::{
     termios::{QueueSelector, tcflush},
 };
 
+use crate::init::serial;
+
 /// How long an answer is waited for. Nobody may be there, and the node has other work.
 pub const LIMIT: Duration = Duration::from_secs(600);
 /// Longest answer in bytes.
@@ -83,15 +85,16 @@ fn put(console: &mut File, question: &str) {
     let _ = write!(console, "\r\n{question}\r\n> ");
 }
 
-/// The consoles that the kernel writes to, as its command line or firmware chose them.
+/// The consoles that the kernel writes to, and that of firmware, where it is another.
 fn consoles(root: &Path) -> Vec<PathBuf> {
-    let active = fs::read_to_string(root.join("sys/class/tty/console/active")).unwrap_or_default();
+    let active = fs::read_to_string(root.join(serial::ACTIVE)).unwrap_or_default();
     let device = |name: &str| match name {
         // The screen in front is the first one.
         "tty0" => root.join("dev/tty1"),
         name => root.join("dev").join(name),
     };
-    active.split_whitespace().map(device).collect()
+    let beside = serial::beside(root).map(|(port, _)| port);
+    active.split_whitespace().map(device).chain(beside).collect()
 }
 
 fn first_line(consoles: &mut [File], question: &str, limit: Duration) -> Option<String> {

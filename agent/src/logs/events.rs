@@ -10,7 +10,7 @@ use crate::events::PREFIX;
 const MAX_FIELDS: usize = 32;
 
 /// Events of PID 1; all others are the agent's.
-const OF_INIT: [&str; 13] = [
+const OF_INIT: [&str; 14] = [
     "agent-exited",
     "agent-silent",
     "agent-started",
@@ -19,6 +19,7 @@ const OF_INIT: [&str; 13] = [
     "mount-wrong",
     "mounts-verified",
     "ram-mode",
+    "serial-line",
     "shutdown",
     "shutdown-done",
     "watchdog-absent",

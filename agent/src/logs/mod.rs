@@ -24,7 +24,7 @@ use crate::events::Event;
 pub const KMSG: &str = "/dev/kmsg";
 
 /// Longest record that the kernel hands out, in bytes (`PRINTKRB_RECORD_MAX` and its dictionary).
-const MAX_RECORD: usize = 8 << 10;
+pub(crate) const MAX_RECORD: usize = 8 << 10;
 
 /// The node's log. Clones share it.
 #[derive(Debug, Clone)]

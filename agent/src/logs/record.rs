@@ -14,22 +14,42 @@ pub const MAX_TEXT: usize = 1000;
 /// How lines of the status page begin: they say again what the log says anyway.
 const PAGE: &str = "agent: status| ";
 
-/// Parses a record. Returns `None` for what is none, and for lines of the status page.
-pub fn parse(record: &[u8]) -> Option<LogLine> {
+/// A record as it was written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Record {
+    /// Level, and above its three bits the facility.
+    pub priority: u32,
+    /// Its number, one more than that of the record before it.
+    pub number: u64,
+    /// When it was written, in microseconds since the start.
+    pub micros: u64,
+    /// Its text without control characters, at most [`MAX_TEXT`] bytes of it.
+    pub text: String,
+}
+
+/// Takes a record apart. Returns `None` for what is none.
+pub fn split(record: &[u8]) -> Option<Record> {
     let text = String::from_utf8_lossy(record);
     let (head, rest) = text.split_once(';')?;
     let mut head = head.split(',');
-    let priority: u32 = head.next()?.parse().ok()?;
-    let number = head.next()?.parse().ok()?;
-    let micros: u64 = head.next()?.parse().ok()?;
-    let text = rest.lines().next().unwrap_or_default();
+    Some(Record {
+        priority: head.next()?.parse().ok()?,
+        number: head.next()?.parse().ok()?,
+        micros: head.next()?.parse().ok()?,
+        text: clean(rest.lines().next().unwrap_or_default()),
+    })
+}
+
+/// Parses a record. Returns `None` for what is none, and for lines of the status page.
+pub fn parse(record: &[u8]) -> Option<LogLine> {
+    let Record { priority, number, micros, text } = split(record)?;
     let line = LogLine {
         number,
         at_ms: micros / 1000,
         level: level(priority & 7),
         source: LogSource::Kernel,
         machine: None,
-        text: clean(text),
+        text,
     };
     if priority >> 3 == 0 { Some(line) } else { of_program(line) }
 }
