@@ -27,7 +27,7 @@ use super::{
     own_disks, partitions, serial, serve, settings, unlock,
     watchdog::Watchdogs,
 };
-use crate::events::Event;
+use crate::{assign::lent, events::Event};
 
 /// The root's image in the initramfs.
 const IMAGE: &str = "/root.erofs";
@@ -126,6 +126,10 @@ fn keep_release(_: &mut Boot) -> io::Result<()> {
 /// Waits for the disk and has its volumes opened. A server without an installed disk has none.
 fn open_volumes(boot: &mut Boot) -> io::Result<()> {
     let names = [layout::STATE, layout::DATA];
+    if let Err(error) = lent::recall(Path::new("/")) {
+        let reason = format!("which drives renters had is not known: {}", chain(&error));
+        kmsg::event(&Event::Trouble { place: "volumes", reason });
+    }
     partitions::settle(&names);
     if let Some(partition) = partitions::started_from_installed() {
         own_disks::remember(Path::new("/"), &partition);
