@@ -1,31 +1,37 @@
 //! Which drives hold, or may hold, what a renter wrote.
 //!
 //! A drive is noted on STATE before a renter gets it, and forgotten when it was erased: so it is not offered
-//! as it is after a power cut, an agent's death or a failure to erase it. A node that keeps STATE in memory
-//! has a variable of firmware's remember it beside: a line for each drive.
+//! as it is after a power cut, an agent's death or a failure to erase it. A variable of firmware's remembers it
+//! beside, a line for each drive: so it is known before STATE was found, where there is none, and where STATE
+//! cannot be mounted. init copies that into the root's `/run`, which is read besides STATE's notes.
 //!
-//! One file per drive, named by its address; its content is the drive's serial number where one is known.
-//! A serial number that is known counts instead of the address: cards that come and go change addresses, and
-//! a provider puts other drives into the same place.
+//! One file per drive and place, which holds its line: the address, and the drive's serial number where one is
+//! known. A serial number that is known counts instead of the address: cards that come and go change addresses,
+//! and a provider puts other drives into the same place. Files that are named by the address alone hold the
+//! serial number alone; earlier releases wrote them.
 
 use std::{
+    collections::BTreeSet,
     fs::{self, File},
     io::{self, Write},
     path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
 };
 
 use types::node::Bdf;
 
 use super::{AssignError, device_path};
-use crate::{efivars, install};
+use crate::{efivars, events::Event, init::boot::chain, install};
 
 /// Where the notes are, in the root.
 const NOTES: &str = "state/lent-drives";
+/// Where those are that firmware remembered when the node was started.
+const RECALLED: &str = "run/holdfast/lent-drives";
 /// Where serial numbers are kept for as long as the node is on, in the root: a drive that is bound to
 /// vfio-pci tells none.
 const SERIALS: &str = "run/holdfast/drives";
 
-/// The variable, for a node that keeps STATE in memory.
+/// The variable.
 const VARIABLE: &str = "LentDrives";
 
 /// Longest serial number, in bytes (NVM Express 1.4, figure 247: bytes 23:4).
@@ -38,22 +44,23 @@ pub fn keep_serial(root: &Path, device: Bdf) -> io::Result<()> {
     fs::write(root.join(SERIALS).join(device.to_string()), serial)
 }
 
-/// Takes over what firmware remembers, before the first look at any drive. Where STATE is on disk, firmware
-/// need not remember it any longer.
+/// Reads what firmware remembers, before the first look at any drive.
 pub fn recall(root: &Path) -> io::Result<()> {
     let Some(variables) = efivars::folder(root) else { return Ok(()) };
     let remembered = efivars::read(&variables, VARIABLE).unwrap_or_default();
-    for (device, serial) in parse(&remembered) {
-        note(root, device, &serial)?;
-    }
-    if is_in_memory(root) { Ok(()) } else { efivars::keep(&variables, VARIABLE, b"") }
+    parse(&remembered).iter().try_for_each(|drive| note(&root.join(RECALLED), drive))
+}
+
+/// Has firmware remember what STATE's notes say, too: they may be older than its variable.
+pub fn remind(root: &Path) -> io::Result<()> {
+    efivars::folder(root).map_or(Ok(()), |variables| keep_all(root, &variables))
 }
 
 /// Notes that a renter gets a drive. It outlasts a power cut when this returns.
 pub fn remember(root: &Path, device: Bdf) -> Result<(), AssignError> {
-    let serial = serial(root, device).unwrap_or_default();
-    let path = root.join(NOTES).join(device.to_string());
-    note(root, device, &serial).map_err(|source| failed(device, &path, source))?;
+    let drive = Drive { device, serial: serial(root, device).unwrap_or_default() };
+    let folder = root.join(NOTES);
+    note(&folder, &drive).map_err(|source| failed(device, &folder, source))?;
     tell_firmware(root, device)
 }
 
@@ -65,44 +72,93 @@ pub fn forget(root: &Path, device: Bdf) -> Result<(), AssignError> {
     tell_firmware(root, device)
 }
 
-fn note(root: &Path, device: Bdf, serial: &str) -> io::Result<()> {
-    let folder = root.join(NOTES);
-    fs::create_dir_all(&folder)?;
-    let mut file = File::create(folder.join(device.to_string()))?;
-    file.write_all(serial.as_bytes())?;
-    file.sync_all()?;
-    File::open(&folder)?.sync_all()
+/// A drive as it was noted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Drive {
+    /// Where it was.
+    device: Bdf,
+    /// Its serial number; empty where none is known.
+    serial: String,
 }
 
-/// Has firmware remember all notes, where they are in memory and there is a firmware.
+impl Drive {
+    fn line(&self) -> String {
+        format!("{} {}\n", self.device, self.serial)
+    }
+
+    /// Returns the name of its file, which no other line has: serial numbers may hold what names may not.
+    fn name(&self) -> String {
+        let serial = self.serial.bytes().map(|byte| format!("{byte:02x}"));
+        format!("{}-{}", self.device, serial.collect::<String>())
+    }
+}
+
+/// Notes a drive in a folder. What is there already is not written again, which a power cut could end halfway.
+fn note(folder: &Path, drive: &Drive) -> io::Result<()> {
+    fs::create_dir_all(folder)?;
+    let path = folder.join(drive.name());
+    let line = drive.line();
+    if !fs::read(&path).is_ok_and(|there| there == line.as_bytes()) {
+        File::create(&path)?.write_all(line.as_bytes())?;
+    }
+    File::open(&path)?.sync_all()?;
+    File::open(folder)?.sync_all()
+}
+
+/// Reads all notes.
+fn noted(root: &Path) -> impl Iterator<Item = (PathBuf, Drive)> {
+    let folders = [NOTES, RECALLED].map(|folder| fs::read_dir(root.join(folder)));
+    let entries = folders.into_iter().flatten().flatten().flatten();
+    entries.filter_map(|entry| {
+        let content = fs::read(entry.path()).ok()?;
+        let named = entry.file_name().to_str().and_then(|name| name.parse::<Bdf>().ok());
+        let drive = match named {
+            Some(device) => Drive { device, serial: printable(&String::from_utf8_lossy(&content)) },
+            None => parse(&content).into_iter().next()?,
+        };
+        Some((entry.path(), drive))
+    })
+}
+
+/// Has firmware remember all notes. Where STATE outlasts a power cut, what firmware does not take is told and
+/// stops nobody.
 fn tell_firmware(root: &Path, device: Bdf) -> Result<(), AssignError> {
-    let Some(variables) = efivars::folder(root).filter(|_| is_in_memory(root)) else {
-        return Ok(());
-    };
-    let mut lines: Vec<String> = fs::read_dir(root.join(NOTES))
-        .into_iter()
-        .flatten()
-        .flatten()
-        .filter_map(|entry| {
-            let serial = fs::read_to_string(entry.path()).ok()?;
-            Some(format!("{} {serial}\n", entry.file_name().to_str()?))
-        })
-        .collect();
-    lines.sort();
-    let path = Path::new(efivars::FOLDER).join(VARIABLE);
-    efivars::keep(&variables, VARIABLE, lines.concat().as_bytes())
-        .map_err(|source| failed(device, &path, source))
+    let Err(source) = remind(root) else { return Ok(()) };
+    if is_in_memory(root) {
+        let path = Path::new(efivars::FOLDER).join(VARIABLE);
+        return Err(failed(device, &path, source));
+    }
+    let reason = format!(
+        "firmware does not remember whether a renter had {device}, so the node knows it only while its disk can \
+         be read: {}",
+        chain(&source)
+    );
+    eprintln!("{}", Event::Trouble { place: "devices", reason });
+    Ok(())
 }
 
-/// Reads the variable's lines, as far as they are any.
-fn parse(bytes: &[u8]) -> Vec<(Bdf, String)> {
+/// Keeps all notes in the variable. One at a time reads them and writes it: whoever noted something before has it
+/// read by the last.
+fn keep_all(root: &Path, variables: &Path) -> io::Result<()> {
+    static ONE: Mutex<()> = Mutex::new(());
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let lines: BTreeSet<String> = noted(root).map(|(_, drive)| drive.line()).collect();
+    let text: String = lines.into_iter().collect();
+    efivars::keep(variables, VARIABLE, text.as_bytes())
+}
+
+/// Reads lines, as far as they are any.
+fn parse(bytes: &[u8]) -> Vec<Drive> {
     let text = String::from_utf8_lossy(bytes);
     let line = |line: &str| {
         let (device, serial) = line.split_once(' ')?;
-        let printable = serial.chars().filter(char::is_ascii_graphic).take(MAX_SERIAL);
-        Some((device.parse().ok()?, printable.collect()))
+        Some(Drive { device: device.parse().ok()?, serial: printable(serial) })
     };
     text.lines().filter_map(line).collect()
+}
+
+fn printable(serial: &str) -> String {
+    serial.chars().filter(char::is_ascii_graphic).take(MAX_SERIAL).collect()
 }
 
 fn is_in_memory(root: &Path) -> bool {
@@ -131,16 +187,11 @@ pub fn is_foreign(root: &Path, entry: &Path) -> bool {
 /// Returns the notes that are about a drive.
 fn notes(root: &Path, device: Bdf) -> Vec<PathBuf> {
     let mine = serial(root, device);
-    let entries = fs::read_dir(root.join(NOTES)).into_iter().flatten().flatten();
-    let about = |path: &PathBuf| {
-        let noted = fs::read_to_string(path).unwrap_or_default();
-        let named = path.file_name().is_some_and(|name| name == device.to_string().as_str());
-        match &mine {
-            Some(mine) if !noted.is_empty() => *mine == noted,
-            Some(_) | None => named,
-        }
+    let about = |drive: &Drive| match &mine {
+        Some(mine) if !drive.serial.is_empty() => *mine == drive.serial,
+        Some(_) | None => drive.device == device,
     };
-    entries.map(|entry| entry.path()).filter(about).collect()
+    noted(root).filter(|(_, drive)| about(drive)).map(|(path, _)| path).collect()
 }
 
 /// Returns a drive's serial number, as the kernel's driver tells it or as it was kept.
@@ -152,8 +203,7 @@ fn serial(root: &Path, device: Bdf) -> Option<String> {
 fn told(root: &Path, device: Bdf) -> Option<String> {
     let mut entries = fs::read_dir(device_path(root, device).join("nvme")).ok()?.flatten();
     let text = fs::read_to_string(entries.next()?.path().join("serial")).ok()?;
-    let printable = text.trim().chars().filter(|c| c.is_ascii_graphic()).take(MAX_SERIAL);
-    Some(printable.collect::<String>()).filter(|serial| !serial.is_empty())
+    Some(printable(&text)).filter(|serial| !serial.is_empty())
 }
 
 fn failed(device: Bdf, path: &Path, source: io::Error) -> AssignError {
@@ -182,41 +232,135 @@ mod tests {
         assert!(!is_lent(root.path(), DEVICE));
     }
 
-    #[test]
-    fn firmware_remembers_what_a_state_in_memory_would_forget() {
-        let mounts = |kind: &str| format!("31 1 0:30 / /state rw - {kind} none rw\n");
+    /// A server whose STATE is of this kind, with a drive that tells its serial number.
+    fn server(kind: &str) -> (tempfile::TempDir, PathBuf) {
+        let mounts = format!("31 1 0:30 / /state rw - {kind} none rw\n");
         let root = testing::root(&[
             ("sys/firmware/efi/efivars/BootOrder-1", b"123456"),
-            ("proc/self/mountinfo", mounts("tmpfs").as_bytes()),
+            ("proc/self/mountinfo", mounts.as_bytes()),
             (&format!("sys/bus/pci/devices/{DEVICE}/nvme/nvme0/serial"), b"S1\n"),
         ]);
         let folder = efivars::folder(root.path()).expect("there is firmware");
-        let remembered = || efivars::read(&folder, VARIABLE).unwrap_or_default();
-        let cut = || {
-            fs::remove_dir_all(root.path().join("state")).expect("removed");
-            recall(root.path()).expect("recalled");
-            [DEVICE, OTHER].map(|device| is_lent(root.path(), device))
-        };
-        recall(root.path()).expect("there is nothing");
-        remember(root.path(), DEVICE).expect("noted");
-        remember(root.path(), OTHER).expect("noted");
-        assert_eq!(remembered(), format!("{DEVICE} S1\n{OTHER} \n").as_bytes());
-        assert_eq!(cut(), [true, true]);
-        forget(root.path(), OTHER).expect("forgotten");
-        assert_eq!(cut(), [true, false]);
+        (root, folder)
+    }
 
-        // What something else wrote there stops nobody.
+    fn remembered(folder: &Path) -> String {
+        let bytes = efivars::read(folder, VARIABLE).unwrap_or_default();
+        String::from_utf8(bytes).expect("text")
+    }
+
+    /// Takes what is in memory, STATE or not, and starts again; returns which drives are noted before STATE
+    /// could be looked at.
+    fn cut(root: &Path) -> [bool; 2] {
+        fs::remove_dir_all(root.join("run")).ok();
+        fs::rename(root.join("state"), root.join("away")).expect("moved");
+        recall(root).expect("recalled");
+        let known = [DEVICE, OTHER].map(|device| is_lent(root, device));
+        fs::rename(root.join("away"), root.join("state")).expect("moved");
+        known
+    }
+
+    #[test]
+    fn firmware_remembers_before_and_without_state() {
+        for kind in ["tmpfs", "ext4"] {
+            let (root, folder) = server(kind);
+            recall(root.path()).expect("there is nothing");
+            remember(root.path(), DEVICE).expect("noted");
+            remember(root.path(), OTHER).expect("noted");
+            assert_eq!(remembered(&folder), format!("{DEVICE} S1\n{OTHER} \n"));
+            assert_eq!(cut(root.path()), [true, true]);
+            forget(root.path(), OTHER).expect("forgotten");
+            assert_eq!(remembered(&folder), format!("{DEVICE} S1\n"));
+            assert_eq!(cut(root.path()), [true, false]);
+        }
+    }
+
+    #[test]
+    fn a_start_without_notes_of_its_own_forgets_nothing() {
+        let (root, folder) = server("ext4");
+        efivars::keep(&folder, VARIABLE, format!("{OTHER} S2\n").as_bytes()).expect("kept");
+        recall(root.path()).expect("recalled");
+        remind(root.path()).expect("nothing is new");
+        assert_eq!(remembered(&folder), format!("{OTHER} S2\n"));
+        // STATE is older than the variable.
+        let old = root.path().join(NOTES).join(DEVICE.to_string());
+        fs::create_dir_all(old.parent().expect("a parent")).expect("made");
+        fs::write(old, "S1").expect("written");
+        remind(root.path()).expect("reminded");
+        assert_eq!(remembered(&folder), format!("{DEVICE} S1\n{OTHER} S2\n"));
+    }
+
+    #[test]
+    fn what_something_else_wrote_into_the_variable_stops_nobody() {
+        let (root, folder) = server("tmpfs");
         efivars::keep(&folder, VARIABLE, b"\xff\n0000:02:00.0 \0x\x7f\n0000:01:00.0")
             .expect("kept");
-        assert_eq!(parse(&remembered()), [(OTHER, "x".to_owned())]);
-        assert_eq!(cut(), [false, true]);
-
-        // The node was installed meanwhile.
-        fs::write(root.path().join("proc/self/mountinfo"), mounts("ext4")).expect("written");
         recall(root.path()).expect("recalled");
-        assert!(is_lent(root.path(), OTHER) && remembered().is_empty());
+        let notes: Vec<Drive> = noted(root.path()).map(|(_, drive)| drive).collect();
+        assert_eq!(notes, [Drive { device: OTHER, serial: "x".to_owned() }]);
+    }
+
+    #[test]
+    fn firmware_that_takes_nothing_stops_rentals_only_where_nothing_else_remembers() {
+        for (kind, fails) in [("tmpfs", true), ("ext4", false)] {
+            let (root, folder) = server(kind);
+            // The variable's place is taken.
+            efivars::keep(&folder, VARIABLE, b"x").expect("kept");
+            let named = |path: &PathBuf| path.to_string_lossy().contains(VARIABLE);
+            let mut files =
+                fs::read_dir(&folder).expect("read").flatten().map(|entry| entry.path());
+            let file = files.find(named).expect("the variable");
+            fs::remove_file(&file).expect("removed");
+            fs::create_dir(&file).expect("made");
+            assert_eq!(remember(root.path(), DEVICE).is_err(), fails, "{kind}");
+            assert!(is_lent(root.path(), DEVICE));
+        }
+    }
+
+    #[test]
+    fn drives_that_are_noted_and_forgotten_at_once_leave_the_variable_right() {
+        let (root, folder) = server("tmpfs");
+        let root = root.path();
+        let drives = [1, 2, 3, 4, 5, 6, 7, 8].map(|bus| Bdf { bus: bus + 16, ..OTHER });
+        let at_once = |act: fn(&Path, Bdf) -> Result<(), AssignError>| {
+            std::thread::scope(|scope| {
+                let begun = drives.map(|drive| scope.spawn(move || act(root, drive)));
+                begun.into_iter().for_each(|done| done.join().expect("no panic").expect("done"));
+            });
+        };
+        let lines = drives.map(|drive| format!("{drive} \n")).concat();
+        for _ in 0..20 {
+            at_once(remember);
+            assert_eq!(remembered(&folder), lines);
+            at_once(forget);
+            assert_eq!(remembered(&folder), "");
+        }
+    }
+
+    #[test]
+    fn a_drive_that_was_moved_stays_noted_when_another_one_in_its_place_is_rented() {
+        let (root, folder) = server("tmpfs");
+        let serial = |device: Bdf| {
+            root.path().join(format!("sys/bus/pci/devices/{device}/nvme/nvme0/serial"))
+        };
+        // An earlier release noted it.
+        fs::create_dir_all(root.path().join(NOTES)).expect("made");
+        fs::write(root.path().join(NOTES).join(DEVICE.to_string()), "S1").expect("written");
+        assert!(is_lent(root.path(), DEVICE));
+        fs::create_dir_all(serial(OTHER).parent().expect("a parent")).expect("made");
+        for (other, own) in [("S2", "S1"), ("S3", "S2")] {
+            fs::write(serial(OTHER), own).expect("moved");
+            fs::write(serial(DEVICE), other).expect("in its place");
+            assert!(!is_lent(root.path(), DEVICE) && is_lent(root.path(), OTHER));
+            remember(root.path(), DEVICE).expect("noted");
+            assert!(is_lent(root.path(), DEVICE) && is_lent(root.path(), OTHER));
+        }
+        // One of which nothing is known overwrites neither.
+        fs::remove_file(serial(DEVICE)).expect("removed");
         remember(root.path(), DEVICE).expect("noted");
-        assert!(remembered().is_empty(), "firmware's memory wears out");
+        let lines = ["", "S1", "S2", "S3"].map(|serial| format!("{DEVICE} {serial}\n"));
+        assert_eq!(remembered(&folder), lines.concat());
+        assert_eq!(cut(root.path()), [true, true]);
     }
 
     #[test]

@@ -206,6 +206,15 @@ fn since_power_on() -> Duration {
 /// Looks for a document below `root` and parses it.
 pub fn load(root: &Path) -> Found {
     let (source, read) = find(root);
+    parsed(source, read)
+}
+
+/// Returns what each volume with our label says, the first one that counts and those that it hides.
+pub fn volumes(root: &Path) -> impl Iterator<Item = Found> {
+    on_volumes(root).map(|(source, read)| parsed(source, read))
+}
+
+fn parsed(source: Source, read: Result<Vec<u8>, LoadError>) -> Found {
     let (document, spec) = match read {
         Ok(bytes) => {
             let spec = NodeSpec::parse(&bytes).map_err(LoadError::from);
@@ -226,15 +235,8 @@ fn find(root: &Path) -> (Source, Result<Vec<u8>, LoadError>) {
         let bytes = STANDARD.decode(text).map_err(|source| LoadError::Base64 { source });
         return (Source::CommandLine, bytes);
     }
-    for device in fat_volumes(root) {
-        match read_volume(&device) {
-            Ok(Some(bytes)) => return (Source::Volume(device), Ok(bytes)),
-            Ok(None) => {}
-            Err(source) => {
-                let volume = device.display().to_string();
-                return (Source::Volume(device), Err(LoadError::Volume { volume, source }));
-            }
-        }
+    if let Some(found) = on_volumes(root).next() {
+        return found;
     }
     let installed = root.join("state").join(INSTALLED);
     let places = [
@@ -272,6 +274,17 @@ fn by_command_line(root: &Path, text: &str) -> Result<Vec<u8>, LoadError> {
 
 fn parameter(cmdline: &str) -> Option<&str> {
     cmdline.split_whitespace().find_map(|word| word.strip_prefix(PARAMETER))
+}
+
+/// Reads the volumes with our label, each when it is its turn.
+fn on_volumes(root: &Path) -> impl Iterator<Item = (Source, Result<Vec<u8>, LoadError>)> {
+    fat_volumes(root).into_iter().filter_map(|device| {
+        let read = read_volume(&device).transpose()?.map_err(|source| {
+            let volume = device.display().to_string();
+            LoadError::Volume { volume, source }
+        });
+        Some((Source::Volume(device), read))
+    })
 }
 
 /// Returns the block devices, partitions too, but for renters' drives.
@@ -385,6 +398,21 @@ mod tests {
         let found = load(root.path());
         assert!(found.source.to_string().ends_with("dev/sdb"), "{}", found.source);
         assert_eq!(found.spec.expect("valid").name, "n");
+    }
+
+    #[test]
+    fn a_volume_hides_none_from_whoever_asks_for_all() {
+        let (wrong, right) =
+            (volume(*b"HOLDFAST   ", "rubbish"), volume(*b"HOLDFAST   ", &document()));
+        let root = root(&[
+            ("sys/class/block/sda/x", b""),
+            ("sys/class/block/sdb/x", b""),
+            ("dev/sda", &wrong),
+            ("dev/sdb", &right),
+        ]);
+        assert!(load(root.path()).spec.is_err());
+        let found: Vec<bool> = volumes(root.path()).map(|found| found.spec.is_ok()).collect();
+        assert_eq!(found, [false, true]);
     }
 
     #[tokio::test]

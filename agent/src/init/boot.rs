@@ -27,7 +27,7 @@ use super::{
     own_disks, partitions, serial, serve, settings, unlock,
     watchdog::Watchdogs,
 };
-use crate::events::Event;
+use crate::{assign::lent, events::Event};
 
 /// The root's image in the initramfs.
 const IMAGE: &str = "/root.erofs";
@@ -125,30 +125,51 @@ fn keep_release(_: &mut Boot) -> io::Result<()> {
 
 /// Waits for the disk and has its volumes opened. A server without an installed disk has none.
 fn open_volumes(boot: &mut Boot) -> io::Result<()> {
+    let root = Path::new("/");
     let names = [layout::STATE, layout::DATA];
+    if let Err(error) = lent::recall(root) {
+        trouble(format!("which drives renters had is not known: {}", chain(&error)));
+    }
     partitions::settle(&names);
-    if let Some(partition) = partitions::started_from_installed() {
-        own_disks::remember(Path::new("/"), &partition);
+    if let Some(device) = partitions::started_from_renters(root) {
+        trouble(format!(
+            "the server was started from {device}, which is on a drive that a renter had: nothing on it is \
+             believed; put the server's own disk, its medium or the network before it in the firmware's boot order"
+        ));
+    }
+    let absent = partitions::absent(root);
+    let started = partitions::started_from_installed(root);
+    if let Some(disk) = &started {
+        own_disks::remember(root, disk);
     }
     let is_there = |name: &&str| partitions::find(name).is_some();
-    if !names.iter().any(|name| is_there(name) || !partitions::foreign(name).is_empty()) {
-        return Ok(());
-    }
-    // Which may find that one of the others is this server's.
-    let opened = unlock::run(Path::new(AGENT), boot.watchdogs.as_mut());
+    let opened = if names.iter().any(|name| is_there(name) || !partitions::foreign(name).is_empty())
+    {
+        // Which may find that one of the others is this server's.
+        unlock::run(Path::new(AGENT), boot.watchdogs.as_mut())
+    } else {
+        Ok(())
+    };
     names.iter().for_each(|name| tell_foreign(name));
+    match started {
+        Some(own) => own_disks::replaced(&absent, &own).for_each(trouble),
+        None => partitions::absent(root).iter().for_each(|disk| trouble(disk.told_absent())),
+    }
     opened
+}
+
+fn trouble(reason: String) {
+    kmsg::event(&Event::Trouble { place: "volumes", reason });
 }
 
 /// Says which partitions of this name are nothing to this server.
 fn tell_foreign(name: &str) {
     for device in partitions::foreign(name) {
-        let reason = format!(
+        trouble(format!(
             "{device} is called {name}, but this server was neither started from its disk nor installed on it, \
-             and a renter could have made it: it is left alone; if it is the server's, start the server from \
-             that disk once"
-        );
-        kmsg::event(&Event::Trouble { place: "volumes", reason });
+             or more than one disk could be that one, and a renter could have made it: it is left alone; if it \
+             is the server's, start the server from that disk once, without the others"
+        ));
     }
 }
 

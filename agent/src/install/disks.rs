@@ -34,6 +34,8 @@ pub struct Disk {
     pub serial: Option<String>,
     /// World Wide Name, when it has one.
     pub wwn: Option<String>,
+    /// What its hardware is called.
+    pub hardware: String,
     /// Model, when it tells one.
     pub model: Option<String>,
     /// The PCI function it is attached to.
@@ -116,7 +118,8 @@ fn read_disk(root: &Path, class: &Path, name: String) -> Option<Disk> {
         bytes,
         block: number("queue/logical_block_size").and_then(BlockSize::from_bytes),
         serial: serial(&folder),
-        wwn: text(&folder.join("wwid")).or_else(|| text(&folder.join("device/wwid"))),
+        wwn: wwn(&folder),
+        hardware: hardware(&folder),
         model: text(&folder.join("device/model")),
         pci: owner(&real),
         kind: if removable { Kind::Removable } else { Kind::Fixed },
@@ -125,6 +128,21 @@ fn read_disk(root: &Path, class: &Path, name: String) -> Option<Disk> {
         content: content.unwrap_or_else(|error| Content::Unreadable(error.to_string())),
         name,
     })
+}
+
+/// Returns what a disk's hardware is called, which tells it from a disk that it was copied to: its World Wide
+/// Name, or else its serial number, or else the PCI function that it is attached to. `folder` is its own in sysfs.
+pub(crate) fn hardware(folder: &Path) -> String {
+    let place = || {
+        let real = fs::canonicalize(folder).unwrap_or_else(|_| folder.to_owned());
+        // What is below the function is numbered as it was found.
+        owner(&real).map_or_else(|| real.display().to_string(), |function| function.to_string())
+    };
+    wwn(folder).or_else(|| serial(folder)).unwrap_or_else(place)
+}
+
+fn wwn(folder: &Path) -> Option<String> {
+    text(&folder.join("wwid")).or_else(|| text(&folder.join("device/wwid")))
 }
 
 /// Where disks keep their serial number: NVMe and MMC, virtio, SCSI and SATA (SPC-4 §7.8.16: page
@@ -246,6 +264,17 @@ mod tests {
         assert_eq!(disk.users, ["mounted on /srv"]);
         assert_eq!(disk.wwn.as_deref(), Some("naa.5000"));
         assert!(disk.content.to_string().contains("partition"), "{}", disk.content);
+    }
+
+    #[test]
+    fn hardware_is_called_by_the_best_name_that_it_has() {
+        let root = root(&[("sys/devices/pci0000:00/0000:00:05.0/virtio2/block/vda/x", b"")]);
+        let disk = root.path().join("sys/devices/pci0000:00/0000:00:05.0/virtio2/block/vda");
+        assert_eq!(hardware(&disk), "0000:00:05.0");
+        fs::write(disk.join("serial"), "S1\n").unwrap();
+        assert_eq!(hardware(&disk), "S1");
+        fs::write(disk.join("wwid"), "naa.5000\n").unwrap();
+        assert_eq!(hardware(&disk), "naa.5000");
     }
 
     #[test]

@@ -52,7 +52,7 @@ use self::{
 use crate::{
     config, efivars,
     events::Event,
-    init::{boot::chain, own_disks},
+    init::{boot::chain, own_disks, partitions},
     local::host,
     seal::{
         keys::NewVolumes,
@@ -152,6 +152,7 @@ pub fn run(
     let release = fs::read_to_string("/etc/os-release").unwrap_or_default();
     let found = source::find_medium(root, &release);
     let name = found.as_ref().map(|(name, _)| name.as_str());
+    plan::keep_identity(install, &disks, partitions::absent(root))?;
     let choice = plan::choose(install, &disks, name)?;
     let (medium, program) = match (found, &install.program) {
         (Some(found), _) => found,
@@ -169,9 +170,9 @@ pub fn run(
     // Before the disk can be started from: whatever fails from here on, somebody has had the key.
     let handed = hand_over(root, install, &volumes, told);
     let begin = Instant::now();
-    let table = write_disk(&choice, (&program, &volumes), told)?;
+    let table = write_disk(root, &choice, (&program, &volumes), told)?;
     keep(&choice, keepsakes, &volumes)?;
-    let entry = add_entry(root, &table, choice.block.bytes()).map_err(|error| chain(&error));
+    let entry = add_entry(&table, choice.block.bytes()).map_err(|error| chain(&error));
     let disk = choice.disk.to_string();
     let ms = begin.elapsed().as_millis();
     eprintln!("{}", Event::Installed { disk: choice.disk.name.clone(), ms });
@@ -231,6 +232,7 @@ fn confirm(choice: &Choice, told: &mut dyn FnMut(String)) -> Result<(), InstallE
 }
 
 fn write_disk(
+    root: &Path,
     choice: &Choice,
     (program, volumes): (&[u8], &NewVolumes),
     told: &mut dyn FnMut(String),
@@ -252,12 +254,24 @@ fn write_disk(
     let disk = File::from(disk);
     let content = Content { program, state: &state, data: &data, volumes };
     let place = (choice.block, choice.disk.bytes);
-    let mut step = |step: Step| told(format!("{}: {step}", choice.disk.name));
-    let table =
-        write::write(&disk, place, Identities::random(), content, &mut step).map_err(failed)?;
+    let identities = Identities::random();
+    let mut step = |step: Step| {
+        told(format!("{}: {step}", choice.disk.name));
+        before_step(root, step, &choice.disk, identities);
+    };
+    let table = write::write(&disk, place, identities, content, &mut step).map_err(failed)?;
     sys::block::reread_partitions(disk.as_fd())
         .map_err(partitions(choice, "read the table again"))?;
     Ok(table)
+}
+
+/// Has firmware remember the new disk before it has a table: a power cut after that leaves an installation, and
+/// one that nobody remembers would be lost. Until then it is not the server's, whatever fails.
+fn before_step(root: &Path, step: Step, disk: &disks::Disk, identities: Identities) {
+    if step == Step::Table {
+        let (partition, hardware) = (identities.esp.to_string(), Some(disk.hardware.clone()));
+        own_disks::remember(root, &own_disks::Disk { partition, hardware });
+    }
 }
 
 fn partitions(choice: &Choice, action: &'static str) -> impl FnOnce(io::Error) -> InstallError {
@@ -329,8 +343,8 @@ fn protection(root: &Path, protection: &Protection) -> String {
     if notice.is_empty() { "encrypted, and sealed to this server's TPM".to_owned() } else { notice }
 }
 
-/// Tells firmware of the new disk, which is the server's from now on.
-fn add_entry(root: &Path, table: &Table, block: u64) -> io::Result<u16> {
+/// Tells firmware how to start the new disk.
+fn add_entry(table: &Table, block: u64) -> io::Result<u16> {
     let Some((start, partition)) = table.placed.first() else {
         return Err(io::ErrorKind::NotFound.into());
     };
@@ -341,14 +355,61 @@ fn add_entry(root: &Path, table: &Table, block: u64) -> io::Result<u16> {
         partition: partition.id,
         path: esp::FALLBACK,
     };
-    own_disks::remember(root, &partition.id.to_string());
     let folder = Path::new(efivars::FOLDER);
     efivars::writable(folder, || entry::put_first(folder, &place))?
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::FileExt;
+
+    use update::disk::{gpt::BlockSize, template};
+
     use super::*;
+    use crate::{
+        seal::{keys::Sealer, tpm::TpmError},
+        testing,
+    };
+
+    #[test]
+    fn firmware_remembers_a_disk_as_soon_as_it_has_a_table_and_no_sooner() {
+        let root = testing::root(&[
+            ("sys/firmware/efi/efivars/BootOrder-1", b"123456"),
+            ("sys/class/block/sda/size", b"8\n"),
+            ("sys/class/block/sda/device/serial", b"S1\n"),
+            ("dev/sda", b""),
+        ]);
+        let disk = disks::read(root.path()).pop().expect("a disk");
+        File::options()
+            .write(true)
+            .open(&disk.path)
+            .and_then(|file| file.set_len(layout::SMALLEST_DISK))
+            .expect("made longer");
+        let file = File::options().read(true).write(true).open(&disk.path).expect("opened");
+        let tpm = Err(TpmError::Absent { path: "dev/tpmrm0".into() });
+        let volumes = NewVolumes::invent(&mut Sealer { tpm, release: None }, &[]).expect("keys");
+        let empty = template::capture(&vec![1; template::BLOCK]);
+        let content = Content { program: b"x", state: &empty, data: &empty, volumes: &volumes };
+        let identities = Identities::random();
+        let efi = efivars::folder(root.path()).expect("there is firmware");
+        let has_table = || {
+            let mut end = [0; 2];
+            file.read_exact_at(&mut end, 510).expect("read");
+            end == [0x55, 0xaa]
+        };
+        let mut states = Vec::new();
+        let mut step = |step| {
+            before_step(root.path(), step, &disk, identities);
+            states.push((step == Step::Table, has_table(), efivars::read(&efi, "Disk")));
+        };
+        let place = (BlockSize::B512, layout::SMALLEST_DISK);
+        write::write(&file, place, identities, content, &mut step).expect("written");
+        let remembered = format!("{} S1", identities.esp).into_bytes();
+        let (last, before) = states.split_last().expect("steps");
+        assert!(before.iter().all(|state| *state == (false, false, None)), "{before:?}");
+        assert_eq!(*last, (true, false, Some(remembered)));
+        assert!(has_table());
+    }
 
     #[test]
     fn only_a_state_in_memory_asks_for_an_installation() {

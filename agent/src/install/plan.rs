@@ -7,6 +7,7 @@ use super::{
     disks::{Access, Disk, Kind},
     probe::Content,
 };
+use crate::init::own_disks;
 
 /// What will be done.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,6 +38,8 @@ pub enum Refusal {
         "no disk can be installed to: {why}; mend one of them, attach another, or leave [install] out to run from memory"
     )]
     NoneFits { why: String },
+    #[error("nobody said which disk to install to, and {absent}")]
+    OwnAbsent { absent: String },
     #[error("cannot install to {disk}: {fault}{}", fault.advice())]
     Unfit { disk: String, fault: Fault },
 }
@@ -82,6 +85,23 @@ impl Fault {
             Self::Removable | Self::Holds { .. } => "",
         }
     }
+}
+
+/// Refuses to make the server another node for good that neither names a disk nor has somebody to ask, while a
+/// disk of its own is `absent`. Where that one's hardware is there, somebody wrote over it or an installation on
+/// it was not finished.
+pub(crate) fn keep_identity(
+    install: &Install,
+    disks: &[Disk],
+    absent: Vec<own_disks::Disk>,
+) -> Result<(), Refusal> {
+    if install.confirm != Confirm::Unattended || !install.disk.is_empty() {
+        return Ok(());
+    }
+    let is_there = |hardware: &String| disks.iter().any(|disk| disk.hardware == *hardware);
+    let mut away = absent.into_iter().filter(|own| !own.hardware.as_ref().is_some_and(is_there));
+    let refusal = |disk: own_disks::Disk| Refusal::OwnAbsent { absent: disk.told_absent() };
+    away.next().map(refusal).map_or(Ok(()), Err)
 }
 
 /// Chooses the disk. `medium` is the name of the disk that the running system was started from.
@@ -194,6 +214,7 @@ mod tests {
             block: Some(BlockSize::B512),
             serial: Some(serial.to_owned()),
             wwn: None,
+            hardware: serial.to_owned(),
             model: Some("SAMSUNG MZ".to_owned()),
             pci: None,
             kind: Kind::Fixed,
@@ -277,6 +298,30 @@ mod tests {
         assert!(choose(&word("B"), std::slice::from_ref(&full), None).is_err());
         let installed = Disk { content: Content::Holdfast, ..full };
         assert!(choose(&word("A"), &[installed], None).is_err());
+    }
+
+    #[test]
+    fn nobody_becomes_another_node_unasked_while_its_own_disk_is_away() {
+        let own = |hardware: Option<&str>| {
+            let hardware = hardware.map(str::to_owned);
+            vec![own_disks::Disk { partition: "aa-1".to_owned(), hardware }]
+        };
+        let disks = [disk("sda", "A")];
+        let unattended = Install { confirm: Confirm::Unattended, ..Install::default() };
+        let keeps = |install: &Install, absent| keep_identity(install, &disks, absent);
+        let refused = keeps(&unattended, own(Some("B"))).expect_err("it is away").to_string();
+        assert!(
+            refused.contains("aa-1, hardware B") && refused.contains("[install.disk]"),
+            "{refused}"
+        );
+        assert!(keeps(&unattended, own(None)).is_err());
+        assert!(keeps(&unattended, Vec::new()).is_ok());
+        // It was cleared, or a power cut ended the last try.
+        assert!(keeps(&unattended, own(Some("A"))).is_ok());
+        // Somebody asked for it.
+        assert!(keeps(&Install::default(), own(Some("B"))).is_ok());
+        let named = Install { confirm: Confirm::Unattended, ..named("A") };
+        assert!(keeps(&named, own(Some("B"))).is_ok());
     }
 
     #[test]

@@ -57,7 +57,7 @@ fn devices(root: &Path) -> Vec<String> {
         removable.trim() == "1" || place.to_string_lossy().contains("/usb")
     };
     names.sort_by_cached_key(|name| {
-        let first = started_from.as_ref() == Some(name);
+        let first = started_from.as_ref().is_some_and(|disk| disk.ends_with(name));
         (!first, !name.starts_with("sr"), !comes_off(name), name.clone())
     });
     names

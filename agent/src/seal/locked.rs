@@ -86,7 +86,7 @@ pub async fn wait(init: &Init, reason: &str) -> ! {
             }
         }
     });
-    let mut tried = None;
+    let mut tried = Vec::new();
     let mut tick = tokio::time::interval(TICK);
     loop {
         let given = tokio::select! {
@@ -95,11 +95,11 @@ pub async fn wait(init: &Init, reason: &str) -> ! {
                 if init.alive(Vec::new()).is_err() {
                     std::process::exit(1);
                 }
-                from_volume().await.filter(|text| tried.as_ref() != Some(text))
+                let given = tokio::task::spawn_blocking(|| given(Path::new("/"))).await;
+                next(&mut tried, given.unwrap_or_default())
             }
         };
         let Some(text) = given.filter(|text| !text.trim().is_empty()) else { continue };
-        tried = Some(text.clone());
         let opened = tokio::task::spawn_blocking(move || open(&text)).await;
         match opened {
             // Init starts the agent again.
@@ -115,9 +115,19 @@ fn refuse(reason: &str) {
     ask::show(Path::new("/"), &format!("That did not open the disk: {reason}."));
 }
 
-async fn from_volume() -> Option<String> {
-    let found = tokio::task::spawn_blocking(|| config::load(Path::new("/"))).await.ok()?;
-    found.spec.ok()?.disk?.recovery_key
+/// Returns the keys in the document that counts and in those on all volumes: whoever wrote to a disk of this
+/// server may have put a volume before the one with the key.
+fn given(root: &Path) -> Vec<String> {
+    let found = std::iter::once_with(|| config::load(root)).chain(config::volumes(root));
+    found.filter_map(|found| found.spec.ok()?.disk?.recovery_key).collect()
+}
+
+/// Returns the first key that was not tried since it came; those that are not given any more are forgotten.
+fn next(tried: &mut Vec<String>, given: Vec<String>) -> Option<String> {
+    tried.retain(|text| given.contains(text));
+    let text = given.into_iter().find(|text| !text.trim().is_empty() && !tried.contains(text))?;
+    tried.push(text.clone());
+    Some(text)
 }
 
 /// Opens the volumes and puts them where they belong.
@@ -134,4 +144,23 @@ fn open(text: &str) -> Result<(), String> {
             .map_err(|error| format!("{} cannot be mounted: {error}", device.display()))?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_key_that_is_given_is_tried_once() {
+        let keys = |keys: &[&str]| keys.iter().map(|key| (*key).to_owned()).collect::<Vec<_>>();
+        let mut tried = Vec::new();
+        let mut next = |given: &[&str]| next(&mut tried, keys(given));
+        let given = ["a renter's", " ", "a renter's", "the provider's"];
+        assert_eq!(next(&given).as_deref(), Some("a renter's"));
+        assert_eq!(next(&given).as_deref(), Some("the provider's"));
+        assert_eq!(next(&given), None);
+        // The stick is pulled, and put in again.
+        assert_eq!(next(&given[..1]), None);
+        assert_eq!(next(&given).as_deref(), Some("the provider's"));
+    }
 }

@@ -132,7 +132,7 @@ fn adopt(sealer: &mut Sealer) -> Option<String> {
         volume.is_some_and(|volume| keys::tpm_opens(&volume, sealer))
     };
     let device = partitions::foreign(layout::STATE).into_iter().find(is_ours)?;
-    own_disks::remember(Path::new("/"), &partitions::boot_partition_beside(&device)?);
+    own_disks::remember(Path::new("/"), &partitions::disk_of(&device)?);
     partitions::find(layout::STATE)
 }
 

@@ -122,9 +122,9 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
         locked::wait(&init, &reason).await;
     }
     volumes::settle();
-    // Before anything is read of a drive that may be a renter's.
-    if let Err(error) = lent::recall(Path::new("/")) {
-        let reason = format!("which drives renters had: {}", chain(&error));
+    if let Err(error) = lent::remind(Path::new("/")) {
+        let reason =
+            format!("firmware does not remember which drives renters had: {}", chain(&error));
         eprintln!("{}", Event::Trouble { place: "devices", reason });
     }
     let (key, lost) = match identity::own_key().await {

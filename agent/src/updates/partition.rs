@@ -41,11 +41,9 @@ pub(super) fn find(root: &Path) -> Option<Partition> {
     let folder = root.join(crate::efivars::FOLDER.trim_start_matches('/'));
     let wanted = variables::partition(&folder)?;
     let from = variables::place(&folder);
-    let entries = fs::read_dir(root.join("sys/class/block")).ok()?.flatten();
-    entries.filter_map(|entry| read(root, &entry.path(), &wanted)).next().map(|mut found| {
-        found.from = from;
-        found
-    })
+    let mut entries = fs::read_dir(partitions::started_from_disk(root)?).ok()?.flatten();
+    let found = entries.find_map(|entry| read(root, &entry.path(), &wanted))?;
+    Some(Partition { from, ..found })
 }
 
 /// Finds the partition of the disk that STATE is on, for a node that was started from elsewhere; `None`
@@ -218,5 +216,17 @@ mod tests {
         assert_eq!(found.place, wanted);
         assert!(find(root.path()).is_none());
         assert!(read(root.path(), &class.join("nvme0n1p1"), "other").is_none());
+
+        let units = id.encode_utf16().flat_map(u16::to_le_bytes);
+        let variable = root.path().join(partitions::STARTED_FROM.trim_start_matches('/'));
+        fs::create_dir_all(variable.parent().unwrap()).unwrap();
+        fs::write(variable, [6, 0, 0, 0].into_iter().chain(units).collect::<Vec<u8>>()).unwrap();
+        assert_eq!(find(root.path()).unwrap().place, wanted);
+        // Somebody gave his partition the same identity.
+        let copy = root.path().join("sys/devices/sda/sda1");
+        fs::create_dir_all(&copy).unwrap();
+        fs::copy(part.join("uevent"), copy.join("uevent")).unwrap();
+        symlink(&copy, class.join("sda1")).unwrap();
+        assert!(find(root.path()).is_none());
     }
 }
