@@ -55,6 +55,12 @@ fn qemu_img(arguments: &[&str]) {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
+/// Returns the folder of a format's corpus.
+fn corpus(format: Format) -> PathBuf {
+    let name = format!("import_{}", format.name().to_lowercase());
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(name)
+}
+
 fn digest(path: &Path) -> String {
     types::hex::encode(&<[u8; 32]>::from(Sha256::digest(fs::read(path).unwrap())))
 }
@@ -139,6 +145,74 @@ fn a_descriptor_names_flat_files_beside_it_and_nothing_else() {
     assert!(!folder.path().join("no").exists(), "nothing is left of an import that fails");
 }
 
+/// Has a program make a file; returns whether the program is there, and says so if it is not.
+fn produced(words: &[&str], out: &Path) -> bool {
+    let Ok(output) = Command::new(words[0]).args(&words[1..]).output() else {
+        println!("skipped: a file made by {0}: {0} is not installed", words[0]);
+        return false;
+    };
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    if !output.stdout.is_empty() {
+        fs::write(out, output.stdout).unwrap();
+    }
+    true
+}
+
+#[test]
+fn archives_and_other_formats_are_not_taken_for_raw() {
+    let folder = tempfile::tempdir().unwrap();
+    let raw = folder.path().join("disk.raw");
+    fs::write(&raw, b"disk".repeat(4096)).unwrap();
+    let (from, file) = (raw.display().to_string(), folder.path().join("file"));
+    let (to, out) = (file.display().to_string(), folder.path().join("out"));
+    let convert = ["qemu-img", "convert", "-f", "raw", "-O"];
+    let table: [(&[&str], &str); 10] = [
+        (&["tar", "--format=ustar", "-cPf", &to, &from], "tar archive"),
+        (&["tar", "--format=gnu", "-cPf", &to, &from], "tar archive"),
+        (&["gzip", "-c", &from], "gzip"),
+        (&["xz", "-c", &from], "xz"),
+        (&["zstd", "-c", &from], "zstd"),
+        (&["bzip2", "-c", &from], "bzip2"),
+        (&["zip", "-q", "-", &from], "ZIP"),
+        (&[&convert[..], &["vdi", &from, &to]].concat(), "VDI"),
+        (&[&convert[..], &["qed", &from, &to]].concat(), "QED"),
+        (&[&convert[..], &["parallels", &from, &to]].concat(), "Parallels"),
+    ];
+    for (words, kind) in table.into_iter().filter(|(words, _)| produced(words, &file)) {
+        let error = import::import(&file, None, &out).unwrap_err().to_string();
+        assert!(error.contains(kind), "{words:?}: {error}");
+        assert!(!out.exists());
+        fs::remove_file(&file).unwrap();
+    }
+}
+
+#[test]
+fn marks_decide_only_where_no_format_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let (image, out) = (folder.path().join("image"), folder.path().join("out"));
+    let table: [(u64, &[u8], &str); 5] = [
+        (0, b"7z\xbc\xaf\x27\x1c", "7z"),
+        (0, b"WithoutFreeSpace", "Parallels"),
+        (0, b"COWD", "vmfsSparse"),
+        (0, b"\xbe\xba\xfe\xca\0\0\0\0", "SEsparse"),
+        (0, b"<?xml version=\"1.0\"?>", "the disk that it names"),
+    ];
+    for (at, bytes, kind) in table {
+        let file = File::create(&image).unwrap();
+        file.set_len(1 << 20).unwrap();
+        file.write_all_at(bytes, at).unwrap();
+        let error = import::import(&image, None, &out).unwrap_err().to_string();
+        assert!(error.contains(kind), "{kind}: {error}");
+    }
+    let made = import::import(&image, Some(Format::Raw), &out).unwrap();
+    assert_eq!((made.format, made.size), (Format::Raw, 1 << 20));
+    // ISO 9660 is what a drive reads.
+    let file = File::create(&image).unwrap();
+    file.write_all_at(b"\x01CD001\x01", 32_768).unwrap();
+    let made = import::import(&image, None, &folder.path().join("medium")).unwrap();
+    assert_eq!(made.format, Format::Raw);
+}
+
 #[test]
 fn what_needs_other_files_or_keys_is_refused_by_name() {
     if !has_qemu_img() {
@@ -212,7 +286,7 @@ fn damaged_images_are_refused() {
 
 #[test]
 fn what_a_vhdx_cannot_be_is_told() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus/import_vhdx");
+    let folder = corpus(Format::Vhdx);
     let out = tempfile::tempdir().unwrap();
     let table = [
         ("dirty", "changes in its log"),
@@ -232,7 +306,7 @@ fn what_a_vhdx_cannot_be_is_told() {
 
 #[test]
 fn a_differencing_vhd_is_told() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus/import_vhd");
+    let folder = corpus(Format::Vhd);
     let out = tempfile::tempdir().unwrap();
     let error = import::import(&folder.join("child"), None, &out.path().join("no")).unwrap_err();
     assert!(error.to_string().contains("has a parent"), "{error}");
@@ -247,8 +321,7 @@ const FORMATS: [Format; 4] = [Format::Qcow2, Format::Vhd, Format::Vhdx, Format::
 #[test]
 fn the_corpora_are_survived() {
     for format in FORMATS {
-        let name = format!("import_{}", format.name().to_lowercase());
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(name);
+        let folder = corpus(format);
         let files: Vec<PathBuf> =
             fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
         assert!(files.len() >= 4, "{format:?}");
@@ -267,8 +340,7 @@ proptest! {
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
     ) {
         let format = FORMATS[format];
-        let name = format!("import_{}", format.name().to_lowercase());
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(name);
+        let folder = corpus(format);
         let mut files: Vec<PathBuf> =
             fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
         files.sort();

@@ -407,7 +407,7 @@ pub(crate) enum ImageCommand {
     Import {
         /// The image: qcow2, VMDK, VHD, VHDX or raw. It is only read.
         file: PathBuf,
-        /// Its format; told by its first bytes unless given.
+        /// Its format; told by its first bytes unless given. `raw` takes any file as it is.
         #[arg(long)]
         format: Option<crate::import::Format>,
         /// File to write; never replaced. Zeroes are holes in it.
