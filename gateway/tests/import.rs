@@ -305,6 +305,19 @@ fn what_a_vhdx_cannot_be_is_told() {
 }
 
 #[test]
+fn a_vhdx_with_large_sectors_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let (image, out) = (folder.path().join("image"), folder.path().join("out"));
+    let mut bytes = fs::read(corpus(Format::Vhdx).join("empty")).unwrap();
+    // The item of the logical sector size; metadata has no checksum.
+    let size = (0x5_0000 + 0x1_0020)..(0x5_0000 + 0x1_0024);
+    bytes[size].copy_from_slice(&4096u32.to_le_bytes());
+    fs::write(&image, bytes).unwrap();
+    let error = import::import(&image, None, &out).unwrap_err().to_string();
+    assert!(error.contains("has sectors of 4096 bytes"), "{error}");
+}
+
+#[test]
 fn a_differencing_vhd_is_told() {
     let folder = corpus(Format::Vhd);
     let out = tempfile::tempdir().unwrap();
