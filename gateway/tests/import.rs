@@ -132,6 +132,9 @@ fn a_descriptor_names_flat_files_beside_it_and_nothing_else() {
         let made = import::import(&image, None, &out).unwrap();
         assert_eq!((made.format, digest(&out)), (Format::Vmdk, digest(&raw)), "{kind}");
     }
+    let piece = folder.path().join("flat-s001.vmdk");
+    let error = import::import(&piece, None, &folder.path().join("no")).unwrap_err();
+    assert!(error.to_string().contains("one piece of a disk"), "{error}");
     let text = fs::read_to_string(&image).unwrap();
     for name in ["/etc/passwd", "../flat-s001.vmdk", ".."] {
         let line = format!("RW 1 FLAT \"{name}\" 0\n");
@@ -143,6 +146,47 @@ fn a_descriptor_names_flat_files_beside_it_and_nothing_else() {
     let error = import::import(&image, None, &folder.path().join("no")).unwrap_err();
     assert!(error.to_string().contains("has a parent"), "{error}");
     assert!(!folder.path().join("no").exists(), "nothing is left of an import that fails");
+}
+
+#[test]
+fn a_descriptor_names_extents_of_every_kind_one_after_the_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let corpus = corpus(Format::Vmdk).join("sparse");
+    let (image, out) = (folder.path().join("disk.vmdk"), folder.path().join("out"));
+    fs::copy(&corpus, folder.path().join("sparse.vmdk")).unwrap();
+    let flat: Vec<u8> = (1..=4u8).flat_map(|sector| [sector; 512]).collect();
+    fs::write(folder.path().join("flat.vmdk"), &flat).unwrap();
+    let text = "# Disk DescriptorFile\r\nversion=1\r\nparentCID=ffffffff\r\n\
+                RW 2 FLAT \"flat.vmdk\" 1 partitionUUID x\r\nRW 3 ZERO\r\n\
+                RW 8192 SPARSE \"sparse.vmdk\"\r\nRW 1 VMFS \"flat.vmdk\"\r\n";
+    fs::write(&image, text).unwrap();
+    import::import(&image, None, &out).unwrap();
+    let alone = folder.path().join("alone");
+    import::import(&corpus, None, &alone).unwrap();
+    let expected = [&flat[512..1536], &[0; 1536], &fs::read(alone).unwrap(), &flat[..512]].concat();
+    assert!(fs::read(&out).unwrap() == expected);
+    fs::write(&image, text.replace("\" 1 part", "\" one part")).unwrap();
+    let error = import::import(&image, None, &folder.path().join("no")).unwrap_err();
+    assert!(error.to_string().contains("makes no sense"), "{error}");
+}
+
+#[test]
+fn one_piece_of_a_vmdk_is_not_taken_for_the_disk() {
+    let folder = tempfile::tempdir().unwrap();
+    let (image, out) = (folder.path().join("disk-s001.vmdk"), folder.path().join("out"));
+    let whole = fs::read(corpus(Format::Vmdk).join("sparse")).unwrap();
+    let mut without = whole.clone();
+    without[28..44].fill(0);
+    let mut blank = whole;
+    blank[512..21 * 512].fill(0);
+    for piece in [without, blank] {
+        fs::write(&image, piece).unwrap();
+        let error = import::import(&image, None, &out).unwrap_err().to_string();
+        assert!(error.contains("is one piece of a disk"), "{error}");
+    }
+    // A header may carry the descriptor of other extents.
+    let made = import::import(&corpus(Format::Vmdk).join("header"), None, &out).unwrap();
+    assert_eq!((made.size, made.data), (11 * 512, 0));
 }
 
 /// Has a program make a file; returns whether the program is there, and says so if it is not.
