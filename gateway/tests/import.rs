@@ -93,7 +93,7 @@ fn every_format_holds_what_qemu_img_put_into_it() {
     }
     let folder = tempfile::tempdir().unwrap();
     let raw = disk(folder.path());
-    let table: [(&str, &str, &[&str], Format); 13] = [
+    let table: [(&str, &str, &[&str], Format); 18] = [
         ("v3", "qcow2", &[], Format::Qcow2),
         ("v2", "qcow2", &["-o", "compat=0.10"], Format::Qcow2),
         ("small", "qcow2", &["-o", "cluster_size=512"], Format::Qcow2),
@@ -103,10 +103,15 @@ fn every_format_holds_what_qemu_img_put_into_it() {
         ("full", "qcow2", &["-o", "preallocation=metadata"], Format::Qcow2),
         ("sparse", "vmdk", &[], Format::Vmdk),
         ("stream", "vmdk", &["-o", "subformat=streamOptimized"], Format::Vmdk),
+        ("zeroed", "vmdk", &["-o", "zeroed_grain=on"], Format::Vmdk),
+        ("scsi", "vmdk", &["-o", "compat6=on,adapter_type=lsilogic"], Format::Vmdk),
         ("dynamic", "vpc", &[], Format::Vhd),
+        ("exact", "vpc", &["-o", "force_size=on"], Format::Vhd),
         ("fixed", "vpc", &["-o", "subformat=fixed,force_size=on"], Format::Vhd),
         ("vhdx", "vhdx", &[], Format::Vhdx),
         ("vhdx-fixed", "vhdx", &["-o", "subformat=fixed"], Format::Vhdx),
+        ("vhdx-small", "vhdx", &["-o", "block_size=1M"], Format::Vhdx),
+        ("vhdx-large", "vhdx", &["-o", "block_size=256M"], Format::Vhdx),
     ];
     for (name, format, options, expected) in table {
         let made = compare(folder.path(), &raw, (name, format), options);
