@@ -334,6 +334,32 @@ fn damaged_images_are_refused() {
 }
 
 #[test]
+fn images_whose_last_block_is_cut_short_are_refused() {
+    if !has_qemu_img() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let raw = disk(folder.path());
+    let (from, out) = (raw.display().to_string(), folder.path().join("out"));
+    // What is left of the last block is less than what the disk, which ends within it, needs.
+    let table: [(&str, &[&str], u64); 3] = [
+        ("vhdx", &["-o", "block_size=8M"], 3 << 20),
+        ("vpc", &["-o", "force_size=on"], (2 << 20) + 512 - 4096),
+        ("vmdk", &[], (64 << 10) - 4096),
+    ];
+    for (format, options, cut) in table {
+        let image = folder.path().join(format);
+        let to = image.display().to_string();
+        let convert = ["convert", "-f", "raw", "-O", format];
+        qemu_img(&[&convert[..], options, &[&from, &to]].concat());
+        let file = File::options().write(true).open(&image).unwrap();
+        file.set_len(file.metadata().unwrap().len() - cut).unwrap();
+        let error = import::import(&image, None, &out).unwrap_err().to_string();
+        assert!(error.contains("outside of the file"), "{format}: {error}");
+    }
+}
+
+#[test]
 fn what_a_vhdx_cannot_be_is_told() {
     let folder = corpus(Format::Vhdx);
     let out = tempfile::tempdir().unwrap();

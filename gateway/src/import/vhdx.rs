@@ -127,7 +127,8 @@ impl Disk for Vhdx {
             0..=3 => Ok(Piece::Zeroes(left)),
             6 => {
                 let at = (entry >> 20) * MEBIBYTE;
-                if at < MEBIBYTE || at >= self.input.length() {
+                let end = at.saturating_add(inside + left.min(self.size - offset));
+                if at < MEBIBYTE || end > self.input.length() {
                     return Err(damaged(format!("a block at {at:#x}, outside of the file")));
                 }
                 self.input.append(at + inside, left.min(MAX_PIECE), buffer)?;

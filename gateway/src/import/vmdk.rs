@@ -250,10 +250,13 @@ impl Sparse {
             return Ok(Piece::Zeroes(left));
         }
         let at = u64::from(first) * SECTOR;
-        if at >= self.input.length() {
+        let is_packed = self.flags & FLAG_COMPRESSED != 0;
+        let needed =
+            if is_packed { GRAIN_HEAD as u64 } else { skip + left.min(self.size - inside) };
+        if at + needed > self.input.length() {
             return Err(damaged(format!("a grain at {at:#x}, outside of the file")));
         }
-        if self.flags & FLAG_COMPRESSED == 0 {
+        if !is_packed {
             self.input.append(at + skip, left, buffer)?;
             return Ok(Piece::Bytes);
         }
