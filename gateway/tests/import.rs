@@ -55,6 +55,12 @@ fn qemu_img(arguments: &[&str]) {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
+/// Returns the folder of a format's corpus.
+fn corpus(format: Format) -> PathBuf {
+    let name = format!("import_{}", format.name().to_lowercase());
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(name)
+}
+
 fn digest(path: &Path) -> String {
     types::hex::encode(&<[u8; 32]>::from(Sha256::digest(fs::read(path).unwrap())))
 }
@@ -87,7 +93,7 @@ fn every_format_holds_what_qemu_img_put_into_it() {
     }
     let folder = tempfile::tempdir().unwrap();
     let raw = disk(folder.path());
-    let table: [(&str, &str, &[&str], Format); 13] = [
+    let table: [(&str, &str, &[&str], Format); 18] = [
         ("v3", "qcow2", &[], Format::Qcow2),
         ("v2", "qcow2", &["-o", "compat=0.10"], Format::Qcow2),
         ("small", "qcow2", &["-o", "cluster_size=512"], Format::Qcow2),
@@ -97,10 +103,15 @@ fn every_format_holds_what_qemu_img_put_into_it() {
         ("full", "qcow2", &["-o", "preallocation=metadata"], Format::Qcow2),
         ("sparse", "vmdk", &[], Format::Vmdk),
         ("stream", "vmdk", &["-o", "subformat=streamOptimized"], Format::Vmdk),
+        ("zeroed", "vmdk", &["-o", "zeroed_grain=on"], Format::Vmdk),
+        ("scsi", "vmdk", &["-o", "compat6=on,adapter_type=lsilogic"], Format::Vmdk),
         ("dynamic", "vpc", &[], Format::Vhd),
+        ("exact", "vpc", &["-o", "force_size=on"], Format::Vhd),
         ("fixed", "vpc", &["-o", "subformat=fixed,force_size=on"], Format::Vhd),
         ("vhdx", "vhdx", &[], Format::Vhdx),
         ("vhdx-fixed", "vhdx", &["-o", "subformat=fixed"], Format::Vhdx),
+        ("vhdx-small", "vhdx", &["-o", "block_size=1M"], Format::Vhdx),
+        ("vhdx-large", "vhdx", &["-o", "block_size=256M"], Format::Vhdx),
     ];
     for (name, format, options, expected) in table {
         let made = compare(folder.path(), &raw, (name, format), options);
@@ -126,6 +137,9 @@ fn a_descriptor_names_flat_files_beside_it_and_nothing_else() {
         let made = import::import(&image, None, &out).unwrap();
         assert_eq!((made.format, digest(&out)), (Format::Vmdk, digest(&raw)), "{kind}");
     }
+    let piece = folder.path().join("flat-s001.vmdk");
+    let error = import::import(&piece, None, &folder.path().join("no")).unwrap_err();
+    assert!(error.to_string().contains("one piece of a disk"), "{error}");
     let text = fs::read_to_string(&image).unwrap();
     for name in ["/etc/passwd", "../flat-s001.vmdk", ".."] {
         let line = format!("RW 1 FLAT \"{name}\" 0\n");
@@ -137,6 +151,115 @@ fn a_descriptor_names_flat_files_beside_it_and_nothing_else() {
     let error = import::import(&image, None, &folder.path().join("no")).unwrap_err();
     assert!(error.to_string().contains("has a parent"), "{error}");
     assert!(!folder.path().join("no").exists(), "nothing is left of an import that fails");
+}
+
+#[test]
+fn a_descriptor_names_extents_of_every_kind_one_after_the_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let corpus = corpus(Format::Vmdk).join("sparse");
+    let (image, out) = (folder.path().join("disk.vmdk"), folder.path().join("out"));
+    fs::copy(&corpus, folder.path().join("sparse.vmdk")).unwrap();
+    let flat: Vec<u8> = (1..=4u8).flat_map(|sector| [sector; 512]).collect();
+    fs::write(folder.path().join("flat.vmdk"), &flat).unwrap();
+    let text = "# Disk DescriptorFile\r\nversion=1\r\nparentCID=ffffffff\r\n\
+                RW 2 FLAT \"flat.vmdk\" 1 partitionUUID x\r\nRW 3 ZERO\r\n\
+                RW 8192 SPARSE \"sparse.vmdk\"\r\nRW 1 VMFS \"flat.vmdk\"\r\n";
+    fs::write(&image, text).unwrap();
+    import::import(&image, None, &out).unwrap();
+    let alone = folder.path().join("alone");
+    import::import(&corpus, None, &alone).unwrap();
+    let expected = [&flat[512..1536], &[0; 1536], &fs::read(alone).unwrap(), &flat[..512]].concat();
+    assert!(fs::read(&out).unwrap() == expected);
+    fs::write(&image, text.replace("\" 1 part", "\" one part")).unwrap();
+    let error = import::import(&image, None, &folder.path().join("no")).unwrap_err();
+    assert!(error.to_string().contains("makes no sense"), "{error}");
+}
+
+#[test]
+fn one_piece_of_a_vmdk_is_not_taken_for_the_disk() {
+    let folder = tempfile::tempdir().unwrap();
+    let (image, out) = (folder.path().join("disk-s001.vmdk"), folder.path().join("out"));
+    let whole = fs::read(corpus(Format::Vmdk).join("sparse")).unwrap();
+    let mut without = whole.clone();
+    without[28..44].fill(0);
+    let mut blank = whole;
+    blank[512..21 * 512].fill(0);
+    for piece in [without, blank] {
+        fs::write(&image, piece).unwrap();
+        let error = import::import(&image, None, &out).unwrap_err().to_string();
+        assert!(error.contains("is one piece of a disk"), "{error}");
+    }
+    // A header may carry the descriptor of other extents.
+    let made = import::import(&corpus(Format::Vmdk).join("header"), None, &out).unwrap();
+    assert_eq!((made.size, made.data), (11 * 512, 0));
+}
+
+/// Has a program make a file; returns whether the program is there, and says so if it is not.
+fn produced(words: &[&str], out: &Path) -> bool {
+    let Ok(output) = Command::new(words[0]).args(&words[1..]).output() else {
+        println!("skipped: a file made by {0}: {0} is not installed", words[0]);
+        return false;
+    };
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    if !output.stdout.is_empty() {
+        fs::write(out, output.stdout).unwrap();
+    }
+    true
+}
+
+#[test]
+fn archives_and_other_formats_are_not_taken_for_raw() {
+    let folder = tempfile::tempdir().unwrap();
+    let raw = folder.path().join("disk.raw");
+    fs::write(&raw, b"disk".repeat(4096)).unwrap();
+    let (from, file) = (raw.display().to_string(), folder.path().join("file"));
+    let (to, out) = (file.display().to_string(), folder.path().join("out"));
+    let convert = ["qemu-img", "convert", "-f", "raw", "-O"];
+    let table: [(&[&str], &str); 10] = [
+        (&["tar", "--format=ustar", "-cPf", &to, &from], "tar archive"),
+        (&["tar", "--format=gnu", "-cPf", &to, &from], "tar archive"),
+        (&["gzip", "-c", &from], "gzip"),
+        (&["xz", "-c", &from], "xz"),
+        (&["zstd", "-c", &from], "zstd"),
+        (&["bzip2", "-c", &from], "bzip2"),
+        (&["zip", "-q", "-", &from], "ZIP"),
+        (&[&convert[..], &["vdi", &from, &to]].concat(), "VDI"),
+        (&[&convert[..], &["qed", &from, &to]].concat(), "QED"),
+        (&[&convert[..], &["parallels", &from, &to]].concat(), "Parallels"),
+    ];
+    for (words, kind) in table.into_iter().filter(|(words, _)| produced(words, &file)) {
+        let error = import::import(&file, None, &out).unwrap_err().to_string();
+        assert!(error.contains(kind), "{words:?}: {error}");
+        assert!(!out.exists());
+        fs::remove_file(&file).unwrap();
+    }
+}
+
+#[test]
+fn marks_decide_only_where_no_format_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let (image, out) = (folder.path().join("image"), folder.path().join("out"));
+    let table: [(u64, &[u8], &str); 5] = [
+        (0, b"7z\xbc\xaf\x27\x1c", "7z"),
+        (0, b"WithoutFreeSpace", "Parallels"),
+        (0, b"COWD", "vmfsSparse"),
+        (0, b"\xbe\xba\xfe\xca\0\0\0\0", "SEsparse"),
+        (0, b"<?xml version=\"1.0\"?>", "the disk that it names"),
+    ];
+    for (at, bytes, kind) in table {
+        let file = File::create(&image).unwrap();
+        file.set_len(1 << 20).unwrap();
+        file.write_all_at(bytes, at).unwrap();
+        let error = import::import(&image, None, &out).unwrap_err().to_string();
+        assert!(error.contains(kind), "{kind}: {error}");
+    }
+    let made = import::import(&image, Some(Format::Raw), &out).unwrap();
+    assert_eq!((made.format, made.size), (Format::Raw, 1 << 20));
+    // ISO 9660 is what a drive reads.
+    let file = File::create(&image).unwrap();
+    file.write_all_at(b"\x01CD001\x01", 32_768).unwrap();
+    let made = import::import(&image, None, &folder.path().join("medium")).unwrap();
+    assert_eq!(made.format, Format::Raw);
 }
 
 #[test]
@@ -211,8 +334,34 @@ fn damaged_images_are_refused() {
 }
 
 #[test]
+fn images_whose_last_block_is_cut_short_are_refused() {
+    if !has_qemu_img() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let raw = disk(folder.path());
+    let (from, out) = (raw.display().to_string(), folder.path().join("out"));
+    // What is left of the last block is less than what the disk, which ends within it, needs.
+    let table: [(&str, &[&str], u64); 3] = [
+        ("vhdx", &["-o", "block_size=8M"], 3 << 20),
+        ("vpc", &["-o", "force_size=on"], (2 << 20) + 512 - 4096),
+        ("vmdk", &[], (64 << 10) - 4096),
+    ];
+    for (format, options, cut) in table {
+        let image = folder.path().join(format);
+        let to = image.display().to_string();
+        let convert = ["convert", "-f", "raw", "-O", format];
+        qemu_img(&[&convert[..], options, &[&from, &to]].concat());
+        let file = File::options().write(true).open(&image).unwrap();
+        file.set_len(file.metadata().unwrap().len() - cut).unwrap();
+        let error = import::import(&image, None, &out).unwrap_err().to_string();
+        assert!(error.contains("outside of the file"), "{format}: {error}");
+    }
+}
+
+#[test]
 fn what_a_vhdx_cannot_be_is_told() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus/import_vhdx");
+    let folder = corpus(Format::Vhdx);
     let out = tempfile::tempdir().unwrap();
     let table = [
         ("dirty", "changes in its log"),
@@ -231,8 +380,21 @@ fn what_a_vhdx_cannot_be_is_told() {
 }
 
 #[test]
+fn a_vhdx_with_large_sectors_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let (image, out) = (folder.path().join("image"), folder.path().join("out"));
+    let mut bytes = fs::read(corpus(Format::Vhdx).join("empty")).unwrap();
+    // The item of the logical sector size; metadata has no checksum.
+    let size = (0x5_0000 + 0x1_0020)..(0x5_0000 + 0x1_0024);
+    bytes[size].copy_from_slice(&4096u32.to_le_bytes());
+    fs::write(&image, bytes).unwrap();
+    let error = import::import(&image, None, &out).unwrap_err().to_string();
+    assert!(error.contains("has sectors of 4096 bytes"), "{error}");
+}
+
+#[test]
 fn a_differencing_vhd_is_told() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus/import_vhd");
+    let folder = corpus(Format::Vhd);
     let out = tempfile::tempdir().unwrap();
     let error = import::import(&folder.join("child"), None, &out.path().join("no")).unwrap_err();
     assert!(error.to_string().contains("has a parent"), "{error}");
@@ -247,8 +409,7 @@ const FORMATS: [Format; 4] = [Format::Qcow2, Format::Vhd, Format::Vhdx, Format::
 #[test]
 fn the_corpora_are_survived() {
     for format in FORMATS {
-        let name = format!("import_{}", format.name().to_lowercase());
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(name);
+        let folder = corpus(format);
         let files: Vec<PathBuf> =
             fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
         assert!(files.len() >= 4, "{format:?}");
@@ -267,8 +428,7 @@ proptest! {
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
     ) {
         let format = FORMATS[format];
-        let name = format!("import_{}", format.name().to_lowercase());
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(name);
+        let folder = corpus(format);
         let mut files: Vec<PathBuf> =
             fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
         files.sort();

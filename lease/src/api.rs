@@ -108,7 +108,7 @@ pub struct Seed {
     /// [`MAX_SSH_KEYS`].
     #[serde(default)]
     pub ssh_keys: Vec<String>,
-    /// User data, passed on as it is, at most [`MAX_USER_DATA`] bytes.
+    /// User data: text, not gzip, passed on as it is, at most [`MAX_USER_DATA`] bytes.
     #[serde(default)]
     pub user_data: Option<String>,
 }

@@ -66,7 +66,7 @@ fn qcow2_starts(folder: &Path) {
     let told = console.lines().find_map(|line| line.trim_end().strip_prefix(guest::SEED));
     let told = what_cloud_init_reads(folder, told.unwrap());
     let expected = json!({
-        "label": "CIDATA", "found": true, "instance": id, "hostname": "web-1", "keys": [KEY],
+        "label": "cidata", "found": true, "instance": id, "hostname": "web-1", "keys": [KEY],
         "user_data": USER_DATA,
     });
     assert_eq!(told, expected);

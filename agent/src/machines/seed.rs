@@ -1,5 +1,5 @@
 //! The disk on which cloud-init finds a machine's name, keys and user data.
-//! Source: cloud-init documentation, "NoCloud": a FAT volume labelled `CIDATA` with the files
+//! Source: cloud-init documentation, "NoCloud": a FAT volume labelled `cidata` with the files
 //! `meta-data` and `user-data`, and no `network-config`, so that the first card uses DHCP.
 //!
 //! `meta-data` is YAML, and JSON is YAML: what a renter gave is a JSON string in it and can be
@@ -14,7 +14,8 @@ use types::ids::MachineId;
 
 /// Bytes of the volume: more than all that a seed may hold.
 const SIZE: usize = 1 << 20;
-const LABEL: [u8; 11] = *b"CIDATA     ";
+/// Every release of cloud-init finds it in lower case; old ones find no other.
+const LABEL: [u8; 11] = *b"cidata     ";
 /// User data of renters who gave none: the file has to be there.
 const NO_USER_DATA: &str = "#cloud-config\n{}\n";
 
@@ -66,7 +67,9 @@ mod tests {
 
     fn file(volume: &[u8], name: &str) -> String {
         let files = FileSystem::new(Cursor::new(volume.to_vec()), FsOptions::new()).expect("FAT");
-        assert_eq!(files.volume_label(), "CIDATA");
+        // `blkid` tells the label in the root folder; the one in the boot sector goes by another name.
+        let label = files.read_volume_label_from_root_dir().expect("a folder");
+        assert_eq!(label.as_deref(), Some("cidata"));
         let mut text = String::new();
         let mut file = files.root_dir().open_file(name).expect("the file");
         file.read_to_string(&mut text).expect("text");

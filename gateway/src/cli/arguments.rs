@@ -335,7 +335,7 @@ pub(crate) struct ImageArguments {
     /// File with public keys for the image's usual user, as authorized_keys; repeat for each file.
     #[arg(long = "ssh-key")]
     pub(crate) ssh_keys: Vec<PathBuf>,
-    /// File with user data for cloud-init.
+    /// File with user data for cloud-init: text, which gzip may have compressed.
     #[arg(long)]
     pub(crate) user_data: Option<PathBuf>,
     /// Host name for cloud-init.
@@ -407,7 +407,7 @@ pub(crate) enum ImageCommand {
     Import {
         /// The image: qcow2, VMDK, VHD, VHDX or raw. It is only read.
         file: PathBuf,
-        /// Its format; told by its first bytes unless given.
+        /// Its format; told by its first bytes unless given. `raw` takes any file as it is.
         #[arg(long)]
         format: Option<crate::import::Format>,
         /// File to write; never replaced. Zeroes are holes in it.

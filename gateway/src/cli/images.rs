@@ -1,8 +1,9 @@
 //! What a machine starts from, as the command line names it.
 
-use std::path::Path;
+use std::{fs::File, io::Read, path::Path};
 
-use lease::api::{Image, Seed};
+use flate2::read::MultiGzDecoder;
+use lease::api::{Image, MAX_USER_DATA, Seed};
 
 use super::{CliError, arguments::ImageArguments};
 
@@ -26,7 +27,7 @@ pub(super) fn of(arguments: &ImageArguments) -> Result<Image, CliError> {
     let seed = Seed {
         hostname: hostname.clone(),
         ssh_keys: keys,
-        user_data: user_data.as_deref().map(read).transpose()?,
+        user_data: user_data.as_deref().map(read_user_data).transpose()?,
     };
     let image = Image {
         kernel: *kernel,
@@ -46,15 +47,51 @@ fn lines(text: &str) -> impl Iterator<Item = String> {
 }
 
 fn read(path: &Path) -> Result<String, CliError> {
-    std::fs::read_to_string(path).map_err(|source| CliError::File {
-        operation: "read",
-        path: path.to_owned(),
-        source,
+    std::fs::read_to_string(path).map_err(failed("read", path))
+}
+
+/// First bytes of what gzip compressed.
+const GZIP: [u8; 2] = [0x1f, 0x8b];
+
+/// Returns user data, which is text on its way: what gzip compressed is unpacked.
+fn read_user_data(path: &Path) -> Result<String, CliError> {
+    let file = File::open(path).map_err(failed("open", path))?;
+    let mut bytes = bounded(file, path, "read")?;
+    if bytes.starts_with(&GZIP) {
+        bytes = bounded(MultiGzDecoder::new(&bytes[..]), path, "unpack")?;
+    }
+    String::from_utf8(bytes).map_err(|_| CliError::Usage {
+        message: format!(
+            "{} is neither text in UTF-8 nor text that gzip compressed; cloud-init's user data is text",
+            path.display()
+        ),
     })
+}
+
+/// Reads no more than user data may have.
+fn bounded(input: impl Read, path: &Path, operation: &'static str) -> Result<Vec<u8>, CliError> {
+    let mut bytes = Vec::new();
+    let most = MAX_USER_DATA as u64 + 1;
+    input.take(most).read_to_end(&mut bytes).map_err(failed(operation, path))?;
+    if bytes.len() <= MAX_USER_DATA {
+        return Ok(bytes);
+    }
+    let message = format!(
+        "{} has more than {MAX_USER_DATA} bytes of user data; that is the most that is passed on",
+        path.display()
+    );
+    Err(CliError::Usage { message })
+}
+
+fn failed(operation: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> CliError {
+    let path = path.to_owned();
+    move |source| CliError::File { operation, path, source }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
     use clap::Parser;
 
     use super::{super::arguments::*, *};
@@ -93,6 +130,45 @@ mod tests {
         assert_eq!(wrong.map(|words| image(words).is_err()), [true; 5]);
         let host = image(&["--kernel", &id, "--hostname", "a b"]).expect_err("no host name");
         assert!(host.contains("hostname"), "{host}");
+    }
+
+    fn user_data(content: &[u8]) -> Result<String, String> {
+        let folder = tempfile::tempdir().expect("a directory");
+        let file = folder.path().join("user-data");
+        std::fs::write(&file, content).expect("written");
+        let id = "01".repeat(32);
+        let made = image(&["--kernel", &id, "--user-data", &file.display().to_string()])?;
+        Ok(made.seed.and_then(|seed| seed.user_data).expect("user data"))
+    }
+
+    fn gzip(content: &[u8]) -> Vec<u8> {
+        let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
+        packed.write_all(content).expect("in memory");
+        packed.finish().expect("in memory")
+    }
+
+    #[test]
+    fn user_data_is_text_whether_gzip_compressed_it_or_not() {
+        assert_eq!(user_data(b"#!/bin/sh\n").as_deref(), Ok("#!/bin/sh\n"));
+        assert_eq!(
+            user_data(&gzip("#cloud-config é\n".as_bytes())).as_deref(),
+            Ok("#cloud-config é\n")
+        );
+        let parts = [gzip(b"#!/bin/sh\n"), gzip(b"true\n")].concat();
+        assert_eq!(user_data(&parts).as_deref(), Ok("#!/bin/sh\ntrue\n"));
+        let most = "x".repeat(MAX_USER_DATA);
+        assert_eq!(user_data(&gzip(most.as_bytes())), Ok(most));
+    }
+
+    #[test]
+    fn user_data_that_is_no_text_or_too_much_is_told() {
+        let told = |content: &[u8]| user_data(content).expect_err("refused");
+        let short = gzip(b"#!/bin/sh\n");
+        assert!(told(b"\xff\xfe#").contains("neither text"));
+        assert!(told(&gzip(b"\xff")).contains("neither text"));
+        assert!(told(&short[..short.len() - 4]).contains("cannot unpack"));
+        assert!(told(&vec![b'x'; MAX_USER_DATA + 1]).contains("more than 131072 bytes"));
+        assert!(told(&gzip(&vec![b'x'; 64 << 20])).contains("more than 131072 bytes"));
     }
 
     #[test]

@@ -9,6 +9,7 @@
 //! the SHA-256 that names the result.
 
 pub mod file;
+mod foreign;
 mod qcow2;
 mod raw;
 mod vhd;
@@ -57,7 +58,8 @@ impl Format {
         }
     }
 
-    /// Returns the format whose marks `input` bears; a file without marks is raw.
+    /// Returns the format whose marks `input` bears; a file without marks is raw, one with the marks
+    /// of something else is refused.
     pub fn of(input: &Input) -> Result<Self, ImportError> {
         let mut head = [0; 512];
         input.read_padded(0, &mut head)?;
@@ -70,6 +72,7 @@ impl Format {
         } else if vhd::is_vhd(input, &head)? {
             Self::Vhd
         } else {
+            foreign::check(&head)?;
             Self::Raw
         };
         Ok(found)
@@ -84,6 +87,8 @@ pub enum ImportError {
     Read { source: io::Error },
     #[error("cannot {operation} {}", path.display())]
     File { operation: &'static str, path: PathBuf, source: io::Error },
+    #[error("the file is {what}, which is not supported; {instead}")]
+    Foreign { what: &'static str, instead: &'static str },
     #[error("the {format} image {problem}, which is not supported; {instead}")]
     Unsupported { format: &'static str, problem: String, instead: &'static str },
     #[error("the {format} image is damaged: {problem}")]

@@ -132,7 +132,7 @@ impl Blocks {
     fn piece(
         &mut self,
         input: &Input,
-        offset: u64,
+        (offset, size): (u64, u64),
         buffer: &mut Vec<u8>,
     ) -> Result<Piece, ImportError> {
         let inside = offset % self.bytes;
@@ -144,7 +144,7 @@ impl Blocks {
         }
         let at = u64::from(first) * SECTOR;
         let data = at + self.bitmap_bytes();
-        if data >= input.length() {
+        if data + inside + left.min(size - offset) > input.length() {
             return Err(damaged(format!("a block at {at:#x}, outside of the file")));
         }
         if self.bitmap.0 != first {
@@ -171,7 +171,7 @@ impl Disk for Vhd {
 
     fn piece(&mut self, offset: u64, buffer: &mut Vec<u8>) -> Result<Piece, ImportError> {
         if let Some(blocks) = &mut self.blocks {
-            return blocks.piece(&self.input, offset, buffer);
+            return blocks.piece(&self.input, (offset, self.size), buffer);
         }
         let hole = self.input.hole(offset);
         if hole > 0 {

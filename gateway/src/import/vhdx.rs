@@ -12,7 +12,8 @@
 //! program carries them out whenever it opens it.
 
 use super::{
-    Disk, Format, ImportError, Input, MAX_DISK, MAX_PIECE, MAX_TABLE, Piece, limited, number,
+    Disk, Format, ImportError, Input, MAX_DISK, MAX_PIECE, MAX_TABLE, Piece, SECTOR, limited,
+    number,
 };
 
 /// First bytes.
@@ -37,6 +38,7 @@ const DISK_SIZE: Guid = Guid(*b"\x24\x42\xa5\x2f\x1b\xcd\x76\x48\xb2\x11\x5d\xbe
 const DISK_ID: Guid = Guid(*b"\xab\x12\xca\xbe\xe6\xb2\x23\x45\x93\xef\xc3\x09\xe0\x00\xc7\x46");
 const LOGICAL: Guid = Guid(*b"\x1d\xbf\x41\x81\x6f\xa9\x09\x47\xba\x47\xf2\x33\xa8\xfa\xab\x5f");
 const PHYSICAL: Guid = Guid(*b"\xc7\x48\xa3\xcd\x5d\x44\x71\x44\x9c\xc9\xe9\x88\x52\x51\xc5\x56");
+const PARENTS: Guid = Guid(*b"\x2d\x5f\xd3\xa8\x0b\xb3\x4d\x45\xab\xf7\xd3\xd8\x48\x34\xab\x0c");
 
 /// A GUID as it lies in the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,8 +89,14 @@ impl Vhdx {
             let problem = format!("blocks of {block}, sectors of {logical}, {size} bytes in all");
             return Err(damaged(problem));
         }
+        if logical != SECTOR {
+            // Its partition table and file systems count in sectors of the other size.
+            let instead =
+                "machines' disks have sectors of 512 bytes: copy the system to such a disk";
+            return Err(refused(format!("has sectors of {logical} bytes"), instead));
+        }
         limited(FORMAT, "the disk", (size, MAX_DISK))?;
-        let chunk = BITMAP_SECTORS * logical / block;
+        let chunk = BITMAP_SECTORS * SECTOR / block;
         let payload = size.div_ceil(block);
         let entries = payload + payload.saturating_sub(1) / chunk;
         limited(FORMAT, "the table of blocks", (entries * 8, MAX_TABLE))?;
@@ -119,7 +127,8 @@ impl Disk for Vhdx {
             0..=3 => Ok(Piece::Zeroes(left)),
             6 => {
                 let at = (entry >> 20) * MEBIBYTE;
-                if at < MEBIBYTE || at >= self.input.length() {
+                let end = at.saturating_add(inside + left.min(self.size - offset));
+                if at < MEBIBYTE || end > self.input.length() {
                     return Err(damaged(format!("a block at {at:#x}, outside of the file")));
                 }
                 self.input.append(at + inside, left.min(MAX_PIECE), buffer)?;
@@ -219,7 +228,7 @@ fn read_metadata(input: &Input, region: Region) -> Result<Metadata, ImportError>
             }
             DISK_SIZE => metadata.size = u64::from_le_bytes(item),
             LOGICAL => metadata.logical = first,
-            DISK_ID | PHYSICAL => {}
+            DISK_ID | PHYSICAL | PARENTS => {}
             other if entry[24] & 4 != 0 => return Err(unknown("metadata item", other)),
             _ => {}
         }

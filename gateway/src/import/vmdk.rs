@@ -60,38 +60,53 @@ enum Extent {
 
 impl Vmdk {
     pub(super) fn open(input: Input, folder: &dyn Folder) -> Result<Self, ImportError> {
-        let mut magic = [0; 4];
-        input.read_padded(0, &mut magic)?;
-        if magic == MAGIC {
-            let sparse = Sparse::open(input)?;
-            if let Some(text) = sparse.descriptor()? {
-                check_parent(&text)?;
-            }
-            return Ok(Self { size: sparse.size, extents: vec![(0, Extent::Sparse(sparse))] });
+        let mut head = [0; 512];
+        input.read_padded(0, &mut head)?;
+        if !head.starts_with(MAGIC) {
+            return Self::described(&descriptor(&input, (0, input.length()))?, folder);
         }
-        let length = limited(FORMAT, "the descriptor", (input.length(), MAX_DESCRIPTOR))?;
-        let mut bytes = Vec::new();
-        input.append(0, length, &mut bytes)?;
-        let text = String::from_utf8_lossy(&bytes).into_owned();
+        check_head(&head)?;
+        let long = |at| u64::from_le_bytes(number(&head, at));
+        let (sector, sectors) = (long(28), long(36));
+        let place = (sector.saturating_mul(SECTOR), sectors.saturating_mul(SECTOR));
+        let text = if sector == 0 { String::new() } else { descriptor(&input, place)? };
+        if !text.starts_with(DESCRIPTOR) {
+            return Err(ImportError::Unsupported {
+                format: FORMAT.name(),
+                problem: "is one piece of a disk".to_owned(),
+                instead: "import the .vmdk that names it and the others",
+            });
+        }
+        // Without sectors of its own, or with other extents, it only carries the descriptor.
+        if long(12) == 0 || extents(&text).count() > 1 {
+            return Self::described(&text, folder);
+        }
+        check_parent(&text)?;
+        let sparse = Sparse::open(input)?;
+        Ok(Self { size: sparse.size, extents: vec![(0, Extent::Sparse(sparse))] })
+    }
+
+    /// Opens the extents that a descriptor names.
+    fn described(text: &str, folder: &dyn Folder) -> Result<Self, ImportError> {
         if !text.starts_with(DESCRIPTOR) {
             return Err(damaged("it does not begin like one".to_owned()));
         }
-        check_parent(&text)?;
-        let (mut size, mut extents) = (0u64, Vec::new());
-        for line in text.lines().map(str::trim).filter(|line| is_extent(line)) {
-            if extents.len() >= MAX_EXTENTS {
+        check_parent(text)?;
+        let (mut size, mut opened) = (0u64, Vec::new());
+        for line in extents(text) {
+            if opened.len() >= MAX_EXTENTS {
                 return Err(damaged(format!("more than {MAX_EXTENTS} extents")));
             }
             let extent = Extent::parse(line, folder)?;
             let start = size;
             size = size.saturating_add(extent.size());
             limited(FORMAT, "the disk", (size, MAX_DISK))?;
-            extents.push((start, extent));
+            opened.push((start, extent));
         }
-        if extents.is_empty() {
+        if opened.is_empty() {
             return Err(damaged("its descriptor names no extent".to_owned()));
         }
-        Ok(Self { size, extents })
+        Ok(Self { size, extents: opened })
     }
 }
 
@@ -134,8 +149,10 @@ impl Extent {
         }
         match kind {
             "FLAT" | "VMFS" => {
-                let sector: u64 = rest.trim().parse().unwrap_or(0);
-                let offset = sector.checked_mul(SECTOR).ok_or_else(bad)?;
+                // After the first sector, there may be words about partitions.
+                let sector = rest.split_whitespace().next().unwrap_or("0");
+                let sector: Option<u64> = sector.parse().ok();
+                let offset = sector.and_then(|it| it.checked_mul(SECTOR)).ok_or_else(bad)?;
                 let input = folder.open(name)?;
                 if offset.checked_add(size).is_none_or(|end| end > input.length()) {
                     return Err(damaged(format!("{name} has {} bytes, too few", input.length())));
@@ -180,7 +197,6 @@ struct Sparse {
     grain: u64,
     entries: u64,
     flags: u32,
-    descriptor: (u64, u64),
     /// First sectors of the grain tables.
     directory: Vec<u32>,
     /// The grain table read last, and its first sector.
@@ -196,15 +212,7 @@ impl Sparse {
         }
         let short = |at| u32::from_le_bytes(number(&head, at));
         let long = |at| u64::from_le_bytes(number(&head, at));
-        if !head.starts_with(MAGIC) {
-            return Err(damaged("no header where one should be".to_owned()));
-        }
-        if !(1..=3).contains(&short(4)) {
-            return Err(refused(format!("has version {}", short(4))));
-        }
-        if head[73..77] != *NEWLINES {
-            return Err(damaged("it was transferred as text, which changed line ends".to_owned()));
-        }
+        check_head(&head)?;
         let flags = short(8);
         let compression = u16::from_le_bytes(number(&head, 77));
         if compression > 1 || (compression == 0) == (flags & FLAG_COMPRESSED != 0) {
@@ -220,22 +228,8 @@ impl Sparse {
         let tables = size.div_ceil(grain * entries);
         limited(FORMAT, "the grain directory", (tables * 4, MAX_TABLE))?;
         let directory = words(&input, long(56), tables)?;
-        let descriptor = (long(28), long(36));
         let table = (0, Vec::new());
-        Ok(Self { input, size, grain, entries, flags, descriptor, directory, table })
-    }
-
-    /// Returns the descriptor inside the extent, if there is one.
-    fn descriptor(&self) -> Result<Option<String>, ImportError> {
-        let (sector, sectors) = self.descriptor;
-        let length = sectors.saturating_mul(SECTOR);
-        if sector == 0 || length == 0 {
-            return Ok(None);
-        }
-        limited(FORMAT, "the descriptor", (length, MAX_DESCRIPTOR))?;
-        let mut bytes = Vec::new();
-        self.input.append(sector.saturating_mul(SECTOR), length, &mut bytes)?;
-        Ok(Some(String::from_utf8_lossy(&bytes).into_owned()))
+        Ok(Self { input, size, grain, entries, flags, directory, table })
     }
 
     fn piece(&mut self, inside: u64, buffer: &mut Vec<u8>) -> Result<Piece, ImportError> {
@@ -256,10 +250,13 @@ impl Sparse {
             return Ok(Piece::Zeroes(left));
         }
         let at = u64::from(first) * SECTOR;
-        if at >= self.input.length() {
+        let is_packed = self.flags & FLAG_COMPRESSED != 0;
+        let needed =
+            if is_packed { GRAIN_HEAD as u64 } else { skip + left.min(self.size - inside) };
+        if at + needed > self.input.length() {
             return Err(damaged(format!("a grain at {at:#x}, outside of the file")));
         }
-        if self.flags & FLAG_COMPRESSED == 0 {
+        if !is_packed {
             self.input.append(at + skip, left, buffer)?;
             return Ok(Piece::Bytes);
         }
@@ -294,6 +291,21 @@ impl Sparse {
     }
 }
 
+/// Checks that `head` is an undamaged header of a known version.
+fn check_head(head: &[u8; 512]) -> Result<(), ImportError> {
+    if !head.starts_with(MAGIC) {
+        return Err(damaged("no header where one should be".to_owned()));
+    }
+    let version = u32::from_le_bytes(number(head, 4));
+    if !(1..=3).contains(&version) {
+        return Err(refused(format!("has version {version}")));
+    }
+    if head[73..77] != *NEWLINES {
+        return Err(damaged("it was transferred as text, which changed line ends".to_owned()));
+    }
+    Ok(())
+}
+
 /// Reads `count` numbers from `sector` on.
 fn words(input: &Input, sector: u64, count: u64) -> Result<Vec<u32>, ImportError> {
     let offset = sector.checked_mul(SECTOR);
@@ -307,8 +319,20 @@ fn words(input: &Input, sector: u64, count: u64) -> Result<Vec<u32>, ImportError
     Ok(words.iter().map(|word| u32::from_le_bytes(*word)).collect())
 }
 
-fn is_extent(line: &str) -> bool {
-    ["RW ", "RDONLY ", "NOACCESS "].iter().any(|access| line.starts_with(access))
+/// Returns the descriptor at an offset, of a length; zeroes end it.
+fn descriptor(input: &Input, (offset, length): (u64, u64)) -> Result<String, ImportError> {
+    limited(FORMAT, "the descriptor", (length, MAX_DESCRIPTOR))?;
+    let mut bytes = Vec::new();
+    input.append(offset, length, &mut bytes)?;
+    let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
+    Ok(String::from_utf8_lossy(&bytes[..end]).into_owned())
+}
+
+/// Returns the lines of a descriptor that name extents.
+fn extents(descriptor: &str) -> impl Iterator<Item = &str> {
+    let is_extent =
+        |line: &&str| ["RW ", "RDONLY ", "NOACCESS "].iter().any(|word| line.starts_with(word));
+    descriptor.lines().map(str::trim).filter(is_extent)
 }
 
 fn check_parent(descriptor: &str) -> Result<(), ImportError> {

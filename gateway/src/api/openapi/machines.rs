@@ -51,14 +51,14 @@ pub(super) struct Image {
     seed: Option<Seed>,
 }
 
-/// What cloud-init finds at the first start, on a volume labelled CIDATA.
+/// What cloud-init finds at the first start, on a volume labelled cidata.
 #[derive(ToSchema)]
 pub(super) struct Seed {
     hostname: Option<String>,
     /// Lines of `authorized_keys` for the image's usual user.
     #[schema(required = false)]
     ssh_keys: Vec<String>,
-    /// Passed on as it is.
+    /// Text, not gzip: passed on as it is, at most 131,072 bytes.
     user_data: Option<String>,
 }
 
