@@ -23,7 +23,7 @@ use crate::{
     pci::{
         bus::Address,
         function::{Bar, BarKind, PciFunction},
-        port::{Link, Port, Power},
+        port::{Link, LinkState, Port, Power},
     },
     vfio::{assign::Closer, plug::Plug, reset::ResetError},
 };
@@ -33,7 +33,7 @@ use crate::{
 const BUTTON_PAUSE: Duration = Duration::from_secs(15);
 /// Link that a port tells for an emulated function: that of NVMe controllers; others are no PCI
 /// Express devices.
-const EMULATED: Link = Link { speed: 1, width: 1 };
+const EMULATED: LinkState = Link { speed: 1, width: 1 }.fixed();
 /// Smallest piece of memory that a BAR takes in a window.
 const PAGE: u64 = 4096;
 
@@ -76,7 +76,7 @@ enum Seat {
 
 struct Device {
     function: Arc<Mutex<dyn PciFunction>>,
-    link: Link,
+    link: LinkState,
     closer: Option<Closer>,
 }
 
