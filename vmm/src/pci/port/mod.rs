@@ -312,6 +312,12 @@ impl Port {
         self.change(|slot, config| slot.press_button(config))
     }
 
+    /// Returns whether the guest gave the slot of this device power and took it away before the link came
+    /// up: guests wait for that (Linux's pciehp for a second).
+    pub fn has_given_up(&self) -> bool {
+        self.slot.as_ref().is_some_and(Slot::has_given_up)
+    }
+
     /// Returns whether the guest gives the slot power.
     pub fn power(&self) -> Power {
         self.slot.as_ref().map_or(Power::On, |slot| slot.power(&self.config))
@@ -499,4 +505,4 @@ impl PciFunction for Port {
 
 #[cfg(test)]
 #[path = "tests.rs"]
-mod tests;
+pub(crate) mod tests;

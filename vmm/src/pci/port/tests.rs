@@ -15,7 +15,7 @@ const KEPT: Kept = Kept { memory: 32 << 20, prefetchable: 1 << 38 };
 const GEN5: Link = Link { speed: 5, width: 16 };
 
 /// Where everything of a slot's alarm is written down.
-struct Recorder {
+pub(crate) struct Recorder {
     fired: Mutex<u32>,
     level: Mutex<Level>,
     switched: Mutex<Vec<u16>>,
@@ -54,7 +54,8 @@ impl SlotWatch for Recorder {
     }
 }
 
-fn hot_port() -> (Port, Arc<Recorder>) {
+/// A port of an empty slot.
+pub(crate) fn hot_port() -> (Port, Arc<Recorder>) {
     let recorder = Arc::new(Recorder {
         fired: Mutex::new(0),
         level: Mutex::new(Level::Low),
