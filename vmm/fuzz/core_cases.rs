@@ -190,7 +190,7 @@ const VECTORS: u16 = 8;
 fn board() -> Bus {
     let mut bus = Bus::default();
     let at = |bus, device| Address { bus, device, function: 0 };
-    let registers = Link { speed: 4, width: 16 }.registers();
+    let registers = Link { speed: 4, width: 16 }.fixed().registers();
     let port = Port::new(Kind::Root, &registers, None).expect("a port");
     bus.add(at(0, 2), Arc::new(Mutex::new(port)));
     bus.add_behind(at(0, 2), at(1, 0), Arc::new(Mutex::new(device(BAR + 0x10_0000))));

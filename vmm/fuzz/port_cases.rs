@@ -111,7 +111,7 @@ pub(crate) fn slot(bytes: &[u8]) {
         watch: Arc::<Recorder>::clone(&recorder),
     };
     let spec = SlotSpec { number: 77, chassis: 1, alarm: Some(alarm), kept: None };
-    let registers = Link { speed: 1, width: 1 }.registers();
+    let registers = Link { speed: 1, width: 1 }.fixed().registers();
     let mut port = Port::new(Kind::Root, &registers, Some(spec)).expect("a port");
     let fixed = fixed_part(&mut port);
     let power = capability(&mut port, POWER_MANAGEMENT) + 4;
@@ -123,7 +123,7 @@ pub(crate) fn slot(bytes: &[u8]) {
         match step[0] {
             0 if !present => {
                 (present, link) = (true, PLUGGED);
-                port.insert(PLUGGED).expect("recorded");
+                port.insert(PLUGGED.fixed()).expect("recorded");
             }
             1 if present => {
                 connected = true;

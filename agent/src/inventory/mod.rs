@@ -143,7 +143,9 @@ fn read_function(path: &Path, root: &Path, busy: &BTreeSet<PathBuf>) -> Option<F
             uses.push(HostUse::Interface(name, mac));
         }
     }
-    if text(&real.join("boot_vga")).as_deref() == Some("1") {
+    // Where firmware left no screen, the kernel names any display.
+    let has_screen = text(&root.join("proc/fb")).is_some_and(|buffers| !buffers.is_empty());
+    if has_screen && text(&real.join("boot_vga")).as_deref() == Some("1") {
         uses.push(HostUse::Screen);
     }
     let numa = text(&real.join("numa_node")).and_then(|value| value.parse::<i64>().ok());
@@ -342,6 +344,19 @@ mod tests {
         let headers: Vec<u8> =
             read(root.path()).functions.iter().map(|function| function.header).collect();
         assert_eq!(headers, [0, 1]);
+    }
+
+    #[test]
+    fn the_first_display_is_a_screen_where_there_is_a_frame_buffer() {
+        let root = server();
+        let gpu = root.path().join("sys/devices/pci0000:00/0000:02:00.0");
+        fs::write(gpu.join("boot_vga"), "1\n").expect("written");
+        let uses = || read(root.path()).functions[1].uses.clone();
+        assert_eq!(uses(), []);
+        fs::write(root.path().join("proc/fb"), "").expect("written");
+        assert_eq!(uses(), []);
+        fs::write(root.path().join("proc/fb"), "0 EFI VGA\n").expect("written");
+        assert_eq!(uses(), [HostUse::Screen]);
     }
 
     #[test]

@@ -19,12 +19,15 @@ const HOST_CLASSES: &[(u32, u32, &str)] = &[
     (0x0104, 0xffff, "a RAID controller, which the provider's disks may be behind"),
     (0x0106, 0xffff, "a SATA controller"),
     (0x0107, 0xffff, "a SAS controller, which the provider's disks may be behind"),
+    (0x0500, 0xff00, "memory, or the controls of a PCI switch"),
     (OTHER_BRIDGE, 0xffff, "a part of the chipset"),
     (0x0700, 0xff00, "a serial port"),
     (0x0800, 0xff00, "a part of the chipset"),
     (0x0c03, 0xffff, "a USB controller, which keyboards and flash drives need"),
-    (0x0c05, 0xffff, "an SMBus controller"),
+    (0x0c00, 0xff00, "a controller of a serial bus"),
+    (0x1000, 0xff00, "an encryption controller, which the platform's security processor may be"),
     (0x1100, 0xff00, "a part of the chipset"),
+    (0x1300, 0xff00, "a part of the chipset"),
     (0xff00, 0xff00, "of no class that is known"),
 ];
 
@@ -35,6 +38,17 @@ const OTHER_BRIDGE: u32 = 0x0680;
 
 /// Vendor of NVSwitch.
 const NVIDIA: u16 = 0x10de;
+
+/// Base class of displays, and the vendors (ASPEED, Matrox) of those that show a BMC's screen. ASPEED's reach
+/// the memory of the BMC (CVE-2019-6260).
+const DISPLAYS: u32 = 0x03;
+const BMC_SCREENS: [u16; 2] = [0x1a03, 0x102b];
+
+/// Base class of controllers of serial buses.
+const SERIAL_BUSES: u32 = 0x0c;
+
+/// Why the console's screen stays.
+const CONSOLE_SCREEN: &str = "the console's screen, listed or not; to rent it, make another display the first one in the firmware's setup";
 
 /// Layouts of a configuration space's header that only bridges have: to PCI, and to CardBus. Source: PCI
 /// Local Bus Specification 3.0 §6.2.1.
@@ -52,14 +66,14 @@ pub fn devices(inventory: &Inventory, spec: Option<&NodeSpec>) -> Vec<PciDevice>
     let functions: Vec<_> = inventory.functions.iter().filter(|f| !is_bridge(f)).collect();
     let mut needs: BTreeMap<Option<u32>, String> = BTreeMap::new();
     for function in &functions {
-        if let Some(need) = spec.and_then(|spec| host_need(function, spec)) {
+        if let Some(need) = spec.and_then(|spec| host_need(function, spec, &functions)) {
             needs.entry(function.group).or_insert(format!("{} is {need}", function.address));
         }
     }
     let state = |function: &Function| {
         let refused = |reason: String| DeviceState::Refused { reason };
         let Some(spec) = spec else { return refused("no configuration".to_owned()) };
-        if let Some(need) = host_need(function, spec) {
+        if let Some(need) = host_need(function, spec, &functions) {
             return refused(need);
         }
         match &inventory.isolation {
@@ -89,8 +103,8 @@ pub fn devices(inventory: &Inventory, spec: Option<&NodeSpec>) -> Vec<PciDevice>
         .collect()
 }
 
-/// Returns why the host needs a function; `None` when it does not.
-fn host_need(function: &Function, spec: &NodeSpec) -> Option<String> {
+/// Returns why the host needs a function, which is one of `all`; `None` when it does not.
+fn host_need(function: &Function, spec: &NodeSpec, all: &[&Function]) -> Option<String> {
     for used in &function.uses {
         match used {
             HostUse::Disk(name) => return Some(format!("the disk of {name}, which the node uses")),
@@ -102,7 +116,7 @@ fn host_need(function: &Function, spec: &NodeSpec) -> Option<String> {
                 ));
             }
             HostUse::Interface(..) | HostUse::Data(_) => {}
-            HostUse::Screen => return Some("the console's screen".to_owned()),
+            HostUse::Screen => return Some(CONSOLE_SCREEN.to_owned()),
         }
     }
     // Whoever has the physical function rules over the virtual ones, which are other tenants'.
@@ -112,18 +126,21 @@ fn host_need(function: &Function, spec: &NodeSpec) -> Option<String> {
     match &spec.machines.devices {
         Some(listed) if listed.contains(&function.address) => None,
         Some(_) => Some("not listed in machines.devices".to_owned()),
-        None => kept_unless_listed(function),
+        None => kept_unless_listed(function, all),
     }
 }
 
-/// Returns why a function stays with the host as long as the configuration does not name it.
-fn kept_unless_listed(function: &Function) -> Option<String> {
+/// Returns why a function, one of `all`, stays with the host as long as the configuration does not name it.
+fn kept_unless_listed(function: &Function, all: &[&Function]) -> Option<String> {
     let class = function.class >> 8;
-    if class == OTHER_BRIDGE && function.vendor == NVIDIA {
+    let is_switch = class == OTHER_BRIDGE && function.vendor == NVIDIA;
+    if is_switch || is_connector(function, all) {
         return None;
     }
-    let kept = HOST_CLASSES.iter().find(|(value, mask, _)| class & mask == *value);
-    if let Some((_, _, what)) = kept {
+    let is_bmcs = class >> 8 == DISPLAYS && BMC_SCREENS.contains(&function.vendor);
+    let classes = HOST_CLASSES.iter().find(|(value, mask, _)| class & mask == *value);
+    let kept = is_bmcs.then_some("a BMC's screen").or(classes.map(|(_, _, what)| *what));
+    if let Some(what) = kept {
         return Some(format!("{what}; list it in machines.devices to rent it"));
     }
     let data = function.uses.iter().find_map(|used| match used {
@@ -136,6 +153,17 @@ fn kept_unless_listed(function: &Function) -> Option<String> {
              on it"
         )
     })
+}
+
+/// Whether a function, one of `all`, is a part of a GPU's USB-C connector: it is on the GPU's card, and in its
+/// group, so that neither is rented without the other. Where a chipset has graphics, the server's own USB ports
+/// may be beside it; they have groups of their own, or share one with what else stays.
+fn is_connector(function: &Function, all: &[&Function]) -> bool {
+    let gpu = Bdf { function: 0, ..function.address };
+    let is_its = |other: &&Function| {
+        other.address == gpu && other.class >> 16 == DISPLAYS && other.group == function.group
+    };
+    function.class >> 16 == SERIAL_BUSES && function.address != gpu && all.iter().any(is_its)
 }
 
 /// Whether the node uses, or may use, an interface to reach the network.
@@ -348,6 +376,84 @@ mod tests {
         let list = "[machines]\ndevices = [\"0000:04:00.0\"]";
         let listed = devices(&inventory(vec![switch(0x06_8000, 0x8086, 0)]), Some(&spec(list)));
         assert_eq!(listed[0].state, DeviceState::Free);
+    }
+
+    /// How the functions are described without a list, and then with all of them in one.
+    fn by_default_and_listed(functions: &[Function]) -> (Vec<String>, Vec<String>) {
+        let all: Vec<_> = functions.iter().map(|f| format!("\"{}\"", f.address)).collect();
+        let list = format!("[machines]\ndevices = [{}]", all.join(", "));
+        let states = |text: &str| {
+            let devices = devices(&inventory(functions.to_vec()), Some(&spec(text)));
+            devices.iter().map(|device| describe(&device.state)).collect()
+        };
+        (states(""), states(&list))
+    }
+
+    #[test]
+    fn what_controls_the_platform_stays_unless_it_is_listed() {
+        // Memory over CXL, a PCI switch's controls, SPI flash, IPMI, AMD's security processor and its dummies.
+        let classes = [0x05_0210, 0x05_8000, 0x0c_8000, 0x0c_0701, 0x10_8000, 0x13_0000];
+        let functions: Vec<_> = (1u32..)
+            .zip(classes)
+            .map(|(number, class)| function(&format!("0000:{number:02x}:00.0"), class, number))
+            .collect();
+        let (default, listed) = by_default_and_listed(&functions);
+        let stays = |state: &&String| state.contains("list it in machines.devices");
+        assert_eq!(default.iter().filter(stays).count(), classes.len(), "{default:?}");
+        assert_eq!(listed, ["free"; 6]);
+    }
+
+    #[test]
+    fn a_bmcs_screen_stays_unless_it_is_listed() {
+        let screen = |vendor, bus: u32| Function {
+            vendor,
+            ..function(&format!("0000:{bus:02x}:00.0"), 0x03_0000, bus)
+        };
+        let functions = [screen(0x1a03, 1), screen(0x102b, 2), screen(NVIDIA, 3)];
+        let (default, listed) = by_default_and_listed(&functions);
+        let kept = "refused: a BMC's screen; list it in machines.devices to rent it";
+        assert_eq!(default, [kept, kept, "free"]);
+        assert_eq!(listed, ["free"; 3]);
+    }
+
+    #[test]
+    fn a_gpus_usb_c_connector_goes_with_it() {
+        let mut card = [
+            function("0000:41:00.0", 0x03_0000, 9),
+            function("0000:41:00.1", 0x04_0300, 9),
+            function("0000:41:00.2", 0x0c_0330, 9),
+            function("0000:41:00.3", 0x0c_8000, 9),
+        ];
+        assert_eq!(by_default_and_listed(&card).0, ["free"; 4]);
+        card[2].uses.push(HostUse::Disk("sda1".into()));
+        let (default, _) = by_default_and_listed(&card);
+        assert_eq!(default[2], "refused: the disk of sda1, which the node uses");
+        assert!(default[0].contains("0000:41:00.2 is the disk of sda1"), "{default:?}");
+    }
+
+    #[test]
+    fn a_servers_own_usb_ports_stay_beside_graphics_in_the_chipset() {
+        let chipset = |groups: [u32; 3]| {
+            [
+                function("0000:c4:00.0", 0x03_0000, groups[0]),
+                function("0000:c4:00.2", 0x10_8000, groups[1]),
+                function("0000:c4:00.3", 0x0c_0330, groups[2]),
+            ]
+        };
+        let (apart, _) = by_default_and_listed(&chipset([1, 2, 3]));
+        assert_eq!(apart[0], "free");
+        assert!(apart[2].contains("a USB controller"), "{apart:?}");
+        let (together, _) = by_default_and_listed(&chipset([1, 1, 1]));
+        assert!(together[2].contains("0000:c4:00.2 is an encryption controller"), "{together:?}");
+    }
+
+    #[test]
+    fn a_list_does_not_free_the_consoles_screen() {
+        let mut gpu = function("0000:41:00.0", 0x03_0000, 9);
+        gpu.uses.push(HostUse::Screen);
+        let kept = format!("refused: {CONSOLE_SCREEN}");
+        let kept = vec![kept];
+        assert_eq!(by_default_and_listed(&[gpu]), (kept.clone(), kept));
     }
 
     #[test]

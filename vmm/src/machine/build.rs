@@ -38,7 +38,7 @@ use crate::{
         bus::Address,
         chipset::{HostBridge, LpcBridge},
         function::PciFunction,
-        port::{Link, SlotWatch},
+        port::{LinkState, SlotWatch},
     },
     sys::{
         kvm::{KvmError, Vm},
@@ -276,7 +276,7 @@ fn nvme(
 #[derive(Default)]
 struct Passed {
     seats: Vec<Seat>,
-    links: Vec<Link>,
+    links: Vec<LinkState>,
     closer: Option<Closer>,
     plug: Option<Plug>,
 }

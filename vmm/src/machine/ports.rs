@@ -23,13 +23,13 @@ use crate::{
         bus::{Address, Bus},
         config::ConfigError,
         function::{BarKind, PciFunction},
-        port::{Alarm, Kept, Link, Port, SlotSpec, SlotWatch, Windows},
+        port::{Alarm, Kept, Link, LinkState, Port, SlotSpec, SlotWatch, Windows},
     },
     smbios::{self, Usage},
 };
 
 /// What a port says that knows of no link below it: the slowest there is.
-const SLOWEST: Link = Link { speed: 1, width: 1 };
+const SLOWEST: LinkState = Link { speed: 1, width: 1 }.fixed();
 /// I/O ports that firmware keeps for a device that comes later.
 const SPARE_IO: u64 = 0x1000;
 
@@ -63,7 +63,7 @@ impl Ports {
     /// Makes the ports of `tree`. `links` are those of the devices, in their order.
     pub(super) fn new(
         tree: Tree,
-        links: &[Link],
+        links: &[LinkState],
         interrupts: &dyn InterruptSource,
         watch: &Arc<dyn SlotWatch>,
     ) -> Result<Self, PortError> {
@@ -213,7 +213,7 @@ impl Ports {
 
 /// What a port says that the host says nothing of: the link of what is behind it, and of a switch
 /// that of its first device.
-fn below(tree: &Tree, number: usize, links: &[Link]) -> PortRegisters {
+fn below(tree: &Tree, number: usize, links: &[LinkState]) -> PortRegisters {
     let is_below = |mut port: usize| {
         loop {
             if port == number {

@@ -404,7 +404,7 @@ mod tests {
     }
 
     fn bus() -> Bus {
-        let link = Link { speed: 1, width: 1 }.registers();
+        let link = Link { speed: 1, width: 1 }.fixed().registers();
         let port = Port::new(Kind::Root, &link, None).expect("room");
         let mut bus = Bus::default();
         let above = Address { bus: 0, device: 2, function: 0 };
@@ -430,7 +430,7 @@ mod tests {
     #[test]
     fn requests_go_down_through_switches() {
         let mut bus = Bus::default();
-        let link = Link { speed: 4, width: 16 }.registers();
+        let link = Link { speed: 4, width: 16 }.fixed().registers();
         let at = |bus, device| Address { bus, device, function: 0 };
         let mut seat = |parent: Option<Address>, name, kind, buses: (u8, u8, u8)| {
             let mut port = Port::new(kind, &link, None).expect("room");
@@ -481,7 +481,7 @@ mod tests {
     /// Bridge control, secondary bus reset.
     #[test]
     fn a_bridge_resets_what_is_below_it_once() {
-        let link = Link { speed: 1, width: 1 }.registers();
+        let link = Link { speed: 1, width: 1 }.fixed().registers();
         let mut bus = Bus::default();
         let at = |bus, device| Address { bus, device, function: 0 };
         let port = |kind| Arc::new(Mutex::new(Port::new(kind, &link, None).expect("room")));

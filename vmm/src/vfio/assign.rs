@@ -33,7 +33,7 @@ use crate::{
     irq::{InterruptSource, PinRoute},
     pci::{
         function::{Bar, BarKind, PciFunction},
-        port::Link,
+        port::{Link, LinkState},
     },
     sys::{
         iommu::{Container, Interface, Iommufd, Taking},
@@ -47,8 +47,9 @@ use crate::{
 const COMMAND: u64 = 0x04;
 /// Offset of the interrupt pin.
 const INTERRUPT_PIN: u16 = 0x3d;
-/// PCI Express capability, and its link status.
+/// PCI Express capability, and its link capabilities and status.
 const EXPRESS: u8 = 0x10;
+const LINK_CAPABILITIES: usize = 0x0c;
 const LINK_STATUS: usize = 0x12;
 /// Most complaints about one device in the log; a guest can provoke any number.
 const COMPLAINTS: u32 = 16;
@@ -107,7 +108,7 @@ pub struct Assigned {
     /// Its address on the host.
     pub address: Bdf,
     /// The link it has on the host, for the port above it to show.
-    pub link: Link,
+    pub link: LinkState,
     /// What goes onto the bus.
     pub function: Function,
 }
@@ -571,13 +572,20 @@ fn table_end(layout: &MsixLayout) -> u64 {
     layout.table + 16 * u64::from(layout.vectors)
 }
 
-/// Returns the link as it is; a conventional device shows the slowest there is.
-fn link(snapshot: &[u8]) -> Link {
+/// Returns the link of a device; a conventional one shows the slowest there is.
+fn link(snapshot: &[u8]) -> LinkState {
     let found = capabilities::walk(snapshot).into_iter().find(|found| found.id == EXPRESS);
-    let status = found
-        .map_or(0, |found| capabilities::word(snapshot, usize::from(found.offset) + LINK_STATUS));
-    let [speed, width] = [status & 0xf, status >> 4 & 0x3f].map(|field| field.to_le_bytes()[0]);
-    Link { speed: speed.clamp(1, 6), width: width.clamp(1, 32) }
+    let told = |register| {
+        let fields = found
+            .as_ref()
+            .map_or(0, |found| capabilities::word(snapshot, usize::from(found.offset) + register));
+        let [speed, width] = [fields & 0xf, fields >> 4 & 0x3f].map(|field| field.to_le_bytes()[0]);
+        Link { speed: speed.clamp(1, 6), width: width.clamp(1, 32) }
+    };
+    let (most, now) = (told(LINK_CAPABILITIES), told(LINK_STATUS));
+    // A device that says less of what it can be than of what it is can be that.
+    let most = Link { speed: most.speed.max(now.speed), width: most.width.max(now.width) };
+    LinkState { most, now }
 }
 
 #[cfg(test)]

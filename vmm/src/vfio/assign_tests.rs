@@ -85,8 +85,19 @@ fn opening_lets_the_device_decode_and_tells_its_link() {
     let (device, memory, assigned) = open(FakeDevice::nvme()).unwrap();
     let command = Told::Config(0x04, vec![0x02, 0x00]);
     assert_eq!(device.told()[0], command);
-    assert_eq!(assigned.link, Link { speed: 4, width: 1 });
+    assert_eq!(assigned.link, Link { speed: 4, width: 1 }.fixed());
     assert_eq!(*lock(&memory.0), []);
+}
+
+#[test]
+fn the_most_of_a_link_is_told_while_it_idles() {
+    let device = FakeDevice::nvme();
+    // Link capabilities: 32 GT/s, 16 lanes. Link status: 2.5 GT/s, 16 lanes.
+    lock(&device.config)[0x8c..0x8e].copy_from_slice(&[0x05, 0x01]);
+    lock(&device.config)[0x92..0x94].copy_from_slice(&[0x01, 0x11]);
+    let (_, _, assigned) = open(device).unwrap();
+    let (most, now) = (Link { speed: 5, width: 16 }, Link { speed: 1, width: 16 });
+    assert_eq!(assigned.link, LinkState { most, now });
 }
 
 #[test]

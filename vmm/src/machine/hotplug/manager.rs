@@ -2,7 +2,7 @@
 
 use std::{
     os::fd::OwnedFd,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc::Receiver},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, mpsc::Receiver},
     time::{Duration, Instant},
 };
 
@@ -21,9 +21,9 @@ use crate::{
     irq::PinRoute,
     machine::Board,
     pci::{
-        bus::Address,
+        bus::{Address, Bus},
         function::{Bar, BarKind, PciFunction},
-        port::{Link, Port, Power},
+        port::{Link, LinkState, Port, Power},
     },
     vfio::{assign::Closer, plug::Plug, reset::ResetError},
 };
@@ -33,7 +33,7 @@ use crate::{
 const BUTTON_PAUSE: Duration = Duration::from_secs(15);
 /// Link that a port tells for an emulated function: that of NVMe controllers; others are no PCI
 /// Express devices.
-const EMULATED: Link = Link { speed: 1, width: 1 };
+const EMULATED: LinkState = Link { speed: 1, width: 1 }.fixed();
 /// Smallest piece of memory that a BAR takes in a window.
 const PAGE: u64 = 4096;
 
@@ -64,8 +64,16 @@ struct Held {
     device: Device,
     id: String,
     seat: Seat,
-    /// When the button was last pressed.
+    /// When the button was last pressed for it to leave.
     asked: Option<Instant>,
+    offer: Offer,
+}
+
+/// How often the guest was told of a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Offer {
+    First,
+    Second,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,8 +84,15 @@ enum Seat {
 
 struct Device {
     function: Arc<Mutex<dyn PciFunction>>,
-    link: Link,
+    link: LinkState,
     closer: Option<Closer>,
+}
+
+/// What the thread shares with virtual CPUs.
+#[derive(Clone, Copy)]
+struct Wiring<'a> {
+    bus: &'a RwLock<Bus>,
+    turn: &'a Mutex<()>,
 }
 
 /// Carries out orders.
@@ -105,6 +120,7 @@ impl Manager {
 
     /// Works until the machine has ended.
     pub(in super::super) fn run(mut self, board: &Board, shared: &Hotplug) {
+        let board = Wiring { bus: &board.bus, turn: &board.turn };
         while let Ok(order) = self.inbox.recv() {
             match order {
                 Order::Attach(request, file, reply) => {
@@ -120,7 +136,7 @@ impl Manager {
                     return;
                 }
             }
-            self.follow_power(board, shared);
+            follow_power(&mut self.slots, board, shared);
         }
     }
 
@@ -128,7 +144,7 @@ impl Manager {
         &mut self,
         request: AttachRequest,
         file: OwnedFd,
-        board: &Board,
+        board: Wiring<'_>,
         shared: &Hotplug,
     ) -> Result<AttachedDevice, PlugError> {
         let AttachRequest { id, device } = request;
@@ -146,7 +162,7 @@ impl Manager {
         let made = make(&device, file, spare.route, &self.supplies)?;
         let bars = locked(&made.function).bars();
         if let Err(error) = fits(&bars, spare) {
-            let failures = take_back(made, &board.turn);
+            let failures = take_back(made, board.turn);
             failures.iter().for_each(|failure| eprintln!("holdfast-vmm: {failure}"));
             return Err(error);
         }
@@ -156,7 +172,7 @@ impl Manager {
         shared.list().push(shown.clone());
         // KVM refuses the interrupt only on a machine that is going away.
         let _ = locked(&spare.port).insert(made.link);
-        *held = Some(Held { device: made, id, seat: Seat::Off, asked: None });
+        *held = Some(Held { device: made, id, seat: Seat::Off, asked: None, offer: Offer::First });
         Ok(shown)
     }
 
@@ -164,7 +180,7 @@ impl Manager {
         &mut self,
         id: &str,
         removal: Removal,
-        board: &Board,
+        board: Wiring<'_>,
         shared: &Hotplug,
     ) -> Result<AttachedDevice, PlugError> {
         let unknown = || PlugError::Unknown { id: id.to_owned() };
@@ -196,49 +212,66 @@ impl Manager {
         shown.ok_or_else(unknown)
     }
 
-    /// Lets devices join and leave the bus with the power of their slots.
-    fn follow_power(&mut self, board: &Board, shared: &Hotplug) {
-        for (spare, place) in &mut self.slots {
-            let Some(held) = place else { continue };
-            let power = locked(&spare.port).power();
-            match (power, held.seat) {
-                (Power::On, Seat::Off) => {
-                    let function = Arc::clone(&held.device.function);
-                    let mut bus = board.bus.write().unwrap_or_else(PoisonError::into_inner);
-                    bus.add_behind(spare.address, spare.behind, function);
-                    drop(bus);
-                    held.seat = Seat::OnBus;
-                    let _ = locked(&spare.port).connect();
-                    show(shared, &held.id, AttachedState::Connected);
-                }
-                (Power::Off, Seat::OnBus) => {
-                    leave_bus(spare, held.seat, board);
-                    held.seat = Seat::Off;
-                    let _ = locked(&spare.port).disconnect();
-                    if held.asked.is_none() {
-                        // What comes back is as after power-on.
-                        locked(&held.device.function).reset();
-                        show(shared, &held.id, AttachedState::Waiting);
-                    }
-                }
-                (Power::On, Seat::OnBus) | (Power::Off, Seat::Off) => {}
-            }
-            let leaves = held.asked.is_some() && held.seat == Seat::Off;
-            if leaves && let Some(held) = place.take() {
-                release(spare, held, board, shared);
-            }
-        }
-    }
-
-    fn close(&mut self, board: &Board) -> Vec<ResetError> {
+    fn close(&mut self, board: Wiring<'_>) -> Vec<ResetError> {
         let mut failures = Vec::new();
         for (spare, place) in &mut self.slots {
             if let Some(held) = place.take() {
                 leave_bus(spare, held.seat, board);
-                failures.extend(take_back(held.device, &board.turn));
+                failures.extend(take_back(held.device, board.turn));
             }
         }
         failures
+    }
+}
+
+/// Lets devices join and leave the bus with the power of their slots. All that can join do so before each
+/// that leaves: a guest that has switched power on waits a second for the link (Linux's pciehp), and a
+/// reset may take longer.
+fn follow_power(slots: &mut [(Spare, Option<Held>)], board: Wiring<'_>, shared: &Hotplug) {
+    for number in 0..slots.len() {
+        slots.iter_mut().for_each(|(spare, place)| join(spare, place, board, shared));
+        let (spare, place) = &mut slots[number];
+        leave(spare, place, board, shared);
+    }
+}
+
+/// Lets a device join the bus if its slot has power.
+fn join(spare: &Spare, place: &mut Option<Held>, board: Wiring<'_>, shared: &Hotplug) {
+    let Some(held) = place.as_mut().filter(|held| held.seat == Seat::Off) else { return };
+    if locked(&spare.port).power() == Power::On {
+        let function = Arc::clone(&held.device.function);
+        let mut bus = board.bus.write().unwrap_or_else(PoisonError::into_inner);
+        bus.add_behind(spare.address, spare.behind, function);
+        drop(bus);
+        held.seat = Seat::OnBus;
+        let _ = locked(&spare.port).connect();
+        show(shared, &held.id, AttachedState::Connected);
+    } else if held.asked.is_none() && held.offer == Offer::First {
+        // The guest may have tried while another device was being taken.
+        let mut port = locked(&spare.port);
+        if port.has_given_up() {
+            held.offer = Offer::Second;
+            let _ = port.press_button();
+        }
+    }
+}
+
+/// Lets a device leave the bus if its slot has no power, and its slot if it was asked to.
+fn leave(spare: &Spare, place: &mut Option<Held>, board: Wiring<'_>, shared: &Hotplug) {
+    let Some(held) = place else { return };
+    if held.seat == Seat::OnBus && locked(&spare.port).power() == Power::Off {
+        leave_bus(spare, held.seat, board);
+        held.seat = Seat::Off;
+        let _ = locked(&spare.port).disconnect();
+        if held.asked.is_none() {
+            // What comes back is as after power-on.
+            locked(&held.device.function).reset();
+            show(shared, &held.id, AttachedState::Waiting);
+        }
+    }
+    let leaves = held.asked.is_some() && held.seat == Seat::Off;
+    if leaves && let Some(held) = place.take() {
+        release(spare, held, board, shared);
     }
 }
 
@@ -303,17 +336,17 @@ fn fits(bars: &[Bar], spare: &Spare) -> Result<(), PlugError> {
     Ok(())
 }
 
-fn leave_bus(spare: &Spare, seat: Seat, board: &Board) {
+fn leave_bus(spare: &Spare, seat: Seat, board: Wiring<'_>) {
     if seat == Seat::OnBus {
-        let _turn = locked(&board.turn);
+        let _turn = locked(board.turn);
         board.bus.write().unwrap_or_else(PoisonError::into_inner).remove(spare.behind);
     }
 }
 
 /// Takes a device that is off the bus out of its slot.
-fn release(spare: &Spare, held: Held, board: &Board, shared: &Hotplug) {
+fn release(spare: &Spare, held: Held, board: Wiring<'_>, shared: &Hotplug) {
     let _ = locked(&spare.port).remove();
-    let failures = take_back(held.device, &board.turn);
+    let failures = take_back(held.device, board.turn);
     let failures: Vec<String> = failures.iter().map(ToString::to_string).collect();
     if failures.is_empty() {
         shared.list().retain(|known| known.id != held.id);
@@ -354,6 +387,144 @@ fn locked<T: ?Sized>(device: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pci::port::tests::hot_port;
+
+    /// Where a port has its slot's control and status, the bit of control that switches power off, and that
+    /// of status that is the button.
+    const CONTROL: u16 = 0x58;
+    const STATUS: u16 = 0x5a;
+    const POWER_OFF: u16 = 1 << 10;
+    const BUTTON: u8 = 1 << 0;
+
+    /// A function that notes, when it is reset, what the devices of the machine are like.
+    struct Reset {
+        shared: Arc<Hotplug>,
+        seen: Arc<Mutex<Vec<AttachedState>>>,
+    }
+
+    impl PciFunction for Reset {
+        fn read_config(&mut self, _offset: u16, _data: &mut [u8]) {}
+
+        fn write_config(&mut self, _offset: u16, _data: &[u8]) {}
+
+        fn bars(&self) -> Vec<Bar> {
+            Vec::new()
+        }
+
+        fn place_bar(&mut self, _index: u8, _address: u64) {}
+
+        fn read_bar(&mut self, _bar: u8, _offset: u64, _data: &mut [u8]) {}
+
+        fn write_bar(&mut self, _bar: u8, _offset: u64, _data: &[u8]) {}
+
+        fn reset(&mut self) {
+            let states = self.shared.devices().into_iter().map(|device| device.state);
+            locked(&self.seen).extend(states);
+        }
+    }
+
+    /// Two slots with a device each, neither on the bus.
+    struct Bench {
+        slots: Vec<(Spare, Option<Held>)>,
+        shared: Arc<Hotplug>,
+        bus: RwLock<Bus>,
+        turn: Mutex<()>,
+        /// How the devices were when one of them was reset.
+        seen: Arc<Mutex<Vec<AttachedState>>>,
+    }
+
+    impl Bench {
+        fn new() -> Self {
+            let shared = Hotplug::absent();
+            let seen = Arc::<Mutex<Vec<AttachedState>>>::default();
+            let slots = (1..3).map(|number| {
+                let function = Reset { shared: Arc::clone(&shared), seen: Arc::clone(&seen) };
+                let function = Arc::new(Mutex::new(function));
+                let (id, state) = (number.to_string(), AttachedState::Waiting);
+                let device = AttachDevice::Pci { address: "0000:01:00.0".parse().expect("one") };
+                shared.list().push(AttachedDevice { id: id.clone(), device, slot: number, state });
+                let device = Device { function, link: EMULATED, closer: None };
+                let (seat, offer) = (Seat::Off, Offer::First);
+                (spare(number), Some(Held { device, id, seat, asked: None, offer }))
+            });
+            let slots = slots.collect();
+            Self { slots, shared, bus: RwLock::default(), turn: Mutex::default(), seen }
+        }
+
+        fn switch(&self, slot: usize, control: u16) {
+            let mut port = locked(&self.slots[slot].0.port);
+            port.write_config(CONTROL, &control.to_le_bytes());
+        }
+
+        fn follow_power(&mut self) {
+            let board = Wiring { bus: &self.bus, turn: &self.turn };
+            follow_power(&mut self.slots, board, &self.shared);
+        }
+
+        /// Returns whether the button of a slot was pressed since the last time.
+        fn takes_press(&self, slot: usize) -> bool {
+            let mut port = locked(&self.slots[slot].0.port);
+            let mut status = [0];
+            port.read_config(STATUS, &mut status);
+            port.write_config(STATUS, &[BUTTON]);
+            status[0] & BUTTON != 0
+        }
+    }
+
+    fn spare(number: u16) -> Spare {
+        let bus = number.to_le_bytes()[0];
+        let (mut port, _) = hot_port();
+        port.insert(EMULATED).expect("recorded");
+        port.write_config(STATUS, &[BUTTON]);
+        Spare {
+            number,
+            port: Arc::new(Mutex::new(port)),
+            address: Address { bus: 0, device: bus, function: 0 },
+            behind: Address { bus, device: 0, function: 0 },
+            route: PinRoute { slot: bus, turn: 0 },
+            memory: 0,
+            prefetchable: 0,
+        }
+    }
+
+    #[test]
+    fn what_has_power_joins_before_another_device_is_reset() {
+        let mut bench = Bench::new();
+        bench.switch(0, 0);
+        bench.follow_power();
+        bench.switch(0, POWER_OFF);
+        bench.switch(1, 0);
+        bench.follow_power();
+        assert_eq!(*locked(&bench.seen), [AttachedState::Connected, AttachedState::Connected]);
+        let states: Vec<_> = bench.shared.devices().into_iter().map(|one| one.state).collect();
+        assert_eq!(states, [AttachedState::Waiting, AttachedState::Connected]);
+    }
+
+    #[test]
+    fn a_guest_that_gave_up_is_told_of_a_device_once_more() {
+        let mut bench = Bench::new();
+        bench.follow_power();
+        assert!(!bench.takes_press(0), "it has not tried yet");
+        bench.switch(0, 0);
+        bench.switch(0, POWER_OFF);
+        bench.follow_power();
+        assert!(bench.takes_press(0) && !bench.takes_press(1));
+        bench.switch(0, 0);
+        bench.switch(0, POWER_OFF);
+        bench.follow_power();
+        assert!(!bench.takes_press(0), "twice is enough");
+    }
+
+    #[test]
+    fn a_guest_that_puts_a_device_out_is_not_told_of_it_again() {
+        let mut bench = Bench::new();
+        bench.switch(0, 0);
+        bench.follow_power();
+        bench.switch(0, POWER_OFF);
+        bench.follow_power();
+        bench.follow_power();
+        assert!(!bench.takes_press(0));
+    }
 
     /// A function that notes, when it is dropped, whether it is somebody's turn.
     struct Dropped {

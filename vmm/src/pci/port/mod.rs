@@ -111,14 +111,36 @@ pub struct Link {
 }
 
 impl Link {
+    /// Returns the state of a link that is always this one.
+    pub const fn fixed(self) -> LinkState {
+        LinkState { most: self, now: self }
+    }
+
+    /// Returns the fields of link status, and those of link capabilities, which are alike.
+    fn fields(self) -> u16 {
+        u16::from(self.speed.clamp(1, 6)) | u16::from(self.width.clamp(1, 32)) << 4
+    }
+}
+
+/// What a link can be and what it is: GPUs slow theirs down while they idle, and drivers and libraries
+/// go by the most that the ports above say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LinkState {
+    /// The fastest and widest that it can be.
+    pub most: Link,
+    /// What it is.
+    pub now: Link,
+}
+
+impl LinkState {
     /// Returns what a port with this link and nothing else to tell says of itself.
     pub fn registers(self) -> PortRegisters {
-        let speed = u16::from(self.speed.clamp(1, 6));
-        let width = u16::from(self.width.clamp(1, 32));
+        let most = self.most.fields();
+        let speed = most & 0xf;
         PortRegisters {
             device_capabilities: ROLE_BASED,
-            link_capabilities: u32::from(speed | width << 4),
-            link_status: speed | width << 4,
+            link_capabilities: most.into(),
+            link_status: self.now.fields(),
             // Supported link speeds: bit 1 for 2.5 GT/s and one more for each step.
             link_capabilities2: ((1u32 << speed) - 1) << 1,
             link_control2: speed,
@@ -256,9 +278,9 @@ impl Port {
     }
 
     /// Puts a device with `link` into the slot and tells the guest, which gives it power; the
-    /// slot's watch hears of that. The port says that it can have that link: no link is faster or wider
-    /// than its port (PCIe 6.0 §7.5.3.6, §7.5.3.8).
-    pub fn insert(&mut self, link: Link) -> io::Result<()> {
+    /// slot's watch hears of that. The port says that it can have the most of that link: no link is
+    /// faster or wider than its port (PCIe 6.0 §7.5.3.6, §7.5.3.8).
+    pub fn insert(&mut self, link: LinkState) -> io::Result<()> {
         let registers = link.registers();
         let most = self.config.read_u16(EXPRESS_AT + 0x0c) & !LINK_MOST;
         let [low, high, ..] = registers.link_capabilities.to_le_bytes();
@@ -288,6 +310,12 @@ impl Port {
     /// Presses the slot's attention button, with which a user asks for the device.
     pub fn press_button(&mut self) -> io::Result<()> {
         self.change(|slot, config| slot.press_button(config))
+    }
+
+    /// Returns whether the guest gave the slot of this device power and took it away before the link came
+    /// up: guests wait for that (Linux's pciehp for a second).
+    pub fn has_given_up(&self) -> bool {
+        self.slot.as_ref().is_some_and(Slot::has_given_up)
     }
 
     /// Returns whether the guest gives the slot power.
@@ -477,4 +505,4 @@ impl PciFunction for Port {
 
 #[cfg(test)]
 #[path = "tests.rs"]
-mod tests;
+pub(crate) mod tests;

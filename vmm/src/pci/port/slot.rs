@@ -139,6 +139,8 @@ pub(super) struct Slot {
 enum Connection {
     Up,
     Down,
+    /// Down, and the guest has switched power off again without it.
+    GivenUp,
 }
 
 /// Control and status as they are.
@@ -187,11 +189,16 @@ impl Slot {
 
     /// With the button, because a guest that finds one listens to nothing else of an empty slot.
     pub(super) fn insert(&mut self, config: &mut ConfigSpace) {
+        self.connected = Connection::Down;
         self.raise(config, PRESENT | PRESENCE_CHANGED | BUTTON);
     }
 
+    pub(super) fn has_given_up(&self) -> bool {
+        self.connected == Connection::GivenUp
+    }
+
     pub(super) fn connect(&mut self, config: &mut ConfigSpace) {
-        if self.connected == Connection::Down {
+        if self.connected != Connection::Up {
             self.connected = Connection::Up;
             self.raise(config, LINK_CHANGED);
         }
@@ -244,6 +251,9 @@ impl Slot {
             status |= COMMAND_COMPLETED;
             if power(now) != power(before.control) {
                 alarm.watch.power_switched(self.number);
+                if power(now) == Power::Off && self.connected == Connection::Down {
+                    self.connected = Connection::GivenUp;
+                }
             }
         }
         config.set(STATUS, &status.to_le_bytes());

@@ -15,7 +15,7 @@ const KEPT: Kept = Kept { memory: 32 << 20, prefetchable: 1 << 38 };
 const GEN5: Link = Link { speed: 5, width: 16 };
 
 /// Where everything of a slot's alarm is written down.
-struct Recorder {
+pub(crate) struct Recorder {
     fired: Mutex<u32>,
     level: Mutex<Level>,
     switched: Mutex<Vec<u16>>,
@@ -54,7 +54,8 @@ impl SlotWatch for Recorder {
     }
 }
 
-fn hot_port() -> (Port, Arc<Recorder>) {
+/// A port of an empty slot.
+pub(crate) fn hot_port() -> (Port, Arc<Recorder>) {
     let recorder = Arc::new(Recorder {
         fired: Mutex::new(0),
         level: Mutex::new(Level::Low),
@@ -67,7 +68,7 @@ fn hot_port() -> (Port, Arc<Recorder>) {
         watch: Arc::<Recorder>::clone(&recorder),
     };
     let spec = SlotSpec { number: 9, chassis: 1, alarm: Some(alarm), kept: Some(KEPT) };
-    let registers = Link { speed: 1, width: 1 }.registers();
+    let registers = Link { speed: 1, width: 1 }.fixed().registers();
     (Port::new(Kind::Root, &registers, Some(spec)).expect("room"), recorder)
 }
 
@@ -156,7 +157,7 @@ fn settable(kind: Kind, registers: &PortRegisters) -> [u16; 4] {
 /// PCIe 6.0 §7.5.3.4, §7.5.3.7, §7.5.3.12, §7.5.3.16: what a port cannot do stays off.
 #[test]
 fn controls_follow_the_capabilities() {
-    let poor = GEN5.registers();
+    let poor = GEN5.fixed().registers();
     let rich = PortRegisters {
         device_capabilities: 0x0000_8022,
         link_capabilities: poor.link_capabilities | 1 << 18 | 1 << 21,
@@ -182,7 +183,7 @@ fn firmware_is_told_what_to_keep() {
 #[test]
 fn kinds_are_told() {
     let express = |kind| {
-        let mut port = Port::new(kind, &GEN5.registers(), None).expect("room");
+        let mut port = Port::new(kind, &GEN5.fixed().registers(), None).expect("room");
         (word(&mut port, 0) >> 16, half(&mut port, EXPRESS_AT + 2) >> 4 & 0xf)
     };
     assert_eq!(express(Kind::Root), (0x000c, 4));
@@ -193,7 +194,7 @@ fn kinds_are_told() {
 #[test]
 fn what_is_not_there_cannot_be_switched_on() {
     let slot = SlotSpec { number: 1, chassis: 1, alarm: None, kept: None };
-    let mut port = Port::new(Kind::Root, &GEN5.registers(), Some(slot)).expect("room");
+    let mut port = Port::new(Kind::Root, &GEN5.fixed().registers(), Some(slot)).expect("room");
     let before = half(&mut port, CONTROL);
     port.write_config(CONTROL, &[0xff, 0xff]);
     assert_eq!((half(&mut port, CONTROL), half(&mut port, STATUS)), (before, 1 << 6));
@@ -202,7 +203,7 @@ fn what_is_not_there_cannot_be_switched_on() {
 
 #[test]
 fn a_disabled_link_hides_what_is_behind_it() {
-    let mut port = Port::new(Kind::Root, &GEN5.registers(), None).expect("room");
+    let mut port = Port::new(Kind::Root, &GEN5.fixed().registers(), None).expect("room");
     port.set_buses(0, 3, 4);
     assert_eq!(port.buses(), Some((3, 4)));
     port.write_config(EXPRESS_AT + 0x10, &LINK_DISABLE.to_le_bytes());
@@ -225,7 +226,7 @@ fn capability(port: &mut Port, identifier: u32) -> u16 {
 fn nothing_passes_a_port_that_sleeps_and_its_events_wait() {
     let (mut port, recorder) = listening();
     port.set_buses(0, 3, 4);
-    port.insert(GEN5).expect("recorded");
+    port.insert(GEN5.fixed()).expect("recorded");
     port.write_config(CONTROL, &(LISTENING & !(1 << 10)).to_le_bytes());
     port.connect().expect("recorded");
     port.write_config(STATUS, &[0xff, 0xff]);
@@ -248,7 +249,7 @@ fn nothing_passes_a_port_that_sleeps_and_its_events_wait() {
 fn an_empty_slot_is_plugged_powered_and_connected() {
     let (mut port, recorder) = listening();
     assert_eq!((port.power(), port.buses()), (Power::Off, None));
-    port.insert(GEN5).expect("recorded");
+    port.insert(GEN5.fixed()).expect("recorded");
     assert_eq!((half(&mut port, STATUS), fired(&recorder)), (1 << 6 | 1 << 3 | 1, 2));
     assert_eq!(half(&mut port, 0x06) & 1 << 3, 0, "messages are no interrupt of the pin");
     port.write_config(STATUS, &(1u16 << 3 | 1).to_le_bytes());
@@ -266,21 +267,34 @@ fn an_empty_slot_is_plugged_powered_and_connected() {
 fn no_link_is_faster_or_wider_than_its_port_says() {
     let (mut port, _) = hot_port();
     let before = word(&mut port, EXPRESS_AT + 0x0c);
-    port.insert(GEN5).expect("recorded");
+    port.insert(GEN5.fixed()).expect("recorded");
     port.connect().expect("recorded");
     assert_eq!(word(&mut port, EXPRESS_AT + 0x0c), before & !0x3ff | 5 | 16 << 4);
     assert_eq!(word(&mut port, EXPRESS_AT + 0x2c), 0b11_1110);
     assert_eq!(half(&mut port, EXPRESS_AT + 0x30), 5);
     assert_eq!(port.link(), GEN5);
     port.remove().expect("recorded");
-    port.insert(Link { speed: 1, width: 1 }).expect("recorded");
+    port.insert(Link { speed: 1, width: 1 }.fixed()).expect("recorded");
     assert_eq!(word(&mut port, EXPRESS_AT + 0x0c), before);
+}
+
+/// A GPU that idles: its status is no bound for what it can be.
+#[test]
+fn a_port_tells_the_most_of_a_link_and_what_it_is() {
+    let (mut port, _) = hot_port();
+    let idle = LinkState { most: GEN5, now: Link { speed: 1, width: 16 } };
+    port.insert(idle).expect("recorded");
+    assert_eq!(word(&mut port, EXPRESS_AT + 0x0c) & 0x3ff, 5 | 16 << 4);
+    assert_eq!(word(&mut port, EXPRESS_AT + 0x2c), 0b11_1110);
+    assert_eq!(half(&mut port, EXPRESS_AT + 0x30), 5);
+    assert_eq!(half(&mut port, LINK_STATUS), 1 | 16 << 4);
+    assert_eq!(port.link(), GEN5);
 }
 
 #[test]
 fn the_button_and_removal_are_told() {
     let (mut port, recorder) = listening();
-    port.insert(GEN5).expect("recorded");
+    port.insert(GEN5.fixed()).expect("recorded");
     port.connect().expect("recorded");
     port.write_config(STATUS, &[0xff, 0xff]);
     let before = fired(&recorder);
@@ -297,7 +311,7 @@ fn without_messages_the_pin_stays_high_until_acknowledged() {
     let (mut port, recorder) = hot_port();
     let level = |recorder: &Recorder| *recorder.level.lock().expect("one thread");
     port.write_config(CONTROL, &(LISTENING & !(1 << 4)).to_le_bytes());
-    port.insert(GEN5).expect("recorded");
+    port.insert(GEN5.fixed()).expect("recorded");
     assert_eq!((level(&recorder), half(&mut port, 0x06) & 1 << 3), (Level::High, 1 << 3));
     port.write_config(0x04, &COMMAND_INTX_DISABLE.to_le_bytes());
     assert_eq!(level(&recorder), Level::Low);
@@ -309,7 +323,7 @@ fn without_messages_the_pin_stays_high_until_acknowledged() {
 
 #[test]
 fn windows_are_programmed_and_can_be_moved() {
-    let mut port = Port::new(Kind::Root, &GEN5.registers(), None).expect("room");
+    let mut port = Port::new(Kind::Root, &GEN5.fixed().registers(), None).expect("room");
     port.set_windows(Windows {
         io: None,
         memory: Some((0xc000_0000, 0xc00f_ffff)),
