@@ -403,6 +403,9 @@ impl Uplink {
     }
 
     fn follow(&mut self, facts: LinkFacts) {
+        if self.facts.hardware != facts.hardware {
+            self.ask_anew();
+        }
         let is_back = self.facts.carrier == Carrier::Down && facts.carrier == Carrier::Up;
         if is_back {
             if let Some(client) = &self.client {
@@ -418,6 +421,17 @@ impl Uplink {
             self.routes.clear();
         }
         self.facts = facts;
+    }
+
+    /// Ends the clients: they speak in the name of a hardware address that the interface has no longer. A
+    /// bond takes that of its first card when the card joins. As in a restarted agent, what is there stays
+    /// until others know the node by its new address.
+    fn ask_anew(&mut self) {
+        (self.client, self.client6) = (None, None);
+        if self.lease.take().is_some() {
+            self.applied = Applied::InPart;
+            self.routes.clear();
+        }
     }
 
     pub(super) fn gateway(&self) -> Option<IpAddr> {
