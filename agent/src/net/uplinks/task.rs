@@ -1,7 +1,7 @@
 //! The task that owns the uplinks.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     io,
     net::{IpAddr, Ipv6Addr},
     time::{Duration, Instant},
@@ -210,7 +210,7 @@ impl Task {
     async fn lay_out(&self) -> Result<(Layout, Option<KernelError>), KernelError> {
         let mut failure = None;
         for _ in 0..ROUNDS {
-            let layout = layout::plan(&self.plan.desired, &self.kernel.links().await?);
+            let layout = self.planned().await?;
             if layout.actions.is_empty() {
                 return Ok((layout, failure));
             }
@@ -231,7 +231,13 @@ impl Task {
                 break;
             }
         }
-        Ok((layout::plan(&self.plan.desired, &self.kernel.links().await?), failure))
+        Ok((self.planned().await?, failure))
+    }
+
+    /// Returns the next steps, after what the kernel has now.
+    async fn planned(&self) -> Result<Layout, KernelError> {
+        let current: BTreeSet<u32> = self.uplinks.keys().copied().collect();
+        Ok(layout::plan(&self.plan.desired, &self.kernel.links().await?, &current))
     }
 
     /// Sets what the kernel does by itself.
