@@ -312,15 +312,6 @@ fn routes_are_many_and_the_default_route_is_always_among_them() {
     assert_eq!((many.len(), &many[126][..], &many[127][..]), (128, "126.0.0.0/8", "0.0.0.0/0"));
 }
 
-#[test]
-fn an_empty_list_of_routes_is_none() {
-    let mut bench = Bench::new(None);
-    bench.answer(Kind::Offer, |_| {});
-    bench.answer(Kind::Ack, |ack| ack.set(option::CLASSLESS_ROUTES, []));
-    let Some(Event::Leased(lease)) = bench.client.poll_event() else { panic!("no lease") };
-    assert_eq!(lease.routes, [("0.0.0.0/0".parse().expect("a prefix"), SERVER)]);
-}
-
 proptest::proptest! {
     /// Whatever a server does, the client asks on, and never keeps a lease past its end.
     #[test]
