@@ -236,6 +236,23 @@ fn a_replugged_cable_leads_to_the_network_at_its_other_end() {
     world.wait("the new network", |status| has(status, "192.168.60.100"));
 }
 
+/// As a bond's does when its first card joins it.
+#[test]
+fn a_lease_is_asked_for_anew_when_the_hardware_address_changes() {
+    let Some(mut world) = World::new("another hardware address") else { return };
+    let long = ["--dhcp-option=option:T1,60", "--dhcp-option=option:T2,90"];
+    let known = "--dhcp-host=02:00:00:00:00:42,192.168.50.150";
+    world.serve(RANGE, &[&long[..], &[known]].concat());
+    world.start(&Network::default());
+    world.wait_for_lease();
+    world.node.ip("link set eth0 address 02:00:00:00:00:42");
+    let status = world.wait("the lease of the new address", |status| has(status, "192.168.50.150"));
+    assert!(!has(&status, "192.168.50.100"), "{status:?}");
+    let routes = world.node.ip("-4 route show");
+    assert!(!routes.contains("192.168.50.100"), "{routes}");
+    world.node.reaches("192.168.50.1");
+}
+
 #[test]
 fn a_restarted_agent_keeps_the_address() {
     let Some(mut world) = World::new("a restart of the agent") else { return };

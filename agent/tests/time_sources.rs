@@ -201,6 +201,14 @@ async fn silent_servers_leave_the_clock_alone_and_are_named() {
 }
 
 #[tokio::test]
+async fn a_node_without_an_address_says_so_and_asks_for_no_setting() {
+    let system = TestClock::at(TRUTH);
+    let clock = start(&system, 0, Vec::new());
+    let status = wait(&clock, |status| status.last_error.is_some()).await;
+    assert!(status.last_error.unwrap().contains("no address"));
+}
+
+#[tokio::test]
 async fn servers_named_by_dhcp_are_asked_when_none_is_configured() {
     let (publish, network) = watch::channel(NetworkStatus::default());
     let config = ClockConfig {

@@ -173,7 +173,7 @@ pub struct NetworkView {
     pub gateways: Vec<IpAddr>,
     /// Name servers.
     pub dns: Vec<IpAddr>,
-    /// What went wrong last; empty if nothing did.
+    /// What went wrong last, and what cannot be as configured; empty if nothing.
     pub error: String,
 }
 

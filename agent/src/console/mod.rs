@@ -47,6 +47,8 @@ pub struct Page {
     pub addresses: Vec<String>,
     /// What is special about the network: problems with its configuration, a trial of a new one.
     pub network: Vec<String>,
+    /// Its uplinks, each with its values and their sources.
+    pub uplinks: Vec<String>,
     /// How many other members of the overlay are known.
     pub members: usize,
     /// Devices.
@@ -72,7 +74,8 @@ impl Page {
             format!("addresses  {addresses}"),
             format!("overlay    {} other members", self.members),
         ];
-        lines.extend(self.network.iter().map(|notice| format!("network    {notice}")));
+        let network = self.network.iter().chain(&self.uplinks);
+        lines.extend(network.map(|text| format!("network    {text}")));
         if !self.install.is_empty() {
             lines.push(format!("install    {}", self.install));
         }

@@ -90,7 +90,9 @@ impl Local {
             boot,
             trust: host::trust(root),
             clock: serving.map(clock).unwrap_or_default(),
-            network: network.map(|network| uplinks(root, network)).unwrap_or_default(),
+            network: network
+                .map(|network| uplinks(root, network, &page.network))
+                .unwrap_or_default(),
             overlay: serving.map(members).unwrap_or_default(),
             host: resources(root, &snapshot, volumes, (agent_starts, armed)),
             devices: self.devices(devices),
@@ -183,7 +185,14 @@ fn clock(serving: &Serving) -> ClockView {
     }
 }
 
-fn uplinks(root: &Path, network: NetworkStatus) -> NetworkView {
+/// `notices` are what the page says of the network.
+fn uplinks(root: &Path, network: NetworkStatus, notices: &[String]) -> NetworkView {
+    let mut wrong: Vec<String> = network.last_error.into_iter().collect();
+    for text in notices.iter().chain(&network.problems) {
+        if !wrong.contains(text) {
+            wrong.push(text.clone());
+        }
+    }
     let interface = |interface: &crate::net::InterfaceStatus| InterfaceView {
         name: interface.name.clone(),
         hardware: interface.hardware.to_string(),
@@ -200,7 +209,7 @@ fn uplinks(root: &Path, network: NetworkStatus) -> NetworkView {
         interfaces: network.interfaces.iter().map(interface).collect(),
         gateways: network.gateways,
         dns: network.dns,
-        error: network.last_error.unwrap_or_default(),
+        error: wrong.join("; "),
     }
 }
 
@@ -299,5 +308,26 @@ fn machine(view: &View) -> MachineView {
         start: lease.start,
         end: view.record.end(),
         last_stop: view.record.last_stop.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_that_is_wrong_with_the_network_is_told_once() {
+        let problem = "uplink b: no card fits".to_owned();
+        let network = NetworkStatus {
+            last_error: Some("the lease ended".to_owned()),
+            problems: vec![problem.clone()],
+            ..NetworkStatus::default()
+        };
+        let notices = ["the last good one is in use".to_owned(), problem];
+        let view = uplinks(Path::new("/nowhere"), network, &notices);
+        let told = "the lease ended; the last good one is in use; uplink b: no card fits";
+        assert_eq!(view.error, told);
+        let fine = uplinks(Path::new("/nowhere"), NetworkStatus::default(), &[]);
+        assert_eq!(fine.error, "");
     }
 }

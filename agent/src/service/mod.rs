@@ -541,13 +541,8 @@ async fn show(pages: watch::Sender<Page>, shown: Shown) {
         let trouble = trouble.or_else(|| clock.status().borrow().last_error.clone());
         let page = Page {
             addresses: addresses.iter().map(ToString::to_string).collect(),
-            network: notice
-                .borrow()
-                .iter()
-                .chain(&status.problems)
-                .cloned()
-                .chain(status.interfaces.iter().map(InterfaceStatus::describe))
-                .collect(),
+            network: notice.borrow().iter().chain(&status.problems).cloned().collect(),
+            uplinks: status.interfaces.iter().map(InterfaceStatus::describe).collect(),
             members: overlay.members().len(),
             devices: now.devices,
             machines: now.machines,

@@ -204,7 +204,10 @@ impl Poller {
     /// The servers to ask, each once, by their addresses in the order to try them.
     async fn servers(&self) -> Result<Vec<Vec<SocketAddr>>, String> {
         let mut addresses = Vec::new();
-        let mut refusal = "no time server is known; set time.ntp".to_owned();
+        let mut refusal = match self.config.network.borrow().is_online() {
+            true => "no time server is known; set time.ntp".to_owned(),
+            false => "this node has no address yet, so it can ask no time server".to_owned(),
+        };
         for server in &self.config.servers {
             match self.resolve(server).await {
                 Ok(found) => addresses.push(found),

@@ -14,7 +14,9 @@ mod routed;
 mod world;
 
 use std::{
+    collections::BTreeSet,
     net::{IpAddr, Ipv4Addr, UdpSocket},
+    os::fd::OwnedFd,
     sync::atomic::Ordering,
     time::Duration,
 };
@@ -25,6 +27,7 @@ use agent::net::{
     ruleset::FLOWS_PER_GUEST,
 };
 use netns::{PATIENCE, SILENCE, can_run, wait_for};
+use rustix::net::{ipproto, sockopt::Timeout};
 use types::ids::MachineId;
 use world::{NODE, PRIVATE, SERVER, World};
 
@@ -158,6 +161,38 @@ fn a_guest_cannot_disturb_the_nodes_flows_by_icmp() {
     // The same from outside is heeded, so it would have shown.
     world.internet.enter(|| icmp::send_too_big(NODE, SERVER, 600));
     wait_for("an error from outside", PATIENCE, shrunk);
+}
+
+/// What fits no flow is not translated, so the guest's own address would show.
+#[test]
+fn what_fits_no_flow_of_a_guest_does_not_leave() {
+    let Some(world) = World::new("packets of no flow") else { return };
+    let guest = world.guest(1);
+    let heard = [ipproto::ICMP, ipproto::TCP].map(|protocol| {
+        let socket = world.internet.enter(|| icmp::raw(protocol));
+        let patience = Some(SILENCE);
+        rustix::net::sockopt::set_socket_timeout(&socket, Timeout::Recv, patience).unwrap();
+        socket
+    });
+    // Sources of the packets that come until it is quiet.
+    let sources = |socket: &OwnedFd| -> BTreeSet<Ipv4Addr> {
+        let mut packet = [0; 128];
+        std::iter::from_fn(|| {
+            let read = rustix::io::read(socket, &mut packet).ok()?;
+            let source: [u8; 4] = packet[..read].get(12..16)?.try_into().ok()?;
+            Some(source.into())
+        })
+        .collect()
+    };
+    guest.space.enter(|| {
+        icmp::send_too_big("203.0.113.80", "192.0.2.9:80", 600);
+        icmp::send_reset(&guest.ip(), SERVER);
+    });
+    // What belongs to a flow arrives by the same way.
+    assert!(guest.space.pings("203.0.113.80"));
+    assert_eq!(guest.space.ask_tcp(SERVER, PATIENCE).as_deref(), Some(NODE));
+    let node: Ipv4Addr = NODE.parse().unwrap();
+    assert_eq!(heard.each_ref().map(sources), [BTreeSet::from([node]), BTreeSet::from([node])]);
 }
 
 #[test]

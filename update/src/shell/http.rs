@@ -22,8 +22,8 @@ use rustls::{ClientConfig, RootCertStore};
 use rustls_pki_types::{CertificateDer, ServerName, pem::PemObject};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    net::TcpStream,
-    time::{Instant, timeout_at},
+    net::{TcpStream, lookup_host},
+    time::{Duration, Instant, timeout, timeout_at},
 };
 use tokio_rustls::TlsConnector;
 
@@ -39,6 +39,11 @@ const AUTHORITIES: [&str; 4] = [
     "/etc/ssl/ca-bundle.pem",
     "/etc/ssl/cert.pem",
 ];
+/// Most addresses of a host that are tried, and how long for each but the last, which has what is left:
+/// a handful of packets that are sent again, and time for every address.
+const MAX_ADDRESSES: u32 = 4;
+const PATIENCE: Duration = Duration::from_secs(5);
+const _: () = assert!(PATIENCE.as_secs() * (MAX_ADDRESSES as u64) < STALL.as_secs());
 /// Largest head of a response, in bytes.
 const MAX_HEAD: usize = 64 << 10;
 
@@ -134,13 +139,14 @@ impl Http {
     }
 
     async fn tcp(&self, host: &str, port: u16) -> io::Result<TcpStream> {
-        let Some(resolver) = &self.resolver else {
-            return TcpStream::connect((host, port)).await;
+        let found: Vec<SocketAddr> = match &self.resolver {
+            Some(resolver) => {
+                let found = resolver.resolve(host.to_owned()).0.await?;
+                found.into_iter().map(|address| SocketAddr::new(address, port)).collect()
+            }
+            None => lookup_host((host, port)).await?.collect(),
         };
-        let addresses = resolver.resolve(host.to_owned()).0.await?;
-        let all: Vec<SocketAddr> =
-            addresses.into_iter().map(|address| SocketAddr::new(address, port)).collect();
-        TcpStream::connect(&all[..]).await
+        reach(&in_turn(&found), PATIENCE).await
     }
 
     async fn start<S>(
@@ -188,6 +194,30 @@ impl Http {
         self.tls = Some(tls.clone());
         tls
     }
+}
+
+/// Returns a host's addresses in the order to try them. The families take turns: on a network that has
+/// one of them only, every address of the other is silent.
+fn in_turn(found: &[SocketAddr]) -> Vec<SocketAddr> {
+    let first = found.first().is_none_or(SocketAddr::is_ipv4);
+    let (ones, others): (Vec<SocketAddr>, Vec<SocketAddr>) =
+        found.iter().partition(|address| address.is_ipv4() == first);
+    let turns = 0..ones.len().max(others.len());
+    let ordered = turns.flat_map(|turn| [ones.get(turn), others.get(turn)]).flatten();
+    ordered.take(MAX_ADDRESSES as usize).copied().collect()
+}
+
+/// Connects to the first of the addresses that takes the connection. A silent one has `patience`, if
+/// there is another.
+async fn reach(addresses: &[SocketAddr], patience: Duration) -> io::Result<TcpStream> {
+    let none = || io::Error::new(io::ErrorKind::NotFound, "it has no address");
+    let (last, others) = addresses.split_last().ok_or_else(none)?;
+    for address in others {
+        if let Ok(Ok(stream)) = timeout(patience, TcpStream::connect(address)).await {
+            return Ok(stream);
+        }
+    }
+    TcpStream::connect(last).await
 }
 
 fn authorities(path: &Path) -> Result<RootCertStore, FetchError> {
@@ -260,5 +290,40 @@ impl Answer {
                 Err(error) => return Some(Err(error)),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::{TcpListener, TcpSocket};
+
+    use super::*;
+
+    fn address(text: &str) -> SocketAddr {
+        text.parse().expect("an address")
+    }
+
+    #[test]
+    fn families_take_turns_and_the_first_is_the_resolvers() {
+        let found = ["[2001:db8::1]:80", "[2001:db8::2]:80", "192.0.2.1:80"].map(address);
+        assert_eq!(in_turn(&found), [found[0], found[2], found[1]]);
+        assert_eq!(in_turn(&[found[2]; 9]).len(), 4);
+        assert_eq!(in_turn(&[]), []);
+    }
+
+    #[tokio::test]
+    async fn a_silent_address_leaves_time_for_the_next() {
+        let good = TcpListener::bind("127.0.0.1:0").await.expect("a listener");
+        let good = good.local_addr().expect("an address");
+        // A full queue of connections that nobody takes: the kernel drops what comes more.
+        let socket = TcpSocket::new_v4().expect("a socket");
+        socket.bind(address("127.0.0.1:0")).expect("bound");
+        let silent = socket.listen(0).expect("a listener");
+        let address = silent.local_addr().expect("an address");
+        let _first = TcpStream::connect(address).await.expect("room for one");
+        let found = reach(&[address, good], Duration::from_millis(200)).await.expect("the other");
+        assert_eq!(found.peer_addr().expect("an address"), good);
+        let refused = reach(&[], Duration::from_millis(200)).await.expect_err("no address");
+        assert_eq!(refused.kind(), io::ErrorKind::NotFound);
     }
 }

@@ -6,6 +6,9 @@
 //! Rebooting: an address known from before is asked for again.
 //! ```
 //!
+//! Where nobody confirms a lease that still runs, it stays in use while the client searches, and until
+//! another takes its place: servers that do not know it may say nothing (RFC 2131 §4.3.2).
+//!
 //! It does not probe for address conflicts (RFC 5227) and sends no DHCPDECLINE.
 
 use std::{
@@ -24,8 +27,10 @@ const FIRST_RETRY: Duration = Duration::from_secs(4);
 const LAST_RETRY: Duration = Duration::from_secs(64);
 /// Requests for one offer before the search starts again: 4 + 8 + 16 s.
 const MAX_REQUESTS: u32 = 3;
-/// Requests for an address known from before until it is used, or given up, unconfirmed: 4 + 8 s.
+/// Requests for an address known from before until the search starts, unconfirmed: 4 + 8 s.
 const MAX_REBOOTS: u32 = 2;
+/// Searches beside a lease that nobody confirmed, until it is used unconfirmed: 4 + 8 + 16 s.
+const MAX_SEARCHES: u32 = 3;
 /// Pause before the search starts again after a refusal, doubling to [`LAST_RETRY`].
 const REFUSAL_PAUSE: Duration = Duration::from_secs(1);
 /// Least pause between two renewals. RFC 2131 §4.4.5 says 60 s; leases of test networks are shorter.
@@ -37,6 +42,8 @@ const _: () = assert!(MAX_MESSAGE_OPTION as usize == MAX_MESSAGE);
 const MOST_RENEW_PAUSE: Duration = Duration::from_secs(600);
 /// Lists longer than this are cut: no resolver asks that many servers.
 const MAX_LIST: usize = 8;
+/// Most routes of a lease. A message has room for twice as many of the shortest.
+const MAX_ROUTES: usize = 128;
 /// Lease times of all ones do not end, RFC 2131 §3.3.
 const INFINITE: u32 = u32::MAX;
 
@@ -80,11 +87,14 @@ enum State {
     /// Waits before it searches.
     Init,
     /// Asks for offers.
-    Selecting,
+    Selecting {
+        kept: Option<Lease>,
+    },
     /// Has accepted an offer and waits for its confirmation.
     Requesting {
         server: Ipv4Addr,
         address: Ipv4Addr,
+        kept: Option<Lease>,
     },
     /// Asks for an address from before.
     Rebooting {
@@ -192,7 +202,7 @@ impl Client {
         };
         match previous {
             Some(address) => client.reboot(now, address, None),
-            None => client.search(now),
+            None => client.search(now, None),
         }
         client
     }
@@ -201,12 +211,14 @@ impl Client {
     pub fn handle_carrier(&mut self, now: Instant) {
         let lease = match std::mem::replace(&mut self.state, State::Init) {
             State::Bound(lease) | State::Renewing(lease) | State::Rebinding(lease) => Some(lease),
-            State::Rebooting { lease, .. } => lease,
-            State::Init | State::Selecting | State::Requesting { .. } => None,
+            State::Rebooting { lease: kept, .. }
+            | State::Selecting { kept }
+            | State::Requesting { kept, .. } => kept,
+            State::Init => None,
         };
         match lease {
             Some(lease) => self.reboot(now, lease.address.address(), Some(lease)),
-            None => self.search(now),
+            None => self.search(now, None),
         }
     }
 
@@ -234,14 +246,26 @@ impl Client {
             return;
         }
         match std::mem::replace(&mut self.state, State::Init) {
-            State::Init => self.search(now),
-            State::Selecting => {
-                self.state = State::Selecting;
+            State::Init => self.search(now, None),
+            State::Selecting { kept: Some(lease) }
+            | State::Requesting { kept: Some(lease), .. }
+                if has_passed(now, lease.expires) =>
+            {
+                self.lose(now, Loss::Expired);
+            }
+            State::Selecting { kept: Some(lease) } if self.attempts >= MAX_SEARCHES => {
+                self.bind(lease);
+            }
+            State::Selecting { kept } => {
+                self.state = State::Selecting { kept };
                 self.send_search(now);
             }
-            State::Requesting { .. } if self.attempts >= MAX_REQUESTS => self.search(now),
-            State::Requesting { server, address } => {
-                self.state = State::Requesting { server, address };
+            State::Requesting { kept, .. } if self.attempts >= MAX_REQUESTS => match kept {
+                Some(lease) => self.bind(lease),
+                None => self.search(now, None),
+            },
+            State::Requesting { server, address, kept } => {
+                self.state = State::Requesting { server, address, kept };
                 self.send_request(now);
             }
             State::Rebooting { address, lease } => self.reboot_timeout(now, address, lease),
@@ -267,12 +291,13 @@ impl Client {
     }
 
     fn handle_offer(&mut self, now: Instant, offer: &Message) {
-        let State::Selecting = self.state else { return };
+        let State::Selecting { kept } = &mut self.state else { return };
         let Some(server) = offer.address(option::SERVER) else { return };
         if !is_usable(offer.yiaddr) {
             return;
         }
-        self.state = State::Requesting { server, address: offer.yiaddr };
+        let kept = kept.take();
+        self.state = State::Requesting { server, address: offer.yiaddr, kept };
         self.attempts = 0;
         self.send_request(now);
     }
@@ -281,7 +306,7 @@ impl Client {
         let expected = match &self.state {
             State::Requesting { server, .. } => ack.address(option::SERVER) == Some(*server),
             State::Rebooting { .. } | State::Renewing(_) | State::Rebinding(_) => true,
-            State::Init | State::Selecting | State::Bound(_) => false,
+            State::Init | State::Selecting { .. } | State::Bound(_) => false,
         };
         let Some(lease) = expected.then(|| granted(now, ack)).flatten() else { return };
         self.refusals = 0;
@@ -290,12 +315,20 @@ impl Client {
     }
 
     fn handle_nak(&mut self, now: Instant, nak: &Message) {
-        let had_address = match &self.state {
-            State::Requesting { server, .. } if nak.address(option::SERVER) == Some(*server) => {
+        let had_address = match &mut self.state {
+            State::Requesting { server, kept, .. }
+                if nak.address(option::SERVER) == Some(*server) =>
+            {
+                // It refuses its own offer, which says nothing of the lease.
+                if let Some(lease) = kept.take() {
+                    return self.bind(lease);
+                }
                 false
             }
             State::Rebooting { .. } | State::Renewing(_) | State::Rebinding(_) => true,
-            State::Requesting { .. } | State::Init | State::Selecting | State::Bound(_) => return,
+            State::Requesting { .. } | State::Init | State::Selecting { .. } | State::Bound(_) => {
+                return;
+            }
         };
         if had_address {
             self.event = Some(Event::Lost(Loss::Refused));
@@ -306,8 +339,9 @@ impl Client {
         self.deadline = Some(now + pause);
     }
 
-    fn search(&mut self, now: Instant) {
-        self.state = State::Selecting;
+    /// Searches; `kept` is the lease that is in use meanwhile.
+    fn search(&mut self, now: Instant, kept: Option<Lease>) {
+        self.state = State::Selecting { kept };
         self.new_exchange(now);
         self.send_search(now);
     }
@@ -319,8 +353,7 @@ impl Client {
     }
 
     fn reboot_timeout(&mut self, now: Instant, address: Ipv4Addr, lease: Option<Lease>) {
-        let expires = lease.as_ref().and_then(|lease| lease.expires);
-        if expires.is_some_and(|expires| expires <= now) {
+        if has_passed(now, lease.as_ref().and_then(|lease| lease.expires)) {
             return self.lose(now, Loss::Expired);
         }
         if self.attempts < MAX_REBOOTS {
@@ -328,18 +361,14 @@ impl Client {
             return self.send_request(now);
         }
         // Nobody answers. RFC 2131 §3.2: a lease that still runs may be used.
-        match lease {
-            Some(lease) => self.bind(lease),
-            None => self.search(now),
-        }
+        self.search(now, lease);
     }
 
     fn lease_timeout(&mut self, now: Instant, lease: Lease) {
-        let passed = |at: Option<Instant>| at.is_some_and(|at| at <= now);
-        if passed(lease.expires) {
+        if has_passed(now, lease.expires) {
             return self.lose(now, Loss::Expired);
         }
-        let (state, next): (fn(Lease) -> State, _) = if passed(lease.rebind) {
+        let (state, next): (fn(Lease) -> State, _) = if has_passed(now, lease.rebind) {
             (State::Rebinding, lease.expires)
         } else {
             (State::Renewing, lease.rebind)
@@ -355,7 +384,7 @@ impl Client {
 
     fn lose(&mut self, now: Instant, loss: Loss) {
         self.event = Some(Event::Lost(loss));
-        self.search(now);
+        self.search(now, None);
     }
 
     fn bind(&mut self, lease: Lease) {
@@ -378,7 +407,7 @@ impl Client {
         let mut request = self.compose(now, Kind::Request);
         let mut to = Destination::Broadcast;
         match &self.state {
-            State::Requesting { server, address } => {
+            State::Requesting { server, address, .. } => {
                 request.set(option::SERVER, server.octets());
                 request.set(option::REQUESTED_ADDRESS, address.octets());
             }
@@ -392,7 +421,7 @@ impl Client {
             State::Rebinding(lease) => {
                 request.ciaddr = lease.address.address();
             }
-            State::Init | State::Selecting | State::Bound(_) => return,
+            State::Init | State::Selecting { .. } | State::Bound(_) => return,
         }
         self.send(now, to, &request);
     }
@@ -405,14 +434,10 @@ impl Client {
         let jitter = Duration::from_millis(u64::from(self.next_random() % 2000));
         let retry = now + pause + jitter - Duration::from_secs(1);
         let expires = match &self.state {
-            State::Rebooting { lease: Some(lease), .. } => lease.expires,
-            State::Init
-            | State::Selecting
-            | State::Requesting { .. }
-            | State::Rebooting { .. }
-            | State::Bound(_)
-            | State::Renewing(_)
-            | State::Rebinding(_) => None,
+            State::Rebooting { lease: kept, .. }
+            | State::Selecting { kept }
+            | State::Requesting { kept, .. } => kept.as_ref().and_then(|lease| lease.expires),
+            State::Init | State::Bound(_) | State::Renewing(_) | State::Rebinding(_) => None,
         };
         self.deadline = Some(expires.map_or(retry, |expires| retry.min(expires)));
     }
@@ -471,6 +496,10 @@ fn granted(now: Instant, ack: &Message) -> Option<Lease> {
     })
 }
 
+fn has_passed(now: Instant, at: Option<Instant>) -> bool {
+    at.is_some_and(|at| at <= now)
+}
+
 /// Returns T1 and T2 in seconds: the server's when they are in order, else those of RFC 2131
 /// §4.4.5.
 fn times(seconds: u32, ack: &Message) -> (u32, u32) {
@@ -486,10 +515,15 @@ fn times(seconds: u32, ack: &Message) -> (u32, u32) {
     }
 }
 
-/// RFC 3442: classless routes, when given, replace routers.
+/// RFC 3442: classless routes, when given, replace routers. They stay in their order, because one may
+/// say how to reach the gateway of the next.
 fn routes(ack: &Message) -> Vec<(Ipv4Prefix, Ipv4Addr)> {
     if let Some(mut routes) = ack.classless_routes() {
-        routes.truncate(MAX_LIST);
+        let default = routes.iter().position(|(to, _)| to.length() == 0);
+        if let Some(late) = default.filter(|at| *at >= MAX_ROUTES) {
+            routes.swap(late, MAX_ROUTES - 1);
+        }
+        routes.truncate(MAX_ROUTES);
         return routes;
     }
     let routers = ack.addresses(option::ROUTER);

@@ -176,10 +176,72 @@ fn an_address_from_before_is_asked_for_first() {
 fn a_lease_survives_a_replugged_cable_and_a_silent_server() {
     let mut bench = Bench::bound();
     bench.client.handle_carrier(bench.now);
-    bench.wait();
-    bench.wait();
+    let mut asked = Vec::new();
+    while let Some(transmit) = bench.client.poll_transmit() {
+        asked.push(Message::parse(&transmit.message).expect("our own").kind().expect("a kind"));
+        bench.wait();
+    }
+    let (request, discover) = (Kind::Request, Kind::Discover);
+    assert_eq!(asked, [request, request, discover, discover, discover]);
     assert_eq!(bench.client.poll_event(), None);
     assert_eq!(bench.client.poll_timeout(), Some(bench.start + Duration::from_secs(500)));
+}
+
+/// A bench whose cable is back, perhaps elsewhere, and whose lease nobody confirmed.
+fn moved() -> Bench {
+    let mut bench = Bench::bound();
+    bench.client.handle_carrier(bench.now);
+    bench.wait();
+    bench.wait();
+    let (_, discover) = bench.sent();
+    assert_eq!((discover.kind(), bench.client.poll_event()), (Some(Kind::Discover), None));
+    bench
+}
+
+#[test]
+fn a_lease_that_nobody_confirms_is_replaced_by_one_of_the_network_that_is_there() {
+    let mut bench = moved();
+    let there = |reply: &mut Message| {
+        reply.set(option::SERVER, OTHER_SERVER.octets());
+        reply.yiaddr = Ipv4Addr::new(198, 51, 100, 7);
+    };
+    bench.answer(Kind::Offer, there);
+    let (_, request) = bench.sent();
+    assert_eq!(request.address(option::SERVER), Some(OTHER_SERVER));
+    bench.answer(Kind::Ack, there);
+    let Some(Event::Leased(lease)) = bench.client.poll_event() else { panic!("no lease") };
+    assert_eq!(lease.address.to_string(), "198.51.100.7/24");
+}
+
+#[test]
+fn a_lease_is_kept_when_the_network_that_is_there_refuses_or_forgets_its_offer() {
+    let renewal = |bench: &Bench| Some(bench.start + Duration::from_secs(500));
+    let mut bench = moved();
+    bench.answer(Kind::Offer, |_| {});
+    bench.answer(Kind::Nak, |_| {});
+    assert_eq!((bench.client.poll_event(), bench.client.poll_timeout()), (None, renewal(&bench)));
+    let mut bench = moved();
+    bench.answer(Kind::Offer, |_| {});
+    bench.wait();
+    bench.wait();
+    bench.wait();
+    assert_eq!((bench.client.poll_event(), bench.client.poll_timeout()), (None, renewal(&bench)));
+}
+
+#[test]
+fn a_lease_that_ends_while_another_is_searched_is_lost_on_time() {
+    let mut bench = Bench::new(None);
+    bench.answer(Kind::Offer, |_| {});
+    bench.answer(Kind::Ack, |ack| ack.set(option::LEASE_TIME, 30_u32.to_be_bytes()));
+    bench.client.poll_event();
+    bench.client.handle_carrier(bench.now);
+    while bench.client.poll_event().is_none() {
+        bench.wait();
+    }
+    assert_eq!(bench.elapsed(), 30);
+    assert_eq!(bench.sent().1.kind(), Some(Kind::Discover));
+    bench.client.handle_carrier(bench.now);
+    assert_eq!(bench.sent().1.kind(), Some(Kind::Discover), "the lease that ended is forgotten");
 }
 
 #[test]
@@ -229,6 +291,25 @@ fn classless_routes_replace_the_router() {
     });
     let Some(Event::Leased(lease)) = bench.client.poll_event() else { panic!("no lease") };
     assert_eq!(lease.routes, [("198.51.100.0/24".parse().expect("a prefix"), OTHER_SERVER)]);
+}
+
+#[test]
+fn routes_are_many_and_the_default_route_is_always_among_them() {
+    let routes = |count: u8| {
+        let mut bench = Bench::new(None);
+        bench.answer(Kind::Offer, |_| {});
+        bench.answer(Kind::Ack, |ack| {
+            let others = (0..count).flat_map(|n| [8, n, 192, 0, 2, 2]);
+            let last = [0, 192, 0, 2, 1];
+            ack.set(option::CLASSLESS_ROUTES, others.chain(last).collect::<Vec<u8>>());
+        });
+        let Some(Event::Leased(lease)) = bench.client.poll_event() else { panic!("no lease") };
+        lease.routes.iter().map(|(to, _)| to.to_string()).collect::<Vec<_>>()
+    };
+    let few = routes(20);
+    assert_eq!((few.len(), &few[0][..], &few[20][..]), (21, "0.0.0.0/8", "0.0.0.0/0"));
+    let many = routes(180);
+    assert_eq!((many.len(), &many[126][..], &many[127][..]), (128, "126.0.0.0/8", "0.0.0.0/0"));
 }
 
 proptest::proptest! {

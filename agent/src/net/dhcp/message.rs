@@ -258,9 +258,9 @@ impl Message {
     }
 
     /// Returns option 121, RFC 3442: prefix length, as many octets as it needs, gateway. `None`
-    /// when it is absent or malformed.
+    /// when it is absent, empty or malformed.
     pub(super) fn classless_routes(&self) -> Option<Vec<(Ipv4Prefix, Ipv4Addr)>> {
-        let mut rest = self.value(option::CLASSLESS_ROUTES)?;
+        let mut rest = self.bytes(option::CLASSLESS_ROUTES)?;
         let mut routes = Vec::new();
         while let [length, tail @ ..] = rest {
             let significant = usize::from(length.div_ceil(8));
@@ -363,6 +363,6 @@ mod tests {
         assert_eq!(routes(&[33, 1, 2, 3, 4, 5, 1, 2, 3, 4]), None);
         assert_eq!(routes(&[24, 198, 51, 100, 1, 2, 3]), None);
         assert_eq!(routes(&[255]), None);
-        assert_eq!(routes(&[]), Some(Vec::new()));
+        assert_eq!(routes(&[]), None);
     }
 }

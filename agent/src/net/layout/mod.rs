@@ -3,6 +3,9 @@
 //! [`plan`] compares what the configuration wants with what the kernel has and returns the next
 //! steps. Some steps need others to be done first, so callers carry them out, look again, and plan
 //! again until nothing is left. It gives no addresses.
+//!
+//! What is an uplink already counts in one case only: a card that is chosen by its carrier stays while
+//! no other has one, because a cable that is out for a moment costs no address.
 
 #[cfg(test)]
 mod tests;
@@ -108,6 +111,16 @@ impl fmt::Display for Action {
 pub enum Problem {
     #[error("uplink {uplink}: no card fits {wanted}; this machine has {found}")]
     NoCard { uplink: String, wanted: String, found: String },
+    #[error(
+        "this machine has no network card that this release has a driver for; put in another one, or ask \
+         for a driver with the list of PCI devices"
+    )]
+    NoCardAtAll,
+    #[error(
+        "network.interface: no interface has the name or hardware address {wanted:?}; this machine has \
+         {found}; set it to one of them, or leave it out to use every card"
+    )]
+    NoInterface { wanted: String, found: String },
     #[error("uplink {uplink}: there is another interface of this name; choose another name")]
     Name { uplink: String },
     #[error(
@@ -127,12 +140,19 @@ pub struct Layout {
     pub problems: Vec<Problem>,
 }
 
-/// Plans the next steps.
-pub fn plan(desired: &Desired, observed: &[LinkFacts]) -> Layout {
-    let mut planner = Planner { observed, layout: Layout::default(), used: BTreeSet::new() };
+/// Plans the next steps. `current` are the indexes of the interfaces that are uplinks now.
+pub fn plan(desired: &Desired, observed: &[LinkFacts], current: &BTreeSet<u32>) -> Layout {
+    let mut planner =
+        Planner { observed, current, layout: Layout::default(), used: BTreeSet::new() };
     match desired {
-        Desired::EveryCard => planner.short(|link| link.is_card() && link.controller.is_none()),
-        Desired::One(wanted) => planner.short(|link| is_meant(link, wanted)),
+        Desired::EveryCard => {
+            planner.short(|link| link.is_card() && link.controller.is_none());
+            planner.no_card_at_all();
+        }
+        Desired::One(wanted) => {
+            planner.short(|link| is_meant(link, wanted));
+            planner.no_interface(wanted);
+        }
         Desired::Listed(uplinks) => {
             for place in 0..uplinks.len() {
                 planner.uplink(uplinks, place);
@@ -145,6 +165,7 @@ pub fn plan(desired: &Desired, observed: &[LinkFacts]) -> Layout {
 
 struct Planner<'a> {
     observed: &'a [LinkFacts],
+    current: &'a BTreeSet<u32>,
     layout: Layout,
     /// Interfaces that have their place.
     used: BTreeSet<u32>,
@@ -188,7 +209,9 @@ impl Planner<'_> {
             candidates.iter().for_each(|link| self.switch_on(link));
         }
         let fits = |link: &&LinkFacts| !card.carrier || link.carrier == Carrier::Up;
-        let Some(found) = candidates.iter().find(fits) else {
+        let is_current = |link: &&LinkFacts| self.current.contains(&link.index);
+        let found = candidates.iter().find(fits).or_else(|| candidates.iter().find(is_current));
+        let Some(found) = found else {
             self.no_card(uplink, card);
             return None;
         };
@@ -316,11 +339,37 @@ impl Planner<'_> {
     }
 
     fn no_card(&mut self, uplink: &Uplink, card: &Card) {
-        let cards: Vec<String> =
-            self.observed.iter().filter(|link| link.is_card()).map(describe).collect();
-        let found = if cards.is_empty() { "no card".to_owned() } else { cards.join(", ") };
+        let found = self.cards().unwrap_or_else(|| "no card".to_owned());
         let (uplink, wanted) = (uplink.name.clone(), describe_wanted(card));
         self.layout.problems.push(Problem::NoCard { uplink, wanted, found });
+    }
+
+    /// Complains when the one interface that is wanted is not there.
+    fn no_interface(&mut self, wanted: &str) {
+        if !self.layout.uplinks.is_empty() {
+            return;
+        }
+        match self.cards() {
+            Some(found) => {
+                let wanted = wanted.to_owned();
+                self.layout.problems.push(Problem::NoInterface { wanted, found });
+            }
+            None => self.no_card_at_all(),
+        }
+    }
+
+    /// Complains when there is nothing that could be an uplink.
+    fn no_card_at_all(&mut self) {
+        if self.cards().is_none() && self.layout.uplinks.is_empty() {
+            self.layout.problems.push(Problem::NoCardAtAll);
+        }
+    }
+
+    /// The cards that there are; `None` when there are none.
+    fn cards(&self) -> Option<String> {
+        let cards = self.observed.iter().filter(|link| link.is_card());
+        let cards: Vec<String> = cards.map(describe).collect();
+        (!cards.is_empty()).then(|| cards.join(", "))
     }
 
     /// Removes what the node made and no longer wants, what stands on others first.

@@ -114,14 +114,14 @@ impl Model {
     /// Does what the plan says until it says no more; returns the last one.
     fn settle(&mut self, desired: &Desired) -> Layout {
         for _ in 0..8 {
-            let layout = plan(desired, &self.0);
+            let layout = plan(desired, &self.0, &BTreeSet::new());
             if layout.actions.is_empty() {
                 return layout;
             }
             // A link that an earlier step of the plan took away needs no further ones.
             layout.actions.iter().for_each(|action| self.carry_out(action));
         }
-        panic!("it never ends: {:?}", plan(desired, &self.0).actions);
+        panic!("it never ends: {:?}", plan(desired, &self.0, &BTreeSet::new()).actions);
     }
 
     fn names(layout: &Layout) -> Vec<&str> {
@@ -187,7 +187,7 @@ fn a_card_keeps_its_own_address_inside_a_bond() {
     let desired = Desired::Listed(vec![uplink]);
     model.settle(&desired);
     model.at(2).hardware = model.at(1).hardware;
-    assert_eq!(plan(&desired, &model.0).actions, []);
+    assert_eq!(plan(&desired, &model.0, &BTreeSet::new()).actions, []);
 }
 
 #[test]
@@ -200,7 +200,7 @@ fn what_cannot_be_is_told_with_what_there_is() {
         Uplink::of_card("b", Card { driver: Some("mlx5_core".to_owned()), ..Card::default() }),
         bonded("br0", &["eth1"]),
     ];
-    let layout = plan(&Desired::Listed(uplinks), &links);
+    let layout = plan(&Desired::Listed(uplinks), &links, &BTreeSet::new());
     let [mtu, card, name] = &layout.problems[..] else { panic!("{:?}", layout.problems) };
     let (uplink, link) = ("a".to_owned(), "eth0".to_owned());
     assert_eq!(*mtu, Problem::Mtu { uplink, link, most: 1500, wanted: 9000 });
@@ -215,13 +215,56 @@ fn any_card_with_a_carrier_is_found_after_all_were_switched_on() {
     let mut model = Model(cards(3));
     let any = Card { carrier: true, ..Card::default() };
     let desired = Desired::Listed(vec![Uplink::of_card("a", any)]);
-    let first = plan(&desired, &model.0);
+    let first = plan(&desired, &model.0, &BTreeSet::new());
     assert_eq!(first.actions.len(), 3);
     for action in &first.actions {
         model.carry_out(action);
     }
     model.at(1).carrier = Carrier::Down;
     assert_eq!(Model::names(&model.settle(&desired)), ["eth1"]);
+}
+
+#[test]
+fn an_uplink_without_a_carrier_stays_until_another_card_has_one() {
+    let mut model = Model(cards(3));
+    let any = Card { carrier: true, ..Card::default() };
+    let desired = Desired::Listed(vec![Uplink::of_card("a", any)]);
+    model.settle(&desired);
+    model.0.iter_mut().for_each(|link| link.carrier = Carrier::Down);
+    let chosen = |model: &Model, current| {
+        let layout = plan(&desired, &model.0, &BTreeSet::from([current]));
+        (layout.uplinks.first().map(|(_, link)| link.index), layout.problems.len())
+    };
+    assert_eq!(chosen(&model, 2), (Some(2), 0));
+    assert_eq!(chosen(&model, 9), (None, 1), "none of these is an uplink");
+    model.at(3).carrier = Carrier::Up;
+    assert_eq!(chosen(&model, 2), (Some(3), 0));
+}
+
+#[test]
+fn an_interface_that_is_not_there_is_told_with_the_cards_that_are() {
+    let mut links = cards(2);
+    links[0].driver = Some("mlx5_core".to_owned());
+    links[1].carrier = Carrier::Up;
+    links.push(link(3, "hf01", Kind::Other));
+    let told = |desired: &Desired, links: &[LinkFacts]| {
+        let layout = plan(desired, links, &BTreeSet::new());
+        layout.problems.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    let typo = Desired::One("02:00:00:00:00:09".to_owned());
+    let [problem] = &told(&typo, &links)[..] else { panic!("not one problem") };
+    let wanted = [
+        "02:00:00:00:00:09",
+        "eth0 (mac 02:00:00:00:00:01, driver mlx5_core, no carrier)",
+        "eth1 (mac 02:00:00:00:00:02, carrier)",
+    ];
+    assert!(wanted.iter().all(|text| problem.contains(text)), "{problem}");
+    assert_eq!(told(&Desired::One("eth1".to_owned()), &links), [""; 0]);
+    assert_eq!(told(&Desired::EveryCard, &links), [""; 0]);
+    for desired in [typo, Desired::EveryCard] {
+        let [problem] = &told(&desired, &links[2..])[..] else { panic!("not one problem") };
+        assert!(problem.contains("no network card"), "{problem}");
+    }
 }
 
 /// A bond of those of all cards that have a carrier.
@@ -237,7 +280,7 @@ fn a_bond_of_cards_with_a_carrier_begins_by_switching_all_on() {
     let mut model = Model(cards(3));
     model.0[2].controller = Some(9);
     let desired = bond_of_plugged();
-    let first = plan(&desired, &model.0);
+    let first = plan(&desired, &model.0, &BTreeSet::new());
     assert!(first.actions.contains(&Action::SwitchOn { index: 1 }), "{:?}", first.actions);
     assert!(first.actions.contains(&Action::SwitchOn { index: 2 }), "{:?}", first.actions);
     assert!(!first.actions.contains(&Action::SwitchOn { index: 3 }), "somebody else's");
@@ -258,10 +301,10 @@ fn a_card_stays_in_its_bond_when_its_carrier_is_lost() {
     model.settle(&desired);
     assert!(model.at(1).controller.is_some() && model.at(2).controller.is_some());
     model.at(1).carrier = Carrier::Down;
-    let layout = plan(&desired, &model.0);
+    let layout = plan(&desired, &model.0, &BTreeSet::new());
     assert_eq!((layout.actions, layout.problems), (vec![], vec![]));
     model.at(2).carrier = Carrier::Down;
-    let layout = plan(&desired, &model.0);
+    let layout = plan(&desired, &model.0, &BTreeSet::new());
     assert_eq!((layout.actions, layout.problems), (vec![], vec![]));
 }
 

@@ -53,7 +53,9 @@ const ETHERTYPE_ARP: [u8; 2] = [0x08, 0x06];
 /// `NFT_CT_STATE` and `NFT_CT_MARK`.
 const CT_STATE: u32 = 0;
 const CT_MARK: u32 = 3;
-/// `NF_CT_STATE_BIT` of established (reply or not), of related, and of new packets.
+/// `NF_CT_STATE_INVALID_BIT`, and `NF_CT_STATE_BIT` of established (reply or not), related and new
+/// packets.
+const INVALID: u32 = 1 << 0;
 const ESTABLISHED: u32 = 1 << 1;
 const RELATED: u32 = 1 << 2;
 const NEW: u32 = 1 << 3;
@@ -375,6 +377,7 @@ fn guest_bytes(guest: GuestBytes) -> Expressions {
 fn flow(state: Flow) -> Vec<Expressions> {
     let bit = match state {
         Flow::Established => ESTABLISHED,
+        Flow::Invalid => INVALID,
         Flow::New => NEW,
         Flow::Related => RELATED,
     };

@@ -12,7 +12,8 @@
 //! * A guest reaches no special-purpose network ([`SPECIAL_NETWORKS`]: private, shared, link-local
 //!   with its metadata services, multicast, …), except the name servers it is told, on port 53, and
 //!   what the provider lists as reachable.
-//! * A guest's ICMP errors go nowhere: a forged one would disturb flows of the node and of others.
+//! * A guest's ICMP errors go nowhere: a forged one would disturb flows of the node and of others. Nor
+//!   does what fits no flow, which nothing would translate.
 //! * A guest has at most [`FLOWS_PER_GUEST`] flows at a time, so that the node's table of them has
 //!   room for everybody's.
 //! * A guest sends no faster than its limit, when it has one. What it receives is shaped elsewhere, by
@@ -327,12 +328,11 @@ fn outward(shared: &Shared) -> Vec<Rule> {
 
 /// What is asked of a guest's flows, whatever the family.
 fn flow_rules() -> Vec<Rule> {
+    let drop =
+        |flow| rule([Statement::Flow(flow), Statement::Counter, Statement::Verdict(Verdict::Drop)]);
     vec![
-        rule([
-            Statement::Flow(Flow::Related),
-            Statement::Counter,
-            Statement::Verdict(Verdict::Drop),
-        ]),
+        drop(Flow::Invalid),
+        drop(Flow::Related),
         // The mark finds a machine's flows when it is deleted.
         rule([Statement::MarkFlow(GuestBytes::Source)]),
         rule([Statement::Flow(Flow::Established), Statement::Verdict(Verdict::Accept)]),

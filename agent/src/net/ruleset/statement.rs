@@ -194,6 +194,9 @@ pub enum GuestBytes {
 pub enum Flow {
     /// It belongs to a flow that was let through.
     Established,
+    /// It fits no flow and begins none: a stray reset, an error about a flow that nobody has, a wrong
+    /// checksum. Its addresses are not translated.
+    Invalid,
     /// It begins a flow.
     New,
     /// It is an ICMP error that quotes a packet of such a flow, by whomever it was sent.

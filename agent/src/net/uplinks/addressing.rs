@@ -197,9 +197,14 @@ fn network(address: IpAddr, length: u8) -> IpAddr {
 
 #[cfg(test)]
 mod tests {
-    use types::uplinks::{Card, StaticRoute};
+    use netlink_packet_route::link::{LinkAttribute, LinkMessage};
+    use types::{
+        config::{Network, NetworkMode},
+        uplinks::{Card, StaticRoute},
+    };
 
     use super::*;
+    use crate::net::Carrier;
 
     fn uplink(name: &str, priority: u32) -> Uplink {
         let via = Some("192.0.2.9".parse().expect("an address"));
@@ -210,6 +215,32 @@ mod tests {
             routes: vec![StaticRoute { to: "10.1.2.3/8".to_owned(), via }],
             ..Uplink::of_card(name, Card::default())
         }
+    }
+
+    #[test]
+    fn addresses_on_a_card_without_a_cable_are_told_when_another_has_one() {
+        let spec = |interface: Option<&str>| Network {
+            mode: NetworkMode::Static,
+            addresses: vec!["192.0.2.5/24".to_owned()],
+            interface: interface.map(str::to_owned),
+            ..Network::default()
+        };
+        let card = |index, carrier| {
+            let mut message = LinkMessage::default();
+            message.header.index = index;
+            message.attributes.push(LinkAttribute::IfName(format!("eth{index}")));
+            let facts = LinkFacts::read(&message).expect("it has a name");
+            (0, LinkFacts { carrier, ..facts })
+        };
+        let told = |interface, carriers: [Carrier; 2]| {
+            let plan = Plan::new(&spec(interface)).expect("a plan");
+            plan.misplaced(&[card(0, carriers[0]), card(1, carriers[1])])
+        };
+        let problem = told(None, [Carrier::Down, Carrier::Up]).expect("it is told");
+        assert!(problem.contains("eth0") && problem.contains("eth1"), "{problem}");
+        assert_eq!(told(None, [Carrier::Up, Carrier::Up]), None);
+        assert_eq!(told(None, [Carrier::Down, Carrier::Down]), None);
+        assert_eq!(told(Some("eth0"), [Carrier::Down, Carrier::Up]), None);
     }
 
     #[test]

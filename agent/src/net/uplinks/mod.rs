@@ -9,6 +9,7 @@ mod addressing;
 mod apply;
 mod client;
 mod client6;
+mod complaints;
 mod report;
 mod task;
 mod watch;
@@ -18,7 +19,7 @@ use std::{io, net::IpAddr};
 use tokio::{sync::watch as channel, task::JoinHandle};
 use types::config::{Network, NetworkMode, parse_prefix};
 
-use super::{AssignedAddress, NetworkStatus, Resolver, layout::Desired};
+use super::{AssignedAddress, Carrier, NetworkStatus, Resolver, layout::Desired, links::LinkFacts};
 
 /// The node's uplinks; dropping it ends their tasks and leaves addresses and routes in place.
 #[derive(Debug)]
@@ -107,6 +108,20 @@ impl Plan {
             None => Desired::EveryCard,
         };
         Ok(Self { desired, addresses, gateways: spec.gateways.clone(), dns: spec.dns.clone() })
+    }
+
+    /// Returns what is wrong when addresses that name no interface are on a card without a carrier,
+    /// and another card has one.
+    fn misplaced(&self, uplinks: &[(usize, LinkFacts)]) -> Option<String> {
+        let chosen = self.desired == Desired::EveryCard && !self.addresses.is_empty();
+        let [(_, first), others @ ..] = uplinks else { return None };
+        let plugged = others.iter().find(|(_, link)| link.carrier == Carrier::Up);
+        let (_, plugged) = plugged.filter(|_| chosen && first.carrier == Carrier::Down)?;
+        Some(format!(
+            "network.addresses are on {}, the first card, which has no carrier, and {} has one; name the \
+             card that is meant in network.interface",
+            first.name, plugged.name
+        ))
     }
 }
 

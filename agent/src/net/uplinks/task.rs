@@ -1,7 +1,7 @@
 //! The task that owns the uplinks.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     io,
     net::{IpAddr, Ipv6Addr},
     time::{Duration, Instant},
@@ -10,16 +10,20 @@ use std::{
 use tokio::sync::{mpsc, watch as channel};
 
 use super::{
-    Plan, StableSecret, addressing::Addressing, client::Running, client6::Running6, watch::Watch,
+    Plan, StableSecret, addressing::Addressing, client::Running, client6::Running6,
+    complaints::Complaints, watch::Watch,
 };
-use crate::net::{
-    Carrier, DocumentServer, NamedDocument, NetworkStatus,
-    dhcp::client::{Client, Event, Lease},
-    dhcp6::client as dhcp6,
-    kernel::{self, Advertisements, Kernel, KernelError, Notices, Route},
-    layout::{self, Layout},
-    links::LinkFacts,
-    rdnss::NameServers,
+use crate::{
+    events,
+    net::{
+        Carrier, DocumentServer, NamedDocument, NetworkStatus,
+        dhcp::client::{Client, Event, Lease},
+        dhcp6::client as dhcp6,
+        kernel::{self, Advertisements, Kernel, KernelError, Notices, Route},
+        layout::{self, Layout},
+        links::LinkFacts,
+        rdnss::NameServers,
+    },
 };
 
 /// Events of clients that may wait; clients wait when there are more.
@@ -81,6 +85,7 @@ pub(super) struct Task {
     /// Of the last look.
     look_error: Option<String>,
     problems: Vec<String>,
+    complaints: Complaints,
     next_look: Instant,
     next_probe: Instant,
 }
@@ -131,6 +136,7 @@ impl Task {
             last_error: None,
             look_error: None,
             problems: Vec::new(),
+            complaints: Complaints::default(),
             next_look: Instant::now(),
             next_probe: Instant::now(),
         })
@@ -139,7 +145,10 @@ impl Task {
     pub(super) async fn run(mut self) {
         loop {
             let looked = self.look().await;
-            self.next_look = Instant::now() + if looked.is_ok() { LOOK } else { RETRY };
+            let now = Instant::now();
+            let next = now + if looked.is_ok() { LOOK } else { RETRY };
+            let complaint = self.complaints.poll_timeout().map(|due| due.max(now + RETRY));
+            self.next_look = complaint.map_or(next, |due| due.min(next));
             self.look_error = looked.err().map(|error| told(&error));
             self.publish().await;
             let probe = if self.probes() { self.next_probe } else { self.next_look };
@@ -181,7 +190,11 @@ impl Task {
     /// others followed.
     async fn look(&mut self) -> Result<(), KernelError> {
         let (layout, failure) = self.lay_out().await?;
-        self.problems = layout.problems.iter().map(ToString::to_string).collect();
+        let problems = layout.problems.iter().map(ToString::to_string);
+        self.problems = problems.chain(self.plan.misplaced(&layout.uplinks)).collect();
+        for reason in self.complaints.handle_look(Instant::now(), &self.problems) {
+            eprintln!("{}", events::Event::Trouble { place: "network", reason });
+        }
         let stale: Vec<u32> = self.uplinks.keys().copied().collect();
         for index in stale {
             let still = layout.uplinks.iter().any(|(_, link)| link.index == index);
@@ -210,7 +223,7 @@ impl Task {
     async fn lay_out(&self) -> Result<(Layout, Option<KernelError>), KernelError> {
         let mut failure = None;
         for _ in 0..ROUNDS {
-            let layout = layout::plan(&self.plan.desired, &self.kernel.links().await?);
+            let layout = self.planned().await?;
             if layout.actions.is_empty() {
                 return Ok((layout, failure));
             }
@@ -231,7 +244,13 @@ impl Task {
                 break;
             }
         }
-        Ok((layout::plan(&self.plan.desired, &self.kernel.links().await?), failure))
+        Ok((self.planned().await?, failure))
+    }
+
+    /// Returns the next steps, after what the kernel has now.
+    async fn planned(&self) -> Result<Layout, KernelError> {
+        let current: BTreeSet<u32> = self.uplinks.keys().copied().collect();
+        Ok(layout::plan(&self.plan.desired, &self.kernel.links().await?, &current))
     }
 
     /// Sets what the kernel does by itself.
@@ -403,6 +422,9 @@ impl Uplink {
     }
 
     fn follow(&mut self, facts: LinkFacts) {
+        if self.facts.hardware != facts.hardware {
+            self.ask_anew();
+        }
         let is_back = self.facts.carrier == Carrier::Down && facts.carrier == Carrier::Up;
         if is_back {
             if let Some(client) = &self.client {
@@ -418,6 +440,17 @@ impl Uplink {
             self.routes.clear();
         }
         self.facts = facts;
+    }
+
+    /// Ends the clients: they speak in the name of a hardware address that the interface has no longer. A
+    /// bond takes that of its first card when the card joins. As in a restarted agent, what is there stays
+    /// until others know the node by its new address.
+    fn ask_anew(&mut self) {
+        (self.client, self.client6) = (None, None);
+        if self.lease.take().is_some() {
+            self.applied = Applied::InPart;
+            self.routes.clear();
+        }
     }
 
     pub(super) fn gateway(&self) -> Option<IpAddr> {
