@@ -122,8 +122,8 @@ fn string_output_arrives_byte_by_byte() {
 
 #[test]
 fn sleep_state_five_powers_off() {
-    // mov dx,0x604; mov ax,0x3400; out dx,ax; hlt
-    let code = [0xba, 0x04, 0x06, 0xb8, 0x00, 0x34, 0xef, 0xf4];
+    // mov dx,0x604; mov ax,0x2000; out dx,ax; hlt
+    let code = [0xba, 0x04, 0x06, 0xb8, 0x00, 0x20, 0xef, 0xf4];
     let Some((ending, _)) = run(&code, &[]) else { return };
     assert_eq!(ending.status(), exit::POWERED_OFF);
 }

@@ -45,8 +45,10 @@ pub const CONTROL_A_PORT: u16 = 0x92;
 pub const CONTROL_A: u8 = 1 << 1;
 /// Interrupt of ACPI events.
 pub const SCI: u32 = 9;
-/// Sleep type that means off (`\_S5`).
-pub const SLEEP_OFF: u8 = 5;
+/// Sleep type that means off (`\_S5`): the one of QEMU's q35. Firmware's `ResetSystem`, with which
+/// Windows ends a shutdown, writes it without reading `\_S5` (edk2
+/// OvmfPkg/Library/ResetSystemLib/DxeResetShutdown.c).
+pub const SLEEP_OFF: u8 = 0;
 
 /// The uppermost bit of the PM timer has changed.
 const TIMER_CARRY: u16 = 1 << 0;
@@ -236,13 +238,30 @@ mod tests {
     }
 
     #[test]
-    fn sleep_type_five_turns_off() {
+    fn only_the_sleep_type_of_off_turns_off() {
         let (mut power, _) = power();
         let mut control = |value: u16| power.write(4, &value.to_le_bytes(), Duration::ZERO);
-        assert_eq!(control(5 << 10), Request::None);
-        assert_eq!(control(5 << 10 | 1 << 13), Request::Off);
+        let off = u16::from(SLEEP_OFF) << 10;
+        assert_eq!(control(off), Request::None);
+        assert_eq!(control(off | 1 << 13), Request::Off);
         assert_eq!(control(1 << 10 | 1 << 13), Request::None);
+        assert_eq!(control(5 << 10 | 1 << 13), Request::None);
         assert_eq!(power.read(4, Duration::ZERO) & 1, 1);
+    }
+
+    /// edk2's `ResetShutdown`: bits 10 to 13 are cleared, then 13 is set, each by a read and a write of
+    /// 16 bits.
+    #[test]
+    fn firmware_turns_off_without_knowing_the_tables() {
+        let (mut power, _) = power();
+        power.write(4, &[0x03, 0x1c], Duration::ZERO);
+        let mut change = |change: fn(u16) -> u16| {
+            let old = [4, 5].map(|at| power.read(at, Duration::ZERO));
+            let new = change(u16::from_le_bytes(old));
+            power.write(4, &new.to_le_bytes(), Duration::ZERO)
+        };
+        assert_eq!(change(|control| control & !(0xf << 10)), Request::None);
+        assert_eq!(change(|control| control | 1 << 13), Request::Off);
     }
 
     #[test]

@@ -17,6 +17,7 @@ use crate::{
     devices::{
         flash,
         fw_cfg::{self, AcpiLoaderError, Disk, FwCfg, Items},
+        power,
     },
     pci::{
         apertures::{self, Free, Share},
@@ -125,7 +126,7 @@ pub(super) fn open(
 }
 
 /// Sleep states that the machine has, by number: bit 7 says so, the others are the sleep type.
-const SYSTEM_STATES: [u8; 6] = [0x80, 1, 2, 3, 4, 0x80 | 5];
+const SYSTEM_STATES: [u8; 6] = [0x80, 1, 2, 3, 4, 0x80 | power::SLEEP_OFF];
 
 fn items(told: &Told<'_>) -> Result<Items, FirmwareError> {
     let machine = &told.machine;
