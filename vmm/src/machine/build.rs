@@ -45,7 +45,7 @@ use crate::{
         memory::{Fetch, MemoryError, Ram},
         vfio::adopt,
     },
-    vcpu::{self, VcpuError},
+    vcpu::{self, Cpus, VcpuError},
     vfio::{
         assign::{AssignError, Claim, Closer, Passthrough},
         plug::Plug,
@@ -125,6 +125,7 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
         nodes: numa::nodes(spec, &map.ram).unwrap_or_default(),
         ecam: chipset.ecam.base(),
     };
+    let cpus = Cpus::new(platform.vcpus, &platform.nodes);
     let built = Built {
         vm: &vm,
         ram: &ram,
@@ -133,6 +134,7 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
         shares: &ports.shares(&seats, &plan),
         slots: ports.slots(),
         ecam: chipset.ecam.clone(),
+        cpus,
     };
     let (entry, firmware) = start::prepare(spec, &built)?;
     chipset.firmware = firmware;
@@ -156,7 +158,7 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
         pauses: Pauses::default(),
         turn: Mutex::default(),
     });
-    let vcpus = vcpu::create(&board, platform.vcpus, entry, &ram)?;
+    let vcpus = vcpu::create(&board, cpus, entry, &ram)?;
     let (closer, affinity) = (passed.closer, spec.cpu_affinity.clone());
     Ok(Machine { board, vcpus, settling, listener, closer, plugger, affinity })
 }

@@ -24,7 +24,7 @@ use crate::{
     },
     smbios,
     sys::{kvm::Vm, memory::Ram, vfio::adopt},
-    vcpu::{self, VcpuError},
+    vcpu::{self, Cpus, VcpuError},
     vfio::dma::IovaRange,
 };
 
@@ -73,6 +73,7 @@ pub(super) struct Built<'a> {
     pub(super) shares: &'a [Share],
     pub(super) slots: Vec<smbios::Slot>,
     pub(super) ecam: Ecam,
+    pub(super) cpus: Cpus,
 }
 
 /// Prepares guest memory or firmware, and returns where the first virtual CPU begins.
@@ -86,7 +87,7 @@ pub(super) fn prepare(
         vcpus: spec.vcpus,
         ram: pieces.collect(),
         firmware: smbios::Firmware::None,
-        caches: vcpu::caches(built.vm, spec.vcpus)?,
+        caches: vcpu::caches(built.vm, built.cpus)?,
         slots: built.slots.clone(),
     };
     match &spec.boot {
