@@ -137,6 +137,14 @@ fn what_nobody_answers_reads_as_ones() {
 }
 
 #[test]
+fn the_keyboard_controller_reads_as_absent_and_ready_to_reset() {
+    // in al,0x64; mov dx,0x3f8; out dx,al; mov al,0xfe; out 0x64,al; hlt
+    let code = [0xe4, 0x64, 0xba, 0xf8, 0x03, 0xee, 0xb0, 0xfe, 0xe6, 0x64, 0xf4];
+    let Some((ending, console)) = run(&code, &[]) else { return };
+    assert_eq!((ending.status(), console.as_slice()), (exit::RESET, &[0xc0][..]));
+}
+
+#[test]
 fn a_triple_fault_is_the_guests() {
     // lidt [0x2000] with limit 0; int3
     let code = [0x0f, 0x01, 0x1e, 0x00, 0x20, 0xcc];

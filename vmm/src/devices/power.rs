@@ -11,7 +11,7 @@
 //! | 0x608..60c  | r      | PM timer, 3.579545 MHz, 32 bits                |
 //! | 0x60c       | r/w    | what the guest says of its sleep: bit 0 asleep; our own, for `_DSM` |
 //! | 0xcf9       | r/w    | reset control: bits 2 and 1                    |
-//! | 0x64        | r/w    | keyboard controller: 0xfe pulses reset         |
+//! | 0x64        | r/w    | keyboard controller: 0xfe pulses reset; reads as if none was there |
 //! | 0x92        | r/w    | system control A: bit 1 A20, always on; 0 reset |
 
 use std::{sync::Arc, time::Duration};
@@ -37,8 +37,12 @@ pub const ASLEEP: u8 = 1 << 0;
 pub const RESET_PORT: u16 = 0xcf9;
 /// What the guest writes there to reset.
 pub const RESET_VALUE: u8 = 6;
-/// Keyboard controller's command port.
+/// Keyboard controller's command and status port.
 pub const KEYBOARD_PORT: u16 = 0x64;
+/// What it reads as: a time-out and a parity error, by which firmware knows that there is no controller
+/// (edk2 MdeModulePkg/Bus/Isa/Ps2KeyboardDxe) and does not wait for its answers. Nothing to read (bit 0)
+/// and ready for a command (bit 1), or who resets through it would wait.
+pub const KEYBOARD_STATUS: u8 = 1 << 7 | 1 << 6;
 /// System control port A.
 pub const CONTROL_A_PORT: u16 = 0x92;
 /// What it reads as: address line 20 is on.
