@@ -165,18 +165,16 @@ const TABLES_SPARE: usize = 4096;
 /// say of it and around it, and how long each is, follows.
 fn add_tables(items: &mut Items, bridges: &Bridges, ecam: &Ecam) -> Result<(), FirmwareError> {
     let files = fw_cfg::acpi_files(&acpi::tables(&bridges.at(ecam.base()))?)?;
-    let parts: [(_, usize, fn(AcpiFiles) -> Vec<u8>); 3] = [
-        (fw_cfg::SCRIPT_FILE, files.script.len(), |files| files.script),
-        (fw_cfg::ROOT_FILE, files.root.len(), |files| files.root),
-        (fw_cfg::TABLES_FILE, files.tables.len() + TABLES_SPARE, |files| files.tables),
-    ];
-    for (name, size, part) in parts {
+    let mut add = |name, size, part: fn(AcpiFiles) -> Vec<u8>| {
         let (bridges, ecam) = (bridges.clone(), ecam.clone());
         items.add_made(name, size, move || {
             let tables = acpi::tables(&bridges.at(ecam.base())).unwrap_or_default();
             fw_cfg::acpi_files(&tables).map(part).unwrap_or_default()
         });
-    }
+    };
+    add(fw_cfg::SCRIPT_FILE, files.script.len(), |files| files.script);
+    add(fw_cfg::ROOT_FILE, files.root.len(), |files| files.root);
+    add(fw_cfg::TABLES_FILE, files.tables.len() + TABLES_SPARE, |files| files.tables);
     Ok(())
 }
 
