@@ -125,7 +125,6 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
         nodes: numa::nodes(spec, &map.ram).unwrap_or_default(),
         ecam: chipset.ecam.base(),
     };
-    let cpus = Cpus::new(platform.vcpus, &platform.nodes);
     let built = Built {
         vm: &vm,
         ram: &ram,
@@ -134,7 +133,6 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
         shares: &ports.shares(&seats, &plan),
         slots: ports.slots(),
         ecam: chipset.ecam.clone(),
-        cpus,
     };
     let (entry, firmware) = start::prepare(spec, &built)?;
     chipset.firmware = firmware;
@@ -158,7 +156,7 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
         pauses: Pauses::default(),
         turn: Mutex::default(),
     });
-    let vcpus = vcpu::create(&board, cpus, entry, &ram)?;
+    let vcpus = vcpu::create(&board, Cpus::new(platform.vcpus, &platform.nodes), entry, &ram)?;
     let (closer, affinity) = (passed.closer, spec.cpu_affinity.clone());
     Ok(Machine { board, vcpus, settling, listener, closer, plugger, affinity })
 }

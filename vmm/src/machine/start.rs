@@ -73,7 +73,6 @@ pub(super) struct Built<'a> {
     pub(super) shares: &'a [Share],
     pub(super) slots: Vec<smbios::Slot>,
     pub(super) ecam: Ecam,
-    pub(super) cpus: Cpus,
 }
 
 /// Prepares guest memory or firmware, and returns where the first virtual CPU begins.
@@ -87,7 +86,7 @@ pub(super) fn prepare(
         vcpus: spec.vcpus,
         ram: pieces.collect(),
         firmware: smbios::Firmware::None,
-        caches: vcpu::caches(built.vm, built.cpus)?,
+        caches: vcpu::caches(built.vm, Cpus::new(spec.vcpus, &built.platform.nodes))?,
         slots: built.slots.clone(),
     };
     match &spec.boot {
