@@ -81,7 +81,7 @@ fn run_in(ram: &Ram, code: &[u8], text: &[u8]) -> Option<(Ending, Vec<u8>)> {
         bus: RwLock::new(Bus::default()),
         serial: Mutex::new(Serial::new(serial_line, console.clone())),
         power: Mutex::new(Power::new(sci)),
-        chipset: Chipset::new(&[]),
+        chipset: Chipset::new(&[], 0),
         built: Instant::now(),
         ram_slots,
         hotplug: vmm::machine::hotplug::Hotplug::absent(),

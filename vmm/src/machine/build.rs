@@ -103,7 +103,7 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
     let console = open_console(spec)?;
     let (serial_line, sci) = (line(&vm, serial::GSI)?, line(&vm, power::SCI)?);
 
-    let mut chipset = Chipset::new(&map.ram);
+    let mut chipset = Chipset::new(&map.ram, spec.clock_ahead_s);
     let tree = number_ports(spec)?;
     let mut seats = vec![
         plain(0, HostBridge::new(chipset.ecam.clone())),

@@ -38,9 +38,10 @@ pub struct Chipset {
 }
 
 impl Chipset {
-    /// Makes the chipset of a machine with RAM at these places, (address, length).
-    pub fn new(ram: &[(u64, u64)]) -> Self {
-        let clock = Mutex::new(Cmos::new(ram));
+    /// Makes the chipset of a machine with RAM at these places, (address, length), whose clock is so many
+    /// seconds ahead of the host's.
+    pub fn new(ram: &[(u64, u64)], ahead_s: i64) -> Self {
+        let clock = Mutex::new(Cmos::new(ram, ahead_s));
         Self { ecam: Ecam::default(), clock, firmware: None }
     }
 
