@@ -116,6 +116,18 @@ fn variables_outlive_the_machine(folder: &Path) {
 }
 
 #[test]
+fn a_shutdown_by_firmware_powers_the_machine_off() {
+    steadily(|folder| {
+        let disk = firmware::shutdown_disk(folder).unwrap();
+        let mut bed = bed(folder, Release::Bookworm, disk);
+        let machine = bed.launch(&plan(Release::Bookworm)).unwrap();
+        let (status, log) = bed.wait_exit(machine, START_LIMIT).unwrap();
+        assert_eq!(status, 0, "{log}");
+        assert!(log.contains("the guest powered off"), "{log}");
+    });
+}
+
+#[test]
 fn grub_starts_debian_through_the_firmware_of_debian_13() {
     steadily(|folder| starts(folder, Release::Trixie, firmware::grub_disk));
 }

@@ -79,6 +79,10 @@ pub struct VmSpec {
     /// When the machine ends by itself, unless that is put off in time; never when absent.
     #[serde(default)]
     pub deadline: Option<Deadline>,
+    /// How far the guest's clock with CMOS memory is ahead of the host's at the start, in seconds: as it
+    /// was set when the machine ran last.
+    #[serde(default)]
+    pub clock_ahead_s: i64,
 }
 
 /// When a machine ends by itself: a lease ends also when nobody is left to end it.
@@ -332,6 +336,8 @@ pub struct VmState {
     pub deadline: Option<Deadline>,
     /// What time it is by the clock of deadlines, in milliseconds.
     pub boot_ms: u64,
+    /// How far the guest's clock with CMOS memory is ahead of the host's, in seconds.
+    pub clock_ahead_s: i64,
 }
 
 /// What a guest is doing.

@@ -129,7 +129,7 @@ pub(crate) fn flash(bytes: &[u8]) {
 /// Accesses to the clock: of three bytes one says when (in quarters of a second since the last) and
 /// whether to write (bit 7), the others are index and value. Digits stay digits.
 pub(crate) fn clock(bytes: &[u8]) {
-    let mut clock = Cmos::new(&[(0, 2 << 30), (4 << 30, 60 << 40)]);
+    let mut clock = Cmos::new(&[(0, 2 << 30), (4 << 30, 60 << 40)], 0);
     let mut now = Duration::from_secs(1_795_273_445);
     for step in bytes.chunks_exact(3) {
         now += Duration::from_millis(250) * u32::from(step[0] & 0x7f);

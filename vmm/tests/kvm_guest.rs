@@ -81,7 +81,7 @@ fn run_in(ram: &Ram, code: &[u8], text: &[u8]) -> Option<(Ending, Vec<u8>)> {
         bus: RwLock::new(Bus::default()),
         serial: Mutex::new(Serial::new(serial_line, console.clone())),
         power: Mutex::new(Power::new(sci)),
-        chipset: Chipset::new(&[]),
+        chipset: Chipset::new(&[], 0),
         built: Instant::now(),
         ram_slots,
         hotplug: vmm::machine::hotplug::Hotplug::absent(),
@@ -122,8 +122,8 @@ fn string_output_arrives_byte_by_byte() {
 
 #[test]
 fn sleep_state_five_powers_off() {
-    // mov dx,0x604; mov ax,0x3400; out dx,ax; hlt
-    let code = [0xba, 0x04, 0x06, 0xb8, 0x00, 0x34, 0xef, 0xf4];
+    // mov dx,0x604; mov ax,0x2000; out dx,ax; hlt
+    let code = [0xba, 0x04, 0x06, 0xb8, 0x00, 0x20, 0xef, 0xf4];
     let Some((ending, _)) = run(&code, &[]) else { return };
     assert_eq!(ending.status(), exit::POWERED_OFF);
 }
@@ -134,6 +134,14 @@ fn what_nobody_answers_reads_as_ones() {
     let code = [0xba, 0x00, 0x50, 0xec, 0xba, 0xf8, 0x03, 0xee, 0xb0, 0xfe, 0xe6, 0x64, 0xf4];
     let Some((ending, console)) = run(&code, &[]) else { return };
     assert_eq!((ending.status(), console.as_slice()), (exit::RESET, &[0xff][..]));
+}
+
+#[test]
+fn the_keyboard_controller_reads_as_absent_and_ready_to_reset() {
+    // in al,0x64; mov dx,0x3f8; out dx,al; mov al,0xfe; out 0x64,al; hlt
+    let code = [0xe4, 0x64, 0xba, 0xf8, 0x03, 0xee, 0xb0, 0xfe, 0xe6, 0x64, 0xf4];
+    let Some((ending, console)) = run(&code, &[]) else { return };
+    assert_eq!((ending.status(), console.as_slice()), (exit::RESET, &[0xc0][..]));
 }
 
 #[test]

@@ -86,8 +86,8 @@ pub enum Progress {
     Spawned(MachineId, i32, Box<Placement>),
     /// The guest runs.
     Running(MachineId, i32, Duration),
-    /// A running process answered a question: so many requests of its disks failed by now, if it says so.
-    Answered(MachineId, i32, Option<u64>),
+    /// A running process answered a question.
+    Answered(MachineId, i32, Heard),
     /// It did not.
     Unanswered(MachineId, i32),
     /// Something was attached, or was not.
@@ -102,6 +102,15 @@ pub enum Progress {
     Released(MachineId, Vec<TakenBack>, Vec<Bdf>),
     /// Drives were erased, or quarantined devices reset once more; per device, how it went.
     Recovered(Vec<TakenBack>),
+}
+
+/// What a running process says of its machine, as far as it does.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Heard {
+    /// Requests of its disks that failed by now.
+    pub failed: Option<u64>,
+    /// How far its guest has set its clock ahead of the host's, in seconds.
+    pub clock_ahead_s: Option<i64>,
 }
 
 /// A device that was taken back from a machine, or should have been.
@@ -271,6 +280,7 @@ async fn launch(
         core_scheduling: CoreScheduling::Own,
         hyperv: record.hardware.hyperv,
         deadline: Some(deadline),
+        clock_ahead_s: record.clock_ahead_s,
     };
     let pid = spawn(tools, &spec, files).await?;
     Ok((pid, located.placement))

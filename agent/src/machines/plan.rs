@@ -83,6 +83,10 @@ pub struct Record {
     /// What was attached to it, oldest first.
     #[serde(default)]
     pub attachments: Vec<Kept>,
+    /// How far its guest has set its clock ahead of the host's, in seconds: systems that keep local time
+    /// there find it so at the next start.
+    #[serde(default)]
+    pub clock_ahead_s: i64,
 }
 
 impl Record {
@@ -406,6 +410,7 @@ pub(crate) mod fixture {
             promise: Promise::default(),
             placement: None,
             attachments: Vec::new(),
+            clock_ahead_s: 0,
         }
     }
 }

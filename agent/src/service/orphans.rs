@@ -82,6 +82,7 @@ mod tests {
             console_start: 0,
             deadline: Some(deadline),
             boot_ms: 60_000,
+            clock_ahead_s: 0,
         };
         assert_eq!(describe(machine, Some(&state)), format!("{machine} in 30 s"));
         state.deadline = None;

@@ -100,6 +100,63 @@ pub fn systemd_boot_disk(folder: &Path) -> Result<PathBuf> {
     Ok(disk)
 }
 
+/// x86-64 code of a UEFI program that asks firmware to power off: the second argument is the system
+/// table, its runtime services are at 0x58, of which the reset is at 0x68 (UEFI 2.10 §4.3, §4.5, §8.5.1).
+const SHUTDOWN: [u8; 25] = [
+    0x48, 0x8b, 0x42, 0x58, // mov rax, [rdx + 0x58]
+    0xb9, 0x02, 0x00, 0x00, 0x00, // mov ecx, EfiResetShutdown
+    0x31, 0xd2, // xor edx, edx: EFI_SUCCESS
+    0x45, 0x31, 0xc0, // xor r8d, r8d: no data
+    0x45, 0x31, 0xc9, // xor r9d, r9d
+    0x48, 0x83, 0xec, 0x28, // sub rsp, 0x28: room for the arguments, and alignment
+    0xff, 0x50, 0x68, // call [rax + 0x68]
+    0xf4, // hlt: not reached
+];
+
+/// Makes a disk that does no more than have firmware power off, as Windows does when it has shut down.
+pub fn shutdown_disk(folder: &Path) -> Result<PathBuf> {
+    let disk = folder.join("shutdown.img");
+    system_disk(&disk, &[("EFI/BOOT/BOOTX64.EFI", &program(&SHUTDOWN))])?;
+    Ok(disk)
+}
+
+/// Makes a UEFI program of code without data. Source: Microsoft "PE Format".
+fn program(code: &[u8]) -> Vec<u8> {
+    const HEADERS: u16 = 0x200;
+    const SECTION: u16 = 0x1000;
+    const DIRECTORIES: u16 = 16;
+    let mut file = vec![0; usize::from(HEADERS) + 0x200];
+    let mut put = |at: usize, bytes: &[u8]| file[at..at + bytes.len()].copy_from_slice(bytes);
+    put(0, b"MZ");
+    put(0x3c, &[0x40]);
+    put(0x40, b"PE\0\0");
+    // x86-64, one section, the optional header's size, an executable that knows large addresses.
+    put(0x44, &[0x64, 0x86, 1, 0]);
+    put(0x54, &(112 + 8 * DIRECTORIES).to_le_bytes());
+    put(0x56, &[0x22, 0]);
+    // Of 64 bits. Code's size, entry and base, the alignments in memory and file, the sizes of the image
+    // and of its headers, a UEFI application.
+    put(0x58, &[0x0b, 0x02]);
+    put(0x5c, &0x200u32.to_le_bytes());
+    put(0x68, &u32::from(SECTION).to_le_bytes());
+    put(0x6c, &u32::from(SECTION).to_le_bytes());
+    put(0x78, &u32::from(SECTION).to_le_bytes());
+    put(0x7c, &0x200u32.to_le_bytes());
+    put(0x90, &u32::from(2 * SECTION).to_le_bytes());
+    put(0x94, &u32::from(HEADERS).to_le_bytes());
+    put(0x9c, &[10, 0]);
+    put(0xc4, &u32::from(DIRECTORIES).to_le_bytes());
+    // The section: name, sizes and places in memory and file; code that runs and is read.
+    put(0x148, b".text");
+    put(0x150, &u32::from(SECTION).to_le_bytes());
+    put(0x154, &u32::from(SECTION).to_le_bytes());
+    put(0x158, &0x200u32.to_le_bytes());
+    put(0x15c, &u32::from(HEADERS).to_le_bytes());
+    put(0x16c, &0x6000_0020u32.to_le_bytes());
+    put(usize::from(HEADERS), code);
+    file
+}
+
 /// Makes an ISO of Debian's installer, which GRUB starts as on Debian's own.
 pub fn installer_iso(folder: &Path) -> Result<PathBuf> {
     let grub = unpacked("bookworm", &["grub-efi-amd64-bin"])?;

@@ -77,6 +77,7 @@ impl Plan {
             core_scheduling: CoreScheduling::Shared,
             hyperv: HyperV::Off,
             deadline: None,
+            clock_ahead_s: 0,
         };
         Self { spec, files }
     }

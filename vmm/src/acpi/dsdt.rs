@@ -7,9 +7,10 @@
 use acpi_tables::{
     Aml,
     aml::{
-        Arg, BufferData, Device, EISAName, Equal, Field, FieldAccessType, FieldEntry,
-        FieldLockRule, FieldUpdateRule, IO, If, Interrupt, Memory32Fixed, Method, Name, OpRegion,
-        OpRegionSpace, Package, Path, ResourceTemplate, Return, Scope, Store, Uuid, ZERO,
+        AddressSpace, AddressSpaceCacheable, Arg, BufferData, Device, EISAName, Equal, Field,
+        FieldAccessType, FieldEntry, FieldLockRule, FieldUpdateRule, IO, If, Interrupt, Method,
+        Name, OpRegion, OpRegionSpace, Package, Path, ResourceTemplate, Return, Scope, Store, Uuid,
+        ZERO,
     },
     sdt::Sdt,
 };
@@ -135,10 +136,9 @@ const PM_CLAIM: u8 = 0x80;
 
 /// ECAM must be reserved by a motherboard device for Linux to use it (PCI Firmware 3.3 §4.1.2).
 fn ecam_reservation(ecam: u64) -> Vec<u8> {
-    let base = u32::try_from(ecam).unwrap_or(u32::MAX);
-    let size = u32::try_from(layout::ECAM_SIZE).unwrap_or(u32::MAX);
+    let (flat, last) = (AddressSpaceCacheable::NotCacheable, ecam + (layout::ECAM_SIZE - 1));
     let resources = resources(vec![
-        bytes(&Memory32Fixed::new(true, base, size)),
+        bytes(&AddressSpace::new_memory(flat, true, ecam, last, None)),
         bytes(&IO::new(power::PM_BASE, power::PM_BASE, 0, PM_CLAIM)),
     ]);
     let id = EISAName::new("PNP0C02");

@@ -49,6 +49,7 @@ pub(super) fn state(_: &Request, board: &Board) -> Answer {
         console_start,
         deadline: board.control.deadline(),
         boot_ms: boot_ms(),
+        clock_ahead_s: board.chipset.clock.lock().unwrap_or_else(PoisonError::into_inner).ahead_s(),
     };
     json(200, &state)
 }

@@ -53,6 +53,9 @@ const ANY: u8 = 0xc0;
 /// How long before each second the update bit is set (datasheet, "Update Cycle": 244 µs).
 const UPDATE_NANOS: u32 = 1_000_000_000 - 244_000;
 const DAY_S: i64 = 86_400;
+/// Most that a machine starts ahead of the host's time or behind it: a hundred years, which is what a
+/// clock without a century can be set to.
+const MOST_AHEAD_S: i64 = 36_525 * DAY_S;
 
 /// The clock.
 pub struct Cmos {
@@ -70,8 +73,9 @@ pub struct Cmos {
 }
 
 impl Cmos {
-    /// Makes a clock in a machine with RAM at these places, (address, length).
-    pub fn new(ram: &[(u64, u64)]) -> Self {
+    /// Makes a clock in a machine with RAM at these places, (address, length), that is so many seconds
+    /// ahead of the host's, a hundred years at most.
+    pub fn new(ram: &[(u64, u64)], ahead_s: i64) -> Self {
         let mut bytes = [0; BYTES];
         bytes[usize::from(REGISTER_A)] = DIVIDER;
         bytes[usize::from(REGISTER_B)] = HOURS_24;
@@ -83,7 +87,13 @@ impl Cmos {
         let high = (high >> 16).min(0xff_ffff);
         bytes[0x34..0x36].copy_from_slice(&low.to_le_bytes()[..2]);
         bytes[0x5b..0x5e].copy_from_slice(&high.to_le_bytes()[..3]);
-        Self { index: 0, bytes, ahead_s: 0, held: None, seen_s: 0, seen: Duration::ZERO }
+        let ahead_s = within(ahead_s);
+        Self { index: 0, bytes, ahead_s, held: None, seen_s: 0, seen: Duration::ZERO }
+    }
+
+    /// Returns how many seconds ahead of the host's it was set, as [`Self::new`] takes it.
+    pub fn ahead_s(&self) -> i64 {
+        within(self.ahead_s)
     }
 
     /// Reads at `offset` from the first port. `now` is the time since 1970, UTC.
@@ -262,6 +272,10 @@ impl Cmos {
     }
 }
 
+fn within(ahead_s: i64) -> i64 {
+    ahead_s.clamp(-MOST_AHEAD_S, MOST_AHEAD_S)
+}
+
 /// A time of day and a date, UTC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Moment {
@@ -332,7 +346,7 @@ mod tests {
 
     #[test]
     fn time_is_told_in_decimal_and_in_binary() {
-        let mut clock = Cmos::new(&[]);
+        let mut clock = Cmos::new(&[], 0);
         assert_eq!(all(&mut clock), [0x05, 0x04, 0x15, 7, 0x21, 0x11, 0x26, 0x20]);
         put(&mut clock, REGISTER_B, BINARY | HOURS_24);
         assert_eq!(all(&mut clock), [5, 4, 15, 7, 21, 11, 26, 20]);
@@ -350,7 +364,7 @@ mod tests {
 
     #[test]
     fn time_that_is_set_goes_on_from_there() {
-        let mut clock = Cmos::new(&[]);
+        let mut clock = Cmos::new(&[], 0);
         put(&mut clock, REGISTER_B, SET | HOURS_24);
         [(0, 0x59), (2, 0x59), (4, 0x23), (7, 0x31), (8, 0x12), (9, 0x27), (CENTURY, 0x20)]
             .iter()
@@ -361,8 +375,21 @@ mod tests {
     }
 
     #[test]
+    fn the_next_start_goes_on_from_what_was_set() {
+        let mut clock = Cmos::new(&[], 0);
+        put(&mut clock, 4, 0x17);
+        put(&mut clock, 7, 0x20);
+        assert_eq!(clock.ahead_s(), 2 * 3600 - DAY_S);
+        let mut next = Cmos::new(&[], clock.ahead_s());
+        assert_eq!(all(&mut next), all(&mut clock));
+        assert_eq!(next.ahead_s(), clock.ahead_s());
+        let far = [i64::MIN, i64::MAX].map(|ahead_s| Cmos::new(&[], ahead_s).ahead_s());
+        assert_eq!(far, [-MOST_AHEAD_S, MOST_AHEAD_S]);
+    }
+
+    #[test]
     fn updates_are_announced_and_told() {
-        let mut clock = Cmos::new(&[]);
+        let mut clock = Cmos::new(&[], 0);
         let just_before = Duration::new(NOW.as_secs(), 999_900_000);
         assert_eq!(get(&mut clock, REGISTER_A, NOW), DIVIDER);
         assert_eq!(get(&mut clock, REGISTER_A, just_before), DIVIDER | UPDATING);
@@ -375,7 +402,7 @@ mod tests {
 
     #[test]
     fn an_alarm_is_told_when_it_has_passed() {
-        let mut clock = Cmos::new(&[]);
+        let mut clock = Cmos::new(&[], 0);
         let _ = get(&mut clock, REGISTER_C, NOW);
         [(1, 0x07), (3, 0xff), (5, 0xff)].iter().for_each(|(i, v)| put(&mut clock, *i, *v));
         put(&mut clock, REGISTER_A, DIVIDER & !0x0f);
@@ -387,7 +414,7 @@ mod tests {
     /// Datasheet, "Register C" (IRQF, PF) and "Register B" (SET clears UIE).
     #[test]
     fn an_enabled_flag_requests_an_interrupt() {
-        let mut clock = Cmos::new(&[]);
+        let mut clock = Cmos::new(&[], 0);
         let _ = get(&mut clock, REGISTER_C, NOW);
         put(&mut clock, REGISTER_A, 0x2f);
         put(&mut clock, REGISTER_B, HOURS_24 | PERIODIC_FLAG);
@@ -402,7 +429,7 @@ mod tests {
 
     #[test]
     fn memory_sizes_are_where_firmware_looks() {
-        let mut clock = Cmos::new(&[(0, 2 << 30), (4 << 30, 3 << 30)]);
+        let mut clock = Cmos::new(&[(0, 2 << 30), (4 << 30, 3 << 30)], 0);
         let mut bytes = |list: [u8; 3]| list.map(|index| get(&mut clock, index, NOW));
         assert_eq!(bytes([0x34, 0x35, 0x40]), [0x00, 0x7f, 0]);
         assert_eq!(bytes([0x5b, 0x5c, 0x5d]), [0x00, 0xc0, 0]);

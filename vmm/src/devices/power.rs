@@ -11,7 +11,7 @@
 //! | 0x608..60c  | r      | PM timer, 3.579545 MHz, 32 bits                |
 //! | 0x60c       | r/w    | what the guest says of its sleep: bit 0 asleep; our own, for `_DSM` |
 //! | 0xcf9       | r/w    | reset control: bits 2 and 1                    |
-//! | 0x64        | r/w    | keyboard controller: 0xfe pulses reset         |
+//! | 0x64        | r/w    | keyboard controller: 0xfe pulses reset; reads as if none was there |
 //! | 0x92        | r/w    | system control A: bit 1 A20, always on; 0 reset |
 
 use std::{sync::Arc, time::Duration};
@@ -37,16 +37,22 @@ pub const ASLEEP: u8 = 1 << 0;
 pub const RESET_PORT: u16 = 0xcf9;
 /// What the guest writes there to reset.
 pub const RESET_VALUE: u8 = 6;
-/// Keyboard controller's command port.
+/// Keyboard controller's command and status port.
 pub const KEYBOARD_PORT: u16 = 0x64;
+/// What it reads as: a time-out and a parity error, by which firmware knows that there is no controller
+/// (edk2 MdeModulePkg/Bus/Isa/Ps2KeyboardDxe) and does not wait for its answers. Nothing to read (bit 0)
+/// and ready for a command (bit 1), or who resets through it would wait.
+pub const KEYBOARD_STATUS: u8 = 1 << 7 | 1 << 6;
 /// System control port A.
 pub const CONTROL_A_PORT: u16 = 0x92;
 /// What it reads as: address line 20 is on.
 pub const CONTROL_A: u8 = 1 << 1;
 /// Interrupt of ACPI events.
 pub const SCI: u32 = 9;
-/// Sleep type that means off (`\_S5`).
-pub const SLEEP_OFF: u8 = 5;
+/// Sleep type that means off (`\_S5`): the one of QEMU's q35. Firmware's `ResetSystem`, with which
+/// Windows ends a shutdown, writes it without reading `\_S5` (edk2
+/// OvmfPkg/Library/ResetSystemLib/DxeResetShutdown.c).
+pub const SLEEP_OFF: u8 = 0;
 
 /// The uppermost bit of the PM timer has changed.
 const TIMER_CARRY: u16 = 1 << 0;
@@ -236,13 +242,30 @@ mod tests {
     }
 
     #[test]
-    fn sleep_type_five_turns_off() {
+    fn only_the_sleep_type_of_off_turns_off() {
         let (mut power, _) = power();
         let mut control = |value: u16| power.write(4, &value.to_le_bytes(), Duration::ZERO);
-        assert_eq!(control(5 << 10), Request::None);
-        assert_eq!(control(5 << 10 | 1 << 13), Request::Off);
+        let off = u16::from(SLEEP_OFF) << 10;
+        assert_eq!(control(off), Request::None);
+        assert_eq!(control(off | 1 << 13), Request::Off);
         assert_eq!(control(1 << 10 | 1 << 13), Request::None);
+        assert_eq!(control(5 << 10 | 1 << 13), Request::None);
         assert_eq!(power.read(4, Duration::ZERO) & 1, 1);
+    }
+
+    /// edk2's `ResetShutdown`: bits 10 to 13 are cleared, then 13 is set, each by a read and a write of
+    /// 16 bits.
+    #[test]
+    fn firmware_turns_off_without_knowing_the_tables() {
+        let (mut power, _) = power();
+        power.write(4, &[0x03, 0x1c], Duration::ZERO);
+        let mut change = |change: fn(u16) -> u16| {
+            let old = [4, 5].map(|at| power.read(at, Duration::ZERO));
+            let new = change(u16::from_le_bytes(old));
+            power.write(4, &new.to_le_bytes(), Duration::ZERO)
+        };
+        assert_eq!(change(|control| control & !(0xf << 10)), Request::None);
+        assert_eq!(change(|control| control | 1 << 13), Request::Off);
     }
 
     #[test]

@@ -91,9 +91,10 @@ impl Board {
             for (at, byte) in (u16::from(offset)..).zip(data) {
                 *byte = power.read(at, uptime);
             }
-        } else if port == power::RESET_PORT && data.len() == 1 || port == power::KEYBOARD_PORT {
-            // Nothing pending, nothing being reset, and the keyboard controller ready.
+        } else if port == power::RESET_PORT && data.len() == 1 {
             data.fill(0);
+        } else if port == power::KEYBOARD_PORT {
+            data.fill(power::KEYBOARD_STATUS);
         } else if port == pvpanic::PORT && data.len() == 1 {
             data.fill(pvpanic::read());
         } else if port == power::CONTROL_A_PORT {

@@ -45,7 +45,7 @@ use crate::{
         memory::{Fetch, MemoryError, Ram},
         vfio::adopt,
     },
-    vcpu::{self, VcpuError},
+    vcpu::{self, Cpus, VcpuError},
     vfio::{
         assign::{AssignError, Claim, Closer, Passthrough},
         plug::Plug,
@@ -103,7 +103,7 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
     let console = open_console(spec)?;
     let (serial_line, sci) = (line(&vm, serial::GSI)?, line(&vm, power::SCI)?);
 
-    let mut chipset = Chipset::new(&map.ram);
+    let mut chipset = Chipset::new(&map.ram, spec.clock_ahead_s);
     let tree = number_ports(spec)?;
     let mut seats = vec![
         plain(0, HostBridge::new(chipset.ecam.clone())),
@@ -156,7 +156,7 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
         pauses: Pauses::default(),
         turn: Mutex::default(),
     });
-    let vcpus = vcpu::create(&board, platform.vcpus, entry, &ram)?;
+    let vcpus = vcpu::create(&board, Cpus::new(platform.vcpus, &platform.nodes), entry, &ram)?;
     let (closer, affinity) = (passed.closer, spec.cpu_affinity.clone());
     Ok(Machine { board, vcpus, settling, listener, closer, plugger, affinity })
 }

@@ -7,8 +7,10 @@ use std::{
     os::fd::AsFd,
     os::unix::fs::FileExt,
     sync::{Arc, Mutex},
-    time::{Duration, SystemTime},
+    time::{Duration, Instant, SystemTime},
 };
+
+use types::vm::{Rate, RateLimit};
 
 use super::board::locked;
 use crate::{
@@ -16,6 +18,7 @@ use crate::{
         cmos::{self, Cmos},
         flash::{Flash, Store},
         fw_cfg::{self, FwCfg},
+        throttle::{Admission, Throttle},
     },
     pci::{bus::Answered, chipset::Ecam},
     sys::{
@@ -35,9 +38,10 @@ pub struct Chipset {
 }
 
 impl Chipset {
-    /// Makes the chipset of a machine with RAM at these places, (address, length).
-    pub fn new(ram: &[(u64, u64)]) -> Self {
-        let clock = Mutex::new(Cmos::new(ram));
+    /// Makes the chipset of a machine with RAM at these places, (address, length), whose clock is so many
+    /// seconds ahead of the host's.
+    pub fn new(ram: &[(u64, u64)], ahead_s: i64) -> Self {
+        let clock = Mutex::new(Cmos::new(ram, ahead_s));
         Self { ecam: Ecam::default(), clock, firmware: None }
     }
 
@@ -122,7 +126,8 @@ impl Variables {
     /// Maps `file`, whole blocks, at `place`. `None` when it is no size for a chip.
     pub fn new(file: File, place: Place, vm: &Arc<Vm>) -> Result<Option<Self>, KvmError> {
         let mapping = Arc::new(map(&file, place.size)?);
-        let Some(flash) = Flash::new(VariableFile(file), place.size) else { return Ok(None) };
+        let file = VariableFile { file, pace: pace(Instant::now()) };
+        let Some(flash) = Flash::new(file, place.size) else { return Ok(None) };
         let mut variables = Self { flash, mapping, place, slot: None, vm: Arc::clone(vm) };
         variables.show()?;
         Ok(Some(variables))
@@ -151,20 +156,42 @@ pub(super) fn map(file: &File, size: u64) -> Result<Mapping, KvmError> {
     Mapping::of_file(file.as_fd(), 0, length, Access::ReadOnly, anywhere).map_err(failed)
 }
 
+/// How often the variables are made to last at most. Each time the host's disk writes what it holds,
+/// which everybody waits for who uses it; firmware that starts for the first time does it some hundred
+/// times.
+const SYNCS: Rate = Rate { per_second: 50, burst: 256 };
+
+/// What bounds that.
+fn pace(now: Instant) -> Option<Throttle> {
+    Throttle::new(Some(RateLimit { bytes: None, operations: Some(SYNCS) }), now)
+}
+
+/// Returns how long whoever asks at `now` has to wait.
+fn wait(pace: &mut Option<Throttle>, now: Instant) -> Duration {
+    match pace.as_mut().map(|pace| pace.admit(now, 0)) {
+        Some(Admission::At(at)) => at.saturating_duration_since(now),
+        Some(Admission::Now) | None => Duration::ZERO,
+    }
+}
+
 /// The file behind the flash chip.
-struct VariableFile(File);
+struct VariableFile {
+    file: File,
+    pace: Option<Throttle>,
+}
 
 impl Store for VariableFile {
     fn read(&self, offset: u64, data: &mut [u8]) -> io::Result<()> {
-        self.0.read_exact_at(data, offset)
+        self.file.read_exact_at(data, offset)
     }
 
     fn write(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
-        self.0.write_all_at(data, offset)
+        self.file.write_all_at(data, offset)
     }
 
     fn sync(&mut self) -> io::Result<()> {
-        self.0.sync_data()
+        std::thread::sleep(wait(&mut self.pace, Instant::now()));
+        self.file.sync_data()
     }
 }
 
@@ -175,4 +202,28 @@ fn since_1970() -> Duration {
 fn within(port: u16, base: u16, length: u16) -> Option<u8> {
     let offset = port.checked_sub(base).filter(|offset| *offset < length)?;
     u8::try_from(offset).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_are_made_to_last_at_once_for_a_while_and_then_at_a_pace() {
+        let start = Instant::now();
+        let mut pace = pace(start);
+        let mut now = start;
+        let waits: Vec<u128> = (0..260)
+            .map(|_| {
+                let wait = wait(&mut pace, now);
+                now += wait;
+                wait.as_millis()
+            })
+            .collect();
+        assert_eq!((waits[..256].iter().sum::<u128>(), &waits[256..]), (0, &[20; 4][..]));
+        // What was not asked for is saved up.
+        now += Duration::from_secs(1);
+        let after: Duration = (0..51).map(|_| wait(&mut pace, now)).sum();
+        assert_eq!(after.as_millis(), 20);
+    }
 }

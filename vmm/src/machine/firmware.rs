@@ -16,7 +16,8 @@ use crate::{
     acpi::{self, AcpiError},
     devices::{
         flash,
-        fw_cfg::{self, AcpiLoaderError, Disk, FwCfg, Items},
+        fw_cfg::{self, AcpiFiles, AcpiLoaderError, Disk, FwCfg, Items},
+        power,
     },
     pci::{
         apertures::{self, Free, Share},
@@ -125,7 +126,7 @@ pub(super) fn open(
 }
 
 /// Sleep states that the machine has, by number: bit 7 says so, the others are the sleep type.
-const SYSTEM_STATES: [u8; 6] = [0x80, 1, 2, 3, 4, 0x80 | 5];
+const SYSTEM_STATES: [u8; 6] = [0x80, 1, 2, 3, 4, 0x80 | power::SLEEP_OFF];
 
 fn items(told: &Told<'_>) -> Result<Items, FirmwareError> {
     let machine = &told.machine;
@@ -152,14 +153,92 @@ fn items(told: &Told<'_>) -> Result<Items, FirmwareError> {
             });
         }
     }
-    let files = fw_cfg::acpi_files(&acpi::tables(&now)?)?;
-    items.add("etc/table-loader", files.script);
-    items.add(fw_cfg::ROOT_FILE, files.root);
-    let (bridges, ecam) = (told.bridges.clone(), told.ecam.clone());
-    // The firmware moves configuration space before it asks for the tables that say where it is.
-    items.add_made(fw_cfg::TABLES_FILE, files.tables.len(), move || {
-        let tables = acpi::tables(&bridges.at(ecam.base())).unwrap_or_default();
-        fw_cfg::acpi_files(&tables).map(|files| files.tables).unwrap_or_default()
-    });
+    add_tables(&mut items, &told.bridges, &told.ecam)?;
     Ok(items)
+}
+
+/// How much longer the ACPI tables may get, in bytes: with configuration space elsewhere, root complexes
+/// have other windows below 4 GiB, of 26 bytes each.
+const TABLES_SPARE: usize = 4096;
+
+/// Adds the ACPI tables. The firmware moves configuration space before it asks for them, and what they
+/// say of it and around it, and how long each is, follows.
+fn add_tables(items: &mut Items, bridges: &Bridges, ecam: &Ecam) -> Result<(), FirmwareError> {
+    let files = fw_cfg::acpi_files(&acpi::tables(&bridges.at(ecam.base()))?)?;
+    let mut add = |name, size, part: fn(AcpiFiles) -> Vec<u8>| {
+        let (bridges, ecam) = (bridges.clone(), ecam.clone());
+        items.add_made(name, size, move || {
+            let tables = acpi::tables(&bridges.at(ecam.base())).unwrap_or_default();
+            fw_cfg::acpi_files(&tables).map(part).unwrap_or_default()
+        });
+    };
+    add(fw_cfg::SCRIPT_FILE, files.script.len(), |files| files.script);
+    add(fw_cfg::ROOT_FILE, files.root.len(), |files| files.root);
+    add(fw_cfg::TABLES_FILE, files.tables.len() + TABLES_SPARE, |files| files.tables);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        devices::fw_cfg::tests::{file, follow},
+        layout,
+        pci::{apertures::Room, chipset::HostBridge, function::PciFunction},
+    };
+
+    /// The first root complex, and another that has a window of its own.
+    fn bridges(ecam: &Ecam) -> Bridges {
+        let root = |first, last| acpi::Root {
+            buses: (first, last),
+            apertures: apertures::Apertures::default(),
+            node: None,
+        };
+        let roots = vec![root(0, 127), root(128, 255)];
+        let platform = acpi::Platform { vcpus: 2, roots, nodes: Vec::new(), ecam: ecam.base() };
+        let mut low = Room::default();
+        low.add(64 << 20);
+        let free = Free { low: layout::FIRMWARE_RAM_GAP, high: vec![(8 << 30, (1 << 40) - 1)] };
+        Bridges { platform, free, shares: vec![Share { low, ..Share::default() }; 2] }
+    }
+
+    /// Returns the tables as firmware has them that puts configuration space at `base`.
+    fn tables(base: u64) -> Vec<(String, Vec<u8>)> {
+        let ecam = Ecam::default();
+        let mut items = Items::new(2, [0; 16]);
+        add_tables(&mut items, &bridges(&ecam), &ecam).expect("room");
+        let mut told = FwCfg::new(items);
+        HostBridge::new(ecam).write_config(0x60, &(base | 1).to_le_bytes());
+        let [script, root, tables] = [fw_cfg::SCRIPT_FILE, fw_cfg::ROOT_FILE, fw_cfg::TABLES_FILE]
+            .map(|name| file(&mut told, name));
+        follow(AcpiFiles { script, root, tables })
+    }
+
+    fn table(base: u64, name: &str) -> Vec<u8> {
+        let mut all = tables(base).into_iter();
+        all.find(|(signature, _)| signature == name).expect("there").1
+    }
+
+    #[test]
+    fn tables_are_whole_wherever_configuration_space_is() {
+        let places = [layout::ECAM, 0x8000_0000, 0xf000_0000, 0x8_0000_0000];
+        let lengths = places.map(|base| table(base, "DSDT").len());
+        assert!(lengths.iter().any(|length| *length != lengths[0]), "{lengths:?}");
+        for base in places {
+            assert_eq!(table(base, "MCFG")[44..52], base.to_le_bytes());
+            let names: Vec<String> = tables(base).into_iter().map(|(name, _)| name).collect();
+            assert_eq!(names, ["FACP", "APIC", "MCFG", "PPTT", "FACS", "DSDT"]);
+        }
+    }
+
+    #[test]
+    fn configuration_space_is_reserved_wherever_it_is() {
+        let reserved = |base: u64| {
+            let (last, length) = (base + layout::ECAM_SIZE - 1, layout::ECAM_SIZE);
+            let numbers = [base, last, 0, length].map(u64::to_le_bytes);
+            let dsdt = table(base, "DSDT");
+            dsdt.windows(32).filter(|bytes| *bytes == numbers.as_flattened()).count()
+        };
+        assert_eq!([layout::ECAM, 0x8000_0000, 0x8_0000_0000].map(reserved), [1; 3]);
+    }
 }

@@ -24,7 +24,7 @@ use crate::{
     },
     smbios,
     sys::{kvm::Vm, memory::Ram, vfio::adopt},
-    vcpu::{self, VcpuError},
+    vcpu::{self, Cpus, VcpuError},
     vfio::dma::IovaRange,
 };
 
@@ -86,7 +86,7 @@ pub(super) fn prepare(
         vcpus: spec.vcpus,
         ram: pieces.collect(),
         firmware: smbios::Firmware::None,
-        caches: vcpu::caches(built.vm, spec.vcpus)?,
+        caches: vcpu::caches(built.vm, Cpus::new(spec.vcpus, &built.platform.nodes))?,
         slots: built.slots.clone(),
     };
     match &spec.boot {

@@ -104,9 +104,11 @@ pub fn share(free: &Free, ecam: u64, shares: &[Share]) -> Vec<Apertures> {
     let placed = |share: &Share| share.placed.memory.map(|(a, b)| (u64::from(a), u64::from(b)));
     let placed: Vec<_> = shares.iter().map(|share| placed(share).filter(is_free)).collect();
     let low = Parts::of(below.clone(), &low, &placed, (LOW_LEAST, LOW_STEP));
+    let mut above = free.high.clone();
+    remove(&mut above, (ecam, ecam.saturating_add(layout::ECAM_SIZE - 1)));
     let high: Vec<Room> = shares.iter().map(|share| share.high).collect();
     let placed: Vec<_> = shares.iter().map(|share| share.placed.prefetchable).collect();
-    let high = Parts::of(free.high.clone(), &high, &placed, (HIGH_LEAST, HIGH_STEP));
+    let high = Parts::of(above, &high, &placed, (HIGH_LEAST, HIGH_STEP));
     let io = ports(shares);
     let narrow =
         |(first, last): (u64, u64)| Some((u32::try_from(first).ok()?, u32::try_from(last).ok()?));

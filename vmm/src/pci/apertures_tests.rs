@@ -33,6 +33,8 @@ fn configuration_space_is_left_out_wherever_it_is() {
     // Firmware is told of one range, which is the larger.
     assert_eq!(low(0xb000_0000), [(0xc000_0000, 0xfbff_ffff), (0x8000_0000, 0xafff_ffff)]);
     assert_eq!(low(1 << 34), [(0x8000_0000, 0xfbff_ffff)]);
+    let high = share(&free(), 1 << 34, &[share_of(0, &[], &[])]).remove(0).high;
+    assert_eq!(high, [(4 * GIB, 16 * GIB - 1), (16 * GIB + (256 << 20), 1012 * GIB - 1)]);
 }
 
 #[test]

@@ -21,7 +21,7 @@
 
 use kvm_bindings::{CpuId, kvm_cpuid_entry2};
 
-use super::VcpuError;
+use super::{Cpus, VcpuError};
 use crate::{
     smbios::{Cache, CacheHolds},
     sys::kvm::Vm,
@@ -34,23 +34,23 @@ const FIRST_LEVEL: u32 = 0x8000_0005;
 const LOWER_LEVELS: u32 = 0x8000_0006;
 const FULLY_ASSOCIATIVE: u32 = 1 << 9;
 
-/// Returns the caches of `count` virtual CPUs, by level.
-pub fn caches(vm: &Vm, count: u32) -> Result<Vec<Cache>, VcpuError> {
+/// Returns the caches of these virtual CPUs, by level.
+pub fn caches(vm: &Vm, cpus: Cpus) -> Result<Vec<Cache>, VcpuError> {
     let supported = vm
         .kvm()
         .get_supported_cpuid(kvm_bindings::KVM_MAX_CPUID_ENTRIES)
         .map_err(|source| VcpuError::Features { source })?;
-    Ok(summed(&supported, count))
+    Ok(summed(&supported, cpus))
 }
 
-fn summed(features: &CpuId, count: u32) -> Vec<Cache> {
+fn summed(features: &CpuId, cpus: Cpus) -> Vec<Cache> {
     let told = LEAVES.map(|leaf| {
         let entries = features.as_slice().iter().filter(|entry| entry.function == leaf);
-        entries.filter_map(|entry| one(entry, count)).collect::<Vec<Cache>>()
+        entries.filter_map(|entry| one(entry, cpus)).collect::<Vec<Cache>>()
     });
     let told = told.into_iter().find(|caches| !caches.is_empty());
     let mut all: Vec<Cache> = Vec::new();
-    for cache in told.unwrap_or_else(|| older(features, count)) {
+    for cache in told.unwrap_or_else(|| older(features, cpus)) {
         match all.iter_mut().find(|known| known.level == cache.level) {
             None => all.push(cache),
             Some(known) => {
@@ -67,11 +67,10 @@ fn summed(features: &CpuId, count: u32) -> Vec<Cache> {
 }
 
 /// Returns what the leaves of AMD's older processors tell.
-fn older(features: &CpuId, count: u32) -> Vec<Cache> {
+fn older(features: &CpuId, cpus: Cpus) -> Vec<Cache> {
     let find = |leaf| features.as_slice().iter().find(|entry| entry.function == leaf);
     let cache = |level, kib: u32, ways, holds| {
-        let instances = if level >= 3 { 1 } else { u64::from(count) };
-        let bytes = (u64::from(kib) << 10).saturating_mul(instances);
+        let bytes = (u64::from(kib) << 10).saturating_mul(instances(level, cpus));
         (kib > 0).then_some(Cache { level, bytes, ways, holds })
     };
     let first = find(FIRST_LEVEL).into_iter().flat_map(|leaf| {
@@ -99,8 +98,13 @@ fn coded_ways(code: u32) -> Option<u16> {
     (ways > 0 || code == 0xf).then_some(ways)
 }
 
-/// Returns what one entry tells. The last level is shared by all, as the guest is told.
-fn one(entry: &kvm_cpuid_entry2, count: u32) -> Option<Cache> {
+/// Returns how many caches of a level there are, as the guest is told.
+fn instances(level: u8, cpus: Cpus) -> u64 {
+    u64::from(if level >= 3 { cpus.last_level_caches() } else { cpus.count })
+}
+
+/// Returns what one entry tells.
+fn one(entry: &kvm_cpuid_entry2, cpus: Cpus) -> Option<Cache> {
     let holds = match entry.eax & 0x1f {
         1 => CacheHolds::Data,
         2 => CacheHolds::Instructions,
@@ -111,8 +115,8 @@ fn one(entry: &kvm_cpuid_entry2, count: u32) -> Option<Cache> {
     let part = |shift: u32, mask: u32| u64::from(entry.ebx >> shift & mask) + 1;
     let ways = part(22, 0x3ff);
     let each = part(0, 0xfff) * part(12, 0x3ff) * ways;
-    let instances = if level >= 3 { 1 } else { u64::from(count) };
-    let bytes = each.saturating_mul(u64::from(entry.ecx) + 1).saturating_mul(instances);
+    let bytes = each.saturating_mul(u64::from(entry.ecx) + 1);
+    let bytes = bytes.saturating_mul(instances(level, cpus));
     let fully = entry.eax & FULLY_ASSOCIATIVE != 0;
     let ways = if fully { 0 } else { u16::try_from(ways).unwrap_or(u16::MAX) };
     Some(Cache { level, bytes, ways, holds })
@@ -121,11 +125,16 @@ fn one(entry: &kvm_cpuid_entry2, count: u32) -> Option<Cache> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::machine::numa::Node;
 
     /// A cache of 64-byte lines, as both leaves tell it.
     fn entry(function: u32, eax: u32, ways: u32, sets: u32) -> kvm_cpuid_entry2 {
         let ebx = (ways - 1) << 22 | 63;
         kvm_cpuid_entry2 { function, eax, ebx, ecx: sets - 1, ..Default::default() }
+    }
+
+    fn all(count: u32) -> Cpus {
+        Cpus::new(count, &[])
     }
 
     #[test]
@@ -137,7 +146,7 @@ mod tests {
             entry(4, 3 << 5 | 3, 15, 65536),
             entry(4, 0, 1, 1),
         ];
-        let told = summed(&CpuId::from_entries(&host).expect("few"), 8);
+        let told = summed(&CpuId::from_entries(&host).expect("few"), all(8));
         let cache = |level, bytes, ways, holds| Cache { level, bytes, ways, holds };
         assert_eq!(
             told,
@@ -150,12 +159,24 @@ mod tests {
     }
 
     #[test]
+    fn the_last_level_counts_for_each_group_that_shares_one() {
+        let node = |vcpus| Node { id: 0, vcpus, memory: Vec::new(), distances: Vec::new() };
+        let nodes = [node(vec![0, 1]), node(vec![2, 3])];
+        let host =
+            [entry(0x8000_001d, 2 << 5 | 3, 8, 2048), entry(0x8000_001d, 3 << 5 | 3, 16, 32768)];
+        let host = CpuId::from_entries(&host).expect("few");
+        let bytes: Vec<u64> =
+            summed(&host, Cpus::new(4, &nodes)).iter().map(|cache| cache.bytes).collect();
+        assert_eq!(bytes, [4 << 20, 64 << 20]);
+    }
+
+    #[test]
     fn amds_leaf_counts_where_intels_is_empty() {
         let host = [entry(4, 0, 1, 1), entry(0x8000_001d, 1 << 9 | 1 << 5 | 1, 8, 64)];
-        let told = summed(&CpuId::from_entries(&host).expect("few"), 1);
+        let told = summed(&CpuId::from_entries(&host).expect("few"), all(1));
         let data = Cache { level: 1, bytes: 32 << 10, ways: 0, holds: CacheHolds::Data };
         assert_eq!(told, [data]);
-        assert!(summed(&CpuId::from_entries(&[]).expect("none"), 1).is_empty());
+        assert!(summed(&CpuId::from_entries(&[]).expect("none"), all(1)).is_empty());
     }
 
     #[test]
@@ -167,7 +188,7 @@ mod tests {
             leaf(FIRST_LEVEL, 64 << 24 | 2 << 16 | 0x140, 64 << 24 | 2 << 16 | 0x140),
             leaf(LOWER_LEVELS, 512 << 16 | 8 << 12 | 0x140, 32 << 18 | 8 << 12 | 0x140),
         ];
-        let told = summed(&CpuId::from_entries(&host).expect("few"), 2);
+        let told = summed(&CpuId::from_entries(&host).expect("few"), all(2));
         let cache = |level, bytes, ways, holds| Cache { level, bytes, ways, holds };
         assert_eq!(
             told,
@@ -179,6 +200,6 @@ mod tests {
         );
         assert_eq!([0, 9, 0xf].map(coded_ways), [None, None, Some(0)]);
         let off = [leaf(LOWER_LEVELS, 512 << 16, 0)];
-        assert!(summed(&CpuId::from_entries(&off).expect("few"), 1).is_empty());
+        assert!(summed(&CpuId::from_entries(&off).expect("few"), all(1)).is_empty());
     }
 }

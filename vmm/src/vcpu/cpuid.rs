@@ -5,6 +5,7 @@
 
 use kvm_bindings::{CpuId, KVM_CPUID_FLAG_SIGNIFCANT_INDEX, kvm_cpuid_entry2};
 
+use super::Cpus;
 use crate::sys::kvm::Controllers;
 
 /// Leaf 1 ECX: a hypervisor is there.
@@ -62,13 +63,13 @@ const WITHHELD: [(u32, u32, [u32; 4]); 8] = [
 const KVM_FEATURES: u32 = 0x4000_0001;
 const WIDE_DESTINATIONS: u32 = 1 << 15;
 
-/// Returns the features of virtual CPU `id` of `count`.
-pub(super) fn for_vcpu(supported: &CpuId, id: u32, count: u32) -> CpuId {
+/// Returns the features of virtual CPU `id` of `cpus`.
+pub(super) fn for_vcpu(supported: &CpuId, id: u32, cpus: Cpus) -> CpuId {
     let mut features = supported.clone();
     let steady = has_invariant_tsc(supported);
     for entry in features.as_mut_slice() {
         withhold(entry);
-        adapt(entry, id, count);
+        adapt(entry, id, cpus);
         // A deadline in ticks of a counter that drifts is missed, and the guest sleeps on.
         if entry.function == 1 && !steady {
             entry.ecx &= !TSC_DEADLINE;
@@ -78,7 +79,7 @@ pub(super) fn for_vcpu(supported: &CpuId, id: u32, count: u32) -> CpuId {
     for level in 0..2 {
         // The list has room: two leaves were reserved by the filter above or are far below the
         // limit; a full list keeps the other leaves and the guest falls back to leaf 1.
-        let _ = features.push(topology(level, id, count));
+        let _ = features.push(topology(level, id, cpus.count));
     }
     features
 }
@@ -99,7 +100,8 @@ fn has_invariant_tsc(supported: &CpuId) -> bool {
     leaf.is_some_and(|entry| entry.edx & INVARIANT_TSC != 0)
 }
 
-fn adapt(entry: &mut kvm_cpuid_entry2, id: u32, count: u32) {
+fn adapt(entry: &mut kvm_cpuid_entry2, id: u32, cpus: Cpus) {
+    let count = cpus.count;
     match entry.function {
         1 => {
             entry.ebx =
@@ -111,12 +113,8 @@ fn adapt(entry: &mut kvm_cpuid_entry2, id: u32, count: u32) {
                 entry.edx &= !MULTI_THREADED;
             }
         }
-        // Deterministic caches: the last level is shared by all, the others by one.
-        4 => {
-            let last_level = entry.eax >> 5 & 7 >= 3;
-            let sharing = if last_level { count - 1 } else { 0 };
-            entry.eax = entry.eax & 0x3fff | (count - 1).min(63) << 26 | sharing << 14;
-        }
+        // Deterministic caches.
+        4 => entry.eax = shared(entry.eax, cpus) | (count - 1).min(63) << 26,
         0x8000_0001 => {
             entry.ecx =
                 if count > 1 { entry.ecx | LEGACY_CORES } else { entry.ecx & !LEGACY_CORES };
@@ -126,11 +124,7 @@ fn adapt(entry: &mut kvm_cpuid_entry2, id: u32, count: u32) {
             entry.ecx = entry.ecx & !0xf0ff | (count - 1).min(255) | bits << 12;
         }
         // AMD caches, as leaf 4.
-        0x8000_001d => {
-            let last_level = entry.eax >> 5 & 7 >= 3;
-            let sharing = if last_level { count - 1 } else { 0 };
-            entry.eax = entry.eax & 0x3fff | sharing << 14;
-        }
+        0x8000_001d => entry.eax = shared(entry.eax, cpus),
         // AMD: extended APIC id, core id, one thread per core; one node.
         0x8000_001e => {
             entry.eax = id;
@@ -142,6 +136,13 @@ fn adapt(entry: &mut kvm_cpuid_entry2, id: u32, count: u32) {
         }
         _ => {}
     }
+}
+
+/// Register eax of a cache: the last level is shared by those who share one, the others by one.
+fn shared(eax: u32, cpus: Cpus) -> u32 {
+    let last_level = eax >> 5 & 7 >= 3;
+    let sharing = if last_level { cpus.sharing - 1 } else { 0 };
+    eax & 0x3fff | sharing << 14
 }
 
 /// Leaf 0xb: one thread per core, all cores in one package.
@@ -166,9 +167,14 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
+    use crate::machine::numa::Node;
 
     fn entry(function: u32) -> kvm_cpuid_entry2 {
         kvm_cpuid_entry2 { function, ..Default::default() }
+    }
+
+    fn all(count: u32) -> Cpus {
+        Cpus::new(count, &[])
     }
 
     fn find(features: &CpuId, function: u32, index: u32) -> kvm_cpuid_entry2 {
@@ -180,7 +186,7 @@ mod tests {
     fn topology_is_one_socket_of_single_threaded_cores() {
         let host =
             CpuId::from_entries(&[entry(1), entry(0x8000_0008), entry(0x8000_001e)]).expect("few");
-        let features = for_vcpu(&host, 2, 4);
+        let features = for_vcpu(&host, 2, all(4));
         assert_eq!(find(&features, 1, 0).ebx >> 24, 2);
         assert_eq!(find(&features, 1, 0).ecx & HYPERVISOR, HYPERVISOR);
         let (thread, core) = (find(&features, 0xb, 0), find(&features, 0xb, 1));
@@ -190,10 +196,33 @@ mod tests {
     }
 
     #[test]
+    fn the_last_cache_is_shared_inside_a_node_and_the_others_by_none() {
+        let cache = |function, index, level: u32| kvm_cpuid_entry2 {
+            index,
+            eax: u32::MAX << 14 | level << 5 | 3,
+            ..entry(function)
+        };
+        let leaves = [4, 0x8000_001d];
+        let host = leaves.map(|leaf| [cache(leaf, 0, 2), cache(leaf, 1, 3)]);
+        let host = CpuId::from_entries(host.as_flattened()).expect("few");
+        let node = |vcpus| Node { id: 0, vcpus, memory: Vec::new(), distances: Vec::new() };
+        let nodes = [node((0..4).collect()), node((4..8).collect())];
+        let sharers = |cpus| {
+            let features = for_vcpu(&host, 0, cpus);
+            let sharers = |leaf, index| (find(&features, leaf, index).eax >> 14 & 0xfff) + 1;
+            leaves.map(|leaf| (sharers(leaf, 0), sharers(leaf, 1)))
+        };
+        assert_eq!(sharers(Cpus::new(8, &nodes)), [(1, 4); 2]);
+        assert_eq!(sharers(all(6)), [(1, 6); 2]);
+        let features = for_vcpu(&host, 0, all(6));
+        assert_eq!(leaves.map(|leaf| find(&features, leaf, 1).eax >> 26), [5, 0]);
+    }
+
+    #[test]
     fn ids_past_eight_bits_are_whole_where_there_is_room() {
         let host = [entry(1), entry(0x8000_0008), entry(0x8000_001e), entry(KVM_FEATURES)];
         let host = CpuId::from_entries(&host).expect("few");
-        let features = for_vcpu(&host, 287, 288);
+        let features = for_vcpu(&host, 287, all(288));
         assert_eq!(find(&features, 1, 0).ebx >> 16, 0x1fff);
         let core = find(&features, 0xb, 1);
         assert_eq!((core.eax, core.ebx, core.edx), (9, 288, 287));
@@ -201,7 +230,7 @@ mod tests {
         let amd = find(&features, 0x8000_001e, 0);
         assert_eq!((amd.eax, amd.ebx), (287, 31));
         assert_eq!(find(&features, KVM_FEATURES, 0).eax, WIDE_DESTINATIONS);
-        assert_eq!(find(&for_vcpu(&host, 0, 254), KVM_FEATURES, 0).eax, 0);
+        assert_eq!(find(&for_vcpu(&host, 0, all(254)), KVM_FEATURES, 0).eax, 0);
     }
 
     #[test]
@@ -209,9 +238,9 @@ mod tests {
         let deadline = kvm_cpuid_entry2 { ecx: TSC_DEADLINE, ..entry(1) };
         let steady = kvm_cpuid_entry2 { edx: INVARIANT_TSC, ..entry(0x8000_0007) };
         let drifting = CpuId::from_entries(&[deadline]).expect("few");
-        assert_eq!(find(&for_vcpu(&drifting, 0, 1), 1, 0).ecx & TSC_DEADLINE, 0);
+        assert_eq!(find(&for_vcpu(&drifting, 0, all(1)), 1, 0).ecx & TSC_DEADLINE, 0);
         let invariant = CpuId::from_entries(&[deadline, steady]).expect("few");
-        assert_eq!(find(&for_vcpu(&invariant, 0, 1), 1, 0).ecx & TSC_DEADLINE, TSC_DEADLINE);
+        assert_eq!(find(&for_vcpu(&invariant, 0, all(1)), 1, 0).ecx & TSC_DEADLINE, TSC_DEADLINE);
     }
 
     #[test]
@@ -224,7 +253,7 @@ mod tests {
             ..entry(function)
         };
         let host = CpuId::from_entries(&[full(1), full(0xa), full(0x8000_0001)]).expect("few");
-        let features = for_vcpu(&host, 0, 1);
+        let features = for_vcpu(&host, 0, all(1));
         assert_eq!(find(&features, 1, 0).ecx & (1 << 3 | 1 << 5), 0);
         assert_eq!(find(&features, 0x8000_0001, 0).ecx & 1 << 2, 0);
         assert_eq!(find(&features, 0xa, 0).eax, 0);
@@ -276,7 +305,7 @@ mod tests {
     #[test]
     fn a_single_cpu_is_not_multi_threaded() {
         let host = CpuId::from_entries(&[entry(1)]).expect("few");
-        assert_eq!(find(&for_vcpu(&host, 0, 1), 1, 0).edx & MULTI_THREADED, 0);
+        assert_eq!(find(&for_vcpu(&host, 0, all(1)), 1, 0).edx & MULTI_THREADED, 0);
     }
 
     #[test]

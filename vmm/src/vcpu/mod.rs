@@ -2,6 +2,7 @@
 
 mod caches;
 mod cpuid;
+mod cpus;
 mod hold;
 mod hyperv;
 mod registers;
@@ -16,6 +17,7 @@ use types::vm::HyperV;
 
 pub use caches::caches;
 pub use cpuid::address_bits;
+pub use cpus::Cpus;
 pub use hold::Registers;
 
 use crate::{
@@ -47,7 +49,7 @@ pub enum VcpuError {
 /// Creates all virtual CPUs; the first starts at `entry`, the others wait to be started by it.
 pub fn create(
     board: &Board,
-    count: u32,
+    cpus: Cpus,
     entry: Entry,
     ram: &Ram,
 ) -> Result<Vec<VcpuFd>, VcpuError> {
@@ -56,22 +58,22 @@ pub fn create(
         .kvm()
         .get_supported_cpuid(kvm_bindings::KVM_MAX_CPUID_ENTRIES)
         .map_err(|source| VcpuError::Features { source })?;
-    (0..count)
+    (0..cpus.count)
         .map(|id| {
             let vcpu = board.vm.create_vcpu(id)?;
-            let mut features = cpuid::for_vcpu(&supported, id, count);
+            let mut features = cpuid::for_vcpu(&supported, id, cpus);
             let failed = |what| move |source| VcpuError::Set { what, id, source };
             if board.hyperv == HyperV::On {
                 let leaves =
                     hyperv::enable(&vcpu).map_err(failed("switch on the Hyper-V interfaces"))?;
-                hyperv::replace(&mut features, &leaves, Controllers::of(count));
+                hyperv::replace(&mut features, &leaves, Controllers::of(cpus.count));
             }
             vcpu.set_cpuid2(&features).map_err(failed("set the features"))?;
             registers::set_extended_state(&vcpu, cpuid::extended_state(&features))
                 .map_err(failed("set the extended state"))?;
             registers::set_msrs(&vcpu, entry)
                 .map_err(failed("set the model-specific registers"))?;
-            if Controllers::of(count) == Controllers::Split && entry != Entry::Reset {
+            if Controllers::of(cpus.count) == Controllers::Split && entry != Entry::Reset {
                 registers::widen_local_apic(&vcpu).map_err(failed("switch on x2APIC mode"))?;
             }
             registers::set_local_apic(&vcpu).map_err(failed("set the local APIC"))?;

@@ -124,6 +124,7 @@ fn spec(vcpus: u32) -> VmSpec {
         core_scheduling: CoreScheduling::Shared,
         hyperv: HyperV::Off,
         deadline: None,
+        clock_ahead_s: 0,
     }
 }
 

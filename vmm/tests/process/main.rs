@@ -101,6 +101,12 @@ fn a_guest_that_panics_is_told_and_runs_on() {
 }
 
 #[test]
+fn a_guest_starts_with_its_clock_as_far_ahead_as_it_was_left() {
+    let Some(machine) = start(1, |spec| spec.clock_ahead_s = -7200) else { return };
+    assert_eq!(machine.get("/v1/state").json()["clock_ahead_s"], -7200);
+}
+
+#[test]
 fn a_guest_that_sleeps_is_told_until_it_wakes() {
     let Some(machine) = start(1, |_| {}) else { return };
     let becomes = |expected: &str| {

@@ -142,6 +142,7 @@ impl Keeper {
             promise,
             placement: None,
             attachments: Vec::new(),
+            clock_ahead_s: 0,
         };
         record.note(now, "accepted");
         self.config.store.put_machine(&record)?;

@@ -8,7 +8,7 @@ use super::{Entry, Keeper, trouble};
 use crate::{
     events::Event,
     machines::{
-        execute::Progress,
+        execute::{Heard, Progress},
         plan::Process,
         vmm::{self, VmmError},
     },
@@ -122,11 +122,14 @@ impl Keeper {
                     ) => Progress::Unanswered(machine, pid),
                     // Whatever it says, it says something.
                     Err(VmmError::Status { .. } | VmmError::Body { .. }) => {
-                        Progress::Answered(machine, pid, None)
+                        Progress::Answered(machine, pid, Heard::default())
                     }
                     Ok(counted) => {
                         let failed = counted.devices.iter().map(|device| device.media_errors);
-                        Progress::Answered(machine, pid, Some(failed.sum()))
+                        let failed = Some(failed.sum());
+                        let state = vmm::state(machine).await.ok();
+                        let clock_ahead_s = state.map(|state| state.clock_ahead_s);
+                        Progress::Answered(machine, pid, Heard { failed, clock_ahead_s })
                     }
                 };
                 // The keeper outlives its tasks; when it is gone, so is the agent.
@@ -135,9 +138,12 @@ impl Keeper {
         }
     }
 
-    pub(super) fn handle_answer(&mut self, machine: MachineId, process: i32, failed: Option<u64>) {
-        if let Some(failed) = failed {
+    pub(super) fn handle_answer(&mut self, machine: MachineId, process: i32, heard: Heard) {
+        if let Some(failed) = heard.failed {
             self.note_storage(machine, process, failed);
+        }
+        if let Some(ahead_s) = heard.clock_ahead_s {
+            self.note_clock(machine, process, ahead_s);
         }
         let change = |voice: &mut Voice| voice.handle_answer(Instant::now());
         self.note_voice(machine, process, change);
@@ -159,6 +165,17 @@ impl Keeper {
         eprintln!("{}", Event::MachineStorage { machine, failed });
         let note = format!("the server's storage failed {failed} requests of its disks");
         entry.record.note(now, note);
+        self.keep(machine);
+    }
+
+    /// Keeps what a guest set its clock to, if that process still runs it.
+    fn note_clock(&mut self, machine: MachineId, process: i32, ahead_s: i64) {
+        let Some(entry) = self.machines.get_mut(&machine) else { return };
+        let runs = entry.seen.process == (Process::Running { pid: process });
+        if !runs || entry.record.clock_ahead_s == ahead_s {
+            return;
+        }
+        entry.record.clock_ahead_s = ahead_s;
         self.keep(machine);
     }
 

@@ -66,7 +66,7 @@ impl Keeper {
                     entry.record.placement = Some(*placement);
                 }
             }
-            Progress::Answered(machine, pid, failed) => self.handle_answer(machine, pid, failed),
+            Progress::Answered(machine, pid, heard) => self.handle_answer(machine, pid, heard),
             Progress::Unanswered(machine, pid) => self.handle_silence(machine, pid),
             Progress::Attached(machine, id, result) => self.handle_attached(machine, &id, result),
             Progress::Running(machine, pid, took) => {

@@ -13,6 +13,8 @@
 
 use crate::acpi::Table;
 
+/// Name of the file with the script.
+pub const SCRIPT_FILE: &str = "etc/table-loader";
 /// Name of the file with the root pointer.
 pub const ROOT_FILE: &str = "etc/acpi/rsdp";
 /// Name of the file with all other tables.
@@ -49,7 +51,7 @@ pub struct AcpiFiles {
     pub root: Vec<u8>,
     /// [`TABLES_FILE`].
     pub tables: Vec<u8>,
-    /// `etc/table-loader`.
+    /// [`SCRIPT_FILE`].
     pub script: Vec<u8>,
 }
 
@@ -159,7 +161,7 @@ fn small(offset: usize) -> u32 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::acpi::{Platform, tables};
 
@@ -167,10 +169,32 @@ mod tests {
         usize::try_from(read(bytes)).expect("small")
     }
 
-    /// Does what firmware does: puts the files at these addresses and follows the script.
-    fn run(files: &AcpiFiles, root_at: u64, tables_at: u64) -> (Vec<u8>, Vec<u8>) {
-        let (mut root, mut tables) = (files.root.clone(), files.tables.clone());
-        for command in files.script.chunks(COMMAND) {
+    /// Does what firmware does: puts the files somewhere, follows the script, then the pointers. Returns
+    /// the tables by their signatures: those of the XSDT, then the FACS and the DSDT.
+    pub(crate) fn follow(files: AcpiFiles) -> Vec<(String, Vec<u8>)> {
+        let (root, placed) = run(files, 0x7f00_0000);
+        let sum = |bytes: &[u8]| bytes.iter().fold(0u8, |sum, byte| sum.wrapping_add(*byte));
+        assert_eq!((sum(&root[..20]), sum(&root)), (0, 0));
+        let table = |address: &[u8]| {
+            let at = place(read(address), 0x7f00_0000);
+            placed[at..at + number(&placed[at + 4..at + 8])].to_vec()
+        };
+        let xsdt = table(&root[24..32]);
+        assert_eq!((&xsdt[..4], sum(&xsdt)), (&b"XSDT"[..], 0));
+        let mut all: Vec<Vec<u8>> = xsdt[HEADER..].chunks(8).map(table).collect();
+        let fadt = all.iter().find(|table| table.starts_with(b"FACP")).expect("there").clone();
+        assert_eq!(fadt[40..44], fadt[140..144]);
+        all.push(table(&fadt[36..40]));
+        all.push(table(&fadt[140..148]));
+        assert!(all.iter().all(|table| sum(table) == 0 || table.starts_with(b"FACS")));
+        let named = |table: Vec<u8>| (String::from_utf8_lossy(&table[..4]).into_owned(), table);
+        all.into_iter().map(named).collect()
+    }
+
+    /// Puts the tables at this address and follows the script.
+    fn run(files: AcpiFiles, tables_at: u64) -> (Vec<u8>, Vec<u8>) {
+        let AcpiFiles { mut root, mut tables, script } = files;
+        for command in script.chunks(COMMAND) {
             let is_root = command[4..].starts_with(ROOT_FILE.as_bytes());
             let file = if is_root { &mut root } else { &mut tables };
             match number(&command[..4]) {
@@ -189,7 +213,6 @@ mod tests {
                 other => assert_eq!(other, 1),
             }
         }
-        assert!(root_at.is_multiple_of(16));
         (root, tables)
     }
 
@@ -198,19 +221,8 @@ mod tests {
         let platform =
             Platform { vcpus: 2, roots: Vec::new(), nodes: Vec::new(), ecam: 0xe000_0000 };
         let files = acpi_files(&tables(&platform).expect("room")).expect("sound");
-        let (root, placed) = run(&files, 0xf_5aa0, 0x7f00_0000);
-        let sum = |bytes: &[u8]| bytes.iter().fold(0u8, |sum, byte| sum.wrapping_add(*byte));
-        assert_eq!((sum(&root[..20]), sum(&root)), (0, 0));
-        let at = |address: u64| place(address, 0x7f00_0000);
-        let xsdt = at(read(&root[24..32]));
-        let length = number(&placed[xsdt + 4..xsdt + 8]);
-        assert_eq!((&placed[xsdt..xsdt + 4], sum(&placed[xsdt..xsdt + length])), (&b"XSDT"[..], 0));
-        let fadt = at(read(&placed[xsdt + 36..xsdt + 44]));
-        let length = number(&placed[fadt + 4..fadt + 8]);
-        assert_eq!((&placed[fadt..fadt + 4], sum(&placed[fadt..fadt + length])), (&b"FACP"[..], 0));
-        assert!(placed[at(read(&placed[fadt + 36..fadt + 40]))..].starts_with(b"FACS"));
-        assert!(placed[at(read(&placed[fadt + 140..fadt + 148]))..].starts_with(b"DSDT"));
-        assert_eq!(placed[fadt + 40..fadt + 44], placed[fadt + 140..fadt + 144]);
+        let names: Vec<String> = follow(files).into_iter().map(|(name, _)| name).collect();
+        assert_eq!(names, ["FACP", "APIC", "MCFG", "PPTT", "FACS", "DSDT"]);
     }
 
     #[test]

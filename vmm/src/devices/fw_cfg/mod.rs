@@ -29,7 +29,7 @@ use std::collections::BTreeMap;
 
 pub use files::{Disk, DiskKind, bootorder, e820, window_mib};
 pub use hardware_info::hardware_info;
-pub use loader::{AcpiFiles, AcpiLoaderError, ROOT_FILE, TABLES_FILE, acpi_files};
+pub use loader::{AcpiFiles, AcpiLoaderError, ROOT_FILE, SCRIPT_FILE, TABLES_FILE, acpi_files};
 
 use crate::sys::memory::GuestRam;
 
@@ -208,10 +208,11 @@ impl FwCfg {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use types::vm::MemoryBacking;
     use vm_memory::{Bytes, GuestAddress};
 
+    pub(crate) use super::loader::tests::follow;
     use super::*;
     use crate::sys::memory::Ram;
 
@@ -235,6 +236,16 @@ mod tests {
                 byte[0]
             })
             .collect()
+    }
+
+    /// Reads a file as firmware does, by the directory.
+    pub(crate) fn file(device: &mut FwCfg, name: &str) -> Vec<u8> {
+        let directory = item(device, KEY_DIRECTORY, 4096);
+        let mut entries = directory[4..].chunks(64);
+        let entry = entries.find(|entry| entry[8..].starts_with(name.as_bytes())).expect("there");
+        let size = u32::from_be_bytes([entry[0], entry[1], entry[2], entry[3]]);
+        let key = u16::from_be_bytes([entry[4], entry[5]]);
+        item(device, key, usize::try_from(size).expect("small"))
     }
 
     #[test]
