@@ -1,5 +1,7 @@
 //! Tables for people, of the JSON that gateway and lease give.
 
+use std::ops::RangeInclusive;
+
 use jiff::Timestamp;
 use serde_json::Value;
 
@@ -286,13 +288,21 @@ fn list(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }
 
+/// Marks of direction (Unicode Standard Annex #9 §2).
+const DIRECTIONS: [RangeInclusive<char>; 4] = [
+    '\u{61c}'..='\u{61c}',
+    '\u{200e}'..='\u{200f}',
+    '\u{202a}'..='\u{202e}',
+    '\u{2066}'..='\u{2069}',
+];
+
 /// Returns a text without what a terminal takes as a command or turns lines around by: control characters, of
-/// which those that part words become blanks, and marks of direction (Unicode Standard Annex #9 §2). Nodes name
-/// themselves, and say why they refuse.
+/// which those that part words become blanks, and marks of direction. Nodes name themselves, and say why they
+/// refuse.
 pub(super) fn harmless(text: &str) -> String {
-    let turns = |c: char| matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    let turns = |c: &char| DIRECTIONS.iter().any(|marks| marks.contains(c));
     let parted = text.chars().map(|c| if matches!(c, '\n' | '\t') { ' ' } else { c });
-    parted.filter(|c| !c.is_control() && !turns(*c)).collect()
+    parted.filter(|c| !c.is_control() && !turns(c)).collect()
 }
 
 /// Returns a value as a word.

@@ -37,29 +37,27 @@ pub(super) fn find(text: &str, key: &str) -> (usize, String) {
 /// Returns the key whose value, or part of it, begins at this offset.
 pub(super) fn key(text: &str, offset: usize) -> Option<String> {
     let document = DeTable::parse(text).ok()?;
-    in_table("", document.get_ref(), (offset, MAX_DEPTH))
+    in_table(document.get_ref(), offset, MAX_DEPTH)
 }
 
-fn in_table(above: &str, table: &DeTable<'_>, (offset, depth): (usize, usize)) -> Option<String> {
+fn in_table(table: &DeTable<'_>, offset: usize, depth: usize) -> Option<String> {
     let depth = depth.checked_sub(1)?;
     table.iter().find_map(|(name, value)| {
-        let point = if above.is_empty() { "" } else { "." };
-        in_value(&format!("{above}{point}{}", name.get_ref()), value, (offset, depth))
+        let below = in_value(value, offset, depth)?;
+        Some(format!("{}{below}", name.get_ref()))
     })
 }
 
-fn in_value(
-    key: &str,
-    value: &Spanned<DeValue<'_>>,
-    (offset, depth): (usize, usize),
-) -> Option<String> {
+/// The rest of the key, from the value on.
+fn in_value(value: &Spanned<DeValue<'_>>, offset: usize, depth: usize) -> Option<String> {
     let depth = depth.checked_sub(1)?;
     let (table, list) = (value.get_ref().as_table(), value.get_ref().as_array());
-    let inside = table.and_then(|table| in_table(key, table, (offset, depth))).or_else(|| {
-        let mut items = list?.iter().enumerate();
-        items.find_map(|(at, item)| in_value(&format!("{key}[{at}]"), item, (offset, depth)))
+    let below = table.and_then(|table| Some(format!(".{}", in_table(table, offset, depth)?)));
+    let below = below.or_else(|| {
+        let item = |(at, item)| Some(format!("[{at}]{}", in_value(item, offset, depth)?));
+        list?.iter().enumerate().find_map(item)
     });
-    inside.or_else(|| (value.span().start == offset).then(|| key.to_owned()))
+    below.or_else(|| (value.span().start == offset).then(String::new))
 }
 
 /// Splits `name[1]`.
