@@ -9,7 +9,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
-use types::config::NodeSpec;
+use types::config::{ConfigError, NodeSpec};
 use update::disk::{Slice, esp as volume, gpt::BlockSize, medium};
 use update::secure_boot::Variable;
 
@@ -22,6 +22,8 @@ use crate::release;
 /// Folder and document in the initramfs; the node's init looks for them there.
 const FOLDER: &str = "customised";
 const DOCUMENT: &str = "customised/holdfast.toml";
+/// Section of the configuration that can be replaced.
+const AUTHORITY: &str = "authority";
 /// Largest boot program that is read, in bytes.
 const PROGRAM_LIMIT: u64 = medium::PROGRAM_LIMIT;
 /// Most files on an EFI system partition of ours.
@@ -113,43 +115,63 @@ pub fn customise(
 
 /// The configuration with what replaces parts of it; refused as a node would refuse it.
 fn document(changes: &Changes) -> Result<Vec<u8>, CustomiseError> {
-    let wrong = |reason: String| CustomiseError::Config(reason);
     let unchanged =
         changes.authority.is_empty() && changes.threshold.is_none() && changes.channel.is_none();
-    let text = if unchanged {
-        changes.config.clone()
-    } else {
-        let mut table: toml::Table =
-            changes.config.parse().map_err(|error: toml::de::Error| wrong(error.to_string()))?;
-        if let Some(channel) = &changes.channel {
-            let updates = table.get_mut("updates").and_then(toml::Value::as_table_mut);
-            let missing =
-                "--channel needs a section [updates], which says where releases come from";
-            let updates = updates.ok_or(wrong(missing.to_owned()))?;
-            updates.insert("channel".to_owned(), channel.clone().into());
+    let text = if unchanged { changes.config.clone() } else { changed(changes)? };
+    match NodeSpec::parse(text.as_bytes()) {
+        Ok(_) => Ok(text.into_bytes()),
+        Err(error) => {
+            Err(CustomiseError::Config(as_written(&text, &changes.config, error).to_string()))
         }
-        let empty = || toml::Value::Table(toml::Table::new());
-        let authority = table.entry("authority").or_insert_with(empty);
-        let authority =
-            authority.as_table_mut().ok_or(wrong("`authority` is no table".to_owned()))?;
-        if !changes.authority.is_empty() {
-            authority.insert("keys".to_owned(), changes.authority.clone().into());
-        }
-        if let Some(threshold) = changes.threshold {
-            authority.insert("threshold".to_owned(), i64::from(threshold).into());
-        }
-        table.to_string()
+    }
+}
+
+fn changed(changes: &Changes) -> Result<String, CustomiseError> {
+    let wrong = |reason: String| CustomiseError::Config(reason);
+    let mut table: toml::Table =
+        changes.config.parse().map_err(|error: toml::de::Error| wrong(error.to_string()))?;
+    if let Some(channel) = &changes.channel {
+        let updates = table.get_mut("updates").and_then(toml::Value::as_table_mut);
+        let missing = "--channel needs a section [updates], which says where releases come from";
+        let updates = updates.ok_or(wrong(missing.to_owned()))?;
+        updates.insert("channel".to_owned(), channel.clone().into());
+    }
+    let empty = || toml::Value::Table(toml::Table::new());
+    let authority = table.entry(AUTHORITY).or_insert_with(empty);
+    let authority = authority.as_table_mut().ok_or(wrong("`authority` is no table".to_owned()))?;
+    if !changes.authority.is_empty() {
+        authority.insert("keys".to_owned(), changes.authority.clone().into());
+    }
+    if let Some(threshold) = changes.threshold {
+        authority.insert("threshold".to_owned(), i64::from(threshold).into());
+    }
+    Ok(table.to_string())
+}
+
+/// What is wrong with `changed`, told with the line of what the provider wrote where that has the same fault.
+fn as_written(changed: &str, written: &str, error: ConfigError) -> ConfigError {
+    let authority = |text: &str| Some(text.parse::<toml::Table>().ok()?.remove(AUTHORITY));
+    let mut text = written.to_owned();
+    if authority(written) == Some(None)
+        && let Some(Some(given)) = authority(changed)
+    {
+        // Behind all that is written, so that no line is another one.
+        text = format!("{text}\n{}", toml::Table::from_iter([(AUTHORITY.to_owned(), given)]));
+    }
+    match NodeSpec::parse(text.as_bytes()) {
+        Err(told) if is_same(&told, &error) => told,
+        Ok(_) | Err(_) => error,
+    }
+}
+
+/// Whether two documents have the same fault, wherever it is.
+fn is_same(one: &ConfigError, other: &ConfigError) -> bool {
+    let words = |error: &ConfigError| match error {
+        ConfigError::Document { message, .. } => vec![message.clone()],
+        ConfigError::Value { said, right, .. } => vec![said.clone(), right.clone()],
+        ConfigError::TooLarge { .. } | ConfigError::Encoding { .. } => vec![error.to_string()],
     };
-    NodeSpec::parse(text.as_bytes()).map_err(|error| {
-        let mut reason = error.to_string();
-        let mut cause = std::error::Error::source(&error);
-        while let Some(inner) = cause {
-            reason = format!("{reason}: {inner}");
-            cause = inner.source();
-        }
-        wrong(reason)
-    })?;
-    Ok(text.into_bytes())
+    words(one) == words(other)
 }
 
 /// Finds the boot program of an image.
@@ -309,5 +331,36 @@ impl io::Write for ReadOnly<'_> {
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEY: &str = "d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a";
+
+    /// What is told of a configuration whose authority is replaced.
+    fn told(config: &str) -> String {
+        let changes = Changes {
+            config: config.to_owned(),
+            authority: vec![KEY.to_owned()],
+            threshold: Some(1),
+            channel: None,
+            keys: Keys::default(),
+            signatures: Lost::Refused,
+        };
+        document(&changes).expect_err("refused").to_string()
+    }
+
+    #[test]
+    fn mistakes_are_told_with_the_line_of_what_the_provider_wrote() {
+        let typo = told("# a rack\nversion = 1\n\n# its name\nnmae = \"n\"\n");
+        assert!(typo.contains("line 5"), "{typo}");
+        let number = told("version = 1\n\n\n[machines]\n# much\nnet_mbit = 0\n");
+        assert!(number.contains("line 6: machines.net_mbit = 0"), "{number}");
+        let authority = format!("[authority]\nthreshold = 1\nkeys = [\"{KEY}\"]\n");
+        let both = told(&format!("version = 1\n{authority}\n# slow\n[network]\ntrial_s = 1\n"));
+        assert!(both.contains("line 8: network.trial_s = 1"), "{both}");
     }
 }

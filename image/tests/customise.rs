@@ -129,7 +129,7 @@ fn the_authority_is_replaced_and_mistakes_are_named() {
     let Some(built) = built() else { return };
     let folder = tempfile::tempdir().unwrap();
     let to = folder.path().join("to.efi");
-    let keys = vec![AUTHORITY.to_owned(), "02".repeat(32)];
+    let keys = vec![AUTHORITY.to_owned(), "03".repeat(32)];
     let other = Changes { authority: keys, threshold: Some(2), ..changes(config("n")) };
     customise(&built.uki, &to, &other).unwrap();
     let document = document(&fs::read(&to).unwrap()).unwrap();

@@ -6,7 +6,7 @@
 use ed25519_dalek::{Signer, SigningKey};
 use serde::{Deserialize, Serialize};
 use types::{
-    ids::{MachineId, NodeId},
+    ids::{MachineId, NodeId, PublicKey},
     units::UnixSeconds,
 };
 
@@ -14,7 +14,6 @@ use crate::{
     authority::public_key,
     canonical::{self, CanonicalError, MAX_INTEGER},
     document::{Lease, Price, pae},
-    threshold::usable,
 };
 
 /// Payload type of a receipt in DSSE's pre-authentication encoding.
@@ -160,7 +159,7 @@ pub fn sign(receipt: Receipt, key: &SigningKey) -> Result<SignedReceipt, MeterEr
 /// Checks that the node which the receipt names signed it.
 pub fn verify(signed: &SignedReceipt) -> Result<&Receipt, MeterError> {
     let refuse = || MeterError::Signature { node: signed.receipt.node };
-    let key = usable(&signed.receipt.node.into()).ok_or_else(refuse)?;
+    let key = PublicKey::from(signed.receipt.node).verifier().ok_or_else(refuse)?;
     let bytes = types::hex::decode::<64>(&signed.signature).map_err(|_| refuse())?;
     let signature = ed25519_dalek::Signature::from_bytes(&bytes);
     key.verify_strict(&signed_bytes(&signed.receipt)?, &signature).map_err(|_| refuse())?;

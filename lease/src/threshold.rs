@@ -92,7 +92,9 @@ impl AuthoritySet {
         let different: BTreeSet<_> = authority.keys.iter().copied().collect();
         let keys = different
             .into_iter()
-            .map(|key| usable(&key).map(|usable| (key, usable)).ok_or(ThresholdError::Key { key }))
+            .map(|key| {
+                key.verifier().map(|usable| (key, usable)).ok_or(ThresholdError::Key { key })
+            })
             .collect::<Result<Vec<_>, _>>()?;
         match usize::try_from(authority.threshold) {
             Ok(threshold) if (1..=keys.len()).contains(&threshold) => Ok(Self { threshold, keys }),
@@ -145,10 +147,4 @@ impl AuthoritySet {
         key.verify_strict(message, &parsed).map_err(|_| Fault::Invalid)?;
         Ok(*name)
     }
-}
-
-/// Returns the curve point that `key` names; `None` when it is none or of small order.
-pub(crate) fn usable(key: &PublicKey) -> Option<VerifyingKey> {
-    let point = VerifyingKey::from_bytes(key.as_bytes()).ok()?;
-    (!point.is_weak()).then_some(point)
 }

@@ -8,7 +8,7 @@
 use std::fmt;
 
 use ed25519_dalek::{Signature, Signer, SigningKey, VerifyingKey};
-use types::ids::NodeId;
+use types::ids::{NodeId, PublicKey};
 use zeroize::Zeroizing;
 
 /// Bytes of a signature.
@@ -105,10 +105,7 @@ const PKCS8_PREFIX: [u8; 16] =
     [0x30, 0x2e, 2, 1, 0, 0x30, 5, 6, 3, 0x2b, 0x65, 0x70, 4, 0x22, 4, 0x20];
 
 fn public_key(node: NodeId) -> Result<VerifyingKey, IdentityError> {
-    VerifyingKey::from_bytes(node.as_bytes())
-        .ok()
-        .filter(|key| !key.is_weak())
-        .ok_or(IdentityError::PeerKey { node })
+    PublicKey::from(node).verifier().ok_or(IdentityError::PeerKey { node })
 }
 
 fn tagged(purpose: &str, message: &[u8]) -> Vec<u8> {

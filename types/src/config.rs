@@ -2,7 +2,11 @@
 //!
 //! The same document comes from the image, from a FAT volume labelled `HOLDFAST`
 //! (`holdfast.toml`), or from the kernel command line (`holdfast.config=` and the document in
-//! base64). It is parsed once; what parses is valid.
+//! base64). It is parsed once; what parses is valid. `check` holds the rules that no type does,
+//! `place` finds what broke one in the document.
+
+mod check;
+mod place;
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -15,7 +19,8 @@ use crate::{
     secure_boot::SecureBoot,
     units::Mebibytes,
     updates::Updates,
-    uplinks::{self, Ipv4Source, Ipv6Source, Uplink, UplinkFault},
+    uplinks::Uplink,
+    written,
 };
 
 /// Version of the document that this build reads.
@@ -82,10 +87,10 @@ pub struct Network {
     #[serde(default)]
     pub addresses: Vec<String>,
     /// Default gateways. Only with `mode = "static"`.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "written::list")]
     pub gateways: Vec<IpAddr>,
     /// Name servers; those of DHCP when empty.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "written::list")]
     pub dns: Vec<IpAddr>,
     /// Seconds that a changed network has to reach the overlay, 30 to 86400, before the last one that
     /// did comes back.
@@ -133,7 +138,7 @@ pub enum NetworkMode {
 #[serde(deny_unknown_fields)]
 pub struct Overlay {
     /// UDP address to listen on.
-    #[serde(default = "Overlay::default_listen")]
+    #[serde(default = "Overlay::default_listen", deserialize_with = "written::one")]
     pub listen: SocketAddr,
     /// Members with a well-known address.
     #[serde(default)]
@@ -162,6 +167,7 @@ pub struct Seed {
     /// Its key. Whoever answers at the address without it is not the seed.
     pub node: NodeId,
     /// Where it listens.
+    #[serde(deserialize_with = "written::one")]
     pub address: SocketAddr,
 }
 
@@ -324,6 +330,7 @@ pub enum HugePage {
 pub struct Metrics {
     /// TCP address at which anybody who reaches it reads `/metrics`, and nothing else, without a
     /// password; none when left out. Metrics name machines, addresses and lease ends.
+    #[serde(default, deserialize_with = "written::given")]
     pub listen: Option<SocketAddr>,
 }
 
@@ -349,20 +356,14 @@ pub struct Time {
 pub enum ConfigError {
     #[error("the configuration has {found} bytes; at most {MAX_CONFIG} are read")]
     TooLarge { found: usize },
-    #[error("the configuration is not UTF-8: byte {position} is not part of a character")]
+    #[error(
+        "the configuration is not UTF-8: byte {position} is not part of a character; save it as UTF-8"
+    )]
     Encoding { position: usize },
     #[error("configuration line {line}, column {column}: {message}")]
     Document { line: usize, column: usize, message: String },
-    #[error(
-        "authority: threshold is {threshold} with {keys} different keys; it must be at least 1 and at most the number of keys"
-    )]
-    Threshold { threshold: u32, keys: usize },
-    #[error("network: {0}")]
-    Network(&'static str),
-    #[error("network.uplinks, {name:?}: {fault}")]
-    Uplink { name: String, fault: UplinkFault },
-    #[error("network: {text:?} is not an address with a prefix length, as 192.0.2.5/24")]
-    Prefix { text: String },
+    #[error("configuration line {line}: {said}: {right}")]
+    Value { line: usize, said: String, right: String },
 }
 
 impl NodeSpec {
@@ -376,102 +377,15 @@ impl NodeSpec {
         let spec: Self = toml::from_str(text).map_err(|error| {
             let offset = error.span().map_or(0, |span| span.start);
             let (line, column) = line_and_column(text, offset);
-            ConfigError::Document { line, column, message: error.message().to_owned() }
+            let key = place::key(text, offset).map(|key| format!("{key}: ")).unwrap_or_default();
+            ConfigError::Document { line, column, message: format!("{key}{}", error.message()) }
         })?;
-        spec.check_authority()?;
-        spec.check_network()?;
+        check::check(&spec).map_err(|fault| {
+            let (offset, said) = place::find(text, &fault.key);
+            let (line, _) = line_and_column(text, offset);
+            ConfigError::Value { line, said, right: fault.right }
+        })?;
         Ok(spec)
-    }
-
-    fn check_authority(&self) -> Result<(), ConfigError> {
-        let keys: std::collections::BTreeSet<_> = self.authority.keys.iter().collect();
-        let threshold = self.authority.threshold;
-        let enough = usize::try_from(threshold).is_ok_and(|n| (1..=keys.len()).contains(&n));
-        if enough { Ok(()) } else { Err(ConfigError::Threshold { threshold, keys: keys.len() }) }
-    }
-
-    /// What must be true of machines that are bridged, and of those that are not.
-    fn check_bridge(&self) -> Result<(), ConfigError> {
-        let machines = &self.machines;
-        let wrong = |text| Err(ConfigError::Network(text));
-        if machines.network != MachineNetwork::Bridged {
-            let given = machines.uplink.is_some() || machines.neighbours != Neighbours::Apart;
-            return if given {
-                wrong(
-                    "machines.uplink and machines.neighbours are of bridged machines; set machines.network = \"bridged\", or leave them out",
-                )
-            } else {
-                Ok(())
-            };
-        }
-        let named = machines.uplink.as_ref();
-        let uplink = self.network.uplinks.iter().find(|uplink| Some(&uplink.name) == named);
-        let Some(uplink) = uplink else {
-            return wrong(
-                "machines.network is \"bridged\"; set machines.uplink to the name of one of [[network.uplinks]]",
-            );
-        };
-        if uplink.ipv4() != Ipv4Source::Off || uplink.ipv6() != Ipv6Source::Off {
-            return wrong(
-                "machines.uplink names an uplink on which the node has addresses; set ipv4 = \"off\" and ipv6 = \"off\" there, and give the node another uplink or VLAN",
-            );
-        }
-        if machines.ipv6.is_some() || machines.inbound == Inbound::Open {
-            return wrong(
-                "machines.ipv6 and machines.inbound say nothing of bridged machines, whose addresses are the provider's network's and who are reached as it allows; leave them out",
-            );
-        }
-        Ok(())
-    }
-
-    fn check_network(&self) -> Result<(), ConfigError> {
-        let network = &self.network;
-        for text in network.addresses.iter().chain([&self.machines.subnet]) {
-            parse_prefix(text).ok_or_else(|| ConfigError::Prefix { text: text.clone() })?;
-        }
-        if self.machines.net_mbit.is_some_and(|mbit| !(1..=400_000).contains(&mbit)) {
-            return Err(ConfigError::Network("machines.net_mbit must be 1 to 400000"));
-        }
-        let ipv6 = self.machines.ipv6.as_deref().is_none_or(|text| {
-            let routed =
-                |(address, length): (IpAddr, u8)| address.is_ipv6() && (48..=56).contains(&length);
-            text == "off" || parse_prefix(text).is_some_and(routed)
-        });
-        if !ipv6 {
-            return Err(ConfigError::Network(
-                "machines.ipv6 must be \"off\" or a prefix of 48 to 56 bits, as 2001:db8:100::/48",
-            ));
-        }
-        let machines = &self.machines;
-        let prefix6 = machines.ipv6.as_deref().is_some_and(|text| text != "off");
-        let routed = machines.network == MachineNetwork::Routed || prefix6;
-        if machines.inbound == Inbound::Open && !routed {
-            return Err(ConfigError::Network(
-                "machines.inbound is \"open\", but nobody outside knows machines' addresses; set machines.network = \"routed\", or machines.ipv6 to a prefix that is routed to the node",
-            ));
-        }
-        let fixed = !network.addresses.is_empty() || !network.gateways.is_empty();
-        let short = fixed || network.interface.is_some() || network.mode != NetworkMode::Auto;
-        if short && !network.uplinks.is_empty() {
-            return Err(ConfigError::Network(
-                "interface, mode, addresses and gateways are the short form of one uplink; with uplinks, say it there",
-            ));
-        }
-        if !(30..=86_400).contains(&network.trial_s) {
-            return Err(ConfigError::Network("trial_s must be 30 to 86400"));
-        }
-        uplinks::check(&network.uplinks)
-            .map_err(|(name, fault)| ConfigError::Uplink { name, fault })?;
-        self.check_bridge()?;
-        match network.mode {
-            NetworkMode::Auto if fixed => Err(ConfigError::Network(
-                "addresses and gateways are given, but mode is \"auto\"; set mode = \"static\"",
-            )),
-            NetworkMode::Static if network.addresses.is_empty() => {
-                Err(ConfigError::Network("mode is \"static\", but addresses is empty"))
-            }
-            NetworkMode::Auto | NetworkMode::Static => Ok(()),
-        }
     }
 }
 
@@ -490,7 +404,7 @@ fn known_version<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::E
         return Ok(version);
     }
     Err(de::Error::custom(format_args!(
-        "version {version} is not known to this release; it reads version {CONFIG_VERSION}"
+        "{version} is not known to this release; it reads version {CONFIG_VERSION}"
     )))
 }
 
@@ -526,20 +440,131 @@ mod tests {
         assert!(message.contains("nmae"), "{message}");
     }
 
+    /// The line, what it says, and what is right.
+    fn wrong(text: &str) -> (usize, String, String) {
+        match NodeSpec::parse(text.as_bytes()) {
+            Err(ConfigError::Value { line, said, right }) => (line, said, right),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// The same of a value that none of its type is.
+    fn unreadable(text: &str) -> (usize, String) {
+        match NodeSpec::parse(text.as_bytes()) {
+            Err(ConfigError::Document { line, message, .. }) => (line, message),
+            other => panic!("{other:?}"),
+        }
+    }
+
     #[test]
     fn threshold_counts_different_keys() {
         let text =
             format!("version = 1\n[authority]\nthreshold = 2\nkeys = [\"{KEY}\", \"{KEY}\"]\n");
-        assert_eq!(
-            NodeSpec::parse(text.as_bytes()),
-            Err(ConfigError::Threshold { threshold: 2, keys: 1 })
-        );
+        let (line, said, right) = wrong(&text);
+        assert_eq!((line, said.as_str()), (3, "authority.threshold = 2"));
+        assert!(right.contains("1 to 1"), "{right}");
+        let none = "version = 1\nauthority = { threshold = 1, keys = [] }\n";
+        assert_eq!(wrong(none).1, "authority.keys");
+    }
+
+    #[test]
+    fn keys_that_can_check_no_signature_are_refused() {
+        let bad = "02".repeat(32);
+        let text =
+            format!("version = 1\n[authority]\nthreshold = 1\nkeys = [\n\"{KEY}\",\n\"{bad}\"]\n");
+        let (line, said, right) = wrong(&text);
+        assert_eq!((line, said), (6, format!("authority.keys[1] = \"{bad}\"")));
+        assert!(right.contains("holdfast keygen"), "{right}");
+        let said = |text: &str| wrong(&document(text)).1;
+        assert!(said(&format!("operators = [\"{bad}\"]")).starts_with("operators[0]"));
+        let escrow = said(&format!("[install]\nescrow = [\"{KEY}\", \"{bad}\"]"));
+        assert!(escrow.starts_with("install.escrow[1]"), "{escrow}");
+        let seed = |key: &str| {
+            let address = "address = \"192.0.2.1:4600\"";
+            document(&format!("[[overlay.seeds]]\nnode = \"{key}\"\n{address}"))
+        };
+        assert!(NodeSpec::parse(seed(KEY).as_bytes()).is_ok());
+        let (line, said, _) = wrong(&seed(&bad));
+        assert_eq!((line, said), (3, format!("overlay.seeds[0].node = \"{bad}\"")));
+    }
+
+    #[test]
+    fn the_recovery_key_is_sealed_to_eight_at_most() {
+        let escrow = |count| {
+            let keys = vec![format!("\"{KEY}\""); count].join(", ");
+            document(&format!("[install]\nescrow = [{keys}]"))
+        };
+        assert!(NodeSpec::parse(escrow(8).as_bytes()).is_ok());
+        let (line, said, right) = wrong(&escrow(9));
+        assert_eq!((line, said.as_str()), (3, "install.escrow"));
+        assert_eq!(right, "it names 9 keys; at most 8 are right");
+    }
+
+    #[test]
+    fn machines_need_an_ipv4_network_with_room() {
+        let subnet = |text: &str| document(&format!("[machines]\nsubnet = \"{text}\""));
+        for good in ["10.77.0.0/30", "10.77.3.9/22", "0.0.0.0/0"] {
+            assert!(NodeSpec::parse(subnet(good).as_bytes()).is_ok(), "{good}");
+        }
+        for bad in ["2001:db8::/64", "10.77.0.0/31", "10.77.0.0/32", "10.77.0.0", "10.77.0.0/33"] {
+            let (line, said, right) = wrong(&subnet(bad));
+            assert_eq!((line, said), (3, format!("machines.subnet = \"{bad}\"")));
+            assert!(right.contains("10.77.0.0/16"), "{right}");
+        }
+    }
+
+    #[test]
+    fn wrong_numbers_are_told_with_line_and_key() {
+        let (line, said, right) = wrong(&document("[machines]\nnet_mbit = 0"));
+        assert_eq!((line, said.as_str()), (3, "machines.net_mbit = 0"));
+        assert_eq!(right, "it must be 1 to 400000");
+        let (line, said, _) = wrong(&document("network = { trial_s = 29 }"));
+        assert_eq!((line, said.as_str()), (2, "network.trial_s = 29"));
+        let updates = "[updates]\nmirrors = []\nroot = ''\ncheck_s = 4";
+        let (line, message) = unreadable(&document(updates));
+        assert_eq!((line, message.as_str()), (5, "updates.check_s: found 4; 5 to 604800 is right"));
+    }
+
+    #[test]
+    fn what_is_no_address_is_told_with_what_would_be_one() {
+        let seed = format!("[[overlay.seeds]]\nnode = \"{KEY}\"\naddress = \"gw.example:4600\"");
+        let (line, message) = unreadable(&document(&seed));
+        assert_eq!(line, 4);
+        assert!(message.starts_with("overlay.seeds[0].address: \"gw.example:4600\""), "{message}");
+        assert!(message.contains("names are not looked up"), "{message}");
+        let (line, message) = unreadable(&document("[network]\ndns = [\"192.0.2.1\", \"ns\"]"));
+        assert_eq!(line, 3);
+        assert!(message.starts_with("network.dns: \"ns\""), "{message}");
+        let (_, message) = unreadable(&document("[metrics]\nlisten = \":9100\""));
+        assert!(message.starts_with("metrics.listen: \":9100\""), "{message}");
     }
 
     #[test]
     fn static_mode_needs_addresses() {
-        let refusal = NodeSpec::parse(document("[network]\nmode = \"static\"").as_bytes());
-        assert!(matches!(refusal, Err(ConfigError::Network(_))));
+        let (line, said, _) = wrong(&document("[network]\nmode = \"static\""));
+        assert_eq!((line, said.as_str()), (2, "network.addresses is left out"));
+        let (line, said, _) = wrong(&document("[network]\naddresses = [\"192.0.2.5/24\"]"));
+        assert_eq!((line, said.as_str()), (3, "network.addresses"));
+    }
+
+    #[test]
+    fn a_gateway_needs_an_address_of_its_family() {
+        let gateways = |gateways: &str| {
+            document(&format!(
+                "[network]\nmode = \"static\"\naddresses = [\"192.0.2.5/24\"]\ngateways = [{gateways}]"
+            ))
+        };
+        assert!(NodeSpec::parse(gateways("\"192.0.2.1\"").as_bytes()).is_ok());
+        let (line, said, _) = wrong(&gateways("\"192.0.2.1\", \"2001:db8::1\""));
+        assert_eq!((line, said.as_str()), (5, "network.gateways[1] = \"2001:db8::1\""));
+    }
+
+    #[test]
+    fn other_encodings_are_told_what_is_read() {
+        // As some editors save: UTF-16 with a byte order mark.
+        let refusal = NodeSpec::parse(b"\xff\xfev\0e\0").expect_err("UTF-16");
+        assert_eq!(refusal, ConfigError::Encoding { position: 0 });
+        assert!(refusal.to_string().contains("save it as UTF-8"), "{refusal}");
     }
 
     #[test]
@@ -574,7 +599,7 @@ mod tests {
         assert!(told("", off).contains("set machines.uplink"));
         assert!(told("uplink = \"eth1\"", off).contains("[[network.uplinks]]"));
         assert!(told("uplink = \"guests\"", "ipv4 = \"off\"").contains("ipv6 = \"off\""));
-        assert!(told("uplink = \"guests\"\nipv6 = \"off\"", off).contains("leave them out"));
+        assert!(told("uplink = \"guests\"\nipv6 = \"off\"", off).contains("leave it out"));
         let alone = NodeSpec::parse(document("[machines]\nneighbours = \"together\"").as_bytes());
         assert!(alone.expect_err("nat").to_string().contains("bridged"));
     }

@@ -2,6 +2,7 @@
 
 use std::{fmt, str::FromStr};
 
+use ed25519_dalek::VerifyingKey;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::hex::{self, HexError};
@@ -93,6 +94,15 @@ hex_id! {
     ContentId, 32
 }
 
+impl PublicKey {
+    /// Returns what checks signatures with this key. `None` when it is no point of the curve, or one of
+    /// small order, by which signatures prove nothing.
+    pub fn verifier(&self) -> Option<VerifyingKey> {
+        let point = VerifyingKey::from_bytes(&self.0).ok()?;
+        (!point.is_weak()).then_some(point)
+    }
+}
+
 impl From<PublicKey> for NodeId {
     fn from(key: PublicKey) -> Self {
         Self(key.0)
@@ -108,6 +118,14 @@ impl From<NodeId> for PublicKey {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_points_of_large_order_check_signatures() {
+        let usable = |byte: u8| PublicKey::from_bytes([byte; 32]).verifier().is_some();
+        assert!(usable(1));
+        // No point, and one of order 4.
+        assert!(!usable(2) && !usable(0));
+    }
 
     #[test]
     fn ids_survive_json_and_refuse_rubbish() {

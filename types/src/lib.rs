@@ -28,3 +28,4 @@ pub mod updates;
 pub mod uplinks;
 pub mod vm;
 pub mod volumes;
+mod written;

@@ -1,5 +1,7 @@
 //! The configuration's section `[updates]`, and what a node tells of its updates.
 
+use std::{fmt::Display, ops::RangeInclusive};
+
 use serde::{Deserialize, Deserializer, Serialize, de};
 
 /// Most places of a repository that are configured.
@@ -125,7 +127,8 @@ pub struct FailedRelease {
 fn mirrors<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
     let found = Vec::<String>::deserialize(from)?;
     if found.len() > MAX_MIRRORS {
-        return Err(de::Error::custom(format!("at most {MAX_MIRRORS} mirrors are right")));
+        let found = found.len();
+        return Err(de::Error::custom(format!("{found} mirrors; at most {MAX_MIRRORS} are right")));
     }
     let plain = |url: &&String| {
         let rest = url.strip_prefix("https://").or_else(|| url.strip_prefix("http://"));
@@ -138,21 +141,28 @@ fn mirrors<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> 
 }
 
 fn check<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
-    let found = u64::deserialize(from)?;
-    let right = (5..=604_800).contains(&found);
-    right.then_some(found).ok_or_else(|| de::Error::custom("check_s must be 5 to 604800"))
+    within(from, 5..=604_800)
 }
 
 fn gate<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
-    let found = u64::deserialize(from)?;
-    let right = (30..=900).contains(&found);
-    right.then_some(found).ok_or_else(|| de::Error::custom("gate_s must be 30 to 900"))
+    within(from, 30..=900)
 }
 
 fn minutes<'de, D: Deserializer<'de>>(from: D) -> Result<u32, D::Error> {
-    let found = u32::deserialize(from)?;
-    let right = (10..=1440).contains(&found);
-    right.then_some(found).ok_or_else(|| de::Error::custom("minutes must be 10 to 1440"))
+    within(from, 10..=1440)
+}
+
+fn within<'de, D, T>(from: D, right: RangeInclusive<T>) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de> + PartialOrd + Display,
+{
+    let found = T::deserialize(from)?;
+    let wrong = || {
+        let (least, most) = (right.start(), right.end());
+        de::Error::custom(format_args!("found {found}; {least} to {most} is right"))
+    };
+    if right.contains(&found) { Ok(found) } else { Err(wrong()) }
 }
 
 fn time_of_day<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {

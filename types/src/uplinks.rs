@@ -9,7 +9,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use crate::{config::parse_prefix, node::Bdf};
+use crate::{config::parse_prefix, node::Bdf, written};
 
 /// Least and largest MTU: IPv6's (RFC 8200 §5), and what switches with jumbo frames carry.
 pub const MTU: std::ops::RangeInclusive<u32> = 1280..=9216;
@@ -51,13 +51,13 @@ pub struct Uplink {
     #[serde(default)]
     pub addresses: Vec<String>,
     /// Default gateways, the preferred one first.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "written::list")]
     pub gateways: Vec<IpAddr>,
     /// Further routes.
     #[serde(default)]
     pub routes: Vec<StaticRoute>,
     /// Name servers reached through this uplink.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "written::list")]
     pub dns: Vec<IpAddr>,
     /// Uplinks with lower numbers are preferred while their gateway answers; the document's order
     /// decides between equal ones.
@@ -112,7 +112,7 @@ pub struct Bond {
     #[serde(default)]
     pub arp_ms: u32,
     /// Who must answer them for a card to be good, at most 16.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "written::list")]
     pub arp_targets: Vec<Ipv4Addr>,
 }
 
@@ -194,7 +194,7 @@ pub struct StaticRoute {
     /// Destination with prefix length.
     pub to: String,
     /// Next hop; the link itself when left out.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "written::given", skip_serializing_if = "Option::is_none")]
     pub via: Option<IpAddr>,
 }
 
@@ -218,8 +218,8 @@ pub enum UplinkFault {
         "over and vlan belong together: over names an earlier uplink that is a card or a bond, vlan is 1 to 4094 and used once there"
     )]
     Vlan,
-    #[error("mtu is {found}; it must be 1280 to 9216 and no more than that of the uplink below")]
-    Mtu { found: u32 },
+    #[error("it must be 1280 to 9216 and no more than that of the uplink below")]
+    Mtu,
     #[error(
         "a bond has 1 to {MAX_UPLINKS} cards and mii_ms of 10 to 10000; active-backup may have arp_ms of 10 to 10000 with 1 to 16 arp_targets and mii_ms = 0 instead"
     )]
@@ -232,6 +232,27 @@ pub enum UplinkFault {
     Source,
     #[error("the gateway or next hop {hop} needs a static address of its family on this uplink")]
     Hop { hop: IpAddr },
+    #[error("the route to {to} goes by {via}; both must be IPv4, or both IPv6")]
+    Route { to: String, via: IpAddr },
+}
+
+impl UplinkFault {
+    /// Returns the uplink's key whose value is wrong; `None` when it is not one key alone.
+    pub fn key(&self) -> Option<&'static str> {
+        match self {
+            Self::Name => Some("name"),
+            Self::Mtu => Some("mtu"),
+            Self::Bond => Some("bond"),
+            Self::Many { .. }
+            | Self::Made
+            | Self::Card
+            | Self::Vlan
+            | Self::Prefix { .. }
+            | Self::Source
+            | Self::Hop { .. }
+            | Self::Route { .. } => None,
+        }
+    }
 }
 
 impl Uplink {
@@ -296,8 +317,8 @@ impl Uplink {
         self.card.iter().try_for_each(Card::check)?;
         self.bond.iter().try_for_each(Bond::check)?;
         self.check_vlan(earlier)?;
-        if let Some(found) = self.mtu.filter(|mtu| !MTU.contains(mtu)) {
-            return Err(UplinkFault::Mtu { found });
+        if self.mtu.is_some_and(|mtu| !MTU.contains(&mtu)) {
+            return Err(UplinkFault::Mtu);
         }
         self.check_addresses()
     }
@@ -315,7 +336,7 @@ impl Uplink {
             return Err(UplinkFault::Vlan);
         }
         match (self.mtu, below.mtu) {
-            (Some(found), Some(most)) if found > most => Err(UplinkFault::Mtu { found }),
+            (Some(found), Some(most)) if found > most => Err(UplinkFault::Mtu),
             _ => Ok(()),
         }
     }
@@ -332,7 +353,22 @@ impl Uplink {
         }
         let hops = self.gateways.iter().chain(self.routes.iter().filter_map(|r| r.via.as_ref()));
         let lost = |hop: &&IpAddr| if hop.is_ipv4() { !v4 } else { !v6 };
-        hops.into_iter().find(lost).map_or(Ok(()), |hop| Err(UplinkFault::Hop { hop: *hop }))
+        if let Some(hop) = hops.into_iter().find(lost) {
+            return Err(UplinkFault::Hop { hop: *hop });
+        }
+        self.routes.iter().try_for_each(StaticRoute::check)
+    }
+}
+
+impl StaticRoute {
+    fn check(&self) -> Result<(), UplinkFault> {
+        let to = parse_prefix(&self.to).map(|(to, _)| to.is_ipv4());
+        match self.via {
+            Some(via) if to != Some(via.is_ipv4()) => {
+                Err(UplinkFault::Route { to: self.to.clone(), via })
+            }
+            Some(_) | None => Ok(()),
+        }
     }
 }
 
@@ -360,14 +396,13 @@ impl Bond {
     }
 }
 
-/// Checks all uplinks; a fault comes with the name of the uplink that has it.
-pub fn check(uplinks: &[Uplink]) -> Result<(), (String, UplinkFault)> {
+/// Checks all uplinks; a fault comes with the place of the uplink that has it, if it is one's.
+pub fn check(uplinks: &[Uplink]) -> Result<(), (Option<usize>, UplinkFault)> {
     if uplinks.len() > MAX_UPLINKS {
-        return Err((String::new(), UplinkFault::Many { found: uplinks.len() }));
+        return Err((None, UplinkFault::Many { found: uplinks.len() }));
     }
-    for (position, uplink) in uplinks.iter().enumerate() {
-        let earlier = &uplinks[..position];
-        uplink.check(earlier).map_err(|fault| (uplink.name.clone(), fault))?;
+    for (place, uplink) in uplinks.iter().enumerate() {
+        uplink.check(&uplinks[..place]).map_err(|fault| (Some(place), fault))?;
     }
     Ok(())
 }
@@ -396,11 +431,17 @@ mod tests {
         NodeSpec::parse(format!("version = 1\n{authority}{uplinks}").as_bytes())
     }
 
+    /// The document as it was read, before it was checked.
+    #[derive(Deserialize)]
+    struct Unchecked {
+        network: crate::config::Network,
+    }
+
     fn fault(uplinks: &str) -> UplinkFault {
-        match parse(uplinks) {
-            Err(ConfigError::Uplink { fault, .. }) => fault,
-            other => panic!("{other:?}"),
-        }
+        let read: Unchecked = toml::from_str(uplinks).expect("readable");
+        let (_, fault) = check(&read.network.uplinks).expect_err("a fault");
+        assert!(matches!(parse(uplinks), Err(ConfigError::Value { .. })));
+        fault
     }
 
     const ALL: &str = r#"
@@ -463,7 +504,7 @@ mod tests {
         assert_eq!(fault(&one(&format!("name = \"a\"\nvlan = 5\n{card}"))), UplinkFault::Vlan);
         assert_eq!(fault(&one("name = \"a\"\nvlan = 5\nover = \"b\"")), UplinkFault::Vlan);
         let mtu = fault(&one(&format!("name = \"a\"\nmtu = 9217\n{card}")));
-        assert_eq!(mtu, UplinkFault::Mtu { found: 9217 });
+        assert_eq!(mtu, UplinkFault::Mtu);
         let empty = "name = \"a\"\nbond = { mode = \"active-backup\", cards = [] }";
         assert_eq!(fault(&one(empty)), UplinkFault::Bond);
         let blind = "name = \"a\"\nbond = { mode = \"802.3ad\", cards = [{ name = \"e\" }], mii_ms = 0, arp_ms = 100, arp_targets = [\"192.0.2.1\"] }";
@@ -475,11 +516,27 @@ mod tests {
         let hop: IpAddr = "192.0.2.1".parse().expect("an address");
         let lost = format!("name = \"a\"\ngateways = [\"{hop}\"]\n{card}");
         assert_eq!(fault(&one(&lost)), UplinkFault::Hop { hop });
+        let to = "2001:db8:1::/48".to_owned();
+        let mixed = format!(
+            "name = \"a\"\naddresses = [\"192.0.2.5/24\"]\nroutes = [{{ to = \"{to}\", via = \"{hop}\" }}]\n{card}"
+        );
+        assert_eq!(fault(&one(&mixed)), UplinkFault::Route { to, via: hop });
+    }
+
+    #[test]
+    fn a_fault_is_told_with_line_key_and_value() {
+        let text = "[[network.uplinks]]\nname = \"a\"\ncard = { name = \"eth0\" }\nmtu = 9217\n";
+        let Err(ConfigError::Value { line, said, .. }) = parse(text) else { panic!("too large") };
+        assert_eq!((line, said.as_str()), (8, "network.uplinks[0].mtu = 9217"));
+        let text = "[[network.uplinks]]\nname = \"a\"\n";
+        let Err(ConfigError::Value { line, said, .. }) = parse(text) else { panic!("of nothing") };
+        assert_eq!((line, said.as_str()), (5, "network.uplinks[0]"));
     }
 
     #[test]
     fn uplinks_and_the_short_form_exclude_each_other() {
         let text = format!("[network]\ninterface = \"eth0\"\n{ALL}");
-        assert!(matches!(parse(&text), Err(ConfigError::Network(_))));
+        let Err(ConfigError::Value { line, said, .. }) = parse(&text) else { panic!("both") };
+        assert_eq!((line, said.as_str()), (6, "network.interface = \"eth0\""));
     }
 }

@@ -29,6 +29,9 @@ const MAX_LINES: usize = 1000;
 /// Columns that a page's words may take; nothing is wider than this.
 const MAX_WIDTH: usize = 240;
 
+/// Longest value that is shown, in characters: longer than any refusal, with its advice, of the node's own.
+const MAX_VALUE: usize = 2000;
+
 /// Width of the names before values.
 const NAMES: usize = 13;
 
@@ -160,22 +163,24 @@ struct PageLines {
 }
 
 impl PageLines {
-    /// Adds a name and its value; a value that is too long goes on in the next lines.
+    /// Adds a name and its value.
     fn row(&mut self, name: &str, value: &str, style: Style) {
-        let space = self.width.saturating_sub(NAMES + 2).max(8);
-        let value = plain(value, MAX_WIDTH);
+        self.flow(Span::styled(format!(" {name:<NAMES$}"), NAME), value, style);
+    }
+
+    /// Adds a head and what it is about; what is too long for a line goes on below its own begin.
+    fn flow(&mut self, mut head: Span<'static>, value: &str, style: Style) {
+        let space = self.width.saturating_sub(head.width() + 1).max(8);
+        let below = Span::raw(" ".repeat(head.width()));
+        let value = plain(value, MAX_VALUE);
         let mut rest = value.as_str();
-        let mut name = name;
         loop {
             let (now, later) = wrapped(rest, space);
-            self.lines.push(Line::from(vec![
-                Span::styled(format!(" {name:<NAMES$}"), NAME),
-                Span::styled(now.to_owned(), style),
-            ]));
+            self.lines.push(Line::from(vec![head, Span::styled(now.to_owned(), style)]));
             if later.is_empty() {
                 return;
             }
-            (name, rest) = ("", later);
+            (head, rest) = (below.clone(), later);
         }
     }
 

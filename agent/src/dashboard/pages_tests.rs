@@ -141,6 +141,24 @@ fn the_log_ends_with_the_newest_line_and_scrolls_back() {
     assert_eq!(view.scroll, 78);
 }
 
+/// A refusal as it is told, with what would be right at its end.
+fn refusal() -> String {
+    format!("start: {} what would be right", "the reason is told at length, ".repeat(20))
+}
+
+#[test]
+fn long_values_and_lines_of_the_log_go_on_in_the_next_lines() {
+    let mut known = known();
+    known.status.as_mut().expect("a status").trouble = refusal();
+    known.handle_lines(vec![sample::line(100, Level::Error, &refusal())]);
+    for tab in [Tab::Node, Tab::Log] {
+        let mut view = View { tab, ..View::default() };
+        let drawn = rows(&known, &mut view, (80, 60)).join(" ");
+        let words: Vec<_> = drawn.split_whitespace().collect();
+        contains(&words.join(" "), &["the reason is told at length, what would be right"]);
+    }
+}
+
 #[test]
 fn an_agent_that_does_not_answer_is_noticed_and_what_it_said_stays() {
     let mut known = known();

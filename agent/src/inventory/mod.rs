@@ -58,10 +58,21 @@ pub enum HostUse {
     Data(String),
     /// A disk with a mounted file system, or one of the node's own partitions.
     Disk(String),
-    /// A network interface: kernel name and hardware address.
-    Interface(String, String),
+    /// A network interface.
+    Interface(Interface),
     /// The screen that firmware used.
     Screen,
+}
+
+/// A network interface, as a card of the configuration's uplinks names it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Interface {
+    /// Kernel name.
+    pub name: String,
+    /// Hardware address.
+    pub mac: String,
+    /// Its driver, which is another one than the function's where something is in between, as with virtio.
+    pub driver: Option<String>,
 }
 
 /// Everything that decides what can be rented.
@@ -140,7 +151,8 @@ fn read_function(path: &Path, root: &Path, busy: &BTreeSet<PathBuf>) -> Option<F
         if owner(&device) == Some(address) {
             let name = interface.file_name().unwrap_or_default().to_string_lossy().into_owned();
             let mac = text(&interface.join("address")).unwrap_or_default();
-            uses.push(HostUse::Interface(name, mac));
+            let driver = link_name(&interface.join("device/driver"));
+            uses.push(HostUse::Interface(Interface { name, mac, driver }));
         }
     }
     // Where firmware left no screen, the kernel names any display.

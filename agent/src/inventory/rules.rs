@@ -8,7 +8,7 @@ use types::{
     uplinks::Uplink,
 };
 
-use super::{Function, HostUse, Inventory, Isolation};
+use super::{Function, HostUse, Interface, Inventory, Isolation};
 
 /// PCI base classes and subclasses that stay with the host unless the configuration names the
 /// device: (class code shifted right by 8, mask, what it is). Source: PCI Code and ID Assignment.
@@ -108,12 +108,15 @@ fn host_need(function: &Function, spec: &NodeSpec, all: &[&Function]) -> Option<
     for used in &function.uses {
         match used {
             HostUse::Disk(name) => return Some(format!("the disk of {name}, which the node uses")),
-            HostUse::Interface(name, mac)
-                if is_uplink(function.address, name, mac, &spec.network) =>
+            HostUse::Interface(interface)
+                if is_uplink(function.address, interface, &spec.network) =>
             {
-                return Some(format!(
-                    "the uplink {name}; if the uplink is another one, name it in network.interface"
-                ));
+                let advice = match spec.network.uplinks.is_empty() {
+                    true => "name it in network.interface",
+                    false => "name its card in network.uplinks by mac or path",
+                };
+                let name = &interface.name;
+                return Some(format!("the uplink {name}; if the uplink is another one, {advice}"));
             }
             HostUse::Interface(..) | HostUse::Data(_) => {}
             HostUse::Screen => return Some(CONSOLE_SCREEN.to_owned()),
@@ -167,21 +170,26 @@ fn is_connector(function: &Function, all: &[&Function]) -> bool {
 }
 
 /// Whether the node uses, or may use, an interface to reach the network.
-fn is_uplink(address: Bdf, name: &str, mac: &str, network: &Network) -> bool {
+fn is_uplink(address: Bdf, interface: &Interface, network: &Network) -> bool {
+    let Interface { name, mac, driver } = interface;
     if !network.uplinks.is_empty() {
         let bonded = |uplink: &Uplink| uplink.bond.iter().flat_map(|b| b.cards.clone()).collect();
         let cards = network.uplinks.iter().flat_map(|uplink| match &uplink.card {
             Some(card) => vec![card.clone()],
             None => bonded(uplink),
         });
-        // A card that may be meant is kept: its driver is not asked for.
+        // A card that may be meant is kept, also when nothing tells its driver.
         return cards.into_iter().any(|card| {
             let named = card.name.is_none_or(|wanted| match wanted.strip_suffix('*') {
                 Some(prefix) => name.starts_with(prefix),
-                None => wanted == name,
+                None => wanted == *name,
             });
             let mac = card.mac.is_none_or(|wanted| wanted.eq_ignore_ascii_case(mac));
-            named && mac && card.path.is_none_or(|wanted| wanted == address)
+            let driven = match (&card.driver, driver) {
+                (Some(wanted), Some(driver)) => wanted == driver,
+                (None, _) | (_, None) => true,
+            };
+            named && mac && driven && card.path.is_none_or(|wanted| wanted == address)
         });
     }
     match &network.interface {
@@ -270,6 +278,11 @@ mod tests {
         }
     }
 
+    fn interface(driver: &str) -> Interface {
+        let (name, mac) = ("eth1".to_owned(), "02:00:00:00:00:01".to_owned());
+        Interface { name, mac, driver: Some(driver.to_owned()) }
+    }
+
     fn spec(machines: &str) -> NodeSpec {
         let key = "01".repeat(32);
         let text =
@@ -317,11 +330,32 @@ mod tests {
     #[test]
     fn uplinks_stay_unless_another_interface_is_named() {
         let mut nic = function("0000:03:00.0", 0x02_0000, 5);
-        nic.uses.push(HostUse::Interface("eth1".into(), "02:00:00:00:00:01".into()));
+        nic.uses.push(HostUse::Interface(interface("virtio_net")));
         let state =
             |text: &str| devices(&inventory(vec![nic.clone()]), Some(&spec(text)))[0].state.clone();
         assert!(matches!(state(""), DeviceState::Refused { .. }));
         assert_eq!(state("[network]\ninterface = \"eth0\""), DeviceState::Free);
+    }
+
+    #[test]
+    fn cards_that_fit_an_uplink_stay_and_the_advice_is_one_that_the_configuration_takes() {
+        let mut nic = function("0000:03:00.0", 0x02_0000, 5);
+        // The driver of the function, below which the interface has one of its own.
+        nic.driver = Some("virtio-pci".to_owned());
+        nic.uses.push(HostUse::Interface(interface("virtio_net")));
+        let state = |nic: &Function, card: &str| {
+            let text = format!("[[network.uplinks]]\nname = \"up\"\ncard = {{ {card} }}");
+            describe(&devices(&inventory(vec![nic.clone()]), Some(&spec(&text)))[0].state)
+        };
+        assert_eq!(state(&nic, "driver = \"igb\""), "free");
+        assert_eq!(state(&nic, "name = \"eth0\""), "free");
+        for card in ["driver = \"virtio_net\"", "carrier = true", "name = \"eth*\""] {
+            let kept = state(&nic, card);
+            assert!(kept.contains("network.uplinks by mac or path"), "{kept}");
+        }
+        let unknown = Interface { driver: None, ..interface("") };
+        nic.uses = vec![HostUse::Interface(unknown)];
+        assert_ne!(state(&nic, "driver = \"igb\""), "free");
     }
 
     #[test]

@@ -31,7 +31,7 @@ use std::{
     os::unix::fs::{PermissionsExt, chown},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, OnceLock},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use overlay::Overlay;
@@ -48,6 +48,9 @@ use crate::{
 
 /// The socket, below `/`.
 pub const SOCKET: &str = "run/holdfast/local.sock";
+
+/// Time between two attempts to listen where the configuration says: short beside what brings an address.
+const LISTEN_AGAIN: Duration = Duration::from_secs(1);
 
 /// What the interface tells from the start.
 #[derive(Debug)]
@@ -106,7 +109,9 @@ struct Known {
 pub enum LocalError {
     #[error("cannot make the socket {path}")]
     Socket { path: String, source: io::Error },
-    #[error("cannot listen on {address}, which metrics.listen of the configuration names")]
+    #[error(
+        "cannot listen on {address}, which metrics.listen of the configuration names; it is tried again until the node has that address"
+    )]
     Listen { address: SocketAddr, source: io::Error },
 }
 
@@ -137,17 +142,32 @@ impl Local {
         let _ = self.shared.network.set(network);
     }
 
-    /// Tells of machines and other nodes from now on, and listens where the configuration says.
-    pub async fn tell_serving(&self, serving: Serving) {
+    /// Tells of machines and other nodes from now on, and listens where the configuration says. Must be
+    /// called inside a tokio runtime.
+    pub fn tell_serving(&self, serving: Serving) {
         let listen = serving.spec.metrics.listen;
         let _ = self.shared.serving.set(serving);
         let Some(address) = listen else { return };
+        let local = self.clone();
+        tokio::spawn(async move {
+            let listener = listen_on(address, report).await;
+            server::serve_metrics(local, listener).await;
+        });
+    }
+}
+
+/// Listens as soon as that is possible. DHCP, a bond or a tentative address may bring the address late; what
+/// is wrong is told once.
+async fn listen_on(address: SocketAddr, report: impl Fn(&LocalError)) -> TcpListener {
+    let mut told = false;
+    loop {
         match TcpListener::bind(address).await {
-            Ok(listener) => {
-                tokio::spawn(server::serve_metrics(self.clone(), listener));
-            }
-            Err(source) => report(&LocalError::Listen { address, source }),
+            Ok(listener) => return listener,
+            Err(source) if !told => report(&LocalError::Listen { address, source }),
+            Err(_) => {}
         }
+        told = true;
+        tokio::time::sleep(LISTEN_AGAIN).await;
     }
 }
 
@@ -171,4 +191,25 @@ fn bind(path: &Path) -> Result<UnixListener, LocalError> {
     chown(path, None, Some(spawn::DASHBOARD_ID)).map_err(failed)?;
     fs::set_permissions(path, fs::Permissions::from_mode(0o660)).map_err(failed)?;
     Ok(listener)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn an_address_that_cannot_be_had_yet_is_tried_again_and_told_once() {
+        let occupied = TcpListener::bind(("127.0.0.1", 0)).await.expect("a port");
+        let address = occupied.local_addr().expect("bound");
+        let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+        let listening = tokio::spawn(listen_on(address, move |error| {
+            tell.send(error.to_string()).expect("somebody listens");
+        }));
+        let reason = told.recv().await.expect("told");
+        assert!(reason.contains("tried again"), "{reason}");
+        drop(occupied);
+        let listener = listening.await.expect("no panic");
+        assert_eq!(listener.local_addr().expect("bound"), address);
+        assert_eq!(told.recv().await, None);
+    }
 }

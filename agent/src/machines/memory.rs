@@ -69,11 +69,17 @@ fn counters(page: HugePage) -> String {
     format!("hugepages/hugepages-{}kB", page_mib(page) * 1024)
 }
 
-/// Sets huge pages aside as the configuration says, evenly over the nodes; those that are there
-/// stay. Returns how much there is then, in MiB, which may be less than asked for.
-pub fn reserve(root: &Path, wanted: &Machines) -> io::Result<u64> {
+/// Returns how much may be set aside as huge pages on a server with `memory_mib`, in MiB: what the node keeps
+/// for itself stays ordinary memory, which its own programs live on.
+pub fn most(wanted: &Machines, memory_mib: u64) -> u64 {
+    memory_mib.saturating_sub(wanted.reserve_mib.0)
+}
+
+/// Sets huge pages aside as the configuration says, but no more than `most`, in MiB, evenly over the nodes;
+/// those that are there stay. Returns how much there is then, in MiB, which may be less than asked for.
+pub fn reserve(root: &Path, wanted: &Machines, most: u64) -> io::Result<u64> {
     let page = wanted.huge_page;
-    let pages = wanted.huge_pages_mib.0 / page_mib(page);
+    let pages = wanted.huge_pages_mib.0.min(most) / page_mib(page);
     if pages == 0 {
         return Ok(0);
     }
@@ -214,10 +220,19 @@ mod tests {
             fs::write(file(id, "free_hugepages"), "0").expect("written");
         }
         let wanted = Machines { huge_pages_mib: Mebibytes(201), ..Machines::default() };
-        assert_eq!(reserve(root.path(), &wanted).expect("written"), 220);
+        let reserve = |wanted: &Machines, most| reserve(root.path(), wanted, most);
+        assert_eq!(reserve(&wanted, 80).expect("written"), 160);
+        assert_eq!(reserve(&wanted, 4096).expect("written"), 220);
         let pages = |node| fs::read_to_string(file(node, "nr_hugepages")).expect("read");
         assert_eq!((pages(0).as_str(), pages(1).as_str()), ("50", "60"));
-        assert_eq!(reserve(root.path(), &Machines::default()).expect("nothing"), 0);
+        assert_eq!(reserve(&Machines::default(), 4096).expect("nothing"), 0);
+    }
+
+    #[test]
+    fn the_node_keeps_its_own_memory() {
+        let wanted = Machines { reserve_mib: Mebibytes(256), ..Machines::default() };
+        assert_eq!(most(&wanted, 4096), 3840);
+        assert_eq!(most(&wanted, 200), 0);
     }
 
     #[test]

@@ -119,10 +119,10 @@ pub struct NewVolumes {
 
 impl NewVolumes {
     /// Invents keys for a new disk and seals them.
-    /// The recovery key is sealed to `operators`, too.
+    /// The recovery key is sealed to `operators`, too: the configuration names no more than [`MAX_ESCROW`].
     pub fn invent(sealer: &mut Sealer, operators: &[PublicKey]) -> Result<Self, HeaderError> {
         let recovery = RecoveryKey::generate()?;
-        let escrow = operators.iter().take(MAX_ESCROW).map(|operator| {
+        let escrow = operators.iter().map(|operator| {
             let sealed = escrow::seal(*operator, recovery.as_str().as_bytes());
             let sealed = sealed.map_err(|_| HeaderError::Escrow { operator: *operator })?;
             Ok(EscrowedKey { operator: *operator, sealed })

@@ -3,6 +3,7 @@
 
 mod chores;
 mod identity;
+mod listen;
 mod offered;
 mod orphans;
 mod server;
@@ -326,6 +327,7 @@ async fn serve(
     let agreed = store.agreed().map_err(|e| chain(&e))?.max(floors.floors().time);
     let clock = Arc::new(start_clock(spec, (seen, agreed), &uplinks));
     let networks = Arc::new(start_networks(spec, &key, &uplinks).await?);
+    listen::address(spec.overlay.listen, init, pages).await;
     let (overlay, inbox) = start_overlay(spec, &key).await?;
     let notice = watch_network(kept, spec, &uplinks, &overlay);
     let tools = tools(spec, init, &networks, &overlay)?;
@@ -370,7 +372,7 @@ async fn serve(
         clock: Arc::clone(&clock),
         readings: GuestReadings::start(),
     };
-    local.tell_serving(serving).await;
+    local.tell_serving(serving);
     let count = machines.snapshot().borrow().machines.len();
     eprintln!("{}", Event::AgentReady { machines: count });
     let shown = Shown { uplinks, notice, machines, overlay: overlay.clone(), clock };

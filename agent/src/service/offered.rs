@@ -28,9 +28,19 @@ pub(super) fn host_cpus(spec: &NodeSpec) -> Arc<[HostCpu]> {
 /// Sets huge pages aside and returns how much memory they are, in MiB.
 pub(super) fn reserve_memory(wanted: &Machines) -> u64 {
     let trouble = |reason| eprintln!("{}", Event::Trouble { place: "huge pages", reason });
-    match memory::reserve(Path::new("/"), wanted) {
+    let (root, asked) = (Path::new("/"), wanted.huge_pages_mib.0);
+    let memory = inventory::capacity(root).memory_mib;
+    let most = memory::most(wanted, memory);
+    if asked > most {
+        let kept = wanted.reserve_mib.0;
+        trouble(format!(
+            "machines.huge_pages_mib = {asked}, but the server has {memory} MiB and machines.reserve_mib keeps \
+             {kept}; at most {most} are set aside"
+        ));
+    }
+    match memory::reserve(root, wanted, most) {
         Ok(mib) => {
-            let asked = wanted.huge_pages_mib.0;
+            let asked = asked.min(most);
             if mib < asked {
                 trouble(format!("{mib} MiB could be set aside of the {asked} MiB asked for"));
             }

@@ -3,6 +3,7 @@
 
 use std::{io, time::Duration};
 
+use axum::http::StatusCode;
 use overlay::claim::{ClaimError, Code, MAX_MESSAGE, Verdict, claim};
 use serde_json::json;
 use tokio::{
@@ -12,10 +13,11 @@ use tokio::{
 };
 use types::{
     config::{NodeSpec, Overlay},
+    forward::Problem,
     ids::NodeId,
 };
 
-use super::{CliError, Context, arguments::ClaimArguments};
+use super::{CliError, Context, Peer, arguments::ClaimArguments, show};
 
 /// How long the node may take to each answer.
 const LIMIT: Duration = Duration::from_secs(15);
@@ -32,12 +34,32 @@ pub(super) async fn run(context: &Context, wanted: &ClaimArguments) -> Result<()
     let address = with_port(&wanted.address);
     let (node, verdict) = converse(&address, &code, &document).await?;
     if !verdict.accepted {
-        return Err(CliError::Usage {
-            message: format!("node {node} refused: {}", verdict.detail),
-        });
+        return Err(turned_down(format!("node {node} refused"), verdict.detail));
     }
     let shown = json!({ "node": node, "address": address, "detail": verdict.detail });
-    context.print(&shown, |_| format!("{node}\n{}\n", verdict.detail))
+    context.print(&shown, |_| format!("{node}\n{}\n", show::harmless(&verdict.detail)))
+}
+
+/// What the node refuses, as gateways tell it.
+fn turned_down(title: String, detail: String) -> CliError {
+    let (kind, status) = ("about:blank".to_owned(), StatusCode::UNPROCESSABLE_ENTITY.as_u16());
+    CliError::Refused { problem: Problem { kind, title, status, detail } }
+}
+
+/// Whose fault it is that a server was not claimed.
+fn unclaimed(address: &str, error: ClaimError) -> CliError {
+    match error {
+        ClaimError::PeerRefused => {
+            turned_down(format!("the server at {address} was not claimed"), error.to_string())
+        }
+        ClaimError::PeerHello { .. } | ClaimError::PeerAltered | ClaimError::PeerAnswer { .. } => {
+            let (peer, url) = (Peer::Node, address.to_owned());
+            CliError::Answer { peer, url, message: error.to_string() }
+        }
+        ClaimError::CodeLength { .. } | ClaimError::CodeLetter { .. } => {
+            refused(format!("the server at {address} was not claimed"), error)
+        }
+    }
 }
 
 fn refused(what: String, source: impl std::error::Error + Send + Sync + 'static) -> CliError {
@@ -60,6 +82,7 @@ async fn converse(
     document: &[u8],
 ) -> Result<(NodeId, Verdict), CliError> {
     let unreachable = |error: io::Error| CliError::Unreachable {
+        peer: Peer::Node,
         url: address.to_owned(),
         message: format!(
             "{error}; only a node that has no configuration at all waits to be claimed, and its \
@@ -82,7 +105,7 @@ async fn converse(
         Ok(waiting.open(&answer).map(|verdict| (waiting.node, verdict)))
     };
     let answered: Result<(NodeId, Verdict), ClaimError> = talk.await.map_err(unreachable)?;
-    answered.map_err(|error| refused(format!("the server at {address} was not claimed"), error))
+    answered.map_err(|error| unclaimed(address, error))
 }
 
 async fn limited<T>(work: impl Future<Output = io::Result<T>>) -> io::Result<T> {
@@ -102,6 +125,24 @@ async fn receive(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_node_refuses_is_its_refusal_and_no_mistake_of_the_command_line() {
+        assert_eq!(unclaimed("192.0.2.7:4600", ClaimError::PeerRefused).status(), 3);
+        let strange = unclaimed("192.0.2.7:4600", ClaimError::PeerAltered);
+        assert_eq!(strange.status(), 4);
+        assert!(strange.to_string().starts_with("the node at 192.0.2.7:4600"), "{strange}");
+    }
+
+    #[tokio::test]
+    async fn a_node_that_cannot_be_reached_is_not_called_a_gateway() {
+        // Port 1 (tcpmux) is nobody's any more.
+        let address = "127.0.0.1:1";
+        let code = Code::from_random(&[7; 20]);
+        let error = converse(address, &code, b"").await.expect_err("nobody is there");
+        assert_eq!(error.status(), 4);
+        assert!(error.to_string().starts_with("cannot reach the node at"), "{error}");
+    }
 
     #[test]
     fn the_port_may_be_left_out() {

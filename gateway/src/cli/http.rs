@@ -18,7 +18,7 @@ use tokio::net::TcpStream;
 use tokio_util::io::ReaderStream;
 use types::forward::{ForwardedRequest, Problem};
 
-use super::{CliError, calls::Call};
+use super::{CliError, Peer, calls::Call};
 use crate::{keyfile, service::now};
 
 /// Attempts of a request that can be repeated.
@@ -167,11 +167,13 @@ impl Client {
     }
 
     pub(crate) fn unreachable(&self, message: impl ToString) -> CliError {
-        CliError::Unreachable { url: self.url.clone(), message: message.to_string() }
+        let (peer, url) = (Peer::Gateway, self.url.clone());
+        CliError::Unreachable { peer, url, message: message.to_string() }
     }
 
     pub(crate) fn answer(&self, message: impl ToString) -> CliError {
-        CliError::Answer { url: self.url.clone(), message: message.to_string() }
+        let (peer, url) = (Peer::Gateway, self.url.clone());
+        CliError::Answer { peer, url, message: message.to_string() }
     }
 
     /// Parses a JSON answer; an empty one is null.

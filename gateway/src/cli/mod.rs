@@ -6,7 +6,7 @@
 //! | 1           | a file, a key, a lease or an argument is wrong, or a node did not prove what it runs |
 //! | 2           | wrong command line                                            |
 //! | 3           | the gateway or the node refused; standard error says why      |
-//! | 4           | the gateway cannot be reached or answered something else      |
+//! | 4           | the gateway or the node cannot be reached, or answered something else |
 //! | other       | `ssh`: the status of ssh                                      |
 //!
 //! Results go to standard output, as tables or with `--json` as JSON; everything else to standard
@@ -27,7 +27,7 @@ mod recovery;
 mod show;
 mod tunnel;
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{fmt, path::PathBuf, process::ExitCode};
 
 use clap::Parser;
 use http_body_util::BodyExt;
@@ -61,10 +61,10 @@ pub enum CliError {
     Lease { what: String, source: Box<dyn std::error::Error + Send + Sync> },
     #[error("{}: {}", problem.title, problem.detail)]
     Refused { problem: Problem },
-    #[error("cannot reach the gateway at {url}: {message}")]
-    Unreachable { url: String, message: String },
-    #[error("the gateway at {url} answered something else than expected: {message}")]
-    Answer { url: String, message: String },
+    #[error("cannot reach {peer} at {url}: {message}")]
+    Unreachable { peer: Peer, url: String, message: String },
+    #[error("{peer} at {url} answered something else than expected: {message}")]
+    Answer { peer: Peer, url: String, message: String },
     #[error("cannot start ssh; is OpenSSH's client installed?")]
     Ssh { source: std::io::Error },
 }
@@ -82,6 +82,24 @@ impl CliError {
             | Self::Lease { .. }
             | Self::Ssh { .. } => 1,
         }
+    }
+}
+
+/// Who is spoken to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Peer {
+    /// A gateway.
+    Gateway,
+    /// A node, by itself.
+    Node,
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Gateway => "the gateway",
+            Self::Node => "the node",
+        })
     }
 }
 
@@ -144,7 +162,7 @@ pub async fn main() -> ExitCode {
     match run(Arguments::parse()).await {
         Ok(status) => ExitCode::from(status),
         Err(error) => {
-            eprintln!("holdfast: {}", lease::problem::chain(&error));
+            eprintln!("holdfast: {}", show::harmless(&lease::problem::chain(&error)));
             ExitCode::from(error.status())
         }
     }

@@ -5,7 +5,7 @@ use lease::api::RecoveryKeys;
 use overlay::escrow;
 use serde_json::json;
 
-use super::{CliError, Context, arguments::RecoveryKeyArguments, calls};
+use super::{CliError, Context, arguments::RecoveryKeyArguments, calls, show};
 
 pub(super) async fn run(context: &Context, wanted: &RecoveryKeyArguments) -> Result<(), CliError> {
     let key = context.key()?;
@@ -30,5 +30,5 @@ pub(super) async fn run(context: &Context, wanted: &RecoveryKeyArguments) -> Res
         source: Box::new(error),
     })?;
     let text = String::from_utf8_lossy(&opened).into_owned();
-    context.print(&json!({ "recovery_key": text }), |_| format!("{text}\n"))
+    context.print(&json!({ "recovery_key": text }), |_| format!("{}\n", show::harmless(&text)))
 }

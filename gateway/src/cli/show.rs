@@ -1,5 +1,7 @@
 //! Tables for people, of the JSON that gateway and lease give.
 
+use std::ops::RangeInclusive;
+
 use jiff::Timestamp;
 use serde_json::Value;
 
@@ -49,7 +51,10 @@ pub(super) fn attested(shown: &Value) -> String {
     let attested = &shown["attested"];
     let volumes = list(&attested["volumes"]).iter().map(|volume| {
         let how = &volume["protection"];
-        let bound = how["bound"].as_str().map(|bound| format!(" to {bound}")).unwrap_or_default();
+        let bound = how["bound"]
+            .as_str()
+            .map(|bound| format!(" to {}", harmless(bound)))
+            .unwrap_or_default();
         format!("{} {}{bound}", text(&volume["name"]), text(&how["is"]))
     });
     let volumes: Vec<_> = volumes.collect();
@@ -82,6 +87,7 @@ fn firmware(found: &Value) -> String {
         return pairs(&[("firmware", "no log of what it measured".to_owned())]);
     };
     if let Some(reason) = found["unread"].as_str() {
+        let reason = harmless(reason);
         return pairs(&[("firmware", format!("its log cannot be read: {reason}"))]);
     }
     let secure_boot = match found["secure_boot"].as_bool() {
@@ -282,13 +288,32 @@ fn list(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }
 
-/// Returns a value as a word. Control characters are dropped: nodes name themselves.
+/// Marks of direction (Unicode Standard Annex #9 §2).
+const DIRECTIONS: [RangeInclusive<char>; 4] = [
+    '\u{61c}'..='\u{61c}',
+    '\u{200e}'..='\u{200f}',
+    '\u{202a}'..='\u{202e}',
+    '\u{2066}'..='\u{2069}',
+];
+
+/// Returns a text without what a terminal takes as a command or turns lines around by: control characters, of
+/// which those that part words become blanks, and marks of direction. Nodes name themselves, and say why they
+/// refuse.
+pub(super) fn harmless(text: &str) -> String {
+    let turns = |c: &char| DIRECTIONS.iter().any(|marks| marks.contains(c));
+    let parted = text.chars().map(|c| if matches!(c, '\n' | '\t') { ' ' } else { c });
+    parted.filter(|c| !c.is_control() && !turns(c)).collect()
+}
+
+/// Returns a value as a word.
 fn text(value: &Value) -> String {
     match value {
         Value::Null => "-".into(),
         Value::String(text) if text.is_empty() => "-".into(),
-        Value::String(text) => text.chars().filter(|c| !c.is_control()).collect(),
-        Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_) => value.to_string(),
+        Value::String(text) => harmless(text),
+        Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_) => {
+            harmless(&value.to_string())
+        }
     }
 }
 
@@ -331,4 +356,18 @@ fn table(head: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
         format!("{}\n", cells.collect::<String>().trim_end())
     };
     all.iter().map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_others_say_cannot_rule_the_terminal() {
+        let hostile = "a\u{1b}[2Jb\u{9b}c\u{202e}d\u{2066}e\u{200f}f\r\ng\u{7f}";
+        assert_eq!(harmless(hostile), "a[2Jbcdef g");
+        assert_eq!(text(&hostile.into()), "a[2Jbcdef g");
+        assert!(!text(&serde_json::json!([hostile])).contains('\u{202e}'));
+        assert_eq!(harmless("Gr\u{fc}\u{df}e 1: 2"), "Gr\u{fc}\u{df}e 1: 2");
+    }
 }

@@ -24,7 +24,7 @@ use types::{
 pub use parse::{Signed, parse};
 pub use replay::{ReplayError, ReplayGuard};
 
-use crate::{api::MAX_IDEMPOTENCY_KEY, authority::public_key, threshold::usable};
+use crate::{api::MAX_IDEMPOTENCY_KEY, authority::public_key};
 
 /// Longest age of a request, in seconds: a slow upload of a small body and two skewed clocks.
 pub const MAX_AGE_S: u64 = 300;
@@ -136,7 +136,7 @@ pub fn verify(
             expected: component_list(&expected),
         });
     }
-    let key = usable(&signed.key).ok_or(RequestError::Key { key: signed.key })?;
+    let key = signed.key.verifier().ok_or(RequestError::Key { key: signed.key })?;
     let base = signature_base(request, &signed.parameters);
     let parsed = ed25519_dalek::Signature::from_bytes(&signed.signature);
     key.verify_strict(base.as_bytes(), &parsed)

@@ -1,5 +1,6 @@
 //! Who and where the node is, and how far it can be trusted.
 
+use ratatui::text::Span;
 use types::{
     status::{NodeStatus, Setting, Slot, Trust, VolumeView},
     updates::UpdatesView,
@@ -77,7 +78,7 @@ pub(super) fn settings(page: &mut PageLines, status: &NodeStatus) {
             true => (format!("{key} = {value}"), GOOD),
             false => (format!("{key} = {value}  ({source})"), WORDS),
         };
-        page.say(&text, style);
+        page.flow(Span::raw(" "), &text, style);
     }
     if status.settings.is_empty() {
         page.say("no configuration that can be used", LOOK);

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use ratatui::text::Span;
 use types::{
     logs::LogLine,
     status::{MachineView, NodeStatus},
@@ -113,8 +114,9 @@ pub(super) fn log(page: &mut PageLines, lines: &VecDeque<LogLine>) {
     for line in lines {
         let (seconds, millis) = (line.at_ms / 1000, line.at_ms % 1000);
         let source = line.source.name();
-        let text = format!("{seconds:>6}.{millis:03} {source:<9} {}", line.text);
-        page.say(&text, level_style(line.level));
+        let style = level_style(line.level);
+        let head = format!(" {seconds:>6}.{millis:03} {source:<9} ");
+        page.flow(Span::styled(head, style), &line.text, style);
     }
     if lines.is_empty() {
         page.say("no lines that matter so much", WORDS);
