@@ -101,7 +101,7 @@ pub(super) fn settle_journal(volume: &impl FileExt, superblock: &[u8; BYTES]) ->
     let pieces = Some(&superblock[JOURNAL]).filter(|_| superblock[JOURNAL_KEPT] == 1);
     let first = pieces.and_then(extents).and_then(|pieces| pieces.first().map(|(first, _)| *first));
     let (Some(first), Some(shape)) = (first, Shape::of(superblock)) else { return Ok(false) };
-    let own = read(volume, first, shape.block)?;
+    let Some(own) = read_mapped(volume, first, shape.block)? else { return Ok(false) };
     let sum = crc32c(crc32c(u32::MAX, &own[..JOURNAL_SUM]), &[0; 4]);
     let sum = crc32c(sum, &own[JOURNAL_SUM + 4..BYTES]);
     if big(&own, 0) != JOURNAL_MAGIC || sum == big(&own, JOURNAL_SUM) {
@@ -234,6 +234,16 @@ fn read(volume: &impl FileExt, block: u64, length: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
+/// Reads a block that a map of the journal names. `None` beyond the volume's end: the superblock has only a copy of
+/// that map, which nothing in use looks at, so an altered one is told of by nobody else.
+fn read_mapped(volume: &impl FileExt, block: u64, length: u64) -> io::Result<Option<Vec<u8>>> {
+    let beyond = [io::ErrorKind::UnexpectedEof, io::ErrorKind::InvalidData];
+    match read(volume, block, length) {
+        Err(error) if beyond.contains(&error.kind()) => Ok(None),
+        block => block.map(Some),
+    }
+}
+
 pub(super) fn big(bytes: &[u8], at: usize) -> u32 {
     bytes.get(at..at + 4).map_or(0, |four| u32::from_be_bytes([four[0], four[1], four[2], four[3]]))
 }
@@ -262,7 +272,7 @@ impl Journal {
         }
         let Some(pieces) = extents(&superblock[JOURNAL]) else { return Ok(None) };
         let Some((first, _)) = pieces.first() else { return Ok(None) };
-        let own = read(volume, *first, block)?;
+        let Some(own) = read_mapped(volume, *first, block)? else { return Ok(None) };
         let incompat = big(&own, 0x28);
         let known = big(&own, 0) == JOURNAL_MAGIC
             && big(&own, 4) == 4
@@ -324,12 +334,12 @@ impl Journal {
         self.log.start + (at - self.log.start + count) % length
     }
 
-    /// Reads a block of the journal; `None` where the map ends.
+    /// Reads a block of the journal; `None` where the map ends, or leads out of the volume.
     fn read(&self, volume: &impl FileExt, at: u64) -> io::Result<Option<Vec<u8>>> {
         let mut skipped = at;
         for (first, count) in &self.pieces {
             if skipped < *count {
-                return read(volume, first + skipped, self.block).map(Some);
+                return read_mapped(volume, first + skipped, self.block);
             }
             skipped -= count;
         }

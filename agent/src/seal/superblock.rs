@@ -329,6 +329,23 @@ mod tests {
     }
 
     #[test]
+    fn a_copy_of_the_journals_map_that_leads_out_of_the_volume_stops_nobody() {
+        // Place of the first piece's beginning: its high half, then its low one.
+        const BEGIN: u64 = 0x10c + 12 + 6;
+        let folder = tempfile::tempdir().unwrap();
+        let Some(file) = volume(folder.path()) else { return };
+        for begin in [[0; 2], [0xff; 2]] {
+            file.write_all_at(&begin, AT + BEGIN).unwrap();
+            file.write_all_at(&[0x17, 0, 0x23, 0x45], AT + BEGIN + 2).unwrap();
+            assert_eq!(mend(&file).unwrap(), Found::Mended);
+            assert_eq!(mend(&file).unwrap(), Found::Whole);
+        }
+        let path = folder.path().join("volume");
+        let checked = Command::new("e2fsck").arg("-fy").arg(&path).output().unwrap();
+        assert!(checked.status.code().unwrap() <= 1, "{checked:?}");
+    }
+
+    #[test]
     fn what_is_no_file_system_is_left_alone() {
         let folder = tempfile::tempdir().unwrap();
         let file = File::options()
