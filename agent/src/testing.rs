@@ -5,6 +5,8 @@ use std::{
     path::{Path, PathBuf},
     process::Command,
     str::FromStr,
+    thread,
+    time::Duration,
 };
 
 /// Makes a folder with these files, as a stand-in for the root of a server.
@@ -49,6 +51,10 @@ pub(crate) fn setting<T: FromStr>(name: &str) -> Option<T> {
     env::var(name).ok()?.parse().ok()
 }
 
+/// How often, and after which pause, a file system in use is unmounted again.
+const BUSY_ATTEMPTS: u32 = 50;
+const BUSY_PAUSE: Duration = Duration::from_millis(20);
+
 /// A file system that is unmounted in the end.
 pub(crate) struct Mounted(pub(crate) PathBuf);
 
@@ -72,7 +78,17 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
+        // What another test starts has this one's open files until its own program begins.
+        let is_gone = || {
+            let unmounted = Command::new("umount").arg(&self.0).status();
+            unmounted.is_ok_and(|status| status.success())
+        };
+        for _ in 0..BUSY_ATTEMPTS {
+            if is_gone() {
+                return;
+            }
+            thread::sleep(BUSY_PAUSE);
+        }
         // What stays mounted shows when its folder cannot be removed.
-        Command::new("umount").arg(&self.0).status().ok();
     }
 }

@@ -198,6 +198,25 @@ fn judge(volume: &Path, file: &File, base: &Base, what: &str) -> Outcome {
     }
 }
 
+/// Every part of the superblock, which the random ones below rarely meet.
+#[test]
+fn whatever_is_altered_in_a_superblock_it_is_mended_or_told_and_the_node_stays_itself() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(bases) = Base::both(folder.path()) else {
+        println!("skipped: altered superblocks: needs root, loop devices and Debian's e2fsprogs");
+        return;
+    };
+    let volume = folder.path().join("volume");
+    let places = (superblock::AT..superblock::AT + superblock::BYTES as u64).step_by(GARBLED);
+    for (place, base) in places.flat_map(|place| bases.iter().map(move |base| (place, base))) {
+        for garbage in [[0xff; GARBLED], [0, 0x40].repeat(GARBLED / 2).try_into().unwrap()] {
+            let file = base.write(&volume);
+            file.write_all_at(&garbage, place).unwrap();
+            judge(&volume, &file, base, &format!("{garbage:02x?} at {place:#x}"));
+        }
+    }
+}
+
 #[test]
 fn whatever_is_altered_in_a_file_system_it_is_mended_or_told_and_the_node_stays_itself() {
     let folder = tempfile::tempdir().unwrap();

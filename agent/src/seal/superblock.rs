@@ -36,6 +36,9 @@ const ERROR_COUNT: usize = 0x194;
 /// Places of `s_blocks_count_lo` and `_hi`, and of `s_block_group_nr`, which says where a copy lies.
 pub(super) const BLOCKS: (usize, usize) = (0x04, 0x150);
 const GROUP: Range<usize> = 0x5a..0x5c;
+/// Places of `s_r_blocks_count_lo` and `_hi`, and of `s_reserved_gdt_blocks`.
+const RESERVED: (usize, usize) = (0x08, 0x154);
+const GROWTH: usize = 0xce;
 /// Where the backup lies in the file systems that the image's builder makes: blocks of 4096 bytes, 32768 of
 /// them in a group. An altered superblock may not say it.
 const USUAL_BACKUP: u64 = 32_768 * 4096;
@@ -148,18 +151,26 @@ fn backup(volume: &impl FileExt, own: &[u8; BYTES]) -> Option<[u8; BYTES]> {
 /// Returns the offset of the first byte that no use of the file system explains.
 fn first_altered(volume: &impl FileExt, own: &[u8; BYTES], backup: &[u8; BYTES]) -> Option<usize> {
     // It may have grown since the backup was written, but not beyond its volume.
-    let (now, then) = (blocks(own), blocks(backup));
+    let (now, then) = (count(own, BLOCKS), count(backup, BLOCKS));
     let block = 1024_u64.checked_shl(word(backup, LOG_BLOCK)).unwrap_or_default();
     let end = now.checked_mul(block).and_then(|end| end.checked_sub(1));
     let there = end.is_some_and(|end| volume.read_exact_at(&mut [0], end).is_ok());
     if now < then || now > then && !there {
         return Some(BLOCKS.0);
     }
+    // More is reserved in no file system, and neither e2fsck nor the kernel would take it for one.
+    if count(own, RESERVED) > now / 2 {
+        return Some(RESERVED.0);
+    }
+    if u64::from(u16::from_le_bytes([own[GROWTH], own[GROWTH + 1]])) > block / 4 {
+        return Some(GROWTH);
+    }
     (0..BYTES).find(|&at| differs(own, backup, at))
 }
 
-fn blocks(bytes: &[u8; BYTES]) -> u64 {
-    u64::from(word(bytes, BLOCKS.1)) << 32 | u64::from(word(bytes, BLOCKS.0))
+/// Returns a number of which these are the places of both halves.
+fn count(bytes: &[u8; BYTES], (low, high): (usize, usize)) -> u64 {
+    u64::from(word(bytes, high)) << 32 | u64::from(word(bytes, low))
 }
 
 fn is_superblock(bytes: &[u8; BYTES]) -> bool {
