@@ -13,7 +13,7 @@ use std::{
 
 use image::disk::{Slice, esp, gpt::ALIGNMENT, layout};
 use qemu_tests::harness::{
-    host::{Host, HostOptions, Medium, Uplink},
+    host::{Host, HostOptions, Iommu, Medium, Uplink},
     recording::Recording,
     renamed,
     scene::image_folder,
@@ -178,6 +178,8 @@ fn onto_a_volume_of_a_raid_controller() {
             medium: Medium::IsoCd,
             memory_mib: 1024,
             uplink: Uplink::None,
+            // Behind an emulated one, the emulated controller loses requests now and then.
+            iommu: Iommu::Absent,
             config: Some(config("[install]\nconfirm = \"unattended\"\n")),
             arguments: words.map(str::to_owned).to_vec(),
             ..HostOptions::default()

@@ -65,6 +65,8 @@ pub enum Iommu {
     Amd,
     /// Intel's, without interrupt remapping.
     IntelNoRemapping,
+    /// None.
+    Absent,
 }
 
 /// Which firmware the host has.
@@ -293,14 +295,15 @@ pub enum Link {
 }
 
 fn iommu(command: &mut Command, iommu: Iommu) {
+    let split = "q35,kernel-irqchip=split";
     let (machine, device) = match iommu {
-        Iommu::Intel => ("q35,kernel-irqchip=split", "intel-iommu,intremap=on,aw-bits=48"),
-        Iommu::IntelNoRemapping => {
-            ("q35,kernel-irqchip=split", "intel-iommu,intremap=off,aw-bits=48")
-        }
-        Iommu::Amd => ("q35", "amd-iommu,intremap=on"),
+        Iommu::Intel => (split, Some("intel-iommu,intremap=on,aw-bits=48")),
+        Iommu::IntelNoRemapping => (split, Some("intel-iommu,intremap=off,aw-bits=48")),
+        Iommu::Amd => ("q35", Some("amd-iommu,intremap=on")),
+        Iommu::Absent => ("q35", None),
     };
-    command.args(["-machine", machine, "-device", device]);
+    command.args(["-machine", machine]);
+    command.args(device.iter().flat_map(|device| ["-device", device]));
 }
 
 fn uplink(command: &mut Command, options: &HostOptions) {
