@@ -234,8 +234,8 @@ fn read(volume: &impl FileExt, block: u64, length: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Reads a block that a map of the journal names. `None` beyond the volume's end: the superblock has only a copy of
-/// that map, which nothing in use looks at, so an altered one is told of by nobody else.
+/// Reads a block that a map of the journal names. `None` beyond the volume's end: the superblock has a copy of the
+/// map, which may be altered while the journal's own is whole, and then the kernel mounts what this cannot read.
 fn read_mapped(volume: &impl FileExt, block: u64, length: u64) -> io::Result<Option<Vec<u8>>> {
     let beyond = [io::ErrorKind::UnexpectedEof, io::ErrorKind::InvalidData];
     match read(volume, block, length) {
