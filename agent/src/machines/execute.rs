@@ -412,13 +412,17 @@ fn open_firmware(tools: &Tools, record: &Record, files: &mut Files) -> Result<Bo
     })
 }
 
+/// Serial number of the disk that cloud-init looks for. No disk of a renter's is called so: their names have small
+/// letters, and of two NVMe controllers with one serial number Linux takes the first only.
+const SEED_SERIAL: &str = "CIDATA";
+
 /// Makes the disk that cloud-init looks for, if its renter gave anything for it.
 fn open_seed(record: &Record, files: &mut Files) -> Result<Option<Disk>, StartError> {
     let Some(seed) = &record.image.seed else { return Ok(None) };
     let prepare = |source| StartError::Prepare { what: "cloud-init seed", source };
     let volume = seed::volume(record.lease.id, seed).map_err(prepare)?;
     let memory = seal_bytes("holdfast-seed", &volume).map_err(prepare)?;
-    let (model, serial) = (record.hardware.disk_model, "cidata".to_owned());
+    let (model, serial) = (record.hardware.disk_model, SEED_SERIAL.to_owned());
     let fd = files.add(memory);
     Ok(Some(Disk { fd, read_only: true, serial, model, limit: None, key: None }))
 }

@@ -88,8 +88,12 @@ impl Durability {
 const PUNCH: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
 const ZERO: i32 = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
 
+/// Most pieces of memory in one transfer (`UIO_MAXIOV`, `include/uapi/linux/uio.h`).
+const MAX_VECTORS: usize = 1024;
+
 /// Returns the host addresses of guest memory, or an error when a part is not memory. The
-/// addresses hold while `ram` is mapped.
+/// addresses hold while `ram` is mapped. Of memory in more than [`MAX_VECTORS`] pieces, which segments that
+/// cross a border of two regions make, it returns the first: the transfer is a short one then.
 fn vectors(ram: &GuestRam, segments: &[(GuestAddress, u32)]) -> io::Result<Box<[libc::iovec]>> {
     let outside = |_| io::Error::from_raw_os_error(libc::EFAULT);
     let mut vectors = Vec::with_capacity(segments.len());
@@ -103,6 +107,7 @@ fn vectors(ram: &GuestRam, segments: &[(GuestAddress, u32)]) -> io::Result<Box<[
             });
         }
     }
+    vectors.truncate(MAX_VECTORS);
     Ok(vectors.into_boxed_slice())
 }
 

@@ -12,7 +12,7 @@ use vmm::{
         throttle::{Admission, Throttle},
         virtio::{
             Distress, DistressFlag, F_RING_EVENT_IDX, F_RING_INDIRECT_DESC, F_VERSION_1,
-            Interrupts, QueueSignal, ReadyQueue, Ring, VirtioPci,
+            Interrupts, MAX_CHAIN, QueueSignal, ReadyQueue, Ring, VirtioPci,
             blk::{
                 Block,
                 engine::{Engine, EngineChoice},
@@ -379,17 +379,87 @@ fn a_table_within_a_table_breaks_the_queue() {
     disk.assert_broken_until_reset();
 }
 
+/// Where a table is that is longer than the ring.
+const TABLE: u64 = 0x2_0000;
+
 #[test]
 fn a_table_with_too_many_entries_breaks_the_queue() {
     let mut disk = disk(EngineChoice::Best, F_FLUSH | F_RING_INDIRECT_DESC);
-    for index in 0..300u16 {
-        let at = 0x2_0000 + 16 * u64::from(index);
-        write_descriptor(&disk.machine.ram, at, (DATA, 16, NEXT, index + 1));
+    let entries = MAX_CHAIN + 1;
+    for index in 0..entries {
+        let at = TABLE + 16 * u64::from(index);
+        let next = if index + 1 < entries { NEXT } else { WRITE };
+        write_descriptor(&disk.machine.ram, at, (DATA, 16, next, index + 1));
     }
-    disk.queue.write_descriptor(0, (0x2_0000, 300 * 16, INDIRECT, 0));
+    disk.queue.write_descriptor(0, (TABLE, u32::from(entries) * 16, INDIRECT, 0));
     disk.queue.offer(0);
     disk.function.kick(0);
     disk.assert_broken_until_reset();
+}
+
+/// What viostor offers for a transfer whose pages lie apart: a header, 513 pieces, and the status.
+#[test]
+fn a_table_longer_than_the_ring_is_served() {
+    let longest = MAX_CHAIN - 2;
+    for (engine, pieces) in
+        [(EngineChoice::Best, 513), (EngineChoice::Plain, 513), (EngineChoice::Best, longest)]
+    {
+        let mut disk = disk(engine, F_FLUSH | F_RING_INDIRECT_DESC);
+        for kind in [0, 1] {
+            disk.header(HEADER, kind, 0);
+            let descriptor = |disk: &Disk, index: u16, of: (u64, u32, u16)| {
+                let at = TABLE + 16 * u64::from(index);
+                write_descriptor(&disk.machine.ram, at, (of.0, of.1, of.2, index + 1));
+            };
+            descriptor(&disk, 0, (HEADER, 16, NEXT));
+            let writable = if kind == 0 { WRITE } else { 0 };
+            // 32 bytes each, which is whole sectors in all but for the last ones.
+            let data = pieces - pieces % 16;
+            for piece in 0..data {
+                let place = DATA + 64 * u64::from(data - 1 - piece);
+                if kind == 1 {
+                    let fill = [u8::try_from(piece / 16).unwrap() ^ 0x80; 32];
+                    disk.machine.ram.write_slice(&fill, GuestAddress(place)).unwrap();
+                }
+                descriptor(&disk, 1 + piece, (place, 32, NEXT | writable));
+            }
+            let mut last = 1 + data;
+            while last <= pieces {
+                descriptor(&disk, last, (DATA, 0, NEXT | writable));
+                last += 1;
+            }
+            descriptor(&disk, last, (STATUS, 1, WRITE));
+            disk.queue.write_descriptor(0, (TABLE, u32::from(last + 1) * 16, INDIRECT, 0));
+            disk.queue.offer(0);
+            disk.function.kick(0);
+            disk.queue.wait_used();
+            assert_eq!(disk.status(), 0, "{engine:?} {kind} {pieces}");
+            for piece in (0..data).filter(|_| kind == 0) {
+                let place = DATA + 64 * u64::from(data - 1 - piece);
+                assert_eq!(disk.memory(place, 32), [u8::try_from(piece / 16).unwrap(); 32]);
+            }
+        }
+        for sector in 0..u64::from(pieces / 16) {
+            assert_eq!(disk.sector(sector), [u8::try_from(sector).unwrap() ^ 0x80; 512]);
+        }
+    }
+}
+
+/// NetBSD's driver and edk2's read no status after a reset.
+#[test]
+fn a_driver_that_goes_on_at_once_after_its_reset_finds_the_device() {
+    let mut disk = disk(EngineChoice::Best, F_FLUSH);
+    for round in 0..200u64 {
+        // One request is on its way while the device is reset.
+        disk.header(HEADER, 0, 1);
+        disk.queue.add(&[(HEADER, 16, false), (DATA, 512, true), (STATUS, 1, true)]);
+        disk.function.kick(0);
+        disk.function.set_status(0);
+        disk.queue = start_driver(&mut disk.function, &disk.machine, F_FLUSH);
+        let sector = round % SECTORS;
+        assert_eq!(disk.request(0, sector, &[(DATA, 512, true)]), (0, 513), "round {round}");
+        assert_eq!(disk.memory(DATA, 512), [u8::try_from(sector).unwrap(); 512]);
+    }
 }
 
 #[test]

@@ -136,11 +136,13 @@ impl Profile {
             // NSFEAT: the preferred sizes below are set (OPTPERF).
             (24, &[1 << 4]),
             (33, &[deallocated]),
-            // NPWG, NPWA, NPDG, NPDA.
+            // NPWG, NPWA, NPDG, NPDA, NOWS: the last is no multiple of the others where it is left out, and Linux
+            // takes it for the best size of a transfer.
             (64, &at_once),
             (66, &at_once),
             (68, &at_once),
             (70, &at_once),
+            (72, &at_once),
             // NSATTR: write protected.
             (99, &[protected]),
             // LBAF 0: size of a block, no metadata.
@@ -237,7 +239,8 @@ mod tests {
         assert_eq!(bytes[0..8], 2049u64.to_le_bytes());
         assert_eq!(bytes[8..16], bytes[0..8]);
         assert_eq!((bytes[25], bytes[26], bytes[33], bytes[99]), (0, 0, 0b1001, 1));
-        assert_eq!((&bytes[64..66], &bytes[128..132]), (&[7, 0][..], &[0, 0, 9, 0][..]));
+        assert_eq!(bytes[64..74], [7, 0].repeat(5));
+        assert_eq!(bytes[128..132], [0, 0, 9, 0]);
     }
 
     #[test]

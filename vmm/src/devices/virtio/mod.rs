@@ -43,9 +43,13 @@ pub const F_RING_EVENT_IDX: u64 = 1 << 29;
 /// Bit 32: not a legacy device (virtio §6). Always offered and always required.
 pub const F_VERSION_1: u64 = 1 << 32;
 
-/// Rings of every device have at most this many entries, and every chain this many descriptors:
-/// what Linux asks of a block device by default, and small enough to bound each request.
+/// Rings of every device have at most this many entries: what Linux asks of a block device by default.
 pub const MAX_RING_SIZE: u16 = 256;
+/// Every chain has at most this many descriptors, which bounds each request. A table of descriptors may be
+/// longer than its ring, though virtio §2.7.5.3.1 asks drivers for less: viostor, Windows' driver of disks, puts
+/// up to 515 into one and takes no notice of `seg_max` without `size_max`. The kernel takes as many
+/// pieces of memory in one transfer (`UIO_MAXIOV`, `include/uapi/linux/uio.h`).
+pub const MAX_CHAIN: u16 = 1024;
 
 /// Why a virtio device could not be made, or stopped working.
 #[derive(Debug, thiserror::Error)]

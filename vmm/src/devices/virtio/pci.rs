@@ -49,6 +49,8 @@ const DEVICE: u64 = 0x2000;
 const NOTIFY: u64 = 0x3000;
 const TABLE: u64 = 0x4000;
 const PENDING: u64 = 0x6000;
+/// Where the common configuration has the device's status.
+const STATUS: u64 = 0x14;
 /// Bytes from one structure to the next, except the table, which has two of these.
 const PAGE: u64 = 0x1000;
 /// Bytes from one queue's doorbell to the next.
@@ -73,6 +75,12 @@ const WINDOW_DATA: u16 = 16;
 const RESET_DEADLINE: Duration = Duration::from_secs(10);
 /// How often it looks.
 const RESET_STEP: Duration = Duration::from_millis(1);
+/// How long a driver's own reset waits for that, inside the write of the register. Virtio §4.1.4.3.2 has drivers
+/// read the status until it is zero, but NetBSD's and edk2's, and Linux' before 4.6, go on at once: they set the
+/// device up again, or give its buffers to somebody else.
+const DRIVER_RESET_DEADLINE: Duration = Duration::from_secs(1);
+/// How often it looks.
+const DRIVER_RESET_STEP: Duration = Duration::from_micros(20);
 
 impl Doorbells for Vm {
     fn register(&self, address: u64, event: &EventFd) -> io::Result<()> {
@@ -163,6 +171,7 @@ impl VirtioPci {
             Effect::Activate(queues) => self.activate(queues),
             Effect::Reset => {
                 self.stop();
+                self.await_stop(DRIVER_RESET_DEADLINE, DRIVER_RESET_STEP);
                 self.finish_reset_if_stopped();
             }
         }
@@ -208,6 +217,14 @@ impl VirtioPci {
             master::Effect::None => {}
             master::Effect::Hold => self.device.hold(),
             master::Effect::GoOn => self.device.go_on(),
+        }
+    }
+
+    /// Waits until the device's threads have let go, at most for `limit`.
+    fn await_stop(&mut self, limit: Duration, step: Duration) {
+        let deadline = Instant::now() + limit;
+        while !self.device.stopped() && Instant::now() < deadline {
+            thread::sleep(step);
         }
     }
 
@@ -400,8 +417,11 @@ impl PciFunction for VirtioPci {
     }
 
     fn bus_reset(&mut self) {
-        // Status 0: the device lets go of its rings in its own time.
-        self.write_common(0x14, &[0]);
+        // The device lets go of its rings in its own time.
+        let _ = self.transport.write(STATUS, &[0], &self.ram);
+        self.stop();
+        self.finish_reset_if_stopped();
+        self.interrupts.set_config_vector(self.transport.config_vector());
         self.move_doorbells(None);
         // As in `write_config`.
         let _ = self.msix.reset();
@@ -411,10 +431,7 @@ impl PciFunction for VirtioPci {
 
     fn reset(&mut self) {
         self.stop();
-        let deadline = Instant::now() + RESET_DEADLINE;
-        while !self.device.stopped() && Instant::now() < deadline {
-            thread::sleep(RESET_STEP);
-        }
+        self.await_stop(RESET_DEADLINE, RESET_STEP);
         self.move_doorbells(None);
         self.transport.finish_reset();
         self.distress.clear();

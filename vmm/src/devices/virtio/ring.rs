@@ -2,7 +2,7 @@
 //! Source: virtio §2.7 "Split Virtqueues".
 //!
 //! Every number in a ring is the guest's. A chain that loops, leaves its table, is longer than
-//! [`MAX_RING_SIZE`] or has a readable part behind a writable one is an error of the ring itself:
+//! [`MAX_CHAIN`] or has a readable part behind a writable one is an error of the ring itself:
 //! the device asks for a reset. Where the buffers lie is checked by who reads or writes them.
 
 use std::sync::atomic::Ordering;
@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::{Bytes, GuestAddress};
 
-use super::{F_RING_EVENT_IDX, MAX_RING_SIZE, transport::QueueLayout};
+use super::{F_RING_EVENT_IDX, MAX_CHAIN, MAX_RING_SIZE, transport::QueueLayout};
 use crate::sys::memory::GuestRam;
 
 /// VIRTQ_AVAIL_F_NO_INTERRUPT.
@@ -98,8 +98,8 @@ impl Ring {
         let mut chain = Chain { head, readable: Vec::new(), writable: Vec::new() };
         let mut finished = false;
         for (index, descriptor) in (0u16..).zip(descriptors) {
-            if index >= MAX_RING_SIZE {
-                let limit = MAX_RING_SIZE;
+            if index >= MAX_CHAIN {
+                let limit = MAX_CHAIN;
                 return Err(RingError::TooLong { head, limit });
             }
             finished = !descriptor.has_next();
