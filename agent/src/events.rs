@@ -43,8 +43,8 @@ pub enum Event {
     AgentStarted { pid: i32, starts: u32 },
     /// init: the agent ended and is started again after a delay.
     AgentExited { status: String, restart_ms: u128 },
-    /// init: the agent said nothing for so long, and is killed.
-    AgentSilent { silent_s: u64 },
+    /// init: the agent said nothing for so long, and is killed. Its threads, and what each waits for.
+    AgentSilent { silent_s: u64, threads: String },
     /// init: a machine ran on after its end, which the agent did not see to, and was killed.
     MachineOverdue { machine: MachineId },
     /// init: the screen's program was started for the `starts`th time.
@@ -323,7 +323,9 @@ impl Event {
             Self::AgentExited { status, restart_ms } => {
                 write!(f, "agent-exited status={status} restart_ms={restart_ms}")
             }
-            Self::AgentSilent { silent_s } => write!(f, "agent-silent silent_s={silent_s}"),
+            Self::AgentSilent { silent_s, threads } => {
+                write!(f, "agent-silent silent_s={silent_s} threads={threads:?}")
+            }
             Self::MachineOverdue { machine } => write!(f, "machine-overdue machine={machine}"),
             Self::Screen { pid, starts } => write!(f, "screen pid={pid} starts={starts}"),
             Self::Shutdown { action, because } => {

@@ -269,7 +269,8 @@ fn a_machines_process_hangs_and_so_does_the_service(
     host.serial.wait_from(mark, &overdue, SOON).unwrap();
     let late = now().saturating_sub(end);
     assert!(late <= LATE_S, "init ended it {late} s after its lease");
-    host.serial.wait_from(mark, "event=agent-silent silent_s=", SOON).unwrap();
+    let silent = host.serial.wait_from(mark, "event=agent-silent silent_s=", SOON).unwrap();
+    assert!(silent.contains("threads=\"agent:T:"), "where it stands is not told: {silent}");
     host.serial.wait_from(mark, "event=agent-exited status=signal-9", SOON).unwrap();
     let adopted = format!("event=machine-adopted machine={}", faulty.machine);
     host.serial.wait_from(mark, &adopted, SOON).unwrap();

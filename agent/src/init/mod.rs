@@ -23,6 +23,7 @@ pub mod serial;
 pub mod serve;
 pub mod settings;
 pub mod shutdown;
+mod silent;
 pub mod supervise;
 pub mod trial;
 pub mod unlock;

@@ -31,6 +31,7 @@ use super::{
     memory, power, reap,
     screen::{Screen, Whose},
     shutdown::{Facts, MACHINES_GRACE, Presence, SYNC_LIMIT, Shutdown, Step},
+    silent,
     supervise::{Start, Supervisor},
     trial::{self, Trial, Verdict},
     watchdog::{self, Watchdogs},
@@ -122,7 +123,9 @@ impl Init {
             }
         }
         if let Some(silent) = self.supervisor.poll_silent(now) {
-            kmsg::event(&Event::AgentSilent { silent_s: silent.as_secs() });
+            let pid = self.agent.as_ref().map_or(0, |agent| agent.pid.as_raw_nonzero().get());
+            let threads = silent::threads(&Path::new("/proc").join(pid.to_string()));
+            kmsg::event(&Event::AgentSilent { silent_s: silent.as_secs(), threads });
             self.signal_agent(rustix::process::Signal::KILL);
         }
         if self.agent.is_none() && self.supervisor.poll_start(now) == Start::Now {

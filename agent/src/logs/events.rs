@@ -178,7 +178,7 @@ mod tests {
             Event::MachineFailed { machine, reason: reason() },
             Event::MountWrong { path: reason(), reason: reason() },
             Event::AgentExited { status: reason(), restart_ms: 1 },
-            Event::AgentSilent { silent_s: 60 },
+            Event::AgentSilent { silent_s: 60, threads: "agent:D:io_schedule".to_owned() },
             Event::MachineOverdue { machine },
             Event::MachineSilent { machine, silent_s: 15 },
             Event::MachineStorage { machine, failed: 1 },
