@@ -42,6 +42,8 @@ pub(super) struct Poller {
     system: Arc<dyn SystemClock>,
     publish: watch::Sender<ClockStatus>,
     trust: Trust,
+    /// What one source does not go below.
+    confirmed: UnixSeconds,
     /// What no number of sources goes below.
     agreed: UnixSeconds,
     /// Of the servers of authenticated time, by name.
@@ -66,7 +68,8 @@ impl Poller {
         publish: watch::Sender<ClockStatus>,
     ) -> Self {
         let agreed = config.agreed.max(build_time());
-        Self { config, system, publish, trust: Trust::Unset, agreed, sessions: BTreeMap::new() }
+        let (confirmed, sessions) = (config.confirmed, BTreeMap::new());
+        Self { config, system, publish, trust: Trust::Unset, confirmed, agreed, sessions }
     }
 
     pub(super) async fn run(mut self) {
@@ -148,9 +151,9 @@ impl Poller {
     fn apply(&mut self, agreement: Agreement) -> bool {
         let now = self.system.now();
         let now_ns = nanos(now);
-        // One source may lie, and what two agree on is forever.
+        // One source may lie, and what two agree on is forever. A hardware clock may be anything.
         let sure = agreement.sources >= SURE;
-        let floor = if sure { self.agreed } else { self.publish.borrow().floor };
+        let floor = if sure { self.agreed } else { self.agreed.max(self.confirmed) };
         let floor_ns = i128::from(floor.0) * NANOS;
         let offset_ns = match decide(agreement, self.trust, now_ns, floor_ns) {
             Decision::Keep => 0,
@@ -163,8 +166,8 @@ impl Poller {
             }
             Decision::Step { offset_ns } => offset_ns,
             Decision::BeforeFloor => {
-                let reason = "time sources say it is earlier than it was before; two that agree are believed, \
-                     but not before what two agreed on, or this release was built";
+                let reason = "time sources say it is earlier than a source said before; two that agree are \
+                     believed, but not before what two agreed on, or this release was built";
                 return self.fail(reason.to_owned());
             }
             Decision::TooFar => {
@@ -183,13 +186,27 @@ impl Poller {
         if sure {
             self.agreed = self.agreed.max(UnixSeconds(time.as_secs()));
         }
+        let last_error = self.confirm(agreement, offset_ns).err();
         self.publish.send_replace(ClockStatus {
             floor: if sure { self.agreed } else { floor },
             sources: agreement.sources,
             offset_ms: i64::try_from(agreement.offset_ns / 1_000_000).unwrap_or(i64::MAX),
-            last_error: None,
+            trust: self.trust,
+            last_error,
         });
         true
+    }
+
+    /// Says how right the clock is, which was set by `set_ns`: what of the offset is left is still its error.
+    fn confirm(&self, agreement: Agreement, set_ns: i128) -> Result<(), String> {
+        let left_ns = agreement.error_ns + (agreement.offset_ns - set_ns).abs();
+        let error = u64::try_from(left_ns).map_or(Duration::MAX, Duration::from_nanos);
+        let failed = |error| {
+            format!(
+                "cannot tell the kernel that its clock is right, for the hardware clock's sake: {error}"
+            )
+        };
+        self.system.confirm(error).map_err(failed)
     }
 
     fn fail(&self, reason: String) -> bool {
