@@ -7,7 +7,10 @@ mod netns;
 use std::{
     io,
     net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket},
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -274,6 +277,54 @@ async fn servers_named_by_dhcp_are_asked_when_none_is_configured() {
         status.last_error.as_ref().is_some_and(|error| error.contains("127.0.0.1:123"))
     };
     wait(&clock, asked).await;
+}
+
+/// A server that answers nothing but a kiss code, and how often it was asked.
+fn kissing(code: [u8; 4]) -> (String, Arc<AtomicU64>) {
+    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let address = socket.local_addr().unwrap().to_string();
+    let asked = Arc::new(AtomicU64::new(0));
+    let counter = Arc::clone(&asked);
+    std::thread::spawn(move || {
+        let mut request = [0; 48];
+        while let Ok((48, peer)) = socket.recv_from(&mut request) {
+            counter.fetch_add(1, Ordering::Relaxed);
+            let mut answer = [0; 48];
+            answer[0] = 0b11_100_100;
+            answer[12..16].copy_from_slice(&code);
+            answer[24..32].copy_from_slice(&request[40..48]);
+            socket.send_to(&answer, peer).unwrap();
+        }
+    });
+    (address, asked)
+}
+
+#[tokio::test]
+async fn a_server_that_wants_to_be_left_alone_is_not_asked_again() {
+    for (code, wish) in [(*b"DENY", "left alone"), (*b"RATE", "less often")] {
+        let (server, asked) = kissing(code);
+        let (publish, network) = watch::channel(NetworkStatus::default());
+        let config = ClockConfig {
+            seen: UnixSeconds(0),
+            confirmed: UnixSeconds(0),
+            agreed: UnixSeconds(0),
+            servers: vec![server],
+            nts: None,
+            resolver: Resolver::new(network.clone()),
+            network,
+        };
+        let clock = Clock::start_with(config, TestClock::at(TRUTH));
+        wait(&clock, |status| status.last_error.is_some()).await;
+        assert_eq!(asked.load(Ordering::Relaxed), 1, "{wish}");
+        // A network that appears has every server asked at once.
+        publish.send_replace(NetworkStatus::default());
+        let told = |status: &ClockStatus| {
+            let error = status.last_error.as_deref().unwrap_or_default();
+            error.contains(wish) && !error.contains("code")
+        };
+        wait(&clock, told).await;
+        assert_eq!(asked.load(Ordering::Relaxed), 1, "{wish}");
+    }
 }
 
 /// What a clock says that asks `time.example`, in a namespace with a name server.

@@ -16,6 +16,7 @@ pub mod nts;
 pub mod select;
 pub mod sntp;
 
+mod manners;
 mod poll;
 mod secure;
 

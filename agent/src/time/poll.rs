@@ -5,7 +5,7 @@ use std::{
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use tokio::{net::UdpSocket, sync::watch, time::timeout};
@@ -13,8 +13,9 @@ use types::units::UnixSeconds;
 
 use super::{
     ClockConfig, ClockStatus, SystemClock, build_time,
+    manners::Manners,
     nts::{Session, establish::Calendar},
-    secure::Asker,
+    secure::{Asker, SecureError},
     select::{Agreement, Decision, Trust, agree, decide},
     sntp::{self, Exchange, Refusal, Sample, UnixNanos},
 };
@@ -48,6 +49,8 @@ pub(super) struct Poller {
     agreed: UnixSeconds,
     /// Of the servers of authenticated time, by name.
     sessions: BTreeMap<String, Session>,
+    /// Of those by name, of others by address.
+    manners: Manners,
 }
 
 /// Why a source told nothing.
@@ -68,8 +71,16 @@ impl Poller {
         publish: watch::Sender<ClockStatus>,
     ) -> Self {
         let agreed = config.agreed.max(build_time());
-        let (confirmed, sessions) = (config.confirmed, BTreeMap::new());
-        Self { config, system, publish, trust: Trust::Unset, confirmed, agreed, sessions }
+        Self {
+            confirmed: config.confirmed,
+            config,
+            system,
+            publish,
+            trust: Trust::Unset,
+            agreed,
+            sessions: BTreeMap::new(),
+            manners: Manners::default(),
+        }
     }
 
     pub(super) async fn run(mut self) {
@@ -96,16 +107,32 @@ impl Poller {
             Err(reason) => return self.fail(reason),
         };
         let mut asked = tokio::task::JoinSet::new();
-        for server in servers {
-            asked.spawn(ask(server, Arc::clone(&self.system)));
+        let mut left_alone = Vec::new();
+        for mut server in servers {
+            server.retain(|address| {
+                let may = self.manners.check(Instant::now(), &address.to_string());
+                may.map_err(|reason| left_alone.push(reason.to_string())).is_ok()
+            });
+            if !server.is_empty() {
+                asked.spawn(ask(server, Arc::clone(&self.system)));
+            }
         }
         let (mut samples, mut failures) = self.ask_secure().await;
+        failures.extend(left_alone);
         let mut answered = BTreeSet::new();
-        for answer in asked.join_all().await {
-            match answer {
+        for Asked { sample, failed } in asked.join_all().await {
+            for (address, error) in &failed {
+                if let SourceError::Refused { refusal: Refusal::KissOfDeath { code }, .. } = error {
+                    self.manners.handle_kiss(Instant::now(), &address.to_string(), *code);
+                }
+            }
+            match sample {
                 // Two answers of one machine are one source.
-                Ok((address, sample)) => samples.extend(answered.insert(address).then_some(sample)),
-                Err(reason) => failures.push(reason),
+                Some((address, sample)) => {
+                    self.manners.handle_answer(Instant::now(), &address.to_string());
+                    samples.extend(answered.insert(address).then_some(sample));
+                }
+                None => failures.extend(failed.values().map(ToString::to_string)),
             }
         }
         let Some(agreement) = agree(&samples) else {
@@ -133,16 +160,28 @@ impl Poller {
         };
         let mut asked = tokio::task::JoinSet::new();
         for name in nts.servers.into_iter().take(MAX_SERVERS) {
+            if let Err(reason) = self.manners.check(Instant::now(), &name) {
+                failures.push(reason.to_string());
+                continue;
+            }
             let session = self.sessions.remove(&name);
             asked.spawn(asker.clone().ask(name, session));
         }
         for (name, session, answer) in asked.join_all().await {
+            match answer {
+                Ok(sample) => {
+                    self.manners.handle_answer(Instant::now(), &name);
+                    samples.push(sample);
+                }
+                Err(errors) => {
+                    if let Some(code) = errors.iter().find_map(SecureError::kiss) {
+                        self.manners.handle_kiss(Instant::now(), &name, code);
+                    }
+                    failures.extend(errors.iter().map(ToString::to_string));
+                }
+            }
             if let Some(session) = session {
                 self.sessions.insert(name, session);
-            }
-            match answer {
-                Ok(sample) => samples.push(sample),
-                Err(errors) => failures.extend(errors.iter().map(ToString::to_string)),
             }
         }
         (samples, failures)
@@ -268,22 +307,28 @@ pub(super) fn in_turn(found: &[IpAddr], port: u16) -> Vec<SocketAddr> {
     ordered.take(MAX_ADDRESSES).map(|address| SocketAddr::new(*address, port)).collect()
 }
 
-/// Asks a server at one address after the other, and all again, until one answers. Returns that address
-/// and what was said; else why each address told nothing.
-async fn ask(
-    addresses: Vec<SocketAddr>,
-    system: Arc<dyn SystemClock>,
-) -> Result<(SocketAddr, Sample), String> {
-    let mut failures = BTreeMap::new();
+/// What a server said, at the address that told the time, and why others did not.
+struct Asked {
+    sample: Option<(SocketAddr, Sample)>,
+    failed: BTreeMap<SocketAddr, SourceError>,
+}
+
+/// Asks a server at one address after the other until one tells the time, and once more those that stayed
+/// silent: what was refused is not given when it is asked for again at once.
+async fn ask(addresses: Vec<SocketAddr>, system: Arc<dyn SystemClock>) -> Asked {
+    let mut failed = BTreeMap::new();
     for _ in 0..ATTEMPTS {
         for address in &addresses {
+            if matches!(failed.get(address), Some(SourceError::Refused { .. })) {
+                continue;
+            }
             match ask_once(*address, &*system).await {
-                Ok(sample) => return Ok((*address, sample)),
-                Err(error) => failures.insert(*address, error.to_string()),
+                Ok(sample) => return Asked { sample: Some((*address, sample)), failed },
+                Err(error) => failed.insert(*address, error),
             };
         }
     }
-    Err(failures.into_values().collect::<Vec<_>>().join("; "))
+    Asked { sample: None, failed }
 }
 
 async fn ask_once(server: SocketAddr, system: &dyn SystemClock) -> Result<Sample, SourceError> {
