@@ -231,3 +231,17 @@ fn own_addresses_are_stable_on_a_network_and_tell_no_hardware_address() {
     assert_eq!(again(&mut world, [7; 16]), first);
     assert_ne!(again(&mut world, [8; 16]), first);
 }
+
+/// The kernel asks routers when an interface comes up, and keeps no name servers.
+#[test]
+fn a_restarted_agent_learns_name_servers_of_routers_that_only_answer() {
+    let Some(mut world) = World::new("router solicitations") else { return };
+    world.advertise("UnicastOnly on;", "fd00:50::/64");
+    world.start([7; 16], "ipv6 = \"slaac\"");
+    world.wait("a name server", |status| has_server(status, "fd00:50::53"));
+    world.uplinks = None;
+    world.runtime.take().unwrap().shutdown_timeout(Duration::from_secs(5));
+    world.runtime = Some(world.node.runtime());
+    world.start([7; 16], "ipv6 = \"slaac\"");
+    world.wait("a name server again", |status| has_server(status, "fd00:50::53"));
+}

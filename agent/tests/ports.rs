@@ -145,6 +145,7 @@ fn what_listens_is_what_the_table_declares() {
             let network = uplinks.status();
             let clock = Clock::start(ClockConfig {
                 seen: UnixSeconds(0),
+                confirmed: UnixSeconds(0),
                 agreed: UnixSeconds(0),
                 servers: Vec::new(),
                 nts: None,

@@ -56,6 +56,10 @@ impl SystemClock for TestClock {
         *self.0.lock().unwrap() += i128::from(offset_us) * 1000;
         Ok(())
     }
+
+    fn confirm(&self, _error: Duration) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// A namespace with a time server.
@@ -109,6 +113,7 @@ impl World {
         let nts = NtsConfig { servers: servers.iter().map(ToString::to_string).collect(), roots };
         let config = ClockConfig {
             seen: UnixSeconds(0),
+            confirmed: UnixSeconds(0),
             agreed: UnixSeconds(0),
             servers: Vec::new(),
             nts: Some(nts),

@@ -7,7 +7,10 @@ mod netns;
 use std::{
     io,
     net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket},
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -28,12 +31,18 @@ const NTP_TO_UNIX: u64 = 2_208_988_800;
 struct TestClock {
     start: Instant,
     at_start: Mutex<Duration>,
+    /// What it was called right within, in milliseconds, since it was set.
+    confirmed: Mutex<Vec<u128>>,
 }
 
 impl TestClock {
     fn at(seconds: u64) -> Arc<Self> {
         let at_start = Mutex::new(Duration::from_secs(seconds));
-        Arc::new(Self { start: Instant::now(), at_start })
+        Arc::new(Self { start: Instant::now(), at_start, confirmed: Mutex::default() })
+    }
+
+    fn confirmed(&self) -> Vec<u128> {
+        self.confirmed.lock().unwrap().clone()
     }
 }
 
@@ -44,6 +53,8 @@ impl SystemClock for TestClock {
 
     fn set(&self, time: Duration) -> io::Result<()> {
         *self.at_start.lock().unwrap() = time - self.start.elapsed();
+        // As the kernel does.
+        self.confirmed.lock().unwrap().clear();
         Ok(())
     }
 
@@ -53,6 +64,11 @@ impl SystemClock for TestClock {
             change if offset_us < 0 => *at_start - change,
             change => *at_start + change,
         };
+        Ok(())
+    }
+
+    fn confirm(&self, error: Duration) -> io::Result<()> {
+        self.confirmed.lock().unwrap().push(error.as_millis());
         Ok(())
     }
 }
@@ -84,14 +100,17 @@ fn server_on(socket: UdpSocket, off: i64) -> String {
 }
 
 fn start(system: &Arc<TestClock>, agreed: u64, servers: Vec<String>) -> Clock {
-    start_seen(system, (0, agreed), servers)
+    start_knowing(system, [0, 0, agreed], servers)
 }
 
-fn start_seen(system: &Arc<TestClock>, (seen, agreed): (u64, u64), servers: Vec<String>) -> Clock {
+/// A clock that starts with the times that were seen, confirmed by a source, and agreed on by two.
+fn start_knowing(system: &Arc<TestClock>, known: [u64; 3], servers: Vec<String>) -> Clock {
+    let [seen, confirmed, agreed] = known.map(UnixSeconds);
     let (_, network) = watch::channel(NetworkStatus::default());
     let config = ClockConfig {
-        seen: UnixSeconds(seen),
-        agreed: UnixSeconds(agreed),
+        seen,
+        confirmed,
+        agreed,
         servers,
         nts: None,
         resolver: Resolver::new(network.clone()),
@@ -177,16 +196,45 @@ async fn a_hardware_clock_that_was_ten_years_ahead_does_not_stick() {
     let ahead = TRUTH + 10 * 365 * 86_400;
     // It was right when two sources agreed last, then ran without a network.
     let system = TestClock::at(ahead);
-    let clock = start_seen(&system, (ahead, TRUTH - 500), vec![server(0), server(0)]);
+    let known = [ahead, ahead, TRUTH - 500];
+    let clock = start_knowing(&system, known, vec![server(0), server(0)]);
     assert!(clock.now() >= UnixSeconds(ahead), "without sources, what was seen counts");
     let status = wait(&clock, |status| status.sources > 0).await;
     assert!(is_close(status.floor, TRUTH), "{status:?}");
     assert!(is_close(clock.now(), TRUTH), "{:?}", clock.now());
-    // One that says so may lie.
-    let clock = start_seen(&system, (ahead, TRUTH - 500), vec![server(0)]);
+    // One that says so may lie when another had said that it is so late.
+    let clock = start_knowing(&system, known, vec![server(0)]);
     let status = wait(&clock, |status| status.last_error.is_some()).await;
     assert_eq!(status.sources, 0);
     assert!(clock.now() >= UnixSeconds(ahead));
+    // When only this clock had, it is believed, but not before what is sure.
+    let clock = start_knowing(&system, [ahead, TRUTH - 300, TRUTH - 500], vec![server(0)]);
+    let status = wait(&clock, |status| status.sources > 0).await;
+    assert_eq!(status.floor, UnixSeconds(TRUTH - 300));
+    assert!(is_close(clock.now(), TRUTH), "{:?}", clock.now());
+    let clock = start_knowing(&system, [ahead, TRUTH - 300, TRUTH + 500], vec![server(0)]);
+    wait(&clock, |status| status.last_error.is_some()).await;
+    assert!(clock.now() >= UnixSeconds(ahead));
+}
+
+#[tokio::test]
+async fn a_clock_that_sources_set_or_find_right_is_confirmed_after_that() {
+    for off in [50_000, 0] {
+        let system = TestClock::at(TRUTH + off);
+        let clock = start(&system, 0, vec![server(0)]);
+        wait(&clock, |status| status.sources > 0).await;
+        let confirmed = system.confirmed();
+        // A server here is right within 5 ms, and as much as it takes to ask it.
+        assert!(matches!(confirmed[..], [5..1000]), "{off}: {confirmed:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_clock_on_which_sources_do_not_agree_is_not_confirmed() {
+    let system = TestClock::at(TRUTH);
+    let clock = start(&system, 0, vec![server(0), server(3_000_000)]);
+    wait(&clock, |status| status.last_error.is_some()).await;
+    assert_eq!(system.confirmed(), [] as [u128; 0]);
 }
 
 #[tokio::test]
@@ -213,6 +261,7 @@ async fn servers_named_by_dhcp_are_asked_when_none_is_configured() {
     let (publish, network) = watch::channel(NetworkStatus::default());
     let config = ClockConfig {
         seen: UnixSeconds(0),
+        confirmed: UnixSeconds(0),
         agreed: UnixSeconds(0),
         servers: Vec::new(),
         nts: None,
@@ -230,6 +279,54 @@ async fn servers_named_by_dhcp_are_asked_when_none_is_configured() {
     wait(&clock, asked).await;
 }
 
+/// A server that answers nothing but a kiss code, and how often it was asked.
+fn kissing(code: [u8; 4]) -> (String, Arc<AtomicU64>) {
+    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let address = socket.local_addr().unwrap().to_string();
+    let asked = Arc::new(AtomicU64::new(0));
+    let counter = Arc::clone(&asked);
+    std::thread::spawn(move || {
+        let mut request = [0; 48];
+        while let Ok((48, peer)) = socket.recv_from(&mut request) {
+            counter.fetch_add(1, Ordering::Relaxed);
+            let mut answer = [0; 48];
+            answer[0] = 0b11_100_100;
+            answer[12..16].copy_from_slice(&code);
+            answer[24..32].copy_from_slice(&request[40..48]);
+            socket.send_to(&answer, peer).unwrap();
+        }
+    });
+    (address, asked)
+}
+
+#[tokio::test]
+async fn a_server_that_wants_to_be_left_alone_is_not_asked_again() {
+    for (code, wish) in [(*b"DENY", "left alone"), (*b"RATE", "less often")] {
+        let (server, asked) = kissing(code);
+        let (publish, network) = watch::channel(NetworkStatus::default());
+        let config = ClockConfig {
+            seen: UnixSeconds(0),
+            confirmed: UnixSeconds(0),
+            agreed: UnixSeconds(0),
+            servers: vec![server],
+            nts: None,
+            resolver: Resolver::new(network.clone()),
+            network,
+        };
+        let clock = Clock::start_with(config, TestClock::at(TRUTH));
+        wait(&clock, |status| status.last_error.is_some()).await;
+        assert_eq!(asked.load(Ordering::Relaxed), 1, "{wish}");
+        // A network that appears has every server asked at once.
+        publish.send_replace(NetworkStatus::default());
+        let told = |status: &ClockStatus| {
+            let error = status.last_error.as_deref().unwrap_or_default();
+            error.contains(wish) && !error.contains("code")
+        };
+        wait(&clock, told).await;
+        assert_eq!(asked.load(Ordering::Relaxed), 1, "{wish}");
+    }
+}
+
 /// What a clock says that asks `time.example`, in a namespace with a name server.
 fn in_namespace(
     space: &Namespace,
@@ -240,6 +337,7 @@ fn in_namespace(
     let (_publish, network) = watch::channel(NetworkStatus { dns, ..NetworkStatus::default() });
     let config = ClockConfig {
         seen: UnixSeconds(0),
+        confirmed: UnixSeconds(0),
         agreed: UnixSeconds(0),
         servers: vec!["time.example".to_owned()],
         nts: None,

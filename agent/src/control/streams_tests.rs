@@ -56,6 +56,10 @@ impl SystemClock for Still {
     fn slew(&self, _: i64) -> std::io::Result<()> {
         Ok(())
     }
+
+    fn confirm(&self, _: Duration) -> std::io::Result<()> {
+        Ok(())
+    }
 }
 
 fn key(seed: u8) -> SigningKey {
@@ -79,6 +83,7 @@ fn control(overlay: &Overlay, root: &Path, machines: Vec<View>) -> Control {
     let (_, network) = watch::channel(NetworkStatus::default());
     let clock = ClockConfig {
         seen: UnixSeconds(0),
+        confirmed: UnixSeconds(0),
         agreed: UnixSeconds(0),
         servers: Vec::new(),
         nts: None,

@@ -40,8 +40,10 @@ const NONCES: TableDefinition<'_, (u64, &str, &str), ()> = TableDefinition::new(
 /// Extension of a store that is not whole yet.
 const UNFINISHED: &str = "unfinished";
 
-/// Latest time that the node has seen, and latest on which two time sources had agreed.
+/// Latest time that the node has seen, latest after a time source had confirmed its clock, and latest on which
+/// two had agreed.
 const FLOOR: &str = "floor";
+const CONFIRMED: &str = "confirmed";
 const AGREED: &str = "agreed";
 /// There while nobody knows since when requests are remembered: the store before this one was lost.
 const LOST: &str = "lost";
@@ -182,6 +184,8 @@ impl Store {
                 tables.serials.insert(id.to_string().as_str(), of.spent())?;
             }
             tables.times.insert(FLOOR, known.seen.0)?;
+            // Whether a source had confirmed it is not known.
+            tables.times.insert(CONFIRMED, known.seen.0)?;
             tables.times.insert(AGREED, known.agreed.0)?;
             tables.times.insert(LOST, 1).map(|_| ())
         })
@@ -435,6 +439,12 @@ impl Store {
         self.time(FLOOR)
     }
 
+    /// Returns the latest time that was recorded after a source had confirmed the clock; zero in a store of an
+    /// earlier release, which did not tell them apart.
+    pub fn confirmed(&self) -> Result<UnixSeconds, StoreError> {
+        self.time(CONFIRMED)
+    }
+
     /// Returns the latest time on which two sources had agreed.
     pub fn agreed(&self) -> Result<UnixSeconds, StoreError> {
         self.time(AGREED)
@@ -467,11 +477,22 @@ impl Store {
         self.write("recorded the time", |tables| {
             let known = tables.times.get(AGREED)?.map_or(0, |time| time.value());
             tables.times.insert(AGREED, known.max(now.0))?;
+            tables.times.insert(CONFIRMED, now.0)?;
             tables.times.insert(FLOOR, now.0).map(|_| ())
         })
     }
 
-    /// Records that it is `now`. An earlier time changes nothing.
+    /// Records that it is `now` by a clock that a source has confirmed, whatever was seen before that none had.
+    pub fn confirm(&self, now: UnixSeconds) -> Result<(), StoreError> {
+        self.keep_beside(|used| used.note_time(now, None))?;
+        self.write("recorded the time", |tables| {
+            let known = tables.times.get(CONFIRMED)?.map_or(0, |time| time.value());
+            tables.times.insert(CONFIRMED, known.max(now.0))?;
+            tables.times.insert(FLOOR, now.0).map(|_| ())
+        })
+    }
+
+    /// Records that it is `now` by a clock that no source has confirmed. An earlier time changes nothing.
     pub fn raise_floor(&self, now: UnixSeconds) -> Result<(), StoreError> {
         self.keep_beside(|used| used.note_time(used.seen.max(now), None))?;
         self.write("raised the time floor", |tables| {

@@ -21,8 +21,16 @@ fn what_was_kept_is_there_after_opening_again() {
     // What a clock said alone is overruled, what sources agreed on is not forgotten.
     store.agree_on(UnixSeconds(8)).expect("recorded");
     store.agree_on(UnixSeconds(7)).expect("recorded");
-    let times = [store.floor(), store.agreed()].map(|time| time.expect("read").0);
-    assert_eq!(times, [7, 8]);
+    let times =
+        || [store.floor(), store.confirmed(), store.agreed()].map(|time| time.expect("read").0);
+    assert_eq!(times(), [7, 7, 8]);
+    store.raise_floor(UnixSeconds(90)).expect("recorded");
+    assert_eq!(times(), [90, 7, 8]);
+    store.confirm(UnixSeconds(20)).expect("recorded");
+    assert_eq!(times(), [20, 20, 8]);
+    // Slewed a little meanwhile.
+    store.confirm(UnixSeconds(19)).expect("recorded");
+    assert_eq!(times(), [19, 20, 8]);
     assert!(store.machines().expect("read").is_empty());
 }
 
@@ -112,8 +120,9 @@ fn a_store_that_is_lost_leaves_behind_which_leases_were_used_up() {
         // The machine that is lost may be made again, by its newest lease only.
         assert_eq!((serial(&running), serial(&deleted)), (Some(1), Some(2)));
         // To the hour.
-        let times = [store.floor(), store.agreed()].map(|time| time.expect("read").0);
-        assert_eq!(times, [9000, 0]);
+        let times =
+            [store.floor(), store.confirmed(), store.agreed()].map(|time| time.expect("read").0);
+        assert_eq!(times, [9000, 9000, 0]);
         let from = store.requests_from(UnixSeconds(9500)).expect("noted");
         assert_eq!(from, UnixSeconds(9500 + MAX_AHEAD_S));
         assert_eq!(store.requests_from(UnixSeconds(9900)).expect("read"), from);

@@ -11,6 +11,7 @@
 pub mod address;
 pub mod dhcp;
 pub mod dhcp6;
+mod discovery;
 mod kernel;
 pub mod layout;
 pub mod links;

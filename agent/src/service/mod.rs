@@ -324,8 +324,9 @@ async fn serve(
     local.tell_network(uplinks.status());
     let Server { devices, huge_mib, store, floors } = server::look_around(spec).await?;
     let seen = store.floor().map_err(|e| chain(&e))?;
+    let confirmed = store.confirmed().map_err(|e| chain(&e))?;
     let agreed = store.agreed().map_err(|e| chain(&e))?.max(floors.floors().time);
-    let clock = Arc::new(start_clock(spec, (seen, agreed), &uplinks));
+    let clock = Arc::new(start_clock(spec, [seen, confirmed, agreed], &uplinks));
     let networks = Arc::new(start_networks(spec, &key, &uplinks).await?);
     listen::address(spec.overlay.listen, init, pages).await;
     let (overlay, inbox) = start_overlay(spec, &key).await?;
@@ -497,7 +498,7 @@ async fn start_networks(
 
 fn start_clock(
     spec: &NodeSpec,
-    (seen, agreed): (UnixSeconds, UnixSeconds),
+    [seen, confirmed, agreed]: [UnixSeconds; 3],
     uplinks: &Uplinks,
 ) -> Clock {
     let resolver: Resolver = uplinks.resolver();
@@ -511,7 +512,8 @@ fn start_clock(
     };
     let servers_of_nts = spec.time.nts.clone();
     let nts = (!servers_of_nts.is_empty()).then_some(NtsConfig { servers: servers_of_nts, roots });
-    Clock::start(ClockConfig { seen, agreed, servers, nts, network: uplinks.status(), resolver })
+    let network = uplinks.status();
+    Clock::start(ClockConfig { seen, confirmed, agreed, servers, nts, network, resolver })
 }
 
 /// What the status page is about.

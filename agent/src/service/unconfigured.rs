@@ -116,6 +116,7 @@ pub(super) async fn find_another(
         // Certificates have a time, and a server without a battery does not know it.
         let _clock = Clock::start(ClockConfig {
             seen: UnixSeconds(0),
+            confirmed: UnixSeconds(0),
             agreed: UnixSeconds(0),
             servers: Vec::new(),
             nts: None,

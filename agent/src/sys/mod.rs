@@ -10,4 +10,5 @@ pub(crate) mod observe;
 pub(crate) mod packet;
 pub(crate) mod screen;
 pub(crate) mod tap;
+pub(crate) mod udp;
 pub(crate) mod watchdog;

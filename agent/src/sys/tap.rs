@@ -62,6 +62,15 @@ fn set_header_size(file: &File) -> io::Result<()> {
     check(ret)
 }
 
+/// Says that who reads frames completes their checksums, as a VMM does whose guest's driver takes such frames.
+#[cfg(test)]
+pub(crate) fn take_unfinished_checksums(tap: &OwnedFd) -> io::Result<()> {
+    let offloads = libc::c_ulong::from(libc::TUN_F_CSUM);
+    // SAFETY: TUNSETOFFLOAD takes an integer, and the borrowed fd stays open for the call.
+    let ret = unsafe { libc::ioctl(tap.as_raw_fd(), libc::TUNSETOFFLOAD as libc::Ioctl, offloads) };
+    check(ret)
+}
+
 /// No packet information, virtio-net headers.
 const ONE_QUEUE: libc::c_int = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
 /// The same, with as many queues as there are descriptors.

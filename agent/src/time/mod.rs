@@ -1,18 +1,22 @@
 //! Trusted time: never earlier than a floor, and only as sure as the sources that agree.
 //!
-//! The floor is the largest of: the build's time, the last time on which two sources or more agreed, and
-//! the last time that the caller has seen. The last of these may come from a hardware clock that is years
-//! ahead: two sources that agree overrule it, one does not. Sources are NTP servers: the configured ones, else those
-//! that DHCP names, else the gateways; and servers of authenticated time ([`nts`]), which silence
-//! those that were only found. [`Clock`] asks them, sets the system clock when they agree
-//! ([`select`]), and tells how many agree, because what cannot be undone must not depend on one.
-//! Small errors are slewed away, large ones are steps. It disciplines no frequency: between two polls
-//! an oscillator loses less than anyone here minds.
+//! The floor is the largest of: the build's time, the last time on which two sources or more agreed, the
+//! last time after a source had confirmed the clock, and the last time that the caller has seen. The last of
+//! these may come from a hardware clock that is years ahead: any source overrules it. What a source had
+//! confirmed two overrule that agree, one does not; and nobody what two had agreed on ([`Standing`]).
+//!
+//! Sources are NTP servers: the configured ones, else those that DHCP names, else the gateways; and servers of
+//! authenticated time ([`nts`]), which silence those that were only found. [`Clock`] asks them, sets the
+//! system clock when they agree ([`select`]), and tells how many agree, because what cannot be undone must not
+//! depend on one. Small errors are slewed away, large ones are steps. It disciplines no frequency: between two
+//! polls an oscillator loses less than anyone here minds. A clock that sources confirm the kernel writes to
+//! the hardware clock, with which the next start begins.
 
 pub mod nts;
 pub mod select;
 pub mod sntp;
 
+mod manners;
 mod poll;
 mod secure;
 
@@ -30,6 +34,7 @@ use tokio::{sync::watch, task::JoinHandle};
 use types::units::UnixSeconds;
 
 pub use self::secure::NtsConfig;
+use self::select::Trust;
 use crate::net::{NetworkStatus, Resolver};
 
 /// No release is older than this: 2026-11-01T00:00:00Z, when the build does not say its time.
@@ -61,15 +66,43 @@ pub struct ClockStatus {
     pub sources: usize,
     /// True time minus system time when they agreed, in milliseconds, before it was corrected.
     pub offset_ms: i64,
+    /// Whether sources have set the system clock, or found it right, since the start.
+    pub trust: Trust,
     /// What went wrong at the last poll.
     pub last_error: Option<String>,
+}
+
+impl ClockStatus {
+    /// Returns what the time rests on.
+    pub fn standing(&self) -> Standing {
+        match self.trust {
+            _ if self.sources >= poll::SURE => Standing::Agreed,
+            Trust::Set => Standing::Confirmed,
+            Trust::Unset => Standing::Seen,
+        }
+    }
+}
+
+/// What a time rests on, the least first.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Standing {
+    /// The hardware clock, and what was known at the start. A source may say that it is earlier.
+    #[default]
+    Seen,
+    /// A source, which has confirmed the clock since the start. Two that agree may say that it is earlier.
+    Confirmed,
+    /// Two sources or more, which agreed at the last poll. It is never again earlier.
+    Agreed,
 }
 
 /// What the clock starts with.
 #[derive(Debug)]
 pub struct ClockConfig {
-    /// Latest time that the node has seen and persisted, zero if none. Two sources that agree overrule it.
+    /// Latest time that the node has seen and persisted, zero if none. A source overrules it.
     pub seen: UnixSeconds,
+    /// Latest time of them after a source had confirmed the clock, zero if none. Two sources that agree
+    /// overrule it.
+    pub confirmed: UnixSeconds,
     /// Latest time on which two sources had agreed, zero if none. Nothing overrules it.
     pub agreed: UnixSeconds,
     /// Names or addresses of NTP servers; those of DHCP, else the gateways, when empty.
@@ -90,6 +123,8 @@ pub trait SystemClock: std::fmt::Debug + Send + Sync {
     fn set(&self, time: Duration) -> io::Result<()>;
     /// Lets it catch up by so many microseconds without a step; at most two seconds.
     fn slew(&self, offset_us: i64) -> io::Result<()>;
+    /// Says that it is right within `error`, so that the hardware clock may be set by it.
+    fn confirm(&self, error: Duration) -> io::Result<()>;
 }
 
 /// The kernel's clock.
@@ -111,6 +146,10 @@ impl SystemClock for KernelClock {
     fn slew(&self, offset_us: i64) -> io::Result<()> {
         crate::sys::clock::slew(offset_us)
     }
+
+    fn confirm(&self, error: Duration) -> io::Result<()> {
+        crate::sys::clock::confirm(error)
+    }
 }
 
 impl Clock {
@@ -123,7 +162,8 @@ impl Clock {
 
     /// Like [`Clock::start`], with a clock of choice.
     pub fn start_with(config: ClockConfig, system: Arc<dyn SystemClock>) -> Self {
-        let floor = config.seen.max(config.agreed).max(build_time());
+        let known = config.seen.max(config.confirmed).max(config.agreed);
+        let floor = known.max(build_time());
         let mut status = ClockStatus { floor, ..ClockStatus::default() };
         let at_least = Duration::from_secs(floor.0);
         if system.now() < at_least

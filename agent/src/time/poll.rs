@@ -5,7 +5,7 @@ use std::{
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use tokio::{net::UdpSocket, sync::watch, time::timeout};
@@ -13,8 +13,9 @@ use types::units::UnixSeconds;
 
 use super::{
     ClockConfig, ClockStatus, SystemClock, build_time,
+    manners::Manners,
     nts::{Session, establish::Calendar},
-    secure::Asker,
+    secure::{Asker, SecureError},
     select::{Agreement, Decision, Trust, agree, decide},
     sntp::{self, Exchange, Refusal, Sample, UnixNanos},
 };
@@ -42,10 +43,14 @@ pub(super) struct Poller {
     system: Arc<dyn SystemClock>,
     publish: watch::Sender<ClockStatus>,
     trust: Trust,
+    /// What one source does not go below.
+    confirmed: UnixSeconds,
     /// What no number of sources goes below.
     agreed: UnixSeconds,
     /// Of the servers of authenticated time, by name.
     sessions: BTreeMap<String, Session>,
+    /// Of those by name, of others by address.
+    manners: Manners,
 }
 
 /// Why a source told nothing.
@@ -66,7 +71,16 @@ impl Poller {
         publish: watch::Sender<ClockStatus>,
     ) -> Self {
         let agreed = config.agreed.max(build_time());
-        Self { config, system, publish, trust: Trust::Unset, agreed, sessions: BTreeMap::new() }
+        Self {
+            confirmed: config.confirmed,
+            config,
+            system,
+            publish,
+            trust: Trust::Unset,
+            agreed,
+            sessions: BTreeMap::new(),
+            manners: Manners::default(),
+        }
     }
 
     pub(super) async fn run(mut self) {
@@ -93,16 +107,32 @@ impl Poller {
             Err(reason) => return self.fail(reason),
         };
         let mut asked = tokio::task::JoinSet::new();
-        for server in servers {
-            asked.spawn(ask(server, Arc::clone(&self.system)));
+        let mut left_alone = Vec::new();
+        for mut server in servers {
+            server.retain(|address| {
+                let may = self.manners.check(Instant::now(), &address.to_string());
+                may.map_err(|reason| left_alone.push(reason.to_string())).is_ok()
+            });
+            if !server.is_empty() {
+                asked.spawn(ask(server, Arc::clone(&self.system)));
+            }
         }
         let (mut samples, mut failures) = self.ask_secure().await;
+        failures.extend(left_alone);
         let mut answered = BTreeSet::new();
-        for answer in asked.join_all().await {
-            match answer {
+        for Asked { sample, failed } in asked.join_all().await {
+            for (address, error) in &failed {
+                if let SourceError::Refused { refusal: Refusal::KissOfDeath { code }, .. } = error {
+                    self.manners.handle_kiss(Instant::now(), &address.to_string(), *code);
+                }
+            }
+            match sample {
                 // Two answers of one machine are one source.
-                Ok((address, sample)) => samples.extend(answered.insert(address).then_some(sample)),
-                Err(reason) => failures.push(reason),
+                Some((address, sample)) => {
+                    self.manners.handle_answer(Instant::now(), &address.to_string());
+                    samples.extend(answered.insert(address).then_some(sample));
+                }
+                None => failures.extend(failed.values().map(ToString::to_string)),
             }
         }
         let Some(agreement) = agree(&samples) else {
@@ -130,16 +160,28 @@ impl Poller {
         };
         let mut asked = tokio::task::JoinSet::new();
         for name in nts.servers.into_iter().take(MAX_SERVERS) {
+            if let Err(reason) = self.manners.check(Instant::now(), &name) {
+                failures.push(reason.to_string());
+                continue;
+            }
             let session = self.sessions.remove(&name);
             asked.spawn(asker.clone().ask(name, session));
         }
         for (name, session, answer) in asked.join_all().await {
+            match answer {
+                Ok(sample) => {
+                    self.manners.handle_answer(Instant::now(), &name);
+                    samples.push(sample);
+                }
+                Err(errors) => {
+                    if let Some(code) = errors.iter().find_map(SecureError::kiss) {
+                        self.manners.handle_kiss(Instant::now(), &name, code);
+                    }
+                    failures.extend(errors.iter().map(ToString::to_string));
+                }
+            }
             if let Some(session) = session {
                 self.sessions.insert(name, session);
-            }
-            match answer {
-                Ok(sample) => samples.push(sample),
-                Err(errors) => failures.extend(errors.iter().map(ToString::to_string)),
             }
         }
         (samples, failures)
@@ -148,9 +190,9 @@ impl Poller {
     fn apply(&mut self, agreement: Agreement) -> bool {
         let now = self.system.now();
         let now_ns = nanos(now);
-        // One source may lie, and what two agree on is forever.
+        // One source may lie, and what two agree on is forever. A hardware clock may be anything.
         let sure = agreement.sources >= SURE;
-        let floor = if sure { self.agreed } else { self.publish.borrow().floor };
+        let floor = if sure { self.agreed } else { self.agreed.max(self.confirmed) };
         let floor_ns = i128::from(floor.0) * NANOS;
         let offset_ns = match decide(agreement, self.trust, now_ns, floor_ns) {
             Decision::Keep => 0,
@@ -163,8 +205,8 @@ impl Poller {
             }
             Decision::Step { offset_ns } => offset_ns,
             Decision::BeforeFloor => {
-                let reason = "time sources say it is earlier than it was before; two that agree are believed, \
-                     but not before what two agreed on, or this release was built";
+                let reason = "time sources say it is earlier than a source said before; two that agree are \
+                     believed, but not before what two agreed on, or this release was built";
                 return self.fail(reason.to_owned());
             }
             Decision::TooFar => {
@@ -183,13 +225,27 @@ impl Poller {
         if sure {
             self.agreed = self.agreed.max(UnixSeconds(time.as_secs()));
         }
+        let last_error = self.confirm(agreement, offset_ns).err();
         self.publish.send_replace(ClockStatus {
             floor: if sure { self.agreed } else { floor },
             sources: agreement.sources,
             offset_ms: i64::try_from(agreement.offset_ns / 1_000_000).unwrap_or(i64::MAX),
-            last_error: None,
+            trust: self.trust,
+            last_error,
         });
         true
+    }
+
+    /// Says how right the clock is, which was set by `set_ns`: what of the offset is left is still its error.
+    fn confirm(&self, agreement: Agreement, set_ns: i128) -> Result<(), String> {
+        let left_ns = agreement.error_ns + (agreement.offset_ns - set_ns).abs();
+        let error = u64::try_from(left_ns).map_or(Duration::MAX, Duration::from_nanos);
+        let failed = |error| {
+            format!(
+                "cannot tell the kernel that its clock is right, for the hardware clock's sake: {error}"
+            )
+        };
+        self.system.confirm(error).map_err(failed)
     }
 
     fn fail(&self, reason: String) -> bool {
@@ -251,22 +307,28 @@ pub(super) fn in_turn(found: &[IpAddr], port: u16) -> Vec<SocketAddr> {
     ordered.take(MAX_ADDRESSES).map(|address| SocketAddr::new(*address, port)).collect()
 }
 
-/// Asks a server at one address after the other, and all again, until one answers. Returns that address
-/// and what was said; else why each address told nothing.
-async fn ask(
-    addresses: Vec<SocketAddr>,
-    system: Arc<dyn SystemClock>,
-) -> Result<(SocketAddr, Sample), String> {
-    let mut failures = BTreeMap::new();
+/// What a server said, at the address that told the time, and why others did not.
+struct Asked {
+    sample: Option<(SocketAddr, Sample)>,
+    failed: BTreeMap<SocketAddr, SourceError>,
+}
+
+/// Asks a server at one address after the other until one tells the time, and once more those that stayed
+/// silent: what was refused is not given when it is asked for again at once.
+async fn ask(addresses: Vec<SocketAddr>, system: Arc<dyn SystemClock>) -> Asked {
+    let mut failed = BTreeMap::new();
     for _ in 0..ATTEMPTS {
         for address in &addresses {
+            if matches!(failed.get(address), Some(SourceError::Refused { .. })) {
+                continue;
+            }
             match ask_once(*address, &*system).await {
-                Ok(sample) => return Ok((*address, sample)),
-                Err(error) => failures.insert(*address, error.to_string()),
+                Ok(sample) => return Asked { sample: Some((*address, sample)), failed },
+                Err(error) => failed.insert(*address, error),
             };
         }
     }
-    Err(failures.into_values().collect::<Vec<_>>().join("; "))
+    Asked { sample: None, failed }
 }
 
 async fn ask_once(server: SocketAddr, system: &dyn SystemClock) -> Result<Sample, SourceError> {

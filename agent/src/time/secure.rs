@@ -56,6 +56,23 @@ pub(super) enum SecureError {
     Refused { name: String, server: SocketAddr, refusal: Refusal },
 }
 
+impl SecureError {
+    /// Returns the kiss code, when the server sent one.
+    pub(super) fn kiss(&self) -> Option<[u8; 4]> {
+        match self {
+            Self::Refused { refusal: Refusal::KissOfDeath { code }, .. } => Some(*code),
+            Self::Resolve(_)
+            | Self::Absent { .. }
+            | Self::Establish { .. }
+            | Self::Slow { .. }
+            | Self::Socket { .. }
+            | Self::Silent { .. }
+            | Self::Forged { .. }
+            | Self::Refused { .. } => None,
+        }
+    }
+}
+
 /// What a question needs.
 #[derive(Debug, Clone)]
 pub(super) struct Asker {

@@ -17,6 +17,8 @@ const LONE_STEP_NS: i128 = 15 * 60 * 1_000_000_000;
 pub struct Agreement {
     /// True time minus system time, in nanoseconds: the middle of what all agree on.
     pub offset_ns: i128,
+    /// They agree on it within this, in nanoseconds.
+    pub error_ns: i128,
     /// How many sources agree.
     pub sources: usize,
 }
@@ -48,8 +50,11 @@ pub fn agree(samples: &[Sample]) -> Option<Agreement> {
         }
     }
     let (sources, from, to) = best?;
-    (sources * 2 > samples.len())
-        .then_some(Agreement { offset_ns: from + (to - from) / 2, sources })
+    (sources * 2 > samples.len()).then_some(Agreement {
+        offset_ns: from + (to - from) / 2,
+        error_ns: (to - from) / 2,
+        sources,
+    })
 }
 
 /// What to do with the system clock.
@@ -74,9 +79,10 @@ pub enum Decision {
 }
 
 /// Whether the system clock was set since the start.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Trust {
     /// It comes from the hardware clock, which may be anything.
+    #[default]
     Unset,
     /// Sources have agreed on it.
     Set,
@@ -85,7 +91,7 @@ pub enum Trust {
 /// Decides, when it is `now_ns` by the system clock, and nothing before `floor_ns` is believed.
 /// Both in nanoseconds since 1970.
 pub fn decide(agreement: Agreement, trust: Trust, now_ns: i128, floor_ns: i128) -> Decision {
-    let Agreement { offset_ns, sources } = agreement;
+    let Agreement { offset_ns, sources, .. } = agreement;
     if now_ns + offset_ns < floor_ns {
         return Decision::BeforeFloor;
     }
@@ -112,13 +118,13 @@ mod tests {
     #[test]
     fn sources_that_overlap_agree_on_what_they_share() {
         let found = agree(&[sample(100, 10), sample(105, 10), sample(98, 20)]);
-        assert_eq!(found, Some(Agreement { offset_ns: 102, sources: 3 }));
+        assert_eq!(found, Some(Agreement { offset_ns: 102, error_ns: 7, sources: 3 }));
     }
 
     #[test]
     fn a_liar_is_outvoted() {
         let found = agree(&[sample(100, 10), sample(1_000_000, 1), sample(105, 10)]);
-        assert_eq!(found, Some(Agreement { offset_ns: 102, sources: 2 }));
+        assert_eq!(found, Some(Agreement { offset_ns: 102, error_ns: 7, sources: 2 }));
     }
 
     #[test]
@@ -129,13 +135,16 @@ mod tests {
 
     #[test]
     fn one_source_is_one_source() {
-        assert_eq!(agree(&[sample(-7, 3)]), Some(Agreement { offset_ns: -7, sources: 1 }));
+        assert_eq!(
+            agree(&[sample(-7, 3)]),
+            Some(Agreement { offset_ns: -7, error_ns: 3, sources: 1 })
+        );
     }
 
     #[test]
     fn ranges_that_touch_agree() {
         let found = agree(&[sample(0, 10), sample(20, 10)]);
-        assert_eq!(found, Some(Agreement { offset_ns: 10, sources: 2 }));
+        assert_eq!(found, Some(Agreement { offset_ns: 10, error_ns: 0, sources: 2 }));
     }
 
     #[test]
@@ -143,7 +152,7 @@ mod tests {
         const HOUR: i128 = 3_600_000_000_000;
         const NOW: i128 = 10_000 * HOUR;
         let check = |offset_ns, sources, trust, decision| {
-            let agreement = Agreement { offset_ns, sources };
+            let agreement = Agreement { offset_ns, error_ns: 0, sources };
             assert_eq!(decide(agreement, trust, NOW, NOW - HOUR), decision, "{agreement:?}");
         };
         check(CLOSE_NS, 1, Trust::Set, Decision::Keep);

@@ -31,6 +31,9 @@ const NANOS: i128 = 1_000_000_000;
 const MAX_ERROR_NS: i128 = 16 * NANOS;
 /// Nobody is believed to be better than this. RFC 5905 MINDISP.
 const MIN_ERROR_NS: i128 = 5_000_000;
+/// How much longer a server may say that it took than passed here: its clock and this one have steps, of a
+/// sixtieth of a second on some servers, and run at different speeds while one of them is slewed.
+const MAX_SURPLUS_NS: i128 = 50_000_000;
 /// Leap indicator of a clock that is not set.
 const UNSYNCHRONIZED: u8 = 3;
 const SERVER_MODE: u8 = 4;
@@ -114,11 +117,13 @@ pub fn parse(answer: &[u8], exchange: &Exchange) -> Result<Sample, Refusal> {
     // RFC 5905 §8: how long it was under way, and how far the clocks are apart.
     let round_trip = exchange.received.0 - exchange.sent.0;
     let delay = round_trip - (left - arrived);
-    if round_trip < 0 || left < arrived || delay < 0 {
+    if round_trip < 0 || left < arrived || delay < -MAX_SURPLUS_NS {
         return Err(Refusal::Contradiction);
     }
+    let (delay, surplus) = (delay.max(0), (-delay).max(0));
     let offset_ns = ((arrived - exchange.sent.0) + (left - exchange.received.0)) / 2;
-    let error_ns = (delay / 2 + short(packet, 4) / 2 + short(packet, 8)).max(MIN_ERROR_NS);
+    let root = short(packet, 4) / 2 + short(packet, 8);
+    let error_ns = (delay / 2 + surplus + root).max(MIN_ERROR_NS);
     if error_ns > MAX_ERROR_NS {
         return Err(Refusal::Inaccurate);
     }
@@ -205,6 +210,22 @@ mod tests {
         assert_eq!(packet[0], 0x23);
         assert_eq!(packet[40..], 7_u64.to_be_bytes());
         assert!(packet[1..40].iter().all(|byte| *byte == 0));
+    }
+
+    #[test]
+    fn a_near_server_whose_clock_has_coarse_steps_is_believed_and_no_more_exact_for_it() {
+        let left = |ms: u64| {
+            let mut packet = answer(NOW);
+            let stamp = u64::from_be_bytes(ntp(NOW)) + (ms << 32) / 1000;
+            packet[40..48].copy_from_slice(&stamp.to_be_bytes());
+            parse(&packet, &exchange())
+        };
+        // Two seconds passed here. Half a second is the root's.
+        let root = NANOS / 2;
+        let surplus = left(2040).expect("believed").error_ns - root;
+        assert!((39_999_999..=40_000_000).contains(&surplus), "{surplus}");
+        assert_eq!(left(2000).expect("believed").error_ns, root);
+        assert_eq!(left(2060), Err(Refusal::Contradiction));
     }
 
     #[test]

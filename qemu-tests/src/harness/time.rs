@@ -47,6 +47,11 @@ impl TimeServers {
         format!("[time]\nntp = [{first}, {second}]\n")
     }
 
+    /// Returns the section by which it asks one of them.
+    pub fn section_of_one(&self) -> String {
+        format!("[time]\nntp = [\"{TEST_MACHINE}:{}\"]\n", self.ports[0])
+    }
+
     /// Has them answer nobody.
     pub fn go_silent(&self) {
         self.silent.store(true, Ordering::SeqCst);

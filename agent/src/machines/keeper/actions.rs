@@ -28,7 +28,7 @@ impl Keeper {
     pub(super) async fn act(&mut self) {
         // Before the time: sources that agree a moment later confirm another one.
         let confirmed = self.config.clock.status().borrow().sources >= SOURCES_TO_DESTROY;
-        self.keep_agreement(confirmed);
+        self.keep_standing();
         let now = self.config.clock.now();
         self.follow_calendar(now);
         // First, so that no machine is forgotten before its last receipt was made.

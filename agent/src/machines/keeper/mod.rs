@@ -2,8 +2,8 @@
 //!
 //! `commands` is what others ask, `progress` what init and running actions tell, `actions` what
 //! the plan wants, `accounts` what was used, `attach` what comes and goes while a machine runs,
-//! `deadlines` what ends machines without this task, `drives` when what a renter wrote is erased, `liveness` who is at work, `room` what is free of
-//! the disk.
+//! `deadlines` what ends machines without this task, `drives` when what a renter wrote is erased, `floor` what
+//! time it was, `liveness` who is at work, `room` what is free of the disk.
 
 mod accounts;
 mod actions;
@@ -11,6 +11,7 @@ mod attach;
 mod commands;
 mod deadlines;
 mod drives;
+mod floor;
 mod liveness;
 mod progress;
 mod room;
@@ -44,10 +45,16 @@ use super::{
     devices::Devices,
     execute::{Progress, Tools},
     init::Notice,
-    plan::{Power, Process, Record, Released, SOURCES_TO_DESTROY, Seen, Work},
+    plan::{Power, Process, Record, Released, Seen, Work},
     store::{Store, StoreError},
 };
-use crate::{events::Event, inventory::Capacity, spawn::Known, sys::clock::boot_ms, time::Clock};
+use crate::{
+    events::Event,
+    inventory::Capacity,
+    spawn::Known,
+    sys::clock::boot_ms,
+    time::{Clock, Standing},
+};
 
 pub use attach::Leaving;
 pub use commands::RefusedError;
@@ -55,9 +62,6 @@ pub use drives::Erasing;
 
 /// How often the clock is looked at: leases end on the second.
 const TICK: Duration = Duration::from_millis(200);
-
-/// How often the time is recorded.
-const FLOOR_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Commands and progress that may wait.
 const QUEUE: usize = 64;
@@ -269,8 +273,8 @@ struct Keeper {
     forgetful: String,
     /// Space of content that no machine needs, in MiB.
     spare_mib: u64,
-    /// Whether the time on which sources agree was kept since they did.
-    agreement_kept: bool,
+    /// What the time rested on when it was kept last.
+    kept: Standing,
     /// Drives that hold what a renter wrote and wait to be erased.
     waiting: BTreeSet<Bdf>,
     /// Tells when somebody set the clock.
@@ -293,7 +297,7 @@ pub fn start(config: KeeperConfig) -> Result<Machines, StoreError> {
         draining: false,
         forgetful: String::new(),
         spare_mib: 0,
-        agreement_kept: false,
+        kept: Standing::Seen,
         waiting: BTreeSet::new(),
         calendar,
     };
@@ -355,7 +359,7 @@ impl Keeper {
         mut reports: mpsc::Receiver<Progress>,
     ) {
         let mut tick = tokio::time::interval(TICK);
-        let mut floor = tokio::time::interval(FLOOR_INTERVAL);
+        let mut floor = tokio::time::interval(floor::INTERVAL);
         let mut tell = tokio::time::interval(liveness::TELL);
         let mut ask = tokio::time::interval(liveness::ASK);
         loop {
@@ -377,23 +381,6 @@ impl Keeper {
             self.act().await;
             self.publish();
         }
-    }
-
-    fn keep_time(&mut self) {
-        let (clock, store) = (&self.config.clock, &self.config.store);
-        let sure = clock.status().borrow().sources >= SOURCES_TO_DESTROY;
-        let now = clock.now();
-        let kept = if sure { store.agree_on(now) } else { store.raise_floor(now) };
-        self.judge_store(kept);
-    }
-
-    /// Keeps the time as soon as sources agree on it, before anything follows from it: a power cut a moment
-    /// later must not bring back the time of a clock that they overruled.
-    fn keep_agreement(&mut self, agreed: bool) {
-        if agreed && !self.agreement_kept {
-            self.keep_time();
-        }
-        self.agreement_kept = agreed;
     }
 
     /// Says when the store begins to fail, and when it works again: once each, not every time.

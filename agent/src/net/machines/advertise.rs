@@ -11,29 +11,20 @@
 //! | 16     |      | options: prefix (3), MTU (5), name servers (25)   |
 
 use std::{
-    ffi::OsString,
     io,
     net::{Ipv6Addr, SocketAddrV6},
     os::fd::OwnedFd,
     time::{Duration, Instant},
 };
 
-use nix::sys::socket::{setsockopt, sockopt};
-use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, ipproto, recv, sendto,
-    socket_with,
-    sockopt::{set_ipv6_multicast_hops, set_ipv6_unicast_hops},
-};
+use rustix::net::{RecvFlags, SendFlags, recv, sendto};
 use tokio::{io::unix::AsyncFd, sync::watch, task::JoinHandle};
 
 use super::ipv6::GUEST_LENGTH;
+use crate::net::discovery::{self, ADVERTISEMENT, SOLICITATION};
 
 /// All nodes on a link.
 const EVERYBODY: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
-const SOLICITATION: u8 = 133;
-const ADVERTISEMENT: u8 = 134;
-/// Receivers drop what was forwarded (RFC 4861 §6.1.2).
-const HOPS: u8 = 255;
 /// Pause between two advertisements nobody asked for, and how long one counts.
 const PERIOD: Duration = Duration::from_secs(200);
 const LIFETIME_S: u16 = 1800;
@@ -89,7 +80,7 @@ pub(super) struct Router {
 impl Router {
     /// Starts on an interface that is up.
     pub(super) fn start(interface: &str, index: u32, told: Advertisement) -> io::Result<Self> {
-        let socket = crate::sys::descriptor::watched(open(interface)?)?;
+        let socket = crate::sys::descriptor::watched(discovery::open(interface)?)?;
         let (told, current) = watch::channel(told);
         Ok(Self { told, task: tokio::spawn(run(socket, index, current)) })
     }
@@ -108,15 +99,6 @@ impl Drop for Router {
     fn drop(&mut self) {
         self.task.abort();
     }
-}
-
-fn open(interface: &str) -> io::Result<OwnedFd> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = socket_with(AddressFamily::INET6, SocketType::RAW, flags, Some(ipproto::ICMPV6))?;
-    setsockopt(&socket, sockopt::BindToDevice, &OsString::from(interface))?;
-    set_ipv6_multicast_hops(&socket, u32::from(HOPS))?;
-    set_ipv6_unicast_hops(&socket, Some(HOPS))?;
-    Ok(socket)
 }
 
 async fn run(socket: AsyncFd<OwnedFd>, index: u32, mut told: watch::Receiver<Advertisement>) {

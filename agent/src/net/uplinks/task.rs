@@ -11,7 +11,7 @@ use tokio::sync::{mpsc, watch as channel};
 
 use super::{
     Plan, StableSecret, addressing::Addressing, client::Running, client6::Running6,
-    complaints::Complaints, watch::Watch,
+    complaints::Complaints, solicit::Solicitor, watch::Watch,
 };
 use crate::{
     events,
@@ -95,6 +95,7 @@ pub(super) struct Uplink {
     pub(super) addressing: Addressing,
     client: Option<Running>,
     client6: Option<Running6>,
+    solicitor: Option<Solicitor>,
     pub(super) lease: Option<Lease>,
     pub(super) lease6: Option<dhcp6::Lease>,
     /// Whether the kernel has been told of everything.
@@ -213,6 +214,7 @@ impl Task {
                 None => self.add(facts, addressing),
             }
         }
+        self.ask_routers();
         self.start_missing_clients().await?;
         self.apply_again().await?;
         failure.map_or(Ok(()), Err)
@@ -278,6 +280,25 @@ impl Task {
         self.settle(&facts, &addressing);
         tracing::info!(interface = facts.name, "uplink");
         self.uplinks.insert(facts.index, Uplink::new(facts, addressing));
+    }
+
+    /// Asks the routers of each uplink once, when nobody has told its name servers: an earlier agent may have
+    /// heard the advertisement.
+    fn ask_routers(&mut self) {
+        for (index, uplink) in &mut self.uplinks {
+            let listens = uplink.addressing.listens() && uplink.facts.carrier == Carrier::Up;
+            let knows = self.advertised.on(*index).next().is_some();
+            if !listens || knows || uplink.solicitor.is_some() {
+                continue;
+            }
+            match Solicitor::start(&uplink.facts) {
+                Ok(solicitor) => uplink.solicitor = Some(solicitor),
+                // Tried again at the next look.
+                Err(error) => {
+                    tracing::debug!(interface = uplink.facts.name, %error, "routers not asked");
+                }
+            }
+        }
     }
 
     /// Uplinks that want DHCP have a client. One that could not be started is tried again at the
@@ -413,6 +434,7 @@ impl Uplink {
             addressing,
             client: None,
             client6: None,
+            solicitor: None,
             lease: None,
             lease6: None,
             applied: Applied::InPart,
