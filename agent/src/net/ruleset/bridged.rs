@@ -21,7 +21,7 @@ use super::{
     Address, ByteRate, Chain, FILTER_PRIORITY, Hook, INGRESS_PRIORITY, Interface, Policy, Rule,
     Statement, Test, Verdict,
     ipv6::{
-        DISCOVERY_BURST, DISCOVERY_RATE, LINK_LOCAL, LISTENER_REPORT, NEIGHBOUR_ADVERTISEMENT,
+        ASKS, DISCOVERY_BURST, DISCOVERY_RATE, LINK_LOCAL, NEIGHBOUR_ADVERTISEMENT,
         NEIGHBOUR_SOLICITATION, REDIRECT, ROUTER_ADVERTISEMENT, ROUTER_SOLICITATION,
     },
     rule,
@@ -164,11 +164,10 @@ fn ipv6(port: &Port) -> Vec<Rule> {
             Statement::Verdict(Verdict::Drop),
         ])
     };
-    let asks = [ROUTER_SOLICITATION, NEIGHBOUR_SOLICITATION, LISTENER_REPORT];
     // An address that is being checked is not used yet.
     let sources = port.ipv6.iter().copied().chain([Ipv6Addr::UNSPECIFIED]);
     let mut rules: Vec<Rule> =
-        sources.flat_map(|source| asks.map(|kind| says(from(source), kind))).collect();
+        sources.flat_map(|source| ASKS.map(|kind| says(from(source), kind))).collect();
     for target in &port.ipv6 {
         let (v6, target) = (Statement::EtherTypeIpv6, Statement::Icmp6Target(*target));
         let answer = Statement::Icmp6(NEIGHBOUR_ADVERTISEMENT);
@@ -224,7 +223,16 @@ mod tests {
         let chain = guest(&port());
         assert_eq!(chain.policy, Policy::Drop);
         assert_eq!(accepts(&chain, &Statement::EtherTypeIpv4), 1, "a DHCP client's broadcast");
-        assert_eq!(accepts(&chain, &Statement::EtherTypeIpv6), 3, "asks from no address");
+        assert_eq!(accepts(&chain, &Statement::EtherTypeIpv6), 5, "asks from no address");
+    }
+
+    #[test]
+    fn listeners_of_both_versions_are_heard() {
+        let link: Ipv6Addr = "fe80::7".parse().expect("an address");
+        let chain = guest(&Port { ipv6: vec![link], ..port() });
+        for kind in [131, 132, 143] {
+            assert_eq!(accepts(&chain, &Statement::Icmp6(kind)), 2, "{kind}, from :: and {link}");
+        }
     }
 
     #[test]
