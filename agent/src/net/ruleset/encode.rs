@@ -278,6 +278,7 @@ fn statement(statement: &Statement) -> Vec<Expressions> {
         Statement::Icmp6(kind) => {
             [protocol(ICMPV6), field(TRANSPORT, 0, Test::Is, &[*kind])].concat()
         }
+        Statement::OtherThanIcmp6 => meta(MetaKey::L4Proto, Test::IsNot, vec![ICMPV6]),
         Statement::Icmp6Target(target) => field(TRANSPORT, 8, Test::Is, &target.octets()),
         // The UDP header, and what is before the field.
         Statement::DhcpClient(client) => field(TRANSPORT, 8 + 28, Test::Is, &client.0),

@@ -118,6 +118,8 @@ pub enum Statement {
     Address6(Address, Ipv6Addr, u8),
     /// ICMPv6 of this type.
     Icmp6(u8),
+    /// Another protocol than ICMPv6.
+    OtherThanIcmp6,
     /// The ICMPv6 message is about this address: the target of neighbour discovery (RFC 4861 §4.3). A
     /// condition before must have asked for such a message.
     Icmp6Target(Ipv6Addr),
