@@ -4,6 +4,7 @@ use std::{
     collections::BTreeMap,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     os::fd::OwnedFd,
+    path::Path,
 };
 
 use tokio::sync::{mpsc, oneshot, watch};
@@ -15,6 +16,7 @@ use super::{
     ipv6::GUEST_LENGTH,
     serve::Server,
 };
+use crate::inventory;
 use crate::net::{
     AssignedAddress, Carrier, Ipv4Prefix, NetworkStatus,
     dhcp::server::GuestLease,
@@ -116,6 +118,7 @@ impl Task {
         task.filter().await?;
         // Of a configuration in which machines were bridged.
         task.kernel.remove_bridge().await?;
+        super::table::make_room(inventory::capacity(Path::new("/")).memory_mib)?;
         set("ipv4/ip_forward", "1")?;
         if task.config.ipv6.is_some() {
             set("ipv6/conf/all/forwarding", "1")?;
