@@ -1,6 +1,7 @@
 //! Uplinks: the node's own interfaces, by DHCP and SLAAC or as configured.
 //!
-//! Router advertisements are the kernel's business; what it made of them is read back. An address
+//! Router advertisements are the kernel's business; what it made of them is read back, and taken away where
+//! a router is silent and another is not ([`routers`]). An address
 //! from DHCP is given to the kernel with the lease's end, so that it goes even when the agent does
 //! not live to see it. Nothing is taken down when the agent stops: a restarted agent asks for the
 //! address that it finds.
@@ -10,7 +11,9 @@ mod apply;
 mod client;
 mod client6;
 mod complaints;
+mod failover;
 mod report;
+mod routers;
 mod task;
 mod watch;
 
