@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a corpus that cannot be read fails the test")]
 
-use std::{path::PathBuf, time::Instant};
+use std::{net::Ipv6Addr, path::PathBuf, time::Instant};
 
 use agent::{
     net::{
@@ -155,6 +155,21 @@ fn what_passes_a_bridged_guests_tap() {
     let to = accepted("bridged_port", |bytes| binds(Way::ToGuest, bytes));
     assert_eq!(to, ["ack", "ack-for-ever", "ack-time-cut", "ack-without-time"]);
     assert_eq!(accepted("bridged_port", |bytes| binds(Way::FromGuest, bytes)), ["claim"]);
+}
+
+/// As the same target, of a guest that has an address and takes another: whether the frame shows that it
+/// uses the first one.
+fn shows_use(frame: &[u8]) -> bool {
+    let bound = [7, 8].map(|last| Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, last));
+    let mut bindings = Bindings::new(MAC, None, bound.to_vec());
+    bindings.handle_use(frame);
+    assert_eq!(bindings.asked_for().len(), 2);
+    bindings.asked_for()[1] == bound[0]
+}
+
+#[test]
+fn what_a_bridged_guest_shows_that_it_uses() {
+    assert_eq!(accepted("bridged_port", shows_use), ["advertisement"]);
 }
 
 #[test]

@@ -214,6 +214,96 @@ fn a_network_with_other_configuration_is_asked_for_no_address() {
     assert!(own(&status).is_some(), "{status:?}");
 }
 
+/// A router on a switch with the node, and its link-local address.
+fn second_router(switch: &Namespace, port: &str, local: &str) -> Namespace {
+    let router = Namespace::new();
+    router.cable("eth0", switch, port);
+    router.enter(|| fs::write("/proc/sys/net/ipv6/conf/all/forwarding", "1")).unwrap();
+    router.enter(|| fs::write("/proc/sys/net/ipv6/conf/eth0/addr_gen_mode", "1")).unwrap();
+    router.ip(&format!("addr add {local}/64 dev eth0 nodad"));
+    router.ip("link set eth0 up");
+    router
+}
+
+/// A node on a switch with two routers that advertise themselves seldom.
+struct Switched {
+    world: World,
+    switch: Namespace,
+    _routers: [Namespace; 2],
+}
+
+impl Switched {
+    fn new(test: &str) -> Option<Self> {
+        let mut world = World::new(test)?;
+        let switch = Namespace::new();
+        world.node.ip("link del eth0");
+        world.node.cable("eth0", &switch, "node");
+        let routers = [("one", "fe80::1"), ("two", "fe80::2")]
+            .map(|(port, local)| second_router(&switch, port, local));
+        switch.ip("link add br0 type bridge mcast_snooping 0");
+        for port in ["node", "one", "two"] {
+            switch.ip(&format!("link set {port} master br0 up"));
+        }
+        switch.ip("link set br0 up");
+        for (number, router) in routers.iter().enumerate() {
+            let path = world.folder.path().join(format!("radvd{number}.conf"));
+            let text = "interface eth0 { AdvSendAdvert on; MinRtrAdvInterval 300; MaxRtrAdvInterval \
+                        600; MinDelayBetweenRAs 3;\nprefix fd00:50::/64 { }; };\n";
+            fs::write(&path, text).unwrap();
+            let mut command = Command::new("radvd");
+            command.args(["--nodaemon", "--logmethod", "stderr", "--config"]).arg(&path);
+            command.arg("--pidfile").arg(path.with_extension("pid"));
+            command.stdin(Stdio::null()).stderr(Stdio::null()).stdout(Stdio::null());
+            world.servers.push(router.enter(|| command.spawn().unwrap()));
+        }
+        // As on a node with machines, which is their router.
+        world.node.enter(|| fs::write("/proc/sys/net/ipv6/conf/all/forwarding", "1")).unwrap();
+        world.start([7; 16], "ipv6 = \"slaac\"");
+        Some(Self { world, switch, _routers: routers })
+    }
+
+    /// What is behind a port is gone; the cable has its signal all the same.
+    fn cut(&self, port: &str) {
+        self.switch.ip(&format!("link set {port} nomaster"));
+    }
+
+    fn mend(&self, port: &str) {
+        self.switch.ip(&format!("link set {port} master br0"));
+    }
+
+    fn routers(&self) -> String {
+        self.world.node.ip("-6 route show default")
+    }
+
+    fn leads_through(&self, router: &str) -> bool {
+        let way = self.world.node.try_run("ip -6 route get 2600::1");
+        String::from_utf8_lossy(&way.stdout).contains(&format!("via {router} "))
+    }
+}
+
+#[test]
+fn a_router_that_dies_is_passed_over_and_used_again_when_it_is_back() {
+    let Some(net) = Switched::new("two routers on a link") else { return };
+    netns::wait_for("both routers", LONG, || {
+        net.routers().contains("fe80::1 ") && net.routers().contains("fe80::2 ")
+    });
+    let [(port, dies), (spare, other)] = match net.leads_through("fe80::1") {
+        true => [("one", "fe80::1"), ("two", "fe80::2")],
+        false => [("two", "fe80::2"), ("one", "fe80::1")],
+    };
+    net.cut(port);
+    netns::wait_for("the other router", Duration::from_secs(15), || net.leads_through(other));
+    assert!(!net.routers().contains(&format!("{dies} ")), "{}", net.routers());
+    // It is back, and the other one dies: nobody advertises itself unasked for minutes.
+    net.mend(port);
+    net.cut(spare);
+    netns::wait_for("the first router", LONG, || net.leads_through(dies));
+    // The last one is kept, whatever it does.
+    net.cut(port);
+    std::thread::sleep(Duration::from_secs(10));
+    assert!(net.leads_through(dies), "{}", net.routers());
+}
+
 #[test]
 fn own_addresses_are_stable_on_a_network_and_tell_no_hardware_address() {
     let Some(mut world) = World::new("stable addresses") else { return };

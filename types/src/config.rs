@@ -220,8 +220,9 @@ pub struct Machines {
     /// Most that each machine may send, and most that it may receive, in Mbit/s, 1 to 400000; what the
     /// uplinks can do when left out.
     pub net_mbit: Option<u32>,
-    /// IPv6 for machines: a prefix of 48 to 56 bits that the provider routes to the node, or `off`; a
-    /// private one, behind the node's address, when left out.
+    /// IPv6 for machines: a prefix of 48 to 63 bits that the provider routes to the node, or `off`; a
+    /// private one, behind the node's address, when left out. Each machine has 64 bits of its own; those
+    /// for which the prefix has no room, as a sixteenth in 60 bits, have no IPv6.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipv6: Option<String>,
     /// Seconds a stopped machine's disk is kept after its lease ended.
@@ -577,6 +578,25 @@ mod tests {
         for text in ["", "ipv6 = \"off\"\n"] {
             let refusal = parse(&format!("[machines]\n{text}inbound = \"open\"")).expect_err("nat");
             assert!(refusal.to_string().contains("machines.network"), "{refusal}");
+        }
+    }
+
+    #[test]
+    fn machines_ipv6_has_room_for_a_network_each() {
+        let parse = |prefix: &str| {
+            let text = document(&format!("[machines]\nipv6 = \"{prefix}\""));
+            NodeSpec::parse(text.as_bytes()).map_err(|refusal| refusal.to_string())
+        };
+        for prefix in ["off", "2001:db8::/48", "2001:db8::/56", "2001:db8::/57", "2001:db8::/63"] {
+            assert_eq!(parse(prefix).expect("valid").machines.ipv6.as_deref(), Some(prefix));
+        }
+        for prefix in ["2001:db8::/64", "2001:db8::/80", "2001:db8::1/128"] {
+            let refusal = parse(prefix).expect_err("one network");
+            assert!(refusal.contains("machines.ipv6") && refusal.contains("/60"), "{refusal}");
+        }
+        for prefix in ["2001:db8::/47", "192.0.2.0/24", "on"] {
+            let refusal = parse(prefix).expect_err("no such prefix");
+            assert!(refusal.contains("48 to 63"), "{refusal}");
         }
     }
 

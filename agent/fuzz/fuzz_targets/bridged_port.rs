@@ -14,6 +14,9 @@ libfuzzer_sys::fuzz_target!(|frames: Vec<(bool, Vec<u8>)>| {
     for (sent, frame) in frames.iter().take(64) {
         let way = if *sent { Way::FromGuest } else { Way::ToGuest };
         bindings.handle_frame(now, way, frame);
+        let before = bindings.asked_for().len();
+        bindings.handle_use(frame);
+        assert_eq!(bindings.asked_for().len(), before);
         now = bindings.poll_timeout().unwrap_or(now);
         bindings.handle_timeout(now, |_| false);
         let known = bindings.asked_for();

@@ -465,6 +465,9 @@ fn stable_secret(key: &SigningKey) -> StableSecret {
     StableSecret(secret)
 }
 
+/// Where bridged machines' addresses are kept while the host runs, as their taps are.
+const ADDRESSES: &str = "/run/holdfast/addresses";
+
 async fn start_networks(
     spec: &NodeSpec,
     key: &SigningKey,
@@ -487,7 +490,8 @@ async fn start_networks(
     };
     let bridged = match (spec.machines.network, &spec.machines.uplink) {
         (MachineNetwork::Bridged, Some(uplink)) => {
-            Some(Bridged { uplink: uplink.clone(), neighbours: spec.machines.neighbours })
+            let (uplink, neighbours) = (uplink.clone(), spec.machines.neighbours);
+            Some(Bridged { uplink, neighbours, folder: ADDRESSES.into() })
         }
         _ => None,
     };

@@ -29,6 +29,9 @@ pub(crate) enum Watched {
     /// What the interface sends of neighbours' advertisements (136) and of solicitations from no
     /// address: nobody at its other end can crowd it out.
     Defences,
+    /// What the interface receives of neighbours' solicitations (135) and advertisements (136): their
+    /// sources, and what is advertised, are in use at its other end.
+    Uses,
 }
 
 /// Which way a packet passed the interface.
@@ -182,6 +185,19 @@ fn program(watched: Watched) -> Vec<libc::sock_filter> {
             byte(54),
             is(136, 9, 0), // 9: somebody has it
             is(135, 0, 9), // 10: somebody asks; END is at 11
+        ],
+        Watched::Uses => &[
+            word(WAY),
+            is(OUTGOING, 18, 0), // 1: from whoever is at the other end
+            word(IS_TAGGED),
+            is(0, 0, 16), // 3: it is not
+            half(12),
+            is(0x86dd, 0, 14), // 5: is IPv6
+            byte(20),
+            is(58, 0, 12), // 7: is ICMPv6
+            byte(54),
+            is(136, 9, 0), // 9: answers
+            is(135, 8, 9), // 10: asks; END is at 11
         ],
     };
     [begin, &END[..]].concat()

@@ -62,7 +62,7 @@ struct World {
     uplinks: Option<Uplinks>,
     networks: Option<MachineNetworks>,
     dnsmasq: Child,
-    _folder: TempDir,
+    folder: TempDir,
     neighbours: Neighbours,
     limit: Option<ByteRate>,
 }
@@ -93,7 +93,7 @@ impl World {
         let folder = tempfile::tempdir().unwrap();
         let dnsmasq = dnsmasq(&lan, &folder);
         let runtime = Some(node.runtime());
-        let (uplinks, networks, limit, _folder) = (None, None, None, folder);
+        let (uplinks, networks, limit) = (None, None, None);
         let mut world = Self {
             node,
             office,
@@ -102,7 +102,7 @@ impl World {
             uplinks,
             networks,
             dnsmasq,
-            _folder,
+            folder,
             neighbours,
             limit,
         };
@@ -114,6 +114,7 @@ impl World {
         let spec = NodeSpec::parse(NODE.as_bytes()).unwrap();
         let runtime = self.runtime.as_ref().unwrap();
         let (neighbours, limit) = (self.neighbours, self.limit);
+        let (uplink, folder) = ("guests".to_owned(), self.folder.path().join("addresses"));
         let started = self.node.enter(|| {
             runtime.block_on(async {
                 let uplinks = Uplinks::start(&spec.network).unwrap();
@@ -124,7 +125,7 @@ impl World {
                     inbound: Inbound::Closed,
                     limit,
                     ipv6: None,
-                    bridged: Some(Bridged { uplink: "guests".to_owned(), neighbours }),
+                    bridged: Some(Bridged { uplink, neighbours, folder }),
                 };
                 let networks = MachineNetworks::start(config, uplinks.status()).await.unwrap();
                 (uplinks, networks)
@@ -331,6 +332,29 @@ fn a_bridged_guest_is_a_station_of_the_providers_network() {
 }
 
 #[test]
+fn a_guest_keeps_many_addresses_also_when_the_agent_is_new() {
+    let Some(mut world) = World::new("many addresses", Neighbours::Apart) else { return };
+    let guest = world.plug(1);
+    let all: Vec<String> = (1..=20).map(|n| format!("2600:60::7:{n:x}")).collect();
+    for address in &all {
+        guest.space.ip(&format!("addr add {address}/64 dev eth0"));
+        std::thread::sleep(Duration::from_millis(250));
+    }
+    let reaches = |address: &String| {
+        let command = format!("ping -6 -c 1 -W 1 -I {address} 2600:60::1");
+        guest.space.try_run(&command).status.success()
+    };
+    for address in &all {
+        wait_for(address, PATIENCE, || reaches(address));
+    }
+    world.kill_agent();
+    world.start_agent();
+    for address in &all {
+        assert!(reaches(address), "{address}");
+    }
+}
+
+#[test]
 fn the_node_is_not_on_its_machines_network() {
     let Some(world) = World::new("the node beside a bridge", Neighbours::Apart) else { return };
     let (guest, own) = world.guest(1);
@@ -406,7 +430,13 @@ fn a_hostile_guest_speaks_for_nobody_but_itself() {
     hostile.send(ARP, &arp(mac, own));
     hostile.send(IPV4, &ipv4(own, (68, 67), &dhcp(1, mac)));
     hostile.send(IPV6, &ipv6(link, 58, &discovery(136, link)));
-    wait_for("what it may send", PATIENCE, || arrived(&world) == 4);
+    // Listeners of RFC 2710 and RFC 3810, behind the option that asks routers to look.
+    let alert = [58, 0, 5, 2, 0, 0, 1, 0];
+    let group: Ipv6Addr = "ff02::1:ff00:7".parse().unwrap();
+    for kind in [131, 132, 143] {
+        hostile.send(IPV6, &ipv6(link, 0, &[&alert[..], &discovery(kind, group)].concat()));
+    }
+    wait_for("what it may send", PATIENCE, || arrived(&world) == 7);
 }
 
 #[test]

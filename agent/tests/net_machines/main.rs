@@ -5,6 +5,7 @@
 
 mod bandwidth;
 mod bridged;
+mod flows;
 #[path = "../icmp/mod.rs"]
 mod icmp;
 mod ipv6;

@@ -157,6 +157,8 @@ pub(crate) fn kernel_can_filter(what: &str, space: &Namespace) -> bool {
         "add rule inet probe forward ct mark set 1",
         "add set inet probe flows { type ipv4_addr ; flags dynamic ; size 100 ; }",
         "add rule inet probe forward ct state new add @flows { ip saddr ct count over 9 } drop",
+        "add set inet probe begun { type ipv4_addr ; flags dynamic,timeout ; timeout 60s ; }",
+        "add rule inet probe forward update @begun { ip saddr limit rate over 9/second } drop",
         "add rule inet probe forward reject with icmpx admin-prohibited",
         "add chain inet probe out { type nat hook postrouting priority 100 ; }",
         "add rule inet probe out masquerade",

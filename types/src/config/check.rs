@@ -86,13 +86,20 @@ fn check_machines(spec: &NodeSpec) -> Result<(), Fault> {
     if machines.net_mbit.is_some_and(|mbit| !(1..=400_000).contains(&mbit)) {
         return wrong("machines.net_mbit", "it must be 1 to 400000");
     }
-    let routed = |(address, length): (IpAddr, u8)| address.is_ipv6() && (48..=56).contains(&length);
+    let routed = |(address, length): (IpAddr, u8)| address.is_ipv6() && (48..=63).contains(&length);
     let prefix = machines.ipv6.as_deref().filter(|text| *text != "off");
-    if prefix.is_some_and(|text| !parse_prefix(text).is_some_and(routed)) {
-        return wrong(
-            "machines.ipv6",
-            "it must be \"off\" or an IPv6 prefix of 48 to 56 bits, as \"2001:db8:100::/48\"",
-        );
+    if let Some(text) = prefix.filter(|text| !parse_prefix(text).is_some_and(routed)) {
+        let one = |(address, length): (IpAddr, u8)| address.is_ipv6() && length >= 64;
+        return match parse_prefix(text).is_some_and(one) {
+            true => wrong(
+                "machines.ipv6",
+                "a /64 is one network, and each machine needs one of its own; ask the provider for a /56 (254 machines) or at least a /60 (15 machines), routed to the node, or leave it out: machines then have private IPv6 behind the node's address",
+            ),
+            false => wrong(
+                "machines.ipv6",
+                "it must be \"off\" or an IPv6 prefix of 48 to 63 bits, as \"2001:db8:100::/48\"",
+            ),
+        };
     }
     let known = machines.network == MachineNetwork::Routed || prefix.is_some();
     if machines.inbound == Inbound::Open && !known && machines.network != MachineNetwork::Bridged {

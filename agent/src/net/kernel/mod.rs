@@ -3,6 +3,7 @@
 
 pub(super) mod bridge;
 mod links;
+mod routers;
 mod shaping;
 
 use std::{

@@ -51,22 +51,29 @@ pub(super) fn gateway(subnet: Ipv4Prefix) -> Option<Ipv4Addr> {
     (subnet.length() <= 30).then_some(Ipv4Addr::from_bits(first))
 }
 
-/// Returns a free address for the machine, the same one as before when nobody took it.
+/// Returns a free address for the machine, the same one as before when nobody took it. Those up to number
+/// `last` of the subnet go first, when that is given: only they have a network of IPv6.
 pub(super) fn allocate(
     subnet: Ipv4Prefix,
+    last: Option<u32>,
     machine: MachineId,
     taken: impl Fn(Ipv4Addr) -> bool,
 ) -> Option<Ipv4Addr> {
     let first = gateway(subnet)?.to_bits() + 1;
     let count = subnet.broadcast().to_bits() - first;
+    // Guests' numbers begin with 2.
+    let preferred = last.map_or(count, |last| last.saturating_sub(1).clamp(1, count));
     let [a, b, c, d, ..] = *machine.as_bytes();
-    let start = u32::from_be_bytes([a, b, c, d]) % count;
-    (0..count)
-        .map(|step| {
+    let number = u32::from_be_bytes([a, b, c, d]);
+    let find = |count: u32| {
+        let start = number % count;
+        let mut all = (0..count).map(|step| {
             let offset = (u64::from(start) + u64::from(step)) % u64::from(count);
             Ipv4Addr::from_bits(first + u32::try_from(offset).unwrap_or(0))
-        })
-        .find(|address| !taken(*address))
+        });
+        all.find(|address| !taken(*address))
+    };
+    find(preferred).or_else(|| find(count))
 }
 
 #[cfg(test)]
@@ -99,24 +106,26 @@ mod tests {
         let subnet = subnet("10.77.0.8/29");
         let mut taken = Vec::new();
         for number in 0..5 {
-            taken.push(allocate(subnet, machine(number), |a| taken.contains(&a)).expect("room"));
+            taken.push(
+                allocate(subnet, None, machine(number), |a| taken.contains(&a)).expect("room"),
+            );
         }
         taken.sort();
         let all: Vec<_> = (10..15).map(|last| Ipv4Addr::new(10, 77, 0, last)).collect();
         assert_eq!(taken, all);
-        assert_eq!(allocate(subnet, machine(9), |a| taken.contains(&a)), None);
+        assert_eq!(allocate(subnet, None, machine(9), |a| taken.contains(&a)), None);
         assert_eq!(gateway(subnet), Some(Ipv4Addr::new(10, 77, 0, 9)));
     }
 
     #[test]
     fn a_subnet_without_room_is_refused() {
         assert_eq!(gateway(subnet("10.77.0.0/31")), None);
-        assert_eq!(allocate(subnet("10.77.0.0/32"), machine(1), |_| false), None);
+        assert_eq!(allocate(subnet("10.77.0.0/32"), None, machine(1), |_| false), None);
     }
 
     #[test]
     fn the_whole_of_ipv4_does_not_overflow() {
-        assert!(allocate(subnet("0.0.0.0/0"), machine(0xff), |_| false).is_some());
+        assert!(allocate(subnet("0.0.0.0/0"), None, machine(0xff), |_| false).is_some());
         assert_eq!(gateway(subnet("255.255.255.255/32")), None);
     }
 }

@@ -10,8 +10,12 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use crate::net::Ipv4Prefix;
 
-/// Shortest and longest prefix: room for 65,536 and for 256 guests.
-const LENGTHS: std::ops::RangeInclusive<u8> = 48..=56;
+/// Shortest and longest prefix: room for 65,536 networks and for two.
+const LENGTHS: std::ops::RangeInclusive<u8> = 48..=63;
+/// Longest prefix with so many networks that two may stay unused: a guest's has the number of its IPv4
+/// address, and the first two of those are no guest's. In longer ones only the first stays unused, which
+/// some providers have on the node's own link.
+const LONGEST_WIDE: u8 = 56;
 /// Length of a guest's network: what SLAAC needs (RFC 4291 §2.5.1).
 pub const GUEST_LENGTH: u8 = 64;
 
@@ -33,7 +37,7 @@ pub enum Exit {
 }
 
 impl Ipv6Net {
-    /// Returns the network that the provider routes to the node; `None` unless it has 48 to 56 bits.
+    /// Returns the network that the provider routes to the node; `None` unless it has 48 to 63 bits.
     pub fn routed(prefix: Ipv6Addr, length: u8) -> Option<Self> {
         let network = Ipv6Addr::from_bits(prefix.to_bits() & mask(length));
         let net = Self { prefix: network, length, exit: Exit::Routed };
@@ -52,7 +56,7 @@ impl Ipv6Net {
         self.prefix
     }
 
-    /// Returns the length of the prefix, 48 to 56.
+    /// Returns the length of the prefix, 48 to 63.
     pub fn length(&self) -> u8 {
         self.length
     }
@@ -66,9 +70,19 @@ impl Ipv6Net {
     /// are more numbers than networks.
     pub(super) fn of_guest(&self, subnet: Ipv4Prefix, guest: Ipv4Addr) -> Option<Ipv6Addr> {
         let number = guest.to_bits().checked_sub(subnet.network().to_bits())?;
-        let fits = number < 1 << (GUEST_LENGTH - self.length);
-        let bits = self.prefix.to_bits() | u128::from(number) << 64;
-        fits.then(|| Ipv6Addr::from_bits(bits))
+        let network = number.checked_sub(self.unused())?;
+        let bits = self.prefix.to_bits() | u128::from(network) << 64;
+        (number <= self.last()).then(|| Ipv6Addr::from_bits(bits))
+    }
+
+    /// Returns the last number in the IPv4 subnet whose guest has a network. The first one is 2.
+    pub(super) fn last(&self) -> u32 {
+        (1 << (GUEST_LENGTH - self.length)) - 1 + self.unused()
+    }
+
+    /// Numbers that have no network of their own before those that have.
+    fn unused(&self) -> u32 {
+        u32::from(self.length > LONGEST_WIDE)
     }
 }
 
@@ -79,7 +93,11 @@ pub(crate) fn mask(length: u8) -> u128 {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::collections::BTreeSet;
+
+    use types::ids::MachineId;
+
+    use super::{super::address, *};
 
     #[test]
     fn each_guest_has_a_network_of_its_own_while_there_are_some() {
@@ -93,6 +111,27 @@ mod tests {
         let private = Ipv6Net::private([1, 2, 3, 4, 5]);
         let guest = private.of_guest(subnet, Ipv4Addr::new(10, 77, 255, 254));
         assert_eq!(guest, "fd01:203:405:fffe::".parse().ok());
-        assert_eq!((Ipv6Net::routed(prefix, 57), Ipv6Net::routed(prefix, 47)), (None, None));
+        assert_eq!((Ipv6Net::routed(prefix, 64), Ipv6Net::routed(prefix, 47)), (None, None));
+    }
+
+    #[test]
+    fn a_small_prefix_has_networks_for_the_guests_that_come_first() {
+        let subnet: Ipv4Prefix = "10.77.0.0/16".parse().expect("a prefix");
+        let net =
+            Ipv6Net::routed("2600:1:2:30::".parse().expect("an address"), 60).expect("60 bits");
+        let mut taken = Vec::new();
+        for number in 0..16 {
+            let machine = MachineId::from_bytes([number * 15; 16]);
+            let free = address::allocate(subnet, Some(net.last()), machine, |a| taken.contains(&a));
+            taken.push(free.expect("room"));
+        }
+        let networks: Vec<_> = taken.iter().map(|guest| net.of_guest(subnet, *guest)).collect();
+        let known: BTreeSet<Ipv6Addr> = networks[..15].iter().flatten().copied().collect();
+        let expected = (0x31..=0x3f).map(|last| Ipv6Addr::new(0x2600, 1, 2, last, 0, 0, 0, 0));
+        assert_eq!(known, expected.collect());
+        assert_eq!(networks[15], None, "the sixteenth");
+        let smallest = Ipv6Net::routed("2600:1:2:30::".parse().expect("an address"), 63);
+        let guest = smallest.expect("63 bits").of_guest(subnet, Ipv4Addr::new(10, 77, 0, 2));
+        assert_eq!(guest, "2600:1:2:31::".parse().ok());
     }
 }

@@ -16,6 +16,7 @@ mod advertise;
 pub mod bridged;
 pub mod ipv6;
 mod serve;
+mod table;
 mod task;
 
 use std::{

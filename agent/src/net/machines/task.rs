@@ -4,6 +4,7 @@ use std::{
     collections::BTreeMap,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     os::fd::OwnedFd,
+    path::Path,
 };
 
 use tokio::sync::{mpsc, oneshot, watch};
@@ -15,6 +16,7 @@ use super::{
     ipv6::GUEST_LENGTH,
     serve::Server,
 };
+use crate::inventory;
 use crate::net::{
     AssignedAddress, Carrier, Ipv4Prefix, NetworkStatus,
     dhcp::server::GuestLease,
@@ -116,9 +118,12 @@ impl Task {
         task.filter().await?;
         // Of a configuration in which machines were bridged.
         task.kernel.remove_bridge().await?;
+        super::table::make_room(inventory::capacity(Path::new("/")).memory_mib)?;
         set("ipv4/ip_forward", "1")?;
-        if task.config.ipv6.is_some() {
+        if let Some(net) = task.config.ipv6 {
             set("ipv6/conf/all/forwarding", "1")?;
+            let guests = net.last() - 1;
+            tracing::info!(guests, prefix = %net.prefix(), length = net.length(), "IPv6 of machines");
         }
         task.take_over().await?;
         Ok(task)
@@ -248,9 +253,15 @@ impl Task {
         }
         let subnet = self.config.subnet;
         let taken = |wanted| self.guests.values().any(|guest| guest.address.ipv4 == wanted);
-        let ipv4 = address::allocate(subnet, machine, taken);
+        let last = self.config.ipv6.map(|net| net.last());
+        let ipv4 = address::allocate(subnet, last, machine, taken);
         let ipv4 = ipv4.ok_or(MachineNetError::Full { subnet })?;
-        Ok(self.address(machine, ipv4, self.mtu()))
+        let address = self.address(machine, ipv4, self.mtu());
+        if let (Some(net), None) = (self.config.ipv6, address.ipv6) {
+            let (prefix, length) = (net.prefix(), net.length());
+            tracing::warn!(%machine, %prefix, length, "no IPv6: machines.ipv6 has no network left");
+        }
+        Ok(address)
     }
 
     async fn finish(&self, address: MachineAddress) -> Result<Guest, MachineNetError> {

@@ -21,7 +21,7 @@ use super::{
     Address, ByteRate, Chain, FILTER_PRIORITY, Hook, INGRESS_PRIORITY, Interface, Policy, Rule,
     Statement, Test, Verdict,
     ipv6::{
-        DISCOVERY_BURST, DISCOVERY_RATE, LINK_LOCAL, LISTENER_REPORT, NEIGHBOUR_ADVERTISEMENT,
+        ASKS, DISCOVERY_BURST, DISCOVERY_RATE, LINK_LOCAL, NEIGHBOUR_ADVERTISEMENT,
         NEIGHBOUR_SOLICITATION, REDIRECT, ROUTER_ADVERTISEMENT, ROUTER_SOLICITATION,
     },
     rule,
@@ -150,12 +150,8 @@ fn ipv4(port: &Port) -> Vec<Rule> {
     rules
 }
 
+/// A guest may have many addresses, so what most packets are is decided before its messages of ICMPv6.
 fn ipv6(port: &Port) -> Vec<Rule> {
-    let from = |address| Statement::Address6(Address::Source, address, 128);
-    let says = |source: Statement, kind: u8| {
-        let (v6, kind) = (Statement::EtherTypeIpv6, Statement::Icmp6(kind));
-        rule([v6, source, kind, discovery_limit(), accept()])
-    };
     let drop = |what: Statement| {
         rule([
             Statement::EtherTypeIpv6,
@@ -164,11 +160,36 @@ fn ipv6(port: &Port) -> Vec<Rule> {
             Statement::Verdict(Verdict::Drop),
         ])
     };
-    let asks = [ROUTER_SOLICITATION, NEIGHBOUR_SOLICITATION, LISTENER_REPORT];
+    let is_local = |address: &&Ipv6Addr| address.is_unicast_link_local();
+    let global = || port.ipv6.iter().rev().filter(|address| !is_local(address));
+    let client = Statement::Udp { from: dhcp6::CLIENT_PORT, to: dhcp6::SERVER_PORT };
+    let limit = Statement::Limit { per_second: DHCP_RATE, burst: DHCP_BURST };
+    let mut rules = vec![drop(Statement::UdpTo(dhcp6::CLIENT_PORT))];
+    for own in port.ipv6.iter().filter(is_local) {
+        let v6 = Statement::EtherTypeIpv6;
+        rules.push(rule([v6, from6(*own), client.clone(), limit.clone(), accept()]));
+    }
+    rules.push(drop(client));
+    rules.extend(global().map(|own| {
+        rule([Statement::EtherTypeIpv6, from6(*own), Statement::OtherThanIcmp6, accept()])
+    }));
+    rules.extend(discovery(port));
+    let (link, length) = LINK_LOCAL;
+    rules.push(drop(Statement::Address6(Address::Source, link, length)));
+    rules.extend(global().map(|own| rule([Statement::EtherTypeIpv6, from6(*own), accept()])));
+    rules
+}
+
+/// What a guest may say to neighbours, routers and switches, and what it may not.
+fn discovery(port: &Port) -> Vec<Rule> {
+    let says = |source: Ipv6Addr, kind: u8| {
+        let (v6, kind) = (Statement::EtherTypeIpv6, Statement::Icmp6(kind));
+        rule([v6, from6(source), kind, discovery_limit(), accept()])
+    };
     // An address that is being checked is not used yet.
     let sources = port.ipv6.iter().copied().chain([Ipv6Addr::UNSPECIFIED]);
     let mut rules: Vec<Rule> =
-        sources.flat_map(|source| asks.map(|kind| says(from(source), kind))).collect();
+        sources.flat_map(|source| ASKS.map(|kind| says(source, kind))).collect();
     for target in &port.ipv6 {
         let (v6, target) = (Statement::EtherTypeIpv6, Statement::Icmp6Target(*target));
         let answer = Statement::Icmp6(NEIGHBOUR_ADVERTISEMENT);
@@ -181,21 +202,19 @@ fn ipv6(port: &Port) -> Vec<Rule> {
         ROUTER_ADVERTISEMENT,
         REDIRECT,
     ];
-    rules.extend(never.map(|kind| drop(Statement::Icmp6(kind))));
-    rules.push(drop(Statement::UdpTo(dhcp6::CLIENT_PORT)));
-    let client = Statement::Udp { from: dhcp6::CLIENT_PORT, to: dhcp6::SERVER_PORT };
-    let limit = Statement::Limit { per_second: DHCP_RATE, burst: DHCP_BURST };
-    let (link, length) = LINK_LOCAL;
-    let is_local = |address: &&Ipv6Addr| address.is_unicast_link_local();
-    for own in port.ipv6.iter().filter(is_local) {
-        let v6 = Statement::EtherTypeIpv6;
-        rules.push(rule([v6, from(*own), client.clone(), limit.clone(), accept()]));
-    }
-    rules.push(drop(Statement::Address6(Address::Source, link, length)));
-    rules.push(drop(client));
-    let global = port.ipv6.iter().filter(|address| !is_local(address));
-    rules.extend(global.map(|own| rule([Statement::EtherTypeIpv6, from(*own), accept()])));
+    rules.extend(never.map(|kind| {
+        rule([
+            Statement::EtherTypeIpv6,
+            Statement::Icmp6(kind),
+            Statement::Counter,
+            Statement::Verdict(Verdict::Drop),
+        ])
+    }));
     rules
+}
+
+fn from6(address: Ipv6Addr) -> Statement {
+    Statement::Address6(Address::Source, address, 128)
 }
 
 #[cfg(test)]
@@ -224,7 +243,16 @@ mod tests {
         let chain = guest(&port());
         assert_eq!(chain.policy, Policy::Drop);
         assert_eq!(accepts(&chain, &Statement::EtherTypeIpv4), 1, "a DHCP client's broadcast");
-        assert_eq!(accepts(&chain, &Statement::EtherTypeIpv6), 3, "asks from no address");
+        assert_eq!(accepts(&chain, &Statement::EtherTypeIpv6), 5, "asks from no address");
+    }
+
+    #[test]
+    fn listeners_of_both_versions_are_heard() {
+        let link: Ipv6Addr = "fe80::7".parse().expect("an address");
+        let chain = guest(&Port { ipv6: vec![link], ..port() });
+        for kind in [131, 132, 143] {
+            assert_eq!(accepts(&chain, &Statement::Icmp6(kind)), 2, "{kind}, from :: and {link}");
+        }
     }
 
     #[test]
@@ -235,5 +263,19 @@ mod tests {
         assert_eq!(accepts(&chain, &Statement::EtherTypeIpv4), 3);
         assert_eq!(accepts(&chain, &Statement::Icmp6Target(address)), 1);
         assert_eq!(accepts(&chain, &Statement::Icmp6(ROUTER_ADVERTISEMENT)), 0);
+    }
+
+    #[test]
+    fn what_a_guest_with_many_addresses_sends_most_meets_few_rules() {
+        let ipv6: Vec<Ipv6Addr> =
+            (1..=32).map(|n| Ipv6Addr::from_bits(n | 0x2001 << 112)).collect();
+        let chain = guest(&Port { ipv6: ipv6.clone(), ..port() });
+        let place = |address: Ipv6Addr| {
+            let wanted = [from6(address), Statement::OtherThanIcmp6, accept()];
+            chain.rules.iter().position(|rule| rule.statements.ends_with(&wanted))
+        };
+        let first = place(ipv6[31]).expect("the one that was used last comes first");
+        assert!(first < 12, "{first}");
+        assert_eq!(place(ipv6[0]), Some(first + 31));
     }
 }

@@ -24,8 +24,8 @@ use netlink_packet_netfilter::{
     none::ControlMessage,
 };
 
-pub use self::sets::{FLOWS, SOURCES, SOURCES_KEPT};
-use self::sets::{counts_flows, flows_over, flows_set, note_source6, sources_set};
+pub use self::sets::{BEGUN, FLOWS, SOURCES, SOURCES_KEPT};
+use self::sets::{flows_faster, flows_over, note_source6, sources_set};
 use super::{
     Address, Chain, Family, Flow, GuestBytes, Hook, Interface, Policy, Rule, Statement, TABLE,
     Test, Verdict,
@@ -92,9 +92,8 @@ impl Batch {
         for chain in chains {
             batch.push_chain(family, chain);
         }
-        let mut rules = chains.iter().flat_map(|chain| &chain.rules);
-        if rules.any(|rule| rule.statements.iter().any(counts_flows)) {
-            batch.push(family, NLM_F_CREATE, NfTablesMessage::NewSet(flows_set()));
+        for set in sets::wanted(chains) {
+            batch.push(family, NLM_F_CREATE, NfTablesMessage::NewSet(set));
         }
         for chain in chains {
             batch.push_rules(family, chain);
@@ -278,6 +277,7 @@ fn statement(statement: &Statement) -> Vec<Expressions> {
         Statement::Icmp6(kind) => {
             [protocol(ICMPV6), field(TRANSPORT, 0, Test::Is, &[*kind])].concat()
         }
+        Statement::OtherThanIcmp6 => meta(MetaKey::L4Proto, Test::IsNot, vec![ICMPV6]),
         Statement::Icmp6Target(target) => field(TRANSPORT, 8, Test::Is, &target.octets()),
         // The UDP header, and what is before the field.
         Statement::DhcpClient(client) => field(TRANSPORT, 8 + 28, Test::Is, &client.0),
@@ -290,6 +290,9 @@ fn statement(statement: &Statement) -> Vec<Expressions> {
         Statement::TcpTo(to) => [protocol(TCP), port(2, *to)].concat(),
         Statement::Flow(state) => flow(*state),
         Statement::FlowsOver(guest, most) => vec![guest_bytes(*guest), flows_over(*most)],
+        Statement::FlowsFaster(guest, rate) => {
+            vec![guest_bytes(*guest), flows_faster(*guest, *rate)]
+        }
         Statement::NoteSource6(guest) => vec![load(NETWORK, 8, 16), note_source6(guest)],
         Statement::MarkFlow(guest) => {
             vec![guest_bytes(*guest), other("ct", vec![number(2, CT_MARK), number(4, REGISTER)])]
@@ -388,17 +391,20 @@ fn flow(state: Flow) -> Vec<Expressions> {
     ]
 }
 
+fn limit(per_second: u64, burst: u32, which: [u32; 2]) -> Expressions {
+    other("limit", rate(per_second, burst, which))
+}
+
 /// `kind` is what is counted, packets or bytes, `flags` which side of the rate matches.
-fn limit(per_second: u64, burst: u32, [kind, flags]: [u32; 2]) -> Expressions {
-    let attributes = vec![
+fn rate(per_second: u64, burst: u32, [kind, flags]: [u32; 2]) -> Vec<DefaultNla> {
+    vec![
         DefaultNla::new(1, per_second.to_be_bytes().into()),
         // The unit is a second.
         DefaultNla::new(2, 1_u64.to_be_bytes().into()),
         number(3, burst),
         number(4, kind),
         number(5, flags),
-    ];
-    other("limit", attributes)
+    ]
 }
 
 fn protocol(protocol: u8) -> Vec<Expressions> {

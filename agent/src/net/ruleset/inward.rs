@@ -5,8 +5,8 @@
 use types::config::Inbound;
 
 use super::{
-    Address, Chain, Exit, FLOWS_PER_GUEST, Flow, GuestBytes, Policy, Rule, Shared, Statement,
-    Verdict,
+    Address, Chain, Exit, FLOW_RATE, FLOWS_PER_GUEST, Flow, GuestBytes, Policy, Rule, Shared,
+    Statement, Verdict,
 };
 
 /// Name of the chain.
@@ -35,13 +35,18 @@ pub(super) fn chain(shared: &Shared) -> Option<Chain> {
     })
 }
 
-/// Lets flows begin to guests of one family, as many as each may have.
-fn open(to: &[Statement], guest: GuestBytes) -> [Rule; 3] {
+/// Lets flows begin to guests of one family, as many as each may have, and as fast.
+fn open(to: &[Statement], guest: GuestBytes) -> [Rule; 4] {
     let new = [to, &[Statement::Flow(Flow::New)]].concat();
     let rule = |more: &[Statement]| Rule { statements: [&new, more].concat() };
     [
         // The mark finds a machine's flows when it is deleted.
         rule(&[Statement::MarkFlow(guest)]),
+        rule(&[
+            Statement::FlowsFaster(guest, FLOW_RATE),
+            Statement::Counter,
+            Statement::Verdict(Verdict::Drop),
+        ]),
         rule(&[
             Statement::FlowsOver(guest, FLOWS_PER_GUEST),
             Statement::Counter,

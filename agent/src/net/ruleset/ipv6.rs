@@ -21,13 +21,25 @@ use crate::net::{
 /// Name of the chain that says what may leave.
 pub(super) const OUTWARD6: &str = "outward6";
 
-/// Neighbour and router discovery, RFC 4861; listener reports, RFC 3810.
+/// Neighbour and router discovery, RFC 4861; what listeners say, RFC 2710 §3.1 and, the last, RFC 3810.
+pub(super) const LISTENER_REPORT_V1: u8 = 131;
+pub(super) const LISTENER_DONE: u8 = 132;
 pub(super) const ROUTER_SOLICITATION: u8 = 133;
 pub(super) const ROUTER_ADVERTISEMENT: u8 = 134;
 pub(super) const NEIGHBOUR_SOLICITATION: u8 = 135;
 pub(super) const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
 pub(super) const REDIRECT: u8 = 137;
 pub(super) const LISTENER_REPORT: u8 = 143;
+/// What a guest asks and reports, also before it has an address. A listener reports in the version of its
+/// link's querier, and a switch that listens forwards no multicast, as which neighbours are solicited, to
+/// whom it has heard no report from.
+pub(super) const ASKS: [u8; 5] = [
+    ROUTER_SOLICITATION,
+    NEIGHBOUR_SOLICITATION,
+    LISTENER_REPORT_V1,
+    LISTENER_DONE,
+    LISTENER_REPORT,
+];
 /// Such messages per second that a guest may send, and how many at once.
 pub(super) const DISCOVERY_RATE: u64 = 50;
 pub(super) const DISCOVERY_BURST: u32 = 100;
@@ -72,14 +84,13 @@ pub(super) fn guest(guest: &Guest, network: Ipv6Addr) -> Vec<Rule> {
     };
     let drop = [Statement::Counter, Statement::Verdict(Verdict::Drop)];
     let own = |more: Statement| from(network, GUEST_LENGTH, &[&[more], &drop[..]].concat());
-    let asks = [ROUTER_SOLICITATION, NEIGHBOUR_SOLICITATION, LISTENER_REPORT];
     let answers = [NEIGHBOUR_ADVERTISEMENT];
     let serves = Statement::Udp { from: dhcp6::SERVER_PORT, to: dhcp6::CLIENT_PORT };
     let (link, length) = LINK_LOCAL;
     [
         // An address that is being checked is not used yet.
-        discovery(Ipv6Addr::UNSPECIFIED, 128, &asks, &[]),
-        discovery(link, length, &[&asks[..], &answers].concat(), std::slice::from_ref(&note)),
+        discovery(Ipv6Addr::UNSPECIFIED, 128, &ASKS, &[]),
+        discovery(link, length, &[&ASKS[..], &answers].concat(), std::slice::from_ref(&note)),
         vec![
             own(Statement::Icmp6(ROUTER_ADVERTISEMENT)),
             own(Statement::Icmp6(REDIRECT)),
@@ -92,9 +103,7 @@ pub(super) fn guest(guest: &Guest, network: Ipv6Addr) -> Vec<Rule> {
 
 /// What a guest may say to the node.
 pub(super) fn input(from_guest: &Statement) -> Vec<Rule> {
-    let kinds =
-        [ROUTER_SOLICITATION, NEIGHBOUR_SOLICITATION, NEIGHBOUR_ADVERTISEMENT, LISTENER_REPORT];
-    let rules = kinds.iter().map(|kind| {
+    let rules = ASKS.iter().chain([&NEIGHBOUR_ADVERTISEMENT]).map(|kind| {
         rule([
             from_guest.clone(),
             Statement::Ipv6,
@@ -134,4 +143,38 @@ pub(super) fn leaving(shared: &Shared, outside: Statement) -> Option<Rule> {
         outside,
         Statement::Masquerade,
     ]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::net::HardwareAddress;
+
+    #[test]
+    fn listeners_of_both_versions_are_heard() {
+        let network = "2001:db8:0:7::".parse().expect("a network");
+        let rules = guest(
+            &Guest {
+                interface: "hf0".to_owned(),
+                hardware: HardwareAddress([2, 0, 0, 0, 0, 1]),
+                address: [10, 77, 0, 2].into(),
+                limit: None,
+                network6: Some(network),
+            },
+            network,
+        );
+        let input = input(&Statement::Ipv6);
+        for kind in [131, 132, 143] {
+            let says = Statement::Icmp6(kind);
+            let limit = Statement::Limit { per_second: DISCOVERY_RATE, burst: DISCOVERY_BURST };
+            for (from, length) in [(Ipv6Addr::UNSPECIFIED, 128), LINK_LOCAL] {
+                let from = Statement::Address6(Address::Source, from, length);
+                let wanted = [&from, &says, &limit, &Statement::Verdict(Verdict::Accept)];
+                let accepts =
+                    |rule: &&Rule| wanted.iter().all(|part| rule.statements.contains(part));
+                assert_eq!(rules.iter().filter(accepts).count(), 1, "{kind} from {from:?}");
+            }
+            assert!(input.iter().any(|rule| rule.statements.contains(&says)), "{kind}");
+        }
+    }
 }

@@ -14,8 +14,8 @@
 //!   what the provider lists as reachable.
 //! * A guest's ICMP errors go nowhere: a forged one would disturb flows of the node and of others. Nor
 //!   does what fits no flow, which nothing would translate.
-//! * A guest has at most [`FLOWS_PER_GUEST`] flows at a time, so that the node's table of them has
-//!   room for everybody's.
+//! * A guest has at most [`FLOWS_PER_GUEST`] flows at a time, and begins them no faster than
+//!   [`FLOW_RATE`], so that the node's table of them ([`crate::net::machines`]) has room for everybody's.
 //! * A guest sends no faster than its limit, when it has one. What it receives is shaped elsewhere, by
 //!   a queue on its tap.
 //! * Nothing outside opens a connection to a guest, unless the provider opens those whose addresses are
@@ -35,8 +35,8 @@ mod statement;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 pub use self::statement::{
-    Address, Chain, Family, Flow, GuestBytes, Hook, Interface, Policy, Rule, Statement, Test,
-    Verdict,
+    Address, Chain, Family, Flow, FlowRate, GuestBytes, Hook, Interface, Policy, Rule, Statement,
+    Test, Verdict,
 };
 use types::config::Inbound;
 
@@ -53,10 +53,20 @@ pub const TAP_PREFIX: &str = "hf";
 /// hour.
 const DHCP_RATE: u64 = 5;
 const DHCP_BURST: u32 = 20;
-/// Flows that one guest may have at a time. The kernel's table holds 65,536 on a machine with more
-/// than 1 GiB and 262,144 with more than 4 GiB (`nf_conntrack_core.c`). A flow that begins is
-/// compared with all of its guest's, so many more would cost the node's processors.
+/// Flows that one guest may have at a time. A flow that begins is compared with all of its guest's, so
+/// many more would cost the node's processors.
 pub const FLOWS_PER_GUEST: u32 = 4096;
+/// How fast a guest may begin flows, and how fast others may begin flows to one that is open: all that it
+/// may have at once, and more than most services see. TCP flows that ended are in the table and not
+/// counted any more (`already_closed` in `nf_conncount.c`); the rate bounds those.
+pub const FLOW_RATE: FlowRate = FlowRate { per_second: 1000, burst: FLOWS_PER_GUEST };
+/// Seconds for which a flow that ended is in the table: the kernel's for those that were reset, and what
+/// `rootfs/sysctl.txt` says for all others (`nf_conntrack_tcp_timeout_time_wait`).
+pub const ENDED_S: u64 = 10;
+/// Most that one guest can have in the table, ended flows included: by what it begins, and as much again
+/// by what others begin.
+pub const IN_TABLE_PER_GUEST: u64 =
+    FLOWS_PER_GUEST as u64 + 2 * (FLOW_RATE.burst as u64 + FLOW_RATE.per_second * ENDED_S);
 /// Before connection tracking and every other hook.
 const INGRESS_PRIORITY: i32 = -500;
 /// `NF_IP_PRI_FILTER`.
@@ -336,6 +346,13 @@ fn flow_rules() -> Vec<Rule> {
         // The mark finds a machine's flows when it is deleted.
         rule([Statement::MarkFlow(GuestBytes::Source)]),
         rule([Statement::Flow(Flow::Established), Statement::Verdict(Verdict::Accept)]),
+        // Before they are counted, which costs more.
+        rule([
+            Statement::Flow(Flow::New),
+            Statement::FlowsFaster(GuestBytes::Source, FLOW_RATE),
+            Statement::Counter,
+            Statement::Verdict(Verdict::Drop),
+        ]),
         rule([
             Statement::Flow(Flow::New),
             Statement::FlowsOver(GuestBytes::Source, FLOWS_PER_GUEST),

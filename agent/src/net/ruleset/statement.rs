@@ -118,6 +118,8 @@ pub enum Statement {
     Address6(Address, Ipv6Addr, u8),
     /// ICMPv6 of this type.
     Icmp6(u8),
+    /// Another protocol than ICMPv6.
+    OtherThanIcmp6,
     /// The ICMPv6 message is about this address: the target of neighbour discovery (RFC 4861 §4.3). A
     /// condition before must have asked for such a message.
     Icmp6Target(Ipv6Addr),
@@ -147,6 +149,10 @@ pub enum Statement {
     /// are told apart by four bytes of their address. Needs the set [`super::encode::FLOWS`], which a
     /// table with such a rule has.
     FlowsOver(GuestBytes, u32),
+    /// The packet begins a flow, and its guest begins them faster than this. What a guest begins and what
+    /// is begun towards it are measured apart. Needs the sets [`super::encode::BEGUN`], of which a table
+    /// with such a rule has what it needs.
+    FlowsFaster(GuestBytes, FlowRate),
     /// Notes the IPv6 source in the set of the guest with this tap, and does not match when there are too
     /// many ([`super::encode::SOURCES_KEPT`]). A condition before must have asked for IPv6 (`netdev`
     /// only).
@@ -187,6 +193,15 @@ pub enum GuestBytes {
     Destination4,
     /// In an IPv6 destination. A condition before must have asked for IPv6.
     Destination6,
+}
+
+/// A rate of flows that begin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FlowRate {
+    /// Flows per second in the long run.
+    pub per_second: u64,
+    /// Flows at once.
+    pub burst: u32,
 }
 
 /// What connection tracking makes of a packet.

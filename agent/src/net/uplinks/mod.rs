@@ -1,7 +1,8 @@
 //! Uplinks: the node's own interfaces, by DHCP and SLAAC or as configured.
 //!
-//! Router advertisements are the kernel's business; what it made of them is read back, and routers are asked
-//! for one when the name servers in them are not known. An address
+//! Router advertisements are the kernel's business; what it made of them is read back, and taken away where
+//! a router is silent and another is not ([`routers`]). Routers are asked for one when the name servers in them
+//! are not known. An address
 //! from DHCP is given to the kernel with the lease's end, so that it goes even when the agent does
 //! not live to see it. Nothing is taken down when the agent stops: a restarted agent asks for the
 //! address that it finds.
@@ -11,7 +12,9 @@ mod apply;
 mod client;
 mod client6;
 mod complaints;
+mod failover;
 mod report;
+mod routers;
 mod solicit;
 mod task;
 mod watch;

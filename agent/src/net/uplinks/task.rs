@@ -11,7 +11,7 @@ use tokio::sync::{mpsc, watch as channel};
 
 use super::{
     Plan, StableSecret, addressing::Addressing, client::Running, client6::Running6,
-    complaints::Complaints, solicit::Solicitor, watch::Watch,
+    complaints::Complaints, routers::Routers, solicit::Solicitor, watch::Watch,
 };
 use crate::{
     events,
@@ -102,6 +102,8 @@ pub(super) struct Uplink {
     pub(super) applied: Applied,
     pub(super) routes: Vec<Route>,
     pub(super) watch: Watch,
+    /// Those that advertised themselves.
+    pub(super) routers: Routers,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -152,14 +154,24 @@ impl Task {
             self.next_look = complaint.map_or(next, |due| due.min(next));
             self.look_error = looked.err().map(|error| told(&error));
             self.publish().await;
-            let probe = if self.probes() { self.next_probe } else { self.next_look };
+            let probe = if self.probes() || self.has_spare_router() {
+                self.next_probe
+            } else {
+                self.next_look
+            };
             tokio::select! {
                 () = self.notices.next() => {}
                 () = tokio::time::sleep_until(self.next_look.into()) => {}
                 () = tokio::time::sleep_until(probe.into()) => {
                     self.next_probe = Instant::now() + PROBE;
-                    let probed = self.probe().await;
-                    self.note(probed);
+                    if self.probes() {
+                        let probed = self.probe().await;
+                        self.note(probed);
+                    }
+                    if self.has_spare_router() {
+                        let probed = self.probe_routers().await;
+                        self.note(probed);
+                    }
                 }
                 messages = self.advertisements.next() => {
                     self.advertised.handle_messages(Instant::now(), &messages);
@@ -217,6 +229,7 @@ impl Task {
         self.ask_routers();
         self.start_missing_clients().await?;
         self.apply_again().await?;
+        self.follow_routers().await?;
         failure.map_or(Ok(()), Err)
     }
 
@@ -440,6 +453,7 @@ impl Uplink {
             applied: Applied::InPart,
             routes: Vec::new(),
             watch: Watch::default(),
+            routers: Routers::default(),
         }
     }
 

@@ -1,4 +1,5 @@
-//! What a bridged machine's tap says of it: its alias, at most 255 bytes.
+//! What a bridged machine's tap says of it: its alias, at most 255 bytes. There is room in it for the
+//! [`ROOM`] addresses that were used last; the rest is elsewhere ([`super::rest`]).
 //!
 //! `holdfast MACHINE bridged IPV4/END IPV6,…`, where `END` is in seconds since the host's start, 0
 //! for never, and IPv6 addresses are in base64. `-` stands for nothing.
@@ -12,19 +13,21 @@ use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use rustix::time::{ClockId, clock_gettime};
 use types::ids::MachineId;
 
-use super::bindings::{Bindings, Leased, MAX_ADDRESSES};
+use super::bindings::{Bindings, Leased};
 
 /// First and third word.
 const OURS: &str = "holdfast";
 const BRIDGED: &str = "bridged";
 const NOTHING: &str = "-";
+/// IPv6 addresses that fit.
+pub(super) const ROOM: usize = 7;
 
 /// What is known of a guest's addresses.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Known {
     /// Its IPv4 address, and for how many seconds it is its own; for ever when `None`.
     pub(super) ipv4: Option<(Ipv4Addr, Option<u64>)>,
-    /// Its IPv6 addresses, the oldest first.
+    /// Its IPv6 addresses; what it used longest ago comes first.
     pub(super) ipv6: Vec<Ipv6Addr>,
 }
 
@@ -46,13 +49,14 @@ pub(super) fn uptime() -> u64 {
     u64::try_from(clock_gettime(ClockId::Monotonic).tv_sec).unwrap_or(0)
 }
 
-/// Writes an alias at a time since the host's start.
+/// Writes an alias at a time since the host's start, with the last addresses.
 pub(super) fn write(machine: MachineId, known: &Known, uptime: u64) -> String {
     let ipv4 = known.ipv4.map(|(address, left)| {
         format!("{address}/{}", left.map_or(0, |left| uptime.saturating_add(left).max(1)))
     });
+    let last = &known.ipv6[known.ipv6.len().saturating_sub(ROOM)..];
     let ipv6: Vec<String> =
-        known.ipv6.iter().map(|address| URL_SAFE_NO_PAD.encode(address.octets())).collect();
+        last.iter().map(|address| URL_SAFE_NO_PAD.encode(address.octets())).collect();
     let ipv6 = Some(ipv6.join(",")).filter(|text| !text.is_empty());
     let or_nothing = |text: Option<String>| text.unwrap_or_else(|| NOTHING.to_owned());
     format!("{OURS} {machine} {BRIDGED} {} {}", or_nothing(ipv4), or_nothing(ipv6))
@@ -75,7 +79,7 @@ pub(super) fn parse(alias: &str, uptime: u64) -> Option<(MachineId, Known)> {
         NOTHING => Vec::new(),
         text => text.split(',').map(address).collect::<Option<Vec<_>>>()?,
     };
-    (ipv6.len() <= MAX_ADDRESSES).then_some((machine.parse().ok()?, Known { ipv4, ipv6 }))
+    (ipv6.len() <= ROOM).then_some((machine.parse().ok()?, Known { ipv4, ipv6 }))
 }
 
 fn address(text: &str) -> Option<Ipv6Addr> {
@@ -97,7 +101,8 @@ mod tests {
             ipv4: Some((Ipv4Addr::new(203, 100, 113, 255), Some(86_400))),
             ipv6: (0..7).map(|n| Ipv6Addr::new(0x2001, 0xdb8, n, n, 0xffff, n, n, 1)).collect(),
         };
-        let text = write(machine, &known, u64::from(u32::MAX));
+        let ipv6 = [&[Ipv6Addr::LOCALHOST; 25], &known.ipv6[..]].concat();
+        let text = write(machine, &Known { ipv6, ..known.clone() }, u64::from(u32::MAX));
         assert!(text.len() <= LONGEST, "{} bytes", text.len());
         assert_eq!(parse(&text, u64::from(u32::MAX)), Some((machine, known.clone())));
         let later = parse(&text, u64::from(u32::MAX) + 86_400).expect("still an alias");

@@ -10,6 +10,9 @@
 //!   address that its hardware address makes. A question counts only when whoever has the address must
 //!   hear and answer it: it is well formed, and goes where they listen.
 //!
+//! A guest that has many addresses, as one with a new temporary address every day (RFC 8981), loses the
+//! one that it used longest ago when it takes another ([`MAX_ADDRESSES`]).
+//!
 //! It reads the frames that pass a guest's tap, and is told the time. Which of the guest's frames are
 //! let through is not known here, so what may be one counts against the guest.
 
@@ -25,9 +28,11 @@ use crate::net::{
 
 /// How long somebody has to defend an address: RFC 6620 §3.2.4, `TENT_LT`.
 pub const TENTATIVE: Duration = Duration::from_millis(500);
-/// IPv6 addresses that a guest may have at a time, beside the one of its hardware address. What it
-/// asked for first goes when it asks for more.
-pub const MAX_ADDRESSES: usize = 7;
+/// IPv6 addresses that a guest may have at a time, beside the one of its hardware address: a link-local
+/// one, and in each of three networks a stable one and the temporary ones of a week and a day (RFC 8981
+/// §3.8). What it used longest ago goes when it asks for more, but never its only link-local one, without
+/// which it has no router.
+pub const MAX_ADDRESSES: usize = 32;
 /// Addresses that a guest may ask about at a time.
 const MAX_TENTATIVE: usize = 8;
 
@@ -79,6 +84,7 @@ pub struct Leased {
 pub struct Bindings {
     hardware: HardwareAddress,
     leased: Option<Leased>,
+    /// What it used longest ago comes first.
     bound: Vec<Ipv6Addr>,
     tentative: Vec<(Ipv6Addr, Instant)>,
     /// What was defended lately, and until when that counts.
@@ -92,13 +98,14 @@ pub struct Bindings {
 }
 
 impl Bindings {
-    /// Returns those of a guest: what is known of it from before, or nothing.
+    /// Returns those of a guest: what is known of it from before, or nothing. Of too many addresses the
+    /// last ones count.
     pub fn new(
         hardware: HardwareAddress,
         leased: Option<Leased>,
         mut bound: Vec<Ipv6Addr>,
     ) -> Self {
-        bound.truncate(MAX_ADDRESSES);
+        bound.drain(..bound.len().saturating_sub(MAX_ADDRESSES));
         Self {
             hardware,
             leased,
@@ -131,6 +138,17 @@ impl Bindings {
         }
     }
 
+    /// Takes a frame, from its Ethernet header on, that the guest sent, and which shows what it uses: any
+    /// message of neighbour discovery. Anything is accepted; it gives no address.
+    pub fn handle_use(&mut self, frame: &[u8]) {
+        if frame.get(6..12) != Some(&self.hardware.0) {
+            return;
+        }
+        for address in used(frame).into_iter().flatten().flatten() {
+            self.renew(address);
+        }
+    }
+
     /// Some frames were not seen. What they may have said counts against the guest, which has to ask
     /// anew.
     pub fn handle_loss(&mut self, now: Instant) {
@@ -149,9 +167,7 @@ impl Bindings {
         self.tentative = waiting;
         for (address, _) in due {
             if !taken(address) {
-                if self.bound.len() == MAX_ADDRESSES {
-                    self.bound.remove(0);
-                }
+                self.make_room();
                 self.bound.push(address);
             }
         }
@@ -168,7 +184,7 @@ impl Bindings {
         self.leased
     }
 
-    /// Returns the IPv6 addresses that were asked for, the oldest first.
+    /// Returns the IPv6 addresses that were asked for; what was used longest ago comes first.
     pub fn asked_for(&self) -> &[Ipv6Addr] {
         &self.bound
     }
@@ -181,6 +197,23 @@ impl Bindings {
     /// Takes the IPv4 address away, which the network gave to somebody else.
     pub fn forget_lease(&mut self) {
         self.leased = None;
+    }
+
+    fn make_room(&mut self) {
+        let is_local = |address: &Ipv6Addr| address.is_unicast_link_local();
+        let locals = self.bound.iter().filter(|address| is_local(address)).count();
+        if self.bound.len() >= MAX_ADDRESSES {
+            let spare = |address: &Ipv6Addr| locals > 1 || !is_local(address);
+            let oldest = self.bound.iter().position(spare);
+            self.bound.remove(oldest.unwrap_or(0));
+        }
+    }
+
+    /// The guest uses an address; if it is its own, others go first.
+    fn renew(&mut self, address: Ipv6Addr) {
+        if let Some(at) = self.bound.iter().position(|known| *known == address) {
+            self.bound[at..].rotate_left(1);
+        }
     }
 
     fn handle_request(&mut self, now: Instant, packet: &[u8]) {
@@ -230,6 +263,7 @@ impl Bindings {
     }
 
     fn handle_claim(&mut self, now: Instant, target: Ipv6Addr) {
+        self.renew(target);
         let known = self.bound.contains(&target)
             || self.tentative.iter().any(|(address, _)| *address == target)
             || self.defended.iter().any(|(address, until)| *address == target && now < *until);
@@ -268,6 +302,16 @@ fn defended(packet: &[u8]) -> Option<Ipv6Addr> {
     let [SOLICITATION | ADVERTISEMENT, 0, _, _, _, _, _, _, rest @ ..] = body else { return None };
     let ours = header[6] == ICMPV6 && header[7] == NEVER_FORWARDED;
     ours.then_some((*rest.first_chunk::<16>()?).into())
+}
+
+/// Reads which addresses a guest shows that it uses, when it asks or answers: the source, and the target,
+/// which is its own when it answers.
+fn used(frame: &[u8]) -> Option<[Option<Ipv6Addr>; 2]> {
+    let (link, packet) = frame.split_first_chunk::<ETHERNET_HEADER>()?;
+    let target = defended(packet).filter(|_| link[12..] == ETHERTYPE_IPV6)?;
+    let source: [u8; 16] = packet.get(8..24)?.try_into().ok()?;
+    let answers = packet.get(IPV6_HEADER) == Some(&ADVERTISEMENT);
+    Some([Some(source.into()), answers.then_some(target)])
 }
 
 /// Reads which address a frame asks about that somebody wants to use. `None` when it is anything else,

@@ -163,13 +163,103 @@ fn what_only_says_that_it_has_an_address_gets_none() {
 #[test]
 fn a_guest_has_few_addresses_and_the_newest_ones() {
     let (mut guest, now) = (bindings(), Instant::now());
-    let all: Vec<String> = (1..=20).map(|n| format!("2001:db8::{n:x}")).collect();
+    let all: Vec<String> = (1..=40).map(|n| format!("2001:db8::{n:x}")).collect();
     for wanted in &all[..10] {
         guest.handle_frame(now, Way::FromGuest, &discovery(SOLICITATION, "::", wanted));
     }
     guest.handle_timeout(now + TENTATIVE, |_| false);
-    let expected: Vec<_> = (2..=8).map(|n| address(&format!("2001:db8::{n:x}"))).collect();
+    assert_eq!(guest.asked_for().len(), MAX_TENTATIVE, "at a time");
+    take(&mut guest, &all);
+    let expected: Vec<_> = (9..=40).map(|n| address(&format!("2001:db8::{n:x}"))).collect();
     assert_eq!(guest.asked_for(), expected);
+}
+
+/// The guest asks for addresses, one after the other.
+fn take(guest: &mut Bindings, all: &[String]) {
+    for wanted in all {
+        let now = Instant::now();
+        guest.handle_frame(now, Way::FromGuest, &discovery(SOLICITATION, "::", wanted));
+        guest.handle_timeout(now + TENTATIVE, |_| false);
+    }
+}
+
+/// As a station that takes a temporary address every day.
+const LOCAL: &str = "fe80::7";
+const STABLE: &str = "2001:db8::7";
+
+fn temporary(days: std::ops::Range<u16>) -> Vec<String> {
+    days.map(|day| format!("2001:db8::aa:{day:x}")).collect()
+}
+
+#[test]
+fn a_guest_with_temporary_addresses_keeps_those_that_it_uses() {
+    let mut guest = bindings();
+    take(&mut guest, &[LOCAL.to_owned(), STABLE.to_owned()]);
+    for day in 0..12 {
+        take(&mut guest, &temporary(day..day + 1));
+        guest.handle_use(&discovery(SOLICITATION, LOCAL, "fe80::1"));
+    }
+    assert_eq!(guest.asked_for().len(), 14, "all that are valid at a time");
+    for day in 12..60 {
+        take(&mut guest, &temporary(day..day + 1));
+        // Asks from one and answers for the other.
+        guest.handle_use(&discovery(SOLICITATION, LOCAL, "fe80::1"));
+        guest.handle_use(&discovery(ADVERTISEMENT, LOCAL, STABLE));
+    }
+    let mut expected: Vec<_> = temporary(30..60).iter().map(|text| address(text)).collect();
+    expected.extend([address(LOCAL), address(STABLE)]);
+    assert_eq!(guest.asked_for(), expected);
+}
+
+#[test]
+fn the_only_link_local_address_stays_and_of_two_the_one_in_use() {
+    let mut guest = bindings();
+    take(&mut guest, &[LOCAL.to_owned()]);
+    take(&mut guest, &temporary(0..40));
+    assert!(guest.asked_for().contains(&address(LOCAL)));
+    take(&mut guest, &["fe80::8".to_owned()]);
+    take(&mut guest, &temporary(40..41));
+    let locals = guest.asked_for().iter().filter(|address| address.is_unicast_link_local());
+    assert_eq!(locals.collect::<Vec<_>>(), [&address("fe80::8")]);
+}
+
+#[test]
+fn what_shows_a_use_renews_what_is_bound_and_binds_nothing() {
+    let mut guest = bindings();
+    take(&mut guest, &temporary(0..3));
+    let order = |guest: &Bindings| {
+        guest.asked_for().iter().map(|address| address.octets()[15]).collect::<Vec<u8>>()
+    };
+    guest.handle_use(&discovery(SOLICITATION, "2001:db8::aa:0", "fe80::1"));
+    assert_eq!(order(&guest), [1, 2, 0]);
+    // It checks one anew.
+    take(&mut guest, &temporary(1..2));
+    assert_eq!(order(&guest), [2, 0, 1]);
+    let mut forwarded = discovery(ADVERTISEMENT, LOCAL, "2001:db8::aa:2");
+    forwarded[21] = 64;
+    let mut other = discovery(ADVERTISEMENT, LOCAL, "2001:db8::aa:2");
+    other[12..14].copy_from_slice(&ETHERTYPE_IPV4);
+    let mut foreign = discovery(ADVERTISEMENT, LOCAL, "2001:db8::aa:2");
+    foreign[11] ^= 1;
+    for frame in [
+        discovery(SOLICITATION, "2001:db8::aa:9", "2001:db8::aa:8"),
+        discovery(133, "2001:db8::aa:2", "2001:db8::aa:2"),
+        discovery(SOLICITATION, LOCAL, "2001:db8::aa:2"),
+        forwarded,
+        other,
+        foreign,
+        Vec::new(),
+    ] {
+        guest.handle_use(&frame);
+    }
+    assert_eq!(order(&guest), [2, 0, 1]);
+    assert_eq!(guest.poll_timeout(), None);
+}
+
+#[test]
+fn of_too_many_known_addresses_the_last_ones_count() {
+    let all: Vec<_> = temporary(0..40).iter().map(|text| address(text)).collect();
+    assert_eq!(Bindings::new(MAC, None, all.clone()).asked_for(), &all[8..]);
 }
 
 #[test]

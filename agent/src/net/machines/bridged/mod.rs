@@ -4,21 +4,27 @@
 //! Addresses are given by the network's own DHCP server and routers. The node watches how that
 //! happens ([`bindings`]) and lets each guest use what is its own ([`crate::net::ruleset::bridged`]).
 //! Guests of one node do not reach each other directly unless the provider wants them to: their ports
-//! are isolated. What is known of a guest's addresses is in its tap's alias, so that a restarted agent
-//! knows it.
+//! are isolated. What is known of a guest's addresses is in its tap's alias and beside it ([`rest`]), so
+//! that a restarted agent knows it.
 
 mod alias;
 pub mod bindings;
+mod rest;
 mod watch;
 
-use std::{collections::BTreeMap, net::Ipv4Addr, time::Instant};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::Ipv4Addr,
+    path::PathBuf,
+    time::Instant,
+};
 
 use tokio::sync::{mpsc, watch as channel};
 use types::{config::Neighbours, ids::MachineId};
 
 use self::{
     bindings::Bindings,
-    watch::{Missed, Seen, Watch},
+    watch::{Missed, Seen, Watch, Watched},
 };
 use super::{MachineAddress, MachineNet, MachineNetError, address, task::Request};
 use crate::net::{
@@ -51,6 +57,9 @@ pub struct Bridged {
     pub uplink: String,
     /// Whether machines of this node reach each other directly.
     pub neighbours: Neighbours,
+    /// Folder for what taps have no room to say, made when it is wanted. It must be lost when the host
+    /// restarts, as taps are.
+    pub folder: PathBuf,
 }
 
 #[derive(Debug)]
@@ -149,6 +158,10 @@ impl Task {
 
     async fn handle_packet(&mut self, seen: Seen) {
         let Some(guest) = self.guests.get_mut(&seen.machine) else { return };
+        if seen.watched == Watched::Uses {
+            guest.bindings.handle_use(&seen.frame);
+            return;
+        }
         let before = guest.bindings.leased();
         if seen.missed == Missed::Some {
             guest.bindings.handle_loss(Instant::now());
@@ -245,7 +258,10 @@ impl Task {
             let mtu = u16::try_from(link.mtu).unwrap_or(*MTU.end());
             let hardware = address::hardware(machine);
             let leased = known.leased(Instant::now());
-            let bindings = Bindings::new(hardware, leased, known.ipv6);
+            let mut bound = rest::kept(&self.config.folder, machine);
+            bound.retain(|address| !known.ipv6.contains(address));
+            bound.extend(known.ipv6);
+            let bindings = Bindings::new(hardware, leased, bound);
             match self.connect(machine, link.index, (mtu, bindings)).await {
                 Ok(guest) => {
                     self.guests.insert(machine, guest);
@@ -257,6 +273,8 @@ impl Task {
                 }
             }
         }
+        let machines: BTreeSet<MachineId> = self.guests.keys().copied().collect();
+        rest::clean(&self.config.folder, &machines);
         self.publish_guests();
         Ok(())
     }
@@ -367,6 +385,11 @@ impl Task {
         bindings: &Bindings,
     ) -> Result<(), MachineNetError> {
         let known = alias::Known::of(bindings, Instant::now());
+        let rest = &known.ipv6[..known.ipv6.len().saturating_sub(alias::ROOM)];
+        if let Err(error) = rest::keep(&self.config.folder, machine, rest) {
+            let (folder, error) = (self.config.folder.display(), &error as &dyn std::error::Error);
+            tracing::error!(%folder, error, "a restarted agent will not know all addresses of a machine");
+        }
         let text = alias::write(machine, &known, alias::uptime());
         Ok(self.kernel.set_alias(index, &text).await?)
     }
@@ -377,6 +400,8 @@ impl Task {
         // Nothing enters without its chain's permission, so the tap goes first.
         self.kernel.delete_link(index).await?;
         self.guests.remove(&machine);
+        // What stays is removed at the start.
+        let _ = rest::keep(&self.config.folder, machine, &[]);
         super::task::delete_chain(&interface).await
     }
 

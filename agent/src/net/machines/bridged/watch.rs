@@ -1,7 +1,7 @@
 //! Shows the task what passes a tap: packet sockets, and no more of them than their owner may cost.
 //!
 //! Whoever defends an address is watched by a socket of its own, so that a guest that sends very much
-//! delays nobody but itself.
+//! delays nobody but itself. So is what a guest uses: of that some may be missed.
 
 use std::{io, os::fd::OwnedFd, time::Duration};
 
@@ -9,7 +9,8 @@ use tokio::{io::unix::AsyncFd, sync::mpsc, task::JoinHandle};
 use types::ids::MachineId;
 
 use super::bindings::Way;
-use crate::sys::observe::{self, Passed, Watched};
+pub(super) use crate::sys::observe::Watched;
+use crate::sys::observe::{self, Passed};
 
 /// Longest frame that is looked at: DHCP fits, and what discovery says is in its first bytes.
 const MAX_FRAME: usize = 2048;
@@ -21,6 +22,8 @@ const PAUSE: Duration = Duration::from_millis(5);
 #[derive(Debug)]
 pub(super) struct Seen {
     pub(super) machine: MachineId,
+    /// Why it was looked at.
+    pub(super) watched: Watched,
     pub(super) way: Way,
     pub(super) frame: Vec<u8>,
     pub(super) missed: Missed,
@@ -37,7 +40,7 @@ pub(super) enum Missed {
 
 /// A running watch; ends when dropped.
 #[derive(Debug)]
-pub(super) struct Watch([JoinHandle<()>; 2]);
+pub(super) struct Watch(Vec<JoinHandle<()>>);
 
 impl Watch {
     /// Starts to watch the interface.
@@ -46,9 +49,14 @@ impl Watch {
         index: u32,
         tell: mpsc::Sender<Seen>,
     ) -> io::Result<Self> {
-        let sockets =
-            [observe::open(index, Watched::Claims)?, observe::open(index, Watched::Defences)?];
-        Ok(Self(sockets.map(|socket| tokio::spawn(show(machine, socket, tell.clone())))))
+        let mut sockets = Vec::new();
+        for watched in [Watched::Claims, Watched::Defences, Watched::Uses] {
+            sockets.push((watched, observe::open(index, watched)?));
+        }
+        let shown = sockets
+            .into_iter()
+            .map(|(watched, socket)| tokio::spawn(show((machine, watched), socket, tell.clone())));
+        Ok(Self(shown.collect()))
     }
 }
 
@@ -58,14 +66,18 @@ impl Drop for Watch {
     }
 }
 
-async fn show(machine: MachineId, socket: AsyncFd<OwnedFd>, tell: mpsc::Sender<Seen>) {
+async fn show(
+    (machine, watched): (MachineId, Watched),
+    socket: AsyncFd<OwnedFd>,
+    tell: mpsc::Sender<Seen>,
+) {
     while let Some((way, frame)) = receive(&socket).await {
         // After the frame was read: what was lost before it counts with it at the latest.
         let missed = match observe::lost(socket.get_ref()) {
             Ok(0) => Missed::None,
             Ok(_) | Err(_) => Missed::Some,
         };
-        if tell.send(Seen { machine, way, frame, missed }).await.is_err() {
+        if tell.send(Seen { machine, watched, way, frame, missed }).await.is_err() {
             return;
         }
         tokio::time::sleep(PAUSE).await;

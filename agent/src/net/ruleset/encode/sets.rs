@@ -1,4 +1,4 @@
-//! Sets that rules fill: flows of each guest, and IPv6 sources of one.
+//! Sets that rules fill: flows of each guest and how fast they begin, and IPv6 sources of one.
 //! Source: Linux `include/uapi/linux/netfilter/nf_tables.h`, `net/netfilter/nft_dynset.c`.
 
 use std::time::Duration;
@@ -7,13 +7,24 @@ use netlink_packet_netfilter::nftables::{
     Expressions, SetAttribute, SetDescription, SetFlags, SetMessage,
 };
 
-use super::{REGISTER, Statement, TABLE, nested, number, other, text};
+use super::{LIMIT_OVER, REGISTER, Statement, TABLE, nested, number, other, rate, text};
+use crate::net::ruleset::{Chain, FLOW_RATE, FlowRate, GuestBytes};
 
 /// The set that counts the flows of each source; its number within a batch, and its room, which is
 /// more than there can be machines.
 pub const FLOWS: &str = "flows";
 const FLOWS_ID: u32 = 1;
 const FLOWS_SIZE: u32 = 1 << 16;
+/// The sets that measure how fast flows of each guest begin, those that it begins and those that others
+/// begin; and for how long one is known that begins none. Its measure is empty long before.
+pub const BEGUN: [&str; 2] = ["begun", "begun_inward"];
+const BEGUN_IDS: [u32; 2] = [3, 4];
+const OUTWARD: usize = 0;
+const INWARD: usize = 1;
+const BEGUN_KEPT: Duration = Duration::from_secs(60);
+const _: () = assert!(BEGUN_KEPT.as_secs() * FLOW_RATE.per_second > FLOW_RATE.burst as u64);
+/// `NFT_LIMIT_PKTS`.
+const LIMIT_PACKETS: u32 = 0;
 /// nft's number for IPv4 addresses as keys, `NFT_CONNLIMIT_F_INV`.
 const KEY_IPV4: u32 = 7;
 const MORE_THAN: u32 = 1;
@@ -31,22 +42,39 @@ const KEY_IPV6: u32 = 8;
 const ADD: u32 = 0;
 const UPDATE: u32 = 1;
 
-pub(super) fn counts_flows(statement: &Statement) -> bool {
-    matches!(statement, Statement::FlowsOver(..))
+/// Returns the sets of flows that the rules of chains need.
+pub(super) fn wanted(chains: &[Chain]) -> Vec<SetMessage> {
+    let rules = chains.iter().flat_map(|chain| &chain.rules);
+    let statements: Vec<&Statement> = rules.flat_map(|rule| &rule.statements).collect();
+    let is_faster = |wanted: usize| {
+        statements.iter().any(|statement| {
+            matches!(statement, Statement::FlowsFaster(guest, _) if which(*guest) == wanted)
+        })
+    };
+    let counts = statements.iter().any(|statement| matches!(statement, Statement::FlowsOver(..)));
+    let mut sets = Vec::new();
+    sets.extend(counts.then(|| flows_set(FLOWS, FLOWS_ID, SetFlags::Eval)));
+    for wanted in [OUTWARD, INWARD] {
+        if is_faster(wanted) {
+            let flags = SetFlags::Eval | SetFlags::Timeout;
+            let mut set = flows_set(BEGUN[wanted], BEGUN_IDS[wanted], flags);
+            set.attributes.push(SetAttribute::Timeout(BEGUN_KEPT.as_secs() * 1000));
+            sets.push(set);
+        }
+    }
+    sets
 }
 
-pub(super) fn flows_set() -> SetMessage {
-    SetMessage {
-        attributes: vec![
-            SetAttribute::Table(TABLE.to_owned()),
-            SetAttribute::Name(FLOWS.to_owned()),
-            SetAttribute::Flags(SetFlags::Eval),
-            SetAttribute::KeyType(KEY_IPV4),
-            SetAttribute::KeyLen(4),
-            SetAttribute::Id(FLOWS_ID),
-            SetAttribute::Description(vec![SetDescription::Size(FLOWS_SIZE)]),
-        ],
-    }
+fn flows_set(name: &str, id: u32, flags: SetFlags) -> SetMessage {
+    let mut set = named(name);
+    set.attributes.extend([
+        SetAttribute::Flags(flags),
+        SetAttribute::KeyType(KEY_IPV4),
+        SetAttribute::KeyLen(4),
+        SetAttribute::Id(id),
+        SetAttribute::Description(vec![SetDescription::Size(FLOWS_SIZE)]),
+    ]);
+    set
 }
 
 /// Looks the key up, adds it when it is new, and matches when its count is too large.
@@ -56,6 +84,24 @@ pub(super) fn flows_over(most: u32) -> Expressions {
     let add = number(3, ADD);
     let key = number(4, REGISTER);
     other("dynset", vec![text(1, FLOWS), number(2, FLOWS_ID), add, key, expression])
+}
+
+/// Looks the key up, adds it when it is new, and matches when it comes too often.
+pub(super) fn flows_faster(guest: GuestBytes, flows: FlowRate) -> Expressions {
+    let which = which(guest);
+    let limit = nested(2, &rate(flows.per_second, flows.burst, [LIMIT_PACKETS, LIMIT_OVER]));
+    let expression = nested(7, &[text(1, "limit"), limit]);
+    let (set, update) = ([text(1, BEGUN[which]), number(2, BEGUN_IDS[which])], number(3, UPDATE));
+    let attributes = set.into_iter().chain([update, number(4, REGISTER), expression]);
+    other("dynset", attributes.collect())
+}
+
+/// Which of [`BEGUN`] a flow belongs to.
+fn which(guest: GuestBytes) -> usize {
+    match guest {
+        GuestBytes::Source => OUTWARD,
+        GuestBytes::Destination4 | GuestBytes::Destination6 => INWARD,
+    }
 }
 
 /// The name of the set of a chain.
