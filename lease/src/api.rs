@@ -105,7 +105,7 @@ pub struct Seed {
     #[serde(default)]
     pub hostname: Option<String>,
     /// Public keys for the image's usual user, as in `authorized_keys`, at most
-    /// [`MAX_SSH_KEYS`].
+    /// [`MAX_SSH_KEYS`], each a line of UTF-8 of at most [`MAX_SSH_KEY`] bytes.
     #[serde(default)]
     pub ssh_keys: Vec<String>,
     /// User data: text, not gzip, passed on as it is, at most [`MAX_USER_DATA`] bytes.
@@ -130,7 +130,7 @@ pub enum ImageError {
     )]
     Hostname,
     #[error(
-        "image.seed.ssh_keys has {keys} keys; at most {MAX_SSH_KEYS} are passed on, each one line of printable ASCII of at most {MAX_SSH_KEY} characters"
+        "image.seed.ssh_keys has {keys} keys; at most {MAX_SSH_KEYS} are passed on, each one line of UTF-8 without control characters, of at most {MAX_SSH_KEY} bytes"
     )]
     SshKeys { keys: usize },
     #[error("image.seed.user_data has {bytes} bytes; at most {MAX_USER_DATA} are passed on")]
@@ -165,7 +165,7 @@ impl Seed {
         }
         let is_key = |key: &String| {
             (1..=MAX_SSH_KEY).contains(&key.len())
-                && key.bytes().all(|byte| (b' '..=b'~').contains(&byte))
+                && !key.chars().any(|c| c.is_control() || LINE_ENDS.contains(&c))
         };
         if self.ssh_keys.len() > MAX_SSH_KEYS || !self.ssh_keys.iter().all(is_key) {
             return Err(ImageError::SshKeys { keys: self.ssh_keys.len() });
@@ -178,6 +178,10 @@ impl Seed {
         }
     }
 }
+
+/// What ends a line without being a control character: to YAML 1.1 (§5.4, "b-line-separator"), which cloud-init
+/// reads a seed by.
+const LINE_ENDS: [char; 2] = ['\u{2028}', '\u{2029}'];
 
 /// Returns whether `name` is a host name (RFC 1123 §2.1) that Linux takes.
 fn is_hostname(name: &str) -> bool {
@@ -436,8 +440,12 @@ mod tests {
     fn keys_and_data_are_bounded() {
         let key = |key: &str| seeded(Seed { ssh_keys: vec![key.into()], ..Seed::default() });
         assert_eq!(key("ssh-ed25519 AAAA me@here"), Ok(()));
-        let wrong = ["", "two\nlines", "tab\t"].map(key);
-        assert_eq!(wrong, [Err(ImageError::SshKeys { keys: 1 }); 3]);
+        // A comment is whatever its owner wrote.
+        assert_eq!(key("ssh-ed25519 AAAA J\u{fc}rgens Rechner \u{1f5a5}"), Ok(()));
+        let wrong = ["", "two\nlines", "tab\t", "a\u{85}b", "a\u{2028}b", "a\u{2029}b", "a\u{7f}b"];
+        assert_eq!(wrong.map(key), [Err(ImageError::SshKeys { keys: 1 }); 7]);
+        assert_eq!(key(&"\u{fc}".repeat(MAX_SSH_KEY / 2)), Ok(()));
+        assert!(key(&"\u{fc}".repeat(MAX_SSH_KEY / 2 + 1)).is_err());
         let many = Seed { ssh_keys: vec!["k".into(); 33], ..Seed::default() };
         assert_eq!(seeded(many), Err(ImageError::SshKeys { keys: 33 }));
         let data = Seed { user_data: Some("x".repeat((128 << 10) + 1)), ..Seed::default() };

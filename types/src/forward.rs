@@ -62,7 +62,7 @@ pub struct ForwardedResponse {
 #[serde(rename_all = "kebab-case", tag = "want", deny_unknown_fields)]
 pub enum StreamHeader {
     /// Gateway to node: a long-lived request. `GET …/console?follow=1` is answered by console
-    /// bytes, `GET …/tunnel/PORT` by a byte stream to that TCP port of the guest.
+    /// bytes, `GET …/terminal` too, and what the opener sends is typed at it; `GET …/tunnel/PORT` by a byte stream to that TCP port of the guest.
     Request(ForwardedRequest),
     /// Node to gateway: the content with this digest, as raw bytes after the answer.
     Content {

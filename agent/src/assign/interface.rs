@@ -28,9 +28,12 @@ const IOMMUFD: &str = "dev/iommu";
 const CONTAINER: &str = "dev/vfio/vfio";
 
 /// Base classes of devices that reach each other's memory: displays, which GPUs are, and processing
-/// accelerators. Network controllers reach theirs. Source: PCI Code and ID Assignment.
+/// accelerators. Network controllers reach theirs, as GPUDirect RDMA has them do, and so do NVMe controllers,
+/// which are a subclass: GPUDirect Storage has them write into a GPU's memory, in guests too (NVIDIA AI Enterprise,
+/// "GPUDirect RDMA and GPUDirect Storage"). Source of the numbers: PCI Code and ID Assignment.
 const MEMORIES: [u32; 2] = [0x03, 0x12];
 const NETWORK: u32 = 0x02;
+const NVME: u32 = 0x01_08;
 
 /// Whether a machine's devices reach each other's BARs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -98,11 +101,12 @@ fn note_drives(root: &Path, devices: &[Bdf]) -> Result<(), AssignError> {
 }
 
 /// Returns whether devices of these classes can use each other's memory: two that have some, or one
-/// and a network controller.
+/// and a controller that reaches it.
 fn peers(classes: &[u32]) -> Peers {
     let memories = classes.iter().filter(|class| MEMORIES.contains(&(*class >> 16))).count();
-    let networks = classes.iter().filter(|class| *class >> 16 == NETWORK).count();
-    if memories > 0 && memories + networks > 1 { Peers::Reach } else { Peers::Apart }
+    let reaches = |class: &&u32| *class >> 16 == NETWORK || *class >> 8 == NVME;
+    let others = classes.iter().filter(reaches).count();
+    if memories > 0 && memories + others > 1 { Peers::Reach } else { Peers::Apart }
 }
 
 fn choose(peers: Peers, iommufd: bool) -> VfioInterface {
@@ -153,13 +157,16 @@ mod tests {
 
     const GPU: u32 = 0x03_02_00;
     const NIC: u32 = 0x02_07_00;
-    const DISK: u32 = 0x01_08_02;
+    const DRIVE: u32 = 0x01_08_02;
+    const SATA: u32 = 0x01_06_01;
 
     #[test]
     fn only_devices_with_memory_have_peers() {
         assert_eq!(peers(&[GPU, GPU]), Peers::Reach);
         assert_eq!(peers(&[GPU, NIC]), Peers::Reach);
-        assert_eq!(peers(&[GPU, DISK]), Peers::Apart);
+        assert_eq!(peers(&[GPU, DRIVE]), Peers::Reach);
+        assert_eq!(peers(&[GPU, SATA]), Peers::Apart);
+        assert_eq!(peers(&[DRIVE, DRIVE, NIC]), Peers::Apart);
         assert_eq!(peers(&[NIC, NIC]), Peers::Apart);
         assert_eq!(peers(&[GPU]), Peers::Apart);
     }

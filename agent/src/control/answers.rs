@@ -42,6 +42,11 @@ pub fn problem(problem: &Problem) -> ForwardedResponse {
     ForwardedResponse { content_type, ..json(problem.status, problem) }
 }
 
+/// Answers that it is done, and nothing is to be said of it.
+pub fn done() -> ForwardedResponse {
+    ForwardedResponse { status: 204, body: Vec::new(), ..json(204, &()) }
+}
+
 /// Answers with a piece of console output.
 pub fn console(console: &vmm::Console) -> ForwardedResponse {
     // A forwarded answer is bounded; the reader asks again from where this one ends.
@@ -126,11 +131,11 @@ pub fn digest(request: &ForwardedRequest) -> String {
 /// Turns a refusal of the keeper into one for renters.
 pub fn refused(error: &RefusedError) -> Problem {
     let kind = match error {
+        RefusedError::Vmm(error) => return of_process(error),
         RefusedError::Unknown { .. } => Kind::NotFound,
-        RefusedError::Exists { .. }
-        | RefusedError::Serial { .. }
-        | RefusedError::Renewal(_)
-        | RefusedError::Vmm(_) => Kind::Conflict,
+        RefusedError::Exists { .. } | RefusedError::Serial { .. } | RefusedError::Renewal(_) => {
+            Kind::Conflict
+        }
         RefusedError::Ended { .. } => Kind::LeaseRefused,
         RefusedError::Room { .. } => Kind::NoCapacity,
         RefusedError::Device(DeviceError::Absent { .. }) => Kind::NotFound,
@@ -147,13 +152,64 @@ pub fn unknown_machine(machine: MachineId) -> Problem {
     Kind::NotFound.because(detail)
 }
 
-/// The machine has no running process.
-pub fn not_running(error: &VmmError) -> Problem {
-    Kind::Conflict.because(format!("the machine does not run: {}", chain(error)))
+/// Says what a failure of a machine's process means to the renter: a refusal is passed on with its reason.
+pub fn of_process(error: &VmmError) -> Problem {
+    match error {
+        VmmError::Connect { .. } => {
+            Kind::Conflict.because(format!("the machine does not run: {}", chain(error)))
+        }
+        VmmError::Silent => Kind::Conflict.caused_by(error),
+        VmmError::Http { .. } => Kind::Unavailable.caused_by(error),
+        VmmError::Late => Kind::NodeTimeout.caused_by(error),
+        VmmError::Status { status, .. } => of_status(*status).caused_by(error),
+        VmmError::Body { .. } => Kind::Internal.caused_by(error),
+    }
+}
+
+fn of_status(status: u16) -> Kind {
+    match status {
+        400 => Kind::Malformed,
+        404 => Kind::NotFound,
+        409 => Kind::Conflict,
+        413 => Kind::TooLarge,
+        429 => Kind::TooManyRequests,
+        401..=499 => Kind::Unprocessable,
+        _ => Kind::Internal,
+    }
 }
 
 /// The guest did not take the connection.
 pub fn no_connection(port: u16, error: &io::Error) -> Problem {
     Kind::NodeUnreachable
         .because(format!("nothing in the guest answers on TCP port {port}: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_of_a_machines_process_is_passed_on_with_its_reason() {
+        let said = |status| {
+            let detail = "it is being done already".to_owned();
+            let problem = of_process(&VmmError::Status { status, detail });
+            assert!(problem.detail.contains("it is being done already"), "{problem:?}");
+            assert!(!problem.detail.contains("does not run"), "{problem:?}");
+            problem.status
+        };
+        assert_eq!([400, 404, 409, 413, 429, 500].map(said), [400, 404, 409, 413, 429, 500]);
+        assert_eq!([405, 411, 503].map(said), [422, 422, 500]);
+    }
+
+    #[test]
+    fn only_a_process_that_is_not_there_does_not_run() {
+        let source = io::ErrorKind::ConnectionRefused.into();
+        let gone = of_process(&VmmError::Connect { source });
+        assert_eq!(gone.status, 409);
+        assert!(gone.detail.starts_with("the machine does not run: "), "{gone:?}");
+        let late = of_process(&VmmError::Late);
+        assert_eq!(late.status, 504);
+        assert!(late.detail.contains("did not answer in time"), "{late:?}");
+        assert!(!late.detail.contains("does not run"), "{late:?}");
+    }
 }

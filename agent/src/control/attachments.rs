@@ -10,7 +10,7 @@ use types::{
     ids::MachineId,
 };
 
-use super::answers::{json, refused};
+use super::answers::{json, of_process, refused};
 use crate::machines::{
     attach::{Kept, Refusal, Seat},
     keeper::{Command, Leaving, Machines, State, View},
@@ -102,7 +102,7 @@ async fn leave(machine: MachineId, name: &str, how: Leaving) -> Result<(), Probl
     match vmm::detach(machine, name, removal).await {
         // It was never in it, or has left by itself.
         Ok(()) | Err(VmmError::Status { status: 404, .. }) => Ok(()),
-        Err(error) => Err(Kind::Conflict.caused_by(&error)),
+        Err(error) => Err(of_process(&error)),
     }
 }
 

@@ -24,12 +24,12 @@ pub(super) async fn handle(machine: MachineId, how: Handling) -> Result<(), Prob
         Handling::Pause => vmm::pause(machine).await,
         Handling::Resume => vmm::resume(machine).await,
     };
-    done.map_err(|error| answers::not_running(&error))
+    done.map_err(|error| answers::of_process(&error))
 }
 
 /// Tells what the guest's process counted or noted.
 pub(super) async fn watch(machine: MachineId, what: Watched) -> Result<ForwardedResponse, Problem> {
-    let refuse = |error| answers::not_running(&error);
+    let refuse = |error| answers::of_process(&error);
     match what {
         Watched::Counters => Ok(json(200, &vmm::counters(machine).await.map_err(refuse)?)),
         Watched::Events(from) => Ok(json(200, &vmm::events(machine, from).await.map_err(refuse)?)),
@@ -59,19 +59,17 @@ pub(super) async fn detail(machine: MachineId) -> Option<&'static str> {
 pub(super) async fn console(machine: MachineId, from: u64) -> Result<ForwardedResponse, Problem> {
     match vmm::console(machine, from, 0).await {
         Ok(console) => Ok(answers::console(&console)),
-        Err(error) => {
-            left(machine, Which::Latest, from).ok_or_else(|| answers::not_running(&error))
-        }
+        Err(error) => left(machine, Which::Latest, from).ok_or_else(|| answers::of_process(&error)),
     }
 }
 
-/// Types at the console.
+/// Types at the console: all of it, or nothing.
 pub(super) async fn type_in(
     machine: MachineId,
     input: Bytes,
 ) -> Result<ForwardedResponse, Problem> {
-    vmm::type_in(machine, input).await.map_err(|error| answers::not_running(&error))?;
-    Ok(json(200, &serde_json::json!({})))
+    vmm::type_in(machine, input).await.map_err(|error| answers::of_process(&error))?;
+    Ok(answers::done())
 }
 
 /// Returns the console output that the process before the latest left.

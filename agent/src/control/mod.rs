@@ -1,11 +1,15 @@
 //! What renters and operators ask of this node: requests that gateways forward as they were
 //! signed. The node checks every signature itself; a gateway is only the way they come.
 //!
-//! `routes` is pure; `authority` checks signatures and leases; `streams` serves what is long-lived.
+//! `routes` is pure; `authority` checks signatures and leases; `streams` serves what is long-lived, `console` the
+//! consoles among that.
 
 pub mod answers;
 mod attachments;
 pub mod authority;
+mod console;
+#[cfg(test)]
+mod guest_tests;
 mod guests;
 pub mod routes;
 pub mod streams;
@@ -175,8 +179,9 @@ impl Control {
                 self.owned(signer, id)?;
                 guests::previous_console(id)
             }
-            Route::Tunnel { .. } | Route::Dump { .. } => {
-                Err(Kind::Unprocessable.because("a tunnel or a dump is opened as a stream"))
+            Route::Terminal { .. } | Route::Tunnel { .. } | Route::Dump { .. } => {
+                let detail = "a terminal, a tunnel or a dump is opened as a stream";
+                Err(Kind::Unprocessable.because(detail))
             }
         }
     }
@@ -473,6 +478,7 @@ impl Control {
         let signer = self.parts.authority.verify(request, self.parts.clock.now())?;
         let id = match route {
             Route::ReadConsole { machine, .. }
+            | Route::Terminal { machine, .. }
             | Route::Tunnel { machine, .. }
             | Route::Dump { machine } => machine,
             Route::Node
@@ -493,7 +499,7 @@ impl Control {
             | Route::Watch { .. }
             | Route::Attachments { .. }
             | Route::WriteConsole { .. } => {
-                let detail = "only consoles, tunnels and dumps of machines are streams";
+                let detail = "only consoles, terminals, tunnels and dumps of machines are streams";
                 return Err(Kind::Unprocessable.because(detail));
             }
         };

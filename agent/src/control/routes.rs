@@ -125,6 +125,13 @@ pub enum Route {
         /// Which.
         machine: MachineId,
     },
+    /// `GET /v1/machines/ID/terminal[?from=OFFSET]`: the console, to be read and typed at.
+    Terminal {
+        /// Which.
+        machine: MachineId,
+        /// First byte wanted; without it, what comes from now on, behind the last lines before.
+        from: Option<u64>,
+    },
     /// `GET /v1/machines/ID/tunnel/PORT`
     Tunnel {
         /// Which.
@@ -279,6 +286,10 @@ impl Route {
                 Self::ReadReceipts { machine, after }
             }
             ("POST", ["console"]) => Self::WriteConsole { machine },
+            ("GET", ["terminal"]) => {
+                let from = query(request, "from").map(|_| number(request, "from")).transpose()?;
+                Self::Terminal { machine, from }
+            }
             ("GET", ["tunnel", port]) => {
                 let port = port.parse().ok().filter(|port| *port > 0);
                 Self::Tunnel { machine, port: port.ok_or_else(|| bad("port", rest[1]))? }
@@ -398,6 +409,10 @@ mod tests {
         assert_eq!(parse("DELETE", &format!("{path}?erase=true")), detach(Leaving::Erased));
         let previous = Route::ReadPrevious { machine };
         assert_eq!(parse("GET", &at("/console?previous=1")), Ok(previous));
+        let terminal = |from| Ok(Route::Terminal { machine, from });
+        assert_eq!(parse("GET", &at("/terminal")), terminal(None));
+        assert_eq!(parse("GET", &at("/terminal?from=7")), terminal(Some(7)));
+        assert_eq!(parse("POST", &at("/console")), Ok(Route::WriteConsole { machine }));
         let receipts = Route::ReadReceipts { machine, after: 3 };
         assert_eq!(parse("GET", &at("/receipts?after=3")), Ok(receipts));
         assert_eq!(parse("GET", &at("/tunnel/22")), Ok(Route::Tunnel { machine, port: 22 }));
@@ -412,6 +427,7 @@ mod tests {
         assert_eq!(parse("GET", &format!("/v1/machines/{machine}/tunnel/0")), Err(400));
         assert_eq!(parse("GET", &format!("/v1/machines/{machine}/tunnel/65536")), Err(400));
         assert_eq!(parse("GET", &format!("/v1/machines/{machine}/console?from=-1")), Err(400));
+        assert_eq!(parse("GET", &format!("/v1/machines/{machine}/terminal?from=x")), Err(400));
         assert_eq!(parse("GET", &format!("/v1/machines/{machine}/events?from=x")), Err(400));
         assert_eq!(parse("GET", &format!("/v1/machines/{machine}/dump")), Err(404));
     }

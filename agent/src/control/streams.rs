@@ -1,12 +1,11 @@
-//! Long-lived requests: a console that is followed, and TCP to a guest.
+//! Long-lived requests: `console`s that are followed or typed at, TCP to a guest, and its memory.
 
 use std::{net::SocketAddr, time::Duration};
 
-use bytes::Bytes;
 use lease::problem::Kind;
 use overlay::{InboundStream, Place, Places};
 use tokio::{
-    io::{AsyncRead, AsyncReadExt, AsyncWriteExt},
+    io::{AsyncRead, AsyncWriteExt},
     net::TcpStream,
 };
 use types::{
@@ -17,6 +16,7 @@ use update::shell::Span;
 
 use super::{
     Control, answers,
+    console::Start,
     routes::{Follow, Route},
 };
 use crate::{machines::vmm, tasks::frames};
@@ -35,9 +35,6 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 
 /// Longest time in which the reader of a dump takes nothing.
 const DUMP_STALL: Duration = Duration::from_secs(30);
-
-/// Longest wait for console output before asking again, in milliseconds.
-const CONSOLE_WAIT_MS: u32 = 20_000;
 
 /// Bytes of one direction of a tunnel that wait for the slower side.
 const TUNNEL_BUFFER: usize = 64 << 10;
@@ -81,7 +78,11 @@ impl Control {
                 Ok(())
             }
             (Route::ReadConsole { from, follow, .. }, _) => {
-                self.follow_console(stream, machine, from, follow).await
+                self.follow_console(stream, machine, (Start::At(from), follow)).await
+            }
+            (Route::Terminal { from, .. }, _) => {
+                let start = from.map_or(Start::Now, Start::At);
+                self.follow_console(stream, machine, (start, Follow::Yes)).await
             }
             (Route::Dump { .. }, _) => dump(stream, machine).await,
             (_, _) => {
@@ -89,62 +90,6 @@ impl Control {
                 Ok(())
             }
         };
-    }
-
-    async fn follow_console(
-        &self,
-        mut stream: overlay::OverlayStream,
-        machine: MachineId,
-        mut from: u64,
-        follow: Follow,
-    ) -> std::io::Result<()> {
-        frames::write(&mut stream, &StreamAnswer::Open { length: None }).await?;
-        let (mut reader, mut writer) = tokio::io::split(stream);
-        let mut input = [0; 1024];
-        loop {
-            let wait = if follow == Follow::Yes { CONSOLE_WAIT_MS } else { 0 };
-            tokio::select! {
-                piece = vmm::console(machine, from, wait) => {
-                    let Ok(piece) = piece else {
-                        // A machine that restarts has a new process in a moment.
-                        if follow == Follow::No || !self.comes_back(machine).await {
-                            return writer.shutdown().await;
-                        }
-                        from = 0;
-                        continue;
-                    };
-                    writer.write_all(&piece.bytes).await?;
-                    writer.flush().await?;
-                    from = piece.end;
-                    if follow == Follow::No {
-                        return writer.shutdown().await;
-                    }
-                }
-                // What the renter types goes to the guest; the end of it ends the stream.
-                count = reader.read(&mut input) => {
-                    let count = count?;
-                    if count == 0 {
-                        return Ok(());
-                    }
-                    // A guest that is just gone reads nothing; the next piece says so.
-                    let _ = vmm::type_in(machine, Bytes::copy_from_slice(&input[..count])).await;
-                }
-            }
-        }
-    }
-
-    async fn comes_back(&self, machine: MachineId) -> bool {
-        use crate::machines::keeper::State;
-        let mut snapshot = self.parts.machines.snapshot();
-        let alive = snapshot.wait_for(|snapshot| {
-            let view = snapshot.machines.iter().find(|view| view.record.lease.id == machine);
-            view.is_none_or(|view| view.state != State::Starting && view.state != State::Stopping)
-        });
-        let Ok(Ok(snapshot)) = tokio::time::timeout(Duration::from_secs(60), alive).await else {
-            return false;
-        };
-        let view = snapshot.machines.iter().find(|view| view.record.lease.id == machine);
-        view.is_some_and(|view| view.state == State::Running)
     }
 }
 
@@ -197,7 +142,7 @@ async fn dump(mut stream: overlay::OverlayStream, machine: MachineId) -> std::io
     let mut dump = match vmm::dump(machine).await {
         Ok(dump) => dump,
         Err(error) => {
-            refuse(&mut stream, answers::not_running(&error)).await;
+            refuse(&mut stream, answers::of_process(&error)).await;
             return Ok(());
         }
     };

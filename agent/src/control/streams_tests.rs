@@ -11,6 +11,7 @@ use std::{
 use lease::authority::public_key;
 use overlay::{Inbox, Overlay, OverlayConfig, OverlayStream, RequestError, Role, SigningKey};
 use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
     net::TcpListener,
     sync::{Notify, mpsc, watch},
 };
@@ -21,7 +22,7 @@ use types::{
     units::UnixSeconds,
 };
 
-use super::{Control, Parts, authority::Authority, streams::RENTERS_STREAMS};
+use super::{Control, Parts, authority::Authority, guest_tests::Guest, streams::RENTERS_STREAMS};
 use crate::{
     attest::Attestor,
     machines::{
@@ -121,17 +122,17 @@ async fn member(seed: u8, node: &Overlay) -> (Overlay, Inbox) {
     (member, inbox)
 }
 
-/// Opens a tunnel for the renter with this seed to the port of its machine.
-async fn tunnel(
+/// Opens what the renter with this seed asks of its machine.
+async fn open(
     gateway: &Overlay,
     node: NodeId,
     seed: u8,
-    port: u16,
+    (method, rest): (&str, &str),
 ) -> (OverlayStream, StreamAnswer) {
     let machine = MachineId::from_bytes([seed; 16]);
     let mut request = ForwardedRequest {
-        method: "GET".into(),
-        target: format!("/v1/machines/{machine}/tunnel/{port}"),
+        method: method.into(),
+        target: format!("/v1/machines/{machine}/{rest}"),
         headers: Vec::new(),
         body: Vec::new(),
     };
@@ -145,7 +146,137 @@ async fn tunnel(
         let answer = frames::read(&mut stream).await.expect("answered");
         (stream, answer)
     };
-    tokio::time::timeout(PATIENCE, exchange).await.expect("answered in time")
+    within(exchange).await
+}
+
+/// Opens a tunnel for the renter with this seed to the port of its machine.
+async fn tunnel(
+    gateway: &Overlay,
+    node: NodeId,
+    seed: u8,
+    port: u16,
+) -> (OverlayStream, StreamAnswer) {
+    open(gateway, node, seed, ("GET", &format!("tunnel/{port}"))).await
+}
+
+async fn within<T>(work: impl Future<Output = T>) -> T {
+    tokio::time::timeout(PATIENCE, work).await.expect("in time")
+}
+
+/// A node with the machine of the renter with this seed, its process, and a gateway.
+struct Scene {
+    node: NodeId,
+    seed: u8,
+    gateway: Overlay,
+    guest: Arc<Guest>,
+    _kept: (tempfile::TempDir, Overlay, Inbox),
+}
+
+impl Scene {
+    /// No two tests have the same seed: sockets are named by machine.
+    async fn start(seed: u8) -> Self {
+        let guest = Guest::listen(MachineId::from_bytes([seed; 16]));
+        let root = tempfile::tempdir().expect("a folder");
+        let (node, inbox) = overlay(seed, Role::Provider, Vec::new()).await;
+        let control = control(&node, root.path(), vec![machine(seed)]);
+        tokio::spawn(tasks::overlay::serve(inbox, node.clone(), control, Arc::new(Notify::new())));
+        let (gateway, inbox) = member(seed + 1, &node).await;
+        Self { node: node.node_id(), seed, gateway, guest, _kept: (root, node, inbox) }
+    }
+
+    async fn open(&self, method: &str, rest: &str) -> (OverlayStream, StreamAnswer) {
+        open(&self.gateway, self.node, self.seed, (method, rest)).await
+    }
+
+    async fn terminal(&self, rest: &str) -> OverlayStream {
+        let (stream, answer) = self.open("GET", rest).await;
+        assert_eq!(answer, StreamAnswer::Open { length: None });
+        stream
+    }
+}
+
+async fn read(stream: &mut OverlayStream, wanted: &str) {
+    let mut bytes = vec![0; wanted.len()];
+    let read = within(stream.read_exact(&mut bytes)).await;
+    assert_eq!(String::from_utf8_lossy(&bytes), wanted, "{read:?}");
+}
+
+#[tokio::test]
+async fn a_password_is_typed_without_a_poll_for_each_key() {
+    let scene = Scene::start(21).await;
+    scene.guest.print(b"boot\nunlock: ");
+    let mut terminal = scene.terminal("terminal?from=0").await;
+    read(&mut terminal, "boot\nunlock: ").await;
+    let password = "correct horse battery staple, and more\r\n";
+    let mut typed = String::new();
+    for key in password.chars() {
+        typed.push(key);
+        terminal.write_all(key.to_string().as_bytes()).await.expect("written");
+        scene.guest.until(|guest| guest.typed == typed.as_bytes()).await;
+    }
+    scene.guest.until(|guest| guest.waiting == 1).await;
+    // The one that brought what was there, and the one that waits.
+    assert_eq!(scene.guest.polls(), 2);
+    scene.guest.print(b"\x1b[32mok\x1b[0m");
+    read(&mut terminal, "\x1b[32mok\x1b[0m").await;
+}
+
+#[tokio::test]
+async fn a_terminal_that_hangs_up_leaves_no_poll_behind() {
+    let scene = Scene::start(24).await;
+    let terminal = scene.terminal("terminal").await;
+    scene.guest.until(|guest| guest.waiting == 1).await;
+    drop(terminal);
+    scene.guest.until(|guest| guest.waiting == 0).await;
+    let follower = scene.terminal("console?follow=1").await;
+    scene.guest.until(|guest| guest.waiting == 1).await;
+    drop(follower);
+    scene.guest.until(|guest| guest.waiting == 0).await;
+}
+
+#[tokio::test]
+async fn what_a_full_console_refuses_is_typed_later_and_once() {
+    let scene = Scene::start(27).await;
+    scene.guest.change(|guest| guest.full = true);
+    let mut terminal = scene.terminal("terminal").await;
+    terminal.write_all(b"first ").await.expect("written");
+    scene.guest.until(|guest| guest.refused > 0).await;
+    terminal.write_all(b"second").await.expect("written");
+    // What is printed is shown meanwhile.
+    scene.guest.print(b"busy");
+    read(&mut terminal, "busy").await;
+    scene.guest.change(|guest| guest.full = false);
+    scene.guest.until(|guest| guest.typed == b"first second").await;
+}
+
+#[tokio::test]
+async fn a_terminal_begins_with_the_last_lines_as_text() {
+    let scene = Scene::start(30).await;
+    let long = "x".repeat(5000);
+    scene.guest.print(format!("{long}\nlast\r\n\x1b[6n\x1b[1mlogin:\x1b[0m ").as_bytes());
+    let mut terminal = scene.terminal("terminal").await;
+    read(&mut terminal, "last\r\nlogin: ").await;
+    scene.guest.print(b"\x1b[6n");
+    read(&mut terminal, "\x1b[6n").await;
+}
+
+#[tokio::test]
+async fn a_process_that_gives_nothing_at_once_is_not_asked_without_pause() {
+    let scene = Scene::start(33).await;
+    scene.guest.change(|guest| guest.hasty = true);
+    let _terminal = scene.terminal("terminal").await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let polls = scene.guest.polls();
+    assert!((2..=7).contains(&polls), "{polls}");
+}
+
+#[tokio::test]
+async fn a_dump_is_refused_in_the_words_of_the_machines_process() {
+    let scene = Scene::start(36).await;
+    let (_, answer) = scene.open("POST", "dump").await;
+    let StreamAnswer::Refused(problem) = answer else { panic!("not refused") };
+    assert_eq!(problem.status, 409);
+    assert!(problem.detail.ends_with(": it is being done already"), "{problem:?}");
 }
 
 #[tokio::test]

@@ -80,7 +80,7 @@ mod tests {
     fn the_volume_holds_name_keys_and_user_data() {
         let seed = Seed {
             hostname: Some("web-1".into()),
-            ssh_keys: vec!["ssh-ed25519 AAAA \"me\": [x] # y".into()],
+            ssh_keys: vec!["ssh-ed25519 AAAA \"me\": [x] # \u{fc}".into()],
             user_data: Some("#!/bin/sh\necho: '\"\n".into()),
         };
         let volume = volume(MACHINE, &seed).expect("made");
@@ -89,7 +89,7 @@ mod tests {
             serde_json::from_str(&file(&volume, "meta-data")).expect("JSON");
         assert_eq!(meta["instance-id"], "ab".repeat(16));
         assert_eq!(meta["local-hostname"], "web-1");
-        assert_eq!(meta["public-keys"], json!(["ssh-ed25519 AAAA \"me\": [x] # y"]));
+        assert_eq!(meta["public-keys"], json!(["ssh-ed25519 AAAA \"me\": [x] # \u{fc}"]));
     }
 
     #[test]

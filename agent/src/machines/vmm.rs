@@ -10,6 +10,7 @@ use serde::de::DeserializeOwned;
 use tokio::{net::UnixStream, task::JoinHandle};
 use types::{
     devices::AttachedDevice,
+    forward::Problem,
     ids::MachineId,
     operations::{VmCounters, VmEvents},
     vm::{Deadline, VmState},
@@ -17,6 +18,12 @@ use types::{
 
 /// Where the sockets are.
 const SOCKETS: &str = "/run/holdfast/machines";
+
+/// Longest refusal of a VMM that is read, in bytes.
+const MAX_REFUSAL: usize = 64 << 10;
+
+/// Longest detail of a refusal that is passed on, in characters.
+const MAX_DETAIL: usize = 500;
 
 /// The VMM answers from memory, except for long polls.
 const LIMIT: Duration = Duration::from_secs(5);
@@ -32,7 +39,19 @@ const MAX_ANSWER: usize = 2 << 20;
 
 /// Returns the path of a machine's socket.
 pub fn socket_path(machine: MachineId) -> PathBuf {
-    PathBuf::from(format!("{SOCKETS}/{machine}.sock"))
+    sockets().join(format!("{machine}.sock"))
+}
+
+#[cfg(not(test))]
+fn sockets() -> PathBuf {
+    SOCKETS.into()
+}
+
+/// A folder of the test's process, where tests put sockets of their own.
+#[cfg(test)]
+pub(crate) fn sockets() -> PathBuf {
+    let folder = format!("holdfast-test-{}/{SOCKETS}", std::process::id());
+    std::env::temp_dir().join(folder)
 }
 
 /// Why a VMM did not answer.
@@ -49,8 +68,8 @@ pub enum VmmError {
         "it answers nothing; stop the machine, which ends it by force after a moment, and start it again"
     )]
     Silent,
-    #[error("the machine's process answered {status}: {body}")]
-    Status { status: u16, body: String },
+    #[error("the machine's process refuses: {detail}")]
+    Status { status: u16, detail: String },
     #[error("the answer of the machine's process cannot be read")]
     Body { reason: String },
 }
@@ -181,7 +200,7 @@ pub struct Dump {
     /// Bytes of it.
     pub length: u64,
     body: Incoming,
-    connection: JoinHandle<()>,
+    _connection: Connection,
 }
 
 impl Dump {
@@ -203,24 +222,19 @@ impl Dump {
     }
 }
 
-impl Drop for Dump {
-    fn drop(&mut self) {
-        self.connection.abort();
-    }
-}
-
 /// Begins to read registers and memory of the guest.
 pub async fn dump(machine: MachineId) -> Result<Dump, VmmError> {
-    let exchange = begin(machine, Method::POST, "/v1/dump", Bytes::new());
-    let (answer, connection) =
-        tokio::time::timeout(HOLD_LIMIT, exchange).await.map_err(|_| VmmError::Late)??;
-    let (head, body) = answer.into_parts();
-    let length = hyper::body::Body::size_hint(&body).exact().unwrap_or(0);
-    let dump = Dump { length, body, connection };
-    if head.status.is_success() {
-        return Ok(dump);
-    }
-    Err(VmmError::Status { status: head.status.as_u16(), body: "no dump".to_owned() })
+    let exchange = async {
+        let (answer, connection) = begin(machine, Method::POST, "/v1/dump", Bytes::new()).await?;
+        let (head, body) = answer.into_parts();
+        if head.status.is_success() {
+            let length = hyper::body::Body::size_hint(&body).exact().unwrap_or(0);
+            return Ok(Dump { length, body, _connection: connection });
+        }
+        let said = read(body, MAX_REFUSAL).await?;
+        Err(refusal(head.status.as_u16(), &said))
+    };
+    tokio::time::timeout(HOLD_LIMIT, exchange).await.map_err(|_| VmmError::Late)?
 }
 
 async fn call(
@@ -235,8 +249,16 @@ async fn call(
     if answer.status().is_success() {
         return Ok(answer);
     }
-    let body = String::from_utf8_lossy(answer.body()).chars().take(500).collect();
-    Err(VmmError::Status { status: answer.status().as_u16(), body })
+    Err(refusal(answer.status().as_u16(), answer.body()))
+}
+
+/// Reads why a request was refused: a problem document (RFC 9457).
+fn refusal(status: u16, body: &[u8]) -> VmmError {
+    let detail = match serde_json::from_slice::<Problem>(body) {
+        Ok(problem) => problem.detail,
+        Err(_) => format!("status {status}, {}", String::from_utf8_lossy(body)),
+    };
+    VmmError::Status { status, detail: detail.chars().take(MAX_DETAIL).collect() }
 }
 
 async fn exchange(
@@ -245,14 +267,24 @@ async fn exchange(
     target: &str,
     body: Bytes,
 ) -> Result<Response<Bytes>, VmmError> {
-    let (answer, connection) = begin(machine, method, target, body).await?;
+    let (answer, _connection) = begin(machine, method, target, body).await?;
     let (head, body) = answer.into_parts();
-    let body = Limited::new(body, MAX_ANSWER)
-        .collect()
-        .await
-        .map_err(|error| VmmError::Body { reason: error.to_string() })?;
-    connection.abort();
-    Ok(Response::from_parts(head, body.to_bytes()))
+    Ok(Response::from_parts(head, read(body, MAX_ANSWER).await?))
+}
+
+async fn read(body: Incoming, most: usize) -> Result<Bytes, VmmError> {
+    let read = Limited::new(body, most).collect().await;
+    read.map(|body| body.to_bytes()).map_err(|error| VmmError::Body { reason: error.to_string() })
+}
+
+/// Drives a connection, and closes it when nobody waits for its answer any more: a VMM that sees it closed stops
+/// waiting too.
+struct Connection(JoinHandle<()>);
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
 }
 
 /// Sends a request. The answer's body comes as long as the second thing runs.
@@ -261,7 +293,7 @@ async fn begin(
     method: Method,
     target: &str,
     body: Bytes,
-) -> Result<(Response<Incoming>, JoinHandle<()>), VmmError> {
+) -> Result<(Response<Incoming>, Connection), VmmError> {
     let http = |source| VmmError::Http { source };
     let stream = UnixStream::connect(socket_path(machine))
         .await
@@ -269,7 +301,7 @@ async fn begin(
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(http)?;
     // Its errors are those of the request, which are returned below.
-    let connection = tokio::spawn(async move { drop(connection.await) });
+    let connection = Connection(tokio::spawn(async move { drop(connection.await) }));
     let request = Request::builder()
         .method(method)
         .uri(target)

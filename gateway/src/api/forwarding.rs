@@ -70,7 +70,10 @@ pub(super) fn response(answer: ForwardedResponse) -> Response {
     *response.status_mut() = StatusCode::from_u16(answer.status).unwrap_or(StatusCode::BAD_GATEWAY);
     let media = HeaderValue::from_str(&answer.content_type)
         .unwrap_or(HeaderValue::from_static("application/octet-stream"));
-    response.headers_mut().insert(header::CONTENT_TYPE, media);
+    // An answer without a body has no form (RFC 9110 §15.3.5).
+    if response.status() != StatusCode::NO_CONTENT {
+        response.headers_mut().insert(header::CONTENT_TYPE, media);
+    }
     for (name, value) in answer.headers {
         // A node can add fields of its own, none that steer the connection.
         let ours = name.starts_with("holdfast-") || name == "location" || name == "retry-after";

@@ -1,5 +1,5 @@
 //! The HTTP API: `server` takes connections, `routes` reads method and path, `machines` checks and
-//! forwards what renters ask, `nodes`, `leases` and `content` answer from what the gateway has, `tunnel` carries bytes both ways,
+//! forwards what renters ask, `nodes`, `leases` and `content` answer from what the gateway has, `tunnel` and `terminal` carry bytes both ways,
 //! `openapi` describes it all. Every refusal is a problem document (RFC 9457).
 
 pub mod bodies;
@@ -11,6 +11,7 @@ mod nodes;
 pub mod openapi;
 pub mod routes;
 pub mod server;
+mod terminal;
 mod tunnel;
 
 use std::{
@@ -132,6 +133,9 @@ async fn of_machine(
     let (request, who) = signed(gateway, parts, body).await?;
     match action {
         MachineAction::Tunnel => tunnel::open(gateway, machine, &request, &who, parts).await,
+        MachineAction::Terminal => {
+            tunnel::open_terminal(gateway, machine, &request, &who, parts).await
+        }
         MachineAction::Console if follows(parts) => {
             tunnel::follow(gateway, machine, &request, &who).await
         }
@@ -144,6 +148,7 @@ async fn of_machine(
         | MachineAction::Power
         | MachineAction::Receipts
         | MachineAction::Show
+        | MachineAction::TypeIn
         | MachineAction::Watch => machines::act(gateway, machine, &request, &who).await,
     }
 }

@@ -66,8 +66,12 @@ pub enum MachineAction {
     Renew,
     /// `GET`.
     Show,
+    /// `GET …/terminal`.
+    Terminal,
     /// `GET …/tunnel/{port}`.
     Tunnel,
+    /// `POST …/console`.
+    TypeIn,
     /// `GET …/counters`, `…/events` or `…/metrics`.
     Watch,
 }
@@ -136,7 +140,11 @@ fn of_machine(
         }
         ["devices", _] => only(method, path, &[("DELETE", of(MachineAction::Devices))]),
         ["dump"] => only(method, path, &[("POST", of(MachineAction::Dump))]),
-        ["console"] => only(method, path, &[("GET", of(MachineAction::Console))]),
+        ["console"] => {
+            let (read, write) = (of(MachineAction::Console), of(MachineAction::TypeIn));
+            only(method, path, &[("GET", read), ("POST", write)])
+        }
+        ["terminal"] => only(method, path, &[("GET", of(MachineAction::Terminal))]),
         ["receipts"] => only(method, path, &[("GET", of(MachineAction::Receipts))]),
         ["tunnel", port] => {
             let valid = !port.starts_with('0') && port.parse::<u16>().is_ok();
@@ -202,6 +210,10 @@ mod tests {
         assert_eq!(status("DELETE", &format!("/v1/machines/{id}")), 200);
         assert_eq!(status("POST", &format!("/v1/machines/{id}/restart")), 200);
         assert_eq!(status("GET", &format!("/v1/machines/{id}/tunnel/22")), 200);
+        assert_eq!(status("GET", &format!("/v1/machines/{id}/terminal")), 200);
+        assert_eq!(status("POST", &format!("/v1/machines/{id}/terminal")), 405);
+        assert_eq!(status("POST", &format!("/v1/machines/{id}/console")), 200);
+        assert_eq!(status("PUT", &format!("/v1/machines/{id}/console")), 405);
         assert_eq!(status("POST", &format!("/v1/machines/{id}/pause")), 200);
         assert_eq!(status("GET", &format!("/v1/machines/{id}/events")), 200);
         assert_eq!(status("DELETE", &format!("/v1/machines/{id}/devices/data")), 200);

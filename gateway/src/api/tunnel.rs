@@ -1,5 +1,5 @@
-//! Long-lived answers: a console that goes on, a guest's memory, and a TCP port of the guest over a WebSocket
-//! (RFC 6455, binary frames).
+//! Long-lived answers: a console that goes on, a guest's memory, and over a WebSocket (RFC 6455) a console that is
+//! typed at (`terminal`) or a TCP port of the guest (binary frames).
 //!
 //! Nothing is queued here: a chunk is read only after the last one was taken.
 
@@ -24,7 +24,7 @@ use types::{
     ids::MachineId,
 };
 
-use super::{forwarding, leases, response};
+use super::{forwarding, leases, response, terminal};
 use crate::{
     service::Gateway,
     streams::{self, Opened, StreamError},
@@ -67,6 +67,7 @@ pub(super) async fn dump(
     Ok(response)
 }
 
+/// Opens a TCP port of the guest.
 pub(super) async fn open(
     gateway: &Gateway,
     machine: MachineId,
@@ -74,12 +75,30 @@ pub(super) async fn open(
     who: &VerifiedRequest,
     parts: &mut Parts,
 ) -> Result<Response, Problem> {
-    let upgrade = WebSocketUpgrade::from_request_parts(parts, &()).await.map_err(|error| {
-        Kind::Malformed.because(format!("a tunnel is a WebSocket (RFC 6455): {error}"))
-    })?;
+    let upgrade = upgrade(parts, "a tunnel").await?;
     let Opened { stream, .. } = connect(gateway, machine, request, who).await?;
-    let upgrade = upgrade.max_frame_size(MAX_FRAME).max_message_size(MAX_FRAME);
     Ok(upgrade.on_upgrade(move |socket| carry(socket, stream)))
+}
+
+/// Opens a console that is typed at.
+pub(super) async fn open_terminal(
+    gateway: &Gateway,
+    machine: MachineId,
+    request: &ForwardedRequest,
+    who: &VerifiedRequest,
+    parts: &mut Parts,
+) -> Result<Response, Problem> {
+    let upgrade = upgrade(parts, "a terminal").await?;
+    let Opened { stream, .. } = connect(gateway, machine, request, who).await?;
+    Ok(upgrade.on_upgrade(move |socket| terminal::carry(socket, stream)))
+}
+
+/// Reads that a request begins a WebSocket; `what` is one.
+async fn upgrade(parts: &mut Parts, what: &str) -> Result<WebSocketUpgrade, Problem> {
+    let upgrade = WebSocketUpgrade::from_request_parts(parts, &()).await.map_err(|error| {
+        Kind::Malformed.because(format!("{what} is a WebSocket (RFC 6455): {error}"))
+    })?;
+    Ok(upgrade.max_frame_size(MAX_FRAME).max_message_size(MAX_FRAME))
 }
 
 async fn connect(

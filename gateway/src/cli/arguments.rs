@@ -1,6 +1,6 @@
 //! The command line's words.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, str::FromStr};
 
 use clap::{Args, Parser, Subcommand};
 use types::{
@@ -64,7 +64,7 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: MachinesCommand,
     },
-    /// Print a machine's console.
+    /// Print a machine's console, or type at it.
     Console {
         /// The machine.
         machine: MachineId,
@@ -74,6 +74,12 @@ pub(crate) enum Command {
         /// Print what it showed last before its latest start.
         #[arg(long, conflicts_with = "follow")]
         previous: bool,
+        /// Type at it too: each key goes to the machine as it is pressed. `~.` at the start of a line leaves it.
+        #[arg(long, short, conflicts_with_all = ["follow", "previous"])]
+        interactive: bool,
+        /// Key that begins what is meant for this command, at the start of a line; `none` for none.
+        #[arg(long, default_value = "~", requires = "interactive", value_name = "KEY")]
+        escape: EscapeKey,
     },
     /// Print what a machine used, after checking its node's signatures.
     Receipts {
@@ -99,6 +105,24 @@ pub(crate) enum Command {
         #[arg(last = true)]
         arguments: Vec<String>,
     },
+}
+
+/// The key that begins what is meant for the command and not for the guest, if there is one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct EscapeKey(pub(crate) Option<u8>);
+
+impl FromStr for EscapeKey {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.as_bytes() {
+            b"none" => Ok(Self(None)),
+            // With these for keys, what comes behind would be one of two things.
+            [key] if key.is_ascii_graphic() && !matches!(key, b'.' | b'?') => Ok(Self(Some(*key))),
+            _ => Err("expected one character of ASCII, as ~ or %, and neither . nor ?; or none"
+                .to_owned()),
+        }
+    }
 }
 
 #[derive(Debug, Subcommand)]

@@ -63,7 +63,8 @@ impl Call {
     }
 }
 
-/// Returns what a command asks, in order; nothing for one that asks nothing or opens a tunnel.
+/// Returns what a command asks, in order; nothing for one that asks nothing, or opens a
+/// tunnel or a terminal.
 pub(super) async fn of(command: &Command) -> Result<Vec<Call>, CliError> {
     let open = |target: &str| vec![Call::get(target.to_owned(), Signing::Nobody)];
     Ok(match command {
@@ -74,6 +75,7 @@ pub(super) async fn of(command: &Command) -> Result<Vec<Call>, CliError> {
         | Command::Node {
             command: NodeCommand::Attest(_) | NodeCommand::Claim(_) | NodeCommand::RecoveryKey(_),
         }
+        | Command::Console { interactive: true, .. }
         | Command::Tunnel { .. }
         | Command::Ssh { .. } => Vec::new(),
         Command::Nodes => open("/v1/nodes"),
@@ -95,7 +97,7 @@ pub(super) async fn of(command: &Command) -> Result<Vec<Call>, CliError> {
         }
         Command::Machines { command } => vec![machines(command)?],
         Command::Receipts { machine, .. } => vec![receipts(*machine, None)],
-        Command::Console { machine, follow, previous } => {
+        Command::Console { machine, follow, previous, .. } => {
             let query = match (follow, previous) {
                 (true, _) => "?follow=1",
                 (_, true) => "?previous=1",

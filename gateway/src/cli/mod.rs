@@ -7,7 +7,7 @@
 //! | 2           | wrong command line                                            |
 //! | 3           | the gateway or the node refused; standard error says why      |
 //! | 4           | the gateway or the node cannot be reached, or answered something else |
-//! | other       | `ssh`: the status of ssh                                      |
+//! | other       | `ssh`: the status of ssh; `console -i`: 128 and the number of the signal that ended it |
 //!
 //! Results go to standard output, as tables or with `--json` as JSON; everything else to standard
 //! error.
@@ -25,6 +25,7 @@ mod leases;
 mod receipts;
 mod recovery;
 mod show;
+mod terminal;
 mod tunnel;
 
 use std::{fmt, path::PathBuf, process::ExitCode};
@@ -67,6 +68,8 @@ pub enum CliError {
     Answer { peer: Peer, url: String, message: String },
     #[error("cannot start ssh; is OpenSSH's client installed?")]
     Ssh { source: std::io::Error },
+    #[error("cannot make this terminal raw")]
+    Terminal { source: std::io::Error },
 }
 
 impl CliError {
@@ -80,7 +83,8 @@ impl CliError {
             | Self::Output { .. }
             | Self::Usage { .. }
             | Self::Lease { .. }
-            | Self::Ssh { .. } => 1,
+            | Self::Ssh { .. }
+            | Self::Terminal { .. } => 1,
         }
     }
 }
@@ -204,12 +208,14 @@ async fn run(arguments: Arguments) -> Result<u8, CliError> {
         Command::Ssh { machine, arguments } => {
             return tunnel::ssh(&context, machine, &arguments).await;
         }
+        Command::Console { machine, escape, .. } => {
+            return terminal::run(&context, machine, escape).await;
+        }
         Command::Nodes
         | Command::Node { .. }
         | Command::Content { .. }
         | Command::Machines { .. }
-        | Command::Receipts { .. }
-        | Command::Console { .. } => {}
+        | Command::Receipts { .. } => {}
     }
     Ok(0)
 }
@@ -289,7 +295,7 @@ async fn console(context: &Context, call: &Call) -> Result<(), CliError> {
 fn print_curl(context: &Context, calls: &[Call]) -> Result<(), CliError> {
     if calls.is_empty() {
         return Err(CliError::Usage {
-            message: "--curl is for commands that make HTTP calls; a tunnel is a WebSocket".into(),
+            message: "--curl is for commands that make HTTP calls; a tunnel and a console that is typed at are WebSockets".into(),
         });
     }
     for call in calls {

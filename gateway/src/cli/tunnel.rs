@@ -1,14 +1,14 @@
 //! `holdfast tunnel` and `holdfast ssh`.
 
+use std::io::Read;
+
+use bytes::Bytes;
 use futures_util::{SinkExt, StreamExt};
 use lease::request::CARRIED_FIELDS;
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpStream,
-    process::Command,
-};
-use tokio_tungstenite::tungstenite::{
-    Error as WsError, Message, client::IntoClientRequest, http::HeaderValue,
+use tokio::{io::AsyncWriteExt, net::TcpStream, process::Command, sync::mpsc};
+use tokio_tungstenite::{
+    WebSocketStream,
+    tungstenite::{Error as WsError, Message, client::IntoClientRequest, http::HeaderValue},
 };
 use types::{forward::ForwardedRequest, ids::MachineId};
 
@@ -23,10 +23,18 @@ pub(super) async fn tunnel(
     machine: MachineId,
     port: u16,
 ) -> Result<(), CliError> {
-    let target = format!("/v1/machines/{machine}/tunnel/{port}");
+    let socket = connect(context, &format!("/v1/machines/{machine}/tunnel/{port}")).await?;
+    carry(context, socket).await
+}
+
+/// Opens a WebSocket, signed.
+pub(super) async fn connect(
+    context: &Context,
+    target: &str,
+) -> Result<WebSocketStream<TcpStream>, CliError> {
     let mut request = ForwardedRequest {
         method: "GET".into(),
-        target: target.clone(),
+        target: target.to_owned(),
         headers: Vec::new(),
         body: Vec::new(),
     };
@@ -43,6 +51,8 @@ pub(super) async fn tunnel(
         }
     }
     let stream = TcpStream::connect(&authority).await.map_err(|error| client.unreachable(error))?;
+    // Keys are short, and each is to arrive at once.
+    stream.set_nodelay(true).map_err(|error| client.unreachable(error))?;
     let upgraded = tokio_tungstenite::client_async(upgrade, stream).await;
     let (socket, _) = upgraded.map_err(|error| {
         if let WsError::Http(answer) = &error {
@@ -51,25 +61,41 @@ pub(super) async fn tunnel(
         }
         client.unreachable(error)
     })?;
-    carry(context, socket).await
+    Ok(socket)
 }
 
-async fn carry(
-    context: &Context,
-    socket: tokio_tungstenite::WebSocketStream<TcpStream>,
-) -> Result<(), CliError> {
-    let (mut to_guest, mut from_guest) = socket.split();
-    let up = async {
-        let (mut input, mut chunk) = (tokio::io::stdin(), vec![0; CHUNK]);
+/// Reads standard input until it ends, on a thread that nobody waits for: a read that still waits does not keep the
+/// process.
+pub(super) fn input() -> mpsc::Receiver<Bytes> {
+    let (pieces, input) = mpsc::channel(2);
+    std::thread::spawn(move || {
+        let (mut stdin, mut chunk) = (std::io::stdin().lock(), vec![0; CHUNK]);
         loop {
-            // An input that cannot be read is one that ended.
-            let length = input.read(&mut chunk).await.unwrap_or(0);
-            let message = Message::Binary(bytes::Bytes::copy_from_slice(&chunk[..length]));
-            // The empty frame ends our direction.
-            if to_guest.send(message).await.is_err() || length == 0 {
+            let length = match stdin.read(&mut chunk) {
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+                // An input that cannot be read is one that ended.
+                Ok(0) | Err(_) => return,
+                Ok(length) => length,
+            };
+            if pieces.blocking_send(Bytes::copy_from_slice(&chunk[..length])).is_err() {
                 return;
             }
         }
+    });
+    input
+}
+
+async fn carry(context: &Context, socket: WebSocketStream<TcpStream>) -> Result<(), CliError> {
+    let (mut to_guest, mut from_guest) = socket.split();
+    let up = async {
+        let mut input = input();
+        while let Some(bytes) = input.recv().await {
+            if to_guest.send(Message::Binary(bytes)).await.is_err() {
+                return;
+            }
+        }
+        // The empty frame ends our direction. Whether it arrives, the other direction tells.
+        let _ = to_guest.send(Message::Binary(Bytes::new())).await;
     };
     let down = async {
         let mut output = tokio::io::stdout();
@@ -87,14 +113,9 @@ async fn carry(
         Ok(())
     };
     tokio::pin!(up, down);
-    let result = tokio::select! {
+    tokio::select! {
         result = &mut down => result,
         () = &mut up => down.await,
-    };
-    // A read of standard input that still waits would keep the process.
-    match result {
-        Ok(()) => std::process::exit(0),
-        Err(error) => Err(error),
     }
 }
 

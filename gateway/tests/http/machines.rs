@@ -93,6 +93,13 @@ async fn every_operation_reaches_the_machine() {
     let console = gateway.ask(&key, plain("GET", &format!("{path}/console"))).await;
     assert_eq!((console.status, &*console.body), (200, b"so far\n".as_slice()));
     assert_eq!(console.field("holdfast-console-from"), "0");
+    assert_eq!(console.field("holdfast-console-end"), "7");
+    let typed = plain("POST", &format!("{path}/console"));
+    let typed = ForwardedRequest { body: b"root\r".to_vec(), ..typed };
+    let answer = gateway.ask(&key, typed).await;
+    assert_eq!((answer.status, answer.field("content-type")), (204, ""));
+    let shown: Machine = gateway.ask(&key, plain("GET", &path)).await.json();
+    assert_eq!(shown.detail, "root\r");
     assert_eq!(state("DELETE", &path).await, (202, MachineState::Destroyed));
 }
 

@@ -14,3 +14,4 @@ mod nodes;
 mod proves;
 mod requests;
 mod streams;
+mod terminal;

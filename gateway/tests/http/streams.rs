@@ -24,7 +24,16 @@ use crate::harness::{
 const MACHINE: &str = "/v1/machines/01010101010101010101010101010101";
 
 async fn tunnel(gateway: &Serving, key: &SigningKey) -> Result<WebSocketStream<TcpStream>, Error> {
-    let target = format!("{MACHINE}/tunnel/22");
+    open(gateway, key, "tunnel/22").await
+}
+
+/// Opens a WebSocket to something of the machine.
+async fn open(
+    gateway: &Serving,
+    key: &SigningKey,
+    rest: &str,
+) -> Result<WebSocketStream<TcpStream>, Error> {
+    let target = format!("{MACHINE}/{rest}");
     let mut request = format!("ws://{}{target}", gateway.http).into_client_request().unwrap();
     for (name, value) in signed(key, plain("GET", &target)).headers {
         let name = hyper::header::HeaderName::try_from(name).unwrap();
@@ -39,10 +48,19 @@ async fn tunnel_to(
     gateway: &Serving,
     node: &mut Node,
 ) -> (WebSocketStream<TcpStream>, overlay::OverlayStream) {
+    open_to(gateway, node, "tunnel/22").await
+}
+
+/// A WebSocket and its end at the node.
+async fn open_to(
+    gateway: &Serving,
+    node: &mut Node,
+    rest: &str,
+) -> (WebSocketStream<TcpStream>, overlay::OverlayStream) {
     let key = renter(41);
     gateway.ask(&key, show(&lease(1, node.id(), &key))).await;
-    let (socket, (request, stream)) = tokio::join!(tunnel(gateway, &key), node.accept());
-    assert_eq!(request.target, format!("{MACHINE}/tunnel/22"));
+    let (socket, (request, stream)) = tokio::join!(open(gateway, &key, rest), node.accept());
+    assert_eq!(request.target, format!("{MACHINE}/{rest}"));
     assert!(lease::request::verify(&request, gateway::service::now(), 300).is_ok());
     (socket.unwrap(), stream)
 }
@@ -195,4 +213,68 @@ async fn a_silent_node_opens_no_console() {
     let follow = plain("GET", &format!("{MACHINE}/console?follow=1"));
     let answer = gateway.ask(&key, follow).await;
     assert_eq!(answer.problem(), (504, "/problems/node-timeout".into()));
+}
+
+/// The next message that is no ping.
+async fn next(socket: &mut WebSocketStream<TcpStream>) -> Message {
+    loop {
+        let message = within("a message", socket.next()).await.unwrap().unwrap();
+        if !matches!(message, Message::Ping(_)) {
+            return message;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_terminal_shows_and_types() {
+    let gateway = Serving::start().await;
+    let mut node = Node::join(&gateway, 54, Manner::Prompt).await;
+    let (mut socket, mut console) = open_to(&gateway, &mut node, "terminal?from=7").await;
+    console.write_all(b"unlock: ").await.unwrap();
+    console.flush().await.unwrap();
+    assert_eq!(next(&mut socket).await, binary(b"unlock: "));
+    socket.send(binary(b"secret")).await.unwrap();
+    // Browsers send text, and a frame without bytes types nothing.
+    socket.send(binary(b"")).await.unwrap();
+    socket.send(Message::Text("\u{fc}\r".into())).await.unwrap();
+    let mut typed = [0; 9];
+    within("what was typed", console.read_exact(&mut typed)).await.unwrap();
+    assert_eq!(&typed, b"secret\xc3\xbc\r");
+    console.shutdown().await.unwrap();
+    let Message::Close(Some(end)) = next(&mut socket).await else { panic!("no close frame") };
+    assert_eq!((u16::from(end.code), end.reason.as_str()), (1000, "the machine runs no more"));
+}
+
+#[tokio::test]
+async fn a_terminal_says_that_its_node_is_gone() {
+    let gateway = Serving::start().await;
+    let mut node = Node::join(&gateway, 55, Manner::Prompt).await;
+    let (mut socket, console) = open_to(&gateway, &mut node, "terminal").await;
+    drop((console, node));
+    let Message::Close(Some(end)) = next(&mut socket).await else { panic!("no close frame") };
+    assert_eq!(u16::from(end.code), 1011);
+    assert!(end.reason.starts_with("the machine's node is gone"), "{}", end.reason);
+}
+
+#[tokio::test]
+async fn a_terminal_whose_client_is_gone_ends_at_the_node() {
+    let gateway = Serving::start().await;
+    let mut node = Node::join(&gateway, 56, Manner::Prompt).await;
+    let (socket, mut console) = open_to(&gateway, &mut node, "terminal").await;
+    drop(socket);
+    let mut nothing = Vec::new();
+    // The stream ends, or is reset.
+    let _ = within("the end", console.read_to_end(&mut nothing)).await;
+    assert_eq!(nothing, b"");
+}
+
+#[tokio::test]
+async fn a_terminal_is_a_signed_websocket() {
+    let gateway = Serving::start().await;
+    let target = format!("{MACHINE}/terminal");
+    let unsigned = gateway.get(&target).await;
+    assert_eq!(unsigned.problem(), (401, "/problems/unauthenticated".into()));
+    let no_socket = gateway.ask(&renter(57), plain("GET", &target)).await;
+    assert_eq!(no_socket.problem(), (400, "/problems/malformed".into()));
+    assert!(no_socket.detail().starts_with("a terminal is a WebSocket"), "{no_socket:?}");
 }

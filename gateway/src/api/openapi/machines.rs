@@ -55,7 +55,7 @@ pub(super) struct Image {
 #[derive(ToSchema)]
 pub(super) struct Seed {
     hostname: Option<String>,
-    /// Lines of `authorized_keys` for the image's usual user.
+    /// Lines of `authorized_keys` for the image's usual user, each at most 4,096 bytes of UTF-8.
     #[schema(required = false)]
     ssh_keys: Vec<String>,
     /// Text, not gzip: passed on as it is, at most 131,072 bytes.

@@ -53,6 +53,8 @@ pub fn document() -> utoipa::openapi::OpenApi {
         renew_lease,
         receipts,
         console,
+        type_in,
+        terminal,
         interrupt_machine,
         pause_machine,
         resume_machine,
@@ -146,7 +148,7 @@ describe!(read_content, get, "/v1/content/{sha256}", "Downloads content that the
 describe!(head_content, head, "/v1/content/{sha256}", "Says whether content that the signer uploaded is here", (("sha256" = String, Path)) answers 200 (body = Octets, content_type = "application/octet-stream"));
 describe!(write_content, put, "/v1/content/{sha256}", "Uploads content, for a signer whose lease the gateway was shown. The signature covers no content-digest: the path names it", (("sha256" = String, Path)) takes (content = Octets, content_type = "application/octet-stream") answers 201 (body = StoredContent));
 describe!(remove_content, delete, "/v1/content/{sha256}", "Removes content that the signer uploaded", (("sha256" = String, Path)) answers 204 ());
-describe!(machines, get, "/v1/machines", "Lists the signer's machines; the field holdfast-unreachable-nodes names nodes that did not answer", () answers 200 (body = Vec<Machine>));
+describe!(machines, get, "/v1/machines", "Lists the signer's machines; the field holdfast-unreachable-nodes names nodes that did not answer", () answers 200 (body = Vec<Machine>, headers(("holdfast-unreachable-nodes" = String, description = "Nodes that did not answer, if there are some, parted by blanks"))));
 describe!(create_machine, post, "/v1/machines", "Makes the machine of a lease, from content that the signer uploaded", (("idempotency-key" = String, Header)) takes (content = CreateMachine) answers 201 (body = Machine));
 describe!(machine, get, "/v1/machines/{id}", "Shows a machine", (("id" = String, Path)) answers 200 (body = Machine));
 describe!(delete_machine, delete, "/v1/machines/{id}", "Ends the machine and destroys its disk", (("id" = String, Path)) answers 202 (body = Machine));
@@ -154,7 +156,9 @@ describe!(start_machine, post, "/v1/machines/{id}/start", "Starts it", (("id" = 
 describe!(stop_machine, post, "/v1/machines/{id}/stop", "Asks it to stop, then stops it", (("id" = String, Path)) answers 202 (body = Machine));
 describe!(restart_machine, post, "/v1/machines/{id}/restart", "Restarts it", (("id" = String, Path)) answers 202 (body = Machine));
 describe!(renew_lease, put, "/v1/machines/{id}/lease", "Brings a lease with a higher serial", (("id" = String, Path)) takes (content = LeaseRenewal) answers 200 (body = Machine));
-describe!(console, get, "/v1/machines/{id}/console", "What the console showed; with follow=1, what it shows from then on too; with previous=1, what it showed last before the latest start. Of a machine that is off, the last 64 KiB", (("id" = String, Path), ("follow" = Option<u8>, Query), ("from" = Option<u64>, Query), ("previous" = Option<u8>, Query)) answers 200 (body = Octets, content_type = "application/octet-stream"));
+describe!(console, get, "/v1/machines/{id}/console", "What the console showed; with follow=1, what it shows from then on too; with previous=1, what it showed last before the latest start. Of a machine that is off, the last 64 KiB", (("id" = String, Path), ("follow" = Option<u8>, Query), ("from" = Option<u64>, Query), ("previous" = Option<u8>, Query)) answers 200 (body = Octets, content_type = "application/octet-stream", headers(("holdfast-console-from" = u64, description = "Offset of the first byte of the answer, counted from the guest's start; not with follow=1"), ("holdfast-console-end" = u64, description = "Offset behind the last byte of the answer, which is what to ask for as `from` next; not with follow=1"))));
+describe!(type_in, post, "/v1/machines/{id}/console", "Types at the console: all of the body, at most 4,096 bytes, or nothing (429) while the guest does not read what was typed before", (("id" = String, Path)) takes (content = Octets, content_type = "application/octet-stream") answers 204 ());
+describe!(terminal, get, "/v1/machines/{id}/terminal", "A WebSocket to the console, to be read and typed at: binary frames both ways, from the client text too. It begins with the last lines so far, as text without control sequences; with `from`, at that byte. What is typed waits for a guest that does not read, and where it cannot wait any longer, a BEL (7) says that it was let go. The close frame's code is 1000 when the machine runs no more and 1011 when its node is gone", (("id" = String, Path), ("from" = Option<u64>, Query)) answers 101 ());
 describe!(interrupt_machine, post, "/v1/machines/{id}/nmi", "Sends every virtual CPU an interrupt that cannot be masked", (("id" = String, Path)) answers 200 (body = Machine));
 describe!(pause_machine, post, "/v1/machines/{id}/pause", "Makes the guest wait until it is resumed", (("id" = String, Path)) answers 200 (body = Machine));
 describe!(resume_machine, post, "/v1/machines/{id}/resume", "Lets the guest go on", (("id" = String, Path)) answers 200 (body = Machine));

@@ -230,13 +230,26 @@ impl State {
                 if found.renter != who.key {
                     return Err(Kind::Forbidden.because("another renter's machine"));
                 }
+                if (method, rest) == ("POST", &["console"][..]) {
+                    // Says what was typed, so that it is seen to arrive.
+                    found.detail = String::from_utf8(request.body.clone()).unwrap();
+                    return Ok(ForwardedResponse {
+                        status: 204,
+                        body: Vec::new(),
+                        ..json(204, &())
+                    });
+                }
                 found.state = match (method, rest) {
                     ("DELETE", []) => MachineState::Destroyed,
                     ("POST", ["start" | "restart"]) => MachineState::Starting,
                     ("POST", ["stop"]) => MachineState::Stopping,
                     ("GET", ["console"]) => {
                         let (content_type, body) = ("application/octet-stream", b"so far\n");
-                        let headers = vec![("holdfast-console-from".into(), "0".into())];
+                        let headers = [("from", "0"), ("end", "7")];
+                        let headers = headers.map(|(name, value)| {
+                            (format!("holdfast-console-{name}"), value.to_owned())
+                        });
+                        let headers = headers.to_vec();
                         let (content_type, body) = (content_type.into(), body.to_vec());
                         return Ok(ForwardedResponse { status: 200, content_type, headers, body });
                     }

@@ -34,6 +34,9 @@ pub(crate) fn check_exchange(request: &ForwardedRequest, answer: &Answer) {
     let class = format!("{}XX", answer.status / 100);
     let response = responses.get(&answer.status.to_string()).or_else(|| responses.get(&class));
     let response = response.unwrap_or_else(|| panic!("{what} is not described"));
+    for name in answer.headers.keys().filter(|name| name.as_str().starts_with("holdfast-")) {
+        assert!(response["headers"][name.as_str()].is_object(), "{what}: {name} is not described");
+    }
     let Some(content) = response["content"].as_object() else {
         assert!(answer.body.is_empty(), "{what}: a body is not described");
         return;
