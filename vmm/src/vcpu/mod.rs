@@ -7,7 +7,7 @@ mod hold;
 mod hyperv;
 mod registers;
 
-use std::sync::Arc;
+use std::{io, sync::Arc};
 
 use kvm_bindings::{
     KVM_INTERNAL_ERROR_DELIVERY_EV, KVM_SYSTEM_EVENT_CRASH, KVM_SYSTEM_EVENT_RESET,
@@ -40,6 +40,8 @@ pub enum VcpuError {
     Set { what: &'static str, id: u32, source: kvm_ioctls::Error },
     #[error("cannot read the host's CPU features")]
     Features { source: kvm_ioctls::Error },
+    #[error("cannot ask for the state of AMX tiles in guests")]
+    Tiles { source: io::Error },
     #[error("cannot write the first CPU's tables into guest memory: {0}")]
     Tables(String),
     #[error(transparent)]
@@ -53,6 +55,7 @@ pub fn create(
     entry: Entry,
     ram: &Ram,
 ) -> Result<Vec<VcpuFd>, VcpuError> {
+    sys::vcpu::ask_for_tiles().map_err(|source| VcpuError::Tiles { source })?;
     let supported = board
         .vm
         .kvm()
