@@ -38,7 +38,7 @@ use crate::{
         bus::Address,
         chipset::{HostBridge, LpcBridge},
         function::PciFunction,
-        port::{LinkState, SlotWatch},
+        port::{Behind, SlotWatch},
     },
     sys::{
         kvm::{KvmError, Vm},
@@ -115,7 +115,7 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
     seats.extend(passed.seats);
     let (hotplug, orders) = Hotplug::new();
     let slots: Arc<dyn SlotWatch> = Arc::<Hotplug>::clone(&hotplug);
-    let ports = Ports::new(tree, &passed.links, &*vm, &slots)?;
+    let ports = Ports::new(tree, &passed.behind, &*vm, &slots)?;
     let plan = ports.place(&seats, &map)?;
     let supplies = Supplies { plug: passed.plug, platform, vcpus: spec.vcpus };
     let plugger = Manager::new(orders, ports.spares(&plan), supplies);
@@ -276,7 +276,7 @@ fn nvme(
 #[derive(Default)]
 struct Passed {
     seats: Vec<Seat>,
-    links: Vec<LinkState>,
+    behind: Vec<Behind>,
     closer: Option<Closer>,
     plug: Option<Plug>,
 }
@@ -293,7 +293,7 @@ fn passthrough(
     let Passthrough { devices, closer, plug } = claim.give(ram, vm, &routes)?;
     let mut passed = Passed { closer: Some(closer), plug: Some(plug), ..Passed::default() };
     for (port, assigned) in ports.into_iter().zip(devices) {
-        passed.links.push(assigned.link);
+        passed.behind.push(assigned.behind);
         passed.seats.push(Seat {
             address: Address { bus: tree.ports[port].buses.0, device: 0, function: 0 },
             above: Above::Bridge(port),
