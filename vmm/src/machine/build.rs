@@ -29,6 +29,7 @@ use crate::{
         nvme::Nvme,
         power::{self, Power},
         serial::{self, Serial},
+        throttle::Limits,
         virtio::{self, VirtioError, blk::engine::EngineChoice, net::PairFiles, pci::VirtioPci},
     },
     events::Events,
@@ -109,7 +110,7 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
         plain(0, HostBridge::new(chipset.ecam.clone())),
         plain(LPC_BRIDGE, LpcBridge::default()),
     ];
-    let (watch, platform) = virtio_platform(&vm, &ram);
+    let (watch, platform) = virtio_platform(&vm, &ram, spec);
     seats.extend(virtio_functions(spec, &platform)?);
     let passed = passthrough(claim, &tree, &vm, &ram)?;
     seats.extend(passed.seats);
@@ -205,7 +206,7 @@ struct Watch {
 }
 
 /// Returns what virtio functions use, and what their owner watches of it.
-fn virtio_platform(vm: &Arc<Vm>, ram: &Ram) -> (Watch, virtio::Platform) {
+fn virtio_platform(vm: &Arc<Vm>, ram: &Ram, spec: &VmSpec) -> (Watch, virtio::Platform) {
     let watch = Watch::default();
     let platform = virtio::Platform {
         ram: ram.memory.clone(),
@@ -213,6 +214,7 @@ fn virtio_platform(vm: &Arc<Vm>, ram: &Ram) -> (Watch, virtio::Platform) {
         interrupts: Arc::<Vm>::clone(vm),
         activity: watch.activity.clone(),
         events: watch.events.clone(),
+        limits: Limits::new(spec.disk_limit, Instant::now()),
     };
     (watch, platform)
 }
