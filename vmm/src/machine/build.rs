@@ -25,7 +25,7 @@ use crate::{
     console::Console,
     counters::{Exits, Registry},
     devices::{
-        DeviceError,
+        DeviceError, cmos,
         nvme::Nvme,
         power::{self, Power},
         serial::{self, Serial},
@@ -104,7 +104,8 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
     let console = open_console(spec)?;
     let (serial_line, sci) = (line(&vm, serial::GSI)?, line(&vm, power::SCI)?);
 
-    let mut chipset = Chipset::new(&map.ram, spec.clock_ahead_s);
+    let clock_line = line(&vm, cmos::GSI)?;
+    let mut chipset = Chipset::new(&map.ram, spec.clock_ahead_s).wired(clock_line);
     let tree = number_ports(spec)?;
     let mut seats = vec![
         plain(0, HostBridge::new(chipset.ecam.clone())),
