@@ -85,6 +85,10 @@ pub struct ExitCounters {
     pub memory_writes: u64,
     /// Signals from other threads.
     pub kicks: u64,
+    /// Locks of the whole memory bus: atomic accesses that cross a cache line, or go to uncached memory.
+    /// Such an exit counts as `others` or under its other reason too. 0 where the host does not tell.
+    #[serde(default)]
+    pub bus_locks: u64,
     /// Everything else.
     pub others: u64,
 }

@@ -45,7 +45,8 @@ pub struct RootComplex {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Port {
-    /// What the host's port says of itself. Without it the port has the link of what is below.
+    /// What the host's port says of itself. Without it the port has the link of what is below, and
+    /// the AtomicOps that the host completes for it.
     pub registers: Option<PortRegisters>,
     /// What is behind it.
     pub below: Below,

@@ -43,6 +43,9 @@ pub struct VmSpec {
     pub boot: Boot,
     /// Disks, in order: the guest's vda, vdb, … (or nvme0n1, …), and what firmware tries first.
     pub disks: Vec<Disk>,
+    /// Most that all disks together move, those too that come while the guest runs, if that is bounded.
+    #[serde(default)]
+    pub disk_limit: Option<RateLimit>,
     /// virtio-net devices, in order.
     pub nets: Vec<Net>,
     /// virtio-vsock, if any.
@@ -199,7 +202,7 @@ pub struct Disk {
     /// What the guest sees the disk as.
     #[serde(default)]
     pub model: DiskModel,
-    /// Most that the guest gets of it, if that is bounded.
+    /// Most that the guest gets of it alone, if that is bounded.
     #[serde(default)]
     pub limit: Option<RateLimit>,
     /// What the file is encrypted with; it is plain without one.

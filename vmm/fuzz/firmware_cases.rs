@@ -140,6 +140,14 @@ pub(crate) fn clock(bytes: &[u8]) {
             let _ = clock.read(step[2] & 1, now);
         }
     }
+    // What is due comes at its time, and not again before it is seen.
+    clock.look(now);
+    if let Some(wait) = clock.due_in(now) {
+        assert!(!wait.is_zero() && wait <= Duration::from_secs(86_400), "{wait:?}");
+        now += wait;
+        clock.look(now);
+        assert_eq!(clock.due_in(now), None);
+    }
     // In decimal, 24-hour form every part is two digits.
     clock.write(0, 0x0b, now);
     clock.write(1, 2, now);

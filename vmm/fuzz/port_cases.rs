@@ -23,7 +23,7 @@ use vmm::{
     pci::{
         allocate::{self, Above, Demand, Request},
         function::{Bar, BarKind, PciFunction},
-        port::{Alarm, Kind, Link, Port, Power, SlotSpec, SlotWatch, Windows},
+        port::{Alarm, AtomicOps, Behind, Kind, Link, Port, Power, SlotSpec, SlotWatch, Windows},
     },
     spec,
 };
@@ -34,6 +34,7 @@ const LINK_CONTROL: u16 = 0x50;
 const LINK_STATUS: u16 = 0x52;
 const SLOT_CONTROL: u16 = 0x58;
 const SLOT_STATUS: u16 = 0x5a;
+const DEVICE_CAPABILITIES2: u16 = 0x64;
 const LINK_DISABLE: u16 = 1 << 4;
 const LINK_ACTIVE: u16 = 1 << 13;
 const PRESENT: u16 = 1 << 6;
@@ -43,7 +44,9 @@ const POWER_MANAGEMENT: u32 = 0x01;
 const POWER_STATE: u16 = 3;
 /// Greatest speed and width in link capabilities.
 const MOST: u32 = 0x3ff;
-/// Speed and width of the device that is plugged.
+/// AtomicOps of all sizes, in device capabilities 2: those of the device that is plugged.
+const ATOMICS: u32 = 7 << 7;
+/// Its speed and width.
 const PLUGGED: Link = Link { speed: 4, width: 8 };
 
 struct Recorder {
@@ -123,7 +126,8 @@ pub(crate) fn slot(bytes: &[u8]) {
         match step[0] {
             0 if !present => {
                 (present, link) = (true, PLUGGED);
-                port.insert(PLUGGED.fixed()).expect("recorded");
+                let atomics = AtomicOps::of_sizes(7);
+                port.insert(Behind { link: PLUGGED.fixed(), atomics }).expect("recorded");
             }
             1 if present => {
                 connected = true;
@@ -159,6 +163,8 @@ pub(crate) fn slot(bytes: &[u8]) {
         assert_eq!(port.buses().is_some(), active && state == 0);
         let most = word(&mut port, LINK_CAPABILITIES) & MOST;
         assert_eq!(most, u32::from(link.speed) | u32::from(link.width) << 4, "the slot's link");
+        let atomics = word(&mut port, DEVICE_CAPABILITIES2);
+        assert_eq!(atomics, if present { ATOMICS } else { 0 }, "the device's AtomicOps");
     }
     assert_eq!(fixed_part(&mut port), fixed, "what is fixed was written");
 }

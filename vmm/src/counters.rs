@@ -37,6 +37,8 @@ pub struct Exits {
     pub memory_writes: Counter,
     /// Signals of other threads.
     pub kicks: Counter,
+    /// Locks of the memory bus; such an exit counts under its reason too.
+    pub bus_locks: Counter,
     /// Everything else.
     pub others: Counter,
 }
@@ -50,6 +52,7 @@ impl Exits {
             memory_reads: self.memory_reads.get(),
             memory_writes: self.memory_writes.get(),
             kicks: self.kicks.get(),
+            bus_locks: self.bus_locks.get(),
             others: self.others.get(),
         }
     }

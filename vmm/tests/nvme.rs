@@ -31,7 +31,7 @@ use vmm::{
             controller::{Controller, Progress},
             shared::Shared,
         },
-        throttle::Throttle,
+        throttle::{Admission, Limits},
         virtio::blk::{
             engine::{Engine, EngineChoice},
             request::Access,
@@ -502,6 +502,23 @@ fn a_limit_spreads_requests_evenly() {
     assert_eq!(driver.admin(6, 0, &[1]).0, 0);
 }
 
+/// What a machine's other disks took leaves less for this one, which has no limit of its own.
+#[test]
+fn disks_keep_to_the_limit_of_their_machine() {
+    let limit = RateLimit { bytes: None, operations: Some(Rate { per_second: 20, burst: 1 }) };
+    let (mut machine, start) = (Machine::new(), Instant::now());
+    machine.platform.limits = Limits::new(Some(limit), start);
+    let others = [0; 4].map(|bytes| machine.platform.limits.admit(start, bytes));
+    assert_eq!(others[3], Admission::At(start + Duration::from_millis(150)));
+    let mut driver = Driver::within(machine, EngineChoice::Best, &spec(None), 2);
+    driver.enable();
+    let mut pair = driver.pair(1);
+    driver.command(&mut pair, transfer(READ, 0, 1));
+    assert!(start.elapsed() >= Duration::from_millis(200), "{:?}", start.elapsed());
+    let next = driver.machine.platform.limits.admit(start, 0);
+    assert_eq!(next, Admission::At(start + Duration::from_millis(250)));
+}
+
 #[test]
 fn a_command_that_waited_for_its_turn_takes_it_once() {
     let Machine { ram, interrupts, .. } = Machine::new();
@@ -511,9 +528,9 @@ fn a_command_that_waited_for_its_turn_takes_it_once() {
     let engine = Engine::new(EngineChoice::Plain, file.as_fd(), ram.clone(), 256).unwrap();
     let limit = RateLimit { bytes: None, operations: Some(Rate { per_second: 10, burst: 1 }) };
     let now = Instant::now();
-    let throttle = Throttle::new(Some(limit), now);
+    let limits = Limits::new(Some(limit), now);
     let profile = nvme::profile(Access::ReadWrite);
-    let mut device = Controller::new(engine, ram.clone(), profile, throttle, Arc::clone(&shared));
+    let mut device = Controller::new(engine, ram.clone(), profile, limits, Arc::clone(&shared));
     nvme::start(&mut device, &shared, ENTRIES);
     let mut admin = Pair::new(0, ASQ, ACQ, ENTRIES);
     let name = (ENTRIES - 1) << 16 | 1;

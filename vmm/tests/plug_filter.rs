@@ -53,6 +53,7 @@ fn attach(model: &str) {
         interrupts: Arc::new(FakeInterrupts::default()),
         activity: Default::default(),
         events: Default::default(),
+        limits: Default::default(),
     };
     let model = if model == "nvme" { DiskModel::Nvme } else { DiskModel::VirtioBlk };
     let serial = "late".to_owned();

@@ -15,7 +15,7 @@ use types::{
     ids::MachineId,
     node::Bdf,
     units::Mebibytes,
-    vm::{Rate, RateLimit, VfioInterface},
+    vm::VfioInterface,
 };
 
 use super::{
@@ -158,20 +158,6 @@ fn free_mib(record: &Record) -> u64 {
     shape.disk_mib.0.saturating_sub(record.hardware.own_disk(shape).0).saturating_sub(used)
 }
 
-/// What each disk of a machine may move: the lease's limit, divided evenly among all that it can
-/// have at a time.
-pub fn limit_each(record: &Record) -> Option<RateLimit> {
-    let disks = u64::from(record.hardware.spare_ports) + 1;
-    let share = |rate: Rate| Rate {
-        per_second: (rate.per_second / disks).max(1),
-        burst: rate.burst / disks,
-    };
-    record.lease.shape.disk_limit.map(|limit| RateLimit {
-        bytes: limit.bytes.map(share),
-        operations: limit.operations.map(share),
-    })
-}
-
 /// Why something could not be attached.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the message is the doc")]
@@ -280,7 +266,8 @@ async fn open_disk(
         read_only: disk.size_mib.is_none(),
         serial: disk.name.clone(),
         model: disk.model,
-        limit: limit_each(record),
+        // The machine has one for all its disks.
+        limit: None,
         key,
     };
     Ok((file.into(), device))
@@ -379,17 +366,6 @@ mod tests {
         assert_eq!(attach(&mut record, device(OTHER)), Ok(()));
         let id = OTHER.to_string();
         assert_eq!(attach(&mut record, device(OTHER)), Err(Refusal::Attached { id }));
-    }
-
-    #[test]
-    fn the_limit_is_divided() {
-        let mut record = record();
-        assert_eq!(limit_each(&record), None);
-        let rate = Rate { per_second: 300, burst: 30 };
-        record.lease.shape.disk_limit = Some(RateLimit { bytes: Some(rate), operations: None });
-        let share = Rate { per_second: 100, burst: 10 };
-        let expected = Some(RateLimit { bytes: Some(share), operations: None });
-        assert_eq!(limit_each(&record), expected);
     }
 
     #[test]

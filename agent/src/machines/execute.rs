@@ -27,7 +27,7 @@ use types::{
 };
 
 use super::{
-    attach::{self, AttachFailure, Plugged},
+    attach::{AttachFailure, Plugged},
     content::{Cache, ContentError},
     cpus::HostCpu,
     disk::{self, DiskError, Opened, Places},
@@ -267,6 +267,7 @@ async fn launch(
         host_memory: located.memory,
         boot,
         disks,
+        disk_limit: record.lease.shape.disk_limit,
         nets,
         vsock,
         passthrough,
@@ -395,7 +396,7 @@ async fn open_disks(
         read_only: false,
         serial,
         model: record.hardware.disk_model,
-        limit: attach::limit_each(record),
+        limit: None,
         key,
     }])
 }

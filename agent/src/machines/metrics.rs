@@ -88,6 +88,14 @@ pub fn write(out: &mut Exposition, machines: &[(MachineId, VmCounters)]) {
             }
         }
     }
+    let about = "Locks of the whole memory bus by a virtual CPU, as split locks are.";
+    let mut samples = out.metric(Metric::counter("vm_vcpu_bus_locks_total", about));
+    for (machine, counters) in &named {
+        for (number, vcpu) in counters.vcpus.iter().enumerate() {
+            let labels = [("machine", machine.as_str()), ("vcpu", &number.to_string())];
+            samples.sample(&labels, vcpu.bus_locks);
+        }
+    }
     for Counter { metric, read } in DEVICES {
         let mut samples = out.metric(metric);
         for (machine, counters) in &named {
@@ -105,7 +113,7 @@ mod tests {
     #[test]
     fn each_number_has_a_line_under_its_type() {
         let device = DeviceCounters { name: "blk0".into(), requests: 7, ..Default::default() };
-        let vcpu = ExitCounters { kicks: 3, ..Default::default() };
+        let vcpu = ExitCounters { kicks: 3, bus_locks: 5, ..Default::default() };
         let counters =
             VmCounters { vcpus: vec![vcpu], devices: vec![device], ..Default::default() };
         let text = text(MachineId::from_bytes([1; 16]), &counters);
@@ -116,8 +124,9 @@ mod tests {
         line(format!(
             "holdfast_vm_vcpu_exits_total{{machine=\"{id}\",vcpu=\"0\",reason=\"kick\"}} 3"
         ));
+        line(format!("holdfast_vm_vcpu_bus_locks_total{{machine=\"{id}\",vcpu=\"0\"}} 5"));
         line("# TYPE holdfast_vm_vcpu_exits_total counter".to_owned());
         let samples = text.lines().filter(|line| !line.starts_with('#')).count();
-        assert_eq!(samples, 3 + EXITS.len() + DEVICES.len());
+        assert_eq!(samples, 4 + EXITS.len() + DEVICES.len());
     }
 }

@@ -64,6 +64,7 @@ impl Plan {
             host_memory: Vec::new(),
             boot: Boot::Linux { kernel_fd: -1, initrd_fd: None, cmdline: String::new() },
             disks: Vec::new(),
+            disk_limit: None,
             nets: Vec::new(),
             vsock: None,
             passthrough: None,

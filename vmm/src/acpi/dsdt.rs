@@ -1,4 +1,4 @@
-//! The DSDT: processors are in the MADT, so it holds the PCI roots (see `roots`), the serial port,
+//! The DSDT: processors are in the MADT, so it holds the PCI roots (see `roots`), the serial port, the clock,
 //! `\_S5`, and whom an operating system tells that it sleeps.
 //! Source: ACPI 6.5 §6.2 (device configuration), §7.4.2.6 (\_S5), §9.1.1 (_DSM), §19 (AML); Intel
 //! "Low Power S0 Idle" (document 599443), §3 "_DSM"; Microsoft "Modern standby firmware
@@ -17,7 +17,7 @@ use acpi_tables::{
 
 use super::{OEM, OEM_REVISION, OEM_TABLE, Platform, bytes, roots};
 use crate::{
-    devices::{power, pvpanic, serial},
+    devices::{cmos, power, pvpanic, serial},
     layout,
 };
 
@@ -30,6 +30,7 @@ pub(super) fn build(platform: &Platform) -> Vec<u8> {
         scope.extend(roots::build(number, root));
     }
     scope.extend(serial_port());
+    scope.extend(clock());
     scope.extend(ecam_reservation(platform.ecam));
     scope.extend(panic_port());
     scope.extend(sleep_listener());
@@ -58,6 +59,17 @@ fn serial_port() -> Vec<u8> {
         resources,
     ];
     device("COM1", parts)
+}
+
+/// The clock with CMOS memory. It is edge-triggered, as ISA interrupts are.
+fn clock() -> Vec<u8> {
+    let ports = u8::try_from(cmos::LENGTH).unwrap_or(2);
+    let resources = resources(vec![
+        bytes(&IO::new(cmos::BASE, cmos::BASE, 1, ports)),
+        bytes(&Interrupt::new(true, true, false, false, cmos::GSI)),
+    ]);
+    let id = EISAName::new("PNP0B00");
+    device("RTC_", vec![bytes(&Name::new(Path::new("_HID"), &id)), resources])
 }
 
 /// Source: QEMU docs/specs/pvpanic.rst, "ACPI Interface".

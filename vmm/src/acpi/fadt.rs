@@ -2,7 +2,7 @@
 //! Source: ACPI 6.5 §5.2.9 and §5.2.10.
 
 use super::{OEM, OEM_REVISION, OEM_TABLE};
-use crate::devices::power;
+use crate::devices::{cmos, power};
 
 /// Bytes of a FADT of revision 6.
 const LENGTH: usize = 276;
@@ -18,10 +18,10 @@ const NO_FIXED_RTC: u32 = 1 << 6;
 const TIMER_32: u32 = 1 << 8;
 /// The reset register works.
 const RESET_REGISTER: u32 = 1 << 10;
-/// Boot flags: no VGA, no CMOS clock, no ASPM control by the OS; the 8042 answers only to reset.
+/// Boot flags: no VGA, no ASPM control by the OS; the 8042 answers only to reset. The clock with CMOS memory
+/// is there (bit 5 clear).
 const BOOT_NO_VGA: u16 = 1 << 2;
 const BOOT_NO_ASPM: u16 = 1 << 4;
-const BOOT_NO_RTC: u16 = 1 << 5;
 /// Address space "system I/O" of a generic address.
 const SYSTEM_IO: u8 = 1;
 
@@ -51,7 +51,8 @@ pub(super) fn build(facs: u64, dsdt: u64) -> Vec<u8> {
     // C2 and C3 latencies that say "not supported".
     put(96, &101u16.to_le_bytes());
     put(98, &1001u16.to_le_bytes());
-    put(109, &(BOOT_NO_VGA | BOOT_NO_ASPM | BOOT_NO_RTC).to_le_bytes());
+    put(108, &[cmos::CENTURY]);
+    put(109, &(BOOT_NO_VGA | BOOT_NO_ASPM).to_le_bytes());
     let flags = WBINVD | PROC_C1 | SLEEP_BUTTON | NO_FIXED_RTC | TIMER_32 | RESET_REGISTER;
     put(112, &flags.to_le_bytes());
     put(116, &io_register(power::RESET_PORT, 8, 1));
@@ -93,6 +94,8 @@ mod tests {
         let flags = u32::from_le_bytes([table[112], table[113], table[114], table[115]]);
         // A power button (bit 4 clear), no sleep button, no clock that wakes, no S4 by such a clock.
         assert_eq!(flags & 0xf0, 1 << 5 | 1 << 6);
+        // No VGA, no ASPM; a clock with CMOS memory, and where its century is.
+        assert_eq!(table[108..111], [0x32, 1 << 2 | 1 << 4, 0]);
         // No ports that would switch ACPI off, no general-purpose events.
         assert_eq!((table[48..56].to_vec(), table[92..94].to_vec()), (vec![0; 8], vec![0; 2]));
         // The sleep that processors idle through is not told as good as S3 (bit 21).

@@ -1,6 +1,6 @@
-//! The clock with CMOS memory: real time, and the memory sizes that firmware looks for. It tells what
-//! it would interrupt for, but has no wire; the ACPI tables tell operating systems that there is no such clock, so only
-//! firmware and who asks firmware use it.
+//! The clock with CMOS memory: real time, and the memory sizes that firmware looks for. It interrupts for
+//! updates, alarms and periods that the guest enables, until register C is read; whoever owns it has to
+//! look when the next is due.
 //! Source: Motorola MC146818A datasheet, "Address Map" and "Registers"; Intel ICH9 datasheet §13.6.
 //!
 //! | Port | Access | Meaning                                           |
@@ -21,19 +21,24 @@
 //! | 0x34, 0x35 | RAM between 16 MiB and 4 GiB, in 64 KiB                          |
 //! | 0x5b–0x5d  | RAM above 4 GiB, in 64 KiB                                       |
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
+
+use crate::irq::{InterruptLine, Level};
 
 /// First port.
 pub const BASE: u16 = 0x70;
 /// Ports.
 pub const LENGTH: u16 = 2;
+/// Its interrupt, as on every PC (ISA line 8).
+pub const GSI: u32 = 8;
 
 const BYTES: usize = 128;
 const REGISTER_A: u8 = 0x0a;
 const REGISTER_B: u8 = 0x0b;
 const REGISTER_C: u8 = 0x0c;
 const REGISTER_D: u8 = 0x0d;
-const CENTURY: u8 = 0x32;
+/// Byte of the century, which the FADT names.
+pub const CENTURY: u8 = 0x32;
 const UPDATING: u8 = 1 << 7;
 /// Register A after power-on: a 32,768 Hz crystal, 1,024 Hz periodic rate.
 const DIVIDER: u8 = 0x26;
@@ -46,6 +51,8 @@ const REQUEST_FLAG: u8 = 1 << 7;
 const PERIODIC_FLAG: u8 = 1 << 6;
 const ALARM_FLAG: u8 = 1 << 5;
 const UPDATED_FLAG: u8 = 1 << 4;
+/// Register B enables by the bits with which register C tells.
+const ENABLES: u8 = PERIODIC_FLAG | ALARM_FLAG | UPDATED_FLAG;
 const VALID: u8 = 1 << 7;
 const AFTERNOON: u8 = 1 << 7;
 /// An alarm byte from here up matches anything.
@@ -53,6 +60,10 @@ const ANY: u8 = 0xc0;
 /// How long before each second the update bit is set (datasheet, "Update Cycle": 244 µs).
 const UPDATE_NANOS: u32 = 1_000_000_000 - 244_000;
 const DAY_S: i64 = 86_400;
+const SECOND: Duration = Duration::from_secs(1);
+/// Jumps in which the next second is found that an alarm names: over minutes to the end of an hour, over
+/// hours, minutes, and seconds.
+const MAX_JUMPS: usize = 60 + 60 + 24 + 60 + 60;
 /// Most that a machine starts ahead of the host's time or behind it: a hundred years, which is what a
 /// clock without a century can be set to.
 const MOST_AHEAD_S: i64 = 36_525 * DAY_S;
@@ -70,6 +81,10 @@ pub struct Cmos {
     seen_s: i64,
     /// When that was, on the host's clock: periods do not follow what the guest sets.
     seen: Duration,
+    /// What happened since register C was read.
+    flags: u8,
+    line: Option<Arc<dyn InterruptLine>>,
+    level: Level,
 }
 
 impl Cmos {
@@ -88,7 +103,23 @@ impl Cmos {
         bytes[0x34..0x36].copy_from_slice(&low.to_le_bytes()[..2]);
         bytes[0x5b..0x5e].copy_from_slice(&high.to_le_bytes()[..3]);
         let ahead_s = within(ahead_s);
-        Self { index: 0, bytes, ahead_s, held: None, seen_s: 0, seen: Duration::ZERO }
+        let (held, line, level) = (None, None, Level::Low);
+        Self {
+            index: 0,
+            bytes,
+            ahead_s,
+            held,
+            seen_s: 0,
+            seen: Duration::ZERO,
+            flags: 0,
+            line,
+            level,
+        }
+    }
+
+    /// Returns the clock with a wire for its interrupt.
+    pub fn wired(self, line: Arc<dyn InterruptLine>) -> Self {
+        Self { line: Some(line), ..self }
     }
 
     /// Returns how many seconds ahead of the host's it was set, as [`Self::new`] takes it.
@@ -107,7 +138,13 @@ impl Cmos {
                 let soon = now.subsec_nanos() >= UPDATE_NANOS && self.held.is_none();
                 self.stored(REGISTER_A) | if soon { UPDATING } else { 0 }
             }
-            REGISTER_C => self.flags(now),
+            REGISTER_C => {
+                self.look(now);
+                let request = if self.is_requesting() { REQUEST_FLAG } else { 0 };
+                let flags = std::mem::take(&mut self.flags) | request;
+                self.drive();
+                flags
+            }
             REGISTER_D => VALID,
             index => self.stored(index),
         }
@@ -119,6 +156,8 @@ impl Cmos {
             self.index = value & 0x7f;
             return;
         }
+        // What happened so far did under the old rules.
+        self.look(now);
         let index = self.index;
         match index {
             0 | 2 | 4 | 6..=9 | CENTURY => self.set_part(index, value, now),
@@ -135,6 +174,57 @@ impl Cmos {
             }
             REGISTER_C | REGISTER_D => {}
             _ => self.store(index, value),
+        }
+        self.drive();
+    }
+
+    /// Notes what has happened by `now`, and interrupts if the guest wants that.
+    pub fn look(&mut self, now: Duration) {
+        self.flags |= self.updates(now) | self.periods(now);
+        self.drive();
+    }
+
+    /// Returns how long after `now`, at which somebody looked, it interrupts next; `None` if it does not
+    /// before the guest has written or read a register.
+    pub fn due_in(&self, now: Duration) -> Option<Duration> {
+        if self.is_requesting() {
+            return None;
+        }
+        let enabled = |flag| self.stored(REGISTER_B) & flag != 0;
+        let period = self.period_nanos().filter(|_| enabled(PERIODIC_FLAG)).map(|period| {
+            let rest = period - now.as_nanos() % period;
+            Duration::from_nanos(u64::try_from(rest).unwrap_or(u64::MAX))
+        });
+        let update = SECOND.saturating_sub(Duration::from_nanos(now.subsec_nanos().into()));
+        let seconds = self.seconds(now);
+        let until = |at: i64| {
+            let whole = u64::try_from(at.saturating_sub(seconds) - 1).unwrap_or(0);
+            update + Duration::from_secs(whole)
+        };
+        let runs = self.held.is_none();
+        let updated = Some(update).filter(|_| runs && enabled(UPDATED_FLAG));
+        let alarm = runs && enabled(ALARM_FLAG);
+        let alarm = if alarm { self.next_alarm(seconds).map(until) } else { None };
+        [period, updated, alarm].into_iter().flatten().min()
+    }
+
+    /// Whether the guest wants any interrupt.
+    pub fn is_armed(&self) -> bool {
+        self.stored(REGISTER_B) & ENABLES != 0
+    }
+
+    /// Whether something happened that register B wants an interrupt for.
+    fn is_requesting(&self) -> bool {
+        self.flags & self.stored(REGISTER_B) & ENABLES != 0
+    }
+
+    fn drive(&mut self) {
+        let level = if self.is_requesting() { Level::High } else { Level::Low };
+        if std::mem::replace(&mut self.level, level) != level
+            && let Some(line) = &self.line
+        {
+            // KVM refuses only on a machine that is going away.
+            let _ = line.set_level(level);
         }
     }
 
@@ -186,14 +276,6 @@ impl Cmos {
         }
     }
 
-    /// Register C: what happened since it was read last, and whether register B wants an interrupt
-    /// for some of it. Its enables and the flags have the same bits.
-    fn flags(&mut self, now: Duration) -> u8 {
-        let flags = self.updates(now) | self.periods(now);
-        let wanted = flags & self.stored(REGISTER_B) & (PERIODIC_FLAG | ALARM_FLAG | UPDATED_FLAG);
-        flags | if wanted != 0 { REQUEST_FLAG } else { 0 }
-    }
-
     /// Updates and alarms, of which there are none while they are held back.
     fn updates(&mut self, now: Duration) -> u8 {
         if self.held.is_some() {
@@ -204,9 +286,9 @@ impl Cmos {
         if seconds <= since {
             return 0;
         }
-        // An alarm that names less than a day comes once a day.
-        let first = since.saturating_add(1).max(seconds.saturating_sub(DAY_S));
-        let alarm = (first..=seconds).any(|second| self.is_alarm(Moment::of(second)));
+        // An alarm comes once a day or more often.
+        let since = since.max(seconds.saturating_sub(DAY_S + 1));
+        let alarm = self.next_alarm(since).is_some_and(|at| at <= seconds);
         UPDATED_FLAG | if alarm { ALARM_FLAG } else { 0 }
     }
 
@@ -231,11 +313,24 @@ impl Cmos {
         crystal.then(|| (1_000_000_000u128 << (rate - 1)) / 32_768)
     }
 
-    fn is_alarm(&self, moment: Moment) -> bool {
-        [(1, 0), (3, 2), (5, 4)].iter().all(|(alarm, time)| {
-            let wanted = self.stored(*alarm);
-            wanted >= ANY || wanted == self.encode(*time, moment)
-        })
+    /// Returns the first second after `since` that the alarm names; `None` if it names no time of a day.
+    fn next_alarm(&self, since: i64) -> Option<i64> {
+        let mut at = since.saturating_add(1);
+        for _ in 0..MAX_JUMPS {
+            let moment = Moment::of(at);
+            let is = |alarm, time| {
+                let wanted = self.stored(alarm);
+                wanted >= ANY || wanted == self.encode(time, moment)
+            };
+            let step = match (is(5, 4), is(3, 2), is(1, 0)) {
+                (false, _, _) => 3600,
+                (true, false, _) => 60,
+                (true, true, false) => 1,
+                (true, true, true) => return Some(at),
+            };
+            at = at.saturating_add(step - at.rem_euclid(step));
+        }
+        None
     }
 
     fn has(&self, bit: u8) -> bool {
@@ -435,5 +530,135 @@ mod tests {
         assert_eq!(bytes([0x5b, 0x5c, 0x5d]), [0x00, 0xc0, 0]);
         put(&mut clock, 0x40, 0x77);
         assert_eq!(get(&mut clock, 0x40, NOW), 0x77);
+    }
+
+    /// A wire that notes its levels.
+    #[derive(Default)]
+    struct Wire(std::sync::Mutex<Vec<Level>>);
+
+    impl InterruptLine for Wire {
+        fn set_level(&self, level: Level) -> std::io::Result<()> {
+            self.0.lock().expect("one thread").push(level);
+            Ok(())
+        }
+
+        fn trigger_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+            unreachable!("no kernel raises it")
+        }
+
+        fn resample_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+            unreachable!("no kernel lowers it")
+        }
+    }
+
+    /// A clock whose guest has read register C.
+    fn wired() -> (Cmos, Arc<Wire>) {
+        let wire = Arc::<Wire>::default();
+        let mut clock = Cmos::new(&[], 0).wired(Arc::<Wire>::clone(&wire));
+        let _ = get(&mut clock, REGISTER_C, NOW);
+        (clock, wire)
+    }
+
+    fn levels(wire: &Wire) -> Vec<Level> {
+        std::mem::take(&mut wire.0.lock().expect("one thread"))
+    }
+
+    /// Looks when the next interrupt is due, and returns how long that took and what register C told.
+    fn next(clock: &mut Cmos, now: Duration) -> (Duration, u8) {
+        let wait = clock.due_in(now).expect("something is due");
+        clock.look(now + wait - Duration::from_micros(1));
+        assert!(!clock.is_requesting(), "too early");
+        clock.look(now + wait);
+        assert!(clock.is_requesting() && clock.due_in(now + wait).is_none());
+        (wait, get(clock, REGISTER_C, now + wait))
+    }
+
+    #[test]
+    fn an_update_interrupts_each_second_until_it_is_seen() {
+        let (mut clock, wire) = wired();
+        assert_eq!((clock.due_in(NOW), clock.is_armed()), (None, false));
+        put(&mut clock, REGISTER_B, HOURS_24 | UPDATED_FLAG);
+        assert!(clock.is_armed());
+        let half = Duration::from_millis(500);
+        let (wait, flags) = next(&mut clock, NOW);
+        assert_eq!((wait, flags & !PERIODIC_FLAG), (half, REQUEST_FLAG | UPDATED_FLAG));
+        assert_eq!(levels(&wire), [Level::High, Level::Low]);
+        let (wait, _) = next(&mut clock, NOW + half);
+        assert_eq!(wait, SECOND);
+        // One that nobody has seen stands for those after it.
+        clock.look(NOW + 10 * SECOND);
+        clock.look(NOW + 20 * SECOND);
+        assert_eq!(levels(&wire), [Level::High, Level::Low, Level::High]);
+        // Updates that are held back are not interrupted for, and their enable goes.
+        put(&mut clock, REGISTER_B, SET | HOURS_24 | UPDATED_FLAG);
+        assert_eq!((levels(&wire), clock.due_in(NOW)), (vec![Level::Low], None));
+    }
+
+    #[test]
+    fn a_period_interrupts_at_its_rate() {
+        let (mut clock, wire) = wired();
+        put(&mut clock, REGISTER_A, 0x2f);
+        put(&mut clock, REGISTER_B, HOURS_24 | PERIODIC_FLAG);
+        let mut now = NOW;
+        for _ in 0..4 {
+            let (wait, flags) = next(&mut clock, now);
+            now += wait;
+            assert_eq!(wait, Duration::from_millis(500));
+            assert_eq!(flags & !UPDATED_FLAG, REQUEST_FLAG | PERIODIC_FLAG);
+        }
+        assert_eq!(levels(&wire).len(), 8);
+        clock.write(0, REGISTER_A, now);
+        clock.write(1, 0x26, now);
+        let wait = clock.due_in(now).expect("due");
+        assert!(wait <= Duration::from_nanos(976_563), "{wait:?}");
+        clock.write(1, 0x20, now);
+        assert_eq!(clock.due_in(now), None, "no rate");
+    }
+
+    /// Datasheet, "Alarm": a byte of 0xc0 to 0xff names every hour, minute or second.
+    #[test]
+    fn an_alarm_interrupts_when_its_time_has_come() {
+        let alarm = |second, minute, hour| {
+            let (mut clock, wire) = wired();
+            [(1, second), (3, minute), (5, hour)].iter().for_each(|(i, v)| put(&mut clock, *i, *v));
+            put(&mut clock, REGISTER_B, HOURS_24 | ALARM_FLAG);
+            let (wait, flags) = next(&mut clock, NOW);
+            assert_eq!(flags & (REQUEST_FLAG | ALARM_FLAG), REQUEST_FLAG | ALARM_FLAG);
+            assert_eq!(levels(&wire), [Level::High, Level::Low]);
+            (wait + Duration::from_millis(500)).as_secs()
+        };
+        // It is 15:04:05.5.
+        assert_eq!(alarm(0x07, 0x04, 0x15), 2);
+        assert_eq!(alarm(0x05, 0x04, 0x15), 86_400, "it has just passed");
+        assert_eq!(alarm(0x00, 0x00, 0x15), 86_400 - 245);
+        assert_eq!(alarm(0x00, 0x30, 0xc0), 25 * 60 + 55);
+        assert_eq!(alarm(0x00, 0xff, 0x23), 7 * 3600 + 55 * 60 + 55);
+        assert_eq!(alarm(0xff, 0xff, 0xff), 1);
+        assert_eq!(alarm(0x59, 0x59, 0x14), 86_400 - 246);
+    }
+
+    #[test]
+    fn an_alarm_that_names_no_time_never_comes() {
+        let (mut clock, _) = wired();
+        [(1, 0x61), (3, 0xff), (5, 0xff)].iter().for_each(|(i, v)| put(&mut clock, *i, *v));
+        put(&mut clock, REGISTER_B, HOURS_24 | ALARM_FLAG);
+        assert_eq!(clock.due_in(NOW), None);
+        clock.look(NOW + 3 * Duration::from_secs(86_400));
+        assert!(!clock.is_requesting());
+    }
+
+    #[test]
+    fn what_happened_already_interrupts_when_it_is_enabled() {
+        let (mut clock, wire) = wired();
+        let later = NOW + SECOND;
+        clock.write(0, REGISTER_B, later);
+        clock.write(1, HOURS_24 | UPDATED_FLAG, later);
+        assert_eq!(levels(&wire), [Level::High]);
+        clock.write(1, HOURS_24, later);
+        assert_eq!(levels(&wire), [Level::Low]);
+        assert_eq!(
+            get(&mut clock, REGISTER_C, later) & (REQUEST_FLAG | UPDATED_FLAG),
+            UPDATED_FLAG
+        );
     }
 }

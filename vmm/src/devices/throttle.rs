@@ -13,13 +13,16 @@
 //!
 //! Holds no clock: time is an argument.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
 
 use types::vm::{Rate, RateLimit};
 
 const NANOSECONDS: u128 = 1_000_000_000;
 
-/// The limits of one disk.
+/// One limit.
 #[derive(Debug, Clone)]
 pub struct Throttle {
     bytes: Option<Bucket>,
@@ -92,6 +95,38 @@ impl Bucket {
     fn duration(&self, tokens: u64) -> Duration {
         let nanoseconds = u128::from(tokens) * NANOSECONDS / u128::from(self.per_second);
         Duration::from_nanos(u64::try_from(nanoseconds).unwrap_or(u64::MAX))
+    }
+}
+
+/// All that bounds a disk: what it may move alone, and what all disks may move together. Clones share
+/// their tokens.
+#[derive(Debug, Clone, Default)]
+pub struct Limits(Vec<Arc<Mutex<Throttle>>>);
+
+impl Limits {
+    /// Returns `limit` with full buckets. Without one nothing is bounded.
+    pub fn new(limit: Option<RateLimit>, now: Instant) -> Self {
+        let throttle = Throttle::new(limit, now).map(|throttle| Arc::new(Mutex::new(throttle)));
+        Self(throttle.into_iter().collect())
+    }
+
+    /// Returns these and `others`.
+    pub fn and(mut self, others: &Self) -> Self {
+        self.0.extend_from_slice(&others.0);
+        self
+    }
+
+    /// Takes the tokens of one request that moves `bytes` of each, and says when they exist in all.
+    pub fn admit(&self, now: Instant, bytes: u64) -> Admission {
+        let turn = |throttle: &Arc<Mutex<Throttle>>| {
+            let mut throttle = throttle.lock().unwrap_or_else(PoisonError::into_inner);
+            match throttle.admit(now, bytes) {
+                Admission::At(at) => at,
+                Admission::Now => now,
+            }
+        };
+        let at = self.0.iter().map(turn).max().unwrap_or(now);
+        if at > now { Admission::At(at) } else { Admission::Now }
     }
 }
 
@@ -205,6 +240,39 @@ mod tests {
         let costs = [10_000, 0, 1, 1000, 5000, 0, 0, 0, 0, 0, 700, 3];
         let turns = costs.map(|bytes| turn(&mut throttle, now, bytes));
         assert!(turns.is_sorted(), "{turns:?}");
+    }
+
+    fn operations(per_second: u64) -> RateLimit {
+        RateLimit { bytes: None, operations: Some(Rate { per_second, burst: 1 }) }
+    }
+
+    /// When each of `asked` requests of `limits` goes, in milliseconds.
+    fn milliseconds(limits: &Limits, now: Instant, asked: u32) -> Vec<u128> {
+        let turn = |_| match limits.admit(now, 512) {
+            Admission::Now => 0,
+            Admission::At(at) => at.duration_since(now).as_millis(),
+        };
+        (0..asked).map(turn).collect()
+    }
+
+    #[test]
+    fn disks_that_share_a_limit_move_no_more_together_and_one_alone_all_of_it() {
+        let now = Instant::now();
+        let machine = Limits::new(Some(operations(100)), now);
+        let disks = [None; 9].map(|own| Limits::new(own, now).and(&machine));
+        assert_eq!(milliseconds(&disks[0], now, 4), [0, 10, 20, 30]);
+        assert_eq!(milliseconds(&disks[8], now, 2), [40, 50]);
+        assert_eq!(milliseconds(&disks[0].clone(), now, 1), [60]);
+    }
+
+    #[test]
+    fn a_disk_keeps_to_its_own_limit_as_well() {
+        let now = Instant::now();
+        let machine = Limits::new(Some(operations(100)), now);
+        let slow = Limits::new(Some(operations(10)), now).and(&machine);
+        assert_eq!(milliseconds(&slow, now, 3), [0, 100, 200]);
+        assert_eq!(milliseconds(&Limits::default().and(&machine), now, 2), [30, 40]);
+        assert_eq!(milliseconds(&Limits::new(None, now), now, 2), [0, 0]);
     }
 
     #[test]

@@ -25,10 +25,11 @@ use crate::{
     console::Console,
     counters::{Exits, Registry},
     devices::{
-        DeviceError,
+        DeviceError, cmos,
         nvme::Nvme,
         power::{self, Power},
         serial::{self, Serial},
+        throttle::Limits,
         virtio::{self, VirtioError, blk::engine::EngineChoice, net::PairFiles, pci::VirtioPci},
     },
     events::Events,
@@ -38,7 +39,7 @@ use crate::{
         bus::Address,
         chipset::{HostBridge, LpcBridge},
         function::PciFunction,
-        port::{LinkState, SlotWatch},
+        port::{Behind, SlotWatch},
     },
     sys::{
         kvm::{KvmError, Vm},
@@ -103,19 +104,20 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
     let console = open_console(spec)?;
     let (serial_line, sci) = (line(&vm, serial::GSI)?, line(&vm, power::SCI)?);
 
-    let mut chipset = Chipset::new(&map.ram, spec.clock_ahead_s);
+    let clock_line = line(&vm, cmos::GSI)?;
+    let mut chipset = Chipset::new(&map.ram, spec.clock_ahead_s).wired(clock_line);
     let tree = number_ports(spec)?;
     let mut seats = vec![
         plain(0, HostBridge::new(chipset.ecam.clone())),
         plain(LPC_BRIDGE, LpcBridge::default()),
     ];
-    let (watch, platform) = virtio_platform(&vm, &ram);
+    let (watch, platform) = virtio_platform(&vm, &ram, spec);
     seats.extend(virtio_functions(spec, &platform)?);
     let passed = passthrough(claim, &tree, &vm, &ram)?;
     seats.extend(passed.seats);
     let (hotplug, orders) = Hotplug::new();
     let slots: Arc<dyn SlotWatch> = Arc::<Hotplug>::clone(&hotplug);
-    let ports = Ports::new(tree, &passed.links, &*vm, &slots)?;
+    let ports = Ports::new(tree, &passed.behind, &*vm, &slots)?;
     let plan = ports.place(&seats, &map)?;
     let supplies = Supplies { plug: passed.plug, platform, vcpus: spec.vcpus };
     let plugger = Manager::new(orders, ports.spares(&plan), supplies);
@@ -205,7 +207,7 @@ struct Watch {
 }
 
 /// Returns what virtio functions use, and what their owner watches of it.
-fn virtio_platform(vm: &Arc<Vm>, ram: &Ram) -> (Watch, virtio::Platform) {
+fn virtio_platform(vm: &Arc<Vm>, ram: &Ram, spec: &VmSpec) -> (Watch, virtio::Platform) {
     let watch = Watch::default();
     let platform = virtio::Platform {
         ram: ram.memory.clone(),
@@ -213,6 +215,7 @@ fn virtio_platform(vm: &Arc<Vm>, ram: &Ram) -> (Watch, virtio::Platform) {
         interrupts: Arc::<Vm>::clone(vm),
         activity: watch.activity.clone(),
         events: watch.events.clone(),
+        limits: Limits::new(spec.disk_limit, Instant::now()),
     };
     (watch, platform)
 }
@@ -276,7 +279,7 @@ fn nvme(
 #[derive(Default)]
 struct Passed {
     seats: Vec<Seat>,
-    links: Vec<LinkState>,
+    behind: Vec<Behind>,
     closer: Option<Closer>,
     plug: Option<Plug>,
 }
@@ -293,7 +296,7 @@ fn passthrough(
     let Passthrough { devices, closer, plug } = claim.give(ram, vm, &routes)?;
     let mut passed = Passed { closer: Some(closer), plug: Some(plug), ..Passed::default() };
     for (port, assigned) in ports.into_iter().zip(devices) {
-        passed.links.push(assigned.link);
+        passed.behind.push(assigned.behind);
         passed.seats.push(Seat {
             address: Address { bus: tree.ports[port].buses.0, device: 0, function: 0 },
             above: Above::Bridge(port),

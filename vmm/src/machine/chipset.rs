@@ -6,7 +6,7 @@ use std::{
     io,
     os::fd::AsFd,
     os::unix::fs::FileExt,
-    sync::{Arc, Mutex},
+    sync::{Arc, Condvar, Mutex, PoisonError},
     time::{Duration, Instant, SystemTime},
 };
 
@@ -20,6 +20,7 @@ use crate::{
         fw_cfg::{self, FwCfg},
         throttle::{Admission, Throttle},
     },
+    irq::InterruptLine,
     pci::{bus::Answered, chipset::Ecam},
     sys::{
         kvm::{KvmError, MemorySlot, Place, Vm},
@@ -27,12 +28,17 @@ use crate::{
     },
 };
 
+/// How long the clock is left alone at most.
+const MAX_SLEEP: Duration = Duration::from_secs(60);
+
 /// What firmware and, later, its guests find besides PCI.
 pub struct Chipset {
     /// Where enhanced configuration space is.
     pub ecam: Ecam,
     /// The clock.
     pub clock: Mutex<Cmos>,
+    /// When it interrupts next may have changed.
+    rearmed: Condvar,
     /// Present in machines that start from firmware.
     pub firmware: Option<Firmware>,
 }
@@ -42,7 +48,38 @@ impl Chipset {
     /// seconds ahead of the host's.
     pub fn new(ram: &[(u64, u64)], ahead_s: i64) -> Self {
         let clock = Mutex::new(Cmos::new(ram, ahead_s));
-        Self { ecam: Ecam::default(), clock, firmware: None }
+        Self { ecam: Ecam::default(), clock, rearmed: Condvar::new(), firmware: None }
+    }
+
+    /// Returns the chipset with a wire for the clock's interrupt.
+    #[must_use]
+    pub fn wired(self, line: Arc<dyn InterruptLine>) -> Self {
+        let clock = self.clock.into_inner().unwrap_or_else(PoisonError::into_inner);
+        Self { clock: Mutex::new(clock.wired(line)), ..self }
+    }
+
+    /// Has the clock interrupt when it is due, once; returns when that was, or may have changed.
+    pub(super) fn follow_clock(&self) {
+        let mut clock = locked(&self.clock);
+        let now = since_1970();
+        clock.look(now);
+        // The host's calendar, by which alarms are counted, may be set meanwhile.
+        let wait = clock.due_in(now).map(|due| due.min(MAX_SLEEP));
+        let mut clock = match wait {
+            Some(wait) => {
+                let woken = self.rearmed.wait_timeout(clock, wait);
+                woken.unwrap_or_else(PoisonError::into_inner).0
+            }
+            None => self.rearmed.wait(clock).unwrap_or_else(PoisonError::into_inner),
+        };
+        clock.look(since_1970());
+    }
+
+    /// Has whoever waits for the clock look again, if the guest wants interrupts of it.
+    fn rearm(&self, clock: &Cmos) {
+        if clock.is_armed() {
+            self.rearmed.notify_one();
+        }
     }
 
     /// Answers a read of I/O ports.
@@ -50,6 +87,7 @@ impl Chipset {
         if let Some(offset) = within(port, cmos::BASE, cmos::LENGTH) {
             let mut clock = locked(&self.clock);
             data.iter_mut().for_each(|byte| *byte = clock.read(offset, since_1970()));
+            self.rearm(&clock);
             return Answered::Yes;
         }
         match (&self.firmware, within(port, fw_cfg::BASE, fw_cfg::LENGTH)) {
@@ -68,6 +106,7 @@ impl Chipset {
             for (at, byte) in (offset..cmos::LENGTH.to_le_bytes()[0]).zip(data) {
                 clock.write(at, *byte, since_1970());
             }
+            self.rearm(&clock);
             return Answered::Yes;
         }
         match (&self.firmware, within(port, fw_cfg::BASE, fw_cfg::LENGTH)) {
@@ -207,6 +246,60 @@ fn within(port: u16, base: u16, length: u16) -> Option<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::irq::Level;
+
+    /// A wire that tells when it is raised.
+    struct Bell(std::sync::mpsc::SyncSender<Level>);
+
+    impl InterruptLine for Bell {
+        fn set_level(&self, level: Level) -> io::Result<()> {
+            self.0.send(level).map_err(io::Error::other)
+        }
+
+        fn trigger_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+            unreachable!("no kernel raises it")
+        }
+
+        fn resample_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+            unreachable!("no kernel lowers it")
+        }
+    }
+
+    /// As an operating system does: 16 periods a second, each of which it sees.
+    #[test]
+    fn the_clock_interrupts_by_itself_once_the_guest_wants_it() {
+        let (bell, rung) = std::sync::mpsc::sync_channel(64);
+        let chipset = Arc::new(Chipset::new(&[], 0).wired(Arc::new(Bell(bell))));
+        let followed = Arc::clone(&chipset);
+        std::thread::spawn(move || {
+            loop {
+                followed.follow_clock();
+            }
+        });
+        let write = |index: u8, value: u8| {
+            chipset.write_port(cmos::BASE, &[index, value]);
+        };
+        let seen = || {
+            let mut flags = [0];
+            chipset.write_port(cmos::BASE, &[0x0c]);
+            chipset.read_port(cmos::BASE + 1, &mut flags);
+            flags[0]
+        };
+        write(0x0a, 0x2c);
+        let _ = seen();
+        let soon = Duration::from_millis(200);
+        assert!(rung.recv_timeout(soon).is_err(), "nothing is enabled");
+        write(0x0b, 0x42);
+        for _ in 0..3 {
+            assert_eq!(rung.recv_timeout(Duration::from_secs(30)), Ok(Level::High));
+            assert_eq!(seen() & 0xc0, 0xc0);
+            assert_eq!(rung.recv_timeout(Duration::from_secs(30)), Ok(Level::Low));
+        }
+        write(0x0b, 0x02);
+        let late = rung.try_iter().last();
+        assert!(late.is_none_or(|level| level == Level::Low), "{late:?}");
+        assert!(rung.recv_timeout(soon).is_err(), "nothing is enabled");
+    }
 
     #[test]
     fn variables_are_made_to_last_at_once_for_a_while_and_then_at_a_pace() {

@@ -157,6 +157,13 @@ fn start_helpers(board: &Arc<Board>, plugger: Manager) -> Result<(), RunError> {
         }
     };
     start("deadline", ThreadKind::Timer, Box::new(press))?;
+    let timed = Arc::clone(board);
+    let follow = move || {
+        while !timed.control.is_ended() {
+            timed.chipset.follow_clock();
+        }
+    };
+    start("clock", ThreadKind::Timer, Box::new(follow))?;
     if plugger.has_ports() {
         let (reached, shared) = (Arc::clone(board), Arc::clone(&board.hotplug));
         let plug = move || plugger.run(&reached, &shared);

@@ -23,7 +23,10 @@ use crate::{
         bus::{Address, Bus},
         config::ConfigError,
         function::{BarKind, PciFunction},
-        port::{Alarm, Kept, Link, LinkState, Port, SlotSpec, SlotWatch, Windows},
+        port::{
+            Alarm, AtomicOps, Behind, Kept, Kind, Link, LinkState, Port, SlotSpec, SlotWatch,
+            Windows,
+        },
     },
     smbios::{self, Usage},
 };
@@ -60,19 +63,16 @@ pub(super) struct Ports {
 }
 
 impl Ports {
-    /// Makes the ports of `tree`. `links` are those of the devices, in their order.
+    /// Makes the ports of `tree`. `devices` are what is passed through, in order.
     pub(super) fn new(
         tree: Tree,
-        links: &[LinkState],
+        devices: &[Behind],
         interrupts: &dyn InterruptSource,
         watch: &Arc<dyn SlotWatch>,
     ) -> Result<Self, PortError> {
         let (bridges, mut ports) = (tree.bridges(), Vec::new());
         for (number, seat) in tree.ports.iter().enumerate() {
-            let registers = match seat.registers {
-                Some(registers) => registers,
-                None => below(&tree, number, links),
-            };
+            let registers = registers(&tree, number, devices);
             let slot = match seat.slot {
                 Some(slot) => Some(SlotSpec {
                     number: slot,
@@ -211,25 +211,47 @@ impl Ports {
     }
 }
 
-/// What a port says that the host says nothing of: the link of what is behind it, and of a switch
-/// that of its first device.
-fn below(tree: &Tree, number: usize, links: &[LinkState]) -> PortRegisters {
-    let is_below = |mut port: usize| {
-        loop {
-            if port == number {
-                return true;
-            }
-            match tree.ports[port].above {
-                Above::Bridge(above) => port = above,
-                Above::Root(_) => return false,
-            }
-        }
+/// What a port says: what the host's says, or else the link of what is below, and of a switch that of
+/// its first device. A port that is not where the host's is says of AtomicOps what the host does for the
+/// devices below.
+fn registers(tree: &Tree, number: usize, devices: &[Behind]) -> PortRegisters {
+    let seat = &tree.ports[number];
+    let below = || {
+        tree.ports.iter().enumerate().filter_map(|(port, seat)| match seat.holds {
+            Holds::Device(index) if is_below(tree, port, number) => devices.get(index).copied(),
+            Holds::Device(_) | Holds::Spare(_) | Holds::Bridges => None,
+        })
     };
-    let first = tree.ports.iter().enumerate().find_map(|(port, seat)| match seat.holds {
-        Holds::Device(index) if is_below(port) => links.get(index),
-        Holds::Device(_) | Holds::Spare(_) | Holds::Bridges => None,
-    });
-    first.copied().unwrap_or(SLOWEST).registers()
+    let told = seat
+        .registers
+        .unwrap_or_else(|| below().next().map_or(SLOWEST, |first| first.link).registers());
+    if !is_made_up(tree, number) {
+        return told;
+    }
+    AtomicOps::common(below().map(|device| device.atomics)).told(seat.kind, told)
+}
+
+/// Whether port `port` is port `above` or below it.
+fn is_below(tree: &Tree, mut port: usize, above: usize) -> bool {
+    loop {
+        if port == above {
+            return true;
+        }
+        match tree.ports[port].above {
+            Above::Bridge(next) => port = next,
+            Above::Root(_) => return false,
+        }
+    }
+}
+
+/// Whether the host has no such port, or none there: a root port of it may be one of a switch here.
+fn is_made_up(tree: &Tree, number: usize) -> bool {
+    let seat = &tree.ports[number];
+    let moved = match (seat.kind, seat.above) {
+        (Kind::Downstream, Above::Bridge(above)) => tree.ports[above].registers.is_none(),
+        (Kind::Root | Kind::Upstream | Kind::Downstream, _) => false,
+    };
+    seat.registers.is_none() || moved
 }
 
 fn kept(holds: &Holds, bridge: &Bridge) -> Option<Kept> {
@@ -252,3 +274,7 @@ fn alarm(
 fn locked<T: ?Sized>(device: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     device.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+#[path = "ports_tests.rs"]
+mod tests;

@@ -386,4 +386,4 @@ fn buses(port: &Port, depth: usize) -> Result<usize, TreeError> {
 
 #[cfg(test)]
 #[path = "tree_tests.rs"]
-mod tests;
+pub(super) mod tests;

@@ -6,19 +6,19 @@ use types::{
 use super::*;
 use crate::spec;
 
-fn device(index: u32) -> Port {
+pub(in crate::machine) fn device(index: u32) -> Port {
     Port { registers: None, below: Below::Device { index } }
 }
 
-fn switch(ports: Vec<Port>) -> Port {
+pub(in crate::machine) fn switch(ports: Vec<Port>) -> Port {
     Port { registers: None, below: Below::Switch { upstream: None, ports } }
 }
 
-fn root(node: Option<u32>, ports: Vec<Port>) -> RootComplex {
+pub(in crate::machine) fn root(node: Option<u32>, ports: Vec<Port>) -> RootComplex {
     RootComplex { node, ports }
 }
 
-fn machine(devices: u8, roots: Vec<RootComplex>) -> VmSpec {
+pub(in crate::machine) fn machine(devices: u8, roots: Vec<RootComplex>) -> VmSpec {
     let device = |number: u8| PassthroughDevice {
         address: types::node::Bdf { segment: 0, bus: number, device: 0, function: 0 },
         cdev_fd: 20 + i32::from(number),
@@ -37,7 +37,7 @@ fn machine(devices: u8, roots: Vec<RootComplex>) -> VmSpec {
     }
 }
 
-fn spare(root: u32) -> SparePort {
+pub(in crate::machine) fn spare(root: u32) -> SparePort {
     SparePort { root, memory_mib: Mebibytes(2), prefetchable_mib: Mebibytes(1024) }
 }
 

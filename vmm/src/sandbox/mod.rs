@@ -35,7 +35,8 @@ pub enum ThreadKind {
     Plug,
     /// Asks the kernel to reset passed-through devices, and may hang there.
     Reset,
-    /// Presses the guest's power button when its deadline is near.
+    /// Acts for the guest's hardware at set times: presses the power button when the deadline is near,
+    /// interrupts for the clock.
     Timer,
 }
 

@@ -1,7 +1,7 @@
 //! Running a virtual CPU.
 //! Source: Linux Documentation/virt/kvm/api.rst, "The kvm_run structure".
 
-use std::{fmt, os::fd::AsRawFd};
+use std::{fmt, io, os::fd::AsRawFd};
 
 use kvm_bindings::{
     CpuId, KVM_EXIT_HYPERV, KVM_EXIT_HYPERV_HCALL, KVM_EXIT_INTERNAL_ERROR, KVM_EXIT_IO,
@@ -13,6 +13,41 @@ use kvm_ioctls::{Error, VcpuExit, VcpuFd};
 const GET_SUPPORTED_HV_CPUID: libc::c_ulong = 0xc008_aec1;
 /// Status of a hypercall that does not exist (Hyper-V TLFS, appendix B).
 const INVALID_HYPERCALL_CODE: u64 = 2;
+
+/// `ARCH_REQ_XCOMP_GUEST_PERM` (Linux arch/x86/include/uapi/asm/prctl.h), and the component of the
+/// extended state that holds the data of tiles (Intel SDM vol. 1 §13.1, "XSAVE-Supported Features").
+const REQUEST_GUEST_STATE: libc::c_ulong = 0x1025;
+const TILE_DATA: libc::c_ulong = 18;
+
+/// Whether guests of this process may have AMX, Intel's matrices of tiles.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tiles {
+    /// KVM keeps their state, and says so in leaf 0xd of CPUID.
+    Kept,
+    /// The CPU has none, or the kernel is older than Linux 5.17.
+    Absent,
+}
+
+/// Asks that guests may have the state of AMX tiles: 8 KiB for each virtual CPU, which KVM therefore
+/// keeps only for a process that wants it. Must come before the first virtual CPU. Asking again
+/// changes nothing. Source: Linux Documentation/arch/x86/xstate.rst, "Dynamic features for virtual
+/// machines".
+///
+/// # Errors
+/// `EBUSY` when there is a virtual CPU already.
+pub fn ask_for_tiles() -> io::Result<Tiles> {
+    // SAFETY: the request takes a number and returns none.
+    let ret = unsafe { libc::syscall(libc::SYS_arch_prctl, REQUEST_GUEST_STATE, TILE_DATA) };
+    if ret == 0 {
+        return Ok(Tiles::Kept);
+    }
+    let error = io::Error::last_os_error();
+    match error.raw_os_error() {
+        // A kernel that does not know the request; one that does, and a CPU without tiles.
+        Some(libc::EINVAL | libc::EOPNOTSUPP) => Ok(Tiles::Absent),
+        _ => Err(error),
+    }
+}
 
 /// Runs up to one exit. Beside it returns the width of one access when the exit is one of ports,
 /// whose data may hold several; at least 1.
@@ -89,4 +124,23 @@ pub fn internal_error(vcpu: &mut VcpuFd) -> Option<InternalError> {
     let internal = unsafe { run.__bindgen_anon_1.internal };
     let count = usize::try_from(internal.ndata).unwrap_or(usize::MAX).min(internal.data.len());
     Some(InternalError { suberror: internal.suberror, data: internal.data[..count].to_vec() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `ARCH_GET_XCOMP_GUEST_PERM`: which components guests may have.
+    const GUEST_STATE: libc::c_ulong = 0x1024;
+
+    #[test]
+    fn tiles_are_kept_exactly_where_the_kernel_says_that_guests_may_have_them() {
+        for _ in 0..2 {
+            let told = ask_for_tiles().expect("no virtual CPU is there");
+            let mut allowed: u64 = 0;
+            // SAFETY: the request writes 8 bytes to the pointer, or nothing.
+            unsafe { libc::syscall(libc::SYS_arch_prctl, GUEST_STATE, &raw mut allowed) };
+            assert_eq!(told == Tiles::Kept, allowed & 1 << TILE_DATA != 0, "{allowed:#x}");
+        }
+    }
 }

@@ -14,14 +14,17 @@ use std::{
 };
 
 use vfio_bindings::bindings::vfio::{
-    VFIO_DEVICE_FLAGS_PCI, VFIO_DEVICE_FLAGS_RESET, VFIO_IRQ_INFO_NORESIZE,
-    VFIO_IRQ_SET_ACTION_TRIGGER, VFIO_IRQ_SET_ACTION_UNMASK, VFIO_IRQ_SET_DATA_EVENTFD,
-    VFIO_IRQ_SET_DATA_NONE, VFIO_REGION_INFO_CAP_SPARSE_MMAP, VFIO_REGION_INFO_FLAG_MMAP,
-    vfio_device_info, vfio_irq_info,
+    VFIO_DEVICE_FLAGS_CAPS, VFIO_DEVICE_FLAGS_PCI, VFIO_DEVICE_FLAGS_RESET,
+    VFIO_DEVICE_INFO_CAP_PCI_ATOMIC_COMP, VFIO_IRQ_INFO_NORESIZE, VFIO_IRQ_SET_ACTION_TRIGGER,
+    VFIO_IRQ_SET_ACTION_UNMASK, VFIO_IRQ_SET_DATA_EVENTFD, VFIO_IRQ_SET_DATA_NONE,
+    VFIO_REGION_INFO_CAP_SPARSE_MMAP, VFIO_REGION_INFO_FLAG_MMAP, vfio_device_info, vfio_irq_info,
 };
 
 use super::memory::{Access, Alignment, Mapping};
-use crate::vfio::device::{Area, Device, IrqInfo, IrqKind, Region, RegionInfo, Rung};
+use crate::{
+    pci::port::AtomicOps,
+    vfio::device::{Area, Device, IrqInfo, IrqKind, Region, RegionInfo, Rung},
+};
 
 /// All requests of both interfaces are `_IO(';', number)`.
 pub(super) const fn request(number: u8) -> libc::c_ulong {
@@ -45,8 +48,10 @@ const PROBE_EXPORT: u32 = GET_EXPORT | 1 << 18;
 const CONFIG_REGION: u32 = 7;
 /// Size of `struct vfio_region_info`, behind which its capabilities lie.
 const REGION_INFO_SIZE: usize = 32;
-/// Most bytes of region information that are taken from the kernel.
-const REGION_INFO_MAX: usize = 1 << 16;
+/// Size of `struct vfio_device_info`, likewise.
+const DEVICE_INFO_SIZE: usize = size_of::<vfio_device_info>();
+/// Most bytes of information about a region or a device that are taken from the kernel.
+const INFO_MAX: usize = 1 << 16;
 /// Most descriptors in one call: all vectors of MSI-X.
 const TRIGGERS_MAX: usize = 2048;
 
@@ -66,21 +71,21 @@ pub struct VfioDevice {
     /// The group it came from, if it came from one.
     group: Option<File>,
     flags: u32,
+    atomics: AtomicOps,
     regions: Vec<(u64, RegionInfo)>,
 }
 
 impl VfioDevice {
     /// Reads what a device is that the kernel has given to us.
     pub(super) fn new(file: File, group: Option<File>) -> io::Result<Self> {
-        let mut info =
-            vfio_device_info { argsz: size_of_32::<vfio_device_info>(), ..Default::default() };
-        call(&file, GET_INFO, &mut info)?;
-        if info.flags & VFIO_DEVICE_FLAGS_PCI == 0 || info.num_regions <= CONFIG_REGION {
+        let info = with_capabilities(&file, GET_INFO, 0, DEVICE_INFO_SIZE)?;
+        let (flags, regions) = (dword(&info, 4), dword(&info, 8));
+        if flags & VFIO_DEVICE_FLAGS_PCI == 0 || regions <= CONFIG_REGION {
             return Err(io::Error::other("the descriptor is not that of a PCI device"));
         }
         let regions =
             (0..=CONFIG_REGION).map(|index| region(&file, index)).collect::<io::Result<_>>()?;
-        Ok(Self { file, group, flags: info.flags, regions })
+        Ok(Self { file, group, flags, atomics: atomic_ops(&info), regions })
     }
 
     /// Returns the device's own descriptor.
@@ -158,6 +163,10 @@ impl Device for VfioDevice {
 
     fn disable_irqs(&self, kind: IrqKind) -> io::Result<()> {
         self.set_irqs(VFIO_IRQ_SET_DATA_NONE | VFIO_IRQ_SET_ACTION_TRIGGER, kind, 0, &[])
+    }
+
+    fn atomic_ops(&self) -> AtomicOps {
+        self.atomics
     }
 
     /// The kernel says that a device can be reset when the reset at its opening worked
@@ -241,11 +250,7 @@ fn index(kind: IrqKind) -> u32 {
 
 /// Returns where a region starts in the device's file, and what it is like.
 fn region(file: &File, index: u32) -> io::Result<(u64, RegionInfo)> {
-    let mut buffer = region_info(file, index, REGION_INFO_SIZE)?;
-    let wanted = dword(&buffer, 0) as usize;
-    if wanted > buffer.len() && wanted <= REGION_INFO_MAX {
-        buffer = region_info(file, index, wanted)?;
-    }
+    let buffer = with_capabilities(file, GET_REGION_INFO, index, REGION_INFO_SIZE)?;
     let (size, offset) = (qword(&buffer, 16), qword(&buffer, 24));
     let mut mappable = Vec::new();
     if dword(&buffer, 4) & VFIO_REGION_INFO_FLAG_MMAP != 0 {
@@ -254,36 +259,71 @@ fn region(file: &File, index: u32) -> io::Result<(u64, RegionInfo)> {
     Ok((offset, RegionInfo { size, mappable }))
 }
 
-fn region_info(file: &File, index: u32, size: usize) -> io::Result<Vec<u8>> {
+/// Asks for a structure of `size` bytes, and again for all of it if the kernel says that capabilities lie
+/// behind. Its third field is `index`, where it has such a field for the kernel to read.
+fn with_capabilities(
+    file: &File,
+    request: libc::c_ulong,
+    index: u32,
+    size: usize,
+) -> io::Result<Vec<u8>> {
+    let info = info(file, request, index, size)?;
+    let wanted = dword(&info, 0) as usize;
+    if wanted > info.len() && wanted <= INFO_MAX {
+        return self::info(file, request, index, wanted);
+    }
+    Ok(info)
+}
+
+fn info(file: &File, request: libc::c_ulong, index: u32, size: usize) -> io::Result<Vec<u8>> {
     let argsz = u32::try_from(size).map_err(|_| io::ErrorKind::InvalidInput)?;
     // Whole quadwords, for the alignment that the kernel's structure has.
     let mut buffer = vec![0u64; size.div_ceil(8)];
     buffer[0] = u64::from(argsz);
     buffer[1] = u64::from(index);
     // SAFETY: the buffer has the announced size.
-    if unsafe { libc::ioctl(file.as_raw_fd(), GET_REGION_INFO, buffer.as_mut_ptr()) } < 0 {
+    if unsafe { libc::ioctl(file.as_raw_fd(), request, buffer.as_mut_ptr()) } < 0 {
         return Err(io::Error::last_os_error());
     }
     Ok(buffer.iter().flat_map(|quad| quad.to_ne_bytes()).collect())
 }
 
-/// Returns the areas of the sparse-mmap capability, if the region has one.
-/// Capability header: id (2 bytes), version (2), offset of the next (4). Sparse mmap adds a count
-/// (4), 4 reserved bytes, and per area an offset (8) and a size (8).
+/// Returns the areas of the sparse-mmap capability, if the region has one. Behind the header there are a
+/// count (4 bytes), 4 reserved bytes, and per area an offset (8) and a size (8).
 fn sparse_areas(info: &[u8]) -> Option<Vec<Area>> {
-    let mut at = dword(info, 12) as usize;
+    let first = dword(info, 12);
+    let at = capability(info, first, REGION_INFO_SIZE, VFIO_REGION_INFO_CAP_SPARSE_MMAP)?;
+    let count = dword(info, at + 8) as usize;
+    let areas = info.get(at + 16..)?.chunks_exact(16).take(count);
+    let mut areas: Vec<Area> =
+        areas.map(|area| Area { offset: qword(area, 0), size: qword(area, 8) }).collect();
+    areas.sort_unstable_by_key(|area| area.offset);
+    Some(areas)
+}
+
+/// Returns what `struct vfio_device_info` and the capabilities behind it say of AtomicOps: behind the
+/// header there are flags (4 bytes), one for each size. The kernel has looked at all ports up to the root
+/// complex; an older one says nothing.
+fn atomic_ops(info: &[u8]) -> AtomicOps {
+    if dword(info, 4) & VFIO_DEVICE_FLAGS_CAPS == 0 {
+        return AtomicOps::NONE;
+    }
+    let first = dword(info, 16);
+    let found = capability(info, first, DEVICE_INFO_SIZE, VFIO_DEVICE_INFO_CAP_PCI_ATOMIC_COMP);
+    found.map_or(AtomicOps::NONE, |at| AtomicOps::of_sizes(dword(info, at + 8)))
+}
+
+/// Returns where in `info` the capability `id` lies: one of a chain that begins at `first`, all behind
+/// the structure of `least` bytes. Header: id (2 bytes), version (2), offset of the next (4).
+fn capability(info: &[u8], first: u32, least: usize, id: u32) -> Option<usize> {
+    let mut at = first as usize;
     // Each capability takes 8 bytes at least.
     for _ in 0..info.len() / 8 {
-        if at < REGION_INFO_SIZE || at + 16 > info.len() {
+        if at < least || at + 12 > info.len() {
             return None;
         }
-        if dword(info, at) & 0xffff == VFIO_REGION_INFO_CAP_SPARSE_MMAP {
-            let count = dword(info, at + 8) as usize;
-            let areas = info[at + 16..].chunks_exact(16).take(count);
-            let mut areas: Vec<Area> =
-                areas.map(|area| Area { offset: qword(area, 0), size: qword(area, 8) }).collect();
-            areas.sort_unstable_by_key(|area| area.offset);
-            return Some(areas);
+        if dword(info, at) & 0xffff == id {
+            return Some(at);
         }
         at = dword(info, at + 4) as usize;
     }
@@ -345,6 +385,29 @@ mod tests {
     #[test]
     fn a_loop_of_capabilities_ends() {
         assert_eq!(sparse_areas(&info(&[3, 0, 1, 0, 32, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0])), None);
+    }
+
+    /// A device that can be reset (flag 0), is one of PCI (1), and has `capabilities` (7).
+    fn device(capabilities: &[u8]) -> Vec<u8> {
+        let mut info = vec![0; DEVICE_INFO_SIZE];
+        info[4] = 1 | 1 << 1 | 1 << 7;
+        info[16] = 24;
+        info.extend(capabilities);
+        info
+    }
+
+    #[test]
+    fn atomic_operations_are_those_that_the_kernel_finds_the_way_free_for() {
+        // Another capability first (zPCI's), then the one, with a bit that means nothing yet.
+        let other = [2, 0, 1, 0, 36, 0, 0, 0, 0xff, 0xff, 0xff, 0xff];
+        let completed = [5, 0, 1, 0, 0, 0, 0, 0, 0b1011, 0, 0, 0];
+        let mut info = device(&[other, completed].concat());
+        assert_eq!(atomic_ops(&info), AtomicOps::of_sizes(0b011));
+        assert_eq!(atomic_ops(&device(&other)), AtomicOps::NONE);
+        // A kernel that says that there are none, and one that has no room for all of them.
+        info[4] = 3;
+        assert_eq!(atomic_ops(&info), AtomicOps::NONE);
+        assert_eq!(atomic_ops(&device(&completed[..8])), AtomicOps::NONE);
     }
 
     #[test]

@@ -59,6 +59,14 @@ const WITHHELD: [(u32, u32, [u32; 4]); 8] = [
     (0x8000_0022, 0, [u32::MAX; 4]),
 ];
 
+/// Bits of XCR0 for AMX, Intel's tiles: their configuration and their data.
+const TILES: u64 = 1 << 17 | 1 << 18;
+/// Features that use tiles: AMX-BF16, AMX-TILE, AMX-INT8; AMX-FP16, AMX-COMPLEX. As [`WITHHELD`].
+const TILE_FEATURES: [(u32, u32, [u32; 4]); 2] =
+    [(7, 0, [0, 0, 0, 1 << 22 | 1 << 24 | 1 << 25]), (7, 1, [1 << 21, 0, 0, 1 << 8])];
+/// Leaves that tell the shapes of tiles, and what multiplies them.
+const TILE_LEAVES: [u32; 2] = [0x1d, 0x1e];
+
 /// KVM's features, and bit 15 of their eax: messages have destinations of 15 bits.
 const KVM_FEATURES: u32 = 0x4000_0001;
 const WIDE_DESTINATIONS: u32 = 1 << 15;
@@ -68,7 +76,7 @@ pub(super) fn for_vcpu(supported: &CpuId, id: u32, cpus: Cpus) -> CpuId {
     let mut features = supported.clone();
     let steady = has_invariant_tsc(supported);
     for entry in features.as_mut_slice() {
-        withhold(entry);
+        clear(entry, &WITHHELD);
         adapt(entry, id, cpus);
         // A deadline in ticks of a counter that drifts is missed, and the guest sleeps on.
         if entry.function == 1 && !steady {
@@ -76,6 +84,9 @@ pub(super) fn for_vcpu(supported: &CpuId, id: u32, cpus: Cpus) -> CpuId {
         }
     }
     features.retain(|entry| !TOPOLOGY_LEAVES.contains(&entry.function));
+    if extended_state(&features).unwrap_or(0) & TILES != TILES {
+        withdraw_tiles(&mut features);
+    }
     for level in 0..2 {
         // The list has room: two leaves were reserved by the filter above or are far below the
         // limit; a full list keeps the other leaves and the guest falls back to leaf 1.
@@ -84,15 +95,23 @@ pub(super) fn for_vcpu(supported: &CpuId, id: u32, cpus: Cpus) -> CpuId {
     features
 }
 
-fn withhold(entry: &mut kvm_cpuid_entry2) {
-    for (function, index, [eax, ebx, ecx, edx]) in WITHHELD {
-        if (entry.function, entry.index) == (function, index) {
+fn clear(entry: &mut kvm_cpuid_entry2, features: &[(u32, u32, [u32; 4])]) {
+    for (function, index, [eax, ebx, ecx, edx]) in features {
+        if (entry.function, entry.index) == (*function, *index) {
             entry.eax &= !eax;
             entry.ebx &= !ebx;
             entry.ecx &= !ecx;
             entry.edx &= !edx;
         }
     }
+}
+
+/// Takes tiles away where KVM does not keep their state. It names their instructions all the same to
+/// a process without permission for the state (`sys::vcpu::ask_for_tiles`), and a program that
+/// looks for the instructions alone would fault.
+fn withdraw_tiles(features: &mut CpuId) {
+    features.as_mut_slice().iter_mut().for_each(|entry| clear(entry, &TILE_FEATURES));
+    features.retain(|entry| !TILE_LEAVES.contains(&entry.function));
 }
 
 fn has_invariant_tsc(supported: &CpuId) -> bool {
@@ -257,6 +276,51 @@ mod tests {
         assert_eq!(find(&features, 1, 0).ecx & (1 << 3 | 1 << 5), 0);
         assert_eq!(find(&features, 0x8000_0001, 0).ecx & 1 << 2, 0);
         assert_eq!(find(&features, 0xa, 0).eax, 0);
+    }
+
+    #[test]
+    fn tiles_are_told_of_only_with_their_state() {
+        let full = |function, index| kvm_cpuid_entry2 {
+            index,
+            eax: u32::MAX,
+            ebx: u32::MAX,
+            ecx: u32::MAX,
+            edx: u32::MAX,
+            ..entry(function)
+        };
+        // Shapes have a second subleaf.
+        let named =
+            [full(1, 0), full(7, 0), full(7, 1), full(0x1d, 0), full(0x1d, 1), full(0x1e, 0)];
+        let with = |eax| {
+            let state = kvm_cpuid_entry2 { eax, ..entry(EXTENDED_STATE) };
+            let host = [&named[..], &[state]].concat();
+            for_vcpu(&CpuId::from_entries(&host).expect("few"), 0, all(1))
+        };
+        let told = |features: &CpuId| {
+            let (first, second) = (find(features, 7, 0), find(features, 7, 1));
+            let shapes = features.as_slice().iter().filter(|e| TILE_LEAVES.contains(&e.function));
+            (first.edx, second.eax, second.edx, shapes.count())
+        };
+        assert_eq!(told(&with(0x6_00e7)), (u32::MAX, u32::MAX, u32::MAX, 3));
+        let without = (!0x0340_0000, !0x0020_0000, !0x0000_0100, 0);
+        // Neither bit of the state, one of the two, and no such leaf at all.
+        assert_eq!(told(&with(0xe7)), without);
+        assert_eq!(told(&with(0x2_00e7)), without);
+        let none = CpuId::from_entries(&named).expect("few");
+        assert_eq!(told(&for_vcpu(&none, 0, all(1))), without);
+    }
+
+    #[test]
+    fn the_table_tells_what_goes_with_the_state_of_tiles() {
+        for (leaf, index, masks) in TILE_FEATURES {
+            let subleaf = if index == 0 { String::new() } else { format!(".{index}") };
+            for (name, mask) in ["eax", "ebx", "ecx", "edx"].iter().zip(masks) {
+                let row = format!("| CPUID {leaf:#x}{subleaf} {name} | {mask:#010x} | 0 unless");
+                assert!(mask == 0 || TABLE.contains(&row), "{row}");
+            }
+        }
+        let leaves = TILE_LEAVES.map(|leaf| format!("{leaf:#x}")).join(", ");
+        assert!(TABLE.contains(&format!("| CPUID {leaves} | all | nothing unless")));
     }
 
     const TABLE: &str = include_str!("../../CPU.md");

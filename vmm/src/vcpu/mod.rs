@@ -1,5 +1,6 @@
 //! Virtual CPUs: what the guest sees of them, how they start, and the loop that runs them.
 
+mod bus_lock;
 mod caches;
 mod cpuid;
 mod cpus;
@@ -7,10 +8,11 @@ mod hold;
 mod hyperv;
 mod registers;
 
-use std::sync::Arc;
+use std::{io, sync::Arc, thread, time::Instant};
 
 use kvm_bindings::{
-    KVM_INTERNAL_ERROR_DELIVERY_EV, KVM_SYSTEM_EVENT_CRASH, KVM_SYSTEM_EVENT_RESET,
+    KVM_EXIT_X86_BUS_LOCK, KVM_INTERNAL_ERROR_DELIVERY_EV, KVM_SYSTEM_EVENT_CRASH,
+    KVM_SYSTEM_EVENT_RESET,
 };
 use kvm_ioctls::{VcpuExit, VcpuFd};
 use types::vm::HyperV;
@@ -40,6 +42,8 @@ pub enum VcpuError {
     Set { what: &'static str, id: u32, source: kvm_ioctls::Error },
     #[error("cannot read the host's CPU features")]
     Features { source: kvm_ioctls::Error },
+    #[error("cannot ask for the state of AMX tiles in guests")]
+    Tiles { source: io::Error },
     #[error("cannot write the first CPU's tables into guest memory: {0}")]
     Tables(String),
     #[error(transparent)]
@@ -53,6 +57,7 @@ pub fn create(
     entry: Entry,
     ram: &Ram,
 ) -> Result<Vec<VcpuFd>, VcpuError> {
+    sys::vcpu::ask_for_tiles().map_err(|source| VcpuError::Tiles { source })?;
     let supported = board
         .vm
         .kvm()
@@ -97,6 +102,7 @@ pub fn run(id: u32, mut vcpu: VcpuFd, board: &Arc<Board>) {
     let nobody = Exits::default();
     let exits = usize::try_from(id).ok().and_then(|at| board.exits.get(at)).unwrap_or(&nobody);
     let mut retries = VECTORING_RETRIES;
+    let mut pace = bus_lock::Pace::new(Instant::now());
     board.pauses.enlist(id);
     while !board.control.is_ended() {
         if board.pauses.is_wanted() {
@@ -107,6 +113,9 @@ pub fn run(id: u32, mut vcpu: VcpuFd, board: &Arc<Board>) {
             Step::Handled | Step::Interrupted => retries = VECTORING_RETRIES,
             Step::Vectoring(_) if retries > 0 => retries -= 1,
             Step::Vectoring(ending) | Step::Ended(ending) => board.control.end(ending),
+        }
+        if bus_lock::told(vcpu.get_kvm_run().flags) {
+            thread::sleep(pace.wait(exits, Instant::now()));
         }
     }
 }
@@ -153,7 +162,7 @@ fn step(vcpu: &mut VcpuFd, board: &Board, exits: &Exits) -> Step {
             exits.memory_writes.add(1);
             board.write_memory(address, data).into()
         }
-        Ok(VcpuExit::Intr | VcpuExit::Hlt | VcpuExit::IrqWindowOpen) => {
+        Ok(exit) if asks_for_nothing(&exit) => {
             exits.others.add(1);
             Step::Handled
         }
@@ -191,6 +200,18 @@ fn step(vcpu: &mut VcpuFd, board: &Board, exits: &Exits) -> Step {
     }
 }
 
+/// Whether there is nothing to be done before the guest goes on. A lock of the bus is dealt with by
+/// [`run`], whatever it comes with.
+fn asks_for_nothing(exit: &VcpuExit<'_>) -> bool {
+    matches!(
+        exit,
+        VcpuExit::Intr
+            | VcpuExit::Hlt
+            | VcpuExit::IrqWindowOpen
+            | VcpuExit::Unsupported(KVM_EXIT_X86_BUS_LOCK)
+    )
+}
+
 fn internal_error(vcpu: &mut VcpuFd) -> Step {
     let place = vcpu.get_regs().map_or(0, |registers| registers.rip);
     let error = sys::vcpu::internal_error(vcpu);
@@ -200,4 +221,17 @@ fn internal_error(vcpu: &mut VcpuFd) -> Step {
         return Step::Vectoring(ending);
     }
     Step::Ended(ending)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_of_the_bus_does_not_end_the_machine_and_what_nobody_knows_does() {
+        assert!(asks_for_nothing(&VcpuExit::Unsupported(33)));
+        assert!(asks_for_nothing(&VcpuExit::Hlt));
+        assert!(!asks_for_nothing(&VcpuExit::Unsupported(99)));
+        assert!(!asks_for_nothing(&VcpuExit::Shutdown));
+    }
 }

@@ -33,7 +33,7 @@ use crate::{
     irq::{InterruptSource, PinRoute},
     pci::{
         function::{Bar, BarKind, PciFunction},
-        port::{Link, LinkState},
+        port::{Behind, Link, LinkState},
     },
     sys::{
         iommu::{Container, Interface, Iommufd, Taking},
@@ -107,8 +107,8 @@ pub struct Passthrough {
 pub struct Assigned {
     /// Its address on the host.
     pub address: Bdf,
-    /// The link it has on the host, for the port above it to show.
-    pub link: LinkState,
+    /// What it is on the host's bus, for the port above it to show.
+    pub behind: Behind,
     /// What goes onto the bus.
     pub function: Function,
 }
@@ -380,7 +380,7 @@ impl Function {
         let ways = Ways { line, msix_vectors: config.msix_layout().map_or(0, |m| m.vectors) };
         let interrupts = Interrupts::new(Arc::clone(&device), host.interrupts, ways)
             .map_err(failed("prepare the interrupts"))?;
-        let link = link(&facts.snapshot);
+        let behind = Behind { link: link(&facts.snapshot), atomics: device.atomic_ops() };
         let slots = host.slots;
         let mut function = Self {
             address,
@@ -395,7 +395,7 @@ impl Function {
         };
         function.let_decode().map_err(failed("write the command register"))?;
         function.follow_interrupts();
-        Ok(Assigned { address, link, function })
+        Ok(Assigned { address, behind, function })
     }
 
     /// Makes the device answer for its BARs, whatever the guest sees in its command register.

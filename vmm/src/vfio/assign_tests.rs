@@ -3,10 +3,13 @@
 use std::sync::Mutex;
 
 use super::*;
-use crate::vfio::{
-    bars::Part,
-    fake::{FakeDevice, Told, lock},
-    irq::tests::Recorders,
+use crate::{
+    pci::port::AtomicOps,
+    vfio::{
+        bars::Part,
+        fake::{FakeDevice, Told, lock},
+        irq::tests::Recorders,
+    },
 };
 
 /// Records what lies where in the guest, for as long as it does.
@@ -81,11 +84,19 @@ const AT_3G: [(u64, usize); 2] = [(0xc000_0000, 0x2000), (0xc000_3000, 0x1000)];
 const AT_3G_AND_16M: [(u64, usize); 2] = [(0xc100_0000, 0x2000), (0xc100_3000, 0x1000)];
 
 #[test]
+fn what_the_host_completes_for_a_device_goes_with_it() {
+    let (mut gpu, disk) = (FakeDevice::nvme(), FakeDevice::nvme());
+    gpu.atomics = AtomicOps::of_sizes(0b111);
+    assert_eq!(open(gpu).unwrap().2.behind.atomics, AtomicOps::of_sizes(0b111));
+    assert_eq!(open(disk).unwrap().2.behind.atomics, AtomicOps::NONE);
+}
+
+#[test]
 fn opening_lets_the_device_decode_and_tells_its_link() {
     let (device, memory, assigned) = open(FakeDevice::nvme()).unwrap();
     let command = Told::Config(0x04, vec![0x02, 0x00]);
     assert_eq!(device.told()[0], command);
-    assert_eq!(assigned.link, Link { speed: 4, width: 1 }.fixed());
+    assert_eq!(assigned.behind.link, Link { speed: 4, width: 1 }.fixed());
     assert_eq!(*lock(&memory.0), []);
 }
 
@@ -97,7 +108,7 @@ fn the_most_of_a_link_is_told_while_it_idles() {
     lock(&device.config)[0x92..0x94].copy_from_slice(&[0x01, 0x11]);
     let (_, _, assigned) = open(device).unwrap();
     let (most, now) = (Link { speed: 5, width: 16 }, Link { speed: 1, width: 16 });
-    assert_eq!(assigned.link, LinkState { most, now });
+    assert_eq!(assigned.behind.link, LinkState { most, now });
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use crate::sys::memory::Mapping;
+use crate::{pci::port::AtomicOps, sys::memory::Mapping};
 
 /// A region of a VFIO PCI device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -93,6 +93,10 @@ pub trait Device: Send + Sync {
 
     /// Disables a way to interrupt and forgets its descriptors.
     fn disable_irqs(&self, kind: IrqKind) -> io::Result<()>;
+
+    /// Returns which AtomicOps the host's root complex completes for the device: what the whole way up
+    /// lets pass.
+    fn atomic_ops(&self) -> AtomicOps;
 
     /// Returns whether the kernel reset the device when it was opened.
     fn was_reset(&self) -> bool;

@@ -17,7 +17,10 @@ use std::{
 };
 
 use super::device::{Area, Device, IrqInfo, IrqKind, Region, RegionInfo, Rung};
-use crate::sys::memory::{Access, Alignment, Mapping};
+use crate::{
+    pci::port::AtomicOps,
+    sys::memory::{Access, Alignment, Mapping},
+};
 
 /// What a device was told.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,6 +39,7 @@ pub(crate) struct FakeDevice {
     pub(crate) bars: [RegionInfo; 6],
     pub(crate) vectors: [u32; 3],
     pub(crate) growable: bool,
+    pub(crate) atomics: AtomicOps,
     pub(crate) reset: Outcome,
     set: FakeSet,
     told: Mutex<Vec<Told>>,
@@ -94,6 +98,7 @@ impl FakeDevice {
             bars: Default::default(),
             vectors: [1, 0, 0],
             growable: true,
+            atomics: AtomicOps::NONE,
             reset: Outcome::Done,
             set: FakeSet::default(),
             told: Mutex::default(),
@@ -255,6 +260,10 @@ impl Device for FakeDevice {
 
     fn disable_irqs(&self, kind: IrqKind) -> io::Result<()> {
         self.tell(Told::Disable(kind))
+    }
+
+    fn atomic_ops(&self) -> AtomicOps {
+        self.atomics
     }
 
     fn was_reset(&self) -> bool {

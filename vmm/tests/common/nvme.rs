@@ -23,6 +23,7 @@ use vmm::{
             registers::Control,
             shared::Shared,
         },
+        throttle::Limits,
         virtio::blk::{
             engine::{Engine, EngineChoice},
             request::{Access, Support},
@@ -152,7 +153,11 @@ pub struct Driver {
 impl Driver {
     /// A started controller that nobody has switched on, with MSI-X open.
     pub fn off(engine: EngineChoice, disk: &Disk, vcpus: u32) -> Self {
-        let machine = Machine::new();
+        Self::within(Machine::new(), engine, disk, vcpus)
+    }
+
+    /// The same in `machine`.
+    pub fn within(machine: Machine, engine: EngineChoice, disk: &Disk, vcpus: u32) -> Self {
         let file = numbered_file();
         let shared = file.as_fd().try_clone_to_owned().unwrap();
         let mut function = Nvme::open(disk, shared, vcpus, engine, &machine.platform).unwrap();
@@ -350,8 +355,13 @@ pub fn controller(data: &[u8]) {
     let access = if script.byte() % 8 == 0 { Access::ReadOnly } else { Access::ReadWrite };
     let shared = Arc::new(Shared::new(2, Vec::new()).unwrap());
     let engine = Engine::new(choice, file.as_fd(), memory.clone(), 256).unwrap();
-    let mut controller =
-        Controller::new(engine, memory.clone(), profile(access), None, Arc::clone(&shared));
+    let mut controller = Controller::new(
+        engine,
+        memory.clone(),
+        profile(access),
+        Limits::default(),
+        Arc::clone(&shared),
+    );
     let entries = [2, 4, 16, 64][usize::from(script.byte() % 4)];
     start(&mut controller, &shared, entries);
     let mut pairs = [

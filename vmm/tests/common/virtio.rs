@@ -160,6 +160,7 @@ impl Machine {
             interrupts: Arc::<FakeInterrupts>::clone(&interrupts),
             activity: vmm::counters::Registry::default(),
             events: vmm::events::Events::default(),
+            limits: Default::default(),
         };
         Self { ram, interrupts, doorbells, platform }
     }

@@ -297,7 +297,7 @@ fn block_queue(data: &[u8], memory: &GuestRam, file: &OwnedFd) -> Served {
             interrupts,
         ),
         activity: Arc::default(),
-        throttle: None,
+        limits: Default::default(),
     });
     Served { queue, live, kick }
 }

@@ -110,6 +110,7 @@ fn spec(vcpus: u32) -> VmSpec {
         memory_backing: MemoryBacking::Memfd,
         boot: Boot::Linux { kernel_fd: 6, initrd_fd: None, cmdline: String::new() },
         disks: Vec::new(),
+        disk_limit: None,
         nets: Vec::new(),
         vsock: None,
         passthrough: None,

@@ -2,19 +2,19 @@
 
 use std::{
     os::fd::{AsFd, OwnedFd},
-    sync::{Arc, Mutex},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use vm_memory::{Bytes, GuestAddress};
 use vmm::{
     devices::{
-        throttle::{Admission, Throttle},
+        throttle::{Admission, Limits},
         virtio::{
             Distress, DistressFlag, F_RING_EVENT_IDX, F_RING_INDIRECT_DESC, F_VERSION_1,
             Interrupts, MAX_CHAIN, QueueSignal, ReadyQueue, Ring, VirtioPci,
             blk::{
-                Block,
+                self, Block,
                 engine::{Engine, EngineChoice},
                 queue::{BlockQueue, Job, Live},
                 request::{Access, Rules, Support},
@@ -516,6 +516,29 @@ fn a_limit_spreads_requests_evenly() {
     assert_eq!(disk.request(4, 0, &[]), (0, 1));
 }
 
+/// What a machine's other disks took leaves less for this one, which has no limit of its own.
+#[test]
+fn disks_keep_to_the_limit_of_their_machine() {
+    let mut machine = Machine::new();
+    let operations = Some(types::vm::Rate { per_second: 20, burst: 1 });
+    let limit = types::vm::RateLimit { bytes: None, operations };
+    let start = Instant::now();
+    machine.platform.limits = Limits::new(Some(limit), start);
+    let file = file();
+    let shared = file.as_fd().try_clone_to_owned().unwrap();
+    let mut function = blk::open(&spec(false), shared, 1, 16, &machine.platform).unwrap();
+    function.start().unwrap();
+    enable_msix(&mut function, 2);
+    let queue = start_driver(&mut function, &machine, F_FLUSH);
+    let others = [0; 4].map(|bytes| machine.platform.limits.admit(start, bytes));
+    assert_eq!(others[3], Admission::At(start + Duration::from_millis(150)));
+    let mut disk = Disk { function, machine, file, queue };
+    assert_eq!(disk.request(0, 5, &[(DATA, 512, true)]), (0, 513));
+    assert!(start.elapsed() >= Duration::from_millis(200), "{:?}", start.elapsed());
+    let next = disk.machine.platform.limits.admit(start, 0);
+    assert_eq!(next, Admission::At(start + Duration::from_millis(250)));
+}
+
 /// Bus Master Enable, PCI 3.0 §6.2.2.
 const MASTER: [u8; 2] = [6, 0];
 const NO_MASTER: [u8; 2] = [2, 0];
@@ -575,8 +598,8 @@ fn taking_bus_mastering_while_the_machine_waits_is_not_undone_when_it_goes_on() 
     assert_eq!(disk.queue.wait_used().1, 513);
 }
 
-/// A queue that is served by hand, with `throttle`.
-fn throttled_queue(disk: &Disk, throttle: &Arc<Mutex<Throttle>>) -> (BlockQueue, Live) {
+/// A queue that is served by hand, with `limits`.
+fn limited_queue(disk: &Disk, limits: &Limits) -> (BlockQueue, Live) {
     let layout = QueueLayout {
         size: disk.queue.size,
         descriptors: disk.queue.table,
@@ -604,7 +627,7 @@ fn throttled_queue(disk: &Disk, throttle: &Arc<Mutex<Throttle>>) -> (BlockQueue,
         durability: Durability::Cached,
         distress: Distress::new(flag, interrupts),
         activity: Arc::default(),
-        throttle: Some(Arc::clone(throttle)),
+        limits: limits.clone(),
     });
     let engine = Engine::new(EngineChoice::Plain, disk.file.as_fd(), ram.clone(), 16).unwrap();
     (BlockQueue::new(engine, 16, [0; 20]), live)
@@ -618,9 +641,8 @@ fn a_request_that_waited_for_its_turn_takes_it_once() {
     let mut disk = Disk { function, machine, file, queue };
     let operations = Some(types::vm::Rate { per_second: 10, burst: 1 });
     let limit = types::vm::RateLimit { bytes: None, operations };
-    let throttle = Throttle::new(Some(limit), Instant::now()).unwrap();
-    let throttle = Arc::new(Mutex::new(throttle));
-    let (mut queue, mut live) = throttled_queue(&disk, &throttle);
+    let limits = Limits::new(Some(limit), Instant::now());
+    let (mut queue, mut live) = limited_queue(&disk, &limits);
     disk.header(HEADER, 0, 5);
     for _ in 0..2 {
         disk.queue.add(&[(HEADER, 16, false), (DATA, 512, true), (STATUS, 1, true)]);
@@ -633,7 +655,7 @@ fn a_request_that_waited_for_its_turn_takes_it_once() {
         disk.queue.used_index() == 2
     });
     // The first two of ten a second are paid for 200 ms after the first.
-    let next = throttle.lock().unwrap().admit(first, 0);
+    let next = limits.admit(first, 0);
     let Admission::At(time) = next else { panic!("a third at once") };
     assert!(time <= first + Duration::from_millis(200), "{:?}", time - first);
 }

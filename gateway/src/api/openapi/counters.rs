@@ -21,6 +21,9 @@ pub(super) struct ExitCounters {
     memory_reads: u64,
     memory_writes: u64,
     kicks: u64,
+    /// Locks of the whole memory bus: atomic accesses that cross a cache line, or go to uncached memory.
+    /// Such an exit counts under its reason too. 0 where the node's CPUs do not tell.
+    bus_locks: u64,
     others: u64,
 }
 

@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     devices::{
-        throttle::{Admission, Throttle},
+        throttle::{Admission, Limits},
         virtio::{
             blk::engine::Engine,
             worker::{Inbox, Order, Patience},
@@ -111,7 +111,7 @@ pub struct Controller {
     pub(super) engine: Engine,
     pub(super) ram: GuestRam,
     pub(super) profile: Profile,
-    throttle: Option<Throttle>,
+    limits: Limits,
     pub(super) shared: Arc<Shared>,
     pub(super) flights: Vec<Option<Flight>>,
     pub(super) free: Vec<u16>,
@@ -125,14 +125,14 @@ impl Controller {
         engine: Engine,
         ram: GuestRam,
         profile: Profile,
-        throttle: Option<Throttle>,
+        limits: Limits,
         shared: Arc<Shared>,
     ) -> Self {
         Self {
             engine,
             ram,
             profile,
-            throttle,
+            limits,
             shared,
             flights: (0..DEPTH).map(|_| None).collect(),
             free: (0..DEPTH).rev().collect(),
@@ -346,9 +346,8 @@ impl Controller {
                 return Taken::One;
             }
         };
-        if let (Some(throttle), Some(bytes), false) =
-            (&mut self.throttle, work.bytes(), had_its_turn)
-            && let Admission::At(at) = throttle.admit(now, bytes)
+        if let (Some(bytes), false) = (work.bytes(), had_its_turn)
+            && let Admission::At(at) = self.limits.admit(now, bytes)
         {
             if let Some(live) = &mut self.live {
                 live.held = Some((queue, command, at));

@@ -46,7 +46,7 @@ use types::{disk_key::DiskKey, vm::Disk};
 use super::{
     backing::{BackingError, Geometry},
     master::{self, Mastery, Running},
-    throttle::Throttle,
+    throttle::Limits,
     virtio::{
         Platform,
         blk::{
@@ -149,7 +149,7 @@ struct Parts {
     ram: GuestRam,
     engine: EngineChoice,
     profile: Profile,
-    throttle: Option<Throttle>,
+    limits: Limits,
     key: Option<DiskKey>,
 }
 
@@ -179,7 +179,7 @@ impl Nvme {
         shared.activity = platform.activity.device(NAME);
         let Described { config, msix: msix_capability, express } =
             describe(&msix).map_err(|source| NvmeError::Pci { source })?;
-        let throttle = Throttle::new(disk.limit, Instant::now());
+        let limits = Limits::new(disk.limit, Instant::now()).and(&platform.limits);
         Ok(Self {
             registers: Registers::default(),
             shared: Arc::new(shared),
@@ -188,7 +188,7 @@ impl Nvme {
                 ram: platform.ram.clone(),
                 engine,
                 profile,
-                throttle,
+                limits,
                 key: disk.key.clone(),
             }),
             worker: None,
@@ -218,10 +218,10 @@ impl Nvme {
         let Some(parts) = self.parts.take() else { return Ok(()) };
         let shared = Arc::clone(&self.shared);
         let prepare = move || {
-            let Parts { file, ram, engine, profile, throttle, key } = parts;
+            let Parts { file, ram, engine, profile, limits, key } = parts;
             let engine = Engine::new(engine, file.as_fd(), ram.clone(), DEPTH)?;
             let engine = engine.sealed(key.as_ref(), ram.clone(), DEPTH);
-            Ok(Controller::new(engine, ram, profile, throttle, shared))
+            Ok(Controller::new(engine, ram, profile, limits, shared))
         };
         let worker = Worker::spawn(
             NAME.to_owned(),

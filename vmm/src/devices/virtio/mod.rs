@@ -34,7 +34,10 @@ pub use ring::Ring;
 
 use types::operations::VmEventKind;
 
-use crate::{counters::Registry, events::Events, irq::InterruptSource, sys::memory::GuestRam};
+use crate::{
+    counters::Registry, devices::throttle::Limits, events::Events, irq::InterruptSource,
+    sys::memory::GuestRam,
+};
 
 /// Bit 28: descriptors may name a table of descriptors (virtio §6).
 pub const F_RING_INDIRECT_DESC: u64 = 1 << 28;
@@ -218,6 +221,8 @@ pub struct Platform {
     pub activity: Registry,
     /// Where devices say that they do not work any more.
     pub events: Events,
+    /// What all disks of the machine share of what they may move.
+    pub limits: Limits,
 }
 
 /// Reads `data.len()` bytes of `fields` at `offset`; bytes past the end are zero.

@@ -23,7 +23,7 @@ use crate::{
     pci::{
         bus::{Address, Bus},
         function::{Bar, BarKind, PciFunction},
-        port::{Link, LinkState, Port, Power},
+        port::{Behind, Link, LinkState, Port, Power},
     },
     vfio::{assign::Closer, plug::Plug, reset::ResetError},
 };
@@ -84,7 +84,7 @@ enum Seat {
 
 struct Device {
     function: Arc<Mutex<dyn PciFunction>>,
-    link: LinkState,
+    behind: Behind,
     closer: Option<Closer>,
 }
 
@@ -171,7 +171,7 @@ impl Manager {
         let shown = AttachedDevice { id: id.clone(), device, slot: spare.number, state };
         shared.list().push(shown.clone());
         // KVM refuses the interrupt only on a machine that is going away.
-        let _ = locked(&spare.port).insert(made.link);
+        let _ = locked(&spare.port).insert(made.behind);
         *held = Some(Held { device: made, id, seat: Seat::Off, asked: None, offer: Offer::First });
         Ok(shown)
     }
@@ -287,13 +287,13 @@ fn make(
             let opened = plug.open(*address, file, route);
             let (assigned, closer) = opened.map_err(|error| PlugError::Assign(Box::new(error)))?;
             let function = Arc::new(Mutex::new(assigned.function));
-            Ok(Device { function, link: assigned.link, closer: Some(closer) })
+            Ok(Device { function, behind: assigned.behind, closer: Some(closer) })
         }
         AttachDevice::Disk { read_only, serial, model, limit, key } => {
             let (read_only, serial, key) = (*read_only, serial.clone(), key.clone());
             let disk = Disk { fd: -1, read_only, serial, model: *model, limit: *limit, key };
             let function = open_disk(&disk, file, route.slot, supplies)?;
-            Ok(Device { function, link: EMULATED, closer: None })
+            Ok(Device { function, behind: EMULATED.into(), closer: None })
         }
     }
 }
@@ -443,7 +443,7 @@ mod tests {
                 let (id, state) = (number.to_string(), AttachedState::Waiting);
                 let device = AttachDevice::Pci { address: "0000:01:00.0".parse().expect("one") };
                 shared.list().push(AttachedDevice { id: id.clone(), device, slot: number, state });
-                let device = Device { function, link: EMULATED, closer: None };
+                let device = Device { function, behind: EMULATED.into(), closer: None };
                 let (seat, offer) = (Seat::Off, Offer::First);
                 (spare(number), Some(Held { device, id, seat, asked: None, offer }))
             });
@@ -474,7 +474,7 @@ mod tests {
     fn spare(number: u16) -> Spare {
         let bus = number.to_le_bytes()[0];
         let (mut port, _) = hot_port();
-        port.insert(EMULATED).expect("recorded");
+        port.insert(EMULATED.into()).expect("recorded");
         port.write_config(STATUS, &[BUTTON]);
         Spare {
             number,
@@ -559,7 +559,7 @@ mod tests {
         let (turn, taken) = (Arc::<Mutex<()>>::default(), Arc::<Mutex<Vec<bool>>>::default());
         let function = Dropped { turn: Arc::clone(&turn), taken: Arc::clone(&taken) };
         let function = Arc::new(Mutex::new(function));
-        let failures = take_back(Device { function, link: EMULATED, closer: None }, &turn);
+        let failures = take_back(Device { function, behind: EMULATED.into(), closer: None }, &turn);
         assert!(failures.is_empty() && turn.try_lock().is_ok());
         assert_eq!(*locked(&taken), [true]);
     }

@@ -14,15 +14,20 @@
 //! | 0x24, 0x28               | device 2              | host's; control is the guest's to write |
 //! | 0x2c, 0x30, 0x32         | link 2                | host's; control is the guest's to write |
 //!
+//! AtomicOps of device 2 are told for the device behind where there is no such port on the host: see
+//! `atomics`.
+//!
 //! Other capabilities: MSI with one vector, subsystem, power management (every function has it: D0 and
 //! D3hot, in which nothing passes the port and it interrupts for nothing), slot numbering (ports with a
 //! slot), what firmware is to keep (spare ports); extended: access control, where the host's port has
 //! it, read-only, because it is the host's to decide.
 
+mod atomics;
 mod slot;
 
 use std::io;
 
+pub use atomics::{AtomicOps, Behind};
 pub use slot::{Alarm, Kept, Power, SlotSpec, SlotWatch};
 use types::topology::PortRegisters;
 
@@ -277,11 +282,12 @@ impl Port {
         Link { speed: capabilities & 0xf, width: capabilities >> 4 | (width & 3) << 4 }
     }
 
-    /// Puts a device with `link` into the slot and tells the guest, which gives it power; the
+    /// Puts a device into the slot and tells the guest, which gives it power; the
     /// slot's watch hears of that. The port says that it can have the most of that link: no link is
-    /// faster or wider than its port (PCIe 6.0 §7.5.3.6, §7.5.3.8).
-    pub fn insert(&mut self, link: LinkState) -> io::Result<()> {
-        let registers = link.registers();
+    /// faster or wider than its port (PCIe 6.0 §7.5.3.6, §7.5.3.8). A root port says which AtomicOps
+    /// are completed for the device.
+    pub fn insert(&mut self, behind: Behind) -> io::Result<()> {
+        let registers = behind.link.registers();
         let most = self.config.read_u16(EXPRESS_AT + 0x0c) & !LINK_MOST;
         let [low, high, ..] = registers.link_capabilities.to_le_bytes();
         let most = most | u16::from_le_bytes([low, high]) & LINK_MOST;
@@ -289,6 +295,7 @@ impl Port {
         self.config.set(EXPRESS_AT + 0x12, &registers.link_status.to_le_bytes());
         self.config.set(EXPRESS_AT + 0x2c, &registers.link_capabilities2.to_le_bytes());
         self.config.set(EXPRESS_AT + 0x30, &registers.link_control2.to_le_bytes());
+        self.complete(behind.atomics);
         self.change(|slot, config| slot.insert(config))
     }
 
@@ -304,7 +311,18 @@ impl Port {
 
     /// Takes the device out of the slot and tells the guest.
     pub fn remove(&mut self) -> io::Result<()> {
+        self.complete(AtomicOps::NONE);
         self.change(|slot, config| slot.remove(config))
+    }
+
+    /// Says which AtomicOps are completed for the device in the slot.
+    fn complete(&mut self, atomics: AtomicOps) {
+        if self.kind == Kind::Root && self.slot.is_some() {
+            let word = self.config.read_u16(EXPRESS_AT + 0x24);
+            let others = u32::from(word) & !atomics::COMPLETED;
+            let [low, high, ..] = (others | atomics.completed()).to_le_bytes();
+            self.config.set(EXPRESS_AT + 0x24, &[low, high]);
+        }
     }
 
     /// Presses the slot's attention button, with which a user asks for the device.

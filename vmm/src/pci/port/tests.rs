@@ -226,7 +226,7 @@ fn capability(port: &mut Port, identifier: u32) -> u16 {
 fn nothing_passes_a_port_that_sleeps_and_its_events_wait() {
     let (mut port, recorder) = listening();
     port.set_buses(0, 3, 4);
-    port.insert(GEN5.fixed()).expect("recorded");
+    port.insert(GEN5.fixed().into()).expect("recorded");
     port.write_config(CONTROL, &(LISTENING & !(1 << 10)).to_le_bytes());
     port.connect().expect("recorded");
     port.write_config(STATUS, &[0xff, 0xff]);
@@ -249,7 +249,7 @@ fn nothing_passes_a_port_that_sleeps_and_its_events_wait() {
 fn an_empty_slot_is_plugged_powered_and_connected() {
     let (mut port, recorder) = listening();
     assert_eq!((port.power(), port.buses()), (Power::Off, None));
-    port.insert(GEN5.fixed()).expect("recorded");
+    port.insert(GEN5.fixed().into()).expect("recorded");
     assert_eq!((half(&mut port, STATUS), fired(&recorder)), (1 << 6 | 1 << 3 | 1, 2));
     assert_eq!(half(&mut port, 0x06) & 1 << 3, 0, "messages are no interrupt of the pin");
     port.write_config(STATUS, &(1u16 << 3 | 1).to_le_bytes());
@@ -267,14 +267,14 @@ fn an_empty_slot_is_plugged_powered_and_connected() {
 fn no_link_is_faster_or_wider_than_its_port_says() {
     let (mut port, _) = hot_port();
     let before = word(&mut port, EXPRESS_AT + 0x0c);
-    port.insert(GEN5.fixed()).expect("recorded");
+    port.insert(GEN5.fixed().into()).expect("recorded");
     port.connect().expect("recorded");
     assert_eq!(word(&mut port, EXPRESS_AT + 0x0c), before & !0x3ff | 5 | 16 << 4);
     assert_eq!(word(&mut port, EXPRESS_AT + 0x2c), 0b11_1110);
     assert_eq!(half(&mut port, EXPRESS_AT + 0x30), 5);
     assert_eq!(port.link(), GEN5);
     port.remove().expect("recorded");
-    port.insert(Link { speed: 1, width: 1 }.fixed()).expect("recorded");
+    port.insert(Link { speed: 1, width: 1 }.fixed().into()).expect("recorded");
     assert_eq!(word(&mut port, EXPRESS_AT + 0x0c), before);
 }
 
@@ -283,7 +283,7 @@ fn no_link_is_faster_or_wider_than_its_port_says() {
 fn a_port_tells_the_most_of_a_link_and_what_it_is() {
     let (mut port, _) = hot_port();
     let idle = LinkState { most: GEN5, now: Link { speed: 1, width: 16 } };
-    port.insert(idle).expect("recorded");
+    port.insert(idle.into()).expect("recorded");
     assert_eq!(word(&mut port, EXPRESS_AT + 0x0c) & 0x3ff, 5 | 16 << 4);
     assert_eq!(word(&mut port, EXPRESS_AT + 0x2c), 0b11_1110);
     assert_eq!(half(&mut port, EXPRESS_AT + 0x30), 5);
@@ -294,7 +294,7 @@ fn a_port_tells_the_most_of_a_link_and_what_it_is() {
 #[test]
 fn the_button_and_removal_are_told() {
     let (mut port, recorder) = listening();
-    port.insert(GEN5.fixed()).expect("recorded");
+    port.insert(GEN5.fixed().into()).expect("recorded");
     port.connect().expect("recorded");
     port.write_config(STATUS, &[0xff, 0xff]);
     let before = fired(&recorder);
@@ -311,7 +311,7 @@ fn without_messages_the_pin_stays_high_until_acknowledged() {
     let (mut port, recorder) = hot_port();
     let level = |recorder: &Recorder| *recorder.level.lock().expect("one thread");
     port.write_config(CONTROL, &(LISTENING & !(1 << 4)).to_le_bytes());
-    port.insert(GEN5.fixed()).expect("recorded");
+    port.insert(GEN5.fixed().into()).expect("recorded");
     assert_eq!((level(&recorder), half(&mut port, 0x06) & 1 << 3), (Level::High, 1 << 3));
     port.write_config(0x04, &COMMAND_INTX_DISABLE.to_le_bytes());
     assert_eq!(level(&recorder), Level::Low);
@@ -333,4 +333,38 @@ fn windows_are_programmed_and_can_be_moved() {
     assert_eq!(word(&mut port, 0x28), 0x80);
     port.write_config(0x20, &[0x10, 0xd0]);
     assert_eq!(half(&mut port, 0x20), 0xd010);
+}
+
+const DEVICE_CAPABILITIES2: u16 = EXPRESS_AT + 0x24;
+
+#[test]
+fn a_root_port_completes_what_the_host_completes_for_the_device_in_its_slot() {
+    let (mut port, _) = hot_port();
+    assert_eq!(word(&mut port, DEVICE_CAPABILITIES2), 0);
+    let link = GEN5.fixed();
+    port.insert(Behind { link, atomics: AtomicOps::of_sizes(0b011) }).expect("recorded");
+    port.connect().expect("recorded");
+    assert_eq!(word(&mut port, DEVICE_CAPABILITIES2), 1 << 7 | 1 << 8);
+    port.remove().expect("recorded");
+    assert_eq!(word(&mut port, DEVICE_CAPABILITIES2), 0);
+    port.insert(Behind { link, atomics: AtomicOps::of_sizes(0b101) }).expect("recorded");
+    assert_eq!(word(&mut port, DEVICE_CAPABILITIES2), 1 << 7 | 1 << 9);
+    // One that has none in its place.
+    port.remove().expect("recorded");
+    port.insert(link.into()).expect("recorded");
+    assert_eq!(word(&mut port, DEVICE_CAPABILITIES2), 0);
+}
+
+#[test]
+fn atomic_operations_leave_the_other_capabilities_of_a_port_alone() {
+    let registers = PortRegisters { device_capabilities2: u32::MAX, ..PortRegisters::default() };
+    let told = |atomics: AtomicOps, kind| atomics.told(kind, registers).device_capabilities2;
+    let (some, others) = (AtomicOps::of_sizes(0b011), !0b11_1100_0000);
+    assert_eq!(told(some, Kind::Root), others | 0b01_1000_0000);
+    assert_eq!(told(some, Kind::Upstream), others | 1 << 6);
+    assert_eq!(told(some, Kind::Downstream), others | 1 << 6);
+    for kind in [Kind::Root, Kind::Upstream, Kind::Downstream] {
+        assert_eq!(told(AtomicOps::NONE, kind), others);
+    }
+    assert_eq!(AtomicOps::of_sizes(0xf8), AtomicOps::NONE);
 }

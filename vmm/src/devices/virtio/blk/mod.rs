@@ -29,7 +29,7 @@ mod sealed;
 use std::{
     io,
     os::fd::{AsFd, OwnedFd},
-    sync::{Arc, Mutex},
+    sync::Arc,
     time::Instant,
 };
 
@@ -46,7 +46,7 @@ use crate::{
     counters::Activity,
     devices::{
         backing::{BackingError, Geometry},
-        throttle::Throttle,
+        throttle::Limits,
     },
     sandbox::ThreadKind,
     sys::{io::Durability, memory::GuestRam},
@@ -80,7 +80,7 @@ pub struct Block {
     key: Option<DiskKey>,
     queues: u16,
     engine: EngineChoice,
-    throttle: Option<Arc<Mutex<Throttle>>>,
+    limits: Limits,
     workers: Vec<Worker<Job>>,
     activity: Arc<Activity>,
 }
@@ -95,7 +95,7 @@ pub fn open(
 ) -> Result<VirtioPci, VirtioError> {
     let queues = u16::try_from(vcpus).unwrap_or(MAX_QUEUES).clamp(1, MAX_QUEUES);
     let block = Block::new(disk, file, queues, EngineChoice::Best, platform.ram.clone())?;
-    let block = block.counted(platform.activity.device(IDENTITY.name));
+    let block = block.within(&platform.limits).counted(platform.activity.device(IDENTITY.name));
     VirtioPci::new(Box::new(block), slot, platform)
 }
 
@@ -103,6 +103,11 @@ impl Block {
     /// Returns the device, which counts what it does in `activity`.
     pub fn counted(self, activity: Arc<Activity>) -> Self {
         Self { activity, ..self }
+    }
+
+    /// Returns the device, which keeps to `limits` too.
+    pub fn within(self, limits: &Limits) -> Self {
+        Self { limits: self.limits.and(limits), ..self }
     }
 
     /// Returns the device, not started.
@@ -125,11 +130,10 @@ impl Block {
         place.copy_from_slice(serial);
         let access = if disk.read_only { Access::ReadOnly } else { Access::ReadWrite };
         let geometry = Geometry::of(&file, access).map_err(backing)?;
-        let throttle = Throttle::new(disk.limit, Instant::now());
-        let throttle = throttle.map(|throttle| Arc::new(Mutex::new(throttle)));
+        let limits = Limits::new(disk.limit, Instant::now());
         let (workers, activity) = (Vec::new(), Arc::default());
         let key = disk.key.clone();
-        Ok(Self { file, ram, geometry, id, key, queues, engine, throttle, workers, activity })
+        Ok(Self { file, ram, geometry, id, key, queues, engine, limits, workers, activity })
     }
 
     fn config(&self) -> [u8; CONFIG_SIZE] {
@@ -236,8 +240,8 @@ impl VirtioDevice for Block {
                 return Err(refused(format!("queue {} was not started", queue.index)));
             };
             let distress = activation.distress.clone();
-            let (activity, throttle) = (Arc::clone(&self.activity), self.throttle.clone());
-            worker.run(Job { queue, rules, durability, distress, throttle, activity });
+            let (activity, limits) = (Arc::clone(&self.activity), self.limits.clone());
+            worker.run(Job { queue, rules, durability, distress, limits, activity });
         }
         Ok(())
     }

@@ -7,7 +7,7 @@
 use std::{
     io, mem,
     os::fd::BorrowedFd,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -21,7 +21,7 @@ use super::{
 use crate::{
     counters::Activity,
     devices::{
-        throttle::{Admission, Throttle},
+        throttle::{Admission, Limits},
         virtio::{
             Distress, QueueSignal, ReadyQueue, Ring,
             ring::{RingError, Segment},
@@ -49,7 +49,7 @@ pub struct Job {
     /// Where to count.
     pub activity: Arc<Activity>,
     /// The disk's limits, shared by its queues.
-    pub throttle: Option<Arc<Mutex<Throttle>>>,
+    pub limits: Limits,
 }
 
 /// What is wrong with a ring, or with a chain in it.
@@ -107,7 +107,7 @@ pub struct Live {
     durability: Durability,
     distress: Distress,
     activity: Arc<Activity>,
-    throttle: Option<Arc<Mutex<Throttle>>>,
+    limits: Limits,
     /// A request that waits for its turn, and when that is.
     held: Option<(Request, Instant)>,
     /// The ring made no sense; it is not touched again.
@@ -451,7 +451,7 @@ impl From<Job> for Live {
             durability: job.durability,
             distress: job.distress,
             activity: job.activity,
-            throttle: job.throttle,
+            limits: job.limits,
             held: None,
             broken: false,
             progress: Progress::More,
@@ -483,10 +483,7 @@ impl Live {
 
     /// Takes the tokens of a request; returns when it may go, unless that is at once.
     fn admit(&self, request: &Request) -> Option<Instant> {
-        let throttle = self.throttle.as_ref()?;
-        let bytes = request.work.bytes()?;
-        let mut throttle = throttle.lock().unwrap_or_else(PoisonError::into_inner);
-        match throttle.admit(Instant::now(), bytes) {
+        match self.limits.admit(Instant::now(), request.work.bytes()?) {
             Admission::Now => None,
             Admission::At(at) => Some(at),
         }
