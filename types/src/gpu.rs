@@ -1,6 +1,8 @@
 //! What a driver tells of GPUs at one moment: the document that `gpu-telemetry` writes, on a host
 //! whose driver holds them, or in a guest, where nobody but the guest answers for it.
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
 
 use crate::units::UnixSeconds;
@@ -176,8 +178,8 @@ pub enum ReadingError {
 }
 
 impl GpuReading {
-    /// Parses a reading. Whoever wrote it may be a guest: lists are bounded, and texts are cut to
-    /// [`MAX_TEXT`] printable ASCII characters.
+    /// Parses a reading. Whoever wrote it may be a guest: lists are bounded, texts are cut to
+    /// [`MAX_TEXT`] printable ASCII characters, and of GPUs with one number or one UUID the first counts.
     pub fn parse(bytes: &[u8]) -> Result<Self, ReadingError> {
         if bytes.len() > MAX_READING {
             return Err(ReadingError::TooLarge { found: bytes.len() });
@@ -195,6 +197,11 @@ impl GpuReading {
             bounded("reasons for lower clocks", gpu.throttled.len(), MAX_MIG)?;
             gpu.clean();
         }
+        let (mut numbers, mut uuids) = (BTreeSet::new(), BTreeSet::new());
+        reading.gpus.retain(|gpu| {
+            let other = gpu.uuid.is_empty() || uuids.insert(gpu.uuid.clone());
+            other && numbers.insert(gpu.index)
+        });
         for text in [&mut reading.driver, &mut reading.cuda] {
             *text = printable(text);
         }
@@ -241,6 +248,15 @@ mod tests {
         assert_eq!(reading.driver, "1[2J");
         let again = serde_json::to_vec(&reading).expect("written");
         assert_eq!(GpuReading::parse(&again), Ok(reading));
+    }
+
+    #[test]
+    fn one_gpu_is_told_once() {
+        let gpu = |index: u32, uuid: &str| format!("{{\"index\":{index},\"uuid\":\"{uuid}\"}}");
+        let gpus = [gpu(0, "a"), gpu(1, "a"), gpu(0, "b"), gpu(2, ""), gpu(3, ""), gpu(4, "a\\n")];
+        let reading = GpuReading::parse(document(&gpus.join(",")).as_bytes()).expect("read");
+        let told: Vec<_> = reading.gpus.iter().map(|gpu| (gpu.index, gpu.uuid.as_str())).collect();
+        assert_eq!(told, [(0, "a"), (2, ""), (3, "")]);
     }
 
     #[test]

@@ -2,9 +2,10 @@
 //! NVIDIA's library cannot live in a static process; a node takes its guests' readings over vsock.
 //!
 //! [`Library`] is what a reading is made from: NVIDIA's library in `gpu-telemetry`, a recorded
-//! document in tests. `show` and [`Reader`] are pure; `guests` listens.
+//! document in tests. `show`, `series` and [`Reader`] are pure; `guests` listens.
 
 pub mod guests;
+pub mod series;
 pub mod show;
 
 use std::collections::VecDeque;

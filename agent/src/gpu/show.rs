@@ -10,6 +10,10 @@ use crate::{
 /// Width of a GPU's name in a line.
 const NAME: usize = 32;
 
+/// Largest number of a failure that is counted by itself: NVIDIA's "Xid Errors" has some two hundred, the
+/// library says 999 for one that it does not know.
+const MAX_XID: u64 = 999;
+
 /// Returns a reading as lines for people.
 pub fn lines(reading: &GpuReading) -> Vec<String> {
     let mut lines = vec![format!(
@@ -134,7 +138,8 @@ pub struct Told<'a> {
     pub reading: &'a GpuReading,
 }
 
-/// Writes metrics of readings.
+/// Writes metrics of readings. A GPU is called by its number: what else it is called stands in one metric, so
+/// that it cannot begin all the others anew.
 pub fn metrics(out: &mut Exposition, told: &[Told<'_>]) {
     let each = || told.iter().flat_map(|told| told.reading.gpus.iter().map(move |gpu| (told, gpu)));
     let about = "A GPU as its driver sees it; always 1. With a machine, its guest says so.";
@@ -143,7 +148,8 @@ pub fn metrics(out: &mut Exposition, told: &[Told<'_>]) {
         samples.sample(
             &[
                 ("machine", told.machine),
-                ("gpu", &gpu.uuid),
+                ("gpu", &gpu.index.to_string()),
+                ("uuid", &gpu.uuid),
                 ("model", &gpu.name),
                 ("address", &gpu.address),
                 ("driver", &told.reading.driver),
@@ -155,7 +161,8 @@ pub fn metrics(out: &mut Exposition, told: &[Told<'_>]) {
         let mut samples = out.metric(metric);
         for (told, gpu) in each() {
             if let Some(value) = read(gpu) {
-                samples.sample(&[("machine", told.machine), ("gpu", &gpu.uuid)], value);
+                samples
+                    .sample(&[("machine", told.machine), ("gpu", &gpu.index.to_string())], value);
             }
         }
     }
@@ -163,7 +170,10 @@ pub fn metrics(out: &mut Exposition, told: &[Told<'_>]) {
         let mut samples = out.metric(metric);
         for (told, gpu) in each() {
             if let Some(value) = read(gpu) {
-                samples.sample(&[("machine", told.machine), ("gpu", &gpu.uuid)], Millis(value));
+                samples.sample(
+                    &[("machine", told.machine), ("gpu", &gpu.index.to_string())],
+                    Millis(value),
+                );
             }
         }
     };
@@ -186,7 +196,7 @@ fn links(out: &mut Exposition, told: &[Told<'_>]) {
     for told in told {
         for gpu in told.reading.gpus.iter().filter(|gpu| !gpu.nvlinks.is_empty()) {
             let active = gpu.nvlinks.iter().filter(|link| link.active).count();
-            samples.sample(&[("machine", told.machine), ("gpu", &gpu.uuid)], active);
+            samples.sample(&[("machine", told.machine), ("gpu", &gpu.index.to_string())], active);
         }
     }
     let about = "Errors of a GPU's NVLinks, by kind.";
@@ -195,8 +205,10 @@ fn links(out: &mut Exposition, told: &[Told<'_>]) {
         for gpu in told.reading.gpus.iter().filter(|gpu| !gpu.nvlinks.is_empty()) {
             for Errors(kind, read) in LINKS {
                 let sum: u64 = gpu.nvlinks.iter().filter_map(read).fold(0, u64::saturating_add);
-                samples
-                    .sample(&[("machine", told.machine), ("gpu", &gpu.uuid), ("kind", kind)], sum);
+                samples.sample(
+                    &[("machine", told.machine), ("gpu", &gpu.index.to_string()), ("kind", kind)],
+                    sum,
+                );
             }
         }
     }
@@ -208,11 +220,14 @@ fn failures(out: &mut Exposition, told: &[Told<'_>]) {
     for told in told {
         let mut counts = std::collections::BTreeMap::new();
         for xid in &told.reading.xids {
-            *counts.entry((xid.gpu.as_str(), xid.code)).or_insert(0u32) += 1;
+            let gpu = told.reading.gpus.iter().find(|gpu| gpu.uuid == xid.gpu);
+            let gpu = gpu.map(|gpu| gpu.index.to_string()).unwrap_or_default();
+            let known = xid.code <= MAX_XID;
+            let code = if known { xid.code.to_string() } else { "other".to_owned() };
+            *counts.entry((gpu, code)).or_insert(0u32) += 1;
         }
         for ((gpu, code), count) in counts {
-            let code = code.to_string();
-            samples.sample(&[("machine", told.machine), ("gpu", gpu), ("xid", &code)], count);
+            samples.sample(&[("machine", told.machine), ("gpu", &gpu), ("xid", &code)], count);
         }
     }
 }

@@ -83,8 +83,11 @@ fn prometheus_reads_who_says_what() {
     let mut out = Exposition::default();
     show::metrics(&mut out, &[Told { machine: "m1", reading: &reading }]);
     let text = out.finish();
-    let gpu = "machine=\"m1\",gpu=\"GPU-00000000-0000-0000-0000-000000000001\"";
+    let gpu = "machine=\"m1\",gpu=\"0\"";
+    let uuid = "GPU-00000000-0000-0000-0000-000000000001";
+    let address = "address=\"00000000:02:00.0\",driver=\"535.261.03\"";
     for line in [
+        format!("holdfast_gpu_info{{{gpu},uuid=\"{uuid}\",model=\"NVIDIA H200\",{address}}} 1"),
         format!("holdfast_gpu_power_watts{{{gpu}}} 612.345"),
         format!("holdfast_gpu_clock_hertz{{{gpu}}} 1980000000"),
         format!("holdfast_gpu_nvlinks{{{gpu}}} 1"),

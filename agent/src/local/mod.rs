@@ -42,8 +42,15 @@ use tokio::{
 use types::{config::NodeSpec, ids::NodeId, node::Bdf, status::DeviceFacts};
 
 use crate::{
-    console::Page, events::Event, gpu::guests::GuestReadings, init::boot::chain, logs::Logs,
-    machines::keeper::Machines, net::NetworkStatus, spawn, time::Clock,
+    console::Page,
+    events::Event,
+    gpu::{guests::GuestReadings, series::Series},
+    init::boot::chain,
+    logs::Logs,
+    machines::keeper::Machines,
+    net::NetworkStatus,
+    spawn,
+    time::Clock,
 };
 
 /// The socket, below `/`.
@@ -94,6 +101,7 @@ struct Shared {
     network: OnceLock<watch::Receiver<NetworkStatus>>,
     serving: OnceLock<Serving>,
     devices: Mutex<Known>,
+    series: Mutex<Series>,
 }
 
 /// Facts of devices that take long to read, or disturb: read now and then.
@@ -125,6 +133,7 @@ impl Local {
             network: OnceLock::new(),
             serving: OnceLock::new(),
             devices: Mutex::default(),
+            series: Mutex::default(),
         };
         let local = Self { shared: Arc::new(shared) };
         match bind(&path) {

@@ -75,11 +75,7 @@ pub(crate) fn status() -> NodeStatus {
         host: host(),
         devices: devices(),
         missing_devices: vec!["0000:09:00.0".parse().expect("an address")],
-        guests: vec![GuestGpus {
-            machine: machine_id(),
-            age_ms: 3_000,
-            reading: crate::gpu::tests::recorded(),
-        }],
+        guests: guests(),
         machines: vec![MachineView {
             id: machine_id(),
             renter: PublicKey::from_bytes([0xcd; 32]),
@@ -227,7 +223,13 @@ pub(crate) fn counted() -> Counted {
         troubles: vec![("store".into(), 1)],
         events: vec![("agent-ready".into(), 1)],
         machines: vec![(machine_id(), counters)],
+        guests: guests(),
     }
+}
+
+fn guests() -> Vec<GuestGpus> {
+    let reading = crate::gpu::tests::recorded();
+    vec![GuestGpus { machine: machine_id(), age_ms: 3_000, reading }]
 }
 
 fn setting(key: &str, value: &str, source: &str) -> Setting {

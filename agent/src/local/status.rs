@@ -45,14 +45,17 @@ impl Local {
         gathered.expect("nothing in it panics, and nothing cancels it")
     }
 
-    /// Gathers what is counted beside.
-    pub async fn counted(&self) -> Counted {
+    /// Gathers what is counted beside a status.
+    pub async fn counted(&self, status: &NodeStatus) -> Counted {
         let running = self.shared.serving.get().map(running).unwrap_or_default();
         let machines = join_all(running.into_iter().map(|machine| async move {
             let counters = tokio::time::timeout(COUNTERS_LIMIT, vmm::counters(machine)).await;
             Some((machine, counters.ok()?.ok()?))
         }));
         let machines = machines.await.into_iter().flatten().collect();
+        let mut series = self.shared.series.lock().unwrap_or_else(PoisonError::into_inner);
+        let guests = series.settle(status);
+        drop(series);
         let book = self.shared.config.logs.book();
         let named = |(name, count): (&str, u64)| (name.to_owned(), count);
         Counted {
@@ -61,6 +64,7 @@ impl Local {
             troubles: book.troubles().map(named).collect(),
             events: book.happened().map(named).collect(),
             machines,
+            guests,
         }
     }
 
