@@ -1,4 +1,8 @@
-use std::io;
+use std::{
+    io::{self, Write},
+    os::unix::net::UnixStream,
+    time::{Duration, Instant},
+};
 
 use types::gpu::ReadingError;
 
@@ -112,4 +116,68 @@ fn guests_are_heard_within_bounds() {
         matches!(error, GuestError::Guest { source: ReadingError::Document { .. } })
     };
     assert!(refusal.as_ref().is_err_and(document), "{refusal:?}");
+}
+
+/// Waits until something is so.
+fn soon<T>(what: impl Fn() -> Option<T>) -> T {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    loop {
+        if let Some(found) = what() {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "it does not become so");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_guest_that_hangs_keeps_no_other_from_being_heard() {
+    let readings = GuestReadings::default();
+    let speak = |cid| {
+        let (ours, theirs) = UnixStream::pair().expect("a pair");
+        readings.hear(cid, theirs.into()).map(|()| ours)
+    };
+    let silent = [speak(100_001).expect("a place"), speak(100_001).expect("a place")];
+    assert!(matches!(speak(100_001), Err(GuestError::Hurry)));
+    let mut other = speak(100_002).expect("a place");
+    other.write_all(RECORDED).expect("written");
+    drop(other);
+    soon(|| readings.newest(100_002));
+    // Who hangs up gives its place back.
+    drop(silent);
+    drop(soon(|| speak(100_001).ok()));
+    let many: Vec<_> = (0..7).flat_map(|cid| [speak(cid), speak(cid)]).collect();
+    assert!(many.iter().all(Result::is_ok));
+    let more: Vec<_> = (7..10).map(speak).collect();
+    assert!(matches!(more.last(), Some(Err(GuestError::Busy))));
+}
+
+#[test]
+fn why_a_reading_was_not_taken_is_told() {
+    const LIFE: Duration = Duration::from_secs(3600);
+    let readings = GuestReadings::default();
+    assert_eq!(readings.refused(100_001, LIFE), None);
+    let refused = |said: &[u8], count| {
+        let (mut ours, theirs) = UnixStream::pair().expect("a pair");
+        readings.hear(100_001, theirs.into()).expect("a place");
+        ours.write_all(said).expect("written");
+        drop(ours);
+        soon(|| readings.refused(100_001, LIFE).filter(|refused| refused.count == count)).reason
+    };
+    let reason = refused(b"{\"version\":2}", 1);
+    assert!(reason.contains("version 2; this release reads version 1"), "{reason}");
+    let reason = refused(b"{}", 2);
+    assert!(reason.contains("missing field `version`"), "{reason}");
+    // What its context id's last owner said is not its word.
+    assert_eq!(readings.refused(100_001, Duration::ZERO), None);
+    assert_eq!(readings.refused(100_001, LIFE), None);
+    assert_eq!(readings.refused(100_002, LIFE), None);
+}
+
+#[test]
+fn refusals_that_are_remembered_are_bounded() {
+    let readings = GuestReadings::default();
+    (0..1000).for_each(|cid| readings.refuse(cid, &GuestError::TooOften));
+    let kept = (0..1000).filter(|cid| readings.refused(*cid, Duration::MAX).is_some());
+    assert_eq!(kept.collect::<Vec<_>>(), (1000 - 256..1000).collect::<Vec<_>>());
 }

@@ -349,6 +349,13 @@ fn guests(out: &mut Exposition, status: &NodeStatus, counted: &Counted) {
     for guest in &status.guests {
         samples.sample(&[("machine", &guest.machine.to_string())], Millis(guest.age_ms));
     }
+    let about = "Readings of a machine's guest that were not taken; its page says why.";
+    let mut samples = out.metric(Metric::counter("gpu_readings_refused_total", about));
+    for machine in &status.machines {
+        let refused = status.refused_readings.iter().find(|refused| refused.machine == machine.id);
+        let count = refused.map_or(0, |refused| refused.count);
+        samples.sample(&[("machine", &machine.id.to_string())], count);
+    }
 }
 
 fn log(out: &mut Exposition, counted: &Counted) {

@@ -37,6 +37,7 @@ fn a_node_is_counted() {
         &format!("holdfast_machine_lease_end_time_seconds{{machine=\"{machine}\"}} 1796090000"),
     );
     has(&text, &format!("holdfast_gpu_reading_age_seconds{{machine=\"{machine}\"}} 3.000"));
+    has(&text, &format!("holdfast_gpu_readings_refused_total{{machine=\"{machine}\"}} 2"));
     has(&text, "holdfast_watchdog_armed{watchdog=\"iTCO_wdt\"} 1");
     has(&text, "holdfast_troubles_total{place=\"store\"} 1");
     has(&text, &format!("holdfast_vm_uptime_seconds{{machine=\"{machine}\"}} 4.200"));

@@ -9,7 +9,7 @@ use types::{
     status::{
         BootPhase, ClockView, DeviceFacts, DeviceView, FreeView, GuestGpus, HostView,
         InterfaceView, LinkErrors, MachineView, MemberView, NetworkView, NodeStatus, OverlayView,
-        STATUS_VERSION, Setting, Slot, Traffic, Trust, VolumeView, WatchdogView,
+        RefusedReadings, STATUS_VERSION, Setting, Slot, Traffic, Trust, VolumeView, WatchdogView,
     },
     units::{Mebibytes, UnixSeconds},
     updates::{FailedRelease, UpdatesView},
@@ -76,6 +76,12 @@ pub(crate) fn status() -> NodeStatus {
         devices: devices(),
         missing_devices: vec!["0000:09:00.0".parse().expect("an address")],
         guests: guests(),
+        refused_readings: vec![RefusedReadings {
+            machine: machine_id(),
+            count: 2,
+            age_ms: 65_000,
+            reason: "the guest sent a reading a moment ago".into(),
+        }],
         machines: vec![MachineView {
             id: machine_id(),
             renter: PublicKey::from_bytes([0xcd; 32]),

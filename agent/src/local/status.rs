@@ -13,7 +13,7 @@ use types::{
     status::{
         ClockView, DeviceFacts, DeviceView, FreeView, GuestGpus, HostView, InterfaceView,
         MAX_ERRORS_LISTED, MAX_MEMBERS_LISTED, MachineView, MemberView, NetworkView, NodeStatus,
-        OverlayView, STATUS_VERSION, Slot, VolumeView, WatchdogView,
+        OverlayView, RefusedReadings, STATUS_VERSION, Slot, VolumeView, WatchdogView,
     },
     units::UnixSeconds,
     updates::UpdatesView,
@@ -21,6 +21,7 @@ use types::{
 
 use super::{Local, Serving, host, metrics::Counted};
 use crate::{
+    gpu::guests::Refused,
     inventory::{self, facts},
     machines::{
         keeper::{Snapshot, State, View},
@@ -102,6 +103,7 @@ impl Local {
             devices: self.devices(devices),
             missing_devices: serving.map(|serving| missing(serving, devices)).unwrap_or_default(),
             guests: serving.map(|serving| said(serving, &snapshot)).unwrap_or_default(),
+            refused_readings: serving.map(|it| refused(it, &snapshot)).unwrap_or_default(),
             machines: snapshot.machines.iter().map(machine).collect(),
             errors,
             name: page.name.clone(),
@@ -299,6 +301,19 @@ fn said(serving: &Serving, snapshot: &Snapshot) -> Vec<GuestGpus> {
         })
     };
     snapshot.machines.iter().filter_map(newest).collect()
+}
+
+/// Returns which readings of guests were not taken; those of an earlier machine of the same user id do not
+/// count.
+fn refused(serving: &Serving, snapshot: &Snapshot) -> Vec<RefusedReadings> {
+    let now = serving.clock.now();
+    let last = |view: &View| {
+        let life = Duration::from_secs(now.since(view.record.created));
+        let Refused { at, reason, count } = serving.readings.refused(view.record.uid, life)?;
+        let age_ms = u64::try_from(at.elapsed().as_millis()).unwrap_or(u64::MAX);
+        Some(RefusedReadings { machine: view.record.lease.id, count, age_ms, reason })
+    };
+    snapshot.machines.iter().filter_map(last).collect()
 }
 
 fn machine(view: &View) -> MachineView {
