@@ -89,6 +89,17 @@ fn dashboard() -> serde_json::Value {
 }
 
 #[test]
+fn the_dashboard_fits_every_interval_of_scrapes() {
+    let queries = queries(&dashboard());
+    let ranges = queries.iter().flat_map(|query| query.split('[').skip(1));
+    let ranges: Vec<_> = ranges.map(|rest| rest.split(']').next().unwrap_or(rest)).collect();
+    assert!(ranges.len() > 25, "{ranges:?}");
+    // A rate needs two scrapes. Only what is counted by the hour has a range of its own.
+    let fixed = ranges.iter().find(|range| !["$__rate_interval", "1h"].contains(range));
+    assert_eq!(fixed, None);
+}
+
+#[test]
 fn the_dashboard_calls_a_gpu_by_its_machine_and_number() {
     let legends = words(&dashboard(), &["legendFormat"]);
     let gpus: Vec<_> = legends.iter().filter(|legend| legend.contains("{{gpu}}")).collect();
