@@ -109,6 +109,16 @@ struct Shared {
 struct Known {
     read: Option<Instant>,
     facts: BTreeMap<Bdf, DeviceFacts>,
+    vital: BTreeMap<Bdf, Vital>,
+}
+
+/// Vital product data that was read of a device.
+#[derive(Debug)]
+struct Vital {
+    /// Vendor and device: another one may sit there later.
+    id: (u16, u16),
+    /// Product and serial number, if it tells them.
+    words: (Option<String>, Option<String>),
 }
 
 /// Why nobody can ask.

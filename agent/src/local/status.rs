@@ -1,6 +1,7 @@
 //! Gathers how the node is.
 
 use std::{
+    collections::BTreeMap,
     path::Path,
     sync::PoisonError,
     time::{Duration, Instant},
@@ -19,7 +20,7 @@ use types::{
     updates::UpdatesView,
 };
 
-use super::{Local, Serving, host, metrics::Counted};
+use super::{Local, Serving, Vital, host, metrics::Counted};
 use crate::{
     gpu::guests::Refused,
     inventory::{self, facts},
@@ -121,9 +122,13 @@ impl Local {
         let root = self.shared.config.root.as_path();
         let mut known = self.shared.devices.lock().unwrap_or_else(PoisonError::into_inner);
         if known.read.is_none_or(|read| read.elapsed() >= FACTS_AGE) {
+            known
+                .vital
+                .retain(|address, _| devices.iter().any(|device| device.address == *address));
             let fresh = |device: &PciDevice| {
+                let (product, serial) = vital(root, device, &mut known.vital);
                 let facts = facts::read(root, device.address);
-                (device.address, with_vital(root, device, known.facts.get(&device.address), facts))
+                (device.address, DeviceFacts { product, serial, ..facts })
             };
             known.facts = devices.iter().map(fresh).collect();
             known.read = Some(Instant::now());
@@ -137,19 +142,23 @@ impl Local {
     }
 }
 
-/// Adds vital product data: what was read before, or now, once, of a device that is nobody's.
-fn with_vital(
+/// Returns a device's vital product data, product and serial number: what was read of it before, or now, once,
+/// when it is nobody's for the first time.
+fn vital(
     root: &Path,
     device: &PciDevice,
-    before: Option<&DeviceFacts>,
-    facts: DeviceFacts,
-) -> DeviceFacts {
-    let (product, serial) = match before {
-        Some(before) => (before.product.clone(), before.serial.clone()),
-        None if device.state == DeviceState::Free => facts::vital(root, device.address),
-        None => (None, None),
-    };
-    DeviceFacts { product, serial, ..facts }
+    read: &mut BTreeMap<Bdf, Vital>,
+) -> (Option<String>, Option<String>) {
+    let id = (device.vendor, device.device);
+    match read.get(&device.address) {
+        Some(vital) if vital.id == id => vital.words.clone(),
+        Some(_) | None if device.state == DeviceState::Free => {
+            let words = facts::vital(root, device.address);
+            read.insert(device.address, Vital { id, words: words.clone() });
+            words
+        }
+        Some(_) | None => (None, None),
+    }
 }
 
 fn running(serving: &Serving) -> Vec<types::ids::MachineId> {
@@ -333,6 +342,31 @@ fn machine(view: &View) -> MachineView {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{local::sample, testing};
+
+    #[test]
+    fn vital_data_is_read_once_when_a_device_is_free_first() {
+        let folder = "sys/bus/pci/devices/0000:02:00.0";
+        let vpd = |name: &[u8; 4]| [&[0x82, 4, 0][..], name, &[0x78]].concat();
+        let root = testing::root(&[(&format!("{folder}/vpd"), &vpd(b"H200"))]);
+        let mut device = sample::status().devices[0].device.clone();
+        let mut known = BTreeMap::new();
+        let mut product = |device: &PciDevice| vital(root.path(), device, &mut known).0;
+        // The agent starts again while a machine has it.
+        assert_eq!(product(&device), None);
+        device.state = DeviceState::Free;
+        assert_eq!(product(&device).as_deref(), Some("H200"));
+        // It is not asked again: somebody may have it.
+        std::fs::write(root.path().join(folder).join("vpd"), vpd(b"B300")).expect("written");
+        assert_eq!(product(&device).as_deref(), Some("H200"));
+        device.state = DeviceState::Resetting;
+        assert_eq!(product(&device).as_deref(), Some("H200"));
+        // Another one sits there now.
+        device.device = 0x3182;
+        assert_eq!(product(&device), None);
+        device.state = DeviceState::Free;
+        assert_eq!(product(&device).as_deref(), Some("B300"));
+    }
 
     #[test]
     fn all_that_is_wrong_with_the_network_is_told_once() {
