@@ -120,6 +120,8 @@ pub struct Gpu {
     pub mig_devices: Vec<MigDevice>,
     /// Programs that compute on it.
     pub processes: Option<u32>,
+    /// Why it does not answer; then it has nothing else but what it was called when it last did.
+    pub error: Option<String>,
 }
 
 /// An NVLink of a GPU.
@@ -214,7 +216,7 @@ impl GpuReading {
 impl Gpu {
     fn clean(&mut self) {
         let texts = [&mut self.name, &mut self.uuid, &mut self.address];
-        let maybe = [&mut self.serial, &mut self.vbios].into_iter().flatten();
+        let maybe = [&mut self.serial, &mut self.vbios, &mut self.error].into_iter().flatten();
         let parts = self.mig_devices.iter_mut().map(|part| &mut part.uuid);
         for text in texts.into_iter().chain(maybe).chain(parts).chain(&mut self.throttled) {
             *text = printable(text);

@@ -34,6 +34,10 @@ pub fn lines(reading: &GpuReading) -> Vec<String> {
 
 /// Returns a GPU in one line: model, work, memory, heat, power.
 pub fn one(gpu: &Gpu) -> String {
+    if let Some(error) = &gpu.error {
+        let name = plain(&gpu.name, NAME);
+        return format!("{} {name}: no answer: {}", gpu.index, plain(error, 64));
+    }
     let number = |value: Option<u32>, unit: &str| {
         value.map_or(format!("? {unit}"), |value| format!("{value} {unit}"))
     };
@@ -78,7 +82,10 @@ struct Number {
     read: fn(&Gpu) -> Option<u64>,
 }
 
-const NUMBERS: [Number; 13] = [
+const NUMBERS: [Number; 14] = [
+    gauge("gpu_answers", "Whether a GPU answers its driver.", |gpu| {
+        Some(u64::from(gpu.error.is_none()))
+    }),
     gauge("gpu_memory_bytes", "Memory of a GPU.", |gpu| gpu.memory_total_bytes),
     gauge("gpu_memory_used_bytes", "Memory of a GPU in use.", |gpu| gpu.memory_used_bytes),
     gauge("gpu_busy_percent", "Share of time in which a GPU ran something.", |gpu| {
@@ -204,7 +211,9 @@ fn links(out: &mut Exposition, told: &[Told<'_>]) {
     for told in told {
         for gpu in told.reading.gpus.iter().filter(|gpu| !gpu.nvlinks.is_empty()) {
             for Errors(kind, read) in LINKS {
-                let sum: u64 = gpu.nvlinks.iter().filter_map(read).fold(0, u64::saturating_add);
+                // What no link counts is not 0.
+                let counts = gpu.nvlinks.iter().filter_map(read);
+                let Some(sum) = counts.reduce(u64::saturating_add) else { continue };
                 samples.sample(
                     &[("machine", told.machine), ("gpu", &gpu.index.to_string()), ("kind", kind)],
                     sum,
