@@ -79,15 +79,14 @@ fn keep_crashes(pstore: &Path, state: &Path, lasting: Lasting) -> io::Result<()>
     }
     let folder = state.join(CRASHES);
     fs::create_dir_all(&folder)?;
-    let mut next = names(&folder)?.last().map_or(0, |(number, _)| number + 1);
+    let first = names(&folder)?.last().map_or(0, |(number, _)| number + 1);
     let reports = parts::reports(pieces);
     let count = reports.len();
     for (index, report) in reports.into_iter().enumerate() {
-        let name = format!("{next:06}.txt");
+        let name = format!("{:06}.txt", first + index as u64);
         store(&folder, &name, report.text.as_bytes())?;
         let newer = count - 1 - index;
         told(&name, &report, newer).iter().for_each(|line| eprintln!("{line}"));
-        next += 1;
         // One that stays in firmware is told again.
         let goes = lasting == Lasting::Disk || newer > 0;
         for name in report.names.iter().filter(|_| goes) {
