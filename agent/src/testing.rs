@@ -20,6 +20,21 @@ pub(crate) fn root(files: &[(&str, &[u8])]) -> tempfile::TempDir {
     root
 }
 
+/// Returns a record of the kernel's log as `/dev/kmsg` hands it out: `head`, a semicolon, and what was
+/// written, escaped as the kernel does (kernel/printk/printk.c, `msg_add_ext_text`).
+pub(crate) fn kmsg(head: &str, written: &str) -> Vec<u8> {
+    let mut record = format!("{head};");
+    for byte in written.bytes() {
+        match byte {
+            b'\\' => record.push_str("\\x5c"),
+            b' '..=b'~' => record.push(char::from(byte)),
+            _ => record.push_str(&format!("\\x{byte:02x}")),
+        }
+    }
+    record.push('\n');
+    record.into_bytes()
+}
+
 /// Numbers that a seed decides: splitmix64, by Sebastiano Vigna, in the public domain.
 pub(crate) struct Random(u64);
 

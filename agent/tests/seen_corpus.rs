@@ -44,6 +44,7 @@ fn every_record_of_the_corpus_is_kept_or_ignored() {
     assert_eq!(named("event"), Some((1, 1)));
     assert_eq!(named("no-record"), Some((0, 0)));
     assert_eq!(named("watchdog"), Some((2, 2)));
+    assert_eq!(named("escaped"), Some((2, 1)));
 }
 
 #[test]

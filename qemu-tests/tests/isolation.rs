@@ -208,31 +208,43 @@ fn sends_in_its_own_name_only(world: &World) {
     assert_eq!(world.outside.probes(), ["as-itself", "datagram"]);
 }
 
-/// Over vsock, under the machine's name and no other; rubbish is not taken, and what was said before stays.
+/// Over vsock, under the machine's name and no other; what it says of GPUs is not counted, as its lease has none.
+/// Rubbish is not taken, and what was said before stays.
 fn tells_its_node_of_its_gpus(world: &mut World) {
+    const REFUSED: &str = "holdfast_gpu_readings_refused_total";
     let port = world.host.forward_tcp(METRICS).unwrap();
-    let gpus = || {
+    let scrape = |name: &str| {
         let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
         let (status, text) = exchange(stream, "GET", "/metrics").unwrap();
         assert_eq!(status, 200, "{text}");
-        let lines = text.lines().filter(|line| line.starts_with("holdfast_gpu_memory_bytes{"));
+        let lines = text.lines().filter(|line| line.starts_with(name));
         lines.map(str::to_owned).collect::<Vec<_>>()
     };
-    assert_eq!(gpus(), Vec::<String>::new());
+    let gpu_series = || {
+        let lines = scrape("holdfast_gpu_");
+        let lines = lines.into_iter().filter(|line| !line.starts_with(REFUSED));
+        // Without its value, which is an age.
+        let series = lines.filter_map(|line| Some(line.rsplit_once(' ')?.0.to_owned()));
+        series.collect::<Vec<_>>()
+    };
+    assert_eq!(gpu_series(), Vec::<String>::new());
     let tell = format!("probe tell {READINGS_PORT}");
     let told = world.ask(&format!("printf '%s' '{READING}' | {tell}"));
     assert_eq!(told, [format!("told {READINGS_PORT}")]);
     let deadline = Instant::now() + SOON;
-    let mut seen = gpus();
+    let mut seen = gpu_series();
     while seen.is_empty() {
         assert!(Instant::now() < deadline, "nothing was taken");
         std::thread::sleep(Duration::from_millis(200));
-        seen = gpus();
+        seen = gpu_series();
     }
-    let [line] = &seen[..] else { panic!("{seen:?}") };
-    assert!(line.contains(&format!("machine=\"{}\"", world.one.id)), "{line}");
-    assert!(line.contains("GPU-00000000-0000-0000-0000-000000000001"), "{line}");
-    assert!(line.ends_with(" 150754820096"), "{line}");
+    let told = format!("holdfast_gpu_reading_age_seconds{{machine=\"{}\"}}", world.one.id);
+    assert_eq!(seen, [told]);
     world.ask(&format!("sleep 1; echo '{{\"version\":1,' | {tell}"));
-    assert_eq!(gpus(), seen);
+    let told = format!("{REFUSED}{{machine=\"{}\"}} 1", world.one.id);
+    while !scrape(REFUSED).contains(&told) {
+        assert!(Instant::now() < deadline + SOON, "{:?}", scrape(REFUSED));
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    assert_eq!(gpu_series(), seen);
 }

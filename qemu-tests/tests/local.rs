@@ -131,6 +131,18 @@ fn the_screen_is_drawn_by_a_program_without_privileges() {
     stranger.wait().unwrap();
 }
 
+/// Returns what a program wrote as a record of the kernel's log, which escapes what is no printable ASCII
+/// and the backslash (kernel/printk/printk.c, `msg_add_ext_text`).
+fn kernels(number: u32, written: &str) -> String {
+    let escaped = |byte: u8| match byte {
+        b'\\' => "\\x5c".to_owned(),
+        b' '..=b'~' => char::from(byte).to_string(),
+        _ => format!("\\x{byte:02x}"),
+    };
+    let text: String = written.bytes().map(escaped).collect();
+    format!("13,{number},2500000,-;{text}\n")
+}
+
 #[test]
 fn the_log_is_told_line_by_line_and_waited_for() {
     let folder = tempfile::tempdir().unwrap();
@@ -140,8 +152,9 @@ fn the_log_is_told_line_by_line_and_waited_for() {
     assert_eq!((logs.lines[0].number, logs.lines[0].source), (100, LogSource::Kernel));
     assert_eq!(logs.next, 101);
 
-    let event = "13,107,2500000,-;holdfast: event=trouble place=store reason=\"no \\\"room\\\"\"\n";
-    agent.log(event).unwrap();
+    agent
+        .log(&kernels(107, "holdfast: event=trouble place=store reason=\"no \\\"room\\\"\""))
+        .unwrap();
     let logs: Logs = get(&agent, "/v1/logs?from=101&level=error&wait_ms=20000");
     assert_eq!((logs.lines[0].number, logs.lines[0].level), (107, Level::Error));
     let events: NodeEvents = get(&agent, "/v1/events");
@@ -150,8 +163,18 @@ fn the_log_is_told_line_by_line_and_waited_for() {
     let status: NodeStatus = get(&agent, "/v1/status");
     assert_eq!(status.errors[0].number, 107);
 
+    // What the agent says of its own configuration comes back through the log as it was.
+    let said = agent.said();
+    let value = said.lines().find(|line| line.contains("event=config-value key=name ")).unwrap();
+    agent.log(&kernels(108, value)).unwrap();
+    let events: NodeEvents = get(&agent, "/v1/events?from=108&wait_ms=20000");
+    let field = |key: &str| events.events[0].fields[key].as_str();
+    assert_eq!(events.events[0].name, "config-value");
+    assert_eq!((field("key"), field("value")), ("name", "\"lone\""));
+    assert_eq!(field("source"), "kernel command line");
+
     let begin = Instant::now();
-    let none: NodeEvents = get(&agent, "/v1/events?from=108&wait_ms=700");
+    let none: NodeEvents = get(&agent, "/v1/events?from=109&wait_ms=700");
     assert!(none.events.is_empty() && begin.elapsed() >= Duration::from_millis(700));
-    assert_eq!(none.next, 108);
+    assert_eq!(none.next, 109);
 }

@@ -1,5 +1,9 @@
 //! What a driver tells of GPUs at one moment: the document that `gpu-telemetry` writes, on a host
-//! whose driver holds them, or in a guest, where nobody but the guest answers for it.
+//! whose driver holds them, or in a guest, where nobody but the guest answers for it. Guests and nodes have
+//! releases of their own: what a reader does not know it leaves out, and a version that rises says that
+//! what it knows means something else.
+
+use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
@@ -27,7 +31,6 @@ pub const MAX_TEXT: usize = 128;
 
 /// A reading.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct GpuReading {
     /// [`READING_VERSION`].
     pub version: u32,
@@ -59,7 +62,7 @@ pub enum Origin {
 
 /// A GPU. `None`: the driver or the GPU does not tell.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(default)]
 pub struct Gpu {
     /// Its number.
     pub index: u32,
@@ -117,11 +120,12 @@ pub struct Gpu {
     pub mig_devices: Vec<MigDevice>,
     /// Programs that compute on it.
     pub processes: Option<u32>,
+    /// Why it does not answer; then it has nothing else but what it was called when it last did.
+    pub error: Option<String>,
 }
 
 /// An NVLink of a GPU.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct NvLink {
     /// Its number.
     pub link: u32,
@@ -137,7 +141,6 @@ pub struct NvLink {
 
 /// A part of a divided GPU.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct MigDevice {
     /// Its number.
     pub index: u32,
@@ -151,7 +154,6 @@ pub struct MigDevice {
 
 /// A failure that a driver reports (Xid).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct Xid {
     /// When.
     pub at: UnixSeconds,
@@ -176,17 +178,18 @@ pub enum ReadingError {
 }
 
 impl GpuReading {
-    /// Parses a reading. Whoever wrote it may be a guest: lists are bounded, and texts are cut to
-    /// [`MAX_TEXT`] printable ASCII characters.
+    /// Parses a reading. Whoever wrote it may be a guest: lists are bounded, texts are cut to
+    /// [`MAX_TEXT`] printable ASCII characters, and of GPUs with one number or one UUID the first counts.
     pub fn parse(bytes: &[u8]) -> Result<Self, ReadingError> {
         if bytes.len() > MAX_READING {
             return Err(ReadingError::TooLarge { found: bytes.len() });
         }
-        let mut reading: Self = serde_json::from_slice(bytes)
-            .map_err(|error| ReadingError::Document { reason: printable(&error.to_string()) })?;
-        if reading.version != READING_VERSION {
-            return Err(ReadingError::Version { found: reading.version });
+        // A document of another version need not look like this one's.
+        let Versioned { version } = json(bytes)?;
+        if version != READING_VERSION {
+            return Err(ReadingError::Version { found: version });
         }
+        let mut reading: Self = json(bytes)?;
         bounded("GPUs", reading.gpus.len(), MAX_GPUS)?;
         bounded("Xids", reading.xids.len(), MAX_XIDS)?;
         for gpu in &mut reading.gpus {
@@ -195,6 +198,11 @@ impl GpuReading {
             bounded("reasons for lower clocks", gpu.throttled.len(), MAX_MIG)?;
             gpu.clean();
         }
+        let (mut numbers, mut uuids) = (BTreeSet::new(), BTreeSet::new());
+        reading.gpus.retain(|gpu| {
+            let other = gpu.uuid.is_empty() || uuids.insert(gpu.uuid.clone());
+            other && numbers.insert(gpu.index)
+        });
         for text in [&mut reading.driver, &mut reading.cuda] {
             *text = printable(text);
         }
@@ -208,12 +216,23 @@ impl GpuReading {
 impl Gpu {
     fn clean(&mut self) {
         let texts = [&mut self.name, &mut self.uuid, &mut self.address];
-        let maybe = [&mut self.serial, &mut self.vbios].into_iter().flatten();
+        let maybe = [&mut self.serial, &mut self.vbios, &mut self.error].into_iter().flatten();
         let parts = self.mig_devices.iter_mut().map(|part| &mut part.uuid);
         for text in texts.into_iter().chain(maybe).chain(parts).chain(&mut self.throttled) {
             *text = printable(text);
         }
     }
+}
+
+/// What every version of the document says.
+#[derive(Deserialize)]
+struct Versioned {
+    version: u32,
+}
+
+fn json<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, ReadingError> {
+    serde_json::from_slice(bytes)
+        .map_err(|error| ReadingError::Document { reason: printable(&error.to_string()) })
 }
 
 fn bounded(what: &'static str, found: usize, most: usize) -> Result<(), ReadingError> {
@@ -241,6 +260,30 @@ mod tests {
         assert_eq!(reading.driver, "1[2J");
         let again = serde_json::to_vec(&reading).expect("written");
         assert_eq!(GpuReading::parse(&again), Ok(reading));
+    }
+
+    #[test]
+    fn what_a_later_release_tells_beside_is_left_out() {
+        let gpu = "{\"name\":\"H200\",\"fans\":[1],\"nvlinks\":[{\"link\":0,\"active\":true,\"speed\":7}],\
+            \"mig_devices\":[{\"index\":0,\"uuid\":\"MIG-1\",\"more\":1}]}";
+        let told = document(gpu).replace("\"at\":5", "\"at\":5,\"weather\":{\"sun\":1}");
+        let xids = ",\"xids\":[{\"at\":1,\"gpu\":\"G\",\"code\":79,\"words\":\"lost\"}]}";
+        let told = format!("{}{xids}", told.strip_suffix('}').expect("an object"));
+        let reading = GpuReading::parse(told.as_bytes()).expect("read");
+        let gpu = &reading.gpus[0];
+        assert_eq!((gpu.name.as_str(), gpu.nvlinks[0].active), ("H200", true));
+        assert_eq!((gpu.mig_devices[0].uuid.as_str(), reading.xids[0].code), ("MIG-1", 79));
+        let other = b"{\"version\":2,\"when\":\"now\"}";
+        assert_eq!(GpuReading::parse(other), Err(ReadingError::Version { found: 2 }));
+    }
+
+    #[test]
+    fn one_gpu_is_told_once() {
+        let gpu = |index: u32, uuid: &str| format!("{{\"index\":{index},\"uuid\":\"{uuid}\"}}");
+        let gpus = [gpu(0, "a"), gpu(1, "a"), gpu(0, "b"), gpu(2, ""), gpu(3, ""), gpu(4, "a\\n")];
+        let reading = GpuReading::parse(document(&gpus.join(",")).as_bytes()).expect("read");
+        let told: Vec<_> = reading.gpus.iter().map(|gpu| (gpu.index, gpu.uuid.as_str())).collect();
+        assert_eq!(told, [(0, "a"), (2, ""), (3, "")]);
     }
 
     #[test]

@@ -84,6 +84,9 @@ pub struct NodeStatus {
     /// What guests say of GPUs: their own word.
     #[serde(default)]
     pub guests: Vec<GuestGpus>,
+    /// What of it was not taken, by machine; none of a machine of whose guest all was.
+    #[serde(default)]
+    pub refused_readings: Vec<RefusedReadings>,
     /// The last errors, newest first, at most [`MAX_ERRORS_LISTED`].
     pub errors: Vec<LogLine>,
     /// How the boot before this one ended, and what crashes left behind.
@@ -361,6 +364,19 @@ pub struct GuestGpus {
     pub age_ms: u64,
     /// What it said.
     pub reading: GpuReading,
+}
+
+/// Readings of a machine's guest that the node did not take.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RefusedReadings {
+    /// The machine.
+    pub machine: MachineId,
+    /// How many there were since the node service started.
+    pub count: u64,
+    /// Milliseconds since the last one.
+    pub age_ms: u64,
+    /// What was wrong with it.
+    pub reason: String,
 }
 
 /// A machine.

@@ -112,7 +112,14 @@ fn devices_machines_members_and_lines_are_shown() {
     );
     contains(
         &page(Tab::Machines, &known),
-        &["10.77.0.2", "running", "8 CPUs, 64.0 GiB memory", "1h 53m left", "3s ago, driver 535"],
+        &[
+            "10.77.0.2",
+            "running",
+            "8 CPUs, 64.0 GiB memory",
+            "1h 53m left",
+            "3s ago, driver 535",
+            "(2 so far)",
+        ],
     );
     contains(
         &page(Tab::Overlay, &known),
@@ -194,6 +201,7 @@ fn nothing_that_others_say_reaches_the_terminal_as_it_is() {
     status.machines[0].last_stop = hostile();
     status.guests[0].reading.gpus[0].name = hostile();
     status.guests[0].reading.driver = hostile();
+    status.refused_readings[0].reason = hostile();
     status.guests[0].reading.xids[0].gpu = hostile();
     status.errors = vec![sample::line(1, Level::Error, sample::HOSTILE)];
     known.lines = [sample::line(1, Level::Error, sample::HOSTILE)].into();

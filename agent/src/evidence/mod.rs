@@ -20,9 +20,10 @@ use types::{
     logs::Level,
 };
 
-use self::parts::{MAX_PIECE, MAX_PIECES, Piece};
+use self::parts::{MAX_PIECE, MAX_PIECES, Piece, Report};
 use crate::{
     events::Event,
+    init::logs::LINES_PER_SECOND,
     logs::{Logs, book::Filter},
 };
 
@@ -78,19 +79,16 @@ fn keep_crashes(pstore: &Path, state: &Path, lasting: Lasting) -> io::Result<()>
     }
     let folder = state.join(CRASHES);
     fs::create_dir_all(&folder)?;
-    let mut next = names(&folder)?.last().map_or(0, |(number, _)| number + 1);
-    let mut reports = parts::reports(pieces).into_iter().peekable();
-    while let Some(report) = reports.next() {
-        let name = format!("{next:06}.txt");
+    let first = names(&folder)?.last().map_or(0, |(number, _)| number + 1);
+    let reports = parts::reports(pieces);
+    let count = reports.len();
+    for (index, report) in reports.into_iter().enumerate() {
+        let name = format!("{:06}.txt", first + index as u64);
         store(&folder, &name, report.text.as_bytes())?;
-        let reason = parts::reason(&report.text);
-        eprintln!("{}", Event::CrashKept { file: name, reason });
-        for line in parts::last_lines(&report.text, MAX_LINES) {
-            eprintln!("crash| {line}");
-        }
-        next += 1;
+        let newer = count - 1 - index;
+        told(&name, &report, newer).iter().for_each(|line| eprintln!("{line}"));
         // One that stays in firmware is told again.
-        let goes = lasting == Lasting::Disk || reports.peek().is_some();
+        let goes = lasting == Lasting::Disk || newer > 0;
         for name in report.names.iter().filter(|_| goes) {
             fs::remove_file(pstore.join(name))?;
         }
@@ -101,6 +99,26 @@ fn keep_crashes(pstore: &Path, state: &Path, lasting: Lasting) -> io::Result<()>
     }
     Ok(())
 }
+
+/// Returns what the log says of a crash, of which `newer` newer ones are told, too: its end if there is none,
+/// and nothing of one that is not kept. Together they are few beside what a process may write each second
+/// ([`LINES_PER_SECOND`]), and the agent has more to say.
+fn told(name: &str, report: &Report, newer: usize) -> Vec<String> {
+    if newer >= MAX_CRASHES {
+        return Vec::new();
+    }
+    let reason = parts::reason(&report.text);
+    let event = Event::CrashKept { file: name.to_owned(), reason };
+    let shown = if newer == 0 { MAX_LINES } else { 0 };
+    let lines = parts::last_lines(&report.text, shown);
+    let lines = lines.into_iter().map(|line| format!("crash| {line}"));
+    std::iter::once(event.to_string()).chain(lines).collect()
+}
+
+const _: () = {
+    let lines = MAX_CRASHES + MAX_LINES;
+    assert!(lines <= LINES_PER_SECOND as usize / 2, "the agent's other lines would be left out");
+};
 
 fn pieces(pstore: &Path) -> io::Result<Vec<Piece>> {
     let entries = match fs::read_dir(pstore) {
@@ -306,6 +324,28 @@ mod tests {
         assert_eq!(last.crashes.len(), 3);
         let left: Vec<_> = fs::read_dir(pstore.path()).unwrap().collect();
         assert_eq!(left.len(), 1);
+    }
+
+    #[test]
+    fn a_crash_that_firmware_took_seconds_for_stays_whole() {
+        let (pstore, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        panic(pstore.path(), 1);
+        let rest = "dmesg-efi_pstore-170000000202001";
+        fs::write(pstore.path().join(rest), "Panic#1 Part2\n<6>[0.1] before\n").unwrap();
+        let last = collect(pstore.path(), (state.path(), Lasting::Memory), "boot");
+        assert_eq!(last.crashes.len(), 1);
+        assert_eq!(last.crashes[0].reason, "Kernel panic - not syncing: number 1");
+        assert_eq!(last.crashes[0].lines.len(), 2);
+        assert_eq!(fs::read_dir(pstore.path()).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn many_crashes_leave_room_in_the_log() {
+        let text = "<6>[1.0] a line\n".repeat(100);
+        let report = Report { text, names: Vec::new() };
+        let lines = (0..500).map(|newer| told("000001.txt", &report, newer).len());
+        assert_eq!(lines.clone().take(3).collect::<Vec<_>>(), [MAX_LINES + 1, 1, 1]);
+        assert_eq!(lines.sum::<usize>(), MAX_LINES + MAX_CRASHES);
     }
 
     #[test]

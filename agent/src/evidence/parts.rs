@@ -3,7 +3,8 @@
 //!
 //! Source: the kernel's fs/pstore (`pstore_dump` writes the newest lines as part 1, each part behind a
 //! line such as `Panic#1 Part2`; `pstore_mkfile` names the files) and drivers/firmware/efi/efi-pstore.c
-//! (the number in a name is time, part and count).
+//! (the number in a name is time, part and count: `generic_id`). `pstore_dump` takes the time anew for each
+//! part.
 
 /// Longest piece that counts, in bytes; firmware keeps 1 KiB in each, before they are unpacked.
 pub const MAX_PIECE: u64 = 256 << 10;
@@ -11,6 +12,11 @@ pub const MAX_PIECE: u64 = 256 << 10;
 pub const MAX_PIECES: usize = 512;
 /// Most bytes that are kept of one crash: its end.
 pub const MAX_TEXT: usize = 128 << 10;
+/// Longest time between two parts of one crash, in seconds: erasing flash memory takes firmware a second or
+/// two, and a server that crashes again has started in between.
+const MAX_PAUSE_S: u64 = 60;
+/// How names of pieces begin that firmware's variables keep.
+const EFI: &str = "dmesg-efi_pstore-";
 /// Longest line that is shown.
 const MAX_LINE: usize = 200;
 
@@ -46,39 +52,72 @@ pub struct Report {
 
 /// Puts crashes together; the oldest first.
 pub fn reports(pieces: Vec<Piece>) -> Vec<Report> {
-    let mut keyed: Vec<(Key, Piece)> = pieces.into_iter().map(|it| (key(&it), it)).collect();
-    keyed.sort_by(|(a, _), (b, _)| a.cmp(b));
-    let mut reports: Vec<(String, Report)> = Vec::new();
-    for (Key { crash, .. }, Piece { name, bytes }) in keyed {
-        let text = printable(&without_head(&bytes));
-        match reports.last_mut().filter(|(last, _)| *last == crash) {
-            Some((_, report)) => {
-                report.text.push_str(&text);
-                report.names.push(name);
+    let mut placed: Vec<(Place, Piece)> = pieces.into_iter().map(|it| (place(&it), it)).collect();
+    placed.sort_by(|(a, _), (b, _)| a.cmp(b));
+    let mut crashes: Vec<Vec<(Place, Piece)>> = Vec::new();
+    for (place, piece) in placed {
+        match crashes.last_mut() {
+            Some(crash) if crash.last().is_some_and(|(last, _)| place.continues(last)) => {
+                crash.push((place, piece));
             }
-            None => reports.push((crash, Report { text, names: vec![name] })),
+            _ => crashes.push(vec![(place, piece)]),
         }
     }
-    reports.into_iter().map(|(_, report)| shortened(report)).collect()
+    // Each list begins with what was written first: when it happened.
+    crashes.sort_by_key(|crash| crash.first().map(|(place, _)| place.time));
+    crashes.into_iter().map(report).collect()
 }
 
-/// Where a piece belongs: crashes by time, their pieces from the highest number on.
+/// Makes a crash of its pieces: the part with the highest number is the oldest.
+fn report(crash: Vec<(Place, Piece)>) -> Report {
+    let mut report = Report { text: String::new(), names: Vec::new() };
+    for (_, Piece { name, bytes }) in crash.into_iter().rev() {
+        report.text.push_str(&printable(&without_head(&bytes)));
+        report.names.push(name);
+    }
+    shortened(report)
+}
+
+/// Where a piece belongs. In this order, pieces of one crash follow each other as they were written.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct Key {
-    crash: String,
-    part: std::cmp::Reverse<u64>,
+struct Place {
+    /// Who kept it, as the name says, and which crash of its boot it is: as the line before the text says,
+    /// and as the name counts.
+    crash: (String, String, u64),
+    /// When it was written, in seconds since 1970; 0 where the name does not tell. Each part has a time of its
+    /// own: firmware may take seconds for all of them.
+    time: u64,
+    /// Which of its time it is.
+    order: u64,
+    part: u64,
     name: String,
 }
 
-fn key(piece: &Piece) -> Key {
-    let (head, part) = head(&piece.bytes).unwrap_or_default();
-    // Seconds, two digits of the part, three of the count; others have no time.
+impl Place {
+    /// Whether this is of the same crash as the piece before it. A crash of another boot may be called the
+    /// same: it begins with a part that was there already, or long after.
+    fn continues(&self, last: &Self) -> bool {
+        let alike = self.crash == last.crash && (self.part > last.part || self.part == 0);
+        alike && self.time - last.time <= MAX_PAUSE_S
+    }
+}
+
+fn place(piece: &Piece) -> Place {
+    let head = head(&piece.bytes);
     let stem = piece.name.trim_end_matches(".enc.z");
-    let number = stem.rsplit('-').next().and_then(|digits| digits.parse::<u64>().ok());
-    let time = number.filter(|number| *number >= 100_000).map_or(0, |number| number / 100_000);
     let kind = stem.trim_end_matches(|c: char| c.is_ascii_digit());
-    let crash = format!("{time:020} {kind} {head}");
-    Key { crash, part: std::cmp::Reverse(part), name: piece.name.clone() }
+    let number = stem[kind.len()..].parse::<u64>().unwrap_or(0);
+    let name = piece.name.clone();
+    if kind != EFI {
+        let (head, part) = head.unwrap_or_default();
+        let crash = (kind.to_owned(), head, 0);
+        return Place { crash, time: 0, order: number, part, name };
+    }
+    // Seconds, a hundred parts, a thousand crashes of a boot. A part above a hundred counts as a second.
+    let (head, part) = head.unwrap_or_else(|| (String::new(), number / 1000 % 100));
+    let time = (number / 1000).saturating_sub(part) / 100;
+    let crash = (kind.to_owned(), head, number % 1000);
+    Place { crash, time, order: part, part, name }
 }
 
 /// Reads the line before a piece's text: what happened, and which part this is.
@@ -181,6 +220,49 @@ mod tests {
         assert_eq!(reason(texts[0]), "console?[2J");
         assert_eq!(reason(""), "nothing was kept");
         assert_eq!(last_lines(whole, 1), ["<0>[2.0] Kernel panic - not syncing: No init"]);
+    }
+
+    fn efi(time: u64, part: u64, count: u64) -> Piece {
+        let name = format!("dmesg-efi_pstore-{}", (time * 100 + part) * 1000 + count);
+        piece(&name, &format!("Panic#{count} Part{part}\n<6>[1.0] {time} part {part}\n"))
+    }
+
+    fn lines(pieces: Vec<Piece>) -> Vec<Vec<String>> {
+        let line = |line: &str| line.trim_start_matches("<6>[1.0] ").to_owned();
+        reports(pieces).iter().map(|report| report.text.lines().map(line).collect()).collect()
+    }
+
+    #[test]
+    fn a_crash_that_was_written_for_seconds_is_one() {
+        let pieces = vec![efi(1005, 3, 1), efi(1000, 1, 1), efi(1001, 2, 1), efi(1005, 4, 1)];
+        let whole = ["1005 part 4", "1005 part 3", "1001 part 2", "1000 part 1"];
+        assert_eq!(lines(pieces), [whole]);
+        // The number in a name has two digits for the part only.
+        let long: Vec<_> = (1..=250).map(|part| efi(1000 + part / 50, part, 1)).collect();
+        let found = lines(long);
+        assert_eq!((found.len(), found[0].len()), (1, 250));
+        assert_eq!(
+            (found[0][0].as_str(), found[0][249].as_str()),
+            ("1005 part 250", "1000 part 1")
+        );
+    }
+
+    #[test]
+    fn crashes_of_several_boots_stay_apart() {
+        // The first of each boot is called the same.
+        let soon = vec![efi(1040, 1, 1), efi(1000, 1, 1), efi(1001, 2, 1), efi(1041, 2, 1)];
+        let one = ["1001 part 2", "1000 part 1"];
+        assert_eq!(lines(soon), [one, ["1041 part 2", "1040 part 1"]]);
+        let late = vec![efi(1000, 1, 1), efi(1061, 2, 1)];
+        assert_eq!(lines(late), [["1000 part 1"], ["1061 part 2"]]);
+        // Two of one boot, the second of which began before the first was written.
+        let both = vec![efi(1000, 1, 1), efi(1001, 1, 2), efi(1002, 2, 1), efi(1003, 2, 2)];
+        assert_eq!(lines(both), [["1002 part 2", "1000 part 1"], ["1003 part 2", "1001 part 1"]]);
+        let memory = |number, part| {
+            piece(&format!("dmesg-ramoops-{number}"), &format!("Panic#1 Part{part}\n{number}\n"))
+        };
+        let boots = vec![memory(10, 2), memory(8, 2), memory(9, 1), memory(7, 1)];
+        assert_eq!(lines(boots), [["8", "7"], ["10", "9"]]);
     }
 
     #[test]

@@ -7,10 +7,7 @@ use std::{
     collections::BTreeMap,
     io::{self, Read},
     os::fd::{AsRawFd, OwnedFd},
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -20,10 +17,13 @@ use nix::sys::socket::{
 };
 use types::gpu::{GpuReading, MAX_READING, READINGS_PORT, ReadingError};
 
-use crate::events::Event;
+use crate::{events::Event, init::boot::chain};
 
-/// Guests that are listened to at the same time.
+/// Readings that are listened to at the same time.
 const MAX_SPEAKERS: usize = 16;
+
+/// Of these, readings of one guest: one that hangs, and the next one.
+const MAX_OF_ONE: usize = 2;
 
 /// Machines whose readings are kept.
 const MAX_KEPT: usize = 256;
@@ -40,16 +40,47 @@ const PAUSE: Duration = Duration::from_millis(500);
 /// Context ids of hosts, to bind to (`VMADDR_CID_ANY`).
 const ANY: u32 = u32::MAX;
 
-/// The newest readings, by context id. Clones share them.
+/// The newest readings, by context id, and the last refusals. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub struct GuestReadings {
     kept: Arc<Mutex<BTreeMap<u32, Kept>>>,
+    refused: Arc<Mutex<BTreeMap<u32, Refused>>>,
+    /// Readings that are listened to.
+    speakers: Arc<Mutex<BTreeMap<u32, usize>>>,
 }
 
 #[derive(Debug)]
 struct Kept {
     at: Instant,
     reading: GpuReading,
+}
+
+/// The last reading of a guest that was not taken.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refused {
+    /// When.
+    pub at: Instant,
+    /// What was wrong.
+    pub reason: String,
+    /// How many there were.
+    pub count: u64,
+}
+
+/// A place for a reading that is listened to.
+#[derive(Debug)]
+struct Place {
+    cid: u32,
+    speakers: Arc<Mutex<BTreeMap<u32, usize>>>,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut speakers = self.speakers.lock().unwrap_or_else(PoisonError::into_inner);
+        match speakers.get_mut(&self.cid) {
+            Some(count) if *count > 1 => *count -= 1,
+            _ => drop(speakers.remove(&self.cid)),
+        }
+    }
 }
 
 /// Why a guest's reading was not taken.
@@ -66,6 +97,12 @@ pub enum GuestError {
     TooOften,
     #[error("{MAX_KEPT} machines send readings already")]
     TooMany,
+    #[error("{MAX_OF_ONE} readings of the guest are being sent already")]
+    Hurry,
+    #[error("{MAX_SPEAKERS} readings of guests are being sent already")]
+    Busy,
+    #[error("the node has no thread for it")]
+    Thread { source: io::Error },
 }
 
 impl GuestReadings {
@@ -97,6 +134,57 @@ impl GuestReadings {
         (age < STALE).then(|| (age, kept.reading.clone()))
     }
 
+    /// Returns the last reading of a guest that was not taken, if that was within `life`. An older one was
+    /// that of a guest that had its context id before, and is forgotten.
+    pub fn refused(&self, cid: u32, life: Duration) -> Option<Refused> {
+        let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        if refused.get(&cid)?.at.elapsed() >= life {
+            refused.remove(&cid);
+        }
+        refused.get(&cid).cloned()
+    }
+
+    /// Remembers why a reading was not taken.
+    pub(super) fn refuse(&self, cid: u32, error: &GuestError) {
+        let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = refused.get(&cid).map_or(0, |refused| refused.count);
+        if refused.len() >= MAX_KEPT && before == 0 {
+            // It goes with its machine only; whose is the oldest is gone the likeliest.
+            let oldest = refused.iter().min_by_key(|(_, refused)| refused.at).map(|(cid, _)| *cid);
+            oldest.and_then(|cid| refused.remove(&cid));
+        }
+        let now = Refused { at: Instant::now(), reason: chain(error), count: before + 1 };
+        refused.insert(cid, now);
+    }
+
+    /// Returns a place to listen to a guest.
+    fn place(&self, cid: u32) -> Result<Place, GuestError> {
+        let mut speakers = self.speakers.lock().unwrap_or_else(PoisonError::into_inner);
+        if speakers.get(&cid).is_some_and(|count| *count >= MAX_OF_ONE) {
+            return Err(GuestError::Hurry);
+        }
+        if speakers.values().sum::<usize>() >= MAX_SPEAKERS {
+            return Err(GuestError::Busy);
+        }
+        *speakers.entry(cid).or_default() += 1;
+        Ok(Place { cid, speakers: Arc::clone(&self.speakers) })
+    }
+
+    /// Listens to a guest in a thread of its own.
+    pub(super) fn hear(&self, cid: u32, connection: OwnedFd) -> Result<(), GuestError> {
+        let place = self.place(cid)?;
+        let readings = self.clone();
+        let thread = std::thread::Builder::new().name("gpu-reading".to_owned());
+        let started = thread.spawn(move || {
+            // A guest that is not understood hears nothing: it may be anybody's program.
+            if let Err(error) = readings.take(cid, Timed::new(connection)) {
+                readings.refuse(cid, &error);
+            }
+            drop(place);
+        });
+        started.map(drop).map_err(|source| GuestError::Thread { source })
+    }
+
     /// Takes what a guest sends. `bytes` ends when the guest is done or the time is over.
     pub fn take(&self, cid: u32, bytes: impl Read) -> Result<(), GuestError> {
         let limit = u64::try_from(MAX_READING).unwrap_or(u64::MAX) + 1;
@@ -121,7 +209,6 @@ impl GuestReadings {
     }
 
     fn serve(self, socket: &OwnedFd) {
-        let speakers = Arc::new(AtomicUsize::new(0));
         loop {
             let flags = rustix::net::SocketFlags::CLOEXEC;
             let Ok(connection) = rustix::net::accept_with(socket, flags) else {
@@ -129,19 +216,8 @@ impl GuestReadings {
                 continue;
             };
             let Ok(peer) = getpeername::<VsockAddr>(connection.as_raw_fd()) else { continue };
-            if speakers.fetch_add(1, Ordering::Relaxed) >= MAX_SPEAKERS {
-                speakers.fetch_sub(1, Ordering::Relaxed);
-                continue;
-            }
-            let (readings, place) = (self.clone(), Arc::clone(&speakers));
-            let thread = std::thread::Builder::new().name("gpu-reading".to_owned());
-            let started = thread.spawn(move || {
-                // A guest that is not understood hears nothing: it may be anybody's program.
-                let _ = readings.take(peer.cid(), Timed::new(connection));
-                place.fetch_sub(1, Ordering::Relaxed);
-            });
-            if started.is_err() {
-                speakers.fetch_sub(1, Ordering::Relaxed);
+            if let Err(error) = self.hear(peer.cid(), connection) {
+                self.refuse(peer.cid(), &error);
             }
         }
     }

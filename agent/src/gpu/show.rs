@@ -10,6 +10,10 @@ use crate::{
 /// Width of a GPU's name in a line.
 const NAME: usize = 32;
 
+/// Largest number of a failure that is counted by itself: NVIDIA's "Xid Errors" has some two hundred, the
+/// library says 999 for one that it does not know.
+const MAX_XID: u64 = 999;
+
 /// Returns a reading as lines for people.
 pub fn lines(reading: &GpuReading) -> Vec<String> {
     let mut lines = vec![format!(
@@ -30,6 +34,10 @@ pub fn lines(reading: &GpuReading) -> Vec<String> {
 
 /// Returns a GPU in one line: model, work, memory, heat, power.
 pub fn one(gpu: &Gpu) -> String {
+    if let Some(error) = &gpu.error {
+        let name = plain(&gpu.name, NAME);
+        return format!("{} {name}: no answer: {}", gpu.index, plain(error, 64));
+    }
     let number = |value: Option<u32>, unit: &str| {
         value.map_or(format!("? {unit}"), |value| format!("{value} {unit}"))
     };
@@ -74,7 +82,10 @@ struct Number {
     read: fn(&Gpu) -> Option<u64>,
 }
 
-const NUMBERS: [Number; 13] = [
+const NUMBERS: [Number; 14] = [
+    gauge("gpu_answers", "Whether a GPU answers its driver.", |gpu| {
+        Some(u64::from(gpu.error.is_none()))
+    }),
     gauge("gpu_memory_bytes", "Memory of a GPU.", |gpu| gpu.memory_total_bytes),
     gauge("gpu_memory_used_bytes", "Memory of a GPU in use.", |gpu| gpu.memory_used_bytes),
     gauge("gpu_busy_percent", "Share of time in which a GPU ran something.", |gpu| {
@@ -134,7 +145,8 @@ pub struct Told<'a> {
     pub reading: &'a GpuReading,
 }
 
-/// Writes metrics of readings.
+/// Writes metrics of readings. A GPU is called by its number: what else it is called stands in one metric, so
+/// that it cannot begin all the others anew.
 pub fn metrics(out: &mut Exposition, told: &[Told<'_>]) {
     let each = || told.iter().flat_map(|told| told.reading.gpus.iter().map(move |gpu| (told, gpu)));
     let about = "A GPU as its driver sees it; always 1. With a machine, its guest says so.";
@@ -143,7 +155,8 @@ pub fn metrics(out: &mut Exposition, told: &[Told<'_>]) {
         samples.sample(
             &[
                 ("machine", told.machine),
-                ("gpu", &gpu.uuid),
+                ("gpu", &gpu.index.to_string()),
+                ("uuid", &gpu.uuid),
                 ("model", &gpu.name),
                 ("address", &gpu.address),
                 ("driver", &told.reading.driver),
@@ -155,7 +168,8 @@ pub fn metrics(out: &mut Exposition, told: &[Told<'_>]) {
         let mut samples = out.metric(metric);
         for (told, gpu) in each() {
             if let Some(value) = read(gpu) {
-                samples.sample(&[("machine", told.machine), ("gpu", &gpu.uuid)], value);
+                samples
+                    .sample(&[("machine", told.machine), ("gpu", &gpu.index.to_string())], value);
             }
         }
     }
@@ -163,7 +177,10 @@ pub fn metrics(out: &mut Exposition, told: &[Told<'_>]) {
         let mut samples = out.metric(metric);
         for (told, gpu) in each() {
             if let Some(value) = read(gpu) {
-                samples.sample(&[("machine", told.machine), ("gpu", &gpu.uuid)], Millis(value));
+                samples.sample(
+                    &[("machine", told.machine), ("gpu", &gpu.index.to_string())],
+                    Millis(value),
+                );
             }
         }
     };
@@ -186,7 +203,7 @@ fn links(out: &mut Exposition, told: &[Told<'_>]) {
     for told in told {
         for gpu in told.reading.gpus.iter().filter(|gpu| !gpu.nvlinks.is_empty()) {
             let active = gpu.nvlinks.iter().filter(|link| link.active).count();
-            samples.sample(&[("machine", told.machine), ("gpu", &gpu.uuid)], active);
+            samples.sample(&[("machine", told.machine), ("gpu", &gpu.index.to_string())], active);
         }
     }
     let about = "Errors of a GPU's NVLinks, by kind.";
@@ -194,9 +211,13 @@ fn links(out: &mut Exposition, told: &[Told<'_>]) {
     for told in told {
         for gpu in told.reading.gpus.iter().filter(|gpu| !gpu.nvlinks.is_empty()) {
             for Errors(kind, read) in LINKS {
-                let sum: u64 = gpu.nvlinks.iter().filter_map(read).fold(0, u64::saturating_add);
-                samples
-                    .sample(&[("machine", told.machine), ("gpu", &gpu.uuid), ("kind", kind)], sum);
+                // What no link counts is not 0.
+                let counts = gpu.nvlinks.iter().filter_map(read);
+                let Some(sum) = counts.reduce(u64::saturating_add) else { continue };
+                samples.sample(
+                    &[("machine", told.machine), ("gpu", &gpu.index.to_string()), ("kind", kind)],
+                    sum,
+                );
             }
         }
     }
@@ -208,11 +229,14 @@ fn failures(out: &mut Exposition, told: &[Told<'_>]) {
     for told in told {
         let mut counts = std::collections::BTreeMap::new();
         for xid in &told.reading.xids {
-            *counts.entry((xid.gpu.as_str(), xid.code)).or_insert(0u32) += 1;
+            let gpu = told.reading.gpus.iter().find(|gpu| gpu.uuid == xid.gpu);
+            let gpu = gpu.map(|gpu| gpu.index.to_string()).unwrap_or_default();
+            let known = xid.code <= MAX_XID;
+            let code = if known { xid.code.to_string() } else { "other".to_owned() };
+            *counts.entry((gpu, code)).or_insert(0u32) += 1;
         }
         for ((gpu, code), count) in counts {
-            let code = code.to_string();
-            samples.sample(&[("machine", told.machine), ("gpu", gpu), ("xid", &code)], count);
+            samples.sample(&[("machine", told.machine), ("gpu", &gpu), ("xid", &code)], count);
         }
     }
 }

@@ -240,14 +240,14 @@ mod tests {
     }
 
     /// A log that hands out one record each time, as the kernel does, and then what a read may fail with.
-    struct Log(VecDeque<Result<&'static str, i32>>);
+    struct Log(VecDeque<Result<Vec<u8>, i32>>);
 
     impl Read for Log {
         fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
             match self.0.pop_front() {
                 None => Ok(0),
                 Some(Err(code)) => Err(io::Error::from_raw_os_error(code)),
-                Some(Ok(record)) => record.as_bytes().read(buffer),
+                Some(Ok(record)) => record.as_slice().read(buffer),
             }
         }
     }
@@ -255,17 +255,17 @@ mod tests {
     #[test]
     fn what_the_consoles_show_is_copied() {
         let log = Log(VecDeque::from([
-            Ok("13,7,5140900,-;holdfast: event=init-ready ms=3\n SUBSYSTEM=net\n"),
-            Ok("6,8,5140901,-;for the log only"),
+            Ok(b"13,7,5140900,-;holdfast: event=init-ready ms=3\n SUBSYSTEM=net\n".to_vec()),
+            Ok(b"6,8,5140901,-;for the log only".to_vec()),
             Err(libc::EPIPE),
             Err(libc::EINTR),
-            Ok("rubbish"),
-            Ok("3,9,12345678901,-;last"),
+            Ok(b"rubbish".to_vec()),
+            Ok(testing::kmsg("3,9,12345678901,-", "name=\"\\\"Küche\\\"\" last")),
         ]));
         let mut shown = Vec::new();
         copy(log, &mut shown, || 6).expect("copied");
         let expected = "[    5.140900] holdfast: event=init-ready ms=3\r\n\
-            (lines are missing here)\r\n[12345.678901] last\r\n";
+            (lines are missing here)\r\n[12345.678901] name=\"\\\"Küche\\\"\" last\r\n";
         assert_eq!(String::from_utf8_lossy(&shown), expected);
         let failed = copy(Log(VecDeque::from([Err(libc::EIO)])), Vec::new(), || 6);
         assert_eq!(failed.map_err(|error| error.raw_os_error()), Err(Some(libc::EIO)));

@@ -9,7 +9,7 @@ use types::{
     logs::{Level, LogSource},
     node::DeviceState,
     operations::VmCounters,
-    status::{InterfaceView, LinkErrors, NodeStatus},
+    status::{GuestGpus, InterfaceView, LinkErrors, NodeStatus},
 };
 
 use super::exposition::{Exposition, Metric, Millis};
@@ -28,6 +28,8 @@ pub struct Counted {
     pub events: Vec<(String, u64)>,
     /// Counters of machines that run.
     pub machines: Vec<(MachineId, VmCounters)>,
+    /// What guests say of GPUs, as far as it is counted.
+    pub guests: Vec<GuestGpus>,
 }
 
 /// States of devices, in the order in which they are shown.
@@ -51,7 +53,7 @@ pub fn text(status: &NodeStatus, counted: &Counted) -> String {
     devices(&mut out, status);
     links(&mut out, status);
     machines(&mut out, status);
-    guests(&mut out, status);
+    guests(&mut out, status, counted);
     log(&mut out, counted);
     vm::write(&mut out, &counted.machines);
     out.finish()
@@ -333,14 +335,27 @@ fn machines(out: &mut Exposition, status: &NodeStatus) {
     }
 }
 
-fn guests(out: &mut Exposition, status: &NodeStatus) {
-    let ids: Vec<_> = status.guests.iter().map(|guest| guest.machine.to_string()).collect();
+fn guests(out: &mut Exposition, status: &NodeStatus, counted: &Counted) {
+    let ids: Vec<_> = counted.guests.iter().map(|guest| guest.machine.to_string()).collect();
     let told: Vec<_> = ids
         .iter()
-        .zip(&status.guests)
+        .zip(&counted.guests)
         .map(|(machine, guest)| show::Told { machine, reading: &guest.reading })
         .collect();
     show::metrics(out, &told);
+    let about =
+        "Time since a machine's guest said what it sees of its GPUs; absent when that is long ago.";
+    let mut samples = out.metric(Metric::gauge("gpu_reading_age_seconds", about));
+    for guest in &status.guests {
+        samples.sample(&[("machine", &guest.machine.to_string())], Millis(guest.age_ms));
+    }
+    let about = "Readings of a machine's guest that were not taken; its page says why.";
+    let mut samples = out.metric(Metric::counter("gpu_readings_refused_total", about));
+    for machine in &status.machines {
+        let refused = status.refused_readings.iter().find(|refused| refused.machine == machine.id);
+        let count = refused.map_or(0, |refused| refused.count);
+        samples.sample(&[("machine", &machine.id.to_string())], count);
+    }
 }
 
 fn log(out: &mut Exposition, counted: &Counted) {

@@ -36,6 +36,8 @@ fn a_node_is_counted() {
         &text,
         &format!("holdfast_machine_lease_end_time_seconds{{machine=\"{machine}\"}} 1796090000"),
     );
+    has(&text, &format!("holdfast_gpu_reading_age_seconds{{machine=\"{machine}\"}} 3.000"));
+    has(&text, &format!("holdfast_gpu_readings_refused_total{{machine=\"{machine}\"}} 2"));
     has(&text, "holdfast_watchdog_armed{watchdog=\"iTCO_wdt\"} 1");
     has(&text, "holdfast_troubles_total{place=\"store\"} 1");
     has(&text, &format!("holdfast_vm_uptime_seconds{{machine=\"{machine}\"}} 4.200"));
@@ -69,22 +71,48 @@ fn used(query: &str) -> impl Iterator<Item = &str> {
 
 /// Every text under a key `expr` or `query` of a document.
 fn queries(value: &serde_json::Value) -> Vec<String> {
+    words(value, &["expr", "query"])
+}
+
+/// Every text under one of these keys of a document.
+fn words(value: &serde_json::Value, keys: &[&str]) -> Vec<String> {
     if let Some(fields) = value.as_object() {
-        let asks = |key: &str| key == "expr" || key == "query";
-        let own =
-            fields.iter().filter(|(key, _)| asks(key)).filter_map(|(_, value)| value.as_str());
-        return own.map(str::to_owned).chain(fields.values().flat_map(queries)).collect();
+        let own = fields.iter().filter(|(key, _)| keys.contains(&key.as_str()));
+        let own = own.filter_map(|(_, value)| value.as_str()).map(str::to_owned);
+        return own.chain(fields.values().flat_map(|value| words(value, keys))).collect();
     }
-    value.as_array().into_iter().flatten().flat_map(queries).collect()
+    value.as_array().into_iter().flatten().flat_map(|value| words(value, keys)).collect()
+}
+
+fn dashboard() -> serde_json::Value {
+    serde_json::from_str(include_str!("../../dashboards/holdfast.json")).expect("JSON")
+}
+
+#[test]
+fn the_dashboard_fits_every_interval_of_scrapes() {
+    let queries = queries(&dashboard());
+    let ranges = queries.iter().flat_map(|query| query.split('[').skip(1));
+    let ranges: Vec<_> = ranges.map(|rest| rest.split(']').next().unwrap_or(rest)).collect();
+    assert!(ranges.len() > 25, "{ranges:?}");
+    // A rate needs two scrapes. Only what is counted by the hour has a range of its own.
+    let fixed = ranges.iter().find(|range| !["$__rate_interval", "1h"].contains(range));
+    assert_eq!(fixed, None);
+}
+
+#[test]
+fn the_dashboard_calls_a_gpu_by_its_machine_and_number() {
+    let legends = words(&dashboard(), &["legendFormat"]);
+    let gpus: Vec<_> = legends.iter().filter(|legend| legend.contains("{{gpu}}")).collect();
+    assert!(gpus.len() > 15, "{gpus:?}");
+    let alone = gpus.iter().find(|legend| !legend.starts_with("{{machine}} GPU {{gpu}}"));
+    assert_eq!(alone, None);
 }
 
 #[test]
 fn the_dashboard_asks_only_for_what_there_is() {
-    let document: serde_json::Value =
-        serde_json::from_str(include_str!("../../dashboards/holdfast.json")).expect("JSON");
     let text = text(&sample::status(), &sample::counted());
     let served = names(&text);
-    let queries = queries(&document);
+    let queries = queries(&dashboard());
     assert!(queries.len() > 20, "{}", queries.len());
     let asked: BTreeSet<&str> = queries.iter().flat_map(|query| used(query)).collect();
     let unknown: Vec<_> = asked.difference(&served).collect();

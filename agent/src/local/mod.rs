@@ -42,8 +42,15 @@ use tokio::{
 use types::{config::NodeSpec, ids::NodeId, node::Bdf, status::DeviceFacts};
 
 use crate::{
-    console::Page, events::Event, gpu::guests::GuestReadings, init::boot::chain, logs::Logs,
-    machines::keeper::Machines, net::NetworkStatus, spawn, time::Clock,
+    console::Page,
+    events::Event,
+    gpu::{guests::GuestReadings, series::Series},
+    init::boot::chain,
+    logs::Logs,
+    machines::keeper::Machines,
+    net::NetworkStatus,
+    spawn,
+    time::Clock,
 };
 
 /// The socket, below `/`.
@@ -94,6 +101,7 @@ struct Shared {
     network: OnceLock<watch::Receiver<NetworkStatus>>,
     serving: OnceLock<Serving>,
     devices: Mutex<Known>,
+    series: Mutex<Series>,
 }
 
 /// Facts of devices that take long to read, or disturb: read now and then.
@@ -101,6 +109,16 @@ struct Shared {
 struct Known {
     read: Option<Instant>,
     facts: BTreeMap<Bdf, DeviceFacts>,
+    vital: BTreeMap<Bdf, Vital>,
+}
+
+/// Vital product data that was read of a device.
+#[derive(Debug)]
+struct Vital {
+    /// Vendor and device: another one may sit there later.
+    id: (u16, u16),
+    /// Product and serial number, if it tells them.
+    words: (Option<String>, Option<String>),
 }
 
 /// Why nobody can ask.
@@ -125,6 +143,7 @@ impl Local {
             network: OnceLock::new(),
             serving: OnceLock::new(),
             devices: Mutex::default(),
+            series: Mutex::default(),
         };
         let local = Self { shared: Arc::new(shared) };
         match bind(&path) {

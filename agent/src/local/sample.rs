@@ -9,7 +9,7 @@ use types::{
     status::{
         BootPhase, ClockView, DeviceFacts, DeviceView, FreeView, GuestGpus, HostView,
         InterfaceView, LinkErrors, MachineView, MemberView, NetworkView, NodeStatus, OverlayView,
-        STATUS_VERSION, Setting, Slot, Traffic, Trust, VolumeView, WatchdogView,
+        RefusedReadings, STATUS_VERSION, Setting, Slot, Traffic, Trust, VolumeView, WatchdogView,
     },
     units::{Mebibytes, UnixSeconds},
     updates::{FailedRelease, UpdatesView},
@@ -75,10 +75,12 @@ pub(crate) fn status() -> NodeStatus {
         host: host(),
         devices: devices(),
         missing_devices: vec!["0000:09:00.0".parse().expect("an address")],
-        guests: vec![GuestGpus {
+        guests: guests(),
+        refused_readings: vec![RefusedReadings {
             machine: machine_id(),
-            age_ms: 3_000,
-            reading: crate::gpu::tests::recorded(),
+            count: 2,
+            age_ms: 65_000,
+            reason: "the guest sent a reading a moment ago".into(),
         }],
         machines: vec![MachineView {
             id: machine_id(),
@@ -227,7 +229,13 @@ pub(crate) fn counted() -> Counted {
         troubles: vec![("store".into(), 1)],
         events: vec![("agent-ready".into(), 1)],
         machines: vec![(machine_id(), counters)],
+        guests: guests(),
     }
+}
+
+fn guests() -> Vec<GuestGpus> {
+    let reading = crate::gpu::tests::recorded();
+    vec![GuestGpus { machine: machine_id(), age_ms: 3_000, reading }]
 }
 
 fn setting(key: &str, value: &str, source: &str) -> Setting {

@@ -109,7 +109,8 @@ async fn answer(local: &Local, request: &Request<Incoming>, door: Door) -> Respo
     match route {
         Route::Status => json(&local.status().await),
         Route::Metrics => {
-            let text = metrics::text(&local.status().await, &local.counted().await);
+            let status = local.status().await;
+            let text = metrics::text(&status, &local.counted(&status).await);
             response(StatusCode::OK, MEDIA_TYPE, text.into())
         }
         Route::Logs { filter, wait_ms } => {

@@ -1,6 +1,7 @@
 //! Gathers how the node is.
 
 use std::{
+    collections::BTreeMap,
     path::Path,
     sync::PoisonError,
     time::{Duration, Instant},
@@ -13,14 +14,15 @@ use types::{
     status::{
         ClockView, DeviceFacts, DeviceView, FreeView, GuestGpus, HostView, InterfaceView,
         MAX_ERRORS_LISTED, MAX_MEMBERS_LISTED, MachineView, MemberView, NetworkView, NodeStatus,
-        OverlayView, STATUS_VERSION, Slot, VolumeView, WatchdogView,
+        OverlayView, RefusedReadings, STATUS_VERSION, Slot, VolumeView, WatchdogView,
     },
     units::UnixSeconds,
     updates::UpdatesView,
 };
 
-use super::{Local, Serving, host, metrics::Counted};
+use super::{Local, Serving, Vital, host, metrics::Counted};
 use crate::{
+    gpu::guests::Refused,
     inventory::{self, facts},
     machines::{
         keeper::{Snapshot, State, View},
@@ -45,14 +47,17 @@ impl Local {
         gathered.expect("nothing in it panics, and nothing cancels it")
     }
 
-    /// Gathers what is counted beside.
-    pub async fn counted(&self) -> Counted {
+    /// Gathers what is counted beside a status.
+    pub async fn counted(&self, status: &NodeStatus) -> Counted {
         let running = self.shared.serving.get().map(running).unwrap_or_default();
         let machines = join_all(running.into_iter().map(|machine| async move {
             let counters = tokio::time::timeout(COUNTERS_LIMIT, vmm::counters(machine)).await;
             Some((machine, counters.ok()?.ok()?))
         }));
         let machines = machines.await.into_iter().flatten().collect();
+        let mut series = self.shared.series.lock().unwrap_or_else(PoisonError::into_inner);
+        let guests = series.settle(status);
+        drop(series);
         let book = self.shared.config.logs.book();
         let named = |(name, count): (&str, u64)| (name.to_owned(), count);
         Counted {
@@ -61,6 +66,7 @@ impl Local {
             troubles: book.troubles().map(named).collect(),
             events: book.happened().map(named).collect(),
             machines,
+            guests,
         }
     }
 
@@ -98,6 +104,7 @@ impl Local {
             devices: self.devices(devices),
             missing_devices: serving.map(|serving| missing(serving, devices)).unwrap_or_default(),
             guests: serving.map(|serving| said(serving, &snapshot)).unwrap_or_default(),
+            refused_readings: serving.map(|it| refused(it, &snapshot)).unwrap_or_default(),
             machines: snapshot.machines.iter().map(machine).collect(),
             errors,
             name: page.name.clone(),
@@ -115,9 +122,13 @@ impl Local {
         let root = self.shared.config.root.as_path();
         let mut known = self.shared.devices.lock().unwrap_or_else(PoisonError::into_inner);
         if known.read.is_none_or(|read| read.elapsed() >= FACTS_AGE) {
+            known
+                .vital
+                .retain(|address, _| devices.iter().any(|device| device.address == *address));
             let fresh = |device: &PciDevice| {
+                let (product, serial) = vital(root, device, &mut known.vital);
                 let facts = facts::read(root, device.address);
-                (device.address, with_vital(root, device, known.facts.get(&device.address), facts))
+                (device.address, DeviceFacts { product, serial, ..facts })
             };
             known.facts = devices.iter().map(fresh).collect();
             known.read = Some(Instant::now());
@@ -131,19 +142,23 @@ impl Local {
     }
 }
 
-/// Adds vital product data: what was read before, or now, once, of a device that is nobody's.
-fn with_vital(
+/// Returns a device's vital product data, product and serial number: what was read of it before, or now, once,
+/// when it is nobody's for the first time.
+fn vital(
     root: &Path,
     device: &PciDevice,
-    before: Option<&DeviceFacts>,
-    facts: DeviceFacts,
-) -> DeviceFacts {
-    let (product, serial) = match before {
-        Some(before) => (before.product.clone(), before.serial.clone()),
-        None if device.state == DeviceState::Free => facts::vital(root, device.address),
-        None => (None, None),
-    };
-    DeviceFacts { product, serial, ..facts }
+    read: &mut BTreeMap<Bdf, Vital>,
+) -> (Option<String>, Option<String>) {
+    let id = (device.vendor, device.device);
+    match read.get(&device.address) {
+        Some(vital) if vital.id == id => vital.words.clone(),
+        Some(_) | None if device.state == DeviceState::Free => {
+            let words = facts::vital(root, device.address);
+            read.insert(device.address, Vital { id, words: words.clone() });
+            words
+        }
+        Some(_) | None => (None, None),
+    }
 }
 
 fn running(serving: &Serving) -> Vec<types::ids::MachineId> {
@@ -297,6 +312,19 @@ fn said(serving: &Serving, snapshot: &Snapshot) -> Vec<GuestGpus> {
     snapshot.machines.iter().filter_map(newest).collect()
 }
 
+/// Returns which readings of guests were not taken; those of an earlier machine of the same user id do not
+/// count.
+fn refused(serving: &Serving, snapshot: &Snapshot) -> Vec<RefusedReadings> {
+    let now = serving.clock.now();
+    let last = |view: &View| {
+        let life = Duration::from_secs(now.since(view.record.created));
+        let Refused { at, reason, count } = serving.readings.refused(view.record.uid, life)?;
+        let age_ms = u64::try_from(at.elapsed().as_millis()).unwrap_or(u64::MAX);
+        Some(RefusedReadings { machine: view.record.lease.id, count, age_ms, reason })
+    };
+    snapshot.machines.iter().filter_map(last).collect()
+}
+
 fn machine(view: &View) -> MachineView {
     let lease = &view.record.lease;
     MachineView {
@@ -314,6 +342,31 @@ fn machine(view: &View) -> MachineView {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{local::sample, testing};
+
+    #[test]
+    fn vital_data_is_read_once_when_a_device_is_free_first() {
+        let folder = "sys/bus/pci/devices/0000:02:00.0";
+        let vpd = |name: &[u8; 4]| [&[0x82, 4, 0][..], name, &[0x78]].concat();
+        let root = testing::root(&[(&format!("{folder}/vpd"), &vpd(b"H200"))]);
+        let mut device = sample::status().devices[0].device.clone();
+        let mut known = BTreeMap::new();
+        let mut product = |device: &PciDevice| vital(root.path(), device, &mut known).0;
+        // The agent starts again while a machine has it.
+        assert_eq!(product(&device), None);
+        device.state = DeviceState::Free;
+        assert_eq!(product(&device).as_deref(), Some("H200"));
+        // It is not asked again: somebody may have it.
+        std::fs::write(root.path().join(folder).join("vpd"), vpd(b"B300")).expect("written");
+        assert_eq!(product(&device).as_deref(), Some("H200"));
+        device.state = DeviceState::Resetting;
+        assert_eq!(product(&device).as_deref(), Some("H200"));
+        // Another one sits there now.
+        device.device = 0x3182;
+        assert_eq!(product(&device), None);
+        device.state = DeviceState::Free;
+        assert_eq!(product(&device).as_deref(), Some("B300"));
+    }
 
     #[test]
     fn all_that_is_wrong_with_the_network_is_told_once() {

@@ -149,12 +149,11 @@ mod tests {
     use types::ids::MachineId;
 
     use super::*;
-    use crate::events::Event;
+    use crate::{events::Event, testing};
 
     fn read(event: &Event) -> NodeEvent {
-        let text = event.to_string();
-        let record = format!("13,7,2000000,-;{text}");
-        parse(&super::super::record::parse(record.as_bytes()).expect("a record")).expect("an event")
+        let record = testing::kmsg("13,7,2000000,-", &event.to_string());
+        parse(&super::super::record::parse(&record).expect("a record")).expect("an event")
     }
 
     #[test]
@@ -164,6 +163,17 @@ mod tests {
         assert_eq!((event.name.as_str(), event.level), ("trouble", Level::Error));
         assert_eq!(event.fields["place"], "store");
         assert_eq!(event.fields["reason"], "the \"disk\" is full [31m");
+        let reason = "\"C:\\x\" place=elsewhere in der Küche".to_owned();
+        let event = read(&Event::Trouble { place: "store", reason: reason.clone() });
+        assert_eq!((event.fields["place"].as_str(), &event.fields["reason"]), ("store", &reason));
+        let value = Event::ConfigValue {
+            key: "name".to_owned(),
+            value: "\"rack 7\"".to_owned(),
+            source: "volume /dev/vda".to_owned(),
+        };
+        let event = read(&value);
+        assert_eq!(event.fields["value"], "\"rack 7\"");
+        assert_eq!(event.fields["source"], "volume /dev/vda");
     }
 
     #[test]

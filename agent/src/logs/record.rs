@@ -1,8 +1,10 @@
 //! Records of the kernel's log, and who wrote them. Pure.
 //! Source: Documentation/ABI/testing/dev-kmsg; syslog(3) for facilities and levels.
 //!
-//! `PRIORITY,NUMBER,MICROSECONDS,FLAGS[,…];TEXT\n[ KEY=VALUE\n…]`. The kernel gives what programs
-//! write another facility than its own, so no program can write in its name.
+//! `PRIORITY,NUMBER,MICROSECONDS,FLAGS[,…];TEXT\n[ KEY=VALUE\n…]`. In TEXT the kernel writes as `\xHH`
+//! every byte that is no printable ASCII, and the backslash (kernel/printk/printk.c,
+//! `msg_add_ext_text`). It gives what programs write another facility than its own, so no program can
+//! write in its name.
 
 use types::logs::{Level, LogLine, LogSource};
 
@@ -29,15 +31,44 @@ pub struct Record {
 
 /// Takes a record apart. Returns `None` for what is none.
 pub fn split(record: &[u8]) -> Option<Record> {
-    let text = String::from_utf8_lossy(record);
-    let (head, rest) = text.split_once(';')?;
-    let mut head = head.split(',');
+    let end = record.iter().position(|byte| *byte == b';')?;
+    let mut head = std::str::from_utf8(&record[..end]).ok()?.split(',');
+    let text = record[end + 1..].split(|byte| *byte == b'\n').next().unwrap_or_default();
     Some(Record {
         priority: head.next()?.parse().ok()?,
         number: head.next()?.parse().ok()?,
         micros: head.next()?.parse().ok()?,
-        text: clean(rest.lines().next().unwrap_or_default()),
+        text: clean(&String::from_utf8_lossy(&written(text))),
     })
+}
+
+/// Returns the bytes that were written, given how the kernel hands them out. What is no escape of the
+/// kernel's stays as it is, but for the beginning of one at the end, where a long record was cut.
+fn written(text: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text;
+    while let [first, after @ ..] = rest {
+        rest = after;
+        match (first, after) {
+            (b'\\', [b'x', high, low, left @ ..]) if let Some(byte) = hex(*high, *low) => {
+                bytes.push(byte);
+                rest = left;
+            }
+            (b'\\', [] | [b'x'] | [b'x', _]) => break,
+            _ => bytes.push(*first),
+        }
+    }
+    bytes
+}
+
+/// Returns the byte that two digits are; the kernel writes small ones.
+fn hex(high: u8, low: u8) -> Option<u8> {
+    let digit = |byte: u8| match byte {
+        b'0'..=b'9' => Some(byte - b'0'),
+        b'a'..=b'f' => Some(byte - b'a' + 10),
+        _ => None,
+    };
+    Some(digit(high)? << 4 | digit(low)?)
 }
 
 /// Parses a record. Returns `None` for what is none, and for lines of the status page.
@@ -104,6 +135,7 @@ fn of_program(line: LogLine) -> Option<LogLine> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing;
 
     fn who(record: &str) -> (LogSource, Level) {
         let line = parse(record.as_bytes()).expect("a record");
@@ -147,9 +179,34 @@ mod tests {
     }
 
     #[test]
+    fn what_the_kernel_escapes_is_read_as_it_was_written() {
+        let said = |text: &str| {
+            let line = parse(&testing::kmsg("13,1,0,-", text)).expect("a record");
+            (line.level, line.text)
+        };
+        for text in ["agent: Küche \\x5c 中", "agent: \\", "agent: \\x", "agent: a\\\\x41"] {
+            assert_eq!(said(text).1, text);
+        }
+        assert_eq!(said("agent: one\ntwo\t\u{7f}").1, "agent: one two  ");
+        let event = "holdfast: event=trouble place=x reason=\"the \\\"Küche\\\"\"";
+        assert_eq!(said(event), (Level::Error, event.to_owned()));
+    }
+
+    #[test]
+    fn what_is_no_escape_stays_and_one_that_was_cut_goes() {
+        let text = |record: &[u8]| parse(record).expect("a record").text;
+        assert_eq!(text(b"6,1,0,-;a\\b \\xZ1 \\xC3 c"), "a\\b \\xZ1 \\xC3 c");
+        for cut in ["a\\", "a\\x", "a\\xc", "a\\xc3\\xa"] {
+            let text = text(format!("6,1,0,-;{cut}").as_bytes());
+            assert_eq!(text.trim_end_matches('\u{fffd}'), "a", "{cut}");
+        }
+        assert_eq!(text(b"6,1,0,-;\\xff"), "\u{fffd}");
+    }
+
+    #[test]
     fn text_has_no_control_characters_and_an_end() {
-        let long = format!("6,1,0,-;\u{1b}[2J{}", "é".repeat(2000));
-        let line = parse(long.as_bytes()).expect("a record");
+        let long = format!("\u{1b}[2J{}", "é".repeat(2000));
+        let line = parse(&testing::kmsg("6,1,0,-", &long)).expect("a record");
         assert!(line.text.starts_with(" [2J"), "{}", line.text);
         assert!(line.text.len() <= MAX_TEXT && line.text.len() > MAX_TEXT - 2);
     }

@@ -19,7 +19,7 @@ use std::{
 };
 
 use agent::{
-    gpu::{Reader, show},
+    gpu::{Library, LibraryError, Reader, show},
     init::boot::chain,
     local::exposition::Exposition,
 };
@@ -35,7 +35,7 @@ const USAGE: &str = "usage: gpu-telemetry [--json | --text | --prometheus] \
     \x20 --json        one JSON document per reading (the default)\n\
     \x20 --text        lines for people\n\
     \x20 --prometheus  metrics, format 0.0.4\n\
-    \x20 --every       go on reading; once when left out\n\
+    \x20 --every       go on reading, also after a failure; once when left out\n\
     \x20 --listen      write a reading to everybody who connects to this unix socket\n\
     \x20 --host        send each reading to the node that this guest runs on, over vsock";
 
@@ -44,6 +44,9 @@ const EVERY_S: std::ops::RangeInclusive<u64> = 1..=60;
 
 /// A reader of the socket takes a reading within this time.
 const WRITE_LIMIT: Duration = Duration::from_secs(5);
+
+/// Pause after a reader of the socket could not be answered.
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// Context id of the host (`VMADDR_CID_HOST`).
 const HOST: u32 = 2;
@@ -114,23 +117,64 @@ fn parse(mut words: impl Iterator<Item = String>) -> Result<Arguments, String> {
     Ok(arguments)
 }
 
-fn run(arguments: &Arguments) -> Result<(), Box<dyn std::error::Error>> {
-    let mut reader = Reader::new(Nvidia::load()?);
+type Failure = Box<dyn std::error::Error>;
+
+fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let mut reader = Reader::new(Nvidia::load);
     if let Way::Listen(path) = &arguments.way {
         return serve(&mut reader, path, arguments.form);
     }
+    let mut told = Told::default();
     loop {
-        let text = form(&reader.read(now())?, arguments.form);
-        match &arguments.way {
-            Way::Host => send(text.as_bytes())?,
-            Way::Output | Way::Listen(_) => {
-                let mut output = io::stdout().lock();
-                output.write_all(text.as_bytes())?;
-                output.flush()?;
+        let done = match (reader.read(now()), &arguments.way) {
+            (Err(error), _) => Err(error.into()),
+            (Ok(reading), Way::Host) => {
+                send(form(&reading, arguments.form).as_bytes()).map_err(to_host)
             }
-        }
-        let Some(seconds) = arguments.every_s else { return Ok(()) };
+            // Whoever reads the output has gone, and nobody else comes.
+            (Ok(reading), Way::Output | Way::Listen(_)) => {
+                print(&form(&reading, arguments.form))?;
+                Ok(())
+            }
+        };
+        let Some(seconds) = arguments.every_s else { return done };
+        told.tell(&done);
         std::thread::sleep(Duration::from_secs(seconds));
+    }
+}
+
+fn to_host(error: io::Error) -> Failure {
+    format!("the node did not take the reading (vsock port {READINGS_PORT} of the host): {error}")
+        .into()
+}
+
+fn print(text: &str) -> io::Result<()> {
+    let mut output = io::stdout().lock();
+    output.write_all(text.as_bytes())?;
+    output.flush()
+}
+
+/// What was said of failures: one that stays is said once.
+#[derive(Debug, Default)]
+struct Told {
+    last: Option<String>,
+}
+
+impl Told {
+    /// Returns what is new: a failure that is not the last one, or that it is over.
+    fn news(&mut self, done: &Result<(), Failure>) -> Option<String> {
+        let failure = done.as_ref().err().map(|error| chain(&**error));
+        if failure == self.last {
+            return None;
+        }
+        self.last.clone_from(&failure);
+        Some(failure.unwrap_or_else(|| "it works again".to_owned()))
+    }
+
+    fn tell(&mut self, done: &Result<(), Failure>) {
+        if let Some(news) = self.news(done) {
+            eprintln!("gpu-telemetry: {news}");
+        }
     }
 }
 
@@ -154,25 +198,42 @@ fn form(reading: &GpuReading, form: Form) -> String {
     }
 }
 
-/// Writes a reading to everybody who connects, one after the other.
-fn serve(
-    reader: &mut Reader<Nvidia>,
+/// Writes a reading to everybody who connects, one after the other. Fails without a driver at its start; what
+/// fails later is said, and whoever connected reads nothing.
+fn serve<L: Library>(
+    reader: &mut Reader<L, impl FnMut() -> Result<L, LibraryError>>,
     path: &Path,
     wanted: Form,
-) -> Result<(), Box<dyn std::error::Error>> {
+) -> Result<(), Failure> {
+    reader.read(now())?;
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
         Err(_) | Ok(()) => {}
     }
     let listener = UnixListener::bind(path)?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+    let mut told = Told::default();
     loop {
-        let (mut stream, _) = listener.accept()?;
-        stream.set_write_timeout(Some(WRITE_LIMIT))?;
-        let text = form(&reader.read(now())?, wanted);
-        // Whoever hung up does not want it.
-        let _ = stream.write_all(text.as_bytes());
+        let done = answer(reader, &listener, wanted);
+        told.tell(&done);
+        if done.is_err() {
+            std::thread::sleep(PAUSE);
+        }
     }
+}
+
+/// Writes a reading to the next who connects.
+fn answer<L: Library>(
+    reader: &mut Reader<L, impl FnMut() -> Result<L, LibraryError>>,
+    listener: &UnixListener,
+    wanted: Form,
+) -> Result<(), Failure> {
+    let (mut stream, _) = listener.accept()?;
+    stream.set_write_timeout(Some(WRITE_LIMIT))?;
+    let text = form(&reader.read(now())?, wanted);
+    // Whoever hung up does not want it.
+    let _ = stream.write_all(text.as_bytes());
+    Ok(())
 }
 
 /// Sends a reading to the host.
@@ -184,6 +245,10 @@ fn send(text: &[u8]) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::{io::Read, os::unix::net::UnixStream};
+
+    use types::gpu::{Gpu, Origin, Xid};
+
     use super::*;
 
     fn words(text: &str) -> Result<Arguments, String> {
@@ -202,12 +267,71 @@ mod tests {
     }
 
     #[test]
+    fn a_failure_that_stays_is_said_once() {
+        let mut told = Told::default();
+        let failed = |text: &str| Err(Failure::from(text.to_owned()));
+        assert_eq!(told.news(&Ok(())), None);
+        assert_eq!(told.news(&failed("no node")).as_deref(), Some("no node"));
+        assert_eq!(told.news(&failed("no node")), None);
+        assert_eq!(told.news(&failed("no driver")).as_deref(), Some("no driver"));
+        assert_eq!(told.news(&Ok(())).as_deref(), Some("it works again"));
+        assert_eq!(told.news(&failed("no driver")).as_deref(), Some("no driver"));
+    }
+
+    /// A library whose driver is replaced after it was loaded first.
+    struct Moody(u32);
+
+    impl Library for Moody {
+        fn origin(&self) -> Origin {
+            Origin::Recorded
+        }
+
+        fn versions(&self) -> Result<(String, String), LibraryError> {
+            Ok((format!("driver {}", self.0), String::new()))
+        }
+
+        fn count(&self) -> Result<u32, LibraryError> {
+            let gone = || LibraryError::Gone { reason: "unloaded".to_owned() };
+            if self.0 == 1 { Err(gone()) } else { Ok(0) }
+        }
+
+        fn gpu(&self, index: u32) -> Result<Gpu, LibraryError> {
+            Err(LibraryError::Gpu { index, reason: "none is there".to_owned() })
+        }
+
+        fn failures(&mut self) -> Vec<Xid> {
+            Vec::new()
+        }
+    }
+
+    #[test]
+    fn a_socket_is_served_again_after_the_driver_was_replaced() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("socket");
+        let listener = UnixListener::bind(&path).expect("bound");
+        let mut loads = 0;
+        let mut reader = Reader::new(|| {
+            loads += 1;
+            Ok(Moody(loads))
+        });
+        let mut heard = || {
+            let mut stream = UnixStream::connect(&path).expect("connected");
+            let done = answer(&mut reader, &listener, Form::Text);
+            let mut text = String::new();
+            stream.read_to_string(&mut text).expect("read");
+            (done.is_ok(), text)
+        };
+        assert_eq!(heard(), (false, String::new()));
+        assert_eq!(heard(), (true, "driver driver 2, CUDA , 0 GPUs\n".to_owned()));
+    }
+
+    #[test]
     fn a_real_gpu_is_read() {
         if !Path::new("/dev/nvidiactl").exists() {
             println!("skipped: a real GPU: there is no /dev/nvidiactl");
             return;
         }
-        let mut reader = Reader::new(Nvidia::load().expect("a driver that answers"));
+        let mut reader = Reader::new(Nvidia::load);
         let reading = reader.read(now()).expect("a reading");
         let gpu = reading.gpus.first().expect("a GPU");
         assert!(gpu.uuid.starts_with("GPU-"), "{gpu:?}");

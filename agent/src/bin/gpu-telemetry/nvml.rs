@@ -1,6 +1,16 @@
 //! NVIDIA's management library as a source of readings. What a GPU does not tell stays `None`.
 //! Source: NVML API Reference (nvml.h).
 
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::JoinHandle,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
 use agent::gpu::{Library, LibraryError};
 use nvml_wrapper::{
     Device, Nvml,
@@ -10,13 +20,22 @@ use nvml_wrapper::{
         device::{Clock, EccCounter, MemoryError, TemperatureSensor},
         nv_link::ErrorCounter,
     },
+    enums::event::XidError,
     error::NvmlError,
-    event::EventSet,
 };
-use types::gpu::{Gpu, MAX_LINKS, MAX_MIG, MAX_XIDS, MigDevice, NvLink, Origin};
+use types::{
+    gpu::{Gpu, MAX_GPUS, MAX_LINKS, MAX_MIG, MAX_XIDS, MigDevice, NvLink, Origin, Xid},
+    units::UnixSeconds,
+};
 
-/// Time that a failure is waited for, in milliseconds: it is there, or it is not.
-const EVENT_WAIT_MS: u32 = 1;
+/// What the library says of a failure that it does not know.
+const UNKNOWN_XID: u64 = 999;
+
+/// Time that a failure is waited for at once, in milliseconds: as long as the program takes to end.
+const EVENT_WAIT_MS: u32 = 200;
+
+/// Pause of a thread whose GPU is lost: waiting fails at once then, for ever or until it is back.
+const LOST_PAUSE: Duration = Duration::from_millis(500);
 
 /// Reasons for lower clocks, by their names here.
 const THROTTLES: [(ThrottleReasons, &str); 7] = [
@@ -29,10 +48,34 @@ const THROTTLES: [(ThrottleReasons, &str); 7] = [
     (ThrottleReasons::HW_POWER_BRAKE_SLOWDOWN, "power-brake"),
 ];
 
-/// The library. It lives as long as the process.
+/// The library, and a thread for each GPU that waits for its failures.
 pub(crate) struct Nvidia {
-    nvml: &'static Nvml,
-    events: Option<EventSet<'static>>,
+    nvml: Arc<Nvml>,
+    noted: Arc<Noted>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// Failures that threads noted.
+#[derive(Debug, Default)]
+struct Noted {
+    xids: Mutex<VecDeque<Xid>>,
+    ended: AtomicBool,
+}
+
+impl Noted {
+    fn note(&self, gpu: &str, code: u64) {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let xid = Xid { at: UnixSeconds(now.as_secs()), gpu: gpu.to_owned(), code };
+        let mut xids = self.xids.lock().unwrap_or_else(PoisonError::into_inner);
+        if xids.len() >= MAX_XIDS {
+            xids.pop_front();
+        }
+        xids.push_back(xid);
+    }
+
+    fn take(&self) -> Vec<Xid> {
+        self.xids.lock().unwrap_or_else(PoisonError::into_inner).drain(..).collect()
+    }
 }
 
 impl Nvidia {
@@ -40,23 +83,80 @@ impl Nvidia {
     pub(crate) fn load() -> Result<Self, LibraryError> {
         let nvml =
             Nvml::init().map_err(|error| LibraryError::Absent { reason: error.to_string() })?;
-        let nvml: &'static Nvml = Box::leak(Box::new(nvml));
-        Ok(Self { nvml, events: register(nvml) })
+        let (nvml, noted) = (Arc::new(nvml), Arc::new(Noted::default()));
+        let thread = |index| {
+            let (nvml, noted) = (Arc::clone(&nvml), Arc::clone(&noted));
+            let thread = std::thread::Builder::new().name(format!("xid-{index}"));
+            // Without it, readings have no failures of this GPU.
+            thread.spawn(move || watch(&nvml, index, &noted)).ok()
+        };
+        let most = u32::try_from(MAX_GPUS).unwrap_or(u32::MAX);
+        let count = nvml.device_count().unwrap_or(0).min(most);
+        let threads = (0..count).filter_map(thread).collect();
+        Ok(Self { nvml, noted, threads })
     }
 }
 
-/// Asks for failures of every GPU; without them, readings have none.
-fn register(nvml: &'static Nvml) -> Option<EventSet<'static>> {
-    let mut events = nvml.create_event_set().ok()?;
-    for index in 0..nvml.device_count().unwrap_or(0) {
-        let device = nvml.device_by_index(index).ok()?;
-        events = device.register_events(EventTypes::CRITICAL_XID_ERROR, events).ok()?;
+impl Drop for Nvidia {
+    /// Threads have the library, too, and it is unloaded with the last: another one of the same name could not
+    /// be loaded before.
+    fn drop(&mut self) {
+        self.noted.ended.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            // It has nothing to say.
+            let _ = thread.join();
+        }
     }
-    Some(events)
+}
+
+/// Notes failures of a GPU until the library is wanted no more. Each GPU has a set of its own: one that is lost,
+/// or that has no such events, takes nothing from the others. Its name is read now; a lost one tells it no more.
+fn watch(nvml: &Nvml, index: u32, noted: &Noted) {
+    let Ok(device) = nvml.device_by_index(index) else { return };
+    let uuid = device.uuid().unwrap_or_default();
+    let Ok(set) = nvml.create_event_set() else { return };
+    let Ok(set) = device.register_events(EventTypes::CRITICAL_XID_ERROR, set) else { return };
+    while !noted.ended.load(Ordering::Relaxed) {
+        match set.wait(EVENT_WAIT_MS) {
+            Ok(event) => match event.event_data {
+                Some(XidError::Value(code)) => noted.note(&uuid, code),
+                Some(XidError::Unknown) => noted.note(&uuid, UNKNOWN_XID),
+                None => {}
+            },
+            Err(NvmlError::Timeout) => {}
+            Err(_) => std::thread::sleep(LOST_PAUSE),
+        }
+    }
+}
+
+/// Whether a library that says so is of no use any more: its driver was unloaded or replaced.
+fn is_gone(error: &NvmlError) -> bool {
+    matches!(
+        error,
+        NvmlError::Uninitialized | NvmlError::DriverNotLoaded | NvmlError::LibRmVersionMismatch
+    )
 }
 
 fn failed(what: &'static str) -> impl FnOnce(NvmlError) -> LibraryError {
-    move |error| LibraryError::Failed { what, reason: error.to_string() }
+    move |error| {
+        let reason = error.to_string();
+        if is_gone(&error) {
+            LibraryError::Gone { reason }
+        } else {
+            LibraryError::Failed { what, reason }
+        }
+    }
+}
+
+fn lost(index: u32) -> impl Fn(NvmlError) -> LibraryError {
+    move |error| {
+        let reason = error.to_string();
+        if is_gone(&error) {
+            LibraryError::Gone { reason }
+        } else {
+            LibraryError::Gpu { index, reason }
+        }
+    }
 }
 
 impl Library for Nvidia {
@@ -79,10 +179,9 @@ impl Library for Nvidia {
     }
 
     fn gpu(&self, index: u32) -> Result<Gpu, LibraryError> {
-        let lost = |error: NvmlError| LibraryError::Gpu { index, reason: error.to_string() };
-        let device = self.nvml.device_by_index(index).map_err(lost)?;
-        let name = device.name().map_err(lost)?;
-        let uuid = device.uuid().map_err(lost)?;
+        let device = self.nvml.device_by_index(index).map_err(lost(index))?;
+        let name = device.name().map_err(lost(index))?;
+        let uuid = device.uuid().map_err(lost(index))?;
         let mut gpu = Gpu { index, name, uuid, ..Gpu::default() };
         identity(&mut gpu, &device);
         work(&mut gpu, &device);
@@ -93,19 +192,8 @@ impl Library for Nvidia {
         Ok(gpu)
     }
 
-    fn failures(&mut self) -> Vec<(String, u64)> {
-        let Some(events) = &self.events else { return Vec::new() };
-        let mut failures = Vec::new();
-        while failures.len() < MAX_XIDS
-            && let Ok(event) = events.wait(EVENT_WAIT_MS)
-        {
-            let code = event.event_data.map(|xid| match xid {
-                nvml_wrapper::enums::event::XidError::Value(code) => code,
-                nvml_wrapper::enums::event::XidError::Unknown => 0,
-            });
-            failures.extend(code.map(|code| (event.device.uuid().unwrap_or_default(), code)));
-        }
-        failures
+    fn failures(&mut self) -> Vec<Xid> {
+        self.noted.take()
     }
 }
 
@@ -145,22 +233,29 @@ fn health(gpu: &mut Gpu, device: &Device<'_>) {
     gpu.ecc_uncorrected_ever = errors(MemoryError::Uncorrected, EccCounter::Aggregate);
 }
 
-/// Links up to the first that the GPU does not have.
+/// Links of a GPU. Where errors are counted by field values only (NVLink 5), they stay `None`: those are asked for
+/// by link, which the wrapper has no safe call for.
 fn links(device: &Device<'_>) -> Vec<NvLink> {
     let most = u32::try_from(MAX_LINKS).unwrap_or(0);
     let link = |number| {
         let link = device.link_wrapper_for(number);
-        let active = link.is_active().ok()?;
         let errors = |counter| link.error_counter(counter).ok();
-        Some(NvLink {
+        Ok(NvLink {
             link: number,
-            active,
+            active: link.is_active()?,
             replays: errors(ErrorCounter::DlReplay),
             recoveries: errors(ErrorCounter::DlRecovery),
             crc_errors: errors(ErrorCounter::DlCrcFlit),
         })
     };
-    (0..most).map_while(link).collect()
+    up_to_the_last((0..most).map(link))
+}
+
+/// Returns what was told, up to the first that the GPU does not have. One that could not be told is left out.
+fn up_to_the_last<T>(told: impl Iterator<Item = Result<T, NvmlError>>) -> Vec<T> {
+    let there =
+        |error: &NvmlError| !matches!(error, NvmlError::InvalidArg | NvmlError::NotSupported);
+    told.take_while(|told| told.as_ref().err().is_none_or(there)).flatten().collect()
 }
 
 fn parts(device: &Device<'_>) -> Vec<MigDevice> {
@@ -176,4 +271,42 @@ fn parts(device: &Device<'_>) -> Vec<MigDevice> {
         })
     };
     (0..device.mig_device_count().unwrap_or(0).min(most)).filter_map(part).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_end_with_the_first_that_is_not_there() {
+        let lost = || Err(NvmlError::GpuLost);
+        let told = [Ok(0), lost(), Ok(2), Err(NvmlError::InvalidArg), Ok(4)];
+        assert_eq!(up_to_the_last(told.into_iter()), [0, 2]);
+        let told = [Ok(0), Err(NvmlError::NotSupported), Ok(2)];
+        assert_eq!(up_to_the_last(told.into_iter()), [0]);
+    }
+
+    #[test]
+    fn failures_are_noted_each_with_its_gpu() {
+        let noted = Noted::default();
+        noted.note("GPU-1", 31);
+        noted.note("GPU-2", 79);
+        let told: Vec<_> = noted.take().into_iter().map(|xid| (xid.gpu, xid.code)).collect();
+        assert_eq!(told, [("GPU-1".to_owned(), 31), ("GPU-2".to_owned(), 79)]);
+        assert_eq!(noted.take(), []);
+        (0..1000).for_each(|code| noted.note("GPU-1", code));
+        let told = noted.take();
+        assert_eq!((told.len(), told.last().map(|xid| xid.code)), (MAX_XIDS, Some(999)));
+    }
+
+    #[test]
+    fn a_driver_that_went_is_not_a_gpu_that_is_lost() {
+        for error in
+            [NvmlError::Uninitialized, NvmlError::DriverNotLoaded, NvmlError::LibRmVersionMismatch]
+        {
+            assert!(matches!(lost(0)(error), LibraryError::Gone { .. }));
+        }
+        assert!(matches!(failed("x")(NvmlError::Uninitialized), LibraryError::Gone { .. }));
+        assert!(matches!(lost(0)(NvmlError::GpuLost), LibraryError::Gpu { index: 0, .. }));
+    }
 }

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use ratatui::text::Span;
 use types::{
     logs::LogLine,
-    status::{MachineView, NodeStatus},
+    status::{MachineView, NodeStatus, RefusedReadings},
 };
 
 use super::{BAD, GOOD, HEAD, LOOK, PageLines, WORDS, level_style};
@@ -78,6 +78,12 @@ fn one(page: &mut PageLines, status: &NodeStatus, machine: &MachineView) {
         for line in show::lines(&guest.reading).into_iter().skip(1) {
             page.row("", &line, WORDS);
         }
+    }
+    for refused in status.refused_readings.iter().filter(|it| it.machine == machine.id) {
+        let age = span(refused.age_ms / 1000);
+        let RefusedReadings { count, reason, .. } = refused;
+        let text = format!("{age} ago its reading of GPUs ({count} so far): {reason}");
+        page.row("  refused", &text, LOOK);
     }
     if !machine.last_stop.is_empty() {
         page.row("  last stop", &machine.last_stop, LOOK);
