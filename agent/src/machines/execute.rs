@@ -57,6 +57,10 @@ const POLL: Duration = Duration::from_millis(50);
 /// Threads of a VMM beside its vCPUs.
 const EXTRA_TASKS: u32 = 64;
 
+/// Of them, threads that fetch memory before there are vCPUs: as many as keep the memory of a node busy,
+/// and far from the limit.
+const FETCHING: u32 = EXTRA_TASKS / 2;
+
 /// Bytes of a kernel that tell its kind.
 const KERNEL_HEAD: usize = 0x206;
 
@@ -336,7 +340,8 @@ fn locate(tools: &Tools, record: &Record) -> Located {
     near.sort_unstable();
     near.dedup();
     let mut parts = memory::place(shape.memory_mib, record.memory, &nodes, &near);
-    placement::keep_to(&mut parts, &record.promise.cpus);
+    let threads = usize::try_from(shape.vcpus.saturating_add(FETCHING)).unwrap_or(usize::MAX);
+    placement::keep_to(&mut parts, &record.promise.cpus, threads);
     let ids: Vec<u32> = nodes.iter().map(|node| node.id).collect();
     let distance = |from, to| placement::distance(root, &ids, from, to);
     let cpus = &record.promise.cpus;
