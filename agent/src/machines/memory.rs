@@ -170,6 +170,23 @@ pub(super) fn numbers(list: &str) -> Vec<u32> {
 }
 
 #[cfg(test)]
+pub(crate) mod fixture {
+    use super::*;
+
+    /// Returns a root with a node for each of `pages`: free ones of `page`, and all.
+    pub(crate) fn host(page: HugePage, pages: &[(u64, u64)]) -> tempfile::TempDir {
+        let root = tempfile::tempdir().expect("a folder");
+        for (id, (free, total)) in pages.iter().enumerate() {
+            let folder = root.path().join(format!("{NODES}/node{id}")).join(counters(page));
+            fs::create_dir_all(&folder).expect("made");
+            fs::write(folder.join("free_hugepages"), format!("{free}\n")).expect("written");
+            fs::write(folder.join("nr_hugepages"), format!("{total}\n")).expect("written");
+        }
+        root
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
