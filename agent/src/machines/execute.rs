@@ -33,7 +33,9 @@ use super::{
     disk::{self, DiskError, Opened, Places},
     firmware,
     init::{Init, InitError},
-    last_console, memory, placement,
+    last_console, memory,
+    pages::HeldPages,
+    placement,
     plan::Record,
     seed, vmm,
 };
@@ -57,6 +59,10 @@ const POLL: Duration = Duration::from_millis(50);
 /// Threads of a VMM beside its vCPUs.
 const EXTRA_TASKS: u32 = 64;
 
+/// Of them, threads that fetch memory before there are vCPUs: as many as keep the memory of a node busy,
+/// and far from the limit.
+const FETCHING: u32 = EXTRA_TASKS / 2;
+
 /// Bytes of a kernel that tell its kind.
 const KERNEL_HEAD: usize = 0x206;
 
@@ -77,6 +83,8 @@ pub struct Tools {
     pub root: PathBuf,
     /// The host's CPUs.
     pub cpus: Arc<[HostCpu]>,
+    /// The host's huge pages that machines have.
+    pub pages: HeldPages,
 }
 
 /// How an action went on.
@@ -255,7 +263,7 @@ async fn launch(
     };
     let console = last_console::begin(record.lease.id)
         .map_err(|source| StartError::Prepare { what: "console's file", source })?;
-    let mut located = locate(tools, record);
+    let mut located = locate((&tools.root, &tools.cpus), &tools.pages, record);
     let passthrough = open_devices(tools, record, &mut files, &mut located.placement)?;
     let spec = VmSpec {
         version: SPEC_VERSION,
@@ -320,28 +328,30 @@ struct Located {
 }
 
 /// Decides where the machine's memory comes from and what the guest sees of the host's nodes, with
-/// the host as it is now.
-fn locate(tools: &Tools, record: &Record) -> Located {
-    let (root, shape) = (&tools.root, &record.lease.shape);
+/// the host, its root and its CPUs, as it is now. Huge pages that it gets are `held` from here on.
+fn locate((root, host): (&Path, &[HostCpu]), held: &HeldPages, record: &Record) -> Located {
+    let shape = &record.lease.shape;
     let page = match record.memory {
         MemoryBacking::Memfd | MemoryBacking::Hugetlb2M => HugePage::Size2M,
         MemoryBacking::Hugetlb1G => HugePage::Size1G,
     };
-    let nodes = memory::nodes(root, page);
     let mut near: Vec<u32> =
         shape.devices.iter().filter_map(|device| assign::node_of(root, *device)).collect();
     if near.is_empty() {
-        let promised = tools.cpus.iter().filter(|cpu| record.promise.cpus.contains(&cpu.id));
+        let promised = host.iter().filter(|cpu| record.promise.cpus.contains(&cpu.id));
         near = promised.filter_map(|cpu| cpu.node).collect();
     }
     near.sort_unstable();
     near.dedup();
-    let mut parts = memory::place(shape.memory_mib, record.memory, &nodes, &near);
-    placement::keep_to(&mut parts, &record.promise.cpus);
+    let (nodes, mut parts) = held.place(record.lease.id, (root, page), |nodes| {
+        memory::place(shape.memory_mib, record.memory, nodes, &near)
+    });
+    let threads = usize::try_from(shape.vcpus.saturating_add(FETCHING)).unwrap_or(usize::MAX);
+    placement::keep_to(&mut parts, &record.promise.cpus, threads);
     let ids: Vec<u32> = nodes.iter().map(|node| node.id).collect();
     let distance = |from, to| placement::distance(root, &ids, from, to);
     let cpus = &record.promise.cpus;
-    let guest = placement::guest_nodes(cpus, &parts, shape.memory_mib, &tools.cpus, distance);
+    let guest = placement::guest_nodes(cpus, &parts, shape.memory_mib, host, distance);
     let cold = record.hardware.cold_devices(shape);
     let topology = ports::topology(&ports::read(root, &cold), &cold, &guest.host)
         .filter(|_| !cold.is_empty())
@@ -527,7 +537,42 @@ fn seal_bytes(name: &str, bytes: &[u8]) -> io::Result<OwnedFd> {
 
 #[cfg(test)]
 mod tests {
+    use types::{node::MachineShape, units::Mebibytes};
+
     use super::*;
+    use crate::machines::plan::fixture;
+
+    /// Returns a machine of `gib` in pages of 1 GiB, which a device keeps to node 0.
+    fn large(number: u8, gib: u64) -> Record {
+        let mut record = fixture::record();
+        record.lease.id = MachineId::from_bytes([number; 16]);
+        record.memory = MemoryBacking::Hugetlb1G;
+        let device = "0000:01:00.0".parse().expect("an address");
+        let memory_mib = Mebibytes(gib << 10);
+        record.lease.shape =
+            MachineShape { memory_mib, devices: vec![device], ..record.lease.shape };
+        record
+    }
+
+    #[test]
+    fn machines_that_start_together_are_not_placed_on_the_same_pages() {
+        // Nobody has fetched anything yet: both read that all pages are free.
+        let root = memory::fixture::host(HugePage::Size1G, &[(500, 500), (500, 500)]);
+        let device = root.path().join("sys/bus/pci/devices/0000:01:00.0");
+        std::fs::create_dir_all(&device).expect("made");
+        std::fs::write(device.join("numa_node"), "0\n").expect("written");
+        let held = HeldPages::default();
+        let placed = |number| {
+            let located = locate((root.path(), &[]), &held, &large(number, 300));
+            let gib = |part: &HostMemory| (part.node, part.memory_mib.0 >> 10);
+            located.memory.iter().map(gib).collect::<Vec<_>>()
+        };
+        assert_eq!(placed(1), [(Some(0), 300)]);
+        assert_eq!(placed(2), [(Some(0), 200), (Some(1), 100)]);
+        assert_eq!(placed(3), [(Some(1), 300)]);
+        assert_eq!(placed(4), [], "100 GiB are left");
+        assert_eq!(placed(1), [(Some(0), 300)], "at its next start it has its own");
+    }
 
     #[test]
     fn kernels_are_told_from_other_files() {

@@ -75,22 +75,121 @@ pub fn most(wanted: &Machines, memory_mib: u64) -> u64 {
     memory_mib.saturating_sub(wanted.reserve_mib.0)
 }
 
-/// Sets huge pages aside as the configuration says, but no more than `most`, in MiB, evenly over the nodes;
-/// those that are there stay. Returns how much there is then, in MiB, which may be less than asked for.
-pub fn reserve(root: &Path, wanted: &Machines, most: u64) -> io::Result<u64> {
+/// Huge pages that are set aside.
+#[derive(Debug, Default)]
+pub struct Reserved {
+    /// How much memory they are, in MiB.
+    pub mib: u64,
+    /// Nodes that took no number of pages, and why.
+    pub failed: Vec<(u32, io::Error)>,
+}
+
+/// Sets huge pages aside as the configuration says, but no more than `most`, in MiB, over the nodes as they
+/// have memory; what one cannot give the others are asked for. Pages that are there stay, and count.
+pub fn reserve(root: &Path, wanted: &Machines, most: u64) -> Reserved {
     let page = wanted.huge_page;
     let pages = wanted.huge_pages_mib.0.min(most) / page_mib(page);
     if pages == 0 {
-        return Ok(0);
+        return Reserved::default();
     }
-    let before = nodes(root, page);
-    for (node, share) in before.iter().zip(even(pages, before.len())) {
-        if node.total < share {
-            let file = format!("{NODES}/node{}/{}/nr_hugepages", node.id, counters(page));
-            fs::write(root.join(file), share.to_string())?;
+    let giver = |node: &Node| Giver {
+        node: node.id,
+        mib: node_mib(root, node.id),
+        total: node.total,
+        can: Can::More,
+    };
+    let mut givers: Vec<Giver> = nodes(root, page).iter().map(giver).collect();
+    if givers.iter().all(|giver| giver.mib == 0) {
+        // A host that does not tell: they are taken for equal.
+        givers.iter_mut().for_each(|giver| giver.mib = 1);
+    }
+    let failed = ask_all(pages, &mut givers, |node, total| {
+        let file = root.join(format!("{NODES}/node{node}/{}/nr_hugepages", counters(page)));
+        fs::write(&file, total.to_string())?;
+        // The kernel gives what it can, and says no more about that.
+        fs::read_to_string(&file)?.trim().parse().map_err(io::Error::other)
+    });
+    let total: u64 = givers.iter().map(|giver| giver.total).sum();
+    Reserved { mib: total * page_mib(page), failed }
+}
+
+/// Returns how much memory a node has, in MiB; 0 when it does not tell, or has none.
+fn node_mib(root: &Path, node: u32) -> u64 {
+    let text = fs::read_to_string(root.join(format!("{NODES}/node{node}/meminfo")));
+    // "Node 0 MemTotal:       24684096 kB"
+    let kib = text.unwrap_or_default().lines().find_map(|line| {
+        line.split_once("MemTotal:")?.1.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()
+    });
+    kib.unwrap_or(0) / 1024
+}
+
+/// A node that is asked for huge pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Giver {
+    node: u32,
+    /// How much memory it has, in MiB.
+    mib: u64,
+    /// Pages that it gave.
+    total: u64,
+    can: Can,
+}
+
+/// Whether a node is worth asking.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Can {
+    /// It gave what it was asked for.
+    More,
+    /// It gave less.
+    NoMore,
+}
+
+/// Asks nodes until there are `pages`, or none gives more. `ask` asks one for so many in all, and returns
+/// how many it has then. Returns which failed.
+fn ask_all(
+    pages: u64,
+    givers: &mut [Giver],
+    mut ask: impl FnMut(u32, u64) -> io::Result<u64>,
+) -> Vec<(u32, io::Error)> {
+    let mut failed = Vec::new();
+    // Each round but the last leaves one node less to ask.
+    for _ in 0..=givers.len() {
+        let there = givers.iter().map(|giver| giver.total).sum();
+        let mut missing = pages.saturating_sub(there);
+        let able = |giver: &&mut Giver| giver.can == Can::More && giver.mib > 0;
+        let mut able: Vec<&mut Giver> = givers.iter_mut().filter(able).collect();
+        if missing == 0 || able.is_empty() {
+            break;
+        }
+        let theirs = missing + able.iter().map(|giver| giver.total).sum::<u64>();
+        let sizes: Vec<u64> = able.iter().map(|giver| giver.mib).collect();
+        for (giver, share) in able.iter_mut().zip(by_size(theirs, &sizes)) {
+            let more = share.saturating_sub(giver.total).min(missing);
+            if more == 0 {
+                continue;
+            }
+            missing -= more;
+            let wanted = giver.total + more;
+            match ask(giver.node, wanted) {
+                Ok(total) => giver.total = total,
+                Err(error) => failed.push((giver.node, error)),
+            }
+            if giver.total < wanted {
+                giver.can = Can::NoMore;
+            }
         }
     }
-    Ok(nodes(root, page).iter().map(|node| node.total).sum::<u64>() * page_mib(page))
+    failed
+}
+
+/// Divides `pages` as the sizes are, none of which is 0; the first ones get what does not divide.
+fn by_size(pages: u64, sizes: &[u64]) -> Vec<u64> {
+    let all = u128::from(sizes.iter().sum::<u64>().max(1));
+    let share = |size: &u64| u128::from(pages) * u128::from(*size) / all;
+    let mut shares: Vec<u64> =
+        sizes.iter().map(|size| u64::try_from(share(size)).unwrap_or(pages)).collect();
+    let rest = usize::try_from(pages - shares.iter().sum::<u64>()).unwrap_or(usize::MAX);
+    shares.iter_mut().take(rest).for_each(|share| *share += 1);
+    shares
 }
 
 /// Divides `pages` into `parts` that differ by one at most.
@@ -170,6 +269,23 @@ pub(super) fn numbers(list: &str) -> Vec<u32> {
 }
 
 #[cfg(test)]
+pub(crate) mod fixture {
+    use super::*;
+
+    /// Returns a root with a node for each of `pages`: free ones of `page`, and all.
+    pub(crate) fn host(page: HugePage, pages: &[(u64, u64)]) -> tempfile::TempDir {
+        let root = tempfile::tempdir().expect("a folder");
+        for (id, (free, total)) in pages.iter().enumerate() {
+            let folder = root.path().join(format!("{NODES}/node{id}")).join(counters(page));
+            fs::create_dir_all(&folder).expect("made");
+            fs::write(folder.join("free_hugepages"), format!("{free}\n")).expect("written");
+            fs::write(folder.join("nr_hugepages"), format!("{total}\n")).expect("written");
+        }
+        root
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
@@ -207,25 +323,63 @@ mod tests {
     }
 
     #[test]
-    fn pages_are_set_aside_evenly_and_kept() {
-        let root = tempfile::tempdir().expect("a folder");
-        let file = |node: u32, name: &str| {
-            let folder = format!("{NODES}/node{node}/hugepages/hugepages-2048kB");
-            root.path().join(folder).join(name)
-        };
-        for (id, total) in [(0, "0"), (1, "60")] {
-            fs::create_dir_all(file(id, "").parent().expect("a parent").join("hugepages-2048kB"))
-                .expect("made");
-            fs::write(file(id, "nr_hugepages"), total).expect("written");
-            fs::write(file(id, "free_hugepages"), "0").expect("written");
-        }
+    fn pages_are_set_aside_and_those_that_are_there_count() {
+        let root = fixture::host(HugePage::Size2M, &[(0, 0), (0, 60)]);
         let wanted = Machines { huge_pages_mib: Mebibytes(201), ..Machines::default() };
-        let reserve = |wanted: &Machines, most| reserve(root.path(), wanted, most);
-        assert_eq!(reserve(&wanted, 80).expect("written"), 160);
-        assert_eq!(reserve(&wanted, 4096).expect("written"), 220);
-        let pages = |node| fs::read_to_string(file(node, "nr_hugepages")).expect("read");
-        assert_eq!((pages(0).as_str(), pages(1).as_str()), ("50", "60"));
-        assert_eq!(reserve(&Machines::default(), 4096).expect("nothing"), 0);
+        let reserve = |wanted: &Machines, most| reserve(root.path(), wanted, most).mib;
+        let pages = || nodes(root.path(), HugePage::Size2M).iter().map(|n| n.total).collect();
+        assert_eq!((reserve(&wanted, 140), pages()), (140, vec![10, 60]));
+        assert_eq!((reserve(&wanted, 4096), pages()), (200, vec![40, 60]));
+        assert_eq!((reserve(&wanted, 80), pages()), (200, vec![40, 60]), "they stay");
+        assert_eq!(reserve(&Machines::default(), 4096), 0);
+    }
+
+    #[test]
+    fn nodes_give_as_they_have_memory_and_one_without_pages_stops_nobody() {
+        let root = fixture::host(HugePage::Size2M, &[(0, 0), (0, 0), (0, 0)]);
+        let node = |id: u32| root.path().join(format!("{NODES}/node{id}"));
+        for (id, kib) in [(0, 96 << 20), (1, 32 << 20), (2, 0)] {
+            let text = format!("Node {id} MemTotal:       {kib} kB\nNode {id} MemFree: 7 kB\n");
+            fs::write(node(id).join("meminfo"), text).expect("written");
+        }
+        let wanted = |mib| Machines { huge_pages_mib: Mebibytes(mib), ..Machines::default() };
+        let pages = || -> Vec<u64> {
+            nodes(root.path(), HugePage::Size2M).iter().map(|n| n.total).collect()
+        };
+        assert_eq!(reserve(root.path(), &wanted(800), 4096).mib, 800);
+        assert_eq!(pages(), [300, 100, 0], "node 2 has no memory");
+        fs::remove_dir_all(node(0).join("hugepages")).expect("removed");
+        let reserved = reserve(root.path(), &wanted(1000), 4096);
+        let failed: Vec<u32> = reserved.failed.iter().map(|(node, _)| *node).collect();
+        assert_eq!((reserved.mib, failed), (1000, vec![0]));
+        assert_eq!(pages(), [0, 500, 0]);
+    }
+
+    /// Asks nodes of (size, most pages that it gives) for `pages`. Returns what each gave.
+    fn given(pages: u64, hosts: &[(u64, u64)]) -> Vec<u64> {
+        let giver = |(node, host): (u32, &(u64, u64))| Giver {
+            node,
+            mib: host.0,
+            total: 0,
+            can: Can::More,
+        };
+        let mut givers: Vec<Giver> = (0..).zip(hosts).map(giver).collect();
+        let give = |node, wanted: u64| {
+            let most = usize::try_from(node).ok().and_then(|node| hosts.get(node)).map(|h| h.1);
+            Ok(wanted.min(most.expect("one that is there")))
+        };
+        assert!(ask_all(pages, &mut givers, give).is_empty());
+        givers.iter().map(|giver| giver.total).collect()
+    }
+
+    #[test]
+    fn what_one_node_cannot_give_the_others_do() {
+        assert_eq!(given(100, &[(8, 100), (8, 100)]), [50, 50]);
+        assert_eq!(given(100, &[(8, 20), (8, 100)]), [20, 80]);
+        assert_eq!(given(100, &[(8, 20), (8, 26), (8, 99), (8, 30)]), [20, 26, 27, 27]);
+        assert_eq!(given(100, &[(8, 0), (8, 30), (8, 35)]), [0, 30, 35], "there are no more");
+        assert_eq!(given(100, &[(0, 100), (8, 70)]), [0, 70], "one without memory is not asked");
+        assert_eq!(given(3, &[(5, 9), (1, 9)]), [3, 0]);
     }
 
     #[test]

@@ -19,6 +19,7 @@ pub mod keeper;
 pub mod last_console;
 pub mod memory;
 pub mod metrics;
+pub mod pages;
 pub mod placement;
 pub mod plan;
 pub mod plug;

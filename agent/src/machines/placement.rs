@@ -96,15 +96,30 @@ fn between(from: u32, to: u32, distance: impl Fn(u32, u32) -> u8) -> u8 {
 }
 
 /// Has memory fetched by the machine's own CPUs, where it has any on a node: its neighbours do not
-/// notice a start then.
-pub fn keep_to(memory: &mut [HostMemory], promised: &[u32]) {
+/// notice a start then. On nodes where it has none, CPUs fetch that are spread over the node; with its
+/// own they are `most` in all, as each is a thread of the machine's process, but one on each node.
+pub fn keep_to(memory: &mut [HostMemory], promised: &[u32], most: usize) {
+    let (mut left, mut foreign) = (most, Vec::new());
     for part in memory {
         let own: Vec<u32> =
             part.cpus.iter().filter(|cpu| promised.contains(cpu)).copied().collect();
-        if !own.is_empty() {
+        if own.is_empty() {
+            foreign.push(part);
+        } else {
+            left = left.saturating_sub(own.len());
             part.cpus = own;
         }
     }
+    let nodes = foreign.len();
+    for part in foreign {
+        part.cpus = spread(&part.cpus, left / nodes);
+    }
+}
+
+/// Returns `most` of `cpus` at even distances, or all if there are fewer; one at least.
+fn spread(cpus: &[u32], most: usize) -> Vec<u32> {
+    let count = cpus.len().min(most.max(1));
+    (0..count).map(|at| cpus[at * cpus.len() / count]).collect()
 }
 
 /// Reads the distance between two of the host's nodes.
@@ -245,8 +260,28 @@ mod tests {
     fn a_start_keeps_to_its_own_cpus() {
         let cpus = |cpus: &[u32]| HostMemory { cpus: cpus.to_vec(), ..part(Some(0), 1) };
         let mut memory = [cpus(&[0, 1, 2]), cpus(&[4, 5])];
-        keep_to(&mut memory, &[1, 2, 3]);
+        keep_to(&mut memory, &[1, 2, 3], 64);
         assert_eq!(memory.map(|part| part.cpus), [vec![1, 2], vec![4, 5]]);
+    }
+
+    #[test]
+    fn a_start_takes_no_more_threads_than_its_process_may_have() {
+        let node = |first: u32| HostMemory {
+            cpus: (first..first + 128).collect(),
+            ..part(Some(first / 128), 1)
+        };
+        let own: Vec<u32> = (128..160).collect();
+        let fetched = |promised: &[u32], most| {
+            let mut memory = [node(0), node(128), node(256)];
+            keep_to(&mut memory, promised, most);
+            memory.map(|part| part.cpus)
+        };
+        let [near, mine, far] = fetched(&own, 64);
+        assert_eq!((near.len(), &mine, far.len()), (16, &own, 16));
+        assert_eq!(near[..3], [0, 8, 16], "spread over the node");
+        let anywhere = fetched(&[], 64);
+        assert_eq!(anywhere.map(|cpus| cpus.len()), [21; 3]);
+        assert_eq!(fetched(&own, 4).map(|cpus| cpus.len()), [1, 32, 1], "none is left without");
     }
 
     #[test]

@@ -163,6 +163,8 @@ pub struct Seen {
     pub pressed_last: Option<UnixSeconds>,
     /// When it was killed.
     pub killed: Option<UnixSeconds>,
+    /// When its start was given up, and counted as a failure, while its process was still there.
+    pub given_up: Option<UnixSeconds>,
     /// Whether its end was announced, for the end that it was announced for.
     pub warned: Option<UnixSeconds>,
     /// Attempts to start that failed in a row, and when the last one did.
@@ -215,6 +217,12 @@ pub enum Action {
     Abandon,
     /// Give it again what was taken back at an end that a wrong clock told.
     Reclaim,
+    /// Note that its process did not take it, which counts as an attempt to start: what it lacked (memory,
+    /// a device) another may give back.
+    Fail {
+        /// How it ended.
+        status: Ending,
+    },
     /// Note how it ended: on again after a reset, off otherwise.
     Settle {
         /// How it ended.
@@ -289,8 +297,9 @@ pub fn plan(now: UnixSeconds, record: &Record, seen: &Seen, policy: Policy) -> O
             let unwanted = record.is_over(now) || record.power == Power::Off;
             unwanted.then_some(Action::Abandon)
         }
-        Process::Absent | Process::Ended { .. } if seen.busy.is_some() => None,
-        Process::Ended { status } => Some(settle(record, status)),
+        Process::Absent if seen.busy.is_some() => None,
+        Process::Ended { .. } if seen.busy == Some(Work::Release) => None,
+        Process::Ended { status } => Some(settle(record, seen, status)),
         Process::Running { .. } => plan_running(now, record, seen, policy),
         Process::Absent => plan_absent(now, record, seen, policy),
     }
@@ -301,7 +310,15 @@ fn end_of(record: &Record) -> &'static str {
     if record.deleted.is_some() { "deleted" } else { "lease-end" }
 }
 
-fn settle(record: &Record, status: Ending) -> Action {
+fn settle(record: &Record, seen: &Seen, status: Ending) -> Action {
+    let refused = matches!(status, Ending::Exit { code: exit::REFUSED });
+    if refused && seen.busy == Some(Work::Start) {
+        return Action::Fail { status };
+    }
+    if seen.given_up.is_some() {
+        // What becomes of it was decided when the failure was counted.
+        return Action::Settle { status, power: record.power };
+    }
     // One that ended itself did so for its lease's end as it knew it. Whether that is the end, its record
     // says: a lease may have been renewed meanwhile.
     let again = matches!(status, Ending::Exit { code: exit::RESET | exit::DEADLINE })
@@ -495,6 +512,34 @@ mod tests {
         check(1500, Power::On, &ended(off), settle(off, Power::Off));
         let crashed = Ending::Signal { number: 31 };
         check(1500, Power::On, &ended(crashed), settle(crashed, Power::Off));
+    }
+
+    #[test]
+    fn what_is_refused_at_a_start_is_tried_again_and_what_ran_is_not() {
+        let status = Ending::Exit { code: exit::REFUSED };
+        let ended = Seen { process: Process::Ended { status }, ..Seen::default() };
+        let starting = Seen { busy: Some(Work::Start), ..ended.clone() };
+        check(1500, Power::On, &starting, Some(Action::Fail { status }));
+        check(1500, Power::On, &ended, Some(Action::Settle { status, power: Power::Off }));
+        // Another end of a start is what it is otherwise.
+        let killed = Ending::Signal { number: 9 };
+        let starting = Seen { process: Process::Ended { status: killed }, ..starting };
+        let off = Some(Action::Settle { status: killed, power: Power::Off });
+        check(1500, Power::On, &starting, off);
+    }
+
+    #[test]
+    fn what_was_killed_because_its_start_failed_is_tried_again() {
+        let status = Ending::Signal { number: 9 };
+        let given_up = Some(UnixSeconds(1500));
+        let process = Process::Ended { status };
+        let ended = Seen { process, given_up, failures: 1, ..Seen::default() };
+        check(1500, Power::On, &ended, Some(Action::Settle { status, power: Power::On }));
+        check(1500, Power::Off, &ended, Some(Action::Settle { status, power: Power::Off }));
+        let failed = UnixSeconds(1500);
+        let rests = Seen { process: Process::Absent, given_up: None, failed, ..ended };
+        check(1500 + RETRY_S - 1, Power::On, &rests, None);
+        check(1500 + RETRY_S, Power::On, &rests, Some(Action::Start));
     }
 
     #[test]

@@ -1,6 +1,9 @@
 //! The HTTP API of a running VMM, over its unix socket. One connection per request.
 
-use std::{path::PathBuf, time::Duration};
+use std::{
+    path::PathBuf,
+    time::{Duration, Instant},
+};
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, Limited};
@@ -33,6 +36,10 @@ const HOLD_LIMIT: Duration = Duration::from_secs(15);
 
 /// Longest poll for console output that the VMM allows, in milliseconds.
 pub const MAX_WAIT_MS: u32 = 30_000;
+
+/// Least time that a poll for console output takes which brings none. A VMM that has as many polls as may
+/// wait answers another at once, and whoever follows a console asks again at once.
+const CONSOLE_PAUSE: Duration = Duration::from_millis(500);
 
 /// Largest answer: the VMM's whole console buffer, and room to spare.
 const MAX_ANSWER: usize = 2 << 20;
@@ -110,7 +117,12 @@ pub async fn console(machine: MachineId, offset: u64, wait_ms: u32) -> Result<Co
     let wait_ms = wait_ms.min(MAX_WAIT_MS);
     let target = format!("/v1/console?from={offset}&wait_ms={wait_ms}");
     let limit = LIMIT + Duration::from_millis(u64::from(wait_ms));
+    let begin = Instant::now();
     let answer = call(machine, Method::GET, &target, Bytes::new(), limit).await?;
+    if answer.body().is_empty() {
+        let wait = Duration::from_millis(u64::from(wait_ms));
+        tokio::time::sleep(rest(wait, begin.elapsed())).await;
+    }
     let header = |name| {
         let value = answer.headers().get(name).and_then(|value| value.to_str().ok());
         value.and_then(|value| value.parse::<u64>().ok())
@@ -119,6 +131,11 @@ pub async fn console(machine: MachineId, offset: u64, wait_ms: u32) -> Result<Co
     let bytes = answer.body().clone();
     let length = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
     Ok(Console { from, end: from.saturating_add(length), bytes })
+}
+
+/// Returns how long to wait after a poll of `wait` that took so long and brought nothing.
+fn rest(wait: Duration, took: Duration) -> Duration {
+    wait.min(CONSOLE_PAUSE).saturating_sub(took)
 }
 
 /// Types `input` into the guest's console.
@@ -311,4 +328,18 @@ async fn begin(
         .map_err(|error| VmmError::Body { reason: error.to_string() })?;
     let answer = sender.send_request(request).await.map_err(http)?;
     Ok((answer, connection))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_poll_that_did_not_wait_is_not_repeated_at_once() {
+        let ms = Duration::from_millis;
+        assert_eq!(rest(ms(20_000), ms(3)), CONSOLE_PAUSE - ms(3));
+        assert_eq!(rest(ms(20_000), ms(20_001)), Duration::ZERO);
+        assert_eq!(rest(ms(100), ms(40)), ms(60));
+        assert_eq!(rest(Duration::ZERO, ms(1)), Duration::ZERO, "nobody meant to wait");
+    }
 }

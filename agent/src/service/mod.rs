@@ -53,6 +53,7 @@ use crate::{
         execute::Tools,
         init::{Init, Notice},
         keeper::{self, KeeperConfig, Machines},
+        pages::HeldPages,
         store::Store,
     },
     net::{
@@ -396,6 +397,7 @@ fn tools(
         disks: Places { data: PathBuf::from(DATA), keys: Path::new(STATE).join(DISK_KEYS) },
         root: PathBuf::from("/"),
         cpus: offered::host_cpus(spec),
+        pages: HeldPages::default(),
     })
 }
 

@@ -38,19 +38,15 @@ pub(super) fn reserve_memory(wanted: &Machines) -> u64 {
              {kept}; at most {most} are set aside"
         ));
     }
-    match memory::reserve(root, wanted, most) {
-        Ok(mib) => {
-            let asked = asked.min(most);
-            if mib < asked {
-                trouble(format!("{mib} MiB could be set aside of the {asked} MiB asked for"));
-            }
-            mib
-        }
-        Err(error) => {
-            trouble(chain(&error));
-            0
-        }
+    let memory::Reserved { mib, failed } = memory::reserve(root, wanted, most);
+    for (node, error) in failed {
+        trouble(format!("none more of NUMA node {node}: {}", chain(&error)));
     }
+    let asked = asked.min(most);
+    if mib < asked {
+        trouble(format!("{mib} MiB could be set aside of the {asked} MiB asked for"));
+    }
+    mib
 }
 
 /// Reads the inventory and binds whole groups of rentable devices to vfio-pci.

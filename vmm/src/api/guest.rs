@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use types::{operations::VmEventKind, vm::Deadline};
 
 use super::{
-    Answer, Request,
+    Answer, Client, Request,
     answer::{done, json, problem},
 };
 use crate::{
@@ -20,12 +20,13 @@ pub(super) const MAX_WAIT: Duration = Duration::from_secs(30);
 const MAX_PIECE: usize = 256 << 10;
 
 /// `GET /v1/console?from=N&wait_ms=M`
-pub(super) fn console(request: &Request, board: &Board) -> Answer {
+pub(super) fn console(request: &Request, client: &Client<'_>, board: &Board) -> Answer {
     let (from, wait) = match span(request) {
         Ok(span) => span,
         Err(refusal) => return *refusal,
     };
-    let piece = board.console.read(from, MAX_PIECE, wait);
+    let read = |slice| board.console.read(from, MAX_PIECE, slice);
+    let piece = client.wait(wait, read, |piece| !piece.bytes.is_empty());
     let headers = vec![
         ("holdfast-console-from", piece.from.to_string()),
         ("holdfast-console-end", piece.end.to_string()),

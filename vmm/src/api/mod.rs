@@ -1,6 +1,6 @@
 //! The control socket: HTTP/1.1 with JSON over a unix stream socket, one request per connection.
 //! `openapi.json` describes the requests; `routes` lists what answers them: `watch` tells, `guest`
-//! acts, `devices` attaches and detaches.
+//! acts, `devices` attaches and detaches; `waits` bounds what waits for something new.
 //!
 //! Who may connect is decided by the permissions of the socket's path, which the agent holds.
 
@@ -9,6 +9,7 @@ mod devices;
 mod guest;
 mod http;
 mod routes;
+mod waits;
 mod watch;
 
 use std::{
@@ -24,6 +25,7 @@ use std::{
 pub use answer::{Answer, Body};
 pub use http::{MAX_HEAD, Request, RequestError, parse};
 pub use routes::{ROUTES, Route, answer};
+use waits::{Client, Waits};
 
 use crate::{
     machine::{Board, RunError, Thread, spawn},
@@ -32,6 +34,8 @@ use crate::{
 
 /// Connections answered at the same time. Others wait in the socket's backlog.
 const THREADS: usize = 16;
+// The others answer what cannot wait, a dump that is being read among it.
+const _: () = assert!(waits::MOST + 4 <= THREADS);
 /// How long a client may take to send its request, and to take its answer.
 const CLIENT_LIMIT: Duration = Duration::from_secs(10);
 /// Largest body of a request.
@@ -40,10 +44,11 @@ const MAX_BODY: usize = 4096;
 /// Starts answering.
 pub fn start(listener: UnixListener, board: &Arc<Board>) -> Result<(), RunError> {
     listener.set_nonblocking(false).map_err(|source| RunError::Api { source })?;
-    let listener = Arc::new(listener);
+    let (listener, waits) = (Arc::new(listener), Arc::new(Waits::default()));
     for number in 0..THREADS {
         let (listener, served) = (Arc::clone(&listener), Arc::clone(board));
-        let work = move || serve(&listener, &served);
+        let waits = Arc::clone(&waits);
+        let work = move || serve(&listener, &waits, &served);
         let name = format!("api{number}");
         let thread = Thread { name, kind: ThreadKind::Api, cpus: Vec::new() };
         spawn(thread, Arc::clone(board), work)?;
@@ -51,20 +56,20 @@ pub fn start(listener: UnixListener, board: &Arc<Board>) -> Result<(), RunError>
     Ok(())
 }
 
-fn serve(listener: &UnixListener, board: &Board) {
+fn serve(listener: &UnixListener, waits: &Waits, board: &Board) {
     while !board.control.is_ended() {
         // A failed connection is the client's loss; a closed listener ends with the process.
         if let Ok((stream, _)) = listener.accept() {
-            let _ = converse(stream, board);
+            let _ = converse(stream, waits, board);
         }
     }
 }
 
-fn converse(mut stream: UnixStream, board: &Board) -> io::Result<()> {
+fn converse(mut stream: UnixStream, waits: &Waits, board: &Board) -> io::Result<()> {
     stream.set_read_timeout(Some(CLIENT_LIMIT))?;
     stream.set_write_timeout(Some(CLIENT_LIMIT))?;
     let answer = match receive(&mut stream) {
-        Ok((request, files)) => answer(&request, files, board),
+        Ok((request, files)) => answer(&request, files, &Client::new(&stream, waits), board),
         Err(error) => answer::problem(error.status(), "request not understood", &error.to_string()),
     };
     let written = answer.write_to(&mut stream);

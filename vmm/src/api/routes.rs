@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 
-use super::{Answer, Request, answer::problem, devices, guest, watch};
+use super::{Answer, Client, Request, answer::problem, devices, guest, watch};
 use crate::machine::Board;
 
 /// One request and what answers it.
@@ -22,11 +22,13 @@ pub enum Act {
     Plain(fn(&Request, &Board) -> Answer),
     /// By the request and the descriptors that come along.
     WithFiles(fn(&Request, Vec<OwnedFd>, &Board) -> Answer),
+    /// By the request, after a wait for something new if that is asked for.
+    Waiting(fn(&Request, &Client<'_>, &Board) -> Answer),
 }
 
 /// All requests.
 pub const ROUTES: &[Route] = &[
-    route("GET", "/v1/console", guest::console),
+    Route { method: "GET", path: "/v1/console", act: Act::Waiting(guest::console) },
     route("POST", "/v1/console", guest::input),
     route("GET", "/v1/counters", watch::counters),
     route("PUT", "/v1/deadline", guest::put_deadline),
@@ -34,7 +36,7 @@ pub const ROUTES: &[Route] = &[
     Route { method: "POST", path: "/v1/devices", act: Act::WithFiles(devices::attach) },
     route("DELETE", "/v1/devices/{id}", devices::detach),
     route("POST", "/v1/dump", watch::dump),
-    route("GET", "/v1/events", watch::events),
+    Route { method: "GET", path: "/v1/events", act: Act::Waiting(watch::events) },
     route("GET", "/v1/openapi.json", watch::document),
     route("POST", "/v1/pause", guest::pause),
     route("POST", "/v1/power", guest::power),
@@ -50,13 +52,19 @@ const fn route(
     Route { method, path, act: Act::Plain(act) }
 }
 
-/// Answers a request.
-pub fn answer(request: &Request, files: Vec<OwnedFd>, board: &Board) -> Answer {
+/// Answers a request that came with `files` from `client`.
+pub fn answer(
+    request: &Request,
+    files: Vec<OwnedFd>,
+    client: &Client<'_>,
+    board: &Board,
+) -> Answer {
     let there = || ROUTES.iter().filter(|route| is_at(route.path, request.path()));
     if let Some(route) = there().find(|route| route.method == request.method) {
         return match route.act {
             Act::Plain(act) => act(request, board),
             Act::WithFiles(act) => act(request, files, board),
+            Act::Waiting(act) => act(request, client, board),
         };
     }
     let methods: Vec<&str> = there().map(|route| route.method).collect();

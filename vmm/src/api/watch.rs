@@ -8,7 +8,7 @@ use types::{
 };
 
 use super::{
-    Answer, Request,
+    Answer, Client, Request,
     answer::{Body, json, problem},
     guest,
 };
@@ -55,9 +55,12 @@ pub(super) fn state(_: &Request, board: &Board) -> Answer {
 }
 
 /// `GET /v1/events?from=N&wait_ms=M`
-pub(super) fn events(request: &Request, board: &Board) -> Answer {
+pub(super) fn events(request: &Request, client: &Client<'_>, board: &Board) -> Answer {
     match guest::span(request) {
-        Ok((from, wait)) => json(200, &board.events.read(from, wait)),
+        Ok((from, wait)) => {
+            let read = |slice| board.events.read(from, slice);
+            json(200, &client.wait(wait, read, |read| !read.events.is_empty()))
+        }
         Err(refusal) => *refusal,
     }
 }

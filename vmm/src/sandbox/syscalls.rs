@@ -189,9 +189,9 @@ pub const SYSCALLS: &[Syscall] = &[
     // Waiting.
     row(
         libc::SYS_ppoll,
-        &[Block, Event, Plug],
+        &[Block, Event, Plug, Api],
         Arguments::Any,
-        "waits for orders, doorbells, completions",
+        "waits for orders, doorbells, completions; whether a client is still there",
     ),
     // The API socket.
     row(libc::SYS_recvmsg, &[Api], Arguments::Any, "API requests, with devices' descriptors"),

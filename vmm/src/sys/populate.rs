@@ -1,16 +1,17 @@
 //! Guest memory fetched from the host before the guest starts: bound to NUMA nodes, by threads that
 //! are pinned and all started before any of them touches a page. A thread that starts while others
-//! populate would wait for the lock of the address space, which they hold nearly all the time.
+//! populate would wait for the lock of the address space, which they hold nearly all the time. How
+//! many start is the host's decision (its limits of tasks); those that do carry out everything.
 //! Source: mbind(2); madvise(2), `MADV_POPULATE_WRITE`; sched_setaffinity(2).
 
 use std::{
     io,
     num::NonZero,
     sync::{
-        Barrier,
+        Condvar, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
-    thread,
+    thread::{self, Scope},
 };
 
 /// What one turn of a thread takes; a huge page when that is more. Small enough that threads end
@@ -105,32 +106,7 @@ pub(super) fn populate(shares: &[Share], page: u64) -> Result<(), PopulateError>
     let turn = TURN.max(page);
     let work: Vec<Work> = shares.iter().map(|share| Work::new(share, turn)).collect();
     let crews: Vec<Vec<Option<u32>>> = shares.iter().map(crew).collect();
-    let threads: usize = crews.iter().map(Vec::len).sum();
-    let start = Barrier::new(threads);
-    let start = &start;
-    thread::scope(|scope| {
-        for (work, crew) in work.iter().zip(&crews) {
-            for cpu in crew {
-                let labour = move || {
-                    if let Some(cpu) = cpu {
-                        // Elsewhere it is slower, not wrong: the node is bound already.
-                        let _ = run_on(*cpu);
-                    }
-                    start.wait();
-                    work.carry_out(page);
-                };
-                if thread::Builder::new()
-                    .name("populate".into())
-                    .spawn_scoped(scope, labour)
-                    .is_err()
-                {
-                    // The others wait for it at the barrier, so its part is done here.
-                    start.wait();
-                    work.carry_out(page);
-                }
-            }
-        }
-    });
+    labour(&work, &crews, page, &mut Threads);
     for (work, share) in work.iter().zip(shares) {
         let pages = work.missing.load(Ordering::Relaxed);
         if pages > 0 {
@@ -139,6 +115,102 @@ pub(super) fn populate(shares: &[Share], page: u64) -> Result<(), PopulateError>
         }
     }
     Ok(())
+}
+
+/// Carries out all of `work`, whose threads run where `crews` say, one crew for each. When the host
+/// gives no more threads, those that it gave do the rest; when it gives none, the caller does all.
+fn labour(work: &[Work], crews: &[Vec<Option<u32>>], page: u64, hands: &mut impl Hands) {
+    let gate = Gate::default();
+    let gate = &gate;
+    thread::scope(|scope| {
+        let mut started = 0;
+        let places =
+            crews.iter().enumerate().flat_map(|(own, crew)| crew.iter().map(move |c| (own, c)));
+        for (own, cpu) in places {
+            let part = move || {
+                if let Some(cpu) = cpu {
+                    // Elsewhere it is slower, not wrong: the node is bound already.
+                    let _ = run_on(*cpu);
+                }
+                gate.arrive();
+                // Its own share first, and then what others have not begun.
+                let (before, after) = work.split_at(own);
+                after.iter().chain(before).for_each(|work| work.carry_out(page));
+            };
+            if hands.start(scope, part).is_err() {
+                break;
+            }
+            started += 1;
+        }
+        gate.open(started);
+        if started == 0 {
+            work.iter().for_each(|work| work.carry_out(page));
+        }
+    });
+}
+
+/// What starts threads.
+trait Hands {
+    /// Starts one thread that does `part`. Errors: the host has no thread for it, and `part` is not
+    /// done.
+    fn start<'scope>(
+        &mut self,
+        scope: &'scope Scope<'scope, '_>,
+        part: impl FnOnce() + Send + 'scope,
+    ) -> io::Result<()>;
+}
+
+/// Threads of the host.
+struct Threads;
+
+impl Hands for Threads {
+    fn start<'scope>(
+        &mut self,
+        scope: &'scope Scope<'scope, '_>,
+        part: impl FnOnce() + Send + 'scope,
+    ) -> io::Result<()> {
+        thread::Builder::new().name("populate".into()).spawn_scoped(scope, part).map(drop)
+    }
+}
+
+/// Where threads wait for each other. How many there are is known only when all are started.
+#[derive(Default)]
+struct Gate {
+    state: Mutex<Arrivals>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Arrivals {
+    arrived: usize,
+    /// How many come; none while that is not known.
+    expected: Option<usize>,
+}
+
+impl Gate {
+    /// Waits until all have arrived that come.
+    fn arrive(&self) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.arrived += 1;
+        if state.is_complete() {
+            self.changed.notify_all();
+        }
+        let waited = self.changed.wait_while(state, |state| !state.is_complete());
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Lets `expected` threads pass as soon as so many have arrived.
+    fn open(&self, expected: usize) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.expected = Some(expected);
+        self.changed.notify_all();
+    }
+}
+
+impl Arrivals {
+    fn is_complete(&self) -> bool {
+        self.expected.is_some_and(|expected| self.arrived >= expected)
+    }
 }
 
 /// Returns where the threads of a share run.
@@ -214,6 +286,8 @@ fn run_on(cpu: u32) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::{sync::mpsc, time::Duration};
+
     use super::*;
 
     fn share(spans: &[(u64, u64)], cpus: &[u32]) -> Share {
@@ -234,6 +308,54 @@ mod tests {
         assert_eq!(crew(&share(&[(0, 1 << 30)], &[4, 5])), [Some(4), Some(5)]);
         assert_eq!(crew(&share(&[(0, 4096)], &[4, 5])), [Some(4)]);
         assert_eq!(crew(&share(&[(0, 4096)], &[])), [None]);
+    }
+
+    /// A host that gives so many threads.
+    struct Few(usize);
+
+    impl Hands for Few {
+        fn start<'scope>(
+            &mut self,
+            scope: &'scope Scope<'scope, '_>,
+            part: impl FnOnce() + Send + 'scope,
+        ) -> io::Result<()> {
+            self.0 = self.0.checked_sub(1).ok_or(io::ErrorKind::WouldBlock)?;
+            Threads.start(scope, part)
+        }
+    }
+
+    /// Fetches four pages in two shares, with two CPUs wanted for each, on a host that gives `few`
+    /// threads. Returns the bytes that are there then.
+    fn fetched_by(few: usize) -> u64 {
+        let file = rustix::fs::memfd_create("pages", rustix::fs::MemfdFlags::CLOEXEC);
+        let file = std::fs::File::from(file.expect("a file"));
+        file.set_len(4 * 4096).expect("grown");
+        let pages = vm_memory::FileOffset::new(file.try_clone().expect("a copy"), 0);
+        let map = vm_memory::MmapRegion::<()>::from_file(pages, 4 * 4096).expect("mapped");
+        let at = map.as_ptr() as u64;
+        let (done, wait) = mpsc::channel();
+        // A thread that nobody waits for: what hangs is an error, not the end of all tests.
+        thread::spawn(move || {
+            let shares =
+                [share(&[(at, 2 * 4096)], &[0, 0]), share(&[(at + 2 * 4096, 2 * 4096)], &[0, 0])];
+            let work = shares.each_ref().map(|share| Work::new(share, 4096));
+            let crews = [vec![Some(0), Some(0)], vec![Some(0), Some(0)]];
+            labour(&work, &crews, 4096, &mut Few(few));
+            let missing = work.iter().map(|work| work.missing.load(Ordering::Relaxed)).sum::<u64>();
+            let _ = done.send(missing);
+        });
+        let missing = wait.recv_timeout(Duration::from_secs(20)).expect("it ends");
+        assert_eq!(missing, 0);
+        drop(map);
+        u64::try_from(rustix::fs::fstat(&file).expect("told").st_blocks).expect("some") * 512
+    }
+
+    #[test]
+    fn a_host_that_gives_fewer_threads_than_are_wanted_holds_nobody_up() {
+        assert_eq!(fetched_by(2), 4 * 4096, "the third is refused: the second share has no thread");
+        assert_eq!(fetched_by(1), 4 * 4096);
+        assert_eq!(fetched_by(0), 4 * 4096, "the caller does it");
+        assert_eq!(fetched_by(4), 4 * 4096);
     }
 
     #[test]

@@ -185,10 +185,16 @@ impl Machine {
         self.ask("PUT", target, body)
     }
 
-    fn ask(&self, method: &str, target: &str, body: &[u8]) -> Answer {
+    /// Sends a request. Returns the connection, on which its answer comes.
+    pub(crate) fn begin(&self, method: &str, target: &str, body: &[u8]) -> UnixStream {
         let mut stream = UnixStream::connect(self.folder.path().join("api")).unwrap();
         let head = format!("{method} {target} HTTP/1.1\r\ncontent-length: {}\r\n\r\n", body.len());
         stream.write_all(&[head.as_bytes(), body].concat()).unwrap();
+        stream
+    }
+
+    fn ask(&self, method: &str, target: &str, body: &[u8]) -> Answer {
+        let mut stream = self.begin(method, target, body);
         let mut answer = Vec::new();
         stream.read_to_end(&mut answer).unwrap();
         let end = answer.windows(4).position(|window| window == b"\r\n\r\n").unwrap();

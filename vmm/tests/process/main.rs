@@ -52,6 +52,31 @@ fn kinds(machine: &Machine) -> Vec<VmEventKind> {
     events.events.iter().map(|event| event.kind).collect()
 }
 
+/// Returns how long a question takes that cannot wait.
+fn asked(machine: &Machine) -> Duration {
+    let begin = Instant::now();
+    assert_eq!(phase(machine), "running");
+    begin.elapsed()
+}
+
+#[test]
+fn readers_that_wait_or_are_gone_leave_threads_for_the_rest() {
+    let Some(machine) = start(1, |_| {}) else { return };
+    looked(&machine);
+    // Nothing new comes: the guest is silent from here on.
+    let end = machine.get("/v1/state").json()["console_end"].as_u64().unwrap();
+    let console = format!("/v1/console?from={end}&wait_ms=30000");
+    let events = "/v1/events?from=1000&wait_ms=30000";
+    let wait = || (machine.begin("GET", &console, b""), machine.begin("GET", events, b""));
+    (0..20).for_each(|_| drop(wait()));
+    let took = asked(&machine);
+    assert!(took < Duration::from_secs(3), "after 40 that hung up: {took:?}");
+    let open: Vec<_> = (0..20).map(|_| wait()).collect();
+    let took = asked(&machine);
+    assert!(took < Duration::from_secs(3), "beside 40 that wait: {took:?}");
+    drop(open);
+}
+
 #[test]
 fn a_paused_guest_stands_still_and_goes_on() {
     let Some(machine) = start(1, |_| {}) else { return };

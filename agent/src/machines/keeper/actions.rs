@@ -4,7 +4,7 @@ use tokio_util::sync::CancellationToken;
 use types::{ids::MachineId, node::DeviceState, units::UnixSeconds};
 
 use super::{
-    Keeper, deadlines,
+    Entry, Keeper, deadlines,
     liveness::{Storage, Voice},
     progress::Attempts,
     trouble,
@@ -30,6 +30,7 @@ impl Keeper {
         let confirmed = self.config.clock.status().borrow().sources >= SOURCES_TO_DESTROY;
         self.keep_standing();
         let now = self.config.clock.now();
+        self.forget_pages();
         self.follow_calendar(now);
         // First, so that no machine is forgotten before its last receipt was made.
         self.close_accounts(now);
@@ -80,27 +81,12 @@ impl Keeper {
             }
             // Its task tells when it has; what it does meanwhile is this machine's own work.
             Action::Abandon => entry.abandoned.cancel(),
-            Action::Settle { status, power } => {
+            Action::Fail { status } => {
                 entry.seen.process = Process::Absent;
-                entry.seen.pressed = None;
-                entry.seen.pressed_last = None;
-                entry.seen.killed = None;
-                let stays_on = self.draining || entry.record.power != Power::On;
-                if !stays_on {
-                    entry.record.power = power;
-                }
-                let last = now.min(entry.record.end());
-                entry.record.meter.handle_stopped(last);
-                let ending = describe_ending(status, &std::mem::take(&mut entry.seen.said));
-                entry.record.note(now, format!("stopped: {ending}"));
-                if !explained(&entry.record, status) {
-                    entry.record.last_stop = ending;
-                }
-                if is_failure(status) {
-                    entry.record.failed = Failed::Yes;
-                }
-                self.keep(machine);
+                let reason = describe_ending(status, &std::mem::take(&mut entry.seen.said));
+                self.note_failure(machine, reason, Attempts::Several);
             }
+            Action::Settle { status, power } => self.note_end(now, machine, (status, power)),
             Action::Warn { left_s } => {
                 entry.seen.warned = Some(entry.record.end());
                 eprintln!("{}", Event::MachineWarned { machine, left_s });
@@ -117,6 +103,41 @@ impl Keeper {
             Action::Release => self.release(machine),
             Action::Destroy { because } => self.destroy(machine, because),
         }
+    }
+
+    /// Notes how a machine ended, and what becomes of it.
+    fn note_end(&mut self, now: UnixSeconds, machine: MachineId, (status, power): (Ending, Power)) {
+        let Some(entry) = self.machines.get_mut(&machine) else { return };
+        entry.seen.busy = None;
+        entry.seen.process = Process::Absent;
+        entry.seen.pressed = None;
+        entry.seen.pressed_last = None;
+        entry.seen.killed = None;
+        entry.seen.given_up = None;
+        let stays_on = self.draining || entry.record.power != Power::On;
+        if !stays_on {
+            entry.record.power = power;
+        }
+        let last = now.min(entry.record.end());
+        entry.record.meter.handle_stopped(last);
+        let ending = describe_ending(status, &std::mem::take(&mut entry.seen.said));
+        entry.record.note(now, format!("stopped: {ending}"));
+        if !explained(&entry.record, status) {
+            entry.record.last_stop = ending;
+        }
+        if is_failure(status) {
+            entry.record.failed = Failed::Yes;
+        }
+        self.keep(machine);
+    }
+
+    /// Gives back the huge pages of machines whose processes are gone.
+    fn forget_pages(&self) {
+        let has = |entry: &Entry| {
+            entry.seen.busy == Some(Work::Start)
+                || matches!(entry.seen.process, Process::Running { .. })
+        };
+        self.config.tools.pages.keep_only(|machine| self.machines.get(&machine).is_some_and(has));
     }
 
     pub(super) fn kill(&self, machine: MachineId, because: &'static str) {

@@ -320,6 +320,9 @@ impl Keeper {
             let machine = known.machine;
             match (self.machines.get_mut(&machine), known.ended) {
                 (Some(entry), None) => {
+                    let places = entry.record.placement.as_ref();
+                    let places = places.map_or(&[][..], |placement| &placement.memory);
+                    self.config.tools.pages.adopt(machine, places);
                     entry.seen.process = Process::Running { pid: known.pid };
                     eprintln!("{}", Event::MachineAdopted { machine, pid: known.pid });
                 }

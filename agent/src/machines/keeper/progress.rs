@@ -36,7 +36,6 @@ impl Keeper {
                 if let Some(entry) = self.machines.get_mut(&machine) {
                     if entry.seen.busy == Some(Work::Start) {
                         entry.task.take().inspect(AbortHandle::abort);
-                        entry.seen.busy = None;
                     }
                     entry.seen.process = Process::Ended { status };
                     entry.seen.said = said;
@@ -64,6 +63,8 @@ impl Keeper {
                 {
                     entry.seen.process = Process::Running { pid };
                     entry.record.placement = Some(*placement);
+                    // The next agent goes by it, even when this one does not see the guest run.
+                    self.keep(machine);
                 }
             }
             Progress::Answered(machine, pid, heard) => self.handle_answer(machine, pid, heard),
@@ -126,6 +127,9 @@ impl Keeper {
             entry.seen.failures = 0;
         }
         let running = matches!(entry.seen.process, Process::Running { .. });
+        if running {
+            entry.seen.given_up = Some(now);
+        }
         self.keep(machine);
         if running {
             self.kill(machine, "not-started");
