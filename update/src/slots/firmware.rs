@@ -160,6 +160,14 @@ pub fn list(firmware: &Firmware, places: &[Place]) -> Vec<Change> {
     vec![Change::Set("BootOrder".to_owned(), bytes)]
 }
 
+/// Makes a slot the very last that firmware tries, behind everybody's entries.
+pub fn append(firmware: &Firmware, slot: Slot) -> Vec<Change> {
+    let Some(number) = firmware.entry(Place::Slot(slot)) else { return Vec::new() };
+    let others = firmware.order.iter().copied().filter(|other| *other != number);
+    let bytes = others.chain([number]).flat_map(u16::to_le_bytes).collect();
+    vec![Change::Set("BootOrder".to_owned(), bytes)]
+}
+
 /// Lets firmware start a slot once.
 pub fn arm(firmware: &Firmware, slot: Slot) -> Vec<Change> {
     let number = firmware.entry(Place::Slot(slot)).map(|number| number.to_le_bytes().to_vec());
@@ -227,6 +235,9 @@ mod tests {
         assert_eq!(read(&variables).listed(), [Place::Fallback, A]);
         variables = applied(&variables, arm(&read(&variables), Slot::B));
         assert_eq!(read(&variables).armed(), Some(Slot::B));
+        variables = applied(&variables, append(&read(&variables), Slot::B));
+        assert_eq!(read(&variables).order, [3, 1, 4, 0, 2]);
+        assert_eq!(read(&variables).listed(), [Place::Fallback, A, B]);
         variables = applied(&variables, list(&read(&variables), &[B]));
         assert_eq!((read(&variables).order, read(&variables).leading()), (vec![2, 4, 0], Some(B)));
         assert_eq!(read(&applied(&variables, disarm())).next, None);
