@@ -145,6 +145,10 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
     // Files have their names whatever becomes of this start.
     tokio::spawn(volumes::watch());
     let found = config::settled(Path::new("/")).await;
+    // Where it counts for nothing, somebody meant it all the same.
+    for error in config::unreadable(Path::new("/")) {
+        eprintln!("{}", Event::Trouble { place: "configuration", reason: chain(&error) });
+    }
     if let Some(reason) = lost {
         // The document may be another one by now.
         if let Some(spec) = volumes::asks_for_another_node(&found) {
