@@ -15,12 +15,9 @@ use std::{
 
 use lease::attestation::{Driver, MAX_LOG, drivers};
 use types::{node::Bdf, secure_boot::OptionRoms, status::Trust};
-use update::{
-    disk::medium::read_beside,
-    secure_boot::{self, Variable},
-};
+use update::secure_boot::{self, Variable};
 
-use crate::{attest, config::ReadOnly, efivars, install::source, local};
+use crate::{attest, efivars, install::source, local};
 
 /// Why firmware did not get the keys.
 #[derive(Debug, thiserror::Error)]
@@ -33,7 +30,7 @@ pub enum EnrolError {
     )]
     HasKeys,
     #[error(
-        "no disk, stick or CD of this server holds the running release; attach the medium that the node was started from"
+        "no disk, stick or CD of this server holds the running release; attach the medium that the node was started from; what Ventoy starts is a file on its stick, which is not found: write the image itself to a stick"
     )]
     NoMedium,
     #[error(
@@ -124,7 +121,7 @@ fn medium(
 ) -> Result<(String, Vec<u8>, Updates), EnrolError> {
     let mut missing = None;
     for (name, program) in media {
-        match updates(&root.join("dev").join(&name)) {
+        match updates(root, &name) {
             Ok(updates) => return Ok((name, program, updates)),
             Err(_) if source::is_installed(root, &name) => {
                 missing.get_or_insert(EnrolError::OnlyInstalled { disk: name });
@@ -141,12 +138,11 @@ fn medium(
 /// An update of each variable, in the order of [`Variable::ALL`].
 struct Updates([Vec<u8>; 3]);
 
-fn updates(device: &Path) -> Result<Updates, EnrolError> {
-    let medium = device.display().to_string();
+fn updates(root: &Path, name: &str) -> Result<Updates, EnrolError> {
+    let medium = root.join("dev").join(name).display().to_string();
     let read = |variable: Variable| {
         let path = variable.path();
-        let disk = fs::File::open(device).map_err(|_| EnrolError::NoMedium)?;
-        read_beside(ReadOnly(disk), &path, secure_boot::LIMIT)
+        source::beside(root, name, &path, secure_boot::LIMIT)
             .ok_or(EnrolError::NoUpdate { medium: medium.clone(), path })
     };
     let [first, second, third] = Variable::ALL.map(read);
