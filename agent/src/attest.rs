@@ -27,7 +27,7 @@ const WAITING: usize = 4;
 const MAX_CREDENTIAL: usize = 512;
 
 /// The firmware's log of what it measured, as the kernel keeps it.
-const LOG: &str = "sys/kernel/security/tpm0/binary_bios_measurements";
+pub(crate) const LOG: &str = "sys/kernel/security/tpm0/binary_bios_measurements";
 
 /// Answers challenges.
 #[derive(Debug)]

@@ -16,20 +16,27 @@ const DATA: &[u8] = &[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x07, 0x01];
 
 /// Returns every update as its path on the EFI system partition and its bytes.
 ///
-/// `owner` may change the keys later, `programs` signs boot programs. `time` is in seconds since 1970:
+/// `owner` may change the keys later, `programs` signs boot programs, and what the certificates `others` (DER)
+/// vouch for starts as well. `time` is in seconds since 1970:
 /// firmware takes no update that is older than the one before.
 pub fn updates(
     owner: &Signer,
     programs: &Signer,
+    others: &[Vec<u8>],
     time: u64,
 ) -> Result<Vec<(String, Vec<u8>)>, SignerError> {
     let time = efi_time(time);
     let update = |variable: Variable| {
-        let certificate = match variable {
-            Variable::Db => programs.certificate(),
-            Variable::KeyExchange | Variable::Platform => owner.certificate(),
+        let certificates = match variable {
+            Variable::Db => {
+                let others = others.iter().map(Vec::as_slice);
+                let others = others.filter(|other| *other != programs.certificate());
+                std::iter::once(programs.certificate()).chain(others).collect()
+            }
+            Variable::KeyExchange | Variable::Platform => vec![owner.certificate()],
         };
-        let content = secure_boot::list(certificate);
+        let lists = certificates.into_iter().map(secure_boot::list);
+        let content: Vec<u8> = lists.flatten().collect();
         let signature = owner.signed_data(&Signed {
             content_info: &der::nested(SEQUENCE, &[&der::value(OBJECT, DATA)]),
             attributes: None,

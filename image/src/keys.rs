@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::signer::{Key, Signer, SignerError};
+use crate::signer::{self, Key, Signer, SignerError};
 
 /// Where the publisher's keys are, all in PEM.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
@@ -23,6 +23,10 @@ pub struct KeyFiles {
     /// Its certificate.
     #[arg(long, requires = "platform_key", value_name = "FILE")]
     pub platform_cert: Option<PathBuf>,
+    /// A certificate that servers enrol in `db` besides, in DER or PEM: whose programs and drivers start too,
+    /// as Microsoft's, who signs the option ROMs of add-in cards. May be given several times.
+    #[arg(long = "db-cert", requires = "secure_boot_key", value_name = "FILE")]
+    pub db_certs: Vec<PathBuf>,
     /// RSA key that signs what the TPM will measure; without one nothing can be sealed to releases.
     #[arg(long, value_name = "FILE")]
     pub pcr_key: Option<PathBuf>,
@@ -35,6 +39,8 @@ pub struct Keys {
     pub programs: Option<Signer>,
     /// May change what firmware trusts; `programs` does when there is none.
     pub owner: Option<Signer>,
+    /// Certificates for `db` beside that of `programs`, in DER.
+    pub db: Vec<Vec<u8>>,
     /// Signs what the TPM will measure.
     pub pcr: Option<Key>,
 }
@@ -48,6 +54,11 @@ impl KeyFiles {
         Ok(Keys {
             programs: pair(&self.secure_boot_key, &self.secure_boot_cert).transpose()?,
             owner: pair(&self.platform_key, &self.platform_cert).transpose()?,
+            db: self
+                .db_certs
+                .iter()
+                .map(|path| signer::certificate(path))
+                .collect::<Result<_, _>>()?,
             pcr: self.pcr_key.as_deref().map(Key::read).transpose()?,
         })
     }

@@ -15,6 +15,8 @@ use crate::tools::{self, ToolError};
 
 /// The ISO may not grow past this without a decision: it is downloaded over BMCs' virtual media.
 pub const ISO_LIMIT: u64 = 48 << 20;
+/// The EFI system partition as a file of the ISO.
+const EFI_IMAGE: &str = "efi.img";
 /// Name space of every identity below.
 const IDENTITY: Uuid = Uuid::from_u128(0x686f6c64_6661_4374_8000_6964656e7431);
 /// Features of ext4, named in full so that no machine's /etc/mke2fs.conf decides.
@@ -48,7 +50,8 @@ fn file(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> MediaErr
     move |source| MediaError::File { action, path, source }
 }
 
-/// Makes a hybrid ISO: El Torito for CDs, and the same EFI partition in a GPT for USB sticks.
+/// Makes a hybrid ISO: El Torito for CDs, and the same EFI partition in a GPT for USB sticks. Both are the
+/// file [`EFI_IMAGE`] of the CD, by which tools know that it starts, and which they need to make a stick that does.
 ///
 /// `extra` are small files for whoever looks into the CD; `work` is an empty folder.
 pub(crate) fn iso(
@@ -58,11 +61,11 @@ pub(crate) fn iso(
     time: u64,
     to: &Path,
 ) -> Result<(), MediaError> {
-    let volume = work.join("esp.img");
-    let bytes = esp::volume_for(program).map_err(file("format", &volume))?;
-    fs::write(&volume, bytes).map_err(file("write", &volume))?;
     let tree = work.join("iso");
     fs::create_dir(&tree).map_err(file("create", &tree))?;
+    let volume = tree.join(EFI_IMAGE);
+    let bytes = esp::volume_for(program).map_err(file("format", &volume))?;
+    fs::write(&volume, bytes).map_err(file("write", &volume))?;
     for (name, content) in extra {
         let path = tree.join(name);
         fs::write(&path, content).map_err(file("write", &path))?;
@@ -73,11 +76,8 @@ pub(crate) fn iso(
         .args(["-as", "mkisofs", "-quiet", "-V", "HOLDFAST_OS", "-r"])
         .arg("--set_all_file_dates")
         .arg(format!("={time}"))
-        .args(["-partition_offset", "16", "-append_partition", "2"])
-        .arg(gpt::TYPE_ESP.to_string())
-        .arg(&volume)
-        .args(["-appended_part_as_gpt", "-e"])
-        .args(["--interval:appended_partition_2:all::", "-no-emul-boot"])
+        .args(["-e", EFI_IMAGE, "-no-emul-boot"])
+        .args(["-efi-boot-part", "--efi-boot-image"])
         .arg("-o")
         .arg(to)
         .arg(&tree);
@@ -275,6 +275,40 @@ mod tests {
         assert!((u64::from(u32::MAX / data) << 27) > 1000 << 40);
         let state = inodes_per_group(layout::STATE, layout::STATE_BYTES - layout::HEADER_BYTES);
         assert!(state > 4096, "{state}");
+    }
+
+    #[test]
+    fn the_efi_partition_of_an_iso_is_a_file_of_it() {
+        if tools::missing().iter().any(|requirement| requirement.probe == "xorriso") {
+            println!("skipped: this machine lacks xorriso");
+            return;
+        }
+        let folder = tempfile::tempdir().expect("a folder");
+        let bytes: Vec<u8> = (0..3_000_000_u32).map(|n| n.to_le_bytes()[1]).collect();
+        let program = Program { bytes, updates: Vec::new(), measurements: serde_json::Value::Null };
+        let make = |name: &str| {
+            let (work, to) = (folder.path().join(name), folder.path().join(format!("{name}.iso")));
+            fs::create_dir(&work).expect("made");
+            iso(&program, &[("README", b"read me")], &work, 1_700_000_000, &to).expect("an ISO");
+            to
+        };
+        let (path, again) = (make("one"), make("two"));
+        assert_eq!(read_iso(&path).expect("read"), program.bytes);
+        assert_eq!(fs::read(&path).expect("read"), fs::read(again).expect("read"));
+        let disk = Cursor::new(fs::read(&path).expect("read"));
+        let partitions = update::disk::medium::esp_partitions(disk, BlockSize::B512);
+        let [(start, length)] = partitions[..] else { panic!("{partitions:?}") };
+        // What xorriso finds in it: the file, the GPT's partition and El Torito's image are one.
+        let mut xorriso = tools::command("xorriso");
+        xorriso.arg("-indev").arg(&path).args(["-report_el_torito", "plain"]);
+        xorriso.args(["-find", "/efi.img", "-exec", "report_lba"]);
+        let said = tools::output(&mut xorriso).expect("said");
+        let (block, blocks) = ((start / 2048).to_string(), (length / 2048).to_string());
+        let torito = said.lines().find(|line| line.starts_with("El Torito boot img"));
+        assert_eq!(torito.and_then(|line| line.split_whitespace().last()), Some(&*block), "{said}");
+        let line = said.lines().find(|line| line.ends_with("'/efi.img'")).unwrap_or_default();
+        let words: Vec<&str> = line.split_whitespace().collect();
+        assert!(words.contains(&&*block) && words.contains(&&*blocks), "{said}");
     }
 
     #[test]

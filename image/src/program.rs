@@ -106,7 +106,7 @@ impl Parts {
         let owner = keys.owner.as_ref().or(keys.programs.as_ref());
         let (bytes, updates) = match (&keys.programs, owner) {
             (Some(signer), Some(owner)) => {
-                let updates = enrolment::updates(owner, signer, time)?;
+                let updates = enrolment::updates(owner, signer, &keys.db, time)?;
                 (authenticode::sign(&bare, signer)?, updates)
             }
             _ => (bare, Vec::new()),

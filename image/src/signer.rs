@@ -36,6 +36,10 @@ pub enum SignerError {
     NotRsa { path: PathBuf },
     #[error("{path} holds no certificate in PEM: it must begin with -----BEGIN CERTIFICATE-----")]
     NotCertificate { path: PathBuf },
+    #[error(
+        "{path} holds no certificate in DER or PEM; one of several must be in a file of its own"
+    )]
+    NotDbCertificate { path: PathBuf },
     #[error("the certificate {certificate} is for another key than {key}")]
     Mismatch { key: PathBuf, certificate: PathBuf },
     #[error("the key refused to sign")]
@@ -166,6 +170,20 @@ impl Signer {
 /// The content of one attribute: its type and its only value.
 pub(crate) fn attribute(object: &[u8], value: &[u8]) -> Vec<u8> {
     der::nested(SEQUENCE, &[&der::value(OBJECT, object), &der::value(SET, value)])
+}
+
+/// Reads a certificate of somebody else's, in DER or PEM, which firmware is to trust as well.
+pub(crate) fn certificate(path: &Path) -> Result<Vec<u8>, SignerError> {
+    let bytes = read(path)?;
+    let der = match CertificateDer::from_pem_slice(&bytes) {
+        Ok(der) => der.to_vec(),
+        Err(_) => bytes,
+    };
+    let whole = Reader(&der).take(SEQUENCE).is_some_and(|(all, _)| all.len() == der.len());
+    if !whole || serial_and_issuer(&der).is_none() {
+        return Err(SignerError::NotDbCertificate { path: path.to_owned() });
+    }
+    Ok(der)
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, SignerError> {

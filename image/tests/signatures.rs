@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use image::authenticode::{self, AuthenticodeError};
+use image::keys::KeyFiles;
 use image::signer::{Signer, SignerError};
 use image::{Artifacts, enrolment, uki};
 use update::secure_boot::{self, Variable};
@@ -121,12 +122,17 @@ fn openssl_verifies_the_updates_of_firmwares_keys() {
     let signer = |(key, certificate): (PathBuf, PathBuf)| Signer::read(&key, &certificate).unwrap();
     let owner = signer(key(folder.path(), "owner"));
     let programs = signer(key(folder.path(), "programs"));
-    let updates = enrolment::updates(&owner, &programs, 1_761_955_200).unwrap();
+    let others =
+        [key(folder.path(), "cards").1, key(folder.path(), "more").1].map(|path| der(&path));
+    let updates = enrolment::updates(&owner, &programs, &others, 1_761_955_200).unwrap();
     let names: Vec<&str> = updates.iter().map(|(path, _)| path.as_str()).collect();
     assert_eq!(names, ["db", "KEK", "PK"].map(|name| format!("loader/keys/auto/{name}.auth")));
     for ((_, update), variable) in updates.iter().zip(Variable::ALL) {
-        let signed_by = if variable == Variable::Db { &programs } else { &owner };
-        assert_eq!(secure_boot::certificates(update), Some(vec![signed_by.certificate()]));
+        let trusted = match variable {
+            Variable::Db => vec![programs.certificate(), &others[0], &others[1]],
+            Variable::KeyExchange | Variable::Platform => vec![owner.certificate()],
+        };
+        assert_eq!(secure_boot::certificates(update), Some(trusted));
         let length = 16 + u32::from_le_bytes(update[16..20].try_into().unwrap()) as usize;
         let time: [u8; 16] = update[..16].try_into().unwrap();
         let message = secure_boot::message(variable, &time, &update[length..]);
@@ -145,6 +151,49 @@ fn openssl_verifies_the_updates_of_firmwares_keys() {
                 .collect::<Vec<_>>(),
         );
     }
+}
+
+/// The certificate of a file in PEM, in DER.
+fn der(path: &Path) -> Vec<u8> {
+    let folder = path.parent().unwrap();
+    let file = path.to_str().unwrap();
+    openssl(folder, &["x509", "-in", file, "-outform", "DER", "-out", "one.der"]);
+    fs::read(folder.join("one.der")).unwrap()
+}
+
+#[test]
+fn certificates_of_others_are_read_in_both_forms_and_nothing_else_is() {
+    if !Path::new("/usr/bin/openssl").exists() {
+        println!("skipped: certificates of others: openssl is not there");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let (own, certificate) = key(folder.path(), "own");
+    let whole = der(&certificate);
+    let file = |name: &str, bytes: &[u8]| {
+        let path = folder.path().join(name);
+        fs::write(&path, bytes).unwrap();
+        path
+    };
+    let read = |db_certs: Vec<PathBuf>| {
+        let files = KeyFiles {
+            secure_boot_key: Some(own.clone()),
+            secure_boot_cert: Some(certificate.clone()),
+            db_certs,
+            ..KeyFiles::default()
+        };
+        files.read()
+    };
+    let keys = read(vec![certificate.clone(), file("whole", &whole)]).unwrap();
+    assert_eq!(keys.db, [whole.clone(), whole.clone()]);
+    for (name, bytes) in
+        [("cut", &whole[..whole.len() - 1]), ("two", &whole.repeat(2)), ("no", b"x")]
+    {
+        let refused = read(vec![file(name, bytes)]).unwrap_err();
+        assert!(matches!(&refused, SignerError::NotDbCertificate { .. }), "{name}: {refused}");
+    }
+    let missing = read(vec![folder.path().join("none")]).unwrap_err();
+    assert!(matches!(missing, SignerError::Read { .. }));
 }
 
 /// A length of two bytes, as DER has it.

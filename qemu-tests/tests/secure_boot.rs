@@ -54,6 +54,7 @@ fn keys(folder: &Path) -> Keys {
         platform_key: file("owner.key"),
         platform_cert: file("owner.crt"),
         pcr_key: file("pcr.key"),
+        ..KeyFiles::default()
     };
     files.read().unwrap()
 }

@@ -63,7 +63,7 @@ pub enum Confirm {
 pub struct DiskSelector {
     /// Serial number, as printed on the disk.
     pub serial: Option<String>,
-    /// World Wide Name, as `eui.0025388b710116a1` or `naa.5000c500a1b2c3d4`.
+    /// World Wide Name, as `eui.0025388b710116a1`, `naa.5000c500a1b2c3d4` or `0x5000c500a1b2c3d4`.
     pub wwn: Option<String>,
     /// Model; a `*` at its end stands for anything.
     pub model: Option<String>,

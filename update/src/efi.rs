@@ -62,6 +62,49 @@ pub fn description(option: &[u8]) -> Option<String> {
     String::from_utf16(&units).ok()
 }
 
+/// What a load option starts: a file on a partition of a GPT.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Target {
+    /// Whether the option may be tried.
+    pub active: bool,
+    /// Identity of the partition.
+    pub partition: Uuid,
+    /// Path of the program, as it is written there: mostly with backslashes.
+    pub path: String,
+}
+
+/// Returns what a load option starts. Firmware may write the way to the disk before the partition, and data of
+/// its own behind everything; `None` when the bytes are no option, or one that starts something else.
+pub fn target(option: &[u8]) -> Option<Target> {
+    let option = &option[..option.len().min(LIMIT)];
+    let active = u32::from_le_bytes(*option.first_chunk()?) & ACTIVE != 0;
+    let length = usize::from(u16::from_le_bytes(option.get(4..6)?.try_into().ok()?));
+    let end = option.get(6..)?.chunks_exact(2).position(|pair| pair == [0, 0])?;
+    let begin = 6 + 2 * (end + 1);
+    let mut nodes = option.get(begin..begin.checked_add(length)?)?;
+    let (mut partition, mut path) = (None, String::new());
+    while let Some(([kind, sort, low, high], _)) = nodes.split_first_chunk() {
+        let length = usize::from(u16::from_le_bytes([*low, *high]));
+        let (node, rest) = nodes.split_at_checked(length).filter(|(node, _)| node.len() >= 4)?;
+        match (*kind, *sort) {
+            // A partition; the last two bytes say that its table is a GPT and its signature a GUID.
+            (0x04, 0x01) if node.len() == 42 && node[40..] == [2, 2] => {
+                partition = Some(Uuid::from_bytes_le(*node.get(24..)?.first_chunk()?));
+            }
+            (0x04, 0x04) => {
+                // A path may come in pieces.
+                let units = node[4..].chunks_exact(2).map(|it| u16::from_le_bytes([it[0], it[1]]));
+                let units: Vec<u16> = units.take_while(|unit| *unit != 0).collect();
+                path.push_str(&String::from_utf16(&units).ok()?);
+            }
+            (0x7f, _) => break,
+            _ => {}
+        }
+        nodes = rest;
+    }
+    partition.map(|partition| Target { active, partition, path })
+}
+
 /// Reads `BootOrder`: numbers of options, the first one first.
 pub fn order(bytes: &[u8]) -> Vec<u16> {
     let pairs = bytes.chunks_exact(2).take(LIMIT);
@@ -120,6 +163,43 @@ mod tests {
         .concat();
         assert_eq!(option, wanted);
         assert_eq!(description(&option).as_deref(), Some("Hf"));
+    }
+
+    #[test]
+    fn a_target_is_found_however_firmware_writes_it() {
+        let partition = Uuid::from_u128(7);
+        let place = Place { number: 1, first: 2048, blocks: 9, partition, path: "EFI/A.EFI" };
+        let option = load_option("Hf", &place);
+        let wanted = Target { active: true, partition, path: "\\EFI\\A.EFI".to_owned() };
+        assert_eq!(target(&option), Some(wanted.clone()));
+        // The way to the disk before it, other attributes, data behind it.
+        let mut long = option.clone();
+        long[..4].copy_from_slice(&0x0102_u32.to_le_bytes());
+        long.splice(12..12, [1, 1, 6, 0, 0, 4]);
+        long[4] += 6;
+        long.extend(b"firmware's");
+        assert_eq!(target(&long), Some(Target { active: false, ..wanted }));
+        // A disk without a GPT, a cut option, none.
+        let mut other = option.clone();
+        other[12 + 40] = 1;
+        assert_eq!(target(&other), None);
+        assert_eq!(
+            (target(&option[..option.len() - 1]), target(&[]), target(&[0; 9])),
+            (None, None, None)
+        );
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn rubbish_makes_nothing_panic(at in 0_usize..90, byte in 0_u8..=255, cut in 0_usize..120) {
+            let partition = Uuid::from_u128(7);
+            let place = Place { number: 1, first: 2048, blocks: 9, partition, path: "EFI/A.EFI" };
+            let mut option = load_option("Hf", &place);
+            let at = at % option.len();
+            option[at] = byte;
+            option.truncate(cut);
+            let _ = (target(&option), description(&option));
+        }
     }
 
     #[test]

@@ -1,11 +1,13 @@
-//! Where the configuration comes from: the kernel's command line, a FAT volume labelled
-//! `HOLDFAST`, the disk that the node is installed on, a claim over the network, what was put into the
+//! Where the configuration comes from: the kernel's command line, a volume labelled
+//! `HOLDFAST` (FAT or ISO 9660), the disk that the node is installed on, a claim over the network, what was put into the
 //! finished image, the image as it was built, and a URL that DHCP names, in this order. The first one that is there counts, also
 //! when it is wrong: a typo must not silently bring back another document.
 //!
 //! The network comes last because anybody on it can answer for DHCP: a node that was told something by
 //! other means asks nobody.
 
+mod iso;
+pub mod labels;
 pub mod provision;
 pub mod reference;
 pub mod settings;
@@ -19,11 +21,12 @@ use std::{
 };
 
 use base64::{Engine, engine::general_purpose::STANDARD};
-use fatfs::{FileSystem, FsOptions};
+use fatfs::FsOptions;
 use rustix::time::{ClockId, clock_gettime};
 use types::config::{ConfigError, MAX_CONFIG, NodeSpec};
 
 use self::{
+    labels::FileSystem,
     provision::Origin,
     reference::{Reference, ReferenceFault},
 };
@@ -120,7 +123,7 @@ pub struct Found {
 #[allow(missing_docs, reason = "the message is the doc")]
 pub enum LoadError {
     #[error(
-        "no configuration: give one with `holdfast node claim` and the code on the console, or {PARAMETER}BASE64 or {PARAMETER}URL on the kernel's command line, or {DOCUMENT} on a FAT volume labelled {LABEL}, or build an image with one, or name its URL by DHCP (option 224, in DHCPv6 65224)"
+        "no configuration: give one with `holdfast node claim` and the code on the console, or {PARAMETER}BASE64 or {PARAMETER}URL on the kernel's command line, or {DOCUMENT} on a volume labelled {LABEL} (FAT32, or an ISO), or build an image with one, or name its URL by DHCP (option 224, in DHCPv6 65224)"
     )]
     Absent,
     #[error(
@@ -135,6 +138,10 @@ pub enum LoadError {
         "cannot read {DOCUMENT} on the volume {volume}, which is labelled {LABEL}; it must be in the volume's top folder"
     )]
     Volume { volume: String, source: io::Error },
+    #[error(
+        "{volume} is labelled {LABEL} and is {found}, from which no configuration is read: format it as FAT32 (Windows: Format, FAT32, at most 32 GB; Linux: mkfs.vfat -F 32 -n {LABEL}) and put {DOCUMENT} into its top folder"
+    )]
+    Foreign { volume: String, found: FileSystem },
     #[error("cannot read {path}")]
     File { path: String, source: io::Error },
     #[error(transparent)]
@@ -259,7 +266,10 @@ fn find(root: &Path) -> (Source, Result<Vec<u8>, LoadError>) {
         Some((Origin::Dhcp { server, url }, document)) => {
             (Source::Dhcp(server, url), Ok(document.into_bytes()))
         }
-        Some((Origin::CommandLine { .. }, _)) | None => (Source::Nowhere, Err(LoadError::Absent)),
+        Some((Origin::CommandLine { .. }, _)) | None => {
+            let meant = unreadable(root).next();
+            (Source::Nowhere, Err(meant.unwrap_or(LoadError::Absent)))
+        }
     }
 }
 
@@ -278,7 +288,7 @@ fn parameter(cmdline: &str) -> Option<&str> {
 
 /// Reads the volumes with our label, each when it is its turn.
 fn on_volumes(root: &Path) -> impl Iterator<Item = (Source, Result<Vec<u8>, LoadError>)> {
-    fat_volumes(root).into_iter().filter_map(|device| {
+    volumes_of(root).into_iter().filter_map(|device| {
         let read = read_volume(&device).transpose()?.map_err(|source| {
             let volume = device.display().to_string();
             LoadError::Volume { volume, source }
@@ -287,8 +297,24 @@ fn on_volumes(root: &Path) -> impl Iterator<Item = (Source, Result<Vec<u8>, Load
     })
 }
 
+/// Returns which volumes have our label and no file system that a document is read from. They count for nothing, but
+/// somebody meant them.
+pub fn unreadable(root: &Path) -> impl Iterator<Item = LoadError> {
+    volumes_of(root).into_iter().filter_map(|device| {
+        let file = File::open(&device).ok()?;
+        let (found, label) = labels::read(file).ok().flatten()?;
+        let is_ours = is_label(&label) && matches!(read_volume(&device), Ok(None));
+        is_ours.then(|| LoadError::Foreign { volume: device.display().to_string(), found })
+    })
+}
+
+/// Windows writes labels in capital letters, other systems as somebody typed them.
+fn is_label(found: &str) -> bool {
+    found.trim_end().eq_ignore_ascii_case(LABEL)
+}
+
 /// Returns the block devices, partitions too, but for renters' drives.
-fn fat_volumes(root: &Path) -> Vec<PathBuf> {
+fn volumes_of(root: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(root.join("sys/class/block")).into_iter().flatten().flatten();
     let ours = entries.filter(|entry| !lent::is_foreign(root, &entry.path()));
     let mut names: Vec<_> = ours.map(|entry| entry.file_name()).collect();
@@ -296,7 +322,7 @@ fn fat_volumes(root: &Path) -> Vec<PathBuf> {
     names.into_iter().map(|name| root.join("dev").join(name)).collect()
 }
 
-/// Returns the document on a device; `None` when it is no FAT volume with our label.
+/// Returns the document on a device; `None` when it is no volume of ours that can be read.
 fn read_volume(device: &Path) -> io::Result<Option<Vec<u8>>> {
     match File::open(device) {
         Ok(file) => read_document(file),
@@ -304,21 +330,25 @@ fn read_volume(device: &Path) -> io::Result<Option<Vec<u8>>> {
     }
 }
 
-/// Returns the document on the FAT volume in `storage`; `None` when it is none, or not ours.
+/// Returns the document on the volume in `storage`, FAT or ISO 9660; `None` when it is none, or not ours.
 ///
 /// Whoever can put a volume into the server chose these bytes.
-pub fn read_document(storage: impl Read + Seek) -> io::Result<Option<Vec<u8>>> {
-    let Ok(volume) = FileSystem::new(ReadOnly(storage), FsOptions::new()) else {
+pub fn read_document(mut storage: impl Read + Seek) -> io::Result<Option<Vec<u8>>> {
+    let limit = u64::try_from(MAX_CONFIG).unwrap_or(u64::MAX) + 1;
+    if let iso::Found::File(document) = iso::read(&mut storage, LABEL, DOCUMENT, limit)? {
+        return Ok(Some(document));
+    }
+    storage.rewind()?;
+    let Ok(volume) = fatfs::FileSystem::new(ReadOnly(storage), FsOptions::new()) else {
         return Ok(None);
     };
     let in_root = volume.read_volume_label_from_root_dir().ok().flatten();
     let label = in_root.unwrap_or_else(|| volume.volume_label());
-    if label.trim_end() != LABEL {
+    if !is_label(&label) {
         return Ok(None);
     }
     let file = volume.root_dir().open_file(DOCUMENT)?;
     let mut bytes = Vec::new();
-    let limit = u64::try_from(MAX_CONFIG).unwrap_or(u64::MAX) + 1;
     file.take(limit).read_to_end(&mut bytes)?;
     Ok(Some(bytes))
 }
@@ -362,7 +392,7 @@ mod tests {
         let mut storage = Cursor::new(vec![0; 1 << 20]);
         let options = fatfs::FormatVolumeOptions::new().volume_label(label);
         fatfs::format_volume(&mut storage, options).expect("formatted");
-        let volume = FileSystem::new(&mut storage, FsOptions::new()).expect("a volume");
+        let volume = fatfs::FileSystem::new(&mut storage, FsOptions::new()).expect("a volume");
         let mut file = volume.root_dir().create_file(DOCUMENT).expect("created");
         file.write_all(document.as_bytes()).expect("written");
         drop(file);
@@ -413,6 +443,69 @@ mod tests {
         assert!(load(root.path()).spec.is_err());
         let found: Vec<bool> = volumes(root.path()).map(|found| found.spec.is_ok()).collect();
         assert_eq!(found, [false, true]);
+    }
+
+    #[test]
+    fn a_label_may_be_written_in_small_letters() {
+        let image = volume(*b"Holdfast   ", &document());
+        let root = root(&[("sys/class/block/sda/x", b""), ("dev/sda", &image)]);
+        assert_eq!(load(root.path()).spec.expect("valid").name, "n");
+    }
+
+    /// A file of a fuzz target's corpus.
+    fn corpus(name: &str) -> Vec<u8> {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus");
+        fs::read(folder.join(name)).expect("the corpus is committed")
+    }
+
+    #[test]
+    fn a_document_is_read_from_an_iso() {
+        for name in ["volume/iso", "volume/iso-level-1"] {
+            let root = root(&[("sys/class/block/sr0/x", b""), ("dev/sr0", &corpus(name))]);
+            let found = load(root.path());
+            assert_eq!(found.spec.expect("valid").name, "n", "{name}");
+            assert_eq!(unreadable(root.path()).count(), 0);
+        }
+        let bytes = corpus("volume/iso-folder-outside");
+        let root = root(&[("sys/class/block/sr0/x", b""), ("dev/sr0", &bytes)]);
+        let found = load(root.path());
+        assert!(matches!(found.spec, Err(LoadError::Volume { .. })), "{found:?}");
+    }
+
+    #[test]
+    fn a_volume_that_was_meant_and_cannot_be_read_is_told() {
+        let names = ["exfat", "ext4", "ntfs", "fat32-no-fsinfo", "fat32-small", "exfat-other"];
+        for name in names {
+            let bytes = corpus(&format!("label/{name}"));
+            let root = root(&[("sys/class/block/sdb1/x", b""), ("dev/sdb1", &bytes)]);
+            let told: Vec<String> =
+                unreadable(root.path()).map(|error| error.to_string()).collect();
+            if name == "exfat-other" {
+                assert!(told.is_empty(), "{told:?}");
+                continue;
+            }
+            let [told] = &told[..] else { panic!("{name}: {told:?}") };
+            assert!(told.contains("/dev/sdb1 is labelled HOLDFAST and is "), "{told}");
+            assert!(told.contains("mkfs.vfat -F 32"), "{told}");
+            // Nothing else is there: this is what the screen says.
+            assert!(matches!(load(root.path()).spec, Err(LoadError::Foreign { .. })), "{name}");
+        }
+        // It does not win over what is there.
+        let root = root(&[
+            ("sys/class/block/sdb1/x", b""),
+            ("dev/sdb1", &corpus("label/exfat")),
+            (BAKED, document().as_bytes()),
+        ]);
+        assert_eq!(load(root.path()).source, Source::Image);
+        assert_eq!(unreadable(root.path()).count(), 1);
+        // What is read is not told.
+        let whole = volume(*b"HOLDFAST   ", &document());
+        let root = root_with(&whole);
+        assert_eq!(unreadable(root.path()).count(), 0);
+    }
+
+    fn root_with(volume: &[u8]) -> tempfile::TempDir {
+        root(&[("sys/class/block/sda/x", b""), ("dev/sda", volume)])
     }
 
     #[tokio::test]

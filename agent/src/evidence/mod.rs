@@ -48,6 +48,9 @@ const MAX_LOG: u64 = 1 << 20;
 /// a day of a node that always has something to say.
 const EVERY: Duration = Duration::from_secs(60);
 
+/// Says in memory that the last boot ended in a crash, once that was put away; below the root.
+const CRASHED: &str = "run/holdfast/crashed";
+
 /// How long what is in STATE lasts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lasting {
@@ -55,6 +58,22 @@ pub enum Lasting {
     Disk,
     /// It is in memory: the newest crash then stays where the kernel keeps it.
     Memory,
+}
+
+/// Whether the boot before this one ended in a crash that the kernel kept, put away by now or not.
+pub fn crashed(root: &Path) -> bool {
+    let kept = fs::read_dir(root.join(PSTORE.trim_start_matches('/')));
+    root.join(CRASHED).exists() || kept.is_ok_and(|mut kept| kept.next().is_some())
+}
+
+/// Lets [`crashed`] remember what it says now, whatever becomes of what the kernel kept.
+pub fn remember_crash(root: &Path) -> io::Result<()> {
+    if !crashed(root) {
+        return Ok(());
+    }
+    let path = root.join(CRASHED);
+    fs::create_dir_all(path.parent().unwrap_or(root))?;
+    fs::write(path, b"")
 }
 
 /// Looks at what the last boot left, once for each boot: the agent may start again. `boot` is the
@@ -303,6 +322,21 @@ mod tests {
         assert_eq!(last.crashes.len(), MAX_CRASHES);
         assert_eq!(last.crashes[0].name, "000011.txt");
         assert!(last.crashes[1].lines.is_empty() && !last.crashes[0].lines.is_empty());
+    }
+
+    #[test]
+    fn a_crash_of_the_last_boot_is_known_after_it_was_put_away() {
+        let (root, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let pstore = root.path().join("sys/fs/pstore");
+        fs::create_dir_all(&pstore).unwrap();
+        remember_crash(root.path()).unwrap();
+        assert!(!crashed(root.path()));
+        panic(&pstore, 1);
+        assert!(crashed(root.path()));
+        remember_crash(root.path()).unwrap();
+        collect(&pstore, (state.path(), Lasting::Disk), "boot");
+        assert_eq!(fs::read_dir(&pstore).unwrap().count(), 0);
+        assert!(crashed(root.path()));
     }
 
     #[test]

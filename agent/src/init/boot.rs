@@ -27,7 +27,7 @@ use super::{
     own_disks, partitions, serial, serve, settings, unlock,
     watchdog::Watchdogs,
 };
-use crate::{assign::lent, events::Event};
+use crate::{assign::lent, efivars, events::Event, updates::mark};
 
 /// The root's image in the initramfs.
 const IMAGE: &str = "/root.erofs";
@@ -220,6 +220,12 @@ fn late_mounts(boot: &mut Boot) -> io::Result<()> {
         .iter()
         .filter(|entry| !of_the_disk(entry))
         .for_each(|entry| mount_late(boot, entry));
+    // Before anything that could hang or fail: whoever looks later knows that firmware started this.
+    let folder = Path::new(efivars::FOLDER);
+    if let Err(error) = mark::leave(folder, Path::new("/")) {
+        let text = format!("init: no sign that the slot was started is left: {error}");
+        kmsg::line(Level::Warning, &text);
+    }
     if let Err(error) = open_volumes(boot) {
         kmsg::line(Level::Error, &format!("init: the disk's volumes were not opened: {error}"));
     }

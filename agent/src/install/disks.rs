@@ -73,6 +73,57 @@ impl Disk {
     pub fn word(&self) -> &str {
         self.serial.as_deref().unwrap_or(&self.name)
     }
+
+    /// Returns all that `[install.disk]` can name it by: `sda (serial S1, SAMSUNG MZ, 960 GB, wwn "naa.5000c500a1b2c3d4",
+    /// pci "0000:00:1f.2")`.
+    pub fn in_full(&self) -> String {
+        let wwn = self.wwn.as_ref().map(|wwn| format!(", wwn {wwn:?}"));
+        let pci = self.pci.map(|pci| format!(", pci \"{pci}\""));
+        let more = wwn.unwrap_or_default() + &pci.unwrap_or_default();
+        let text = self.to_string();
+        text.strip_suffix(')').map_or_else(|| text.clone(), |start| format!("{start}{more})"))
+    }
+}
+
+/// Returns a World Wide Name without what tools write before its digits, and in small letters: the kernel says
+/// `naa.5000c500a1b2c3d4` and `eui.0025388b710116a1`, labels and udev `0x5000C500A1B2C3D4`.
+pub fn plain_wwn(text: &str) -> String {
+    let small = text.trim().to_ascii_lowercase();
+    let mut rest = small.as_str();
+    for prefix in ["wwn-", "nvme-", "naa.", "eui.", "uuid.", "0x"] {
+        rest = rest.strip_prefix(prefix).unwrap_or(rest);
+    }
+    let digits = |c: char| c.is_ascii_hexdigit() || "-: ".contains(c);
+    match rest.chars().all(digits) {
+        true => rest.chars().filter(char::is_ascii_hexdigit).collect(),
+        false => rest.to_owned(),
+    }
+}
+
+/// Makes one of disks that are one: a drive with two ports is found on each. `medium` stays the name of its disk.
+pub fn fold(disks: &[Disk], medium: Option<&str>) -> Vec<Disk> {
+    let mut folded: Vec<Disk> = Vec::new();
+    for disk in disks {
+        // Some devices have made up names; those of two disks differ in something else.
+        let is_same = |other: &&mut Disk| {
+            let named = disk.wwn.as_ref().is_some_and(|wwn| plain_wwn(wwn).contains(|c| c != '0'));
+            named
+                && (&other.wwn, &other.serial, other.bytes) == (&disk.wwn, &disk.serial, disk.bytes)
+        };
+        let Some(other) = folded.iter_mut().find(is_same) else {
+            folded.push(disk.clone());
+            continue;
+        };
+        let users: Vec<String> = other.users.iter().chain(&disk.users).cloned().collect();
+        if medium == Some(disk.name.as_str()) {
+            *other = disk.clone();
+        }
+        other.users = users;
+        if disk.access == Access::ReadOnly {
+            other.access = Access::ReadOnly;
+        }
+    }
+    folded
 }
 
 /// `nvme0n1 (serial S1, SAMSUNG MZ, 960 GB)`.
@@ -264,6 +315,18 @@ mod tests {
         assert_eq!(disk.users, ["mounted on /srv"]);
         assert_eq!(disk.wwn.as_deref(), Some("naa.5000"));
         assert!(disk.content.to_string().contains("partition"), "{}", disk.content);
+    }
+
+    #[test]
+    fn names_are_the_same_however_they_are_written() {
+        let kernel = plain_wwn("naa.5000c500a1b2c3d4");
+        for text in ["0x5000C500A1B2C3D4", "wwn-0x5000c500a1b2c3d4", "5000c500 a1b2c3d4\n"] {
+            assert_eq!(plain_wwn(text), kernel, "{text}");
+        }
+        assert_eq!(plain_wwn("nvme-eui.0025388b710116a1"), plain_wwn("eui.0025388B710116A1"));
+        assert_ne!(plain_wwn("naa.5000c500a1b2c3d5"), kernel);
+        let text = "t10.ATA     QEMU HARDDISK  QM00001";
+        assert_eq!(plain_wwn(text), text.to_ascii_lowercase());
     }
 
     #[test]

@@ -82,7 +82,7 @@ pub enum InstallError {
     #[error(transparent)]
     Refused(#[from] plan::Refusal),
     #[error(
-        "no disk, stick or CD of this server holds the running release, so there is nothing to install from; attach the medium that the node was started from, or name the release's holdfast.efi as `program` in [install]"
+        "no disk, stick or CD of this server holds the running release, so there is nothing to install from; attach the medium that the node was started from (what Ventoy starts is a file on its stick, which is not found: write the image itself to a stick), or name the release's holdfast.efi as `program` in [install]"
     )]
     NoMedium,
     #[error("there is no medium to install from, and the network gives none")]

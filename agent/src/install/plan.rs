@@ -1,10 +1,12 @@
 //! Which disk is installed to, or why none is. Pure.
 
+use std::collections::BTreeSet;
+
 use types::install::{Confirm, DiskSelector, Install};
 use update::disk::{gpt::BlockSize, layout::SMALLEST_DISK};
 
 use super::{
-    disks::{Access, Disk, Kind},
+    disks::{self, Access, Disk, Kind},
     probe::Content,
 };
 use crate::init::own_disks;
@@ -30,10 +32,8 @@ pub enum Refusal {
     NoDisk,
     #[error("no disk is {selector}; there are {there}; correct [install.disk]")]
     NoMatch { selector: String, there: String },
-    #[error(
-        "several disks could be meant: {which}; name one in [install.disk], by its serial number best"
-    )]
-    Several { which: String },
+    #[error("several disks could be meant: {which}; name one in [install.disk], by its {by}")]
+    Several { which: String, by: &'static str },
     #[error(
         "no disk can be installed to: {why}; mend one of them, attach another, or leave [install] out to run from memory"
     )]
@@ -109,6 +109,7 @@ pub fn choose(install: &Install, disks: &[Disk], medium: Option<&str>) -> Result
     if disks.is_empty() {
         return Err(Refusal::NoDisk);
     }
+    let disks = &disks::fold(disks, medium)[..];
     let fault = |disk: &Disk| fault(install, disk, medium);
     let meant: Vec<&Disk> = disks.iter().filter(|disk| matches(&install.disk, disk)).collect();
     let disk = if install.disk.is_empty() {
@@ -142,12 +143,32 @@ fn one<'a>(disks: &[&'a Disk]) -> Result<Option<&'a Disk>, Refusal> {
     match disks {
         [] => Ok(None),
         [disk] => Ok(Some(disk)),
-        several => Err(Refusal::Several { which: list(several.iter().copied()) }),
+        several => {
+            let (which, by) = (list(several.iter().copied()), difference(several));
+            Err(Refusal::Several { which, by })
+        }
+    }
+}
+
+/// Returns by what of them these disks can be told from each other: the parts of one drive (NVMe's name spaces) have
+/// one serial number.
+fn difference(disks: &[&Disk]) -> &'static str {
+    let differ = |name: fn(&Disk) -> Option<String>| {
+        let names: BTreeSet<String> = disks.iter().filter_map(|disk| name(disk)).collect();
+        names.len() == disks.len()
+    };
+    match () {
+        () if differ(|disk| disk.serial.clone()) => "serial number best",
+        () if differ(|disk| disk.wwn.clone()) => "wwn: their serial numbers do not tell them apart",
+        () if differ(|disk| disk.pci.map(|pci| pci.to_string())) => {
+            "pci address: neither serial number nor wwn tells them apart"
+        }
+        () => "size or model, or take one of them away: nothing else tells them apart",
     }
 }
 
 fn list<'a>(disks: impl Iterator<Item = &'a Disk>) -> String {
-    disks.map(ToString::to_string).collect::<Vec<_>>().join(", ")
+    disks.map(Disk::in_full).collect::<Vec<_>>().join(", ")
 }
 
 fn matches(selector: &DiskSelector, disk: &Disk) -> bool {
@@ -163,7 +184,10 @@ fn matches(selector: &DiskSelector, disk: &Disk) -> bool {
         }
     });
     same(&selector.serial, &disk.serial)
-        && same(&selector.wwn, &disk.wwn)
+        && selector.wwn.as_ref().is_none_or(|wanted| {
+            let found = disk.wwn.as_deref().map(disks::plain_wwn);
+            found == Some(disks::plain_wwn(wanted))
+        })
         && model
         && selector.pci.is_none_or(|wanted| disk.pci == Some(wanted))
         && selector.min_gib.is_none_or(|gib| disk.bytes >= gib.saturating_mul(GIB))
@@ -254,6 +278,60 @@ mod tests {
         };
         let text = refused(&both, &[disk("sda", "A"), disk("sdb", "B")], None);
         assert!(text.starts_with("several disks"), "{text}");
+    }
+
+    fn with_wwn(name: &str, serial: &str, wwn: &str) -> Disk {
+        let pci = "0000:3b:00.0".parse().ok();
+        Disk { wwn: Some(wwn.to_owned()), pci, ..disk(name, serial) }
+    }
+
+    fn by_wwn(wwn: &str) -> Install {
+        let disk = DiskSelector { wwn: Some(wwn.to_owned()), ..DiskSelector::default() };
+        Install { disk, ..Install::default() }
+    }
+
+    /// Two name spaces of one NVMe drive: whoever names its serial number is told what to name instead.
+    #[test]
+    fn disks_of_one_serial_number_are_told_apart_by_their_wwn() {
+        let disks = [
+            with_wwn("nvme0n1", "S", "eui.0000000000000001"),
+            with_wwn("nvme0n2", "S", "eui.0000000000000002"),
+        ];
+        for install in [Install::default(), named("S")] {
+            let text = refused(&install, &disks, None);
+            assert!(text.contains("by its wwn"), "{text}");
+            assert!(text.contains("wwn \"eui.0000000000000002\", pci \"0000:3b:00.0\")"), "{text}");
+        }
+        let text = refused(&named("Z"), &disks, None);
+        assert!(text.contains("there are nvme0n1 (serial S, ") && text.contains("eui.0"), "{text}");
+        let choice = choose(&by_wwn("0x0000000000000002"), &disks, None).expect("it is named");
+        assert_eq!(choice.disk.name, "nvme0n2");
+        let text = refused(&Install::default(), &[disk("sda", "A"), disk("sdb", "B")], None);
+        assert!(text.contains("by its serial number best"), "{text}");
+        let cards = [disk("sda", "A"), disk("sdb", "A")];
+        let text = refused(&Install::default(), &cards, None);
+        assert!(text.contains("size or model"), "{text}");
+    }
+
+    #[test]
+    fn a_drive_on_two_paths_is_one_disk() {
+        let wwn = "naa.5000c500a1b2c3d4";
+        let both = [with_wwn("sda", "A", wwn), with_wwn("sdb", "A", wwn)];
+        for install in [Install::default(), named("A"), by_wwn("0x5000C500A1B2C3D4")] {
+            assert_eq!(choose(&install, &both, None).expect("one disk").disk.name, "sda");
+        }
+        // What is wrong with either path is wrong with the disk.
+        assert!(refused(&named("A"), &both, Some("sdb")).contains("started from it"));
+        let used = Disk { users: vec!["mounted on /srv".into()], ..both[1].clone() };
+        assert!(refused(&named("A"), &[both[0].clone(), used], None).contains("in use"));
+        let locked = Disk { access: Access::ReadOnly, ..both[1].clone() };
+        assert!(refused(&named("A"), &[both[0].clone(), locked], None).contains("protected"));
+        // Names that devices make up are no proof.
+        for other in [with_wwn("sdb", "B", wwn), Disk { bytes: 1 << 41, ..both[1].clone() }] {
+            assert!(choose(&Install::default(), &[both[0].clone(), other], None).is_err());
+        }
+        let zero = ["sda", "sdb"].map(|name| with_wwn(name, "A", "eui.0000000000000000"));
+        assert!(choose(&Install::default(), &zero, None).is_err());
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::{
     path::Path,
 };
 
-use update::disk::{layout, medium};
+use update::disk::{esp, layout, medium};
 
 use crate::{assign::lent, config, init::partitions};
 
@@ -23,10 +23,40 @@ pub(crate) fn find_medium(root: &Path, release: &str) -> Option<(String, Vec<u8>
 /// is read when it is its turn.
 pub(crate) fn media(root: &Path, release: &str) -> impl Iterator<Item = (String, Vec<u8>)> {
     devices(root).into_iter().filter_map(move |name| {
-        let disk = File::open(root.join("dev").join(&name)).ok()?;
-        let program = medium::find_program(config::ReadOnly(disk), release)?;
+        let program = open(root, &name).and_then(|disk| medium::find_program(disk, release));
+        // Firmware also starts from a FAT volume of another kind.
+        let program = program.or_else(|| {
+            let mut volumes = volumes(root, &name).into_iter();
+            volumes.find_map(|volume| medium::find_on_volume(open(root, &volume)?, release))
+        })?;
         Some((name, program))
     })
+}
+
+/// Returns the file at `path`, of at most `limit` bytes, on the first volume of a device that has one and that
+/// firmware starts from.
+pub(crate) fn beside(root: &Path, name: &str, path: &str, limit: u64) -> Option<Vec<u8>> {
+    let on_esp = open(root, name).and_then(|disk| medium::read_beside(disk, path, limit));
+    on_esp.or_else(|| {
+        let mut volumes = volumes(root, name).into_iter();
+        volumes.find_map(|volume| esp::read(open(root, &volume)?, path, limit).ok())
+    })
+}
+
+fn open(root: &Path, name: &str) -> Option<config::ReadOnly<File>> {
+    File::open(root.join("dev").join(name)).ok().map(config::ReadOnly)
+}
+
+/// Returns what of a device may be a volume: its partitions, and the device itself, which may have none.
+fn volumes(root: &Path, name: &str) -> Vec<String> {
+    let folder = root.join("sys/class/block").join(name);
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let parts = entries.filter(|entry| entry.path().join("partition").exists());
+    let mut names: Vec<_> =
+        parts.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    names.sort();
+    names.push(name.to_owned());
+    names
 }
 
 /// Whether a device is a disk that Holdfast is installed on.
@@ -107,6 +137,50 @@ mod tests {
         assert_eq!(devices(root.path()), ["sr0", "sdb", "nvme0n1", "sda"]);
         assert!(is_installed(root.path(), "sda"));
         assert!(!is_installed(root.path(), "sdb") && !is_installed(root.path(), "sr0"));
+    }
+
+    /// A FAT volume with a program of this release, and a file beside it.
+    fn volume(os_release: &str) -> Vec<u8> {
+        let mut program = vec![0; 0x400];
+        program[0x3c] = 0x80;
+        program[0x80..0x84].copy_from_slice(b"PE\0\0");
+        (program[0x86], program[0x94]) = (1, 0xf0);
+        let section = 0x98 + 0xf0;
+        program[section..section + 6].copy_from_slice(b".osrel");
+        program[section + 8] = u8::try_from(os_release.len()).unwrap();
+        program[section + 20..section + 24].copy_from_slice(&0x300_u32.to_le_bytes());
+        program[0x300..0x300 + os_release.len()].copy_from_slice(os_release.as_bytes());
+        let mut bytes = vec![0; 4 << 20];
+        let mut volume = std::io::Cursor::new(&mut bytes);
+        esp::write(&mut volume, update::disk::gpt::BlockSize::B512, &program, &[esp::FALLBACK])
+            .unwrap();
+        volume.set_position(0);
+        esp::put(&mut volume, "loader/key", b"a key").unwrap();
+        bytes
+    }
+
+    /// Sticks that people make by copying files: with the partition table that Windows and most tools write,
+    /// a GPT with a partition for data, or none at all.
+    #[test]
+    fn a_release_is_found_on_any_fat_volume_that_firmware_starts() {
+        let root = server();
+        let dev = root.path().join("dev");
+        fs::create_dir_all(&dev).unwrap();
+        let found = || media(root.path(), "ID=ours\n").map(|(name, _)| name).collect::<Vec<_>>();
+        let key = |name| beside(root.path(), name, "loader/key", 64);
+        // The kernel finds the partitions of either table; what is in the table is nobody's business here.
+        fs::write(dev.join("sdb"), vec![0; 1 << 20]).unwrap();
+        fs::write(dev.join("sdb1"), volume("ID=ours\n")).unwrap();
+        fs::write(dev.join("nvme0n1"), volume("ID=another\n")).unwrap();
+        assert_eq!(found(), ["sdb"]);
+        assert_eq!(key("sdb").as_deref(), Some(&b"a key"[..]));
+        assert_eq!(key("sr0"), None);
+        fs::remove_file(dev.join("sdb1")).unwrap();
+        assert!(found().is_empty());
+        // No table at all.
+        fs::write(dev.join("sdb"), volume("ID=ours\n")).unwrap();
+        assert_eq!(found(), ["sdb"]);
+        assert_eq!(key("sdb").as_deref(), Some(&b"a key"[..]));
     }
 
     #[test]

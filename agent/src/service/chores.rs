@@ -79,6 +79,10 @@ impl Chores {
 fn look_back(boot: &str, pages: &watch::Sender<Page>) {
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let lasting = if runs_from_memory(&mounts) { Lasting::Memory } else { Lasting::Disk };
+    if let Err(error) = evidence::remember_crash(Path::new("/")) {
+        let reason = format!("that the last boot crashed: {error}");
+        eprintln!("{}", Event::Trouble { place: "evidence", reason });
+    }
     let last = evidence::collect(Path::new(evidence::PSTORE), (Path::new(STATE), lasting), boot);
     if last.ended == Some(Ended::Abruptly) {
         let line = last.lines.last().cloned().unwrap_or_default();

@@ -146,6 +146,10 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
     // Files have their names whatever becomes of this start.
     tokio::spawn(volumes::watch());
     let found = config::settled(Path::new("/")).await;
+    // Where it counts for nothing, somebody meant it all the same.
+    for error in config::unreadable(Path::new("/")) {
+        eprintln!("{}", Event::Trouble { place: "configuration", reason: chain(&error) });
+    }
     if let Some(reason) = lost {
         // The document may be another one by now.
         if let Some(spec) = volumes::asks_for_another_node(&found) {
@@ -270,9 +274,16 @@ async fn enrol_keys(spec: &NodeSpec) {
     if spec.secure_boot.enrol != Enrol::SetupMode {
         return;
     }
-    let work = tokio::task::spawn_blocking(|| enrol::enrol(Path::new("/"))).await;
+    let option_roms = spec.secure_boot.option_roms;
+    let work = move || enrol::enrol(Path::new("/"), option_roms);
+    let work = tokio::task::spawn_blocking(work).await;
     match work.expect("nothing in it panics, and nothing cancels it") {
-        Ok(Some(from)) => eprintln!("{}", Event::KeysEnrolled { from }),
+        Ok(Some(enrolled)) => {
+            eprintln!("{}", Event::KeysEnrolled { from: enrolled.from });
+            if let Some(reason) = enrolled.unknown {
+                eprintln!("{}", Event::Trouble { place: "secure-boot", reason });
+            }
+        }
         Ok(None) => {}
         Err(error) => eprintln!("{}", Event::KeysNotEnrolled { reason: chain(&error) }),
     }

@@ -96,6 +96,8 @@ fn facts(contents: Contents) -> Facts {
         from: Some(Place::Fallback),
         medium: None,
         runs,
+        started: None,
+        crashed: false,
         boot: "boot".to_owned(),
         offer: Offer::Nothing,
         machines: Vec::new(),
@@ -162,6 +164,7 @@ fn settle(partition: &Partition, good: &Program, what: &str) -> Outcome {
             | Action::Promote { .. }
             | Action::Fetch(_)
             | Action::MakeEntry(_)
+            | Action::Append(_)
             | Action::Arm(_)
             | Action::Disarm
             | Action::Restart

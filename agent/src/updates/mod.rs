@@ -1,6 +1,6 @@
 //! Updates: facts are gathered, `update::slots::plan` decides, and this does what it says.
 //!
-//! `partition` is the EFI system partition, `slots` what is done to it, `variables` are firmware's, `health` is what a new
+//! `partition` is the EFI system partition, `slots` what is done to it, `variables` are firmware's, `mark` is what init leaves there, `health` is what a new
 //! release must have, `journal` is the file in STATE. `sources` and `fetch` are where releases come from,
 //! `places` those that are no mirrors, `medium` the one that the node was started from, `shelf` what other
 //! nodes get. One task owns all of it.
@@ -9,6 +9,7 @@ mod failure;
 mod fetch;
 mod health;
 mod journal;
+pub mod mark;
 mod medium;
 mod partition;
 mod places;
@@ -40,7 +41,7 @@ use types::{
     updates::{FailedRelease, Updates, UpdatesView},
 };
 use update::{
-    channel::Release,
+    channel::{Release, Sha256},
     shell::Checked,
     slots::{
         Contents, Place, Program,
@@ -66,6 +67,7 @@ use crate::{
     console::Page,
     efivars,
     events::{Event, UpdateEvent},
+    evidence,
     floors::Keeper,
     machines::{
         init::Init,
@@ -104,7 +106,7 @@ pub enum Word {
     Apply,
     /// Look at the repository now.
     Check,
-    /// Forget which releases failed.
+    /// Forget which releases failed, and which firmware did not start.
     Forget,
     /// Stay on what runs until told otherwise.
     Hold,
@@ -163,6 +165,10 @@ struct Task {
     runs: Option<Program>,
     /// Whether init knows that this is no trial.
     settled: bool,
+    /// Which program a slot started last.
+    started: Option<Sha256>,
+    /// Whether the last boot ended in a crash.
+    crashed: bool,
     boot: String,
     begin: Instant,
     held: Option<Instant>,
@@ -213,6 +219,8 @@ impl Task {
             running: running_release(),
             runs,
             settled: false,
+            started: mark::read(Path::new(efivars::FOLDER)),
+            crashed: evidence::crashed(root),
             boot: fs::read_to_string(BOOT_ID).unwrap_or_default().trim().to_owned(),
             begin: now,
             held: None,
@@ -353,7 +361,9 @@ impl Task {
     fn obey(&mut self, word: Word) {
         let journal = match word {
             Word::Check => None,
-            Word::Forget => Some(Journal { failed: Vec::new(), ..self.journal.clone() }),
+            Word::Forget => {
+                Some(Journal { failed: Vec::new(), unstarted: None, ..self.journal.clone() })
+            }
             Word::Hold => Some(Journal { held: true, ..self.journal.clone() }),
             Word::Resume => Some(Journal { held: false, ..self.journal.clone() }),
             Word::Apply => {
@@ -387,6 +397,8 @@ impl Task {
             from,
             medium: self.medium.as_ref().map(Medium::offer),
             runs: self.runs.clone(),
+            started: self.started,
+            crashed: self.crashed,
             boot: self.boot.clone(),
             offer: self.offer(),
             machines: self.machines(),
@@ -443,7 +455,14 @@ impl Task {
                 self.change(|variables, _, at| firmware::make_entry(variables, at, *place))
             }
             Action::List(places) => self.change(|_, firmware, _| firmware::list(firmware, places)),
-            Action::Arm(slot) => self.change(|_, firmware, _| firmware::arm(firmware, *slot)),
+            Action::Append(slot) => self.change(|_, firmware, _| firmware::append(firmware, *slot)),
+            Action::Arm(slot) => {
+                // Whatever it says is of an earlier trial.
+                let forgotten = mark::forget(Path::new(efivars::FOLDER));
+                forgotten.map_err(|source| UpdateError::Variables { source })?;
+                self.started = None;
+                self.change(|_, firmware, _| firmware::arm(firmware, *slot))
+            }
             Action::Disarm => self.change(|_, _, _| firmware::disarm()),
             Action::Restart => {
                 let because = self.journal.trial.as_ref().map(|trial| trial.release.to_string());

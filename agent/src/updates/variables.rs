@@ -16,6 +16,10 @@ use crate::efivars;
 /// Vendor of the variables in which the stub tells what it was started from. Source: systemd's Boot
 /// Loader Interface.
 const LOADER: &str = "4a67b082-0a4c-41cf-b6c7-440b29bb8c4f";
+/// The one that names the program, as efivarfs has it.
+#[cfg(test)]
+pub(super) const IMAGE_IDENTIFIER: &str =
+    "LoaderImageIdentifier-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f";
 /// Bytes of attributes.
 const ATTRIBUTES: usize = 4;
 /// Most variables that are looked at, and most bytes of each.

@@ -5,7 +5,7 @@
 
 #![no_main]
 
-use lease::attestation::judge_log;
+use lease::attestation::{drivers, judge_log};
 
 fn built(mut rest: &[u8]) -> Vec<u8> {
     let mut log = vec![0, 0, 0, 0, 3, 0, 0, 0];
@@ -29,7 +29,8 @@ fn built(mut rest: &[u8]) -> Vec<u8> {
 }
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
-    let _ = judge_log(bytes);
+    let _ = (judge_log(bytes), drivers(bytes));
     let bytes = &bytes[..bytes.len().min(4096)];
     assert!(judge_log(&built(bytes)), "a log of whole records is read");
+    assert!(drivers(&built(bytes)).is_ok(), "and so are its drivers");
 });

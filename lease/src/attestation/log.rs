@@ -80,7 +80,7 @@ pub struct FirmwareEvent {
 /// Why a log cannot be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the message is the doc")]
-pub(super) enum LogError {
+pub enum LogError {
     #[error("it ends in the middle of an event")]
     Short,
     #[error("it does not begin as a log for TPM 2.0 does")]
@@ -126,11 +126,11 @@ pub(super) fn judge(log: &[u8], registers: &BTreeMap<u8, [u8; 32]>) -> Option<Fi
 
 /// One record.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Event<'a> {
-    register: u8,
-    kind: u32,
+pub(super) struct Event<'a> {
+    pub(super) register: u8,
+    pub(super) kind: u32,
     digest: [u8; 32],
-    data: &'a [u8],
+    pub(super) data: &'a [u8],
 }
 
 impl Event<'_> {
@@ -188,7 +188,7 @@ impl<'a> Variable<'a> {
     }
 }
 
-fn utf16(bytes: &[u8]) -> String {
+pub(super) fn utf16(bytes: &[u8]) -> String {
     let pairs = bytes.chunks_exact(2).map(|pair| u16::from_le_bytes([pair[0], pair[1]]));
     char::decode_utf16(pairs.take_while(|unit| *unit != 0))
         .map(|c| c.unwrap_or('\u{fffd}'))
@@ -251,7 +251,7 @@ fn banks(reader: &mut Reader<'_>) -> Result<BTreeMap<u16, usize>, LogError> {
 }
 
 /// Reads a whole log, with the digests of SHA-256's bank.
-fn read(log: &[u8]) -> Result<Vec<Event<'_>>, LogError> {
+pub(super) fn read(log: &[u8]) -> Result<Vec<Event<'_>>, LogError> {
     if log.len() > MAX_LOG {
         return Err(LogError::Long);
     }

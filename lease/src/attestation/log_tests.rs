@@ -67,6 +67,42 @@ fn start(secure_boot: u8) -> (Vec<u8>, BTreeMap<u8, [u8; 32]>) {
     (log.concat(), registers)
 }
 
+/// What firmware logs of a driver: where it was in memory, and its device path.
+fn loaded(nodes: &[&[u8]]) -> Vec<u8> {
+    let path = [&nodes.concat()[..], &[0x7f, 0xff, 4, 0]].concat();
+    [&[7; 24][..], &(path.len() as u64).to_le_bytes(), &path].concat()
+}
+
+#[test]
+fn drivers_of_cards_are_told_from_the_firmwares_own() {
+    let root = |id: u8| [&[2, 1, 12, 0, 0xd0, 0x41, id, 0x0a][..], &2_u32.to_le_bytes()].concat();
+    let pci = |device, function| [1, 1, 6, 0, function, device];
+    let rom = [&[4, 8, 24, 0][..], &[0; 20]].concat();
+    let volume = [&[4, 7, 20, 0][..], &[1; 16]].concat();
+    let card = loaded(&[&root(3), &pci(0x1d, 2), &pci(0, 1), &rom]);
+    let runtime = loaded(&[&root(8), &pci(3, 0)]);
+    let file = loaded(&[&[4, 4, 8, 0, b'x', 0, 0, 0]]);
+    let log = [
+        head(),
+        event(2, 0x8000_0004, b"rom", &card),
+        event(2, 0x8000_0005, b"rom", &runtime),
+        event(2, 0x8000_0004, b"own", &loaded(&[&volume])),
+        event(2, 0x8000_0004, b"file", &file),
+        event(2, 0x8000_0004, b"cut", &card[..33]),
+        // A boot program, and what is measured elsewhere.
+        event(2, 0x8000_0003, b"program", &card),
+        event(0, 0x8000_0004, b"own", &card),
+    ]
+    .concat();
+    let found = drivers(&log).expect("a log");
+    let paths: Vec<_> = found.iter().map(|driver| &*driver.path).collect();
+    let card = "PciRoot(0x2)/Pci(0x1d,0x2)/Pci(0x0,0x1)";
+    assert_eq!(paths, [card, "PcieRoot(0x2)/Pci(0x3,0x0)", "x", ""]);
+    assert_eq!((found[0].root, &found[0].hops[..]), (Some(2), &[(0x1d, 2), (0, 1)][..]));
+    assert_eq!(drivers(&log[..log.len() - 1]), Err(LogError::Short));
+    assert_eq!(drivers(&head()), Ok(Vec::new()));
+}
+
 #[test]
 fn a_log_explains_registers_and_tells_whether_programs_are_checked() {
     for (state, shown) in [(1, true), (0, false)] {

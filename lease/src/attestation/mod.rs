@@ -18,6 +18,7 @@ mod certificate;
 #[cfg(test)]
 mod certificate_tests;
 mod credential;
+mod drivers;
 mod log;
 #[cfg(test)]
 mod log_tests;
@@ -37,7 +38,8 @@ pub use certificate::{
     Authority, MAX_AUTHORITIES, MAX_CERTIFICATE, MAX_CHAIN, TpmCertificate, judge_certificate,
 };
 pub use credential::make as make_credential;
-pub use log::{FirmwareEvent, FirmwareLog, MAX_LOG};
+pub use drivers::{Driver, drivers};
+pub use log::{FirmwareEvent, FirmwareLog, LogError, MAX_LOG};
 use wire::{EccKey, Quote, Scheme};
 
 /// Registers that a quote is about: firmware and its choices (0 to 7), the boot program and its

@@ -1,6 +1,7 @@
-//! The release on a medium: a disk, stick or CD with a partition table and an EFI system partition.
+//! The release on a medium: a disk, stick or CD with an EFI system partition in a GPT, or a FAT volume of any
+//! other kind, from which firmware starts removable media as well.
 //!
-//! Sources: UEFI Specification 2.10 §5.3 (GPT); PE/COFF Specification §3 (section table); the UAPI
+//! Sources: UEFI Specification 2.10 §5.3 (GPT), §3.5.1.1 and §13.3 (removable media); PE/COFF Specification §3 (section table); the UAPI
 //! Group's specification of unified kernel images for `.osrel`.
 
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -49,16 +50,26 @@ where
     for block in [BlockSize::B512, BlockSize::B4096] {
         disk.seek(SeekFrom::Start(0)).ok()?;
         for (start, length) in esp_partitions(&mut disk, block) {
-            for path in [esp::FALLBACK, esp::SLOT_A, esp::SLOT_B] {
-                let slice = Slice::new(&mut disk, start, length);
-                let Ok(program) = esp::read(slice, path, PROGRAM_LIMIT) else { continue };
-                if os_release(&program).as_deref() == Some(release) {
-                    return Some(program);
-                }
+            let slice = Slice::new(&mut disk, start, length);
+            if let Some(program) = find_on_volume(slice, release) {
+                return Some(program);
             }
         }
     }
     None
+}
+
+/// Returns the same of a FAT volume: a partition of any kind, or a whole stick without partitions.
+pub fn find_on_volume<V>(mut volume: V, release: &str) -> Option<Vec<u8>>
+where
+    V: Read + Write + Seek,
+{
+    let paths = [esp::FALLBACK, esp::SLOT_A, esp::SLOT_B].into_iter();
+    let mut programs = paths.filter_map(|path| {
+        volume.rewind().ok()?;
+        esp::read(&mut volume, path, PROGRAM_LIMIT).ok()
+    });
+    programs.find(|program| os_release(program).as_deref() == Some(release))
 }
 
 /// Returns the file at `path`, of at most `limit` bytes, on the first EFI system partition of a medium
@@ -163,6 +174,23 @@ mod tests {
             assert_eq!(found, Some(program(RELEASE)));
             assert_eq!(find_program(Cursor::new(disk), "ID=holdfast\nBUILD_ID=8\n"), None);
         }
+    }
+
+    /// A FAT32 volume of 40 MiB with a program on it, as people format sticks.
+    fn volume(program: &[u8]) -> Vec<u8> {
+        let mut bytes = vec![0; 40 << 20];
+        esp::write(Cursor::new(&mut bytes), BlockSize::B512, program, &[esp::FALLBACK]).unwrap();
+        bytes
+    }
+
+    #[test]
+    fn a_release_is_found_on_a_volume_without_any_table() {
+        let bytes = volume(&program(RELEASE));
+        assert_eq!(find_program(Cursor::new(bytes.clone()), RELEASE), None, "there is no GPT");
+        let found = find_on_volume(Cursor::new(bytes.clone()), RELEASE);
+        assert_eq!(found, Some(program(RELEASE)));
+        assert_eq!(find_on_volume(Cursor::new(bytes), "ID=another\n"), None);
+        assert_eq!(find_on_volume(Cursor::new(vec![0; 1 << 20]), RELEASE), None);
     }
 
     #[test]

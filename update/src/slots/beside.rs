@@ -8,7 +8,7 @@ use super::{
     Place, Program,
     firmware::Usable,
     journal::{Journal, Stage, Trial},
-    plan::{Action, Facts, Offer, Offered, Rest, fell_back, go, idle},
+    plan::{Action, Facts, Offer, Offered, Rest, fell_back, given_up, go, idle},
 };
 
 /// Decides what to do next for a node that was started from `medium`.
@@ -61,6 +61,9 @@ fn refusal(facts: &Facts, medium: &Offered) -> Option<Rest> {
     let failed = journal.failed.iter().find(|failed| failed.sha256 == medium.sha256);
     if let Some(failed) = failed {
         return Some(Rest::Failed(medium.release, failed.reason.clone()));
+    }
+    if given_up(journal, medium.sha256).is_some() {
+        return Some(Rest::Unstarted(medium.release));
     }
     (facts.firmware.usable == Usable::No).then_some(Rest::NoFirmware)
 }
@@ -117,6 +120,8 @@ mod tests {
                 urgency: Urgency::Now,
             }),
             runs: None,
+            started: None,
+            crashed: false,
             boot: "medium".to_owned(),
             offer: Offer::Nothing,
             machines: Vec::new(),
@@ -136,6 +141,7 @@ mod tests {
                     facts.contents.set(Place::Slot(slot), Some(program(2)));
                 }
                 Action::MakeEntry(Place::Slot(Slot::B)) => facts.firmware.b = Some(2),
+                Action::Append(Slot::B) => facts.firmware.order.push(2),
                 Action::Arm(Slot::B) => facts.firmware.next = Some(2),
                 Action::Disarm => facts.firmware.next = None,
                 Action::List(places) => {
@@ -147,6 +153,7 @@ mod tests {
                 | Action::Promote { .. }
                 | Action::Release(_)
                 | Action::MakeEntry(_)
+                | Action::Append(_)
                 | Action::Arm(_)) => panic!("{other:?}"),
             }
         }
@@ -184,7 +191,7 @@ mod tests {
         facts.contents.set(Place::Slot(Slot::B), Some(program(1)));
         (facts.firmware.b, facts.firmware.order) = (Some(2), vec![9, 3, 2]);
         assert_eq!(settle(&mut facts), Action::Restart);
-        assert_eq!((facts.firmware.armed(), facts.firmware.order), (Some(Slot::B), vec![9, 3]));
+        assert_eq!((facts.firmware.armed(), facts.firmware.order), (Some(Slot::B), vec![9, 3, 2]));
     }
 
     #[test]
@@ -217,7 +224,16 @@ mod tests {
         settle(&mut facts);
         facts.boot = "medium again".to_owned();
         facts.firmware.next = None;
+        let mut unstarted = facts.clone();
+        let mut crashed = Facts { crashed: true, ..facts.clone() };
+        assert!(matches!(settle(&mut crashed), Action::Rest(Rest::Failed(..))));
+        facts.started = Some(program(2).mark());
         assert!(matches!(settle(&mut facts), Action::Rest(Rest::Failed(..))));
+        // Without a sign of a start it is tried once more.
+        assert_eq!(settle(&mut unstarted), Action::Restart);
+        (unstarted.boot, unstarted.firmware.next) = ("and again".to_owned(), None);
+        assert_eq!(settle(&mut unstarted), Action::Rest(Rest::Unstarted(release(2))));
+        assert!(unstarted.journal.failed.is_empty());
         assert_eq!(facts.contents.at(Place::Slot(Slot::A)), Some(&program(1)));
     }
 

@@ -76,24 +76,47 @@ impl Partition {
         let at = efi::Place { number, first, blocks, partition: id, path: place.path() };
         efi::load_option(description(place), &at)
     }
+
+    /// Whether an option starts the place's file on this partition and has the name of ours, whatever else
+    /// firmware wrote into it. Firmware's own entry of the same file is not counted: firmware may take it away.
+    fn is_entry(&self, place: Place, option: &[u8]) -> bool {
+        let target = efi::target(option).filter(|target| target.partition == self.id);
+        let path = target.and_then(|target| Place::of_path(&target.path));
+        path == Some(place) && is_ours(option)
+    }
+}
+
+/// Whether an option has a name of ours; some firmware adds the disk's to it.
+fn is_ours(option: &[u8]) -> bool {
+    efi::description(option).is_some_and(|found| found.starts_with(description(Place::Fallback)))
+}
+
+fn is_active(option: &[u8]) -> bool {
+    efi::target(option).is_some_and(|target| target.active)
 }
 
 impl Firmware {
     /// Reads the variables of a node whose partition is `partition`. Only an entry that starts the
-    /// place's file on this very partition is the place's.
+    /// place's file on this very partition, and that firmware may try, is the place's.
     pub fn read(variables: &Variables, partition: &Partition, usable: Usable) -> Self {
-        let entry = |place| {
-            let wanted = partition.option(place);
-            let mut all = variables.0.iter();
-            all.find_map(|(name, bytes)| efi::option_number(name).filter(|_| *bytes == wanted))
-        };
         let bytes = |name: &str| variables.0.get(name).map(Vec::as_slice);
+        let order = bytes("BootOrder").map(efi::order).unwrap_or_default();
+        let entry = |place| {
+            let all = variables.0.iter().filter_map(|(name, bytes)| {
+                let is_it = |_: &u16| is_active(bytes) && partition.is_entry(place, bytes);
+                efi::option_number(name).filter(is_it)
+            });
+            // Of two that start the same, the one that is listed.
+            all.min_by_key(|number| {
+                order.iter().position(|listed| listed == number).unwrap_or(usize::MAX)
+            })
+        };
         Self {
             usable,
             a: entry(Place::Slot(Slot::A)),
             b: entry(Place::Slot(Slot::B)),
             fallback: entry(Place::Fallback),
-            order: bytes("BootOrder").map(efi::order).unwrap_or_default(),
+            order: order.clone(),
             next: bytes("BootNext").and_then(|bytes| efi::order(bytes).first().copied()),
         }
     }
@@ -125,21 +148,36 @@ impl Firmware {
     }
 }
 
-/// Makes the entry of a place, and removes those of its name that start something else.
+/// Makes the entry of a place under the number of one that is of its name or starts its file, and removes the
+/// others of these. The order loses numbers that no variable has.
 pub fn make_entry(variables: &Variables, partition: &Partition, place: Place) -> Vec<Change> {
-    let mut changes = Vec::new();
     let order = variables.0.get("BootOrder").map(|bytes| efi::order(bytes)).unwrap_or_default();
-    // A number that only the order still names may come back with a medium.
-    let mut taken = order;
-    for (variable, bytes) in &variables.0 {
-        let Some(number) = efi::option_number(variable) else { continue };
-        taken.push(number);
-        if efi::description(bytes).as_deref() == Some(description(place)) {
-            changes.push(Change::Delete(variable.clone()));
-        }
-    }
-    if let Some(number) = efi::free_number(&taken) {
-        changes.push(Change::Set(format!("Boot{number:04X}"), partition.option(place)));
+    let known = variables.0.iter();
+    let known = known.filter_map(|(name, bytes)| Some((efi::option_number(name)?, name, bytes)));
+    let known: Vec<(u16, &String, &Vec<u8>)> = known.collect();
+    let (stale, others): (Vec<_>, Vec<_>) = known.into_iter().partition(|(_, _, bytes)| {
+        let named = efi::description(bytes).as_deref() == Some(description(place));
+        named || partition.is_entry(place, bytes)
+    });
+    let numbers = |of: &[(u16, &String, &Vec<u8>)]| of.iter().map(|(number, ..)| *number).collect();
+    let (old, others): (Vec<u16>, Vec<u16>) = (numbers(&stale), numbers(&others));
+    // One that nobody has is new to firmware, which puts it where it likes.
+    let listed = order.iter().copied().find(|number| old.contains(number));
+    let free = || efi::free_number(&[&others[..], &order[..]].concat());
+    let Some(number) = listed.or_else(|| old.first().copied()).or_else(free) else {
+        return Vec::new();
+    };
+    let rest = stale.iter().filter(|(other, ..)| *other != number);
+    let mut changes: Vec<Change> =
+        rest.map(|(_, name, _)| Change::Delete((*name).clone())).collect();
+    let own = stale.iter().find(|(other, ..)| *other == number);
+    let name = own.map_or_else(|| format!("Boot{number:04X}"), |(_, name, _)| (*name).clone());
+    changes.push(Change::Set(name, partition.option(place)));
+    let alive: Vec<u16> =
+        order.iter().copied().filter(|it| *it == number || others.contains(it)).collect();
+    if alive != order {
+        let bytes = alive.into_iter().flat_map(u16::to_le_bytes).collect();
+        changes.push(Change::Set("BootOrder".to_owned(), bytes));
     }
     changes
 }
@@ -157,6 +195,14 @@ pub fn list(firmware: &Firmware, places: &[Place]) -> Vec<Change> {
     order.extend(numbers);
     order.extend(rest.iter().filter(|number| !ours(number)));
     let bytes = order.into_iter().flat_map(u16::to_le_bytes).collect();
+    vec![Change::Set("BootOrder".to_owned(), bytes)]
+}
+
+/// Makes a slot the very last that firmware tries, behind everybody's entries.
+pub fn append(firmware: &Firmware, slot: Slot) -> Vec<Change> {
+    let Some(number) = firmware.entry(Place::Slot(slot)) else { return Vec::new() };
+    let others = firmware.order.iter().copied().filter(|other| *other != number);
+    let bytes = others.chain([number]).flat_map(u16::to_le_bytes).collect();
     vec![Change::Set("BootOrder".to_owned(), bytes)]
 }
 
@@ -179,9 +225,10 @@ pub fn is_trial(variables: &Variables) -> bool {
         return false;
     };
     let ours = |number: &u16| {
-        let bytes = variables.0.get(&format!("Boot{number:04X}"));
-        let found = bytes.and_then(|bytes| efi::description(bytes));
-        found.is_some_and(|found| Place::ALL.into_iter().any(|at| description(at) == found))
+        let mut all = variables.0.iter();
+        let option = all.find(|(name, _)| efi::option_number(name) == Some(*number));
+        let path = |option: &[u8]| Place::of_path(&efi::target(option)?.path);
+        option.is_some_and(|(_, option)| is_ours(option) && path(option).is_some())
     };
     let order = first("BootOrder").unwrap_or_default();
     ours(&current) && order.iter().find(|number| ours(number)).is_some_and(|lead| *lead != current)
@@ -189,6 +236,7 @@ pub fn is_trial(variables: &Variables) -> bool {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
     use super::*;
 
     fn partition() -> Partition {
@@ -215,8 +263,9 @@ mod tests {
 
     #[test]
     fn places_are_entered_armed_and_listed() {
-        let order = BTreeMap::from([("BootOrder".to_owned(), vec![4, 0, 0, 0])]);
-        let mut variables = Variables(order);
+        let order = ("BootOrder".to_owned(), vec![4, 0, 0, 0]);
+        let others = ["Boot0000", "Boot0004"].map(|name| (name.to_owned(), b"another's".to_vec()));
+        let mut variables = Variables([order].into_iter().chain(others).collect());
         for place in Place::ALL {
             variables = applied(&variables, make_entry(&variables, &partition(), place));
         }
@@ -227,6 +276,9 @@ mod tests {
         assert_eq!(read(&variables).listed(), [Place::Fallback, A]);
         variables = applied(&variables, arm(&read(&variables), Slot::B));
         assert_eq!(read(&variables).armed(), Some(Slot::B));
+        variables = applied(&variables, append(&read(&variables), Slot::B));
+        assert_eq!(read(&variables).order, [3, 1, 4, 0, 2]);
+        assert_eq!(read(&variables).listed(), [Place::Fallback, A, B]);
         variables = applied(&variables, list(&read(&variables), &[B]));
         assert_eq!((read(&variables).order, read(&variables).leading()), (vec![2, 4, 0], Some(B)));
         assert_eq!(read(&applied(&variables, disarm())).next, None);
@@ -247,9 +299,88 @@ mod tests {
         let made = make_entry(&Variables::default(), &other, A);
         let variables = applied(&Variables::default(), made);
         assert_eq!(read(&variables).a, None);
-        // The stale one goes when ours comes.
+        // The stale one becomes ours.
         let variables = applied(&variables, make_entry(&variables, &partition(), A));
-        assert_eq!((variables.0.len(), read(&variables).a), (1, Some(1)));
+        assert_eq!((variables.0.len(), read(&variables).a), (1, Some(0)));
+    }
+
+    /// Firmware may write the way to the disk, data of its own, other attributes, the disk's name, and small
+    /// letters into an entry, at every start.
+    #[test]
+    fn an_entry_that_firmware_alters_stays_what_it_is() {
+        let mut variables = Variables::default();
+        for number in [7, 8] {
+            variables.0.insert(format!("Boot{number:04X}"), b"another's".to_vec());
+        }
+        variables.0.insert("BootOrder".to_owned(), vec![7, 0, 8, 0]);
+        let wanted = [Place::Fallback, A];
+        let repair = |variables: &Variables| {
+            let mut variables = variables.clone();
+            for place in wanted {
+                if read(&variables).entry(place).is_none() {
+                    let made = make_entry(&variables, &partition(), place);
+                    variables = applied(&variables, made);
+                }
+            }
+            if read(&variables).listed() != wanted {
+                variables = applied(&variables, list(&read(&variables), &wanted));
+            }
+            variables
+        };
+        let mut variables = repair(&variables);
+        assert_eq!(read(&variables).order, [0, 1, 7, 8]);
+        // An operator has put another one first.
+        variables.0.insert("BootOrder".to_owned(), vec![7, 0, 0, 0, 1, 0, 8, 0]);
+        for round in 0..10_u8 {
+            let name = if round % 2 == 0 { "Holdfast (DISK)" } else { "Holdfast" };
+            let mut altered = efi::load_option(
+                name,
+                &efi::Place {
+                    number: 1,
+                    first: 2048,
+                    blocks: 4096,
+                    partition: partition().id,
+                    path: "efi/boot/bootx64.efi",
+                },
+            );
+            altered[1] = round;
+            altered.extend(vec![round; usize::from(round) * 2]);
+            variables.0.insert("Boot0000".to_owned(), altered);
+            assert_eq!(repair(&variables), variables, "round {round}");
+        }
+        // What firmware does not try is made anew, under its number.
+        for _ in 0..10 {
+            variables.0.get_mut("Boot0000").unwrap()[0] &= !1;
+            variables.0.remove("Boot0001");
+            variables = repair(&variables);
+            assert_eq!(read(&variables).order, [7, 0, 1, 8]);
+            assert_eq!(variables.0.len(), 5);
+        }
+    }
+
+    #[test]
+    fn firmwares_own_entry_of_the_same_file_is_not_ours() {
+        let at = efi::Place {
+            number: 1,
+            first: 2048,
+            blocks: 4096,
+            partition: partition().id,
+            path: Place::Fallback.path(),
+        };
+        let own = BTreeMap::from([("Boot0003".to_owned(), efi::load_option("UEFI OS", &at))]);
+        let variables = Variables(own);
+        assert_eq!(read(&variables).fallback, None);
+        let variables = applied(&variables, make_entry(&variables, &partition(), Place::Fallback));
+        assert_eq!((variables.0.len(), read(&variables).fallback), (2, Some(0)));
+    }
+
+    #[test]
+    fn numbers_that_no_variable_has_leave_the_order() {
+        let order = BTreeMap::from([("BootOrder".to_owned(), vec![4, 0, 6, 0])]);
+        let mut variables = Variables(order);
+        variables.0.insert("Boot0006".to_owned(), b"another's".to_vec());
+        let variables = applied(&variables, make_entry(&variables, &partition(), A));
+        assert_eq!((read(&variables).order, read(&variables).a), (vec![6], Some(0)));
     }
 
     #[test]

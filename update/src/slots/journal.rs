@@ -20,6 +20,8 @@ pub const MAX_BYTES: usize = 64 << 10;
 pub const MAX_FAILED: usize = 32;
 /// Longest reason that is kept, in characters.
 const MAX_REASON: usize = 300;
+/// How often a program that leaves no sign of having been started is given to firmware.
+pub const MAX_UNSTARTED: u8 = 2;
 /// What a journal begins with.
 const HEAD: &str = "holdfast-slots 1 ";
 
@@ -58,6 +60,9 @@ pub struct Journal {
     /// Programs that failed. They are not tried again until an operator says so.
     #[serde(default)]
     pub failed: Vec<Failed>,
+    /// The program that firmware was to start, and that left no sign that it did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unstarted: Option<Unstarted>,
     /// The release that an operator wants at once, whatever runs on the node.
     #[serde(default)]
     pub insisted: Option<Release>,
@@ -109,6 +114,26 @@ pub struct Failed {
     pub reason: String,
 }
 
+/// A program that firmware was to start, and that left no sign that it did.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Unstarted {
+    /// Where it lies.
+    pub slot: Slot,
+    /// What it is.
+    pub sha256: Sha256,
+    /// Its release.
+    pub release: Release,
+    /// How often.
+    pub times: u8,
+}
+
+impl Unstarted {
+    /// Whether firmware is not asked any more.
+    pub fn is_given_up(&self) -> bool {
+        self.times >= MAX_UNSTARTED
+    }
+}
+
 impl Journal {
     /// Parses a journal.
     pub fn parse(bytes: &[u8]) -> Result<Self, JournalError> {
@@ -140,7 +165,7 @@ impl Journal {
 
     /// Ends the trial: it failed.
     pub fn with_failure(&self, reason: &str) -> Self {
-        let mut journal = Self { trial: None, insisted: None, ..self.clone() };
+        let mut journal = Self { trial: None, insisted: None, unstarted: None, ..self.clone() };
         let Some(Trial { sha256, release, .. }) = self.trial.clone() else { return journal };
         let reason: String = reason.chars().take(MAX_REASON).collect();
         journal.last = format!("release {release} failed: {reason}");
@@ -149,6 +174,28 @@ impl Journal {
         let spare = journal.failed.len().saturating_sub(MAX_FAILED);
         journal.failed.drain(..spare);
         journal
+    }
+
+    /// The trial did not take place: nothing says that the program was started. It is tried again, until it
+    /// is given up; it has not failed.
+    pub fn with_unstarted(&self) -> Self {
+        let Some(trial) = self.trial.clone() else { return self.clone() };
+        let Trial { slot, sha256, release, .. } = trial;
+        let before = self.unstarted.as_ref().filter(|before| before.sha256 == sha256);
+        let times = before.map_or(0, |before| before.times).saturating_add(1);
+        let unstarted = Unstarted { slot, sha256, release, times };
+        let is_over = unstarted.is_given_up();
+        let then = if is_over { "it is left" } else { "it is tried once more" };
+        Self {
+            trial: (!is_over).then_some(Trial { stage: Stage::Written, ..trial }),
+            insisted: self.insisted.filter(|_| !is_over),
+            last: format!(
+                "release {release} left no sign of a start: firmware did not start its boot entry (is the \
+                 boot order locked in its setup?), or the kernel ended before its first program; {then}"
+            ),
+            unstarted: Some(unstarted),
+            ..self.clone()
+        }
     }
 
     /// Ends the trial, or takes what runs: it is good.
@@ -167,6 +214,7 @@ impl Journal {
             before,
             release_before,
             trial: None,
+            unstarted: None,
             insisted: None,
             last,
             ..self.clone()

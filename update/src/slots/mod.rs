@@ -18,6 +18,7 @@
 //! | action | what a cut leaves |
 //! |---|---|
 //! | a program is written | the old file, and clusters that the next writer takes |
+//! | `BootOrder` ends in the tried slot | as before: what is good comes first, and the spare |
 //! | `BootNext` is set | the program is tried one boot earlier than planned |
 //! | the journal says "armed" | as above; without `BootNext` firmware starts what runs now |
 //! | `BootOrder` is changed | the new program, which passed its gate, is judged once more |
@@ -147,10 +148,24 @@ impl Program {
 }
 
 impl Program {
+    /// Returns the program's mark, by which it says that it was started; see [`mark_of`].
+    pub fn mark(&self) -> Sha256 {
+        mark_of(&self.os_release)
+    }
+
     /// Returns the release that it says it is.
     pub fn release(&self) -> Option<Release> {
         release_of(&self.os_release)
     }
+}
+
+/// Returns the mark that a program with this os-release(5) leaves when it is started from a slot: the SHA-256
+/// of the text, which names release and build.
+pub fn mark_of(os_release: &str) -> Sha256 {
+    let mut sha256 = [0; 32];
+    let digest = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, os_release.as_bytes());
+    sha256.copy_from_slice(digest.as_ref());
+    Sha256(sha256)
 }
 
 /// Returns the release that a text in the form of os-release(5) names.

@@ -5,7 +5,7 @@ use super::{
     Contents, Place, Program, Slot, beside,
     firmware::{Firmware, Usable},
     gate::Gate,
-    journal::{Journal, Stage, Trial},
+    journal::{Journal, Stage, Trial, Unstarted},
 };
 use crate::channel::{Release, Sha256};
 
@@ -26,6 +26,10 @@ pub struct Facts {
     pub runs: Option<Program>,
     /// The kernel's name for this boot.
     pub boot: String,
+    /// Which program a slot started last, by [`Program::mark`]; forgotten when a slot is armed.
+    pub started: Option<Sha256>,
+    /// Whether the boot before this one ended in a crash that the kernel kept: something had started.
+    pub crashed: bool,
     /// What the repository says.
     pub offer: Offer,
     /// Machines that run.
@@ -97,7 +101,10 @@ pub enum Action {
     MakeEntry(Place),
     /// Make these what firmware tries from now on, one after the other.
     List(Vec<Place>),
-    /// Make a slot what firmware starts once.
+    /// Let a slot be the very last that firmware tries. Some firmware deletes the entries that its order does
+    /// not name.
+    Append(Slot),
+    /// Make a slot what firmware starts once, and forget which program a slot started last.
     Arm(Slot),
     /// Take that back.
     Disarm,
@@ -118,6 +125,8 @@ pub enum Rest {
     Unknown,
     /// The offered release failed on this node before, for this reason.
     Failed(Release, String),
+    /// The offered release left no sign of a start, as often as it was given to firmware.
+    Unstarted(Release),
     /// An operator wants the node to stay on what it runs, so this release is not tried.
     Held(Release),
     /// The medium that the node was started from has nothing newer than what is installed.
@@ -178,6 +187,11 @@ fn judge(facts: &Facts, trial: &Trial) -> Action {
 pub(super) fn fell_back(facts: &Facts, trial: &Trial) -> Action {
     if facts.firmware.armed() == Some(trial.slot) {
         return Action::Disarm;
+    }
+    let tried = facts.contents.at(Place::Slot(trial.slot));
+    let marked = facts.started.is_some() && facts.started == tried.map(Program::mark);
+    if !marked && !facts.crashed {
+        return Action::Note(Box::new(facts.journal.with_unstarted()));
     }
     let reason = "it did not come up, and the node started what it had before";
     Action::Note(Box::new(facts.journal.with_failure(reason)))
@@ -279,7 +293,26 @@ fn lead(facts: &Facts, first: Place) -> Option<Action> {
     if let Some(place) = wanted.iter().find(|place| firmware.entry(**place).is_none()) {
         return Some(Action::MakeEntry(*place));
     }
-    (firmware.listed() != wanted).then_some(Action::List(wanted))
+    let mut listed = firmware.listed();
+    // It stays there until it is known what becomes of it.
+    if listed.last().is_some_and(|last| *last != first && Some(*last) == last_of(facts)) {
+        listed.pop();
+    }
+    (listed != wanted).then_some(Action::List(wanted))
+}
+
+/// The slot that may be the last one in firmware's order: what is tried, and what an operator may still choose
+/// in the firmware's boot menu.
+fn last_of(facts: &Facts) -> Option<Place> {
+    let journal = &facts.journal;
+    let slot = match (&journal.trial, &journal.unstarted) {
+        (Some(trial), _) => Some(trial.slot),
+        (None, Some(left)) if matches!(wanted(facts), Err(Rest::Unstarted(_))) => {
+            Some(left.slot).filter(|slot| facts.contents.holds(Place::Slot(*slot), left.sha256))
+        }
+        (None, _) => None,
+    };
+    slot.map(Place::Slot)
 }
 
 /// The slot for what is to be tried: one that has it, one that holds nothing of worth, the spare.
@@ -330,10 +363,19 @@ fn wanted(facts: &Facts) -> Result<&Offered, Rest> {
     if let Some(failed) = journal.failed.iter().find(|failed| failed.sha256 == offered.sha256) {
         return Err(Rest::Failed(offered.release, failed.reason.clone()));
     }
+    if let Some(left) = given_up(journal, offered.sha256) {
+        return Err(Rest::Unstarted(left.release));
+    }
     if is_held(journal, offered.release, offered.urgency) {
         return Err(Rest::Held(offered.release));
     }
     if facts.firmware.usable == Usable::No { Err(Rest::NoFirmware) } else { Ok(offered) }
+}
+
+/// Whether firmware is not asked any more for this program. An operator who insists has it asked again.
+pub(super) fn given_up(journal: &Journal, sha256: Sha256) -> Option<&Unstarted> {
+    let left = journal.unstarted.as_ref().filter(|left| left.sha256 == sha256)?;
+    (left.is_given_up() && journal.insisted != Some(left.release)).then_some(left)
 }
 
 /// Whether an operator's word keeps the node from a release. What runs and may not run any longer is left
@@ -363,6 +405,9 @@ pub(super) fn go(facts: &Facts, trial: &Trial) -> Action {
     }
     if facts.firmware.entry(Place::Slot(trial.slot)).is_none() {
         return Action::MakeEntry(Place::Slot(trial.slot));
+    }
+    if !facts.firmware.listed().contains(&Place::Slot(trial.slot)) {
+        return Action::Append(trial.slot);
     }
     if facts.firmware.armed() != Some(trial.slot) {
         return Action::Arm(trial.slot);
@@ -404,6 +449,11 @@ impl std::fmt::Display for Rest {
             Self::Failed(release, reason) => {
                 write!(f, "release {release} failed here and is not tried again: {reason}")
             }
+            Self::Unstarted(release) => write!(
+                f,
+                "release {release} left no sign of a start, twice: unlock the boot order in the firmware's setup \
+                 and say `forget`, or choose the release's entry in the firmware's boot menu once"
+            ),
             Self::Held(release) => {
                 write!(f, "held by an operator; release {release} waits for the word `resume`")
             }

@@ -21,8 +21,20 @@ enum Health {
     Well,
     /// It comes up and lacks something.
     Sick,
-    /// It panics, hangs, or is no program.
+    /// It starts, and then panics or hangs.
     Dead,
+    /// Its kernel panics or hangs before its first program.
+    Stillborn,
+}
+
+/// What firmware makes of variables when it starts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Quirk {
+    None,
+    /// It deletes the entries that its order does not name.
+    DeletesUnlisted,
+    /// It starts by its order whatever was to be started once.
+    ClearsNext,
 }
 
 /// What happens at a cut besides.
@@ -59,6 +71,9 @@ struct World {
     /// The order of ours.
     order: Vec<Place>,
     next: Option<Slot>,
+    quirk: Quirk,
+    /// What was started from a slot last.
+    mark: Option<Sha256>,
     journal: Option<Journal>,
     health: Vec<Health>,
     machines: Vec<String>,
@@ -107,6 +122,8 @@ impl World {
             entries: [false, false, entry],
             order: if entry { vec![Place::Fallback] } else { Vec::new() },
             next: None,
+            quirk: Quirk::None,
+            mark: None,
             journal: None,
             health: health.to_vec(),
             machines: Vec::new(),
@@ -141,6 +158,15 @@ impl World {
         self.names.clear();
         for _ in 0..3 {
             self.boots += 1;
+            match self.quirk {
+                Quirk::None => {}
+                Quirk::DeletesUnlisted => {
+                    let order = &self.order;
+                    self.entries = Place::ALL
+                        .map(|place| self.entries[index(place)] && order.contains(&place));
+                }
+                Quirk::ClearsNext => self.next = None,
+            }
             let next = self.next.take().map(Place::Slot).into_iter();
             let listed = next.chain(self.order.iter().copied());
             let listed = listed.filter(|place| self.entries[index(*place)]);
@@ -152,7 +178,10 @@ impl World {
             let patch = patch(&found);
             let index = usize::try_from(patch).unwrap();
             self.starts[index] += 1;
-            if self.health[index] != Health::Dead {
+            if matches!(place, Place::Slot(_)) && self.health[index] != Health::Stillborn {
+                self.mark = Some(found.mark());
+            }
+            if !matches!(self.health[index], Health::Dead | Health::Stillborn) {
                 (self.runs, self.started) = ((place, patch), found);
                 return;
             }
@@ -182,6 +211,8 @@ impl World {
             from: Some(from),
             medium: None,
             runs: Some(self.started.clone()),
+            started: self.mark,
+            crashed: false,
             boot: self.boots.to_string(),
             offer: match self.offer {
                 Some(number) if number > runs => Offer::Program(offered(number)),
@@ -192,7 +223,7 @@ impl World {
             gate: match self.health[usize::try_from(runs).unwrap()] {
                 Health::Well => Gate::Passed,
                 Health::Sick => Gate::Failed("no network".to_owned()),
-                Health::Dead => unreachable!("what is dead does not run"),
+                Health::Dead | Health::Stillborn => unreachable!("what is dead does not run"),
             },
             present: Vec::new(),
         }
@@ -232,7 +263,12 @@ impl World {
                 assert!(places.iter().all(|place| self.entries[index(*place)]));
                 self.order = places;
             }
-            Action::Arm(slot) => self.next = Some(slot),
+            Action::Append(slot) => {
+                assert!(self.entries[index(Place::Slot(slot))]);
+                self.order.retain(|place| *place != Place::Slot(slot));
+                self.order.push(Place::Slot(slot));
+            }
+            Action::Arm(slot) => (self.next, self.mark) = (Some(slot), None),
             Action::Disarm => self.next = None,
             Action::Restart => {
                 assert!(self.rented().is_empty(), "a restart under a machine");
@@ -277,7 +313,10 @@ impl World {
         let first = self.contents.fallback.as_ref().or_else(listed).expect("nothing starts");
         let health = self.health[usize::try_from(patch(first)).unwrap()];
         assert_eq!(health, Health::Well, "{self:?}");
-        for found in self.order.iter().filter_map(|place| self.contents.at(*place)) {
+        // What is tried may be the last one.
+        let last = self.order.len().saturating_sub(1).max(1);
+        let listed = self.order.iter().take(last);
+        for found in listed.filter_map(|place| self.contents.at(*place)) {
             let health = self.health[usize::try_from(patch(found)).unwrap()];
             assert_eq!(health, Health::Well, "{self:?}");
         }
@@ -288,6 +327,7 @@ impl World {
             Blow::None => {}
             Blow::Variables => {
                 (self.entries, self.order, self.next) = ([false; 3], Vec::new(), None);
+                self.mark = None;
             }
             Blow::Journal => self.journal = None,
         }
