@@ -87,6 +87,9 @@ fn starts(folder: &Path, release: Release, make: fn(&Path) -> anyhow::Result<Pat
     assert_eq!(bed.run(machine, id, SOON).unwrap(), NAMED);
     let tables = bed.run(machine, "ls /sys/firmware/acpi/tables /sys/firmware/efi", SOON).unwrap();
     assert!(tables.contains("MCFG") && tables.contains("systab"), "{tables}");
+    // Systems that ask ACPI where the console is find the serial port: I/O space, eight bits, 0x3f8.
+    let spcr = "od -An -tx1 -j40 -N6 /sys/firmware/acpi/tables/SPCR";
+    assert_eq!(bed.run(machine, spcr, SOON).unwrap().trim(), "01 08 00 01 f8 03");
     finish(&mut bed, machine);
 }
 

@@ -7,6 +7,7 @@ mod dsdt;
 mod fadt;
 mod madt;
 mod roots;
+mod spcr;
 
 use acpi_tables::{Aml, mcfg::MCFG, rsdp::Rsdp, xsdt::XSDT};
 
@@ -71,6 +72,7 @@ pub fn tables(platform: &Platform) -> Result<Vec<Table>, AcpiError> {
     let mcfg = place(bytes(&mcfg));
     let mut all = vec![fadt, madt, mcfg];
     all.push(place(affinity::pptt(platform.vcpus)));
+    all.push(place(spcr::build(platform.vcpus)));
     if !platform.nodes.is_empty() {
         all.push(place(affinity::srat(&platform.nodes)));
         all.extend(affinity::slit(&platform.nodes).map(&mut place));
