@@ -120,6 +120,17 @@ mod tests {
     }
 
     #[test]
+    fn systems_find_fw_cfg_by_its_hardware_id() {
+        let tables = tables(&platform()).expect("room");
+        let dsdt =
+            &tables.iter().find(|table| table.bytes.starts_with(b"DSDT")).expect("there").bytes;
+        let id = dsdt.windows(8).position(|part| part == b"QEMU0002").expect("named");
+        // Sixteen bits of address, decoded: 0x510 to 0x510, steps of 1, 12 ports.
+        let ports = [0x47, 1, 0x10, 5, 0x10, 5, 1, 12];
+        assert!(dsdt[id..id + 64].windows(8).any(|part| part == ports));
+    }
+
+    #[test]
     fn most_processors_fit() {
         let vcpus = (0..spec::MAX_VCPUS).collect();
         let nodes = vec![Node { vcpus, ..platform().nodes[0].clone() }];

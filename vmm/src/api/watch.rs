@@ -89,7 +89,8 @@ pub(super) fn dump(_: &Request, board: &Board) -> Answer {
     if let Err(error) = board.hold(Holder::Dump) {
         return guest::not_held(&error);
     }
-    let dump = Dump::new(&board.ram, &board.pauses.registers());
+    let note = board.chipset.guest_note();
+    let dump = Dump::new(&board.ram, &board.pauses.registers(), note);
     let bytes = Answer::bytes("application/x-elf", Vec::new());
     Answer { body: Body::Dump(Box::new(dump)), ..bytes }
 }

@@ -17,7 +17,7 @@ use super::{
     map::{AddressMap, MapError},
     numa,
     ports::{PortError, Ports, Seat},
-    start::{self, Built, StartError},
+    start::{self, Built, Start, StartError},
     tree::{FIRST_VIRTIO, Tree},
 };
 use crate::{
@@ -134,8 +134,8 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
         slots: ports.slots(),
         ecam: chipset.ecam.clone(),
     };
-    let (entry, firmware) = start::prepare(spec, &built)?;
-    chipset.firmware = firmware;
+    let Start { entry, fw_cfg, firmware } = start::prepare(spec, &built)?;
+    (chipset.fw_cfg, chipset.firmware) = (Some(fw_cfg), firmware);
     let board = Arc::new(Board {
         machine: spec.machine,
         vm,

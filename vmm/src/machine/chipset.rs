@@ -1,5 +1,5 @@
-//! The parts of the board that firmware talks to: the clock, fw_cfg and the flash chips. Knows
-//! their addresses; the devices do not.
+//! The parts of the board that firmware talks to: the clock, fw_cfg (as systems do, too) and the flash
+//! chips. Knows their addresses; the devices do not.
 
 use std::{
     fs::File,
@@ -17,7 +17,7 @@ use crate::{
     devices::{
         cmos::{self, Cmos},
         flash::{Flash, Store},
-        fw_cfg::{self, FwCfg},
+        fw_cfg::{self, FwCfg, NotePlace},
         throttle::{Admission, Throttle},
     },
     pci::{bus::Answered, chipset::Ecam},
@@ -33,6 +33,8 @@ pub struct Chipset {
     pub ecam: Ecam,
     /// The clock.
     pub clock: Mutex<Cmos>,
+    /// What the machine tells of itself.
+    pub fw_cfg: Option<FwCfgPorts>,
     /// Present in machines that start from firmware.
     pub firmware: Option<Firmware>,
 }
@@ -42,7 +44,13 @@ impl Chipset {
     /// seconds ahead of the host's.
     pub fn new(ram: &[(u64, u64)], ahead_s: i64) -> Self {
         let clock = Mutex::new(Cmos::new(ram, ahead_s));
-        Self { ecam: Ecam::default(), clock, firmware: None }
+        Self { ecam: Ecam::default(), clock, fw_cfg: None, firmware: None }
+    }
+
+    /// Returns where the guest says that its VMCOREINFO is.
+    pub(crate) fn guest_note(&self) -> Option<NotePlace> {
+        let device = locked(&self.fw_cfg.as_ref()?.device);
+        fw_cfg::note_place(device.written(fw_cfg::VMCOREINFO_FILE)?)
     }
 
     /// Answers a read of I/O ports.
@@ -52,9 +60,9 @@ impl Chipset {
             data.iter_mut().for_each(|byte| *byte = clock.read(offset, since_1970()));
             return Answered::Yes;
         }
-        match (&self.firmware, within(port, fw_cfg::BASE, fw_cfg::LENGTH)) {
-            (Some(firmware), Some(offset)) => {
-                locked(&firmware.fw_cfg).read(offset, data);
+        match (&self.fw_cfg, within(port, fw_cfg::BASE, fw_cfg::LENGTH)) {
+            (Some(ports), Some(offset)) => {
+                locked(&ports.device).read(offset, data);
                 Answered::Yes
             }
             (Some(_) | None, _) => Answered::No,
@@ -70,9 +78,9 @@ impl Chipset {
             }
             return Answered::Yes;
         }
-        match (&self.firmware, within(port, fw_cfg::BASE, fw_cfg::LENGTH)) {
-            (Some(firmware), Some(offset)) => {
-                locked(&firmware.fw_cfg).write(offset, data, &firmware.ram);
+        match (&self.fw_cfg, within(port, fw_cfg::BASE, fw_cfg::LENGTH)) {
+            (Some(ports), Some(offset)) => {
+                locked(&ports.device).write(offset, data, &ports.ram);
                 Answered::Yes
             }
             (Some(_) | None, _) => Answered::No,
@@ -100,12 +108,16 @@ impl Chipset {
     }
 }
 
-/// Firmware and what it is told.
-pub struct Firmware {
-    /// What it is told.
-    pub fw_cfg: Mutex<FwCfg>,
-    /// Where it wants it.
+/// fw_cfg, and the memory in which it answers.
+pub struct FwCfgPorts {
+    /// The device.
+    pub device: Mutex<FwCfg>,
+    /// The guest's memory.
     pub ram: GuestRam,
+}
+
+/// Firmware: its flash chips.
+pub struct Firmware {
     /// Where it keeps its variables.
     pub variables: Mutex<Variables>,
     /// Its code, as KVM maps it.
@@ -206,7 +218,31 @@ fn within(port: u16, base: u16, length: u16) -> Option<u8> {
 
 #[cfg(test)]
 mod tests {
+    use types::vm::MemoryBacking;
+    use vm_memory::{Bytes, GuestAddress};
+
     use super::*;
+    use crate::{devices::fw_cfg::Items, sys::memory::Ram};
+
+    #[test]
+    fn a_guest_says_where_its_note_is() {
+        let mut chipset = Chipset::new(&[], 0);
+        assert_eq!(chipset.guest_note(), None);
+        let mut items = Items::new(1, [0; 16]);
+        items.add_written(fw_cfg::VMCOREINFO_FILE, fw_cfg::vmcoreinfo_item());
+        let ram = Ram::new(&[(0, 1 << 20)], MemoryBacking::Memfd).expect("memory").memory;
+        let device = Mutex::new(FwCfg::new(items));
+        chipset.fw_cfg = Some(FwCfgPorts { device, ram: ram.clone() });
+        assert_eq!(chipset.guest_note(), None);
+        // As Linux does: what it says at 0x2000, and a request to write it to the first file.
+        let said = [0, 0, 1, 0, 0x18, 0x10, 0, 0, 0, 0x30, 0, 0, 0, 0, 0, 0];
+        ram.write_slice(&said, GuestAddress(0x2000)).expect("inside");
+        let request = [0, 0x20, 0, 8 | 16, 0, 0, 0, 16, 0, 0, 0, 0, 0, 0, 0x20, 0];
+        ram.write_slice(&request, GuestAddress(0x1000)).expect("inside");
+        assert_eq!(chipset.write_port(fw_cfg::BASE + 4, &[0; 4]), Answered::Yes);
+        assert_eq!(chipset.write_port(fw_cfg::BASE + 8, &[0, 0, 0x10, 0]), Answered::Yes);
+        assert_eq!(chipset.guest_note(), Some(NotePlace { address: 0x3000, size: 0x1018 }));
+    }
 
     #[test]
     fn variables_are_made_to_last_at_once_for_a_while_and_then_at_a_pace() {

@@ -16,7 +16,7 @@ use crate::{
     acpi::{self, AcpiError},
     devices::{
         flash,
-        fw_cfg::{self, AcpiFiles, AcpiLoaderError, Disk, FwCfg, Items},
+        fw_cfg::{self, AcpiFiles, AcpiLoaderError, Disk, Items},
         power,
     },
     pci::{
@@ -26,7 +26,7 @@ use crate::{
     smbios,
     sys::{
         kvm::{KvmError, Place, Vm},
-        memory::{Access, GuestRam},
+        memory::Access,
     },
 };
 
@@ -93,13 +93,8 @@ pub(super) struct Told<'a> {
     pub(super) ecam: Ecam,
 }
 
-/// Maps the code and the variables, and makes what the firmware is told.
-pub(super) fn open(
-    files: (OwnedFd, OwnedFd),
-    told: &Told<'_>,
-    vm: &Arc<Vm>,
-    ram: &GuestRam,
-) -> Result<Firmware, FirmwareError> {
+/// Maps the code and the variables.
+pub(super) fn open(files: (OwnedFd, OwnedFd), vm: &Arc<Vm>) -> Result<Firmware, FirmwareError> {
     let (mut code, mut variables) = (File::from(files.0), File::from(files.1));
     let size = |file: &mut File, name| {
         file.seek(SeekFrom::End(0)).map_err(|source| FirmwareError::Size { file: name, source })
@@ -111,27 +106,20 @@ pub(super) fn open(
     if !whole(code_size) || !whole(variables_size) || code_size + variables_size > FLASH_MAX {
         return Err(wrong());
     }
-    let fw_cfg = FwCfg::new(items(told)?);
     let code_place = Place { guest: FLASH_END - code_size, size: code_size };
     let mapping = Arc::new(map(&code, code_size)?);
     let code = vm.map(code_place, &mapping, 0, Access::ReadOnly)?;
     let place = Place { guest: code_place.guest - variables_size, size: variables_size };
     let variables = Variables::new(variables, place, vm)?.ok_or_else(wrong)?;
-    Ok(Firmware {
-        fw_cfg: Mutex::new(fw_cfg),
-        ram: ram.clone(),
-        variables: Mutex::new(variables),
-        code,
-    })
+    Ok(Firmware { variables: Mutex::new(variables), code })
 }
 
 /// Sleep states that the machine has, by number: bit 7 says so, the others are the sleep type.
 const SYSTEM_STATES: [u8; 6] = [0x80, 1, 2, 3, 4, 0x80 | power::SLEEP_OFF];
 
-fn items(told: &Told<'_>) -> Result<Items, FirmwareError> {
+/// Adds what firmware is told.
+pub(super) fn tell(items: &mut Items, told: &Told<'_>) -> Result<(), FirmwareError> {
     let machine = &told.machine;
-    let cpus = u16::try_from(machine.vcpus).unwrap_or(u16::MAX);
-    let mut items = Items::new(cpus, *machine.id.as_bytes());
     items.add("bootorder", fw_cfg::bootorder(told.disks));
     items.add("etc/e820", fw_cfg::e820(&machine.ram, told.reserved));
     items.add("etc/system-states", SYSTEM_STATES.to_vec());
@@ -153,8 +141,7 @@ fn items(told: &Told<'_>) -> Result<Items, FirmwareError> {
             });
         }
     }
-    add_tables(&mut items, &told.bridges, &told.ecam)?;
-    Ok(items)
+    add_tables(items, &told.bridges, &told.ecam)
 }
 
 /// How much longer the ACPI tables may get, in bytes: with configuration space elsewhere, root complexes
@@ -207,7 +194,7 @@ mod tests {
         let ecam = Ecam::default();
         let mut items = Items::new(2, [0; 16]);
         add_tables(&mut items, &bridges(&ecam), &ecam).expect("room");
-        let mut told = FwCfg::new(items);
+        let mut told = fw_cfg::FwCfg::new(items);
         HostBridge::new(ecam).write_config(0x60, &(base | 1).to_le_bytes());
         let [script, root, tables] = [fw_cfg::SCRIPT_FILE, fw_cfg::ROOT_FILE, fw_cfg::TABLES_FILE]
             .map(|name| file(&mut told, name));

@@ -1,14 +1,19 @@
 //! What the first virtual CPU starts: a kernel that we load, with tables beside it, or firmware
 //! that finds its way itself.
 
-use std::{fs::File, io, os::fd::OwnedFd, sync::Arc};
+use std::{
+    fs::File,
+    io,
+    os::fd::OwnedFd,
+    sync::{Arc, Mutex},
+};
 
 use types::vm::{Boot, DiskModel, VmSpec};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::{
     build::MAX_VIRTIO,
-    chipset::Firmware,
+    chipset::{Firmware, FwCfgPorts},
     firmware::{self, Bridges, FirmwareError, Told},
     map::AddressMap,
     tree::FIRST_VIRTIO,
@@ -16,7 +21,7 @@ use super::{
 use crate::{
     acpi::{self, AcpiError},
     boot::{self, BootError, Entry, Linux},
-    devices::fw_cfg::{Disk, DiskKind},
+    devices::fw_cfg::{self, Disk, DiskKind, FwCfg, Items},
     holes, layout,
     pci::{
         apertures::{Free, Share},
@@ -75,11 +80,18 @@ pub(super) struct Built<'a> {
     pub(super) ecam: Ecam,
 }
 
-/// Prepares guest memory or firmware, and returns where the first virtual CPU begins.
-pub(super) fn prepare(
-    spec: &VmSpec,
-    built: &Built<'_>,
-) -> Result<(Entry, Option<Firmware>), StartError> {
+/// What a machine starts from.
+pub(super) struct Start {
+    /// Where the first virtual CPU begins.
+    pub(super) entry: Entry,
+    /// What the machine tells of itself.
+    pub(super) fw_cfg: FwCfgPorts,
+    /// The firmware, if it starts from one.
+    pub(super) firmware: Option<Firmware>,
+}
+
+/// Prepares guest memory or firmware.
+pub(super) fn prepare(spec: &VmSpec, built: &Built<'_>) -> Result<Start, StartError> {
     let pieces = built.ram.regions.iter().map(|region| (region.address, region.size));
     let mut machine = smbios::Machine {
         id: spec.machine,
@@ -89,7 +101,8 @@ pub(super) fn prepare(
         caches: vcpu::caches(built.vm, Cpus::new(spec.vcpus, &built.platform.nodes))?,
         slots: built.slots.clone(),
     };
-    match &spec.boot {
+    let mut items = items(spec);
+    let (entry, firmware) = match &spec.boot {
         Boot::Linux { kernel_fd, initrd_fd, cmdline } => {
             write_tables(&machine, built)?;
             let mut kernel = File::from(take("kernel_fd", *kernel_fd)?);
@@ -99,7 +112,7 @@ pub(super) fn prepare(
             let acpi = layout::ACPI;
             let entry =
                 boot::load(Linux { kernel: &mut kernel, initrd, cmdline, acpi }, built.ram)?;
-            Ok((entry, None))
+            (entry, None)
         }
         Boot::Uefi { firmware_fd, variables_fd, pci_windows } => {
             let files = (take("firmware_fd", *firmware_fd)?, take("variables_fd", *variables_fd)?);
@@ -116,10 +129,21 @@ pub(super) fn prepare(
                 disks: &disks(spec),
                 ecam: built.ecam.clone(),
             };
-            let firmware = firmware::open(files, &told, built.vm, &built.ram.memory)?;
-            Ok((Entry::Reset, Some(firmware)))
+            firmware::tell(&mut items, &told)?;
+            (Entry::Reset, Some(firmware::open(files, built.vm)?))
         }
-    }
+    };
+    let device = Mutex::new(FwCfg::new(items));
+    let fw_cfg = FwCfgPorts { device, ram: built.ram.memory.clone() };
+    Ok(Start { entry, fw_cfg, firmware })
+}
+
+/// What every machine tells of itself, and where its guest tells of its own.
+fn items(spec: &VmSpec) -> Items {
+    let cpus = u16::try_from(spec.vcpus).unwrap_or(u16::MAX);
+    let mut items = Items::new(cpus, *spec.machine.as_bytes());
+    items.add_written(fw_cfg::VMCOREINFO_FILE, fw_cfg::vmcoreinfo_item());
+    items
 }
 
 fn take(what: &'static str, fd: i32) -> Result<OwnedFd, StartError> {
