@@ -3,12 +3,12 @@
 
 use std::{
     fs::File,
-    io,
+    io::{self, Read, Seek, SeekFrom},
     os::fd::OwnedFd,
     sync::{Arc, Mutex},
 };
 
-use types::vm::{Boot, DiskModel, VmSpec};
+use types::vm::{Boot, DiskModel, MAX_IGNITION, VmSpec};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::{
@@ -51,6 +51,12 @@ pub enum StartError {
     Smbios { needed: u64, available: u64 },
     #[error("the tables do not fit guest memory: {0}")]
     Tables(String),
+    #[error("cannot read the configuration for Ignition")]
+    Ignition { source: io::Error },
+    #[error(
+        "the configuration for Ignition has {bytes} bytes; at most {MAX_IGNITION} are passed on"
+    )]
+    IgnitionSize { bytes: u64 },
 }
 
 /// Returns where there may be no RAM besides.
@@ -101,7 +107,7 @@ pub(super) fn prepare(spec: &VmSpec, built: &Built<'_>) -> Result<Start, StartEr
         caches: vcpu::caches(built.vm, Cpus::new(spec.vcpus, &built.platform.nodes))?,
         slots: built.slots.clone(),
     };
-    let mut items = items(spec);
+    let mut items = items(spec)?;
     let (entry, firmware) = match &spec.boot {
         Boot::Linux { kernel_fd, initrd_fd, cmdline } => {
             write_tables(&machine, built)?;
@@ -139,11 +145,31 @@ pub(super) fn prepare(spec: &VmSpec, built: &Built<'_>) -> Result<Start, StartEr
 }
 
 /// What every machine tells of itself, and where its guest tells of its own.
-fn items(spec: &VmSpec) -> Items {
+fn items(spec: &VmSpec) -> Result<Items, StartError> {
     let cpus = u16::try_from(spec.vcpus).unwrap_or(u16::MAX);
     let mut items = Items::new(cpus, *spec.machine.as_bytes());
     items.add_written(fw_cfg::VMCOREINFO_FILE, fw_cfg::vmcoreinfo_item());
-    items
+    if let Some(fd) = spec.ignition_fd {
+        let config = read_ignition(File::from(take("ignition_fd", fd)?))?;
+        IGNITION_FILES.iter().for_each(|name| items.add(name, config.clone()));
+    }
+    Ok(items)
+}
+
+/// Files in which Ignition looks for its configuration. Source: Ignition internal/providers/qemu/qemu_fwcfg.go;
+/// Flatcar's documentation, "Migrating from CoreOS Container Linux".
+const IGNITION_FILES: [&str; 2] = ["opt/com.coreos/config", "opt/org.flatcar-linux/config"];
+
+fn read_ignition(mut file: File) -> Result<Vec<u8>, StartError> {
+    let failed = |source| StartError::Ignition { source };
+    let bytes = file.seek(SeekFrom::End(0)).map_err(failed)?;
+    if bytes > MAX_IGNITION {
+        return Err(StartError::IgnitionSize { bytes });
+    }
+    file.rewind().map_err(failed)?;
+    let mut config = Vec::new();
+    file.take(MAX_IGNITION).read_to_end(&mut config).map_err(failed)?;
+    Ok(config)
 }
 
 fn take(what: &'static str, fd: i32) -> Result<OwnedFd, StartError> {
@@ -208,4 +234,43 @@ fn disks(spec: &VmSpec) -> Vec<Disk> {
     };
     let disks = slots.zip(&spec.disks);
     disks.map(|(device, disk)| Disk { device, kind: kind(disk.model) }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{io::Write, os::fd::IntoRawFd};
+
+    use super::*;
+    use crate::{devices::fw_cfg::tests::file, spec::tests::minimal};
+
+    /// What a machine is told with `config` for Ignition.
+    fn told(config: &[u8]) -> Result<FwCfg, StartError> {
+        let mut handed = tempfile::tempfile().expect("a file");
+        handed.write_all(config).expect("written");
+        let spec = VmSpec { ignition_fd: Some(handed.into_raw_fd()), ..minimal(3, 64) };
+        items(&spec).map(FwCfg::new)
+    }
+
+    #[test]
+    fn a_configuration_for_ignition_is_where_it_is_looked_for() {
+        let config = br#"{"ignition":{"version":"3.4.0"}}"#;
+        let mut told = told(config).expect("small");
+        assert_eq!(file(&mut told, "opt/com.coreos/config"), config);
+        assert_eq!(file(&mut told, "opt/org.flatcar-linux/config"), config);
+        let most = usize::try_from(MAX_IGNITION).expect("small");
+        assert!(super::tests::told(&vec![b' '; most]).is_ok());
+        let refusal = super::tests::told(&vec![b' '; most + 1]).err().expect("too large");
+        assert!(matches!(refusal, StartError::IgnitionSize { bytes: 1_048_577 }), "{refusal}");
+    }
+
+    #[test]
+    fn every_machine_is_told_of_its_processors_and_asked_for_its_note() {
+        let told = FwCfg::new(items(&minimal(3, 64)).expect("nothing to read"));
+        let asked = told.written(fw_cfg::VMCOREINFO_FILE).map(<[u8]>::to_vec);
+        assert_eq!(asked, Some(fw_cfg::vmcoreinfo_item()));
+        let closed = VmSpec { ignition_fd: Some(1 << 20), ..minimal(3, 64) };
+        let refusal = items(&closed).err().expect("no descriptor");
+        let named = matches!(refusal, StartError::Descriptor { what: "ignition_fd", .. });
+        assert!(named, "{refusal}");
+    }
 }
