@@ -346,6 +346,9 @@ pub struct VmState {
     pub boot_ms: u64,
     /// How far the guest's clock with CMOS memory is ahead of the host's, in seconds.
     pub clock_ahead_s: i64,
+    /// What keeps the guest from starting, in words; nothing that is known of, when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
 }
 
 /// What a guest is doing.

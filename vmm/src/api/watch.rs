@@ -50,6 +50,7 @@ pub(super) fn state(_: &Request, board: &Board) -> Answer {
         deadline: board.control.deadline(),
         boot_ms: boot_ms(),
         clock_ahead_s: board.chipset.clock.lock().unwrap_or_else(PoisonError::into_inner).ahead_s(),
+        problem: board.chipset.smm.as_ref().and_then(|smm| smm.problem()).map(str::to_owned),
     };
     json(200, &state)
 }

@@ -36,7 +36,7 @@ use crate::{
     pci::{
         allocate::Above,
         bus::Address,
-        chipset::{HostBridge, LpcBridge},
+        chipset::LpcBridge,
         function::PciFunction,
         port::{LinkState, SlotWatch},
     },
@@ -103,13 +103,11 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
     let console = open_console(spec)?;
     let (serial_line, sci) = (line(&vm, serial::GSI)?, line(&vm, power::SCI)?);
 
-    let mut chipset = Chipset::new(&map.ram, spec.clock_ahead_s);
-    let tree = number_ports(spec)?;
-    let mut seats = vec![
-        plain(0, HostBridge::new(chipset.ecam.clone())),
-        plain(LPC_BRIDGE, LpcBridge::default()),
-    ];
     let (watch, platform) = virtio_platform(&vm, &ram);
+    let chipset = Chipset::new(&map.ram, spec.clock_ahead_s);
+    let mut chipset = chipset.watching(&spec.boot, &watch.events);
+    let tree = number_ports(spec)?;
+    let mut seats = vec![plain(0, chipset.host_bridge()), plain(LPC_BRIDGE, LpcBridge::default())];
     seats.extend(virtio_functions(spec, &platform)?);
     let passed = passthrough(claim, &tree, &vm, &ram)?;
     seats.extend(passed.seats);
@@ -132,7 +130,7 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
         platform: &platform,
         shares: &ports.shares(&seats, &plan),
         slots: ports.slots(),
-        ecam: chipset.ecam.clone(),
+        chipset: &chipset,
     };
     let Start { entry, fw_cfg, firmware } = start::prepare(spec, &built)?;
     (chipset.fw_cfg, chipset.firmware) = (Some(fw_cfg), firmware);

@@ -10,17 +10,22 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use types::vm::{Rate, RateLimit};
+use types::vm::{Boot, Rate, RateLimit};
 
-use super::board::locked;
+use super::{board::locked, smm::SmmWatch};
 use crate::{
     devices::{
         cmos::{self, Cmos},
         flash::{Flash, Store},
         fw_cfg::{self, FwCfg, NotePlace},
+        power,
         throttle::{Admission, Throttle},
     },
-    pci::{bus::Answered, chipset::Ecam},
+    events::Events,
+    pci::{
+        bus::Answered,
+        chipset::{Ecam, HostBridge, SmramWatch},
+    },
     sys::{
         kvm::{KvmError, MemorySlot, Place, Vm},
         memory::{Access, Alignment, GuestRam, Mapping},
@@ -37,6 +42,8 @@ pub struct Chipset {
     pub fw_cfg: Option<FwCfgPorts>,
     /// Present in machines that start from firmware.
     pub firmware: Option<Firmware>,
+    /// Looks whether that firmware is one for this machine.
+    pub smm: Option<Arc<SmmWatch>>,
 }
 
 impl Chipset {
@@ -44,7 +51,21 @@ impl Chipset {
     /// seconds ahead of the host's.
     pub fn new(ram: &[(u64, u64)], ahead_s: i64) -> Self {
         let clock = Mutex::new(Cmos::new(ram, ahead_s));
-        Self { ecam: Ecam::default(), clock, fw_cfg: None, firmware: None }
+        Self { ecam: Ecam::default(), clock, fw_cfg: None, firmware: None, smm: None }
+    }
+
+    /// Has a machine's firmware looked at, if it starts from one.
+    #[must_use]
+    pub(super) fn watching(self, boot: &Boot, events: &Events) -> Self {
+        let is_firmware = matches!(boot, Boot::Uefi { .. });
+        let smm = is_firmware.then(|| Arc::new(SmmWatch::new(events.clone())));
+        Self { smm, ..self }
+    }
+
+    /// Makes the host bridge.
+    pub(super) fn host_bridge(&self) -> HostBridge {
+        let watch = self.smm.clone().map(|watch| watch as Arc<dyn SmramWatch>);
+        HostBridge::new(self.ecam.clone()).watched(watch)
     }
 
     /// Returns where the guest says that its VMCOREINFO is.
@@ -59,6 +80,9 @@ impl Chipset {
             let mut clock = locked(&self.clock);
             data.iter_mut().for_each(|byte| *byte = clock.read(offset, since_1970()));
             return Answered::Yes;
+        }
+        if let Some(smm) = self.smm.as_ref().filter(|_| power::SMI_ENABLE.contains(&port)) {
+            smm.asked();
         }
         match (&self.fw_cfg, within(port, fw_cfg::BASE, fw_cfg::LENGTH)) {
             (Some(ports), Some(offset)) => {

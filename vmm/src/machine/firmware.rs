@@ -11,7 +11,10 @@ use std::{
 
 use types::vm::PciWindows;
 
-use super::chipset::{Firmware, Variables, map};
+use super::{
+    chipset::{Firmware, Variables, map},
+    smm::SmmWatch,
+};
 use crate::{
     acpi::{self, AcpiError},
     devices::{
@@ -91,6 +94,7 @@ pub(super) struct Told<'a> {
     pub(super) reserved: &'a [(u64, u64)],
     pub(super) disks: &'a [Disk],
     pub(super) ecam: Ecam,
+    pub(super) smm: Option<&'a Arc<SmmWatch>>,
 }
 
 /// Maps the code and the variables.
@@ -141,7 +145,7 @@ pub(super) fn tell(items: &mut Items, told: &Told<'_>) -> Result<(), FirmwareErr
             });
         }
     }
-    add_tables(items, &told.bridges, &told.ecam)
+    add_tables(items, &told.bridges, &told.ecam, told.smm)
 }
 
 /// How much longer the ACPI tables may get, in bytes: with configuration space elsewhere, root complexes
@@ -150,11 +154,18 @@ const TABLES_SPARE: usize = 4096;
 
 /// Adds the ACPI tables. The firmware moves configuration space before it asks for them, and what they
 /// say of it and around it, and how long each is, follows.
-fn add_tables(items: &mut Items, bridges: &Bridges, ecam: &Ecam) -> Result<(), FirmwareError> {
+/// Whoever asks for the first of them is told to `smm`.
+fn add_tables(
+    items: &mut Items,
+    bridges: &Bridges,
+    ecam: &Ecam,
+    smm: Option<&Arc<SmmWatch>>,
+) -> Result<(), FirmwareError> {
     let files = fw_cfg::acpi_files(&acpi::tables(&bridges.at(ecam.base()))?)?;
     let mut add = |name, size, part: fn(AcpiFiles) -> Vec<u8>| {
-        let (bridges, ecam) = (bridges.clone(), ecam.clone());
+        let (bridges, ecam, smm) = (bridges.clone(), ecam.clone(), smm.cloned());
         items.add_made(name, size, move || {
+            smm.iter().for_each(|watch| watch.tables_asked_for());
             let tables = acpi::tables(&bridges.at(ecam.base())).unwrap_or_default();
             fw_cfg::acpi_files(&tables).map(part).unwrap_or_default()
         });
@@ -170,8 +181,13 @@ mod tests {
     use super::*;
     use crate::{
         devices::fw_cfg::tests::{file, follow},
+        events::Events,
         layout,
-        pci::{apertures::Room, chipset::HostBridge, function::PciFunction},
+        pci::{
+            apertures::Room,
+            chipset::{HostBridge, SmramWatch},
+            function::PciFunction,
+        },
     };
 
     /// The first root complex, and another that has a window of its own.
@@ -193,7 +209,7 @@ mod tests {
     fn tables(base: u64) -> Vec<(String, Vec<u8>)> {
         let ecam = Ecam::default();
         let mut items = Items::new(2, [0; 16]);
-        add_tables(&mut items, &bridges(&ecam), &ecam).expect("room");
+        add_tables(&mut items, &bridges(&ecam), &ecam, None).expect("room");
         let mut told = fw_cfg::FwCfg::new(items);
         HostBridge::new(ecam).write_config(0x60, &(base | 1).to_le_bytes());
         let [script, root, tables] = [fw_cfg::SCRIPT_FILE, fw_cfg::ROOT_FILE, fw_cfg::TABLES_FILE]
@@ -216,6 +232,18 @@ mod tests {
             let names: Vec<String> = tables(base).into_iter().map(|(name, _)| name).collect();
             assert_eq!(names, ["FACP", "APIC", "MCFG", "PPTT", "SPCR", "FACS", "DSDT"]);
         }
+    }
+
+    #[test]
+    fn firmware_that_has_asked_for_tables_may_ask_for_anything() {
+        let (ecam, events) = (Ecam::default(), Events::default());
+        let watch = Arc::new(SmmWatch::new(events.clone()));
+        let mut items = Items::new(2, [0; 16]);
+        add_tables(&mut items, &bridges(&ecam), &ecam, Some(&watch)).expect("room");
+        let mut told = fw_cfg::FwCfg::new(items);
+        file(&mut told, fw_cfg::SCRIPT_FILE);
+        watch.asked();
+        assert_eq!(watch.problem(), None);
     }
 
     #[test]

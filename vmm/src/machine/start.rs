@@ -13,7 +13,7 @@ use vm_memory::{Bytes, GuestAddress};
 
 use super::{
     build::MAX_VIRTIO,
-    chipset::{Firmware, FwCfgPorts},
+    chipset::{Chipset, Firmware, FwCfgPorts},
     firmware::{self, Bridges, FirmwareError, Told},
     map::AddressMap,
     tree::FIRST_VIRTIO,
@@ -23,10 +23,7 @@ use crate::{
     boot::{self, BootError, Entry, Linux},
     devices::fw_cfg::{self, Disk, DiskKind, FwCfg, Items},
     holes, layout,
-    pci::{
-        apertures::{Free, Share},
-        chipset::Ecam,
-    },
+    pci::apertures::{Free, Share},
     smbios,
     sys::{kvm::Vm, memory::Ram, vfio::adopt},
     vcpu::{self, Cpus, VcpuError},
@@ -83,7 +80,7 @@ pub(super) struct Built<'a> {
     /// What the root complexes need, in order.
     pub(super) shares: &'a [Share],
     pub(super) slots: Vec<smbios::Slot>,
-    pub(super) ecam: Ecam,
+    pub(super) chipset: &'a Chipset,
 }
 
 /// What a machine starts from.
@@ -133,7 +130,8 @@ pub(super) fn prepare(spec: &VmSpec, built: &Built<'_>) -> Result<Start, StartEr
                 machine,
                 reserved: &reserved(built.map),
                 disks: &disks(spec),
-                ecam: built.ecam.clone(),
+                ecam: built.chipset.ecam.clone(),
+                smm: built.chipset.smm.as_ref(),
             };
             firmware::tell(&mut items, &told)?;
             (Entry::Reset, Some(firmware::open(files, built.vm)?))

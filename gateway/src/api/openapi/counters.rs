@@ -79,6 +79,7 @@ pub(super) enum EventKind {
     DeviceDetached,
     DeviceFailed,
     Dumped,
+    FirmwareUnsupported,
     Interrupted,
     GuestPanicked,
     GuestCrashKernel,
