@@ -108,7 +108,8 @@ pub struct Seed {
     /// [`MAX_SSH_KEYS`], each a line of UTF-8 of at most [`MAX_SSH_KEY`] bytes.
     #[serde(default)]
     pub ssh_keys: Vec<String>,
-    /// User data: text, not gzip, passed on as it is, at most [`MAX_USER_DATA`] bytes.
+    /// User data: text, not gzip, passed on as it is, at most [`MAX_USER_DATA`] bytes. A JSON object with
+    /// `ignition.version` is shown to Ignition, too, where that looks for its configuration.
     #[serde(default)]
     pub user_data: Option<String>,
 }

@@ -73,6 +73,8 @@ fn stand_still(machine: &Machine<'_>, folder: &Path, memory_mib: u64) {
     };
     let text = String::from_utf8_lossy(&read.stdout);
     assert!(text.contains("Core file") && text.contains("NT_PRSTATUS"), "{text}");
+    // The guest's kernel has told where its VMCOREINFO is: without that, drgn reads no dump.
+    assert!(text.contains("VMCOREINFO"), "{text}");
     let resumed = machine.ask(&["resume"]);
     assert_eq!(resumed["detail"], "", "{resumed:#}");
     let count = |text: &str| text.matches("count ").count();

@@ -10,7 +10,7 @@ use std::{
 
 use qemu_tests::{
     bed::{
-        Bed, BedOptions, Plan,
+        Bed, BedOptions, Opened, Plan,
         firmware::{self, Release},
         guest,
     },
@@ -33,6 +33,10 @@ const SOON: Duration = Duration::from_secs(120);
 const CODE: &str = "/guest/code.fd";
 const VARIABLES: &str = "/guest/variables.fd";
 const DISK: &str = "/guest/disk.img";
+
+/// Where the host has a configuration for Ignition.
+const CONFIG: &str = "/run/config.ign";
+const IGNITION: &[u8] = b"{\"ignition\":{\"version\":\"3.4.0\"}}\n";
 
 /// A host that holds the firmware of a release, its variables, and a disk.
 fn bed(folder: &Path, release: Release, disk: PathBuf) -> Bed {
@@ -82,11 +86,22 @@ fn finish(bed: &mut Bed, machine: u32) {
 fn starts(folder: &Path, release: Release, make: fn(&Path) -> anyhow::Result<PathBuf>) {
     let disk = make(folder).unwrap();
     let mut bed = bed(folder, release, disk);
-    let machine = start(&mut bed, &plan(release));
+    bed.write(CONFIG, IGNITION).unwrap();
+    let mut plan = plan(release);
+    plan.spec.ignition_fd = Some(plan.open(Opened::Read { path: CONFIG.to_owned() }));
+    let machine = start(&mut bed, &plan);
     let id = "cat /sys/class/dmi/id/sys_vendor /sys/class/dmi/id/product_uuid";
     assert_eq!(bed.run(machine, id, SOON).unwrap(), NAMED);
     let tables = bed.run(machine, "ls /sys/firmware/acpi/tables /sys/firmware/efi", SOON).unwrap();
     assert!(tables.contains("MCFG") && tables.contains("systab"), "{tables}");
+    // Systems that ask ACPI where the console is find the serial port: I/O space, eight bits, 0x3f8.
+    let spcr = "od -An -tx1 -j40 -N6 /sys/firmware/acpi/tables/SPCR";
+    assert_eq!(bed.run(machine, spcr, SOON).unwrap().trim(), "01 08 00 01 f8 03");
+    // Where Ignition looks for its configuration, by the driver that it loads for that.
+    let files = "/sys/firmware/qemu_fw_cfg/by_name/opt";
+    let read = format!("cat {files}/com.coreos/config/raw {files}/org.flatcar-linux/config/raw");
+    let told = bed.run(machine, &read, SOON).unwrap();
+    assert_eq!(told.as_bytes(), [IGNITION, IGNITION].concat());
     finish(&mut bed, machine);
 }
 

@@ -29,6 +29,8 @@ pub enum VmEventKind {
     DeviceFailed,
     /// The guest's memory was read out.
     Dumped,
+    /// The guest's firmware needs what the machine does not have, and goes no further.
+    FirmwareUnsupported,
     /// The guest was sent a non-maskable interrupt.
     Interrupted,
     /// The guest said that its system has failed.

@@ -19,6 +19,10 @@ pub const SPEC_FD: i32 = 3;
 /// Version of [`VmSpec`] that this build reads and writes.
 pub const SPEC_VERSION: u32 = 1;
 
+/// Most that a configuration for Ignition may have, in bytes. Guests read it a byte at a time, and the next
+/// page from the start again: a mebibyte takes them minutes.
+pub const MAX_IGNITION: u64 = 1 << 20;
+
 /// Everything one VMM process is to do.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -41,6 +45,10 @@ pub struct VmSpec {
     pub host_memory: Vec<HostMemory>,
     /// What the guest starts from.
     pub boot: Boot,
+    /// A configuration for Ignition, which the guest finds where Fedora CoreOS, RHEL CoreOS and Flatcar look
+    /// for it: a regular file or memfd of at most [`MAX_IGNITION`] bytes, if any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ignition_fd: Option<i32>,
     /// Disks, in order: the guest's vda, vdb, … (or nvme0n1, …), and what firmware tries first.
     pub disks: Vec<Disk>,
     /// Most that all disks together move, those too that come while the guest runs, if that is bounded.
@@ -341,6 +349,9 @@ pub struct VmState {
     pub boot_ms: u64,
     /// How far the guest's clock with CMOS memory is ahead of the host's, in seconds.
     pub clock_ahead_s: i64,
+    /// What keeps the guest from starting, in words; nothing that is known of, when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
 }
 
 /// What a guest is doing.

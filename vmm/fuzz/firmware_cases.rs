@@ -1,4 +1,5 @@
-//! Runs fuzz cases of what firmware talks to: fw_cfg with its DMA, the flash chip, the clock.
+//! Runs fuzz cases of what firmware talks to: fw_cfg with its DMA and the note that a guest names there, the
+//! flash chip, the clock.
 
 use std::{io, time::Duration};
 
@@ -9,8 +10,11 @@ use vmm::{
     devices::{
         cmos::Cmos,
         flash::{BLOCK, Flash, Store},
-        fw_cfg::{FwCfg, Items, acpi_files, bootorder, e820},
+        fw_cfg::{
+            FwCfg, Items, VMCOREINFO_FILE, acpi_files, bootorder, e820, note_place, vmcoreinfo_item,
+        },
     },
+    dump::{elf, vmcoreinfo as note},
     layout,
     sys::memory::Ram,
 };
@@ -56,7 +60,8 @@ pub(crate) fn fw_cfg(bytes: &[u8]) {
             _ => device.write(0, &data[..2], &ram),
         }
     }
-    // Whatever was asked, the signature is still there.
+    // Whatever was asked, what the guest may write is as long as before, and the signature is there.
+    assert_eq!(device.written(VMCOREINFO_FILE).map(<[u8]>::len), Some(16));
     let mut byte = [0];
     device.write(0, &[0, 0], &ram);
     device.read(1, &mut byte);
@@ -78,7 +83,32 @@ fn items() -> Items {
     items.add("bootorder", bootorder(&[]));
     items.add("etc/table-loader", files.script);
     items.add_made("etc/acpi/tables", files.tables.len(), move || files.tables.clone());
+    items.add_written(VMCOREINFO_FILE, vmcoreinfo_item());
     items
+}
+
+/// Where the note of the vmcoreinfo cases begins.
+const NOTE: u64 = 0x1000;
+
+/// What a guest says of its VMCOREINFO: 16 bytes of the item, then what is at [`NOTE`].
+pub(crate) fn vmcoreinfo(bytes: &[u8]) {
+    let Some((item, memory)) = bytes.split_at_checked(16) else { return };
+    let Some(place) = note_place(item) else { return };
+    let ram = Ram::new(&[(0, MEMORY)], MemoryBacking::Memfd).expect("memory").memory;
+    let count = memory.len().min(0x1000);
+    ram.write_slice(&memory[..count], GuestAddress(NOTE)).expect("inside");
+    let contents = match note::read(place, &ram) {
+        Ok(contents) => contents,
+        // What is wrong is told in words.
+        Err(error) => return assert!(!error.to_string().is_empty()),
+    };
+    let size = usize::try_from(place.size).expect("small");
+    assert!(contents.len() + 24 <= size, "{} bytes in a note of {size}", contents.len());
+    // It is the last note, whole, before the padding to a page.
+    let head = elf::head(&[], &[], Some(&contents));
+    let begin = 64 + 56 + 24;
+    assert_eq!(head[begin - 12..begin], *b"VMCOREINFO\0\0");
+    assert_eq!(head[begin..begin + contents.len()], contents[..]);
 }
 
 /// Blocks of the chip.

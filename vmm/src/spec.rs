@@ -151,6 +151,7 @@ pub fn descriptors(spec: &VmSpec) -> Vec<i32> {
         }
         Boot::Uefi { firmware_fd, variables_fd, .. } => all.extend([*firmware_fd, *variables_fd]),
     }
+    all.extend(spec.ignition_fd);
     all.extend(spec.console_fd);
     all.extend(spec.disks.iter().map(|disk| disk.fd));
     for net in &spec.nets {
@@ -190,6 +191,8 @@ pub(crate) mod tests {
         assert_eq!(descriptors(&spec), [5, 6, 4]);
         let spec = parse(uefi(128).as_bytes()).expect("valid");
         assert_eq!(descriptors(&spec), [5, 6, 7, 8]);
+        let spec = parse(document(1, 64, ",\"ignition_fd\":9").as_bytes()).expect("valid");
+        assert_eq!(descriptors(&spec), [5, 6, 4, 9]);
     }
 
     fn uefi(memory: u64) -> String {

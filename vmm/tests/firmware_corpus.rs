@@ -19,6 +19,11 @@ fn requests_of_firmware_are_survived() {
 }
 
 #[test]
+fn notes_of_guests_are_survived() {
+    replay("vmcoreinfo", cases::vmcoreinfo);
+}
+
+#[test]
 fn commands_to_the_flash_chip_are_survived() {
     replay("flash", cases::flash);
 }

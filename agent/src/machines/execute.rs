@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lease::hardware::Placement;
+use lease::{api::Seed, hardware::Placement};
 use overlay::Overlay;
 use rustix::fs::{MemfdFlags, SealFlags};
 use tokio::sync::mpsc;
@@ -274,6 +274,7 @@ async fn launch(
         memory_backing: record.memory,
         host_memory: located.memory,
         boot,
+        ignition_fd: open_ignition(image.seed.as_ref(), &mut files)?,
         disks,
         disk_limit: record.lease.shape.disk_limit,
         nets,
@@ -438,6 +439,14 @@ fn open_seed(record: &Record, files: &mut Files) -> Result<Option<Disk>, StartEr
     Ok(Some(Disk { fd, read_only: true, serial, model, limit: None, key: None }))
 }
 
+/// Makes the configuration that Ignition looks for, if its renter gave one.
+fn open_ignition(seed: Option<&Seed>, files: &mut Files) -> Result<Option<i32>, StartError> {
+    let Some(config) = seed.and_then(seed::ignition) else { return Ok(None) };
+    let prepare = |source| StartError::Prepare { what: "configuration for Ignition", source };
+    let memory = seal_bytes("holdfast-ignition", config.as_bytes()).map_err(prepare)?;
+    Ok(Some(files.add(memory)))
+}
+
 fn open_devices(
     tools: &Tools,
     record: &Record,
@@ -572,6 +581,24 @@ mod tests {
         assert_eq!(placed(3), [(Some(1), 300)]);
         assert_eq!(placed(4), [], "100 GiB are left");
         assert_eq!(placed(1), [(Some(0), 300)], "at its next start it has its own");
+    }
+
+    #[test]
+    fn a_configuration_for_ignition_is_handed_over_as_it_is() {
+        let config = "{\"ignition\": {\"version\": \"3.4.0\"},\n \"x\": \"é\"}\n";
+        let seed = Seed { user_data: Some(config.into()), ..Seed::default() };
+        let mut files = Files::default();
+        let fd = open_ignition(Some(&seed), &mut files).expect("made");
+        assert_eq!((fd, files.0.len()), (Some(SPEC_FD + 1), 1));
+        let mut handed = String::new();
+        let mut file = File::from(files.0.remove(0));
+        file.read_to_string(&mut handed).expect("text");
+        assert_eq!(handed, config);
+        assert!(file.write_all(b"x").is_err(), "it can be changed");
+        // What is for cloud-init is not for Ignition.
+        let script = Seed { user_data: Some("#!/bin/sh\n".into()), ..Seed::default() };
+        assert!(open_ignition(Some(&script), &mut files).expect("nothing to make").is_none());
+        assert!(open_ignition(None, &mut files).expect("nothing to make").is_none());
     }
 
     #[test]

@@ -1,15 +1,19 @@
-//! The disk on which cloud-init finds a machine's name, keys and user data.
+//! The disk on which cloud-init finds a machine's name, keys and user data; and user data that is for Ignition,
+//! which looks for no disk.
 //! Source: cloud-init documentation, "NoCloud": a FAT volume labelled `cidata` with the files
 //! `meta-data` and `user-data`, and no `network-config`, so that the first card uses DHCP.
 //!
 //! `meta-data` is YAML, and JSON is YAML: what a renter gave is a JSON string in it and can be
 //! nothing else.
+//!
+//! Source: Ignition docs/configuration-v3_4.md: a configuration is a JSON object, whose `ignition.version` is the
+//! one thing that it has to have.
 
 use std::io::{self, Cursor, Write};
 
 use fatfs::{FileSystem, FormatVolumeOptions, FsOptions};
 use lease::api::Seed;
-use serde_json::json;
+use serde_json::{Value, json};
 use types::ids::MachineId;
 
 /// Bytes of the volume: more than all that a seed may hold.
@@ -36,6 +40,14 @@ pub fn volume(machine: MachineId, seed: &Seed) -> io::Result<Vec<u8>> {
     write("user-data", seed.user_data.as_deref().unwrap_or(NO_USER_DATA).as_bytes())?;
     files.unmount()?;
     Ok(storage.into_inner())
+}
+
+/// Returns the user data, if it is a configuration for Ignition.
+pub fn ignition(seed: &Seed) -> Option<&str> {
+    let data = seed.user_data.as_deref()?;
+    let document: Value = serde_json::from_str(data).ok()?;
+    document.get("ignition")?.get("version")?.as_str()?;
+    Some(data)
 }
 
 /// Returns the meta-data. The instance is the machine: cloud-init does its work once.
@@ -97,6 +109,25 @@ mod tests {
         let volume = volume(MACHINE, &Seed::default()).expect("made");
         assert!(file(&volume, "meta-data").contains("\"holdfast-abababab\""));
         assert_eq!(file(&volume, "user-data"), NO_USER_DATA);
+    }
+
+    #[test]
+    fn user_data_that_names_a_version_of_ignition_is_its_configuration() {
+        let is_one = |data: &str| {
+            let seed = Seed { user_data: Some(data.into()), ..Seed::default() };
+            ignition(&seed).is_some_and(|found| found == data)
+        };
+        assert!(is_one(r#"{"ignition": {"version": "3.4.0"}, "passwd": {"users": []}}"#));
+        assert!(is_one("\n {\"ignition\":{\"version\":\"2.3.0\",\"config\":{}}}\n"));
+        assert!(!is_one(r#"{"ignition": {"config": {}}}"#));
+        assert!(!is_one(r#"{"ignition": {"version": 3}}"#));
+        assert!(!is_one(r#"{"version": "3.4.0"}"#));
+        assert!(!is_one(r#"["ignition", "version"]"#));
+        assert!(!is_one(r#"{"ignition": {"version": "3.4.0"}"#));
+        assert!(!is_one("#cloud-config\nignition: {version: 3.4.0}\n"));
+        // However deep it is nested, it is a document or none.
+        assert!(!is_one(&"[".repeat(128 << 10)));
+        assert_eq!(ignition(&Seed::default()), None);
     }
 
     #[test]

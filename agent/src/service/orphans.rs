@@ -83,6 +83,7 @@ mod tests {
             deadline: Some(deadline),
             boot_ms: 60_000,
             clock_ahead_s: 0,
+            problem: None,
         };
         assert_eq!(describe(machine, Some(&state)), format!("{machine} in 30 s"));
         state.deadline = None;

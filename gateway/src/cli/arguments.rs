@@ -359,7 +359,7 @@ pub(crate) struct ImageArguments {
     /// File with public keys for the image's usual user, as authorized_keys; repeat for each file.
     #[arg(long = "ssh-key")]
     pub(crate) ssh_keys: Vec<PathBuf>,
-    /// File with user data for cloud-init: text, which gzip may have compressed.
+    /// File with user data for cloud-init, or a configuration for Ignition (JSON): text, which gzip may have compressed.
     #[arg(long)]
     pub(crate) user_data: Option<PathBuf>,
     /// Host name for cloud-init.

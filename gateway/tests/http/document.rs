@@ -70,15 +70,23 @@ fn device_states() -> Vec<DeviceState> {
 
 fn event_kinds() -> Vec<VmEventKind> {
     use VmEventKind::{
-        DeadlineNear, DeviceAttached, DeviceDetached, DeviceFailed, Dumped, GuestCrashKernel,
-        GuestPanicked, Interrupted, Paused, Reset, Resumed, Started, Stopped,
+        DeadlineNear, DeviceAttached, DeviceDetached, DeviceFailed, Dumped, FirmwareUnsupported,
+        GuestCrashKernel, GuestPanicked, Interrupted, Paused, Reset, Resumed, Started, Stopped,
     };
     let listed = |kind| match kind {
         DeadlineNear | DeviceAttached | DeviceDetached | DeviceFailed | Dumped
-        | GuestCrashKernel | GuestPanicked | Interrupted | Paused | Reset | Resumed | Started
-        | Stopped => kind,
+        | FirmwareUnsupported | GuestCrashKernel | GuestPanicked | Interrupted | Paused | Reset
+        | Resumed | Started | Stopped => kind,
     };
-    let system = [DeadlineNear, GuestCrashKernel, GuestPanicked, Reset, Started, Stopped];
+    let system = [
+        DeadlineNear,
+        FirmwareUnsupported,
+        GuestCrashKernel,
+        GuestPanicked,
+        Reset,
+        Started,
+        Stopped,
+    ];
     let others =
         [DeviceAttached, DeviceDetached, DeviceFailed, Dumped, Interrupted, Paused, Resumed];
     system.into_iter().chain(others).map(listed).collect()

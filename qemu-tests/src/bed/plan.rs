@@ -63,6 +63,7 @@ impl Plan {
             memory_backing: MemoryBacking::Memfd,
             host_memory: Vec::new(),
             boot: Boot::Linux { kernel_fd: -1, initrd_fd: None, cmdline: String::new() },
+            ignition_fd: None,
             disks: Vec::new(),
             disk_limit: None,
             nets: Vec::new(),

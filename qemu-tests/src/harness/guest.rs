@@ -32,6 +32,7 @@ const MODULES: &[&str] = &[
     "button",
     "pvpanic",
     "pvpanic-mmio",
+    "qemu_fw_cfg",
 ];
 
 /// Shared libraries of dropbear.

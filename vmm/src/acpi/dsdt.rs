@@ -1,5 +1,5 @@
 //! The DSDT: processors are in the MADT, so it holds the PCI roots (see `roots`), the serial port, the clock,
-//! `\_S5`, and whom an operating system tells that it sleeps.
+//! fw_cfg, `\_S5`, and whom an operating system tells that it sleeps.
 //! Source: ACPI 6.5 §6.2 (device configuration), §7.4.2.6 (\_S5), §9.1.1 (_DSM), §19 (AML); Intel
 //! "Low Power S0 Idle" (document 599443), §3 "_DSM"; Microsoft "Modern standby firmware
 //! notifications".
@@ -17,7 +17,7 @@ use acpi_tables::{
 
 use super::{OEM, OEM_REVISION, OEM_TABLE, Platform, bytes, roots};
 use crate::{
-    devices::{cmos, power, pvpanic, serial},
+    devices::{cmos, fw_cfg, power, pvpanic, serial},
     layout,
 };
 
@@ -33,6 +33,7 @@ pub(super) fn build(platform: &Platform) -> Vec<u8> {
     scope.extend(clock());
     scope.extend(ecam_reservation(platform.ecam));
     scope.extend(panic_port());
+    scope.extend(fw_cfg_ports());
     scope.extend(sleep_listener());
     table.append_slice(&Scope::raw(Path::new("_SB_"), scope));
     table.as_slice().to_vec()
@@ -83,6 +84,20 @@ fn panic_port() -> Vec<u8> {
         resources,
     ];
     device("PEVT", parts)
+}
+
+/// What a system finds fw_cfg by. Source: QEMU docs/specs/fw_cfg.rst, "ACPI Interface".
+fn fw_cfg_ports() -> Vec<u8> {
+    let ports = u8::try_from(fw_cfg::LENGTH).unwrap_or(12);
+    let resources = resources(vec![bytes(&IO::new(fw_cfg::BASE, fw_cfg::BASE, 1, ports))]);
+    // Present, decoding, not shown to users, working (ACPI 6.5 §6.3.7).
+    let status = 0x0bu8;
+    let parts = vec![
+        bytes(&Name::new(Path::new("_HID"), &fw_cfg::HARDWARE_ID)),
+        bytes(&Name::new(Path::new("_STA"), &status)),
+        resources,
+    ];
+    device("FWCF", parts)
 }
 
 /// Functions of the sleep listener's `_DSM`: on the way into sleep, and on the way out.

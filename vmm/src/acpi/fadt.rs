@@ -78,7 +78,7 @@ pub(super) fn facs() -> Vec<u8> {
 }
 
 /// A generic address of I/O ports (ACPI 6.5 §5.2.3.2).
-fn io_register(port: u16, bits: u8, access: u8) -> [u8; 12] {
+pub(super) fn io_register(port: u16, bits: u8, access: u8) -> [u8; 12] {
     let mut register = [SYSTEM_IO, bits, 0, access, 0, 0, 0, 0, 0, 0, 0, 0];
     register[4..6].copy_from_slice(&port.to_le_bytes());
     register

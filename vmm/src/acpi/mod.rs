@@ -7,6 +7,7 @@ mod dsdt;
 mod fadt;
 mod madt;
 mod roots;
+mod spcr;
 
 use acpi_tables::{Aml, mcfg::MCFG, rsdp::Rsdp, xsdt::XSDT};
 
@@ -71,6 +72,7 @@ pub fn tables(platform: &Platform) -> Result<Vec<Table>, AcpiError> {
     let mcfg = place(bytes(&mcfg));
     let mut all = vec![fadt, madt, mcfg];
     all.push(place(affinity::pptt(platform.vcpus)));
+    all.push(place(spcr::build(platform.vcpus)));
     if !platform.nodes.is_empty() {
         all.push(place(affinity::srat(&platform.nodes)));
         all.extend(affinity::slit(&platform.nodes).map(&mut place));
@@ -115,6 +117,17 @@ mod tests {
             let has_no_checksum = table.bytes.starts_with(b"FACS");
             assert!(sum == 0 || has_no_checksum, "{:?}", &table.bytes[..4]);
         }
+    }
+
+    #[test]
+    fn systems_find_fw_cfg_by_its_hardware_id() {
+        let tables = tables(&platform()).expect("room");
+        let dsdt =
+            &tables.iter().find(|table| table.bytes.starts_with(b"DSDT")).expect("there").bytes;
+        let id = dsdt.windows(8).position(|part| part == b"QEMU0002").expect("named");
+        // Sixteen bits of address, decoded: 0x510 to 0x510, steps of 1, 12 ports.
+        let ports = [0x47, 1, 0x10, 5, 0x10, 5, 1, 12];
+        assert!(dsdt[id..id + 64].windows(8).any(|part| part == ports));
     }
 
     #[test]

@@ -50,6 +50,7 @@ pub(super) fn state(_: &Request, board: &Board) -> Answer {
         deadline: board.control.deadline(),
         boot_ms: boot_ms(),
         clock_ahead_s: board.chipset.clock.lock().unwrap_or_else(PoisonError::into_inner).ahead_s(),
+        problem: board.chipset.smm.as_ref().and_then(|smm| smm.problem()).map(str::to_owned),
     };
     json(200, &state)
 }
@@ -92,7 +93,8 @@ pub(super) fn dump(_: &Request, board: &Board) -> Answer {
     if let Err(error) = board.hold(Holder::Dump) {
         return guest::not_held(&error);
     }
-    let dump = Dump::new(&board.ram, &board.pauses.registers());
+    let note = board.chipset.guest_note();
+    let dump = Dump::new(&board.ram, &board.pauses.registers(), note);
     let bytes = Answer::bytes("application/x-elf", Vec::new());
     Answer { body: Body::Dump(Box::new(dump)), ..bytes }
 }

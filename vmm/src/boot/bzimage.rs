@@ -12,14 +12,21 @@
 //! | 0x218  | 4     | ramdisk_image                 |
 //! | 0x21c  | 4     | ramdisk_size                  |
 //! | 0x228  | 4     | cmd_line_ptr                  |
+//! | 0x230  | 4     | kernel_alignment              |
+//! | 0x234  | 1     | relocatable_kernel            |
+//! | 0x258  | 8     | pref_address                  |
+//! | 0x260  | 4     | init_size                     |
 //! | 0x2d0  | 20 n  | e820_table                    |
 
 use std::{
     fs::File,
     io::{Read, Seek, SeekFrom},
+    num::NonZeroU32,
 };
 
-use super::{BootError, Entry, Linux, load_initrd, memory_map, read_into, write, write_cmdline};
+use super::{
+    BootError, Entry, Linux, load_initrd, low_end, memory_map, read_into, write, write_cmdline,
+};
 use crate::{layout, sys::memory::Ram};
 
 const HEADER: usize = 0x1f1;
@@ -44,6 +51,25 @@ struct Header {
     initrd_max: u32,
     cmdline_max: u32,
     init_size: u32,
+    pref_address: u64,
+    /// A power of two, on multiples of which the kernel runs; none if it runs at `pref_address` only.
+    kernel_alignment: Option<NonZeroU32>,
+}
+
+impl Header {
+    /// Returns the end of the memory that a kernel at `address` overwrites before it looks at its memory
+    /// map: it unpacks itself where it is going to run, not where it was put (boot.rst, `init_size`; a
+    /// kernel never runs below `pref_address`: arch/x86/boot/compressed/head_64.S).
+    fn runtime_end(&self, address: u64) -> u64 {
+        let start = match self.kernel_alignment {
+            Some(step) => {
+                let aligned = address.next_multiple_of(u64::from(step.get()));
+                aligned.max(self.pref_address)
+            }
+            None => self.pref_address,
+        };
+        start.saturating_add(self.init_size.into())
+    }
 }
 
 pub(super) fn load(linux: Linux<'_>, ram: &Ram) -> Result<Entry, BootError> {
@@ -61,8 +87,11 @@ pub(super) fn load(linux: Linux<'_>, ram: &Ram) -> Result<Entry, BootError> {
     linux.kernel.seek(SeekFrom::Start(header.setup_bytes)).map_err(read)?;
     let address = layout::HIGH_RAM;
     read_into(linux.kernel, "kernel", address, payload, ram)?;
-    // The kernel unpacks itself in place and needs this much from its load address on.
-    let kernel_end = address + payload.max(u64::from(header.init_size));
+    let kernel_end = header.runtime_end(address).max(address + payload);
+    let available = low_end(ram);
+    if kernel_end > available {
+        return Err(BootError::TooLarge { file: "kernel", end: kernel_end, available });
+    }
     let most = usize::try_from(header.cmdline_max).unwrap_or(usize::MAX).saturating_add(1);
     let room = usize::try_from(layout::COMMAND_LINE_MAX).unwrap_or(usize::MAX);
     write_cmdline(linux.cmdline, most.min(room), ram)?;
@@ -108,6 +137,12 @@ fn read_header(kernel: &mut File) -> Result<Header, BootError> {
     if u16_at(0x206) < OLDEST_PROTOCOL || start[0x236] & XLF_KERNEL_64 == 0 {
         return Err(BootError::Unsupported("bzImage without a 64-bit entry"));
     }
+    let is_relocatable = start[0x234] != 0;
+    let kernel_alignment = NonZeroU32::new(u32_at(0x230)).filter(|_| is_relocatable);
+    if is_relocatable && !kernel_alignment.is_some_and(NonZeroU32::is_power_of_two) {
+        return Err(BootError::Damaged("it is relocatable, but its alignment is no power of two"));
+    }
+    let pref_address = u64::from(u32_at(0x258)) | u64::from(u32_at(0x25c)) << 32;
     let sectors = if start[0x1f1] == 0 { 4 } else { u64::from(start[0x1f1]) };
     Ok(Header {
         bytes: start[HEADER..end].to_vec(),
@@ -117,6 +152,8 @@ fn read_header(kernel: &mut File) -> Result<Header, BootError> {
         initrd_max: u32_at(0x22c),
         cmdline_max: u32_at(0x238),
         init_size: u32_at(0x260),
+        pref_address,
+        kernel_alignment,
     })
 }
 

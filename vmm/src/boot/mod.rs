@@ -199,8 +199,8 @@ mod tests {
 
     use super::*;
 
-    fn ram() -> Ram {
-        Ram::new(&[(0, 16 << 20)], MemoryBacking::Memfd).expect("memory")
+    fn ram(mib: u64) -> Ram {
+        Ram::new(&[(0, mib << 20)], MemoryBacking::Memfd).expect("memory")
     }
 
     fn file(bytes: &[u8]) -> File {
@@ -210,9 +210,18 @@ mod tests {
     }
 
     fn try_load(kernel: &[u8], initrd: Option<&[u8]>, cmdline: &str) -> Result<Entry, BootError> {
+        load_into(&ram(16), kernel, initrd, cmdline)
+    }
+
+    fn load_into(
+        ram: &Ram,
+        kernel: &[u8],
+        initrd: Option<&[u8]>,
+        cmdline: &str,
+    ) -> Result<Entry, BootError> {
         let (mut kernel, mut initrd) = (file(kernel), initrd.map(file));
         let initrd = initrd.as_mut();
-        load(Linux { kernel: &mut kernel, initrd, cmdline, acpi: layout::ACPI }, &ram())
+        load(Linux { kernel: &mut kernel, initrd, cmdline, acpi: layout::ACPI }, ram)
     }
 
     /// A bzImage of protocol 2.15 with one setup sector and `payload` bytes of 64-bit code.
@@ -224,6 +233,8 @@ mod tests {
         image[0x206..0x208].copy_from_slice(&0x020fu16.to_le_bytes());
         image[0x211] = 1;
         image[0x22c..0x230].copy_from_slice(&0x7fff_ffffu32.to_le_bytes());
+        image[0x230..0x234].copy_from_slice(&0x20_0000u32.to_le_bytes());
+        image[0x234] = 1;
         image[0x236] = 1;
         image[0x238..0x23c].copy_from_slice(&2047u32.to_le_bytes());
         image[0x258..0x260].copy_from_slice(&0x10_0000u64.to_le_bytes());
@@ -266,5 +277,64 @@ mod tests {
         );
         let refusal = try_load(&bzimage(4096), None, "a\0b").expect_err("NUL");
         assert!(matches!(refusal, BootError::CommandLineNul(1)), "{refusal}");
+    }
+    /// The bzImage above, to run from 16 MiB on in 8 MiB.
+    fn at_16_mib() -> Vec<u8> {
+        let mut image = bzimage(4096);
+        image[0x258..0x260].copy_from_slice(&0x100_0000u64.to_le_bytes());
+        image[0x260..0x264].copy_from_slice(&0x80_0000u32.to_le_bytes());
+        image
+    }
+
+    /// Loads `image` into 32 MiB with an initramfs of so many MiB, and returns the end of what did not fit.
+    fn end_in_32_mib(image: &[u8], initrd_mib: usize) -> Option<(&'static str, u64)> {
+        let initrd = vec![0; initrd_mib << 20];
+        match load_into(&ram(32), image, Some(&initrd), "") {
+            Ok(_) => None,
+            Err(BootError::TooLarge { file, end, .. }) => Some((file, end)),
+            Err(other) => panic!("{other}"),
+        }
+    }
+
+    #[test]
+    fn an_initramfs_lies_behind_where_the_kernel_unpacks_itself() {
+        let mut image = at_16_mib();
+        assert_eq!(end_in_32_mib(&image, 8), None);
+        assert_eq!(end_in_32_mib(&image, 12), Some(("initramfs", 36 << 20)));
+        // It runs on multiples of its alignment, wherever it would like to.
+        image[0x258..0x260].copy_from_slice(&0u64.to_le_bytes());
+        image[0x230..0x234].copy_from_slice(&0x40_0000u32.to_le_bytes());
+        assert_eq!(end_in_32_mib(&image, 20), None);
+        assert_eq!(end_in_32_mib(&image, 21), Some(("initramfs", 33 << 20)));
+        // One that is not relocatable runs at one place only, on a multiple or not.
+        let mut image = at_16_mib();
+        image[0x258..0x260].copy_from_slice(&0x110_0000u64.to_le_bytes());
+        image[0x234] = 0;
+        assert_eq!(end_in_32_mib(&image, 7), None);
+        assert_eq!(end_in_32_mib(&image, 8), Some(("initramfs", 33 << 20)));
+    }
+
+    #[test]
+    fn a_kernel_that_would_unpack_itself_past_memory_is_refused() {
+        let mut image = at_16_mib();
+        let refusal = load_into(&ram(16), &image, None, "").expect_err("16 MiB end too early");
+        let told = matches!(
+            refusal,
+            BootError::TooLarge { file: "kernel", end: 0x180_0000, available: 0x100_0000 }
+        );
+        assert!(told, "{refusal}");
+        image[0x258..0x260].copy_from_slice(&u64::MAX.to_le_bytes());
+        let refusal = load_into(&ram(32), &image, None, "").expect_err("nowhere");
+        assert!(matches!(refusal, BootError::TooLarge { file: "kernel", .. }), "{refusal}");
+    }
+
+    #[test]
+    fn an_alignment_that_is_none_is_damage() {
+        for wrong in [0u32, 3 << 20] {
+            let mut image = bzimage(4096);
+            image[0x230..0x234].copy_from_slice(&wrong.to_le_bytes());
+            let refusal = try_load(&image, None, "").expect_err("no power of two");
+            assert!(matches!(refusal, BootError::Damaged(_)), "{refusal}");
+        }
     }
 }

@@ -22,6 +22,9 @@ use crate::irq::{InterruptLine, Level};
 pub const PM_BASE: u16 = 0x600;
 /// Number of PM ports.
 pub const PM_LENGTH: u16 = 13;
+/// Where the chipset has its register of system management interrupts (SMI_EN, Intel ICH9 datasheet 316972
+/// §13.8.3); there is none here.
+pub const SMI_ENABLE: std::ops::Range<u16> = PM_BASE + 0x30..PM_BASE + 0x34;
 /// PM1 event block.
 pub const PM1_EVENT: u16 = PM_BASE;
 /// PM1 control block.

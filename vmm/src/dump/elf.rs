@@ -8,6 +8,7 @@
 //! | ELF header          | 64                          |
 //! | program headers     | 56 each: notes, then memory |
 //! | notes per CPU       | CORE NT_PRSTATUS, then QEMU |
+//! | the guest's note    | VMCOREINFO, if it has one   |
 //! | padding to a page   |                             |
 //! | memory, in order    |                             |
 //!
@@ -15,6 +16,7 @@
 
 use kvm_bindings::kvm_segment;
 
+use super::vmcoreinfo;
 use crate::vcpu::Registers;
 
 const HEADER: usize = 64;
@@ -48,12 +50,16 @@ pub struct Segment {
     pub size: u64,
 }
 
-/// Returns what comes before `memory`, whose pieces follow in order without gaps.
-pub fn head(memory: &[Segment], cpus: &[Registers]) -> Vec<u8> {
+/// Returns what comes before `memory`, whose pieces follow in order without gaps. `guest` is what the guest
+/// says of itself in VMCOREINFO.
+pub fn head(memory: &[Segment], cpus: &[Registers], guest: Option<&[u8]>) -> Vec<u8> {
     let mut notes = Vec::new();
     for (number, registers) in (1u32..).zip(cpus) {
         note(&mut notes, "CORE", NOTE_PRSTATUS, &status(number, registers));
         note(&mut notes, "QEMU", 0, &qemu_state(registers));
+    }
+    if let Some(contents) = guest {
+        note(&mut notes, vmcoreinfo::NAME, 0, contents);
     }
     let count = memory.len() + 1;
     let notes_at = HEADER + count * PROGRAM_HEADER;
@@ -248,7 +254,7 @@ mod tests {
     fn segments_follow_each_other_from_a_page_on() {
         let memory =
             [Segment { address: 0, size: 1 << 20 }, Segment { address: 1 << 32, size: 4096 }];
-        let bytes = head(&memory, &[cpu(1), cpu(2)]);
+        let bytes = head(&memory, &[cpu(1), cpu(2)], None);
         assert_eq!(bytes.len() % PAGE, 0);
         let load = |number: usize| HEADER + (number + 1) * PROGRAM_HEADER;
         assert_eq!(word(&bytes, load(0) + 8), bytes.len() as u64);
@@ -272,7 +278,7 @@ mod tests {
     fn another_program_reads_it() {
         let mut file = tempfile::NamedTempFile::new().expect("a file");
         let memory = [Segment { address: 0x10_0000, size: 4096 }];
-        let mut bytes = head(&memory, &[cpu(0x1234), cpu(0x5678)]);
+        let mut bytes = head(&memory, &[cpu(0x1234), cpu(0x5678)], Some(b"OSRELEASE=6.1.0\n"));
         bytes.resize(bytes.len() + 4096, 0);
         file.write_all(&bytes).expect("written");
         let Ok(output) = Command::new("readelf").arg("-hlnW").arg(file.path()).output() else {
@@ -284,6 +290,9 @@ mod tests {
         assert!(output.status.success() && complaints.is_empty(), "{complaints}");
         assert!(text.contains("CORE (Core file)") && text.contains("X86-64"), "{text}");
         assert_eq!(text.matches("NT_PRSTATUS").count(), 2, "{text}");
+        // Sixteen bytes of contents.
+        let note = text.lines().find(|line| line.contains("VMCOREINFO")).unwrap_or_default();
+        assert!(note.contains("0x00000010"), "{text}");
         assert!(text.contains("0x0000000000100000 0x0000000000100000 0x001000"), "{text}");
     }
 }

@@ -4,6 +4,7 @@
 //! its file: pages that the guest never touched then stay without memory of the host.
 
 pub mod elf;
+pub mod vmcoreinfo;
 
 use std::{
     fs::File,
@@ -13,6 +14,7 @@ use std::{
 };
 
 use crate::{
+    devices::fw_cfg::NotePlace,
     sys::memory::{Ram, RamRegion},
     vcpu::Registers,
 };
@@ -28,14 +30,22 @@ pub struct Dump {
 }
 
 impl Dump {
-    /// Makes the dump of guest memory `ram` and virtual CPUs with `registers`, in order.
-    pub fn new(ram: &Ram, registers: &[Registers]) -> Self {
+    /// Makes the dump of guest memory `ram` and virtual CPUs with `registers`, in order. `note` is where the
+    /// guest says that its VMCOREINFO is; one that cannot be is told and left out.
+    pub fn new(ram: &Ram, registers: &[Registers], note: Option<NotePlace>) -> Self {
         let memory: Vec<elf::Segment> = ram
             .regions
             .iter()
             .map(|region| elf::Segment { address: region.address, size: region.size })
             .collect();
-        let head = elf::head(&memory, registers);
+        let guest = note.and_then(|place| match vmcoreinfo::read(place, &ram.memory) {
+            Ok(contents) => Some(contents),
+            Err(error) => {
+                eprintln!("holdfast-vmm: the dump goes without the note VMCOREINFO: {error}");
+                None
+            }
+        });
+        let head = elf::head(&memory, registers, guest.as_deref());
         Self { head, file: Arc::clone(&ram.file), regions: ram.regions.clone() }
     }
 
@@ -76,7 +86,7 @@ mod tests {
         let ram = Ram::new(&ranges, MemoryBacking::Memfd).expect("memory");
         ram.memory.write_slice(b"low", GuestAddress(0x1234)).expect("inside");
         ram.memory.write_slice(b"high", GuestAddress((1 << 32) + 0xffff0)).expect("inside");
-        let dump = Dump::new(&ram, &[Registers::default()]);
+        let dump = Dump::new(&ram, &[Registers::default()], None);
         let mut bytes = Vec::new();
         dump.write_to(&mut bytes).expect("a vector takes all");
         assert_eq!(bytes.len() as u64, dump.length());
@@ -86,9 +96,23 @@ mod tests {
     }
 
     #[test]
+    fn what_the_guest_says_of_itself_is_in_the_head() {
+        let ram = Ram::new(&[(0, 1 << 20)], MemoryBacking::Memfd).expect("memory");
+        let mut note = [11u32, 10, 0].map(u32::to_le_bytes).concat();
+        note.extend(b"VMCOREINFO\0\0OSRELEASE=");
+        ram.memory.write_slice(&note, GuestAddress(0x3000)).expect("inside");
+        let has = |address| {
+            let place = Some(NotePlace { address, size: 64 });
+            let head = Dump::new(&ram, &[Registers::default()], place).head;
+            head.windows(note.len()).filter(|part| *part == note).count()
+        };
+        assert_eq!((has(0x3000), has(0x3004), has(1 << 40)), (1, 0, 0));
+    }
+
+    #[test]
     fn untouched_memory_stays_untouched() {
         let ram = Ram::new(&[(0, 8 << 20)], MemoryBacking::Memfd).expect("memory");
-        let dump = Dump::new(&ram, &[]);
+        let dump = Dump::new(&ram, &[], None);
         dump.write_to(&mut io::sink()).expect("a sink takes all");
         assert_eq!(ram.resident(), Some(0));
     }

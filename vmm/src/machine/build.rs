@@ -17,7 +17,7 @@ use super::{
     map::{AddressMap, MapError},
     numa,
     ports::{PortError, Ports, Seat},
-    start::{self, Built, StartError},
+    start::{self, Built, Start, StartError},
     tree::{FIRST_VIRTIO, Tree},
 };
 use crate::{
@@ -37,7 +37,7 @@ use crate::{
     pci::{
         allocate::Above,
         bus::Address,
-        chipset::{HostBridge, LpcBridge},
+        chipset::LpcBridge,
         function::PciFunction,
         port::{Behind, SlotWatch},
     },
@@ -104,14 +104,11 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
     let console = open_console(spec)?;
     let (serial_line, sci) = (line(&vm, serial::GSI)?, line(&vm, power::SCI)?);
 
-    let clock_line = line(&vm, cmos::GSI)?;
-    let mut chipset = Chipset::new(&map.ram, spec.clock_ahead_s).wired(clock_line);
-    let tree = number_ports(spec)?;
-    let mut seats = vec![
-        plain(0, HostBridge::new(chipset.ecam.clone())),
-        plain(LPC_BRIDGE, LpcBridge::default()),
-    ];
     let (watch, platform) = virtio_platform(&vm, &ram, spec);
+    let chipset = Chipset::new(&map.ram, spec.clock_ahead_s).wired(line(&vm, cmos::GSI)?);
+    let mut chipset = chipset.watching(&spec.boot, &watch.events);
+    let tree = number_ports(spec)?;
+    let mut seats = vec![plain(0, chipset.host_bridge()), plain(LPC_BRIDGE, LpcBridge::default())];
     seats.extend(virtio_functions(spec, &platform)?);
     let passed = passthrough(claim, &tree, &vm, &ram)?;
     seats.extend(passed.seats);
@@ -134,10 +131,10 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
         platform: &platform,
         shares: &ports.shares(&seats, &plan),
         slots: ports.slots(),
-        ecam: chipset.ecam.clone(),
+        chipset: &chipset,
     };
-    let (entry, firmware) = start::prepare(spec, &built)?;
-    chipset.firmware = firmware;
+    let Start { entry, fw_cfg, firmware } = start::prepare(spec, &built)?;
+    (chipset.fw_cfg, chipset.firmware) = (Some(fw_cfg), firmware);
     let board = Arc::new(Board {
         machine: spec.machine,
         vm,

@@ -1,5 +1,5 @@
-//! The parts of the board that firmware talks to: the clock, fw_cfg and the flash chips. Knows
-//! their addresses; the devices do not.
+//! The parts of the board that firmware talks to: the clock, fw_cfg (as systems do, too) and the flash
+//! chips. Knows their addresses; the devices do not.
 
 use std::{
     fs::File,
@@ -10,18 +10,23 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use types::vm::{Rate, RateLimit};
+use types::vm::{Boot, Rate, RateLimit};
 
-use super::board::locked;
+use super::{board::locked, smm::SmmWatch};
 use crate::{
     devices::{
         cmos::{self, Cmos},
         flash::{Flash, Store},
-        fw_cfg::{self, FwCfg},
+        fw_cfg::{self, FwCfg, NotePlace},
+        power,
         throttle::{Admission, Throttle},
     },
+    events::Events,
     irq::InterruptLine,
-    pci::{bus::Answered, chipset::Ecam},
+    pci::{
+        bus::Answered,
+        chipset::{Ecam, HostBridge, SmramWatch},
+    },
     sys::{
         kvm::{KvmError, MemorySlot, Place, Vm},
         memory::{Access, Alignment, GuestRam, Mapping},
@@ -39,8 +44,12 @@ pub struct Chipset {
     pub clock: Mutex<Cmos>,
     /// When it interrupts next may have changed.
     rearmed: Condvar,
+    /// What the machine tells of itself.
+    pub fw_cfg: Option<FwCfgPorts>,
     /// Present in machines that start from firmware.
     pub firmware: Option<Firmware>,
+    /// Looks whether that firmware is one for this machine.
+    pub smm: Option<Arc<SmmWatch>>,
 }
 
 impl Chipset {
@@ -48,7 +57,14 @@ impl Chipset {
     /// seconds ahead of the host's.
     pub fn new(ram: &[(u64, u64)], ahead_s: i64) -> Self {
         let clock = Mutex::new(Cmos::new(ram, ahead_s));
-        Self { ecam: Ecam::default(), clock, rearmed: Condvar::new(), firmware: None }
+        Self {
+            ecam: Ecam::default(),
+            clock,
+            rearmed: Condvar::new(),
+            fw_cfg: None,
+            firmware: None,
+            smm: None,
+        }
     }
 
     /// Returns the chipset with a wire for the clock's interrupt.
@@ -82,6 +98,26 @@ impl Chipset {
         }
     }
 
+    /// Has a machine's firmware looked at, if it starts from one.
+    #[must_use]
+    pub(super) fn watching(self, boot: &Boot, events: &Events) -> Self {
+        let is_firmware = matches!(boot, Boot::Uefi { .. });
+        let smm = is_firmware.then(|| Arc::new(SmmWatch::new(events.clone())));
+        Self { smm, ..self }
+    }
+
+    /// Makes the host bridge.
+    pub(super) fn host_bridge(&self) -> HostBridge {
+        let watch = self.smm.clone().map(|watch| watch as Arc<dyn SmramWatch>);
+        HostBridge::new(self.ecam.clone()).watched(watch)
+    }
+
+    /// Returns where the guest says that its VMCOREINFO is.
+    pub(crate) fn guest_note(&self) -> Option<NotePlace> {
+        let device = locked(&self.fw_cfg.as_ref()?.device);
+        fw_cfg::note_place(device.written(fw_cfg::VMCOREINFO_FILE)?)
+    }
+
     /// Answers a read of I/O ports.
     pub(super) fn read_port(&self, port: u16, data: &mut [u8]) -> Answered {
         if let Some(offset) = within(port, cmos::BASE, cmos::LENGTH) {
@@ -90,9 +126,12 @@ impl Chipset {
             self.rearm(&clock);
             return Answered::Yes;
         }
-        match (&self.firmware, within(port, fw_cfg::BASE, fw_cfg::LENGTH)) {
-            (Some(firmware), Some(offset)) => {
-                locked(&firmware.fw_cfg).read(offset, data);
+        if let Some(smm) = self.smm.as_ref().filter(|_| power::SMI_ENABLE.contains(&port)) {
+            smm.asked();
+        }
+        match (&self.fw_cfg, within(port, fw_cfg::BASE, fw_cfg::LENGTH)) {
+            (Some(ports), Some(offset)) => {
+                locked(&ports.device).read(offset, data);
                 Answered::Yes
             }
             (Some(_) | None, _) => Answered::No,
@@ -109,9 +148,9 @@ impl Chipset {
             self.rearm(&clock);
             return Answered::Yes;
         }
-        match (&self.firmware, within(port, fw_cfg::BASE, fw_cfg::LENGTH)) {
-            (Some(firmware), Some(offset)) => {
-                locked(&firmware.fw_cfg).write(offset, data, &firmware.ram);
+        match (&self.fw_cfg, within(port, fw_cfg::BASE, fw_cfg::LENGTH)) {
+            (Some(ports), Some(offset)) => {
+                locked(&ports.device).write(offset, data, &ports.ram);
                 Answered::Yes
             }
             (Some(_) | None, _) => Answered::No,
@@ -139,12 +178,16 @@ impl Chipset {
     }
 }
 
-/// Firmware and what it is told.
-pub struct Firmware {
-    /// What it is told.
-    pub fw_cfg: Mutex<FwCfg>,
-    /// Where it wants it.
+/// fw_cfg, and the memory in which it answers.
+pub struct FwCfgPorts {
+    /// The device.
+    pub device: Mutex<FwCfg>,
+    /// The guest's memory.
     pub ram: GuestRam,
+}
+
+/// Firmware: its flash chips.
+pub struct Firmware {
     /// Where it keeps its variables.
     pub variables: Mutex<Variables>,
     /// Its code, as KVM maps it.
@@ -245,8 +288,11 @@ fn within(port: u16, base: u16, length: u16) -> Option<u8> {
 
 #[cfg(test)]
 mod tests {
+    use types::vm::MemoryBacking;
+    use vm_memory::{Bytes, GuestAddress};
+
     use super::*;
-    use crate::irq::Level;
+    use crate::{devices::fw_cfg::Items, irq::Level, sys::memory::Ram};
 
     /// A wire that tells when it is raised.
     struct Bell(std::sync::mpsc::SyncSender<Level>);
@@ -299,6 +345,26 @@ mod tests {
         let late = rung.try_iter().last();
         assert!(late.is_none_or(|level| level == Level::Low), "{late:?}");
         assert!(rung.recv_timeout(soon).is_err(), "nothing is enabled");
+    }
+
+    #[test]
+    fn a_guest_says_where_its_note_is() {
+        let mut chipset = Chipset::new(&[], 0);
+        assert_eq!(chipset.guest_note(), None);
+        let mut items = Items::new(1, [0; 16]);
+        items.add_written(fw_cfg::VMCOREINFO_FILE, fw_cfg::vmcoreinfo_item());
+        let ram = Ram::new(&[(0, 1 << 20)], MemoryBacking::Memfd).expect("memory").memory;
+        let device = Mutex::new(FwCfg::new(items));
+        chipset.fw_cfg = Some(FwCfgPorts { device, ram: ram.clone() });
+        assert_eq!(chipset.guest_note(), None);
+        // As Linux does: what it says at 0x2000, and a request to write it to the first file.
+        let said = [0, 0, 1, 0, 0x18, 0x10, 0, 0, 0, 0x30, 0, 0, 0, 0, 0, 0];
+        ram.write_slice(&said, GuestAddress(0x2000)).expect("inside");
+        let request = [0, 0x20, 0, 8 | 16, 0, 0, 0, 16, 0, 0, 0, 0, 0, 0, 0x20, 0];
+        ram.write_slice(&request, GuestAddress(0x1000)).expect("inside");
+        assert_eq!(chipset.write_port(fw_cfg::BASE + 4, &[0; 4]), Answered::Yes);
+        assert_eq!(chipset.write_port(fw_cfg::BASE + 8, &[0, 0, 0x10, 0]), Answered::Yes);
+        assert_eq!(chipset.guest_note(), Some(NotePlace { address: 0x3000, size: 0x1018 }));
     }
 
     #[test]

@@ -11,12 +11,15 @@ use std::{
 
 use types::vm::PciWindows;
 
-use super::chipset::{Firmware, Variables, map};
+use super::{
+    chipset::{Firmware, Variables, map},
+    smm::SmmWatch,
+};
 use crate::{
     acpi::{self, AcpiError},
     devices::{
         flash,
-        fw_cfg::{self, AcpiFiles, AcpiLoaderError, Disk, FwCfg, Items},
+        fw_cfg::{self, AcpiFiles, AcpiLoaderError, Disk, Items},
         power,
     },
     pci::{
@@ -26,7 +29,7 @@ use crate::{
     smbios,
     sys::{
         kvm::{KvmError, Place, Vm},
-        memory::{Access, GuestRam},
+        memory::Access,
     },
 };
 
@@ -91,15 +94,11 @@ pub(super) struct Told<'a> {
     pub(super) reserved: &'a [(u64, u64)],
     pub(super) disks: &'a [Disk],
     pub(super) ecam: Ecam,
+    pub(super) smm: Option<&'a Arc<SmmWatch>>,
 }
 
-/// Maps the code and the variables, and makes what the firmware is told.
-pub(super) fn open(
-    files: (OwnedFd, OwnedFd),
-    told: &Told<'_>,
-    vm: &Arc<Vm>,
-    ram: &GuestRam,
-) -> Result<Firmware, FirmwareError> {
+/// Maps the code and the variables.
+pub(super) fn open(files: (OwnedFd, OwnedFd), vm: &Arc<Vm>) -> Result<Firmware, FirmwareError> {
     let (mut code, mut variables) = (File::from(files.0), File::from(files.1));
     let size = |file: &mut File, name| {
         file.seek(SeekFrom::End(0)).map_err(|source| FirmwareError::Size { file: name, source })
@@ -111,27 +110,20 @@ pub(super) fn open(
     if !whole(code_size) || !whole(variables_size) || code_size + variables_size > FLASH_MAX {
         return Err(wrong());
     }
-    let fw_cfg = FwCfg::new(items(told)?);
     let code_place = Place { guest: FLASH_END - code_size, size: code_size };
     let mapping = Arc::new(map(&code, code_size)?);
     let code = vm.map(code_place, &mapping, 0, Access::ReadOnly)?;
     let place = Place { guest: code_place.guest - variables_size, size: variables_size };
     let variables = Variables::new(variables, place, vm)?.ok_or_else(wrong)?;
-    Ok(Firmware {
-        fw_cfg: Mutex::new(fw_cfg),
-        ram: ram.clone(),
-        variables: Mutex::new(variables),
-        code,
-    })
+    Ok(Firmware { variables: Mutex::new(variables), code })
 }
 
 /// Sleep states that the machine has, by number: bit 7 says so, the others are the sleep type.
 const SYSTEM_STATES: [u8; 6] = [0x80, 1, 2, 3, 4, 0x80 | power::SLEEP_OFF];
 
-fn items(told: &Told<'_>) -> Result<Items, FirmwareError> {
+/// Adds what firmware is told.
+pub(super) fn tell(items: &mut Items, told: &Told<'_>) -> Result<(), FirmwareError> {
     let machine = &told.machine;
-    let cpus = u16::try_from(machine.vcpus).unwrap_or(u16::MAX);
-    let mut items = Items::new(cpus, *machine.id.as_bytes());
     items.add("bootorder", fw_cfg::bootorder(told.disks));
     items.add("etc/e820", fw_cfg::e820(&machine.ram, told.reserved));
     items.add("etc/system-states", SYSTEM_STATES.to_vec());
@@ -153,8 +145,7 @@ fn items(told: &Told<'_>) -> Result<Items, FirmwareError> {
             });
         }
     }
-    add_tables(&mut items, &told.bridges, &told.ecam)?;
-    Ok(items)
+    add_tables(items, &told.bridges, &told.ecam, told.smm)
 }
 
 /// How much longer the ACPI tables may get, in bytes: with configuration space elsewhere, root complexes
@@ -163,11 +154,18 @@ const TABLES_SPARE: usize = 4096;
 
 /// Adds the ACPI tables. The firmware moves configuration space before it asks for them, and what they
 /// say of it and around it, and how long each is, follows.
-fn add_tables(items: &mut Items, bridges: &Bridges, ecam: &Ecam) -> Result<(), FirmwareError> {
+/// Whoever asks for the first of them is told to `smm`.
+fn add_tables(
+    items: &mut Items,
+    bridges: &Bridges,
+    ecam: &Ecam,
+    smm: Option<&Arc<SmmWatch>>,
+) -> Result<(), FirmwareError> {
     let files = fw_cfg::acpi_files(&acpi::tables(&bridges.at(ecam.base()))?)?;
     let mut add = |name, size, part: fn(AcpiFiles) -> Vec<u8>| {
-        let (bridges, ecam) = (bridges.clone(), ecam.clone());
+        let (bridges, ecam, smm) = (bridges.clone(), ecam.clone(), smm.cloned());
         items.add_made(name, size, move || {
+            smm.iter().for_each(|watch| watch.tables_asked_for());
             let tables = acpi::tables(&bridges.at(ecam.base())).unwrap_or_default();
             fw_cfg::acpi_files(&tables).map(part).unwrap_or_default()
         });
@@ -183,8 +181,13 @@ mod tests {
     use super::*;
     use crate::{
         devices::fw_cfg::tests::{file, follow},
+        events::Events,
         layout,
-        pci::{apertures::Room, chipset::HostBridge, function::PciFunction},
+        pci::{
+            apertures::Room,
+            chipset::{HostBridge, SmramWatch},
+            function::PciFunction,
+        },
     };
 
     /// The first root complex, and another that has a window of its own.
@@ -206,8 +209,8 @@ mod tests {
     fn tables(base: u64) -> Vec<(String, Vec<u8>)> {
         let ecam = Ecam::default();
         let mut items = Items::new(2, [0; 16]);
-        add_tables(&mut items, &bridges(&ecam), &ecam).expect("room");
-        let mut told = FwCfg::new(items);
+        add_tables(&mut items, &bridges(&ecam), &ecam, None).expect("room");
+        let mut told = fw_cfg::FwCfg::new(items);
         HostBridge::new(ecam).write_config(0x60, &(base | 1).to_le_bytes());
         let [script, root, tables] = [fw_cfg::SCRIPT_FILE, fw_cfg::ROOT_FILE, fw_cfg::TABLES_FILE]
             .map(|name| file(&mut told, name));
@@ -227,8 +230,20 @@ mod tests {
         for base in places {
             assert_eq!(table(base, "MCFG")[44..52], base.to_le_bytes());
             let names: Vec<String> = tables(base).into_iter().map(|(name, _)| name).collect();
-            assert_eq!(names, ["FACP", "APIC", "MCFG", "PPTT", "FACS", "DSDT"]);
+            assert_eq!(names, ["FACP", "APIC", "MCFG", "PPTT", "SPCR", "FACS", "DSDT"]);
         }
+    }
+
+    #[test]
+    fn firmware_that_has_asked_for_tables_may_ask_for_anything() {
+        let (ecam, events) = (Ecam::default(), Events::default());
+        let watch = Arc::new(SmmWatch::new(events.clone()));
+        let mut items = Items::new(2, [0; 16]);
+        add_tables(&mut items, &bridges(&ecam), &ecam, Some(&watch)).expect("room");
+        let mut told = fw_cfg::FwCfg::new(items);
+        file(&mut told, fw_cfg::SCRIPT_FILE);
+        watch.asked();
+        assert_eq!(watch.problem(), None);
     }
 
     #[test]

@@ -12,6 +12,7 @@ pub mod numa;
 mod pause;
 mod ports;
 mod schedule;
+mod smm;
 mod start;
 mod tree;
 
@@ -35,6 +36,7 @@ pub use numa::NumaError;
 pub use pause::{HoldError, Holder, Pauses};
 pub use ports::PortError;
 pub use schedule::{MAX_HOST_CPUS, isolate};
+pub use smm::SmmWatch;
 pub use tree::{Tree, TreeError};
 use types::operations::VmEventKind;
 

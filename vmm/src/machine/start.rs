@@ -1,14 +1,19 @@
 //! What the first virtual CPU starts: a kernel that we load, with tables beside it, or firmware
 //! that finds its way itself.
 
-use std::{fs::File, io, os::fd::OwnedFd, sync::Arc};
+use std::{
+    fs::File,
+    io::{self, Read, Seek, SeekFrom},
+    os::fd::OwnedFd,
+    sync::{Arc, Mutex},
+};
 
-use types::vm::{Boot, DiskModel, VmSpec};
+use types::vm::{Boot, DiskModel, MAX_IGNITION, VmSpec};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::{
     build::MAX_VIRTIO,
-    chipset::Firmware,
+    chipset::{Chipset, Firmware, FwCfgPorts},
     firmware::{self, Bridges, FirmwareError, Told},
     map::AddressMap,
     tree::FIRST_VIRTIO,
@@ -16,12 +21,9 @@ use super::{
 use crate::{
     acpi::{self, AcpiError},
     boot::{self, BootError, Entry, Linux},
-    devices::fw_cfg::{Disk, DiskKind},
+    devices::fw_cfg::{self, Disk, DiskKind, FwCfg, Items},
     holes, layout,
-    pci::{
-        apertures::{Free, Share},
-        chipset::Ecam,
-    },
+    pci::apertures::{Free, Share},
     smbios,
     sys::{kvm::Vm, memory::Ram, vfio::adopt},
     vcpu::{self, Cpus, VcpuError},
@@ -46,6 +48,12 @@ pub enum StartError {
     Smbios { needed: u64, available: u64 },
     #[error("the tables do not fit guest memory: {0}")]
     Tables(String),
+    #[error("cannot read the configuration for Ignition")]
+    Ignition { source: io::Error },
+    #[error(
+        "the configuration for Ignition has {bytes} bytes; at most {MAX_IGNITION} are passed on"
+    )]
+    IgnitionSize { bytes: u64 },
 }
 
 /// Returns where there may be no RAM besides.
@@ -72,14 +80,21 @@ pub(super) struct Built<'a> {
     /// What the root complexes need, in order.
     pub(super) shares: &'a [Share],
     pub(super) slots: Vec<smbios::Slot>,
-    pub(super) ecam: Ecam,
+    pub(super) chipset: &'a Chipset,
 }
 
-/// Prepares guest memory or firmware, and returns where the first virtual CPU begins.
-pub(super) fn prepare(
-    spec: &VmSpec,
-    built: &Built<'_>,
-) -> Result<(Entry, Option<Firmware>), StartError> {
+/// What a machine starts from.
+pub(super) struct Start {
+    /// Where the first virtual CPU begins.
+    pub(super) entry: Entry,
+    /// What the machine tells of itself.
+    pub(super) fw_cfg: FwCfgPorts,
+    /// The firmware, if it starts from one.
+    pub(super) firmware: Option<Firmware>,
+}
+
+/// Prepares guest memory or firmware.
+pub(super) fn prepare(spec: &VmSpec, built: &Built<'_>) -> Result<Start, StartError> {
     let pieces = built.ram.regions.iter().map(|region| (region.address, region.size));
     let mut machine = smbios::Machine {
         id: spec.machine,
@@ -89,7 +104,8 @@ pub(super) fn prepare(
         caches: vcpu::caches(built.vm, Cpus::new(spec.vcpus, &built.platform.nodes))?,
         slots: built.slots.clone(),
     };
-    match &spec.boot {
+    let mut items = items(spec)?;
+    let (entry, firmware) = match &spec.boot {
         Boot::Linux { kernel_fd, initrd_fd, cmdline } => {
             write_tables(&machine, built)?;
             let mut kernel = File::from(take("kernel_fd", *kernel_fd)?);
@@ -99,7 +115,7 @@ pub(super) fn prepare(
             let acpi = layout::ACPI;
             let entry =
                 boot::load(Linux { kernel: &mut kernel, initrd, cmdline, acpi }, built.ram)?;
-            Ok((entry, None))
+            (entry, None)
         }
         Boot::Uefi { firmware_fd, variables_fd, pci_windows } => {
             let files = (take("firmware_fd", *firmware_fd)?, take("variables_fd", *variables_fd)?);
@@ -114,12 +130,44 @@ pub(super) fn prepare(
                 machine,
                 reserved: &reserved(built.map),
                 disks: &disks(spec),
-                ecam: built.ecam.clone(),
+                ecam: built.chipset.ecam.clone(),
+                smm: built.chipset.smm.as_ref(),
             };
-            let firmware = firmware::open(files, &told, built.vm, &built.ram.memory)?;
-            Ok((Entry::Reset, Some(firmware)))
+            firmware::tell(&mut items, &told)?;
+            (Entry::Reset, Some(firmware::open(files, built.vm)?))
         }
+    };
+    let device = Mutex::new(FwCfg::new(items));
+    let fw_cfg = FwCfgPorts { device, ram: built.ram.memory.clone() };
+    Ok(Start { entry, fw_cfg, firmware })
+}
+
+/// What every machine tells of itself, and where its guest tells of its own.
+fn items(spec: &VmSpec) -> Result<Items, StartError> {
+    let cpus = u16::try_from(spec.vcpus).unwrap_or(u16::MAX);
+    let mut items = Items::new(cpus, *spec.machine.as_bytes());
+    items.add_written(fw_cfg::VMCOREINFO_FILE, fw_cfg::vmcoreinfo_item());
+    if let Some(fd) = spec.ignition_fd {
+        let config = read_ignition(File::from(take("ignition_fd", fd)?))?;
+        IGNITION_FILES.iter().for_each(|name| items.add(name, config.clone()));
     }
+    Ok(items)
+}
+
+/// Files in which Ignition looks for its configuration. Source: Ignition internal/providers/qemu/qemu_fwcfg.go;
+/// Flatcar's documentation, "Migrating from CoreOS Container Linux".
+const IGNITION_FILES: [&str; 2] = ["opt/com.coreos/config", "opt/org.flatcar-linux/config"];
+
+fn read_ignition(mut file: File) -> Result<Vec<u8>, StartError> {
+    let failed = |source| StartError::Ignition { source };
+    let bytes = file.seek(SeekFrom::End(0)).map_err(failed)?;
+    if bytes > MAX_IGNITION {
+        return Err(StartError::IgnitionSize { bytes });
+    }
+    file.rewind().map_err(failed)?;
+    let mut config = Vec::new();
+    file.take(MAX_IGNITION).read_to_end(&mut config).map_err(failed)?;
+    Ok(config)
 }
 
 fn take(what: &'static str, fd: i32) -> Result<OwnedFd, StartError> {
@@ -184,4 +232,43 @@ fn disks(spec: &VmSpec) -> Vec<Disk> {
     };
     let disks = slots.zip(&spec.disks);
     disks.map(|(device, disk)| Disk { device, kind: kind(disk.model) }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{io::Write, os::fd::IntoRawFd};
+
+    use super::*;
+    use crate::{devices::fw_cfg::tests::file, spec::tests::minimal};
+
+    /// What a machine is told with `config` for Ignition.
+    fn told(config: &[u8]) -> Result<FwCfg, StartError> {
+        let mut handed = tempfile::tempfile().expect("a file");
+        handed.write_all(config).expect("written");
+        let spec = VmSpec { ignition_fd: Some(handed.into_raw_fd()), ..minimal(3, 64) };
+        items(&spec).map(FwCfg::new)
+    }
+
+    #[test]
+    fn a_configuration_for_ignition_is_where_it_is_looked_for() {
+        let config = br#"{"ignition":{"version":"3.4.0"}}"#;
+        let mut told = told(config).expect("small");
+        assert_eq!(file(&mut told, "opt/com.coreos/config"), config);
+        assert_eq!(file(&mut told, "opt/org.flatcar-linux/config"), config);
+        let most = usize::try_from(MAX_IGNITION).expect("small");
+        assert!(super::tests::told(&vec![b' '; most]).is_ok());
+        let refusal = super::tests::told(&vec![b' '; most + 1]).err().expect("too large");
+        assert!(matches!(refusal, StartError::IgnitionSize { bytes: 1_048_577 }), "{refusal}");
+    }
+
+    #[test]
+    fn every_machine_is_told_of_its_processors_and_asked_for_its_note() {
+        let told = FwCfg::new(items(&minimal(3, 64)).expect("nothing to read"));
+        let asked = told.written(fw_cfg::VMCOREINFO_FILE).map(<[u8]>::to_vec);
+        assert_eq!(asked, Some(fw_cfg::vmcoreinfo_item()));
+        let closed = VmSpec { ignition_fd: Some(1 << 20), ..minimal(3, 64) };
+        let refusal = items(&closed).err().expect("no descriptor");
+        let named = matches!(refusal, StartError::Descriptor { what: "ignition_fd", .. });
+        assert!(named, "{refusal}");
+    }
 }

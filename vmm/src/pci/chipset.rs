@@ -1,12 +1,13 @@
 //! The two functions by which firmware and drivers know Intel's q35 chipset: the host bridge, which
 //! says where enhanced configuration space is, and the LPC bridge, which says where power
 //! management is.
-//! Source: Intel 3 Series Express Chipset Family datasheet (316966) §5.1.16 (PCIEXBAR); Intel ICH9
+//! Source: Intel 3 Series Express Chipset Family datasheet (316966) §5.1 (ESMRAMC), §5.1.16 (PCIEXBAR); Intel ICH9
 //! datasheet (316972) §13.1 (LPC interface).
 //!
 //! | Function | Offset       | Register                                                     |
 //! |----------|--------------|--------------------------------------------------------------|
 //! | 00:00.0  | 0x60         | PCIEXBAR: bit 0 on, 2:1 size (0: 256 buses), 35:28 base      |
+//! | 00:00.0  | 0x9e         | ESMRAMC: zero, there is no memory for system management      |
 //! | 00:1f.0  | 0x04         | command: it always decodes and masters; fixed                |
 //! | 00:1f.0  | 0x40         | PMBASE: ports of power management; fixed                     |
 //! | 00:1f.0  | 0x44         | ACPI_CNTL: bit 7 power management decodes; fixed             |
@@ -30,6 +31,7 @@ const PCIEXBAR_ON: u64 = 1;
 const PCIEXBAR_SIZE: u64 = 0b110;
 /// Address bits of a window of 256 MiB; the chipset has 36.
 const PCIEXBAR_BASE: u64 = 0xf_f000_0000;
+const ESMRAMC: u16 = 0x9e;
 const PMBASE: u16 = 0x40;
 const ACPI_CONTROL: u16 = 0x44;
 const ACPI_ON: u8 = 1 << 7;
@@ -88,10 +90,17 @@ impl Ecam {
     }
 }
 
+/// Hears who asks for memory for system management.
+pub trait SmramWatch: Send + Sync {
+    /// The guest reads ESMRAMC.
+    fn asked(&self);
+}
+
 /// The host bridge.
 pub struct HostBridge {
     config: ConfigSpace,
     ecam: Ecam,
+    watch: Option<Arc<dyn SmramWatch>>,
 }
 
 impl HostBridge {
@@ -100,12 +109,23 @@ impl HostBridge {
         let mut config = ConfigSpace::new(HOST_IDENTITY);
         config.set(PCIEXBAR, &(ecam.base() | PCIEXBAR_ON).to_le_bytes());
         config.allow_write(PCIEXBAR, &(PCIEXBAR_BASE | PCIEXBAR_SIZE | PCIEXBAR_ON).to_le_bytes());
-        Self { config, ecam }
+        Self { config, ecam, watch: None }
+    }
+
+    /// Tells `watch` who asks for memory for system management.
+    #[must_use]
+    pub fn watched(self, watch: Option<Arc<dyn SmramWatch>>) -> Self {
+        Self { watch, ..self }
     }
 }
 
 impl PciFunction for HostBridge {
     fn read_config(&mut self, offset: u16, data: &mut [u8]) {
+        let after = ESMRAMC.checked_sub(offset).map(usize::from);
+        if let Some(watch) = self.watch.as_ref().filter(|_| after.is_some_and(|at| at < data.len()))
+        {
+            watch.asked();
+        }
         self.config.read(offset, data);
     }
 

@@ -109,6 +109,7 @@ fn spec(vcpus: u32) -> VmSpec {
         memory_mib: Mebibytes(16),
         memory_backing: MemoryBacking::Memfd,
         boot: Boot::Linux { kernel_fd: 6, initrd_fd: None, cmdline: String::new() },
+        ignition_fd: None,
         disks: Vec::new(),
         disk_limit: None,
         nets: Vec::new(),

@@ -82,6 +82,7 @@ pub(super) enum EventKind {
     DeviceDetached,
     DeviceFailed,
     Dumped,
+    FirmwareUnsupported,
     Interrupted,
     GuestPanicked,
     GuestCrashKernel,

@@ -58,7 +58,7 @@ pub(super) struct Seed {
     /// Lines of `authorized_keys` for the image's usual user, each at most 4,096 bytes of UTF-8.
     #[schema(required = false)]
     ssh_keys: Vec<String>,
-    /// Text, not gzip: passed on as it is, at most 131,072 bytes.
+    /// Text, not gzip: passed on as it is, at most 131,072 bytes. JSON with `ignition.version` is shown to Ignition, too, by fw_cfg.
     user_data: Option<String>,
 }
 

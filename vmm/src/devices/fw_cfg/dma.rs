@@ -9,7 +9,7 @@
 
 use vm_memory::{Bytes, GuestAddress};
 
-use super::FwCfg;
+use super::{Content, FwCfg};
 use crate::sys::memory::GuestRam;
 
 const ERROR: u32 = 1 << 0;
@@ -38,8 +38,7 @@ impl FwCfg {
         let result = if control & READ != 0 {
             self.read_to(u64::from_be_bytes(to), length, ram)
         } else if control & WRITE != 0 {
-            // There is nothing that may be written.
-            ERROR
+            self.write_from(u64::from_be_bytes(to), length, ram)
         } else {
             if control & SKIP != 0 {
                 self.selected.take(usize::try_from(length).unwrap_or(usize::MAX));
@@ -48,6 +47,24 @@ impl FwCfg {
         };
         // The descriptor was in memory above, and guest memory does not go away.
         let _ = ram.write_slice(&result.to_be_bytes(), place);
+    }
+
+    /// Writes the selected item, if it is one that the guest writes: from its start to its end.
+    fn write_from(&mut self, address: u64, length: u32, ram: &GuestRam) -> u32 {
+        let item = self.selected.key.and_then(|key| self.items.get_mut(&key));
+        let Some(Content::Written(bytes)) = item else { return ERROR };
+        let is_whole = self.selected.next == 0 && usize::try_from(length) == Ok(bytes.len());
+        if !is_whole || address.checked_add(length.into()).is_none() {
+            return ERROR;
+        }
+        let mut new = vec![0; bytes.len()];
+        if ram.read_slice(&mut new, GuestAddress(address)).is_err() {
+            return ERROR;
+        }
+        bytes.clone_from(&new);
+        self.selected.next = new.len();
+        self.selected.bytes = new;
+        0
     }
 
     fn read_to(&mut self, address: u64, length: u32, ram: &GuestRam) -> u32 {

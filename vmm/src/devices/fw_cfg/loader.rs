@@ -222,7 +222,7 @@ pub(crate) mod tests {
             Platform { vcpus: 2, roots: Vec::new(), nodes: Vec::new(), ecam: 0xe000_0000 };
         let files = acpi_files(&tables(&platform).expect("room")).expect("sound");
         let names: Vec<String> = follow(files).into_iter().map(|(name, _)| name).collect();
-        assert_eq!(names, ["FACP", "APIC", "MCFG", "PPTT", "FACS", "DSDT"]);
+        assert_eq!(names, ["FACP", "APIC", "MCFG", "PPTT", "SPCR", "FACS", "DSDT"]);
     }
 
     #[test]

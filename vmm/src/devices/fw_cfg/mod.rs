@@ -1,5 +1,5 @@
-//! fw_cfg: where firmware reads what the machine is made of. Read-only: nothing the guest writes
-//! changes an item.
+//! fw_cfg: where firmware and systems read what the machine is made of. What the guest writes changes no
+//! item but those that are for it to write, and those only as a whole.
 //! Source: QEMU docs/specs/fw_cfg.rst, "Hardware Interface", "Item Keys" and "Guest-side DMA
 //! Interface".
 //!
@@ -24,12 +24,14 @@ mod dma;
 mod files;
 mod hardware_info;
 mod loader;
+mod vmcoreinfo;
 
 use std::collections::BTreeMap;
 
 pub use files::{Disk, DiskKind, bootorder, e820, window_mib};
 pub use hardware_info::hardware_info;
 pub use loader::{AcpiFiles, AcpiLoaderError, ROOT_FILE, SCRIPT_FILE, TABLES_FILE, acpi_files};
+pub use vmcoreinfo::{NotePlace, VMCOREINFO_FILE, note_place, vmcoreinfo_item};
 
 use crate::sys::memory::GuestRam;
 
@@ -37,6 +39,8 @@ use crate::sys::memory::GuestRam;
 pub const BASE: u16 = 0x510;
 /// Ports.
 pub const LENGTH: u16 = 12;
+/// ACPI hardware id of the device.
+pub const HARDWARE_ID: &str = "QEMU0002";
 
 /// What the DMA address register reads as.
 const DMA_SIGNATURE: [u8; 8] = *b"QEMU CFG";
@@ -58,12 +62,14 @@ enum Content {
     Fixed(Vec<u8>),
     /// What this makes whenever the item is selected; always as many bytes.
     Made { size: usize, make: Box<dyn Fn() -> Vec<u8> + Send> },
+    /// What the guest wrote last; always as many bytes.
+    Written(Vec<u8>),
 }
 
 impl Content {
     fn size(&self) -> usize {
         match self {
-            Self::Fixed(bytes) => bytes.len(),
+            Self::Fixed(bytes) | Self::Written(bytes) => bytes.len(),
             Self::Made { size, .. } => *size,
         }
     }
@@ -104,6 +110,11 @@ impl Items {
         self.insert(name, Content::Made { size, make: Box::new(make) });
     }
 
+    /// Adds a file that the guest writes, and that holds `bytes` before it does.
+    pub fn add_written(&mut self, name: &'static str, bytes: Vec<u8>) {
+        self.insert(name, Content::Written(bytes));
+    }
+
     fn insert(&mut self, name: &'static str, content: Content) {
         self.keys.insert(self.next, content);
         self.names.push((name, self.next));
@@ -132,6 +143,7 @@ impl Items {
 /// The item that is selected and how far it has been read.
 #[derive(Default)]
 struct Selected {
+    key: Option<u16>,
     bytes: Vec<u8>,
     next: usize,
 }
@@ -149,6 +161,7 @@ impl Selected {
 /// The device.
 pub struct FwCfg {
     items: BTreeMap<u16, Content>,
+    names: Vec<(&'static str, u16)>,
     selected: Selected,
     dma_address: u64,
 }
@@ -159,7 +172,16 @@ impl FwCfg {
         let directory = items.directory();
         let mut keys = items.keys;
         keys.insert(KEY_DIRECTORY, Content::Fixed(directory));
-        Self { items: keys, selected: Selected::default(), dma_address: 0 }
+        Self { items: keys, names: items.names, selected: Selected::default(), dma_address: 0 }
+    }
+
+    /// Returns what a file that the guest writes holds now.
+    pub fn written(&self, name: &str) -> Option<&[u8]> {
+        let (_, key) = self.names.iter().find(|(file, _)| *file == name)?;
+        match self.items.get(key)? {
+            Content::Written(bytes) => Some(bytes),
+            Content::Fixed(_) | Content::Made { .. } => None,
+        }
     }
 
     /// Reads at `offset` from the first port.
@@ -196,14 +218,14 @@ impl FwCfg {
     fn select(&mut self, key: u16) {
         let bytes = match self.items.get(&key) {
             None => Vec::new(),
-            Some(Content::Fixed(bytes)) => bytes.clone(),
+            Some(Content::Fixed(bytes) | Content::Written(bytes)) => bytes.clone(),
             Some(Content::Made { size, make }) => {
                 let mut bytes = make();
                 bytes.resize(*size, 0);
                 bytes
             }
         };
-        self.selected = Selected { bytes, next: 0 };
+        self.selected = Selected { key: Some(key), bytes, next: 0 };
     }
 }
 
@@ -220,6 +242,7 @@ pub(crate) mod tests {
         let mut items = Items::new(3, [7; 16]);
         items.add("etc/b", vec![1, 2, 3]);
         items.add_made("etc/a", 2, || vec![9, 8, 7]);
+        items.add_written("etc/c", vec![0; 4]);
         FwCfg::new(items)
     }
 
@@ -262,8 +285,8 @@ pub(crate) mod tests {
     #[test]
     fn the_directory_names_files_in_order() {
         let mut device = device();
-        let bytes = item(&mut device, 0x19, 4 + 2 * 64);
-        assert_eq!(bytes[..4], [0, 0, 0, 2]);
+        let bytes = item(&mut device, 0x19, 4 + 3 * 64);
+        assert_eq!(bytes[..4], [0, 0, 0, 3]);
         assert_eq!(bytes[4..18], *b"\0\0\0\x02\0\x21\0\0etc/a\0");
         assert_eq!(bytes[68..82], *b"\0\0\0\x03\0\x20\0\0etc/b\0");
         assert_eq!(item(&mut device, 0x20, 4), [1, 2, 3, 0]);
@@ -302,6 +325,40 @@ pub(crate) mod tests {
         assert_eq!(dma(&mut device, 0x20 << 16 | 8 | 4, 1), (0, [0xee; 6]));
         assert_eq!(dma(&mut device, 2, 4), (0, [2, 3, 0, 0, 0xee, 0xee]));
         assert_eq!(dma(&mut device, 0x20 << 16 | 8 | 2, 2), (0, [1, 2, 0xee, 0xee, 0xee, 0xee]));
+    }
+
+    #[test]
+    fn what_the_guest_writes_is_kept_as_a_whole() {
+        let mut device = device();
+        let write = 0x22 << 16 | 8 | 16;
+        assert_eq!(device.written("etc/c"), Some(&[0; 4][..]));
+        assert_eq!(dma(&mut device, write, 4).0, 0);
+        assert_eq!(device.written("etc/c"), Some(&[0xee; 4][..]));
+        assert_eq!(item(&mut device, 0x22, 5), [0xee, 0xee, 0xee, 0xee, 0]);
+        // Neither a part, nor more, nor from its second byte on.
+        let mut device = self::device();
+        assert_eq!((dma(&mut device, write, 3).0, dma(&mut device, write, 5).0), (1, 1));
+        assert_eq!((dma(&mut device, 0x22 << 16 | 8 | 4, 1).0, dma(&mut device, 16, 3).0), (0, 1));
+        assert_eq!(dma(&mut device, 16, 4).0, 1);
+        assert_eq!(device.written("etc/c"), Some(&[0; 4][..]));
+        // It can be selected before, and written twice.
+        device.write(0, &[0x22, 0], &ram());
+        assert_eq!((dma(&mut device, 16, 4).0, dma(&mut device, 16, 4).0), (0, 1));
+        assert_eq!(device.written("etc/c"), Some(&[0xee; 4][..]));
+        assert_eq!((device.written("etc/b"), device.written("etc/x")), (None, None));
+    }
+
+    #[test]
+    fn a_write_from_outside_memory_changes_nothing() {
+        let (mut device, ram) = (device(), ram());
+        let mut descriptor = (0x22u32 << 16 | 8 | 16).to_be_bytes().to_vec();
+        descriptor.extend(4u32.to_be_bytes());
+        descriptor.extend(((1u64 << 20) - 2).to_be_bytes());
+        ram.write_slice(&descriptor, GuestAddress(0x1000)).expect("inside");
+        device.write(8, &0x1000u32.to_be_bytes(), &ram);
+        let mut told = [0; 4];
+        ram.read_slice(&mut told, GuestAddress(0x1000)).expect("inside");
+        assert_eq!((u32::from_be_bytes(told), device.written("etc/c")), (1, Some(&[0; 4][..])));
     }
 
     #[test]
