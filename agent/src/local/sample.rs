@@ -31,23 +31,6 @@ pub(crate) fn line(number: u64, level: Level, text: &str) -> LogLine {
 }
 
 pub(crate) fn status() -> NodeStatus {
-    let network = NetworkView {
-        interfaces: vec![InterfaceView {
-            name: "eth0".into(),
-            hardware: "02:00:00:00:00:01".into(),
-            carrier: true,
-            mtu: 1500,
-            addresses: vec!["203.0.113.15/24".into(), "fe80::1/64".into()],
-            traffic: Traffic {
-                received_bytes: 5_000_000,
-                sent_bytes: 70_000,
-                ..Traffic::default()
-            },
-        }],
-        gateways: vec!["203.0.113.1".parse().expect("an address")],
-        dns: vec!["203.0.113.3".parse().expect("an address")],
-        error: String::new(),
-    };
     NodeStatus {
         version: STATUS_VERSION,
         node: NodeId::from_bytes([0xab; 32]),
@@ -70,7 +53,7 @@ pub(crate) fn status() -> NodeStatus {
         slot: Slot::Installed,
         updates: updates(),
         clock: ClockView { sources: 2, offset_ms: -12, error: String::new() },
-        network,
+        network: network(),
         overlay: overlay(),
         host: host(),
         devices: devices(),
@@ -100,6 +83,26 @@ pub(crate) fn status() -> NodeStatus {
         }],
         last_boot: LastBoot::default(),
         errors: vec![line(9, Level::Error, "holdfast: event=trouble place=store reason=\"full\"")],
+    }
+}
+
+fn network() -> NetworkView {
+    NetworkView {
+        interfaces: vec![InterfaceView {
+            name: "eth0".into(),
+            hardware: "02:00:00:00:00:01".into(),
+            carrier: true,
+            mtu: 1500,
+            addresses: vec!["203.0.113.15/24".into(), "fe80::1/64".into()],
+            traffic: Traffic {
+                received_bytes: 5_000_000,
+                sent_bytes: 70_000,
+                ..Traffic::default()
+            },
+        }],
+        gateways: vec!["203.0.113.1".parse().expect("an address")],
+        dns: vec!["203.0.113.3".parse().expect("an address")],
+        error: String::new(),
     }
 }
 

@@ -124,11 +124,7 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
         locked::wait(&init, &reason).await;
     }
     volumes::settle();
-    if let Err(error) = lent::remind(Path::new("/")) {
-        let reason =
-            format!("firmware does not remember which drives renters had: {}", chain(&error));
-        eprintln!("{}", Event::Trouble { place: "devices", reason });
-    }
+    remind_firmware();
     let (key, lost) = match identity::own_key().await {
         Ok(found) => found,
         Err(reason) => {
@@ -146,10 +142,8 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
     // Files have their names whatever becomes of this start.
     tokio::spawn(volumes::watch());
     let found = config::settled(Path::new("/")).await;
-    // Where it counts for nothing, somebody meant it all the same.
-    for error in config::unreadable(Path::new("/")) {
-        eprintln!("{}", Event::Trouble { place: "configuration", reason: chain(&error) });
-    }
+    // Nothing waits for it: it counts for nothing, but somebody meant it all the same.
+    tokio::task::spawn_blocking(tell_unreadable);
     if let Some(reason) = lost {
         // The document may be another one by now.
         if let Some(spec) = volumes::asks_for_another_node(&found) {
@@ -192,6 +186,22 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
     }
     // init tells the agent to end when the node goes down, and at no other time.
     chores.end().await;
+}
+
+/// Has firmware remember which drives renters had.
+fn remind_firmware() {
+    if let Err(error) = lent::remind(Path::new("/")) {
+        let reason =
+            format!("firmware does not remember which drives renters had: {}", chain(&error));
+        eprintln!("{}", Event::Trouble { place: "devices", reason });
+    }
+}
+
+/// Tells of volumes that are called as one with a configuration, and cannot be read.
+fn tell_unreadable() {
+    for error in config::unreadable(Path::new("/")) {
+        eprintln!("{}", Event::Trouble { place: "configuration", reason: chain(&error) });
+    }
 }
 
 /// Does what the configuration wants before the node serves: keys for firmware, and an installation, after
