@@ -1,23 +1,12 @@
 //! Passes over routers that are silent, and asks those that are back to advertise themselves.
 
 use std::{
-    io,
-    net::{IpAddr, Ipv6Addr, SocketAddrV6},
+    net::{IpAddr, Ipv6Addr},
     time::Instant,
 };
 
-use rustix::net::{
-    AddressFamily, SendFlags, SocketFlags, SocketType, ipproto, sendto, socket_with,
-    sockopt::set_ipv6_multicast_hops,
-};
-
 use super::{addressing::Standing, task::Task};
-use crate::net::{Carrier, kernel::KernelError};
-
-/// RFC 4861 §4.1: a router solicitation without options, to all routers of the link, and its hop limit.
-const SOLICITATION: [u8; 8] = [133, 0, 0, 0, 0, 0, 0, 0];
-const ALL_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2);
-const HOPS: u32 = 255;
+use crate::net::{Carrier, discovery, kernel::KernelError};
 
 impl Task {
     /// Learns which routers there are.
@@ -53,7 +42,8 @@ impl Task {
                 uplink.routers.handle_look(router, found);
             }
             if uplink.routers.poll_solicitation()
-                && let Err(error) = solicit(*index)
+                && let Err(error) = discovery::open(&uplink.facts.name)
+                    .and_then(|socket| discovery::solicit(&socket, *index))
             {
                 tracing::debug!(uplink = uplink.addressing.label, %error, "routers not asked");
             }
@@ -82,14 +72,4 @@ impl super::task::Uplink {
     fn has_ipv6_gateway(&self) -> bool {
         self.gateway().is_some_and(|gateway| matches!(gateway, IpAddr::V6(_)))
     }
-}
-
-/// Asks the routers of a link to advertise themselves.
-fn solicit(index: u32) -> io::Result<()> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = socket_with(AddressFamily::INET6, SocketType::RAW, flags, Some(ipproto::ICMPV6))?;
-    set_ipv6_multicast_hops(&socket, HOPS)?;
-    let to = SocketAddrV6::new(ALL_ROUTERS, 0, 0, index);
-    sendto(&socket, &SOLICITATION, SendFlags::empty(), &to)?;
-    Ok(())
 }

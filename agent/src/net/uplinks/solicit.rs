@@ -3,34 +3,18 @@
 //! The kernel asks when an interface comes up, keeps what it uses itself, and passes name servers on only when an
 //! advertisement comes: an agent that starts on an interface that is up already would know none until the next
 //! one, which routers may send half an hour later.
-//! Source: RFC 4861 §4.1, §6.3.7 and §10.
-//!
-//! | Offset | Size | Field                 |
-//! |--------|------|-----------------------|
-//! | 0      | 2    | 133, 0                |
-//! | 2      | 2    | checksum, by the kernel |
-//! | 4      | 4    | 0                     |
-//!
-//! The option with the sender's hardware address is left out: it must not be there while the kernel still checks
-//! its link-local address and sends from none, and routers do without it.
+//! Source: RFC 4861 §6.3.7 and §10.
 
-use std::{
-    io,
-    net::{Ipv6Addr, SocketAddrV6},
-    os::fd::OwnedFd,
-    time::Duration,
-};
+use std::{io, net::SocketAddrV6, os::fd::OwnedFd, time::Duration};
 
-use rustix::net::{RecvFlags, SendFlags, recvfrom, sendto};
+use rustix::net::{RecvFlags, recvfrom};
 use tokio::{io::unix::AsyncFd, task::JoinHandle, time::timeout};
 
 use crate::net::{
-    discovery::{self, ADVERTISEMENT, SOLICITATION},
+    discovery::{self, ADVERTISEMENT},
     links::LinkFacts,
 };
 
-/// All routers on a link.
-const ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2);
 /// MAX_RTR_SOLICITATIONS and RTR_SOLICITATION_INTERVAL.
 const SOLICITATIONS: u32 = 3;
 const INTERVAL: Duration = Duration::from_secs(4);
@@ -66,9 +50,7 @@ async fn run(socket: AsyncFd<OwnedFd>, index: u32) {
         return;
     }
     for _ in 0..SOLICITATIONS {
-        let to = SocketAddrV6::new(ROUTERS, 0, 0, index);
-        let question = [SOLICITATION, 0, 0, 0, 0, 0, 0, 0];
-        if let Err(error) = sendto(socket.get_ref(), &question, SendFlags::empty(), &to) {
+        if let Err(error) = discovery::solicit(socket.get_ref(), index) {
             tracing::debug!(index, %error, "router solicitation not sent");
         }
         if timeout(INTERVAL, advertised(&socket)).await.is_ok() {
