@@ -4,7 +4,7 @@ use std::{
     fs,
     io::{Read, Write},
     os::unix::net::UnixStream,
-    path::Path,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
@@ -61,8 +61,13 @@ impl Emulated {
         self.restart();
     }
 
+    /// Where it listens. It serves one at a time.
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.folder.path().join("tpm.sock")
+    }
+
     fn connect(&self) -> UnixStream {
-        let path = self.folder.path().join("tpm.sock");
+        let path = self.socket();
         let begin = Instant::now();
         loop {
             match UnixStream::connect(&path) {

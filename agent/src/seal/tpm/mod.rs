@@ -8,6 +8,7 @@
 
 mod certificate;
 mod nv;
+mod patience;
 mod quote;
 mod session;
 pub mod wire;
@@ -18,7 +19,8 @@ pub use quote::{Question, Quoted};
 
 use std::{
     io::{self, Read, Write},
-    time::Duration,
+    path::PathBuf,
+    time::{Duration, Instant},
 };
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -134,7 +136,27 @@ impl<T: Read + Write + Send + std::os::fd::AsFd> Transport for T {
 }
 
 /// A TPM.
-pub struct Tpm(Box<dyn Transport>);
+pub struct Tpm {
+    transport: Box<dyn Transport>,
+    /// How it is opened again.
+    opener: Option<Box<dyn Opener>>,
+    opened: Instant,
+}
+
+/// Opens what a TPM is behind, once more each time it is asked to.
+pub trait Opener: Send {
+    /// Opens it.
+    fn open(&self) -> io::Result<Box<dyn Transport>>;
+}
+
+/// A device, by its path.
+struct Device(PathBuf);
+
+impl Opener for Device {
+    fn open(&self) -> io::Result<Box<dyn Transport>> {
+        Ok(Box::new(std::fs::File::options().read(true).write(true).open(&self.0)?))
+    }
+}
 
 /// A secret that a TPM has sealed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -174,18 +196,23 @@ impl Tpm {
     /// Opens the server's TPM below `root`.
     pub fn open(root: &std::path::Path) -> Result<Self, TpmError> {
         let path = root.join(DEVICE);
-        match std::fs::File::options().read(true).write(true).open(&path) {
-            Ok(file) => Ok(Self::over(Box::new(file))),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+        match Self::behind(Box::new(Device(path.clone()))) {
+            Err(TpmError::Io { source }) if source.kind() == io::ErrorKind::NotFound => {
                 Err(TpmError::Absent { path: path.display().to_string() })
             }
-            Err(source) => Err(TpmError::Io { source }),
+            opened => opened,
         }
     }
 
-    /// Talks to a TPM over something else.
+    /// Opens a TPM that can be opened again, as a hiccup of its bus asks for.
+    pub fn behind(opener: Box<dyn Opener>) -> Result<Self, TpmError> {
+        let transport = opener.open().map_err(|source| TpmError::Io { source })?;
+        Ok(Self { opener: Some(opener), ..Self::over(transport) })
+    }
+
+    /// Talks to a TPM over something else, which cannot be opened again.
     pub fn over(transport: Box<dyn Transport>) -> Self {
-        Self(transport)
+        Self { transport, opener: None, opened: Instant::now() }
     }
 
     /// Reads a register of SHA-256's bank.
@@ -263,7 +290,7 @@ impl Tpm {
     }
 
     /// Gives a secret back. `signer` and `policies` are those of the running release, if the secret
-    /// is bound to releases.
+    /// is bound to releases. What passes is waited out: a node whose disk stays locked waits for a person.
     pub fn unseal(
         &mut self,
         sealed: &Sealed,
@@ -275,6 +302,14 @@ impl Tpm {
         let parent = self.storage_key()?;
         let result = self.unseal_below(&parent, sealed, release);
         self.flush(parent.handle);
+    ) -> Result<Zeroizing<Vec<u8>>, TpmError> {
+        self.patiently(patience::UNSEAL, |tpm| tpm.unseal_once(sealed, release))
+    }
+
+    fn unseal_once(
+        &mut self,
+        sealed: &Sealed,
+        release: Option<(&Signer, &[SignedPolicy])>,
         result
     }
 
@@ -435,12 +470,12 @@ impl Tpm {
         let size = u32::try_from(10 + rest.len()).unwrap_or(u32::MAX);
         let command = Writer::default().u16(tag).u32(size).u32(code).raw(rest);
         let failed = |source| TpmError::Io { source };
-        self.0.write_all(&command.0).map_err(failed)?;
-        if !self.0.ready(LIMIT).map_err(failed)? {
+        self.transport.write_all(&command.0).map_err(failed)?;
+        if !self.transport.ready(LIMIT).map_err(failed)? {
             return Err(TpmError::Late);
         }
         let mut answer = vec![0; MAX_ANSWER];
-        let count = self.0.read(&mut answer).map_err(failed)?;
+        let count = self.transport.read(&mut answer).map_err(failed)?;
         let (found, rest) = wire::response(&answer[..count])?;
         if found == 0 {
             Ok(rest.to_vec())
