@@ -23,7 +23,7 @@ pub struct KeyFiles {
     /// Its certificate.
     #[arg(long, requires = "platform_key", value_name = "FILE")]
     pub platform_cert: Option<PathBuf>,
-    /// RSA key that signs what the TPM will measure; without one nothing can be sealed to releases.
+    /// RSA key of 2048 bits that signs what the TPM will measure; without one nothing can be sealed to releases.
     #[arg(long, value_name = "FILE")]
     pub pcr_key: Option<PathBuf>,
 }
@@ -48,7 +48,7 @@ impl KeyFiles {
         Ok(Keys {
             programs: pair(&self.secure_boot_key, &self.secure_boot_cert).transpose()?,
             owner: pair(&self.platform_key, &self.platform_cert).transpose()?,
-            pcr: self.pcr_key.as_deref().map(Key::read).transpose()?,
+            pcr: self.pcr_key.as_deref().map(Key::read_for_tpm).transpose()?,
         })
     }
 }

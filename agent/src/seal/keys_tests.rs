@@ -165,6 +165,16 @@ fn what_no_start_could_open_is_not_sealed() {
     start_release(&mut tpm, 1);
     let again = reason(disk.start(with(tpm, Some(&release))).expect("opened"));
     assert!(again.contains("not started as it was built"), "{again}");
+    // A key that this TPM does not take, and one that is not understood here.
+    emulated.restart();
+    let mut tpm = emulated.tpm();
+    let long = Pair::of("4096").release(&[policy_of(&start_release(&mut tpm, 1))]);
+    let refused = reason(disk.start(with(tpm, Some(&long))).expect("opened"));
+    assert!(refused.contains("RSA keys of 2048 bits"), "{refused}");
+    let unread = || Sealer { tpm: Ok(emulated.tpm()), release: Some(Err(SignatureError::Key)) };
+    let disk = Disk::install(unread());
+    let not_read = reason(disk.new.protection.clone());
+    assert!(not_read.contains("no PEM of an RSA key"), "{not_read}");
     // A bank that is not the one of policies.
     emulated.keep_sha384_only();
     let disk = Disk::install(with(emulated.tpm(), None));
@@ -184,16 +194,6 @@ fn after_the_start_no_program_gets_the_key_from_the_tpm() {
     assert!(locked.contains("PCR 15"), "{locked}");
 }
 
-#[test]
-fn the_recovery_key_opens_both_volumes_and_another_does_not() {
-    let disk = Disk::install(without_tpm());
-    let recovery = RecoveryKey::parse(disk.new.recovery.as_str()).expect("as it was shown");
-    assert_eq!(recover(&disk.volume("state"), &recovery), Ok(disk.new.state.key.clone()));
-    assert_eq!(recover(&disk.volume("data"), &recovery), Ok(disk.new.data.key.clone()));
-    let other = RecoveryKey::generate().expect("made");
-    let refused = recover(&disk.volume("state"), &other).expect_err("another key");
-    assert!(refused.contains("does not open"), "{refused}");
-}
 /// What happens to a command on its way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Hiccup {
@@ -295,6 +295,16 @@ fn a_hiccup_of_the_tpm_locks_no_disk_and_leaves_the_key_to_nobody() {
     assert_eq!((bus.extended, bus.unseal.len(), bus.extend.len()), (1, 0, 0));
 }
 
+#[test]
+fn the_recovery_key_opens_both_volumes_and_another_does_not() {
+    let disk = Disk::install(without_tpm());
+    let recovery = RecoveryKey::parse(disk.new.recovery.as_str()).expect("as it was shown");
+    assert_eq!(recover(&disk.volume("state"), &recovery), Ok(disk.new.state.key.clone()));
+    assert_eq!(recover(&disk.volume("data"), &recovery), Ok(disk.new.data.key.clone()));
+    let other = RecoveryKey::generate().expect("made");
+    let refused = recover(&disk.volume("state"), &other).expect_err("another key");
+    assert!(refused.contains("does not open"), "{refused}");
+}
 
 /// Bits of a volume's header and of the keys behind it. Where they are is decided by their number: the
 /// golden ratio spreads them.

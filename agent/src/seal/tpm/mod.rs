@@ -99,6 +99,9 @@ fn meaning(code: u32) -> String {
     // Format one codes name a parameter, handle or session in other bits (Part 2 §6.6.2).
     let base = if code & 0x80 != 0 { code & 0xbf } else { code };
     let text = match base {
+        0x084 => {
+            "the TPM does not take a value, as the length of a key: all take RSA keys of 2048 bits, and many no longer ones"
+        }
         0x085 => "the TPM's owner hierarchy is off; switch it on in the firmware's setup",
         0x09b => "the signature of the release's policy is not the key's",
         0x09d => "the server was not started as it was when the disk was sealed (policy failed)",
@@ -135,14 +138,6 @@ impl<T: Read + Write + Send + std::os::fd::AsFd> Transport for T {
     }
 }
 
-/// A TPM.
-pub struct Tpm {
-    transport: Box<dyn Transport>,
-    /// How it is opened again.
-    opener: Option<Box<dyn Opener>>,
-    opened: Instant,
-}
-
 /// Opens what a TPM is behind, once more each time it is asked to.
 pub trait Opener: Send {
     /// Opens it.
@@ -156,6 +151,14 @@ impl Opener for Device {
     fn open(&self) -> io::Result<Box<dyn Transport>> {
         Ok(Box::new(std::fs::File::options().read(true).write(true).open(&self.0)?))
     }
+}
+
+/// A TPM.
+pub struct Tpm {
+    transport: Box<dyn Transport>,
+    /// How it is opened again.
+    opener: Option<Box<dyn Opener>>,
+    opened: Instant,
 }
 
 /// A secret that a TPM has sealed.
@@ -240,7 +243,8 @@ impl Tpm {
 
     /// Checks that a start like the running one, by a release with these `policies`, opens what is sealed with
     /// this binding: a seal that nothing opens would lock the disk. PCR 15 may be extended already.
-    /// Errors: registers cannot be read, or no policy is that of PCR 11.
+    /// Errors: registers cannot be read, no policy is that of PCR 11, or the TPM does not take the signer's key
+    /// (all need take 2048 bits only) or the signature.
     pub fn could_open(
         &mut self,
         binding: Binding<'_>,
@@ -249,7 +253,10 @@ impl Tpm {
         self.register(LATCH_PCR)?;
         match binding {
             Binding::Nothing => Ok(()),
-            Binding::Release(_) => self.signed_policy(policies).map(drop),
+            Binding::Release(signer) => {
+                let signed = self.signed_policy(policies)?;
+                self.ticket(signer, signed).map(drop)
+            }
         }
     }
 
@@ -296,13 +303,6 @@ impl Tpm {
         sealed: &Sealed,
         release: Option<(&Signer, &[SignedPolicy])>,
     ) -> Result<Zeroizing<Vec<u8>>, TpmError> {
-        if self.register(LATCH_PCR)? != [0; 32] {
-            return Err(TpmError::Latched);
-        }
-        let parent = self.storage_key()?;
-        let result = self.unseal_below(&parent, sealed, release);
-        self.flush(parent.handle);
-    ) -> Result<Zeroizing<Vec<u8>>, TpmError> {
         self.patiently(patience::UNSEAL, |tpm| tpm.unseal_once(sealed, release))
     }
 
@@ -310,6 +310,13 @@ impl Tpm {
         &mut self,
         sealed: &Sealed,
         release: Option<(&Signer, &[SignedPolicy])>,
+    ) -> Result<Zeroizing<Vec<u8>>, TpmError> {
+        if self.register(LATCH_PCR)? != [0; 32] {
+            return Err(TpmError::Latched);
+        }
+        let parent = self.storage_key()?;
+        let result = self.unseal_below(&parent, sealed, release);
+        self.flush(parent.handle);
         result
     }
 
@@ -358,6 +365,22 @@ impl Tpm {
     ) -> Result<(), TpmError> {
         let signed = self.signed_policy(policies)?;
         self.policy_register(session, RELEASE_PCR)?;
+        let (name, ticket) = self.ticket(signer, signed)?;
+        let approval = Writer::default()
+            .u32(session)
+            .sized(&signed.policy)
+            .sized(&[])
+            .sized(&name)
+            .raw(&ticket);
+        self.plain(POLICY_AUTHORIZE, approval.0).map(drop)
+    }
+
+    /// Has the TPM check a signature. Returns its name of the key, and its word for it (TPMT_TK_VERIFIED).
+    fn ticket(
+        &mut self,
+        signer: &Signer,
+        signed: &SignedPolicy,
+    ) -> Result<(Vec<u8>, Vec<u8>), TpmError> {
         let public = Writer::default().sized(&[]).sized(&signer.public()).u32(OWNER);
         let answer = self.plain(LOAD_EXTERNAL, public.0)?;
         let mut reader = Reader(&answer);
@@ -370,13 +393,7 @@ impl Tpm {
             .sized(&signed.signature);
         let ticket = self.plain(VERIFY, check.0);
         self.flush(key);
-        let approval = Writer::default()
-            .u32(session)
-            .sized(&signed.policy)
-            .sized(&[])
-            .sized(&name)
-            .raw(&ticket?);
-        self.plain(POLICY_AUTHORIZE, approval.0).map(drop)
+        Ok((name, ticket?))
     }
 
     /// Returns the signed policy that is the one of PCR 11 as it is now.
@@ -539,6 +556,7 @@ mod tests {
             assert!(said.contains(words), "{code:#05x}: {said}");
         };
         // Of the first handle, of the second parameter, of the first session.
+        means(0x2c4, "2048 bits");
         means(0x185, "owner hierarchy");
         means(0x2db, "signature of the release's policy");
         means(0x99d, "policy failed");
