@@ -279,7 +279,10 @@ fn what_needs_other_files_or_keys_is_refused_by_name() {
     qemu_img(&["create", "-q", "-f", "qcow2", &path("locked"), "8M"]);
     let locked = File::options().write(true).open(folder.path().join("locked")).unwrap();
     locked.write_all_at(&2u32.to_be_bytes(), 32).unwrap();
+    // Its file holds it, and no node's.
+    qemu_img(&["create", "-q", "-f", "qcow2", &path("large"), "16T"]);
     let words = [
+        ("large", "several disks"),
         ("child", "backing file"),
         ("external", "in another file"),
         ("extended", "subclusters"),
@@ -366,7 +369,7 @@ fn what_a_vhdx_cannot_be_is_told() {
     let table = [
         ("dirty", "changes in its log"),
         ("child", "has a parent"),
-        ("huge", "at most"),
+        ("huge", "several disks"),
         ("outside", "outside of the file"),
         ("unknown", "unknown region"),
     ];

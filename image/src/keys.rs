@@ -27,7 +27,7 @@ pub struct KeyFiles {
     /// as Microsoft's, who signs the option ROMs of add-in cards. May be given several times.
     #[arg(long = "db-cert", requires = "secure_boot_key", value_name = "FILE")]
     pub db_certs: Vec<PathBuf>,
-    /// RSA key that signs what the TPM will measure; without one nothing can be sealed to releases.
+    /// RSA key of 2048 bits that signs what the TPM will measure; without one nothing can be sealed to releases.
     #[arg(long, value_name = "FILE")]
     pub pcr_key: Option<PathBuf>,
 }
@@ -59,7 +59,7 @@ impl KeyFiles {
                 .iter()
                 .map(|path| signer::certificate(path))
                 .collect::<Result<_, _>>()?,
-            pcr: self.pcr_key.as_deref().map(Key::read).transpose()?,
+            pcr: self.pcr_key.as_deref().map(Key::read_for_tpm).transpose()?,
         })
     }
 }

@@ -34,6 +34,11 @@ pub enum SignerError {
         "{path} holds no RSA key of 2048 to 8192 bits; make one with: openssl genrsa -out KEY 2048"
     )]
     NotRsa { path: PathBuf },
+    #[error(
+        "the key in {path} has {bits} bits; a TPM need take RSA keys of 2048 bits only, and one that does not take \
+         this one would open no disk. Make one with: openssl genrsa -out KEY 2048"
+    )]
+    NotForTpm { path: PathBuf, bits: usize },
     #[error("{path} holds no certificate in PEM: it must begin with -----BEGIN CERTIFICATE-----")]
     NotCertificate { path: PathBuf },
     #[error(
@@ -63,6 +68,19 @@ impl Key {
             }
         };
         pair.map(Self).map_err(|_| SignerError::NotRsa { path: path.to_owned() })
+    }
+
+    /// Reads a key whose signatures every TPM checks.
+    /// Errors: also when it has other than 2048 bits, the length that the TCG's PC Client Platform TPM Profile
+    /// asks for.
+    pub fn read_for_tpm(path: &Path) -> Result<Self, SignerError> {
+        let key = Self::read(path)?;
+        let bits = key.0.public_modulus_len() * 8;
+        if bits == 2048 {
+            Ok(key)
+        } else {
+            Err(SignerError::NotForTpm { path: path.to_owned(), bits })
+        }
     }
 
     /// Signs the SHA-256 digest of `message` by RSASSA-PKCS1-v1_5.

@@ -8,7 +8,7 @@ use std::process::Command;
 
 use image::authenticode::{self, AuthenticodeError};
 use image::keys::KeyFiles;
-use image::signer::{Signer, SignerError};
+use image::signer::{Key, Signer, SignerError};
 use image::{Artifacts, enrolment, uki};
 use update::secure_boot::{self, Variable};
 
@@ -110,6 +110,13 @@ fn keys_that_cannot_sign_are_refused_by_name() {
     openssl(folder.path(), &["ecparam", "-genkey", "-name", "prime256v1", "-out", "ec.key"]);
     assert!(matches!(read(&folder.path().join("ec.key"), &ours.1), SignerError::NotRsa { .. }));
     assert!(matches!(read(Path::new("/none"), &ours.1), SignerError::Read { .. }));
+    // Firmware takes long keys, and not every TPM.
+    let long = folder.path().join("long.key");
+    openssl(folder.path(), &["genrsa", "-out", "long.key", "3072"]);
+    assert!(Key::read(&long).is_ok() && Key::read_for_tpm(&ours.0).is_ok());
+    let files = KeyFiles { pcr_key: Some(long), ..KeyFiles::default() };
+    let refused = files.read().unwrap_err().to_string();
+    assert!(refused.contains("3072 bits") && refused.contains("genrsa -out KEY 2048"), "{refused}");
 }
 
 #[test]

@@ -138,6 +138,7 @@ pub fn refused(error: &RefusedError) -> Problem {
         }
         RefusedError::Ended { .. } => Kind::LeaseRefused,
         RefusedError::Room { .. } => Kind::NoCapacity,
+        RefusedError::LargeDisk { .. } => Kind::Unprocessable,
         RefusedError::Device(DeviceError::Absent { .. }) => Kind::NotFound,
         RefusedError::Device(_) => Kind::NoCapacity,
         RefusedError::Draining | RefusedError::Store(StoreError::Full { .. }) => Kind::Unavailable,

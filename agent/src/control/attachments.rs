@@ -119,7 +119,7 @@ fn refusal(refusal: &Refusal) -> Problem {
     let kind = match refusal {
         Refusal::Unknown { .. } | Refusal::NotLeased { .. } => Kind::NotFound,
         Refusal::Room { .. } => Kind::NoCapacity,
-        Refusal::Size { .. } => Kind::Unprocessable,
+        Refusal::Size { .. } | Refusal::Large { .. } => Kind::Unprocessable,
         Refusal::Attached { .. }
         | Refusal::Fixed { .. }
         | Refusal::NoPort { .. }

@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, File},
-    io::{Read, Write},
+    io::{self, Read, Write},
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -69,11 +69,108 @@ pub fn forget_typed(root: &Path) {
 /// Asks on every console below `root` and returns the first line with something in it; a line without is
 /// asked again. `None` when there is none within `limit`.
 pub fn line(root: &Path, question: &str, limit: Duration) -> Option<String> {
-    let mut consoles: Vec<File> = consoles(root).iter().filter_map(open).collect();
-    for console in &mut consoles {
-        put(console, question);
+    let mut reader = Reader::default();
+    reader.ask(root, question);
+    reader.wait(question, limit)
+}
+
+/// Consoles that stay open from question to question: a terminal that nobody has open forgets the line that
+/// somebody is typing.
+#[derive(Debug, Default)]
+pub struct Reader(Vec<Asked>);
+
+/// A console, and what was typed of a line so far.
+#[derive(Debug)]
+struct Asked {
+    path: PathBuf,
+    console: File,
+    typed: Vec<u8>,
+}
+
+impl Reader {
+    /// Asks on every console below `root`, and opens those that are not open.
+    pub fn ask(&mut self, root: &Path, question: &str) {
+        self.open(root);
+        for Asked { console, .. } in &mut self.0 {
+            put(console, question);
+        }
     }
-    first_line(&mut consoles, question, limit)
+
+    /// Asks on the consoles below `root` that came since, or failed and are back. Where the question was put
+    /// before, somebody may be typing the answer; an empty line shows it there again.
+    pub fn ask_new(&mut self, root: &Path, question: &str) {
+        let asked = self.0.len();
+        self.open(root);
+        for Asked { console, .. } in &mut self.0[asked..] {
+            put(console, question);
+        }
+    }
+
+    fn open(&mut self, root: &Path) {
+        for path in consoles(root) {
+            if self.0.iter().any(|asked| asked.path == path) {
+                continue;
+            }
+            if let Some(console) = open(&path) {
+                self.0.push(Asked { path, console, typed: Vec::new() });
+            }
+        }
+    }
+
+    /// Waits at most `limit` for a line with something in it; a line without shows `question` again. What was
+    /// typed of one stays. A console that fails is closed, and the others are read on; `None` at once when
+    /// there is none.
+    pub fn wait(&mut self, question: &str, limit: Duration) -> Option<String> {
+        let end = Instant::now() + limit;
+        while !self.0.is_empty() {
+            let left = end.checked_duration_since(Instant::now())?;
+            let ready = self.ready(left)?;
+            let mut ready = ready.into_iter();
+            let mut line = None;
+            self.0.retain_mut(|asked| {
+                if line.is_some() || !ready.next().unwrap_or(false) {
+                    return true;
+                }
+                let read = asked.read(question);
+                let stays = read.is_ok();
+                line = read.ok().flatten();
+                stays
+            });
+            if line.is_some() {
+                return line;
+            }
+        }
+        None
+    }
+
+    /// Whether there is something to read, for each console.
+    fn ready(&self, left: Duration) -> Option<Vec<bool>> {
+        let mut polled: Vec<PollFd<'_>> =
+            self.0.iter().map(|asked| PollFd::new(&asked.console, PollFlags::IN)).collect();
+        poll(&mut polled, Timespec::try_from(left).ok().as_ref()).ok()?;
+        Some(polled.iter().map(|fd| !fd.revents().is_empty()).collect())
+    }
+}
+
+impl Asked {
+    /// Reads a byte; returns the line that ends with it, if something is in it. Fails when the other end is gone.
+    fn read(&mut self, question: &str) -> io::Result<Option<String>> {
+        let mut byte = [0; 1];
+        self.console.read_exact(&mut byte)?;
+        if !matches!(byte[0], b'\n' | b'\r') {
+            if self.typed.len() < ANSWER {
+                self.typed.push(byte[0]);
+            }
+            return Ok(None);
+        }
+        let line = String::from_utf8_lossy(&std::mem::take(&mut self.typed)).into_owned();
+        if !line.trim().is_empty() {
+            return Ok(Some(line));
+        }
+        // Somebody looked whether the line is alive, or it sends two ends for one.
+        put(&mut self.console, question);
+        Ok(None)
+    }
 }
 
 fn open(path: &PathBuf) -> Option<File> {
@@ -97,39 +194,6 @@ fn consoles(root: &Path) -> Vec<PathBuf> {
     active.split_whitespace().map(device).chain(beside).collect()
 }
 
-fn first_line(consoles: &mut [File], question: &str, limit: Duration) -> Option<String> {
-    let end = Instant::now() + limit;
-    let mut lines = vec![Vec::new(); consoles.len()];
-    loop {
-        let left = end.checked_duration_since(Instant::now())?;
-        if consoles.is_empty() {
-            return None;
-        }
-        let mut polled: Vec<PollFd<'_>> =
-            consoles.iter().map(|console| PollFd::new(console, PollFlags::IN)).collect();
-        poll(&mut polled, Timespec::try_from(left).ok().as_ref()).ok()?;
-        let ready: Vec<bool> = polled.iter().map(|fd| !fd.revents().is_empty()).collect();
-        for (at, console) in consoles.iter_mut().enumerate().filter(|(at, _)| ready[*at]) {
-            let mut byte = [0; 1];
-            match console.read(&mut byte) {
-                Ok(1) if matches!(byte[0], b'\n' | b'\r') => {
-                    let line = String::from_utf8_lossy(&lines[at]).into_owned();
-                    if !line.trim().is_empty() {
-                        return Some(line);
-                    }
-                    // Somebody looked whether the line is alive, or it sends two ends for one.
-                    lines[at].clear();
-                    put(console, question);
-                }
-                Ok(1) if lines[at].len() < ANSWER => lines[at].push(byte[0]),
-                Ok(1) => {}
-                // Its other end is gone.
-                Ok(_) | Err(_) => return None,
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 pub(crate) mod tests {
     #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
@@ -143,8 +207,9 @@ pub(crate) mod tests {
     pub(crate) struct Seat {
         pub(crate) root: tempfile::TempDir,
         person: File,
-        /// The terminal forgets what was typed when nobody has it open, and a server's kernel always has.
-        _kept: File,
+        /// The terminal forgets what was typed when nobody has it open. A server's kernel always has the one
+        /// that it writes to itself, and nobody the screen.
+        kept: Option<File>,
     }
 
     impl Seat {
@@ -159,7 +224,7 @@ pub(crate) mod tests {
             let terminal = ptsname(&person, Vec::new()).unwrap().into_string().unwrap();
             let kept = File::options().read(true).write(true).open(&terminal).unwrap();
             std::os::unix::fs::symlink(terminal, root.path().join("dev/ttyS0")).unwrap();
-            Self { root, person, _kept: kept }
+            Self { root, person, kept: Some(kept) }
         }
 
         /// Types at once, and waits for the echo: the terminal has it then.
@@ -242,5 +307,57 @@ pub(crate) mod tests {
         seat.type_now("S1");
         assert_eq!(ask(seat.root.path(), "", "S1", waited), Answer::Silence);
         assert_eq!(ask(Path::new("/nonexistent"), "", "S1", waited), Answer::Silence);
+    }
+
+    #[test]
+    fn a_line_that_is_typed_slowly_arrives_whole() {
+        let mut seat = Seat::new();
+        let root = seat.root.path().to_owned();
+        let mut reader = Reader::default();
+        reader.ask(&root, "The key?");
+        assert!(seat.shown_until("\n> ").contains("The key?"));
+        // From now on nobody else has the terminal open.
+        seat.kept = None;
+        seat.type_now("abc");
+        let short = Duration::from_millis(50);
+        assert_eq!(reader.wait("The key?", short), None);
+        reader.ask_new(&root, "The key?");
+        assert_eq!(reader.wait("The key?", short), None);
+        // A screen would have forgotten it otherwise.
+        let mut polled = [PollFd::new(&seat.person, PollFlags::IN)];
+        poll(&mut polled, Some(&Timespec::default())).unwrap();
+        assert!(!polled[0].revents().contains(PollFlags::HUP), "the terminal is open still");
+        // The question was not put into the middle of the line.
+        (&seat.person).write_all(b"def\n").unwrap();
+        assert_eq!(seat.shown_until("def\r\n"), "def\r\n");
+        assert_eq!(reader.wait("The key?", PATIENCE).as_deref(), Some("abcdef"));
+        seat.type_now("\n");
+        assert_eq!(reader.wait("The key?", short), None);
+        assert!(seat.shown_until("\n> ").contains("The key?"), "an empty line shows it again");
+    }
+
+    #[test]
+    fn a_console_that_fails_ends_nothing_on_the_others_and_comes_back() {
+        let seat = Seat::new();
+        let broken = Seat::new();
+        let root = seat.root.path();
+        let terminal = fs::read_link(broken.root.path().join("dev/ttyS0")).unwrap();
+        std::os::unix::fs::symlink(terminal, root.join("dev/ttyS1")).unwrap();
+        fs::write(root.join("sys/class/tty/console/active"), "ttyS1 ttyS0\n").unwrap();
+        let mut reader = Reader::default();
+        reader.ask(root, "The key?");
+        drop(broken);
+        seat.shown_until("\n> ");
+        seat.type_now("abc\n");
+        assert_eq!(reader.wait("The key?", PATIENCE).as_deref(), Some("abc"));
+        assert_eq!(reader.0.len(), 1, "the broken one is closed");
+        let back = Seat::new();
+        let terminal = fs::read_link(back.root.path().join("dev/ttyS0")).unwrap();
+        fs::remove_file(root.join("dev/ttyS1")).unwrap();
+        std::os::unix::fs::symlink(terminal, root.join("dev/ttyS1")).unwrap();
+        reader.ask_new(root, "The key?");
+        back.shown_until("\n> ");
+        back.type_now("def\n");
+        assert_eq!(reader.wait("The key?", PATIENCE).as_deref(), Some("def"));
     }
 }

@@ -71,6 +71,12 @@ pub enum Refusal {
     NoPort { ports: u8 },
     #[error("disk {name} wants {wanted} MiB; {free} MiB of the lease's disk space are left")]
     Room { name: String, wanted: u64, free: u64 },
+    #[error(
+        "disk {name} wants {wanted} MiB, and the largest that a node makes has {} MiB (16 TiB); attach several \
+         smaller ones",
+        disk::LARGEST.0
+    )]
+    Large { name: String, wanted: u64 },
     #[error("there is no disk {name} yet: a new one needs size_mib, or content to be read")]
     Size { name: String },
     #[error(
@@ -141,6 +147,9 @@ fn admit_disk(
         return Err(Refusal::Size { name: wanted.name });
     }
     let (size, free) = (wanted.size_mib.map_or(0, |size| size.0), free_mib(record));
+    if size > disk::LARGEST.0 {
+        return Err(Refusal::Large { name: wanted.name, wanted: size });
+    }
     if size > free {
         return Err(Refusal::Room { name: wanted.name, wanted: size, free });
     }
@@ -327,6 +336,12 @@ mod tests {
     fn disks_stay_within_the_lease() {
         let mut record = record();
         assert_eq!(attach(&mut record, disk("a", Some(30))), Ok(()));
+        // What no file can hold is told before what the lease has.
+        let large = disk("b", Some(16 << 20));
+        let refusal = attach(&mut record, large).expect_err("16 TiB");
+        assert!(refusal.to_string().contains("several"), "{refusal}");
+        let room = Refusal::Room { name: "b".into(), wanted: (16 << 20) - 1, free: 20 };
+        assert_eq!(attach(&mut record, disk("b", Some((16 << 20) - 1))), Err(room));
         let room = Refusal::Room { name: "b".into(), wanted: 21, free: 20 };
         assert_eq!(attach(&mut record, disk("b", Some(21))), Err(room));
         assert_eq!(attach(&mut record, disk("b", Some(20))), Ok(()));

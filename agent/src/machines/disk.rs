@@ -17,6 +17,9 @@ use types::{
 
 use super::disk_keys;
 
+/// Largest disk: a file on ext4 has at most 2^32 - 1 blocks of 4 KiB, and disks are whole MiB.
+/// Source: Documentation/filesystems/ext4/blocks.rst of the kernel.
+pub const LARGEST: Mebibytes = Mebibytes((16 << 20) - 1);
 /// Bytes copied at a time; pieces that hold only zeroes stay holes.
 const PIECE: usize = 64 << 10;
 const _: () = assert!(PIECE.is_multiple_of(SECTOR));

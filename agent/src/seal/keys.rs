@@ -43,19 +43,21 @@ pub struct Sealer {
 }
 
 impl Sealer {
-    /// Seals a secret. Returns the token for it; in clear, with the reason, where there is no TPM, or none
-    /// that would open the seal at the next start.
+    /// Seals a secret. Returns the token for it; in clear, with the reason, where there is no TPM, none
+    /// that would open the seal at the next start, or a release that cannot be understood: who signs releases
+    /// takes a seal for bound to them.
     fn token(&mut self, secret: &[u8]) -> (Value, Protection) {
         let release = self.release.as_ref().and_then(|release| release.as_ref().ok());
-        let sealed = match &mut self.tpm {
-            Ok(tpm) => {
+        let sealed = match (&mut self.tpm, &self.release) {
+            (Ok(_), Some(Err(error))) => Err(error.to_string()),
+            (Ok(tpm), Some(Ok(_)) | None) => {
                 let binding = release.map_or(Binding::Nothing, |r| Binding::Release(&r.signer));
                 let policies = release.map_or(&[][..], |release| &release.policies[..]);
                 tpm.could_open(binding, policies)
                     .and_then(|()| tpm.seal(secret, binding))
                     .map_err(|error| crate::init::boot::chain(&error))
             }
-            Err(error) => Err(crate::init::boot::chain(error)),
+            (Err(error), _) => Err(crate::init::boot::chain(error)),
         };
         match sealed {
             Ok(Sealed { public, private }) => {

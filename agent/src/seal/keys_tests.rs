@@ -1,8 +1,17 @@
 //! Which secret opens a volume, with files as disks and swtpm as the TPM.
 
-use std::{fs::File, os::unix::fs::FileExt, path::PathBuf};
+use std::{
+    collections::VecDeque,
+    fs::File,
+    io::{self, Read, Write},
+    os::unix::{fs::FileExt, net::UnixStream},
+    path::PathBuf,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use ed25519_dalek::SigningKey;
+use sha2::Digest;
 use types::{
     ids::PublicKey,
     volumes::{Bound, Protection, Starts},
@@ -12,8 +21,8 @@ use super::{
     keys::{NewVolumes, Sealer, escrowed, open_data, open_state, recover, tpm_opens},
     luks::Header,
     recovery::RecoveryKey,
-    signature::Release,
-    tpm::{LATCH_PCR, Tpm, TpmError},
+    signature::{Release, SignatureError},
+    tpm::{LATCH_PCR, Opener, Tpm, TpmError, Transport},
     tpm_tests::{Emulated, Pair, policy_of, start_release},
     volume::Volume,
 };
@@ -156,6 +165,16 @@ fn what_no_start_could_open_is_not_sealed() {
     start_release(&mut tpm, 1);
     let again = reason(disk.start(with(tpm, Some(&release))).expect("opened"));
     assert!(again.contains("not started as it was built"), "{again}");
+    // A key that this TPM does not take, and one that is not understood here.
+    emulated.restart();
+    let mut tpm = emulated.tpm();
+    let long = Pair::of("4096").release(&[policy_of(&start_release(&mut tpm, 1))]);
+    let refused = reason(disk.start(with(tpm, Some(&long))).expect("opened"));
+    assert!(refused.contains("RSA keys of 2048 bits"), "{refused}");
+    let unread = || Sealer { tpm: Ok(emulated.tpm()), release: Some(Err(SignatureError::Key)) };
+    let disk = Disk::install(unread());
+    let not_read = reason(disk.new.protection.clone());
+    assert!(not_read.contains("no PEM of an RSA key"), "{not_read}");
     // A bank that is not the one of policies.
     emulated.keep_sha384_only();
     let disk = Disk::install(with(emulated.tpm(), None));
@@ -173,6 +192,107 @@ fn after_the_start_no_program_gets_the_key_from_the_tpm() {
     emulated.tpm().extend(LATCH_PCR, &[1; 32]).expect("extended");
     let locked = disk.start(with(emulated.tpm(), None)).expect_err("too late");
     assert!(locked.contains("PCR 15"), "{locked}");
+}
+
+/// What happens to a command on its way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Hiccup {
+    /// The TPM does not carry it out: TPM_RC_NV_UNAVAILABLE.
+    Busy,
+    /// It is carried out, and its answer is lost: what a driver says after its time is over.
+    Lost,
+}
+
+/// What happens to the next commands with a code, and how many with it the TPM was given.
+#[derive(Debug, Default)]
+struct Bus {
+    unseal: VecDeque<Hiccup>,
+    extend: VecDeque<Hiccup>,
+    extended: u32,
+}
+
+/// A way to an emulated TPM, on which something happens.
+struct Flaky {
+    stream: UnixStream,
+    bus: Arc<Mutex<Bus>>,
+    now: Option<Hiccup>,
+}
+
+impl Write for Flaky {
+    fn write(&mut self, command: &[u8]) -> io::Result<usize> {
+        let mut bus = self.bus.lock().expect("one thread");
+        self.now = match command[6..10] {
+            [0, 0, 1, 0x5e] => bus.unseal.pop_front(),
+            [0, 0, 1, 0x82] => bus.extend.pop_front(),
+            _ => None,
+        };
+        if self.now == Some(Hiccup::Busy) {
+            return Ok(command.len());
+        }
+        bus.extended += u32::from(command[6..10] == [0, 0, 1, 0x82]);
+        self.stream.write(command)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Read for Flaky {
+    fn read(&mut self, answer: &mut [u8]) -> io::Result<usize> {
+        const BUSY: [u8; 10] = [0x80, 1, 0, 0, 0, 10, 0, 0, 9, 0x23];
+        if self.now == Some(Hiccup::Busy) {
+            answer[..BUSY.len()].copy_from_slice(&BUSY);
+            return Ok(BUSY.len());
+        }
+        let count = self.stream.read(answer)?;
+        if self.now == Some(Hiccup::Lost) {
+            return Err(io::Error::from_raw_os_error(rustix::io::Errno::TIME.raw_os_error()));
+        }
+        Ok(count)
+    }
+}
+
+impl Transport for Flaky {
+    fn ready(&self, _limit: Duration) -> io::Result<bool> {
+        Ok(true)
+    }
+}
+
+/// Opens an emulated TPM by its bus.
+struct Way {
+    socket: PathBuf,
+    bus: Arc<Mutex<Bus>>,
+}
+
+impl Opener for Way {
+    fn open(&self) -> io::Result<Box<dyn Transport>> {
+        let stream = UnixStream::connect(&self.socket)?;
+        Ok(Box::new(Flaky { stream, bus: Arc::clone(&self.bus), now: None }))
+    }
+}
+
+#[test]
+fn a_hiccup_of_the_tpm_locks_no_disk_and_leaves_the_key_to_nobody() {
+    let Some(mut emulated) = Emulated::start() else { return };
+    let disk = Disk::install(with(emulated.tpm(), None));
+    emulated.restart();
+    drop(emulated.tpm());
+    let hiccups = || VecDeque::from([Hiccup::Busy, Hiccup::Lost]);
+    let bus = Bus { unseal: hiccups(), extend: hiccups(), extended: 0 };
+    let bus = Arc::new(Mutex::new(bus));
+    let way = || Box::new(Way { socket: emulated.socket(), bus: Arc::clone(&bus) });
+    let mut sealer = with(Tpm::behind(way()).expect("opened"), None);
+    let opened = open_state(&mut disk.volume("state"), &mut sealer);
+    let (key, protection) = opened.expect("opened in spite of it");
+    assert_eq!((key, protection), (disk.new.state.key.clone(), disk.new.protection.clone()));
+    let tpm = sealer.tpm.as_mut().expect("there");
+    tpm.latch(&[1; 32]).expect("extended");
+    let once = sha2::Sha256::digest([[0; 32], [1; 32]].concat());
+    assert_eq!(tpm.register(LATCH_PCR).expect("read"), once.as_slice());
+    drop(sealer);
+    let bus = bus.lock().expect("one thread");
+    assert_eq!((bus.extended, bus.unseal.len(), bus.extend.len()), (1, 0, 0));
 }
 
 #[test]

@@ -2,7 +2,10 @@
 //! or from a configuration on a volume. It serves nothing meanwhile, and never writes to the disk
 //! without the key.
 
-use std::{path::Path, time::Duration};
+use std::{
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
@@ -21,8 +24,8 @@ use crate::{
 
 /// Time between two signs of life, and between two looks at the volumes.
 const TICK: Duration = Duration::from_secs(2);
-/// How long a question stays before it is asked again: consoles are attached late.
-const QUESTION: Duration = Duration::from_secs(60);
+/// Time between two looks for consoles that came late, or failed and are back.
+const CONSOLES: Duration = Duration::from_secs(10);
 /// Where the volumes belong.
 const PLACES: [(&str, &str); 2] = [(layout::STATE, "/state"), (layout::DATA, "/data")];
 
@@ -74,16 +77,22 @@ pub async fn wait(init: &Init, reason: &str) -> ! {
     );
     let (sender, mut typed) = tokio::sync::mpsc::channel(1);
     std::thread::spawn(move || {
+        let root = Path::new("/");
+        // Its consoles stay open: the screen would forget the half of a key.
+        let mut reader = ask::Reader::default();
+        reader.ask(root, &question);
         loop {
-            let line = ask::line(Path::new("/"), &question, QUESTION);
-            let Some(line) = line else {
-                // No console, or a broken one; volumes are looked at all the same.
-                std::thread::sleep(TICK);
+            let begin = Instant::now();
+            if let Some(line) = reader.wait(&question, CONSOLES) {
+                if sender.blocking_send(line).is_err() {
+                    return;
+                }
+                reader.ask(root, &question);
                 continue;
-            };
-            if sender.blocking_send(line).is_err() {
-                return;
             }
+            // No console, or a broken one; volumes are looked at all the same.
+            std::thread::sleep(TICK.saturating_sub(begin.elapsed()));
+            reader.ask_new(root, &question);
         }
     });
     let mut tried = Vec::new();

@@ -1,12 +1,11 @@
 //! The header of an encrypted volume, in LUKS2's on-disk format: `cryptsetup` opens it on any Linux.
-//! Source: LUKS2 On-Disk Format Specification 1.1.1, §2 (binary header), §3 (JSON area); LUKS1 On-Disk
-//! Format 1.2.3 §2.4 (anti-forensic splitter).
+//! Source: LUKS2 On-Disk Format Specification 1.1.1, §2 (binary header), §3 (JSON area).
 //!
 //! | Bytes            | Content                                                      |
 //! |------------------|--------------------------------------------------------------|
 //! | 0                | binary header, 4096 bytes, and the JSON area                 |
 //! | 16 KiB           | the same again, under another magic and its own checksum     |
-//! | 32 KiB           | areas of the key slots, 252 KiB each                         |
+//! | 32 KiB           | areas of the key slots, ours 252 KiB each                    |
 //! | 16 MiB           | what is encrypted                                            |
 //!
 //! Secrets that open slots are random and 256 bits long, so that PBKDF2 with few rounds is enough.
@@ -15,10 +14,13 @@ use std::{collections::BTreeMap, io};
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use hmac::{Hmac, KeyInit, Mac};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use types::disk_key::{DiskKey, KEY_BYTES, SectorCipher};
 use zeroize::Zeroizing;
+
+use super::stripes::{SPLIT, STRIPES, merge, split};
 
 /// Bytes of one copy of the header: binary part and JSON.
 pub const COPY: usize = 16 << 10;
@@ -34,9 +36,6 @@ const SLOTS_START: u64 = 2 * COPY as u64;
 const SLOT_BYTES: u64 = 258_048;
 /// Most slots of a header.
 pub const SLOTS: u32 = 8;
-const STRIPES: usize = 4000;
-/// Bytes of a split key.
-const SPLIT: usize = STRIPES * KEY_BYTES;
 /// Rounds of PBKDF2: the least that cryptsetup takes.
 const ROUNDS: u32 = 1000;
 /// Most rounds that a foreign header may ask for.
@@ -72,20 +71,25 @@ pub struct Header {
     pub uuid: String,
     /// Counts up with each change; of two whole copies the higher counts.
     pub sequence: u64,
+    /// Label and subsystem of the binary header, which mean nothing here and stay.
+    names: [[u8; 48]; 2],
     document: Document,
 }
 
+/// The JSON area. What others wrote into it stays as it is; the forms below are read of what is ours.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Document {
-    keyslots: BTreeMap<String, Slot>,
+    keyslots: BTreeMap<String, Value>,
     #[serde(default)]
-    tokens: BTreeMap<String, serde_json::Value>,
-    segments: BTreeMap<String, Segment>,
+    tokens: BTreeMap<String, Value>,
+    segments: BTreeMap<String, Value>,
     digests: BTreeMap<String, DigestOf>,
-    config: Config,
+    config: Value,
+    #[serde(flatten)]
+    more: BTreeMap<String, Value>,
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Deserialize)]
 struct Slot {
     #[serde(rename = "type")]
     kind: String,
@@ -95,7 +99,7 @@ struct Slot {
     kdf: Kdf,
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Deserialize)]
 struct Splitter {
     #[serde(rename = "type")]
     kind: String,
@@ -103,17 +107,15 @@ struct Splitter {
     hash: String,
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Deserialize)]
 struct Area {
     #[serde(rename = "type")]
     kind: String,
-    offset: String,
-    size: String,
     encryption: String,
     key_size: usize,
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Deserialize)]
 struct Kdf {
     #[serde(rename = "type")]
     kind: String,
@@ -122,7 +124,7 @@ struct Kdf {
     salt: String,
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Deserialize)]
 struct Segment {
     #[serde(rename = "type")]
     kind: String,
@@ -143,12 +145,8 @@ struct DigestOf {
     iterations: u32,
     salt: String,
     digest: String,
-}
-
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct Config {
-    json_size: String,
-    keyslots_size: String,
+    #[serde(flatten)]
+    more: BTreeMap<String, Value>,
 }
 
 /// A slot's area, ready to be written.
@@ -167,14 +165,14 @@ impl Header {
     pub fn new(uuid: String, key: &DiskKey) -> Result<Self, HeaderError> {
         let salt: [u8; 32] = random()?;
         let digest = derive(key.as_bytes(), &salt, ROUNDS);
-        let segment = Segment {
-            kind: "crypt".to_owned(),
-            offset: DATA_OFFSET.to_string(),
-            iv_tweak: "0".to_owned(),
-            size: "dynamic".to_owned(),
-            encryption: CIPHER.to_owned(),
-            sector_size: DATA_SECTOR,
-        };
+        let segment = json!({
+            "type": "crypt",
+            "offset": DATA_OFFSET.to_string(),
+            "iv_tweak": "0",
+            "size": "dynamic",
+            "encryption": CIPHER,
+            "sector_size": DATA_SECTOR,
+        });
         let digest = DigestOf {
             kind: "pbkdf2".to_owned(),
             keyslots: Vec::new(),
@@ -183,19 +181,21 @@ impl Header {
             iterations: ROUNDS,
             salt: STANDARD.encode(salt),
             digest: STANDARD.encode(&digest[..32]),
+            more: BTreeMap::new(),
         };
-        let config = Config {
-            json_size: JSON.to_string(),
-            keyslots_size: (DATA_OFFSET - SLOTS_START).to_string(),
-        };
+        let config = json!({
+            "json_size": JSON.to_string(),
+            "keyslots_size": (DATA_OFFSET - SLOTS_START).to_string(),
+        });
         let document = Document {
             keyslots: BTreeMap::new(),
             tokens: BTreeMap::new(),
             segments: [("0".to_owned(), segment)].into(),
             digests: [("0".to_owned(), digest)].into(),
             config,
+            more: BTreeMap::new(),
         };
-        Ok(Self { uuid, sequence: 1, document })
+        Ok(Self { uuid, sequence: 1, names: [[0; 48]; 2], document })
     }
 
     /// Whether a volume begins with a header of this format, whole or not.
@@ -256,31 +256,31 @@ impl Header {
     pub fn add_slot(&mut self, key: &DiskKey, secret: &[u8]) -> Result<SlotBytes, HeaderError> {
         let free = |slot: &u32| !self.document.keyslots.contains_key(&slot.to_string());
         let slot = (0..SLOTS).find(free).ok_or(HeaderError::Full)?;
-        let (salt, offset) = (random::<32>()?, SLOTS_START + u64::from(slot) * SLOT_BYTES);
+        let (salt, offset) = (random::<32>()?, self.gap()?);
         let mut bytes = split(key)?;
         let derived = derive(secret, &salt, ROUNDS);
         SectorCipher::new(&DiskKey::from_bytes(*derived)).encrypt(0, &mut bytes);
-        let sha256 = || "sha256".to_owned();
-        let description = Slot {
-            kind: "luks2".to_owned(),
-            key_size: KEY_BYTES,
-            af: Splitter { kind: "luks1".to_owned(), stripes: STRIPES, hash: sha256() },
-            area: Area {
-                kind: "raw".to_owned(),
-                offset: offset.to_string(),
-                size: SLOT_BYTES.to_string(),
-                encryption: CIPHER.to_owned(),
-                key_size: KEY_BYTES,
+        let description = json!({
+            "type": "luks2",
+            "key_size": KEY_BYTES,
+            "af": {"type": "luks1", "stripes": STRIPES, "hash": "sha256"},
+            "area": {
+                "type": "raw",
+                "offset": offset.to_string(),
+                "size": SLOT_BYTES.to_string(),
+                "encryption": CIPHER,
+                "key_size": KEY_BYTES,
             },
-            kdf: Kdf {
-                kind: "pbkdf2".to_owned(),
-                hash: sha256(),
-                iterations: ROUNDS,
-                salt: STANDARD.encode(salt),
+            "kdf": {
+                "type": "pbkdf2",
+                "hash": "sha256",
+                "iterations": ROUNDS,
+                "salt": STANDARD.encode(salt),
             },
-        };
+        });
         let name = slot.to_string();
-        for digest in self.document.digests.values_mut() {
+        // The digest of the key that slots hold; another would be of another key.
+        if let Some(digest) = self.document.digests.get_mut("0") {
             digest.keyslots.push(name.clone());
         }
         self.document.keyslots.insert(name, description);
@@ -307,13 +307,30 @@ impl Header {
     pub fn area_of(&self, slot: u32) -> Result<(u64, u64), HeaderError> {
         let found =
             self.document.keyslots.get(&slot.to_string()).ok_or(HeaderError::NoSlot(slot))?;
-        let offset = number(&found.area.offset)?;
+        let (offset, _) = area(found)?;
         if offset < SLOTS_START
             || offset.checked_add(SPLIT as u64).is_none_or(|end| end > DATA_OFFSET)
         {
             return Err(foreign(format!("offset {offset}"), "a slot before the data"));
         }
         Ok((offset, SPLIT as u64))
+    }
+
+    /// Returns where an area that no slot has begins.
+    fn gap(&self) -> Result<u64, HeaderError> {
+        let taken = self.document.keyslots.values().map(area);
+        let mut taken = taken.collect::<Result<Vec<_>, HeaderError>>()?;
+        taken.sort_unstable();
+        let mut begin = SLOTS_START;
+        for (offset, length) in taken {
+            if offset.checked_sub(begin).is_some_and(|room| room >= SLOT_BYTES) {
+                break;
+            }
+            let end = offset.saturating_add(length).checked_next_multiple_of(BINARY as u64);
+            begin = begin.max(end.unwrap_or(u64::MAX));
+        }
+        let fits = begin.checked_add(SLOT_BYTES).is_some_and(|end| end <= DATA_OFFSET);
+        if fits { Ok(begin) } else { Err(HeaderError::Full) }
     }
 
     /// Returns the numbers of all slots.
@@ -325,7 +342,7 @@ impl Header {
     pub fn open(&self, slot: u32, area: &[u8], secret: &[u8]) -> Result<DiskKey, HeaderError> {
         let found =
             self.document.keyslots.get(&slot.to_string()).ok_or(HeaderError::NoSlot(slot))?;
-        check_slot(found)?;
+        let found = check_slot(found)?;
         let mut area = area.get(..SPLIT).ok_or(HeaderError::Wrong)?.to_vec();
         let derived = derive(secret, &base64(&found.kdf.salt)?, found.kdf.iterations);
         SectorCipher::new(&DiskKey::from_bytes(*derived)).decrypt(0, &mut area);
@@ -337,7 +354,7 @@ impl Header {
     }
 
     /// Attaches a document to a slot, in which the keys `type` and `keyslots` are LUKS2's.
-    pub fn add_token(&mut self, token: serde_json::Value) {
+    pub fn add_token(&mut self, token: Value) {
         let free = |name: &String| !self.document.tokens.contains_key(name);
         let name = (0..32_u32).map(|n| n.to_string()).find(free);
         self.document.tokens.insert(name.unwrap_or_else(|| "0".to_owned()), token);
@@ -345,7 +362,7 @@ impl Header {
     }
 
     /// Returns the documents of a type, each with the slot that it belongs to.
-    pub fn tokens(&self, kind: &str) -> Vec<(u32, &serde_json::Value)> {
+    pub fn tokens(&self, kind: &str) -> Vec<(u32, &Value)> {
         let tokens = self.document.tokens.values();
         let wanted =
             tokens.filter(|token| token.get("type").and_then(|t| t.as_str()) == Some(kind));
@@ -361,14 +378,16 @@ impl Header {
         }
         let salt: [u8; 64] = random()?;
         let offset = (index * COPY) as u64;
-        let fields: [(usize, &[u8]); 9] = [
+        let fields: [(usize, &[u8]); 11] = [
             (0, &MAGIC[index]),
             (6, &2_u16.to_be_bytes()),
             (8, &(COPY as u64).to_be_bytes()),
             (16, &self.sequence.to_be_bytes()),
+            (24, &self.names[0]),
             (72, b"sha256"),
             (104, &salt),
             (168, &self.uuid.as_bytes()[..self.uuid.len().min(39)]),
+            (208, &self.names[1]),
             (256, &offset.to_be_bytes()),
             (BINARY, &json),
         ];
@@ -411,12 +430,19 @@ fn read_copy(bytes: &[u8], index: usize) -> Result<Header, HeaderError> {
     let uuid = &bytes[168..208];
     let end = uuid.iter().position(|&byte| byte == 0).unwrap_or(uuid.len());
     let uuid = String::from_utf8_lossy(&uuid[..end]).into_owned();
-    Ok(Header { uuid, sequence: u64_at(bytes, 16), document })
+    let name = |at: usize| bytes[at..at + 48].first_chunk().copied().unwrap_or([0; 48]);
+    Ok(Header { uuid, sequence: u64_at(bytes, 16), names: [name(24), name(208)], document })
 }
 
 /// Refuses what this release would misunderstand.
 fn check(document: &Document) -> Result<(), HeaderError> {
+    let wanted = document.config.pointer("/requirements/mandatory");
+    if wanted.is_some_and(|wanted| wanted.as_array().is_none_or(|wanted| !wanted.is_empty())) {
+        let wanted = wanted.unwrap_or_default();
+        return Err(foreign(format!("the requirements {wanted}"), "none"));
+    }
     let segment = document.segments.get("0").ok_or_else(|| foreign("no segment", "one"))?;
+    let segment: Segment = typed(segment, "a segment")?;
     if document.segments.len() != 1
         || segment.kind != "crypt"
         || segment.offset != DATA_OFFSET.to_string()
@@ -435,21 +461,45 @@ fn check(document: &Document) -> Result<(), HeaderError> {
     if sound { Ok(()) } else { Err(foreign(format!("{digest:?}"), "a digest by PBKDF2")) }
 }
 
-fn check_slot(slot: &Slot) -> Result<(), HeaderError> {
+/// Reads a slot of this release's kind: those of others are opened by what made them.
+fn check_slot(slot: &Value) -> Result<Slot, HeaderError> {
+    let kind = slot.pointer("/kdf/type").and_then(Value::as_str).unwrap_or_default();
+    if kind != "pbkdf2" {
+        return Err(foreign(format!("a slot by {kind:?}"), "one by pbkdf2"));
+    }
+    let slot: Slot = typed(slot, "a slot of this release's kind")?;
     let sound = slot.kind == "luks2"
+        && (slot.af.kind.as_str(), slot.area.kind.as_str()) == ("luks1", "raw")
         && slot.key_size == KEY_BYTES
         && (slot.af.stripes, slot.af.hash.as_str()) == (STRIPES, "sha256")
         && (slot.area.encryption.as_str(), slot.area.key_size) == (CIPHER, KEY_BYTES)
         && (slot.kdf.kind.as_str(), slot.kdf.hash.as_str()) == ("pbkdf2", "sha256")
         && rounds(slot.kdf.iterations);
-    if sound { Ok(()) } else { Err(foreign(format!("{slot:?}"), "a slot of this release's kind")) }
+    if sound {
+        Ok(slot)
+    } else {
+        Err(foreign(format!("{slot:?}"), "a slot of this release's kind"))
+    }
+}
+
+/// Where a slot's area begins, whoever made the slot, and how long it is.
+fn area(slot: &Value) -> Result<(u64, u64), HeaderError> {
+    let field = |name: &str| {
+        let found = slot.get("area").and_then(|area| area.get(name)?.as_str());
+        number(found.ok_or_else(|| foreign(format!("a slot without {name}"), "an area"))?)
+    };
+    Ok((field("offset")?, field("size")?))
+}
+
+fn typed<T: DeserializeOwned>(value: &Value, wanted: &'static str) -> Result<T, HeaderError> {
+    T::deserialize(value).map_err(|error| foreign(error.to_string(), wanted))
 }
 
 fn rounds(count: u32) -> bool {
     (1..=MOST_ROUNDS).contains(&count)
 }
 
-fn slot_of(token: &serde_json::Value) -> Option<u32> {
+fn slot_of(token: &Value) -> Option<u32> {
     token.get("keyslots")?.as_array()?.first()?.as_str()?.parse().ok()
 }
 
@@ -495,37 +545,6 @@ pub fn descend(key: &DiskKey, volume: &str) -> Zeroizing<[u8; 32]> {
     secret
 }
 
-/// Spreads a key over 4000 stripes, so that none of it is left when a few are overwritten.
-fn split(key: &DiskKey) -> Result<Vec<u8>, HeaderError> {
-    let mut bytes = vec![0; SPLIT];
-    let (front, last) = bytes.split_at_mut(SPLIT - KEY_BYTES);
-    getrandom::fill(front).map_err(|source| HeaderError::Random { source })?;
-    let mixed = mix(front);
-    for ((to, key), mixed) in last.iter_mut().zip(key.as_bytes()).zip(mixed.iter()) {
-        *to = key ^ mixed;
-    }
-    Ok(bytes)
-}
-
-fn merge(bytes: &[u8]) -> DiskKey {
-    let (front, last) = bytes.split_at(SPLIT - KEY_BYTES);
-    let mut key = *mix(front);
-    key.iter_mut().zip(last).for_each(|(to, from)| *to ^= from);
-    DiskKey::from_bytes(key)
-}
-
-fn mix(stripes: &[u8]) -> Zeroizing<[u8; KEY_BYTES]> {
-    let mut mixed = Zeroizing::new([0; KEY_BYTES]);
-    for stripe in stripes.chunks_exact(KEY_BYTES) {
-        mixed.iter_mut().zip(stripe).for_each(|(to, from)| *to ^= from);
-        for (index, part) in (0_u32..).zip(mixed.chunks_exact_mut(32)) {
-            let digest = Sha256::new().chain_update(index.to_be_bytes()).chain_update(&*part);
-            part.copy_from_slice(&digest.finalize());
-        }
-    }
-    mixed
-}
-
 /// Reads `bytes` as a header, and as the document in one whose checksum is right; for the fuzz target
 /// and its corpus. Returns whether either is a header.
 pub fn everything(bytes: &[u8]) -> bool {
@@ -545,6 +564,7 @@ fn visit(mut header: Header) {
         let _ = header.area_of(slot);
     }
     let _ = header.copies();
+    let _ = header.gap();
     let _ = header.tokens("holdfast-tpm2");
     for slot in header.slots() {
         let _ = header.remove_slot(slot);

@@ -6,6 +6,8 @@ use std::{
     process::{Command, Stdio},
 };
 
+use sha2::{Digest, Sha256};
+
 use super::luks::{DATA_OFFSET, Header, HeaderError};
 use types::disk_key::{DiskKey, KEY_BYTES};
 
@@ -44,9 +46,13 @@ fn cryptsetup(bytes: &[u8], arguments: &[&str], secret: &[u8]) -> Option<String>
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("volume");
     fs::write(&path, bytes).expect("written");
-    let child = Command::new("cryptsetup")
-        .args(arguments)
-        .arg(&path)
+    let mut command = Command::new("cryptsetup");
+    run(command.args(arguments).arg(&path), secret)
+}
+
+/// Runs cryptsetup with `secret` as its input; `None` where there is none.
+fn run(command: &mut Command, secret: &[u8]) -> Option<String> {
+    let child = command
         .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -179,4 +185,107 @@ fn foreign_headers_are_refused_with_what_they_say() {
     assert!(refusal.contains("version 1"), "{refusal}");
     assert!(!Header::is_at(&[0; KEY_BYTES]));
     assert!(Header::read(&[]).is_err());
+}
+
+/// Other tools' slots, tokens, labels and whatever else they write are theirs, and stay.
+#[test]
+fn what_others_wrote_into_the_header_stays_and_locks_nothing() {
+    let (mut header, mut bytes) = volume(&[b"first", b"second"]);
+    header.remove_slot(0).expect("it is there");
+    header.add_token(serde_json::json!({"type": "holdfast-test", "keyslots": ["1"]}));
+    write(&header, &mut bytes);
+    let folder = tempfile::tempdir().expect("a folder");
+    let (path, more) = (folder.path().join("volume"), folder.path().join("more"));
+    fs::write(&path, &bytes).expect("written");
+    fs::write(&more, b"somebody's passphrase").expect("written");
+    let setup = |arguments: &[&str], secret: &[u8]| {
+        let said = run(Command::new("cryptsetup").args(arguments).arg(&path), secret)?;
+        assert!(said.starts_with('0'), "{arguments:?}: {said}");
+        Some(())
+    };
+    let cheap = ["--pbkdf", "argon2id", "--pbkdf-memory", "32", "--pbkdf-force-iterations", "4"];
+    let mut add = Command::new("cryptsetup");
+    add.args(["luksAddKey", "--batch-mode", "--key-file", "-"]).args(cheap).arg(&path).arg(&more);
+    let Some(said) = run(&mut add, b"second") else { return };
+    assert!(said.starts_with('0'), "{said}");
+    setup(&["config", "--label", "somebody's"], b"").expect("as before");
+    setup(&["config", "--priority", "prefer", "--key-slot", "0"], b"").expect("as before");
+    let mut bytes = fs::read(&path).expect("read");
+    let mut read = Header::read(&bytes).expect("understood");
+    assert_eq!(read.slots(), [0, 1]);
+    assert_eq!(read.open(1, area(&read, &bytes, 1), b"second").expect("ours opens"), key());
+    let theirs = read.open(0, area(&read, &bytes, 0), b"somebody's passphrase");
+    assert!(theirs.expect_err("not read here").to_string().contains("argon2id"));
+    // Sealing anew: a slot more, and our earlier one goes.
+    let slot = read.add_slot(&key(), b"third").expect("room");
+    let at = usize::try_from(slot.offset).expect("small");
+    bytes[at..at + slot.bytes.len()].copy_from_slice(&slot.bytes);
+    read.remove_slot(1).expect("it is there");
+    write(&read, &mut bytes);
+    fs::write(&path, &bytes).expect("written");
+    for secret in [&b"somebody's passphrase"[..], b"third"] {
+        setup(TRY, secret).expect("as before");
+    }
+    let said = cryptsetup(&bytes, &["luksDump"], b"").expect("as before");
+    assert!(said.contains("somebody's") && said.contains("Priority:   preferred"), "{said}");
+    let read = Header::read(&bytes).expect("understood");
+    assert_eq!(
+        read.open(slot.slot, area(&read, &bytes, slot.slot), b"third").expect("open"),
+        key()
+    );
+}
+
+#[test]
+fn areas_are_taken_from_what_no_slot_has() {
+    let (mut header, _) = volume(&[b"first", b"second", b"third"]);
+    let offset = |header: &Header, slot: u32| header.area_of(slot).expect("a slot").0;
+    let (first, third) = (offset(&header, 0), offset(&header, 2));
+    header.remove_slot(0).expect("it is there");
+    header.remove_slot(1).expect("it is there");
+    assert_eq!(header.add_slot(&key(), b"fourth").expect("room").offset, first);
+    assert!(header.add_slot(&key(), b"fifth").expect("room").offset < third);
+    assert!(header.add_slot(&key(), b"sixth").expect("room").offset > third);
+}
+
+/// Returns the volume with another document in both copies of its header.
+fn with_document(bytes: &[u8], change: impl Fn(&mut serde_json::Value)) -> Vec<u8> {
+    let half = Header::bytes() / 2;
+    let mut bytes = bytes.to_vec();
+    for start in [0, half] {
+        let copy = &mut bytes[start..start + half];
+        let end = copy[4096..].iter().position(|byte| *byte == 0).expect("an end");
+        let mut document = serde_json::from_slice(&copy[4096..4096 + end]).expect("a document");
+        change(&mut document);
+        let text = serde_json::to_vec(&document).expect("text");
+        copy[4096..].fill(0);
+        copy[4096..4096 + text.len()].copy_from_slice(&text);
+        copy[448..512].fill(0);
+        let sum = Sha256::digest(&*copy);
+        copy[448..480].copy_from_slice(&sum);
+    }
+    bytes
+}
+
+#[test]
+fn requirements_are_refused_and_other_new_things_kept() {
+    let (_, bytes) = volume(&[b"first"]);
+    let wanting = with_document(&bytes, |document| {
+        document["config"]["requirements"] = serde_json::json!({"mandatory": ["something-new"]});
+    });
+    let refusal = Header::read(&wanting).expect_err("it cannot be met").to_string();
+    assert!(refusal.contains("something-new"), "{refusal}");
+    let more = with_document(&bytes, |document| {
+        document["config"]["requirements"] = serde_json::json!({"mandatory": []});
+        document["config"]["flags"] = serde_json::json!(["allow-discards"]);
+        for part in ["/keyslots/0", "/segments/0", "/digests/0", ""] {
+            document.pointer_mut(part).expect("there")["new"] = serde_json::json!({"a": 1});
+        }
+    });
+    let mut written = more.clone();
+    write(&Header::read(&more).expect("understood"), &mut written);
+    let documents = [more, written].map(|bytes| {
+        let text = bytes[4096..].split(|byte| *byte == 0).next().expect("text").to_vec();
+        serde_json::from_slice::<serde_json::Value>(&text).expect("a document")
+    });
+    assert_eq!(documents[0], documents[1]);
 }

@@ -35,7 +35,9 @@ pub struct Release {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the message is the doc")]
 pub enum SignatureError {
-    #[error("{KEY} is no PEM of an RSA key with exponent 65537")]
+    #[error(
+        "{KEY} is no PEM of an RSA key of 2048, 3072 or 4096 bits with exponent 65537; sign the release with one of 2048"
+    )]
     Key,
     #[error("{SIGNATURES} cannot be understood: {0}")]
     Signatures(String),

@@ -4,7 +4,7 @@ use std::{
     fs,
     io::{Read, Write},
     os::unix::net::UnixStream,
-    path::Path,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
@@ -61,8 +61,13 @@ impl Emulated {
         self.restart();
     }
 
+    /// Where it listens. It serves one at a time.
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.folder.path().join("tpm.sock")
+    }
+
     fn connect(&self) -> UnixStream {
-        let path = self.folder.path().join("tpm.sock");
+        let path = self.socket();
         let begin = Instant::now();
         loop {
             match UnixStream::connect(&path) {
@@ -102,12 +107,17 @@ pub(super) struct Pair(tempfile::TempDir);
 
 impl Pair {
     pub(super) fn make() -> Self {
+        Self::of("2048")
+    }
+
+    /// Makes one with a modulus of so many bits.
+    pub(super) fn of(bits: &str) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let run = |arguments: &[&str]| {
             let ran = Command::new("openssl").args(arguments).current_dir(folder.path()).output();
             assert!(ran.expect("openssl").status.success(), "{arguments:?}");
         };
-        run(&["genrsa", "-out", "key.pem", "2048"]);
+        run(&["genrsa", "-out", "key.pem", bits]);
         run(&["rsa", "-in", "key.pem", "-pubout", "-out", "public.pem"]);
         Self(folder)
     }

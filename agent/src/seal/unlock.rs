@@ -24,7 +24,7 @@ use super::{
     keys::{self, Sealer},
     recovery::RecoveryKey,
     signature,
-    tpm::{LATCH_PCR, Tpm},
+    tpm::Tpm,
     volume::{self, Volume},
 };
 use crate::{
@@ -201,7 +201,7 @@ fn map(volume: &Volume, name: &str, key: &DiskKey, protection: Protection) -> Pr
 fn latch(sealer: &mut Sealer, reports: &[VolumeReport]) {
     let Ok(tpm) = &mut sealer.tpm else { return };
     let text = serde_json::to_vec(reports).unwrap_or_default();
-    if let Err(error) = tpm.extend(LATCH_PCR, &attestation::volumes_digest(&text)) {
+    if let Err(error) = tpm.latch(&attestation::volumes_digest(&text)) {
         let reason = format!("PCR 15 not extended: {}", crate::init::boot::chain(&error));
         crate::init::kmsg::event(&Event::Trouble { place: "tpm", reason });
     }

@@ -26,8 +26,8 @@ pub use write::{Imported, import};
 pub const MAX_PIECE: u64 = 2 << 20;
 /// Largest table of a format, in bytes.
 pub const MAX_TABLE: u64 = 64 << 20;
-/// Largest disk, in bytes: 64 TiB, the most that VHDX can say.
-pub const MAX_DISK: u64 = 64 << 40;
+/// Largest disk, in bytes: nodes keep disks as files on ext4, which have at most 2^32 - 1 blocks of 4 KiB.
+pub const MAX_DISK: u64 = (16 << 40) - 4096;
 /// Disks have whole sectors.
 pub const SECTOR: u64 = 512;
 
@@ -93,6 +93,11 @@ pub enum ImportError {
     Unsupported { format: &'static str, problem: String, instead: &'static str },
     #[error("the {format} image is damaged: {problem}")]
     Damaged { format: &'static str, problem: String },
+    #[error(
+        "the disk in the {format} image has {found} bytes, and nodes make none of more than {MAX_DISK} \
+         (16 TiB); divide what is on it between several disks"
+    )]
+    Large { format: &'static str, found: u64 },
     #[error("{what} of the {format} image is {found}; at most {limit} is possible")]
     Limit { format: &'static str, what: &'static str, found: u64, limit: u64 },
 }
@@ -124,7 +129,7 @@ pub fn open(
 ) -> Result<Box<dyn Disk>, ImportError> {
     Ok(match format {
         Format::Qcow2 => Box::new(qcow2::Qcow2::open(input)?),
-        Format::Raw => Box::new(raw::Raw::new(input)),
+        Format::Raw => Box::new(raw::Raw::open(input)?),
         Format::Vhd => Box::new(vhd::Vhd::open(input)?),
         Format::Vhdx => Box::new(vhdx::Vhdx::open(input)?),
         Format::Vmdk => Box::new(vmdk::Vmdk::open(input, folder)?),
@@ -137,6 +142,14 @@ pub(super) fn number<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
 }
 
 /// Checks a size against a limit.
+/// Returns a disk's size in bytes, unless no node could make it.
+pub(super) fn sized(format: Format, found: u64) -> Result<u64, ImportError> {
+    if found <= MAX_DISK {
+        return Ok(found);
+    }
+    Err(ImportError::Large { format: format.name(), found })
+}
+
 pub(super) fn limited(
     format: Format,
     what: &'static str,

@@ -16,7 +16,7 @@
 
 use std::io::Read;
 
-use super::{Disk, Format, ImportError, Input, MAX_DISK, MAX_TABLE, Piece, limited, number};
+use super::{Disk, Format, ImportError, Input, MAX_TABLE, Piece, limited, number, sized};
 
 /// First bytes.
 pub(super) const MAGIC: [u8; 4] = *b"QFI\xfb";
@@ -87,7 +87,7 @@ impl Qcow2 {
         if !(9..=21).contains(&cluster_bits) {
             return Err(damaged(format!("clusters of 2^{cluster_bits} bytes")));
         }
-        let size = limited(FORMAT, "the disk", (long(24), MAX_DISK))?;
+        let size = sized(FORMAT, long(24))?;
         let (entries, offset) = (u64::from(short(36)), long(40));
         limited(FORMAT, "the first table", (entries * 8, MAX_TABLE))?;
         let per_entry = 1u64 << (2 * cluster_bits - 3);

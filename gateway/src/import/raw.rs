@@ -1,6 +1,6 @@
 //! The bytes of the disk, and nothing else. A last sector that is not whole is filled with zeroes.
 
-use super::{Disk, ImportError, Input, MAX_PIECE, Piece, SECTOR};
+use super::{Disk, Format, ImportError, Input, MAX_PIECE, Piece, SECTOR, sized};
 
 /// A raw image.
 pub(super) struct Raw {
@@ -9,9 +9,9 @@ pub(super) struct Raw {
 }
 
 impl Raw {
-    pub(super) fn new(input: Input) -> Self {
-        let size = input.length().next_multiple_of(SECTOR);
-        Self { input, size }
+    pub(super) fn open(input: Input) -> Result<Self, ImportError> {
+        let size = sized(Format::Raw, input.length().next_multiple_of(SECTOR))?;
+        Ok(Self { input, size })
     }
 }
 

@@ -20,8 +20,7 @@
 //! | 36     | 4     | complement of the sum                                       |
 
 use super::{
-    Disk, Format, ImportError, Input, MAX_DISK, MAX_PIECE, MAX_TABLE, Piece, SECTOR, limited,
-    number,
+    Disk, Format, ImportError, Input, MAX_PIECE, MAX_TABLE, Piece, SECTOR, limited, number, sized,
 };
 
 const FORMAT: Format = Format::Vhd;
@@ -74,7 +73,7 @@ impl Vhd {
         }
         let long = |at| u64::from_be_bytes(number(&footer, at));
         let kind = u32::from_be_bytes(number(&footer, 60));
-        let size = limited(FORMAT, "the disk", (long(48), MAX_DISK))?;
+        let size = sized(FORMAT, long(48))?;
         if !size.is_multiple_of(SECTOR) {
             return Err(damaged(format!("a disk of {size} bytes, not whole sectors")));
         }

@@ -12,8 +12,7 @@
 //! program carries them out whenever it opens it.
 
 use super::{
-    Disk, Format, ImportError, Input, MAX_DISK, MAX_PIECE, MAX_TABLE, Piece, SECTOR, limited,
-    number,
+    Disk, Format, ImportError, Input, MAX_PIECE, MAX_TABLE, Piece, SECTOR, limited, number, sized,
 };
 
 /// First bytes.
@@ -95,7 +94,7 @@ impl Vhdx {
                 "machines' disks have sectors of 512 bytes: copy the system to such a disk";
             return Err(refused(format!("has sectors of {logical} bytes"), instead));
         }
-        limited(FORMAT, "the disk", (size, MAX_DISK))?;
+        sized(FORMAT, size)?;
         let chunk = BITMAP_SECTORS * SECTOR / block;
         let payload = size.div_ceil(block);
         let entries = payload + payload.saturating_sub(1) / chunk;

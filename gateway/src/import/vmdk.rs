@@ -19,8 +19,8 @@
 use std::io::Read;
 
 use super::{
-    Disk, Folder, Format, ImportError, Input, MAX_DISK, MAX_PIECE, MAX_TABLE, Piece, SECTOR,
-    limited, number,
+    Disk, Folder, Format, ImportError, Input, MAX_PIECE, MAX_TABLE, Piece, SECTOR, limited, number,
+    sized,
 };
 
 /// First bytes of a sparse extent.
@@ -100,7 +100,7 @@ impl Vmdk {
             let extent = Extent::parse(line, folder)?;
             let start = size;
             size = size.saturating_add(extent.size());
-            limited(FORMAT, "the disk", (size, MAX_DISK))?;
+            sized(FORMAT, size)?;
             opened.push((start, extent));
         }
         if opened.is_empty() {
@@ -219,7 +219,7 @@ impl Sparse {
             return Err(refused(format!("has compression {compression}")));
         }
         let size = long(12).saturating_mul(SECTOR);
-        limited(FORMAT, "the disk", (size, MAX_DISK))?;
+        sized(FORMAT, size)?;
         let grain = long(20).saturating_mul(SECTOR);
         let entries = u64::from(short(44));
         if !grain.is_power_of_two() || grain > MAX_GRAIN || !(1..=65536).contains(&entries) {

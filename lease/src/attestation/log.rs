@@ -30,6 +30,8 @@ const MAX_TEXT: usize = 160;
 
 /// `EV_NO_ACTION`: told, not measured.
 const NO_ACTION: u32 = 3;
+/// EV_EFI_HCRTM_EVENT: measured by hardware, before the first program ran (§9.2.2, §10.4.1).
+const HCRTM: u32 = 0x8000_0010;
 /// `EV_EFI_VARIABLE_DRIVER_CONFIG`.
 const VARIABLE_CONFIG: u32 = 0x8000_0001;
 /// What the first record's event begins with.
@@ -278,7 +280,9 @@ pub(super) fn read(log: &[u8]) -> Result<Vec<Event<'_>>, LogError> {
         }
         let data = reader.sized()?;
         if register < REGISTERS {
-            let digest = digest.ok_or(LogError::Bank)?;
+            // What extends nothing needs none.
+            let absent = if kind == NO_ACTION { Some([0; 32]) } else { None };
+            let digest = digest.or(absent).ok_or(LogError::Bank)?;
             let register = u8::try_from(register).map_err(|_| LogError::Register { register })?;
             events.push(Event { register, kind, digest, data });
         }
@@ -288,20 +292,26 @@ pub(super) fn read(log: &[u8]) -> Result<Vec<Event<'_>>, LogError> {
 
 /// What the registers hold after the events, for each that has any.
 fn replay(events: &[Event<'_>]) -> BTreeMap<u8, [u8; 32]> {
+    // Register 0's last byte is the locality in which the TPM was started (§9.2.2): 4 where hardware measured
+    // before the first program ran, whether or not firmware says so.
+    let begin = |locality: u8| {
+        let mut begin = [0; 32];
+        begin[31] = locality;
+        begin
+    };
+    let by_hardware = events.iter().any(|event| event.register == 0 && event.kind == HCRTM);
     let mut values = BTreeMap::new();
     for event in events {
         if event.kind == NO_ACTION {
             if let Some([locality]) = event.data.strip_prefix(LOCALITY)
                 && event.register == 0
             {
-                // The register's last byte is the locality in which the TPM was started (§9.2.2).
-                let mut begin = [0; 32];
-                begin[31] = *locality;
-                values.entry(0).or_insert(begin);
+                values.entry(0).or_insert(begin(*locality));
             }
             continue;
         }
-        let value = values.entry(event.register).or_insert([0; 32]);
+        let locality = if event.register == 0 && by_hardware { 4 } else { 0 };
+        let value = values.entry(event.register).or_insert(begin(locality));
         *value = Sha256::new().chain_update(*value).chain_update(event.digest).finalize().into();
     }
     values
@@ -340,7 +350,7 @@ fn name(kind: u32) -> String {
         0x8000_000b => "EV_EFI_HANDOFF_TABLES2",
         0x8000_000c => "EV_EFI_VARIABLE_BOOT2",
         0x8000_000d => "EV_EFI_GPT_EVENT2",
-        0x8000_0010 => "EV_EFI_HCRTM_EVENT",
+        HCRTM => "EV_EFI_HCRTM_EVENT",
         0x8000_00e0 => "EV_EFI_VARIABLE_AUTHORITY",
         0x8000_00e1 => "EV_EFI_SPDM_FIRMWARE_BLOB",
         0x8000_00e2 => "EV_EFI_SPDM_FIRMWARE_CONFIG",

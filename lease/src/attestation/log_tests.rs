@@ -170,3 +170,39 @@ fn a_log_that_is_none_says_why() {
     let many = [head(), event(5, 4, b"", b"").repeat(4097)].concat();
     assert!(unread(&many).contains("more than"));
 }
+
+#[test]
+fn a_server_whose_hardware_measures_first_begins_in_locality_4() {
+    let (hardware, version) = (b"HCRTM", b"1.2");
+    let measured = [event(0, 0x8000_0010, hardware, hardware), event(0, 8, version, version)];
+    let says = |locality| event(0, 3, b"", &[b"StartupLocality\0", &[locality][..]].concat());
+    // Firmware that does not say so, that says it, and that says otherwise.
+    for (said, begin) in [(Vec::new(), 4), (says(4), 4), (says(3), 3)] {
+        let log = [head(), said, measured.concat()].concat();
+        let registers = BTreeMap::from([(0, extended(begin, &[hardware, version]))]);
+        let found = judge(&log, &registers).expect("a log");
+        assert_eq!((&found.explained[..], found.unread), (&[0][..], None), "from {begin}");
+    }
+    // In another register it says nothing of the first one.
+    let log = [head(), event(1, 0x8000_0010, b"", b""), event(0, 8, version, version)].concat();
+    let registers = BTreeMap::from([(0, extended(0, &[version])), (1, extended(0, &[b""]))]);
+    assert_eq!(judge(&log, &registers).expect("a log").explained, [0, 1]);
+}
+
+#[test]
+fn what_extends_nothing_needs_no_digest() {
+    let without = |kind: u32| {
+        let begin = [0, kind, 1].map(u32::to_le_bytes).concat();
+        let digest = [&4_u16.to_le_bytes()[..], &[0; 20]].concat();
+        let data = b"StartupLocality\0\x03";
+        let length = u32::try_from(data.len()).expect("short").to_le_bytes();
+        [&begin[..], &digest, &length, data].concat()
+    };
+    let version = b"1.2";
+    let registers = BTreeMap::from([(0, extended(3, &[version]))]);
+    let log = |kind| [head(), without(kind), event(0, 8, version, version)].concat();
+    let found = judge(&log(3), &registers).expect("a log");
+    assert_eq!((&found.explained[..], found.unread), (&[0][..], None));
+    let found = judge(&log(8), &registers).expect("a log");
+    assert!(found.unread.unwrap_or_default().contains("SHA-256"));
+}

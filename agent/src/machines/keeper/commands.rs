@@ -21,7 +21,7 @@ use crate::{
         rules::{self, DeviceError},
     },
     machines::{
-        memory,
+        disk, memory,
         plan::{Failed, Power, Process, Record, Released},
         recovery,
         store::StoreError,
@@ -50,6 +50,12 @@ pub enum RefusedError {
     Ended { start: u64, end: u64, now: u64 },
     #[error("the machine wants {wanted} {what}; {free} are free on this node")]
     Room { what: &'static str, wanted: u64, free: u64 },
+    #[error(
+        "the machine's own disk is to have {} MiB, and the largest that a node makes has {} MiB (16 TiB); give \
+         it a smaller one in hardware.disk_mib and attach the rest of the lease's space as more disks",
+        wanted.0, disk::LARGEST.0
+    )]
+    LargeDisk { wanted: Mebibytes },
     #[error(transparent)]
     Device(#[from] DeviceError),
     #[error(transparent)]
@@ -121,6 +127,7 @@ impl Keeper {
             return Err(RefusedError::Serial { machine, found: order.lease.serial, known });
         }
         check_time(now, &order.lease)?;
+        check_own_disk(order.hardware.own_disk(&order.lease.shape))?;
         self.check_room(&order.lease)?;
         let memory = self.choose_memory(machine, order.lease.shape.memory_mib);
         let promise = self.promise(machine, &order.lease.shape);
@@ -324,4 +331,21 @@ fn check_time(now: UnixSeconds, lease: &Lease) -> Result<(), RefusedError> {
         return Err(RefusedError::Ended { start, end, now });
     }
     Ok(())
+}
+
+/// Refuses a machine's own disk that no node can make, before anybody pays for it.
+fn check_own_disk(wanted: Mebibytes) -> Result<(), RefusedError> {
+    if wanted > disk::LARGEST { Err(RefusedError::LargeDisk { wanted }) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_that_no_file_can_hold_is_refused_with_what_to_do() {
+        assert!(check_own_disk(Mebibytes((16 << 20) - 1)).is_ok());
+        let refusal = check_own_disk(Mebibytes(16 << 20)).expect_err("16 TiB").to_string();
+        assert!(refusal.contains("16777216 MiB") && refusal.contains("more disks"), "{refusal}");
+    }
 }

@@ -8,6 +8,7 @@
 
 mod certificate;
 mod nv;
+mod patience;
 mod quote;
 mod session;
 pub mod wire;
@@ -18,7 +19,8 @@ pub use quote::{Question, Quoted};
 
 use std::{
     io::{self, Read, Write},
-    time::Duration,
+    path::PathBuf,
+    time::{Duration, Instant},
 };
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -97,6 +99,9 @@ fn meaning(code: u32) -> String {
     // Format one codes name a parameter, handle or session in other bits (Part 2 §6.6.2).
     let base = if code & 0x80 != 0 { code & 0xbf } else { code };
     let text = match base {
+        0x084 => {
+            "the TPM does not take a value, as the length of a key: all take RSA keys of 2048 bits, and many no longer ones"
+        }
         0x085 => "the TPM's owner hierarchy is off; switch it on in the firmware's setup",
         0x09b => "the signature of the release's policy is not the key's",
         0x09d => "the server was not started as it was when the disk was sealed (policy failed)",
@@ -133,8 +138,28 @@ impl<T: Read + Write + Send + std::os::fd::AsFd> Transport for T {
     }
 }
 
+/// Opens what a TPM is behind, once more each time it is asked to.
+pub trait Opener: Send {
+    /// Opens it.
+    fn open(&self) -> io::Result<Box<dyn Transport>>;
+}
+
+/// A device, by its path.
+struct Device(PathBuf);
+
+impl Opener for Device {
+    fn open(&self) -> io::Result<Box<dyn Transport>> {
+        Ok(Box::new(std::fs::File::options().read(true).write(true).open(&self.0)?))
+    }
+}
+
 /// A TPM.
-pub struct Tpm(Box<dyn Transport>);
+pub struct Tpm {
+    transport: Box<dyn Transport>,
+    /// How it is opened again.
+    opener: Option<Box<dyn Opener>>,
+    opened: Instant,
+}
 
 /// A secret that a TPM has sealed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -174,18 +199,23 @@ impl Tpm {
     /// Opens the server's TPM below `root`.
     pub fn open(root: &std::path::Path) -> Result<Self, TpmError> {
         let path = root.join(DEVICE);
-        match std::fs::File::options().read(true).write(true).open(&path) {
-            Ok(file) => Ok(Self::over(Box::new(file))),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+        match Self::behind(Box::new(Device(path.clone()))) {
+            Err(TpmError::Io { source }) if source.kind() == io::ErrorKind::NotFound => {
                 Err(TpmError::Absent { path: path.display().to_string() })
             }
-            Err(source) => Err(TpmError::Io { source }),
+            opened => opened,
         }
     }
 
-    /// Talks to a TPM over something else.
+    /// Opens a TPM that can be opened again, as a hiccup of its bus asks for.
+    pub fn behind(opener: Box<dyn Opener>) -> Result<Self, TpmError> {
+        let transport = opener.open().map_err(|source| TpmError::Io { source })?;
+        Ok(Self { opener: Some(opener), ..Self::over(transport) })
+    }
+
+    /// Talks to a TPM over something else, which cannot be opened again.
     pub fn over(transport: Box<dyn Transport>) -> Self {
-        Self(transport)
+        Self { transport, opener: None, opened: Instant::now() }
     }
 
     /// Reads a register of SHA-256's bank.
@@ -213,7 +243,8 @@ impl Tpm {
 
     /// Checks that a start like the running one, by a release with these `policies`, opens what is sealed with
     /// this binding: a seal that nothing opens would lock the disk. PCR 15 may be extended already.
-    /// Errors: registers cannot be read, or no policy is that of PCR 11.
+    /// Errors: registers cannot be read, no policy is that of PCR 11, or the TPM does not take the signer's key
+    /// (all need take 2048 bits only) or the signature.
     pub fn could_open(
         &mut self,
         binding: Binding<'_>,
@@ -222,7 +253,10 @@ impl Tpm {
         self.register(LATCH_PCR)?;
         match binding {
             Binding::Nothing => Ok(()),
-            Binding::Release(_) => self.signed_policy(policies).map(drop),
+            Binding::Release(signer) => {
+                let signed = self.signed_policy(policies)?;
+                self.ticket(signer, signed).map(drop)
+            }
         }
     }
 
@@ -263,8 +297,16 @@ impl Tpm {
     }
 
     /// Gives a secret back. `signer` and `policies` are those of the running release, if the secret
-    /// is bound to releases.
+    /// is bound to releases. What passes is waited out: a node whose disk stays locked waits for a person.
     pub fn unseal(
+        &mut self,
+        sealed: &Sealed,
+        release: Option<(&Signer, &[SignedPolicy])>,
+    ) -> Result<Zeroizing<Vec<u8>>, TpmError> {
+        self.patiently(patience::UNSEAL, |tpm| tpm.unseal_once(sealed, release))
+    }
+
+    fn unseal_once(
         &mut self,
         sealed: &Sealed,
         release: Option<(&Signer, &[SignedPolicy])>,
@@ -323,6 +365,22 @@ impl Tpm {
     ) -> Result<(), TpmError> {
         let signed = self.signed_policy(policies)?;
         self.policy_register(session, RELEASE_PCR)?;
+        let (name, ticket) = self.ticket(signer, signed)?;
+        let approval = Writer::default()
+            .u32(session)
+            .sized(&signed.policy)
+            .sized(&[])
+            .sized(&name)
+            .raw(&ticket);
+        self.plain(POLICY_AUTHORIZE, approval.0).map(drop)
+    }
+
+    /// Has the TPM check a signature. Returns its name of the key, and its word for it (TPMT_TK_VERIFIED).
+    fn ticket(
+        &mut self,
+        signer: &Signer,
+        signed: &SignedPolicy,
+    ) -> Result<(Vec<u8>, Vec<u8>), TpmError> {
         let public = Writer::default().sized(&[]).sized(&signer.public()).u32(OWNER);
         let answer = self.plain(LOAD_EXTERNAL, public.0)?;
         let mut reader = Reader(&answer);
@@ -335,13 +393,7 @@ impl Tpm {
             .sized(&signed.signature);
         let ticket = self.plain(VERIFY, check.0);
         self.flush(key);
-        let approval = Writer::default()
-            .u32(session)
-            .sized(&signed.policy)
-            .sized(&[])
-            .sized(&name)
-            .raw(&ticket?);
-        self.plain(POLICY_AUTHORIZE, approval.0).map(drop)
+        Ok((name, ticket?))
     }
 
     /// Returns the signed policy that is the one of PCR 11 as it is now.
@@ -435,12 +487,12 @@ impl Tpm {
         let size = u32::try_from(10 + rest.len()).unwrap_or(u32::MAX);
         let command = Writer::default().u16(tag).u32(size).u32(code).raw(rest);
         let failed = |source| TpmError::Io { source };
-        self.0.write_all(&command.0).map_err(failed)?;
-        if !self.0.ready(LIMIT).map_err(failed)? {
+        self.transport.write_all(&command.0).map_err(failed)?;
+        if !self.transport.ready(LIMIT).map_err(failed)? {
             return Err(TpmError::Late);
         }
         let mut answer = vec![0; MAX_ANSWER];
-        let count = self.0.read(&mut answer).map_err(failed)?;
+        let count = self.transport.read(&mut answer).map_err(failed)?;
         let (found, rest) = wire::response(&answer[..count])?;
         if found == 0 {
             Ok(rest.to_vec())
@@ -504,6 +556,7 @@ mod tests {
             assert!(said.contains(words), "{code:#05x}: {said}");
         };
         // Of the first handle, of the second parameter, of the first session.
+        means(0x2c4, "2048 bits");
         means(0x185, "owner hierarchy");
         means(0x2db, "signature of the release's policy");
         means(0x99d, "policy failed");
