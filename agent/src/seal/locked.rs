@@ -26,6 +26,9 @@ use crate::{
 const TICK: Duration = Duration::from_secs(2);
 /// Time between two looks for consoles that came late, or failed and are back.
 const CONSOLES: Duration = Duration::from_secs(10);
+/// Time after which the question is put again, where nobody sees that somebody may be typing: whoever opens a
+/// serial line late reads it.
+const AGAIN: Duration = Duration::from_secs(300);
 /// Where the volumes belong.
 const PLACES: [(&str, &str); 2] = [(layout::STATE, "/state"), (layout::DATA, "/data")];
 
@@ -81,6 +84,9 @@ pub async fn wait(init: &Init, reason: &str) -> ! {
         // Its consoles stay open: the screen would forget the half of a key.
         let mut reader = ask::Reader::default();
         reader.ask(root, &question);
+        let again =
+            format!("{question}\r\nWhat was typed of the key so far counts; Ctrl-U takes it back.");
+        let mut asked = Instant::now();
         loop {
             let begin = Instant::now();
             if let Some(line) = reader.wait(&question, CONSOLES) {
@@ -88,7 +94,12 @@ pub async fn wait(init: &Init, reason: &str) -> ! {
                     return;
                 }
                 reader.ask(root, &question);
+                asked = Instant::now();
                 continue;
+            }
+            if asked.elapsed() >= AGAIN {
+                reader.ask(root, &again);
+                asked = Instant::now();
             }
             // No console, or a broken one; volumes are looked at all the same.
             std::thread::sleep(TICK.saturating_sub(begin.elapsed()));
