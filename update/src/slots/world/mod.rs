@@ -33,6 +33,8 @@ enum Quirk {
     None,
     /// It deletes the entries that its order does not name.
     DeletesUnlisted,
+    /// It deletes the entries that its order names, and names its own.
+    DeletesListed,
     /// It starts by its order whatever was to be started once.
     ClearsNext,
 }
@@ -164,6 +166,10 @@ impl World {
                     let order = &self.order;
                     self.entries = Place::ALL
                         .map(|place| self.entries[index(place)] && order.contains(&place));
+                }
+                Quirk::DeletesListed => {
+                    let order = std::mem::take(&mut self.order);
+                    order.iter().for_each(|place| self.entries[index(*place)] = false);
                 }
                 Quirk::ClearsNext => self.next = None,
             }

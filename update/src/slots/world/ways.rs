@@ -91,6 +91,17 @@ fn a_release_is_tried_where_firmware_deletes_what_its_order_does_not_name() {
     assert_eq!(world.order, [Place::Fallback, A], "what failed is not the last any more");
 }
 
+/// QEMU's firmware does, where it is told what to start.
+#[test]
+fn a_release_is_tried_where_firmware_deletes_what_its_order_names() {
+    let mut world = World::installed(true, &WELL);
+    world.quirk = Quirk::DeletesListed;
+    world.offer = Some(1);
+    assert_eq!(world.settle(), Rest::Current);
+    assert_eq!((world.runs, world.starts[1], world.boots), ((B, 1), 1, 2));
+    assert!(world.journal.unwrap().unstarted.is_none());
+}
+
 #[test]
 fn a_release_that_firmware_does_not_start_has_not_failed() {
     let mut world = World::installed(true, &WELL);
