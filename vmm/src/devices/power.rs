@@ -6,7 +6,7 @@
 //! | Port        | Access | Register                                       |
 //! |-------------|--------|------------------------------------------------|
 //! | 0x600..602  | r/w1c  | PM1 status: bit 0 timer carry, 8 power button  |
-//! | 0x602..604  | r/w    | PM1 enable: the same bits, and bit 5 global lock |
+//! | 0x602..604  | r/w    | PM1 enable: the same bits, and bits 5 global lock, 10 clock |
 //! | 0x604..606  | r/w    | PM1 control: bit 0 SCI on, 12:10 type, 13 sleep |
 //! | 0x608..60c  | r      | PM timer, 3.579545 MHz, 32 bits                |
 //! | 0x60c       | r/w    | what the guest says of its sleep: bit 0 asleep; our own, for `_DSM` |
@@ -60,9 +60,13 @@ pub const SLEEP_OFF: u8 = 0;
 /// The uppermost bit of the PM timer has changed.
 const TIMER_CARRY: u16 = 1 << 0;
 const POWER_BUTTON: u16 = 1 << 8;
-/// Enable bits that there are: of the timer, the global lock, the button (ACPI 6.5 table 4.17; no
-/// sleep button, no clock that wakes).
-const ENABLES: u16 = TIMER_CARRY | 1 << 5 | POWER_BUTTON;
+/// Enable bits that there are: of the timer, the global lock, the button, the clock (ACPI 6.5 table 4.17; no
+/// sleep button).
+const ENABLES: u16 = TIMER_CARRY | 1 << 5 | POWER_BUTTON | CLOCK;
+/// The clock's alarm, which wakes a sleeping system and comes never: no machine sleeps so, and the FADT says that
+/// the alarm is not told here. Linux' driver of the clock enables it all the same and complains where the bit
+/// does not stay.
+const CLOCK: u16 = 1 << 10;
 const SCI_ENABLE: u16 = 1 << 0;
 /// Control bits that keep what is written: SCI on, bus master reload, sleep type (ACPI 6.5 table
 /// 4.18). Releasing the global lock and sleeping are orders, which read as zero.
@@ -276,7 +280,7 @@ mod tests {
         let (mut power, _) = power();
         power.write(2, &[0xff, 0xff, 0xff, 0x1f], Duration::ZERO);
         let kept: Vec<u8> = (2..6).map(|at| power.read(at, Duration::ZERO)).collect();
-        assert_eq!(kept, [0x21, 0x01, 0x03, 0x1c]);
+        assert_eq!(kept, [0x21, 0x05, 0x03, 0x1c]);
     }
 
     #[test]
