@@ -9,6 +9,7 @@ mod bench;
 mod deny;
 mod fuzz;
 mod packages;
+mod pool;
 mod qemu;
 mod reproduce;
 mod run;
@@ -17,6 +18,7 @@ mod summary;
 mod survive;
 mod syscalls;
 mod tidy;
+mod unit;
 
 use std::process::ExitCode;
 

@@ -1,20 +1,10 @@
 //! The commands that are made of stages: `test`, `demo`, `image`.
 
-use std::{
-    io::{BufRead, BufReader},
-    process::Stdio,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 
-use crate::{
-    deny, packages,
-    packages::Install,
-    qemu, reproduce, run,
-    summary::{Counts, Reader},
-    tidy,
-};
+use crate::{deny, packages, packages::Install, qemu, reproduce, run, summary::Counts, tidy, unit};
 
 /// Whether the demo's machines stay.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -43,7 +33,7 @@ const STAGES: &[Stage] = &[
     Stage { name: "clippy", run: clippy },
     Stage { name: "deny", run: || deny::check().map(|()| one()) },
     Stage { name: "image", run: || check(&["run", "--quiet", "--package", "image"]) },
-    Stage { name: "unit", run: || tests(&["test", "--workspace", "--exclude", "qemu-tests"]) },
+    Stage { name: "unit", run: unit::tests },
     Stage { name: "qemu", run: qemu::tests },
     Stage {
         name: "reproduce",
@@ -107,27 +97,6 @@ fn check(arguments: &[&str]) -> Result<Counts> {
 
 fn clippy() -> Result<Counts> {
     check(&["clippy", "--quiet", "--workspace", "--all-targets", "--", "--deny", "warnings"])
-}
-
-/// Runs a cargo test command, shows its output as it comes, and counts.
-fn tests(arguments: &[&str]) -> Result<Counts> {
-    let mut command = run::cargo(arguments);
-    command.args(["--no-fail-fast", "--", "--show-output"]);
-    let mut child = command.stdout(Stdio::piped()).spawn().context("cannot start cargo test")?;
-    let output = child.stdout.take().context("cargo test has no output")?;
-    let mut reader = Reader::default();
-    for line in BufReader::new(output).lines() {
-        let line = line?;
-        if reader.read(&line) {
-            println!("{line}");
-        }
-    }
-    let status = child.wait()?;
-    let mut counts = reader.counts;
-    if !status.success() && counts.failed == 0 {
-        counts.failed = 1;
-    }
-    Ok(counts)
 }
 
 fn report(results: &[(&str, Duration, Counts)]) -> Result<()> {
