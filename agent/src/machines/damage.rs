@@ -25,8 +25,9 @@ const DAMAGED: u8 = 4;
 const UNKNOWN: u8 = 5;
 /// What Rust's programs exit with when they panic, where that does not abort them.
 const PANICKED: i32 = 101;
-/// Longest time that it may take: a full store is a hundred megabytes.
-const LIMIT: Duration = Duration::from_secs(120);
+/// Longest time that it may take: a full store is a hundred megabytes. Half of what init gives the agent until it
+/// says something ([`crate::init::supervise::START_LIMIT`]): the rest of the start is after it.
+const LIMIT: Duration = Duration::from_secs(60);
 /// Time between two looks at the process.
 const POLL: Duration = Duration::from_millis(5);
 /// Names for what was set aside; the first stays, for it is what the node had when it was well.

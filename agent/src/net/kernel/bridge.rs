@@ -7,7 +7,7 @@ use netlink_packet_route::{
 };
 use rtnetlink::{LinkBridge, LinkBridgePort, LinkUnspec};
 
-use super::{Kernel, KernelError, failed};
+use super::{Kernel, KernelError, answered, failed};
 use crate::net::{HardwareAddress, links::LinkFacts};
 
 /// Name of the bridge, and what its alias says, so that one that somebody else made is left alone.
@@ -51,7 +51,7 @@ impl Kernel {
             .append_info_data(InfoBridge::MulticastSnooping(false))
             .append_info_data(InfoBridge::ForwardDelay(0))
             .build();
-        let done = self.handle.link().add(message).execute().await;
+        let done = answered(self.handle.link().add(message).execute()).await;
         done.map_err(failed(|| format!("make the bridge {BRIDGE}")))?;
         let links = self.links().await?;
         let index = links.iter().find(|link| link.name == BRIDGE).map_or(0, |link| link.index);
@@ -75,7 +75,7 @@ impl Kernel {
         port: Port,
     ) -> Result<(), KernelError> {
         let plug = LinkUnspec::new_with_index(index).controller(bridge).build();
-        let done = self.handle.link().set(plug).execute().await;
+        let done = answered(self.handle.link().set(plug).execute()).await;
         done.map_err(failed(|| format!("plug interface {index} into the bridge {BRIDGE}")))?;
         let message = LinkBridgePort::new(index);
         let message = match port {
@@ -84,7 +84,7 @@ impl Kernel {
             Port::Apart => message.isolated(true).learning(false).flood(false),
             Port::Together => message.isolated(false).learning(false).flood(false),
         };
-        let done = self.handle.link().set_port(message.build()).execute().await;
+        let done = answered(self.handle.link().set_port(message.build()).execute()).await;
         done.map_err(failed(|| format!("set interface {index} up as a port of {BRIDGE}")))
     }
 
@@ -100,7 +100,7 @@ impl Kernel {
         // NUD_NOARP is a static entry; a permanent one would be the bridge's own address.
         let flags = NeighbourFlags::Controller | NeighbourFlags::Sticky;
         let request = request.state(NeighbourState::Noarp).flags(flags);
-        let done = request.replace().execute().await;
+        let done = answered(request.replace().execute()).await;
         done.map_err(failed(|| format!("place {hardware} behind interface {index}")))
     }
 }

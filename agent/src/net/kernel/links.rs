@@ -16,7 +16,7 @@ use types::{
     uplinks::{Bond, BondHash, BondMode, LacpRate},
 };
 
-use super::{Kernel, KernelError, failed};
+use super::{Kernel, KernelError, answered, failed};
 use crate::net::{
     layout::Action,
     links::{Kind, LinkFacts},
@@ -38,14 +38,9 @@ pub(in crate::net) enum Neighbour {
 
 impl Kernel {
     pub(in crate::net) async fn links(&self) -> Result<Vec<LinkFacts>, KernelError> {
-        let messages: Vec<LinkMessage> = self
-            .handle
-            .link()
-            .get()
-            .execute()
-            .try_collect()
-            .await
-            .map_err(failed(|| "list the interfaces".to_owned()))?;
+        let found = answered(self.handle.link().get().execute().try_collect()).await;
+        let messages: Vec<LinkMessage> =
+            found.map_err(failed(|| "list the interfaces".to_owned()))?;
         let mut links: Vec<LinkFacts> =
             messages.iter().filter_map(LinkFacts::read).map(with_device).collect();
         super::bridge::hide(&mut links);
@@ -57,28 +52,32 @@ impl Kernel {
         let link = || self.handle.link();
         let done = match action {
             Action::AddBond { name, bond, .. } => {
-                link().add(bond_message(name, bond)).execute().await
+                answered(link().add(bond_message(name, bond)).execute()).await
             }
             Action::AddVlan { name, parent, id, .. } => {
-                link().add(LinkVlan::new(name, *parent, *id).build()).execute().await
+                answered(link().add(LinkVlan::new(name, *parent, *id).build()).execute()).await
             }
             Action::Mark { index, alias } => return self.set_alias(*index, alias).await,
             Action::Attach { card, bond } => {
                 // A bond takes no card that is up, and none that another one has.
                 let off = LinkUnspec::new_with_index(*card).down().nocontroller().build();
-                match link().set(off).execute().await {
+                match answered(link().set(off).execute()).await {
                     Ok(()) => {
                         let on = LinkUnspec::new_with_index(*card).controller(*bond).build();
-                        link().set(on).execute().await
+                        answered(link().set(on).execute()).await
                     }
                     refused => refused,
                 }
             }
             Action::Detach { card } => {
-                link().set(LinkUnspec::new_with_index(*card).nocontroller().build()).execute().await
+                answered(
+                    link().set(LinkUnspec::new_with_index(*card).nocontroller().build()).execute(),
+                )
+                .await
             }
             Action::SetMtu { index, mtu } => {
-                link().set(LinkUnspec::new_with_index(*index).mtu(*mtu).build()).execute().await
+                answered(link().set(LinkUnspec::new_with_index(*index).mtu(*mtu).build()).execute())
+                    .await
             }
             Action::SwitchOn { index } => return self.set_up(*index, None).await,
             Action::Delete { index } => return self.delete_link(*index).await,
@@ -114,7 +113,7 @@ impl Kernel {
             // Unicast requests, one a second; silence ends in a failed entry.
             request.state(NeighbourState::Probe)
         };
-        let done = request.execute().await;
+        let done = answered(request.execute()).await;
         done.map_err(failed(|| format!("ask {address} on interface {index} whether it is there")))?;
         Ok(answer)
     }
@@ -128,15 +127,10 @@ impl Kernel {
             IpAddr::V4(_) => AddressFamily::Inet,
             IpAddr::V6(_) => AddressFamily::Inet6,
         };
-        let all: Vec<NeighbourMessage> = self
-            .handle
-            .neighbours()
-            .get()
-            .set_address_family(family)
-            .execute()
-            .try_collect()
-            .await
-            .map_err(failed(|| "list the neighbours".to_owned()))?;
+        let request = self.handle.neighbours().get().set_address_family(family);
+        let found = answered(request.execute().try_collect()).await;
+        let all: Vec<NeighbourMessage> =
+            found.map_err(failed(|| "list the neighbours".to_owned()))?;
         let wanted = NeighbourAttribute::Destination(match address {
             IpAddr::V4(address) => NeighbourAddress::Inet(address),
             IpAddr::V6(address) => NeighbourAddress::Inet6(address),

@@ -3,18 +3,17 @@
 
 pub(super) mod bridge;
 mod links;
+mod notices;
 mod routers;
 mod shaping;
 
 use std::{
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    pin::Pin,
     time::Duration,
 };
 
-use bytes::BytesMut;
-use futures_util::{FutureExt, Stream, StreamExt, TryStreamExt};
+use futures_util::TryStreamExt;
 use netlink_packet_route::{
     AddressFamily,
     address::{AddressAttribute, AddressMessage, CacheInfo},
@@ -23,66 +22,17 @@ use netlink_packet_route::{
         RouteVia,
     },
 };
-use netlink_sys::{AsyncSocket, AsyncSocketExt, TokioSocket, protocols::NETLINK_ROUTE};
-use rtnetlink::{Handle, LinkUnspec, MulticastGroup, RouteMessageBuilder};
+use rtnetlink::{Handle, LinkUnspec, RouteMessageBuilder};
 
-pub(super) use self::links::Neighbour;
+pub(super) use self::{
+    links::Neighbour,
+    notices::{Advertisements, Notices},
+};
 use super::{AssignedAddress, HardwareAddress, Ipv4Prefix};
 
-/// Changes that the kernel tells of.
-const GROUPS: [MulticastGroup; 5] = [
-    MulticastGroup::Link,
-    MulticastGroup::Ipv4Ifaddr,
-    MulticastGroup::Ipv6Ifaddr,
-    MulticastGroup::Ipv4Route,
-    MulticastGroup::Ipv6Route,
-];
-
-/// `RTNLGRP_ND_USEROPT`.
-const ND_USER_OPTIONS: u32 = 20;
-/// Room for a few messages; an option has at most 2040 bytes.
-const ADVERTISEMENT_SIZE: usize = 8192;
-
-/// How long to gather notices: longer than one change takes, shorter than anyone waits.
-const SETTLE: Duration = Duration::from_millis(20);
-
-/// Notices from the kernel; what they say is not looked at.
-pub(super) struct Notices(Pin<Box<dyn Stream<Item = ()> + Send + Sync>>);
-
-impl Notices {
-    /// Waits for a notice. Never returns when the connection has ended.
-    pub(super) async fn next(&mut self) {
-        if self.0.next().await.is_none() {
-            std::future::pending::<()>().await;
-        }
-        // One change brings a handful of notices; one look at the kernel answers all of them.
-        tokio::time::sleep(SETTLE).await;
-        while let Some(Some(())) = self.0.next().now_or_never() {}
-    }
-}
-
-/// Router advertisements' options, as the kernel passes them on.
-pub(super) struct Advertisements(TokioSocket);
-
-impl Advertisements {
-    /// Must be called inside a tokio runtime.
-    pub(super) fn open() -> io::Result<Self> {
-        let mut socket = TokioSocket::new(NETLINK_ROUTE)?;
-        socket.socket_mut().bind_auto()?;
-        socket.socket_mut().add_membership(ND_USER_OPTIONS)?;
-        Ok(Self(socket))
-    }
-
-    /// Waits for netlink messages. Never returns when there will be none.
-    pub(super) async fn next(&mut self) -> BytesMut {
-        let mut buffer = BytesMut::with_capacity(ADVERTISEMENT_SIZE);
-        while self.0.recv(&mut buffer).await.is_err() {
-            // Some were lost because there were very many; the router repeats them.
-            tokio::time::sleep(SETTLE).await;
-        }
-        buffer
-    }
-}
+/// How long the kernel may take to answer: bringing a card up makes some firmware load, and all requests wait
+/// for each other. An answer that takes longer was lost, as netlink allows where memory is short (netlink(7)).
+const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 
 /// A connection to the kernel. Ends when the last copy is dropped.
 #[derive(Debug, Clone)]
@@ -97,13 +47,25 @@ pub struct KernelError {
     /// What was to be done.
     pub operation: String,
     /// What the kernel said.
-    pub source: rtnetlink::Error,
+    pub source: Refusal,
+}
+
+/// How the kernel did not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message is the doc")]
+pub enum Refusal {
+    #[error(transparent)]
+    Said(rtnetlink::Error),
+    #[error("the kernel did not answer within {} s", ANSWER_LIMIT.as_secs())]
+    Silent,
 }
 
 impl KernelError {
     /// Returns whether what was to be deleted is not there, or what was to be added is.
     pub fn is_done_already(&self) -> bool {
-        let rtnetlink::Error::NetlinkError(error) = &self.source else { return false };
+        let Refusal::Said(rtnetlink::Error::NetlinkError(error)) = &self.source else {
+            return false;
+        };
         let done = [libc::EEXIST, libc::ENOENT, libc::ESRCH, libc::ENODEV, libc::EADDRNOTAVAIL];
         done.contains(&-error.raw_code())
     }
@@ -133,43 +95,31 @@ impl Kernel {
         Ok(Self { handle })
     }
 
-    /// Like [`Kernel::open`], with notices of every change.
-    pub(super) fn open_with_notices() -> io::Result<(Self, Notices)> {
-        let (connection, handle, notices) = rtnetlink::new_multicast_connection(&GROUPS)?;
-        tokio::spawn(connection);
-        Ok((Self { handle }, Notices(Box::pin(notices.map(|_| ())))))
-    }
-
     /// Takes an interface up, with the MTU when one is given.
     pub(super) async fn set_up(&self, index: u32, mtu: Option<u32>) -> Result<(), KernelError> {
         let mut message = LinkUnspec::new_with_index(index).up();
         if let Some(mtu) = mtu {
             message = message.mtu(mtu);
         }
-        let done = self.handle.link().set(message.build()).execute().await;
+        let done = answered(self.handle.link().set(message.build()).execute()).await;
         done.map_err(failed(|| format!("take interface {index} up")))
     }
 
     pub(super) async fn set_alias(&self, index: u32, alias: &str) -> Result<(), KernelError> {
         let message = LinkUnspec::new_with_index(index).alias(alias).build();
-        let done = self.handle.link().set(message).execute().await;
+        let done = answered(self.handle.link().set(message).execute()).await;
         done.map_err(failed(|| format!("name interface {index} {alias:?}")))
     }
 
     pub(super) async fn delete_link(&self, index: u32) -> Result<(), KernelError> {
-        let done = self.handle.link().del(index).execute().await;
+        let done = answered(self.handle.link().del(index).execute()).await;
         absent_is_fine(done.map_err(failed(|| format!("delete interface {index}"))))
     }
 
     pub(super) async fn addresses(&self) -> Result<Vec<AddressFacts>, KernelError> {
-        let messages: Vec<AddressMessage> = self
-            .handle
-            .address()
-            .get()
-            .execute()
-            .try_collect()
-            .await
-            .map_err(failed(|| "list the addresses".to_owned()))?;
+        let found = answered(self.handle.address().get().execute().try_collect()).await;
+        let messages: Vec<AddressMessage> =
+            found.map_err(failed(|| "list the addresses".to_owned()))?;
         Ok(messages.into_iter().filter_map(address_facts).collect())
     }
 
@@ -199,7 +149,7 @@ impl Kernel {
             cache.ifa_valid = valid;
             request.message_mut().attributes.push(AddressAttribute::CacheInfo(cache));
         }
-        let done = request.execute().await;
+        let done = answered(request.execute()).await;
         done.map_err(failed(|| format!("give interface {index} the address {address}/{prefix}")))
     }
 
@@ -217,23 +167,23 @@ impl Kernel {
         cache.ifa_preferred = preferred_s;
         cache.ifa_valid = valid_s;
         request.message_mut().attributes.push(AddressAttribute::CacheInfo(cache));
-        let done = request.execute().await;
+        let done = answered(request.execute()).await;
         done.map_err(failed(|| format!("give interface {index} the address {address}/{prefix}")))
     }
 
     pub(super) async fn delete_address(&self, facts: &AddressFacts) -> Result<(), KernelError> {
-        let done = self.handle.address().del(facts.message.clone()).execute().await;
+        let done = answered(self.handle.address().del(facts.message.clone()).execute()).await;
         let AssignedAddress { address, prefix } = facts.assigned;
         absent_is_fine(done.map_err(failed(|| format!("take the address {address}/{prefix} away"))))
     }
 
     pub(super) async fn add_route(&self, route: &Route) -> Result<(), KernelError> {
-        let done = self.handle.route().add(route.message()).replace().execute().await;
+        let done = answered(self.handle.route().add(route.message()).replace().execute()).await;
         done.map_err(failed(|| format!("add {route:?}")))
     }
 
     pub(super) async fn delete_route(&self, route: &Route) -> Result<(), KernelError> {
-        let done = self.handle.route().del(route.message()).execute().await;
+        let done = answered(self.handle.route().del(route.message()).execute()).await;
         absent_is_fine(done.map_err(failed(|| format!("delete {route:?}"))))
     }
 
@@ -251,14 +201,14 @@ impl Kernel {
 
     /// Deletes a route as the kernel told it.
     pub(super) async fn delete_made_route(&self, made: &MadeRoute) -> Result<(), KernelError> {
-        let done = self.handle.route().del(made.message.clone()).execute().await;
+        let done = answered(self.handle.route().del(made.message.clone()).execute()).await;
         absent_is_fine(done.map_err(failed(|| format!("delete {:?}", made.route))))
     }
 
     async fn routes(&self, family: AddressFamily) -> Result<Vec<RouteMessage>, KernelError> {
         let mut query = RouteMessage::default();
         query.header.address_family = family;
-        let found = self.handle.route().get(query).execute().try_collect().await;
+        let found = answered(self.handle.route().get(query).execute().try_collect()).await;
         found.map_err(failed(|| "list the routes".to_owned()))
     }
 
@@ -281,7 +231,7 @@ impl Kernel {
         hardware: HardwareAddress,
     ) -> Result<(), KernelError> {
         let request = self.handle.neighbours().add(index, address.into());
-        let done = request.link_layer_address(&hardware.0).replace().execute().await;
+        let done = answered(request.link_layer_address(&hardware.0).replace().execute()).await;
         done.map_err(failed(|| format!("pin {address} to {hardware} on interface {index}")))
     }
 }
@@ -437,7 +387,22 @@ fn default_route(message: &RouteMessage) -> Option<DefaultRoute> {
     Some(DefaultRoute { metric, gateway: gateway? })
 }
 
-fn failed(operation: impl FnOnce() -> String) -> impl FnOnce(rtnetlink::Error) -> KernelError {
+/// Waits for what the kernel says to a request, as long as that may take.
+async fn answered<T>(
+    request: impl Future<Output = Result<T, rtnetlink::Error>>,
+) -> Result<T, Refusal> {
+    within(ANSWER_LIMIT, request).await
+}
+
+async fn within<T>(
+    limit: Duration,
+    request: impl Future<Output = Result<T, rtnetlink::Error>>,
+) -> Result<T, Refusal> {
+    let answer = tokio::time::timeout(limit, request).await;
+    answer.map_err(|_| Refusal::Silent)?.map_err(Refusal::Said)
+}
+
+fn failed(operation: impl FnOnce() -> String) -> impl FnOnce(Refusal) -> KernelError {
     |source| KernelError { operation: operation(), source }
 }
 
@@ -445,5 +410,19 @@ fn absent_is_fine(result: Result<(), KernelError>) -> Result<(), KernelError> {
     match result {
         Err(error) if error.is_done_already() => Ok(()),
         result => result,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn an_answer_that_was_lost_is_not_waited_for_for_ever() {
+        let lost = std::future::pending::<Result<(), rtnetlink::Error>>();
+        let refusal = within(Duration::from_millis(1), lost).await.expect_err("nobody answers");
+        let error = failed(|| "take interface 3 up".to_owned())(refusal);
+        assert!(matches!(error.source, Refusal::Silent) && !error.is_done_already());
+        assert_eq!(error.to_string(), "cannot take interface 3 up");
     }
 }

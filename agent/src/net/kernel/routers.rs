@@ -7,7 +7,7 @@ use netlink_packet_route::{
     route::{RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteProtocol},
 };
 
-use super::{Kernel, KernelError, absent_is_fine, failed};
+use super::{Kernel, KernelError, absent_is_fine, answered, failed};
 
 /// A default route through a router that advertised itself.
 #[derive(Debug, Clone, PartialEq)]
@@ -30,7 +30,7 @@ impl Kernel {
         &self,
         route: &RouterRoute,
     ) -> Result<(), KernelError> {
-        let done = self.handle.route().del(route.message.clone()).execute().await;
+        let done = answered(self.handle.route().del(route.message.clone()).execute()).await;
         let RouterRoute { index, router, .. } = route;
         absent_is_fine(done.map_err(failed(|| format!("pass over {router} on interface {index}"))))
     }

@@ -19,7 +19,7 @@ use netlink_packet_route::{
     tc::{TcAttribute, TcHandle, TcMessage, TcOption},
 };
 
-use super::{Kernel, KernelError, failed};
+use super::{Kernel, KernelError, answered, failed};
 use crate::net::ruleset::ByteRate;
 
 /// `TCA_TBF_PARMS`, `TCA_TBF_RATE64`, `TCA_TBF_BURST`.
@@ -58,7 +58,7 @@ impl Kernel {
         }
         let request = RouteNetlinkMessage::NewQueueDiscipline(message);
         let flags = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_REPLACE;
-        self.ask(request, flags).await.map_err(failed(what))
+        answered(self.ask(request, flags)).await.map_err(failed(what))
     }
 
     async fn ask(&self, request: RouteNetlinkMessage, flags: u16) -> Result<(), rtnetlink::Error> {

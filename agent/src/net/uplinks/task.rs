@@ -118,7 +118,7 @@ impl Task {
         secret: Option<StableSecret>,
         publish: channel::Sender<NetworkStatus>,
     ) -> io::Result<Self> {
-        let (kernel, notices) = Kernel::open_with_notices()?;
+        let (kernel, notices) = (Kernel::open()?, Notices::open()?);
         let (send_events, events) = mpsc::channel(QUEUE);
         let (send_events6, events6) = mpsc::channel(QUEUE);
         let plan = plans.borrow_and_update().clone();
