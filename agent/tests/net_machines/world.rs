@@ -191,6 +191,11 @@ impl Guest {
 
     /// Runs an ordinary DHCP client; returns address, mask, router, DNS and MTU as it was told.
     pub(crate) fn dhcp(&self) -> Option<String> {
+        self.dhcp_as("")
+    }
+
+    /// Like [`Guest::dhcp`], with further options of the client, udhcpc.
+    pub(crate) fn dhcp_as(&self, further: &str) -> Option<String> {
         let folder = tempfile::tempdir().unwrap();
         let script = folder.path().join("bound");
         let told = folder.path().join("told");
@@ -202,7 +207,7 @@ impl Guest {
         );
         std::fs::File::create(&script).unwrap().write_all(text.as_bytes()).unwrap();
         std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
-        let options = "-i eth0 -n -q -t 8 -T 1 -f -O mtu";
+        let options = format!("-i eth0 -n -q -t 8 -T 1 -f -O mtu {further}");
         self.space.try_run(&format!("busybox udhcpc {options} -s {}", script.display()));
         std::fs::read_to_string(told).ok().map(|told| told.trim().to_owned())
     }
