@@ -12,7 +12,7 @@ use agent::net::{
     MachineAddress, MachineNet, MachineNetworks, MachineNetworksConfig, NetworkStatus,
     machines::{
         bridged::Bridged,
-        ipv6::{Exit, Ipv6Net},
+        ipv6::{Exit, Supply},
         open_tap,
     },
     ruleset::ByteRate,
@@ -38,7 +38,7 @@ pub(crate) struct World {
     /// Datagrams that reached [`SERVER`].
     pub(crate) datagrams: Arc<AtomicU64>,
     pub(crate) limit: Option<ByteRate>,
-    pub(crate) ipv6: Option<Ipv6Net>,
+    pub(crate) ipv6: Option<Supply>,
     pub(crate) exit: Exit,
     pub(crate) inbound: Inbound,
     pub(crate) bridged: Option<Bridged>,
@@ -95,7 +95,7 @@ impl World {
             subnet: "10.77.0.0/16".parse().unwrap(),
             reachable: Vec::new(),
             limit: self.limit,
-            ipv6: self.ipv6,
+            ipv6: self.ipv6.clone(),
             exit: self.exit,
             inbound: self.inbound,
             bridged: self.bridged.clone(),
