@@ -79,17 +79,21 @@ fn reply(packet: &[u8]) -> bool {
     requested
 }
 
+/// What a client wants that wants all there is.
+const BOTH: Wanted = Wanted { address: true, prefix: true };
+
 /// Like the fuzz target `dhcp6_reply`, with one message. Returns whether the client took it.
-fn reply6(message: &[u8]) -> bool {
+fn reply6(wanted: Wanted, message: &[u8]) -> bool {
     let now = Instant::now();
-    let mut client = Client6::new(MAC, Wanted::Address, 1, now);
+    let mut client = Client6::new(MAC, wanted, 1, now);
     let request = client.poll_transmit().unwrap();
     if let Some((kind, options)) = message.split_first() {
         client.handle_message(now, &[&[*kind], &request[1..18], options].concat());
     }
     let event = client.poll_event();
     if let Some(Event6::Leased(lease)) = &event {
-        assert!(!lease.addresses.is_empty(), "a lease of nothing");
+        let nothing = lease.addresses.is_empty() && lease.prefixes.is_empty();
+        assert!(!nothing, "a lease of nothing");
         // One that never ends may be renewed at any time.
         let in_time = |at| lease.expires.is_none() || at <= lease.expires;
         assert!(in_time(lease.renew) && in_time(lease.rebind), "{lease:?}");
@@ -206,7 +210,10 @@ fn what_dhcp_servers_send() {
 fn what_dhcpv6_servers_send() {
     let expected =
         ["advertise", "advertise-preferred", "reply-ever", "reply-list-odd", "reply-rapid"];
-    assert_eq!(accepted("dhcp6_reply", reply6), expected);
+    let takes = |wanted: Wanted| accepted("dhcp6_reply", move |bytes| reply6(wanted, bytes));
+    assert_eq!(takes(Wanted::ADDRESS), expected);
+    assert_eq!(takes(Wanted::PREFIX), ["prefix"]);
+    assert_eq!(takes(BOTH).len(), expected.len() + 1);
 }
 
 #[test]
@@ -263,7 +270,8 @@ proptest! {
 
     #[test]
     fn no_server_stops_the_dhcpv6_client(bytes in mutated("dhcp6_reply")) {
-        reply6(&bytes);
+        reply6(Wanted::ADDRESS, &bytes);
+        reply6(BOTH, &bytes);
     }
 
     #[test]

@@ -11,7 +11,10 @@ use std::{
     time::Duration,
 };
 
-use agent::net::{NetworkStatus, Uplinks, uplinks::StableSecret};
+use agent::net::{
+    NetworkStatus, Uplinks,
+    uplinks::{Delegation, StableSecret},
+};
 use netns::{Namespace, can_run};
 use tempfile::TempDir;
 use tokio::{runtime::Runtime, sync::watch};
@@ -79,6 +82,11 @@ impl World {
 
     /// Kea with one address, whose lease is to be renewed after two seconds.
     fn serve(&mut self, rapid: &str) {
+        self.serve_with(rapid, "");
+    }
+
+    /// The same with more that it has on the link.
+    fn serve_with(&mut self, rapid: &str, more: &str) {
         let folder = self.folder.path().display().to_string();
         let text = format!(
             r#"{{ "Dhcp6": {{
@@ -88,7 +96,7 @@ impl World {
                 "renew-timer": 3, "rebind-timer": 8, "preferred-lifetime": 12, "valid-lifetime": 20,
                 "option-data": [ {{ "name": "dns-servers", "data": "fd00:50::5353" }},
                                  {{ "name": "sntp-servers", "data": "fd00:50::123" }} ],
-                "subnet6": [ {{ "subnet": "fd00:50::/64", "interface": "eth0", "rapid-commit": {rapid},
+                "subnet6": [ {{ "subnet": "fd00:50::/64", "interface": "eth0", "rapid-commit": {rapid}, {more}
                     "pools": [ {{ "pool": "fd00:50::1000-fd00:50::1000" }} ] }} ],
                 "loggers": [ {{ "name": "kea-dhcp6", "severity": "DEBUG", "debuglevel": 50,
                     "output_options": [ {{ "output": "stdout" }} ] }} ]
@@ -189,6 +197,52 @@ fn a_managed_network_gives_an_address_and_servers_and_renews_them() {
     world.servers[1].kill().unwrap();
     world.wait("the end of the lease", |status| !has(status, LEASED));
     assert!(!world.node.ip("-6 addr show dev eth0").contains(LEASED));
+}
+
+const PREFIXES: &str =
+    r#""pd-pools": [ { "prefix": "2600:77::", "prefix-len": 48, "delegated-len": 56 } ],"#;
+
+#[test]
+fn a_server_delegates_a_prefix_and_keeps_it_for_the_node() {
+    let Some(mut world) = World::new("DHCPv6 prefix delegation") else { return };
+    world.serve_with("false", PREFIXES);
+    // With no word of routers, and with an address beside it.
+    for uplink in ["", "ipv6 = \"dhcp\""] {
+        world.start([7; 16], uplink);
+        world.uplinks.as_ref().unwrap().ask_for_prefix(Delegation::Wanted);
+        let status = world.wait("a prefix", |status| {
+            !status.delegated.is_empty() && has(status, LEASED) != uplink.is_empty()
+        });
+        let delegated = status.delegated[0];
+        assert_eq!(delegated.length, 56);
+        assert!(delegated.prefix.to_string().starts_with("2600:77:"), "{delegated:?}");
+        assert!(status.interfaces[0].describe().contains("delegated 2600:77:"), "{status:?}");
+        let before = world.log("kea.log").matches("DHCP6_PROCESS_IA_PD_EXTEND").count();
+        netns::wait_for("a renewal", LONG, || {
+            world.log("kea.log").matches("DHCP6_PROCESS_IA_PD_EXTEND").count() > before
+        });
+        assert_eq!(world.status.borrow().delegated, [delegated]);
+        world.uplinks = None;
+    }
+}
+
+#[test]
+fn a_server_without_prefixes_is_told_of_and_its_configuration_used() {
+    let Some(mut world) = World::new("no prefix to delegate") else { return };
+    world.serve("false");
+    world.start([7; 16], "");
+    world.uplinks.as_ref().unwrap().ask_for_prefix(Delegation::Wanted);
+    let status = world.wait("its servers", |status| has_server(status, "fd00:50::5353"));
+    assert!(status.problems[0].contains("no DHCPv6 server delegates"), "{status:?}");
+    assert!(status.delegated.is_empty());
+}
+
+#[test]
+fn routes_that_routers_advertise_are_taken() {
+    let Some(mut world) = World::new("route information") else { return };
+    world.advertise("route 2600:9::/48 { AdvRouteLifetime 600; };", "fd00:50::/64");
+    world.start([7; 16], "ipv6 = \"slaac\"");
+    netns::wait_for("the route", LONG, || world.node.ip("-6 route").contains("2600:9::/48 via"));
 }
 
 #[test]

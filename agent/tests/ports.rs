@@ -17,7 +17,7 @@ use agent::{
     net::{
         MachineNetworks, MachineNetworksConfig, Resolver, Uplinks,
         machines::{
-            ipv6::{Exit, Ipv6Net},
+            ipv6::{Exit, Ipv6Net, Supply},
             open_tap,
         },
     },
@@ -128,7 +128,7 @@ fn what_listens_is_what_the_table_declares() {
                     exit: Exit::Masquerade,
                     inbound: Inbound::Closed,
                     limit: None,
-                    ipv6: Some(Ipv6Net::private([1, 2, 3, 4, 5])),
+                    ipv6: Some(Supply::Fixed(Ipv6Net::private([1, 2, 3, 4, 5]))),
                     bridged: None,
                 },
                 uplinks.status(),

@@ -220,7 +220,8 @@ pub struct Machines {
     /// Most that each machine may send, and most that it may receive, in Mbit/s, 1 to 400000; what the
     /// uplinks can do when left out.
     pub net_mbit: Option<u32>,
-    /// IPv6 for machines: a prefix of 48 to 63 bits that the provider routes to the node, or `off`; a
+    /// IPv6 for machines: a prefix of 48 to 63 bits that the provider routes to the node,
+    /// [`DELEGATED`] for the one that a DHCPv6 server on an uplink delegates, or `off`; a
     /// private one, behind the node's address, when left out. Each machine has 64 bits of its own; those
     /// for which the prefix has no room, as a sixteenth in 60 bits, have no IPv6.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -232,6 +233,9 @@ pub struct Machines {
     #[serde(default = "Machines::default_grace")]
     pub grace_s: u64,
 }
+
+/// What `machines.ipv6` says where the prefix is the one that a DHCPv6 server delegates.
+pub const DELEGATED: &str = "delegated";
 
 impl Machines {
     fn default_reserve() -> Mebibytes {
@@ -583,6 +587,9 @@ mod tests {
 
     #[test]
     fn machines_ipv6_has_room_for_a_network_each() {
+        let open = document("[machines]\nipv6 = \"delegated\"\ninbound = \"open\"");
+        let spec = NodeSpec::parse(open.as_bytes()).expect("valid");
+        assert_eq!(spec.machines.ipv6.as_deref(), Some(DELEGATED));
         let parse = |prefix: &str| {
             let text = document(&format!("[machines]\nipv6 = \"{prefix}\""));
             NodeSpec::parse(text.as_bytes()).map_err(|refusal| refusal.to_string())

@@ -19,6 +19,8 @@ libfuzzer_sys::fuzz_target!(|frames: Vec<(bool, Vec<u8>)>| {
         assert_eq!(bindings.asked_for().len(), before);
         now = bindings.poll_timeout().unwrap_or(now);
         bindings.handle_timeout(now, |_| false);
+        bindings.poll_probe(now);
+        bindings.poll_refusal();
         let known = bindings.asked_for();
         assert!(known.len() <= MAX_ADDRESSES);
         assert!(known.iter().all(|a| !a.is_multicast() && !a.is_unspecified()));

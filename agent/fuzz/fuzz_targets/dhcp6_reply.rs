@@ -11,7 +11,8 @@ use agent::net::{
 
 libfuzzer_sys::fuzz_target!(|messages: Vec<Vec<u8>>| {
     let mut now = Instant::now();
-    for wanted in [Wanted::Address, Wanted::Configuration] {
+    let all = Wanted { address: true, prefix: true };
+    for wanted in [Wanted::ADDRESS, Wanted::CONFIGURATION, Wanted::PREFIX, all] {
         let mut client = Client::new(HardwareAddress([2, 0, 0, 0, 0, 1]), wanted, 1, now);
         for message in messages.iter().take(8) {
             let request = client.poll_transmit().unwrap_or_default();

@@ -9,6 +9,7 @@
 //! (`uplinks`, `machines`) own one netlink connection each.
 
 pub mod address;
+mod arp;
 pub mod dhcp;
 pub mod dhcp6;
 mod discovery;

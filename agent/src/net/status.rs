@@ -8,7 +8,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use super::{HardwareAddress, Ipv4Prefix};
+use super::{HardwareAddress, Ipv4Prefix, dhcp6::client::DelegatedPrefix};
 
 /// A snapshot of the uplinks. Empty until the first interface was looked at.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -24,6 +24,8 @@ pub struct NetworkStatus {
     /// Where DHCP servers say that the node's configuration is (option 224, in DHCPv6 65224), best uplink
     /// first.
     pub documents: Vec<NamedDocument>,
+    /// Prefixes for machines that DHCPv6 servers delegated, best uplink first.
+    pub delegated: Vec<DelegatedPrefix>,
     /// What went wrong last, cleared when an address is obtained.
     pub last_error: Option<String>,
     /// What of the configuration cannot be done on this machine.

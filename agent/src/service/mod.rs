@@ -61,10 +61,10 @@ use crate::{
         machines::{
             MachineNetworksConfig,
             bridged::Bridged,
-            ipv6::{Exit, Ipv6Net},
+            ipv6::{Exit, Ipv6Net, Supply},
         },
         ruleset::ByteRate,
-        uplinks::StableSecret,
+        uplinks::{Delegation, StableSecret},
     },
     seal::locked,
     spawn::{self, Console},
@@ -488,6 +488,8 @@ fn stable_secret(key: &SigningKey) -> StableSecret {
     StableSecret(secret)
 }
 
+/// Where the prefix of machines is kept that a server delegated, as long as their taps are there.
+const DELEGATED: &str = "/run/holdfast/delegated";
 /// Where bridged machines' addresses are kept while the host runs, as their taps are.
 const ADDRESSES: &str = "/run/holdfast/addresses";
 
@@ -501,9 +503,15 @@ async fn start_networks(
     let StableSecret(secret) = stable_secret(key);
     let [a, b, c, d, e, ..] = secret;
     let ipv6 = match spec.machines.ipv6.as_deref() {
-        None => Some(Ipv6Net::private([a, b, c, d, e])),
+        None => Some(Supply::Fixed(Ipv6Net::private([a, b, c, d, e]))),
+        Some(types::config::DELEGATED) => {
+            uplinks.ask_for_prefix(Delegation::Wanted);
+            Some(Supply::Delegated(DELEGATED.into()))
+        }
         Some(text) => match parse_prefix(text) {
-            Some((IpAddr::V6(prefix), length)) => Ipv6Net::routed(prefix, length),
+            Some((IpAddr::V6(prefix), length)) => {
+                Ipv6Net::routed(prefix, length).map(Supply::Fixed)
+            }
             Some((IpAddr::V4(_), _)) | None => None,
         },
     };

@@ -1,5 +1,5 @@
-//! Packet sockets that watch how addresses of a link are given and claimed: DHCP, and IPv6 neighbour
-//! discovery as far as it says whose an address is.
+//! Packet sockets that watch how addresses of a link are given and claimed: DHCP, and ARP and IPv6
+//! neighbour discovery as far as they say whose an address is.
 //! Source: `packet(7)`, Linux `Documentation/networking/filter.rst`.
 
 use std::{
@@ -26,8 +26,8 @@ pub(crate) enum Watched {
     /// DHCP both ways, in order: UDP to port 67 or 68 that is no later fragment. And solicitations from
     /// no address (ICMPv6 type 135).
     Claims,
-    /// What the interface sends of neighbours' advertisements (136) and of solicitations from no
-    /// address: nobody at its other end can crowd it out.
+    /// What the interface sends of neighbours' advertisements (136), of solicitations from no address, and
+    /// of ARP's answers: nobody at its other end can crowd it out.
     Defences,
     /// What the interface receives of neighbours' solicitations (135) and advertisements (136): their
     /// sources, and what is advertised, are in use at its other end.
@@ -175,16 +175,19 @@ fn program(watched: Watched) -> Vec<libc::sock_filter> {
         ],
         Watched::Defences => &[
             word(WAY),
-            is(OUTGOING, 0, 18), // 1: to whoever is at the other end
+            is(OUTGOING, 0, 21), // 1: to whoever is at the other end
             word(IS_TAGGED),
-            is(0, 0, 16), // 3: it is not
+            is(0, 0, 19), // 3: it is not
             half(12),
-            is(0x86dd, 0, 14), // 5: is IPv6
+            is(0x86dd, 3, 0),  // 5: IPv6 goes on at 9
+            is(0x0806, 0, 16), // 6: not even ARP
+            half(20),
+            is(2, 13, 14), // 8: somebody answers
             byte(20),
-            is(58, 0, 12), // 7: is ICMPv6
+            is(58, 0, 12), // 10: is ICMPv6
             byte(54),
-            is(136, 9, 0), // 9: somebody has it
-            is(135, 0, 9), // 10: somebody asks; END is at 11
+            is(136, 9, 0), // 12: somebody has it
+            is(135, 0, 9), // 13: somebody asks; END is at 14
         ],
         Watched::Uses => &[
             word(WAY),

@@ -1,4 +1,4 @@
-//! Packet sockets for a DHCP client, which talks before it has an address.
+//! Packet sockets for a DHCP client, which talks before it has an address, and for questions in a guest's name.
 //! Source: `packet(7)`, Linux `Documentation/networking/filter.rst`.
 
 use std::{
@@ -44,15 +44,36 @@ pub(crate) fn open(index: u32) -> io::Result<AsyncFd<OwnedFd>> {
 
 /// Broadcasts an IPv4 packet on the interface that the socket was opened for.
 pub(crate) fn broadcast(socket: &OwnedFd, index: u32, packet: &[u8]) -> io::Result<()> {
-    let address = address(index, BROADCAST)?;
-    // SAFETY: packet and address outlive the call, and the lengths are their own.
+    send(socket, &address(index, BROADCAST)?, packet)
+}
+
+/// Sends a frame, from its Ethernet header on, through an interface.
+pub(crate) fn send_frame(index: u32, frame: &[u8]) -> io::Result<()> {
+    // Protocol 0: the socket receives nothing.
+    // SAFETY: takes integers only.
+    let fd = unsafe {
+        libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK, 0)
+    };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor was just made and nobody else knows it.
+    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+    let mut to = address(index, [0; 6])?;
+    // The frame says its own destination and protocol.
+    to.sll_protocol = 0;
+    send(&socket, &to, frame)
+}
+
+fn send(socket: &OwnedFd, to: &libc::sockaddr_ll, bytes: &[u8]) -> io::Result<()> {
+    // SAFETY: bytes and address outlive the call, and the lengths are their own.
     let ret = unsafe {
         libc::sendto(
             socket.as_raw_fd(),
-            packet.as_ptr().cast(),
-            packet.len(),
+            bytes.as_ptr().cast(),
+            bytes.len(),
             0,
-            (&raw const address).cast(),
+            std::ptr::from_ref(to).cast(),
             address_len(),
         )
     };

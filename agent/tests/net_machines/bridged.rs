@@ -29,6 +29,8 @@ use crate::{
 /// The provider's network for machines, and its server.
 const SERVER: &str = "192.168.60.1:80";
 const SERVER6: &str = "[2600:60::1]:80";
+/// The address that its server keeps for a client of a certain name.
+const RESERVED: &str = "192.168.60.40";
 
 const NODE: &str = r#"
     version = 1
@@ -153,8 +155,13 @@ impl World {
 
     /// A guest that asked for an IPv4 address, and the address.
     fn guest(&self, number: u8) -> (Guest, String) {
+        self.guest_as(number, "")
+    }
+
+    /// The same of a guest whose DHCP client, udhcpc, has further options.
+    fn guest_as(&self, number: u8, options: &str) -> (Guest, String) {
         let guest = self.plug(number);
-        let told = guest.dhcp().expect("a lease");
+        let told = guest.dhcp_as(options).expect("a lease");
         let own = told.split('/').next().unwrap().to_owned();
         assert!(own.starts_with("192.168.60."), "{told}");
         wait_for("the node to know the address", PATIENCE, || {
@@ -198,6 +205,8 @@ fn dnsmasq(lan: &Namespace, folder: &TempDir) -> Child {
     command.args(["--log-facility=-", "--interface=eth0", "--bind-interfaces", "--pid-file="]);
     command.arg(format!("--dhcp-leasefile={}", folder.path().join("leases").display()));
     command.args(["--dhcp-range=192.168.60.50,192.168.60.99,2m", "--dhcp-authoritative"]);
+    // Whoever calls itself "web" has this address.
+    command.arg(format!("--dhcp-host=id:77:65:62,{RESERVED}"));
     command.args(["--dhcp-range=2600:60::,ra-only,64", "--enable-ra", "--ra-param=eth0,5,600"]);
     let log = std::fs::File::create(folder.path().join("log")).unwrap();
     command.stderr(log.try_clone().unwrap()).stdout(log);
@@ -329,6 +338,45 @@ fn a_bridged_guest_is_a_station_of_the_providers_network() {
         !own6.is_empty()
     });
     assert_eq!(guest.space.ask_tcp(SERVER6, PATIENCE), Some(own6));
+}
+
+#[test]
+fn a_guest_may_call_itself_as_its_dhcp_client_likes() {
+    let Some(world) = World::new("DHCP client identifiers", Neighbours::Apart) else { return };
+    // None; a string, RFC 2132; a DUID, RFC 4361; a string that says no type; firmware's UUID.
+    let uuid = format!("00{}", "5a".repeat(16));
+    let names = ["006869", "ff00000001000300010203", "77656233", &uuid];
+    let mut options: Vec<String> = names.map(|name| format!("-x 0x3d:{name}")).to_vec();
+    options.push("-C".to_owned());
+    for (number, options) in (1..).zip(options) {
+        let (guest, own) = world.guest_as(number, &options);
+        assert_eq!(guest.space.ask_tcp(SERVER, PATIENCE), Some(own), "{options}");
+    }
+    // One whose owner is away is had by whoever comes first under its name.
+    let (guest, own) = world.guest_as(9, "-x 0x3d:776562");
+    assert_eq!(own, RESERVED);
+    assert_eq!(guest.space.ask_tcp(SERVER, PATIENCE), Some(own));
+    // Another image with the same identifier.
+    let twin = world.plug(10);
+    assert!(twin.dhcp_as("-x 0x3d:776562").expect("a lease").starts_with(RESERVED));
+    assert_eq!(twin.space.ask_tcp(SERVER, SILENCE * 3), None);
+    assert_eq!((world.known(9), world.known(10)), (Some(RESERVED.to_owned()), None));
+}
+
+#[test]
+fn a_guest_does_not_get_a_stations_address_by_the_stations_name() {
+    let Some(world) = World::new("another's client identifier", Neighbours::Apart) else { return };
+    world.lan.ip(&format!("addr add {RESERVED}/32 dev lo"));
+    let guest = world.plug(1);
+    assert!(guest.dhcp_as("-x 0x3d:776562").expect("a lease").starts_with(RESERVED));
+    assert_eq!(guest.space.ask_tcp(SERVER, SILENCE * 3), None);
+    assert_eq!(world.known(1), None);
+    // It comes back as itself.
+    guest.space.ip("addr flush dev eth0");
+    let own = guest.dhcp().expect("a lease");
+    wait_for("its own address", PATIENCE, || {
+        world.known(1).is_some_and(|known| own.starts_with(&known))
+    });
 }
 
 #[test]

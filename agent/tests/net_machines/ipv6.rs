@@ -2,7 +2,12 @@
 
 use std::net::{Ipv6Addr, UdpSocket};
 
-use agent::net::{machines::ipv6::Ipv6Net, ruleset::encode::SOURCES_KEPT};
+use agent::net::{
+    NetworkStatus,
+    dhcp6::client::DelegatedPrefix,
+    machines::ipv6::{Ipv6Net, Supply},
+    ruleset::encode::SOURCES_KEPT,
+};
 
 use crate::{
     netns::{PATIENCE, SILENCE, wait_for},
@@ -15,7 +20,11 @@ const NODE6: &str = "2600:51::2";
 
 impl World {
     /// Gives the node IPv6 on its uplink, and machines networks of their own.
-    pub(crate) fn with_ipv6(mut self, net: Ipv6Net) -> Self {
+    pub(crate) fn with_ipv6(self, net: Ipv6Net) -> Self {
+        self.with_supply(Supply::Fixed(net))
+    }
+
+    fn with_supply(mut self, supply: Supply) -> Self {
         self.node.ip(&format!("addr add {NODE6}/64 dev eth0 nodad"));
         self.internet.ip("addr add 2600:51::1/64 dev eth0 nodad");
         self.internet.ip("addr add 2600:113::80/128 dev lo nodad");
@@ -24,7 +33,7 @@ impl World {
         self.node.ip("route add default via 2600:51::1");
         self.internet.serve(SERVER6);
         self.node.serve("[::]:8081");
-        self.ipv6 = Some(net);
+        self.ipv6 = Some(supply);
         self.kill_agent();
         self.start_agent();
         self
@@ -92,6 +101,51 @@ fn a_guest_of_a_routed_prefix_is_on_the_internet_itself_but_not_open_to_it() {
     assert!(own.starts_with("2600:77:0:"), "{own}");
     assert_eq!(one.space.ask_tcp(SERVER6, PATIENCE), Some(own.clone()));
     assert_eq!(world.internet.ask_tcp(&format!("[{own}]:80"), SILENCE), None);
+}
+
+#[test]
+fn a_guest_has_the_prefix_that_is_delegated_now() {
+    let Some(world) = machine_can_use_ipv6(World::new("delegated IPv6")) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = world.with_supply(Supply::Delegated(folder.path().join("run/delegated")));
+    let delegate = |world: &World, prefix: &str| {
+        let delegated = DelegatedPrefix { prefix: prefix.parse().unwrap(), length: 56 };
+        let delegated = vec![delegated];
+        world.uplinks.send_replace(NetworkStatus { delegated, ..NetworkStatus::default() });
+    };
+    let has = |guest: &Guest, begin: &str| {
+        let text = guest.space.ip("-6 -o addr show dev eth0 scope global -tentative -deprecated");
+        let mut words = text.split_whitespace();
+        words.find(|word| word.starts_with(begin)).map(|own| own.trim_end_matches("/64").to_owned())
+    };
+    // The machine is there before the prefix.
+    let guest = world.plug(1);
+    let begins_with = |guest: &Guest, begin: &str| {
+        wait_for("an address by SLAAC", PATIENCE * 3, || has(guest, begin).is_some());
+        has(guest, begin).unwrap()
+    };
+    delegate(&world, "2600:77:0:100::");
+    let own = begins_with(&guest, "2600:77:0:1");
+    assert_eq!(guest.space.ask_tcp(SERVER6, PATIENCE), Some(own.clone()));
+    // An agent that has heard nothing yet leaves it what it has.
+    world.kill_agent();
+    world.uplinks.send_replace(NetworkStatus::default());
+    world.start_agent();
+    assert_eq!(guest.space.ask_tcp(SERVER6, PATIENCE), Some(own.clone()));
+    // Another prefix takes the place of the first one, which is nobody's here any more.
+    delegate(&world, "2600:77:0:200::");
+    let new = begins_with(&guest, "2600:77:0:2");
+    wait_for("the new address alone", PATIENCE, || {
+        has(&guest, "2600:77:0:1").is_none()
+            && guest.space.ask_tcp(SERVER6, PATIENCE) == Some(new.clone())
+    });
+    assert_eq!(guest.space.ask_udp(&own, SERVER6, SILENCE), None);
+    assert!(!world.node.ip("-6 route").contains("2600:77:0:1"));
+    // None is left.
+    world.uplinks.send_replace(NetworkStatus::default());
+    wait_for("the end of all", PATIENCE, || {
+        has(&guest, "2600:").is_none() && !guest.space.ip("-6 route").contains("default")
+    });
 }
 
 #[test]

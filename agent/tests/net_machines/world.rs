@@ -12,7 +12,7 @@ use agent::net::{
     MachineAddress, MachineNet, MachineNetworks, MachineNetworksConfig, NetworkStatus,
     machines::{
         bridged::Bridged,
-        ipv6::{Exit, Ipv6Net},
+        ipv6::{Exit, Supply},
         open_tap,
     },
     ruleset::ByteRate,
@@ -38,7 +38,7 @@ pub(crate) struct World {
     /// Datagrams that reached [`SERVER`].
     pub(crate) datagrams: Arc<AtomicU64>,
     pub(crate) limit: Option<ByteRate>,
-    pub(crate) ipv6: Option<Ipv6Net>,
+    pub(crate) ipv6: Option<Supply>,
     pub(crate) exit: Exit,
     pub(crate) inbound: Inbound,
     pub(crate) bridged: Option<Bridged>,
@@ -95,7 +95,7 @@ impl World {
             subnet: "10.77.0.0/16".parse().unwrap(),
             reachable: Vec::new(),
             limit: self.limit,
-            ipv6: self.ipv6,
+            ipv6: self.ipv6.clone(),
             exit: self.exit,
             inbound: self.inbound,
             bridged: self.bridged.clone(),
@@ -191,6 +191,11 @@ impl Guest {
 
     /// Runs an ordinary DHCP client; returns address, mask, router, DNS and MTU as it was told.
     pub(crate) fn dhcp(&self) -> Option<String> {
+        self.dhcp_as("")
+    }
+
+    /// Like [`Guest::dhcp`], with further options of the client, udhcpc.
+    pub(crate) fn dhcp_as(&self, further: &str) -> Option<String> {
         let folder = tempfile::tempdir().unwrap();
         let script = folder.path().join("bound");
         let told = folder.path().join("told");
@@ -202,7 +207,7 @@ impl Guest {
         );
         std::fs::File::create(&script).unwrap().write_all(text.as_bytes()).unwrap();
         std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
-        let options = "-i eth0 -n -q -t 8 -T 1 -f -O mtu";
+        let options = format!("-i eth0 -n -q -t 8 -T 1 -f -O mtu {further}");
         self.space.try_run(&format!("busybox udhcpc {options} -s {}", script.display()));
         std::fs::read_to_string(told).ok().map(|told| told.trim().to_owned())
     }

@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeSet, net::IpAddr};
 
-use super::{Inbound, MachineNetwork, Neighbours, NetworkMode, NodeSpec, parse_prefix};
+use super::{DELEGATED, Inbound, MachineNetwork, Neighbours, NetworkMode, NodeSpec, parse_prefix};
 use crate::{
     ids::PublicKey,
     install::MAX_ESCROW,
@@ -88,7 +88,8 @@ fn check_machines(spec: &NodeSpec) -> Result<(), Fault> {
     }
     let routed = |(address, length): (IpAddr, u8)| address.is_ipv6() && (48..=63).contains(&length);
     let prefix = machines.ipv6.as_deref().filter(|text| *text != "off");
-    if let Some(text) = prefix.filter(|text| !parse_prefix(text).is_some_and(routed)) {
+    let fixed = prefix.filter(|text| *text != DELEGATED);
+    if let Some(text) = fixed.filter(|text| !parse_prefix(text).is_some_and(routed)) {
         let one = |(address, length): (IpAddr, u8)| address.is_ipv6() && length >= 64;
         return match parse_prefix(text).is_some_and(one) {
             true => wrong(
@@ -97,7 +98,7 @@ fn check_machines(spec: &NodeSpec) -> Result<(), Fault> {
             ),
             false => wrong(
                 "machines.ipv6",
-                "it must be \"off\" or an IPv6 prefix of 48 to 63 bits, as \"2001:db8:100::/48\"",
+                "it must be \"off\", \"delegated\" or an IPv6 prefix of 48 to 63 bits, as \"2001:db8:100::/48\"",
             ),
         };
     }

@@ -10,9 +10,8 @@ use crate::net::HardwareAddress;
 /// A lease time that never ends, RFC 2131 §3.3.
 const EVER: u32 = u32::MAX;
 
-/// First byte of option 61: a hardware address of Ethernet, or a unique name.
+/// First byte of option 61 in front of an Ethernet address.
 const ETHERNET: u8 = 1;
-const NAMED: u8 = 255;
 
 /// An address that a server gave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,9 +48,10 @@ pub fn acknowledged(message: &[u8], client: HardwareAddress) -> Option<Given> {
 pub enum Identity {
     /// Its hardware address, by option 61 or without it.
     Hardware,
-    /// A unique name of its own (type 255, RFC 4361): all of option 61.
+    /// A name: all of option 61. It may be a DUID (type 255, RFC 4361), a string (type 0, RFC 2132), or
+    /// whatever else its owner chose: servers compare the bytes.
     Named(Vec<u8>),
-    /// Another's hardware address, or anything else.
+    /// Another's hardware address.
     Foreign,
 }
 
@@ -80,8 +80,8 @@ pub fn asked(message: &[u8], client: HardwareAddress) -> Option<Asked> {
             let identity = match message.bytes(option::CLIENT) {
                 None => Identity::Hardware,
                 Some([ETHERNET, address @ ..]) if *address == client.0 => Identity::Hardware,
-                Some(name @ [NAMED, ..]) => Identity::Named(name.to_vec()),
-                Some(_) => Identity::Foreign,
+                Some([ETHERNET, _, _, _, _, _, _]) => Identity::Foreign,
+                Some(name) => Identity::Named(name.to_vec()),
             };
             Some(Asked::Lease { xid: message.xid, identity })
         }

@@ -48,7 +48,7 @@ const MAX_ROUTES: usize = 128;
 const INFINITE: u32 = u32::MAX;
 
 /// What the client asks for.
-const PARAMETERS: [u8; 10] = [
+const PARAMETERS: [u8; 11] = [
     option::SUBNET_MASK,
     option::ROUTER,
     option::NAME_SERVER,
@@ -58,6 +58,7 @@ const PARAMETERS: [u8; 10] = [
     option::RENEWAL_TIME,
     option::REBINDING_TIME,
     option::CLASSLESS_ROUTES,
+    option::STATIC_ROUTES,
     option::DOCUMENT,
 ];
 /// What the client calls itself, so that servers can tell nodes from their neighbours.
@@ -119,7 +120,7 @@ pub struct Lease {
     pub address: Ipv4Prefix,
     /// Option 54.
     pub server: Ipv4Addr,
-    /// Routes, default route included: option 121, else option 3. A gateway of 0.0.0.0 is the link.
+    /// Routes, default route included: option 121, else options 33 and 3. A gateway of 0.0.0.0 is the link.
     pub routes: Vec<(Ipv4Prefix, Ipv4Addr)>,
     /// Option 6.
     pub dns: Vec<Ipv4Addr>,
@@ -529,7 +530,21 @@ fn routes(ack: &Message) -> Vec<(Ipv4Prefix, Ipv4Addr)> {
     let routers = ack.addresses(option::ROUTER);
     let gateway = routers.iter().copied().find(|router| is_usable(*router));
     let default = Ipv4Prefix::new(Ipv4Addr::UNSPECIFIED, 0);
-    default.zip(gateway).into_iter().collect()
+    classful_routes(ack).into_iter().chain(default.zip(gateway)).collect()
+}
+
+/// RFC 2132 §5.8: destinations with their routers. The class says which network a destination is, and it is
+/// a host where it has further bits. None may be the default route.
+fn classful_routes(ack: &Message) -> Vec<(Ipv4Prefix, Ipv4Addr)> {
+    let (pairs, _) = ack.bytes(option::STATIC_ROUTES).unwrap_or_default().as_chunks::<8>();
+    let routes = pairs.iter().filter_map(|[a, b, c, d, router @ ..]| {
+        let (to, router) = (Ipv4Addr::new(*a, *b, *c, *d), Ipv4Addr::from(*router));
+        let network = Ipv4Prefix::new(to, classful(to))?;
+        let host = Ipv4Prefix::single(to);
+        let to_network = if network.network() == to { network } else { host };
+        (is_usable(to) && is_usable(router)).then_some((to_network, router))
+    });
+    routes.take(MAX_ROUTES).collect()
 }
 
 fn list(addresses: &[Ipv4Addr]) -> Vec<Ipv4Addr> {

@@ -294,6 +294,28 @@ fn classless_routes_replace_the_router() {
 }
 
 #[test]
+fn routes_of_classes_count_beside_the_router_where_there_are_no_others() {
+    let hosts = [192, 0, 2, 99, 192, 0, 2, 2, 172, 20, 0, 0, 192, 0, 2, 2];
+    let senseless = [0, 0, 0, 0, 192, 0, 2, 2, 10, 0, 0, 0, 0, 0, 0, 0];
+    for with_classless in [false, true] {
+        let mut bench = Bench::new(None);
+        bench.answer(Kind::Offer, |_| {});
+        bench.answer(Kind::Ack, |ack| {
+            ack.set(option::STATIC_ROUTES, [hosts, senseless].concat());
+            if with_classless {
+                ack.set(option::CLASSLESS_ROUTES, [0, 192, 0, 2, 1]);
+            }
+        });
+        let Some(Event::Leased(lease)) = bench.client.poll_event() else { panic!("no lease") };
+        let routes: Vec<String> = lease.routes.iter().map(|(to, _)| to.to_string()).collect();
+        match with_classless {
+            false => assert_eq!(routes, ["192.0.2.99/32", "172.20.0.0/16", "0.0.0.0/0"]),
+            true => assert_eq!(routes, ["0.0.0.0/0"]),
+        }
+    }
+}
+
+#[test]
 fn routes_are_many_and_the_default_route_is_always_among_them() {
     let routes = |count: u8| {
         let mut bench = Bench::new(None);

@@ -44,6 +44,7 @@ pub(super) mod option {
     pub(in crate::net::dhcp) const ROUTER: u8 = 3;
     pub(in crate::net::dhcp) const NAME_SERVER: u8 = 6;
     pub(in crate::net::dhcp) const MTU: u8 = 26;
+    pub(in crate::net::dhcp) const STATIC_ROUTES: u8 = 33;
     pub(in crate::net::dhcp) const TIME_SERVER: u8 = 42;
     pub(in crate::net::dhcp) const REQUESTED_ADDRESS: u8 = 50;
     pub(in crate::net::dhcp) const LEASE_TIME: u8 = 51;

@@ -3,7 +3,7 @@
 //! It has one address to give and gives it to one hardware address. It keeps no state: what it
 //! answers follows from the request and [`GuestLease`] alone. DHCPDECLINE and DHCPRELEASE change
 //! nothing, since nobody else could get the address.
-//! Source: RFC 2131 §4.3.
+//! Source: RFC 2131 §4.3, RFC 6842.
 
 use std::net::Ipv4Addr;
 
@@ -91,6 +91,10 @@ impl GuestLease {
         reply.xid = request.xid;
         reply.delivery = request.delivery;
         reply.set(option::SERVER, self.gateway.octets());
+        // RFC 6842 §3: as it came.
+        if let Some(name) = request.bytes(option::CLIENT) {
+            reply.set(option::CLIENT, name);
+        }
         reply
     }
 
@@ -145,6 +149,19 @@ mod tests {
         assert_eq!(offer.address(option::SUBNET_MASK), Some(Ipv4Addr::new(255, 255, 0, 0)));
         assert_eq!(offer.addresses(option::NAME_SERVER), lease().dns);
         assert_eq!(offer.number(option::LEASE_TIME), Some(LEASE_S));
+    }
+
+    #[test]
+    fn a_clients_name_is_repeated_in_every_answer() {
+        for (kind, wanted) in [(Kind::Discover, ADDRESS), (Kind::Request, GATEWAY)] {
+            let mut named = request(kind);
+            named.set(option::CLIENT, [255, 1, 2, 3]);
+            named.set(option::REQUESTED_ADDRESS, wanted.octets());
+            let (_, reply) = answer(&named).expect("an answer");
+            assert_eq!(reply.bytes(option::CLIENT), Some(&[255, 1, 2, 3][..]), "{kind:?}");
+        }
+        let (_, reply) = answer(&request(Kind::Discover)).expect("an offer");
+        assert_eq!(reply.bytes(option::CLIENT), None);
     }
 
     #[test]

@@ -6,6 +6,9 @@
 //! Confirming: the cable came back; Informing: no addresses are wanted.
 //! ```
 //!
+//! A server that delegates no prefix may have configuration all the same: where only a prefix is wanted, that
+//! is asked for then.
+//!
 //! It probes for no duplicate (the kernel does), and sends neither Decline nor Release.
 
 use std::{
@@ -13,7 +16,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::message::{Association, Kind, Message, Options, Status, option};
+pub use super::lease::{DelegatedPrefix, Lease, LeasedAddress};
+use super::{
+    lease::{configuration, granted},
+    message::{Association, Kind, Message, Options, Status, option},
+};
 use crate::net::HardwareAddress;
 
 /// First and longest pause between messages of a kind, RFC 8415 §7.6.
@@ -27,20 +34,28 @@ const MAX_CONFIRMS: u32 = 4;
 /// `IRT_DEFAULT` and `IRT_MINIMUM`.
 const REFRESH: Duration = Duration::from_secs(86_400);
 const LEAST_REFRESH: Duration = Duration::from_secs(600);
-/// Times of all ones do not end, RFC 8415 §7.7.
-const INFINITE: u32 = u32::MAX;
-/// Lists longer than this are cut.
-const MAX_LIST: usize = 8;
-/// Least time to the first renewal; shorter ones would flood a server.
-const LEAST_RENEW: Duration = Duration::from_secs(2);
 
-/// What is asked for.
+/// Solicitations for a prefix alone, and questions for configuration, until the other is tried: 1 + 2 + 4 s.
+const MAX_TRIES: u32 = 3;
+/// `SOL_MAX_RT`: so often a prefix is asked for where there was none.
+const ASK_AGAIN: Duration = Duration::from_secs(3600);
+
+/// What is asked for, besides configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wanted {
-    /// An address, and the configuration.
-    Address,
-    /// The configuration only.
-    Configuration,
+pub struct Wanted {
+    /// An address (IA_NA).
+    pub address: bool,
+    /// A prefix for others' addresses (IA_PD, RFC 8415 §6.3).
+    pub prefix: bool,
+}
+
+impl Wanted {
+    /// An address.
+    pub const ADDRESS: Self = Self { address: true, prefix: false };
+    /// Nothing else.
+    pub const CONFIGURATION: Self = Self { address: false, prefix: false };
+    /// A prefix.
+    pub const PREFIX: Self = Self { address: false, prefix: true };
 }
 
 /// A DHCPv6 client on one interface.
@@ -59,6 +74,18 @@ pub struct Client {
     deadline: Option<Instant>,
     transmit: Option<Vec<u8>>,
     event: Option<Event>,
+    /// Whether configuration is asked for before the next prefix.
+    aside: Aside,
+}
+
+/// Where a prefix alone is wanted: whether configuration is asked for instead for once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Aside {
+    /// When nobody answers.
+    Untried,
+    /// A server has no prefix.
+    Due,
+    Done,
 }
 
 #[derive(Debug, Clone)]
@@ -80,41 +107,11 @@ enum State {
 
 #[derive(Debug, Clone)]
 struct Offer {
-    preference: u8,
+    /// Whether all that is wanted is in it, and how much its server wants to be chosen.
+    rank: (bool, u8),
     server: Vec<u8>,
-    addresses: Vec<Ipv6Addr>,
-}
-
-/// What a server granted.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Lease {
-    /// The addresses; none when only configuration was asked for.
-    pub addresses: Vec<LeasedAddress>,
-    /// Name servers.
-    pub dns: Vec<Ipv6Addr>,
-    /// Time servers.
-    pub ntp: Vec<Ipv6Addr>,
-    /// Where the node's configuration is, as it came: a URL, in option 65224.
-    pub document: Option<Vec<u8>>,
-    /// DUID of the server.
-    pub server: Vec<u8>,
-    /// When to ask the server again; never for addresses without end, as the next two.
-    pub renew: Option<Instant>,
-    /// When to ask any server.
-    pub rebind: Option<Instant>,
-    /// When the last address may no longer be used.
-    pub expires: Option<Instant>,
-}
-
-/// An address with its times; `None` is for ever.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LeasedAddress {
-    /// The address.
-    pub address: Ipv6Addr,
-    /// No new connection uses it afterwards.
-    pub preferred_until: Option<Instant>,
-    /// It may not be used afterwards.
-    pub valid_until: Option<Instant>,
+    addresses: Vec<(Ipv6Addr, u8)>,
+    prefixes: Vec<(Ipv6Addr, u8)>,
 }
 
 /// What happened.
@@ -143,6 +140,7 @@ impl Client {
             deadline: None,
             transmit: None,
             event: None,
+            aside: Aside::Untried,
         };
         client.begin(now);
         client
@@ -156,6 +154,12 @@ impl Client {
     /// The cable came back, perhaps to another network.
     pub fn handle_carrier(&mut self, now: Instant) {
         match self.state.clone() {
+            // RFC 8415 §18.2.12: servers confirm addresses only.
+            State::Bound(lease) | State::Renewing(lease) | State::Rebinding(lease)
+                if !lease.prefixes.is_empty() =>
+            {
+                self.go(now, State::Rebinding(lease));
+            }
             State::Bound(lease) | State::Renewing(lease) | State::Rebinding(lease) => {
                 self.go(now, State::Confirming(lease));
             }
@@ -202,6 +206,13 @@ impl Client {
             State::Confirming(lease) if passed(lease.expires) => self.lose(now),
             State::Confirming(lease) if self.attempts >= MAX_CONFIRMS => self.bind(now, lease),
             State::Informed => self.begin(now),
+            State::Soliciting(None) if self.turns_aside() => {
+                self.aside = Aside::Done;
+                self.go(now, State::Informing);
+            }
+            State::Informing if self.wanted.prefix && self.attempts >= MAX_TRIES => {
+                self.begin(now);
+            }
             State::Soliciting(None)
             | State::Requesting(_)
             | State::Renewing(_)
@@ -230,10 +241,19 @@ impl Client {
         self.go(
             now,
             match self.wanted {
-                Wanted::Address => State::Soliciting(None),
-                Wanted::Configuration => State::Informing,
+                Wanted::CONFIGURATION => State::Informing,
+                Wanted { .. } => State::Soliciting(None),
             },
         );
+    }
+
+    fn turns_aside(&self) -> bool {
+        !self.wanted.address
+            && match self.aside {
+                Aside::Untried => self.attempts >= MAX_TRIES,
+                Aside::Due => true,
+                Aside::Done => false,
+            }
     }
 
     fn lose(&mut self, now: Instant) {
@@ -243,22 +263,29 @@ impl Client {
 
     fn handle_advertise(&mut self, now: Instant, options: &Options) {
         let State::Soliciting(best) = &self.state else { return };
-        let Some(association) = options.association(self.association) else { return };
-        let usable = association.status == Status::Success && options.status() == Status::Success;
-        if !usable || association.addresses.is_empty() {
+        let plain = |kind: u16, is_wanted: bool| {
+            let found = options.association(kind, self.association).filter(|_| is_wanted);
+            let usable = found.filter(|found| found.status == Status::Success);
+            let granted = usable.map(|usable| usable.granted).unwrap_or_default();
+            granted.iter().map(|one| (one.address, one.length)).collect::<Vec<_>>()
+        };
+        let Wanted { address, prefix } = self.wanted;
+        let addresses = plain(option::ASSOCIATION, address);
+        let prefixes = plain(option::DELEGATION, prefix);
+        if options.status() != Status::Success || addresses.is_empty() && prefixes.is_empty() {
+            self.aside = Aside::Due;
             return;
         }
+        let is_whole = addresses.is_empty() != address && prefixes.is_empty() != prefix;
         let preference = options.get(option::PREFERENCE).and_then(|value| value.first().copied());
-        let offer = Offer {
-            preference: preference.unwrap_or(0),
-            server: options.get(option::SERVER).unwrap_or_default().to_vec(),
-            addresses: association.addresses.iter().map(|granted| granted.address).collect(),
-        };
-        if best.as_ref().is_some_and(|best| best.preference >= offer.preference) {
+        let rank = (is_whole, preference.unwrap_or(0));
+        let server = options.get(option::SERVER).unwrap_or_default().to_vec();
+        let offer = Offer { rank, server, addresses, prefixes };
+        if best.as_ref().is_some_and(|best| best.rank >= offer.rank) {
             return;
         }
         // The first answers are waited for, unless one is the best that can be or it is late.
-        if offer.preference == u8::MAX || self.attempts > 1 {
+        if offer.rank == (true, u8::MAX) || self.attempts > 1 {
             return self.go(now, State::Requesting(offer));
         }
         self.state = State::Soliciting(Some(offer));
@@ -285,6 +312,7 @@ impl Client {
             State::Informing => {
                 let refresh = options.u32(option::REFRESH).map(u64::from).map(Duration::from_secs);
                 let refresh = refresh.unwrap_or(REFRESH).max(LEAST_REFRESH);
+                let refresh = if self.wanted.prefix { refresh.min(ASK_AGAIN) } else { refresh };
                 let mut lease = configuration(options);
                 lease.renew = Some(now + refresh);
                 self.deadline = lease.renew;
@@ -300,20 +328,44 @@ impl Client {
     }
 
     fn handle_grant(&mut self, now: Instant, options: &Options, before: Option<&Lease>) {
-        let Some(association) = options.association(self.association) else { return };
-        match (options.status(), association.status) {
-            (Status::NotOnLink, _) | (_, Status::NotOnLink) => return self.lose(now),
-            // The server forgot; it is asked as if it were new.
-            (_, Status::NoBinding) => {
-                let Some(lease) = before else { return self.begin(now) };
-                let addresses = lease.addresses.iter().map(|leased| leased.address).collect();
-                let server = options.get(option::SERVER).unwrap_or_default().to_vec();
-                return self.go(now, State::Requesting(Offer { preference: 0, server, addresses }));
-            }
-            (Status::Failure, _) | (_, Status::Failure) => return,
-            (Status::Success | Status::NoBinding, Status::Success) => {}
+        let of = |kind: u16, is_wanted: bool| {
+            options.association(kind, self.association).filter(|_| is_wanted)
+        };
+        let addresses = of(option::ASSOCIATION, self.wanted.address);
+        let prefixes = of(option::DELEGATION, self.wanted.prefix);
+        let whole = options.status();
+        let statuses = [&addresses, &prefixes].map(|one| one.as_ref().map(|one| one.status));
+        let is_said = |status: Status| whole == status || statuses.contains(&Some(status));
+        if statuses == [None, None] || whole == Status::Failure {
+            return;
         }
-        let Some(lease) = granted(now, options, &association) else {
+        if is_said(Status::NotOnLink) {
+            return self.lose(now);
+        }
+        // What there is not was not forgotten.
+        let had = [
+            before.is_none_or(|lease| !lease.addresses.is_empty()),
+            before.is_none_or(|lease| !lease.prefixes.is_empty()),
+        ];
+        let forgot =
+            statuses.iter().zip(had).any(|(status, had)| had && *status == Some(Status::NoBinding));
+        // The server forgot; it is asked as if it were new.
+        if whole == Status::NoBinding || forgot {
+            let Some(lease) = before else { return self.begin(now) };
+            let server = options.get(option::SERVER).unwrap_or_default().to_vec();
+            let (addresses, prefixes) = (lease.plain(), lease.plain_prefixes());
+            let offer = Offer { rank: (true, 0), server, addresses, prefixes };
+            return self.go(now, State::Requesting(offer));
+        }
+        let given: Vec<Association> = [addresses, prefixes]
+            .into_iter()
+            .flatten()
+            .filter(|one| one.status == Status::Success)
+            .collect();
+        if given.is_empty() {
+            return;
+        }
+        let Some(lease) = granted(now, options, &given) else {
             if before.is_some() {
                 self.lose(now);
             }
@@ -369,19 +421,28 @@ impl Client {
         let elapsed = now.saturating_duration_since(self.started).as_millis() / 10;
         let elapsed = u16::try_from(elapsed).unwrap_or(u16::MAX);
         options.push(option::ELAPSED, elapsed.to_be_bytes());
-        let (server, addresses): (Option<&[u8]>, Vec<Ipv6Addr>) = match &self.state {
-            State::Requesting(offer) => (Some(&offer.server), offer.addresses.clone()),
-            State::Renewing(lease) => (Some(&lease.server), lease.plain()),
-            State::Bound(lease) | State::Rebinding(lease) | State::Confirming(lease) => {
-                (None, lease.plain())
+        let (server, addresses, prefixes): (Option<&[u8]>, _, _) = match &self.state {
+            State::Requesting(offer) => {
+                (Some(&offer.server), offer.addresses.clone(), offer.prefixes.clone())
             }
-            State::Soliciting(_) | State::Informing | State::Informed => (None, Vec::new()),
+            State::Renewing(lease) => (Some(&lease.server), lease.plain(), lease.plain_prefixes()),
+            State::Bound(lease) | State::Rebinding(lease) | State::Confirming(lease) => {
+                (None, lease.plain(), lease.plain_prefixes())
+            }
+            State::Soliciting(_) | State::Informing | State::Informed => {
+                (None, Vec::new(), Vec::new())
+            }
         };
         if let Some(server) = server {
             options.push(option::SERVER, server);
         }
-        if !matches!(self.state, State::Informing) {
+        let asks = !matches!(self.state, State::Informing);
+        if asks && self.wanted.address {
             options.push(option::ASSOCIATION, Association::request(self.association, &addresses));
+        }
+        // One that was not granted may be by now (RFC 8415 §18.2.4).
+        if asks && self.wanted.prefix && !matches!(self.state, State::Confirming(_)) {
+            options.push(option::DELEGATION, Association::request(self.association, &prefixes));
         }
         if matches!(self.state, State::Soliciting(_)) {
             options.push(option::RAPID_COMMIT, []);
@@ -407,79 +468,6 @@ impl Client {
         self.random ^= self.random << 17;
         self.random
     }
-}
-
-impl Lease {
-    fn plain(&self) -> Vec<Ipv6Addr> {
-        self.addresses.iter().map(|leased| leased.address).collect()
-    }
-}
-
-fn configuration(options: &Options) -> Lease {
-    let useful = |mut list: Vec<Ipv6Addr>| {
-        // A link-local server would need its interface named.
-        list.retain(|address| !address.is_unspecified() && !address.is_multicast());
-        list.retain(|address| !address.is_unicast_link_local());
-        list.truncate(MAX_LIST);
-        list
-    };
-    let mut ntp = options.ntp_servers();
-    ntp.extend(options.addresses(option::SNTP_SERVERS));
-    Lease {
-        addresses: Vec::new(),
-        dns: useful(options.addresses(option::NAME_SERVERS)),
-        ntp: useful(ntp),
-        document: options.get(option::DOCUMENT).filter(|url| !url.is_empty()).map(<[u8]>::to_vec),
-        server: options.get(option::SERVER).unwrap_or_default().to_vec(),
-        renew: None,
-        rebind: None,
-        expires: None,
-    }
-}
-
-/// What was granted; `None` when nothing that can be used was.
-fn granted(now: Instant, options: &Options, association: &Association) -> Option<Lease> {
-    let after = |seconds: u32| match seconds {
-        INFINITE => None,
-        seconds => Some(now + Duration::from_secs(u64::from(seconds))),
-    };
-    let usable = association.addresses.iter().filter(|granted| {
-        let address = granted.address;
-        let plain = !address.is_unspecified() && !address.is_multicast() && !address.is_loopback();
-        granted.valid_s > 0 && plain
-    });
-    let usable: Vec<_> = usable.take(MAX_LIST).collect();
-    let least_preferred = usable.iter().map(|granted| granted.preferred_s).min()?;
-    let most_valid = usable.iter().map(|granted| granted.valid_s).max()?;
-    // RFC 8415 §14.2: without times of the server's, half and four fifths of the preferred time.
-    let part = |said: u32, of: u32, in_all: u32| match (said, least_preferred) {
-        (0, INFINITE) => INFINITE,
-        (0, preferred) => preferred / in_all * of,
-        (said, _) => said,
-    };
-    let renew = after(part(association.renew_s, 1, 2)).map(|at| at.max(now + LEAST_RENEW));
-    let rebind = after(part(association.rebind_s, 4, 5)).max(renew);
-    let mut lease = configuration(options);
-    lease.addresses = usable
-        .iter()
-        .map(|granted| LeasedAddress {
-            address: granted.address,
-            preferred_until: after(granted.preferred_s),
-            valid_until: after(granted.valid_s),
-        })
-        .collect();
-    lease.expires = after(most_valid);
-    // A renewal that would come after the end comes before it.
-    let halfway = lease.expires.map(|_| now + Duration::from_secs(u64::from(most_valid) / 2));
-    lease.renew = match (renew, halfway) {
-        (Some(renew), Some(halfway)) => Some(renew.min(halfway)),
-        (renew, halfway) => renew.or(halfway),
-    };
-    lease.rebind = match (rebind, lease.expires) {
-        (Some(rebind), Some(expires)) => Some(rebind.min(expires)),
-        (rebind, expires) => rebind.or(expires),
-    };
-    Some(lease)
 }
 
 #[cfg(test)]

@@ -47,7 +47,7 @@ impl World {
     }
 
     fn bound() -> Self {
-        let mut world = Self::new(Wanted::Address);
+        let mut world = Self::new(Wanted::ADDRESS);
         world.sent();
         world.grant(Kind::Advertise, (60, 120));
         world.wait();
@@ -59,7 +59,7 @@ impl World {
 }
 
 fn association((preferred, valid): (u32, u32)) -> Vec<u8> {
-    let mut bytes = Association::request(ID, &[ADDRESS]);
+    let mut bytes = Association::request(ID, &[(ADDRESS, 128)]);
     let end = bytes.len();
     bytes[end - 8..end - 4].copy_from_slice(&preferred.to_be_bytes());
     bytes[end - 4..].copy_from_slice(&valid.to_be_bytes());
@@ -80,7 +80,7 @@ impl Options {
 
 #[test]
 fn solicit_advertise_request_reply() {
-    let mut world = World::new(Wanted::Address);
+    let mut world = World::new(Wanted::ADDRESS);
     let (kind, options) = world.sent();
     assert_eq!((kind, options.has(option::RAPID_COMMIT)), (1, true));
     assert_eq!(options.get(option::CLIENT), Some(&[0, 3, 0, 1, 2, 0, 0, 0, 0, 1][..]));
@@ -91,7 +91,7 @@ fn solicit_advertise_request_reply() {
     assert_eq!((kind, options.get(option::SERVER)), (3, Some(&[9, 9][..])));
     world.grant(Kind::Reply, (60, 120));
     let Some(Event::Leased(lease)) = world.client.poll_event() else { panic!("no lease") };
-    assert_eq!((lease.plain(), lease.dns), (vec![ADDRESS], vec![DNS]));
+    assert_eq!((lease.plain(), lease.dns), (vec![(ADDRESS, 128)], vec![DNS]));
     assert_eq!(lease.renew, Some(world.now + Duration::from_secs(30)));
     assert_eq!(lease.rebind, Some(world.now + Duration::from_secs(48)));
     assert_eq!(lease.expires, Some(world.now + Duration::from_secs(120)));
@@ -99,7 +99,7 @@ fn solicit_advertise_request_reply() {
 
 #[test]
 fn a_server_that_commits_rapidly_needs_no_request() {
-    let mut world = World::new(Wanted::Address);
+    let mut world = World::new(Wanted::ADDRESS);
     world.sent();
     world.grant(Kind::Reply, (60, 120));
     assert_eq!(world.client.poll_event(), None, "a reply without the option is none");
@@ -112,7 +112,7 @@ fn a_server_that_commits_rapidly_needs_no_request() {
 
 #[test]
 fn the_best_offer_wins_and_the_best_possible_at_once() {
-    let mut world = World::new(Wanted::Address);
+    let mut world = World::new(Wanted::ADDRESS);
     world.sent();
     world.grant(Kind::Advertise, (60, 120));
     world.answer(Kind::Advertise, |options| {
@@ -175,7 +175,7 @@ fn a_replugged_cable_is_confirmed() {
 
 #[test]
 fn configuration_alone_is_refreshed() {
-    let mut world = World::new(Wanted::Configuration);
+    let mut world = World::new(Wanted::CONFIGURATION);
     let (kind, options) = world.sent();
     assert_eq!((kind, options.has(option::ASSOCIATION)), (11, false));
     world.answer(Kind::Reply, |options| {
@@ -193,7 +193,7 @@ fn configuration_alone_is_refreshed() {
 
 #[test]
 fn what_is_meant_for_others_or_makes_no_sense_is_ignored() {
-    let mut world = World::new(Wanted::Address);
+    let mut world = World::new(Wanted::ADDRESS);
     world.sent();
     let own = world.client.xid;
     world.client.xid = [0; 3];
@@ -211,7 +211,7 @@ fn what_is_meant_for_others_or_makes_no_sense_is_ignored() {
 
 #[test]
 fn addresses_without_end_need_no_renewal() {
-    let mut world = World::new(Wanted::Address);
+    let mut world = World::new(Wanted::ADDRESS);
     world.sent();
     world.answer(Kind::Reply, |options| {
         options.push(option::RAPID_COMMIT, []);
@@ -219,4 +219,132 @@ fn addresses_without_end_need_no_renewal() {
     });
     let Some(Event::Leased(lease)) = world.client.poll_event() else { panic!("no lease") };
     assert_eq!((lease.renew, lease.expires, world.client.poll_timeout()), (None, None, None));
+}
+
+const PREFIX: Ipv6Addr = Ipv6Addr::new(0x2600, 0x77, 0, 0x100, 0, 0, 0, 0);
+
+/// An association with a prefix (RFC 8415 §21.21 and §21.22), which has a bit too many.
+fn delegation(valid_s: u32) -> Vec<u8> {
+    let mut inner = Options::default();
+    let times = [valid_s.to_be_bytes(), valid_s.to_be_bytes()].concat();
+    let mut prefix = PREFIX.octets();
+    prefix[15] = 1;
+    inner.push(option::PREFIX, [&times[..], &[56], &prefix].concat());
+    [&ID.to_be_bytes()[..], &[0; 8], &inner.to_bytes()].concat()
+}
+
+const BOTH: Wanted = Wanted { address: true, prefix: true };
+
+/// What a client that wants a prefix has, when it was granted both.
+fn delegated() -> World {
+    let mut world = World::new(BOTH);
+    world.sent();
+    for kind in [Kind::Advertise, Kind::Reply] {
+        world.answer(kind, |options| {
+            options.push(option::ASSOCIATION, association((60, 120)));
+            options.push(option::DELEGATION, delegation(100));
+        });
+        if kind == Kind::Advertise {
+            world.wait();
+            let (kind, options) = world.sent();
+            let asked = options.association(option::DELEGATION, ID).expect("it is asked for");
+            assert_eq!((kind, asked.granted[0].address, asked.granted[0].length), (3, PREFIX, 56));
+        }
+    }
+    world
+}
+
+#[test]
+fn a_prefix_is_asked_for_beside_an_address_and_renewed_with_it() {
+    let mut world = delegated();
+    let Some(Event::Leased(lease)) = world.client.poll_event() else { panic!("no lease") };
+    assert_eq!(lease.prefixes, [DelegatedPrefix { prefix: PREFIX, length: 56 }]);
+    assert_eq!(
+        (lease.plain(), lease.renew),
+        (vec![(ADDRESS, 128)], Some(world.now + Duration::from_secs(30)))
+    );
+    world.wait();
+    let (kind, options) = world.sent();
+    assert_eq!(
+        (kind, options.has(option::ASSOCIATION), options.has(option::DELEGATION)),
+        (5, true, true)
+    );
+    // The server has it no longer.
+    world.answer(Kind::Reply, |options| {
+        options.push(option::ASSOCIATION, association((60, 120)));
+        options.push(option::DELEGATION, delegation(0));
+    });
+    let Some(Event::Leased(lease)) = world.client.poll_event() else { panic!("no lease") };
+    assert!(lease.prefixes.is_empty());
+    // It is asked for all the same, and that there was none is no reason to begin anew.
+    world.wait();
+    assert!(world.sent().1.has(option::DELEGATION));
+    world.answer(Kind::Reply, |options| {
+        options.push(option::ASSOCIATION, association((60, 120)));
+        options.push(option::DELEGATION, status(3));
+    });
+    assert!(matches!(world.client.poll_event(), Some(Event::Leased(_))));
+}
+
+#[test]
+fn a_cable_that_comes_back_has_a_prefix_rebound_and_an_address_confirmed() {
+    let mut world = delegated();
+    world.client.poll_event();
+    world.client.handle_carrier(world.now);
+    let (kind, options) = world.sent();
+    assert_eq!((kind, options.has(option::SERVER)), (6, false));
+    // A server that forgot it is asked anew.
+    world.answer(Kind::Reply, |options| {
+        options.push(option::ASSOCIATION, association((60, 120)));
+        options.push(option::DELEGATION, status(3));
+    });
+    assert_eq!(world.sent().0, 3);
+}
+
+#[test]
+fn of_two_servers_the_one_with_a_prefix_is_chosen() {
+    let mut world = World::new(BOTH);
+    world.sent();
+    world.answer(Kind::Advertise, |options| {
+        options.push(option::PREFERENCE, [255]);
+        options.push(option::ASSOCIATION, association((60, 120)));
+        options.push(option::DELEGATION, status(6));
+    });
+    assert_eq!(world.client.poll_transmit(), None, "it lacks something");
+    world.answer(Kind::Advertise, |options| {
+        options.push(option::ASSOCIATION, association((60, 120)));
+        options.push(option::DELEGATION, delegation(100));
+    });
+    world.wait();
+    assert!(
+        world
+            .sent()
+            .1
+            .association(option::DELEGATION, ID)
+            .is_some_and(|one| one.granted.len() == 1)
+    );
+}
+
+#[test]
+fn where_no_prefix_is_delegated_configuration_is_asked_for() {
+    // Nobody answers: after a while, and once.
+    let mut world = World::new(Wanted::PREFIX);
+    let kinds: Vec<u8> = (0..9)
+        .map(|_| {
+            let kind = world.sent().0;
+            world.wait();
+            kind
+        })
+        .collect();
+    assert_eq!(kinds, [1, 1, 1, 11, 11, 11, 1, 1, 1]);
+    // A server has none, and says what it has.
+    world.answer(Kind::Advertise, |options| options.push(option::DELEGATION, status(6)));
+    world.wait();
+    world.client.handle_message(world.now, &[]);
+    assert_eq!(world.sent().0, 11);
+    world.answer(Kind::Reply, |options| options.push(option::NAME_SERVERS, DNS.octets()));
+    let Some(Event::Leased(lease)) = world.client.poll_event() else { panic!("no answer") };
+    assert_eq!((lease.dns, lease.renew), (vec![DNS], Some(world.now + ASK_AGAIN)));
+    world.wait();
+    assert_eq!(world.sent().0, 1, "there may be one by now");
 }

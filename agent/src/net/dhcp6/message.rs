@@ -27,6 +27,8 @@ pub(super) mod option {
     pub(in crate::net::dhcp6) const STATUS: u16 = 13;
     pub(in crate::net::dhcp6) const RAPID_COMMIT: u16 = 14;
     pub(in crate::net::dhcp6) const NAME_SERVERS: u16 = 23;
+    pub(in crate::net::dhcp6) const DELEGATION: u16 = 25;
+    pub(in crate::net::dhcp6) const PREFIX: u16 = 26;
     pub(in crate::net::dhcp6) const SNTP_SERVERS: u16 = 31;
     pub(in crate::net::dhcp6) const REFRESH: u16 = 32;
     pub(in crate::net::dhcp6) const NTP_SERVER: u16 = 56;
@@ -69,21 +71,24 @@ pub(super) struct Message {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Options(Vec<(u16, Vec<u8>)>);
 
-/// An address that was granted.
+/// An address that was granted, or a prefix that was delegated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Granted {
+    /// Or the prefix's first one.
     pub(super) address: Ipv6Addr,
+    /// Length of the prefix in bits; 128 for an address.
+    pub(super) length: u8,
     pub(super) preferred_s: u32,
     pub(super) valid_s: u32,
 }
 
-/// An association of addresses (IA_NA).
+/// An association of addresses (IA_NA) or of prefixes (IA_PD).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Association {
     pub(super) id: u32,
     pub(super) renew_s: u32,
     pub(super) rebind_s: u32,
-    pub(super) addresses: Vec<Granted>,
+    pub(super) granted: Vec<Granted>,
     pub(super) status: Status,
 }
 
@@ -180,9 +185,9 @@ impl Options {
             .collect()
     }
 
-    /// The association with this number.
-    pub(super) fn association(&self, id: u32) -> Option<Association> {
-        let values = self.0.iter().filter(|(code, _)| *code == option::ASSOCIATION);
+    /// The association of this kind with this number.
+    pub(super) fn association(&self, kind: u16, id: u32) -> Option<Association> {
+        let values = self.0.iter().filter(|(code, _)| *code == kind);
         values.filter_map(|(_, value)| Association::parse(value)).find(|found| found.id == id)
     }
 }
@@ -193,37 +198,59 @@ impl Association {
         let number =
             |at: usize| u32::from_be_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
         let inner = Options::parse(rest)?;
-        let granted = inner.0.iter().filter(|(code, _)| *code == option::ADDRESS);
+        let granted = inner.0.iter().filter_map(|(code, value)| match *code {
+            option::ADDRESS => Granted::address(value),
+            option::PREFIX => Granted::prefix(value),
+            _ => None,
+        });
         Some(Self {
             id: number(0),
             renew_s: number(4),
             rebind_s: number(8),
-            addresses: granted.filter_map(|(_, value)| Granted::parse(value)).collect(),
+            granted: granted.collect(),
             status: inner.status(),
         })
     }
 
-    /// Returns the option that asks for these addresses, or for any.
-    pub(super) fn request(id: u32, addresses: &[Ipv6Addr]) -> Vec<u8> {
+    /// Returns the option that asks for these addresses or prefixes, or for any.
+    pub(super) fn request(id: u32, wanted: &[(Ipv6Addr, u8)]) -> Vec<u8> {
         let mut inner = Options::default();
-        for address in addresses {
-            inner.push(option::ADDRESS, [&address.octets()[..], &[0; 8]].concat());
+        for (address, length) in wanted {
+            match length {
+                128 => inner.push(option::ADDRESS, [&address.octets()[..], &[0; 8]].concat()),
+                _ => inner
+                    .push(option::PREFIX, [&[0; 8], &[*length][..], &address.octets()].concat()),
+            }
         }
         [&id.to_be_bytes()[..], &[0; 8], &inner.to_bytes()].concat()
     }
 }
 
 impl Granted {
-    fn parse(bytes: &[u8]) -> Option<Self> {
-        let (address, rest) = bytes.split_first_chunk::<16>()?;
-        let (preferred, rest) = rest.split_first_chunk()?;
-        let valid = rest.first_chunk()?;
-        let granted = Self {
-            address: (*address).into(),
-            preferred_s: u32::from_be_bytes(*preferred),
-            valid_s: u32::from_be_bytes(*valid),
-        };
-        // RFC 8415 §21.6: such an option is discarded.
-        (granted.preferred_s <= granted.valid_s).then_some(granted)
+    /// RFC 8415 §21.6.
+    fn address(bytes: &[u8]) -> Option<Self> {
+        let (address, times) = bytes.split_first_chunk::<16>()?;
+        let plain = Ipv6Addr::from(*address);
+        let usable = !plain.is_unspecified() && !plain.is_multicast() && !plain.is_loopback();
+        Self::new((plain, 128), times).filter(|_| usable)
+    }
+
+    /// RFC 8415 §21.22. A prefix that has further bits counts without them.
+    fn prefix(bytes: &[u8]) -> Option<Self> {
+        let (times, rest) = bytes.split_at_checked(8)?;
+        let (length, rest) = rest.split_first()?;
+        let bits = u128::from_be_bytes(*rest.first_chunk()?);
+        let kept = u128::MAX.checked_shl(128 - u32::from(*length).min(128)).unwrap_or(0);
+        let first = Ipv6Addr::from_bits(bits & kept);
+        let usable = (1..128).contains(length) && !first.is_unspecified() && !first.is_multicast();
+        Self::new((first, *length), times).filter(|_| usable)
+    }
+
+    fn new((address, length): (Ipv6Addr, u8), times: &[u8]) -> Option<Self> {
+        let (preferred, rest) = times.split_first_chunk()?;
+        let preferred_s = u32::from_be_bytes(*preferred);
+        let valid_s = u32::from_be_bytes(*rest.first_chunk()?);
+        // Such an option is discarded.
+        (preferred_s <= valid_s).then_some(Self { address, length, preferred_s, valid_s })
     }
 }

@@ -2,6 +2,7 @@
 //! Source: RFC 8415 (protocol), RFC 3646 (name servers), RFC 5908 and RFC 4075 (time servers).
 
 pub mod client;
+mod lease;
 mod message;
 
 use std::net::Ipv6Addr;

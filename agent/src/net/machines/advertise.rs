@@ -40,8 +40,10 @@ const MAX_SERVERS: usize = 4;
 /// What a guest is told.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Advertisement {
-    /// Its network.
-    pub(super) network: Ipv6Addr,
+    /// Its network; the node is not its router while it has none.
+    pub(super) network: Option<Ipv6Addr>,
+    /// Networks that were its own and are not to be used any more.
+    pub(super) retired: Vec<Ipv6Addr>,
     pub(super) mtu: u16,
     pub(super) dns: Vec<Ipv6Addr>,
 }
@@ -49,14 +51,19 @@ pub(super) struct Advertisement {
 impl Advertisement {
     fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = vec![ADVERTISEMENT, 0, 0, 0, 64, 0];
-        bytes.extend(LIFETIME_S.to_be_bytes());
+        bytes.extend(self.network.map_or(0, |_| LIFETIME_S).to_be_bytes());
         bytes.extend([0; 8]);
-        // On this link (L), for addresses of its own (A).
-        bytes.extend([3, 4, GUEST_LENGTH, 0b1100_0000]);
-        bytes.extend(VALID_S.to_be_bytes());
-        bytes.extend(PREFERRED_S.to_be_bytes());
-        bytes.extend([0; 4]);
-        bytes.extend(self.network.octets());
+        let current = self.network.map(|network| (network, VALID_S, PREFERRED_S));
+        // RFC 9096 §3.3; hosts keep such addresses for two hours for what they have begun.
+        let retired = self.retired.iter().map(|network| (*network, 0, 0));
+        for (network, valid_s, preferred_s) in current.into_iter().chain(retired) {
+            // On this link (L), for addresses of its own (A).
+            bytes.extend([3, 4, GUEST_LENGTH, 0b1100_0000]);
+            bytes.extend(u32::to_be_bytes(valid_s));
+            bytes.extend(u32::to_be_bytes(preferred_s));
+            bytes.extend([0; 4]);
+            bytes.extend(network.octets());
+        }
         bytes.extend([5, 1, 0, 0]);
         bytes.extend(u32::from(self.mtu).to_be_bytes());
         let dns = &self.dns[..self.dns.len().min(MAX_SERVERS)];
@@ -146,9 +153,10 @@ mod tests {
 
     #[test]
     fn an_advertisement_is_whole_options_of_eight_bytes() {
-        let network = "fd00:1:2:3::".parse().expect("an address");
+        let network: Ipv6Addr = "fd00:1:2:3::".parse().expect("an address");
         let dns = vec!["2600::53".parse().expect("an address"); 9];
-        let bytes = Advertisement { network, mtu: 1500, dns }.to_bytes();
+        let told = Advertisement { network: Some(network), retired: Vec::new(), mtu: 1500, dns };
+        let bytes = told.to_bytes();
         let mut options = &bytes[16..];
         let mut kinds = Vec::new();
         while let [kind, units, ..] = *options {
@@ -157,5 +165,14 @@ mod tests {
         }
         assert_eq!((kinds, options.len()), (vec![3, 5, 25], 0));
         assert_eq!(bytes[32..48], network.octets());
+    }
+
+    #[test]
+    fn a_network_that_was_taken_away_is_neither_preferred_nor_routed() {
+        let network = "2600:1:2:3::".parse().expect("an address");
+        let gone = Advertisement { network: None, retired: vec![network], mtu: 1500, dns: vec![] };
+        let bytes = gone.to_bytes();
+        assert_eq!(bytes[6..8], [0, 0], "the router's lifetime");
+        assert_eq!((bytes[20..28].to_vec(), &bytes[32..48]), (vec![0; 8], &network.octets()[..]));
     }
 }

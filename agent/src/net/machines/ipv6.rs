@@ -1,14 +1,17 @@
 //! IPv6 networks of machines: a network of 64 bits each, out of one prefix. Pure.
 //!
 //! Guests give themselves addresses (SLAAC), as they like and as many: what is theirs is the network.
-//! The prefix is the provider's, when it routes one to the node, and then guests are on the internet
-//! under their own addresses; else it is private (RFC 4193) and what leaves has the node's address.
+//! The prefix is the provider's, when it routes one to the node, by configuration or by delegation (RFC 8415
+//! §6.3), and then guests are on the internet under their own addresses; else it is private (RFC 4193) and what leaves has the node's address.
 //! Proxying neighbours instead would need every guest's address in the provider's own network, of
 //! which switches take a few, and would show the provider's link to tenants.
 
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::{
+    net::{Ipv4Addr, Ipv6Addr},
+    path::PathBuf,
+};
 
-use crate::net::Ipv4Prefix;
+use crate::net::{Ipv4Prefix, dhcp6::client::DelegatedPrefix};
 
 /// Shortest and longest prefix: room for 65,536 networks and for two.
 const LENGTHS: std::ops::RangeInclusive<u8> = 48..=63;
@@ -16,8 +19,21 @@ const LENGTHS: std::ops::RangeInclusive<u8> = 48..=63;
 /// address, and the first two of those are no guest's. In longer ones only the first stays unused, which
 /// some providers have on the node's own link.
 const LONGEST_WIDE: u8 = 56;
+/// The last number that has a network for sure while the prefix is not known: that of 60 bits, which providers
+/// delegate at least.
+pub(super) const LAST_OF_UNKNOWN: u32 = 16;
 /// Length of a guest's network: what SLAAC needs (RFC 4291 §2.5.1).
 pub const GUEST_LENGTH: u8 = 64;
+
+/// Who says from where guests' IPv6 networks come.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Supply {
+    /// The configuration, or the node itself.
+    Fixed(Ipv6Net),
+    /// A DHCPv6 server on an uplink, which may change its mind. What it said last is in this file, for an agent
+    /// that restarts while machines run; it must be lost when the host restarts.
+    Delegated(PathBuf),
+}
 
 /// Where guests' IPv6 networks come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,6 +58,12 @@ impl Ipv6Net {
         let network = Ipv6Addr::from_bits(prefix.to_bits() & mask(length));
         let net = Self { prefix: network, length, exit: Exit::Routed };
         LENGTHS.contains(&length).then_some(net)
+    }
+
+    /// Returns the network that a server delegated; `None` when it has no room for two guests. Of one with room
+    /// for more than 65,536, the first part.
+    pub fn delegated(delegated: &DelegatedPrefix) -> Option<Self> {
+        Self::routed(delegated.prefix, delegated.length.max(*LENGTHS.start()))
     }
 
     /// Returns a private network. `random` should differ between nodes (RFC 4193 §3.2).
@@ -112,6 +134,16 @@ mod tests {
         let guest = private.of_guest(subnet, Ipv4Addr::new(10, 77, 255, 254));
         assert_eq!(guest, "fd01:203:405:fffe::".parse().ok());
         assert_eq!((Ipv6Net::routed(prefix, 64), Ipv6Net::routed(prefix, 47)), (None, None));
+    }
+
+    #[test]
+    fn what_is_delegated_is_used_as_far_as_it_goes() {
+        let prefix: Ipv6Addr = "2600:1:2:300::".parse().expect("an address");
+        let of = |length| Ipv6Net::delegated(&DelegatedPrefix { prefix, length });
+        let length_of = |length| of(length).map(|net| net.length());
+        assert_eq!([40, 48, 60, 63].map(length_of), [48, 48, 60, 63].map(Some));
+        assert_eq!(of(64), None, "one network is not enough for two");
+        assert_eq!(of(60).map(|net| net.last()), Some(LAST_OF_UNKNOWN));
     }
 
     #[test]

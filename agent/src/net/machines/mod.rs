@@ -15,6 +15,7 @@ mod address;
 mod advertise;
 pub mod bridged;
 pub mod ipv6;
+mod renumber;
 mod serve;
 mod table;
 mod task;
@@ -58,7 +59,7 @@ pub struct MachineNetworksConfig {
     /// Most that each machine may send, and most that it may receive, if that is bounded.
     pub limit: Option<ByteRate>,
     /// Where their IPv6 networks come from; machines have none when `None`.
-    pub ipv6: Option<ipv6::Ipv6Net>,
+    pub ipv6: Option<ipv6::Supply>,
     /// How they are bridged; then of the rest only `limit` counts.
     pub bridged: Option<bridged::Bridged>,
 }

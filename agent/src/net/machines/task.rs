@@ -13,7 +13,8 @@ use types::ids::MachineId;
 use super::{
     MachineAddress, MachineNet, MachineNetError, MachineNetworksConfig, address,
     advertise::{Advertisement, Router},
-    ipv6::GUEST_LENGTH,
+    ipv6::{self, GUEST_LENGTH, Ipv6Net},
+    renumber,
     serve::Server,
 };
 use crate::inventory;
@@ -74,29 +75,35 @@ pub(super) enum Request {
 
 #[derive(Debug)]
 pub(super) struct Task {
-    config: MachineNetworksConfig,
+    pub(super) config: MachineNetworksConfig,
     gateway: Ipv4Addr,
-    kernel: Kernel,
-    guests: BTreeMap<MachineId, Guest>,
-    uplinks: watch::Receiver<NetworkStatus>,
+    pub(super) kernel: Kernel,
+    pub(super) guests: BTreeMap<MachineId, Guest>,
+    pub(super) uplinks: watch::Receiver<NetworkStatus>,
     publish: watch::Sender<Vec<MachineAddress>>,
     /// What guests are told and the filter allows.
     dns: Vec<Ipv4Addr>,
     dns6: Vec<Ipv6Addr>,
+    /// Where guests' IPv6 networks come from now.
+    pub(super) net: Option<Ipv6Net>,
+    /// Whether an uplink delegated a prefix since the agent started.
+    pub(super) was_delegated: bool,
 }
 
 #[derive(Debug)]
-struct Guest {
-    address: MachineAddress,
-    index: u32,
-    server: Option<Server>,
-    router: Option<Router>,
+pub(super) struct Guest {
+    pub(super) address: MachineAddress,
+    pub(super) index: u32,
+    /// IPv6 networks that were its own.
+    pub(super) retired: Vec<Ipv6Addr>,
+    pub(super) server: Option<Server>,
+    pub(super) router: Option<Router>,
 }
 
 /// What speaks for the node on one tap.
-struct Voices {
-    server: Server,
-    router: Option<Router>,
+pub(super) struct Voices {
+    pub(super) server: Server,
+    pub(super) router: Option<Router>,
 }
 
 impl Task {
@@ -111,21 +118,33 @@ impl Task {
             setting: "netlink socket".to_owned(),
             source,
         })?;
-        let (dns, dns6) = (ipv4(&uplinks.borrow().dns), ipv6(&uplinks.borrow().dns));
+        let (dns, dns6) = (ipv4(&uplinks.borrow().dns), ipv6_of(&uplinks.borrow().dns));
         let guests = BTreeMap::new();
-        let mut task = Self { config, gateway, kernel, guests, uplinks, publish, dns, dns6 };
+        let net = renumber::at_start(config.ipv6.as_ref());
+        let mut task = Self {
+            config,
+            gateway,
+            kernel,
+            guests,
+            uplinks,
+            publish,
+            dns,
+            dns6,
+            net,
+            was_delegated: false,
+        };
         // The filter first: nothing is forwarded without it.
         task.filter().await?;
         // Of a configuration in which machines were bridged.
         task.kernel.remove_bridge().await?;
         super::table::make_room(inventory::capacity(Path::new("/")).memory_mib)?;
         set("ipv4/ip_forward", "1")?;
-        if let Some(net) = task.config.ipv6 {
+        if task.config.ipv6.is_some() {
             set("ipv6/conf/all/forwarding", "1")?;
-            let guests = net.last() - 1;
-            tracing::info!(guests, prefix = %net.prefix(), length = net.length(), "IPv6 of machines");
         }
+        task.tell_net();
         task.take_over().await?;
+        task.follow_delegation().await;
         Ok(task)
     }
 
@@ -155,14 +174,15 @@ impl Task {
         self.publish_guests();
     }
 
-    fn publish_guests(&self) {
+    pub(super) fn publish_guests(&self) {
         let known = self.guests.values().map(|guest| guest.address.clone()).collect();
         self.publish.send_replace(known);
     }
 
-    /// Tells guests and the filter when name servers changed.
+    /// Tells guests and the filter when name servers, or the prefix of their networks, changed.
     async fn follow_uplinks(&mut self) {
-        let (dns, dns6) = (ipv4(&self.uplinks.borrow().dns), ipv6(&self.uplinks.borrow().dns));
+        self.follow_delegation().await;
+        let (dns, dns6) = (ipv4(&self.uplinks.borrow().dns), ipv6_of(&self.uplinks.borrow().dns));
         if dns == self.dns && dns6 == self.dns6 {
             return;
         }
@@ -174,21 +194,20 @@ impl Task {
             if let Some(server) = &guest.server {
                 server.update(self.lease(&guest.address));
             }
-            if let (Some(router), Some(told)) = (&guest.router, self.advertisement(&guest.address))
-            {
-                router.update(told);
+            if let Some(router) = &guest.router {
+                router.update(self.advertisement(&guest.address, &guest.retired));
             }
         }
     }
 
-    async fn filter(&self) -> Result<(), MachineNetError> {
+    pub(super) async fn filter(&self) -> Result<(), MachineNetError> {
         let chains = ruleset::shared(&ruleset::Shared {
             subnet: self.config.subnet,
             dns: self.dns.clone(),
             reachable: self.config.reachable.clone(),
             exit: self.config.exit,
             inbound: self.config.inbound,
-            ipv6: self.config.ipv6,
+            ipv6: self.net,
             dns6: self.dns6.clone(),
         });
         Ok(nft::commit(&Batch::replace_table(Family::Inet, &chains)).await?)
@@ -204,7 +223,7 @@ impl Task {
             let mtu = u16::try_from(link.mtu).unwrap_or(MAX_MTU);
             let address = self.address(machine, ipv4, mtu);
             let index = link.index;
-            let voices = match self.connect(&address, index).await {
+            let voices = match self.connect(&address, index, &[]).await {
                 Ok(voices) => Some(voices),
                 // What the earlier agent set up still stands; one machine's trouble is not others'.
                 Err(error) => {
@@ -214,7 +233,8 @@ impl Task {
                 }
             };
             let (server, router) = voices.map_or((None, None), |v| (Some(v.server), v.router));
-            self.guests.insert(machine, Guest { address, index, server, router });
+            let retired = Vec::new();
+            self.guests.insert(machine, Guest { address, index, retired, server, router });
         }
         self.publish_guests();
         Ok(())
@@ -253,31 +273,41 @@ impl Task {
         }
         let subnet = self.config.subnet;
         let taken = |wanted| self.guests.values().any(|guest| guest.address.ipv4 == wanted);
-        let last = self.config.ipv6.map(|net| net.last());
+        let last = match (self.net, &self.config.ipv6) {
+            (None, Some(_)) => Some(ipv6::LAST_OF_UNKNOWN),
+            (net, _) => net.map(|net| net.last()),
+        };
         let ipv4 = address::allocate(subnet, last, machine, taken);
         let ipv4 = ipv4.ok_or(MachineNetError::Full { subnet })?;
         let address = self.address(machine, ipv4, self.mtu());
-        if let (Some(net), None) = (self.config.ipv6, address.ipv6) {
-            let (prefix, length) = (net.prefix(), net.length());
+        self.tell_lack(&address);
+        Ok(address)
+    }
+
+    /// Tells that there is no IPv6 network for a guest.
+    pub(super) fn tell_lack(&self, address: &MachineAddress) {
+        if let (Some(net), None) = (self.net, address.ipv6) {
+            let (machine, prefix, length) = (address.machine, net.prefix(), net.length());
             tracing::warn!(%machine, %prefix, length, "no IPv6: machines.ipv6 has no network left");
         }
-        Ok(address)
     }
 
     async fn finish(&self, address: MachineAddress) -> Result<Guest, MachineNetError> {
         let index = self.index(&address).await?;
-        let Voices { server, router } = self.connect(&address, index).await?;
+        let Voices { server, router } = self.connect(&address, index, &[]).await?;
         // The alias comes last: a tap without one was not finished, and is removed at the start.
         let alias = address::alias(address.machine, address.ipv4);
         self.kernel.set_alias(index, &alias).await?;
-        Ok(Guest { address, index, server: Some(server), router })
+        Ok(Guest { address, index, retired: Vec::new(), server: Some(server), router })
     }
 
-    /// Gives a tap all that it needs; what it has already stays as it is.
-    async fn connect(
+    /// Gives a tap all that it needs; what it has already stays as it is. `retired` are IPv6 networks that the
+    /// guest may have and is not to use any more.
+    pub(super) async fn connect(
         &self,
         address: &MachineAddress,
         index: u32,
+        retired: &[Ipv6Addr],
     ) -> Result<Voices, MachineNetError> {
         let chain = ruleset::guest(&ruleset::Guest {
             interface: address.interface.clone(),
@@ -287,7 +317,8 @@ impl Task {
             network6: address.ipv6,
         });
         nft::commit(&Batch::replace_chain(Family::Netdev, &chain)).await?;
-        let further = if address.ipv6.is_some() { &WITH_IPV6[..] } else { &WITHOUT_IPV6 };
+        let speaks_ipv6 = address.ipv6.is_some() || !retired.is_empty();
+        let further = if speaks_ipv6 { &WITH_IPV6[..] } else { &WITHOUT_IPV6 };
         for (name, value) in TAP_SETTINGS.iter().chain(further) {
             set(&name.replace("{}", &address.interface), value)?;
         }
@@ -299,29 +330,30 @@ impl Task {
         self.kernel.pin_neighbour(index, address.ipv4, address.mac).await?;
         let failed =
             |source| MachineNetError::Dhcp { interface: address.interface.clone(), source };
-        let router = match self.advertisement(address) {
-            Some(told) => {
-                self.route6(told.network, index).await?;
-                Some(Router::start(&address.interface, index, told).map_err(failed)?)
-            }
-            None => None,
+        let router = if speaks_ipv6 {
+            self.route6(address.ipv6, index).await?;
+            let told = self.advertisement(address, retired);
+            Some(Router::start(&address.interface, index, told).map_err(failed)?)
+        } else {
+            None
         };
         let server = Server::start(&address.interface, self.lease(address)).map_err(failed)?;
         Ok(Voices { server, router })
     }
 
     /// Gives the node its address towards the guest, and the way to the guest's network.
-    async fn route6(&self, network: Ipv6Addr, index: u32) -> Result<(), MachineNetError> {
+    async fn route6(&self, network: Option<Ipv6Addr>, index: u32) -> Result<(), MachineNetError> {
         let own = AssignedAddress { address: ROUTER.into(), prefix: 64 };
         self.kernel.add_address(index, own, None).await?;
-        let (to, prefix) = (network.into(), GUEST_LENGTH);
-        let route = Route { to, prefix, gateway: None, source: None, index, metric: 1 };
-        Ok(self.kernel.add_route(&route).await?)
+        match network {
+            Some(network) => Ok(self.kernel.add_route(&way6(network, index)).await?),
+            None => Ok(()),
+        }
     }
 
-    fn advertisement(&self, address: &MachineAddress) -> Option<Advertisement> {
-        let network = address.ipv6?;
-        Some(Advertisement { network, mtu: address.mtu, dns: self.dns6.clone() })
+    fn advertisement(&self, address: &MachineAddress, retired: &[Ipv6Addr]) -> Advertisement {
+        let (network, mtu, retired) = (address.ipv6, address.mtu, retired.to_vec());
+        Advertisement { network, retired, mtu, dns: self.dns6.clone() }
     }
 
     async fn delete(&mut self, machine: MachineId) -> Result<(), MachineNetError> {
@@ -333,10 +365,10 @@ impl Task {
         self.guests.remove(&machine);
         delete_chain(&interface).await?;
         nft::forget(ipv4.octets()).await?;
-        if let Some([_, _, _, _, a, b, c, d, ..]) = network.map(|network| network.octets()) {
-            nft::forget([a, b, c, d]).await?;
+        match network {
+            Some(network) => forget6(network).await,
+            None => Ok(()),
         }
-        Ok(())
     }
 
     /// Removes what an attempt left that did not succeed.
@@ -356,7 +388,7 @@ impl Task {
         link.map(|link| link.index).ok_or(MachineNetError::Unknown { machine: address.machine })
     }
 
-    fn address(&self, machine: MachineId, ipv4: Ipv4Addr, mtu: u16) -> MachineAddress {
+    pub(super) fn address(&self, machine: MachineId, ipv4: Ipv4Addr, mtu: u16) -> MachineAddress {
         MachineAddress {
             machine,
             interface: address::interface(machine),
@@ -364,7 +396,7 @@ impl Task {
             ipv4,
             prefix: self.config.subnet.length(),
             gateway: self.gateway,
-            ipv6: self.config.ipv6.and_then(|net| net.of_guest(self.config.subnet, ipv4)),
+            ipv6: self.net.and_then(|net| net.of_guest(self.config.subnet, ipv4)),
             mtu,
         }
     }
@@ -398,6 +430,18 @@ impl Task {
         let least = least.and_then(|mtu| u16::try_from(mtu).ok()).unwrap_or(MAX_MTU);
         least.clamp(MIN_MTU, MAX_MTU)
     }
+}
+
+/// The way to a guest's IPv6 network.
+pub(super) fn way6(network: Ipv6Addr, index: u32) -> Route {
+    let (to, prefix) = (network.into(), GUEST_LENGTH);
+    Route { to, prefix, gateway: None, source: None, index, metric: 1 }
+}
+
+/// Ends the flows of a guest's IPv6 network.
+pub(super) async fn forget6(network: Ipv6Addr) -> Result<(), MachineNetError> {
+    let [_, _, _, _, a, b, c, d, ..] = network.octets();
+    Ok(nft::forget([a, b, c, d]).await?)
 }
 
 pub(super) async fn delete_chain(interface: &str) -> Result<(), MachineNetError> {
@@ -457,7 +501,7 @@ fn set(setting: &str, value: &str) -> Result<(), MachineNetError> {
     }
 }
 
-fn ipv6(addresses: &[IpAddr]) -> Vec<Ipv6Addr> {
+fn ipv6_of(addresses: &[IpAddr]) -> Vec<Ipv6Addr> {
     let ipv6 = addresses.iter().filter_map(|address| match address {
         IpAddr::V6(address) if !address.is_loopback() => Some(*address),
         IpAddr::V6(_) | IpAddr::V4(_) => None,

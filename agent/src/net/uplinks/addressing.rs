@@ -7,7 +7,7 @@ use types::{
     uplinks::{Ipv4Source, Ipv6Source, Uplink, by_priority},
 };
 
-use super::Plan;
+use super::{Delegation, Plan};
 use crate::net::{
     AssignedAddress,
     dhcp::client::Lease,
@@ -43,6 +43,8 @@ pub(super) struct Addressing {
     pub(super) metric: u32,
     /// Whether the configuration says the MTU, so that DHCP does not.
     pub(super) mtu: Option<u32>,
+    /// Whether a prefix for machines is asked for.
+    pub(super) delegation: Delegation,
 }
 
 /// Whether an uplink is preferred as configured.
@@ -59,7 +61,8 @@ impl Plan {
             && let Some(uplink) = uplinks.get(place)
         {
             let rank = by_priority(uplinks).iter().position(|other| *other == place);
-            return listed(uplink, u32::try_from(rank.unwrap_or(place)).unwrap_or(0));
+            let rank = u32::try_from(rank.unwrap_or(place)).unwrap_or(0);
+            return Addressing { delegation: self.delegation, ..listed(uplink, rank) };
         }
         let fixed = !self.addresses.is_empty() && place == 0;
         let (ipv4, ipv6) = match fixed {
@@ -78,6 +81,7 @@ impl Plan {
             dns: Vec::new(),
             metric: METRIC + link.index,
             mtu: None,
+            delegation: self.delegation,
         }
     }
 }
@@ -98,25 +102,30 @@ fn listed(uplink: &Uplink, rank: u32) -> Addressing {
         dns: uplink.dns.clone(),
         metric: METRIC + rank * RANK,
         mtu: uplink.mtu,
+        delegation: Delegation::Unwanted,
     }
 }
 
 impl Addressing {
     /// Returns whether DHCPv6 is to be spoken, and for what, after what the last router advertised (M
     /// and O, RFC 4861 §4.2). Routers of one link may disagree: a lease that runs is kept, and renewed,
-    /// whatever the next one says.
+    /// whatever the next one says. Prefixes are asked for whatever routers say (RFC 7084 §4.2, WPD-4).
     pub(super) fn dhcp6(
         &self,
         advertised: Advertised,
         lease: Option<&dhcp6::Lease>,
     ) -> Option<dhcp6::Wanted> {
         let runs = lease.is_some_and(|lease| !lease.addresses.is_empty());
+        let prefix = self.delegation == Delegation::Wanted;
         match (self.ipv6, advertised) {
             (Ipv6Source::Dhcp, _) | (Ipv6Source::Auto, Advertised::Managed) => {
-                Some(dhcp6::Wanted::Address)
+                Some(dhcp6::Wanted { prefix, ..dhcp6::Wanted::ADDRESS })
             }
-            (Ipv6Source::Auto, _) if runs => Some(dhcp6::Wanted::Address),
-            (Ipv6Source::Auto, Advertised::Other) => Some(dhcp6::Wanted::Configuration),
+            (Ipv6Source::Auto, _) if runs => {
+                Some(dhcp6::Wanted { prefix, ..dhcp6::Wanted::ADDRESS })
+            }
+            (Ipv6Source::Auto, _) if prefix => Some(dhcp6::Wanted::PREFIX),
+            (Ipv6Source::Auto, Advertised::Other) => Some(dhcp6::Wanted::CONFIGURATION),
             (Ipv6Source::Auto, Advertised::Nothing)
             | (Ipv6Source::Slaac | Ipv6Source::Static | Ipv6Source::Off, _) => None,
         }
@@ -262,6 +271,7 @@ mod tests {
         let auto = listed(&card, 0);
         let mut lease = dhcp6::Lease {
             addresses: Vec::new(),
+            prefixes: Vec::new(),
             dns: Vec::new(),
             ntp: Vec::new(),
             document: None,
@@ -271,7 +281,7 @@ mod tests {
             expires: None,
         };
         let (address, configuration) =
-            (Some(dhcp6::Wanted::Address), Some(dhcp6::Wanted::Configuration));
+            (Some(dhcp6::Wanted::ADDRESS), Some(dhcp6::Wanted::CONFIGURATION));
         assert_eq!(auto.dhcp6(Advertised::Managed, None), address);
         assert_eq!(auto.dhcp6(Advertised::Other, None), configuration);
         assert_eq!(auto.dhcp6(Advertised::Other, Some(&lease)), configuration, "no address in it");
@@ -282,6 +292,13 @@ mod tests {
         });
         assert_eq!(auto.dhcp6(Advertised::Other, Some(&lease)), address);
         assert_eq!(auto.dhcp6(Advertised::Nothing, Some(&lease)), address);
+        let delegation = Delegation::Wanted;
+        let auto = Addressing { delegation, ..auto };
+        assert_eq!(auto.dhcp6(Advertised::Nothing, None), Some(dhcp6::Wanted::PREFIX));
+        let both = dhcp6::Wanted { address: true, prefix: true };
+        assert_eq!(auto.dhcp6(Advertised::Nothing, Some(&lease)), Some(both));
+        let slaac = Addressing { ipv6: Ipv6Source::Slaac, ..auto };
+        assert_eq!(slaac.dhcp6(Advertised::Managed, None), None);
     }
 
     #[test]

@@ -65,8 +65,15 @@ impl Uplinks {
 
     /// Goes over to another configuration: what only the old one had is taken away.
     pub fn reconfigure(&self, spec: &Network) -> Result<(), UplinkError> {
-        self.plan.send_replace(Plan::new(spec)?);
+        let plan = Plan::new(spec)?;
+        self.plan.send_modify(|known| *known = Plan { delegation: known.delegation, ..plan });
         Ok(())
+    }
+
+    /// Says whether DHCPv6 servers are asked for a prefix, too, on each uplink whose addresses are automatic or
+    /// DHCP's. They are not, unless this says so.
+    pub fn ask_for_prefix(&self, delegation: Delegation) {
+        self.plan.send_modify(|plan| plan.delegation = delegation);
     }
 
     /// Returns the status, now and whenever it changes.
@@ -86,6 +93,15 @@ impl Drop for Uplinks {
     }
 }
 
+/// Whether a prefix for machines is asked for (RFC 8415 §6.3).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Delegation {
+    /// It is.
+    Wanted,
+    /// It is not.
+    Unwanted,
+}
+
 /// What the configuration wants.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Plan {
@@ -95,6 +111,7 @@ struct Plan {
     gateways: Vec<IpAddr>,
     /// Overrides what DHCP says, unless empty.
     dns: Vec<IpAddr>,
+    delegation: Delegation,
 }
 
 impl Plan {
@@ -112,7 +129,8 @@ impl Plan {
             Some(wanted) => Desired::One(wanted.clone()),
             None => Desired::EveryCard,
         };
-        Ok(Self { desired, addresses, gateways: spec.gateways.clone(), dns: spec.dns.clone() })
+        let (gateways, dns) = (spec.gateways.clone(), spec.dns.clone());
+        Ok(Self { desired, addresses, gateways, dns, delegation: Delegation::Unwanted })
     }
 
     /// Returns what is wrong when addresses that name no interface are on a card without a carrier,

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use super::task::Uplink;
 use crate::net::{
     AssignedAddress, HardwareAddress, InterfaceStatus, LeaseStatus, Value, ValueSource,
-    kernel::AddressFacts, rdnss::NameServers,
+    dhcp6::client::DelegatedPrefix, kernel::AddressFacts, rdnss::NameServers,
 };
 
 impl Uplink {
@@ -42,6 +42,10 @@ impl Uplink {
         for assigned in addresses {
             let AssignedAddress { address, prefix } = assigned;
             values.push(value(format!("{address}/{prefix}"), self.source(assigned)));
+        }
+        for delegated in self.lease6.iter().flat_map(|lease| &lease.prefixes) {
+            let DelegatedPrefix { prefix, length } = delegated;
+            values.push(value(format!("delegated {prefix}/{length}"), ValueSource::Dhcp6));
         }
         let document =
             self.addressing.gateways.iter().map(|gateway| (*gateway, ValueSource::Document));

@@ -10,7 +10,7 @@ use std::{
 use tokio::sync::{mpsc, watch as channel};
 
 use super::{
-    Plan, StableSecret, addressing::Addressing, client::Running, client6::Running6,
+    Delegation, Plan, StableSecret, addressing::Addressing, client::Running, client6::Running6,
     complaints::Complaints, routers::Routers, solicit::Solicitor, watch::Watch,
 };
 use crate::{
@@ -52,11 +52,13 @@ const SETTINGS: [(&str, &str); 6] = [
     ("ipv4/conf/{}/promote_secondaries", "1"),
 ];
 /// Further settings for SLAAC. 2 accepts advertisements although the node forwards packets.
-const SLAAC: [(&str, &str); 4] = [
+const SLAAC: [(&str, &str); 5] = [
     ("ipv6/conf/{}/disable_ipv6", "0"),
     ("ipv6/conf/{}/accept_ra", "2"),
     ("ipv6/conf/{}/autoconf", "1"),
     ("ipv6/conf/{}/use_tempaddr", "0"),
+    // Routes that routers advertise (RFC 4191 §2.3), of any length: the kernel takes none by itself.
+    ("ipv6/conf/{}/accept_ra_rt_info_max_plen", "128"),
 ];
 /// Further settings for configured addresses.
 const NO_SLAAC: [(&str, &str); 3] = [
@@ -204,7 +206,8 @@ impl Task {
     async fn look(&mut self) -> Result<(), KernelError> {
         let (layout, failure) = self.lay_out().await?;
         let problems = layout.problems.iter().map(ToString::to_string);
-        self.problems = problems.chain(self.plan.misplaced(&layout.uplinks)).collect();
+        let problems = problems.chain(self.plan.misplaced(&layout.uplinks));
+        self.problems = problems.chain(self.undelegated()).collect();
         for reason in self.complaints.handle_look(Instant::now(), &self.problems) {
             eprintln!("{}", events::Event::Trouble { place: "network", reason });
         }
@@ -231,6 +234,18 @@ impl Task {
         self.apply_again().await?;
         self.follow_routers().await?;
         failure.map_or(Ok(()), Err)
+    }
+
+    /// Returns what to do when a prefix for machines is wanted and no server delegated one.
+    fn undelegated(&self) -> Option<String> {
+        let mut leases = self.uplinks.values().filter_map(|uplink| uplink.lease6.as_ref());
+        let has_one = leases.any(|lease| !lease.prefixes.is_empty());
+        (self.plan.delegation == Delegation::Wanted && !has_one).then(|| {
+            "machines.ipv6 is \"delegated\", and no DHCPv6 server delegates a prefix to this node; have the \
+             provider's server do so (by the DUID that is 00030001 and the card's address), on an uplink whose \
+             ipv6 is \"auto\" or \"dhcp\", or leave machines.ipv6 out"
+                .to_owned()
+        })
     }
 
     /// Makes the interfaces as wanted. A step that fails is tried again at the next look; what is
@@ -396,6 +411,7 @@ impl Task {
         let mut ntp: Vec<IpAddr> = Vec::new();
         let mut dns: Vec<IpAddr> = Vec::new();
         let mut documents = Vec::new();
+        let mut delegated = Vec::new();
         for uplink in by_rank {
             dns.extend(&uplink.addressing.dns);
             if let Some(lease) = &uplink.lease {
@@ -409,6 +425,7 @@ impl Task {
             if let Some(lease) = &uplink.lease6 {
                 ntp.extend(lease.ntp.iter().copied().map(IpAddr::V6));
                 dns.extend(lease.dns.iter().copied().map(IpAddr::V6));
+                delegated.extend_from_slice(&lease.prefixes);
                 documents.extend(lease.document.iter().map(|url| NamedDocument {
                     server: DocumentServer::Ipv6(uplink.facts.name.clone()),
                     url: url.clone(),
@@ -429,6 +446,7 @@ impl Task {
             dns: distinct(dns.into_iter()),
             ntp: distinct(ntp.into_iter()),
             documents,
+            delegated,
             last_error: self.look_error.clone().or_else(|| self.last_error.clone()),
             problems: self.problems.clone(),
         };

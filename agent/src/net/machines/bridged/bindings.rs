@@ -2,9 +2,12 @@
 //!
 //! What the network says is believed, what the guest says is not:
 //!
-//! * IPv4: the address that a DHCP server of the network acknowledged to the guest's hardware address,
-//!   when the guest had asked under its own name ([`Identity`]); until its lease ends, or the guest gives
-//!   it up. Guests cannot send such messages.
+//! * IPv4: the address that a DHCP server of the network acknowledged to the guest's hardware address;
+//!   until its lease ends, or the guest gives it up. Guests cannot send such messages. Servers go by the
+//!   name that a client gives itself ([`Identity`]), where it gives one, so under the name of another
+//!   station a guest gets the other's address. That of another's hardware address is not believed; an
+//!   address under any other name is the guest's once nobody answered for it in [`TENTATIVE`], and no other
+//!   guest has it: first come, first served, as for IPv6.
 //! * IPv6: an address that the guest asked about, as it must before it uses one (RFC 4862 §5.4), and
 //!   that nobody defended for [`TENTATIVE`]; first come, first served (RFC 6620). And the link-local
 //!   address that its hardware address makes. A question counts only when whoever has the address must
@@ -17,12 +20,13 @@
 //! let through is not known here, so what may be one counts against the guest.
 
 use std::{
-    net::{Ipv4Addr, Ipv6Addr},
+    fmt,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
     time::{Duration, Instant},
 };
 
 use crate::net::{
-    HardwareAddress,
+    HardwareAddress, arp,
     dhcp::{self, Asked, Identity, acknowledged, asked, frame},
 };
 
@@ -41,9 +45,12 @@ const MAX_DEFENDED: usize = 64;
 const DEFENDED: Duration = Duration::from_secs(10);
 /// Questions to DHCP servers that may wait for an answer.
 const MAX_ASKED: usize = 8;
+/// Questions whether somebody has an address, in equal pauses: one may be lost.
+const MAX_PROBES: u32 = 2;
 
-/// Most unique names of a guest in one start: its initramfs may have another than its system.
-const MAX_NAMES: usize = 2;
+/// Most names of a guest in one start: those of its initramfs, of what configures it at first, and of its
+/// system may differ, and so may those of the system that it installs and restarts with.
+const MAX_NAMES: usize = 8;
 /// No lease is believed for so long after the guest asked under another's name, or in a way that cannot
 /// be read: longer than servers take to answer.
 const DISTRUST: Duration = Duration::from_secs(10);
@@ -79,6 +86,58 @@ pub struct Leased {
     pub until: Option<Instant>,
 }
 
+/// Why a guest does not get the IPv4 address that it asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refusal {
+    /// It calls itself by another's hardware address.
+    Foreign,
+    /// Somebody else has the address that a server gave it: a station with this hardware address, or another
+    /// guest of the node.
+    InUse(Ipv4Addr, Option<HardwareAddress>),
+    /// It had [`MAX_NAMES`] names since its start.
+    Names,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Foreign => f.write_str(
+                "its DHCP client calls itself by another card's hardware address (option 61); have it use its own",
+            ),
+            Self::InUse(address, Some(hardware)) => write!(
+                f,
+                "the DHCP server gave it {address}, which {hardware} uses; take that station off the address, or the address out of the server's pool"
+            ),
+            Self::InUse(address, None) => write!(
+                f,
+                "the DHCP server gave it {address}, which another machine of this node has; their images have the same DHCP client identifier (machine-id or DUID), give each its own"
+            ),
+            Self::Names => write!(
+                f,
+                "its DHCP client had {MAX_NAMES} identifiers (option 61) since the machine was started; start it again"
+            ),
+        }
+    }
+}
+
+/// How much a question to DHCP servers is worth.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Worth {
+    /// It was in the name of the guest's hardware address.
+    Sure,
+    /// It was under a name that somebody else may have.
+    Doubtful,
+}
+
+/// An address that the guest was given under a name.
+#[derive(Debug, Clone, Copy)]
+struct Doubted {
+    leased: Leased,
+    /// Questions that were asked, and when something is to be done next.
+    probes: u32,
+    next: Instant,
+}
+
 /// A guest's addresses.
 #[derive(Debug, Clone)]
 pub struct Bindings {
@@ -89,12 +148,22 @@ pub struct Bindings {
     tentative: Vec<(Ipv6Addr, Instant)>,
     /// What was defended lately, and until when that counts.
     defended: Vec<(Ipv6Addr, Instant)>,
-    /// Transaction numbers of the latest requests for a lease under the guest's own name.
-    asked: Vec<u32>,
-    /// The unique names that the guest used first since it was started.
+    /// Transaction numbers of the latest requests for a lease under the guest's own names.
+    asked: Vec<(u32, Worth)>,
+    /// The names that the guest used first since it was started.
     names: Vec<Vec<u8>>,
+    /// What a server gave it that somebody else may have.
+    doubted: Option<Doubted>,
     /// Until when no lease is believed.
     distrusted: Option<Instant>,
+    /// Why it got no address since it was started, one of a kind, and whether that is still to be told.
+    refusals: Vec<(Refusal, Telling)>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Telling {
+    Due,
+    Done,
 }
 
 impl Bindings {
@@ -114,7 +183,9 @@ impl Bindings {
             defended: Vec::new(),
             asked: Vec::new(),
             names: Vec::new(),
+            doubted: None,
             distrusted: None,
+            refusals: Vec::new(),
         }
     }
 
@@ -128,6 +199,7 @@ impl Bindings {
         match (way, [*high, *low]) {
             (Way::ToGuest, ETHERTYPE_IPV4) => self.handle_answer(now, packet),
             (Way::FromGuest, ETHERTYPE_IPV4) => self.handle_request(now, packet),
+            (Way::ToGuest, arp::ETHERTYPE) => self.handle_arp(packet),
             (Way::ToGuest, ETHERTYPE_IPV6) => self.handle_defence(now, packet),
             (Way::FromGuest, ETHERTYPE_IPV6) => {
                 if let Some(target) = claim(frame) {
@@ -155,18 +227,31 @@ impl Bindings {
         self.tentative.clear();
         self.asked.clear();
         self.distrusted = Some(now + DISTRUST);
+        // An answer may have been lost; servers are not asked again until half of the lease is over.
+        if let Some(doubted) = &mut self.doubted {
+            (doubted.probes, doubted.next) = (0, now);
+        }
     }
 
     /// Binds what nobody defended, unless `taken` says that another guest of the node has it, and drops
     /// what ended.
-    pub fn handle_timeout(&mut self, now: Instant, taken: impl Fn(Ipv6Addr) -> bool) {
+    pub fn handle_timeout(&mut self, now: Instant, taken: impl Fn(IpAddr) -> bool) {
         if self.leased.and_then(|leased| leased.until).is_some_and(|until| until <= now) {
             self.leased = None;
+        }
+        if let Some(Doubted { leased, .. }) =
+            self.doubted.take_if(|doubted| doubted.probes == MAX_PROBES && doubted.next <= now)
+        {
+            let address = leased.address;
+            match taken(address.into()) {
+                false => self.leased = Some(leased),
+                true => self.refuse(Refusal::InUse(address, None)),
+            }
         }
         let (due, waiting) = self.tentative.iter().partition::<Vec<_>, _>(|(_, at)| *at <= now);
         self.tentative = waiting;
         for (address, _) in due {
-            if !taken(address) {
+            if !taken(address.into()) {
                 self.make_room();
                 self.bound.push(address);
             }
@@ -176,7 +261,26 @@ impl Bindings {
     /// Returns when [`Self::handle_timeout`] has something to do.
     pub fn poll_timeout(&self) -> Option<Instant> {
         let lease = self.leased.and_then(|leased| leased.until);
-        self.tentative.iter().map(|(_, at)| *at).chain(lease).min()
+        let doubted = self.doubted.map(|doubted| doubted.next);
+        self.tentative.iter().map(|(_, at)| *at).chain(lease).chain(doubted).min()
+    }
+
+    /// Returns the frame to send to the network in the guest's name now, after any input: the question
+    /// whether somebody has an address.
+    pub fn poll_probe(&mut self, now: Instant) -> Option<Vec<u8>> {
+        let due = |doubted: &&mut Doubted| doubted.probes < MAX_PROBES && doubted.next <= now;
+        let doubted = self.doubted.as_mut().filter(due)?;
+        doubted.probes += 1;
+        doubted.next = now + TENTATIVE / MAX_PROBES;
+        Some(arp::probe(self.hardware, doubted.leased.address))
+    }
+
+    /// Returns why the guest got no IPv4 address, each kind of reason once in a start.
+    pub fn poll_refusal(&mut self) -> Option<Refusal> {
+        let mut due = self.refusals.iter_mut().filter(|(_, telling)| *telling == Telling::Due);
+        let (refusal, telling) = due.next()?;
+        *telling = Telling::Done;
+        Some(*refusal)
     }
 
     /// Returns the IPv4 address, if a server gave one.
@@ -192,6 +296,21 @@ impl Bindings {
     /// Returns all IPv6 addresses.
     pub fn ipv6(&self) -> Vec<Ipv6Addr> {
         [&[link_local(self.hardware)], &self.bound[..]].concat()
+    }
+
+    /// Returns whether an address is the guest's.
+    pub fn has(&self, address: IpAddr) -> bool {
+        match address {
+            IpAddr::V4(address) => self.leased.is_some_and(|leased| leased.address == address),
+            IpAddr::V6(address) => {
+                self.bound.contains(&address) || address == link_local(self.hardware)
+            }
+        }
+    }
+
+    /// Returns whether the addresses are the same as at another time.
+    pub fn is_same(&self, other: &Self) -> bool {
+        (self.leased, &self.bound) == (other.leased, &other.bound)
     }
 
     /// Takes the IPv4 address away, which the network gave to somebody else.
@@ -219,15 +338,15 @@ impl Bindings {
     fn handle_request(&mut self, now: Instant, packet: &[u8]) {
         let message = frame::unwrap_request(packet).map(|(_, message)| message);
         match message.and_then(|message| asked(message, self.hardware)) {
-            Some(Asked::GivesUp) => self.leased = None,
-            Some(Asked::Lease { xid, identity }) if self.is_own(&identity) => {
-                if self.asked.len() == MAX_ASKED {
-                    self.asked.remove(0);
+            Some(Asked::GivesUp) => (self.leased, self.doubted) = (None, None),
+            Some(Asked::Lease { xid, identity }) => match self.worth(identity) {
+                Ok(worth) => self.handle_question(xid, worth),
+                // What servers answer is for whom it names.
+                Err(refusal) => {
+                    self.distrusted = Some(now + DISTRUST);
+                    self.refuse(refusal);
                 }
-                self.asked.push(xid);
-            }
-            // What servers answer is for whom it names.
-            Some(Asked::Lease { .. }) => self.distrusted = Some(now + DISTRUST),
+            },
             None if may_reach_server(packet) => self.distrusted = Some(now + DISTRUST),
             None => {}
         }
@@ -236,30 +355,73 @@ impl Bindings {
     /// The guest is started, maybe with another system: it may have other names than before.
     pub fn handle_start(&mut self) {
         self.names.clear();
+        self.refusals.clear();
     }
 
-    /// A unique name is the guest's own when it used few before.
-    fn is_own(&mut self, identity: &Identity) -> bool {
+    /// A name is the guest's own when it used few before.
+    fn worth(&mut self, identity: Identity) -> Result<Worth, Refusal> {
         match identity {
-            Identity::Hardware => true,
+            Identity::Hardware => Ok(Worth::Sure),
+            Identity::Named(name) if self.names.contains(&name) => Ok(Worth::Doubtful),
+            Identity::Named(_) if self.names.len() >= MAX_NAMES => Err(Refusal::Names),
             Identity::Named(name) => {
-                if !self.names.contains(name) && self.names.len() < MAX_NAMES {
-                    self.names.push(name.clone());
-                }
-                self.names.contains(name)
+                self.names.push(name);
+                Ok(Worth::Doubtful)
             }
-            Identity::Foreign => false,
+            Identity::Foreign => Err(Refusal::Foreign),
+        }
+    }
+
+    /// One transaction may have several questions; an answer may be to any of them.
+    fn handle_question(&mut self, xid: u32, worth: Worth) {
+        let before = self.asked.iter().position(|(asked, _)| *asked == xid);
+        let before = before.map(|at| self.asked.remove(at).1);
+        if self.asked.len() == MAX_ASKED {
+            self.asked.remove(0);
+        }
+        let worth = before.filter(|before| *before == Worth::Doubtful).unwrap_or(worth);
+        self.asked.push((xid, worth));
+    }
+
+    fn refuse(&mut self, refusal: Refusal) {
+        let kind = std::mem::discriminant(&refusal);
+        if self.refusals.iter().all(|(known, _)| std::mem::discriminant(known) != kind) {
+            self.refusals.push((refusal, Telling::Due));
         }
     }
 
     fn handle_answer(&mut self, now: Instant, packet: &[u8]) {
         let Some((_, message)) = frame::unwrap(packet) else { return };
         let Some(given) = acknowledged(message, self.hardware) else { return };
-        if self.distrusted.is_some_and(|until| now < until) || !self.asked.contains(&given.xid) {
+        let asked = self.asked.iter().find(|(xid, _)| *xid == given.xid);
+        let (Some((_, worth)), false) = (asked, self.distrusted.is_some_and(|until| now < until))
+        else {
             return;
-        }
+        };
         let until = given.seconds.map(|seconds| now + Duration::from_secs(seconds.into()));
-        self.leased = Some(Leased { address: given.address, until });
+        let leased = Leased { address: given.address, until };
+        let is_renewed = self.leased.is_some_and(|known| known.address == given.address);
+        match (*worth, &mut self.doubted) {
+            (Worth::Doubtful, Some(doubted)) if doubted.leased.address == given.address => {
+                doubted.leased = leased;
+            }
+            (Worth::Doubtful, _) if !is_renewed => {
+                self.doubted = Some(Doubted { leased, probes: 0, next: now });
+            }
+            (Worth::Doubtful | Worth::Sure, _) => {
+                (self.leased, self.doubted) = (Some(leased), None);
+            }
+        }
+    }
+
+    /// Somebody has an address.
+    fn handle_arp(&mut self, packet: &[u8]) {
+        let Some((hardware, address)) = arp::sender(packet) else { return };
+        let is_other =
+            |doubted: &mut Doubted| doubted.leased.address == address && hardware != self.hardware;
+        if self.doubted.take_if(is_other).is_some() {
+            self.refuse(Refusal::InUse(address, Some(hardware)));
+        }
     }
 
     fn handle_claim(&mut self, now: Instant, target: Ipv6Addr) {

@@ -136,7 +136,7 @@ fn an_address_that_somebody_has_or_wants_is_not_bound() {
     let (mut guest, now) = (bindings(), Instant::now());
     guest.handle_frame(now, Way::FromGuest, &discovery(SOLICITATION, "::", wanted));
     guest.handle_timeout(now + TENTATIVE, |address| {
-        address == "fe80::1".parse::<Ipv6Addr>().expect("one")
+        address == "fe80::1".parse::<IpAddr>().expect("one")
     });
     assert!(guest.asked_for().is_empty());
 }
@@ -312,45 +312,141 @@ fn a_defence_that_is_seen_before_its_question_counts() {
     assert_eq!(guest.poll_timeout(), None, "a defence may have been lost");
 }
 
+const GIVEN: [u8; 4] = [192, 0, 2, 7];
+/// Option 61: a DUID, RFC 4361.
+const NAME: [u8; 6] = [61, 4, 255, 1, 2, 3];
+
+fn given(guest: &mut Bindings, now: Instant) {
+    guest.handle_frame(now, Way::ToGuest, &dhcp(ACK, MAC, GIVEN, &LEASE));
+}
+
+/// Lets time pass while nobody says anything; returns how often the network was asked.
+fn wait(guest: &mut Bindings, mut now: Instant, taken: impl Fn(IpAddr) -> bool + Copy) -> u32 {
+    let mut probes = 0;
+    loop {
+        probes += u32::from(guest.poll_probe(now).is_some());
+        match guest.doubted {
+            Some(doubted) => now = doubted.next,
+            None => return probes,
+        }
+        guest.handle_timeout(now, taken);
+    }
+}
+
+/// Another station says that it has an address.
+fn answer(address: [u8; 4]) -> Vec<u8> {
+    let mut frame = arp::probe(HardwareAddress([2, 0, 0, 0, 0, 9]), address.into());
+    frame[21] = 2;
+    frame[28..32].copy_from_slice(&address);
+    frame
+}
+
 #[test]
-fn a_lease_is_the_guests_when_it_asked_under_its_own_name() {
-    let ack = dhcp(ACK, MAC, [192, 0, 2, 7], &LEASE);
-    let now = Instant::now();
-    for (name, is_own) in [
-        (&[][..], true),
-        (&[61, 7, 1, 2, 0, 0, 0, 0, 1], true),
-        (&[61, 4, 255, 1, 2, 3], true),
-        (&[61, 7, 1, 2, 0, 0, 0, 0, 2], false),
-        (&[61, 3, 0, 9, 9], false),
-    ] {
+fn a_lease_in_the_name_of_the_hardware_address_counts_at_once() {
+    for name in [&[][..], &[61, 7, 1, 2, 0, 0, 0, 0, 1]] {
+        let now = Instant::now();
         let mut guest = asking(now, name);
-        guest.handle_frame(now, Way::ToGuest, &ack);
-        assert_eq!(guest.leased().is_some(), is_own, "{name:?}");
-    }
-    // A third name, or as another after its own.
-    for other in [&[61, 4, 255, 3, 2, 1][..], &[61, 7, 1, 2, 0, 0, 0, 0, 2]] {
-        let mut guest = asking(now, &[61, 4, 255, 1, 2, 3]);
-        guest.handle_frame(
-            now,
-            Way::FromGuest,
-            &dhcp(REQUEST, MAC, [0; 4], &[61, 4, 255, 9, 9, 9]),
-        );
-        guest.handle_frame(now, Way::FromGuest, &dhcp(REQUEST, MAC, [0; 4], other));
-        guest.handle_frame(now, Way::ToGuest, &ack);
-        assert_eq!(guest.leased(), None, "{other:?}");
-    }
-    // Another system is started.
-    let mut guest = asking(now, &[61, 4, 255, 1, 2, 3]);
-    for name in [4, 5] {
-        guest.handle_start();
-        let request = dhcp(REQUEST, MAC, [0; 4], &[61, 4, 255, name, 2, 3]);
-        guest.handle_frame(now, Way::FromGuest, &request);
-        guest.handle_frame(now, Way::ToGuest, &ack);
-        assert!(guest.leased().is_some());
+        given(&mut guest, now);
+        assert!(guest.leased().is_some() && guest.poll_probe(now).is_none(), "{name:?}");
     }
     let mut silent = bindings();
-    silent.handle_frame(now, Way::ToGuest, &ack);
+    given(&mut silent, Instant::now());
     assert_eq!(silent.leased(), None, "it asked nothing");
+}
+
+#[test]
+fn a_lease_under_any_other_name_counts_when_nobody_has_the_address() {
+    let text = [&[61, 6][..], b"\0web-1"].concat();
+    let plain = [&[61, 5][..], b"web-1"].concat();
+    let uuid = [&[61, 17, 0][..], &[7; 16]].concat();
+    let other_kind = [61, 7, 6, 2, 0, 0, 0, 0, 2];
+    for name in [&NAME[..], &text, &plain, &uuid, &other_kind, &[61, 1, 9]] {
+        let now = Instant::now();
+        let mut guest = asking(now, name);
+        given(&mut guest, now);
+        assert_eq!(guest.leased(), None, "{name:?}");
+        assert_eq!(guest.poll_probe(now), Some(arp::probe(MAC, GIVEN.into())));
+        // The answer to a question that was asked twice.
+        given(&mut guest, now);
+        assert_eq!(wait(&mut guest, now, |_| false), MAX_PROBES - 1);
+        assert!(guest.leased().is_some(), "{name:?}");
+        let later = now + Duration::from_secs(30);
+        guest.handle_frame(later, Way::FromGuest, &dhcp(REQUEST, MAC, [0; 4], name));
+        given(&mut guest, later);
+        let until = guest.leased().and_then(|leased| leased.until);
+        assert_eq!(until, Some(later + Duration::from_secs(60)), "renewed");
+        assert_eq!(guest.poll_probe(later), None);
+    }
+}
+
+#[test]
+fn the_address_of_a_station_that_is_there_is_not_the_guests_whatever_it_calls_itself() {
+    let now = Instant::now();
+    let mut guest = asking(now, &NAME);
+    given(&mut guest, now);
+    let own = [&[0xff; 6], &MAC.0[..], &answer(GIVEN)[12..22], &MAC.0, &GIVEN, &[0; 10]].concat();
+    for nothing in [answer([192, 0, 2, 8]), own, arp::probe(HardwareAddress([9; 6]), GIVEN.into())]
+    {
+        guest.handle_frame(now, Way::ToGuest, &nothing);
+    }
+    guest.handle_frame(now, Way::FromGuest, &answer(GIVEN));
+    assert!(guest.poll_probe(now).is_some(), "none of these has it");
+    guest.handle_frame(now, Way::ToGuest, &answer(GIVEN));
+    assert_eq!((wait(&mut guest, now, |_| false), guest.leased()), (0, None));
+    let by = HardwareAddress([2, 0, 0, 0, 0, 9]);
+    assert_eq!(guest.poll_refusal(), Some(Refusal::InUse(GIVEN.into(), Some(by))));
+    assert_eq!(guest.poll_refusal(), None, "told once");
+    // Of another guest of the node.
+    let mut guest = asking(now, &NAME);
+    given(&mut guest, now);
+    wait(&mut guest, now, |address| address == IpAddr::from(GIVEN));
+    assert_eq!(guest.leased(), None);
+    assert_eq!(guest.poll_refusal(), Some(Refusal::InUse(GIVEN.into(), None)));
+}
+
+#[test]
+fn answers_that_were_not_seen_are_waited_for_again() {
+    let now = Instant::now();
+    let mut guest = asking(now, &NAME);
+    given(&mut guest, now);
+    while let Some(_probe) = guest.poll_probe(now) {
+        guest.handle_timeout(now, |_| false);
+    }
+    guest.handle_loss(now);
+    assert_eq!(wait(&mut guest, now, |_| false), MAX_PROBES);
+    assert!(guest.leased().is_some());
+}
+
+#[test]
+fn a_question_as_another_or_under_too_many_names_gives_nothing() {
+    let now = Instant::now();
+    let other = [61, 7, 1, 2, 0, 0, 0, 0, 2];
+    let mut guest = asking(now, &NAME);
+    guest.handle_frame(now, Way::FromGuest, &dhcp(REQUEST, MAC, [0; 4], &other));
+    given(&mut guest, now);
+    assert_eq!((wait(&mut guest, now, |_| false), guest.leased()), (0, None));
+    assert_eq!(guest.poll_refusal(), Some(Refusal::Foreign));
+    // Doubtful is doubtful, whatever else was asked in the same transaction.
+    for names in [[&NAME[..], &[]], [&[], &NAME]] {
+        let mut guest = asking(now, names[0]);
+        guest.handle_frame(now, Way::FromGuest, &dhcp(REQUEST, MAC, [0; 4], names[1]));
+        given(&mut guest, now);
+        assert!(guest.leased().is_none() && guest.poll_probe(now).is_some());
+    }
+    let mut guest = bindings();
+    let ask = |guest: &mut Bindings, number: u8| {
+        let name = [61, 4, 255, number, 2, 3];
+        guest.handle_frame(now, Way::FromGuest, &dhcp(REQUEST, MAC, [0; 4], &name));
+        given(guest, now);
+        guest.doubted.take().is_some()
+    };
+    assert!((1..=8).all(|number| ask(&mut guest, number)), "one system after another");
+    assert!(!ask(&mut guest, 9));
+    assert_eq!(guest.poll_refusal(), Some(Refusal::Names));
+    // Another system is started.
+    guest.handle_start();
+    guest.distrusted = None;
+    assert!(ask(&mut guest, 9));
 }
 
 #[test]

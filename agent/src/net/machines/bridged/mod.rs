@@ -37,6 +37,7 @@ use crate::net::{
     nft,
     ruleset::{self, ByteRate, Family, encode::Batch},
 };
+use crate::sys::packet;
 
 /// Packets that may wait to be looked at, of all guests.
 const PACKETS: usize = 64;
@@ -167,6 +168,7 @@ impl Task {
             guest.bindings.handle_loss(Instant::now());
         }
         guest.bindings.handle_frame(Instant::now(), seen.way, &seen.frame);
+        guest.speak(self.plugged);
         let after = guest.bindings.leased();
         if before == after {
             return;
@@ -194,10 +196,15 @@ impl Task {
         for machine in due {
             let Some(mut guest) = self.guests.remove(&machine) else { continue };
             let others = &self.guests;
-            let taken = |address| others.values().any(|o| o.bindings.ipv6().contains(&address));
+            let taken = |address| others.values().any(|other| other.bindings.has(address));
+            let before = guest.bindings.clone();
             guest.bindings.handle_timeout(now, taken);
+            guest.speak(self.plugged);
+            let changed = !guest.bindings.is_same(&before);
             self.guests.insert(machine, guest);
-            self.settle(machine).await;
+            if changed {
+                self.settle(machine).await;
+            }
         }
     }
 
@@ -411,6 +418,21 @@ impl Task {
         let uplink = uplinks.interfaces.iter().find(|found| found.label == self.config.uplink);
         let mtu = uplink.and_then(|uplink| u16::try_from(uplink.mtu).ok()).unwrap_or(1500);
         mtu.clamp(*MTU.start(), *MTU.end())
+    }
+}
+
+impl Guest {
+    /// Asks the network in the guest's name whether somebody has its address, and tells why it has none.
+    fn speak(&mut self, uplink: Option<u32>) {
+        if let (Some(probe), Some(uplink)) = (self.bindings.poll_probe(Instant::now()), uplink)
+            && let Err(error) = packet::send_frame(uplink, &probe)
+        {
+            tracing::debug!(interface = self.address.interface, %error, "ARP probe not sent");
+        }
+        while let Some(refusal) = self.bindings.poll_refusal() {
+            let machine = self.address.machine;
+            tracing::warn!(%machine, %refusal, "a machine gets no IPv4 address");
+        }
     }
 }
 
