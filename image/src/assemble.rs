@@ -356,6 +356,13 @@ mod tests {
         assert!(line.split(' ').any(|word| word == "split_lock_detect=off"), "{line}");
     }
 
+    /// By default vfio-pci puts a device that nobody has opened to sleep, and the port above it takes its power.
+    #[test]
+    fn the_shipped_command_line_keeps_devices_that_nobody_has_awake() {
+        let line = command_line(include_str!("../../rootfs/cmdline.txt")).unwrap();
+        assert!(line.split(' ').any(|word| word == "vfio_pci.disable_idle_d3=1"), "{line}");
+    }
+
     #[test]
     fn the_shipped_manifest_is_good() {
         let manifest = Manifest::parse(include_str!("../../rootfs/manifest.toml")).unwrap();

@@ -3,7 +3,8 @@
 //! | Bytes   | Meaning                                                             |
 //! |---------|---------------------------------------------------------------------|
 //! | 0       | bit 0: 4096 bytes of configuration space, else 256; bit 1: the      |
-//! |         | MSI-X table is moved; bit 2: a clique, the one in bits 7:4          |
+//! |         | MSI-X table is moved; bit 2: a clique, the one in bits 7:4; bit 3: |
+//! |         | an expansion ROM                                                    |
 //! | 1..7    | sizes of BARs: 0 for none, else the exponent of two, modulo 63      |
 //! | 7..10   | vectors by pin, MSI, MSI-X, in units of 16                          |
 //! | 10..    | configuration space, then zeroes up to its size                     |
@@ -35,6 +36,7 @@ pub(crate) fn run(bytes: &[u8]) {
     let facts = Facts {
         snapshot: &snapshot,
         bar_sizes: [bar(1), bar(2), bar(3), bar(4), bar(5), bar(6)],
+        rom_size: if header[0] & 8 == 0 { 0 } else { 0x2_0000 },
         vectors: [vectors(7), vectors(8), vectors(9)],
         quirks: if header[0] & 2 == 0 { &[] } else { &[&MOVES] },
         clique: (header[0] & 4 != 0).then_some(header[0] >> 4),
@@ -48,6 +50,7 @@ pub(crate) fn run(bytes: &[u8]) {
             let end = at as usize + run.len();
             assert!(at >= offset && end <= offset as usize + length, "outside of what was written");
             assert!(end <= 0x10 || at >= 0x28, "a BAR register reached the device");
+            assert!(end <= 0x30 || at >= 0x34, "the ROM's register reached the device");
             if at == 4 {
                 let kept = u16::from(run[0]) & 3;
                 assert_eq!(kept, decode & 3, "the device's decoding was changed");
@@ -58,7 +61,7 @@ pub(crate) fn run(bytes: &[u8]) {
         assert!(bar.address.is_multiple_of(bar.size), "a BAR lies askew");
     }
     let _ = (filter.msi(), filter.msix());
-    let mut taken = [false; 6];
+    let mut taken = [false; 7];
     for bar in filter.bars() {
         let wide = matches!(bar.kind, BarKind::Memory64 | BarKind::Memory64Prefetchable);
         for register in 0..1 + usize::from(wide) {

@@ -24,9 +24,13 @@ use types::node::Bdf;
 /// The driver that hands devices to user space.
 const DRIVER: &str = "vfio-pci";
 
-/// A device that takes longer to reset does not come back: PCIe allows 1 s after a
-/// function-level reset and 60 s is the longest that the kernel itself waits.
-pub const RESET_LIMIT: Duration = Duration::from_secs(60);
+/// Longest that the kernel waits for a device after one kind of reset: it doubles its pauses until their sum is
+/// over 60 s (`pci_dev_wait` in drivers/pci/pci.c).
+const KERNEL_WAIT: Duration = Duration::from_secs(66);
+
+/// A device that takes longer to reset does not come back: the kernel waits once for a function-level reset,
+/// once for that of its bus when the first did not help, and once for what the ladder does then.
+pub const RESET_LIMIT: Duration = Duration::from_secs(3 * KERNEL_WAIT.as_secs() + 12);
 
 /// Why a device could not be handed over or taken back.
 #[derive(Debug, thiserror::Error)]

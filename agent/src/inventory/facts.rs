@@ -91,11 +91,16 @@ fn link_errors(path: &Path) -> Option<LinkErrors> {
 
 /// Reads product and serial number. A device in a deep sleep answers nothing, which is no error.
 pub fn vital(root: &Path, device: Bdf) -> (Option<String>, Option<String>) {
+    words(&vital_data(root, device))
+}
+
+/// Reads vital product data as they are; empty where there are none.
+pub(super) fn vital_data(root: &Path, device: Bdf) -> Vec<u8> {
     let mut bytes = Vec::new();
     let file = File::open(folder(root, device).join("vpd"));
     // What came before an error is as good as it was.
     let _ = file.and_then(|file| file.take(MAX_VPD).read_to_end(&mut bytes));
-    words(&bytes)
+    bytes
 }
 
 /// Finds product (identifier string) and serial number (keyword `SN`) in vital product data.

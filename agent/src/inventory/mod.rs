@@ -4,6 +4,7 @@
 //! Every function takes the root under which `sys` and `proc` are, so tests use directories.
 
 pub mod facts;
+pub mod flaws;
 pub mod ports;
 pub mod rules;
 
@@ -14,6 +15,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use flaws::Flaw;
 use types::node::Bdf;
 
 use crate::{
@@ -25,6 +27,10 @@ use crate::{
 /// there are more functions. Source: PCI Local Bus Specification 3.0 §6.1 and §6.2.1.
 const HEADER_TYPE: usize = 0x0e;
 const HEADER_LAYOUT: u8 = 0x7f;
+/// Length of the header.
+const HEADER: usize = 0x40;
+/// Base class of network controllers.
+const NETWORK: u32 = 0x02;
 
 /// One PCI function, with what matters for giving it away.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,6 +55,10 @@ pub struct Function {
     pub uses: Vec<HostUse>,
     /// Its virtual functions (SR-IOV) that are switched on.
     pub virtual_functions: u32,
+    /// What keeps it from working in any guest.
+    pub flaws: Vec<Flaw>,
+    /// Whether it is no network card but the way to the switches between all GPUs of the server.
+    pub leads_to_switches: bool,
 }
 
 /// What the host does with a function.
@@ -161,12 +171,18 @@ fn read_function(path: &Path, root: &Path, busy: &BTreeSet<PathBuf>) -> Option<F
         uses.push(HostUse::Screen);
     }
     let numa = text(&real.join("numa_node")).and_then(|value| value.parse::<i64>().ok());
+    let vendor = hex(&real.join("vendor"))?.try_into().ok()?;
+    let class = hex(&real.join("class"))?;
+    let config = header(&real.join("config")).unwrap_or_default();
+    let kind = config.get(HEADER_TYPE).map_or(0, |kind| kind & HEADER_LAYOUT);
+    let flaws = if kind == 0 { flaws::read(&real, &config) } else { Vec::new() };
+    let may_lead = vendor == flaws::MELLANOX && class >> 16 == NETWORK;
     Some(Function {
         address,
-        vendor: hex(&real.join("vendor"))?.try_into().ok()?,
+        vendor,
         device: hex(&real.join("device"))?.try_into().ok()?,
-        class: hex(&real.join("class"))?,
-        header: header(&real.join("config")).unwrap_or(0),
+        class,
+        header: kind,
         group: link_name(&real.join("iommu_group")).and_then(|name| name.parse().ok()),
         numa: numa.and_then(|value| u32::try_from(value).ok()),
         driver: link_name(&real.join("driver")),
@@ -174,13 +190,17 @@ fn read_function(path: &Path, root: &Path, busy: &BTreeSet<PathBuf>) -> Option<F
         virtual_functions: text(&real.join("sriov_numvfs"))
             .and_then(|count| count.trim().parse().ok())
             .unwrap_or(0),
+        flaws,
+        leads_to_switches: may_lead && flaws::leads_to_switches(&facts::vital_data(root, address)),
     })
 }
 
-fn header(config: &Path) -> Option<u8> {
-    let mut start = [0; HEADER_TYPE + 1];
-    File::open(config).ok()?.read_exact(&mut start).ok()?;
-    Some(start[HEADER_TYPE] & HEADER_LAYOUT)
+/// Reads the header of a configuration space, or what there is of it.
+fn header(config: &Path) -> Option<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let length = u64::try_from(HEADER).ok()?;
+    File::open(config).ok()?.take(length).read_to_end(&mut bytes).ok()?;
+    Some(bytes)
 }
 
 /// Returns what somebody made of an NVMe drive, if it can be told. A drive that is bound to vfio-pci shows

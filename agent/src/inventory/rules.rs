@@ -8,7 +8,7 @@ use types::{
     uplinks::Uplink,
 };
 
-use super::{Function, HostUse, Interface, Inventory, Isolation};
+use super::{Function, HostUse, Interface, Inventory, Isolation, flaws::Flaw};
 
 /// PCI base classes and subclasses that stay with the host unless the configuration names the
 /// device: (class code shifted right by 8, mask, what it is). Source: PCI Code and ID Assignment.
@@ -46,6 +46,13 @@ const BMC_SCREENS: [u16; 2] = [0x1a03, 0x102b];
 
 /// Base class of controllers of serial buses.
 const SERIAL_BUSES: u32 = 0x0c;
+
+/// What a ConnectX is that leads to NVSwitches.
+const WAY_TO_SWITCHES: &str =
+    "no network card but the way to the switches between all GPUs, which whoever has it rules over";
+
+/// Class and subclass of the GPUs that NVSwitches connect.
+const GPU_WITHOUT_SCREEN: u32 = 0x0302;
 
 /// Why the console's screen stays.
 const CONSOLE_SCREEN: &str = "the console's screen, listed or not; to rent it, make another display the first one in the firmware's setup";
@@ -126,10 +133,28 @@ fn host_need(function: &Function, spec: &NodeSpec, all: &[&Function]) -> Option<
     if let count @ 1.. = function.virtual_functions {
         return Some(format!("what {count} virtual functions belong to, which are rented instead"));
     }
+    if let Some(flaw) = function.flaws.first() {
+        return Some(why_useless(*flaw));
+    }
     match &spec.machines.devices {
         Some(listed) if listed.contains(&function.address) => None,
         Some(_) => Some("not listed in machines.devices".to_owned()),
         None => kept_unless_listed(function, all),
+    }
+}
+
+/// Returns what a flaw means to whoever owns the server.
+fn why_useless(flaw: Flaw) -> String {
+    match flaw {
+        Flaw::FirmwareMemory => "of no use to a guest: firmware lets it use memory of the server for good (RMRR or \
+             IVMD), so the kernel gives it to nobody; turn off in the firmware's setup what it is used for, as \
+             shared memory of its slot on HPE servers, or put it into another slot"
+            .to_owned(),
+        Flaw::NoAddress(bar) => format!(
+            "of no use to a guest: its BAR {bar} has no address, as firmware leaves too little room for PCI \
+             memory; turn on \"Above 4G Decoding\" in the firmware's setup, and where there is one raise the size \
+             of high MMIO"
+        ),
     }
 }
 
@@ -142,7 +167,9 @@ fn kept_unless_listed(function: &Function, all: &[&Function]) -> Option<String> 
     }
     let is_bmcs = class >> 8 == DISPLAYS && BMC_SCREENS.contains(&function.vendor);
     let classes = HOST_CLASSES.iter().find(|(value, mask, _)| class & mask == *value);
-    let kept = is_bmcs.then_some("a BMC's screen").or(classes.map(|(_, _, what)| *what));
+    let way = function.leads_to_switches.then_some(WAY_TO_SWITCHES);
+    let bmcs = is_bmcs.then_some("a BMC's screen");
+    let kept = way.or(bmcs).or(classes.map(|(_, _, what)| *what));
     if let Some(what) = kept {
         return Some(format!("{what}; list it in machines.devices to rent it"));
     }
@@ -212,6 +239,11 @@ pub enum DeviceError {
     NotQuarantined { device: Bdf, state: String },
     #[error("device {device} shares IOMMU group {group} with {other}; a lease must name both")]
     SharedGroup { device: Bdf, group: u32, other: Bdf },
+    #[error(
+        "{switch} is a switch between all GPUs of this node: who has it reaches {other}; one lease names all GPUs \
+         and switches, or each names GPUs only"
+    )]
+    Fabric { switch: Bdf, other: Bdf },
 }
 
 /// Checks that `wanted` are free and whole groups.
@@ -238,7 +270,40 @@ pub fn check_free(devices: &[PciDevice], wanted: &[Bdf]) -> Result<(), DeviceErr
             return Err(DeviceError::SharedGroup { device: address, group, other });
         }
     }
-    Ok(())
+    check_fabric(devices, wanted)
+}
+
+/// Checks that nobody gets a switch between GPUs while another has, or may get, what it connects. Which GPUs a
+/// switch leads to only its driver knows, so it counts for all of the node. A GPU that is given to nobody does
+/// not count.
+/// Source: NVIDIA Fabric Manager User Guide, "Full Passthrough Virtualization Model".
+fn check_fabric(devices: &[PciDevice], wanted: &[Bdf]) -> Result<(), DeviceError> {
+    let is_switch =
+        |device: &PciDevice| device.vendor == NVIDIA && device.class >> 8 == OTHER_BRIDGE;
+    let is_gpu =
+        |device: &PciDevice| device.vendor == NVIDIA && device.class >> 8 == GPU_WITHOUT_SCREEN;
+    let (ours, others): (Vec<&PciDevice>, Vec<&PciDevice>) = devices
+        .iter()
+        .filter(|device| is_switch(device) || is_gpu(device))
+        .partition(|device| wanted.contains(&device.address));
+    let given = |device: &&&PciDevice| match device.state {
+        DeviceState::Free | DeviceState::Leased { .. } | DeviceState::Resetting => true,
+        DeviceState::Quarantined { .. } | DeviceState::Refused { .. } => false,
+    };
+    let leased = |device: &&&PciDevice| matches!(device.state, DeviceState::Leased { .. });
+    let pair = match ours.iter().find(|device| is_switch(device)) {
+        Some(switch) => others.iter().find(given).map(|other| (switch, other)),
+        None => {
+            let switch = others.iter().filter(|other| is_switch(other)).find(leased);
+            switch.zip(ours.first())
+        }
+    };
+    match pair {
+        Some((switch, other)) => {
+            Err(DeviceError::Fabric { switch: switch.address, other: other.address })
+        }
+        None => Ok(()),
+    }
 }
 
 /// Returns a device's state in words.
@@ -275,6 +340,8 @@ mod tests {
             driver: None,
             uses: Vec::new(),
             virtual_functions: 0,
+            flaws: Vec::new(),
+            leads_to_switches: false,
         }
     }
 
@@ -488,6 +555,68 @@ mod tests {
         let kept = format!("refused: {CONSOLE_SCREEN}");
         let kept = vec![kept];
         assert_eq!(by_default_and_listed(&[gpu]), (kept.clone(), kept));
+    }
+
+    #[test]
+    fn what_works_in_no_guest_stays_listed_or_not_with_its_group() {
+        let pair = |flaw| {
+            let mut gpu = function("0000:41:00.0", 0x03_0000, 9);
+            gpu.flaws.push(flaw);
+            by_default_and_listed(&[gpu, function("0000:41:00.1", 0x04_0300, 9)])
+        };
+        let (default, listed) = pair(Flaw::NoAddress(1));
+        assert!(default[0].contains("its BAR 1 has no address"), "{default:?}");
+        assert!(default[1].contains("IOMMU group 9 stays with the host"), "{default:?}");
+        assert_eq!(default, listed);
+        let (default, listed) = pair(Flaw::FirmwareMemory);
+        assert!(default[0].contains("RMRR"), "{default:?}");
+        assert_eq!(default, listed);
+    }
+
+    #[test]
+    fn the_way_to_the_switches_between_gpus_stays_unless_it_is_listed() {
+        let mut way = function("0000:05:00.0", 0x02_0700, 3);
+        let card = function("0000:06:00.0", 0x02_0700, 4);
+        way.leads_to_switches = true;
+        let (default, listed) = by_default_and_listed(&[way, card]);
+        assert!(default[0].contains(WAY_TO_SWITCHES), "{default:?}");
+        assert_eq!((default[1].as_str(), listed), ("free", vec!["free".to_owned(); 2]));
+    }
+
+    /// Half of an HGX H100, and a card of another maker.
+    #[test]
+    fn a_switch_goes_with_all_gpus_or_with_none_that_another_may_have() {
+        let of =
+            |address, class, group| Function { vendor: NVIDIA, ..function(address, class, group) };
+        let board = inventory(vec![
+            of("0000:01:00.0", 0x03_0200, 1),
+            of("0000:02:00.0", 0x03_0200, 2),
+            of("0000:03:00.0", 0x06_8000, 3),
+            of("0000:04:00.0", 0x06_8000, 4),
+            function("0000:05:00.0", 0x03_0200, 5),
+        ]);
+        let mut devices = devices(&board, Some(&spec("")));
+        let [one, two, switch, other, foreign] =
+            ["0000:01:00.0", "0000:02:00.0", "0000:03:00.0", "0000:04:00.0", "0000:05:00.0"]
+                .map(bdf);
+        let fabric = |switch, other| Err(DeviceError::Fabric { switch, other });
+        assert_eq!(check_free(&devices, &[one, two, switch, other]), Ok(()));
+        assert_eq!(check_free(&devices, &[one]), Ok(()), "without a switch it reaches nobody");
+        assert_eq!(check_free(&devices, &[one, switch, other]), fabric(switch, two));
+        assert_eq!(check_free(&devices, &[one, two, switch]), fabric(switch, other));
+        devices[1].state = DeviceState::Quarantined { reason: "gone".to_owned(), since: None };
+        assert_eq!(
+            check_free(&devices, &[one, switch, other]),
+            Ok(()),
+            "nobody gets the other GPU"
+        );
+        let machine = types::ids::MachineId::from_bytes([1; 16]);
+        for at in [0, 2, 3] {
+            devices[at].state = DeviceState::Leased { machine };
+        }
+        devices[1].state = DeviceState::Free;
+        assert_eq!(check_free(&devices, &[two]), fabric(switch, two), "it came back too late");
+        assert_eq!(check_free(&devices, &[foreign]), Ok(()));
     }
 
     #[test]

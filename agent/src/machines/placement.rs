@@ -12,6 +12,7 @@ use types::{
 };
 
 use super::cpus::HostCpu;
+use crate::assign;
 
 /// Distance of nodes that do not say theirs, as ACPI assumes, and the largest that is one.
 const REMOTE_DISTANCE: u8 = 20;
@@ -25,6 +26,10 @@ const DISK_PREFETCHABLE: Mebibytes = Mebibytes(1);
 /// Largest windows that a VMM keeps behind a port.
 const MAX_WINDOW_MIB: u64 = 256;
 const MAX_PREFETCHABLE_MIB: u64 = 1 << 20;
+
+/// BARs of a device. The ROM comes behind them; guests have that of AMD's GPUs.
+const BARS: usize = 6;
+const AMD: u16 = 0x1002;
 
 /// Flags of a line of a device's `resource` file (Linux include/linux/ioport.h).
 const IORESOURCE_MEM: u64 = 0x200;
@@ -146,7 +151,9 @@ pub fn renumber(mut topology: Topology, host: &[u32]) -> Topology {
 pub fn spare_ports(root: &Path, hardware: &Hardware) -> Vec<SparePort> {
     let device = |address: &Bdf| {
         let path = root.join(format!("sys/bus/pci/devices/{address}/resource"));
-        window(&fs::read_to_string(path).unwrap_or_default())
+        let vendor = assign::identity(root, *address).map(|((vendor, _), _)| vendor);
+        let registers = if vendor == Some(AMD) { BARS + 1 } else { BARS };
+        window(&fs::read_to_string(path).unwrap_or_default(), registers)
     };
     let mut ports: Vec<SparePort> = hardware.plugged_later.iter().map(device).collect();
     let disk = SparePort { root: 0, memory_mib: DISK_WINDOW, prefetchable_mib: DISK_PREFETCHABLE };
@@ -155,12 +162,11 @@ pub fn spare_ports(root: &Path, hardware: &Hardware) -> Vec<SparePort> {
 }
 
 /// Returns a port for a device whose `resource` file (Documentation/PCI/sysfs-pci.rst) is `text`:
-/// one line for each BAR with first address, last address and flags.
-fn window(text: &str) -> SparePort {
+/// one line for each BAR with first address, last address and flags, of which the guest has `registers`.
+fn window(text: &str, registers: usize) -> SparePort {
     let number = |word: &str| u64::from_str_radix(word.trim_start_matches("0x"), 16).ok();
     let (mut plain, mut wide) = (Vec::new(), Vec::new());
-    // The six BARs; the ROM, which guests do not need, comes behind them.
-    for line in text.lines().take(6) {
+    for line in text.lines().take(registers) {
         let words: Vec<u64> = line.split_whitespace().filter_map(number).collect();
         let [first, last, flags] = words[..] else { continue };
         if flags & IORESOURCE_MEM == 0 || last <= first {
@@ -301,15 +307,41 @@ mod tests {
                     0x0000030000000000 0x0000031fffffffff 0x000000000014220c\n\
                     0x0 0x0 0x0\n\
                     0x0000032040000000 0x0000032041ffffff 0x000000000014220c\n";
-        let port = window(h100);
+        let port = window(h100, BARS);
         assert_eq!(port.prefetchable_mib, Mebibytes(256 << 10));
         assert_eq!(port.memory_mib, Mebibytes(1));
         let nvme = "0x00000000fe800000 0x00000000fe803fff 0x0000000000140204\n";
         let small = SparePort { root: 0, memory_mib: Mebibytes(1), prefetchable_mib: Mebibytes(1) };
-        assert_eq!(window(nvme), small);
-        assert_eq!(window("nonsense"), small);
+        assert_eq!(window(nvme, BARS), small);
+        assert_eq!(window("nonsense", BARS), small);
         let hardware = Hardware { spare_ports: 2, ..Hardware::default() };
         assert_eq!(spare_ports(Path::new("/nowhere"), &hardware), [small.clone(), small]);
+    }
+
+    #[test]
+    fn a_port_for_an_amd_gpu_has_room_for_its_rom() {
+        // A Radeon RX 7900: 32 GiB and 256 MiB of memory, I/O ports, 1 MiB of registers, ROM.
+        let radeon = b"0x0000007800000000 0x0000007fffffffff 0x000000000014220c\n\
+                       0x0 0x0 0x0\n\
+                       0x0000008000000000 0x000000800fffffff 0x000000000014220c\n\
+                       0x0 0x0 0x0\n\
+                       0x000000000000f000 0x000000000000f0ff 0x0000000000040101\n\
+                       0x00000000fca00000 0x00000000fcafffff 0x0000000000040200\n\
+                       0x00000000fcb00000 0x00000000fcb1ffff 0x0000000000046200\n";
+        let device = "sys/bus/pci/devices/0000:03:00.0";
+        let memory = |vendor: &[u8]| {
+            let root = crate::testing::root(&[
+                (&format!("{device}/resource"), radeon),
+                (&format!("{device}/vendor"), vendor),
+                (&format!("{device}/device"), b"0x744c\n"),
+                (&format!("{device}/class"), b"0x030000\n"),
+            ]);
+            let plugged_later = vec!["0000:03:00.0".parse().expect("an address")];
+            let hardware = Hardware { plugged_later, ..Hardware::default() };
+            spare_ports(root.path(), &hardware)[0].memory_mib
+        };
+        assert_eq!(memory(b"0x1002\n"), Mebibytes(2));
+        assert_eq!(memory(b"0x10de\n"), Mebibytes(1));
     }
 
     #[test]

@@ -19,7 +19,7 @@ pub enum BarKind {
 /// One BAR of a function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bar {
-    /// Register index, 0..=5.
+    /// Register index, 0..=5, or 6 for that of the expansion ROM.
     pub index: u8,
     /// What it decodes.
     pub kind: BarKind,

@@ -46,6 +46,7 @@ const PROBE_EXPORT: u32 = GET_EXPORT | 1 << 18;
 
 /// Regions that a device can have are BARs 0..=5, ROM, configuration space.
 const CONFIG_REGION: u32 = 7;
+const ROM_REGION: u32 = 6;
 /// Size of `struct vfio_region_info`, behind which its capabilities lie.
 const REGION_INFO_SIZE: usize = 32;
 /// Size of `struct vfio_device_info`, likewise.
@@ -104,6 +105,7 @@ impl VfioDevice {
             Region::Bar(bar @ 0..=5) => usize::from(bar),
             Region::Bar(_) => return Err(io::ErrorKind::InvalidInput.into()),
             Region::Config => CONFIG_REGION as usize,
+            Region::Rom => ROM_REGION as usize,
         };
         self.regions.get(index).ok_or_else(|| io::ErrorKind::InvalidInput.into())
     }

@@ -23,17 +23,19 @@ use super::{
     device::{Device, IrqKind, Region},
     dma::{self, AddressSpace, DmaError, PeerSlots},
     irq::{Interrupts, Ways},
+    link,
     neighbours::{InUse, Neighbours},
     plug::Plug,
     quirks::{self, Effect},
     reset::{self, Confinement, DEADLINE, ResetError, Resetter},
+    rom,
 };
 use crate::{
     holes::{Holes, Peers},
     irq::{InterruptSource, PinRoute},
     pci::{
         function::{Bar, BarKind, PciFunction},
-        port::{Behind, Link, LinkState},
+        port::Behind,
     },
     sys::{
         iommu::{Container, Interface, Iommufd, Taking},
@@ -47,10 +49,6 @@ use crate::{
 const COMMAND: u64 = 0x04;
 /// Offset of the interrupt pin.
 const INTERRUPT_PIN: u16 = 0x3d;
-/// PCI Express capability, and its link capabilities and status.
-const EXPRESS: u8 = 0x10;
-const LINK_CAPABILITIES: usize = 0x0c;
-const LINK_STATUS: usize = 0x12;
 /// Most complaints about one device in the log; a guest can provoke any number.
 const COMPLAINTS: u32 = 16;
 
@@ -332,6 +330,8 @@ pub struct Function {
     config: ConfigFilter,
     /// Sizes of the device's own BARs.
     bar_sizes: [u64; 6],
+    /// What is in its ROM, if the guest has that.
+    rom: Vec<u8>,
     mapped: Vec<MappedBar>,
     interrupts: Interrupts,
     complaints: u32,
@@ -354,6 +354,7 @@ impl Function {
         let config = ConfigFilter::new(&Facts {
             snapshot: &facts.snapshot,
             bar_sizes: facts.bar_sizes,
+            rom_size: facts.rom.len() as u64,
             vectors: facts.vectors,
             quirks: &quirks,
             clique: host.clique,
@@ -380,7 +381,7 @@ impl Function {
         let ways = Ways { line, msix_vectors: config.msix_layout().map_or(0, |m| m.vectors) };
         let interrupts = Interrupts::new(Arc::clone(&device), host.interrupts, ways)
             .map_err(failed("prepare the interrupts"))?;
-        let behind = Behind { link: link(&facts.snapshot), atomics: device.atomic_ops() };
+        let behind = Behind { link: link::of(&facts.snapshot), atomics: device.atomic_ops() };
         let slots = host.slots;
         let mut function = Self {
             address,
@@ -389,6 +390,7 @@ impl Function {
             slots,
             config,
             bar_sizes: facts.bar_sizes,
+            rom: facts.rom,
             mapped,
             interrupts,
             complaints: 0,
@@ -490,6 +492,9 @@ impl PciFunction for Function {
     }
 
     fn read_bar(&mut self, bar: u8, offset: u64, data: &mut [u8]) {
+        if bar == rom::INDEX {
+            return rom::copy(&self.rom, offset, data);
+        }
         if let Some(at) = self.table(bar, offset, data.len()) {
             return self.interrupts.read_table(at, data);
         }
@@ -504,6 +509,9 @@ impl PciFunction for Function {
     }
 
     fn write_bar(&mut self, bar: u8, offset: u64, data: &[u8]) {
+        if bar == rom::INDEX {
+            return;
+        }
         let (what, result) = match self.table(bar, offset, data.len()) {
             Some(at) => ("route an interrupt", self.interrupts.write_table(at, data)),
             None if self.behind_device(bar, offset) => return,
@@ -534,6 +542,7 @@ struct Read {
     snapshot: Vec<u8>,
     bar_sizes: [u64; 6],
     vectors: [u32; 3],
+    rom: Vec<u8>,
 }
 
 fn facts(device: &dyn Device) -> io::Result<Read> {
@@ -549,7 +558,8 @@ fn facts(device: &dyn Device) -> io::Result<Read> {
     {
         *count = device.irq(kind)?.count;
     }
-    Ok(Read { snapshot, bar_sizes, vectors })
+    let rom = rom::read(device, &snapshot);
+    Ok(Read { snapshot, bar_sizes, vectors, rom })
 }
 
 fn map_bars(
@@ -560,7 +570,8 @@ fn map_bars(
     config
         .bars()
         .iter()
-        .filter(|bar| bar.kind != BarKind::Io && !trapped_bars.contains(&bar.index))
+        .filter(|bar| bar.kind != BarKind::Io && bar.index != rom::INDEX)
+        .filter(|bar| !trapped_bars.contains(&bar.index))
         .map(|bar| {
             let table = config.msix_layout().filter(|layout| layout.bar == bar.index);
             MappedBar::new(device, bar, table.map(|layout| layout.table..table_end(&layout)))
@@ -570,22 +581,6 @@ fn map_bars(
 
 fn table_end(layout: &MsixLayout) -> u64 {
     layout.table + 16 * u64::from(layout.vectors)
-}
-
-/// Returns the link of a device; a conventional one shows the slowest there is.
-fn link(snapshot: &[u8]) -> LinkState {
-    let found = capabilities::walk(snapshot).into_iter().find(|found| found.id == EXPRESS);
-    let told = |register| {
-        let fields = found
-            .as_ref()
-            .map_or(0, |found| capabilities::word(snapshot, usize::from(found.offset) + register));
-        let [speed, width] = [fields & 0xf, fields >> 4 & 0x3f].map(|field| field.to_le_bytes()[0]);
-        Link { speed: speed.clamp(1, 6), width: width.clamp(1, 32) }
-    };
-    let (most, now) = (told(LINK_CAPABILITIES), told(LINK_STATUS));
-    // A device that says less of what it can be than of what it is can be that.
-    let most = Link { speed: most.speed.max(now.speed), width: most.width.max(now.width) };
-    LinkState { most, now }
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::sync::Mutex;
 
 use super::*;
 use crate::{
-    pci::port::AtomicOps,
+    pci::port::{AtomicOps, Link, LinkState},
     vfio::{
         bars::Part,
         fake::{FakeDevice, Told, lock},
@@ -98,6 +98,31 @@ fn opening_lets_the_device_decode_and_tells_its_link() {
     assert_eq!(device.told()[0], command);
     assert_eq!(assigned.behind.link, Link { speed: 4, width: 1 }.fixed());
     assert_eq!(*lock(&memory.0), []);
+}
+
+/// An Instinct MI300 has its video BIOS nowhere else.
+#[test]
+fn an_amd_gpu_has_its_rom_which_is_read_once_and_never_mapped() {
+    let mut rom = vec![0; 0x2_0000];
+    rom[..4].copy_from_slice(&[0x55, 0xaa, 0x01, 0x02]);
+    let device = FakeDevice::nvme().with_rom(&rom);
+    lock(&device.config)[..2].copy_from_slice(&[0x02, 0x10]);
+    lock(&device.config)[0x0b] = 0x12;
+    let mut bench = bench(device);
+    bench.function.place_bar(0, 0xc000_0000);
+    bench.function.place_bar(6, 0xc010_0000);
+    bench.write(0x04, &[0x06, 0x00]);
+    bench.write(0x30, &0xc010_0001_u32.to_le_bytes());
+    assert!(bench.function.bars().iter().any(|bar| bar.index == 6 && bar.decoding));
+    assert_eq!(bench.mapped(), AT_3G, "BAR 0 only");
+    bench.device.told();
+    let mut data = [0; 4];
+    bench.function.write_bar(6, 0, &[0; 4]);
+    bench.function.read_bar(6, 0, &mut data);
+    assert_eq!(data, [0x55, 0xaa, 0x01, 0x02]);
+    bench.function.read_bar(6, 0x1_fffc, &mut data);
+    assert_eq!(data, [0; 4]);
+    assert_eq!(bench.device.told(), []);
 }
 
 #[test]

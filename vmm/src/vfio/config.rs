@@ -5,7 +5,9 @@
 //! |------------------------------------|--------------|-----------------------------------------|
 //! | command: I/O and memory decoding   | shadow       | shadow; the device decodes throughout   |
 //! | header type                        | one function | nowhere                                 |
-//! | BIST, expansion ROM                | 0            | nowhere                                 |
+//! | BIST                               | 0            | nowhere                                 |
+//! | expansion ROM, where `rom` has it  | shadow       | shadow                                  |
+//! | expansion ROM of other devices     | 0            | nowhere                                 |
 //! | BARs                               | shadow       | shadow                                  |
 //! | interrupt line                     | shadow       | shadow                                  |
 //! | pointers between capabilities      | shadow       | nowhere                                 |
@@ -28,6 +30,7 @@ use self::messages::MsiLayout;
 use super::{
     capabilities::{self, Capability, dword, word},
     quirks::{Effect, Quirk},
+    rom,
 };
 use crate::pci::function::{Bar, BarKind};
 
@@ -41,6 +44,9 @@ const BARS: usize = 0x10;
 /// Granularity of mappings.
 const PAGE: u64 = 4096;
 const ROM: usize = 0x30;
+/// Bits of its register: it decodes; and its address.
+const ROM_ENABLED: u32 = 1 << 0;
+const ROM_ADDRESS: u32 = 0xffff_f800;
 const INTERRUPT_LINE: usize = 0x3c;
 const INTERRUPT_PIN: usize = 0x3d;
 /// Size of configuration space of a conventional device, and the least there is.
@@ -135,6 +141,8 @@ pub enum Source {
 pub struct ConfigFilter {
     bytes: Vec<Byte>,
     bars: Vec<BarRegister>,
+    /// Size of the expansion ROM, 0 for none.
+    rom: u64,
     msi: Option<MsiLayout>,
     msix: Option<MsixLayout>,
     /// Bytes and the bit in each that starts a function-level reset.
@@ -148,6 +156,8 @@ pub struct Facts<'a> {
     pub snapshot: &'a [u8],
     /// Sizes of the six BARs, 0 for none.
     pub bar_sizes: [u64; 6],
+    /// Size of the expansion ROM, a power of two from 2 KiB to 16 MiB, or 0 where the guest has none.
+    pub rom_size: u64,
     /// Number of vectors the host can deliver by pin, MSI and MSI-X.
     pub vectors: [u32; 3],
     /// What is known of this device.
@@ -173,6 +183,8 @@ impl ConfigFilter {
         let mut filter = Self {
             bytes: vec![DEVICE; snapshot.len().min(4096)],
             bars: Vec::new(),
+            // One that is smaller than a page has a page for itself, as a BAR.
+            rom: if facts.rom_size == 0 { 0 } else { facts.rom_size.max(PAGE) },
             msi: None,
             msix: None,
             resets: Vec::new(),
@@ -270,17 +282,29 @@ impl ConfigFilter {
                 decoding,
             }
         };
-        self.bars.iter().map(bar).collect()
+        self.bars.iter().map(bar).chain(self.rom()).collect()
+    }
+
+    fn rom(&self) -> Option<Bar> {
+        let register = self.shadow_dword(ROM);
+        let memory = self.bytes[COMMAND].shadow & COMMAND_MEMORY != 0;
+        (self.rom != 0).then(|| Bar {
+            index: rom::INDEX,
+            kind: BarKind::Memory32,
+            size: self.rom,
+            address: u64::from(register & ROM_ADDRESS),
+            decoding: memory && register & ROM_ENABLED != 0,
+        })
     }
 
     /// Programs BAR `index`, as the guest would.
     pub fn place_bar(&mut self, index: u8, address: u64) {
-        let Some(register) = self.bars.iter().find(|bar| bar.index == index).copied() else {
+        let Some(register) = self.bars().into_iter().find(|bar| bar.index == index) else {
             return;
         };
         let wide = matches!(register.kind, BarKind::Memory64 | BarKind::Memory64Prefetchable);
         let size = if wide { 8 } else { 4 };
-        let at = BARS + 4 * usize::from(index);
+        let at = if index == rom::INDEX { ROM } else { BARS + 4 * usize::from(index) };
         for (byte, value) in self.bytes[at..at + size].iter_mut().zip(address.to_le_bytes()) {
             byte.shadow = (byte.shadow & !byte.writable) | (value & byte.writable);
         }
@@ -305,6 +329,13 @@ impl ConfigFilter {
         self.show(HEADER_TYPE, facts.snapshot[HEADER_TYPE] & !MULTI_FUNCTION);
         self.show(BIST, 0);
         self.blank(ROM, 4);
+        if self.rom != 0 {
+            let writable = (!(self.rom - 1)).to_le_bytes();
+            for (byte, writable) in self.bytes[ROM..ROM + 4].iter_mut().zip(writable) {
+                byte.writable = writable;
+            }
+            self.bytes[ROM].writable = 1;
+        }
         self.bytes[INTERRUPT_LINE] =
             Byte { shadow: 0xff, emulated: 0xff, writable: 0xff, passed: 0, forced: 0 };
         let hidden = facts.quirks.iter().any(|quirk| quirk.effect == Effect::NoPin);

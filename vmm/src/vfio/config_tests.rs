@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::vfio::{
-    device::{Area, RegionInfo},
+    device::{Area, Device, Region, RegionInfo},
     fake::{FakeDevice, lock},
 };
 
@@ -19,8 +19,8 @@ fn filter_with(
 ) -> Result<(Vec<u8>, ConfigFilter), ConfigError> {
     let snapshot = lock(&device.config).clone();
     let bar_sizes = [0, 1, 2, 3, 4, 5].map(|bar: usize| device.bars[bar].size);
-    let facts =
-        Facts { snapshot: &snapshot, bar_sizes, vectors: device.vectors, quirks, clique: None };
+    let (rom_size, vectors) = (device.region(Region::Rom).unwrap().size, device.vectors);
+    let facts = Facts { snapshot: &snapshot, bar_sizes, rom_size, vectors, quirks, clique: None };
     let filter = ConfigFilter::new(&facts)?;
     Ok((snapshot, filter))
 }
@@ -59,6 +59,34 @@ fn a_bar_tells_its_size() {
     assert_eq!(u32::from_le_bytes(read(&state, 0x10)), 0xffff_c004);
     assert_eq!(u32::from_le_bytes(read(&state, 0x14)), 0xffff_ffff);
     assert_eq!(u32::from_le_bytes(read(&state, 0x18)), 0);
+}
+
+#[test]
+fn a_rom_is_sized_placed_and_switched_on_like_a_bar() {
+    let mut state = filter(&FakeDevice::nvme().with_rom(&[0; 0x2_0000]));
+    assert_eq!(read(&state, 0x30), [0; 4], "what the host has there is none of the guest's");
+    assert_eq!(write(&mut state, 0x30, &0xffff_f800_u32.to_le_bytes()), []);
+    assert_eq!(u32::from_le_bytes(read(&state, 0x30)), 0xfffe_0000);
+    let rom = |state: &(Vec<u8>, ConfigFilter)| *state.1.bars().last().unwrap();
+    state.1.place_bar(rom::INDEX, 0xc010_0000);
+    let expected = Bar {
+        index: rom::INDEX,
+        kind: BarKind::Memory32,
+        size: 0x2_0000,
+        address: 0xc010_0000,
+        decoding: false,
+    };
+    write(&mut state, 0x04, &[0x02, 0x00]);
+    assert_eq!(rom(&state), expected, "memory alone does not switch it on");
+    write(&mut state, 0x30, &0xc010_0001_u32.to_le_bytes());
+    assert_eq!(rom(&state), Bar { decoding: true, ..expected });
+    assert_eq!(u32::from_le_bytes(read(&state, 0x30)), 0xc010_0001);
+    write(&mut state, 0x04, &[0x00, 0x00]);
+    assert!(!rom(&state).decoding);
+    state.1.reset();
+    assert_eq!(rom(&state), Bar { address: 0, ..expected });
+    let small = filter(&FakeDevice::nvme().with_rom(&[0; 0x800]));
+    assert_eq!(rom(&small).size, 0x1000);
 }
 
 #[test]
@@ -263,7 +291,7 @@ proptest! {
         writes in proptest::collection::vec((0u16..4096, any::<[u8; 4]>()), 0..32),
     ) {
         let bar_sizes = sizes.map(|size| size.map_or(0, |shift| 1u64 << shift));
-        let facts = Facts { snapshot: &config, bar_sizes, vectors, quirks: &[], clique: None };
+        let facts = Facts { snapshot: &config, bar_sizes, rom_size: 0x800, vectors, quirks: &[], clique: None };
         if let Ok(mut filter) = ConfigFilter::new(&facts) {
             for (offset, data) in writes {
                 filter.write(offset, &data, |at, run| assert!(run.len() <= 4 && at >= offset));
@@ -333,8 +361,14 @@ fn a_clique_is_the_last_capability_of_a_gpu() {
     lock(&device.config)[9..12].copy_from_slice(&[0x00, 0x02, 0x03]);
     let snapshot = lock(&device.config).clone();
     let bar_sizes = [0x4000, 0, 0, 0, 0, 0];
-    let facts =
-        Facts { snapshot: &snapshot, bar_sizes, vectors: [1, 0, 65], quirks: &[], clique: Some(5) };
+    let facts = Facts {
+        snapshot: &snapshot,
+        bar_sizes,
+        rom_size: 0,
+        vectors: [1, 0, 65],
+        quirks: &[],
+        clique: Some(5),
+    };
     let state = (snapshot.clone(), ConfigFilter::new(&facts).unwrap());
     assert_eq!(chain(&state), [0x11, 0x10, 0x01, 0x09]);
     assert_eq!(read(&state, 0xc8), [0x09, 0, 8, b'P', b'2', b'P', 5 << 3, 0]);

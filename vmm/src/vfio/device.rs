@@ -15,6 +15,8 @@ pub enum Region {
     Bar(u8),
     /// Configuration space.
     Config,
+    /// The expansion ROM, which can only be read.
+    Rom,
 }
 
 /// Some bytes of a region.

@@ -41,6 +41,7 @@ pub(crate) struct FakeDevice {
     pub(crate) growable: bool,
     pub(crate) atomics: AtomicOps,
     pub(crate) reset: Outcome,
+    rom: Vec<u8>,
     set: FakeSet,
     told: Mutex<Vec<Told>>,
     memory: File,
@@ -100,6 +101,7 @@ impl FakeDevice {
             growable: true,
             atomics: AtomicOps::NONE,
             reset: Outcome::Done,
+            rom: Vec::new(),
             set: FakeSet::default(),
             told: Mutex::default(),
             memory,
@@ -157,6 +159,11 @@ impl FakeDevice {
         Self::of_config(vec![0xff; 4096])
     }
 
+    pub(crate) fn with_rom(mut self, rom: &[u8]) -> Self {
+        self.rom = rom.to_vec();
+        self
+    }
+
     pub(crate) fn hanging(mut self) -> Self {
         self.reset = Outcome::Hangs;
         self
@@ -210,19 +217,15 @@ impl Device for FakeDevice {
             Region::Config => {
                 RegionInfo { size: lock(&self.config).len() as u64, mappable: Vec::new() }
             }
+            Region::Rom => RegionInfo { size: self.rom.len() as u64, mappable: Vec::new() },
         })
     }
 
     fn read(&self, region: Region, offset: u64, data: &mut [u8]) -> io::Result<()> {
         match region {
             Region::Bar(_) => self.memory.read_exact_at(data, offset),
-            Region::Config => {
-                let config = lock(&self.config);
-                let start = usize::try_from(offset).expect("small");
-                let source = config.get(start..start + data.len());
-                data.copy_from_slice(source.ok_or(io::ErrorKind::InvalidInput)?);
-                Ok(())
-            }
+            Region::Config => copy(&lock(&self.config), offset, data),
+            Region::Rom => copy(&self.rom, offset, data),
         }
     }
 
@@ -233,6 +236,7 @@ impl Device for FakeDevice {
                 self.tell(Told::Bar(bar, offset, data.to_vec()))
             }
             Region::Config => self.tell(Told::Config(offset, data.to_vec())),
+            Region::Rom => Err(io::ErrorKind::InvalidInput.into()),
         }
     }
 
@@ -316,6 +320,13 @@ impl Device for FakeDevice {
         Mapping::of_file(self.memory.as_fd(), area.offset, size, Access::ReadWrite, alignment)
             .map(Arc::new)
     }
+}
+
+fn copy(bytes: &[u8], offset: u64, data: &mut [u8]) -> io::Result<()> {
+    let start = usize::try_from(offset).expect("small");
+    let source = bytes.get(start..start + data.len());
+    data.copy_from_slice(source.ok_or(io::ErrorKind::InvalidInput)?);
+    Ok(())
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

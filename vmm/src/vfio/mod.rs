@@ -19,7 +19,9 @@ pub mod dma;
 #[cfg(test)]
 mod fake;
 pub mod irq;
+mod link;
 pub mod neighbours;
 pub mod plug;
 pub mod quirks;
 pub mod reset;
+pub mod rom;

@@ -38,9 +38,14 @@ use super::{
 };
 use crate::sandbox::{SandboxError, ThreadKind, apply_thread_filter};
 
-/// How long a device may take. A function-level reset has to be over after 0.1 s, and a device may
-/// then answer late for a second (PCI Express 6.0 §6.6.1); GPUs have been seen to need several.
-pub const DEADLINE: Duration = Duration::from_secs(10);
+/// Longest that the kernel waits for a device after one kind of reset: it doubles its pauses until their sum is
+/// over 60 s (`pci_dev_wait` in drivers/pci/pci.c).
+const KERNEL_WAIT: Duration = Duration::from_secs(66);
+/// How long a device may take. PCI Express 6.0 §6.6.1 gives it a second, and GPUs and network cards that load
+/// firmware have been seen to need half a minute. The kernel waits after a function-level reset, and once more
+/// after that of its bus when the first did not help; until it is through, it holds up whoever opened the
+/// device.
+pub const DEADLINE: Duration = Duration::from_secs(2 * KERNEL_WAIT.as_secs() + 8);
 /// How often a rung is tried whose devices the kernel has in use for a moment, and the pause between.
 const BUSY_TRIES: u32 = 100;
 const BUSY_PAUSE: Duration = Duration::from_millis(50);

@@ -171,16 +171,25 @@ impl AdminQueue for Kernel {
     }
 }
 
-/// Has a drive erase itself; no command is begun [`BEGIN_LIMIT`] after `begin`.
+/// Has a drive erase itself in the best way that it does not refuse: some say that they can what they, or the
+/// firmware that locked them, then refuse. No command is begun [`BEGIN_LIMIT`] after `begin`. Returns the first
+/// refusal where nothing else is left.
 fn wipe(queue: &mut impl AdminQueue, begin: Instant) -> Result<Method, EraseError> {
     let bytes = identify(queue, About::Controller)?;
     let controller = Controller::parse(&bytes).ok_or(MEANINGLESS)?;
-    let method = controller.method().ok_or(EraseError::NoMethod)?;
-    match method {
-        Method::Sanitize(action) => sanitize(queue, action, begin)?,
-        Method::Format(erase) => format(queue, (controller, erase), begin)?,
+    let mut refusal = None;
+    for method in controller.methods() {
+        let erased = match method {
+            Method::Sanitize(action) => sanitize(queue, action, begin),
+            Method::Format(erase) => format(queue, (controller, erase), begin),
+        };
+        match erased {
+            Ok(()) => return Ok(method),
+            Err(refused @ EraseError::Refused { .. }) => refusal = refusal.or(Some(refused)),
+            Err(failed) => return Err(failed),
+        }
     }
-    Ok(method)
+    Err(refusal.unwrap_or(EraseError::NoMethod))
 }
 
 const MEANINGLESS: EraseError = EraseError::Meaningless { command: "Identify" };
@@ -353,6 +362,23 @@ mod tests {
         let mut empty = Drive { oacs: 2, ..Drive::default() };
         assert!(matches!(empty.wipe(), Err(EraseError::Namespaces { active: 0, unattached: 0 })));
         assert!(matches!(Drive::default().wipe(), Err(EraseError::NoMethod)));
+    }
+
+    #[test]
+    fn what_a_drive_refuses_is_tried_in_the_next_way_that_it_has() {
+        let one =
+            || Drive { oacs: 2, fna: 4, namespaces: vec![1], attached: 1, ..Drive::default() };
+        let idle = || vec![(0, 0), (0, 0)];
+        let mut drive = Drive { sanicap: 3, log: idle(), refuses: vec![0x84], ..one() };
+        assert_eq!(drive.wipe().expect("erased").name(), "format-crypto-erase");
+        assert_eq!(drive.told, [(0x80, 1, 0x401)]);
+        let mut drive = Drive { sanicap: 3, log: idle(), refuses: vec![0x84, 0x80], ..one() };
+        let refused = drive.wipe().expect_err("not erased");
+        assert!(matches!(refused, EraseError::Refused { command: "Sanitize", .. }), "{refused}");
+        // One that was accepted and failed is no refusal: the drive is not to be trusted with another.
+        let log = vec![(0, 0), (3, 0xc)];
+        let mut drive = Drive { sanicap: 3, log, ..one() };
+        assert!(matches!(drive.wipe(), Err(EraseError::Failed)));
     }
 
     #[test]

@@ -170,19 +170,18 @@ impl Controller {
         Some(Self { oacs, sanicap, fna: *bytes.get(524)? })
     }
 
-    /// Returns the best way to erase the drive; `None` when it has none.
-    pub fn method(self) -> Option<Method> {
-        if self.sanicap & 1 << 0 != 0 {
-            Some(Method::Sanitize(Action::CryptoErase))
-        } else if self.sanicap & 1 << 1 != 0 {
-            Some(Method::Sanitize(Action::BlockErase))
-        } else if self.oacs & 1 << 1 == 0 {
-            None
-        } else if self.fna & 1 << 2 != 0 {
-            Some(Method::Format(Erase::Cryptographic))
-        } else {
-            Some(Method::Format(Erase::UserData))
-        }
+    /// Returns the ways to erase the drive that it says it has, the best first.
+    pub fn methods(self) -> Vec<Method> {
+        let all = [
+            (self.sanicap & 1 << 0 != 0, Method::Sanitize(Action::CryptoErase)),
+            (self.sanicap & 1 << 1 != 0, Method::Sanitize(Action::BlockErase)),
+            (
+                self.oacs & 1 << 1 != 0 && self.fna & 1 << 2 != 0,
+                Method::Format(Erase::Cryptographic),
+            ),
+            (self.oacs & 1 << 1 != 0, Method::Format(Erase::UserData)),
+        ];
+        all.into_iter().filter_map(|(has, method)| has.then_some(method)).collect()
     }
 
     /// Whether namespaces may exist that are not attached.
@@ -278,7 +277,7 @@ pub fn everything(bytes: &[u8]) -> (Option<Method>, usize) {
     Sanitized::parse(bytes);
     let each: Vec<_> = list.iter().filter_map(|id| Some((*id, layout?))).collect();
     let formats = controller.map_or(0, |controller| controller.formats(&each).len());
-    (controller.and_then(Controller::method), formats)
+    (controller.and_then(|controller| controller.methods().first().copied()), formats)
 }
 
 #[cfg(test)]
@@ -327,13 +326,17 @@ mod tests {
     }
 
     #[test]
-    fn the_best_way_that_a_drive_has_is_chosen() {
-        let method = |oacs, sanicap, fna| controller(oacs, sanicap, fna).method();
-        assert_eq!(method(2, 0b111, 4), Some(Method::Sanitize(Action::CryptoErase)));
-        assert_eq!(method(0, 0b110, 4), Some(Method::Sanitize(Action::BlockErase)));
-        assert_eq!(method(2, 0b100, 4), Some(Method::Format(Erase::Cryptographic)));
-        assert_eq!(method(2, 0, 3), Some(Method::Format(Erase::UserData)));
-        assert_eq!(method(0, 0b100, 7), None, "an overwrite is none of ours");
+    fn the_ways_that_a_drive_has_come_the_best_first() {
+        let methods = |oacs, sanicap, fna| controller(oacs, sanicap, fna).methods();
+        let by_key = Method::Sanitize(Action::CryptoErase);
+        let blocks = Method::Sanitize(Action::BlockErase);
+        let format = Method::Format(Erase::UserData);
+        let format_by_key = Method::Format(Erase::Cryptographic);
+        assert_eq!(methods(2, 0b111, 4), [by_key, blocks, format_by_key, format]);
+        assert_eq!(methods(0, 0b110, 4), [blocks]);
+        assert_eq!(methods(2, 0b100, 4), [format_by_key, format]);
+        assert_eq!(methods(2, 0, 3), [format]);
+        assert_eq!(methods(0, 0b100, 7), [], "an overwrite is none of ours");
     }
 
     #[test]

@@ -21,15 +21,25 @@ pub(super) use manager::{Manager, Spare, Supplies};
 use types::devices::{AttachRequest, AttachedDevice, MAX_DEVICE_NAME};
 
 use crate::{
-    devices::DeviceError, pci::port::SlotWatch, vfio::assign::AssignError, vfio::reset::ResetError,
+    devices::DeviceError,
+    pci::port::SlotWatch,
+    vfio::{
+        assign::AssignError,
+        reset::{DEADLINE, ResetError},
+    },
 };
 
 /// Most orders that wait.
 const MAX_ORDERS: usize = 64;
 /// How long an order may take: a device may need two resets, and pinning memory takes its time.
 const ORDER_LIMIT: Duration = Duration::from_secs(300);
-/// How long taking everything back may last at the end of the machine.
-const CLOSE_LIMIT: Duration = Duration::from_secs(15);
+/// How long taking everything back may last at the end of the machine: two resets, as they may take.
+const CLOSE_LIMIT: Duration = Duration::from_secs(2 * DEADLINE.as_secs() + 5);
+
+const _: () = {
+    // One that did not work when the device was opened, and that of its set.
+    assert!(ORDER_LIMIT.as_secs() > 2 * DEADLINE.as_secs());
+};
 
 /// Why a device cannot be attached or detached.
 #[derive(Debug, thiserror::Error)]
