@@ -8,6 +8,8 @@ use std::{
 use serde::Deserialize;
 use types::config::{Authority, Seed};
 
+use crate::prefix::Prefix;
+
 /// Settings of a gateway. Every key of the file may be left out.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -63,8 +65,7 @@ impl Default for AttestationConfig {
     }
 }
 
-/// Bounds on what HTTP clients and nodes may take up. Behind a proxy all clients have the
-/// proxy's address: then `connections_per_source` is to be raised.
+/// Bounds on what HTTP clients and nodes may take up.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct HttpLimits {
@@ -72,6 +73,10 @@ pub struct HttpLimits {
     pub connections: usize,
     /// The same of one source: an IPv4 address, or the /64 of an IPv6 address.
     pub connections_per_source: usize,
+    /// Proxies before this gateway, by address or prefix. Who asks through one is told by its field
+    /// `x-forwarded-for`, whose last address that is no proxy's counts; its connections are bounded by
+    /// `connections` alone. Without this all clients of a proxy are one source.
+    pub proxies: Vec<Prefix>,
     /// How long the head of a request may take, in milliseconds. A connection on which none
     /// comes is closed after this time too.
     pub head_ms: u64,
@@ -81,6 +86,11 @@ pub struct HttpLimits {
     pub unread_ms: u64,
     /// How long a node may take to answer, in milliseconds.
     pub node_ms: u64,
+    /// How long a tunnel may be without a byte in either direction, in milliseconds.
+    pub idle_ms: u64,
+    /// How often something moves between a tunnel's client and the gateway at least, in milliseconds: proxies
+    /// end a connection on which nothing does (nginx after a minute).
+    pub ping_ms: u64,
 }
 
 impl Default for HttpLimits {
@@ -88,10 +98,13 @@ impl Default for HttpLimits {
         Self {
             connections: 4096,
             connections_per_source: 256,
+            proxies: Vec::new(),
             head_ms: 15_000,
             body_ms: 30_000,
             unread_ms: 300_000,
             node_ms: 30_000,
+            idle_ms: 3_600_000,
+            ping_ms: 30_000,
         }
     }
 }

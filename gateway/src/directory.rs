@@ -1,6 +1,6 @@
 //! The nodes that offer machines, as they said themselves. Pure: time is an argument.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use lease::api::Attestation;
 use types::{ids::NodeId, node::Offer, units::UnixSeconds};
@@ -33,6 +33,7 @@ pub enum OfferError {
 pub struct Directory {
     offers: BTreeMap<NodeId, (Offer, UnixSeconds)>,
     attestations: BTreeMap<NodeId, Attestation>,
+    seen: BTreeSet<NodeId>,
 }
 
 impl Directory {
@@ -62,6 +63,18 @@ impl Directory {
         }
         self.offers.insert(node, (offer, now.plus(validity)));
         Ok(())
+    }
+
+    /// Remembers that a node was a member of the overlay.
+    pub fn handle_seen(&mut self, node: NodeId) {
+        if self.seen.len() < MAX_NODES {
+            self.seen.insert(node);
+        }
+    }
+
+    /// Whether a node was a member of the overlay since the gateway's start, as far as that is remembered.
+    pub fn saw(&self, node: NodeId) -> bool {
+        self.seen.contains(&node)
     }
 
     /// Forgets a node that left or died.

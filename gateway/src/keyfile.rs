@@ -38,8 +38,11 @@ pub fn generate() -> Result<SigningKey, KeyFileError> {
 pub fn create(path: &Path, key: &SigningKey) -> Result<(), KeyFileError> {
     let write = || {
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
-        writeln!(file, "{}", types::hex::encode(&key.to_bytes()))?;
-        file.sync_all()
+        let text = types::hex::encode(&key.to_bytes()) + "\n";
+        file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).inspect_err(|_| {
+            // Half a key would be in the way of the next try.
+            let _ = fs::remove_file(path);
+        })
     };
     write().map_err(|source| KeyFileError::Write { path: path.to_owned(), source })
 }

@@ -16,6 +16,7 @@ pub mod directory;
 pub mod import;
 pub mod keyfile;
 pub mod limits;
+pub mod prefix;
 pub mod service;
 pub mod store;
 pub mod streams;

@@ -3,13 +3,15 @@
 
 use std::{
     collections::BTreeMap,
-    net::{IpAddr, Ipv6Addr},
+    net::{IpAddr, Ipv6Addr, SocketAddr},
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
 use lease::request::{MAX_AGE_S, ReplayError, ReplayGuard, VerifiedRequest};
 use types::units::UnixSeconds;
+
+use crate::prefix::Prefix;
 
 /// Requests that a source may make at once after a pause.
 pub const BURST: u32 = 400;
@@ -32,6 +34,25 @@ impl From<IpAddr> for Source {
             IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
         })
     }
+}
+
+/// Returns who sent a request that came from `peer`: behind one of our `proxies`, the last address of
+/// `x-forwarded-for` that is no proxy's. What stands before it anybody may have written.
+pub fn client(peer: IpAddr, proxies: &[Prefix], forwarded_for: &[&str]) -> IpAddr {
+    let is_proxy = |address| proxies.iter().any(|prefix| prefix.contains(address));
+    let mut client = peer;
+    for text in forwarded_for.iter().rev().flat_map(|field| field.rsplit(',')) {
+        if !is_proxy(client) {
+            break;
+        }
+        let text = text.trim();
+        // Some proxies tell the port, too.
+        let with_port = || text.parse::<SocketAddr>().map(|address| address.ip());
+        let bare = text.trim_start_matches('[').trim_end_matches(']');
+        let Ok(address) = bare.parse().or_else(|_| with_port()) else { break };
+        client = address;
+    }
+    client
 }
 
 /// The requests of the last while.
@@ -119,14 +140,14 @@ pub enum SlotError {
 pub struct Connections {
     limit: usize,
     limit_per_source: usize,
-    open: Mutex<BTreeMap<Source, usize>>,
+    open: Mutex<BTreeMap<Option<Source>, usize>>,
 }
 
 /// A connection that counts until it is dropped.
 #[derive(Debug)]
 pub struct Slot {
     connections: Arc<Connections>,
-    source: Source,
+    source: Option<Source>,
 }
 
 impl Connections {
@@ -135,12 +156,12 @@ impl Connections {
         Arc::new(Self { limit, limit_per_source, open: Mutex::default() })
     }
 
-    /// Counts a connection of `source`.
-    pub fn admit(self: &Arc<Self>, source: Source) -> Result<Slot, SlotError> {
+    /// Counts a connection of `source`; `None` for a proxy, which brings those of many.
+    pub fn admit(self: &Arc<Self>, source: Option<Source>) -> Result<Slot, SlotError> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let all: usize = open.values().sum();
         let of_source = open.get(&source).copied().unwrap_or(0);
-        if of_source >= self.limit_per_source {
+        if source.is_some() && of_source >= self.limit_per_source {
             return Err(SlotError::Source { limit: self.limit_per_source });
         }
         if all >= self.limit {
@@ -209,7 +230,7 @@ mod tests {
 
     #[test]
     fn connections_count_while_they_are_open() {
-        let (a, b, c) = (source("192.0.2.1"), source("192.0.2.2"), source("192.0.2.3"));
+        let [a, b, c] = ["192.0.2.1", "192.0.2.2", "192.0.2.3"].map(|text| Some(source(text)));
         let connections = Connections::new(3, 2);
         let first = connections.admit(a).expect("first");
         let _second = connections.admit(a).expect("second");
@@ -219,5 +240,34 @@ mod tests {
         drop(first);
         assert!(connections.admit(a).is_ok());
         assert_eq!(connections.open.lock().expect("unpoisoned").len(), 2);
+    }
+
+    #[test]
+    fn a_proxys_connections_are_bounded_in_all() {
+        let connections = Connections::new(3, 1);
+        let proxied: Vec<_> = (0..3).filter_map(|_| connections.admit(None).ok()).collect();
+        assert_eq!(proxied.len(), 3);
+        assert_eq!(connections.admit(None).err(), Some(SlotError::All { limit: 3 }));
+        drop(proxied);
+        assert!(connections.admit(Some(source("192.0.2.1"))).is_ok());
+    }
+
+    #[test]
+    fn a_proxy_tells_for_whom_it_asks_and_nobody_else_does() {
+        let proxies: Vec<Prefix> =
+            ["192.0.2.1", "10.0.0.0/8"].map(|text| text.parse().expect("a prefix")).to_vec();
+        let of = |peer: &str, fields: &[&str]| {
+            client(peer.parse().expect("an address"), &proxies, fields).to_string()
+        };
+        assert_eq!(of("198.51.100.7", &["203.0.113.9"]), "198.51.100.7");
+        assert_eq!(of("192.0.2.1", &["203.0.113.9"]), "203.0.113.9");
+        assert_eq!(of("192.0.2.1", &["1.1.1.1, 203.0.113.9 , 10.1.2.3"]), "203.0.113.9");
+        assert_eq!(of("192.0.2.1", &["1.1.1.1", "203.0.113.9", "10.1.2.3"]), "203.0.113.9");
+        assert_eq!(of("192.0.2.1", &["203.0.113.9:5000"]), "203.0.113.9");
+        assert_eq!(of("192.0.2.1", &["[2001:db8::7]:5000"]), "2001:db8::7");
+        assert_eq!(of("192.0.2.1", &["2001:db8::7"]), "2001:db8::7");
+        assert_eq!(of("192.0.2.1", &["203.0.113.9, unknown"]), "192.0.2.1");
+        assert_eq!(of("192.0.2.1", &[]), "192.0.2.1");
+        assert_eq!(of("192.0.2.1", &["10.0.0.1"]), "10.0.0.1");
     }
 }

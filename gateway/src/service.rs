@@ -255,6 +255,7 @@ async fn serve_inbox(gateway: Arc<Gateway>, mut inbox: Inbox) {
             Some(event) = inbox.events.recv() => match event {
                 MemberEvent::Joined(node) => {
                     tracing::info!(event = "member-joined", %node);
+                    gateway.directory().handle_seen(node);
                     tokio::spawn(ask_offer(Arc::clone(&gateway), node));
                 }
                 MemberEvent::Left(node) | MemberEvent::Died(node) => {

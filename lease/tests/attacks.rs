@@ -194,6 +194,39 @@ fn signed_requests_verify_while_fresh() {
     assert!(matches!(verify(&request(), 4900), Err(RequestError::Future { .. })));
 }
 
+/// What another signer makes of key 8 at 5000: http-message-signatures 3.0.0 of PyPI, with a label, a nonce in
+/// base64 and an end of its own.
+fn foreign() -> ForwardedRequest {
+    let input = "my-label_1=(\"@method\" \"@path\" \"@query\");created=5000;\
+        keyid=\"1398f62c6d1a457c51ba6a4b5f3dbd2f69fca93216218dc8997e416bd17d93ca\";alg=\"ed25519\";\
+        expires=5200;nonce=\"AbC+/0123456789xyz==\"";
+    let signature = "my-label_1=:N19rfUtPskm/lOS9hAIyP7b22fX8qMhpO2vSp6Zp6UONgsJ5HYCPYFfhLUmiVMnr/oMX\
+        noKkDgyoZlcE8lsqDw==:";
+    ForwardedRequest {
+        method: "GET".into(),
+        target: "/v1/machines?from=3".into(),
+        headers: vec![
+            ("signature-input".into(), input.into()),
+            ("signature".into(), signature.into()),
+        ],
+        body: Vec::new(),
+    }
+}
+
+#[test]
+fn what_another_signer_signed_verifies_until_it_expires() {
+    let verified = verify(&foreign(), 5200).unwrap();
+    assert_eq!(verified.key, authority::public_key(&key(8)));
+    assert_eq!(verified.nonce, "AbC+/0123456789xyz==");
+    assert!(matches!(verify(&foreign(), 5201), Err(RequestError::Expired { .. })));
+    let mut longer = foreign();
+    longer.headers[0].1 = longer.headers[0].1.replace("expires=5200", "expires=5300");
+    assert!(matches!(verify(&longer, 5201), Err(RequestError::Signature { .. })));
+    let mut twice = foreign();
+    twice.headers[0].1.push_str(";expires=5200");
+    assert!(matches!(verify(&twice, 5000), Err(RequestError::Syntax { .. })));
+}
+
 #[test]
 fn no_signed_part_can_be_altered() {
     let altered = |alter: fn(&mut ForwardedRequest)| {

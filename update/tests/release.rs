@@ -314,3 +314,16 @@ fn python_tuf_reads_what_the_release_tool_makes() {
     assert!(lines[1].starts_with("stable/channel.json "));
     assert_eq!(lines[2], "stable/none missing");
 }
+
+#[test]
+fn a_reader_that_has_enough_ends_what_is_printed_without_a_word() {
+    let bench = Bench::new();
+    let key = bench.key("a");
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    drop(reader);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_release"));
+    command.args(["key", "show", &key]).stdout(writer).stderr(std::process::Stdio::piped());
+    let done = command.spawn().and_then(std::process::Child::wait_with_output);
+    let done = done.expect("release runs");
+    assert_eq!((done.status.code(), text(&done.stderr)), (Some(141), String::new()));
+}

@@ -150,3 +150,23 @@ fn a_torn_write_is_not_a_file_of_the_store() {
     let published = fs::read(bench.path("metadata/timestamp.json")).expect("the timestamp");
     assert_eq!(stored, published);
 }
+
+#[test]
+fn a_reader_that_has_enough_ends_a_list_without_a_word() {
+    let bench = Bench::new(1, target(9));
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    drop(reader);
+    let metadata = format!("file://{}", bench.path("metadata").display());
+    let done = Command::new(env!("CARGO_BIN_EXE_holdfast-update"))
+        .arg("--root")
+        .arg(bench.path("root.json"))
+        .args(["--metadata-url", &metadata, "--store"])
+        .arg(bench.path("store"))
+        .arg("list")
+        .stdout(writer)
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .and_then(std::process::Child::wait_with_output)
+        .expect("holdfast-update runs");
+    assert_eq!((done.status.code(), &*done.stderr), (Some(141), &b""[..]));
+}

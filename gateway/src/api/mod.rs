@@ -15,7 +15,7 @@ mod terminal;
 mod tunnel;
 
 use std::{
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -23,7 +23,7 @@ use std::{
 use axum::{
     body::Body,
     extract::Request,
-    http::{HeaderValue, StatusCode, header, request::Parts},
+    http::{HeaderValue, StatusCode, Version, header, request::Parts},
     response::Response,
 };
 use lease::{
@@ -38,7 +38,7 @@ use types::{
 };
 
 use crate::{
-    limits::Signer,
+    limits::{Signer, client},
     service::{Gateway, now},
     store::{Store, StoreError},
 };
@@ -48,7 +48,10 @@ use routes::{MachineAction, Route, RouteError};
 async fn answer(gateway: &Arc<Gateway>, client: SocketAddr, request: Request) -> Response {
     let began = Instant::now();
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-    let response = if gateway.limits().admit(client.ip().into(), began).is_some() {
+    let peer = client.ip();
+    let source = source(gateway, peer, &request);
+    let client = if source == peer { client.to_string() } else { source.to_string() };
+    let mut response = if gateway.limits().admit(source.into(), began).is_some() {
         dispatch(gateway, request).await.unwrap_or_else(|problem| problem_response(&problem))
     } else {
         let mut response =
@@ -58,13 +61,34 @@ async fn answer(gateway: &Arc<Gateway>, client: SocketAddr, request: Request) ->
         response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
         response
     };
+    // Signed requests carry no field by which a cache tells people apart (RFC 9111 §3.5).
+    response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     let (status, ms) = (response.status().as_u16(), began.elapsed().as_millis());
     tracing::info!(event = "request", %client, %method, path, status, ms);
     response
 }
 
+/// Returns the address of whoever asks.
+fn source(gateway: &Gateway, peer: IpAddr, request: &Request) -> IpAddr {
+    let fields = request.headers().get_all("x-forwarded-for");
+    let fields: Vec<&str> = fields.iter().filter_map(|field| field.to_str().ok()).collect();
+    client(peer, &gateway.http.proxies, &fields)
+}
+
+/// Checks that a request names one host (RFC 9112 §3.2): what is between could take two for different ones.
+fn one_host(parts: &Parts) -> Result<(), Problem> {
+    match parts.headers.get_all(header::HOST).iter().count() {
+        1 => Ok(()),
+        0 if parts.version < Version::HTTP_11 => Ok(()),
+        count => {
+            Err(Kind::Malformed.because(format!("field host comes {count} times; once is right")))
+        }
+    }
+}
+
 async fn dispatch(gateway: &Arc<Gateway>, request: Request) -> Result<Response, Problem> {
     let (mut parts, body) = request.into_parts();
+    one_host(&parts)?;
     let route = match routes::route(parts.method.as_str(), parts.uri.path()) {
         Ok(route) => route,
         Err(RouteError::Method { problem, allow }) => {
@@ -103,6 +127,7 @@ async fn dispatch(gateway: &Arc<Gateway>, request: Request) -> Result<Response, 
         | Route::ReleaseDevice(node)
         | Route::Update(node) => {
             let (request, _) = signed(gateway, &parts, body).await?;
+            nodes::known(gateway, node)?;
             forwarding::ask(gateway, node, &request).await.map(forwarding::response)
         }
         Route::Machines => {
@@ -171,6 +196,7 @@ async fn attest(
     json_only(parts)?;
     let request = read(gateway, parts, body).await?;
     let _: Challenge = parse(&request.body)?;
+    nodes::known(gateway, node)?;
     forwarding::ask(gateway, node, &request).await.map(forwarding::response)
 }
 

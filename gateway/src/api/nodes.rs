@@ -30,6 +30,16 @@ pub(super) fn show(gateway: &Gateway, node: NodeId) -> Result<Response, Problem>
     Ok(json_response(StatusCode::OK, &view))
 }
 
+/// Refuses a node that nobody here has heard of: its name is wrong. One that was there and is away is asked, and
+/// then cannot be reached.
+pub(super) fn known(gateway: &Gateway, node: NodeId) -> Result<(), Problem> {
+    let is_member = || gateway.overlay.members().iter().any(|member| member.id == node);
+    if gateway.directory().saw(node) || is_member() {
+        return Ok(());
+    }
+    Err(Kind::NotFound.because(format!("this gateway has never seen node {node} in the overlay")))
+}
+
 /// Puts an offer and what the overlay knows together; `None` when the node is gone.
 fn view(gateway: &Gateway, offer: Offer) -> Option<NodeView> {
     let member = gateway.overlay.members().into_iter().find(|member| member.id == offer.node)?;

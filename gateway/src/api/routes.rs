@@ -15,17 +15,17 @@ pub enum Route {
     Attest(NodeId),
     /// `POST /v1/machines`.
     CreateMachine,
-    /// `GET /v1/healthz`.
+    /// `GET` or `HEAD /v1/healthz`.
     Health,
     /// Something with one machine.
     Machine(MachineId, MachineAction),
     /// `GET /v1/machines`.
     Machines,
-    /// `GET /v1/nodes/{id}`.
+    /// `GET` or `HEAD /v1/nodes/{id}`.
     Node(NodeId),
-    /// `GET /v1/nodes`.
+    /// `GET` or `HEAD /v1/nodes`.
     Nodes,
-    /// `GET /v1/openapi.json`.
+    /// `GET` or `HEAD /v1/openapi.json`.
     OpenApi,
     /// `GET` or `HEAD /v1/content/{sha256}`.
     ReadContent(ContentId),
@@ -95,15 +95,15 @@ pub fn route(method: &str, path: &str) -> Result<Route, RouteError> {
     let rest = path.strip_prefix("/v1/").ok_or_else(|| unknown(path))?;
     let segments: Vec<&str> = rest.split('/').collect();
     match segments.as_slice() {
-        ["healthz"] => only(method, path, &[("GET", Route::Health)]),
-        ["openapi.json"] => only(method, path, &[("GET", Route::OpenApi)]),
-        ["nodes"] => only(method, path, &[("GET", Route::Nodes)]),
+        ["healthz"] => only(method, path, &read(Route::Health)),
+        ["openapi.json"] => only(method, path, &read(Route::OpenApi)),
+        ["nodes"] => only(method, path, &read(Route::Nodes)),
         ["nodes", node, rest @ ..] => of_node(method, path, (name(node)?, rest)),
         ["content", content] => {
             let content = name(content)?;
-            let (read, write) = (Route::ReadContent(content), Route::WriteContent(content));
+            let (get, write) = (Route::ReadContent(content), Route::WriteContent(content));
             let remove = Route::RemoveContent(content);
-            let known = [("DELETE", remove), ("GET", read), ("HEAD", read), ("PUT", write)];
+            let known = [("DELETE", remove), ("GET", get), ("HEAD", get), ("PUT", write)];
             only(method, path, &known)
         }
         ["leases", lease] => only(method, path, &[("PUT", Route::ShowLease(name(lease)?))]),
@@ -161,7 +161,7 @@ fn of_machine(
 /// What is asked of one node.
 fn of_node(method: &str, path: &str, (node, rest): (NodeId, &[&str])) -> Result<Route, RouteError> {
     let (allowed, route) = match rest {
-        [] => ("GET", Route::Node(node)),
+        [] => return only(method, path, &read(Route::Node(node))),
         ["attestation"] => ("POST", Route::Attest(node)),
         ["devices", _, "release"] => ("POST", Route::ReleaseDevice(node)),
         ["updates", _] => ("POST", Route::Update(node)),
@@ -170,6 +170,12 @@ fn of_node(method: &str, path: &str, (node, rest): (NodeId, &[&str])) -> Result<
         _ => return Err(unknown(path)),
     };
     only(method, path, &[(allowed, route)])
+}
+
+/// What anybody may read, whole or its head (RFC 9110 §9.1). Other reading is signed, and the node that checks the
+/// signature knows no HEAD.
+fn read(route: Route) -> [(&'static str, Route); 2] {
+    [("GET", route), ("HEAD", route)]
 }
 
 fn unknown(path: &str) -> RouteError {
@@ -220,6 +226,8 @@ mod tests {
         assert_eq!(status("DELETE", &format!("/v1/machines/{id}/devices")), 405);
         assert_eq!(status("GET", &format!("/v1/machines/{id}/dump")), 405);
         assert_eq!(status("PATCH", "/v1/nodes"), 405);
+        assert_eq!(status("HEAD", "/v1/healthz"), 200);
+        assert_eq!(status("HEAD", "/v1/machines"), 405);
         assert_eq!(status("GET", "/v2/nodes"), 404);
         assert_eq!(status("GET", "/v1/nodes/"), 404);
         assert_eq!(status("GET", "/v1/machines/xyz"), 404);

@@ -18,6 +18,7 @@ use axum::body::Body;
 use hyper::{server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use lease::problem::Kind;
+use rustix::net::sockopt;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream},
@@ -28,7 +29,7 @@ use types::forward::Problem;
 
 use crate::{
     config::HttpLimits,
-    limits::{Connections, Slot, SlotError},
+    limits::{Connections, Slot, SlotError, Source},
     service::Gateway,
 };
 
@@ -38,6 +39,9 @@ const MAX_HEAD: usize = 64 << 10;
 
 /// Pause after a connection could not be taken, which is for want of descriptors or memory.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// A connection on which nothing moves is tried after this time, and as often.
+const QUIET: Duration = Duration::from_secs(60);
 
 /// How long running requests may go on after the order to stop.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(10);
@@ -53,7 +57,7 @@ pub async fn serve(gateway: Arc<Gateway>, listener: TcpListener, stop: impl Futu
         tokio::select! {
             () = &mut stop => break,
             accepted = listener.accept() => match accepted {
-                Ok((stream, client)) => match connections.admit(client.ip().into()) {
+                Ok((stream, client)) => match connections.admit(source(&limits, client)) {
                     Ok(slot) => {
                         prepare(&stream, &limits);
                         let stream = Counted { stream, _slot: slot };
@@ -75,12 +79,22 @@ pub async fn serve(gateway: Arc<Gateway>, listener: TcpListener, stop: impl Futu
     let _ = tokio::time::timeout(DRAIN_DEADLINE, all_ended).await;
 }
 
+/// Returns who a connection counts for; nobody where a proxy brings it.
+fn source(limits: &HttpLimits, client: SocketAddr) -> Option<Source> {
+    let is_proxy = limits.proxies.iter().any(|prefix| prefix.contains(client.ip()));
+    (!is_proxy).then(|| client.ip().into())
+}
+
 /// Tells the kernel how to treat a connection; one that is gone already will fail by itself.
 fn prepare(stream: &TcpStream, limits: &HttpLimits) {
     let _ = stream.set_nodelay(true);
     // RFC 5482: also ends a connection whose other end acknowledges but reads nothing.
     let unread_ms = u32::try_from(limits.unread_ms).unwrap_or(u32::MAX);
-    let _ = rustix::net::sockopt::set_tcp_user_timeout(stream, unread_ms);
+    let _ = sockopt::set_tcp_user_timeout(stream, unread_ms);
+    // A console may be quiet for days; a client that is gone without a word is to be noticed all the same.
+    let _ = sockopt::set_socket_keepalive(stream, true)
+        .and_then(|()| sockopt::set_tcp_keepidle(stream, QUIET))
+        .and_then(|()| sockopt::set_tcp_keepintvl(stream, QUIET));
 }
 
 /// Answers the requests of one connection.

@@ -3,7 +3,10 @@
 //!
 //! Nothing is queued here: a chunk is read only after the last one was taken.
 
-use std::time::Duration;
+use std::{
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 use axum::{
     body::{Body, Bytes},
@@ -14,10 +17,16 @@ use axum::{
     http::{HeaderValue, StatusCode, header, request::Parts},
     response::Response,
 };
-use futures_util::{SinkExt, StreamExt};
+use futures_util::{
+    SinkExt, StreamExt,
+    stream::{SplitSink, SplitStream},
+};
 use lease::{problem::Kind, request::VerifiedRequest};
 use overlay::OverlayStream;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf},
+    time::Instant,
+};
 use tokio_util::io::ReaderStream;
 use types::{
     forward::{ForwardedRequest, Problem, StreamHeader},
@@ -36,8 +45,14 @@ const CHUNK: usize = 32 << 10;
 /// Largest frame of a client.
 const MAX_FRAME: usize = 1 << 20;
 
-/// A tunnel without a byte in either direction ends after this long.
-const IDLE: Duration = Duration::from_secs(3600);
+/// How long a tunnel may be quiet.
+#[derive(Debug, Clone, Copy)]
+struct Pace {
+    /// One without a byte in either direction ends after this time.
+    idle: Duration,
+    /// How often something moves between client and gateway at least.
+    ping: Duration,
+}
 
 pub(super) async fn follow(
     gateway: &Gateway,
@@ -47,7 +62,10 @@ pub(super) async fn follow(
 ) -> Result<Response, Problem> {
     let Opened { stream, .. } = connect(gateway, machine, request, who).await?;
     let body = Body::from_stream(ReaderStream::with_capacity(stream, CHUNK));
-    Ok(response(StatusCode::OK, "application/octet-stream", body))
+    let mut response = response(StatusCode::OK, "application/octet-stream", body);
+    // A proxy that gathers an answer first (nginx does) would show a console by the page.
+    response.headers_mut().insert("x-accel-buffering", HeaderValue::from_static("no"));
+    Ok(response)
 }
 
 /// Passes on a guest's memory. Its length is told first, so that a dump that breaks off is seen.
@@ -77,7 +95,10 @@ pub(super) async fn open(
 ) -> Result<Response, Problem> {
     let upgrade = upgrade(parts, "a tunnel").await?;
     let Opened { stream, .. } = connect(gateway, machine, request, who).await?;
-    Ok(upgrade.on_upgrade(move |socket| carry(socket, stream)))
+    let milliseconds = Duration::from_millis;
+    let limits = &gateway.http;
+    let pace = Pace { idle: milliseconds(limits.idle_ms), ping: milliseconds(limits.ping_ms) };
+    Ok(upgrade.on_upgrade(move |socket| carry(socket, stream, pace)))
 }
 
 /// Opens a console that is typed at.
@@ -96,7 +117,9 @@ pub(super) async fn open_terminal(
 /// Reads that a request begins a WebSocket; `what` is one.
 async fn upgrade(parts: &mut Parts, what: &str) -> Result<WebSocketUpgrade, Problem> {
     let upgrade = WebSocketUpgrade::from_request_parts(parts, &()).await.map_err(|error| {
-        Kind::Malformed.because(format!("{what} is a WebSocket (RFC 6455): {error}"))
+        Kind::Malformed.because(format!(
+            "{what} is a WebSocket (RFC 6455), and a proxy has to pass on what makes it one: {error}"
+        ))
     })?;
     Ok(upgrade.max_frame_size(MAX_FRAME).max_message_size(MAX_FRAME))
 }
@@ -125,45 +148,96 @@ fn refuse(error: &StreamError) -> Problem {
 }
 
 /// Carries bytes until both directions ended, one broke, or nothing moved for long.
-async fn carry(socket: WebSocket, stream: OverlayStream) {
-    let (mut to_client, mut from_client) = socket.split();
-    let (mut from_node, mut to_node) = tokio::io::split(stream);
-    let up = async {
-        let ended = loop {
-            match tokio::time::timeout(IDLE, from_client.next()).await {
-                Ok(Some(Ok(Message::Binary(bytes)))) if bytes.is_empty() => break Ended::Half,
-                Ok(Some(Ok(Message::Binary(bytes)))) => {
-                    if to_node.write_all(&bytes).await.is_err() {
-                        break Ended::Half;
-                    }
-                }
-                Ok(Some(Ok(Message::Ping(_) | Message::Pong(_)))) => {}
-                Ok(Some(Ok(Message::Text(_) | Message::Close(_)) | Err(_)) | None) | Err(_) => {
-                    break Ended::Whole;
-                }
-            }
-        };
-        // The guest may still have something to say after the client's last byte.
-        let _ = to_node.shutdown().await;
-        ended
-    };
-    let down = async {
-        let mut chunk = vec![0; CHUNK];
-        while let Ok(Ok(length @ 1..)) =
-            tokio::time::timeout(IDLE, from_node.read(&mut chunk)).await
-        {
-            let bytes = Bytes::copy_from_slice(&chunk[..length]);
-            if to_client.send(Message::Binary(bytes)).await.is_err() {
-                break;
-            }
-        }
-        // The client may be gone already.
-        let _ = to_client.close().await;
-    };
+async fn carry(socket: WebSocket, stream: OverlayStream, pace: Pace) {
+    let (to_client, from_client) = socket.split();
+    let (from_node, to_node) = tokio::io::split(stream);
+    let moved = Moved(Mutex::new(Instant::now()));
+    let up = up(from_client, to_node, &moved);
+    let down = down(from_node, (to_client, pace.ping), &moved);
     tokio::pin!(up, down);
+    let both = async {
+        tokio::select! {
+            () = &mut down => {}
+            ended = &mut up => if let Ended::Half = ended { down.await },
+        }
+    };
     tokio::select! {
-        () = &mut down => {}
-        ended = &mut up => if let Ended::Half = ended { down.await },
+        () = both => {}
+        () = moved.long_ago(pace.idle) => {}
+    }
+}
+
+async fn up(
+    mut client: SplitStream<WebSocket>,
+    mut node: WriteHalf<OverlayStream>,
+    moved: &Moved,
+) -> Ended {
+    let ended = loop {
+        match client.next().await {
+            Some(Ok(Message::Binary(bytes))) if bytes.is_empty() => break Ended::Half,
+            Some(Ok(Message::Binary(bytes))) => {
+                if node.write_all(&bytes).await.is_err() {
+                    break Ended::Half;
+                }
+                moved.now();
+            }
+            Some(Ok(Message::Ping(_) | Message::Pong(_))) => {}
+            Some(Ok(Message::Text(_) | Message::Close(_)) | Err(_)) | None => break Ended::Whole,
+        }
+    };
+    // The guest may still have something to say after the client's last byte.
+    let _ = node.shutdown().await;
+    ended
+}
+
+async fn down(
+    mut node: ReadHalf<OverlayStream>,
+    (mut client, every): (SplitSink<WebSocket, Message>, Duration),
+    moved: &Moved,
+) {
+    let mut chunk = vec![0; CHUNK];
+    let mut ping = tokio::time::interval_at(Instant::now() + every, every);
+    loop {
+        let message = tokio::select! {
+            read = node.read(&mut chunk) => match read {
+                Ok(length @ 1..) => Message::Binary(Bytes::copy_from_slice(&chunk[..length])),
+                Ok(0) | Err(_) => break,
+            },
+            _ = ping.tick() => Message::Ping(Bytes::new()),
+        };
+        let is_ping = matches!(message, Message::Ping(_));
+        if client.send(message).await.is_err() {
+            break;
+        }
+        if !is_ping {
+            moved.now();
+        }
+    }
+    // The client may be gone already.
+    let _ = client.close().await;
+}
+
+/// When the last byte moved, in whichever direction.
+struct Moved(Mutex<Instant>);
+
+impl Moved {
+    fn last(&self) -> MutexGuard<'_, Instant> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn now(&self) {
+        *self.last() = Instant::now();
+    }
+
+    /// Returns when nothing moved for so long.
+    async fn long_ago(&self, idle: Duration) {
+        loop {
+            let until = *self.last() + idle;
+            if until <= Instant::now() {
+                return;
+            }
+            tokio::time::sleep_until(until).await;
+        }
     }
 }
 

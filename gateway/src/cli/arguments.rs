@@ -12,9 +12,18 @@ use types::{
 #[derive(Debug, Parser)]
 #[command(name = "holdfast", version)]
 pub(crate) struct Arguments {
-    /// Where the gateway's HTTP API is.
-    #[arg(long, env = "HOLDFAST_GATEWAY", default_value = "http://127.0.0.1:8460", global = true)]
+    /// Where the gateway's HTTP API is: http://HOST:PORT or https://HOST.
+    #[arg(
+        long,
+        env = "HOLDFAST_GATEWAY",
+        default_value = "http://127.0.0.1:8460",
+        global = true,
+        value_name = "URL"
+    )]
     pub(crate) gateway: String,
+    /// Certificates (PEM) of those that may vouch for a gateway at https; the system's unless given.
+    #[arg(long, env = "HOLDFAST_CA_FILE", global = true, value_name = "FILE")]
+    pub(crate) ca_file: Option<PathBuf>,
     /// File of the private key that signs.
     #[arg(long, env = "HOLDFAST_KEY", global = true)]
     pub(crate) key: Option<PathBuf>,
@@ -89,6 +98,9 @@ pub(crate) enum Command {
         /// each renewal.
         #[arg(long = "lease")]
         leases: Vec<PathBuf>,
+        /// Check receipts that were kept, as `--json` printed them; nobody is asked then.
+        #[arg(long, value_name = "FILE")]
+        saved: Option<PathBuf>,
     },
     /// Connect standard input and output with a TCP port of a machine.
     Tunnel {

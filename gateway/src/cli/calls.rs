@@ -96,6 +96,7 @@ pub(super) async fn of(command: &Command) -> Result<Vec<Call>, CliError> {
             vec![Call::act("DELETE", format!("/v1/content/{content}"))?]
         }
         Command::Machines { command } => vec![machines(command)?],
+        Command::Receipts { saved: Some(_), .. } => Vec::new(),
         Command::Receipts { machine, .. } => vec![receipts(*machine, None)],
         Command::Console { machine, follow, previous, .. } => {
             let query = match (follow, previous) {
@@ -209,6 +210,10 @@ async fn push(file: &Path, lease: Option<&Path>) -> Result<Vec<Call>, CliError> 
 
 async fn digest(path: &Path) -> std::io::Result<ContentId> {
     let mut file = tokio::fs::File::open(path).await?;
+    if !file.metadata().await?.is_file() {
+        let message = "it is no file; it is read twice, so save what it gives in one";
+        return Err(std::io::Error::other(message));
+    }
     let (mut hash, mut chunk) = (Sha256::new(), vec![0; 256 << 10]);
     loop {
         match file.read(&mut chunk).await? {

@@ -33,7 +33,10 @@ pub(super) fn line(context: &Context, call: &Call) -> Result<String, CliError> {
         let file = std::path::absolute(file).unwrap_or_else(|_| file.clone());
         words.push(format!("-T {}", quoted(&file.display().to_string())));
     }
-    let url = format!("http://{}{}", context.client.authority()?, request.target);
+    if let Some(file) = context.client.authorities() {
+        words.push(format!("--cacert {}", quoted(&file.display().to_string())));
+    }
+    let url = format!("{}{}", context.client.place()?.url(), request.target);
     words.push(quoted(&url));
     Ok(words.join(" "))
 }

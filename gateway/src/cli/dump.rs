@@ -1,4 +1,5 @@
-//! Saves a guest's memory as it comes. A dump that breaks off is removed: half of memory is no dump.
+//! Saves a guest's memory as it comes. A dump that breaks off is removed, also when a signal ends the command: half
+//! of memory is no dump.
 
 use std::{fs::File, io::Write, os::unix::fs::OpenOptionsExt, path::Path};
 
@@ -6,23 +7,26 @@ use http_body_util::BodyExt;
 use hyper::body::{Body, Incoming};
 use serde_json::json;
 
-use super::{CliError, Context, calls::Call};
+use super::{CliError, Context, calls::Call, terminal};
 
-pub(super) async fn save(context: &Context, call: &Call, out: &Path) -> Result<(), CliError> {
+/// Returns the exit status.
+pub(super) async fn save(context: &Context, call: &Call, out: &Path) -> Result<u8, CliError> {
     let body = context.client.begin(call, Some(&context.key()?)).await?.into_body();
     // Memory may hold secrets: nobody else reads it.
     let file = File::options().write(true).create_new(true).mode(0o600).open(out);
     let mut file = file.map_err(|source| failed("make", out, source))?;
-    match copy(context, body, &mut file, out).await {
-        Ok(bytes) => context.print(&json!({ "file": out, "bytes": bytes }), |_| {
-            format!("{bytes} bytes in {}\n", out.display())
-        }),
-        Err(error) => {
-            // What is there helps nobody.
-            let _ = std::fs::remove_file(out);
-            Err(error)
-        }
+    let saved = tokio::select! {
+        saved = copy(context, body, &mut file, out) => saved.map(Ok),
+        status = terminal::signalled(None) => status.map(Err),
+    };
+    if let Ok(Ok(bytes)) = saved {
+        let shown = json!({ "file": out, "bytes": bytes });
+        let text = |_: &_| format!("{bytes} bytes in {}\n", out.display());
+        return context.print(&shown, text).map(|()| 0);
     }
+    // What is there helps nobody.
+    let _ = std::fs::remove_file(out);
+    saved.map(|saved| saved.err().unwrap_or_default())
 }
 
 async fn copy(
@@ -34,7 +38,7 @@ async fn copy(
     let expected = body.size_hint().exact();
     let mut written = 0;
     while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|error| context.client.unreachable(error))?;
+        let frame = frame.map_err(|error| context.client.broken(&error))?;
         if let Some(bytes) = frame.data_ref() {
             file.write_all(bytes).map_err(|source| failed("write", out, source))?;
             written += bytes.len() as u64;

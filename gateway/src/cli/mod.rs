@@ -6,8 +6,9 @@
 //! | 1           | a file, a key, a lease or an argument is wrong, or a node did not prove what it runs |
 //! | 2           | wrong command line                                            |
 //! | 3           | the gateway or the node refused; standard error says why      |
-//! | 4           | the gateway or the node cannot be reached, or answered something else |
-//! | other       | `ssh`: the status of ssh; `console -i`: 128 and the number of the signal that ended it |
+//! | 4           | the gateway or the node cannot be reached, or answered something else; `machines list`: a node did not answer, and the list lacks its machines |
+//! | 141         | whoever read standard output closed it before the end         |
+//! | other       | `ssh`: the status of ssh; `console -i` and `machines dump`: 128 and the number of the signal that ended it |
 //!
 //! Results go to standard output, as tables or with `--json` as JSON; everything else to standard
 //! error.
@@ -16,6 +17,7 @@ mod arguments;
 mod attest;
 mod calls;
 mod claim;
+mod connection;
 mod curl;
 mod dump;
 mod hardware;
@@ -28,7 +30,7 @@ mod show;
 mod terminal;
 mod tunnel;
 
-use std::{fmt, path::PathBuf, process::ExitCode};
+use std::{fmt, io, path::PathBuf, process::ExitCode};
 
 use clap::Parser;
 use http_body_util::BodyExt;
@@ -72,11 +74,14 @@ pub enum CliError {
     Terminal { source: std::io::Error },
 }
 
+/// Exit status where somebody does not answer.
+const UNREACHABLE: u8 = 4;
+
 impl CliError {
     fn status(&self) -> u8 {
         match self {
             Self::Refused { .. } => 3,
-            Self::Unreachable { .. } | Self::Answer { .. } => 4,
+            Self::Unreachable { .. } | Self::Answer { .. } => UNREACHABLE,
             Self::Key(_)
             | Self::Image(_)
             | Self::File { .. }
@@ -161,10 +166,17 @@ pub(crate) fn write_out(bytes: &[u8]) -> Result<(), CliError> {
     out.write_all(bytes).and_then(|()| out.flush()).map_err(|source| CliError::Output { source })
 }
 
+/// Status of a process that SIGPIPE ended, as shells count it.
+const READER_GONE: u8 = 128 + 13;
+
 /// Runs the command line and returns the exit status.
 pub async fn main() -> ExitCode {
     match run(Arguments::parse()).await {
         Ok(status) => ExitCode::from(status),
+        // Whoever read what was printed has had enough of it, as `head` has.
+        Err(CliError::Output { source }) if source.kind() == io::ErrorKind::BrokenPipe => {
+            ExitCode::from(READER_GONE)
+        }
         Err(error) => {
             eprintln!("holdfast: {}", show::harmless(&lease::problem::chain(&error)));
             ExitCode::from(error.status())
@@ -174,7 +186,7 @@ pub async fn main() -> ExitCode {
 
 async fn run(arguments: Arguments) -> Result<u8, CliError> {
     let form = if arguments.json { Form::Json } else { Form::Human };
-    let client = Client::new(&arguments.gateway);
+    let client = Client::new(arguments.gateway, arguments.ca_file);
     let context = Context { client, key_path: arguments.key, form };
     let calls = calls::of(&arguments.command).await?;
     if arguments.curl {
@@ -189,14 +201,15 @@ async fn run(arguments: Arguments) -> Result<u8, CliError> {
     if let Command::Node { command: NodeCommand::RecoveryKey(wanted) } = &arguments.command {
         return recovery::run(&context, wanted).await.map(|()| 0);
     }
-    if let Command::Receipts { machine, leases } = &arguments.command {
-        return receipts::run(&context, *machine, leases).await.map(|()| 0);
+    if let Command::Receipts { machine, leases, saved } = &arguments.command {
+        let wanted = receipts::Wanted { machine: *machine, leases, saved: saved.as_deref() };
+        return receipts::run(&context, &wanted).await.map(|()| 0);
     }
     if let Some((last, before)) = calls.split_last() {
         for call in before {
             context.ask(call).await?;
         }
-        return answer(&context, &arguments.command, last).await.map(|()| 0);
+        return answer(&context, &arguments.command, last).await;
     }
     match arguments.command {
         Command::Keygen { out } => keygen(&context, out)?,
@@ -220,14 +233,15 @@ async fn run(arguments: Arguments) -> Result<u8, CliError> {
     Ok(0)
 }
 
-/// Sends a command's last request and prints what is answered.
-async fn answer(context: &Context, command: &Command, call: &Call) -> Result<(), CliError> {
+/// Sends a command's last request and prints what is answered; returns the exit status.
+async fn answer(context: &Context, command: &Command, call: &Call) -> Result<u8, CliError> {
     match command {
-        Command::Console { follow: true, .. } => return console(context, call).await,
-        Command::Console { follow: false, .. } => return write_out(&context.ask(call).await?),
-        Command::Machines { command: MachinesCommand::Counters { prometheus: true, .. } } => {
-            return write_out(&context.ask(call).await?);
+        Command::Console { follow: true, .. } => return console(context, call).await.map(|()| 0),
+        Command::Console { follow: false, .. }
+        | Command::Machines { command: MachinesCommand::Counters { prometheus: true, .. } } => {
+            return write_out(&context.ask(call).await?).map(|()| 0);
         }
+        Command::Machines { command: MachinesCommand::List } => return list(context, call).await,
         Command::Machines { command: MachinesCommand::Dump { out, .. } } => {
             return dump::save(context, call, out).await;
         }
@@ -243,7 +257,7 @@ async fn answer(context: &Context, command: &Command, call: &Call) -> Result<(),
         | Command::Ssh { .. } => {}
     }
     let answer = context.client.parse(&context.ask(call).await?)?;
-    context.print(&answer, |answer| match command {
+    let printed = context.print(&answer, |answer| match command {
         Command::Nodes => show::nodes(answer),
         Command::Node { command: NodeCommand::Show { .. } } => show::node(answer),
         Command::Node { command: NodeCommand::ReleaseDevice { device, .. } } => {
@@ -262,7 +276,6 @@ async fn answer(context: &Context, command: &Command, call: &Call) -> Result<(),
         Command::Machines {
             command: MachinesCommand::Attach(_) | MachinesCommand::Detach { .. },
         } => show::attachment(answer),
-        Command::Machines { command: MachinesCommand::List } => show::machines(answer),
         Command::Machines { command: MachinesCommand::Events { .. } } => show::events(answer),
         Command::Machines { command: MachinesCommand::Counters { .. } } => show::counters(answer),
         Command::Keygen { .. }
@@ -277,14 +290,30 @@ async fn answer(context: &Context, command: &Command, call: &Call) -> Result<(),
             command: NodeCommand::Attest(_) | NodeCommand::Claim(_) | NodeCommand::RecoveryKey(_),
         }
         | Command::Ssh { .. } => show::machine(answer),
-    })
+    });
+    printed.map(|()| 0)
+}
+
+/// Prints a renter's machines, and says which nodes may have others: a list that lacks some is no list for scripts.
+async fn list(context: &Context, call: &Call) -> Result<u8, CliError> {
+    let answer = context.client.ask_whole(call, Some(&context.key()?)).await?;
+    context.print(&context.client.parse(answer.body())?, show::machines)?;
+    let silent = answer.headers().get("holdfast-unreachable-nodes");
+    let silent = silent.and_then(|nodes| nodes.to_str().ok()).unwrap_or_default();
+    for node in silent.split_whitespace() {
+        eprintln!(
+            "holdfast: node {} did not answer; its machines are not in this list",
+            show::harmless(node)
+        );
+    }
+    Ok(if silent.is_empty() { 0 } else { UNREACHABLE })
 }
 
 /// Prints a console as it comes.
 async fn console(context: &Context, call: &Call) -> Result<(), CliError> {
     let mut body = context.client.begin(call, Some(&context.key()?)).await?.into_body();
     while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|error| context.client.unreachable(error))?;
+        let frame = frame.map_err(|error| context.client.broken(&error))?;
         if let Some(bytes) = frame.data_ref() {
             write_out(bytes)?;
         }

@@ -1,12 +1,13 @@
 //! `holdfast receipts`: what a machine used, checked before it is shown.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use lease::{
     api::Receipts,
     document::Lease,
     metering::{self, MeterError, SignedReceipt},
 };
+use serde::Deserialize;
 use serde_json::json;
 use types::ids::MachineId;
 
@@ -15,12 +16,18 @@ use super::{CliError, Context, calls, leases, show};
 /// Most answers that are read: more than a node keeps.
 const MAX_ANSWERS: usize = 200;
 
-pub(super) async fn run(
-    context: &Context,
-    machine: MachineId,
-    files: &[PathBuf],
-) -> Result<(), CliError> {
-    let leases = files
+/// Whose receipts, and against what they are checked.
+pub(super) struct Wanted<'a> {
+    pub(super) machine: MachineId,
+    /// Its leases.
+    pub(super) leases: &'a [PathBuf],
+    /// Where the receipts are; the gateway is asked without it.
+    pub(super) saved: Option<&'a Path>,
+}
+
+pub(super) async fn run(context: &Context, wanted: &Wanted<'_>) -> Result<(), CliError> {
+    let leases = wanted
+        .leases
         .iter()
         .map(|path| {
             leases::read(path)?
@@ -28,8 +35,11 @@ pub(super) async fn run(
                 .map_err(|error| wrong(format!("{} holds no lease", path.display()), error))
         })
         .collect::<Result<Vec<_>, _>>()?;
-    let receipts = fetch(context, machine).await?;
-    check(machine, &receipts, &leases)?;
+    let receipts = match wanted.saved {
+        Some(path) => read(path)?,
+        None => fetch(context, wanted.machine).await?,
+    };
+    check(wanted.machine, &receipts, &leases)?;
     let checked = if leases.is_empty() {
         "signatures; give --lease to check node, price and sums"
     } else {
@@ -37,6 +47,21 @@ pub(super) async fn run(
     };
     let shown = json!({ "receipts": receipts, "checked": checked });
     context.print(&shown, show::receipts)
+}
+
+/// Reads receipts that were kept: what this command prints with `--json`, or what the API answers.
+fn read(path: &Path) -> Result<Vec<SignedReceipt>, CliError> {
+    let failed = |source| CliError::File { operation: "read", path: path.to_owned(), source };
+    let bytes = std::fs::read(path).map_err(failed)?;
+    let kept: Kept = serde_json::from_slice(&bytes)
+        .map_err(|error| wrong(format!("{} holds no receipts", path.display()), error))?;
+    Ok(kept.receipts)
+}
+
+/// Receipts in a file, whatever stands beside them.
+#[derive(Deserialize)]
+struct Kept {
+    receipts: Vec<SignedReceipt>,
 }
 
 async fn fetch(context: &Context, machine: MachineId) -> Result<Vec<SignedReceipt>, CliError> {

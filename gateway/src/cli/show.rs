@@ -1,6 +1,6 @@
 //! Tables for people, of the JSON that gateway and lease give.
 
-use std::ops::RangeInclusive;
+use std::{collections::BTreeMap, ops::RangeInclusive};
 
 use jiff::Timestamp;
 use serde_json::Value;
@@ -281,7 +281,26 @@ pub(super) fn receipts(shown: &Value) -> String {
         ]
     });
     let head = ["FROM", "TO", "SERIAL", "RUNNING s", "MILLIONTHS OF", "UNIT"];
-    format!("{}checked     {}\n", table(&head, rows), text(&shown["checked"]))
+    let table = table(&head, rows);
+    let totals = [("total", total(&shown["receipts"])), ("checked", text(&shown["checked"]))];
+    format!("{table}{}", pairs(&totals))
+}
+
+/// What receipts come to in all, for each unit of price.
+fn total(receipts: &Value) -> String {
+    let mut sums = BTreeMap::new();
+    for signed in list(receipts) {
+        let receipt = &signed["receipt"];
+        let number = |name: &str| u128::from(receipt[name].as_u64().unwrap_or_default());
+        let (running, micro) = sums.entry(text(&receipt["unit"])).or_insert((0, 0));
+        (*running, *micro) = (*running + number("running_s"), *micro + number("micro"));
+    }
+    let sums = sums.iter().map(|(unit, (running, micro)): (&String, &(u128, u128))| {
+        let (whole, part) = (micro / 1_000_000, micro % 1_000_000);
+        format!("{whole}.{part:06} {unit} for {running} s of running")
+    });
+    let sums: Vec<_> = sums.collect();
+    if sums.is_empty() { "nothing yet".to_owned() } else { sums.join(", ") }
 }
 
 fn list(value: &Value) -> &[Value] {
@@ -361,6 +380,16 @@ fn table(head: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn receipts_come_to_a_sum_for_each_unit() {
+        let receipt = |unit: &str, micro: u64| serde_json::json!({"receipt": {"unit": unit, "micro": micro, "running_s": 60}});
+        let all = [receipt("EUR", 1_500_000), receipt("EUR", 700_000), receipt("XYZ", u64::MAX)];
+        let sum = total(&all.to_vec().into());
+        let large = "18446744073709.551615 XYZ for 60 s of running";
+        assert_eq!(sum, format!("2.200000 EUR for 120 s of running, {large}"));
+        assert_eq!(total(&Value::Null), "nothing yet");
+    }
 
     #[test]
     fn what_others_say_cannot_rule_the_terminal() {

@@ -144,7 +144,7 @@ async fn shown(
 
 /// Waits for a signal that ends the command, so that the terminal is given back first; returns the exit status.
 /// After a stop the terminal is made raw again: the shell has used it meanwhile.
-async fn signalled(raw: Option<&Raw>) -> Result<u8, CliError> {
+pub(super) async fn signalled(raw: Option<&Raw>) -> Result<u8, CliError> {
     let listen = |kind| signal(kind).map_err(|source| CliError::Terminal { source });
     let mut hangup = listen(SignalKind::hangup())?;
     let mut interrupt = listen(SignalKind::interrupt())?;
@@ -176,7 +176,7 @@ async fn signalled(raw: Option<&Raw>) -> Result<u8, CliError> {
 static BEFORE: Mutex<Option<(OwnedFd, Termios)>> = Mutex::new(None);
 
 /// A terminal that is raw until this is dropped.
-struct Raw {
+pub(super) struct Raw {
     settings: Termios,
 }
 

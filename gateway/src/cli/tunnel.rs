@@ -1,18 +1,18 @@
 //! `holdfast tunnel` and `holdfast ssh`.
 
-use std::io::Read;
+use std::{ffi::OsString, io::Read, os::unix::ffi::OsStringExt};
 
 use bytes::Bytes;
 use futures_util::{SinkExt, StreamExt};
 use lease::request::CARRIED_FIELDS;
-use tokio::{io::AsyncWriteExt, net::TcpStream, process::Command, sync::mpsc};
+use tokio::{io::AsyncWriteExt, process::Command, sync::mpsc};
 use tokio_tungstenite::{
     WebSocketStream,
     tungstenite::{Error as WsError, Message, client::IntoClientRequest, http::HeaderValue},
 };
 use types::{forward::ForwardedRequest, ids::MachineId};
 
-use super::{CliError, Context, http, quoted};
+use super::{CliError, Context, connection::Wire, http};
 
 /// Bytes moved at a time.
 const CHUNK: usize = 32 << 10;
@@ -31,7 +31,7 @@ pub(super) async fn tunnel(
 pub(super) async fn connect(
     context: &Context,
     target: &str,
-) -> Result<WebSocketStream<TcpStream>, CliError> {
+) -> Result<WebSocketStream<Box<dyn Wire>>, CliError> {
     let mut request = ForwardedRequest {
         method: "GET".into(),
         target: target.to_owned(),
@@ -40,7 +40,7 @@ pub(super) async fn connect(
     };
     http::sign_now(&context.key()?, &mut request)?;
     let client = &context.client;
-    let authority = client.authority()?;
+    let authority = client.place()?.authority();
     let mut upgrade = format!("ws://{authority}{target}")
         .into_client_request()
         .map_err(|error| client.answer(error))?;
@@ -50,10 +50,11 @@ pub(super) async fn connect(
             upgrade.headers_mut().insert(name, value);
         }
     }
-    let stream = TcpStream::connect(&authority).await.map_err(|error| client.unreachable(error))?;
-    // Keys are short, and each is to arrive at once.
-    stream.set_nodelay(true).map_err(|error| client.unreachable(error))?;
-    let upgraded = tokio_tungstenite::client_async(upgrade, stream).await;
+    let stream = client.connect().await?;
+    let upgraded = tokio_tungstenite::client_async(upgrade, stream);
+    let upgraded = tokio::time::timeout(http::ANSWER, upgraded)
+        .await
+        .map_err(|_| client.unreachable("no answer within 60 s"))?;
     let (socket, _) = upgraded.map_err(|error| {
         if let WsError::Http(answer) = &error {
             let body = answer.body().as_deref().unwrap_or_default();
@@ -85,7 +86,7 @@ pub(super) fn input() -> mpsc::Receiver<Bytes> {
     input
 }
 
-async fn carry(context: &Context, socket: WebSocketStream<TcpStream>) -> Result<(), CliError> {
+async fn carry(context: &Context, socket: WebSocketStream<Box<dyn Wire>>) -> Result<(), CliError> {
     let (mut to_guest, mut from_guest) = socket.split();
     let up = async {
         let mut input = input();
@@ -134,15 +135,17 @@ pub(super) async fn ssh(
     // The key is read here once so that a mistake is told plainly, not by ssh.
     context.key()?;
     let key = std::path::absolute(key).unwrap_or_else(|_| key.to_owned());
-    let proxy = format!(
-        "{} --gateway {} --key {} tunnel {machine} 22",
-        quoted(&own.display().to_string()),
-        quoted(&format!("http://{}", context.client.authority()?)),
-        quoted(&key.display().to_string()),
-    );
+    let url = context.client.place()?.url();
+    let mut words: Vec<OsString> =
+        vec![own.into(), "--gateway".into(), url.into(), "--key".into(), key.into()];
+    if let Some(file) = context.client.authorities() {
+        words.extend(["--ca-file".into(), file.into()]);
+    }
+    let machine_words = ["tunnel".to_owned(), machine.to_string(), "22".to_owned()];
+    words.extend(machine_words.map(OsString::from));
     let status = Command::new("ssh")
         .arg("-o")
-        .arg(format!("ProxyCommand={}", proxy.replace('%', "%%")))
+        .arg(proxy_command(&words))
         // OpenSSH reads options after the host's name too, up to the command.
         .arg(format!("holdfast-{}", machine))
         .args(arguments)
@@ -150,4 +153,34 @@ pub(super) async fn ssh(
         .await
         .map_err(|source| CliError::Ssh { source })?;
     Ok(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(255))
+}
+
+/// Returns ssh's option that connects by a command of these words. They are bytes: a path may be no text.
+fn proxy_command(words: &[OsString]) -> OsString {
+    let mut option = b"ProxyCommand=exec".to_vec();
+    for word in words {
+        option.extend_from_slice(b" '");
+        for byte in word.as_encoded_bytes() {
+            match byte {
+                b'\'' => option.extend_from_slice(b"'\\''"),
+                // ssh takes this for a token of its own (ssh_config(5), "TOKENS").
+                b'%' => option.extend_from_slice(b"%%"),
+                _ => option.push(*byte),
+            }
+        }
+        option.push(b'\'');
+    }
+    OsString::from_vec(option)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_reaches_ssh_as_it_is() {
+        let path = OsString::from_vec(b"/a b/it's 100%/\xff".to_vec());
+        let option = proxy_command(&["x".into(), path]).into_vec();
+        assert_eq!(option, b"ProxyCommand=exec 'x' '/a b/it'\\''s 100%%/\xff'");
+    }
 }

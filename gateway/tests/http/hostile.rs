@@ -155,3 +155,31 @@ async fn bytes_that_are_no_http_end_their_connection_alone() {
     assert!(said.starts_with("HTTP/1.1 431 "), "{said}");
     assert_eq!(gateway.get("/v1/healthz").await.status, 200);
 }
+
+#[tokio::test]
+async fn a_request_names_one_host() {
+    let gateway = Serving::start().await;
+    let none = gateway.raw(b"GET /v1/healthz HTTP/1.1\r\nconnection: close\r\n\r\n").await;
+    assert!(none.starts_with("HTTP/1.1 400 ") && none.contains("/problems/malformed"), "{none}");
+    let two = b"GET /v1/healthz HTTP/1.1\r\nhost: a\r\nhost: b\r\nconnection: close\r\n\r\n";
+    assert!(gateway.raw(two).await.starts_with("HTTP/1.1 400 "));
+    // HTTP/1.0 has no such field (RFC 9112 §3.2).
+    assert!(gateway.raw(b"GET /v1/healthz HTTP/1.0\r\n\r\n").await.starts_with("HTTP/1.0 200 "));
+}
+
+#[tokio::test]
+async fn clients_of_our_proxy_are_bounded_one_by_one() {
+    let proxies = vec!["127.0.0.1".parse().unwrap()];
+    let limits = HttpLimits { proxies, connections_per_source: 1, ..HttpLimits::default() };
+    let gateway = Serving::with(|config| config.limits = limits).await;
+    let request = |client: &str, last: &str| {
+        format!("GET /v1/healthz HTTP/1.1\r\nhost: x\r\nx-forwarded-for: {client}\r\n{last}\r\n")
+    };
+    let last = request("203.0.113.1", "connection: close\r\n");
+    let requests = request("203.0.113.1", "").repeat(1500) + &last;
+    assert!(gateway.raw(requests.as_bytes()).await.contains("HTTP/1.1 429 "));
+    // Connections of the proxy's are not counted as one client's, and another client has its own requests.
+    let _held = TcpStream::connect(gateway.http).await.unwrap();
+    let other = gateway.raw(request("203.0.113.2", "connection: close\r\n").as_bytes()).await;
+    assert!(other.starts_with("HTTP/1.1 200 "), "{other}");
+}

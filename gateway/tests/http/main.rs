@@ -15,3 +15,4 @@ mod proves;
 mod requests;
 mod streams;
 mod terminal;
+mod ways;

@@ -6,10 +6,10 @@ use lease::api::NodeView;
 
 use crate::harness::{
     Serving,
-    client::with_body,
+    client::{plain, signed, with_body},
     create, lease,
     node::{Manner, Node},
-    renter, until,
+    renter, until, within,
 };
 
 #[tokio::test]
@@ -77,4 +77,32 @@ async fn a_node_that_dies_with_a_request_in_hand_is_told() {
     let (answer, ()) = tokio::join!(asked, dies);
     assert_eq!(answer.problem(), (502, "/problems/node-unreachable".into()));
     assert_eq!(gateway.get("/v1/healthz").await.status, 200);
+}
+
+#[tokio::test]
+async fn what_anybody_may_read_has_a_head_and_nothing_is_for_caches() {
+    let gateway = Serving::start().await;
+    let head = b"HEAD /v1/healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+    let head = gateway.raw(head).await;
+    assert!(head.starts_with("HTTP/1.1 200 OK\r\n") && head.ends_with("\r\n\r\n"), "{head}");
+    assert!(head.contains("content-length: 1"), "{head}");
+    assert_eq!(gateway.get("/v1/nodes").await.field("cache-control"), "no-store");
+    let refused = gateway.get("/v1/machines").await;
+    assert_eq!((refused.status, refused.field("cache-control")), (401, "no-store"));
+}
+
+#[tokio::test]
+async fn a_node_that_nobody_saw_is_no_node_and_one_that_is_away_is_unreachable() {
+    let gateway = Serving::start().await;
+    let key = renter(131);
+    let restart =
+        |node: &str| signed(&key, plain("POST", &format!("/v1/nodes/{node}/restart-agent")));
+    let never = gateway.send(&restart(&"ab".repeat(32))).await;
+    assert_eq!(never.problem(), (404, "/problems/not-found".into()));
+    let node = Node::join(&gateway, 130, Manner::Prompt).await;
+    let id = node.id().to_string();
+    within("the node leaves", node.overlay.leave()).await;
+    let path = format!("/v1/nodes/{id}");
+    until("the node is away", async || gateway.get(&path).await.status == 404).await;
+    assert_eq!(gateway.send(&restart(&id)).await.problem().0, 502);
 }

@@ -278,3 +278,37 @@ async fn a_terminal_is_a_signed_websocket() {
     assert_eq!(no_socket.problem(), (400, "/problems/malformed".into()));
     assert!(no_socket.detail().starts_with("a terminal is a WebSocket"), "{no_socket:?}");
 }
+
+#[tokio::test]
+async fn a_quiet_tunnel_is_kept_open_by_pings_and_ends_when_it_is_idle() {
+    let gateway = Serving::with(|config| {
+        (config.limits.ping_ms, config.limits.idle_ms) = (50, 2_000);
+    })
+    .await;
+    let mut node = Node::join(&gateway, 49, Manner::Prompt).await;
+    let (mut socket, _guest) = tunnel_to(&gateway, &mut node).await;
+    let first = within("a ping", socket.next()).await.unwrap().unwrap();
+    assert_eq!(first, Message::Ping(bytes::Bytes::new()));
+    let rest = socket.filter(|message| {
+        let data = matches!(message, Ok(Message::Binary(_)));
+        std::future::ready(data)
+    });
+    let rest: Vec<_> = within("the end", rest.collect()).await;
+    assert!(rest.is_empty(), "{rest:?}");
+}
+
+#[tokio::test]
+async fn a_tunnel_in_one_direction_is_not_idle() {
+    let gateway = Serving::with(|config| config.limits.idle_ms = 1_000).await;
+    let mut node = Node::join(&gateway, 50, Manner::Prompt).await;
+    let (mut socket, mut guest) = tunnel_to(&gateway, &mut node).await;
+    let began = tokio::time::Instant::now();
+    // The client says nothing all the time: the guest's bytes alone keep the tunnel.
+    while began.elapsed() < std::time::Duration::from_millis(2_500) {
+        guest.write_all(b"x").await.unwrap();
+        guest.flush().await.unwrap();
+        let shown = within("a byte", socket.next()).await.unwrap().unwrap();
+        assert_eq!(shown.into_data(), "x");
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    }
+}

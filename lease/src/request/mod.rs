@@ -4,8 +4,8 @@
 //! Every party accepts exactly one form, so there is nothing to negotiate and nothing to leave
 //! out: the components `"@method" "@path" "@query"`, then `"content-digest"` when there is a
 //! body, then `"idempotency-key"` when that field is present, in this order; the parameters
-//! `created`, `nonce`, `keyid` and `alg`, each once. `keyid` is the public key in hexadecimal and
-//! `alg` is `"ed25519"`. The digest is `sha-256`.
+//! `created`, `nonce`, `keyid` and `alg`, each once, in any order; `expires` may be there and then counts, too.
+//! `keyid` is the public key in hexadecimal and `alg` is `"ed25519"`. The digest is `sha-256`.
 //!
 //! Freshness is `replay`'s: verification says when a request was signed and with which nonce.
 
@@ -78,14 +78,18 @@ pub enum RequestError {
         "the signature by {key} does not verify over method, path, query and fields as received"
     )]
     Signature { key: PublicKey },
-    #[error("signed at {created}, {age_s} s ago; at most {max_age_s} s are accepted")]
+    #[error(
+        "signed at {created}, {age_s} s ago; at most {max_age_s} s are accepted; check the clock"
+    )]
     Old { created: u64, age_s: u64, max_age_s: u64 },
+    #[error("the signature expired at {expires} by its own word, {late_s} s ago; check the clock")]
+    Expired { expires: u64, late_s: u64 },
     #[error("signed at {created}, {ahead_s} s in the future; check the clock")]
     Future { created: u64, ahead_s: u64 },
 }
 
 /// Signs `request`: adds `content-digest` when there is a body, `signature-input` and
-/// `signature`. `nonce` must be random, of [`NONCE_LENGTH`] letters, digits, `-` or `_`.
+/// `signature`. `nonce` must be random, of [`NONCE_LENGTH`] letters, digits or `-_+/=.~`.
 pub fn sign(
     key: &SigningKey,
     request: &mut ForwardedRequest,
@@ -99,7 +103,7 @@ pub fn sign(
         request.headers.push(("content-digest".into(), content_digest(&request.body)));
     }
     check_fields(request)?;
-    if !is_token(nonce, NONCE_LENGTH) {
+    if !is_nonce(nonce) {
         return Err(NONCE);
     }
     let list = component_list(&components(request));
@@ -142,6 +146,11 @@ pub fn verify(
     key.verify_strict(base.as_bytes(), &parsed)
         .map_err(|_| RequestError::Signature { key: signed.key })?;
     check_age(signed.created, now, max_age_s)?;
+    if let Some(expires) = signed.expires
+        && expires < now
+    {
+        return Err(RequestError::Expired { expires: expires.0, late_s: now.since(expires) });
+    }
     Ok(VerifiedRequest {
         key: signed.key,
         nonce: signed.nonce,
@@ -156,8 +165,10 @@ pub fn content_digest(body: &[u8]) -> String {
     format!("sha-256=:{}:", STANDARD.encode(Sha256::digest(body)))
 }
 
-const NONCE: RequestError =
-    RequestError::Field { field: "nonce", expected: "16 to 64 letters, digits, - or _ are needed" };
+const NONCE: RequestError = RequestError::Field {
+    field: "nonce",
+    expected: "16 to 64 letters, digits or -_+/=.~ are needed",
+};
 
 fn check_age(created: UnixSeconds, now: UnixSeconds, max_age_s: u64) -> Result<(), RequestError> {
     let (age_s, ahead_s) = (now.since(created), created.since(now));
@@ -232,6 +243,12 @@ fn signature_base(request: &ForwardedRequest, parameters: &str) -> String {
     }
     base.push_str(&format!("\"@signature-params\": {parameters}"));
     base
+}
+
+/// Whether a text can be a nonce: random bytes in whichever base.
+fn is_nonce(text: &str) -> bool {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_+/=.~".contains(&byte);
+    NONCE_LENGTH.contains(&text.len()) && text.bytes().all(allowed)
 }
 
 pub(crate) fn is_token(text: &str, length: std::ops::RangeInclusive<usize>) -> bool {

@@ -1,13 +1,13 @@
 //! The strict parser of `Signature-Input` and `Signature`.
 //!
 //! Both are dictionaries of structured fields (RFC 8941 §3.2) of which one member is accepted.
-//! Nothing optional is read: no white space but the single spaces between components, no
+//! Nothing optional is read but `expires`: no white space but the single spaces between components, no
 //! parameter that is not ours, none twice.
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use types::{ids::PublicKey, units::UnixSeconds};
 
-use super::{NONCE, NONCE_LENGTH, RequestError, is_token};
+use super::{NONCE, RequestError, is_nonce};
 
 /// Longest field that is read, in bytes.
 const MAX_FIELD: usize = 1024;
@@ -24,6 +24,8 @@ pub struct Signed {
     pub parameters: String,
     /// When it was signed.
     pub created: UnixSeconds,
+    /// Until when it may be used, by its own word.
+    pub expires: Option<UnixSeconds>,
     /// What makes it unique.
     pub nonce: String,
     /// Who is said to have signed.
@@ -39,9 +41,10 @@ pub fn parse(input: &str, signature: &str) -> Result<Signed, RequestError> {
         return Err(RequestError::Field { field: "signature-input", expected });
     }
     let mut cursor = Cursor { text: input, position: 0 };
-    let label = cursor.take_while(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit());
-    if label.is_empty() {
-        return cursor.fail("a label of lower-case letters and digits");
+    let label = cursor.take_while(is_key);
+    if !label.starts_with(|first: char| first == '*' || first.is_ascii_lowercase()) {
+        return cursor
+            .fail("a label of lower-case letters, digits and _-.* that begins with a letter");
     }
     cursor.expect("=", "= after the label")?;
     let start = cursor.position;
@@ -54,10 +57,16 @@ pub fn parse(input: &str, signature: &str) -> Result<Signed, RequestError> {
         created: parameters
             .created
             .ok_or(RequestError::Field { field: "created", expected: MISSING })?,
+        expires: parameters.expires,
         nonce: parameters.nonce.ok_or(NONCE)?,
         key,
         signature: signature_bytes(label, signature)?,
     })
+}
+
+/// Whether a label may have this byte (RFC 8941 §3.1.2).
+fn is_key(byte: u8) -> bool {
+    byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"_-.*".contains(&byte)
 }
 
 const MISSING: &str = "the signature needs created, nonce, keyid and alg=\"ed25519\"";
@@ -76,6 +85,7 @@ fn signature_bytes(label: &str, text: &str) -> Result<[u8; 64], RequestError> {
 #[derive(Default)]
 struct Parameters {
     created: Option<UnixSeconds>,
+    expires: Option<UnixSeconds>,
     nonce: Option<String>,
     key: Option<PublicKey>,
 }
@@ -148,10 +158,11 @@ impl<'a> Cursor<'a> {
             self.expect(";", "; and a parameter")?;
             if self.accept("created=") && found.created.is_none() {
                 found.created = Some(self.integer()?);
+            } else if self.accept("expires=") && found.expires.is_none() {
+                found.expires = Some(self.integer()?);
             } else if self.accept("nonce=") && found.nonce.is_none() {
                 let nonce = self.string()?;
-                found.nonce =
-                    Some(is_token(nonce, NONCE_LENGTH).then(|| nonce.to_owned()).ok_or(NONCE)?);
+                found.nonce = Some(is_nonce(nonce).then(|| nonce.to_owned()).ok_or(NONCE)?);
             } else if self.accept("keyid=") && found.key.is_none() {
                 let Ok(key) = self.string()?.parse() else {
                     return self.fail("keyid: 64 lower-case hexadecimal digits");
@@ -160,7 +171,7 @@ impl<'a> Cursor<'a> {
             } else if self.accept("alg=\"ed25519\"") && !algorithm {
                 algorithm = true;
             } else {
-                return self.fail("created, nonce, keyid and alg=\"ed25519\", each once");
+                return self.fail("created, expires, nonce, keyid and alg=\"ed25519\", each once");
             }
         }
         if algorithm { Ok(found) } else { self.fail("alg=\"ed25519\"") }
@@ -171,7 +182,7 @@ impl<'a> Cursor<'a> {
         let canonical = !digits.starts_with('0') && digits.len() <= 15;
         match digits.parse() {
             Ok(seconds) if canonical => Ok(UnixSeconds(seconds)),
-            _ => self.fail("created: whole seconds since 1970 without leading zero"),
+            _ => self.fail("whole seconds since 1970 without leading zero"),
         }
     }
 }

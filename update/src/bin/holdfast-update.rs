@@ -20,6 +20,7 @@
 //! | 10 | no role that is trusted for the target describes it |
 //! | 11 | what the repository has for a target is not what its metadata says |
 //! | 12 | a limit was reached: a file too long, too many roles |
+//! | 141 | whoever read standard output closed it before the end |
 //!
 //! The same program speaks the protocol by which the conformance suite for TUF clients
 //! (theupdateframework/tuf-conformance, `CLIENT-CLI.md`) drives a client: with `--metadata-dir`, the
@@ -30,6 +31,7 @@
 use std::{
     error::Error,
     fs,
+    io::Write as _,
     path::{Path, PathBuf},
     process::ExitCode,
 };
@@ -109,6 +111,16 @@ enum Failure {
     Root { path: PathBuf, source: std::io::Error },
     #[error("{what} is missing")]
     Usage { what: &'static str },
+    #[error("cannot write to standard output")]
+    Output { source: std::io::Error },
+}
+
+/// Status of a process that SIGPIPE ended, as shells count it.
+const READER_GONE: u8 = 128 + 13;
+
+/// Prints a line. A reader that has had enough, as `head` has, ends the program and is no panic.
+fn say(line: &dyn std::fmt::Display) -> Result<(), Failure> {
+    writeln!(std::io::stdout(), "{line}").map_err(|source| Failure::Output { source })
 }
 
 fn main() -> ExitCode {
@@ -124,6 +136,9 @@ fn main() -> ExitCode {
         Err(Failure::Usage { what }) if !suite => {
             let wrong = format!("{what} is missing");
             Arguments::command().error(ErrorKind::MissingRequiredArgument, wrong).exit()
+        }
+        Err(Failure::Output { source }) if source.kind() == std::io::ErrorKind::BrokenPipe => {
+            ExitCode::from(READER_GONE)
         }
         Err(failure) => {
             eprintln!("holdfast-update: {}", chain(&failure));
@@ -166,7 +181,7 @@ async fn run(arguments: Arguments) -> Result<(), Failure> {
             session.refresh().await?;
             for target in session.list().await? {
                 let (path, role) = (printable(&target.path), printable(&target.role));
-                println!("{}\t{path}\t{role}", target.length);
+                say(&format_args!("{}\t{path}\t{role}", target.length))?;
             }
             Ok(())
         }
@@ -175,7 +190,7 @@ async fn run(arguments: Arguments) -> Result<(), Failure> {
             session.refresh().await?;
             for name in names {
                 let target = session.look_up(name).await?;
-                println!("{}", session.get(&target, into).await?.display());
+                say(&session.get(&target, into).await?.display())?;
             }
             Ok(())
         }
@@ -231,7 +246,7 @@ fn read(path: &Path) -> Result<Vec<u8>, Failure> {
 fn status(failure: &Failure) -> u8 {
     match failure {
         Failure::Usage { .. } => 2,
-        Failure::Root { .. } => 3,
+        Failure::Root { .. } | Failure::Output { .. } => 3,
         Failure::Store(error) | Failure::Session(SessionError::Store(error)) => match error {
             StoreError::Io { .. } => 3,
             StoreError::Busy { .. } => 4,

@@ -16,7 +16,7 @@ use std::{
     collections::BTreeMap,
     error::Error,
     fs::{self, OpenOptions},
-    io::{self, BufRead as _, BufReader, Write as _},
+    io::{self, Write as _},
     os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
     process::ExitCode,
@@ -24,7 +24,7 @@ use std::{
 
 use clap::{Args, Parser, Subcommand};
 use jiff::Timestamp;
-use rustix::termios::{self, LocalModes, OptionalActions};
+use rustix::termios::{self, LocalModes, OptionalActions, SpecialCodeIndex};
 use update::{
     channel::{Release, Wave, Waves},
     delta::{self, Chunks, Piece},
@@ -89,8 +89,10 @@ enum Command {
     },
     /// Stage the withdrawal of a release: nodes that run it leave it
     Withdraw {
+        /// The channel that has it
         #[arg(long)]
         channel: String,
+        /// The release, as 1.0.0
         #[arg(long)]
         release: Release,
     },
@@ -108,9 +110,15 @@ enum Command {
 #[derive(Subcommand)]
 enum KeyCommand {
     /// Make an Ed25519 key in an encrypted file
-    New { file: PathBuf },
+    New {
+        /// File to write; never replaced
+        file: PathBuf,
+    },
     /// Print a key's id and its public part
-    Show { key: String },
+    Show {
+        /// Key file or pkcs11 URI
+        key: String,
+    },
 }
 
 #[derive(Args)]
@@ -140,8 +148,10 @@ struct Init {
 
 #[derive(Args)]
 struct Stage {
+    /// The channel whose nodes get it
     #[arg(long)]
     channel: String,
+    /// Its number, as 1.0.0; higher than those before
     #[arg(long)]
     release: Release,
     /// The unified kernel image
@@ -171,6 +181,8 @@ struct Wrong {
 fn main() -> ExitCode {
     match run(&Arguments::parse()) {
         Ok(()) => ExitCode::SUCCESS,
+        // Whoever read what was printed has had enough of it, as `head` has.
+        Err(error) if is_reader_gone(error.as_ref()) => ExitCode::from(READER_GONE),
         Err(error) => {
             let mut text = error.to_string();
             let mut source = error.source();
@@ -184,6 +196,18 @@ fn main() -> ExitCode {
     }
 }
 
+/// Status of a process that SIGPIPE ended, as shells count it.
+const READER_GONE: u8 = 128 + 13;
+
+/// Prints a line.
+fn say(line: &dyn std::fmt::Display) -> io::Result<()> {
+    writeln!(io::stdout(), "{line}")
+}
+
+fn is_reader_gone(error: &(dyn Error + 'static)) -> bool {
+    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+}
+
 fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     let now = Timestamp::now();
     let open = || Repository::open(&arguments.repository);
@@ -191,24 +215,20 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
         Command::Key(KeyCommand::New { file }) => new_key(arguments, file)?,
         Command::Key(KeyCommand::Show { key }) => {
             let key = public(key)?;
-            println!("{}\n{}", key.id(), String::from_utf8(key.json().canonical())?);
+            say(&format_args!("{}\n{}", key.id(), String::from_utf8(key.json().canonical())?))?;
         }
         Command::Init(init) => open()?.init(&plan(init)?, now)?,
         Command::Stage(stage) => open()?.stage(&staging(stage, now)?, now)?,
         Command::Sign { key } => {
             let signed = open()?.sign(signer(arguments, key)?.as_ref())?;
-            println!(
-                "signed {}",
-                if signed.is_empty() { "nothing".into() } else { signed.join(", ") }
-            );
+            let signed = if signed.is_empty() { "nothing".into() } else { signed.join(", ") };
+            say(&format_args!("signed {signed}"))?;
         }
         Command::Publish { key, days } => {
             let online: Result<Vec<_>, _> = key.iter().map(|key| signer(arguments, key)).collect();
             let published = open()?.publish(&online?, *days, now)?;
-            println!(
-                "published {}timestamp",
-                published.iter().map(|r| format!("{r}, ")).collect::<String>()
-            );
+            let published: String = published.iter().map(|role| format!("{role}, ")).collect();
+            say(&format_args!("published {published}timestamp"))?;
         }
         Command::Rotate { role, add, remove, threshold } => {
             let (role, removed, threshold) = (role.clone(), remove.clone(), *threshold);
@@ -218,7 +238,8 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
         Command::Compare { old, new } => compare(old, new)?,
         Command::Verify => {
             for target in open()?.verify(now)? {
-                println!("{}\t{}\t{}", target.file.length, target.path, target.role);
+                let (length, path, role) = (target.file.length, target.path, target.role);
+                say(&format_args!("{length}\t{path}\t{role}"))?;
             }
         }
     }
@@ -234,7 +255,8 @@ fn compare(old: &Path, new: &Path) -> Result<(), Box<dyn Error>> {
         .map_or(1, |pieces| pieces.iter().filter(|piece| matches!(piece, Piece::Fetch(_))).count());
     let fetched = plan.as_deref().map_or(new.len() as u64, delta::fetched);
     let percent = fetched * 100 / (new.len() as u64).max(1);
-    println!("{fetched} of {} bytes ({percent} %), in {fetches} pieces", new.len());
+    let all = new.len();
+    say(&format_args!("{fetched} of {all} bytes ({percent} %), in {fetches} pieces"))?;
     Ok(())
 }
 
@@ -250,7 +272,7 @@ fn new_key(arguments: &Arguments, file: &Path) -> Result<(), Box<dyn Error>> {
     let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(file);
     let written = made.and_then(|mut made| made.write_all(text.as_bytes()).and(made.sync_all()));
     written.map_err(|error| about(file, error))?;
-    println!("{}", key.public()?.id());
+    say(&key.public()?.id())?;
     Ok(())
 }
 
@@ -316,21 +338,55 @@ fn passphrase(arguments: &Arguments, prompt: &str) -> Result<Zeroizing<String>, 
         let text = Zeroizing::new(fs::read_to_string(path).map_err(|error| about(path, error))?);
         return Ok(Zeroizing::new(text.trim_end_matches('\n').to_owned()));
     }
-    let read = || -> io::Result<Zeroizing<String>> {
-        let mut terminal = OpenOptions::new().read(true).write(true).open("/dev/tty")?;
-        terminal.write_all(prompt.as_bytes())?;
-        let before = termios::tcgetattr(&terminal)?;
-        let mut silent = before.clone();
-        silent.local_modes.remove(LocalModes::ECHO);
-        termios::tcsetattr(&terminal, OptionalActions::Flush, &silent)?;
-        let mut line = Zeroizing::new(String::new());
-        let read = BufReader::new(&terminal).read_line(&mut line);
-        termios::tcsetattr(&terminal, OptionalActions::Flush, &before)?;
-        terminal.write_all(b"\n")?;
-        read?;
-        Ok(Zeroizing::new(line.trim_end_matches('\n').to_owned()))
-    };
-    read().map_err(|error| about(Path::new("/dev/tty"), error))
+    ask(prompt).map_err(|error| about(Path::new("/dev/tty"), error))
+}
+
+/// Asks at the terminal and shows nothing of the answer. An interrupt is a key like others meanwhile, so that the
+/// terminal is given back whatever is pressed.
+fn ask(prompt: &str) -> io::Result<Zeroizing<String>> {
+    let mut terminal = OpenOptions::new().read(true).write(true).open("/dev/tty")?;
+    terminal.write_all(prompt.as_bytes())?;
+    let before = termios::tcgetattr(&terminal)?;
+    let mut silent = before.clone();
+    silent.local_modes.remove(LocalModes::ECHO | LocalModes::ICANON | LocalModes::ISIG);
+    silent.special_codes[SpecialCodeIndex::VMIN] = 1;
+    silent.special_codes[SpecialCodeIndex::VTIME] = 0;
+    termios::tcsetattr(&terminal, OptionalActions::Flush, &silent)?;
+    let line = typed(&mut terminal);
+    termios::tcsetattr(&terminal, OptionalActions::Flush, &before)?;
+    terminal.write_all(b"\n")?;
+    line
+}
+
+/// Longest passphrase that is typed, in bytes.
+const MAX_TYPED: usize = 1024;
+
+/// Reads keys up to the end of a line, with the editing that people are used to (termios(3): INTR, QUIT, SUSP, EOF,
+/// ERASE, KILL).
+fn typed(keys: &mut impl io::Read) -> io::Result<Zeroizing<String>> {
+    let mut line = Zeroizing::new(String::with_capacity(MAX_TYPED));
+    let mut character = Vec::new();
+    loop {
+        let mut key = [0];
+        keys.read_exact(&mut key)?;
+        match key[0] {
+            b'\r' | b'\n' => return Ok(line),
+            0x03 | 0x1a | 0x1c => return Err(io::Error::other("no passphrase: interrupted")),
+            0x04 if line.is_empty() => return Err(io::Error::other("no passphrase was typed")),
+            0x08 | 0x7f => drop(line.pop()),
+            0x15 => line.clear(),
+            byte => {
+                character.push(byte);
+                if let Ok(text) = std::str::from_utf8(&character) {
+                    line.push_str(text);
+                    character.clear();
+                }
+                if character.len() > 4 || line.len() >= MAX_TYPED - 4 {
+                    return Err(io::Error::other("no passphrase: too long, or no text in UTF-8"));
+                }
+            }
+        }
+    }
 }
 
 fn pair(text: &str) -> Result<(&str, &str), Box<dyn Error>> {
@@ -343,4 +399,21 @@ fn wrong(what: &str) -> Box<dyn Error> {
 
 fn about(path: &Path, source: impl Into<Box<dyn Error>>) -> Box<dyn Error> {
     Box::new(Wrong { what: path.display().to_string(), source: Some(source.into()) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_passphrase_is_typed_with_the_usual_keys() {
+        let typed = |keys: &str| typed(&mut keys.as_bytes()).map(|line| line.to_string()).ok();
+        assert_eq!(typed("open sesame\nmore").as_deref(), Some("open sesame"));
+        assert_eq!(typed("wrong\u{15}sä\u{7f}äm\u{8}\r").as_deref(), Some("sä"));
+        assert_eq!(typed("\u{7f}a\u{4}b\n").as_deref(), Some("a\u{4}b"));
+        assert_eq!(typed("half\u{3}\n"), None);
+        assert_eq!(typed("\u{4}"), None);
+        assert_eq!(typed("no end"), None);
+        assert_eq!(typed(&("x".repeat(MAX_TYPED) + "\n")), None);
+    }
 }

@@ -92,7 +92,9 @@ fn body_size(headers: &[httparse::Header<'_>]) -> Result<u64, RequestError> {
         }
         if header.name.eq_ignore_ascii_case("content-length") {
             let text = std::str::from_utf8(header.value).map_err(|_| RequestError::Length)?;
-            let number = text.parse().map_err(|_| RequestError::Length)?;
+            // RFC 9110 §8.6: digits alone, no sign.
+            let digits = Some(text).filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
+            let number = digits.and_then(|text| text.parse().ok()).ok_or(RequestError::Length)?;
             if size.replace(number).is_some() {
                 return Err(RequestError::Length);
             }
@@ -123,6 +125,7 @@ mod tests {
         let large = "POST / HTTP/1.1\r\ncontent-length: 5\r\n\r\n";
         assert_eq!(parse(large), RequestError::LargeBody { found: 5, most: 4 });
         assert_eq!(parse("POST / HTTP/1.1\r\ncontent-length: -1\r\n\r\n"), RequestError::Length);
+        assert_eq!(parse("POST / HTTP/1.1\r\ncontent-length: +2\r\n\r\n"), RequestError::Length);
         let chunked = "POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n";
         assert_eq!(parse(chunked), RequestError::Encoding);
         let long = format!("GET /{} HTTP/1.1\r\n", "x".repeat(MAX_HEAD));

@@ -7,6 +7,7 @@
 #![allow(dead_code, reason = "declarations from which the document is generated")]
 
 mod counters;
+mod form;
 mod machines;
 mod nodes;
 
@@ -18,7 +19,9 @@ use nodes::*;
 
 /// Returns the document.
 pub fn document() -> utoipa::openapi::OpenApi {
-    Description::openapi()
+    let mut document = Description::openapi();
+    form::complete(&mut document);
+    document
 }
 
 #[derive(OpenApi)]
