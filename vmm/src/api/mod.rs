@@ -41,6 +41,9 @@ const FIRST: usize = 2;
 const _: () = assert!(waits::MOST + 4 <= THREADS);
 /// How long a client may take to send its request, and to take its answer.
 const CLIENT_LIMIT: Duration = Duration::from_secs(10);
+/// How long a client may take to take a piece of a dump: what takes it may be across the world, and the
+/// guest waits with it.
+const DUMP_LIMIT: Duration = Duration::from_secs(60);
 /// Largest body of a request.
 const MAX_BODY: usize = 4096;
 
@@ -91,10 +94,13 @@ fn converse(mut stream: UnixStream, waits: &Waits, board: &Board) -> io::Result<
         Ok((request, files)) => answer(&request, files, &Client::new(&stream, waits), board),
         Err(error) => answer::problem(error.status(), "request not understood", &error.to_string()),
     };
-    let written = answer.write_to(&mut stream);
-    if let Body::Dump(_) = answer.body {
-        watch::finish_dump(board);
-    }
+    send(&answer, &mut stream, board)
+}
+
+fn send(answer: &Answer, stream: &mut UnixStream, board: &Board) -> io::Result<()> {
+    let Body::Dump(_) = answer.body else { return answer.write_to(stream) };
+    let written = stream.set_write_timeout(Some(DUMP_LIMIT)).and_then(|()| answer.write_to(stream));
+    watch::finish_dump(board);
     written
 }
 

@@ -10,7 +10,7 @@
 //! | notes per CPU       | CORE NT_PRSTATUS, then QEMU |
 //! | the guest's note    | VMCOREINFO, if it has one   |
 //! | padding to a page   |                             |
-//! | memory, in order    |                             |
+//! | memory, in order    | what is stored of each      |
 //!
 //! Addresses are guest-physical, in both address fields of a segment.
 
@@ -48,6 +48,8 @@ pub struct Segment {
     pub address: u64,
     /// Length in bytes.
     pub size: u64,
+    /// Bytes of it that are in the file, from the first on. The others are zero.
+    pub stored: u64,
 }
 
 /// Returns what comes before `memory`, whose pieces follow in order without gaps. `guest` is what the guest
@@ -66,12 +68,12 @@ pub fn head(memory: &[Segment], cpus: &[Registers], guest: Option<&[u8]>) -> Vec
     let memory_at = (notes_at + notes.len()).next_multiple_of(PAGE);
     let mut bytes = header(count);
     let notes_size = notes.len() as u64;
-    let place = Placed { offset: notes_at as u64, address: 0, size: notes_size };
+    let place = Placed { offset: notes_at as u64, address: 0, stored: notes_size, size: 0 };
     bytes.extend(program_header(SEGMENT_NOTE, &place));
     let mut offset = memory_at as u64;
-    for Segment { address, size } in memory.iter().copied() {
-        bytes.extend(program_header(SEGMENT_LOAD, &Placed { offset, address, size }));
-        offset += size;
+    for Segment { address, size, stored } in memory.iter().copied() {
+        bytes.extend(program_header(SEGMENT_LOAD, &Placed { offset, address, stored, size }));
+        offset += stored;
     }
     bytes.extend(notes);
     bytes.resize(memory_at, 0);
@@ -102,17 +104,19 @@ fn header(segments: usize) -> Vec<u8> {
 struct Placed {
     offset: u64,
     address: u64,
+    /// Bytes in the file.
+    stored: u64,
+    /// Bytes in the guest.
     size: u64,
 }
 
 fn program_header(kind: u32, place: &Placed) -> Vec<u8> {
     let is_memory = kind == SEGMENT_LOAD;
     let flags = if is_memory { READABLE_WRITABLE_EXECUTABLE } else { 0 };
-    let memory_size = if is_memory { place.size } else { 0 };
     let mut bytes = Vec::with_capacity(PROGRAM_HEADER);
     bytes.extend(kind.to_le_bytes());
     bytes.extend(flags.to_le_bytes());
-    for field in [place.offset, place.address, place.address, place.size, memory_size, 0] {
+    for field in [place.offset, place.address, place.address, place.stored, place.size, 0] {
         bytes.extend(field.to_le_bytes());
     }
     bytes
@@ -252,13 +256,17 @@ mod tests {
 
     #[test]
     fn segments_follow_each_other_from_a_page_on() {
-        let memory =
-            [Segment { address: 0, size: 1 << 20 }, Segment { address: 1 << 32, size: 4096 }];
+        let memory = [
+            Segment { address: 0, size: 1 << 24, stored: 1 << 20 },
+            Segment { address: 1 << 32, size: 4096, stored: 4096 },
+        ];
         let bytes = head(&memory, &[cpu(1), cpu(2)], None);
         assert_eq!(bytes.len() % PAGE, 0);
         let load = |number: usize| HEADER + (number + 1) * PROGRAM_HEADER;
         assert_eq!(word(&bytes, load(0) + 8), bytes.len() as u64);
         assert_eq!(word(&bytes, load(1) + 8), bytes.len() as u64 + (1 << 20));
+        // In the file, in the guest.
+        assert_eq!((word(&bytes, load(0) + 32), word(&bytes, load(0) + 40)), (1 << 20, 1 << 24));
         assert_eq!((word(&bytes, load(1) + 24), word(&bytes, load(1) + 32)), (1 << 32, 4096));
     }
 
@@ -277,7 +285,7 @@ mod tests {
     #[test]
     fn another_program_reads_it() {
         let mut file = tempfile::NamedTempFile::new().expect("a file");
-        let memory = [Segment { address: 0x10_0000, size: 4096 }];
+        let memory = [Segment { address: 0x10_0000, size: 4 << 20, stored: 4096 }];
         let mut bytes = head(&memory, &[cpu(0x1234), cpu(0x5678)], Some(b"OSRELEASE=6.1.0\n"));
         bytes.resize(bytes.len() + 4096, 0);
         file.write_all(&bytes).expect("written");
@@ -293,6 +301,6 @@ mod tests {
         // Sixteen bytes of contents.
         let note = text.lines().find(|line| line.contains("VMCOREINFO")).unwrap_or_default();
         assert!(note.contains("0x00000010"), "{text}");
-        assert!(text.contains("0x0000000000100000 0x0000000000100000 0x001000"), "{text}");
+        assert!(text.contains("0x0000000000100000 0x0000000000100000 0x001000 0x400000"), "{text}");
     }
 }

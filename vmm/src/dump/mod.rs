@@ -1,9 +1,11 @@
 //! A dump of the guest: registers and memory as an ELF core file, made while virtual CPUs wait.
 //!
 //! `elf` makes everything before the memory and touches nothing; here the memory is read, through
-//! its file: pages that the guest never touched then stay without memory of the host.
+//! its file: pages that the guest never touched then stay without memory of the host, and large
+//! stretches of them are not in the dump either (`pieces`).
 
 pub mod elf;
+mod pieces;
 pub mod vmcoreinfo;
 
 use std::{
@@ -13,11 +15,9 @@ use std::{
     sync::Arc,
 };
 
-use crate::{
-    devices::fw_cfg::NotePlace,
-    sys::memory::{Ram, RamRegion},
-    vcpu::Registers,
-};
+use pieces::{Piece, pieces};
+
+use crate::{devices::fw_cfg::NotePlace, sys::memory::Ram, vcpu::Registers};
 
 /// Bytes read at a time.
 const PIECE: usize = 256 << 10;
@@ -26,18 +26,20 @@ const PIECE: usize = 256 << 10;
 pub struct Dump {
     head: Vec<u8>,
     file: Arc<File>,
-    regions: Vec<RamRegion>,
+    pieces: Vec<Piece>,
 }
 
 impl Dump {
     /// Makes the dump of guest memory `ram` and virtual CPUs with `registers`, in order. `note` is where the
     /// guest says that its VMCOREINFO is; one that cannot be is told and left out.
     pub fn new(ram: &Ram, registers: &[Registers], note: Option<NotePlace>) -> Self {
-        let memory: Vec<elf::Segment> = ram
-            .regions
-            .iter()
-            .map(|region| elf::Segment { address: region.address, size: region.size })
-            .collect();
+        let pieces = pieces(&ram.file, &ram.regions);
+        let segment = |piece: &Piece| elf::Segment {
+            address: piece.address,
+            size: piece.size,
+            stored: piece.stored,
+        };
+        let memory: Vec<elf::Segment> = pieces.iter().map(segment).collect();
         let guest = note.and_then(|place| match vmcoreinfo::read(place, &ram.memory) {
             Ok(contents) => Some(contents),
             Err(error) => {
@@ -46,25 +48,25 @@ impl Dump {
             }
         });
         let head = elf::head(&memory, registers, guest.as_deref());
-        Self { head, file: Arc::clone(&ram.file), regions: ram.regions.clone() }
+        Self { head, file: Arc::clone(&ram.file), pieces }
     }
 
     /// Returns the dump's length in bytes.
     pub fn length(&self) -> u64 {
-        let memory: u64 = self.regions.iter().map(|region| region.size).sum();
+        let memory: u64 = self.pieces.iter().map(|piece| piece.stored).sum();
         self.head.len() as u64 + memory
     }
 
     /// Writes all of it.
     pub fn write_to(&self, out: &mut impl Write) -> io::Result<()> {
         out.write_all(&self.head)?;
-        let mut piece = vec![0; PIECE];
-        for region in &self.regions {
+        let mut buffer = vec![0; PIECE];
+        for piece in &self.pieces {
             let mut done = 0;
-            while done < region.size {
-                let left = usize::try_from(region.size - done).unwrap_or(PIECE).min(PIECE);
-                let (part, _) = piece.split_at_mut(left);
-                self.file.read_exact_at(part, region.offset + done)?;
+            while done < piece.stored {
+                let left = usize::try_from(piece.stored - done).unwrap_or(PIECE).min(PIECE);
+                let (part, _) = buffer.split_at_mut(left);
+                self.file.read_exact_at(part, piece.offset + done)?;
                 out.write_all(part)?;
                 done += left as u64;
             }
@@ -92,7 +94,19 @@ mod tests {
         assert_eq!(bytes.len() as u64, dump.length());
         let head = dump.head.len();
         assert_eq!(&bytes[head + 0x1234..][..3], b"low");
-        assert_eq!(&bytes[head + (1 << 20) + 0xffff0..][..4], b"high");
+        // Both pages of the first region that have contents are next to each other.
+        assert_eq!(&bytes[head + 0x2000 + 0xffff0..][..4], b"high");
+    }
+
+    #[test]
+    fn memory_that_was_never_touched_is_not_sent() {
+        let ram = Ram::new(&[(0, 64 << 20)], MemoryBacking::Memfd).expect("memory");
+        ram.memory.write_slice(b"here", GuestAddress(32 << 20)).expect("inside");
+        let dump = Dump::new(&ram, &[], None);
+        assert_eq!(dump.length(), dump.head.len() as u64 + 2 * 4096);
+        let mut bytes = Vec::new();
+        dump.write_to(&mut bytes).expect("a vector takes all");
+        assert_eq!(&bytes[dump.head.len() + 4096..][..4], b"here");
     }
 
     #[test]

@@ -198,6 +198,7 @@ pub const SYSCALLS: &[Syscall] = &[
     row(libc::SYS_accept4, &[Api], Arguments::Any, "API connections"),
     row(libc::SYS_sendto, &[Api], Arguments::Any, "API responses"),
     row(libc::SYS_setsockopt, &[Api], Arguments::Any, "deadlines of API connections"),
+    row(libc::SYS_lseek, &[Api], Arguments::Any, "holes in guest memory, for a dump"),
     // Devices of the kernel.
     row(libc::SYS_ioctl, &[Vcpu], Arguments::Request(KVM_VCPU), "running the virtual CPU"),
     row(

@@ -171,7 +171,7 @@ describe!(detach, delete, "/v1/machines/{id}/devices/{name}", "Asks the guest to
 describe!(counters, get, "/v1/machines/{id}/counters", "What the machine's process counted", (("id" = String, Path)) answers 200 (body = Counters));
 describe!(events, get, "/v1/machines/{id}/events", "What happened to the guest, from an event's number on", (("id" = String, Path), ("from" = Option<u64>, Query)) answers 200 (body = Events));
 describe!(metrics, get, "/v1/machines/{id}/metrics", "The counters as text that Prometheus reads", (("id" = String, Path)) answers 200 (body = String, content_type = "text/plain"));
-describe!(dump, post, "/v1/machines/{id}/dump", "Reads registers and memory of the guest, which waits meanwhile: an ELF core file, as long as the memory and a few pages", (("id" = String, Path)) answers 200 (body = Octets, content_type = "application/x-elf"));
+describe!(dump, post, "/v1/machines/{id}/dump", "Reads registers and memory of the guest, which waits meanwhile: an ELF core file, as long as the memory that the guest has touched and a few pages", (("id" = String, Path)) answers 200 (body = Octets, content_type = "application/x-elf"));
 describe!(tunnel, get, "/v1/machines/{id}/tunnel/{port}", "A WebSocket to a TCP port of the guest: binary frames, an empty one ends the client's direction", (("id" = String, Path), ("port" = u16, Path)) answers 101 ());
 describe!(receipts, get, "/v1/machines/{id}/receipts", "What the machine used, signed by its node; receipts outlive their machine", (("id" = String, Path), ("after" = Option<u64>, Query)) answers 200 (body = Receipts));
 
