@@ -195,8 +195,8 @@ fn memory(machine: &Machine, all: &mut Structures) {
 }
 
 /// Type 17, behind the header: `mib` of RAM.
-fn module(mib: u64) -> [u8; 36] {
-    let mut body = [0; 36];
+fn module(mib: u64) -> [u8; 88] {
+    let mut body = [0; 88];
     body[..2].copy_from_slice(&HANDLE_ARRAY.to_le_bytes());
     // No error information; widths unknown.
     body[2..4].copy_from_slice(&0xfffeu16.to_le_bytes());
@@ -210,6 +210,9 @@ fn module(mib: u64) -> [u8; 36] {
     if plain == EXTENDED_MIB {
         body[24..28].copy_from_slice(&mib.to_le_bytes()[..4]);
     }
+    // Of unknown technology, used as volatile memory, and all of it is that; speeds unknown.
+    (body[36], body[37]) = (2, 1 << 3);
+    body[56..64].copy_from_slice(&(mib << 20).to_le_bytes());
     body
 }
 
@@ -242,7 +245,7 @@ mod tests {
         let found = parse(&structures(&machine(vec![(0, 2 << 30), (4 << 30, 6 << 30)])));
         let kinds: Vec<(u8, usize)> = found.iter().map(|(kind, b, _)| (*kind, b.len())).collect();
         let expected =
-            [(0, 26), (1, 27), (3, 22), (4, 50), (16, 23), (17, 40), (19, 31), (19, 31), (32, 11)];
+            [(0, 26), (1, 27), (3, 22), (4, 50), (16, 23), (17, 92), (19, 31), (19, 31), (32, 11)];
         assert_eq!(kinds[..9], expected);
         assert_eq!(kinds[9..], [(127, 4)]);
     }
@@ -279,6 +282,7 @@ mod tests {
         assert_eq!(modules[0].1[28..32], (1u32 << 20).to_le_bytes());
         let small = parse(&structures(&machine(vec![(0, 512 << 20)])));
         assert_eq!(small[5].1[12..14], 512u16.to_le_bytes());
+        assert_eq!(small[5].1[60..68], (512u64 << 20).to_le_bytes());
     }
 
     #[test]

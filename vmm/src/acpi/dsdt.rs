@@ -1,6 +1,6 @@
-//! The DSDT: processors are in the MADT, so it holds the PCI roots (see `roots`), the serial port, the clock,
-//! fw_cfg, `\_S5`, and whom an operating system tells that it sleeps.
-//! Source: ACPI 6.5 §6.2 (device configuration), §7.4.2.6 (\_S5), §9.1.1 (_DSM), §19 (AML); Intel
+//! The DSDT: the processors, the PCI roots (see `roots`), the serial port, the clock, fw_cfg, `\_S5`, and whom
+//! an operating system tells that it sleeps.
+//! Source: ACPI 6.5 §6.2 (device configuration), §7.4.2.6 (\_S5), §8.4 (processors), §9.1.1 (_DSM), §19 (AML); Intel
 //! "Low Power S0 Idle" (document 599443), §3 "_DSM"; Microsoft "Modern standby firmware
 //! notifications".
 
@@ -21,11 +21,14 @@ use crate::{
     layout,
 };
 
+/// Hardware id of a processor.
+pub(super) const PROCESSOR_ID: &str = "ACPI0007";
+
 pub(super) fn build(platform: &Platform) -> Vec<u8> {
     let mut table = Sdt::new(*b"DSDT", 36, 2, OEM, OEM_TABLE, OEM_REVISION);
     let off = Package::new(vec![&power::SLEEP_OFF, &power::SLEEP_OFF, &ZERO, &ZERO]);
     table.append_slice(&bytes(&Name::new(Path::new("_S5_"), &off)));
-    let mut scope = Vec::new();
+    let mut scope: Vec<u8> = (0..platform.vcpus).flat_map(processor).collect();
     for (number, root) in (0u8..).zip(&platform.roots) {
         scope.extend(roots::build(number, root));
     }
@@ -44,6 +47,16 @@ pub(super) fn resources(descriptors: Vec<Vec<u8>>) -> Vec<u8> {
     let descriptors: Vec<Raw> = descriptors.into_iter().map(Raw).collect();
     let children = descriptors.iter().map(|descriptor| descriptor as &dyn Aml).collect();
     bytes(&Name::new(Path::new("_CRS"), &ResourceTemplate::new(children)))
+}
+
+/// What each processor of the MADT has beside it, with the same unique id: inventories and drivers, as Windows'
+/// and FreeBSD's, know processors by these.
+fn processor(id: u32) -> Vec<u8> {
+    let parts = vec![
+        bytes(&Name::new(Path::new("_HID"), &PROCESSOR_ID)),
+        bytes(&Name::new(Path::new("_UID"), &id)),
+    ];
+    device(&format!("C{id:03X}"), parts)
 }
 
 fn serial_port() -> Vec<u8> {

@@ -6,8 +6,8 @@ use acpi_tables::sdt::Sdt;
 use super::{OEM, OEM_REVISION, OEM_TABLE, affinity::FIRST_X2APIC};
 use crate::{layout, sys::kvm::Controllers};
 
-/// Revision of the table: that of ACPI 6.3 to 6.5.
-const REVISION: u8 = 5;
+/// Revision of the table: that of ACPI 6.5, as the fixed description's is.
+const REVISION: u8 = 6;
 /// Flags: there are the two PICs of a PC.
 const PCAT_COMPAT: u32 = 1;
 /// Structure types, with their lengths: local APIC, I/O APIC, local x2APIC.
@@ -63,6 +63,7 @@ mod tests {
     #[test]
     fn a_few_processors_have_the_structures_of_a_pc() {
         let table = build(2);
+        assert_eq!(table[8], 6);
         assert_eq!(table[36..44], [0, 0, 0xe0, 0xfe, 1, 0, 0, 0]);
         assert_eq!(table[44..60], [0, 8, 0, 0, 1, 0, 0, 0, 0, 8, 1, 1, 1, 0, 0, 0]);
         assert_eq!(table[60..], [1, 12, 2, 0, 0, 0, 0xc0, 0xfe, 0, 0, 0, 0]);

@@ -131,6 +131,19 @@ mod tests {
     }
 
     #[test]
+    fn every_processor_has_an_object_with_its_unique_id() {
+        let tables = tables(&platform()).expect("room");
+        let dsdt =
+            &tables.iter().find(|table| table.bytes.starts_with(b"DSDT")).expect("there").bytes;
+        // The string with its end, then _UID: zero and one have opcodes of their own, others a byte prefix.
+        let id = [dsdt::PROCESSOR_ID.as_bytes(), b"\0\x08_UID"].concat();
+        let found = dsdt.windows(id.len() + 2).filter(|part| part.starts_with(&id));
+        let ids: Vec<&[u8]> = found.map(|part| &part[id.len()..]).collect();
+        assert_eq!((ids[0][0], ids[1][0], ids[2], ids[3]), (0, 1, &[10, 2][..], &[10, 3][..]));
+        assert_eq!(ids.len(), 4);
+    }
+
+    #[test]
     fn most_processors_fit() {
         let vcpus = (0..spec::MAX_VCPUS).collect();
         let nodes = vec![Node { vcpus, ..platform().nodes[0].clone() }];

@@ -78,6 +78,9 @@ pub fn load(linux: Linux<'_>, ram: &Ram) -> Result<Entry, BootError> {
     let mut head = [0; 0x206];
     let length = read_head(linux.kernel, &mut head)?;
     if length >= 4 && head[..4] == *b"\x7fELF" {
+        if let Some(other) = pvh::of_another_machine(&head[..length]) {
+            return Err(BootError::Unsupported(other));
+        }
         return pvh::load(linux, ram);
     }
     if length == head.len() && head[0x202..0x206] == *b"HdrS" {
@@ -247,6 +250,12 @@ mod tests {
         assert!(matches!(try_load(b"", None, ""), Err(BootError::NotAKernel)));
         assert!(matches!(try_load(&[7; 4096], None, ""), Err(BootError::NotAKernel)));
         assert!(matches!(try_load(b"\x7fELF", None, ""), Err(BootError::Damaged(_))));
+        // A multiboot kernel, as Xen's and GNU Mach's, and one for AArch64.
+        let mut elf = b"\x7fELF\x01\x01\x01".to_vec();
+        elf.resize(64, 0);
+        assert!(matches!(try_load(&elf, None, ""), Err(BootError::Unsupported(_))));
+        (elf[4], elf[18]) = (2, 183);
+        assert!(matches!(try_load(&elf, None, ""), Err(BootError::Unsupported(_))));
         assert!(matches!(try_load(&bzimage(0)[..0x230], None, ""), Err(BootError::Damaged(_))));
     }
 

@@ -20,6 +20,22 @@ use crate::{layout, sys::memory::Ram};
 
 const MAGIC: u32 = 0x336e_c578;
 
+/// Where an ELF file's head has its class, and the one of 32 bits (ELF-64 Object File Format §3).
+const CLASS: usize = 4;
+const CLASS_32: u8 = 1;
+/// Where it has its machine, and x86-64 (System V ABI, AMD64 supplement §4.1).
+const MACHINE: usize = 18;
+const X86_64: [u8; 2] = 62u16.to_le_bytes();
+
+/// Says what an ELF file is that no x86-64 processor starts in its own mode.
+pub(super) fn of_another_machine(head: &[u8]) -> Option<&'static str> {
+    if head.get(CLASS) == Some(&CLASS_32) {
+        return Some("32-bit ELF file");
+    }
+    let machine = head.get(MACHINE..MACHINE + X86_64.len())?;
+    (machine != X86_64).then_some("ELF file for another kind of processor")
+}
+
 pub(super) fn load(linux: Linux<'_>, ram: &Ram) -> Result<Entry, BootError> {
     let start = Some(GuestAddress(layout::HIGH_RAM));
     let loaded = Elf::load(&ram.memory, None, linux.kernel, start).map_err(refusal)?;

@@ -1,11 +1,12 @@
 //! A machine that starts from UEFI firmware: its two flash chips end at 4 GiB, and fw_cfg tells
 //! the firmware what we decided.
-//! Source: edk2 OvmfPkg/README ("OVMF Flash Layout"); OvmfPkg/Library/PlatformInitLib.
+//! Source: edk2 OvmfPkg/README ("OVMF Flash Layout"); OvmfPkg/Library/PlatformInitLib; UEFI PI 1.8 vol. 3 §3.2.1
+//! (firmware volumes).
 
 use std::{
     fs::File,
     io::{self, Seek, SeekFrom},
-    os::fd::OwnedFd,
+    os::{fd::OwnedFd, unix::fs::FileExt},
     sync::{Arc, Mutex},
 };
 
@@ -38,6 +39,10 @@ const FLASH_END: u64 = 1 << 32;
 /// Most that both may have together: below is where KVM on Intel keeps pages of its own.
 const FLASH_MAX: u64 = 16 << 20;
 
+/// What a firmware volume's header has at byte 40. Volumes of a file begin at whole blocks.
+const VOLUME: [u8; 4] = *b"_FVH";
+const VOLUME_AT: u64 = 40;
+
 /// Why firmware cannot be started from.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the message is the doc")]
@@ -49,6 +54,13 @@ pub enum FirmwareError {
          blocks of 4096, both together at most 16 MiB"
     )]
     Sizes { code: u64, variables: u64 },
+    #[error("cannot read the firmware's code")]
+    Read { source: io::Error },
+    #[error(
+        "the firmware's code holds no UEFI firmware volume; a PC BIOS or another boot loader finds no \
+         console here and would wait without a word: give a build of OVMF (of Debian's, OVMF_CODE_4M.fd)"
+    )]
+    NotUefi,
     #[error(transparent)]
     Kvm(#[from] KvmError),
     #[error(transparent)]
@@ -110,12 +122,28 @@ pub(super) fn open(files: (OwnedFd, OwnedFd), vm: &Arc<Vm>) -> Result<Firmware, 
     if !whole(code_size) || !whole(variables_size) || code_size + variables_size > FLASH_MAX {
         return Err(wrong());
     }
+    if !has_volume(&code, code_size)? {
+        return Err(FirmwareError::NotUefi);
+    }
     let code_place = Place { guest: FLASH_END - code_size, size: code_size };
     let mapping = Arc::new(map(&code, code_size)?);
     let code = vm.map(code_place, &mapping, 0, Access::ReadOnly)?;
     let place = Place { guest: code_place.guest - variables_size, size: variables_size };
     let variables = Variables::new(variables, place, vm)?.ok_or_else(wrong)?;
     Ok(Firmware { variables: Mutex::new(variables), code })
+}
+
+/// Returns whether a file of `size` bytes holds a firmware volume.
+fn has_volume(code: &File, size: u64) -> Result<bool, FirmwareError> {
+    let mut found = [0; VOLUME.len()];
+    for block in (0..size).step_by(usize::try_from(flash::BLOCK).unwrap_or(usize::MAX)) {
+        code.read_exact_at(&mut found, block + VOLUME_AT)
+            .map_err(|source| FirmwareError::Read { source })?;
+        if found == VOLUME {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Sleep states that the machine has, by number: bit 7 says so, the others are the sleep type.
@@ -178,6 +206,8 @@ fn add_tables(
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write as _;
+
     use super::*;
     use crate::{
         devices::fw_cfg::tests::{file, follow},
@@ -232,6 +262,17 @@ mod tests {
             let names: Vec<String> = tables(base).into_iter().map(|(name, _)| name).collect();
             assert_eq!(names, ["FACP", "APIC", "MCFG", "PPTT", "SPCR", "FACS", "DSDT"]);
         }
+    }
+
+    #[test]
+    fn a_file_is_firmware_if_a_volume_begins_at_one_of_its_blocks() {
+        let mut code = tempfile::tempfile().expect("a file");
+        let mut bytes = vec![0; 3 * 4096];
+        bytes[4096 + 41..][..4].copy_from_slice(b"_FVH");
+        code.write_all(&bytes).expect("written");
+        assert!(!has_volume(&code, 3 * 4096).expect("read"), "not where a header has it");
+        code.write_at(b"_FVH", 2 * 4096 + 40).expect("written");
+        assert!(has_volume(&code, 3 * 4096).expect("read"));
     }
 
     #[test]
