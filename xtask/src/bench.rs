@@ -4,6 +4,9 @@ use anyhow::Result;
 
 use crate::{run, stages};
 
+/// Where the image's own build of the VMM is, in the cache: static, its relocations packed.
+const SHIPPED_VMM: &str = "programs/x86_64-unknown-linux-gnu/release/holdfast-vmm";
+
 /// What can be measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum What {
@@ -30,20 +33,9 @@ fn boot(arguments: &[String]) -> Result<()> {
 }
 
 fn vmm(arguments: &[String]) -> Result<()> {
-    run::run(&mut run::cargo(&[
-        "build",
-        "--release",
-        "--package",
-        "vmm",
-        "--bin",
-        "holdfast-vmm",
-    ]))?;
     run::run(&mut run::cargo(&["build", "--package", "agent", "--example", "tap"]))?;
     run::run(&mut run::cargo(&["build", "--package", "qemu-tests", "--bins"]))?;
-    let target =
-        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| run::root().join("target"), Into::into);
     let mut command =
         run::cargo(&["run", "--quiet", "--package", "qemu-tests", "--bin", "bench", "--", "--vmm"]);
-    command.arg(target.join("release/holdfast-vmm")).args(arguments);
-    run::run(&mut command)
+    run::run(command.arg(run::cache().join(SHIPPED_VMM)).args(arguments))
 }

@@ -160,8 +160,11 @@ pub enum Subject {
 /// What was measured.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Measured {
-    /// When each mark was read, in microseconds after the start.
+    /// When each mark was read, in microseconds after the program's process was started.
     pub marks_us: Vec<u64>,
+    /// What was made for the process before it was started, in microseconds: a VMM's namespaces, which are init's
+    /// work on a node. Nothing for other programs.
+    pub before_us: u64,
     /// Resident memory at the last mark, shared memory apart, in KiB.
     pub resident_kib: u64,
     /// All that was read.

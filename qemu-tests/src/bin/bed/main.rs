@@ -235,6 +235,18 @@ fn code(status: ExitStatus) -> i32 {
     status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or_default())
 }
 
+/// Where the launcher says when it started the VMM: what [`now_us`] was then.
+fn begun_path(machine: u32) -> String {
+    format!("/run/vmm-{machine}.begun")
+}
+
+/// Returns the time since the host's start, in microseconds.
+fn now_us() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let part = |number: i64| u64::try_from(number).unwrap_or_default();
+    part(now.tv_sec) * 1_000_000 + part(now.tv_nsec) / 1000
+}
+
 fn spec_path(machine: u32) -> String {
     format!("/run/vmm-{machine}.json")
 }
@@ -283,6 +295,7 @@ fn launch(number: &str) -> Result<i32> {
             | CloneFlags::CLONE_NEWIPC
             | CloneFlags::CLONE_NEWUTS,
     )?;
+    fs::write(begun_path(machine), now_us().to_string())?;
     let status = Command::new("/holdfast-vmm").stdin(Stdio::null()).status();
     Ok(code(status.context("cannot start the VMM")?))
 }

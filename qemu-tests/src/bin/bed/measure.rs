@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use qemu_tests::bed::protocol::{Answer, Measured, Opened, Subject, log_path};
 
-use super::{Machines, http};
+use super::{Machines, begun_path, http, now_us};
 
 /// Name of our VMM's process.
 const VMM: &str = "holdfast-vmm";
@@ -43,7 +43,7 @@ fn own(
     (files, spec, uid): (&[Opened], &serde_json::Value, u32),
     wanted: &Wanted,
 ) -> Result<Answer> {
-    let start = Instant::now();
+    let (start, start_us) = (Instant::now(), now_us());
     let machine = machines.launch(files, spec, uid)?;
     let mut from = 0;
     let read = |output: &mut String| {
@@ -60,7 +60,8 @@ fn own(
     let resident = process_named(VMM).and_then(resident_kib);
     http(machine, "POST /v1/power", br#"{"action":"stop"}"#, &[]).ok();
     machines.wait(machine, END_LIMIT)?;
-    answer(found?, resident?)
+    let begun: u64 = fs::read_to_string(begun_path(machine))?.parse()?;
+    answer(found?, resident?, begun.saturating_sub(start_us))
 }
 
 fn program(words: &[String], wanted: &Wanted) -> Result<Answer> {
@@ -85,11 +86,16 @@ fn program(words: &[String], wanted: &Wanted) -> Result<Answer> {
     let resident = resident_kib(child.id());
     child.kill().ok();
     child.wait()?;
-    answer(found?, resident?)
+    answer(found?, resident?, 0)
 }
 
-fn answer((marks_us, output): (Vec<u64>, String), resident_kib: u64) -> Result<Answer> {
-    Ok(Answer::Measured(Measured { marks_us, resident_kib, output }))
+fn answer(
+    (mut marks_us, output): (Vec<u64>, String),
+    resident_kib: u64,
+    before_us: u64,
+) -> Result<Answer> {
+    marks_us.iter_mut().for_each(|mark| *mark = mark.saturating_sub(before_us));
+    Ok(Answer::Measured(Measured { marks_us, before_us, resident_kib, output }))
 }
 
 /// Reads until all marks were there, each after the one before.

@@ -31,7 +31,7 @@ use types::units::Mebibytes;
 /// Measures the VMM on an emulated host.
 #[derive(Parser)]
 struct Arguments {
-    /// The VMM to be measured, as cargo builds it for the image.
+    /// The VMM to be measured, as the image has it.
     #[arg(long)]
     vmm: PathBuf,
     /// A peer to measure in the same run: a cloud-hypervisor or qemu-system-x86_64 program.
@@ -191,6 +191,7 @@ impl Bench {
         let peer = |medians: &Option<Medians>| medians.as_ref().map(|medians| medians.seconds);
         Ok(vec![
             row("start to the first guest instruction", own_first.seconds, peer(&peer_first)),
+            row("namespaces made for the process before its start", own_first.before_s, None),
             row("start to the guest's init", own_init.seconds, peer(&peer_init)),
             row("of it in the guest's kernel", kernel(&own_init, &own_first), both(&kernel)),
             memory("memory besides the guest's, no device", &own_init, peer_init.as_ref()),
@@ -287,15 +288,18 @@ impl Bench {
 /// Medians of several runs.
 struct Medians {
     seconds: f64,
+    before_s: f64,
     resident_mib: f64,
 }
 
 impl Medians {
     fn of(all: &[Measured]) -> Result<Self> {
         let mut times: Vec<u64> = all.iter().filter_map(|m| m.marks_us.last().copied()).collect();
+        let mut before: Vec<u64> = all.iter().map(|m| m.before_us).collect();
         let mut memory: Vec<u64> = all.iter().map(|m| m.resident_kib).collect();
         Ok(Self {
             seconds: Duration::from_micros(median(&mut times)?).as_secs_f64(),
+            before_s: Duration::from_micros(median(&mut before)?).as_secs_f64(),
             resident_mib: mebi(median(&mut memory)? * 1024),
         })
     }
