@@ -211,12 +211,14 @@ pub(crate) fn pxe(
     Ok(())
 }
 
-/// The one signed file where firmware is UEFI, its parts otherwise. The command line is repeated
-/// because iPXE always passes one, which replaces the built-in one while Secure Boot is off.
+/// The one signed file where firmware is UEFI, its parts otherwise. iPXE passes a program's name and words as its
+/// load options, which without Secure Boot replace the built-in command line and are measured into PCR 12. An
+/// empty name without words is none (iPXE `efi_image_cmdline`; systemd `src/boot/stub.c`, `process_arguments`), so
+/// that such a node runs and measures what it would from any other medium.
 fn ipxe_script(cmdline: &str) -> String {
     format!(
         "#!ipxe\n\
-         iseq ${{platform}} efi && chain holdfast.efi {cmdline} ||\n\
+         iseq ${{platform}} efi && chain --name ${{}} holdfast.efi ||\n\
          kernel vmlinuz initrd=initrd {cmdline}\n\
          initrd initrd\n\
          boot\n"
@@ -315,7 +317,7 @@ mod tests {
     fn the_script_falls_back_to_the_parts() {
         let script = ipxe_script("console=ttyS0");
         assert!(script.starts_with("#!ipxe\n"));
-        assert!(script.contains(" chain holdfast.efi console=ttyS0 ||\n"));
+        assert!(script.contains(" chain --name ${} holdfast.efi ||\n"));
         assert!(script.contains("\nkernel vmlinuz initrd=initrd console=ttyS0\n"));
     }
 }

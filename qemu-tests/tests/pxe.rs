@@ -1,6 +1,7 @@
 //! The image boots over the network, with real DHCP, TFTP and HTTP servers: OVMF's own PXE or HTTP
 //! client loads the UKI, or iPXE the kernel and the initramfs; in each way the node joins. Its
-//! configuration may come from there, too, and it may install itself.
+//! configuration may come from there, too, and it may install itself. A node that was started so proves by its
+//! TPM which release it runs, unless it was given a command line of somebody else's.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
@@ -17,7 +18,9 @@ use qemu_tests::harness::{
     packages,
     scene::{Scene, image_folder},
     serial::{Echo, Serial},
+    tpm::Tpm,
 };
+use serde_json::Value;
 
 /// How long dnsmasq may take to tell what it has done.
 const SOON: Duration = Duration::from_secs(10);
@@ -37,22 +40,31 @@ fn serve(folder: &Path) -> String {
     format!("--tftp-root={}", target.display())
 }
 
-/// Boots a node from the network; it has nothing else, but for its configuration.
-fn join(lan: &Lan, folder: &Path) {
-    join_with(lan, folder, &[]);
-}
-
-/// The same, of a host with these further QEMU arguments.
-fn join_with(lan: &Lan, folder: &Path, arguments: &[&str]) {
+/// Boots a node with a TPM from the network; it has nothing else, but for its configuration. Returns the answer to
+/// the question whether it runs the release that was built, or the refusal.
+fn join(lan: &Lan, folder: &Path, arguments: &[&str]) -> Result<Value, String> {
+    let tpm = Tpm::start(&folder.join("tpm")).unwrap();
     let scene = Scene::start_at(folder, lan.gateway(), lan.gateway()).unwrap();
+    let further = arguments.iter().map(|&word| word.to_owned());
     let options = HostOptions {
         medium: Medium::Network,
         memory_mib: 1024,
         uplink: lan.uplink(),
-        arguments: arguments.iter().map(|&word| word.to_owned()).collect(),
+        arguments: tpm.arguments().into_iter().chain(further).collect(),
         ..HostOptions::default()
     };
-    scene.boot("network", options).unwrap();
+    let (_host, node) = scene.boot("network", options).unwrap();
+    let described = image_folder().unwrap().join("measurements.json");
+    let ask = ["node", "attest", &node, "--measurements", described.to_str().unwrap()];
+    scene.cli.json(&ask).map_err(|refused| format!("{refused:#}"))
+}
+
+/// The node's TPM shows that it runs what was built, and that nothing was passed beside it.
+fn is_attested(answer: Result<Value, String>) {
+    let shown = answer.unwrap();
+    let attested = &shown["attested"];
+    assert_eq!(attested["endorsed"], true, "{shown}");
+    assert_eq!(attested["registers"]["12"], "00".repeat(32), "{shown}");
 }
 
 /// What DHCP says where a node's configuration is.
@@ -143,7 +155,7 @@ fn the_uki_by_the_firmwares_http_client() {
         // PXE comes first otherwise, and takes its time to give up.
         let no_pxe = ["4", "6"]
             .map(|version| format!("name=opt/org.tianocore/IPv{version}PXESupport,string=n"));
-        join_with(lan, folder.path(), &["-fw_cfg", &no_pxe[0], "-fw_cfg", &no_pxe[1]]);
+        is_attested(join(lan, folder.path(), &["-fw_cfg", &no_pxe[0], "-fw_cfg", &no_pxe[1]]));
         told.wait("\"GET /holdfast.efi HTTP/1.1\" 200", SOON).unwrap();
     });
 }
@@ -173,8 +185,9 @@ impl Drop for Server {
     }
 }
 
-/// Has OVMF load iPXE, and iPXE what the script says; a file's whole transfer is told by dnsmasq.
-fn by_ipxe(folder: &Path, files: &[&str]) {
+/// Has OVMF load iPXE, and iPXE what the script says; a file's whole transfer is told by dnsmasq. `judge` is given
+/// what [`join`] returns.
+fn by_ipxe(folder: &Path, files: &[&str], judge: impl FnOnce(Result<Value, String>) + Send) {
     let root = format!("--tftp-root={}", folder.join("tftp").display());
     fs::copy(packages::ipxe().unwrap(), folder.join("tftp/ipxe.efi")).unwrap();
     let options = [
@@ -185,27 +198,51 @@ fn by_ipxe(folder: &Path, files: &[&str]) {
         "--dhcp-boot=tag:ipxe,boot.ipxe",
     ];
     Lan::run("iPXE", folder, &options, |lan| {
-        join(lan, folder);
+        judge(join(lan, folder, &[]));
         files.iter().for_each(|file| {
             lan.log().wait(&format!("/{file} to 203.0.113."), SOON).unwrap();
         });
     });
 }
 
+/// Changes the lines of the script that iPXE gets from `folder`.
+fn edit_script(folder: &Path, edit: impl Fn(&str) -> Option<String>) {
+    let script = folder.join("tftp/boot.ipxe");
+    let text = fs::read_to_string(&script).unwrap();
+    let lines: Vec<String> = text.lines().filter_map(edit).collect();
+    fs::write(&script, lines.join("\n") + "\n").unwrap();
+}
+
 #[test]
 fn the_uki_by_ipxe_and_our_script() {
     let folder = tempfile::tempdir().unwrap();
     serve(folder.path());
-    by_ipxe(folder.path(), &["boot.ipxe", "holdfast.efi"]);
+    by_ipxe(folder.path(), &["boot.ipxe", "holdfast.efi"], is_attested);
+}
+
+#[test]
+fn the_uki_by_ipxe_with_a_command_line_of_somebody_elses() {
+    let folder = tempfile::tempdir().unwrap();
+    serve(folder.path());
+    let cmdline = fs::read_to_string(folder.path().join("tftp/cmdline")).unwrap();
+    edit_script(folder.path(), |line| {
+        let altered = format!("chain holdfast.efi loglevel=7 {}", cmdline.trim());
+        Some(if line.contains("holdfast.efi") { altered } else { line.to_owned() })
+    });
+    by_ipxe(folder.path(), &["boot.ipxe", "holdfast.efi"], |answer| {
+        let refused = answer.unwrap_err();
+        assert!(refused.contains("register 12 is "), "{refused}");
+    });
 }
 
 #[test]
 fn kernel_and_initramfs_by_ipxe_and_the_rest_of_our_script() {
     let folder = tempfile::tempdir().unwrap();
     serve(folder.path());
-    let script = folder.path().join("tftp/boot.ipxe");
-    let text = fs::read_to_string(&script).unwrap();
-    let rest: Vec<&str> = text.lines().filter(|line| !line.contains("holdfast.efi")).collect();
-    fs::write(&script, rest.join("\n") + "\n").unwrap();
-    by_ipxe(folder.path(), &["boot.ipxe", "vmlinuz", "initrd"]);
+    edit_script(folder.path(), |line| (!line.contains("holdfast.efi")).then(|| line.to_owned()));
+    by_ipxe(folder.path(), &["boot.ipxe", "vmlinuz", "initrd"], |answer| {
+        // Only the boot program's stub measures what a release is known by.
+        let refused = answer.unwrap_err();
+        assert!(refused.contains("register 11 is "), "{refused}");
+    });
 }

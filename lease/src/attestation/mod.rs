@@ -268,7 +268,7 @@ pub enum AttestationError {
     #[error("the registers' values in the evidence are not those that the TPM signed: {what}")]
     Registers { what: String },
     #[error("register {register} is {value}: {meaning}")]
-    Started { register: u8, value: String, meaning: &'static str },
+    Started { register: u8, value: String, meaning: String },
     #[error("the TPM did not show that the attestation key is its own")]
     Credential,
     #[error("the TPM with endorsement key {tpm} does not count: {reason}")]
@@ -338,14 +338,15 @@ pub fn verify(
     let judged = || certificate::judge(evidence, &endorsement_key, &known.authorities, asked.at);
     let certificate = (!known.authorities.is_empty()).then(judged);
     known.check_tpm(&tpm, certificate.as_ref())?;
+    let firmware = log::judge(&evidence.log, &registers);
     Ok(Attested {
-        release: started(&registers, known)?,
+        release: started(&registers, known, firmware.as_ref())?,
         tpm,
         endorsed,
         certificate,
         resets: quote.resets,
         volumes: volumes(&evidence.volumes, &registers),
-        firmware: log::judge(&evidence.log, &registers),
+        firmware,
         registers: evidence.registers.clone(),
     })
 }
@@ -408,7 +409,11 @@ fn check_registers(
 }
 
 /// Returns the release that was started, if it was started as it was built.
-fn started(registers: &BTreeMap<u8, [u8; 32]>, known: &Known) -> Result<String, AttestationError> {
+fn started(
+    registers: &BTreeMap<u8, [u8; 32]>,
+    known: &Known,
+    firmware: Option<&FirmwareLog>,
+) -> Result<String, AttestationError> {
     let value = |register: u8| {
         let missing = || AttestationError::Registers {
             what: format!("register {register} is not among them"),
@@ -420,7 +425,9 @@ fn started(registers: &BTreeMap<u8, [u8; 32]>, known: &Known) -> Result<String, 
     let release = release.ok_or_else(|| AttestationError::Started {
         register: RELEASE,
         value: found.clone(),
-        meaning: "no release that is known here measures so; the node runs another or an altered one",
+        meaning:
+            "no release that is known here measures so; the node runs another or an altered one"
+                .to_owned(),
     })?;
     for register in BESIDE {
         let value = value(register)?;
@@ -428,11 +435,24 @@ fn started(registers: &BTreeMap<u8, [u8; 32]>, known: &Known) -> Result<String, 
             return Err(AttestationError::Started {
                 register,
                 value: hex::encode(value),
-                meaning: "the release was started with a command line or extensions of its own",
+                meaning: beside(register, firmware),
             });
         }
     }
     Ok(release.name())
+}
+
+/// What a register that is not zero means, with what firmware's log proves to have gone into it.
+fn beside(register: u8, firmware: Option<&FirmwareLog>) -> String {
+    let events = firmware.map(|log| &*log.events).unwrap_or_default().iter();
+    let proved = events.filter(|event| event.register == register && event.proved);
+    let said: Vec<_> =
+        proved.filter_map(|event| event.says.as_ref().map(|it| format!("{it:?}"))).collect();
+    let said = if said.is_empty() { String::new() } else { format!(", {}", said.join(" and ")) };
+    format!(
+        "the release was started with a command line or extensions of its own{said}; start it without load \
+         options, as boot.ipxe does, and with nothing in folders beside it"
+    )
 }
 
 /// Returns what was said of the volumes, if that was measured.

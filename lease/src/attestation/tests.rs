@@ -99,6 +99,28 @@ fn a_refusal_says_what_is_wrong() {
     assert!(matches!(refused, Err(AttestationError::Started { register: 11, .. })));
 }
 
+#[test]
+fn what_was_passed_beside_the_program_is_told_as_far_as_it_is_proved() {
+    let event = |register, says: &str, proved| FirmwareEvent {
+        register,
+        kind: "EV_IPL".to_owned(),
+        digest: "ab".repeat(32),
+        says: Some(says.to_owned()),
+        proved,
+    };
+    let events = vec![
+        event(4, "of another register", true),
+        event(12, "holdfast.efi \"quiet\"", true),
+        event(12, "a lie", false),
+    ];
+    let log = FirmwareLog { events, ..FirmwareLog::default() };
+    let told = beside(12, Some(&log));
+    assert!(told.contains(r#" of its own, "holdfast.efi \"quiet\""; start it without"#), "{told}");
+    for nothing in [beside(13, Some(&log)), beside(12, None)] {
+        assert!(nothing.contains(" of its own; start it without"), "{nothing}");
+    }
+}
+
 /// A key of anybody's, said to be a TPM's, and a quote that it signed.
 fn forged(attributes: u32, extra: &[u8; 32]) -> Evidence {
     let key = EcdsaKeyPair::generate(&ECDSA_P256_SHA256_FIXED_SIGNING).expect("a key");
