@@ -142,9 +142,13 @@ fn keys_are_enrolled_and_then_nothing_but_the_signed_program_starts() {
         let device = format!("virtio-blk-pci,drive=d{index},bootindex={}", index + 1);
         options.arguments.extend(["-drive".to_owned(), drive, "-device".to_owned(), device]);
     }
+    // The stub takes words from SMBIOS, which a BMC may write. The TPM notices, and so does the node.
+    let words = "type=11,value=io.systemd.stub.kernel-cmdline-extra=holdfast.words=others";
+    options.arguments.extend(["-smbios".to_owned(), words.to_owned()]);
     let host = Host::start(&image, &host_folder, &options).unwrap();
     let third = host.serial.wait("event=trust secure_boot=", UP).unwrap();
     assert!(third.contains(&on), "{third}");
+    host.serial.wait("event=trouble place=secure-boot reason=\"PCR 12 is not zero", UP).unwrap();
     let text = host.serial.text();
     let denied = text.lines().filter(|line| line.contains("Access Denied")).count();
     assert_eq!(denied, refused, "{text}");

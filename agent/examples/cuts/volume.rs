@@ -51,7 +51,7 @@ impl Opener {
             None => None,
             Some(mut volume) => {
                 let no_tpm = Tpm::open(Path::new("/nonexistent"));
-                let mut sealer = Sealer { tpm: no_tpm, release: None };
+                let mut sealer = Sealer { tpm: no_tpm, release: None, additions: None };
                 let opened = keys::open_state(&mut volume, &mut sealer);
                 Some(opened.map_err(|reason| anyhow!("STATE is locked: {reason}"))?.0)
             }

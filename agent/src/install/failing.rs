@@ -51,7 +51,7 @@ fn program() -> Vec<u8> {
 
 fn install(folder: &Path, told: Teller) -> Result<(), Failure> {
     let tpm = Err(TpmError::Absent { path: "dev/tpmrm0".into() });
-    let volumes = NewVolumes::invent(&mut Sealer { tpm, release: None }, &[])?;
+    let volumes = NewVolumes::invent(&mut Sealer { tpm, release: None, additions: None }, &[])?;
     let (program, empty) = (program(), template::capture(&vec![1; 4 * BLOCK]));
     let content = Content { program: &program, state: &empty, data: &empty, volumes: &volumes };
     let disk = open(folder)?;

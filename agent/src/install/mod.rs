@@ -387,7 +387,8 @@ mod tests {
             .expect("made longer");
         let file = File::options().read(true).write(true).open(&disk.path).expect("opened");
         let tpm = Err(TpmError::Absent { path: "dev/tpmrm0".into() });
-        let volumes = NewVolumes::invent(&mut Sealer { tpm, release: None }, &[]).expect("keys");
+        let volumes = NewVolumes::invent(&mut Sealer { tpm, release: None, additions: None }, &[])
+            .expect("keys");
         let empty = template::capture(&vec![1; template::BLOCK]);
         let content = Content { program: b"x", state: &empty, data: &empty, volumes: &volumes };
         let identities = Identities::random();

@@ -177,7 +177,7 @@ mod tests {
 
     fn volumes() -> NewVolumes {
         let tpm = Err(TpmError::Absent { path: "dev/tpmrm0".into() });
-        NewVolumes::invent(&mut Sealer { tpm, release: None }, &[]).unwrap()
+        NewVolumes::invent(&mut Sealer { tpm, release: None, additions: None }, &[]).unwrap()
     }
 
     /// Makes an empty file system as the image's builder does; `None` without Debian's e2fsprogs.

@@ -133,10 +133,33 @@ pub fn trust(root: &Path) -> Trust {
         .iter()
         .map(|volume| volume.protection.notice(trust.starts()))
         .collect();
+    notices.extend(additions(root));
     notices.retain(|notice| !notice.is_empty());
     // Volumes of one disk are mostly protected alike.
     notices.dedup();
     Trust { notice: notices.join("; "), ..trust }
+}
+
+/// Registers that systemd-stub extends by what it is given besides its program, and by nothing else: words of a
+/// command line and credentials, and extensions. Source: systemd-stub(7), "TPM PCR Notes".
+const ADDITIONS: [u8; 2] = [12, 13];
+
+/// Returns, in words, that the release was started with something that nobody signed, on firmware that starts
+/// signed programs only. A BMC can do that: the stub takes words from SMBIOS, whoever wrote them.
+pub fn additions(root: &Path) -> Option<String> {
+    let is_used = |register: &u8| {
+        let value = text(root, &format!("sys/class/tpm/tpm0/pcr-sha256/{register}"));
+        value.is_some_and(|value| value.bytes().any(|digit| digit != b'0'))
+    };
+    let register = ADDITIONS.iter().find(|register| is_used(register))?;
+    let signed = starts(root) == Starts::Signed;
+    signed.then(|| {
+        format!(
+            "PCR {register} is not zero: the release was started with words or files that its publisher did not \
+             sign; take them away (SMBIOS strings io.systemd.stub.kernel-cmdline-extra in the BMC, options of \
+             the boot entry, files beside the program) and restart"
+        )
+    })
 }
 
 /// Reads what the firmware starts.
@@ -241,6 +264,29 @@ mod tests {
         assert!(on.sealed && off.sealed);
         assert_eq!(on.notice, "");
         assert_eq!(off.notice.matches("switch Secure Boot on").count(), 1, "{}", off.notice);
+    }
+
+    #[test]
+    fn words_that_nobody_signed_are_told_where_only_signed_programs_start() {
+        let told = |secure_boot: u8, register: &str, value: &str| {
+            let secure = format!("sys/firmware/efi/efivars/SecureBoot-{GLOBAL}");
+            let path = format!("sys/class/tpm/tpm0/pcr-sha256/{register}");
+            let root = server(&[
+                (secure.as_str(), &[6, 0, 0, 0, secure_boot]),
+                (path.as_str(), format!("{value}\n").as_bytes()),
+            ]);
+            (additions(root.path()), trust(root.path()).notice)
+        };
+        let (zero, used) = ("0".repeat(64), format!("{}A", "0".repeat(63)));
+        for register in ["12", "13"] {
+            let (words, notice) = told(1, register, &used);
+            let words = words.expect("told");
+            assert!(words.starts_with(&format!("PCR {register} is not zero")), "{words}");
+            assert_eq!(notice, words);
+            assert_eq!(told(1, register, &zero), (None, String::new()));
+            assert_eq!(told(0, register, &used).0, None);
+        }
+        assert_eq!(told(1, "11", &used).0, None);
     }
 
     #[test]

@@ -40,6 +40,9 @@ pub struct Sealer {
     pub tpm: Result<Tpm, TpmError>,
     /// The release's signed policies, if it carries any.
     pub release: Option<Result<Release, SignatureError>>,
+    /// What the release was started with besides what its publisher signed ([`crate::local::host::additions`]).
+    /// Then the TPM is not asked for a key: words may name whom the node obeys.
+    pub additions: Option<String>,
 }
 
 impl Sealer {
@@ -77,6 +80,9 @@ impl Sealer {
 
     /// Has the TPM give back what a token holds.
     fn unseal(&mut self, token: &Value) -> Result<Zeroizing<Vec<u8>>, String> {
+        if let Some(additions) = &self.additions {
+            return Err(additions.clone());
+        }
         let chain = |error: &TpmError| crate::init::boot::chain(error);
         let tpm = self.tpm.as_mut().map_err(|error| chain(error))?;
         let field = |name: &str| {

@@ -85,11 +85,12 @@ fn an_operator_opens_the_recovery_key_that_was_sealed_to_it() {
 }
 
 fn without_tpm() -> Sealer {
-    Sealer { tpm: Err(TpmError::Absent { path: "/dev/tpmrm0".into() }), release: None }
+    let tpm = Err(TpmError::Absent { path: "/dev/tpmrm0".into() });
+    Sealer { tpm, release: None, additions: None }
 }
 
 fn with(tpm: Tpm, release: Option<&Release>) -> Sealer {
-    Sealer { tpm: Ok(tpm), release: release.cloned().map(Ok) }
+    Sealer { tpm: Ok(tpm), release: release.cloned().map(Ok), additions: None }
 }
 
 #[test]
@@ -171,7 +172,8 @@ fn what_no_start_could_open_is_not_sealed() {
     let long = Pair::of("4096").release(&[policy_of(&start_release(&mut tpm, 1))]);
     let refused = reason(disk.start(with(tpm, Some(&long))).expect("opened"));
     assert!(refused.contains("RSA keys of 2048 bits"), "{refused}");
-    let unread = || Sealer { tpm: Ok(emulated.tpm()), release: Some(Err(SignatureError::Key)) };
+    let unread =
+        || Sealer { release: Some(Err(SignatureError::Key)), ..with(emulated.tpm(), None) };
     let disk = Disk::install(unread());
     let not_read = reason(disk.new.protection.clone());
     assert!(not_read.contains("no PEM of an RSA key"), "{not_read}");
@@ -192,6 +194,23 @@ fn after_the_start_no_program_gets_the_key_from_the_tpm() {
     emulated.tpm().extend(LATCH_PCR, &[1; 32]).expect("extended");
     let locked = disk.start(with(emulated.tpm(), None)).expect_err("too late");
     assert!(locked.contains("PCR 15"), "{locked}");
+}
+
+#[test]
+fn a_release_with_words_of_somebody_elses_gets_no_key_and_the_recovery_key_still_opens() {
+    let Some(mut emulated) = Emulated::start() else { return };
+    let mut tpm = emulated.tpm();
+    let release = Pair::make().release(&[policy_of(&start_release(&mut tpm, 1))]);
+    let disk = Disk::install(with(tpm, Some(&release)));
+    emulated.restart();
+    let mut tpm = emulated.tpm();
+    start_release(&mut tpm, 1);
+    let additions = Some("started with other words".to_owned());
+    let with_words = Sealer { additions, ..with(tpm, Some(&release)) };
+    assert_eq!(disk.start(with_words).expect_err("locked"), "started with other words");
+    assert!(recover(&disk.volume("state"), &disk.new.recovery).is_ok());
+    let bound = Protection::Sealed { bound: Bound::Release };
+    assert_eq!(disk.start(with(emulated.tpm(), Some(&release))).expect("opened"), bound);
 }
 
 /// What happens to a command on its way.

@@ -73,7 +73,8 @@ fn unlock(root: &Path) {
 
 /// Returns what seals on this server.
 pub fn sealer(root: &Path) -> Sealer {
-    Sealer { tpm: Tpm::open(root), release: signature::read(&root.join(RELEASE)) }
+    let release = signature::read(&root.join(RELEASE));
+    Sealer { tpm: Tpm::open(root), release, additions: host::additions(root) }
 }
 
 /// Keeps the release's files, which are in the initramfs, in sight of later programs. Called before

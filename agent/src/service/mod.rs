@@ -8,6 +8,7 @@ mod offered;
 mod orphans;
 mod server;
 mod space;
+mod trust;
 mod unconfigured;
 mod volumes;
 
@@ -27,7 +28,6 @@ use tokio::{
 use types::{
     config::{MachineNetwork, NodeSpec, parse_prefix},
     ids::NodeId,
-    secure_boot::Enrol,
     status::Setting,
     units::UnixSeconds,
 };
@@ -38,7 +38,6 @@ use crate::{
     config::{self, Found, settings},
     console::{self, Page},
     control::{Control, Parts, authority::Authority},
-    enrol,
     events::Event,
     floors::Keeper,
     gpu::guests::GuestReadings,
@@ -208,7 +207,7 @@ fn tell_unreadable() {
 /// which it does not return.
 async fn install(found: &Found, spec: &NodeSpec, init: &Init, pages: &watch::Sender<Page>) {
     show_config(found, spec, pages);
-    enrol_keys(spec).await;
+    trust::settle(spec).await;
     if spec.install.is_some() {
         give_console(init, Console::Agent);
         session::attempt(spec, &found.document, init, pages).await;
@@ -272,31 +271,6 @@ fn tell_settings(found: &Found, spec: &NodeSpec) -> Vec<Setting> {
         eprintln!("{}", Event::ConfigValue { key, value, source: source.clone() });
     }
     settings
-}
-
-/// Says how far firmware and kernel are locked, and gives firmware our keys where that is wanted.
-async fn enrol_keys(spec: &NodeSpec) {
-    let trust = crate::local::host::trust(Path::new("/"));
-    let secure_boot = enrol::secure_boot_word(&trust);
-    let lockdown = trust.lockdown.unwrap_or_else(|| "unknown".to_owned());
-    let measured = trust.measured.unwrap_or_else(|| "nothing: no TPM".to_owned());
-    eprintln!("{}", Event::Trust { secure_boot, lockdown, measured });
-    if spec.secure_boot.enrol != Enrol::SetupMode {
-        return;
-    }
-    let option_roms = spec.secure_boot.option_roms;
-    let work = move || enrol::enrol(Path::new("/"), option_roms);
-    let work = tokio::task::spawn_blocking(work).await;
-    match work.expect("nothing in it panics, and nothing cancels it") {
-        Ok(Some(enrolled)) => {
-            eprintln!("{}", Event::KeysEnrolled { from: enrolled.from });
-            if let Some(reason) = enrolled.unknown {
-                eprintln!("{}", Event::Trouble { place: "secure-boot", reason });
-            }
-        }
-        Ok(None) => {}
-        Err(error) => eprintln!("{}", Event::KeysNotEnrolled { reason: chain(&error) }),
-    }
 }
 
 /// What shows the node to whoever looks.
