@@ -10,7 +10,7 @@ mod deny;
 mod fuzz;
 mod packages;
 mod pool;
-mod qemu;
+mod programs;
 mod reproduce;
 mod run;
 mod stages;
@@ -18,7 +18,6 @@ mod summary;
 mod survive;
 mod syscalls;
 mod tidy;
-mod unit;
 
 use std::process::ExitCode;
 

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
-use crate::{deny, packages, packages::Install, qemu, reproduce, run, summary::Counts, tidy, unit};
+use crate::{deny, packages, packages::Install, programs, reproduce, run, summary::Counts, tidy};
 
 /// Whether the demo's machines stay.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -33,8 +33,8 @@ const STAGES: &[Stage] = &[
     Stage { name: "clippy", run: clippy },
     Stage { name: "deny", run: || deny::check().map(|()| one()) },
     Stage { name: "image", run: || check(&["run", "--quiet", "--package", "image"]) },
-    Stage { name: "unit", run: unit::tests },
-    Stage { name: "qemu", run: qemu::tests },
+    Stage { name: "unit", run: programs::unit },
+    Stage { name: "qemu", run: programs::qemu },
     Stage {
         name: "reproduce",
         run: || reproduce::check(reproduce::Kernel::Shared).map(|()| one()),

@@ -11,7 +11,7 @@ use std::time::{Instant, SystemTime};
 
 use anyhow::Result;
 
-use crate::{qemu, run, stages};
+use crate::{programs, run, stages};
 
 /// Random sequences of updates, failures and cuts.
 const SEQUENCES: u32 = 10_000;
@@ -48,10 +48,10 @@ pub(crate) fn survive(points: usize, boots: usize, seed: Option<u64>) -> Result<
     );
 
     stages::image(&[])?;
-    qemu::build()?;
+    programs::build()?;
     let share = |all: usize| all.div_ceil(RECORDED.len()).to_string();
     for test in RECORDED {
-        let mut command = run::cargo(&["test", "--package", "qemu-tests", "--test", test, "--"]);
+        let mut command = run::cargo(&["test", "--workspace", "--test", test, "--"]);
         command.args(["--test-threads", "1", "--nocapture"]);
         command.env("HOLDFAST_CUT_POINTS", share(points)).env("HOLDFAST_CUT_BOOTS", share(boots));
         run::run(&mut command)?;
