@@ -155,11 +155,12 @@ pub(super) async fn ssh(
     Ok(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(255))
 }
 
-/// Returns ssh's option that connects by a command of these words. They are bytes: a path may be no text.
+/// Returns ssh's option that connects by a command of these words. They are bytes: a path may be no text. ssh
+/// itself puts the shell's `exec` before it.
 fn proxy_command(words: &[OsString]) -> OsString {
-    let mut option = b"ProxyCommand=exec".to_vec();
-    for word in words {
-        option.extend_from_slice(b" '");
+    let mut option = b"ProxyCommand=".to_vec();
+    for (number, word) in words.iter().enumerate() {
+        option.extend_from_slice(if number == 0 { b"'" } else { b" '" });
         for byte in word.as_encoded_bytes() {
             match byte {
                 b'\'' => option.extend_from_slice(b"'\\''"),
@@ -181,6 +182,6 @@ mod tests {
     fn a_path_reaches_ssh_as_it_is() {
         let path = OsString::from_vec(b"/a b/it's 100%/\xff".to_vec());
         let option = proxy_command(&["x".into(), path]).into_vec();
-        assert_eq!(option, b"ProxyCommand=exec 'x' '/a b/it'\\''s 100%%/\xff'");
+        assert_eq!(option, b"ProxyCommand='x' '/a b/it'\\''s 100%%/\xff'");
     }
 }

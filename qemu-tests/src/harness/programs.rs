@@ -15,6 +15,9 @@ use serde_json::Value;
 
 use super::pace::Pace;
 
+/// Exit status of a list that lacks what nodes have that do not answer.
+const IN_PART: i32 = 4;
+
 /// Returns the path of a program that this workspace builds, beside the running one.
 pub fn program(name: &str) -> Result<PathBuf> {
     let own = std::env::current_exe()?;
@@ -90,24 +93,32 @@ impl Cli {
 
     /// Runs to the end; an error holds what it said on standard error.
     pub fn text(&self, arguments: &[&str]) -> Result<String> {
+        self.text_of(arguments, &[0])
+    }
+
+    /// Runs with `--json` and returns what it printed.
+    pub fn json(&self, arguments: &[&str]) -> Result<Value> {
+        self.json_of(arguments, &[0])
+    }
+
+    fn json_of(&self, arguments: &[&str], statuses: &[i32]) -> Result<Value> {
+        let mut all = vec!["--json"];
+        all.extend_from_slice(arguments);
+        let text = self.text_of(&all, statuses)?;
+        serde_json::from_str(&text).with_context(|| format!("holdfast printed no JSON: {text}"))
+    }
+
+    fn text_of(&self, arguments: &[&str], statuses: &[i32]) -> Result<String> {
         let output = self.output(arguments)?;
-        if !output.status.success() {
+        if !output.status.code().is_some_and(|status| statuses.contains(&status)) {
             let said = String::from_utf8_lossy(&output.stderr);
             bail!("holdfast {} failed ({}): {}", arguments.join(" "), output.status, said.trim());
         }
         Ok(String::from_utf8(output.stdout)?)
     }
 
-    /// Runs with `--json` and returns what it printed.
-    pub fn json(&self, arguments: &[&str]) -> Result<Value> {
-        let mut all = vec!["--json"];
-        all.extend_from_slice(arguments);
-        let text = self.text(&all)?;
-        serde_json::from_str(&text).with_context(|| format!("holdfast printed no JSON: {text}"))
-    }
-
     /// Runs until its output satisfies `accept`, or the time is up; errors in between are part of
-    /// waiting.
+    /// waiting, and so are nodes that do not answer.
     pub fn wait(
         &self,
         arguments: &[&str],
@@ -116,7 +127,7 @@ impl Cli {
     ) -> Result<Value> {
         let deadline = Instant::now() + limit;
         loop {
-            let last = self.json(arguments);
+            let last = self.json_of(arguments, &[0, IN_PART]);
             if let Ok(value) = &last
                 && accept(value)
             {
