@@ -34,9 +34,6 @@ use crate::{
 
 /// Connections answered at the same time. Others wait in the socket's backlog.
 const THREADS: usize = 16;
-/// Of them, those that are there before the guest runs: starting a thread and its filter takes milliseconds, and
-/// nobody asks that much so early.
-const FIRST: usize = 2;
 // The others answer what cannot wait, a dump that is being read among it.
 const _: () = assert!(waits::MOST + 4 <= THREADS);
 /// How long a client may take to send its request, and to take its answer.
@@ -47,35 +44,19 @@ const DUMP_LIMIT: Duration = Duration::from_secs(60);
 /// Largest body of a request.
 const MAX_BODY: usize = 4096;
 
-/// What answers, and has not all of its threads yet.
-pub(crate) struct Answering {
-    listener: Arc<UnixListener>,
-    waits: Arc<Waits>,
-}
-
-/// Starts answering, with as many threads as a machine needs that is not started yet.
-pub(crate) fn start(listener: UnixListener, board: &Arc<Board>) -> Result<Answering, RunError> {
+/// Starts answering.
+pub fn start(listener: UnixListener, board: &Arc<Board>) -> Result<(), RunError> {
     listener.set_nonblocking(false).map_err(|source| RunError::Api { source })?;
     let (listener, waits) = (Arc::new(listener), Arc::new(Waits::default()));
-    let answering = Answering { listener, waits };
-    (0..FIRST).try_for_each(|number| answering.add(number, board))?;
-    Ok(answering)
-}
-
-impl Answering {
-    /// Starts the other threads.
-    pub(crate) fn complete(self, board: &Arc<Board>) -> Result<(), RunError> {
-        (FIRST..THREADS).try_for_each(|number| self.add(number, board))
-    }
-
-    fn add(&self, number: usize, board: &Arc<Board>) -> Result<(), RunError> {
-        let (listener, waits) = (Arc::clone(&self.listener), Arc::clone(&self.waits));
-        let served = Arc::clone(board);
+    for number in 0..THREADS {
+        let (listener, served) = (Arc::clone(&listener), Arc::clone(board));
+        let waits = Arc::clone(&waits);
         let work = move || serve(&listener, &waits, &served);
         let name = format!("api{number}");
         let thread = Thread { name, kind: ThreadKind::Api, cpus: Vec::new() };
-        spawn(thread, Arc::clone(board), work).map(drop)
+        spawn(thread, Arc::clone(board), work)?;
     }
+    Ok(())
 }
 
 fn serve(listener: &UnixListener, waits: &Waits, board: &Board) {

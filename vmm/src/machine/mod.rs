@@ -94,7 +94,7 @@ pub struct Machine {
 pub fn run(machine: Machine) -> Result<Ending, RunError> {
     sys::signal::catch_kicks().map_err(|source| RunError::Signal { source })?;
     let Machine { board, vcpus, settling, listener, closer, plugger, affinity } = machine;
-    let answering = api::start(listener, &board)?;
+    api::start(listener, &board)?;
     start_helpers(&board, plugger)?;
     let mut threads = Vec::new();
     for (id, fd) in vcpus.into_iter().enumerate() {
@@ -106,14 +106,9 @@ pub fn run(machine: Machine) -> Result<Ending, RunError> {
         threads.push(spawn(thread, Arc::clone(&board), work)?);
     }
     settling.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+    apply_thread_filter(ThreadKind::Main)?;
     board.control.start();
     board.events.push(VmEventKind::Started, "");
-    // The guest need not wait for these. This thread reads nothing of the guest's, before its filter or behind it.
-    let completed = answering.complete(&board).map_err(|error| error.to_string());
-    let filtered = apply_thread_filter(ThreadKind::Main).map_err(|error| error.to_string());
-    if let Err(reason) = completed.and(filtered) {
-        board.control.end(Ending::host_fault(reason));
-    }
     let ending = wait(&board);
     board.events.push(ending.event(), ending.reason.clone());
     board.pauses.end();

@@ -6,8 +6,7 @@
 //! descriptors. The calls themselves are in `sys::sandbox`.
 //!
 //! Order in `main`: read the specification, [`enter`], open and wire everything, start the threads
-//! (each calls [`apply_thread_filter`] first thing), then filter the main thread, which starts the last
-//! ones when the guest runs already, and reads nothing of it. A thread that is
+//! (each calls [`apply_thread_filter`] first thing), then filter the main thread. A thread that is
 //! started by a filtered thread keeps its parent's filter and adds its own.
 
 mod syscalls;
