@@ -7,6 +7,7 @@ mod import_walk;
 
 use std::{
     fs::{self, File},
+    io::Write,
     os::unix::fs::{FileExt, MetadataExt},
     path::{Path, PathBuf},
     process::Command,
@@ -93,7 +94,7 @@ fn every_format_holds_what_qemu_img_put_into_it() {
     }
     let folder = tempfile::tempdir().unwrap();
     let raw = disk(folder.path());
-    let table: [(&str, &str, &[&str], Format); 18] = [
+    let table: [(&str, &str, &[&str], Format); 20] = [
         ("v3", "qcow2", &[], Format::Qcow2),
         ("v2", "qcow2", &["-o", "compat=0.10"], Format::Qcow2),
         ("small", "qcow2", &["-o", "cluster_size=512"], Format::Qcow2),
@@ -101,6 +102,8 @@ fn every_format_holds_what_qemu_img_put_into_it() {
         ("zlib", "qcow2", &["-c"], Format::Qcow2),
         ("zstd", "qcow2", &["-c", "-o", "compression_type=zstd"], Format::Qcow2),
         ("full", "qcow2", &["-o", "preallocation=metadata"], Format::Qcow2),
+        ("parts", "qcow2", &["-o", "extended_l2=on,cluster_size=128k"], Format::Qcow2),
+        ("parts-zlib", "qcow2", &["-c", "-o", "extended_l2=on"], Format::Qcow2),
         ("sparse", "vmdk", &[], Format::Vmdk),
         ("stream", "vmdk", &["-o", "subformat=streamOptimized"], Format::Vmdk),
         ("zeroed", "vmdk", &["-o", "zeroed_grain=on"], Format::Vmdk),
@@ -239,7 +242,17 @@ fn archives_and_other_formats_are_not_taken_for_raw() {
 fn marks_decide_only_where_no_format_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let (image, out) = (folder.path().join("image"), folder.path().join("out"));
-    let table: [(u64, &[u8], &str); 5] = [
+    let table: [(u64, &[u8], &str); 15] = [
+        (0, b"\x04\x22\x4d\x18", "lz4"),
+        (0, b"LZIP\x01", "lzip"),
+        (0, b"Rar!\x1a\x07\x01\0", "RAR"),
+        (0, b"<!DOCTYPE html>", "web page"),
+        (0, b".encoding = \"UTF-8\"", "VMX"),
+        (0, b"Bochs Virtual HD Image", "Bochs"),
+        (0, b"\x3a\xff\x26\xed\x01\0", "Android"),
+        (0, b"MSWIM\0\0\0", "WIM"),
+        ((1 << 20) - 512, b"koly", "macOS"),
+        (4096, b"EFI PART", "sectors of 4096 bytes"),
         (0, b"7z\xbc\xaf\x27\x1c", "7z"),
         (0, b"WithoutFreeSpace", "Parallels"),
         (0, b"COWD", "vmfsSparse"),
@@ -255,11 +268,130 @@ fn marks_decide_only_where_no_format_is_named() {
     }
     let made = import::import(&image, Some(Format::Raw), &out).unwrap();
     assert_eq!((made.format, made.size), (Format::Raw, 1 << 20));
+    // A table in the second sector of 512 bytes counts, whatever else there is.
+    let file = File::options().write(true).open(&image).unwrap();
+    file.write_all_at(&[0; 512], 0).unwrap();
+    file.write_all_at(b"EFI PART", 4096).unwrap();
+    file.write_all_at(b"EFI PART", 512).unwrap();
+    let made = import::import(&image, None, &folder.path().join("both")).unwrap();
+    assert_eq!(made.format, Format::Raw);
     // ISO 9660 is what a drive reads.
     let file = File::create(&image).unwrap();
     file.write_all_at(b"\x01CD001\x01", 32_768).unwrap();
     let made = import::import(&image, None, &folder.path().join("medium")).unwrap();
     assert_eq!(made.format, Format::Raw);
+}
+
+#[test]
+fn what_is_no_file_or_holds_nothing_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let (empty, out) = (folder.path().join("empty"), folder.path().join("out"));
+    File::create(&empty).unwrap();
+    let error = import::import(&empty, None, &out).unwrap_err().to_string();
+    assert!(error.contains("its disk is empty"), "{error}");
+    let error = import::import(folder.path(), None, &out).unwrap_err().to_string();
+    assert!(error.contains("a folder"), "{error}");
+    // Nobody writes to it, so that opening it would wait for ever.
+    let pipe = folder.path().join("pipe");
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0)
+        .unwrap();
+    let error = import::import(&pipe, None, &out).unwrap_err().to_string();
+    assert!(error.contains("a pipe"), "{error}");
+    assert!(!out.exists());
+}
+
+#[test]
+fn compressed_clusters_and_grains_are_as_long_as_they_should_be() {
+    let folder = tempfile::tempdir().unwrap();
+    let (image, out) = (folder.path().join("image"), folder.path().join("out"));
+    // Streams of more bytes than a cluster and a grain have.
+    let mut stream = flate2::write::DeflateEncoder::new(Vec::new(), flate2::Compression::best());
+    stream.write_all(&[7; 4097]).unwrap();
+    let stream = stream.finish().unwrap();
+    let mut bytes = fs::read(corpus(Format::Qcow2).join("deflate")).unwrap();
+    bytes[0x5000..0x5000 + stream.len()].copy_from_slice(&stream);
+    fs::write(&image, bytes).unwrap();
+    let error = import::import(&image, None, &out).unwrap_err().to_string();
+    assert!(error.contains("compressed cluster at 0x5000: more or less"), "{error}");
+    let mut stream = flate2::write::ZlibEncoder::new(Vec::new(), flate2::Compression::best());
+    stream.write_all(&[7; 65_537]).unwrap();
+    let stream = stream.finish().unwrap();
+    let whole = fs::read(corpus(Format::Vmdk).join("stream")).unwrap();
+    let mut bytes = whole.clone();
+    bytes[0x1_000c..0x1_000c + stream.len()].copy_from_slice(&stream);
+    fs::write(&image, bytes).unwrap();
+    let error = import::import(&image, None, &out).unwrap_err().to_string();
+    assert!(error.contains("compressed grain at 0x10000: more or less"), "{error}");
+    // A grain that the end of the file cuts: its checksum is missing.
+    let mut bytes = whole;
+    bytes[0x1_0008..0x1_000c].copy_from_slice(&0x2_0000u32.to_le_bytes());
+    fs::write(&image, bytes).unwrap();
+    let error = import::import(&image, None, &out).unwrap_err().to_string();
+    assert!(error.contains("past the end of the file"), "{error}");
+    assert!(!out.exists());
+}
+
+#[test]
+fn a_qcow2_says_how_it_compresses_and_ends_with_a_whole_sector() {
+    let folder = tempfile::tempdir().unwrap();
+    let (image, out) = (folder.path().join("image"), folder.path().join("out"));
+    let mut bytes = fs::read(corpus(Format::Qcow2).join("subclusters")).unwrap();
+    bytes[24..32].copy_from_slice(&(300 * 1024 - 500u64).to_be_bytes());
+    fs::write(&image, &bytes).unwrap();
+    let made = import::import(&image, None, &out).unwrap();
+    assert_eq!(made.size, 300 * 1024);
+    bytes[104] = 1;
+    fs::write(&image, bytes).unwrap();
+    let error = import::import(&image, None, &folder.path().join("no")).unwrap_err().to_string();
+    assert!(error.contains("not the feature"), "{error}");
+}
+
+#[test]
+fn subclusters_are_data_or_zeroes_each() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("out");
+    let image = corpus(Format::Qcow2).join("subclusters");
+    import::import(&image, None, &out).unwrap();
+    let mut expected = vec![0; 300 << 10];
+    expected[..512].fill(7);
+    expected[20 << 10..23 << 10].fill(8);
+    expected[64 << 10..80 << 10].fill(9);
+    expected[70 << 10..72 << 10].fill(0);
+    expected[307_100..].fill(5);
+    assert!(fs::read(&out).unwrap() == expected);
+}
+
+#[test]
+fn descriptors_are_known_however_they_are_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let (image, out) = (folder.path().join("disk.vmdk"), folder.path().join("out"));
+    let made = import::import(&corpus(Format::Vmdk).join("loose"), None, &out).unwrap();
+    assert_eq!((made.format, made.size), (Format::Vmdk, 3 * 512));
+    let head = "#disk descriptorfile\nversion=1\n";
+    for parent in ["parentCID = 12345678", "ParentCID=0", "parentFileNameHint = \"base.vmdk\""] {
+        fs::write(&image, format!("{head}{parent}\nRW 3 ZERO\n")).unwrap();
+        let error = import::import(&image, None, &folder.path().join("no")).unwrap_err();
+        assert!(error.to_string().contains("has a parent"), "{parent}: {error}");
+    }
+}
+
+#[test]
+fn the_tables_of_all_extents_together_are_bounded() {
+    let folder = tempfile::tempdir().unwrap();
+    let image = folder.path().join("disk.vmdk");
+    // One table for each sector: what one directory may need at most.
+    let sectors = 1u64 << 24;
+    let mut head = fs::read(corpus(Format::Vmdk).join("sparse")).unwrap();
+    head[12..20].copy_from_slice(&sectors.to_le_bytes());
+    head[20..28].copy_from_slice(&1u64.to_le_bytes());
+    head[44..48].copy_from_slice(&1u32.to_le_bytes());
+    let piece = File::create(folder.path().join("piece.vmdk")).unwrap();
+    piece.write_all_at(&head[..512], 0).unwrap();
+    piece.set_len(128 << 20).unwrap();
+    let line = format!("RW {sectors} SPARSE \"piece.vmdk\"\n");
+    fs::write(&image, format!("# Disk DescriptorFile\n{line}{line}")).unwrap();
+    let error = import::import(&image, None, &folder.path().join("no")).unwrap_err().to_string();
+    assert!(error.contains("at most 67108864"), "{error}");
 }
 
 #[test]
@@ -273,8 +405,6 @@ fn what_needs_other_files_or_keys_is_refused_by_name() {
     qemu_img(&["create", "-q", "-f", "qcow2", "-b", &path("base"), "-F", "qcow2", &path("child")]);
     let data = format!("data_file={}", path("data"));
     qemu_img(&["create", "-q", "-f", "qcow2", "-o", &data, &path("external"), "8M"]);
-    let extended = "extended_l2=on,cluster_size=64k";
-    qemu_img(&["create", "-q", "-f", "qcow2", "-o", extended, &path("extended"), "8M"]);
     // Making a really encrypted one measures the CPU's speed, which fails on a busy one.
     qemu_img(&["create", "-q", "-f", "qcow2", &path("locked"), "8M"]);
     let locked = File::options().write(true).open(folder.path().join("locked")).unwrap();
@@ -285,7 +415,6 @@ fn what_needs_other_files_or_keys_is_refused_by_name() {
         ("large", "several disks"),
         ("child", "backing file"),
         ("external", "in another file"),
-        ("extended", "subclusters"),
         ("locked", "encrypted"),
     ];
     let out = folder.path().join("out");
@@ -345,7 +474,8 @@ fn images_whose_last_block_is_cut_short_are_refused() {
     let raw = disk(folder.path());
     let (from, out) = (raw.display().to_string(), folder.path().join("out"));
     // What is left of the last block is less than what the disk, which ends within it, needs.
-    let table: [(&str, &[&str], u64); 3] = [
+    let table: [(&str, &[&str], u64); 4] = [
+        ("qcow2", &[], (64 << 10) - 4096),
         ("vhdx", &["-o", "block_size=8M"], 3 << 20),
         ("vpc", &["-o", "force_size=on"], (2 << 20) + 512 - 4096),
         ("vmdk", &[], (64 << 10) - 4096),

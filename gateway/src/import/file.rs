@@ -3,7 +3,7 @@
 use std::{
     fs::File,
     io,
-    os::unix::fs::FileExt,
+    os::unix::fs::{FileExt, FileTypeExt},
     path::{Path, PathBuf},
 };
 
@@ -24,6 +24,13 @@ impl Input {
     /// Opens the file at `path`.
     pub fn open(path: &Path) -> Result<Self, ImportError> {
         let fail = |source| ImportError::File { operation: "open", path: path.to_owned(), source };
+        let kind = std::fs::metadata(path).map_err(fail)?.file_type();
+        if !kind.is_file() && !kind.is_block_device() {
+            // Opening a named pipe would wait for its writer.
+            let what = if kind.is_dir() { "a folder" } else { "a pipe or a device without an end" };
+            let instead = "an image is read at any place: save it as a file, and import that";
+            return Err(ImportError::Foreign { what, instead });
+        }
         let file = File::open(path).map_err(fail)?;
         // Block devices have no length of their own, but an end.
         let length = rustix::fs::seek(&file, SeekFrom::End(0)).map_err(|e| fail(e.into()))?;

@@ -61,18 +61,18 @@ impl Format {
     /// Returns the format whose marks `input` bears; a file without marks is raw, one with the marks
     /// of something else is refused.
     pub fn of(input: &Input) -> Result<Self, ImportError> {
-        let mut head = [0; 512];
+        let mut head = [0; 8192];
         input.read_padded(0, &mut head)?;
         let found = if head.starts_with(&qcow2::MAGIC) {
             Self::Qcow2
         } else if head.starts_with(vhdx::MAGIC) {
             Self::Vhdx
-        } else if head.starts_with(vmdk::MAGIC) || head.starts_with(vmdk::DESCRIPTOR.as_bytes()) {
+        } else if head.starts_with(vmdk::MAGIC) || vmdk::is_descriptor(&head[..512]) {
             Self::Vmdk
         } else if vhd::is_vhd(input, &head)? {
             Self::Vhd
         } else {
-            foreign::check(&head)?;
+            foreign::check(input, &head)?;
             Self::Raw
         };
         Ok(found)
@@ -141,15 +141,19 @@ pub(super) fn number<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     bytes.get(at..at + N).and_then(|part| part.try_into().ok()).unwrap_or([0; N])
 }
 
-/// Checks a size against a limit.
-/// Returns a disk's size in bytes, unless no node could make it.
+/// Returns a disk's size in bytes, unless it is empty or no node could make it.
 pub(super) fn sized(format: Format, found: u64) -> Result<u64, ImportError> {
-    if found <= MAX_DISK {
-        return Ok(found);
+    match found {
+        0 => Err(ImportError::Damaged {
+            format: format.name(),
+            problem: "its disk is empty".to_owned(),
+        }),
+        1..=MAX_DISK => Ok(found),
+        found => Err(ImportError::Large { format: format.name(), found }),
     }
-    Err(ImportError::Large { format: format.name(), found })
 }
 
+/// Checks a number against a limit.
 pub(super) fn limited(
     format: Format,
     what: &'static str,

@@ -1,5 +1,6 @@
 //! qcow2, versions 2 and 3.
-//! Source: QEMU docs/interop/qcow2.txt, "Header", "Cluster mapping", "Compressed Clusters".
+//! Source: QEMU docs/interop/qcow2.txt, "Header", "Cluster mapping", "Compressed Clusters",
+//! "Extended L2 Entries".
 //!
 //! | Offset | Bytes | Field of the header (big-endian)                            |
 //! |--------|-------|-------------------------------------------------------------|
@@ -31,6 +32,11 @@ const ZERO: u64 = 1;
 /// Compressed clusters are counted in these.
 const SECTOR: u64 = 512;
 
+/// Subclusters of a cluster, as an extended entry of a second table tells them.
+const SUBCLUSTERS: u32 = 32;
+/// Smallest clusters with subclusters, which are of whole sectors.
+const MIN_EXTENDED_BITS: u32 = 14;
+
 /// Incompatible feature bits.
 const DIRTY: u64 = 1 << 0;
 const CORRUPT: u64 = 1 << 1;
@@ -44,12 +50,38 @@ enum Compression {
     Zstd,
 }
 
+/// An entry of a second table.
+struct Entry {
+    /// Where the cluster lies, and its flags.
+    word: u64,
+    /// From bit 0 on: which subclusters lie there. From bit 32 on: which read as zeroes.
+    subclusters: u64,
+}
+
+impl Entry {
+    /// Returns whether there is data at `inside` of a cluster, and how many bytes on that goes on.
+    fn run(&self, cluster: u64, inside: u64) -> Result<(bool, u64), ImportError> {
+        let (data, zeroes) = (self.subclusters, self.subclusters >> SUBCLUSTERS);
+        if data & zeroes != 0 {
+            return Err(damaged(format!("subclusters {:#018x}", self.subclusters)));
+        }
+        let unit = cluster / u64::from(SUBCLUSTERS);
+        let first = inside / unit;
+        let is_data = |index: u64| data >> index & 1 != 0;
+        let same = |index: &u64| is_data(*index) == is_data(first);
+        let end = (first..u64::from(SUBCLUSTERS)).take_while(same).last().unwrap_or(first) + 1;
+        Ok((is_data(first), end * unit - inside))
+    }
+}
+
 /// A qcow2 image.
 pub(super) struct Qcow2 {
     input: Input,
     size: u64,
     cluster_bits: u32,
     version: u32,
+    /// Words of an entry of a second table: 2 where it tells of subclusters.
+    words: u64,
     compression: Compression,
     /// The first table.
     first: Vec<u64>,
@@ -78,34 +110,45 @@ impl Qcow2 {
         if short(32) != 0 {
             return Err(refused("is encrypted".to_owned(), CONVERT));
         }
-        let compression = match (features & COMPRESSION != 0 && short(100) > 104, head[104]) {
-            (false, _) | (true, 0) => Compression::Zlib,
+        let kind = if version == 3 && short(100) > 104 { head[104] } else { 0 };
+        let compression = match (features & COMPRESSION != 0, kind) {
+            (_, 0) => Compression::Zlib,
             (true, 1) => Compression::Zstd,
             (true, other) => return Err(refused(format!("has compression {other}"), CONVERT)),
+            (false, other) => {
+                return Err(damaged(format!("compression {other}, but not the feature of others")));
+            }
         };
         let cluster_bits = short(20);
-        if !(9..=21).contains(&cluster_bits) {
+        let words = if features & EXTENDED_ENTRIES == 0 { 1 } else { 2 };
+        if !(if words == 1 { 9 } else { MIN_EXTENDED_BITS }..=21).contains(&cluster_bits) {
             return Err(damaged(format!("clusters of 2^{cluster_bits} bytes")));
         }
-        let size = sized(FORMAT, long(24))?;
+        // Disks have whole sectors; what the last cluster holds behind its end is nobody's.
+        let size = sized(FORMAT, long(24).checked_next_multiple_of(SECTOR).unwrap_or(u64::MAX))?;
         let (entries, offset) = (u64::from(short(36)), long(40));
         limited(FORMAT, "the first table", (entries * 8, MAX_TABLE))?;
-        let per_entry = 1u64 << (2 * cluster_bits - 3);
+        let per_entry = (1u64 << (2 * cluster_bits - 3)) / words;
         if entries < size.div_ceil(per_entry) {
             return Err(damaged(format!("{entries} entries of the first table are too few")));
         }
         let first = table(&input, offset, entries)?;
         let second = (0, Vec::new());
-        Ok(Self { input, size, cluster_bits, version, compression, first, second })
+        Ok(Self { input, size, cluster_bits, version, words, compression, first, second })
     }
 
     fn cluster(&self) -> u64 {
         1 << self.cluster_bits
     }
 
+    /// Returns how many bytes a second table is for.
+    fn reach(&self) -> u64 {
+        self.cluster() * (self.cluster() / 8 / self.words)
+    }
+
     /// Returns the entry of the second table for `offset`, or `None` where there is none.
-    fn entry(&mut self, offset: u64) -> Result<Option<u64>, ImportError> {
-        let per_table = self.cluster() / 8;
+    fn entry(&mut self, offset: u64) -> Result<Option<Entry>, ImportError> {
+        let per_table = self.cluster() / 8 / self.words;
         let index = offset >> self.cluster_bits;
         let slot = usize::try_from(index / per_table).unwrap_or(usize::MAX);
         let at = self.first.get(slot).copied().unwrap_or(0) & OFFSET;
@@ -116,10 +159,17 @@ impl Qcow2 {
             if !at.is_multiple_of(self.cluster()) {
                 return Err(damaged(format!("a table at {at:#x}, between clusters")));
             }
-            self.second = (at, table(&self.input, at, per_table)?);
+            self.second = (at, table(&self.input, at, self.cluster() / 8)?);
         }
-        let slot = usize::try_from(index % per_table).unwrap_or(usize::MAX);
-        Ok(self.second.1.get(slot).copied())
+        let slot = usize::try_from(index % per_table * self.words).unwrap_or(usize::MAX);
+        let words = self.second.1.get(slot..).unwrap_or_default();
+        let Some(word) = words.first().copied() else { return Ok(None) };
+        let subclusters = match words.get(1) {
+            Some(bitmap) if self.words == 2 => *bitmap,
+            _ if word & OFFSET == 0 || (self.version == 3 && word & ZERO != 0) => 0,
+            _ => u32::MAX.into(),
+        };
+        Ok(Some(Entry { word, subclusters }))
     }
 
     fn decompress(&self, entry: u64, buffer: &mut Vec<u8>) -> Result<(), ImportError> {
@@ -130,13 +180,15 @@ impl Qcow2 {
         if at >= self.input.length() {
             return Err(damaged(format!("a compressed cluster at {at:#x}, outside of the file")));
         }
+        // Its last sector need not be whole. What is not there is an end, not zeroes.
         let mut packed = Vec::new();
-        self.input.append(at, length, &mut packed)?;
+        self.input.append(at, length.min(self.input.length() - at), &mut packed)?;
         let bad = |error: String| damaged(format!("the compressed cluster at {at:#x}: {error}"));
+        // A stream that does not end with the cluster is no stream of one: they have no checksum.
         let cluster = self.cluster();
         match self.compression {
             Compression::Zlib => {
-                let mut reader = flate2::read::DeflateDecoder::new(&packed[..]).take(cluster);
+                let mut reader = flate2::read::DeflateDecoder::new(&packed[..]).take(cluster + 1);
                 reader.read_to_end(buffer).map_err(|error| bad(error.to_string()))?;
             }
             Compression::Zstd => {
@@ -144,7 +196,7 @@ impl Qcow2 {
                 let decoder = ruzstd::decoding::StreamingDecoder::new(&mut packed);
                 let decoder = decoder.map_err(|error| bad(error.to_string()))?;
                 decoder
-                    .take(cluster)
+                    .take(cluster + 1)
                     .read_to_end(buffer)
                     .map_err(|error| bad(error.to_string()))?;
             }
@@ -152,7 +204,7 @@ impl Qcow2 {
         if buffer.len() as u64 == cluster {
             return Ok(());
         }
-        Err(bad(format!("{} bytes come out, {cluster} should", buffer.len())))
+        Err(bad(format!("more or less than {cluster} bytes come out")))
     }
 }
 
@@ -166,22 +218,26 @@ impl Disk for Qcow2 {
         let inside = offset % cluster;
         let Some(entry) = self.entry(offset)? else {
             // The whole table is missing.
-            let reach = cluster * (cluster / 8);
+            let reach = self.reach();
             return Ok(Piece::Zeroes(reach - offset % reach));
         };
-        if entry & COMPRESSED != 0 {
-            self.decompress(entry, buffer)?;
+        if entry.word & COMPRESSED != 0 {
+            self.decompress(entry.word, buffer)?;
             buffer.drain(..usize::try_from(inside).unwrap_or(0));
             return Ok(Piece::Bytes);
         }
-        let at = entry & OFFSET;
-        if at == 0 || (self.version == 3 && entry & ZERO != 0) {
-            return Ok(Piece::Zeroes(cluster - inside));
+        let (is_data, left) = entry.run(cluster, inside)?;
+        if !is_data {
+            return Ok(Piece::Zeroes(left));
         }
-        if !at.is_multiple_of(cluster) || at >= self.input.length() {
+        let at = entry.word & OFFSET;
+        if at == 0 || !at.is_multiple_of(cluster) {
+            return Err(damaged(format!("a cluster at {at:#x}, where none can be")));
+        }
+        if at + inside + left.min(self.size - offset) > self.input.length() {
             return Err(damaged(format!("a cluster at {at:#x}, outside of the file")));
         }
-        self.input.append(at + inside, cluster - inside, buffer)?;
+        self.input.append(at + inside, left, buffer)?;
         Ok(Piece::Bytes)
     }
 }
@@ -196,8 +252,6 @@ fn check_features(features: u64) -> Result<(), ImportError> {
         return Err(damaged("its own program marked it so".to_owned()));
     } else if features & EXTERNAL_DATA != 0 {
         "keeps its data in another file".to_owned()
-    } else if features & EXTENDED_ENTRIES != 0 {
-        "has subclusters".to_owned()
     } else if features & !known != 0 {
         format!("has the unknown features {:#x}", features & !known)
     } else {

@@ -53,7 +53,7 @@ struct Blocks {
 }
 
 /// Returns whether `input`, which begins with `head`, is a VHD.
-pub(super) fn is_vhd(input: &Input, head: &[u8; 512]) -> Result<bool, ImportError> {
+pub(super) fn is_vhd(input: &Input, head: &[u8]) -> Result<bool, ImportError> {
     let mut footer = [0; 8];
     input.read_padded(input.length().saturating_sub(FOOTER), &mut footer)?;
     Ok(head.starts_with(COOKIE) || footer == COOKIE)

@@ -25,8 +25,8 @@ use super::{
 
 /// First bytes of a sparse extent.
 pub(super) const MAGIC: &[u8] = b"KDMV";
-/// First words of a descriptor.
-pub(super) const DESCRIPTOR: &str = "# Disk DescriptorFile";
+/// First line of a descriptor, in small letters and without spaces.
+const TITLE: &str = "#diskdescriptorfile";
 
 const FORMAT: Format = Format::Vmdk;
 /// Largest descriptor.
@@ -70,7 +70,7 @@ impl Vmdk {
         let (sector, sectors) = (long(28), long(36));
         let place = (sector.saturating_mul(SECTOR), sectors.saturating_mul(SECTOR));
         let text = if sector == 0 { String::new() } else { descriptor(&input, place)? };
-        if !text.starts_with(DESCRIPTOR) {
+        if !is_descriptor(text.as_bytes()) {
             return Err(ImportError::Unsupported {
                 format: FORMAT.name(),
                 problem: "is one piece of a disk".to_owned(),
@@ -88,16 +88,21 @@ impl Vmdk {
 
     /// Opens the extents that a descriptor names.
     fn described(text: &str, folder: &dyn Folder) -> Result<Self, ImportError> {
-        if !text.starts_with(DESCRIPTOR) {
+        if !is_descriptor(text.as_bytes()) {
             return Err(damaged("it does not begin like one".to_owned()));
         }
         check_parent(text)?;
-        let (mut size, mut opened) = (0u64, Vec::new());
+        let (mut size, mut tables, mut opened) = (0u64, 0, Vec::new());
         for line in extents(text) {
             if opened.len() >= MAX_EXTENTS {
                 return Err(damaged(format!("more than {MAX_EXTENTS} extents")));
             }
             let extent = Extent::parse(line, folder)?;
+            if let Extent::Sparse(sparse) = &extent {
+                // The directories of all of them are in memory at once.
+                tables += sparse.directory.len() as u64 * 4;
+                limited(FORMAT, "the grain directory", (tables, MAX_TABLE))?;
+            }
             let start = size;
             size = size.saturating_add(extent.size());
             sized(FORMAT, size)?;
@@ -138,7 +143,7 @@ impl Extent {
         let mut words = front.split_whitespace().skip(1);
         let sectors: u64 = words.next().and_then(|word| word.parse().ok()).ok_or_else(bad)?;
         let size = sectors.checked_mul(SECTOR).filter(|size| *size > 0).ok_or_else(bad)?;
-        let kind = words.next().ok_or_else(bad)?;
+        let kind = words.next().ok_or_else(bad)?.to_ascii_uppercase();
         if kind == "ZERO" {
             return Ok(Self::Zero { size });
         }
@@ -147,7 +152,7 @@ impl Extent {
         if name.is_empty() || name.contains(['/', '\\', '\0']) || name == ".." || name == "." {
             return Err(refused(format!("has its extent at {name:?}, elsewhere")));
         }
-        match kind {
+        match kind.as_str() {
             "FLAT" | "VMFS" => {
                 // After the first sector, there may be words about partitions.
                 let sector = rest.split_whitespace().next().unwrap_or("0");
@@ -279,13 +284,17 @@ impl Sparse {
         if length > 2 * self.grain {
             return Err(bad(format!("{length} bytes are more than it can need")));
         }
+        if at + GRAIN_HEAD as u64 + length > self.input.length() {
+            return Err(bad("it reaches past the end of the file".to_owned()));
+        }
         let mut packed = Vec::new();
         self.input.append(at + GRAIN_HEAD as u64, length, &mut packed)?;
         let reader = flate2::read::ZlibDecoder::new(&packed[..]);
-        reader.take(self.grain).read_to_end(buffer).map_err(|error| bad(error.to_string()))?;
+        // The checksum is behind the last byte: it is looked at by reading on.
+        reader.take(self.grain + 1).read_to_end(buffer).map_err(|error| bad(error.to_string()))?;
         let wanted = self.grain.min(self.size - inside);
-        if (buffer.len() as u64) < wanted {
-            return Err(bad(format!("{} bytes come out, {wanted} should", buffer.len())));
+        if !(wanted..=self.grain).contains(&(buffer.len() as u64)) {
+            return Err(bad(format!("more or less than {wanted} bytes come out")));
         }
         Ok(())
     }
@@ -319,6 +328,17 @@ fn words(input: &Input, sector: u64, count: u64) -> Result<Vec<u32>, ImportError
     Ok(words.iter().map(|word| u32::from_le_bytes(*word)).collect())
 }
 
+/// Returns whether `bytes` begin as a descriptor: with its title, or with comments and then a version.
+pub(super) fn is_descriptor(bytes: &[u8]) -> bool {
+    let text = String::from_utf8_lossy(bytes);
+    let mut lines = text.trim_start_matches('\u{feff}').lines().map(|line| {
+        let words: String = line.split_whitespace().collect();
+        words.to_ascii_lowercase()
+    });
+    let first = lines.find(|line| line == TITLE || !(line.is_empty() || line.starts_with('#')));
+    first.is_some_and(|line| line == TITLE || line.starts_with("version="))
+}
+
 /// Returns the descriptor at an offset, of a length; zeroes end it.
 fn descriptor(input: &Input, (offset, length): (u64, u64)) -> Result<String, ImportError> {
     limited(FORMAT, "the descriptor", (length, MAX_DESCRIPTOR))?;
@@ -330,19 +350,24 @@ fn descriptor(input: &Input, (offset, length): (u64, u64)) -> Result<String, Imp
 
 /// Returns the lines of a descriptor that name extents.
 fn extents(descriptor: &str) -> impl Iterator<Item = &str> {
-    let is_extent =
-        |line: &&str| ["RW ", "RDONLY ", "NOACCESS "].iter().any(|word| line.starts_with(word));
+    let is_extent = |line: &&str| {
+        let first = line.split_whitespace().next().unwrap_or_default();
+        ["RW", "RDONLY", "NOACCESS"].iter().any(|word| first.eq_ignore_ascii_case(word))
+    };
     descriptor.lines().map(str::trim).filter(is_extent)
 }
 
 fn check_parent(descriptor: &str) -> Result<(), ImportError> {
-    let parent = descriptor.lines().find_map(|line| line.trim().strip_prefix("parentCID="));
-    match parent {
-        Some(id) if !id.trim().eq_ignore_ascii_case("ffffffff") => {
-            Err(refused("has a parent".to_owned()))
-        }
-        Some(_) | None => Ok(()),
+    let is_child = |line: &str| {
+        let (key, value) = line.split_once('=').unwrap_or_default();
+        let (key, value) = (key.trim(), value.trim().trim_matches('"'));
+        (key.eq_ignore_ascii_case("parentCID") && !value.eq_ignore_ascii_case("ffffffff"))
+            || (key.eq_ignore_ascii_case("parentFileNameHint") && !value.is_empty())
+    };
+    if descriptor.lines().any(is_child) {
+        return Err(refused("has a parent".to_owned()));
     }
+    Ok(())
 }
 
 fn damaged(problem: String) -> ImportError {
