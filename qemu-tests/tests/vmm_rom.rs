@@ -37,7 +37,8 @@ fn a_gpu_of_amds_has_its_rom_in_the_guest() {
     let mut read = |command: &str| bed.run(machine, command, SOON).unwrap().trim().to_owned();
     assert_eq!(read(&format!("cat {GUEST}/vendor {GUEST}/class")), "0x1002\n0x030000");
     // Signature of an image (PCI Firmware Specification 3.3 §5.1), once the ROM is switched on.
-    let start = format!("echo 1 > {GUEST}/enable; echo 1 > {GUEST}/rom; od -An -tx1 -N2 {GUEST}/rom");
+    let start =
+        format!("echo 1 > {GUEST}/enable; echo 1 > {GUEST}/rom; od -An -tx1 -N2 {GUEST}/rom");
     assert_eq!(read(&start), "55 aa");
     let switched_off = format!("echo 0 > {GUEST}/rom; od -An -tx1 -j48 -N1 {GUEST}/config");
     assert_eq!(read(&switched_off), "00");
