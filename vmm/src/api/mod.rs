@@ -1,10 +1,11 @@
 //! The control socket: HTTP/1.1 with JSON over a unix stream socket, one request per connection.
 //! `openapi.json` describes the requests; `routes` lists what answers them: `watch` tells, `guest`
-//! acts, `devices` attaches and detaches; `waits` bounds what waits for something new.
+//! acts, `devices` attaches and detaches; `waits` bounds what waits for something new, `crew` the threads.
 //!
 //! Who may connect is decided by the permissions of the socket's path, which the agent holds.
 
 mod answer;
+mod crew;
 mod devices;
 mod guest;
 mod http;
@@ -23,6 +24,7 @@ use std::{
 };
 
 pub use answer::{Answer, Body};
+use crew::Crew;
 pub use http::{MAX_HEAD, Request, RequestError, parse};
 pub use routes::{ROUTES, Route, answer};
 use waits::{Client, Waits};
@@ -32,10 +34,8 @@ use crate::{
     sandbox::ThreadKind,
 };
 
-/// Connections answered at the same time. Others wait in the socket's backlog.
-const THREADS: usize = 16;
 // The others answer what cannot wait, a dump that is being read among it.
-const _: () = assert!(waits::MOST + 4 <= THREADS);
+const _: () = assert!(waits::MOST + 4 <= crew::MOST);
 /// How long a client may take to send its request, and to take its answer.
 const CLIENT_LIMIT: Duration = Duration::from_secs(10);
 /// How long a client may take to take a piece of a dump: what takes it may be across the world, and the
@@ -47,24 +47,36 @@ const MAX_BODY: usize = 4096;
 /// Starts answering.
 pub fn start(listener: UnixListener, board: &Arc<Board>) -> Result<(), RunError> {
     listener.set_nonblocking(false).map_err(|source| RunError::Api { source })?;
-    let (listener, waits) = (Arc::new(listener), Arc::new(Waits::default()));
-    for number in 0..THREADS {
-        let (listener, served) = (Arc::clone(&listener), Arc::clone(board));
-        let waits = Arc::clone(&waits);
-        let work = move || serve(&listener, &waits, &served);
-        let name = format!("api{number}");
-        let thread = Thread { name, kind: ThreadKind::Api, cpus: Vec::new() };
-        spawn(thread, Arc::clone(board), work)?;
-    }
-    Ok(())
+    let desk = Desk { listener, waits: Waits::default(), crew: Crew::default() };
+    let (desk, served) = (Arc::new(desk), Arc::clone(board));
+    let thread = Thread { name: Crew::name(0), kind: ThreadKind::Api, cpus: Vec::new() };
+    spawn(thread, Arc::clone(board), move || serve(&desk, &served)).map(drop)
 }
 
-fn serve(listener: &UnixListener, waits: &Waits, board: &Board) {
+/// What the threads share.
+struct Desk {
+    listener: UnixListener,
+    waits: Waits,
+    crew: Crew,
+}
+
+/// Answers connections. Before a thread turns to the last connection that could be answered at once, it
+/// starts the next one, behind its own filter: most machines never need a second, and starting all of
+/// them takes a sixth of a machine's start.
+fn serve(desk: &Arc<Desk>, board: &Arc<Board>) {
     while !board.control.is_ended() {
         // A failed connection is the client's loss; a closed listener ends with the process.
-        if let Ok((stream, _)) = listener.accept() {
-            let _ = converse(stream, waits, board);
+        let Ok((stream, _)) = desk.listener.accept() else { continue };
+        if let Some(number) = desk.crew.take_work() {
+            let (next, served) = (Arc::clone(desk), Arc::clone(board));
+            let builder = std::thread::Builder::new().name(Crew::name(number));
+            if let Err(error) = builder.spawn(move || serve(&next, &served)) {
+                eprintln!("holdfast-vmm: the API answers slowly: no further thread: {error}");
+                desk.crew.lose();
+            }
         }
+        let _ = converse(stream, &desk.waits, board);
+        desk.crew.end_work();
     }
 }
 

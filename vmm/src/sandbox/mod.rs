@@ -7,7 +7,7 @@
 //!
 //! Order in `main`: read the specification, [`enter`], open and wire everything, start the threads
 //! (each calls [`apply_thread_filter`] first thing), then filter the main thread. A thread that is
-//! started by a filtered thread keeps its parent's filter and adds its own.
+//! started by a filtered thread keeps its parent's filter, and adds its own where that is another.
 
 mod syscalls;
 
@@ -26,7 +26,7 @@ pub enum ThreadKind {
     Vcpu,
     /// Serves the queues of block devices through `io_uring`.
     Block,
-    /// Answers the HTTP API.
+    /// Answers the HTTP API, and starts more of its kind behind its filter.
     Api,
     /// Waits for descriptors (timers, eventfds, console input) and acts on them.
     Event,
@@ -79,6 +79,7 @@ pub fn enter(uid: u32, keep: &[RawFd]) -> Result<LandlockCover, SandboxError> {
         return Err(SandboxError::PrivilegedUser { uid });
     }
     let step = |step| move |source| SandboxError::Step { step, source };
+    sys::limit_arenas().map_err(step("limit the allocator's arenas"))?;
     sys::leave_namespaces().map_err(step("leave the parent's namespaces"))?;
     sys::empty_root().map_err(step("move into an empty root"))?;
     sys::close_others(keep).map_err(step("close inherited descriptors"))?;
@@ -92,9 +93,11 @@ pub fn enter(uid: u32, keep: &[RawFd]) -> Result<LandlockCover, SandboxError> {
 
 /// Kills the process on any system call of this thread that its kind does not need.
 pub fn apply_thread_filter(kind: ThreadKind) -> Result<(), SandboxError> {
-    let program =
+    let programs =
         syscalls::compile(kind).map_err(|source| SandboxError::Compile { kind, source })?;
-    seccompiler::apply_filter(&program).map_err(|source| SandboxError::Install { kind, source })
+    programs.iter().try_for_each(|program| {
+        seccompiler::apply_filter(program).map_err(|source| SandboxError::Install { kind, source })
+    })
 }
 
 fn deny_access() -> Result<LandlockCover, SandboxError> {
