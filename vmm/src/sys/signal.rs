@@ -35,8 +35,7 @@ pub struct Thread(libc::pid_t);
 impl Thread {
     /// Returns the calling thread.
     pub fn current() -> Self {
-        // SAFETY: gettid takes nothing and cannot fail.
-        Self(unsafe { libc::gettid() })
+        Self(rustix::thread::gettid().as_raw_pid())
     }
 
     /// Interrupts the thread's system call.
