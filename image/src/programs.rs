@@ -20,7 +20,12 @@ use crate::tools::{self, ToolError};
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 /// What all programs are compiled with. Each of their starts begins with tens of thousands of relocations,
 /// all of one kind: packed (SHT_RELR of the ELF gABI), they are three pages to read, not a mebibyte.
-const RUST_FLAGS: &str = "-C target-feature=+crt-static -C link-arg=-Wl,-z,pack-relative-relocs";
+///
+/// What is undefined (`-u`) is taken from libc.a whoever refers to it, and how. The standard library refers to
+/// these weakly, and does without; optimised as a whole, others' references become weak ones too, and a call
+/// of what nobody fetched is one of address 0.
+const RUST_FLAGS: &str = "-C target-feature=+crt-static -C link-arg=-Wl,-z,pack-relative-relocs \
+     -C link-arg=-Wl,-u,gettid,-u,statx,-u,copy_file_range";
 /// File in the target folder that names the checkout built there last.
 const CHECKOUT_STAMP: &str = "checkout";
 /// Variables of a surrounding cargo that would leak into ours.
