@@ -71,7 +71,11 @@ impl Task {
                 Some(lease)
             }
             dhcp6::Event::Lost => {
-                self.last_error = Some(format!("{name}: the DHCPv6 lease is lost"));
+                let why = match &before {
+                    Some(_) => "the DHCPv6 lease is lost",
+                    None => "the DHCPv6 server grants nothing, and is asked again",
+                };
+                self.last_error = Some(format!("{name}: {why}"));
                 None
             }
         };
