@@ -7,6 +7,7 @@ use std::{net::Ipv6Addr, path::PathBuf, time::Instant};
 use agent::{
     net::{
         HardwareAddress, Ipv4Prefix,
+        conflict::{Claim, Claims, Finding, Guard},
         dhcp::{
             client::{Client, Event},
             frame,
@@ -176,6 +177,25 @@ fn what_a_bridged_guest_shows_that_it_uses() {
     assert_eq!(accepted("bridged_port", shows_use), ["advertisement"]);
 }
 
+/// As the fuzz target `conflict`, with one packet. Returns whether it shows that an address is another host's.
+fn conflict(packet: &[u8]) -> bool {
+    let own = vec![HardwareAddress([2, 0, 0, 0, 0, 2])];
+    let address = [192, 0, 2, 7].into();
+    let claims = Claims { hardware: MAC, own, addresses: [(address, Claim::Given)].into() };
+    let now = Instant::now();
+    let mut guard = Guard::new(claims, now);
+    guard.handle_packet(now, packet);
+    let found = guard.poll_finding();
+    guard.handle_timeout(guard.poll_timeout().unwrap());
+    found.is_some_and(|found| matches!(found, (known, Finding::Lost(_)) if known == address))
+}
+
+#[test]
+fn who_has_the_nodes_addresses() {
+    let expected = ["announcement", "answer", "answer-padded", "question"];
+    assert_eq!(accepted("conflict", conflict), expected);
+}
+
 #[test]
 fn what_routers_advertise() {
     assert_eq!(accepted("rdnss", name_servers), ["two-messages", "two-servers"]);
@@ -288,6 +308,11 @@ proptest! {
     fn nothing_that_passes_a_tap_stops_its_watch(bytes in mutated("bridged_port")) {
         binds(Way::ToGuest, &bytes);
         binds(Way::FromGuest, &bytes);
+    }
+
+    #[test]
+    fn no_host_stops_the_guard_of_addresses(bytes in mutated("conflict")) {
+        conflict(&bytes);
     }
 
     #[test]

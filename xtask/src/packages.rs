@@ -38,6 +38,7 @@ const PACKAGES: &[Package] = &[
     package("iproute2", "test networks"),
     package("iputils-ping", "test networks"),
     package("ipxe-qemu", "network boot in QEMU"),
+    package("kea-dhcp4-server", "a real DHCP server for the tests, behind a relay"),
     package("kea-dhcp6-server", "a real DHCPv6 server for the tests"),
     package("kmod", "the kernel's build"),
     package("libc6-dev", "static programs"),

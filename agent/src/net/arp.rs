@@ -24,13 +24,23 @@ const REQUEST: [u8; 2] = [0, 1];
 
 /// Returns the frame in which a station that has no address asks all others for one, before it uses it.
 pub(super) fn probe(from: HardwareAddress, target: Ipv4Addr) -> Vec<u8> {
+    request(from, Ipv4Addr::UNSPECIFIED, target)
+}
+
+/// Returns the frame in which a station tells all others that an address is its own (RFC 5227 §2.3).
+pub(super) fn announcement(from: HardwareAddress, address: Ipv4Addr) -> Vec<u8> {
+    request(from, address, address)
+}
+
+fn request(from: HardwareAddress, sender: Ipv4Addr, target: Ipv4Addr) -> Vec<u8> {
     let mut frame = vec![0xff; 6];
     frame.extend(from.0);
     frame.extend(ETHERTYPE);
     frame.extend(KIND);
     frame.extend(REQUEST);
     frame.extend(from.0);
-    frame.extend([0; 10]);
+    frame.extend(sender.octets());
+    frame.extend([0; 6]);
     frame.extend(target.octets());
     frame
 }
@@ -64,6 +74,13 @@ mod tests {
         ];
         assert_eq!(frame, expected.concat());
         assert_eq!(sender(&frame[14..]), None);
+    }
+
+    #[test]
+    fn an_announcement_claims_the_address_for_its_sender() {
+        let frame = announcement(MAC, ADDRESS);
+        assert_eq!(sender(&frame[14..]), Some((MAC, ADDRESS)));
+        assert_eq!((&frame[..6], &frame[38..]), (&[0xff; 6][..], &[192, 0, 2, 7][..]));
     }
 
     #[test]

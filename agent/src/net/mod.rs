@@ -5,11 +5,12 @@
 //! packet filter and DHCP server. [`Resolver`] asks the uplinks' name servers.
 //! It opens no connection on anybody's behalf; what needs one uses tokio's sockets.
 //!
-//! Cores (`dhcp`, `dhcp6`, `layout`, `ruleset`, `address`, `links`) own no socket and no clock; shells
+//! Cores (`dhcp`, `dhcp6`, `conflict`, `layout`, `ruleset`, `address`, `links`) own no socket and no clock; shells
 //! (`uplinks`, `machines`) own one netlink connection each.
 
 pub mod address;
 mod arp;
+pub mod conflict;
 pub mod dhcp;
 pub mod dhcp6;
 mod discovery;

@@ -1,8 +1,10 @@
-//! Packet sockets for a DHCP client, which talks before it has an address, and for questions in a guest's name.
+//! Packet sockets for a DHCP client, which talks before it has an address, for ARP, and for questions in a
+//! guest's name.
 //! Source: `packet(7)`, Linux `Documentation/networking/filter.rst`.
 
 use std::{
     io, mem,
+    net::Ipv4Addr,
     os::fd::{AsRawFd, FromRawFd, OwnedFd},
 };
 
@@ -11,13 +13,38 @@ use tokio::io::unix::AsyncFd;
 /// Destination that every station on a link receives.
 const BROADCAST: [u8; 6] = [0xff; 6];
 
-/// Number of an Ethernet protocol, here IPv4, as `sockaddr_ll` wants it.
+/// Numbers of Ethernet protocols as `sockaddr_ll` wants them.
 const IPV4: u16 = 0x0800_u16.to_be();
+const ARP: u16 = 0x0806_u16.to_be();
+/// Where the kernel shows a filter whose a packet is, and on which interface it came: `SKF_AD_OFF +
+/// SKF_AD_PKTTYPE` and `SKF_AD_OFF + SKF_AD_IFINDEX`.
+const WHOSE: u32 = u32::from_ne_bytes((-0x1000_i32 + 4).to_ne_bytes());
+const INTERFACE: u32 = u32::from_ne_bytes((-0x1000_i32 + 8).to_ne_bytes());
+/// `PACKET_OTHERHOST`: to another station, or in a VLAN that has no interface here.
+const ANOTHERS: u32 = 3;
+/// Room for filters' results.
+const ALL: u32 = u32::MAX;
 
 /// Opens a socket that receives the IPv4 packets for UDP port 68 on the interface and nothing else.
 ///
 /// Packets have no link header. Must be called inside a tokio runtime.
 pub(crate) fn open(index: u32) -> io::Result<AsyncFd<OwnedFd>> {
+    open_for(IPV4, index, &mut dhcp())
+}
+
+/// Opens a socket that receives the ARP packets on the interface whose sender says that it has one of these
+/// addresses, at most 64, and nothing else.
+///
+/// Packets have no link header. Must be called inside a tokio runtime.
+pub(crate) fn open_arp(index: u32, senders: &[Ipv4Addr]) -> io::Result<AsyncFd<OwnedFd>> {
+    open_for(ARP, index, &mut arp_from(index, senders)?)
+}
+
+fn open_for(
+    protocol: u16,
+    index: u32,
+    filter: &mut [libc::sock_filter],
+) -> io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: takes integers only.
     let fd = unsafe {
         libc::socket(
@@ -32,8 +59,8 @@ pub(crate) fn open(index: u32) -> io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: the descriptor was just made and nobody else knows it.
     let socket = unsafe { OwnedFd::from_raw_fd(fd) };
     // The filter comes first: protocol 0 receives nothing before `bind` names one.
-    attach_filter(&socket)?;
-    let address = address(index, [0; 6])?;
+    attach_filter(&socket, filter)?;
+    let address = libc::sockaddr_ll { sll_protocol: protocol, ..address(index, [0; 6])? };
     // SAFETY: the address outlives the call and the length is its own.
     let ret = unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), address_len()) };
     check(ret as isize)?;
@@ -80,14 +107,15 @@ fn send(socket: &OwnedFd, to: &libc::sockaddr_ll, bytes: &[u8]) -> io::Result<()
     check(ret)
 }
 
+const fn op(code: u32, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
+    // BPF opcodes have sixteen bits.
+    #[allow(clippy::cast_possible_truncation, reason = "the constants fit")]
+    libc::sock_filter { code: code as u16, jt, jf, k }
+}
+
 /// Lets through what is UDP to port 68 and no later fragment.
-fn attach_filter(socket: &OwnedFd) -> io::Result<()> {
-    const fn op(code: u32, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
-        // BPF opcodes have sixteen bits.
-        #[allow(clippy::cast_possible_truncation, reason = "the constants fit")]
-        libc::sock_filter { code: code as u16, jt, jf, k }
-    }
-    let mut program = [
+fn dhcp() -> [libc::sock_filter; 9] {
+    [
         op(libc::BPF_LD | libc::BPF_B | libc::BPF_ABS, 0, 0, 9), // IPv4 protocol
         op(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 6, 17), // is UDP
         op(libc::BPF_LD | libc::BPF_H | libc::BPF_ABS, 0, 0, 6), // fragment offset
@@ -95,9 +123,29 @@ fn attach_filter(socket: &OwnedFd) -> io::Result<()> {
         op(libc::BPF_LDX | libc::BPF_B | libc::BPF_MSH, 0, 0, 0), // header length
         op(libc::BPF_LD | libc::BPF_H | libc::BPF_IND, 0, 0, 2), // destination port
         op(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, 68), // is the client's
-        op(libc::BPF_RET | libc::BPF_K, 0, 0, u32::MAX),         // all of it
+        op(libc::BPF_RET | libc::BPF_K, 0, 0, ALL),              // all of it
         op(libc::BPF_RET | libc::BPF_K, 0, 0, 0),                // nothing
-    ];
+    ]
+}
+
+/// Lets through ARP on the interface itself, not in a VLAN of it, whose sender's address, at offset 14, is one
+/// of these.
+fn arp_from(index: u32, senders: &[Ipv4Addr]) -> io::Result<Vec<libc::sock_filter>> {
+    let is = |value, jt, jf| op(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, jt, jf, value);
+    let word = |at| op(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, at);
+    let nothing = op(libc::BPF_RET | libc::BPF_K, 0, 0, 0);
+    let mut program = vec![word(WHOSE), is(ANOTHERS, 2, 0), word(INTERFACE), is(index, 1, 0)];
+    program.extend([nothing, word(14)]);
+    for (place, sender) in senders.iter().enumerate() {
+        let to_the_end = u8::try_from(senders.len() - place);
+        let to_the_end = to_the_end.map_err(|_| io::ErrorKind::InvalidInput)?;
+        program.push(is(sender.to_bits(), to_the_end, 0));
+    }
+    program.extend([nothing, op(libc::BPF_RET | libc::BPF_K, 0, 0, ALL)]);
+    Ok(program)
+}
+
+fn attach_filter(socket: &OwnedFd, program: &mut [libc::sock_filter]) -> io::Result<()> {
     let len = u16::try_from(program.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
     let filter = libc::sock_fprog { len, filter: program.as_mut_ptr() };
     // SAFETY: the kernel copies the program, which with its descriptor outlives the call.

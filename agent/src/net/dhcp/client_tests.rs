@@ -162,6 +162,37 @@ fn a_refused_renewal_loses_the_lease_and_starts_the_search_after_a_pause() {
 }
 
 #[test]
+fn an_address_that_another_host_has_is_declined_and_another_asked_for_after_a_pause() {
+    let mut bench = Bench::bound();
+    bench.client.handle_conflict(bench.now, OTHER_SERVER);
+    assert_eq!(bench.client.poll_event(), None, "another address");
+    bench.client.handle_conflict(bench.now, ADDRESS);
+    assert_eq!(bench.client.poll_event(), Some(Event::Lost(Loss::Taken)));
+    let (to, decline) = bench.sent();
+    assert_eq!((to, decline.kind()), (Destination::Broadcast, Some(Kind::Decline)));
+    assert_eq!(decline.address(option::REQUESTED_ADDRESS), Some(ADDRESS));
+    assert_eq!(decline.address(option::SERVER), Some(SERVER));
+    assert_eq!(decline.ciaddr, Ipv4Addr::UNSPECIFIED);
+    assert!(decline.bytes(option::CLIENT).is_some());
+    for forbidden in [option::PARAMETERS, option::MAX_SIZE, option::VENDOR_CLASS] {
+        assert_eq!(decline.bytes(forbidden), None);
+    }
+    bench.client.handle_conflict(bench.now, ADDRESS);
+    assert_eq!(bench.client.poll_event(), None, "told twice");
+    bench.wait();
+    assert_eq!(bench.elapsed(), 10);
+    assert_eq!(bench.sent().1.kind(), Some(Kind::Discover));
+}
+
+#[test]
+fn a_lease_that_is_searched_beside_is_declined_too() {
+    let mut bench = moved();
+    bench.client.handle_conflict(bench.now, ADDRESS);
+    assert_eq!(bench.client.poll_event(), Some(Event::Lost(Loss::Taken)));
+    assert_eq!(bench.sent().1.kind(), Some(Kind::Decline));
+}
+
+#[test]
 fn an_address_from_before_is_asked_for_first() {
     let mut bench = Bench::new(Some(ADDRESS));
     let (_, request) = bench.sent();

@@ -7,6 +7,7 @@
 mod acknowledged;
 pub mod client;
 pub mod frame;
+mod lease;
 mod message;
 pub mod server;
 

@@ -28,6 +28,8 @@ const SOLICIT: (Duration, Duration) = (Duration::from_secs(1), Duration::from_se
 const REQUEST: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 const RENEW: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(600));
 const CONFIRM: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(4));
+/// Pause before the search starts again when a server took its offer back, doubling (RFC 8415 §14.1).
+const REFUSAL_PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(64));
 /// `REQ_MAX_RC`, and what fits into `CNF_MAX_RD`.
 const MAX_REQUESTS: u32 = 10;
 const MAX_CONFIRMS: u32 = 4;
@@ -76,6 +78,9 @@ pub struct Client {
     event: Option<Event>,
     /// Whether configuration is asked for before the next prefix.
     aside: Aside,
+    /// Requests that were refused since the last lease, and who refused the last one.
+    refusals: u32,
+    refused: Option<Vec<u8>>,
 }
 
 /// Where a prefix alone is wanted: whether configuration is asked for instead for once.
@@ -105,10 +110,24 @@ enum State {
     Informed,
 }
 
+/// How good an offer is; what comes first counts most.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Rank {
+    /// Its server did not take the last one back.
+    is_trusted: bool,
+    /// All that is wanted is in it.
+    is_whole: bool,
+    /// How much its server wants to be chosen.
+    preference: u8,
+}
+
+impl Rank {
+    const BEST: Self = Self { is_trusted: true, is_whole: true, preference: u8::MAX };
+}
+
 #[derive(Debug, Clone)]
 struct Offer {
-    /// Whether all that is wanted is in it, and how much its server wants to be chosen.
-    rank: (bool, u8),
+    rank: Rank,
     server: Vec<u8>,
     addresses: Vec<(Ipv6Addr, u8)>,
     prefixes: Vec<(Ipv6Addr, u8)>,
@@ -141,6 +160,8 @@ impl Client {
             transmit: None,
             event: None,
             aside: Aside::Untried,
+            refusals: 0,
+            refused: None,
         };
         client.begin(now);
         client
@@ -256,6 +277,19 @@ impl Client {
             }
     }
 
+    /// A server does not grant what was asked for: others are tried, and the same one later.
+    fn refuse(&mut self, now: Instant, server: Vec<u8>) {
+        let (first, last) = REFUSAL_PAUSE;
+        let pause = first.saturating_mul(1 << self.refusals.min(6)).min(last);
+        self.refusals = self.refusals.saturating_add(1);
+        self.refused = Some(server);
+        self.lose(now);
+        // Nothing is sent yet.
+        self.transmit = None;
+        (self.attempts, self.pause) = (0, Duration::ZERO);
+        self.deadline = Some(now + pause);
+    }
+
     fn lose(&mut self, now: Instant) {
         self.event = Some(Event::Lost);
         self.begin(now);
@@ -278,14 +312,15 @@ impl Client {
         }
         let is_whole = addresses.is_empty() != address && prefixes.is_empty() != prefix;
         let preference = options.get(option::PREFERENCE).and_then(|value| value.first().copied());
-        let rank = (is_whole, preference.unwrap_or(0));
         let server = options.get(option::SERVER).unwrap_or_default().to_vec();
+        let is_trusted = self.refused.as_ref() != Some(&server);
+        let rank = Rank { is_trusted, is_whole, preference: preference.unwrap_or(0) };
         let offer = Offer { rank, server, addresses, prefixes };
         if best.as_ref().is_some_and(|best| best.rank >= offer.rank) {
             return;
         }
         // The first answers are waited for, unless one is the best that can be or it is late.
-        if offer.rank == (true, u8::MAX) || self.attempts > 1 {
+        if offer.rank == Rank::BEST || self.attempts > 1 {
             return self.go(now, State::Requesting(offer));
         }
         self.state = State::Soliciting(Some(offer));
@@ -307,7 +342,7 @@ impl Client {
             State::Confirming(lease) => match options.status() {
                 Status::Success => self.bind(now, lease),
                 Status::NotOnLink => self.lose(now),
-                Status::NoBinding | Status::Failure => {}
+                Status::NoneLeft | Status::NoBinding | Status::Failure => {}
             },
             State::Informing => {
                 let refresh = options.u32(option::REFRESH).map(u64::from).map(Duration::from_secs);
@@ -333,14 +368,17 @@ impl Client {
         };
         let addresses = of(option::ASSOCIATION, self.wanted.address);
         let prefixes = of(option::DELEGATION, self.wanted.prefix);
-        let whole = options.status();
+        let (whole, server) = (options.status(), options.get(option::SERVER).unwrap_or_default());
         let statuses = [&addresses, &prefixes].map(|one| one.as_ref().map(|one| one.status));
         let is_said = |status: Status| whole == status || statuses.contains(&Some(status));
-        if statuses == [None, None] || whole == Status::Failure {
+        let asks = matches!(self.state, State::Requesting(_));
+        // Some servers refuse in the message itself, without an association.
+        let is_refused = asks && whole != Status::Success;
+        if whole == Status::Failure || statuses == [None, None] && !is_refused {
             return;
         }
         if is_said(Status::NotOnLink) {
-            return self.lose(now);
+            return self.refuse(now, server.to_vec());
         }
         // What there is not was not forgotten.
         let had = [
@@ -351,10 +389,10 @@ impl Client {
             statuses.iter().zip(had).any(|(status, had)| had && *status == Some(Status::NoBinding));
         // The server forgot; it is asked as if it were new.
         if whole == Status::NoBinding || forgot {
-            let Some(lease) = before else { return self.begin(now) };
-            let server = options.get(option::SERVER).unwrap_or_default().to_vec();
+            let Some(lease) = before else { return self.refuse(now, server.to_vec()) };
+            let server = server.to_vec();
             let (addresses, prefixes) = (lease.plain(), lease.plain_prefixes());
-            let offer = Offer { rank: (true, 0), server, addresses, prefixes };
+            let offer = Offer { rank: Rank::BEST, server, addresses, prefixes };
             return self.go(now, State::Requesting(offer));
         }
         let given: Vec<Association> = [addresses, prefixes]
@@ -363,6 +401,11 @@ impl Client {
             .filter(|one| one.status == Status::Success)
             .collect();
         if given.is_empty() {
+            // RFC 8415 §18.2.10.1: what is renewed stays until it ends.
+            if asks && is_said(Status::NoneLeft) {
+                self.aside = Aside::Due;
+                self.refuse(now, server.to_vec());
+            }
             return;
         }
         let Some(lease) = granted(now, options, &given) else {
@@ -371,6 +414,7 @@ impl Client {
             }
             return;
         };
+        (self.refusals, self.refused) = (0, None);
         self.event = Some(Event::Leased(lease.clone()));
         self.bind(now, lease);
     }

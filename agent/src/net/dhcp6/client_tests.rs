@@ -26,9 +26,13 @@ impl World {
     }
 
     fn answer(&mut self, kind: Kind, edit: impl FnOnce(&mut Options)) {
+        self.answer_as([9, 9], kind, edit);
+    }
+
+    fn answer_as(&mut self, server: [u8; 2], kind: Kind, edit: impl FnOnce(&mut Options)) {
         let mut options = Options::default();
         options.push(option::CLIENT, self.client.duid.clone());
-        options.push(option::SERVER, [9, 9]);
+        options.push(option::SERVER, server);
         edit(&mut options);
         let message = Message { kind, xid: self.client.xid, options };
         self.client.handle_message(self.now, &message.to_bytes());
@@ -156,7 +160,88 @@ fn a_server_that_forgot_is_asked_anew_and_one_that_refuses_is_left() {
     world.answer(Kind::Reply, |options| options.push(option::ASSOCIATION, status(3)));
     assert_eq!(world.sent().0, 3);
     world.answer(Kind::Reply, |options| options.push(option::ASSOCIATION, status(4)));
-    assert_eq!((world.client.poll_event(), world.sent().0), (Some(Event::Lost), 1));
+    assert_eq!(world.client.poll_event(), Some(Event::Lost));
+    world.wait();
+    assert_eq!(world.sent().0, 1);
+}
+
+impl World {
+    /// Asks, and accepts what this server offers with the highest preference. Returns how long that took.
+    fn request(&mut self, server: [u8; 2]) -> u64 {
+        let before = self.now;
+        while self.sent().0 != 3 {
+            self.answer_as(server, Kind::Advertise, |options| {
+                options.push(option::PREFERENCE, [255]);
+                options.push(option::ASSOCIATION, association((60, 120)));
+            });
+            if self.client.transmit.is_none() {
+                self.wait();
+            }
+        }
+        self.now.duration_since(before).as_secs()
+    }
+}
+
+#[test]
+fn a_server_that_takes_its_offer_back_is_asked_less_and_less_often() {
+    for refusal in [[0, 2], [0, 3], [0, 4], [0, 6]] {
+        let mut world = World::new(Wanted::ADDRESS);
+        assert_eq!(world.request([9, 9]), 0);
+        let mut pauses = Vec::new();
+        for _ in 0..8 {
+            let in_message = pauses.len() % 2 == 0;
+            world.answer(Kind::Reply, |options| match in_message {
+                true => options.push(option::STATUS, refusal),
+                false => options.push(option::ASSOCIATION, status(refusal[1])),
+            });
+            assert_eq!(world.client.poll_event(), Some(Event::Lost));
+            let refused = world.now;
+            assert_eq!(world.client.poll_transmit(), None, "asked at once");
+            world.wait();
+            pauses.push(world.now.duration_since(refused).as_secs());
+            // Others have a second to offer something.
+            assert_eq!(world.request([9, 9]), 1, "chosen before the others");
+        }
+        assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 64, 64], "{refusal:?}");
+    }
+}
+
+#[test]
+fn another_server_is_preferred_to_one_that_took_its_offer_back() {
+    let mut world = World::new(Wanted::ADDRESS);
+    world.request([9, 9]);
+    world.answer(Kind::Reply, |options| options.push(option::ASSOCIATION, status(2)));
+    world.wait();
+    world.sent();
+    for (server, preference) in [([9, 9], 255), ([8, 8], 0)] {
+        world.answer_as(server, Kind::Advertise, |options| {
+            options.push(option::PREFERENCE, [preference]);
+            options.push(option::ASSOCIATION, association((60, 120)));
+        });
+    }
+    world.wait();
+    let (kind, options) = world.sent();
+    assert_eq!((kind, options.get(option::SERVER)), (3, Some(&[8, 8][..])));
+    world.answer_as([8, 8], Kind::Reply, |options| {
+        options.push(option::ASSOCIATION, association((60, 120)));
+    });
+    world.client.poll_event().expect("leased");
+    assert_eq!((world.client.refusals, &world.client.refused), (0, &None));
+}
+
+#[test]
+fn a_lease_stays_until_its_end_when_its_server_has_none_left_or_fails() {
+    // Failure, none left, and the wish to be asked by multicast, as it was.
+    for code in [1, 2, 5] {
+        let mut world = World::bound();
+        world.wait();
+        world.sent();
+        world.answer(Kind::Reply, |options| options.push(option::ASSOCIATION, status(code)));
+        world.answer(Kind::Reply, |options| options.push(option::STATUS, [0, code]));
+        assert_eq!((world.client.poll_event(), world.client.poll_transmit()), (None, None));
+        world.wait();
+        assert_eq!(world.sent().0, 5, "asked again");
+    }
 }
 
 #[test]

@@ -50,10 +50,13 @@ pub(super) enum Kind {
     InformationRequest = 11,
 }
 
-/// RFC 8415 §21.13, as far as a client tells them apart.
+/// RFC 8415 §21.13, as far as a client tells them apart. `UseMulticast` is a failure like others: this client
+/// sends everything to all servers, and the message is sent again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Status {
     Success,
+    /// The server has no address, or no prefix, for the client.
+    NoneLeft,
     NoBinding,
     NotOnLink,
     Failure,
@@ -156,6 +159,7 @@ impl Options {
     pub(super) fn status(&self) -> Status {
         match self.get(option::STATUS) {
             None | Some([0, 0, ..]) => Status::Success,
+            Some([0, 2 | 6, ..]) => Status::NoneLeft,
             Some([0, 3, ..]) => Status::NoBinding,
             Some([0, 4, ..]) => Status::NotOnLink,
             Some(_) => Status::Failure,

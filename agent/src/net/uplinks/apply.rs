@@ -31,15 +31,19 @@ impl Task {
         match event {
             Event::Leased(lease) => {
                 tracing::info!(interface = name, address = %lease.address, "DHCP lease");
-                uplink.lease = Some(lease.clone());
+                let before = uplink.lease.replace(lease.clone());
+                if before.is_some_and(|before| before.address == lease.address) {
+                    uplink.conflicts.handle_renewal();
+                }
                 uplink.applied = Applied::InPart;
                 self.last_error = None;
                 self.apply_lease(index, &lease).await
             }
             Event::Lost(loss) => {
-                let why = match loss {
+                let why: &str = match loss {
                     Loss::Expired => "the DHCP lease ended and no server renewed it",
                     Loss::Refused => "the DHCP server withdrew the address",
+                    Loss::Taken => &uplink.conflicts.handle_decline(),
                 };
                 tracing::warn!(interface = name, why, "DHCP lease lost");
                 uplink.lease = None;
@@ -67,7 +71,11 @@ impl Task {
                 Some(lease)
             }
             dhcp6::Event::Lost => {
-                self.last_error = Some(format!("{name}: the DHCPv6 lease is lost"));
+                let why = match &before {
+                    Some(_) => "the DHCPv6 lease is lost",
+                    None => "the DHCPv6 server grants nothing, and is asked again",
+                };
+                self.last_error = Some(format!("{name}: {why}"));
                 None
             }
         };

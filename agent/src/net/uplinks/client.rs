@@ -3,7 +3,7 @@
 use std::{
     ffi::OsString,
     io,
-    net::{SocketAddrV4, UdpSocket},
+    net::{Ipv4Addr, SocketAddrV4, UdpSocket},
     os::fd::OwnedFd,
     time::Instant,
 };
@@ -26,11 +26,22 @@ use crate::{
 
 /// The largest IPv4 packet that is read; longer ones are no DHCP.
 const MAX_PACKET: usize = 2048;
+/// Notices that may wait.
+const NOTICES: usize = 4;
+
+/// What the client is told.
+#[derive(Debug, Clone, Copy)]
+enum Notice {
+    /// The carrier came back.
+    Carrier,
+    /// Another host has this address.
+    Conflict(Ipv4Addr),
+}
 
 /// A running client; ends when dropped.
 #[derive(Debug)]
 pub(super) struct Running {
-    carrier: mpsc::Sender<()>,
+    notices: mpsc::Sender<Notice>,
     task: JoinHandle<()>,
 }
 
@@ -42,7 +53,7 @@ impl Running {
         events: mpsc::Sender<(u32, Event)>,
     ) -> io::Result<Self> {
         let socket = packet::open(link.index)?;
-        let (carrier, carriers) = mpsc::channel(1);
+        let (notices, noticed) = mpsc::channel(NOTICES);
         let shell = Shell {
             index: link.index,
             name: link.name.clone(),
@@ -50,15 +61,20 @@ impl Running {
             socket,
             renewals: None,
             events,
-            carriers,
+            noticed,
         };
-        Ok(Self { carrier, task: tokio::spawn(shell.run()) })
+        Ok(Self { notices, task: tokio::spawn(shell.run()) })
     }
 
     /// Tells the client that the carrier came back.
     pub(super) fn carrier_is_back(&self) {
-        // When one such notice waits already, it is enough.
-        let _ = self.carrier.try_send(());
+        // When so many notices wait, one of them is this.
+        let _ = self.notices.try_send(Notice::Carrier);
+    }
+
+    /// Tells the client that another host has this address. It is told again while the other stays.
+    pub(super) fn conflict(&self, address: Ipv4Addr) {
+        let _ = self.notices.try_send(Notice::Conflict(address));
     }
 }
 
@@ -77,7 +93,7 @@ struct Shell {
     /// reads.
     renewals: Option<UdpSocket>,
     events: mpsc::Sender<(u32, Event)>,
-    carriers: mpsc::Receiver<()>,
+    noticed: mpsc::Receiver<Notice>,
 }
 
 impl Shell {
@@ -102,8 +118,11 @@ impl Shell {
                     }
                 }
                 () = sleep_until(deadline) => self.client.handle_timeout(Instant::now()),
-                notice = self.carriers.recv() => match notice {
-                    Some(()) => self.client.handle_carrier(Instant::now()),
+                notice = self.noticed.recv() => match notice {
+                    Some(Notice::Carrier) => self.client.handle_carrier(Instant::now()),
+                    Some(Notice::Conflict(address)) => {
+                        self.client.handle_conflict(Instant::now(), address);
+                    }
                     None => return,
                 },
             }
@@ -130,7 +149,7 @@ impl Shell {
     }
 }
 
-async fn sleep_until(deadline: Option<Instant>) {
+pub(super) async fn sleep_until(deadline: Option<Instant>) {
     match deadline {
         Some(deadline) => tokio::time::sleep_until(deadline.into()).await,
         None => std::future::pending().await,
@@ -138,7 +157,7 @@ async fn sleep_until(deadline: Option<Instant>) {
 }
 
 /// Waits for a packet; `None` when the socket reports an error, as that the link went down.
-async fn receive(socket: &AsyncFd<OwnedFd>) -> Option<Vec<u8>> {
+pub(super) async fn receive(socket: &AsyncFd<OwnedFd>) -> Option<Vec<u8>> {
     loop {
         let mut ready = socket.readable().await.ok()?;
         let mut packet = vec![0; MAX_PACKET];

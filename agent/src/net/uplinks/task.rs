@@ -11,7 +11,8 @@ use tokio::sync::{mpsc, watch as channel};
 
 use super::{
     Delegation, Plan, StableSecret, addressing::Addressing, client::Running, client6::Running6,
-    complaints::Complaints, routers::Routers, solicit::Solicitor, watch::Watch,
+    complaints::Complaints, conflicts::Conflicts, guard::Found, routers::Routers,
+    solicit::Solicitor, watch::Watch,
 };
 use crate::{
     events,
@@ -80,6 +81,8 @@ pub(super) struct Task {
     send_events: mpsc::Sender<(u32, Event)>,
     events6: mpsc::Receiver<(u32, dhcp6::Event)>,
     send_events6: mpsc::Sender<(u32, dhcp6::Event)>,
+    found: mpsc::Receiver<Found>,
+    pub(super) send_found: mpsc::Sender<Found>,
     pub(super) uplinks: BTreeMap<u32, Uplink>,
     publish: channel::Sender<NetworkStatus>,
     /// Of a client; cleared by the next lease.
@@ -95,7 +98,7 @@ pub(super) struct Task {
 pub(super) struct Uplink {
     pub(super) facts: LinkFacts,
     pub(super) addressing: Addressing,
-    client: Option<Running>,
+    pub(super) client: Option<Running>,
     client6: Option<Running6>,
     solicitor: Option<Solicitor>,
     pub(super) lease: Option<Lease>,
@@ -106,6 +109,8 @@ pub(super) struct Uplink {
     pub(super) watch: Watch,
     /// Those that advertised themselves.
     pub(super) routers: Routers,
+    /// Other hosts that have its IPv4 addresses.
+    pub(super) conflicts: Conflicts,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -123,6 +128,7 @@ impl Task {
         let (kernel, notices) = (Kernel::open()?, Notices::open()?);
         let (send_events, events) = mpsc::channel(QUEUE);
         let (send_events6, events6) = mpsc::channel(QUEUE);
+        let (send_found, found) = mpsc::channel(QUEUE);
         let plan = plans.borrow_and_update().clone();
         Ok(Self {
             plan,
@@ -136,6 +142,8 @@ impl Task {
             send_events,
             events6,
             send_events6,
+            found,
+            send_found,
             uplinks: BTreeMap::new(),
             publish,
             last_error: None,
@@ -186,6 +194,7 @@ impl Task {
                     let done = self.handle_event6(index, event).await;
                     self.note(done);
                 }
+                Some(found) = self.found.recv() => self.handle_found(&found),
                 Ok(()) = self.plans.changed() => {
                     self.plan = self.plans.borrow_and_update().clone();
                     self.last_error = None;
@@ -207,7 +216,8 @@ impl Task {
         let (layout, failure) = self.lay_out().await?;
         let problems = layout.problems.iter().map(ToString::to_string);
         let problems = problems.chain(self.plan.misplaced(&layout.uplinks));
-        self.problems = problems.chain(self.undelegated()).collect();
+        let problems = problems.chain(self.undelegated());
+        self.problems = problems.chain(self.conflicts()).collect();
         for reason in self.complaints.handle_look(Instant::now(), &self.problems) {
             eprintln!("{}", events::Event::Trouble { place: "network", reason });
         }
@@ -404,6 +414,7 @@ impl Task {
 
     async fn publish(&mut self) {
         let addresses = self.kernel.addresses().await.unwrap_or_default();
+        self.guard(&addresses).await;
         let routes = self.kernel.default_routes().await.unwrap_or_default();
         self.advertised.handle_timeout(Instant::now());
         let mut by_rank: Vec<&Uplink> = self.uplinks.values().collect();
@@ -472,6 +483,7 @@ impl Uplink {
             routes: Vec::new(),
             watch: Watch::default(),
             routers: Routers::default(),
+            conflicts: Conflicts::default(),
         }
     }
 
@@ -487,6 +499,7 @@ impl Uplink {
             if let Some(client) = &self.client6 {
                 client.carrier_is_back();
             }
+            self.conflicts.handle_carrier();
         }
         if is_back || self.facts.power != facts.power {
             // Switched off, an interface loses routes and IPv6 addresses.
