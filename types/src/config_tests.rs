@@ -1,0 +1,211 @@
+use super::*;
+
+const KEY: &str = "0101010101010101010101010101010101010101010101010101010101010101";
+
+fn document(extra: &str) -> String {
+    format!("version = 1\n{extra}\n[authority]\nthreshold = 1\nkeys = [\"{KEY}\"]\n")
+}
+
+#[test]
+fn smallest_document_is_enough() {
+    let spec = NodeSpec::parse(document("").as_bytes()).expect("valid");
+    assert_eq!(spec.network.mode, NetworkMode::Auto);
+    assert_eq!(spec.machines.retain_s, 864_000);
+}
+
+#[test]
+fn unknown_key_is_named_with_its_line() {
+    let refusal = NodeSpec::parse(document("nmae = \"x\"").as_bytes()).expect_err("typo");
+    let ConfigError::Document { line, message, .. } = refusal else { panic!("{refusal}") };
+    assert_eq!(line, 2);
+    assert!(message.contains("nmae"), "{message}");
+}
+
+/// The line, what it says, and what is right.
+fn wrong(text: &str) -> (usize, String, String) {
+    match NodeSpec::parse(text.as_bytes()) {
+        Err(ConfigError::Value { line, said, right }) => (line, said, right),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The same of a value that none of its type is.
+fn unreadable(text: &str) -> (usize, String) {
+    match NodeSpec::parse(text.as_bytes()) {
+        Err(ConfigError::Document { line, message, .. }) => (line, message),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn threshold_counts_different_keys() {
+    let text = format!("version = 1\n[authority]\nthreshold = 2\nkeys = [\"{KEY}\", \"{KEY}\"]\n");
+    let (line, said, right) = wrong(&text);
+    assert_eq!((line, said.as_str()), (3, "authority.threshold = 2"));
+    assert!(right.contains("1 to 1"), "{right}");
+    let none = "version = 1\nauthority = { threshold = 1, keys = [] }\n";
+    assert_eq!(wrong(none).1, "authority.keys");
+}
+
+#[test]
+fn keys_that_can_check_no_signature_are_refused() {
+    let bad = "02".repeat(32);
+    let text =
+        format!("version = 1\n[authority]\nthreshold = 1\nkeys = [\n\"{KEY}\",\n\"{bad}\"]\n");
+    let (line, said, right) = wrong(&text);
+    assert_eq!((line, said), (6, format!("authority.keys[1] = \"{bad}\"")));
+    assert!(right.contains("holdfast keygen"), "{right}");
+    let said = |text: &str| wrong(&document(text)).1;
+    assert!(said(&format!("operators = [\"{bad}\"]")).starts_with("operators[0]"));
+    let escrow = said(&format!("[install]\nescrow = [\"{KEY}\", \"{bad}\"]"));
+    assert!(escrow.starts_with("install.escrow[1]"), "{escrow}");
+    let seed = |key: &str| {
+        let address = "address = \"192.0.2.1:4600\"";
+        document(&format!("[[overlay.seeds]]\nnode = \"{key}\"\n{address}"))
+    };
+    assert!(NodeSpec::parse(seed(KEY).as_bytes()).is_ok());
+    let (line, said, _) = wrong(&seed(&bad));
+    assert_eq!((line, said), (3, format!("overlay.seeds[0].node = \"{bad}\"")));
+}
+
+#[test]
+fn the_recovery_key_is_sealed_to_eight_at_most() {
+    let escrow = |count| {
+        let keys = vec![format!("\"{KEY}\""); count].join(", ");
+        document(&format!("[install]\nescrow = [{keys}]"))
+    };
+    assert!(NodeSpec::parse(escrow(8).as_bytes()).is_ok());
+    let (line, said, right) = wrong(&escrow(9));
+    assert_eq!((line, said.as_str()), (3, "install.escrow"));
+    assert_eq!(right, "it names 9 keys; at most 8 are right");
+}
+
+#[test]
+fn machines_need_an_ipv4_network_with_room() {
+    let subnet = |text: &str| document(&format!("[machines]\nsubnet = \"{text}\""));
+    for good in ["10.77.0.0/30", "10.77.3.9/22", "0.0.0.0/0"] {
+        assert!(NodeSpec::parse(subnet(good).as_bytes()).is_ok(), "{good}");
+    }
+    for bad in ["2001:db8::/64", "10.77.0.0/31", "10.77.0.0/32", "10.77.0.0", "10.77.0.0/33"] {
+        let (line, said, right) = wrong(&subnet(bad));
+        assert_eq!((line, said), (3, format!("machines.subnet = \"{bad}\"")));
+        assert!(right.contains("10.77.0.0/16"), "{right}");
+    }
+}
+
+#[test]
+fn wrong_numbers_are_told_with_line_and_key() {
+    let (line, said, right) = wrong(&document("[machines]\nnet_mbit = 0"));
+    assert_eq!((line, said.as_str()), (3, "machines.net_mbit = 0"));
+    assert_eq!(right, "it must be 1 to 400000");
+    let (line, said, _) = wrong(&document("network = { trial_s = 29 }"));
+    assert_eq!((line, said.as_str()), (2, "network.trial_s = 29"));
+    let updates = "[updates]\nmirrors = []\nroot = ''\ncheck_s = 4";
+    let (line, message) = unreadable(&document(updates));
+    assert_eq!((line, message.as_str()), (5, "updates.check_s: found 4; 5 to 604800 is right"));
+}
+
+#[test]
+fn what_is_no_address_is_told_with_what_would_be_one() {
+    let seed = format!("[[overlay.seeds]]\nnode = \"{KEY}\"\naddress = \"gw.example:4600\"");
+    let (line, message) = unreadable(&document(&seed));
+    assert_eq!(line, 4);
+    assert!(message.starts_with("overlay.seeds[0].address: \"gw.example:4600\""), "{message}");
+    assert!(message.contains("names are not looked up"), "{message}");
+    let (line, message) = unreadable(&document("[network]\ndns = [\"192.0.2.1\", \"ns\"]"));
+    assert_eq!(line, 3);
+    assert!(message.starts_with("network.dns: \"ns\""), "{message}");
+    let (_, message) = unreadable(&document("[metrics]\nlisten = \":9100\""));
+    assert!(message.starts_with("metrics.listen: \":9100\""), "{message}");
+}
+
+#[test]
+fn static_mode_needs_addresses() {
+    let (line, said, _) = wrong(&document("[network]\nmode = \"static\""));
+    assert_eq!((line, said.as_str()), (2, "network.addresses is left out"));
+    let (line, said, _) = wrong(&document("[network]\naddresses = [\"192.0.2.5/24\"]"));
+    assert_eq!((line, said.as_str()), (3, "network.addresses"));
+}
+
+#[test]
+fn a_gateway_needs_an_address_of_its_family() {
+    let gateways = |gateways: &str| {
+        document(&format!(
+            "[network]\nmode = \"static\"\naddresses = [\"192.0.2.5/24\"]\ngateways = [{gateways}]"
+        ))
+    };
+    assert!(NodeSpec::parse(gateways("\"192.0.2.1\"").as_bytes()).is_ok());
+    let (line, said, _) = wrong(&gateways("\"192.0.2.1\", \"2001:db8::1\""));
+    assert_eq!((line, said.as_str()), (5, "network.gateways[1] = \"2001:db8::1\""));
+}
+
+#[test]
+fn other_encodings_are_told_what_is_read() {
+    // As some editors save: UTF-16 with a byte order mark.
+    let refusal = NodeSpec::parse(b"\xff\xfev\0e\0").expect_err("UTF-16");
+    assert_eq!(refusal, ConfigError::Encoding { position: 0 });
+    assert!(refusal.to_string().contains("save it as UTF-8"), "{refusal}");
+}
+
+#[test]
+fn only_routed_machines_can_be_open() {
+    let parse = |text: &str| NodeSpec::parse(document(text).as_bytes());
+    let routed = "[machines]\nnetwork = \"routed\"\nsubnet = \"192.0.2.0/24\"\ninbound = \"open\"";
+    assert_eq!(parse(routed).expect("valid").machines.inbound, Inbound::Open);
+    assert!(parse("[machines]\ninbound = \"open\"\nipv6 = \"2001:db8:1::/48\"").is_ok());
+    for text in ["", "ipv6 = \"off\"\n"] {
+        let refusal = parse(&format!("[machines]\n{text}inbound = \"open\"")).expect_err("nat");
+        assert!(refusal.to_string().contains("machines.network"), "{refusal}");
+    }
+}
+
+#[test]
+fn machines_ipv6_has_room_for_a_network_each() {
+    let open = document("[machines]\nipv6 = \"delegated\"\ninbound = \"open\"");
+    let spec = NodeSpec::parse(open.as_bytes()).expect("valid");
+    assert_eq!(spec.machines.ipv6.as_deref(), Some(DELEGATED));
+    let parse = |prefix: &str| {
+        let text = document(&format!("[machines]\nipv6 = \"{prefix}\""));
+        NodeSpec::parse(text.as_bytes()).map_err(|refusal| refusal.to_string())
+    };
+    for prefix in ["off", "2001:db8::/48", "2001:db8::/56", "2001:db8::/57", "2001:db8::/63"] {
+        assert_eq!(parse(prefix).expect("valid").machines.ipv6.as_deref(), Some(prefix));
+    }
+    for prefix in ["2001:db8::/64", "2001:db8::/80", "2001:db8::1/128"] {
+        let refusal = parse(prefix).expect_err("one network");
+        assert!(refusal.contains("machines.ipv6") && refusal.contains("/60"), "{refusal}");
+    }
+    for prefix in ["2001:db8::/47", "192.0.2.0/24", "on"] {
+        let refusal = parse(prefix).expect_err("no such prefix");
+        assert!(refusal.contains("48 to 63"), "{refusal}");
+    }
+}
+
+#[test]
+fn bridged_machines_need_an_uplink_of_their_own() {
+    let parse = |machines: &str, uplink: &str| {
+        let card = "card = { name = \"eth1\" }";
+        let text = format!(
+            "[machines]\nnetwork = \"bridged\"\n{machines}\n[[network.uplinks]]\nname = \"guests\"\n{card}\n{uplink}"
+        );
+        NodeSpec::parse(document(&text).as_bytes())
+    };
+    let off = "ipv4 = \"off\"\nipv6 = \"off\"";
+    let spec = parse("uplink = \"guests\"", off).expect("valid");
+    assert_eq!(spec.machines.network, MachineNetwork::Bridged);
+    assert_eq!(spec.machines.neighbours, Neighbours::Apart);
+    let told =
+        |machines: &str, uplink: &str| parse(machines, uplink).expect_err("refused").to_string();
+    assert!(told("", off).contains("set machines.uplink"));
+    assert!(told("uplink = \"eth1\"", off).contains("[[network.uplinks]]"));
+    assert!(told("uplink = \"guests\"", "ipv4 = \"off\"").contains("ipv6 = \"off\""));
+    assert!(told("uplink = \"guests\"\nipv6 = \"off\"", off).contains("leave it out"));
+    let alone = NodeSpec::parse(document("[machines]\nneighbours = \"together\"").as_bytes());
+    assert!(alone.expect_err("nat").to_string().contains("bridged"));
+}
+
+#[test]
+fn other_versions_are_refused() {
+    let refusal = NodeSpec::parse(b"version = 2\n").expect_err("unknown version");
+    assert!(matches!(refusal, ConfigError::Document { line: 1, .. }), "{refusal}");
+}
