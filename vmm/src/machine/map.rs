@@ -10,7 +10,7 @@ use crate::{
     holes::{self, HYPERTRANSPORT, HoleError, Holes, Peers},
     pci::allocate::{PlaceError, Plan},
     sys::kvm::Vm,
-    vcpu::{self, VcpuError},
+    vcpu,
     vfio::assign::Claim,
 };
 
@@ -45,13 +45,10 @@ impl AddressMap {
         claim: Option<&Claim>,
         vm: &Arc<Vm>,
     ) -> Result<Self, BuildError> {
-        let supported = vm
-            .kvm()
-            .get_supported_cpuid(kvm_bindings::KVM_MAX_CPUID_ENTRIES)
-            .map_err(|source| VcpuError::Features { source })?;
+        let supported = vm.features();
         let mut holes = claim.map(Claim::holes).transpose()?.unwrap_or_default();
         // Also without a device: one may be attached later, when memory cannot move any more.
-        if has_hypertransport(&supported) {
+        if has_hypertransport(supported) {
             holes = holes.and(HYPERTRANSPORT);
         }
         if let Some(hole) = start::hole(&spec.boot) {
@@ -64,7 +61,7 @@ impl AddressMap {
         };
         let ram = holes::ram(bytes, page, &holes).map_err(MapError::Memory)?;
         let peers = claim.map_or(Peers::Apart, Claim::peers);
-        let (low, bits) = (start::low(&spec.boot), vcpu::address_bits(&supported));
+        let (low, bits) = (start::low(&spec.boot), vcpu::address_bits(supported));
         Ok(Self { ram, low, bits, holes, peers })
     }
 

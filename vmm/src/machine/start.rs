@@ -26,7 +26,7 @@ use crate::{
     pci::apertures::{Free, Share},
     smbios,
     sys::{kvm::Vm, memory::Ram, vfio::adopt},
-    vcpu::{self, Cpus, VcpuError},
+    vcpu::{self, Cpus},
     vfio::dma::IovaRange,
 };
 
@@ -42,8 +42,6 @@ pub enum StartError {
     Firmware(#[from] FirmwareError),
     #[error(transparent)]
     Acpi(#[from] AcpiError),
-    #[error(transparent)]
-    Features(#[from] VcpuError),
     #[error("the SMBIOS structures need {needed} bytes; there is room for {available}")]
     Smbios { needed: u64, available: u64 },
     #[error("the tables do not fit guest memory: {0}")]
@@ -101,7 +99,7 @@ pub(super) fn prepare(spec: &VmSpec, built: &Built<'_>) -> Result<Start, StartEr
         vcpus: spec.vcpus,
         ram: pieces.collect(),
         firmware: smbios::Firmware::None,
-        caches: vcpu::caches(built.vm, Cpus::new(spec.vcpus, &built.platform.nodes))?,
+        caches: vcpu::caches(built.vm, Cpus::new(spec.vcpus, &built.platform.nodes)),
         slots: built.slots.clone(),
     };
     let mut items = items(spec)?;

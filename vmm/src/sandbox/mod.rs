@@ -9,6 +9,7 @@
 //! (each calls [`apply_thread_filter`] first thing), then filter the main thread. A thread that is
 //! started by a filtered thread keeps its parent's filter, and adds its own where that is another.
 
+mod filter;
 mod syscalls;
 
 use std::{io, os::fd::RawFd};
@@ -50,10 +51,8 @@ pub enum SandboxError {
     Step { step: &'static str, source: io::Error },
     #[error("cannot restrict file access and network by Landlock")]
     Landlock { source: landlock::RulesetError },
-    #[error("cannot compile the system call filter of {kind:?} threads")]
-    Compile { kind: ThreadKind, source: seccompiler::BackendError },
     #[error("cannot install the system call filter of {kind:?} threads")]
-    Install { kind: ThreadKind, source: seccompiler::Error },
+    Install { kind: ThreadKind, source: io::Error },
 }
 
 /// What [`enter`] could not do because the kernel lacks it. Worth a line in the log.
@@ -93,10 +92,8 @@ pub fn enter(uid: u32, keep: &[RawFd]) -> Result<LandlockCover, SandboxError> {
 
 /// Kills the process on any system call of this thread that its kind does not need.
 pub fn apply_thread_filter(kind: ThreadKind) -> Result<(), SandboxError> {
-    let programs =
-        syscalls::compile(kind).map_err(|source| SandboxError::Compile { kind, source })?;
-    programs.iter().try_for_each(|program| {
-        seccompiler::apply_filter(program).map_err(|source| SandboxError::Install { kind, source })
+    syscalls::compile(kind).iter().try_for_each(|program| {
+        sys::install_filter(program).map_err(|source| SandboxError::Install { kind, source })
     })
 }
 

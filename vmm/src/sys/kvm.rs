@@ -12,9 +12,9 @@ use std::{
 };
 
 use kvm_bindings::{
-    KVM_BUS_LOCK_DETECTION_EXIT, KVM_CAP_X86_BUS_LOCK_EXIT, KVM_IRQ_ROUTING_IRQCHIP,
+    CpuId, KVM_BUS_LOCK_DETECTION_EXIT, KVM_CAP_X86_BUS_LOCK_EXIT, KVM_IRQ_ROUTING_IRQCHIP,
     KVM_IRQ_ROUTING_MSI, KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE,
-    KVM_MEM_READONLY, KvmIrqRouting, kvm_enable_cap, kvm_irq_routing_entry,
+    KVM_MAX_CPUID_ENTRIES, KVM_MEM_READONLY, KvmIrqRouting, kvm_enable_cap, kvm_irq_routing_entry,
     kvm_irq_routing_irqchip, kvm_irq_routing_msi, kvm_msi, kvm_userspace_memory_region,
 };
 use kvm_ioctls::{IoEventAddress, Kvm, NoDatamatch, VcpuFd, VmFd};
@@ -22,7 +22,10 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 pub use pins::{Controllers, MAX_NARROW_CPUS};
 
-use super::memory::{Access, Mapping, Ram};
+use super::{
+    memory::{Access, Mapping, Ram},
+    vcpu::ask_for_tiles,
+};
 use crate::irq::{InterruptLine, InterruptSource, Level, MsiMessage, MsiVector};
 
 /// Pins of the I/O APIC; the first GSIs are these.
@@ -54,6 +57,8 @@ pub enum KvmError {
     NotKvm(i32),
     #[error("{asked} virtual CPUs were asked for; KVM on this host runs {most} at most")]
     Vcpus { asked: u32, most: usize },
+    #[error("cannot ask for the state of AMX tiles in guests")]
+    Tiles { source: io::Error },
     #[error("cannot start the thread that sets the interval timer up")]
     Thread { source: io::Error },
     #[error("KVM cannot {what}")]
@@ -87,8 +92,8 @@ fn offers_bus_locks(modes: i32) -> bool {
 
 /// One virtual machine.
 pub struct Vm {
-    kvm: Kvm,
     fd: VmFd,
+    features: CpuId,
     slots: Mutex<BTreeSet<u32>>,
     interrupts: Mutex<Interrupts>,
     this: Weak<Vm>,
@@ -122,6 +127,10 @@ impl Vm {
         if usize::try_from(vcpus).is_ok_and(|asked| asked > most) {
             return Err(KvmError::Vcpus { asked: vcpus, most });
         }
+        ask_for_tiles().map_err(|source| KvmError::Tiles { source })?;
+        let features = kvm
+            .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
+            .map_err(call("tell which features guests may have"))?;
         let fd = kvm.create_vm().map_err(call("create a machine"))?;
         fd.set_tss_address(TSS_ADDRESS).map_err(call("place the task state segment"))?;
         fd.set_identity_map_address(IDENTITY_MAP_ADDRESS)
@@ -129,8 +138,8 @@ impl Vm {
         let pins = pins::create(&kvm, &fd, Controllers::of(vcpus))?;
         tell_bus_locks(&kvm, &fd).map_err(call("tell of locks of the memory bus"))?;
         let vm = Arc::new_cyclic(|this| Self {
-            kvm,
             fd,
+            features,
             slots: Mutex::default(),
             interrupts: Mutex::new(Interrupts { pins, ..Interrupts::default() }),
             this: this.clone(),
@@ -156,9 +165,9 @@ impl Vm {
         started.map_err(|source| KvmError::Thread { source })
     }
 
-    /// Returns the system-wide interface.
-    pub fn kvm(&self) -> &Kvm {
-        &self.kvm
+    /// Returns which CPU features guests may have on this host.
+    pub fn features(&self) -> &CpuId {
+        &self.features
     }
 
     /// Creates virtual CPU `id`.

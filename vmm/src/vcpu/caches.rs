@@ -21,7 +21,7 @@
 
 use kvm_bindings::{CpuId, kvm_cpuid_entry2};
 
-use super::{Cpus, VcpuError};
+use super::Cpus;
 use crate::{
     smbios::{Cache, CacheHolds},
     sys::kvm::Vm,
@@ -35,12 +35,8 @@ const LOWER_LEVELS: u32 = 0x8000_0006;
 const FULLY_ASSOCIATIVE: u32 = 1 << 9;
 
 /// Returns the caches of these virtual CPUs, by level.
-pub fn caches(vm: &Vm, cpus: Cpus) -> Result<Vec<Cache>, VcpuError> {
-    let supported = vm
-        .kvm()
-        .get_supported_cpuid(kvm_bindings::KVM_MAX_CPUID_ENTRIES)
-        .map_err(|source| VcpuError::Features { source })?;
-    Ok(summed(&supported, cpus))
+pub fn caches(vm: &Vm, cpus: Cpus) -> Vec<Cache> {
+    summed(vm.features(), cpus)
 }
 
 fn summed(features: &CpuId, cpus: Cpus) -> Vec<Cache> {

@@ -8,7 +8,7 @@ mod hold;
 mod hyperv;
 mod registers;
 
-use std::{io, sync::Arc, thread, time::Instant};
+use std::{sync::Arc, thread, time::Instant};
 
 use kvm_bindings::{
     KVM_EXIT_X86_BUS_LOCK, KVM_INTERNAL_ERROR_DELIVERY_EV, KVM_SYSTEM_EVENT_CRASH,
@@ -40,10 +40,6 @@ use crate::{
 pub enum VcpuError {
     #[error("cannot {what} of virtual CPU {id}")]
     Set { what: &'static str, id: u32, source: kvm_ioctls::Error },
-    #[error("cannot read the host's CPU features")]
-    Features { source: kvm_ioctls::Error },
-    #[error("cannot ask for the state of AMX tiles in guests")]
-    Tiles { source: io::Error },
     #[error("cannot write the first CPU's tables into guest memory: {0}")]
     Tables(String),
     #[error(transparent)]
@@ -57,16 +53,10 @@ pub fn create(
     entry: Entry,
     ram: &Ram,
 ) -> Result<Vec<VcpuFd>, VcpuError> {
-    sys::vcpu::ask_for_tiles().map_err(|source| VcpuError::Tiles { source })?;
-    let supported = board
-        .vm
-        .kvm()
-        .get_supported_cpuid(kvm_bindings::KVM_MAX_CPUID_ENTRIES)
-        .map_err(|source| VcpuError::Features { source })?;
     (0..cpus.count)
         .map(|id| {
             let vcpu = board.vm.create_vcpu(id)?;
-            let mut features = cpuid::for_vcpu(&supported, id, cpus);
+            let mut features = cpuid::for_vcpu(board.vm.features(), id, cpus);
             let failed = |what| move |source| VcpuError::Set { what, id, source };
             if board.hyperv == HyperV::On {
                 let leaves =
