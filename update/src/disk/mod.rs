@@ -8,6 +8,7 @@ pub mod gpt;
 pub mod layout;
 pub mod medium;
 mod slice;
+pub mod table;
 pub mod template;
 
 pub use slice::Slice;
