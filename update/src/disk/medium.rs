@@ -4,7 +4,7 @@
 //! Sources: UEFI Specification 2.10 §5.3 (GPT), §3.5.1.1 and §13.3 (removable media); PE/COFF Specification §3 (section table); the UAPI
 //! Group's specification of unified kernel images for `.osrel`.
 
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::{Read, Seek, SeekFrom};
 
 use super::{Slice, esp, gpt::BlockSize, gpt::TYPE_ESP, table};
 
@@ -29,7 +29,7 @@ pub fn esp_partitions<D: Read + Seek>(disk: D, block: BlockSize) -> Vec<(u64, u6
 /// Images keep their table in blocks of 512 bytes also when they lie on a CD, whose own are longer.
 pub fn find_program<D>(mut disk: D, release: &str) -> Option<Vec<u8>>
 where
-    D: Read + Write + Seek,
+    D: Read + Seek,
 {
     for block in [BlockSize::B512, BlockSize::B4096] {
         disk.seek(SeekFrom::Start(0)).ok()?;
@@ -46,7 +46,7 @@ where
 /// Returns the same of a FAT volume: a partition of any kind, or a whole stick without partitions.
 pub fn find_on_volume<V>(mut volume: V, release: &str) -> Option<Vec<u8>>
 where
-    V: Read + Write + Seek,
+    V: Read + Seek,
 {
     let paths = [esp::FALLBACK, esp::SLOT_A, esp::SLOT_B].into_iter();
     let mut programs = paths.filter_map(|path| {
@@ -60,7 +60,7 @@ where
 /// that has one.
 pub fn read_beside<D>(mut disk: D, path: &str, limit: u64) -> Option<Vec<u8>>
 where
-    D: Read + Write + Seek,
+    D: Read + Seek,
 {
     for block in [BlockSize::B512, BlockSize::B4096] {
         disk.seek(SeekFrom::Start(0)).ok()?;
