@@ -14,7 +14,7 @@
 
 use sha2::{Digest, Sha256};
 
-use crate::der::{self, CONTEXT_0, OBJECT, OCTET_STRING, SEQUENCE, SET};
+use crate::der::{self, CONTEXT_0, INTEGER, OBJECT, OCTET_STRING, Reader, SEQUENCE, SET};
 use crate::signer::{self, SHA256, Signed, Signer, SignerError};
 use crate::uki::{self, COFF, ENTRY, Layout, UkiError};
 
@@ -49,6 +49,10 @@ pub enum AuthenticodeError {
     Layout(&'static str),
     #[error("the program is signed already")]
     Signed,
+    #[error(
+        "the program is not what was signed: {0}; it was altered, or cut off and put together, so fetch it again"
+    )]
+    Altered(&'static str),
 }
 
 /// The places in a program that its digest leaves out.
@@ -119,6 +123,101 @@ pub fn digest(program: &[u8]) -> Result<[u8; 32], AuthenticodeError> {
 /// Returns the certificate table; empty when the program is not signed.
 pub fn certificates(program: &[u8]) -> Result<&[u8], AuthenticodeError> {
     Ok(&program[Places::of(program)?.table..])
+}
+
+/// Checks that a program comes to its checksum and that each signature in it is one of these very bytes, by a key whose certificate came along;
+/// whose key that is, firmware judges. A program without signatures passes.
+pub fn check(program: &[u8]) -> Result<(), AuthenticodeError> {
+    let digest = digest(program)?;
+    let places = Places::of(program)?;
+    uki::check_checksum(program, places.checksum)?;
+    let mut table = &program[places.table..];
+    while !table.is_empty() {
+        let length = uki::get_u32(table, 0).unwrap_or(0) as usize;
+        let entry = table.get(HEADER..length).ok_or(NO_ENTRY)?;
+        if table[4..HEADER] != REVISION_AND_TYPE {
+            return Err(NO_ENTRY);
+        }
+        check_signature(entry, &digest)?;
+        table = table.get(length.next_multiple_of(ALIGNMENT)..).ok_or(NO_ENTRY)?;
+    }
+    Ok(())
+}
+
+const NO_ENTRY: AuthenticodeError =
+    AuthenticodeError::Altered("an entry of its certificate table is none");
+
+/// Checks the PKCS#7 message of a table's entry. Source of the structure: RFC 2315 §9.1 and §9.2.
+fn check_signature(message: &[u8], digest: &[u8; 32]) -> Result<(), AuthenticodeError> {
+    let form = AuthenticodeError::Altered("its signature is no PKCS#7 message about a program");
+    let Some(read) = Message::read(message) else { return Err(form) };
+    if read.digest != digest {
+        return Err(AuthenticodeError::Altered("its bytes have another digest"));
+    }
+    if read.content_digest != Sha256::digest(read.content).as_slice() {
+        return Err(AuthenticodeError::Altered("the signature is about another digest"));
+    }
+    let attributes = der::value(SET, read.attributes);
+    if signer::verifies(read.certificates, read.signer, &attributes, read.signature) {
+        Ok(())
+    } else {
+        Err(AuthenticodeError::Altered("no certificate with it verifies its signature"))
+    }
+}
+
+/// What of a signature is compared.
+struct Message<'a> {
+    /// The program's digest, as it was signed.
+    digest: &'a [u8],
+    /// What the digest is in, which `content_digest` is of.
+    content: &'a [u8],
+    content_digest: &'a [u8],
+    /// What the key signed, as the content of a SET.
+    attributes: &'a [u8],
+    certificates: &'a [u8],
+    /// Issuer and serial number of the signer's certificate.
+    signer: &'a [u8],
+    signature: &'a [u8],
+}
+
+impl<'a> Message<'a> {
+    fn read(message: &'a [u8]) -> Option<Self> {
+        let mut outer = Reader(Reader(message).take(SEQUENCE)?.1);
+        let signed = (outer.take(OBJECT)?.1 == SIGNED_DATA).then(|| outer.take(CONTEXT_0))??.1;
+        let mut data = Reader(Reader(signed).take(SEQUENCE)?.1);
+        data.take(INTEGER)?;
+        data.take(SET)?;
+        let mut info = Reader(data.take(SEQUENCE)?.1);
+        let about = (info.take(OBJECT)?.1 == INDIRECT_DATA).then(|| info.take(CONTEXT_0))??.1;
+        let content = Reader(about).take(SEQUENCE)?.1;
+        let certificates = data.take(CONTEXT_0)?.1;
+        let mut signer = Reader(Reader(data.take(SET)?.1).take(SEQUENCE)?.1);
+        signer.take(INTEGER)?;
+        let (_, name) = signer.take(SEQUENCE)?;
+        signer.take(SEQUENCE)?;
+        let (_, attributes) = signer.take(CONTEXT_0)?;
+        signer.take(SEQUENCE)?;
+        let (_, signature) = signer.take(OCTET_STRING)?;
+        let mut parts = Reader(content);
+        parts.take(SEQUENCE)?;
+        let mut imprint = Reader(parts.take(SEQUENCE)?.1);
+        let sha256 = Reader(imprint.take(SEQUENCE)?.1).take(OBJECT)?.1 == SHA256;
+        let digest = sha256.then(|| imprint.take(OCTET_STRING))??.1;
+        let content_digest = message_digest(attributes)?;
+        let signer = name;
+        Some(Self { digest, content, content_digest, attributes, certificates, signer, signature })
+    }
+}
+
+/// Finds the digest of the content among a signer's attributes.
+fn message_digest(attributes: &[u8]) -> Option<&[u8]> {
+    let mut all = Reader(attributes);
+    loop {
+        let mut attribute = Reader(all.take(SEQUENCE)?.1);
+        if attribute.take(OBJECT)?.1 == MESSAGE_DIGEST {
+            return Some(Reader(attribute.take(SET)?.1).take(OCTET_STRING)?.1);
+        }
+    }
 }
 
 /// Returns the program without its signatures.

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use uuid::Uuid;
 
 use update::disk::gpt::{self, BlockSize, GptError};
-use update::disk::{Slice, esp as volume, layout, template};
+use update::disk::{Slice, esp as volume, layout, medium, template};
 
 use crate::esp;
 use crate::program::Program;
@@ -227,22 +227,13 @@ fn ipxe_script(cmdline: &str) -> String {
 
 /// Finds the EFI partition in the ISO's GPT and reads the boot program back.
 pub fn read_iso(path: &Path) -> Result<Vec<u8>, MediaError> {
-    let mut bytes = fs::read(path).map_err(file("read", path))?;
+    let bytes = fs::read(path).map_err(file("read", path))?;
     let wrong = || MediaError::ReadBack { path: path.to_owned() };
-    let table = ::gpt::GptConfig::new()
-        .writable(false)
-        .open_from_device(Cursor::new(bytes.as_mut_slice()))
-        .map_err(|_| wrong())?;
-    let partition = table
-        .partitions()
-        .values()
-        .find(|p| p.part_type_guid.guid == gpt::TYPE_ESP)
-        .ok_or_else(wrong)?;
-    let start =
-        usize::try_from(partition.first_lba * BlockSize::B512.bytes()).map_err(|_| wrong())?;
-    let end =
-        usize::try_from((partition.last_lba + 1) * BlockSize::B512.bytes()).map_err(|_| wrong())?;
-    drop(table);
+    let partitions = medium::esp_partitions(Cursor::new(&bytes), BlockSize::B512);
+    let (start, length) = *partitions.first().ok_or_else(wrong)?;
+    let start = usize::try_from(start).map_err(|_| wrong())?;
+    let end = usize::try_from(length).ok().and_then(|length| start.checked_add(length));
+    let end = end.ok_or_else(wrong)?;
     let mut bytes = bytes.get(start..end).ok_or_else(wrong)?.to_vec();
     volume::read(Cursor::new(&mut bytes), volume::FALLBACK, ISO_LIMIT)
         .map_err(file("read the EFI partition of", path))

@@ -115,8 +115,10 @@ impl Parts {
         Ok(Program { bytes, updates, measurements })
     }
 
-    /// Takes a program apart. The signatures go, and what is left must come to the same program again.
+    /// Takes a program apart, which must be what its checksum and its signatures say: what was altered would be
+    /// signed again. The signatures go, and what is left must come to the same program again.
     pub fn of(program: &[u8]) -> Result<Self, ProgramFileError> {
+        authenticode::check(program)?;
         let bare = authenticode::unsigned(program)?;
         let file: PeFile64<'_> = PeFile64::parse(bare.as_slice())
             .map_err(|error| ProgramFileError::Unreadable(error.to_string()))?;

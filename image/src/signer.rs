@@ -10,7 +10,9 @@ use std::path::{Path, PathBuf};
 
 use aws_lc_rs::encoding::{AsDer, PublicKeyX509Der};
 use aws_lc_rs::rand::SystemRandom;
-use aws_lc_rs::signature::{KeyPair, RSA_PKCS1_SHA256, RsaKeyPair};
+use aws_lc_rs::signature::{
+    KeyPair, RSA_PKCS1_2048_8192_SHA256, RSA_PKCS1_SHA256, RsaKeyPair, UnparsedPublicKey,
+};
 use base64::{Engine, engine::general_purpose::STANDARD};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
@@ -208,13 +210,47 @@ fn read(path: &Path) -> Result<Vec<u8>, SignerError> {
     fs::read(path).map_err(|source| SignerError::Read { path: path.to_owned(), source })
 }
 
-/// Certificate: { tbs { [0] version, serial, algorithm, issuer, … }, … }.
-fn serial_and_issuer(certificate: &[u8]) -> Option<(&[u8], &[u8])> {
+/// Whether one of these certificates, the one of this issuer and serial number, verifies a signature
+/// (RSASSA-PKCS1-v1_5 with SHA-256) of `message`.
+pub(crate) fn verifies(
+    certificates: &[u8],
+    signer: &[u8],
+    message: &[u8],
+    signature: &[u8],
+) -> bool {
+    let mut all = Reader(certificates);
+    std::iter::from_fn(|| all.take(SEQUENCE)).any(|(certificate, _)| {
+        let Some((serial, issuer)) = serial_and_issuer(certificate) else { return false };
+        let Some(key) = public_key(certificate) else { return false };
+        let key = UnparsedPublicKey::new(&RSA_PKCS1_2048_8192_SHA256, key);
+        [issuer, serial].concat() == signer && key.verify(message, signature).is_ok()
+    })
+}
+
+/// Returns the public key of a certificate, with its algorithm: what follows validity and subject.
+fn public_key(certificate: &[u8]) -> Option<&[u8]> {
+    let mut after = after_serial(certificate)?.1;
+    // Algorithm, issuer, validity, subject.
+    for _ in 0..4 {
+        after.take(SEQUENCE)?;
+    }
+    Some(after.take(SEQUENCE)?.0)
+}
+
+/// Returns a certificate's serial number and what follows it.
+///
+/// Certificate: { tbs { [0] version, serial, algorithm, issuer, validity, subject, key, … }, … }.
+fn after_serial(certificate: &[u8]) -> Option<(&[u8], Reader<'_>)> {
     let (_, content) = Reader(certificate).take(SEQUENCE)?;
     let (_, tbs) = Reader(content).take(SEQUENCE)?;
     let mut reader = Reader(tbs);
     let _ = reader.take(CONTEXT_0);
     let (serial, _) = reader.take(INTEGER)?;
+    Some((serial, reader))
+}
+
+fn serial_and_issuer(certificate: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (serial, mut reader) = after_serial(certificate)?;
     reader.take(SEQUENCE)?;
     let (issuer, _) = reader.take(SEQUENCE)?;
     Some((serial, issuer))

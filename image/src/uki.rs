@@ -72,6 +72,10 @@ pub enum UkiError {
     NoRoom { needed: u32, first: u32 },
     #[error("the image would grow past 4 GiB at section {0}")]
     TooLarge(String),
+    #[error(
+        "the program's checksum is {said:#x}, and its bytes come to {found:#x}: it was altered; fetch it again"
+    )]
+    Checksum { said: u32, found: u32 },
     #[error("reading the image back: {0}")]
     ReadBack(String),
 }
@@ -301,6 +305,15 @@ fn checksum(image: &[u8]) -> u32 {
         sum = (sum & 0xffff) + (sum >> 16);
     }
     sum.wrapping_add(u32::try_from(image.len()).unwrap_or(u32::MAX))
+}
+
+/// Checks that a program's bytes come to the checksum in its header; zero is none.
+pub(crate) fn check_checksum(program: &[u8], at: usize) -> Result<(), UkiError> {
+    let said = get_u32(program, at).unwrap_or(0);
+    let mut bare = program.to_vec();
+    put_u32(&mut bare, at, 0);
+    let found = checksum(&bare);
+    if said == 0 || said == found { Ok(()) } else { Err(UkiError::Checksum { said, found }) }
 }
 
 fn check_stub(stub: &[u8]) -> Result<(), UkiError> {

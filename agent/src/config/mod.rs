@@ -15,7 +15,7 @@ pub mod settings;
 use std::{
     fmt,
     fs::{self, File},
-    io::{self, Read, Seek, SeekFrom, Write},
+    io::{self, Read, Seek},
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -24,6 +24,7 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use fatfs::FsOptions;
 use rustix::time::{ClockId, clock_gettime};
 use types::config::{ConfigError, MAX_CONFIG, NodeSpec};
+use update::disk::Bounded;
 
 use self::{
     labels::FileSystem,
@@ -38,6 +39,11 @@ const PARAMETER: &str = "holdfast.config=";
 /// Label of the volume and name of the document on it.
 const LABEL: &str = "HOLDFAST";
 const DOCUMENT: &str = "holdfast.toml";
+
+/// Bytes that are read of a volume at most, whether it has the label or not: the longest top folder twice (65,536
+/// entries of 32 bytes; Microsoft, "FAT32 File System Specification" 1.03), and more than the tables say of it. It
+/// is looked at again every quarter of a second, by whoever does everything else.
+const VOLUME_BYTES: u64 = 8 << 20;
 
 /// Name of the document in STATE, where the installer puts the one that it was told by.
 pub(crate) const INSTALLED: &str = "holdfast.toml";
@@ -339,7 +345,8 @@ pub fn read_document(mut storage: impl Read + Seek) -> io::Result<Option<Vec<u8>
         return Ok(Some(document));
     }
     storage.rewind()?;
-    let Ok(volume) = fatfs::FileSystem::new(ReadOnly(storage), FsOptions::new()) else {
+    let Ok(volume) = fatfs::FileSystem::new(Bounded::new(storage, VOLUME_BYTES), FsOptions::new())
+    else {
         return Ok(None);
     };
     let in_root = volume.read_volume_label_from_root_dir().ok().flatten();
@@ -353,35 +360,9 @@ pub fn read_document(mut storage: impl Read + Seek) -> io::Result<Option<Vec<u8>
     Ok(Some(bytes))
 }
 
-/// `fatfs` wants storage that can be written; this one refuses.
-#[derive(Debug)]
-pub(crate) struct ReadOnly<T>(pub(crate) T);
-
-impl<T: Read> Read for ReadOnly<T> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.0.read(buffer)
-    }
-}
-
-impl<T: Seek> Seek for ReadOnly<T> {
-    fn seek(&mut self, position: SeekFrom) -> io::Result<u64> {
-        self.0.seek(position)
-    }
-}
-
-impl<T> Write for ReadOnly<T> {
-    fn write(&mut self, _: &[u8]) -> io::Result<usize> {
-        Err(io::ErrorKind::ReadOnlyFilesystem.into())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use std::io::Cursor;
+    use std::io::{Cursor, Write};
 
     use types::node::Bdf;
 
@@ -398,6 +379,49 @@ mod tests {
         drop(file);
         drop(volume);
         storage.into_inner()
+    }
+
+    #[test]
+    fn a_volume_without_an_end_is_told_and_given_up() {
+        let mut bytes = vec![0; 40 << 20];
+        let options = fatfs::FormatVolumeOptions::new().volume_label(*b"HOLDFAST   ");
+        let options = options.fat_type(fatfs::FatType::Fat32).bytes_per_cluster(512);
+        fatfs::format_volume(io::Cursor::new(&mut bytes), options).expect("formatted");
+        let whole = fatfs::FileSystem::new(io::Cursor::new(&mut bytes), FsOptions::new());
+        let whole = whole.expect("a volume");
+        (0..16).for_each(|n| drop(whole.root_dir().create_file(&format!("F{n}")).expect("made")));
+        whole.unmount().expect("written");
+        // The top folder goes on at cluster 3; one flipped bit leads it back to 2, where it begins.
+        let table = usize::from(u16::from_le_bytes([bytes[14], bytes[15]])) * 512;
+        assert_eq!(bytes[table + 8], 3);
+        bytes[table + 8] = 2;
+        let refused = read_document(io::Cursor::new(&bytes)).expect_err("no document");
+        assert!(refused.to_string().contains("the volume has no end"), "{refused}");
+    }
+
+    #[test]
+    fn whatever_bit_of_a_volume_is_flipped_it_is_read_or_refused() {
+        let mut bytes = volume(*b"HOLDFAST   ", &document());
+        let field = |at: usize| usize::from(u16::from_le_bytes([bytes[at], bytes[at + 1]]));
+        // Boot sector, table, top folder, and what the document says (FAT32 Specification 1.03, BPB).
+        let table = field(14) * field(11);
+        let folder = table + usize::from(bytes[16]) * field(22) * field(11);
+        let text = bytes.windows(9).position(|nine| nine == b"version =").expect("the document");
+        let whole = document().into_bytes();
+        for place in
+            (0..64).chain(table..table + 9).chain(folder..folder + 128).chain(text..text + 90)
+        {
+            for bit in 0..8 {
+                bytes[place] ^= 1 << bit;
+                // Nothing signs it; but what is read is the file's and no more.
+                if let Ok(Some(found)) = read_document(io::Cursor::new(&bytes)) {
+                    assert!(found.len() <= MAX_CONFIG + 1, "byte {place}, bit {bit}");
+                }
+                bytes[place] ^= 1 << bit;
+            }
+        }
+        let found = read_document(io::Cursor::new(&bytes)).expect("read");
+        assert_eq!(found, Some(whole));
     }
 
     fn document() -> String {

@@ -25,12 +25,14 @@ const SUPERBLOCK: usize = 1024;
 const DATA_NUMBER: i32 = 3;
 
 /// What was grown.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Grown {
     /// How long the device is that the file system lies on, in bytes.
     pub bytes: u64,
     /// How much of that the file system cannot use, in bytes: it was made with too many inodes.
     pub unused: u64,
+    /// What was mended of the disk's table, in a sentence.
+    pub mended: Option<String>,
 }
 
 /// Why DATA stays as it is.
@@ -60,9 +62,10 @@ pub fn grow(path: &Path) -> Result<Option<Grown>, GrowError> {
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
     let link = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
     let Ok(folder) = fs::canonicalize(&link) else { return Ok(None) };
-    if let Some(disk) = folder.parent().filter(|_| folder.join("partition").exists()) {
-        grow_partition(disk)?;
-    }
+    let mended = match folder.parent().filter(|_| folder.join("partition").exists()) {
+        Some(disk) => grow_partition(disk)?,
+        None => None,
+    };
     let bytes = sectors(&folder)? * 512;
     let device = Path::new("/dev").join(folder.file_name().unwrap_or_default());
     let mut superblock = [0; SUPERBLOCK];
@@ -72,7 +75,7 @@ pub fn grow(path: &Path) -> Result<Option<Grown>, GrowError> {
     let blocks = (bytes / BLOCK).min(most_blocks(&superblock));
     let root = File::open(path).map_err(failed("open", path))?;
     sys::block::resize_ext4(root.as_fd(), blocks).map_err(failed("grow", path))?;
-    Ok(Some(Grown { bytes, unused: (bytes / BLOCK - blocks) * BLOCK }))
+    Ok(Some(Grown { bytes, unused: (bytes / BLOCK - blocks) * BLOCK, mended }))
 }
 
 /// Returns how many blocks the file system with this superblock may have: the kernel refuses to grow one whose
@@ -90,13 +93,14 @@ fn most_blocks(superblock: &[u8; SUPERBLOCK]) -> u64 {
     }
 }
 
-/// Grows the partition with this name, and no file system, when its disk has room.
-pub fn grow_below(partition: &Path) -> Result<(), GrowError> {
+/// Grows the partition with this name, and no file system, when its disk has room. Returns what was mended of
+/// the disk's table, in a sentence.
+pub fn grow_below(partition: &Path) -> Result<Option<String>, GrowError> {
     let link = Path::new("/sys/class/block").join(partition);
     let folder = fs::canonicalize(&link).map_err(failed("find", &link))?;
     match folder.parent().filter(|_| folder.join("partition").exists()) {
         Some(disk) => grow_partition(disk),
-        None => Ok(()),
+        None => Ok(None),
     }
 }
 
@@ -106,19 +110,34 @@ fn sectors(folder: &Path) -> Result<u64, GrowError> {
     text.trim().parse().map_err(|error| failed("understand", &path)(io::Error::other(error)))
 }
 
-/// Grows the last partition of the disk with this folder in sysfs, if its table is ours.
-fn grow_partition(folder: &Path) -> Result<(), GrowError> {
+/// Grows the last partition of the disk with this folder in sysfs, if its table is ours. Where nothing grows, a
+/// table of which a copy was altered is written once more, and what happened is returned: the kernel takes the
+/// first copy only, firmware the backup as long as the first is damaged, and nobody else compares them.
+fn grow_partition(folder: &Path) -> Result<Option<String>, GrowError> {
     let path = Path::new("/dev").join(folder.file_name().unwrap_or_default());
     let bytes = sectors(folder)? * 512;
     let queue = folder.join("queue/logical_block_size");
     let block = fs::read_to_string(&queue).ok().and_then(|text| text.trim().parse().ok());
-    let Some(block) = block.and_then(BlockSize::from_bytes) else { return Ok(()) };
+    let Some(block) = block.and_then(BlockSize::from_bytes) else { return Ok(None) };
     let disk = File::options().read(true).write(true).open(&path).map_err(failed("open", &path))?;
-    let Some(table) = layout::grown(&disk, block, bytes) else { return Ok(()) };
+    let Some(table) = layout::grown(&disk, block, bytes) else {
+        let mended = mend(&disk, block, bytes).map_err(failed("mend the table of", &path))?;
+        return Ok(mended.map(|what| format!("{}: {what}", path.display())));
+    };
     write::write_table(&disk, &table).map_err(failed("write the table of", &path))?;
-    let Some((start, partition)) = table.placed.last() else { return Ok(()) };
+    let Some((start, partition)) = table.placed.last() else { return Ok(None) };
     sys::block::resize_partition(disk.as_fd(), DATA_NUMBER, (*start, partition.bytes))
-        .map_err(failed("tell the kernel of the new length of a partition of", &path))
+        .map_err(failed("tell the kernel of the new length of a partition of", &path))?;
+    Ok(None)
+}
+
+/// Writes our table once more to a disk of `bytes` where something of it was altered, and returns what to say.
+fn mend(disk: &File, block: BlockSize, bytes: u64) -> io::Result<Option<&'static str>> {
+    let Some(table) = layout::mended(disk, block, bytes) else { return Ok(None) };
+    write::write_table(disk, &table)?;
+    Ok(Some(
+        "the partition table was altered in one of its copies, and was written again as it was",
+    ))
 }
 
 #[cfg(test)]
@@ -147,6 +166,34 @@ mod tests {
         assert!((63 * TIB..64 * TIB).contains(&before), "{before}");
         assert!((1023 * TIB..1024 * TIB).contains(&now), "{now}");
         assert_eq!(most_blocks(&[0; SUPERBLOCK]), u64::MAX);
+    }
+
+    #[test]
+    fn an_altered_table_is_written_again_as_it_was_and_told() {
+        let identities = layout::Identities::random();
+        let bytes = layout::SMALLEST_DISK + (7 << 20);
+        let table = layout::filling(identities, BlockSize::B512, bytes).unwrap();
+        let disk = tempfile::tempfile().unwrap();
+        disk.set_len(bytes).unwrap();
+        write::write_table(&disk, &table).unwrap();
+        assert_eq!(mend(&disk, BlockSize::B512, bytes).unwrap(), None);
+        // The mark of a boot program, headers, entries; at either end.
+        for at in [510, 512, 600, 1024, 1200, bytes - 512, bytes - 500, bytes - 16_000] {
+            let mut byte = [0];
+            disk.read_exact_at(&mut byte, at).unwrap();
+            disk.write_all_at(&[byte[0] ^ 0x10], at).unwrap();
+            let said = mend(&disk, BlockSize::B512, bytes).unwrap();
+            assert!(said.is_some_and(|what| what.contains("written again")), "{at}");
+            for (offset, written) in table.writes() {
+                let mut found = vec![0; written.len()];
+                disk.read_exact_at(&mut found, offset).unwrap();
+                assert!(found == written, "{at}: {offset}");
+            }
+        }
+        // What is another's is left alone, whatever is wrong with it.
+        disk.write_all_at(&[1], 1024 + 3 * 128).unwrap();
+        disk.write_all_at(&[1], bytes - 512).unwrap();
+        assert_eq!(mend(&disk, BlockSize::B512, bytes).unwrap(), None);
     }
 
     #[test]

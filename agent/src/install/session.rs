@@ -100,8 +100,11 @@ async fn linger(time: Duration, init: &Init) {
 pub fn grow_data() {
     let path = Path::new("/data");
     match super::grow::grow(path) {
-        Ok(Some(Grown { bytes, unused })) => {
+        Ok(Some(Grown { bytes, unused, mended })) => {
             eprintln!("{}", Event::DataGrown { bytes: bytes - unused });
+            if let Some(reason) = mended {
+                eprintln!("{}", Event::Trouble { place: "data", reason });
+            }
             if unused > 0 {
                 let reason = format!(
                     "{unused} of DATA's {bytes} bytes stay unused: its file system was made by an earlier \

@@ -10,7 +10,7 @@ use std::{
 
 use update::disk::{esp, layout, medium};
 
-use crate::{assign::lent, config, init::partitions};
+use crate::{assign::lent, init::partitions};
 
 /// Returns the name of the first device that holds the running release, and the release. `release` is the text
 /// of the system's `/etc/os-release`.
@@ -43,8 +43,8 @@ pub(crate) fn beside(root: &Path, name: &str, path: &str, limit: u64) -> Option<
     })
 }
 
-fn open(root: &Path, name: &str) -> Option<config::ReadOnly<File>> {
-    File::open(root.join("dev").join(name)).ok().map(config::ReadOnly)
+fn open(root: &Path, name: &str) -> Option<File> {
+    File::open(root.join("dev").join(name)).ok()
 }
 
 /// Returns what of a device may be a volume: its partitions, and the device itself, which may have none.

@@ -162,8 +162,12 @@ fn open_data(device: &str, state: Option<&DiskKey>, like: Option<Protection>) ->
         (Ok(Some(volume)), Some(state)) => {
             // Longer disks first: the mapping is as long as the partition then.
             let grown = Path::new(device).file_name().map(|name| grow::grow_below(Path::new(name)));
-            if let Some(Err(error)) = grown {
-                let reason = crate::init::boot::chain(&error);
+            let told = match grown {
+                Some(Ok(mended)) => mended,
+                Some(Err(error)) => Some(crate::init::boot::chain(&error)),
+                None => None,
+            };
+            if let Some(reason) = told {
                 crate::init::kmsg::event(&Event::Trouble { place: "data", reason });
             }
             match keys::open_data(&volume, state) {

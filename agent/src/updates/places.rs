@@ -8,7 +8,7 @@ use std::{
     collections::BTreeSet,
     ffi::OsString,
     fs::{self, File},
-    io::{self, Read, Seek, SeekFrom, Write},
+    io::{self, Read, Seek, SeekFrom},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -25,7 +25,10 @@ use types::{
     forward::{StreamAnswer, StreamHeader},
     ids::NodeId,
 };
-use update::shell::{Bytes, Elsewhere, Opening, Source, Span, Wanted};
+use update::{
+    disk::{Bounded, LOOKING, medium::PROGRAM_LIMIT},
+    shell::{Bytes, Elsewhere, Opening, Source, Span, Wanted},
+};
 
 use crate::{assign::lent, tasks::frames};
 
@@ -43,9 +46,8 @@ const ANSWER: Duration = Duration::from_secs(10);
 /// Bytes of a volume that wait to be taken, and that are read at once.
 const BUFFER: usize = 256 << 10;
 const PIECE: usize = 64 << 10;
-/// Bytes that are read of a volume to find a file on it: enough for folders of many thousand files. One
-/// whose folders have no end costs no more.
-const LOOKING: u64 = 32 << 20;
+/// Bytes that are read of a volume at most.
+const VOLUME_BYTES: u64 = LOOKING + PROGRAM_LIMIT;
 
 /// Opens files of nodes and volumes.
 pub(super) struct Places {
@@ -151,7 +153,9 @@ impl Volumes {
 
 fn has_repository(device: &Path) -> bool {
     let Ok(file) = File::open(device) else { return false };
-    let Ok(volume) = FileSystem::new(Bounded::new(file), FsOptions::new()) else { return false };
+    let Ok(volume) = FileSystem::new(Bounded::new(file, VOLUME_BYTES), FsOptions::new()) else {
+        return false;
+    };
     volume.root_dir().open_dir(&format!("{FOLDER}/metadata")).is_ok()
 }
 
@@ -171,8 +175,8 @@ fn read_volume(
     span: Span,
     (tell, mut to, runtime): (oneshot::Sender<io::Result<bool>>, DuplexStream, Handle),
 ) {
-    let opened =
-        File::open(device).and_then(|file| FileSystem::new(Bounded::new(file), FsOptions::new()));
+    let opened = File::open(device)
+        .and_then(|file| FileSystem::new(Bounded::new(file, VOLUME_BYTES), FsOptions::new()));
     let volume = match opened {
         Ok(volume) => volume,
         Err(error) => return drop(tell.send(Err(error))),
@@ -201,49 +205,11 @@ fn read_volume(
     }
 }
 
-/// A device that is only read, and not for ever: whoever made the volume may have tied its folders or
-/// its files in a loop. What is found pays for itself: reading a file costs what it has, and its chain.
-struct Bounded {
-    file: File,
-    left: u64,
-}
-
-impl Bounded {
-    fn new(file: File) -> Self {
-        Self { file, left: LOOKING + update::disk::medium::PROGRAM_LIMIT }
-    }
-}
-
-impl Read for Bounded {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let count = self.file.read(buffer)?;
-        self.left = self
-            .left
-            .checked_sub(count as u64)
-            .ok_or_else(|| io::Error::other("the volume has no end"))?;
-        Ok(count)
-    }
-}
-
-impl Seek for Bounded {
-    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
-        self.file.seek(to)
-    }
-}
-
-impl Write for Bounded {
-    fn write(&mut self, _: &[u8]) -> io::Result<usize> {
-        Err(io::ErrorKind::ReadOnlyFilesystem.into())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
+    use std::io::Write;
+
     use tokio::io::AsyncReadExt;
 
     use super::*;
@@ -301,8 +267,7 @@ mod tests {
     async fn a_volume_without_an_end_is_given_up() {
         let root = server(b"x");
         let device = root.path().join("dev/sdb");
-        let mut volume = Bounded::new(File::open(&device).unwrap());
-        volume.left = 1000;
+        let mut volume = Bounded::new(File::open(&device).unwrap(), 1000);
         let mut all = Vec::new();
         assert!(volume.read_to_end(&mut all).is_err());
         fs::write(&device, vec![0xff; 1 << 20]).unwrap();

@@ -7,7 +7,7 @@ use std::io::{self, Read, Seek, Write};
 
 use fatfs::{FileSystem, FormatVolumeOptions, FsOptions};
 
-use super::gpt::BlockSize;
+use super::{Bounded, LOOKING, gpt::BlockSize};
 
 /// Where firmware looks on removable media, and on disks without a boot entry.
 pub const FALLBACK: &str = "EFI/BOOT/BOOTX64.EFI";
@@ -72,8 +72,11 @@ pub fn put<V: Read + Write + Seek>(volume: V, path: &str, content: &[u8]) -> io:
 ///
 /// Fails when the volume is none, and when it has more files, or folders within folders within folders
 /// beyond [`DEPTH`].
-pub fn files<V: Read + Write + Seek>(volume: V, limit: usize) -> io::Result<Vec<String>> {
-    let fs = FileSystem::new(volume, FsOptions::new().update_accessed_date(false))?;
+pub fn files<V: Read + Seek>(volume: V, limit: usize) -> io::Result<Vec<String>> {
+    let fs = FileSystem::new(
+        Bounded::new(volume, LOOKING),
+        FsOptions::new().update_accessed_date(false),
+    )?;
     let mut found = Vec::new();
     let mut folders = vec![(String::new(), fs.root_dir(), 0)];
     while let Some((path, folder, depth)) = folders.pop() {
@@ -103,8 +106,9 @@ pub fn files<V: Read + Write + Seek>(volume: V, limit: usize) -> io::Result<Vec<
 /// Reads the file at `path`, of at most `limit` bytes.
 ///
 /// Fails when the volume is none, when it has no such file, and when the file is longer.
-pub fn read<V: Read + Write + Seek>(volume: V, path: &str, limit: u64) -> io::Result<Vec<u8>> {
-    let fs = FileSystem::new(volume, FsOptions::new().update_accessed_date(false))?;
+pub fn read<V: Read + Seek>(volume: V, path: &str, limit: u64) -> io::Result<Vec<u8>> {
+    let bounded = Bounded::new(volume, LOOKING.saturating_add(limit));
+    let fs = FileSystem::new(bounded, FsOptions::new().update_accessed_date(false))?;
     let mut program = Vec::new();
     fs.root_dir().open_file(path)?.take(limit + 1).read_to_end(&mut program)?;
     if program.len() as u64 > limit {
@@ -118,7 +122,35 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
     use std::io::Cursor;
 
+    use fatfs::FatType;
+
     use super::*;
+
+    /// A FAT32 volume whose top folder fills its first cluster and, by one flipped bit, goes on where it begins.
+    fn endless() -> Vec<u8> {
+        let mut bytes = vec![0; 40 << 20];
+        let options = FormatVolumeOptions::new().fat_type(FatType::Fat32).bytes_per_cluster(512);
+        fatfs::format_volume(Cursor::new(&mut bytes), options).unwrap();
+        let fs = FileSystem::new(Cursor::new(&mut bytes), FsOptions::new()).unwrap();
+        (0..16).for_each(|n| drop(fs.root_dir().create_file(&format!("F{n}")).unwrap()));
+        fs.unmount().unwrap();
+        // Reserved sectors; the top folder's first cluster is 2.
+        let table = usize::from(u16::from_le_bytes([bytes[14], bytes[15]])) * 512;
+        let entry = table + 4 * 2;
+        assert_eq!(bytes[entry..entry + 4], [3, 0, 0, 0]);
+        bytes[entry] ^= 1;
+        bytes
+    }
+
+    #[test]
+    fn a_volume_without_an_end_is_given_up() {
+        let volume = endless();
+        let missing = read(Cursor::new(&volume), "G", 100).unwrap_err();
+        assert!(missing.to_string().contains("the volume has no end"), "{missing}");
+        let all = files(Cursor::new(&volume), usize::MAX).unwrap_err();
+        assert!(all.to_string().contains("the volume has no end"), "{all}");
+        assert!(read(Cursor::new(&volume), "F3", 100).is_ok(), "what is there is found");
+    }
 
     fn volume(block: BlockSize) -> Vec<u8> {
         let mut bytes = vec![0xa5; 40 << 20];

@@ -25,10 +25,10 @@ pub const ALIGNMENT: u64 = 1 << 20;
 /// Entries in the table; the specification asks for room for at least 16 KiB, that is 128.
 const ENTRIES: usize = 128;
 /// Bytes of an entry.
-const ENTRY: usize = 128;
+pub(super) const ENTRY: usize = 128;
 /// Bytes that all entries take.
 const ENTRY_BYTES: u64 = (ENTRIES * ENTRY) as u64;
-const CRC: Crc<u32> = Crc::<u32>::new(&CRC_32_ISO_HDLC);
+pub(super) const CRC: Crc<u32> = Crc::<u32>::new(&CRC_32_ISO_HDLC);
 
 /// EFI system partition.
 pub const TYPE_ESP: Uuid = Uuid::from_u128(0xc12a7328_f81f_11d2_ba4b_00a0c93ec93b);

@@ -1,12 +1,14 @@
 //! Which partitions the appliance's disk has. Design §3: the EFI system partition with room for two
 //! releases and a fallback, STATE for what the node must not forget, DATA for what machines keep.
 
-use std::io::{Read, Seek, Write};
+use std::io::{Read, Seek, SeekFrom};
 
-use gpt::{GptConfig, disk::LogicalBlockSize};
 use uuid::Uuid;
 
-use super::gpt::{ALIGNMENT, BlockSize, GptError, Partition, TYPE_ESP, TYPE_LINUX, Table};
+use super::{
+    gpt::{ALIGNMENT, BlockSize, GptError, Partition, TYPE_ESP, TYPE_LINUX, Table},
+    table::{self, Found},
+};
 
 /// Name of the EFI system partition.
 pub const ESP: &str = "holdfast-esp";
@@ -51,7 +53,7 @@ impl Identities {
 
 /// Lays out the smallest disk.
 pub fn smallest(identities: Identities, block: BlockSize) -> Result<Table, GptError> {
-    table(identities, block, DATA_BYTES)
+    with_data(identities, block, DATA_BYTES)
 }
 
 /// Lays out a disk of `bytes`; DATA takes what the others leave.
@@ -61,47 +63,53 @@ pub fn filling(identities: Identities, block: BlockSize, bytes: u64) -> Result<T
     let Some(spare) = bytes.checked_sub(SMALLEST_DISK) else {
         return Err(GptError::DiskTooSmall { bytes, wanted: SMALLEST_DISK });
     };
-    table(identities, block, DATA_BYTES + spare / ALIGNMENT * ALIGNMENT)?.on_disk_of(bytes)
+    with_data(identities, block, DATA_BYTES + spare / ALIGNMENT * ALIGNMENT)?.on_disk_of(bytes)
 }
 
 /// Lays out the disk again that has `bytes` by now and this layout already, with the same identities
 /// and a longer DATA; `None` when it has another layout, or no room to grow.
-pub fn grown<D>(disk: D, block: BlockSize, bytes: u64) -> Option<Table>
-where
-    D: Read + Write + Seek + std::fmt::Debug,
-{
-    let size = match block {
-        BlockSize::B512 => LogicalBlockSize::Lb512,
-        BlockSize::B4096 => LogicalBlockSize::Lb4096,
-    };
-    let config = GptConfig::new().writable(false).logical_block_size(size);
-    // A disk that became longer has no backup where its end is now; the first copy counts.
-    let found = config.only_valid_headers(false).open_from_device(disk).ok()?;
-    let partition = |number: u32| found.partitions().get(&number);
-    let identities = Identities {
-        disk: *found.guid(),
-        esp: partition(1)?.part_guid,
-        state: partition(2)?.part_guid,
-        data: partition(3)?.part_guid,
-    };
-    let wanted = filling(identities, block, bytes).ok()?;
-    let unit = block.bytes();
-    let same = wanted.placed.iter().zip(1..).all(|((start, wanted), number)| {
-        partition(number).is_some_and(|found| {
-            let ends = found.last_lba.checked_add(1).and_then(|end| end.checked_mul(unit));
-            let length = ends.and_then(|end| end.checked_sub(*start));
-            let fits = |length| {
-                if wanted.name == DATA { length < wanted.bytes } else { length == wanted.bytes }
-            };
-            found.name == wanted.name
-                && found.first_lba.checked_mul(unit) == Some(*start)
-                && length.is_some_and(fits)
-        })
-    });
-    (same && found.partitions().values().filter(|p| p.is_used()).count() == 3).then_some(wanted)
+pub fn grown<D: Read + Seek>(disk: D, block: BlockSize, bytes: u64) -> Option<Table> {
+    let (found, wanted) = laid_out(disk, block, bytes)?;
+    let [_, _, (_, data)] = &wanted.placed[..] else { return None };
+    (found.partitions[2].bytes < data.bytes).then_some(wanted)
 }
 
-fn table(identities: Identities, block: BlockSize, data: u64) -> Result<Table, GptError> {
+/// Returns the table of a disk of `bytes` that has this layout up to its end, when one of the two copies or
+/// what stands before them is not as it was written: writing it once more mends them. `None` when nothing is
+/// to be mended, and when the disk has another layout.
+pub fn mended<D: Read + Seek>(mut disk: D, block: BlockSize, bytes: u64) -> Option<Table> {
+    let (found, wanted) = laid_out(&mut disk, block, bytes)?;
+    let [_, _, (_, data)] = &wanted.placed[..] else { return None };
+    if found.partitions[2].bytes != data.bytes {
+        return None;
+    }
+    let differs = |(offset, written): (u64, Vec<u8>)| {
+        let mut there = vec![0; written.len()];
+        // A part that cannot be read may be one that can be written.
+        let read = disk.seek(SeekFrom::Start(offset)).and_then(|_| disk.read_exact(&mut there));
+        read.is_err() || there != written
+    };
+    wanted.writes().into_iter().any(differs).then_some(wanted)
+}
+
+/// Reads a disk's table, and lays the disk out anew with its identities, as long as it is. `None` unless the
+/// two are the same but for the length of DATA.
+fn laid_out<D: Read + Seek>(disk: D, block: BlockSize, bytes: u64) -> Option<(Found, Table)> {
+    let found = table::read(disk, block).ok()?;
+    let [esp, state, data] = &found.partitions[..] else { return None };
+    let identities = Identities { disk: found.disk, esp: esp.id, state: state.id, data: data.id };
+    let wanted = filling(identities, block, bytes).ok()?;
+    let same =
+        wanted.placed.iter().zip(&found.partitions).zip(1..).all(|((placed, found), number)| {
+            let (start, partition) = placed;
+            let as_long = partition.name == DATA || found.bytes == partition.bytes;
+            let named = (found.number, found.name.as_str()) == (number, partition.name);
+            named && as_long && found.start == *start
+        });
+    same.then_some((found, wanted))
+}
+
+fn with_data(identities: Identities, block: BlockSize, data: u64) -> Result<Table, GptError> {
     let partition = |kind, id, name, bytes| Partition { kind, id, name, bytes };
     let partitions = vec![
         partition(TYPE_ESP, identities.esp, ESP, ESP_BYTES),

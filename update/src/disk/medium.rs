@@ -4,11 +4,9 @@
 //! Sources: UEFI Specification 2.10 §5.3 (GPT), §3.5.1.1 and §13.3 (removable media); PE/COFF Specification §3 (section table); the UAPI
 //! Group's specification of unified kernel images for `.osrel`.
 
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::{Read, Seek, SeekFrom};
 
-use gpt::{GptConfig, disk::LogicalBlockSize};
-
-use super::{Slice, esp, gpt::BlockSize, gpt::TYPE_ESP};
+use super::{Slice, esp, gpt::BlockSize, gpt::TYPE_ESP, table};
 
 /// Largest program that is read from a medium, in bytes: half of what a slot has room for.
 pub const PROGRAM_LIMIT: u64 = 128 << 20;
@@ -19,24 +17,10 @@ const SECTIONS: usize = 96;
 
 /// Returns the bytes at which the EFI system partitions of a disk start, and their lengths. None
 /// when the disk has no partition table that can be read with this block size.
-pub fn esp_partitions<D: Read + Write + Seek + std::fmt::Debug>(
-    disk: D,
-    block: BlockSize,
-) -> Vec<(u64, u64)> {
-    let size = match block {
-        BlockSize::B512 => LogicalBlockSize::Lb512,
-        BlockSize::B4096 => LogicalBlockSize::Lb4096,
-    };
-    let config = GptConfig::new().writable(false).logical_block_size(size);
-    let Ok(table) = config.open_from_device(disk) else { return Vec::new() };
-    let unit = block.bytes();
-    let esp = table.partitions().values().filter(|found| found.part_type_guid.guid == TYPE_ESP);
-    esp.filter_map(|found| {
-        let start = found.first_lba.checked_mul(unit)?;
-        let end = found.last_lba.checked_add(1)?.checked_mul(unit)?;
-        Some((start, end.checked_sub(start)?))
-    })
-    .collect()
+pub fn esp_partitions<D: Read + Seek>(disk: D, block: BlockSize) -> Vec<(u64, u64)> {
+    let partitions = table::read(disk, block).map(|found| found.partitions).unwrap_or_default();
+    let esp = partitions.into_iter().filter(|found| found.kind == TYPE_ESP);
+    esp.map(|found| (found.start, found.bytes)).collect()
 }
 
 /// Returns the first program on a medium whose `.osrel` is `release`, the text of the running
@@ -45,7 +29,7 @@ pub fn esp_partitions<D: Read + Write + Seek + std::fmt::Debug>(
 /// Images keep their table in blocks of 512 bytes also when they lie on a CD, whose own are longer.
 pub fn find_program<D>(mut disk: D, release: &str) -> Option<Vec<u8>>
 where
-    D: Read + Write + Seek + std::fmt::Debug,
+    D: Read + Seek,
 {
     for block in [BlockSize::B512, BlockSize::B4096] {
         disk.seek(SeekFrom::Start(0)).ok()?;
@@ -62,7 +46,7 @@ where
 /// Returns the same of a FAT volume: a partition of any kind, or a whole stick without partitions.
 pub fn find_on_volume<V>(mut volume: V, release: &str) -> Option<Vec<u8>>
 where
-    V: Read + Write + Seek,
+    V: Read + Seek,
 {
     let paths = [esp::FALLBACK, esp::SLOT_A, esp::SLOT_B].into_iter();
     let mut programs = paths.filter_map(|path| {
@@ -76,7 +60,7 @@ where
 /// that has one.
 pub fn read_beside<D>(mut disk: D, path: &str, limit: u64) -> Option<Vec<u8>>
 where
-    D: Read + Write + Seek + std::fmt::Debug,
+    D: Read + Seek,
 {
     for block in [BlockSize::B512, BlockSize::B4096] {
         disk.seek(SeekFrom::Start(0)).ok()?;

@@ -18,7 +18,7 @@ impl<F: Seek> Slice<F> {
 
     /// Moves the file to our position and returns how much of `wanted` lies inside.
     fn prepare(&mut self, wanted: usize) -> std::io::Result<usize> {
-        self.file.seek(SeekFrom::Start(self.start + self.position))?;
+        self.file.seek(SeekFrom::Start(self.start.saturating_add(self.position)))?;
         let left = self.length.saturating_sub(self.position);
         Ok(usize::try_from(left).map_or(wanted, |left| left.min(wanted)))
     }

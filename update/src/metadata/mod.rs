@@ -66,7 +66,7 @@ pub struct Envelope {
 pub struct Signature {
     /// Names the key in the delegator's list.
     pub keyid: String,
-    /// The signature's bytes; empty when the file's are not hexadecimal.
+    /// The signature's bytes; empty when the file's are not lower-case hexadecimal.
     pub bytes: Vec<u8>,
 }
 
@@ -78,7 +78,10 @@ impl Envelope {
         let mut signatures: Vec<Signature> = Vec::new();
         for item in document.field("signatures")?.list(MAX_SIGNATURES)? {
             let keyid = item.field("keyid")?.text()?.to_owned();
-            let bytes = key::unhex(item.field("sig")?.text()?).unwrap_or_default();
+            // One signature has one text: an altered bit of a digit's case would count otherwise.
+            let text = item.field("sig")?.text()?;
+            let digits = Some(text).filter(|text| !text.bytes().any(|c| c.is_ascii_uppercase()));
+            let bytes = digits.and_then(key::unhex).unwrap_or_default();
             if signatures.iter().any(|other| other.keyid == keyid) {
                 return Err(MetadataError::Twice { at: "signatures".to_owned(), name: keyid });
             }
