@@ -51,8 +51,7 @@ impl Attestor {
         };
         let releases = config.releases.iter().map(release).collect::<Result<Vec<_>, _>>()?;
         if config.required && releases.is_empty() {
-            let reason = "attestation.required needs at least one release".to_owned();
-            return Err(ServiceError::Release { path: "attestation".into(), reason });
+            return Err(ServiceError::NoRelease);
         }
         let authorities = config.tpm_authorities.iter().map(|path| {
             let refused = |reason| ServiceError::TpmAuthority { path: path.clone(), reason };
@@ -192,7 +191,7 @@ mod tests {
         assert!(refused(&config(false, &[&path])).contains("measurements.json"));
         fs::write(&path, "{}").expect("written");
         assert!(refused(&config(false, &[&path])).contains("tpm"));
-        assert!(refused(&config(true, &[])).contains("at least one release"));
+        assert!(refused(&config(true, &[])).contains("names no measurements.json"));
     }
 
     #[test]

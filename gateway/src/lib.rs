@@ -2,7 +2,7 @@
 //!
 //! `api` answers HTTP: it routes, checks the renter's signature and forwards; `directory` knows
 //! the nodes and what they offer; `attest` asks them to prove what they run; `store` remembers what was acknowledged; `content` keeps
-//! kernels and disk images; `import` makes raw disks of other formats for the command; `limits` and `turns` keep clients apart; `service` holds them together and speaks to the overlay; `cli` is the
+//! kernels and disk images; `import` makes raw disks of other formats for the command; `limits` and `turns` keep clients apart; `service` holds them together and speaks to the overlay; `whole` writes files; `cli` is the
 //! `holdfast` command. A gateway has no authority: nodes verify every lease and request again.
 
 #![forbid(unsafe_code)]
@@ -21,3 +21,4 @@ pub mod service;
 pub mod store;
 pub mod streams;
 pub mod turns;
+pub mod whole;

@@ -80,6 +80,10 @@ pub enum ServiceError {
     HostListen { address: SocketAddr, source: std::io::Error },
     #[error("cannot tell the address of the HTTP server")]
     HostAddress { source: std::io::Error },
+    #[error(
+        "attestation.required is true, and attestation.releases names no measurements.json: name one, or leave it out"
+    )]
+    NoRelease,
     #[error("attestation.releases: {} describes no release: {reason}", path.display())]
     Release { path: PathBuf, reason: String },
     #[error("attestation.tpm_authorities: {} cannot be used: {reason}", path.display())]

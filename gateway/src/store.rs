@@ -2,9 +2,12 @@
 //! is, how requests with an idempotency key were answered, and whose content it keeps. One redb file; every change is on disk before it is
 //! acknowledged.
 
-use std::{collections::BTreeSet, path::Path};
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+};
 
-use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
+use redb::{Database, DatabaseError, ReadableDatabase, ReadableTable, TableDefinition};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use types::{
     forward::ForwardedResponse,
@@ -63,6 +66,11 @@ pub struct Answer {
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the message is the doc")]
 pub enum StoreError {
+    #[error(
+        "another gateway runs on {}; stop it, or give this one a folder of its own with --data-dir",
+        folder.display()
+    )]
+    Busy { folder: PathBuf },
     #[error("the gateway's store failed")]
     HostDatabase { source: Box<redb::Error> },
     #[error("an entry of the gateway's store cannot be read")]
@@ -83,7 +91,11 @@ pub struct Store {
 impl Store {
     /// Opens the store at `path`, making it when there is none.
     pub fn open(path: &Path) -> Result<Self, StoreError> {
-        let database = Database::create(path)?;
+        let database = Database::create(path);
+        if matches!(database, Err(DatabaseError::DatabaseAlreadyOpen)) {
+            return Err(StoreError::Busy { folder: path.parent().unwrap_or(path).to_owned() });
+        }
+        let database = database?;
         let transaction = database.begin_write()?;
         transaction.open_table(ANSWERS)?;
         transaction.open_table(LEASES)?;
@@ -267,6 +279,8 @@ mod tests {
         let answer = Answer { digest: "d".into(), at: UnixSeconds(10), response };
         let store = Store::open(&path).expect("made");
         store.put_answer(renter, "k", &answer).expect("kept");
+        let told = Store::open(&path).err().expect("in use").to_string();
+        assert!(told.contains("another gateway runs on") && told.contains("--data-dir"), "{told}");
         drop(store);
         let store = Store::open(&path).expect("opened");
         store.forget(UnixSeconds(11)).expect("kept");

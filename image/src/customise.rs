@@ -6,7 +6,7 @@
 //! other files, a disk that was installed and holds two releases.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use types::config::{ConfigError, NodeSpec};
@@ -106,11 +106,25 @@ pub fn customise(
     let document = document(changes)?;
     let (place, old) = find(from)?;
     let program = program(from, &old, &document, changes)?;
-    let partial = to.with_extension("partial");
-    write(from, &partial, &place, &program)?;
-    check(from, &partial, &place, &program)?;
-    fs::rename(&partial, to).map_err(file("create", to))?;
+    let partial = partial(to)?;
+    let made = write(from, &partial, &place, &program)
+        .and_then(|()| check(from, &partial, &place, &program))
+        .and_then(|()| fs::rename(&partial, to).map_err(file("create", to)));
+    // What is there is no image, and is in the way of the next one on a disk that is full.
+    made.inspect_err(|_| drop(fs::remove_file(&partial)))?;
     Ok(program.measurements)
+}
+
+/// Where the copy is made; it gets its name when it is whole.
+fn partial(to: &Path) -> Result<PathBuf, CustomiseError> {
+    // A rename would put a file into a device's place.
+    if fs::metadata(to).is_ok_and(|found| !found.is_file()) {
+        let what = "it is there and no file; name a file, and write that to a disk with dd";
+        return Err(file("create", to)(io::Error::other(what)));
+    }
+    let mut partial = to.as_os_str().to_owned();
+    partial.push(".partial");
+    Ok(partial.into())
 }
 
 /// The configuration with what replaces parts of it; refused as a node would refuse it.
@@ -120,9 +134,8 @@ fn document(changes: &Changes) -> Result<Vec<u8>, CustomiseError> {
     let text = if unchanged { changes.config.clone() } else { changed(changes)? };
     match NodeSpec::parse(text.as_bytes()) {
         Ok(_) => Ok(text.into_bytes()),
-        Err(error) => {
-            Err(CustomiseError::Config(as_written(&text, &changes.config, error).to_string()))
-        }
+        Err(error) if unchanged => Err(CustomiseError::Config(error.to_string())),
+        Err(error) => Err(CustomiseError::Config(as_written(&text, &changes.config, error))),
     }
 }
 
@@ -149,7 +162,7 @@ fn changed(changes: &Changes) -> Result<String, CustomiseError> {
 }
 
 /// What is wrong with `changed`, told with the line of what the provider wrote where that has the same fault.
-fn as_written(changed: &str, written: &str, error: ConfigError) -> ConfigError {
+fn as_written(changed: &str, written: &str, error: ConfigError) -> String {
     let authority = |text: &str| Some(text.parse::<toml::Table>().ok()?.remove(AUTHORITY));
     let mut text = written.to_owned();
     if authority(written) == Some(None)
@@ -159,19 +172,27 @@ fn as_written(changed: &str, written: &str, error: ConfigError) -> ConfigError {
         text = format!("{text}\n{}", toml::Table::from_iter([(AUTHORITY.to_owned(), given)]));
     }
     match NodeSpec::parse(text.as_bytes()) {
-        Err(told) if is_same(&told, &error) => told,
-        Ok(_) | Err(_) => error,
+        Err(told) if is_same(&told, &error) => told.to_string(),
+        // The flags brought it, and no line has it.
+        Ok(_) | Err(_) => {
+            let words = words(&error).join(": ");
+            format!("with --authority, --threshold and --channel as given, {words}")
+        }
     }
 }
 
 /// Whether two documents have the same fault, wherever it is.
 fn is_same(one: &ConfigError, other: &ConfigError) -> bool {
-    let words = |error: &ConfigError| match error {
+    words(one) == words(other)
+}
+
+/// What is wrong, without where.
+fn words(error: &ConfigError) -> Vec<String> {
+    match error {
         ConfigError::Document { message, .. } => vec![message.clone()],
         ConfigError::Value { said, right, .. } => vec![said.clone(), right.clone()],
         ConfigError::TooLarge { .. } | ConfigError::Encoding { .. } => vec![error.to_string()],
-    };
-    words(one) == words(other)
+    }
 }
 
 /// Finds the boot program of an image.
@@ -182,7 +203,11 @@ fn find(path: &Path) -> Result<(Place, Vec<u8>), CustomiseError> {
     };
     let mut image = File::open(path).map_err(file("open", path))?;
     let mut magic = [0; 2];
-    image.read_exact(&mut magic).map_err(|_| not_image("it is empty"))?;
+    let begins = image.read_exact(&mut magic);
+    begins.map_err(|error| {
+        let is_empty = error.kind() == io::ErrorKind::UnexpectedEof;
+        if is_empty { not_image("it is empty") } else { file("read", path)(error) }
+    })?;
     image.seek(SeekFrom::Start(0)).map_err(file("read", path))?;
     if &magic == b"MZ" {
         let mut program = Vec::new();
@@ -252,9 +277,12 @@ fn program(
 
 fn write(from: &Path, to: &Path, place: &Place, program: &Program) -> Result<(), CustomiseError> {
     match place {
-        Place::Alone => fs::write(to, &program.bytes).map_err(file("write", to)),
+        Place::Alone => {
+            let mut copy = File::create(to).map_err(file("create", to))?;
+            copy.write_all(&program.bytes).and_then(|()| copy.sync_all()).map_err(file("write", to))
+        }
         Place::Volume { start, length, paths } => {
-            fs::copy(from, to).map_err(file("copy", from))?;
+            fs::copy(from, to).map_err(file("copy the image to", to))?;
             let image = OpenOptions::new().read(true).write(true).open(to);
             let image = image.map_err(file("open", to))?;
             let mut slice = Slice::new(&image, *start, *length);
@@ -324,7 +352,7 @@ impl Seek for ReadOnly<'_> {
     }
 }
 
-impl io::Write for ReadOnly<'_> {
+impl Write for ReadOnly<'_> {
     fn write(&mut self, _: &[u8]) -> io::Result<usize> {
         Err(io::ErrorKind::ReadOnlyFilesystem.into())
     }
@@ -351,6 +379,32 @@ mod tests {
             signatures: Lost::Refused,
         };
         document(&changes).expect_err("refused").to_string()
+    }
+
+    #[test]
+    fn a_folder_is_no_empty_image_and_no_place_for_one() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let refused = find(folder.path()).map(drop).expect_err("a folder");
+        assert!(matches!(refused, CustomiseError::File { action: "read", .. }), "{refused}");
+        let refused = partial(folder.path()).expect_err("a folder");
+        assert!(matches!(refused, CustomiseError::File { action: "create", .. }));
+        let named = partial(&folder.path().join("rack7.iso")).expect("a name");
+        assert!(named.ends_with("rack7.iso.partial"));
+    }
+
+    #[test]
+    fn what_a_flag_brought_is_told_without_a_line() {
+        let changes = Changes {
+            config: format!("version = 1\n[authority]\nthreshold = 1\nkeys = [\"{KEY}\"]\n"),
+            authority: Vec::new(),
+            threshold: Some(4),
+            channel: None,
+            keys: Keys::default(),
+            signatures: Lost::Refused,
+        };
+        let told = document(&changes).expect_err("refused").to_string();
+        assert!(told.contains("--threshold") && !told.contains("line"), "{told}");
+        assert!(told.contains("authority.threshold = 4: it must be 1 to 1"), "{told}");
     }
 
     #[test]

@@ -2,15 +2,17 @@
 #![forbid(unsafe_code)]
 
 use std::cell::RefCell;
-use std::path::PathBuf;
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::{Args, Parser, Subcommand};
-use image::customise::{Changes, Lost};
+use image::customise::{Changes, CustomiseError, Lost};
 use image::keys::KeyFiles;
 use image::{BuildOptions, Outcome, Progress, Step};
 use indicatif::{ProgressBar, ProgressStyle};
+use types::config::{MAX_CONFIG, NodeSpec};
 
 /// Builds kernel, root file system, UKI, ISO, disk image and PXE set.
 #[derive(Parser)]
@@ -86,10 +88,12 @@ fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let outcome = match &arguments.command {
         Some(Command::Customise(arguments)) => customise(arguments),
-        None => run(&arguments).map_err(Box::from),
+        None => run(&arguments),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
+        // Whoever read what was printed has had enough of it, as `head` has.
+        Err(error) if is_reader_gone(error.as_ref()) => ExitCode::from(READER_GONE),
         Err(error) => {
             eprintln!("image: {error}");
             let mut cause = error.source();
@@ -102,7 +106,28 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(arguments: &Arguments) -> Result<(), image::ImageError> {
+/// Status of a process that SIGPIPE ended, as shells count it.
+const READER_GONE: u8 = 128 + 13;
+
+/// Standard output took no more.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot write to standard output; what was to be made is made")]
+struct Unsaid(#[from] io::Error);
+
+/// Prints a line.
+fn say(line: &dyn std::fmt::Display) -> Result<(), Unsaid> {
+    let mut out = io::stdout().lock();
+    writeln!(out, "{line}")?;
+    Ok(out.flush()?)
+}
+
+fn is_reader_gone(error: &(dyn std::error::Error + 'static)) -> bool {
+    error
+        .downcast_ref::<Unsaid>()
+        .is_some_and(|Unsaid(why)| why.kind() == io::ErrorKind::BrokenPipe)
+}
+
+fn run(arguments: &Arguments) -> Result<(), Box<dyn std::error::Error>> {
     let workspace =
         arguments.workspace.canonicalize().unwrap_or_else(|_| arguments.workspace.clone());
     let mut options = BuildOptions::new(&workspace);
@@ -121,18 +146,15 @@ fn run(arguments: &Arguments) -> Result<(), image::ImageError> {
     let terminal = Terminal::default();
     if arguments.kernel_only {
         let kernel = image::build_kernel(&options, &terminal)?;
-        println!("{} ({} {})", kernel.image.display(), kernel.package, kernel.version);
-        return Ok(());
+        let (image, package, version) = (kernel.image.display(), kernel.package, kernel.version);
+        return Ok(say(&format_args!("{image} ({package} {version})"))?);
     }
     let artifacts = image::build(&options, &terminal)?;
-    println!("{}", artifacts.folder.display());
-    Ok(())
+    Ok(say(&artifacts.folder.display())?)
 }
 
 fn customise(arguments: &Customise) -> Result<(), Box<dyn std::error::Error>> {
-    let path = &arguments.config;
-    let config = std::fs::read_to_string(path)
-        .map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+    let config = config(&arguments.config)?;
     let keys = arguments.keys.read()?;
     for lack in keys.lacks() {
         eprintln!("customise: {lack}");
@@ -146,9 +168,25 @@ fn customise(arguments: &Customise) -> Result<(), Box<dyn std::error::Error>> {
         keys,
         signatures,
     };
-    let said = image::customise::customise(&arguments.image, &arguments.output, &changes)?;
-    println!("{said:#}");
-    Ok(())
+    let made = image::customise::customise(&arguments.image, &arguments.output, &changes);
+    let said = made.map_err(|error| -> Box<dyn std::error::Error> {
+        // The reader of this wants to know which file to open.
+        if let CustomiseError::Config(what) = error {
+            return format!("{} cannot be used: {what}", arguments.config.display()).into();
+        }
+        error.into()
+    })?;
+    Ok(say(&format_args!("{said:#}"))?)
+}
+
+/// Reads a configuration, as far as a node would.
+fn config(path: &Path) -> Result<String, String> {
+    let unread = |error: io::Error| format!("cannot read {}: {error}", path.display());
+    let file = std::fs::File::open(path).map_err(unread)?;
+    let mut bytes = Vec::new();
+    file.take(MAX_CONFIG as u64 + 1).read_to_end(&mut bytes).map_err(unread)?;
+    let text = NodeSpec::text(&bytes);
+    text.map(str::to_owned).map_err(|error| format!("{} cannot be used: {error}", path.display()))
 }
 
 /// One bar per step; a plain line at the end of each where there is no terminal.

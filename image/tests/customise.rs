@@ -46,6 +46,47 @@ fn changes(config: String) -> Changes {
     }
 }
 
+/// Runs the program by a shell; `$0` is it, `$1` an image, `$2` a configuration, `$3` a folder.
+fn shell(script: &str, built: &Artifacts, folder: &Path) -> std::process::Output {
+    let document = folder.join("holdfast.toml");
+    fs::write(&document, config("n")).unwrap();
+    let mut command = Command::new("sh");
+    command.args(["-c", script, env!("CARGO_BIN_EXE_image")]).arg(&built.uki);
+    command.arg(&document).arg(folder).output().unwrap()
+}
+
+#[test]
+fn a_reader_that_has_had_enough_is_no_panic() {
+    let Some(built) = built() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let make = "\"$0\" customise \"$1\" -o \"$3/new.efi\" --config \"$2\"";
+    // The pipe's reader is gone before anything is written.
+    let script = format!("{{ sleep 0.2; {make}; echo status $? >&2; }} | true");
+    let told = shell(&script, &built, folder.path());
+    let told = String::from_utf8_lossy(&told.stderr).into_owned();
+    assert!(told.contains("status 141") && !told.contains("panicked"), "{told}");
+    assert!(folder.path().join("new.efi").is_file());
+    let told = shell(&format!("{make} > /dev/full"), &built, folder.path());
+    assert_eq!(told.status.code(), Some(1));
+    let told = String::from_utf8_lossy(&told.stderr).into_owned();
+    assert!(told.contains("cannot write to standard output"), "{told}");
+}
+
+#[test]
+fn a_disk_that_is_full_is_left_as_it_was() {
+    let Some(built) = built() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    // Writing past the limit fails as on a full disk, once the signal is ignored (setrlimit(2)).
+    let script = "trap '' XFSZ; ulimit -f 1000; exec \"$0\" customise \"$1\" -o \"$3/new.efi\" --config \"$2\"";
+    let told = shell(script, &built, folder.path());
+    assert_eq!(told.status.code(), Some(1));
+    let told = String::from_utf8_lossy(&told.stderr).into_owned();
+    assert!(told.contains("cannot write") && told.contains("new.efi.partial"), "{told}");
+    let left: Vec<_> =
+        fs::read_dir(folder.path()).unwrap().flatten().map(|e| e.file_name()).collect();
+    assert_eq!(left, ["holdfast.toml"]);
+}
+
 /// Makes keys for everything.
 fn keys(folder: &Path) -> Keys {
     let run = |arguments: &[&str]| {

@@ -3,10 +3,12 @@
 //! The same document comes from the image, from a FAT volume labelled `HOLDFAST`
 //! (`holdfast.toml`), or from the kernel command line (`holdfast.config=` and the document in
 //! base64). It is parsed once; what parses is valid. `check` holds the rules that no type does,
-//! `place` finds what broke one in the document.
+//! `place` finds what broke one in the document,
+//! `words` says what the TOML reader means.
 
 mod check;
 mod place;
+mod words;
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -361,10 +363,8 @@ pub struct Time {
 pub enum ConfigError {
     #[error("the configuration has {found} bytes; at most {MAX_CONFIG} are read")]
     TooLarge { found: usize },
-    #[error(
-        "the configuration is not UTF-8: byte {position} is not part of a character; save it as UTF-8"
-    )]
-    Encoding { position: usize },
+    #[error("configuration line {line}: {found}; save it as UTF-8 (Notepad: Save as, Encoding)")]
+    Encoding { line: usize, found: &'static str },
     #[error("configuration line {line}, column {column}: {message}")]
     Document { line: usize, column: usize, message: String },
     #[error("configuration line {line}: {said}: {right}")]
@@ -372,18 +372,29 @@ pub enum ConfigError {
 }
 
 impl NodeSpec {
-    /// Parses a configuration document.
-    pub fn parse(bytes: &[u8]) -> Result<Self, ConfigError> {
+    /// Returns the text of a document, whatever it says.
+    pub fn text(bytes: &[u8]) -> Result<&str, ConfigError> {
         if bytes.len() > MAX_CONFIG {
             return Err(ConfigError::TooLarge { found: bytes.len() });
         }
-        let text = std::str::from_utf8(bytes)
-            .map_err(|error| ConfigError::Encoding { position: error.valid_up_to() })?;
+        if let Some(line) = bytes.split(|byte| *byte == b'\n').position(|line| line.contains(&0)) {
+            return Err(ConfigError::Encoding { line: line + 1, found: zero(bytes) });
+        }
+        std::str::from_utf8(bytes).map_err(|error| {
+            let before = bytes.get(..error.valid_up_to()).unwrap_or_default();
+            let line = before.split(|byte| *byte == b'\n').count();
+            ConfigError::Encoding { line, found: "it holds a character in another encoding" }
+        })
+    }
+
+    /// Parses a configuration document.
+    pub fn parse(bytes: &[u8]) -> Result<Self, ConfigError> {
+        let text = Self::text(bytes)?;
         let spec: Self = toml::from_str(text).map_err(|error| {
             let offset = error.span().map_or(0, |span| span.start);
             let (line, column) = line_and_column(text, offset);
-            let key = place::key(text, offset).map(|key| format!("{key}: ")).unwrap_or_default();
-            ConfigError::Document { line, column, message: format!("{key}{}", error.message()) }
+            let message = words::told(text, offset, error.message());
+            ConfigError::Document { line, column, message }
         })?;
         check::check(&spec).map_err(|fault| {
             let (offset, said) = place::find(text, &fault.key);
@@ -391,6 +402,14 @@ impl NodeSpec {
             ConfigError::Value { line, said, right: fault.right }
         })?;
         Ok(spec)
+    }
+}
+
+/// What a document is that has zero bytes: every letter of UTF-16 has one in the place of half of it.
+fn zero(bytes: &[u8]) -> &'static str {
+    match bytes {
+        [0xff, 0xfe, ..] | [0xfe, 0xff, ..] | [0, _, ..] | [_, 0, ..] => "it is UTF-16",
+        _ => "it holds a zero byte, which no text does",
     }
 }
 

@@ -100,7 +100,7 @@ fn wrong_numbers_are_told_with_line_and_key() {
     assert_eq!(right, "it must be 1 to 400000");
     let (line, said, _) = wrong(&document("network = { trial_s = 29 }"));
     assert_eq!((line, said.as_str()), (2, "network.trial_s = 29"));
-    let updates = "[updates]\nmirrors = []\nroot = ''\ncheck_s = 4";
+    let updates = "[updates]\nmirrors = []\nroot = '{}'\ncheck_s = 4";
     let (line, message) = unreadable(&document(updates));
     assert_eq!((line, message.as_str()), (5, "updates.check_s: found 4; 5 to 604800 is right"));
 }
@@ -143,8 +143,16 @@ fn a_gateway_needs_an_address_of_its_family() {
 fn other_encodings_are_told_what_is_read() {
     // As some editors save: UTF-16 with a byte order mark.
     let refusal = NodeSpec::parse(b"\xff\xfev\0e\0").expect_err("UTF-16");
-    assert_eq!(refusal, ConfigError::Encoding { position: 0 });
+    assert_eq!(refusal, ConfigError::Encoding { line: 1, found: "it is UTF-16" });
     assert!(refusal.to_string().contains("save it as UTF-8"), "{refusal}");
+    // The same without the mark; and in Latin-1; and a text that somebody padded.
+    let told = |bytes: &[u8]| NodeSpec::parse(bytes).expect_err("refused").to_string();
+    assert!(told(b"v\0e\0").contains("UTF-16"));
+    assert!(told(b"version = 1\nname = \"K\xf6ln\"\n").contains("line 2: it holds a character"));
+    assert!(told(b"version = 1\n\0\0").contains("line 2: it holds a zero byte"));
+    // A mark before UTF-8 and the ends of lines of Windows are none of the provider's business.
+    let text = document("name = \"x\"").replace('\n', "\r\n");
+    assert!(NodeSpec::parse(format!("\u{feff}{text}").as_bytes()).is_ok());
 }
 
 #[test]
@@ -202,6 +210,59 @@ fn bridged_machines_need_an_uplink_of_their_own() {
     assert!(told("uplink = \"guests\"\nipv6 = \"off\"", off).contains("leave it out"));
     let alone = NodeSpec::parse(document("[machines]\nneighbours = \"together\"").as_bytes());
     assert!(alone.expect_err("nat").to_string().contains("bridged"));
+}
+
+#[test]
+fn texts_that_name_what_they_must_be_are_refused() {
+    let (line, said, right) = wrong(&document("[time]\nnts = [\"https://time.example\"]"));
+    assert_eq!((line, said.as_str()), (3, "time.nts[0] = \"https://time.example\""));
+    assert!(right.contains("no URL"), "{right}");
+    assert_eq!(wrong(&document("[time]\nntp = [\"\"]")).1, "time.ntp[0] = \"\"");
+    let roots = wrong(&document("[time]\nnts_roots = \"/etc/ca.pem\""));
+    assert_eq!(roots.1, "time.nts_roots = \"/etc/ca.pem\"");
+    let root = wrong(&document("[updates]\nmirrors = []\nroot = \"root.json\""));
+    assert_eq!((root.0, root.1.as_str()), (4, "updates.root = \"root.json\""));
+    let time = "[time]\nntp = [\"192.0.2.1\", \"2001:db8::1\"]\nnts = [\"a.example:4461\"]\n";
+    assert!(NodeSpec::parse(document(time).as_bytes()).is_ok());
+    let root = "[updates]\nmirrors = []\nroot = '''\n{}'''";
+    assert!(NodeSpec::parse(document(root).as_bytes()).is_ok());
+}
+
+#[test]
+fn faults_of_uplinks_name_their_key() {
+    let card = "[[network.uplinks]]\nname = \"a\"\ncard = { name = \"eth0\" }\n";
+    let vlan = |rest: &str| format!("{card}[[network.uplinks]]\nname = \"b\"\n{rest}");
+    let bond = |rest: &str| {
+        format!(
+            "[[network.uplinks]]\nname = \"a\"\n[network.uplinks.bond]\nmode = \"802.3ad\"\n{rest}"
+        )
+    };
+    let cases = [
+        (vlan("over = \"a\"\nvlan = 4095"), "network.uplinks[1].vlan = 4095"),
+        (vlan("over = \"a\""), "network.uplinks[1].vlan is left out"),
+        (vlan("over = \"c\"\nvlan = 7"), "network.uplinks[1].over = \"c\""),
+        (format!("{card}vlan = 7"), "network.uplinks[0].over is left out"),
+        (bond("cards = []"), "network.uplinks[0].bond.cards"),
+        (
+            bond("cards = [{ mac = \"02-00-00-00-00-01\" }]"),
+            "network.uplinks[0].bond.cards[0].mac = \"02-00-00-00-00-01\"",
+        ),
+        (format!("{card}ipv4 = \"static\""), "network.uplinks[0].ipv4 = \"static\""),
+        (
+            format!("{card}addresses = [\"192.0.2.1\"]"),
+            "network.uplinks[0].addresses[0] = \"192.0.2.1\"",
+        ),
+        (
+            format!("{card}gateways = [\"192.0.2.1\"]"),
+            "network.uplinks[0].gateways[0] = \"192.0.2.1\"",
+        ),
+        (
+            format!("{card}routes = [{{ to = \"192.0.2.0\" }}]"),
+            "network.uplinks[0].routes[0].to = \"192.0.2.0\"",
+        ),
+    ];
+    let found = cases.each_ref().map(|(text, _)| wrong(&document(text)).1);
+    assert_eq!(found.each_ref().map(String::as_str), cases.each_ref().map(|(_, said)| *said));
 }
 
 #[test]

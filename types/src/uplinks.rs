@@ -224,8 +224,8 @@ pub enum UplinkFault {
         "a bond has 1 to {MAX_UPLINKS} cards and mii_ms of 10 to 10000; active-backup may have arp_ms of 10 to 10000 with 1 to 16 arp_targets and mii_ms = 0 instead"
     )]
     Bond,
-    #[error("{text:?} is not an address with a prefix length, as 192.0.2.5/24")]
-    Prefix { text: String },
+    #[error("it must be an address with a prefix length, as \"192.0.2.5/24\"")]
+    Prefix,
     #[error(
         "ipv4 or ipv6 is \"static\" without such an address, or something else with one in addresses"
     )]
@@ -236,23 +236,12 @@ pub enum UplinkFault {
     Route { to: String, via: IpAddr },
 }
 
-impl UplinkFault {
-    /// Returns the uplink's key whose value is wrong; `None` when it is not one key alone.
-    pub fn key(&self) -> Option<&'static str> {
-        match self {
-            Self::Name => Some("name"),
-            Self::Mtu => Some("mtu"),
-            Self::Bond => Some("bond"),
-            Self::Many { .. }
-            | Self::Made
-            | Self::Card
-            | Self::Vlan
-            | Self::Prefix { .. }
-            | Self::Source
-            | Self::Hop { .. }
-            | Self::Route { .. } => None,
-        }
-    }
+/// A fault, and the key whose value is wrong, from the list on: `[1].mtu`.
+type Found = (String, UplinkFault);
+
+fn at(key: impl Into<String>) -> impl FnOnce(UplinkFault) -> Found {
+    let key = key.into();
+    move |fault| (key, fault)
 }
 
 impl Uplink {
@@ -301,62 +290,83 @@ impl Uplink {
         self.assigned().any(|(address, _)| family(&address))
     }
 
-    fn check(&self, earlier: &[Self]) -> Result<(), UplinkFault> {
+    fn check(&self, earlier: &[Self]) -> Result<(), Found> {
         let plain = |c: char| c.is_ascii_alphanumeric() || c == '.' || c == '-';
         let length = (1..=MAX_NAME).contains(&self.name.len());
         let reserved =
             self.name.starts_with(TAP_PREFIX) || ["lo", ".", ".."].contains(&&*self.name);
         let taken = earlier.iter().any(|other| other.name == self.name);
         if !length || !self.name.chars().all(plain) || reserved || taken {
-            return Err(UplinkFault::Name);
+            return Err(at(".name")(UplinkFault::Name));
         }
         let made = [self.card.is_some(), self.bond.is_some(), self.over.is_some()];
         if made.iter().filter(|given| **given).count() != 1 {
-            return Err(UplinkFault::Made);
+            return Err(at("")(UplinkFault::Made));
         }
-        self.card.iter().try_for_each(Card::check)?;
+        self.card.iter().try_for_each(|card| card.check(".card"))?;
         self.bond.iter().try_for_each(Bond::check)?;
         self.check_vlan(earlier)?;
         if self.mtu.is_some_and(|mtu| !MTU.contains(&mtu)) {
-            return Err(UplinkFault::Mtu);
+            return Err(at(".mtu")(UplinkFault::Mtu));
         }
-        self.check_addresses()
+        self.check_addresses()?;
+        self.check_hops()
     }
 
-    fn check_vlan(&self, earlier: &[Self]) -> Result<(), UplinkFault> {
+    fn check_vlan(&self, earlier: &[Self]) -> Result<(), Found> {
         let (over, vlan) = match (&self.over, self.vlan) {
             (None, None) => return Ok(()),
             (Some(over), Some(vlan)) if (1..=4094).contains(&vlan) => (over, vlan),
-            (Some(_), _) | (None, Some(_)) => return Err(UplinkFault::Vlan),
+            (Some(_), _) => return Err(at(".vlan")(UplinkFault::Vlan)),
+            (None, Some(_)) => return Err(at(".over")(UplinkFault::Vlan)),
         };
         let below = earlier.iter().find(|other| other.name == *over && other.over.is_none());
-        let below = below.ok_or(UplinkFault::Vlan)?;
+        let below = below.ok_or(UplinkFault::Vlan).map_err(at(".over"))?;
         let same = |other: &&Self| other.over.as_ref() == Some(over) && other.vlan == Some(vlan);
         if earlier.iter().any(|other| same(&other)) {
-            return Err(UplinkFault::Vlan);
+            return Err(at(".vlan")(UplinkFault::Vlan));
         }
         match (self.mtu, below.mtu) {
-            (Some(found), Some(most)) if found > most => Err(UplinkFault::Mtu),
+            (Some(found), Some(most)) if found > most => Err(at(".mtu")(UplinkFault::Mtu)),
             _ => Ok(()),
         }
     }
 
-    fn check_addresses(&self) -> Result<(), UplinkFault> {
-        for text in self.addresses.iter().chain(self.routes.iter().map(|route| &route.to)) {
-            if parse_prefix(text).is_none() {
-                return Err(UplinkFault::Prefix { text: text.clone() });
+    fn check_addresses(&self) -> Result<(), Found> {
+        let prefix = |key: String, text: &str| match parse_prefix(text) {
+            Some(_) => Ok(()),
+            None => Err(at(key)(UplinkFault::Prefix)),
+        };
+        for (place, text) in self.addresses.iter().enumerate() {
+            prefix(format!(".addresses[{place}]"), text)?;
+        }
+        for (place, route) in self.routes.iter().enumerate() {
+            prefix(format!(".routes[{place}].to"), &route.to)?;
+        }
+        if self.has(IpAddr::is_ipv4) != (self.ipv4() == Ipv4Source::Static) {
+            return Err(at(".ipv4")(UplinkFault::Source));
+        }
+        if self.has(IpAddr::is_ipv6) != (self.ipv6() == Ipv6Source::Static) {
+            return Err(at(".ipv6")(UplinkFault::Source));
+        }
+        Ok(())
+    }
+
+    fn check_hops(&self) -> Result<(), Found> {
+        let gateways = self.gateways.iter().enumerate();
+        let gateways = gateways.map(|(place, hop)| (format!(".gateways[{place}]"), hop));
+        let routes = self.routes.iter().enumerate();
+        let routes = routes.filter_map(|(place, route)| {
+            Some((format!(".routes[{place}].via"), route.via.as_ref()?))
+        });
+        for (key, hop) in gateways.chain(routes) {
+            let family = if hop.is_ipv4() { IpAddr::is_ipv4 } else { IpAddr::is_ipv6 };
+            if !self.has(family) {
+                return Err(at(key)(UplinkFault::Hop { hop: *hop }));
             }
         }
-        let (v4, v6) = (self.has(IpAddr::is_ipv4), self.has(IpAddr::is_ipv6));
-        if v4 != (self.ipv4() == Ipv4Source::Static) || v6 != (self.ipv6() == Ipv6Source::Static) {
-            return Err(UplinkFault::Source);
-        }
-        let hops = self.gateways.iter().chain(self.routes.iter().filter_map(|r| r.via.as_ref()));
-        let lost = |hop: &&IpAddr| if hop.is_ipv4() { !v4 } else { !v6 };
-        if let Some(hop) = hops.into_iter().find(lost) {
-            return Err(UplinkFault::Hop { hop: *hop });
-        }
-        self.routes.iter().try_for_each(StaticRoute::check)
+        let mut routes = self.routes.iter().enumerate();
+        routes.try_for_each(|(place, route)| route.check().map_err(at(format!(".routes[{place}]"))))
     }
 }
 
@@ -373,17 +383,25 @@ impl StaticRoute {
 }
 
 impl Card {
-    fn check(&self) -> Result<(), UplinkFault> {
+    /// Checks a card, which stands at this key.
+    fn check(&self, key: &str) -> Result<(), Found> {
+        if self.mac.as_deref().is_some_and(|mac| !is_hardware_address(mac)) {
+            return Err(at(format!("{key}.mac"))(UplinkFault::Card));
+        }
         let named = self.driver.is_some() || self.name.is_some() || self.path.is_some();
-        let mac = self.mac.as_deref().is_none_or(is_hardware_address);
         let given = named || self.mac.is_some() || self.carrier;
-        if given && mac { Ok(()) } else { Err(UplinkFault::Card) }
+        if given { Ok(()) } else { Err(at(key)(UplinkFault::Card)) }
     }
 }
 
 impl Bond {
-    fn check(&self) -> Result<(), UplinkFault> {
-        self.cards.iter().try_for_each(Card::check)?;
+    fn check(&self) -> Result<(), Found> {
+        for (place, card) in self.cards.iter().enumerate() {
+            card.check(&format!(".bond.cards[{place}]"))?;
+        }
+        if !(1..=MAX_UPLINKS).contains(&self.cards.len()) {
+            return Err(at(".bond.cards")(UplinkFault::Bond));
+        }
         let pace = 10..=10_000;
         let carriers =
             pace.contains(&self.mii_ms) && self.arp_ms == 0 && self.arp_targets.is_empty();
@@ -391,18 +409,18 @@ impl Bond {
             && self.mii_ms == 0
             && pace.contains(&self.arp_ms)
             && (1..=16).contains(&self.arp_targets.len());
-        let cards = (1..=MAX_UPLINKS).contains(&self.cards.len());
-        if cards && (carriers || answers) { Ok(()) } else { Err(UplinkFault::Bond) }
+        if carriers || answers { Ok(()) } else { Err(at(".bond")(UplinkFault::Bond)) }
     }
 }
 
-/// Checks all uplinks; a fault comes with the place of the uplink that has it, if it is one's.
-pub fn check(uplinks: &[Uplink]) -> Result<(), (Option<usize>, UplinkFault)> {
+/// Checks all uplinks. A fault comes with its key, from the list on, as `[1].mtu`.
+pub fn check(uplinks: &[Uplink]) -> Result<(), (String, UplinkFault)> {
     if uplinks.len() > MAX_UPLINKS {
-        return Err((None, UplinkFault::Many { found: uplinks.len() }));
+        return Err(at("")(UplinkFault::Many { found: uplinks.len() }));
     }
     for (place, uplink) in uplinks.iter().enumerate() {
-        uplink.check(&uplinks[..place]).map_err(|fault| (Some(place), fault))?;
+        let found = uplink.check(&uplinks[..place]);
+        found.map_err(|(key, fault)| (format!("[{place}]{key}"), fault))?;
     }
     Ok(())
 }
@@ -510,7 +528,7 @@ mod tests {
         let blind = "name = \"a\"\nbond = { mode = \"802.3ad\", cards = [{ name = \"e\" }], mii_ms = 0, arp_ms = 100, arp_targets = [\"192.0.2.1\"] }";
         assert_eq!(fault(&one(blind)), UplinkFault::Bond);
         let bare = format!("name = \"a\"\naddresses = [\"192.0.2.5\"]\n{card}");
-        assert_eq!(fault(&one(&bare)), UplinkFault::Prefix { text: "192.0.2.5".to_owned() });
+        assert_eq!(fault(&one(&bare)), UplinkFault::Prefix);
         let none = format!("name = \"a\"\nipv4 = \"static\"\n{card}");
         assert_eq!(fault(&one(&none)), UplinkFault::Source);
         let hop: IpAddr = "192.0.2.1".parse().expect("an address");

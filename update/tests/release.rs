@@ -327,3 +327,85 @@ fn a_reader_that_has_enough_ends_what_is_printed_without_a_word() {
     let done = done.expect("release runs");
     assert_eq!((done.status.code(), text(&done.stderr)), (Some(141), String::new()));
 }
+
+#[test]
+fn what_nodes_could_not_read_is_not_staged() {
+    let bench = Bench::new();
+    let channel = bench.key("channel");
+    bench.init(&channel);
+    bench.stage("1.0.0", &[]);
+    let (uki, sbom) = (bench.path("holdfast.efi"), bench.path("sbom.json"));
+    let files = ["--uki", uki.to_str().expect("UTF-8"), "--sbom", sbom.to_str().expect("UTF-8")];
+    let refused = |waves: &str| {
+        let what = ["stage", "--channel", "stable", "--release", "1.0.1", "--waves", waves];
+        let done = bench.run(&[&what[..], &files].concat());
+        assert_eq!(done.status.code(), Some(1), "{waves}");
+        text(&done.stderr)
+    };
+    for waves in ["0=2000", "0", "0=x"] {
+        let told = refused(waves);
+        assert!(told.contains("--waves") && told.contains("SECONDS=PERMILLE"), "{told}");
+    }
+    assert!(refused("10=500,0=100").contains("waves must rise"));
+    // The channel is as it was: the next one is staged on it.
+    bench.stage("1.0.1", &["--waves", "0=0,10=1000"]);
+    bench.sign(&[&bench.key("a"), &bench.key("b"), &channel]);
+    bench.publish();
+}
+
+#[test]
+fn refusals_say_what_to_do_and_leave_nothing() {
+    let bench = Bench::new();
+    let refused = |arguments: &[&str]| {
+        let done = bench.run(arguments);
+        assert_eq!(done.status.code(), Some(1), "{arguments:?}");
+        text(&done.stderr)
+    };
+    for command in [&["verify"][..], &["publish"], &["rotate", "root", "--threshold", "1"]] {
+        let told = refused(command);
+        assert!(told.contains("holds no repository") && told.contains("--repository"), "{told}");
+    }
+    assert!(!bench.path("repository").exists());
+    let key = bench.key("a");
+    assert!(refused(&["key", "new", &key]).contains("is there already"));
+    fs::write(bench.path("passphrase"), "another\n").expect("a file");
+    fs::create_dir_all(bench.path("repository/staged")).expect("a folder");
+    let told = refused(&["sign", "--key", &key]);
+    assert!(told.contains(&key) && told.contains("the passphrase is wrong"), "{told}");
+    fs::write(bench.path("passphrase"), "\n").expect("a file");
+    let new = bench.path("new.key").display().to_string();
+    assert!(refused(&["key", "new", &new]).contains("the passphrase is empty"));
+    assert!(!Path::new(&new).exists());
+}
+
+#[test]
+fn what_is_not_there_is_neither_withdrawn_nor_removed() {
+    let bench = Bench::new();
+    let channel = bench.key("channel");
+    bench.init(&channel);
+    bench.stage("1.0.0", &[]);
+    let refused = |arguments: &[&str]| text(&bench.run(arguments).stderr);
+    let told = refused(&["withdraw", "--channel", "stable", "--release", "2.0.0"]);
+    assert!(told.contains("stable has no release 2.0.0"), "{told}");
+    assert!(refused(&["rotate", "root", "--remove", "00"]).contains("root has no key 00"));
+    assert!(refused(&["rotate", "root"]).contains("nothing is to change"));
+    assert!(
+        refused(&["rotate", "beta", "--threshold", "1"]).contains("no role or channel \"beta\"")
+    );
+    bench.release(&["withdraw", "--channel", "stable", "--release", "1.0.0"]);
+}
+
+#[test]
+fn output_that_nobody_takes_is_told() {
+    let bench = Bench::new();
+    let key = bench.key("a");
+    let full = fs::OpenOptions::new().write(true).open("/dev/full").expect("a device");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_release"));
+    let done = command.args(["key", "show", &key]).stdout(full).output().expect("release runs");
+    assert_eq!(done.status.code(), Some(1));
+    assert!(
+        text(&done.stderr).contains("cannot write to standard output"),
+        "{}",
+        text(&done.stderr)
+    );
+}

@@ -148,6 +148,10 @@ pub enum LoadError {
         "{volume} is labelled {LABEL} and is {found}, from which no configuration is read: format it as FAT32 (Windows: Format, FAT32, at most 32 GB; Linux: mkfs.vfat -F 32 -n {LABEL}) and put {DOCUMENT} into its top folder"
     )]
     Foreign { volume: String, found: FileSystem },
+    #[error(
+        "{volume} is labelled {LABEL}, too, and its {DOCUMENT} says something else: that on {counts} counts; unplug one of the two"
+    )]
+    Second { volume: String, counts: String },
     #[error("cannot read {path}")]
     File { path: String, source: io::Error },
     #[error(transparent)]
@@ -303,14 +307,32 @@ fn on_volumes(root: &Path) -> impl Iterator<Item = (Source, Result<Vec<u8>, Load
     })
 }
 
-/// Returns which volumes have our label and no file system that a document is read from. They count for nothing, but
+/// Returns which volumes have our label and are not what the configuration is read from. They count for nothing, but
 /// somebody meant them.
 pub fn unreadable(root: &Path) -> impl Iterator<Item = LoadError> {
+    foreign(root).chain(hidden(root))
+}
+
+/// Volumes with a file system that no document is read from.
+fn foreign(root: &Path) -> impl Iterator<Item = LoadError> {
     volumes_of(root).into_iter().filter_map(|device| {
         let file = File::open(&device).ok()?;
         let (found, label) = labels::read(file).ok().flatten()?;
         let is_ours = is_label(&label) && matches!(read_volume(&device), Ok(None));
         is_ours.then(|| LoadError::Foreign { volume: device.display().to_string(), found })
+    })
+}
+
+/// Volumes whose document is another one than that which counts. Partitions may show the same as their disk.
+fn hidden(root: &Path) -> impl Iterator<Item = LoadError> {
+    let mut volumes = on_volumes(root).filter_map(|(source, read)| match source {
+        Source::Volume(device) => Some((device.display().to_string(), read.ok()?)),
+        _ => None,
+    });
+    let first = volumes.next();
+    volumes.filter_map(move |(volume, document)| {
+        let (counts, _) = first.as_ref().filter(|(_, said)| *said != document)?;
+        Some(LoadError::Second { volume, counts: counts.clone() })
     })
 }
 
@@ -354,10 +376,37 @@ pub fn read_document(mut storage: impl Read + Seek) -> io::Result<Option<Vec<u8>
     if !is_label(&label) {
         return Ok(None);
     }
-    let file = volume.root_dir().open_file(DOCUMENT)?;
+    let top = volume.root_dir();
+    let file = top.open_file(DOCUMENT).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => {
+            let names = top.iter().flatten().map(|entry| entry.file_name());
+            io::Error::new(io::ErrorKind::NotFound, absent(names))
+        }
+        _ => error,
+    })?;
     let mut bytes = Vec::new();
     file.take(limit).read_to_end(&mut bytes)?;
     Ok(Some(bytes))
+}
+
+/// Most names of a volume that are told, and how long they may be.
+const MAX_NAMES: usize = 8;
+const MAX_NAME: usize = 40;
+
+/// Says what is in the volume's top folder in the place of the document.
+fn absent(names: impl Iterator<Item = String>) -> String {
+    let told = |name: &String| name.chars().take(MAX_NAME).collect::<String>();
+    let names: Vec<String> = names.take(MAX_NAMES).collect();
+    // What Windows' editors make of it, and what browsers call a second one.
+    let meant = names.iter().find(|name| name.to_ascii_lowercase().starts_with("holdfast"));
+    match meant {
+        Some(name) => format!(
+            "there is {:?}, which must be called {DOCUMENT} (Windows hides the end of names; Explorer, View, File name extensions shows it)",
+            told(name)
+        ),
+        None if names.is_empty() => "the folder is empty".to_owned(),
+        None => format!("there is {:?}", names.iter().map(told).collect::<Vec<_>>()),
+    }
 }
 
 #[cfg(test)]
@@ -474,6 +523,57 @@ mod tests {
         let image = volume(*b"Holdfast   ", &document());
         let root = root(&[("sys/class/block/sda/x", b""), ("dev/sda", &image)]);
         assert_eq!(load(root.path()).spec.expect("valid").name, "n");
+    }
+
+    /// A volume with our label and a file of this name.
+    fn with_file(name: &str) -> Vec<u8> {
+        let mut storage = Cursor::new(vec![0; 1 << 20]);
+        let options = fatfs::FormatVolumeOptions::new().volume_label(*b"HOLDFAST   ");
+        fatfs::format_volume(&mut storage, options).expect("formatted");
+        let volume = fatfs::FileSystem::new(&mut storage, FsOptions::new()).expect("a volume");
+        let mut file = volume.root_dir().create_file(name).expect("created");
+        file.write_all(document().as_bytes()).expect("written");
+        drop(file);
+        drop(volume);
+        storage.into_inner()
+    }
+
+    #[test]
+    fn a_document_with_another_name_is_told_by_it() {
+        let told = |name: &str| match load(root_with(&with_file(name)).path()).spec {
+            Err(error @ LoadError::Volume { .. }) => lease::problem::chain(&error),
+            other => panic!("{other:?}"),
+        };
+        let windows = told("holdfast.toml.txt");
+        assert!(windows.contains("\"holdfast.toml.txt\", which must be called"), "{windows}");
+        assert!(told("Holdfast.tml").contains("\"Holdfast.tml\", which must be called"));
+        assert!(told("node.toml").contains("there is [\"node.toml\"]"));
+        // Names are the same in any letters.
+        assert_eq!(
+            load(root_with(&with_file("Holdfast.TOML")).path()).spec.expect("read").name,
+            "n"
+        );
+    }
+
+    #[test]
+    fn a_second_volume_that_says_something_else_is_told() {
+        let first = volume(*b"HOLDFAST   ", &document());
+        let told = |second: &[u8]| {
+            let root = root(&[
+                ("sys/class/block/sda/x", b""),
+                ("sys/class/block/sdb/x", b""),
+                ("dev/sda", &first),
+                ("dev/sdb", second),
+            ]);
+            unreadable(root.path()).map(|error| error.to_string()).collect::<Vec<_>>()
+        };
+        assert!(told(&first).is_empty());
+        let other = told(&volume(*b"HOLDFAST   ", "version = 1"));
+        let [other] = &other[..] else { panic!("{other:?}") };
+        assert!(
+            other.contains("dev/sdb is labelled") && other.contains("dev/sda counts"),
+            "{other}"
+        );
     }
 
     /// A file of a fuzz target's corpus.

@@ -89,7 +89,7 @@ mod tests {
 
     #[test]
     fn secrets_are_not_shown_and_long_values_are_cut() {
-        let long = "x".repeat(500);
+        let long = format!("-----BEGIN CERTIFICATE-----{}", "x".repeat(500));
         let settings = settings(&format!(
             "[disk]\nrecovery_key = \"aaaa-bbbb\"\n[time]\nnts_roots = \"\"\"\n{long}\n\"\"\"\n"
         ));

@@ -136,11 +136,12 @@ fn check_lease(gateway: &Gateway, renter: PublicKey) -> Result<(), Problem> {
         Some(end) if end > now() => Ok(()),
         Some(end) => Err(Kind::Forbidden.because(format!(
             "the last lease of your key that this gateway knows ended at {}; bring a later one \
-             with PUT /v1/leases/{{id}}",
+             with PUT /v1/leases/{{id}}, or `holdfast lease register FILE`",
             end.0
         ))),
         None => Err(Kind::Forbidden.because(
-            "this gateway knows no lease of your key; bring one with PUT /v1/leases/{id}",
+            "this gateway knows no lease of your key; bring one with PUT /v1/leases/{id}, or \
+             `holdfast lease register FILE`",
         )),
     }
 }

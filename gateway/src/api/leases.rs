@@ -78,7 +78,7 @@ pub(super) fn node(
     known.map(|standing| standing.node).ok_or_else(|| {
         Kind::NotFound.because(format!(
             "this gateway knows no lease {machine} of your key; if there is one, show it with \
-             PUT /v1/leases/{machine}"
+             PUT /v1/leases/{machine}, or `holdfast lease register FILE`"
         ))
     })
 }

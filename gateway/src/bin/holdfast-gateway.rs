@@ -10,7 +10,7 @@ use std::{io::Write, net::SocketAddr, path::PathBuf, process::ExitCode};
 
 use clap::Parser;
 use gateway::{
-    config::{ConfigError, GatewayConfig},
+    config::{ConfigError, GatewayConfig, address},
     service::{Running, ServiceError},
 };
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -32,22 +32,22 @@ struct Arguments {
     #[arg(long)]
     data_dir: Option<PathBuf>,
     /// TCP address of the HTTP API.
-    #[arg(long)]
+    #[arg(long, value_name = "ADDRESS:PORT", value_parser = address)]
     http: Option<SocketAddr>,
     /// UDP address of the overlay.
-    #[arg(long)]
+    #[arg(long, value_name = "ADDRESS:PORT", value_parser = address)]
     overlay: Option<SocketAddr>,
     /// File of the private key, made at the first start.
     #[arg(long)]
     key_file: Option<PathBuf>,
     /// Public key of the lease authority; repeat for each.
-    #[arg(long = "authority")]
+    #[arg(long = "authority", value_name = "KEY")]
     authority: Vec<PublicKey>,
     /// How many of these keys must have signed a lease; all of them unless given.
     #[arg(long, requires = "authority")]
     threshold: Option<u32>,
     /// Member to join through, as KEY@ADDRESS:PORT; may be repeated.
-    #[arg(long = "seed", value_parser = seed)]
+    #[arg(long = "seed", value_name = "KEY@ADDRESS:PORT", value_parser = seed)]
     seeds: Vec<Seed>,
 }
 
@@ -90,7 +90,12 @@ impl Arguments {
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let filter = std::env::var(EnvFilter::DEFAULT_ENV).unwrap_or_else(|_| "info".to_owned());
+    let filter = EnvFilter::try_new(&filter).unwrap_or_else(|error| {
+        let variable = EnvFilter::DEFAULT_ENV;
+        eprintln!("holdfast-gateway: {variable}={filter:?} is no filter, as info or debug is; info counts: {error}");
+        EnvFilter::new("info")
+    });
     tracing_subscriber::fmt().json().with_env_filter(filter).with_writer(std::io::stderr).init();
     raise_file_limit();
     match run(Arguments::parse()).await {

@@ -2,11 +2,17 @@
 
 use std::{path::PathBuf, str::FromStr};
 
-use clap::{Args, Parser, Subcommand};
+use clap::{ArgGroup, Args, Parser, Subcommand};
 use types::{
     ids::{ContentId, MachineId, NodeId, PublicKey},
     node::Bdf,
 };
+
+/// The gateway where none is named: a gateway's own default, on this computer.
+pub(crate) const GATEWAY: &str = "http://127.0.0.1:8460";
+
+/// Heading of the options that every command has.
+const EVERY: &str = "Options of every command";
 
 /// Rents machines on Holdfast nodes.
 #[derive(Debug, Parser)]
@@ -16,23 +22,24 @@ pub(crate) struct Arguments {
     #[arg(
         long,
         env = "HOLDFAST_GATEWAY",
-        default_value = "http://127.0.0.1:8460",
+        default_value = GATEWAY,
         global = true,
-        value_name = "URL"
+        value_name = "URL",
+        help_heading = EVERY
     )]
     pub(crate) gateway: String,
     /// Certificates (PEM) of those that may vouch for a gateway at https; the system's unless given.
-    #[arg(long, env = "HOLDFAST_CA_FILE", global = true, value_name = "FILE")]
+    #[arg(long, env = "HOLDFAST_CA_FILE", global = true, value_name = "FILE", help_heading = EVERY)]
     pub(crate) ca_file: Option<PathBuf>,
     /// File of the private key that signs.
-    #[arg(long, env = "HOLDFAST_KEY", global = true)]
+    #[arg(long, env = "HOLDFAST_KEY", global = true, value_name = "FILE", help_heading = EVERY)]
     pub(crate) key: Option<PathBuf>,
     /// Print JSON instead of tables.
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = EVERY)]
     pub(crate) json: bool,
     /// Send nothing: print each request as a command line of curl, signed. It counts once and for
     /// five minutes.
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = EVERY)]
     pub(crate) curl: bool,
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -199,19 +206,19 @@ pub(crate) struct SignArguments {
     #[arg(long, default_value_t = 1)]
     pub(crate) serial: u64,
     /// First second, in seconds since 1970; now unless given.
-    #[arg(long)]
+    #[arg(long, value_name = "SECONDS")]
     pub(crate) start: Option<u64>,
     /// Seconds from start to end.
-    #[arg(long)]
+    #[arg(long, value_name = "SECONDS")]
     pub(crate) duration: Option<u64>,
     /// Virtual CPUs.
     #[arg(long, default_value_t = 1)]
     pub(crate) vcpus: u32,
     /// Memory.
-    #[arg(long, default_value_t = 512)]
+    #[arg(long, value_name = "MIB", default_value_t = 512)]
     pub(crate) memory_mib: u64,
     /// Disk; 0 for none.
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, value_name = "MIB", default_value_t = 0)]
     pub(crate) disk_mib: u64,
     /// PCI device of the node, as 0000:01:00.0; repeat for each.
     #[arg(long = "device")]
@@ -284,12 +291,12 @@ pub(crate) struct AttestArguments {
 
 /// A recovery key that was sealed to an operator.
 #[derive(Debug, Args)]
+#[command(group = ArgGroup::new("whose").required(true).args(["node", "sealed"]))]
 pub(crate) struct RecoveryKeyArguments {
     /// The node, which is asked for it.
-    #[arg(required_unless_present = "sealed")]
     pub(crate) node: Option<NodeId>,
     /// The sealed key, as a locked node shows it in its event recovery-key; nobody is asked then.
-    #[arg(long, conflicts_with = "node")]
+    #[arg(long)]
     pub(crate) sealed: Option<String>,
 }
 
@@ -352,9 +359,10 @@ pub(crate) enum ContentCommand {
 
 /// What a machine starts from: a kernel, or firmware and a disk.
 #[derive(Debug, Args)]
+#[command(group = ArgGroup::new("start").required(true).args(["kernel", "firmware"]))]
 pub(crate) struct ImageArguments {
     /// Digest of the kernel.
-    #[arg(long, required_unless_present = "firmware", conflicts_with = "firmware")]
+    #[arg(long)]
     pub(crate) kernel: Option<ContentId>,
     /// Digest of the initramfs.
     #[arg(long, requires = "kernel")]
@@ -389,7 +397,7 @@ pub(crate) struct HardwareArguments {
     #[arg(long)]
     pub(crate) hyperv: bool,
     /// Size of its own disk; what is left of the lease's disk space is for disks attached later.
-    #[arg(long)]
+    #[arg(long, value_name = "MIB")]
     pub(crate) own_disk_mib: Option<u64>,
     /// Empty ports for disks that are attached while it runs.
     #[arg(long, default_value_t = 0)]
@@ -410,14 +418,15 @@ pub(crate) enum Model {
 
 /// What is attached.
 #[derive(Debug, Args)]
+#[command(group = ArgGroup::new("attached").required(true).args(["disk", "device"]))]
 pub(crate) struct AttachArguments {
     /// The machine.
     pub(crate) machine: MachineId,
     /// Name of the disk: lower-case letters, digits and hyphens, 20 at most.
-    #[arg(long, required_unless_present = "device")]
+    #[arg(long)]
     pub(crate) disk: Option<String>,
     /// Size of a new disk. A disk that was detached comes back by its name alone.
-    #[arg(long, requires = "disk")]
+    #[arg(long, value_name = "MIB", requires = "disk")]
     pub(crate) size_mib: Option<u64>,
     /// What it looks like to the guest.
     #[arg(long, value_enum, default_value = "virtio-blk", requires = "disk")]
@@ -426,7 +435,7 @@ pub(crate) struct AttachArguments {
     #[arg(long, requires = "disk")]
     pub(crate) content: Option<ContentId>,
     /// A device of the lease that `create --later` left out, as 0000:01:00.0.
-    #[arg(long, conflicts_with = "disk")]
+    #[arg(long)]
     pub(crate) device: Option<Bdf>,
 }
 

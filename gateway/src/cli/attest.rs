@@ -1,17 +1,18 @@
 //! `holdfast node attest`: has a node prove by its TPM which release it runs, and judges that here: the
 //! gateway is only the way.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use lease::attestation::{Attested, Authority, Challenge, Evidence, Inquiry, Known, Measurements};
 use serde_json::json;
 use types::ids::NodeId;
 
-use super::{CliError, Context, arguments::AttestArguments, calls, show};
+use super::{CliError, Context, arguments::AttestArguments, calls, files, show};
 use crate::{attest, service::now};
 
 pub(super) async fn run(context: &Context, wanted: &AttestArguments) -> Result<(), CliError> {
-    let releases = wanted.measurements.iter().map(release).collect::<Result<Vec<_>, _>>()?;
+    let releases =
+        wanted.measurements.iter().map(|path| release(path)).collect::<Result<Vec<_>, _>>()?;
     let tpms = wanted.tpms.iter().map(|tpm| tpm.to_ascii_lowercase()).collect();
     let authorities = wanted.tpm_authorities.iter().map(|path| authorities(path));
     let authorities = authorities.collect::<Result<Vec<_>, _>>()?.concat();
@@ -32,12 +33,8 @@ fn authorities(path: &Path) -> Result<Vec<Authority>, CliError> {
     })
 }
 
-fn release(path: &PathBuf) -> Result<Measurements, CliError> {
-    let bytes = std::fs::read(path).map_err(|source| CliError::File {
-        operation: "read",
-        path: path.clone(),
-        source,
-    })?;
+fn release(path: &Path) -> Result<Measurements, CliError> {
+    let bytes = files::bytes(path, files::SMALL)?;
     Measurements::from_json(&bytes).map_err(|reason| CliError::Usage {
         message: format!("{} describes no release: {reason}", path.display()),
     })

@@ -17,15 +17,14 @@ use types::{
     ids::NodeId,
 };
 
-use super::{CliError, Context, Peer, arguments::ClaimArguments, show};
+use super::{CliError, Context, Peer, arguments::ClaimArguments, files, show};
 
 /// How long the node may take to each answer.
 const LIMIT: Duration = Duration::from_secs(15);
 
 pub(super) async fn run(context: &Context, wanted: &ClaimArguments) -> Result<(), CliError> {
     let path = &wanted.config;
-    let unread = |source| CliError::File { operation: "read", path: path.clone(), source };
-    let document = std::fs::read(path).map_err(unread)?;
+    let document = files::bytes(path, files::SMALL)?;
     // Mistakes are told before anything is sent; the node looks itself, too.
     NodeSpec::parse(&document)
         .map_err(|error| refused(format!("{} is no configuration", path.display()), error))?;

@@ -108,24 +108,39 @@ impl Place {
     }
 }
 
+/// Why there is no connection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Unconnected {
+    /// What this computer was told about the way is wrong; trying again changes nothing.
+    Told(String),
+    /// What happened on the way.
+    Happened(String),
+}
+
 /// Connects with a gateway. `authorities` is a PEM file of those that may vouch for it; without one the system's
 /// may. The error says what failed.
 pub(super) async fn open(
     place: &Place,
     authorities: Option<&Path>,
-) -> Result<Box<dyn Wire>, String> {
+) -> Result<Box<dyn Wire>, Unconnected> {
+    // Before anybody is called.
+    let tls =
+        place.secure.then(|| connector(authorities)).transpose().map_err(Unconnected::Told)?;
     let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
-    let wire: Box<dyn Wire> = match proxy(place, variable)? {
-        None => Box::new(tcp(place.bare(), place.port).await?),
-        Some(proxy) => Box::new(through(&proxy, place).await?),
+    let proxy = proxy(place, variable).map_err(Unconnected::Told)?;
+    let wire = async || -> Result<Box<dyn Wire>, String> {
+        let wire: Box<dyn Wire> = match &proxy {
+            None => Box::new(tcp(place.bare(), place.port).await?),
+            Some(proxy) => Box::new(through(proxy, place).await?),
+        };
+        Ok(wire)
     };
-    if !place.secure {
-        return Ok(wire);
-    }
-    let (tls, file) = connector(authorities)?;
+    let Some((tls, file)) = tls else { return wire().await.map_err(Unconnected::Happened) };
     let name = ServerName::try_from(place.bare().to_owned())
-        .map_err(|_| format!("{:?} is no name of a host", place.host))?;
-    let stream = tls.connect(name, wire).await.map_err(|error| explain(&error, &file))?;
+        .map_err(|_| Unconnected::Told(format!("{:?} is no name of a host", place.host)))?;
+    let wire = wire().await.map_err(Unconnected::Happened)?;
+    let stream = tls.connect(name, wire).await;
+    let stream = stream.map_err(|error| Unconnected::Happened(explain(&error, &file)))?;
     Ok(Box::new(stream))
 }
 

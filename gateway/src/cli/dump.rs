@@ -1,38 +1,36 @@
 //! Saves a guest's memory as it comes. A dump that breaks off is removed, also when a signal ends the command: half
 //! of memory is no dump.
 
-use std::{fs::File, io::Write, os::unix::fs::OpenOptionsExt, path::Path};
+use std::{fs::File, io::Write, path::Path};
 
 use http_body_util::BodyExt;
 use hyper::body::{Body, Incoming};
 use serde_json::json;
 
 use super::{CliError, Context, calls::Call, terminal};
+use crate::whole::{self, Whole};
 
 /// Returns the exit status.
 pub(super) async fn save(context: &Context, call: &Call, out: &Path) -> Result<u8, CliError> {
+    // The guest is not to wait for a dump that has no place.
+    whole::free(out).map_err(|source| failed("make", out, source))?;
     let body = context.client.begin(call, Some(&context.key()?)).await?.into_body();
     // Memory may hold secrets: nobody else reads it.
-    let file = File::options().write(true).create_new(true).mode(0o600).open(out);
-    let mut file = file.map_err(|source| failed("make", out, source))?;
+    let made = Whole::begin_new(out, 0o600).map_err(|source| failed("make", out, source))?;
     let saved = tokio::select! {
-        saved = copy(context, body, &mut file, out) => saved.map(Ok),
-        status = terminal::signalled(None) => status.map(Err),
+        saved = copy(context, body, made.file(), out) => saved?,
+        status = terminal::signalled(None) => return status,
     };
-    if let Ok(Ok(bytes)) = saved {
-        let shown = json!({ "file": out, "bytes": bytes });
-        let text = |_: &_| format!("{bytes} bytes in {}\n", out.display());
-        return context.print(&shown, text).map(|()| 0);
-    }
-    // What is there helps nobody.
-    let _ = std::fs::remove_file(out);
-    saved.map(|saved| saved.err().unwrap_or_default())
+    made.finish().map_err(|source| failed("write", out, source))?;
+    let shown = json!({ "file": out.display().to_string(), "bytes": saved });
+    let text = |_: &_| format!("{saved} bytes in {}\n", out.display());
+    context.print(&shown, text).map(|()| 0)
 }
 
 async fn copy(
     context: &Context,
     mut body: Incoming,
-    file: &mut File,
+    mut file: &File,
     out: &Path,
 ) -> Result<u64, CliError> {
     let expected = body.size_hint().exact();

@@ -20,8 +20,9 @@ use types::forward::{ForwardedRequest, Problem};
 
 use super::{
     CliError, Peer,
+    arguments::GATEWAY,
     calls::Call,
-    connection::{self, Place, Wire},
+    connection::{self, Place, Unconnected, Wire},
 };
 use crate::{keyfile, service::now};
 
@@ -168,8 +169,15 @@ impl Client {
         let connect = connection::open(&place, self.authorities.as_deref());
         tokio::time::timeout(CONNECT, connect)
             .await
-            .map_err(|_| self.unreachable("no connection within 10 s"))?
-            .map_err(|error| self.unreachable(error))
+            .unwrap_or_else(|_| Err(Unconnected::Happened("no connection within 10 s".into())))
+            .map_err(|failed| match failed {
+                Unconnected::Told(message) => CliError::Usage { message },
+                // Nobody named it, and a new user may not know that somebody has to.
+                Unconnected::Happened(message) if self.url == GATEWAY => self.unreachable(format!(
+                    "{message}; --gateway URL or HOLDFAST_GATEWAY names another one"
+                )),
+                Unconnected::Happened(message) => self.unreachable(message),
+            })
     }
 
     /// Sends one request; an answer other than success is an error.
@@ -226,8 +234,10 @@ impl Client {
     }
 
     /// Says that a connection broke, with every cause.
-    pub(crate) fn broken(&self, error: &dyn std::error::Error) -> CliError {
-        self.unreachable(lease::problem::chain(error))
+    pub(crate) fn broken(&self, error: &(dyn std::error::Error + 'static)) -> CliError {
+        let other = error.downcast_ref::<hyper::Error>().is_some_and(hyper::Error::is_parse);
+        let hint = if other { "; something else than a gateway answers there" } else { "" };
+        self.unreachable(format!("{}{hint}", lease::problem::chain(error)))
     }
 
     pub(crate) fn unreachable(&self, message: impl ToString) -> CliError {
@@ -245,7 +255,9 @@ impl Client {
         if bytes.is_empty() {
             return Ok(Value::Null);
         }
-        serde_json::from_slice(bytes).map_err(|error| self.answer(error))
+        serde_json::from_slice(bytes).map_err(|error| {
+            self.answer(format!("it is no JSON ({error}); is this a gateway's URL?"))
+        })
     }
 
     fn http_request(

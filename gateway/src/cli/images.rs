@@ -5,7 +5,7 @@ use std::{fs::File, io::Read, path::Path};
 use flate2::read::MultiGzDecoder;
 use lease::api::{Image, MAX_USER_DATA, Seed};
 
-use super::{CliError, arguments::ImageArguments};
+use super::{CliError, arguments::ImageArguments, files};
 
 /// Returns the image of `arguments`, with the files that they name read and everything checked.
 pub(super) fn of(arguments: &ImageArguments) -> Result<Image, CliError> {
@@ -22,7 +22,7 @@ pub(super) fn of(arguments: &ImageArguments) -> Result<Image, CliError> {
     let default = if kernel.is_some() { "console=ttyS0" } else { "" };
     let mut keys = Vec::new();
     for path in ssh_keys {
-        keys.extend(lines(&read(path)?));
+        keys.extend(public_keys(path)?);
     }
     let seed = Seed {
         hostname: hostname.clone(),
@@ -40,14 +40,38 @@ pub(super) fn of(arguments: &ImageArguments) -> Result<Image, CliError> {
     Ok(image)
 }
 
-/// Returns the keys in an `authorized_keys` or `.pub` file.
-fn lines(text: &str) -> impl Iterator<Item = String> {
+/// Returns the keys in an `authorized_keys` or `.pub` file. Another file goes nowhere: it may be the private key.
+fn public_keys(path: &Path) -> Result<Vec<String>, CliError> {
+    let text = files::text(path)?;
     let lines = text.lines().map(str::trim);
-    lines.filter(|line| !line.is_empty() && !line.starts_with('#')).map(str::to_owned)
+    let lines = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
+    let keys: Vec<String> = lines.map(str::to_owned).collect();
+    let path = path.display();
+    let message = if text.contains("PRIVATE KEY") || text.starts_with("PuTTY-User-Key-File") {
+        format!(
+            "{path} is a private key, which nobody else is to have; name the public one, as {path}.pub"
+        )
+    } else if keys.is_empty() {
+        format!(
+            "{path} holds no public key; name a file as `ssh-keygen` makes it, with .pub behind its name"
+        )
+    } else if let Some(at) = keys.iter().position(|line| !is_public_key(line)) {
+        let number = at + 1;
+        format!(
+            "{path}: key {number} is no public key as OpenSSH writes it, as \"ssh-ed25519 AAAA… me\""
+        )
+    } else {
+        return Ok(keys);
+    };
+    Err(CliError::Usage { message })
 }
 
-fn read(path: &Path) -> Result<String, CliError> {
-    std::fs::read_to_string(path).map_err(failed("read", path))
+/// Whether a line has a type of keys, maybe behind options, and a key behind it (sshd(8), AUTHORIZED_KEYS FILE FORMAT).
+fn is_public_key(line: &str) -> bool {
+    let kinds = ["ssh-", "ecdsa-sha2-", "sk-ssh-", "sk-ecdsa-"];
+    let mut words = line.split_whitespace();
+    words.any(|word| kinds.iter().any(|kind| word.starts_with(kind)))
+        && words.next().is_some_and(|key| key.starts_with("AAAA"))
 }
 
 /// First bytes of what gzip compressed.
@@ -175,10 +199,32 @@ mod tests {
     fn keys_are_the_lines_of_their_files() {
         let folder = tempfile::tempdir().expect("a directory");
         let file = folder.path().join("keys");
-        std::fs::write(&file, "# mine\nssh-ed25519 AAAA me\n\n ssh-rsa BBBB\n").expect("written");
+        let text = "# mine\nssh-ed25519 AAAA me\n\n restrict,from=\"a b\" ssh-rsa AAAAB\n";
+        std::fs::write(&file, text).expect("written");
         let id = "01".repeat(32);
         let made = image(&["--kernel", &id, "--ssh-key", &file.display().to_string()]);
         let keys = made.expect("an image").seed.expect("a seed").ssh_keys;
-        assert_eq!(keys, ["ssh-ed25519 AAAA me", "ssh-rsa BBBB"]);
+        assert_eq!(keys, ["ssh-ed25519 AAAA me", "restrict,from=\"a b\" ssh-rsa AAAAB"]);
+    }
+
+    #[test]
+    fn what_is_no_public_key_goes_nowhere() {
+        let folder = tempfile::tempdir().expect("a directory");
+        let file = folder.path().join("id_ed25519");
+        let told = |text: &str| {
+            std::fs::write(&file, text).expect("written");
+            let id = "01".repeat(32);
+            image(&["--kernel", &id, "--ssh-key", &file.display().to_string()])
+                .expect_err("refused")
+        };
+        let private =
+            "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNza\n-----END OPENSSH PRIVATE KEY-----\n";
+        assert!(
+            told(private).contains("is a private key") && told(private).contains("id_ed25519.pub")
+        );
+        assert!(told("PuTTY-User-Key-File-3: ssh-ed25519\n").contains("is a private key"));
+        assert!(told("").contains("holds no public key"));
+        let other = told("ssh-ed25519 AAAA\n---- BEGIN SSH2 PUBLIC KEY ----\n");
+        assert!(other.contains("key 2 is no public key"), "{other}");
     }
 }

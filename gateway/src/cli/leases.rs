@@ -1,6 +1,6 @@
 //! `holdfast lease …`: everything here happens without the gateway.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use lease::{
     authority,
@@ -19,9 +19,9 @@ use types::{
 use super::{
     CliError, Context,
     arguments::{LeaseCommand, SignArguments},
-    http, show, write_out,
+    files, http, show, write_out,
 };
-use crate::service::now;
+use crate::{service::now, whole};
 
 pub(super) fn run(context: &Context, command: LeaseCommand) -> Result<(), CliError> {
     match command {
@@ -46,7 +46,8 @@ pub(super) fn run(context: &Context, command: LeaseCommand) -> Result<(), CliErr
             let verified =
                 set.verify(&read(&envelope)?).map_err(|e| wrong("the lease does not count", e))?;
             let found = json!({ "lease": verified.lease(), "signatures": verified.signers() });
-            context.print(&found, |value| format!("valid\n{}", show::lease(value)))
+            let standing = standing(verified.lease());
+            context.print(&found, |value| format!("{standing}\n{}", show::lease(value)))
         }
         // The gateway answers this one.
         LeaseCommand::Register { .. } => Ok(()),
@@ -59,14 +60,20 @@ pub(super) fn run(context: &Context, command: LeaseCommand) -> Result<(), CliErr
     }
 }
 
+/// Says whether a lease that enough keys signed counts at this time.
+fn standing(lease: &Lease) -> &'static str {
+    match now() {
+        now if now >= lease.end => "signed by enough keys, but its end has passed",
+        now if now < lease.start => "valid from its start on",
+        _ => "valid",
+    }
+}
+
 /// Reads an envelope.
 pub(super) fn read(path: &Path) -> Result<Envelope, CliError> {
-    let bytes = std::fs::read(path).map_err(|source| CliError::File {
-        operation: "read",
-        path: path.to_owned(),
-        source,
-    })?;
-    Envelope::from_json(&bytes).map_err(|e| wrong(&format!("{} is no lease", path.display()), e))
+    let bytes = files::bytes(path, files::SMALL)?;
+    let what = || format!("{} is no lease as `holdfast lease sign` writes it", path.display());
+    Envelope::from_json(&bytes).map_err(|error| wrong(&what(), error))
 }
 
 /// Returns the lease in an envelope, unchecked.
@@ -80,22 +87,12 @@ fn write(out: Option<&Path>, envelope: &Envelope) -> Result<(), CliError> {
         + "\n";
     match out {
         None => write_out(text.as_bytes()),
-        Some(path) => replace(path, text.as_bytes()).map_err(|source| CliError::File {
+        Some(path) => whole::write(path, text.as_bytes()).map_err(|source| CliError::File {
             operation: "write",
             path: path.to_owned(),
             source,
         }),
     }
-}
-
-/// Replaces a file whole or not at all.
-fn replace(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    let mut part = path.as_os_str().to_owned();
-    part.push(".part");
-    let part = PathBuf::from(part);
-    std::fs::write(&part, bytes)?;
-    std::fs::File::open(&part)?.sync_all()?;
-    std::fs::rename(&part, path)
 }
 
 fn wanted(arguments: &SignArguments) -> Result<Lease, CliError> {
@@ -140,17 +137,16 @@ fn disk_limit(arguments: &SignArguments) -> Option<RateLimit> {
 }
 
 fn from_file(path: &Path) -> Result<Lease, CliError> {
-    let text = std::fs::read_to_string(path).map_err(|source| CliError::File {
-        operation: "read",
-        path: path.to_owned(),
-        source,
-    })?;
-    let what = format!("{} is no lease", path.display());
+    let text = files::text(path)?;
+    let what = format!("{} does not say what a lease is to say", path.display());
     if path.extension().is_some_and(|extension| extension == "json") {
-        serde_json::from_str(&text).map_err(|error| wrong(&what, error))
-    } else {
-        toml::from_str(&text).map_err(|error| wrong(&what, error))
+        return serde_json::from_str(&text).map_err(|error| wrong(&what, error));
     }
+    toml::from_str(&text).map_err(|error| {
+        let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
+        let line = before.matches('\n').count() + 1;
+        CliError::Usage { message: format!("{what}: line {line}: {}", error.message()) }
+    })
 }
 
 fn random_id() -> Result<MachineId, CliError> {

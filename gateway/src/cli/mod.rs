@@ -20,6 +20,7 @@ mod claim;
 mod connection;
 mod curl;
 mod dump;
+mod files;
 mod hardware;
 mod http;
 mod images;
@@ -54,8 +55,8 @@ pub enum CliError {
     Key(#[from] KeyFileError),
     #[error("cannot {operation} {}", path.display())]
     File { operation: &'static str, path: PathBuf, source: std::io::Error },
-    #[error(transparent)]
-    Image(#[from] ImportError),
+    #[error("cannot import {}", path.display())]
+    Image { path: PathBuf, source: ImportError },
     #[error("cannot write to standard output")]
     Output { source: std::io::Error },
     #[error("{message}")]
@@ -83,7 +84,7 @@ impl CliError {
             Self::Refused { .. } => 3,
             Self::Unreachable { .. } | Self::Answer { .. } => UNREACHABLE,
             Self::Key(_)
-            | Self::Image(_)
+            | Self::Image { .. }
             | Self::File { .. }
             | Self::Output { .. }
             | Self::Usage { .. }
@@ -340,9 +341,10 @@ fn import_image(
     format: Option<import::Format>,
     out: PathBuf,
 ) -> Result<(), CliError> {
-    let made = import::import(file, format, &out)?;
+    let made = import::import(file, format, &out)
+        .map_err(|source| CliError::Image { path: file.to_owned(), source })?;
     let value = json!({
-        "file": out,
+        "file": out.display().to_string(),
         "content": made.content,
         "format": made.format.name(),
         "bytes": made.size,
@@ -370,7 +372,7 @@ fn keygen(context: &Context, out: Option<PathBuf>) -> Result<(), CliError> {
     let key = keyfile::generate()?;
     keyfile::create(&path, &key)?;
     let public = public_key(&key);
-    context.print(&json!({ "file": path, "public": public }), |_| {
+    context.print(&json!({ "file": path.display().to_string(), "public": public }), |_| {
         format!("private key  {}\npublic key   {public}\n", path.display())
     })
 }

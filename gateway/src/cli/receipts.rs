@@ -11,10 +11,13 @@ use serde::Deserialize;
 use serde_json::json;
 use types::ids::MachineId;
 
-use super::{CliError, Context, calls, leases, show};
+use super::{CliError, Context, calls, files, leases, show};
 
 /// Most answers that are read: more than a node keeps.
 const MAX_ANSWERS: usize = 200;
+
+/// Longest file of kept receipts, in bytes: more than all that a node keeps take.
+const MAX_SAVED: usize = 256 << 20;
 
 /// Whose receipts, and against what they are checked.
 pub(super) struct Wanted<'a> {
@@ -51,8 +54,7 @@ pub(super) async fn run(context: &Context, wanted: &Wanted<'_>) -> Result<(), Cl
 
 /// Reads receipts that were kept: what this command prints with `--json`, or what the API answers.
 fn read(path: &Path) -> Result<Vec<SignedReceipt>, CliError> {
-    let failed = |source| CliError::File { operation: "read", path: path.to_owned(), source };
-    let bytes = std::fs::read(path).map_err(failed)?;
+    let bytes = files::bytes(path, MAX_SAVED)?;
     let kept: Kept = serde_json::from_slice(&bytes)
         .map_err(|error| wrong(format!("{} holds no receipts", path.display()), error))?;
     Ok(kept.receipts)

@@ -9,6 +9,8 @@ use std::{
 use sha2::{Digest, Sha256};
 use types::ids::ContentId;
 
+use crate::whole::Whole;
+
 use super::{Disk, Format, ImportError, Input, Piece, file::Beside};
 
 /// Zeroes are found in these: what file systems give back at once.
@@ -30,7 +32,7 @@ pub struct Imported {
 }
 
 /// Imports the image at `from` as the new raw file `to`, which must not be there. Nothing is left
-/// of an import that fails.
+/// of an import that fails; one that is interrupted leaves `to` with `.partial` behind it.
 pub fn import(from: &Path, format: Option<Format>, to: &Path) -> Result<Imported, ImportError> {
     let input = Input::open(from)?;
     let format = format.map_or_else(|| Format::of(&input), Ok)?;
@@ -38,14 +40,9 @@ pub fn import(from: &Path, format: Option<Format>, to: &Path) -> Result<Imported
     let mut disk = super::open(format, input, &folder)?;
     let fail =
         |operation| move |source| ImportError::File { operation, path: to.to_owned(), source };
-    let file = File::options().write(true).create_new(true).open(to).map_err(fail("create"))?;
-    let written = copy(&mut *disk, &file, to)
-        .and_then(|written| file.sync_all().map(|()| written).map_err(fail("write")));
-    if written.is_err() {
-        // The error that matters is told; a file that stays is in the user's folder.
-        let _ = std::fs::remove_file(to);
-    }
-    let (data, content) = written?;
+    let made = Whole::begin_new(to, 0o666).map_err(fail("create"))?;
+    let (data, content) = copy(&mut *disk, made.file(), to)?;
+    made.finish().map_err(fail("write"))?;
     Ok(Imported { format, size: disk.size(), data, content })
 }
 

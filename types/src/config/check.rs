@@ -28,7 +28,30 @@ pub(super) fn check(spec: &NodeSpec) -> Result<(), Fault> {
     check_keys(spec)?;
     check_machines(spec)?;
     check_network(spec)?;
-    check_bridge(spec)
+    check_bridge(spec)?;
+    check_texts(spec)
+}
+
+/// Texts that are something else than what people take them for.
+fn check_texts(spec: &NodeSpec) -> Result<(), Fault> {
+    let (time, updates) = (&spec.time, spec.updates.as_ref());
+    // Neither names nor addresses have these, and URLs do.
+    let is_host = |host: &String| !host.is_empty() && !host.contains(['/', ' ', '@']);
+    for (list, hosts) in [("time.ntp", &time.ntp), ("time.nts", &time.nts)] {
+        if let Some(at) = hosts.iter().position(|host| !is_host(host)) {
+            let right = "it must be a server's name or address, as \"time.example\", and no URL";
+            return wrong(format!("{list}[{at}]"), right);
+        }
+    }
+    if time.nts_roots.as_ref().is_some_and(|roots| !roots.contains("-----BEGIN CERTIFICATE-----")) {
+        let right = "it must be the certificates themselves, in PEM, between three quotes, and no file's name";
+        return wrong("time.nts_roots", right);
+    }
+    if updates.is_some_and(|updates| !updates.root.trim_start().starts_with('{')) {
+        let right = "it must be what is in the repository's root.json, between three single quotes, and not the file's name";
+        return wrong("updates.root", right);
+    }
+    Ok(())
 }
 
 fn check_authority(spec: &NodeSpec) -> Result<(), Fault> {
@@ -130,11 +153,8 @@ fn check_network(spec: &NodeSpec) -> Result<(), Fault> {
             "interface, mode, addresses and gateways are the short form of one uplink; with [[network.uplinks]], say it there",
         );
     }
-    uplinks::check(&network.uplinks).or_else(|(place, fault)| {
-        let place = place.map(|place| format!("[{place}]")).unwrap_or_default();
-        let key = fault.key().map(|key| format!(".{key}")).unwrap_or_default();
-        wrong(format!("network.uplinks{place}{key}"), fault.to_string())
-    })?;
+    uplinks::check(&network.uplinks)
+        .or_else(|(key, fault)| wrong(format!("network.uplinks{key}"), fault.to_string()))?;
     check_static(spec)
 }
 

@@ -34,10 +34,36 @@ pub(super) fn find(text: &str, key: &str) -> (usize, String) {
     (offset, said.map_or_else(|| key.to_owned(), |said| format!("{key} = {said}")))
 }
 
+/// Whether a document is TOML, whatever it says.
+pub(super) fn is_whole(text: &str) -> bool {
+    DeTable::parse(text).is_ok()
+}
+
 /// Returns the key whose value, or part of it, begins at this offset.
 pub(super) fn key(text: &str, offset: usize) -> Option<String> {
     let document = DeTable::parse(text).ok()?;
     in_table(document.get_ref(), offset, MAX_DEPTH)
+}
+
+/// Returns the table that has a key at this offset; empty for the document itself.
+pub(super) fn holder(text: &str, offset: usize) -> Option<String> {
+    let document = DeTable::parse(text).ok()?;
+    holding(document.get_ref(), offset, MAX_DEPTH)
+}
+
+fn holding(table: &DeTable<'_>, offset: usize, depth: usize) -> Option<String> {
+    let depth = depth.checked_sub(1)?;
+    table.iter().find_map(|(name, value)| {
+        if name.span().start == offset {
+            return Some(String::new());
+        }
+        let list = value.get_ref().as_array().into_iter().flat_map(|list| list.iter());
+        let mut below =
+            std::iter::once(value).chain(list).filter_map(|one| one.get_ref().as_table());
+        let below = below.find_map(|table| holding(table, offset, depth))?;
+        let dot = if below.is_empty() { "" } else { "." };
+        Some(format!("{}{dot}{below}", name.get_ref()))
+    })
 }
 
 fn in_table(table: &DeTable<'_>, offset: usize, depth: usize) -> Option<String> {

@@ -45,7 +45,7 @@ use update::{
 
 /// Reads a TUF repository: refreshes its metadata, lists and gets its targets.
 #[derive(Parser)]
-#[command(version)]
+#[command(name = "holdfast-update", version)]
 struct Arguments {
     /// Trusted root metadata, which came by another way than the repository
     #[arg(long, value_name = "FILE")]

@@ -37,7 +37,7 @@ use zeroize::Zeroizing;
 
 /// Makes and maintains a repository of releases.
 #[derive(Parser)]
-#[command(version)]
+#[command(name = "release", version)]
 struct Arguments {
     /// Folder of the repository; `metadata` and `targets` in it are for mirrors
     #[arg(long, global = true, value_name = "DIR", default_value = ".")]
@@ -199,18 +199,25 @@ fn main() -> ExitCode {
 /// Status of a process that SIGPIPE ended, as shells count it.
 const READER_GONE: u8 = 128 + 13;
 
+/// Standard output took no more.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot write to standard output; what was to be done is done")]
+struct Unsaid(#[source] io::Error);
+
 /// Prints a line.
-fn say(line: &dyn std::fmt::Display) -> io::Result<()> {
-    writeln!(io::stdout(), "{line}")
+fn say(line: &dyn std::fmt::Display) -> Result<(), Unsaid> {
+    writeln!(io::stdout(), "{line}").map_err(Unsaid)
 }
 
 fn is_reader_gone(error: &(dyn Error + 'static)) -> bool {
-    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+    error
+        .downcast_ref::<Unsaid>()
+        .is_some_and(|Unsaid(why)| why.kind() == io::ErrorKind::BrokenPipe)
 }
 
 fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     let now = Timestamp::now();
-    let open = || Repository::open(&arguments.repository);
+    let open = || repository(arguments);
     match &arguments.command {
         Command::Key(KeyCommand::New { file }) => new_key(arguments, file)?,
         Command::Key(KeyCommand::Show { key }) => {
@@ -230,6 +237,13 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
             let published: String = published.iter().map(|role| format!("{role}, ")).collect();
             say(&format_args!("published {published}timestamp"))?;
         }
+        Command::Rotate { add, remove, threshold: None, .. }
+            if add.is_empty() && remove.is_empty() =>
+        {
+            return Err(wrong(
+                "nothing is to change; give --add KEY, --remove ID or --threshold N",
+            ));
+        }
         Command::Rotate { role, add, remove, threshold } => {
             let (role, removed, threshold) = (role.clone(), remove.clone(), *threshold);
             open()?.rotate(&Rotation { role, added: keys(add)?, removed, threshold }, now)?;
@@ -244,6 +258,19 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
         }
     }
     Ok(())
+}
+
+/// Opens the repository. Only `init` makes one; to sign, the folder `staged` is enough.
+fn repository(arguments: &Arguments) -> Result<Repository, Box<dyn Error>> {
+    let folder = &arguments.repository;
+    let is_there = ["metadata", "staged"].iter().any(|name| folder.join(name).is_dir());
+    if !is_there && !matches!(arguments.command, Command::Init(_)) {
+        let folder = folder.display();
+        return Err(wrong(&format!(
+            "{folder} holds no repository: name its folder with --repository, or make it with `release init`"
+        )));
+    }
+    Ok(Repository::open(folder)?)
 }
 
 fn compare(old: &Path, new: &Path) -> Result<(), Box<dyn Error>> {
@@ -261,7 +288,18 @@ fn compare(old: &Path, new: &Path) -> Result<(), Box<dyn Error>> {
 }
 
 fn new_key(arguments: &Arguments, file: &Path) -> Result<(), Box<dyn Error>> {
+    if file.symlink_metadata().is_ok() {
+        let file = file.display();
+        return Err(wrong(&format!(
+            "{file} is there already, and a key is never replaced; name another file"
+        )));
+    }
     let passphrase = passphrase(arguments, "passphrase of the new key: ")?;
+    if passphrase.is_empty() {
+        return Err(wrong(
+            "the passphrase is empty: whoever reads the key's file could sign with it",
+        ));
+    }
     if arguments.passphrase_file.is_none()
         && *passphrase != *self::passphrase(arguments, "the same again: ")?
     {
@@ -270,7 +308,11 @@ fn new_key(arguments: &Arguments, file: &Path) -> Result<(), Box<dyn Error>> {
     let key = KeyFile::generate(passphrase.as_bytes())?;
     let text = key.text()?;
     let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(file);
-    let written = made.and_then(|mut made| made.write_all(text.as_bytes()).and(made.sync_all()));
+    let written = made.and_then(|mut made| {
+        let written = made.write_all(text.as_bytes()).and_then(|()| made.sync_all());
+        // Half a key would be in the way of the next try.
+        written.inspect_err(|_| drop(fs::remove_file(file)))
+    });
     written.map_err(|error| about(file, error))?;
     say(&key.public()?.id())?;
     Ok(())
@@ -297,15 +339,21 @@ fn staging(stage: &Stage, now: Timestamp) -> Result<Staging, Box<dyn Error>> {
         let (kind, path) = pair(file)?;
         files.insert(kind.to_owned(), PathBuf::from(path));
     }
-    let step = |text: &String| -> Result<Wave, Box<dyn Error>> {
-        let (after, permille) = pair(text)?;
-        Ok(Wave { after_s: after.parse()?, permille: permille.parse()? })
-    };
-    let steps: Result<Vec<Wave>, _> = stage.waves.iter().map(step).collect();
+    let steps: Result<Vec<Wave>, _> = stage.waves.iter().map(|text| wave(text)).collect();
     let start = Timestamp::from_second(now.as_second())?;
     let waves = Some(Waves { start, steps: steps? }).filter(|waves| !waves.steps.is_empty());
     let (channel, release, minimum) = (stage.channel.clone(), stage.release, stage.minimum);
     Ok(Staging { channel, release, files, minimum, waves })
+}
+
+fn wave(text: &str) -> Result<Wave, Box<dyn Error>> {
+    let numbers = text.split_once('=').and_then(|(after, permille)| {
+        Some(Wave { after_s: after.parse().ok()?, permille: permille.parse().ok()? })
+    });
+    let right = "SECONDS=PERMILLE is right, as 3600=100, and 1000 permille are all nodes";
+    numbers
+        .filter(|wave| wave.permille <= 1000)
+        .ok_or_else(|| wrong(&format!("--waves: {text:?} is no step; {right}")))
 }
 
 fn keys(names: &[String]) -> Result<Vec<PublicKey>, Box<dyn Error>> {
@@ -324,7 +372,7 @@ fn signer(arguments: &Arguments, name: &str) -> Result<Box<dyn Signer>, Box<dyn 
         return Ok(Box::new(TokenKey::open(name)?));
     }
     let passphrase = passphrase(arguments, &format!("passphrase of {name}: "))?;
-    Ok(key_file(name)?.open(passphrase.as_bytes())?)
+    key_file(name)?.open(passphrase.as_bytes()).map_err(|error| about(Path::new(name), error))
 }
 
 fn key_file(name: &str) -> Result<KeyFile, Box<dyn Error>> {
@@ -338,7 +386,11 @@ fn passphrase(arguments: &Arguments, prompt: &str) -> Result<Zeroizing<String>, 
         let text = Zeroizing::new(fs::read_to_string(path).map_err(|error| about(path, error))?);
         return Ok(Zeroizing::new(text.trim_end_matches('\n').to_owned()));
     }
-    ask(prompt).map_err(|error| about(Path::new("/dev/tty"), error))
+    ask(prompt).map_err(|error| {
+        let what =
+            "the passphrase cannot be asked for at the terminal; give --passphrase-file FILE";
+        Box::new(Wrong { what: what.to_owned(), source: Some(error.into()) }) as Box<dyn Error>
+    })
 }
 
 /// Asks at the terminal and shows nothing of the answer. An interrupt is a key like others meanwhile, so that the
@@ -390,7 +442,7 @@ fn typed(keys: &mut impl io::Read) -> io::Result<Zeroizing<String>> {
 }
 
 fn pair(text: &str) -> Result<(&str, &str), Box<dyn Error>> {
-    text.split_once('=').ok_or_else(|| wrong(&format!("{text:?} is not NAME=VALUE")))
+    text.split_once('=').ok_or_else(|| wrong(&format!("{text:?} is no NAME=KEY or KIND=FILE")))
 }
 
 fn wrong(what: &str) -> Box<dyn Error> {

@@ -13,6 +13,7 @@ use super::{
     write::{self, Draft},
 };
 use crate::{
+    channel::{Channel, MAX_BYTES},
     client::{Client, Limits, Outcome, Request},
     json::Json,
     metadata::Snapshot,
@@ -22,6 +23,8 @@ use crate::{
     verify,
 };
 
+/// How the paths of channels' documents end.
+const CHANNEL: &str = "/channel.json";
 /// Days that the snapshot is good for.
 const SNAPSHOT_DAYS: i64 = 14;
 /// Days that the timestamp is good for, unless it is published with other ones.
@@ -152,8 +155,21 @@ impl Repository {
         let path = self.target_path(&target.path, &target.file.hashes)?;
         let mut check = target.check();
         let refused = |source| ReleaseError::Target { path: target.path.clone(), source };
-        each_piece(&path, |piece| check.update(piece).map_err(refused))?;
-        check.finish().map_err(refused)
+        let is_channel = target.path.ends_with(CHANNEL);
+        let mut document = Vec::new();
+        each_piece(&path, |piece| {
+            if is_channel && document.len() <= MAX_BYTES {
+                document.extend_from_slice(piece);
+            }
+            check.update(piece).map_err(refused)
+        })?;
+        check.finish().map_err(refused)?;
+        if is_channel {
+            let target = target.path.clone();
+            Channel::parse(&document)
+                .map_err(|source| ReleaseError::Document { target, source })?;
+        }
+        Ok(())
     }
 }
 

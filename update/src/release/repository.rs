@@ -50,7 +50,7 @@ pub enum ReleaseError {
     Refused(#[from] UpdateError),
     #[error("the repository's file of target {path:?} is wrong")]
     Target { path: String, source: TargetError },
-    #[error("{target} cannot be read")]
+    #[error("nodes could not read {target}")]
     Document { target: String, source: DocumentError },
 }
 
@@ -62,14 +62,18 @@ pub enum Refusal {
     Exists,
     #[error("{name:?} names no channel; a-z, 0-9 and - do, up to 64 of them")]
     ChannelName { name: String },
-    #[error("nobody delegates to {role}")]
+    #[error("the repository has no role or channel {role:?}; `release init` names its channels")]
     NoRole { role: String },
-    #[error("{role} has {keys} keys, fewer than must sign, or none must")]
+    #[error(
+        "{role} has {keys} keys, and its threshold asks for more, or for none; give more keys, or another threshold"
+    )]
     TooFewKeys { role: String, keys: usize },
     #[error("{release} is withdrawn, or older than the channel's minimum")]
     NotPermitted { release: Release },
     #[error("{release} is withdrawn already")]
     Withdrawn { release: Release },
+    #[error("{role} has no {what}")]
+    Lacks { role: String, what: String },
     #[error("{} has no file name in UTF-8", path.display())]
     FileName { path: PathBuf },
     #[error("target {target:?} has no SHA-256 digest")]
@@ -253,8 +257,13 @@ impl Repository {
         }
         channel.withdrawn.push(release);
         let folder = format!("{name}/{release}/");
+        let lacks = || Refusal::Lacks { role: name.to_owned(), what: format!("release {release}") };
         let targets = draft.within(&["targets"]).ok_or_else(|| damaged(&format!("{name}.json")))?;
+        let before = targets.len();
         targets.retain(|path, _| !path.starts_with(&folder));
+        if targets.len() == before {
+            return Err(lacks().into());
+        }
         if channel.release == Some(release) {
             let manifests = targets.keys().filter_map(|path| {
                 let rest = path.strip_prefix(name)?.strip_prefix('/')?;
@@ -286,6 +295,9 @@ impl Repository {
         let Some(Json::List(ids)) = entry.get_mut("keyids") else {
             return Err(missing().into());
         };
+        if let Some(id) = removed.iter().find(|id| !ids.contains(&Json::text(id))) {
+            return Err(Refusal::Lacks { role: role.to_owned(), what: format!("key {id}") }.into());
+        }
         ids.retain(|id| !matches!(id, Json::Text(id) if removed.contains(id)));
         for key in added {
             let id = Json::Text(key.id());
@@ -366,7 +378,11 @@ impl Repository {
 
     fn describe(&self, draft: &mut Draft, channel: &Channel) -> Result<(), ReleaseError> {
         let bytes = serde_json::to_vec(channel).expect("a channel is JSON");
-        self.add(draft, &Channel::target(&channel.channel), &bytes)
+        let target = Channel::target(&channel.channel);
+        // What nodes refuse is not staged, let alone signed.
+        Channel::parse(&bytes)
+            .map_err(|source| ReleaseError::Document { target: target.clone(), source })?;
+        self.add(draft, &target, &bytes)
     }
 
     /// Returns the next version of a channel's role and the channel's state.
