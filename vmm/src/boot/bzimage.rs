@@ -126,16 +126,17 @@ fn read_header(kernel: &mut File) -> Result<Header, BootError> {
     kernel
         .read_exact(&mut start)
         .map_err(|_| BootError::Damaged("its setup header is cut short"))?;
+    let u16_at = |at: usize| u16::from_le_bytes([start[at], start[at + 1]]);
+    let u32_at =
+        |at: usize| u32::from_le_bytes([start[at], start[at + 1], start[at + 2], start[at + 3]]);
+    // Older protocols have shorter headers, which are no damage: those of iPXE and memdisk, for instance.
+    if u16_at(0x206) < OLDEST_PROTOCOL || start[0x236] & XLF_KERNEL_64 == 0 {
+        return Err(BootError::Unsupported("bzImage without a 64-bit entry"));
+    }
     // boot.rst: the header ends at 0x202 plus the byte at 0x201.
     let end = 0x202 + usize::from(start[0x201]);
     if end < 0x264 || end > start.len() {
         return Err(BootError::Damaged("its setup header has an impossible length"));
-    }
-    let u16_at = |at: usize| u16::from_le_bytes([start[at], start[at + 1]]);
-    let u32_at =
-        |at: usize| u32::from_le_bytes([start[at], start[at + 1], start[at + 2], start[at + 3]]);
-    if u16_at(0x206) < OLDEST_PROTOCOL || start[0x236] & XLF_KERNEL_64 == 0 {
-        return Err(BootError::Unsupported("bzImage without a 64-bit entry"));
     }
     let is_relocatable = start[0x234] != 0;
     let kernel_alignment = NonZeroU32::new(u32_at(0x230)).filter(|_| is_relocatable);

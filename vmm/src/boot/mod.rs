@@ -260,6 +260,18 @@ mod tests {
     }
 
     #[test]
+    fn a_bzimage_of_an_old_protocol_is_not_called_damaged() {
+        // As iPXE's: protocol 2.07, whose header ends at 0x248.
+        let mut image = bzimage(4096);
+        (image[0x201], image[0x206]) = (0x46, 7);
+        let refusal = try_load(&image, None, "").expect_err("it has no 64-bit entry");
+        assert!(matches!(refusal, BootError::Unsupported(_)), "{refusal}");
+        image[0x206] = 15;
+        let refusal = try_load(&image, None, "").expect_err("protocol 2.15 has more");
+        assert!(matches!(refusal, BootError::Damaged(_)), "{refusal}");
+    }
+
+    #[test]
     fn a_bzimage_that_is_cut_short_is_refused() {
         let mut image = bzimage(4096);
         image[0x1f4..0x1f8].copy_from_slice(&256u32.to_le_bytes());
