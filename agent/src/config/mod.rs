@@ -325,9 +325,9 @@ fn foreign(root: &Path) -> impl Iterator<Item = LoadError> {
 
 /// Volumes whose document is another one than that which counts. Partitions may show the same as their disk.
 fn hidden(root: &Path) -> impl Iterator<Item = LoadError> {
-    let mut volumes = on_volumes(root).filter_map(|(source, read)| match source {
-        Source::Volume(device) => Some((device.display().to_string(), read.ok()?)),
-        _ => None,
+    let mut volumes = on_volumes(root).filter_map(|(source, read)| {
+        let Source::Volume(device) = source else { return None };
+        Some((device.display().to_string(), read.ok()?))
     });
     let first = volumes.next();
     volumes.filter_map(move |(volume, document)| {
@@ -377,12 +377,12 @@ pub fn read_document(mut storage: impl Read + Seek) -> io::Result<Option<Vec<u8>
         return Ok(None);
     }
     let top = volume.root_dir();
-    let file = top.open_file(DOCUMENT).map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound => {
-            let names = top.iter().flatten().map(|entry| entry.file_name());
-            io::Error::new(io::ErrorKind::NotFound, absent(names))
+    let file = top.open_file(DOCUMENT).map_err(|error| {
+        if error.kind() != io::ErrorKind::NotFound {
+            return error;
         }
-        _ => error,
+        let names = top.iter().flatten().map(|entry| entry.file_name());
+        io::Error::new(io::ErrorKind::NotFound, absent(names))
     })?;
     let mut bytes = Vec::new();
     file.take(limit).read_to_end(&mut bytes)?;

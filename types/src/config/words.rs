@@ -30,19 +30,31 @@ pub(super) fn told(text: &str, offset: usize, message: &str) -> String {
     }
     let key = place::key(text, offset);
     let prefix = key.as_deref().map(|key| format!("{key}: ")).unwrap_or_default();
-    let what = typed(key.as_deref().unwrap_or_default(), message)
+    let what = key_text(message)
+        .or_else(|| typed(text, key.as_deref().unwrap_or_default(), message))
         .or_else(|| syntax(text, offset, message).filter(|_| !place::is_whole(text)))
         .unwrap_or_else(|| message.to_owned());
     format!("{prefix}{what}")
 }
 
+/// A text that is no key of somebody's.
+fn key_text(message: &str) -> Option<String> {
+    let what = message.strip_prefix("PublicKey ");
+    let what =
+        what.map(|what| format!("{what}; `holdfast keygen` prints a public key as it is right"));
+    let node = || message.strip_prefix("NodeId ");
+    what.or_else(|| Some(format!("{}; a node or gateway tells its own as it is right", node()?)))
+}
+
 /// A value of another type than is right, or none.
-fn typed(key: &str, message: &str) -> Option<String> {
+fn typed(text: &str, key: &str, message: &str) -> Option<String> {
     if let Some(field) = message.strip_prefix("missing field ") {
         return Some(format!("{field} is left out; it is needed here"));
     }
     if message == "wanted string or table" {
-        return Some("text in quotes is right, as \"…\"".to_owned());
+        let (_, said) = place::find(text, key);
+        let found = said.split_once(" = ").map_or("something else", |(_, value)| value);
+        return Some(format!("found {found}; text in quotes, as \"…\", is right"));
     }
     let (found, right) = message.split_once(", expected ")?;
     if let Some(variant) = found.strip_prefix("unknown variant ") {
@@ -56,8 +68,7 @@ fn typed(key: &str, message: &str) -> Option<String> {
         "u8" => whole(u8::MAX.into()),
         "u16" => whole(u16::MAX.into()),
         "u32" => whole(u32::MAX.into()),
-        // Numbers in TOML have 64 bits with a sign.
-        "u64" | "usize" => whole(i64::MAX.unsigned_abs()),
+        "u64" | "usize" => "a whole number, 0 or more, without quotes, unit or point,".to_owned(),
         "a boolean" => "true or false, without quotes,".to_owned(),
         "a string" => "text in quotes, as \"…\",".to_owned(),
         "a sequence" if found == "map" => format!("a list, [[{key}]] with two brackets,"),
@@ -87,14 +98,14 @@ fn unknown(text: &str, offset: usize, rest: &str) -> String {
     let names = known.split('`').skip(1).step_by(2);
     let meant = match names.min_by_key(|name| distance(found, name)) {
         Some(name) if distance(found, name) <= (found.len() / 2).min(3) => {
-            format!("is `{name}` meant? ")
+            format!("is `{name}` meant? Known")
         }
         _ if !section.is_empty() && TOP.contains(&found) => {
-            "it belongs above the first section. ".to_owned()
+            "it belongs above the first section. Known".to_owned()
         }
-        _ => String::new(),
+        _ => "known".to_owned(),
     };
-    format!("there is no key `{found}` {place}; {meant}Known are {}", known.replace("one of ", ""))
+    format!("there is no key `{found}` {place}; {meant} are {}", known.replace("one of ", ""))
 }
 
 /// How many letters differ between two names (Levenshtein); small and capital ones are the same.
@@ -125,7 +136,13 @@ fn syntax(text: &str, offset: usize, message: &str) -> Option<String> {
     let name = line.split(['=', ':', '"', '\'', '{', '#']).next().unwrap_or_default().trim();
     let name: String = name.chars().filter(|c| !c.is_control()).take(MAX_KEY).collect();
     let at = if name.is_empty() { String::new() } else { format!(" at `{name}`") };
-    Some(format!("{message}{at}{}", hint(rest)))
+    let hint = match message {
+        "key with no value, expected `=`" => {
+            "; TOML is written as key = value, and # begins a comment"
+        }
+        _ => hint(rest),
+    };
+    Some(format!("{message}{at}{hint}"))
 }
 
 /// What people type, or their editors for them, that TOML does not know.
@@ -137,7 +154,6 @@ fn hint(rest: &str) -> &'static str {
         Some('\u{a0}' | '\u{202f}' | '\u{200b}' | '\u{feff}') => {
             "; an invisible character that is no blank stands here: delete it"
         }
-        Some(':') => "; TOML is written as key = value",
         Some('0'..='9') => "; text needs quotes, and a number has no unit",
         Some(_) | None if rest.starts_with("True") || rest.starts_with("False") => {
             "; true and false have small letters"
@@ -173,7 +189,7 @@ mod tests {
             ),
             (
                 "inbound = true",
-                "7, column 11: machines.inbound: text in quotes is right, as \"…\"".to_owned(),
+                "7, column 11: machines.inbound: found true; text in quotes, as \"…\", is right".to_owned(),
             ),
             (
                 "devices = \"0000:01:00.0\"",
@@ -189,6 +205,12 @@ mod tests {
             card.contains("network.uplinks[0].card: found string \"eth0\"; a section"),
             "{card}"
         );
+        let key = told("operators = [\"ssh-ed25519 AAAA\"]", "");
+        assert!(
+            key.starts_with("2, column 13: operators: \"ssh-ed25519 AAAA\": expected 64"),
+            "{key}"
+        );
+        assert!(key.ends_with("`holdfast keygen` prints a public key as it is right"), "{key}");
         let disk = told("", "[install]\ndisk = \"/dev/sda\"");
         assert!(!disk.contains("struct"), "{disk}");
     }
@@ -209,7 +231,7 @@ mod tests {
         assert!(!other.contains("meant") && other.contains("`version`, `name`"), "{other}");
         // All that the document knows outside of sections, in its own words.
         let known = super::TOP.map(|name| format!("`{name}`")).join(", ");
-        assert!(other.ends_with(&format!("Known are {known}")), "{other}");
+        assert!(other.ends_with(&format!("; known are {known}")), "{other}");
     }
 
     #[test]
@@ -227,6 +249,7 @@ mod tests {
         assert_eq!(twice, "3, column 1: `name` is there a second time; leave one out");
         let again = told("", "[authority]\nthreshold = 2");
         assert!(again.contains("`authority` is there a second time"), "{again}");
+        assert!(told("name: \"a\"", "").contains("TOML is written as key = value"));
         let secret = told("", "[disk]\nrecovery_key = \"ABCDEF");
         assert!(secret.contains("at `recovery_key`") && !secret.contains("ABCDEF"), "{secret}");
     }
