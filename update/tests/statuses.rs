@@ -170,3 +170,19 @@ fn a_reader_that_has_enough_ends_a_list_without_a_word() {
         .expect("holdfast-update runs");
     assert_eq!((done.status.code(), &*done.stderr), (Some(141), &b""[..]));
 }
+
+#[test]
+fn a_folder_that_is_not_there_is_told_before_anything_is_fetched() {
+    let bench = Bench::new(1, json!({}));
+    let none = bench.path("none").display().to_string();
+    let (status, said) = bench.run(&["get", "--into", &none, "file"]);
+    assert_eq!(status, Some(3));
+    assert!(said.contains("/none is no folder: make it, or name one with --into"), "{said}");
+    assert!(!bench.path("store").exists());
+    // Help calls the program by its name.
+    let done = Command::new(env!("CARGO_BIN_EXE_holdfast-update")).arg("list").output();
+    let done = done.expect("holdfast-update runs");
+    let said = String::from_utf8_lossy(&done.stderr).into_owned();
+    assert_eq!(done.status.code(), Some(2));
+    assert!(said.contains("Usage: holdfast-update"), "{said}");
+}

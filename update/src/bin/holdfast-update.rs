@@ -109,6 +109,8 @@ enum Failure {
     Store(#[from] StoreError),
     #[error("cannot read {}", path.display())]
     Root { path: PathBuf, source: std::io::Error },
+    #[error("{} is no folder: make it, or name one with --into", path.display())]
+    Into { path: PathBuf },
     #[error("{what} is missing")]
     Usage { what: &'static str },
     #[error("cannot write to standard output")]
@@ -186,6 +188,10 @@ async fn run(arguments: Arguments) -> Result<(), Failure> {
             Ok(())
         }
         Command::Get { into, names } => {
+            // Said before anything is fetched.
+            if !into.is_dir() {
+                return Err(Failure::Into { path: into.clone() });
+            }
             let mut session = session(&arguments, Targets::Fetched)?;
             session.refresh().await?;
             for name in names {
@@ -246,7 +252,7 @@ fn read(path: &Path) -> Result<Vec<u8>, Failure> {
 fn status(failure: &Failure) -> u8 {
     match failure {
         Failure::Usage { .. } => 2,
-        Failure::Root { .. } | Failure::Output { .. } => 3,
+        Failure::Root { .. } | Failure::Into { .. } | Failure::Output { .. } => 3,
         Failure::Store(error) | Failure::Session(SessionError::Store(error)) => match error {
             StoreError::Io { .. } => 3,
             StoreError::Busy { .. } => 4,
