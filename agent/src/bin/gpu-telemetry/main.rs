@@ -7,6 +7,7 @@
 mod nvml;
 
 use std::{
+    ffi::OsString,
     fs::File,
     io::{self, Write},
     os::{
@@ -75,7 +76,13 @@ struct Arguments {
 }
 
 fn main() -> ExitCode {
-    let arguments = match parse(std::env::args().skip(1)) {
+    let words = words(std::env::args_os().skip(1));
+    if asks_for_help(&words) {
+        // Whoever does not read it has asked for nothing else.
+        let _ = writeln!(std::io::stdout(), "{USAGE}");
+        return ExitCode::SUCCESS;
+    }
+    let arguments = match parse(words.into_iter()) {
         Ok(arguments) => arguments,
         Err(wrong) => {
             eprintln!("gpu-telemetry: {wrong}\n{USAGE}");
@@ -89,6 +96,15 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Returns words that can be told; one of other bytes than text is none of ours, and is refused as such.
+fn words(given: impl Iterator<Item = OsString>) -> Vec<String> {
+    given.map(|word| word.to_string_lossy().into_owned()).collect()
+}
+
+fn asks_for_help(words: &[String]) -> bool {
+    words.iter().any(|word| word == "--help" || word == "-h")
 }
 
 fn parse(mut words: impl Iterator<Item = String>) -> Result<Arguments, String> {
@@ -251,19 +267,29 @@ mod tests {
 
     use super::*;
 
-    fn words(text: &str) -> Result<Arguments, String> {
+    fn parsed(text: &str) -> Result<Arguments, String> {
         parse(text.split_whitespace().map(str::to_owned))
     }
 
     #[test]
     fn arguments_are_understood_or_refused() {
-        assert_eq!(words(""), Ok(Arguments::default()));
+        assert_eq!(parsed(""), Ok(Arguments::default()));
         let wanted = Arguments { form: Form::Text, every_s: Some(5), ..Arguments::default() };
-        assert_eq!(words("--text --every 5"), Ok(wanted));
-        assert_eq!(words("--host").map(|arguments| arguments.way), Ok(Way::Host));
+        assert_eq!(parsed("--text --every 5"), Ok(wanted));
+        assert_eq!(parsed("--host").map(|arguments| arguments.way), Ok(Way::Host));
         for wrong in ["--every 0", "--every", "--listen", "--loud", "--host --text"] {
-            assert!(words(wrong).is_err(), "{wrong}");
+            assert!(parsed(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn help_is_no_mistake_and_other_bytes_are_one() {
+        use std::os::unix::ffi::OsStringExt;
+        let asked =
+            |word: &str| asks_for_help(&words(["--text", word].map(OsString::from).into_iter()));
+        assert_eq!(["--help", "-h", "--host"].map(asked), [true, true, false]);
+        let bytes = words([OsString::from_vec(vec![0xff])].into_iter());
+        assert!(parse(bytes.into_iter()).is_err());
     }
 
     #[test]
