@@ -225,3 +225,43 @@ fn partitions_that_no_disk_has_are_none() {
         assert_eq!(layout::mended(disk, BlockSize::B512, SMALLEST_DISK), None);
     }
 }
+
+/// The next number of a fixed sequence (xorshift64).
+fn next(seed: &mut u64) -> u64 {
+    *seed ^= *seed << 13;
+    *seed ^= *seed >> 7;
+    *seed ^= *seed << 17;
+    *seed
+}
+
+#[test]
+fn whatever_a_table_says_below_right_checksums_it_is_read_or_refused() {
+    let mut seed = 0x686f_6c64_6661_7374;
+    for block in BLOCKS {
+        let whole = Disk::of(&ours(block));
+        for round in 0..600 {
+            let mut disk = whole.clone();
+            for _ in 0..=next(&mut seed) % 4 {
+                let part = [FIRST, FIRST_ENTRIES, BACKUP_ENTRIES, BACKUP][round % 4];
+                let limit = if round % 4 % 3 == 0 { 92 } else { 3 * 128 };
+                let at = usize::try_from(next(&mut seed) % limit).unwrap();
+                let number = next(&mut seed) >> (next(&mut seed) % 64);
+                let field = &mut disk.parts[part].1[at..];
+                let length = field.len().min([1, 2, 4, 8][usize::try_from(number % 4).unwrap()]);
+                field[..length].copy_from_slice(&number.to_le_bytes()[..length]);
+            }
+            for (header, entries) in [(FIRST, FIRST_ENTRIES), (BACKUP, BACKUP_ENTRIES)] {
+                let sum = CRC.checksum(&disk.parts[entries].1).to_le_bytes();
+                disk.parts[header].1[88..92].copy_from_slice(&sum);
+                disk.seal(header);
+            }
+            let found = read(&mut disk, block).map(|found| found.partitions).unwrap_or_default();
+            let fits = |start: u64, bytes: u64| start.checked_add(bytes).map(i64::try_from);
+            assert!(
+                found.iter().all(|p| p.bytes > 0 && matches!(fits(p.start, p.bytes), Some(Ok(_))))
+            );
+            let _ = layout::grown(disk.clone(), block, 1 << 40);
+            let _ = layout::mended(disk, block, whole.bytes);
+        }
+    }
+}
