@@ -58,7 +58,7 @@ fn public_keys(path: &Path) -> Result<Vec<String>, CliError> {
     } else if let Some(at) = keys.iter().position(|line| !is_public_key(line)) {
         let number = at + 1;
         format!(
-            "{path}: key {number} is no public key as OpenSSH writes it, as \"ssh-ed25519 AAAA… me\""
+            "{path}: key {number} is no public key as OpenSSH writes it, as \"ssh-ed25519 AAAA... me\""
         )
     } else {
         return Ok(keys);

@@ -54,7 +54,7 @@ fn typed(text: &str, key: &str, message: &str) -> Option<String> {
     if message == "wanted string or table" {
         let (_, said) = place::find(text, key);
         let found = said.split_once(" = ").map_or("something else", |(_, value)| value);
-        return Some(format!("found {found}; text in quotes, as \"…\", is right"));
+        return Some(format!("found {found}; text in quotes, as \"...\", is right"));
     }
     let (found, right) = message.split_once(", expected ")?;
     if let Some(variant) = found.strip_prefix("unknown variant ") {
@@ -70,11 +70,11 @@ fn typed(text: &str, key: &str, message: &str) -> Option<String> {
         "u32" => whole(u32::MAX.into()),
         "u64" | "usize" => "a whole number, 0 or more, without quotes, unit or point,".to_owned(),
         "a boolean" => "true or false, without quotes,".to_owned(),
-        "a string" => "text in quotes, as \"…\",".to_owned(),
+        "a string" => "text in quotes, as \"...\",".to_owned(),
         "a sequence" if found == "map" => format!("a list, [[{key}]] with two brackets,"),
-        "a sequence" => "a list in brackets, as [\"…\"],".to_owned(),
+        "a sequence" => "a list in brackets, as [\"...\"],".to_owned(),
         other if other.starts_with("struct ") => {
-            "a section of its own, or a table in braces, as { key = \"…\" },".to_owned()
+            "a section of its own, or a table in braces, as { key = \"...\" },".to_owned()
         }
         other => other.to_owned(),
     };
@@ -189,11 +189,11 @@ mod tests {
             ),
             (
                 "inbound = true",
-                "7, column 11: machines.inbound: found true; text in quotes, as \"…\", is right".to_owned(),
+                "7, column 11: machines.inbound: found true; text in quotes, as \"...\", is right".to_owned(),
             ),
             (
                 "devices = \"0000:01:00.0\"",
-                "7, column 11: machines.devices: found string \"0000:01:00.0\"; a list in brackets, as [\"…\"], is right".to_owned(),
+                "7, column 11: machines.devices: found string \"0000:01:00.0\"; a list in brackets, as [\"...\"], is right".to_owned(),
             ),
         ];
         let found = cases.each_ref().map(|(text, _)| told("", &format!("[machines]\n{text}")));
