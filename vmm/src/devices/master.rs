@@ -4,14 +4,27 @@
 //! Source: PCI Local Bus 3.0 §6.2.2, command register, bit 2; NVMe 1.4 §2.1.2.
 //!
 //! Only taking it from a running device counts. Some drivers never set it, and their devices work.
+//! What moves data by itself, as a network card does, stays held until it is reset: Linux' virtio_pci
+//! gives bus mastering back before it resets what the kernel before left running. QEMU's devices do so
+//! too (hw/virtio/virtio-pci.c, `virtio_write_config`).
 //! Holds no thread: the function holds its device and lets it go on.
 
 use crate::pci::config::COMMAND_MASTER;
 
 /// Whether the guest has taken bus mastering from the running device.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Mastery {
     taken: bool,
+    until: Until,
+}
+
+/// What ends the wait of a device from which bus mastering was taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Until {
+    /// It is given back, or the device is reset.
+    Back,
+    /// The device is reset.
+    Reset,
 }
 
 /// Whether the device serves a driver.
@@ -35,12 +48,19 @@ pub enum Effect {
 }
 
 impl Mastery {
+    /// Begins with nothing taken.
+    pub fn new(until: Until) -> Self {
+        Self { taken: false, until }
+    }
+
     /// The guest wrote the command register, which was `before` and is `after` now.
     pub fn written(&mut self, before: u16, after: u16, running: Running) -> Effect {
         let has = after & COMMAND_MASTER != 0;
         if self.taken && has {
-            self.taken = false;
-            Effect::GoOn
+            match self.until {
+                Until::Back => self.reset(),
+                Until::Reset => Effect::None,
+            }
         } else if before & COMMAND_MASTER != 0 && !has && running == Running::Yes {
             self.taken = true;
             Effect::Hold
@@ -78,14 +98,14 @@ mod tests {
             (ON, ON, Running::Yes, Effect::None),
         ];
         let done = table.map(|(before, after, running, _)| {
-            (before, after, running, Mastery::default().written(before, after, running))
+            (before, after, running, Mastery::new(Until::Back).written(before, after, running))
         });
         assert_eq!(done, table);
     }
 
     #[test]
     fn giving_it_back_and_resetting_let_go_once() {
-        let mut mastery = Mastery::default();
+        let mut mastery = Mastery::new(Until::Back);
         assert_eq!(mastery.written(ON, OFF, Running::Yes), Effect::Hold);
         assert!(mastery.is_taken());
         assert_eq!(mastery.written(OFF, OFF, Running::Yes), Effect::None);
@@ -95,5 +115,16 @@ mod tests {
         mastery.written(ON, OFF, Running::Yes);
         assert_eq!([mastery.reset(), mastery.reset()], [Effect::GoOn, Effect::None]);
         assert_eq!(mastery.written(OFF, ON, Running::Yes), Effect::None);
+    }
+
+    #[test]
+    fn what_waits_for_a_reset_does_not_go_on_without() {
+        let mut mastery = Mastery::new(Until::Reset);
+        for _ in 0..2 {
+            assert_eq!(mastery.written(ON, OFF, Running::Yes), Effect::Hold);
+            assert_eq!(mastery.written(OFF, ON, Running::Yes), Effect::None);
+            assert!(mastery.is_taken());
+        }
+        assert_eq!([mastery.reset(), mastery.reset()], [Effect::GoOn, Effect::None]);
     }
 }

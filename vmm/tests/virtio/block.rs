@@ -485,23 +485,27 @@ fn without_master() -> Disk {
     disk.function.write_config(4, &MASTER);
     assert_eq!(disk.request(0, 5, &[(DATA, 512, true)]), (0, 513));
     disk.function.write_config(4, &NO_MASTER);
-    wait_for(|| disk.function.is_held());
+    assert!(disk.function.is_held(), "as soon as it is taken");
     disk.queue.add(&[(HEADER, 16, false), (DATA, 512, true), (STATUS, 1, true)]);
     disk.function.kick(0);
     disk
 }
 
+/// Linux' virtio_pci gives it back before it resets what another kernel left running.
 #[test]
-fn without_bus_mastering_memory_is_left_alone_until_it_is_back() {
+fn without_bus_mastering_memory_is_left_alone_until_a_reset() {
     let mut disk = without_master();
     // The machine waits meanwhile, and goes on.
     disk.function.hold();
     assert!(disk.function.is_held());
     disk.function.go_on();
     assert!(disk.function.is_held());
-    assert_eq!(disk.queue.used_index(), disk.queue.seen_used);
     disk.function.write_config(4, &MASTER);
-    assert_eq!(disk.queue.wait_used().1, 513);
+    disk.function.kick(0);
+    disk.function.hold();
+    disk.function.go_on();
+    assert!(disk.function.is_held());
+    assert_eq!(disk.queue.used_index(), disk.queue.seen_used);
 }
 
 #[test]
@@ -526,12 +530,13 @@ fn taking_bus_mastering_while_the_machine_waits_is_not_undone_when_it_goes_on() 
     disk.function.hold();
     disk.function.write_config(4, &NO_MASTER);
     disk.function.go_on();
-    wait_for(|| disk.function.is_held());
+    assert!(disk.function.is_held());
     disk.header(HEADER, 0, 5);
     disk.queue.add(&[(HEADER, 16, false), (DATA, 512, true), (STATUS, 1, true)]);
     disk.function.kick(0);
-    disk.function.write_config(4, &MASTER);
-    assert_eq!(disk.queue.wait_used().1, 513);
+    disk.function.set_status(0);
+    wait_for(|| disk.function.status() == 0);
+    assert_eq!(disk.queue.used_index(), disk.queue.seen_used);
 }
 
 #[test]

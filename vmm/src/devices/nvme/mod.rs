@@ -45,7 +45,7 @@ use types::{disk_key::DiskKey, vm::Disk};
 
 use super::{
     backing::{BackingError, Geometry},
-    master::{self, Mastery, Running},
+    master::{self, Mastery, Running, Until},
     throttle::Limits,
     virtio::{
         Platform,
@@ -198,7 +198,7 @@ impl Nvme {
             msix_capability,
             express,
             resetting: false,
-            mastery: Mastery::default(),
+            mastery: Mastery::new(Until::Back),
         })
     }
 

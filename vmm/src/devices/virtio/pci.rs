@@ -25,7 +25,7 @@ use super::{
     transport::{COMMON_CONFIG_SIZE, Effect, QueueLayout, Transport},
 };
 use crate::{
-    devices::master::{self, Mastery, Running},
+    devices::master::{self, Mastery, Running, Until},
     pci::{
         config::{COMMAND_INTX_DISABLE, ConfigError, ConfigSpace, Identity},
         function::{Bar, BarKind, PciFunction},
@@ -75,12 +75,12 @@ const WINDOW_DATA: u16 = 16;
 const RESET_DEADLINE: Duration = Duration::from_secs(10);
 /// How often it looks.
 const RESET_STEP: Duration = Duration::from_millis(1);
-/// How long a driver's own reset waits for that, inside the write of the register. Virtio §4.1.4.3.2 has drivers
-/// read the status until it is zero, but NetBSD's and edk2's, and Linux' before 4.6, go on at once: they set the
-/// device up again, or give its buffers to somebody else.
-const DRIVER_RESET_DEADLINE: Duration = Duration::from_secs(1);
+/// How long a driver's own reset waits for that, inside the write of the register, and a driver that takes bus
+/// mastering. Virtio §4.1.4.3.2 has drivers read the status until it is zero, but NetBSD's and edk2's, and Linux'
+/// before 4.6, go on at once: they set the device up again, or give its buffers to somebody else.
+const DRIVER_DEADLINE: Duration = Duration::from_secs(1);
 /// How often it looks.
-const DRIVER_RESET_STEP: Duration = Duration::from_micros(20);
+const DRIVER_STEP: Duration = Duration::from_micros(20);
 
 impl Doorbells for Vm {
     fn register(&self, address: u64, event: &EventFd) -> io::Result<()> {
@@ -150,7 +150,7 @@ impl VirtioPci {
             doorbells_at: None,
             ram: platform.ram.clone(),
             distress: Arc::new(DistressFlag::new(name, platform.events.clone())),
-            mastery: Mastery::default(),
+            mastery: Mastery::new(Until::Reset),
         })
     }
 
@@ -171,7 +171,7 @@ impl VirtioPci {
             Effect::Activate(queues) => self.activate(queues),
             Effect::Reset => {
                 self.stop();
-                self.await_stop(DRIVER_RESET_DEADLINE, DRIVER_RESET_STEP);
+                await_end(DRIVER_DEADLINE, DRIVER_STEP, || self.device.stopped());
                 self.finish_reset_if_stopped();
             }
         }
@@ -210,6 +210,10 @@ impl VirtioPci {
         let running = if live { Running::Yes } else { Running::No };
         let effect = self.mastery.written(before, self.config.command(), running);
         self.follow(effect);
+        if effect == master::Effect::Hold {
+            // Whoever took it goes on to use the memory.
+            await_end(DRIVER_DEADLINE, DRIVER_STEP, || self.device.is_held());
+        }
     }
 
     fn follow(&mut self, effect: master::Effect) {
@@ -217,14 +221,6 @@ impl VirtioPci {
             master::Effect::None => {}
             master::Effect::Hold => self.device.hold(),
             master::Effect::GoOn => self.device.go_on(),
-        }
-    }
-
-    /// Waits until the device's threads have let go, at most for `limit`.
-    fn await_stop(&mut self, limit: Duration, step: Duration) {
-        let deadline = Instant::now() + limit;
-        while !self.device.stopped() && Instant::now() < deadline {
-            thread::sleep(step);
         }
     }
 
@@ -431,7 +427,7 @@ impl PciFunction for VirtioPci {
 
     fn reset(&mut self) {
         self.stop();
-        self.await_stop(RESET_DEADLINE, RESET_STEP);
+        await_end(RESET_DEADLINE, RESET_STEP, || self.device.stopped());
         self.move_doorbells(None);
         self.transport.finish_reset();
         self.distress.clear();
@@ -446,6 +442,14 @@ impl PciFunction for VirtioPci {
 impl Drop for VirtioPci {
     fn drop(&mut self) {
         self.move_doorbells(None);
+    }
+}
+
+/// Waits until a device's threads have `ended` what they were told to end, at most for `limit`.
+fn await_end(limit: Duration, step: Duration, mut ended: impl FnMut() -> bool) {
+    let deadline = Instant::now() + limit;
+    while !ended() && Instant::now() < deadline {
+        thread::sleep(step);
     }
 }
 
