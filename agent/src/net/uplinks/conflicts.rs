@@ -103,16 +103,19 @@ impl Uplink {
 impl Task {
     /// Has the addresses of each uplink guarded that it has now.
     pub(super) async fn guard(&mut self, addresses: &[AddressFacts]) {
+        let is_idle = |uplink: &Uplink| {
+            uplink.conflicts.guarding.is_none() && uplink.claimed(addresses).is_empty()
+        };
+        if self.uplinks.values().all(is_idle) {
+            return;
+        }
         let links = self.kernel.links().await.unwrap_or_default();
         let own: Vec<HardwareAddress> = links.iter().filter_map(|link| link.hardware).collect();
         for (index, uplink) in &mut self.uplinks {
+            let idle = is_idle(uplink);
             let addresses = uplink.claimed(addresses);
             uplink.conflicts.shared.retain(|address, _| addresses.contains_key(address));
-            let Some(hardware) = uplink.facts.hardware else { continue };
-            let is_idle = addresses.is_empty() && uplink.conflicts.guarding.is_none();
-            if is_idle {
-                continue;
-            }
+            let Some(hardware) = uplink.facts.hardware.filter(|_| !idle) else { continue };
             let claims = Claims { hardware, own: own.clone(), addresses };
             if let Some(guarding) = &uplink.conflicts.guarding {
                 guarding.claim(claims);

@@ -414,7 +414,6 @@ impl Task {
 
     async fn publish(&mut self) {
         let addresses = self.kernel.addresses().await.unwrap_or_default();
-        self.guard(&addresses).await;
         let routes = self.kernel.default_routes().await.unwrap_or_default();
         self.advertised.handle_timeout(Instant::now());
         let mut by_rank: Vec<&Uplink> = self.uplinks.values().collect();
@@ -466,6 +465,8 @@ impl Task {
             *current = status;
             changed
         });
+        // Behind it: whoever waits for an address uses it at once.
+        self.guard(&addresses).await;
     }
 }
 
