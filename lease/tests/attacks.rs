@@ -3,58 +3,25 @@
 
 #![allow(clippy::unwrap_used, reason = "fixtures that cannot fail")]
 
+#[path = "common/fixtures.rs"]
+mod fixtures;
+
+use fixtures::{authorities, key, lease, signed_by};
 use lease::{
-    SigningKey, authority,
+    authority,
     document::{DocumentError, Envelope, Lease, Price},
     lifecycle::{self, RenewalError},
     metering::{self, Meter, MeterError, Receipt},
     request::{self, MAX_AGE_S, ReplayError, ReplayGuard, RequestError},
-    threshold::{AuthoritySet, Fault, ThresholdError},
+    threshold::{Fault, ThresholdError},
 };
 use proptest::prelude::*;
 use types::{
-    config::Authority,
     forward::ForwardedRequest,
     ids::{MachineId, NodeId},
     node::{Bdf, MachineShape},
-    units::{Mebibytes, UnixSeconds},
+    units::UnixSeconds,
 };
-
-fn key(seed: u8) -> SigningKey {
-    SigningKey::from_bytes(&[seed; 32])
-}
-
-fn lease() -> Lease {
-    Lease {
-        version: 1,
-        id: MachineId::from_bytes([9; 16]),
-        serial: 1,
-        node: NodeId::from(authority::public_key(&key(7))),
-        renter: authority::public_key(&key(8)),
-        shape: MachineShape {
-            vcpus: 2,
-            memory_mib: Mebibytes(512),
-            disk_mib: Mebibytes(0),
-            devices: vec!["0000:01:00.0".parse().unwrap()],
-            disk_limit: None,
-        },
-        start: UnixSeconds(1000),
-        end: UnixSeconds(2000),
-        price: Price { unit: "EUR".into(), micro_per_second: 139 },
-    }
-}
-
-fn authorities(threshold: u32) -> AuthoritySet {
-    let keys = [1, 2, 3].map(|seed| authority::public_key(&key(seed))).to_vec();
-    AuthoritySet::new(&Authority { threshold, keys }).unwrap()
-}
-
-fn signed_by(lease: &Lease, seeds: &[u8]) -> Envelope {
-    let envelope = Envelope::new(lease).unwrap();
-    seeds
-        .iter()
-        .fold(envelope, |envelope, seed| authority::add_signature(&envelope, &key(*seed)).unwrap())
-}
 
 #[test]
 fn two_of_three_count_in_any_order_and_combined() {

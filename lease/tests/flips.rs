@@ -7,62 +7,23 @@
 
 use std::{error::Error, ops::Range};
 
+#[path = "common/fixtures.rs"]
+mod fixtures;
+
+use fixtures::{authorities, key, lease, signed_by};
 use lease::{
-    SigningKey,
     attestation::{self, Asked, Attested, Evidence, Known, Measurements},
-    authority,
-    document::{Envelope, Lease, Price},
+    document::{Envelope, Lease},
     lifecycle,
     metering::{self, Meter, SignedReceipt},
     problem::chain,
     request::{self, MAX_AGE_S},
-    threshold::AuthoritySet,
 };
-use types::{
-    config::Authority,
-    forward::ForwardedRequest,
-    ids::{MachineId, NodeId},
-    node::{Bdf, MachineShape},
-    units::{Mebibytes, UnixSeconds},
-};
-
-fn key(seed: u8) -> SigningKey {
-    SigningKey::from_bytes(&[seed; 32])
-}
-
-fn lease() -> Lease {
-    Lease {
-        version: 1,
-        id: MachineId::from_bytes([9; 16]),
-        serial: 1,
-        node: NodeId::from(authority::public_key(&key(7))),
-        renter: authority::public_key(&key(8)),
-        shape: MachineShape {
-            vcpus: 2,
-            memory_mib: Mebibytes(512),
-            disk_mib: Mebibytes(20),
-            devices: vec![Bdf { segment: 0, bus: 1, device: 0, function: 0 }],
-            disk_limit: None,
-        },
-        start: UnixSeconds(1000),
-        end: UnixSeconds(2000),
-        price: Price { unit: "EUR".into(), micro_per_second: 139 },
-    }
-}
-
-/// Two of three keys.
-fn authorities() -> AuthoritySet {
-    let keys = [1, 2, 3].map(|seed| authority::public_key(&key(seed))).to_vec();
-    AuthoritySet::new(&Authority { threshold: 2, keys }).unwrap()
-}
+use types::{forward::ForwardedRequest, ids::NodeId, units::UnixSeconds};
 
 /// The JSON of a lease as `seeds` signed it.
 fn signed(lease: &Lease, seeds: &[u8]) -> Vec<u8> {
-    let envelope = Envelope::new(lease).unwrap();
-    let envelope = seeds
-        .iter()
-        .fold(envelope, |envelope, seed| authority::add_signature(&envelope, &key(*seed)).unwrap());
-    serde_json::to_vec(&envelope).unwrap()
+    serde_json::to_vec(&signed_by(lease, seeds)).unwrap()
 }
 
 /// Everything that happens to one byte, or because of it, at each place of `places`.
@@ -96,7 +57,7 @@ fn said(error: impl Error) -> String {
 
 fn judge_lease(bytes: &[u8]) -> Result<Lease, String> {
     let envelope = Envelope::from_json(bytes).map_err(said)?;
-    Ok(authorities().verify(&envelope).map_err(said)?.into_lease())
+    Ok(authorities(2).verify(&envelope).map_err(said)?.into_lease())
 }
 
 #[test]
@@ -120,7 +81,7 @@ fn no_byte_of_a_renewal_can_be_altered() {
     let names = ["the lease", "the envelope", "the payload type", "this is no lease"];
     all_refused(&signed(&next, &[2, 3]), &names, |bytes| {
         let envelope = Envelope::from_json(bytes).map_err(said)?;
-        let verified = authorities().verify(&envelope).map_err(said)?;
+        let verified = authorities(2).verify(&envelope).map_err(said)?;
         lifecycle::renew(&lease(), verified).map(drop).map_err(said)
     });
 }
