@@ -8,7 +8,7 @@ use std::{
 };
 
 use serde::{Deserialize, Deserializer, de};
-use types::config::{Authority, MAX_CONFIG, NodeSpec, Seed};
+use types::config::{Authority, Explained, MAX_CONFIG, NodeSpec, Seed, explain};
 
 use crate::prefix::Prefix;
 
@@ -152,7 +152,7 @@ pub enum ConfigError {
     #[error("cannot read {}", path.display())]
     Text { path: PathBuf, source: types::config::ConfigError },
     #[error("{} is not a gateway configuration", path.display())]
-    Form { path: PathBuf, source: toml::de::Error },
+    Form { path: PathBuf, source: Explained },
 }
 
 impl GatewayConfig {
@@ -165,7 +165,12 @@ impl GatewayConfig {
             .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
         let text = NodeSpec::text(&bytes)
             .map_err(|source| ConfigError::Text { path: path.to_owned(), source })?;
-        toml::from_str(text).map_err(|source| ConfigError::Form { path: path.to_owned(), source })
+        Self::parse(text).map_err(|source| ConfigError::Form { path: path.to_owned(), source })
+    }
+
+    /// Reads the text of such a file.
+    pub fn parse(text: &str) -> Result<Self, Explained> {
+        toml::from_str(text).map_err(|error| explain(text, &error))
     }
 
     /// Returns where the private key is.
@@ -202,21 +207,25 @@ mod tests {
 
     #[test]
     fn unknown_keys_are_refused_by_name() {
-        let refusal = toml::from_str::<GatewayConfig>("htpp = \"127.0.0.1:1\"").expect_err("typo");
-        assert!(refusal.message().contains("htpp"), "{refusal}");
-        let config: GatewayConfig = toml::from_str("http = \"127.0.0.1:1\"").expect("valid");
+        let refusal = GatewayConfig::parse("htpp = \"127.0.0.1:1\"").expect_err("typo").to_string();
+        assert!(refusal.contains("`htpp`") && refusal.contains("is `http` meant?"), "{refusal}");
+        let config = GatewayConfig::parse("http = \"127.0.0.1:1\"").expect("valid");
         assert_eq!(config.http.port(), 1);
     }
 
     #[test]
     fn values_with_which_nobody_is_served_are_refused() {
-        let told =
-            |text: &str| toml::from_str::<GatewayConfig>(text).expect_err("refused").to_string();
+        let told = |text: &str| GatewayConfig::parse(text).expect_err("refused").to_string();
         for key in ["connections", "node_ms", "ping_ms"] {
             let told = told(&format!("[limits]\n{key} = 0"));
             assert!(told.contains("line 2") && told.contains("1 or more is right"), "{told}");
         }
         assert!(told("max_store = 0").contains("1 or more is right"));
+        let word = told("max_store = \"1 GB\"");
+        assert!(
+            word.contains("max_store: found string \"1 GB\"; a whole number, 0 or more"),
+            "{word}"
+        );
         let port = told("http = \"8080\"");
         assert!(port.contains("line 1") && port.contains("0.0.0.0:8080"), "{port}");
         assert!(told("overlay = \"gw.example:4600\"").contains("is not an IP address and port"));

@@ -9,7 +9,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use types::config::{ConfigError, NodeSpec};
+use types::config::{ConfigError, Explained, NodeSpec};
 use update::disk::{Slice, esp as volume, gpt::BlockSize, medium};
 use update::secure_boot::Variable;
 
@@ -189,7 +189,7 @@ fn is_same(one: &ConfigError, other: &ConfigError) -> bool {
 /// What is wrong, without where.
 fn words(error: &ConfigError) -> Vec<String> {
     match error {
-        ConfigError::Document { message, .. } => vec![message.clone()],
+        ConfigError::Document(Explained { message, .. }) => vec![message.clone()],
         ConfigError::Value { said, right, .. } => vec![said.clone(), right.clone()],
         ConfigError::TooLarge { .. } | ConfigError::Encoding { .. } => vec![error.to_string()],
     }

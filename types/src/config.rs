@@ -365,10 +365,20 @@ pub enum ConfigError {
     TooLarge { found: usize },
     #[error("configuration line {line}: {found}; save it as UTF-8 (Notepad: Save as, Encoding)")]
     Encoding { line: usize, found: &'static str },
-    #[error("configuration line {line}, column {column}: {message}")]
-    Document { line: usize, column: usize, message: String },
+    #[error("configuration {0}")]
+    Document(Explained),
     #[error("configuration line {line}: {said}: {right}")]
     Value { line: usize, said: String, right: String },
+}
+
+/// What is wrong in a TOML document, in words for who wrote it, and where. Lines and columns count from 1.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("line {line}, column {column}: {message}")]
+#[allow(missing_docs, reason = "the message is the doc")]
+pub struct Explained {
+    pub line: usize,
+    pub column: usize,
+    pub message: String,
 }
 
 impl NodeSpec {
@@ -390,12 +400,8 @@ impl NodeSpec {
     /// Parses a configuration document.
     pub fn parse(bytes: &[u8]) -> Result<Self, ConfigError> {
         let text = Self::text(bytes)?;
-        let spec: Self = toml::from_str(text).map_err(|error| {
-            let offset = error.span().map_or(0, |span| span.start);
-            let (line, column) = line_and_column(text, offset);
-            let message = words::told(text, offset, error.message());
-            ConfigError::Document { line, column, message }
-        })?;
+        let spec: Self =
+            toml::from_str(text).map_err(|error| ConfigError::Document(explain(text, &error)))?;
         check::check(&spec).map_err(|fault| {
             let (offset, said) = place::find(text, &fault.key);
             let (line, _) = line_and_column(text, offset);
@@ -403,6 +409,14 @@ impl NodeSpec {
         })?;
         Ok(spec)
     }
+}
+
+/// Says what the TOML reader found in a document in words for who wrote it, and where: a node's
+/// configuration, or another file of ours that people write.
+pub fn explain(text: &str, error: &toml::de::Error) -> Explained {
+    let offset = error.span().map_or(0, |span| span.start);
+    let (line, column) = line_and_column(text, offset);
+    Explained { line, column, message: words::told(text, offset, error.message()) }
 }
 
 /// What a document is that has zero bytes: every letter of UTF-16 has one in the place of half of it.

@@ -16,7 +16,9 @@ fn smallest_document_is_enough() {
 #[test]
 fn unknown_key_is_named_with_its_line() {
     let refusal = NodeSpec::parse(document("nmae = \"x\"").as_bytes()).expect_err("typo");
-    let ConfigError::Document { line, message, .. } = refusal else { panic!("{refusal}") };
+    let ConfigError::Document(Explained { line, message, .. }) = refusal else {
+        panic!("{refusal}")
+    };
     assert_eq!(line, 2);
     assert!(message.contains("nmae"), "{message}");
 }
@@ -32,7 +34,7 @@ fn wrong(text: &str) -> (usize, String, String) {
 /// The same of a value that none of its type is.
 fn unreadable(text: &str) -> (usize, String) {
     match NodeSpec::parse(text.as_bytes()) {
-        Err(ConfigError::Document { line, message, .. }) => (line, message),
+        Err(ConfigError::Document(Explained { line, message, .. })) => (line, message),
         other => panic!("{other:?}"),
     }
 }
@@ -268,5 +270,5 @@ fn faults_of_uplinks_name_their_key() {
 #[test]
 fn other_versions_are_refused() {
     let refusal = NodeSpec::parse(b"version = 2\n").expect_err("unknown version");
-    assert!(matches!(refusal, ConfigError::Document { line: 1, .. }), "{refusal}");
+    assert!(matches!(refusal, ConfigError::Document(Explained { line: 1, .. })), "{refusal}");
 }

@@ -441,7 +441,7 @@ fn is_hardware_address(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{ConfigError, NodeSpec};
+    use crate::config::{ConfigError, Explained, NodeSpec};
 
     fn parse(uplinks: &str) -> Result<NodeSpec, ConfigError> {
         let key = "01".repeat(32);
@@ -504,7 +504,9 @@ mod tests {
     #[test]
     fn unknown_keys_are_named_with_their_line() {
         let text = "[[network.uplinks]]\nname = \"a\"\ncard = { name = \"eth0\" }\nmut = 1500\n";
-        let Err(ConfigError::Document { line, message, .. }) = parse(text) else { panic!("typo") };
+        let Err(ConfigError::Document(Explained { line, message, .. })) = parse(text) else {
+            panic!("typo")
+        };
         assert_eq!(line, 8);
         assert!(message.contains("mut"), "{message}");
     }

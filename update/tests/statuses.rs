@@ -79,7 +79,11 @@ fn good_ends_and_wrong_command_lines() {
     check(bench.run(&["refresh"]), 0, "");
     check(bench.run(&["get"]), 2, "NAME");
     check(bench.run_at("ftp://a.example", &["refresh"]), 5, "not an https, http or file URL");
-    check(bench.run_at("http://127.0.0.1:1", &["refresh"]), 5, "cannot connect to 127.0.0.1");
+    check(
+        bench.run_at("http://127.0.0.1:1", &["refresh"]),
+        5,
+        "cannot connect to 127.0.0.1, port 1",
+    );
 }
 
 #[test]

@@ -16,6 +16,7 @@ use std::{
     net::IpAddr,
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
 use ed25519_dalek::SigningKey;
@@ -85,6 +86,10 @@ pub(crate) const NODE_KEY: &str = "node.key";
 /// hundreds of processors have them for tenants.
 const WORKERS: usize = 4;
 
+/// When begins what nobody waits for: sooner, it would only make the start longer. Less than a start that fails
+/// takes to be given up.
+const AFTER_START: Duration = Duration::from_secs(2);
+
 /// Returns the release that runs: the image's, or the one that this program was built for where there
 /// is no image.
 pub fn release() -> String {
@@ -138,11 +143,10 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
     let (views, chores) = start_views(node);
     let pages = &views.pages;
     tokio::spawn(space::watch(&[STATE, DATA]));
-    // Files have their names whatever becomes of this start.
+    // Files get their names whatever becomes of this start.
     tokio::spawn(volumes::watch());
     let found = config::settled(Path::new("/")).await;
-    // Nothing waits for it: it counts for nothing, but somebody meant it all the same.
-    tokio::task::spawn_blocking(tell_unreadable);
+    tokio::spawn(tell_unreadable());
     if let Some(reason) = lost {
         // The document may be another one by now.
         if let Some(spec) = volumes::asks_for_another_node(&found) {
@@ -196,11 +200,16 @@ fn remind_firmware() {
     }
 }
 
-/// Tells of volumes that are called as one with a configuration, and cannot be read.
-fn tell_unreadable() {
-    for error in config::unreadable(Path::new("/")) {
-        eprintln!("{}", Event::Trouble { place: "configuration", reason: chain(&error) });
-    }
+/// Tells of volumes that are called as one with a configuration, and cannot be read. They count for nothing, but
+/// somebody meant them all the same; so nothing waits for it.
+async fn tell_unreadable() {
+    tokio::time::sleep(AFTER_START).await;
+    let told = tokio::task::spawn_blocking(|| {
+        for error in config::unreadable(Path::new("/")) {
+            eprintln!("{}", Event::Trouble { place: "configuration", reason: chain(&error) });
+        }
+    });
+    told.await.expect("nothing in it panics, and nothing cancels it");
 }
 
 /// Does what the configuration wants before the node serves: keys for firmware, and an installation, after
@@ -250,7 +259,7 @@ async fn give_up(init: &Init, reason: String, pages: &watch::Sender<Page>) -> ! 
     eprintln!("{}", Event::Trouble { place: "start", reason: reason.clone() });
     pages.send_modify(|page| page.error.clone_from(&reason));
     orphans::watch_over(init, &reason, pages).await;
-    tokio::time::sleep(std::time::Duration::from_secs(3)).await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
     std::process::exit(1)
 }
 
@@ -512,15 +521,17 @@ fn start_clock(
 ) -> Clock {
     let resolver: Resolver = uplinks.resolver();
     let servers = spec.time.ntp.clone();
-    let roots = match &spec.time.nts_roots {
-        None => Roots::public(),
-        Some(text) => Roots::from_pem(text).unwrap_or_else(|error| {
+    let given = spec.time.nts_roots.as_ref().map(|text| Roots::from_pem(text));
+    let given = given.and_then(|roots| {
+        let tell = |error| {
             eprintln!("{}", Event::Trouble { place: "time", reason: chain(&error) });
-            Roots::public()
-        }),
-    };
-    let servers_of_nts = spec.time.nts.clone();
-    let nts = (!servers_of_nts.is_empty()).then_some(NtsConfig { servers: servers_of_nts, roots });
+        };
+        roots.map_err(tell).ok()
+    });
+    let nts = (!spec.time.nts.is_empty()).then(|| NtsConfig {
+        servers: spec.time.nts.clone(),
+        roots: given.unwrap_or_else(Roots::public),
+    });
     let network = uplinks.status();
     Clock::start(ClockConfig { seen, confirmed, agreed, servers, nts, network, resolver })
 }
@@ -539,7 +550,7 @@ async fn show(pages: watch::Sender<Page>, shown: Shown) {
     let Shown { uplinks, notice, machines, overlay, clock } = shown;
     let mut network = uplinks.status();
     let mut snapshot = machines.snapshot();
-    let mut tick = tokio::time::interval(std::time::Duration::from_secs(2));
+    let mut tick = tokio::time::interval(Duration::from_secs(2));
     let mut online = Vec::new();
     loop {
         let status = network.borrow_and_update().clone();

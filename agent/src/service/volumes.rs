@@ -13,7 +13,7 @@ use std::{
 use types::config::NodeSpec;
 use update::disk::layout;
 
-use super::{DATA, STATE};
+use super::{AFTER_START, DATA, STATE};
 use crate::{
     config::{Found, Source},
     events::Event,
@@ -100,6 +100,7 @@ pub(super) fn asks_for_another_node(found: &Found) -> Option<&NodeSpec> {
 /// Gives new files their names, writes what only STATE's journal has to its place, and tells errors in the
 /// volumes' file systems, for ever.
 pub(super) async fn watch() {
+    tokio::time::sleep(AFTER_START).await;
     let mut told = BTreeMap::new();
     loop {
         let looked = tokio::task::spawn_blocking(move || {

@@ -9,7 +9,7 @@ use lease::{
 };
 use serde_json::json;
 use types::{
-    config::Authority,
+    config::{Authority, explain},
     ids::MachineId,
     node::MachineShape,
     units::{Mebibytes, UnixSeconds},
@@ -142,11 +142,8 @@ fn from_file(path: &Path) -> Result<Lease, CliError> {
     if path.extension().is_some_and(|extension| extension == "json") {
         return serde_json::from_str(&text).map_err(|error| wrong(&what, error));
     }
-    toml::from_str(&text).map_err(|error| {
-        let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
-        let line = before.matches('\n').count() + 1;
-        CliError::Usage { message: format!("{what}: line {line}: {}", error.message()) }
-    })
+    toml::from_str(&text)
+        .map_err(|error| CliError::Usage { message: format!("{what}: {}", explain(&text, &error)) })
 }
 
 fn random_id() -> Result<MachineId, CliError> {

@@ -33,8 +33,8 @@ const PIECE: usize = 64 << 10;
 pub enum FetchError {
     #[error("{url:?} is not an https, http or file URL")]
     Url { url: String },
-    #[error("cannot connect to {host}")]
-    Connect { host: String, source: io::Error },
+    #[error("cannot connect to {host}, port {port}")]
+    Connect { host: String, port: u16, source: io::Error },
     #[error(
         "no answer, or too little of it, from {url} in the time that it has ({seconds} s without a byte)"
     )]

@@ -125,7 +125,7 @@ impl Http {
         let bare = host.trim_start_matches('[').trim_end_matches(']');
         let secure = uri.scheme_str() == Some("https");
         let port = uri.port_u16().unwrap_or(if secure { 443 } else { 80 });
-        let failed = |source| FetchError::Connect { host: host.to_owned(), source };
+        let failed = |source| FetchError::Connect { host: host.to_owned(), port, source };
         let tcp = within(uri, deadline, self.tcp(bare, port)).await?.map_err(failed)?;
         tcp.set_nodelay(true).map_err(failed)?;
         if !secure {
