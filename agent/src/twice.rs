@@ -138,9 +138,15 @@ fn length(path: &Path, found: usize, wanted: usize) -> io::Error {
 }
 
 fn mend<const N: usize>(path: &Path, secret: &[u8; N]) -> io::Result<()> {
+    set_aside(path)?;
+    replace(path, secret)
+}
+
+/// Keeps a damaged file under another name, if it is there at all.
+pub(crate) fn set_aside(path: &Path) -> io::Result<()> {
     match fs::rename(path, with_end(path, DAMAGED)) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        Err(_) | Ok(()) => replace(path, secret),
+        Err(_) | Ok(()) => Ok(()),
     }
 }
 

@@ -92,6 +92,39 @@ fn a_node_comes_up_as_itself_whatever_file_of_its_state_is_altered() {
     assert!(told > 2 * PLACES.len(), "{told}");
 }
 
+#[test]
+fn a_configuration_that_the_disk_altered_is_made_anew_and_one_that_was_written_counts() {
+    if let Some(reason) = LoneAgent::missing() {
+        println!("skipped: a node over a damaged configuration: {reason}");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let start = |number: u32| {
+        // The same files as before, not others that hold the same.
+        let (last, now) = (number - 1, folder.path().join(number.to_string()));
+        fs::create_dir_all(&now).unwrap();
+        fs::rename(folder.path().join(last.to_string()).join("state"), now.join("state")).unwrap();
+        let agent = LoneAgent::start(&program("agent").unwrap(), &now, CONFIG).unwrap();
+        (agent.said(), now.join("state/holdfast.toml"))
+    };
+    fs::create_dir_all(folder.path().join("0/state")).unwrap();
+    fs::write(folder.path().join("0/state/holdfast.toml"), CONFIG).unwrap();
+    let (said, path) = start(1);
+    assert!(!said.contains("place=configuration"), "{said}");
+
+    let then = fs::metadata(&path).unwrap().modified().unwrap();
+    fs::write(&path, CONFIG.replace("lone", "lomg")).unwrap();
+    File::options().write(true).open(&path).unwrap().set_modified(then).unwrap();
+    let (said, path) = start(2);
+    assert!(said.contains("the disk had altered it, and was made anew of its copy"), "{said}");
+    assert_eq!(fs::read_to_string(&path).unwrap(), CONFIG);
+
+    fs::write(&path, CONFIG.replace("lone", "other")).unwrap();
+    let (said, path) = start(3);
+    assert!(!said.contains("place=configuration"), "{said}");
+    assert_eq!(fs::read_to_string(&path).unwrap(), CONFIG.replace("lone", "other"));
+}
+
 /// A small file system that is unmounted at the end.
 struct Small(PathBuf);
 

@@ -7,6 +7,7 @@
 //! other means asks nobody.
 
 mod iso;
+pub mod kept;
 pub mod labels;
 pub mod provision;
 pub mod reference;

@@ -128,6 +128,7 @@ async fn run(init: Init, notices: mpsc::Receiver<Notice>) {
         locked::wait(&init, &reason).await;
     }
     volumes::settle();
+    config::kept::settle(Path::new(STATE));
     remind_firmware();
     let (key, lost) = match identity::own_key().await {
         Ok(found) => found,
