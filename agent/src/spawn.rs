@@ -74,6 +74,16 @@ pub enum Request {
     Settled,
 }
 
+/// What both tell each other before anything else, where the agent was started to open the volumes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Milestone {
+    /// The agent opened what can be opened, and had it checked.
+    VolumesOpen,
+    /// init mounted it: the agent goes on as the node's service.
+    VolumesMounted,
+}
+
 /// When a machine has to end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

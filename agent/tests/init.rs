@@ -16,7 +16,7 @@ use std::{
 };
 
 use agent::init::{
-    serve,
+    serve::{self, Programs},
     shutdown::{AGENT_GRACE, AGENT_KILL, SYNC_LIMIT},
     watchdog::Watchdogs,
 };
@@ -35,7 +35,9 @@ fn main() {
         return if part == "crashing" { crash() } else { stay() };
     }
     if arguments.get(1).is_some_and(|word| word == "init") {
-        serve::run(Watchdogs::default(), &Path::new(&arguments[2]).join("agent"), None);
+        let agent = Path::new(&arguments[2]).join("agent");
+        let programs = Programs { agent: &agent, waiting: None, dashboard: None };
+        serve::run(Watchdogs::default(), programs);
     }
     if let Some(reason) = missing() {
         println!("skipped: init: {reason}");

@@ -4,13 +4,14 @@
 
 use std::process::ExitCode;
 
+use agent::service::Start;
+
 fn main() -> ExitCode {
     match std::env::args().nth(1).as_deref() {
-        // Init has the volumes opened and checked by this program, too, before it mounts them.
-        Some(agent::init::unlock::WORD) => agent::seal::unlock::main(),
         // The service has its store looked at.
-        Some(agent::machines::damage::WORD) => return agent::machines::damage::main(),
-        _ => agent::service::main(),
+        Some(agent::machines::damage::WORD) => agent::machines::damage::main(),
+        // Init has the volumes opened and checked by this process, too, before it mounts them.
+        Some(agent::init::unlock::WORD) => agent::service::main(Start::AtTheVolumes),
+        _ => agent::service::main(Start::AtTheService),
     }
-    ExitCode::SUCCESS
 }

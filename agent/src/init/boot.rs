@@ -21,10 +21,13 @@ use rustix::{
 use update::disk::layout;
 
 use super::{
+    agent::Agent,
     kmsg::{self, Level},
     machines::Machines,
     mounts::{self, Entry, Mounted, Need},
-    own_disks, partitions, serial, serve, settings, unlock,
+    own_disks, partitions, serial,
+    serve::{self, Programs},
+    settings, unlock,
     watchdog::Watchdogs,
 };
 use crate::{assign::lent, efivars, events::Event, updates::mark};
@@ -56,6 +59,8 @@ struct Boot {
     begin: Instant,
     made: Vec<Mounted>,
     watchdogs: Option<Watchdogs>,
+    /// What opened the volumes, and waits until they are mounted.
+    agent: Option<Agent>,
 }
 
 /// One phase: its name, and what it does. A phase that fails is reported and the boot goes on:
@@ -75,10 +80,10 @@ const PHASES: &[Phase] = &[
     Phase { name: "release", act: keep_release },
     Phase { name: "customised", act: keep_customised },
     Phase { name: "root", act: enter_root },
+    Phase { name: "limits", act: raise_limits },
     Phase { name: "late-mounts", act: late_mounts },
     Phase { name: "verify-mounts", act: verify_mounts },
     Phase { name: "cgroups", act: |_| Machines::prepare_cgroups() },
-    Phase { name: "limits", act: raise_limits },
     Phase { name: "host-name", act: |_| Ok(sethostname(b"holdfast")?) },
     Phase { name: "ctrl-alt-del", act: |_| Ok(reboot(RebootCommand::CadOff)?) },
 ];
@@ -86,7 +91,7 @@ const PHASES: &[Phase] = &[
 /// Runs PID 1. Never returns.
 pub fn run() -> ! {
     install_panic_hook();
-    let mut boot = Boot { begin: Instant::now(), made: Vec::new(), watchdogs: None };
+    let mut boot = Boot { begin: Instant::now(), made: Vec::new(), watchdogs: None, agent: None };
     for Phase { name, act } in PHASES {
         if let Err(error) = act(&mut boot) {
             kmsg::line(Level::Error, &format!("init: phase {name} failed: {error}"));
@@ -94,7 +99,12 @@ pub fn run() -> ! {
     }
     let watchdogs = boot.watchdogs.take().unwrap_or_else(|| Watchdogs::arm().0);
     kmsg::event(&Event::InitReady { ms: boot.begin.elapsed().as_millis() });
-    serve::run(watchdogs, Path::new(AGENT), Some(Path::new(DASHBOARD)))
+    let programs = Programs {
+        agent: Path::new(AGENT),
+        waiting: boot.agent,
+        dashboard: Some(Path::new(DASHBOARD)),
+    };
+    serve::run(watchdogs, programs)
 }
 
 fn early_mounts(boot: &mut Boot) -> io::Result<()> {
@@ -146,7 +156,7 @@ fn open_volumes(boot: &mut Boot) -> io::Result<()> {
     let opened = if names.iter().any(|name| is_there(name) || !partitions::foreign(name).is_empty())
     {
         // Which may find that one of the others is this server's.
-        unlock::run(Path::new(AGENT), boot.watchdogs.as_mut())
+        unlock::run(Path::new(AGENT), boot.watchdogs.as_mut()).map(|agent| boot.agent = Some(agent))
     } else {
         Ok(())
     };

@@ -7,6 +7,7 @@
 //! Cores (`supervise`, `ends`, `shutdown`, `logs`, the table in `mounts`) own no clock and no descriptor;
 //! `boot` and `serve` are the shell around them.
 
+pub mod agent;
 pub mod boot;
 pub mod ends;
 pub mod kmsg;

@@ -1,12 +1,7 @@
 //! The loop of PID 1: signals, the agent's requests, output of children, deadlines.
 
 use std::{
-    ffi::CString,
-    fs,
-    os::{
-        fd::{AsFd, OwnedFd},
-        unix::ffi::OsStrExt,
-    },
+    os::fd::{AsFd, OwnedFd},
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -23,12 +18,12 @@ use rustix::{
 use types::ids::MachineId;
 
 use super::{
+    agent::Agent,
     boot,
     ends::Ends,
     kmsg::{self, Level},
-    logs::Lines,
-    machines::{self, Machines},
-    memory, power, reap,
+    machines::Machines,
+    power, reap,
     screen::{Screen, Whose},
     shutdown::{Facts, MACHINES_GRACE, Presence, SYNC_LIMIT, Shutdown, Step},
     silent,
@@ -38,18 +33,25 @@ use super::{
 };
 use crate::{
     events::Event,
-    spawn::{self, Action, Answer, Ending, PacketError, Request},
-    sys::child::{self, Child},
+    spawn::{self, Action, Answer, Ending, Milestone, PacketError, Request},
 };
 
 /// Requests handled in one turn, so that an agent that floods cannot keep init from its loop.
 const MAX_REQUESTS: usize = 32;
 
-/// Descriptors the agent may hold.
-const AGENT_FILES: u64 = 65_536;
+/// What the loop starts.
+#[derive(Debug)]
+pub struct Programs<'a> {
+    /// The agent's.
+    pub agent: &'a Path,
+    /// An agent that runs, and waits to be told that the volumes are mounted.
+    pub waiting: Option<Agent>,
+    /// The screen's.
+    pub dashboard: Option<&'a Path>,
+}
 
-/// Runs the loop, with `agent` as the agent's program and `dashboard` as the screen's. Never returns.
-pub fn run(watchdogs: Watchdogs, agent: &Path, dashboard: Option<&Path>) -> ! {
+/// Runs the loop. Never returns.
+pub fn run(watchdogs: Watchdogs, programs: Programs<'_>) -> ! {
     let signals = block_signals();
     let buttons = power::listen()
         .inspect_err(|error| {
@@ -62,12 +64,15 @@ pub fn run(watchdogs: Watchdogs, agent: &Path, dashboard: Option<&Path>) -> ! {
         machines: Machines::default(),
         ends: Ends::default(),
         supervisor: Supervisor::default(),
-        program: agent.to_owned(),
+        program: programs.agent.to_owned(),
         agent: None,
         shutdown: None,
-        screen: Screen::new(dashboard.map(Path::to_owned)),
+        screen: Screen::new(programs.dashboard.map(Path::to_owned)),
         trial: Trial::new(Instant::now(), trial::read(), trial::limit()),
     };
+    if let Some(agent) = programs.waiting {
+        init.release(agent);
+    }
     loop {
         init.turn(Instant::now());
         init.wait(&signals, buttons.as_ref());
@@ -100,15 +105,6 @@ struct Init {
     trial: Trial,
 }
 
-#[derive(Debug)]
-struct Agent {
-    pid: Pid,
-    pidfd: OwnedFd,
-    socket: Option<OwnedFd>,
-    output: Option<OwnedFd>,
-    lines: Lines,
-}
-
 impl Init {
     /// Everything that time alone makes due.
     fn turn(&mut self, now: Instant) {
@@ -139,13 +135,8 @@ impl Init {
     }
 
     fn start_agent(&mut self, now: Instant) {
-        match launch_agent(&self.program) {
-            Ok(agent) => {
-                let starts = self.supervisor.handle_started(now);
-                let pid = agent.pid.as_raw_nonzero().get();
-                kmsg::event(&Event::AgentStarted { pid, starts });
-                self.agent = Some(agent);
-            }
+        match Agent::launch(&self.program, None) {
+            Ok(agent) => self.take_on(agent, now),
             Err(error) => {
                 let delay = self.supervisor.handle_ended(now);
                 let program = self.program.display();
@@ -153,6 +144,22 @@ impl Init {
                 kmsg::line(Level::Error, &text);
             }
         }
+    }
+
+    /// Lets an agent that waits go on.
+    fn release(&mut self, agent: Agent) {
+        let told = agent.socket.as_ref().map(|it| spawn::send(it, &Milestone::VolumesMounted, &[]));
+        if let Some(Err(error)) = told {
+            kmsg::line(Level::Error, &format!("init: agent not told: {}", boot::chain(&error)));
+        }
+        self.take_on(agent, Instant::now());
+    }
+
+    fn take_on(&mut self, agent: Agent, now: Instant) {
+        let starts = self.supervisor.handle_started(now);
+        let pid = agent.pid.as_raw_nonzero().get();
+        kmsg::event(&Event::AgentStarted { pid, starts });
+        self.agent = Some(agent);
     }
 
     fn begin_shutdown(&mut self, action: Action, because: &'static str) {
@@ -183,8 +190,7 @@ impl Init {
 
     fn signal_agent(&self, signal: rustix::process::Signal) {
         if let Some(agent) = &self.agent {
-            // It may have ended just now; the reaper will tell.
-            let _ = rustix::process::pidfd_send_signal(&agent.pidfd, signal);
+            agent.signal(signal);
         }
     }
 
@@ -310,17 +316,9 @@ impl Init {
     }
 
     fn handle_agent_output(&mut self) {
-        let Some(agent) = &mut self.agent else { return };
-        let Some(output) = &agent.output else { return };
-        let now = Instant::now();
-        let lines = match machines::read_lines(output, &mut agent.lines, now) {
-            Some(lines) => lines,
-            None => {
-                agent.output = None;
-                agent.lines.handle_end(now)
-            }
-        };
-        lines.iter().for_each(|line| kmsg::line(Level::Notice, line));
+        if let Some(agent) = &mut self.agent {
+            agent.log_output();
+        }
     }
 
     fn handle_requests(&mut self) {
@@ -387,30 +385,6 @@ enum Source {
     AgentOutput,
     ScreenOutput,
     MachineOutput(MachineId),
-}
-
-fn launch_agent(program: &Path) -> std::io::Result<Agent> {
-    let (socket, theirs) = spawn::pair()?;
-    let (output, input) = machines::pipe()?;
-    let null = fs::File::open("/dev/null")?;
-    let program = CString::new(program.as_os_str().as_bytes())?;
-    let (pid, pidfd) = child::start(Child {
-        arguments: vec![program.clone()],
-        program,
-        files: vec![null.into(), input.try_clone()?, input, theirs],
-        namespaces: 0,
-        limits: vec![(libc::RLIMIT_NOFILE, AGENT_FILES), (libc::RLIMIT_CORE, 0)],
-        cgroup: None,
-        user: None,
-    })?;
-    machines::rank(pid, memory::AGENT);
-    Ok(Agent {
-        pid,
-        pidfd,
-        socket: Some(socket),
-        output: Some(output),
-        lines: Lines::new("agent: ".to_owned()),
-    })
 }
 
 /// Writes everything, unmounts, and leaves to the kernel.

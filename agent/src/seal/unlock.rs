@@ -1,8 +1,8 @@
-//! Opening the volumes at the start, and having their file systems checked: a program of its own, which init
+//! Opening the volumes at the start, and having their file systems checked: by the agent's process, which init
 //! starts before it mounts them and waits for with a deadline. What a TPM or a disk says never reaches PID 1.
 //!
-//! Whatever comes of it, PCR 15 is extended in the end: no program that starts later gets a key from
-//! the TPM any more.
+//! Whatever comes of it, PCR 15 is extended in the end: nothing that runs later, the agent's service among it,
+//! gets a key from the TPM any more.
 
 use std::{
     fs, io,
@@ -46,22 +46,36 @@ const RELEASE: &str = "run/holdfast/release";
 /// How long opening may take. A slow TPM takes seconds to make its storage key.
 const LIMIT: Duration = Duration::from_secs(90);
 
+/// What came of opening.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Opening {
+    /// It was done: what could be opened is open.
+    Done,
+    /// A TPM or a disk did not answer. A thread waits for it still.
+    GivenUp,
+}
+
 /// Opens what can be opened, reports, and has what is open checked. A TPM or a disk that does not answer keeps
 /// nobody from looking at what is open all the same.
-pub fn main() {
+pub fn open_and_check(root: &'static Path) -> Opening {
     crate::init::kmsg::open();
-    let root = Path::new("/");
     let (tell_end, end) = mpsc::channel();
     thread::spawn(move || {
         unlock(root);
         // Who waits no longer has said so.
         tell_end.send(()).ok();
     });
-    if end.recv_timeout(LIMIT) == Err(RecvTimeoutError::Timeout) {
-        let reason = format!("opening them was not done after {} s", LIMIT.as_secs());
-        crate::init::kmsg::event(&Event::Trouble { place: "volumes", reason });
-    }
+    let opening = match end.recv_timeout(LIMIT) {
+        Ok(()) => Opening::Done,
+        Err(RecvTimeoutError::Disconnected) => Opening::GivenUp,
+        Err(RecvTimeoutError::Timeout) => {
+            let reason = format!("opening them was not done after {} s", LIMIT.as_secs());
+            crate::init::kmsg::event(&Event::Trouble { place: "volumes", reason });
+            Opening::GivenUp
+        }
+    };
     check::all(root);
+    opening
 }
 
 fn unlock(root: &Path) {

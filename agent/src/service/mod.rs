@@ -6,6 +6,7 @@ mod identity;
 mod listen;
 mod offered;
 mod orphans;
+mod process;
 mod server;
 mod space;
 mod trust;
@@ -67,12 +68,13 @@ use crate::{
         uplinks::{Delegation, StableSecret},
     },
     seal::locked,
-    spawn::{self, Console},
-    sys, tasks,
+    spawn::Console,
+    tasks,
     time::{Clock, ClockConfig, NtsConfig, nts::establish::Roots},
     updates,
 };
 
+pub use self::process::{Start, main};
 use self::{chores::Chores, server::Server};
 
 pub(crate) const STATE: &str = "/state";
@@ -81,10 +83,6 @@ const DATA: &str = "/data";
 const DISK_KEYS: &str = "disk-keys";
 /// The file in STATE with the node's key.
 pub(crate) const NODE_KEY: &str = "node.key";
-
-/// Threads that tasks run on. They wait more than they work, some of them for disks, and servers with
-/// hundreds of processors have them for tenants.
-const WORKERS: usize = 4;
 
 /// When begins what nobody waits for: sooner, it would only make the start longer. Less than a start that fails
 /// takes to be given up.
@@ -95,27 +93,6 @@ const AFTER_START: Duration = Duration::from_secs(2);
 pub fn release() -> String {
     let image = updates::running_release().map(|release| release.to_string());
     image.unwrap_or_else(|| env!("CARGO_PKG_VERSION").to_owned())
-}
-
-/// Runs the agent until it is told to end.
-pub fn main() {
-    let Some(socket) = sys::descriptor::inherited(spawn::AGENT_FD) else {
-        eprintln!("agent: descriptor 3 is not open; this program is started by init");
-        std::process::exit(1);
-    };
-    let mut builder = tokio::runtime::Builder::new_multi_thread();
-    let runtime = match builder.worker_threads(WORKERS).enable_all().build() {
-        Ok(runtime) => runtime,
-        Err(error) => fail("runtime", &error),
-    };
-    let (init, notices) = match runtime.block_on(async { Init::start(socket) }) {
-        Ok(started) => started,
-        Err(error) => fail("init", &error),
-    };
-    runtime.block_on(run(init, notices));
-    // Nothing is left to do: tasks are not taken apart one by one, which some would call a fault, and
-    // what hangs in a disk is not waited for.
-    std::process::exit(0)
 }
 
 fn fail(place: &'static str, error: &(dyn std::error::Error + 'static)) -> ! {

@@ -2,12 +2,16 @@
 
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
 
-/// Takes descriptor `number`, which the parent left open; `None` when it is not open.
+use rustix::io::FdFlags;
+
+/// Takes descriptor `number`, which the parent left open; `None` when it is not open. Programs that this one
+/// executes do not get it.
 ///
 /// Each number may be taken once, before anything else opens descriptors.
 pub(crate) fn inherited(number: i32) -> Option<OwnedFd> {
-    // SAFETY: only asks for the flags; a closed number is answered with an error.
-    let open = unsafe { rustix::io::fcntl_getfd(BorrowedFd::borrow_raw(number)) }.is_ok();
+    // SAFETY: only sets the flag; a closed number is answered with an error.
+    let number_of = unsafe { BorrowedFd::borrow_raw(number) };
+    let open = rustix::io::fcntl_setfd(number_of, FdFlags::CLOEXEC).is_ok();
     // SAFETY: it is open, and by this function's contract nobody else owns it.
     open.then(|| unsafe { OwnedFd::from_raw_fd(number) })
 }
