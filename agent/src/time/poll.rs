@@ -123,7 +123,7 @@ impl Poller {
         for Asked { sample, failed } in asked.join_all().await {
             for (address, error) in &failed {
                 if let SourceError::Refused { refusal: Refusal::KissOfDeath { code }, .. } = error {
-                    self.manners.handle_kiss(Instant::now(), &address.to_string(), *code);
+                    self.manners.handle_kiss(Instant::now(), &address.to_string(), code.0);
                 }
             }
             match sample {

@@ -60,7 +60,7 @@ impl SecureError {
     /// Returns the kiss code, when the server sent one.
     pub(super) fn kiss(&self) -> Option<[u8; 4]> {
         match self {
-            Self::Refused { refusal: Refusal::KissOfDeath { code }, .. } => Some(*code),
+            Self::Refused { refusal: Refusal::KissOfDeath { code }, .. } => Some(code.0),
             Self::Resolve(_)
             | Self::Absent { .. }
             | Self::Establish { .. }

@@ -16,6 +16,8 @@
 //! | 32     | 8    | receive timestamp                                 |
 //! | 40     | 8    | transmit timestamp                                |
 
+use std::fmt;
+
 /// Length of a packet without extensions.
 pub const PACKET: usize = 48;
 /// UDP port of servers.
@@ -78,12 +80,29 @@ pub enum Refusal {
     Origin,
     #[error("the server says its clock is not set")]
     Unsynchronized,
-    #[error("the server asks to be left alone (code {code:?})")]
-    KissOfDeath { code: [u8; 4] },
+    #[error("the server {code}")]
+    KissOfDeath { code: KissCode },
     #[error("the answer's times contradict each other")]
     Contradiction,
     #[error("the server says it may be off by more than 16 s")]
     Inaccurate,
+}
+
+/// Why a server tells no time, in four letters. Source: RFC 5905 §7.4, figure 13.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KissCode(pub [u8; 4]);
+
+impl fmt::Display for KissCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let meaning = match &self.0 {
+            b"INIT" => "has not set its own clock yet",
+            b"STEP" => "has just set its own clock, and is not sure of it yet",
+            b"RATE" => "wants to be asked less often",
+            b"DENY" | b"RSTR" => "refuses this node",
+            _ => "tells no time",
+        };
+        write!(f, "{meaning} (code {})", self.0.escape_ascii())
+    }
 }
 
 /// Returns a request. The server learns nothing of the local clock.
@@ -106,7 +125,7 @@ pub fn parse(answer: &[u8], exchange: &Exchange) -> Result<Sample, Refusal> {
         return Err(Refusal::Origin);
     }
     if stratum == 0 {
-        let code = [packet[12], packet[13], packet[14], packet[15]];
+        let code = KissCode([packet[12], packet[13], packet[14], packet[15]]);
         return Err(Refusal::KissOfDeath { code });
     }
     if leap == UNSYNCHRONIZED || stratum > 15 {
@@ -246,10 +265,18 @@ mod tests {
                 packet[1] = 0;
                 packet[12..16].copy_from_slice(b"RATE");
             },
-            Refusal::KissOfDeath { code: *b"RATE" },
+            Refusal::KissOfDeath { code: KissCode(*b"RATE") },
         );
         // It says that it answered three seconds after the question came; two had passed.
         check(|packet| packet[40..48].copy_from_slice(&ntp(NOW + 3)), Refusal::Contradiction);
         assert_eq!(parse(&[0; 47], &exchange()), Err(Refusal::Length { found: 47 }));
+    }
+
+    #[test]
+    fn what_a_server_says_instead_of_the_time_is_told_in_words() {
+        let told = |code| Refusal::KissOfDeath { code: KissCode(code) }.to_string();
+        assert_eq!(told(*b"INIT"), "the server has not set its own clock yet (code INIT)");
+        assert_eq!(told(*b"DENY"), "the server refuses this node (code DENY)");
+        assert_eq!(told([b'X', 0, 0x1b, b'\n']), r"the server tells no time (code X\x00\x1b\n)");
     }
 }
