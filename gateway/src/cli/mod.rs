@@ -273,6 +273,7 @@ async fn answer(context: &Context, command: &Command, call: &Call) -> Result<u8,
         Command::Content { command: ContentCommand::Push { file, .. } } => {
             show::content(answer, file)
         }
+        Command::Lease { .. } => show::standing(answer),
         Command::Machines { command: MachinesCommand::Devices { .. } } => show::attachments(answer),
         Command::Machines {
             command: MachinesCommand::Attach(_) | MachinesCommand::Detach { .. },
@@ -281,7 +282,6 @@ async fn answer(context: &Context, command: &Command, call: &Call) -> Result<u8,
         Command::Machines { command: MachinesCommand::Counters { .. } } => show::counters(answer),
         Command::Keygen { .. }
         | Command::Image { .. }
-        | Command::Lease { .. }
         | Command::Content { command: ContentCommand::Remove { .. } }
         | Command::Machines { .. }
         | Command::Console { .. }

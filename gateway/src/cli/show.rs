@@ -268,6 +268,20 @@ pub(super) fn lease(shown: &Value) -> String {
     ])
 }
 
+/// What a gateway that was shown a lease answers.
+pub(super) fn standing(lease: &Value) -> String {
+    pairs(&[
+        ("lease", text(&lease["id"])),
+        ("serial", text(&lease["serial"])),
+        ("end", time(&lease["end"])),
+        ("content", format!("kept until {}", time(&lease["content_until"]))),
+        (
+            "quota",
+            format!("{} of {} bytes", text(&lease["content_used"]), text(&lease["content_limit"])),
+        ),
+    ])
+}
+
 pub(super) fn receipts(shown: &Value) -> String {
     let rows = list(&shown["receipts"]).iter().map(|signed| {
         let receipt = &signed["receipt"];

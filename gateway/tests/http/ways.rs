@@ -254,6 +254,10 @@ async fn a_list_that_lacks_a_nodes_machines_says_so() {
     let url = format!("http://{}", gateway.http);
     let shown = desk.holdfast(&url, &["lease", "register", "lease.json"]).await;
     assert!(shown.status.success(), "{}", said(&shown));
+    let stands = String::from_utf8(shown.stdout).unwrap();
+    let told = |row: &str| stands.lines().any(|line| line.split_whitespace().next() == Some(row));
+    assert!(["lease", "serial", "end", "content", "quota"].into_iter().all(told), "{stands}");
+    assert!(!stands.contains(" -"), "{stands}");
     let listed = desk.holdfast(&url, &["--json", "machines", "list"]).await;
     assert_eq!((listed.status.code(), &*listed.stdout), (Some(4), &b"[]\n"[..]));
     assert!(said(&listed).contains(&node.id().to_string()), "{}", said(&listed));
