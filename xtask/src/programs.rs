@@ -2,8 +2,10 @@
 //! and each is run by itself, several at a time.
 
 use std::{
+    env,
+    ffi::OsString,
     num::NonZero,
-    path::Path,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
     thread,
 };
@@ -23,10 +25,18 @@ const QEMU_TESTS: &str = "qemu-tests";
 /// each processor run into the tests' time limits.
 const MOST_HOSTS: usize = 4;
 
+/// What tests use and nobody wants installed, since Debian would start it: servers, and a checker that is a part
+/// of one. Of this suite, which machines of later ones can run.
+const UNPACKED: [&str; 4] = ["bookworm", "isc-dhcp-relay", "isc-dhcp-server", "prometheus"];
+
 /// Runs the tests of all packages that boot nothing.
 pub(crate) fn unit() -> Result<Counts> {
     let built = build()?.into_iter().filter(|program| program.package != QEMU_TESTS);
     let mut jobs: Vec<Job> = built.map(|program| program.job).collect();
+    let path = with_unpacked(run::search_path())?;
+    for job in &mut jobs {
+        job.command.env("PATH", &path);
+    }
     let mut documentation = run::cargo(&["test", "--workspace", "--exclude", QEMU_TESTS]);
     documentation.args(["--doc", "--no-fail-fast", "--", "--show-output"]);
     jobs.push(Job { name: "documentation".to_owned(), command: documentation });
@@ -42,6 +52,20 @@ pub(crate) fn qemu() -> Result<Counts> {
         job.command.args(["--test-threads", "1"]);
     }
     pool::run(jobs, processors().min(MOST_HOSTS))
+}
+
+/// Returns `path` with the folders of what is unpacked behind it. Where it cannot be had, tests that use it say so
+/// themselves.
+fn with_unpacked(path: OsString) -> Result<OsString> {
+    let mut unpack = run::cargo(&["run", "--quiet", "--package", "image", "--example", "unpacked"]);
+    let output = unpack.arg("--").args(UNPACKED).stderr(Stdio::inherit()).output();
+    let output = output.context("cannot start cargo run")?;
+    if !output.status.success() {
+        return Ok(path);
+    }
+    let root = PathBuf::from(String::from_utf8_lossy(&output.stdout).trim());
+    let folders = ["usr/sbin", "usr/bin"].map(|folder| root.join(folder));
+    Ok(env::join_paths(env::split_paths(&path).chain(folders))?)
 }
 
 fn processors() -> usize {

@@ -36,7 +36,7 @@ pub(crate) fn cargo(arguments: &[&str]) -> Command {
 
 /// Where programs are looked for. Debian keeps those that make and check file systems where only
 /// root's shell looks.
-fn search_path() -> OsString {
+pub(crate) fn search_path() -> OsString {
     let path = env::var_os("PATH").unwrap_or_default();
     let system = ["/usr/sbin", "/sbin"].map(PathBuf::from);
     let all: Vec<PathBuf> = env::split_paths(&path).chain(system).collect();
