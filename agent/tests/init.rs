@@ -16,10 +16,13 @@ use std::{
 };
 
 use agent::init::{
+    agent::Agent,
     serve::{self, Programs},
     shutdown::{AGENT_GRACE, AGENT_KILL, SYNC_LIMIT},
+    unlock,
     watchdog::Watchdogs,
 };
+use rustix::event::{PollFd, PollFlags, poll};
 
 /// How long anything may take that has no deadline of its own, on a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -32,11 +35,17 @@ fn main() {
     let own = Path::new(&arguments[0]);
     let part = own.parent().and_then(Path::file_name).unwrap_or_default();
     if own.file_name().is_some_and(|name| name == "agent") {
-        return if part == "crashing" { crash() } else { stay() };
+        match part.to_str() {
+            Some("crashing") => crash(),
+            Some("gone") => std::process::exit(9),
+            _ => stay(),
+        }
+        return;
     }
     if arguments.get(1).is_some_and(|word| word == "init") {
         let agent = Path::new(&arguments[2]).join("agent");
-        let programs = Programs { agent: &agent, waiting: None, dashboard: None };
+        let waiting = (Path::new(&arguments[2]).ends_with("gone")).then(|| ended(&agent));
+        let programs = Programs { agent: &agent, waiting, dashboard: None };
         serve::run(Watchdogs::default(), programs);
     }
     if let Some(reason) = missing() {
@@ -52,6 +61,15 @@ fn main() {
     println!("test a_crashing_agent_is_restarted_and_its_orphans_are_collected ... ok");
     a_stubborn_agent_does_not_keep_the_node_up();
     println!("test a_stubborn_agent_does_not_keep_the_node_up ... ok");
+    an_agent_that_ended_before_it_could_go_on_is_started_again();
+    println!("test an_agent_that_ended_before_it_could_go_on_is_started_again ... ok");
+}
+
+/// Starts the agent, and waits until it has ended.
+fn ended(program: &Path) -> Agent {
+    let agent = Agent::launch(program, Some(unlock::WORD)).unwrap();
+    poll(&mut [PollFd::new(&agent.pidfd, PollFlags::IN)], None).unwrap();
+    agent
 }
 
 /// Leaves children behind that end when nobody waits for them any more, and fails.
@@ -202,4 +220,15 @@ fn a_stubborn_agent_does_not_keep_the_node_up() {
     let status = init.wait_for_end();
     let hangup = rustix::process::Signal::HUP.as_raw();
     assert!(status.signal() == Some(hangup) || status.code() == Some(128 + hangup), "{status}");
+}
+
+fn an_agent_that_ended_before_it_could_go_on_is_started_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut init = Init::start(folder.path(), "gone");
+    for (starts, delay_ms) in [(1, 250), (2, 500)] {
+        let started = init.wait("event=agent-started");
+        assert!(started.ends_with(&format!("starts={starts}")), "{started}");
+        let exited = init.wait("event=agent-exited");
+        assert!(exited.ends_with(&format!("status=exit-9 restart_ms={delay_ms}")), "{exited}");
+    }
 }

@@ -77,7 +77,7 @@ impl Agent {
         lines.iter().for_each(|line| kmsg::line(Level::Notice, line));
     }
 
-    /// Ends it at once. It may have ended just now; the reaper will tell.
+    /// Sends it a signal. It may have ended just now; the reaper will tell.
     pub fn signal(&self, signal: rustix::process::Signal) {
         let _ = rustix::process::pidfd_send_signal(&self.pidfd, signal);
     }

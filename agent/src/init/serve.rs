@@ -73,6 +73,8 @@ pub fn run(watchdogs: Watchdogs, programs: Programs<'_>) -> ! {
     if let Some(agent) = programs.waiting {
         init.release(agent);
     }
+    // Children that ended before signals were blocked are told by none.
+    init.collect_ended();
     loop {
         init.turn(Instant::now());
         init.wait(&signals, buttons.as_ref());
@@ -290,6 +292,10 @@ impl Init {
                 Some(_) | None => {}
             }
         }
+        self.collect_ended();
+    }
+
+    fn collect_ended(&mut self) {
         for (pid, ending) in reap::collect() {
             self.handle_ended(pid, ending);
         }
