@@ -109,13 +109,18 @@ fn last<'a>(text: &'a str, key: &str) -> &'a str {
     text.rsplit_once(key).unwrap().1.split_whitespace().next().unwrap()
 }
 
-/// Returns the recovery key that is shown last. A line of the kernel's may come between it and the words before.
+/// Letters of a recovery key, 68 in groups of four with hyphens between.
+const KEY: usize = 68 + 16;
+
+/// Returns the recovery key, which is shown twice. A line of the kernel's may come between it and the words before,
+/// and even between its letters.
 fn recovery_key(text: &str) -> &str {
     let is_key = |word: &&str| {
-        word.len() > 64 && word.chars().all(|letter| "cbdefghijklnrtuv-".contains(letter))
+        word.len() == KEY && word.chars().all(|letter| "cbdefghijklnrtuv-".contains(letter))
     };
-    let behind = text.rsplit_once("Its recovery key is").unwrap().1;
-    behind.split_whitespace().find(is_key).expect("a whole key")
+    let shown = text.split("Its recovery key is").skip(1);
+    let mut keys = shown.filter_map(|behind| behind.split_whitespace().find(is_key));
+    keys.next().expect("a whole key")
 }
 
 /// Whether a sparse file holds some bytes. Pieces that are all zeros are not searched: the file is long.

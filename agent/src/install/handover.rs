@@ -4,6 +4,7 @@
 
 use std::{
     path::Path,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -15,6 +16,10 @@ use crate::seal::recovery::RecoveryKey;
 /// How long the recovery key is on the consoles before the restart takes it away, where nobody has to say
 /// that it was written down: long enough to photograph it and to notice that there is something to note.
 pub const SHOWN: Duration = Duration::from_secs(30);
+
+/// How long nothing is logged before the key is shown and after: on a serial console a line of the log would come
+/// between its letters. The text takes 0.4 s at 9600 Bd.
+const APART: Duration = Duration::from_millis(500);
 
 /// What became of the key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,7 +36,7 @@ pub enum Handed {
 /// waits until somebody types its last group, at most for `limit`.
 pub fn hand_over(root: &Path, key: &RecoveryKey, confirm: Confirm, limit: Duration) -> Handed {
     if confirm == Confirm::Unattended {
-        ask::show(root, &text(key));
+        show_apart(root, &text(key));
         return Handed::Shown;
     }
     ask::forget_typed(root);
@@ -62,7 +67,13 @@ pub fn hand_over(root: &Path, key: &RecoveryKey, confirm: Confirm, limit: Durati
 /// Shows the key once more, right before the restart, and says when that is.
 pub fn show_again(root: &Path, key: &RecoveryKey) {
     let when = format!("The server restarts from its disk in {} seconds.", SHOWN.as_secs());
-    ask::show(root, &format!("{}\r\n{when}", text(key)));
+    show_apart(root, &format!("{}\r\n{when}", text(key)));
+}
+
+fn show_apart(root: &Path, text: &str) {
+    thread::sleep(APART);
+    ask::show(root, text);
+    thread::sleep(APART);
 }
 
 /// What a person has to write down.
