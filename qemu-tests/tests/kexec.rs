@@ -19,10 +19,10 @@ const SOON: Duration = Duration::from_secs(120);
 const LOAD: &str = r#"perl -e 'open(K, "<", "/second-kernel") or die $!; open(I, "<", "/second-initrd") or die $!; $line = "console=ttyS0 quiet\0"; syscall(320, fileno(K), fileno(I), length $line, $line, 0) == 0 or die $!'"#;
 /// Starts it. Source: reboot(2), system call 169, `LINUX_REBOOT_CMD_KEXEC`.
 const GO: &str = "perl -e 'syscall(169, 0xfee1dead, 672274793, 0x45584543, 0)'";
-/// What the second kernel's system says of its card and its disk.
+/// What the second kernel's system says of its card and its disk. It leaves time to read that.
 const SECOND: &str = "#!/bin/sh\n\
     echo \"second: $(ip -4 -o addr show eth0 | grep -c 192.168.1.) $(md5sum < /dev/vda)\"\n\
-    poweroff -f\n";
+    echo all-said; sleep 5; poweroff -f\n";
 /// Has the host send frames to all on the wire, whether anybody answers or not.
 const FRAMES: [&str; 6] = ["/bin/busybox", "ping", "-q", "-i", "0.002", "192.168.1.255"];
 
@@ -60,7 +60,7 @@ fn a_kernel_starts_another_one_while_frames_arrive() {
     bed.run(machine, LOAD, SOON).unwrap();
     bed.start_on_host(&FRAMES).unwrap();
     bed.type_line(machine, GO).unwrap();
-    let console = bed.wait_console(machine, "second: ", GUEST_LIMIT).unwrap();
+    let console = bed.wait_console(machine, "all-said", GUEST_LIMIT).unwrap();
     assert!(console.contains(&format!("second: 1 {}", before.trim())), "{console}");
     let (status, log) = bed.wait_exit(machine, SOON).unwrap();
     assert_eq!(status, 0, "{log}");
