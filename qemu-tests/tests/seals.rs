@@ -109,8 +109,8 @@ fn last<'a>(text: &'a str, key: &str) -> &'a str {
     text.rsplit_once(key).unwrap().1.split_whitespace().next().unwrap()
 }
 
-/// Letters of a recovery key, 68 in groups of four with hyphens between.
-const KEY: usize = 68 + 16;
+/// Letters of a recovery key: eight groups of eight and one of four, with hyphens between.
+const KEY: usize = 8 * 8 + 4 + 8;
 
 /// Returns the recovery key, which is shown twice. A line of the kernel's may come between it and the words before,
 /// and even between its letters.
@@ -120,7 +120,7 @@ fn recovery_key(text: &str) -> &str {
     };
     let shown = text.split("Its recovery key is").skip(1);
     let mut keys = shown.filter_map(|behind| behind.split_whitespace().find(is_key));
-    keys.next().expect("a whole key")
+    keys.next().unwrap_or_else(|| panic!("no whole key in {text:?}"))
 }
 
 /// Whether a sparse file holds some bytes. Pieces that are all zeros are not searched: the file is long.
