@@ -17,7 +17,7 @@ use crate::seal::recovery::RecoveryKey;
 /// that it was written down: long enough to photograph it and to notice that there is something to note.
 pub const SHOWN: Duration = Duration::from_secs(30);
 
-/// How long nothing is logged before the key is shown and after: on a serial console a line of the log would come
+/// How long the installation logs nothing before it shows the key and after: on a serial console a line would come
 /// between its letters. The text takes 0.4 s at 9600 Bd.
 const APART: Duration = Duration::from_millis(500);
 
