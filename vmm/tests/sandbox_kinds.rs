@@ -29,6 +29,9 @@ const KINDS: &[(&str, ThreadKind)] = &[
 /// Exit status of an attempt that the kernel answered as if it did not know the call.
 const UNKNOWN: u8 = 3;
 
+/// What every thread does, by the allocator and not by number.
+const ALLOCATE: &str = "allocate";
+
 /// Kinds that start threads: told that there is no `clone3`, they take `clone`, whose flags are looked at.
 const STARTERS: &[&str] = &["api", "plug"];
 
@@ -199,6 +202,10 @@ fn main() -> ExitCode {
     for (kind, _) in KINDS {
         failures += expect(kind, "getpid", CAME_BACK);
     }
+    // A process that did not enter the sandbox has arenas of the allocator for its threads.
+    for (kind, _) in KINDS {
+        failures += expect(kind, ALLOCATE, CAME_BACK);
+    }
     println!("{} kinds, {} calls and more, {failures} failures", KINDS.len(), NEVER.len());
     if failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
@@ -228,6 +235,9 @@ fn run(kind: &str, name: &str) -> ExitStatus {
 }
 
 fn attempt(kind: &str, name: &str) -> ExitCode {
+    if name == ALLOCATE {
+        return allocate(kind);
+    }
     let all = NEVER.iter().chain(ELSEWHERE.iter().map(|(call, _)| call));
     let others =
         [call("getpid", libc::SYS_getpid, 0, 0, 0), call("clone3", libc::SYS_clone3, 0, 0, 0)];
@@ -241,6 +251,38 @@ fn attempt(kind: &str, name: &str) -> ExitCode {
     }
     let unknown = make(call).is_err_and(|error| error.raw_os_error() == Some(libc::ENOSYS));
     ExitCode::from(if unknown { UNKNOWN } else { CAME_BACK })
+}
+
+/// Threads that all run at once, take memory behind their filters and give it back: as many as need a
+/// ninth arena, and as much as makes an arena shrink.
+fn allocate(kind: &str) -> ExitCode {
+    const THREADS: usize = 16;
+    const PIECES: usize = 64;
+    const PIECE: usize = 64 << 10;
+    let Some((_, kind)) = KINDS.iter().find(|(known, _)| *known == kind) else {
+        return ExitCode::from(BROKEN);
+    };
+    if rustix::thread::set_no_new_privs(true).is_err() {
+        return ExitCode::from(BROKEN);
+    }
+    let start = std::sync::Barrier::new(THREADS);
+    let filtered = std::thread::scope(|scope| {
+        let all: Vec<_> = (0..THREADS)
+            .map(|_| {
+                scope.spawn(|| {
+                    start.wait();
+                    let filtered = sandbox::apply_thread_filter(*kind).is_ok();
+                    let pieces: Vec<_> = (0..PIECES).map(|_| vec![1u8; PIECE]).collect();
+                    start.wait();
+                    drop(std::hint::black_box(pieces));
+                    start.wait();
+                    filtered
+                })
+            })
+            .collect();
+        all.into_iter().all(|thread| thread.join().is_ok_and(|filtered| filtered))
+    });
+    ExitCode::from(if filtered { CAME_BACK } else { BROKEN })
 }
 
 #[allow(unsafe_code, reason = "calls by number are what is tried")]

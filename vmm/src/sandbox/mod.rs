@@ -69,6 +69,9 @@ pub enum LandlockCover {
 /// Smallest user id a machine may have; below are the system's.
 const FIRST_MACHINE_UID: u32 = 1000;
 
+/// The step that is the same for process and thread.
+const ALLOCATOR: &str = "keep the allocator from opening files";
+
 /// Leaves the host behind, in this order: namespaces that are still shared with the parent, the
 /// file system (an empty, read-only root), descriptors other than 0, 1, 2 and `keep`, user and
 /// groups, capabilities, privileges gained by exec, core dumps, and file and network access at all
@@ -78,7 +81,7 @@ pub fn enter(uid: u32, keep: &[RawFd]) -> Result<LandlockCover, SandboxError> {
         return Err(SandboxError::PrivilegedUser { uid });
     }
     let step = |step| move |source| SandboxError::Step { step, source };
-    sys::limit_arenas().map_err(step("limit the allocator's arenas"))?;
+    sys::quiet_allocator().map_err(step(ALLOCATOR))?;
     sys::leave_namespaces().map_err(step("leave the parent's namespaces"))?;
     sys::empty_root().map_err(step("move into an empty root"))?;
     sys::close_others(keep).map_err(step("close inherited descriptors"))?;
@@ -92,6 +95,8 @@ pub fn enter(uid: u32, keep: &[RawFd]) -> Result<LandlockCover, SandboxError> {
 
 /// Kills the process on any system call of this thread that its kind does not need.
 pub fn apply_thread_filter(kind: ThreadKind) -> Result<(), SandboxError> {
+    sys::quiet_allocator_of_threads()
+        .map_err(|source| SandboxError::Step { step: ALLOCATOR, source })?;
     syscalls::compile(kind).iter().try_for_each(|program| {
         sys::install_filter(program).map_err(|source| SandboxError::Install { kind, source })
     })

@@ -2,7 +2,7 @@
 //! decided in `sandbox`.
 //! Source: namespaces(7), pivot_root(2), capabilities(7), prctl(2), close_range(2).
 
-use std::{fs, io, os::fd::RawFd};
+use std::{fs, io, os::fd::RawFd, sync::OnceLock};
 
 use rustix::{
     mount::{MountFlags, MountPropagationFlags, UnmountFlags},
@@ -83,12 +83,33 @@ fn close_range(first: u32, last: u32) -> io::Result<()> {
 /// what guests do.
 const ARENAS: libc::c_int = 1;
 
-/// Keeps the allocator from counting processors: for its ninth arena it reads a file, which no thread may.
-/// Source: glibc malloc/arena.c, `arena_get2`; mallopt(3), `M_ARENA_MAX`.
-pub(crate) fn limit_arenas() -> io::Result<()> {
-    // SAFETY: mallopt takes no pointer; the process has one thread.
-    let taken = unsafe { libc::mallopt(libc::M_ARENA_MAX, ARENAS) };
-    if taken == 1 { Ok(()) } else { Err(io::ErrorKind::Unsupported.into()) }
+/// Whether the allocator took what keeps it from opening files; the first to ask decides.
+static ALLOCATOR_IS_QUIET: OnceLock<bool> = OnceLock::new();
+
+/// Keeps the allocator of a process with one thread to the main arena. Others open files, which no
+/// filtered thread may: the ninth counts processors, and the first that shrinks reads whether memory is
+/// overcommitted. Source: glibc malloc/arena.c, `arena_get2` and `shrink_heap`; mallopt(3), `M_ARENA_MAX`.
+pub(crate) fn quiet_allocator() -> io::Result<()> {
+    taken(*ALLOCATOR_IS_QUIET.get_or_init(|| set_allocator(libc::M_ARENA_MAX, ARENAS)))
+}
+
+/// The same for a process that has threads, as those of tests do, and with them arenas: there come no
+/// more, and none shrinks. Does nothing behind [`quiet_allocator`]. Source: mallopt(3),
+/// `M_TRIM_THRESHOLD`.
+pub(crate) fn quiet_allocator_of_threads() -> io::Result<()> {
+    taken(*ALLOCATOR_IS_QUIET.get_or_init(|| {
+        set_allocator(libc::M_ARENA_MAX, ARENAS)
+            && set_allocator(libc::M_TRIM_THRESHOLD, libc::c_int::MAX)
+    }))
+}
+
+fn set_allocator(parameter: libc::c_int, value: libc::c_int) -> bool {
+    // SAFETY: mallopt takes no pointer, and the allocator's lock for what threads share.
+    unsafe { libc::mallopt(parameter, value) == 1 }
+}
+
+fn taken(taken: bool) -> io::Result<()> {
+    if taken { Ok(()) } else { Err(io::ErrorKind::Unsupported.into()) }
 }
 
 /// Forbids core dumps: they would hold guest memory.
