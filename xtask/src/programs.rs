@@ -21,6 +21,8 @@ use crate::{
 
 /// The package whose tests boot the image.
 const QEMU_TESTS: &str = "qemu-tests";
+/// Programs of tests that boot nothing, for each processor: half of their time they wait.
+const PROGRAMS_A_PROCESSOR: usize = 2;
 /// Most programs of QEMU's tests at a time. Nested guests on a machine with more than two emulated hosts for
 /// each processor run into the tests' time limits.
 const MOST_HOSTS: usize = 4;
@@ -40,18 +42,19 @@ pub(crate) fn unit() -> Result<Counts> {
     let mut documentation = run::cargo(&["test", "--workspace", "--exclude", QEMU_TESTS]);
     documentation.args(["--doc", "--no-fail-fast", "--", "--show-output"]);
     jobs.push(Job { name: "documentation".to_owned(), command: documentation });
-    pool::run(jobs, processors())
+    pool::run(jobs, PROGRAMS_A_PROCESSOR * processors())
 }
 
 /// Runs the tests that boot the image. Those of one program run one after the other: each boots a host of its
-/// own, which emulates one processor.
+/// own, which emulates one processor and waits for a good part of the time, so that half as many again as there
+/// are processors go on at once.
 pub(crate) fn qemu() -> Result<Counts> {
     let built = build()?.into_iter().filter(|program| program.package == QEMU_TESTS);
     let mut jobs: Vec<Job> = built.map(|program| program.job).collect();
     for job in &mut jobs {
         job.command.args(["--test-threads", "1"]);
     }
-    pool::run(jobs, processors().min(MOST_HOSTS))
+    pool::run(jobs, (processors() * 3).div_ceil(2).min(MOST_HOSTS))
 }
 
 /// Returns `path` with the folders of what is unpacked behind it. Where it cannot be had, tests that use it say so
