@@ -118,7 +118,7 @@ impl Task {
             setting: "netlink socket".to_owned(),
             source,
         })?;
-        let (dns, dns6) = (ipv4(&uplinks.borrow().dns), ipv6_of(&uplinks.borrow().dns));
+        let (dns, dns6) = name_servers(&uplinks);
         let guests = BTreeMap::new();
         let net = renumber::at_start(config.ipv6.as_ref());
         let mut task = Self {
@@ -182,7 +182,7 @@ impl Task {
     /// Tells guests and the filter when name servers, or the prefix of their networks, changed.
     async fn follow_uplinks(&mut self) {
         self.follow_delegation().await;
-        let (dns, dns6) = (ipv4(&self.uplinks.borrow().dns), ipv6_of(&self.uplinks.borrow().dns));
+        let (dns, dns6) = name_servers(&self.uplinks);
         if dns == self.dns && dns6 == self.dns6 {
             return;
         }
@@ -501,6 +501,13 @@ fn set(setting: &str, value: &str) -> Result<(), MachineNetError> {
     }
 }
 
+/// The uplinks' name servers of either family, by one look at them: whoever looks again before the first look
+/// ends waits behind a writer that waits for just that end.
+fn name_servers(uplinks: &watch::Receiver<NetworkStatus>) -> (Vec<Ipv4Addr>, Vec<Ipv6Addr>) {
+    let status = uplinks.borrow();
+    (ipv4(&status.dns), ipv6_of(&status.dns))
+}
+
 fn ipv6_of(addresses: &[IpAddr]) -> Vec<Ipv6Addr> {
     let ipv6 = addresses.iter().filter_map(|address| match address {
         IpAddr::V6(address) if !address.is_loopback() => Some(*address),
@@ -515,4 +522,47 @@ fn ipv4(addresses: &[IpAddr]) -> Vec<Ipv4Addr> {
         IpAddr::V4(_) | IpAddr::V6(_) => None,
     });
     ipv4.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        sync::{
+            Arc,
+            atomic::{AtomicBool, Ordering},
+            mpsc,
+        },
+        thread,
+        time::Duration,
+    };
+
+    use super::*;
+
+    #[test]
+    fn name_servers_are_read_while_the_network_changes() {
+        const LOOKS: usize = 100_000;
+        // What is stuck stays so.
+        const PATIENCE: Duration = Duration::from_secs(60);
+        let servers = ["192.0.2.1", "127.0.0.1", "2001:db8::1", "::1"];
+        let dns = servers.map(|server| server.parse().expect("an address")).to_vec();
+        let (changes, uplinks) = watch::channel(NetworkStatus { dns, ..NetworkStatus::default() });
+        let over = Arc::new(AtomicBool::new(false));
+        let until = Arc::clone(&over);
+        thread::spawn(move || {
+            while !until.load(Ordering::Relaxed) {
+                changes.send_modify(|status| status.last_error = Some("a change".to_owned()));
+            }
+        });
+        let (tell, told) = mpsc::channel();
+        thread::spawn(move || {
+            let found = (0..LOOKS).map(|_| name_servers(&uplinks)).last();
+            tell.send(found).expect("somebody waits");
+        });
+        let found =
+            told.recv_timeout(PATIENCE).expect("each look ends, whatever is written meanwhile");
+        over.store(true, Ordering::Relaxed);
+        let (ipv4, ipv6) = found.expect("there were looks");
+        assert_eq!(ipv4, ["192.0.2.1".parse::<Ipv4Addr>().expect("an address")]);
+        assert_eq!(ipv6, ["2001:db8::1".parse::<Ipv6Addr>().expect("an address")]);
+    }
 }
