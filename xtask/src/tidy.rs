@@ -107,6 +107,31 @@ fn file_findings(crate_name: &str, name: &str, text: &str) -> Vec<String> {
         }
     }
     findings.extend(long_functions(name, code));
+    findings.extend(borrowed_twice(name, code));
+    findings
+}
+
+/// Finds statements that borrow twice. Of a `tokio::sync::watch` the first borrow lasts to the statement's end, a
+/// writer that came in between waits for it, and the second borrow waits behind the writer: both for ever.
+fn borrowed_twice(name: &str, code: &str) -> Vec<String> {
+    let (mut findings, mut borrows) = (Vec::new(), 0);
+    for (number, line) in code.lines().enumerate() {
+        let line = line.split("//").next().unwrap_or(line);
+        for piece in line.split_inclusive([';', '{', '}']) {
+            borrows += piece.matches(".borrow()").count();
+            borrows += piece.matches(".borrow_and_update()").count();
+            if borrows > 1 {
+                let number = number + 1;
+                findings.push(format!(
+                    "{name}:{number}: a statement that borrows twice waits for ever if somebody writes in \
+                     between; keep the first borrow in a variable"
+                ));
+            }
+            if borrows > 1 || piece.ends_with([';', '{', '}']) {
+                borrows = 0;
+            }
+        }
+    }
     findings
 }
 
@@ -188,6 +213,15 @@ mod tests {
         assert_eq!(file_findings("vmm", "vmm/src/lib.rs", sys), Vec::<String>::new());
         assert_eq!(file_findings("vmm", "vmm/src/lib.rs", other).len(), 1);
         assert_eq!(file_findings("lease", "lease/src/lib.rs", sys).len(), 1);
+    }
+
+    #[test]
+    fn a_second_borrow_in_a_statement_is_found() {
+        let twice = "let pair = (\n    v4(&seen.borrow().dns),\n    v6(&seen.borrow().dns),\n);\n";
+        let found = borrowed_twice("a.rs", twice);
+        assert!(found.len() == 1 && found[0].starts_with("a.rs:3: "), "{found:?}");
+        let once = "let seen = seen.borrow();\nlet other = other.borrow_and_update().clone();\n";
+        assert_eq!(borrowed_twice("a.rs", once), Vec::<String>::new());
     }
 
     #[test]

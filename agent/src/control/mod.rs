@@ -341,10 +341,16 @@ impl Control {
 
     fn list(&self, signer: &VerifiedRequest) -> Result<ForwardedResponse, Problem> {
         let snapshot = self.parts.machines.snapshot();
-        let snapshot = snapshot.borrow();
-        let own = snapshot.machines.iter().filter(|view| view.record.lease.renter == signer.key);
         let (node, now) = (self.parts.node, self.parts.clock.now());
-        let machines: Vec<_> = own.map(|view| machine(node, now, view)).collect();
+        let own = |view: &&View| view.record.lease.renter == signer.key;
+        // Nothing of it is held while the request is written down.
+        let machines: Vec<_> = snapshot
+            .borrow()
+            .machines
+            .iter()
+            .filter(own)
+            .map(|view| machine(node, now, view))
+            .collect();
         if !machines.is_empty() {
             self.admit(signer)?;
         }

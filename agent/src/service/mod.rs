@@ -541,9 +541,10 @@ async fn show(pages: watch::Sender<Page>, shown: Shown) {
         let forgetful = Some(now.forgetful).filter(|reason| !reason.is_empty());
         let trouble = forgetful.or(status.last_error);
         let trouble = trouble.or_else(|| clock.status().borrow().last_error.clone());
+        let notice = notice.borrow().clone();
         let page = Page {
             addresses: addresses.iter().map(ToString::to_string).collect(),
-            network: notice.borrow().iter().chain(&status.problems).cloned().collect(),
+            network: notice.iter().chain(&status.problems).cloned().collect(),
             uplinks: status.interfaces.iter().map(InterfaceStatus::describe).collect(),
             members: overlay.members().len(),
             devices: now.devices,
