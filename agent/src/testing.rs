@@ -2,6 +2,7 @@
 
 use std::{
     env, fs,
+    io::Write,
     path::{Path, PathBuf},
     process::Command,
     str::FromStr,
@@ -82,6 +83,14 @@ impl Mounted {
     /// Mounts memory of `mib`; `None` where that is not to be had.
     pub(crate) fn memory(mib: u32, at: &Path) -> Option<Self> {
         Self::new(&["-t", "tmpfs", "-o", &format!("size={mib}m")], Path::new("none"), at)
+    }
+
+    /// Leaves no room. Returns the file that takes it.
+    pub(crate) fn fill(&self) -> PathBuf {
+        let path = self.0.join("filler");
+        let mut file = fs::File::create(&path).expect("made");
+        while file.write_all(&[7; 4096]).is_ok() {}
+        path
     }
 
     fn new(words: &[&str], what: &Path, at: &Path) -> Option<Self> {

@@ -7,7 +7,7 @@ use std::{
     fs::{self, File},
     io,
     path::{Path, PathBuf},
-    sync::{Mutex, PoisonError},
+    sync::{Mutex, MutexGuard, PoisonError},
 };
 
 use lease::{metering::SignedReceipt, request::MAX_AHEAD_S};
@@ -21,7 +21,7 @@ use types::{
 use super::{
     closed,
     plan::Record,
-    used::{self, Use, Used},
+    used::{self, Beside, Use, Used},
 };
 use crate::{events::Event, init::boot::chain};
 
@@ -88,7 +88,7 @@ struct KeptReceipt {
 pub enum StoreError {
     #[error("cannot open the store {path}")]
     Open { path: String, source: redb::DatabaseError },
-    #[error("cannot make the store {path}")]
+    #[error("cannot write {path}")]
     File { path: String, source: io::Error },
     #[error("the store failed while it {doing}")]
     Failed { doing: &'static str, source: Box<redb::Error> },
@@ -140,8 +140,7 @@ enum Handle {
 pub struct Store {
     path: PathBuf,
     database: Mutex<Handle>,
-    /// What is kept beside it.
-    used: Mutex<Used>,
+    beside: Mutex<Beside>,
 }
 
 impl Store {
@@ -191,7 +190,8 @@ impl Store {
         })
     }
 
-    /// Brings what is kept beside the store in line with it.
+    /// Brings what is kept beside the store in line with it. Want of room is told, and does not keep the node
+    /// from starting: until there is some, nothing new is acknowledged.
     fn settle_used(&self, known: Option<Used>, whole: bool) -> Result<(), StoreError> {
         let mut used = match known {
             Some(known) => known,
@@ -202,11 +202,18 @@ impl Store {
             new |= used.note(&record);
         }
         new |= used.note_time(self.floor()?, Some(self.agreed()?));
-        if new {
-            self.write_used(&used)?;
+        *self.beside() = Beside { used, written: !new };
+        match self.keep_beside(|_| false) {
+            Err(error @ StoreError::Full { .. }) => {
+                eprintln!("{}", Event::Trouble { place: "state", reason: chain(&error) });
+                Ok(())
+            }
+            other => other,
         }
-        *self.used.lock().unwrap_or_else(PoisonError::into_inner) = used;
-        Ok(())
+    }
+
+    fn beside(&self) -> MutexGuard<'_, Beside> {
+        self.beside.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns every lease of which a serial is known, as used up.
@@ -225,29 +232,20 @@ impl Store {
         Ok(found)
     }
 
-    fn write_used(&self, used: &Used) -> Result<(), StoreError> {
-        let path = self.path.with_file_name(used::FILE);
-        used.write(&path)
-            .map_err(|source| StoreError::File { path: path.display().to_string(), source })
-            .map_err(full_or)
-    }
-
     /// Changes what is kept beside the store, durably, if `change` says that it did.
     fn keep_beside(&self, change: impl FnOnce(&mut Used) -> bool) -> Result<(), StoreError> {
-        let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut changed = used.clone();
-        if change(&mut changed) {
-            self.write_used(&changed)?;
-            *used = changed;
-        }
-        Ok(())
+        let path = self.path.with_file_name(used::FILE);
+        self.beside()
+            .change(&path, change)
+            .map_err(|source| StoreError::File { path: path.display().to_string(), source })
+            .map_err(full_or)
     }
 
     fn open_file(path: &Path) -> Result<Self, StoreError> {
         let database = Database::create(path)
             .map_err(|source| StoreError::Open { path: path.display().to_string(), source })?;
-        let (database, used) = (Mutex::new(Handle::Open(database)), Mutex::new(Used::default()));
-        let store = Self { path: path.to_owned(), database, used };
+        let database = Mutex::new(Handle::Open(database));
+        let store = Self { path: path.to_owned(), database, beside: Mutex::default() };
         if !store.has_tables()? {
             store.write("made its tables", |_| Ok(()))?;
         }

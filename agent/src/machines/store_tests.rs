@@ -1,6 +1,7 @@
 //! What the store keeps, and what is there when it was lost.
 
 use super::*;
+use crate::twice;
 
 #[test]
 fn what_was_kept_is_there_after_opening_again() {
@@ -146,6 +147,46 @@ fn a_store_of_an_earlier_release_gets_what_is_kept_beside_it() {
     assert_eq!(serial.expect("read"), None, "its newest lease, which has serial 1, may come");
     let beside = used::load(&folder.path().join("leases.used")).0.expect("kept");
     assert_eq!(beside.leases.len(), 1);
+}
+
+#[test]
+fn a_store_on_a_full_disk_opens_whatever_is_to_be_written_beside_it_and_that_follows() {
+    let folder = tempfile::tempdir().expect("a directory");
+    let Some(mounted) = crate::testing::Mounted::memory(4, &folder.path().join("state")) else {
+        println!("skipped: a store without what is beside it on a full disk: needs root");
+        return;
+    };
+    let path = mounted.0.join("agent.redb");
+    let mut record = super::super::plan::fixture::record();
+    let store = Store::open(&path).expect("made");
+    store.put_machine(&record).expect("kept");
+    drop(store);
+    let beside = mounted.0.join(used::FILE);
+    let copy = twice::copy_of(&beside);
+    // A cut came before the copy was written; nothing was there yet; both are of an earlier time.
+    for (lost, old) in
+        [(&[&copy][..], false), (&[&beside, &copy], false), (&[&beside, &copy], true)]
+    {
+        for file in lost {
+            fs::remove_file(file).expect("there");
+            if old {
+                fs::write(file, Used::default().bytes()).expect("written");
+            }
+        }
+        let filler = mounted.fill();
+        let store = Store::open(&path).expect("opened");
+        assert_eq!(store.machines().expect("read"), std::slice::from_ref(&record));
+        record.lease.serial += 1;
+        let refused = store.put_machine(&record).expect_err("no room");
+        assert!(matches!(refused, StoreError::Full { .. }), "{refused}");
+        record.lease.serial -= 1;
+        fs::remove_file(filler).expect("removed");
+        // What was not written, and nothing that was refused, comes with whatever is written next.
+        store.agree_on(UnixSeconds(9)).expect("kept");
+        let (found, whole) = used::load(&beside);
+        assert!(whole);
+        assert_eq!(found.expect("kept").leases[&record.lease.id].serial, record.lease.serial);
+    }
 }
 
 #[test]

@@ -146,10 +146,38 @@ impl Used {
     }
 
     /// Replaces file and copy; durable when this returns.
-    pub(super) fn write(&self, path: &Path) -> io::Result<()> {
+    fn write(&self, path: &Path) -> io::Result<()> {
         let bytes = self.bytes();
         twice::replace(path, &bytes)?;
         twice::replace(&twice::copy_of(path), &bytes)
+    }
+}
+
+/// What is kept, and whether it lies on the disk.
+#[derive(Debug, Default)]
+pub(super) struct Beside {
+    pub used: Used,
+    /// Whether file and copy hold all of it. They do not when one of them was damaged, when a cut came between
+    /// the two, or when there was no room: then the next change is written whatever it changes.
+    pub written: bool,
+}
+
+impl Beside {
+    /// Changes it and replaces file and copy, durably, if `change` says that it did, or if they are still to be
+    /// written. Nothing is changed here when that fails.
+    pub(super) fn change(
+        &mut self,
+        path: &Path,
+        change: impl FnOnce(&mut Used) -> bool,
+    ) -> io::Result<()> {
+        let mut changed = self.used.clone();
+        if !change(&mut changed) && self.written {
+            return Ok(());
+        }
+        self.written = false;
+        changed.write(path)?;
+        *self = Self { used: changed, written: true };
+        Ok(())
     }
 }
 

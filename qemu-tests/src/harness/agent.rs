@@ -93,6 +93,18 @@ impl LoneAgent {
         Ok(agent)
     }
 
+    /// Has it end in order, as when the node goes down.
+    pub fn end(mut self) -> Result<()> {
+        let pid = nix::unistd::Pid::from_raw(self.child.id().try_into()?);
+        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM)?;
+        let deadline = Instant::now() + PATIENCE;
+        while self.child.try_wait()?.is_none() {
+            ensure!(Instant::now() < deadline, "the agent does not end:\n{}", self.said());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+
     /// Returns its process.
     pub fn pid(&self) -> u32 {
         self.child.id()
