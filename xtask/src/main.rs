@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod busy;
 mod deny;
 mod fuzz;
 mod packages;

@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 use crate::{
-    pool::{self, Job},
+    pool::{self, AtOnce, Job},
     run,
     summary::Counts,
 };
@@ -23,13 +23,14 @@ use crate::{
 const QEMU_TESTS: &str = "qemu-tests";
 /// Programs of tests that boot nothing, for each processor: half of their time they wait.
 const PROGRAMS_A_PROCESSOR: usize = 2;
-/// Most programs of QEMU's tests at a time. Nested guests on a machine with more than two emulated hosts for
-/// each processor run into the tests' time limits.
-const MOST_HOSTS: usize = 4;
+/// Most programs of QEMU's tests for each processor, and of all: a host has 1 to 2 GiB of memory.
+const HOSTS_A_PROCESSOR: usize = 3;
+const MOST_HOSTS: usize = 8;
 
 /// What tests use and nobody wants installed, since Debian would start it: servers, and a checker that is a part
 /// of one. Of this suite, which machines of later ones can run.
-const UNPACKED: [&str; 4] = ["bookworm", "isc-dhcp-relay", "isc-dhcp-server", "prometheus"];
+const UNPACKED: [&str; 5] =
+    ["bookworm", "isc-dhcp-relay", "isc-dhcp-server", "ntpsec", "prometheus"];
 
 /// Runs the tests of all packages that boot nothing.
 pub(crate) fn unit() -> Result<Counts> {
@@ -42,19 +43,22 @@ pub(crate) fn unit() -> Result<Counts> {
     let mut documentation = run::cargo(&["test", "--workspace", "--exclude", QEMU_TESTS]);
     documentation.args(["--doc", "--no-fail-fast", "--", "--show-output"]);
     jobs.push(Job { name: "documentation".to_owned(), command: documentation });
-    pool::run(jobs, PROGRAMS_A_PROCESSOR * processors())
+    pool::run(jobs, AtOnce::Count(PROGRAMS_A_PROCESSOR * processors()))
 }
 
 /// Runs the tests that boot the image. Those of one program run one after the other: each boots a host of its
-/// own, which emulates one processor and waits for a good part of the time, so that half as many again as there
-/// are processors go on at once.
+/// own, which emulates one processor and waits for some of the time; how much differs.
 pub(crate) fn qemu() -> Result<Counts> {
     let built = build()?.into_iter().filter(|program| program.package == QEMU_TESTS);
     let mut jobs: Vec<Job> = built.map(|program| program.job).collect();
     for job in &mut jobs {
         job.command.args(["--test-threads", "1"]);
     }
-    pool::run(jobs, (processors() * 3).div_ceil(2).min(MOST_HOSTS))
+    let processors = processors();
+    // Nested guests among more than two busy hosts for each processor would run into the tests' time limits.
+    let unknown = (processors * 3).div_ceil(2).min(MOST_HOSTS);
+    let most = (processors * HOSTS_A_PROCESSOR).min(MOST_HOSTS);
+    pool::run(jobs, AtOnce::Filling { processors, unknown, most })
 }
 
 /// Returns `path` with the folders of what is unpacked behind it. Where it cannot be had, tests that use it say so

@@ -8,7 +8,7 @@ use std::{
     process::Command,
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 use crate::run;
 
@@ -16,6 +16,9 @@ use crate::run;
 const SHARED: &[&str] = &["apt", "apt-bookworm", "stub", "tools", "unpacked"];
 /// What it shares unless the kernel is to be built again, which takes about ten minutes.
 const SHARED_KERNEL: &[&str] = &["kernel", "kernel-build"];
+
+/// Has cargo build the image; options follow.
+const IMAGE: &[&str] = &["run", "--quiet", "--package", "image", "--"];
 
 /// Whether the second build compiles the kernel too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,27 +31,38 @@ pub(crate) enum Kernel {
 
 /// Builds the image twice and compares. The second build's compiled dependencies stay in the cache.
 pub(crate) fn check(kernel: Kernel) -> Result<()> {
+    run::run(&mut run::cargo(IMAGE))?;
+    compare(kernel, run::run)?;
+    println!("two builds are the same, byte for byte");
+    Ok(())
+}
+
+/// Builds the image once more and compares, while the image is in use: on processors that nobody else wants,
+/// and silently.
+pub(crate) fn compare_beside() -> Result<()> {
+    compare(Kernel::Shared, |command| {
+        let mut idle = Command::new("nice");
+        idle.args(["-n", "19"]).arg(command.get_program()).args(command.get_args());
+        idle.envs(command.get_envs().filter_map(|(key, value)| Some((key, value?))));
+        let output = idle.current_dir(run::root()).output().context("cannot start nice")?;
+        let errors = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "{command:?} failed: {}\n{errors}", output.status);
+        Ok(())
+    })
+}
+
+/// Builds the image a second time by a command that `build` runs, and compares it with the first.
+fn compare(kernel: Kernel, build: impl Fn(&mut Command) -> Result<()>) -> Result<()> {
     let root = run::root();
     let place = run::cache().join("reproduce");
-    let image = |arguments: &[&str]| {
-        let mut command = run::cargo(&["run", "--quiet", "--package", "image", "--"]);
-        run::run(command.args(arguments))
-    };
-    image(&[])?;
     let cache = place.join("cache");
     share(&run::cache(), &cache, kernel)?;
     let checkout = place.join("at/another/place");
     copy_checkout(&root, &checkout)?;
     let output = place.join("image");
-    let text = |path: &Path| path.to_str().map(str::to_owned).context("a path that is text");
-    image(&[
-        "--workspace",
-        &text(&checkout)?,
-        "--cache",
-        &text(&cache)?,
-        "--output",
-        &text(&output)?,
-    ])?;
+    let mut command = run::cargo(IMAGE);
+    command.arg("--workspace").arg(&checkout).arg("--cache").arg(&cache);
+    build(command.arg("--output").arg(&output))?;
     let sums = |folder: &Path| {
         let path = folder.join("SHA256SUMS");
         fs::read_to_string(&path).with_context(|| format!("{}", path.display()))
@@ -61,9 +75,7 @@ pub(crate) fn check(kernel: Kernel) -> Result<()> {
             output.display()
         );
     }
-    println!("two builds are the same, byte for byte");
-    fs::remove_dir_all(&output)?;
-    Ok(())
+    Ok(fs::remove_dir_all(&output)?)
 }
 
 /// Makes the second build's cache, which shares with the first what `kernel` allows.

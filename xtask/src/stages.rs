@@ -1,6 +1,9 @@
 //! The commands that are made of stages: `test`, `demo`, `image`.
 
-use std::time::{Duration, Instant};
+use std::{
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
 
 use anyhow::{Result, bail};
 
@@ -23,22 +26,28 @@ impl From<bool> for Keep {
 
 struct Stage {
     name: &'static str,
-    run: fn() -> Result<Counts>,
+    run: fn(&mut Beside) -> Result<Counts>,
+}
+
+/// What one stage leaves to a later one.
+#[derive(Default)]
+struct Beside {
+    /// Whether the image is built of this checkout.
+    built: bool,
+    /// Its second build, which goes on beside the tests that boot the first one.
+    second: Option<JoinHandle<Result<()>>>,
 }
 
 /// Everything that CI runs, in order; what is quick to fail comes first.
 const STAGES: &[Stage] = &[
-    Stage { name: "fmt", run: || check(&["fmt", "--all", "--check"]) },
-    Stage { name: "tidy", run: || tidy::check(&run::root()).map(|()| one()) },
-    Stage { name: "clippy", run: clippy },
-    Stage { name: "deny", run: || deny::check().map(|()| one()) },
-    Stage { name: "image", run: || check(&["run", "--quiet", "--package", "image"]) },
-    Stage { name: "unit", run: programs::unit },
-    Stage { name: "qemu", run: programs::qemu },
-    Stage {
-        name: "reproduce",
-        run: || reproduce::check(reproduce::Kernel::Shared).map(|()| one()),
-    },
+    Stage { name: "fmt", run: |_| check(&["fmt", "--all", "--check"]) },
+    Stage { name: "tidy", run: |_| tidy::check(&run::root()).map(|()| one()) },
+    Stage { name: "clippy", run: |_| clippy() },
+    Stage { name: "deny", run: |_| deny::check().map(|()| one()) },
+    Stage { name: "image", run: build },
+    Stage { name: "unit", run: |_| programs::unit() },
+    Stage { name: "qemu", run: boot },
+    Stage { name: "reproduce", run: reproduce },
 ];
 
 /// Runs all stages, or the one named `only`, and prints a table of what they found.
@@ -53,11 +62,11 @@ pub(crate) fn test(only: Option<&str>, install: Install) -> Result<()> {
             names.join(", ")
         );
     }
-    let mut results = Vec::new();
+    let (mut results, mut beside) = (Vec::new(), Beside::default());
     for stage in stages {
         println!("\n== {} ==", stage.name);
         let start = Instant::now();
-        let counts = (stage.run)().unwrap_or_else(|error| {
+        let counts = (stage.run)(&mut beside).unwrap_or_else(|error| {
             eprintln!("{}: {error:#}", stage.name);
             Counts { failed: 1, ..Counts::default() }
         });
@@ -85,6 +94,27 @@ pub(crate) fn demo(install: Install, keep: Keep) -> Result<()> {
         command.arg("--keep");
     }
     run::run(&mut command)
+}
+
+fn build(beside: &mut Beside) -> Result<Counts> {
+    let counts = check(&["run", "--quiet", "--package", "image"])?;
+    beside.built = true;
+    Ok(counts)
+}
+
+fn boot(beside: &mut Beside) -> Result<Counts> {
+    if beside.built {
+        beside.second = Some(thread::spawn(reproduce::compare_beside));
+    }
+    programs::qemu()
+}
+
+fn reproduce(beside: &mut Beside) -> Result<Counts> {
+    match beside.second.take() {
+        Some(second) => second.join().unwrap_or_else(|_| bail!("the comparison panicked")),
+        None => reproduce::check(reproduce::Kernel::Shared),
+    }?;
+    Ok(one())
 }
 
 fn one() -> Counts {
