@@ -22,7 +22,7 @@ const RECORD: &str = "test-durations";
 
 /// How much of the processors is given out. The rest is for what starts and ends programs, and for programs that
 /// take more than the last time.
-const FILLED: f64 = 0.9;
+const FILLED: f64 = 0.95;
 
 /// A test program and how it is run.
 pub(crate) struct Job {
