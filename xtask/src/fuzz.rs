@@ -16,8 +16,7 @@ use walkdir::WalkDir;
 
 use crate::run;
 
-/// What cargo-fuzz passes too: coverage counters and traced comparisons for libFuzzer, and the
-/// checks of a debug build.
+/// What cargo-fuzz passes too: coverage counters and traced comparisons for libFuzzer.
 const FLAGS: &[&str] = &[
     "--cfg=fuzzing",
     "-Cpasses=sancov-module",
@@ -26,9 +25,13 @@ const FLAGS: &[&str] = &[
     "-Cllvm-args=-sanitizer-coverage-pc-table",
     "-Cllvm-args=-sanitizer-coverage-trace-compares",
     "-Zsanitizer=address",
-    "-Cdebug-assertions",
-    "-Coverflow-checks",
     "-Ccodegen-units=1",
+];
+/// The checks of a debug build, but where the workspace's profiles have none either.
+const PROFILE: &[&str] = &[
+    "profile.release.debug-assertions=true",
+    "profile.release.overflow-checks=true",
+    "profile.release.package.fatfs.overflow-checks=false",
 ];
 /// The triple is named so that build scripts are built without the flags.
 const TRIPLE: &str = "x86_64-unknown-linux-gnu";
@@ -116,6 +119,7 @@ fn build(root: &Path, target: &Target, output: &Path) -> Result<()> {
     let mut command = Command::new("rustup");
     command
         .args(["run", "nightly", "cargo", "build", "--quiet", "--release", "--target", TRIPLE])
+        .args(PROFILE.iter().flat_map(|setting| ["--config", setting]))
         .arg("--manifest-path")
         .arg(target.folder.join("Cargo.toml"))
         .arg("--target-dir")
