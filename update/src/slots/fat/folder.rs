@@ -8,7 +8,7 @@
 //! | 26     | 2     | first cluster, low half                  |
 //! | 28     | 4     | length in bytes                          |
 
-use super::{FatError, Storage, Volume, read_at, write_at};
+use super::{FatError, Storage, Volume, disk, read_at, write_at};
 
 /// Bytes of an entry.
 const ENTRY: usize = 32;
@@ -42,6 +42,8 @@ pub struct Entry {
 pub(super) struct Located {
     pub(super) entries: Vec<Entry>,
     pub(super) name: [u8; 11],
+    /// Where something lies behind the folder's end that would be in the folder were the end taken.
+    behind: Option<u64>,
 }
 
 impl Entry {
@@ -126,8 +128,10 @@ impl<S: Storage> Volume<S> {
         let Some(name) = short(name) else { return Ok(None) };
         // Behind the end only one free entry matters: a new file takes it.
         let used = entries.iter().position(|entry| entry.name[0] == 0);
-        entries.truncate(used.map_or(entries.len(), |used| used + 1));
-        Ok(Some(Located { entries, name }))
+        let end = used.map_or(entries.len(), |used| used + 1);
+        let behind = entries.get(end).filter(|entry| entry.name[0] != 0).map(|entry| entry.at);
+        entries.truncate(end);
+        Ok(Some(Located { entries, name, behind }))
     }
 
     /// Returns which clusters belong to something.
@@ -155,14 +159,20 @@ impl<S: Storage> Volume<S> {
         Ok(used)
     }
 
-    /// Lets the file `path` be the chain that begins at `first`: one sector is written.
+    /// Lets the file `path` be the chain that begins at `first`: one sector is written. A new file that takes the
+    /// folder's end moves the end before.
     pub(super) fn switch(&mut self, path: &str, first: u32, length: u32) -> Result<(), FatError> {
         let no_folder = || FatError::NoFolder { path: path.to_owned() };
-        let Located { entries, name } = self.locate(path)?.ok_or_else(no_folder)?;
+        let Located { entries, name, behind } = self.locate(path)?.ok_or_else(no_folder)?;
         let old = entries.iter().find(|entry| entry.is(name));
         let full = || FatError::FolderFull { path: path.to_owned() };
         let place = old.or_else(|| entries.iter().find(|entry| entry.is_free()));
-        let (at, is_new) = (place.ok_or_else(full)?.at, old.is_none());
+        let place = place.ok_or_else(full)?;
+        let (at, is_new, is_end) = (place.at, old.is_none(), place.name[0] == 0);
+        if let Some(behind) = behind.filter(|_| is_end) {
+            self.change(behind, |entry| entry[0] = 0)?;
+            self.storage.sync().map_err(disk("write to"))?;
+        }
         self.change(at, |entry| {
             if is_new {
                 entry.fill(0);

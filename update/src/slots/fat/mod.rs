@@ -131,7 +131,7 @@ impl<S: Storage> Volume<S> {
 
     /// Finds the file at `path`, which has short names in capitals and slashes between.
     pub fn find(&mut self, path: &str) -> Result<Option<Entry>, FatError> {
-        let Some(Located { entries, name }) = self.locate(path)? else { return Ok(None) };
+        let Some(Located { entries, name, .. }) = self.locate(path)? else { return Ok(None) };
         Ok(entries.iter().find(|entry| entry.is(name)).cloned())
     }
 

@@ -196,6 +196,23 @@ fn a_second_name_for_a_file_is_found_and_taken_away() {
 }
 
 #[test]
+fn what_lies_behind_a_folders_end_is_not_in_it_when_a_file_takes_the_end() {
+    let mut bytes = installed(BlockSize::B512);
+    let of_a = bytes.windows(11).position(|window| window == b"A       EFI").unwrap();
+    // The entry before it ends the folder.
+    bytes[of_a - 32] = 0;
+    let mut volume = Volume::open(Recorder::new(bytes)).unwrap();
+    assert_eq!(read(&mut volume, esp::SLOT_A), None);
+    replace(&mut volume, esp::SLOT_B, &program(1, 40_000)).unwrap();
+    assert_eq!(read(&mut volume, esp::SLOT_A), None);
+    assert_eq!(read(&mut volume, esp::SLOT_B), Some(program(1, 40_000)));
+    // It may come back as any other file.
+    replace(&mut volume, esp::SLOT_A, &program(2, 40_000)).unwrap();
+    assert_eq!(read(&mut volume, esp::SLOT_A), Some(program(2, 40_000)));
+    assert_eq!(read(&mut volume, esp::SLOT_B), Some(program(1, 40_000)));
+}
+
+#[test]
 fn no_cluster_is_lost_however_often_it_is_cut() {
     let mut bytes = installed(BlockSize::B512);
     // Each one is left before it is finished, with its clusters marked.
