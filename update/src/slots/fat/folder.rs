@@ -8,7 +8,7 @@
 //! | 26     | 2     | first cluster, low half                  |
 //! | 28     | 4     | length in bytes                          |
 
-use super::{FatError, Storage, Volume, disk, read_at, write_at};
+use super::{FatError, Storage, Volume, disk, read_at, table::Use, write_at};
 
 /// Bytes of an entry.
 const ENTRY: usize = 32;
@@ -134,12 +134,13 @@ impl<S: Storage> Volume<S> {
         Ok(Some(Located { entries, name, behind }))
     }
 
-    /// Returns which clusters belong to something.
-    pub(super) fn used(&mut self) -> Result<Vec<bool>, FatError> {
-        let mut used = vec![false; usize::try_from(self.geometry.end).unwrap_or(0)];
+    /// Returns what each cluster belongs to. Names may share a file, but what a folder shares would change
+    /// with its entries: nothing is written to such a volume.
+    pub(super) fn uses(&mut self) -> Result<Vec<Use>, FatError> {
+        let mut uses = vec![Use::Free; usize::try_from(self.geometry.end).unwrap_or(0)];
         let mut folders = vec![(self.geometry.root, 0)];
         let mut seen = 0;
-        self.table.start_of_chain(self.geometry.root, &mut used);
+        self.table.mark(self.geometry.root, Use::Folder, &mut uses);
         while let Some((folder, depth)) = folders.pop() {
             let entries = self.entries(folder, "a folder")?;
             for entry in entries.iter().take_while(|entry| entry.name[0] != 0) {
@@ -150,13 +151,16 @@ impl<S: Storage> Volume<S> {
                 if entry.is_free() || entry.attributes & LABEL != 0 || entry.name[0] == b'.' {
                     continue;
                 }
-                self.table.start_of_chain(entry.first, &mut used);
+                let what = if entry.is_folder() { Use::Folder } else { Use::File };
+                if !self.table.mark(entry.first, what, &mut uses) {
+                    return Err(FatError::Damaged { path: entry.name.escape_ascii().to_string() });
+                }
                 if entry.is_folder() {
                     folders.push((entry.first, depth + 1));
                 }
             }
         }
-        Ok(used)
+        Ok(uses)
     }
 
     /// Lets the file `path` be the chain that begins at `first`: one sector is written. A new file that takes the

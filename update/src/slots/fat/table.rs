@@ -13,6 +13,17 @@ const END: u32 = 0x0fff_ffff;
 /// Number that says that the cluster cannot be used.
 const BAD: u32 = 0x0fff_fff7;
 
+/// What a cluster belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Use {
+    /// Nothing.
+    Free,
+    /// Files.
+    File,
+    /// A folder.
+    Folder,
+}
+
 /// A table.
 #[derive(Debug)]
 pub(super) struct Table {
@@ -77,23 +88,27 @@ impl Table {
         }
     }
 
-    /// The part of a chain that makes sense.
-    pub(super) fn start_of_chain(&self, first: u32, used: &mut [bool]) {
+    /// Marks the part of a chain that makes sense; returns whether it shares no cluster, but as files do
+    /// with files.
+    pub(super) fn mark(&self, first: u32, what: Use, uses: &mut [Use]) -> bool {
         let mut next = first;
         while (FIRST..self.end).contains(&next) {
             let index = usize::try_from(next).unwrap_or(usize::MAX);
-            match used.get_mut(index) {
-                Some(used) if !*used => *used = true,
-                Some(_) | None => return,
+            match uses.get_mut(index) {
+                Some(found @ Use::Free) => *found = what,
+                Some(found) => return *found == Use::File && what == Use::File,
+                None => return true,
             }
             next = self.get(next);
         }
+        true
     }
 
-    /// Returns the clusters that no file uses, lowest first.
-    pub(super) fn unused(&self, used: &[bool]) -> Vec<u32> {
-        let all = (FIRST..self.end).zip(used.iter().skip(2));
-        all.filter(|(cluster, used)| !**used && self.get(*cluster) != BAD).map(|(c, _)| c).collect()
+    /// Returns the clusters that nothing uses, lowest first.
+    pub(super) fn unused(&self, uses: &[Use]) -> Vec<u32> {
+        let all = (FIRST..self.end).zip(uses.iter().skip(2));
+        let free = all.filter(|(cluster, what)| **what == Use::Free && self.get(*cluster) != BAD);
+        free.map(|(cluster, _)| cluster).collect()
     }
 
     /// Makes a chain of `clusters`.

@@ -213,6 +213,20 @@ fn what_lies_behind_a_folders_end_is_not_in_it_when_a_file_takes_the_end() {
 }
 
 #[test]
+fn nothing_is_written_where_a_folder_and_a_file_share_clusters() {
+    let mut bytes = installed(BlockSize::B512);
+    let of_folder = bytes.windows(11).position(|window| window == b"HOLDFAST   ").unwrap();
+    let folder = bytes[of_folder + 26..of_folder + 28].to_vec();
+    let of_fallback = bytes.windows(11).position(|window| window == b"BOOTX64 EFI").unwrap();
+    bytes[of_fallback + 26..of_fallback + 28].copy_from_slice(&folder);
+    let mut volume = Volume::open(Recorder::new(bytes)).unwrap();
+    let refused = replace(&mut volume, esp::SLOT_B, &program(1, 40_000)).unwrap_err();
+    let is_named = |path: &str| ["BOOTX64 EFI", "HOLDFAST   "].contains(&path);
+    assert!(matches!(&refused, FatError::Damaged { path } if is_named(path)), "{refused}");
+    assert!(volume.into_inner().log.is_empty());
+}
+
+#[test]
 fn no_cluster_is_lost_however_often_it_is_cut() {
     let mut bytes = installed(BlockSize::B512);
     // Each one is left before it is finished, with its clusters marked.
@@ -226,8 +240,8 @@ fn no_cluster_is_lost_however_often_it_is_cut() {
     }
     let mut volume = Volume::open(Recorder::new(bytes)).unwrap();
     replace(&mut volume, esp::SLOT_B, &program(9, 30_000)).unwrap();
-    let used = volume.used().unwrap();
-    let marked = volume.table.unused(&used);
+    let uses = volume.uses().unwrap();
+    let marked = volume.table.unused(&uses);
     assert!(marked.iter().all(|cluster| volume.table.chain(*cluster).is_none()));
 }
 

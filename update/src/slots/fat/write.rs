@@ -32,8 +32,8 @@ impl<S: Storage> Volume<S> {
         if self.locate(path)?.is_none() {
             return Err(FatError::NoFolder { path: path.to_owned() });
         }
-        let used = self.used()?;
-        let mut clusters = self.table.unused(&used);
+        let uses = self.uses()?;
+        let mut clusters = self.table.unused(&uses);
         let unit = self.geometry.cluster as u64;
         let free = clusters.len() as u64 * unit;
         let count = usize::try_from(length.div_ceil(unit)).unwrap_or(usize::MAX);
@@ -133,8 +133,8 @@ impl<S: Storage> Volume<S> {
 
     /// Says of every cluster that no file uses that it is free.
     fn free_lost(&mut self) -> Result<(), FatError> {
-        let used = self.used()?;
-        let lost = self.table.unused(&used);
+        let uses = self.uses()?;
+        let lost = self.table.unused(&uses);
         self.table.free(&lost);
         Ok(())
     }
