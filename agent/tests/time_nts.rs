@@ -1,4 +1,5 @@
-//! Authenticated time against a real chronyd: keys, cookies, whom to trust, and a man in the middle.
+//! Authenticated time against real servers, chronyd and NTPsec's: keys, cookies, whom to trust, and who is in
+//! the middle.
 
 #![allow(clippy::unwrap_used, reason = "a test bench that cannot be built fails the test")]
 
@@ -24,7 +25,10 @@ use tempfile::TempDir;
 use tokio::{runtime::Runtime, sync::watch};
 use types::units::UnixSeconds;
 
-const LONG: Duration = Duration::from_secs(20);
+/// How long things take at most: a server that has no time yet is asked again after 16 s, and after 32 more.
+const LONG: Duration = Duration::from_secs(60);
+/// Where keys are agreed on.
+const KEYS: u16 = 4460;
 /// How far this clock is off at the start.
 const OFF: Duration = Duration::from_secs(86_400 * 3);
 
@@ -67,7 +71,7 @@ struct World {
     space: Namespace,
     runtime: Option<Runtime>,
     folder: TempDir,
-    chronyd: Option<Child>,
+    server: Option<Child>,
 }
 
 impl World {
@@ -77,33 +81,56 @@ impl World {
         }
         let space = Namespace::new();
         let runtime = Some(space.runtime());
-        let mut world =
-            Self { space, runtime, folder: tempfile::tempdir().unwrap(), chronyd: None };
+        let mut world = Self { space, runtime, folder: tempfile::tempdir().unwrap(), server: None };
         certify(world.folder.path(), "localhost", "DNS:time.example,IP:127.0.0.1");
         world.serve("");
         Some(world)
     }
 
+    /// Starts chronyd, with these lines in its configuration.
     fn serve(&mut self, more: &str) {
-        if let Some(mut old) = self.chronyd.take() {
-            old.kill().unwrap();
-            old.wait().unwrap();
-        }
+        self.serve_at(KEYS, more);
+    }
+
+    /// The same, with another port for keys.
+    fn serve_at(&mut self, keys: u16, more: &str) {
         let folder = self.folder.path().display().to_string();
         let text = format!(
             "local stratum 3\nallow all\nport 123\nbindaddress 127.0.0.1\ncmdport 0\n\
              ntsserverkey {folder}/key.pem\nntsservercert {folder}/cert.pem\n\
+             ntsport {keys}\nntsdumpdir {folder}\n\
              pidfile {folder}/pid\nbindcmdaddress /\n{more}\n"
         );
-        let path = self.folder.path().join("chrony.conf");
-        fs::write(&path, text).unwrap();
-        let log = fs::File::create(self.folder.path().join("log")).unwrap();
         let mut command = Command::new("chronyd");
-        command.args(["-d", "-x", "-u", "root", "-f"]).arg(&path);
-        command.stdin(Stdio::null()).stderr(log.try_clone().unwrap()).stdout(log);
-        self.chronyd = Some(self.space.enter(|| command.spawn().unwrap()));
+        command.args(["-d", "-x", "-u", "root", "-f"]);
+        self.run(command, &text, keys);
+    }
+
+    /// Starts NTPsec's server. It may not set the machine's clock.
+    fn serve_by_ntpsec(&mut self) {
+        let folder = self.folder.path().display().to_string();
+        let text = format!(
+            "disable ntp\ntos orphan 3 orphanwait 1\ninterface ignore all\ninterface listen 127.0.0.1\nnts enable\n\
+             nts key {folder}/key.pem\nnts cert {folder}/cert.pem\nnts cookie {folder}/cookies\n"
+        );
+        let mut command = Command::new("setpriv");
+        command.args(["--bounding-set=-sys_time", "ntpd", "-n", "-c"]);
+        self.run(command, &text, KEYS);
+    }
+
+    /// Has this server take the place of the one before; its command wants the name of a configuration.
+    fn run(&mut self, mut command: Command, config: &str, keys: u16) {
+        if let Some(mut old) = self.server.take() {
+            old.kill().unwrap();
+            old.wait().unwrap();
+        }
+        let path = self.folder.path().join("config");
+        fs::write(&path, config).unwrap();
+        let log = fs::File::create(self.folder.path().join("log")).unwrap();
+        command.arg(&path).stdin(Stdio::null()).stderr(log.try_clone().unwrap()).stdout(log);
+        self.server = Some(self.space.enter(|| command.spawn().unwrap()));
         wait_for("the time server", LONG, || {
-            self.space.enter(|| std::net::TcpStream::connect("127.0.0.1:4460").is_ok())
+            self.space.enter(|| std::net::TcpStream::connect(("127.0.0.1", keys)).is_ok())
         });
     }
 
@@ -149,9 +176,9 @@ impl World {
 
 impl Drop for World {
     fn drop(&mut self) {
-        if let Some(chronyd) = &mut self.chronyd {
-            let _ = chronyd.kill();
-            let _ = chronyd.wait();
+        if let Some(server) = &mut self.server {
+            let _ = server.kill();
+            let _ = server.wait();
         }
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_timeout(Duration::from_secs(5));
@@ -171,6 +198,20 @@ fn authenticated_time_sets_a_clock_that_is_days_off() {
     let clock = world.start(&system, &["127.0.0.1"], world.roots());
     let status = world.wait(&clock, |status| status.sources == 1);
     assert_eq!(status.last_error, None);
+    assert!(system.error_ms().abs() < 100, "{} ms", system.error_ms());
+}
+
+#[test]
+fn the_server_of_ntpsec_is_understood_too() {
+    const TEST: &str = "NTS of NTPsec";
+    let Some(mut world) = World::new(TEST) else { return };
+    if !can_run(TEST, &["ntpd", "setpriv"]) {
+        return;
+    }
+    world.serve_by_ntpsec();
+    let system = off();
+    let clock = world.start(&system, &["127.0.0.1"], world.roots());
+    world.wait(&clock, |status| status.sources == 1);
     assert!(system.error_ms().abs() < 100, "{} ms", system.error_ms());
 }
 
@@ -200,10 +241,13 @@ fn a_stranger_is_not_believed_and_is_named() {
     assert!(system.error_ms() > 86_400_000);
 }
 
-/// Passes datagrams to the time server, and alters the answers' transmit timestamp.
-fn man_in_the_middle(space: &Namespace) -> Arc<AtomicU64> {
-    let altered = Arc::new(AtomicU64::new(0));
-    let counter = Arc::clone(&altered);
+/// Passes datagrams to the time server and back, at an address of its own: questions as far as `passes` says
+/// so, answers as `alter` leaves them.
+fn relay(
+    space: &Namespace,
+    mut passes: impl FnMut(&[u8]) -> bool + Send + 'static,
+    mut alter: impl FnMut(&mut [u8]) + Send + 'static,
+) {
     space.enter(|| {
         let front = UdpSocket::bind("127.0.0.2:123").unwrap();
         let back = UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -211,28 +255,78 @@ fn man_in_the_middle(space: &Namespace) -> Arc<AtomicU64> {
         std::thread::spawn(move || {
             let mut packet = [0; 4096];
             while let Ok((length, client)) = front.recv_from(&mut packet) {
+                if !passes(&packet[..length]) {
+                    continue;
+                }
                 back.send(&packet[..length]).unwrap();
                 let length = back.recv(&mut packet).unwrap();
-                // One hour later.
-                packet[34] = packet[34].wrapping_add(0x0e);
-                packet[42] = packet[42].wrapping_add(0x0e);
-                counter.fetch_add(1, Ordering::Relaxed);
+                alter(&mut packet[..length]);
                 front.send_to(&packet[..length], client).unwrap();
             }
         });
     });
-    altered
 }
+
+/// Has chronyd send its clients to [`relay`].
+const BY_RELAY: &str = "ntsntpserver 127.0.0.2\n";
 
 #[test]
 fn an_altered_answer_is_not_believed() {
     let Some(mut world) = World::new("NTS with a man in the middle") else { return };
-    let altered = man_in_the_middle(&world.space);
-    world.serve("ntsntpserver 127.0.0.2\n");
+    let altered = Arc::new(AtomicU64::new(0));
+    let counter = Arc::clone(&altered);
+    let an_hour_later = move |packet: &mut [u8]| {
+        packet[34] = packet[34].wrapping_add(0x0e);
+        packet[42] = packet[42].wrapping_add(0x0e);
+        counter.fetch_add(1, Ordering::Relaxed);
+    };
+    relay(&world.space, |_| true, an_hour_later);
+    world.serve(BY_RELAY);
     let system = off();
     let clock = world.start(&system, &["127.0.0.1"], world.roots());
     let status = world.wait(&clock, |status| status.last_error.is_some());
     assert!(altered.load(Ordering::Relaxed) > 0);
     assert!(status.last_error.unwrap().contains("not signed"));
     assert!(system.error_ms() > 86_400_000);
+}
+
+/// Loses the first question; returns the lengths of all.
+fn lose_the_first(space: &Namespace) -> Arc<Mutex<Vec<usize>>> {
+    let lengths: Arc<Mutex<Vec<usize>>> = Arc::default();
+    let seen = Arc::clone(&lengths);
+    let passes = move |question: &[u8]| {
+        let mut seen = seen.lock().unwrap();
+        seen.push(question.len());
+        seen.len() > 1
+    };
+    relay(space, passes, |_| {});
+    lengths
+}
+
+#[test]
+fn keys_are_agreed_on_anew_with_a_server_that_falls_silent() {
+    let Some(mut world) = World::new("NTS with a server that falls silent") else { return };
+    let lengths = lose_the_first(&world.space);
+    world.serve(BY_RELAY);
+    let clock = world.start(&off(), &["127.0.0.1"], world.roots());
+    let status = world.wait(&clock, |status| status.last_error.is_some());
+    assert!(status.last_error.unwrap().contains("does not answer"));
+    world.wait(&clock, |status| status.sources == 1);
+    // Of the first keys there is one cookie less, and the question has room for another one.
+    let lengths = lengths.lock().unwrap();
+    assert_eq!(lengths[..], [lengths[0]; 2]);
+}
+
+#[test]
+fn the_old_keys_stay_when_there_are_no_new_ones() {
+    let Some(mut world) = World::new("NTS without new keys") else { return };
+    let lengths = lose_the_first(&world.space);
+    world.serve(BY_RELAY);
+    let clock = world.start(&off(), &["127.0.0.1"], world.roots());
+    world.wait(&clock, |status| status.last_error.is_some());
+    // Its own keys are still the same.
+    world.serve_at(KEYS + 1, BY_RELAY);
+    world.wait(&clock, |status| status.sources == 1);
+    let lengths = lengths.lock().unwrap();
+    assert!(lengths.len() == 2 && lengths[1] > lengths[0], "{lengths:?}");
 }

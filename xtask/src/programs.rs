@@ -29,7 +29,8 @@ const MOST_HOSTS: usize = 8;
 
 /// What tests use and nobody wants installed, since Debian would start it: servers, and a checker that is a part
 /// of one. Of this suite, which machines of later ones can run.
-const UNPACKED: [&str; 4] = ["bookworm", "isc-dhcp-relay", "isc-dhcp-server", "prometheus"];
+const UNPACKED: [&str; 5] =
+    ["bookworm", "isc-dhcp-relay", "isc-dhcp-server", "ntpsec", "prometheus"];
 
 /// Runs the tests of all packages that boot nothing.
 pub(crate) fn unit() -> Result<Counts> {

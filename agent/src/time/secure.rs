@@ -71,6 +71,20 @@ impl SecureError {
             | Self::Refused { .. } => None,
         }
     }
+
+    /// Returns whether other keys may bring an answer.
+    fn is_doubt(&self) -> bool {
+        match self {
+            Self::Silent { .. } | Self::Forged { forged: Forged::Forgotten, .. } => true,
+            Self::Resolve(_)
+            | Self::Absent { .. }
+            | Self::Establish { .. }
+            | Self::Slow { .. }
+            | Self::Socket { .. }
+            | Self::Forged { .. }
+            | Self::Refused { .. } => false,
+        }
+    }
 }
 
 /// What a question needs.
@@ -84,7 +98,9 @@ pub(super) struct Asker {
 
 impl Asker {
     /// Asks the server called `name`, with the session of an earlier question when there is one.
-    /// The session comes back unless the server does not know it.
+    ///
+    /// A server that lost its keys says so or, as NTPsec's does, nothing at all. Keys are then agreed on
+    /// anew with the next question, and the old ones kept for as long as that fails (RFC 8915 §5.7).
     ///
     /// # Errors
     ///
@@ -94,20 +110,22 @@ impl Asker {
         name: String,
         session: Option<Session>,
     ) -> (String, Option<Session>, Result<Sample, Vec<SecureError>>) {
-        let session = match session.filter(Session::is_usable) {
-            Some(session) => Ok(session),
-            None => self.establish(&name).await,
-        };
-        let mut session = match session {
-            Ok(session) => session,
-            Err(errors) => return (name, None, Err(errors)),
+        let (mut session, mut failed) = match session.filter(Session::is_usable) {
+            Some(session) if !session.is_doubted => (session, Vec::new()),
+            earlier => match (self.establish(&name).await, earlier) {
+                (Ok(session), _) => (session, Vec::new()),
+                (Err(errors), Some(earlier)) => (earlier, errors),
+                (Err(errors), None) => return (name, None, Err(errors)),
+            },
         };
         let answer = self.exchange(&name, &mut session).await;
-        let is_forgotten = |error: &SecureError| {
-            matches!(error, SecureError::Forged { forged: Forged::Forgotten, .. })
-        };
-        let keep = answer.as_ref().err().is_none_or(|errors| !errors.iter().any(is_forgotten));
-        (name, keep.then_some(session), answer)
+        session.is_doubted =
+            answer.as_ref().is_err_and(|errors| errors.iter().any(SecureError::is_doubt));
+        let answer = answer.map_err(|errors| {
+            failed.extend(errors);
+            failed
+        });
+        (name, Some(session), answer)
     }
 
     /// Agrees on keys with the first address that does, each within [`ESTABLISHMENT`].

@@ -154,6 +154,7 @@ mod tests {
             cookies: (0..cookies).map(|_| vec![3; 100]).collect(),
             server: None,
             port: 123,
+            is_doubted: false,
         }
     }
 

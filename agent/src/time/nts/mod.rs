@@ -28,6 +28,8 @@ pub struct Session {
     pub server: Option<String>,
     /// UDP port there.
     pub port: u16,
+    /// The last question had no answer that counts: the server may have lost the keys of its cookies.
+    pub is_doubted: bool,
 }
 
 impl std::fmt::Debug for Session {

@@ -91,6 +91,7 @@ pub fn parse(mut bytes: &[u8], keys: Keys) -> Result<Session, Refusal> {
         cookies: VecDeque::new(),
         server: None,
         port: sntp::PORT,
+        is_doubted: false,
     };
     let (mut protocol, mut algorithm) = (false, false);
     loop {
