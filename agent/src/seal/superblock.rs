@@ -316,16 +316,23 @@ mod tests {
         assert!(checked.unwrap().status.code().unwrap() <= 1);
     }
 
+    /// Alters bits of a byte of the superblock.
+    fn flip(file: &File, at: usize, bits: u8) {
+        let (mut byte, at) = ([0], AT + at as u64);
+        file.read_exact_at(&mut byte, at).unwrap();
+        file.write_all_at(&[byte[0] ^ bits], at).unwrap();
+    }
+
     #[test]
     fn an_altered_superblock_is_replaced_by_its_backup() {
         let folder = tempfile::tempdir().unwrap();
         let Some(file) = volume(folder.path()) else { return };
         let path = folder.path().join("volume");
         // An identity, a feature that nobody knows, fewer blocks, where the backup lies, and the magic.
-        for (at, bytes) in
+        for (at, bits) in
             [(0x68, 0x77), (0x63, 0x80), (0x05, 0x01), (PER_GROUP, 0x55), (MAGIC.0, 0x12)]
         {
-            file.write_all_at(&[bytes], AT + at as u64).unwrap();
+            flip(&file, at, bits);
             let found = mend(&file).unwrap();
             let Found::Restored { at: told } = found else { panic!("{at:#x}: {found:?}") };
             assert!(told == at || at == 0x05, "{told:#x} instead of {at:#x}");
@@ -335,7 +342,7 @@ mod tests {
         }
         // Without a backup there is nothing to be done.
         file.write_all_at(&[0; BYTES], USUAL_BACKUP).unwrap();
-        file.write_all_at(&[0x77], AT + 0x68).unwrap();
+        flip(&file, 0x68, 0x77);
         assert_eq!(mend(&file).unwrap(), Found::Damaged);
     }
 
