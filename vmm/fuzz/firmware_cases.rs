@@ -49,6 +49,8 @@ pub(crate) fn fw_cfg(bytes: &[u8]) {
                 // One that lies beyond memory is ignored.
                 let _ = ram.write_slice(&data, GuestAddress(address));
                 let low = u32::try_from(address).expect("small");
+                // An earlier step may have written the high half.
+                device.write(4, &[0; 4], &ram);
                 device.write(8, &low.to_be_bytes(), &ram);
                 if address + 16 <= MEMORY && !overlaps(&data, address) {
                     let mut left = [0; 4];

@@ -397,9 +397,13 @@ impl ConfigFilter {
 
     fn standard(&mut self, facts: &Facts<'_>) -> Result<(), ConfigError> {
         let all = capabilities::walk(facts.snapshot);
+        // A function has each of these once; of more, the host's kernel knows the first.
+        let first = |capability: &Capability| {
+            all.iter().find(|other| other.id == capability.id) == Some(capability)
+        };
         let kept = |capability: &&Capability| match capability.id {
-            MSI => facts.vectors[1] != 0 && !facts.hides(MSI),
-            MSIX => facts.vectors[2] != 0 && !facts.hides(MSIX),
+            MSI => facts.vectors[1] != 0 && !facts.hides(MSI) && first(capability),
+            MSIX => facts.vectors[2] != 0 && !facts.hides(MSIX) && first(capability),
             ENHANCED_ALLOCATION => false,
             id => !facts.hides(id),
         };

@@ -339,6 +339,21 @@ fn a_table_goes_behind_its_bar_when_no_register_is_left() {
 }
 
 #[test]
+fn of_two_msix_capabilities_the_second_is_hidden() {
+    let device = crowded();
+    // The power management capability, the last of the list, claims a table in the BAR that ours gets.
+    let mut config = lock(&device.config);
+    config[0x60] = MSIX;
+    config[0x62..0x68].copy_from_slice(&[0x03, 0x00, 0x02, 0x00, 0x00, 0x00]);
+    drop(config);
+    let state = filter(&device);
+    assert_eq!(chain(&state), [0x11, 0x10]);
+    assert_eq!(read(&state, 0x62), [0; 6]);
+    let layout = state.1.msix_layout().unwrap();
+    assert_eq!((layout.bar, layout.table, layout.device_end), (2, 0, 0));
+}
+
+#[test]
 fn a_row_moves_a_table_that_has_its_page() {
     static ROW: Quirk = Quirk { vendor: 0, device: 0, effect: Effect::MoveTable, evidence: "none" };
     let state = filter_with(&FakeDevice::nvme(), &[&ROW]).unwrap();
