@@ -1,6 +1,6 @@
 //! The tree that a guest sees is the host's: a switch with a disk and a network card below a root
-//! port, on a root complex near the guest's second NUMA node. Registers are compared one by one,
-//! as `lspci -vvv` prints them; what SMBIOS says of slots and caches is compared with them, as dmidecode
+//! port, on a root complex near the guest's second NUMA node. Registers are compared one by one, and so is
+//! what `lspci -vvv` says of both; what SMBIOS says of slots and caches is compared with them, as dmidecode
 //! prints it.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
@@ -13,6 +13,7 @@ use qemu_tests::{
     harness::{
         dmi::{self, Structure},
         host::HostOptions,
+        lspci,
     },
 };
 use types::{
@@ -37,18 +38,28 @@ impl Functions {
         Self(all)
     }
 
-    /// Reads what a guest sees: the legacy part, and the first extended capability.
+    /// Reads what a guest sees. Lines of a dump that are as the one before are left out in it.
     fn of_guest(bed: &mut Bed, machine: u32) -> Self {
-        let command = "for d in /sys/bus/pci/devices/*; do echo ${d##*/} \
-                       $(head -c 288 $d/config | hexdump -ve '1/1 \"%02x\"'); done";
+        let command =
+            "for d in /sys/bus/pci/devices/*; do echo ${d##*/}; hexdump -C $d/config; done";
         let said = bed.run(machine, command, SOON).unwrap();
-        let byte =
-            |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap();
-        let line = |line: &str| {
-            let (address, hex) = line.split_once(' ').unwrap();
-            (address.to_owned(), hex.as_bytes().chunks(2).map(byte).collect())
-        };
-        Self(said.lines().map(line).collect())
+        let mut all = BTreeMap::<String, Vec<u8>>::new();
+        let (mut address, mut last) = (String::new(), Vec::new());
+        for line in said.lines().filter(|line| *line != "*") {
+            if line.contains(':') {
+                line.clone_into(&mut address);
+                continue;
+            }
+            let mut words = line.split('|').next().unwrap().split_whitespace();
+            let at = usize::from_str_radix(words.next().unwrap(), 16).unwrap();
+            let config = all.entry(address.clone()).or_default();
+            while config.len() < at {
+                config.extend(&last);
+            }
+            last = words.map(|byte| u8::from_str_radix(byte, 16).unwrap()).collect();
+            config.extend(&last);
+        }
+        Self(all)
     }
 
     /// Finds the function with a vendor and a device id.
@@ -142,6 +153,71 @@ fn told(registers: PortRegisters) -> PortRegisters {
     }
 }
 
+/// Capabilities of a port that are the host's; its others, and its windows, are those of the machine.
+const MIRRORED: [&str; 2] = ["Express", "Access Control Services"];
+
+/// What lspci may say of a guest's function and not of the host's: capability, field, words (all where
+/// there are none).
+const FREE: &[(&str, &str, &[&str])] = &[
+    // What the guest's kernel and drivers switch on, and where they put BARs.
+    ("", "Control", &[]),
+    ("", "Interrupt", &[]),
+    ("", "Latency", &[]),
+    ("MSI-X", "", &["Enable"]),
+    ("Express", "RootCtl", &[]),
+    // Slots are the machine's, and their links are always up and say so.
+    ("Express", "", &["Slot"]),
+    ("Express", "SltCap", &[]),
+    ("Express", "SltCtl", &[]),
+    ("Express", "SltSta", &[]),
+    ("Express", "LnkCap", &["LLActRep"]),
+    ("Express", "LnkSta", &["DLActive"]),
+];
+
+/// The part of what lspci says of a function that is to be the same in the guest.
+fn comparable(said: &lspci::Listing, is_port: bool) -> lspci::Listing {
+    let mut all = lspci::Listing::new();
+    for ((capability, field), text) in said {
+        let is_free = |(of, name, _): &&(&str, &str, &[&str])| of == capability && name == field;
+        let free = FREE.iter().find(is_free).map(|(_, _, words)| *words);
+        if free == Some(&[]) || is_port && !MIRRORED.contains(&capability.as_str()) {
+            continue;
+        }
+        // A region is shown with its address, and what has none or does not decode with a word for that.
+        let is_region = field.starts_with("Region");
+        let is_kept = |word: &&str| {
+            let name = word.trim_matches(['(', ')', ',', '+', '-']);
+            let is_place = u64::from_str_radix(name, 16).is_ok() || *word == "[disabled]";
+            !free.unwrap_or_default().contains(&name) && !(is_region && is_place)
+        };
+        let kept: Vec<&str> = text.split(' ').filter(is_kept).collect();
+        all.insert((capability.clone(), field.clone()), kept.join(" "));
+    }
+    all
+}
+
+/// Compares `lspci -vvv` of the host and of the guest, field by field: the devices, and all ports above.
+fn lspci_says_the_same(folder: &Path, (host, seen): (&Functions, &Functions), devices: [&str; 2]) {
+    let [theirs, ours] = [host, seen].map(|all| lspci::decode(folder, &all.0).unwrap());
+    for device in devices {
+        let config = &host.0[device];
+        let found = seen.find(u16_at(config, 0), u16_at(config, 2));
+        let ports = host.above(device).into_iter().zip(seen.above(found));
+        let ports = ports.map(|(theirs, ours)| (theirs, ours, true));
+        for (name, ours_name, is_port) in
+            ports.chain([(device.to_owned(), found.to_owned(), false)])
+        {
+            let expected = comparable(&theirs[&name], is_port);
+            let told = comparable(&ours[&ours_name], is_port);
+            assert_eq!(told, expected, "{ours_name} is not as {name}");
+            for field in ["", "DevCap", "DevCap2", "LnkCap", "LnkSta", "LnkCtl2"] {
+                let key = ("Express".to_owned(), field.to_owned());
+                assert!(told.contains_key(&key) || field.ends_with('2'), "no {field} in {told:?}");
+            }
+        }
+    }
+}
+
 /// A host with a switch below a root port of its own, a disk and a network card below that.
 fn bed(folder: &Path) -> Bed {
     let made = guest::make(folder).unwrap();
@@ -226,6 +302,7 @@ fn the_guest_sees_the_ports_of_the_host() {
         let link = |config: &[u8], at| (u32_at(config, at + 0x0c), u16_at(config, at + 0x12));
         assert_eq!(link(&seen.0[&found], ours), link(&host.0[name], theirs), "{found}");
     }
+    lspci_says_the_same(folder.path(), (&host, &seen), [&disk, &card]);
     let ports: Vec<&Vec<u8>> = seen.0.values().filter(|config| config[0x0e] & 0x7f == 1).collect();
     let slots = ports.iter().filter_map(|config| {
         let at = express(config);

@@ -22,7 +22,7 @@ use qemu_tests::{
 use types::{
     topology::{Below, NumaNode, Port, RootComplex, Topology},
     units::Mebibytes,
-    vm::PciWindows,
+    vm::{DiskModel, PciWindows},
 };
 
 /// How long firmware, boot loader and kernel may take together under two layers of emulation.
@@ -83,11 +83,16 @@ fn finish(bed: &mut Bed, machine: u32) {
 }
 
 /// Starts a machine from the disk that `make` makes, and hears from its guest who made it.
-fn starts(folder: &Path, release: Release, make: fn(&Path) -> anyhow::Result<PathBuf>) {
+fn starts(
+    folder: &Path,
+    (release, model): (Release, DiskModel),
+    make: fn(&Path) -> anyhow::Result<PathBuf>,
+) {
     let disk = make(folder).unwrap();
     let mut bed = bed(folder, release, disk);
     bed.write(CONFIG, IGNITION).unwrap();
     let mut plan = plan(release);
+    plan.spec.disks[0].model = model;
     plan.spec.ignition_fd = Some(plan.open(Opened::Read { path: CONFIG.to_owned() }));
     let machine = start(&mut bed, &plan);
     let id = "cat /sys/class/dmi/id/sys_vendor /sys/class/dmi/id/product_uuid";
@@ -131,11 +136,13 @@ fn variables_outlive_the_machine(folder: &Path) {
 }
 
 #[test]
-fn a_shutdown_by_firmware_powers_the_machine_off() {
+fn a_shutdown_by_firmware_that_started_from_an_nvme_disk_powers_the_machine_off() {
     steadily(|folder| {
         let disk = firmware::shutdown_disk(folder).unwrap();
         let mut bed = bed(folder, Release::Bookworm, disk);
-        let machine = bed.launch(&plan(Release::Bookworm)).unwrap();
+        let mut plan = plan(Release::Bookworm);
+        plan.spec.disks[0].model = DiskModel::Nvme;
+        let machine = bed.launch(&plan).unwrap();
         let (status, log) = bed.wait_exit(machine, START_LIMIT).unwrap();
         assert_eq!(status, 0, "{log}");
         assert!(log.contains("the guest powered off"), "{log}");
@@ -143,13 +150,15 @@ fn a_shutdown_by_firmware_powers_the_machine_off() {
 }
 
 #[test]
-fn grub_starts_debian_through_the_firmware_of_debian_13() {
-    steadily(|folder| starts(folder, Release::Trixie, firmware::grub_disk));
+fn grub_starts_debian_from_an_nvme_disk_through_the_firmware_of_debian_13() {
+    let how = (Release::Trixie, DiskModel::Nvme);
+    steadily(|folder| starts(folder, how, firmware::grub_disk));
 }
 
 #[test]
 fn systemd_boot_starts_a_unified_kernel_image_through_the_firmware_of_debian_13() {
-    steadily(|folder| starts(folder, Release::Trixie, firmware::systemd_boot_disk));
+    let how = (Release::Trixie, DiskModel::VirtioBlk);
+    steadily(|folder| starts(folder, how, firmware::systemd_boot_disk));
 }
 
 /// Addresses of devices behind the root ports of the harness, in their order.

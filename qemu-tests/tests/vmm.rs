@@ -4,12 +4,22 @@
 
 use std::{path::Path, time::Duration};
 
-use qemu_tests::bed::{Bed, BedOptions, Plan, guest};
+use qemu_tests::{
+    bed::{Bed, BedOptions, Plan, guest},
+    harness::host::HostOptions,
+};
 
 /// How long a guest may take to its first command.
 const GUEST_LIMIT: Duration = Duration::from_secs(180);
 /// How long a command may take.
 const SOON: Duration = Duration::from_secs(60);
+
+/// The program as the image has it, in the cache of what was built.
+const SHIPPED: &str = "programs/x86_64-unknown-linux-gnu/release/holdfast-vmm";
+/// Its largest size in bytes.
+const LARGEST: u64 = 4 << 20;
+/// How much memory besides the guest's it may take, in KiB, with how many devices.
+const MEMORY: [(usize, u64); 2] = [(1, 5 << 10), (8, 8 << 10)];
 
 /// A host that holds the usual guest.
 fn bed(folder: &Path, mut options: BedOptions) -> Bed {
@@ -52,4 +62,27 @@ fn host_and_guest_talk_over_vsock() {
     let (status, log) = bed.wait_exit(machine, SOON).unwrap();
     assert_eq!(status, 0, "{log}");
     assert!(log.contains("the guest powered off"), "{log}");
+}
+
+#[test]
+fn the_shipped_program_is_small_and_takes_little_memory() {
+    let vmm = image::default_cache().join(SHIPPED);
+    let size = std::fs::metadata(&vmm).unwrap().len();
+    assert!(size <= LARGEST, "{} has {size} bytes", vmm.display());
+
+    let folder = tempfile::tempdir().unwrap();
+    let host = HostOptions { devices: vec!["edu".to_owned(); 8], ..HostOptions::default() };
+    let options = BedOptions { host, vmm: Some(vmm), ..BedOptions::default() };
+    let mut bed = bed(folder.path(), options);
+    let addresses = (1..=8).map(|bus| format!("0000:{bus:02x}:00.0"));
+    let paths: Vec<_> = addresses.map(|address| (bed.bind(&address).unwrap(), address)).collect();
+    for (devices, most) in MEMORY {
+        let mut plan = plan(1);
+        for (path, address) in &paths[..devices] {
+            plan.pass(address.parse().unwrap(), path);
+        }
+        let taken = bed.measure(&plan, &[guest::READY], GUEST_LIMIT).unwrap().resident_kib;
+        println!("with {devices} devices: {taken} KiB");
+        assert!((1..=most).contains(&taken), "{devices} devices: {taken} KiB");
+    }
 }

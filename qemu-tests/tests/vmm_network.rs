@@ -17,6 +17,8 @@ use qemu_tests::{
 const GUEST_LIMIT: Duration = Duration::from_secs(240);
 /// How long a command may take.
 const SOON: Duration = Duration::from_secs(120);
+/// How long an exchange of bytes takes, in seconds: a few hundred round trips.
+const EXCHANGE_S: f64 = 0.4;
 /// How long a guest is left asleep.
 const ASLEEP: Duration = Duration::from_secs(20);
 
@@ -75,7 +77,7 @@ fn exchange(bed: &mut Bed, machine: u32, number: u8) -> [u32; 2] {
     };
     let before = count(bed);
     for mask in [1, 2] {
-        let trips = format!("taskset {mask} wire trips {host}:{PORT} 2 1");
+        let trips = format!("taskset {mask} wire trips {host}:{PORT} {EXCHANGE_S} 1");
         let trips = bed.run(machine, &trips, SOON).unwrap();
         println!("from processor {mask}: {} round trips each second", trips.trim());
         assert!(trips.trim().parse::<u32>().unwrap() > 0, "{trips}");
@@ -161,7 +163,7 @@ fn one_descriptor_is_one_pair(bed: &mut Bed) {
     let features = "cut -c18,23 /sys/class/net/eth0/device/features";
     assert_eq!(run(bed, features), "00");
     let (_, host) = network::ends(2);
-    let trips = run(bed, &format!("wire trips {host}:{PORT} 2 1"));
+    let trips = run(bed, &format!("wire trips {host}:{PORT} {EXCHANGE_S} 1"));
     assert!(trips.parse::<u32>().unwrap() > 0, "{trips}");
     bed.type_line(machine, "poweroff -f").unwrap();
     let (status, log) = bed.wait_exit(machine, SOON).unwrap();

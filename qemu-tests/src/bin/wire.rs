@@ -23,7 +23,8 @@ fn main() -> Result<()> {
     match words.as_slice() {
         ["serve", port] => serve(port.parse().context("which port?")?),
         ["trips", address, seconds, connections] => {
-            let time = Duration::from_secs(seconds.parse().context("how many seconds?")?);
+            let seconds = seconds.parse().context("how many seconds?")?;
+            let time = Duration::try_from_secs_f64(seconds).context("how many seconds?")?;
             let connections = connections.parse().context("how many connections?")?;
             println!("{}", measure(address, time, connections)?);
             Ok(())

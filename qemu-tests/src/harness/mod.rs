@@ -7,6 +7,7 @@ pub mod guest;
 pub mod host;
 pub mod kernels;
 pub mod lan;
+pub mod lspci;
 pub mod outside;
 pub mod pace;
 pub mod packages;

@@ -1,4 +1,4 @@
-//! Programs of Debian's that measure, for guests and hosts: they run with the libraries of their own suite,
+//! Programs of Debian's that measure, and that read what was measured, for guests and hosts: they run with the libraries of their own suite,
 //! whatever this machine has.
 
 use std::{
@@ -74,6 +74,11 @@ const FIO: &[&str] = &[
 
 /// iperf3 and every library that it is linked with.
 const IPERF3: &[&str] = &["iperf3", "libc6", "libiperf0", "libsctp1", "libssl3"];
+/// lspci and every library that it is linked with.
+const LSPCI: &[&str] = &[
+    "pciutils", "libc6", "libkmod2", "liblzma5", "libpci3", "libssl3", "libudev1", "libzstd1",
+    "zlib1g",
+];
 /// The dynamic loader of the packages' libraries.
 const LOADER: &str = "ld-linux-x86-64.so.2";
 
@@ -96,6 +101,11 @@ impl Tool {
         Self::new("iperf3", IPERF3)
     }
 
+    /// Returns lspci.
+    pub fn lspci() -> Result<Self> {
+        Self::new("lspci", LSPCI)
+    }
+
     fn new(name: &'static str, list: &[&str]) -> Result<Self> {
         let root = image::unpacked(&image::default_cache(), SUITE, list);
         Ok(Self { name, root: root.with_context(|| format!("cannot have {name}"))? })
@@ -104,6 +114,15 @@ impl Tool {
     /// Returns where its file is.
     pub fn program(&self) -> PathBuf {
         self.root.join("usr/bin").join(self.name)
+    }
+
+    /// Returns what runs it here.
+    pub fn command(&self) -> Result<Command> {
+        let folders = self.folders().collect::<Vec<_>>();
+        let loader = folders.iter().map(|path| path.join(LOADER)).find(|path| path.is_file());
+        let mut command = Command::new(loader.context("no loader in the packages")?);
+        command.arg("--library-path").arg(std::env::join_paths(folders)?).arg(self.program());
+        Ok(command)
     }
 
     /// Returns name and path of each library that the loader maps for it.

@@ -139,6 +139,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::{pci::function::BarKind, vfio::fake::FakeDevice};
 
     fn area(offset: u64, size: u64) -> Area {
         Area { offset, size }
@@ -182,6 +183,21 @@ mod tests {
     fn sparse_parts_are_kept_apart() {
         let sparse = [area(0x1000, 0x1000), area(0x8000, 0x2000)];
         check(&sparse, 0x1_0000, None, &sparse);
+    }
+
+    #[test]
+    fn parts_lie_in_memory_as_they_do_in_the_bar_so_that_the_largest_pages_fit() {
+        let size = 4 << 30;
+        let mut device = FakeDevice::nvme();
+        device.bars[0] = RegionInfo { size, mappable: vec![area(0, size)] };
+        let bar = Bar { index: 0, kind: BarKind::Memory64, size, address: 8 << 30, decoding: true };
+        let mapped = MappedBar::new(&device, &bar, Some(0x6000_0000..0x6000_1000)).expect("room");
+        let offsets: Vec<u64> = mapped.parts.iter().map(|part| part.area.offset).collect();
+        assert_eq!(offsets, [0, 0x6000_1000]);
+        for part in &mapped.parts {
+            let residue = part.mapping.host_address() % LARGEST_PAGE;
+            assert_eq!(residue, part.area.offset % LARGEST_PAGE, "{:#x}", part.area.offset);
+        }
     }
 
     proptest! {
