@@ -428,10 +428,15 @@ fn what_needs_other_files_or_keys_is_refused_by_name() {
 #[test]
 fn raw_disks_are_rounded_up_to_whole_sectors_and_stay_sparse() {
     let folder = tempfile::tempdir().unwrap();
-    let (image, out) = (folder.path().join("image"), folder.path().join("out"));
+    let (image, sparse) = (folder.path().join("image"), folder.path().join("sparse"));
     let file = File::create(&image).unwrap();
-    file.write_all_at(b"end", 1 << 40).unwrap();
+    file.write_all_at(b"end", 2 << 30).unwrap();
     drop(file);
+    let made = import::import(&image, None, &sparse).unwrap();
+    let written = fs::metadata(&sparse).unwrap();
+    assert_eq!((made.size, written.len()), ((2 << 30) + 512, (2 << 30) + 512));
+    assert!(written.blocks() * 512 < 4 << 20, "{} blocks are held", written.blocks());
+    let out = folder.path().join("out");
     let small = folder.path().join("small");
     fs::write(&small, b"x").unwrap();
     let made = import::import(&small, None, &out).unwrap();

@@ -122,24 +122,29 @@ async fn member(seed: u8, node: &Overlay) -> (Overlay, Inbox) {
     (member, inbox)
 }
 
-/// Opens what the renter with this seed asks of its machine.
-async fn open(
-    gateway: &Overlay,
-    node: NodeId,
-    seed: u8,
-    (method, rest): (&str, &str),
-) -> (OverlayStream, StreamAnswer) {
-    let machine = MachineId::from_bytes([seed; 16]);
+/// What the renter with the first seed asks of the machine of the second one's.
+fn signed(signer: u8, machine: u8, (method, rest): (&str, &str)) -> ForwardedRequest {
+    let machine = MachineId::from_bytes([machine; 16]);
+    let target = format!("/v1/machines/{machine}/{rest}");
     let mut request = ForwardedRequest {
         method: method.into(),
-        target: format!("/v1/machines/{machine}/{rest}"),
+        target: target.trim_end_matches('/').to_owned(),
         headers: Vec::new(),
         body: Vec::new(),
     };
     let mut nonce = [0; 16];
     getrandom::fill(&mut nonce).expect("random numbers");
     let nonce = types::hex::encode(&nonce);
-    lease::request::sign(&key(seed), &mut request, UnixSeconds(NOW), &nonce).expect("signed");
+    lease::request::sign(&key(signer), &mut request, UnixSeconds(NOW), &nonce).expect("signed");
+    request
+}
+
+/// Opens a stream by a request.
+async fn open(
+    gateway: &Overlay,
+    node: NodeId,
+    request: ForwardedRequest,
+) -> (OverlayStream, StreamAnswer) {
     let exchange = async {
         let mut stream = gateway.open_stream(node).await.expect("opened");
         frames::write(&mut stream, &StreamHeader::Request(request)).await.expect("written");
@@ -156,7 +161,7 @@ async fn tunnel(
     seed: u8,
     port: u16,
 ) -> (OverlayStream, StreamAnswer) {
-    open(gateway, node, seed, ("GET", &format!("tunnel/{port}"))).await
+    open(gateway, node, signed(seed, seed, ("GET", &format!("tunnel/{port}")))).await
 }
 
 async fn within<T>(work: impl Future<Output = T>) -> T {
@@ -169,6 +174,7 @@ struct Scene {
     seed: u8,
     gateway: Overlay,
     guest: Arc<Guest>,
+    control: Control,
     _kept: (tempfile::TempDir, Overlay, Inbox),
 }
 
@@ -179,13 +185,14 @@ impl Scene {
         let root = tempfile::tempdir().expect("a folder");
         let (node, inbox) = overlay(seed, Role::Provider, Vec::new()).await;
         let control = control(&node, root.path(), vec![machine(seed)]);
-        tokio::spawn(tasks::overlay::serve(inbox, node.clone(), control, Arc::new(Notify::new())));
+        let served = control.clone();
+        tokio::spawn(tasks::overlay::serve(inbox, node.clone(), served, Arc::new(Notify::new())));
         let (gateway, inbox) = member(seed + 1, &node).await;
-        Self { node: node.node_id(), seed, gateway, guest, _kept: (root, node, inbox) }
+        Self { node: node.node_id(), seed, gateway, guest, control, _kept: (root, node, inbox) }
     }
 
     async fn open(&self, method: &str, rest: &str) -> (OverlayStream, StreamAnswer) {
-        open(&self.gateway, self.node, self.seed, (method, rest)).await
+        open(&self.gateway, self.node, signed(self.seed, self.seed, (method, rest))).await
     }
 
     async fn terminal(&self, rest: &str) -> OverlayStream {
@@ -277,6 +284,54 @@ async fn a_dump_is_refused_in_the_words_of_the_machines_process() {
     let StreamAnswer::Refused(problem) = answer else { panic!("not refused") };
     assert_eq!(problem.status, 409);
     assert!(problem.detail.ends_with(": it is being done already"), "{problem:?}");
+}
+
+/// All that is asked of one machine.
+const ASKED: [(&str, &str); 19] = [
+    ("GET", ""),
+    ("DELETE", ""),
+    ("POST", "start"),
+    ("POST", "stop"),
+    ("POST", "restart"),
+    ("PUT", "lease"),
+    ("POST", "nmi"),
+    ("POST", "pause"),
+    ("POST", "resume"),
+    ("GET", "counters"),
+    ("GET", "metrics"),
+    ("GET", "events"),
+    ("GET", "devices"),
+    ("POST", "devices"),
+    ("DELETE", "devices/data"),
+    ("GET", "console"),
+    ("GET", "console?previous=1"),
+    ("POST", "console"),
+    ("GET", "receipts"),
+];
+/// What is opened as a stream.
+const OPENED: [(&str, &str); 4] =
+    [("POST", "dump"), ("GET", "terminal"), ("GET", "tunnel/22"), ("GET", "console?follow=1")];
+
+#[tokio::test]
+async fn another_renter_gets_nothing_of_a_machine() {
+    let scene = Scene::start(39).await;
+    let other = scene.seed + 5;
+    for what in ASKED {
+        let request = signed(other, scene.seed, what);
+        let answer = scene.control.answer(scene.gateway.node_id(), &request).await;
+        assert_eq!(answer.status, 404, "{what:?}: {}", String::from_utf8_lossy(&answer.body));
+    }
+    for what in OPENED {
+        let request = signed(other, scene.seed, what);
+        let (_, answer) = open(&scene.gateway, scene.node, request).await;
+        let StreamAnswer::Refused(problem) = answer else { panic!("{what:?} was opened") };
+        assert_eq!(problem.status, 404, "{what:?}: {problem:?}");
+    }
+    assert_eq!(scene.guest.polls(), 0, "the machine's process was asked");
+    // The same words of the machine's own renter are heard.
+    let request = signed(scene.seed, scene.seed, ("GET", "console"));
+    let answer = scene.control.answer(scene.gateway.node_id(), &request).await;
+    assert_eq!(answer.status, 200, "{}", String::from_utf8_lossy(&answer.body));
 }
 
 #[tokio::test]
