@@ -312,13 +312,15 @@ pub(super) fn start_resetters(
 }
 
 /// What a function needs of the machine around it.
-pub(super) struct Host {
-    pub(super) interrupts: Arc<dyn InterruptSource>,
-    pub(super) slots: Box<dyn Slots>,
+pub struct Host {
+    /// Where its vectors and its line come from.
+    pub interrupts: Arc<dyn InterruptSource>,
+    /// Gives the guest its BARs.
+    pub slots: Box<dyn Slots>,
     /// Where the pin goes.
-    pub(super) route: PinRoute,
+    pub route: PinRoute,
     /// Which clique of peers the device is told to be in.
-    pub(super) clique: Option<u8>,
+    pub clique: Option<u8>,
 }
 
 /// A passed-through device as a function on the guest's bus.
@@ -339,7 +341,7 @@ pub struct Function {
 
 impl Function {
     /// Reads what a freshly reset device is and prepares everything the guest will reach.
-    pub(super) fn open(
+    pub fn open(
         address: Bdf,
         device: Arc<dyn Device>,
         host: Host,

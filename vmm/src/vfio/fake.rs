@@ -39,6 +39,7 @@ pub(crate) struct FakeDevice {
     pub(crate) bars: [RegionInfo; 6],
     pub(crate) vectors: [u32; 3],
     pub(crate) growable: bool,
+    pub(crate) unmaskable: bool,
     pub(crate) atomics: AtomicOps,
     pub(crate) reset: Outcome,
     rom: Vec<u8>,
@@ -99,6 +100,7 @@ impl FakeDevice {
             bars: Default::default(),
             vectors: [1, 0, 0],
             growable: true,
+            unmaskable: true,
             atomics: AtomicOps::NONE,
             reset: Outcome::Done,
             rom: Vec::new(),
@@ -259,6 +261,9 @@ impl Device for FakeDevice {
     }
 
     fn set_unmask(&self, _fd: BorrowedFd<'_>) -> io::Result<()> {
+        if !self.unmaskable {
+            return Err(io::ErrorKind::OutOfMemory.into());
+        }
         self.tell(Told::Unmask)
     }
 

@@ -28,6 +28,7 @@ pub struct Interrupts {
     mode: Mode,
     line: Option<Arc<dyn InterruptLine>>,
     msi: Vec<Arc<dyn MsiVector>>,
+    msi_info: IrqInfo,
     msix: Option<MsixTable>,
     msix_info: IrqInfo,
     /// Per MSI-X vector, whether VFIO has its eventfd.
@@ -53,14 +54,17 @@ impl Interrupts {
             0 => None,
             vectors => Some(MsixTable::lazy(vectors, Arc::clone(&source))?),
         };
-        let msix_info = device.irq(IrqKind::Msix)?;
+        let (msi_info, msix_info) = (device.irq(IrqKind::Msi)?, device.irq(IrqKind::Msix)?);
         let armed = vec![false; usize::from(ways.msix_vectors)];
         let (line, mode) = (ways.line, Mode::Off);
-        Ok(Self { device, source, mode, line, msi: Vec::new(), msix, msix_info, armed })
+        let msi = Vec::new();
+        Ok(Self { device, source, mode, line, msi, msi_info, msix, msix_info, armed })
     }
 
     /// Follows what the guest has programmed into configuration space.
     pub fn follow(&mut self, msi: MsiState, msix: MsixState) -> io::Result<()> {
+        // A guest may ask for more than there are; it gets those.
+        let msi = MsiState { vectors: msi.vectors.min(self.msi_info.count), ..msi };
         let wanted = match (msix, msi.vectors, &self.line) {
             (MsixState::Enabled | MsixState::Masked, _, _) => Mode::Msix,
             (MsixState::Disabled, 1.., _) => Mode::Msi { vectors: msi.vectors },
@@ -77,9 +81,12 @@ impl Interrupts {
         }
         if wanted != self.mode {
             self.disable()?;
-            // A failure leaves the device silent; the next write tries again.
-            self.enable(wanted)?;
             self.mode = wanted;
+            if let Err(error) = self.enable(wanted) {
+                // A failure leaves the device silent, also one half-way; the next write tries again.
+                let _ = self.disable();
+                return Err(error);
+            }
         }
         match wanted {
             Mode::Msi { .. } => self.route_msi(msi),

@@ -183,3 +183,26 @@ fn a_reset_silences_everything() {
     assert_eq!(bench.device.told(), [Told::Disable(IrqKind::Msix)]);
     assert_eq!(bench.source.routed(0), None);
 }
+
+#[test]
+fn a_guest_that_asks_for_more_vectors_of_msi_than_there_are_gets_those() {
+    let mut bench = bench(FakeDevice::conventional());
+    let msi = MsiState { vectors: 32, address: 0xfee0_0000, data: 0x40, masked: 0 };
+    bench.interrupts.follow(msi, MsixState::Disabled).unwrap();
+    assert_eq!(bench.device.told(), [Told::Triggers(IrqKind::Msi, 0, vec![true; 8])]);
+    let last = MsiMessage { address: 0xfee0_0000, data: 0x47 };
+    assert_eq!(bench.source.routed(7), Some(last));
+}
+
+/// The kernel has one kind on at a time: a pin left on would keep messages off for good.
+#[test]
+fn a_pin_that_cannot_be_unmasked_is_off_again() {
+    let mut device = FakeDevice::nvme();
+    device.unmaskable = false;
+    let mut bench = bench(device);
+    bench.interrupts.follow(NO_MSI, MsixState::Disabled).unwrap_err();
+    let on = Told::Triggers(IrqKind::Intx, 0, vec![true]);
+    assert_eq!(bench.device.told(), [on, Told::Disable(IrqKind::Intx)]);
+    bench.interrupts.follow(NO_MSI, MsixState::Masked).unwrap();
+    assert_eq!(bench.device.told(), [Told::Triggers(IrqKind::Msix, 0, vec![false])]);
+}
