@@ -188,7 +188,7 @@ fn comparable(said: &lspci::Listing, is_port: bool) -> lspci::Listing {
         let is_kept = |word: &&str| {
             let name = word.trim_matches(['(', ')', ',', '+', '-']);
             let is_place = u64::from_str_radix(name, 16).is_ok() || *word == "[disabled]";
-            !free.unwrap_or_default().contains(&name) && !(is_region && is_place)
+            !(free.unwrap_or_default().contains(&name) || is_region && is_place)
         };
         let kept: Vec<&str> = text.split(' ').filter(is_kept).collect();
         all.insert((capability.clone(), field.clone()), kept.join(" "));
