@@ -96,7 +96,7 @@ mod tests {
                     Capabilities: [80] Express (v2) Endpoint, MSI 00\n\t\t\
                     DevCap:\tMaxPayload 128 bytes\n\t\t\tExtTag- RBE+\n\n\
                     0000:02:00.0 0200: 8086:10d3\n";
-        let all = parse(said).unwrap();
+        let all = parse(said).expect("a listing");
         let field = |address: &str, capability: &str, field: &str| {
             all[address].get(&(capability.to_owned(), field.to_owned())).map(String::as_str)
         };
@@ -113,7 +113,8 @@ mod tests {
     #[test]
     fn a_dump_has_sixteen_bytes_on_a_line() {
         let config = (0u8..32).collect();
-        let written = text(&BTreeMap::from([("0000:00:00.0".to_owned(), config)])).unwrap();
+        let written =
+            text(&BTreeMap::from([("0000:00:00.0".to_owned(), config)])).expect("written");
         let expected = "0000:00:00.0 function\n\
                         00: 00 01 02 03 04 05 06 07 08 09 0a 0b 0c 0d 0e 0f\n\
                         10: 10 11 12 13 14 15 16 17 18 19 1a 1b 1c 1d 1e 1f\n\n";
