@@ -67,7 +67,7 @@ fn host_and_guest_talk_over_vsock() {
 #[test]
 fn the_shipped_program_is_small_and_takes_little_memory() {
     let vmm = image::default_cache().join(SHIPPED);
-    let size = std::fs::metadata(&vmm).unwrap().len();
+    let size = std::fs::metadata(&vmm).expect("the image's programs: cargo xtask image").len();
     assert!(size <= LARGEST, "{} has {size} bytes", vmm.display());
 
     let folder = tempfile::tempdir().unwrap();
