@@ -96,6 +96,7 @@ impl Opener {
             Found::Restored { at } => bail!("{name}: its superblock was altered at byte {at}"),
             Found::JournalAltered => bail!("{name}: its journal was altered"),
             Found::Damaged => bail!("{name}: its superblock is damaged"),
+            Found::GroupRestored { group } => bail!("{name}: block group {group} was altered"),
             Found::GroupDamaged { group } => bail!("{name}: block group {group} is damaged"),
         }
         // What the kernel does at a mount: it replays the journal, and nothing else.

@@ -183,6 +183,9 @@ fn mend_superblock(device: &Path) -> Option<String> {
                 .to_owned()
         }
         Ok(Found::JournalAltered) => "its journal was altered, and what only it held is lost".to_owned(),
+        Ok(Found::GroupRestored { group }) => format!(
+            "the description of its block group {group} was altered; where its tables lie was taken from a backup"
+        ),
         Ok(Found::GroupDamaged { group }) => {
             format!("its block group {group} is not described as its checksum says")
         }

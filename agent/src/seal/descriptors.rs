@@ -6,6 +6,10 @@
 //! to mount what has nothing wrong. So the descriptors are fetched from the journal before the mount;
 //! everything else is left to the kernel, which writes the same blocks once more.
 //!
+//! Where the journal does not help, a disk has altered a descriptor. e2fsck believes it then, and takes for the
+//! group's inodes whatever lies where it says: all files of the group are gone. Where a group's tables lie never
+//! changes, and the backups say it, so that is taken from them.
+//!
 //! Formats: the kernel's Documentation/filesystems/ext4/group_descr.rst and journal.rst.
 
 use std::{collections::BTreeMap, io, ops::Range, os::unix::fs::FileExt};
@@ -28,6 +32,11 @@ const WIDE: u32 = 0x80;
 const OWN_SEED: u32 = 0x2000;
 /// Place of `bg_checksum` in a descriptor.
 const SUM: usize = 0x1e;
+/// Places of where a group's bitmaps and its inodes lie: low halves, and the high ones of a wide descriptor.
+const TABLES: [Range<usize>; 2] = [0x00..0x0c, 0x20..0x2c];
+
+/// Most backups of a descriptor that are looked at.
+const MOST_BACKUPS: usize = 4;
 
 /// Start of a block of the journal's own (`JBD2_MAGIC_NUMBER`), and its kinds.
 pub(super) const JOURNAL_MAGIC: u32 = 0xc03b_3998;
@@ -56,14 +65,21 @@ pub(super) enum Checked {
     Whole,
     /// Some had not, and have after what the journal held was written in their place.
     Mended,
-    /// This group's has not, and the journal does not help.
+    /// This group's had not, and the journal does not help; where its tables lie was otherwise in a backup, and is
+    /// as there now.
+    Restored {
+        /// Number of the block group, the first if there are more.
+        group: u64,
+    },
+    /// This group's has not, and neither journal nor backups help.
     Damaged {
         /// Number of the block group.
         group: u64,
     },
 }
 
-/// Checks all descriptors of the file system with this superblock, and mends them from its journal.
+/// Checks all descriptors of the file system with this superblock, and mends them from its journal, or else from
+/// its backups.
 ///
 /// # Errors
 /// When the volume cannot be read or written; it may be shorter than its superblock says.
@@ -73,7 +89,8 @@ pub(super) fn mend(volume: &impl FileExt, superblock: &[u8; BYTES]) -> io::Resul
     let held = Journal::open(volume, superblock, shape.block)?
         .map_or(Ok(BTreeMap::new()), |journal| journal.copies(volume, &shape))?;
     if held.is_empty() || shape.first_bad(volume, &held)?.is_some() {
-        return Ok(Checked::Damaged { group });
+        let restored = shape.restore(volume)?;
+        return Ok(restored.map_or(Checked::Damaged { group }, |group| Checked::Restored { group }));
     }
     for (block, bytes) in &held {
         volume.write_all_at(bytes, block * shape.block)?;
@@ -208,6 +225,63 @@ impl Shape {
             }
         }
         Ok(None)
+    }
+
+    /// Takes where the tables of groups with bad descriptors lie from the backups. What else such a descriptor says
+    /// e2fsck finds out by itself, as the checksum tells it to. Returns the first group that had it otherwise.
+    fn restore(&self, volume: &impl FileExt) -> io::Result<Option<u64>> {
+        let mut restored = None;
+        for index in 0..self.count() {
+            let place = self.place(index);
+            let Some(mut block) = read_mapped(volume, place, self.block)? else { break };
+            let first = index * self.each();
+            let numbered = (first..self.groups).zip(block.chunks_exact_mut(self.size));
+            let mut altered = false;
+            for (group, descriptor) in numbered {
+                if self.is_good(group, descriptor) {
+                    continue;
+                }
+                let Some(backup) = self.backup(volume, group) else { continue };
+                for tables in TABLES.into_iter().filter(|range| range.end <= self.size) {
+                    if descriptor[tables.clone()] != backup[tables.clone()] {
+                        descriptor[tables.clone()].copy_from_slice(&backup[tables]);
+                        altered = true;
+                        restored = restored.or(Some(group));
+                    }
+                }
+            }
+            if altered {
+                volume.write_all_at(&block, place * self.block)?;
+            }
+        }
+        Ok(restored)
+    }
+
+    /// Returns a good descriptor of this group from a backup.
+    fn backup(&self, volume: &impl FileExt, group: u64) -> Option<Vec<u8>> {
+        let (index, each) = (group / self.each(), self.each());
+        let within = usize::try_from(group % each).ok()?;
+        let meta = index >= self.first_meta;
+        // The second and the last group of those that a block describes, or every one with a superblock.
+        let places = if meta { index * each + 1..index * each + each } else { 1..self.groups };
+        places
+            .take_while(|place| *place < self.groups)
+            .filter(|place| {
+                if meta {
+                    place % each <= 1 || (place + 1) % each == 0
+                } else {
+                    has_superblock(*place)
+                }
+            })
+            .take(MOST_BACKUPS)
+            .find_map(|place| {
+                let behind = if meta { u64::from(has_superblock(place)) } else { 1 + index };
+                let place = self.first_data_block + place * self.per_group + behind;
+                // What lies beyond the volume's end is no backup.
+                let block = read(volume, place, self.block).ok()?;
+                let descriptor = block.chunks_exact(self.size).nth(within)?;
+                self.is_good(group, descriptor).then(|| descriptor.to_vec())
+            })
     }
 
     pub(super) fn is_good(&self, group: u64, descriptor: &[u8]) -> bool {

@@ -67,10 +67,9 @@ fn descriptors_that_only_the_journal_has_are_taken_from_it() {
 }
 
 #[test]
-fn a_journal_that_is_damaged_helps_nobody() {
+fn where_a_journal_is_damaged_the_backups_help() {
     let folder = tempfile::tempdir().unwrap();
     let Some((file, path, _)) = grown(folder.path()) else { return };
-    let before = descriptors(&file);
     // Every copy that the journal may have, wherever it lies: one bit of each.
     let bytes = fs::read(&path).unwrap();
     let wanted = fs::read(folder.path().join("new")).unwrap();
@@ -81,8 +80,73 @@ fn a_journal_that_is_damaged_helps_nobody() {
         found += 1;
     }
     assert!(found > 0);
+    assert_eq!(mend(&file).unwrap(), Found::GroupRestored { group: 2 });
+    // The rest of the descriptors is for e2fsck to find out.
     assert_eq!(mend(&file).unwrap(), Found::GroupDamaged { group: 2 });
-    assert_eq!(descriptors(&file), before);
+    let checked = Command::new("e2fsck").arg("-fy").arg(&path).output().unwrap();
+    assert!(checked.status.code().unwrap() <= 1, "{checked:?}");
+    assert_eq!(mend(&file).unwrap(), Found::Whole);
+}
+
+#[test]
+fn without_a_backup_nothing_is_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("volume");
+    let file = File::options().create_new(true).read(true).write(true).open(&path).unwrap();
+    file.set_len(256 << 20).unwrap();
+    if !run("mke2fs", &["-q", "-F", "-t", "ext4", "-b", "4096"], &path) {
+        println!("skipped: descriptors without a backup: needs e2fsprogs");
+        return;
+    }
+    // The second group begins with the superblock's backup, and the descriptors'.
+    file.write_all_at(&[0; BLOCK], (32_768 + 1) * AT).unwrap();
+    let whole = descriptors(&file);
+    file.write_all_at(&[whole[8] ^ 4], AT + 8).unwrap();
+    let altered = descriptors(&file);
+    assert_eq!(mend(&file).unwrap(), Found::GroupDamaged { group: 0 });
+    assert_eq!(descriptors(&file), altered);
+}
+
+/// Wherever a descriptor says that a group's tables lie: with blocks of either size, and descriptors that
+/// lie in their own groups.
+#[test]
+fn where_the_tables_lie_is_taken_from_a_backup() {
+    let shapes: [&[&str]; 4] = [
+        &["-b", "4096"],
+        &["-b", "1024"],
+        &["-b", "1024", "-O", "meta_bg,^resize_inode"],
+        &["-b", "4096", "-O", "^64bit"],
+    ];
+    for shape in shapes {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("volume");
+        let file = File::options().create_new(true).read(true).write(true).open(&path).unwrap();
+        file.set_len(256 << 20).unwrap();
+        if !run("mke2fs", &[&["-q", "-F", "-t", "ext4"], shape].concat(), &path) {
+            println!("skipped: descriptors from their backup: needs e2fsprogs");
+            return;
+        }
+        let at = if shape[1] == "1024" { 2048 } else { 4096 };
+        let size = if shape.contains(&"^64bit") { 32 } else { 64 };
+        let mut whole = [0; 128];
+        file.read_exact_at(&mut whole, at).unwrap();
+        for (group, place) in [(0_u8, 0), (0, 4), (0, 10), (1, 8), (1, 0x28)] {
+            if place >= size {
+                continue;
+            }
+            let offset = usize::from(group) * size + place;
+            file.write_all_at(&[whole[offset] ^ 0x21], at + offset as u64).unwrap();
+            assert_eq!(
+                mend(&file).unwrap(),
+                Found::GroupRestored { group: group.into() },
+                "{shape:?}, {place:#x}"
+            );
+            assert_eq!(mend(&file).unwrap(), Found::Whole, "{shape:?}, {place:#x}");
+            let mut now = [0; 128];
+            file.read_exact_at(&mut now, at).unwrap();
+            assert_eq!(now, whole, "{shape:?}, {place:#x}");
+        }
+    }
 }
 
 #[test]

@@ -217,6 +217,28 @@ fn whatever_is_altered_in_a_superblock_it_is_mended_or_told_and_the_node_stays_i
     }
 }
 
+/// The descriptors of both groups, which say where everything else lies.
+#[test]
+fn whatever_is_altered_in_descriptors_it_is_mended_or_told_and_the_node_stays_itself() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(bases) = Base::both(folder.path()) else {
+        println!("skipped: altered descriptors: needs root, loop devices and Debian's e2fsprogs");
+        return;
+    };
+    let volume = folder.path().join("volume");
+    let places = (BLOCK..BLOCK + 2 * 64).step_by(GARBLED);
+    for (place, base) in places.flat_map(|place| bases.iter().map(move |base| (place, base))) {
+        let mut near = [0; GARBLED];
+        near.copy_from_slice(&base.blocks[&1][place - BLOCK..][..GARBLED]);
+        near[9] ^= 0x80;
+        for garbage in [[0xff; GARBLED], [0; GARBLED], near] {
+            let file = base.write(&volume);
+            file.write_all_at(&garbage, place as u64).unwrap();
+            judge(&volume, &file, base, &format!("{garbage:02x?} at {place:#x}"));
+        }
+    }
+}
+
 #[test]
 fn whatever_is_altered_in_a_file_system_it_is_mended_or_told_and_the_node_stays_itself() {
     let folder = tempfile::tempdir().unwrap();

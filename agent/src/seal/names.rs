@@ -4,7 +4,8 @@
 //! whose attribute is what the disk altered stays where it is.
 //!
 //! Names follow files: what was moved by the node has its new name by the next round. Nothing is moved unless
-//! the volume was mended at this start, and nothing that has a place is ever replaced.
+//! the volume was mended at this start, and nothing that has a place is ever replaced. A file where others say
+//! that there is a folder was one before a disk altered it: it goes to `lost+found`.
 
 use std::{
     ffi::OsStr,
@@ -78,6 +79,7 @@ pub fn restore(root: &Path) -> io::Result<Restored> {
     for _ in 0..MAX_ENTRIES {
         let Some((from, name)) = misplaced(root)? else { break };
         let to = root.join(&name);
+        clear(root, &name)?;
         to.parent().map_or(Ok(()), fs::create_dir_all)?;
         fs::rename(&from, &to)?;
         restored.back.push(name.display().to_string());
@@ -97,13 +99,29 @@ pub fn restore(root: &Path) -> io::Result<Restored> {
     Ok(restored)
 }
 
+/// Sets aside what is no folder on the way to `name`.
+fn clear(root: &Path, name: &Path) -> io::Result<()> {
+    let no_folder =
+        |way: &&Path| root.join(way).symlink_metadata().is_ok_and(|facts| !facts.is_dir());
+    let Some(way) = name.ancestors().skip(1).find(no_folder) else { return Ok(()) };
+    let (from, found) = (root.join(way), root.join(FOUND));
+    fs::create_dir_all(&found)?;
+    let aside = way.to_string_lossy().replace('/', ".");
+    let free = (0..).map(|number: u32| found.join(format!("{aside}.{number}")));
+    let to = free.into_iter().find(|to| to.symlink_metadata().is_err());
+    to.map_or(Ok(()), |to| fs::rename(from, to))
+}
+
 /// Returns a file that is not where its name says, and that name, which is free; the shortest one.
 fn misplaced(root: &Path) -> io::Result<Option<(PathBuf, PathBuf)>> {
     let named = entries(root)?.into_iter().filter_map(|path| {
         let name = name_of(&path)?;
         let place = path.strip_prefix(root).ok()?;
-        // A name that cannot be looked up is not free.
-        let free = matches!(root.join(&name).try_exists(), Ok(false));
+        // A name that cannot be looked up is not free, but where there is a file in place of a folder.
+        let free = match root.join(&name).try_exists() {
+            Ok(there) => !there,
+            Err(error) => error.kind() == io::ErrorKind::NotADirectory,
+        };
         (place != name && free && !name.starts_with(place)).then_some((path, name))
     });
     Ok(named.min_by_key(|(_, name)| name.components().count()))
@@ -203,6 +221,26 @@ mod tests {
         let restored = restore(root).unwrap();
         assert_eq!(restored, Restored { back: vec!["disk-keys/a/disk.key".into()], left: 1 });
         assert_eq!(fs::read_to_string(root.join("node.key")).unwrap(), "new");
+    }
+
+    #[test]
+    fn a_folder_that_became_a_file_is_set_aside() {
+        let Some(folder) = volume() else { return };
+        let root = folder.path();
+        fs::rename(root.join("disk-keys/a"), root.join(FOUND).join("#16")).unwrap();
+        fs::remove_dir(root.join("disk-keys")).unwrap();
+        for (place, text) in [("disk-keys", "garbage"), ("lost+found/disk-keys.0", "older garbage")]
+        {
+            fs::write(root.join(place), text).unwrap();
+        }
+        lsetxattr(root.join("disk-keys"), NAME, &value(b"disk-keys"), XattrFlags::empty()).unwrap();
+        let restored = restore(root).unwrap();
+        assert_eq!(restored, Restored { back: vec!["disk-keys/a".into()], left: 2 });
+        let key = fs::read_to_string(root.join("disk-keys/a/disk.key"));
+        assert_eq!(key.unwrap(), "disk-keys/a/disk.key");
+        let aside = fs::read_to_string(root.join("lost+found/disk-keys.1"));
+        assert_eq!(aside.unwrap(), "garbage");
+        assert_eq!(restore(root).unwrap(), Restored { back: Vec::new(), left: 2 });
     }
 
     #[test]

@@ -81,7 +81,12 @@ pub enum Found {
     AheadOfGroups,
     /// Its journal's own superblock was altered, and is one that can be made anew now.
     JournalAltered,
-    /// This group's descriptor has a wrong checksum, and the journal has no other.
+    /// This group's descriptor was altered, and where the group's tables lie was taken from a backup.
+    GroupRestored {
+        /// Number of the block group.
+        group: u64,
+    },
+    /// This group's descriptor has a wrong checksum, and neither journal nor backups say what was altered.
     GroupDamaged {
         /// Number of the block group.
         group: u64,
@@ -106,6 +111,7 @@ pub fn mend(volume: &impl FileExt) -> io::Result<Found> {
     Ok(match descriptors::mend(volume, &own)? {
         Checked::Whole => found,
         Checked::Mended => Found::AheadOfGroups,
+        Checked::Restored { group } => Found::GroupRestored { group },
         Checked::Damaged { group } => Found::GroupDamaged { group },
     })
 }
