@@ -383,6 +383,7 @@ impl Event {
                 let by = match rung {
                     Rung::Function => "function",
                     Rung::Bus => "bus",
+                    Rung::Slot => "slot",
                 };
                 write!(f, "device-reset address={address} by={by} ms={ms}")
             }

@@ -7,10 +7,12 @@
 //! | bus      | `reset_subordinate` of the bridge above: everything   | the first failed or left it |
 //! |          | below it is reset                                     | silent, and everything      |
 //! |          |                                                       | below belongs to the set    |
+//! | slot     | `remove`, and `rescan` of its bus: the kernel         | it answers, and lost its    |
+//! |          | configures it as one that was just plugged in         | configuration               |
 //!
-//! After each rung the device has to answer. One that does not is quarantined by the caller, with the
-//! reason that this gives.
-//! Source: Linux Documentation/ABI/testing/sysfs-bus-pci, `reset` and `reset_subordinate`.
+//! After each rung the device has to answer, where the kernel put it. One that does not is quarantined by the
+//! caller, with the reason that this gives.
+//! Source: Linux Documentation/ABI/testing/sysfs-bus-pci, `reset`, `reset_subordinate`, `remove` and `rescan`.
 
 use std::{
     fs, io,
@@ -29,6 +31,8 @@ pub enum Rung {
     Function,
     /// That of everything below the bridge.
     Bus,
+    /// It was taken out and found anew.
+    Slot,
 }
 
 /// A device that answers again.
@@ -50,18 +54,39 @@ pub fn reset(root: &Path, device: Bdf, vendor: u16, set: &[Bdf]) -> Result<Recov
     // A function that knows no reset of its own has no such file; VFIO then reset what it could
     // when the VMM closed it.
     let function = if own.exists() { write(&own) } else { Ok(()) };
-    let failed = match function {
-        Ok(()) => match check_answers(root, device, vendor) {
-            Ok(()) => return done(Rung::Function),
-            Err(gone) => gone,
-        },
-        Err(source) => AssignError::Reset { device, source },
+    let checked = match function {
+        Ok(()) => check_answers(root, device, vendor),
+        Err(source) => Err(AssignError::Reset { device, source }),
     };
-    let Some(bridge) = bridge_of(&path, set) else { return Err(failed) };
-    write(&bridge.join("reset_subordinate"))
-        .map_err(|source| AssignError::Reset { device, source })?;
+    let Err(failed) = checked else { return done(Rung::Function) };
+    let failed = match bridge_of(&path, set) {
+        None => failed,
+        Some(bridge) => {
+            write(&bridge.join("reset_subordinate"))
+                .map_err(|source| AssignError::Reset { device, source })?;
+            match check_answers(root, device, vendor) {
+                Ok(()) => return done(Rung::Bus),
+                Err(failed) => failed,
+            }
+        }
+    };
+    let AssignError::Forgotten { .. } = failed else { return Err(failed) };
+    enumerate(root, device).map_err(|source| AssignError::Enumerate { device, source })?;
     check_answers(root, device, vendor)?;
-    done(Rung::Bus)
+    done(Rung::Slot)
+}
+
+/// Has the kernel forget a device and find it again. No driver gets it meanwhile.
+fn enumerate(root: &Path, device: Bdf) -> io::Result<()> {
+    let path = fs::canonicalize(device_path(root, device))?;
+    let parent = path.parent().ok_or(io::ErrorKind::NotFound)?;
+    let bus = parent.join(format!("pci_bus/{:04x}:{:02x}/rescan", device.segment, device.bus));
+    let probing = root.join("sys/bus/pci/drivers_autoprobe");
+    fs::write(&probing, "0")?;
+    let found = write(&path.join("remove")).and_then(|()| write(&bus));
+    // Whatever became of it, others are to find their drivers.
+    fs::write(&probing, "1")?;
+    found
 }
 
 /// Returns the bridge above a device, if it can be told to reset what is below, and if nothing is
@@ -108,6 +133,7 @@ mod tests {
         fs::create_dir_all(&path).expect("made");
         fs::write(bridge.join("reset_subordinate"), "").expect("written");
         fs::write(path.join("config"), vendor).expect("written");
+        fs::write(path.join("resource"), "").expect("written");
         fs::write(path.join("reset"), "").expect("written");
         let list = root.path().join("sys/bus/pci/devices");
         fs::create_dir_all(&list).expect("made");
@@ -136,6 +162,30 @@ mod tests {
         let gone = reset(root.path(), DEVICE, 0x10de, &[DEVICE]).expect_err("gone");
         assert!(matches!(gone, AssignError::Gone { seen: 0xffff, .. }), "{gone}");
         assert_eq!(asked(root.path()), "1");
+    }
+
+    #[test]
+    fn a_device_that_forgot_where_it_is_is_enumerated_anew() {
+        let root = sysfs([0xde, 0x10]);
+        let bridge = root.path().join("sys/devices/pci0000:00/0000:00:02.0");
+        let path = bridge.join(DEVICE.to_string());
+        let resources = "0x00000000fe000000 0x00000000feffffff 0x0000000000040200\n";
+        fs::write(path.join("resource"), resources).expect("written");
+        fs::write(path.join("config"), [&[0xde, 0x10][..], &[0; 62]].concat()).expect("written");
+        fs::create_dir_all(bridge.join("pci_bus/0000:01")).expect("made");
+        // Nothing is found: what is in the files stays as it is.
+        let lost = reset(root.path(), DEVICE, 0x10de, &[]).expect_err("still lost");
+        assert!(matches!(lost, AssignError::Forgotten { bar: 0, seen: 0, .. }), "{lost}");
+        for file in [path.join("remove"), bridge.join("pci_bus/0000:01/rescan")] {
+            assert_eq!(fs::read_to_string(file).expect("written"), "1");
+        }
+        let probing = fs::read_to_string(root.path().join("sys/bus/pci/drivers_autoprobe"));
+        assert_eq!(probing.expect("read"), "1");
+        // One that is gone would not be found again.
+        fs::remove_file(path.join("remove")).expect("removed");
+        fs::write(path.join("config"), [0xff; 64]).expect("written");
+        assert!(reset(root.path(), DEVICE, 0x10de, &[]).is_err());
+        assert!(!path.join("remove").exists());
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! groups at a time, reset with a deadline, drives erased. `inventory::rules` decides which.
 //! Source: Documentation/ABI/testing/sysfs-bus-pci, Documentation/driver-api/vfio.rst.
 
+mod answers;
 pub mod cliques;
 pub mod erase;
 mod interface;
@@ -16,6 +17,7 @@ use std::{
     time::Duration,
 };
 
+pub use answers::check_answers;
 pub use erase::{ERASE_LIMIT, EraseError, Erased};
 pub use interface::{Handover, Peers, hand_over, open_one};
 pub use ladder::{Recovered, Rung, reset};
@@ -54,6 +56,13 @@ pub enum AssignError {
         "{device} reads {seen:#06x} as its vendor instead of {expected:#06x}: it fell off the bus"
     )]
     Gone { device: Bdf, seen: u16, expected: u16 },
+    #[error(
+        "{device} has its memory {bar} at {seen:#x} instead of {expected:#x}: it was without power, or reset by \
+         somebody else, and lost its configuration"
+    )]
+    Forgotten { device: Bdf, bar: usize, seen: u64, expected: u64 },
+    #[error("{device} was not found by its bus again")]
+    Enumerate { device: Bdf, source: io::Error },
     #[error(
         "{device} still holds what its last renter wrote, and nobody else gets it so: mend or replace the \
          drive, then `holdfast node release-device NODE {device}` erases and offers it; it was not erased \
@@ -106,24 +115,6 @@ pub fn open(root: &Path, device: Bdf) -> Result<OwnedFd, AssignError> {
         path: path.display().to_string(),
         source,
     })
-}
-
-/// Reads the vendor id from configuration space itself, not from the kernel's memory of it.
-pub fn check_answers(root: &Path, device: Bdf, vendor: u16) -> Result<(), AssignError> {
-    let path = device_path(root, device).join("config");
-    let config = fs::read(&path).map_err(|source| AssignError::Open {
-        device,
-        path: path.display().to_string(),
-        source,
-    })?;
-    let seen = config.get(..2).map_or(0xffff, |bytes| u16::from_le_bytes([bytes[0], bytes[1]]));
-    // A virtual function reads as 0xffff by design, and its physical function answers for it.
-    let is_virtual = device_path(root, device).join("physfn").exists();
-    if seen == vendor || is_virtual {
-        Ok(())
-    } else {
-        Err(AssignError::Gone { device, seen, expected: vendor })
-    }
 }
 
 /// Returns the NUMA node of a device, where the firmware tells one.

@@ -19,6 +19,7 @@ pub mod repository;
 pub mod saboteur;
 pub mod scene;
 pub mod serial;
+pub mod slot;
 pub mod time;
 pub mod tools;
 pub mod tpm;

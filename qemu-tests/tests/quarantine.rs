@@ -1,0 +1,109 @@
+//! A device that falls off the bus while a renter has it. Its slot loses its power: every register reads all
+//! ones, as with a GPU whose link is gone. No reset brings it back, so it is quarantined, and everybody can read why;
+//! when it answers again, an operator has it offered.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
+
+use std::time::Duration;
+
+use qemu_tests::harness::{
+    guest,
+    host::HostOptions,
+    scene::{GUEST_LIMIT, LeaseRequest, Scene},
+    slot::{self, Power},
+};
+use serde_json::Value;
+
+/// How long the node may take to answer anything but a guest's start.
+const SOON: Duration = Duration::from_secs(90);
+/// How long the kernel and the node may try to bring a device back: each of three resets waits for more than a
+/// minute (`RESET_LIMIT` of the agent), and one more when the device is closed.
+const RESET: Duration = Duration::from_secs(400);
+
+/// Addresses of devices behind the root ports of the harness, in their order.
+const FALLEN: &str = "0000:01:00.0";
+const OTHER: &str = "0000:02:00.0";
+
+/// Reads the first register of each `edu` that the guest has.
+const IDENTIFY: &str = "for device in $(grep -l 0x11e8 /sys/bus/pci/devices/*/device); do \
+    cd $(dirname $device); echo 1 > enable; bar=$(head -n 1 resource | cut -d' ' -f1); devmem $((bar)) 32; done";
+
+/// Returns the state of a device, as everybody is told it.
+fn state(nodes: &Value, address: &str) -> Value {
+    let devices = nodes[0]["devices"].as_array().cloned().unwrap_or_default();
+    let found = devices.into_iter().find(|device| device["address"] == address);
+    found.map(|device| device["state"].clone()).unwrap_or_default()
+}
+
+#[test]
+fn a_device_that_falls_off_the_bus_is_quarantined_until_it_answers_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let scene = Scene::start(folder.path()).unwrap();
+    let guest = guest::make(folder.path(), &scene.ssh.public, None).unwrap();
+    let listed = format!("[machines]\ndevices = [\"{FALLEN}\", \"{OTHER}\"]\n");
+    let config = Some(scene.node_config("falls", &listed));
+    let devices = vec!["edu".to_owned(), "edu".to_owned()];
+    let (mut host, node) =
+        scene.boot("falls", HostOptions { config, devices, ..HostOptions::default() }).unwrap();
+    let wait = |address: &str, is: &str, limit| {
+        let there = |nodes: &Value| state(nodes, address)["is"] == is;
+        state(&scene.cli.wait(&["nodes"], limit, there).unwrap(), address)
+    };
+    wait(FALLEN, "free", SOON);
+    let guest = scene.push_made(&guest).unwrap();
+    let rent = |name, devices: &[&str]| {
+        let request = LeaseRequest { name, node: &node, devices, ..LeaseRequest::default() };
+        let (lease, id) = scene.lease(&request).unwrap();
+        let cmdline = "console=ttyS0 quiet iomem=relaxed";
+        scene.create_on(&lease, &guest, cmdline).unwrap();
+        scene.wait_for_console(&id, "guest: ready", GUEST_LIMIT).unwrap();
+        id
+    };
+    let answers = |id: &str| {
+        let said = scene.ssh(id, IDENTIFY).unwrap();
+        said.split_whitespace().map(str::to_owned).collect::<Vec<_>>()
+    };
+
+    let id = rent("falls", &[FALLEN, OTHER]);
+    assert_eq!(answers(&id), ["0x010000ED"; 2]);
+    slot::switch(&mut host.qmp, "rent1", Power::Off).unwrap();
+    // The guest goes on, and its other device works. QEMU answers zeros where nobody is, not ones as a real bus.
+    let said = answers(&id);
+    assert_eq!(said.iter().filter(|register| *register == "0x010000ED").count(), 1, "{said:?}");
+    assert_eq!(said.len(), 2);
+    let mark = host.serial.mark();
+    scene.renter().text(&["machines", "delete", &id]).unwrap();
+    wait(OTHER, "free", RESET);
+    let found = wait(FALLEN, "quarantined", RESET);
+    let reason = found["reason"].as_str().unwrap();
+    assert!(reason.contains(FALLEN), "{found}");
+    let told = format!("event=device-quarantined address={FALLEN} reason=");
+    host.serial.wait_from(mark, &told, SOON).unwrap();
+
+    // Nobody gets it, and the other one is rented as before.
+    let request = LeaseRequest {
+        name: "refused",
+        node: &node,
+        devices: &[FALLEN],
+        ..LeaseRequest::default()
+    };
+    let (lease, _) = scene.lease(&request).unwrap();
+    let refused = scene.create_on(&lease, &guest, "console=ttyS0").unwrap_err().to_string();
+    assert!(refused.contains(FALLEN) && refused.contains("quarantined"), "{refused}");
+    let id = rent("other", &[OTHER]);
+    assert_eq!(answers(&id), ["0x010000ED"]);
+    scene.renter().text(&["machines", "delete", &id]).unwrap();
+    wait(OTHER, "free", RESET);
+
+    // Whoever mended it has it offered again, and it works: without power it forgot where its memory was, so
+    // the kernel configures it as a new one.
+    slot::switch(&mut host.qmp, "rent1", Power::On).unwrap();
+    let mark = host.serial.mark();
+    let operator = scene.cli.with_key(&scene.operator.file);
+    operator.text(&["node", "release-device", &node, FALLEN]).unwrap();
+    wait(FALLEN, "free", RESET);
+    let reset = format!("event=device-reset address={FALLEN} by=slot");
+    host.serial.wait_from(mark, &reset, SOON).unwrap();
+    let id = rent("again", &[FALLEN]);
+    assert_eq!(answers(&id), ["0x010000ED"]);
+}
