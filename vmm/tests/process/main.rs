@@ -8,6 +8,8 @@ mod guest;
 #[path = "../common/kvm.rs"]
 mod kvm;
 mod launch;
+#[path = "../common/pvh.rs"]
+mod pvh;
 
 use std::time::{Duration, Instant};
 
