@@ -34,11 +34,6 @@ fn block_corpus() {
 }
 
 #[test]
-fn race_corpus() {
-    assert!(replay("virtio_race", virtio_scripts::block_race) > 20);
-}
-
-#[test]
 fn entropy_corpus() {
     assert!(replay("virtio_rng", virtio_scripts::entropy) > 20);
 }
@@ -64,11 +59,6 @@ proptest! {
     #[test]
     fn noise_on_a_block_queue(data in prop::collection::vec(any::<u8>(), 0..600)) {
         virtio_scripts::block(&data);
-    }
-
-    #[test]
-    fn noise_on_a_block_queue_that_changes(data in prop::collection::vec(any::<u8>(), 0..600)) {
-        virtio_scripts::block_race(&data);
     }
 
     #[test]

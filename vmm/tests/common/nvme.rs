@@ -17,7 +17,7 @@ use vmm::{
     devices::{
         nvme::{
             Nvme,
-            controller::{Controller, Progress, Start},
+            controller::{Controller, DEPTH, Progress, Start},
             identify::Profile,
             queue::Place,
             registers::Control,
@@ -29,11 +29,12 @@ use vmm::{
             request::{Access, Support},
         },
     },
+    irq::InterruptSource,
     pci::function::PciFunction,
     sys::memory::GuestRam,
 };
 
-use super::virtio::{HIGH_RAM, Machine, RAM_SIZE, ram, wait_for};
+use super::virtio::{FakeInterrupts, HIGH_RAM, Machine, RAM_SIZE, ram, wait_for};
 
 pub const BLOCKS: u64 = 128;
 pub const ASQ: u64 = 0x1000;
@@ -46,12 +47,13 @@ pub const ENTRIES: u32 = 16;
 /// A file whose blocks hold their number.
 pub fn numbered_file() -> OwnedFd {
     let file = rustix::fs::memfd_create("disk", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-    rustix::fs::ftruncate(&file, BLOCKS * 512).unwrap();
-    for block in 0..BLOCKS {
-        let fill = [u8::try_from(block).unwrap(); 512];
-        rustix::io::pwrite(&file, &fill, block * 512).unwrap();
-    }
+    rustix::io::pwrite(&file, &numbered(), 0).unwrap();
     file
+}
+
+/// Blocks that hold their number.
+pub fn numbered() -> Vec<u8> {
+    (0..BLOCKS).flat_map(|block| [u8::try_from(block).unwrap(); 512]).collect()
 }
 
 pub fn spec(limit: Option<RateLimit>) -> Disk {
@@ -113,6 +115,12 @@ impl Pair {
 
     pub fn head(&self) -> u32 {
         self.head
+    }
+
+    /// Offers the next `count` entries, whatever they hold; returns the new tail.
+    pub fn offer(&mut self, count: u32) -> u32 {
+        self.tail = (self.tail + count) % self.entries;
+        self.tail
     }
 }
 
@@ -287,13 +295,13 @@ pub fn transfer(opcode: u8, first: u32, blocks: u32) -> Request {
 }
 
 /// Reads a script; past its end everything is zero.
-struct Script<'a>(&'a [u8]);
+pub struct Script<'a>(pub &'a [u8]);
 
 impl Script<'_> {
-    fn done(&self) -> bool {
+    pub fn done(&self) -> bool {
         self.0.is_empty()
     }
-    fn byte(&mut self) -> u8 {
+    pub fn byte(&mut self) -> u8 {
         let (first, rest) =
             self.0.split_first().map_or((0, &[][..]), |(first, rest)| (*first, rest));
         self.0 = rest;
@@ -314,7 +322,7 @@ impl Script<'_> {
         }
     }
     /// An address: mostly a page, or close to one that matters, or anything.
-    fn address(&mut self) -> u64 {
+    pub fn address(&mut self) -> u64 {
         let kind = self.byte();
         match kind % 8 {
             0..=2 => 0x1000 * u64::from(self.byte()),
@@ -326,7 +334,7 @@ impl Script<'_> {
         }
     }
     /// A command: mostly one that exists, with fields that are nearly right.
-    fn command(&mut self) -> Request {
+    pub fn command(&mut self) -> Request {
         let known = [0, 1, 2, 4, 5, 6, 8, 9, 10, 12];
         let kind = self.byte();
         let opcode = if kind < 0xe0 { known[usize::from(kind) % known.len()] } else { self.byte() };
@@ -353,15 +361,8 @@ pub fn controller(data: &[u8]) {
     let file = numbered_file();
     let choice = if script.byte() % 2 == 0 { EngineChoice::Plain } else { EngineChoice::Best };
     let access = if script.byte() % 8 == 0 { Access::ReadOnly } else { Access::ReadWrite };
-    let shared = Arc::new(Shared::new(2, Vec::new()).unwrap());
-    let engine = Engine::new(choice, file.as_fd(), memory.clone(), 256).unwrap();
-    let mut controller = Controller::new(
-        engine,
-        memory.clone(),
-        profile(access),
-        Limits::default(),
-        Arc::clone(&shared),
-    );
+    let engine = Engine::new(choice, file.as_fd(), memory.clone(), DEPTH).unwrap();
+    let (mut controller, shared) = controller_over(engine, &memory, access);
     let entries = [2, 4, 16, 64][usize::from(script.byte() % 4)];
     start(&mut controller, &shared, entries);
     let mut pairs = [
@@ -385,6 +386,20 @@ pub fn controller(data: &[u8]) {
     assert_eq!(rustix::fs::fstat(&file).unwrap().st_size, i64::try_from(BLOCKS * 512).unwrap());
 }
 
+/// A controller that is off, and what virtual CPUs share with it.
+pub fn controller_over(
+    engine: Engine,
+    memory: &GuestRam,
+    access: Access,
+) -> (Controller, Arc<Shared>) {
+    let source = FakeInterrupts::default();
+    // Queues without a vector are not made.
+    let vectors = [0; 3].map(|_: u8| source.allocate_msi().unwrap()).to_vec();
+    let shared = Arc::new(Shared::new(2, vectors).unwrap());
+    let (profile, limits) = (profile(access), Limits::default());
+    (Controller::new(engine, memory.clone(), profile, limits, Arc::clone(&shared)), shared)
+}
+
 /// Two pairs of queues over [`numbered_file`].
 pub fn profile(access: Access) -> Profile {
     Profile {
@@ -406,14 +421,14 @@ pub fn start(controller: &mut Controller, shared: &Shared, entries: u32) {
 }
 
 /// Lets the controller work until it waits. Nobody moves a queue meanwhile.
-fn settle(controller: &mut Controller) {
+pub fn settle(controller: &mut Controller) {
     let now = Instant::now() + Duration::from_secs(1);
     let busy = (0..MAX_TURNS).all(|_| controller.turn(now) == Progress::More);
     assert!(!busy, "queues that do not move keep the thread busy");
 }
 
 /// One thing that a driver might do.
-fn step(script: &mut Script<'_>, memory: &GuestRam, shared: &Shared, pairs: &mut [Pair; 3]) {
+pub fn step(script: &mut Script<'_>, memory: &GuestRam, shared: &Shared, pairs: &mut [Pair; 3]) {
     let pair = &mut pairs[usize::from(script.byte() % 3)];
     let index = u64::from(pair.index);
     match script.byte() % 8 {
@@ -422,14 +437,10 @@ fn step(script: &mut Script<'_>, memory: &GuestRam, shared: &Shared, pairs: &mut
             shared.ring(2 * index, tail);
         }
         3 => {
-            // The queues themselves, as a driver makes them.
             let base = QUEUES + 0x2000 * u64::from(script.byte() % 2);
-            let name = (1 + u32::from(script.byte() % 2)) | ((ENTRIES - 1) << 16);
-            let admin = &mut pairs[0];
-            for (opcode, base, dword11) in [(5, base + 0x1000, 3), (1, base, 1 << 16 | 1)] {
-                let dwords = [name, dword11, 0, 0, 0, 0];
-                let request = Request { opcode, prps: (base, 0), dwords, ..Request::default() };
-                let (_, tail) = admin.put(memory, request);
+            let name = 1 + u32::from(script.byte() % 2);
+            for request in creation(name, base, 1) {
+                let (_, tail) = pairs[0].put(memory, request);
                 shared.ring(0, tail);
             }
         }
@@ -447,28 +458,42 @@ fn step(script: &mut Script<'_>, memory: &GuestRam, shared: &Shared, pairs: &mut
     }
 }
 
+/// The commands that make a pair of queues at `base`, whose completions go to queue `to`.
+pub fn creation(index: u32, base: u64, to: u32) -> [Request; 2] {
+    let name = index | (ENTRIES - 1) << 16;
+    [(5, base + 0x1000, 3), (1, base, to << 16 | 1)].map(|(opcode, base, dword11)| {
+        let dwords = [name, dword11, 0, 0, 0, 0];
+        Request { opcode, prps: (base, 0), dwords, ..Request::default() }
+    })
+}
+
 /// Register, configuration and table accesses to the function, whose thread runs.
 pub fn function(data: &[u8]) {
     let mut script = Script(data);
     let mut driver = Driver::off(EngineChoice::Plain, &spec(None), 1);
     while !script.done() {
-        let bytes = script.number().to_le_bytes();
-        let mut answer = bytes;
-        let length = [1, 2, 4, 8][usize::from(script.byte() % 4)];
-        let near = u64::from(script.word());
-        let registers = [0x0c, 0x10, 0x14, 0x1c, 0x24, 0x28, 0x2c, 0x30, 0x34];
-        let register = registers[usize::from(script.byte()) % registers.len()];
-        let config = script.word() % (4096 - 3);
-        match script.byte() % 8 {
-            0 => driver.function.read_config(config, &mut answer[..length.min(4)]),
-            1 => driver.function.write_config(config, &bytes[..length.min(4)]),
-            2 => driver.function.read_bar(0, near % 0x3ff8, &mut answer[..length]),
-            3 => driver.function.write_bar(0, near % 0x3ff8, &bytes[..length]),
-            4 => driver.function.write_bar(0, register, &bytes[..length.max(4)]),
-            5 => driver.write(0x14, 4, 0x0046_0000 | u64::from(bytes[0] & 1)),
-            6 => driver.write(0x1000 + 4 * (near % 6), 4, u64::from(bytes[0])),
-            _ => driver.function.bars_changed(),
-        }
+        access(&mut script, &mut driver);
     }
     driver.function.reset();
+}
+
+/// One access.
+pub fn access(script: &mut Script<'_>, driver: &mut Driver) {
+    let bytes = script.number().to_le_bytes();
+    let mut answer = bytes;
+    let length = [1, 2, 4, 8][usize::from(script.byte() % 4)];
+    let near = u64::from(script.word());
+    let registers = [0x0c, 0x10, 0x14, 0x1c, 0x24, 0x28, 0x2c, 0x30, 0x34];
+    let register = registers[usize::from(script.byte()) % registers.len()];
+    let config = script.word() % (4096 - 3);
+    match script.byte() % 8 {
+        0 => driver.function.read_config(config, &mut answer[..length.min(4)]),
+        1 => driver.function.write_config(config, &bytes[..length.min(4)]),
+        2 => driver.function.read_bar(0, near % 0x3ff8, &mut answer[..length]),
+        3 => driver.function.write_bar(0, near % 0x3ff8, &bytes[..length]),
+        4 => driver.function.write_bar(0, register, &bytes[..length.max(4)]),
+        5 => driver.write(0x14, 4, 0x0046_0000 | u64::from(bytes[0] & 1)),
+        6 => driver.write(0x1000 + 4 * (near % 6), 4, u64::from(bytes[0])),
+        _ => driver.function.bars_changed(),
+    }
 }

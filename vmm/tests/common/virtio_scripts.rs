@@ -1,20 +1,19 @@
 //! What fuzzing does to devices: bytes become register accesses, descriptors and rings that are
 //! almost right, so that they get far.
 
+#![allow(dead_code, reason = "each user needs a part of it")]
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 #![allow(missing_docs, unreachable_pub, reason = "not part of any crate's interface")]
 
 use std::{
     os::fd::OwnedFd,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Instant,
+    sync::Arc,
+    time::{Duration, Instant},
 };
 
 use vm_memory::{Bytes, GuestAddress};
 use vmm::{
+    counters::Activity,
     devices::virtio::{
         Distress, DistressFlag, F_VERSION_1, Interrupts, MAX_RING_SIZE, QueueSignal, ReadyQueue,
         Ring, VirtioPci,
@@ -38,7 +37,7 @@ use super::virtio::{
 };
 
 /// Reads a script; past its end everything is zero.
-struct Script<'a>(&'a [u8]);
+pub struct Script<'a>(pub &'a [u8]);
 
 impl Script<'_> {
     fn done(&self) -> bool {
@@ -168,7 +167,7 @@ pub fn function(data: &[u8]) {
 }
 
 /// Fills guest memory and one ring from a script; returns the ring.
-fn build_ring(script: &mut Script<'_>, memory: &GuestRam) -> Ring {
+pub fn build_ring(script: &mut Script<'_>, memory: &GuestRam) -> Ring {
     let size = [1, 2, 4, 8, 16, 64, 256][usize::from(script.byte() % 7)];
     let layout =
         QueueLayout { size, descriptors: 0x1000, available: 0x2000, used: 0x3000, vector: 0 };
@@ -209,7 +208,7 @@ fn put_descriptor(script: &mut Script<'_>, memory: &GuestRam, at: u64) {
     super::virtio::write_descriptor(memory, at, descriptor);
 }
 
-fn signal() -> (QueueSignal, Arc<Interrupts>) {
+pub fn signal() -> (QueueSignal, Arc<Interrupts>) {
     let source = FakeInterrupts::default();
     let vectors = vec![source.allocate_msi().unwrap(), source.allocate_msi().unwrap()];
     let line = source.line(0, 1).unwrap();
@@ -218,7 +217,7 @@ fn signal() -> (QueueSignal, Arc<Interrupts>) {
 }
 
 /// Rounds after which a device must have nothing left to do with a ring that does not move.
-const MAX_ROUNDS: u32 = 16;
+pub const MAX_ROUNDS: u32 = 16;
 
 /// Rubbish in a block queue: the thread's work ends, and the disk keeps its size.
 pub fn block(data: &[u8]) {
@@ -230,76 +229,64 @@ pub fn block(data: &[u8]) {
     assert_eq!(rustix::fs::fstat(&file).unwrap().st_size, 64 * 512);
 }
 
-/// The first half of the bytes is rubbish in a block queue, the second is what another thread writes
-/// over it while the queue is served: indexes, descriptors and buffers that change between two
-/// looks at them. Nothing is ever read or written outside guest memory and the disk.
-pub fn block_race(data: &[u8]) {
-    let (built, moves) = data.split_at(data.len() / 2);
-    let (memory, file) = (ram(), disk(64 * 512));
-    let Served { mut queue, mut live, kick } = block_queue(built, &memory, &file);
-    let over = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        let writer = scope.spawn(|| {
-            // Once at least, then until the queue has had enough.
-            loop {
-                moves.chunks_exact(4).for_each(|change| {
-                    let [low, high, first, second] = [0, 1, 2, 3].map(|at| change[at]);
-                    // Descriptors, the ring of offers, the used ring, and the first buffers.
-                    let at = 0x1000 + u64::from(u16::from_le_bytes([low, high]) % 0x4000);
-                    memory.write_obj([first, second], GuestAddress(at & !1)).unwrap();
-                });
-                if over.load(Ordering::Relaxed) || moves.len() < 4 {
-                    break;
-                }
-            }
-        });
-        for _ in 0..RACE_ROUNDS {
-            kick.write(1).unwrap();
-            queue.turn(&mut live);
-        }
-        over.store(true, Ordering::Relaxed);
-        // The scope waits for the work only; what the thread itself had is given back by now.
-        writer.join().unwrap();
-    });
-    queue.drain();
-    assert_eq!(rustix::fs::fstat(&file).unwrap().st_size, 64 * 512);
+/// Sectors of a disk.
+pub const SECTORS: usize = 64;
+
+/// A block queue, its driver's doorbell, and what it says of itself.
+pub struct Served {
+    pub queue: BlockQueue,
+    pub live: Live,
+    /// Entries of its ring.
+    pub size: u16,
+    pub kick: Arc<EventFd>,
+    pub activity: Arc<Activity>,
+    pub distress: Arc<DistressFlag>,
 }
 
-/// How often a queue is served while its ring changes.
-const RACE_ROUNDS: u32 = 64;
-
-/// A block queue and its driver's doorbell.
-struct Served {
-    queue: BlockQueue,
-    live: Live,
-    kick: Arc<EventFd>,
-}
-
-fn block_queue(data: &[u8], memory: &GuestRam, file: &OwnedFd) -> Served {
+pub fn block_queue(data: &[u8], memory: &GuestRam, file: &OwnedFd) -> Served {
     let mut script = Script(data);
     let choice = if script.byte() % 2 == 0 { EngineChoice::Plain } else { EngineChoice::Best };
     let ring = build_ring(&mut script, memory);
-    let (signal, interrupts) = signal();
     let engine = Engine::new(choice, std::os::fd::AsFd::as_fd(file), memory.clone(), MAX_RING_SIZE);
     let queue = BlockQueue::new(engine.unwrap(), MAX_RING_SIZE, *b"serial number 123456");
-    let kick = Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap());
-    let live = Live::from(Job {
-        queue: ReadyQueue { index: 0, ring, kick: Arc::clone(&kick), signal },
+    let size = ring.layout().size;
+    let (job, distress) = block_job(ring);
+    let (kick, activity) = (Arc::clone(&job.queue.kick), Arc::clone(&job.activity));
+    Served { queue, live: Live::from(job), size, kick, activity, distress }
+}
+
+/// What a block queue's thread is given, and the flag by which it asks for a reset.
+pub fn block_job(ring: Ring) -> (Job, Arc<DistressFlag>) {
+    let Ready { queue, interrupts, .. } = ready(ring);
+    let flag = Arc::new(DistressFlag::new("fuzzed", vmm::events::Events::default()));
+    let job = Job {
+        queue,
         rules: Rules {
-            sectors: 64,
+            sectors: SECTORS as u64,
             access: Access::ReadWrite,
             discard: Support::Yes,
             zero: Support::Yes,
         },
         durability: Durability::Cached,
-        distress: Distress::new(
-            Arc::new(DistressFlag::new("fuzzed", vmm::events::Events::default())),
-            interrupts,
-        ),
+        distress: Distress::new(Arc::clone(&flag), interrupts),
         activity: Arc::default(),
         limits: Default::default(),
-    });
-    Served { queue, live, kick }
+    };
+    (job, flag)
+}
+
+/// A queue as a device is given it, its driver's doorbell, and the device's interrupts.
+pub struct Ready {
+    pub queue: ReadyQueue,
+    pub kick: Arc<EventFd>,
+    interrupts: Arc<Interrupts>,
+}
+
+pub fn ready(ring: Ring) -> Ready {
+    let (signal, interrupts) = signal();
+    let kick = Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap());
+    let queue = ReadyQueue { index: 0, ring, kick: Arc::clone(&kick), signal };
+    Ready { queue, kick, interrupts }
 }
 
 /// Rubbish in an entropy queue.
@@ -308,7 +295,7 @@ pub fn entropy(data: &[u8]) {
     let memory = ram();
     let mut ring = build_ring(&mut script, &memory);
     let (signal, _interrupts) = signal();
-    let activity = vmm::counters::Activity::default();
+    let activity = Activity::default();
     let busy = (0..MAX_ROUNDS).all(|_| {
         matches!(rng::answer_batch(&mut ring, &signal, &activity), Ok(rng::Progress::More))
     });
@@ -316,11 +303,25 @@ pub fn entropy(data: &[u8]) {
 }
 
 /// Pairs that only remember; some refuse.
-struct FakePairs {
-    possible: u16,
-    refuses: bool,
+pub struct FakePairs {
+    pub possible: u16,
+    pub refuses: bool,
+    pub changes: u64,
     used: u16,
-    changes: u64,
+}
+
+impl FakePairs {
+    pub fn new(script: &mut Script<'_>) -> Self {
+        let possible = u16::from(script.byte() % 9);
+        Self { possible, refuses: script.byte() % 8 == 7, changes: 0, used: 1 }
+    }
+
+    /// No more was asked of them in this time than eight changes at once and four each second.
+    pub fn assert_paced(&self, time: Duration) {
+        assert!(self.used == 1 || self.used <= self.possible);
+        let most = 8 + u64::try_from(time.as_millis()).unwrap() / 250;
+        assert!(self.changes <= most + 1, "{} changes", self.changes);
+    }
 }
 
 impl Pairs for FakePairs {
@@ -339,7 +340,7 @@ impl Pairs for FakePairs {
 }
 
 /// Writes commands that are almost right into the first buffers, in one piece or in several.
-fn put_commands(script: &mut Script<'_>, memory: &GuestRam) {
+pub fn put_commands(script: &mut Script<'_>, memory: &GuestRam) {
     for number in 0..u64::from(script.byte() % 16) {
         let (class, command) = (script.byte() % 8, script.byte() % 4);
         let [low, high] = (script.word() % 12).to_le_bytes();
@@ -363,17 +364,9 @@ fn put_commands(script: &mut Script<'_>, memory: &GuestRam) {
 pub fn control(data: &[u8]) {
     let mut script = Script(data);
     let memory = ram();
-    let mut pairs = FakePairs {
-        possible: u16::from(script.byte() % 9),
-        refuses: script.byte() % 8 == 7,
-        used: 1,
-        changes: 0,
-    };
+    let mut pairs = FakePairs::new(&mut script);
     put_commands(&mut script, &memory);
-    let ring = build_ring(&mut script, &memory);
-    let (signal, _interrupts) = signal();
-    let kick = Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap());
-    let mut queue = ControlQueue::new(ReadyQueue { index: 2, ring, kick, signal });
+    let mut queue = ControlQueue::new(ready(build_ring(&mut script, &memory)).queue);
     let start = Instant::now();
     let (mut now, mut pace) = (start, Pace::new(start));
     // A ring holds 256 chains at most, and each look answers eight at least at first and one later.
@@ -387,10 +380,7 @@ pub fn control(data: &[u8]) {
         Ok(control::Progress::Idle) | Err(_) => false,
     });
     assert!(!busy, "a ring that does not move keeps the thread busy");
-    assert!(pairs.used == 1 || pairs.used <= pairs.possible);
-    // Eight at once and four each second.
-    let most = 8 + u64::try_from(now.duration_since(start).as_millis()).unwrap() / 250;
-    assert!(pairs.changes <= most + 1, "{} changes", pairs.changes);
+    pairs.assert_paced(now.duration_since(start));
 }
 
 /// An empty disk.

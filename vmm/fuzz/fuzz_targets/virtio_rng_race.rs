@@ -1,0 +1,14 @@
+//! See `virtio_races::entropy_race`.
+
+#![no_main]
+
+#[path = "../../tests/common/racing.rs"]
+mod racing;
+#[path = "../../tests/common/virtio.rs"]
+mod virtio;
+#[path = "../../tests/common/virtio_races.rs"]
+mod virtio_races;
+#[path = "../../tests/common/virtio_scripts.rs"]
+mod virtio_scripts;
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| virtio_races::entropy_race(data));
