@@ -304,6 +304,12 @@ impl Bed {
         Ok((places, bytes))
     }
 
+    /// Returns all threads of the host, with what each may share a core with.
+    pub fn threads(&mut self) -> Result<Vec<protocol::Thread>> {
+        let Answer::Threads { threads } = self.ask(&Request::Cores)? else { bail!(MIXED) };
+        Ok(threads)
+    }
+
     /// Measures a VMM of ours.
     pub fn measure(&mut self, plan: &Plan, marks: &[&str], limit: Duration) -> Result<Measured> {
         let subject = Subject::Vmm {

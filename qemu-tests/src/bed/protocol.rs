@@ -126,6 +126,8 @@ pub enum Request {
         /// The text, at most 64 bytes.
         needle: String,
     },
+    /// Tell which threads may share a core with which.
+    Cores,
     /// Connect to a guest's socket, send, and read to the end.
     Vsock {
         /// The guest's context id.
@@ -171,6 +173,17 @@ pub struct Measured {
     pub output: String,
 }
 
+/// A thread of the host, and what the kernel lets it share a core with.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Thread {
+    /// Its process.
+    pub process: u32,
+    /// Its name.
+    pub name: String,
+    /// Its core-scheduling cookie: threads with the same one may run on one core at the same time. 0 for none.
+    pub cookie: u64,
+}
+
 /// What the host answers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "answer")]
@@ -191,6 +204,11 @@ pub enum Answer {
     Names {
         /// The names, sorted.
         names: Vec<String>,
+    },
+    /// All threads.
+    Threads {
+        /// The threads.
+        threads: Vec<Thread>,
     },
     /// What was looked for in the memory of guests.
     Found {

@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+mod cores;
 mod measure;
 mod search;
 mod tap;
@@ -172,6 +173,7 @@ impl Machines {
                 Ok(Answer::Done)
             }
             Request::Search { needle } => search::search(&needle),
+            Request::Cores => cores::threads(),
             Request::Vsock { cid, port, base64 } => vsock(cid, port, &BASE64.decode(base64)?),
         }
     }
