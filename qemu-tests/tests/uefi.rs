@@ -161,6 +161,13 @@ fn systemd_boot_starts_a_unified_kernel_image_through_the_firmware_of_debian_13(
     steadily(|folder| starts(folder, how, firmware::systemd_boot_disk));
 }
 
+#[test]
+fn systemd_boot_starts_a_unified_kernel_image_from_an_nvme_disk_through_the_firmware_of_debian_12()
+{
+    let how = (Release::Bookworm, DiskModel::Nvme);
+    steadily(|folder| starts(folder, how, firmware::systemd_boot_disk));
+}
+
 /// Addresses of devices behind the root ports of the harness, in their order.
 const DEVICES: [&str; 2] = ["0000:01:00.0", "0000:02:00.0"];
 
@@ -229,4 +236,9 @@ fn installer_runs(folder: &Path, release: Release) {
 #[test]
 fn the_installer_starts_from_a_read_only_iso_through_the_firmware_of_debian_12() {
     steadily(|folder| installer_runs(folder, Release::Bookworm));
+}
+
+#[test]
+fn the_installer_starts_from_a_read_only_iso_through_the_firmware_of_debian_13() {
+    steadily(|folder| installer_runs(folder, Release::Trixie));
 }

@@ -7,4 +7,7 @@ mod nvme;
 #[path = "../../tests/common/virtio.rs"]
 mod virtio;
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| nvme::function(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| {
+    nvme::function(data);
+    nvme::wait_for_threads();
+});

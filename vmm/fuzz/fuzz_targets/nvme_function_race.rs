@@ -11,4 +11,7 @@ mod racing;
 #[path = "../../tests/common/virtio.rs"]
 mod virtio;
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| nvme_races::function_race(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| {
+    nvme_races::function_race(data);
+    nvme::wait_for_threads();
+});
