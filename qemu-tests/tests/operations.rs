@@ -116,6 +116,25 @@ fn linux_finds_hyper_v_and_keeps_time_by_it() {
     assert!(["3\n", "4\n"].contains(&passed.as_str()), "{passed}");
 }
 
+/// Two virtual processors that are busy share one of the host: what each does not get is stolen.
+#[test]
+fn a_guest_is_told_of_time_that_it_did_not_get() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut bed, machine) = running(folder.path(), |plan| {
+        plan.spec.vcpus = 2;
+        plan.spec.cpu_affinity = vec![vec![0], vec![0]];
+    });
+    // In ticks of 10 ms (proc(5)): what all processors did for the guest, and what was stolen.
+    let busy = "stat() { awk '/^cpu /{print $2+$3+$4, $9}' /proc/stat; }; set -- $(stat); \
+        for cpu in 1 2; do taskset $cpu timeout 5 sh -c 'while :; do :; done' & done; sleep 5; wait; \
+        echo $* $(stat)";
+    let said = bed.run(machine, busy, SOON).unwrap();
+    let ticks: Vec<u32> = said.split_whitespace().map(|word| word.parse().unwrap()).collect();
+    let (worked, stolen) = (ticks[2] - ticks[0], ticks[3] - ticks[1]);
+    println!("{worked} {stolen}");
+    assert!(stolen > worked / 2, "{stolen} of {worked} ticks were stolen: {said}");
+}
+
 /// A machine has no sleep but the one in which its processors idle: no S3 or S1 is offered, from which
 /// nothing here would wake it. The power button wakes it.
 #[test]
