@@ -8,7 +8,8 @@
 //! |          | below it is reset                                     | silent, and everything      |
 //! |          |                                                       | below belongs to the set    |
 //! | slot     | `remove`, and `rescan` of its bus: the kernel         | it answers, and lost its    |
-//! |          | configures it as one that was just plugged in         | configuration               |
+//! |          | configures it as one that was just plugged in, and it | configuration               |
+//! |          | is reset as at first                                  |                             |
 //!
 //! After each rung the device has to answer, where the kernel put it. One that does not is quarantined by the
 //! caller, with the reason that this gives.
@@ -50,30 +51,33 @@ pub fn reset(root: &Path, device: Bdf, vendor: u16, set: &[Bdf]) -> Result<Recov
     let begin = Instant::now();
     let done = |rung| Ok(Recovered { rung, took: begin.elapsed() });
     let path = device_path(root, device);
-    let own = path.join("reset");
-    // A function that knows no reset of its own has no such file; VFIO then reset what it could
-    // when the VMM closed it.
-    let function = if own.exists() { write(&own) } else { Ok(()) };
-    let checked = match function {
-        Ok(()) => check_answers(root, device, vendor),
-        Err(source) => Err(AssignError::Reset { device, source }),
+    let judge = |reset: io::Result<()>| {
+        // One that is not there is not there, whatever the kernel calls it that its reset failed.
+        check_answers(root, device, vendor)?;
+        reset.map_err(|source| AssignError::Reset { device, source })
     };
-    let Err(failed) = checked else { return done(Rung::Function) };
-    let failed = match bridge_of(&path, set) {
-        None => failed,
-        Some(bridge) => {
-            write(&bridge.join("reset_subordinate"))
-                .map_err(|source| AssignError::Reset { device, source })?;
-            match check_answers(root, device, vendor) {
-                Ok(()) => return done(Rung::Bus),
-                Err(failed) => failed,
-            }
+    let Err(mut failed) = judge(reset_function(&path)) else { return done(Rung::Function) };
+    // The kernel would give back after a reset what it read before, which is what a device without
+    // configuration has.
+    if !matches!(failed, AssignError::Forgotten { .. })
+        && let Some(bridge) = bridge_of(&path, set)
+    {
+        match judge(write(&bridge.join("reset_subordinate"))) {
+            Ok(()) => return done(Rung::Bus),
+            Err(error) => failed = error,
         }
-    };
+    }
     let AssignError::Forgotten { .. } = failed else { return Err(failed) };
     enumerate(root, device).map_err(|source| AssignError::Enumerate { device, source })?;
-    check_answers(root, device, vendor)?;
+    judge(reset_function(&path))?;
     done(Rung::Slot)
+}
+
+/// Resets a function. One that knows no reset of its own has no such file; VFIO then reset what it could when the
+/// VMM closed it.
+fn reset_function(path: &Path) -> io::Result<()> {
+    let own = path.join("reset");
+    if own.exists() { write(&own) } else { Ok(()) }
 }
 
 /// Has the kernel forget a device and find it again. No driver gets it meanwhile.
@@ -196,6 +200,16 @@ mod tests {
         fs::create_dir(&own).expect("made: cannot be written");
         let recovered = reset(root.path(), DEVICE, 0x10de, &[DEVICE]).expect("reset");
         assert_eq!(recovered.rung, Rung::Bus);
+    }
+
+    #[test]
+    fn one_that_is_gone_is_called_that_although_its_reset_failed() {
+        let root = sysfs([0xff, 0xff]);
+        let own = device_path(root.path(), DEVICE).join("reset");
+        fs::remove_file(&own).expect("removed");
+        fs::create_dir(&own).expect("made: cannot be written");
+        let gone = reset(root.path(), DEVICE, 0x10de, &[]).expect_err("gone");
+        assert!(matches!(gone, AssignError::Gone { seen: 0xffff, .. }), "{gone}");
     }
 
     #[test]
