@@ -17,8 +17,8 @@ use super::{AssignError, device_path};
 /// Place of the first base address register, and their number in a device's header.
 const FIRST: usize = 0x10;
 const COUNT: usize = 6;
-/// Bits of the kernel's flags of a resource: ports, memory, where neither register nor kernel decides, 64 bits,
-/// nothing assigned.
+/// Bits of the kernel's flags of a resource: ports, memory, an address that no register holds (Enhanced Allocation),
+/// 64 bits, nothing assigned.
 const PORTS: u64 = 0x100;
 const MEMORY: u64 = 0x200;
 const FIXED: u64 = 0x10;
@@ -126,7 +126,7 @@ mod tests {
         let mut config = config();
         config[FIRST..FIRST + 24].fill(0);
         let said = checked(&config).unwrap_err().to_string();
-        assert!(said.contains("memory 0 at 0x0 instead of 0x4000000000"), "{said}");
+        assert!(said.contains("BAR 0 at 0x0 instead of 0x4000000000"), "{said}");
     }
 
     #[test]

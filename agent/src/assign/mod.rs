@@ -57,8 +57,8 @@ pub enum AssignError {
     )]
     Gone { device: Bdf, seen: u16, expected: u16 },
     #[error(
-        "{device} has its memory {bar} at {seen:#x} instead of {expected:#x}: it was without power, or reset by \
-         somebody else, and lost its configuration"
+        "{device} has its BAR {bar} at {seen:#x} instead of {expected:#x}: without power, or in a reset by somebody \
+         else, it lost its configuration; `holdfast node release-device NODE {device}` configures it anew"
     )]
     Forgotten { device: Bdf, bar: usize, seen: u64, expected: u64 },
     #[error("{device} was not found by its bus again")]
