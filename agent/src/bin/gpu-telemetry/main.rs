@@ -351,6 +351,36 @@ mod tests {
         assert_eq!(heard(), (true, "driver driver 2, CUDA , 0 GPUs\n".to_owned()));
     }
 
+    /// What NVIDIA's own program is asked for, and the same of a reading. Only what stays as it is: work, heat
+    /// and power are other ones a moment later.
+    type Asked = (&'static str, fn(&Gpu) -> Option<String>);
+    const ASKED: [Asked; 14] = [
+        ("index", |gpu| Some(gpu.index.to_string())),
+        ("name", |gpu| Some(gpu.name.clone())),
+        ("uuid", |gpu| Some(gpu.uuid.clone())),
+        ("serial", |gpu| gpu.serial.clone()),
+        ("pci.bus_id", |gpu| Some(gpu.address.clone())),
+        ("vbios_version", |gpu| gpu.vbios.clone()),
+        ("memory.total", |gpu| gpu.memory_total_bytes.map(|bytes| (bytes >> 20).to_string())),
+        ("enforced.power.limit", |gpu| {
+            gpu.power_limit_mw.map(|limit| format!("{}.{:02}", limit / 1000, limit % 1000 / 10))
+        }),
+        ("ecc.mode.current", |gpu| gpu.ecc.map(switched)),
+        ("ecc.errors.corrected.volatile.total", |gpu| number(gpu.ecc_corrected)),
+        ("ecc.errors.uncorrected.volatile.total", |gpu| number(gpu.ecc_uncorrected)),
+        ("ecc.errors.uncorrected.aggregate.total", |gpu| number(gpu.ecc_uncorrected_ever)),
+        ("pcie.link.width.current", |gpu| number(gpu.pcie_lanes.map(u64::from))),
+        ("mig.mode.current", |gpu| gpu.mig.map(switched)),
+    ];
+
+    fn switched(on: bool) -> String {
+        if on { "Enabled" } else { "Disabled" }.to_owned()
+    }
+
+    fn number(value: Option<u64>) -> Option<String> {
+        value.map(|value| value.to_string())
+    }
+
     #[test]
     fn a_real_gpu_is_read() {
         if !Path::new("/dev/nvidiactl").exists() {
@@ -359,10 +389,33 @@ mod tests {
         }
         let mut reader = Reader::new(Nvidia::load);
         let reading = reader.read(now()).expect("a reading");
-        let gpu = reading.gpus.first().expect("a GPU");
-        assert!(gpu.uuid.starts_with("GPU-"), "{gpu:?}");
-        assert!(gpu.memory_total_bytes.is_some_and(|bytes| bytes > 1 << 30), "{gpu:?}");
-        assert!(gpu.temperature_c.is_some_and(|degrees| (5..=110).contains(&degrees)), "{gpu:?}");
+        let fields = ASKED.map(|(field, _)| field).join(",") + ",driver_version";
+        let mut asked = std::process::Command::new("nvidia-smi");
+        asked.arg(format!("--query-gpu={fields}")).arg("--format=csv,noheader,nounits");
+        let output = asked.output().expect("nvidia-smi, which comes with the driver");
+        assert!(output.status.success(), "{output:?}");
+        let told = String::from_utf8(output.stdout).expect("text");
+        let lines: Vec<_> = told.lines().collect();
+        assert_eq!(lines.len(), reading.gpus.len(), "{told}");
+        for (gpu, line) in reading.gpus.iter().zip(lines) {
+            assert_eq!(gpu.error, None);
+            let words: Vec<_> = line.split(", ").collect();
+            for ((field, ours), theirs) in ASKED.iter().zip(&words) {
+                let absent = theirs.starts_with('[');
+                assert_eq!(
+                    ours(gpu).as_deref(),
+                    Some(*theirs).filter(|_| !absent),
+                    "{field} of {line}"
+                );
+            }
+            assert_eq!(words.last(), Some(&&*reading.driver), "{line}");
+            assert!(
+                gpu.temperature_c.is_some_and(|degrees| (5..=110).contains(&degrees)),
+                "{gpu:?}"
+            );
+            assert!(gpu.power_mw <= gpu.power_limit_mw.map(|limit| limit * 3 / 2), "{gpu:?}");
+            assert!(gpu.memory_used_bytes <= gpu.memory_total_bytes, "{gpu:?}");
+        }
         let bytes = form(&reading, Form::Json);
         assert_eq!(GpuReading::parse(bytes.as_bytes()), Ok(reading));
     }
