@@ -530,3 +530,6 @@ impl Facts<'_> {
 #[cfg(test)]
 #[path = "config_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+mod gpu_tests;
