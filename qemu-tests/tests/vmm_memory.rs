@@ -67,6 +67,13 @@ fn free_pages(bed: &mut Bed, pages: &str) -> u64 {
     bed.text(&format!("{pages}/free_hugepages")).unwrap().parse().unwrap()
 }
 
+/// How much of guests' ordinary memory the host's kernel gave in pages of 2 MiB.
+fn large_pages_mib(bed: &mut Bed) -> u64 {
+    let told = bed.text("/proc/meminfo").unwrap();
+    let line = told.lines().find_map(|line| line.strip_prefix("ShmemHugePages:")).unwrap();
+    line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() >> 10
+}
+
 /// Runs a guest that leaves the secret in its memory, then another, and returns how often the
 /// secret is found while either runs.
 fn two_tenants(bed: &mut Bed, backing: MemoryBacking, mib: u64) -> (u64, u64) {
@@ -109,6 +116,13 @@ fn memory_comes_from_its_node_and_goes_back_without_what_was_in_it() {
     let (left, found) = two_tenants(&mut bed, MemoryBacking::Memfd, 256);
     assert!(left > LEFT, "the first tenant's bytes lie at {left} places only");
     assert_eq!(found, 0);
+
+    // Ordinary memory is large pages, too: the VMM asks for them, and the kernel is one that hears it.
+    assert_eq!(large_pages_mib(&mut bed), 0);
+    let third = bed.launch(&plan(4, MemoryBacking::Memfd, &[(1, 256)])).unwrap();
+    bed.wait_console(third, guest::READY, GUEST_LIMIT).unwrap();
+    let large = large_pages_mib(&mut bed);
+    assert!((48..=256).contains(&large), "{large} MiB are in large pages");
 }
 
 #[test]
