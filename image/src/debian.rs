@@ -49,6 +49,27 @@ pub(crate) struct Package {
     pub(crate) file: PathBuf,
 }
 
+/// What apt would install of some packages, and where from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Candidates {
+    /// Names and versions.
+    pub versions: String,
+    /// The archive as `sources.list` names it.
+    pub sources: String,
+}
+
+/// Looks up packages of `suite`, in a cache as [`unpacked`] has it.
+pub fn candidates(cache: &Path, suite: &str, packages: &[&str]) -> Result<Candidates, DebianError> {
+    let archive = Archive::open_suites(&cache.join(format!("apt-{suite}")), &[suite])?;
+    archive.refresh(|_| ())?;
+    let mut versions = String::new();
+    for package in packages {
+        let package = archive.real_name(package)?;
+        let _ = writeln!(versions, "{package}={}", archive.candidate(&package)?);
+    }
+    Ok(Candidates { versions, sources: sources(&archive.mirror, &[suite]) })
+}
+
 /// Unpacks packages of `suite`, each with what its `Depends` names first when it is a metapackage
 /// for a kernel, into a folder below `cache`, and returns the folder. The folder's name follows the
 /// packages' versions, so it is made once and is complete when it is there.

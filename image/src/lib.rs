@@ -46,7 +46,7 @@ use sha2::{Digest, Sha256};
 
 pub use annotated::AnnotationError;
 pub use assemble::{Artifacts, AssembleError};
-pub use debian::{DebianError, unpacked};
+pub use debian::{Candidates, DebianError, candidates, unpacked};
 pub use kernel::{Kernel, KernelError};
 pub use programs::ProgramError;
 pub use progress::{Outcome, Progress, Silent, Step};

@@ -46,6 +46,7 @@ const PACKAGES: &[Package] = &[
     package("libssl-dev", "the kernel's build"),
     package("lz4", "compressed initramfs"),
     package("make", "the kernel's build"),
+    package("mmdebstrap", "makes a whole Debian system, which a test's renter starts"),
     package("mtools", "the EFI system partition"),
     package("nftables", "reads our firewall rules back in a test"),
     package("openssh-client", "the renter's ssh"),

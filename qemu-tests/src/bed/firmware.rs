@@ -76,6 +76,15 @@ pub fn grub_disk(folder: &Path) -> Result<PathBuf> {
     Ok(disk)
 }
 
+/// Formats a volume that firmware starts Debian's GRUB from, which then does what `menu` says.
+pub fn loader_volume(volume: impl Read + Write + Seek, label: [u8; 11], menu: &str) -> Result<()> {
+    let grub = unpacked("bookworm", &["grub-efi-amd64-bin"])?;
+    let program = read(&grub.join("usr/lib/grub/x86_64-efi/monolithic/grubx64.efi"))?;
+    let files: &Files<'_> =
+        &[("EFI/BOOT/BOOTX64.EFI", &program), ("EFI/debian/grub.cfg", menu.as_bytes())];
+    fat_named(volume, label, files)
+}
+
 /// Makes a disk that systemd-boot starts a unified kernel image from, with the same guest.
 pub fn systemd_boot_disk(folder: &Path) -> Result<PathBuf> {
     let (kernel, initrd) = system(folder)?;
@@ -239,8 +248,17 @@ fn system_disk(path: &Path, files: &Files<'_>) -> Result<()> {
 }
 
 /// Formats a volume and fills it.
-fn fat<V: Read + Write + Seek>(mut volume: V, files: &Files<'_>) -> Result<()> {
-    fatfs::format_volume(&mut volume, fatfs::FormatVolumeOptions::new())?;
+fn fat<V: Read + Write + Seek>(volume: V, files: &Files<'_>) -> Result<()> {
+    fat_named(volume, *b"NO NAME    ", files)
+}
+
+fn fat_named<V: Read + Write + Seek>(
+    mut volume: V,
+    label: [u8; 11],
+    files: &Files<'_>,
+) -> Result<()> {
+    let options = fatfs::FormatVolumeOptions::new().volume_label(label);
+    fatfs::format_volume(&mut volume, options)?;
     let system = fatfs::FileSystem::new(&mut volume, fatfs::FsOptions::new())?;
     for (path, content) in files {
         let mut folder = system.root_dir();

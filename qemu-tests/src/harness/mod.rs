@@ -2,6 +2,7 @@
 //! and renter, and guests made from unmodified Debian packages.
 
 pub mod agent;
+pub mod debian;
 pub mod dmi;
 pub mod guest;
 pub mod host;
