@@ -21,6 +21,7 @@ use types::{
 use super::{
     content::ContentError,
     disk::{self, DiskError, Opened},
+    disk_copy::Image,
     execute::{Progress, Tools},
     plan::Record,
     plug::{self, PlugError},
@@ -267,7 +268,11 @@ async fn open_disk(
             let (places, machine) = (tools.disks.clone(), record.lease.id);
             let name = disk.name.clone();
             let size = size.unwrap_or(Mebibytes(0));
-            let make = move || disk::open_extra(&places, machine, &name, size, image.as_deref());
+            let make = move || {
+                // The machine's CPUs are at work.
+                let image = image.as_deref().map(|path| Image { path, cpus: &[] });
+                disk::open_extra(&places, machine, &name, size, image)
+            };
             tokio::task::spawn_blocking(make).await.map_err(|_| AttachFailure::Broken)??
         }
     };

@@ -5,24 +5,24 @@
 
 use std::{
     fs::{self, File},
-    io::{self, Read, Seek, SeekFrom, Write},
+    io,
     path::{Path, PathBuf},
 };
 
 use types::{
-    disk_key::{DiskKey, SECTOR, SectorCipher},
+    disk_key::{DiskKey, SectorCipher},
     ids::MachineId,
     units::Mebibytes,
 };
 
-use super::disk_keys;
+use super::{
+    disk_copy::{self, Image},
+    disk_keys,
+};
 
 /// Largest disk: a file on ext4 has at most 2^32 - 1 blocks of 4 KiB, and disks are whole MiB.
 /// Source: Documentation/filesystems/ext4/blocks.rst of the kernel.
 pub const LARGEST: Mebibytes = Mebibytes((16 << 20) - 1);
-/// Bytes copied at a time; pieces that hold only zeroes stay holes.
-const PIECE: usize = 64 << 10;
-const _: () = assert!(PIECE.is_multiple_of(SECTOR));
 /// End of the names of encrypted disks' files, and of plain ones.
 const SEALED: &str = "sealed";
 const PLAIN: &str = "raw";
@@ -74,7 +74,7 @@ pub fn open(
     places: &Places,
     machine: MachineId,
     size: Mebibytes,
-    image: Option<&Path>,
+    image: Option<Image<'_>>,
 ) -> Result<Opened, DiskError> {
     open_named(places, machine, "disk", size, image)
 }
@@ -85,7 +85,7 @@ pub fn open_extra(
     machine: MachineId,
     name: &str,
     size: Mebibytes,
-    image: Option<&Path>,
+    image: Option<Image<'_>>,
 ) -> Result<Opened, DiskError> {
     open_named(places, machine, &extra(name), size, image)
 }
@@ -129,7 +129,7 @@ fn open_named(
     machine: MachineId,
     name: &str,
     size: Mebibytes,
-    image: Option<&Path>,
+    image: Option<Image<'_>>,
 ) -> Result<Opened, DiskError> {
     let folder = folder(&places.data, machine);
     let path = folder.join(format!("{name}.{SEALED}"));
@@ -164,7 +164,7 @@ fn make_named(
     machine: MachineId,
     (name, path): (&str, &Path),
     size: Mebibytes,
-    image: Option<&Path>,
+    image: Option<Image<'_>>,
 ) -> Result<DiskKey, DiskError> {
     let host = |source| DiskError::Host { path: path.display().to_string(), source };
     let folder = folder(&places.data, machine);
@@ -212,47 +212,29 @@ impl From<io::Error> for MakeError {
     }
 }
 
-fn make(path: &Path, size: u64, image: Option<&Path>, key: &DiskKey) -> Result<(), MakeError> {
-    let mut disk = File::create(path)?;
-    if let Some(image) = image {
-        let mut image = File::open(image)?;
+fn make(path: &Path, size: u64, image: Option<Image<'_>>, key: &DiskKey) -> Result<(), MakeError> {
+    let disk = File::create(path)?;
+    if let Some(Image { path, cpus }) = image {
+        let image = File::open(path)?;
         let length = image.metadata()?.len();
         if length > size {
             return Err(MakeError::Small { image: length });
         }
-        copy_sparse(&mut image, &mut disk, &SectorCipher::new(key))?;
+        disk_copy::copy(&image, &disk, &SectorCipher::new(key), cpus)?;
     }
     disk.set_len(size)?;
     disk.sync_all()?;
     Ok(())
 }
 
-fn copy_sparse(from: &mut File, to: &mut File, cipher: &SectorCipher) -> io::Result<()> {
-    let mut piece = Vec::with_capacity(PIECE);
-    let mut sector = 0;
-    loop {
-        piece.clear();
-        let count = Read::by_ref(from).take(PIECE as u64).read_to_end(&mut piece)?;
-        if count == 0 {
-            return Ok(());
-        }
-        // Disks are whole sectors, images need not be.
-        piece.resize(count.next_multiple_of(SECTOR), 0);
-        if piece.iter().all(|byte| *byte == 0) {
-            to.seek(SeekFrom::Current(i64::try_from(piece.len()).unwrap_or(i64::MAX)))?;
-        } else {
-            cipher.encrypt(sector, &mut piece);
-            to.write_all(&piece)?;
-        }
-        sector += (piece.len() / SECTOR) as u64;
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::{FileExt, MetadataExt};
 
+    use types::disk_key::SECTOR;
+
     use super::*;
+    use crate::machines::disk_copy::PIECE;
 
     const MACHINE: MachineId = MachineId::from_bytes([5; 16]);
 
@@ -286,7 +268,8 @@ mod tests {
         fs::write(&image, &bytes).expect("written");
         let size = Mebibytes(4);
         assert!(!is_made(&places, MACHINE));
-        let disk = open(&places, MACHINE, size, Some(&image)).expect("made");
+        let disk = open(&places, MACHINE, size, Some(Image { path: &image, cpus: &[0, 1] }))
+            .expect("made");
         assert!(is_made(&places, MACHINE) && !is_extra_made(&places, MACHINE, "more"));
         let metadata = disk.file.metadata().expect("a file");
         assert_eq!(metadata.len(), 4 << 20);
@@ -294,7 +277,8 @@ mod tests {
         assert_eq!(plain(&disk, 0, bytes.len().next_multiple_of(SECTOR))[..bytes.len()], bytes);
         write(&disk, 0, vec![9; SECTOR]);
         drop(disk);
-        let again = open(&places, MACHINE, size, Some(&image)).expect("opened");
+        let again = open(&places, MACHINE, size, Some(Image { path: &image, cpus: &[0, 1] }))
+            .expect("opened");
         assert_eq!(plain(&again, 0, SECTOR), [9; SECTOR]);
         destroy(&places, MACHINE).expect("destroyed");
         assert!(!super::folder(&places.data, MACHINE).exists());
@@ -306,12 +290,15 @@ mod tests {
         let places = places(&folder);
         let image = folder.path().join("image");
         fs::write(&image, b"a renter's secret".repeat(100)).expect("written");
-        open(&places, MACHINE, Mebibytes(1), Some(&image)).expect("made");
+        open(&places, MACHINE, Mebibytes(1), Some(Image { path: &image, cpus: &[0, 1] }))
+            .expect("made");
         let path = super::folder(&places.data, MACHINE).join("disk.sealed");
         let raw = fs::read(&path).expect("read");
         assert!(!raw.windows(17).any(|window| window == b"a renter's secret"));
         disk_keys::destroy_all(&places.keys, MACHINE).expect("destroyed");
-        let lost = open(&places, MACHINE, Mebibytes(1), Some(&image)).expect_err("no key");
+        let lost =
+            open(&places, MACHINE, Mebibytes(1), Some(Image { path: &image, cpus: &[0, 1] }))
+                .expect_err("no key");
         assert!(matches!(lost, DiskError::Key { .. }), "{lost}");
         assert_eq!(fs::read(&path).expect("read"), raw, "it was not made anew");
     }
@@ -377,7 +364,12 @@ mod tests {
         let folder = tempfile::tempdir().expect("a directory");
         let image = folder.path().join("image");
         fs::write(&image, vec![1; 2 << 20]).expect("written");
-        let refusal = open(&places(&folder), MACHINE, Mebibytes(1), Some(&image));
+        let refusal = open(
+            &places(&folder),
+            MACHINE,
+            Mebibytes(1),
+            Some(Image { path: &image, cpus: &[0, 1] }),
+        );
         let refusal = refusal.expect_err("small");
         assert!(matches!(refusal, DiskError::Small { .. }), "{refusal}");
     }

@@ -31,6 +31,7 @@ use super::{
     content::{Cache, ContentError},
     cpus::HostCpu,
     disk::{self, DiskError, Opened, Places},
+    disk_copy::Image,
     firmware,
     init::{Init, InitError},
     last_console, memory,
@@ -397,7 +398,11 @@ async fn open_disks(
     }
     let (places, machine) = (tools.disks.clone(), record.lease.id);
     let image = record.image.disk.map(|content| tools.cache.path(content));
-    let copy = move || disk::open(&places, machine, size, image.as_deref());
+    let cpus = record.promise.cpus.clone();
+    let copy = move || {
+        let image = image.as_deref().map(|path| Image { path, cpus: &cpus });
+        disk::open(&places, machine, size, image)
+    };
     let Opened { file, key } = tokio::task::spawn_blocking(copy)
         .await
         .map_err(|error| StartError::Prepare { what: "disk", source: io::Error::other(error) })??;

@@ -11,6 +11,7 @@ pub mod damage;
 pub mod deadline;
 pub mod devices;
 pub mod disk;
+pub mod disk_copy;
 pub mod disk_keys;
 pub mod execute;
 pub mod firmware;
