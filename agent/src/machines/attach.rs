@@ -270,7 +270,7 @@ async fn open_disk(
             let size = size.unwrap_or(Mebibytes(0));
             let make = move || {
                 // The machine's CPUs are at work.
-                let image = image.as_deref().map(|path| Image { path, cpus: &[] });
+                let image = image.as_deref().map(|path| Image { path, cpus: &[], unchecked: None });
                 disk::open_extra(&places, machine, &name, size, image)
             };
             tokio::task::spawn_blocking(make).await.map_err(|_| AttachFailure::Broken)??

@@ -5,7 +5,7 @@
 use std::{
     collections::BTreeSet,
     fs,
-    io::{self, Read, SeekFrom},
+    io::{self, SeekFrom},
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
@@ -68,6 +68,15 @@ pub enum ContentError {
     Host { content: ContentId, path: String, source: io::Error },
 }
 
+/// When content came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fetched {
+    /// Just now, and it was checked.
+    Now,
+    /// Earlier; what its disk gives back may be something else.
+    Before,
+}
+
 /// Content on this node.
 #[derive(Debug, Clone)]
 pub struct Cache {
@@ -105,17 +114,23 @@ impl Cache {
         let path = self.path(content);
         let shown = path.display().to_string();
         let host = |source| ContentError::Host { content, path: shown.clone(), source };
-        let work = tokio::task::spawn_blocking(move || match digest_of(&path) {
-            Ok(found) if found == content => Ok(None),
-            Ok(found) => fs::remove_file(&path).map(|()| Some(format!("it has digest {found}"))),
-            Err(error) => fs::remove_file(&path).map(|()| Some(error.to_string())),
-        });
-        let damage = work.await.map_err(io::Error::other).and_then(|done| done).map_err(host)?;
-        if let Some(damage) = &damage {
-            let reason = format!("{shown} was damaged and is fetched anew: {damage}");
-            eprintln!("{}", Event::Trouble { place: "content", reason });
-        }
-        Ok(damage.is_none())
+        let look = move || fs::File::open(&path).and_then(|file| disk_copy::digest_of(&file));
+        let damage = match tokio::task::spawn_blocking(look).await.map_err(io::Error::other) {
+            Ok(Ok(found)) if found == content => return Ok(true),
+            Ok(Ok(found)) => format!("it has digest {found}"),
+            Ok(Err(error)) | Err(error) => error.to_string(),
+        };
+        self.give_up(content, &damage).map_err(host)?;
+        Ok(false)
+    }
+
+    /// Removes content that its disk gave back otherwise than it was written.
+    pub fn give_up(&self, content: ContentId, damage: &str) -> io::Result<()> {
+        let path = self.path(content);
+        fs::remove_file(&path)?;
+        let reason = format!("{} was damaged and is fetched anew: {damage}", path.display());
+        eprintln!("{}", Event::Trouble { place: "content", reason });
+        Ok(())
     }
 
     /// Makes sure that content is there, and whole.
@@ -125,9 +140,23 @@ impl Cache {
         gateway: NodeId,
         content: ContentId,
     ) -> Result<(), ContentError> {
-        if self.has(content) && self.is_whole(content).await? {
+        if self.has(content) {
+            // One that is damaged has gone after that.
+            self.is_whole(content).await?;
+        }
+        self.fetch_unchecked(overlay, gateway, content).await.map(|_| ())
+    }
+
+    /// The same for whoever checks what was there already while it is used, and gives it up if it is damaged.
+    pub async fn fetch_unchecked(
+        &self,
+        overlay: &Overlay,
+        gateway: NodeId,
+        content: ContentId,
+    ) -> Result<Fetched, ContentError> {
+        if self.has(content) {
             self.note_use(content);
-            return Ok(());
+            return Ok(Fetched::Before);
         }
         let begin = Instant::now();
         let mut attempt = 1;
@@ -143,7 +172,7 @@ impl Cache {
         let bytes = self.receive(stream, gateway, content, length).await?;
         let ms = begin.elapsed().as_millis();
         eprintln!("{}", Event::ContentFetched { content, bytes, ms });
-        Ok(())
+        Ok(Fetched::Now)
     }
 
     /// Writes what arrives, checks its digest, and gives it its name.
@@ -328,18 +357,6 @@ struct Spare {
 
 fn shown(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
-}
-
-fn digest_of(path: &Path) -> io::Result<ContentId> {
-    let mut file = fs::File::open(path)?;
-    let mut digest = Sha256::new();
-    let mut buffer = vec![0; 256 << 10];
-    loop {
-        match file.read(&mut buffer)? {
-            0 => return Ok(ContentId::from_bytes(digest.finalize().into())),
-            count => digest.update(&buffer[..count]),
-        }
-    }
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use types::{
 };
 
 use super::{
-    disk_copy::{self, Image},
+    disk_copy::{self, CopyError, Image},
     disk_keys,
 };
 
@@ -44,6 +44,8 @@ pub enum DiskError {
          machine starts when the disk is back, and its renter can delete it"
     )]
     Lost { path: String },
+    #[error("the image that it begins as was damaged on DATA: {reason}")]
+    Image { reason: String },
 }
 
 /// Where machines' disks are.
@@ -174,6 +176,7 @@ fn make_named(
     let partial = folder.join(format!("{name}.partial"));
     make(&partial, size, image, &key).map_err(|error| match error {
         MakeError::Small { image } => DiskError::Small { image, disk: size },
+        MakeError::Image { reason } => DiskError::Image { reason },
         MakeError::Io(source) => host(source),
     })?;
     fs::rename(&partial, path).map_err(host)?;
@@ -203,7 +206,18 @@ pub fn destroy(places: &Places, machine: MachineId) -> io::Result<()> {
 
 enum MakeError {
     Small { image: u64 },
+    Image { reason: String },
     Io(io::Error),
+}
+
+impl From<CopyError> for MakeError {
+    fn from(error: CopyError) -> Self {
+        match error {
+            CopyError::Image(error) => Self::Image { reason: error.to_string() },
+            CopyError::Altered(found) => Self::Image { reason: format!("it has digest {found}") },
+            CopyError::Disk(error) => Self::Io(error),
+        }
+    }
 }
 
 impl From<io::Error> for MakeError {
@@ -214,13 +228,15 @@ impl From<io::Error> for MakeError {
 
 fn make(path: &Path, size: u64, image: Option<Image<'_>>, key: &DiskKey) -> Result<(), MakeError> {
     let disk = File::create(path)?;
-    if let Some(Image { path, cpus }) = image {
-        let image = File::open(path)?;
-        let length = image.metadata()?.len();
+    if let Some(image) = image {
+        let file = File::open(image.path).map_err(CopyError::Image)?;
+        let length = file.metadata().map_err(CopyError::Image)?.len();
         if length > size {
+            // One that is damaged may have been shorter.
+            disk_copy::check(&image, &file)?;
             return Err(MakeError::Small { image: length });
         }
-        disk_copy::copy(&image, &disk, &SectorCipher::new(key), cpus)?;
+        disk_copy::copy(&image, &file, &disk, &SectorCipher::new(key))?;
     }
     disk.set_len(size)?;
     disk.sync_all()?;
@@ -240,6 +256,10 @@ mod tests {
 
     fn places(folder: &tempfile::TempDir) -> Places {
         Places { data: folder.path().join("data"), keys: folder.path().join("keys") }
+    }
+
+    fn begin_as(path: &Path) -> Image<'_> {
+        Image { path, cpus: &[0, 1], unchecked: None }
     }
 
     /// Returns a part of a disk as its machine reads it.
@@ -268,8 +288,7 @@ mod tests {
         fs::write(&image, &bytes).expect("written");
         let size = Mebibytes(4);
         assert!(!is_made(&places, MACHINE));
-        let disk = open(&places, MACHINE, size, Some(Image { path: &image, cpus: &[0, 1] }))
-            .expect("made");
+        let disk = open(&places, MACHINE, size, Some(begin_as(&image))).expect("made");
         assert!(is_made(&places, MACHINE) && !is_extra_made(&places, MACHINE, "more"));
         let metadata = disk.file.metadata().expect("a file");
         assert_eq!(metadata.len(), 4 << 20);
@@ -277,8 +296,7 @@ mod tests {
         assert_eq!(plain(&disk, 0, bytes.len().next_multiple_of(SECTOR))[..bytes.len()], bytes);
         write(&disk, 0, vec![9; SECTOR]);
         drop(disk);
-        let again = open(&places, MACHINE, size, Some(Image { path: &image, cpus: &[0, 1] }))
-            .expect("opened");
+        let again = open(&places, MACHINE, size, Some(begin_as(&image))).expect("opened");
         assert_eq!(plain(&again, 0, SECTOR), [9; SECTOR]);
         destroy(&places, MACHINE).expect("destroyed");
         assert!(!super::folder(&places.data, MACHINE).exists());
@@ -290,15 +308,13 @@ mod tests {
         let places = places(&folder);
         let image = folder.path().join("image");
         fs::write(&image, b"a renter's secret".repeat(100)).expect("written");
-        open(&places, MACHINE, Mebibytes(1), Some(Image { path: &image, cpus: &[0, 1] }))
-            .expect("made");
+        open(&places, MACHINE, Mebibytes(1), Some(begin_as(&image))).expect("made");
         let path = super::folder(&places.data, MACHINE).join("disk.sealed");
         let raw = fs::read(&path).expect("read");
         assert!(!raw.windows(17).any(|window| window == b"a renter's secret"));
         disk_keys::destroy_all(&places.keys, MACHINE).expect("destroyed");
         let lost =
-            open(&places, MACHINE, Mebibytes(1), Some(Image { path: &image, cpus: &[0, 1] }))
-                .expect_err("no key");
+            open(&places, MACHINE, Mebibytes(1), Some(begin_as(&image))).expect_err("no key");
         assert!(matches!(lost, DiskError::Key { .. }), "{lost}");
         assert_eq!(fs::read(&path).expect("read"), raw, "it was not made anew");
     }
@@ -360,16 +376,33 @@ mod tests {
     }
 
     #[test]
+    fn an_image_that_is_damaged_makes_no_disk() {
+        let folder = tempfile::tempdir().expect("a directory");
+        let (places, image) = (places(&folder), folder.path().join("image"));
+        fs::write(&image, b"a system").expect("written");
+        let wanted = disk_copy::digest_of(&File::open(&image).expect("opened")).expect("read");
+        let whole = Image { unchecked: Some(wanted), ..begin_as(&image) };
+        for damaged in [&b"a sistem"[..], b"a system and more", b""] {
+            fs::write(&image, damaged).expect("written");
+            let size = Mebibytes(u64::try_from(damaged.len() % 2).expect("a size"));
+            let refusal = open(&places, MACHINE, size, Some(whole)).expect_err("damaged");
+            assert!(matches!(refusal, DiskError::Image { .. }), "{refusal}");
+            assert!(!is_made(&places, MACHINE), "it begins as its image the next time");
+        }
+        let gone = Image { path: &folder.path().join("gone"), ..whole };
+        let refusal = open(&places, MACHINE, Mebibytes(1), Some(gone)).expect_err("gone");
+        assert!(matches!(refusal, DiskError::Image { .. }), "{refusal}");
+        fs::write(&image, b"a system").expect("written");
+        let disk = open(&places, MACHINE, Mebibytes(1), Some(whole)).expect("made");
+        assert_eq!(plain(&disk, 0, SECTOR)[..8], *b"a system");
+    }
+
+    #[test]
     fn an_image_that_does_not_fit_is_refused() {
         let folder = tempfile::tempdir().expect("a directory");
         let image = folder.path().join("image");
         fs::write(&image, vec![1; 2 << 20]).expect("written");
-        let refusal = open(
-            &places(&folder),
-            MACHINE,
-            Mebibytes(1),
-            Some(Image { path: &image, cpus: &[0, 1] }),
-        );
+        let refusal = open(&places(&folder), MACHINE, Mebibytes(1), Some(begin_as(&image)));
         let refusal = refusal.expect_err("small");
         assert!(matches!(refusal, DiskError::Small { .. }), "{refusal}");
     }

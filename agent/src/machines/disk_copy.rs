@@ -1,5 +1,6 @@
-//! Copies an image to a machine's new disk and encrypts it on the way: on the CPUs that the machine was promised,
-//! which have nothing else to do before it runs, so that a start takes nothing from its neighbours.
+//! Copies an image to a machine's new disk, encrypts it on the way and checks it beside that: on the CPUs that the
+//! machine was promised, which have nothing else to do before it runs, so that a start takes nothing from its
+//! neighbours.
 
 use std::{
     fs::File,
@@ -11,7 +12,11 @@ use std::{
 };
 
 use rustix::thread::{CpuSet, sched_setaffinity};
-use types::disk_key::{SECTOR, SectorCipher};
+use sha2::{Digest, Sha256};
+use types::{
+    disk_key::{SECTOR, SectorCipher},
+    ids::ContentId,
+};
 
 /// What a thread takes at a time.
 const TURN: usize = 1 << 20;
@@ -26,13 +31,81 @@ const MAX_THREADS: usize = 8;
 pub struct Image<'a> {
     /// The file.
     pub path: &'a Path,
-    /// CPUs that have time for copying it; none for one thread anywhere.
+    /// CPUs that have time for copying it; none for threads anywhere, as few as it can do with.
     pub cpus: &'a [u32],
+    /// What it has to be, where nobody has looked before.
+    pub unchecked: Option<ContentId>,
 }
 
-/// Copies `from` to `to`, which is empty. The first error of any thread ends all of it.
-pub(super) fn copy(from: &File, to: &File, cipher: &SectorCipher, cpus: &[u32]) -> io::Result<()> {
-    let length = from.metadata()?.len();
+/// Why an image was not copied.
+#[derive(Debug)]
+pub(super) enum CopyError {
+    /// It cannot be read.
+    Image(io::Error),
+    /// It is not what it was.
+    Altered(ContentId),
+    /// The disk does not take it.
+    Disk(io::Error),
+}
+
+/// Copies `image`, which is open as `from`, to `to`, which is empty.
+pub(super) fn copy(
+    image: &Image<'_>,
+    from: &File,
+    to: &File,
+    cipher: &SectorCipher,
+) -> Result<(), CopyError> {
+    if image.unchecked.is_none() {
+        return copy_on(image.cpus, from, to, cipher);
+    }
+    let look = || {
+        // Elsewhere it is slower, not wrong.
+        let _ = image.cpus.first().map(|cpu| run_on(*cpu));
+        check(image, from)
+    };
+    let (copied, checked) = thread::scope(|scope| {
+        let looks = thread::Builder::new().name("check".to_owned()).spawn_scoped(scope, look);
+        let copied = copy_on(image.cpus, from, to, cipher);
+        let checked = looks.map_or_else(
+            // The host has no thread for it.
+            |_| check(image, from),
+            |looks| looks.join().unwrap_or_else(|_| Err(CopyError::Image(failed()))),
+        );
+        (copied, checked)
+    });
+    copied.and(checked)
+}
+
+/// Checks that `image`, which is open as `from`, is what it has to be.
+pub(super) fn check(image: &Image<'_>, from: &File) -> Result<(), CopyError> {
+    let Some(wanted) = image.unchecked else { return Ok(()) };
+    let found = digest_of(from).map_err(CopyError::Image)?;
+    if found == wanted { Ok(()) } else { Err(CopyError::Altered(found)) }
+}
+
+fn failed() -> io::Error {
+    io::Error::other("a thread failed")
+}
+
+/// Returns the digest of a file.
+pub(super) fn digest_of(file: &File) -> io::Result<ContentId> {
+    let mut digest = Sha256::new();
+    let mut buffer = vec![0; TURN];
+    let mut at = 0;
+    loop {
+        match file.read_at(&mut buffer, at)? {
+            0 => return Ok(ContentId::from_bytes(digest.finalize().into())),
+            count => {
+                digest.update(&buffer[..count]);
+                at += count as u64;
+            }
+        }
+    }
+}
+
+/// Copies on these CPUs. The first error of any thread ends all of it.
+fn copy_on(cpus: &[u32], from: &File, to: &File, cipher: &SectorCipher) -> Result<(), CopyError> {
+    let length = from.metadata().map_err(CopyError::Image)?.len();
     let next = AtomicU64::new(0);
     let work = || {
         let result = take_turns(from, to, cipher, (&next, length));
@@ -55,9 +128,9 @@ pub(super) fn copy(from: &File, to: &File, cipher: &SectorCipher, cpus: &[u32]) 
         };
         let threads: Vec<_> = cpus.iter().take(pay).filter_map(start).collect();
         let own = if threads.is_empty() { work() } else { Ok(()) };
-        let all = threads.into_iter().map(|thread| {
-            thread.join().unwrap_or_else(|_| Err(io::Error::other("a thread that copied failed")))
-        });
+        let all = threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or_else(|_| Err(CopyError::Disk(failed()))));
         all.fold(own, |before, result| before.and(result))
     })
 }
@@ -68,7 +141,7 @@ fn take_turns(
     to: &File,
     cipher: &SectorCipher,
     (next, length): (&AtomicU64, u64),
-) -> io::Result<()> {
+) -> Result<(), CopyError> {
     let mut turn = vec![0; TURN];
     loop {
         let start = next.fetch_add(TURN as u64, Ordering::Relaxed);
@@ -76,14 +149,14 @@ fn take_turns(
             return Ok(());
         }
         let count = usize::try_from((TURN as u64).min(length - start)).unwrap_or(turn.len());
-        from.read_exact_at(&mut turn[..count], start)?;
+        from.read_exact_at(&mut turn[..count], start).map_err(CopyError::Image)?;
         // Disks are whole sectors, images need not be.
         let whole = count.next_multiple_of(SECTOR);
         turn[count..whole].fill(0);
         for (at, piece) in (start..).step_by(PIECE).zip(turn[..whole].chunks_mut(PIECE)) {
             if !is_zero(piece) {
                 cipher.encrypt(at / SECTOR as u64, piece);
-                to.write_all_at(piece, at)?;
+                to.write_all_at(piece, at).map_err(CopyError::Disk)?;
             }
         }
     }
@@ -118,12 +191,17 @@ mod tests {
         SectorCipher::new(&DiskKey::from_bytes([7; 64]))
     }
 
+    fn image<'a>(cpus: &'a [u32], unchecked: Option<&[u8]>) -> Image<'a> {
+        let unchecked = unchecked.map(|bytes| ContentId::from_bytes(Sha256::digest(bytes).into()));
+        Image { path: Path::new("/"), cpus, unchecked }
+    }
+
     /// Copies by threads on so many CPUs, and returns what is read of the copy, and its blocks.
     fn copied(bytes: &[u8], cpus: &[u32]) -> (Vec<u8>, u64) {
         let (from, to) =
             (tempfile::tempfile().expect("a file"), tempfile::tempfile().expect("one"));
         from.write_all_at(bytes, 0).expect("written");
-        copy(&from, &to, &cipher(), cpus).expect("copied");
+        copy(&image(cpus, Some(bytes)), &from, &to, &cipher()).expect("copied");
         let blocks = to.metadata().expect("a file").blocks();
         let whole = bytes.len().next_multiple_of(SECTOR);
         to.set_len(whole as u64).expect("as long as the disk");
@@ -164,9 +242,27 @@ mod tests {
         from.write_all_at(&vec![1; 8 * TURN], 0).expect("written");
         let full = full.expect("a device that takes nothing");
         for cpus in [&[][..], &[0, 1, 0]] {
-            let error = copy(&from, &full, &cipher(), cpus).expect_err("full");
-            assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+            let error = copy(&image(cpus, None), &from, &full, &cipher());
+            let full = |error: &io::Error| error.kind() == io::ErrorKind::StorageFull;
+            assert!(matches!(&error, Err(CopyError::Disk(error)) if full(error)), "{error:?}");
         }
+    }
+
+    #[test]
+    fn an_image_that_is_another_one_is_told() {
+        let (from, to) =
+            (tempfile::tempfile().expect("a file"), tempfile::tempfile().expect("one"));
+        let bytes = vec![1; 3 * TURN + 5];
+        from.write_all_at(&bytes, 0).expect("written");
+        let digest = digest_of(&from).expect("read");
+        assert_eq!(digest, ContentId::from_bytes(Sha256::digest(&bytes).into()));
+        for cpus in [&[][..], &[0, 1]] {
+            let copied = copy(&image(cpus, Some(b"another")), &from, &to, &cipher());
+            assert!(matches!(copied, Err(CopyError::Altered(found)) if found == digest));
+        }
+        let folder = File::open("/").expect("a folder, which cannot be read");
+        let copied = copy(&image(&[], Some(b"")), &folder, &to, &cipher());
+        assert!(matches!(copied, Err(CopyError::Image(_))), "{copied:?}");
     }
 
     #[test]

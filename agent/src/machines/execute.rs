@@ -28,7 +28,7 @@ use types::{
 
 use super::{
     attach::{AttachFailure, Plugged},
-    content::{Cache, ContentError},
+    content::{Cache, ContentError, Fetched},
     cpus::HostCpu,
     disk::{self, DiskError, Opened, Places},
     disk_copy::Image,
@@ -172,7 +172,9 @@ impl StartError {
                 | ContentError::Stalled { .. }
                 | ContentError::Host { .. } => false,
             },
-            Self::Disk(DiskError::Host { .. } | DiskError::Lost { .. })
+            Self::Disk(
+                DiskError::Host { .. } | DiskError::Lost { .. } | DiskError::Image { .. },
+            )
             | Self::Network(_)
             | Self::Device(_)
             | Self::Init(_)
@@ -195,11 +197,11 @@ pub async fn start(
     let machine = record.lease.id;
     let begin = Instant::now();
     let result = async {
-        abandoned
+        let unchecked = abandoned
             .run_until_cancelled(fetch(&tools, &record))
             .await
             .ok_or(StartError::Abandoned)??;
-        let (pid, placement) = launch(&tools, &record, deadline).await?;
+        let (pid, placement) = launch(&tools, &record, (deadline, unchecked)).await?;
         // The keeper outlives its tasks; when it is gone, so is the agent.
         let _ = progress.send(Progress::Spawned(machine, pid, Box::new(placement))).await;
         wait_until_running(machine).await?;
@@ -226,21 +228,24 @@ async fn wait_until_running(machine: MachineId) -> Result<(), StartError> {
     tokio::time::timeout(START_LIMIT, wait).await.map_err(|_| StartError::Late)
 }
 
-/// Sees to it that everything is here which the machine starts from.
-async fn fetch(tools: &Tools, record: &Record) -> Result<(), ContentError> {
+/// Sees to it that everything is here which the machine starts from. Returns what was not checked: the image of its
+/// disk, if it was here already.
+async fn fetch(tools: &Tools, record: &Record) -> Result<Option<ContentId>, ContentError> {
     let image = &record.image;
-    let made = disk::is_made(&tools.disks, record.lease.id);
-    let wanted = [image.kernel, image.initrd, image.disk.filter(|_| !made)];
-    for content in wanted.into_iter().flatten() {
+    for content in [image.kernel, image.initrd].into_iter().flatten() {
         tools.cache.fetch(&tools.overlay, record.gateway, content).await?;
     }
-    Ok(())
+    let made = disk::is_made(&tools.disks, record.lease.id);
+    let Some(content) = image.disk.filter(|_| !made) else { return Ok(None) };
+    // It is copied, and can be looked at meanwhile.
+    let fetched = tools.cache.fetch_unchecked(&tools.overlay, record.gateway, content).await?;
+    Ok((fetched == Fetched::Before).then_some(content))
 }
 
 async fn launch(
     tools: &Tools,
     record: &Record,
-    deadline: Deadline,
+    (deadline, unchecked): (Deadline, Option<ContentId>),
 ) -> Result<(i32, Placement), StartError> {
     let image = &record.image;
     let mut files = Files::default();
@@ -255,7 +260,7 @@ async fn launch(
         },
         None => open_firmware(tools, record, &mut files)?,
     };
-    let mut disks = open_disks(tools, record, &mut files).await?;
+    let mut disks = open_disks(tools, (record, unchecked), &mut files).await?;
     disks.extend(open_seed(record, &mut files)?);
     let nets = vec![open_network(tools, record, &mut files).await?];
     let vsock = match open(&tools.root.join("dev/vhost-vsock"), Access::Write) {
@@ -389,7 +394,7 @@ async fn open_network(
 
 async fn open_disks(
     tools: &Tools,
-    record: &Record,
+    (record, unchecked): (&Record, Option<ContentId>),
     files: &mut Files,
 ) -> Result<Vec<Disk>, StartError> {
     let size = record.hardware.own_disk(&record.lease.shape);
@@ -400,12 +405,18 @@ async fn open_disks(
     let image = record.image.disk.map(|content| tools.cache.path(content));
     let cpus = record.promise.cpus.clone();
     let copy = move || {
-        let image = image.as_deref().map(|path| Image { path, cpus: &cpus });
+        let image = image.as_deref().map(|path| Image { path, cpus: &cpus, unchecked });
         disk::open(&places, machine, size, image)
     };
-    let Opened { file, key } = tokio::task::spawn_blocking(copy)
+    let opened = tokio::task::spawn_blocking(copy)
         .await
-        .map_err(|error| StartError::Prepare { what: "disk", source: io::Error::other(error) })??;
+        .map_err(|error| StartError::Prepare { what: "disk", source: io::Error::other(error) })?;
+    if let (Err(DiskError::Image { reason }), Some(content)) = (&opened, record.image.disk) {
+        // The next attempt fetches it.
+        let prepare = |source| StartError::Prepare { what: "image", source };
+        tools.cache.give_up(content, reason).map_err(prepare)?;
+    }
+    let Opened { file, key } = opened?;
     let serial = machine.to_string().chars().take(20).collect();
     Ok(vec![Disk {
         fd: files.add(file.into()),
