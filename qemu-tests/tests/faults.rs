@@ -212,6 +212,7 @@ fn parts_of_a_node_fail_and_its_machines_go_on() {
     the_memory_of_the_node_is_full(&faulty, &mut saboteur);
     println!("STATE was full after {:?}", begin.elapsed());
     what_the_disk_altered_is_fetched_anew(&faulty, &host, &mut saboteur);
+    an_image_that_the_disk_altered_is_fetched_anew(&faulty, &host, &mut saboteur);
     a_machines_process_is_killed(&faulty, &host, &mut saboteur);
     println!("a machine's process was killed after {:?}", begin.elapsed());
     the_card_leaves_and_returns(&faulty, &mut host, &mut saboteur);
@@ -324,6 +325,47 @@ fn what_the_disk_altered_is_fetched_anew(faulty: &Faulty, host: &Host, saboteur:
     let started = format!("event=machine-started machine={machine}");
     host.serial.wait_from(mark, &started, GUEST_LIMIT).unwrap();
     faulty.scene.renter().text(&["machines", "delete", &machine]).unwrap();
+}
+
+/// An image is looked at while it is copied; the disk that was begun is made anew of what is fetched.
+fn an_image_that_the_disk_altered_is_fetched_anew(
+    faulty: &Faulty,
+    host: &Host,
+    saboteur: &mut Saboteur,
+) {
+    const WORDS: &[u8] = b"what a disk begins as";
+    let image = [WORDS.repeat(100_000), vec![0; 1 << 20]].concat();
+    let content = faulty.scene.push("image", &image).unwrap();
+    let start = |name: &str| {
+        let request =
+            LeaseRequest { name, node: &faulty.node, disk_mib: 16, ..LeaseRequest::default() };
+        let (lease, machine) = faulty.scene.lease(&request).unwrap();
+        let mark = host.serial.mark();
+        faulty.scene.create_with(&lease, &faulty.guest, &["--disk-image", &content]).unwrap();
+        let started = format!("event=machine-started machine={machine}");
+        host.serial.wait_from(mark, &started, GUEST_LIMIT).unwrap();
+        let log = host.serial.text();
+        (machine, log[mark..].matches("event=content-fetched").count())
+    };
+    let (first, fetched) = start("first-image");
+    assert_eq!(fetched, 1);
+    let flip = format!(
+        "printf X | dd of=/proc/1/root/data/content/{content} bs=1 seek=1900000 conv=notrunc 2>/dev/null"
+    );
+    saboteur.run(&flip, SOON).unwrap();
+    let mark = host.serial.mark();
+    let (second, fetched) = start("altered-image");
+    assert_eq!(fetched, 1, "{}", host.serial.tail(40));
+    host.serial.wait_from(mark, "event=trouble place=content", SOON).unwrap();
+    let failed = format!("event=machine-failed machine={second} reason=\"the image that it begins");
+    host.serial.wait_from(mark, &failed, SOON).unwrap();
+    faulty.scene.wait_for_console(&second, "guest: ready", GUEST_LIMIT).unwrap();
+    let read = format!("head -c {} /dev/vda | sha256sum", image.len());
+    let read = faulty.scene.ssh(&second, &read).unwrap();
+    assert_eq!(read.split(' ').next(), Some(&*content));
+    for machine in [first, second] {
+        faulty.scene.renter().text(&["machines", "delete", &machine]).unwrap();
+    }
 }
 
 /// Its renter is told, and the device that it had is reset before anybody else gets it.
