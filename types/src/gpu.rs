@@ -90,6 +90,8 @@ pub struct Gpu {
     pub clock_memory_mhz: Option<u32>,
     /// Temperature of the die, in degrees Celsius.
     pub temperature_c: Option<u32>,
+    /// Temperature of its memory, in degrees Celsius.
+    pub memory_temperature_c: Option<u32>,
     /// Power it takes, in milliwatts.
     pub power_mw: Option<u32>,
     /// Power it may take, in milliwatts.
@@ -106,6 +108,14 @@ pub struct Gpu {
     pub ecc_uncorrected: Option<u64>,
     /// Errors of memory that were not corrected, since it was built.
     pub ecc_uncorrected_ever: Option<u64>,
+    /// Rows of memory that were replaced by spare ones, since it was built: after errors that were corrected.
+    pub rows_corrected: Option<u64>,
+    /// The same after errors that were not.
+    pub rows_uncorrected: Option<u64>,
+    /// Whether one is replaced at the next reset only.
+    pub rows_pending: Option<bool>,
+    /// Whether one could not be replaced: the board has to be.
+    pub rows_failed: Option<bool>,
     /// Generation of its PCIe link now.
     pub pcie_generation: Option<u32>,
     /// Lanes of it in use.

@@ -62,6 +62,14 @@ fn health(gpu: &Gpu) -> Vec<String> {
     if let Some(count) = gpu.ecc_uncorrected.filter(|count| *count > 0) {
         lines.push(format!("  {count} memory errors that were not corrected"));
     }
+    if gpu.rows_failed == Some(true) {
+        lines.push(
+            "  a row of its memory is bad and cannot be replaced: the board has to be".to_owned(),
+        );
+    }
+    if gpu.rows_pending == Some(true) {
+        lines.push("  a row of its memory is bad and is replaced when the GPU is reset".to_owned());
+    }
     let dead: Vec<_> = gpu.nvlinks.iter().filter(|link| !link.active).collect();
     if !gpu.nvlinks.is_empty() {
         let active = gpu.nvlinks.len() - dead.len();
@@ -82,7 +90,7 @@ struct Number {
     read: fn(&Gpu) -> Option<u64>,
 }
 
-const NUMBERS: [Number; 14] = [
+const NUMBERS: [Number; 19] = [
     gauge("gpu_answers", "Whether a GPU answers its driver.", |gpu| {
         Some(u64::from(gpu.error.is_none()))
     }),
@@ -93,6 +101,23 @@ const NUMBERS: [Number; 14] = [
     }),
     gauge("gpu_temperature_celsius", "Temperature of a GPU.", |gpu| {
         gpu.temperature_c.map(u64::from)
+    }),
+    gauge("gpu_memory_temperature_celsius", "Temperature of a GPU's memory.", |gpu| {
+        gpu.memory_temperature_c.map(u64::from)
+    }),
+    gauge(
+        "gpu_rows_corrected",
+        "Rows of memory replaced after errors that were corrected.",
+        |gpu| gpu.rows_corrected,
+    ),
+    gauge("gpu_rows_uncorrected", "Rows of memory replaced after errors that were not.", |gpu| {
+        gpu.rows_uncorrected
+    }),
+    gauge("gpu_rows_pending", "Whether a row of memory is replaced at the next reset.", |gpu| {
+        gpu.rows_pending.map(u64::from)
+    }),
+    gauge("gpu_rows_failed", "Whether a row of memory could not be replaced.", |gpu| {
+        gpu.rows_failed.map(u64::from)
     }),
     gauge("gpu_clock_hertz", "Clock of a GPU's processors.", |gpu| {
         gpu.clock_sm_mhz.map(|mhz| u64::from(mhz) * 1_000_000)

@@ -134,7 +134,14 @@ fn people_read_it_in_a_line() {
     let wanted = "0 NVIDIA H200: 87 % busy, 92.0 GiB of 140.4 GiB, 61 C, 612 W, 1980 MHz";
     assert_eq!(line, wanted);
     let lines = show::lines(&reading).join("\n");
-    for wanted in ["1 of 2 NVLinks work", "sw-power-cap", "divided into 1 parts", "Xid 94"] {
+    for wanted in [
+        "1 of 2 NVLinks work",
+        "cannot be replaced",
+        "when the GPU is reset",
+        "sw-power-cap",
+        "divided into 1 parts",
+        "Xid 94",
+    ] {
         assert!(lines.contains(wanted), "{wanted} is not in\n{lines}");
     }
 }
@@ -153,6 +160,9 @@ fn prometheus_reads_who_says_what() {
         format!("holdfast_gpu_power_watts{{{gpu}}} 612.345"),
         format!("holdfast_gpu_clock_hertz{{{gpu}}} 1980000000"),
         format!("holdfast_gpu_nvlinks{{{gpu}}} 1"),
+        format!("holdfast_gpu_memory_temperature_celsius{{{gpu}}} 74"),
+        format!("holdfast_gpu_rows_uncorrected{{{gpu}}} 2"),
+        format!("holdfast_gpu_rows_failed{{{gpu}}} 1"),
         format!("holdfast_gpu_nvlink_errors_total{{{gpu},kind=\"crc\"}} 3"),
         format!("holdfast_gpu_xids{{{gpu},xid=\"94\"}} 1"),
     ] {

@@ -354,7 +354,7 @@ mod tests {
     /// What NVIDIA's own program is asked for, and the same of a reading. Only what stays as it is: work, heat
     /// and power are other ones a moment later.
     type Asked = (&'static str, fn(&Gpu) -> Option<String>);
-    const ASKED: [Asked; 14] = [
+    const ASKED: [Asked; 18] = [
         ("index", |gpu| Some(gpu.index.to_string())),
         ("name", |gpu| Some(gpu.name.clone())),
         ("uuid", |gpu| Some(gpu.uuid.clone())),
@@ -369,6 +369,10 @@ mod tests {
         ("ecc.errors.corrected.volatile.total", |gpu| number(gpu.ecc_corrected)),
         ("ecc.errors.uncorrected.volatile.total", |gpu| number(gpu.ecc_uncorrected)),
         ("ecc.errors.uncorrected.aggregate.total", |gpu| number(gpu.ecc_uncorrected_ever)),
+        ("remapped_rows.correctable", |gpu| number(gpu.rows_corrected)),
+        ("remapped_rows.uncorrectable", |gpu| number(gpu.rows_uncorrected)),
+        ("remapped_rows.pending", |gpu| number(gpu.rows_pending.map(u64::from))),
+        ("remapped_rows.failure", |gpu| number(gpu.rows_failed.map(u64::from))),
         ("pcie.link.width.current", |gpu| number(gpu.pcie_lanes.map(u64::from))),
         ("mig.mode.current", |gpu| gpu.mig.map(switched)),
     ];
@@ -413,6 +417,8 @@ mod tests {
                 gpu.temperature_c.is_some_and(|degrees| (5..=110).contains(&degrees)),
                 "{gpu:?}"
             );
+            let memory = gpu.memory_temperature_c;
+            assert!(memory.is_none_or(|degrees| (5..=110).contains(&degrees)), "{gpu:?}");
             assert!(gpu.power_mw <= gpu.power_limit_mw.map(|limit| limit * 3 / 2), "{gpu:?}");
             assert!(gpu.memory_used_bytes <= gpu.memory_total_bytes, "{gpu:?}");
         }

@@ -20,8 +20,10 @@ use nvml_wrapper::{
         device::{Clock, EccCounter, MemoryError, TemperatureSensor},
         nv_link::ErrorCounter,
     },
-    enums::event::XidError,
+    enums::{device::SampleValue, event::XidError},
     error::NvmlError,
+    structs::device::FieldId,
+    sys_exports::field_id,
 };
 use types::{
     gpu::{Gpu, MAX_GPUS, MAX_LINKS, MAX_MIG, MAX_XIDS, MigDevice, NvLink, Origin, Xid},
@@ -46,6 +48,15 @@ const THROTTLES: [(ThrottleReasons, &str); 7] = [
     (ThrottleReasons::SW_THERMAL_SLOWDOWN, "sw-thermal"),
     (ThrottleReasons::HW_THERMAL_SLOWDOWN, "hw-thermal"),
     (ThrottleReasons::HW_POWER_BRAKE_SLOWDOWN, "power-brake"),
+];
+
+/// What is asked for by number: the memory's temperature, and its rows that were replaced.
+const FIELDS: [u32; 5] = [
+    field_id::NVML_FI_DEV_MEMORY_TEMP,
+    field_id::NVML_FI_DEV_REMAPPED_COR,
+    field_id::NVML_FI_DEV_REMAPPED_UNC,
+    field_id::NVML_FI_DEV_REMAPPED_PENDING,
+    field_id::NVML_FI_DEV_REMAPPED_FAILURE,
 ];
 
 /// The library, and a thread for each GPU that waits for its failures.
@@ -231,6 +242,30 @@ fn health(gpu: &mut Gpu, device: &Device<'_>) {
     gpu.ecc_corrected = errors(MemoryError::Corrected, EccCounter::Volatile);
     gpu.ecc_uncorrected = errors(MemoryError::Uncorrected, EccCounter::Volatile);
     gpu.ecc_uncorrected_ever = errors(MemoryError::Uncorrected, EccCounter::Aggregate);
+    let [temperature, rows @ ..] = fields(device, FIELDS);
+    // A GPU without such a sensor tells 0.
+    gpu.memory_temperature_c = temperature.filter(|degrees| *degrees > 0).and_then(narrow);
+    [gpu.rows_corrected, gpu.rows_uncorrected] = [rows[0], rows[1]];
+    [gpu.rows_pending, gpu.rows_failed] = [rows[2], rows[3]].map(|told| told.map(|told| told != 0));
+}
+
+fn narrow(value: u64) -> Option<u32> {
+    value.try_into().ok()
+}
+
+/// Asks for fields by their numbers; what is not told, or is no whole number, is `None`.
+fn fields<const N: usize>(device: &Device<'_>, numbers: [u32; N]) -> [Option<u64>; N] {
+    let mut told = device.field_values_for(&numbers.map(FieldId)).unwrap_or_default().into_iter();
+    numbers.map(|_| told.next()?.ok()?.value.ok().and_then(whole))
+}
+
+fn whole(value: SampleValue) -> Option<u64> {
+    match value {
+        SampleValue::U32(value) => Some(value.into()),
+        SampleValue::U64(value) => Some(value),
+        SampleValue::I64(value) => value.try_into().ok(),
+        SampleValue::F64(_) => None,
+    }
 }
 
 /// Links of a GPU. Where errors are counted by field values only (NVLink 5), they stay `None`: those are asked for
@@ -284,6 +319,13 @@ mod tests {
         assert_eq!(up_to_the_last(told.into_iter()), [0, 2]);
         let told = [Ok(0), Err(NvmlError::NotSupported), Ok(2)];
         assert_eq!(up_to_the_last(told.into_iter()), [0]);
+    }
+
+    #[test]
+    fn only_whole_numbers_are_told() {
+        let told = [SampleValue::U32(1), SampleValue::U64(2), SampleValue::I64(3)].map(whole);
+        assert_eq!(told, [Some(1), Some(2), Some(3)]);
+        assert_eq!([SampleValue::I64(-1), SampleValue::F64(1.0)].map(whole), [None, None]);
     }
 
     #[test]
