@@ -8,7 +8,7 @@
 //! Sources: Linux Documentation/PCI/sysfs-pci.rst, `resource`; include/linux/ioport.h; PCI Local Bus Specification
 //! 3.0 §6.2.5.1.
 
-use std::{fs, path::Path};
+use std::{fs, io, path::Path};
 
 use types::node::Bdf;
 
@@ -34,10 +34,12 @@ const UNSET: u64 = 0x2000_0000;
 pub fn check_answers(root: &Path, device: Bdf, vendor: u16) -> Result<(), AssignError> {
     let read = |name| {
         let path = device_path(root, device).join(name);
-        fs::read(&path).map_err(|source| AssignError::Open {
-            device,
-            path: path.display().to_string(),
-            source,
+        fs::read(&path).map_err(|source| {
+            if source.kind() == io::ErrorKind::NotFound {
+                AssignError::Absent { device }
+            } else {
+                AssignError::Open { device, path: path.display().to_string(), source }
+            }
         })
     };
     let config = read("config")?;

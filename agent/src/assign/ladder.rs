@@ -11,7 +11,8 @@
 //! |          | configures it as one that was just plugged in, and it | configuration               |
 //! |          | is reset as at first                                  |                             |
 //!
-//! After each rung the device has to answer, where the kernel put it. One that does not is quarantined by the
+//! One that the kernel does not know any more, because it was found in no such attempt or was unplugged, is looked for
+//! first. After each rung the device has to answer, where the kernel put it. One that does not is quarantined by the
 //! caller, with the reason that this gives.
 //! Source: Linux Documentation/ABI/testing/sysfs-bus-pci, `reset`, `reset_subordinate`, `remove` and `rescan`.
 
@@ -24,6 +25,9 @@ use std::{
 use types::node::Bdf;
 
 use super::{AssignError, check_answers, device_path};
+
+/// Says whether devices that are found get drivers.
+const PROBING: &str = "sys/bus/pci/drivers_autoprobe";
 
 /// What brought a device back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,6 +55,10 @@ pub fn reset(root: &Path, device: Bdf, vendor: u16, set: &[Bdf]) -> Result<Recov
     let begin = Instant::now();
     let done = |rung| Ok(Recovered { rung, took: begin.elapsed() });
     let path = device_path(root, device);
+    if !path.exists() {
+        // What is not found either is told below.
+        let _ = without_drivers(root, || write(&root.join("sys/bus/pci/rescan")));
+    }
     let judge = |reset: io::Result<()>| {
         // One that is not there is not there, whatever the kernel calls it that its reset failed.
         check_answers(root, device, vendor)?;
@@ -85,12 +93,22 @@ fn enumerate(root: &Path, device: Bdf) -> io::Result<()> {
     let path = fs::canonicalize(device_path(root, device))?;
     let parent = path.parent().ok_or(io::ErrorKind::NotFound)?;
     let bus = parent.join(format!("pci_bus/{:04x}:{:02x}/rescan", device.segment, device.bus));
-    let probing = root.join("sys/bus/pci/drivers_autoprobe");
-    fs::write(&probing, "0")?;
-    let found = write(&path.join("remove")).and_then(|()| write(&bus));
+    without_drivers(root, || write(&path.join("remove")).and_then(|()| write(&bus)))
+}
+
+/// Does something while devices that are found get no driver.
+fn without_drivers(root: &Path, act: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+    fs::write(root.join(PROBING), "0")?;
+    let done = act();
     // Whatever became of it, others are to find their drivers.
-    fs::write(&probing, "1")?;
-    found
+    let restored = with_drivers(root);
+    done.and(restored)
+}
+
+/// Has devices that are found get their drivers, as they do after a start of the kernel: an agent that died meanwhile
+/// left it otherwise.
+pub fn with_drivers(root: &Path) -> io::Result<()> {
+    fs::write(root.join(PROBING), "1")
 }
 
 /// Returns the bridge above a device, if it can be told to reset what is below, and if nothing is
@@ -190,6 +208,20 @@ mod tests {
         fs::write(path.join("config"), [0xff; 64]).expect("written");
         assert!(reset(root.path(), DEVICE, 0x10de, &[]).is_err());
         assert!(!path.join("remove").exists());
+    }
+
+    #[test]
+    fn a_device_that_the_kernel_does_not_know_is_looked_for() {
+        let root = sysfs([0xde, 0x10]);
+        fs::remove_file(device_path(root.path(), DEVICE)).expect("removed");
+        let gone = reset(root.path(), DEVICE, 0x10de, &[DEVICE]).expect_err("not found");
+        assert!(matches!(gone, AssignError::Absent { .. }), "{gone}");
+        let read = |file: &str| fs::read_to_string(root.path().join(file)).expect("written");
+        assert_eq!(["sys/bus/pci/rescan", PROBING].map(read), ["1", "1"]);
+        // An agent that died left it so.
+        fs::write(root.path().join(PROBING), "0").expect("written");
+        with_drivers(root.path()).expect("restored");
+        assert_eq!(read(PROBING), "1");
     }
 
     #[test]

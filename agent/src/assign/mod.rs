@@ -20,7 +20,7 @@ use std::{
 pub use answers::check_answers;
 pub use erase::{ERASE_LIMIT, EraseError, Erased};
 pub use interface::{Handover, Peers, hand_over, open_one};
-pub use ladder::{Recovered, Rung, reset};
+pub use ladder::{Recovered, Rung, reset, with_drivers};
 use types::node::Bdf;
 
 /// The driver that hands devices to user space.
@@ -56,6 +56,11 @@ pub enum AssignError {
         "{device} reads {seen:#06x} as its vendor instead of {expected:#06x}: it fell off the bus"
     )]
     Gone { device: Bdf, seen: u16, expected: u16 },
+    #[error(
+        "{device} is not there any more: it was unplugged or has no power; once it is back, \
+         `holdfast node release-device NODE {device}` has it looked for"
+    )]
+    Absent { device: Bdf },
     #[error(
         "{device} has its BAR {bar} at {seen:#x} instead of {expected:#x}: without power, or in a reset by somebody \
          else, it lost its configuration; `holdfast node release-device NODE {device}` configures it anew"

@@ -52,6 +52,10 @@ pub(super) fn reserve_memory(wanted: &Machines) -> u64 {
 /// Reads the inventory and binds whole groups of rentable devices to vfio-pci.
 pub(super) fn prepare_devices(spec: &NodeSpec) -> Vec<PciDevice> {
     let root = Path::new("/");
+    if let Err(error) = assign::with_drivers(root) {
+        let reason = format!("drivers of devices that are plugged in: {}", chain(&error));
+        eprintln!("{}", Event::Trouble { place: "devices", reason });
+    }
     let mut devices = rules::devices(&inventory::read(root), Some(spec));
     for device in &devices {
         if let Err(error) = lent::keep_serial(root, device.address) {
