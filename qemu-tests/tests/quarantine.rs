@@ -9,7 +9,8 @@ use std::time::Duration;
 use qemu_tests::harness::{
     guest,
     host::HostOptions,
-    scene::{self, GUEST_LIMIT, LeaseRequest, Scene},
+    saboteur::Saboteur,
+    scene::{self, GUEST_LIMIT, LeaseRequest, Scene, image_folder},
     slot::{self, Power},
 };
 use serde_json::Value;
@@ -47,8 +48,12 @@ fn a_device_that_falls_off_the_bus_is_quarantined_until_it_answers_again() {
     let config = Some(scene.node_config("falls", &listed));
     let (drive, arguments) = scene::rented_nvme(&folder.path().join("rented"), "").unwrap();
     let devices = vec![drive, "edu".to_owned()];
-    let options = HostOptions { config, devices, arguments, ..HostOptions::default() };
+    let files = folder.path().join("falls");
+    let medium = Saboteur::medium(&image_folder().unwrap(), &files).unwrap();
+    let arguments = [arguments, Saboteur::arguments(&files)].concat();
+    let options = HostOptions { config, devices, arguments, medium, ..HostOptions::default() };
     let (mut host, node) = scene.boot("falls", options).unwrap();
+    let mut saboteur = Saboteur::connect(&files).unwrap();
     let wait = |address: &str, is: &str, limit| {
         let there = |nodes: &Value| state(nodes, address)["is"] == is;
         state(&scene.cli.wait(&["nodes"], limit, there).unwrap(), address)
@@ -94,12 +99,30 @@ fn a_device_that_falls_off_the_bus_is_quarantined_until_it_answers_again() {
     // Whoever mended it has it offered again, and it works: without power it forgot where its memory was, so
     // the kernel configures it as a new one.
     slot::switch(&mut host.qmp, "rent1", Power::On).unwrap();
-    let mark = host.serial.mark();
     let operator = scene.cli.with_key(&scene.operator.file);
-    operator.text(&["node", "release-device", &node, FALLEN]).unwrap();
+    let release = || operator.text(&["node", "release-device", &node, FALLEN]).unwrap();
+    let mark = host.serial.mark();
+    release();
     wait(FALLEN, "free", RESET);
     let reset = format!("event=device-reset address={FALLEN} by=slot");
     host.serial.wait_from(mark, &reset, SOON).unwrap();
     let id = rent("again", &[FALLEN]);
+    assert_eq!(scene.ssh(&id, DRIVE).unwrap(), "works");
+
+    // One that the kernel has given up is told as that, and looked for.
+    slot::switch(&mut host.qmp, "rent1", Power::Off).unwrap();
+    let mark = host.serial.mark();
+    scene.renter().text(&["machines", "delete", &id]).unwrap();
+    host.serial.wait_from(mark, &told, RESET).unwrap();
+    let remove = format!("echo 1 > /proc/1/root/sys/bus/pci/devices/{FALLEN}/remove");
+    saboteur.run(&remove, SOON).unwrap();
+    let mark = host.serial.mark();
+    release();
+    let absent = format!("{told}\"{FALLEN} is not there any more");
+    host.serial.wait_from(mark, &absent, RESET).unwrap();
+    slot::switch(&mut host.qmp, "rent1", Power::On).unwrap();
+    release();
+    wait(FALLEN, "free", RESET);
+    let id = rent("found", &[FALLEN]);
     assert_eq!(scene.ssh(&id, DRIVE).unwrap(), "works");
 }
