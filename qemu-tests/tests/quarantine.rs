@@ -7,10 +7,9 @@
 use std::time::Duration;
 
 use qemu_tests::harness::{
-    guest,
-    host::HostOptions,
+    host::{Host, HostOptions},
     saboteur::Saboteur,
-    scene::{self, GUEST_LIMIT, LeaseRequest, Scene, image_folder},
+    scene::{self, GUEST_LIMIT, LeaseRequest, PushedGuest, Scene, image_folder},
     slot::{self, Power},
 };
 use serde_json::Value;
@@ -24,6 +23,8 @@ const RESET: Duration = Duration::from_secs(400);
 /// Addresses of devices behind the root ports of the harness, in their order.
 const FALLEN: &str = "0000:01:00.0";
 const OTHER: &str = "0000:02:00.0";
+/// How the node says that the first is quarantined.
+const TOLD: &str = "event=device-quarantined address=0000:01:00.0 reason=";
 
 /// Reads the first register of the other device, an `edu`, where the guest has it.
 const IDENTIFY: &str = "for device in $(grep -l 0x11e8 /sys/bus/pci/devices/*/device); do \
@@ -39,11 +40,43 @@ fn state(nodes: &Value, address: &str) -> Value {
     found.map(|device| device["state"].clone()).unwrap_or_default()
 }
 
+/// A node whose first device falls, and what its renter starts.
+struct Falling {
+    scene: Scene,
+    node: String,
+    guest: PushedGuest,
+}
+
+impl Falling {
+    /// Waits until a device is in a state; returns that.
+    fn wait(&self, address: &str, is: &str, limit: Duration) -> Value {
+        let there = |nodes: &Value| state(nodes, address)["is"] == is;
+        state(&self.scene.cli.wait(&["nodes"], limit, there).unwrap(), address)
+    }
+
+    fn rent(&self, name: &str, devices: &[&str]) -> String {
+        let request = LeaseRequest { name, node: &self.node, devices, ..LeaseRequest::default() };
+        let (lease, id) = self.scene.lease(&request).unwrap();
+        let cmdline = "console=ttyS0 quiet iomem=relaxed";
+        self.scene.create_on(&lease, &self.guest, cmdline).unwrap();
+        self.scene.wait_for_console(&id, "guest: ready", GUEST_LIMIT).unwrap();
+        id
+    }
+
+    fn delete(&self, id: &str) {
+        self.scene.renter().text(&["machines", "delete", id]).unwrap();
+    }
+
+    fn release(&self) {
+        let operator = self.scene.cli.with_key(&self.scene.operator.file);
+        operator.text(&["node", "release-device", &self.node, FALLEN]).unwrap();
+    }
+}
+
 #[test]
 fn a_device_that_falls_off_the_bus_is_quarantined_until_it_answers_again() {
     let folder = tempfile::tempdir().unwrap();
     let scene = Scene::start(folder.path()).unwrap();
-    let guest = guest::make(folder.path(), &scene.ssh.public, None).unwrap();
     let listed = format!("[machines]\ndevices = [\"{FALLEN}\", \"{OTHER}\"]\n");
     let config = Some(scene.node_config("falls", &listed));
     let (drive, arguments) = scene::rented_nvme(&folder.path().join("rented"), "").unwrap();
@@ -54,75 +87,68 @@ fn a_device_that_falls_off_the_bus_is_quarantined_until_it_answers_again() {
     let options = HostOptions { config, devices, arguments, medium, ..HostOptions::default() };
     let (mut host, node) = scene.boot("falls", options).unwrap();
     let mut saboteur = Saboteur::connect(&files).unwrap();
-    let wait = |address: &str, is: &str, limit| {
-        let there = |nodes: &Value| state(nodes, address)["is"] == is;
-        state(&scene.cli.wait(&["nodes"], limit, there).unwrap(), address)
-    };
-    wait(FALLEN, "free", SOON);
-    let guest = scene.push_made(&guest).unwrap();
-    let rent = |name, devices: &[&str]| {
-        let request = LeaseRequest { name, node: &node, devices, ..LeaseRequest::default() };
-        let (lease, id) = scene.lease(&request).unwrap();
-        let cmdline = "console=ttyS0 quiet iomem=relaxed";
-        scene.create_on(&lease, &guest, cmdline).unwrap();
-        scene.wait_for_console(&id, "guest: ready", GUEST_LIMIT).unwrap();
-        id
-    };
-    let id = rent("falls", &[FALLEN, OTHER]);
-    assert_eq!(scene.ssh(&id, DRIVE).unwrap(), "works");
+    let guest = scene.push_guest(None).unwrap();
+    let falling = Falling { scene, node, guest };
+    falling.wait(FALLEN, "free", SOON);
+    falls_under_a_guest(&falling, &mut host);
+    comes_back(&falling, &mut host);
+    is_looked_for(&falling, &mut host, &mut saboteur);
+}
+
+/// The guest goes on, and nobody gets the device after it.
+fn falls_under_a_guest(falling: &Falling, host: &mut Host) {
+    let id = falling.rent("falls", &[FALLEN, OTHER]);
+    assert_eq!(falling.scene.ssh(&id, DRIVE).unwrap(), "works");
     slot::switch(&mut host.qmp, "rent1", Power::Off).unwrap();
-    // The guest goes on, and its other device works.
-    assert_eq!(scene.ssh(&id, IDENTIFY).unwrap(), EDU);
+    assert_eq!(falling.scene.ssh(&id, IDENTIFY).unwrap(), EDU, "the other device works");
     let mark = host.serial.mark();
-    scene.renter().text(&["machines", "delete", &id]).unwrap();
-    wait(OTHER, "free", RESET);
-    let found = wait(FALLEN, "quarantined", RESET);
+    falling.delete(&id);
+    falling.wait(OTHER, "free", RESET);
+    let found = falling.wait(FALLEN, "quarantined", RESET);
     assert!(found["reason"].as_str().unwrap().contains("fell off the bus"), "{found}");
-    let told = format!("event=device-quarantined address={FALLEN} reason=");
-    host.serial.wait_from(mark, &told, SOON).unwrap();
+    host.serial.wait_from(mark, TOLD, SOON).unwrap();
 
-    // Nobody gets it, and the other one is rented as before.
-    let request = LeaseRequest {
-        name: "refused",
-        node: &node,
-        devices: &[FALLEN],
-        ..LeaseRequest::default()
-    };
-    let (lease, _) = scene.lease(&request).unwrap();
-    let refused = scene.create_on(&lease, &guest, "console=ttyS0").unwrap_err().to_string();
+    let devices = &[FALLEN];
+    let request =
+        LeaseRequest { name: "refused", node: &falling.node, devices, ..LeaseRequest::default() };
+    let (lease, _) = falling.scene.lease(&request).unwrap();
+    let refused = falling.scene.create_on(&lease, &falling.guest, "console=ttyS0");
+    let refused = refused.unwrap_err().to_string();
     assert!(refused.contains(FALLEN) && refused.contains("quarantined"), "{refused}");
-    let id = rent("other", &[OTHER]);
-    assert_eq!(scene.ssh(&id, IDENTIFY).unwrap(), EDU);
-    scene.renter().text(&["machines", "delete", &id]).unwrap();
-    wait(OTHER, "free", RESET);
+    let id = falling.rent("other", &[OTHER]);
+    assert_eq!(falling.scene.ssh(&id, IDENTIFY).unwrap(), EDU);
+    falling.delete(&id);
+    falling.wait(OTHER, "free", RESET);
+}
 
-    // Whoever mended it has it offered again, and it works: without power it forgot where its memory was, so
-    // the kernel configures it as a new one.
+/// Whoever mended it has it offered again, and it works: without power it forgot where its memory was, so the
+/// kernel configures it as a new one.
+fn comes_back(falling: &Falling, host: &mut Host) {
     slot::switch(&mut host.qmp, "rent1", Power::On).unwrap();
-    let operator = scene.cli.with_key(&scene.operator.file);
-    let release = || operator.text(&["node", "release-device", &node, FALLEN]).unwrap();
     let mark = host.serial.mark();
-    release();
-    wait(FALLEN, "free", RESET);
+    falling.release();
+    falling.wait(FALLEN, "free", RESET);
     let reset = format!("event=device-reset address={FALLEN} by=slot");
     host.serial.wait_from(mark, &reset, SOON).unwrap();
-    let id = rent("again", &[FALLEN]);
-    assert_eq!(scene.ssh(&id, DRIVE).unwrap(), "works");
+}
 
-    // One that the kernel has given up is told as that, and looked for.
+/// One that the kernel has given up is told as that, and looked for.
+fn is_looked_for(falling: &Falling, host: &mut Host, saboteur: &mut Saboteur) {
+    let id = falling.rent("again", &[FALLEN]);
+    assert_eq!(falling.scene.ssh(&id, DRIVE).unwrap(), "works");
     slot::switch(&mut host.qmp, "rent1", Power::Off).unwrap();
     let mark = host.serial.mark();
-    scene.renter().text(&["machines", "delete", &id]).unwrap();
-    host.serial.wait_from(mark, &told, RESET).unwrap();
+    falling.delete(&id);
+    host.serial.wait_from(mark, TOLD, RESET).unwrap();
     let remove = format!("echo 1 > /proc/1/root/sys/bus/pci/devices/{FALLEN}/remove");
     saboteur.run(&remove, SOON).unwrap();
     let mark = host.serial.mark();
-    release();
-    let absent = format!("{told}\"{FALLEN} is not there any more");
+    falling.release();
+    let absent = format!("{TOLD}\"{FALLEN} is not there any more");
     host.serial.wait_from(mark, &absent, RESET).unwrap();
     slot::switch(&mut host.qmp, "rent1", Power::On).unwrap();
-    release();
-    wait(FALLEN, "free", RESET);
-    let id = rent("found", &[FALLEN]);
-    assert_eq!(scene.ssh(&id, DRIVE).unwrap(), "works");
+    falling.release();
+    falling.wait(FALLEN, "free", RESET);
+    let id = falling.rent("found", &[FALLEN]);
+    assert_eq!(falling.scene.ssh(&id, DRIVE).unwrap(), "works");
 }
