@@ -1,6 +1,6 @@
 //! Content by digest: fetched from the gateway that asked for the machine, checked while it is
-//! written and before each use, kept until space is wanted: then what no machine needs goes, the longest
-//! unused first.
+//! written and before each use, or while a disk is made of it; kept until space is wanted: then what no
+//! machine needs goes, the longest unused first.
 
 use std::{
     collections::BTreeSet,
