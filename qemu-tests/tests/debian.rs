@@ -45,6 +45,8 @@ fn becomes_its_renters(folder: &Path, disk: &Path) {
     assert!(converted.unwrap().success());
     let path = |path: &Path| path.to_str().unwrap().to_owned();
     scene.cli.text(&["image", "import", &path(&qcow2), "-o", &path(&imported)]).unwrap();
+    // It is large, and others test here, too.
+    fs::remove_file(&qcow2).unwrap();
 
     let request =
         LeaseRequest { node: &node, memory_mib: 1024, disk_mib: 1280, ..LeaseRequest::default() };
@@ -52,6 +54,7 @@ fn becomes_its_renters(folder: &Path, disk: &Path) {
     let lease = path(&lease);
     let renter = scene.renter();
     let pushed = renter.json(&["content", "push", &path(&imported), "--lease", &lease]).unwrap();
+    fs::remove_file(&imported).unwrap();
     let (keys, user_data) = (folder.join("keys"), folder.join("user-data"));
     fs::write(&keys, format!("{}\n", scene.ssh.public.trim())).unwrap();
     fs::write(&user_data, USER_DATA).unwrap();
