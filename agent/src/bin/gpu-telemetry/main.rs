@@ -392,7 +392,9 @@ mod tests {
         let lines: Vec<_> = told.lines().collect();
         assert_eq!(lines.len(), reading.gpus.len(), "{told}");
         for (gpu, line) in reading.gpus.iter().zip(lines) {
-            for ((field, ours), theirs) in asked.iter().zip(line.split(", ")) {
+            let words: Vec<_> = line.split(", ").collect();
+            assert_eq!(words.len(), asked.len(), "{line}");
+            for ((field, ours), theirs) in asked.iter().zip(words) {
                 let absent = theirs.starts_with('[');
                 assert_eq!(
                     ours(gpu).as_deref(),
