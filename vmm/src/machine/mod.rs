@@ -107,8 +107,9 @@ pub fn run(machine: Machine) -> Result<Ending, RunError> {
     }
     settling.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
     apply_thread_filter(ThreadKind::Main)?;
-    board.control.start();
+    // First told, then done: what the guest does is told after it.
     board.events.push(VmEventKind::Started, "");
+    board.control.start();
     let ending = wait(&board);
     board.events.push(ending.event(), ending.reason.clone());
     board.pauses.end();
