@@ -73,24 +73,41 @@ fn debians_generic_kernel_starts_and_complains_of_nothing() {
     assert!(release.contains("amd64") && !release.contains("cloud"), "{release}");
 }
 
+/// A host of two packages, each with a core of two threads.
+const PACKAGES: [&str; 2] = ["-smp", "4,sockets=2,cores=1,threads=2,maxcpus=4"];
+/// Prints where each processor of a guest is: package, threads of its core, all of the package.
+const TOPOLOGY: &str = "for cpu in /sys/devices/system/cpu/cpu[0-9]*; do cd $cpu/topology\n\
+    echo \"topology: ${cpu##*/} $(cat physical_package_id core_cpus_list package_cpus_list | tr '\\n' ' ')\"\n\
+    done\n";
+
 #[test]
-fn the_appliances_own_kernel_starts_as_a_guest_too() {
+fn the_appliances_own_kernel_starts_as_a_guest_too_on_threads_and_packages_as_the_hosts() {
     let folder = tempfile::tempdir().unwrap();
-    let (scene, guest) = scene(&folder, Some(COMPLAINTS));
-    let (_host, node) = boot(&scene, "own");
+    let script = COMPLAINTS.replacen('\n', &format!("\n{TOPOLOGY}"), 1);
+    let (scene, guest) = scene(&folder, Some(&script));
+    let arguments = PACKAGES.map(str::to_owned).to_vec();
+    let host = HostOptions { arguments, ..HostOptions::default() };
+    let (_host, node) = scene.boot("own", host).unwrap();
     let kernel = scene::image_folder().unwrap().join("pxe/vmlinuz");
     let pushed = scene.push_made(&Guest { kernel, ..guest }).unwrap();
-    let (lease, id) =
-        scene.lease(&LeaseRequest { node: &node, ..LeaseRequest::default() }).unwrap();
+    let request = LeaseRequest { node: &node, vcpus: 3, ..LeaseRequest::default() };
+    let (lease, id) = scene.lease(&request).unwrap();
     // This kernel starts no scripts.
     let cmdline = "console=ttyS0 quiet rdinit=/bin/busybox -- sh /init";
     scene.create_on(&lease, &pushed, cmdline).unwrap();
     let console = scene.wait_for_console(&id, "complaints: end", GUEST_LIMIT).unwrap();
-    assert!(console.contains("-holdfast, 1 cpus"), "{console}");
-    // Its driver for Intel's LPC bridges looks for a watchdog and GPIO, which ours does not have.
-    let expected = |line: &&str| line.ends_with("lpc_ich 0000:00:1f.0: No MFD cells added");
+    assert!(console.contains("-holdfast, 3 cpus"), "{console}");
+    // Its driver for Intel's LPC bridges looks for a watchdog and GPIO, which ours does not have; and a list
+    // of the processors that come up goes on without a level of its own.
+    let expected = |line: &&str| {
+        line.ends_with("lpc_ich 0000:00:1f.0: No MFD cells added") || line.ends_with("]  #1")
+    };
     let rest: Vec<&str> = complaints(&console).into_iter().filter(|l| !expected(l)).collect();
     assert_eq!(rest, Vec::<&str>::new());
+    // The host's second package whole, and a thread of its first, whose core has most of its own work.
+    let topology = console.lines().filter_map(|line| line.trim().strip_prefix("topology: "));
+    let topology: Vec<&str> = topology.map(str::trim).collect();
+    assert_eq!(topology, ["cpu0 0 0-1 0-1", "cpu1 0 0-1 0-1", "cpu2 1 2 2"]);
 }
 
 #[test]

@@ -20,7 +20,7 @@ use qemu_tests::{
     },
 };
 use types::{
-    topology::{Below, NumaNode, Port, RootComplex, Topology},
+    topology::{Below, CpuPlace, NumaNode, Port, RootComplex, Topology},
     units::Mebibytes,
     vm::{DiskModel, PciWindows},
 };
@@ -188,9 +188,22 @@ fn two_root_complexes(folder: &Path) {
     }
     plan.spec.topology = Some(Topology { roots });
     let node = |id, vcpus, distances| NumaNode { id, vcpus, memory_mib: Mebibytes(256), distances };
-    plan.spec.numa = vec![node(0, vec![0], vec![10, 21]), node(1, vec![], vec![21, 10])];
+    plan.spec.numa = vec![node(0, vec![0, 1, 2], vec![10, 21]), node(1, vec![3], vec![21, 10])];
+    // Three cores in the first package, which leaves a gap between APIC ids, and one in the second.
+    let place = |(package, core)| CpuPlace { package, cache: 0, core };
+    plan.spec.vcpus = 4;
+    plan.spec.cpu_places = [(0, 0), (0, 1), (0, 2), (1, 0)].map(place).to_vec();
     let machine = start(&mut bed, &plan);
     let mut read = |command: &str| bed.run(machine, command, SOON).unwrap().trim().to_owned();
+
+    let ids =
+        "grep ^apicid /proc/cpuinfo | cut -d: -f2; cat /sys/devices/system/node/node*/cpulist";
+    assert_eq!(read(ids), "0\n 1\n 2\n 4\n0-2\n3");
+    // Package, its processors, and those of the last-level cache.
+    let packages = "for cpu in 0 3; do cd /sys/devices/system/cpu/cpu$cpu; echo $(cat \
+                    topology/physical_package_id topology/package_cpus_list cache/index3/shared_cpu_list); \
+                    done; cat /proc/sys/kernel/tainted";
+    assert_eq!(read(packages), "0 0-2 0-2\n1 3 3\n0");
 
     assert_eq!(read("cd /sys/devices; echo pci*"), "pci0000:00 pci0000:80");
     let find = |vendor_and_device: &str| {

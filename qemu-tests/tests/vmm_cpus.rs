@@ -10,7 +10,7 @@ use qemu_tests::{
     bed::{Bed, BedOptions, Plan, guest},
     harness::{host::HostOptions, pace::Pace},
 };
-use types::units::Mebibytes;
+use types::{topology::CpuPlace, units::Mebibytes};
 
 /// How long a guest may take to its first command.
 const GUEST_LIMIT: Duration = Duration::from_secs(240);
@@ -71,7 +71,11 @@ const MOVE: &str = "irq() { grep \"$1\" /proc/interrupts | head -n 1 | cut -d: -
 fn a_processor_above_255_runs_and_takes_interrupts() {
     let folder = tempfile::tempdir().unwrap();
     let mut bed = bed(folder.path());
-    let machine = bed.launch(&plan(1, 288, "")).unwrap();
+    // Two packages of 144 cores: the second begins with APIC id 256.
+    let mut packages = plan(1, 288, "");
+    let place = |vcpu| CpuPlace { package: vcpu / 144, cache: 0, core: vcpu };
+    packages.spec.cpu_places = (0..288).map(place).collect();
+    let machine = bed.launch(&packages).unwrap();
     bed.wait_console(machine, guest::READY, GUEST_LIMIT).unwrap();
     let mut run = |command: &str| bed.run(machine, command, SOON).unwrap().trim().to_owned();
     assert_eq!(run("cat /sys/devices/system/cpu/present"), "0-287");
@@ -80,7 +84,7 @@ fn a_processor_above_255_runs_and_takes_interrupts() {
     let said = run(&format!("for i in 1 2 3 4; do {start} && break; done"));
     println!("{said}");
     assert_eq!(run("cat /sys/devices/system/cpu/online"), "0,287");
-    assert_eq!(run("grep ^apicid /proc/cpuinfo | tr -s '\\t ' ' '"), "apicid : 0\napicid : 287");
+    assert_eq!(run("grep ^apicid /proc/cpuinfo | tr -s '\\t ' ' '"), "apicid : 0\napicid : 399");
     println!("{}", run("cat /proc/interrupts"));
     run(MOVE);
     // A message of a device: entropy. What is under way when it moves still goes to where it went.

@@ -23,6 +23,19 @@ pub struct NumaNode {
     pub distances: Vec<u8>,
 }
 
+/// Where a virtual CPU is in the tree of packages, caches and cores. Each number counts inside what it
+/// is part of: cores of two caches are two, whatever their numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CpuPlace {
+    /// The package that it is in: what fits one socket.
+    pub package: u32,
+    /// The last-level cache of the package that it reaches memory through.
+    pub cache: u32,
+    /// The core behind the cache that it is a thread of.
+    pub core: u32,
+}
+
 /// The ports of a guest: one root complex for each NUMA node of the host that gives a device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -9,7 +9,7 @@ use crate::{
     disk_key::DiskKey,
     ids::MachineId,
     node::Bdf,
-    topology::{NumaNode, SparePort, Topology},
+    topology::{CpuPlace, NumaNode, SparePort, Topology},
     units::Mebibytes,
 };
 
@@ -69,6 +69,10 @@ pub struct VmSpec {
     /// NUMA nodes; one for everything when empty.
     #[serde(default)]
     pub numa: Vec<NumaNode>,
+    /// Where each virtual CPU is, by its number. Empty: all are cores of one package, each with one
+    /// thread, and share a last-level cache with those of their NUMA node.
+    #[serde(default)]
+    pub cpu_places: Vec<CpuPlace>,
     /// `/dev/kvm`, opened for reading and writing.
     pub kvm_fd: i32,
     /// Listening unix stream socket for the HTTP API.

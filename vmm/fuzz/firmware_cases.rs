@@ -79,7 +79,12 @@ fn overlaps(descriptor: &[u8; 16], address: u64) -> bool {
 
 fn items() -> Items {
     let mut items = Items::new(2, [1; 16]);
-    let platform = Platform { vcpus: 2, roots: Vec::new(), nodes: Vec::new(), ecam: layout::ECAM };
+    let platform = Platform {
+        cpus: vmm::vcpu::Cpus::in_one_package(2),
+        roots: Vec::new(),
+        nodes: Vec::new(),
+        ecam: layout::ECAM,
+    };
     let files = acpi_files(&acpi::tables(&platform).expect("room")).expect("sound");
     items.add("etc/e820", e820(&[(0, MEMORY)], &[]));
     items.add("bootorder", bootorder(&[]));

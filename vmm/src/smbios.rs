@@ -24,7 +24,9 @@ const VERSION: [u8; 3] = [3, 6, 0];
 
 const MAKER: &str = "Holdfast";
 const PRODUCT: &str = "Holdfast virtual machine";
-/// Handles: one structure of each type, but for memory, which counts from its own.
+/// Handles: one structure of each type, but for processors, caches, slots and memory, which count from
+/// their own.
+const HANDLE_PROCESSOR: u16 = 0x4000;
 const HANDLE_CHASSIS: u16 = 0x0300;
 const HANDLE_ARRAY: u16 = 0x1000;
 const HANDLE_MODULE: u16 = 0x1100;
@@ -41,16 +43,25 @@ const EXTENDED_MIB: u64 = 0x7fff;
 pub struct Machine {
     /// Becomes the UUID and the serial number.
     pub id: MachineId,
-    /// Virtual CPUs.
-    pub vcpus: u32,
     /// Pieces of RAM: (address, length).
     pub ram: Vec<(u64, u64)>,
     /// The machine starts from UEFI.
     pub firmware: Firmware,
-    /// Caches, one for each level.
-    pub caches: Vec<Cache>,
+    /// Packages of virtual CPUs.
+    pub processors: Vec<Processor>,
     /// Slots of its ports.
     pub slots: Vec<Slot>,
+}
+
+/// What is in one socket.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Processor {
+    /// Its cores.
+    pub cores: u32,
+    /// Their threads, all together: virtual CPUs.
+    pub threads: u32,
+    /// Caches, one for each level.
+    pub caches: Vec<Cache>,
 }
 
 /// What starts the machine.
@@ -97,8 +108,11 @@ pub fn structures(machine: &Machine) -> Vec<u8> {
     // Type "other", no lock; state and security unknown; no heights, cords or elements.
     let chassis = [1, 1, 0, 0, 0, 3, 3, 3, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     all.add(3, HANDLE_CHASSIS, &chassis, &[MAKER]);
-    let caches = caches::add(&machine.caches, &mut all);
-    all.add(4, 0x0400, &processor(machine.vcpus, caches), &["CPU 0", MAKER]);
+    for (number, processor) in (0u16..).zip(&machine.processors) {
+        let caches = caches::add(number, &processor.caches, &mut all);
+        let (body, socket) = (structure(processor, caches), format!("CPU {number}"));
+        all.add(4, HANDLE_PROCESSOR + number, &body, &[&socket, MAKER]);
+    }
     slots::add(&machine.slots, &mut all);
     memory(machine, &mut all);
     // System boot information: no error.
@@ -143,11 +157,11 @@ fn bios(firmware: Firmware) -> [u8; 22] {
     body
 }
 
-/// Type 4, behind the header: one socket with all CPUs, and the handles of its caches.
-fn processor(vcpus: u32, caches: [u16; 3]) -> [u8; 46] {
+/// Type 4, behind the header: a socket with its CPUs, and the handles of its caches (§7.5).
+fn structure(processor: &Processor, caches: [u16; 3]) -> [u8; 46] {
     let mut body = [0; 46];
-    let small = u8::try_from(vcpus).unwrap_or(u8::MAX);
-    let count = u16::try_from(vcpus).unwrap_or(u16::MAX).to_le_bytes();
+    let small = |count: u32| u8::try_from(count).unwrap_or(u8::MAX);
+    let Processor { cores, threads, .. } = *processor;
     // Socket; a central processor of another family than the listed; maker.
     (body[0], body[1], body[2], body[3]) = (1, 3, 1, 2);
     // Socket populated, CPU enabled; no upgrade path.
@@ -155,12 +169,16 @@ fn processor(vcpus: u32, caches: [u16; 3]) -> [u8; 46] {
     for (at, handle) in (22..).step_by(2).zip(caches) {
         body[at..at + 2].copy_from_slice(&handle.to_le_bytes());
     }
-    (body[31], body[32], body[33]) = (small, small, small);
-    // 64-bit, several cores, virtual execution stays unknown.
-    body[34] = 1 << 2 | 1 << 3;
-    // Family 2, then counts beyond 255.
+    // Cores, those that are on, threads; as far as eight bits go.
+    (body[31], body[32], body[33]) = (small(cores), small(cores), small(threads));
+    // 64-bit; several cores, several threads for one of them; virtual execution stays unknown.
+    body[34] = 1 << 2 | u8::from(cores > 1) << 3 | u8::from(threads > cores) << 4;
+    // Family 2, then the counts in sixteen bits.
     body[36] = 1;
-    [38, 40, 42].iter().for_each(|at| body[*at..*at + 2].copy_from_slice(&count));
+    for (at, count) in (38..).step_by(2).zip([cores, cores, threads]) {
+        let count = u16::try_from(count).unwrap_or(u16::MAX);
+        body[at..at + 2].copy_from_slice(&count.to_le_bytes());
+    }
     body
 }
 
@@ -222,8 +240,8 @@ mod tests {
 
     fn machine(ram: Vec<(u64, u64)>) -> Machine {
         let id = MachineId::from_bytes(std::array::from_fn(|at| at.to_le_bytes()[0]));
-        let (caches, slots) = (Vec::new(), Vec::new());
-        Machine { id, vcpus: 300, ram, firmware: Firmware::Uefi, caches, slots }
+        let processors = vec![Processor { cores: 300, threads: 300, caches: Vec::new() }];
+        Machine { id, processors, ram, firmware: Firmware::Uefi, slots: Vec::new() }
     }
 
     /// Walks the structures as §6.1 says: (type, formatted part, strings).
@@ -261,16 +279,24 @@ mod tests {
     }
 
     #[test]
-    fn the_processor_names_its_caches_and_slots_follow() {
+    fn each_processor_names_its_caches_and_slots_follow() {
         let cache = Cache { level: 3, bytes: 1 << 25, ways: 16, holds: CacheHolds::Unified };
         let link = crate::pci::port::Link { speed: 5, width: 16 };
         let slot = Slot { number: 1, bus: 1, link, usage: Usage::Taken };
-        let (caches, slots) = (vec![cache], vec![slot]);
-        let found = parse(&structures(&Machine { caches, slots, ..machine(vec![(0, 1 << 30)]) }));
+        let processor = Processor { cores: 3, threads: 6, caches: vec![cache] };
+        let processors = vec![processor.clone(), processor];
+        let machine = Machine { processors, slots: vec![slot], ..machine(vec![(0, 1 << 30)]) };
+        let found = parse(&structures(&machine));
         let kinds: Vec<(u8, usize)> = found.iter().map(|(kind, b, _)| (*kind, b.len())).collect();
-        assert_eq!(kinds[3..6], [(7, 27), (4, 50), (9, 24)]);
-        let (handle, processor) = (&found[3].1[2..4], &found[4].1);
-        assert_eq!((&processor[26..30], &processor[30..32]), (&[0xff; 4][..], handle));
+        assert_eq!(kinds[3..8], [(7, 27), (4, 50), (7, 27), (4, 50), (9, 24)]);
+        for at in [3, 5] {
+            let (handle, processor) = (&found[at].1[2..4], &found[at + 1].1);
+            assert_eq!((&processor[26..30], &processor[30..32]), (&[0xff; 4][..], handle));
+            assert_eq!(processor[35..39], [3, 3, 6, 1 << 2 | 1 << 3 | 1 << 4]);
+            assert_eq!(processor[42..48], [3, 0, 3, 0, 6, 0]);
+        }
+        assert_ne!(found[3].1[2..4], found[5].1[2..4]);
+        assert_eq!(found[6].2[0], "CPU 1");
     }
 
     #[test]

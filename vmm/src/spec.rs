@@ -11,6 +11,7 @@ use types::vm::{Boot, MAX_QUEUE_PAIRS, SPEC_FD, SPEC_VERSION, VmSpec};
 use crate::{
     machine::{MAX_HOST_CPUS, MAX_VIRTIO, NumaError, Tree, TreeError, numa},
     sys::{populate, vfio::adopt},
+    vcpu::Cpus,
 };
 
 /// Largest specification, in bytes.
@@ -23,6 +24,9 @@ const MIN_FIRMWARE_MIB: u64 = 128;
 /// Most virtual CPUs: the tables that tell of more would not fit where kernels look for them. KVM's
 /// own limit depends on how the host's kernel was configured.
 pub const MAX_VCPUS: u32 = 1024;
+
+/// APIC ids are below this: KVM's most (Linux arch/x86/include/asm/kvm_host.h, KVM_MAX_VCPU_IDS).
+const MAX_ID_LIMIT: u32 = 4096;
 
 /// Why a specification cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -112,6 +116,7 @@ pub fn parse(bytes: &[u8]) -> Result<VmSpec, SpecError> {
     check_descriptors(&descriptors(&spec))?;
     Tree::new(&spec)?;
     numa::check(&spec)?;
+    check_places(&spec)?;
     Ok(spec)
 }
 
@@ -124,6 +129,19 @@ fn check_affinity(spec: &VmSpec) -> Result<(), SpecError> {
     let last = spec.cpu_affinity.iter().flatten().copied().max().unwrap_or(0);
     if last >= MAX_HOST_CPUS {
         return wrong("cpu_affinity", last.into(), "host CPUs 0 to 1023 are possible");
+    }
+    Ok(())
+}
+
+fn check_places(spec: &VmSpec) -> Result<(), SpecError> {
+    let wrong = |found, right| Err(SpecError::Range { field: "cpu_places", found, right });
+    let places = spec.cpu_places.len();
+    if places > 0 && u32::try_from(places) != Ok(spec.vcpus) {
+        return wrong(places as u64, "none, or one place for each virtual CPU");
+    }
+    let limit = Cpus::of(spec).id_limit();
+    if limit > MAX_ID_LIMIT {
+        return wrong(limit.into(), "APIC ids of these packages, caches and cores are below 4096");
     }
     Ok(())
 }
@@ -230,5 +248,25 @@ pub(crate) mod tests {
         assert!(unpinnable(pinned("[[0],[1]]")) && unpinnable(pinned("[[1024]]")));
         let newer = document(1, 64, "").replace("\"version\":1", "\"version\":2");
         assert!(matches!(refusal(newer), SpecError::Version { found: 2 }));
+    }
+
+    #[test]
+    fn places_are_of_all_virtual_cpus_or_of_none_and_within_apic_ids() {
+        let parsed = |vcpus: u32, places: &[[u32; 3]]| {
+            let place = |[package, cache, core]: &[u32; 3]| {
+                format!("{{\"package\":{package},\"cache\":{cache},\"core\":{core}}}")
+            };
+            let places: Vec<String> = places.iter().map(place).collect();
+            parse(
+                document(vcpus, 64, &format!(",\"cpu_places\":[{}]", places.join(","))).as_bytes(),
+            )
+        };
+        assert!(parsed(2, &[]).is_ok() && parsed(2, &[[9, 9, 9], [8, 8, 8]]).is_ok());
+        let refusal = parsed(2, &[[0; 3]]).expect_err("refused").to_string();
+        assert!(refusal.contains("one place for each virtual CPU"), "{refusal}");
+        // 64 packages, of which one has 65 cores: 64 times 128 ids.
+        let wide: Vec<_> = (0..128).map(|at: u32| [at.saturating_sub(64), 0, at]).collect();
+        let refusal = parsed(128, &wide).expect_err("refused").to_string();
+        assert!(refusal.contains("below 4096") && refusal.contains("8065"), "{refusal}");
     }
 }

@@ -29,7 +29,7 @@ fn platform() -> Platform {
         distances: if id == 0 { vec![10, 21] } else { vec![21, 10] },
     };
     let (roots, nodes) = (vec![root(0), root(1)], vec![node(0), node(1)]);
-    Platform { vcpus: 4, roots, nodes, ecam: vmm::layout::ECAM }
+    Platform { cpus: vmm::vcpu::Cpus::in_one_package(4), roots, nodes, ecam: vmm::layout::ECAM }
 }
 
 /// Disassembles a table and, for AML, compiles the result again.

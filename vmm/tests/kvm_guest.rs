@@ -55,7 +55,7 @@ fn run_in(ram: &Ram, code: &[u8], text: &[u8]) -> Option<(Ending, Vec<u8>)> {
         Ok(kvm) => OwnedFd::from(kvm),
         Err(error) => return skip(format!("/dev/kvm: {error}")),
     };
-    let vm = match Vm::new(kvm, 1) {
+    let vm = match Vm::new(kvm, 1, 1) {
         Ok(vm) => vm,
         Err(error) => return skip(error.to_string()),
     };

@@ -20,6 +20,9 @@ use super::memory::Node;
 /// Where the host's CPUs are, in the root.
 const CPUS: &str = "sys/devices/system/cpu";
 
+/// Caches from this level on are shared by cores.
+const LAST_LEVEL: u32 = 3;
+
 /// CPUs from this number on cannot be named to a VMM.
 const MAX_CPUS: u32 = 1024;
 
@@ -30,6 +33,10 @@ pub struct HostCpu {
     pub id: u32,
     /// The lowest number of its core's CPUs.
     pub core: u32,
+    /// The lowest number of those that share its last-level cache; 0 where the kernel knows of none.
+    pub cache: u32,
+    /// Its package, by the kernel's number; 0 where the kernel knows of none.
+    pub package: u32,
     /// NUMA node; none where the host has no nodes.
     pub node: Option<u32>,
 }
@@ -40,13 +47,35 @@ pub fn read(root: &Path, nodes: &[Node]) -> Vec<HostCpu> {
     let known = super::memory::numbers(&online).into_iter().filter(|id| *id < MAX_CPUS);
     known
         .map(|id| {
-            let path = root.join(format!("{CPUS}/cpu{id}/topology/thread_siblings_list"));
-            let siblings = fs::read_to_string(path).unwrap_or_default();
-            let core = super::memory::numbers(&siblings).into_iter().min().unwrap_or(id);
+            let of = root.join(format!("{CPUS}/cpu{id}"));
+            let text = |name: &str| fs::read_to_string(of.join(name)).unwrap_or_default();
+            let core = lowest(&text("topology/thread_siblings_list")).unwrap_or(id);
+            let package = text("topology/physical_package_id").trim().parse().unwrap_or(0);
             let node = nodes.iter().find(|node| node.cpus.contains(&id)).map(|node| node.id);
-            HostCpu { id, core, node }
+            HostCpu { id, core, cache: last_level_cache(&of).unwrap_or(0), package, node }
         })
         .collect()
+}
+
+/// Returns the lowest number of a list as the kernel writes it.
+fn lowest(list: &str) -> Option<u32> {
+    super::memory::numbers(list).into_iter().min()
+}
+
+/// Returns the lowest number of the CPUs that share the last-level cache of the CPU with this folder.
+/// Source: Linux Documentation/ABI/testing/sysfs-devices-system-cpu, "cache/index*".
+fn last_level_cache(cpu: &Path) -> Option<u32> {
+    let indices = fs::read_dir(cpu.join("cache")).ok()?.flatten();
+    let cache = |index: fs::DirEntry| {
+        let text = |name: &str| fs::read_to_string(index.path().join(name)).ok();
+        let level: u32 = text("level")?.trim().parse().ok()?;
+        Some((level, lowest(&text("shared_cpu_list")?)?))
+    };
+    indices
+        .filter_map(cache)
+        .filter(|(level, _)| *level >= LAST_LEVEL)
+        .max()
+        .map(|(_, lowest)| lowest)
 }
 
 /// The CPUs of a machine.
@@ -149,7 +178,7 @@ mod tests {
         let all = nodes * cores;
         let cpu = |id| {
             let core = id % all;
-            HostCpu { id, core, node: Some(core / cores) }
+            HostCpu { id, core, cache: 0, package: 0, node: Some(core / cores) }
         };
         (0..all * threads).map(cpu).collect()
     }
@@ -198,10 +227,27 @@ mod tests {
             fs::write(topology.join("thread_siblings_list"), siblings).expect("written");
         }
         fs::write(folder.join("online"), "0-3,2000\n").expect("written");
+        // The last has a package and a third level of cache; one has no level that cores share.
+        fs::write(folder.join("cpu3/topology/physical_package_id"), "1\n").expect("written");
+        for (cpu, index, level, shared) in
+            [(3, 2, "2", "3"), (3, 10, "3", "2-3"), (3, 1, "1", "3"), (2, 2, "2", "2")]
+        {
+            let cache = folder.join(format!("cpu{cpu}/cache/index{index}"));
+            fs::create_dir_all(&cache).expect("made");
+            fs::write(cache.join("level"), format!("{level}\n")).expect("written");
+            fs::write(cache.join("shared_cpu_list"), format!("{shared}\n")).expect("written");
+        }
         let node = Node { id: 7, cpus: vec![1, 3], free: 0, total: 0 };
-        let cpus = read(root.path(), &[node]);
-        let plain: Vec<_> = cpus.iter().map(|cpu| (cpu.id, cpu.core, cpu.node)).collect();
-        assert_eq!(plain, [(0, 0, None), (1, 1, Some(7)), (2, 0, None), (3, 1, Some(7))]);
+        let cpu = |id, core, cache, package, node| HostCpu { id, core, cache, package, node };
+        assert_eq!(
+            read(root.path(), &[node]),
+            [
+                cpu(0, 0, 0, 0, None),
+                cpu(1, 1, 0, 0, Some(7)),
+                cpu(2, 0, 0, 0, None),
+                cpu(3, 1, 2, 1, Some(7))
+            ]
+        );
     }
 
     proptest! {

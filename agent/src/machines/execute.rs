@@ -289,6 +289,7 @@ async fn launch(
         topology: located.topology,
         spare_ports: placement::spare_ports(&tools.root, &record.hardware),
         numa: located.numa,
+        cpu_places: placement::cpu_places(&record.promise.cpus, &tools.cpus),
         kvm_fd: files.add(open(&tools.root.join("dev/kvm"), Access::Write)?),
         api_fd: files.add(listen(record.lease.id)?),
         console_fd: Some(files.add(console)),

@@ -6,7 +6,7 @@ use std::{collections::BTreeSet, fs, path::Path};
 use lease::hardware::{Hardware, MemoryPlace, Placement};
 use types::{
     node::{Bdf, MachineShape},
-    topology::{LOCAL_DISTANCE, NumaNode, SparePort, Topology},
+    topology::{CpuPlace, LOCAL_DISTANCE, NumaNode, SparePort, Topology},
     units::Mebibytes,
     vm::{HostMemory, MemoryBacking},
 };
@@ -91,6 +91,16 @@ pub fn guest_nodes(
         distances: host.iter().map(|other| between(*node, *other, &distance)).collect(),
     };
     GuestNodes { nodes: (0u32..).zip(&host).map(make).collect(), host, note: None }
+}
+
+/// Returns where the virtual CPUs are that run on the `promised` CPUs of the `host`, one on each: as those
+/// are. None when they run anywhere.
+pub fn cpu_places(promised: &[u32], host: &[HostCpu]) -> Vec<CpuPlace> {
+    let place = |id: &u32| {
+        let cpu = host.iter().find(|cpu| cpu.id == *id)?;
+        Some(CpuPlace { package: cpu.package, cache: cpu.cache, core: cpu.core })
+    };
+    promised.iter().map(place).collect::<Option<_>>().unwrap_or_default()
 }
 
 fn between(from: u32, to: u32, distance: impl Fn(u32, u32) -> u8) -> u8 {
@@ -224,7 +234,7 @@ mod tests {
     use super::*;
 
     fn cpu(id: u32, node: u32) -> HostCpu {
-        HostCpu { id, core: id, node: Some(node) }
+        HostCpu { id, core: id, cache: 10 + node, package: node, node: Some(node) }
     }
 
     fn part(node: Option<u32>, mib: u64) -> HostMemory {
@@ -249,6 +259,18 @@ mod tests {
         assert_eq!(made.nodes, [node(0, &[2], 24, [10, 32]), node(1, &[0, 1], 40, [32, 10])]);
         let far = nodes(&[2], &[part(Some(0), 64)]);
         assert_eq!(far.nodes, [node(0, &[], 64, [10, 32]), node(1, &[0], 0, [32, 10])]);
+    }
+
+    #[test]
+    fn virtual_cpus_are_where_their_cpus_are() {
+        let host = [cpu(0, 0), HostCpu { core: 0, ..cpu(1, 0) }, cpu(2, 3)];
+        let place = |package, cache, core| CpuPlace { package, cache, core };
+        assert_eq!(
+            cpu_places(&[1, 2, 0], &host),
+            [place(0, 10, 0), place(3, 13, 2), place(0, 10, 0)]
+        );
+        assert_eq!(cpu_places(&[], &host), []);
+        assert_eq!(cpu_places(&[0, 9], &host), [], "one is not online any more");
     }
 
     #[test]

@@ -72,6 +72,7 @@ impl Plan {
             topology: None,
             spare_ports: Vec::new(),
             numa: Vec::new(),
+            cpu_places: Vec::new(),
             kvm_fd: FIRST_DESCRIPTOR,
             api_fd: FIRST_DESCRIPTOR + 1,
             console_fd: None,

@@ -28,7 +28,7 @@ pub(super) fn build(platform: &Platform) -> Vec<u8> {
     let mut table = Sdt::new(*b"DSDT", 36, 2, OEM, OEM_TABLE, OEM_REVISION);
     let off = Package::new(vec![&power::SLEEP_OFF, &power::SLEEP_OFF, &ZERO, &ZERO]);
     table.append_slice(&bytes(&Name::new(Path::new("_S5_"), &off)));
-    let mut scope: Vec<u8> = (0..platform.vcpus).flat_map(processor).collect();
+    let mut scope: Vec<u8> = (0..platform.cpus.count()).flat_map(processor).collect();
     for (number, root) in (0u8..).zip(&platform.roots) {
         scope.extend(roots::build(number, root));
     }

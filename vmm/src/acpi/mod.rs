@@ -13,7 +13,7 @@ use acpi_tables::{Aml, mcfg::MCFG, rsdp::Rsdp, xsdt::XSDT};
 
 pub use roots::Root;
 
-use crate::{layout, machine::numa::Node};
+use crate::{layout, machine::numa::Node, sys::kvm::Controllers, vcpu::Cpus};
 
 /// Who made the tables.
 pub(crate) const OEM: [u8; 6] = *b"HOLDFT";
@@ -26,7 +26,7 @@ pub(crate) const OEM_REVISION: u32 = 1;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Platform {
     /// Virtual CPUs.
-    pub vcpus: u32,
+    pub cpus: Cpus,
     /// PCI root complexes.
     pub roots: Vec<Root>,
     /// NUMA nodes; none for one that has everything.
@@ -66,15 +66,15 @@ pub fn tables(platform: &Platform) -> Result<Vec<Table>, AcpiError> {
     let dsdt = place(dsdt::build(platform));
     let facs = place(fadt::facs());
     let fadt = place(fadt::build(facs, dsdt));
-    let madt = place(madt::build(platform.vcpus));
+    let madt = place(madt::build(&platform.cpus));
     let mut mcfg = MCFG::new(OEM, OEM_TABLE, OEM_REVISION);
     mcfg.add_ecam(platform.ecam, 0, 0, 255);
     let mcfg = place(bytes(&mcfg));
     let mut all = vec![fadt, madt, mcfg];
-    all.push(place(affinity::pptt(platform.vcpus)));
-    all.push(place(spcr::build(platform.vcpus)));
+    all.push(place(affinity::pptt(&platform.cpus)));
+    all.push(place(spcr::build(Controllers::of(platform.cpus.id_limit()))));
     if !platform.nodes.is_empty() {
-        all.push(place(affinity::srat(&platform.nodes)));
+        all.push(place(affinity::srat(&platform.nodes, &platform.cpus)));
         all.extend(affinity::slit(&platform.nodes).map(&mut place));
     }
     let mut xsdt = XSDT::new(OEM, OEM_TABLE, OEM_REVISION);
@@ -98,7 +98,7 @@ pub(crate) fn bytes(table: &dyn Aml) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{pci::port::Windows, spec};
+    use crate::{pci::port::Windows, spec, vcpu::tests::placed};
 
     fn platform() -> Platform {
         let memory = Some((0xc000_0000, 0xdfff_ffff));
@@ -107,7 +107,7 @@ mod tests {
             |first, last| Root { buses: (first, last), apertures: windows.into(), node: Some(0) };
         let node = Node { id: 0, vcpus: vec![0], memory: vec![(0, 1 << 30)], distances: vec![10] };
         let roots = vec![root(0, 15), root(16, 255)];
-        Platform { vcpus: 4, roots, nodes: vec![node], ecam: layout::ECAM }
+        Platform { cpus: Cpus::in_one_package(4), roots, nodes: vec![node], ecam: layout::ECAM }
     }
 
     #[test]
@@ -146,8 +146,9 @@ mod tests {
     #[test]
     fn most_processors_fit() {
         let vcpus = (0..spec::MAX_VCPUS).collect();
+        let threads: Vec<_> = (0..spec::MAX_VCPUS).map(|at| (at / 512, at / 16, at / 2)).collect();
         let nodes = vec![Node { vcpus, ..platform().nodes[0].clone() }];
-        let platform = Platform { vcpus: spec::MAX_VCPUS, nodes, ..platform() };
+        let platform = Platform { cpus: placed(&threads), nodes, ..platform() };
         assert!(tables(&platform).is_ok());
     }
 }

@@ -25,12 +25,12 @@ const VT_UTF8: u8 = 2;
 /// Vendor and device of a port that is no PCI device.
 const NO_PCI: u16 = 0xffff;
 
-/// Builds the table of a machine with so many virtual CPUs.
-pub(super) fn build(vcpus: u32) -> Vec<u8> {
+/// Builds the table of a machine with these interrupt controllers.
+pub(super) fn build(controllers: Controllers) -> Vec<u8> {
     let mut table = Sdt::new(*b"SPCR", LENGTH, REVISION, OEM, OEM_TABLE, OEM_REVISION);
     table.write_u8(36, COMPATIBLE_16550);
     table.write_bytes(40, &io_register(serial::BASE, 8, 1));
-    let irq = match Controllers::of(vcpus) {
+    let irq = match controllers {
         Controllers::Kernel => [PICS | IO_APIC, serial::GSI.to_le_bytes()[0]],
         Controllers::Split => [IO_APIC, 0],
     };
@@ -50,7 +50,7 @@ mod tests {
 
     #[test]
     fn the_console_is_the_serial_port() {
-        let table = build(2);
+        let table = build(Controllers::Kernel);
         assert_eq!((&table[..4], table.len(), table[8]), (&b"SPCR"[..], 80, 2));
         // A 16550 in I/O space at 0x3f8, registers of eight bits, read by bytes.
         assert_eq!(table[36..40], [0; 4]);
@@ -66,6 +66,6 @@ mod tests {
 
     #[test]
     fn without_pics_it_has_no_irq_of_theirs() {
-        assert_eq!(build(1024)[52..58], [2, 0, 4, 0, 0, 0]);
+        assert_eq!(build(Controllers::Split)[52..58], [2, 0, 4, 0, 0, 0]);
     }
 }

@@ -92,7 +92,8 @@ impl From<VirtioError> for BuildError {
 
 /// Builds the machine of `spec`. Its threads, other than those of block devices, are not started.
 pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
-    let vm = Vm::new(take("kvm_fd", spec.kvm_fd)?, spec.vcpus)?;
+    let cpus = Cpus::of(spec);
+    let vm = Vm::new(take("kvm_fd", spec.kvm_fd)?, cpus.count(), cpus.id_limit())?;
     let settling = vm.settle_timer()?;
     let listener = UnixListener::from(take("api_fd", spec.api_fd)?);
     let bytes = spec.memory_mib.to_bytes().unwrap_or(u64::MAX);
@@ -119,7 +120,7 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
     let supplies = Supplies { plug: passed.plug, platform, vcpus: spec.vcpus };
     let plugger = Manager::new(orders, ports.spares(&plan), supplies);
     let platform = acpi::Platform {
-        vcpus: spec.vcpus,
+        cpus,
         roots: ports.roots(&plan),
         nodes: numa::nodes(spec, &map.ram).unwrap_or_default(),
         ecam: chipset.ecam.base(),
@@ -155,7 +156,7 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
         pauses: Pauses::default(),
         turn: Mutex::default(),
     });
-    let vcpus = vcpu::create(&board, Cpus::new(platform.vcpus, &platform.nodes), entry, &ram)?;
+    let vcpus = vcpu::create(&board, &platform.cpus, entry, &ram)?;
     let (closer, affinity) = (passed.closer, spec.cpu_affinity.clone());
     Ok(Machine { board, vcpus, settling, listener, closer, plugger, affinity })
 }

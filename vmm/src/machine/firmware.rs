@@ -228,7 +228,12 @@ mod tests {
             node: None,
         };
         let roots = vec![root(0, 127), root(128, 255)];
-        let platform = acpi::Platform { vcpus: 2, roots, nodes: Vec::new(), ecam: ecam.base() };
+        let platform = acpi::Platform {
+            cpus: crate::vcpu::Cpus::in_one_package(2),
+            roots,
+            nodes: Vec::new(),
+            ecam: ecam.base(),
+        };
         let mut low = Room::default();
         low.add(64 << 20);
         let free = Free { low: layout::FIRMWARE_RAM_GAP, high: vec![(8 << 30, (1 << 40) - 1)] };

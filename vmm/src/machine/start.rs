@@ -26,7 +26,7 @@ use crate::{
     pci::apertures::{Free, Share},
     smbios,
     sys::{kvm::Vm, memory::Ram, vfio::adopt},
-    vcpu::{self, Cpus},
+    vcpu,
     vfio::dma::IovaRange,
 };
 
@@ -96,10 +96,9 @@ pub(super) fn prepare(spec: &VmSpec, built: &Built<'_>) -> Result<Start, StartEr
     let pieces = built.ram.regions.iter().map(|region| (region.address, region.size));
     let mut machine = smbios::Machine {
         id: spec.machine,
-        vcpus: spec.vcpus,
+        processors: vcpu::processors(built.vm, &built.platform.cpus),
         ram: pieces.collect(),
         firmware: smbios::Firmware::None,
-        caches: vcpu::caches(built.vm, Cpus::new(spec.vcpus, &built.platform.nodes)),
         slots: built.slots.clone(),
     };
     let mut items = items(spec)?;

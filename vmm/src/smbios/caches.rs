@@ -15,7 +15,8 @@
 
 use super::{NO_HANDLE, Structures};
 
-const HANDLE_CACHE: u16 = 0x0700;
+/// Four handles for each processor, the first of which none has.
+const HANDLE_CACHE: u16 = 0x7000;
 /// Levels that a processor's structure can name.
 const LEVELS: u8 = 3;
 
@@ -45,11 +46,11 @@ pub enum Holds {
     Unified,
 }
 
-/// Adds the structures. Returns the handles of levels 1, 2 and 3.
-pub(super) fn add(caches: &[Cache], all: &mut Structures) -> [u16; 3] {
+/// Adds the structures of processor `number`. Returns the handles of levels 1, 2 and 3.
+pub(super) fn add(number: u16, caches: &[Cache], all: &mut Structures) -> [u16; 3] {
     let mut handles = [NO_HANDLE; 3];
     for cache in caches.iter().filter(|cache| (1..=LEVELS).contains(&cache.level)) {
-        let handle = HANDLE_CACHE + u16::from(cache.level);
+        let handle = HANDLE_CACHE + number * (1 + u16::from(LEVELS)) + u16::from(cache.level);
         let name = format!("L{} cache", cache.level);
         all.add(7, handle, &structure(cache), &[&name]);
         handles[usize::from(cache.level - 1)] = handle;
@@ -134,8 +135,8 @@ mod tests {
     fn levels_have_handles_where_there_are_caches() {
         let cache = |level| Cache { level, bytes: 4096, ways: 1, holds: Holds::Data };
         let mut all = Structures::default();
-        let handles = add(&[cache(1), cache(3), cache(4)], &mut all);
-        assert_eq!(handles, [0x0701, NO_HANDLE, 0x0703]);
+        let handles = add(2, &[cache(1), cache(3), cache(4)], &mut all);
+        assert_eq!(handles, [0x7009, NO_HANDLE, 0x700b]);
         assert_eq!(all.0.len(), 2 * (27 + "L1 cache".len() + 2));
     }
 }

@@ -20,7 +20,7 @@ use kvm_bindings::{
 use kvm_ioctls::{IoEventAddress, Kvm, NoDatamatch, VcpuFd, VmFd};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-pub use pins::{Controllers, MAX_NARROW_CPUS};
+pub use pins::{Controllers, NARROW_ID_LIMIT};
 
 use super::{
     memory::{Access, Mapping, Ram},
@@ -57,6 +57,11 @@ pub enum KvmError {
     NotKvm(i32),
     #[error("{asked} virtual CPUs were asked for; KVM on this host runs {most} at most")]
     Vcpus { asked: u32, most: usize },
+    #[error(
+        "the packages, caches and cores of the virtual CPUs need APIC ids below {asked}; KVM on this host has those \
+         below {limit}"
+    )]
+    Ids { asked: u32, limit: usize },
     #[error("cannot ask for the state of AMX tiles in guests")]
     Tiles { source: io::Error },
     #[error("cannot start the thread that sets the interval timer up")]
@@ -114,9 +119,9 @@ struct Interrupts {
 }
 
 impl Vm {
-    /// Creates a machine for `vcpus` virtual CPUs over an open `/dev/kvm`, with the interrupt
-    /// controllers that so many need.
-    pub fn new(kvm: OwnedFd, vcpus: u32) -> Result<Arc<Self>, KvmError> {
+    /// Creates a machine for `vcpus` virtual CPUs, whose APIC ids are below `id_limit`, over an open
+    /// `/dev/kvm`, with the interrupt controllers that such ids need.
+    pub fn new(kvm: OwnedFd, vcpus: u32, id_limit: u32) -> Result<Arc<Self>, KvmError> {
         // SAFETY: the descriptor is owned here and given away once.
         let kvm = unsafe { Kvm::from_raw_fd(kvm.into_raw_fd()) };
         let version = kvm.get_api_version();
@@ -127,6 +132,10 @@ impl Vm {
         if usize::try_from(vcpus).is_ok_and(|asked| asked > most) {
             return Err(KvmError::Vcpus { asked: vcpus, most });
         }
+        let limit = kvm.get_max_vcpu_id();
+        if usize::try_from(id_limit).is_ok_and(|asked| asked > limit) {
+            return Err(KvmError::Ids { asked: id_limit, limit });
+        }
         ask_for_tiles().map_err(|source| KvmError::Tiles { source })?;
         let features = kvm
             .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
@@ -135,7 +144,7 @@ impl Vm {
         fd.set_tss_address(TSS_ADDRESS).map_err(call("place the task state segment"))?;
         fd.set_identity_map_address(IDENTITY_MAP_ADDRESS)
             .map_err(call("place the identity map"))?;
-        let pins = pins::create(&kvm, &fd, Controllers::of(vcpus))?;
+        let pins = pins::create(&kvm, &fd, Controllers::of(id_limit))?;
         tell_bus_locks(&kvm, &fd).map_err(call("tell of locks of the memory bus"))?;
         let vm = Arc::new_cyclic(|this| Self {
             fd,
@@ -170,7 +179,7 @@ impl Vm {
         &self.features
     }
 
-    /// Creates virtual CPU `id`.
+    /// Creates the virtual CPU with APIC id `id`.
     pub fn create_vcpu(&self, id: u32) -> Result<VcpuFd, KvmError> {
         self.fd.create_vcpu(u64::from(id)).map_err(call("create a virtual CPU"))
     }

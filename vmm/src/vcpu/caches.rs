@@ -23,7 +23,7 @@ use kvm_bindings::{CpuId, kvm_cpuid_entry2};
 
 use super::Cpus;
 use crate::{
-    smbios::{Cache, CacheHolds},
+    smbios::{Cache, CacheHolds, Processor},
     sys::kvm::Vm,
 };
 
@@ -34,12 +34,26 @@ const FIRST_LEVEL: u32 = 0x8000_0005;
 const LOWER_LEVELS: u32 = 0x8000_0006;
 const FULLY_ASSOCIATIVE: u32 = 1 << 9;
 
-/// Returns the caches of these virtual CPUs, by level.
-pub fn caches(vm: &Vm, cpus: Cpus) -> Vec<Cache> {
-    summed(vm.features(), cpus)
+/// Returns the packages of these virtual CPUs, with their caches by level.
+pub fn processors(vm: &Vm, cpus: &Cpus) -> Vec<Processor> {
+    let cores = cpus.cores();
+    let processor = |package: &Vec<u32>| {
+        let mine = cores.iter().filter(|core| core.iter().any(|vcpu| package.contains(vcpu)));
+        let count = |number| u32::try_from(number).unwrap_or(u32::MAX);
+        Processor {
+            cores: count(mine.count()),
+            threads: count(package.len()),
+            caches: summed(vm.features(), (cpus, package)),
+        }
+    };
+    cpus.packages().iter().map(processor).collect()
 }
 
-fn summed(features: &CpuId, cpus: Cpus) -> Vec<Cache> {
+/// Some virtual CPUs of all.
+type Part<'a> = (&'a Cpus, &'a [u32]);
+
+/// Returns the caches of some virtual CPUs, by level.
+fn summed(features: &CpuId, cpus: Part<'_>) -> Vec<Cache> {
     let told = LEAVES.map(|leaf| {
         let entries = features.as_slice().iter().filter(|entry| entry.function == leaf);
         entries.filter_map(|entry| one(entry, cpus)).collect::<Vec<Cache>>()
@@ -63,7 +77,7 @@ fn summed(features: &CpuId, cpus: Cpus) -> Vec<Cache> {
 }
 
 /// Returns what the leaves of AMD's older processors tell.
-fn older(features: &CpuId, cpus: Cpus) -> Vec<Cache> {
+fn older(features: &CpuId, cpus: Part<'_>) -> Vec<Cache> {
     let find = |leaf| features.as_slice().iter().find(|entry| entry.function == leaf);
     let cache = |level, kib: u32, ways, holds| {
         let bytes = (u64::from(kib) << 10).saturating_mul(instances(level, cpus));
@@ -95,12 +109,13 @@ fn coded_ways(code: u32) -> Option<u16> {
 }
 
 /// Returns how many caches of a level there are, as the guest is told.
-fn instances(level: u8, cpus: Cpus) -> u64 {
-    u64::from(if level >= 3 { cpus.last_level_caches() } else { cpus.count })
+fn instances(level: u8, cpus: Part<'_>) -> u64 {
+    let (all, some) = cpus;
+    all.caches(level, some) as u64
 }
 
 /// Returns what one entry tells.
-fn one(entry: &kvm_cpuid_entry2, cpus: Cpus) -> Option<Cache> {
+fn one(entry: &kvm_cpuid_entry2, cpus: Part<'_>) -> Option<Cache> {
     let holds = match entry.eax & 0x1f {
         1 => CacheHolds::Data,
         2 => CacheHolds::Instructions,
@@ -121,7 +136,7 @@ fn one(entry: &kvm_cpuid_entry2, cpus: Cpus) -> Option<Cache> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::machine::numa::Node;
+    use crate::vcpu::cpus::tests::{on_nodes, placed};
 
     /// A cache of 64-byte lines, as both leaves tell it.
     fn entry(function: u32, eax: u32, ways: u32, sets: u32) -> kvm_cpuid_entry2 {
@@ -129,8 +144,10 @@ mod tests {
         kvm_cpuid_entry2 { function, eax, ebx, ecx: sets - 1, ..Default::default() }
     }
 
-    fn all(count: u32) -> Cpus {
-        Cpus::new(count, &[])
+    /// Returns the caches of `count` virtual CPUs in one package.
+    fn told_of(host: &CpuId, count: u32) -> Vec<Cache> {
+        let numbers: Vec<u32> = (0..count).collect();
+        summed(host, (&Cpus::in_one_package(count), &numbers))
     }
 
     #[test]
@@ -142,7 +159,7 @@ mod tests {
             entry(4, 3 << 5 | 3, 15, 65536),
             entry(4, 0, 1, 1),
         ];
-        let told = summed(&CpuId::from_entries(&host).expect("few"), all(8));
+        let told = told_of(&CpuId::from_entries(&host).expect("few"), 8);
         let cache = |level, bytes, ways, holds| Cache { level, bytes, ways, holds };
         assert_eq!(
             told,
@@ -156,23 +173,25 @@ mod tests {
 
     #[test]
     fn the_last_level_counts_for_each_group_that_shares_one() {
-        let node = |vcpus| Node { id: 0, vcpus, memory: Vec::new(), distances: Vec::new() };
-        let nodes = [node(vec![0, 1]), node(vec![2, 3])];
         let host =
             [entry(0x8000_001d, 2 << 5 | 3, 8, 2048), entry(0x8000_001d, 3 << 5 | 3, 16, 32768)];
         let host = CpuId::from_entries(&host).expect("few");
-        let bytes: Vec<u64> =
-            summed(&host, Cpus::new(4, &nodes)).iter().map(|cache| cache.bytes).collect();
-        assert_eq!(bytes, [4 << 20, 64 << 20]);
+        let bytes = |cpus: &Cpus| {
+            let package = &cpus.packages()[0];
+            summed(&host, (cpus, package)).iter().map(|cache| cache.bytes).collect::<Vec<u64>>()
+        };
+        assert_eq!(bytes(&on_nodes([vec![0, 1], vec![2, 3]])), [4 << 20, 64 << 20]);
+        // Two threads of a core share what is nearer, too.
+        assert_eq!(bytes(&placed(&[(0, 0, 0), (0, 0, 0), (1, 0, 0)])), [1 << 20, 32 << 20]);
     }
 
     #[test]
     fn amds_leaf_counts_where_intels_is_empty() {
         let host = [entry(4, 0, 1, 1), entry(0x8000_001d, 1 << 9 | 1 << 5 | 1, 8, 64)];
-        let told = summed(&CpuId::from_entries(&host).expect("few"), all(1));
+        let told = told_of(&CpuId::from_entries(&host).expect("few"), 1);
         let data = Cache { level: 1, bytes: 32 << 10, ways: 0, holds: CacheHolds::Data };
         assert_eq!(told, [data]);
-        assert!(summed(&CpuId::from_entries(&[]).expect("none"), all(1)).is_empty());
+        assert!(told_of(&CpuId::from_entries(&[]).expect("none"), 1).is_empty());
     }
 
     #[test]
@@ -184,7 +203,7 @@ mod tests {
             leaf(FIRST_LEVEL, 64 << 24 | 2 << 16 | 0x140, 64 << 24 | 2 << 16 | 0x140),
             leaf(LOWER_LEVELS, 512 << 16 | 8 << 12 | 0x140, 32 << 18 | 8 << 12 | 0x140),
         ];
-        let told = summed(&CpuId::from_entries(&host).expect("few"), all(2));
+        let told = told_of(&CpuId::from_entries(&host).expect("few"), 2);
         let cache = |level, bytes, ways, holds| Cache { level, bytes, ways, holds };
         assert_eq!(
             told,
@@ -196,6 +215,6 @@ mod tests {
         );
         assert_eq!([0, 9, 0xf].map(coded_ways), [None, None, Some(0)]);
         let off = [leaf(LOWER_LEVELS, 512 << 16, 0)];
-        assert!(summed(&CpuId::from_entries(&off).expect("few"), all(1)).is_empty());
+        assert!(told_of(&CpuId::from_entries(&off).expect("few"), 1).is_empty());
     }
 }

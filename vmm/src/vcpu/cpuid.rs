@@ -1,5 +1,5 @@
-//! CPU features and topology as the guest sees them: the host's features as KVM passes them on,
-//! one socket, one thread per core. `CPU.md` shows all of it in one table.
+//! CPU features and topology as the guest sees them: the host's features as KVM passes them on, and
+//! packages, caches, cores and threads as they are arranged. `CPU.md` shows all of it in one table.
 //! Source: Intel SDM vol. 2A "CPUID"; AMD APM vol. 3 appendix E; Linux
 //! Documentation/virt/kvm/x86/cpuid.rst.
 
@@ -71,13 +71,14 @@ const TILE_LEAVES: [u32; 2] = [0x1d, 0x1e];
 const KVM_FEATURES: u32 = 0x4000_0001;
 const WIDE_DESTINATIONS: u32 = 1 << 15;
 
-/// Returns the features of virtual CPU `id` of `cpus`.
-pub(super) fn for_vcpu(supported: &CpuId, id: u32, cpus: Cpus) -> CpuId {
+/// Returns the features of the virtual CPU of `cpus` with APIC id `id`.
+pub(super) fn for_vcpu(supported: &CpuId, id: u32, cpus: &Cpus) -> CpuId {
+    let package = size_of_largest(&cpus.packages());
     let mut features = supported.clone();
     let steady = has_invariant_tsc(supported);
     for entry in features.as_mut_slice() {
         clear(entry, &WITHHELD);
-        adapt(entry, id, cpus);
+        adapt(entry, id, cpus, package);
         // A deadline in ticks of a counter that drifts is missed, and the guest sleeps on.
         if entry.function == 1 && !steady {
             entry.ecx &= !TSC_DEADLINE;
@@ -87,12 +88,22 @@ pub(super) fn for_vcpu(supported: &CpuId, id: u32, cpus: Cpus) -> CpuId {
     if extended_state(&features).unwrap_or(0) & TILES != TILES {
         withdraw_tiles(&mut features);
     }
-    for level in 0..2 {
+    let levels = [
+        (cpus.core_shift(), size_of_largest(&cpus.cores()), LEVEL_THREAD),
+        (cpus.package_shift(), package, LEVEL_CORE),
+    ];
+    for (number, level) in (0..).zip(levels) {
         // The list has room: two leaves were reserved by the filter above or are far below the
         // limit; a full list keeps the other leaves and the guest falls back to leaf 1.
-        let _ = features.push(topology(level, id, cpus.count));
+        let _ = features.push(topology(number, id, level));
     }
     features
+}
+
+/// Returns how many virtual CPUs the largest group has.
+fn size_of_largest(groups: &[Vec<u32>]) -> u32 {
+    let most = groups.iter().map(Vec::len).max().unwrap_or(1);
+    u32::try_from(most).unwrap_or(u32::MAX)
 }
 
 fn clear(entry: &mut kvm_cpuid_entry2, features: &[(u32, u32, [u32; 4])]) {
@@ -119,63 +130,65 @@ fn has_invariant_tsc(supported: &CpuId) -> bool {
     leaf.is_some_and(|entry| entry.edx & INVARIANT_TSC != 0)
 }
 
-fn adapt(entry: &mut kvm_cpuid_entry2, id: u32, cpus: Cpus) {
-    let count = cpus.count;
+/// Adapts an entry to the virtual CPU with APIC id `id`; the largest package has `package` of them.
+fn adapt(entry: &mut kvm_cpuid_entry2, id: u32, cpus: &Cpus, package: u32) {
+    let (core_shift, package_shift) = (cpus.core_shift(), cpus.package_shift());
+    let cores_of_package = 1 << (package_shift - core_shift);
     match entry.function {
         1 => {
-            entry.ebx =
-                entry.ebx & 0x0000_ffff | count.next_power_of_two().min(255) << 16 | id << 24;
+            let ids = (1u32 << package_shift).min(255);
+            entry.ebx = entry.ebx & 0x0000_ffff | ids << 16 | id << 24;
             entry.ecx |= HYPERVISOR;
-            if count > 1 {
+            if package > 1 {
                 entry.edx |= MULTI_THREADED;
             } else {
                 entry.edx &= !MULTI_THREADED;
             }
         }
         // Deterministic caches.
-        4 => entry.eax = shared(entry.eax, cpus) | (count - 1).min(63) << 26,
+        4 => entry.eax = shared(entry.eax, cpus) | (cores_of_package - 1).min(63) << 26,
         0x8000_0001 => {
             entry.ecx =
-                if count > 1 { entry.ecx | LEGACY_CORES } else { entry.ecx & !LEGACY_CORES };
+                if package > 1 { entry.ecx | LEGACY_CORES } else { entry.ecx & !LEGACY_CORES };
         }
         0x8000_0008 => {
-            let bits = 32 - (count - 1).leading_zeros();
-            entry.ecx = entry.ecx & !0xf0ff | (count - 1).min(255) | bits << 12;
+            entry.ecx = entry.ecx & !0xf0ff | (package - 1).min(255) | package_shift << 12;
         }
         // AMD caches, as leaf 4.
         0x8000_001d => entry.eax = shared(entry.eax, cpus),
-        // AMD: extended APIC id, core id, one thread per core; one node.
+        // AMD: extended APIC id; threads of a core less one, and the core's id; the package as the one
+        // node that it has.
         0x8000_001e => {
+            let core = (id & ((1 << package_shift) - 1)) >> core_shift;
             entry.eax = id;
-            entry.ebx = id & 0xff;
-            entry.ecx = 0;
+            entry.ebx = ((1 << core_shift) - 1) << 8 | core & 0xff;
+            entry.ecx = id >> package_shift & 0xff;
         }
-        KVM_FEATURES if Controllers::of(count) == Controllers::Split => {
+        KVM_FEATURES if Controllers::of(cpus.id_limit()) == Controllers::Split => {
             entry.eax |= WIDE_DESTINATIONS;
         }
         _ => {}
     }
 }
 
-/// Register eax of a cache: the last level is shared by those who share one, the others by one.
-fn shared(eax: u32, cpus: Cpus) -> u32 {
+/// Register eax of a cache: how many ids share the last level, or one of those nearer to a core. It is a
+/// power of two: Linux takes those whose ids are alike but for a remainder of it.
+fn shared(eax: u32, cpus: &Cpus) -> u32 {
     let last_level = eax >> 5 & 7 >= 3;
-    let sharing = if last_level { cpus.sharing - 1 } else { 0 };
-    eax & 0x3fff | sharing << 14
+    let shift = if last_level { cpus.cache_shift() } else { cpus.core_shift() };
+    eax & 0x3fff | ((1 << shift) - 1) << 14
 }
 
-/// Leaf 0xb: one thread per core, all cores in one package.
-fn topology(level: u32, id: u32, count: u32) -> kvm_cpuid_entry2 {
-    let core_bits = 32 - (count - 1).leading_zeros();
-    let (shift, logical, kind) =
-        if level == 0 { (0, 1, LEVEL_THREAD) } else { (core_bits, count, LEVEL_CORE) };
+/// Leaf 0xb: how many bits of an id are below the next level, how many virtual CPUs the level has, and what
+/// it is.
+fn topology(number: u32, id: u32, (shift, logical, kind): (u32, u32, u32)) -> kvm_cpuid_entry2 {
     kvm_cpuid_entry2 {
         function: 0xb,
-        index: level,
+        index: number,
         flags: KVM_CPUID_FLAG_SIGNIFCANT_INDEX,
         eax: shift,
         ebx: logical,
-        ecx: kind << 8 | level,
+        ecx: kind << 8 | number,
         edx: id,
         ..Default::default()
     }
@@ -186,14 +199,14 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::machine::numa::Node;
+    use crate::vcpu::cpus::tests::{on_nodes, placed};
 
     fn entry(function: u32) -> kvm_cpuid_entry2 {
         kvm_cpuid_entry2 { function, ..Default::default() }
     }
 
     fn all(count: u32) -> Cpus {
-        Cpus::new(count, &[])
+        Cpus::in_one_package(count)
     }
 
     fn find(features: &CpuId, function: u32, index: u32) -> kvm_cpuid_entry2 {
@@ -202,20 +215,45 @@ mod tests {
     }
 
     #[test]
-    fn topology_is_one_socket_of_single_threaded_cores() {
+    fn without_places_there_is_one_socket_of_single_threaded_cores() {
         let host =
             CpuId::from_entries(&[entry(1), entry(0x8000_0008), entry(0x8000_001e)]).expect("few");
-        let features = for_vcpu(&host, 2, all(4));
-        assert_eq!(find(&features, 1, 0).ebx >> 24, 2);
+        let features = for_vcpu(&host, 2, &all(4));
+        assert_eq!(find(&features, 1, 0).ebx >> 16, 2 << 8 | 4);
         assert_eq!(find(&features, 1, 0).ecx & HYPERVISOR, HYPERVISOR);
         let (thread, core) = (find(&features, 0xb, 0), find(&features, 0xb, 1));
         assert_eq!((thread.eax, thread.ebx, core.eax, core.ebx, core.edx), (0, 1, 2, 4, 2));
         assert_eq!(find(&features, 0x8000_0008, 0).ecx, 3 | 2 << 12);
-        assert_eq!(find(&features, 0x8000_001e, 0).eax, 2);
+        let amd = find(&features, 0x8000_001e, 0);
+        assert_eq!((amd.eax, amd.ebx, amd.ecx), (2, 2, 0));
     }
 
     #[test]
-    fn the_last_cache_is_shared_inside_a_node_and_the_others_by_none() {
+    fn packages_and_threads_are_told_where_there_are_places() {
+        let leaves = [1, 4, 0x8000_0001, 0x8000_0008, 0x8000_001e];
+        let host = CpuId::from_entries(&leaves.map(entry)).expect("few");
+        // Two packages of three cores with two threads each; the last core of the second has one.
+        let places: Vec<_> = (0..11).map(|at| (at / 6, 0, at / 2)).collect();
+        let cpus = placed(&places);
+        let last = *cpus.ids().last().expect("some");
+        let features = for_vcpu(&host, last, &cpus);
+        assert_eq!((last, find(&features, 1, 0).ebx >> 16), (12, 12 << 8 | 8));
+        assert_eq!(find(&features, 1, 0).edx & MULTI_THREADED, MULTI_THREADED);
+        assert_eq!(find(&features, 4, 0).eax >> 26, 3, "cores of a package less one");
+        let (thread, core) = (find(&features, 0xb, 0), find(&features, 0xb, 1));
+        assert_eq!((thread.eax, thread.ebx, thread.ecx), (1, 2, 0x100));
+        assert_eq!((core.eax, core.ebx, core.ecx, core.edx), (3, 6, 0x201, 12));
+        assert_eq!(find(&features, 0x8000_0001, 0).ecx, LEGACY_CORES);
+        assert_eq!(find(&features, 0x8000_0008, 0).ecx, 5 | 3 << 12);
+        let amd = find(&features, 0x8000_001e, 0);
+        assert_eq!((amd.eax, amd.ebx, amd.ecx), (12, 1 << 8 | 2, 1));
+        // One virtual CPU in each of two packages has nobody beside it.
+        let apart = for_vcpu(&host, 1, &placed(&[(0, 0, 0), (1, 0, 0)]));
+        assert_eq!(find(&apart, 1, 0).edx & MULTI_THREADED, 0);
+    }
+
+    #[test]
+    fn the_last_cache_is_shared_by_its_own_and_the_others_by_threads_of_a_core() {
         let cache = |function, index, level: u32| kvm_cpuid_entry2 {
             index,
             eax: u32::MAX << 14 | level << 5 | 3,
@@ -224,24 +262,24 @@ mod tests {
         let leaves = [4, 0x8000_001d];
         let host = leaves.map(|leaf| [cache(leaf, 0, 2), cache(leaf, 1, 3)]);
         let host = CpuId::from_entries(host.as_flattened()).expect("few");
-        let node = |vcpus| Node { id: 0, vcpus, memory: Vec::new(), distances: Vec::new() };
-        let nodes = [node((0..4).collect()), node((4..8).collect())];
-        let sharers = |cpus| {
+        let sharers = |cpus: &Cpus| {
             let features = for_vcpu(&host, 0, cpus);
             let sharers = |leaf, index| (find(&features, leaf, index).eax >> 14 & 0xfff) + 1;
             leaves.map(|leaf| (sharers(leaf, 0), sharers(leaf, 1)))
         };
-        assert_eq!(sharers(Cpus::new(8, &nodes)), [(1, 4); 2]);
-        assert_eq!(sharers(all(6)), [(1, 6); 2]);
-        let features = for_vcpu(&host, 0, all(6));
-        assert_eq!(leaves.map(|leaf| find(&features, leaf, 1).eax >> 26), [5, 0]);
+        assert_eq!(sharers(&on_nodes([(0..4).collect(), (4..8).collect()])), [(1, 4); 2]);
+        assert_eq!(sharers(&all(6)), [(1, 8); 2], "ids 0 to 7 have one place");
+        let threads: Vec<_> = (0..16).map(|at| (0, at / 8, at / 2)).collect();
+        assert_eq!(sharers(&placed(&threads)), [(2, 8); 2]);
+        let features = for_vcpu(&host, 0, &all(6));
+        assert_eq!(leaves.map(|leaf| find(&features, leaf, 1).eax >> 26), [7, 0]);
     }
 
     #[test]
     fn ids_past_eight_bits_are_whole_where_there_is_room() {
         let host = [entry(1), entry(0x8000_0008), entry(0x8000_001e), entry(KVM_FEATURES)];
         let host = CpuId::from_entries(&host).expect("few");
-        let features = for_vcpu(&host, 287, all(288));
+        let features = for_vcpu(&host, 287, &all(288));
         assert_eq!(find(&features, 1, 0).ebx >> 16, 0x1fff);
         let core = find(&features, 0xb, 1);
         assert_eq!((core.eax, core.ebx, core.edx), (9, 288, 287));
@@ -249,7 +287,7 @@ mod tests {
         let amd = find(&features, 0x8000_001e, 0);
         assert_eq!((amd.eax, amd.ebx), (287, 31));
         assert_eq!(find(&features, KVM_FEATURES, 0).eax, WIDE_DESTINATIONS);
-        assert_eq!(find(&for_vcpu(&host, 0, all(254)), KVM_FEATURES, 0).eax, 0);
+        assert_eq!(find(&for_vcpu(&host, 0, &all(254)), KVM_FEATURES, 0).eax, 0);
     }
 
     #[test]
@@ -257,9 +295,9 @@ mod tests {
         let deadline = kvm_cpuid_entry2 { ecx: TSC_DEADLINE, ..entry(1) };
         let steady = kvm_cpuid_entry2 { edx: INVARIANT_TSC, ..entry(0x8000_0007) };
         let drifting = CpuId::from_entries(&[deadline]).expect("few");
-        assert_eq!(find(&for_vcpu(&drifting, 0, all(1)), 1, 0).ecx & TSC_DEADLINE, 0);
+        assert_eq!(find(&for_vcpu(&drifting, 0, &all(1)), 1, 0).ecx & TSC_DEADLINE, 0);
         let invariant = CpuId::from_entries(&[deadline, steady]).expect("few");
-        assert_eq!(find(&for_vcpu(&invariant, 0, all(1)), 1, 0).ecx & TSC_DEADLINE, TSC_DEADLINE);
+        assert_eq!(find(&for_vcpu(&invariant, 0, &all(1)), 1, 0).ecx & TSC_DEADLINE, TSC_DEADLINE);
     }
 
     #[test]
@@ -272,7 +310,7 @@ mod tests {
             ..entry(function)
         };
         let host = CpuId::from_entries(&[full(1), full(0xa), full(0x8000_0001)]).expect("few");
-        let features = for_vcpu(&host, 0, all(1));
+        let features = for_vcpu(&host, 0, &all(1));
         assert_eq!(find(&features, 1, 0).ecx & (1 << 3 | 1 << 5), 0);
         assert_eq!(find(&features, 0x8000_0001, 0).ecx & 1 << 2, 0);
         assert_eq!(find(&features, 0xa, 0).eax, 0);
@@ -294,7 +332,7 @@ mod tests {
         let with = |eax| {
             let state = kvm_cpuid_entry2 { eax, ..entry(EXTENDED_STATE) };
             let host = [&named[..], &[state]].concat();
-            for_vcpu(&CpuId::from_entries(&host).expect("few"), 0, all(1))
+            for_vcpu(&CpuId::from_entries(&host).expect("few"), 0, &all(1))
         };
         let told = |features: &CpuId| {
             let (first, second) = (find(features, 7, 0), find(features, 7, 1));
@@ -307,7 +345,7 @@ mod tests {
         assert_eq!(told(&with(0xe7)), without);
         assert_eq!(told(&with(0x2_00e7)), without);
         let none = CpuId::from_entries(&named).expect("few");
-        assert_eq!(told(&for_vcpu(&none, 0, all(1))), without);
+        assert_eq!(told(&for_vcpu(&none, 0, &all(1))), without);
     }
 
     #[test]
@@ -369,7 +407,7 @@ mod tests {
     #[test]
     fn a_single_cpu_is_not_multi_threaded() {
         let host = CpuId::from_entries(&[entry(1)]).expect("few");
-        assert_eq!(find(&for_vcpu(&host, 0, all(1)), 1, 0).edx & MULTI_THREADED, 0);
+        assert_eq!(find(&for_vcpu(&host, 0, &all(1)), 1, 0).edx & MULTI_THREADED, 0);
     }
 
     #[test]

@@ -17,7 +17,7 @@ use kvm_bindings::{
 use kvm_ioctls::{VcpuExit, VcpuFd};
 use types::vm::HyperV;
 
-pub use caches::caches;
+pub use caches::processors;
 pub use cpuid::address_bits;
 pub use cpus::Cpus;
 pub use hold::Registers;
@@ -49,26 +49,28 @@ pub enum VcpuError {
 /// Creates all virtual CPUs; the first starts at `entry`, the others wait to be started by it.
 pub fn create(
     board: &Board,
-    cpus: Cpus,
+    cpus: &Cpus,
     entry: Entry,
     ram: &Ram,
 ) -> Result<Vec<VcpuFd>, VcpuError> {
-    (0..cpus.count)
-        .map(|id| {
-            let vcpu = board.vm.create_vcpu(id)?;
-            let mut features = cpuid::for_vcpu(board.vm.features(), id, cpus);
+    let controllers = Controllers::of(cpus.id_limit());
+    (0..)
+        .zip(cpus.ids())
+        .map(|(id, apic)| {
+            let vcpu = board.vm.create_vcpu(*apic)?;
+            let mut features = cpuid::for_vcpu(board.vm.features(), *apic, cpus);
             let failed = |what| move |source| VcpuError::Set { what, id, source };
             if board.hyperv == HyperV::On {
                 let leaves =
                     hyperv::enable(&vcpu).map_err(failed("switch on the Hyper-V interfaces"))?;
-                hyperv::replace(&mut features, &leaves, Controllers::of(cpus.count));
+                hyperv::replace(&mut features, &leaves, controllers);
             }
             vcpu.set_cpuid2(&features).map_err(failed("set the features"))?;
             registers::set_extended_state(&vcpu, cpuid::extended_state(&features))
                 .map_err(failed("set the extended state"))?;
             registers::set_msrs(&vcpu, entry)
                 .map_err(failed("set the model-specific registers"))?;
-            if Controllers::of(cpus.count) == Controllers::Split && entry != Entry::Reset {
+            if controllers == Controllers::Split && entry != Entry::Reset {
                 registers::widen_local_apic(&vcpu).map_err(failed("switch on x2APIC mode"))?;
             }
             registers::set_local_apic(&vcpu).map_err(failed("set the local APIC"))?;
@@ -214,7 +216,8 @@ fn internal_error(vcpu: &mut VcpuFd) -> Step {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    pub(crate) use super::cpus::tests::placed;
     use super::*;
 
     #[test]

@@ -118,6 +118,7 @@ fn spec(vcpus: u32) -> VmSpec {
         topology: None,
         spare_ports: Vec::new(),
         numa: Vec::new(),
+        cpu_places: Vec::new(),
         host_memory: Vec::new(),
         kvm_fd: 4,
         api_fd: 5,

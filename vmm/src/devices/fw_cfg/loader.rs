@@ -218,8 +218,12 @@ pub(crate) mod tests {
 
     #[test]
     fn following_the_script_gives_sound_tables_anywhere() {
-        let platform =
-            Platform { vcpus: 2, roots: Vec::new(), nodes: Vec::new(), ecam: 0xe000_0000 };
+        let platform = Platform {
+            cpus: crate::vcpu::Cpus::in_one_package(2),
+            roots: Vec::new(),
+            nodes: Vec::new(),
+            ecam: 0xe000_0000,
+        };
         let files = acpi_files(&tables(&platform).expect("room")).expect("sound");
         let names: Vec<String> = follow(files).into_iter().map(|(name, _)| name).collect();
         assert_eq!(names, ["FACP", "APIC", "MCFG", "PPTT", "SPCR", "FACS", "DSDT"]);
@@ -227,8 +231,12 @@ pub(crate) mod tests {
 
     #[test]
     fn pointers_to_nowhere_are_refused() {
-        let platform =
-            Platform { vcpus: 2, roots: Vec::new(), nodes: Vec::new(), ecam: 0xe000_0000 };
+        let platform = Platform {
+            cpus: crate::vcpu::Cpus::in_one_package(2),
+            roots: Vec::new(),
+            nodes: Vec::new(),
+            ecam: 0xe000_0000,
+        };
         let mut tables = tables(&platform).expect("room");
         tables.retain(|table| !table.bytes.starts_with(b"DSDT"));
         assert!(acpi_files(&tables).is_err());

@@ -31,8 +31,9 @@ use crate::{
     sys::io::borrow_eventfd,
 };
 
-/// Most processors of a machine whose I/O APIC is KVM's: ids have eight bits, and 255 means all.
-pub const MAX_NARROW_CPUS: u32 = 254;
+/// APIC ids of a machine whose I/O APIC is KVM's are below this: they have eight bits, of which the I/O
+/// APIC gets one of its own, and 255 means all.
+pub const NARROW_ID_LIMIT: u32 = 254;
 /// `KVM_X2APIC_DISABLE_SUPPRESS_EOI_BROADCAST`: local APICs do not say that they can keep the end of
 /// an interrupt from I/O APICs, which KVM did not do when told to.
 const NO_SUPPRESSION: u64 = 1 << 3;
@@ -53,9 +54,9 @@ pub enum Controllers {
 }
 
 impl Controllers {
-    /// Returns those of a machine with `vcpus` virtual CPUs.
-    pub fn of(vcpus: u32) -> Self {
-        if vcpus > MAX_NARROW_CPUS { Self::Split } else { Self::Kernel }
+    /// Returns those of a machine whose APIC ids are below `id_limit`.
+    pub fn of(id_limit: u32) -> Self {
+        if id_limit > NARROW_ID_LIMIT { Self::Split } else { Self::Kernel }
     }
 }
 
