@@ -24,6 +24,7 @@ pub mod kernel;
 pub mod keys;
 pub mod manifest;
 pub mod media;
+mod mirror;
 pub mod pcr;
 pub mod program;
 mod programs;
@@ -85,7 +86,6 @@ pub struct BuildOptions {
 impl BuildOptions {
     /// The usual options for a checkout: `target/image`, the user's cache, all processors.
     pub fn new(workspace: &Path) -> Self {
-        // One checkout has one name: under another, programs would be compiled anew.
         let workspace = workspace.canonicalize().unwrap_or_else(|_| workspace.to_owned());
         Self {
             output: workspace.join("target/image"),

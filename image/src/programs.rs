@@ -1,7 +1,8 @@
 //! Our own programs, built as static position-independent executables.
 //!
 //! The build happens in a target folder of its own, in the cache by default, so that a fresh clone
-//! is warm and so that flags of the image never rebuild a developer's own target folder.
+//! is warm and so that flags of the image never rebuild a developer's own target folder. What is compiled is a
+//! copy of the checkout beside it ([`mirror`]), which is as warm for all checkouts with the same content.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
@@ -13,6 +14,7 @@ use object::elf::{FileHeader64, PT_INTERP};
 use object::read::elf::{FileHeader, ProgramHeader};
 use object::{LittleEndian, elf};
 
+use crate::mirror::mirror;
 use crate::progress::{Outcome, Progress, Step};
 use crate::tools::{self, ToolError};
 
@@ -26,8 +28,8 @@ const TARGET: &str = "x86_64-unknown-linux-gnu";
 /// of what nobody fetched is one of address 0.
 const RUST_FLAGS: &str = "-C target-feature=+crt-static -C link-arg=-Wl,-z,pack-relative-relocs \
      -C link-arg=-Wl,-u,gettid,-u,statx,-u,copy_file_range";
-/// File in the target folder that names the checkout built there last.
-const CHECKOUT_STAMP: &str = "checkout";
+/// Folder in the target folder with the copy of the checkout.
+const CHECKOUT: &str = "sources";
 /// Variables of a surrounding cargo that would leak into ours.
 const FOREIGN_VARIABLES: [&str; 6] = [
     "CARGO_BUILD_TARGET",
@@ -48,8 +50,8 @@ pub enum ProgramError {
     Cargo { packages: String, output: String },
     #[error("cannot read {path}")]
     Read { path: PathBuf, source: io::Error },
-    #[error("cannot write {path}")]
-    Stamp { path: PathBuf, source: io::Error },
+    #[error("cannot copy the checkout to where its programs are compiled: {path}")]
+    Copy { path: PathBuf, source: io::Error },
     #[error("{path} is no 64-bit x86 ELF program")]
     NotElf { path: PathBuf },
     #[error(
@@ -91,7 +93,8 @@ impl Builder<'_> {
         programs: &[(String, String)],
         progress: &dyn Progress,
     ) -> Result<Outcome, ProgramError> {
-        self.leave_other_checkouts()?;
+        mirror(self.workspace, &self.target.join(CHECKOUT))
+            .map_err(|(path, source)| ProgramError::Copy { path, source })?;
         let mut cargo = self.command(programs);
         let log = tempfile::NamedTempFile::new().map_err(|source| tools::start("cargo", source))?;
         let errors = log.reopen().map_err(|source| tools::start("cargo", source))?;
@@ -121,35 +124,13 @@ impl Builder<'_> {
         })
     }
 
-    /// Forgets the workspace's own crates when another checkout was built here last. Cargo knows
-    /// them by their place in the workspace and by the age of their files, so it would take those
-    /// of a checkout whose files are older for its own.
-    fn leave_other_checkouts(&self) -> Result<(), ProgramError> {
-        let stamp = self.target.join(CHECKOUT_STAMP);
-        let own = self.workspace.to_string_lossy().into_owned();
-        if fs::read_to_string(&stamp).is_ok_and(|last| last == own) {
-            return Ok(());
-        }
-        let mut clean = self.cargo();
-        clean.args(["clean", "--quiet", "--workspace", "--release", "--target", TARGET]);
-        clean.arg("--target-dir").arg(self.target);
-        let output = clean.output().map_err(|source| tools::start("cargo", source))?;
-        if !output.status.success() {
-            let output = tools::tail(&String::from_utf8_lossy(&output.stderr));
-            return Err(ProgramError::Cargo { packages: "an empty folder".to_owned(), output });
-        }
-        fs::create_dir_all(self.target)
-            .and_then(|()| fs::write(&stamp, own))
-            .map_err(|source| ProgramError::Stamp { path: stamp, source })
-    }
-
     fn cargo(&self) -> Command {
         let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
         let mut command = tools::command(&cargo);
         for name in FOREIGN_VARIABLES {
             command.env_remove(name);
         }
-        command.current_dir(self.workspace);
+        command.current_dir(self.target.join(CHECKOUT));
         command
     }
 
