@@ -37,7 +37,7 @@ const PACKAGES: &[&str] = &[
 const LEFT_OUT: [&str; 3] = ["doc", "man", "locale"];
 
 /// What an image's maker sets up: the file systems, the boot loader's menu, the network by systemd, and an identity
-/// that each machine makes for itself. Then the tree becomes a file system; beside it, not in it, are /proc and
+/// that each machine makes for itself; what apt fetched is not left in it. Then the tree becomes a file system; beside it, not in it, are /proc and
 /// whatever else is mounted on it.
 const SET_UP: &str = r#"set -e
 root="$1"
@@ -53,10 +53,12 @@ menuentry Debian {
 MENU
 chroot "$root" systemctl enable --quiet systemd-networkd
 : > "$root/etc/machine-id"
+chroot "$root" apt-get clean
+rm -rf "$root"/var/lib/apt/lists/*
 tree=$(mktemp -d)
 mount --bind "$root" "$tree"
 size=$(du -sm "$tree" | cut -f1)
-mke2fs -q -t ext4 -L root -d "$tree" "$HOLDFAST_OUTPUT" $((size * 5 / 4 + 64))M
+mke2fs -q -t ext4 -L root -d "$tree" "$HOLDFAST_OUTPUT" $((size * 9 / 8 + 64))M
 umount "$tree"
 "#;
 
