@@ -111,13 +111,18 @@ fn u32_at(config: &[u8], at: usize) -> u32 {
     u32::from(u16_at(config, at)) | u32::from(u16_at(config, at + 2)) << 16
 }
 
-/// Where the PCI Express capability is.
-fn express(config: &[u8]) -> usize {
+/// Where the capability with this id is.
+fn capability(config: &[u8], id: u8) -> Option<usize> {
     let mut at = usize::from(config[0x34]);
-    while config[at] != 0x10 {
+    while at != 0 && config[at] != id {
         at = usize::from(config[at + 1]);
     }
-    at
+    (at != 0).then_some(at)
+}
+
+/// Where the PCI Express capability is.
+fn express(config: &[u8]) -> usize {
+    capability(config, 0x10).unwrap()
 }
 
 /// What access control is told, wherever it is in the list.
@@ -304,12 +309,17 @@ fn the_guest_sees_the_ports_of_the_host() {
     }
     lspci_says_the_same(folder.path(), (&host, &seen), [&disk, &card]);
     let ports: Vec<&Vec<u8>> = seen.0.values().filter(|config| config[0x0e] & 0x7f == 1).collect();
+    // Each slot has a number and a chassis of its own (PCI-to-PCI Bridge Architecture
+    // Specification 1.2 §13, capability 4).
     let slots = ports.iter().filter_map(|config| {
         let at = express(config);
         let has_slot = u16_at(config, at + 2) & 1 << 8 != 0;
-        has_slot.then(|| u32_at(config, at + 0x14) >> 19)
+        has_slot.then(|| {
+            let chassis = capability(config, 4).map(|at| config[at + 3]);
+            (u32_at(config, at + 0x14) >> 19, chassis)
+        })
     });
-    assert_eq!((ports.len(), slots.collect::<Vec<_>>()), (4, vec![1, 2]));
+    assert_eq!((ports.len(), slots.collect::<Vec<_>>()), (4, vec![(1, Some(1)), (2, Some(2))]));
 
     let found = seen.find(0x8086, 0x10d3).to_owned();
     assert_eq!(&found[5..7], "84", "the fourth bus of the second half");
@@ -406,7 +416,7 @@ fn caches_are_told_as_they_are(tables: &[Structure], bed: &mut Bed, machine: u32
     assert_eq!(told.collect::<Vec<_>>(), expected.collect::<Vec<_>>(), "{found}");
     let processor = tables.iter().find(|table| table.kind == 4).unwrap();
     for level in levels.keys() {
-        assert_eq!(processor.says(&format!("L{level} Cache Handle")), format!("0x070{level}"));
+        assert_eq!(processor.says(&format!("L{level} Cache Handle")), format!("0x700{level}"));
     }
 }
 

@@ -113,7 +113,7 @@ pub(crate) fn slot(bytes: &[u8]) {
         line: Arc::<Recorder>::clone(&recorder),
         watch: Arc::<Recorder>::clone(&recorder),
     };
-    let spec = SlotSpec { number: 77, chassis: 1, alarm: Some(alarm), kept: None };
+    let spec = SlotSpec { number: 77, alarm: Some(alarm), kept: None };
     let registers = Link { speed: 1, width: 1 }.fixed().registers();
     let mut port = Port::new(Kind::Root, &registers, Some(spec)).expect("a port");
     let fixed = fixed_part(&mut port);

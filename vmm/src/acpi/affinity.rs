@@ -89,21 +89,23 @@ pub(super) fn slit(nodes: &[Node]) -> Option<Vec<u8>> {
 /// processors; packages and cores have no objects in the namespace, so that their ids are not valid ones.
 pub(super) fn pptt(cpus: &Cpus) -> Vec<u8> {
     let mut table = PPTT::new(OEM, OEM_TABLE, OEM_REVISION);
-    let cores = cpus.cores();
+    let (cores, uids) = (cpus.cores(), cpus.uids());
+    let uid =
+        |vcpu: u32| usize::try_from(vcpu).ok().and_then(|at| uids.get(at)).copied().unwrap_or(vcpu);
     for (number, package) in (0u32..).zip(cpus.packages()) {
         let node = ProcessorNode::new(None, number).physical().identical();
         let package_node = table.add_processor(node);
         let inside = |core: &&Vec<u32>| core.first().is_some_and(|vcpu| package.contains(vcpu));
         for (number, core) in (0u32..).zip(cores.iter().filter(inside)) {
             if let [vcpu] = core[..] {
-                let leaf = ProcessorNode::new(Some(&package_node), vcpu).valid().leaf();
+                let leaf = ProcessorNode::new(Some(&package_node), uid(vcpu)).valid().leaf();
                 table.add_processor(leaf);
                 continue;
             }
             let node = ProcessorNode::new(Some(&package_node), number).identical();
             let core_node = table.add_processor(node);
             for vcpu in core {
-                let leaf = ProcessorNode::new(Some(&core_node), *vcpu).valid().leaf().thread();
+                let leaf = ProcessorNode::new(Some(&core_node), uid(*vcpu)).valid().leaf().thread();
                 table.add_processor(leaf);
             }
         }

@@ -25,7 +25,7 @@ pub(super) fn build(cpus: &Cpus) -> Vec<u8> {
         Controllers::Split => 0,
     };
     table.append_slice(&flags.to_le_bytes());
-    for (uid, id) in (0..).zip(cpus.ids()) {
+    for (uid, id) in cpus.uids().into_iter().zip(cpus.ids()) {
         table.append_slice(&processor(uid, *id));
     }
     // Where processors leave no id, the I/O APIC has that of one: nothing is sent to I/O APICs.
@@ -81,10 +81,28 @@ mod tests {
     }
 
     #[test]
-    fn ids_are_those_of_the_arrangement_and_unique_ids_the_numbers() {
+    fn ids_are_those_of_the_arrangement() {
         let table = build(&placed(&[(0, 0, 0), (0, 0, 1), (0, 0, 2), (1, 0, 0), (1, 0, 1)]));
         let told: Vec<_> = table[44..84].chunks(8).map(|entry| [entry[2], entry[3]]).collect();
         assert_eq!(told, [[0, 0], [1, 1], [2, 2], [3, 4], [4, 5]]);
         assert_eq!(table[84..87], [1, 12, 6], "the I/O APIC is behind them");
+    }
+
+    /// Linux passes over an x2APIC with an id of eight bits where there are local APICs.
+    #[test]
+    fn every_id_of_eight_bits_is_a_local_apics_however_processors_are_numbered() {
+        let places: Vec<_> = (0..300).map(|at| (at % 2, 0, at)).collect();
+        let cpus = placed(&places);
+        let mut table = &build(&cpus)[44..];
+        let mut told = Vec::new();
+        while table[0] != IO_APIC[0] {
+            let wide = table[0] == LOCAL_X2APIC[0];
+            let id = u32::from_le_bytes(table[4..8].try_into().expect("four bytes"));
+            let id = if wide { id } else { table[3].into() };
+            assert_eq!(wide, id >= FIRST_X2APIC, "{id}");
+            told.push(id);
+            table = &table[usize::from(table[1])..];
+        }
+        assert_eq!(told, cpus.ids());
     }
 }

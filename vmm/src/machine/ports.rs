@@ -76,7 +76,6 @@ impl Ports {
             let slot = match seat.slot {
                 Some(slot) => Some(SlotSpec {
                     number: slot,
-                    chassis: u8::try_from(tree.root_of(number) + 1).unwrap_or(u8::MAX),
                     alarm: alarm(&tree, number, interrupts, watch)
                         .map_err(|source| PortError::Interrupt { slot, source })?,
                     kept: kept(&seat.holds, &bridges[number]),

@@ -310,16 +310,27 @@ mod tests {
         assert_eq!(crew(&share(&[(0, 4096)], &[])), [None]);
     }
 
-    /// A host that gives so many threads.
-    struct Few(usize);
+    /// A host that gives so many threads, and looks at the file behind the memory before each.
+    struct Few<'a> {
+        left: usize,
+        file: &'a std::fs::File,
+    }
 
-    impl Hands for Few {
+    /// Returns the bytes of a file that are there.
+    fn there(file: &std::fs::File) -> u64 {
+        u64::try_from(rustix::fs::fstat(file).expect("told").st_blocks).expect("some") * 512
+    }
+
+    impl Hands for Few<'_> {
         fn start<'scope>(
             &mut self,
             scope: &'scope Scope<'scope, '_>,
             part: impl FnOnce() + Send + 'scope,
         ) -> io::Result<()> {
-            self.0 = self.0.checked_sub(1).ok_or(io::ErrorKind::WouldBlock)?;
+            // Those that run already have time to begin.
+            thread::sleep(Duration::from_millis(20));
+            assert_eq!(there(self.file), 0, "a page was touched before all threads were there");
+            self.left = self.left.checked_sub(1).ok_or(io::ErrorKind::WouldBlock)?;
             Threads.start(scope, part)
         }
     }
@@ -333,6 +344,7 @@ mod tests {
         let pages = vm_memory::FileOffset::new(file.try_clone().expect("a copy"), 0);
         let map = vm_memory::MmapRegion::<()>::from_file(pages, 4 * 4096).expect("mapped");
         let at = map.as_ptr() as u64;
+        let looked_at = file.try_clone().expect("a copy");
         let (done, wait) = mpsc::channel();
         // A thread that nobody waits for: what hangs is an error, not the end of all tests.
         thread::spawn(move || {
@@ -340,14 +352,14 @@ mod tests {
                 [share(&[(at, 2 * 4096)], &[0, 0]), share(&[(at + 2 * 4096, 2 * 4096)], &[0, 0])];
             let work = shares.each_ref().map(|share| Work::new(share, 4096));
             let crews = [vec![Some(0), Some(0)], vec![Some(0), Some(0)]];
-            labour(&work, &crews, 4096, &mut Few(few));
+            labour(&work, &crews, 4096, &mut Few { left: few, file: &looked_at });
             let missing = work.iter().map(|work| work.missing.load(Ordering::Relaxed)).sum::<u64>();
             let _ = done.send(missing);
         });
         let missing = wait.recv_timeout(Duration::from_secs(20)).expect("it ends");
         assert_eq!(missing, 0);
         drop(map);
-        u64::try_from(rustix::fs::fstat(&file).expect("told").st_blocks).expect("some") * 512
+        there(&file)
     }
 
     #[test]

@@ -98,6 +98,21 @@ impl Cpus {
         &self.ids
     }
 
+    /// Returns the unique ids by which ACPI's tables name the virtual CPUs, by their numbers: places in the order of
+    /// APIC ids, so that one whose APIC id has eight bits has such a unique id, too.
+    pub fn uids(&self) -> Vec<u32> {
+        let mut order: Vec<u32> = (0..self.count()).collect();
+        let id = |number: &u32| usize::try_from(*number).ok().and_then(|at| self.ids.get(at));
+        order.sort_by_key(id);
+        let mut uids = vec![0; self.ids.len()];
+        for (uid, number) in (0..).zip(order) {
+            if let Some(slot) = usize::try_from(number).ok().and_then(|at| uids.get_mut(at)) {
+                *slot = uid;
+            }
+        }
+        uids
+    }
+
     /// Returns the lowest number that is above all APIC ids.
     pub fn id_limit(&self) -> u32 {
         self.ids.iter().max().map_or(0, |id| id.saturating_add(1))
@@ -231,6 +246,13 @@ pub(crate) mod tests {
             (packages.to_vec(), 4, 12)
         );
         assert_eq!(cpus.cores()[..2], [[0, 1], [2, 3]]);
+    }
+
+    #[test]
+    fn unique_ids_follow_apic_ids() {
+        let cpus = placed(&[(0, 0, 0), (1, 0, 0), (0, 0, 1), (1, 0, 1), (0, 0, 2)]);
+        assert_eq!((cpus.ids(), cpus.uids()), (&[0, 4, 1, 5, 2][..], vec![0, 3, 1, 4, 2]));
+        assert_eq!(Cpus::in_one_package(3).uids(), [0, 1, 2]);
     }
 
     #[test]

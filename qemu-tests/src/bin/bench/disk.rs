@@ -80,7 +80,7 @@ pub(crate) fn initrd(folder: &Path) -> Result<PathBuf> {
 }
 
 impl Bench {
-    /// Runs all jobs, with a tenth of the runs: each run holds many thousand requests.
+    /// Runs all jobs.
     pub(crate) fn disks(&mut self) -> Result<Vec<Row>> {
         // Every page is there before the first run: who writes a page first pays for it.
         let (to, count) = (format!("of={DISK}"), format!("count={DISK_MIB}"));
@@ -93,9 +93,8 @@ impl Bench {
             memory_mib: 768,
             ..FIRST_BOOT
         };
-        let runs = self.runs.div_ceil(10);
         let (mut ours, mut peers) = (Vec::new(), Vec::new());
-        for _ in 0..runs {
+        for _ in 0..self.runs {
             let plan = self.own_plan(boot, 0)?;
             ours.push(self.bed.measure(&plan, &[END], FIO_LIMIT)?.output);
             told("holdfast", ours.last());

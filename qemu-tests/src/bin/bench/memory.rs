@@ -60,7 +60,7 @@ impl Bench {
     /// Returns how long a machine with a device of small BARs takes to its first instruction.
     fn start_with(&mut self, backing: MemoryBacking, mib: u64, threads: usize) -> Result<Duration> {
         let mut all = Vec::new();
-        for _ in 0..self.runs.div_ceil(2) {
+        for _ in 0..self.runs {
             let mut plan = self.own_plan(FIRST_BOOT, 0)?;
             if let Some((address, path)) = self.paths.get(1) {
                 plan.pass(address.parse()?, path);

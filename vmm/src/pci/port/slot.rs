@@ -114,10 +114,9 @@ impl Kept {
 
 /// What a slot is.
 pub struct SlotSpec {
-    /// Its number, 1..=8191, its own in the machine.
+    /// Its number, 1..=8191, its own in the machine. Its chassis has the same, up to 255: more slots than
+    /// buses are not possible.
     pub number: u16,
-    /// Number of the chassis, from 1.
-    pub chassis: u8,
     /// Present for slots that start empty and can be plugged.
     pub alarm: Option<Alarm>,
     /// What firmware is to keep for them.
@@ -156,8 +155,9 @@ pub(super) fn registers(config: &ConfigSpace) -> Registers {
 
 impl Slot {
     pub(super) fn new(spec: SlotSpec, config: &mut ConfigSpace) -> Result<Self, ConfigError> {
-        let SlotSpec { number, chassis, alarm, kept } = spec;
+        let SlotSpec { number, alarm, kept } = spec;
         let number = number & 0x1fff;
+        let chassis = u8::try_from(number).unwrap_or(u8::MAX);
         let hot = if alarm.is_some() { HOT_PLUG } else { 0 };
         config.set(CAPABILITIES, &(u32::from(number) << 19 | hot).to_le_bytes());
         let (control, status) = match &alarm {
@@ -170,7 +170,7 @@ impl Slot {
         if alarm.is_some() {
             config.allow_write(CONTROL, &CONTROL_WRITABLE.to_le_bytes());
         }
-        // Expansion slot: this bridge is the first of its chassis and has one slot.
+        // Expansion slot: this bridge is the first of a chassis of its own, and has one slot.
         config.add_capability(SLOT_NUMBERING, &[1 | 1 << 5, chassis], &[])?;
         if let Some(kept) = kept {
             config.add_capability(VENDOR_SPECIFIC, &kept.capability(), &[])?;

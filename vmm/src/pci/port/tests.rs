@@ -67,7 +67,7 @@ pub(crate) fn hot_port() -> (Port, Arc<Recorder>) {
         line: Arc::<Recorder>::clone(&recorder),
         watch: Arc::<Recorder>::clone(&recorder),
     };
-    let spec = SlotSpec { number: 9, chassis: 1, alarm: Some(alarm), kept: Some(KEPT) };
+    let spec = SlotSpec { number: 9, alarm: Some(alarm), kept: Some(KEPT) };
     let registers = Link { speed: 1, width: 1 }.fixed().registers();
     (Port::new(Kind::Root, &registers, Some(spec)).expect("room"), recorder)
 }
@@ -122,7 +122,7 @@ fn every_register_of_the_host_is_told() {
         link_status2: 0x001e,
         access_control: Some(AccessControl { capabilities: 0x007f, control: 0x001d }),
     };
-    let slot = SlotSpec { number: 300, chassis: 2, alarm: None, kept: None };
+    let slot = SlotSpec { number: 300, alarm: None, kept: None };
     let mut port = Port::new(Kind::Downstream, &host, Some(slot)).expect("room");
     let express = |at| EXPRESS_AT + at;
     assert_eq!(half(&mut port, express(0x02)), 2 | 6 << 4 | 1 << 8);
@@ -193,12 +193,23 @@ fn kinds_are_told() {
 
 #[test]
 fn what_is_not_there_cannot_be_switched_on() {
-    let slot = SlotSpec { number: 1, chassis: 1, alarm: None, kept: None };
+    let slot = SlotSpec { number: 1, alarm: None, kept: None };
     let mut port = Port::new(Kind::Root, &GEN5.fixed().registers(), Some(slot)).expect("room");
     let before = half(&mut port, CONTROL);
     port.write_config(CONTROL, &[0xff, 0xff]);
     assert_eq!((half(&mut port, CONTROL), half(&mut port, STATUS)), (before, 1 << 6));
     assert_eq!(before, 0, "indicators that the slot does not have");
+}
+
+#[test]
+fn a_slot_is_the_only_one_of_a_chassis_of_its_own() {
+    for (number, chassis) in [(1, 1), (2, 2), (254, 254)] {
+        let slot = SlotSpec { number, alarm: None, kept: None };
+        let mut port = Port::new(Kind::Root, &GEN5.fixed().registers(), Some(slot)).expect("room");
+        let at = capability(&mut port, SLOT_NUMBERING.into());
+        // One slot, the first of the chassis; the chassis' number.
+        assert_eq!(half(&mut port, at + 2), 1 | 1 << 5 | chassis << 8);
+    }
 }
 
 #[test]
