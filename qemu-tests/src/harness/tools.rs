@@ -79,6 +79,23 @@ const LSPCI: &[&str] = &[
     "pciutils", "libc6", "libkmod2", "liblzma5", "libpci3", "libssl3", "libudev1", "libzstd1",
     "zlib1g",
 ];
+/// nvme and every library that it is linked with.
+const NVME: &[&str] = &[
+    "nvme-cli",
+    "libc6",
+    "libcap2",
+    "libdbus-1-3",
+    "libgcrypt20",
+    "libgpg-error0",
+    "libjson-c5",
+    "liblz4-1",
+    "liblzma5",
+    "libnvme1",
+    "libssl3",
+    "libsystemd0",
+    "libzstd1",
+    "zlib1g",
+];
 /// The dynamic loader of the packages' libraries.
 const LOADER: &str = "ld-linux-x86-64.so.2";
 
@@ -106,6 +123,11 @@ impl Tool {
         Self::new("lspci", LSPCI)
     }
 
+    /// Returns nvme.
+    pub fn nvme() -> Result<Self> {
+        Self::new("nvme", NVME)
+    }
+
     fn new(name: &'static str, list: &[&str]) -> Result<Self> {
         let root = image::unpacked(&image::default_cache(), SUITE, list);
         Ok(Self { name, root: root.with_context(|| format!("cannot have {name}"))? })
@@ -113,7 +135,9 @@ impl Tool {
 
     /// Returns where its file is.
     pub fn program(&self) -> PathBuf {
-        self.root.join("usr/bin").join(self.name)
+        let places = ["usr/bin", "usr/sbin"].map(|folder| self.root.join(folder).join(self.name));
+        let found = places.iter().find(|path| path.is_file());
+        found.unwrap_or(&places[0]).clone()
     }
 
     /// Returns what runs it here.
