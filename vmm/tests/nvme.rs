@@ -396,48 +396,58 @@ fn queues_are_made_and_deleted_in_order() {
     assert_eq!(driver.command(&mut again, transfer(READ, 5, 1)).status, 0);
 }
 
-/// NVMe 1.4 §5.6: a queue is deleted when all of its commands have ended. Flushes are carried out by other threads
-/// of the kernel, so that some are under way when the queue is to go.
+/// NVMe 1.4 §5.6: a queue is deleted when all of its commands have ended. A read of a pipe is under way until somebody
+/// writes.
 #[test]
 fn a_queue_goes_after_the_last_of_its_commands() {
-    const FLUSHES: usize = 8;
-    const ROUNDS: usize = 50;
-    let (memory, file) = (virtio::ram(), nvme::numbered_file());
-    let engine = Engine::new(EngineChoice::Best, file.as_fd(), memory.clone(), DEPTH).unwrap();
-    let (mut device, shared) = nvme::controller_over(engine, &memory, Access::ReadWrite);
-    let entries = 64;
-    let mut waited = 0;
-    for _ in 0..ROUNDS {
-        device.stop();
-        nvme::start(&mut device, &shared, entries);
-        let mut admin = Pair::new(0, ASQ, ACQ, entries);
-        let mut pair = Pair::new(1, QUEUES, QUEUES + 0x1000, ENTRIES);
-        for request in nvme::creation(1, QUEUES, 1) {
-            shared.ring(0, admin.put(&memory, request).1);
-            nvme::settle(&mut device);
-            assert_eq!(admin.poll(&memory).unwrap().status, 0);
-        }
-        let flush = Request { opcode: FLUSH, namespace: 1, ..Request::default() };
-        (0..FLUSHES).for_each(|_| shared.ring(2, pair.put(&memory, flush).1));
-        device.turn(Instant::now());
-        let mut delete = Request { opcode: 0, ..Request::default() };
-        delete.dwords[0] = 1;
-        shared.ring(0, admin.put(&memory, delete).1);
-        let deadline = Instant::now() + Duration::from_secs(20);
-        let deleted = loop {
-            device.turn(Instant::now());
-            // The queue last: what it has then was there when the answer was.
-            if let Some(answer) = admin.poll(&memory) {
-                break answer;
-            }
-            waited += 1;
-            assert!(Instant::now() < deadline, "the queue stays");
-        };
-        assert_eq!(deleted.status, 0);
-        let ended = (0..).map_while(|_: u32| pair.poll(&memory)).filter(|done| done.status == 0);
-        assert_eq!(ended.count(), FLUSHES);
+    let memory = virtio::ram();
+    let (content, far_end) = rustix::pipe::pipe().unwrap();
+    let engine = Engine::new(EngineChoice::Best, content.as_fd(), memory.clone(), DEPTH).unwrap();
+    if engine.as_fd().is_none() {
+        println!(
+            "skipped: a queue with a command under way is deleted: this kernel gives no io_uring"
+        );
+        return;
     }
-    assert!(waited > 0, "no flush was under way in any of {ROUNDS} rounds");
+    let (mut device, shared) = nvme::controller_over(engine, &memory, Access::ReadOnly);
+    // It closes before the controller ends, which waits for what is under way.
+    let writer = far_end;
+    let entries = 64;
+    nvme::start(&mut device, &shared, entries);
+    let mut admin = Pair::new(0, ASQ, ACQ, entries);
+    let mut pair = Pair::new(1, QUEUES, QUEUES + 0x1000, ENTRIES);
+    for request in nvme::creation(1, QUEUES, 1) {
+        shared.ring(0, admin.put(&memory, request).1);
+        nvme::settle(&mut device);
+        assert_eq!(admin.poll(&memory).unwrap().status, 0);
+    }
+    shared.ring(2, pair.put(&memory, transfer(READ, 0, 1)).1);
+    device.turn(Instant::now());
+    let mut delete = Request { opcode: 0, ..Request::default() };
+    delete.dwords[0] = 1;
+    shared.ring(0, admin.put(&memory, delete).1);
+    // What is put behind the deletion is not taken any more.
+    shared.ring(2, pair.put(&memory, transfer(READ, 0, 1)).1);
+    for _ in 0..10 {
+        device.turn(Instant::now());
+        std::thread::sleep(Duration::from_millis(1));
+        assert_eq!((pair.poll(&memory), admin.poll(&memory)), (None, None));
+    }
+    rustix::io::write(&writer, &[0x5a; 512]).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let deleted = loop {
+        device.turn(Instant::now());
+        // The queue last: what it has then was there when the answer was.
+        if let Some(answer) = admin.poll(&memory) {
+            break answer;
+        }
+        assert!(Instant::now() < deadline, "the queue stays");
+    };
+    let ended: Vec<_> = std::iter::from_fn(|| pair.poll(&memory)).collect();
+    assert_eq!((deleted.status, ended.len(), ended[0].status), (0, 1, 0), "{ended:?}");
+    let mut read = [0; 512];
+    memory.read_slice(&mut read, GuestAddress(DATA)).unwrap();
+    assert_eq!(read, [0x5a; 512]);
 }
 
 /// As UEFI's driver does, whatever the number of virtual CPUs.

@@ -24,12 +24,12 @@ pub(crate) fn cache() -> PathBuf {
 }
 
 /// Returns a cargo command at the workspace's root. In CI, where every checkout is fresh, compiled
-/// dependencies are kept in the cache.
+/// dependencies are kept in the cache, and nothing is for a second build of the workspace's own crates.
 pub(crate) fn cargo(arguments: &[&str]) -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root()).args(arguments).env("PATH", search_path());
     if let Some(target) = shared_target() {
-        command.env("CARGO_TARGET_DIR", target);
+        command.env("CARGO_TARGET_DIR", target).env("CARGO_INCREMENTAL", "0");
     }
     command
 }

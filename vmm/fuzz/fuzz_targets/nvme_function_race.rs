@@ -8,10 +8,9 @@ mod nvme;
 mod nvme_races;
 #[path = "../../tests/common/racing.rs"]
 mod racing;
+#[path = "../threads.rs"]
+mod threads;
 #[path = "../../tests/common/virtio.rs"]
 mod virtio;
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| {
-    nvme_races::function_race(data);
-    nvme::wait_for_threads();
-});
+libfuzzer_sys::fuzz_target!(|data: &[u8]| threads::alone(|| nvme_races::function_race(data)));

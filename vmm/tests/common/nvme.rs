@@ -497,13 +497,3 @@ pub fn access(script: &mut Script<'_>, driver: &mut Driver) {
         _ => driver.function.bars_changed(),
     }
 }
-
-/// Waits for the end of all controllers' threads, which are told to end and not waited for: to a sanitizer one that is
-/// about to end looks like a leak.
-pub fn wait_for_threads() {
-    wait_for(|| {
-        let threads = std::fs::read_dir("/proc/self/task").unwrap();
-        let mut names = threads.flatten().map(|thread| std::fs::read(thread.path().join("comm")));
-        !names.any(|name| name.is_ok_and(|name| name == b"nvme\n"))
-    });
-}
