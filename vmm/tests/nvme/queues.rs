@@ -1,0 +1,107 @@
+//! How a driver makes queues and deletes them.
+
+use super::*;
+
+#[test]
+fn queues_are_made_and_deleted_in_order() {
+    let mut driver = Driver::on(EngineChoice::Best, None);
+    driver.pair(1);
+    let make = |driver: &mut Driver, opcode, base, dwords: [u32; 2]| {
+        let mut request = Request { opcode, prps: (base, 0), ..Request::default() };
+        request.dwords[..2].copy_from_slice(&dwords);
+        let mut admin = driver.admin.clone();
+        let status = driver.command(&mut admin, request).status;
+        driver.admin = admin;
+        status
+    };
+    let table = [
+        (5, DATA, [15 << 16 | 1, 3], 0x4101),
+        (5, DATA, [15 << 16, 3], 0x4101),
+        (5, DATA, [15 << 16 | 3, 3], 0x4101),
+        (5, DATA, [2, 3], 0x4102),
+        (5, DATA, [1024 << 16 | 2, 3], 0x4102),
+        (5, DATA, [15 << 16 | 2, 2], 0x4002),
+        (5, DATA, [15 << 16 | 2, 3 << 16 | 3], 0x4108),
+        (5, DATA + 8, [15 << 16 | 2, 3], 0x4013),
+        (5, 0x4000_0000, [15 << 16 | 2, 3], 0x4004),
+        (1, DATA, [15 << 16 | 2, 2 << 16 | 1], 0x4100),
+        (1, DATA, [15 << 16 | 2, 1], 0x4100),
+        (4, 0, [1, 0], 0x410c),
+        (4, 0, [0, 0], 0x4101),
+        (4, 0, [2, 0], 0x4101),
+        (0, 0, [0, 0], 0x4101),
+        (0, 0, [2, 0], 0x4101),
+        (0, 0, [1, 0], 0),
+        (0, 0, [1, 0], 0x4101),
+        (4, 0, [1, 0], 0),
+    ];
+    let found = table.map(|(opcode, base, dwords, _)| make(&mut driver, opcode, base, dwords));
+    assert_eq!(found, table.map(|(.., status)| status));
+    let mut again = driver.pair(1);
+    assert_eq!(driver.command(&mut again, transfer(READ, 5, 1)).status, 0);
+}
+
+/// NVMe 1.4 §5.6: a queue is deleted when all of its commands have ended. A read of a pipe is under way until somebody
+/// writes.
+#[test]
+fn a_queue_goes_after_the_last_of_its_commands() {
+    let memory = virtio::ram();
+    let (content, far_end) = rustix::pipe::pipe().unwrap();
+    let engine = Engine::new(EngineChoice::Best, content.as_fd(), memory.clone(), DEPTH).unwrap();
+    if engine.as_fd().is_none() {
+        println!(
+            "skipped: a queue with a command under way is deleted: this kernel gives no io_uring"
+        );
+        return;
+    }
+    let (mut device, shared) = nvme::controller_over(engine, &memory, Access::ReadOnly);
+    // It closes before the controller ends, which waits for what is under way.
+    let writer = far_end;
+    let entries = 64;
+    nvme::start(&mut device, &shared, entries);
+    let mut admin = Pair::new(0, ASQ, ACQ, entries);
+    let mut pair = Pair::new(1, QUEUES, QUEUES + 0x1000, ENTRIES);
+    for request in nvme::creation(1, QUEUES, 1) {
+        shared.ring(0, admin.put(&memory, request).1);
+        nvme::settle(&mut device);
+        assert_eq!(admin.poll(&memory).unwrap().status, 0);
+    }
+    shared.ring(2, pair.put(&memory, transfer(READ, 0, 1)).1);
+    device.turn(Instant::now());
+    let mut delete = Request { opcode: 0, ..Request::default() };
+    delete.dwords[0] = 1;
+    shared.ring(0, admin.put(&memory, delete).1);
+    // What is put behind the deletion is not taken any more.
+    shared.ring(2, pair.put(&memory, transfer(READ, 0, 1)).1);
+    for _ in 0..10 {
+        device.turn(Instant::now());
+        std::thread::sleep(Duration::from_millis(1));
+        assert_eq!((pair.poll(&memory), admin.poll(&memory)), (None, None));
+    }
+    rustix::io::write(&writer, &[0x5a; 512]).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let deleted = loop {
+        device.turn(Instant::now());
+        // The queue last: what it has then was there when the answer was.
+        if let Some(answer) = admin.poll(&memory) {
+            break answer;
+        }
+        assert!(Instant::now() < deadline, "the queue stays");
+    };
+    let ended: Vec<_> = std::iter::from_fn(|| pair.poll(&memory)).collect();
+    assert_eq!((deleted.status, ended.len(), ended[0].status), (0, 1, 0), "{ended:?}");
+    let mut read = [0; 512];
+    memory.read_slice(&mut read, GuestAddress(DATA)).unwrap();
+    assert_eq!(read, [0x5a; 512]);
+}
+
+/// As UEFI's driver does, whatever the number of virtual CPUs.
+#[test]
+fn one_virtual_cpu_has_two_queue_pairs() {
+    let mut driver = Driver::off(EngineChoice::Best, &spec(None), 1);
+    driver.enable();
+    assert_eq!(driver.admin(10, 0, &[7]), (0, 0x0001_0001));
+    let mut pairs = [1, 2].map(|index| driver.pair(index));
+    let read = pairs.each_mut().map(|pair| driver.command(pair, transfer(READ, 3, 1)).status);
+    assert_eq!(read, [0, 0]);
+}
