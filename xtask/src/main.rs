@@ -7,6 +7,7 @@
 
 mod bench;
 mod busy;
+mod checkout;
 mod deny;
 mod fuzz;
 mod packages;
@@ -107,14 +108,13 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let command = Arguments::parse().command;
-    if let Err(error) = run::leave_other_checkouts() {
-        eprintln!("error: {error:#}");
-        return ExitCode::FAILURE;
-    }
-    let outcome = match command {
+    let outcome = match Arguments::parse().command {
         Command::Demo { no_install, keep } => stages::demo(no_install.into(), keep.into()),
-        Command::Test { only, no_install } => stages::test(only.as_deref(), no_install.into()),
+        Command::Test { only, no_install } => match checkout::run_in_copy() {
+            Ok(Some(ended)) => return ended,
+            Ok(None) => stages::test(only.as_deref(), no_install.into()),
+            Err(error) => Err(error),
+        },
         Command::Image { arguments } => stages::image(&arguments),
         Command::Reproduce { kernel } => reproduce::check(if kernel {
             reproduce::Kernel::Again

@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::run;
+use crate::{checkout, run};
 
 /// What the second build shares with the first: packages as Debian signed them, and the tools.
 const SHARED: &[&str] = &["apt", "apt-bookworm", "stub", "tools", "unpacked"];
@@ -57,11 +57,11 @@ fn compare(kernel: Kernel, build: impl Fn(&mut Command) -> Result<()>) -> Result
     let place = run::cache().join("reproduce");
     let cache = place.join("cache");
     share(&run::cache(), &cache, kernel)?;
-    let checkout = place.join("at/another/place");
-    copy_checkout(&root, &checkout)?;
+    let elsewhere = place.join("at/another/place");
+    checkout::copy(&root, &elsewhere)?;
     let output = place.join("image");
     let mut command = run::cargo(IMAGE);
-    command.arg("--workspace").arg(&checkout).arg("--cache").arg(&cache);
+    command.arg("--workspace").arg(&elsewhere).arg("--cache").arg(&cache);
     build(command.arg("--output").arg(&output))?;
     let sums = |folder: &Path| {
         let path = folder.join("SHA256SUMS");
@@ -97,32 +97,6 @@ fn share(cache: &Path, second: &Path, kernel: Kernel) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// Copies the checkout as it is now, with its history and with what is not committed.
-fn copy_checkout(root: &Path, copy: &Path) -> Result<()> {
-    if copy.exists() {
-        fs::remove_dir_all(copy)?;
-    }
-    run::run(Command::new("git").args(["clone", "--quiet"]).arg(root).arg(copy))?;
-    for path in listed(root, &["ls-files", "--modified", "--others", "--exclude-standard"])? {
-        let (from, to) = (root.join(&path), copy.join(&path));
-        if !from.exists() {
-            fs::remove_file(&to).ok();
-            continue;
-        }
-        fs::create_dir_all(to.parent().context("a file in a folder")?)?;
-        fs::copy(&from, &to).with_context(|| format!("{}", from.display()))?;
-    }
-    Ok(())
-}
-
-fn listed(root: &Path, arguments: &[&str]) -> Result<Vec<PathBuf>> {
-    let output = Command::new("git").arg("-C").arg(root).args(arguments).output()?;
-    if !output.status.success() {
-        bail!("git failed: {}", String::from_utf8_lossy(&output.stderr).trim());
-    }
-    Ok(String::from_utf8(output.stdout)?.lines().map(PathBuf::from).collect())
 }
 
 /// Returns the names of the files whose sums are not the same, or that only one list has.
