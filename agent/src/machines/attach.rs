@@ -4,14 +4,19 @@
 //! What is attached is kept in the machine's record and plugged again after each start, so that
 //! whatever is attached can be detached, too.
 
-use std::{fs::File, io, os::fd::OwnedFd};
+use std::{
+    fs::File,
+    io,
+    os::fd::OwnedFd,
+    time::{Duration, Instant},
+};
 
 use lease::hardware::{Attach, DiskWanted, MAX_ATTACHMENTS};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use types::{
-    devices::{AttachDevice, AttachRequest},
+    devices::{AttachDevice, AttachRequest, AttachedDevice, AttachedState},
     ids::MachineId,
     node::Bdf,
     units::Mebibytes,
@@ -186,6 +191,12 @@ pub enum AttachFailure {
     Broken,
     #[error("it was taken back before its content had come")]
     Abandoned,
+    #[error(
+        "the guest still holds it since it was detached; ask again when it is detached, or pull it"
+    )]
+    Leaving,
+    #[error("it has left the guest and could not be brought into a clean state: {reason}")]
+    Unclean { reason: String },
 }
 
 /// How something came to be in a machine.
@@ -205,9 +216,15 @@ pub async fn carry_out(
     progress: mpsc::Sender<Progress>,
 ) {
     let (machine, id) = (record.lease.id, device.id());
-    let result = match abandoned.run_until_cancelled(fetch(&tools, &record, &device)).await {
-        Some(Ok(())) => plug(&tools, &record, &device).await,
-        Some(Err(error)) => Err(error.into()),
+    let id_there = id.clone();
+    let ready = async {
+        fetch(&tools, &record, &device).await?;
+        settled(machine, &id_there).await
+    };
+    let result = match abandoned.run_until_cancelled(ready).await {
+        Some(Ok(Seat::Out)) => plug(&tools, &record, &device).await,
+        Some(Ok(Seat::In)) => Ok(Plugged::Before),
+        Some(Err(error)) => Err(error),
         None => Err(AttachFailure::Abandoned),
     };
     // The keeper outlives its tasks; when it is gone, so is the agent.
@@ -225,12 +242,39 @@ async fn fetch(tools: &Tools, record: &Record, device: &Attach) -> Result<(), Co
     }
 }
 
+/// How long a guest may take to let go of what was detached and is to be attached again: Linux waits five seconds.
+const LEAVING_LIMIT: Duration = Duration::from_secs(30);
+/// How often is looked whether it has.
+const LOOK: Duration = Duration::from_millis(250);
+
+/// Returns whether something is in a machine, when it is not on its way out any more.
+async fn settled(machine: MachineId, id: &str) -> Result<Seat, AttachFailure> {
+    let deadline = Instant::now() + LEAVING_LIMIT;
+    loop {
+        let there = vmm::devices(machine).await.unwrap_or_default();
+        match seat_of(&there, id)? {
+            Some(seat) => return Ok(seat),
+            None if Instant::now() >= deadline => return Err(AttachFailure::Leaving),
+            None => tokio::time::sleep(LOOK).await,
+        }
+    }
+}
+
+/// Returns whether something is in a machine by what its process lists; `None` while it leaves.
+fn seat_of(there: &[AttachedDevice], id: &str) -> Result<Option<Seat>, AttachFailure> {
+    let known = there.iter().find(|known| known.id == id);
+    match known.map(|known| &known.state) {
+        None => Ok(Some(Seat::Out)),
+        Some(AttachedState::Waiting | AttachedState::Connected) => Ok(Some(Seat::In)),
+        Some(AttachedState::Leaving) => Ok(None),
+        Some(AttachedState::Unclean { reason }) => {
+            Err(AttachFailure::Unclean { reason: reason.clone() })
+        }
+    }
+}
+
 async fn plug(tools: &Tools, record: &Record, device: &Attach) -> Result<Plugged, AttachFailure> {
     let machine = record.lease.id;
-    let there = vmm::devices(machine).await.unwrap_or_default();
-    if there.iter().any(|known| known.id == device.id()) {
-        return Ok(Plugged::Before);
-    }
     let (file, device) = match device {
         Attach::Disk(disk) => open_disk(tools, record, disk).await?,
         Attach::Pci { address } => {
@@ -386,6 +430,23 @@ mod tests {
         assert_eq!(attach(&mut record, device(OTHER)), Ok(()));
         let id = OTHER.to_string();
         assert_eq!(attach(&mut record, device(OTHER)), Err(Refusal::Attached { id }));
+    }
+
+    #[test]
+    fn what_leaves_is_neither_in_nor_out() {
+        let listed = |state| {
+            let device = types::devices::AttachDevice::Pci { address: OTHER };
+            vec![AttachedDevice { id: "a".to_owned(), device, slot: 3, state }]
+        };
+        let seat =
+            |there: &[AttachedDevice]| seat_of(there, "a").map_err(|error| error.to_string());
+        assert_eq!(seat(&[]), Ok(Some(Seat::Out)));
+        assert_eq!(seat(&listed(AttachedState::Waiting)), Ok(Some(Seat::In)));
+        assert_eq!(seat(&listed(AttachedState::Connected)), Ok(Some(Seat::In)));
+        assert_eq!(seat(&listed(AttachedState::Leaving)), Ok(None));
+        let unclean = AttachedState::Unclean { reason: "it is gone".to_owned() };
+        let refusal = seat(&listed(unclean)).expect_err("unclean");
+        assert!(refusal.ends_with("clean state: it is gone"), "{refusal}");
     }
 
     #[test]

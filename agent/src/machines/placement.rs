@@ -171,31 +171,44 @@ pub fn spare_ports(root: &Path, hardware: &Hardware) -> Vec<SparePort> {
     ports
 }
 
+/// Bytes of the largest MSI-X table, of 2,048 vectors. Where a device has its own beside registers in a page, the
+/// guest's is in a BAR of its own, or behind the BAR that held it, which is twice as large then.
+const LARGEST_TABLE: u64 = 2048 * 16;
+/// Least that a BAR takes of a window.
+const PAGE: u64 = 4096;
+
 /// Returns a port for a device whose `resource` file (Documentation/PCI/sysfs-pci.rst) is `text`:
 /// one line for each BAR with first address, last address and flags, of which the guest has `registers`.
 fn window(text: &str, registers: usize) -> SparePort {
     let number = |word: &str| u64::from_str_radix(word.trim_start_matches("0x"), 16).ok();
-    let (mut plain, mut wide) = (Vec::new(), Vec::new());
+    let (mut plain, mut wide, mut taken) = (Vec::new(), Vec::new(), 0);
     for line in text.lines().take(registers) {
         let words: Vec<u64> = line.split_whitespace().filter_map(number).collect();
         let [first, last, flags] = words[..] else { continue };
-        if flags & IORESOURCE_MEM == 0 || last <= first {
+        if last <= first {
             continue;
         }
-        let size = (last - first + 1).div_ceil(1 << 20).next_power_of_two();
+        taken += if flags & IORESOURCE_MEM_64 == 0 { 1 } else { 2 };
+        if flags & IORESOURCE_MEM == 0 {
+            continue;
+        }
+        let size = (last - first + 1).next_power_of_two().max(PAGE);
         let far = IORESOURCE_PREFETCH | IORESOURCE_MEM_64;
         if flags & far == far { wide.push(size) } else { plain.push(size) }
     }
-    // With its largest first, each is aligned; what is left of twice the largest holds the rest.
-    let room = |sizes: &[u64]| match sizes {
-        [] => 0,
-        [one] => *one,
-        several => several.iter().max().map_or(0, |largest| largest * 2),
+    // With the largest first, each is aligned.
+    let sum = |sizes: &[u64]| sizes.iter().fold(0u64, |sum, size| sum.saturating_add(*size));
+    let doubled = |sizes: &[u64]| sizes.iter().max().map_or(0, |most| most.saturating_mul(2));
+    let (memory, prefetchable) = if taken < BARS {
+        (sum(&plain).saturating_add(LARGEST_TABLE), sum(&wide))
+    } else {
+        (sum(&plain).max(doubled(&plain)), sum(&wide).max(doubled(&wide)))
     };
+    let mib = |bytes: u64, most| Mebibytes(bytes.div_ceil(1 << 20).clamp(1, most));
     SparePort {
         root: 0,
-        memory_mib: Mebibytes(room(&plain).clamp(1, MAX_WINDOW_MIB)),
-        prefetchable_mib: Mebibytes(room(&wide).clamp(1, MAX_PREFETCHABLE_MIB)),
+        memory_mib: mib(memory, MAX_WINDOW_MIB),
+        prefetchable_mib: mib(prefetchable, MAX_PREFETCHABLE_MIB),
     }
 }
 
@@ -336,20 +349,24 @@ mod tests {
         let small = SparePort { root: 0, memory_mib: Mebibytes(1), prefetchable_mib: Mebibytes(1) };
         assert_eq!(window(nvme, BARS), small);
         assert_eq!(window("nonsense", BARS), small);
+        // Three equal ones, and the table beside them.
+        let three = "0xc0000000 0xc3ffffff 0x40200\n0xc4000000 0xc7ffffff 0x40200\n\
+                     0xc8000000 0xcbffffff 0x40200\n";
+        assert_eq!(window(three, BARS), SparePort { memory_mib: Mebibytes(193), ..small.clone() });
         let hardware = Hardware { spare_ports: 2, ..Hardware::default() };
         assert_eq!(spare_ports(Path::new("/nowhere"), &hardware), [small.clone(), small]);
     }
 
     #[test]
     fn a_port_for_an_amd_gpu_has_room_for_its_rom() {
-        // A Radeon RX 7900: 32 GiB and 256 MiB of memory, I/O ports, 1 MiB of registers, ROM.
+        // A Radeon RX 7900: 32 GiB and 256 MiB of memory, I/O ports, 1 MiB of registers, ROM (of 2 MiB here).
         let radeon = b"0x0000007800000000 0x0000007fffffffff 0x000000000014220c\n\
                        0x0 0x0 0x0\n\
                        0x0000008000000000 0x000000800fffffff 0x000000000014220c\n\
                        0x0 0x0 0x0\n\
                        0x000000000000f000 0x000000000000f0ff 0x0000000000040101\n\
                        0x00000000fca00000 0x00000000fcafffff 0x0000000000040200\n\
-                       0x00000000fcb00000 0x00000000fcb1ffff 0x0000000000046200\n";
+                       0x00000000fcc00000 0x00000000fcdfffff 0x0000000000046200\n";
         let device = "sys/bus/pci/devices/0000:03:00.0";
         let memory = |vendor: &[u8]| {
             let root = crate::testing::root(&[
@@ -362,8 +379,8 @@ mod tests {
             let hardware = Hardware { plugged_later, ..Hardware::default() };
             spare_ports(root.path(), &hardware)[0].memory_mib
         };
-        assert_eq!(memory(b"0x1002\n"), Mebibytes(2));
-        assert_eq!(memory(b"0x10de\n"), Mebibytes(1));
+        assert_eq!(memory(b"0x1002\n"), Mebibytes(4));
+        assert_eq!(memory(b"0x10de\n"), Mebibytes(2));
     }
 
     #[test]
