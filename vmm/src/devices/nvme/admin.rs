@@ -5,7 +5,7 @@
 use super::{
     command::{COMPLETION_SIZE, Command, SUBMISSION_SIZE, Status},
     controller::{Controller, Live},
-    identify::{MAX_EVENT_REQUESTS, NAMESPACE},
+    identify::{MAX_EVENT_REQUESTS, MAX_TRANSFER, NAMESPACE},
     prp,
     queue::{CompletionQueue, Place, SubmissionQueue},
     registers::MAX_ENTRIES,
@@ -95,8 +95,7 @@ impl Controller {
             DELETE_COMPLETION_QUEUE => self.delete_completion_queue(command),
             CREATE_COMPLETION_QUEUE => self.create_completion_queue(command),
             IDENTIFY => self.identify(command),
-            // The best effort that the standard asks for is none: commands end soon.
-            ABORT => Ok(Answer::Done(NOT_ABORTED)),
+            ABORT => self.abort(command),
             SET_FEATURES => self.set_features(command),
             GET_FEATURES => self.get_features(command),
             ASYNCHRONOUS_EVENT_REQUEST => self.request_event(command),
@@ -148,7 +147,8 @@ impl Controller {
         let live = self.live()?;
         let slot = free_slot(&mut live.submissions, index)?;
         let completions = live.completions.get_mut(usize::from(to)).filter(|_| to != 0);
-        let Some(Some(completions)) = completions else { return Err(Status::COMPLETION_QUEUE) };
+        let completions = completions.ok_or(Status::QUEUE_IDENTIFIER)?;
+        let completions = completions.as_mut().ok_or(Status::COMPLETION_QUEUE)?;
         check_place(&place, SUBMISSION_SIZE, &ram)?;
         completions.users += 1;
         *slot = Some(SubmissionQueue::new(place, to));
@@ -205,16 +205,21 @@ impl Controller {
     fn get_log_page(&mut self, command: &Command) -> Result<Answer, Status> {
         let [page, ..] = command.dwords[0].to_le_bytes();
         let log = match page {
-            LOG_ERRORS => self.logs.error_log(),
-            LOG_HEALTH if !matches!(command.namespace, 0 | u32::MAX) => {
-                // It is the controller's, not a namespace's (§5.14.1.2; LPA bit 0).
+            // All are the controller's, not a namespace's (§5.14; LPA bit 0).
+            LOG_ERRORS | LOG_HEALTH | LOG_FIRMWARE
+                if !matches!(command.namespace, 0 | u32::MAX) =>
+            {
                 return Err(Status::INVALID_FIELD);
             }
+            LOG_ERRORS => self.logs.error_log(),
             LOG_HEALTH => self.logs.health_log(self.temperature_warning()).to_vec(),
             LOG_FIRMWARE => self.profile.firmware_log().to_vec(),
             _ => return Err(Status::LOG_PAGE),
         };
         let dwords = u64::from(command.dwords[0] >> 16 | command.dwords[1] << 16) + 1;
+        if dwords * 4 > MAX_TRANSFER {
+            return Err(Status::INVALID_FIELD);
+        }
         let offset = u64::from(command.dwords[2]) | u64::from(command.dwords[3]) << 32;
         let from = usize::try_from(offset).map_err(|_| Status::INVALID_FIELD)?;
         let rest = log.get(from..).filter(|_| offset.is_multiple_of(4));
@@ -223,6 +228,27 @@ impl Controller {
         prp::write(&self.ram, (command.prp1, command.prp2), &rest[..length])?;
         if command.dwords[0] & RETAIN_EVENT == 0 {
             self.live()?.unmask(page);
+        }
+        Ok(Answer::Done(0))
+    }
+
+    /// Ends a request that waits for an event; all other commands end soon, and are left to (§5.1).
+    fn abort(&mut self, command: &Command) -> Result<Answer, Status> {
+        let [_, _, low, high] = command.dwords[0].to_le_bytes();
+        let (queue, id) = (queue_index(command), u16::from_le_bytes([low, high]));
+        let ram = self.ram.clone();
+        let live = self.live()?;
+        let there = live.submissions.get(usize::from(queue)).is_some_and(Option::is_some);
+        if !there {
+            return Err(Status::INVALID_FIELD);
+        }
+        let waits = |request: &u16| queue == 0 && *request == id;
+        let Some(at) = live.event_requests.iter().position(waits) else {
+            return Ok(Answer::Done(NOT_ABORTED));
+        };
+        // Its completion comes before this command's, or not at all.
+        if !live.answer_request(at, &ram, Status::ABORTED, 0) {
+            return Ok(Answer::Done(NOT_ABORTED));
         }
         Ok(Answer::Done(0))
     }

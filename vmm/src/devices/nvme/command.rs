@@ -86,6 +86,8 @@ impl Status {
     pub const DATA_TRANSFER: Self = Self(0x004 | DO_NOT_RETRY);
     /// Generic 06h, Internal Error.
     pub const INTERNAL: Self = Self(0x006);
+    /// Generic 07h, Command Abort Requested.
+    pub const ABORTED: Self = Self(0x007);
     /// Generic 0Bh, Invalid Namespace or Format.
     pub const INVALID_NAMESPACE: Self = Self(0x00b | DO_NOT_RETRY);
     /// Generic 0Ch, Command Sequence Error.

@@ -100,6 +100,22 @@ impl Live {
         }
     }
 
+    /// Posts the completion of the request for events at `at`; returns whether there was room for it.
+    pub(super) fn answer_request(
+        &mut self,
+        at: usize,
+        ram: &GuestRam,
+        status: Status,
+        result: u32,
+    ) -> bool {
+        let head = self.submissions.first().and_then(Option::as_ref).map_or(0, |q| q.head());
+        let admin = self.completions.first_mut().and_then(Option::as_mut);
+        let Some(admin) = admin.filter(|admin| admin.has_room()) else { return false };
+        let Some(command) = self.event_requests.remove(at) else { return false };
+        admin.post(ram, &Completion { result, head, queue: 0, command, status });
+        true
+    }
+
     /// The driver has read a log page: its kind of event is told again (§5.2).
     pub(super) fn unmask(&mut self, page: u8) {
         self.masked.retain(|masked| *masked != page);
@@ -346,8 +362,10 @@ impl Controller {
                 return Taken::One;
             }
         };
+        // Each has its turn after the one before.
+        let admit = |bytes| (0..work.operations()).map(|_| self.limits.admit(now, bytes)).last();
         if let (Some(bytes), false) = (work.bytes(), had_its_turn)
-            && let Admission::At(at) = self.limits.admit(now, bytes)
+            && let Some(Admission::At(at)) = admit(bytes)
         {
             if let Some(live) = &mut self.live {
                 live.held = Some((queue, command, at));
@@ -442,19 +460,12 @@ impl Controller {
         while !live.event_requests.is_empty() {
             let open = |event: &EventSource| !live.masked.contains(&event.log_page());
             let Some(at) = live.events.iter().position(open) else { return };
-            let Some(Some(admin)) = live.completions.first_mut() else { return };
-            let head = live.submissions.first().and_then(Option::as_ref).map_or(0, |q| q.head());
-            if !admin.has_room() {
+            let Some(event) = live.events.get(at).copied() else { return };
+            if !live.answer_request(0, &self.ram, Status::SUCCESS, event.result()) {
                 return;
             }
-            let (Some(event), Some(command)) =
-                (live.events.remove(at), live.event_requests.pop_front())
-            else {
-                return;
-            };
+            live.events.remove(at);
             live.masked.push(event.log_page());
-            let (result, status) = (event.result(), Status::SUCCESS);
-            admin.post(&self.ram, &Completion { result, head, queue: 0, command, status });
         }
     }
 

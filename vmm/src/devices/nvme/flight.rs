@@ -31,7 +31,16 @@ pub(super) enum Transfer {
     Write { offset: u64, from: Vec<(GuestAddress, u32)>, durability: Durability },
     Flush,
     Zero { offset: u64, length: u64, durability: Durability },
-    Punch { ranges: Vec<(u64, u64)>, durability: Durability },
+    Punch { ranges: Vec<(u64, u64)>, durability: Durability, purpose: Purpose },
+}
+
+/// What ranges are given back for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// They are to read as zeroes.
+    Zeroes,
+    /// The driver has no more use for them.
+    Space,
 }
 
 impl Transfer {
@@ -73,7 +82,11 @@ impl Controller {
             }
             Work::Zero { offset, length, deallocate: true, durability } => {
                 let durability = at_least(durability);
-                Transfer::Punch { ranges: vec![(offset, length)], durability }
+                Transfer::Punch {
+                    ranges: vec![(offset, length)],
+                    durability,
+                    purpose: Purpose::Zeroes,
+                }
             }
             Work::Deallocate { ranges } => {
                 let mut list = vec![0; ranges * RANGE_SIZE];
@@ -82,7 +95,8 @@ impl Controller {
                 if ranges.is_empty() {
                     return Ok(None);
                 }
-                Transfer::Punch { ranges, durability: at_least(Durability::Cached) }
+                let durability = at_least(Durability::Cached);
+                Transfer::Punch { ranges, durability, purpose: Purpose::Space }
             }
         }))
     }
@@ -132,10 +146,30 @@ impl Controller {
         finished
     }
 
+    /// Goes on with a command whose ranges the host cannot give back, as of a block device without discard: they
+    /// are zeroed, or the driver's hint that it has no use for them is not taken.
+    fn go_without_punching(&mut self, mut flight: Flight) {
+        match &flight.transfer {
+            Transfer::Punch { ranges, durability, purpose: Purpose::Zeroes } => {
+                let (offset, length) = ranges.last().copied().unwrap_or_default();
+                flight.transfer = Transfer::Zero { offset, length, durability: *durability };
+                self.launch(flight);
+            }
+            Transfer::Punch { .. } => self.end(&flight, Status::SUCCESS),
+            transfer => {
+                let status = failure(transfer, &io::Error::from_raw_os_error(libc::EOPNOTSUPP));
+                self.end(&flight, status);
+            }
+        }
+    }
+
     /// Ends one command, or starts what is left of it.
     fn conclude(&mut self, mut flight: Flight, result: io::Result<u32>) {
         let moved = match result {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => return self.launch(flight),
+            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+                return self.go_without_punching(flight);
+            }
             Err(error) => {
                 let status = failure(&flight.transfer, &error);
                 return self.end(&flight, status);

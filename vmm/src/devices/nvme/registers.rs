@@ -178,6 +178,10 @@ impl Registers {
             CC => {
                 let before = self.control;
                 self.control = Control::from_bits(value);
+                // A reset leaves the places of the admin queues alone (§3.1.5).
+                if before.enabled() && !self.control.enabled() {
+                    self.mask = 0;
+                }
                 return Effect::Control(before, self.control);
             }
             AQA => self.admin_sizes = value & AQA_WRITABLE,

@@ -71,13 +71,19 @@ pub enum Work {
 }
 
 impl Work {
+    /// Returns how many operations count against a limit.
+    pub fn operations(self) -> usize {
+        if let Self::Deallocate { ranges } = self { ranges } else { 1 }
+    }
+
     /// Returns the bytes that count against a limit, or `None` for what is free.
     pub fn bytes(self) -> Option<u64> {
         match self {
             Self::Read { length, .. } | Self::Write { length, .. } => Some(length),
-            // Bytes that move nowhere; the request itself counts.
-            Self::Zero { .. } | Self::Deallocate { .. } => Some(0),
-            Self::Flush | Self::Nothing => None,
+            // Bytes that move nowhere; the request itself counts, a flush above all: everybody waits who
+            // uses the host's disk.
+            Self::Zero { .. } | Self::Deallocate { .. } | Self::Flush => Some(0),
+            Self::Nothing => None,
         }
     }
 }

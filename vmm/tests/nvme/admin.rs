@@ -1,0 +1,81 @@
+//! Admin commands that suites look at closely.
+
+use super::*;
+
+/// NVMe 1.4 §5.1: what is aborted ends first, with Command Abort Requested.
+#[test]
+fn a_request_for_events_is_aborted_and_nothing_else() {
+    let mut driver = Driver::on(EngineChoice::Best, None);
+    let mut admin = driver.admin.clone();
+    let event = Request { opcode: 0x0c, ..Request::default() };
+    let (request, _) = admin.put(&driver.machine.ram, event);
+    let mut abort = Request { opcode: 8, ..Request::default() };
+    abort.dwords[0] = u32::from(request) << 16;
+    let (first, tail) = admin.put(&driver.machine.ram, abort);
+    driver.ring(&admin, tail);
+    let done = [driver.wait(&mut admin), driver.wait(&mut admin)];
+    assert_eq!(
+        done.map(|done| (done.id, done.status, done.result)),
+        [(request, 7, 0), (first, 0, 0)]
+    );
+    driver.admin = admin;
+    // It is gone; there is no such command in a queue that is there; there is no such queue.
+    assert_eq!(driver.admin(8, 0, &[u32::from(request) << 16]), (0, 1));
+    assert_eq!(driver.admin(8, 0, &[1]).0, 0x4002);
+    driver.pair(1);
+    assert_eq!(driver.admin(8, 0, &[u32::from(request) << 16 | 1]), (0, 1));
+    // As many may wait as before.
+    let mut admin = driver.admin.clone();
+    let tail = (0..5).map(|_| admin.put(&driver.machine.ram, event).1).last().unwrap();
+    driver.ring(&admin, tail);
+    assert_eq!(driver.wait(&mut admin).status, 0x4105);
+}
+
+/// NVMe 1.4 §5.14 (logs of the controller have no namespace), figure 247 (MDTS, 1 MiB here).
+#[test]
+fn logs_are_the_controllers_and_no_longer_than_a_transfer() {
+    let mut driver = Driver::on(EngineChoice::Best, None);
+    for page in 1..=3 {
+        for namespace in [0, u32::MAX] {
+            assert_eq!(driver.admin(2, namespace, &[127 << 16 | page]).0, 0, "{page}");
+        }
+        assert_eq!(driver.admin(2, 1, &[127 << 16 | page]).0, 0x4002, "{page}");
+        let most = u32::try_from(MAX_TRANSFER / 4 - 1).unwrap();
+        let status = |driver: &mut Driver, dwords: u32| {
+            driver.admin(2, 0, &[dwords << 16 | page, dwords >> 16]).0
+        };
+        assert_eq!(status(&mut driver, most), 0, "{page}");
+        assert_eq!(status(&mut driver, most + 1), 0x4002, "{page}");
+    }
+}
+
+/// NVMe 1.4 §3.1.5: a reset leaves the places of the admin queues alone, and nothing else.
+#[test]
+fn a_reset_unmasks_interrupts() {
+    let mut driver = Driver::on(EngineChoice::Best, None);
+    driver.write(0x0c, 4, 1);
+    assert_eq!(driver.read(0x0c, 4), 1);
+    driver.write(0x14, 4, 0);
+    assert_eq!((driver.read(0x0c, 4), driver.read(0x28, 8)), (0, ASQ));
+}
+
+/// Each range of Dataset Management is work for the host: it counts against the limit as one operation.
+#[test]
+fn each_range_that_is_given_back_has_its_turn() {
+    let rate = Rate { per_second: 50, burst: 1 };
+    let limit = RateLimit { bytes: None, operations: Some(rate) };
+    let mut driver = Driver::on(EngineChoice::Best, Some(limit));
+    let mut pair = driver.pair(1);
+    let ranges = |count: u32| {
+        let mut request =
+            Request { opcode: 9, namespace: 1, prps: (DATA, 0), ..Request::default() };
+        request.dwords[..2].copy_from_slice(&[count - 1, 4]);
+        request
+    };
+    let range = [[0, 0, 0, 0, 1, 0, 0, 0], [0; 8]].concat();
+    driver.machine.ram.write_slice(&range.repeat(11), GuestAddress(DATA)).unwrap();
+    assert_eq!(driver.command(&mut pair, ranges(1)).status, 0);
+    let start = Instant::now();
+    assert_eq!(driver.command(&mut pair, ranges(11)).status, 0);
+    assert!(start.elapsed() >= Duration::from_millis(180), "{:?}", start.elapsed());
+}
