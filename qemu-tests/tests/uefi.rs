@@ -227,6 +227,11 @@ fn two_root_complexes(folder: &Path) {
     let moved =
         "dmesg | grep -E 'BAR [0-5]: assigned|no space for|failed to assign|can.t claim'; true";
     assert_eq!(read(moved), "");
+    // One for each of them, also where an id is missing before.
+    let nmi = r#"{"action":"nmi"}"#;
+    assert_eq!(bed.call(machine, ("POST", "/v1/power"), nmi).unwrap().status, 202);
+    let count = "sleep 1; grep NMI: /proc/interrupts | tr -s ' ' | cut -d' ' -f2-6";
+    assert_eq!(bed.run(machine, count, SOON).unwrap().trim(), "NMI: 1 1 1 1");
     finish(&mut bed, machine);
 }
 

@@ -129,8 +129,9 @@ impl Bench {
         let resetter = Resetter::start(address, resetter, &none, Confinement::Open);
         let interrupts: Arc<dyn InterruptSource> = Arc::<Supply>::clone(&supply);
         let clique = (header[0] & 4 != 0).then_some(3);
-        let slots = Box::new(memory.clone());
-        let host = Host { interrupts, slots, route: PinRoute { slot: 2, turn: 1 }, clique };
+        let (slots, places) = (Arc::new(memory.clone()), Arc::default());
+        let route = PinRoute { slot: 2, turn: 1 };
+        let host = Host { interrupts, slots, places, route, clique };
         let opened = Function::open(address, on_bus, host, Arc::new(resetter.expect("a thread")));
         let assigned = match opened {
             Ok(assigned) => assigned,

@@ -88,6 +88,7 @@ fn run_in(ram: &Ram, code: &[u8], text: &[u8]) -> Option<(Ending, Vec<u8>)> {
         ram: ram.clone(),
         events: Events::default(),
         exits: vec![Exits::default()],
+        apic_ids: vec![0],
         activity: Registry::default(),
         hyperv: HyperV::Off,
         pauses: Pauses::default(),

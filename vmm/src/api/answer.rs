@@ -5,6 +5,7 @@ use std::io::{self, Write};
 
 use types::forward::Problem;
 
+use super::http::HEAD;
 use crate::dump::Dump;
 
 /// An answer.
@@ -33,8 +34,8 @@ impl Answer {
         Self { status: 200, content_type, headers: Vec::new(), body: Body::Bytes(bytes) }
     }
 
-    /// Writes the answer.
-    pub fn write_to(&self, out: &mut impl Write) -> io::Result<()> {
+    /// Writes the answer to a request with `method`.
+    pub fn write_to(&self, method: &str, out: &mut impl Write) -> io::Result<()> {
         let length = match &self.body {
             Body::Bytes(bytes) => bytes.len() as u64,
             Body::Dump(dump) => dump.length(),
@@ -51,6 +52,7 @@ impl Answer {
         head.push_str("\r\n");
         out.write_all(head.as_bytes())?;
         match &self.body {
+            _ if method == HEAD => Ok(()),
             Body::Bytes(bytes) => out.write_all(bytes),
             Body::Dump(dump) => dump.write_to(out),
         }
@@ -66,9 +68,12 @@ fn reason(status: u16) -> &'static str {
         404 => "Not Found",
         405 => "Method Not Allowed",
         409 => "Conflict",
+        411 => "Length Required",
         413 => "Content Too Large",
         429 => "Too Many Requests",
         500 => "Internal Server Error",
+        501 => "Not Implemented",
+        505 => "HTTP Version Not Supported",
         _ => "Unknown",
     }
 }

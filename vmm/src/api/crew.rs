@@ -3,7 +3,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Connections answered at the same time. Others wait in the socket's backlog.
-pub(super) const MOST: usize = 16;
+pub(super) const MOST: usize = 32;
 
 /// The threads that answer.
 #[derive(Debug)]
@@ -66,7 +66,7 @@ mod tests {
     #[test]
     fn somebody_is_free_as_long_as_there_may_be_more() {
         let crew = Crew::default();
-        let started: Vec<_> = (0..20).map_while(|_| crew.take_work()).collect();
+        let started: Vec<_> = (0..MOST + 4).map_while(|_| crew.take_work()).collect();
         assert_eq!(started, (1..MOST).collect::<Vec<_>>());
         assert_eq!(*crew.counts(), Counts { all: MOST, free: 0 });
         (0..MOST).for_each(|_| crew.end_work());

@@ -9,10 +9,10 @@ use std::{
 };
 
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
-use types::devices::AttachRequest;
+use types::devices::{AttachRequest, AttachedDevice};
 
 use super::{
-    Answer, Request,
+    Answer, Client, Request,
     answer::{json, problem},
 };
 use crate::machine::{
@@ -48,7 +48,12 @@ pub(super) fn list(_request: &Request, board: &Board) -> Answer {
 }
 
 /// `POST /v1/devices`.
-pub(super) fn attach(request: &Request, files: Vec<OwnedFd>, board: &Board) -> Answer {
+pub(super) fn attach(
+    request: &Request,
+    files: Vec<OwnedFd>,
+    client: &Client<'_>,
+    board: &Board,
+) -> Answer {
     let wanted: AttachRequest = match serde_json::from_slice(&request.body) {
         Ok(wanted) => wanted,
         Err(error) => {
@@ -59,21 +64,28 @@ pub(super) fn attach(request: &Request, files: Vec<OwnedFd>, board: &Board) -> A
             return problem(400, "bad body", &detail);
         }
     };
-    match board.hotplug.attach(wanted, files) {
-        Ok(device) => json(202, &device),
-        Err(error) => refusal(&error),
-    }
+    answer(client.plug(|gone| board.hotplug.attach(wanted, files, gone)))
 }
 
 /// `DELETE /v1/devices/{id}`; `?pull=1` does not ask the guest.
-pub(super) fn detach(request: &Request, board: &Board) -> Answer {
-    let id = request.path().rsplit('/').next().unwrap_or_default();
+pub(super) fn detach(request: &Request, client: &Client<'_>, board: &Board) -> Answer {
+    let Some(id) = request.last_segment() else {
+        return problem(
+            400,
+            "bad path",
+            "what follows % in the device's name is no UTF-8 in hexadecimal",
+        );
+    };
     let removal = match request.number("pull") {
         Ok(None | Some(0)) => Removal::Asked,
         Ok(Some(1)) => Removal::Pulled,
         Ok(Some(_)) | Err(_) => return problem(400, "bad query", "pull is 0 or 1, as ?pull=1"),
     };
-    match board.hotplug.detach(id, removal) {
+    answer(client.plug(|gone| board.hotplug.detach(&id, removal, gone)))
+}
+
+fn answer(done: Option<Result<AttachedDevice, PlugError>>) -> Answer {
+    match done.unwrap_or(Err(PlugError::Busy)) {
         Ok(device) => json(202, &device),
         Err(error) => refusal(&error),
     }

@@ -14,7 +14,7 @@ mod waits;
 mod watch;
 
 use std::{
-    io,
+    io::{self, Write},
     os::{
         fd::OwnedFd,
         unix::net::{UnixListener, UnixStream},
@@ -35,19 +35,22 @@ use crate::{
 };
 
 // The others answer what cannot wait, a dump that is being read among it.
-const _: () = assert!(waits::MOST + 4 <= crew::MOST);
+const _: () = assert!(waits::MOST + waits::MOST_PLUGS + 4 <= crew::MOST);
 /// How long a client may take to send its request, and to take its answer.
 const CLIENT_LIMIT: Duration = Duration::from_secs(10);
 /// How long a client may take to take a piece of a dump: what takes it may be across the world, and the
 /// guest waits with it.
 const DUMP_LIMIT: Duration = Duration::from_secs(60);
+/// How long what a refused request still sends is taken.
+const DRAIN_LIMIT: Duration = Duration::from_secs(2);
 /// Largest body of a request.
 const MAX_BODY: usize = 4096;
 
 /// Starts answering.
 pub fn start(listener: UnixListener, board: &Arc<Board>) -> Result<(), RunError> {
     listener.set_nonblocking(false).map_err(|source| RunError::Api { source })?;
-    let desk = Desk { listener, waits: Waits::default(), crew: Crew::default() };
+    let (waits, plugs) = (Waits::up_to(waits::MOST), Waits::up_to(waits::MOST_PLUGS));
+    let desk = Desk { listener, waits, plugs, crew: Crew::default() };
     let (desk, served) = (Arc::new(desk), Arc::clone(board));
     let thread = Thread { name: Crew::name(0), kind: ThreadKind::Api, cpus: Vec::new() };
     spawn(thread, Arc::clone(board), move || serve(&desk, &served)).map(drop)
@@ -57,6 +60,7 @@ pub fn start(listener: UnixListener, board: &Arc<Board>) -> Result<(), RunError>
 struct Desk {
     listener: UnixListener,
     waits: Waits,
+    plugs: Waits,
     crew: Crew,
 }
 
@@ -75,35 +79,61 @@ fn serve(desk: &Arc<Desk>, board: &Arc<Board>) {
                 desk.crew.lose();
             }
         }
-        let _ = converse(stream, &desk.waits, board);
+        let _ = converse(stream, desk, board);
         desk.crew.end_work();
     }
 }
 
-fn converse(mut stream: UnixStream, waits: &Waits, board: &Board) -> io::Result<()> {
+fn converse(mut stream: UnixStream, desk: &Desk, board: &Board) -> io::Result<()> {
     stream.set_read_timeout(Some(CLIENT_LIMIT))?;
     stream.set_write_timeout(Some(CLIENT_LIMIT))?;
-    let answer = match receive(&mut stream) {
-        Ok((request, files)) => answer(&request, files, &Client::new(&stream, waits), board),
-        Err(error) => answer::problem(error.status(), "request not understood", &error.to_string()),
-    };
-    send(&answer, &mut stream, board)
+    match receive(&mut stream) {
+        Ok((request, files)) => {
+            let client = Client::new(&stream, &desk.waits, &desk.plugs);
+            let answer = answer(&request, files, &client, board);
+            send(&answer, &request.method, &mut stream, board)
+        }
+        Err(error) => {
+            let text = error.to_string();
+            let answer = answer::problem(error.status(), "request not understood", &text);
+            answer.write_to("", &mut stream)?;
+            drain(&mut stream);
+            Ok(())
+        }
+    }
 }
 
-fn send(answer: &Answer, stream: &mut UnixStream, board: &Board) -> io::Result<()> {
-    let Body::Dump(_) = answer.body else { return answer.write_to(stream) };
-    let written = stream.set_write_timeout(Some(DUMP_LIMIT)).and_then(|()| answer.write_to(stream));
+fn send(answer: &Answer, method: &str, stream: &mut UnixStream, board: &Board) -> io::Result<()> {
+    let Body::Dump(_) = answer.body else { return answer.write_to(method, stream) };
+    let written =
+        stream.set_write_timeout(Some(DUMP_LIMIT)).and_then(|()| answer.write_to(method, stream));
     watch::finish_dump(board);
     written
+}
+
+/// Takes what the client of a refused request still sends: closed before, the connection would be one that
+/// failed to the client, which sends on and loses the answer (RFC 9112 §9.6).
+fn drain(stream: &mut UnixStream) {
+    let (end, mut buffer) = (Instant::now() + DRAIN_LIMIT, [0; 4096]);
+    if stream.set_read_timeout(Some(DRAIN_LIMIT)).is_ok() {
+        while matches!(devices::read(stream, &mut buffer, &mut Vec::new()), Ok(1..))
+            && Instant::now() < end
+        {}
+    }
 }
 
 fn receive(stream: &mut UnixStream) -> Result<(Request, Vec<OwnedFd>), RequestError> {
     let deadline = Instant::now() + CLIENT_LIMIT;
     let (mut bytes, mut files) = (Vec::new(), Vec::new());
-    let mut buffer = [0; 4096];
+    let (mut buffer, mut told) = ([0; 4096], false);
     loop {
         if let Some(request) = parse(&bytes, MAX_BODY)? {
             return Ok((request, files));
+        }
+        if !told && http::awaits_continue(&bytes) {
+            told = true;
+            let go_on = b"HTTP/1.1 100 Continue\r\n\r\n";
+            stream.write_all(go_on).map_err(|_| RequestError::Incomplete)?;
         }
         let count =
             devices::read(stream, &mut buffer, &mut files).map_err(|_| RequestError::Incomplete)?;

@@ -20,9 +20,9 @@ pub struct Route {
 pub enum Act {
     /// By the request alone. Descriptors that come along are closed.
     Plain(fn(&Request, &Board) -> Answer),
-    /// By the request and the descriptors that come along.
-    WithFiles(fn(&Request, Vec<OwnedFd>, &Board) -> Answer),
-    /// By the request, after a wait for something new if that is asked for.
+    /// By the request and the descriptors that come along, after a wait.
+    WithFiles(fn(&Request, Vec<OwnedFd>, &Client<'_>, &Board) -> Answer),
+    /// By the request, after a wait if there is something to wait for.
     Waiting(fn(&Request, &Client<'_>, &Board) -> Answer),
 }
 
@@ -34,7 +34,7 @@ pub const ROUTES: &[Route] = &[
     route("PUT", "/v1/deadline", guest::put_deadline),
     route("GET", "/v1/devices", devices::list),
     Route { method: "POST", path: "/v1/devices", act: Act::WithFiles(devices::attach) },
-    route("DELETE", "/v1/devices/{id}", devices::detach),
+    Route { method: "DELETE", path: "/v1/devices/{id}", act: Act::Waiting(devices::detach) },
     route("POST", "/v1/dump", watch::dump),
     Route { method: "GET", path: "/v1/events", act: Act::Waiting(watch::events) },
     route("GET", "/v1/openapi.json", watch::document),
@@ -43,6 +43,10 @@ pub const ROUTES: &[Route] = &[
     route("POST", "/v1/resume", guest::resume),
     route("GET", "/v1/state", watch::state),
 ];
+
+/// Methods of HTTP (RFC 9110 §9.3, RFC 5789).
+const METHODS: [&str; 9] =
+    ["GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"];
 
 const fn route(
     method: &'static str,
@@ -60,10 +64,12 @@ pub fn answer(
     board: &Board,
 ) -> Answer {
     let there = || ROUTES.iter().filter(|route| is_at(route.path, request.path()));
-    if let Some(route) = there().find(|route| route.method == request.method) {
+    // The same without the body (RFC 9110 §9.3.2), which is left out when the answer is sent.
+    let method = if request.is_head() { "GET" } else { &request.method };
+    if let Some(route) = there().find(|route| route.method == method) {
         return match route.act {
             Act::Plain(act) => act(request, board),
-            Act::WithFiles(act) => act(request, files, board),
+            Act::WithFiles(act) => act(request, files, client, board),
             Act::Waiting(act) => act(request, client, board),
         };
     }
@@ -71,6 +77,10 @@ pub fn answer(
     if methods.is_empty() {
         let detail = format!("there is no {}; see /v1/openapi.json", request.path());
         return problem(404, "not found", &detail);
+    }
+    if !METHODS.contains(&request.method.as_str()) {
+        let detail = format!("{} is no method that is known here", request.method);
+        return problem(501, "not implemented", &detail);
     }
     let allow = methods.join(", ");
     let detail = format!("{} knows {allow}, not {}", request.path(), request.method);

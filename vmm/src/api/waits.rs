@@ -13,23 +13,30 @@ use std::{
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-/// Requests that may wait at the same time.
+/// Requests that may wait for something new at the same time.
 pub(super) const MOST: usize = 12;
+/// Devices that may be attached and detached at the same time: those of every port that a machine can have.
+pub(super) const MOST_PLUGS: usize = 16;
 /// How long a client that is gone holds a thread.
 const SLICE: Duration = Duration::from_millis(250);
 
 /// How many wait.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Waits {
     waiting: AtomicUsize,
+    most: usize,
 }
 
 /// A place among those that wait, until it is dropped.
 struct Place<'a>(&'a Waits);
 
 impl Waits {
+    pub(super) fn up_to(most: usize) -> Self {
+        Self { waiting: AtomicUsize::new(0), most }
+    }
+
     fn take(&self) -> Option<Place<'_>> {
-        let more = |waiting: usize| (waiting < MOST).then_some(waiting + 1);
+        let more = |waiting: usize| (waiting < self.most).then_some(waiting + 1);
         let taken = self.waiting.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
         taken.is_ok().then(|| Place(self))
     }
@@ -45,11 +52,19 @@ impl Drop for Place<'_> {
 pub struct Client<'a> {
     stream: &'a UnixStream,
     waits: &'a Waits,
+    plugs: &'a Waits,
 }
 
 impl<'a> Client<'a> {
-    pub(super) fn new(stream: &'a UnixStream, waits: &'a Waits) -> Self {
-        Self { stream, waits }
+    pub(super) fn new(stream: &'a UnixStream, waits: &'a Waits, plugs: &'a Waits) -> Self {
+        Self { stream, waits, plugs }
+    }
+
+    /// Returns what `act` does with a device, which may last; it is told whether the client is gone. `None` when
+    /// [`MOST_PLUGS`] are at that already.
+    pub(super) fn plug<T>(&self, act: impl FnOnce(&dyn Fn() -> bool) -> T) -> Option<T> {
+        let _place = self.plugs.take()?;
+        Some(act(&|| self.is_gone()))
     }
 
     /// Returns what `read`, which waits as long as it is told, returns first that is new. Returns what there
@@ -108,8 +123,8 @@ mod tests {
     #[test]
     fn a_client_that_is_gone_is_not_waited_for() {
         let (near, far) = UnixStream::pair().expect("a pair");
-        let waits = Waits::default();
-        let client = Client::new(&near, &waits);
+        let (waits, plugs) = (Waits::up_to(MOST), Waits::up_to(1));
+        let client = Client::new(&near, &waits, &plugs);
         far.shutdown(Shutdown::Write).expect("shut down");
         let mut far = Some(far);
         // It has said all, and reads on for two slices.
@@ -122,8 +137,8 @@ mod tests {
     #[test]
     fn what_is_new_ends_a_wait_and_so_does_its_time() {
         let (near, _far) = UnixStream::pair().expect("a pair");
-        let waits = Waits::default();
-        let client = Client::new(&near, &waits);
+        let (waits, plugs) = (Waits::up_to(MOST), Waits::up_to(1));
+        let client = Client::new(&near, &waits, &plugs);
         let mut count = 0;
         let read = |_| {
             count += 1;
@@ -139,13 +154,29 @@ mod tests {
     #[test]
     fn one_too_many_does_not_wait() {
         let (near, _far) = UnixStream::pair().expect("a pair");
-        let waits = Waits::default();
-        let client = Client::new(&near, &waits);
+        let (waits, plugs) = (Waits::up_to(MOST), Waits::up_to(1));
+        let client = Client::new(&near, &waits, &plugs);
         let mut places: Vec<_> = std::iter::from_fn(|| waits.take()).collect();
         assert_eq!(places.len(), MOST);
         let first = |slice: &Duration| !slice.is_zero();
         assert_eq!(client.wait(LONG, |slice| slice, first), Duration::ZERO);
         places.pop();
         assert_eq!(client.wait(LONG, |slice| slice, first), SLICE);
+    }
+
+    #[test]
+    fn one_too_many_is_not_plugged() {
+        let (near, far) = UnixStream::pair().expect("a pair");
+        let (waits, plugs) = (Waits::up_to(MOST), Waits::up_to(1));
+        let client = Client::new(&near, &waits, &plugs);
+        let mut far = Some(far);
+        let found = client.plug(|gone| {
+            let second = client.plug(|_| ());
+            let before = gone();
+            far.take();
+            (second, before, gone())
+        });
+        assert_eq!(found, Some((None, false, true)));
+        assert_eq!(client.plug(|gone| gone()), Some(true));
     }
 }

@@ -151,6 +151,7 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
         ram: ram.clone(),
         events: watch.events,
         exits: (0..spec.vcpus).map(|_| Exits::default()).collect(),
+        apic_ids: platform.cpus.ids().to_vec(),
         activity: watch.activity,
         hyperv: spec.hyperv,
         pauses: Pauses::default(),

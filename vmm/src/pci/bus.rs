@@ -37,6 +37,14 @@ struct Seat {
     /// bus number that the bridge has.
     parent: Option<Address>,
     bars: Vec<Bar>,
+    /// Memory BARs where they decoded last, by index: something of them may be there still.
+    left: BTreeMap<u8, Bar>,
+}
+
+impl Seat {
+    fn new(function: Shared, parent: Option<Address>) -> Self {
+        Self { function, parent, bars: Vec::new(), left: BTreeMap::new() }
+    }
 }
 
 /// Most bridges above a function; the VMM builds no deeper trees.
@@ -55,14 +63,14 @@ pub struct Bus {
 impl Bus {
     /// Seats a function on the bus of a root complex, which is there from then on.
     pub fn add(&mut self, address: Address, function: Shared) {
-        self.seats.insert(address, Seat { function, parent: None, bars: Vec::new() });
+        self.seats.insert(address, Seat::new(function, None));
         self.refresh(address);
     }
 
     /// Seats a function behind the bridge at `parent`. Its `address.bus` is only its name here: the
     /// guest finds it under the secondary bus number it gave the bridge.
     pub fn add_behind(&mut self, parent: Address, address: Address, function: Shared) {
-        self.seats.insert(address, Seat { function, parent: Some(parent), bars: Vec::new() });
+        self.seats.insert(address, Seat::new(function, Some(parent)));
         self.refresh(address);
     }
 
@@ -241,24 +249,82 @@ impl Bus {
         let old = std::mem::replace(&mut seat.bars, bars.clone());
         self.forget(&old, &function);
         for bar in bars.iter().filter(|bar| bar.decoding && bar.address != 0) {
-            let table = if bar.kind == BarKind::Io { &mut self.ports } else { &mut self.memory };
-            let decoded =
-                Decoded { size: bar.size, bar: bar.index, function: Arc::clone(&function) };
-            table.insert(bar.address, decoded);
+            self.decode(bar, &function);
+        }
+        let memory = |bars: &[Bar]| -> Vec<Bar> {
+            let decodes = |bar: &&Bar| bar.decoding && bar.address != 0 && bar.kind != BarKind::Io;
+            bars.iter().filter(decodes).copied().collect()
+        };
+        let (gone, come) = (memory(&old), memory(&bars));
+        self.make_room(address, &come);
+        if let Some(seat) = self.seats.get_mut(&address) {
+            seat.left.extend(come.into_iter().map(|bar| (bar.index, bar)));
         }
         lock(&function).bars_changed();
+        self.let_others_in(address, &gone);
     }
 
-    /// Takes decoded BARs of a function out of the tables.
-    fn forget(&mut self, bars: &[Bar], function: &Shared) {
-        for bar in bars.iter().filter(|bar| bar.decoding) {
-            let table = if bar.kind == BarKind::Io { &mut self.ports } else { &mut self.memory };
-            let ours = table.get(&bar.address).is_some_and(|d| Arc::ptr_eq(&d.function, function));
-            if ours {
-                table.remove(&bar.address);
+    /// Has what other functions left where they decode no longer go from where `come` decode.
+    fn make_room(&mut self, newcomer: Address, come: &[Bar]) {
+        for (_, seat) in self.seats.iter_mut().filter(|(name, _)| **name != newcomer) {
+            let decodes = |left: &Bar| seat.bars.iter().any(|bar| bar == left);
+            let in_the_way =
+                |left: &Bar| !decodes(left) && come.iter().any(|bar| overlap(bar, left));
+            let going: Vec<u8> =
+                seat.left.values().filter(|left| in_the_way(left)).map(|left| left.index).collect();
+            for index in going {
+                seat.left.remove(&index);
+                lock(&seat.function).make_room(index);
             }
         }
     }
+
+    /// Functions that decode where `gone` did have the place to themselves now.
+    fn let_others_in(&self, leaver: Address, gone: &[Bar]) {
+        for (_, seat) in self.seats.iter().filter(|(name, _)| **name != leaver) {
+            let waits = |bar: &Bar| bar.decoding && gone.iter().any(|gone| overlap(bar, gone));
+            if seat.bars.iter().any(waits) {
+                lock(&seat.function).bars_changed();
+            }
+        }
+    }
+
+    fn table(&mut self, kind: BarKind) -> &mut BTreeMap<u64, Decoded> {
+        if kind == BarKind::Io { &mut self.ports } else { &mut self.memory }
+    }
+
+    fn decode(&mut self, bar: &Bar, function: &Shared) {
+        let function = Arc::clone(function);
+        let decoded = Decoded { size: bar.size, bar: bar.index, function };
+        self.table(bar.kind).insert(bar.address, decoded);
+    }
+
+    /// Takes decoded BARs of a function out of the tables. Another that decodes there too is reached again.
+    fn forget(&mut self, bars: &[Bar], function: &Shared) {
+        for gone in bars.iter().filter(|bar| bar.decoding) {
+            let there = self.table(gone.kind).get(&gone.address);
+            if !there.is_some_and(|there| Arc::ptr_eq(&there.function, function)) {
+                continue;
+            }
+            self.table(gone.kind).remove(&gone.address);
+            let same = |bar: &&Bar| {
+                let same_space = (bar.kind == BarKind::Io) == (gone.kind == BarKind::Io);
+                bar.decoding && bar.address == gone.address && same_space
+            };
+            let other = self.seats.values().find_map(|seat| {
+                seat.bars.iter().find(same).map(|bar| (*bar, Arc::clone(&seat.function)))
+            });
+            if let Some((bar, function)) = other {
+                self.decode(&bar, &function);
+            }
+        }
+    }
+}
+
+/// Whether two BARs have an address in common.
+fn overlap(one: &Bar, other: &Bar) -> bool {
+    let last = |bar: &Bar| bar.address.saturating_add(bar.size - 1);
+    one.address <= last(other) && other.address <= last(one)
 }
 
 /// Whether somebody decoded an access.
@@ -339,197 +405,5 @@ fn lock(function: &Shared) -> std::sync::MutexGuard<'_, dyn PciFunction + 'stati
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::pci::{
-        config::{ConfigSpace, Identity},
-        port::{Kind, Link, Port},
-    };
-
-    #[test]
-    fn functions_see_only_aligned_powers_of_two() {
-        let lengths = |at, length, step| {
-            let data = vec![0; length];
-            pieces(at, &data, step).iter().map(|(at, piece)| (*at, piece.len())).collect::<Vec<_>>()
-        };
-        assert_eq!(lengths(0x10, 8, CONFIG_STEP), [(0x10, 4), (0x14, 4)]);
-        assert_eq!(lengths(0x11, 4, CONFIG_STEP), [(0x11, 1), (0x12, 2), (0x14, 1)]);
-        assert_eq!(lengths(6, 7, BAR_STEP), [(6, 2), (8, 4), (12, 1)]);
-    }
-
-    struct Plain {
-        config: ConfigSpace,
-        cell: u8,
-        resets: u32,
-    }
-
-    impl PciFunction for Plain {
-        fn read_config(&mut self, offset: u16, data: &mut [u8]) {
-            self.config.read(offset, data);
-        }
-        fn write_config(&mut self, offset: u16, data: &[u8]) {
-            self.config.write(offset, data);
-        }
-        fn bars(&self) -> Vec<Bar> {
-            self.config.bars()
-        }
-        fn place_bar(&mut self, index: u8, address: u64) {
-            self.config.place_bar(index, address);
-        }
-        fn read_bar(&mut self, _bar: u8, _offset: u64, data: &mut [u8]) {
-            data.fill(self.cell);
-        }
-        fn write_bar(&mut self, _bar: u8, _offset: u64, data: &[u8]) {
-            self.cell = data[0];
-        }
-        fn bus_reset(&mut self) {
-            self.config.write(4, &[0, 0]);
-            self.resets += 1;
-        }
-    }
-
-    fn plain() -> Plain {
-        let identity = Identity {
-            vendor: 0x1234,
-            device: 0x5678,
-            class: 0,
-            revision: 0,
-            subsystem_vendor: 0,
-            subsystem: 0,
-        };
-        let mut config = ConfigSpace::new(identity);
-        config.add_bar(0, BarKind::Memory32, 0x1000).expect("fits");
-        config.place_bar(0, 0xc000_0000);
-        Plain { config, cell: 9, resets: 0 }
-    }
-
-    fn bus() -> Bus {
-        let link = Link { speed: 1, width: 1 }.fixed().registers();
-        let port = Port::new(Kind::Root, &link, None).expect("room");
-        let mut bus = Bus::default();
-        let above = Address { bus: 0, device: 2, function: 0 };
-        bus.add(above, Arc::new(Mutex::new(port)));
-        let name = Address { bus: 1, device: 0, function: 0 };
-        bus.add_behind(above, name, Arc::new(Mutex::new(plain())));
-        bus
-    }
-
-    const PORT: u64 = 2 << 15;
-
-    #[test]
-    fn devices_move_with_their_bridge() {
-        let mut bus = bus();
-        let mut data = [0; 4];
-        bus.write_ecam(PORT | 0x18, &[0, 7, 7, 0]);
-        bus.read_ecam(7 << 20, &mut data);
-        assert_eq!(u32::from_le_bytes(data), 0x5678_1234);
-        bus.read_ecam(1 << 20, &mut data);
-        assert_eq!(data, [0xff; 4]);
-    }
-
-    #[test]
-    fn requests_go_down_through_switches() {
-        let mut bus = Bus::default();
-        let link = Link { speed: 4, width: 16 }.fixed().registers();
-        let at = |bus, device| Address { bus, device, function: 0 };
-        let mut seat = |parent: Option<Address>, name, kind, buses: (u8, u8, u8)| {
-            let mut port = Port::new(kind, &link, None).expect("room");
-            port.set_buses(buses.0, buses.1, buses.2);
-            let port = Arc::new(Mutex::new(port));
-            match parent {
-                None => bus.add(name, port),
-                Some(parent) => bus.add_behind(parent, name, port),
-            }
-        };
-        seat(None, at(0x40, 0), Kind::Root, (0x40, 0x41, 0x44));
-        seat(Some(at(0x40, 0)), at(0x41, 0), Kind::Upstream, (0x41, 0x42, 0x44));
-        seat(Some(at(0x41, 0)), at(0x42, 0), Kind::Downstream, (0x42, 0x43, 0x43));
-        seat(Some(at(0x41, 0)), at(0x42, 1), Kind::Downstream, (0x42, 0x44, 0x44));
-        bus.add_behind(at(0x42, 1), at(0x44, 0), Arc::new(Mutex::new(plain())));
-        let identity = |bus: &Bus, number: u64, device: u64| {
-            let mut data = [0; 4];
-            bus.read_ecam(number << 20 | device << 15, &mut data);
-            u32::from_le_bytes(data)
-        };
-        assert_eq!(identity(&bus, 0x42, 1), 0x8233_104c);
-        assert_eq!(identity(&bus, 0x44, 0), 0x5678_1234);
-        assert_eq!(identity(&bus, 0x43, 0), u32::MAX);
-        assert_eq!(identity(&bus, 0x04, 0), u32::MAX);
-        // A bridge above that stops short hides what is below.
-        bus.write_ecam(0x41 << 20 | 0x1a, &[0x43]);
-        assert_eq!((identity(&bus, 0x44, 0), identity(&bus, 0x42, 1)), (u32::MAX, 0x8233_104c));
-        bus.write_ecam(0x41 << 20 | 0x1a, &[0x44]);
-        bus.remove(at(0x44, 0));
-        assert_eq!(identity(&bus, 0x44, 0), u32::MAX);
-    }
-
-    #[test]
-    fn bars_answer_only_while_decoding_and_inside() {
-        let mut bus = bus();
-        let mut data = [0; 4];
-        bus.write_ecam(PORT | 0x18, &[0, 1, 1, 0]);
-        assert_eq!(bus.read_memory(0xc000_0000, &mut data), Answered::No);
-        bus.write_ecam(1 << 20 | 4, &[2, 0]);
-        assert_eq!(bus.read_memory(0xc000_0ffc, &mut data), Answered::Yes);
-        assert_eq!(data, [9; 4]);
-        assert_eq!(bus.read_memory(0xc000_0ffe, &mut data), Answered::No);
-        bus.write_ecam(1 << 20 | 0x10, &[0, 0, 0, 0xd0]);
-        assert_eq!(bus.read_memory(0xc000_0000, &mut data), Answered::No);
-        assert_eq!(bus.read_memory(0xd000_0000, &mut data), Answered::Yes);
-    }
-
-    /// Bridge control, secondary bus reset.
-    #[test]
-    fn a_bridge_resets_what_is_below_it_once() {
-        let link = Link { speed: 1, width: 1 }.fixed().registers();
-        let mut bus = Bus::default();
-        let at = |bus, device| Address { bus, device, function: 0 };
-        let port = |kind| Arc::new(Mutex::new(Port::new(kind, &link, None).expect("room")));
-        let (below, beside) = (Arc::new(Mutex::new(plain())), Arc::new(Mutex::new(plain())));
-        bus.add(at(0, 2), port(Kind::Root));
-        bus.add(at(0, 3), port(Kind::Root));
-        bus.add_behind(at(0, 2), at(1, 0), port(Kind::Upstream));
-        bus.add_behind(at(1, 0), at(2, 0), port(Kind::Downstream));
-        bus.add_behind(at(2, 0), at(3, 0), Arc::<Mutex<Plain>>::clone(&below));
-        bus.add_behind(at(0, 3), at(4, 0), Arc::<Mutex<Plain>>::clone(&beside));
-        let resets =
-            || [&below, &beside].map(|function| function.lock().expect("one thread").resets);
-        let program = |bus: &mut Bus| {
-            bus.write_ecam(PORT | 0x18, &[0, 1, 3, 0]);
-            bus.write_ecam(1 << 20 | 0x18, &[1, 2, 3, 0]);
-            bus.write_ecam(2 << 20 | 0x18, &[2, 3, 3, 0]);
-            bus.write_ecam(3 << 20 | 4, &[2, 0]);
-        };
-        let identity = |bus: &Bus| {
-            let mut data = [0; 4];
-            bus.read_ecam(3 << 20, &mut data);
-            u32::from_le_bytes(data)
-        };
-        program(&mut bus);
-        assert_eq!((identity(&bus), resets()), (0x5678_1234, [0, 0]));
-        bus.write_ecam(PORT | 0x3e, &[0x40, 0]);
-        bus.write_ecam(PORT | 0x3e, &[0x43, 0]);
-        assert_eq!((identity(&bus), resets()), (u32::MAX, [1, 0]));
-        let mut data = [0; 4];
-        assert_eq!(bus.read_memory(0xc000_0000, &mut data), Answered::No);
-        // Over: the switch below has forgotten its buses.
-        bus.write_ecam(PORT | 0x3e, &[0, 0]);
-        assert_eq!((identity(&bus), resets()), (u32::MAX, [1, 0]));
-        program(&mut bus);
-        assert_eq!((identity(&bus), resets()), (0x5678_1234, [1, 0]));
-        bus.write_ecam(PORT | 0x3e, &[0x40, 0]);
-        assert_eq!(resets(), [2, 0]);
-    }
-
-    #[test]
-    fn the_old_ports_reach_the_same_registers() {
-        let mut bus = bus();
-        let mut data = [0; 2];
-        bus.write_mechanism1(0, &(1u32 << 31 | 2 << 11).to_le_bytes());
-        bus.read_mechanism1(4, &mut data);
-        assert_eq!(u16::from_le_bytes(data), 0x1b36);
-        bus.write_mechanism1(0, &0u32.to_le_bytes());
-        bus.read_mechanism1(4, &mut data);
-        assert_eq!(data, [0xff; 2]);
-    }
-}
+#[path = "bus_tests.rs"]
+mod tests;

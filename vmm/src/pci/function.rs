@@ -56,6 +56,10 @@ pub trait PciFunction: Send {
     /// moves them here; mappings stay while only decoding is switched off.
     fn bars_changed(&mut self) {}
 
+    /// Another function's memory is where `bar` was before its decoding was switched off: what was left there
+    /// goes.
+    fn make_room(&mut self, _bar: u8) {}
+
     /// Returns the buses behind the function as the guest programmed them, secondary and
     /// subordinate, if it is a bridge whose other side can be reached.
     fn buses(&self) -> Option<(u8, u8)> {

@@ -1,6 +1,7 @@
 //! KVM: one virtual machine, its memory slots, its fast paths and its interrupts.
 //! Source: Linux Documentation/virt/kvm/api.rst.
 
+mod modes;
 mod pins;
 
 use std::{
@@ -12,10 +13,10 @@ use std::{
 };
 
 use kvm_bindings::{
-    CpuId, KVM_BUS_LOCK_DETECTION_EXIT, KVM_CAP_X86_BUS_LOCK_EXIT, KVM_IRQ_ROUTING_IRQCHIP,
-    KVM_IRQ_ROUTING_MSI, KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE,
-    KVM_MAX_CPUID_ENTRIES, KVM_MEM_READONLY, KvmIrqRouting, kvm_enable_cap, kvm_irq_routing_entry,
-    kvm_irq_routing_irqchip, kvm_irq_routing_msi, kvm_msi, kvm_userspace_memory_region,
+    CpuId, KVM_IRQ_ROUTING_IRQCHIP, KVM_IRQ_ROUTING_MSI, KVM_IRQCHIP_IOAPIC,
+    KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, KVM_MAX_CPUID_ENTRIES, KVM_MEM_READONLY,
+    KvmIrqRouting, kvm_irq_routing_entry, kvm_irq_routing_irqchip, kvm_irq_routing_msi, kvm_msi,
+    kvm_userspace_memory_region,
 };
 use kvm_ioctls::{IoEventAddress, Kvm, NoDatamatch, VcpuFd, VmFd};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
@@ -74,27 +75,6 @@ fn call(what: &'static str) -> impl Fn(kvm_ioctls::Error) -> KvmError {
     move |error| KvmError::Call { what, source: io::Error::from_raw_os_error(error.errno()) }
 }
 
-/// Has each lock of the memory bus by a guest end `KVM_RUN`, where the CPU can say so (Intel since
-/// Sapphire Rapids, AMD since Zen 5). Must come before the first virtual CPU.
-/// Source: Linux Documentation/virt/kvm/api.rst, "`KVM_CAP_X86_BUS_LOCK_EXIT`".
-fn tell_bus_locks(kvm: &Kvm, fd: &VmFd) -> Result<(), kvm_ioctls::Error> {
-    let modes = kvm.check_extension_raw(KVM_CAP_X86_BUS_LOCK_EXIT.into());
-    if !offers_bus_locks(modes) {
-        return Ok(());
-    }
-    fd.enable_cap(&kvm_enable_cap {
-        cap: KVM_CAP_X86_BUS_LOCK_EXIT,
-        args: [KVM_BUS_LOCK_DETECTION_EXIT.into(), 0, 0, 0],
-        ..Default::default()
-    })
-}
-
-/// Whether KVM can do that, by what it answers of the capability: the modes it has, nothing where it has
-/// none, or an error.
-fn offers_bus_locks(modes: i32) -> bool {
-    u32::try_from(modes).is_ok_and(|modes| modes & KVM_BUS_LOCK_DETECTION_EXIT != 0)
-}
-
 /// One virtual machine.
 pub struct Vm {
     fd: VmFd,
@@ -145,7 +125,8 @@ impl Vm {
         fd.set_identity_map_address(IDENTITY_MAP_ADDRESS)
             .map_err(call("place the identity map"))?;
         let pins = pins::create(&kvm, &fd, Controllers::of(id_limit))?;
-        tell_bus_locks(&kvm, &fd).map_err(call("tell of locks of the memory bus"))?;
+        modes::tell_bus_locks(&kvm, &fd).map_err(call("tell of locks of the memory bus"))?;
+        modes::withhold_counters(&kvm, &fd).map_err(call("keep performance counters"))?;
         let vm = Arc::new_cyclic(|this| Self {
             fd,
             features,
@@ -275,8 +256,8 @@ impl Vm {
         message.map_or(Ok(()), |message| pins::send(&self.fd, message))
     }
 
-    /// Sends virtual CPU `id` a non-maskable interrupt: as an MSI message with that delivery mode,
-    /// which needs no cooperation of the thread that runs the CPU (Intel SDM vol. 3A §12.11).
+    /// Sends the virtual CPU with APIC id `id` a non-maskable interrupt: as an MSI message with that delivery
+    /// mode, which needs no cooperation of the thread that runs the CPU (Intel SDM vol. 3A §12.11).
     pub fn send_nmi(&self, id: u32) -> io::Result<()> {
         let message = kvm_msi {
             address_lo: MSI_WINDOW | (id & 0xff) << 12,
@@ -466,8 +447,15 @@ impl MsiVector for KvmVector {
         };
         let mut interrupts = self.vm.interrupts();
         if interrupts.routes.get(&self.gsi) != Some(&message) {
-            interrupts.routes.insert(self.gsi, message);
-            self.vm.apply_routes(&interrupts)?;
+            let before = interrupts.routes.insert(self.gsi, message);
+            if let Err(error) = self.vm.apply_routes(&interrupts) {
+                // KVM takes all routes or none: one that it refuses must not stay among them.
+                match before {
+                    Some(before) => interrupts.routes.insert(self.gsi, before),
+                    None => interrupts.routes.remove(&self.gsi),
+                };
+                return Err(error);
+            }
         }
         drop(interrupts);
         if *attached == Attached::No {
@@ -560,15 +548,4 @@ fn borrowed(event: &EventFd) -> BorrowedFd<'_> {
     use std::os::fd::AsRawFd;
     // SAFETY: the descriptor stays open as long as `event`, to whose life the result is bound.
     unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn locks_of_the_bus_are_told_where_kvm_has_that_mode() {
-        // None at all, only that they are not told, both; and an error.
-        assert_eq!([0, 1, 3, -1].map(offers_bus_locks), [false, false, true, false]);
-    }
 }

@@ -46,8 +46,8 @@ pub(super) fn extended_state(features: &CpuId) -> Option<u64> {
 /// bits that are cleared. Nested virtualisation, performance counters, tracing and enclaves would
 /// each need state or resources that nobody here gives; MONITOR would sleep past our timers.
 const WITHHELD: [(u32, u32, [u32; 4]); 8] = [
-    // MONITOR, VMX, SMX, perfmon capabilities.
-    (1, 0, [0, 0, 1 << 3 | 1 << 5 | 1 << 6 | 1 << 15, 0]),
+    // Debug store (two bits), MONITOR, VMX, SMX, perfmon capabilities.
+    (1, 0, [0, 0, 1 << 2 | 1 << 3 | 1 << 5 | 1 << 6 | 1 << 15, 1 << 21]),
     // SGX, processor trace; SGX launch control.
     (7, 0, [0, 1 << 2 | 1 << 25, 1 << 30, 0]),
     (0xa, 0, [u32::MAX; 4]),
@@ -79,6 +79,10 @@ pub(super) fn for_vcpu(supported: &CpuId, id: u32, cpus: &Cpus) -> CpuId {
     for entry in features.as_mut_slice() {
         clear(entry, &WITHHELD);
         adapt(entry, id, cpus, package);
+        // Intel has the bit for nothing, and Linux takes it to say that there are no threads.
+        if entry.function == 0x8000_0001 && is_intel(supported) {
+            entry.ecx &= !LEGACY_CORES;
+        }
         // A deadline in ticks of a counter that drifts is missed, and the guest sleeps on.
         if entry.function == 1 && !steady {
             entry.ecx &= !TSC_DEADLINE;
@@ -123,6 +127,13 @@ fn clear(entry: &mut kvm_cpuid_entry2, features: &[(u32, u32, [u32; 4])]) {
 fn withdraw_tiles(features: &mut CpuId) {
     features.as_mut_slice().iter_mut().for_each(|entry| clear(entry, &TILE_FEATURES));
     features.retain(|entry| !TILE_LEAVES.contains(&entry.function));
+}
+
+/// First letters of "GenuineIntel", leaf 0 ebx.
+const INTEL: u32 = u32::from_le_bytes(*b"Genu");
+
+fn is_intel(supported: &CpuId) -> bool {
+    supported.as_slice().iter().any(|entry| entry.function == 0 && entry.ebx == INTEL)
 }
 
 fn has_invariant_tsc(supported: &CpuId) -> bool {
@@ -244,6 +255,9 @@ mod tests {
         assert_eq!((thread.eax, thread.ebx, thread.ecx), (1, 2, 0x100));
         assert_eq!((core.eax, core.ebx, core.ecx, core.edx), (3, 6, 0x201, 12));
         assert_eq!(find(&features, 0x8000_0001, 0).ecx, LEGACY_CORES);
+        let vendor = kvm_cpuid_entry2 { ebx: INTEL, ..entry(0) };
+        let intel = CpuId::from_entries(&[vendor, entry(0x8000_0001)]).expect("few");
+        assert_eq!(find(&for_vcpu(&intel, last, &cpus), 0x8000_0001, 0).ecx, 0);
         assert_eq!(find(&features, 0x8000_0008, 0).ecx, 5 | 3 << 12);
         let amd = find(&features, 0x8000_001e, 0);
         assert_eq!((amd.eax, amd.ebx, amd.ecx), (12, 1 << 8 | 2, 1));

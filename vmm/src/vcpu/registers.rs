@@ -19,7 +19,8 @@ const EFER_LONG_ACTIVE: u64 = 1 << 10;
 const FLAGS: u64 = 2;
 
 const MSR_MISC_ENABLE: u32 = 0x1a0;
-const MISC_ENABLE_FAST_STRING: u64 = 1;
+/// Fast strings; neither branch trace store nor precise event-based sampling.
+const MISC_ENABLE: u64 = 1 | 1 << 11 | 1 << 12;
 const MSR_MTRR_DEFAULT: u32 = 0x2ff;
 /// MTRRs on, everything write-back.
 const MTRR_WRITE_BACK: u64 = 1 << 11 | 6;
@@ -42,7 +43,7 @@ const LARGE: u64 = 1 << 7;
 
 pub(super) fn set_msrs(vcpu: &VcpuFd, start: Entry) -> Result<(), kvm_ioctls::Error> {
     let entry = |index, data| kvm_msr_entry { index, data, ..Default::default() };
-    let mut entries = vec![entry(MSR_MISC_ENABLE, MISC_ENABLE_FAST_STRING)];
+    let mut entries = vec![entry(MSR_MISC_ENABLE, MISC_ENABLE)];
     // Firmware sets the memory types itself.
     if start != Entry::Reset {
         entries.push(entry(MSR_MTRR_DEFAULT, MTRR_WRITE_BACK));

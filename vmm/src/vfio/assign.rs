@@ -25,6 +25,7 @@ use super::{
     irq::{Interrupts, Ways},
     link,
     neighbours::{InUse, Neighbours},
+    places::Places,
     plug::Plug,
     quirks::{self, Effect},
     reset::{self, Confinement, DEADLINE, ResetError, Resetter},
@@ -175,21 +176,21 @@ impl Claim {
         if !self.bound.is_empty() {
             dma::map_ram(&*space, ram)?;
         }
-        let mut devices = Vec::new();
+        let (mut devices, places) = (Vec::new(), Arc::<Places>::default());
         let all = self.bound.iter().zip(&self.resetters).zip(&self.cliques).zip(routes);
         for (((claimed, resetter), clique), route) in all {
             let (address, device) = claimed;
             let device: Arc<dyn Device> = Arc::<VfioDevice>::clone(device);
-            let guest: Box<dyn Slots> = Box::new(Arc::clone(vm));
-            let slots: Box<dyn Slots> = match self.peers {
-                Peers::Apart => guest,
+            let slots: Arc<dyn Slots> = match self.peers {
+                Peers::Apart => Arc::new(Arc::clone(vm)),
                 Peers::Reach => {
                     let (space, device) = (Arc::clone(&space), Arc::clone(&device));
-                    Box::new(PeerSlots { guest, space, device })
+                    Arc::new(PeerSlots { guest: Box::new(Arc::clone(vm)), space, device })
                 }
             };
             let interrupts: Arc<dyn InterruptSource> = Arc::<Vm>::clone(vm);
-            let host = Host { interrupts, slots, route: *route, clique: *clique };
+            let places = Arc::clone(&places);
+            let host = Host { interrupts, slots, places, route: *route, clique: *clique };
             devices.push(Function::open(*address, device, host, Arc::clone(resetter))?);
         }
         let in_use =
@@ -198,7 +199,7 @@ impl Claim {
         let resetters = self.resetters;
         let closer = Closer { devices: keep, resetters, _in_use: in_use, _space: space };
         let (ram, vm) = (ram.clone(), Arc::clone(vm));
-        let plug = Plug { space: self.space, neighbours: self.neighbours, ram, vm };
+        let plug = Plug { space: self.space, neighbours: self.neighbours, places, ram, vm };
         Ok(Passthrough { devices, closer, plug })
     }
 }
@@ -316,7 +317,9 @@ pub struct Host {
     /// Where its vectors and its line come from.
     pub interrupts: Arc<dyn InterruptSource>,
     /// Gives the guest its BARs.
-    pub slots: Box<dyn Slots>,
+    pub slots: Arc<dyn Slots>,
+    /// Where it has all devices' BARs.
+    pub places: Arc<Places>,
     /// Where the pin goes.
     pub route: PinRoute,
     /// Which clique of peers the device is told to be in.
@@ -328,7 +331,7 @@ pub struct Function {
     address: Bdf,
     device: Arc<dyn Device>,
     resetter: Arc<Resetter>,
-    slots: Box<dyn Slots>,
+    places: Arc<Places>,
     config: ConfigFilter,
     /// Sizes of the device's own BARs.
     bar_sizes: [u64; 6],
@@ -369,7 +372,8 @@ impl Function {
                 Effect::HideCapability(_) | Effect::MoveTable | Effect::NoPin => None,
             })
             .collect();
-        let mapped = map_bars(&*device, &config, &trapped_bars).map_err(failed("map the BARs"))?;
+        let mapped = map_bars(&*device, &config, &trapped_bars, (&host.places, &host.slots))
+            .map_err(failed("map the BARs"))?;
         let mut pin = [facts.snapshot.get(usize::from(INTERRUPT_PIN)).copied().unwrap_or(0)];
         config.read(INTERRUPT_PIN, &mut pin);
         let line = match pin[0] {
@@ -384,12 +388,11 @@ impl Function {
         let interrupts = Interrupts::new(Arc::clone(&device), host.interrupts, ways)
             .map_err(failed("prepare the interrupts"))?;
         let behind = Behind { link: link::of(&facts.snapshot), atomics: device.atomic_ops() };
-        let slots = host.slots;
         let mut function = Self {
             address,
             device,
             resetter,
-            slots,
+            places: host.places,
             config,
             bar_sizes: facts.bar_sizes,
             rom: facts.rom,
@@ -479,10 +482,12 @@ impl PciFunction for Function {
         }
     }
 
-    /// The host's bus is not the guest's to reset: the function is, where it can be.
+    /// The host's bus is not the guest's to reset: the function is, by itself or as its resetter can.
     fn bus_reset(&mut self) {
-        let Some((at, bit)) = self.config.function_reset() else { return };
-        self.write_config(at, &[bit]);
+        match self.config.function_reset() {
+            Some((at, bit)) => self.write_config(at, &[bit]),
+            None => self.reset(),
+        }
     }
 
     fn bars(&self) -> Vec<Bar> {
@@ -524,11 +529,9 @@ impl PciFunction for Function {
 
     fn bars_changed(&mut self) {
         let bars = self.config.bars();
-        self.mapped.iter_mut().for_each(|mapped| mapped.leave(&bars));
-        let slots = &*self.slots;
-        // One that cannot be placed takes nothing from the others.
-        let placed: Vec<_> = self.mapped.iter_mut().map(|one| one.arrive(&bars, slots)).collect();
-        self.complain("map a BAR for the guest; it will be slow", placed.into_iter().collect());
+        let now: Vec<_> = self.mapped.iter().map(|mapped| mapped.decodes(&bars)).collect();
+        let placed = self.places.follow(&now);
+        self.complain("map a BAR for the guest; it will be slow", placed);
     }
 
     fn reset(&mut self) {
@@ -568,6 +571,7 @@ fn map_bars(
     device: &dyn Device,
     config: &ConfigFilter,
     trapped_bars: &[u8],
+    around: (&Arc<Places>, &Arc<dyn Slots>),
 ) -> io::Result<Vec<MappedBar>> {
     config
         .bars()
@@ -576,7 +580,12 @@ fn map_bars(
         .filter(|bar| !trapped_bars.contains(&bar.index))
         .map(|bar| {
             let table = config.msix_layout().filter(|layout| layout.bar == bar.index);
-            MappedBar::new(device, bar, table.map(|layout| layout.table..table_end(&layout)))
+            MappedBar::new(
+                device,
+                bar,
+                table.map(|layout| layout.table..table_end(&layout)),
+                around,
+            )
         })
         .collect()
 }

@@ -1,16 +1,18 @@
 //! Which parts of a BAR the guest reaches without leaving its virtual CPU, and where they are.
 //!
 //! A part is mapped if the kernel lets it be mapped, if it consists of whole pages, and if it holds
-//! nothing of the MSI-X table. All else is trapped. Mapped parts move when the guest has moved
-//! the BAR and lets it decode; they stay where they are while it does not.
+//! nothing of the MSI-X table. All else is trapped.
 
 use std::{io, ops::Range, sync::Arc};
 
-use super::device::{Area, Device, Region, RegionInfo};
+use super::{
+    device::{Area, Device, Region, RegionInfo},
+    places::{Place, Places},
+};
 use crate::{
     pci::function::Bar,
     sys::{
-        kvm::{MemorySlot, Place, Vm},
+        kvm::{self, MemorySlot, Vm},
         memory::{Access, Mapping},
     },
 };
@@ -38,7 +40,7 @@ pub trait Slots: Send + Sync {
 
 impl Slots for Arc<Vm> {
     fn map(&self, guest: u64, part: &Part) -> io::Result<Box<dyn Send>> {
-        let place = Place { guest, size: part.mapping.size() as u64 };
+        let place = kvm::Place { guest, size: part.mapping.size() as u64 };
         let slot: MemorySlot = Vm::map(self, place, &part.mapping, 0, Access::ReadWrite)
             .map_err(|error| io::Error::other(error.to_string()))?;
         Ok(Box::new(slot))
@@ -75,63 +77,42 @@ pub fn plan(info: &RegionInfo, size: u64, trapped: Option<Range<u64>>) -> Vec<Ar
 /// The mapped parts of one BAR.
 pub struct MappedBar {
     index: u8,
-    parts: Vec<Part>,
-    /// Address at which the parts are, with what keeps them there.
-    placed: Option<(u64, Vec<Box<dyn Send>>)>,
+    place: Place,
 }
 
 impl MappedBar {
     /// Maps what [`plan`] says of BAR `bar`. Nothing is placed yet.
-    pub fn new(device: &dyn Device, bar: &Bar, trapped: Option<Range<u64>>) -> io::Result<Self> {
-        let info = device.region(Region::Bar(bar.index))?;
-        let modulus = bar.size.min(LARGEST_PAGE);
-        let parts = plan(&info, bar.size, trapped)
-            .into_iter()
-            .map(|area| {
-                let mapping = device.map(bar.index, area, modulus)?;
-                Ok(Part { bar: bar.index, area, mapping })
-            })
-            .collect::<io::Result<_>>()?;
-        Ok(Self { index: bar.index, parts, placed: None })
+    pub fn new(
+        device: &dyn Device,
+        bar: &Bar,
+        trapped: Option<Range<u64>>,
+        (places, slots): (&Arc<Places>, &Arc<dyn Slots>),
+    ) -> io::Result<Self> {
+        let parts = parts(device, bar, trapped)?;
+        Ok(Self { index: bar.index, place: places.add(bar.size, parts, Arc::clone(slots)) })
     }
 
-    /// Takes the parts away from where they are, if the BAR now decodes elsewhere.
-    pub fn leave(&mut self, bars: &[Bar]) {
-        let here = self.placed.as_ref().map(|(address, _)| *address);
-        if let Some(bar) = self.decoding(bars)
-            && here.is_some_and(|here| here != bar.address)
-        {
-            self.placed = None;
-        }
+    /// Returns its place, and where `bars` say that it decodes.
+    pub fn decodes(&self, bars: &[Bar]) -> (&Place, Option<u64>) {
+        let bar = bars.iter().find(|bar| bar.index == self.index && bar.decoding);
+        (&self.place, bar.map(|bar| bar.address).filter(|address| *address != 0))
     }
 
-    /// Gives the parts to the guest where the BAR decodes, unless they are there. All BARs that
-    /// move must have left first.
-    pub fn arrive(&mut self, bars: &[Bar], slots: &dyn Slots) -> io::Result<()> {
-        let Some(bar) = self.decoding(bars) else { return Ok(()) };
-        if self.placed.is_some() || bar.address == 0 {
-            return Ok(());
-        }
-        let parts = self.parts.iter();
-        let held = parts
-            .map(|part| {
-                let guest = bar.address.checked_add(part.area.offset);
-                slots.map(guest.ok_or(io::ErrorKind::InvalidInput)?, part)
-            })
-            .collect::<io::Result<_>>()?;
-        self.placed = Some((bar.address, held));
-        Ok(())
-    }
-
-    /// Takes the parts away, wherever they are: the device's reset has undone what other devices
-    /// had of them. They arrive again when the guest has placed the BAR again.
+    /// Takes the parts away, as [`Place::forget`].
     pub fn forget(&mut self) {
-        self.placed = None;
+        self.place.forget();
     }
+}
 
-    fn decoding<'a>(&self, bars: &'a [Bar]) -> Option<&'a Bar> {
-        bars.iter().find(|bar| bar.index == self.index && bar.decoding)
-    }
+/// Maps into this process what [`plan`] says of a BAR.
+fn parts(device: &dyn Device, bar: &Bar, trapped: Option<Range<u64>>) -> io::Result<Vec<Part>> {
+    let info = device.region(Region::Bar(bar.index))?;
+    let modulus = bar.size.min(LARGEST_PAGE);
+    let map = |area: Area| {
+        let mapping = device.map(bar.index, area, modulus)?;
+        Ok(Part { bar: bar.index, area, mapping })
+    };
+    plan(&info, bar.size, trapped).into_iter().map(map).collect()
 }
 
 #[cfg(test)]
@@ -191,10 +172,10 @@ mod tests {
         let mut device = FakeDevice::nvme();
         device.bars[0] = RegionInfo { size, mappable: vec![area(0, size)] };
         let bar = Bar { index: 0, kind: BarKind::Memory64, size, address: 8 << 30, decoding: true };
-        let mapped = MappedBar::new(&device, &bar, Some(0x6000_0000..0x6000_1000)).expect("room");
-        let offsets: Vec<u64> = mapped.parts.iter().map(|part| part.area.offset).collect();
+        let parts = parts(&device, &bar, Some(0x6000_0000..0x6000_1000)).expect("room");
+        let offsets: Vec<u64> = parts.iter().map(|part| part.area.offset).collect();
         assert_eq!(offsets, [0, 0x6000_1000]);
-        for part in &mapped.parts {
+        for part in &parts {
             let residue = part.mapping.host_address() % LARGEST_PAGE;
             assert_eq!(residue, part.area.offset % LARGEST_PAGE, "{:#x}", part.area.offset);
         }

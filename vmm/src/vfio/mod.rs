@@ -3,7 +3,7 @@
 //! Devices come as open descriptors of iommufd and of VFIO's character devices; no path is opened
 //! here, and whether a device may be given away at all (its group, interrupt remapping) is decided
 //! by whoever opened them. `config` decides what of the configuration space a guest sees and may
-//! change, `bars` which parts of the BARs it reaches directly, `irq` how interrupts get to it,
+//! change, `bars` which parts of the BARs it reaches directly, `places` where, `irq` how interrupts get to it,
 //! `dma` what of its memory the device reaches, `reset` that no tenant's state is left in it, and
 //! `neighbours` whom a reset would hit besides.
 //! `assign` ties them to one `PciFunction` per device. The system calls are in `sys::vfio`, behind
@@ -21,6 +21,7 @@ mod fake;
 pub mod irq;
 mod link;
 pub mod neighbours;
+pub mod places;
 pub mod plug;
 pub mod quirks;
 pub mod reset;

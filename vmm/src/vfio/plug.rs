@@ -9,6 +9,7 @@ use super::{
     device::Device,
     dma::{self, AddressSpace},
     neighbours::Neighbours,
+    places::Places,
     reset,
 };
 use crate::{
@@ -20,6 +21,7 @@ use crate::{
 pub struct Plug {
     pub(super) space: Arc<dyn Interface>,
     pub(super) neighbours: Neighbours,
+    pub(super) places: Arc<Places>,
     pub(super) ram: Ram,
     pub(super) vm: Arc<Vm>,
 }
@@ -45,7 +47,8 @@ impl Plug {
         let device: Arc<dyn Device> = Arc::<VfioDevice>::clone(&device);
         let host = Host {
             interrupts: Arc::<Vm>::clone(&self.vm),
-            slots: Box::new(Arc::clone(&self.vm)),
+            slots: Arc::new(Arc::clone(&self.vm)),
+            places: Arc::clone(&self.places),
             route,
             clique: None,
         };

@@ -64,13 +64,8 @@ fn fresh_queue(memory: &GuestRam) -> Queue {
 }
 
 fn fresh_ring(memory: &GuestRam) -> Ring {
-    let layout = QueueLayout {
-        size: FRESH_SIZE,
-        descriptors: 0x1000,
-        available: 0x2000,
-        used: 0x3000,
-        vector: 0,
-    };
+    let layout =
+        QueueLayout { size: FRESH_SIZE, descriptors: 0x1000, available: 0x2000, used: 0x3000 };
     Ring::new(layout, F_VERSION_1, memory.clone()).unwrap()
 }
 

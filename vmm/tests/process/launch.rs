@@ -187,10 +187,18 @@ impl Machine {
         self.ask("PUT", target, body)
     }
 
+    /// Returns a connection on which nothing was said.
+    pub(crate) fn connect(&self) -> UnixStream {
+        UnixStream::connect(self.folder.path().join("api")).unwrap()
+    }
+
     /// Sends a request. Returns the connection, on which its answer comes.
     pub(crate) fn begin(&self, method: &str, target: &str, body: &[u8]) -> UnixStream {
-        let mut stream = UnixStream::connect(self.folder.path().join("api")).unwrap();
-        let head = format!("{method} {target} HTTP/1.1\r\ncontent-length: {}\r\n\r\n", body.len());
+        let mut stream = self.connect();
+        let head = format!(
+            "{method} {target} HTTP/1.1\r\nhost: vmm\r\ncontent-length: {}\r\n\r\n",
+            body.len()
+        );
         stream.write_all(&[head.as_bytes(), body].concat()).unwrap();
         stream
     }

@@ -5,6 +5,7 @@
 
 mod deadline;
 mod guest;
+mod http;
 #[path = "../common/kvm.rs"]
 mod kvm;
 mod launch;

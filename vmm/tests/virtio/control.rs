@@ -61,7 +61,6 @@ impl Desk {
             descriptors: driver.table,
             available: driver.avail,
             used: driver.used,
-            vector: NO_VECTOR,
         };
         let ring = Ring::new(layout, ALL_RING_FEATURES, ram.clone()).unwrap();
         let line = FakeInterrupts::default().line(0, 1).unwrap();

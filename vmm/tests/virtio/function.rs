@@ -78,8 +78,11 @@ fn registers_written_to_a_running_device_reach_no_ring() {
     function.negotiate(F_VERSION_1);
     let seen = seen.lock().unwrap();
     let layout = *seen.activations[0].queues[0].ring.layout();
-    assert_eq!((layout.size, layout.descriptors, layout.vector), (64, 0x1000, 1));
+    assert_eq!((layout.size, layout.descriptors), (64, 0x1000));
     assert_eq!((seen.activations.len(), seen.stops), (1, 0));
+    drop(seen);
+    // The vector is the driver's to choose.
+    assert_eq!(function.read(COMMON + 0x1a, 2), 2);
 }
 
 #[test]
@@ -88,6 +91,19 @@ fn a_queue_fires_its_own_vector() {
     seen.lock().unwrap().activations[0].queues[0].signal.trigger();
     assert_eq!([0, 1, 2].map(|vector| machine.fired(vector)), [0, 1, 0]);
     assert_eq!(machine.interrupts.line.raised.load(Ordering::SeqCst), 0);
+}
+
+/// Virtio §4.1.5.1.2.1; illumos' driver does so.
+#[test]
+fn a_vector_chosen_while_the_device_runs_fires_and_so_does_none() {
+    let (mut function, machine, seen) = live();
+    let signal = seen.lock().unwrap().activations[0].queues[0].signal.clone();
+    function.write(COMMON + 0x16, 2, 0);
+    for (vector, fired) in [(2, [0, 0, 1]), (0xffff, [0, 0, 1]), (0, [1, 0, 1])] {
+        function.write(COMMON + 0x1a, 2, vector);
+        signal.trigger();
+        assert_eq!([0, 1, 2].map(|vector| machine.fired(vector)), fired, "{vector}");
+    }
 }
 
 #[test]

@@ -86,7 +86,6 @@ fn limited_queue(disk: &Disk, limits: &Limits) -> (BlockQueue, Live) {
         descriptors: disk.queue.table,
         available: disk.queue.avail,
         used: disk.queue.used,
-        vector: NO_VECTOR,
     };
     let ram = &disk.machine.ram;
     let line = disk.machine.interrupts.line(0, 1).unwrap();

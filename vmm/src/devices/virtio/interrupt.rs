@@ -103,12 +103,14 @@ impl Interrupts {
         })
     }
 
-    /// Takes over what the MSI-X capability and the command register say.
-    pub fn set_mode(&self, msix_enabled: bool, intx_disabled: bool) {
-        self.msix_enabled.store(msix_enabled, Ordering::Release);
+    /// Takes over what the MSI-X capability and the command register say. Returns whether MSI-X was switched on
+    /// or off.
+    pub fn set_mode(&self, msix_enabled: bool, intx_disabled: bool) -> bool {
+        let before = self.msix_enabled.swap(msix_enabled, Ordering::AcqRel);
         let mut intx = self.intx();
         (intx.disabled, intx.replaced) = (intx_disabled, msix_enabled);
         intx.settle();
+        before != msix_enabled
     }
 
     /// Takes over the vector of configuration changes.
@@ -150,16 +152,17 @@ impl Interrupts {
     }
 
     fn signal(&self, vector: u16, isr: u8) {
-        if self.msix_enabled.load(Ordering::Acquire) {
-            if let Some(vector) = self.vectors.get(usize::from(vector)) {
-                // The eventfd's counter can only be full when a signal is pending already.
-                let _ = vector.msi.trigger();
-            }
-            return;
+        let msix = self.msix_enabled.load(Ordering::Acquire);
+        // That the configuration changed is told there with MSI-X, too (§4.1.4.5.1); the line is not used.
+        if !msix || isr == ISR_CONFIG {
+            let mut intx = self.intx();
+            intx.isr |= isr;
+            intx.settle();
         }
-        let mut intx = self.intx();
-        intx.isr |= isr;
-        intx.settle();
+        if let Some(vector) = self.vectors.get(usize::from(vector)).filter(|_| msix) {
+            // The eventfd's counter can only be full when a signal is pending already.
+            let _ = vector.msi.trigger();
+        }
     }
 
     fn intx(&self) -> MutexGuard<'_, Intx> {
@@ -167,28 +170,35 @@ impl Interrupts {
     }
 }
 
-/// Interrupts the driver for one queue, with the vector latched at DRIVER_OK.
+/// Interrupts the driver for one queue. Its clones follow the same vector, which the driver may choose anew at
+/// any time (virtio §4.1.5.1.2.1); illumos chooses the first one when the device is running.
 #[derive(Debug, Clone)]
 pub struct QueueSignal {
     interrupts: Arc<Interrupts>,
-    vector: u16,
+    vector: Arc<AtomicU16>,
 }
 
 impl QueueSignal {
     /// Returns the signal of a queue with `vector`.
     pub fn new(interrupts: Arc<Interrupts>, vector: u16) -> Self {
-        Self { interrupts, vector }
+        Self { interrupts, vector: Arc::new(AtomicU16::new(vector)) }
+    }
+
+    /// Takes over the vector that the driver chose; returns whether it is another one.
+    pub fn set_vector(&self, vector: u16) -> bool {
+        self.vector.swap(vector, Ordering::AcqRel) != vector
     }
 
     /// Tells the driver that buffers were used.
     pub fn trigger(&self) {
-        self.interrupts.signal(self.vector, ISR_QUEUE);
+        self.interrupts.signal(self.vector.load(Ordering::Acquire), ISR_QUEUE);
     }
 
-    /// Returns the eventfd that interrupts the driver by itself, when MSI-X is on and the queue
+    /// Returns the vector and the eventfd that interrupts the driver by itself, when MSI-X is on and the queue
     /// has a vector. Otherwise only [`Self::trigger`] will do.
-    pub fn eventfd(&self) -> Option<&EventFd> {
-        self.interrupts.eventfd(self.vector)
+    pub fn direct(&self) -> Option<(u16, &EventFd)> {
+        let vector = self.vector.load(Ordering::Acquire);
+        Some((vector, self.interrupts.eventfd(vector)?))
     }
 }
 
@@ -234,5 +244,23 @@ mod tests {
         interrupts.set_mode(false, false);
         assert_eq!(interrupts.take_isr(), ISR_QUEUE);
         assert_eq!((level(), interrupts.status()), (Level::Low, Level::Low));
+    }
+
+    /// Virtio §4.1.4.5.1: the bit is set with MSI-X, too, which is when the line is not used.
+    #[test]
+    fn a_changed_configuration_is_in_the_isr_whatever_interrupts() {
+        let file = OwnedFd::from(std::fs::File::open("/dev/null").expect("there"));
+        let wire = Arc::new(Wire { level: Mutex::new(Level::Low), file });
+        let line = Arc::<Wire>::clone(&wire);
+        let interrupts = Arc::new(Interrupts::new(Vec::new(), line).expect("a function"));
+        interrupts.set_mode(true, false);
+        QueueSignal::new(Arc::clone(&interrupts), NO_VECTOR).trigger();
+        assert_eq!(interrupts.take_isr(), 0);
+        interrupts.signal_config();
+        assert_eq!(
+            (*wire.level.lock().expect("one thread"), interrupts.status()),
+            (Level::Low, Level::Low)
+        );
+        assert_eq!(interrupts.take_isr(), ISR_CONFIG);
     }
 }

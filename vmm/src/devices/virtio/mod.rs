@@ -116,6 +116,10 @@ pub trait VirtioDevice: Send {
 
     /// Goes on after [`Self::hold`].
     fn go_on(&mut self) {}
+
+    /// The driver chose other vectors, or another kind of interrupts, for queues that it is using. A device that
+    /// interrupts by [`QueueSignal::trigger`] alone has nothing to do.
+    fn signals_changed(&mut self) {}
 }
 
 /// What a device receives when the driver says DRIVER_OK.

@@ -14,8 +14,10 @@
 //! their pairs on (`control`), so that the host puts frames only where the driver looks.
 
 use std::{
+    collections::BTreeSet,
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::{Mutex, PoisonError},
 };
 
 use types::vm::MAX_QUEUE_PAIRS;
@@ -76,9 +78,50 @@ pub struct PairFiles {
 /// The tap behind the device, by its queues.
 struct Tap {
     queues: Vec<OwnedFd>,
+    /// What the tap was told last. Each telling takes a lock that all of the host's network shares, so it is told
+    /// only what is new: a guest can reset its card without end.
+    told: Mutex<Told>,
+}
+
+#[derive(Default)]
+struct Told {
+    offloads: u32,
+    /// Numbers of the queues after the first that take part.
+    attached: BTreeSet<u16>,
 }
 
 impl Tap {
+    /// Takes over a tap without offloads, of whose queues the first takes part.
+    fn new(queues: Vec<OwnedFd>) -> Self {
+        Self { queues, told: Mutex::default() }
+    }
+
+    fn set_offloads(&self, tap: BorrowedFd<'_>, offloads: u32) -> io::Result<()> {
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        if told.offloads != offloads {
+            set_tap_offload(tap, offloads)?;
+            told.offloads = offloads;
+        }
+        Ok(())
+    }
+
+    fn attach(&self, unit: u16) -> io::Result<()> {
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        if !told.attached.contains(&unit) {
+            set_tap_queue(self.queue(unit)?, TapQueue::Attached)?;
+            told.attached.insert(unit);
+        }
+        Ok(())
+    }
+
+    fn detach(&self, unit: u16) -> io::Result<()> {
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        if told.attached.remove(&unit) {
+            set_tap_queue(self.queue(unit)?, TapQueue::Detached)?;
+        }
+        Ok(())
+    }
+
     fn queue(&self, unit: u16) -> io::Result<BorrowedFd<'_>> {
         let queue = self.queues.get(usize::from(unit)).ok_or(io::ErrorKind::NotFound)?;
         Ok(queue.as_fd())
@@ -98,9 +141,9 @@ impl Backend for Tap {
         let tap = self.queue(unit)?;
         if unit == 0 {
             // Of the tap, not of its queue.
-            set_tap_offload(tap, tun_offloads(features))?;
+            self.set_offloads(tap, tun_offloads(features))?;
         } else {
-            set_tap_queue(tap, TapQueue::Attached)?;
+            self.attach(unit)?;
         }
         set_vhost_net_backend(vhost, 0, Some(tap))?;
         set_vhost_net_backend(vhost, 1, Some(tap))
@@ -109,9 +152,7 @@ impl Backend for Tap {
     fn disconnect(&self, unit: u16, vhost: BorrowedFd<'_>) -> io::Result<()> {
         let outcomes =
             [set_vhost_net_backend(vhost, 0, None), set_vhost_net_backend(vhost, 1, None)];
-        if unit > 0 {
-            set_tap_queue(self.queue(unit)?, TapQueue::Detached)?;
-        }
+        self.detach(unit)?;
         outcomes.into_iter().collect()
     }
 
@@ -166,7 +207,7 @@ impl Net {
             queues.push(tap);
             further.push(vhost);
         }
-        let (vhost, offered) = Vhost::new(vhost, further, Tap { queues }, &platform.ram)?;
+        let (vhost, offered) = Vhost::new(vhost, further, Tap::new(queues), &platform.ram)?;
         let steered = if pairs > 1 { F_MQ | F_CTRL_VQ } else { 0 };
         let features = ring_features(offered)
             | (offered & F_MRG_RXBUF)
@@ -224,6 +265,10 @@ impl VirtioDevice for Net {
 
     fn go_on(&mut self) {
         self.vhost.go_on();
+    }
+
+    fn signals_changed(&mut self) {
+        self.vhost.look();
     }
 }
 
@@ -337,7 +382,7 @@ mod tests {
     #[test]
     fn the_control_queue_is_where_the_features_put_it() {
         let file = || OwnedFd::from(std::fs::File::open("/dev/null").expect("there"));
-        let tap = |queues: usize| Tap { queues: (0..queues).map(|_| file()).collect() };
+        let tap = |queues: usize| Tap::new((0..queues).map(|_| file()).collect());
         let steering = |more, control| Steering { more, control };
         assert_eq!(tap(4).steering(F_MQ | F_CTRL_VQ), steering(3, Some(8)));
         assert_eq!(tap(4).steering(F_CTRL_VQ), steering(0, Some(2)));

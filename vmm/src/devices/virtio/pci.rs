@@ -105,9 +105,11 @@ pub struct VirtioPci {
     window_capability: u16,
     interrupts: Arc<Interrupts>,
     kicks: Vec<Arc<EventFd>>,
+    /// Interrupts of the queues that the device was given.
+    signals: Vec<(u16, QueueSignal)>,
     doorbells: Arc<dyn Doorbells>,
-    /// Address of the BAR at which the doorbells are registered.
-    doorbells_at: Option<u64>,
+    /// Address of the BAR at which the doorbells are registered, and whether all of them are.
+    doorbells_at: Option<(u64, Registered)>,
     ram: GuestRam,
     distress: Arc<DistressFlag>,
     mastery: Mastery,
@@ -146,6 +148,7 @@ impl VirtioPci {
             window_capability: built.window,
             interrupts: Arc::new(interrupts),
             kicks,
+            signals: Vec::new(),
             doorbells: Arc::clone(&platform.doorbells),
             doorbells_at: None,
             ram: platform.ram.clone(),
@@ -176,19 +179,29 @@ impl VirtioPci {
             }
         }
         self.interrupts.set_config_vector(self.transport.config_vector());
+        let mut changed = false;
+        for (index, signal) in &self.signals {
+            changed |= signal.set_vector(self.transport.queue_vector(*index));
+        }
+        if changed {
+            self.device.signals_changed();
+        }
     }
 
     fn activate(&mut self, layouts: Vec<(u16, QueueLayout)>) {
         let distress = Distress::new(Arc::clone(&self.distress), Arc::clone(&self.interrupts));
         let features = self.transport.features();
         let mut queues = Vec::with_capacity(layouts.len());
+        self.signals.clear();
         for (index, layout) in layouts {
             let ring = match Ring::new(layout, features, self.ram.clone()) {
                 Ok(ring) => ring,
                 Err(error) => return distress.raise(&error),
             };
             let Some(kick) = self.kicks.get(usize::from(index)).map(Arc::clone) else { continue };
-            let signal = QueueSignal::new(Arc::clone(&self.interrupts), layout.vector);
+            let signal =
+                QueueSignal::new(Arc::clone(&self.interrupts), self.transport.queue_vector(index));
+            self.signals.push((index, signal.clone()));
             queues.push(ReadyQueue { index, ring, kick, signal });
         }
         let activation = Activation { features, queues, distress: distress.clone() };
@@ -228,6 +241,7 @@ impl VirtioPci {
     fn finish_reset_if_stopped(&mut self) {
         if self.transport.is_resetting() && self.device.stopped() {
             self.transport.finish_reset();
+            self.signals.clear();
             self.interrupts.reset();
             self.distress.clear();
         }
@@ -244,22 +258,25 @@ impl VirtioPci {
 
     /// Registers the doorbells where the BAR is now.
     fn move_doorbells(&mut self, address: Option<u64>) {
-        if let Some(old) = self.doorbells_at.take() {
+        if let Some((old, _)) = self.doorbells_at.take() {
             self.each_doorbell(old, |doorbells, at, kick| {
                 // One that was never registered is no loss.
                 let _ = doorbells.unregister(at, kick);
             });
         }
         if let Some(new) = address {
+            let mut registered = Registered::All;
             self.each_doorbell(new, |doorbells, at, kick| {
                 // Without it the write leaves the guest and ends in `notify`.
-                let _ = doorbells.register(at, kick);
+                if doorbells.register(at, kick).is_err() {
+                    registered = Registered::Some;
+                }
             });
-            self.doorbells_at = Some(new);
+            self.doorbells_at = Some((new, registered));
         }
     }
 
-    fn each_doorbell(&self, base: u64, act: impl Fn(&dyn Doorbells, u64, &EventFd)) {
+    fn each_doorbell(&self, base: u64, mut act: impl FnMut(&dyn Doorbells, u64, &EventFd)) {
         for (index, kick) in (0u64..).zip(&self.kicks) {
             let at = base.checked_add(NOTIFY + index * u64::from(NOTIFY_MULTIPLIER));
             if let Some(at) = at {
@@ -311,6 +328,13 @@ impl VirtioPci {
     }
 }
 
+/// How many of a device's doorbells KVM has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Registered {
+    All,
+    Some,
+}
+
 impl PciFunction for VirtioPci {
     fn read_config(&mut self, offset: u16, data: &mut [u8]) {
         if self.hits_window(offset, data.len()) {
@@ -330,7 +354,9 @@ impl PciFunction for VirtioPci {
             self.config.set(self.msix_capability + 2, &self.msix.control().to_le_bytes());
         }
         let intx_disabled = self.config.command() & COMMAND_INTX_DISABLE != 0;
-        self.interrupts.set_mode(self.msix.is_enabled(), intx_disabled);
+        if self.interrupts.set_mode(self.msix.is_enabled(), intx_disabled) {
+            self.device.signals_changed();
+        }
         if self.hits_window(offset, data.len()) {
             self.write_through_window();
         }
@@ -391,8 +417,14 @@ impl PciFunction for VirtioPci {
     fn bars_changed(&mut self) {
         let Some(bar) = self.config.bars().into_iter().find(|bar| bar.index == BAR) else { return };
         // While decoding is off the guest may be sizing; the doorbells stay where they were.
-        if bar.decoding && self.doorbells_at != Some(bar.address) {
+        if bar.decoding && self.doorbells_at != Some((bar.address, Registered::All)) {
             self.move_doorbells(Some(bar.address));
+        }
+    }
+
+    fn make_room(&mut self, bar: u8) {
+        if bar == BAR {
+            self.move_doorbells(None);
         }
     }
 

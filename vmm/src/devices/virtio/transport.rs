@@ -14,7 +14,7 @@
 //! | 0x15   | 1     | r      | config_generation     |                                          |
 //! | 0x16   | 2     | rw     | queue_select          | always                                   |
 //! | 0x18   | 2     | rw     | queue_size            | until the queue is enabled or DRIVER_OK  |
-//! | 0x1a   | 2     | rw     | queue_msix_vector     | until DRIVER_OK                          |
+//! | 0x1a   | 2     | rw     | queue_msix_vector     | always                                   |
 //! | 0x1c   | 2     | rw     | queue_enable          | 1 only, once, before DRIVER_OK           |
 //! | 0x1e   | 2     | r      | queue_notify_off      |                                          |
 //! | 0x20   | 8     | rw     | queue_desc            | until the queue is enabled or DRIVER_OK  |
@@ -24,7 +24,7 @@
 //! | 0x3a   | 2     | r      | queue_reset           | reads 0, the feature is not offered      |
 //!
 //! What the queue code trusts is [`QueueLayout`]: size and addresses are checked and latched when the
-//! driver enables the queue, the vector at DRIVER_OK, and nothing written later reaches it.
+//! driver enables the queue, and nothing written later reaches it. The vector is followed as it is written.
 
 use super::{F_VERSION_1, MAX_RING_SIZE};
 
@@ -68,9 +68,6 @@ pub struct QueueLayout {
     pub available: u64,
     /// Used ring (device area), 4-byte aligned.
     pub used: u64,
-    /// MSI-X vector, or [`NO_VECTOR`]. It is no part of where the ring is: drivers may choose it
-    /// after they enabled the queue (virtio §4.1.5.1.2 asks for no order of the two).
-    pub vector: u16,
 }
 
 impl QueueLayout {
@@ -104,19 +101,17 @@ pub enum Effect {
 #[derive(Debug, Clone, Copy)]
 struct QueueRegisters {
     layout: QueueLayout,
+    /// MSI-X vector, or [`NO_VECTOR`]. It is no part of where the ring is: drivers may choose it
+    /// when the queue is enabled, and when the device is running (virtio §4.1.5.1.2.1 knows no order).
+    vector: u16,
     enabled: bool,
 }
 
 impl Default for QueueRegisters {
     fn default() -> Self {
         Self {
-            layout: QueueLayout {
-                size: MAX_RING_SIZE,
-                descriptors: 0,
-                available: 0,
-                used: 0,
-                vector: NO_VECTOR,
-            },
+            layout: QueueLayout { size: MAX_RING_SIZE, descriptors: 0, available: 0, used: 0 },
+            vector: NO_VECTOR,
             enabled: false,
         }
     }
@@ -187,6 +182,11 @@ impl Transport {
         self.config_vector
     }
 
+    /// Returns the vector of a queue.
+    pub fn queue_vector(&self, index: u16) -> u16 {
+        self.queues.get(usize::from(index)).map_or(NO_VECTOR, |queue| queue.vector)
+    }
+
     /// The device has let go of its queues: every register takes its initial value.
     pub fn finish_reset(&mut self) {
         let queues = u16::try_from(self.queues.len()).unwrap_or(0);
@@ -228,9 +228,9 @@ impl Transport {
     fn image(&self) -> [u8; COMMON_CONFIG_SIZE as usize] {
         let queue = self.queues.get(usize::from(self.queue_select));
         // A queue that does not exist has size 0 (virtio §4.1.4.3) and no vector.
-        let absent =
-            QueueLayout { size: 0, descriptors: 0, available: 0, used: 0, vector: NO_VECTOR };
+        let absent = QueueLayout { size: 0, descriptors: 0, available: 0, used: 0 };
         let layout = queue.map_or(absent, |queue| queue.layout);
+        let vector = queue.map_or(NO_VECTOR, |queue| queue.vector);
         let enabled = queue.is_some_and(|queue| queue.enabled);
         let notify_offset = queue.map_or(0, |_| self.queue_select);
         let queue_count = u16::try_from(self.queues.len()).unwrap_or(0);
@@ -255,7 +255,7 @@ impl Transport {
         put(&[self.status | distress, 0]);
         put(&self.queue_select.to_le_bytes());
         put(&layout.size.to_le_bytes());
-        put(&layout.vector.to_le_bytes());
+        put(&vector.to_le_bytes());
         put(&u16::from(enabled).to_le_bytes());
         put(&notify_offset.to_le_bytes());
         put(&layout.descriptors.to_le_bytes());
@@ -319,9 +319,7 @@ impl Transport {
     }
 
     fn write_queue(&mut self, offset: u64, data: &[u8], memory: &impl RingMemory) {
-        if self.is_live() {
-            return;
-        }
+        let live = self.is_live();
         let vector = match data {
             &[a, b] => self.checked_vector(u16::from_le_bytes([a, b])),
             _ => NO_VECTOR,
@@ -331,8 +329,8 @@ impl Transport {
         };
         let layout = &mut queue.layout;
         match (offset, data) {
-            (0x1a, &[_, _]) => layout.vector = vector,
-            _ if queue.enabled => {}
+            (0x1a, &[_, _]) => queue.vector = vector,
+            _ if queue.enabled || live => {}
             (0x18, &[a, b]) => {
                 let size = u16::from_le_bytes([a, b]);
                 if size.is_power_of_two() && size <= MAX_RING_SIZE {

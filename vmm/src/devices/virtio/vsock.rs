@@ -117,4 +117,8 @@ impl VirtioDevice for Vsock {
     fn go_on(&mut self) {
         self.vhost.go_on();
     }
+
+    fn signals_changed(&mut self) {
+        self.vhost.look();
+    }
 }

@@ -159,6 +159,11 @@ impl<J: Send + 'static> Worker<J> {
         self.mailbox.wake();
     }
 
+    /// Has the worker look at everything that it waits for.
+    pub(in crate::devices) fn wake(&self) {
+        self.mailbox.wake();
+    }
+
     /// Returns whether the worker serves nothing and touches no guest memory.
     pub(in crate::devices) fn is_idle(&self) -> bool {
         !self.mailbox.busy.load(Ordering::Acquire)

@@ -124,13 +124,12 @@ impl Manager {
         while let Ok(order) = self.inbox.recv() {
             match order {
                 Order::Attach(request, file, reply) => {
-                    // Who asked may have given up.
-                    let _ = reply.send(self.attach(request, file, board, shared));
+                    reply.unless_abandoned(|| self.attach(request, file, board, shared));
                 }
                 Order::Detach(id, removal, reply) => {
-                    let _ = reply.send(self.detach(&id, removal, board, shared));
+                    reply.unless_abandoned(|| self.detach(&id, removal, board, shared));
                 }
-                Order::Look => {}
+                Order::Look => shared.begin_look(),
                 Order::Close(reply) => {
                     let _ = reply.send(self.close(board));
                     return;

@@ -12,9 +12,10 @@ use std::{
     os::fd::OwnedFd,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        mpsc::{self, Receiver, SyncSender, TrySendError},
+        atomic::{AtomicBool, Ordering},
+        mpsc::{self, Receiver, RecvTimeoutError, SyncSender, TrySendError},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 pub(super) use manager::{Manager, Spare, Supplies};
@@ -83,17 +84,43 @@ pub enum Removal {
 
 /// What the thread is told.
 pub(super) enum Order {
-    Attach(AttachRequest, OwnedFd, SyncSender<Result<AttachedDevice, PlugError>>),
-    Detach(String, Removal, SyncSender<Result<AttachedDevice, PlugError>>),
+    Attach(AttachRequest, OwnedFd, Reply),
+    Detach(String, Removal, Reply),
     /// The guest has switched the power of a slot.
     Look,
     /// The machine has ended: take everything back.
     Close(SyncSender<Vec<ResetError>>),
 }
 
+/// What whoever gave an order is told.
+pub(super) enum Told {
+    /// It is carried out now.
+    Begun,
+    /// It is done.
+    Done(Result<AttachedDevice, PlugError>),
+}
+
+/// Where that goes.
+pub(super) struct Reply(SyncSender<Told>);
+
+impl Reply {
+    /// Carries an order out, unless nobody waits for it any more: whoever gave up has been told that it was not.
+    pub(super) fn unless_abandoned(self, act: impl FnOnce() -> Result<AttachedDevice, PlugError>) {
+        if self.0.send(Told::Begun).is_ok() {
+            // Who asked may give up meanwhile.
+            let _ = self.0.send(Told::Done(act()));
+        }
+    }
+}
+
+/// How often somebody who waits for an order is looked for.
+const SLICE: Duration = Duration::from_millis(250);
+
 /// Where orders are left.
 pub struct Hotplug {
     orders: SyncSender<Order>,
+    /// The thread is told to look at the slots, and has not begun.
+    looks: AtomicBool,
     devices: Arc<Mutex<Vec<AttachedDevice>>>,
 }
 
@@ -101,7 +128,8 @@ impl Hotplug {
     /// Makes the place, and the end where orders come out.
     pub(super) fn new() -> (Arc<Self>, Receiver<Order>) {
         let (orders, inbox) = mpsc::sync_channel(MAX_ORDERS);
-        (Arc::new(Self { orders, devices: Arc::default() }), inbox)
+        let looks = AtomicBool::new(false);
+        (Arc::new(Self { orders, looks, devices: Arc::default() }), inbox)
     }
 
     /// A place where nobody carries orders out, for a machine without spare ports.
@@ -109,11 +137,13 @@ impl Hotplug {
         Self::new().0
     }
 
-    /// Plugs a device, and returns how far it is.
+    /// Plugs a device, and returns how far it is. Nothing comes of it once `gone` says that nobody waits for that,
+    /// unless it was begun.
     pub fn attach(
         &self,
         request: AttachRequest,
         mut files: Vec<OwnedFd>,
+        gone: impl Fn() -> bool,
     ) -> Result<AttachedDevice, PlugError> {
         let id = &request.id;
         let fits = |c: char| c.is_ascii_alphanumeric() || ".:_-".contains(c);
@@ -123,16 +153,17 @@ impl Hotplug {
         let found = files.len();
         let file = files.pop().filter(|_| found == 1);
         let file = file.ok_or(PlugError::Descriptors { found })?;
-        let (reply, answer) = mpsc::sync_channel(1);
-        self.give(Order::Attach(request, file, reply))?;
-        answer.recv_timeout(ORDER_LIMIT).unwrap_or(Err(PlugError::Busy))
+        self.give(|reply| Order::Attach(request, file, reply), gone)
     }
 
-    /// Unplugs a device, and returns how far it is.
-    pub fn detach(&self, id: &str, removal: Removal) -> Result<AttachedDevice, PlugError> {
-        let (reply, answer) = mpsc::sync_channel(1);
-        self.give(Order::Detach(id.to_owned(), removal, reply))?;
-        answer.recv_timeout(ORDER_LIMIT).unwrap_or(Err(PlugError::Busy))
+    /// Unplugs a device, and returns how far it is; `gone` as for [`Self::attach`].
+    pub fn detach(
+        &self,
+        id: &str,
+        removal: Removal,
+        gone: impl Fn() -> bool,
+    ) -> Result<AttachedDevice, PlugError> {
+        self.give(|reply| Order::Detach(id.to_owned(), removal, reply), gone)
     }
 
     /// Returns what is attached.
@@ -156,20 +187,40 @@ impl Hotplug {
         self.devices.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn give(&self, order: Order) -> Result<(), PlugError> {
-        self.orders.try_send(order).map_err(|error| match error {
+    /// The thread begins to look at the slots: what is switched from now on is news again.
+    pub(super) fn begin_look(&self) {
+        self.looks.store(false, Ordering::Release);
+    }
+
+    fn give(
+        &self,
+        order: impl FnOnce(Reply) -> Order,
+        gone: impl Fn() -> bool,
+    ) -> Result<AttachedDevice, PlugError> {
+        let (reply, answer) = mpsc::sync_channel(2);
+        self.orders.try_send(order(Reply(reply))).map_err(|error| match error {
             TrySendError::Full(_) => PlugError::Busy,
             // Nobody is there in a machine without spare ports.
             TrySendError::Disconnected(_) => PlugError::NoPort,
-        })
+        })?;
+        let deadline = Instant::now() + ORDER_LIMIT;
+        loop {
+            match answer.recv_timeout(SLICE) {
+                Ok(Told::Begun) => {}
+                Ok(Told::Done(result)) => return result,
+                Err(RecvTimeoutError::Timeout) if Instant::now() < deadline && !gone() => {}
+                Err(_) => return Err(PlugError::Busy),
+            }
+        }
     }
 }
 
 impl SlotWatch for Hotplug {
     fn power_switched(&self, _slot: u16) {
-        match self.orders.try_send(Order::Look) {
+        // However often a guest switches: one order of these waits, and leaves room for the others.
+        if !self.looks.swap(true, Ordering::AcqRel) && self.orders.try_send(Order::Look).is_err() {
             // Whatever order is carried out next looks at all slots afterwards.
-            Ok(()) | Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {}
+            self.begin_look();
         }
     }
 }

@@ -154,9 +154,10 @@ impl Work {
         match self {
             Self::Read { into, .. } => Some(sum(into)),
             Self::Write { from, .. } => Some(sum(from)),
-            // Bytes that move nowhere; the request itself counts.
-            Self::Discard { .. } | Self::Zero { .. } => Some(0),
-            Self::Flush | Self::Identify { .. } | Self::Answer(_) => None,
+            // Bytes that move nowhere; the request itself counts, a flush above all: everybody waits who
+            // uses the host's disk.
+            Self::Discard { .. } | Self::Zero { .. } | Self::Flush => Some(0),
+            Self::Identify { .. } | Self::Answer(_) => None,
         }
     }
 }

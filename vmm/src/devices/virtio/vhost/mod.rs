@@ -22,6 +22,7 @@ use ::vhost::{
     vhost_kern::{VhostKernBackend, vhost_binding::VHOST_NET_F_VIRTIO_NET_HDR},
 };
 use vm_memory::{Address, GuestMemoryBackend, GuestMemoryRegion};
+use vmm_sys_util::eventfd::EventFd;
 
 use self::thread::Thread;
 use super::{
@@ -96,6 +97,11 @@ pub(super) trait Backend: Send + 'static {
     /// Takes the rings away from the kernel. It does not touch them when this returns, also when this
     /// fails because they were not connected, or not wholly.
     fn disconnect(&self, unit: u16, vhost: BorrowedFd<'_>) -> io::Result<()>;
+
+    /// Has the kernel ring `call` when it used buffers of ring `local` of a descriptor.
+    fn ring(&self, vhost: &VhostFd, local: usize, call: &EventFd) -> io::Result<()> {
+        vhost.set_vring_call(local, call).map_err(io::Error::other)
+    }
 
     /// Returns what the driver can do about descriptors after the first, with these features.
     fn steering(&self, _features: u64) -> Steering {
@@ -192,6 +198,11 @@ impl<B: Backend + Sync> Vhost<B> {
 
     pub(super) fn is_held(&self) -> bool {
         self.worker.iter().all(Worker::is_held)
+    }
+
+    /// Has the thread look at how queues interrupt the driver.
+    pub(super) fn look(&self) {
+        self.worker.iter().for_each(Worker::wake);
     }
 
     pub(super) fn go_on(&self) {

@@ -19,7 +19,7 @@ use crate::sys::io::borrow_eventfd;
 
 /// One queue that the kernel serves, and our ear for it.
 struct Line {
-    /// Rings when the kernel used buffers and MSI-X is off.
+    /// Rings when the kernel used buffers and no vector interrupts the driver by itself.
     call: EventFd,
     /// Rings when the kernel finds the ring senseless.
     error: EventFd,
@@ -29,6 +29,8 @@ struct Line {
 struct Live {
     /// Those that the kernel serves, or will when the driver says so.
     queues: Vec<ReadyQueue>,
+    /// The vector of each that the kernel rings; it rings us where there is none.
+    wired: Vec<Option<u16>>,
     control: Option<ControlQueue>,
     distress: Distress,
     serving: Serving,
@@ -78,6 +80,7 @@ impl<B: Backend> Thread<B> {
             }
             let mut patience = Patience::Forever;
             if let Some(live) = &mut live {
+                self.wire(live);
                 self.relay(live);
                 patience = self.answer(live, &mut pace);
             }
@@ -111,7 +114,8 @@ impl<B: Backend> Thread<B> {
                 distress.raise(&error);
             }
         }
-        Live { queues, control, distress, serving }
+        let wired = vec![None; queues.len()];
+        Live { queues, wired, control, distress, serving }
     }
 
     /// Tells the kernel of the rings of the first descriptor, which have to be there, and of those of up to
@@ -196,6 +200,30 @@ impl<B: Backend> Thread<B> {
         for line in &self.lines {
             let _ = line.call.read();
             let _ = line.error.read();
+        }
+    }
+
+    /// Has the kernel ring the vectors that the driver has chosen for its queues now.
+    fn wire(&self, live: &mut Live) {
+        for (queue, wired) in live.queues.iter().zip(&mut live.wired) {
+            let (direct, unit) = (queue.signal.direct(), queue.index / B::QUEUES);
+            let vector = direct.map(|(vector, _)| vector);
+            let served = self.units.get(usize::from(unit)).filter(|_| unit < live.serving.ready);
+            let (Some(fd), Some(line)) = (served, self.lines.get(usize::from(queue.index))) else {
+                continue;
+            };
+            if vector == *wired {
+                continue;
+            }
+            let call = direct.map_or(&line.call, |(_, call)| call);
+            if let Err(error) = self.backend.ring(fd, usize::from(queue.index % B::QUEUES), call) {
+                live.distress.raise(&format_args!("vhost refused an interrupt: {error}"));
+                return;
+            }
+            // What was told by the vector of before, its driver may have missed.
+            if std::mem::replace(wired, vector).is_some() {
+                queue.signal.trigger();
+            }
         }
     }
 
@@ -289,11 +317,10 @@ fn set_ring(
 ) -> Result<(), BeginError> {
     let failed = |what| move |source| BeginError::Vhost { what, source };
     let layout = queue.ring.layout();
-    let call = queue.signal.eventfd().unwrap_or(&line.call);
     fd.set_vring_num(index, layout.size).map_err(failed("set a ring's size"))?;
     fd.set_vring_base(index, 0).map_err(failed("set a ring's start"))?;
     fd.set_vring_addr(index, &ring_addresses(layout)).map_err(failed("place a ring"))?;
-    fd.set_vring_call(index, call).map_err(failed("set an interrupt"))?;
+    fd.set_vring_call(index, &line.call).map_err(failed("set an interrupt"))?;
     fd.set_vring_err(index, &line.error).map_err(failed("set an error signal"))?;
     fd.set_vring_kick(index, &queue.kick).map_err(failed("set a doorbell"))
 }

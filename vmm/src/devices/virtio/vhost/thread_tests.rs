@@ -1,7 +1,10 @@
 use std::{
     fs::File,
     os::fd::{BorrowedFd, OwnedFd},
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use vm_memory::{GuestAddress, GuestMemoryMmap};
@@ -13,7 +16,7 @@ use crate::{
         worker::Worker,
     },
     events::Events,
-    irq::{InterruptLine, Level},
+    irq::{InterruptLine, Level, MsiMessage, MsiVector},
     sys::memory::GuestRam,
 };
 
@@ -31,9 +34,10 @@ impl InterruptLine for Line {
     }
 }
 
-/// A kernel that swallows what rings while nothing is connected, as vhost-vsock does, and that may
-/// refuse to connect.
+/// A kernel that swallows what rings while nothing is connected, as vhost-vsock does, that may refuse to connect,
+/// and that remembers what it is to ring.
 struct Kernel {
+    calls: Mutex<Vec<(usize, EventFd)>>,
     kicks: Vec<Arc<EventFd>>,
     refuses: AtomicBool,
 }
@@ -47,39 +51,66 @@ impl Backend for Kernel {
         if self.refuses.load(Ordering::SeqCst) { Err(io::ErrorKind::Other.into()) } else { Ok(()) }
     }
 
+    fn ring(&self, _vhost: &VhostFd, local: usize, call: &EventFd) -> io::Result<()> {
+        self.calls.lock().expect("one thread").push((local, call.try_clone()?));
+        Ok(())
+    }
+
     fn disconnect(&self, _unit: u16, _vhost: BorrowedFd<'_>) -> io::Result<()> {
         Ok(())
     }
 }
 
+/// A vector that counts in its eventfd.
+struct Vector(EventFd);
+
+impl MsiVector for Vector {
+    fn route(&self, _message: Option<MsiMessage>) -> io::Result<()> {
+        Ok(())
+    }
+    fn eventfd(&self) -> BorrowedFd<'_> {
+        borrow_eventfd(&self.0)
+    }
+    fn trigger(&self) -> io::Result<()> {
+        self.0.write(1)
+    }
+}
+
 /// Two descriptors with two queues each; the kernel serves the first.
 fn served() -> (Thread<Kernel>, Live) {
+    let (thread, live, _) = served_with(Vec::new());
+    (thread, live)
+}
+
+/// The same of a function with these vectors, and its interrupts.
+fn served_with(vectors: Vec<Arc<dyn MsiVector>>) -> (Thread<Kernel>, Live, Arc<Interrupts>) {
     let ram: GuestRam =
         GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 1 << 16)]).expect("memory");
     let line: Arc<dyn InterruptLine> = Arc::new(Line);
-    let interrupts = Arc::new(Interrupts::new(Vec::new(), line).expect("a function"));
+    let interrupts = Arc::new(Interrupts::new(vectors, line).expect("a function"));
     let queue = |index: u16| {
-        let layout = QueueLayout {
-            size: 16,
-            descriptors: 0x1000,
-            available: 0x2000,
-            used: 0x3000,
-            vector: NO_VECTOR,
-        };
+        let layout = QueueLayout { size: 16, descriptors: 0x1000, available: 0x2000, used: 0x3000 };
         let ring = Ring::new(layout, F_VERSION_1, ram.clone()).expect("a ring");
         let kick = Arc::new(EventFd::new(libc::EFD_NONBLOCK).expect("an eventfd"));
-        ReadyQueue { index, ring, kick, signal: QueueSignal::new(Arc::clone(&interrupts), 0) }
+        ReadyQueue {
+            index,
+            ring,
+            kick,
+            signal: QueueSignal::new(Arc::clone(&interrupts), NO_VECTOR),
+        }
     };
     let queues: Vec<ReadyQueue> = (0..4).map(queue).collect();
     let kicks = queues.iter().map(|queue| Arc::clone(&queue.kick)).collect();
     let null = || OwnedFd::from(File::open("/dev/null").expect("there"));
     let unit = || Arc::new(VhostFd { fd: null(), ram: Arc::new(ram.clone()) });
-    let backend = Arc::new(Kernel { kicks, refuses: AtomicBool::new(false) });
+    let backend =
+        Arc::new(Kernel { kicks, refuses: AtomicBool::new(false), calls: Mutex::default() });
     let thread = Thread::new(vec![unit(), unit()], backend, F_VERSION_1).expect("eventfds");
     let flag = Arc::new(DistressFlag::new("test", Events::default()));
     let distress = Distress::new(flag, Arc::clone(&interrupts));
     let serving = Serving { features: F_VERSION_1, ready: 2, units: 1 };
-    (thread, Live { queues, control: None, distress, serving })
+    let wired = vec![None; queues.len()];
+    (thread, Live { queues, wired, control: None, distress, serving }, interrupts)
 }
 
 /// Returns how often each doorbell has rung since it was looked at last.
@@ -120,4 +151,38 @@ fn a_refusal_rings_nothing() {
     let mut units = Units { thread: &thread, queues: &live.queues, serving: &mut live.serving };
     assert_eq!(units.set(2), Err(Refused));
     assert_eq!((rung(&live), live.serving.units), (vec![0; 4], 1));
+}
+
+/// Virtio §4.1.5.1.2.1: vectors are chosen at any time; illumos' driver does when the device is running.
+#[test]
+fn the_kernel_rings_the_vector_that_the_driver_chose_last() {
+    let vector = || Arc::new(Vector(EventFd::new(libc::EFD_NONBLOCK).expect("an eventfd")));
+    let vectors = [vector(), vector()];
+    let all = vectors.iter().map(|vector| Arc::<Vector>::clone(vector) as Arc<dyn MsiVector>);
+    let (thread, mut live, interrupts) = served_with(all.collect());
+    let rang = |thread: &Thread<Kernel>| {
+        for (local, call) in thread.backend.calls.lock().expect("one thread").drain(..) {
+            assert_eq!(local, 1);
+            call.write(1).expect("room");
+        }
+        vectors.each_ref().map(|vector| vector.0.read().unwrap_or(0))
+    };
+    // Queue 1 of the first descriptor; nothing changes before MSI-X is on.
+    assert!(live.queues[1].signal.set_vector(0));
+    thread.wire(&mut live);
+    assert_eq!(rang(&thread), [0, 0]);
+    assert!(interrupts.set_mode(true, false));
+    thread.wire(&mut live);
+    assert_eq!(rang(&thread), [1, 0]);
+    thread.wire(&mut live);
+    assert_eq!(rang(&thread), [0, 0], "told once");
+    // By the new vector twice: what may have been missed meanwhile is told, too.
+    assert!(live.queues[1].signal.set_vector(1));
+    thread.wire(&mut live);
+    assert_eq!(rang(&thread), [0, 2]);
+    // Without one, the kernel rings the thread.
+    assert!(live.queues[1].signal.set_vector(NO_VECTOR));
+    thread.wire(&mut live);
+    assert_eq!(rang(&thread), [0, 0]);
+    assert!(thread.lines[1].call.read().is_ok());
 }

@@ -1,0 +1,47 @@
+//! What a machine asks of KVM before its first virtual CPU, where KVM has it.
+
+use kvm_bindings::{
+    KVM_BUS_LOCK_DETECTION_EXIT, KVM_CAP_PMU_CAPABILITY, KVM_CAP_X86_BUS_LOCK_EXIT,
+    KVM_PMU_CAP_DISABLE, kvm_enable_cap,
+};
+use kvm_ioctls::{Error, Kvm, VmFd};
+
+/// Has each lock of the memory bus by a guest end `KVM_RUN`, where the CPU can say so (Intel since
+/// Sapphire Rapids, AMD since Zen 5).
+/// Source: Linux Documentation/virt/kvm/api.rst, "`KVM_CAP_X86_BUS_LOCK_EXIT`".
+pub(super) fn tell_bus_locks(kvm: &Kvm, fd: &VmFd) -> Result<(), Error> {
+    enable(kvm, fd, KVM_CAP_X86_BUS_LOCK_EXIT, KVM_BUS_LOCK_DETECTION_EXIT)
+}
+
+/// Keeps performance counters from guests: without this KVM gives a guest on AMD the four that every processor
+/// has had since the K7, whatever CPUID says.
+/// Source: Linux Documentation/virt/kvm/api.rst, "`KVM_CAP_PMU_CAPABILITY`".
+pub(super) fn withhold_counters(kvm: &Kvm, fd: &VmFd) -> Result<(), Error> {
+    enable(kvm, fd, KVM_CAP_PMU_CAPABILITY, KVM_PMU_CAP_DISABLE)
+}
+
+/// Switches `mode` of a capability on, where KVM has it.
+fn enable(kvm: &Kvm, fd: &VmFd, cap: u32, mode: u32) -> Result<(), Error> {
+    if !offers(kvm.check_extension_raw(cap.into()), mode) {
+        return Ok(());
+    }
+    fd.enable_cap(&kvm_enable_cap { cap, args: [mode.into(), 0, 0, 0], ..Default::default() })
+}
+
+/// Whether KVM has a mode, by what it answers of the capability: the modes it has, nothing where it has
+/// none, or an error.
+fn offers(modes: i32, mode: u32) -> bool {
+    u32::try_from(modes).is_ok_and(|modes| modes & mode != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn locks_of_the_bus_are_told_where_kvm_has_that_mode() {
+        // None at all, only that they are not told, both; and an error.
+        let told = [0, 1, 3, -1].map(|modes| offers(modes, KVM_BUS_LOCK_DETECTION_EXIT));
+        assert_eq!(told, [false, false, true, false]);
+    }
+}
