@@ -1,12 +1,7 @@
 //! `cargo xtask reproduce`: the image is built twice, from two checkouts at different places, with
 //! programs compiled in different target folders, and every file has to be the same.
 
-use std::{
-    fs,
-    os::unix::fs::symlink,
-    path::{Path, PathBuf},
-    process::Command,
-};
+use std::{fs, os::unix::fs::symlink, path::Path, process::Command};
 
 use anyhow::{Context, Result, bail, ensure};
 

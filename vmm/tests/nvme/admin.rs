@@ -79,3 +79,35 @@ fn each_range_that_is_given_back_has_its_turn() {
     assert_eq!(driver.command(&mut pair, ranges(11)).status, 0);
     assert!(start.elapsed() >= Duration::from_millis(180), "{:?}", start.elapsed());
 }
+
+/// A host that gives back no space, as a disk without discard (fallocate(2), EOPNOTSUPP; a file of procfs has no such
+/// call at all): the driver's hint is not taken, and zeroes are written, which fails here, too.
+#[test]
+fn where_no_space_is_given_back_a_hint_succeeds() {
+    let memory = virtio::ram();
+    let file =
+        fs::OpenOptions::new().read(true).write(true).open("/proc/self/oom_score_adj").unwrap();
+    let engine = Engine::new(EngineChoice::Plain, file.as_fd(), memory.clone(), DEPTH).unwrap();
+    let (mut device, shared) = nvme::controller_over(engine, &memory, Access::ReadWrite);
+    nvme::start(&mut device, &shared, 64);
+    let mut admin = Pair::new(0, ASQ, ACQ, 64);
+    let mut pair = Pair::new(1, QUEUES, QUEUES + 0x1000, ENTRIES);
+    for request in nvme::creation(1, QUEUES, 1) {
+        shared.ring(0, admin.put(&memory, request).1);
+        nvme::settle(&mut device);
+        assert_eq!(admin.poll(&memory).unwrap().status, 0);
+    }
+    memory
+        .write_slice(&[0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], GuestAddress(DATA))
+        .unwrap();
+    let mut hint = Request { opcode: 9, namespace: 1, prps: (DATA, 0), ..Request::default() };
+    hint.dwords[1] = 4;
+    let mut zeroes = Request { opcode: 8, namespace: 1, ..Request::default() };
+    zeroes.dwords[2] = 1 << 25;
+    let status = [hint, zeroes].map(|request| {
+        shared.ring(2, pair.put(&memory, request).1);
+        nvme::settle(&mut device);
+        pair.poll(&memory).unwrap().status
+    });
+    assert_eq!(status, [0, 6]);
+}

@@ -372,6 +372,18 @@ mod tests {
         assert_eq!(tun_offloads(F_GUEST_CSUM | F_GUEST_TSO4), 0x03);
     }
 
+    /// A tap is told only what is new: this one cannot be told anything.
+    #[test]
+    fn a_tap_that_knows_already_is_left_alone() {
+        let file = || OwnedFd::from(std::fs::File::open("/dev/null").expect("there"));
+        let tap = Tap::new(vec![file(), file()]);
+        let first = tap.queue(0).expect("there");
+        assert!(tap.set_offloads(first, 0).is_ok() && tap.detach(1).is_ok());
+        assert!(tap.set_offloads(first, 1).is_err() && tap.attach(1).is_err());
+        // What failed is tried again.
+        assert!(tap.set_offloads(first, 1).is_err() && tap.detach(1).is_ok());
+    }
+
     #[test]
     fn more_pairs_than_the_limit_are_refused() {
         assert!(config(&net("02:00:00:00:00:01", 1500), 8).is_ok());

@@ -224,3 +224,61 @@ impl SlotWatch for Hotplug {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{fs::File, thread};
+
+    use types::devices::{AttachDevice, AttachedState};
+
+    use super::*;
+
+    fn request() -> AttachRequest {
+        let address = "0000:01:00.0".parse().expect("an address");
+        AttachRequest { id: "a".to_owned(), device: AttachDevice::Pci { address } }
+    }
+
+    fn file() -> Vec<OwnedFd> {
+        vec![File::open("/dev/null").expect("there").into()]
+    }
+
+    #[test]
+    fn what_nobody_waits_for_any_more_is_not_done() {
+        let (hotplug, inbox) = Hotplug::new();
+        let gave_up = [
+            hotplug.attach(request(), file(), || true).map(drop),
+            hotplug.detach("a", Removal::Pulled, || true).map(drop),
+        ];
+        assert!(gave_up.iter().all(|result| matches!(result, Err(PlugError::Busy))), "{gave_up:?}");
+        for order in inbox.try_iter() {
+            let (Order::Attach(_, _, reply) | Order::Detach(_, _, reply)) = order else {
+                panic!("what?")
+            };
+            reply.unless_abandoned(|| unreachable!("it was given up"));
+        }
+        // Who waits is told, however long it takes.
+        let AttachRequest { id, device } = request();
+        let shown = AttachedDevice { id, device, slot: 3, state: AttachedState::Waiting };
+        let done = shown.clone();
+        let worker = thread::spawn(move || {
+            let Ok(Order::Detach(_, _, reply)) = inbox.recv() else { panic!("what?") };
+            thread::sleep(2 * SLICE);
+            reply.unless_abandoned(|| Ok(done));
+        });
+        assert_eq!(hotplug.detach("a", Removal::Asked, || false).expect("done"), shown);
+        worker.join().expect("ended");
+    }
+
+    #[test]
+    fn a_guest_that_switches_without_end_leaves_room_for_the_end() {
+        let (hotplug, inbox) = Hotplug::new();
+        (0..10 * u16::try_from(MAX_ORDERS).expect("few"))
+            .for_each(|slot| hotplug.power_switched(slot));
+        let looks = inbox.try_iter().filter(|order| matches!(order, Order::Look)).count();
+        assert_eq!(looks, 1);
+        // What is switched while the thread looks is news.
+        hotplug.begin_look();
+        hotplug.power_switched(3);
+        assert!(matches!(inbox.try_recv(), Ok(Order::Look)));
+    }
+}
