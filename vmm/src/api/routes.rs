@@ -44,9 +44,9 @@ pub const ROUTES: &[Route] = &[
     route("GET", "/v1/state", watch::state),
 ];
 
-/// Methods of HTTP (RFC 9110 §9.3, RFC 5789).
-const METHODS: [&str; 9] =
-    ["GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"];
+/// Methods of HTTP (RFC 9110 §9.3, RFC 5789 and draft-ietf-httpbis-safe-method-w-body).
+const METHODS: [&str; 10] =
+    ["GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH", "QUERY"];
 
 const fn route(
     method: &'static str,
