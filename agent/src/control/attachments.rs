@@ -1,5 +1,7 @@
 //! Disks and devices of a machine that come and go, as renters ask for them.
 
+use std::time::Duration;
+
 use lease::{
     hardware::{Attach, Attachment, AttachmentState, Attachments},
     problem::Kind,
@@ -102,8 +104,22 @@ async fn leave(machine: MachineId, name: &str, how: Leaving) -> Result<(), Probl
     match vmm::detach(machine, name, removal).await {
         // It was never in it, or has left by itself.
         Ok(()) | Err(VmmError::Status { status: 404, .. }) => Ok(()),
+        // It drops what it has not begun when nobody waits for that any more, and lists what it has.
+        Err(VmmError::Late) if leaves(machine, name).await => Ok(()),
         Err(error) => Err(of_process(&error)),
     }
+}
+
+/// How long a process may take to see that nobody waits for its answer.
+const NOTICE: Duration = Duration::from_secs(1);
+
+/// Returns whether something is not in a machine any more, or not for long.
+async fn leaves(machine: MachineId, name: &str) -> bool {
+    tokio::time::sleep(NOTICE).await;
+    let there = vmm::devices(machine).await;
+    let stays =
+        |device: &AttachedDevice| device.id == name && device.state != AttachedState::Leaving;
+    there.is_ok_and(|there| !there.iter().any(stays))
 }
 
 async fn answer(device: Attach, done: Result<View, Refusal>) -> Result<ForwardedResponse, Problem> {

@@ -244,29 +244,38 @@ async fn fetch(tools: &Tools, record: &Record, device: &Attach) -> Result<(), Co
 
 /// How long a guest may take to let go of what was detached and is to be attached again: Linux waits five seconds.
 const LEAVING_LIMIT: Duration = Duration::from_secs(30);
-/// How often is looked whether it has.
+/// How long the others may take, whose port it may need.
+const OTHERS_LIMIT: Duration = Duration::from_secs(10);
+/// How often is looked whether they have.
 const LOOK: Duration = Duration::from_millis(250);
 
-/// Returns whether something is in a machine, when it is not on its way out any more.
+/// Returns whether something is in a machine, when nothing is on its way out any more.
 async fn settled(machine: MachineId, id: &str) -> Result<Seat, AttachFailure> {
-    let deadline = Instant::now() + LEAVING_LIMIT;
+    let start = Instant::now();
     loop {
         let there = vmm::devices(machine).await.unwrap_or_default();
-        match seat_of(&there, id)? {
-            Some(seat) => return Ok(seat),
-            None if Instant::now() >= deadline => return Err(AttachFailure::Leaving),
-            None => tokio::time::sleep(LOOK).await,
+        if let Some(seat) = seat_of(&there, id, start.elapsed())? {
+            return Ok(seat);
         }
+        tokio::time::sleep(LOOK).await;
     }
 }
 
-/// Returns whether something is in a machine by what its process lists; `None` while it leaves.
-fn seat_of(there: &[AttachedDevice], id: &str) -> Result<Option<Seat>, AttachFailure> {
+/// Returns whether something is in a machine by what its process lists; `None` when it is too early to say
+/// `waited` after that was asked first.
+fn seat_of(
+    there: &[AttachedDevice],
+    id: &str,
+    waited: Duration,
+) -> Result<Option<Seat>, AttachFailure> {
     let known = there.iter().find(|known| known.id == id);
+    let others_leave = || there.iter().any(|other| other.state == AttachedState::Leaving);
     match known.map(|known| &known.state) {
+        None if waited < OTHERS_LIMIT && others_leave() => Ok(None),
         None => Ok(Some(Seat::Out)),
         Some(AttachedState::Waiting | AttachedState::Connected) => Ok(Some(Seat::In)),
-        Some(AttachedState::Leaving) => Ok(None),
+        Some(AttachedState::Leaving) if waited < LEAVING_LIMIT => Ok(None),
+        Some(AttachedState::Leaving) => Err(AttachFailure::Leaving),
         Some(AttachedState::Unclean { reason }) => {
             Err(AttachFailure::Unclean { reason: reason.clone() })
         }
@@ -438,12 +447,20 @@ mod tests {
             let device = types::devices::AttachDevice::Pci { address: OTHER };
             vec![AttachedDevice { id: "a".to_owned(), device, slot: 3, state }]
         };
-        let seat =
-            |there: &[AttachedDevice]| seat_of(there, "a").map_err(|error| error.to_string());
+        let after = |id: &str, there: &[AttachedDevice], waited| {
+            seat_of(there, id, waited).map_err(|error| error.to_string())
+        };
+        let seat = |there: &[AttachedDevice]| after("a", there, Duration::ZERO);
         assert_eq!(seat(&[]), Ok(Some(Seat::Out)));
         assert_eq!(seat(&listed(AttachedState::Waiting)), Ok(Some(Seat::In)));
         assert_eq!(seat(&listed(AttachedState::Connected)), Ok(Some(Seat::In)));
-        assert_eq!(seat(&listed(AttachedState::Leaving)), Ok(None));
+        let leaving = listed(AttachedState::Leaving);
+        assert_eq!(seat(&leaving), Ok(None));
+        let late = after("a", &leaving, LEAVING_LIMIT).expect_err("late");
+        assert!(late.contains("still holds"), "{late}");
+        // Another waits for its port, and not for long.
+        assert_eq!(after("b", &leaving, Duration::ZERO), Ok(None));
+        assert_eq!(after("b", &leaving, OTHERS_LIMIT), Ok(Some(Seat::Out)));
         let unclean = AttachedState::Unclean { reason: "it is gone".to_owned() };
         let refusal = seat(&listed(unclean)).expect_err("unclean");
         assert!(refusal.ends_with("clean state: it is gone"), "{refusal}");
