@@ -112,6 +112,11 @@ fn disks_and_devices_come_and_go_within_the_lease() {
     wait_for(&scene, &id, "data", "attached");
     let read = "while [ ! -b /dev/nvme1n1 ]; do sleep 1; done; head -c 4 /dev/nvme1n1";
     assert_eq!(ssh(read), "kept");
+    // Wanted again before the guest has let go of it: it goes, and comes back.
+    detach(&scene, &id, &["data"]);
+    attach(&scene, &id, &["--disk", "data", "--model", "nvme"]).unwrap();
+    wait_for(&scene, &id, "data", "attached");
+    assert_eq!(ssh(read), "kept");
     detach(&scene, &id, &["data", "--pull"]);
     wait_for(&scene, &id, "data", "detached");
     detach(&scene, &id, &["data", "--erase"]);
