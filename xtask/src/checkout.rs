@@ -32,6 +32,8 @@ pub(crate) fn run_in_copy() -> Result<Option<ExitCode>> {
     let (root, place) = (run::root(), run::cache().join("checkout"));
     fs::create_dir_all(&place).with_context(|| format!("{}", place.display()))?;
     let _mine = wait_for(&place.with_extension("lock"))?;
+    // What was compiled for earlier versions, which had no copy: many GB that nobody uses any more.
+    fs::remove_dir_all(run::cache().join("target")).ok();
     copy(&root, &place)?;
     println!("this checkout is compiled and tested in {}", place.display());
     let mut again = run::cargo(&["run", "--quiet", "--package", "xtask", "--"]);
