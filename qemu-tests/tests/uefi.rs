@@ -230,8 +230,10 @@ fn two_root_complexes(folder: &Path) {
     // One for each of them, also where an id is missing before.
     let nmi = r#"{"action":"nmi"}"#;
     assert_eq!(bed.call(machine, ("POST", "/v1/power"), nmi).unwrap().status, 202);
-    let count = "sleep 1; grep NMI: /proc/interrupts | tr -s ' ' | cut -d' ' -f2-6";
-    assert_eq!(bed.run(machine, count, SOON).unwrap().trim(), "NMI: 1 1 1 1");
+    // The kernel says that it knows no reason, between lines of ours.
+    let count = "sleep 1; awk '/NMI:/ { print $2, $3, $4, $5 }' /proc/interrupts";
+    let counted = bed.run(machine, count, SOON).unwrap();
+    assert_eq!(counted.trim().lines().last(), Some("1 1 1 1"), "{counted}");
     finish(&mut bed, machine);
 }
 
