@@ -4,6 +4,7 @@ use std::{
     cmp::Reverse,
     collections::BTreeMap,
     fs,
+    path::Path,
     process::{Command, Output, Stdio},
     sync::{Condvar, Mutex, PoisonError},
     thread,
@@ -147,7 +148,7 @@ pub(crate) fn run(mut jobs: Vec<Job>, at_once: AtOnce) -> Result<Counts> {
     let (queue, ended) = (Mutex::new(queue), Condvar::new());
     thread::scope(|scope| {
         for _ in 0..at_once.most() {
-            scope.spawn(|| work(&queue, &ended, at_once));
+            scope.spawn(|| work(&queue, &ended, at_once, &path));
         }
     });
     let Queue { record, counts, .. } = queue.into_inner().unwrap_or_else(PoisonError::into_inner);
@@ -155,8 +156,9 @@ pub(crate) fn run(mut jobs: Vec<Job>, at_once: AtOnce) -> Result<Counts> {
     Ok(counts)
 }
 
-/// Runs one program after the other until none is left.
-fn work(queue: &Mutex<Queue>, ended: &Condvar, at_once: AtOnce) {
+/// Runs one program after the other until none is left. What each took is kept in the file at `path`, also for
+/// whoever runs them after this run was broken off.
+fn work(queue: &Mutex<Queue>, ended: &Condvar, at_once: AtOnce, path: &Path) {
     let mut locked = queue.lock().unwrap_or_else(PoisonError::into_inner);
     while !locked.waiting.is_empty() {
         let Some((job, share)) = locked.take(at_once) else {
@@ -168,6 +170,8 @@ fn work(queue: &Mutex<Queue>, ended: &Condvar, at_once: AtOnce) {
         let (counts, took) = one(job);
         locked = queue.lock().unwrap_or_else(PoisonError::into_inner);
         locked.end(name, share, took, counts);
+        // The run's end says what is wrong with the file.
+        let _ = fs::write(path, locked.record.text());
         ended.notify_all();
     }
 }
