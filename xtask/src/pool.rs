@@ -262,6 +262,8 @@ mod tests {
 
     #[test]
     fn every_program_runs_whatever_it_takes() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("took");
         let jobs = || {
             (0..9).map(|number| {
                 job(&number.to_string(), "echo 'test result: ok. 1 passed; 0 failed'")
@@ -275,10 +277,14 @@ mod tests {
             let (queue, ended) = (Mutex::new(queue), Condvar::new());
             thread::scope(|scope| {
                 for _ in 0..at_once.most() {
-                    scope.spawn(|| work(&queue, &ended, at_once));
+                    scope.spawn(|| work(&queue, &ended, at_once, &path));
                 }
             });
-            assert_eq!(queue.into_inner().expect("whole").counts.passed, 9);
+            let queue = queue.into_inner().expect("whole");
+            assert_eq!(queue.counts.passed, 9);
+            // The last that ended has kept what all took.
+            let kept = fs::read_to_string(&path).expect("kept");
+            assert_eq!(Record::parse(&kept), queue.record);
         }
     }
 
