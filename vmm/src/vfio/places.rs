@@ -64,11 +64,15 @@ impl Places {
                 freed.extend(bar.held.take().map(|_| place.id));
             }
         }
-        let own = changes.iter().map(|(place, _)| placed.arrive(place.id)).collect();
+        let mut outcome = Ok(());
+        for (place, _) in changes {
+            // One that fails keeps none of the others out.
+            outcome = outcome.and(placed.arrive(place.id));
+        }
         if !freed.is_empty() {
             placed.arrive_all();
         }
-        own
+        outcome
     }
 
     fn lock(&self) -> MutexGuard<'_, Placed> {
@@ -224,6 +228,20 @@ mod tests {
         assert_eq!(guest.has(), [X]);
         drop(b);
         assert_eq!(guest.has(), Vec::<u64>::new());
+    }
+
+    #[test]
+    fn a_bar_without_a_place_keeps_none_of_the_others_out() {
+        let (guest, places, [a, b]) = two();
+        let area = Area { offset: 0, size: SIZE };
+        let mapping = FakeDevice::nvme().map(0, area, SIZE).unwrap();
+        let slots = Arc::new(guest.clone());
+        let c = places.add(SIZE, vec![Part { bar: 0, area, mapping }], slots);
+        let z = 0xc200_0000;
+        places.follow(&[(&a, Some(Y)), (&c, Some(z))]).unwrap_err();
+        assert_eq!(guest.has(), [Y, z]);
+        drop(b);
+        assert_eq!(guest.has(), [z, Y]);
     }
 
     #[test]

@@ -363,9 +363,11 @@ impl Controller {
             }
         };
         // Each has its turn after the one before.
-        let admit = |bytes| (0..work.operations()).map(|_| self.limits.admit(now, bytes)).last();
+        let admit = |bytes| {
+            (0..work.operations()).fold(Admission::Now, |_, _| self.limits.admit(now, bytes))
+        };
         if let (Some(bytes), false) = (work.bytes(), had_its_turn)
-            && let Some(Admission::At(at)) = admit(bytes)
+            && let Admission::At(at) = admit(bytes)
         {
             if let Some(live) = &mut self.live {
                 live.held = Some((queue, command, at));

@@ -156,8 +156,12 @@ impl Controller {
                 self.launch(flight);
             }
             Transfer::Punch { .. } => self.end(&flight, Status::SUCCESS),
-            transfer => {
-                let status = failure(transfer, &io::Error::from_raw_os_error(libc::EOPNOTSUPP));
+            Transfer::Read { .. }
+            | Transfer::Write { .. }
+            | Transfer::Flush
+            | Transfer::Zero { .. } => {
+                let error = io::Error::from_raw_os_error(libc::EOPNOTSUPP);
+                let status = failure(&flight.transfer, &error);
                 self.end(&flight, status);
             }
         }
