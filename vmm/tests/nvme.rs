@@ -478,7 +478,7 @@ fn a_command_that_waited_for_its_turn_takes_it_once() {
     let Machine { ram, interrupts, .. } = Machine::new();
     let file = nvme::numbered_file();
     let vectors = vec![interrupts.allocate_msi().unwrap()];
-    let shared = Arc::new(Shared::new(2, vectors).unwrap());
+    let shared = Arc::new(Shared::new(2, &vectors).unwrap());
     let engine = Engine::new(EngineChoice::Plain, file.as_fd(), ram.clone(), 256).unwrap();
     let limit = RateLimit { bytes: None, operations: Some(Rate { per_second: 10, burst: 1 }) };
     let now = Instant::now();

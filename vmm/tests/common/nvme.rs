@@ -395,7 +395,7 @@ pub fn controller_over(
     let source = FakeInterrupts::default();
     // Queues without a vector are not made.
     let vectors = [0; 3].map(|_: u8| source.allocate_msi().unwrap()).to_vec();
-    let shared = Arc::new(Shared::new(2, vectors).unwrap());
+    let shared = Arc::new(Shared::new(2, &vectors).unwrap());
     let (profile, limits) = (profile(access), Limits::default());
     (Controller::new(engine, memory.clone(), profile, limits, Arc::clone(&shared)), shared)
 }

@@ -211,7 +211,7 @@ pub fn signal() -> (QueueSignal, Arc<Interrupts>) {
     let source = FakeInterrupts::default();
     let vectors = vec![source.allocate_msi().unwrap(), source.allocate_msi().unwrap()];
     let line = source.line(0, 1).unwrap();
-    let interrupts = Arc::new(Interrupts::new(vectors, line).unwrap());
+    let interrupts = Arc::new(Interrupts::new(&vectors, line).unwrap());
     (QueueSignal::new(Arc::clone(&interrupts), 0), interrupts)
 }
 

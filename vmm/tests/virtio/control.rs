@@ -64,7 +64,7 @@ impl Desk {
         };
         let ring = Ring::new(layout, ALL_RING_FEATURES, ram.clone()).unwrap();
         let line = FakeInterrupts::default().line(0, 1).unwrap();
-        let interrupts = Arc::new(Interrupts::new(Vec::new(), line).unwrap());
+        let interrupts = Arc::new(Interrupts::new(&[], line).unwrap());
         let signal = QueueSignal::new(interrupts, NO_VECTOR);
         let kick = Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap());
         let device = ControlQueue::new(ReadyQueue { index: 6, ring, kick, signal });

@@ -89,7 +89,7 @@ fn limited_queue(disk: &Disk, limits: &Limits) -> (BlockQueue, Live) {
     };
     let ram = &disk.machine.ram;
     let line = disk.machine.interrupts.line(0, 1).unwrap();
-    let interrupts = Arc::new(Interrupts::new(Vec::new(), line).unwrap());
+    let interrupts = Arc::new(Interrupts::new(&[], line).unwrap());
     let flag = Arc::new(DistressFlag::new("blk", Events::default()));
     let live = Live::from(Job {
         queue: ReadyQueue {

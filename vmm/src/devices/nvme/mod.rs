@@ -173,8 +173,9 @@ impl Nvme {
         let profile = Profile::new(&geometry, serial(&disk.serial)?, pairs);
         let msix = MsixTable::new(pairs + 1, &*platform.interrupts)
             .map_err(|source| NvmeError::Host { what: "cannot have interrupt vectors", source })?;
-        let vectors = (0..msix.len()).filter_map(|index| msix.vector(index).cloned()).collect();
-        let mut shared = Shared::new(pairs, vectors)
+        let vectors = (0..msix.len()).filter_map(|index| msix.vector(index).cloned());
+        let vectors: Vec<_> = vectors.collect();
+        let mut shared = Shared::new(pairs, &vectors)
             .map_err(|source| NvmeError::Host { what: "cannot have doorbells", source })?;
         shared.activity = platform.activity.device(NAME);
         let Described { config, msix: msix_capability, express } =

@@ -11,7 +11,7 @@ use std::{
 use vmm_sys_util::eventfd::EventFd;
 
 use super::registers::{Control, SHUTDOWN_BUSY, SHUTDOWN_DONE};
-use crate::{counters::Activity, irq::MsiVector, pci::msix::MsixTable};
+use crate::{counters::Activity, irq::MsiVector, pci::msix::MsixTable, sys::io::duplicate_eventfd};
 
 /// No value that a driver writes to a doorbell makes sense as this.
 const NOTHING: u32 = u32::MAX;
@@ -54,7 +54,9 @@ pub struct Shared {
     doorbells: Vec<AtomicU32>,
     /// Wakes the thread.
     pub kick: EventFd,
-    vectors: Vec<Arc<dyn MsiVector>>,
+    /// Eventfds of the vectors, once more. The vectors themselves are the function's alone: whoever drops one has
+    /// KVM forget it, which the filter of the controller's thread does not allow.
+    vectors: Vec<EventFd>,
     interrupts: AtomicBool,
     control: AtomicU32,
     fatal: AtomicBool,
@@ -65,11 +67,12 @@ pub struct Shared {
 
 impl Shared {
     /// Returns the state of a controller that is off, with `pairs` I/O queue pairs.
-    pub fn new(pairs: u16, vectors: Vec<Arc<dyn MsiVector>>) -> io::Result<Self> {
+    pub fn new(pairs: u16, vectors: &[Arc<dyn MsiVector>]) -> io::Result<Self> {
+        let vectors = vectors.iter().map(|vector| duplicate_eventfd(vector.eventfd()));
         Ok(Self {
             doorbells: (0..2 * (u32::from(pairs) + 1)).map(|_| AtomicU32::new(NOTHING)).collect(),
             kick: EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?,
-            vectors,
+            vectors: vectors.collect::<io::Result<_>>()?,
             interrupts: AtomicBool::new(false),
             control: AtomicU32::new(0),
             fatal: AtomicBool::new(false),
@@ -115,7 +118,7 @@ impl Shared {
         {
             self.activity.interrupts.add(1);
             // The eventfd's counter can only be full when a signal is pending already.
-            let _ = vector.trigger();
+            let _ = vector.write(1);
         }
     }
 
@@ -198,7 +201,7 @@ mod tests {
 
     #[test]
     fn doorbells_keep_the_last_value_until_taken() {
-        let shared = Shared::new(1, Vec::new()).expect("an eventfd");
+        let shared = Shared::new(1, &[]).expect("an eventfd");
         shared.ring(0, 1);
         shared.ring(0, 2);
         shared.ring(3, u32::MAX);
@@ -212,7 +215,7 @@ mod tests {
 
     #[test]
     fn a_reset_forgets_everything_but_interrupts() {
-        let shared = Shared::new(1, Vec::new()).expect("an eventfd");
+        let shared = Shared::new(1, &[]).expect("an eventfd");
         shared.set_fatal();
         shared.ask_shutdown();
         shared.ring(0, 1);

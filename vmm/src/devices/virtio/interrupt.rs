@@ -26,18 +26,13 @@ const ISR_CONFIG: u8 = 2;
 
 /// The interrupts of one function, shared by its registers and its threads.
 pub struct Interrupts {
-    vectors: Vec<Vector>,
+    /// Eventfds of the MSI-X vectors, once more: vhost takes this type, and threads must not duplicate descriptors
+    /// behind their filter. The vectors themselves are the function's alone: whoever drops one has KVM forget it,
+    /// which the filter of a device's thread does not allow.
+    vectors: Vec<EventFd>,
     msix_enabled: AtomicBool,
     config_vector: AtomicU16,
     intx: Mutex<Intx>,
-}
-
-/// One MSI-X vector.
-struct Vector {
-    msi: Arc<dyn MsiVector>,
-    /// Its eventfd, once more: vhost takes this type, and threads must not duplicate descriptors
-    /// behind their filter.
-    event: EventFd,
 }
 
 /// The line, when MSI-X is off.
@@ -83,12 +78,10 @@ impl std::fmt::Debug for Interrupts {
 }
 
 impl Interrupts {
-    /// Returns the interrupts of a function with these MSI-X vectors and this line.
-    pub fn new(vectors: Vec<Arc<dyn MsiVector>>, line: Arc<dyn InterruptLine>) -> io::Result<Self> {
-        let vectors = vectors
-            .into_iter()
-            .map(|msi| Ok(Vector { event: duplicate_eventfd(msi.eventfd())?, msi }))
-            .collect::<io::Result<_>>()?;
+    /// Returns the interrupts of a function with these MSI-X vectors, which it keeps, and this line.
+    pub fn new(vectors: &[Arc<dyn MsiVector>], line: Arc<dyn InterruptLine>) -> io::Result<Self> {
+        let vectors = vectors.iter().map(|vector| duplicate_eventfd(vector.eventfd()));
+        let vectors = vectors.collect::<io::Result<_>>()?;
         Ok(Self {
             vectors,
             msix_enabled: AtomicBool::new(false),
@@ -148,7 +141,7 @@ impl Interrupts {
         if !self.msix_enabled.load(Ordering::Acquire) {
             return None;
         }
-        Some(&self.vectors.get(usize::from(vector))?.event)
+        self.vectors.get(usize::from(vector))
     }
 
     fn signal(&self, vector: u16, isr: u8) {
@@ -161,7 +154,7 @@ impl Interrupts {
         }
         if let Some(vector) = self.vectors.get(usize::from(vector)).filter(|_| msix) {
             // The eventfd's counter can only be full when a signal is pending already.
-            let _ = vector.msi.trigger();
+            let _ = vector.write(1);
         }
     }
 
@@ -233,7 +226,7 @@ mod tests {
         let wire = Arc::new(Wire { level: Mutex::new(Level::Low), file });
         let level = || *wire.level.lock().expect("one thread");
         let line = Arc::<Wire>::clone(&wire);
-        let interrupts = Arc::new(Interrupts::new(Vec::new(), line).expect("a function"));
+        let interrupts = Arc::new(Interrupts::new(&[], line).expect("a function"));
         interrupts.set_mode(false, true);
         QueueSignal::new(Arc::clone(&interrupts), NO_VECTOR).trigger();
         assert_eq!((level(), interrupts.status()), (Level::Low, Level::High));
@@ -252,7 +245,7 @@ mod tests {
         let file = OwnedFd::from(std::fs::File::open("/dev/null").expect("there"));
         let wire = Arc::new(Wire { level: Mutex::new(Level::Low), file });
         let line = Arc::<Wire>::clone(&wire);
-        let interrupts = Arc::new(Interrupts::new(Vec::new(), line).expect("a function"));
+        let interrupts = Arc::new(Interrupts::new(&[], line).expect("a function"));
         interrupts.set_mode(true, false);
         QueueSignal::new(Arc::clone(&interrupts), NO_VECTOR).trigger();
         assert_eq!(interrupts.take_isr(), 0);

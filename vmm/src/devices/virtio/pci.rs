@@ -128,9 +128,10 @@ impl VirtioPci {
         let msix = MsixTable::new(queues + 1, &*platform.interrupts)
             .map_err(host("cannot have interrupt vectors"))?;
         let line = platform.interrupts.line(slot, 1).map_err(host("cannot have a line"))?;
-        let vectors = (0..msix.len()).filter_map(|index| msix.vector(index).cloned()).collect();
+        let vectors = (0..msix.len()).filter_map(|index| msix.vector(index).cloned());
+        let vectors: Vec<_> = vectors.collect();
         let interrupts =
-            Interrupts::new(vectors, line).map_err(host("cannot have interrupt vectors"))?;
+            Interrupts::new(&vectors, line).map_err(host("cannot have interrupt vectors"))?;
         let kicks = (0..queues)
             .map(|_| Ok(Arc::new(EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?)))
             .collect::<io::Result<_>>()

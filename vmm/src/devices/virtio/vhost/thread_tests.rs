@@ -87,7 +87,7 @@ fn served_with(vectors: Vec<Arc<dyn MsiVector>>) -> (Thread<Kernel>, Live, Arc<I
     let ram: GuestRam =
         GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 1 << 16)]).expect("memory");
     let line: Arc<dyn InterruptLine> = Arc::new(Line);
-    let interrupts = Arc::new(Interrupts::new(vectors, line).expect("a function"));
+    let interrupts = Arc::new(Interrupts::new(&vectors, line).expect("a function"));
     let queue = |index: u16| {
         let layout = QueueLayout { size: 16, descriptors: 0x1000, available: 0x2000, used: 0x3000 };
         let ring = Ring::new(layout, F_VERSION_1, ram.clone()).expect("a ring");
