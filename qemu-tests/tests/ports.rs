@@ -267,6 +267,29 @@ fn twelve_cards_and_disks_in_a_row_leave_nothing_behind() {
     assert_eq!(status, 0, "{log}");
 }
 
+/// The disk's thread ends after the disk has left the bus: the machine must not end with it.
+#[test]
+fn nvme_disks_leave_when_their_guest_lets_go_of_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut bed = bed(folder.path(), HostOptions::default());
+    bed.write("/run/disk", &vec![0; 8 << 20]).unwrap();
+    let machine = machine_with_spare_ports(&mut bed);
+    let body = DISK_BODY.replace("\"late\"", "\"late\", \"model\": \"nvme\"");
+    for round in 0..4 {
+        let (status, said) = attach(&mut bed, machine, &body, "/run/disk");
+        assert_eq!(status, 202, "{said}");
+        let read = "while [ ! -b /dev/nvme0n1 ]; do sleep 1; done; cat /sys/block/nvme0n1/size";
+        assert_eq!(bed.run(machine, read, SOON).unwrap().trim(), "16384", "round {round}");
+        detach(&mut bed, machine, "data");
+        wait_attached(&mut bed, machine, &[]);
+        let gone = "while [ -e /dev/nvme0n1 ]; do sleep 1; done; echo here";
+        assert_eq!(bed.run(machine, gone, SOON).unwrap().trim(), "here", "round {round}");
+    }
+    bed.type_line(machine, "poweroff -f").unwrap();
+    let (status, log) = bed.wait_exit(machine, SOON).unwrap();
+    assert_eq!(status, 0, "{log}");
+}
+
 #[test]
 fn a_device_that_is_still_plugged_comes_back_at_the_end() {
     let folder = tempfile::tempdir().unwrap();
