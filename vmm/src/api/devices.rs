@@ -73,7 +73,7 @@ pub(super) fn detach(request: &Request, client: &Client<'_>, board: &Board) -> A
         return problem(
             400,
             "bad path",
-            "what follows % in the device's name is no UTF-8 in hexadecimal",
+            "% in a device's name has two hexadecimal digits behind it, as in 0000%3A41%3A00.0",
         );
     };
     let removal = match request.number("pull") {
