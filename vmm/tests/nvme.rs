@@ -478,7 +478,7 @@ fn a_command_that_waited_for_its_turn_takes_it_once() {
     let Machine { ram, interrupts, .. } = Machine::new();
     let file = nvme::numbered_file();
     let vectors = vec![interrupts.allocate_msi().unwrap()];
-    let shared = Arc::new(Shared::new(2, &vectors).unwrap());
+    let shared = Arc::new(Shared::new(2, &vectors, interrupts.line(3, 1).unwrap()).unwrap());
     let engine = Engine::new(EngineChoice::Plain, file.as_fd(), ram.clone(), 256).unwrap();
     let limit = RateLimit { bytes: None, operations: Some(Rate { per_second: 10, burst: 1 }) };
     let now = Instant::now();
@@ -516,7 +516,7 @@ fn disks_that_cannot_be_are_refused() {
     let machine = Machine::new();
     let refusal = |disk: &Disk| {
         let file = nvme::numbered_file().as_fd().try_clone_to_owned().unwrap();
-        let opened = Nvme::open(disk, file, 1, EngineChoice::Plain, &machine.platform);
+        let opened = Nvme::open(disk, file, (3, 1), EngineChoice::Plain, &machine.platform);
         opened.err().map(|error| error.to_string()).unwrap_or_default()
     };
     assert!(refusal(&Disk { serial: "x".repeat(21), ..spec(None) }).contains("20 printable"));

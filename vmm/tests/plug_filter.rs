@@ -69,7 +69,7 @@ fn attach(model: &str) {
         }
         DiskModel::Nvme => {
             let choice = EngineChoice::Best;
-            let mut function = Nvme::open(&disk, file, 2, choice, &platform).unwrap();
+            let mut function = Nvme::open(&disk, file, (3, 2), choice, &platform).unwrap();
             function.start().unwrap();
             Box::new(function)
         }

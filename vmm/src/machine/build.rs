@@ -266,7 +266,7 @@ fn nvme(
     (vcpus, platform): (u32, &virtio::Platform),
 ) -> Result<Seat, BuildError> {
     let open = || {
-        let mut function = Nvme::open(disk, file, vcpus, EngineChoice::Best, platform)?;
+        let mut function = Nvme::open(disk, file, (device, vcpus), EngineChoice::Best, platform)?;
         function.start().map(|()| function)
     };
     let function = open().map_err(DeviceError::from)?;

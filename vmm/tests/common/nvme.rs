@@ -168,7 +168,7 @@ impl Driver {
     pub fn within(machine: Machine, engine: EngineChoice, disk: &Disk, vcpus: u32) -> Self {
         let file = numbered_file();
         let shared = file.as_fd().try_clone_to_owned().unwrap();
-        let mut function = Nvme::open(disk, shared, vcpus, engine, &machine.platform).unwrap();
+        let mut function = Nvme::open(disk, shared, (3, vcpus), engine, &machine.platform).unwrap();
         function.start().unwrap();
         let admin = Pair::new(0, ASQ, ACQ, ENTRIES);
         let mut driver = Self { function, machine, file, admin };
@@ -395,7 +395,7 @@ pub fn controller_over(
     let source = FakeInterrupts::default();
     // Queues without a vector are not made.
     let vectors = [0; 3].map(|_: u8| source.allocate_msi().unwrap()).to_vec();
-    let shared = Arc::new(Shared::new(2, &vectors).unwrap());
+    let shared = Arc::new(Shared::new(2, &vectors, source.line(3, 1).unwrap()).unwrap());
     let (profile, limits) = (profile(access), Limits::default());
     (Controller::new(engine, memory.clone(), profile, limits, Arc::clone(&shared)), shared)
 }

@@ -1,5 +1,7 @@
 //! How a driver makes queues and deletes them.
 
+use std::sync::atomic::Ordering;
+
 use super::*;
 
 #[test]
@@ -105,4 +107,49 @@ fn one_virtual_cpu_has_two_queue_pairs() {
     let mut pairs = [1, 2].map(|index| driver.pair(index));
     let read = pairs.each_mut().map(|pair| driver.command(pair, transfer(READ, 3, 1)).status);
     assert_eq!(read, [0, 0]);
+}
+
+/// NVMe 1.4 §7.5.1: without MSI-X the pin is asserted until the driver has taken every completion.
+#[test]
+fn without_msi_x_the_pin_calls_until_everything_was_taken() {
+    let mut driver = Driver::on(EngineChoice::Plain, None);
+    let line = Arc::clone(&driver.machine.interrupts.line);
+    let is_high = || line.high.load(Ordering::SeqCst);
+    let mut pin = [0];
+    driver.function.read_config(0x3d, &mut pin);
+    assert_eq!(pin, [1]);
+    let mut pair = driver.pair(1);
+    assert_eq!(line.raised.load(Ordering::SeqCst), 0, "MSI-X is on");
+
+    driver.function.write_config(0x42, &0u16.to_le_bytes());
+    for blocks in 1..4 {
+        let (_, tail) = pair.put(&driver.machine.ram, transfer(READ, 0, blocks));
+        driver.ring(&pair, tail);
+    }
+    wait_for(|| is_high());
+    let status = |driver: &mut Driver| {
+        let mut status = [0; 2];
+        driver.function.read_config(0x06, &mut status);
+        u16::from_le_bytes(status) & 1 << 3
+    };
+    assert_eq!(status(&mut driver), 1 << 3);
+    for more in [true, true, false] {
+        driver.wait(&mut pair);
+        // The last of the three may be posted after the others were taken.
+        wait_for(|| is_high() == more);
+    }
+    assert_eq!(status(&mut driver), 0);
+
+    // Masked, it calls when the mask goes.
+    driver.write(0x0c, 4, 1 << 1);
+    let (_, tail) = pair.put(&driver.machine.ram, transfer(READ, 0, 1));
+    driver.ring(&pair, tail);
+    wait_for(|| pair.clone().poll(&driver.machine.ram).is_some());
+    assert!(!is_high());
+    driver.write(0x10, 4, 1 << 1);
+    wait_for(|| is_high());
+
+    // A reset of the function is the end of what was posted.
+    driver.function.write_config(0x4c + 8, &[0, 0x80]);
+    assert!(!is_high());
 }

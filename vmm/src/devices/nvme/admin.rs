@@ -132,7 +132,9 @@ impl Controller {
             return Err(Status::INTERRUPT_VECTOR);
         }
         check_place(&place, COMPLETION_SIZE, &ram)?;
-        *slot = Some(CompletionQueue::new(place, wanted.then_some(vector)));
+        let vector = wanted.then_some(vector);
+        *slot = Some(CompletionQueue::new(place, vector));
+        self.shared.pin.made(index, place.entries, vector);
         Ok(Answer::Done(0))
     }
 
@@ -178,6 +180,7 @@ impl Controller {
             Some(queue) if queue.users > 0 => Err(Status::QUEUE_DELETION),
             Some(_) => {
                 *slot = None;
+                self.shared.pin.gone(index);
                 Ok(Answer::Done(0))
             }
         }

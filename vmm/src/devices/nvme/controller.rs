@@ -215,6 +215,8 @@ impl Controller {
         let mut admin = CompletionQueue::new(completions, Some(0));
         admin.users = 1;
         live.completions[0] = Some(admin);
+        self.shared.pin.open();
+        self.shared.pin.made(0, completions.entries, Some(0));
         self.live = Some(live);
     }
 
@@ -447,11 +449,11 @@ impl Controller {
     /// Interrupts the driver for every completion queue with news.
     fn interrupt(&mut self) {
         let Some(live) = &mut self.live else { return };
-        for queue in live.completions.iter_mut().flatten() {
-            if mem::take(&mut queue.news)
-                && let Some(vector) = queue.vector
+        for (index, queue) in (0u16..).zip(&mut live.completions) {
+            if let Some(queue) = queue
+                && mem::take(&mut queue.news)
             {
-                self.shared.interrupt(vector);
+                self.shared.posted(index, queue.tail(), queue.vector);
             }
         }
     }

@@ -14,7 +14,7 @@
 //! call: it keeps the registers, and passes doorbells on as the last value written and a wake-up.
 //!
 //! Not offered: SGLs, metadata, more than one namespace, namespace management, firmware update,
-//! queues in controller memory, wired interrupts (a driver uses MSI-X, or polls).
+//! queues in controller memory.
 
 pub mod admin;
 pub mod command;
@@ -23,6 +23,7 @@ mod features;
 mod flight;
 pub mod identify;
 pub mod logs;
+pub mod pin;
 pub mod prp;
 pub mod queue;
 pub mod registers;
@@ -58,7 +59,7 @@ use super::{
 };
 use crate::{
     pci::{
-        config::{ConfigError, ConfigSpace, Identity},
+        config::{COMMAND_INTX_DISABLE, ConfigError, ConfigSpace, Identity},
         function::{Bar, BarKind, PciFunction},
         msix::{self, MsixTable},
     },
@@ -82,6 +83,8 @@ const DEVICE: u16 = 0x0010;
 const CLASS: u32 = 0x01_08_02;
 
 const BAR: u8 = 0;
+/// INTA.
+const PIN: u8 = 1;
 const BAR_SIZE: u64 = 0x4000;
 const DOORBELLS: u64 = 0x1000;
 const TABLE: u64 = 0x2000;
@@ -154,12 +157,12 @@ struct Parts {
 }
 
 impl Nvme {
-    /// Makes a controller over `file`, not started, with an I/O queue pair for each of `vcpus`, at
-    /// least [`MIN_QUEUE_PAIRS`] and at most [`MAX_QUEUE_PAIRS`].
+    /// Makes a controller over `file`, not started, for `slot` of a root bus, with an I/O queue pair for each of
+    /// `vcpus`, at least [`MIN_QUEUE_PAIRS`] and at most [`MAX_QUEUE_PAIRS`].
     pub fn open(
         disk: &Disk,
         file: OwnedFd,
-        vcpus: u32,
+        (slot, vcpus): (u8, u32),
         engine: EngineChoice,
         platform: &Platform,
     ) -> Result<Self, NvmeError> {
@@ -175,7 +178,11 @@ impl Nvme {
             .map_err(|source| NvmeError::Host { what: "cannot have interrupt vectors", source })?;
         let vectors = (0..msix.len()).filter_map(|index| msix.vector(index).cloned());
         let vectors: Vec<_> = vectors.collect();
-        let mut shared = Shared::new(pairs, &vectors)
+        let line = platform
+            .interrupts
+            .line(slot, PIN)
+            .map_err(|source| NvmeError::Host { what: "cannot have a line", source })?;
+        let mut shared = Shared::new(pairs, &vectors, line)
             .map_err(|source| NvmeError::Host { what: "cannot have doorbells", source })?;
         shared.activity = platform.activity.device(NAME);
         let Described { config, msix: msix_capability, express } =
@@ -271,9 +278,11 @@ impl Nvme {
     }
 
     fn control(&mut self, before: Control, after: Control) {
+        self.shared.pin.set_mask(self.registers.mask());
         match (before.enabled(), after.enabled()) {
             (true, false) => {
                 self.resetting = true;
+                self.shared.pin.close();
                 self.stop();
                 self.finish_reset_if_stopped();
             }
@@ -330,10 +339,19 @@ impl Nvme {
     fn forget(&mut self) {
         self.registers = Registers::default();
         self.shared.set_control(self.registers.control());
+        // Without a driver to take what was posted, the line would stay high.
+        self.shared.pin.close();
+        self.shared.pin.set_mask(self.registers.mask());
         // As in `write_config`.
         let _ = self.msix.reset();
-        self.shared.take_mode(&self.msix);
         self.config = self.pristine.clone();
+        self.take_mode();
+    }
+
+    /// Takes over how the driver wants to be interrupted.
+    fn take_mode(&self) {
+        let pin_disabled = self.config.command() & COMMAND_INTX_DISABLE != 0;
+        self.shared.set_mode(self.msix.is_enabled(), pin_disabled);
     }
 
     fn doorbell(&self, offset: u64, data: &[u8]) {
@@ -346,6 +364,7 @@ impl Nvme {
 
 impl PciFunction for Nvme {
     fn read_config(&mut self, offset: u16, data: &mut [u8]) {
+        self.config.set_interrupt_status(self.shared.pin.status());
         self.config.read(offset, data);
     }
 
@@ -357,8 +376,8 @@ impl PciFunction for Nvme {
             // A vector that cannot be routed loses interrupts, which the driver survives or not.
             let _ = self.msix.write_capability(inside, data);
             self.config.set(self.msix_capability + 2, &self.msix.control().to_le_bytes());
-            self.shared.take_mode(&self.msix);
         }
+        self.take_mode();
         let control = usize::from(self.express + 9).checked_sub(usize::from(offset));
         let reset = control.and_then(|at| data.get(at)).is_some_and(|b| b & FUNCTION_RESET != 0);
         if reset {
@@ -392,11 +411,11 @@ impl PciFunction for Nvme {
     fn write_bar(&mut self, bar: u8, offset: u64, data: &[u8]) {
         match offset {
             _ if bar != BAR => {}
-            ..DOORBELLS => {
-                if let Effect::Control(before, after) = self.registers.write(offset, data) {
-                    self.control(before, after);
-                }
-            }
+            ..DOORBELLS => match self.registers.write(offset, data) {
+                Effect::None => {}
+                Effect::Control(before, after) => self.control(before, after),
+                Effect::Mask => self.shared.pin.set_mask(self.registers.mask()),
+            },
             DOORBELLS..TABLE => self.doorbell(offset - DOORBELLS, data),
             TABLE..PENDING => {
                 // As for the capability.
@@ -473,6 +492,7 @@ fn describe(msix: &MsixTable) -> Result<Described, ConfigError> {
         subsystem: DEVICE,
     });
     config.add_bar(BAR, BarKind::Memory64, BAR_SIZE)?;
+    config.set_interrupt_pin(PIN);
     let low = |offset: u64| u32::try_from(offset).unwrap_or(0);
     let table = msix.capability((BAR, low(TABLE)), (BAR, low(PENDING)));
     let msix = config.add_capability(msix::CAPABILITY, &table, &[])?;

@@ -120,6 +120,11 @@ impl CompletionQueue {
         inside
     }
 
+    /// Returns the index of the entry that is posted next.
+    pub fn tail(&self) -> u32 {
+        self.tail
+    }
+
     /// Returns whether one more completion than those owed fits: a queue is full with one entry
     /// left (§4.1.2).
     pub fn has_room(&self) -> bool {

@@ -5,7 +5,7 @@
 //! |--------|-------|----------|------------|-------------------------------------------------|
 //! | 0x00   | 8     | CAP      | read       | [`CAPABILITIES`]                                |
 //! | 0x08   | 4     | VS       | read       | 1.4.0                                           |
-//! | 0x0c   | 4     | INTMS    | write sets | kept; only for interrupts that are not MSI-X    |
+//! | 0x0c   | 4     | INTMS    | write sets | masks the pin; no part of MSI-X                 |
 //! | 0x10   | 4     | INTMC    | write clears | likewise                                      |
 //! | 0x14   | 4     | CC       | read/write | [`Control`]                                     |
 //! | 0x1c   | 4     | CSTS     | read       | ready, fatal, shutdown                          |
@@ -103,6 +103,8 @@ pub enum Effect {
     None,
     /// CC changed from the first to the second.
     Control(Control, Control),
+    /// The mask of interrupts was written.
+    Mask,
 }
 
 /// The registers that a driver can write.
@@ -119,6 +121,11 @@ impl Registers {
     /// Returns CC.
     pub fn control(&self) -> Control {
         self.control
+    }
+
+    /// Returns which vectors are masked: the bits that INTMS has set, and INTMC not cleared.
+    pub fn mask(&self) -> u32 {
+        self.mask
     }
 
     /// Returns the admin submission and completion queues as AQA, ASQ and ACQ name them.
@@ -164,8 +171,9 @@ impl Registers {
         let mut effect = Effect::None;
         for (index, word) in (0u64..).zip(words) {
             let at = offset.saturating_add(4 * index);
-            if let Effect::Control(before, after) = self.write_word(at, u32::from_le_bytes(*word)) {
-                effect = Effect::Control(before, after);
+            match self.write_word(at, u32::from_le_bytes(*word)) {
+                Effect::None => {}
+                some => effect = some,
             }
         }
         effect
@@ -173,8 +181,14 @@ impl Registers {
 
     fn write_word(&mut self, at: u64, value: u32) -> Effect {
         match at {
-            INTMS => self.mask |= value,
-            INTMC => self.mask &= !value,
+            INTMS => {
+                self.mask |= value;
+                return Effect::Mask;
+            }
+            INTMC => {
+                self.mask &= !value;
+                return Effect::Mask;
+            }
             CC => {
                 let before = self.control;
                 self.control = Control::from_bits(value);

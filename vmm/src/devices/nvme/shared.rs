@@ -10,8 +10,15 @@ use std::{
 
 use vmm_sys_util::eventfd::EventFd;
 
-use super::registers::{Control, SHUTDOWN_BUSY, SHUTDOWN_DONE};
-use crate::{counters::Activity, irq::MsiVector, pci::msix::MsixTable, sys::io::duplicate_eventfd};
+use super::{
+    pin::Pin,
+    registers::{Control, SHUTDOWN_BUSY, SHUTDOWN_DONE},
+};
+use crate::{
+    counters::Activity,
+    irq::{InterruptLine, Level, MsiVector},
+    sys::io::duplicate_eventfd,
+};
 
 /// No value that a driver writes to a doorbell makes sense as this.
 const NOTHING: u32 = u32::MAX;
@@ -57,7 +64,9 @@ pub struct Shared {
     /// Eventfds of the vectors, once more. The vectors themselves are the function's alone: whoever drops one has
     /// KVM forget it, which the filter of the controller's thread does not allow.
     vectors: Vec<EventFd>,
-    interrupts: AtomicBool,
+    msix: AtomicBool,
+    /// The line, when MSI-X is off.
+    pub pin: Pin,
     control: AtomicU32,
     fatal: AtomicBool,
     shutdown: AtomicU8,
@@ -67,13 +76,18 @@ pub struct Shared {
 
 impl Shared {
     /// Returns the state of a controller that is off, with `pairs` I/O queue pairs.
-    pub fn new(pairs: u16, vectors: &[Arc<dyn MsiVector>]) -> io::Result<Self> {
+    pub fn new(
+        pairs: u16,
+        vectors: &[Arc<dyn MsiVector>],
+        line: Arc<dyn InterruptLine>,
+    ) -> io::Result<Self> {
         let vectors = vectors.iter().map(|vector| duplicate_eventfd(vector.eventfd()));
         Ok(Self {
             doorbells: (0..2 * (u32::from(pairs) + 1)).map(|_| AtomicU32::new(NOTHING)).collect(),
             kick: EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?,
             vectors: vectors.collect::<io::Result<_>>()?,
-            interrupts: AtomicBool::new(false),
+            msix: AtomicBool::new(false),
+            pin: Pin::new(line, usize::from(pairs) + 1),
             control: AtomicU32::new(0),
             fatal: AtomicBool::new(false),
             shutdown: AtomicU8::new(0),
@@ -90,6 +104,9 @@ impl Shared {
     pub fn ring(&self, index: u64, value: u32) {
         let slot = usize::try_from(index).ok().and_then(|index| self.doorbells.get(index));
         if let Some(slot) = slot {
+            if let (1, Ok(queue)) = (index % 2, u16::try_from(index / 2)) {
+                self.pin.taken(queue, value);
+            }
             // The largest number is as impossible as the next smaller one.
             slot.store(value.min(NOTHING - 1), Ordering::Release);
             self.wake();
@@ -111,20 +128,25 @@ impl Shared {
         let _ = self.kick.write(1);
     }
 
-    /// Interrupts the driver, when MSI-X is on.
-    pub fn interrupt(&self, vector: u16) {
-        if let (true, Some(vector)) =
-            (self.interrupts.load(Ordering::Acquire), self.vectors.get(usize::from(vector)))
-        {
+    /// Everything before entry `tail` of completion queue `index` was posted; interrupts the driver if it wants
+    /// that, by `vector` or by the pin.
+    pub fn posted(&self, index: u16, tail: u32, vector: Option<u16>) {
+        self.pin.posted(index, tail);
+        let Some(vector) = vector else { return };
+        let msix = self.msix.load(Ordering::Acquire);
+        if msix || self.pin.status() == Level::High {
             self.activity.interrupts.add(1);
+        }
+        if let Some(vector) = self.vectors.get(usize::from(vector)).filter(|_| msix) {
             // The eventfd's counter can only be full when a signal is pending already.
             let _ = vector.write(1);
         }
     }
 
-    /// Takes over whether MSI-X is on.
-    pub fn take_mode(&self, msix: &MsixTable) {
-        self.interrupts.store(msix.is_enabled(), Ordering::Release);
+    /// Takes over what the MSI-X capability and the command register's Interrupt Disable say.
+    pub fn set_mode(&self, msix: bool, pin_disabled: bool) {
+        self.msix.store(msix, Ordering::Release);
+        self.pin.set_mode(msix, pin_disabled);
     }
 
     /// Returns CC as written last.
@@ -190,6 +212,7 @@ impl Shared {
     /// The controller was reset.
     pub fn reset(&self) {
         self.take_rings().for_each(drop);
+        self.pin.close();
         self.fatal.store(false, Ordering::Release);
         self.set_shutdown(Shutdown::No);
     }
@@ -197,11 +220,11 @@ impl Shared {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::pin, *};
 
     #[test]
     fn doorbells_keep_the_last_value_until_taken() {
-        let shared = Shared::new(1, &[]).expect("an eventfd");
+        let shared = Shared::new(1, &[], pin::tests::wire()).expect("an eventfd");
         shared.ring(0, 1);
         shared.ring(0, 2);
         shared.ring(3, u32::MAX);
@@ -215,7 +238,7 @@ mod tests {
 
     #[test]
     fn a_reset_forgets_everything_but_interrupts() {
-        let shared = Shared::new(1, &[]).expect("an eventfd");
+        let shared = Shared::new(1, &[], pin::tests::wire()).expect("an eventfd");
         shared.set_fatal();
         shared.ask_shutdown();
         shared.ring(0, 1);

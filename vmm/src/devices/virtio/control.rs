@@ -68,7 +68,7 @@ impl Pace {
     }
 
     /// Takes the turn of one command; returns when that is.
-    fn admit(&mut self, now: Instant) -> Instant {
+    pub(super) fn admit(&mut self, now: Instant) -> Instant {
         match self.0.as_mut().map(|throttle| throttle.admit(now, 0)) {
             Some(Admission::At(time)) => time,
             Some(Admission::Now) | None => now,

@@ -18,12 +18,15 @@ use std::{
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{Mutex, PoisonError},
+    thread,
+    time::Instant,
 };
 
 use types::vm::MAX_QUEUE_PAIRS;
 
 use super::{
     Activation, DeviceIdentity, Platform, VirtioDevice, VirtioError, VirtioPci,
+    control::Pace,
     vhost::{Backend, Steering, Vhost, ring_features},
 };
 use crate::sys::io::{
@@ -83,9 +86,10 @@ struct Tap {
     told: Mutex<Told>,
 }
 
-#[derive(Default)]
 struct Told {
     offloads: u32,
+    /// How fast: a guest can also want other offloads each time. The control queue has its own.
+    pace: Pace,
     /// Numbers of the queues after the first that take part.
     attached: BTreeSet<u16>,
 }
@@ -93,12 +97,15 @@ struct Told {
 impl Tap {
     /// Takes over a tap without offloads, of whose queues the first takes part.
     fn new(queues: Vec<OwnedFd>) -> Self {
-        Self { queues, told: Mutex::default() }
+        let told = Told { offloads: 0, pace: Pace::new(Instant::now()), attached: BTreeSet::new() };
+        Self { queues, told: Mutex::new(told) }
     }
 
     fn set_offloads(&self, tap: BorrowedFd<'_>, offloads: u32) -> io::Result<()> {
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         if told.offloads != offloads {
+            let now = Instant::now();
+            thread::sleep(told.pace.admit(now).saturating_duration_since(now));
             set_tap_offload(tap, offloads)?;
             told.offloads = offloads;
         }
@@ -334,6 +341,8 @@ fn parse_mac(text: &str) -> Option<[u8; 6]> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn net(mac: &str, mtu: u16) -> types::vm::Net {
@@ -382,6 +391,17 @@ mod tests {
         assert!(tap.set_offloads(first, 1).is_err() && tap.attach(1).is_err());
         // What failed is tried again.
         assert!(tap.set_offloads(first, 1).is_err() && tap.detach(1).is_ok());
+    }
+
+    /// Of twelve changes, eight go at once and the others a quarter of a second apart.
+    #[test]
+    fn a_tap_is_told_new_offloads_at_a_pace() {
+        let file = OwnedFd::from(std::fs::File::open("/dev/null").expect("there"));
+        let tap = Tap::new(vec![file]);
+        let first = tap.queue(0).expect("there");
+        let start = Instant::now();
+        assert!((0..12).all(|_| tap.set_offloads(first, 1).is_err()));
+        assert!(start.elapsed() >= Duration::from_millis(750), "{:?}", start.elapsed());
     }
 
     #[test]

@@ -311,7 +311,8 @@ fn open_disk(
             Ok(Arc::new(Mutex::new(function)))
         }
         DiskModel::Nvme => {
-            let mut function = Nvme::open(disk, file, *vcpus, EngineChoice::Best, platform)?;
+            let mut function =
+                Nvme::open(disk, file, (slot, *vcpus), EngineChoice::Best, platform)?;
             function.set_below_port();
             function.start()?;
             Ok(Arc::new(Mutex::new(function)))

@@ -5,7 +5,8 @@
 //!
 //! | Offset | Register     | Bits                                                               |
 //! |--------|--------------|--------------------------------------------------------------------|
-//! | 0x14   | capabilities | 0 button, 1 power control, 3 4 indicators, 6 hot-plug, 31:19 number |
+//! | 0x14   | capabilities | 0 button, 1 power control, 3 4 indicators, 5 surprise, 6 hot-plug, |
+//! |        |              | 31:19 number                                                       |
 //! | 0x18   | control      | 0 button, 3 presence, 4 command, 12 link: which events interrupt   |
 //! |        |              | 5 interrupts on, 7:6 9:8 indicators, 10 power off                  |
 //! | 0x1a   | status       | 0 button, 3 presence changed, 4 command completed, 8 link changed: |
@@ -27,8 +28,9 @@ const STATUS: u16 = EXPRESS_AT + 0x1a;
 
 /// Capability identifier "vendor specific".
 const VENDOR_SPECIFIC: u8 = 0x09;
-/// Capabilities: attention button, power controller, attention and power indicator, hot-plug.
-const HOT_PLUG: u32 = 1 << 0 | 1 << 1 | 1 << 3 | 1 << 4 | 1 << 6;
+/// Capabilities: attention button, power controller, attention and power indicator, surprise, hot-plug. Without
+/// "surprise" Linux before 4.19 does not see that a device went unasked.
+const HOT_PLUG: u32 = 1 << 0 | 1 << 1 | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 6;
 /// Control: what the guest may write when there is hot-plug. There are no latches and no power
 /// faults, so their enables stay off.
 const CONTROL_WRITABLE: u16 =
