@@ -114,6 +114,8 @@ pub struct SpawnOrder {
     pub memory_bytes: u64,
     /// Threads and processes its cgroup may hold.
     pub tasks: u32,
+    /// The host's CPUs that they may run on; any when empty.
+    pub cpus: Vec<u32>,
 }
 
 /// What init tells.
@@ -309,7 +311,7 @@ mod tests {
     fn a_request_arrives_with_its_files() {
         let (init, agent) = pair().expect("a socket pair");
         let machine = MachineId::from_bytes([3; 16]);
-        let order = SpawnOrder { machine, memory_bytes: 1 << 30, tasks: 64 };
+        let order = SpawnOrder { machine, memory_bytes: 1 << 30, tasks: 64, cpus: vec![1, 2] };
         let mut file = tempfile::tempfile().expect("a file");
         file.write_all(b"spec").expect("written");
         send(&agent, &Request::Spawn(order.clone()), &[file.into()]).expect("sent");

@@ -23,6 +23,13 @@ pub const SPEC_VERSION: u32 = 1;
 /// page from the start again: a mebibyte takes them minutes.
 pub const MAX_IGNITION: u64 = 1 << 20;
 
+/// Most queues of one disk, each with a thread: more than four threads gain nothing on one file.
+pub const MAX_DISK_QUEUES: u16 = 4;
+
+/// Most kernel threads that work for a queue's thread at once: one writes, which file systems let one do at a time,
+/// while another makes durable what was written.
+pub const MAX_DISK_WORKERS: u32 = 2;
+
 /// Everything one VMM process is to do.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

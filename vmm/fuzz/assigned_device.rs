@@ -15,6 +15,7 @@ use vmm::{
     pci::port::AtomicOps,
     sys::memory::{Access, Alignment, Mapping},
     vfio::{
+        alarms::Alarm,
         bars::{Part, Slots},
         device::{Area, Device, IrqInfo, IrqKind, Region, RegionInfo, Rung},
     },
@@ -274,6 +275,10 @@ impl Device for Hostile {
         if state.on == Some(kind) {
             (state.on, state.armed) = (None, Vec::new());
         }
+        Ok(())
+    }
+
+    fn set_alarm(&self, _alarm: Alarm, _fd: BorrowedFd<'_>) -> io::Result<()> {
         Ok(())
     }
 

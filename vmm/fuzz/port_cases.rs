@@ -130,7 +130,7 @@ pub(crate) fn slot(bytes: &[u8]) {
                 port.insert(Behind { link: PLUGGED.fixed(), atomics }).expect("recorded");
             }
             1 if present => {
-                connected = true;
+                connected |= before & POWER_OFF == 0;
                 port.connect().expect("recorded");
             }
             2 => {
@@ -150,6 +150,7 @@ pub(crate) fn slot(bytes: &[u8]) {
         }
         let control = half(&mut port, SLOT_CONTROL);
         let off = |control| control & POWER_OFF != 0;
+        connected &= !off(control);
         let turned = recorder.switched.load(Ordering::Relaxed) - switched;
         assert_eq!(turned == 1, off(before) != off(control), "power switches are told once");
         assert_eq!(off(control), port.power() == Power::Off);

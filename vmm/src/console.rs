@@ -69,10 +69,12 @@ impl Console {
     }
 
     /// Returns output from offset `from`, or from the oldest byte kept if that is later; at most
-    /// `most` bytes. Waits up to `wait` for a byte to be there.
+    /// `most` bytes. Waits up to `wait` for a byte to be there. An offset behind the end is that of an earlier
+    /// process, whose reader has seen nothing of this one: it gets the oldest byte. [`u64::MAX`] is the end itself.
     pub fn read(&self, from: u64, most: usize, wait: Duration) -> Piece {
         let (_, changed) = &*self.shared;
         let ring = self.ring();
+        let from = if from > ring.end && from < u64::MAX { 0 } else { from };
         let (ring, _) = changed
             .wait_timeout_while(ring, wait, |ring| ring.end <= from)
             .unwrap_or_else(PoisonError::into_inner);
@@ -146,6 +148,8 @@ mod tests {
         let piece = console.read(0, 1, Duration::ZERO);
         assert_eq!((piece.from, piece.end), (5, 5 + CAPACITY as u64));
         assert_eq!(console.read(u64::MAX, 9, Duration::ZERO).bytes, b"");
+        let behind = console.read(9 + CAPACITY as u64, 1, Duration::from_secs(30));
+        assert_eq!((behind.from, behind.bytes.len()), (5, 1), "at once, from the oldest on");
     }
 
     #[test]

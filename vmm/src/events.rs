@@ -29,7 +29,8 @@ struct Shared {
 struct Ring {
     events: VecDeque<VmEvent>,
     next: u64,
-    panicked: bool,
+    /// Those that are told once.
+    told: Vec<VmEventKind>,
 }
 
 impl Default for Events {
@@ -43,15 +44,27 @@ impl Default for Events {
 impl Events {
     /// Notes an event; the oldest goes when the ring is full.
     pub fn push(&self, kind: VmEventKind, detail: impl Into<String>) {
-        let at_ms = u64::try_from(self.shared.began.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.put(self.ring(), kind, detail.into());
+    }
+
+    /// Notes an event of a kind that has not been noted by this before: for what a guest can say of itself without
+    /// end, where others would lose their place.
+    pub fn push_once(&self, kind: VmEventKind, detail: impl Into<String>) {
         let mut ring = self.ring();
+        if !ring.told.contains(&kind) {
+            ring.told.push(kind);
+            self.put(ring, kind, detail.into());
+        }
+    }
+
+    fn put(&self, mut ring: MutexGuard<'_, Ring>, kind: VmEventKind, detail: String) {
+        let at_ms = u64::try_from(self.shared.began.elapsed().as_millis()).unwrap_or(u64::MAX);
         if ring.events.len() == CAPACITY {
             ring.events.pop_front();
         }
         let number = ring.next;
-        ring.events.push_back(VmEvent { number, at_ms, kind, detail: detail.into() });
+        ring.events.push_back(VmEvent { number, at_ms, kind, detail });
         ring.next += 1;
-        ring.panicked |= kind == VmEventKind::GuestPanicked;
         drop(ring);
         self.shared.changed.notify_all();
     }
@@ -72,7 +85,7 @@ impl Events {
 
     /// Returns whether the guest's system has failed since the start.
     pub fn has_panicked(&self) -> bool {
-        self.ring().panicked
+        self.ring().told.contains(&VmEventKind::GuestPanicked)
     }
 
     fn ring(&self) -> MutexGuard<'_, Ring> {
@@ -103,6 +116,20 @@ mod tests {
         let read = events.read(0, Duration::ZERO);
         assert_eq!((read.oldest, read.next), (1, CAPACITY as u64 + 1));
         assert_eq!(read.events.len(), CAPACITY);
+    }
+
+    #[test]
+    fn what_a_guest_says_without_end_is_told_once() {
+        let events = Events::default();
+        assert!(!events.has_panicked());
+        for _ in 0..CAPACITY {
+            events.push_once(VmEventKind::GuestCrashKernel, "");
+            events.push_once(VmEventKind::GuestPanicked, "");
+        }
+        assert!(events.has_panicked());
+        let kinds: Vec<_> =
+            events.read(0, Duration::ZERO).events.iter().map(|event| event.kind).collect();
+        assert_eq!(kinds, [VmEventKind::GuestCrashKernel, VmEventKind::GuestPanicked]);
     }
 
     #[test]

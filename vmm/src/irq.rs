@@ -39,6 +39,11 @@ pub trait InterruptLine: Send + Sync {
     /// Returns the eventfd that the kernel signals when the guest acknowledges the interrupt
     /// (KVM_IRQFD_FLAG_RESAMPLE). The line is low again by then.
     fn resample_fd(&self) -> BorrowedFd<'_>;
+
+    /// Nobody uses the two eventfds until they are asked for again. While somebody does, KVM takes what others
+    /// assert on the same pin for old when the guest unmasks it (Linux arch/x86/kvm/ioapic.c,
+    /// `ioapic_write_indirect`), and does not deliver it.
+    fn release(&self) {}
 }
 
 /// Level of an interrupt line.

@@ -92,6 +92,9 @@ fn run_in(ram: &Ram, code: &[u8], text: &[u8]) -> Option<(Ending, Vec<u8>)> {
         activity: Registry::default(),
         hyperv: HyperV::Off,
         pauses: Pauses::default(),
+        alarms: None,
+        dump: Mutex::default(),
+        pit: None,
         turn: Mutex::default(),
     });
     vcpu::run(0, fd, &board);

@@ -27,6 +27,9 @@ pub const VMM: &str = "/usr/bin/holdfast-vmm";
 
 const CGROUPS: &str = "/sys/fs/cgroup/machines";
 
+/// What a machine's cgroup bounds.
+const CONTROLLERS: &str = "+memory +pids +cpu +cpuset";
+
 /// Descriptors a VMM may hold: eventfds for thousands of interrupt vectors.
 const OPEN_FILES: u64 = 16_384;
 
@@ -78,9 +81,9 @@ pub enum SpawnError {
 impl Machines {
     /// Prepares the cgroup under which machines get theirs.
     pub fn prepare_cgroups() -> io::Result<()> {
-        fs::write("/sys/fs/cgroup/cgroup.subtree_control", "+memory +pids +cpu")?;
+        fs::write("/sys/fs/cgroup/cgroup.subtree_control", CONTROLLERS)?;
         fs::create_dir_all(CGROUPS)?;
-        fs::write(format!("{CGROUPS}/cgroup.subtree_control"), "+memory +pids +cpu")
+        fs::write(format!("{CGROUPS}/cgroup.subtree_control"), CONTROLLERS)
     }
 
     /// Starts a VMM. Returns its process id.
@@ -267,6 +270,10 @@ fn cgroup_of(order: &SpawnOrder) -> Result<OwnedFd, SpawnError> {
     }
     fs::write(path.join("memory.max"), order.memory_bytes.to_string()).map_err(failed)?;
     fs::write(path.join("pids.max"), order.tasks.to_string()).map_err(failed)?;
+    // Also for what the kernel does on the process's behalf, which has no affinity of its own. An empty line is no
+    // bound.
+    let cpus: Vec<_> = order.cpus.iter().map(u32::to_string).collect();
+    fs::write(path.join("cpuset.cpus"), format!("{}\n", cpus.join(","))).map_err(failed)?;
     let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
     rustix::fs::open(&path, flags, Mode::empty()).map_err(|error| failed(error.into()))
 }

@@ -28,6 +28,7 @@ use types::{
 
 use super::{
     attach::{AttachFailure, Plugged},
+    bounds,
     content::{Cache, ContentError, Fetched},
     cpus::HostCpu,
     disk::{self, DiskError, Opened, Places},
@@ -47,7 +48,6 @@ use crate::{
     },
     inventory::ports,
     net::{MachineNetError, MachineNetworks},
-    spawn::SpawnOrder,
 };
 
 /// A process that does not run its guest within this time does not start: pinning and clearing
@@ -56,13 +56,6 @@ const START_LIMIT: Duration = Duration::from_secs(600);
 
 /// Pause between questions to a starting process.
 const POLL: Duration = Duration::from_millis(50);
-
-/// Threads of a VMM beside its vCPUs.
-const EXTRA_TASKS: u32 = 64;
-
-/// Of them, threads that fetch memory before there are vCPUs: as many as keep the memory of a node busy,
-/// and far from the limit.
-const FETCHING: u32 = EXTRA_TASKS / 2;
 
 /// Bytes of a kernel that tell its kind.
 const KERNEL_HEAD: usize = 0x206;
@@ -306,13 +299,7 @@ async fn launch(
 async fn spawn(tools: &Tools, spec: &VmSpec, files: Files) -> Result<i32, StartError> {
     let mut all = vec![seal(spec)?];
     all.extend(files.0);
-    let memory = spec.memory_mib.to_bytes().unwrap_or(u64::MAX);
-    let order = SpawnOrder {
-        machine: spec.machine,
-        memory_bytes: memory.saturating_add(memory / 16).saturating_add(128 << 20),
-        tasks: spec.vcpus.saturating_add(EXTRA_TASKS),
-    };
-    Ok(tools.init.spawn(order, &all).await?)
+    Ok(tools.init.spawn(bounds::order(spec), &all).await?)
 }
 
 /// Descriptors in the order in which the VMM finds them after its specification.
@@ -354,7 +341,8 @@ fn locate((root, host): (&Path, &[HostCpu]), held: &HeldPages, record: &Record) 
     let (nodes, mut parts) = held.place(record.lease.id, (root, page), |nodes| {
         memory::place(shape.memory_mib, record.memory, nodes, &near)
     });
-    let threads = usize::try_from(shape.vcpus.saturating_add(FETCHING)).unwrap_or(usize::MAX);
+    let threads =
+        usize::try_from(shape.vcpus.saturating_add(bounds::FETCHING)).unwrap_or(usize::MAX);
     placement::keep_to(&mut parts, &record.promise.cpus, threads);
     let ids: Vec<u32> = nodes.iter().map(|node| node.id).collect();
     let distance = |from, to| placement::distance(root, &ids, from, to);

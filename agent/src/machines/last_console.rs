@@ -1,7 +1,12 @@
 //! What a guest said last, kept when its process is gone: of the process that runs or ran last, and
 //! of the one before it. The files are in memory and hold 64 KiB each (`types::console`).
 
-use std::{fs::File, io, os::fd::OwnedFd, path::PathBuf};
+use std::{
+    fs::File,
+    io::{self, Read},
+    os::{fd::OwnedFd, unix::fs::MetadataExt},
+    path::{Path, PathBuf},
+};
 
 use types::{
     console::{self, Tail},
@@ -32,7 +37,7 @@ pub fn begin(machine: MachineId) -> io::Result<OwnedFd> {
     turn(&path(machine, Which::Latest), &path(machine, Which::Previous))
 }
 
-fn turn(latest: &std::path::Path, previous: &std::path::Path) -> io::Result<OwnedFd> {
+fn turn(latest: &Path, previous: &Path) -> io::Result<OwnedFd> {
     if let Some(folder) = latest.parent() {
         std::fs::create_dir_all(folder)?;
     }
@@ -46,7 +51,21 @@ fn turn(latest: &std::path::Path, previous: &std::path::Path) -> io::Result<Owne
 
 /// Returns what was said; `None` when no such process ran since this server started.
 pub fn read(machine: MachineId, which: Which) -> Option<Tail> {
-    console::parse(&std::fs::read(path(machine, which)).ok()?)
+    console::parse(&head(&path(machine, which)).ok()?)
+}
+
+/// Returns as much of a file as such files have. The process that wrote it may have made it larger, as large as it
+/// liked, if its guest had taken it over.
+fn head(path: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(console::FILE_SIZE);
+    let most = u64::try_from(console::FILE_SIZE).unwrap_or(u64::MAX);
+    File::open(path)?.take(most).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// Returns a number that differs between a machine's process and the next one; `None` while there was none.
+pub fn process(machine: MachineId) -> Option<u64> {
+    std::fs::metadata(path(machine, Which::Latest)).ok().map(|file| file.ino())
 }
 
 /// Forgets a machine's output.
@@ -75,6 +94,15 @@ mod tests {
         }
         assert_eq!(std::fs::read_to_string(&latest).expect("there"), "third");
         assert_eq!(std::fs::read_to_string(&previous).expect("there"), "second");
+    }
+
+    #[test]
+    fn a_file_that_grew_is_read_as_far_as_it_should_be_long() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("latest");
+        let file = File::create(&path).expect("made");
+        file.set_len(1 << 50).or_else(|_| file.set_len(1 << 33)).expect("sparse");
+        assert_eq!(head(&path).expect("read").len(), console::FILE_SIZE);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! carries actions out through `execute`. `authority` checks what renters and authorities signed.
 
 pub mod attach;
+mod bounds;
 pub mod closed;
 pub mod content;
 pub mod cpus;

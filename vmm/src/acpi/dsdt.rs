@@ -19,6 +19,7 @@ use super::{OEM, OEM_REVISION, OEM_TABLE, Platform, bytes, roots};
 use crate::{
     devices::{cmos, fw_cfg, power, pvpanic, serial},
     layout,
+    pci::chipset::LPC_SLOT,
 };
 
 /// Hardware id of a processor.
@@ -30,16 +31,28 @@ pub(super) fn build(platform: &Platform) -> Vec<u8> {
     table.append_slice(&bytes(&Name::new(Path::new("_S5_"), &off)));
     let mut scope: Vec<u8> = (0..platform.cpus.count()).flat_map(processor).collect();
     for (number, root) in (0u8..).zip(&platform.roots) {
-        scope.extend(roots::build(number, root));
+        let inside = if number == 0 { vec![lpc_bridge()] } else { Vec::new() };
+        scope.extend(roots::build(number, root, inside));
     }
-    scope.extend(serial_port());
-    scope.extend(clock());
     scope.extend(ecam_reservation(platform.ecam));
-    scope.extend(panic_port());
-    scope.extend(fw_cfg_ports());
     scope.extend(sleep_listener());
     table.append_slice(&Scope::raw(Path::new("_SB_"), scope));
     table.as_slice().to_vec()
+}
+
+/// The LPC bridge, and what has ports behind it. These are the first root's, which has them from its own window (ACPI 6.5
+/// §6.4.3.5): beside it, Windows would find the same ports given out twice.
+fn lpc_bridge() -> Vec<u8> {
+    let address = u32::from(LPC_SLOT) << 16;
+    let parts = vec![
+        bytes(&Name::new(Path::new("_ADR"), &address)),
+        serial_port(),
+        clock(),
+        power_ports(),
+        panic_port(),
+        fw_cfg_ports(),
+    ];
+    device("LPC_", parts)
 }
 
 /// `_CRS` with these descriptors.
@@ -174,13 +187,23 @@ fn sleep_method() -> Vec<u8> {
 /// Ports that Linux claims for the LPC bridge's power management, whole (its `ICH_PMBASE` quirk).
 const PM_CLAIM: u8 = 0x80;
 
+/// The bridge's power management.
+fn power_ports() -> Vec<u8> {
+    let resources = resources(vec![bytes(&IO::new(power::PM_BASE, power::PM_BASE, 0, PM_CLAIM))]);
+    let id = EISAName::new("PNP0C02");
+    let uid = 1u8;
+    let parts = vec![
+        bytes(&Name::new(Path::new("_HID"), &id)),
+        bytes(&Name::new(Path::new("_UID"), &uid)),
+        resources,
+    ];
+    device("PMIO", parts)
+}
+
 /// ECAM must be reserved by a motherboard device for Linux to use it (PCI Firmware 3.3 §4.1.2).
 fn ecam_reservation(ecam: u64) -> Vec<u8> {
     let (flat, last) = (AddressSpaceCacheable::NotCacheable, ecam + (layout::ECAM_SIZE - 1));
-    let resources = resources(vec![
-        bytes(&AddressSpace::new_memory(flat, true, ecam, last, None)),
-        bytes(&IO::new(power::PM_BASE, power::PM_BASE, 0, PM_CLAIM)),
-    ]);
+    let resources = resources(vec![bytes(&AddressSpace::new_memory(flat, true, ecam, last, None))]);
     let id = EISAName::new("PNP0C02");
     let uid = 0u8;
     let parts = vec![

@@ -18,14 +18,17 @@ const NO_FIXED_RTC: u32 = 1 << 6;
 const TIMER_32: u32 = 1 << 8;
 /// The reset register works.
 const RESET_REGISTER: u32 = 1 << 10;
-/// Boot flags: no VGA, no ASPM control by the OS; the 8042 answers only to reset. The clock with CMOS memory
+/// Logical destinations have clusters.
+const CLUSTERS: u32 = 1 << 18;
+/// Boot flags: there is a serial port; no VGA, no ASPM control by the OS; the 8042 answers only to reset. The clock with CMOS memory
 /// is there (bit 5 clear).
+const BOOT_LEGACY_DEVICES: u16 = 1 << 0;
 const BOOT_NO_VGA: u16 = 1 << 2;
 const BOOT_NO_ASPM: u16 = 1 << 4;
 /// Address space "system I/O" of a generic address.
 const SYSTEM_IO: u8 = 1;
 
-pub(super) fn build(facs: u64, dsdt: u64) -> Vec<u8> {
+pub(super) fn build(facs: u64, dsdt: u64, cpus: u32) -> Vec<u8> {
     let mut table = vec![0u8; LENGTH];
     let mut put = |at: usize, bytes: &[u8]| table[at..at + bytes.len()].copy_from_slice(bytes);
     put(0, b"FACP");
@@ -52,8 +55,10 @@ pub(super) fn build(facs: u64, dsdt: u64) -> Vec<u8> {
     put(96, &101u16.to_le_bytes());
     put(98, &1001u16.to_le_bytes());
     put(108, &[cmos::CENTURY]);
-    put(109, &(BOOT_NO_VGA | BOOT_NO_ASPM).to_le_bytes());
+    put(109, &(BOOT_LEGACY_DEVICES | BOOT_NO_VGA | BOOT_NO_ASPM).to_le_bytes());
     let flags = WBINVD | PROC_C1 | SLEEP_BUTTON | NO_FIXED_RTC | TIMER_32 | RESET_REGISTER;
+    // Flat logical destinations name eight CPUs (ACPI 6.5 table 5.10).
+    let flags = if cpus > 8 { flags | CLUSTERS } else { flags };
     put(112, &flags.to_le_bytes());
     put(116, &io_register(power::RESET_PORT, 8, 1));
     put(128, &[power::RESET_VALUE]);
@@ -90,15 +95,18 @@ mod tests {
 
     #[test]
     fn fixed_hardware_is_what_the_registers_have() {
-        let table = build(0x1000, 0x2000);
+        let table = build(0x1000, 0x2000, 8);
         let flags = u32::from_le_bytes([table[112], table[113], table[114], table[115]]);
         // A power button (bit 4 clear), no sleep button, no clock that wakes, no S4 by such a clock.
         assert_eq!(flags & 0xf0, 1 << 5 | 1 << 6);
-        // No VGA, no ASPM; a clock with CMOS memory, and where its century is.
-        assert_eq!(table[108..111], [0x32, 1 << 2 | 1 << 4, 0]);
+        // A serial port, no VGA, no ASPM; a clock with CMOS memory, and where its century is.
+        assert_eq!(table[108..111], [0x32, 1 << 0 | 1 << 2 | 1 << 4, 0]);
         // No ports that would switch ACPI off, no general-purpose events.
         assert_eq!((table[48..56].to_vec(), table[92..94].to_vec()), (vec![0; 8], vec![0; 2]));
         // The sleep that processors idle through is not told as good as S3 (bit 21).
         assert_eq!(flags & 1 << 21, 0);
+        // More CPUs than flat logical destinations can name are in clusters.
+        let many = build(0x1000, 0x2000, 9);
+        assert_eq!((table[114] & 1 << 2, many[114] & 1 << 2), (0, 1 << 2));
     }
 }

@@ -65,7 +65,7 @@ pub fn tables(platform: &Platform) -> Result<Vec<Table>, AcpiError> {
     };
     let dsdt = place(dsdt::build(platform));
     let facs = place(fadt::facs());
-    let fadt = place(fadt::build(facs, dsdt));
+    let fadt = place(fadt::build(facs, dsdt, platform.cpus.count()));
     let madt = place(madt::build(&platform.cpus));
     let mut mcfg = MCFG::new(OEM, OEM_TABLE, OEM_REVISION);
     mcfg.add_ecam(platform.ecam, 0, 0, 255);

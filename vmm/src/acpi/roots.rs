@@ -34,8 +34,9 @@ pub struct Root {
     pub node: Option<u32>,
 }
 
-/// Returns the device of root complex `number`. Its `_UID` is its bus, as in firmware's device paths.
-pub(super) fn build(number: u8, root: &Root) -> Vec<u8> {
+/// Returns the device of root complex `number` with the devices `inside` it. Its `_UID` is its bus, as in firmware's
+/// device paths.
+pub(super) fn build(number: u8, root: &Root, inside: Vec<Vec<u8>>) -> Vec<u8> {
     let (express, plain) = (EISAName::new("PNP0A08"), EISAName::new("PNP0A03"));
     let mut parts: Vec<Vec<u8>> = vec![
         bytes(&Name::new(Path::new("_HID"), &express)),
@@ -52,6 +53,7 @@ pub(super) fn build(number: u8, root: &Root) -> Vec<u8> {
     parts.push(interrupt_routing());
     parts.push(control_method());
     parts.push(specific_method());
+    parts.extend(inside);
     device(&format!("PC{number:02X}"), parts)
 }
 

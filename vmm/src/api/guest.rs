@@ -96,6 +96,7 @@ pub(super) fn power(request: &Request, board: &Board) -> Answer {
         Action::Button => {
             board.power.lock().unwrap_or_else(PoisonError::into_inner).press_button();
             board.control.note_press();
+            board.cut_dump("the power button was pressed");
         }
         Action::Nmi => {
             if let Err(error) = board.interrupt() {

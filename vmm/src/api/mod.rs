@@ -104,10 +104,10 @@ fn converse(mut stream: UnixStream, desk: &Desk, board: &Board) -> io::Result<()
 }
 
 fn send(answer: &Answer, method: &str, stream: &mut UnixStream, board: &Board) -> io::Result<()> {
-    let Body::Dump(_) = answer.body else { return answer.write_to(method, stream) };
+    let Body::Dump(dump) = &answer.body else { return answer.write_to(method, stream) };
     let written =
         stream.set_write_timeout(Some(DUMP_LIMIT)).and_then(|()| answer.write_to(method, stream));
-    watch::finish_dump(board);
+    watch::finish_dump(dump, board);
     written
 }
 

@@ -3,7 +3,7 @@
 use std::sync::PoisonError;
 
 use types::{
-    operations::{MemoryCounters, VmCounters, VmEventKind},
+    operations::{MemoryCounters, VmCounters},
     vm::{VmPhase, VmState},
 };
 
@@ -13,7 +13,7 @@ use super::{
     guest,
 };
 use crate::{
-    dump::Dump,
+    dump::{Cut, Dump},
     machine::{Board, Holder},
     sys::clock::boot_ms,
 };
@@ -94,14 +94,14 @@ pub(super) fn dump(_: &Request, board: &Board) -> Answer {
         return guest::not_held(&error);
     }
     let note = board.chipset.guest_note();
-    let dump = Dump::new(&board.ram, &board.pauses.registers(), note);
+    let cut = Cut::default();
+    board.dump_begins(&cut);
+    let dump = Dump::new(&board.ram, &board.pauses.registers(), note, cut);
     let bytes = Answer::bytes("application/x-elf", Vec::new());
     Answer { body: Body::Dump(Box::new(dump)), ..bytes }
 }
 
 /// A dump was read, or its reader is gone.
-pub(super) fn finish_dump(board: &Board) {
-    if board.release(Holder::Dump) {
-        board.events.push(VmEventKind::Dumped, "");
-    }
+pub(super) fn finish_dump(dump: &Dump, board: &Board) {
+    board.dump_ends(dump.cut());
 }

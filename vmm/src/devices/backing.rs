@@ -80,7 +80,9 @@ impl Geometry {
             // Zeroing always works, the kernel writes zeroes where the device cannot; discard
             // that the device cannot do is answered with "not supported".
             self.zero = Support::Yes;
-            self.discard = Support::Yes;
+            // Windows' viostor before October 2020 discards other sectors than it means on larger blocks
+            // (virtio-win/kvm-guest-drivers-windows, pull request 514).
+            self.discard = if self.logical_block == 512 { Support::Yes } else { Support::No };
         }
         Ok(())
     }

@@ -132,6 +132,7 @@ impl IoApic {
 
     /// Asserts a pin or takes that back. Returns the message to send, if that makes one: at each
     /// edge, or while a level is there that no local APIC has taken yet.
+    #[must_use]
     pub fn set_level(&mut self, pin: u8, level: Level) -> Option<MsiMessage> {
         let state = self.pins.get_mut(usize::from(pin))?;
         let before = std::mem::replace(&mut state.level, level);
@@ -145,6 +146,7 @@ impl IoApic {
 
     /// Returns the message of a level-triggered pin that is asserted and that no local APIC has
     /// taken, and counts it as taken.
+    #[must_use]
     pub fn service(&mut self, pin: u8) -> Option<MsiMessage> {
         let state = self.pins.get_mut(usize::from(pin))?;
         let waits = state.entry & (LEVEL | MASKED | REMOTE_IRR) == LEVEL;

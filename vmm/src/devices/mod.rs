@@ -7,6 +7,7 @@ pub mod fw_cfg;
 pub mod ioapic;
 pub mod master;
 pub mod nvme;
+pub mod pit;
 pub mod power;
 pub mod pvpanic;
 pub mod serial;

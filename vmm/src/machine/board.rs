@@ -5,13 +5,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use types::{ids::MachineId, operations::VmEventKind, vm::HyperV};
+use types::{ids::MachineId, node::Bdf, operations::VmEventKind, vm::HyperV};
 
 use super::{
     chipset::Chipset,
     control::{Control, Ending, Kind},
     deadline::Press,
-    hotplug::Hotplug,
+    hotplug::{Hotplug, Removal},
     pause::{HoldError, Holder, Pauses},
 };
 use crate::{
@@ -19,10 +19,12 @@ use crate::{
     counters::{Exits, Registry},
     devices::{
         ioapic,
+        pit::{self, Pit},
         power::{self, Power, Request},
         pvpanic::{self, Report},
         serial::{self, Serial},
     },
+    dump::Cut,
     events::Events,
     layout,
     pci::bus::{Answered, Bus},
@@ -30,6 +32,7 @@ use crate::{
         kvm::{MemorySlot, Vm},
         memory::Ram,
     },
+    vfio::alarms::{Alarm, Alarms},
 };
 
 /// How long virtual CPUs, and then devices, have to leave guest memory alone.
@@ -80,6 +83,12 @@ pub struct Board {
     pub pauses: Pauses,
     /// Held by whoever changes that, so that devices and virtual CPUs agree.
     pub turn: Mutex<()>,
+    /// The interval timer, where KVM has none.
+    pub pit: Option<Mutex<Pit>>,
+    /// What the host's kernel says of passed-through devices, if there may be any.
+    pub alarms: Option<Alarms>,
+    /// The dump that is being read.
+    pub dump: Mutex<Option<Cut>>,
 }
 
 impl Board {
@@ -101,6 +110,12 @@ impl Board {
             data.fill(pvpanic::read());
         } else if port == power::CONTROL_A_PORT {
             data.fill(power::CONTROL_A);
+        } else if let (Some(pit), Some(offset)) = (&self.pit, within(port, pit::PORT, pit::LENGTH))
+        {
+            let (mut pit, now) = (locked(pit), self.built.elapsed());
+            data.iter_mut().for_each(|byte| *byte = pit.read(offset, now));
+        } else if let (Some(pit), pit::GATE_PORT) = (&self.pit, port) {
+            data.fill(locked(pit).read_gate(self.built.elapsed()));
         } else if self.chipset.read_port(port, data) == Answered::Yes {
         } else if MECHANISM1.contains(&port) {
             self.read_bus(|bus| bus.read_mechanism1(port - MECHANISM1.start(), data));
@@ -132,6 +147,14 @@ impl Board {
         }
         if port == pvpanic::PORT && data.len() == 1 {
             self.note_panic(pvpanic::write(first));
+            return None;
+        }
+        if let (Some(pit), Some(offset)) = (&self.pit, within(port, pit::PORT, pit::LENGTH)) {
+            locked(pit).write(offset, first, self.built.elapsed());
+            return None;
+        }
+        if let (Some(pit), pit::GATE_PORT) = (&self.pit, port) {
+            locked(pit).write_gate(first, self.built.elapsed());
             return None;
         }
         if self.chipset.write_port(port, data) == Answered::Yes {
@@ -185,9 +208,8 @@ impl Board {
     pub fn note_panic(&self, report: Report) {
         match report {
             Report::Nothing => {}
-            Report::Panicked if self.events.has_panicked() => {}
-            Report::Panicked => self.events.push(VmEventKind::GuestPanicked, ""),
-            Report::CrashKernel => self.events.push(VmEventKind::GuestCrashKernel, ""),
+            Report::Panicked => self.events.push_once(VmEventKind::GuestPanicked, ""),
+            Report::CrashKernel => self.events.push_once(VmEventKind::GuestCrashKernel, ""),
         }
     }
 
@@ -223,12 +245,56 @@ impl Board {
         self.pauses.release(holder)
     }
 
+    /// The host's kernel says something of a passed-through device. One that it wants back is taken from the guest, or
+    /// the guest from it: the kernel waits, and the host's other devices with it.
+    pub fn take_alarm(&self, device: Bdf, alarm: Alarm) {
+        if alarm == Alarm::Failed {
+            let reason = format!("{device}: it reported an error that it cannot get over (AER)");
+            eprintln!("holdfast-vmm: {reason}");
+            return self.events.push(VmEventKind::DeviceFailed, reason);
+        }
+        eprintln!(
+            "holdfast-vmm: the host wants {device} back: it was removed, or gets another driver"
+        );
+        let pulled = self.hotplug.id_of(device).map(|id| {
+            self.hotplug.detach(&id, Removal::Pulled, || self.control.is_ended()).map(drop)
+        });
+        if !matches!(pulled, Some(Ok(()))) {
+            let reason =
+                format!("the host wants {device} back: it was removed, or gets another driver");
+            self.control.end(Ending::host_fault(reason));
+        }
+    }
+
+    /// A dump begins, for which the virtual CPUs are held.
+    pub fn dump_begins(&self, cut: &Cut) {
+        *locked(&self.dump) = Some(cut.clone());
+    }
+
+    /// A dump has ended, unless [`Self::cut_dump`] has ended it already.
+    pub fn dump_ends(&self, cut: &Cut) {
+        let current = locked(&self.dump).take_if(|current| current.is(cut));
+        if current.is_some() && self.release(Holder::Dump) {
+            self.events.push(VmEventKind::Dumped, "");
+        }
+    }
+
+    /// Ends a dump before its time: its guest is to do something, and would not.
+    pub fn cut_dump(&self, because: &str) {
+        let Some(cut) = locked(&self.dump).take() else { return };
+        cut.cut();
+        if self.release(Holder::Dump) {
+            self.events.push(VmEventKind::Dumped, format!("broken off: {because}"));
+        }
+    }
+
     /// Presses the guest's power button because the deadline is near, and says so the first time. A guest
     /// that waits would not see it, so it goes on.
     pub fn press_for_deadline(&self, press: Press) {
         if self.release(Holder::Request) {
             self.events.push(VmEventKind::Resumed, "the deadline is near");
         }
+        self.cut_dump("the deadline is near");
         locked(&self.power).press_button();
         if press == Press::First {
             self.events.push(VmEventKind::DeadlineNear, "");

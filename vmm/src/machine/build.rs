@@ -37,7 +37,7 @@ use crate::{
     pci::{
         allocate::Above,
         bus::Address,
-        chipset::LpcBridge,
+        chipset::{LPC_SLOT, LpcBridge},
         function::PciFunction,
         port::{Behind, SlotWatch},
     },
@@ -55,8 +55,6 @@ use crate::{
 
 /// Where the VMM's own functions are.
 const ROOT: Above = Above::Root(0);
-/// Slot of the LPC bridge, where Intel's chipsets have it.
-const LPC_BRIDGE: u8 = 31;
 /// Most virtio functions: disks, network cards, entropy, sockets. Slot 31 is the LPC bridge.
 pub const MAX_VIRTIO: usize = 31 - FIRST_VIRTIO as usize;
 
@@ -109,7 +107,7 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
     let chipset = Chipset::new(&map.ram, spec.clock_ahead_s).wired(line(&vm, cmos::GSI)?);
     let mut chipset = chipset.watching(&spec.boot, &watch.events);
     let tree = number_ports(spec)?;
-    let mut seats = vec![plain(0, chipset.host_bridge()), plain(LPC_BRIDGE, LpcBridge::default())];
+    let mut seats = vec![plain(0, chipset.host_bridge()), plain(LPC_SLOT, LpcBridge::default())];
     seats.extend(virtio_functions(spec, &platform)?);
     let passed = passthrough(claim, &tree, &vm, &ram)?;
     seats.extend(passed.seats);
@@ -117,6 +115,8 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
     let slots: Arc<dyn SlotWatch> = Arc::<Hotplug>::clone(&hotplug);
     let ports = Ports::new(tree, &passed.behind, &*vm, &slots)?;
     let plan = ports.place(&seats, &map)?;
+    let alarms = passed.plug.as_ref().map(Plug::alarms);
+    let pit = vm.has_pins().then(Mutex::default);
     let supplies = Supplies { plug: passed.plug, platform, vcpus: spec.vcpus };
     let plugger = Manager::new(orders, ports.spares(&plan), supplies);
     let platform = acpi::Platform {
@@ -156,6 +156,9 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
         hyperv: spec.hyperv,
         pauses: Pauses::default(),
         turn: Mutex::default(),
+        dump: Mutex::default(),
+        alarms,
+        pit,
     });
     let vcpus = vcpu::create(&board, &platform.cpus, entry, &ram)?;
     let (closer, affinity) = (passed.closer, spec.cpu_affinity.clone());

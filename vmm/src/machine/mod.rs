@@ -172,6 +172,16 @@ fn start_helpers(board: &Arc<Board>, plugger: Manager) -> Result<(), RunError> {
         let plug = move || plugger.run(&reached, &shared);
         start("hotplug", ThreadKind::Plug, Box::new(plug))?;
     }
+    if let Some(alarms) = board.alarms.clone() {
+        let heard = Arc::clone(board);
+        let listen = move || {
+            // Without a poll there is nothing to listen by; devices work on.
+            while let Ok(said) = alarms.wait() {
+                said.into_iter().for_each(|(device, alarm)| heard.take_alarm(device, alarm));
+            }
+        };
+        start("alarms", ThreadKind::Event, Box::new(listen))?;
+    }
     if board.vm.has_pins() {
         let watched = Arc::clone(board);
         let watch = move || {

@@ -19,12 +19,13 @@ use crate::{
         bus::Address,
         port::Kind,
     },
+    sys::kvm,
 };
 
 /// Slot of the first root port on bus 0.
 pub(super) const FIRST_PORT: u8 = 2;
 /// Slot of the first of the VMM's own functions on bus 0.
-pub(super) const FIRST_VIRTIO: u8 = 0x10;
+pub(super) const FIRST_VIRTIO: u8 = kvm::FIRST_OWN_SLOT;
 /// Most root complexes.
 const MAX_ROOTS: usize = 16;
 /// Most devices on a bus.

@@ -38,6 +38,9 @@ const ACPI_ON: u8 = 1 << 7;
 /// A PIRQ line that goes nowhere: bit 7.
 const PIRQ_OFF: [u8; 4] = [0x80; 4];
 
+/// Slot of the LPC bridge, where Intel's chipsets have it.
+pub const LPC_SLOT: u8 = 31;
+
 const LPC_IDENTITY: Identity = Identity {
     vendor: 0x8086,
     device: 0x2918,

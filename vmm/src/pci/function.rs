@@ -88,6 +88,13 @@ pub trait PciFunction: Send {
     /// Goes on after [`Self::hold`].
     fn go_on(&mut self) {}
 
-    /// Returns the function to its state at power-on. Called with all vCPUs stopped.
+    /// Returns the function to its state at power-on. Called with all vCPUs stopped, or while it is on no bus.
+    /// Waits for what is under way, but not without end; [`Self::is_quiet`] says whether that was enough.
     fn reset(&mut self) {}
+
+    /// Returns whether a function that was reset has nothing under way any more: it leaves guest memory and its
+    /// disk alone.
+    fn is_quiet(&mut self) -> bool {
+        true
+    }
 }

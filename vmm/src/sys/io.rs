@@ -8,6 +8,7 @@ use std::{
     os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd},
 };
 
+use ::types::vm::MAX_DISK_WORKERS;
 use io_uring::{IoUring, opcode, register::Restriction, squeue, types::Fixed};
 use vhost::vhost_kern::vhost_binding::{
     VHOST_NET_SET_BACKEND, VHOST_VSOCK_SET_GUEST_CID, VHOST_VSOCK_SET_RUNNING, vhost_vring_file,
@@ -143,6 +144,9 @@ impl DiskRing {
         let ring: IoUring = builder.build(u32::from(depth))?;
         let submitter = ring.submitter();
         submitter.register_files(&[file.as_raw_fd()])?;
+        // Bounded work is that on files and block devices; there is no other. Both have to be named, and 0 leaves
+        // one as it is.
+        submitter.register_iowq_max_workers(&mut [MAX_DISK_WORKERS, 1])?;
         submitter.register_restrictions(&mut [
             Restriction::sqe_op(opcode::Readv::CODE),
             Restriction::sqe_op(opcode::Writev::CODE),

@@ -31,6 +31,8 @@ use crate::irq::{InterruptLine, InterruptSource, Level, MsiMessage, MsiVector};
 
 /// Pins of the I/O APIC; the first GSIs are these.
 const IOAPIC_PINS: u32 = 24;
+/// The first slot of the root bus that has functions of the machine's own; below are ports.
+pub const FIRST_OWN_SLOT: u8 = 0x10;
 /// First I/O APIC pin that PCI lines go to; eight follow.
 pub const FIRST_PCI_GSI: u32 = 16;
 /// Pins that PCI lines share.
@@ -416,9 +418,12 @@ impl InterruptSource for Vm {
 }
 
 /// Returns the I/O APIC pin of INTx `pin` (1..=4) of the bus-0 device at `slot`; the same formula is
-/// in the `_PRT` of the ACPI tables.
+/// in the `_PRT` of the ACPI tables. Ports, with what is behind them, have the lower half of the pins, and the
+/// machine's own functions the upper: see [`InterruptLine::release`].
 pub fn pci_gsi(slot: u8, pin: u8) -> u32 {
-    FIRST_PCI_GSI + (u32::from(slot) + u32::from(pin.max(1)) - 1) % PCI_GSIS
+    let half = PCI_GSIS / 2;
+    let first = if slot < FIRST_OWN_SLOT { FIRST_PCI_GSI } else { FIRST_PCI_GSI + half };
+    first + (u32::from(slot) + u32::from(pin.max(1)) - 1) % half
 }
 
 /// Whether an eventfd is wired to its interrupt.
@@ -529,15 +534,25 @@ impl InterruptLine for KvmLine {
         self.attach();
         borrowed(&self.resample)
     }
+
+    fn release(&self) {
+        self.let_go();
+    }
 }
 
 impl Drop for KvmLine {
     fn drop(&mut self) {
+        self.release();
+    }
+}
+
+impl KvmLine {
+    fn let_go(&self) {
         if let Some(pins) = &mut self.vm.interrupts().pins {
             return pins.forget(self.gsi, self.holder);
         }
-        let attached = self.attached.lock().unwrap_or_else(PoisonError::into_inner);
-        if *attached == Attached::Yes {
+        let mut attached = self.attached.lock().unwrap_or_else(PoisonError::into_inner);
+        if std::mem::replace(&mut *attached, Attached::No) == Attached::Yes {
             // The machine may be gone already; then there is nothing to detach.
             let _ = self.vm.fd.unregister_irqfd(&self.trigger, self.gsi);
         }

@@ -17,12 +17,14 @@ use vfio_bindings::bindings::vfio::{
     VFIO_DEVICE_FLAGS_CAPS, VFIO_DEVICE_FLAGS_PCI, VFIO_DEVICE_FLAGS_RESET,
     VFIO_DEVICE_INFO_CAP_PCI_ATOMIC_COMP, VFIO_IRQ_INFO_NORESIZE, VFIO_IRQ_SET_ACTION_TRIGGER,
     VFIO_IRQ_SET_ACTION_UNMASK, VFIO_IRQ_SET_DATA_EVENTFD, VFIO_IRQ_SET_DATA_NONE,
-    VFIO_REGION_INFO_CAP_SPARSE_MMAP, VFIO_REGION_INFO_FLAG_MMAP, vfio_device_info, vfio_irq_info,
+    VFIO_PCI_ERR_IRQ_INDEX, VFIO_PCI_REQ_IRQ_INDEX, VFIO_REGION_INFO_CAP_SPARSE_MMAP,
+    VFIO_REGION_INFO_FLAG_MMAP, vfio_device_info, vfio_irq_info,
 };
 
 use super::memory::{Access, Alignment, Mapping};
 use crate::{
     pci::port::AtomicOps,
+    vfio::alarms::Alarm,
     vfio::device::{Area, Device, IrqInfo, IrqKind, Region, RegionInfo, Rung},
 };
 
@@ -111,14 +113,19 @@ impl VfioDevice {
     }
 
     /// `struct vfio_irq_set`: size, flags, index, start, count, then descriptors.
-    fn set_irqs(&self, flags: u32, kind: IrqKind, start: u32, fds: &[i32]) -> io::Result<()> {
+    fn set_irqs(&self, flags: u32, index: u32, start: u32, fds: &[i32]) -> io::Result<()> {
         let size = u32::try_from(20 + 4 * fds.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
         let count = u32::try_from(fds.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
-        let mut set = vec![size, flags, index(kind), start, count];
+        let mut set = vec![size, flags, index, start, count];
         set.extend(fds.iter().map(|fd| fd.cast_unsigned()));
         // SAFETY: the buffer has the announced size; the kernel only reads it.
         let ret = unsafe { libc::ioctl(self.file.as_raw_fd(), SET_IRQS, set.as_ptr()) };
-        if ret < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+        match ret {
+            0 => Ok(()),
+            // Nothing is enabled then (`vfio_msi_enable`).
+            1.. => Err(io::Error::other(format!("the host has {ret} vectors of {count} to spare"))),
+            _ => Err(io::Error::last_os_error()),
+        }
     }
 }
 
@@ -155,16 +162,30 @@ impl Device for VfioDevice {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let fds: Vec<i32> = fds.iter().map(|fd| fd.map_or(-1, |fd| fd.as_raw_fd())).collect();
-        self.set_irqs(VFIO_IRQ_SET_DATA_EVENTFD | VFIO_IRQ_SET_ACTION_TRIGGER, kind, first, &fds)
+        self.set_irqs(
+            VFIO_IRQ_SET_DATA_EVENTFD | VFIO_IRQ_SET_ACTION_TRIGGER,
+            index(kind),
+            first,
+            &fds,
+        )
     }
 
     fn set_unmask(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
         let flags = VFIO_IRQ_SET_DATA_EVENTFD | VFIO_IRQ_SET_ACTION_UNMASK;
-        self.set_irqs(flags, IrqKind::Intx, 0, &[fd.as_raw_fd()])
+        self.set_irqs(flags, index(IrqKind::Intx), 0, &[fd.as_raw_fd()])
     }
 
     fn disable_irqs(&self, kind: IrqKind) -> io::Result<()> {
-        self.set_irqs(VFIO_IRQ_SET_DATA_NONE | VFIO_IRQ_SET_ACTION_TRIGGER, kind, 0, &[])
+        self.set_irqs(VFIO_IRQ_SET_DATA_NONE | VFIO_IRQ_SET_ACTION_TRIGGER, index(kind), 0, &[])
+    }
+
+    fn set_alarm(&self, alarm: Alarm, fd: BorrowedFd<'_>) -> io::Result<()> {
+        let index = match alarm {
+            Alarm::Failed => VFIO_PCI_ERR_IRQ_INDEX,
+            Alarm::Wanted => VFIO_PCI_REQ_IRQ_INDEX,
+        };
+        let flags = VFIO_IRQ_SET_DATA_EVENTFD | VFIO_IRQ_SET_ACTION_TRIGGER;
+        self.set_irqs(flags, index, 0, &[fd.as_raw_fd()])
     }
 
     fn atomic_ops(&self) -> AtomicOps {

@@ -24,11 +24,21 @@ const TOPOLOGY_LEAVES: [u32; 3] = [0xb, 0x1f, 0x8000_0026];
 const LEVEL_THREAD: u32 = 1;
 const LEVEL_CORE: u32 = 2;
 
-/// Returns the number of physical address bits that the host's features tell, 36 when they do not.
+/// Returns the number of physical address bits that a guest can use on this host, 36 when its features do not tell.
+///
+/// A processor may have more of them than its nested page tables reach: with four levels those end at 48 bits. Since
+/// Linux 6.10 KVM tells their reach where AMD has the size of guest-physical addresses; before, four levels are what
+/// is sure.
 pub fn address_bits(supported: &CpuId) -> u8 {
     let leaf = supported.as_slice().iter().find(|entry| entry.function == 0x8000_0008);
-    leaf.map_or(36, |entry| entry.eax.to_le_bytes()[0])
+    leaf.map_or(36, |entry| match entry.eax.to_le_bytes() {
+        [bits, _, 0, _] => bits.min(FOUR_LEVELS),
+        [bits, _, guest, _] => bits.min(guest),
+    })
 }
+
+/// Bits of an address that four levels of tables translate.
+const FOUR_LEVELS: u8 = 48;
 
 /// Leaf of the extended state, and leaf 1 ECX: there is such state.
 const EXTENDED_STATE: u32 = 0xd;
@@ -103,6 +113,33 @@ pub(super) fn for_vcpu(supported: &CpuId, id: u32, cpus: &Cpus) -> CpuId {
     }
     features
 }
+
+/// Tells how fast time-stamp counter and local APIC count, as VMware first did, where the guest finds KVM's leaves and
+/// a counter that runs at one rate: FreeBSD would measure it by a timer, as well as that goes on a busy host.
+/// Source: VMware knowledge base 1009458, leaf 0x40000010: kHz of the one and of the other.
+pub(super) fn tell_frequency(features: &mut CpuId, tsc_khz: u32) {
+    let steady = has_invariant_tsc(features);
+    let leaves = features.as_mut_slice().iter_mut();
+    let first = leaves.into_iter().find(|entry| entry.function == KVM_FIRST);
+    let Some(first) = first.filter(|first| first.ebx == KVM && steady) else { return };
+    first.eax = FREQUENCIES;
+    let leaf = kvm_cpuid_entry2 {
+        function: FREQUENCIES,
+        eax: tsc_khz,
+        ebx: APIC_KHZ,
+        ..Default::default()
+    };
+    // As for the leaves above.
+    let _ = features.push(leaf);
+}
+
+/// KVM's first leaf, and the first letters of "KVMKVMKVM" in its ebx.
+const KVM_FIRST: u32 = 0x4000_0000;
+const KVM: u32 = u32::from_le_bytes(*b"KVMK");
+/// Leaf that tells frequencies.
+const FREQUENCIES: u32 = 0x4000_0010;
+/// KVM's local APICs count nanoseconds (Linux arch/x86/kvm/lapic.h, `APIC_BUS_CYCLE_NS_DEFAULT`).
+const APIC_KHZ: u32 = 1_000_000;
 
 /// Returns how many virtual CPUs the largest group has.
 fn size_of_largest(groups: &[Vec<u32>]) -> u32 {
@@ -315,6 +352,22 @@ mod tests {
     }
 
     #[test]
+    fn frequencies_are_told_of_a_steady_counter_beside_the_leaves_of_kvm() {
+        let first = kvm_cpuid_entry2 { eax: KVM_FEATURES, ebx: KVM, ..entry(KVM_FIRST) };
+        let steady = kvm_cpuid_entry2 { edx: INVARIANT_TSC, ..entry(0x8000_0007) };
+        let told = |entries: &[_]| {
+            let mut features = CpuId::from_entries(entries).expect("few");
+            tell_frequency(&mut features, 2_450_000);
+            let leaf = features.as_slice().iter().find(|e| e.function == FREQUENCIES);
+            (find(&features, KVM_FIRST, 0).eax, leaf.map(|leaf| (leaf.eax, leaf.ebx)))
+        };
+        assert_eq!(told(&[first, steady]), (FREQUENCIES, Some((2_450_000, 1_000_000))));
+        assert_eq!(told(&[first]), (KVM_FEATURES, None));
+        let other = kvm_cpuid_entry2 { ebx: 1, ..first };
+        assert_eq!(told(&[other, steady]), (KVM_FEATURES, None));
+    }
+
+    #[test]
     fn nested_machines_and_counters_are_withheld() {
         let full = |function| kvm_cpuid_entry2 {
             eax: u32::MAX,
@@ -439,5 +492,13 @@ mod tests {
         let wide = kvm_cpuid_entry2 { eax: 0x3030, ..entry(0x8000_0008) };
         assert_eq!(address_bits(&CpuId::from_entries(&[wide]).expect("few")), 0x30);
         assert_eq!(address_bits(&CpuId::from_entries(&[]).expect("none")), 36);
+        let bits = |eax| {
+            let leaf = kvm_cpuid_entry2 { eax, ..entry(0x8000_0008) };
+            address_bits(&CpuId::from_entries(&[leaf]).expect("few"))
+        };
+        assert_eq!(
+            [bits(0x30_3934), bits(0x34_3934), bits(0x3934), bits(0x2c_3034)],
+            [48, 52, 48, 44]
+        );
     }
 }

@@ -64,6 +64,8 @@ pub fn create(
                 let leaves =
                     hyperv::enable(&vcpu).map_err(failed("switch on the Hyper-V interfaces"))?;
                 hyperv::replace(&mut features, &leaves, controllers);
+            } else if let Ok(tsc_khz) = vcpu.get_tsc_khz() {
+                cpuid::tell_frequency(&mut features, tsc_khz);
             }
             vcpu.set_cpuid2(&features).map_err(failed("set the features"))?;
             registers::set_extended_state(&vcpu, cpuid::extended_state(&features))

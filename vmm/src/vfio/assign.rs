@@ -4,20 +4,14 @@
 //! not, attach to one address space for all. Only then is known where guest memory may lie. Giving goes: map
 //! guest memory there, read what the device is.
 
-use std::{
-    io,
-    os::fd::OwnedFd,
-    sync::{Arc, mpsc},
-    thread,
-};
+use std::{io, sync::Arc};
 
-use types::{
-    node::Bdf,
-    vm::{Passthrough as Spec, PassthroughDevice, VfioInterface},
-};
+use types::{node::Bdf, vm::Passthrough as Spec};
 
 use super::{
+    alarms::{Alarms, Watch},
     bars::{MappedBar, Slots},
+    bind::{bind_all, interface},
     capabilities,
     config::{ConfigError, ConfigFilter, Facts, MsixLayout, Source, Written},
     device::{Device, IrqKind, Region},
@@ -38,12 +32,7 @@ use crate::{
         function::{Bar, BarKind, PciFunction},
         port::Behind,
     },
-    sys::{
-        iommu::{Container, Interface, Iommufd, Taking},
-        kvm::Vm,
-        memory::Ram,
-        vfio::{VfioDevice, adopt},
-    },
+    sys::{iommu::Interface, kvm::Vm, memory::Ram, vfio::VfioDevice},
 };
 
 /// Offset of the command register.
@@ -76,6 +65,8 @@ pub enum AssignError {
     Dma(#[from] DmaError),
     #[error("{device} cannot be given to a guest")]
     Config { device: Bdf, source: ConfigError },
+    #[error("cannot hear of the removal of devices")]
+    Listen { source: io::Error },
     #[error("cannot {what} of {device}")]
     Device { what: &'static str, device: Bdf, source: io::Error },
 }
@@ -119,6 +110,8 @@ pub struct Claim {
     bound: Vec<(Bdf, Arc<VfioDevice>)>,
     resetters: Vec<Arc<Resetter>>,
     neighbours: Neighbours,
+    alarms: Alarms,
+    watches: Vec<Watch>,
     peers: Peers,
     cliques: Vec<Option<u8>>,
 }
@@ -133,6 +126,7 @@ impl Claim {
         })?;
         let bound = bind_all(&spec.devices, &space)?;
         let neighbours = Neighbours::default();
+        let (alarms, watches) = listen(&bound)?;
         let resetters = start_resetters(&bound, &neighbours)?;
         reset::clean(&resetters)?;
         for (address, device) in &bound {
@@ -149,7 +143,7 @@ impl Claim {
             }
         }
         let cliques = spec.devices.iter().map(|device| device.p2p_clique).collect();
-        Ok(Self { space, bound, resetters, neighbours, peers, cliques })
+        Ok(Self { space, bound, resetters, neighbours, alarms, watches, peers, cliques })
     }
 
     /// Returns the addresses that memory and BARs must stay out of.
@@ -196,26 +190,20 @@ impl Claim {
         let in_use =
             self.bound.iter().map(|(address, _)| self.neighbours.admit(*address)).collect();
         let keep = self.bound.into_iter().map(|(_, device)| device as Arc<dyn Device>).collect();
-        let resetters = self.resetters;
-        let closer = Closer { devices: keep, resetters, _in_use: in_use, _space: space };
+        let Self { resetters, watches, neighbours, alarms, .. } = self;
+        let closer =
+            Closer { devices: keep, resetters, _watches: watches, _in_use: in_use, _space: space };
         let (ram, vm) = (ram.clone(), Arc::clone(vm));
-        let plug = Plug { space: self.space, neighbours: self.neighbours, places, ram, vm };
+        let plug = Plug { space: self.space, neighbours, alarms, places, ram, vm };
         Ok(Passthrough { devices, closer, plug })
     }
-}
-
-fn interface(spec: &Spec) -> io::Result<Arc<dyn Interface>> {
-    let fd = adopt(spec.iommu_fd)?;
-    Ok(match spec.interface {
-        VfioInterface::Cdev => Arc::new(Iommufd::new(fd)?),
-        VfioInterface::Group => Arc::new(Container::new(fd)),
-    })
 }
 
 /// Takes devices back at the end.
 pub struct Closer {
     pub(super) devices: Vec<Arc<dyn Device>>,
     pub(super) resetters: Vec<Arc<Resetter>>,
+    pub(super) _watches: Vec<Watch>,
     /// The guest has them until they are reset.
     pub(super) _in_use: Vec<InUse>,
     /// Guest memory stays mapped until no device reaches for it any more.
@@ -236,67 +224,23 @@ impl Closer {
     }
 }
 
-/// Binds all devices: at once where they do not depend on each other, for each takes a reset.
-fn bind_all(
-    wanted: &[PassthroughDevice],
-    space: &Arc<dyn Interface>,
-) -> Result<Vec<(Bdf, Arc<VfioDevice>)>, AssignError> {
-    let at_a_time = match space.taking() {
-        Taking::AtOnce => wanted.len().max(1),
-        Taking::InTurn => 1,
-    };
-    let mut bound = Vec::new();
-    for some in wanted.chunks(at_a_time) {
-        let mut binding = Vec::new();
-        for device in some {
-            let PassthroughDevice { address, cdev_fd, .. } = *device;
-            let fd = adopt(cdev_fd).map_err(|source| AssignError::Descriptor {
-                what: format!("cdev_fd of {address}"),
-                fd: cdev_fd,
-                source,
-            })?;
-            binding.push(Binding::begin(address, fd, space)?);
-        }
-        for one in binding {
-            bound.push((one.address, Arc::new(one.finish()?)));
-        }
-    }
-    Ok(bound)
+/// Listens to what the kernel says of the devices.
+fn listen(bound: &[(Bdf, Arc<VfioDevice>)]) -> Result<(Alarms, Vec<Watch>), AssignError> {
+    let alarms = Alarms::new().map_err(|source| AssignError::Listen { source })?;
+    let watch =
+        |(address, device): &(Bdf, Arc<VfioDevice>)| listen_to(&alarms, *address, &**device);
+    let watches = bound.iter().map(watch).collect::<Result<_, _>>()?;
+    Ok((alarms, watches))
 }
 
-/// A device that is being bound on a thread of its own: the kernel resets it meanwhile, and may hang
-/// in it.
-pub(super) struct Binding {
-    address: Bdf,
-    inbox: mpsc::Receiver<io::Result<VfioDevice>>,
-}
-
-impl Binding {
-    /// Begins to bind the device in `fd`.
-    pub(super) fn begin(
-        address: Bdf,
-        fd: OwnedFd,
-        space: &Arc<dyn Interface>,
-    ) -> Result<Self, AssignError> {
-        let space = Arc::clone(space);
-        let (outbox, inbox) = mpsc::sync_channel(1);
-        thread::Builder::new()
-            .name(format!("bind {address}"))
-            .spawn(move || {
-                let _ = outbox.send(space.take(address, fd));
-            })
-            .map_err(|source| AssignError::Bind { device: address, source })?;
-        Ok(Self { address, inbox })
-    }
-
-    /// Waits until it is bound.
-    pub(super) fn finish(self) -> Result<VfioDevice, AssignError> {
-        let device = self.address;
-        match self.inbox.recv_timeout(DEADLINE) {
-            Ok(result) => result.map_err(|source| AssignError::Bind { device, source }),
-            Err(_) => Err(AssignError::BindDeadline { device }),
-        }
-    }
+/// Listens to what the kernel says of one device.
+pub(super) fn listen_to(
+    alarms: &Alarms,
+    device: Bdf,
+    file: &dyn Device,
+) -> Result<Watch, AssignError> {
+    let what = "hear of the removal";
+    alarms.watch(device, file).map_err(|source| AssignError::Device { what, device, source })
 }
 
 pub(super) fn start_resetters(
@@ -485,7 +429,12 @@ impl PciFunction for Function {
     /// The host's bus is not the guest's to reset: the function is, by itself or as its resetter can.
     fn bus_reset(&mut self) {
         match self.config.function_reset() {
-            Some((at, bit)) => self.write_config(at, &[bit]),
+            Some((at, bit)) => {
+                // What else is in the byte stays: VFIO passes some of it on.
+                let mut byte = [0];
+                self.read_config(at, &mut byte);
+                self.write_config(at, &[byte[0] | bit]);
+            }
             None => self.reset(),
         }
     }

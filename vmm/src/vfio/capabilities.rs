@@ -78,6 +78,24 @@ pub fn walk_extended(config: &[u8]) -> Vec<ExtendedCapability> {
     found
 }
 
+/// Returns the bytes of an extended capability that is hidden from guests; `None` where that is not known. What lies
+/// between capabilities can be registers of the device's own, which its driver needs.
+/// Source: PCI Express Base Specification 6.0 §7.8.8 (ARI), §7.8.7 and §7.8.6 (resizable BAR), §7.8.9 (PASID), §10.5.1
+/// (ATS), §10.5.2 (page request), §9.3.3 (SR-IOV).
+pub fn extended_length(config: &[u8], capability: ExtendedCapability) -> Option<usize> {
+    match capability.id {
+        0x0e | 0x0f | 0x1b => Some(8),
+        0x10 => Some(0x40),
+        0x13 => Some(16),
+        0x15 | 0x24 => {
+            // Bits 7:5 of the first control register: how many BARs have registers, 8 bytes for each.
+            let bars = dword(config, usize::from(capability.offset) + 8) >> 5 & 7;
+            Some(4 + 8 * bars as usize)
+        }
+        _ => None,
+    }
+}
+
 /// Reads a little-endian dword; bytes beyond the end are all ones, as the bus answers.
 pub(super) fn dword(config: &[u8], at: usize) -> u32 {
     let byte = |index: usize| config.get(at + index).copied().unwrap_or(0xff);

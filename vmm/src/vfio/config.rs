@@ -477,7 +477,8 @@ impl ConfigFilter {
             let header = if HIDDEN_EXTENDED.contains(&capability.id) {
                 let next = all.iter().map(|other| usize::from(other.offset));
                 let end = next.filter(|other| *other > at).min().unwrap_or(self.bytes.len());
-                self.blank(at, end - at);
+                let length = capabilities::extended_length(snapshot, *capability);
+                self.blank(at, length.unwrap_or(end - at).min(end - at));
                 // The null capability (§7.9.28) keeps the chain.
                 u32::from(capability.next) << 20
             } else {

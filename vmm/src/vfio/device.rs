@@ -6,6 +6,7 @@ use std::{
     sync::Arc,
 };
 
+use super::alarms::Alarm;
 use crate::{pci::port::AtomicOps, sys::memory::Mapping};
 
 /// A region of a VFIO PCI device.
@@ -95,6 +96,9 @@ pub trait Device: Send + Sync {
 
     /// Disables a way to interrupt and forgets its descriptors.
     fn disable_irqs(&self, kind: IrqKind) -> io::Result<()>;
+
+    /// Has the kernel ring `fd` with what it says of the device. Fails when it never says such a thing.
+    fn set_alarm(&self, alarm: Alarm, fd: BorrowedFd<'_>) -> io::Result<()>;
 
     /// Returns which AtomicOps the host's root complex completes for the device: what the whole way up
     /// lets pass.

@@ -16,7 +16,10 @@ use std::{
     time::Duration,
 };
 
-use super::device::{Area, Device, IrqInfo, IrqKind, Region, RegionInfo, Rung};
+use super::{
+    alarms::Alarm,
+    device::{Area, Device, IrqInfo, IrqKind, Region, RegionInfo, Rung},
+};
 use crate::{
     pci::port::AtomicOps,
     sys::memory::{Access, Alignment, Mapping},
@@ -45,6 +48,7 @@ pub(crate) struct FakeDevice {
     rom: Vec<u8>,
     set: FakeSet,
     told: Mutex<Vec<Told>>,
+    alarms: Mutex<Vec<(Alarm, OwnedFd)>>,
     memory: File,
 }
 
@@ -106,6 +110,7 @@ impl FakeDevice {
             rom: Vec::new(),
             set: FakeSet::default(),
             told: Mutex::default(),
+            alarms: Mutex::default(),
             memory,
         }
     }
@@ -206,6 +211,13 @@ impl FakeDevice {
         std::mem::take(&mut *lock(&self.told))
     }
 
+    /// Says what the kernel would.
+    pub(crate) fn ring(&self, alarm: Alarm) {
+        for (_, fd) in lock(&self.alarms).iter().filter(|(set, _)| *set == alarm) {
+            rustix::io::write(fd, &1u64.to_ne_bytes()).expect("an eventfd");
+        }
+    }
+
     fn tell(&self, told: Told) -> io::Result<()> {
         lock(&self.told).push(told);
         Ok(())
@@ -240,6 +252,11 @@ impl Device for FakeDevice {
             Region::Config => self.tell(Told::Config(offset, data.to_vec())),
             Region::Rom => Err(io::ErrorKind::InvalidInput.into()),
         }
+    }
+
+    fn set_alarm(&self, alarm: Alarm, fd: BorrowedFd<'_>) -> io::Result<()> {
+        lock(&self.alarms).push((alarm, fd.try_clone_to_owned()?));
+        Ok(())
     }
 
     fn irq(&self, kind: IrqKind) -> io::Result<IrqInfo> {
@@ -293,11 +310,11 @@ impl Device for FakeDevice {
                 self.tell(Told::Reset)
             }
             (Outcome::SilentUntilSet, Rung::Function) => {
-                lock(&self.config)[..2].fill(0xff);
+                lock(&self.config)[8..12].fill(0xff);
                 Ok(())
             }
             (Outcome::SilentUntilSet, Rung::Set) => {
-                lock(&self.config)[..2].copy_from_slice(&[0x36, 0x1b]);
+                lock(&self.config)[8..12].copy_from_slice(&[0x02, 0x02, 0x08, 0x01]);
                 Ok(())
             }
             (Outcome::Fails, _) | (Outcome::NeedsSet | Outcome::HangsInSet, Rung::Function) => {

@@ -132,6 +132,9 @@ impl Interrupts {
         };
         self.armed.fill(false);
         self.device.disable_irqs(kind)?;
+        if kind == IrqKind::Intx {
+            self.line.iter().for_each(|line| line.release());
+        }
         self.msi.iter().try_for_each(|vector| vector.route(None))
     }
 

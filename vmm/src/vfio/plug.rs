@@ -5,7 +5,9 @@ use std::{os::fd::OwnedFd, sync::Arc};
 use types::node::Bdf;
 
 use super::{
-    assign::{AssignError, Assigned, Binding, Closer, Function, Host, start_resetters},
+    alarms::Alarms,
+    assign::{AssignError, Assigned, Closer, Function, Host, listen_to, start_resetters},
+    bind::Binding,
     device::Device,
     dma::{self, AddressSpace},
     neighbours::Neighbours,
@@ -21,12 +23,18 @@ use crate::{
 pub struct Plug {
     pub(super) space: Arc<dyn Interface>,
     pub(super) neighbours: Neighbours,
+    pub(super) alarms: Alarms,
     pub(super) places: Arc<Places>,
     pub(super) ram: Ram,
     pub(super) vm: Arc<Vm>,
 }
 
 impl Plug {
+    /// Returns where the kernel's alarms of all devices come out, also of those that come later.
+    pub fn alarms(&self) -> Alarms {
+        self.alarms.clone()
+    }
+
     /// Takes the device in `fd`, resets it, and makes a function of it whose pin goes by `route`.
     /// Returns what takes it back too.
     pub fn open(
@@ -39,6 +47,7 @@ impl Plug {
         let mut resetters = start_resetters(&bound, &self.neighbours)?;
         reset::clean(&resetters)?;
         let [(_, device)] = bound;
+        let watch = listen_to(&self.alarms, address, &*device)?;
         self.space
             .admit(&device)
             .map_err(|source| AssignError::Attach { device: address, source })?;
@@ -56,7 +65,9 @@ impl Plug {
         let assigned = Function::open(address, Arc::clone(&device), host, Arc::clone(&resetter))?;
         let in_use = vec![self.neighbours.admit(address)];
         let (devices, resetters) = (vec![device], vec![resetter]);
-        let closer = Closer { devices, resetters, _in_use: in_use, _space: space };
+        let watches = vec![watch];
+        let closer =
+            Closer { devices, resetters, _watches: watches, _in_use: in_use, _space: space };
         Ok((assigned, closer))
     }
 }

@@ -260,11 +260,15 @@ fn carry_out(device: &dyn Device, rung: Rung) -> Found {
     }
 }
 
-/// Whether a device answers for its configuration space. A virtual function never does: the host's
-/// kernel knows its vendor id from the physical function, and that is what is read here.
+/// Offset of revision and class.
+const CLASS: u64 = 0x08;
+
+/// Whether a device answers for its configuration space. Vendor and device id, with which one would ask, are what
+/// the host's kernel read when the device was opened (Linux drivers/vfio/pci/vfio_pci_config.c,
+/// `init_pci_cap_basic_perm`); revision and class come from the device each time, and are never all ones.
 fn answers(device: &dyn Device) -> bool {
-    let mut identity = [0xff; 4];
-    device.read(Region::Config, 0, &mut identity).is_ok() && identity[..2] != [0xff; 2]
+    let mut class = [0xff; 4];
+    device.read(Region::Config, CLASS, &mut class).is_ok() && class != [0xff; 4]
 }
 
 #[cfg(test)]

@@ -315,10 +315,10 @@ impl FakePairs {
         Self { possible, refuses: script.byte() % 8 == 7, changes: 0, used: 1 }
     }
 
-    /// No more was asked of them in this time than eight changes at once and four each second.
+    /// No more was asked of them in this time than 16 changes at once and ten each second.
     pub fn assert_paced(&self, time: Duration) {
         assert!(self.used == 1 || self.used <= self.possible);
-        let most = 8 + u64::try_from(time.as_millis()).unwrap() / 250;
+        let most = 16 + u64::try_from(time.as_millis()).unwrap() / 100;
         assert!(self.changes <= most + 1, "{} changes", self.changes);
     }
 }

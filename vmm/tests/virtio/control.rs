@@ -147,19 +147,20 @@ fn whoever_leaves_no_room_for_the_answer_hears_nothing() {
 fn a_driver_that_goes_on_asking_waits() {
     let mut desk = Desk::new();
     desk.ram.write_slice(&[4, 0, 2, 0], GuestAddress(COMMAND)).unwrap();
-    for _ in 0..20 {
+    for _ in 0..40 {
         desk.driver.add(&[(COMMAND, 4, false), (ACK, 1, true)]);
     }
     let start = desk.now;
+    assert_eq!(desk.turn(), Progress::More, "a batch");
     let Progress::At(time) = desk.turn() else { panic!("all at once") };
-    assert_eq!((desk.pairs.0.len(), time), (8, start + Duration::from_millis(250)));
+    assert_eq!((desk.pairs.0.len(), time), (16, start + Duration::from_millis(100)));
     // Ringing again changes nothing; time does.
     assert_eq!(desk.turn(), Progress::At(time));
-    assert_eq!(desk.driver.used_index(), 8);
+    assert_eq!(desk.driver.used_index(), 16);
     desk.now = start + Duration::from_secs(1);
     assert!(matches!(desk.turn(), Progress::At(_)));
-    assert_eq!((desk.pairs.0.len(), desk.driver.used_index()), (12, 12));
+    assert_eq!((desk.pairs.0.len(), desk.driver.used_index()), (26, 26));
     desk.now = start + Duration::from_secs(60);
     assert_eq!(desk.turn(), Progress::Idle);
-    assert_eq!(desk.driver.used_index(), 20);
+    assert_eq!(desk.driver.used_index(), 40);
 }

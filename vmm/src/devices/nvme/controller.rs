@@ -340,7 +340,7 @@ impl Controller {
 
     /// Takes one command from a queue and starts it.
     fn take(&mut self, index: u16, now: Instant) -> Taken {
-        if self.free.is_empty() {
+        if self.free.is_empty() || !self.engine.has_room() {
             return Taken::Nothing;
         }
         let Some(live) = &mut self.live else { return Taken::Nothing };

@@ -21,6 +21,7 @@ use super::{
     admin::{Answer, EventSource},
     command::{Command, Status},
     controller::Controller,
+    flight::{Flight, Transfer},
     identify::NAMESPACE,
     logs::{KELVIN, Warning},
 };
@@ -122,6 +123,15 @@ impl Controller {
                 let threshold = threshold(value)?;
                 if matches!(value & SENSOR, 0 | ALL_SENSORS) {
                     live.features[threshold] = value & 0xffff;
+                }
+            }
+            VOLATILE_WRITE_CACHE => {
+                let before = std::mem::replace(&mut live.features[feature], value);
+                if before & !value & 1 != 0 {
+                    // From then on all that was completed is durable, without a flush (§6.8).
+                    let (command, transfer) = (*command, Transfer::Flush);
+                    self.launch(Flight { queue: 0, command, transfer });
+                    return Ok(Answer::Later);
                 }
             }
             _ => live.features[feature] = value,

@@ -12,7 +12,7 @@ use super::{
     transfer::{self, RANGE_SIZE, Work},
 };
 use crate::{
-    devices::virtio::blk::queue::advance,
+    devices::virtio::blk::queue::{advance, was_not_done},
     sys::io::{DiskCommand, Durability},
 };
 
@@ -170,7 +170,7 @@ impl Controller {
     /// Ends one command, or starts what is left of it.
     fn conclude(&mut self, mut flight: Flight, result: io::Result<u32>) {
         let moved = match result {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => return self.launch(flight),
+            Err(error) if was_not_done(&error) => return self.launch(flight),
             Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
                 return self.go_without_punching(flight);
             }

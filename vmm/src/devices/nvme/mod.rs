@@ -445,6 +445,10 @@ impl PciFunction for Nvme {
         self.reset_function();
     }
 
+    fn is_quiet(&mut self) -> bool {
+        !self.is_busy()
+    }
+
     fn reset(&mut self) {
         self.stop();
         let deadline = Instant::now() + RESET_DEADLINE;

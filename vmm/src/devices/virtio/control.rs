@@ -39,9 +39,9 @@ const COMMAND_SIZE: usize = 4;
 /// Commands answered before the thread looks at its orders again.
 const BATCH: u16 = 16;
 /// Commands answered each second, and how many at once: a driver sends one when it starts and one for
-/// each change that its administrator makes.
+/// each change that its administrator makes. Windows' NetKVM waits half a second for an answer.
 const PACE: RateLimit =
-    RateLimit { bytes: None, operations: Some(Rate { per_second: 4, burst: 8 }) };
+    RateLimit { bytes: None, operations: Some(Rate { per_second: 10, burst: 16 }) };
 
 /// The pairs of queues of a device.
 pub trait Pairs {

@@ -458,6 +458,10 @@ impl PciFunction for VirtioPci {
         self.interrupts.set_mode(false, false);
     }
 
+    fn is_quiet(&mut self) -> bool {
+        self.device.stopped()
+    }
+
     fn reset(&mut self) {
         self.stop();
         await_end(RESET_DEADLINE, RESET_STEP, || self.device.stopped());

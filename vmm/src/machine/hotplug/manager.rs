@@ -2,12 +2,16 @@
 
 use std::{
     os::fd::OwnedFd,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, mpsc::Receiver},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, RwLock,
+        mpsc::{Receiver, RecvTimeoutError},
+    },
     time::{Duration, Instant},
 };
 
 use types::{
     devices::{AttachDevice, AttachRequest, AttachedDevice, AttachedState},
+    operations::VmEventKind,
     vm::{Disk, DiskModel},
 };
 
@@ -18,6 +22,7 @@ use crate::{
         nvme::Nvme,
         virtio::{self, blk::engine::EngineChoice},
     },
+    events::Events,
     irq::PinRoute,
     machine::Board,
     pci::{
@@ -31,6 +36,8 @@ use crate::{
 /// How long a guest may take to react to the attention button before it is pressed again. It waits
 /// five seconds itself, in which a second press takes the first back (PCIe 6.0 §6.7.1.5).
 const BUTTON_PAUSE: Duration = Duration::from_secs(15);
+/// How often it is looked whether a device that left has finished what it had begun.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// Link that a port tells for an emulated function: that of NVMe controllers; others are no PCI
 /// Express devices.
 const EMULATED: LinkState = Link { speed: 1, width: 1 }.fixed();
@@ -67,6 +74,15 @@ struct Held {
     /// When the button was last pressed for it to leave.
     asked: Option<Instant>,
     offer: Offer,
+    /// Whether the guest had it before: it may switch its power as often as it likes.
+    known: bool,
+}
+
+/// A device that is out of its slot, and has not finished what it had begun: it may still write to its disk, which
+/// is nobody else's until then.
+struct Leaving {
+    device: Device,
+    id: String,
 }
 
 /// How often the guest was told of a device.
@@ -93,12 +109,14 @@ struct Device {
 struct Wiring<'a> {
     bus: &'a RwLock<Bus>,
     turn: &'a Mutex<()>,
+    events: &'a Events,
 }
 
 /// Carries out orders.
 pub(in super::super) struct Manager {
     inbox: Receiver<Order>,
     slots: Vec<(Spare, Option<Held>)>,
+    leaving: Vec<Leaving>,
     supplies: Supplies,
 }
 
@@ -110,7 +128,7 @@ impl Manager {
         supplies: Supplies,
     ) -> Self {
         let slots = spares.into_iter().map(|spare| (spare, None)).collect();
-        Self { inbox, slots, supplies }
+        Self { inbox, slots, leaving: Vec::new(), supplies }
     }
 
     /// Returns whether there is any port to plug into; without one there is no work.
@@ -120,23 +138,38 @@ impl Manager {
 
     /// Works until the machine has ended.
     pub(in super::super) fn run(mut self, board: &Board, shared: &Hotplug) {
-        let board = Wiring { bus: &board.bus, turn: &board.turn };
-        while let Ok(order) = self.inbox.recv() {
-            match order {
-                Order::Attach(request, file, reply) => {
+        let board = Wiring { bus: &board.bus, turn: &board.turn, events: &board.events };
+        loop {
+            match self.next() {
+                Ok(Order::Attach(request, file, reply)) => {
                     reply.unless_abandoned(|| self.attach(request, file, board, shared));
                 }
-                Order::Detach(id, removal, reply) => {
+                Ok(Order::Detach(id, removal, reply)) => {
                     reply.unless_abandoned(|| self.detach(&id, removal, board, shared));
                 }
-                Order::Look => shared.begin_look(),
-                Order::Close(reply) => {
+                Ok(Order::Look) => shared.begin_look(),
+                Ok(Order::Close(reply)) => {
                     let _ = reply.send(self.close(board));
                     return;
                 }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
             }
-            follow_power(&mut self.slots, board, shared);
+            self.leaving.extend(follow_power(&mut self.slots, board, shared));
+            let (quiet, busy) = std::mem::take(&mut self.leaving).into_iter().partition(is_quiet);
+            self.leaving = busy;
+            quiet.into_iter().for_each(|left: Leaving| end(left, board, shared));
         }
+    }
+
+    /// Waits for the next order, and not for long while a device has something to finish.
+    fn next(&self) -> Result<Order, RecvTimeoutError> {
+        let waits = |held: &Held| held.seat == Seat::Off && !held.device.is_quiet();
+        let any = self.slots.iter().filter_map(|(_, held)| held.as_ref()).any(waits);
+        if any || !self.leaving.is_empty() {
+            return self.inbox.recv_timeout(LOOK_AGAIN);
+        }
+        self.inbox.recv().map_err(|_| RecvTimeoutError::Disconnected)
     }
 
     fn attach(
@@ -171,7 +204,8 @@ impl Manager {
         shared.list().push(shown.clone());
         // KVM refuses the interrupt only on a machine that is going away.
         let _ = locked(&spare.port).insert(made.behind);
-        *held = Some(Held { device: made, id, seat: Seat::Off, asked: None, offer: Offer::First });
+        let (seat, offer) = (Seat::Off, Offer::First);
+        *held = Some(Held { device: made, id, seat, asked: None, offer, known: false });
         Ok(shown)
     }
 
@@ -204,7 +238,7 @@ impl Manager {
             Removal::Pulled => {
                 if let Some(held) = place.take() {
                     leave_bus(spare, held.seat, board);
-                    release(spare, held, board, shared);
+                    self.leaving.extend(release(spare, held, board, shared));
                 }
             }
         }
@@ -226,17 +260,30 @@ impl Manager {
 /// Lets devices join and leave the bus with the power of their slots. All that can join do so before each
 /// that leaves: a guest that has switched power on waits a second for the link (Linux's pciehp), and a
 /// reset may take longer.
-fn follow_power(slots: &mut [(Spare, Option<Held>)], board: Wiring<'_>, shared: &Hotplug) {
+///
+/// Returns devices that left and have not finished yet.
+fn follow_power(
+    slots: &mut [(Spare, Option<Held>)],
+    board: Wiring<'_>,
+    shared: &Hotplug,
+) -> Vec<Leaving> {
+    let mut leaving = Vec::new();
     for number in 0..slots.len() {
         slots.iter_mut().for_each(|(spare, place)| join(spare, place, board, shared));
         let (spare, place) = &mut slots[number];
-        leave(spare, place, board, shared);
+        leaving.extend(leave(spare, place, board, shared));
+        // The guest may have switched power off and on again.
+        join(spare, place, board, shared);
     }
+    leaving
 }
 
-/// Lets a device join the bus if its slot has power.
+/// Lets a device join the bus if its slot has power, and it has finished what it had begun before.
 fn join(spare: &Spare, place: &mut Option<Held>, board: Wiring<'_>, shared: &Hotplug) {
     let Some(held) = place.as_mut().filter(|held| held.seat == Seat::Off) else { return };
+    if !held.device.is_quiet() {
+        return;
+    }
     if locked(&spare.port).power() == Power::On {
         let function = Arc::clone(&held.device.function);
         let mut bus = board.bus.write().unwrap_or_else(PoisonError::into_inner);
@@ -245,6 +292,9 @@ fn join(spare: &Spare, place: &mut Option<Held>, board: Wiring<'_>, shared: &Hot
         held.seat = Seat::OnBus;
         let _ = locked(&spare.port).connect();
         show(shared, &held.id, AttachedState::Connected);
+        if !std::mem::replace(&mut held.known, true) {
+            board.events.push(VmEventKind::DeviceAttached, held.id.clone());
+        }
     } else if held.asked.is_none() && held.offer == Offer::First {
         // The guest may have tried while another device was being taken.
         let mut port = locked(&spare.port);
@@ -255,10 +305,15 @@ fn join(spare: &Spare, place: &mut Option<Held>, board: Wiring<'_>, shared: &Hot
     }
 }
 
-/// Lets a device leave the bus if its slot has no power, and its slot if it was asked to.
-fn leave(spare: &Spare, place: &mut Option<Held>, board: Wiring<'_>, shared: &Hotplug) {
-    let Some(held) = place else { return };
-    if held.seat == Seat::OnBus && locked(&spare.port).power() == Power::Off {
+/// Lets a device leave the bus if its slot has no power or had none, and its slot if it was asked to.
+fn leave(
+    spare: &Spare,
+    place: &mut Option<Held>,
+    board: Wiring<'_>,
+    shared: &Hotplug,
+) -> Option<Leaving> {
+    let held = place.as_mut()?;
+    if held.seat == Seat::OnBus && !locked(&spare.port).is_connected() {
         leave_bus(spare, held.seat, board);
         held.seat = Seat::Off;
         let _ = locked(&spare.port).disconnect();
@@ -269,9 +324,7 @@ fn leave(spare: &Spare, place: &mut Option<Held>, board: Wiring<'_>, shared: &Ho
         }
     }
     let leaves = held.asked.is_some() && held.seat == Seat::Off;
-    if leaves && let Some(held) = place.take() {
-        release(spare, held, board, shared);
-    }
+    place.take_if(|_| leaves).and_then(|held| release(spare, held, board, shared))
 }
 
 fn make(
@@ -343,18 +396,51 @@ fn leave_bus(spare: &Spare, seat: Seat, board: Wiring<'_>) {
     }
 }
 
-/// Takes a device that is off the bus out of its slot.
-fn release(spare: &Spare, held: Held, board: Wiring<'_>, shared: &Hotplug) {
+/// Takes a device that is off the bus out of its slot. Returns it if it has not finished what it had begun.
+fn release(spare: &Spare, held: Held, board: Wiring<'_>, shared: &Hotplug) -> Option<Leaving> {
     let _ = locked(&spare.port).remove();
-    let failures = take_back(held.device, board.turn);
+    let Held { device, id, .. } = held;
+    device.silence();
+    let left = Leaving { device, id };
+    if !is_quiet(&left) {
+        eprintln!("holdfast-vmm: {} is detached, and its disk has still to be written", left.id);
+        return Some(left);
+    }
+    end(left, board, shared);
+    None
+}
+
+fn is_quiet(left: &Leaving) -> bool {
+    left.device.is_quiet()
+}
+
+/// Forgets a device that is out of its slot and quiet.
+fn end(left: Leaving, board: Wiring<'_>, shared: &Hotplug) {
+    let Leaving { device, id } = left;
+    let failures = take_back(device, board.turn);
     let failures: Vec<String> = failures.iter().map(ToString::to_string).collect();
     if failures.is_empty() {
-        shared.list().retain(|known| known.id != held.id);
+        shared.list().retain(|known| known.id != id);
+        board.events.push(VmEventKind::DeviceDetached, id);
         return;
     }
     let reason = failures.join("; ");
     eprintln!("holdfast-vmm: {reason}");
-    show(shared, &held.id, AttachedState::Unclean { reason });
+    board.events.push(VmEventKind::DeviceFailed, format!("{id}: {reason}"));
+    show(shared, &id, AttachedState::Unclean { reason });
+}
+
+impl Device {
+    /// Has an emulated device end what it does; one that is passed through is reset when it is closed.
+    fn silence(&self) {
+        if self.closer.is_none() {
+            locked(&self.function).reset();
+        }
+    }
+
+    fn is_quiet(&self) -> bool {
+        self.closer.is_some() || locked(&self.function).is_quiet()
+    }
 }
 
 /// Drops a device, which is off the bus: the guest's mappings of it first, then it is silenced and
@@ -364,10 +450,8 @@ fn release(spare: &Spare, held: Held, board: Wiring<'_>, shared: &Hotplug) {
 /// hand unmaps and unroutes, which threads of the API and of the timer may not: it is this one, as
 /// in its own turn nobody else has any.
 fn take_back(device: Device, turn: &Mutex<()>) -> Vec<ResetError> {
+    device.silence();
     let Device { function, closer, .. } = device;
-    if closer.is_none() {
-        locked(&function).reset();
-    }
     let ours = locked(turn);
     drop(function);
     drop(ours);
@@ -385,182 +469,5 @@ fn locked<T: ?Sized>(device: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::pci::port::tests::hot_port;
-
-    /// Where a port has its slot's control and status, the bit of control that switches power off, and that
-    /// of status that is the button.
-    const CONTROL: u16 = 0x58;
-    const STATUS: u16 = 0x5a;
-    const POWER_OFF: u16 = 1 << 10;
-    const BUTTON: u8 = 1 << 0;
-
-    /// A function that notes, when it is reset, what the devices of the machine are like.
-    struct Reset {
-        shared: Arc<Hotplug>,
-        seen: Arc<Mutex<Vec<AttachedState>>>,
-    }
-
-    impl PciFunction for Reset {
-        fn read_config(&mut self, _offset: u16, _data: &mut [u8]) {}
-
-        fn write_config(&mut self, _offset: u16, _data: &[u8]) {}
-
-        fn bars(&self) -> Vec<Bar> {
-            Vec::new()
-        }
-
-        fn place_bar(&mut self, _index: u8, _address: u64) {}
-
-        fn read_bar(&mut self, _bar: u8, _offset: u64, _data: &mut [u8]) {}
-
-        fn write_bar(&mut self, _bar: u8, _offset: u64, _data: &[u8]) {}
-
-        fn reset(&mut self) {
-            let states = self.shared.devices().into_iter().map(|device| device.state);
-            locked(&self.seen).extend(states);
-        }
-    }
-
-    /// Two slots with a device each, neither on the bus.
-    struct Bench {
-        slots: Vec<(Spare, Option<Held>)>,
-        shared: Arc<Hotplug>,
-        bus: RwLock<Bus>,
-        turn: Mutex<()>,
-        /// How the devices were when one of them was reset.
-        seen: Arc<Mutex<Vec<AttachedState>>>,
-    }
-
-    impl Bench {
-        fn new() -> Self {
-            let shared = Hotplug::absent();
-            let seen = Arc::<Mutex<Vec<AttachedState>>>::default();
-            let slots = (1..3).map(|number| {
-                let function = Reset { shared: Arc::clone(&shared), seen: Arc::clone(&seen) };
-                let function = Arc::new(Mutex::new(function));
-                let (id, state) = (number.to_string(), AttachedState::Waiting);
-                let device = AttachDevice::Pci { address: "0000:01:00.0".parse().expect("one") };
-                shared.list().push(AttachedDevice { id: id.clone(), device, slot: number, state });
-                let device = Device { function, behind: EMULATED.into(), closer: None };
-                let (seat, offer) = (Seat::Off, Offer::First);
-                (spare(number), Some(Held { device, id, seat, asked: None, offer }))
-            });
-            let slots = slots.collect();
-            Self { slots, shared, bus: RwLock::default(), turn: Mutex::default(), seen }
-        }
-
-        fn switch(&self, slot: usize, control: u16) {
-            let mut port = locked(&self.slots[slot].0.port);
-            port.write_config(CONTROL, &control.to_le_bytes());
-        }
-
-        fn follow_power(&mut self) {
-            let board = Wiring { bus: &self.bus, turn: &self.turn };
-            follow_power(&mut self.slots, board, &self.shared);
-        }
-
-        /// Returns whether the button of a slot was pressed since the last time.
-        fn takes_press(&self, slot: usize) -> bool {
-            let mut port = locked(&self.slots[slot].0.port);
-            let mut status = [0];
-            port.read_config(STATUS, &mut status);
-            port.write_config(STATUS, &[BUTTON]);
-            status[0] & BUTTON != 0
-        }
-    }
-
-    fn spare(number: u16) -> Spare {
-        let bus = number.to_le_bytes()[0];
-        let (mut port, _) = hot_port();
-        port.insert(EMULATED.into()).expect("recorded");
-        port.write_config(STATUS, &[BUTTON]);
-        Spare {
-            number,
-            port: Arc::new(Mutex::new(port)),
-            address: Address { bus: 0, device: bus, function: 0 },
-            behind: Address { bus, device: 0, function: 0 },
-            route: PinRoute { slot: bus, turn: 0 },
-            memory: 0,
-            prefetchable: 0,
-        }
-    }
-
-    #[test]
-    fn what_has_power_joins_before_another_device_is_reset() {
-        let mut bench = Bench::new();
-        bench.switch(0, 0);
-        bench.follow_power();
-        bench.switch(0, POWER_OFF);
-        bench.switch(1, 0);
-        bench.follow_power();
-        assert_eq!(*locked(&bench.seen), [AttachedState::Connected, AttachedState::Connected]);
-        let states: Vec<_> = bench.shared.devices().into_iter().map(|one| one.state).collect();
-        assert_eq!(states, [AttachedState::Waiting, AttachedState::Connected]);
-    }
-
-    #[test]
-    fn a_guest_that_gave_up_is_told_of_a_device_once_more() {
-        let mut bench = Bench::new();
-        bench.follow_power();
-        assert!(!bench.takes_press(0), "it has not tried yet");
-        bench.switch(0, 0);
-        bench.switch(0, POWER_OFF);
-        bench.follow_power();
-        assert!(bench.takes_press(0) && !bench.takes_press(1));
-        bench.switch(0, 0);
-        bench.switch(0, POWER_OFF);
-        bench.follow_power();
-        assert!(!bench.takes_press(0), "twice is enough");
-    }
-
-    #[test]
-    fn a_guest_that_puts_a_device_out_is_not_told_of_it_again() {
-        let mut bench = Bench::new();
-        bench.switch(0, 0);
-        bench.follow_power();
-        bench.switch(0, POWER_OFF);
-        bench.follow_power();
-        bench.follow_power();
-        assert!(!bench.takes_press(0));
-    }
-
-    /// A function that notes, when it is dropped, whether it is somebody's turn.
-    struct Dropped {
-        turn: Arc<Mutex<()>>,
-        taken: Arc<Mutex<Vec<bool>>>,
-    }
-
-    impl Drop for Dropped {
-        fn drop(&mut self) {
-            locked(&self.taken).push(self.turn.try_lock().is_err());
-        }
-    }
-
-    impl PciFunction for Dropped {
-        fn read_config(&mut self, _offset: u16, _data: &mut [u8]) {}
-
-        fn write_config(&mut self, _offset: u16, _data: &[u8]) {}
-
-        fn bars(&self) -> Vec<Bar> {
-            Vec::new()
-        }
-
-        fn place_bar(&mut self, _index: u8, _address: u64) {}
-
-        fn read_bar(&mut self, _bar: u8, _offset: u64, _data: &mut [u8]) {}
-
-        fn write_bar(&mut self, _bar: u8, _offset: u64, _data: &[u8]) {}
-    }
-
-    #[test]
-    fn a_function_is_dropped_in_a_turn_of_its_own() {
-        let (turn, taken) = (Arc::<Mutex<()>>::default(), Arc::<Mutex<Vec<bool>>>::default());
-        let function = Dropped { turn: Arc::clone(&turn), taken: Arc::clone(&taken) };
-        let function = Arc::new(Mutex::new(function));
-        let failures = take_back(Device { function, behind: EMULATED.into(), closer: None }, &turn);
-        assert!(failures.is_empty() && turn.try_lock().is_ok());
-        assert_eq!(*locked(&taken), [true]);
-    }
-}
+#[path = "manager_tests.rs"]
+mod tests;

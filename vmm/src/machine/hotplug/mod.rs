@@ -19,7 +19,10 @@ use std::{
 };
 
 pub(super) use manager::{Manager, Spare, Supplies};
-use types::devices::{AttachRequest, AttachedDevice, MAX_DEVICE_NAME};
+use types::{
+    devices::{AttachDevice, AttachRequest, AttachedDevice, MAX_DEVICE_NAME},
+    node::Bdf,
+};
 
 use crate::{
     devices::DeviceError,
@@ -169,6 +172,12 @@ impl Hotplug {
     /// Returns what is attached.
     pub fn devices(&self) -> Vec<AttachedDevice> {
         self.list().clone()
+    }
+
+    /// Returns the name of a device of the host that is attached.
+    pub fn id_of(&self, device: Bdf) -> Option<String> {
+        let is = |known: &&AttachedDevice| matches!(known.device, AttachDevice::Pci { address } if address == device);
+        self.list().iter().find(is).map(|known| known.id.clone())
     }
 
     /// Takes everything back. The virtual CPUs must have stopped.

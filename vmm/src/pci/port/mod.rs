@@ -341,6 +341,11 @@ impl Port {
         self.slot.as_ref().map_or(Power::On, |slot| slot.power(&self.config))
     }
 
+    /// Returns whether there is a device in the slot whose link is up: the guest has not taken its power.
+    pub fn is_connected(&self) -> bool {
+        self.slot.as_ref().is_none_or(Slot::is_connected)
+    }
+
     fn change(&mut self, act: impl FnOnce(&mut Slot, &mut ConfigSpace)) -> io::Result<()> {
         let Some(slot) = &mut self.slot else { return Ok(()) };
         act(slot, &mut self.config);
@@ -351,7 +356,7 @@ impl Port {
     /// Whether configuration requests reach the other side.
     fn is_link_active(&self) -> bool {
         let disabled = self.config.read_u16(EXPRESS_AT + 0x10) & LINK_DISABLE != 0;
-        let connected = self.slot.as_ref().is_none_or(Slot::is_connected);
+        let connected = self.is_connected();
         let reset = self.is_resetting() && self.kind != Kind::Upstream;
         connected && !reset && (!disabled || self.kind == Kind::Upstream)
     }

@@ -200,7 +200,7 @@ impl Slot {
     }
 
     pub(super) fn connect(&mut self, config: &mut ConfigSpace) {
-        if self.connected != Connection::Up {
+        if self.connected != Connection::Up && self.power(config) == Power::On {
             self.connected = Connection::Up;
             self.raise(config, LINK_CHANGED);
         }
@@ -253,8 +253,15 @@ impl Slot {
             status |= COMMAND_COMPLETED;
             if power(now) != power(before.control) {
                 alarm.watch.power_switched(self.number);
-                if power(now) == Power::Off && self.connected == Connection::Down {
-                    self.connected = Connection::GivenUp;
+                match (power(now), self.connected) {
+                    // Without power there is no link, at once (§6.7.1.8): guests wait a second for that, and the
+                    // thread that takes the device off the bus may have others at hand.
+                    (Power::Off, Connection::Up) => {
+                        self.connected = Connection::Down;
+                        status |= LINK_CHANGED;
+                    }
+                    (Power::Off, Connection::Down) => self.connected = Connection::GivenUp,
+                    _ => {}
                 }
             }
         }

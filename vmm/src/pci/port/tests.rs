@@ -306,6 +306,7 @@ fn a_port_tells_the_most_of_a_link_and_what_it_is() {
 fn the_button_and_removal_are_told() {
     let (mut port, recorder) = listening();
     port.insert(GEN5.fixed().into()).expect("recorded");
+    port.write_config(CONTROL, &(LISTENING & !(1 << 10)).to_le_bytes());
     port.connect().expect("recorded");
     port.write_config(STATUS, &[0xff, 0xff]);
     let before = fired(&recorder);
@@ -315,6 +316,27 @@ fn the_button_and_removal_are_told() {
     assert_eq!(half(&mut port, STATUS), 1 | 1 << 3 | 1 << 8);
     assert_eq!(fired(&recorder), before + 1, "one message until it is acknowledged");
     assert_eq!((port.buses(), half(&mut port, LINK_STATUS) & LINK_ACTIVE), (None, 0));
+}
+
+/// Linux's pciehp waits a second after it took the power, and forgets what was told until then.
+#[test]
+fn a_link_is_down_as_soon_as_the_guest_takes_the_power() {
+    let (mut port, recorder) = listening();
+    port.insert(GEN5.fixed().into()).expect("recorded");
+    port.connect().expect("recorded");
+    assert_eq!(half(&mut port, LINK_STATUS) & LINK_ACTIVE, 0, "there is no power yet");
+    port.write_config(CONTROL, &(LISTENING & !(1 << 10)).to_le_bytes());
+    port.connect().expect("recorded");
+    port.write_config(STATUS, &[0xff, 0xff]);
+    let before = fired(&recorder);
+    port.write_config(CONTROL, &LISTENING.to_le_bytes());
+    assert_eq!((half(&mut port, LINK_STATUS) & LINK_ACTIVE, port.buses()), (0, None));
+    assert_eq!(half(&mut port, STATUS), 1 << 4 | 1 << 6 | 1 << 8);
+    assert_eq!((fired(&recorder), port.is_connected()), (before + 1, false));
+    port.write_config(STATUS, &[0xff, 0xff]);
+    port.disconnect().expect("recorded");
+    assert_eq!(half(&mut port, STATUS), 1 << 6, "the change was told already");
+    assert!(!port.has_given_up(), "the link had been up");
 }
 
 #[test]

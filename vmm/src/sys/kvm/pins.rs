@@ -200,14 +200,15 @@ impl Vm {
             let gsi = u32::from(pin);
             let holders = asserted.entry(gsi).or_default();
             let level = |high: bool| if high { Level::High } else { Level::Low };
-            if holders.remove(&EVENT) {
-                pins.chip.set_level(pin, level(!holders.is_empty()));
-            }
+            let released = holders.remove(&EVENT);
+            let again =
+                released.then(|| pins.chip.set_level(pin, level(!holders.is_empty()))).flatten();
             for listener in pins.listeners.get(&gsi).into_iter().flat_map(BTreeMap::values) {
                 // A counter that is full is a signal that is pending already.
                 let _ = listener.write(1);
             }
-            if let Some(message) = pins.chip.service(pin) {
+            // Who still asserts it interrupts once more.
+            if let Some(message) = again.or_else(|| pins.chip.service(pin)) {
                 send(&self.fd, message)?;
             }
         }

@@ -79,8 +79,12 @@ impl Engine {
     pub fn queue(&mut self, token: u16, command: DiskCommand<'_>) -> io::Result<()> {
         match (&mut self.seal, command) {
             (Some(seal), DiskCommand::Write { offset, from, durability }) => {
-                let bytes = seal.encrypt(offset, from)?;
-                return self.means.write(token, offset, bytes, durability);
+                let bytes = seal.encrypt(token, offset, from)?;
+                let started = self.means.write(token, offset, bytes, durability);
+                if started.is_err() {
+                    seal.forget(token);
+                }
+                return started;
             }
             (Some(seal), DiskCommand::Read { offset, into }) => {
                 seal.begin_read(token, offset, into)?;
@@ -92,6 +96,11 @@ impl Engine {
             seal.forget(token);
         }
         started
+    }
+
+    /// Returns whether another command may begin; what is left of one that has begun always may.
+    pub fn has_room(&self) -> bool {
+        self.seal.as_ref().is_none_or(Seal::has_room)
     }
 
     /// Hands started commands to the kernel; returns whether it took all of them.

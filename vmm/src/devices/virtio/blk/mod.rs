@@ -36,7 +36,7 @@ use std::{
 use engine::{Engine, EngineChoice};
 use queue::{BlockQueue, Job};
 use request::{Access, ID_SIZE, MAX_RANGE_SECTORS, Rules, SECTOR, Support};
-use types::disk_key::DiskKey;
+use types::{disk_key::DiskKey, vm::MAX_DISK_QUEUES};
 
 use super::{
     Activation, DeviceIdentity, F_RING_EVENT_IDX, F_RING_INDIRECT_DESC, MAX_RING_SIZE, Platform,
@@ -51,9 +51,6 @@ use crate::{
     sandbox::ThreadKind,
     sys::{io::Durability, memory::GuestRam},
 };
-
-/// Most queues of one disk: more than four threads gain nothing on one file.
-pub const MAX_QUEUES: u16 = 4;
 
 const F_SEG_MAX: u64 = 1 << 2;
 const F_RO: u64 = 1 << 5;
@@ -85,7 +82,7 @@ pub struct Block {
     activity: Arc<Activity>,
 }
 
-/// Makes a block device over `file`. It gets a queue per virtual CPU, at most [`MAX_QUEUES`].
+/// Makes a block device over `file`. It gets a queue per virtual CPU, at most [`MAX_DISK_QUEUES`].
 pub fn open(
     disk: &types::vm::Disk,
     file: OwnedFd,
@@ -93,7 +90,7 @@ pub fn open(
     slot: u8,
     platform: &Platform,
 ) -> Result<VirtioPci, VirtioError> {
-    let queues = u16::try_from(vcpus).unwrap_or(MAX_QUEUES).clamp(1, MAX_QUEUES);
+    let queues = u16::try_from(vcpus).unwrap_or(MAX_DISK_QUEUES).clamp(1, MAX_DISK_QUEUES);
     let block = Block::new(disk, file, queues, EngineChoice::Best, platform.ram.clone())?;
     let block = block.within(&platform.limits).counted(platform.activity.device(IDENTITY.name));
     VirtioPci::new(Box::new(block), slot, platform)

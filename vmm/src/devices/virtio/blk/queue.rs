@@ -223,7 +223,7 @@ impl BlockQueue {
     fn try_take(&mut self, live: &mut Live) -> Result<Progress, TakeError> {
         live.ring.disable_kicks()?;
         for _ in 0..BATCH {
-            if self.free.is_empty() {
+            if self.free.is_empty() || !self.engine.has_room() {
                 return Ok(Progress::Full);
             }
             let Some((request, at)) = live.next_request()? else {
@@ -347,7 +347,7 @@ impl BlockQueue {
         result: io::Result<u32>,
     ) -> Result<(), RingError> {
         let moved_now = match &result {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {
+            Err(error) if was_not_done(error) => {
                 return self.launch_again(live, flight);
             }
             Err(error) => {
@@ -568,6 +568,12 @@ fn write_id(live: &Live, into: &[Segment], id: [u8; ID_SIZE]) -> Option<u32> {
         written += u32::try_from(length).ok()?;
     }
     Some(written)
+}
+
+/// Whether a command has to be started again: a signal came, or there was no worker of the kernel's to be had
+/// (Linux io_uring/io-wq.c, `io_acct_cancel_pending_work`).
+pub(in crate::devices) fn was_not_done(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EINTR | libc::ECANCELED))
 }
 
 fn status_of(error: &io::Error) -> Status {

@@ -11,9 +11,12 @@ use vm_memory::{Address, Bytes, GuestAddress};
 
 use crate::sys::memory::GuestRam;
 
-/// Longest write that is encrypted at once, in bytes: what bounds the copies that a guest can have
-/// made, 16 MiB for each queue. The rest of a longer one follows as that of a short write does.
+/// Longest write that is encrypted at once, in bytes. The rest of a longer one follows as that of a short write
+/// does.
 const WRITE_LIMIT: usize = 64 << 10;
+/// Bytes of copies in flight from which on no other command is begun: they are the process's memory, which has a
+/// bound, and a guest can have many queues. File systems write a file one piece after the other anyway.
+const COPIES: usize = 2 << 20;
 /// Bytes that are decrypted at once.
 const PIECE: usize = 16 << 10;
 
@@ -28,6 +31,9 @@ pub(super) struct Seal {
     ram: GuestRam,
     /// Reads in flight, by token.
     reads: Vec<Option<Read>>,
+    /// Bytes of the copies that are written, by token, and of all together.
+    copies: Vec<usize>,
+    copied: usize,
     piece: Vec<u8>,
 }
 
@@ -39,8 +45,14 @@ struct Read {
 impl Seal {
     /// Makes one for up to `depth` commands in flight.
     pub(super) fn new(key: &DiskKey, ram: GuestRam, depth: u16) -> Self {
-        let reads = (0..depth).map(|_| None).collect();
-        Self { cipher: SectorCipher::new(key), ram, reads, piece: vec![0; PIECE] }
+        Self {
+            cipher: SectorCipher::new(key),
+            ram,
+            reads: (0..depth).map(|_| None).collect(),
+            copies: vec![0; depth.into()],
+            copied: 0,
+            piece: vec![0; PIECE],
+        }
     }
 
     /// Remembers where a read goes, until [`Self::finish`] or [`Self::forget`].
@@ -86,14 +98,24 @@ impl Seal {
         Ok(whole)
     }
 
-    /// Returns where a read goes, and forgets it.
+    /// Returns whether another command may begin.
+    pub(super) fn has_room(&self) -> bool {
+        self.copied < COPIES
+    }
+
+    /// Returns where a read goes, and forgets it, or the copy of a write.
     fn take(&mut self, token: u16) -> Option<Read> {
+        if let Some(copy) = self.copies.get_mut(usize::from(token)) {
+            self.copied -= std::mem::take(copy);
+        }
         self.reads.get_mut(usize::from(token)).and_then(Option::take)
     }
 
-    /// Returns the encrypted bytes of a write, or of its first part.
+    /// Returns the encrypted bytes of a write, or of its first part, which count until [`Self::finish`] or
+    /// [`Self::forget`].
     pub(super) fn encrypt(
-        &self,
+        &mut self,
+        token: u16,
         offset: u64,
         from: &[(GuestAddress, u32)],
     ) -> io::Result<Box<[u8]>> {
@@ -101,6 +123,9 @@ impl Seal {
         let mut bytes = vec![0; usize::try_from(length).map_err(io::Error::other)?];
         Segments { list: from, skip: 0 }.fill(&self.ram, &mut bytes)?;
         self.cipher.encrypt(offset / SECTOR as u64, &mut bytes);
+        let copy = self.copies.get_mut(usize::from(token)).ok_or(io::ErrorKind::InvalidInput)?;
+        *copy = bytes.len();
+        self.copied += bytes.len();
         Ok(bytes.into_boxed_slice())
     }
 }
