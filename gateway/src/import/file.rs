@@ -3,7 +3,7 @@
 use std::{
     fs::File,
     io,
-    os::unix::fs::{FileExt, FileTypeExt},
+    os::unix::fs::{FileExt, FileTypeExt, MetadataExt},
     path::{Path, PathBuf},
 };
 
@@ -95,13 +95,42 @@ pub trait Folder {
     fn open(&self, name: &str) -> Result<Input, ImportError>;
 }
 
-/// A folder of the file system.
+/// The folder of an image on the file system.
 #[derive(Debug)]
-pub struct Beside(pub PathBuf);
+pub struct Beside {
+    folder: PathBuf,
+    /// What is written by the import, and must not be read by it.
+    written: PathBuf,
+}
+
+impl Beside {
+    /// The folder of the image at `from`. What is written goes to `written` first.
+    pub fn new(from: &Path, written: PathBuf) -> Self {
+        let folder = from.parent().map_or_else(PathBuf::new, Path::to_owned);
+        Self { folder, written }
+    }
+
+    /// Returns a file that was opened unless it is what is written.
+    pub fn foreign(&self, input: Input) -> Result<Input, ImportError> {
+        let identity = |facts: std::fs::Metadata| (facts.dev(), facts.ino());
+        let written = std::fs::symlink_metadata(&self.written).ok().map(identity);
+        match &input {
+            Input::File(file, _) if written.is_some() => {
+                let read = file.metadata().map(identity);
+                let read = read.map_err(|source| ImportError::Read { source })?;
+                if written == Some(read) {
+                    return Err(ImportError::Own { path: self.written.clone() });
+                }
+                Ok(input)
+            }
+            Input::File(..) | Input::Memory(_) => Ok(input),
+        }
+    }
+}
 
 impl Folder for Beside {
     fn open(&self, name: &str) -> Result<Input, ImportError> {
-        Input::open(&self.0.join(name))
+        self.foreign(Input::open(&self.folder.join(name))?)
     }
 }
 
