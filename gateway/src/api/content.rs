@@ -89,8 +89,9 @@ pub(super) async fn write(
     let again = gateway.store.held(renter, content).map_err(store)?.unwrap_or(0);
     let allowance = gateway.max_per_renter.saturating_sub(used.saturating_sub(again));
     let declared = parts.headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok());
-    if declared.and_then(|text| text.parse::<u64>().ok()).is_some_and(|length| length > allowance) {
-        return Err(refuse(&ContentError::Quota { left: allowance }));
+    if let Some(length) = declared.and_then(|text| text.parse().ok()) {
+        let fits = gateway.content.check(content, length, allowance).await;
+        fits.map_err(|error| refuse(&error))?;
     }
     let terms = Terms { allowance, stall: Duration::from_millis(gateway.http.body_ms) };
     let received = gateway.content.receive(content, body.into_data_stream(), terms).await;
