@@ -56,17 +56,14 @@ pub(super) async fn read(
     Ok(response)
 }
 
-/// Checks that a renter uploaded this content.
+/// Checks that a renter uploaded this content. Returns its length in bytes.
 pub(super) fn check_held(
     gateway: &Gateway,
     renter: PublicKey,
     content: ContentId,
-) -> Result<(), Problem> {
+) -> Result<u64, Problem> {
     let held = gateway.store.held(renter, content);
-    match held.map_err(|error| Kind::Internal.caused_by(&error))? {
-        Some(_) => Ok(()),
-        None => Err(absent(content)),
-    }
+    held.map_err(|error| Kind::Internal.caused_by(&error))?.ok_or_else(|| absent(content))
 }
 
 fn absent(content: ContentId) -> Problem {
