@@ -8,6 +8,7 @@
 //! twice, so memory is bounded whatever the file says. Zeroes become holes; everything counts in
 //! the SHA-256 that names the result.
 
+pub mod efi;
 pub mod file;
 mod foreign;
 mod qcow2;
