@@ -310,7 +310,8 @@ async fn open_disk(
 ) -> Result<(OwnedFd, AttachDevice), AttachFailure> {
     let image = disk.content.map(|content| tools.cache.path(content));
     let Opened { file, key } = match (disk.size_mib, image) {
-        // Content is public: whoever names its digest has it.
+        // It was fetched from the gateway that asked, or was here for another machine: no node knows whose it is, and
+        // a lease and the digest are enough.
         (None, Some(path)) => match File::open(&path) {
             Ok(file) => Opened { file, key: None },
             Err(source) => {

@@ -1,9 +1,13 @@
 //! Uploads and downloads of content.
 //!
 //! Content is uploaded by renters with a lease that this gateway was shown, up to a quota, and is
-//! held by those who uploaded it: they alone can read it or start a machine from it, so a digest
-//! that got known opens nothing. It is kept until the last of its holders' leases and the
+//! held by those who uploaded it: they alone can read it here or have this gateway ask for a machine
+//! that starts from it, so a digest that got known opens nothing here. Of the nodes, those get it of
+//! which a holder has a lease (`service`). It is kept until the last of its holders' leases and the
 //! retention after it are over.
+//!
+//! On a node it is nobody's: what is there already is used for whichever leased machine names its
+//! digest, whatever gateway asks for that.
 //!
 //! An upload's signature covers method and path; the path names the SHA-256 of the body, so it
 //! needs no `content-digest`.
