@@ -99,8 +99,27 @@ pub enum Refusal {
     Many,
 }
 
+/// Whether there is a disk of a name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Made {
+    /// There is, and it stays as it is.
+    Yes,
+    /// There is none, whatever was asked for.
+    No,
+}
+
+impl Made {
+    /// Looks whether a machine has the disk that is to be attached.
+    pub fn of(places: &disk::Places, machine: MachineId, wanted: &Attach) -> Self {
+        match wanted {
+            Attach::Disk(disk) if disk::is_extra_made(places, machine, &disk.name) => Self::Yes,
+            Attach::Disk(_) | Attach::Pci { .. } => Self::No,
+        }
+    }
+}
+
 /// Decides about attaching `wanted` to a machine. Returns what is to be kept of it.
-pub fn admit(record: &Record, wanted: Attach) -> Result<Kept, Refusal> {
+pub fn admit(record: &Record, wanted: Attach, made: Made) -> Result<Kept, Refusal> {
     let id = wanted.id();
     let known = record.attachments.iter().find(|kept| kept.device.id() == id);
     if known.is_some_and(|kept| kept.seat == Seat::In && kept.fault.is_empty()) {
@@ -111,7 +130,7 @@ pub fn admit(record: &Record, wanted: Attach) -> Result<Kept, Refusal> {
             admit_device(record, address)?;
             Attach::Pci { address }
         }
-        Attach::Disk(disk) => Attach::Disk(admit_disk(record, known, disk)?),
+        Attach::Disk(disk) => Attach::Disk(admit_disk(record, (known, made), disk)?),
     };
     if known.is_none() && record.attachments.len() >= MAX_ATTACHMENTS {
         return Err(Refusal::Many);
@@ -131,7 +150,7 @@ fn admit_device(record: &Record, device: Bdf) -> Result<(), Refusal> {
 
 fn admit_disk(
     record: &Record,
-    known: Option<&Kept>,
+    (known, made): (Option<&Kept>, Made),
     wanted: DiskWanted,
 ) -> Result<DiskWanted, Refusal> {
     let ports = record.hardware.spare_ports;
@@ -147,12 +166,15 @@ fn admit_disk(
         if alone || (wanted.size_mib == disk.size_mib && wanted.content == disk.content) {
             return Ok(DiskWanted { model: wanted.model, ..disk.clone() });
         }
-        return Err(Refusal::Differs { name: wanted.name });
+        // What could not be made is asked for otherwise.
+        if made == Made::Yes {
+            return Err(Refusal::Differs { name: wanted.name });
+        }
     }
     if wanted.size_mib.is_none() && wanted.content.is_none() {
         return Err(Refusal::Size { name: wanted.name });
     }
-    let (size, free) = (wanted.size_mib.map_or(0, |size| size.0), free_mib(record));
+    let (size, free) = (wanted.size_mib.map_or(0, |size| size.0), free_mib(record, &wanted.name));
     if size > disk::LARGEST.0 {
         return Err(Refusal::Large { name: wanted.name, wanted: size });
     }
@@ -162,12 +184,12 @@ fn admit_disk(
     Ok(wanted)
 }
 
-/// Returns how much of the lease's disk space no disk of the machine has.
-fn free_mib(record: &Record) -> u64 {
+/// Returns how much of the lease's disk space no disk of the machine has but that of this name.
+fn free_mib(record: &Record, name: &str) -> u64 {
     let shape = &record.lease.shape;
     let sizes = record.attachments.iter().filter_map(|kept| match &kept.device {
-        Attach::Disk(disk) => disk.size_mib,
-        Attach::Pci { .. } => None,
+        Attach::Disk(disk) if disk.name != name => disk.size_mib,
+        Attach::Disk(_) | Attach::Pci { .. } => None,
     });
     let used: u64 = sizes.map(|size| size.0).sum();
     shape.disk_mib.0.saturating_sub(record.hardware.own_disk(shape).0).saturating_sub(used)
@@ -385,7 +407,11 @@ mod tests {
     }
 
     fn attach(record: &mut Record, wanted: Attach) -> Result<(), Refusal> {
-        let kept = admit(record, wanted)?;
+        attach_to(record, wanted, Made::Yes)
+    }
+
+    fn attach_to(record: &mut Record, wanted: Attach, made: Made) -> Result<(), Refusal> {
+        let kept = admit(record, wanted, made)?;
         record.attachments.retain(|known| known.device.id() != kept.device.id());
         record.attachments.push(kept);
         Ok(())
@@ -440,6 +466,26 @@ mod tests {
         assert_eq!(attach(&mut record, device(OTHER)), Ok(()));
         let id = OTHER.to_string();
         assert_eq!(attach(&mut record, device(OTHER)), Err(Refusal::Attached { id }));
+    }
+
+    #[test]
+    fn a_disk_that_was_never_made_is_asked_for_otherwise() {
+        let mut record = record();
+        attach_to(&mut record, disk("a", Some(30)), Made::No).expect("room");
+        let again = attach_to(&mut record, disk("a", Some(40)), Made::No);
+        assert_eq!(again, Err(Refusal::Attached { id: "a".into() }));
+        record.attachments[0].fault = "the image does not fit".to_owned();
+        // The room of the one that it replaces is its own.
+        let room = Refusal::Room { name: "a".into(), wanted: 51, free: 50 };
+        assert_eq!(attach_to(&mut record, disk("a", Some(51)), Made::No), Err(room));
+        assert_eq!(attach_to(&mut record, disk("a", Some(50)), Made::No), Ok(()));
+        record.attachments[0].fault = "the image does not fit".to_owned();
+        assert_eq!(attach_to(&mut record, disk("a", None), Made::No), Ok(()));
+        let kept = Kept { device: disk("a", Some(50)), seat: Seat::In, fault: String::new() };
+        assert_eq!(record.attachments, [kept]);
+        record.attachments[0].fault = "the port is gone".to_owned();
+        let made = attach_to(&mut record, disk("a", Some(20)), Made::Yes);
+        assert_eq!(made, Err(Refusal::Differs { name: "a".into() }));
     }
 
     #[test]
