@@ -17,14 +17,14 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use types::{
     devices::{AttachDevice, AttachRequest, AttachedDevice, AttachedState},
-    ids::MachineId,
+    ids::{ContentId, MachineId},
     node::Bdf,
     units::Mebibytes,
     vm::VfioInterface,
 };
 
 use super::{
-    content::ContentError,
+    content::{ContentError, Terms},
     disk::{self, DiskError, Opened},
     disk_copy::Image,
     execute::{Progress, Tools},
@@ -258,10 +258,32 @@ async fn fetch(tools: &Tools, record: &Record, device: &Attach) -> Result<(), Co
     let Attach::Disk(disk) = device else { return Ok(()) };
     let made = disk.size_mib.is_some()
         && super::disk::is_extra_made(&tools.disks, record.lease.id, &disk.name);
-    match disk.content.filter(|_| !made) {
-        Some(content) => tools.cache.fetch(&tools.overlay, record.gateway, content).await,
-        None => Ok(()),
-    }
+    let Some(content) = disk.content.filter(|_| !made) else { return Ok(()) };
+    let terms = match disk.size_mib {
+        Some(size) => Terms::image(size.to_bytes().unwrap_or(u64::MAX)),
+        None => {
+            let left = media_left(record, &disk.name, |content| tools.cache.length(content));
+            Terms::within(
+                left,
+                "the lease's memory and disk space, which bound all media of a machine, leave",
+            )
+        }
+    };
+    tools.cache.fetch(&tools.overlay, record.gateway, content, terms).await
+}
+
+/// Returns how many bytes a medium may have that a guest reads as it is. They are no disks of the lease's, and stay
+/// as long as they are attached: those of a machine have together what its lease grants of memory and disk space.
+fn media_left(record: &Record, name: &str, length: impl Fn(ContentId) -> Option<u64>) -> u64 {
+    let shape = &record.lease.shape;
+    let granted = Mebibytes(shape.memory_mib.0.saturating_add(shape.disk_mib.0));
+    let others = record.attachments.iter().filter(|kept| kept.seat == Seat::In);
+    let taken = others.filter_map(|kept| match &kept.device {
+        Attach::Disk(disk) if disk.size_mib.is_none() && disk.name != name => disk.content,
+        Attach::Disk(_) | Attach::Pci { .. } => None,
+    });
+    let taken: u64 = taken.filter_map(length).sum();
+    granted.to_bytes().unwrap_or(u64::MAX).saturating_sub(taken)
 }
 
 /// How long a guest may take to let go of what was detached and is to be attached again: Linux waits five seconds.
@@ -456,19 +478,6 @@ mod tests {
     }
 
     #[test]
-    fn only_devices_that_come_later_come_and_go() {
-        let mut record = record();
-        let device = |address| Attach::Pci { address };
-        assert_eq!(attach(&mut record, device(DEVICE)), Err(Refusal::Fixed { device: DEVICE }));
-        let foreign = Bdf { bus: 9, ..DEVICE };
-        let refusal = Refusal::NotLeased { device: foreign };
-        assert_eq!(attach(&mut record, device(foreign)), Err(refusal));
-        assert_eq!(attach(&mut record, device(OTHER)), Ok(()));
-        let id = OTHER.to_string();
-        assert_eq!(attach(&mut record, device(OTHER)), Err(Refusal::Attached { id }));
-    }
-
-    #[test]
     fn a_disk_that_was_never_made_is_asked_for_otherwise() {
         let mut record = record();
         attach_to(&mut record, disk("a", Some(30)), Made::No).expect("room");
@@ -486,6 +495,19 @@ mod tests {
         record.attachments[0].fault = "the port is gone".to_owned();
         let made = attach_to(&mut record, disk("a", Some(20)), Made::Yes);
         assert_eq!(made, Err(Refusal::Differs { name: "a".into() }));
+    }
+
+    #[test]
+    fn only_devices_that_come_later_come_and_go() {
+        let mut record = record();
+        let device = |address| Attach::Pci { address };
+        assert_eq!(attach(&mut record, device(DEVICE)), Err(Refusal::Fixed { device: DEVICE }));
+        let foreign = Bdf { bus: 9, ..DEVICE };
+        let refusal = Refusal::NotLeased { device: foreign };
+        assert_eq!(attach(&mut record, device(foreign)), Err(refusal));
+        assert_eq!(attach(&mut record, device(OTHER)), Ok(()));
+        let id = OTHER.to_string();
+        assert_eq!(attach(&mut record, device(OTHER)), Err(Refusal::Attached { id }));
     }
 
     #[test]
@@ -511,6 +533,29 @@ mod tests {
         let unclean = AttachedState::Unclean { reason: "it is gone".to_owned() };
         let refusal = seat(&listed(unclean)).expect_err("unclean");
         assert!(refusal.ends_with("clean state: it is gone"), "{refusal}");
+    }
+
+    #[test]
+    fn media_are_bounded_by_the_lease() {
+        let mut record = record();
+        record.hardware.spare_ports = 8;
+        record.lease.shape.memory_mib = Mebibytes(28);
+        let medium = |name: &str| {
+            Attach::Disk(DiskWanted {
+                name: name.to_owned(),
+                size_mib: None,
+                model: DiskModel::default(),
+                content: Some(ContentId::from_bytes([7; 32])),
+            })
+        };
+        attach(&mut record, disk("data", Some(30))).expect("room");
+        attach(&mut record, medium("a")).expect("room");
+        let left = |record: &Record, name| media_left(record, name, |_| Some(100 << 20)) >> 20;
+        assert_eq!((left(&record, "a"), left(&record, "b")), (128, 28));
+        attach(&mut record, medium("b")).expect("room");
+        assert_eq!(left(&record, "c"), 0);
+        record.attachments[1].seat = Seat::Out;
+        assert_eq!(left(&record, "c"), 28);
     }
 
     #[test]
