@@ -111,6 +111,33 @@ impl ContentStore {
         }
     }
 
+    /// Returns the length of the largest content that is kept.
+    pub fn max_item(&self) -> u64 {
+        self.max_item
+    }
+
+    /// Checks an upload by the length that was declared, before anything of it came. Content that is here already
+    /// takes no room.
+    pub async fn check(
+        &self,
+        content: ContentId,
+        length: u64,
+        allowance: u64,
+    ) -> Result<(), ContentError> {
+        if length > self.max_item {
+            return Err(ContentError::TooLarge { limit: self.max_item });
+        }
+        if length > allowance {
+            return Err(ContentError::Quota { left: allowance });
+        }
+        let used = self.used.load(Ordering::Relaxed);
+        let fits = used.checked_add(length).is_some_and(|all| all <= self.max_total);
+        if !fits && !fs::try_exists(self.path(content)).await.unwrap_or(false) {
+            return Err(ContentError::Full { used, limit: self.max_total });
+        }
+        Ok(())
+    }
+
     /// Receives the bytes of `body`, whose digest must be `content`.
     pub async fn receive<S, E>(
         &self,
@@ -287,6 +314,22 @@ mod tests {
         assert!(matches!(large, Err(ContentError::Full { .. } | ContentError::TooLarge { .. })));
         put(&store, b"abcde").await.expect("room is given back");
         assert_eq!(files(folder.path()), 2);
+    }
+
+    #[tokio::test]
+    async fn what_is_declared_is_checked_against_every_limit() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let store = ContentStore::open(folder.path(), 13, 15).expect("opened");
+        put(&store, b"0123456789").await.expect("kept");
+        let check = async |bytes: &'static [u8], length, allowance| {
+            store.check(digest(bytes), length, allowance).await
+        };
+        assert!(matches!(check(b"a", 14, 99).await, Err(ContentError::TooLarge { limit: 13 })));
+        assert!(matches!(check(b"a", 5, 4).await, Err(ContentError::Quota { left: 4 })));
+        let full = check(b"a", 6, 99).await;
+        assert!(matches!(full, Err(ContentError::Full { used: 10, limit: 15 })), "{full:?}");
+        assert!(check(b"a", 5, 5).await.is_ok());
+        assert!(check(b"0123456789", 10, 10).await.is_ok(), "it is here already");
     }
 
     #[tokio::test]

@@ -16,8 +16,8 @@ use overlay::{
 };
 use tokio::{io::AsyncWriteExt, net::TcpListener};
 use types::{
-    forward::{ForwardedRequest, ForwardedResponse, StreamAnswer, StreamHeader},
-    ids::{NodeId, PublicKey},
+    forward::{ForwardedRequest, ForwardedResponse, Problem, StreamAnswer, StreamHeader},
+    ids::{ContentId, NodeId, PublicKey},
     node::Offer,
     units::UnixSeconds,
 };
@@ -320,6 +320,20 @@ async fn ask_offer(gateway: Arc<Gateway>, node: NodeId) {
     attest::ask(&gateway, node).await;
 }
 
+/// Opens content for a node where a machine may start from it. Whoever else takes part in the overlay and knows a
+/// digest gets nothing.
+async fn wanted(
+    gateway: &Gateway,
+    node: NodeId,
+    content: ContentId,
+) -> Result<Option<(tokio::fs::File, u64)>, Problem> {
+    let may = gateway.store.may_fetch(node, content, now());
+    if !may.map_err(|error| Kind::Internal.caused_by(&error))? {
+        return Ok(None);
+    }
+    gateway.content.read(content).await.map_err(|error| Kind::Internal.caused_by(&error))
+}
+
 /// Serves a stream. Until it is known what the stream is for, and while a refusal is sent, it keeps the
 /// place that it has among the unread ones of its node; content takes one of its own.
 async fn serve_stream(
@@ -332,7 +346,7 @@ async fn serve_stream(
         StreamHeader::Request(_) | StreamHeader::Release { .. } => {
             Kind::NotFound.because("a gateway runs no machines; it serves content")
         }
-        StreamHeader::Content { content } => match gateway.content.read(content).await {
+        StreamHeader::Content { content } => match wanted(gateway, from, content).await {
             Ok(Some((mut file, length))) => match places.take(from) {
                 Ok(_place) => {
                     drop(place);
@@ -345,9 +359,11 @@ async fn serve_stream(
                     "node {from} cannot fetch content {content} now, because others are served: {error}"
                 )),
             },
-            Ok(None) => Kind::NotFound
-                .because(format!("content {content} is not here; upload it first")),
-            Err(error) => Kind::Internal.caused_by(&error),
+            Ok(None) => Kind::NotFound.because(format!(
+                "content {content} is not here, or nobody who uploaded it has a lease of node {from} that this gateway \
+                 was shown; upload it first"
+            )),
+            Err(problem) => problem,
         },
     };
     streams::within(HEADER_LIMIT, async {

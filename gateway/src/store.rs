@@ -191,6 +191,26 @@ impl Store {
         Ok(table.get(format!("{renter}/{content}").as_str())?.map(|bytes| bytes.value()))
     }
 
+    /// Returns whether somebody who uploaded `content` has a lease of `node`, or had one whose machine is kept still.
+    pub fn may_fetch(
+        &self,
+        node: NodeId,
+        content: ContentId,
+        now: UnixSeconds,
+    ) -> Result<bool, StoreError> {
+        let table = self.database.begin_read()?.open_table(HELD)?;
+        let content = content.to_string();
+        for entry in table.iter()? {
+            let (name, _) = entry?;
+            let Some((renter, held)) = name.value().split_once('/') else { continue };
+            let Some(renter) = renter.parse().ok().filter(|_| held == content) else { continue };
+            if self.nodes_of(renter, now)?.contains(&node) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     /// Forgets that `renter` uploaded `content`.
     pub fn release(&self, renter: PublicKey, content: ContentId) -> Result<(), StoreError> {
         let transaction = self.database.begin_write()?;

@@ -22,11 +22,16 @@ pub struct Whole {
 }
 
 impl Whole {
-    /// Begins the file `to` with these permissions. What is left of an earlier try goes.
-    pub fn begin(to: &Path, mode: u32) -> io::Result<Self> {
+    /// Returns where the file `to` is while it is written.
+    pub fn partial(to: &Path) -> PathBuf {
         let mut partial = to.as_os_str().to_owned();
         partial.push(".partial");
-        let partial = PathBuf::from(partial);
+        PathBuf::from(partial)
+    }
+
+    /// Begins the file `to` with these permissions. What is left of an earlier try goes.
+    pub fn begin(to: &Path, mode: u32) -> io::Result<Self> {
+        let partial = Self::partial(to);
         // Somebody else's rights to it must not last.
         let _ = fs::remove_file(&partial);
         let file = File::options().write(true).create_new(true).mode(mode).open(&partial)?;

@@ -161,12 +161,12 @@ fn a_descriptor_names_extents_of_every_kind_one_after_the_other() {
     let folder = tempfile::tempdir().unwrap();
     let corpus = corpus(Format::Vmdk).join("sparse");
     let (image, out) = (folder.path().join("disk.vmdk"), folder.path().join("out"));
-    fs::copy(&corpus, folder.path().join("sparse.vmdk")).unwrap();
+    fs::copy(&corpus, folder.path().join("disk-sparse.vmdk")).unwrap();
     let flat: Vec<u8> = (1..=4u8).flat_map(|sector| [sector; 512]).collect();
-    fs::write(folder.path().join("flat.vmdk"), &flat).unwrap();
+    fs::write(folder.path().join("disk-flat.vmdk"), &flat).unwrap();
     let text = "# Disk DescriptorFile\r\nversion=1\r\nparentCID=ffffffff\r\n\
-                RW 2 FLAT \"flat.vmdk\" 1 partitionUUID x\r\nRW 3 ZERO\r\n\
-                RW 8192 SPARSE \"sparse.vmdk\"\r\nRW 1 VMFS \"flat.vmdk\"\r\n";
+                RW 2 FLAT \"disk-flat.vmdk\" 1 partitionUUID x\r\nRW 3 ZERO\r\n\
+                RW 8192 SPARSE \"disk-sparse.vmdk\"\r\nRW 1 VMFS \"disk-flat.vmdk\"\r\n";
     fs::write(&image, text).unwrap();
     import::import(&image, None, &out).unwrap();
     let alone = folder.path().join("alone");

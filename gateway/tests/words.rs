@@ -51,6 +51,33 @@ fn names_of_files_are_any_bytes() {
 }
 
 #[test]
+fn a_disk_that_firmware_starts_nothing_from_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut disk = vec![0; 4096];
+    fs::write(folder.path().join("bios"), &disk).unwrap();
+    disk[510..512].copy_from_slice(b"\x55\xaa");
+    disk[450] = 0xef;
+    fs::write(folder.path().join("uefi"), &disk).unwrap();
+    let (status, _, told) = said(folder.path(), "image import bios --out bios.raw");
+    assert_eq!(status, Some(0));
+    assert!(told.contains("bios.raw has no EFI system partition"), "{told}");
+    let (status, _, told) = said(folder.path(), "image import uefi --out uefi.raw");
+    assert_eq!((status, &*told), (Some(0), ""));
+}
+
+#[test]
+fn a_foreign_disk_is_pushed_only_as_it_is() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("noble.img"), b"QFI\xfb\0\0\0\x03").unwrap();
+    said(folder.path(), "keygen --out key");
+    let (status, _, told) = said(folder.path(), "--key key --curl content push noble.img");
+    assert_eq!(status, Some(1));
+    assert!(told.contains("`holdfast image import 'noble.img' --out 'noble.raw'`"), "{told}");
+    let (status, line, _) = said(folder.path(), "--key key --curl content push noble.img --as-is");
+    assert!(status == Some(0) && line.contains("-T "), "{line}");
+}
+
+#[test]
 fn an_import_that_fails_names_its_file() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("d.qcow2"), b"QFI\xfb\0\0\0\x03").unwrap();

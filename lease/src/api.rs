@@ -59,6 +59,10 @@ pub const MAX_USER_DATA: usize = 128 << 10;
 /// Longest idempotency key, in bytes.
 pub const MAX_IDEMPOTENCY_KEY: usize = 64;
 
+/// Status of a node's answer to what it has taken note of and carries out from then on: machines that are turned on,
+/// off or deleted, and what comes into them and goes (RFC 9110 §15.3.3, 202 Accepted).
+pub const BEGUN: u16 = 202;
+
 /// Most receipts in one answer.
 pub const MAX_RECEIPTS: usize = 500;
 

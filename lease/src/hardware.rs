@@ -166,7 +166,8 @@ pub struct DiskWanted {
     #[serde(default)]
     pub model: DiskModel,
     /// What a new disk holds at first. Without a size the guest reads the content itself and cannot
-    /// change it, as an installer's medium.
+    /// change it, as an installer's medium; all such media of a machine have together at most as many
+    /// bytes as its lease grants of memory and disk space.
     #[serde(default)]
     pub content: Option<ContentId>,
 }

@@ -46,11 +46,9 @@ impl Setting {
     }
 
     /// Asks for a machine that cannot start, returns what is shown of it, and deletes it.
-    fn failed(&self, name: &str, guest: &PushedGuest, disk: Option<&str>) -> String {
-        let disk_mib = u32::from(disk.is_some());
-        let (lease, id) = self.lease(&LeaseRequest { name, disk_mib, ..LeaseRequest::default() });
-        let more: Vec<&str> = disk.iter().flat_map(|disk| ["--disk", *disk]).collect();
-        self.scene.create_with(&lease, guest, &more).unwrap();
+    fn failed(&self, name: &str, guest: &PushedGuest) -> String {
+        let (lease, id) = self.lease(&LeaseRequest { name, ..LeaseRequest::default() });
+        self.scene.create_with(&lease, guest, &[]).unwrap();
         let renter = self.scene.renter();
         let failed = |machine: &Value| machine["state"] == "failed";
         let shown = renter.wait(&["machines", "show", &id], SOON, failed).unwrap();
@@ -181,12 +179,12 @@ fn content_that_cannot_start(setting: &Setting) {
     let noise: Vec<u8> =
         (0..100_000u32).map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()[3]).collect();
     let noise = with_kernel(scene.push("noise", &noise).unwrap());
-    let said = setting.failed("noise", &noise, None);
+    let said = setting.failed("noise", &noise);
     assert!(said.contains("is no kernel: neither a bzImage nor an ELF vmlinux"), "{said}");
 
     let whole = fs::read(&setting.kernel).unwrap();
     let short = with_kernel(scene.push("short", &whole[..whole.len() / 2]).unwrap());
-    let said = setting.failed("short", &short, None);
+    let said = setting.failed("short", &short);
     assert!(said.contains("cut short"), "{said}");
 
     let absent = "ab".repeat(32);
@@ -195,10 +193,12 @@ fn content_that_cannot_start(setting: &Setting) {
     assert!(said.contains(&absent) && said.contains("upload it first"), "{said}");
 
     let large = scene.push("large", &vec![7; 2 << 20]).unwrap();
-    let said = setting.failed("large", &setting.guest, Some(&large));
-    assert!(said.contains("2097152 bytes") && said.contains("does not fit"), "{said}");
-    let (lease, _) = setting.lease(&LeaseRequest { name: "none", ..LeaseRequest::default() });
     let disk = ["--disk", large.as_str()];
+    let little = LeaseRequest { name: "large", disk_mib: 1, ..LeaseRequest::default() };
+    let (lease, _) = setting.lease(&little);
+    let said = format!("{:#}", scene.create_with(&lease, &setting.guest, &disk).unwrap_err());
+    assert!(said.contains("2097152 bytes") && said.contains("grants 1 MiB of disk"), "{said}");
+    let (lease, _) = setting.lease(&LeaseRequest { name: "none", ..LeaseRequest::default() });
     let said = format!("{:#}", scene.create_with(&lease, &setting.guest, &disk).unwrap_err());
     assert!(said.contains("the lease grants no disk"), "{said}");
 }

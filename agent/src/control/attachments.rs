@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use lease::{
+    api::BEGUN,
     hardware::{Attach, Attachment, AttachmentState, Attachments},
     problem::Kind,
 };
@@ -128,7 +129,7 @@ async fn answer(device: Attach, done: Result<View, Refusal>) -> Result<Forwarded
     let shown = list(&view).await.devices.into_iter().find(|known| known.id == id);
     // A device that has left, or a disk that was erased, is in no list any more.
     let (state, detail) = (AttachmentState::Detached, "nothing of it is kept".to_owned());
-    Ok(json(202, &shown.unwrap_or(Attachment { id, device, state, detail })))
+    Ok(json(BEGUN, &shown.unwrap_or(Attachment { id, device, state, detail })))
 }
 
 fn refusal(refusal: &Refusal) -> Problem {

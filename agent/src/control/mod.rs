@@ -19,7 +19,7 @@ mod streams_tests;
 use std::{path::PathBuf, sync::Arc};
 
 use lease::{
-    api::{CreateMachine, LeaseRenewal, MAX_RECEIPTS, Receipts},
+    api::{BEGUN, CreateMachine, LeaseRenewal, MAX_RECEIPTS, Receipts},
     problem::Kind,
     request::VerifiedRequest,
 };
@@ -330,13 +330,13 @@ impl Control {
     async fn switch(&self, id: MachineId, to: Switch) -> Result<ForwardedResponse, Problem> {
         let ask = |answer| Command::Power(id, to, answer);
         let view = self.parts.machines.ask(ask).await.map_err(|error| refused(&error))?;
-        Ok(self.describe(200, &view))
+        Ok(self.describe(BEGUN, &view))
     }
 
     async fn delete(&self, id: MachineId) -> Result<ForwardedResponse, Problem> {
         let ask = |answer| Command::Delete(id, answer);
         let view = self.parts.machines.ask(ask).await.map_err(|error| refused(&error))?;
-        Ok(self.describe(202, &view))
+        Ok(self.describe(BEGUN, &view))
     }
 
     fn list(&self, signer: &VerifiedRequest) -> Result<ForwardedResponse, Problem> {

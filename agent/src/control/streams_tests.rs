@@ -335,6 +335,16 @@ async fn another_renter_gets_nothing_of_a_machine() {
 }
 
 #[tokio::test]
+async fn what_is_carried_out_later_is_answered_as_begun() {
+    let scene = Scene::start(45).await;
+    for what in [("POST", "start"), ("POST", "stop"), ("POST", "restart"), ("DELETE", "")] {
+        let request = signed(scene.seed, scene.seed, what);
+        let answer = scene.control.answer(scene.gateway.node_id(), &request).await;
+        assert_eq!(answer.status, lease::api::BEGUN, "{what:?}");
+    }
+}
+
+#[tokio::test]
 async fn neither_a_silent_peer_nor_a_renter_with_many_tunnels_keeps_others_out() {
     let root = tempfile::tempdir().expect("a folder");
     let guest = TcpListener::bind("127.0.0.1:0").await.expect("bound");

@@ -17,14 +17,14 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use types::{
     devices::{AttachDevice, AttachRequest, AttachedDevice, AttachedState},
-    ids::MachineId,
+    ids::{ContentId, MachineId},
     node::Bdf,
     units::Mebibytes,
     vm::VfioInterface,
 };
 
 use super::{
-    content::ContentError,
+    content::{ContentError, Terms},
     disk::{self, DiskError, Opened},
     disk_copy::Image,
     execute::{Progress, Tools},
@@ -99,8 +99,27 @@ pub enum Refusal {
     Many,
 }
 
+/// Whether there is a disk of a name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Made {
+    /// There is, and it stays as it is.
+    Yes,
+    /// There is none, whatever was asked for.
+    No,
+}
+
+impl Made {
+    /// Looks whether a machine has the disk that is to be attached.
+    pub fn of(places: &disk::Places, machine: MachineId, wanted: &Attach) -> Self {
+        match wanted {
+            Attach::Disk(disk) if disk::is_extra_made(places, machine, &disk.name) => Self::Yes,
+            Attach::Disk(_) | Attach::Pci { .. } => Self::No,
+        }
+    }
+}
+
 /// Decides about attaching `wanted` to a machine. Returns what is to be kept of it.
-pub fn admit(record: &Record, wanted: Attach) -> Result<Kept, Refusal> {
+pub fn admit(record: &Record, wanted: Attach, made: Made) -> Result<Kept, Refusal> {
     let id = wanted.id();
     let known = record.attachments.iter().find(|kept| kept.device.id() == id);
     if known.is_some_and(|kept| kept.seat == Seat::In && kept.fault.is_empty()) {
@@ -111,7 +130,7 @@ pub fn admit(record: &Record, wanted: Attach) -> Result<Kept, Refusal> {
             admit_device(record, address)?;
             Attach::Pci { address }
         }
-        Attach::Disk(disk) => Attach::Disk(admit_disk(record, known, disk)?),
+        Attach::Disk(disk) => Attach::Disk(admit_disk(record, (known, made), disk)?),
     };
     if known.is_none() && record.attachments.len() >= MAX_ATTACHMENTS {
         return Err(Refusal::Many);
@@ -131,7 +150,7 @@ fn admit_device(record: &Record, device: Bdf) -> Result<(), Refusal> {
 
 fn admit_disk(
     record: &Record,
-    known: Option<&Kept>,
+    (known, made): (Option<&Kept>, Made),
     wanted: DiskWanted,
 ) -> Result<DiskWanted, Refusal> {
     let ports = record.hardware.spare_ports;
@@ -147,12 +166,15 @@ fn admit_disk(
         if alone || (wanted.size_mib == disk.size_mib && wanted.content == disk.content) {
             return Ok(DiskWanted { model: wanted.model, ..disk.clone() });
         }
-        return Err(Refusal::Differs { name: wanted.name });
+        // What could not be made is asked for otherwise.
+        if made == Made::Yes {
+            return Err(Refusal::Differs { name: wanted.name });
+        }
     }
     if wanted.size_mib.is_none() && wanted.content.is_none() {
         return Err(Refusal::Size { name: wanted.name });
     }
-    let (size, free) = (wanted.size_mib.map_or(0, |size| size.0), free_mib(record));
+    let (size, free) = (wanted.size_mib.map_or(0, |size| size.0), free_mib(record, &wanted.name));
     if size > disk::LARGEST.0 {
         return Err(Refusal::Large { name: wanted.name, wanted: size });
     }
@@ -162,12 +184,12 @@ fn admit_disk(
     Ok(wanted)
 }
 
-/// Returns how much of the lease's disk space no disk of the machine has.
-fn free_mib(record: &Record) -> u64 {
+/// Returns how much of the lease's disk space no disk of the machine has but that of this name.
+fn free_mib(record: &Record, name: &str) -> u64 {
     let shape = &record.lease.shape;
     let sizes = record.attachments.iter().filter_map(|kept| match &kept.device {
-        Attach::Disk(disk) => disk.size_mib,
-        Attach::Pci { .. } => None,
+        Attach::Disk(disk) if disk.name != name => disk.size_mib,
+        Attach::Disk(_) | Attach::Pci { .. } => None,
     });
     let used: u64 = sizes.map(|size| size.0).sum();
     shape.disk_mib.0.saturating_sub(record.hardware.own_disk(shape).0).saturating_sub(used)
@@ -236,10 +258,32 @@ async fn fetch(tools: &Tools, record: &Record, device: &Attach) -> Result<(), Co
     let Attach::Disk(disk) = device else { return Ok(()) };
     let made = disk.size_mib.is_some()
         && super::disk::is_extra_made(&tools.disks, record.lease.id, &disk.name);
-    match disk.content.filter(|_| !made) {
-        Some(content) => tools.cache.fetch(&tools.overlay, record.gateway, content).await,
-        None => Ok(()),
-    }
+    let Some(content) = disk.content.filter(|_| !made) else { return Ok(()) };
+    let terms = match disk.size_mib {
+        Some(size) => Terms::image(size.to_bytes().unwrap_or(u64::MAX)),
+        None => {
+            let left = media_left(record, &disk.name, |content| tools.cache.length(content));
+            Terms::within(
+                left,
+                "the lease's memory and disk space, which bound all media of a machine, leave",
+            )
+        }
+    };
+    tools.cache.fetch(&tools.overlay, record.gateway, content, terms).await
+}
+
+/// Returns how many bytes a medium may have that a guest reads as it is. They are no disks of the lease's, and stay
+/// as long as they are attached: those of a machine have together what its lease grants of memory and disk space.
+fn media_left(record: &Record, name: &str, length: impl Fn(ContentId) -> Option<u64>) -> u64 {
+    let shape = &record.lease.shape;
+    let granted = Mebibytes(shape.memory_mib.0.saturating_add(shape.disk_mib.0));
+    let others = record.attachments.iter().filter(|kept| kept.seat == Seat::In);
+    let taken = others.filter_map(|kept| match &kept.device {
+        Attach::Disk(disk) if disk.size_mib.is_none() && disk.name != name => disk.content,
+        Attach::Disk(_) | Attach::Pci { .. } => None,
+    });
+    let taken: u64 = taken.filter_map(length).sum();
+    granted.to_bytes().unwrap_or(u64::MAX).saturating_sub(taken)
 }
 
 /// How long a guest may take to let go of what was detached and is to be attached again: Linux waits five seconds.
@@ -310,7 +354,8 @@ async fn open_disk(
 ) -> Result<(OwnedFd, AttachDevice), AttachFailure> {
     let image = disk.content.map(|content| tools.cache.path(content));
     let Opened { file, key } = match (disk.size_mib, image) {
-        // Content is public: whoever names its digest has it.
+        // It was fetched from the gateway that asked, or was here for another machine: no node knows whose it is, and
+        // a lease and the digest are enough.
         (None, Some(path)) => match File::open(&path) {
             Ok(file) => Opened { file, key: None },
             Err(source) => {
@@ -384,7 +429,11 @@ mod tests {
     }
 
     fn attach(record: &mut Record, wanted: Attach) -> Result<(), Refusal> {
-        let kept = admit(record, wanted)?;
+        attach_to(record, wanted, Made::Yes)
+    }
+
+    fn attach_to(record: &mut Record, wanted: Attach, made: Made) -> Result<(), Refusal> {
+        let kept = admit(record, wanted, made)?;
         record.attachments.retain(|known| known.device.id() != kept.device.id());
         record.attachments.push(kept);
         Ok(())
@@ -429,6 +478,26 @@ mod tests {
     }
 
     #[test]
+    fn a_disk_that_was_never_made_is_asked_for_otherwise() {
+        let mut record = record();
+        attach_to(&mut record, disk("a", Some(30)), Made::No).expect("room");
+        let again = attach_to(&mut record, disk("a", Some(40)), Made::No);
+        assert_eq!(again, Err(Refusal::Attached { id: "a".into() }));
+        record.attachments[0].fault = "the image does not fit".to_owned();
+        // The room of the one that it replaces is its own.
+        let room = Refusal::Room { name: "a".into(), wanted: 51, free: 50 };
+        assert_eq!(attach_to(&mut record, disk("a", Some(51)), Made::No), Err(room));
+        assert_eq!(attach_to(&mut record, disk("a", Some(50)), Made::No), Ok(()));
+        record.attachments[0].fault = "the image does not fit".to_owned();
+        assert_eq!(attach_to(&mut record, disk("a", None), Made::No), Ok(()));
+        let kept = Kept { device: disk("a", Some(50)), seat: Seat::In, fault: String::new() };
+        assert_eq!(record.attachments, [kept]);
+        record.attachments[0].fault = "the port is gone".to_owned();
+        let made = attach_to(&mut record, disk("a", Some(20)), Made::Yes);
+        assert_eq!(made, Err(Refusal::Differs { name: "a".into() }));
+    }
+
+    #[test]
     fn only_devices_that_come_later_come_and_go() {
         let mut record = record();
         let device = |address| Attach::Pci { address };
@@ -464,6 +533,29 @@ mod tests {
         let unclean = AttachedState::Unclean { reason: "it is gone".to_owned() };
         let refusal = seat(&listed(unclean)).expect_err("unclean");
         assert!(refusal.ends_with("clean state: it is gone"), "{refusal}");
+    }
+
+    #[test]
+    fn media_are_bounded_by_the_lease() {
+        let mut record = record();
+        record.hardware.spare_ports = 8;
+        record.lease.shape.memory_mib = Mebibytes(28);
+        let medium = |name: &str| {
+            Attach::Disk(DiskWanted {
+                name: name.to_owned(),
+                size_mib: None,
+                model: DiskModel::default(),
+                content: Some(ContentId::from_bytes([7; 32])),
+            })
+        };
+        attach(&mut record, disk("data", Some(30))).expect("room");
+        attach(&mut record, medium("a")).expect("room");
+        let left = |record: &Record, name| media_left(record, name, |_| Some(100 << 20)) >> 20;
+        assert_eq!((left(&record, "a"), left(&record, "b")), (128, 28));
+        attach(&mut record, medium("b")).expect("room");
+        assert_eq!(left(&record, "c"), 0);
+        record.attachments[1].seat = Seat::Out;
+        assert_eq!(left(&record, "c"), 28);
     }
 
     #[test]

@@ -23,11 +23,8 @@ use types::{
     ids::{ContentId, NodeId},
 };
 
-use super::disk_copy;
+use super::{disk, disk_copy};
 use crate::{events::Event, tasks::frames};
-
-/// Largest content, in bytes: a disk image of a generous system.
-pub const MAX_CONTENT: u64 = 64 << 30;
 
 /// Space on /data that content leaves free, in bytes.
 const KEEP_FREE: u64 = 64 << 20;
@@ -45,6 +42,32 @@ const BUSY_ATTEMPTS: u32 = 20;
 /// Pause between two of them.
 const BUSY_PAUSE: Duration = Duration::from_secs(3);
 
+/// How much content may have, and take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Terms {
+    /// Bytes that it may have at most.
+    pub most: u64,
+    /// What gives it no more.
+    pub of: &'static str,
+    /// Bytes that were promised to the disk which begins as it and is not made yet.
+    pub own: u64,
+}
+
+impl Terms {
+    /// What bounds content that only the node bounds.
+    const NODE: &'static str = "the largest that this node can hold has";
+
+    /// Bounds content by something of which so much is left.
+    pub fn within(most: u64, of: &'static str) -> Self {
+        Self { most, of, own: 0 }
+    }
+
+    /// Lets a disk of so many bytes begin as content, which goes when it is made.
+    pub fn image(disk: u64) -> Self {
+        Self { most: u64::MAX, of: Self::NODE, own: disk }
+    }
+}
+
 /// Why content is not there.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the message is the doc")]
@@ -56,10 +79,14 @@ pub enum ContentError {
     #[error("{gateway} refused content {content}: {detail}")]
     Refused { content: ContentId, gateway: NodeId, detail: String },
     #[error(
-        "content {content} has {length} bytes, and DATA has room for {room}: a machine that is deleted \
+        "content {content} has {length} bytes, and DATA has room for {room} beside what machines' disks were promised: a machine that is deleted \
          makes room, smaller content or another node need none"
     )]
     NoRoom { content: ContentId, length: u64, room: u64 },
+    #[error(
+        "content {content} has {length} bytes, and {of} {most}: smaller content is needed, or another lease or node"
+    )]
+    TooLarge { content: ContentId, length: u64, of: &'static str, most: u64 },
     #[error("{gateway} stopped sending content {content} after {received} bytes")]
     Stalled { content: ContentId, gateway: NodeId, received: u64 },
     #[error("what {gateway} sent as content {content} has another digest: {found}")]
@@ -81,8 +108,16 @@ pub enum Fetched {
 #[derive(Debug, Clone)]
 pub struct Cache {
     directory: PathBuf,
-    /// What machines need.
-    needed: Arc<Mutex<BTreeSet<ContentId>>>,
+    claims: Arc<Mutex<Claims>>,
+}
+
+/// What machines have a claim to.
+#[derive(Debug, Default)]
+struct Claims {
+    /// Content that they need.
+    needed: BTreeSet<ContentId>,
+    /// Bytes of the volume that were promised to their disks and are not written yet.
+    promised: u64,
 }
 
 impl Cache {
@@ -95,7 +130,7 @@ impl Cache {
                 fs::remove_file(path)?;
             }
         }
-        Ok(Self { directory: directory.to_owned(), needed: Arc::default() })
+        Ok(Self { directory: directory.to_owned(), claims: Arc::default() })
     }
 
     /// Returns the path of content, there or not.
@@ -139,12 +174,13 @@ impl Cache {
         overlay: &Overlay,
         gateway: NodeId,
         content: ContentId,
+        terms: Terms,
     ) -> Result<(), ContentError> {
         if self.has(content) {
             // One that is damaged has gone after that.
             self.is_whole(content).await?;
         }
-        self.fetch_unchecked(overlay, gateway, content).await.map(|_| ())
+        self.fetch_unchecked(overlay, gateway, content, terms).await.map(|_| ())
     }
 
     /// The same for whoever checks what was there already while it is used, and gives it up if it is damaged.
@@ -153,8 +189,11 @@ impl Cache {
         overlay: &Overlay,
         gateway: NodeId,
         content: ContentId,
+        terms: Terms,
     ) -> Result<Fetched, ContentError> {
-        if self.has(content) {
+        let terms = self.bounded(content, terms)?;
+        if let Some(length) = self.length(content) {
+            check(content, length, terms)?;
             self.note_use(content);
             return Ok(Fetched::Before);
         }
@@ -169,7 +208,7 @@ impl Cache {
                 answer => break answer?,
             }
         };
-        let bytes = self.receive(stream, gateway, content, length).await?;
+        let bytes = self.receive(stream, (gateway, content), length, terms).await?;
         let ms = begin.elapsed().as_millis();
         eprintln!("{}", Event::ContentFetched { content, bytes, ms });
         Ok(Fetched::Now)
@@ -179,16 +218,16 @@ impl Cache {
     async fn receive(
         &self,
         stream: impl AsyncRead + Unpin,
-        gateway: NodeId,
-        content: ContentId,
+        (gateway, content): (NodeId, ContentId),
         length: Option<u64>,
+        terms: Terms,
     ) -> Result<u64, ContentError> {
         // Two machines may want the same content at once; each writes a file of its own.
         let mut nonce = [0; 8];
         let _ = getrandom::fill(&mut nonce);
         let name = format!("{content}.{}", types::hex::encode(&nonce));
         let partial = self.directory.join(name);
-        let result = self.receive_into(&partial, stream, gateway, content, length).await;
+        let result = self.receive_into(&partial, stream, (gateway, content), (length, terms)).await;
         if result.is_err() {
             // The next start removes what cannot be removed now.
             let _ = fs::remove_file(&partial);
@@ -200,16 +239,20 @@ impl Cache {
         &self,
         partial: &Path,
         mut stream: impl AsyncRead + Unpin,
-        gateway: NodeId,
-        content: ContentId,
-        length: Option<u64>,
+        (gateway, content): (NodeId, ContentId),
+        (length, terms): (Option<u64>, Terms),
     ) -> Result<u64, ContentError> {
         let path = partial.display().to_string();
         let host = |source| ContentError::Host { content, path: path.clone(), source };
-        let kept = self.needed();
-        let free = length.unwrap_or(0).saturating_add(KEEP_FREE);
+        if let Some(length) = length {
+            check(content, length, terms)?;
+        }
+        // What the disk takes that is made of it was promised to that, and what it leaves is for both.
+        let own = length.map_or(0, |length| terms.own.saturating_sub(length));
+        let (kept, others) = self.claims(own);
+        let free = length.unwrap_or(0).saturating_add(others);
         self.make_room(free, &kept).map_err(host)?;
-        let room = self.room().map_err(host)?.min(MAX_CONTENT);
+        let room = self.free().map_err(host)?.saturating_sub(others);
         if let Some(length) = length.filter(|length| *length > room) {
             return Err(ContentError::NoRoom { content, length, room });
         }
@@ -225,6 +268,7 @@ impl Cache {
                 break;
             }
             received += u64::try_from(count).unwrap_or(u64::MAX);
+            check(content, received, terms)?;
             if received > room || length.is_some_and(|length| received > length) {
                 return Err(ContentError::NoRoom { content, length: received, room });
             }
@@ -250,9 +294,22 @@ impl Cache {
         Ok(received)
     }
 
-    /// Returns the bytes that content may still take.
-    fn room(&self) -> io::Result<u64> {
-        Ok(self.free()?.saturating_sub(KEEP_FREE))
+    /// Returns the length of content that is here.
+    pub fn length(&self, content: ContentId) -> Option<u64> {
+        fs::metadata(self.path(content)).ok().map(|facts| facts.len())
+    }
+
+    /// Bounds content by what this node could hold if nothing else were there, as one file.
+    fn bounded(&self, content: ContentId, terms: Terms) -> Result<Terms, ContentError> {
+        let path = self.directory.display().to_string();
+        let volume = rustix::fs::statvfs(&self.directory).map_err(|error| ContentError::Host {
+            content,
+            path,
+            source: error.into(),
+        })?;
+        let all = volume.f_blocks.saturating_mul(volume.f_frsize).saturating_sub(KEEP_FREE);
+        let most = all.min(disk::LARGEST.to_bytes().unwrap_or(u64::MAX));
+        Ok(if terms.most <= most { terms } else { Terms { most, of: Terms::NODE, ..terms } })
     }
 
     fn free(&self) -> io::Result<u64> {
@@ -263,13 +320,18 @@ impl Cache {
     /// Takes note of what machines need, and of how many bytes of the volume were promised to their disks.
     /// What is in the way of that goes, as far as nobody needs it. Returns how many bytes could go still.
     pub fn settle(&self, needed: BTreeSet<ContentId>, promised: u64) -> io::Result<u64> {
-        (*self.needed.lock().unwrap_or_else(PoisonError::into_inner)).clone_from(&needed);
+        let claims = Claims { needed: needed.clone(), promised };
+        *self.claims.lock().unwrap_or_else(PoisonError::into_inner) = claims;
         self.make_room(promised.saturating_add(KEEP_FREE), &needed)?;
         Ok(self.spare(&needed)?.iter().map(|spare| spare.bytes).sum())
     }
 
-    fn needed(&self) -> BTreeSet<ContentId> {
-        self.needed.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    /// Returns what machines need, and how many bytes content leaves free for anything but the disk to which `own` of
+    /// them were promised.
+    fn claims(&self, own: u64) -> (BTreeSet<ContentId>, u64) {
+        let claims = self.claims.lock().unwrap_or_else(PoisonError::into_inner);
+        let others = claims.promised.saturating_sub(own).saturating_add(KEEP_FREE);
+        (claims.needed.clone(), others)
     }
 
     /// Removes content, but for what is `kept`, until so many bytes of the volume are free or none is left.
@@ -347,6 +409,12 @@ async fn ask(
     }
 }
 
+/// Checks a length against what content may have.
+fn check(content: ContentId, length: u64, terms: Terms) -> Result<(), ContentError> {
+    let Terms { most, of, .. } = terms;
+    if length <= most { Ok(()) } else { Err(ContentError::TooLarge { content, length, of, most }) }
+}
+
 /// Content that could go.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Spare {
@@ -365,6 +433,9 @@ mod tests {
 
     const GATEWAY: NodeId = NodeId::from_bytes([9; 32]);
 
+    /// What bounds nothing.
+    const ANY: Terms = Terms { most: u64::MAX, of: Terms::NODE, own: 0 };
+
     fn cache() -> (tempfile::TempDir, Cache) {
         let directory = tempfile::tempdir().expect("a directory");
         let cache = Cache::open(directory.path()).expect("opened");
@@ -379,7 +450,7 @@ mod tests {
     async fn content_is_kept_under_its_digest() {
         let (_directory, cache) = cache();
         let content = id_of(b"kernel");
-        let received = cache.receive(&b"kernel"[..], GATEWAY, content, Some(6)).await;
+        let received = cache.receive(&b"kernel"[..], (GATEWAY, content), Some(6), ANY).await;
         assert_eq!(received.expect("right"), 6);
         assert_eq!(fs::read(cache.path(content)).expect("kept"), b"kernel");
     }
@@ -390,7 +461,7 @@ mod tests {
         let mut bytes = vec![0; 3 << 20];
         bytes[1 << 20..(1 << 20) + 100].fill(7);
         let content = id_of(&bytes);
-        cache.receive(&bytes[..], GATEWAY, content, None).await.expect("right");
+        cache.receive(&bytes[..], (GATEWAY, content), None, ANY).await.expect("right");
         assert!(fs::read(cache.path(content)).expect("kept") == bytes);
         let blocks = fs::metadata(cache.path(content)).expect("a file").blocks();
         assert!(blocks * 512 <= 256 << 10, "{blocks} blocks");
@@ -401,7 +472,7 @@ mod tests {
     async fn content_that_was_altered_on_its_disk_is_noticed_and_goes() {
         let (directory, cache) = cache();
         let content = id_of(b"kernel");
-        cache.receive(&b"kernel"[..], GATEWAY, content, Some(6)).await.expect("right");
+        cache.receive(&b"kernel"[..], (GATEWAY, content), Some(6), ANY).await.expect("right");
         assert!(cache.is_whole(content).await.expect("read"));
         for altered in [&b"kernem"[..], b"kerne", b"kernels", b""] {
             fs::write(cache.path(content), altered).expect("altered");
@@ -417,7 +488,7 @@ mod tests {
         let at = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
         for (bytes, seconds) in all.iter().zip([30, 10, 20, 0]) {
             let length = u64::try_from(bytes.len()).ok();
-            cache.receive(*bytes, GATEWAY, id_of(bytes), length).await.expect("right");
+            cache.receive(*bytes, (GATEWAY, id_of(bytes)), length, ANY).await.expect("right");
             let file = fs::File::options().append(true).open(cache.path(id_of(bytes)));
             file.and_then(|file| file.set_modified(at(seconds))).expect("marked");
         }
@@ -439,14 +510,54 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn what_was_promised_to_disks_is_no_room_for_content() {
+        let (_directory, cache) = cache();
+        let content = id_of(b"kernel");
+        let receive = async |length, terms| {
+            cache.receive(&b"kernel"[..], (GATEWAY, content), length, terms).await
+        };
+        let free = cache.free().expect("a volume") * 2;
+        cache.settle(BTreeSet::new(), free * 2).expect("settled");
+        for length in [Some(6), None] {
+            let refused = receive(length, ANY).await;
+            assert!(matches!(refused, Err(ContentError::NoRoom { .. })), "{refused:?}");
+        }
+        // The disk that begins as it has room for it, if it has as much again.
+        let small = receive(Some(6), Terms::image(free)).await;
+        assert!(matches!(small, Err(ContentError::NoRoom { .. })), "{small:?}");
+        assert_eq!(receive(Some(6), Terms::image(free * 2)).await.expect("room"), 6);
+        cache.settle(BTreeSet::new(), 0).expect("settled");
+        assert_eq!(receive(None, ANY).await.expect("room"), 6);
+    }
+
+    #[tokio::test]
+    async fn content_beyond_its_bounds_is_told_before_it_comes() {
+        let (directory, cache) = cache();
+        let content = id_of(b"kernel");
+        let terms = Terms::within(5, "the lease's memory has");
+        for length in [Some(6), None] {
+            let refused = cache.receive(&b"kernel"[..], (GATEWAY, content), length, terms).await;
+            let Err(ContentError::TooLarge { length: 6, most: 5, .. }) = refused else {
+                panic!("{refused:?}")
+            };
+        }
+        assert_eq!(fs::read_dir(directory.path()).expect("listed").count(), 0);
+        // Nothing is larger than the volume.
+        let bounded = cache.bounded(content, Terms::image(1)).expect("a volume");
+        let volume = rustix::fs::statvfs(directory.path()).expect("a volume");
+        assert!(bounded.most <= volume.f_blocks * volume.f_frsize, "{bounded:?}");
+        assert_eq!(cache.bounded(content, terms).expect("a volume"), terms);
+    }
+
+    #[tokio::test]
     async fn altered_short_and_long_content_leaves_nothing_behind() {
         let (directory, cache) = cache();
         let content = id_of(b"kernel");
-        let altered = cache.receive(&b"kernal"[..], GATEWAY, content, Some(6)).await;
+        let altered = cache.receive(&b"kernal"[..], (GATEWAY, content), Some(6), ANY).await;
         assert!(matches!(altered, Err(ContentError::Digest { .. })), "{altered:?}");
-        let short = cache.receive(&b"kern"[..], GATEWAY, content, Some(6)).await;
+        let short = cache.receive(&b"kern"[..], (GATEWAY, content), Some(6), ANY).await;
         assert!(matches!(short, Err(ContentError::Stalled { received: 4, .. })), "{short:?}");
-        let long = cache.receive(&b"kernels"[..], GATEWAY, content, Some(6)).await;
+        let long = cache.receive(&b"kernels"[..], (GATEWAY, content), Some(6), ANY).await;
         assert!(matches!(long, Err(ContentError::NoRoom { .. })), "{long:?}");
         assert_eq!(fs::read_dir(directory.path()).expect("listed").count(), 0);
     }

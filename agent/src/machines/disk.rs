@@ -26,13 +26,15 @@ pub const LARGEST: Mebibytes = Mebibytes((16 << 20) - 1);
 /// End of the names of encrypted disks' files, and of plain ones.
 const SEALED: &str = "sealed";
 const PLAIN: &str = "raw";
+/// What the names of attached disks' files begin with.
+const EXTRA: &str = "extra-";
 
 /// Why a machine has no disk.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the message is the doc")]
 pub enum DiskError {
-    #[error("the image has {image} bytes and the lease's disk {disk}; it does not fit")]
-    Small { image: u64, disk: u64 },
+    #[error("the image has {image} bytes and {disk} {size}; it does not fit")]
+    Small { image: u64, disk: String, size: u64 },
     #[error("cannot make {path}")]
     Host { path: String, source: io::Error },
     #[error(
@@ -123,7 +125,13 @@ pub fn destroy_extra(places: &Places, machine: MachineId, name: &str) -> io::Res
 
 /// File name, without its end, of an attached disk: no name of its makes it the machine's own.
 fn extra(name: &str) -> String {
-    format!("extra-{name}")
+    format!("{EXTRA}{name}")
+}
+
+/// What a disk is called to its renter, by its file's name.
+fn told(name: &str) -> String {
+    let extra = name.strip_prefix(EXTRA).map(|name| format!("disk {name}"));
+    extra.unwrap_or_else(|| "the machine's own disk".to_owned())
 }
 
 fn open_named(
@@ -175,7 +183,7 @@ fn make_named(
     let key = disk_keys::make(&places.keys, machine, name).map_err(host)?;
     let partial = folder.join(format!("{name}.partial"));
     make(&partial, size, image, &key).map_err(|error| match error {
-        MakeError::Small { image } => DiskError::Small { image, disk: size },
+        MakeError::Small { image } => DiskError::Small { image, disk: told(name), size },
         MakeError::Image { reason } => DiskError::Image { reason },
         MakeError::Io(source) => host(source),
     })?;
@@ -402,8 +410,15 @@ mod tests {
         let folder = tempfile::tempdir().expect("a directory");
         let image = folder.path().join("image");
         fs::write(&image, vec![1; 2 << 20]).expect("written");
-        let refusal = open(&places(&folder), MACHINE, Mebibytes(1), Some(begin_as(&image)));
-        let refusal = refusal.expect_err("small");
-        assert!(matches!(refusal, DiskError::Small { .. }), "{refusal}");
+        let (places, size) = (places(&folder), Mebibytes(1));
+        let own = open(&places, MACHINE, size, Some(begin_as(&image))).expect_err("small");
+        let extra = open_extra(&places, MACHINE, "data", size, Some(begin_as(&image)));
+        for (refusal, called) in
+            [(own, "the machine's own disk"), (extra.expect_err("small"), "disk data")]
+        {
+            let DiskError::Small { image, disk, size } = refusal else { panic!("{refusal}") };
+            assert_eq!((image, &*disk, size), (2 << 20, called, 1 << 20));
+        }
+        assert!(!is_extra_made(&places, MACHINE, "data"));
     }
 }

@@ -29,7 +29,7 @@ use types::{
 use super::{
     attach::{AttachFailure, Plugged},
     bounds,
-    content::{Cache, ContentError, Fetched},
+    content::{Cache, ContentError, Fetched, Terms},
     cpus::HostCpu,
     disk::{self, DiskError, Opened, Places},
     disk_copy::Image,
@@ -158,7 +158,9 @@ impl StartError {
                 true
             }
             Self::Content(error) => match error {
-                ContentError::Digest { .. } | ContentError::Refused { .. } => true,
+                ContentError::Digest { .. }
+                | ContentError::Refused { .. }
+                | ContentError::TooLarge { .. } => true,
                 ContentError::Ask { .. }
                 | ContentError::Busy { .. }
                 | ContentError::NoRoom { .. }
@@ -224,14 +226,20 @@ async fn wait_until_running(machine: MachineId) -> Result<(), StartError> {
 /// Sees to it that everything is here which the machine starts from. Returns what was not checked: the image of its
 /// disk, if it was here already.
 async fn fetch(tools: &Tools, record: &Record) -> Result<Option<ContentId>, ContentError> {
-    let image = &record.image;
+    let (image, shape) = (&record.image, &record.lease.shape);
+    // They are read as long as the machine is there, and go to its memory.
+    let mut left = shape.memory_mib.to_bytes().unwrap_or(u64::MAX);
     for content in [image.kernel, image.initrd].into_iter().flatten() {
-        tools.cache.fetch(&tools.overlay, record.gateway, content).await?;
+        let terms = Terms::within(left, "the lease's memory, where kernel and initramfs go, has");
+        tools.cache.fetch(&tools.overlay, record.gateway, content, terms).await?;
+        left = left.saturating_sub(tools.cache.length(content).unwrap_or(0));
     }
     let made = disk::is_made(&tools.disks, record.lease.id);
     let Some(content) = image.disk.filter(|_| !made) else { return Ok(None) };
     // It is copied, and can be looked at meanwhile.
-    let fetched = tools.cache.fetch_unchecked(&tools.overlay, record.gateway, content).await?;
+    let terms = Terms::image(record.hardware.own_disk(shape).to_bytes().unwrap_or(u64::MAX));
+    let fetched =
+        tools.cache.fetch_unchecked(&tools.overlay, record.gateway, content, terms).await?;
     Ok((fetched == Fetched::Before).then_some(content))
 }
 

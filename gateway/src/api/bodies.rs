@@ -32,6 +32,8 @@ pub struct StandingLease {
     pub content_until: UnixSeconds,
     /// Bytes that the renter may have here.
     pub content_limit: u64,
+    /// Bytes that one upload may have.
+    pub content_max_bytes: u64,
     /// Bytes that the renter has here.
     pub content_used: u64,
 }

@@ -1,9 +1,13 @@
 //! Uploads and downloads of content.
 //!
 //! Content is uploaded by renters with a lease that this gateway was shown, up to a quota, and is
-//! held by those who uploaded it: they alone can read it or start a machine from it, so a digest
-//! that got known opens nothing. It is kept until the last of its holders' leases and the
+//! held by those who uploaded it: they alone can read it here or have this gateway ask for a machine
+//! that starts from it, so a digest that got known opens nothing here. Of the nodes, those get it of
+//! which a holder has a lease (`service`). It is kept until the last of its holders' leases and the
 //! retention after it are over.
+//!
+//! On a node it is nobody's: what is there already is used for whichever leased machine names its
+//! digest, whatever gateway asks for that.
 //!
 //! An upload's signature covers method and path; the path names the SHA-256 of the body, so it
 //! needs no `content-digest`.
@@ -56,17 +60,14 @@ pub(super) async fn read(
     Ok(response)
 }
 
-/// Checks that a renter uploaded this content.
+/// Checks that a renter uploaded this content. Returns its length in bytes.
 pub(super) fn check_held(
     gateway: &Gateway,
     renter: PublicKey,
     content: ContentId,
-) -> Result<(), Problem> {
+) -> Result<u64, Problem> {
     let held = gateway.store.held(renter, content);
-    match held.map_err(|error| Kind::Internal.caused_by(&error))? {
-        Some(_) => Ok(()),
-        None => Err(absent(content)),
-    }
+    held.map_err(|error| Kind::Internal.caused_by(&error))?.ok_or_else(|| absent(content))
 }
 
 fn absent(content: ContentId) -> Problem {
@@ -89,8 +90,9 @@ pub(super) async fn write(
     let again = gateway.store.held(renter, content).map_err(store)?.unwrap_or(0);
     let allowance = gateway.max_per_renter.saturating_sub(used.saturating_sub(again));
     let declared = parts.headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok());
-    if declared.and_then(|text| text.parse::<u64>().ok()).is_some_and(|length| length > allowance) {
-        return Err(refuse(&ContentError::Quota { left: allowance }));
+    if let Some(length) = declared.and_then(|text| text.parse().ok()) {
+        let fits = gateway.content.check(content, length, allowance).await;
+        fits.map_err(|error| refuse(&error))?;
     }
     let terms = Terms { allowance, stall: Duration::from_millis(gateway.http.body_ms) };
     let received = gateway.content.receive(content, body.into_data_stream(), terms).await;

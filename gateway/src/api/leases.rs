@@ -44,6 +44,7 @@ pub(super) async fn show(
         end: standing.end,
         content_until: last.plus(RETAIN_S),
         content_limit: gateway.max_per_renter,
+        content_max_bytes: gateway.content.max_item(),
         content_used: gateway.store.used(who.key).map_err(store)?,
     };
     Ok(json_response(StatusCode::OK, &answer))

@@ -19,6 +19,7 @@ use sha2::{Digest, Sha256};
 use types::{
     forward::{ForwardedRequest, ForwardedResponse, Problem},
     ids::{MachineId, NodeId},
+    units::Mebibytes,
 };
 
 use super::{content::check_held, forwarding, json_response, kept, leases, parse};
@@ -29,6 +30,8 @@ use crate::{
 
 /// Nodes asked at a time.
 const ASKED_AT_ONCE: usize = 16;
+/// Bytes.
+const MIB: u64 = 1 << 20;
 
 pub(super) async fn create(
     gateway: &Arc<Gateway>,
@@ -87,10 +90,40 @@ fn wanted_lease(
     let hardware = wanted.hardware.check(&lease.shape);
     hardware.map_err(|error| Kind::Unprocessable.because(error.to_string()))?;
     for content in wanted.image.contents() {
-        check_held(gateway, who.key, content)
+        let length = check_held(gateway, who.key, content)
             .map_err(|absent| Kind::Unprocessable.because(absent.detail))?;
+        if wanted.image.disk == Some(content) {
+            let disk = wanted.hardware.own_disk(&lease.shape);
+            check_disk(length, disk, lease.shape.disk_mib)?;
+        }
     }
     Ok(lease)
+}
+
+/// Checks that an image of so many bytes fits on a machine's own disk: the machine would else fail once its lease
+/// is used.
+fn check_disk(image: u64, disk: Mebibytes, granted: Mebibytes) -> Result<(), Problem> {
+    let needed = image.div_ceil(MIB);
+    let what = if granted.0 == 0 {
+        format!(
+            "image.disk names a disk's content, and the lease grants no disk: ask for a lease with disk_mib of at \
+             least {needed}"
+        )
+    } else if needed > granted.0 {
+        format!(
+            "the image has {image} bytes, and the lease grants {} MiB of disk: ask for a lease with disk_mib of at \
+             least {needed}, or upload a smaller image",
+            granted.0
+        )
+    } else if needed > disk.0 {
+        format!(
+            "the image has {image} bytes, and hardware.disk_mib is {}: {needed} to {} are possible with it",
+            disk.0, granted.0
+        )
+    } else {
+        return Ok(());
+    };
+    Err(Kind::Unprocessable.because(what))
 }
 
 /// Forwards a later lease and, when the node took it, keeps the renter's content for as long.
@@ -117,9 +150,17 @@ pub(super) async fn attach(
 ) -> Result<Response, Problem> {
     let wanted: Attach = parse(&request.body)?;
     wanted.check().map_err(|error| Kind::Unprocessable.because(error.to_string()))?;
-    if let Attach::Disk(DiskWanted { content: Some(content), .. }) = wanted {
-        check_held(gateway, who.key, content)
+    if let Attach::Disk(DiskWanted { name, content: Some(content), size_mib, .. }) = wanted {
+        let length = check_held(gateway, who.key, content)
             .map_err(|absent| Kind::Unprocessable.because(absent.detail))?;
+        let needed = length.div_ceil(MIB);
+        if let Some(size) = size_mib.filter(|size| size.0 < needed) {
+            return Err(Kind::Unprocessable.because(format!(
+                "what disk {name} is to hold at first has {length} bytes, and size_mib is {}: at least {needed} are \
+                 needed, or none for a disk that can only be read",
+                size.0
+            )));
+        }
     }
     act(gateway, machine, request, who).await
 }

@@ -349,6 +349,9 @@ pub(crate) enum ContentCommand {
         /// A signed lease of the key, when the gateway has seen none yet.
         #[arg(long)]
         lease: Option<PathBuf>,
+        /// Upload a file that machines cannot read as a disk, too.
+        #[arg(long)]
+        as_is: bool,
     },
     /// Remove an uploaded file.
     Remove {

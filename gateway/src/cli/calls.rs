@@ -6,16 +6,15 @@ use std::path::{Path, PathBuf};
 use lease::api::{CreateMachine, LeaseRenewal};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
-use tokio::io::AsyncReadExt;
 use types::{
     forward::ForwardedRequest,
-    ids::{ContentId, MachineId, NodeId},
+    ids::{MachineId, NodeId},
 };
 
 use super::{
     CliError,
     arguments::{Command, ContentCommand, LeaseCommand, MachinesCommand, NodeCommand},
-    hardware, http, images, leases,
+    hardware, http, images, leases, push,
 };
 
 /// One request.
@@ -89,8 +88,11 @@ pub(super) async fn of(command: &Command) -> Result<Vec<Call>, CliError> {
         Command::Node { command: NodeCommand::RestartAgent { node } } => {
             vec![Call::act("POST", format!("/v1/nodes/{node}/restart-agent"))?]
         }
-        Command::Content { command: ContentCommand::Push { file, lease } } => {
-            push(file, lease.as_deref()).await?
+        Command::Content { command: ContentCommand::Push { file, lease, as_is } } => {
+            if !*as_is {
+                push::check(file)?;
+            }
+            upload(file, lease.as_deref()).await?
         }
         Command::Content { command: ContentCommand::Remove { content } } => {
             vec![Call::act("DELETE", format!("/v1/content/{content}"))?]
@@ -191,12 +193,12 @@ fn show(envelope: &Path) -> Result<Call, CliError> {
     Ok(Call::json("PUT", format!("/v1/leases/{id}"), &json!(envelope), http::nonce()?))
 }
 
-async fn push(file: &Path, lease: Option<&Path>) -> Result<Vec<Call>, CliError> {
+async fn upload(file: &Path, lease: Option<&Path>) -> Result<Vec<Call>, CliError> {
     let mut calls = Vec::new();
     if let Some(path) = lease {
         calls.push(show(path)?);
     }
-    let content = digest(file).await.map_err(|source| CliError::File {
+    let content = push::digest(file).await.map_err(|source| CliError::File {
         operation: "read",
         path: file.to_owned(),
         source,
@@ -206,19 +208,4 @@ async fn push(file: &Path, lease: Option<&Path>) -> Result<Vec<Call>, CliError> 
     upload.file = Some(file.to_owned());
     calls.push(upload);
     Ok(calls)
-}
-
-async fn digest(path: &Path) -> std::io::Result<ContentId> {
-    let mut file = tokio::fs::File::open(path).await?;
-    if !file.metadata().await?.is_file() {
-        let message = "it is no file; it is read twice, so save what it gives in one";
-        return Err(std::io::Error::other(message));
-    }
-    let (mut hash, mut chunk) = (Sha256::new(), vec![0; 256 << 10]);
-    loop {
-        match file.read(&mut chunk).await? {
-            0 => return Ok(ContentId::from_bytes(hash.finalize().into())),
-            read => hash.update(&chunk[..read]),
-        }
-    }
 }

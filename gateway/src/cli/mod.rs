@@ -25,6 +25,7 @@ mod hardware;
 mod http;
 mod images;
 mod leases;
+mod push;
 mod receipts;
 mod recovery;
 mod show;
@@ -341,8 +342,15 @@ fn import_image(
     format: Option<import::Format>,
     out: PathBuf,
 ) -> Result<(), CliError> {
-    let made = import::import(file, format, &out)
-        .map_err(|source| CliError::Image { path: file.to_owned(), source })?;
+    let failed = |source| CliError::Image { path: file.to_owned(), source };
+    let made = import::import(file, format, &out).map_err(failed)?;
+    if !import::efi::is_found(&import::Input::open(&out).map_err(failed)?).map_err(failed)? {
+        eprintln!(
+            "holdfast: {} has no EFI system partition, and UEFI is the only firmware of machines: nothing starts from \
+             this disk by itself. Import an image that is made for UEFI, or start its kernel with --kernel",
+            show::harmless(&out.display().to_string())
+        );
+    }
     let value = json!({
         "file": out.display().to_string(),
         "content": made.content,

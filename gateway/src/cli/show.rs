@@ -279,6 +279,7 @@ pub(super) fn standing(lease: &Value) -> String {
             "quota",
             format!("{} of {} bytes", text(&lease["content_used"]), text(&lease["content_limit"])),
         ),
+        ("at most", format!("{} bytes in one upload", text(&lease["content_max_bytes"]))),
     ])
 }
 

@@ -3,11 +3,14 @@
 use std::{
     fs::File,
     io,
-    os::unix::fs::{FileExt, FileTypeExt},
+    os::unix::fs::{FileExt, FileTypeExt, MetadataExt},
     path::{Path, PathBuf},
 };
 
-use rustix::fs::SeekFrom;
+use rustix::{
+    fs::{Mode, OFlags, SeekFrom},
+    io::Errno,
+};
 
 use super::ImportError;
 
@@ -91,17 +94,72 @@ impl Input {
 
 /// Where the neighbours of an image are.
 pub trait Folder {
-    /// Opens the file `name`, which has no separators.
+    /// Returns the image's own name.
+    fn image(&self) -> &str;
+
+    /// Opens the file `name`, which has no separators and is no link to another.
     fn open(&self, name: &str) -> Result<Input, ImportError>;
 }
 
-/// A folder of the file system.
+/// The folder of an image on the file system.
 #[derive(Debug)]
-pub struct Beside(pub PathBuf);
+pub struct Beside {
+    folder: PathBuf,
+    image: String,
+    /// What is written by the import, and must not be read by it.
+    written: PathBuf,
+}
+
+impl Beside {
+    /// The folder of the image at `from`. What is written goes to `written` first.
+    pub fn new(from: &Path, written: PathBuf) -> Self {
+        let folder = from.parent().map_or_else(PathBuf::new, Path::to_owned);
+        let image = from.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        Self { folder, image, written }
+    }
+
+    /// Returns a file that was opened unless it is what is written.
+    pub fn foreign(&self, input: Input) -> Result<Input, ImportError> {
+        let identity = |facts: std::fs::Metadata| (facts.dev(), facts.ino());
+        let written = std::fs::symlink_metadata(&self.written).ok().map(identity);
+        match &input {
+            Input::File(file, _) if written.is_some() => {
+                let read = file.metadata().map(identity);
+                let read = read.map_err(|source| ImportError::Read { source })?;
+                if written == Some(read) {
+                    return Err(ImportError::Own { path: self.written.clone() });
+                }
+                Ok(input)
+            }
+            Input::File(..) | Input::Memory(_) => Ok(input),
+        }
+    }
+}
 
 impl Folder for Beside {
+    fn image(&self) -> &str {
+        &self.image
+    }
+
     fn open(&self, name: &str) -> Result<Input, ImportError> {
-        Input::open(&self.0.join(name))
+        let path = self.folder.join(name);
+        let fail = |source| ImportError::File { operation: "open", path: path.clone(), source };
+        // Opening a named pipe would wait for its writer.
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = match rustix::fs::open(&path, flags, Mode::empty()) {
+            Ok(file) => File::from(file),
+            Err(Errno::LOOP) => {
+                let what = "it is a symbolic link, and an image's own pieces lie beside it: put the file there itself";
+                return Err(fail(io::Error::other(what)));
+            }
+            Err(error) => return Err(fail(error.into())),
+        };
+        let facts = file.metadata().map_err(fail)?;
+        if !facts.is_file() {
+            let what = "it is no file, and nothing else is read beside an image";
+            return Err(fail(io::Error::other(what)));
+        }
+        self.foreign(Input::File(file, facts.len()))
     }
 }
 
@@ -110,6 +168,10 @@ impl Folder for Beside {
 pub struct Nowhere;
 
 impl Folder for Nowhere {
+    fn image(&self) -> &str {
+        ""
+    }
+
     fn open(&self, name: &str) -> Result<Input, ImportError> {
         let source = io::Error::from(io::ErrorKind::NotFound);
         Err(ImportError::File { operation: "open", path: name.into(), source })

@@ -8,6 +8,7 @@
 //! twice, so memory is bounded whatever the file says. Zeroes become holes; everything counts in
 //! the SHA-256 that names the result.
 
+pub mod efi;
 pub mod file;
 mod foreign;
 mod qcow2;
@@ -87,6 +88,12 @@ pub enum ImportError {
     Read { source: io::Error },
     #[error("cannot {operation} {}", path.display())]
     File { operation: &'static str, path: PathBuf, source: io::Error },
+    #[error(
+        "{} is read by this import, and what comes of it is written under that name until it is whole; name \
+         another file to write, or rename this one",
+        path.display()
+    )]
+    Own { path: PathBuf },
     #[error("the file is {what}, which is not supported; {instead}")]
     Foreign { what: &'static str, instead: &'static str },
     #[error("the {format} image {problem}, which is not supported; {instead}")]

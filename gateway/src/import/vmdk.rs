@@ -41,6 +41,8 @@ const FLAG_COMPRESSED: u32 = 1 << 16;
 /// Where a header whose directory is at the end has its copy: before the last marker.
 const FOOTER_FROM_END: u64 = 1024;
 const AT_END: u64 = u64::MAX;
+/// End of an image's name, and of its pieces'.
+const END: &str = ".vmdk";
 const NEWLINES: &[u8] = b"\n \r\n";
 /// Bytes before the data of a compressed grain: its sector and its length.
 const GRAIN_HEAD: usize = 12;
@@ -148,10 +150,7 @@ impl Extent {
             return Ok(Self::Zero { size });
         }
         let (name, rest) = name.split_once('"').ok_or_else(bad)?;
-        // The file lies beside the descriptor: a name is no path to anything else of the user's.
-        if name.is_empty() || name.contains(['/', '\\', '\0']) || name == ".." || name == "." {
-            return Err(refused(format!("has its extent at {name:?}, elsewhere")));
-        }
+        check_name(name, folder.image())?;
         match kind.as_str() {
             "FLAT" | "VMFS" => {
                 // After the first sector, there may be words about partitions.
@@ -357,6 +356,38 @@ fn extents(descriptor: &str) -> impl Iterator<Item = &str> {
     descriptor.lines().map(str::trim).filter(is_extent)
 }
 
+/// Checks that a file bears the name of a piece of the image: the image's own with something behind it, as
+/// `disk-flat.vmdk` and `disk-s001.vmdk` for `disk.vmdk`. Whoever made the image would else choose what of the
+/// user's folder comes into the disk.
+fn check_name(name: &str, image: &str) -> Result<(), ImportError> {
+    if name.is_empty() || name.contains(['/', '\\', '\0']) || name == ".." || name == "." {
+        return Err(refused(format!("has its extent at {name:?}, elsewhere")));
+    }
+    let Some(piece) = stem(name) else {
+        return Err(refused(format!("has its extent at {name:?}, which is no name of a .vmdk")));
+    };
+    let own = stem(image).unwrap_or(image);
+    let front = piece.get(..own.len()).filter(|front| front.eq_ignore_ascii_case(own));
+    if front.is_some() && (piece.len() == own.len() || piece[own.len()..].starts_with('-')) {
+        return Ok(());
+    }
+    let made = piece.rsplit_once('-').map_or(piece, |(made, _)| made);
+    Err(ImportError::Unsupported {
+        format: FORMAT.name(),
+        problem: format!(
+            "is named {image:?}, and its extent {name:?} belongs to one named {:?}",
+            format!("{made}{END}")
+        ),
+        instead: "an image reads no files but those that begin with its own name: if it was renamed, rename it back",
+    })
+}
+
+/// Returns a name without its `.vmdk`; `None` when it has none.
+fn stem(name: &str) -> Option<&str> {
+    let (stem, end) = name.split_at_checked(name.len().checked_sub(END.len())?)?;
+    end.eq_ignore_ascii_case(END).then_some(stem)
+}
+
 fn check_parent(descriptor: &str) -> Result<(), ImportError> {
     let is_child = |line: &str| {
         let (key, value) = line.split_once('=').unwrap_or_default();
@@ -377,4 +408,56 @@ fn damaged(problem: String) -> ImportError {
 fn refused(problem: String) -> ImportError {
     let instead = "convert it first, as by `qemu-img convert` or by exporting it as OVF";
     ImportError::Unsupported { format: FORMAT.name(), problem, instead }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, os::unix::fs::symlink, path::Path};
+
+    use super::*;
+    use crate::import::file::Beside;
+
+    fn open(image: &Path, extent: &str) -> Result<u64, String> {
+        let text = format!("# Disk DescriptorFile\nRW 1 FLAT \"{extent}\" 0\n");
+        let folder = Beside::new(image, image.with_extension("partial"));
+        let disk = Vmdk::open(Input::Memory(text.into_bytes()), &folder);
+        disk.map(|disk| disk.size).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn an_image_reads_only_its_own_pieces() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let image = folder.path().join("disk.vmdk");
+        let names = ["disk-flat.vmdk", "disk-s001.VMDK", "Disk-000001-f001.vmdk", "disk.vmdk"];
+        for name in names {
+            fs::write(folder.path().join(name), [1; 512]).expect("written");
+            assert_eq!(open(&image, name), Ok(512), "{name}");
+        }
+        for (name, told) in [
+            ("notes.txt", "no name of a .vmdk"),
+            ("disk-flat.txt", "no name of a .vmdk"),
+            ("disks.vmdk", "one named \"disks.vmdk\""),
+            ("other-flat.vmdk", "one named \"other.vmdk\""),
+            ("../disk-flat.vmdk", "elsewhere"),
+        ] {
+            let refusal = open(&image, name).expect_err(name);
+            assert!(refusal.contains(told), "{name}: {refusal}");
+        }
+        let renamed = open(&folder.path().join("new.vmdk"), "disk-flat.vmdk").expect_err("renamed");
+        assert!(renamed.contains("is named \"new.vmdk\""), "{renamed}");
+        assert!(renamed.contains("rename it back"), "{renamed}");
+    }
+
+    #[test]
+    fn a_piece_is_a_file_and_no_link_to_one() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let [image, secret, link, below] =
+            ["disk.vmdk", "secret", "disk-flat.vmdk", "disk-s001.vmdk"]
+                .map(|name| folder.path().join(name));
+        fs::write(&secret, [1; 512]).expect("written");
+        symlink(&secret, &link).expect("linked");
+        fs::create_dir(&below).expect("made");
+        assert!(open(&image, "disk-flat.vmdk").is_err());
+        assert!(open(&image, "disk-s001.vmdk").is_err());
+    }
 }

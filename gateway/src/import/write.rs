@@ -1,10 +1,6 @@
 //! Writes a disk as a raw file, with holes for zeroes, and names it by its SHA-256.
 
-use std::{
-    fs::File,
-    os::unix::fs::FileExt,
-    path::{Path, PathBuf},
-};
+use std::{fs::File, os::unix::fs::FileExt, path::Path};
 
 use sha2::{Digest, Sha256};
 use types::ids::ContentId;
@@ -34,9 +30,10 @@ pub struct Imported {
 /// Imports the image at `from` as the new raw file `to`, which must not be there. Nothing is left
 /// of an import that fails; one that is interrupted leaves `to` with `.partial` behind it.
 pub fn import(from: &Path, format: Option<Format>, to: &Path) -> Result<Imported, ImportError> {
-    let input = Input::open(from)?;
+    // What is left of an earlier try goes, unless it is what is read now.
+    let folder = Beside::new(from, Whole::partial(to));
+    let input = folder.foreign(Input::open(from)?)?;
     let format = format.map_or_else(|| Format::of(&input), Ok)?;
-    let folder = Beside(from.parent().map_or_else(PathBuf::new, Path::to_owned));
     let mut disk = super::open(format, input, &folder)?;
     let fail =
         |operation| move |source| ImportError::File { operation, path: to.to_owned(), source };
@@ -106,5 +103,45 @@ fn hash_zeroes(hash: &mut Sha256, length: u64) {
         let now = left.min(ZEROES.len() as u64);
         hash.update(&ZEROES[..usize::try_from(now).unwrap_or(ZEROES.len())]);
         left -= now;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, os::unix::fs::symlink};
+
+    use super::*;
+
+    #[test]
+    fn what_is_read_stays_there() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let [out, partial, link] =
+            ["out", "out.partial", "link"].map(|name| folder.path().join(name));
+        fs::write(&partial, [7; 512]).expect("written");
+        symlink(&partial, &link).expect("linked");
+        for from in [&partial, &link] {
+            let refused = import(from, None, &out);
+            assert!(matches!(refused, Err(ImportError::Own { .. })), "{refused:?}");
+        }
+        assert_eq!(fs::read(&partial).expect("it is there"), [7; 512]);
+        // What another import left goes.
+        let image = folder.path().join("image");
+        fs::write(&image, [8; 512]).expect("written");
+        import(&image, None, &out).expect("imported");
+        assert!(!partial.exists());
+    }
+
+    #[test]
+    fn an_extent_that_is_read_stays_there() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let [out, partial, image, extent] =
+            ["out", "out.partial", "disk.vmdk", "disk-flat.vmdk"].map(|it| folder.path().join(it));
+        fs::write(&extent, [9; 512]).expect("written");
+        fs::hard_link(&extent, &partial).expect("linked");
+        fs::write(&image, "# Disk DescriptorFile\nRW 1 FLAT \"disk-flat.vmdk\" 0\n")
+            .expect("written");
+        let refused = import(&image, None, &out);
+        assert!(matches!(refused, Err(ImportError::Own { .. })), "{refused:?}");
+        assert!(partial.exists());
     }
 }

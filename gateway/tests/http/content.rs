@@ -102,6 +102,35 @@ async fn a_renter_has_a_quota_and_gets_room_back() {
 }
 
 #[tokio::test]
+async fn what_does_not_fit_is_refused_before_it_is_sent() {
+    let limit = |item, store| {
+        Serving::with(move |config| (config.max_content, config.max_store) = (item, store))
+    };
+    let key = renter(90);
+    for (item, store, problem) in
+        [(10, 1000, (413, "/problems/too-large")), (1000, 10, (503, "/problems/unavailable"))]
+    {
+        let gateway = limit(item, store).await;
+        let shown: StandingLease = gateway.ask(&key, show(&lease(1, NODE, &key))).await.json();
+        assert_eq!(shown.content_max_bytes, item);
+        assert_eq!(put(&gateway, &key, &path(b"12345678"), b"12345678").await.status, 201);
+        let request = signed(&key, plain("PUT", &path(b"abcdefghijk")));
+        let fields: String =
+            request.headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+        // Nothing but the head is sent.
+        let head = format!(
+            "PUT {} HTTP/1.1\r\nhost: x\r\n{fields}content-length: 11\r\nconnection: close\r\n\r\n",
+            request.target
+        );
+        let said = gateway.raw(head.as_bytes()).await;
+        assert!(said.starts_with(&format!("HTTP/1.1 {} ", problem.0)), "{said}");
+        assert!(said.contains(problem.1), "{said}");
+        // What is there already takes no room.
+        assert_eq!(put(&gateway, &key, &path(b"12345678"), b"12345678").await.status, 201);
+    }
+}
+
+#[tokio::test]
 async fn content_is_what_its_name_says() {
     let gateway = Serving::start().await;
     let key = renter(75);

@@ -246,6 +246,7 @@ fn samples() -> BTreeMap<&'static str, Vec<Value>> {
                 end: lease.end,
                 content_until: lease.end,
                 content_limit: 2,
+                content_max_bytes: 2,
                 content_used: 1,
             })],
         ),

@@ -4,17 +4,14 @@ use std::time::Duration;
 
 use lease::SigningKey;
 use overlay::{OverlayStream, RequestError};
-use sha2::{Digest, Sha256};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use types::{
-    forward::{ForwardedRequest, StreamAnswer, StreamHeader},
-    ids::{ContentId, NodeId},
+    forward::{StreamAnswer, StreamHeader},
+    ids::ContentId,
 };
 
 use crate::harness::{
-    Serving,
-    client::{plain, signed},
-    lease,
+    Serving, lease,
     node::{Manner, Node},
     renter, show,
 };
@@ -26,15 +23,12 @@ const SOON: Duration = Duration::from_secs(20);
 /// Longer than what a connection takes that is not read, when it is sent a few times.
 const LENGTH: usize = 2 << 20;
 
-async fn upload(gateway: &Serving, key: &SigningKey) -> ContentId {
-    let bytes = vec![7; LENGTH];
-    let content = ContentId::from_bytes(Sha256::digest(&bytes).into());
-    let shown = show(&lease(1, NodeId::from_bytes([9; 32]), key));
-    assert_eq!(gateway.ask(key, shown).await.status, 200);
-    let request = signed(key, plain("PUT", &format!("/v1/content/{content}")));
-    let stored = gateway.send(&ForwardedRequest { body: bytes, ..request }).await;
-    assert_eq!(stored.status, 201);
-    content
+/// Uploads as a renter who has leases of these nodes.
+async fn upload(gateway: &Serving, key: &SigningKey, nodes: &[&Node]) -> ContentId {
+    for (number, node) in (1..).zip(nodes) {
+        assert_eq!(gateway.ask(key, show(&lease(number, node.id(), key))).await.status, 200);
+    }
+    gateway.with_content(key, &vec![7; LENGTH]).await
 }
 
 /// Opens streams until the gateway takes no more, at most 100, and says nothing on them.
@@ -57,8 +51,8 @@ async fn want(stream: &mut OverlayStream, content: ContentId) -> std::io::Result
     stream.flush().await
 }
 
-/// Fetches as a node does, and returns how many bytes came.
-async fn fetch(node: &Node, gateway: &Serving, content: ContentId) -> usize {
+/// Fetches as a node does, and returns what was answered and how many bytes came.
+async fn ask(node: &Node, gateway: &Serving, content: ContentId) -> (StreamAnswer, usize) {
     let exchange = async {
         let to = gateway.gateway.overlay.node_id();
         let mut stream = node.overlay.open_stream(to).await.unwrap();
@@ -66,20 +60,42 @@ async fn fetch(node: &Node, gateway: &Serving, content: ContentId) -> usize {
         let length = stream.read_u32().await.unwrap();
         let mut head = vec![0; usize::try_from(length).unwrap()];
         stream.read_exact(&mut head).await.unwrap();
-        let answer: StreamAnswer = serde_json::from_slice(&head).unwrap();
-        assert!(matches!(answer, StreamAnswer::Open { .. }), "{answer:?}");
         let mut bytes = Vec::new();
-        stream.read_to_end(&mut bytes).await.unwrap()
+        let came = stream.read_to_end(&mut bytes).await.unwrap();
+        (serde_json::from_slice(&head).unwrap(), came)
     };
     tokio::time::timeout(SOON, exchange).await.expect("served soon")
+}
+
+/// Returns how many bytes of content came.
+async fn fetch(node: &Node, gateway: &Serving, content: ContentId) -> usize {
+    let (answer, came) = ask(node, gateway, content).await;
+    assert!(matches!(answer, StreamAnswer::Open { .. }), "{answer:?}");
+    came
+}
+
+#[tokio::test]
+async fn content_goes_to_nodes_that_its_uploaders_have_leases_of() {
+    let gateway = Serving::start().await;
+    let stranger = Node::join(&gateway, 97, Manner::Prompt).await;
+    let node = Node::join(&gateway, 98, Manner::Prompt).await;
+    let content = upload(&gateway, &renter(99), &[&node]).await;
+    // One who knows the digest and has a lease of it, but not the content.
+    let thief = renter(100);
+    assert_eq!(gateway.ask(&thief, show(&lease(9, stranger.id(), &thief))).await.status, 200);
+    let (answer, came) = ask(&stranger, &gateway, content).await;
+    let StreamAnswer::Refused(problem) = answer else { panic!("{answer:?}") };
+    assert_eq!((problem.status, came), (404, 0));
+    assert!(problem.detail.contains("has a lease of node"), "{}", problem.detail);
+    assert_eq!(fetch(&node, &gateway, content).await, LENGTH);
 }
 
 #[tokio::test]
 async fn silent_streams_of_one_peer_do_not_keep_content_from_nodes() {
     let gateway = Serving::start().await;
-    let content = upload(&gateway, &renter(91)).await;
     let hostile = Node::join(&gateway, 92, Manner::Prompt).await;
     let node = Node::join(&gateway, 93, Manner::Prompt).await;
+    let content = upload(&gateway, &renter(91), &[&node]).await;
     let held = open_many(&hostile, &gateway).await;
     assert_eq!(fetch(&node, &gateway, content).await, LENGTH);
     assert!(held.len() < 100);
@@ -88,9 +104,9 @@ async fn silent_streams_of_one_peer_do_not_keep_content_from_nodes() {
 #[tokio::test]
 async fn content_that_one_peer_does_not_read_is_sent_to_others() {
     let gateway = Serving::start().await;
-    let content = upload(&gateway, &renter(94)).await;
     let hostile = Node::join(&gateway, 95, Manner::Prompt).await;
     let node = Node::join(&gateway, 96, Manner::Prompt).await;
+    let content = upload(&gateway, &renter(94), &[&hostile, &node]).await;
     let mut held = open_many(&hostile, &gateway).await;
     for stream in &mut held {
         want(stream, content).await.unwrap();

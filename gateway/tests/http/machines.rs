@@ -1,7 +1,10 @@
 //! Creation happens once for each key, every operation reaches the node, and only for its renter.
 
-use lease::api::{Machine, MachineState};
-use types::forward::ForwardedRequest;
+use lease::{
+    api::{Machine, MachineState},
+    hardware::{Attach, DiskWanted},
+};
+use types::{forward::ForwardedRequest, units::Mebibytes, vm::DiskModel};
 
 use crate::harness::{
     Serving,
@@ -65,6 +68,54 @@ async fn an_acknowledged_creation_outlives_the_gateway() {
     let again = gateway.ask(&key, creation(&wanted, "same")).await;
     assert_eq!((again.status, &again.body), (201, &first.body));
     assert_eq!(node.asked_to_create(), 1);
+}
+
+#[tokio::test]
+async fn an_image_that_does_not_fit_is_told_before_a_lease_is_used() {
+    let gateway = Serving::start().await;
+    let node = Node::join(&gateway, 23, Manner::Prompt).await;
+    let key = renter(24);
+    let kernel = gateway.with_kernel(&key).await;
+    let image = gateway.with_content(&key, &[7; (1 << 20) + 1]).await;
+    let ask = async |disk: u64, own: Option<u64>, number: u8| {
+        let mut wanted = lease(number, node.id(), &key);
+        wanted.shape.disk_mib = Mebibytes(disk);
+        let mut asked = create(&wanted);
+        asked.image.disk = Some(image);
+        asked.hardware.disk_mib = own.map(Mebibytes);
+        let body = serde_json::to_vec(&asked).unwrap();
+        gateway.ask(&key, with_body("POST", "/v1/machines", &body, &number.to_string())).await
+    };
+    for (disk, own, told) in [
+        (0, None, "the lease grants no disk: ask for a lease with disk_mib of at least 2"),
+        (1, None, "the image has 1048577 bytes, and the lease grants 1 MiB"),
+        (4, Some(1), "hardware.disk_mib is 1: 2 to 4 are possible"),
+    ] {
+        let refused = ask(disk, own, 1).await;
+        assert_eq!(refused.problem(), (422, "/problems/unprocessable".into()));
+        assert!(refused.detail().contains(told), "{}", refused.detail());
+    }
+    assert_eq!(node.asked_to_create(), 0);
+    assert_eq!(ask(2, None, 2).await.status, 201);
+    // A kernel needs no disk.
+    let body = serde_json::to_vec(&create(&lease(3, node.id(), &key))).unwrap();
+    assert_eq!(gateway.ask(&key, with_body("POST", "/v1/machines", &body, "k")).await.status, 201);
+    let machine = lease(2, node.id(), &key).id;
+    let attach = async |content, size: u64| {
+        let wanted = Attach::Disk(DiskWanted {
+            name: "data".into(),
+            size_mib: Some(Mebibytes(size)),
+            model: DiskModel::default(),
+            content: Some(content),
+        });
+        let target = format!("/v1/machines/{machine}/devices");
+        let body = serde_json::to_vec(&wanted).unwrap();
+        gateway.ask(&key, with_body("POST", &target, &body, "a")).await
+    };
+    let refused = attach(image, 1).await;
+    assert_eq!(refused.problem(), (422, "/problems/unprocessable".into()));
+    assert!(refused.detail().contains("size_mib is 1: at least 2"), "{}", refused.detail());
+    assert_eq!(attach(kernel, 1).await.status, 202);
 }
 
 #[tokio::test]

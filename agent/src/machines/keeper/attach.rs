@@ -12,7 +12,7 @@ use crate::{
     events::Event,
     init::boot::chain,
     machines::{
-        attach::{self, AttachFailure, Kept, Plugged, Refusal, Seat},
+        attach::{self, AttachFailure, Kept, Made, Plugged, Refusal, Seat},
         cpus::{self, Promise},
         plan::{Process, Released},
         vmm,
@@ -82,7 +82,8 @@ impl Keeper {
         if entry.plugging.contains_key(&wanted.id()) {
             return Ok(Err(Refusal::Busy { id: wanted.id() }));
         }
-        let kept = match attach::admit(&entry.record, wanted) {
+        let made = Made::of(&self.config.tools.disks, machine, &wanted);
+        let kept = match attach::admit(&entry.record, wanted, made) {
             Ok(kept) => kept,
             Err(refusal) => return Ok(Err(refusal)),
         };

@@ -178,10 +178,22 @@ pub struct Machines {
 }
 
 impl Machines {
-    /// Returns machines that nobody keeps, as a test describes them.
+    /// Returns machines that nobody keeps, as a test describes them. What turns or ends one is acknowledged.
     #[cfg(test)]
     pub(crate) fn shown(snapshot: Snapshot) -> Self {
-        Self { commands: mpsc::channel(1).0, snapshot: watch::channel(snapshot).1 }
+        let (commands, mut asked) = mpsc::channel(1);
+        let machines = Self { commands, snapshot: watch::channel(snapshot).1 };
+        let shown = machines.snapshot();
+        tokio::spawn(async move {
+            while let Some(command) = asked.recv().await {
+                if let Command::Power(id, _, answer) | Command::Delete(id, answer) = command {
+                    let known =
+                        shown.borrow().machines.iter().find(|it| it.record.lease.id == id).cloned();
+                    let _ = answer.send(known.ok_or(RefusedError::Unknown { machine: id }));
+                }
+            }
+        });
+        machines
     }
 
     /// Returns everything as it is now, and whenever it changes.

@@ -215,6 +215,8 @@ pub(super) struct StandingLease {
     content_until: u64,
     /// Bytes that the renter may have here.
     content_limit: u64,
+    /// Bytes that one upload may have.
+    content_max_bytes: u64,
     /// Bytes that the renter has here.
     content_used: u64,
 }

@@ -83,13 +83,19 @@ impl Serving {
     }
 
     /// Shows a lease of a renter and uploads the kernel of [`create`].
-    pub(crate) async fn with_kernel(&self, renter: &SigningKey) {
+    pub(crate) async fn with_kernel(&self, renter: &SigningKey) -> ContentId {
         let lease = lease(255, NodeId::from_bytes([255; 32]), renter);
         assert_eq!(self.ask(renter, show(&lease)).await.status, 200);
-        let target = format!("/v1/content/{}", create(&lease).image.kernel.unwrap());
-        let upload = signed(renter, plain("PUT", &target));
-        let upload = ForwardedRequest { body: KERNEL.to_vec(), ..upload };
+        self.with_content(renter, KERNEL).await
+    }
+
+    /// Uploads content of a renter whose lease was shown.
+    pub(crate) async fn with_content(&self, renter: &SigningKey, bytes: &[u8]) -> ContentId {
+        let content = ContentId::from_bytes(Sha256::digest(bytes).into());
+        let upload = signed(renter, plain("PUT", &format!("/v1/content/{content}")));
+        let upload = ForwardedRequest { body: bytes.to_vec(), ..upload };
         assert_eq!(self.send(&upload).await.status, 201);
+        content
     }
 
     /// Stops as SIGTERM does, and returns the folder with what was kept.

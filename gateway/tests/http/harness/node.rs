@@ -11,9 +11,9 @@ use std::{
 
 use gateway::service::now;
 use lease::{
-    api::{CreateMachine, Image, Machine, MachineState, Receipts},
+    api::{BEGUN, CreateMachine, Image, Machine, MachineState, Receipts},
     document::Lease,
-    hardware::Hardware,
+    hardware::{Attach, Attachment, AttachmentState, Hardware},
     metering::{Receipt, SignedReceipt},
     problem::Kind,
     request::verify,
@@ -239,6 +239,16 @@ impl State {
                         ..json(204, &())
                     });
                 }
+                if (method, rest) == ("POST", &["devices"][..]) {
+                    let device: Attach = serde_json::from_slice(&request.body).unwrap();
+                    let (id, state) = (device.id(), AttachmentState::Pending);
+                    let made = Attachment { id, device, state, detail: String::new() };
+                    return Ok(json(BEGUN, &made));
+                }
+                let status = match (method, rest) {
+                    ("DELETE", []) | ("POST", ["start" | "stop" | "restart"]) => BEGUN,
+                    _ => 200,
+                };
                 found.state = match (method, rest) {
                     ("DELETE", []) => MachineState::Destroyed,
                     ("POST", ["start" | "restart"]) => MachineState::Starting,
@@ -255,7 +265,7 @@ impl State {
                     }
                     _ => found.state,
                 };
-                Ok(json(if method == "GET" || method == "PUT" { 200 } else { 202 }, &*found))
+                Ok(json(status, &*found))
             }
             (method, path) => Err(Kind::NotFound.because(format!("{method} {path:?}"))),
         }
