@@ -24,7 +24,7 @@ use std::{
 
 use types::node::Bdf;
 
-use super::{AssignError, check_answers, device_path};
+use super::{AssignError, check_answers, device_path, lent};
 
 /// Says whether devices that are found get drivers.
 const PROBING: &str = "sys/bus/pci/drivers_autoprobe";
@@ -56,6 +56,8 @@ pub fn reset(root: &Path, device: Bdf, vendor: u16, set: &[Bdf]) -> Result<Recov
     let done = |rung| Ok(Recovered { rung, took: begin.elapsed() });
     let path = device_path(root, device);
     if !path.exists() {
+        lent::lose_serial(root, device)
+            .map_err(|source| AssignError::Enumerate { device, source })?;
         // What is not found either is told below.
         let _ = without_drivers(root, || write(&root.join("sys/bus/pci/rescan")));
     }
@@ -93,6 +95,7 @@ fn enumerate(root: &Path, device: Bdf) -> io::Result<()> {
     let path = fs::canonicalize(device_path(root, device))?;
     let parent = path.parent().ok_or(io::ErrorKind::NotFound)?;
     let bus = parent.join(format!("pci_bus/{:04x}:{:02x}/rescan", device.segment, device.bus));
+    lent::lose_serial(root, device)?;
     without_drivers(root, || write(&path.join("remove")).and_then(|()| write(&bus)))
 }
 
@@ -195,9 +198,13 @@ mod tests {
         fs::write(path.join("resource"), resources).expect("written");
         fs::write(path.join("config"), [&[0xde, 0x10][..], &[0; 62]].concat()).expect("written");
         fs::create_dir_all(bridge.join("pci_bus/0000:01")).expect("made");
+        let serial = root.path().join("run/holdfast/drives").join(DEVICE.to_string());
+        fs::create_dir_all(serial.parent().expect("a parent")).expect("made");
+        fs::write(&serial, "S1").expect("written");
         // Nothing is found: what is in the files stays as it is.
         let lost = reset(root.path(), DEVICE, 0x10de, &[]).expect_err("still lost");
         assert!(matches!(lost, AssignError::Forgotten { bar: 0, seen: 0, .. }), "{lost}");
+        assert!(!serial.exists(), "another may be in its place");
         for file in [path.join("remove"), bridge.join("pci_bus/0000:01/rescan")] {
             assert_eq!(fs::read_to_string(file).expect("written"), "1");
         }
