@@ -57,7 +57,7 @@ pub struct Handover {
     pub devices: Vec<(Bdf, OwnedFd)>,
 }
 
-/// Opens bound devices, those that a machine starts with. Only they reach each other's BARs: one that
+/// Opens bound devices, those that a machine starts with; they are whole ([`super::make_whole`]). Only they reach each other's BARs: one that
 /// is attached later reaches guest memory alone, by whichever interface is there. Drives are noted as a
 /// renter's before.
 pub fn hand_over(root: &Path, devices: &[Bdf]) -> Result<Handover, AssignError> {
@@ -78,8 +78,8 @@ pub fn hand_over(root: &Path, devices: &[Bdf]) -> Result<Handover, AssignError> 
     Ok(Handover { interface, peers, iommu, devices })
 }
 
-/// Opens one bound device for a machine that runs, by the interface that it was started with. A drive is
-/// noted as a renter's before.
+/// Opens one bound device, which is whole, for a machine that runs, by the interface that it was started with. A
+/// drive is noted as a renter's before.
 pub fn open_one(
     root: &Path,
     device: Bdf,
@@ -95,7 +95,8 @@ pub fn open_one(
     }
 }
 
-fn note_drives(root: &Path, devices: &[Bdf]) -> Result<(), AssignError> {
+/// Notes those of a machine's devices that are drives.
+pub(super) fn note_drives(root: &Path, devices: &[Bdf]) -> Result<(), AssignError> {
     let mut drives = devices.iter().filter(|device| erase::is_drive(root, **device));
     drives.try_for_each(|device| lent::remember(root, *device))
 }

@@ -24,7 +24,10 @@ use std::{
 
 use types::node::Bdf;
 
-use super::{AssignError, check_answers, device_path, lent};
+use super::{
+    AssignError, bind_group, check_answers, device_path, identity, interface::note_drives, lent,
+};
+use crate::events::Event;
 
 /// Says whether devices that are found get drivers.
 const PROBING: &str = "sys/bus/pci/drivers_autoprobe";
@@ -81,6 +84,25 @@ pub fn reset(root: &Path, device: Bdf, vendor: u16, set: &[Bdf]) -> Result<Recov
     enumerate(root, device).map_err(|source| AssignError::Enumerate { device, source })?;
     judge(reset_function(&path))?;
     done(Rung::Slot)
+}
+
+/// Sees to it that a device, which is bound to vfio-pci and which nobody uses, is whole before a machine gets it:
+/// what reset a link since the device was looked at last leaves it without its configuration, which VFIO would take
+/// for the device's own. One that is not is reset as one that came back, with the same `set`, and bound again.
+/// A drive is noted as a renter's before, by what it told of itself when it was looked at.
+pub fn make_whole(root: &Path, device: Bdf, set: &[Bdf]) -> Result<(), AssignError> {
+    let ((vendor, _), _) = identity(root, device).ok_or(AssignError::Absent { device })?;
+    let Err(failed) = check_answers(root, device, vendor) else { return Ok(()) };
+    if !matches!(failed, AssignError::Forgotten { .. } | AssignError::Gone { .. }) {
+        return Err(failed);
+    }
+    note_drives(root, &[device])?;
+    let mended = reset(root, device, vendor, set)
+        .and_then(|recovered| bind_group(root, &[device]).map(|()| recovered));
+    let Recovered { rung, took } =
+        mended.map_err(|source| AssignError::NotWhole { device, source: Box::new(source) })?;
+    eprintln!("{}", Event::DeviceReset { address: device, rung, ms: took.as_millis() });
+    Ok(())
 }
 
 /// Resets a function. One that knows no reset of its own has no such file; VFIO then reset what it could when the
@@ -215,6 +237,40 @@ mod tests {
         fs::write(path.join("config"), [0xff; 64]).expect("written");
         assert!(reset(root.path(), DEVICE, 0x10de, &[]).is_err());
         assert!(!path.join("remove").exists());
+    }
+
+    #[test]
+    fn what_is_not_whole_is_reset_before_a_machine_gets_it() {
+        let root = sysfs([0xde, 0x10]);
+        let path = device_path(root.path(), DEVICE);
+        assert!(matches!(
+            make_whole(root.path(), DEVICE, &[DEVICE]),
+            Err(AssignError::Absent { .. })
+        ));
+        for (file, text) in [("vendor", "0x10de"), ("device", "0x2335"), ("class", "0x010802")] {
+            fs::write(path.join(file), text).expect("written");
+        }
+        let serial = root.path().join("run/holdfast/drives").join(DEVICE.to_string());
+        fs::create_dir_all(serial.parent().expect("a parent")).expect("made");
+        fs::write(&serial, "S1").expect("written");
+        make_whole(root.path(), DEVICE, &[DEVICE]).expect("it is");
+        let reset = || fs::read_to_string(path.join("reset")).expect("read");
+        assert_eq!((reset(), lent::is_lent(root.path(), DEVICE)), (String::new(), false));
+
+        // Its link was reset by somebody else, and here nothing brings it back.
+        let resources = "0x00000000fe000000 0x00000000feffffff 0x0000000000040200\n";
+        fs::write(path.join("resource"), resources).expect("written");
+        fs::write(path.join("config"), [&[0xde, 0x10][..], &[0; 62]].concat()).expect("written");
+        let failed = make_whole(root.path(), DEVICE, &[DEVICE]).expect_err("it is not");
+        let AssignError::NotWhole { source, .. } = failed else { panic!("{failed}") };
+        assert!(matches!(*source, AssignError::Enumerate { .. }), "{source}");
+        assert_eq!(reset(), "1");
+        let noted = root.path().join("state/lent-drives/0000:01:00.0-5331");
+        assert!(noted.exists() && !serial.exists(), "by what it told before");
+
+        fs::write(path.join("config"), [0xff; 64]).expect("written");
+        make_whole(root.path(), DEVICE, &[DEVICE, OTHER]).expect_err("it fell off the bus");
+        assert_eq!(asked(root.path()), "1", "nobody uses what else is below");
     }
 
     #[test]

@@ -38,7 +38,7 @@ use super::{
     pages::HeldPages,
     placement,
     plan::Record,
-    seed, vmm,
+    recovery, seed, vmm,
 };
 use crate::{
     assign::{
@@ -269,6 +269,8 @@ async fn launch(
     };
     let console = last_console::begin(record.lease.id)
         .map_err(|source| StartError::Prepare { what: "console's file", source })?;
+    let cold = record.hardware.cold_devices(&record.lease.shape);
+    recovery::make_whole(&tools.root, &cold, &record.lease.shape.devices).await?;
     let mut located = locate((&tools.root, &tools.cpus), &tools.pages, record);
     let passthrough = open_devices(tools, record, &mut files, &mut located.placement)?;
     let spec = VmSpec {

@@ -1,5 +1,6 @@
 //! Takes back what a machine held: its network, and its devices, which are reset and, if they are drives,
-//! erased. Each is a task of its own with a deadline; the keeper waits for none of them.
+//! erased. Each is a task of its own with a deadline; the keeper waits for none of them. What a machine gets is
+//! looked at here, too, and reset if it is not whole.
 
 use std::path::Path;
 
@@ -57,6 +58,20 @@ pub async fn recover(
     let (drives, mut results) = split(&tools.root, reset(&tools, vec![device], &set).await);
     results.extend(erase(&tools, drives).await);
     let _ = progress.send(Progress::Recovered(results)).await;
+}
+
+/// Sees to it that devices of a machine, which nobody uses, are whole before it gets them. `set` are the devices
+/// that may lose their state with one.
+pub async fn make_whole(root: &Path, devices: &[Bdf], set: &[Bdf]) -> Result<(), AssignError> {
+    for device in devices.iter().copied() {
+        let (root, set) = (root.to_owned(), set.to_vec());
+        let look = spawn_blocking(move || assign::make_whole(&root, device, &set));
+        match timeout(assign::RESET_LIMIT, look).await {
+            Ok(Ok(result)) => result?,
+            Ok(Err(_)) | Err(_) => return Err(AssignError::ResetLate { device }),
+        }
+    }
+    Ok(())
 }
 
 /// Tells drives that answer, and have to be erased, from what is done.
