@@ -109,6 +109,8 @@ pub enum Progress {
     /// Drives that are erased are told of later.
     /// Drives that are reset, and not erased yet, come last.
     Released(MachineId, Vec<TakenBack>, Vec<Bdf>),
+    /// A device that no machine has was reset, or was not: what is beside it will not lose its state any more.
+    Climbed(Bdf),
     /// Drives were erased, or quarantined devices reset once more; per device, how it went.
     Recovered(Vec<TakenBack>),
 }

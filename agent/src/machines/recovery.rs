@@ -55,7 +55,9 @@ pub async fn recover(
     set: Vec<Bdf>,
     progress: mpsc::Sender<Progress>,
 ) {
-    let (drives, mut results) = split(&tools.root, reset(&tools, vec![device], &set).await);
+    let back = reset(&tools, vec![device], &set).await;
+    let _ = progress.send(Progress::Climbed(device.0)).await;
+    let (drives, mut results) = split(&tools.root, back);
     results.extend(erase(&tools, drives).await);
     let _ = progress.send(Progress::Recovered(results)).await;
 }

@@ -8,13 +8,14 @@ use lease::{
 };
 use types::{
     ids::MachineId,
-    node::{Bdf, DeviceState, PciDevice},
+    node::{Bdf, DeviceState},
     units::{Mebibytes, UnixSeconds},
     vm::MemoryBacking,
 };
 
 use super::{Command, Entry, Keeper, Order, Switch, View};
 use crate::{
+    assign,
     events::Event,
     inventory::{
         Capacity,
@@ -98,16 +99,16 @@ impl Keeper {
         Ok(())
     }
 
-    /// Sets off the reset of a device that no machine has.
+    /// Sets off the reset of a device that no machine has. One that is held for another's is asked for again.
     pub(super) fn take_back(&mut self, address: Bdf) {
-        self.waiting.remove(&address);
         let Some(device) = self.devices.get(address) else { return };
+        if device.state == DeviceState::Resetting {
+            return;
+        }
         let vendor = device.vendor;
-        let unused = |device: &&PciDevice| {
-            matches!(device.state, DeviceState::Free | DeviceState::Quarantined { .. })
-        };
-        let set = self.devices.list().iter().filter(unused).map(|device| device.address).collect();
-        self.devices.set(address, DeviceState::Resetting);
+        self.waiting.remove(&address);
+        let beside = assign::beside(&self.config.tools.root, address);
+        let set = self.devices.hold(address, &beside);
         let (tools, progress) = (self.config.tools.clone(), self.progress.clone());
         tokio::spawn(recovery::recover(tools, (address, vendor), set, progress));
     }

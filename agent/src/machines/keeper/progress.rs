@@ -96,6 +96,7 @@ impl Keeper {
             Progress::Released(machine, results, waiting) => {
                 self.handle_released(machine, results, &waiting);
             }
+            Progress::Climbed(device) => self.devices.let_go(device),
             Progress::Recovered(results) => self.settle(results),
         }
     }
