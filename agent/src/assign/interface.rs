@@ -61,11 +61,7 @@ pub struct Handover {
 /// is attached later reaches guest memory alone, by whichever interface is there. Drives are noted as a
 /// renter's before.
 pub fn hand_over(root: &Path, devices: &[Bdf]) -> Result<Handover, AssignError> {
-    let classes: Vec<u32> = devices.iter().filter_map(|device| class_of(root, *device)).collect();
-    let containers = root.join(CONTAINER).exists();
-    let peers = if containers { peers(&classes) } else { Peers::Apart };
-    let iommufd = root.join(IOMMUFD).exists();
-    let interface = choose(peers, iommufd);
+    let (interface, peers) = ways(root, devices);
     note_drives(root, devices)?;
     let open_shared = |path: &str| open_file(root, devices, path);
     let (iommu, devices) = match interface {
@@ -76,6 +72,18 @@ pub fn hand_over(root: &Path, devices: &[Bdf]) -> Result<Handover, AssignError> 
         VfioInterface::Group => (open_shared(CONTAINER)?, open_groups(root, devices)?),
     };
     Ok(Handover { interface, peers, iommu, devices })
+}
+
+/// Returns by which interface a machine that starts with these devices gets them, and those that come later.
+pub fn interface(root: &Path, devices: &[Bdf]) -> VfioInterface {
+    ways(root, devices).0
+}
+
+fn ways(root: &Path, devices: &[Bdf]) -> (VfioInterface, Peers) {
+    let classes: Vec<u32> = devices.iter().filter_map(|device| class_of(root, *device)).collect();
+    let containers = root.join(CONTAINER).exists();
+    let peers = if containers { peers(&classes) } else { Peers::Apart };
+    (choose(peers, root.join(IOMMUFD).exists()), peers)
 }
 
 /// Opens one bound device, which is whole, for a machine that runs, by the interface that it was started with. A
@@ -198,6 +206,7 @@ mod tests {
             let (root, devices) = host(class, iommufd);
             let handover = hand_over(root.path(), &devices).expect("opened");
             assert_eq!(handover.devices.len(), 2);
+            assert_eq!(interface(root.path(), &devices), handover.interface);
             let drives = class.starts_with("0x0108");
             assert!(devices.iter().all(|device| lent::is_lent(root.path(), *device) == drives));
             (handover.interface, handover.peers)

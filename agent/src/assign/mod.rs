@@ -19,7 +19,7 @@ use std::{
 
 pub use answers::check_answers;
 pub use erase::{ERASE_LIMIT, EraseError, Erased};
-pub use interface::{Handover, Peers, hand_over, open_one};
+pub use interface::{Handover, Peers, hand_over, interface, open_one};
 pub use ladder::{Recovered, Rung, beside, make_whole, reset, with_drivers};
 use types::node::Bdf;
 

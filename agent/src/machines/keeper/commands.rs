@@ -10,7 +10,7 @@ use types::{
     ids::MachineId,
     node::{Bdf, DeviceState},
     units::{Mebibytes, UnixSeconds},
-    vm::MemoryBacking,
+    vm::{MemoryBacking, VfioInterface},
 };
 
 use super::{Command, Entry, Keeper, Order, Switch, View};
@@ -130,6 +130,7 @@ impl Keeper {
         check_time(now, &order.lease)?;
         check_own_disk(order.hardware.own_disk(&order.lease.shape))?;
         self.check_room(&order.lease)?;
+        self.check_later(&order)?;
         let memory = self.choose_memory(machine, order.lease.shape.memory_mib);
         let promise = self.promise(machine, &order.lease.shape);
         let mut record = Record {
@@ -248,6 +249,17 @@ impl Keeper {
             }
         }
         Ok(())
+    }
+
+    /// Refuses devices that could never be attached later, as the machine's are given.
+    fn check_later(&self, order: &Order) -> Result<(), DeviceError> {
+        let cold = order.hardware.cold_devices(&order.lease.shape);
+        match assign::interface(&self.config.tools.root, &cold) {
+            VfioInterface::Cdev => Ok(()),
+            VfioInterface::Group => {
+                rules::check_later(self.devices.list(), &order.hardware.plugged_later)
+            }
+        }
     }
 
     pub(super) fn free(&self) -> Capacity {
