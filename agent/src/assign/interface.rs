@@ -57,15 +57,11 @@ pub struct Handover {
     pub devices: Vec<(Bdf, OwnedFd)>,
 }
 
-/// Opens bound devices, those that a machine starts with. Only they reach each other's BARs: one that
+/// Opens bound devices, those that a machine starts with; they are whole ([`super::make_whole`]). Only they reach each other's BARs: one that
 /// is attached later reaches guest memory alone, by whichever interface is there. Drives are noted as a
 /// renter's before.
 pub fn hand_over(root: &Path, devices: &[Bdf]) -> Result<Handover, AssignError> {
-    let classes: Vec<u32> = devices.iter().filter_map(|device| class_of(root, *device)).collect();
-    let containers = root.join(CONTAINER).exists();
-    let peers = if containers { peers(&classes) } else { Peers::Apart };
-    let iommufd = root.join(IOMMUFD).exists();
-    let interface = choose(peers, iommufd);
+    let (interface, peers) = ways(root, devices);
     note_drives(root, devices)?;
     let open_shared = |path: &str| open_file(root, devices, path);
     let (iommu, devices) = match interface {
@@ -78,8 +74,20 @@ pub fn hand_over(root: &Path, devices: &[Bdf]) -> Result<Handover, AssignError> 
     Ok(Handover { interface, peers, iommu, devices })
 }
 
-/// Opens one bound device for a machine that runs, by the interface that it was started with. A drive is
-/// noted as a renter's before.
+/// Returns by which interface a machine that starts with these devices gets them, and those that come later.
+pub fn interface(root: &Path, devices: &[Bdf]) -> VfioInterface {
+    ways(root, devices).0
+}
+
+fn ways(root: &Path, devices: &[Bdf]) -> (VfioInterface, Peers) {
+    let classes: Vec<u32> = devices.iter().filter_map(|device| class_of(root, *device)).collect();
+    let containers = root.join(CONTAINER).exists();
+    let peers = if containers { peers(&classes) } else { Peers::Apart };
+    (choose(peers, root.join(IOMMUFD).exists()), peers)
+}
+
+/// Opens one bound device, which is whole, for a machine that runs, by the interface that it was started with. A
+/// drive is noted as a renter's before.
 pub fn open_one(
     root: &Path,
     device: Bdf,
@@ -95,7 +103,8 @@ pub fn open_one(
     }
 }
 
-fn note_drives(root: &Path, devices: &[Bdf]) -> Result<(), AssignError> {
+/// Notes those of a machine's devices that are drives.
+pub(super) fn note_drives(root: &Path, devices: &[Bdf]) -> Result<(), AssignError> {
     let mut drives = devices.iter().filter(|device| erase::is_drive(root, **device));
     drives.try_for_each(|device| lent::remember(root, *device))
 }
@@ -197,6 +206,7 @@ mod tests {
             let (root, devices) = host(class, iommufd);
             let handover = hand_over(root.path(), &devices).expect("opened");
             assert_eq!(handover.devices.len(), 2);
+            assert_eq!(interface(root.path(), &devices), handover.interface);
             let drives = class.starts_with("0x0108");
             assert!(devices.iter().all(|device| lent::is_lent(root.path(), *device) == drives));
             (handover.interface, handover.peers)

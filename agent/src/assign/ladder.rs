@@ -19,12 +19,17 @@
 use std::{
     fs, io,
     path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
 use types::node::Bdf;
 
-use super::{AssignError, check_answers, device_path};
+use super::{
+    AssignError, KERNEL_WAIT, RESET_LIMIT, bind_group, check_answers, device_path, identity,
+    interface::note_drives, lent,
+};
+use crate::events::Event;
 
 /// Says whether devices that are found get drivers.
 const PROBING: &str = "sys/bus/pci/drivers_autoprobe";
@@ -50,12 +55,14 @@ pub struct Recovered {
 }
 
 /// Resets a device and checks that it answers. `set` are the devices, this one included, that may
-/// lose their state with it. Blocks for as long as the kernel takes.
+/// lose their state with it; nobody else gets them for [`RESET_LIMIT`]. Blocks for as long as the kernel takes.
 pub fn reset(root: &Path, device: Bdf, vendor: u16, set: &[Bdf]) -> Result<Recovered, AssignError> {
     let begin = Instant::now();
     let done = |rung| Ok(Recovered { rung, took: begin.elapsed() });
     let path = device_path(root, device);
     if !path.exists() {
+        lent::lose_serial(root, device)
+            .map_err(|source| AssignError::Enumerate { device, source })?;
         // What is not found either is told below.
         let _ = without_drivers(root, || write(&root.join("sys/bus/pci/rescan")));
     }
@@ -68,17 +75,46 @@ pub fn reset(root: &Path, device: Bdf, vendor: u16, set: &[Bdf]) -> Result<Recov
     // The kernel would give back after a reset what it read before, which is what a device without
     // configuration has.
     if !matches!(failed, AssignError::Forgotten { .. })
-        && let Some(bridge) = bridge_of(&path, set)
+        && let Some(bridge) = bridge_of(&path)
+        && functions_below(&bridge).is_ok_and(|below| below.iter().all(|it| set.contains(it)))
     {
+        if !is_in_time(begin.elapsed()) {
+            return Err(AssignError::ResetLate { device });
+        }
         match judge(write(&bridge.join("reset_subordinate"))) {
             Ok(()) => return done(Rung::Bus),
             Err(error) => failed = error,
         }
     }
     let AssignError::Forgotten { .. } = failed else { return Err(failed) };
-    enumerate(root, device).map_err(|source| AssignError::Enumerate { device, source })?;
+    enumerate(root, device, begin).map_err(|source| AssignError::Enumerate { device, source })?;
     judge(reset_function(&path))?;
     done(Rung::Slot)
+}
+
+/// Sees to it that a device, which is bound to vfio-pci and which nobody uses, is whole before a machine gets it:
+/// what reset a link since the device was looked at last leaves it without its configuration, which VFIO would take
+/// for the device's own. One that is not is reset as one that came back, with the same `set`, and bound again.
+/// A drive is noted as a renter's before, by what it told of itself when it was looked at.
+pub fn make_whole(root: &Path, device: Bdf, set: &[Bdf]) -> Result<(), AssignError> {
+    let ((vendor, _), _) = identity(root, device).ok_or(AssignError::Absent { device })?;
+    let Err(failed) = check_answers(root, device, vendor) else { return Ok(()) };
+    if !matches!(failed, AssignError::Forgotten { .. } | AssignError::Gone { .. }) {
+        return Err(failed);
+    }
+    note_drives(root, &[device])?;
+    let mended = reset(root, device, vendor, set)
+        .and_then(|recovered| bind_group(root, &[device]).map(|()| recovered));
+    let Recovered { rung, took } =
+        mended.map_err(|source| AssignError::NotWhole { device, source: Box::new(source) })?;
+    eprintln!("{}", Event::DeviceReset { address: device, rung, ms: took.as_millis() });
+    Ok(())
+}
+
+/// Returns whether another rung ends within [`RESET_LIMIT`]. Later nobody waits any more, and what may lose its state
+/// with the device may be somebody's.
+fn is_in_time(passed: Duration) -> bool {
+    passed + KERNEL_WAIT <= RESET_LIMIT
 }
 
 /// Resets a function. One that knows no reset of its own has no such file; VFIO then reset what it could when the
@@ -89,15 +125,24 @@ fn reset_function(path: &Path) -> io::Result<()> {
 }
 
 /// Has the kernel forget a device and find it again. No driver gets it meanwhile.
-fn enumerate(root: &Path, device: Bdf) -> io::Result<()> {
+fn enumerate(root: &Path, device: Bdf, begin: Instant) -> io::Result<()> {
     let path = fs::canonicalize(device_path(root, device))?;
     let parent = path.parent().ok_or(io::ErrorKind::NotFound)?;
     let bus = parent.join(format!("pci_bus/{:04x}:{:02x}/rescan", device.segment, device.bus));
-    without_drivers(root, || write(&path.join("remove")).and_then(|()| write(&bus)))
+    lent::lose_serial(root, device)?;
+    without_drivers(root, || {
+        if !is_in_time(begin.elapsed()) {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        write(&path.join("remove")).and_then(|()| write(&bus))
+    })
 }
 
-/// Does something while devices that are found get no driver.
+/// Does something while devices that are found get no driver. One at a time: the first that was done would give
+/// drivers to what another finds.
 fn without_drivers(root: &Path, act: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+    static ONE: Mutex<()> = Mutex::new(());
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     fs::write(root.join(PROBING), "0")?;
     let done = act();
     // Whatever became of it, others are to find their drivers.
@@ -111,13 +156,18 @@ pub fn with_drivers(root: &Path) -> io::Result<()> {
     fs::write(root.join(PROBING), "1")
 }
 
-/// Returns the bridge above a device, if it can be told to reset what is below, and if nothing is
-/// there but devices of `set`.
-fn bridge_of(path: &Path, set: &[Bdf]) -> Option<PathBuf> {
+/// Returns what loses its state with a device when everything below its bridge is reset, but itself.
+pub fn beside(root: &Path, device: Bdf) -> Vec<Bdf> {
+    let bridge = bridge_of(&device_path(root, device));
+    let mut below = bridge.and_then(|bridge| functions_below(&bridge).ok()).unwrap_or_default();
+    below.retain(|function| *function != device);
+    below
+}
+
+/// Returns the bridge above a device, if it can be told to reset what is below.
+fn bridge_of(path: &Path) -> Option<PathBuf> {
     let bridge = fs::canonicalize(path).ok()?.parent()?.to_owned();
-    let below = functions_below(&bridge).ok()?;
-    let ours = below.iter().all(|function| set.contains(function));
-    (ours && bridge.join("reset_subordinate").exists()).then_some(bridge)
+    bridge.join("reset_subordinate").exists().then_some(bridge)
 }
 
 /// Returns all functions below a bridge, at any depth.
@@ -143,6 +193,7 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     use super::*;
+    use crate::testing;
 
     const DEVICE: Bdf = Bdf { segment: 0, bus: 1, device: 0, function: 0 };
     const OTHER: Bdf = Bdf { segment: 0, bus: 1, device: 0, function: 1 };
@@ -195,9 +246,13 @@ mod tests {
         fs::write(path.join("resource"), resources).expect("written");
         fs::write(path.join("config"), [&[0xde, 0x10][..], &[0; 62]].concat()).expect("written");
         fs::create_dir_all(bridge.join("pci_bus/0000:01")).expect("made");
+        let serial = root.path().join("run/holdfast/drives").join(DEVICE.to_string());
+        fs::create_dir_all(serial.parent().expect("a parent")).expect("made");
+        fs::write(&serial, "S1").expect("written");
         // Nothing is found: what is in the files stays as it is.
         let lost = reset(root.path(), DEVICE, 0x10de, &[]).expect_err("still lost");
         assert!(matches!(lost, AssignError::Forgotten { bar: 0, seen: 0, .. }), "{lost}");
+        assert!(!serial.exists(), "another may be in its place");
         for file in [path.join("remove"), bridge.join("pci_bus/0000:01/rescan")] {
             assert_eq!(fs::read_to_string(file).expect("written"), "1");
         }
@@ -208,6 +263,40 @@ mod tests {
         fs::write(path.join("config"), [0xff; 64]).expect("written");
         assert!(reset(root.path(), DEVICE, 0x10de, &[]).is_err());
         assert!(!path.join("remove").exists());
+    }
+
+    #[test]
+    fn what_is_not_whole_is_reset_before_a_machine_gets_it() {
+        let root = sysfs([0xde, 0x10]);
+        let path = device_path(root.path(), DEVICE);
+        assert!(matches!(
+            make_whole(root.path(), DEVICE, &[DEVICE]),
+            Err(AssignError::Absent { .. })
+        ));
+        for (file, text) in [("vendor", "0x10de"), ("device", "0x2335"), ("class", "0x010802")] {
+            fs::write(path.join(file), text).expect("written");
+        }
+        let serial = root.path().join("run/holdfast/drives").join(DEVICE.to_string());
+        fs::create_dir_all(serial.parent().expect("a parent")).expect("made");
+        fs::write(&serial, "S1").expect("written");
+        make_whole(root.path(), DEVICE, &[DEVICE]).expect("it is");
+        let reset = || fs::read_to_string(path.join("reset")).expect("read");
+        assert_eq!((reset(), lent::is_lent(root.path(), DEVICE)), (String::new(), false));
+
+        // Its link was reset by somebody else, and here nothing brings it back.
+        let resources = "0x00000000fe000000 0x00000000feffffff 0x0000000000040200\n";
+        fs::write(path.join("resource"), resources).expect("written");
+        fs::write(path.join("config"), [&[0xde, 0x10][..], &[0; 62]].concat()).expect("written");
+        let failed = make_whole(root.path(), DEVICE, &[DEVICE]).expect_err("it is not");
+        let AssignError::NotWhole { source, .. } = failed else { panic!("{failed}") };
+        assert!(matches!(*source, AssignError::Enumerate { .. }), "{source}");
+        assert_eq!(reset(), "1");
+        let noted = root.path().join("state/lent-drives/0000:01:00.0-5331");
+        assert!(noted.exists() && !serial.exists(), "by what it told before");
+
+        fs::write(path.join("config"), [0xff; 64]).expect("written");
+        make_whole(root.path(), DEVICE, &[DEVICE, OTHER]).expect_err("it fell off the bus");
+        assert_eq!(asked(root.path()), "1", "nobody uses what else is below");
     }
 
     #[test]
@@ -245,10 +334,38 @@ mod tests {
     }
 
     #[test]
+    fn devices_that_are_looked_for_at_once_get_no_driver() {
+        let root = testing::root(&[(PROBING, b"1")]);
+        let root = root.path();
+        let probing = || fs::read_to_string(root.join(PROBING));
+        let look = || {
+            without_drivers(root, || {
+                let seen: io::Result<String> = (0..64).map(|_| probing()).collect();
+                assert_eq!(seen?, "0".repeat(64));
+                Ok(())
+            })
+        };
+        std::thread::scope(|scope| {
+            let looks = [0; 8].map(|_| scope.spawn(look));
+            looks.into_iter().for_each(|done| done.join().expect("no panic").expect("done"));
+        });
+        assert_eq!(probing().expect("read"), "1");
+    }
+
+    #[test]
+    fn no_rung_is_begun_that_nobody_waits_for() {
+        let last = RESET_LIMIT.saturating_sub(KERNEL_WAIT);
+        // After a reset of the function, and of its bus by the kernel.
+        assert!(is_in_time(2 * KERNEL_WAIT) && is_in_time(last));
+        assert!(!is_in_time(last + Duration::from_millis(1)));
+    }
+
+    #[test]
     fn somebody_elses_function_below_the_bridge_is_left_alone() {
         let root = sysfs([0xff, 0xff]);
         let bridge = root.path().join("sys/devices/pci0000:00/0000:00:02.0");
         fs::create_dir(bridge.join(OTHER.to_string())).expect("made");
+        assert_eq!(beside(root.path(), DEVICE), [OTHER]);
         assert!(reset(root.path(), DEVICE, 0x10de, &[DEVICE]).is_err());
         assert_eq!(asked(root.path()), "");
         assert!(reset(root.path(), DEVICE, 0x10de, &[DEVICE, OTHER]).is_err());

@@ -9,6 +9,10 @@
 //! known. A serial number that is known counts instead of the address: cards that come and go change addresses,
 //! and a provider puts other drives into the same place. Files that are named by the address alone hold the
 //! serial number alone; earlier releases wrote them.
+//!
+//! A drive that is bound to vfio-pci tells no serial number, so the one that it told before is kept. It is lost
+//! when the kernel loses sight of the drive, for another may be in its place, and read anew whenever the kernel's
+//! driver has the drive. A drive is forgotten by what it told while it was erased.
 
 use std::{
     collections::BTreeSet,
@@ -37,11 +41,33 @@ const VARIABLE: &str = "LentDrives";
 /// Longest serial number, in bytes (NVM Express 1.4, figure 247: bytes 23:4).
 const MAX_SERIAL: usize = 20;
 
-/// Keeps a drive's serial number, as the kernel's driver knows it, before it is bound to vfio-pci.
-pub fn keep_serial(root: &Path, device: Bdf) -> io::Result<()> {
-    let Some(serial) = told(root, device) else { return Ok(()) };
+/// Keeps a drive's serial number, as the kernel's driver knows it, before it is bound to vfio-pci. Returns it.
+/// Where that driver has no drive, what was kept stays.
+pub fn keep_serial(root: &Path, device: Bdf) -> io::Result<Option<String>> {
+    let Some(serial) = told(root, device) else { return Ok(None) };
+    if serial.is_empty() {
+        lose_serial(root, device)?;
+        return Ok(None);
+    }
     fs::create_dir_all(root.join(SERIALS))?;
-    fs::write(root.join(SERIALS).join(device.to_string()), serial)
+    fs::write(root.join(SERIALS).join(device.to_string()), &serial)?;
+    Ok(Some(serial))
+}
+
+/// Loses the serial number that was kept of a drive: it was out of sight, and another one may be in its place.
+pub fn lose_serial(root: &Path, device: Bdf) -> io::Result<()> {
+    match fs::remove_file(root.join(SERIALS).join(device.to_string())) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        Ok(()) | Err(_) => Ok(()),
+    }
+}
+
+/// Loses the serial numbers of drives that are not there any more.
+pub fn lose_absent(root: &Path) -> io::Result<()> {
+    let Ok(entries) = fs::read_dir(root.join(SERIALS)) else { return Ok(()) };
+    let kept = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let mut absent = kept.filter(|device| !device_path(root, *device).exists());
+    absent.try_for_each(|device| lose_serial(root, device))
 }
 
 /// Reads what firmware remembers, before the first look at any drive.
@@ -64,9 +90,14 @@ pub fn remember(root: &Path, device: Bdf) -> Result<(), AssignError> {
     tell_firmware(root, device)
 }
 
-/// Forgets a drive, which was erased.
-pub fn forget(root: &Path, device: Bdf) -> Result<(), AssignError> {
-    for path in notes(root, device) {
+/// Forgets a drive, which was erased and told this serial number, if any. What is noted of another that was in
+/// its place stays.
+pub fn forget(root: &Path, device: Bdf, serial: Option<&str>) -> Result<(), AssignError> {
+    let about = |drive: &Drive| match drive.serial.as_str() {
+        "" => drive.device == device,
+        noted => serial == Some(noted),
+    };
+    for (path, _) in noted(root).filter(|(_, drive)| about(drive)) {
         fs::remove_file(&path).map_err(|source| failed(device, &path, source))?;
     }
     tell_firmware(root, device)
@@ -197,13 +228,17 @@ fn notes(root: &Path, device: Bdf) -> Vec<PathBuf> {
 /// Returns a drive's serial number, as the kernel's driver tells it or as it was kept.
 fn serial(root: &Path, device: Bdf) -> Option<String> {
     let kept = || fs::read_to_string(root.join(SERIALS).join(device.to_string())).ok();
-    told(root, device).or_else(kept)
+    match told(root, device) {
+        Some(told) => Some(told).filter(|serial| !serial.is_empty()),
+        None => kept(),
+    }
 }
 
+/// Returns what the kernel's driver says of a drive that it has: empty where that tells no serial number.
 fn told(root: &Path, device: Bdf) -> Option<String> {
     let mut entries = fs::read_dir(device_path(root, device).join("nvme")).ok()?.flatten();
     let text = fs::read_to_string(entries.next()?.path().join("serial")).ok()?;
-    Some(printable(&text)).filter(|serial| !serial.is_empty())
+    Some(printable(&text))
 }
 
 fn failed(device: Bdf, path: &Path, source: io::Error) -> AssignError {
@@ -227,8 +262,8 @@ mod tests {
         remember(root.path(), DEVICE).expect("noted");
         remember(root.path(), DEVICE).expect("noted again");
         assert!(is_lent(root.path(), DEVICE) && !is_lent(root.path(), OTHER));
-        forget(root.path(), DEVICE).expect("forgotten");
-        forget(root.path(), DEVICE).expect("nothing to forget");
+        forget(root.path(), DEVICE, None).expect("forgotten");
+        forget(root.path(), DEVICE, None).expect("nothing to forget");
         assert!(!is_lent(root.path(), DEVICE));
     }
 
@@ -269,7 +304,7 @@ mod tests {
             remember(root.path(), OTHER).expect("noted");
             assert_eq!(remembered(&folder), format!("{DEVICE} S1\n{OTHER} \n"));
             assert_eq!(cut(root.path()), [true, true]);
-            forget(root.path(), OTHER).expect("forgotten");
+            forget(root.path(), OTHER, None).expect("forgotten");
             assert_eq!(remembered(&folder), format!("{DEVICE} S1\n"));
             assert_eq!(cut(root.path()), [true, false]);
         }
@@ -332,7 +367,7 @@ mod tests {
         for _ in 0..20 {
             at_once(remember);
             assert_eq!(remembered(&folder), lines);
-            at_once(forget);
+            at_once(|root, drive| forget(root, drive, None));
             assert_eq!(remembered(&folder), "");
         }
     }
@@ -381,8 +416,58 @@ mod tests {
             fs::write(path, serial).expect("written");
         }
         assert!(!is_lent(root.path(), DEVICE) && is_lent(root.path(), OTHER));
-        forget(root.path(), OTHER).expect("forgotten");
+        forget(root.path(), OTHER, Some("S1")).expect("forgotten");
         assert!(!is_lent(root.path(), OTHER));
+    }
+
+    #[test]
+    fn a_drive_that_was_never_erased_stays_noted_when_the_one_in_its_place_is() {
+        let place = |device| format!("sys/bus/pci/devices/{device}/nvme");
+        let has = |root: &Path, device, serial: &str| {
+            fs::create_dir_all(root.join(place(device)).join("nvme0")).expect("made");
+            fs::write(root.join(place(device)).join("nvme0/serial"), serial).expect("written");
+        };
+        let leaves = |root: &Path| fs::remove_dir_all(root.join(place(DEVICE))).expect("removed");
+        let root = testing::root(&[(&format!("{}/nvme0/serial", place(DEVICE)), b"OLD\n")]);
+        let root = root.path();
+        assert_eq!(keep_serial(root, DEVICE).expect("kept"), Some("OLD".to_owned()));
+        leaves(root);
+        assert_eq!(keep_serial(root, DEVICE).expect("it tells nothing"), None);
+        remember(root, DEVICE).expect("noted");
+
+        // The provider swaps it, and the new one is erased.
+        has(root, DEVICE, "NEW\n");
+        let serial = keep_serial(root, DEVICE).expect("kept");
+        leaves(root);
+        forget(root, DEVICE, serial.as_deref()).expect("forgotten");
+        has(root, OTHER, "OLD\n");
+        assert!(!is_lent(root, DEVICE) && is_lent(root, OTHER));
+        remember(root, DEVICE).expect("noted");
+        let lines = || noted(root).map(|(_, drive)| drive.line()).collect::<BTreeSet<_>>();
+        assert_eq!(lines(), [format!("{DEVICE} NEW\n"), format!("{DEVICE} OLD\n")].into());
+
+        // One that tells no serial number is not the one before it, and forgets none that did.
+        has(root, DEVICE, "\n");
+        assert_eq!(keep_serial(root, DEVICE).expect("lost"), None);
+        leaves(root);
+        remember(root, DEVICE).expect("noted");
+        assert_eq!(lines().len(), 3);
+        forget(root, DEVICE, None).expect("forgotten");
+        assert_eq!(lines().len(), 2);
+    }
+
+    #[test]
+    fn a_drive_that_is_not_there_any_more_leaves_no_serial_number_behind() {
+        let of = |device| format!("{SERIALS}/{device}");
+        let root = testing::root(&[
+            (&of(DEVICE), b"S1"),
+            (&of(OTHER), b"S2"),
+            (&format!("sys/bus/pci/devices/{OTHER}/class"), b"0x010802\n"),
+        ]);
+        lose_absent(root.path()).expect("lost");
+        let known = [DEVICE, OTHER].map(|device| serial(root.path(), device));
+        assert_eq!(known, [None, Some("S2".to_owned())]);
+        lose_serial(root.path(), DEVICE).expect("nothing to lose");
     }
 
     #[test]
@@ -400,7 +485,7 @@ mod tests {
         // After a power cut, nothing was bound yet.
         remember(root.path(), DEVICE).expect("noted");
         assert!(foreign());
-        forget(root.path(), DEVICE).expect("forgotten");
+        forget(root.path(), DEVICE, None).expect("forgotten");
         assert!(!foreign());
         fs::write(root.path().join(device).join("driver_override"), "nvme\n").expect("written");
         assert!(foreign());

@@ -19,8 +19,8 @@ use std::{
 
 pub use answers::check_answers;
 pub use erase::{ERASE_LIMIT, EraseError, Erased};
-pub use interface::{Handover, Peers, hand_over, open_one};
-pub use ladder::{Recovered, Rung, reset, with_drivers};
+pub use interface::{Handover, Peers, hand_over, interface, open_one};
+pub use ladder::{Recovered, Rung, beside, make_whole, reset, with_drivers};
 use types::node::Bdf;
 
 /// The driver that hands devices to user space.
@@ -66,6 +66,11 @@ pub enum AssignError {
          else, it lost its configuration; `holdfast node release-device NODE {device}` configures it anew"
     )]
     Forgotten { device: Bdf, bar: usize, seen: u64, expected: u64 },
+    #[error(
+        "{device} is not whole, and could not be made so: its machine does not get it like that; it is tried again \
+         when that starts, and once more when its lease is over"
+    )]
+    NotWhole { device: Bdf, source: Box<AssignError> },
     #[error("{device} was not found by its bus again")]
     Enumerate { device: Bdf, source: io::Error },
     #[error(

@@ -240,6 +240,11 @@ pub enum DeviceError {
     #[error("device {device} shares IOMMU group {group} with {other}; a lease must name both")]
     SharedGroup { device: Bdf, group: u32, other: Bdf },
     #[error(
+        "hardware.plugged_later names {device}, which shares IOMMU group {group} with {other}: this machine's devices \
+         are given by groups, each once, so leave out all devices of that group, which are there from the start then"
+    )]
+    SharedLater { device: Bdf, group: u32, other: Bdf },
+    #[error(
         "{switch} is a switch between all GPUs of this node: who has it reaches {other}; one lease names all GPUs \
          and switches, or each names GPUs only"
     )]
@@ -271,6 +276,21 @@ pub fn check_free(devices: &[PciDevice], wanted: &[Bdf]) -> Result<(), DeviceErr
         }
     }
     check_fabric(devices, wanted)
+}
+
+/// Checks that each device of a lease that comes `later` has its IOMMU group to itself: where devices are given by
+/// groups, one that is in the machine is not opened once more for another.
+pub fn check_later(devices: &[PciDevice], later: &[Bdf]) -> Result<(), DeviceError> {
+    for device in devices.iter().filter(|device| later.contains(&device.address)) {
+        let (address, group) = (device.address, device.iommu_group);
+        let other =
+            devices.iter().find(|other| other.iommu_group == group && other.address != address);
+        if let (Some(other), Some(group)) = (other, group) {
+            let other = other.address;
+            return Err(DeviceError::SharedLater { device: address, group, other });
+        }
+    }
+    Ok(())
 }
 
 /// Checks that nobody gets a switch between GPUs while another has, or may get, what it connects. Which GPUs a

@@ -295,6 +295,12 @@ fn leases_name_whole_groups_of_free_devices() {
     let shared = DeviceError::SharedGroup { device: gpu, group: 4, other: audio };
     assert_eq!(check_free(&devices, &[gpu]), Err(shared));
     assert_eq!(check_free(&devices, &[gpu, gpu]), Err(DeviceError::Twice { device: gpu }));
+    // What comes later has a group to itself, whether the other is there from the start or not.
+    let later = DeviceError::SharedLater { device: audio, group: 4, other: gpu };
+    assert_eq!(check_later(&devices, &[audio]), Err(later));
+    assert!(check_later(&devices, &[gpu, audio]).is_err());
+    assert_eq!(check_later(&devices, &[]), Ok(()));
+    assert_eq!(check_later(&devices[..1], &[gpu]), Ok(()));
     let absent = bdf("0000:09:00.0");
     assert_eq!(check_free(&devices, &[absent]), Err(DeviceError::Absent { device: absent }));
 }

@@ -30,7 +30,7 @@ use super::{
     execute::{Progress, Tools},
     plan::Record,
     plug::{self, PlugError},
-    vmm,
+    recovery, vmm,
 };
 use crate::assign::{self, AssignError};
 
@@ -333,6 +333,8 @@ async fn plug(tools: &Tools, record: &Record, device: &Attach) -> Result<Plugged
         Attach::Pci { address } => {
             let interface = record.placement.as_ref().and_then(|place| place.interface);
             let interface = interface.unwrap_or(VfioInterface::Cdev);
+            // What else is below its bridge may be in the machine.
+            recovery::make_whole(&tools.root, &[*address], &[*address]).await?;
             let file = assign::open_one(&tools.root, *address, interface)?;
             (file, AttachDevice::Pci { address: *address })
         }

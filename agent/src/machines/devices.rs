@@ -13,6 +13,8 @@ pub struct Devices {
     list: Vec<PciDevice>,
     /// What the rules keep from renters, with the reason.
     refused: BTreeMap<Bdf, DeviceState>,
+    /// What is kept from renters while a device is reset, by that device, and the states that it gets back.
+    held: BTreeMap<Bdf, Vec<(Bdf, DeviceState)>>,
 }
 
 impl Devices {
@@ -21,7 +23,7 @@ impl Devices {
         let refused = |device: &&PciDevice| matches!(device.state, DeviceState::Refused { .. });
         let refused = list.iter().filter(refused);
         let refused = refused.map(|device| (device.address, device.state.clone())).collect();
-        Self { list, refused }
+        Self { list, refused, held: BTreeMap::new() }
     }
 
     /// Returns the state of a device that nobody has and nothing is wrong with: free, unless the rules
@@ -56,6 +58,35 @@ impl Devices {
         }
     }
 
+    /// Takes a device that is going to be reset, and what may lose its state with it: what is `beside` it below one
+    /// bridge, if nobody has any of that. It counts as being reset, too, until it is [let go](Self::let_go).
+    /// Returns all of them.
+    pub fn hold(&mut self, address: Bdf, beside: &[Bdf]) -> Vec<Bdf> {
+        self.let_go(address);
+        let unused = |other: &Bdf| match self.get(*other)?.state.clone() {
+            state @ (DeviceState::Free | DeviceState::Quarantined { .. }) => Some((*other, state)),
+            DeviceState::Leased { .. } | DeviceState::Resetting | DeviceState::Refused { .. } => {
+                None
+            }
+        };
+        let others: Option<Vec<_>> = beside.iter().map(unused).collect();
+        let others = others.unwrap_or_default();
+        let set: Vec<Bdf> =
+            [address].into_iter().chain(others.iter().map(|(other, _)| *other)).collect();
+        for taken in &set {
+            self.set(*taken, DeviceState::Resetting);
+        }
+        self.held.insert(address, others);
+        set
+    }
+
+    /// Gives back their states to what was held beside a device, which will not take them with it any more.
+    pub fn let_go(&mut self, address: Bdf) {
+        for (other, state) in self.held.remove(&address).unwrap_or_default() {
+            self.set(other, state);
+        }
+    }
+
     /// Gives devices to a machine.
     pub fn lease(&mut self, addresses: &[Bdf], machine: MachineId) {
         for address in addresses {
@@ -73,10 +104,8 @@ impl Devices {
 mod tests {
     use super::*;
 
-    #[test]
-    fn what_the_rules_refuse_is_not_free_after_a_machine_had_it() {
-        let refused = DeviceState::Refused { reason: "not listed in machines.devices".to_owned() };
-        let device = |address: &str, state| PciDevice {
+    fn device(address: &str, state: DeviceState) -> PciDevice {
+        PciDevice {
             address: address.parse().expect("an address"),
             vendor: 0x10de,
             device: 0x2335,
@@ -84,7 +113,41 @@ mod tests {
             iommu_group: Some(4),
             numa_node: None,
             state,
+        }
+    }
+
+    #[test]
+    fn nobody_gets_what_may_be_reset_with_another() {
+        let broken = DeviceState::Quarantined { reason: "gone".to_owned(), since: None };
+        let mut devices = Devices::new(vec![
+            device("0000:01:00.0", broken.clone()),
+            device("0000:01:00.1", DeviceState::Free),
+            device("0000:01:00.2", broken.clone()),
+        ]);
+        let [first, second, third] = [0, 1, 2].map(|at| devices.list()[at].address);
+        let states = |devices: &Devices| {
+            devices.list().iter().map(|device| device.state.clone()).collect::<Vec<_>>()
         };
+        assert_eq!(devices.hold(first, &[second, third]), [first, second, third]);
+        assert_eq!(states(&devices), vec![DeviceState::Resetting; 3]);
+        // None of them is another's to take along meanwhile.
+        assert_eq!(devices.clone().hold(second, &[first, third]), [second]);
+        devices.let_go(first);
+        let free = DeviceState::Free;
+        assert_eq!(states(&devices), [DeviceState::Resetting, free, broken.clone()]);
+        devices.let_go(first);
+
+        // One of them is a machine's, so none is reset with the first.
+        let machine = MachineId::from_bytes([1; 16]);
+        devices.lease(&[second], machine);
+        assert_eq!(devices.hold(first, &[second, third]), [first]);
+        let leased = DeviceState::Leased { machine };
+        assert_eq!(states(&devices), [DeviceState::Resetting, leased, broken]);
+    }
+
+    #[test]
+    fn what_the_rules_refuse_is_not_free_after_a_machine_had_it() {
+        let refused = DeviceState::Refused { reason: "not listed in machines.devices".to_owned() };
         let unbound = DeviceState::Quarantined { reason: "no driver".to_owned(), since: None };
         let list = vec![
             device("0000:01:00.0", refused.clone()),

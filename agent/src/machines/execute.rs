@@ -13,7 +13,7 @@ use std::{
 use lease::{api::Seed, hardware::Placement};
 use overlay::Overlay;
 use rustix::fs::{MemfdFlags, SealFlags};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 use types::{
     config::HugePage,
@@ -39,7 +39,7 @@ use super::{
     pages::HeldPages,
     placement,
     plan::Record,
-    seed, vmm,
+    recovery, seed, vmm,
 };
 use crate::{
     assign::{
@@ -84,8 +84,10 @@ pub struct Tools {
 /// How an action went on.
 #[derive(Debug)]
 pub enum Progress {
-    /// The process was started, there.
-    Spawned(MachineId, i32, Box<Placement>),
+    /// Its process is about to be started, there, once that is kept. Nobody starts it when that is not wanted.
+    Placed(MachineId, Box<Placement>, oneshot::Sender<()>),
+    /// The process was started.
+    Spawned(MachineId, i32),
     /// The guest runs.
     Running(MachineId, i32, Duration),
     /// A running process answered a question.
@@ -102,6 +104,8 @@ pub enum Progress {
     /// Drives that are erased are told of later.
     /// Drives that are reset, and not erased yet, come last.
     Released(MachineId, Vec<TakenBack>, Vec<Bdf>),
+    /// A device that no machine has was reset, or was not: what is beside it will not lose its state any more.
+    Climbed(Bdf),
     /// Drives were erased, or quarantined devices reset once more; per device, how it went.
     Recovered(Vec<TakenBack>),
 }
@@ -146,7 +150,7 @@ pub enum StartError {
     Prepare { what: &'static str, source: io::Error },
     #[error("the machine's process did not run its guest within {} s", START_LIMIT.as_secs())]
     Late,
-    #[error("it was not wanted any more before its content had come")]
+    #[error("it was not wanted any more before its process was started")]
     Abandoned,
 }
 
@@ -196,9 +200,11 @@ pub async fn start(
             .run_until_cancelled(fetch(&tools, &record))
             .await
             .ok_or(StartError::Abandoned)??;
-        let (pid, placement) = launch(&tools, &record, (deadline, unchecked)).await?;
+        let (spec, files, placement) = prepare(&tools, &record, (deadline, unchecked)).await?;
+        place(machine, placement, &progress).await?;
+        let pid = spawn(&tools, &spec, files).await?;
         // The keeper outlives its tasks; when it is gone, so is the agent.
-        let _ = progress.send(Progress::Spawned(machine, pid, Box::new(placement))).await;
+        let _ = progress.send(Progress::Spawned(machine, pid)).await;
         wait_until_running(machine).await?;
         Ok(pid)
     };
@@ -243,11 +249,12 @@ async fn fetch(tools: &Tools, record: &Record) -> Result<Option<ContentId>, Cont
     Ok((fetched == Fetched::Before).then_some(content))
 }
 
-async fn launch(
+/// Opens what the machine's process gets, and says what it is.
+async fn prepare(
     tools: &Tools,
     record: &Record,
     (deadline, unchecked): (Deadline, Option<ContentId>),
-) -> Result<(i32, Placement), StartError> {
+) -> Result<(VmSpec, Files, Placement), StartError> {
     let image = &record.image;
     let mut files = Files::default();
     let boot = match image.kernel {
@@ -270,6 +277,8 @@ async fn launch(
     };
     let console = last_console::begin(record.lease.id)
         .map_err(|source| StartError::Prepare { what: "console's file", source })?;
+    let cold = record.hardware.cold_devices(&record.lease.shape);
+    recovery::make_whole(&tools.root, &cold, &record.lease.shape.devices).await?;
     let mut located = locate((&tools.root, &tools.cpus), &tools.pages, record);
     let passthrough = open_devices(tools, record, &mut files, &mut located.placement)?;
     let spec = VmSpec {
@@ -300,8 +309,19 @@ async fn launch(
         deadline: Some(deadline),
         clock_ahead_s: record.clock_ahead_s,
     };
-    let pid = spawn(tools, &spec, files).await?;
-    Ok((pid, located.placement))
+    Ok((spec, files, located.placement))
+}
+
+/// Has the keeper keep where the machine is going to be: an agent that finds it running goes by that, also when this
+/// one ends with init's answer still on its way.
+async fn place(
+    machine: MachineId,
+    placement: Placement,
+    progress: &mpsc::Sender<Progress>,
+) -> Result<(), StartError> {
+    let (kept, wait) = oneshot::channel();
+    let _ = progress.send(Progress::Placed(machine, Box::new(placement), kept)).await;
+    wait.await.map_err(|_| StartError::Abandoned)
 }
 
 async fn spawn(tools: &Tools, spec: &VmSpec, files: Files) -> Result<i32, StartError> {

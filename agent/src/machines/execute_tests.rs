@@ -1,4 +1,4 @@
-use types::{node::MachineShape, units::Mebibytes};
+use types::{node::MachineShape, units::Mebibytes, vm::VfioInterface};
 
 use super::*;
 use crate::machines::plan::fixture;
@@ -32,6 +32,33 @@ fn machines_that_start_together_are_not_placed_on_the_same_pages() {
     assert_eq!(placed(3), [(Some(1), 300)]);
     assert_eq!(placed(4), [], "100 GiB are left");
     assert_eq!(placed(1), [(Some(0), 300)], "at its next start it has its own");
+}
+
+#[tokio::test]
+async fn a_machine_is_started_when_its_place_is_kept_and_not_when_it_is_not_wanted() {
+    let machine = MachineId::from_bytes([1; 16]);
+    let placement = Placement { interface: Some(VfioInterface::Group), ..Placement::default() };
+    let (progress, mut reports) = mpsc::channel(1);
+    let report = async {
+        let Some(Progress::Placed(of, place, kept)) = reports.recv().await else {
+            panic!("nothing is to be kept")
+        };
+        assert_eq!((of, *place), (machine, placement.clone()));
+        kept
+    };
+    let start = place(machine, placement.clone(), &progress);
+    tokio::pin!(start);
+    let kept = tokio::select! {
+        biased;
+        done = &mut start => panic!("nobody kept it: {done:?}"),
+        kept = report => kept,
+    };
+    kept.send(()).expect("the start waits");
+    start.await.expect("kept");
+
+    let start = place(machine, placement, &progress);
+    let (ended, ()) = tokio::join!(start, async { drop(reports.recv().await) });
+    assert!(matches!(ended, Err(StartError::Abandoned)));
 }
 
 #[test]

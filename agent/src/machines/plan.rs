@@ -77,7 +77,7 @@ pub struct Record {
     /// The host's CPUs that it was promised.
     #[serde(default)]
     pub promise: Promise,
-    /// Where it is since its latest start.
+    /// Where it is since its latest start, or was to be when that failed. Whether it runs, init says.
     #[serde(default)]
     pub placement: Option<Placement>,
     /// What was attached to it, oldest first.

@@ -1,5 +1,6 @@
 //! Takes back what a machine held: its network, and its devices, which are reset and, if they are drives,
-//! erased. Each is a task of its own with a deadline; the keeper waits for none of them.
+//! erased. Each is a task of its own with a deadline; the keeper waits for none of them. What a machine gets is
+//! looked at here, too, and reset if it is not whole.
 
 use std::path::Path;
 
@@ -12,7 +13,7 @@ use super::{
     vmm,
 };
 use crate::{
-    assign::{self, AssignError, ERASE_LIMIT, EraseError, Erased, Recovered, erase},
+    assign::{self, AssignError, ERASE_LIMIT, EraseError, Erased, Recovered, erase, lent},
     events::Event,
 };
 
@@ -54,9 +55,25 @@ pub async fn recover(
     set: Vec<Bdf>,
     progress: mpsc::Sender<Progress>,
 ) {
-    let (drives, mut results) = split(&tools.root, reset(&tools, vec![device], &set).await);
+    let back = reset(&tools, vec![device], &set).await;
+    let _ = progress.send(Progress::Climbed(device.0)).await;
+    let (drives, mut results) = split(&tools.root, back);
     results.extend(erase(&tools, drives).await);
     let _ = progress.send(Progress::Recovered(results)).await;
+}
+
+/// Sees to it that devices of a machine, which nobody uses, are whole before it gets them. `set` are the devices
+/// that may lose their state with one.
+pub async fn make_whole(root: &Path, devices: &[Bdf], set: &[Bdf]) -> Result<(), AssignError> {
+    for device in devices.iter().copied() {
+        let (root, set) = (root.to_owned(), set.to_vec());
+        let look = spawn_blocking(move || assign::make_whole(&root, device, &set));
+        match timeout(assign::RESET_LIMIT, look).await {
+            Ok(Ok(result)) => result?,
+            Ok(Err(_)) | Err(_) => return Err(AssignError::ResetLate { device }),
+        }
+    }
+    Ok(())
 }
 
 /// Tells drives that answer, and have to be erased, from what is done.
@@ -104,12 +121,7 @@ async fn reset(tools: &Tools, devices: Vec<(Bdf, u16)>, set: &[Bdf]) -> Vec<Take
     let mut results = Vec::new();
     for (device, vendor) in devices {
         let (root, set) = (tools.root.clone(), set.to_vec());
-        let reset = spawn_blocking(move || {
-            let recovered = assign::reset(&root, device, vendor, &set)?;
-            // It may be quarantined because it could not be bound.
-            assign::bind_group(&root, &[device])?;
-            Ok(recovered)
-        });
+        let reset = spawn_blocking(move || reset_one(&root, (device, vendor), &set));
         let result = match timeout(assign::RESET_LIMIT, reset).await {
             Ok(Ok(result)) => result,
             Ok(Err(_)) | Err(_) => Err(AssignError::ResetLate { device }),
@@ -119,12 +131,45 @@ async fn reset(tools: &Tools, devices: Vec<(Bdf, u16)>, set: &[Bdf]) -> Vec<Take
     results
 }
 
+fn reset_one(
+    root: &Path,
+    (device, vendor): (Bdf, u16),
+    set: &[Bdf],
+) -> Result<Recovered, AssignError> {
+    let recovered = assign::reset(root, device, vendor, set)?;
+    // One that the kernel found by itself has its driver, which knows which it is.
+    lent::keep_serial(root, device).map_err(|source| {
+        let source = EraseError::Serial { source };
+        AssignError::NotErased { device, source }
+    })?;
+    // It may be quarantined because it could not be bound.
+    assign::bind_group(root, &[device])?;
+    Ok(recovered)
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
     use super::*;
     use crate::assign::Rung;
+
+    #[test]
+    fn a_drive_that_its_driver_has_is_known_before_it_is_taken_from_it() {
+        let device = Bdf { segment: 0, bus: 1, device: 0, function: 0 };
+        let file = |name| format!("sys/bus/pci/devices/{device}/{name}");
+        let root = crate::testing::root(&[
+            (&file("config"), &[0xde, 0x10]),
+            (&file("resource"), b""),
+            (&file("nvme/nvme0/serial"), b"NEW\n"),
+            (&format!("run/holdfast/drives/{device}"), b"OLD"),
+            ("sys/bus/pci/drivers_probe", b""),
+        ]);
+        let unbound = reset_one(root.path(), (device, 0x10de), &[device]).expect_err("no driver");
+        assert!(matches!(unbound, AssignError::Bind { .. }), "{unbound}");
+        let kept = root.path().join(format!("run/holdfast/drives/{device}"));
+        assert_eq!(std::fs::read_to_string(kept).expect("kept"), "NEW");
+    }
 
     #[test]
     fn only_drives_that_answer_are_erased() {

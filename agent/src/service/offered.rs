@@ -57,6 +57,10 @@ pub(super) fn prepare_devices(spec: &NodeSpec) -> Vec<PciDevice> {
         eprintln!("{}", Event::Trouble { place: "devices", reason });
     }
     let mut devices = rules::devices(&inventory::read(root), Some(spec));
+    if let Err(error) = lent::lose_absent(root) {
+        let reason = format!("serial numbers of drives that are gone: {}", chain(&error));
+        eprintln!("{}", Event::Trouble { place: "devices", reason });
+    }
     for device in &devices {
         if let Err(error) = lent::keep_serial(root, device.address) {
             let reason = format!("serial number of {}: {}", device.address, chain(&error));

@@ -76,6 +76,8 @@ pub enum EraseError {
     Bind { source: Box<AssignError> },
     #[error("its controller was not at work within {} s", CONTROLLER_LIMIT.as_secs())]
     NoController,
+    #[error("its serial number cannot be kept, by which it is known")]
+    Serial { source: io::Error },
     #[error("cannot use {path}")]
     Open { path: String, source: io::Error },
     #[error("it did not answer {command}")]
@@ -110,15 +112,18 @@ pub fn erase(root: &Path, device: Bdf) -> Result<Erased, AssignError> {
         .map_err(|source| EraseError::Bind { source: Box::new(source) })
         .and_then(|()| {
             let path = wait_for_controller(root, device)?;
+            // It may be another than the one that was here before.
+            let serial =
+                lent::keep_serial(root, device).map_err(|source| EraseError::Serial { source })?;
             let open = |source| EraseError::Open { path: path.display().to_string(), source };
             let controller = File::options().read(true).write(true).open(&path).map_err(open)?;
-            wipe(&mut Kernel(controller), begin)
+            Ok((wipe(&mut Kernel(controller), begin)?, serial))
         });
     // Whatever came of it, the kernel's driver has no more business with what a renter left.
     let bound = bind_group(root, &[device]);
-    let method = erased.map_err(|source| AssignError::NotErased { device, source })?;
+    let (method, serial) = erased.map_err(|source| AssignError::NotErased { device, source })?;
     bound?;
-    lent::forget(root, device)?;
+    lent::forget(root, device, serial.as_deref())?;
     Ok(Erased { method, took: begin.elapsed() })
 }
 
@@ -266,6 +271,8 @@ fn left(begin: Instant) -> Result<Duration, EraseError> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::symlink;
+
     use super::{nvme::ALL_NAMESPACES, *};
     use crate::testing::root;
 
@@ -409,6 +416,28 @@ mod tests {
         assert!(lent::is_lent(root.path(), DEVICE));
         let driver = fs::read_to_string(root.path().join(&device).join("driver_override"));
         assert_eq!(driver.expect("read"), crate::assign::DRIVER, "it is no disk of the node's");
+    }
+
+    #[test]
+    fn the_drive_that_is_erased_tells_which_it_is() {
+        let device = format!("sys/bus/pci/devices/{DEVICE}");
+        let root = root(&[
+            (&format!("{device}/class"), b"0x010802\n"),
+            (&format!("{device}/nvme/nvme0/serial"), b"OLD\n"),
+            ("sys/bus/pci/drivers_probe", b""),
+            ("dev/nvme0", b""),
+        ]);
+        let path = root.path().join(&device);
+        lent::keep_serial(root.path(), DEVICE).expect("kept");
+        // Another is in its place, which the driver has.
+        fs::write(path.join("nvme/nvme0/serial"), "NEW\n").expect("written");
+        fs::write(path.join("nvme/nvme0/state"), "live\n").expect("written");
+        fs::create_dir_all(root.path().join("sys/bus/pci/drivers/nvme")).expect("made");
+        symlink("../../drivers/nvme", path.join("driver")).expect("linked");
+        erase(root.path(), DEVICE).expect_err("a file erases nothing");
+        fs::remove_dir_all(path.join("nvme")).expect("vfio-pci has it");
+        let kept = fs::read_to_string(root.path().join("run/holdfast/drives/0000:01:00.0"));
+        assert_eq!(kept.expect("kept"), "NEW");
     }
 
     #[test]

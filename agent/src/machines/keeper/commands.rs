@@ -8,13 +8,14 @@ use lease::{
 };
 use types::{
     ids::MachineId,
-    node::{Bdf, DeviceState, PciDevice},
+    node::{Bdf, DeviceState},
     units::{Mebibytes, UnixSeconds},
-    vm::MemoryBacking,
+    vm::{MemoryBacking, VfioInterface},
 };
 
 use super::{Command, Entry, Keeper, Order, Switch, View};
 use crate::{
+    assign,
     events::Event,
     inventory::{
         Capacity,
@@ -98,16 +99,16 @@ impl Keeper {
         Ok(())
     }
 
-    /// Sets off the reset of a device that no machine has.
+    /// Sets off the reset of a device that no machine has. One that is held for another's is asked for again.
     pub(super) fn take_back(&mut self, address: Bdf) {
-        self.waiting.remove(&address);
         let Some(device) = self.devices.get(address) else { return };
+        if device.state == DeviceState::Resetting {
+            return;
+        }
         let vendor = device.vendor;
-        let unused = |device: &&PciDevice| {
-            matches!(device.state, DeviceState::Free | DeviceState::Quarantined { .. })
-        };
-        let set = self.devices.list().iter().filter(unused).map(|device| device.address).collect();
-        self.devices.set(address, DeviceState::Resetting);
+        self.waiting.remove(&address);
+        let beside = assign::beside(&self.config.tools.root, address);
+        let set = self.devices.hold(address, &beside);
         let (tools, progress) = (self.config.tools.clone(), self.progress.clone());
         tokio::spawn(recovery::recover(tools, (address, vendor), set, progress));
     }
@@ -129,6 +130,7 @@ impl Keeper {
         check_time(now, &order.lease)?;
         check_own_disk(order.hardware.own_disk(&order.lease.shape))?;
         self.check_room(&order.lease)?;
+        self.check_later(&order)?;
         let memory = self.choose_memory(machine, order.lease.shape.memory_mib);
         let promise = self.promise(machine, &order.lease.shape);
         let mut record = Record {
@@ -247,6 +249,17 @@ impl Keeper {
             }
         }
         Ok(())
+    }
+
+    /// Refuses devices that could never be attached later, as the machine's are given.
+    fn check_later(&self, order: &Order) -> Result<(), DeviceError> {
+        let cold = order.hardware.cold_devices(&order.lease.shape);
+        match assign::interface(&self.config.tools.root, &cold) {
+            VfioInterface::Cdev => Ok(()),
+            VfioInterface::Group => {
+                rules::check_later(self.devices.list(), &order.hardware.plugged_later)
+            }
+        }
     }
 
     pub(super) fn free(&self) -> Capacity {

@@ -115,7 +115,9 @@ impl Keeper {
         let mut devices = self.devices.list().to_vec();
         let its = |address: &Bdf| self.holder(*address).is_some_and(|r| r.lease.id == lease.id);
         for device in &mut devices {
-            if self.waiting.contains(&device.address) && its(&device.address) {
+            let waits = matches!(device.state, DeviceState::Quarantined { .. })
+                && self.waiting.contains(&device.address);
+            if waits && its(&device.address) {
                 device.state = DeviceState::Free;
             }
         }

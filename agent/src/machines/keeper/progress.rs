@@ -57,14 +57,21 @@ impl Keeper {
 
     pub(super) fn handle_progress(&mut self, report: Progress) {
         match report {
-            Progress::Spawned(machine, pid, placement) => {
+            Progress::Placed(machine, placement, kept) => {
+                if let Some(entry) = self.machines.get_mut(&machine)
+                    && entry.seen.busy == Some(Work::Start)
+                {
+                    entry.record.placement = Some(*placement);
+                    self.keep(machine);
+                    // A start that was given up meanwhile has nobody who listens.
+                    let _ = kept.send(());
+                }
+            }
+            Progress::Spawned(machine, pid) => {
                 if let Some(entry) = self.machines.get_mut(&machine)
                     && entry.seen.busy == Some(Work::Start)
                 {
                     entry.seen.process = Process::Running { pid };
-                    entry.record.placement = Some(*placement);
-                    // The next agent goes by it, even when this one does not see the guest run.
-                    self.keep(machine);
                 }
             }
             Progress::Answered(machine, pid, heard) => self.handle_answer(machine, pid, heard),
@@ -96,6 +103,7 @@ impl Keeper {
             Progress::Released(machine, results, waiting) => {
                 self.handle_released(machine, results, &waiting);
             }
+            Progress::Climbed(device) => self.devices.let_go(device),
             Progress::Recovered(results) => self.settle(results),
         }
     }
