@@ -385,10 +385,10 @@ fn the_tables_of_all_extents_together_are_bounded() {
     head[12..20].copy_from_slice(&sectors.to_le_bytes());
     head[20..28].copy_from_slice(&1u64.to_le_bytes());
     head[44..48].copy_from_slice(&1u32.to_le_bytes());
-    let piece = File::create(folder.path().join("piece.vmdk")).unwrap();
+    let piece = File::create(folder.path().join("disk-piece.vmdk")).unwrap();
     piece.write_all_at(&head[..512], 0).unwrap();
     piece.set_len(128 << 20).unwrap();
-    let line = format!("RW {sectors} SPARSE \"piece.vmdk\"\n");
+    let line = format!("RW {sectors} SPARSE \"disk-piece.vmdk\"\n");
     fs::write(&image, format!("# Disk DescriptorFile\n{line}{line}")).unwrap();
     let error = import::import(&image, None, &folder.path().join("no")).unwrap_err().to_string();
     assert!(error.contains("at most 67108864"), "{error}");

@@ -290,6 +290,42 @@ fn nvme_disks_leave_when_their_guest_lets_go_of_them() {
     assert_eq!(status, 0, "{log}");
 }
 
+/// Linux waits for a device that it wants back from whoever has it, and other devices' coming and going with it.
+#[test]
+fn a_device_that_the_host_wants_back_is_let_go() {
+    const UNBIND: &str = "/sys/bus/pci/drivers/vfio-pci/unbind";
+    let folder = tempfile::tempdir().unwrap();
+    let host = HostOptions { devices: vec!["edu".to_owned()], ..HostOptions::default() };
+    let mut bed = bed(folder.path(), host);
+    let edu = bed.bind(FIRST).unwrap();
+    let machine = machine_with_spare_ports(&mut bed);
+    let (status, said) = attach(&mut bed, machine, EDU_BODY, &edu);
+    assert_eq!(status, 202, "{said}");
+    wait_attached(&mut bed, machine, &[("edu", "connected")]);
+    // Returns when the device is free.
+    bed.write(UNBIND, FIRST).unwrap();
+    wait_attached(&mut bed, machine, &[]);
+    assert_eq!(bed.run(machine, "echo goes on", SOON).unwrap().trim(), "goes on");
+    let events = bed.call(machine, ("GET", "/v1/events?from=0"), "").unwrap().json().unwrap();
+    let kinds: Vec<_> =
+        events["events"].as_array().unwrap().iter().map(|event| event["kind"].clone()).collect();
+    assert!(kinds.ends_with(&["device-attached".into(), "device-detached".into()]), "{kinds:?}");
+    bed.type_line(machine, "poweroff -f").unwrap();
+    let (status, log) = bed.wait_exit(machine, SOON).unwrap();
+    assert_eq!(status, 0, "{log}");
+
+    // One that the guest has had from its start goes with the guest.
+    let edu = bed.bind(FIRST).unwrap();
+    let mut plan = Plan::linux(2, ("/guest/kernel", "/guest/initrd"), "console=ttyS0 quiet");
+    plan.pass(FIRST.parse().unwrap(), &edu);
+    let machine = bed.launch(&plan).unwrap();
+    bed.wait_console(machine, guest::READY, GUEST_LIMIT).unwrap();
+    bed.write(UNBIND, FIRST).unwrap();
+    let (status, log) = bed.wait_exit(machine, SOON).unwrap();
+    assert_eq!(status, types::vm::exit::HOST_FAULT, "{log}");
+    assert!(log.contains(&format!("the host wants {FIRST} back")), "{log}");
+}
+
 #[test]
 fn a_device_that_is_still_plugged_comes_back_at_the_end() {
     let folder = tempfile::tempdir().unwrap();

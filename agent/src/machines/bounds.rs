@@ -22,7 +22,7 @@ const DISK_TASKS: u32 = MAX_DISK_QUEUES as u32 * (1 + MAX_DISK_WORKERS);
 
 /// Tasks of a network card: its thread, and vhost's for each pair of queues, which is a task of the process, too.
 /// Source: Linux kernel/vhost_task.c, `vhost_task_create`.
-const NET_TASKS: u32 = 1 + MAX_QUEUE_PAIRS as u32;
+const NET_TASKS: u32 = 1 + MAX_QUEUE_PAIRS;
 
 /// Tasks of a passed-through device: one while it is reset.
 const DEVICE_TASKS: u32 = 1;

@@ -87,7 +87,7 @@ impl Pit {
 
     /// Reads the port with the gate.
     pub fn read_gate(&self, now: Duration) -> u8 {
-        let refresh = now.as_nanos() / REFRESH.as_nanos() % 2 != 0;
+        let refresh = !(now.as_nanos() / REFRESH.as_nanos()).is_multiple_of(2);
         let out = self.counters[2].output(now);
         self.gate | u8::from(refresh) << 4 | u8::from(out) << 5
     }

@@ -125,15 +125,10 @@ pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
         nodes: numa::nodes(spec, &map.ram).unwrap_or_default(),
         ecam: chipset.ecam.base(),
     };
-    let built = Built {
-        vm: &vm,
-        ram: &ram,
-        map: &map,
-        platform: &platform,
-        shares: &ports.shares(&seats, &plan),
-        slots: ports.slots(),
-        chipset: &chipset,
-    };
+    let shares = &ports.shares(&seats, &plan)[..];
+    let (slots, told, map) = (ports.slots(), &chipset, &map);
+    let built =
+        Built { vm: &vm, ram: &ram, map, platform: &platform, shares, slots, chipset: told };
     let Start { entry, fw_cfg, firmware } = start::prepare(spec, &built)?;
     (chipset.fw_cfg, chipset.firmware) = (Some(fw_cfg), firmware);
     let board = Arc::new(Board {

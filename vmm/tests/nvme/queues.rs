@@ -126,7 +126,7 @@ fn without_msi_x_the_pin_calls_until_everything_was_taken() {
         let (_, tail) = pair.put(&driver.machine.ram, transfer(READ, 0, blocks));
         driver.ring(&pair, tail);
     }
-    wait_for(|| is_high());
+    wait_for(&is_high);
     let status = |driver: &mut Driver| {
         let mut status = [0; 2];
         driver.function.read_config(0x06, &mut status);
@@ -147,7 +147,7 @@ fn without_msi_x_the_pin_calls_until_everything_was_taken() {
     wait_for(|| pair.clone().poll(&driver.machine.ram).is_some());
     assert!(!is_high());
     driver.write(0x10, 4, 1 << 1);
-    wait_for(|| is_high());
+    wait_for(&is_high);
 
     // A reset of the function is the end of what was posted.
     driver.function.write_config(0x4c + 8, &[0, 0x80]);

@@ -173,7 +173,7 @@ impl Registers {
             let at = offset.saturating_add(4 * index);
             match self.write_word(at, u32::from_le_bytes(*word)) {
                 Effect::None => {}
-                some => effect = some,
+                some @ (Effect::Control(..) | Effect::Mask) => effect = some,
             }
         }
         effect
