@@ -303,7 +303,7 @@ fn a_device_that_the_host_wants_back_is_let_go() {
     assert_eq!(status, 202, "{said}");
     wait_attached(&mut bed, machine, &[("edu", "connected")]);
     // Returns when the device is free.
-    bed.write(UNBIND, FIRST).unwrap();
+    bed.write(UNBIND, FIRST.as_bytes()).unwrap();
     wait_attached(&mut bed, machine, &[]);
     assert_eq!(bed.run(machine, "echo goes on", SOON).unwrap().trim(), "goes on");
     let events = bed.call(machine, ("GET", "/v1/events?from=0"), "").unwrap().json().unwrap();
@@ -320,7 +320,7 @@ fn a_device_that_the_host_wants_back_is_let_go() {
     plan.pass(FIRST.parse().unwrap(), &edu);
     let machine = bed.launch(&plan).unwrap();
     bed.wait_console(machine, guest::READY, GUEST_LIMIT).unwrap();
-    bed.write(UNBIND, FIRST).unwrap();
+    bed.write(UNBIND, FIRST.as_bytes()).unwrap();
     let (status, log) = bed.wait_exit(machine, SOON).unwrap();
     assert_eq!(status, types::vm::exit::HOST_FAULT, "{log}");
     assert!(log.contains(&format!("the host wants {FIRST} back")), "{log}");
