@@ -66,7 +66,7 @@ fn linux_finds_and_uses_an_nvme_disk() {
     // A power-off goes through the controller's shutdown.
     end(&mut bed, machine);
 
-    // Without messages the driver has the pin alone, and nearly every interrupt is for something.
+    // Without messages the driver has the pin alone, and no storm of interrupts.
     let files = ("/guest/kernel", "/guest/initrd");
     let mut plan = Plan::linux(2, files, "console=ttyS0 quiet pci=nomsi");
     plan.disk("/guest/disk").model = DiskModel::Nvme;
@@ -77,7 +77,7 @@ fn linux_finds_and_uses_an_nvme_disk() {
     let found = bed.run(machine, "grep nvme0q /proc/interrupts", SOON).unwrap();
     assert!(found.contains("IO-APIC") && found.lines().count() == 1, "{found}");
     let interrupts: u64 = bed.run(machine, count, SOON).unwrap().trim().parse().unwrap();
-    assert!((512..5000).contains(&interrupts), "{found}");
+    assert!((100..5000).contains(&interrupts), "{found}");
     let complaints = bed.run(machine, "dmesg | grep -ciE 'nobody cared|nvme.*timeout'; true", SOON);
     assert_eq!(complaints.unwrap(), "0\n");
     end(&mut bed, machine);
