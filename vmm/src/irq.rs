@@ -81,3 +81,44 @@ pub trait InterruptSource: Send + Sync {
     /// bus, after the swizzle of the bridges above it.
     fn line(&self, slot: u8, pin: u8) -> io::Result<Arc<dyn InterruptLine>>;
 }
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::{
+        os::fd::{AsFd, OwnedFd},
+        sync::Mutex,
+    };
+
+    use super::*;
+
+    /// A line that only keeps its level.
+    pub(crate) struct Wire {
+        level: Mutex<Level>,
+        file: OwnedFd,
+    }
+
+    impl Wire {
+        /// Returns a low one.
+        pub(crate) fn new() -> Arc<Self> {
+            let file = OwnedFd::from(std::fs::File::open("/dev/null").expect("there"));
+            Arc::new(Self { level: Mutex::new(Level::Low), file })
+        }
+
+        pub(crate) fn level(&self) -> Level {
+            *self.level.lock().expect("one thread")
+        }
+    }
+
+    impl InterruptLine for Wire {
+        fn set_level(&self, level: Level) -> io::Result<()> {
+            *self.level.lock().expect("one thread") = level;
+            Ok(())
+        }
+        fn trigger_fd(&self) -> BorrowedFd<'_> {
+            self.file.as_fd()
+        }
+        fn resample_fd(&self) -> BorrowedFd<'_> {
+            self.file.as_fd()
+        }
+    }
+}

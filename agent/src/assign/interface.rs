@@ -57,7 +57,8 @@ pub struct Handover {
     pub devices: Vec<(Bdf, OwnedFd)>,
 }
 
-/// Opens bound devices, those that a machine starts with; they are whole ([`super::make_whole`]). Only they reach each other's BARs: one that
+/// Opens bound devices, those that a machine starts with; they are whole ([`super::make_whole`]). Only they reach
+/// each other's BARs: one that
 /// is attached later reaches guest memory alone, by whichever interface is there. Drives are noted as a
 /// renter's before.
 pub fn hand_over(root: &Path, devices: &[Bdf]) -> Result<Handover, AssignError> {

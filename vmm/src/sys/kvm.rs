@@ -536,18 +536,6 @@ impl InterruptLine for KvmLine {
     }
 
     fn release(&self) {
-        self.let_go();
-    }
-}
-
-impl Drop for KvmLine {
-    fn drop(&mut self) {
-        self.release();
-    }
-}
-
-impl KvmLine {
-    fn let_go(&self) {
         if let Some(pins) = &mut self.vm.interrupts().pins {
             return pins.forget(self.gsi, self.holder);
         }
@@ -556,6 +544,12 @@ impl KvmLine {
             // The machine may be gone already; then there is nothing to detach.
             let _ = self.vm.fd.unregister_irqfd(&self.trigger, self.gsi);
         }
+    }
+}
+
+impl Drop for KvmLine {
+    fn drop(&mut self) {
+        self.release();
     }
 }
 

@@ -8,7 +8,10 @@
 use std::{
     io,
     os::fd::AsFd,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use rustix::event::{PollFd, PollFlags};
@@ -43,6 +46,14 @@ struct Shared {
 struct Ears {
     address: Bdf,
     events: [EventFd; 2],
+    /// It was told that the device failed: a guest may have it fail without end.
+    failed: AtomicBool,
+}
+
+impl Ears {
+    fn is_news(&self, alarm: Alarm) -> bool {
+        alarm == Alarm::Wanted || !self.failed.swap(true, Ordering::Relaxed)
+    }
 }
 
 /// A device that is listened to until this is dropped.
@@ -60,7 +71,11 @@ impl Alarms {
     /// Listens to `device`, which is at `address`.
     pub fn watch(&self, address: Bdf, device: &dyn Device) -> io::Result<Watch> {
         let event = || EventFd::new(EFD_NONBLOCK);
-        let ears = Arc::new(Ears { address, events: [event()?, event()?] });
+        let ears = Arc::new(Ears {
+            address,
+            events: [event()?, event()?],
+            failed: AtomicBool::new(false),
+        });
         for (alarm, event) in ALL.into_iter().zip(&ears.events) {
             let set = device.set_alarm(alarm, borrow_eventfd(event));
             // Only PCI Express has error reports that the kernel passes on.
@@ -74,7 +89,8 @@ impl Alarms {
         Ok(Watch { _ears: ears })
     }
 
-    /// Waits until the kernel says something, or there are others to listen to; returns what it said.
+    /// Waits until the kernel says something, or there are others to listen to; returns what it said. That a device
+    /// failed is said once.
     pub fn wait(&self) -> io::Result<Vec<(Bdf, Alarm)>> {
         let ears: Vec<Arc<Ears>> = {
             let mut devices = self.devices();
@@ -92,7 +108,8 @@ impl Alarms {
         let _ = self.0.changed.read();
         let rung = ears.iter().flat_map(|ears| {
             let both = ALL.into_iter().zip(&ears.events);
-            both.filter(|(_, event)| event.read().is_ok()).map(|(alarm, _)| (ears.address, alarm))
+            both.filter(|(alarm, event)| event.read().is_ok() && ears.is_news(*alarm))
+                .map(|(alarm, _)| (ears.address, alarm))
         });
         Ok(rung.collect())
     }
@@ -121,6 +138,7 @@ mod tests {
         assert_eq!(said, [(first, Alarm::Failed), (second, Alarm::Wanted)]);
         drop(gone);
         two.ring(Alarm::Wanted);
+        one.ring(Alarm::Failed);
         one.ring(Alarm::Wanted);
         assert_eq!(alarms.wait().expect("polled"), [(first, Alarm::Wanted)]);
     }

@@ -157,44 +157,17 @@ impl Pin {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
-    use std::{
-        io,
-        os::fd::{AsFd, BorrowedFd, OwnedFd},
-    };
-
+mod tests {
     use super::*;
-
-    pub(in super::super) struct Wire {
-        level: Mutex<Level>,
-        file: OwnedFd,
-    }
-
-    impl InterruptLine for Wire {
-        fn set_level(&self, level: Level) -> io::Result<()> {
-            *self.level.lock().expect("one thread") = level;
-            Ok(())
-        }
-        fn trigger_fd(&self) -> BorrowedFd<'_> {
-            self.file.as_fd()
-        }
-        fn resample_fd(&self) -> BorrowedFd<'_> {
-            self.file.as_fd()
-        }
-    }
-
-    pub(in super::super) fn wire() -> Arc<Wire> {
-        let file = OwnedFd::from(std::fs::File::open("/dev/null").expect("there"));
-        Arc::new(Wire { level: Mutex::new(Level::Low), file })
-    }
+    use crate::irq::tests::Wire;
 
     fn pin() -> (Pin, Arc<Wire>) {
-        let wire = wire();
+        let wire = Wire::new();
         (Pin::new(Arc::<Wire>::clone(&wire), 3), wire)
     }
 
     fn is_high(wire: &Wire) -> bool {
-        *wire.level.lock().expect("one thread") == Level::High
+        wire.level() == Level::High
     }
 
     #[test]

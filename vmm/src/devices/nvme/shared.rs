@@ -220,11 +220,12 @@ impl Shared {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::pin, *};
+    use super::*;
+    use crate::irq::tests::Wire;
 
     #[test]
     fn doorbells_keep_the_last_value_until_taken() {
-        let shared = Shared::new(1, &[], pin::tests::wire()).expect("an eventfd");
+        let shared = Shared::new(1, &[], Wire::new()).expect("an eventfd");
         shared.ring(0, 1);
         shared.ring(0, 2);
         shared.ring(3, u32::MAX);
@@ -238,7 +239,7 @@ mod tests {
 
     #[test]
     fn a_reset_forgets_everything_but_interrupts() {
-        let shared = Shared::new(1, &[], pin::tests::wire()).expect("an eventfd");
+        let shared = Shared::new(1, &[], Wire::new()).expect("an eventfd");
         shared.set_fatal();
         shared.ask_shutdown();
         shared.ring(0, 1);

@@ -197,34 +197,14 @@ impl QueueSignal {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-
     use super::*;
-
-    struct Wire {
-        level: Mutex<Level>,
-        file: OwnedFd,
-    }
-
-    impl InterruptLine for Wire {
-        fn set_level(&self, level: Level) -> io::Result<()> {
-            *self.level.lock().expect("one thread") = level;
-            Ok(())
-        }
-        fn trigger_fd(&self) -> BorrowedFd<'_> {
-            self.file.as_fd()
-        }
-        fn resample_fd(&self) -> BorrowedFd<'_> {
-            self.file.as_fd()
-        }
-    }
+    use crate::irq::tests::Wire;
 
     /// PCI 3.0 §6.2.3: Interrupt Disable has no effect on Interrupt Status.
     #[test]
     fn a_disabled_line_stays_low_while_the_status_tells_what_is_pending() {
-        let file = OwnedFd::from(std::fs::File::open("/dev/null").expect("there"));
-        let wire = Arc::new(Wire { level: Mutex::new(Level::Low), file });
-        let level = || *wire.level.lock().expect("one thread");
+        let wire = Wire::new();
+        let level = || wire.level();
         let line = Arc::<Wire>::clone(&wire);
         let interrupts = Arc::new(Interrupts::new(&[], line).expect("a function"));
         interrupts.set_mode(false, true);
@@ -242,18 +222,14 @@ mod tests {
     /// Virtio §4.1.4.5.1: the bit is set with MSI-X, too, which is when the line is not used.
     #[test]
     fn a_changed_configuration_is_in_the_isr_whatever_interrupts() {
-        let file = OwnedFd::from(std::fs::File::open("/dev/null").expect("there"));
-        let wire = Arc::new(Wire { level: Mutex::new(Level::Low), file });
+        let wire = Wire::new();
         let line = Arc::<Wire>::clone(&wire);
         let interrupts = Arc::new(Interrupts::new(&[], line).expect("a function"));
         interrupts.set_mode(true, false);
         QueueSignal::new(Arc::clone(&interrupts), NO_VECTOR).trigger();
         assert_eq!(interrupts.take_isr(), 0);
         interrupts.signal_config();
-        assert_eq!(
-            (*wire.level.lock().expect("one thread"), interrupts.status()),
-            (Level::Low, Level::Low)
-        );
+        assert_eq!((wire.level(), interrupts.status()), (Level::Low, Level::Low));
         assert_eq!(interrupts.take_isr(), ISR_CONFIG);
     }
 }
