@@ -321,23 +321,28 @@ async fn ask_offer(gateway: Arc<Gateway>, node: NodeId) {
 }
 
 /// Opens content for a node where a machine may start from it. Whoever else takes part in the overlay and knows a
-/// digest gets nothing.
+/// digest gets nothing, and for a digest of nothing nobody is looked up.
 async fn wanted(
-    gateway: &Gateway,
+    gateway: &Arc<Gateway>,
     node: NodeId,
     content: ContentId,
 ) -> Result<Option<(tokio::fs::File, u64)>, Problem> {
-    let may = gateway.store.may_fetch(node, content, now());
-    if !may.map_err(|error| Kind::Internal.caused_by(&error))? {
-        return Ok(None);
-    }
-    gateway.content.read(content).await.map_err(|error| Kind::Internal.caused_by(&error))
+    let found = gateway.content.read(content).await;
+    let found = found.map_err(|error| Kind::Internal.caused_by(&error))?;
+    let Some(found) = found else { return Ok(None) };
+    let gateway = Arc::clone(gateway);
+    let may = move || gateway.store.may_fetch(node, content, now());
+    let may = tokio::task::spawn_blocking(may)
+        .await
+        .map_err(|error| Kind::Internal.caused_by(&error))?
+        .map_err(|error| Kind::Internal.caused_by(&error))?;
+    Ok(may.then_some(found))
 }
 
 /// Serves a stream. Until it is known what the stream is for, and while a refusal is sent, it keeps the
 /// place that it has among the unread ones of its node; content takes one of its own.
 async fn serve_stream(
-    gateway: &Gateway,
+    gateway: &Arc<Gateway>,
     places: &Places<NodeId>,
     inbound: InboundStream,
 ) -> Result<(), streams::StreamError> {

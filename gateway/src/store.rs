@@ -199,16 +199,21 @@ impl Store {
         now: UnixSeconds,
     ) -> Result<bool, StoreError> {
         let table = self.database.begin_read()?.open_table(HELD)?;
-        let content = content.to_string();
-        for entry in table.iter()? {
+        // From one renter to the next, whatever else they uploaded.
+        let mut begin = String::new();
+        loop {
+            let first = table.range::<&str>(begin.as_str()..)?.next();
+            let Some(entry) = first else { return Ok(false) };
             let (name, _) = entry?;
-            let Some((renter, held)) = name.value().split_once('/') else { continue };
-            let Some(renter) = renter.parse().ok().filter(|_| held == content) else { continue };
-            if self.nodes_of(renter, now)?.contains(&node) {
+            let renter = name.value().split('/').next().unwrap_or_default();
+            let holds = table.get(format!("{renter}/{content}").as_str())?.is_some();
+            if let (true, Ok(renter)) = (holds, renter.parse::<PublicKey>())
+                && self.nodes_of(renter, now)?.contains(&node)
+            {
                 return Ok(true);
             }
+            begin = format!("{renter}0");
         }
-        Ok(false)
     }
 
     /// Forgets that `renter` uploaded `content`.
@@ -307,6 +312,31 @@ mod tests {
         assert_eq!(store.answer(renter, "k").expect("read"), Some(answer));
         store.forget(UnixSeconds(10 + KEEP_ANSWERS_S)).expect("dropped");
         assert_eq!(store.answer(renter, "k").expect("read"), None);
+    }
+
+    #[test]
+    fn a_node_may_fetch_what_one_of_its_renters_uploaded() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let store = Store::open(&folder.path().join("store.redb")).expect("made");
+        let renters = [1, 2, 3].map(|number| PublicKey::from_bytes([number; 32]));
+        let nodes = [4, 5, 6].map(|number| NodeId::from_bytes([number; 32]));
+        let [x, y, z] = [7, 8, 9].map(|number| ContentId::from_bytes([number; 32]));
+        let lease = MachineId::from_bytes([1; 16]);
+        for (renter, node) in renters.into_iter().zip(nodes) {
+            let standing = Standing { serial: 1, end: UnixSeconds(100), node };
+            store.put_lease(renter, lease, &standing).expect("kept");
+        }
+        for (renter, content) in [(0, x), (0, y), (2, x), (2, z)] {
+            store.hold(renters[renter], content, 10).expect("kept");
+        }
+        let at = |content, time| {
+            let may = |node| store.may_fetch(node, content, UnixSeconds(time)).expect("read");
+            nodes.map(may)
+        };
+        assert_eq!(at(x, 100), [true, false, true]);
+        assert_eq!(at(y, 100), [true, false, false]);
+        assert_eq!(at(z, 100), [false, false, true]);
+        assert_eq!(at(x, 100 + RETAIN_S), [false; 3], "their machines are gone");
     }
 
     #[test]

@@ -101,7 +101,8 @@ pub struct Image {
     pub seed: Option<Seed>,
 }
 
-/// What cloud-init finds (NoCloud data source).
+/// What cloud-init finds (NoCloud data source). Without user data, keys are in a generated one, too, and are shown to
+/// Ignition for the user `core`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Seed {
@@ -109,7 +110,8 @@ pub struct Seed {
     #[serde(default)]
     pub hostname: Option<String>,
     /// Public keys for the image's usual user, as in `authorized_keys`, at most
-    /// [`MAX_SSH_KEYS`], each a line of UTF-8 of at most [`MAX_SSH_KEY`] bytes.
+    /// [`MAX_SSH_KEYS`], each a line of UTF-8 of at most [`MAX_SSH_KEY`] bytes. Nobody gets them where user data is a
+    /// cloud-config with `users` of its own and no `default` among them; a configuration for Ignition carries its own.
     #[serde(default)]
     pub ssh_keys: Vec<String>,
     /// User data: text, not gzip, passed on as it is, at most [`MAX_USER_DATA`] bytes. A JSON object with

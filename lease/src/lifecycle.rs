@@ -1,4 +1,4 @@
-//! How one lease takes the place of another: design §6, as a pure function. What happens to a
+//! How one lease takes the place of another, as a pure function. What happens to a
 //! machine while a lease runs and after it ended is decided by its node.
 
 use crate::{document::Lease, threshold::VerifiedLease};

@@ -24,6 +24,9 @@ const COMPLAINTS: &str = "#!/bin/busybox sh\n\
 const ALLOWED: &[(&str, &str)] = &[
     ("APIC calibration not consistent with PM-Timer", "an emulated host runs the guest in bursts"),
     ("APIC delta adjusted to PM-Timer", "the same"),
+    ("hrtimer: interrupt took ", "the same, on a slow machine"),
+    ("clocksource: Long readout interval", "the same"),
+    (" hogged CPU for ", "the same"),
     ("kvm_intel: VMX not supported", "the appliance's kernel looks for it; machines do not nest"),
     ("kvm_amd: SVM not supported", "the same"),
     ("ipmi_si: Unable to find", "the appliance's kernel looks for a board's controller"),

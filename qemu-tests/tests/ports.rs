@@ -306,7 +306,9 @@ fn a_device_that_the_host_wants_back_is_let_go() {
     bed.write(UNBIND, FIRST.as_bytes()).unwrap();
     // The kernel has it in hand, and lets nobody reset it: that is left to whoever has it next.
     wait_attached(&mut bed, machine, &[("edu", "unclean")]);
-    assert_eq!(bed.run(machine, "echo goes on", SOON).unwrap().trim(), "goes on");
+    // Its kernel may say beside it that the device is gone.
+    let said = bed.run(machine, "echo goes on", SOON).unwrap();
+    assert!(said.trim_end().ends_with("goes on"), "{said}");
     let events = bed.call(machine, ("GET", "/v1/events?from=0"), "").unwrap().json().unwrap();
     let kinds: Vec<_> =
         events["events"].as_array().unwrap().iter().map(|event| event["kind"].clone()).collect();

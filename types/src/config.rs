@@ -1,9 +1,7 @@
 //! The node's configuration: one versioned TOML document, unknown keys refused by name and line.
 //!
-//! The same document comes from the image, from a FAT volume labelled `HOLDFAST`
-//! (`holdfast.toml`), or from the kernel command line (`holdfast.config=` and the document in
-//! base64). It is parsed once; what parses is valid. `check` holds the rules that no type does,
-//! `place` finds what broke one in the document,
+//! The same document comes from wherever `agent::config` finds it. It is parsed once; what parses is
+//! valid. `check` holds the rules that no type does, `place` finds what broke one in the document,
 //! `words` says what the TOML reader means.
 
 mod check;
@@ -49,8 +47,8 @@ pub struct NodeSpec {
     pub overlay: Overlay,
     /// Who may sign leases.
     pub authority: Authority,
-    /// Keys that may look after the node itself (restart its service, drain it). They can start no
-    /// machine and read nothing of one.
+    /// Keys that may look after the node itself: restart its service, release devices, steer its updates and fetch
+    /// the sealed recovery key. They can start no machine and read nothing of one.
     #[serde(default)]
     pub operators: Vec<PublicKey>,
     /// What may be rented.
@@ -195,7 +193,7 @@ pub struct Machines {
     /// Memory kept for the node itself.
     #[serde(default = "Machines::default_reserve")]
     pub reserve_mib: Mebibytes,
-    /// Memory set aside as huge pages when the node starts, evenly over its NUMA nodes. Machines whose
+    /// Memory set aside as huge pages when the node starts, over its NUMA nodes as they have memory. Machines whose
     /// memory is a multiple of the page get them while there are some.
     #[serde(default = "Machines::default_huge_pages")]
     pub huge_pages_mib: Mebibytes,
@@ -231,7 +229,7 @@ pub struct Machines {
     /// Seconds a stopped machine's disk is kept after its lease ended.
     #[serde(default = "Machines::default_retain")]
     pub retain_s: u64,
-    /// Seconds between the warning at a lease's end and the ACPI power button being forced.
+    /// Seconds from the power button to the plug, at a lease's end and at a renter's stop.
     #[serde(default = "Machines::default_grace")]
     pub grace_s: u64,
 }
@@ -252,7 +250,7 @@ impl Machines {
         "10.77.0.0/16".to_owned()
     }
 
-    /// Ten days: design §6.
+    /// Ten days.
     fn default_retain() -> u64 {
         10 * 24 * 3600
     }

@@ -14,9 +14,6 @@ macro_rules! hex_id {
         pub struct $name([u8; $len]);
 
         impl $name {
-            /// Length in bytes.
-            pub const LEN: usize = $len;
-
             /// Wraps raw bytes. Any value is a well-formed name; whether it names something is
             /// for its user to find out.
             pub const fn from_bytes(bytes: [u8; $len]) -> Self {

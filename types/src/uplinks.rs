@@ -281,11 +281,6 @@ impl Uplink {
         self.addresses.iter().filter_map(|text| parse_prefix(text))
     }
 
-    /// Returns the name in the kernel of a bond or VLAN.
-    pub fn kernel_name(&self) -> &str {
-        &self.name
-    }
-
     fn has(&self, family: fn(&IpAddr) -> bool) -> bool {
         self.assigned().any(|(address, _)| family(&address))
     }

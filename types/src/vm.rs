@@ -314,7 +314,7 @@ pub struct Passthrough {
     /// Whether the devices, when there are two at least, reach each other's BARs.
     #[serde(default)]
     pub peer_to_peer: bool,
-    /// One entry per device, each behind a root port of its own.
+    /// One entry per device; where each sits says `VmSpec.topology`.
     pub devices: Vec<PassthroughDevice>,
 }
 

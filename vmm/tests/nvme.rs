@@ -116,7 +116,7 @@ fn zeroed_and_deallocated_blocks_read_as_zeroes() {
 #[test]
 fn zeroes_and_deallocations_are_durable_when_asked_or_when_there_is_no_cache() {
     let statuses = |cache: u32| {
-        where_syncs_fail(move || {
+        where_syncs_fail(libc::EIO, move || {
             let mut driver = Driver::on(EngineChoice::Plain, None);
             let mut pair = driver.pair(1);
             // With the cache off what was written before has to be durable, too.

@@ -1,4 +1,4 @@
-//! Automation: `cargo xtask demo`, `test`, `image`, `reproduce`, `tidy`, `setup`.
+//! Automation: `cargo xtask demo`, `test`, `image`, `bench`, `reproduce`, `survive`, `syscalls`, `tidy`, `fuzz`, `setup`.
 //!
 //! Every command says what it is about to do, does it, and ends with a table or a line that says
 //! what happened. It links no other crate of the workspace: what it needs of them it runs.

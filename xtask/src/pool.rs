@@ -129,6 +129,21 @@ impl Queue {
         Some((self.waiting.remove(place), share))
     }
 
+    /// Gives up what waits still when it is too late to begin it. It runs first the next time, as what has
+    /// never run.
+    fn give_up(&mut self, until: Option<Instant>) {
+        if until.is_none_or(|until| Instant::now() < until) {
+            return;
+        }
+        for Job { name, .. } in self.waiting.drain(..) {
+            self.record.0.remove(&name);
+            let reason =
+                format!("{name}: this machine is too slow to run it in the time that there is");
+            println!("\nleft out: {reason}");
+            self.counts.left_out.push(reason);
+        }
+    }
+
     /// Notes that a program ended.
     fn end(&mut self, name: String, share: f64, took: Took, counts: Counts) {
         self.running -= 1;
@@ -138,9 +153,9 @@ impl Queue {
     }
 }
 
-/// Runs test programs, several at a time, and prints the output of each when it has ended. Returns what they
-/// found together.
-pub(crate) fn run(mut jobs: Vec<Job>, at_once: AtOnce) -> Result<Counts> {
+/// Runs test programs, several at a time, and prints the output of each when it has ended. None begins after
+/// `until`. Returns what they found together.
+pub(crate) fn run(mut jobs: Vec<Job>, at_once: AtOnce, until: Option<Instant>) -> Result<Counts> {
     let path = run::cache().join(RECORD);
     let record = Record::parse(&fs::read_to_string(&path).unwrap_or_default());
     record.order(&mut jobs);
@@ -148,7 +163,7 @@ pub(crate) fn run(mut jobs: Vec<Job>, at_once: AtOnce) -> Result<Counts> {
     let (queue, ended) = (Mutex::new(queue), Condvar::new());
     thread::scope(|scope| {
         for _ in 0..at_once.most() {
-            scope.spawn(|| work(&queue, &ended, at_once, &path));
+            scope.spawn(|| work(&queue, &ended, (at_once, until), &path));
         }
     });
     let Queue { record, counts, .. } = queue.into_inner().unwrap_or_else(PoisonError::into_inner);
@@ -158,9 +173,18 @@ pub(crate) fn run(mut jobs: Vec<Job>, at_once: AtOnce) -> Result<Counts> {
 
 /// Runs one program after the other until none is left. What each took is kept in the file at `path`, also for
 /// whoever runs them after this run was broken off.
-fn work(queue: &Mutex<Queue>, ended: &Condvar, at_once: AtOnce, path: &Path) {
+fn work(
+    queue: &Mutex<Queue>,
+    ended: &Condvar,
+    (at_once, until): (AtOnce, Option<Instant>),
+    path: &Path,
+) {
     let mut locked = queue.lock().unwrap_or_else(PoisonError::into_inner);
-    while !locked.waiting.is_empty() {
+    loop {
+        locked.give_up(until);
+        if locked.waiting.is_empty() {
+            break;
+        }
         let Some((job, share)) = locked.take(at_once) else {
             locked = ended.wait(locked).unwrap_or_else(PoisonError::into_inner);
             continue;
@@ -277,7 +301,7 @@ mod tests {
             let (queue, ended) = (Mutex::new(queue), Condvar::new());
             thread::scope(|scope| {
                 for _ in 0..at_once.most() {
-                    scope.spawn(|| work(&queue, &ended, at_once, &path));
+                    scope.spawn(|| work(&queue, &ended, (at_once, None), &path));
                 }
             });
             let queue = queue.into_inner().expect("whole");
@@ -286,6 +310,25 @@ mod tests {
             let kept = fs::read_to_string(&path).expect("kept");
             assert_eq!(Record::parse(&kept), queue.record);
         }
+    }
+
+    #[test]
+    fn what_would_begin_too_late_is_told_and_comes_first_the_next_time() {
+        let waiting = vec![job("a", "exit 1"), job("b", "exit 1")];
+        let record = Record::parse("700 9 a\n1 1 c\n");
+        let counts = Counts::default();
+        let mut queue = Queue { waiting, running: 0, busy: 0.0, record, counts };
+        let now = Instant::now();
+        queue.give_up(None);
+        queue.give_up(Some(now + Duration::from_secs(3600)));
+        assert_eq!(queue.waiting.len(), 2);
+        queue.give_up(Some(now));
+        assert!(queue.waiting.is_empty());
+        let Counts { passed: 0, failed: 0, left_out, .. } = queue.counts else { panic!() };
+        assert!(left_out.len() == 2 && left_out[0].starts_with("a: "), "{left_out:?}");
+        let mut jobs = ["c", "a"].map(|name| job(name, ""));
+        queue.record.order(&mut jobs);
+        assert_eq!(jobs.map(|job| job.name), ["a", "c"]);
     }
 
     #[test]

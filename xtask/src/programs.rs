@@ -8,6 +8,7 @@ use std::{
     path::{Path, PathBuf},
     process::{Command, Stdio},
     thread,
+    time::Instant,
 };
 
 use anyhow::{Context, Result, bail};
@@ -43,12 +44,12 @@ pub(crate) fn unit() -> Result<Counts> {
     let mut documentation = run::cargo(&["test", "--workspace", "--exclude", QEMU_TESTS]);
     documentation.args(["--doc", "--no-fail-fast", "--", "--show-output"]);
     jobs.push(Job { name: "documentation".to_owned(), command: documentation });
-    pool::run(jobs, AtOnce::Count(PROGRAMS_A_PROCESSOR * processors()))
+    pool::run(jobs, AtOnce::Count(PROGRAMS_A_PROCESSOR * processors()), None)
 }
 
 /// Runs the tests that boot the image. Those of one program run one after the other: each boots a host of its
-/// own, which emulates one processor and waits for some of the time; how much differs.
-pub(crate) fn qemu() -> Result<Counts> {
+/// own, which emulates one processor and waits for some of the time; how much differs. None begins after `until`.
+pub(crate) fn qemu(until: Option<Instant>) -> Result<Counts> {
     let built = build()?.into_iter().filter(|program| program.package == QEMU_TESTS);
     let mut jobs: Vec<Job> = built.map(|program| program.job).collect();
     for job in &mut jobs {
@@ -58,7 +59,7 @@ pub(crate) fn qemu() -> Result<Counts> {
     // Nested guests among more than two busy hosts for each processor would run into the tests' time limits.
     let unknown = (processors * 3).div_ceil(2).min(MOST_HOSTS);
     let most = (processors * HOSTS_A_PROCESSOR).min(MOST_HOSTS);
-    pool::run(jobs, AtOnce::Filling { processors, unknown, most })
+    pool::run(jobs, AtOnce::Filling { processors, unknown, most }, until)
 }
 
 /// Returns `path` with the folders of what is unpacked behind it. Where it cannot be had, tests that use it say so

@@ -6,7 +6,10 @@
 pub(crate) struct Counts {
     pub(crate) passed: u64,
     pub(crate) failed: u64,
+    /// Why tests were skipped, which the summary counts among the passed.
     pub(crate) skipped: Vec<String>,
+    /// Why programs were not started, of which no test is counted.
+    pub(crate) left_out: Vec<String>,
     /// What failed tests printed.
     pub(crate) evidence: Vec<String>,
 }
@@ -17,6 +20,7 @@ impl Counts {
         self.passed += other.passed;
         self.failed += other.failed;
         self.skipped.extend(other.skipped);
+        self.left_out.extend(other.left_out);
         self.evidence.extend(other.evidence);
     }
 }

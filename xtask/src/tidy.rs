@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-/// The only edges between crates: who may depend on whom (design, §2).
+/// The only edges between crates: who may depend on whom.
 const EDGES: &[(&str, &[&str])] = &[
     ("types", &[]),
     ("overlay", &["types"]),

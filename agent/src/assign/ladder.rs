@@ -33,6 +33,10 @@ use crate::events::Event;
 
 /// Says whether devices that are found get drivers.
 const PROBING: &str = "sys/bus/pci/drivers_autoprobe";
+/// Looks for devices on all buses.
+const RESCAN: &str = "sys/bus/pci/rescan";
+/// Is there for as long as a device is taken out that is to be found anew.
+const TAKEN_OUT: &str = "run/holdfast/rescan";
 
 /// What brought a device back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,7 +68,7 @@ pub fn reset(root: &Path, device: Bdf, vendor: u16, set: &[Bdf]) -> Result<Recov
         lent::lose_serial(root, device)
             .map_err(|source| AssignError::Enumerate { device, source })?;
         // What is not found either is told below.
-        let _ = without_drivers(root, || write(&root.join("sys/bus/pci/rescan")));
+        let _ = without_drivers(root, || write(&root.join(RESCAN)));
     }
     let judge = |reset: io::Result<()>| {
         // One that is not there is not there, whatever the kernel calls it that its reset failed.
@@ -134,8 +138,22 @@ fn enumerate(root: &Path, device: Bdf, begin: Instant) -> io::Result<()> {
         if !is_in_time(begin.elapsed()) {
             return Err(io::ErrorKind::TimedOut.into());
         }
-        write(&path.join("remove")).and_then(|()| write(&bus))
+        let mark = root.join(TAKEN_OUT);
+        mark.parent().map_or(Ok(()), fs::create_dir_all)?;
+        fs::write(&mark, "")?;
+        write(&path.join("remove")).and_then(|()| write(&bus))?;
+        fs::remove_file(&mark)
     })
+}
+
+/// Has the kernel find what an agent took out that died before it was found again.
+pub fn find_taken_out(root: &Path) -> io::Result<()> {
+    let mark = root.join(TAKEN_OUT);
+    if !mark.exists() {
+        return Ok(());
+    }
+    without_drivers(root, || write(&root.join(RESCAN)))?;
+    fs::remove_file(&mark)
 }
 
 /// Does something while devices that are found get no driver. One at a time: the first that was done would give
@@ -258,6 +276,7 @@ mod tests {
         }
         let probing = fs::read_to_string(root.path().join("sys/bus/pci/drivers_autoprobe"));
         assert_eq!(probing.expect("read"), "1");
+        assert!(!root.path().join(TAKEN_OUT).exists(), "it was looked for");
         // One that is gone would not be found again.
         fs::remove_file(path.join("remove")).expect("removed");
         fs::write(path.join("config"), [0xff; 64]).expect("written");
@@ -290,6 +309,7 @@ mod tests {
         let failed = make_whole(root.path(), DEVICE, &[DEVICE]).expect_err("it is not");
         let AssignError::NotWhole { source, .. } = failed else { panic!("{failed}") };
         assert!(matches!(*source, AssignError::Enumerate { .. }), "{source}");
+        assert!(root.path().join(TAKEN_OUT).exists(), "the next agent looks for it");
         assert_eq!(reset(), "1");
         let noted = root.path().join("state/lent-drives/0000:01:00.0-5331");
         assert!(noted.exists() && !serial.exists(), "by what it told before");
@@ -306,11 +326,26 @@ mod tests {
         let gone = reset(root.path(), DEVICE, 0x10de, &[DEVICE]).expect_err("not found");
         assert!(matches!(gone, AssignError::Absent { .. }), "{gone}");
         let read = |file: &str| fs::read_to_string(root.path().join(file)).expect("written");
-        assert_eq!(["sys/bus/pci/rescan", PROBING].map(read), ["1", "1"]);
+        assert_eq!([RESCAN, PROBING].map(read), ["1", "1"]);
         // An agent that died left it so.
         fs::write(root.path().join(PROBING), "0").expect("written");
         with_drivers(root.path()).expect("restored");
         assert_eq!(read(PROBING), "1");
+    }
+
+    #[test]
+    fn what_an_agent_took_out_before_it_died_is_looked_for() {
+        let root = testing::root(&[(PROBING, b"1"), (RESCAN, b"")]);
+        let root = root.path();
+        let read = |file: &str| fs::read_to_string(root.join(file)).expect("there");
+        find_taken_out(root).expect("nothing was");
+        assert_eq!(read(RESCAN), "");
+        let mark = root.join(TAKEN_OUT);
+        fs::create_dir_all(mark.parent().expect("a parent")).expect("made");
+        fs::write(&mark, "").expect("written");
+        find_taken_out(root).expect("looked for");
+        assert_eq!([RESCAN, PROBING].map(read), ["1", "1"]);
+        assert!(!mark.exists(), "it is looked for once");
     }
 
     #[test]

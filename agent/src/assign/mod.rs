@@ -20,7 +20,7 @@ use std::{
 pub use answers::check_answers;
 pub use erase::{ERASE_LIMIT, EraseError, Erased};
 pub use interface::{Handover, Peers, hand_over, interface, open_one};
-pub use ladder::{Recovered, Rung, beside, make_whole, reset, with_drivers};
+pub use ladder::{Recovered, Rung, beside, find_taken_out, make_whole, reset, with_drivers};
 use types::node::Bdf;
 
 /// The driver that hands devices to user space.

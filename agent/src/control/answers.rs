@@ -138,7 +138,12 @@ pub fn refused(error: &RefusedError) -> Problem {
         }
         RefusedError::Ended { .. } => Kind::LeaseRefused,
         RefusedError::Room { .. } => Kind::NoCapacity,
-        RefusedError::LargeDisk { .. } => Kind::Unprocessable,
+        RefusedError::LargeDisk { .. }
+        | RefusedError::Device(
+            DeviceError::Twice { .. }
+            | DeviceError::SharedGroup { .. }
+            | DeviceError::SharedLater { .. },
+        ) => Kind::Unprocessable,
         RefusedError::Device(DeviceError::Absent { .. }) => Kind::NotFound,
         RefusedError::Device(_) => Kind::NoCapacity,
         RefusedError::Draining | RefusedError::Store(StoreError::Full { .. }) => Kind::Unavailable,
@@ -187,7 +192,24 @@ pub fn no_connection(port: u16, error: &io::Error) -> Problem {
 
 #[cfg(test)]
 mod tests {
+    use types::node::Bdf;
+
     use super::*;
+
+    #[test]
+    fn devices_that_are_asked_for_wrongly_are_told_from_those_that_are_not_free() {
+        let device = Bdf { segment: 0, bus: 1, device: 0, function: 0 };
+        let (group, other) = (4, Bdf { function: 1, ..device });
+        let status = |error| refused(&RefusedError::Device(error)).status;
+        let wrong = [
+            DeviceError::Twice { device },
+            DeviceError::SharedGroup { device, group, other },
+            DeviceError::SharedLater { device, group, other },
+        ];
+        assert_eq!(wrong.map(status), [422; 3]);
+        let taken = DeviceError::NotFree { device, state: "leased".into() };
+        assert_eq!([DeviceError::Absent { device }, taken].map(status), [404, 409]);
+    }
 
     #[test]
     fn a_refusal_of_a_machines_process_is_passed_on_with_its_reason() {

@@ -26,6 +26,7 @@ const MAX_CAPABILITIES: usize = 960;
 const MAX_SWITCHES: usize = 4;
 /// Ports that a machine can have on its first root complex, on another one, and in a switch.
 const MAX_FIRST_ROOT: usize = 14;
+const MAX_ROOT: usize = 16;
 const MAX_PORTS: usize = 32;
 
 /// Which end of a link a port is.
@@ -162,7 +163,7 @@ pub fn topology(
         let leaves: Vec<Leaf<'_>> =
             mine.map(|(index, device)| Leaf { index, above: &above(device).ports }).collect();
         let ports = below(&leaves, 0);
-        let most = if roots.is_empty() { MAX_FIRST_ROOT } else { MAX_PORTS };
+        let most = if roots.is_empty() { MAX_FIRST_ROOT } else { MAX_ROOT };
         if ports.len() > most || !ports.iter().all(fits) {
             return None;
         }

@@ -30,7 +30,8 @@ use super::{
     execute::{Progress, Tools},
     plan::Record,
     plug::{self, PlugError},
-    recovery, vmm,
+    recovery,
+    vmm::{self, VmmError},
 };
 use crate::assign::{self, AssignError};
 
@@ -209,6 +210,8 @@ pub enum AttachFailure {
     Plug(#[from] PlugError),
     #[error("cannot open {path}")]
     Open { path: String, source: io::Error },
+    #[error("the machine's process does not say what it has")]
+    Unsaid(#[source] VmmError),
     #[error("the node broke off")]
     Broken,
     #[error("it was taken back before its content had come")]
@@ -297,7 +300,16 @@ const LOOK: Duration = Duration::from_millis(250);
 async fn settled(machine: MachineId, id: &str) -> Result<Seat, AttachFailure> {
     let start = Instant::now();
     loop {
-        let there = vmm::devices(machine).await.unwrap_or_default();
+        let there = match vmm::devices(machine).await {
+            Ok(there) => there,
+            Err(VmmError::Connect { .. }) => Vec::new(),
+            // What it has, it has still.
+            Err(_) if start.elapsed() < LEAVING_LIMIT => {
+                tokio::time::sleep(LOOK).await;
+                continue;
+            }
+            Err(error) => return Err(AttachFailure::Unsaid(error)),
+        };
         if let Some(seat) = seat_of(&there, id, start.elapsed())? {
             return Ok(seat);
         }

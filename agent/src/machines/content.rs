@@ -2,13 +2,13 @@
 //! written and before each use, or while a disk is made of it; kept until space is wanted: then what no
 //! machine needs goes, the longest unused first.
 
+mod room;
+
 use std::{
-    collections::BTreeSet,
     fs,
     io::{self, SeekFrom},
-    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::{Duration, Instant, SystemTime},
 };
 
@@ -23,11 +23,10 @@ use types::{
     ids::{ContentId, NodeId},
 };
 
+pub(crate) use self::room::kept_for_content;
+use self::room::{Claims, Coming, KEEP_FREE};
 use super::{disk, disk_copy};
 use crate::{events::Event, tasks::frames};
-
-/// Space on /data that content leaves free, in bytes.
-const KEEP_FREE: u64 = 64 << 20;
 
 /// The other end must send something within this time.
 const STALL_LIMIT: Duration = Duration::from_secs(30);
@@ -41,6 +40,9 @@ const BUSY_ATTEMPTS: u32 = 20;
 
 /// Pause between two of them.
 const BUSY_PAUSE: Duration = Duration::from_secs(3);
+
+/// Bytes for which room is set aside at once where the length was not told: more than one read gives.
+const PIECE: u64 = 64 << 20;
 
 /// How much content may have, and take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,7 +66,7 @@ impl Terms {
 
     /// Lets a disk of so many bytes begin as content, which goes when it is made.
     pub fn image(disk: u64) -> Self {
-        Self { most: u64::MAX, of: Self::NODE, own: disk }
+        Self { most: disk, of: "the disk that begins as it has", own: disk }
     }
 }
 
@@ -109,15 +111,6 @@ pub enum Fetched {
 pub struct Cache {
     directory: PathBuf,
     claims: Arc<Mutex<Claims>>,
-}
-
-/// What machines have a claim to.
-#[derive(Debug, Default)]
-struct Claims {
-    /// Content that they need.
-    needed: BTreeSet<ContentId>,
-    /// Bytes of the volume that were promised to their disks and are not written yet.
-    promised: u64,
 }
 
 impl Cache {
@@ -176,9 +169,12 @@ impl Cache {
         content: ContentId,
         terms: Terms,
     ) -> Result<(), ContentError> {
-        if self.has(content) {
-            // One that is damaged has gone after that.
-            self.is_whole(content).await?;
+        // One that is damaged has gone after that.
+        if self.has(content)
+            && self.is_whole(content).await?
+            && let Some(length) = self.length(content)
+        {
+            check(content, length, terms)?;
         }
         self.fetch_unchecked(overlay, gateway, content, terms).await.map(|_| ())
     }
@@ -191,12 +187,11 @@ impl Cache {
         content: ContentId,
         terms: Terms,
     ) -> Result<Fetched, ContentError> {
-        let terms = self.bounded(content, terms)?;
-        if let Some(length) = self.length(content) {
-            check(content, length, terms)?;
+        if self.has(content) {
             self.note_use(content);
             return Ok(Fetched::Before);
         }
+        let terms = self.bounded(content, terms)?;
         let begin = Instant::now();
         let mut attempt = 1;
         let (stream, length) = loop {
@@ -222,41 +217,44 @@ impl Cache {
         length: Option<u64>,
         terms: Terms,
     ) -> Result<u64, ContentError> {
-        // Two machines may want the same content at once; each writes a file of its own.
-        let mut nonce = [0; 8];
-        let _ = getrandom::fill(&mut nonce);
-        let name = format!("{content}.{}", types::hex::encode(&nonce));
-        let partial = self.directory.join(name);
-        let result = self.receive_into(&partial, stream, (gateway, content), (length, terms)).await;
-        if result.is_err() {
-            // The next start removes what cannot be removed now.
-            let _ = fs::remove_file(&partial);
+        // It goes, with what was set aside for it, when whoever waits for it does not any more.
+        let coming = self.begin(content);
+        let (received, found) =
+            self.write(&coming, stream, (gateway, content), (length, terms)).await?;
+        if length.is_some_and(|length| received < length) {
+            return Err(ContentError::Stalled { content, gateway, received });
         }
-        result
+        if found != content {
+            return Err(ContentError::Digest { content, gateway, found });
+        }
+        tokio::fs::rename(coming.path(), self.path(content)).await.map_err(|source| {
+            ContentError::Host { content, path: coming.path().display().to_string(), source }
+        })?;
+        Ok(received)
     }
 
-    async fn receive_into(
+    /// Writes what arrives, as far as there is room for it, and returns its length and digest.
+    async fn write(
         &self,
-        partial: &Path,
+        coming: &Coming,
         mut stream: impl AsyncRead + Unpin,
         (gateway, content): (NodeId, ContentId),
         (length, terms): (Option<u64>, Terms),
-    ) -> Result<u64, ContentError> {
-        let path = partial.display().to_string();
+    ) -> Result<(u64, ContentId), ContentError> {
+        let path = coming.path().display().to_string();
         let host = |source| ContentError::Host { content, path: path.clone(), source };
         if let Some(length) = length {
             check(content, length, terms)?;
         }
         // What the disk takes that is made of it was promised to that, and what it leaves is for both.
         let own = length.map_or(0, |length| terms.own.saturating_sub(length));
-        let (kept, others) = self.claims(own);
-        let free = length.unwrap_or(0).saturating_add(others);
-        self.make_room(free, &kept).map_err(host)?;
-        let room = self.free().map_err(host)?.saturating_sub(others);
-        if let Some(length) = length.filter(|length| *length > room) {
-            return Err(ContentError::NoRoom { content, length, room });
-        }
-        let mut file = File::create(partial).await.map_err(host)?;
+        let set_aside = |length: u64, bytes: u64| match self.set_aside(coming, bytes, own) {
+            Ok(Ok(())) => Ok(bytes),
+            Ok(Err(room)) => Err(ContentError::NoRoom { content, length, room }),
+            Err(source) => Err(host(source)),
+        };
+        let mut room = length.map_or(Ok(0), |length| set_aside(length, length))?;
+        let mut file = File::from_std(fs::File::create(coming.path()).map_err(host)?);
         let mut digest = Sha256::new();
         let mut buffer = vec![0; 256 << 10];
         let mut received = 0u64;
@@ -267,10 +265,14 @@ impl Cache {
             if count == 0 {
                 break;
             }
-            received += u64::try_from(count).unwrap_or(u64::MAX);
+            let bytes = u64::try_from(count).unwrap_or(u64::MAX);
+            received += bytes;
             check(content, received, terms)?;
-            if received > room || length.is_some_and(|length| received > length) {
-                return Err(ContentError::NoRoom { content, length: received, room });
+            if received > room {
+                if length.is_some() {
+                    return Err(ContentError::NoRoom { content, length: received, room });
+                }
+                room += set_aside(received, PIECE)?;
             }
             digest.update(&buffer[..count]);
             // What an image has nothing in takes no room.
@@ -280,18 +282,11 @@ impl Cache {
             } else {
                 file.write_all(&buffer[..count]).await.map_err(host)?;
             }
+            coming.wrote(bytes);
         }
         file.set_len(received).await.map_err(host)?;
-        if length.is_some_and(|length| received < length) {
-            return Err(ContentError::Stalled { content, gateway, received });
-        }
-        let found = ContentId::from_bytes(digest.finalize().into());
-        if found != content {
-            return Err(ContentError::Digest { content, gateway, found });
-        }
         file.sync_all().await.map_err(host)?;
-        tokio::fs::rename(partial, self.path(content)).await.map_err(host)?;
-        Ok(received)
+        Ok((received, ContentId::from_bytes(digest.finalize().into())))
     }
 
     /// Returns the length of content that is here.
@@ -310,61 +305,6 @@ impl Cache {
         let all = volume.f_blocks.saturating_mul(volume.f_frsize).saturating_sub(KEEP_FREE);
         let most = all.min(disk::LARGEST.to_bytes().unwrap_or(u64::MAX));
         Ok(if terms.most <= most { terms } else { Terms { most, of: Terms::NODE, ..terms } })
-    }
-
-    fn free(&self) -> io::Result<u64> {
-        let status = rustix::fs::statvfs(&self.directory)?;
-        Ok(status.f_bavail * status.f_frsize)
-    }
-
-    /// Takes note of what machines need, and of how many bytes of the volume were promised to their disks.
-    /// What is in the way of that goes, as far as nobody needs it. Returns how many bytes could go still.
-    pub fn settle(&self, needed: BTreeSet<ContentId>, promised: u64) -> io::Result<u64> {
-        let claims = Claims { needed: needed.clone(), promised };
-        *self.claims.lock().unwrap_or_else(PoisonError::into_inner) = claims;
-        self.make_room(promised.saturating_add(KEEP_FREE), &needed)?;
-        Ok(self.spare(&needed)?.iter().map(|spare| spare.bytes).sum())
-    }
-
-    /// Returns what machines need, and how many bytes content leaves free for anything but the disk to which `own` of
-    /// them were promised.
-    fn claims(&self, own: u64) -> (BTreeSet<ContentId>, u64) {
-        let claims = self.claims.lock().unwrap_or_else(PoisonError::into_inner);
-        let others = claims.promised.saturating_sub(own).saturating_add(KEEP_FREE);
-        (claims.needed.clone(), others)
-    }
-
-    /// Removes content, but for what is `kept`, until so many bytes of the volume are free or none is left.
-    fn make_room(&self, bytes: u64, kept: &BTreeSet<ContentId>) -> io::Result<()> {
-        if self.free()? >= bytes {
-            return Ok(());
-        }
-        for Spare { path, bytes: freed, .. } in self.spare(kept)? {
-            fs::remove_file(&path)?;
-            eprintln!("{}", Event::ContentDropped { content: shown(&path), bytes: freed });
-            if self.free()? >= bytes {
-                break;
-            }
-        }
-        Ok(())
-    }
-
-    /// Lists whole content that is not `kept`, the longest unused first.
-    fn spare(&self, kept: &BTreeSet<ContentId>) -> io::Result<Vec<Spare>> {
-        let mut found = Vec::new();
-        for entry in fs::read_dir(&self.directory)? {
-            let path = entry?.path();
-            let content = shown(&path).parse::<ContentId>();
-            // What is being written has a longer name; what is gone meanwhile takes no room.
-            let (Ok(content), Ok(facts)) = (content, fs::metadata(&path)) else { continue };
-            if !kept.contains(&content) {
-                let used = facts.modified().unwrap_or(SystemTime::UNIX_EPOCH);
-                // stat(2): blocks of 512 bytes, whatever the file system's are; holes give nothing back.
-                found.push(Spare { used, path, bytes: facts.blocks() << 9 });
-            }
-        }
-        found.sort();
-        Ok(found)
     }
 
     /// Lets content count as used now. A file that cannot be marked goes earlier, which does no harm.
@@ -415,21 +355,15 @@ fn check(content: ContentId, length: u64, terms: Terms) -> Result<(), ContentErr
     if length <= most { Ok(()) } else { Err(ContentError::TooLarge { content, length, of, most }) }
 }
 
-/// Content that could go.
-#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Spare {
-    used: SystemTime,
-    path: PathBuf,
-    bytes: u64,
-}
-
 fn shown(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::{collections::BTreeSet, os::unix::fs::MetadataExt};
+
+    use super::{room::Spare, *};
 
     const GATEWAY: NodeId = NodeId::from_bytes([9; 32]);
 

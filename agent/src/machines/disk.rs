@@ -26,6 +26,8 @@ pub const LARGEST: Mebibytes = Mebibytes((16 << 20) - 1);
 /// End of the names of encrypted disks' files, and of plain ones.
 const SEALED: &str = "sealed";
 const PLAIN: &str = "raw";
+/// The same while one is made.
+const PARTIAL: &str = "partial";
 /// What the names of attached disks' files begin with.
 const EXTRA: &str = "extra-";
 
@@ -114,7 +116,7 @@ fn is_named(places: &Places, machine: MachineId, name: &str) -> bool {
 pub fn destroy_extra(places: &Places, machine: MachineId, name: &str) -> io::Result<()> {
     let name = extra(name);
     disk_keys::destroy(&places.keys, machine, &name)?;
-    for end in [SEALED, PLAIN] {
+    for end in [SEALED, PLAIN, PARTIAL] {
         match fs::remove_file(folder(&places.data, machine).join(format!("{name}.{end}"))) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             other => other?,
@@ -181,11 +183,15 @@ fn make_named(
     fs::create_dir_all(&folder).map_err(host)?;
     let size = size.to_bytes().unwrap_or(u64::MAX);
     let key = disk_keys::make(&places.keys, machine, name).map_err(host)?;
-    let partial = folder.join(format!("{name}.partial"));
-    make(&partial, size, image, &key).map_err(|error| match error {
-        MakeError::Small { image } => DiskError::Small { image, disk: told(name), size },
-        MakeError::Image { reason } => DiskError::Image { reason },
-        MakeError::Io(source) => host(source),
+    let partial = folder.join(format!("{name}.{PARTIAL}"));
+    make(&partial, size, image, &key).map_err(|error| {
+        // Nobody counts what it takes.
+        let _ = fs::remove_file(&partial);
+        match error {
+            MakeError::Small { image } => DiskError::Small { image, disk: told(name), size },
+            MakeError::Image { reason } => DiskError::Image { reason },
+            MakeError::Io(source) => host(source),
+        }
     })?;
     fs::rename(&partial, path).map_err(host)?;
     File::open(&folder).and_then(|folder| folder.sync_all()).map_err(host)?;

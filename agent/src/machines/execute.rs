@@ -466,13 +466,14 @@ fn open_seed(record: &Record, files: &mut Files) -> Result<Option<Disk>, StartEr
     let Some(seed) = &record.image.seed else { return Ok(None) };
     let prepare = |source| StartError::Prepare { what: "cloud-init seed", source };
     let volume = seed::volume(record.lease.id, seed).map_err(prepare)?;
-    let memory = seal_bytes("holdfast-seed", &volume).map_err(prepare)?;
+    // It is written to: FreeBSD's nuageinit mounts it only so, and whatever comes of it is gone at the next start.
+    let memory = fixed("holdfast-seed", &volume, SealFlags::empty()).map_err(prepare)?;
     let (model, serial) = (record.hardware.disk_model, SEED_SERIAL.to_owned());
     let fd = files.add(memory);
-    Ok(Some(Disk { fd, read_only: true, serial, model, limit: None, key: None }))
+    Ok(Some(Disk { fd, read_only: false, serial, model, limit: None, key: None }))
 }
 
-/// Makes the configuration that Ignition looks for, if its renter gave one.
+/// Makes the configuration that Ignition looks for, if its renter gave one, or keys alone.
 fn open_ignition(seed: Option<&Seed>, files: &mut Files) -> Result<Option<i32>, StartError> {
     let Some(config) = seed.and_then(seed::ignition) else { return Ok(None) };
     let prepare = |source| StartError::Prepare { what: "configuration for Ignition", source };
@@ -568,12 +569,17 @@ fn seal(spec: &VmSpec) -> Result<OwnedFd, StartError> {
 
 /// Returns a file in memory that nobody can change.
 fn seal_bytes(name: &str, bytes: &[u8]) -> io::Result<OwnedFd> {
+    fixed(name, bytes, SealFlags::WRITE)
+}
+
+/// Returns a file in memory whose length nobody can change, with these seals besides.
+fn fixed(name: &str, bytes: &[u8], seals: SealFlags) -> io::Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let mut file = File::from(rustix::fs::memfd_create(name, flags)?);
     file.write_all(bytes)?;
     io::Seek::rewind(&mut file)?;
-    let seals = SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL;
-    rustix::fs::fcntl_add_seals(&file, seals)?;
+    let length = SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL;
+    rustix::fs::fcntl_add_seals(&file, seals | length)?;
     Ok(file.into())
 }
 

@@ -80,6 +80,19 @@ fn a_configuration_for_ignition_is_handed_over_as_it_is() {
 }
 
 #[test]
+fn the_disk_for_cloud_init_takes_writes_and_keeps_its_length() {
+    let mut record = fixture::record();
+    record.image.seed = Some(Seed::default());
+    let mut files = Files::default();
+    let disk = open_seed(&record, &mut files).expect("made").expect("a seed");
+    assert!(!disk.read_only);
+    let mut file = File::from(files.0.remove(0));
+    let length = file.metadata().expect("read").len();
+    file.write_all(b"x").expect("written");
+    assert!(file.set_len(length + 1).is_err() && file.set_len(length - 1).is_err());
+}
+
+#[test]
 fn kernels_are_told_from_other_files() {
     let mut bzimage = vec![0; KERNEL_HEAD];
     bzimage[0x202..].copy_from_slice(b"HdrS");

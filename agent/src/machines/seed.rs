@@ -1,15 +1,18 @@
-//! The disk on which cloud-init finds a machine's name, keys and user data; and user data that is for Ignition,
+//! The disk on which cloud-init finds a machine's name, keys and user data; and the configuration for Ignition,
 //! which looks for no disk.
 //! Source: cloud-init documentation, "NoCloud": a FAT volume labelled `cidata` with the files
 //! `meta-data` and `user-data`, and no `network-config`, so that the first card uses DHCP.
 //!
 //! `meta-data` is YAML, and JSON is YAML: what a renter gave is a JSON string in it and can be
-//! nothing else.
+//! nothing else. Names are told twice: tiny-cloud and Talos know `hostname`, FreeBSD's nuageinit `public_keys`.
 //!
 //! Source: Ignition docs/configuration-v3_4.md: a configuration is a JSON object, whose `ignition.version` is the
 //! one thing that it has to have.
 
-use std::io::{self, Cursor, Write};
+use std::{
+    borrow::Cow,
+    io::{self, Cursor, Write},
+};
 
 use fatfs::{FileSystem, FormatVolumeOptions, FsOptions};
 use lease::api::Seed;
@@ -17,10 +20,10 @@ use serde_json::{Value, json};
 use types::ids::MachineId;
 
 /// Bytes of the volume: more than all that a seed may hold.
-const SIZE: usize = 1 << 20;
+const SIZE: usize = 2 << 20;
 /// Every release of cloud-init finds it in lower case; old ones find no other.
 const LABEL: [u8; 11] = *b"cidata     ";
-/// User data of renters who gave none: the file has to be there.
+/// User data of renters who gave neither it nor keys: the file has to be there.
 const NO_USER_DATA: &str = "#cloud-config\n{}\n";
 
 /// Returns the volume for `machine`. The same seed makes the same bytes.
@@ -37,17 +40,46 @@ pub fn volume(machine: MachineId, seed: &Seed) -> io::Result<Vec<u8>> {
         file.flush()
     };
     write("meta-data", meta_data(machine, seed).as_bytes())?;
-    write("user-data", seed.user_data.as_deref().unwrap_or(NO_USER_DATA).as_bytes())?;
+    write("user-data", user_data(seed).as_bytes())?;
     files.unmount()?;
     Ok(storage.into_inner())
 }
 
-/// Returns the user data, if it is a configuration for Ignition.
-pub fn ignition(seed: &Seed) -> Option<&str> {
-    let data = seed.user_data.as_deref()?;
-    let document: Value = serde_json::from_str(data).ok()?;
-    document.get("ignition")?.get("version")?.as_str()?;
-    Some(data)
+/// Returns the configuration for Ignition: the user data, if it is one, or one with the keys where there is none.
+pub fn ignition(seed: &Seed) -> Option<Cow<'_, str>> {
+    match seed.user_data.as_deref() {
+        Some(data) => is_ignition(data).then_some(Cow::Borrowed(data)),
+        None if seed.ssh_keys.is_empty() => None,
+        None => Some(Cow::Owned(ignition_of_keys(&seed.ssh_keys))),
+    }
+}
+
+fn is_ignition(data: &str) -> bool {
+    let document: Value = serde_json::from_str(data).unwrap_or_default();
+    document.pointer("/ignition/version").is_some_and(Value::is_string)
+}
+
+/// Gives the keys to the usual user of Fedora CoreOS and Flatcar.
+fn ignition_of_keys(keys: &[String]) -> String {
+    let config = json!({
+        "ignition": {"version": "3.0.0"},
+        "passwd": {"users": [{"name": "core", "sshAuthorizedKeys": keys}]},
+    });
+    config.to_string()
+}
+
+/// Returns the user data. What gives no keys to users by the meta-data does so by the generated one, whose YAML is
+/// as simple as such systems read it; cloud-init takes a key that it finds in both once.
+fn user_data(seed: &Seed) -> Cow<'_, str> {
+    match seed.user_data.as_deref() {
+        Some(data) => Cow::Borrowed(data),
+        None if seed.ssh_keys.is_empty() => Cow::Borrowed(NO_USER_DATA),
+        None => {
+            let lines = seed.ssh_keys.iter().map(|key| format!("  - {}\n", json!(key)));
+            let lines: String = lines.collect();
+            Cow::Owned(format!("#cloud-config\nssh_authorized_keys:\n{lines}"))
+        }
+    }
 }
 
 /// Returns the meta-data. The instance is the machine: cloud-init does its work once.
@@ -58,15 +90,19 @@ fn meta_data(machine: MachineId, seed: &Seed) -> String {
     let data = json!({
         "instance-id": id,
         "local-hostname": hostname,
+        "hostname": hostname,
         "public-keys": seed.ssh_keys,
+        "public_keys": seed.ssh_keys,
     });
     format!("{data:#}\n")
 }
 
 const _: () = {
     use lease::api::{MAX_HOSTNAME, MAX_SSH_KEY, MAX_SSH_KEYS, MAX_USER_DATA};
-    // Escapes double a character at most; the file system itself takes a few clusters.
-    assert!(2 * (MAX_SSH_KEYS * (MAX_SSH_KEY + 8) + MAX_HOSTNAME) + MAX_USER_DATA < SIZE / 2);
+    // Keys are in there three times, escapes double a character at most, and the file system itself takes a
+    // few clusters.
+    const KEYS: usize = 3 * MAX_SSH_KEYS * (MAX_SSH_KEY + 8);
+    assert!(2 * (KEYS + 2 * MAX_HOSTNAME) + MAX_USER_DATA < SIZE / 2);
 };
 
 #[cfg(test)]
@@ -100,8 +136,31 @@ mod tests {
         let meta: serde_json::Value =
             serde_json::from_str(&file(&volume, "meta-data")).expect("JSON");
         assert_eq!(meta["instance-id"], "ab".repeat(16));
-        assert_eq!(meta["local-hostname"], "web-1");
-        assert_eq!(meta["public-keys"], json!(["ssh-ed25519 AAAA \"me\": [x] # \u{fc}"]));
+        for name in ["local-hostname", "hostname"] {
+            assert_eq!(meta[name], "web-1", "{name}");
+        }
+        for keys in ["public-keys", "public_keys"] {
+            assert_eq!(meta[keys], json!(["ssh-ed25519 AAAA \"me\": [x] # \u{fc}"]), "{keys}");
+        }
+    }
+
+    #[test]
+    fn keys_without_user_data_are_told_to_those_who_read_nothing_else() {
+        let keys = ["ssh-ed25519 AAAA \"me\": [x] # \u{fc}", "ssh-rsa BBBB a\\b"];
+        let seed = Seed { ssh_keys: keys.map(String::from).to_vec(), ..Seed::default() };
+        let volume = volume(MACHINE, &seed).expect("made");
+        let expected = "#cloud-config\nssh_authorized_keys:\n  \
+                        - \"ssh-ed25519 AAAA \\\"me\\\": [x] # \u{fc}\"\n  \
+                        - \"ssh-rsa BBBB a\\\\b\"\n";
+        assert_eq!(file(&volume, "user-data"), expected);
+        let config: Value = serde_json::from_str(&ignition(&seed).expect("one")).expect("JSON");
+        let expected = json!({
+            "ignition": {"version": "3.0.0"},
+            "passwd": {"users": [{"name": "core", "sshAuthorizedKeys": keys}]},
+        });
+        assert_eq!(config, expected);
+        let script = Seed { user_data: Some("#!/bin/sh\n".into()), ..seed };
+        assert_eq!(ignition(&script), None, "its owner's user data says what is to be done");
     }
 
     #[test]
@@ -139,5 +198,6 @@ mod tests {
         };
         let made = volume(MACHINE, &seed).expect("fits");
         assert_eq!(made, volume(MACHINE, &seed).expect("fits"));
+        volume(MACHINE, &Seed { user_data: None, ..seed }).expect("keys fit three times");
     }
 }

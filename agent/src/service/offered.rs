@@ -56,6 +56,10 @@ pub(super) fn prepare_devices(spec: &NodeSpec) -> Vec<PciDevice> {
         let reason = format!("drivers of devices that are plugged in: {}", chain(&error));
         eprintln!("{}", Event::Trouble { place: "devices", reason });
     }
+    if let Err(error) = assign::find_taken_out(root) {
+        let reason = format!("devices that were taken out to be found anew: {}", chain(&error));
+        eprintln!("{}", Event::Trouble { place: "devices", reason });
+    }
     let mut devices = rules::devices(&inventory::read(root), Some(spec));
     if let Err(error) = lent::lose_absent(root) {
         let reason = format!("serial numbers of drives that are gone: {}", chain(&error));

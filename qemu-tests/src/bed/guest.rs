@@ -19,7 +19,7 @@ pub const HEARS: &str =
 /// What the guest says before the content of a seed, compressed and in base64.
 pub const SEED: &str = "bed: seed ";
 /// Blocks of 512 bytes of a seed: no other disk is as small.
-const SEED_BLOCKS: u32 = 2048;
+const SEED_BLOCKS: u32 = 4096;
 
 /// Makes a guest in `folder` of Debian's cloud kernel, busybox and perl.
 pub fn make(folder: &Path) -> Result<Guest> {

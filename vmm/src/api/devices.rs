@@ -20,7 +20,7 @@ use crate::machine::{
     hotplug::{PlugError, Removal},
 };
 
-/// Most descriptors that are taken with one piece of a request; more than one is told as wrong.
+/// Most descriptors that are taken with a request; more than one is told as wrong.
 const MAX_FILES: usize = 4;
 
 /// Reads a piece of a request, and puts descriptors that come with it into `files`.

@@ -56,7 +56,8 @@ pub(super) fn input(request: &Request, board: &Board) -> Answer {
     let taken = board.serial.lock().unwrap_or_else(PoisonError::into_inner).input(bytes);
     if taken < bytes.len() {
         let detail = format!(
-            "the guest has not read earlier input: {taken} of {} bytes were taken; send the rest later",
+            "the guest has not read earlier input: none of these {} bytes were taken; send all of \
+             them again later",
             bytes.len()
         );
         return problem(429, "console input is full", &detail);
@@ -143,7 +144,7 @@ pub(super) fn pause(_: &Request, board: &Board) -> Answer {
 /// Says why the guest does not wait.
 pub(super) fn not_held(error: &HoldError) -> Answer {
     let (status, title) = match error {
-        HoldError::Held | HoldError::Ended => (409, "not possible now"),
+        HoldError::Held | HoldError::Cut | HoldError::Ended => (409, "not possible now"),
         HoldError::Late { .. } | HoldError::Devices { .. } => (500, "the guest does not wait"),
     };
     problem(status, title, &format!("{error}; the guest goes on"))

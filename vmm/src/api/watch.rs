@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     dump::{Cut, Dump},
-    machine::{Board, Holder},
+    machine::Board,
     sys::clock::boot_ms,
 };
 
@@ -90,12 +90,11 @@ pub(super) fn dump(_: &Request, board: &Board) -> Answer {
     if !board.control.is_started() {
         return problem(409, "not possible now", "the guest has not started; try again");
     }
-    if let Err(error) = board.hold(Holder::Dump) {
+    let cut = Cut::default();
+    if let Err(error) = board.dump_begins(&cut) {
         return guest::not_held(&error);
     }
     let note = board.chipset.guest_note();
-    let cut = Cut::default();
-    board.dump_begins(&cut);
     let dump = Dump::new(&board.ram, &board.pauses.registers(), note, cut);
     let bytes = Answer::bytes("application/x-elf", Vec::new());
     Answer { body: Body::Dump(Box::new(dump)), ..bytes }

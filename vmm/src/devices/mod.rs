@@ -1,4 +1,5 @@
-//! Device models: each is a register machine that knows no base address, lock or neighbour.
+//! Device models: each is a register machine that knows no neighbour. Those of ports know their base addresses;
+//! `nvme` and `virtio` have threads of their own.
 
 mod backing;
 pub mod cmos;

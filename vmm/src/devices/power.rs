@@ -10,7 +10,7 @@
 //! | 0x604..606  | r/w    | PM1 control: bit 0 SCI on, 12:10 type, 13 sleep |
 //! | 0x608..60c  | r      | PM timer, 3.579545 MHz, 32 bits                |
 //! | 0x60c       | r/w    | what the guest says of its sleep: bit 0 asleep; our own, for `_DSM` |
-//! | 0xcf9       | r/w    | reset control: bits 2 and 1                    |
+//! | 0xcf9       | w      | reset control: bit 2 resets; reads as 0        |
 //! | 0x64        | r/w    | keyboard controller: 0xfe pulses reset; reads as if none was there |
 //! | 0x92        | r/w    | system control A: bit 1 A20, always on; 0 reset |
 

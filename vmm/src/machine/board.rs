@@ -5,13 +5,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use types::{ids::MachineId, node::Bdf, operations::VmEventKind, vm::HyperV};
+use types::{ids::MachineId, operations::VmEventKind, vm::HyperV};
 
 use super::{
     chipset::Chipset,
     control::{Control, Ending, Kind},
     deadline::Press,
-    hotplug::{Hotplug, Removal},
+    hotplug::Hotplug,
     pause::{HoldError, Holder, Pauses},
 };
 use crate::{
@@ -32,7 +32,7 @@ use crate::{
         kvm::{MemorySlot, Vm},
         memory::Ram,
     },
-    vfio::alarms::{Alarm, Alarms},
+    vfio::alarms::{Alarm, Alarms, Said},
 };
 
 /// How long virtual CPUs, and then devices, have to leave guest memory alone.
@@ -216,6 +216,10 @@ impl Board {
     /// Makes virtual CPUs and devices leave guest memory alone until [`Self::release`].
     pub fn hold(&self, holder: Holder) -> Result<(), HoldError> {
         let _turn = locked(&self.turn);
+        self.hold_in_turn(holder)
+    }
+
+    fn hold_in_turn(&self, holder: Holder) -> Result<(), HoldError> {
         self.pauses.hold(holder, HOLD_LIMIT)?;
         let functions = self.read_bus(Bus::functions);
         functions.iter().for_each(|function| locked(function).hold());
@@ -247,7 +251,7 @@ impl Board {
 
     /// The host's kernel says something of a passed-through device. One that it wants back is taken from the guest, or
     /// the guest from it: the kernel waits, and the host's other devices with it.
-    pub fn take_alarm(&self, device: Bdf, alarm: Alarm) {
+    pub fn take_alarm(&self, Said { device, since, alarm }: Said) {
         if alarm == Alarm::Failed {
             let reason = format!("{device}: it reported an error that it cannot get over (AER)");
             eprintln!("holdfast-vmm: {reason}");
@@ -256,19 +260,36 @@ impl Board {
         eprintln!(
             "holdfast-vmm: the host wants {device} back: it was removed, or gets another driver"
         );
-        let pulled = self.hotplug.id_of(device).map(|id| {
-            self.hotplug.detach(&id, Removal::Pulled, || self.control.is_ended()).map(drop)
-        });
-        if !matches!(pulled, Some(Ok(()))) {
+        if !self.hotplug.pull(device, since, || self.control.is_ended()) {
             let reason =
                 format!("the host wants {device} back: it was removed, or gets another driver");
             self.control.end(Ending::host_fault(reason));
         }
     }
 
-    /// A dump begins, for which the virtual CPUs are held.
-    pub fn dump_begins(&self, cut: &Cut) {
-        *locked(&self.dump) = Some(cut.clone());
+    /// A dump begins: as [`Self::hold`], for it. It can be cut from the first on.
+    pub fn dump_begins(&self, cut: &Cut) -> Result<(), HoldError> {
+        let mut dump = locked(&self.dump);
+        if dump.is_some() {
+            return Err(HoldError::Held);
+        }
+        *dump = Some(cut.clone());
+        drop(dump);
+        let held = self.hold_for(cut);
+        if held.is_err() {
+            locked(&self.dump).take_if(|current| current.is(cut));
+        }
+        held
+    }
+
+    fn hold_for(&self, cut: &Cut) -> Result<(), HoldError> {
+        let _turn = locked(&self.turn);
+        self.hold_in_turn(Holder::Dump)?;
+        if cut.is_cut() {
+            self.let_go(Holder::Dump);
+            return Err(HoldError::Cut);
+        }
+        Ok(())
     }
 
     /// A dump has ended, unless [`Self::cut_dump`] has ended it already.
@@ -281,7 +302,9 @@ impl Board {
 
     /// Ends a dump before its time: its guest is to do something, and would not.
     pub fn cut_dump(&self, because: &str) {
-        let Some(cut) = locked(&self.dump).take() else { return };
+        // The next one begins when this has let go: it would let go of that.
+        let mut dump = locked(&self.dump);
+        let Some(cut) = dump.take() else { return };
         cut.cut();
         if self.release(Holder::Dump) {
             self.events.push(VmEventKind::Dumped, format!("broken off: {because}"));

@@ -88,7 +88,8 @@ impl From<VirtioError> for BuildError {
     }
 }
 
-/// Builds the machine of `spec`. Its threads, other than those of block devices, are not started.
+/// Builds the machine of `spec`. Threads of devices are started; those of virtual CPUs, the API and the helpers
+/// are not.
 pub fn build(spec: &VmSpec) -> Result<Machine, BuildError> {
     let cpus = Cpus::of(spec);
     let vm = Vm::new(take("kvm_fd", spec.kvm_fd)?, cpus.count(), cpus.id_limit())?;

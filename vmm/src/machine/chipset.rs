@@ -1,5 +1,5 @@
 //! The parts of the board that firmware talks to: the clock, fw_cfg (as systems do, too) and the flash
-//! chips. Knows their addresses; the devices do not.
+//! chips.
 
 use std::{
     fs::File,

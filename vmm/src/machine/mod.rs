@@ -177,7 +177,7 @@ fn start_helpers(board: &Arc<Board>, plugger: Manager) -> Result<(), RunError> {
         let listen = move || {
             // Without a poll there is nothing to listen by; devices work on.
             while let Ok(said) = alarms.wait() {
-                said.into_iter().for_each(|(device, alarm)| heard.take_alarm(device, alarm));
+                said.into_iter().for_each(|said| heard.take_alarm(said));
             }
         };
         start("alarms", ThreadKind::Event, Box::new(listen))?;

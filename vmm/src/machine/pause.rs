@@ -36,6 +36,8 @@ pub enum HoldError {
     Late { id: u32, limit_ms: u128 },
     #[error("a device did not finish its work within {limit_ms} ms")]
     Devices { limit_ms: u128 },
+    #[error("the guest's power button was pressed meanwhile")]
+    Cut,
     #[error("the machine is ending")]
     Ended,
 }

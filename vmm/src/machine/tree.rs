@@ -149,7 +149,8 @@ impl Tree {
 
     fn add_root(&mut self, number: usize, ports: &[Port]) -> Result<(), TreeError> {
         let first_slot = if number == 0 { FIRST_PORT } else { 0 };
-        let most = if number == 0 { FIRST_VIRTIO - FIRST_PORT } else { 32 };
+        // No port has a pin of the VMM's own functions (`kvm::pci_gsi`).
+        let most = FIRST_VIRTIO - first_slot;
         let spares = self.spares.iter().enumerate();
         let spares: Vec<usize> =
             spares.filter(|(_, spare)| spare.root as usize == number).map(|(n, _)| n).collect();

@@ -116,6 +116,9 @@ fn trees_that_cannot_be_are_refused() {
     let many = (0..15).map(device).collect();
     let found = TreeError::RootPorts { root: 0, found: 15, most: 14 };
     assert_eq!(refusal(&machine(15, vec![root(None, many)])), found);
+    let roots = vec![root(None, Vec::new()), root(None, (0..17).map(device).collect())];
+    let found = TreeError::RootPorts { root: 1, found: 17, most: 16 };
+    assert_eq!(refusal(&machine(17, roots)), found);
     let wide = |first| switch((first..first + 32).map(device).collect());
     let ports = (0..8).map(|number| wide(32 * number)).collect();
     assert_eq!(refusal(&machine(0, vec![root(None, ports)])), TreeError::Buses { found: 273 });

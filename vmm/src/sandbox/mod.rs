@@ -6,7 +6,7 @@
 //! descriptors. The calls themselves are in `sys::sandbox`.
 //!
 //! Order in `main`: read the specification, [`enter`], open and wire everything, start the threads
-//! (each calls [`apply_thread_filter`] first thing), then filter the main thread. A thread that is
+//! (each calls [`apply_thread_filter`] before it serves), then filter the main thread. A thread that is
 //! started by a filtered thread keeps its parent's filter, and adds its own where that is another.
 
 mod filter;

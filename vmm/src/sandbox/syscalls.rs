@@ -1,7 +1,7 @@
 //! Which system calls each kind of thread may make, and why. Anything else kills the process.
 //!
-//! Threads run their filter after they have started, so what glibc does at thread start is not
-//! here; what it does on the way out is.
+//! Threads run their filter after they have started: what glibc does at thread start is here only for kinds that
+//! start others, which begin behind their filter; what it does on the way out is here for all.
 
 use std::collections::BTreeMap;
 

@@ -269,8 +269,8 @@ fn shares(
     Ok(shares)
 }
 
-/// A shared mapping of part of a file, unmapped when dropped. Its address is congruent to the
-/// offset within `congruence` bytes, so that large pages can back it.
+/// A shared mapping of part of a file, unmapped when dropped. Its address is aligned as asked for, so that
+/// large pages can back it.
 #[derive(Debug)]
 pub struct Mapping {
     address: NonNull<libc::c_void>,
@@ -285,8 +285,8 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps `size` bytes of `file` at `offset`, readable and, if `writable`, writable. The host
-    /// address is congruent to `guest` modulo `congruence`, a power of two.
+    /// Maps `size` bytes of `file` at `offset` for `access`. The host address is congruent to
+    /// `alignment.residue` modulo `alignment.modulus`, a power of two, or a page if that is less.
     pub fn of_file(
         file: BorrowedFd<'_>,
         offset: u64,

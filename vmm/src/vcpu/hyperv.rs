@@ -12,7 +12,7 @@
 //! | 0x4000_0003 | privileges: of what KVM has, those in [`PRIVILEGES`] and [`FEATURES`]     |
 //! | 0x4000_0004 | recommendations: of what KVM has, those in [`RECOMMENDED`]; never spin    |
 //! | 0x4000_0005 | limits, as KVM tells them                                                 |
-//! | 0x4000_0080 | with more than 254 CPUs: last leaf 0x40000082, vendor "Microsoft VS"      |
+//! | 0x4000_0080 | with an APIC id of 254 or more: last leaf 0x40000082, "Microsoft VS"      |
 //! | 0x4000_0081 | likewise: interface "VS#1"                                                |
 //! | 0x4000_0082 | likewise: eax bit 2, interrupts have destinations of 15 bits              |
 //!

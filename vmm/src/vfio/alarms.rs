@@ -32,6 +32,26 @@ pub enum Alarm {
 
 const ALL: [Alarm; 2] = [Alarm::Wanted, Alarm::Failed];
 
+/// Since when the machine has a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Since {
+    /// Since it started.
+    Start,
+    /// It was attached later.
+    Later,
+}
+
+/// What the kernel said.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Said {
+    /// Of which device.
+    pub device: Bdf,
+    /// Since when that is here.
+    pub since: Since,
+    /// What.
+    pub alarm: Alarm,
+}
+
 /// The devices that are listened to. Clones share them.
 #[derive(Clone)]
 pub struct Alarms(Arc<Shared>);
@@ -45,20 +65,31 @@ struct Shared {
 /// What a device's alarms ring.
 struct Ears {
     address: Bdf,
+    since: Since,
     events: [EventFd; 2],
     /// It was told that the device failed: a guest may have it fail without end.
     failed: AtomicBool,
+    /// Nobody listens any more.
+    gone: AtomicBool,
 }
 
 impl Ears {
     fn is_news(&self, alarm: Alarm) -> bool {
-        alarm == Alarm::Wanted || !self.failed.swap(true, Ordering::Relaxed)
+        let gone = self.gone.load(Ordering::Acquire);
+        !gone && (alarm == Alarm::Wanted || !self.failed.swap(true, Ordering::Relaxed))
     }
 }
 
 /// A device that is listened to until this is dropped.
 pub struct Watch {
-    _ears: Arc<Ears>,
+    ears: Arc<Ears>,
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        // Somebody who waits has a hand on them.
+        self.ears.gone.store(true, Ordering::Release);
+    }
 }
 
 impl Alarms {
@@ -69,12 +100,14 @@ impl Alarms {
     }
 
     /// Listens to `device`, which is at `address`.
-    pub fn watch(&self, address: Bdf, device: &dyn Device) -> io::Result<Watch> {
+    pub fn watch(&self, address: Bdf, since: Since, device: &dyn Device) -> io::Result<Watch> {
         let event = || EventFd::new(EFD_NONBLOCK);
         let ears = Arc::new(Ears {
             address,
+            since,
             events: [event()?, event()?],
             failed: AtomicBool::new(false),
+            gone: AtomicBool::new(false),
         });
         for (alarm, event) in ALL.into_iter().zip(&ears.events) {
             let set = device.set_alarm(alarm, borrow_eventfd(event));
@@ -86,12 +119,12 @@ impl Alarms {
         self.devices().push(Arc::downgrade(&ears));
         // A full counter is a signal that is pending already.
         let _ = self.0.changed.write(1);
-        Ok(Watch { _ears: ears })
+        Ok(Watch { ears })
     }
 
     /// Waits until the kernel says something, or there are others to listen to; returns what it said. That a device
     /// failed is said once.
-    pub fn wait(&self) -> io::Result<Vec<(Bdf, Alarm)>> {
+    pub fn wait(&self) -> io::Result<Vec<Said>> {
         let ears: Vec<Arc<Ears>> = {
             let mut devices = self.devices();
             devices.retain(|ears| ears.strong_count() > 0);
@@ -109,7 +142,7 @@ impl Alarms {
         let rung = ears.iter().flat_map(|ears| {
             let both = ALL.into_iter().zip(&ears.events);
             both.filter(|(alarm, event)| event.read().is_ok() && ears.is_news(*alarm))
-                .map(|(alarm, _)| (ears.address, alarm))
+                .map(|(alarm, _)| Said { device: ears.address, since: ears.since, alarm })
         });
         Ok(rung.collect())
     }
@@ -129,17 +162,23 @@ mod tests {
         let [first, second] =
             ["0000:01:00.0", "0000:02:00.0"].map(|text| text.parse::<Bdf>().expect("an address"));
         let (one, two) = (FakeDevice::nvme(), FakeDevice::nvme());
-        let _watch = alarms.watch(first, &one).expect("watched");
-        let gone = alarms.watch(second, &two).expect("watched");
+        let _watch = alarms.watch(first, Since::Start, &one).expect("watched");
+        let gone = alarms.watch(second, Since::Later, &two).expect("watched");
         assert_eq!(alarms.wait().expect("polled"), [], "there are others to listen to");
         one.ring(Alarm::Failed);
         two.ring(Alarm::Wanted);
         let said = alarms.wait().expect("polled");
-        assert_eq!(said, [(first, Alarm::Failed), (second, Alarm::Wanted)]);
+        let of_first = |alarm| Said { device: first, since: Since::Start, alarm };
+        let of_second = Said { device: second, since: Since::Later, alarm: Alarm::Wanted };
+        assert_eq!(said, [of_first(Alarm::Failed), of_second]);
+        let ears = Arc::clone(&gone.ears);
+        assert!(ears.is_news(Alarm::Wanted));
         drop(gone);
+        assert!(!ears.is_news(Alarm::Wanted), "somebody who waits has a hand on them");
+        drop(ears);
         two.ring(Alarm::Wanted);
         one.ring(Alarm::Failed);
         one.ring(Alarm::Wanted);
-        assert_eq!(alarms.wait().expect("polled"), [(first, Alarm::Wanted)]);
+        assert_eq!(alarms.wait().expect("polled"), [of_first(Alarm::Wanted)]);
     }
 }

@@ -9,7 +9,7 @@ use std::{io, sync::Arc};
 use types::{node::Bdf, vm::Passthrough as Spec};
 
 use super::{
-    alarms::{Alarms, Watch},
+    alarms::{Alarms, Since, Watch},
     bars::{MappedBar, Slots},
     bind::{bind_all, interface},
     capabilities,
@@ -227,8 +227,9 @@ impl Closer {
 /// Listens to what the kernel says of the devices.
 fn listen(bound: &[(Bdf, Arc<VfioDevice>)]) -> Result<(Alarms, Vec<Watch>), AssignError> {
     let alarms = Alarms::new().map_err(|source| AssignError::Listen { source })?;
-    let watch =
-        |(address, device): &(Bdf, Arc<VfioDevice>)| listen_to(&alarms, *address, &**device);
+    let watch = |(address, device): &(Bdf, Arc<VfioDevice>)| {
+        listen_to(&alarms, *address, Since::Start, &**device)
+    };
     let watches = bound.iter().map(watch).collect::<Result<_, _>>()?;
     Ok((alarms, watches))
 }
@@ -237,10 +238,11 @@ fn listen(bound: &[(Bdf, Arc<VfioDevice>)]) -> Result<(Alarms, Vec<Watch>), Assi
 pub(super) fn listen_to(
     alarms: &Alarms,
     device: Bdf,
+    since: Since,
     file: &dyn Device,
 ) -> Result<Watch, AssignError> {
     let what = "hear of the removal";
-    alarms.watch(device, file).map_err(|source| AssignError::Device { what, device, source })
+    alarms.watch(device, since, file).map_err(|source| AssignError::Device { what, device, source })
 }
 
 pub(super) fn start_resetters(

@@ -5,7 +5,7 @@ use std::{os::fd::OwnedFd, sync::Arc};
 use types::node::Bdf;
 
 use super::{
-    alarms::Alarms,
+    alarms::{Alarms, Since},
     assign::{AssignError, Assigned, Closer, Function, Host, listen_to, start_resetters},
     bind::Binding,
     device::Device,
@@ -47,7 +47,7 @@ impl Plug {
         let mut resetters = start_resetters(&bound, &self.neighbours)?;
         reset::clean(&resetters)?;
         let [(_, device)] = bound;
-        let watch = listen_to(&self.alarms, address, &*device)?;
+        let watch = listen_to(&self.alarms, address, Since::Later, &*device)?;
         self.space
             .admit(&device)
             .map_err(|source| AssignError::Attach { device: address, source })?;

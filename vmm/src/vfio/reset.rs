@@ -10,8 +10,8 @@
 //! | –        | none; the device is not to be given away     | when neither brings the device     |
 //! |          | ("quarantine", which the agent decides on)   | back, or a rung meets its deadline |
 //!
-//! After each rung the device has to answer with its vendor id. A rung that hangs keeps the kernel's
-//! locks of the device, so no other is tried after it.
+//! After each rung the device has to answer with its revision and class: its vendor and device id the kernel
+//! answers from memory. A rung that hangs keeps the kernel's locks of the device, so no other is tried after it.
 //!
 //! The set's rung needs the locks of all devices of the set, and the kernel does not wait for them
 //! (`vfio_pci_dev_set_hot_reset` in drivers/vfio/pci/vfio_pci_core.c): all functions are through with

@@ -7,12 +7,12 @@ use std::thread;
 
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 
-/// Runs `work` on a thread where fdatasync fails, and on those that it starts. Syncs by io_uring do not.
-pub fn where_syncs_fail<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+/// Runs `work` on a thread where fdatasync fails with `error`, and on those that it starts. Syncs by io_uring do not.
+pub fn where_syncs_fail<T: Send>(error: i32, work: impl FnOnce() -> T + Send) -> T {
     let filter = SeccompFilter::new(
         [(libc::SYS_fdatasync, Vec::new())].into(),
         SeccompAction::Allow,
-        SeccompAction::Errno(libc::EIO.cast_unsigned()),
+        SeccompAction::Errno(error.cast_unsigned()),
         std::env::consts::ARCH.try_into().unwrap(),
     );
     let program: BpfProgram = filter.unwrap().try_into().unwrap();

@@ -173,7 +173,7 @@ fn a_driver_without_flush_gets_durable_writes() {
 #[test]
 fn a_driver_without_flush_gets_durable_discards() {
     let discard = |features| {
-        where_syncs_fail(move || {
+        where_syncs_fail(libc::EIO, move || {
             let mut disk = disk(EngineChoice::Plain, features);
             let range = [[8u8, 0, 0, 0, 0, 0, 0, 0], [16, 0, 0, 0, 0, 0, 0, 0]].concat();
             disk.machine.ram.write_slice(&range, GuestAddress(DATA)).unwrap();
@@ -181,6 +181,15 @@ fn a_driver_without_flush_gets_durable_discards() {
         })
     };
     assert_eq!([discard(F_DISCARD), discard(F_DISCARD | F_FLUSH)], [1, 0]);
+}
+
+/// A flush that the kernel had no means to do is started again, but not for ever.
+#[test]
+fn a_flush_that_is_never_done_fails_in_the_end() {
+    for error in [libc::ECANCELED, libc::EINTR] {
+        let flush = || disk(EngineChoice::Plain, F_FLUSH).request(4, 0, &[]).0;
+        assert_eq!(where_syncs_fail(error, flush), 1);
+    }
 }
 
 #[test]

@@ -100,6 +100,10 @@ impl Keeper {
                 entry.seen.killed = Some(now);
                 self.kill(machine, because);
             }
+            // What is being plugged may be on the ladder still, and must be nobody else's yet. It tells when it ends.
+            Action::Release if !entry.plugging.is_empty() => {
+                entry.plugging.values().for_each(CancellationToken::cancel);
+            }
             Action::Release => self.release(machine),
             Action::Destroy { because } => self.destroy(machine, because),
         }
@@ -150,7 +154,6 @@ impl Keeper {
     fn release(&mut self, machine: MachineId) {
         let Some(entry) = self.machines.get_mut(&machine) else { return };
         entry.seen.busy = Some(Work::Release);
-        entry.plugging.values().for_each(CancellationToken::cancel);
         let wanted = &entry.record.lease.shape.devices;
         let devices: Vec<_> = wanted
             .iter()

@@ -60,10 +60,11 @@ impl Keeper {
             Progress::Placed(machine, placement, kept) => {
                 if let Some(entry) = self.machines.get_mut(&machine)
                     && entry.seen.busy == Some(Work::Start)
+                    && !entry.abandoned.is_cancelled()
                 {
                     entry.record.placement = Some(*placement);
                     self.keep(machine);
-                    // A start that was given up meanwhile has nobody who listens.
+                    // One whose process was killed meanwhile has nobody who listens.
                     let _ = kept.send(());
                 }
             }

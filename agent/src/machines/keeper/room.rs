@@ -8,6 +8,7 @@ use types::ids::ContentId;
 use super::{Entry, Keeper, Record, trouble};
 use crate::machines::{
     attach::Seat,
+    content,
     disk::{self, Places},
     plan::Released,
 };
@@ -19,10 +20,14 @@ impl Keeper {
             // Looking at a disk that is gone fills the kernel's log.
             return 0;
         }
-        let data = &self.config.tools.disks.data;
-        let status = rustix::fs::statvfs(data);
-        let free = status.map_or(0, |status| (status.f_bavail * status.f_frsize) >> 20);
-        free.saturating_add(self.spare_mib).saturating_sub(self.promised_disk_mib())
+        let tools = &self.config.tools;
+        let Ok(volume) = rustix::fs::statvfs(&tools.disks.data) else { return 0 };
+        let all = volume.f_blocks.saturating_mul(volume.f_frsize);
+        let free = volume.f_bavail.saturating_mul(volume.f_frsize);
+        // A machine that has all that is offered must get what it starts from still.
+        let kept = content::kept_for_content(all).saturating_add(tools.cache.coming());
+        let free = (free.saturating_sub(kept) >> 20).saturating_add(self.spare_mib);
+        free.saturating_sub(self.promised_disk_mib())
     }
 
     /// Returns what machines' disks may still grow by, in MiB.

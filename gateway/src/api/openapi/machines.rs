@@ -55,7 +55,7 @@ pub(super) struct Image {
 #[derive(ToSchema)]
 pub(super) struct Seed {
     hostname: Option<String>,
-    /// Lines of `authorized_keys` for the image's usual user, each at most 4,096 bytes of UTF-8.
+    /// Lines of `authorized_keys` for the image's usual user, each at most 4,096 bytes of UTF-8. Nobody gets them where user data is a cloud-config with `users` of its own and no `default` among them; a configuration for Ignition carries its own.
     #[schema(required = false)]
     ssh_keys: Vec<String>,
     /// Text, not gzip: passed on as it is, at most 131,072 bytes. JSON with `ignition.version` is shown to Ignition, too, by fw_cfg.

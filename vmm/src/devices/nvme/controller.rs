@@ -133,6 +133,8 @@ pub struct Controller {
     pub(super) free: Vec<u16>,
     pub(super) live: Option<Live>,
     pub(super) logs: Logs,
+    /// Something was started again that the kernel had no means to do.
+    pub(super) again: bool,
 }
 
 impl Controller {
@@ -154,6 +156,7 @@ impl Controller {
             free: (0..DEPTH).rev().collect(),
             live: None,
             logs: Logs::default(),
+            again: false,
         }
     }
 
@@ -251,7 +254,8 @@ impl Controller {
         }
     }
 
-    /// Takes what the driver offers, starts it, and posts what is done. Never waits.
+    /// Takes what the driver offers, starts it, and posts what is done. Waits for nothing, but a moment where
+    /// the kernel had no means to do something.
     pub fn turn(&mut self, now: Instant) -> Progress {
         let _ = self.shared.kick.read();
         self.reap();
@@ -377,7 +381,7 @@ impl Controller {
             return Taken::Wait(at);
         }
         match self.begin(&command, work) {
-            Ok(Some(transfer)) => self.launch(Flight { queue, command, transfer }),
+            Ok(Some(transfer)) => self.launch(Flight::new(queue, command, transfer)),
             Ok(None) => self.complete(queue, &command, Status::SUCCESS, 0),
             Err(status) => self.fail(queue, &command, status),
         }
@@ -481,7 +485,7 @@ impl Controller {
         }
         live.flushing = true;
         let command = Command::from_bytes(&[0; SUBMISSION_SIZE as usize]);
-        self.launch(Flight { queue: SHUTDOWN_QUEUE, command, transfer: Transfer::Flush });
+        self.launch(Flight::new(SHUTDOWN_QUEUE, command, Transfer::Flush));
     }
 }
 

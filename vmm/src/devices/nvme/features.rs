@@ -20,11 +20,12 @@
 use super::{
     admin::{Answer, EventSource},
     command::{Command, Status},
-    controller::Controller,
+    controller::{Controller, Live},
     flight::{Flight, Transfer},
     identify::NAMESPACE,
     logs::{KELVIN, Warning},
 };
+use crate::sys::io::Durability;
 
 /// Feature identifiers (figure 271).
 const ARBITRATION: usize = 0x01;
@@ -73,9 +74,11 @@ pub(super) fn defaults() -> [u32; FEATURES] {
 }
 
 impl Controller {
-    /// Returns whether finished writes may wait for a flush.
-    pub(super) fn write_cache_enabled(&self) -> bool {
-        self.live.as_ref().is_none_or(|live| live.features[VOLATILE_WRITE_CACHE] & 1 != 0)
+    /// Returns when a write counts as done that asks for nothing itself: with the cache, it waits for a flush.
+    pub(super) fn write_cache(&self) -> Durability {
+        let enabled = |live: &Live| live.features[VOLATILE_WRITE_CACHE] & 1 != 0;
+        let cached = self.live.as_ref().is_none_or(enabled);
+        if cached { Durability::Cached } else { Durability::Durable }
     }
 
     /// Returns whether the temperature is at or beyond one of its thresholds.
@@ -129,8 +132,7 @@ impl Controller {
                 let before = std::mem::replace(&mut live.features[feature], value);
                 if before & !value & 1 != 0 {
                     // From then on all that was completed is durable, without a flush (§6.8).
-                    let (command, transfer) = (*command, Transfer::Flush);
-                    self.launch(Flight { queue: 0, command, transfer });
+                    self.launch(Flight::new(0, *command, Transfer::Flush));
                     return Ok(Answer::Later);
                 }
             }

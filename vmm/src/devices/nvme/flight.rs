@@ -1,7 +1,7 @@
 //! Commands on their way through the file: what a command that moves data is made of, how it is
 //! handed to the engine piece by piece, and how it ends.
 
-use std::io;
+use std::{io, mem, thread};
 
 use vm_memory::GuestAddress;
 
@@ -12,7 +12,7 @@ use super::{
     transfer::{self, RANGE_SIZE, Work},
 };
 use crate::{
-    devices::virtio::blk::queue::{advance, was_not_done},
+    devices::virtio::blk::flight::{PAUSE, Tries, advance},
     sys::io::{DiskCommand, Durability},
 };
 
@@ -21,7 +21,15 @@ use crate::{
 pub(super) struct Flight {
     pub(super) queue: u16,
     pub(super) command: Command,
-    pub(super) transfer: Transfer,
+    transfer: Transfer,
+    tries: Tries,
+}
+
+impl Flight {
+    /// Makes a command of `queue` that nothing was done of.
+    pub(super) fn new(queue: u16, command: Command, transfer: Transfer) -> Self {
+        Self { queue, command, transfer, tries: Tries::default() }
+    }
 }
 
 /// What is left of it to do.
@@ -44,13 +52,19 @@ pub(super) enum Purpose {
 }
 
 impl Transfer {
-    /// Returns whether it is durable only when a flush follows it: `fallocate` has no flag for that.
-    fn needs_flush(&self) -> bool {
-        matches!(
-            self,
-            Self::Zero { durability: Durability::Durable, .. }
-                | Self::Punch { durability: Durability::Durable, .. }
-        )
+    /// Returns whether it is durable only when a flush follows it, if it has to be because of what was asked for
+    /// or of the `cache` that there is now: `fallocate` has no flag for that, and what was begun while writes were
+    /// cached may end when they are not.
+    fn needs_flush(&self, cache: Durability) -> bool {
+        match self {
+            Self::Read { .. } | Self::Flush => false,
+            Self::Write { durability, .. } => {
+                (*durability, cache) == (Durability::Cached, Durability::Durable)
+            }
+            Self::Zero { durability, .. } | Self::Punch { durability, .. } => {
+                [*durability, cache].contains(&Durability::Durable)
+            }
+        }
     }
 }
 
@@ -63,7 +77,10 @@ impl Controller {
     ) -> Result<Option<Transfer>, Status> {
         let prps = (command.prp1, command.prp2);
         // With the cache off, all that is completed is durable (§5.21.1.6).
-        let at_least = |asked| if self.write_cache_enabled() { asked } else { Durability::Durable };
+        let at_least = |asked| match self.write_cache() {
+            Durability::Cached => asked,
+            Durability::Durable => Durability::Durable,
+        };
         Ok(Some(match work {
             Work::Nothing => return Ok(None),
             Work::Flush => Transfer::Flush,
@@ -143,6 +160,9 @@ impl Controller {
             finished += 1;
             self.conclude(flight, result);
         }
+        if mem::take(&mut self.again) {
+            thread::sleep(PAUSE);
+        }
         finished
     }
 
@@ -170,7 +190,10 @@ impl Controller {
     /// Ends one command, or starts what is left of it.
     fn conclude(&mut self, mut flight: Flight, result: io::Result<u32>) {
         let moved = match result {
-            Err(error) if was_not_done(&error) => return self.launch(flight),
+            Err(error) if flight.tries.take(&error) => {
+                self.again = true;
+                return self.launch(flight);
+            }
             Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
                 return self.go_without_punching(flight);
             }
@@ -180,6 +203,7 @@ impl Controller {
             }
             Ok(moved) => moved,
         };
+        flight.tries = Tries::default();
         let activity = &self.shared.activity;
         match &flight.transfer {
             Transfer::Read { .. } => activity.read_bytes.add(moved.into()),
@@ -196,7 +220,7 @@ impl Controller {
             Transfer::Write { offset, from, .. } => advance(offset, from, moved),
         };
         let transfers = matches!(flight.transfer, Transfer::Read { .. } | Transfer::Write { .. });
-        if !left && flight.transfer.needs_flush() {
+        if !left && flight.transfer.needs_flush(self.write_cache()) {
             flight.transfer = Transfer::Flush;
             self.launch(flight);
         } else if !left {
@@ -219,5 +243,30 @@ fn failure(transfer: &Transfer, error: &io::Error) -> Status {
         (Transfer::Read { .. }, _) => Status::READ_ERROR,
         (Transfer::Write { .. } | Transfer::Flush, _) => Status::WRITE_FAULT,
         (Transfer::Zero { .. } | Transfer::Punch { .. }, _) => Status::INTERNAL,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_begun_with_a_cache_is_flushed_when_it_ends_without_one() {
+        let all = |durability| {
+            [
+                Transfer::Write { offset: 0, from: Vec::new(), durability },
+                Transfer::Zero { offset: 0, length: 512, durability },
+                Transfer::Punch { ranges: Vec::new(), durability, purpose: Purpose::Space },
+            ]
+        };
+        let flushed = |begun, now| all(begun).map(|transfer| transfer.needs_flush(now));
+        let (cached, durable) = (Durability::Cached, Durability::Durable);
+        assert_eq!(flushed(cached, cached), [false; 3]);
+        assert_eq!(flushed(cached, durable), [true; 3]);
+        // Writes have a flag of their own.
+        assert_eq!(flushed(durable, cached), [false, true, true]);
+        assert_eq!(flushed(durable, durable), [false, true, true]);
+        let others = [Transfer::Flush, Transfer::Read { offset: 0, into: Vec::new() }];
+        assert!(others.iter().all(|transfer| !transfer.needs_flush(durable)));
     }
 }

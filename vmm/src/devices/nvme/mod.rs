@@ -141,7 +141,7 @@ pub struct Nvme {
     msix: MsixTable,
     msix_capability: u16,
     express: u16,
-    /// A reset was asked for, and the thread has not let go yet; then, whether to go on.
+    /// A reset was asked for, and the thread has not let go yet.
     resetting: bool,
     mastery: Mastery,
 }
@@ -278,11 +278,12 @@ impl Nvme {
     }
 
     fn control(&mut self, before: Control, after: Control) {
-        self.shared.pin.set_mask(self.registers.mask());
         match (before.enabled(), after.enabled()) {
             (true, false) => {
                 self.resetting = true;
+                // The mask goes with the reset: what was posted behind it is nobody's any more.
                 self.shared.pin.close();
+                self.shared.pin.set_mask(self.registers.mask());
                 self.stop();
                 self.finish_reset_if_stopped();
             }

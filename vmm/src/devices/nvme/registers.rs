@@ -17,7 +17,7 @@
 
 use super::queue::Place;
 
-/// Most entries of an I/O queue, less one (CAP.MQES).
+/// Most entries of an I/O queue; CAP.MQES is one less.
 pub const MAX_ENTRIES: u32 = 1024;
 /// Time a driver waits for ready to change, in units of 500 ms: a dying disk takes some seconds to
 /// let go.

@@ -1,5 +1,5 @@
-//! The thread behind a queue or a device: it gets orders through a mailbox and never makes a vCPU
-//! wait.
+//! The thread behind a queue or a device: it gets orders through a mailbox. Giving one never waits; only at
+//! a driver's reset, and when it takes bus mastering away, `pci` waits a second at most for what was ordered.
 
 use std::{
     collections::VecDeque,

@@ -85,7 +85,7 @@ struct Leaving {
     id: String,
 }
 
-/// How often the guest was told of a device.
+/// How often the guest was told of a device since it came or was last on the bus.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Offer {
     First,
@@ -220,10 +220,7 @@ impl Manager {
         let slot =
             self.slots.iter_mut().find(|(_, held)| held.as_ref().is_some_and(|h| h.id == id));
         let Some((spare, place)) = slot else {
-            // What was taken out already and is listed as a warning goes from the list.
-            let mut list = shared.list();
-            let at = list.iter().position(|known| known.id == id).ok_or_else(unknown)?;
-            return Ok(list.remove(at));
+            return dismiss(id, shared).ok_or_else(unknown);
         };
         let held = place.as_mut().ok_or_else(unknown)?;
         show(shared, id, AttachedState::Leaving);
@@ -255,6 +252,17 @@ impl Manager {
         }
         failures
     }
+}
+
+/// Takes a device that is in no slot from the list if it is there as a warning; one that has not finished stays,
+/// as its disk is nobody else's until then. Returns how it is listed.
+fn dismiss(id: &str, shared: &Hotplug) -> Option<AttachedDevice> {
+    let mut list = shared.list();
+    let shown = list.iter().find(|known| known.id == id).cloned()?;
+    if matches!(shown.state, AttachedState::Unclean { .. }) {
+        list.retain(|known| known.id != id);
+    }
+    Some(shown)
 }
 
 /// Lets devices join and leave the bus with the power of their slots. All that can join do so before each
@@ -289,7 +297,7 @@ fn join(spare: &Spare, place: &mut Option<Held>, board: Wiring<'_>, shared: &Hot
         let mut bus = board.bus.write().unwrap_or_else(PoisonError::into_inner);
         bus.add_behind(spare.address, spare.behind, function);
         drop(bus);
-        held.seat = Seat::OnBus;
+        (held.seat, held.offer) = (Seat::OnBus, Offer::First);
         let _ = locked(&spare.port).connect();
         show(shared, &held.id, AttachedState::Connected);
         if !std::mem::replace(&mut held.known, true) {

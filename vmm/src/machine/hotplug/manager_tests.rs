@@ -1,3 +1,5 @@
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use super::*;
 use crate::pci::port::tests::hot_port;
 
@@ -12,6 +14,7 @@ const BUTTON: u8 = 1 << 0;
 struct Reset {
     shared: Arc<Hotplug>,
     seen: Arc<Mutex<Vec<AttachedState>>>,
+    busy: Arc<AtomicBool>,
 }
 
 impl PciFunction for Reset {
@@ -33,6 +36,10 @@ impl PciFunction for Reset {
         let states = self.shared.devices().into_iter().map(|device| device.state);
         locked(&self.seen).extend(states);
     }
+
+    fn is_quiet(&mut self) -> bool {
+        !self.busy.load(Ordering::Relaxed)
+    }
 }
 
 /// Two slots with a device each, neither on the bus.
@@ -44,14 +51,18 @@ struct Bench {
     events: Events,
     /// How the devices were when one of them was reset.
     seen: Arc<Mutex<Vec<AttachedState>>>,
+    /// Whether they have something to finish.
+    busy: Arc<AtomicBool>,
 }
 
 impl Bench {
     fn new() -> Self {
         let shared = Hotplug::absent();
         let seen = Arc::<Mutex<Vec<AttachedState>>>::default();
+        let busy = Arc::<AtomicBool>::default();
         let slots = (1..3).map(|number| {
-            let function = Reset { shared: Arc::clone(&shared), seen: Arc::clone(&seen) };
+            let (shown, seen) = (Arc::clone(&shared), Arc::clone(&seen));
+            let function = Reset { shared: shown, seen, busy: Arc::clone(&busy) };
             let function = Arc::new(Mutex::new(function));
             let (id, state) = (number.to_string(), AttachedState::Waiting);
             let device = AttachDevice::Pci { address: "0000:01:00.0".parse().expect("one") };
@@ -62,7 +73,7 @@ impl Bench {
         });
         let slots = slots.collect();
         let (bus, turn, events) = (RwLock::default(), Mutex::default(), Events::default());
-        Self { slots, shared, bus, turn, events, seen }
+        Self { slots, shared, bus, turn, events, seen, busy }
     }
 
     fn switch(&self, slot: usize, control: u16) {
@@ -128,6 +139,10 @@ fn a_guest_that_gave_up_is_told_of_a_device_once_more() {
     bench.switch(0, POWER_OFF);
     bench.follow_power();
     assert!(!bench.takes_press(0), "twice is enough");
+    // Once it has taken the device, all begins anew.
+    bench.switch(0, 0);
+    bench.follow_power();
+    assert_eq!(bench.slots[0].1.as_ref().map(|held| held.offer), Some(Offer::First));
 }
 
 #[test]
@@ -177,4 +192,25 @@ fn a_function_is_dropped_in_a_turn_of_its_own() {
     let failures = take_back(Device { function, behind: EMULATED.into(), closer: None }, &turn);
     assert!(failures.is_empty() && turn.try_lock().is_ok());
     assert_eq!(*locked(&taken), [true]);
+}
+
+#[test]
+fn what_has_not_finished_keeps_its_name_and_a_warning_goes() {
+    let mut bench = Bench::new();
+    bench.busy.store(true, Ordering::Relaxed);
+    let (spare, place) = &mut bench.slots[0];
+    let held = place.take().expect("a device");
+    let board = Wiring { bus: &bench.bus, turn: &bench.turn, events: &bench.events };
+    let shared = &*bench.shared;
+    show(shared, "1", AttachedState::Leaving);
+    let left = release(spare, held, board, shared).expect("it is busy");
+    for _ in 0..2 {
+        let shown = dismiss("1", shared).expect("listed");
+        assert_eq!(shown.state, AttachedState::Leaving);
+    }
+    bench.busy.store(false, Ordering::Relaxed);
+    end(left, board, shared);
+    assert_eq!(dismiss("1", shared), None);
+    show(shared, "2", AttachedState::Unclean { reason: String::new() });
+    assert!(dismiss("2", shared).is_some() && dismiss("2", shared).is_none());
 }

@@ -28,6 +28,7 @@ use crate::{
     devices::DeviceError,
     pci::port::SlotWatch,
     vfio::{
+        alarms::Since,
         assign::AssignError,
         reset::{DEADLINE, ResetError},
     },
@@ -180,6 +181,17 @@ impl Hotplug {
         self.list().iter().find(is).map(|known| known.id.clone())
     }
 
+    /// Pulls a device of the host, which wants it back; `gone` as for [`Self::attach`]. Returns whether the guest no
+    /// longer has it: nor has it one that came later and is in no slot, which is being taken, or was given back.
+    pub(super) fn pull(&self, device: Bdf, since: Since, gone: impl Fn() -> bool) -> bool {
+        let Some(id) = self.id_of(device) else { return since == Since::Later };
+        match self.detach(&id, Removal::Pulled, gone) {
+            Ok(_) => true,
+            Err(PlugError::Unknown { .. }) => since == Since::Later,
+            Err(_) => false,
+        }
+    }
+
     /// Takes everything back. The virtual CPUs must have stopped.
     pub(super) fn close(&self) -> Result<Vec<ResetError>, io::Error> {
         let (reply, answer) = mpsc::sync_channel(1);
@@ -275,6 +287,26 @@ mod tests {
             reply.unless_abandoned(|| Ok(done));
         });
         assert_eq!(hotplug.detach("a", Removal::Asked, || false).expect("done"), shown);
+        worker.join().expect("ended");
+    }
+
+    #[test]
+    fn what_is_in_no_slot_need_not_be_pulled_if_it_came_later() {
+        let (hotplug, inbox) = Hotplug::new();
+        let AttachRequest { id, device } = request();
+        let AttachDevice::Pci { address } = device else { panic!("what?") };
+        assert!(hotplug.pull(address, Since::Later, || false));
+        assert!(!hotplug.pull(address, Since::Start, || false));
+        hotplug.list().push(AttachedDevice { id, device, slot: 3, state: AttachedState::Leaving });
+        assert!(!hotplug.pull(address, Since::Later, || true), "it may be in its slot");
+        drop(inbox.try_recv().expect("an order"));
+        let worker = thread::spawn(move || {
+            let Ok(Order::Detach(id, Removal::Pulled, reply)) = inbox.recv() else {
+                panic!("what?")
+            };
+            reply.unless_abandoned(|| Err(PlugError::Unknown { id }));
+        });
+        assert!(hotplug.pull(address, Since::Later, || false));
         worker.join().expect("ended");
     }
 

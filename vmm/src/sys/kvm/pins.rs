@@ -49,7 +49,7 @@ const _: () = assert!(PINS as u32 == IOAPIC_PINS);
 pub enum Controllers {
     /// All of them in the kernel, with PICs and the interval timer.
     Kernel,
-    /// Local APICs in the kernel, the I/O APIC here; there are no PICs and no interval timer.
+    /// Local APICs in the kernel, the I/O APIC here; there are no PICs, and the interval timer is `devices::pit`.
     Split,
 }
 

@@ -22,6 +22,7 @@
 //! | 56     | 1     | write_zeroes_may_unmap   | 1 when discard is offered               |
 
 pub mod engine;
+pub(in crate::devices) mod flight;
 pub mod queue;
 pub mod request;
 mod sealed;

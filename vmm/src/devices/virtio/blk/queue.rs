@@ -2,20 +2,22 @@
 //!
 //! System calls behind the filter (`ThreadKind::Block`): io_uring_enter; preadv, pwritev2,
 //! fdatasync and fallocate where there is no io_uring; ppoll, read and write of eventfds, the
-//! KVM_IRQ_LINE ioctl, and those of the allocator and of locks.
+//! KVM_IRQ_LINE ioctl, clock_nanosleep, and those of the allocator and of locks.
 
 use std::{
     io, mem,
     os::fd::BorrowedFd,
     sync::Arc,
+    thread,
     time::{Duration, Instant},
 };
 
-use vm_memory::{Address, Bytes, GuestAddress};
+use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{
     engine::Engine,
+    flight::{PAUSE, Tries, advance},
     request::{self, ID_SIZE, Request, RequestError, Rules, Status, Work},
 };
 use crate::{
@@ -66,6 +68,7 @@ struct Flight {
     head: u16,
     status: GuestAddress,
     transfer: Transfer,
+    tries: Tries,
 }
 
 /// What is left of it to do.
@@ -79,10 +82,13 @@ enum Transfer {
         offset: u64,
         from: Vec<(GuestAddress, u32)>,
     },
-    /// A range was changed by a command that is durable only when a sync follows it.
-    Range,
-    /// Nothing. Started again, it is that sync.
-    Other,
+    /// A command that zeroes a range or gives it back. A driver without flush takes what is completed for
+    /// durable (virtio §5.2.6.2, as for writes); `fallocate` is not: a sync follows it then.
+    Range {
+        command: DiskCommand<'static>,
+        durability: Durability,
+    },
+    Sync,
 }
 
 /// What came of looking at the ring.
@@ -121,6 +127,8 @@ pub struct BlockQueue {
     flights: Vec<Option<Flight>>,
     free: Vec<u16>,
     id: [u8; ID_SIZE],
+    /// Something was started again that the kernel had no means to do.
+    again: bool,
 }
 
 impl BlockQueue {
@@ -131,6 +139,7 @@ impl BlockQueue {
             flights: (0..depth).map(|_| None).collect(),
             free: (0..depth).rev().collect(),
             id,
+            again: false,
         }
     }
 
@@ -165,7 +174,8 @@ impl BlockQueue {
         }
     }
 
-    /// Takes what the driver offers, starts it, and gives back what is done. Never waits.
+    /// Takes what the driver offers, starts it, and gives back what is done. Waits for nothing, but a
+    /// moment where the kernel had no means to do something.
     pub fn turn(&mut self, live: &mut Live) -> Progress {
         let last = live.progress;
         let kicked = live.kick.read().is_ok();
@@ -252,64 +262,35 @@ impl BlockQueue {
             }
             Work::Read { offset, into } => Transfer::Read { offset, into: pairs(&into), moved: 0 },
             Work::Write { offset, from } => Transfer::Write { offset, from: pairs(&from) },
-            Work::Flush => {
-                let flight = Flight { head, status, transfer: Transfer::Other };
-                return self.launch_command(live, flight, DiskCommand::Sync);
-            }
+            Work::Flush => Transfer::Sync,
             Work::Discard { offset, length } | Work::Zero { offset, length, unmap: true } => {
-                let flight = Flight { head, status, transfer: live.range() };
-                return self.launch_command(live, flight, DiskCommand::Punch { offset, length });
+                let command = DiskCommand::Punch { offset, length };
+                Transfer::Range { command, durability: live.durability }
             }
             Work::Zero { offset, length, unmap: false } => {
-                let flight = Flight { head, status, transfer: live.range() };
-                return self.launch_command(live, flight, DiskCommand::Zero { offset, length });
+                let command = DiskCommand::Zero { offset, length };
+                Transfer::Range { command, durability: live.durability }
             }
         };
-        let flight = Flight { head, status, transfer };
+        let flight = Flight { head, status, transfer, tries: Tries::default() };
         self.launch(live, flight)
     }
 
-    /// Starts what is left of a transfer.
-    fn launch(&mut self, live: &mut Live, mut flight: Flight) -> Result<(), RingError> {
-        // The command borrows the segments while the flight moves into its slot.
-        let transfer = mem::replace(&mut flight.transfer, Transfer::Other);
+    /// Starts what is left of a command.
+    fn launch(&mut self, live: &mut Live, flight: Flight) -> Result<(), RingError> {
         let Some(token) = self.free.pop() else {
             return live.answer(flight.head, flight.status, Status::Failed, 0);
         };
-        let command = match &transfer {
+        let command = match &flight.transfer {
             Transfer::Read { offset, into, .. } => DiskCommand::Read { offset: *offset, into },
             Transfer::Write { offset, from } => {
                 DiskCommand::Write { offset: *offset, from, durability: live.durability }
             }
-            Transfer::Range | Transfer::Other => DiskCommand::Sync,
+            Transfer::Range { command, .. } => *command,
+            Transfer::Sync => DiskCommand::Sync,
         };
         let started = self.engine.queue(token, command);
-        flight.transfer = transfer;
-        self.keep(live, token, flight, started)
-    }
-
-    fn launch_command(
-        &mut self,
-        live: &mut Live,
-        flight: Flight,
-        command: DiskCommand<'_>,
-    ) -> Result<(), RingError> {
-        let Some(token) = self.free.pop() else {
-            return live.answer(flight.head, flight.status, Status::Failed, 0);
-        };
-        let started = self.engine.queue(token, command);
-        self.keep(live, token, flight, started)
-    }
-
-    fn keep(
-        &mut self,
-        live: &mut Live,
-        token: u16,
-        flight: Flight,
-        started: io::Result<()>,
-    ) -> Result<(), RingError> {
-        let slot = self.flights.get_mut(usize::from(token));
-        match (started, slot) {
+        match (started, self.flights.get_mut(usize::from(token))) {
             (Ok(()), Some(slot)) => {
                 *slot = Some(flight);
                 Ok(())
@@ -336,6 +317,9 @@ impl BlockQueue {
                 live.fail(&error);
             }
         }
+        if mem::take(&mut self.again) {
+            thread::sleep(PAUSE);
+        }
         finished
     }
 
@@ -347,8 +331,9 @@ impl BlockQueue {
         result: io::Result<u32>,
     ) -> Result<(), RingError> {
         let moved_now = match &result {
-            Err(error) if was_not_done(error) => {
-                return self.launch_again(live, flight);
+            Err(error) if flight.tries.take(error) => {
+                self.again = true;
+                return self.launch(live, flight);
             }
             Err(error) => {
                 let status = status_of(error);
@@ -357,10 +342,11 @@ impl BlockQueue {
             }
             Ok(moved) => *moved,
         };
+        flight.tries = Tries::default();
         let written = match &mut flight.transfer {
-            Transfer::Other => 0,
-            Transfer::Range => {
-                flight.transfer = Transfer::Other;
+            Transfer::Sync | Transfer::Range { durability: Durability::Cached, .. } => 0,
+            Transfer::Range { durability: Durability::Durable, .. } => {
+                flight.transfer = Transfer::Sync;
                 return self.launch(live, flight);
             }
             Transfer::Read { offset, into, moved } => {
@@ -394,16 +380,6 @@ impl BlockQueue {
             return live.answer(flight.head, flight.status, Status::Failed, 0);
         }
         self.launch(live, flight)
-    }
-
-    /// Starts an interrupted command again. Only transfers are interrupted half-way.
-    fn launch_again(&mut self, live: &mut Live, flight: Flight) -> Result<(), RingError> {
-        match flight.transfer {
-            Transfer::Range | Transfer::Other => {
-                live.answer(flight.head, flight.status, Status::Failed, 0)
-            }
-            Transfer::Read { .. } | Transfer::Write { .. } => self.launch(live, flight),
-        }
     }
 
     /// Waits for everything in flight and gives it back.
@@ -460,15 +436,6 @@ impl From<Job> for Live {
 }
 
 impl Live {
-    /// Returns what is left of a command that zeroes a range or gives it back. A driver without flush
-    /// takes what is completed for durable (virtio §5.2.6.2, as for writes); `fallocate` is not.
-    fn range(&self) -> Transfer {
-        match self.durability {
-            Durability::Cached => Transfer::Other,
-            Durability::Durable => Transfer::Range,
-        }
-    }
-
     /// Returns the request that waited for its turn, or the next one in the ring, and when it may go
     /// unless that is at once.
     fn next_request(&mut self) -> Result<Option<(Request, Option<Instant>)>, TakeError> {
@@ -538,24 +505,6 @@ fn pairs(segments: &[Segment]) -> Vec<(GuestAddress, u32)> {
     segments.iter().map(|segment| (segment.address, segment.length)).collect()
 }
 
-/// Takes `moved` bytes off the front of a transfer; returns whether something is left.
-pub(in crate::devices) fn advance(
-    offset: &mut u64,
-    segments: &mut Vec<(GuestAddress, u32)>,
-    moved: u32,
-) -> bool {
-    *offset = offset.saturating_add(u64::from(moved));
-    let mut rest = moved;
-    segments.retain_mut(|(address, length)| {
-        let taken = rest.min(*length);
-        rest -= taken;
-        *length -= taken;
-        *address = GuestAddress(address.raw_value().saturating_add(u64::from(taken)));
-        *length > 0
-    });
-    !segments.is_empty()
-}
-
 /// Writes as much of the id as fits; returns the bytes.
 fn write_id(live: &Live, into: &[Segment], id: [u8; ID_SIZE]) -> Option<u32> {
     let mut rest: &[u8] = &id;
@@ -568,12 +517,6 @@ fn write_id(live: &Live, into: &[Segment], id: [u8; ID_SIZE]) -> Option<u32> {
         written += u32::try_from(length).ok()?;
     }
     Some(written)
-}
-
-/// Whether a command has to be started again: a signal came, or there was no worker of the kernel's to be had
-/// (Linux io_uring/io-wq.c, `io_acct_cancel_pending_work`).
-pub(in crate::devices) fn was_not_done(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::EINTR | libc::ECANCELED))
 }
 
 fn status_of(error: &io::Error) -> Status {
