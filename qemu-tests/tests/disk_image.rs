@@ -17,7 +17,7 @@ use qemu_tests::{
 use serde_json::{Value, json};
 
 /// How long firmware, boot loader and kernel may take together under two layers of emulation.
-const START_LIMIT: Duration = Duration::from_secs(300);
+const START_LIMIT: Duration = Duration::from_secs(480);
 /// A renter's key, and a program for the first start.
 const KEY: &str = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5 \"me\": [x] # y";
 const USER_DATA: &str = "#cloud-config\nruncmd:\n  - [touch, /run/started]\n";

@@ -26,7 +26,7 @@ use types::{
 };
 
 /// How long firmware, boot loader and kernel may take together under two layers of emulation.
-const START_LIMIT: Duration = Duration::from_secs(300);
+const START_LIMIT: Duration = Duration::from_secs(480);
 /// How long a command may take.
 const SOON: Duration = Duration::from_secs(120);
 

@@ -21,7 +21,7 @@ use super::{
 /// How long an emulated host may take from power-on to the gateway's list of nodes.
 pub const JOIN_LIMIT: Duration = Duration::from_secs(240);
 /// How long a machine may take from the request to its guest being ready.
-pub const GUEST_LIMIT: Duration = Duration::from_secs(300);
+pub const GUEST_LIMIT: Duration = Duration::from_secs(480);
 
 /// Returns the folder of the built image, or an error that says how to build it.
 pub fn image_folder() -> Result<PathBuf> {
