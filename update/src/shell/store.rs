@@ -31,7 +31,7 @@ pub enum StoreError {
 #[derive(Debug)]
 pub struct Store {
     folder: PathBuf,
-    _lock: File,
+    lock: File,
 }
 
 impl Store {
@@ -41,7 +41,7 @@ impl Store {
         DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(fail)?;
         let lock = File::create(folder.join(LOCK)).map_err(fail)?;
         match lock.try_lock() {
-            Ok(()) => Ok(Self { folder: folder.to_owned(), _lock: lock }),
+            Ok(()) => Ok(Self { folder: folder.to_owned(), lock }),
             Err(TryLockError::WouldBlock) => Err(StoreError::Busy { folder: folder.to_owned() }),
             Err(TryLockError::Error(source)) => Err(fail(source)),
         }
@@ -88,5 +88,30 @@ impl Store {
 
     fn sync(&self) -> io::Result<()> {
         File::open(&self.folder)?.sync_all()
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        // A lock lasts as long as any copy of its descriptor (flock(2)), and a process that another thread
+        // starts just now has one until it runs its program.
+        let _ = self.lock.unlock();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_is_free_when_its_store_is_gone_whoever_has_a_copy_of_the_descriptor() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let store = Store::open(folder.path()).expect("opened");
+        let busy = Store::open(folder.path()).expect_err("used");
+        assert!(matches!(busy, StoreError::Busy { .. }), "{busy}");
+        let copy = store.lock.try_clone().expect("a copy");
+        drop(store);
+        Store::open(folder.path()).expect("free");
+        drop(copy);
     }
 }
