@@ -369,8 +369,6 @@ pub struct VmState {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum VmPhase {
-    /// Memory and devices are being set up.
-    Starting,
     /// vCPUs run.
     Running,
     /// vCPUs wait until somebody lets them go on.
