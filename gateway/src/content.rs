@@ -8,7 +8,10 @@ use std::{
     collections::BTreeSet,
     io,
     path::{Path, PathBuf},
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -17,16 +20,20 @@ use futures_util::{Stream, StreamExt};
 use sha2::{Digest, Sha256};
 use tokio::{
     fs::{self, File},
-    io::AsyncWriteExt,
-    sync::{Mutex, MutexGuard},
+    sync::{Mutex, OwnedMutexGuard},
 };
 use types::ids::ContentId;
+
+use crate::sparse::Sparse;
 
 /// Why content cannot be stored or read.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the message is the doc")]
 pub enum ContentError {
-    #[error("the upload has more than {limit} bytes, which is the largest that is kept")]
+    #[error(
+        "the upload has more than {limit} bytes, which is the largest that is kept; shrink the disk before importing \
+         it, or ask the gateway's operator for a larger max_content"
+    )]
     TooLarge { limit: u64 },
     #[error("the store holds {used} of {limit} bytes; there is no room for this upload")]
     Full { used: u64, limit: u64 },
@@ -52,7 +59,14 @@ pub struct ContentStore {
     max_total: u64,
     used: AtomicU64,
     uploads: AtomicU64,
-    names: Mutex<()>,
+    names: Arc<Mutex<()>>,
+}
+
+/// The right to give names and take them, until it is dropped. It goes along with work that nobody waits for any more
+/// when a client hangs up.
+#[derive(Debug)]
+pub struct Names {
+    _guard: OwnedMutexGuard<()>,
 }
 
 /// What an uploader is granted.
@@ -94,7 +108,7 @@ impl ContentStore {
             max_total,
             used: AtomicU64::new(used),
             uploads: AtomicU64::new(0),
-            names: Mutex::default(),
+            names: Arc::default(),
         })
     }
 
@@ -138,7 +152,7 @@ impl ContentStore {
         Ok(())
     }
 
-    /// Receives the bytes of `body`, whose digest must be `content`.
+    /// Receives the bytes of `body`, whose digest must be `content`. Zeroes count and take no room on the disk.
     pub async fn receive<S, E>(
         &self,
         content: ContentId,
@@ -154,7 +168,8 @@ impl ContentStore {
         if !fs::try_exists(self.path(content)).await.unwrap_or(false) {
             let number = self.uploads.fetch_add(1, Ordering::Relaxed);
             let part = self.folder.join(format!("{}-{number}.part", content.short()));
-            file = Some(File::create(&part).await.map_err(|e| host("create", &part, e))?);
+            let made = File::create(&part).await.map_err(|e| host("create", &part, e))?;
+            file = Some(Sparse::new(made));
             upload.part = Some(part);
         }
         let mut hash = Sha256::new();
@@ -164,10 +179,11 @@ impl ContentStore {
                 return Err(stalled);
             };
             let Some(chunk) = next.transpose().map_err(|e| broke_off(&e))? else { break };
+            let at = upload.length;
             upload.grow(chunk.len() as u64, terms)?;
             hash.update(&chunk);
             if let Some(file) = &mut file {
-                file.write_all(&chunk).await.map_err(|e| host("write", &self.folder, e))?;
+                file.write(at, &chunk).await.map_err(|e| host("write", &self.folder, e))?;
             }
         }
         let found = ContentId::from_bytes(hash.finalize().into());
@@ -175,19 +191,19 @@ impl ContentStore {
             return Err(ContentError::Digest { expected: content, found });
         }
         if let Some(file) = file {
-            file.sync_all().await.map_err(|e| host("write", &self.folder, e))?;
+            file.finish(upload.length).await.map_err(|e| host("write", &self.folder, e))?;
         }
         Ok(upload)
     }
 
-    /// Keeps names from being given and taken until the guard is dropped, so that content and
-    /// the list of who holds it change together.
-    pub async fn names(&self) -> MutexGuard<'_, ()> {
-        self.names.lock().await
+    /// Waits for the right to give names and take them, so that content and the list of who holds it change
+    /// together.
+    pub async fn names(&self) -> Names {
+        Names { _guard: Arc::clone(&self.names).lock_owned().await }
     }
 
-    /// Removes what is not among `held`. For a caller that has [`ContentStore::names`].
-    pub fn retain(&self, held: &BTreeSet<ContentId>) -> Result<(), ContentError> {
+    /// Removes what is not among `held`, which was listed under the same right.
+    pub fn retain(&self, held: &BTreeSet<ContentId>, _names: Names) -> Result<(), ContentError> {
         let fail = |source| host("clean", &self.folder, source);
         for entry in std::fs::read_dir(&self.folder).map_err(fail)? {
             let entry = entry.map_err(fail)?;
@@ -196,11 +212,17 @@ impl ContentStore {
             if !held.contains(&content) {
                 let length = entry.metadata().map_err(fail)?.len();
                 std::fs::remove_file(entry.path()).map_err(fail)?;
-                self.used.fetch_sub(length, Ordering::Relaxed);
+                self.give_back(length);
                 tracing::info!(event = "content-removed", %content, bytes = length);
             }
         }
         Ok(())
+    }
+
+    fn give_back(&self, bytes: u64) {
+        let less = |used: u64| Some(used.saturating_sub(bytes));
+        // There is always a number to write, so this always succeeds.
+        let _ = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
     }
 
     fn path(&self, content: ContentId) -> PathBuf {
@@ -214,19 +236,21 @@ impl Upload<'_> {
         self.length
     }
 
-    /// Gives it its name. For a caller that has [`ContentStore::names`].
-    pub async fn keep(mut self) -> Result<(), ContentError> {
+    /// Gives it its name.
+    pub async fn keep(mut self, _names: &Names) -> Result<(), ContentError> {
         let (store, path) = (self.store, self.store.path(self.content));
+        // Nothing is waited for here until it has its name: whoever drops this meanwhile drops either a part, whose
+        // room is free again, or nothing.
+        let there = path.exists();
         let Some(part) = &self.part else {
-            let there = fs::try_exists(&path).await.unwrap_or(false);
             let vanished = ContentError::Vanished { content: self.content };
             return if there { Ok(()) } else { Err(vanished) };
         };
-        if fs::try_exists(&path).await.unwrap_or(false) {
+        if there {
             // Somebody else was quicker; dropping removes this copy.
             return Ok(());
         }
-        fs::rename(part, &path).await.map_err(|e| host("rename", part, e))?;
+        std::fs::rename(part, &path).map_err(|e| host("rename", part, e))?;
         self.part = None;
         let folder = File::open(&store.folder).await.map_err(|e| host("open", &path, e))?;
         folder.sync_all().await.map_err(|e| host("write", &path, e))
@@ -255,7 +279,7 @@ impl Upload<'_> {
 impl Drop for Upload<'_> {
     fn drop(&mut self) {
         if let Some(part) = &self.part {
-            self.store.used.fetch_sub(self.length, Ordering::Relaxed);
+            self.store.give_back(self.length);
             // What stays is removed at the next start.
             let _ = std::fs::remove_file(part);
         }
@@ -272,7 +296,9 @@ fn host(operation: &'static str, path: &Path, source: io::Error) -> ContentError
 
 #[cfg(test)]
 mod tests {
-    use futures_util::stream;
+    use std::os::unix::fs::MetadataExt;
+
+    use futures_util::{FutureExt, stream};
 
     use super::*;
 
@@ -287,7 +313,9 @@ mod tests {
     }
 
     async fn put(store: &ContentStore, bytes: &'static [u8]) -> Result<(), ContentError> {
-        store.receive(digest(bytes), body(bytes), TERMS).await?.keep().await
+        let upload = store.receive(digest(bytes), body(bytes), TERMS).await?;
+        let names = store.names().await;
+        upload.keep(&names).await
     }
 
     fn files(folder: &Path) -> usize {
@@ -305,15 +333,71 @@ mod tests {
         assert!(matches!(wrong, Err(ContentError::Digest { .. })));
         let full = put(&store, b"abcdef").await;
         assert!(matches!(full, Err(ContentError::Full { .. })));
-        let beyond = put(&store, b"0123456789012").await;
-        assert!(matches!(
-            beyond,
-            Err(ContentError::Quota { left: 12 } | ContentError::Full { .. })
-        ));
-        let large = put(&store, b"01234567890123").await;
-        assert!(matches!(large, Err(ContentError::Full { .. } | ContentError::TooLarge { .. })));
         put(&store, b"abcde").await.expect("room is given back");
         assert_eq!(files(folder.path()), 2);
+    }
+
+    #[tokio::test]
+    async fn what_comes_is_checked_against_the_limits_of_one_item_and_one_renter() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let store = ContentStore::open(folder.path(), 5, 100).expect("opened");
+        let large = put(&store, b"abcdef").await;
+        assert!(matches!(large, Err(ContentError::TooLarge { limit: 5 })), "{large:?}");
+        put(&store, b"abcde").await.expect("as large as may be");
+        let folder = tempfile::tempdir().expect("a folder");
+        let store = ContentStore::open(folder.path(), 100, 100).expect("opened");
+        let beyond = put(&store, b"0123456789012").await;
+        assert!(matches!(beyond, Err(ContentError::Quota { left: 12 })), "{beyond:?}");
+        put(&store, b"012345678901").await.expect("as much as may be");
+    }
+
+    #[tokio::test]
+    async fn zeroes_count_and_take_no_room() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let store = ContentStore::open(folder.path(), 8 << 20, 8 << 20).expect("opened");
+        let mut disk = vec![0; 4 << 20];
+        disk[1 << 20] = 1;
+        let pieces = disk.chunks(100_001).map(|piece| Ok(Bytes::copy_from_slice(piece)));
+        let pieces = stream::iter(pieces.collect::<Vec<io::Result<Bytes>>>());
+        let terms = Terms { allowance: 8 << 20, ..TERMS };
+        let upload = store.receive(digest(&disk), pieces, terms).await.expect("true");
+        assert_eq!(upload.length(), 4 << 20);
+        upload.keep(&store.names().await).await.expect("kept");
+        let path = store.path(digest(&disk));
+        assert!(std::fs::read(&path).expect("it is there") == disk);
+        let blocks = path.metadata().expect("it is there").blocks();
+        assert!(blocks * 512 < 1 << 20, "{blocks} blocks are held");
+        assert_eq!(store.used.load(Ordering::Relaxed), 4 << 20);
+    }
+
+    #[tokio::test]
+    async fn an_upload_that_nobody_waits_for_once_it_has_its_name_is_counted_once() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let store = ContentStore::open(folder.path(), 100, 10).expect("opened");
+        let upload = store.receive(digest(b"abcde"), body(b"abcde"), TERMS).await.expect("true");
+        let names = store.names().await;
+        // It gets its name at once, and what comes then is not waited for.
+        drop(upload.keep(&names).now_or_never());
+        assert!(store.path(digest(b"abcde")).exists());
+        assert_eq!(store.used.load(Ordering::Relaxed), 5);
+        store.retain(&BTreeSet::new(), names).expect("cleaned");
+        assert_eq!(store.used.load(Ordering::Relaxed), 0);
+        put(&store, b"0123456789").await.expect("all room is there again");
+    }
+
+    #[tokio::test]
+    async fn names_stay_as_they_are_while_a_clean_goes_on_that_nobody_waits_for() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let store = Arc::new(ContentStore::open(folder.path(), 100, 10).expect("opened"));
+        let (begin, begun) = std::sync::mpsc::channel::<()>();
+        let (names, cleaning) = (store.names().await, Arc::clone(&store));
+        let clean = tokio::task::spawn_blocking(move || {
+            let _ = begun.recv();
+            cleaning.retain(&BTreeSet::new(), names)
+        });
+        assert!(store.names().now_or_never().is_none());
+        drop((clean, begin));
+        drop(store.names().await);
     }
 
     #[tokio::test]
@@ -351,8 +435,8 @@ mod tests {
         let store = ContentStore::open(folder.path(), 100, 10).expect("opened");
         put(&store, b"abcde").await.expect("kept");
         put(&store, b"vwxyz").await.expect("kept");
-        let _names = store.names().await;
-        store.retain(&BTreeSet::from([digest(b"abcde")])).expect("cleaned");
+        let names = store.names().await;
+        store.retain(&BTreeSet::from([digest(b"abcde")]), names).expect("cleaned");
         assert!(matches!(store.read(digest(b"abcde")).await, Ok(Some(_))));
         assert!(matches!(store.read(digest(b"vwxyz")).await, Ok(None)));
         put(&store, b"12345").await.expect("its room is there again");

@@ -2,7 +2,7 @@
 //!
 //! `api` answers HTTP: it routes, checks the renter's signature and forwards; `directory` knows
 //! the nodes and what they offer; `attest` asks them to prove what they run; `store` remembers what was acknowledged; `content` keeps
-//! kernels and disk images; `import` makes raw disks of other formats for the command; `limits` and `turns` keep clients apart; `service` holds them together and speaks to the overlay; `whole` writes files; `cli` is the
+//! kernels and disk images; `import` makes raw disks of other formats for the command; `limits` and `turns` keep clients apart; `service` holds them together and speaks to the overlay; `whole` and `sparse` write files; `cli` is the
 //! `holdfast` command. A gateway has no authority: nodes verify every lease and request again.
 
 #![forbid(unsafe_code)]
@@ -18,6 +18,7 @@ pub mod keyfile;
 pub mod limits;
 pub mod prefix;
 pub mod service;
+mod sparse;
 pub mod store;
 pub mod streams;
 pub mod turns;

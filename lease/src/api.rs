@@ -102,7 +102,7 @@ pub struct Image {
 }
 
 /// What cloud-init finds (NoCloud data source). Without user data, keys are in a generated one, too, and are shown to
-/// Ignition for the user `core`.
+/// Ignition for the user `core`, with the host name.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Seed {

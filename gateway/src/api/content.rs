@@ -30,7 +30,13 @@ use super::{bodies::StoredContent, json_response, kept, response};
 use crate::{
     content::{ContentError, Terms},
     service::{Gateway, now},
+    store::Store,
 };
+
+/// How long an upload waits for another one of its renter, which may have just ended. The command waits two seconds to
+/// be asked for the file, so that it hears of a refusal before it sends any; one that waits for minutes would take the
+/// gateway for gone.
+const TURN: Duration = Duration::from_secs(1);
 
 /// Which part of an answer is wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,7 +90,11 @@ pub(super) async fn write(
     let renter = who.key;
     check_lease(gateway, renter)?;
     // Uploads of one renter come one after the other, so that each sees what is left.
-    let _turn = gateway.uploads.take(renter).await;
+    let turn = tokio::time::timeout(TURN, gateway.uploads.take(renter)).await;
+    let _turn = turn.map_err(|_| {
+        Kind::TooManyRequests
+            .because("another upload of your key is under way; push again when it is done")
+    })?;
     let store = |error| Kind::Internal.caused_by(&error);
     let used = gateway.store.used(renter).map_err(store)?;
     let again = gateway.store.held(renter, content).map_err(store)?.unwrap_or(0);
@@ -98,9 +108,15 @@ pub(super) async fn write(
     let received = gateway.content.receive(content, body.into_data_stream(), terms).await;
     let upload = received.map_err(|error| refuse(&error))?;
     let bytes = upload.length();
-    let _names = gateway.content.names().await;
-    upload.keep().await.map_err(|error| refuse(&error))?;
-    kept(gateway, move |store| store.hold(renter, content, bytes)).await?;
+    let names = gateway.content.names().await;
+    upload.keep(&names).await.map_err(|error| refuse(&error))?;
+    // The client may hang up: until it is written down who holds it, nobody may clean.
+    let hold = move |store: &Store| {
+        let held = store.hold(renter, content, bytes);
+        drop(names);
+        held
+    };
+    kept(gateway, hold).await?;
     tracing::info!(event = "content-stored", %content, %renter, bytes);
     Ok(json_response(StatusCode::CREATED, &StoredContent { content, bytes }))
 }
@@ -121,14 +137,16 @@ pub(super) async fn remove(
 
 /// Removes content that nobody holds any more.
 pub(crate) async fn clean(gateway: &Arc<Gateway>) -> Result<(), Problem> {
-    let _names = gateway.content.names().await;
-    let at = now();
-    let held = kept(gateway, move |store| store.forget(at)).await?;
-    let gateway = Arc::clone(gateway);
-    let cleaned = tokio::task::spawn_blocking(move || gateway.content.retain(&held)).await;
-    cleaned
-        .map_err(|error| Kind::Internal.caused_by(&error))?
-        .map_err(|error| Kind::Internal.caused_by(&error))
+    let names = gateway.content.names().await;
+    let (at, gateway) = (now(), Arc::clone(gateway));
+    // This goes on when the client hangs up, and the names go along: what is uploaded meanwhile is not in the list.
+    let clean = move || {
+        let held = gateway.store.forget(at).map_err(|error| Kind::Internal.caused_by(&error))?;
+        let retained = gateway.content.retain(&held, names);
+        retained.map_err(|error| Kind::Internal.caused_by(&error))
+    };
+    let cleaned = tokio::task::spawn_blocking(clean).await;
+    cleaned.map_err(|error| Kind::Internal.caused_by(&error))?
 }
 
 /// Checks that a renter has a lease that has not ended.

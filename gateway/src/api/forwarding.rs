@@ -23,6 +23,10 @@ const ATTEMPTS: u32 = 3;
 /// Pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(300);
 
+/// Field of an answer that was given before under the same idempotency key, and tells how it was then. Nodes have it
+/// too.
+pub(crate) const REPLAYED: &str = "idempotency-replayed";
+
 /// Sends the request to a node and returns its answer, whatever that is.
 pub(super) async fn ask(
     gateway: &Gateway,
@@ -76,7 +80,8 @@ pub(super) fn response(answer: ForwardedResponse) -> Response {
     }
     for (name, value) in answer.headers {
         // A node can add fields of its own, none that steer the connection.
-        let ours = name.starts_with("holdfast-") || name == "location" || name == "retry-after";
+        let ours = name.starts_with("holdfast-")
+            || matches!(name.as_str(), REPLAYED | "location" | "retry-after");
         if let (true, Ok(name), Ok(value)) =
             (ours, HeaderName::try_from(name), HeaderValue::try_from(value))
         {

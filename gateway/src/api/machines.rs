@@ -51,7 +51,9 @@ pub(super) async fn create(
                 "idempotency key {key:?} was used for another request; use a new one"
             )));
         }
-        return Ok(forwarding::response(known.response));
+        let mut response = forwarding::response(known.response);
+        response.headers_mut().insert(forwarding::REPLAYED, HeaderValue::from_static("true"));
+        return Ok(response);
     }
     attested(gateway, lease.node)?;
     // Known before the node is asked: whatever happens then, the machine can be found.

@@ -4,7 +4,7 @@
 
 pub mod bodies;
 pub(crate) mod content;
-mod forwarding;
+pub(crate) mod forwarding;
 mod leases;
 mod machines;
 mod nodes;

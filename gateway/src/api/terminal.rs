@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use axum::{
     body::Bytes,
-    extract::ws::{CloseFrame, Message, Utf8Bytes, WebSocket, close_code},
+    extract::ws::{CloseCode, CloseFrame, Message, Utf8Bytes, WebSocket, close_code},
 };
 use futures_util::{
     SinkExt, StreamExt,
@@ -100,15 +100,22 @@ enum Ended {
 impl Ended {
     /// Says so to the client, by a code of RFC 6455 §7.4.1.
     fn frame(&self) -> CloseFrame {
-        let (code, mut reason) = match self {
-            Self::Over => (close_code::NORMAL, "the machine runs no more".to_owned()),
-            Self::Lost(error) => {
-                (close_code::ERROR, format!("the machine's node is gone: {error}"))
-            }
-        };
-        reason.truncate(reason.floor_char_boundary(MAX_REASON));
-        CloseFrame { code, reason: Utf8Bytes::from(reason) }
+        match self {
+            Self::Over => farewell(close_code::NORMAL, "the machine runs no more".to_owned()),
+            Self::Lost(error) => lost(error),
+        }
     }
+}
+
+/// Says that the node is gone.
+pub(super) fn lost(error: &std::io::Error) -> CloseFrame {
+    farewell(close_code::ERROR, format!("the machine's node is gone: {error}"))
+}
+
+/// Says that it ends and why, as far as there is room for that.
+pub(super) fn farewell(code: CloseCode, mut reason: String) -> CloseFrame {
+    reason.truncate(reason.floor_char_boundary(MAX_REASON));
+    CloseFrame { code, reason: Utf8Bytes::from(reason) }
 }
 
 #[cfg(test)]

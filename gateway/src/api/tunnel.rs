@@ -12,7 +12,7 @@ use axum::{
     body::{Body, Bytes},
     extract::{
         FromRequestParts,
-        ws::{Message, WebSocket, WebSocketUpgrade},
+        ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade, close_code},
     },
     http::{HeaderValue, StatusCode, header, request::Parts},
     response::Response,
@@ -147,23 +147,33 @@ fn refuse(error: &StreamError) -> Problem {
     }
 }
 
-/// Carries bytes until both directions ended, one broke, or nothing moved for long.
+/// Carries bytes until both directions ended, one broke, or nothing moved for long; the client is told which.
 async fn carry(socket: WebSocket, stream: OverlayStream, pace: Pace) {
-    let (to_client, from_client) = socket.split();
+    let (mut to_client, from_client) = socket.split();
     let (from_node, to_node) = tokio::io::split(stream);
     let moved = Moved(Mutex::new(Instant::now()));
-    let up = up(from_client, to_node, &moved);
-    let down = down(from_node, (to_client, pace.ping), &moved);
-    tokio::pin!(up, down);
-    let both = async {
+    let end = {
+        let up = up(from_client, to_node, &moved);
+        let down = down(from_node, (&mut to_client, pace.ping), &moved);
+        tokio::pin!(up, down);
+        let both = async {
+            tokio::select! {
+                end = &mut down => end,
+                ended = &mut up => match ended {
+                    Ended::Half => down.await,
+                    Ended::Whole => End::Left,
+                },
+            }
+        };
         tokio::select! {
-            () = &mut down => {}
-            ended = &mut up => if let Ended::Half = ended { down.await },
+            end = both => end,
+            () = moved.long_ago(pace.idle) => End::Idle(pace.idle),
         }
     };
-    tokio::select! {
-        () = both => {}
-        () = moved.long_ago(pace.idle) => {}
+    if let Some(frame) = end.frame() {
+        // A client that does not take what came before, or is gone, is not told.
+        let told = to_client.send(Message::Close(Some(frame)));
+        let _ = tokio::time::timeout(pace.idle, told).await;
     }
 }
 
@@ -192,29 +202,28 @@ async fn up(
 
 async fn down(
     mut node: ReadHalf<OverlayStream>,
-    (mut client, every): (SplitSink<WebSocket, Message>, Duration),
+    (client, every): (&mut SplitSink<WebSocket, Message>, Duration),
     moved: &Moved,
-) {
+) -> End {
     let mut chunk = vec![0; CHUNK];
     let mut ping = tokio::time::interval_at(Instant::now() + every, every);
     loop {
         let message = tokio::select! {
             read = node.read(&mut chunk) => match read {
-                Ok(length @ 1..) => Message::Binary(Bytes::copy_from_slice(&chunk[..length])),
-                Ok(0) | Err(_) => break,
+                Ok(0) => return End::Over,
+                Ok(length) => Message::Binary(Bytes::copy_from_slice(&chunk[..length])),
+                Err(error) => return End::Lost(error),
             },
             _ = ping.tick() => Message::Ping(Bytes::new()),
         };
         let is_ping = matches!(message, Message::Ping(_));
         if client.send(message).await.is_err() {
-            break;
+            return End::Left;
         }
         if !is_ping {
             moved.now();
         }
     }
-    // The client may be gone already.
-    let _ = client.close().await;
 }
 
 /// When the last byte moved, in whichever direction.
@@ -237,6 +246,35 @@ impl Moved {
                 return;
             }
             tokio::time::sleep_until(until).await;
+        }
+    }
+}
+
+/// How a tunnel came to its end.
+enum End {
+    /// Nothing moved for so long.
+    Idle(Duration),
+    /// The client is gone.
+    Left,
+    /// The node is gone, and what it still had to send.
+    Lost(std::io::Error),
+    /// The guest says that there is no more.
+    Over,
+}
+
+impl End {
+    /// Says so to a client that is there, by a code of RFC 6455 §7.4.1.
+    fn frame(&self) -> Option<CloseFrame> {
+        match self {
+            Self::Idle(idle) => {
+                let reason = format!("nothing moved in either direction for {idle:?}");
+                Some(terminal::farewell(close_code::AWAY, reason))
+            }
+            Self::Left => None,
+            Self::Lost(error) => Some(terminal::lost(error)),
+            Self::Over => {
+                Some(terminal::farewell(close_code::NORMAL, "the guest ended it".to_owned()))
+            }
         }
     }
 }

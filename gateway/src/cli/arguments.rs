@@ -385,7 +385,7 @@ pub(crate) struct ImageArguments {
     /// File with user data for cloud-init, or a configuration for Ignition (JSON): text, which gzip may have compressed.
     #[arg(long)]
     pub(crate) user_data: Option<PathBuf>,
-    /// Host name for cloud-init.
+    /// Host name, for cloud-init and, where there is no user data, for Ignition.
     #[arg(long)]
     pub(crate) hostname: Option<String>,
 }

@@ -124,6 +124,11 @@ pub(super) fn recovery_key(node: NodeId) -> Call {
     Call::get(format!("/v1/nodes/{node}/recovery-key"), Signing::Key)
 }
 
+/// Asks how a machine is.
+pub(super) fn machine(machine: MachineId) -> Call {
+    Call::get(format!("/v1/machines/{machine}"), Signing::Key)
+}
+
 /// Asks for the receipts of a machine that come behind `after`.
 pub(super) fn receipts(machine: MachineId, after: Option<u64>) -> Call {
     let query = after.map(|after| format!("?after={after}")).unwrap_or_default();
@@ -148,7 +153,7 @@ fn machines(command: &MachinesCommand) -> Result<Call, CliError> {
             Ok(Call::json("POST", "/v1/machines".to_owned(), &body, key))
         }
         MachinesCommand::List => Ok(Call::get("/v1/machines".to_owned(), Signing::Key)),
-        MachinesCommand::Show { machine } => Ok(Call::get(path(machine), Signing::Key)),
+        MachinesCommand::Show { machine: shown } => Ok(machine(*shown)),
         MachinesCommand::Start { machine } => Call::act("POST", path(machine) + "/start"),
         MachinesCommand::Stop { machine } => Call::act("POST", path(machine) + "/stop"),
         MachinesCommand::Restart { machine } => Call::act("POST", path(machine) + "/restart"),

@@ -6,7 +6,7 @@
 //! | 1           | a file, a key, a lease or an argument is wrong, or a node did not prove what it runs |
 //! | 2           | wrong command line                                            |
 //! | 3           | the gateway or the node refused; standard error says why      |
-//! | 4           | the gateway or the node cannot be reached, or answered something else; `machines list`: a node did not answer, and the list lacks its machines |
+//! | 4           | the gateway or the node cannot be reached, or answered something else; `tunnel`: it broke off; `machines list`: a node did not answer, and the list lacks its machines |
 //! | 141         | whoever read standard output closed it before the end         |
 //! | other       | `ssh`: the status of ssh; `console -i` and `machines dump`: 128 and the number of the signal that ended it |
 //!
@@ -38,9 +38,10 @@ use clap::Parser;
 use http_body_util::BodyExt;
 use lease::{SigningKey, authority::public_key};
 use serde_json::{Value, json};
-use types::forward::Problem;
+use types::{forward::Problem, ids::MachineId};
 
 use crate::{
+    api::forwarding::REPLAYED,
     import::{self, ImportError},
     keyfile::{self, KeyFileError},
 };
@@ -244,6 +245,9 @@ async fn answer(context: &Context, command: &Command, call: &Call) -> Result<u8,
             return write_out(&context.ask(call).await?).map(|()| 0);
         }
         Command::Machines { command: MachinesCommand::List } => return list(context, call).await,
+        Command::Machines { command: MachinesCommand::Create { .. } } => {
+            return create(context, call).await.map(|()| 0);
+        }
         Command::Machines { command: MachinesCommand::Dump { out, .. } } => {
             return dump::save(context, call, out).await;
         }
@@ -294,6 +298,20 @@ async fn answer(context: &Context, command: &Command, call: &Call) -> Result<u8,
         | Command::Ssh { .. } => show::machine(answer),
     });
     printed.map(|()| 0)
+}
+
+/// Has a machine made and prints it. An answer that was given before tells of a machine that may be gone since, so its
+/// node is asked.
+async fn create(context: &Context, call: &Call) -> Result<(), CliError> {
+    let answer = context.client.ask_whole(call, Some(&context.key()?)).await?;
+    let mut machine = context.client.parse(answer.body())?;
+    if answer.headers().contains_key(REPLAYED) {
+        let id = machine.get("id").and_then(Value::as_str);
+        let id = id.and_then(|id| id.parse::<MachineId>().ok());
+        let id = id.ok_or_else(|| context.client.answer("it names no machine"))?;
+        machine = context.client.parse(&context.ask(&calls::machine(id)).await?)?;
+    }
+    context.print(&machine, show::machine)
 }
 
 /// Prints a renter's machines, and says which nodes may have others: a list that lacks some is no list for scripts.

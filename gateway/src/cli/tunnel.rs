@@ -8,7 +8,12 @@ use lease::request::CARRIED_FIELDS;
 use tokio::{io::AsyncWriteExt, process::Command, sync::mpsc};
 use tokio_tungstenite::{
     WebSocketStream,
-    tungstenite::{Error as WsError, Message, client::IntoClientRequest, http::HeaderValue},
+    tungstenite::{
+        Error as WsError, Message,
+        client::IntoClientRequest,
+        http::HeaderValue,
+        protocol::{CloseFrame, frame::coding::CloseCode},
+    },
 };
 use types::{forward::ForwardedRequest, ids::MachineId};
 
@@ -98,26 +103,40 @@ async fn carry(context: &Context, socket: WebSocketStream<Box<dyn Wire>>) -> Res
         // The empty frame ends our direction. Whether it arrives, the other direction tells.
         let _ = to_guest.send(Message::Binary(Bytes::new())).await;
     };
+    let lost = |why: &dyn std::fmt::Display| {
+        context.client.unreachable(format!("the tunnel broke off: {why}"))
+    };
     let down = async {
         let mut output = tokio::io::stdout();
         while let Some(message) = from_guest.next().await {
-            match message.map_err(|error| context.client.unreachable(error))? {
+            match message.map_err(|error| lost(&error))? {
                 Message::Binary(bytes) => {
                     let written = output.write_all(&bytes).await;
                     written.map_err(|source| CliError::Output { source })?;
                     output.flush().await.map_err(|source| CliError::Output { source })?;
                 }
-                Message::Close(_) => return Ok(()),
+                Message::Close(frame) => {
+                    return broke_off(frame.as_ref()).map_or(Ok(()), |why| Err(lost(&why)));
+                }
                 Message::Ping(_) | Message::Pong(_) | Message::Text(_) | Message::Frame(_) => {}
             }
         }
-        Ok(())
+        Err(lost(&"the gateway ended it without a word"))
     };
     tokio::pin!(up, down);
     tokio::select! {
         result = &mut down => result,
         () = &mut up => down.await,
     }
+}
+
+/// Returns why a tunnel broke off, if that is what its end says; without a code it is an end like others.
+fn broke_off(frame: Option<&CloseFrame>) -> Option<String> {
+    let frame = frame.filter(|frame| frame.code != CloseCode::Normal)?;
+    Some(match frame.reason.as_str() {
+        "" => format!("the gateway ended it with code {}", u16::from(frame.code)),
+        reason => reason.to_owned(),
+    })
 }
 
 /// Runs OpenSSH through a tunnel to port 22 and returns its exit status.
@@ -177,6 +196,17 @@ fn proxy_command(words: &[OsString]) -> OsString {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_an_end_that_says_so_is_a_failure() {
+        let end = |code: u16, reason: &'static str| {
+            broke_off(Some(&CloseFrame { code: code.into(), reason: reason.into() }))
+        };
+        assert_eq!(broke_off(None), None);
+        assert_eq!(end(1000, "the guest ended it"), None);
+        assert_eq!(end(1011, "the node is gone").as_deref(), Some("the node is gone"));
+        assert!(end(1001, "").is_some_and(|why| why.contains("1001")));
+    }
 
     #[test]
     fn a_path_reaches_ssh_as_it_is() {

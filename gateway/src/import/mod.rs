@@ -4,9 +4,9 @@
 //! that gateway, node and VMM ever see, so that none of them parses a foreign format.
 //!
 //! A format is a [`Disk`]: asked for an offset, it returns a piece, which is zeroes or bytes. No
-//! piece is larger than [`MAX_PIECE`], no table larger than [`MAX_TABLE`], and nothing is read
-//! twice, so memory is bounded whatever the file says. Zeroes become holes; everything counts in
-//! the SHA-256 that names the result.
+//! piece is larger than [`MAX_PIECE`], no table larger than [`MAX_TABLE`], so memory is bounded
+//! whatever the file says; one table of the second kind is kept at a time. Zeroes become holes;
+//! everything counts in the SHA-256 that names the result.
 
 pub mod efi;
 pub mod file;

@@ -8,7 +8,7 @@ use gateway::{
 };
 use lease::{SigningKey, authority::public_key, document::Lease};
 use sha2::{Digest, Sha256};
-use tokio::io::AsyncWriteExt;
+use tokio::{io::AsyncWriteExt, net::TcpStream};
 use types::{
     forward::ForwardedRequest,
     ids::{ContentId, NodeId},
@@ -20,7 +20,7 @@ use crate::harness::{
     client::{Answer, plain, rest, signed, with_body},
     create, lease,
     node::{Manner, Node},
-    renter, show,
+    renter, show, until,
 };
 
 const NODE: NodeId = NodeId::from_bytes([9; 32]);
@@ -187,8 +187,43 @@ async fn content_goes_when_its_renters_leases_are_long_over() {
     store.put_lease(public_key(&key), lease(1, NODE, &key).id, &ended).unwrap();
     drop(store);
     let gateway = Serving::with(|config| config.data_dir = folder.path().to_owned()).await;
-    crate::harness::until("it is removed", async || files(folder.path()) == 0).await;
+    until("it is removed", async || files(folder.path()) == 0).await;
     assert_eq!(put(&gateway, &key, &path(b"kernel"), b"kernel").await.problem().0, 403);
+}
+
+/// Begins an upload of `kernel`, and sends half of it.
+async fn begin(gateway: &Serving, key: &SigningKey) -> TcpStream {
+    let request = signed(key, plain("PUT", &path(b"kernel")));
+    let fields: String =
+        request.headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+    let mut stream = gateway.connect_from([127, 0, 0, 1]).await;
+    let target = request.target;
+    let head = format!("PUT {target} HTTP/1.1\r\nhost: x\r\n{fields}content-length: 6\r\n\r\nker");
+    stream.write_all(head.as_bytes()).await.unwrap();
+    stream
+}
+
+/// Uploads that go on.
+fn parts(gateway: &Serving) -> usize {
+    let entries = std::fs::read_dir(gateway.folder.path().join("content")).unwrap();
+    entries.filter(|entry| entry.as_ref().unwrap().path().extension().is_some()).count()
+}
+
+#[tokio::test]
+async fn a_second_upload_of_a_renter_is_refused_while_the_first_goes_on() {
+    let gateway = Serving::start().await;
+    let (key, other) = (renter(81), renter(82));
+    gateway.ask(&key, show(&lease(1, NODE, &key))).await;
+    gateway.ask(&other, show(&lease(2, NODE, &other))).await;
+    let first = begin(&gateway, &key).await;
+    until("it began", async || parts(&gateway) == 1).await;
+    let second = put(&gateway, &key, &path(b"initrd"), b"initrd").await;
+    assert_eq!(second.problem(), (429, "/problems/too-many-requests".into()));
+    assert!(second.detail().contains("push again when it is done"), "{}", second.detail());
+    assert_eq!(put(&gateway, &other, &path(b"initrd"), b"initrd").await.status, 201);
+    drop(first);
+    until("it left nothing", async || parts(&gateway) == 0).await;
+    assert_eq!(put(&gateway, &key, &path(b"initrd"), b"initrd").await.status, 201);
 }
 
 #[tokio::test]
@@ -196,27 +231,12 @@ async fn an_upload_that_stops_or_breaks_off_leaves_nothing() {
     let gateway = Serving::with(|config| config.limits.body_ms = 500).await;
     let key = renter(80);
     gateway.ask(&key, show(&lease(1, NODE, &key))).await;
-    let begin = async || {
-        let request = signed(&key, plain("PUT", &path(b"kernel")));
-        let fields: String =
-            request.headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
-        let mut stream = gateway.connect_from([127, 0, 0, 1]).await;
-        let target = request.target;
-        let head =
-            format!("PUT {target} HTTP/1.1\r\nhost: x\r\n{fields}content-length: 6\r\n\r\nker");
-        stream.write_all(head.as_bytes()).await.unwrap();
-        stream
-    };
-    let parts = || {
-        let entries = std::fs::read_dir(gateway.folder.path().join("content")).unwrap();
-        entries.filter(|entry| entry.as_ref().unwrap().path().extension().is_some()).count()
-    };
-    let mut stops = begin().await;
+    let mut stops = begin(&gateway, &key).await;
     let said = rest(&mut stops).await;
     assert!(said.starts_with("HTTP/1.1 408 "), "{said}");
-    let breaks = begin().await;
-    crate::harness::until("it began", async || parts() == 1).await;
+    let breaks = begin(&gateway, &key).await;
+    until("it began", async || parts(&gateway) == 1).await;
     drop(breaks);
-    crate::harness::until("it left nothing", async || parts() == 0).await;
+    until("it left nothing", async || parts(&gateway) == 0).await;
     assert_eq!(put(&gateway, &key, &path(b"kernel"), b"kernel").await.status, 201);
 }

@@ -168,4 +168,9 @@ async fn the_command_itself_uploads_creates_and_shows() {
     assert_eq!(json(&["machines", "list"]).await[0]["id"], made["id"]);
     let table = desk.holdfast(&["machines", "show", id]).await;
     assert!(String::from_utf8_lossy(&table.stdout).contains("pending"));
+    // A machine that is gone is not shown as it was made.
+    assert_eq!(json(&["machines", "delete", id]).await["state"], "destroyed");
+    let again = json(&["machines", "create", "--lease", envelope, "--kernel", digest]).await;
+    assert_eq!((&again["id"], &again["state"]), (&made["id"], &Value::from("destroyed")));
+    assert_eq!(node.asked_to_create(), 1);
 }

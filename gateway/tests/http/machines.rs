@@ -29,6 +29,8 @@ async fn a_creation_that_is_repeated_is_answered_again_and_done_once() {
     assert_eq!(first.status, 201, "{}", first.detail());
     let again = gateway.ask(&key, creation(&wanted, "same")).await;
     assert_eq!((again.status, &again.body), (201, &first.body));
+    let replayed = [&first, &again].map(|answer| answer.field("idempotency-replayed"));
+    assert_eq!(replayed, ["", "true"]);
     assert_eq!(node.asked_to_create(), 1);
     let other = gateway.ask(&key, creation(&lease(2, node.id(), &key), "same")).await;
     assert_eq!(other.problem(), (422, "/problems/key-reused".into()));

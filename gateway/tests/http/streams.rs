@@ -159,8 +159,8 @@ async fn either_end_of_a_tunnel_can_end_first() {
     guest.shutdown().await.unwrap();
     let message = within("answer", socket.next()).await.unwrap().unwrap();
     assert_eq!(message, binary(b"answer"));
-    let end = within("close", socket.next()).await.unwrap().unwrap();
-    assert!(matches!(end, Message::Close(_)), "{end:?}");
+    let Message::Close(Some(end)) = next(&mut socket).await else { panic!("no close frame") };
+    assert_eq!((u16::from(end.code), end.reason.as_str()), (1000, "the guest ended it"));
 
     let (mut socket, mut guest) = tunnel_to(&gateway, &mut node).await;
     socket.close(None).await.unwrap();
@@ -188,9 +188,10 @@ async fn a_tunnel_ends_with_its_node_and_is_refused_in_its_words() {
     assert!(said.contains("port 22 is closed"), "{said}");
 
     let (mut socket, guest) = tunnel_to(&gateway, &mut node).await;
-    drop((guest, node));
-    let end = within("the end", socket.next()).await;
-    assert!(end.is_none_or(|message| !matches!(message, Ok(Message::Binary(_)))));
+    drop((node, guest));
+    let Message::Close(Some(end)) = next(&mut socket).await else { panic!("no close frame") };
+    assert_eq!(u16::from(end.code), 1011);
+    assert!(end.reason.starts_with("the machine's node is gone"), "{}", end.reason);
 }
 
 #[tokio::test]
@@ -289,12 +290,9 @@ async fn a_quiet_tunnel_is_kept_open_by_pings_and_ends_when_it_is_idle() {
     let (mut socket, _guest) = tunnel_to(&gateway, &mut node).await;
     let first = within("a ping", socket.next()).await.unwrap().unwrap();
     assert_eq!(first, Message::Ping(bytes::Bytes::new()));
-    let rest = socket.filter(|message| {
-        let data = matches!(message, Ok(Message::Binary(_)));
-        std::future::ready(data)
-    });
-    let rest: Vec<_> = within("the end", rest.collect()).await;
-    assert!(rest.is_empty(), "{rest:?}");
+    let Message::Close(Some(end)) = next(&mut socket).await else { panic!("no close frame") };
+    assert_eq!(u16::from(end.code), 1001);
+    assert!(end.reason.ends_with("for 2s"), "{}", end.reason);
 }
 
 #[tokio::test]

@@ -192,6 +192,28 @@ async fn a_proxy_of_the_environment_is_asked_to_connect() {
 }
 
 #[tokio::test]
+async fn a_tunnel_whose_node_dies_is_no_success() {
+    let gateway = Serving::start().await;
+    let mut node = Node::join(&gateway, 130, Manner::Prompt).await;
+    let key = renter(131);
+    let desk = Desk::new(&key, &lease(1, node.id(), &key));
+    let url = format!("http://{}", gateway.http);
+    let shown = desk.holdfast(&url, &["lease", "register", "lease.json"]).await;
+    assert!(shown.status.success(), "{}", said(&shown));
+    let mut tunnel = desk.command(&url, &["tunnel", &"01".repeat(16), "22"]);
+    tunnel.stdin(std::process::Stdio::null()).stdout(std::process::Stdio::piped());
+    let mut tunnel = tunnel.stderr(std::process::Stdio::piped()).spawn().unwrap();
+    let (_, mut guest) = node.accept().await;
+    guest.write_all(b"half").await.unwrap();
+    let output = tunnel.stdout.as_mut().unwrap();
+    within("what came", output.read_exact(&mut [0; 4])).await.unwrap();
+    drop((node, guest));
+    let ended = within("the tunnel's end", tunnel.wait_with_output()).await.unwrap();
+    assert_eq!(ended.status.code(), Some(4), "{}", said(&ended));
+    assert!(said(&ended).contains("the tunnel broke off: the machine's node"), "{}", said(&ended));
+}
+
+#[tokio::test]
 async fn an_upload_that_is_refused_is_told_and_not_sent() {
     let gateway = Serving::with(|config| config.max_per_renter = 1000).await;
     let key = renter(124);
