@@ -509,12 +509,14 @@ impl Bench {
             let (wide, maskable) = (control & 0x80 != 0, control & 0x100 != 0);
             let [_, low, high, data, masks] =
                 if wide { msi } else { [0, msi[1], 0, msi[2], msi[3]] };
-            let vectors = (1 << (control >> 4 & 7).min(5)).min(self.device.vectors[1]);
+            let programmed = 1 << (control >> 4 & 7).min(5);
+            let vectors = self.device.vectors[1].min(programmed);
             assert_eq!(state.armed.len(), vectors as usize, "vectors of MSI");
             for index in 0..vectors {
                 let address = u64::from(high) << 32 | u64::from(low);
                 let masked = maskable && masks & 1 << index != 0;
-                let message = MsiMessage { address, data: data & 0xffff | index };
+                let data = data & 0xffff & !(programmed - 1) | index;
+                let message = MsiMessage { address, data };
                 assert_eq!(route(index as usize), (!masked).then_some(message), "vector {index}");
             }
         }

@@ -85,7 +85,7 @@ fn items() -> Items {
         nodes: Vec::new(),
         ecam: layout::ECAM,
     };
-    let files = acpi_files(&acpi::tables(&platform).expect("room")).expect("sound");
+    let files = acpi_files(&acpi::tables(&platform)).expect("sound");
     items.add("etc/e820", e820(&[(0, MEMORY)], &[]));
     items.add("bootorder", bootorder(&[]));
     items.add("etc/table-loader", files.script);

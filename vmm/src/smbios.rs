@@ -164,8 +164,8 @@ fn structure(processor: &Processor, caches: [u16; 3]) -> [u8; 46] {
     let Processor { cores, threads, .. } = *processor;
     // Socket; a central processor of another family than the listed; maker.
     (body[0], body[1], body[2], body[3]) = (1, 3, 1, 2);
-    // Socket populated, CPU enabled; no upgrade path.
-    (body[20], body[21]) = (1 << 6 | 1, 1);
+    // Socket populated, CPU enabled; no upgrade.
+    (body[20], body[21]) = (1 << 6 | 1, 6);
     for (at, handle) in (22..).step_by(2).zip(caches) {
         body[at..at + 2].copy_from_slice(&handle.to_le_bytes());
     }

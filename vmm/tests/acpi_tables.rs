@@ -46,7 +46,7 @@ fn iasl_reads_every_table_without_a_warning() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let tables = tables(&platform()).unwrap();
+    let tables = tables(&platform());
     // The root pointer is not a table that iasl reads.
     for table in &tables[1..] {
         let name = String::from_utf8_lossy(&table.bytes[..4]).into_owned();

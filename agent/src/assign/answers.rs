@@ -6,14 +6,17 @@
 //! kernel assigned.
 //!
 //! Sources: Linux Documentation/PCI/sysfs-pci.rst, `resource`; include/linux/ioport.h; PCI Local Bus Specification
-//! 3.0 §6.2.5.1.
+//! 3.0 §6.2.5.1; of virtual functions PCI Express Base Specification 6.0 §9.3.4, and Linux drivers/pci/iov.c,
+//! `pci_read_vf_config_common`.
 
-use std::{fs, io, path::Path};
+use std::{fs, io, ops::Range, path::Path};
 
 use types::node::Bdf;
 
 use super::{AssignError, device_path};
 
+/// Revision and class in a device's header.
+const CLASS: Range<usize> = 8..12;
 /// Place of the first base address register, and their number in a device's header.
 const FIRST: usize = 0x10;
 const COUNT: usize = 6;
@@ -26,7 +29,7 @@ const WIDE: u64 = 0x10_0000;
 const UNSET: u64 = 0x2000_0000;
 
 /// Reads the vendor id and the base address registers from configuration space itself, not from the kernel's
-/// memory of them.
+/// memory of them; of a virtual function, which has neither, revision and class.
 ///
 /// # Errors
 /// [`AssignError::Gone`] when another vendor is read, as where nobody answers; [`AssignError::Forgotten`] when the
@@ -43,9 +46,12 @@ pub fn check_answers(root: &Path, device: Bdf, vendor: u16) -> Result<(), Assign
         })
     };
     let config = read("config")?;
-    // A virtual function reads as 0xffff by design, and its physical function answers for it.
+    // The ids of a virtual function read as ones by design, and its base addresses are its physical function's to
+    // tell. Revision and class are its own, and never all ones.
     if device_path(root, device).join("physfn").exists() {
-        return Ok(());
+        let silent = config.get(CLASS).is_none_or(|class| class.iter().all(|byte| *byte == 0xff));
+        let gone = AssignError::Gone { device, seen: 0xffff, expected: vendor };
+        return if silent { Err(gone) } else { Ok(()) };
     }
     let seen = config.get(..2).map_or(0xffff, |bytes| u16::from_le_bytes([bytes[0], bytes[1]]));
     if seen != vendor {
@@ -108,8 +114,11 @@ mod tests {
         config
     }
 
+    fn path(name: &str) -> String {
+        format!("sys/bus/pci/devices/{DEVICE}/{name}")
+    }
+
     fn checked(config: &[u8]) -> Result<(), AssignError> {
-        let path = |name| format!("sys/bus/pci/devices/{DEVICE}/{name}");
         let root =
             testing::root(&[(&path("config"), config), (&path("resource"), RESOURCES.as_bytes())]);
         check_answers(root.path(), DEVICE, 0x10de)
@@ -136,5 +145,21 @@ mod tests {
         let gone = checked(&[0xff; 64]).unwrap_err();
         assert!(matches!(gone, AssignError::Gone { seen: 0xffff, .. }), "{gone}");
         assert!(matches!(checked(&[]).unwrap_err(), AssignError::Gone { .. }));
+    }
+
+    #[test]
+    fn a_virtual_function_answers_by_its_class() {
+        let checked = |config: &[u8]| {
+            let root = testing::root(&[(&path("config"), config), (&path("physfn"), &[])]);
+            check_answers(root.path(), DEVICE, 0x10de)
+        };
+        let mut config = vec![0u8; 64];
+        config[..4].fill(0xff);
+        config[8..12].copy_from_slice(&[0xa1, 0x00, 0x02, 0x03]);
+        checked(&config).unwrap();
+        for silent in [&[0xff; 64][..], &config[..8]] {
+            let gone = checked(silent).unwrap_err();
+            assert!(matches!(gone, AssignError::Gone { seen: 0xffff, .. }), "{gone}");
+        }
     }
 }

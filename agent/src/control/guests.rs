@@ -51,7 +51,7 @@ pub(super) async fn detail(machine: MachineId) -> Option<&'static str> {
         VmPhase::Paused => Some("the guest waits until it is resumed"),
         VmPhase::Panicked => Some("the guest says that its system has failed"),
         VmPhase::Sleeping => Some("the guest says that it sleeps; a stop wakes it first"),
-        VmPhase::Starting | VmPhase::Running | VmPhase::Stopped => None,
+        VmPhase::Running | VmPhase::Stopped => None,
     }
 }
 

@@ -284,6 +284,8 @@ impl Cache {
             }
             coming.wrote(bytes);
         }
+        // Only this tells that the last write failed.
+        file.flush().await.map_err(host)?;
         file.set_len(received).await.map_err(host)?;
         file.sync_all().await.map_err(host)?;
         Ok((received, ContentId::from_bytes(digest.finalize().into())))

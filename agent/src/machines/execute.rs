@@ -22,7 +22,7 @@ use types::{
     topology::{NumaNode, Topology},
     vm::{
         Boot, CoreScheduling, Deadline, Disk, HostMemory, MAX_QUEUE_PAIRS, MemoryBacking, Net,
-        Passthrough, PassthroughDevice, QueuePair, SPEC_FD, SPEC_VERSION, VmPhase, VmSpec, Vsock,
+        Passthrough, PassthroughDevice, QueuePair, SPEC_FD, SPEC_VERSION, VmSpec, Vsock,
     },
 };
 
@@ -218,9 +218,8 @@ pub async fn start(
 async fn wait_until_running(machine: MachineId) -> Result<(), StartError> {
     let wait = async {
         loop {
-            if let Ok(state) = vmm::state(machine).await
-                && state.phase != VmPhase::Starting
-            {
+            // The VMM answers from the guest's start on.
+            if vmm::state(machine).await.is_ok() {
                 return;
             }
             tokio::time::sleep(POLL).await;
@@ -473,7 +472,7 @@ fn open_seed(record: &Record, files: &mut Files) -> Result<Option<Disk>, StartEr
     Ok(Some(Disk { fd, read_only: false, serial, model, limit: None, key: None }))
 }
 
-/// Makes the configuration that Ignition looks for, if its renter gave one, or keys alone.
+/// Makes the configuration that Ignition looks for, if its renter gave one, or with keys and host name alone.
 fn open_ignition(seed: Option<&Seed>, files: &mut Files) -> Result<Option<i32>, StartError> {
     let Some(config) = seed.and_then(seed::ignition) else { return Ok(None) };
     let prepare = |source| StartError::Prepare { what: "configuration for Ignition", source };

@@ -30,6 +30,7 @@ pub fn variables(root: &Path, data: &Path, machine: MachineId) -> io::Result<Fil
         fs::write(&partial, fs::read(root.join(VARIABLES))?)?;
         File::open(&partial)?.sync_all()?;
         fs::rename(&partial, &path)?;
+        File::open(&folder)?.sync_all()?;
     }
     File::options().read(true).write(true).open(&path)
 }

@@ -7,7 +7,7 @@
 //! nothing else. Names are told twice: tiny-cloud and Talos know `hostname`, FreeBSD's nuageinit `public_keys`.
 //!
 //! Source: Ignition docs/configuration-v3_4.md: a configuration is a JSON object, whose `ignition.version` is the
-//! one thing that it has to have.
+//! one thing that it has to have. docs/configuration-v3_0.md: what is generated, which all that read 3.x take.
 
 use std::{
     borrow::Cow,
@@ -45,12 +45,12 @@ pub fn volume(machine: MachineId, seed: &Seed) -> io::Result<Vec<u8>> {
     Ok(storage.into_inner())
 }
 
-/// Returns the configuration for Ignition: the user data, if it is one, or one with the keys where there is none.
+/// Returns the configuration for Ignition: the user data, if it is one, or one with keys and host name where there is
+/// none.
 pub fn ignition(seed: &Seed) -> Option<Cow<'_, str>> {
     match seed.user_data.as_deref() {
         Some(data) => is_ignition(data).then_some(Cow::Borrowed(data)),
-        None if seed.ssh_keys.is_empty() => None,
-        None => Some(Cow::Owned(ignition_of_keys(&seed.ssh_keys))),
+        None => generated(seed).map(Cow::Owned),
     }
 }
 
@@ -59,13 +59,26 @@ fn is_ignition(data: &str) -> bool {
     document.pointer("/ignition/version").is_some_and(Value::is_string)
 }
 
-/// Gives the keys to the usual user of Fedora CoreOS and Flatcar.
-fn ignition_of_keys(keys: &[String]) -> String {
-    let config = json!({
-        "ignition": {"version": "3.0.0"},
-        "passwd": {"users": [{"name": "core", "sshAuthorizedKeys": keys}]},
-    });
-    config.to_string()
+/// Gives the keys to the usual user of Fedora CoreOS and Flatcar, and the machine its name, whose letters, digits,
+/// hyphens and dots a URL takes as they are. Without any of them there is nothing to configure.
+fn generated(seed: &Seed) -> Option<String> {
+    if seed.ssh_keys.is_empty() && seed.hostname.is_none() {
+        return None;
+    }
+    let mut config = json!({"ignition": {"version": "3.0.0"}});
+    if !seed.ssh_keys.is_empty() {
+        config["passwd"] = json!({"users": [{"name": "core", "sshAuthorizedKeys": seed.ssh_keys}]});
+    }
+    if let Some(name) = &seed.hostname {
+        let file = json!({
+            "path": "/etc/hostname",
+            "mode": 0o644,
+            "overwrite": true,
+            "contents": {"source": format!("data:,{name}")},
+        });
+        config["storage"] = json!({"files": [file]});
+    }
+    Some(config.to_string())
 }
 
 /// Returns the user data. What gives no keys to users by the meta-data does so by the generated one, whose YAML is
@@ -160,6 +173,32 @@ mod tests {
         });
         assert_eq!(config, expected);
         let script = Seed { user_data: Some("#!/bin/sh\n".into()), ..seed };
+        assert_eq!(ignition(&script), None, "its owner's user data says what is to be done");
+    }
+
+    #[test]
+    fn a_name_without_user_data_is_told_to_ignition_with_keys_or_without() {
+        let config = |seed: &Seed| -> Value {
+            serde_json::from_str(&ignition(seed).expect("one")).expect("JSON")
+        };
+        let file = json!({
+            "path": "/etc/hostname",
+            "mode": 420,
+            "overwrite": true,
+            "contents": {"source": "data:,web-1.example"},
+        });
+        let named = Seed { hostname: Some("web-1.example".into()), ..Seed::default() };
+        let expected =
+            json!({"ignition": {"version": "3.0.0"}, "storage": {"files": [file.clone()]}});
+        assert_eq!(config(&named), expected);
+        let both = Seed { ssh_keys: vec!["ssh-rsa AAAA".into()], ..named.clone() };
+        let expected = json!({
+            "ignition": {"version": "3.0.0"},
+            "passwd": {"users": [{"name": "core", "sshAuthorizedKeys": ["ssh-rsa AAAA"]}]},
+            "storage": {"files": [file]},
+        });
+        assert_eq!(config(&both), expected);
+        let script = Seed { user_data: Some("#!/bin/sh\n".into()), ..named };
         assert_eq!(ignition(&script), None, "its owner's user data says what is to be done");
     }
 

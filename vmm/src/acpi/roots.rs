@@ -5,8 +5,8 @@
 
 use acpi_tables::aml::{
     AddressSpace, AddressSpaceCacheable, And, Arg, BufferData, CreateDWordField, EISAName, Else,
-    Equal, IO, If, Local, Method, Name, ONE, Or, Package, PackageBuilder, Path, Return, Store,
-    Uuid, ZERO,
+    Equal, IO, If, Local, Method, Name, NotEqual, ONE, Or, Package, PackageBuilder, Path, Return,
+    Store, Uuid, ZERO,
 };
 
 use super::{
@@ -104,13 +104,11 @@ fn control_method() -> Vec<u8> {
     let (granted, masked, unrecognised) = (OSC_GRANTED, 0x10u32, 0x04u32);
     let keep = Store::new(&local, &word3);
     let grant = And::new(&word3, &local, &granted);
-    let differs_same = Equal::new(&word3, &local);
+    let differs = NotEqual::new(&word3, &local);
     let mark = Or::new(&word1, &word1, &masked);
-    let nothing = Store::new(&local, &word3);
-    let same = If::new(&differs_same, vec![&nothing]);
-    let other = Else::new(vec![&mark]);
+    let other = If::new(&differs, vec![&mark]);
     let for_us = Equal::new(&Arg(0), &uuid);
-    let known = If::new(&for_us, vec![&control, &keep, &grant, &same, &other]);
+    let known = If::new(&for_us, vec![&control, &keep, &grant, &other]);
     let mark_unknown = Or::new(&word1, &word1, &unrecognised);
     let unknown = Else::new(vec![&mark_unknown]);
     let answer = Return::new(&Arg(3));

@@ -128,7 +128,8 @@ fn origin_form(target: &str) -> Option<&str> {
     rest.find('/').map(|at| &rest[at..])
 }
 
-/// Returns whether the head is whole, and its client waits to be told before it sends the body (RFC 9110 §10.1.1).
+/// Returns whether the head is whole, and its client waits to be told before it sends the body, as HTTP/1.0
+/// knows nothing of (RFC 9110 §10.1.1).
 pub(super) fn awaits_continue(bytes: &[u8]) -> bool {
     let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
     let mut head = httparse::Request::new(&mut headers);
@@ -136,10 +137,11 @@ pub(super) fn awaits_continue(bytes: &[u8]) -> bool {
         return false;
     }
     let mut headers = head.headers.iter();
-    headers.any(|header| {
-        header.name.eq_ignore_ascii_case("expect")
-            && header.value.eq_ignore_ascii_case(b"100-continue")
-    })
+    head.version == Some(1)
+        && headers.any(|header| {
+            header.name.eq_ignore_ascii_case("expect")
+                && header.value.eq_ignore_ascii_case(b"100-continue")
+        })
 }
 
 fn body_size(headers: &[httparse::Header<'_>]) -> Result<u64, RequestError> {
@@ -235,5 +237,7 @@ mod tests {
         assert!(awaits_continue(head));
         assert!(!awaits_continue(&head[..head.len() - 1]));
         assert!(!awaits_continue(b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 4\r\n\r\n"));
+        let old = b"POST / HTTP/1.0\r\nExpect: 100-continue\r\ncontent-length: 4\r\n\r\n";
+        assert!(!awaits_continue(old));
     }
 }

@@ -73,7 +73,10 @@ pub fn answer(
             Act::Waiting(act) => act(request, client, board),
         };
     }
-    let methods: Vec<&str> = there().map(|route| route.method).collect();
+    let mut methods: Vec<&str> = there().map(|route| route.method).collect();
+    if methods.contains(&"GET") {
+        methods.push("HEAD");
+    }
     if methods.is_empty() {
         let detail = format!("there is no {}; see /v1/openapi.json", request.path());
         return problem(404, "not found", &detail);

@@ -9,7 +9,7 @@ use types::{
 
 use super::{
     Answer, Client, Request,
-    answer::{Body, json, problem},
+    answer::{Body, json},
     guest,
 };
 use crate::{
@@ -30,8 +30,6 @@ pub(super) fn document(_: &Request, _: &Board) -> Answer {
 pub(super) fn state(_: &Request, board: &Board) -> Answer {
     let phase = if board.control.is_ended() {
         VmPhase::Stopped
-    } else if !board.control.is_started() {
-        VmPhase::Starting
     } else if board.pauses.is_wanted() {
         VmPhase::Paused
     } else if board.events.has_panicked() {
@@ -87,9 +85,6 @@ pub(super) fn counters(_: &Request, board: &Board) -> Answer {
 /// `POST /v1/dump`: the guest waits from here until the answer is sent or the reader is gone, which
 /// is when [`finish_dump`] is called.
 pub(super) fn dump(_: &Request, board: &Board) -> Answer {
-    if !board.control.is_started() {
-        return problem(409, "not possible now", "the guest has not started; try again");
-    }
     let cut = Cut::default();
     if let Err(error) = board.dump_begins(&cut) {
         return guest::not_held(&error);

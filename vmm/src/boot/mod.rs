@@ -2,6 +2,7 @@
 //! itself which of the two protocols it speaks.
 
 mod bzimage;
+mod elf;
 mod pvh;
 
 use std::{
@@ -16,7 +17,7 @@ use crate::{layout, sys::memory::Ram};
 /// State of the first virtual CPU when the guest starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Entry {
-    /// The state after reset: firmware at 0xffff_fff0, in real mode (Intel SDM vol. 3A §10.1.4).
+    /// The state after reset: firmware at 0xffff_fff0, in real mode (Intel SDM vol. 3A, "First Instruction Executed").
     Reset,
     /// 64-bit mode with an identity map; `rsi` points to the boot parameters
     /// (Linux Documentation/arch/x86/boot.rst, "64-bit Boot Protocol").
@@ -78,7 +79,7 @@ pub fn load(linux: Linux<'_>, ram: &Ram) -> Result<Entry, BootError> {
     let mut head = [0; 0x206];
     let length = read_head(linux.kernel, &mut head)?;
     if length >= 4 && head[..4] == *b"\x7fELF" {
-        if let Some(other) = pvh::of_another_machine(&head[..length]) {
+        if let Some(other) = elf::of_another_machine(&head[..length]) {
             return Err(BootError::Unsupported(other));
         }
         return pvh::load(linux, ram);
@@ -141,7 +142,7 @@ fn write_cmdline(cmdline: &str, most: usize, ram: &Ram) -> Result<(), BootError>
     write(ram, layout::COMMAND_LINE, &bytes)
 }
 
-/// Loads the initramfs as high as it may lie, and returns its address and size.
+/// Loads the initramfs as high as it may lie, and returns its address and size. An empty file is none.
 fn load_initrd(
     initrd: Option<&mut File>,
     kernel_end: u64,
@@ -151,6 +152,9 @@ fn load_initrd(
     let Some(file) = initrd else { return Ok((0, 0)) };
     let read = |source| BootError::Read { file: "initramfs", source };
     let size = file.seek(SeekFrom::End(0)).map_err(read)?;
+    if size == 0 {
+        return Ok((0, 0));
+    }
     file.seek(SeekFrom::Start(0)).map_err(read)?;
     let available = low_end(ram).min(highest.saturating_add(1));
     let address = available.checked_sub(size).map(|address| address & !0xfff);
@@ -257,6 +261,24 @@ mod tests {
         (elf[4], elf[18]) = (2, 183);
         assert!(matches!(try_load(&elf, None, ""), Err(BootError::Unsupported(_))));
         assert!(matches!(try_load(&bzimage(0)[..0x230], None, ""), Err(BootError::Damaged(_))));
+    }
+
+    #[test]
+    fn a_pvh_kernel_is_entered_by_its_note_and_has_room_for_what_it_finds_zeroed() {
+        let load = |address: u64, size: u64, entry: u32| {
+            let note = elf::tests::note(b"Xen\0", 18, &entry.to_le_bytes(), 4);
+            let segments: [(u32, u64, u64, u64, &[u8]); 3] =
+                [(1, address, 16, 1, &[7; 16]), (1, 0x20_0000, size, 1, &[]), (4, 0, 0, 4, &note)];
+            try_load(&elf::tests::elf(&segments), Some(b""), "quiet")
+        };
+        let entry = load(0x10_0000, 0x1000, 0x10_0004).expect("sound");
+        assert_eq!(entry, Entry::Pvh { address: 0x10_0004 });
+        let below = load(0xf_f000, 0x1000, 0x10_0004);
+        assert!(matches!(below, Err(BootError::Unsupported(_))), "{below:?}");
+        let large = load(0x10_0000, 1 << 40, 0x10_0004);
+        assert!(matches!(large, Err(BootError::TooLarge { file: "kernel", .. })), "{large:?}");
+        let lost = load(0x10_0000, 0x1000, 0x20_1000);
+        assert!(matches!(lost, Err(BootError::Damaged(_))), "{lost:?}");
     }
 
     #[test]

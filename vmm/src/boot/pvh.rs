@@ -12,46 +12,33 @@
 //! | 40     | 8     | memory map                     |
 //! | 48     | 4     | entries of the memory map      |
 
-use linux_loader::loader::{Elf, KernelLoader, PvhBootCapability};
-use vm_memory::GuestAddress;
+use std::{
+    fs::File,
+    io::{Seek, SeekFrom},
+};
 
-use super::{BootError, Entry, Linux, load_initrd, low_end, memory_map, write, write_cmdline};
+use vm_memory::{Bytes, GuestAddress};
+
+use super::{
+    BootError, Entry, Linux,
+    elf::{self, Kernel},
+    load_initrd, low_end, memory_map, write, write_cmdline,
+};
 use crate::{layout, sys::memory::Ram};
 
 const MAGIC: u32 = 0x336e_c578;
 
-/// Where an ELF file's head has its class, and the one of 32 bits (ELF-64 Object File Format §3).
-const CLASS: usize = 4;
-const CLASS_32: u8 = 1;
-/// Where it has its machine, and x86-64 (System V ABI, AMD64 supplement §4.1).
-const MACHINE: usize = 18;
-const X86_64: [u8; 2] = 62u16.to_le_bytes();
-
-/// Says what an ELF file is that no x86-64 processor starts in its own mode.
-pub(super) fn of_another_machine(head: &[u8]) -> Option<&'static str> {
-    if head.get(CLASS) == Some(&CLASS_32) {
-        return Some("32-bit ELF file");
-    }
-    let machine = head.get(MACHINE..MACHINE + X86_64.len())?;
-    (machine != X86_64).then_some("ELF file for another kind of processor")
-}
-
 pub(super) fn load(linux: Linux<'_>, ram: &Ram) -> Result<Entry, BootError> {
-    let start = Some(GuestAddress(layout::HIGH_RAM));
-    let loaded = Elf::load(&ram.memory, None, linux.kernel, start).map_err(refusal)?;
-    let entry = match loaded.pvh_boot_cap {
-        PvhBootCapability::PvhEntryPresent(address) => address.0,
-        PvhBootCapability::PvhEntryNotPresent | PvhBootCapability::PvhEntryIgnored => {
-            return Err(BootError::Unsupported("vmlinux without a PVH note (CONFIG_PVH)"));
-        }
-    };
-    if loaded.kernel_end > low_end(ram) {
-        let (end, available) = (loaded.kernel_end, low_end(ram));
-        return Err(BootError::TooLarge { file: "kernel", end, available });
+    let kernel = elf::read(linux.kernel)?;
+    let entry =
+        kernel.entry.ok_or(BootError::Unsupported("vmlinux without a PVH note (CONFIG_PVH)"))?;
+    let kernel_end = load_segments(&kernel, linux.kernel, ram)?;
+    if !(layout::HIGH_RAM..kernel_end).contains(&entry) {
+        return Err(BootError::Damaged("its PVH entry is not in its segments"));
     }
     let room = usize::try_from(layout::COMMAND_LINE_MAX).unwrap_or(usize::MAX);
     write_cmdline(linux.cmdline, room, ram)?;
-    let (initrd, initrd_size) = load_initrd(linux.initrd, loaded.kernel_end, u64::MAX - 1, ram)?;
+    let (initrd, initrd_size) = load_initrd(linux.initrd, kernel_end, u64::MAX - 1, ram)?;
     let map = memory_map(ram);
     let mut table = Vec::new();
     for (address, length, kind) in &map {
@@ -80,13 +67,26 @@ pub(super) fn load(linux: Linux<'_>, ram: &Ram) -> Result<Entry, BootError> {
     Ok(Entry::Pvh { address: entry })
 }
 
-fn refusal(error: linux_loader::loader::Error) -> BootError {
-    use linux_loader::loader::{Error, elf};
-    if matches!(error, Error::Elf(elf::Error::BigEndianElfOnLittle)) {
-        return BootError::Unsupported("big-endian ELF file");
+/// Puts the kernel where it belongs, and returns where it ends, with what it finds zeroed.
+fn load_segments(kernel: &Kernel, file: &mut File, ram: &Ram) -> Result<u64, BootError> {
+    let ends = kernel.segments.iter().map(|part| part.address.saturating_add(part.size));
+    let end = ends.max().unwrap_or(0);
+    let available = low_end(ram);
+    if end > available {
+        return Err(BootError::TooLarge { file: "kernel", end, available });
     }
-    if matches!(error, Error::Elf(elf::Error::ReadKernelImage)) {
-        return BootError::Damaged("a segment is cut short or does not fit guest memory");
+    const CUT: BootError = BootError::Damaged("a segment is cut short");
+    for part in &kernel.segments {
+        if part.address < layout::HIGH_RAM {
+            // There is what it is told by.
+            return Err(BootError::Unsupported("PVH kernel that begins below 1 MiB"));
+        }
+        let length = usize::try_from(part.length).map_err(|_| CUT)?;
+        // Where no file can have anything, this one is cut short.
+        file.seek(SeekFrom::Start(part.offset)).map_err(|_| CUT)?;
+        ram.memory
+            .read_exact_volatile_from(GuestAddress(part.address), file, length)
+            .map_err(|_| CUT)?;
     }
-    BootError::Damaged("its ELF headers are wrong or cut short")
+    Ok(end)
 }

@@ -251,10 +251,19 @@ impl<S: Store> Flash<S> {
         self.unsynced = true;
     }
 
-    /// Firmware goes back to the contents when it is done with a change.
+    /// Firmware goes back to the contents when it is done with a change. What failed is tried again the next time.
     fn sync(&mut self) {
-        if std::mem::take(&mut self.unsynced) && self.store.sync().is_err() {
-            self.status |= PROGRAM_FAILED;
+        if !self.unsynced {
+            return;
+        }
+        match self.store.sync() {
+            Ok(()) => self.unsynced = false,
+            Err(error) => {
+                if self.status & PROGRAM_FAILED == 0 {
+                    eprintln!("holdfast-vmm: the firmware's variables may not last: {error}");
+                }
+                self.status |= PROGRAM_FAILED;
+            }
         }
     }
 }
@@ -304,6 +313,9 @@ mod tests {
             Ok(())
         }
         fn sync(&mut self) -> io::Result<()> {
+            if self.broken {
+                return Err(io::ErrorKind::Other.into());
+            }
             self.synced += 1;
             Ok(())
         }
@@ -335,6 +347,19 @@ mod tests {
         assert_eq!(byte(&chip, 0), READY);
         writes(&mut chip, 0, &[0xff]);
         assert_eq!((byte(&chip, 0), chip.is_readable()), (0x5a, true));
+    }
+
+    #[test]
+    fn what_was_not_made_to_last_is_tried_again() {
+        let mut chip = chip();
+        writes(&mut chip, 9, &[0x10, 0xf0]);
+        chip.store.broken = true;
+        writes(&mut chip, 9, &[0xff, 0x70]);
+        assert_eq!(byte(&chip, 9), READY | PROGRAM_FAILED);
+        chip.store.broken = false;
+        writes(&mut chip, 9, &[0xff]);
+        writes(&mut chip, 9, &[0xff]);
+        assert_eq!(chip.store.synced, 1);
     }
 
     #[test]

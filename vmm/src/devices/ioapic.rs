@@ -64,7 +64,7 @@ const MASKED: u64 = 1 << 16;
 /// What a guest can write: not delivery status, not remote IRR, nothing reserved.
 const WRITABLE: u64 = 0xfffe_0000_0001_afff;
 
-/// Where messages to local APICs go (Intel SDM vol. 3A §12.11.1).
+/// Where messages to local APICs go (Intel SDM vol. 3A, "Message Address Register Format").
 const MESSAGE_ADDRESS: u64 = 0xfee0_0000;
 /// Level-triggered messages assert their level.
 const ASSERT: u32 = 1 << 14;

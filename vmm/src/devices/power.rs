@@ -1,7 +1,7 @@
 //! Power and reset: the ACPI PM1 registers, the reset control register and the keyboard
 //! controller's reset line.
 //! Source: ACPI 6.5 §4.8.3.1 (PM1 event), §4.8.3.2 (PM1 control), §4.8.3.3 (PM timer), §4.8.3.6
-//! (reset register); Intel ICH9 datasheet §13.7.5 (0xcf9), §13.7.2 (0x92).
+//! (reset register); Intel ICH9 datasheet §13.7.5 (0xcf9), §13.7.3 (0x92).
 //!
 //! | Port        | Access | Register                                       |
 //! |-------------|--------|------------------------------------------------|

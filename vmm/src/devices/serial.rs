@@ -21,7 +21,7 @@
 //! | 0x06 | line status                | LSR read                                 |
 //! | 0x04 | received data              | fewer bytes than the level that interrupts |
 //! | 0x0c | some bytes wait            | RBR read                                 |
-//! | 0x02 | THR empty                  | IIR read, or THR written                 |
+//! | 0x02 | THR empty                  | IIR read; what is sent leaves at once    |
 //! | 0x00 | modem status               | MSR read                                 |
 //!
 //! Bytes are sent and received at once: the transmitter is always empty, and bytes below the level
@@ -274,7 +274,6 @@ impl Serial {
     /// Writes the register at `offset`, 0..=7. Output never fails: the console ring takes it all.
     pub fn write(&mut self, offset: u8, value: u8) {
         if let Some(byte) = self.uart.write(offset, value) {
-            // As above.
             let _ = self.console.write_all(&[byte]);
         }
         self.settle();

@@ -213,7 +213,8 @@ impl Board {
         }
     }
 
-    /// Makes virtual CPUs and devices leave guest memory alone until [`Self::release`].
+    /// Makes virtual CPUs and the VMM's devices leave guest memory alone until [`Self::release`]. Passed-through
+    /// devices go on with what they were told: a GPU that may not reach memory while it works is lost.
     pub fn hold(&self, holder: Holder) -> Result<(), HoldError> {
         let _turn = locked(&self.turn);
         self.hold_in_turn(holder)

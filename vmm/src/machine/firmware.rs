@@ -17,7 +17,7 @@ use super::{
     smm::SmmWatch,
 };
 use crate::{
-    acpi::{self, AcpiError},
+    acpi,
     devices::{
         flash,
         fw_cfg::{self, AcpiFiles, AcpiLoaderError, Disk, Items},
@@ -63,8 +63,6 @@ pub enum FirmwareError {
     NotUefi,
     #[error(transparent)]
     Kvm(#[from] KvmError),
-    #[error(transparent)]
-    Acpi(#[from] AcpiError),
     #[error(transparent)]
     Loader(#[from] AcpiLoaderError),
 }
@@ -189,12 +187,12 @@ fn add_tables(
     ecam: &Ecam,
     smm: Option<&Arc<SmmWatch>>,
 ) -> Result<(), FirmwareError> {
-    let files = fw_cfg::acpi_files(&acpi::tables(&bridges.at(ecam.base()))?)?;
+    let files = fw_cfg::acpi_files(&acpi::tables(&bridges.at(ecam.base())))?;
     let mut add = |name, size, part: fn(AcpiFiles) -> Vec<u8>| {
         let (bridges, ecam, smm) = (bridges.clone(), ecam.clone(), smm.cloned());
         items.add_made(name, size, move || {
             smm.iter().for_each(|watch| watch.tables_asked_for());
-            let tables = acpi::tables(&bridges.at(ecam.base())).unwrap_or_default();
+            let tables = acpi::tables(&bridges.at(ecam.base()));
             fw_cfg::acpi_files(&tables).map(part).unwrap_or_default()
         });
     };

@@ -177,7 +177,9 @@ fn write_tables(machine: &smbios::Machine, built: &Built<'_>) -> Result<(), Star
         let written = built.ram.memory.write_slice(bytes, GuestAddress(address));
         written.map_err(|error| StartError::Tables(error.to_string()))
     };
-    for table in acpi::tables(built.platform)? {
+    let tables = acpi::tables(built.platform);
+    acpi::check_room(&tables)?;
+    for table in tables {
         put(table.address, &table.bytes)?;
     }
     let structures = smbios::structures(machine);

@@ -25,7 +25,7 @@ use vfio_bindings::bindings::vfio::{
 
 use super::{
     memory::RamRegion,
-    vfio::{VfioDevice, call, dword, qword, request, size_of_32},
+    vfio::{Groups, VfioDevice, call, dword, qword, request, size_of_32},
 };
 use crate::vfio::{
     device::{Device, Region},
@@ -225,23 +225,26 @@ impl Interface for Iommufd {
 
 /// A container with the IOMMU's first kind of interface; devices come as `/dev/vfio/N`, the
 /// descriptor of their group.
-pub struct Container(File);
+pub struct Container {
+    file: File,
+    groups: Groups,
+}
 
 impl Container {
     /// Starts with an open `/dev/vfio/vfio`.
     pub fn new(fd: OwnedFd) -> Self {
-        Self(File::from(fd))
+        Self { file: File::from(fd), groups: Groups::default() }
     }
 }
 
 impl AddressSpace for Container {
     fn usable(&self) -> io::Result<Vec<IovaRange>> {
-        let Some(mut info) = without_groups(type1_info(&self.0, INFO_SIZE))? else {
+        let Some(mut info) = without_groups(type1_info(&self.file, INFO_SIZE))? else {
             return Ok(vec![IovaRange { start: 0, last: u64::MAX }]);
         };
         let wanted = dword(&info, 0) as usize;
         if wanted > info.len() && wanted <= INFO_MAX {
-            info = type1_info(&self.0, wanted)?;
+            info = type1_info(&self.file, wanted)?;
         }
         iova_ranges(&info).ok_or_else(|| {
             io::Error::other("this kernel's containers do not tell (Linux 5.10 and later do)")
@@ -249,11 +252,11 @@ impl AddressSpace for Container {
     }
 
     fn map(&self, region: &RamRegion, _file: BorrowedFd<'_>) -> io::Result<()> {
-        map_dma(&self.0, region.host_address, region.address, region.size)
+        map_dma(&self.file, region.host_address, region.address, region.size)
     }
 
     fn map_peer(&self, _device: &dyn Device, area: &PeerArea<'_>) -> io::Result<()> {
-        map_dma(&self.0, area.mapping.host_address(), area.guest, area.area.size)
+        map_dma(&self.file, area.mapping.host_address(), area.guest, area.area.size)
     }
 
     fn unmap(&self, guest: u64, size: u64) -> io::Result<()> {
@@ -263,7 +266,7 @@ impl AddressSpace for Container {
             size,
             ..Default::default()
         };
-        call(&self.0, TYPE1_UNMAP_DMA, &mut unmap)
+        call(&self.file, TYPE1_UNMAP_DMA, &mut unmap)
     }
 
     fn reaches_peers(&self, _device: &dyn Device) -> io::Result<()> {
@@ -286,10 +289,10 @@ impl Interface for Container {
         }
         // Devices of one group share it: the first brings the group in.
         if status.flags & VFIO_GROUP_FLAGS_CONTAINER_SET == 0 {
-            let mut container = self.0.as_raw_fd();
+            let mut container = self.file.as_raw_fd();
             call(&group, GROUP_SET_CONTAINER, &mut container)?;
             // The container has its kind from the first group on.
-            match value(&self.0, SET_IOMMU, u64::from(VFIO_TYPE1v2_IOMMU)) {
+            match value(&self.file, SET_IOMMU, u64::from(VFIO_TYPE1v2_IOMMU)) {
                 Err(error) if error.raw_os_error() != Some(libc::EINVAL) => return Err(error),
                 Ok(_) | Err(_) => {}
             }
@@ -302,7 +305,7 @@ impl Interface for Container {
         }
         // SAFETY: the kernel has just made this descriptor for us.
         let device = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
-        VfioDevice::new(device, Some(group))
+        VfioDevice::new(device, Some(self.groups.note(address, group)))
     }
 
     fn taking(&self) -> Taking {

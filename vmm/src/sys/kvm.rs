@@ -14,8 +14,8 @@ use std::{
 
 use kvm_bindings::{
     CpuId, KVM_IRQ_ROUTING_IRQCHIP, KVM_IRQ_ROUTING_MSI, KVM_IRQCHIP_IOAPIC,
-    KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, KVM_MAX_CPUID_ENTRIES, KVM_MEM_READONLY,
-    KvmIrqRouting, kvm_irq_routing_entry, kvm_irq_routing_irqchip, kvm_irq_routing_msi, kvm_msi,
+    KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, KVM_MEM_READONLY, KvmIrqRouting,
+    kvm_irq_routing_entry, kvm_irq_routing_irqchip, kvm_irq_routing_msi, kvm_msi,
     kvm_userspace_memory_region,
 };
 use kvm_ioctls::{IoEventAddress, Kvm, NoDatamatch, VcpuFd, VmFd};
@@ -119,9 +119,8 @@ impl Vm {
             return Err(KvmError::Ids { asked: id_limit, limit });
         }
         ask_for_tiles().map_err(|source| KvmError::Tiles { source })?;
-        let features = kvm
-            .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
-            .map_err(call("tell which features guests may have"))?;
+        let features =
+            modes::features(&kvm).map_err(call("tell which features guests may have"))?;
         let fd = kvm.create_vm().map_err(call("create a machine"))?;
         fd.set_tss_address(TSS_ADDRESS).map_err(call("place the task state segment"))?;
         fd.set_identity_map_address(IDENTITY_MAP_ADDRESS)
@@ -259,7 +258,8 @@ impl Vm {
     }
 
     /// Sends the virtual CPU with APIC id `id` a non-maskable interrupt: as an MSI message with that delivery
-    /// mode, which needs no cooperation of the thread that runs the CPU (Intel SDM vol. 3A §12.11).
+    /// mode, which needs no cooperation of the thread that runs the CPU (Intel SDM vol. 3A, "Message Signalled
+    /// Interrupts"). One whose local APIC the guest switched off gets none.
     pub fn send_nmi(&self, id: u32) -> io::Result<()> {
         let message = kvm_msi {
             address_lo: MSI_WINDOW | (id & 0xff) << 12,
@@ -267,7 +267,7 @@ impl Vm {
             data: DELIVER_NMI,
             ..Default::default()
         };
-        self.fd.signal_msi(message).map(|_| ()).map_err(os_error)
+        pins::forgiven(self.fd.signal_msi(message))
     }
 
     /// Returns the line of an ISA interrupt, such as 4 for the serial port.

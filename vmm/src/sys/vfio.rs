@@ -10,9 +10,10 @@ use std::{
         fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
         unix::fs::FileExt,
     },
-    sync::Arc,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
 
+use types::node::Bdf;
 use vfio_bindings::bindings::vfio::{
     VFIO_DEVICE_FLAGS_CAPS, VFIO_DEVICE_FLAGS_PCI, VFIO_DEVICE_FLAGS_RESET,
     VFIO_DEVICE_INFO_CAP_PCI_ATOMIC_COMP, VFIO_IRQ_INFO_NORESIZE, VFIO_IRQ_SET_ACTION_TRIGGER,
@@ -68,11 +69,53 @@ pub(crate) fn adopt(fd: RawFd) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
+/// Devices of a machine that came by groups and are still there. Clones share them.
+#[derive(Clone, Default)]
+pub(super) struct Groups(Arc<Mutex<Vec<Weak<Member>>>>);
+
+/// A device, and its group's descriptor.
+struct Member {
+    device: Bdf,
+    group: File,
+}
+
+/// What holds a device's group, and finds those of its neighbours.
+pub(super) struct Membership {
+    own: Arc<Member>,
+    all: Groups,
+}
+
+impl Groups {
+    /// Notes that `device` came by `group`, until the result is dropped.
+    pub(super) fn note(&self, device: Bdf, group: File) -> Membership {
+        let own = Arc::new(Member { device, group });
+        let mut members = self.members();
+        members.retain(|member| member.strong_count() > 0);
+        members.push(Arc::downgrade(&own));
+        drop(members);
+        Membership { own, all: self.clone() }
+    }
+
+    fn members(&self) -> MutexGuard<'_, Vec<Weak<Member>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Membership {
+    /// Returns the devices on the bus of this one, which is among them.
+    fn on_bus(&self) -> Vec<Arc<Member>> {
+        let bus = |member: &Member| (member.device.segment, member.device.bus);
+        let members = self.all.members();
+        let all = members.iter().filter_map(Weak::upgrade);
+        all.filter(|member| bus(member) == bus(&self.own)).collect()
+    }
+}
+
 /// A VFIO PCI device.
 pub struct VfioDevice {
     file: File,
-    /// The group it came from, if it came from one.
-    group: Option<File>,
+    /// By which group it came, if it came by one.
+    group: Option<Membership>,
     flags: u32,
     atomics: AtomicOps,
     regions: Vec<(u64, RegionInfo)>,
@@ -80,7 +123,7 @@ pub struct VfioDevice {
 
 impl VfioDevice {
     /// Reads what a device is that the kernel has given to us.
-    pub(super) fn new(file: File, group: Option<File>) -> io::Result<Self> {
+    pub(super) fn new(file: File, group: Option<Membership>) -> io::Result<Self> {
         let info = with_capabilities(&file, GET_INFO, 0, DEVICE_INFO_SIZE)?;
         let (flags, regions) = (dword(&info, 4), dword(&info, 8));
         if flags & VFIO_DEVICE_FLAGS_PCI == 0 || regions <= CONFIG_REGION {
@@ -210,12 +253,17 @@ impl Device for VfioDevice {
             }
             Rung::Set => {
                 // `struct vfio_pci_hot_reset`: size, flags, count, groups. Without groups the
-                // kernel checks that the bus holds nothing but devices of our iommufd; with the
-                // device's own, that it holds nothing but devices of that group.
-                let group = self.group.as_ref().map(|group| group.as_raw_fd().cast_unsigned());
-                let count = u32::from(group.is_some());
-                let mut order: [u32; 4] = [12 + 4 * count, 0, count, group.unwrap_or(0)];
-                call(&self.file, PCI_HOT_RESET, &mut order)
+                // kernel checks that the bus holds nothing but devices of our iommufd; with some,
+                // that it holds nothing but devices of those. It takes a group twice, but not more
+                // groups than the bus has devices: so those of our devices on it, one for each.
+                let beside = self.group.as_ref().map_or_else(Vec::new, Membership::on_bus);
+                let count = u32::try_from(beside.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+                let mut order = vec![12 + 4 * count, 0, count];
+                order.extend(beside.iter().map(|one| one.group.as_raw_fd().cast_unsigned()));
+                // SAFETY: the buffer has the announced size; the kernel only reads it.
+                let ret =
+                    unsafe { libc::ioctl(self.file.as_raw_fd(), PCI_HOT_RESET, order.as_ptr()) };
+                if ret < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
             }
         }
     }
@@ -431,6 +479,24 @@ mod tests {
         info[4] = 3;
         assert_eq!(atomic_ops(&info), AtomicOps::NONE);
         assert_eq!(atomic_ops(&device(&completed[..8])), AtomicOps::NONE);
+    }
+
+    #[test]
+    fn the_groups_of_a_bus_are_those_of_its_devices_that_are_there() {
+        let groups = Groups::default();
+        let note = |device: &str| {
+            let group = File::open("/dev/null").expect("there");
+            groups.note(device.parse().expect("an address"), group)
+        };
+        let gpu = note("0000:01:00.0");
+        let (audio, _disk, _other) =
+            (note("0000:01:00.1"), note("0000:02:00.0"), note("0001:01:00.0"));
+        let functions = |of: &Membership| {
+            of.on_bus().iter().map(|member| member.device.function).collect::<Vec<_>>()
+        };
+        assert_eq!((functions(&gpu), functions(&audio)), (vec![0, 1], vec![0, 1]));
+        drop(audio);
+        assert_eq!(functions(&gpu), [0]);
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! every CPU of the host until it is done: a thousand cycles and more. Where KVM can say that a guest
 //! did that, the virtual CPU that did waits for its turn; one that seldom does it, as old drivers do, is
 //! not held up at all, and nobody waits for another.
-//! Source: Intel SDM vol. 3A §9.1.2.3, "Features to Disable Bus Locks"; Linux
+//! Source: Intel SDM vol. 3A, "Features to Disable Bus Locks"; Linux
 //! Documentation/virt/kvm/api.rst, "`KVM_CAP_X86_BUS_LOCK_EXIT`".
 
 use std::time::{Duration, Instant};

@@ -1,6 +1,6 @@
 //! How the virtual CPUs are arranged, as the guest is told: which are threads of one core, share a
 //! last-level cache, and are in one package. All of it follows from their APIC ids. Pure.
-//! Source: Intel SDM vol. 3A §9.9.1 "Hierarchical Mapping of Shared Resources", vol. 2A "CPUID" leaves 4
+//! Source: Intel SDM vol. 3A "Hierarchical Mapping of Shared Resources", vol. 2A "CPUID" leaves 4
 //! and 0xb; AMD APM vol. 3 appendix E, leaves 0x8000_0008, 0x8000_001d and 0x8000_001e.
 //!
 //! | Bits of an APIC id               | Number of               |

@@ -8,7 +8,11 @@ mod hold;
 mod hyperv;
 mod registers;
 
-use std::{sync::Arc, thread, time::Instant};
+use std::{
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
 
 use kvm_bindings::{
     KVM_EXIT_X86_BUS_LOCK, KVM_INTERNAL_ERROR_DELIVERY_EV, KVM_SYSTEM_EVENT_CRASH,
@@ -90,6 +94,8 @@ pub fn create(
 /// and QEMU's emulation leaves that field of the last exception behind. A second time in a row means
 /// that the guest truly keeps its interrupt descriptors or its stack in a device.
 const VECTORING_RETRIES: u8 = 1;
+/// How long a virtual CPU waits that KVM has nothing to run on, before it asks again.
+const UNINITIALISED: Duration = Duration::from_millis(1);
 
 /// Runs virtual CPU `id` until the machine ends.
 pub fn run(id: u32, mut vcpu: VcpuFd, board: &Arc<Board>) {
@@ -186,8 +192,15 @@ fn step(vcpu: &mut VcpuFd, board: &Board, exits: &Exits) -> Step {
             Step::Handled
         }
         Ok(other) => Step::Ended(Ending::host_fault(format!("KVM left the guest for {other:?}"))),
-        Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => {
+        Err(error) if error.errno() == libc::EINTR => {
             exits.kicks.add(1);
+            Step::Interrupted
+        }
+        Err(error) if error.errno() == libc::EAGAIN => {
+            // A processor that waits for INIT was woken by something else, such as an NMI, which wakes it as long
+            // as it waits (arch/x86/kvm/x86.c, `kvm_arch_vcpu_ioctl_run`).
+            exits.others.add(1);
+            thread::sleep(UNINITIALISED);
             Step::Interrupted
         }
         Err(error) => Step::Ended(Ending::host_fault(format!("KVM cannot run the guest: {error}"))),

@@ -1,6 +1,6 @@
 //! Registers at the first instruction.
 //! Source: Linux Documentation/arch/x86/boot.rst "64-bit Boot Protocol"; Xen docs/misc/pvh.pandoc
-//! "x86 protocol"; Intel SDM vol. 3A §2.5, §3.4.5, §10.5.1; vol. 4 (MSRs).
+//! "x86 protocol"; Intel SDM vol. 3A §2.5, §3.4.5, "Local Vector Table"; vol. 4 (MSRs).
 
 use kvm_bindings::{Msrs, kvm_msr_entry, kvm_regs, kvm_segment, kvm_xcrs};
 use kvm_ioctls::VcpuFd;
@@ -74,7 +74,7 @@ pub(super) fn set_extended_state(
 const X2APIC: u64 = 1 << 10;
 
 /// Switches x2APIC mode on, as firmware does where some processor has an id that eight bits do not
-/// hold (Intel SDM vol. 3A §11.12.5, "x2APIC State Transitions"; §11.12.8.1 on ids).
+/// hold (Intel SDM vol. 3A, "x2APIC State Transitions").
 pub(super) fn widen_local_apic(vcpu: &VcpuFd) -> Result<(), kvm_ioctls::Error> {
     let mut special = vcpu.get_sregs()?;
     special.apic_base |= X2APIC;

@@ -21,7 +21,7 @@ use super::{
     neighbours::{InUse, Neighbours},
     places::Places,
     plug::Plug,
-    quirks::{self, Effect},
+    quirks,
     reset::{self, Confinement, DEADLINE, ResetError, Resetter},
     rom,
 };
@@ -214,13 +214,23 @@ impl Closer {
     /// Silences and resets all devices, each rung with [`DEADLINE`], and returns what failed.
     /// The virtual CPUs must have stopped.
     pub fn close(self) -> Vec<ResetError> {
-        for device in &self.devices {
+        Self::close_all(vec![self])
+    }
+
+    /// As [`Self::close`], with all devices of all of them at once: it takes no longer than one of them may.
+    pub fn close_all(closers: Vec<Self>) -> Vec<ResetError> {
+        for device in closers.iter().flat_map(|closer| &closer.devices) {
             for kind in [IrqKind::Intx, IrqKind::Msi, IrqKind::Msix] {
                 // Only one kind is on, the others say so.
                 let _ = device.disable_irqs(kind);
             }
         }
-        reset::reset_all(&self.resetters).into_iter().filter_map(Result::err).collect()
+        let resetters = closers.iter().flat_map(|closer| &closer.resetters).map(Arc::clone);
+        let resetters: Vec<Arc<Resetter>> = resetters.collect();
+        let failures = reset::reset_all(&resetters).into_iter().filter_map(Result::err).collect();
+        // The guest has had them, and its memory was mapped for them, until now.
+        drop(closers);
+        failures
     }
 }
 
@@ -311,14 +321,7 @@ impl Function {
             clique: host.clique,
         })
         .map_err(|source| AssignError::Config { device: address, source })?;
-        let trapped_bars: Vec<u8> = quirks
-            .iter()
-            .filter_map(|quirk| match quirk.effect {
-                Effect::TrapBar(bar) => Some(bar),
-                Effect::HideCapability(_) | Effect::MoveTable | Effect::NoPin => None,
-            })
-            .collect();
-        let mapped = map_bars(&*device, &config, &trapped_bars, (&host.places, &host.slots))
+        let mapped = map_bars(&*device, &config, (&host.places, &host.slots))
             .map_err(failed("map the BARs"))?;
         let mut pin = [facts.snapshot.get(usize::from(INTERRUPT_PIN)).copied().unwrap_or(0)];
         config.read(INTERRUPT_PIN, &mut pin);
@@ -521,14 +524,12 @@ fn facts(device: &dyn Device) -> io::Result<Read> {
 fn map_bars(
     device: &dyn Device,
     config: &ConfigFilter,
-    trapped_bars: &[u8],
     around: (&Arc<Places>, &Arc<dyn Slots>),
 ) -> io::Result<Vec<MappedBar>> {
     config
         .bars()
         .iter()
         .filter(|bar| bar.kind != BarKind::Io && bar.index != rom::INDEX)
-        .filter(|bar| !trapped_bars.contains(&bar.index))
         .map(|bar| {
             let table = config.msix_layout().filter(|layout| layout.bar == bar.index);
             MappedBar::new(

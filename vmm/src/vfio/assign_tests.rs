@@ -137,6 +137,38 @@ fn the_most_of_a_link_is_told_while_it_idles() {
     assert_eq!(assigned.behind.link, LinkState { most, now });
 }
 
+/// A virtual function, whose link status is reserved.
+#[test]
+fn a_link_whose_status_is_not_told_is_the_most_it_can_be() {
+    let device = FakeDevice::nvme();
+    lock(&device.config)[0x8c..0x8e].copy_from_slice(&[0x05, 0x01]);
+    lock(&device.config)[0x92..0x94].fill(0);
+    let (_, _, assigned) = open(device).unwrap();
+    assert_eq!(assigned.behind.link, Link { speed: 5, width: 16 }.fixed());
+}
+
+/// The first of a set that is taken back alone leaves the set to the last; together, none can.
+#[test]
+fn what_is_taken_back_together_is_reset_together_and_each_failure_told() {
+    let neighbours = Neighbours::default();
+    let closers = ["0000:01:00.0", "0000:01:00.1"].map(|address| {
+        let address: Bdf = address.parse().unwrap();
+        let device: Arc<dyn Device> = Arc::new(FakeDevice::nvme().unresettable());
+        let reached = Arc::clone(&device);
+        let resetter = Resetter::start(address, reached, &neighbours, Confinement::Open).unwrap();
+        Closer {
+            devices: vec![device],
+            resetters: vec![Arc::new(resetter)],
+            _watches: Vec::new(),
+            _in_use: vec![neighbours.admit(address)],
+            _space: Arc::new(dma::tests::Space::default()),
+        }
+    });
+    let failures = Closer::close_all(Vec::from(closers));
+    let refused = |failure: &ResetError| matches!(failure, ResetError::Refused { .. });
+    assert!(failures.len() == 2 && failures.iter().all(refused), "{failures:?}");
+}
+
 #[test]
 fn bars_are_mapped_around_the_table_once_they_decode() {
     let mut bench = bench(FakeDevice::nvme());

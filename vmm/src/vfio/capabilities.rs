@@ -78,6 +78,25 @@ pub fn walk_extended(config: &[u8]) -> Vec<ExtendedCapability> {
     found
 }
 
+/// Returns the bytes of a capability; `None` where that is not known.
+/// Source: PCI Express Base Specification 6.0 §7.5.2 (power management), §7.5.3 (PCI Express), §7.7 (MSI, MSI-X),
+/// §7.8.5 (enhanced allocation), §7.9.4 (vendor-specific); PCI Local Bus 3.0 appendix I (product data).
+pub fn length(config: &[u8], capability: Capability) -> Option<usize> {
+    let at = usize::from(capability.offset);
+    let byte = |offset: usize| usize::from(config.get(at + offset).copied().unwrap_or(0));
+    match capability.id {
+        0x01 | 0x03 => Some(8),
+        // MSI: a longer address, and a mask for each vector.
+        0x05 => Some(10 + 4 * (byte(2) >> 7 & 1) + 10 * (byte(3) & 1)),
+        0x09 => Some(byte(2).max(3)),
+        0x10 => Some(0x3c),
+        0x11 => Some(12),
+        // Entries, each of which says how many dwords follow its first.
+        0x14 => Some((0..byte(2) & 0x3f).fold(4, |end, _| end + 4 + 4 * (byte(end) & 7))),
+        _ => None,
+    }
+}
+
 /// Returns the bytes of an extended capability that is hidden from guests; `None` where that is not known. What lies
 /// between capabilities can be registers of the device's own, which its driver needs.
 /// Source: PCI Express Base Specification 6.0 §7.8.8 (ARI), §7.8.7 and §7.8.6 (resizable BAR), §7.8.9 (PASID), §10.5.1
@@ -154,6 +173,17 @@ mod tests {
     fn a_device_that_is_gone_has_no_capabilities() {
         assert_eq!(walk(&[0xff; 4096]), []);
         assert_eq!(walk_extended(&[0xff; 4096]), []);
+    }
+
+    #[test]
+    fn capabilities_end_where_their_registers_do() {
+        // MSI with a long address and masks; enhanced allocation of two entries, of three and of five dwords.
+        let config =
+            config(&[(0x42, 0x80), (0x43, 0x01), (0x62, 2), (0x64, 0x02), (0x70, 0xf4), (0x92, 9)]);
+        let length = |id, offset| length(&config, Capability { id, offset });
+        assert_eq!((length(0x05, 0x40), length(0x05, 0x50)), (Some(24), Some(10)));
+        assert_eq!((length(0x14, 0x60), length(0x09, 0x90)), (Some(36), Some(9)));
+        assert_eq!((length(0x11, 0xfc), length(0x0d, 0x40)), (Some(12), None));
     }
 
     #[test]

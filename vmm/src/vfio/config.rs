@@ -338,8 +338,7 @@ impl ConfigFilter {
         }
         self.bytes[INTERRUPT_LINE] =
             Byte { shadow: 0xff, emulated: 0xff, writable: 0xff, passed: 0, forced: 0 };
-        let hidden = facts.quirks.iter().any(|quirk| quirk.effect == Effect::NoPin);
-        if facts.vectors[0] == 0 || hidden {
+        if facts.vectors[0] == 0 {
             self.show(INTERRUPT_PIN, 0);
         }
     }
@@ -415,7 +414,10 @@ impl ConfigFilter {
                 .filter(|other| *other > start)
                 .min()
                 .unwrap_or(CONVENTIONAL);
-            self.blank(start, end - start);
+            // What lies behind it can be registers of the device's own, which its driver needs. Where nobody knows how
+            // long it is, none of it may stay that a row of `quirks` hides for a reason.
+            let length = capabilities::length(facts.snapshot, *capability);
+            self.blank(start, length.unwrap_or(end - start).min(end - start));
         }
         let mut pointer = capabilities::POINTER;
         for capability in all.iter().filter(kept) {

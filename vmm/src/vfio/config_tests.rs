@@ -168,6 +168,28 @@ fn what_the_host_cannot_deliver_leaves_the_list() {
 }
 
 #[test]
+fn what_lies_behind_a_hidden_capability_stays_the_devices() {
+    let mut device = FakeDevice::nvme();
+    device.vectors[2] = 0;
+    lock(&device.config)[0x4c..0x50].copy_from_slice(&[1, 2, 3, 4]);
+    let mut state = filter(&device);
+    assert_eq!(read(&state, 0x48), [0, 0, 0, 0, 1, 2, 3, 4]);
+    assert_eq!(write(&mut state, 0x48, &[5, 6, 7, 8, 9]), [(0x4c, vec![9])]);
+}
+
+#[test]
+fn a_quirk_hides_all_of_a_capability_whose_length_nobody_knows() {
+    static ROW: Quirk =
+        Quirk { vendor: 0, device: 0, effect: Effect::HideCapability(0x0f), evidence: "none" };
+    let device = FakeDevice::nvme();
+    lock(&device.config)[0x60] = 0x0f;
+    lock(&device.config)[0x7c..0x80].fill(0xaa);
+    let state = filter_with(&device, &[&ROW]).unwrap();
+    assert_eq!(chain(&state), [0x11, 0x10]);
+    assert_eq!(read(&state, 0x7c), [0; 4]);
+}
+
+#[test]
 fn a_quirk_hides_a_capability() {
     static ROW: Quirk =
         Quirk { vendor: 0, device: 0, effect: Effect::HideCapability(0x01), evidence: "none" };

@@ -171,14 +171,14 @@ impl Drop for Reached {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::sync::Mutex;
 
     use super::*;
     use crate::vfio::fake::FakeDevice;
 
     #[derive(Default)]
-    struct Space {
+    pub(crate) struct Space {
         usable: Vec<IovaRange>,
         mapped: Mutex<Vec<(u64, u64)>>,
         error: Option<i32>,

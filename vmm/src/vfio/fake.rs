@@ -59,6 +59,8 @@ pub(crate) enum Outcome {
     Hangs,
     /// The function alone fails, the set never ends.
     HangsInSet,
+    /// The first reset ends half a second after the deadline of unit tests, the second never.
+    LateThenHangs,
     /// The function alone fails, the set is reset.
     NeedsSet,
     /// The function alone does not come back, the set does.
@@ -173,6 +175,11 @@ impl FakeDevice {
 
     pub(crate) fn hanging(mut self) -> Self {
         self.reset = Outcome::Hangs;
+        self
+    }
+
+    pub(crate) fn late_then_hanging(mut self) -> Self {
+        self.reset = Outcome::LateThenHangs;
         self
     }
 
@@ -320,9 +327,15 @@ impl Device for FakeDevice {
             (Outcome::Fails, _) | (Outcome::NeedsSet | Outcome::HangsInSet, Rung::Function) => {
                 Err(io::Error::from_raw_os_error(libc::ENOTTY))
             }
-            (Outcome::Hangs, _) | (Outcome::HangsInSet, Rung::Set) => loop {
-                thread::sleep(Duration::from_secs(60));
-            },
+            (Outcome::LateThenHangs, _) if self.set.rungs().len() == 1 => {
+                thread::sleep(Duration::from_millis(1500));
+                self.tell(Told::Reset)
+            }
+            (Outcome::Hangs | Outcome::LateThenHangs, _) | (Outcome::HangsInSet, Rung::Set) => {
+                loop {
+                    thread::sleep(Duration::from_secs(60));
+                }
+            }
         }
     }
 

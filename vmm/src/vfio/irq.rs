@@ -64,7 +64,8 @@ impl Interrupts {
     /// Follows what the guest has programmed into configuration space.
     pub fn follow(&mut self, msi: MsiState, msix: MsixState) -> io::Result<()> {
         // A guest may ask for more than there are; it gets those.
-        let msi = MsiState { vectors: msi.vectors.min(self.msi_info.count), ..msi };
+        let programmed = msi.vectors;
+        let msi = MsiState { vectors: programmed.min(self.msi_info.count), ..msi };
         let wanted = match (msix, msi.vectors, &self.line) {
             (MsixState::Enabled | MsixState::Masked, _, _) => Mode::Msix,
             (MsixState::Disabled, 1.., _) => Mode::Msi { vectors: msi.vectors },
@@ -89,7 +90,7 @@ impl Interrupts {
             }
         }
         match wanted {
-            Mode::Msi { .. } => self.route_msi(msi),
+            Mode::Msi { .. } => self.route_msi(msi, programmed),
             Mode::Msix => self.arm_unmasked(0..=u16::MAX),
             Mode::Off | Mode::Pin => Ok(()),
         }
@@ -199,9 +200,12 @@ impl Interrupts {
         Ok(())
     }
 
-    fn route_msi(&self, msi: MsiState) -> io::Result<()> {
+    /// Routes the messages that there are of those that the guest has `programmed`, a power of two: as many low bits
+    /// of the data are the number of the message, whatever the guest has put there.
+    fn route_msi(&self, msi: MsiState, programmed: u32) -> io::Result<()> {
         for (index, vector) in (0..msi.vectors).zip(&self.msi) {
-            let message = MsiMessage { address: msi.address, data: msi.data | index };
+            let data = msi.data & !(programmed - 1) | index;
+            let message = MsiMessage { address: msi.address, data };
             let masked = msi.masked & 1 << index != 0;
             vector.route((!masked).then_some(message))?;
         }

@@ -174,6 +174,20 @@ fn msi_counts_its_messages_up_and_masks_single_ones() {
 }
 
 #[test]
+fn the_number_of_a_message_takes_the_place_of_the_datas_low_bits() {
+    let mut bench = bench(FakeDevice::conventional());
+    let msi = MsiState { vectors: 2, address: 0xfee0_0000, data: 0x41, masked: 0 };
+    bench.interrupts.follow(msi, MsixState::Disabled).unwrap();
+    let data = |index| bench.source.routed(index).map(|message| message.data);
+    assert_eq!((data(0), data(1)), (Some(0x40), Some(0x41)));
+    // Of 16 the host has 8, and the device goes by 16.
+    let msi = MsiState { vectors: 16, data: 0x48, ..msi };
+    bench.interrupts.follow(msi, MsixState::Disabled).unwrap();
+    let data = |index| bench.source.routed(index).map(|message| message.data);
+    assert_eq!((data(0), data(7)), (Some(0x40), Some(0x47)));
+}
+
+#[test]
 fn a_reset_silences_everything() {
     let mut bench = bench(FakeDevice::nvme());
     bench.interrupts.write_table(12, &[0]).unwrap();

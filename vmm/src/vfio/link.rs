@@ -1,5 +1,5 @@
 //! The link of a device, as its own registers tell it.
-//! Source: PCI Express Base Specification 6.0 §7.5.3.6 and §7.5.3.8.
+//! Source: PCI Express Base Specification 6.0 §7.5.3.6 and §7.5.3.8; §9.3.5 of virtual functions.
 
 use super::capabilities;
 use crate::pci::port::{Link, LinkState};
@@ -16,10 +16,16 @@ pub(super) fn of(snapshot: &[u8]) -> LinkState {
         let fields = found
             .as_ref()
             .map_or(0, |found| capabilities::word(snapshot, usize::from(found.offset) + register));
-        let [speed, width] = [fields & 0xf, fields >> 4 & 0x3f].map(|field| field.to_le_bytes()[0]);
-        Link { speed: speed.clamp(1, 6), width: width.clamp(1, 32) }
+        [fields & 0xf, fields >> 4 & 0x3f].map(|field| field.to_le_bytes()[0])
     };
-    let (most, now) = (told(LINK_CAPABILITIES), told(LINK_STATUS));
+    let link =
+        |[speed, width]: [u8; 2]| Link { speed: speed.clamp(1, 6), width: width.clamp(1, 32) };
+    let most = link(told(LINK_CAPABILITIES));
+    // A virtual function says of its link only what it can be: its status is that of its physical function.
+    let now = match told(LINK_STATUS) {
+        [_, 0] => most,
+        status => link(status),
+    };
     // A device that says less of what it can be than of what it is can be that.
     let most = Link { speed: most.speed.max(now.speed), width: most.width.max(now.width) };
     LinkState { most, now }

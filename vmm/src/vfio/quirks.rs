@@ -5,12 +5,8 @@
 pub enum Effect {
     /// The capability with this id is hidden.
     HideCapability(u8),
-    /// The interrupt pin is hidden.
-    NoPin,
     /// The MSI-X table is told to be where the device has nothing, though its pages hold only it.
     MoveTable,
-    /// No part of this BAR is mapped; all accesses are carried out one by one.
-    TrapBar(u8),
 }
 
 /// One row of the table.

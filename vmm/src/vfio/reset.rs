@@ -20,14 +20,17 @@
 //! While the guest has another device of the set, the set is not reset. A device that only this would
 //! have reset counts as it answers: it stays with the same guest, and the last of the set that is taken
 //! back carries the rung.
+//!
+//! By groups the kernel resets a set only if all of its devices are of groups that the machine holds: one that was
+//! taken back before has taken its group with it, and is in the way if it does not share one with those that stay.
 //! Source: linux/vfio.h; PCI Express Base Specification 6.0 §6.6.
 
 use std::{
     collections::BTreeMap,
     io,
-    sync::{Arc, Mutex, PoisonError, mpsc},
+    sync::{Arc, mpsc},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use types::node::Bdf;
@@ -86,9 +89,26 @@ pub struct Resetter {
     address: Bdf,
     device: Arc<dyn Device>,
     neighbours: Neighbours,
-    orders: mpsc::SyncSender<Rung>,
-    reports: Mutex<mpsc::Receiver<Result<Found, ResetError>>>,
+    orders: mpsc::SyncSender<Order>,
     deadline: Duration,
+}
+
+/// What the thread is told. Each order has a way back of its own: a report that comes too late is nobody's, and
+/// never taken for that of a later order.
+struct Order {
+    rung: Rung,
+    /// Until when its report is waited for.
+    until: Instant,
+    outbox: mpsc::SyncSender<Result<Found, ResetError>>,
+}
+
+/// An order that was given.
+struct Ordered {
+    rung: Rung,
+    until: Instant,
+    /// Where its report comes out; none where the thread is not through with an earlier order, and another waits
+    /// already.
+    report: Option<mpsc::Receiver<Result<Found, ResetError>>>,
 }
 
 /// What a rung has done.
@@ -110,21 +130,23 @@ impl Resetter {
         neighbours: &Neighbours,
         confinement: Confinement,
     ) -> Result<Self, ResetError> {
-        let (orders, inbox) = mpsc::sync_channel(1);
-        // Room for a report nobody has waited for and the next, so that the thread never waits.
-        let (outbox, reports) = mpsc::sync_channel(3);
+        let (orders, inbox) = mpsc::sync_channel::<Order>(1);
         let reached = Arc::clone(&device);
         let work = move || {
             if confinement == Confinement::Filtered
                 && let Err(source) = apply_thread_filter(ThreadKind::Reset)
             {
-                let _ = outbox.send(Err(ResetError::Filter { device: address, source }));
+                // Whoever orders first is told; who orders later finds nobody here.
+                if let Ok(Order { outbox, .. }) = inbox.recv() {
+                    let _ = outbox.send(Err(ResetError::Filter { device: address, source }));
+                }
                 return;
             }
-            while let Ok(rung) = inbox.recv() {
-                // Nobody listens any more when the machine has given the device up.
-                if outbox.send(Ok(carry_out(&*reached, rung))).is_err() {
-                    return;
+            while let Ok(Order { rung, until, outbox }) = inbox.recv() {
+                // What could not be begun in time is not done: nobody waits for it, and the guest may use the device.
+                if Instant::now() < until {
+                    // Nor does anybody wait for what lasted too long.
+                    let _ = outbox.send(Ok(carry_out(&*reached, rung)));
                 }
             }
         };
@@ -132,21 +154,27 @@ impl Resetter {
             .name(format!("reset {address}"))
             .spawn(work)
             .map_err(|source| ResetError::Thread { device: address, source })?;
-        let (neighbours, reports) = (neighbours.clone(), Mutex::new(reports));
-        Ok(Self { address, device, neighbours, orders, reports, deadline: DEADLINE })
+        let neighbours = neighbours.clone();
+        Ok(Self { address, device, neighbours, orders, deadline: DEADLINE })
     }
 
     /// Orders a rung, which [`Self::wait`] waits for; several devices can be at it at once.
-    fn order(&self, rung: Rung) {
+    fn order(&self, rung: Rung) -> Ordered {
+        let (outbox, report) = mpsc::sync_channel(1);
+        let until = Instant::now() + self.deadline;
         // The inbox is full or closed only after a reset that was never over; `wait` says so.
-        let _ = self.orders.try_send(rung);
+        let sent = self.orders.try_send(Order { rung, until, outbox });
+        Ordered { rung, until, report: sent.is_ok().then_some(report) }
     }
 
-    /// Waits until `rung` is over, or has taken longer than its deadline.
-    fn wait(&self, rung: Rung) -> Result<Found, ResetError> {
-        let reports = self.reports.lock().unwrap_or_else(PoisonError::into_inner);
-        let late = |_| Err(ResetError::Deadline { device: self.address, rung });
-        reports.recv_timeout(self.deadline).unwrap_or_else(late)
+    /// Waits until what was ordered is over, or has taken longer than its deadline, which began with the order: of
+    /// many devices that hang, none waits for another's.
+    fn wait(&self, ordered: Ordered) -> Result<Found, ResetError> {
+        let Ordered { rung, until, report } = ordered;
+        let late = || ResetError::Deadline { device: self.address, rung };
+        let report = report.ok_or_else(late)?;
+        let left = until.saturating_duration_since(Instant::now());
+        report.recv_timeout(left).map_err(|_| late())?
     }
 
     /// Returns whether its set is to be reset after the rung of its function, which found `own`:
@@ -212,8 +240,9 @@ pub(super) fn clean(resetters: &[Arc<Resetter>]) -> Result<(), ResetError> {
 /// for each bus on which that was not enough and where nobody has another device, the set. Returns
 /// what became of them, in order.
 pub(super) fn reset_all(resetters: &[Arc<Resetter>]) -> Vec<Result<(), ResetError>> {
-    resetters.iter().for_each(|resetter| resetter.order(Rung::Function));
-    let found: Vec<_> = resetters.iter().map(|one| one.wait(Rung::Function)).collect();
+    let ordered: Vec<_> = resetters.iter().map(|one| one.order(Rung::Function)).collect();
+    let found: Vec<_> =
+        resetters.iter().zip(ordered).map(|(one, ordered)| one.wait(ordered)).collect();
     // Devices of one bus are one set; the first that needs it orders it for all.
     let known: Vec<Bdf> = resetters.iter().map(|resetter| resetter.address).collect();
     let mut leaders = BTreeMap::new();
@@ -222,10 +251,10 @@ pub(super) fn reset_all(resetters: &[Arc<Resetter>]) -> Vec<Result<(), ResetErro
             leaders.entry(Bus::from(resetter.address)).or_insert(resetter);
         }
     }
-    leaders.values().for_each(|leader| leader.order(Rung::Set));
+    let ordered: Vec<_> = leaders.values().map(|leader| leader.order(Rung::Set)).collect();
     let mut sets = BTreeMap::new();
-    for (bus, leader) in leaders {
-        let set = leader.wait(Rung::Set);
+    for ((bus, leader), ordered) in leaders.into_iter().zip(ordered) {
+        let set = leader.wait(ordered);
         if let Ok(Found::Clean | Found::Silent) = set {
             leader.neighbours.settle(bus);
         }

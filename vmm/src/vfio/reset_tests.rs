@@ -35,6 +35,38 @@ fn a_device_that_hangs_meets_the_deadline() {
     assert!(matches!(result, Err(ResetError::Deadline { rung: Rung::Function, .. })));
 }
 
+/// The first reset ends well while the second is waited for, and says nothing of it.
+#[test]
+fn a_report_that_comes_too_late_is_not_that_of_the_next_reset() {
+    let resetter = [start("0000:01:00.0", FakeDevice::nvme().late_then_hanging())];
+    let is_late = || matches!(reset_all(&resetter)[0], Err(ResetError::Deadline { .. }));
+    assert!(is_late(), "the first is over too late");
+    assert!(is_late(), "the second is never over");
+}
+
+#[test]
+fn an_order_that_finds_no_room_is_late_at_once() {
+    let resetter = [start("0000:01:00.0", FakeDevice::nvme().hanging())];
+    assert!(reset_all(&resetter)[0].is_err(), "the first hangs");
+    assert!(reset_all(&resetter)[0].is_err(), "the second stays behind it");
+    let third = resetter[0].order(Rung::Function);
+    assert!(third.report.is_none(), "there is nothing to wait for");
+    let result = resetter[0].wait(third);
+    assert!(matches!(result, Err(ResetError::Deadline { rung: Rung::Function, .. })));
+}
+
+#[test]
+fn devices_that_hang_are_late_together() {
+    let devices = ["0000:01:00.0", "0000:02:00.0", "0000:03:00.0"]
+        .map(|device| start(device, FakeDevice::nvme().hanging()));
+    let ordered = devices.each_ref().map(|device| device.order(Rung::Function));
+    let last = Instant::now() + devices[0].deadline;
+    assert!(ordered.iter().all(|ordered| ordered.until <= last), "time runs from the order");
+    for (device, ordered) in devices.iter().zip(ordered) {
+        assert!(matches!(device.wait(ordered), Err(ResetError::Deadline { .. })));
+    }
+}
+
 #[test]
 fn a_device_that_cannot_be_reset_is_refused() {
     let result = reset(FakeDevice::nvme().unresettable());

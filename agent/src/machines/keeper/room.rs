@@ -26,7 +26,8 @@ impl Keeper {
         let free = volume.f_bavail.saturating_mul(volume.f_frsize);
         // A machine that has all that is offered must get what it starts from still.
         let kept = content::kept_for_content(all).saturating_add(tools.cache.coming());
-        let free = (free.saturating_sub(kept) >> 20).saturating_add(self.spare_mib);
+        let spare = self.spare_mib.saturating_mul(1 << 20);
+        let free = free.saturating_add(spare).saturating_sub(kept) >> 20;
         free.saturating_sub(self.promised_disk_mib())
     }
 

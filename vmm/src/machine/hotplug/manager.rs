@@ -194,7 +194,7 @@ impl Manager {
         let made = make(&device, file, spare.route, &self.supplies)?;
         let bars = locked(&made.function).bars();
         if let Err(error) = fits(&bars, spare) {
-            let failures = take_back(made, board.turn);
+            let failures = take_back([made], board.turn);
             failures.iter().for_each(|failure| eprintln!("holdfast-vmm: {failure}"));
             return Err(error);
         }
@@ -243,14 +243,14 @@ impl Manager {
     }
 
     fn close(&mut self, board: Wiring<'_>) -> Vec<ResetError> {
-        let mut failures = Vec::new();
+        let mut devices = Vec::new();
         for (spare, place) in &mut self.slots {
             if let Some(held) = place.take() {
                 leave_bus(spare, held.seat, board);
-                failures.extend(take_back(held.device, board.turn));
+                devices.push(held.device);
             }
         }
-        failures
+        take_back(devices, board.turn)
     }
 }
 
@@ -425,7 +425,7 @@ fn is_quiet(left: &Leaving) -> bool {
 /// Forgets a device that is out of its slot and quiet.
 fn end(left: Leaving, board: Wiring<'_>, shared: &Hotplug) {
     let Leaving { device, id } = left;
-    let failures = take_back(device, board.turn);
+    let failures = take_back([device], board.turn);
     let failures: Vec<String> = failures.iter().map(ToString::to_string).collect();
     if failures.is_empty() {
         shared.list().retain(|known| known.id != id);
@@ -451,19 +451,23 @@ impl Device {
     }
 }
 
-/// Drops a device, which is off the bus: the guest's mappings of it first, then it is silenced and
-/// reset.
+/// Drops devices, which are off the bus: the guest's mappings of them first, then they are silenced and
+/// reset, all at once.
 ///
 /// Whoever holds the virtual CPUs has all functions of the bus in hand during its `turn`. The last
 /// hand unmaps and unroutes, which threads of the API and of the timer may not: it is this one, as
 /// in its own turn nobody else has any.
-fn take_back(device: Device, turn: &Mutex<()>) -> Vec<ResetError> {
-    device.silence();
-    let Device { function, closer, .. } = device;
-    let ours = locked(turn);
-    drop(function);
-    drop(ours);
-    closer.map(Closer::close).unwrap_or_default()
+fn take_back(devices: impl IntoIterator<Item = Device>, turn: &Mutex<()>) -> Vec<ResetError> {
+    let mut closers = Vec::new();
+    for device in devices {
+        device.silence();
+        let Device { function, closer, .. } = device;
+        let ours = locked(turn);
+        drop(function);
+        drop(ours);
+        closers.extend(closer);
+    }
+    Closer::close_all(closers)
 }
 
 fn show(shared: &Hotplug, id: &str, state: AttachedState) {

@@ -189,7 +189,7 @@ fn a_function_is_dropped_in_a_turn_of_its_own() {
     let (turn, taken) = (Arc::<Mutex<()>>::default(), Arc::<Mutex<Vec<bool>>>::default());
     let function = Dropped { turn: Arc::clone(&turn), taken: Arc::clone(&taken) };
     let function = Arc::new(Mutex::new(function));
-    let failures = take_back(Device { function, behind: EMULATED.into(), closer: None }, &turn);
+    let failures = take_back([Device { function, behind: EMULATED.into(), closer: None }], &turn);
     assert!(failures.is_empty() && turn.try_lock().is_ok());
     assert_eq!(*locked(&taken), [true]);
 }

@@ -38,7 +38,8 @@ use crate::{
 const MAX_ORDERS: usize = 64;
 /// How long an order may take: a device may need two resets, and pinning memory takes its time.
 const ORDER_LIMIT: Duration = Duration::from_secs(300);
-/// How long taking everything back may last at the end of the machine: two resets, as they may take.
+/// How long taking everything back may last at the end of the machine: two resets, as they may take. However many
+/// devices there are, theirs begin at once.
 const CLOSE_LIMIT: Duration = Duration::from_secs(2 * DEADLINE.as_secs() + 5);
 
 const _: () = {

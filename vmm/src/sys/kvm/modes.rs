@@ -1,10 +1,30 @@
-//! What a machine asks of KVM before its first virtual CPU, where KVM has it.
+//! What a machine asks of KVM before its first virtual CPU, where KVM has it, and what CPUs KVM offers.
 
 use kvm_bindings::{
-    KVM_BUS_LOCK_DETECTION_EXIT, KVM_CAP_PMU_CAPABILITY, KVM_CAP_X86_BUS_LOCK_EXIT,
-    KVM_PMU_CAP_DISABLE, kvm_enable_cap,
+    CpuId, KVM_BUS_LOCK_DETECTION_EXIT, KVM_CAP_PMU_CAPABILITY, KVM_CAP_X86_BUS_LOCK_EXIT,
+    KVM_MAX_CPUID_ENTRIES, KVM_PMU_CAP_DISABLE, kvm_enable_cap,
 };
-use kvm_ioctls::{Error, Kvm, VmFd};
+use kvm_ioctls::{Cap, Error, Kvm, VmFd};
+
+/// CPUID leaf 1, ecx: a timer that rings when the time-stamp counter reaches a deadline.
+const DEADLINE_TIMER: u32 = 1 << 24;
+
+/// Returns what CPUs of guests can do.
+/// Source: Linux Documentation/virt/kvm/api.rst, "`KVM_GET_SUPPORTED_CPUID`".
+pub(super) fn features(kvm: &Kvm) -> Result<CpuId, Error> {
+    let mut features = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)?;
+    if kvm.check_extension(Cap::TscDeadlineTimer) {
+        add_deadline_timer(&mut features);
+    }
+    Ok(features)
+}
+
+/// KVM tells of this timer by a capability, since it is of the local APIC, which can be somebody else's; older
+/// releases, 6.12 among them, do not list it.
+fn add_deadline_timer(features: &mut CpuId) {
+    let leaves = features.as_mut_slice().iter_mut().filter(|leaf| leaf.function == 1);
+    leaves.for_each(|leaf| leaf.ecx |= DEADLINE_TIMER);
+}
 
 /// Has each lock of the memory bus by a guest end `KVM_RUN`, where the CPU can say so (Intel since
 /// Sapphire Rapids, AMD since Zen 5).
@@ -36,7 +56,18 @@ fn offers(modes: i32, mode: u32) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use kvm_bindings::kvm_cpuid_entry2;
+
     use super::*;
+
+    #[test]
+    fn the_deadline_timer_joins_what_leaf_1_has() {
+        let leaf = |function| kvm_cpuid_entry2 { function, ecx: 3, ..Default::default() };
+        let mut features = CpuId::from_entries(&[leaf(0), leaf(1)]).expect("few");
+        add_deadline_timer(&mut features);
+        let told: Vec<u32> = features.as_slice().iter().map(|leaf| leaf.ecx).collect();
+        assert_eq!(told, [3, 1 << 24 | 3]);
+    }
 
     #[test]
     fn locks_of_the_bus_are_told_where_kvm_has_that_mode() {

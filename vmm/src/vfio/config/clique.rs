@@ -6,20 +6,20 @@
 //! | 0      | 7:0   | 0x09: vendor-specific                            |
 //! | 1      | 7:0   | next capability                                  |
 //! | 2      | 7:0   | 8: length                                        |
-//! | 3..6   |       | \"P2P\"                                          |
+//! | 3..6   |       | "P2P"                                            |
 //! | 6      | 2:0   | version, 0                                       |
 //! | 6      | 6:3   | clique                                           |
 //! | 6, 7   |       | else 0                                           |
 //!
-//! Source: NVIDIA's format as QEMU docs and hw/vfio/pci-quirks.c describe it (\"NVIDIA GPUDirect P2P
-//! Vendor capability\"), which has the driver look at 0xc8 up to Turing and at 0xd4 from Turing on.
+//! Source: NVIDIA's format as QEMU docs and hw/vfio/pci-quirks.c describe it ("NVIDIA GPUDirect P2P
+//! Vendor capability"), which has the driver look at 0xc8 up to Turing and at 0xd4 from Turing on.
 
 use super::ConfigError;
 use crate::vfio::capabilities::{self, dword, word};
 
 /// Where the driver looks, in the order of preference.
 const PLACES: [u8; 2] = [0xc8, 0xd4];
-/// Length of the capability.
+/// Length of the capability, and what one of an unknown length is taken to have.
 const LENGTH: usize = 8;
 /// NVIDIA's vendor id.
 const NVIDIA: u16 = 0x10de;
@@ -46,7 +46,7 @@ pub(super) fn place(snapshot: &[u8], clique: u8) -> Result<u8, ConfigError> {
         .iter()
         .map(|found| {
             let start = usize::from(found.offset);
-            (start, start + length(snapshot, found.id, start))
+            (start, start + capabilities::length(snapshot, *found).unwrap_or(LENGTH))
         })
         .collect();
     let free = |place: &&u8| {
@@ -56,19 +56,6 @@ pub(super) fn place(snapshot: &[u8], clique: u8) -> Result<u8, ConfigError> {
     match PLACES.iter().find(free) {
         Some(place) => Ok(*place),
         None => refuse("it has capabilities of its own at 0xc8 and at 0xd4"),
-    }
-}
-
-/// Returns how long a capability is (PCI Express Base Specification 6.0 §7.5.2, §7.5.3, §7.7, §7.9.4).
-fn length(snapshot: &[u8], id: u8, at: usize) -> usize {
-    let byte = |offset: usize| usize::from(snapshot.get(at + offset).copied().unwrap_or(0));
-    match id {
-        // MSI: a longer address, and a mask for each vector.
-        0x05 => 10 + 4 * (byte(2) >> 7 & 1) + 10 * (byte(3) & 1),
-        0x09 => byte(2).max(3),
-        0x10 => 0x3c,
-        0x11 => 12,
-        _ => 8,
     }
 }
 

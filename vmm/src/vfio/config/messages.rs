@@ -42,7 +42,7 @@ pub struct MsiState {
     pub vectors: u32,
     /// Address of all messages.
     pub address: u64,
-    /// Data of the first message; the others count up in its low bits.
+    /// Data of all messages but for its low bits, which are the number of each.
     pub data: u32,
     /// Bit per vector that is masked.
     pub masked: u32,
