@@ -163,6 +163,30 @@ async fn exchange(near: OverlayStream, far: OverlayStream, length: usize) {
 }
 
 #[tokio::test]
+async fn a_stream_that_is_aborted_does_not_seem_to_end() {
+    let (seed, _seed_inbox) = start(27, Role::Seed, &[]).await;
+    let hidden = config(28, Role::Provider, &[&seed]);
+    let (hidden, mut hidden_inbox) =
+        Overlay::start_with_reach(hidden, Reach::OutgoingOnly).await.unwrap();
+    knows(&seed, &[&hidden]).await;
+    let asker = config(29, Role::Gateway, &[&seed]);
+    let (asker, mut asker_inbox) =
+        Overlay::start_with_reach(asker, Reach::OutgoingOnly).await.unwrap();
+    knows(&asker, &[&hidden, &seed]).await;
+    let relayed = within("stream", asker.open_stream(hidden.node_id())).await.unwrap();
+    let direct = within("stream", seed.open_stream(asker.node_id())).await.unwrap();
+    for (mut near, inbox) in [(relayed, &mut hidden_inbox), (direct, &mut asker_inbox)] {
+        near.write_all(b"half").await.unwrap();
+        let mut far = within("stream", inbox.streams.recv()).await.unwrap().stream;
+        within("half", far.read_exact(&mut [0; 4])).await.unwrap();
+        let relayed = near.is_relayed();
+        near.abort();
+        let rest = within("the rest", far.read_to_end(&mut Vec::new())).await;
+        assert!(rest.is_err(), "relayed: {relayed}");
+    }
+}
+
+#[tokio::test]
 async fn one_half_can_end_before_the_other() {
     let (gateway, _gateway_inbox) = start(25, Role::Gateway, &[]).await;
     let (node, mut inbox) = start(26, Role::Provider, &[&gateway]).await;

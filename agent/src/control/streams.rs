@@ -127,14 +127,18 @@ async fn tunnel(mut stream: overlay::OverlayStream, guest: SocketAddr) -> std::i
     };
     connection.set_nodelay(true)?;
     frames::write(&mut stream, &StreamAnswer::Open { length: None }).await?;
-    tokio::io::copy_bidirectional_with_sizes(
+    let copied = tokio::io::copy_bidirectional_with_sizes(
         &mut stream,
         &mut connection,
         TUNNEL_BUFFER,
         TUNNEL_BUFFER,
     )
-    .await
-    .map(|_| ())
+    .await;
+    if copied.is_err() {
+        // Dropped, it would end, as if the guest had closed the connection.
+        stream.abort();
+    }
+    copied.map(|_| ())
 }
 
 /// Reads a guest's memory out to whoever rents it; the guest waits meanwhile.

@@ -107,9 +107,9 @@ impl Ended {
     }
 }
 
-/// Says that the node is gone.
+/// Says that the node is gone, or the guest's connection to it.
 pub(super) fn lost(error: &std::io::Error) -> CloseFrame {
-    farewell(close_code::ERROR, format!("the machine's node is gone: {error}"))
+    farewell(close_code::ERROR, format!("the machine's node is gone or broke it off: {error}"))
 }
 
 /// Says that it ends and why, as far as there is room for that.

@@ -309,6 +309,7 @@ async fn create(context: &Context, call: &Call) -> Result<(), CliError> {
         let id = machine.get("id").and_then(Value::as_str);
         let id = id.and_then(|id| id.parse::<MachineId>().ok());
         let id = id.ok_or_else(|| context.client.answer("it names no machine"))?;
+        eprintln!("holdfast: an earlier try created machine {id}");
         machine = context.client.parse(&context.ask(&calls::machine(id)).await?)?;
     }
     context.print(&machine, show::machine)

@@ -1,7 +1,10 @@
 //! Moves bytes between streams: sealed at one end of a relayed stream, as they are at the relay.
 
 use std::{
-    sync::{Arc, OnceLock},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -19,7 +22,7 @@ use crate::tunnel::{CHUNK, TunnelReceiver, TunnelSender};
 /// Bytes that wait between the user of a sealed stream and its seal.
 const PIPE: usize = 16 * CHUNK;
 /// Code with which a broken stream is reset.
-const BROKEN: VarInt = VarInt::from_u32(1);
+pub(super) const BROKEN: VarInt = VarInt::from_u32(1);
 
 /// Starts to seal and open, and returns the plain end.
 pub(super) fn sealed_stream(
@@ -30,10 +33,12 @@ pub(super) fn sealed_stream(
     let (user, inner) = tokio::io::duplex(PIPE);
     let (from_user, to_user) = tokio::io::split(inner);
     let failure = Arc::new(OnceLock::new());
+    let broken = Arc::new(AtomicBool::new(false));
+    let is_broken = Arc::clone(&broken);
     let stop = node.stop.clone();
     node.tasks.spawn(async move {
         tokio::select! {
-            () = seal_all(sender, from_user, send) => {}
+            () = seal_all(sender, from_user, send, &is_broken) => {}
             () = stop.cancelled() => {}
         }
     });
@@ -47,13 +52,14 @@ pub(super) fn sealed_stream(
             () = stop.cancelled() => {}
         }
     });
-    OverlayStream::sealed(user, failure, reader)
+    OverlayStream::sealed(user, failure, broken, reader)
 }
 
 async fn seal_all(
     mut sender: TunnelSender,
     mut from_user: ReadHalf<DuplexStream>,
     mut send: SendStream,
+    broken: &AtomicBool,
 ) {
     let mut buffer = vec![0; CHUNK];
     loop {
@@ -65,6 +71,10 @@ async fn seal_all(
         if send.write_all(&sealed).await.is_err() {
             return;
         }
+    }
+    if broken.load(Ordering::Acquire) {
+        // Without the last piece the other end knows that something is missing.
+        return;
     }
     if let Ok(last) = sender.handle_end()
         && send.write_all(&last).await.is_ok()

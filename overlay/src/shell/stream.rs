@@ -3,12 +3,17 @@
 use std::{
     io,
     pin::Pin,
-    sync::{Arc, OnceLock},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
     task::{Context, Poll, ready},
 };
 
 use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
 use tokio_util::sync::DropGuard;
+
+use super::pump::BROKEN;
 
 /// A bidirectional byte stream to another node. Shutting it down ends the sending half only;
 /// dropping it ends both. Writing waits when the other end does not read.
@@ -24,7 +29,12 @@ enum StreamPath {
     /// Through a relay: the far end of this pipe is a task that seals and opens.
     /// It says why it failed before the pipe ends. The guard tells it when nobody reads any more, which
     /// the pipe does not.
-    Sealed { pipe: DuplexStream, failure: Arc<OnceLock<String>>, _reader: DropGuard },
+    Sealed {
+        pipe: DuplexStream,
+        failure: Arc<OnceLock<String>>,
+        broken: Arc<AtomicBool>,
+        _reader: DropGuard,
+    },
 }
 
 impl OverlayStream {
@@ -35,9 +45,23 @@ impl OverlayStream {
     pub(super) fn sealed(
         pipe: DuplexStream,
         failure: Arc<OnceLock<String>>,
+        broken: Arc<AtomicBool>,
         reader: DropGuard,
     ) -> Self {
-        Self { path: StreamPath::Sealed { pipe, failure, _reader: reader } }
+        Self { path: StreamPath::Sealed { pipe, failure, broken, _reader: reader } }
+    }
+
+    /// Drops the stream so that the other node sees a failure where it would see an end. What is under way may be
+    /// lost.
+    pub fn abort(self) {
+        match self.path {
+            StreamPath::Direct { mut send, .. } => {
+                // One that the other node has stopped, or that is ended, needs no reset.
+                let _ = send.reset(BROKEN);
+            }
+            // Set before the pipe ends.
+            StreamPath::Sealed { broken, .. } => broken.store(true, Ordering::Release),
+        }
     }
 
     /// Says whether the bytes pass through another node, which cannot read them.

@@ -9,7 +9,7 @@
 //! | 18     | 2     | machine: 62 is x86  | 24     | 8     | physical address          |
 //! | 32     | 8     | program headers     | 32     | 8     | bytes in the file         |
 //! | 54     | 2     | bytes of each       | 40     | 8     | bytes in memory           |
-//! | 56     | 2     | how many            | 48     | 8     | alignment                 |
+//! | 56     | 2     | how many            |        |       |                           |
 
 use std::{fs::File, io, os::unix::fs::FileExt};
 
@@ -97,7 +97,9 @@ pub(super) fn read(file: &File) -> Result<Kernel, BootError> {
                 let length = usize::try_from(segment.length.min(MOST_NOTES)).map_err(|_| CUT)?;
                 let mut notes = vec![0; length];
                 read_at(file, &mut notes, segment.offset)?;
-                kernel.entry = entry_of(&notes, u64_at(program, 48));
+                // Linkers that merge notes align the segment to 8 bytes where one of them is so, while Linux' and Xen's
+                // stay at 4; others align each note to 8.
+                kernel.entry = entry_of(&notes, 4).or_else(|| entry_of(&notes, 8));
             }
             _ => {}
         }
@@ -105,10 +107,8 @@ pub(super) fn read(file: &File) -> Result<Kernel, BootError> {
     Ok(kernel)
 }
 
-/// Returns the entry that one of `notes` names. In a segment that is aligned to 8 bytes each part of a note is so,
-/// in others to 4, from the note's start.
-fn entry_of(mut notes: &[u8], alignment: u64) -> Option<u64> {
-    let alignment = if alignment == 8 { 8 } else { 4 };
+/// Returns the entry that one of `notes` names, whose parts are aligned from the note's start.
+fn entry_of(mut notes: &[u8], alignment: usize) -> Option<u64> {
     loop {
         let head = notes.get(..NOTE_HEADER)?;
         let name = usize::try_from(u32_at(head, 0)).ok()?;
@@ -216,6 +216,8 @@ pub(super) mod tests {
         assert_eq!(found(&[segment(8, &eight)]), Some(0x10_0080));
         assert_eq!(found(&[segment(4, &four), segment(8, &property)]), Some(0x10_0040));
         assert_eq!(found(&[segment(8, &property), segment(0, &four)]), Some(0x10_0040));
+        let merged = [property.clone(), four.clone()].concat();
+        assert_eq!(found(&[segment(8, &merged)]), Some(0x10_0040));
         assert_eq!(found(&[segment(4, &odd)]), None);
         assert_eq!(found(&[segment(4, &four[..four.len() - 1])]), None);
         assert_eq!(found(&[]), None);

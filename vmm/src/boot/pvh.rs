@@ -77,9 +77,9 @@ fn load_segments(kernel: &Kernel, file: &mut File, ram: &Ram) -> Result<u64, Boo
     }
     const CUT: BootError = BootError::Damaged("a segment is cut short");
     for part in &kernel.segments {
-        if part.address < layout::HIGH_RAM {
-            // There is what it is told by.
-            return Err(BootError::Unsupported("PVH kernel that begins below 1 MiB"));
+        // What it is told by is there. Between that and 1 MiB linkers put ELF headers, over which tables may come.
+        if part.address < layout::LOW_RAM_END {
+            return Err(BootError::Unsupported("PVH kernel with a segment below 640 KiB"));
         }
         let length = usize::try_from(part.length).map_err(|_| CUT)?;
         // Where no file can have anything, this one is cut short.

@@ -79,6 +79,8 @@ pub struct Flash<S> {
     status: u8,
     /// Whether something was written since it was made to last.
     unsynced: bool,
+    /// The last attempt to make it last failed.
+    failed: bool,
 }
 
 impl<S: Store> Flash<S> {
@@ -93,6 +95,7 @@ impl<S: Store> Flash<S> {
             state: State::Contents,
             status: CLEARED,
             unsynced: false,
+            failed: false,
         })
     }
 
@@ -256,15 +259,26 @@ impl<S: Store> Flash<S> {
         if !self.unsynced {
             return;
         }
-        match self.store.sync() {
-            Ok(()) => self.unsynced = false,
+        let rewritten = if self.failed { self.rewrite() } else { Ok(()) };
+        match rewritten.and_then(|()| self.store.sync()) {
+            Ok(()) => (self.unsynced, self.failed) = (false, false),
             Err(error) => {
-                if self.status & PROGRAM_FAILED == 0 {
+                if !std::mem::replace(&mut self.failed, true) {
                     eprintln!("holdfast-vmm: the firmware's variables may not last: {error}");
                 }
                 self.status |= PROGRAM_FAILED;
             }
         }
+    }
+
+    /// Writes all blocks as they read: the kernel takes what it could not write for written (fsync(2), "EIO").
+    fn rewrite(&mut self) -> io::Result<()> {
+        let mut block = ERASED;
+        for at in (0..self.size).step_by(block.len()) {
+            self.store.read(at, &mut block)?;
+            self.store.write(at, &block)?;
+        }
+        Ok(())
     }
 }
 
@@ -295,6 +309,7 @@ mod tests {
     struct Memory {
         bytes: Vec<u8>,
         synced: u32,
+        bytes_written: usize,
         broken: bool,
     }
 
@@ -310,6 +325,7 @@ mod tests {
             }
             let at = usize::try_from(offset).expect("small");
             self.bytes[at..at + data.len()].copy_from_slice(data);
+            self.bytes_written += data.len();
             Ok(())
         }
         fn sync(&mut self) -> io::Result<()> {
@@ -322,7 +338,8 @@ mod tests {
     }
 
     fn chip() -> Flash<Memory> {
-        let memory = Memory { bytes: vec![0x5a; 3 * 4096], synced: 0, broken: false };
+        let memory =
+            Memory { bytes: vec![0x5a; 3 * 4096], synced: 0, bytes_written: 0, broken: false };
         Flash::new(memory, 3 * 4096).expect("whole blocks")
     }
 
@@ -357,9 +374,11 @@ mod tests {
         writes(&mut chip, 9, &[0xff, 0x70]);
         assert_eq!(byte(&chip, 9), READY | PROGRAM_FAILED);
         chip.store.broken = false;
+        chip.store.bytes_written = 0;
         writes(&mut chip, 9, &[0xff]);
+        assert_eq!((chip.store.synced, chip.store.bytes_written), (1, 3 * 4096));
         writes(&mut chip, 9, &[0xff]);
-        assert_eq!(chip.store.synced, 1);
+        assert_eq!((chip.store.synced, chip.store.bytes_written), (1, 3 * 4096));
     }
 
     #[test]
@@ -440,7 +459,7 @@ mod tests {
 
     #[test]
     fn odd_sizes_and_ends_are_refused() {
-        let memory = || Memory { bytes: Vec::new(), synced: 0, broken: false };
+        let memory = || Memory { bytes: Vec::new(), synced: 0, bytes_written: 0, broken: false };
         assert!(Flash::new(memory(), 0).is_none() && Flash::new(memory(), 100).is_none());
         let mut chip = chip();
         chip.write(3 * 4096 - 1, &[0x70, 0x10]);

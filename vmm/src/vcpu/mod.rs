@@ -94,8 +94,9 @@ pub fn create(
 /// and QEMU's emulation leaves that field of the last exception behind. A second time in a row means
 /// that the guest truly keeps its interrupt descriptors or its stack in a device.
 const VECTORING_RETRIES: u8 = 1;
-/// How long a virtual CPU waits that KVM has nothing to run on, before it asks again.
-const UNINITIALISED: Duration = Duration::from_millis(1);
+/// How long a virtual CPU that waits for INIT sleeps before it asks KVM again: too short to be noticed where hundreds
+/// are started one by one, and long enough that those which are never started cost little.
+const UNINITIALISED: Duration = Duration::from_micros(100);
 
 /// Runs virtual CPU `id` until the machine ends.
 pub fn run(id: u32, mut vcpu: VcpuFd, board: &Arc<Board>) {
@@ -197,7 +198,7 @@ fn step(vcpu: &mut VcpuFd, board: &Board, exits: &Exits) -> Step {
             Step::Interrupted
         }
         Err(error) if error.errno() == libc::EAGAIN => {
-            // A processor that waits for INIT was woken by something else, such as an NMI, which wakes it as long
+            // A processor that waited for INIT was woken: by that, or by an NMI, which wakes it again and again as long
             // as it waits (arch/x86/kvm/x86.c, `kvm_arch_vcpu_ioctl_run`).
             exits.others.add(1);
             thread::sleep(UNINITIALISED);
