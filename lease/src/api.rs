@@ -172,7 +172,7 @@ impl Seed {
         }
         let is_key = |key: &String| {
             (1..=MAX_SSH_KEY).contains(&key.len())
-                && !key.chars().any(|c| c.is_control() || LINE_ENDS.contains(&c))
+                && !key.chars().any(|c| c.is_control() || NOT_IN_LINES.contains(&c))
         };
         if self.ssh_keys.len() > MAX_SSH_KEYS || !self.ssh_keys.iter().all(is_key) {
             return Err(ImageError::SshKeys { keys: self.ssh_keys.len() });
@@ -186,9 +186,9 @@ impl Seed {
     }
 }
 
-/// What ends a line without being a control character: to YAML 1.1 (§5.4, "b-line-separator"), which cloud-init
-/// reads a seed by.
-const LINE_ENDS: [char; 2] = ['\u{2028}', '\u{2029}'];
+/// What no line has, without being a control character: to YAML 1.1, which cloud-init reads a seed by, the first two
+/// end one (§5.4, "b-line-separator", "b-paragraph-separator"), and the others are nowhere (§5.1, "c-printable").
+const NOT_IN_LINES: [char; 4] = ['\u{2028}', '\u{2029}', '\u{fffe}', '\u{ffff}'];
 
 /// Returns whether `name` is a host name (RFC 1123 §2.1) that Linux takes.
 fn is_hostname(name: &str) -> bool {
@@ -451,6 +451,8 @@ mod tests {
         assert_eq!(key("ssh-ed25519 AAAA J\u{fc}rgens Rechner \u{1f5a5}"), Ok(()));
         let wrong = ["", "two\nlines", "tab\t", "a\u{85}b", "a\u{2028}b", "a\u{2029}b", "a\u{7f}b"];
         assert_eq!(wrong.map(key), [Err(ImageError::SshKeys { keys: 1 }); 7]);
+        let unprintable = ["a\u{fffe}b", "a\u{ffff}b"];
+        assert_eq!(unprintable.map(key), [Err(ImageError::SshKeys { keys: 1 }); 2]);
         assert_eq!(key(&"\u{fc}".repeat(MAX_SSH_KEY / 2)), Ok(()));
         assert!(key(&"\u{fc}".repeat(MAX_SSH_KEY / 2 + 1)).is_err());
         let many = Seed { ssh_keys: vec!["k".into(); 33], ..Seed::default() };

@@ -187,6 +187,10 @@ pub struct Authority {
 pub struct Machines {
     /// Devices to rent, by address; every device that is safe to give away when left out.
     pub devices: Option<Vec<Bdf>>,
+    /// GPUs that are linked to each other directly, as by an NVLink bridge, one list for each set: a lease has all of a
+    /// set, as they reach each other past the IOMMU. What their models tell counts beside it, unless it is empty.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub linked: Option<Vec<Vec<Bdf>>>,
     /// Virtual CPUs to rent in all; as many as the host has CPUs when left out. More than that share
     /// the host's CPUs.
     pub vcpus: Option<u32>,
@@ -264,6 +268,7 @@ impl Default for Machines {
     fn default() -> Self {
         Self {
             devices: None,
+            linked: None,
             vcpus: None,
             reserve_mib: Self::default_reserve(),
             huge_pages_mib: Self::default_huge_pages(),

@@ -96,6 +96,19 @@ fn machines_need_an_ipv4_network_with_room() {
 }
 
 #[test]
+fn what_is_linked_is_two_gpus_at_least() {
+    let linked = |sets: &str| document(&format!("[machines]\nlinked = {sets}"));
+    let (one, two) = ("\"0000:41:00.0\"", "\"0000:61:00.0\"");
+    for good in ["[]".to_owned(), format!("[[{one}, {two}]]")] {
+        assert!(NodeSpec::parse(linked(&good).as_bytes()).is_ok(), "{good}");
+    }
+    for bad in [format!("[[{one}, {two}], [{one}]]"), format!("[[{two}, {one}], [{one}, {one}]]")] {
+        let (line, _, right) = wrong(&linked(&bad));
+        assert_eq!((line, right.contains("two different GPUs")), (3, true), "{right}");
+    }
+}
+
+#[test]
 fn wrong_numbers_are_told_with_line_and_key() {
     let (line, said, right) = wrong(&document("[machines]\nnet_mbit = 0"));
     assert_eq!((line, said.as_str()), (3, "machines.net_mbit = 0"));

@@ -39,7 +39,7 @@ pub enum AttachDevice {
         /// Serial number the guest reads, at most 20 bytes.
         serial: String,
         /// What the guest sees it as.
-        #[serde(default)]
+        #[serde(default, deserialize_with = "crate::json::name")]
         model: DiskModel,
         /// Most that the guest gets of it, if that is bounded.
         #[serde(default)]

@@ -42,6 +42,27 @@ impl ForwardedRequest {
     }
 }
 
+/// Writes out what is percent-encoded in a path without need (RFC 3986 §6.2.2.2): what can stand in a segment as it
+/// is (§3.3, "pchar"). `None` where a percent sign has no two hexadecimal digits behind it.
+pub fn plain(path: &str) -> Option<String> {
+    let mut pieces = path.split('%');
+    let mut plain = pieces.next()?.to_owned();
+    for piece in pieces {
+        let (digits, rest) = piece.split_at_checked(2)?;
+        if !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+            return None;
+        }
+        let byte = u8::from_str_radix(digits, 16).ok()?;
+        if byte.is_ascii_alphanumeric() || b"-._~!$&'()*+,;=:@".contains(&byte) {
+            plain.push(char::from(byte));
+        } else {
+            plain.extend(["%", digits]);
+        }
+        plain.push_str(rest);
+    }
+    Some(plain)
+}
+
 /// A node's answer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -117,6 +138,16 @@ impl Problem {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_need_not_be_percent_encoded_is_written_out() {
+        // What parts the path, or ends it, stays what it is: a slash, a question mark, a percent sign.
+        assert_eq!(plain("/%2Fa%3f%2561").as_deref(), Some("/%2Fa%3f%2561"));
+        assert_eq!(plain("/%41%7e%c3%BC/0000%3A").as_deref(), Some("/A~%c3%BC/0000:"));
+        for wrong in ["%", "/%6", "%+f", "%ü", "%g0"] {
+            assert_eq!(plain(wrong), None, "{wrong}");
+        }
+    }
 
     #[test]
     fn requests_survive_json() {

@@ -17,6 +17,7 @@ pub mod gpu;
 pub mod hex;
 pub mod ids;
 pub mod install;
+pub mod json;
 pub mod logs;
 pub mod node;
 pub mod operations;

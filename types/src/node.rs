@@ -39,7 +39,10 @@ impl FromStr for Bdf {
             let (segment, rest) = text.split_once(':')?;
             let (bus, rest) = rest.split_once(':')?;
             let (device, function) = rest.split_once('.')?;
-            if (segment.len(), bus.len(), device.len(), function.len()) != (4, 2, 2, 1) {
+            let parts = [segment, bus, device, function];
+            // What reads numbers would take a sign as well.
+            let digits = parts.iter().all(|part| part.bytes().all(|b| b.is_ascii_hexdigit()));
+            if parts.map(str::len) != [4, 2, 2, 1] || !digits {
                 return None;
             }
             let bdf = Self {
@@ -90,6 +93,13 @@ pub struct PciDevice {
     pub iommu_group: Option<u32>,
     /// NUMA node, if the firmware tells.
     pub numa_node: Option<u32>,
+    /// What it reaches past the IOMMU: GPUs that it is linked to directly, functions of its chip. One lease has all of
+    /// them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub linked: Vec<Bdf>,
+    /// Whether it says which GPUs of the node reach each other: a switch between them, or the way to those.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub fabric: bool,
     /// What it can be used for now.
     pub state: DeviceState,
 }
@@ -178,6 +188,9 @@ mod tests {
     fn addresses_out_of_range_are_refused() {
         for text in ["01:00.0", "0000:01:20.0", "0000:01:00.8", "0000:1:00.0", "0000:01:0g.0"] {
             assert!(text.parse::<Bdf>().is_err(), "{text}");
+        }
+        for signed in ["+000:01:00.0", "0000:+1:00.0", "0000:01:+0.0", "+000:+1:+0.0"] {
+            assert!(signed.parse::<Bdf>().is_err(), "{signed}");
         }
     }
 }

@@ -114,8 +114,10 @@ pub struct VmSpec {
 #[serde(deny_unknown_fields)]
 pub struct Deadline {
     /// The guest runs no longer from then on, in milliseconds of the host since its start.
+    #[serde(deserialize_with = "crate::json::whole")]
     pub at_boot_ms: u64,
     /// So long before that its power button is pressed, in milliseconds.
+    #[serde(deserialize_with = "crate::json::whole")]
     pub grace_ms: u64,
 }
 
@@ -255,8 +257,10 @@ pub struct RateLimit {
 #[serde(deny_unknown_fields)]
 pub struct Rate {
     /// Units each second, at least 1.
+    #[serde(deserialize_with = "crate::json::positive")]
     pub per_second: u64,
     /// Units that an idle disk saves up, beyond which nothing accrues.
+    #[serde(deserialize_with = "crate::json::whole")]
     pub burst: u64,
 }
 

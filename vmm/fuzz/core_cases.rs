@@ -72,6 +72,8 @@ pub(crate) fn request(bytes: &[u8]) {
     let whole = api::parse(bytes, MAX_BODY);
     if let Ok(Some(request)) = &whole {
         assert!(request.body.len() <= MAX_BODY, "a body past the limit");
+        let last = request.segments().map(|mut all| all.pop().unwrap_or_default());
+        assert_eq!(last.unwrap_or_default(), request.last_segment());
         let _ = (request.path().len(), request.number("from"), request.number("wait_ms"));
         let half = api::parse(&bytes[..bytes.len() / 2], MAX_BODY);
         assert!(!matches!(half, Ok(Some(early)) if early != *request), "half a request is another");

@@ -58,7 +58,7 @@ fn iasl_reads_every_table_without_a_warning() {
     // The clock with CMOS memory, where every PC has it.
     let source = fs::read_to_string(folder.path().join("DSDT.dsl")).unwrap();
     let clock = source.split("Device (RTC)").nth(1).unwrap().split("Device (").next().unwrap();
-    for what in ["\"PNP0B00\"", "0x0070,", "Edge, ActiveHigh, Exclusive", "0x00000008,"] {
+    for what in ["\"PNP0B00\"", "0x0070,", "IRQNoFlags", "{8}"] {
         assert!(clock.contains(what), "{what}: {clock}");
     }
     let said = iasl(folder.path(), &["-we", "DSDT.dsl"]);

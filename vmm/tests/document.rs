@@ -7,7 +7,8 @@ use serde_json::Value;
 use types::{
     devices::{AttachDevice, AttachRequest},
     disk_key::{DiskKey, KEY_BYTES},
-    vm::{DiskModel, Rate, RateLimit},
+    node::Bdf,
+    vm::{Deadline, DiskModel, Rate, RateLimit},
 };
 
 fn document() -> Value {
@@ -62,4 +63,60 @@ fn the_document_describes_all_of_a_rate_limit() {
         let limit = &described(&document, schema)["limit"]["oneOf"][0]["$ref"];
         assert_eq!(*limit, "#/components/schemas/RateLimit");
     }
+}
+
+/// What is asked with has the members that are described, and a request with others is refused.
+#[test]
+fn the_document_closes_what_is_asked_with() {
+    let document = document();
+    let schemas = &document["components"]["schemas"];
+    for schema in ["AttachRequest", "Deadline", "Power", "Rate", "RateLimit"] {
+        assert_eq!(schemas[schema]["additionalProperties"], false, "{schema}");
+    }
+    let kinds = &schemas["AttachRequest"]["properties"]["device"]["oneOf"];
+    for kind in kinds.as_array().expect("kinds") {
+        assert_eq!(kind["additionalProperties"], false, "{kind}");
+    }
+    let more = r#"{"at_boot_ms":1,"grace_ms":0,"more":0}"#;
+    assert!(serde_json::from_str::<Deadline>(more).is_err());
+}
+
+#[test]
+fn the_document_bounds_numbers_as_they_are_read() {
+    let document = document();
+    let schemas = &document["components"]["schemas"];
+    let fields = [
+        ("Deadline", "at_boot_ms", 0),
+        ("Deadline", "grace_ms", 0),
+        ("Rate", "per_second", 1),
+        ("Rate", "burst", 0),
+    ];
+    for (schema, field, least) in fields {
+        let described = &schemas[schema]["properties"][field];
+        assert_eq!(described["minimum"], least, "{field}");
+        assert_eq!(described["maximum"], u64::MAX, "{field}");
+    }
+    let rate = |per_second: u64| {
+        let text = format!(r#"{{"per_second":{per_second},"burst":{}}}"#, u64::MAX);
+        serde_json::from_str::<Rate>(&text)
+    };
+    assert!(rate(0).is_err() && rate(1).is_ok() && rate(u64::MAX).is_ok());
+}
+
+#[test]
+fn the_document_describes_addresses_of_devices() {
+    let document = document();
+    let kinds = &document["components"]["schemas"]["AttachRequest"]["properties"]["device"];
+    let address = &kinds["oneOf"][0]["properties"]["address"];
+    let pattern = r"^[0-9a-fA-F]{4}:[0-9a-fA-F]{2}:[01][0-9a-fA-F]\.[0-7]$";
+    assert_eq!(address["pattern"], pattern);
+    assert!("FFff:0a:1F.7".parse::<Bdf>().is_ok());
+    assert!("0000:0a:2f.0".parse::<Bdf>().is_err());
+}
+
+/// Nothing may be typed, too.
+#[test]
+fn the_document_leaves_input_of_the_console_free() {
+    let document = document();
+    assert_eq!(document["paths"]["/v1/console"]["post"]["requestBody"]["required"], false);
 }

@@ -32,6 +32,9 @@ const UNKNOWN: u8 = 3;
 /// What every thread does, by the allocator and not by number.
 const ALLOCATE: &str = "allocate";
 
+/// What a thread of the API does to a connection whose request it refuses.
+const HALF_CLOSE: &str = "shutdown SHUT_WR";
+
 /// Kinds that start threads: told that there is no `clone3`, they take `clone`, whose flags are looked at.
 const STARTERS: &[&str] = &["api", "plug"];
 
@@ -71,6 +74,8 @@ const NEVER: &[Call] = &[
     call("connect", libc::SYS_connect, 0, 0, 0),
     call("bind", libc::SYS_bind, 0, 0, 0),
     call("sendmsg", libc::SYS_sendmsg, 0, 0, 0),
+    call("shutdown SHUT_RD", libc::SYS_shutdown, 0, 0, 0),
+    call("shutdown SHUT_RDWR", libc::SYS_shutdown, 0, 2, 0),
     call("execve", libc::SYS_execve, 0, 0, 0),
     call("execveat", libc::SYS_execveat, -100, 0, 0),
     call("fork", libc::SYS_fork, 0, 0, 0),
@@ -148,6 +153,10 @@ const ELSEWHERE: &[(Call, &[&str])] = &[
         call("setsockopt", libc::SYS_setsockopt, 0, 0, 0),
         &["main", "vcpu", "block", "event", "timer"],
     ),
+    (
+        call(HALF_CLOSE, libc::SYS_shutdown, 0, 1, 0),
+        &["main", "vcpu", "block", "event", "reset", "plug", "timer"],
+    ),
     (call("io_uring_enter", libc::SYS_io_uring_enter, 0, 0, 0), &["main", "api", "event", "timer"]),
     (call("fdatasync", libc::SYS_fdatasync, 0, 0, 0), &["main", "api", "event", "reset", "timer"]),
     (call("fallocate", libc::SYS_fallocate, 0, 0, 0), &["main", "api", "event", "reset", "timer"]),
@@ -202,6 +211,7 @@ fn main() -> ExitCode {
     for (kind, _) in KINDS {
         failures += expect(kind, "getpid", CAME_BACK);
     }
+    failures += expect("api", HALF_CLOSE, CAME_BACK);
     // A process that did not enter the sandbox has arenas of the allocator for its threads.
     for (kind, _) in KINDS {
         failures += expect(kind, ALLOCATE, CAME_BACK);

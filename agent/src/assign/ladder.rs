@@ -2,11 +2,12 @@
 //!
 //! | rung     | how                                                   | when                        |
 //! |----------|-------------------------------------------------------|-----------------------------|
-//! | function | `reset`: function-level reset, or what the kernel has | always first                |
-//! |          | in its place                                          |                             |
+//! | function | `reset`: function-level reset, or what the kernel has | first, but for NVIDIA's     |
+//! |          | in its place                                          | GPUs                        |
 //! | bus      | `reset_subordinate` of the bridge above: everything   | the first failed or left it |
-//! |          | below it is reset                                     | silent, and everything      |
-//! |          |                                                       | below belongs to the set    |
+//! |          | below it is reset                                     | silent, or it is such a GPU;|
+//! |          |                                                       | and everything below        |
+//! |          |                                                       | belongs to the set          |
 //! | slot     | `remove`, and `rescan` of its bus: the kernel         | it answers, and lost its    |
 //! |          | configures it as one that was just plugged in, and it | configuration               |
 //! |          | is reset as at first                                  |                             |
@@ -58,6 +59,20 @@ pub struct Recovered {
     pub took: Duration,
 }
 
+/// NVIDIA, and the base class of displays.
+const NVIDIA: u16 = 0x10de;
+const DISPLAY: &str = "0x03";
+
+/// Whether a function-level reset is too little for a device. Where a guest was ended while its driver started
+/// NVIDIA's security processor, the next driver fails on what an H200 keeps of that, unless the bus was reset.
+/// That driver may be the same renter's next: between a machine's starts the VMM resets the function only.
+/// From 7.3 on, which is the image's, the kernel tells a slot's hotplug driver of such a reset.
+/// Sources: dstack pull request 1048; Linux drivers/pci/pci.c, `pci_reset_bridge`.
+fn needs_bus_reset(path: &Path, vendor: u16) -> bool {
+    let class = fs::read_to_string(path.join("class")).unwrap_or_default();
+    vendor == NVIDIA && class.starts_with(DISPLAY)
+}
+
 /// Resets a device and checks that it answers. `set` are the devices, this one included, that may
 /// lose their state with it; nobody else gets them for [`RESET_LIMIT`]. Blocks for as long as the kernel takes.
 pub fn reset(root: &Path, device: Bdf, vendor: u16, set: &[Bdf]) -> Result<Recovered, AssignError> {
@@ -75,17 +90,30 @@ pub fn reset(root: &Path, device: Bdf, vendor: u16, set: &[Bdf]) -> Result<Recov
         check_answers(root, device, vendor)?;
         reset.map_err(|source| AssignError::Reset { device, source })
     };
-    let Err(mut failed) = judge(reset_function(&path)) else { return done(Rung::Function) };
-    // The kernel would give back after a reset what it read before, which is what a device without
-    // configuration has.
-    if !matches!(failed, AssignError::Forgotten { .. })
-        && let Some(bridge) = bridge_of(&path)
-        && functions_below(&bridge).is_ok_and(|below| below.iter().all(|it| set.contains(it)))
-    {
+    let is_ours = |below: Vec<Bdf>| below.iter().all(|it| set.contains(it));
+    let bridge = bridge_of(&path)
+        .filter(|bridge| functions_below(bridge).is_ok_and(is_ours))
+        .map(|bridge| bridge.join("reset_subordinate"));
+    let is_forgotten =
+        || matches!(check_answers(root, device, vendor), Err(AssignError::Forgotten { .. }));
+    let bus_first = bridge.is_some() && needs_bus_reset(&path, vendor) && !is_forgotten();
+    if let (true, Some(bus)) = (bus_first, &bridge) {
+        if judge(write(bus)).is_ok() {
+            return done(Rung::Bus);
+        }
         if !is_in_time(begin.elapsed()) {
             return Err(AssignError::ResetLate { device });
         }
-        match judge(write(&bridge.join("reset_subordinate"))) {
+    }
+    let Err(mut failed) = judge(reset_function(&path)) else { return done(Rung::Function) };
+    // The kernel would give back after a reset what it read before, which is what a device without
+    // configuration has.
+    let is_tried = bus_first || matches!(failed, AssignError::Forgotten { .. });
+    if let (false, Some(bus)) = (is_tried, bridge) {
+        if !is_in_time(begin.elapsed()) {
+            return Err(AssignError::ResetLate { device });
+        }
+        match judge(write(&bus)) {
             Ok(()) => return done(Rung::Bus),
             Err(error) => failed = error,
         }
@@ -245,6 +273,16 @@ mod tests {
         let written = fs::read_to_string(device_path(root.path(), DEVICE).join("reset"));
         assert_eq!(written.expect("read"), "1");
         assert_eq!(asked(root.path()), "");
+    }
+
+    #[test]
+    fn a_gpu_of_nvidias_is_reset_with_its_bus_where_nobody_else_is_on_it() {
+        let root = sysfs([0xde, 0x10]);
+        fs::write(device_path(root.path(), DEVICE).join("class"), "0x030200\n").expect("written");
+        let recovered = reset(root.path(), DEVICE, NVIDIA, &[DEVICE]).expect("reset");
+        assert_eq!(recovered.rung, Rung::Bus);
+        let alone = reset(root.path(), DEVICE, NVIDIA, &[]).expect("reset");
+        assert_eq!(alone.rung, Rung::Function, "what is beside it may be somebody's");
     }
 
     #[test]

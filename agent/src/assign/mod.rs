@@ -31,7 +31,7 @@ const DRIVER: &str = "vfio-pci";
 const KERNEL_WAIT: Duration = Duration::from_secs(66);
 
 /// A device that takes longer to reset does not come back: the kernel waits once for a function-level reset,
-/// once for that of its bus when the first did not help, and once for what the ladder does then.
+/// once for that of its bus, before or after the first, and once for what the ladder does then.
 pub const RESET_LIMIT: Duration = Duration::from_secs(3 * KERNEL_WAIT.as_secs() + 12);
 
 /// Why a device could not be handed over or taken back.

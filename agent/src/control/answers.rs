@@ -142,7 +142,8 @@ pub fn refused(error: &RefusedError) -> Problem {
         | RefusedError::Device(
             DeviceError::Twice { .. }
             | DeviceError::SharedGroup { .. }
-            | DeviceError::SharedLater { .. },
+            | DeviceError::SharedLater { .. }
+            | DeviceError::Linked { .. },
         ) => Kind::Unprocessable,
         RefusedError::Device(DeviceError::Absent { .. }) => Kind::NotFound,
         RefusedError::Device(_) => Kind::NoCapacity,
@@ -205,8 +206,9 @@ mod tests {
             DeviceError::Twice { device },
             DeviceError::SharedGroup { device, group, other },
             DeviceError::SharedLater { device, group, other },
+            DeviceError::Linked { device, other },
         ];
-        assert_eq!(wrong.map(status), [422; 3]);
+        assert_eq!(wrong.map(status), [422; 4]);
         let taken = DeviceError::NotFree { device, state: "leased".into() };
         assert_eq!([DeviceError::Absent { device }, taken].map(status), [404, 409]);
     }

@@ -29,7 +29,7 @@ use crate::{
 };
 
 /// Longest wait for console output before asking again, in milliseconds.
-const WAIT_MS: u32 = 20_000;
+const WAIT_MS: u32 = vmm::MAX_WAIT_MS;
 
 /// Pause before a machine's process is asked again that gave nothing at once: it is at work for others, or ends.
 const PAUSE: Duration = Duration::from_millis(250);

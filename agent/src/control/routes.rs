@@ -1,8 +1,10 @@
 //! Which operation a forwarded request is. Pure.
+//!
+//! A path may be percent-encoded where it need not be, as on its way through the gateway, which reads it the same way.
 
 use lease::problem::Kind;
 use types::{
-    forward::{ForwardedRequest, Problem},
+    forward::{self, ForwardedRequest, Problem},
     ids::{MachineId, NodeId},
     node::Bdf,
 };
@@ -191,7 +193,11 @@ pub enum Follow {
 impl Route {
     /// Finds the operation.
     pub fn parse(request: &ForwardedRequest) -> Result<Self, Problem> {
-        let parts: Vec<_> = request.path().trim_start_matches('/').split('/').collect();
+        let path = forward::plain(request.path()).ok_or_else(|| {
+            let detail = "the path has a percent sign without two hexadecimal digits behind it";
+            Kind::Malformed.because(detail)
+        })?;
+        let parts: Vec<_> = path.trim_start_matches('/').split('/').collect();
         let method = request.method.as_str();
         let route = match (method, &parts[..]) {
             ("GET", ["v1", "node"]) => Self::Node,
@@ -254,14 +260,13 @@ impl Route {
             ("GET", ["counters"]) => Self::Watch { machine, what: Watched::Counters },
             ("GET", ["metrics"]) => Self::Watch { machine, what: Watched::Metrics },
             ("GET", ["events"]) => {
-                let from = number(request, "from")?;
+                let from = number(request, "from")?.unwrap_or(0);
                 Self::Watch { machine, what: Watched::Events(from) }
             }
             ("GET", ["devices"]) => Self::Attachments { machine, what: Attaching::List },
             ("POST", ["devices"]) => Self::Attachments { machine, what: Attaching::Attach },
             ("DELETE", ["devices", name]) => {
-                let wanted = |word| query(request, word).is_some_and(is_yes);
-                let how = match (wanted("erase"), wanted("pull")) {
+                let how = match (flag(request, "erase")?, flag(request, "pull")?) {
                     (true, _) => Leaving::Erased,
                     (false, true) => Leaving::Pulled,
                     (false, false) => Leaving::Asked,
@@ -270,26 +275,20 @@ impl Route {
                 Self::Attachments { machine, what }
             }
             ("POST", ["dump"]) => Self::Dump { machine },
-            ("GET", ["console"]) if query(request, "previous").is_some_and(is_yes) => {
-                Self::ReadPrevious { machine }
-            }
             ("GET", ["console"]) => {
-                let from = number(request, "from")?;
-                let follow = match query(request, "follow") {
-                    Some(text) if is_yes(text) => Follow::Yes,
-                    Some(_) | None => Follow::No,
-                };
-                Self::ReadConsole { machine, from, follow }
+                let from = number(request, "from")?.unwrap_or(0);
+                match (flag(request, "previous")?, flag(request, "follow")?) {
+                    (true, _) => Self::ReadPrevious { machine },
+                    (false, true) => Self::ReadConsole { machine, from, follow: Follow::Yes },
+                    (false, false) => Self::ReadConsole { machine, from, follow: Follow::No },
+                }
             }
             ("GET", ["receipts"]) => {
-                let after = number(request, "after")?;
+                let after = number(request, "after")?.unwrap_or(0);
                 Self::ReadReceipts { machine, after }
             }
             ("POST", ["console"]) => Self::WriteConsole { machine },
-            ("GET", ["terminal"]) => {
-                let from = query(request, "from").map(|_| number(request, "from")).transpose()?;
-                Self::Terminal { machine, from }
-            }
+            ("GET", ["terminal"]) => Self::Terminal { machine, from: number(request, "from")? },
             ("GET", ["tunnel", port]) => {
                 let port = port.parse().ok().filter(|port| *port > 0);
                 Self::Tunnel { machine, port: port.ok_or_else(|| bad("port", rest[1]))? }
@@ -300,24 +299,38 @@ impl Route {
     }
 }
 
-/// Returns a number of the query, 0 when it is not given.
-fn number(request: &ForwardedRequest, name: &str) -> Result<u64, Problem> {
-    match query(request, name) {
-        Some(text) => text.parse().map_err(|_| bad(name, text)),
-        None => Ok(0),
+/// Returns a number of the query.
+fn number(request: &ForwardedRequest, name: &str) -> Result<Option<u64>, Problem> {
+    let text = query(request, name)?;
+    text.map(|text| text.parse::<u64>().map_err(|_| bad(name, text))).transpose()
+}
+
+/// Returns whether the query says 1; 0 is as good as nothing.
+fn flag(request: &ForwardedRequest, name: &str) -> Result<bool, Problem> {
+    match query(request, name)? {
+        None | Some("0") => Ok(false),
+        Some("1") => Ok(true),
+        Some(text) => {
+            let detail = format!("{name} is {text:?} in the query; 0 or 1 is right");
+            Err(Kind::Malformed.because(detail))
+        }
     }
 }
 
-fn is_yes(text: &str) -> bool {
-    matches!(text, "1" | "true")
-}
-
-fn query<'a>(request: &'a ForwardedRequest, name: &str) -> Option<&'a str> {
-    let (_, query) = request.target.split_once('?')?;
-    query.split('&').find_map(|pair| {
+/// Returns the only value of this name in the query.
+fn query<'a>(request: &'a ForwardedRequest, name: &str) -> Result<Option<&'a str>, Problem> {
+    let (_, query) = request.target.split_once('?').unwrap_or_default();
+    let mut values = query.split('&').filter_map(|pair| {
         let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
         (key == name).then_some(value)
-    })
+    });
+    match (values.next(), values.next()) {
+        (value, None) => Ok(value),
+        (_, Some(_)) => {
+            let detail = format!("{name} comes more than once in the query; once is right");
+            Err(Kind::Malformed.because(detail))
+        }
+    }
 }
 
 fn bad(what: &str, text: &str) -> Problem {
@@ -406,7 +419,7 @@ mod tests {
         let path = at(&format!("/devices/{name}"));
         assert_eq!(parse("DELETE", &path), detach(Leaving::Asked));
         assert_eq!(parse("DELETE", &format!("{path}?pull=1")), detach(Leaving::Pulled));
-        assert_eq!(parse("DELETE", &format!("{path}?erase=true")), detach(Leaving::Erased));
+        assert_eq!(parse("DELETE", &format!("{path}?pull=0&erase=1")), detach(Leaving::Erased));
         let previous = Route::ReadPrevious { machine };
         assert_eq!(parse("GET", &at("/console?previous=1")), Ok(previous));
         let terminal = |from| Ok(Route::Terminal { machine, from });
@@ -416,6 +429,44 @@ mod tests {
         let receipts = Route::ReadReceipts { machine, after: 3 };
         assert_eq!(parse("GET", &at("/receipts?after=3")), Ok(receipts));
         assert_eq!(parse("GET", &at("/tunnel/22")), Ok(Route::Tunnel { machine, port: 22 }));
+    }
+
+    #[test]
+    fn a_flag_is_0_or_1_and_comes_once() {
+        let machine = MachineId::from_bytes([0x11; 16]);
+        let detach =
+            |query: &str| parse("DELETE", &format!("/v1/machines/{machine}/devices/data?{query}"));
+        assert_eq!(detach("erase=yes"), Err(400));
+        assert_eq!(detach("erase=true"), Err(400));
+        assert_eq!(detach("pull=2"), Err(400));
+        assert_eq!(detach("pull"), Err(400));
+        assert_eq!(detach("pull=1&pull=1"), Err(400));
+        let what = Attaching::Detach { name: "data".to_owned(), how: Leaving::Asked };
+        assert_eq!(detach("pull=0&erase=0"), Ok(Route::Attachments { machine, what }));
+        let console =
+            |query: &str| parse("GET", &format!("/v1/machines/{machine}/console?{query}"));
+        assert_eq!(console("follow=true"), Err(400));
+        assert_eq!(console("follow=1&follow=0"), Err(400));
+        assert_eq!(console("previous=yes"), Err(400));
+        assert_eq!(console("previous=1&follow=2"), Err(400));
+        assert_eq!(console("from=1&from=2"), Err(400));
+        let whole = Route::ReadConsole { machine, from: 0, follow: Follow::No };
+        assert_eq!(console("previous=0&follow=0"), Ok(whole));
+    }
+
+    #[test]
+    fn what_need_not_be_percent_encoded_is_the_same_as_it_is() {
+        let machine = MachineId::from_bytes([0x11; 16]);
+        let path = format!("/v1/m%61chines/{machine}");
+        assert_eq!(parse("GET", &path), Ok(Route::ShowMachine { machine }));
+        let name = "0000:01:00.0".to_owned();
+        let what = Attaching::Detach { name, how: Leaving::Asked };
+        let path = format!("/v1/machines/{machine}/d%65vices/0000%3A01%3a00%2E0");
+        assert_eq!(parse("DELETE", &path), Ok(Route::Attachments { machine, what }));
+        assert_eq!(parse("GET", "/v1/node%"), Err(400));
+        assert_eq!(parse("GET", "/v1/node%6"), Err(400));
+        assert_eq!(parse("GET", "/v1/node%+f"), Err(400));
+        assert_eq!(parse("GET", "/v1/node%ü"), Err(400));
     }
 
     #[test]

@@ -5,7 +5,7 @@
 
 use std::{
     fs::File,
-    io::Read,
+    io::{self, Read},
     path::{Path, PathBuf},
 };
 
@@ -91,16 +91,25 @@ fn link_errors(path: &Path) -> Option<LinkErrors> {
 
 /// Reads product and serial number. A device in a deep sleep answers nothing, which is no error.
 pub fn vital(root: &Path, device: Bdf) -> (Option<String>, Option<String>) {
-    words(&vital_data(root, device))
+    let mut bytes = Vec::new();
+    // What came before an error is as good as it was.
+    let _ = read_vital(root, device, &mut bytes);
+    words(&bytes)
 }
 
-/// Reads vital product data as they are; empty where there are none.
-pub(super) fn vital_data(root: &Path, device: Bdf) -> Vec<u8> {
+/// Reads vital product data, which are empty where there are none, and tells whether these are all.
+pub(super) fn vital_data(root: &Path, device: Bdf) -> (Vec<u8>, io::Result<()>) {
     let mut bytes = Vec::new();
-    let file = File::open(folder(root, device).join("vpd"));
-    // What came before an error is as good as it was.
-    let _ = file.and_then(|file| file.take(MAX_VPD).read_to_end(&mut bytes));
-    bytes
+    let read = match read_vital(root, device, &mut bytes) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        read => read,
+    };
+    (bytes, read)
+}
+
+fn read_vital(root: &Path, device: Bdf, bytes: &mut Vec<u8>) -> io::Result<()> {
+    let file = File::open(folder(root, device).join("vpd"))?;
+    file.take(MAX_VPD).read_to_end(bytes).map(drop)
 }
 
 /// Finds product (identifier string) and serial number (keyword `SN`) in vital product data.

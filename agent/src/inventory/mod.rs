@@ -5,6 +5,7 @@
 
 pub mod facts;
 pub mod flaws;
+mod links;
 pub mod ports;
 pub mod rules;
 
@@ -29,8 +30,9 @@ const HEADER_TYPE: usize = 0x0e;
 const HEADER_LAYOUT: u8 = 0x7f;
 /// Length of the header.
 const HEADER: usize = 0x40;
-/// Base class of network controllers.
+/// Base class of network controllers, and class and subclass of those for InfiniBand.
 const NETWORK: u32 = 0x02;
+const INFINIBAND: u32 = 0x0207;
 
 /// One PCI function, with what matters for giving it away.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,8 +59,13 @@ pub struct Function {
     pub virtual_functions: u32,
     /// What keeps it from working in any guest.
     pub flaws: Vec<Flaw>,
-    /// Whether it is no network card but the way to the switches between all GPUs of the server.
-    pub leads_to_switches: bool,
+    /// Whether it is no network card but the way to the switches between all GPUs of the server; `None` when it does
+    /// not tell.
+    pub leads_to_switches: Option<bool>,
+    /// Whether it is a virtual function (SR-IOV).
+    pub is_virtual: bool,
+    /// The switch that it hangs below and that is a part of a network card: its uppermost port.
+    pub below_card: Option<Bdf>,
 }
 
 /// What the host does with a function.
@@ -176,7 +183,12 @@ fn read_function(path: &Path, root: &Path, busy: &BTreeSet<PathBuf>) -> Option<F
     let config = header(&real.join("config")).unwrap_or_default();
     let kind = config.get(HEADER_TYPE).map_or(0, |kind| kind & HEADER_LAYOUT);
     let flaws = if kind == 0 { flaws::read(&real, &config) } else { Vec::new() };
-    let may_lead = vendor == flaws::MELLANOX && class >> 16 == NETWORK;
+    let is_virtual = real.join("physfn").exists();
+    let may_lead = vendor == flaws::MELLANOX && class >> 16 == NETWORK && !is_virtual;
+    let leads_to_switches = match may_lead {
+        true => leads_to_switches(root, address, class),
+        false => Some(false),
+    };
     Some(Function {
         address,
         vendor,
@@ -191,7 +203,26 @@ fn read_function(path: &Path, root: &Path, busy: &BTreeSet<PathBuf>) -> Option<F
             .and_then(|count| count.trim().parse().ok())
             .unwrap_or(0),
         flaws,
-        leads_to_switches: may_lead && flaws::leads_to_switches(&facts::vital_data(root, address)),
+        leads_to_switches,
+        is_virtual,
+        below_card: below_card(&real),
+    })
+}
+
+/// Returns whether a ConnectX is the way to switches; `None` when it cannot be read of one that can be.
+fn leads_to_switches(root: &Path, address: Bdf, class: u32) -> Option<bool> {
+    let (vital, read) = facts::vital_data(root, address);
+    let leads = flaws::leads_to_switches(&vital);
+    let may_lead = class >> 8 == INFINIBAND;
+    (leads || read.is_ok() || !may_lead).then_some(leads)
+}
+
+/// Returns the uppermost port above a function that is Mellanox': their network cards have switches.
+fn below_card(real: &Path) -> Option<Bdf> {
+    let above: Vec<_> = real.ancestors().skip(1).collect();
+    above.into_iter().rev().find_map(|port| {
+        let address = port.file_name()?.to_str()?.parse().ok()?;
+        (hex(&port.join("vendor"))? == u32::from(flaws::MELLANOX)).then_some(address)
     })
 }
 

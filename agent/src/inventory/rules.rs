@@ -8,7 +8,9 @@ use types::{
     uplinks::Uplink,
 };
 
-use super::{Function, HostUse, Interface, Inventory, Isolation, flaws::Flaw};
+use super::{
+    Function, HostUse, Interface, Inventory, Isolation, NETWORK, flaws::Flaw, links::Links,
+};
 
 /// PCI base classes and subclasses that stay with the host unless the configuration names the
 /// device: (class code shifted right by 8, mask, what it is). Source: PCI Code and ID Assignment.
@@ -37,7 +39,7 @@ const BRIDGES: u32 = 0x06;
 const OTHER_BRIDGE: u32 = 0x0680;
 
 /// Vendor of NVSwitch.
-const NVIDIA: u16 = 0x10de;
+pub(super) const NVIDIA: u16 = 0x10de;
 
 /// Base class of displays, and the vendors (ASPEED, Matrox) of those that show a BMC's screen. ASPEED's reach
 /// the memory of the BMC (CVE-2019-6260).
@@ -50,6 +52,9 @@ const SERIAL_BUSES: u32 = 0x0c;
 /// What a ConnectX is that leads to NVSwitches.
 const WAY_TO_SWITCHES: &str =
     "no network card but the way to the switches between all GPUs, which whoever has it rules over";
+
+/// What a ConnectX is that does not tell.
+const MAYBE_WAY_TO_SWITCHES: &str = "a network card that does not tell its vital product data, so that it may be the way to the switches between all GPUs";
 
 /// Class and subclass of the GPUs that NVSwitches connect.
 const GPU_WITHOUT_SCREEN: u32 = 0x0302;
@@ -68,9 +73,26 @@ pub fn is_bridge(function: &Function) -> bool {
     by_class || BRIDGE_HEADERS.contains(&function.header)
 }
 
+/// Returns whether a function is a switch between GPUs.
+pub(super) fn is_switch(function: &Function) -> bool {
+    function.vendor == NVIDIA && function.class >> 8 == OTHER_BRIDGE
+}
+
+/// Returns whether a function is, or may be, the way to switches between GPUs that are among `all`.
+fn may_lead(function: &Function, all: &[&Function]) -> bool {
+    let is_gpu = |f: &&Function| f.vendor == NVIDIA && f.class >> 8 == GPU_WITHOUT_SCREEN;
+    function.leads_to_switches.unwrap_or_else(|| all.iter().any(is_gpu))
+}
+
+/// Returns whether a function is a port of a network card, which whoever has it can stop with all ports of its chip.
+pub(super) fn is_network_port(function: &Function) -> bool {
+    function.class >> 16 == NETWORK && !function.is_virtual
+}
+
 /// Returns every function that is not a bridge, with what can be done with it.
 pub fn devices(inventory: &Inventory, spec: Option<&NodeSpec>) -> Vec<PciDevice> {
     let functions: Vec<_> = inventory.functions.iter().filter(|f| !is_bridge(f)).collect();
+    let links = Links::of(&functions, spec);
     let mut needs: BTreeMap<Option<u32>, String> = BTreeMap::new();
     for function in &functions {
         if let Some(need) = spec.and_then(|spec| host_need(function, spec, &functions)) {
@@ -105,6 +127,8 @@ pub fn devices(inventory: &Inventory, spec: Option<&NodeSpec>) -> Vec<PciDevice>
             class: function.class,
             iommu_group: function.group,
             numa_node: function.numa,
+            linked: links.with(function.address),
+            fabric: is_switch(function) || may_lead(function, &functions),
             state: state(function),
         })
         .collect()
@@ -139,7 +163,7 @@ fn host_need(function: &Function, spec: &NodeSpec, all: &[&Function]) -> Option<
     match &spec.machines.devices {
         Some(listed) if listed.contains(&function.address) => None,
         Some(_) => Some("not listed in machines.devices".to_owned()),
-        None => kept_unless_listed(function, all),
+        None => kept_unless_listed(function, &spec.network, all),
     }
 }
 
@@ -159,19 +183,25 @@ fn why_useless(flaw: Flaw) -> String {
 }
 
 /// Returns why a function, one of `all`, stays with the host as long as the configuration does not name it.
-fn kept_unless_listed(function: &Function, all: &[&Function]) -> Option<String> {
+fn kept_unless_listed(function: &Function, network: &Network, all: &[&Function]) -> Option<String> {
     let class = function.class >> 8;
-    let is_switch = class == OTHER_BRIDGE && function.vendor == NVIDIA;
-    if is_switch || is_connector(function, all) {
+    if is_switch(function) || is_connector(function, all) {
         return None;
     }
     let is_bmcs = class >> 8 == DISPLAYS && BMC_SCREENS.contains(&function.vendor);
     let classes = HOST_CLASSES.iter().find(|(value, mask, _)| class & mask == *value);
-    let way = function.leads_to_switches.then_some(WAY_TO_SWITCHES);
+    let told = match function.leads_to_switches {
+        Some(_) => WAY_TO_SWITCHES,
+        None => MAYBE_WAY_TO_SWITCHES,
+    };
+    let way = may_lead(function, all).then_some(told);
     let bmcs = is_bmcs.then_some("a BMC's screen");
     let kept = way.or(bmcs).or(classes.map(|(_, _, what)| *what));
     if let Some(what) = kept {
         return Some(format!("{what}; list it in machines.devices to rent it"));
+    }
+    if let Some(why) = chip_need(function, network, all) {
+        return Some(format!("{why}; list it in machines.devices to rent it all the same"));
     }
     let data = function.uses.iter().find_map(|used| match used {
         HostUse::Data(what) => Some(what),
@@ -182,6 +212,37 @@ fn kept_unless_listed(function: &Function, all: &[&Function]) -> Option<String> 
             "a drive that is in use: {what}; erase it, or list it in machines.devices to rent it with what is \
              on it"
         )
+    })
+}
+
+/// Returns why a port of a network card stays with another port of its chip: each can reset all of them, as Intel's by
+/// `GLGEN_RTRIG`, and most can write the firmware that they share, which also rules over what is below a switch in the
+/// card. Source: Linux drivers/net/ethernet/intel/ice, `ice_reset`.
+fn chip_need(function: &Function, network: &Network, all: &[&Function]) -> Option<String> {
+    let is_beside = |other: &&&Function| {
+        let slot = Bdf { function: 0, ..function.address };
+        let is_port = Bdf { function: 0, ..other.address } == slot && is_network_port(other);
+        let is_below = other.below_card.is_some() && other.below_card == function.below_card;
+        other.address != function.address && (is_port || is_below)
+    };
+    let mut beside = all.iter().filter(is_beside).filter(|_| is_network_port(function));
+    beside.find_map(|other| {
+        let address = other.address;
+        let used = other.uses.iter().find_map(|used| match used {
+            HostUse::Interface(interface) if is_uplink(address, interface, network) => {
+                Some(format!("the uplink {}", interface.name))
+            }
+            HostUse::Disk(name) => Some(format!("the node's disk {name}")),
+            HostUse::Interface(_) | HostUse::Data(_) | HostUse::Screen => None,
+        });
+        let whose = match (used, other.virtual_functions) {
+            (Some(used), _) => used,
+            (None, 1..) => "others' virtual functions".to_owned(),
+            (None, 0) => return None,
+        };
+        Some(format!(
+            "a port of a card that {address} is of, too, {whose}: whoever has one can stop both"
+        ))
     })
 }
 
@@ -245,13 +306,22 @@ pub enum DeviceError {
     )]
     SharedLater { device: Bdf, group: u32, other: Bdf },
     #[error(
-        "{switch} is a switch between all GPUs of this node: who has it reaches {other}; one lease names all GPUs \
-         and switches, or each names GPUs only"
+        "{switch} is a switch between all GPUs of this node, or the way to those: who has it reaches {other}; one lease \
+         names all GPUs and switches, or each names GPUs only. What is broken the provider leaves out of machines.devices"
     )]
     Fabric { switch: Bdf, other: Bdf },
+    #[error(
+        "{device} reaches {other} past the IOMMU, by a direct link or in one chip; a lease must name both"
+    )]
+    Linked { device: Bdf, other: Bdf },
+    #[error(
+        "{device} reaches {other} past the IOMMU, by a direct link or in one chip, and that is {state}. What is broken \
+         the provider leaves out of machines.devices"
+    )]
+    LinkedTaken { device: Bdf, other: Bdf, state: String },
 }
 
-/// Checks that `wanted` are free and whole groups.
+/// Checks that `wanted` are free, whole groups, and linked to nothing that another has or may get.
 pub fn check_free(devices: &[PciDevice], wanted: &[Bdf]) -> Result<(), DeviceError> {
     let mut sorted = wanted.to_vec();
     sorted.sort();
@@ -275,7 +345,38 @@ pub fn check_free(devices: &[PciDevice], wanted: &[Bdf]) -> Result<(), DeviceErr
             return Err(DeviceError::SharedGroup { device: address, group, other });
         }
     }
-    check_fabric(devices, wanted)
+    check_fabric(devices, wanted)?;
+    check_linked(devices, wanted)
+}
+
+/// Checks that nobody gets what leads past the IOMMU to what another has, had or may get: one whose reset failed holds
+/// what its renter left, and may still run it.
+fn check_linked(devices: &[PciDevice], wanted: &[Bdf]) -> Result<(), DeviceError> {
+    let is_ours = |device: &&PciDevice| wanted.contains(&device.address);
+    for PciDevice { address: device, linked, .. } in devices.iter().filter(is_ours) {
+        let is_apart = |other: &&PciDevice| {
+            linked.contains(&other.address) && !is_ours(other) && is_given(&other.state)
+        };
+        let Some(other) = devices.iter().find(is_apart) else { continue };
+        let (device, state, other) = (*device, &other.state, other.address);
+        return Err(if *state == DeviceState::Free {
+            DeviceError::Linked { device, other }
+        } else {
+            DeviceError::LinkedTaken { device, other, state: describe(state) }
+        });
+    }
+    Ok(())
+}
+
+/// Whether somebody has a device, had it, or may get it.
+fn is_given(state: &DeviceState) -> bool {
+    match state {
+        DeviceState::Free
+        | DeviceState::Leased { .. }
+        | DeviceState::Resetting
+        | DeviceState::Quarantined { .. } => true,
+        DeviceState::Refused { .. } => false,
+    }
 }
 
 /// Checks that each device of a lease that comes `later` has its IOMMU group to itself: where devices are given by
@@ -293,30 +394,23 @@ pub fn check_later(devices: &[PciDevice], later: &[Bdf]) -> Result<(), DeviceErr
     Ok(())
 }
 
-/// Checks that nobody gets a switch between GPUs while another has, or may get, what it connects. Which GPUs a
-/// switch leads to only its driver knows, so it counts for all of the node. A GPU that is given to nobody does
-/// not count.
+/// Checks that nobody gets a switch between GPUs while another has, had or may get what it connects, and that nobody
+/// gets a GPU while a switch is not as a reset leaves it: without routes. Which GPUs a switch leads to only its driver
+/// knows, so it counts for all of the node. What the node never gives does not count.
 /// Source: NVIDIA Fabric Manager User Guide, "Full Passthrough Virtualization Model".
 fn check_fabric(devices: &[PciDevice], wanted: &[Bdf]) -> Result<(), DeviceError> {
-    let is_switch =
-        |device: &PciDevice| device.vendor == NVIDIA && device.class >> 8 == OTHER_BRIDGE;
     let is_gpu =
         |device: &PciDevice| device.vendor == NVIDIA && device.class >> 8 == GPU_WITHOUT_SCREEN;
     let (ours, others): (Vec<&PciDevice>, Vec<&PciDevice>) = devices
         .iter()
-        .filter(|device| is_switch(device) || is_gpu(device))
+        .filter(|device| device.fabric || is_gpu(device))
         .partition(|device| wanted.contains(&device.address));
-    let given = |device: &&&PciDevice| match device.state {
-        DeviceState::Free | DeviceState::Leased { .. } | DeviceState::Resetting => true,
-        DeviceState::Quarantined { .. } | DeviceState::Refused { .. } => false,
-    };
-    let leased = |device: &&&PciDevice| matches!(device.state, DeviceState::Leased { .. });
-    let pair = match ours.iter().find(|device| is_switch(device)) {
+    let given = |device: &&&PciDevice| is_given(&device.state);
+    let routes =
+        |device: &&&PciDevice| device.fabric && given(device) && device.state != DeviceState::Free;
+    let pair = match ours.iter().find(|device| device.fabric) {
         Some(switch) => others.iter().find(given).map(|other| (switch, other)),
-        None => {
-            let switch = others.iter().filter(|other| is_switch(other)).find(leased);
-            switch.zip(ours.first())
-        }
+        None => others.iter().find(routes).zip(ours.first()),
     };
     match pair {
         Some((switch, other)) => {

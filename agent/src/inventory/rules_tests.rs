@@ -17,7 +17,9 @@ fn function(address: &str, class: u32, group: u32) -> Function {
         uses: Vec::new(),
         virtual_functions: 0,
         flaws: Vec::new(),
-        leads_to_switches: false,
+        leads_to_switches: Some(false),
+        is_virtual: false,
+        below_card: None,
     }
 }
 
@@ -247,10 +249,54 @@ fn what_works_in_no_guest_stays_listed_or_not_with_its_group() {
 fn the_way_to_the_switches_between_gpus_stays_unless_it_is_listed() {
     let mut way = function("0000:05:00.0", 0x02_0700, 3);
     let card = function("0000:06:00.0", 0x02_0700, 4);
-    way.leads_to_switches = true;
-    let (default, listed) = by_default_and_listed(&[way, card]);
+    way.leads_to_switches = Some(true);
+    let (default, listed) = by_default_and_listed(&[way.clone(), card.clone()]);
     assert!(default[0].contains(WAY_TO_SWITCHES), "{default:?}");
     assert_eq!((default[1].as_str(), listed), ("free", vec!["free".to_owned(); 2]));
+    // One that does not tell is no such way where there is nothing to lead to.
+    way.leads_to_switches = None;
+    assert_eq!(by_default_and_listed(&[way.clone()]).0, ["free"]);
+    let gpu = Function { vendor: NVIDIA, ..function("0000:01:00.0", 0x03_0200, 1) };
+    let (default, _) = by_default_and_listed(&[gpu, way]);
+    assert!(default[1].contains("vital product data"), "{default:?}");
+}
+
+/// From NVLink 5 on no switch is on a PCI bus.
+#[test]
+fn the_way_to_the_switches_goes_with_all_gpus() {
+    let gpu = |address, group| Function { vendor: NVIDIA, ..function(address, 0x03_0200, group) };
+    let way = Function { leads_to_switches: Some(true), ..function("0000:05:00.0", 0x02_0700, 3) };
+    let board = inventory(vec![gpu("0000:01:00.0", 1), gpu("0000:02:00.0", 2), way]);
+    let [one, two, way] = ["0000:01:00.0", "0000:02:00.0", "0000:05:00.0"].map(bdf);
+    let all = "[machines]\ndevices = [\"0000:01:00.0\", \"0000:02:00.0\", \"0000:05:00.0\"]";
+    let devices = devices(&board, Some(&spec(all)));
+    let fabric = Err(DeviceError::Fabric { switch: way, other: two });
+    assert_eq!(check_free(&devices, &[one, way]), fabric);
+    assert_eq!(check_free(&devices, &[one, two, way]), Ok(()));
+    assert_eq!(check_free(&devices, &[one]), Ok(()));
+}
+
+#[test]
+fn a_port_beside_the_uplink_stays_unless_it_is_listed() {
+    let port = |address, group| function(address, 0x02_0000, group);
+    let mut uplink = port("0000:05:00.0", 1);
+    uplink.uses.push(HostUse::Interface(interface("ice")));
+    let card = [uplink, port("0000:05:00.1", 2), port("0000:06:00.0", 3)];
+    let (default, listed) = by_default_and_listed(&card);
+    assert!(default[1].contains("0000:05:00.0 is of, too, the uplink eth1"), "{default:?}");
+    assert_eq!((default[2].as_str(), listed[1].as_str()), ("free", "free"));
+    // What is below the switch of a card is the card's.
+    let below = |function| Function { below_card: Some(bdf("0000:04:00.0")), ..function };
+    let mut disk = below(function("0000:07:00.0", 0x01_0802, 4));
+    disk.uses.push(HostUse::Disk("nvme0n1".to_owned()));
+    let (default, _) = by_default_and_listed(&[below(port("0000:06:00.0", 3)), disk]);
+    assert!(default[0].contains("0000:07:00.0 is of, too, the node's disk nvme0n1"), "{default:?}");
+    let mut parent = port("0000:05:00.0", 1);
+    parent.virtual_functions = 2;
+    let virtual_one = Function { is_virtual: true, ..port("0000:05:00.2", 3) };
+    let (default, _) = by_default_and_listed(&[parent, port("0000:05:00.1", 2), virtual_one]);
+    assert!(default[1].contains("others' virtual functions"), "{default:?}");
+    assert_eq!(default[2], "free");
 }
 
 /// Half of an HGX H100, and a card of another maker.
@@ -273,7 +319,12 @@ fn a_switch_goes_with_all_gpus_or_with_none_that_another_may_have() {
     assert_eq!(check_free(&devices, &[one, switch, other]), fabric(switch, two));
     assert_eq!(check_free(&devices, &[one, two, switch]), fabric(switch, other));
     devices[1].state = DeviceState::Quarantined { reason: "gone".to_owned(), since: None };
+    let left = fabric(switch, two);
+    assert_eq!(check_free(&devices, &[one, switch, other]), left, "its renter may still be on it");
+    devices[1].state = DeviceState::Refused { reason: "not listed".to_owned() };
     assert_eq!(check_free(&devices, &[one, switch, other]), Ok(()), "nobody gets the other GPU");
+    devices[2].state = DeviceState::Quarantined { reason: "gone".to_owned(), since: None };
+    assert_eq!(check_free(&devices, &[one]), fabric(switch, one), "it may have a renter's routes");
     let machine = types::ids::MachineId::from_bytes([1; 16]);
     for at in [0, 2, 3] {
         devices[at].state = DeviceState::Leased { machine };
@@ -281,6 +332,34 @@ fn a_switch_goes_with_all_gpus_or_with_none_that_another_may_have() {
     devices[1].state = DeviceState::Free;
     assert_eq!(check_free(&devices, &[two]), fabric(switch, two), "it came back too late");
     assert_eq!(check_free(&devices, &[foreign]), Ok(()));
+}
+
+#[test]
+fn linked_gpus_are_one_lease_s() {
+    let list = ["0000:01:00.0", "0000:02:00.0", "0000:03:00.0", "0000:04:00.0"];
+    let board: Vec<_> = (1..).zip(list).map(|(n, a)| function(a, 0x03_0200, n)).collect();
+    let [one, two, three, four] = list.map(bdf);
+    let said = "[machines]\nlinked = [[\"0000:01:00.0\", \"0000:02:00.0\"], [\"0000:02:00.0\", \"0000:03:00.0\"]]";
+    let mut devices = devices(&inventory(board), Some(&spec(said)));
+    assert_eq!(devices[1].linked, [one, three]);
+    let linked = |device, other| Err(DeviceError::Linked { device, other });
+    let taken = |device, other, state: &str| {
+        Err(DeviceError::LinkedTaken { device, other, state: state.to_owned() })
+    };
+    assert_eq!(check_free(&devices, &[one]), linked(one, two));
+    assert_eq!(check_free(&devices, &[one, two]), linked(two, three), "what a set leads to counts");
+    assert_eq!(check_free(&devices, &[three, two, one]), Ok(()));
+    assert_eq!(check_free(&devices, &[four]), Ok(()));
+    devices[1].state = DeviceState::Quarantined { reason: "gone".to_owned(), since: None };
+    let left = taken(one, two, "quarantined: gone");
+    assert_eq!(check_free(&devices, &[one]), left, "its renter may still be on it");
+    devices[1].state = DeviceState::Refused { reason: "not listed".to_owned() };
+    assert_eq!(check_free(&devices, &[one]), Ok(()), "nobody gets the other GPU");
+    devices[0].state = DeviceState::Leased { machine: types::ids::MachineId::from_bytes([1; 16]) };
+    devices[1].state = DeviceState::Free;
+    let machine = format!("leased to machine {}", types::ids::MachineId::from_bytes([1; 16]));
+    let late = taken(two, one, &machine);
+    assert_eq!(check_free(&devices, &[two, three]), late, "it came back too late");
 }
 
 #[test]

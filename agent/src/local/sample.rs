@@ -190,6 +190,8 @@ fn devices() -> Vec<DeviceView> {
         class: 0x03_0200,
         iommu_group: Some(8),
         numa_node: Some(1),
+        linked: vec!["0000:82:00.0".parse().expect("an address")],
+        fabric: false,
         state: DeviceState::Leased { machine: machine_id() },
     };
     let facts = DeviceFacts {
@@ -211,6 +213,7 @@ fn devices() -> Vec<DeviceView> {
         class: 0x02_0000,
         state: DeviceState::Refused { reason },
         numa_node: None,
+        linked: Vec::new(),
         ..gpu.clone()
     };
     vec![

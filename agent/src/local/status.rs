@@ -1,7 +1,7 @@
 //! Gathers how the node is.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     path::Path,
     sync::PoisonError,
     time::{Duration, Instant},
@@ -292,9 +292,11 @@ fn resources(
 
 /// Returns devices that the configuration names and the server does not have.
 fn missing(serving: &Serving, devices: &[PciDevice]) -> Vec<Bdf> {
-    let listed = serving.spec.machines.devices.iter().flatten();
+    let machines = &serving.spec.machines;
+    let listed =
+        machines.devices.iter().flatten().chain(machines.linked.iter().flatten().flatten());
     let absent = |address: &&Bdf| devices.iter().all(|device| device.address != **address);
-    listed.filter(absent).copied().collect()
+    listed.filter(absent).copied().collect::<BTreeSet<_>>().into_iter().collect()
 }
 
 /// Returns what guests said of GPUs. A context id is a machine's user id, which another machine may

@@ -112,6 +112,8 @@ mod tests {
             class: 0x03_0200,
             iommu_group: Some(4),
             numa_node: None,
+            linked: Vec::new(),
+            fabric: false,
             state,
         }
     }

@@ -86,7 +86,10 @@ pub struct Reserved {
 
 /// Sets huge pages aside as the configuration says, but no more than `most`, in MiB, over the nodes as they
 /// have memory; what one cannot give the others are asked for. Pages that are there stay, and count.
-pub fn reserve(root: &Path, wanted: &Machines, most: u64) -> Reserved {
+///
+/// The kernel clears what it sets aside, for minutes on a large server; `went_on` is called whenever [`STEP_MIB`] more
+/// are done.
+pub fn reserve(root: &Path, wanted: &Machines, most: u64, went_on: impl Fn()) -> Reserved {
     let page = wanted.huge_page;
     let pages = wanted.huge_pages_mib.0.min(most) / page_mib(page);
     if pages == 0 {
@@ -105,12 +108,29 @@ pub fn reserve(root: &Path, wanted: &Machines, most: u64) -> Reserved {
     }
     let failed = ask_all(pages, &mut givers, |node, total| {
         let file = root.join(format!("{NODES}/node{node}/{}/nr_hugepages", counters(page)));
-        fs::write(&file, total.to_string())?;
-        // The kernel gives what it can, and says no more about that.
-        fs::read_to_string(&file)?.trim().parse().map_err(io::Error::other)
+        set_aside(&file, total, STEP_MIB / page_mib(page), &went_on)
     });
     let total: u64 = givers.iter().map(|giver| giver.total).sum();
     Reserved { mib: total * page_mib(page), failed }
+}
+
+/// How much memory is set aside at once, in MiB: a few seconds' work (`docs/memory.md`).
+const STEP_MIB: u64 = 16 << 10;
+
+/// Has a node's `file` say `total` pages, by `step` at a time with `went_on` in between. Returns how many there are.
+fn set_aside(file: &Path, total: u64, step: u64, went_on: impl Fn()) -> io::Result<u64> {
+    let count = || fs::read_to_string(file)?.trim().parse().map_err(io::Error::other);
+    let mut there: u64 = count()?;
+    loop {
+        let wanted = total.min(there.saturating_add(step));
+        fs::write(file, wanted.to_string())?;
+        // The kernel gives what it can, and says no more about that.
+        there = count()?;
+        if there < wanted || wanted == total {
+            return Ok(there);
+        }
+        went_on();
+    }
 }
 
 /// Returns how much memory a node has, in MiB; 0 when it does not tell, or has none.
@@ -326,7 +346,7 @@ mod tests {
     fn pages_are_set_aside_and_those_that_are_there_count() {
         let root = fixture::host(HugePage::Size2M, &[(0, 0), (0, 60)]);
         let wanted = Machines { huge_pages_mib: Mebibytes(201), ..Machines::default() };
-        let reserve = |wanted: &Machines, most| reserve(root.path(), wanted, most).mib;
+        let reserve = |wanted: &Machines, most| reserve(root.path(), wanted, most, || ()).mib;
         let pages = || nodes(root.path(), HugePage::Size2M).iter().map(|n| n.total).collect();
         assert_eq!((reserve(&wanted, 140), pages()), (140, vec![10, 60]));
         assert_eq!((reserve(&wanted, 4096), pages()), (200, vec![40, 60]));
@@ -346,13 +366,25 @@ mod tests {
         let pages = || -> Vec<u64> {
             nodes(root.path(), HugePage::Size2M).iter().map(|n| n.total).collect()
         };
-        assert_eq!(reserve(root.path(), &wanted(800), 4096).mib, 800);
+        assert_eq!(reserve(root.path(), &wanted(800), 4096, || ()).mib, 800);
         assert_eq!(pages(), [300, 100, 0], "node 2 has no memory");
         fs::remove_dir_all(node(0).join("hugepages")).expect("removed");
-        let reserved = reserve(root.path(), &wanted(1000), 4096);
+        let reserved = reserve(root.path(), &wanted(1000), 4096, || ());
         let failed: Vec<u32> = reserved.failed.iter().map(|(node, _)| *node).collect();
         assert_eq!((reserved.mib, failed), (1000, vec![0]));
         assert_eq!(pages(), [0, 500, 0]);
+    }
+
+    #[test]
+    fn large_reservations_say_that_they_go_on() {
+        let root = fixture::host(HugePage::Size1G, &[(0, 7)]);
+        let file = root.path().join(format!("{NODES}/node0/{}", counters(HugePage::Size1G)));
+        let file = file.join("nr_hugepages");
+        let said = std::cell::RefCell::new(Vec::new());
+        let say = || said.borrow_mut().push(fs::read_to_string(&file).expect("there"));
+        assert_eq!(set_aside(&file, 40, 16, say).expect("set aside"), 40);
+        assert_eq!(*said.borrow(), ["23", "39"]);
+        assert_eq!(set_aside(&file, 56, 16, || panic!("one step")).expect("set aside"), 56);
     }
 
     /// Asks nodes of (size, most pages that it gives) for `pages`. Returns what each gave.

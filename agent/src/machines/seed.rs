@@ -60,14 +60,21 @@ fn is_ignition(data: &str) -> bool {
 }
 
 /// Gives the keys to the usual user of Fedora CoreOS and Flatcar, and the machine its name, whose letters, digits,
-/// hyphens and dots a URL takes as they are. Without any of them there is nothing to configure.
+/// hyphens and dots a URL takes as they are. Without any of them there is nothing to configure. A key that is there
+/// twice is given once: Ignition refuses a configuration that repeats one, and the machine would not start.
 fn generated(seed: &Seed) -> Option<String> {
     if seed.ssh_keys.is_empty() && seed.hostname.is_none() {
         return None;
     }
     let mut config = json!({"ignition": {"version": "3.0.0"}});
-    if !seed.ssh_keys.is_empty() {
-        config["passwd"] = json!({"users": [{"name": "core", "sshAuthorizedKeys": seed.ssh_keys}]});
+    let mut keys: Vec<&String> = Vec::new();
+    for key in &seed.ssh_keys {
+        if !keys.contains(&key) {
+            keys.push(key);
+        }
+    }
+    if !keys.is_empty() {
+        config["passwd"] = json!({"users": [{"name": "core", "sshAuthorizedKeys": keys}]});
     }
     if let Some(name) = &seed.hostname {
         let file = json!({
@@ -174,6 +181,15 @@ mod tests {
         assert_eq!(config, expected);
         let script = Seed { user_data: Some("#!/bin/sh\n".into()), ..seed };
         assert_eq!(ignition(&script), None, "its owner's user data says what is to be done");
+    }
+
+    #[test]
+    fn a_key_that_is_there_twice_is_told_to_ignition_once() {
+        let keys = ["ssh-rsa BBBB", "ssh-rsa AAAA", "ssh-rsa BBBB", "ssh-rsa AAAA me"];
+        let seed = Seed { ssh_keys: keys.map(String::from).to_vec(), ..Seed::default() };
+        let config: Value = serde_json::from_str(&ignition(&seed).expect("one")).expect("JSON");
+        let told = config.pointer("/passwd/users/0/sshAuthorizedKeys");
+        assert_eq!(told, Some(&json!(["ssh-rsa BBBB", "ssh-rsa AAAA", "ssh-rsa AAAA me"])));
     }
 
     #[test]

@@ -35,7 +35,7 @@ const LIMIT: Duration = Duration::from_secs(5);
 const HOLD_LIMIT: Duration = Duration::from_secs(15);
 
 /// Longest poll for console output that the VMM allows, in milliseconds.
-pub const MAX_WAIT_MS: u32 = 30_000;
+pub const MAX_WAIT_MS: u32 = 8_000;
 
 /// Least time that a poll for console output takes which brings none. A VMM that has as many polls as may
 /// wait answers another at once, and whoever follows a console asks again at once.

@@ -305,7 +305,7 @@ async fn serve(
     let uplinks = Uplinks::start_with(kept.network(), Some(stable_secret(&key)));
     let uplinks = Arc::new(uplinks.map_err(|e| chain(&e))?);
     local.tell_network(uplinks.status());
-    let Server { devices, huge_mib, store, floors } = server::look_around(spec).await?;
+    let Server { devices, huge_mib, store, floors } = server::look_around(spec, init).await?;
     let seen = store.floor().map_err(|e| chain(&e))?;
     let confirmed = store.confirmed().map_err(|e| chain(&e))?;
     let agreed = store.agreed().map_err(|e| chain(&e))?.max(floors.floors().time);

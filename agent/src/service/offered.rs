@@ -1,6 +1,6 @@
 //! What the server has to offer: its CPUs, its memory, and the devices that are made ready.
 
-use std::{path::Path, sync::Arc};
+use std::{path::Path, sync::Arc, time::Instant};
 
 use types::{
     config::{Machines, NodeSpec},
@@ -10,11 +10,15 @@ use types::{
 use crate::{
     assign::{self, lent},
     events::Event,
-    init::boot::chain,
+    init::{
+        boot::chain,
+        supervise::{LIVENESS, START_LIMIT},
+    },
     inventory::{self, rules},
     machines::{
         cpus::{self, HostCpu},
         devices::Devices,
+        init::Init,
         memory, quarantine,
     },
 };
@@ -25,8 +29,8 @@ pub(super) fn host_cpus(spec: &NodeSpec) -> Arc<[HostCpu]> {
     cpus::read(root, &memory::nodes(root, spec.machines.huge_page)).into()
 }
 
-/// Sets huge pages aside and returns how much memory they are, in MiB.
-pub(super) fn reserve_memory(wanted: &Machines) -> u64 {
+/// Sets huge pages aside, and returns how much memory they are, in MiB. Init hears of it when that takes long.
+pub(super) fn reserve_memory(wanted: &Machines, init: &Init) -> u64 {
     let trouble = |reason| eprintln!("{}", Event::Trouble { place: "huge pages", reason });
     let (root, asked) = (Path::new("/"), wanted.huge_pages_mib.0);
     let memory = inventory::capacity(root).memory_mib;
@@ -38,7 +42,14 @@ pub(super) fn reserve_memory(wanted: &Machines) -> u64 {
              {kept}; at most {most} are set aside"
         ));
     }
-    let memory::Reserved { mib, failed } = memory::reserve(root, wanted, most);
+    let begun = Instant::now();
+    let memory::Reserved { mib, failed } = memory::reserve(root, wanted, most, || {
+        // Who says nothing for a while is ended; who says something early has less time than a start may take. An init
+        // that is gone takes the node down anyway.
+        if begun.elapsed() >= START_LIMIT - LIVENESS {
+            let _ = init.alive(Vec::new());
+        }
+    });
     for (node, error) in failed {
         trouble(format!("none more of NUMA node {node}: {}", chain(&error)));
     }

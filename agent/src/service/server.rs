@@ -12,7 +12,7 @@ use crate::{
     events::Event,
     floors::{Floors, Keeper, Opener},
     init::boot::chain,
-    machines::{closed, damage, store::Store},
+    machines::{closed, damage, init::Init, store::Store},
     time::build_time,
 };
 
@@ -29,10 +29,10 @@ pub(super) struct Server {
 }
 
 /// Reads everything. Fails with the reason, in words, when there is no store to serve from.
-pub(super) async fn look_around(spec: &NodeSpec) -> Result<Server, String> {
-    let (rules, machines) = (spec.clone(), spec.machines.clone());
+pub(super) async fn look_around(spec: &NodeSpec, init: &Init) -> Result<Server, String> {
+    let (rules, machines, init) = (spec.clone(), spec.machines.clone(), init.clone());
     let devices = spawn_blocking(move || offered::prepare_devices(&rules));
-    let huge_mib = spawn_blocking(move || offered::reserve_memory(&machines));
+    let huge_mib = spawn_blocking(move || offered::reserve_memory(&machines, &init));
     let store = spawn_blocking(|| open_store(&Path::new(STATE).join("agent.redb")));
     let floors = spawn_blocking(load_floors);
     Ok(Server {

@@ -106,6 +106,13 @@ fn check_machines(spec: &NodeSpec) -> Result<(), Fault> {
             "it must be an IPv4 network of /30 or wider, as \"10.77.0.0/16\"",
         );
     }
+    for (at, set) in machines.linked.iter().flatten().enumerate() {
+        if set.iter().collect::<BTreeSet<_>>().len() < 2 {
+            let right =
+                "it must name two different GPUs at least, as [\"0000:41:00.0\", \"0000:61:00.0\"]";
+            return wrong(format!("machines.linked[{at}]"), right);
+        }
+    }
     if machines.net_mbit.is_some_and(|mbit| !(1..=400_000).contains(&mbit)) {
         return wrong("machines.net_mbit", "it must be 1 to 400000");
     }

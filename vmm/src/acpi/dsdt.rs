@@ -1,6 +1,6 @@
-//! The DSDT: the processors, the PCI roots (see `roots`), the serial port, the clock, fw_cfg, `\_S5`, and whom
-//! an operating system tells that it sleeps.
-//! Source: ACPI 6.5 §6.2 (device configuration), §7.4.2.6 (\_S5), §8.4 (processors), §9.1.1 (_DSM), §19 (AML); Intel
+//! The DSDT: the processors, the PCI roots (see `roots`), the serial port, the clock, fw_cfg, `\_S5`, `\_PIC`, and
+//! whom an operating system tells that it sleeps.
+//! Source: ACPI 6.5 §5.8.1 (\_PIC), §6.2 (device configuration), §7.4.2.6 (\_S5), §8.4 (processors), §9.1.1 (_DSM), §19 (AML); Intel
 //! "Low Power S0 Idle" (document 599443), §3 "_DSM"; Microsoft "Modern standby firmware
 //! notifications".
 
@@ -8,9 +8,8 @@ use acpi_tables::{
     Aml,
     aml::{
         AddressSpace, AddressSpaceCacheable, Arg, BufferData, Device, EISAName, Equal, Field,
-        FieldAccessType, FieldEntry, FieldLockRule, FieldUpdateRule, IO, If, Interrupt, Method,
-        Name, OpRegion, OpRegionSpace, Package, Path, ResourceTemplate, Return, Scope, Store, Uuid,
-        ZERO,
+        FieldAccessType, FieldEntry, FieldLockRule, FieldUpdateRule, IO, If, Method, Name,
+        OpRegion, OpRegionSpace, Package, Path, ResourceTemplate, Return, Scope, Store, Uuid, ZERO,
     },
     sdt::Sdt,
 };
@@ -29,6 +28,7 @@ pub(super) fn build(platform: &Platform) -> Vec<u8> {
     let mut table = Sdt::new(*b"DSDT", 36, 2, OEM, OEM_TABLE, OEM_REVISION);
     let off = Package::new(vec![&power::SLEEP_OFF, &power::SLEEP_OFF, &ZERO, &ZERO]);
     table.append_slice(&bytes(&Name::new(Path::new("_S5_"), &off)));
+    table.append_slice(&interrupt_model());
     let mut scope: Vec<u8> = (0..platform.cpus.count()).flat_map(processor).collect();
     for (number, root) in (0u8..).zip(&platform.roots) {
         let inside = if number == 0 { vec![lpc_bridge()] } else { Vec::new() };
@@ -38,6 +38,15 @@ pub(super) fn build(platform: &Platform) -> Vec<u8> {
     scope.extend(sleep_listener());
     table.append_slice(&Scope::raw(Path::new("_SB_"), scope));
     table.as_slice().to_vec()
+}
+
+/// Takes note which interrupt controllers the system uses, which changes nothing: `_PRT` has inputs of the I/O APIC
+/// only. The specification lets a machine have no such method, but illumos then does without I/O APIC.
+fn interrupt_model() -> Vec<u8> {
+    let (note, model) = (Path::new("PICF"), Arg(0));
+    let take = Store::new(&note, &model);
+    let method = Method::new(Path::new("_PIC"), 1, false, vec![&take]);
+    [bytes(&Name::new(Path::new("PICF"), &ZERO)), bytes(&method)].concat()
 }
 
 /// The LPC bridge, and what has ports behind it. These are the first root's, which has them from its own window (ACPI 6.5
@@ -72,11 +81,18 @@ fn processor(id: u32) -> Vec<u8> {
     device(&format!("C{id:03X}"), parts)
 }
 
+/// An ISA interrupt, edge-triggered and active high: the short descriptor (ACPI 6.5 §6.4.2.1), which is all that
+/// illumos of before 2021 reads of such devices.
+fn isa_interrupt(line: u32) -> Vec<u8> {
+    let [low, high] = 1u16.checked_shl(line).unwrap_or(0).to_le_bytes();
+    vec![0x22, low, high]
+}
+
 fn serial_port() -> Vec<u8> {
     let uid = 0u8;
     let ports = u8::try_from(serial::LENGTH).unwrap_or(8);
     let resources = resources(vec![
-        bytes(&Interrupt::new(true, true, false, false, serial::GSI)),
+        isa_interrupt(serial::GSI),
         bytes(&IO::new(serial::BASE, serial::BASE, 0, ports)),
     ]);
     let id = EISAName::new("PNP0501");
@@ -93,7 +109,7 @@ fn clock() -> Vec<u8> {
     let ports = u8::try_from(cmos::LENGTH).unwrap_or(2);
     let resources = resources(vec![
         bytes(&IO::new(cmos::BASE, cmos::BASE, 1, ports)),
-        bytes(&Interrupt::new(true, true, false, false, cmos::GSI)),
+        isa_interrupt(cmos::GSI),
     ]);
     let id = EISAName::new("PNP0B00");
     device("RTC_", vec![bytes(&Name::new(Path::new("_HID"), &id)), resources])
@@ -126,13 +142,25 @@ fn fw_cfg_ports() -> Vec<u8> {
     device("FWCF", parts)
 }
 
-/// Functions of the sleep listener's `_DSM`: on the way into sleep, and on the way out.
+/// Functions of the sleep listener's `_DSM`: which devices have to sleep first, on the way into sleep, and on the way
+/// out.
+const SLEEP_CONSTRAINTS: u8 = 1;
 const SLEEP_ENTRY: u8 = 5;
 const SLEEP_EXIT: u8 = 6;
 /// Who defines these functions with the same numbers: Intel, and Microsoft for every platform. Linux asks
 /// for the first on Intel's processors, for the second on AMD's.
-const SLEEP_INTERFACES: [&str; 2] =
-    ["C4EB40A0-6CD2-11E2-BCFD-0800200C9A66", "11E00D56-CE64-47CE-837B-1F898F9AA461"];
+const SLEEP_INTERFACES: [(&str, Constraints); 2] = [
+    ("C4EB40A0-6CD2-11E2-BCFD-0800200C9A66", Constraints::None),
+    ("11E00D56-CE64-47CE-837B-1F898F9AA461", Constraints::Untold),
+];
+
+/// Which devices have to sleep first, as an interface tells it: FreeBSD asks Intel's for them and takes it ill where it
+/// does not know; Microsoft's has no such function.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Constraints {
+    None,
+    Untold,
+}
 
 /// The system power management controller: it is told of a sleep in which processors idle, the only one
 /// there is. The fixed description does not call that sleep as good as S3, so nobody takes to it by
@@ -161,21 +189,31 @@ fn sleep_listener() -> Vec<u8> {
 }
 
 fn sleep_method() -> Vec<u8> {
-    let supported = BufferData::new(vec![1 | 1 << SLEEP_ENTRY | 1 << SLEEP_EXIT, 0, 0, 0]);
-    let which = Return::new(&supported);
+    let functions = 1 | 1 << SLEEP_ENTRY | 1 << SLEEP_EXIT;
+    let supported = |more: u8| BufferData::new(vec![functions | more, 0, 0, 0]);
+    let (most, all) = (supported(0), supported(1 << SLEEP_CONSTRAINTS));
+    let (most, all) = (Return::new(&most), Return::new(&all));
+    let none = Package::new(Vec::new());
+    let none = Return::new(&none);
     let (register, asleep) = (Path::new("SLPN"), power::ASLEEP);
     let (enter, leave) = (Store::new(&register, &asleep), Store::new(&register, &ZERO));
     let index = Arg(2);
     let asks = |function: &'static dyn Aml| Equal::new(&index, function);
-    let (which_is, entry_is, exit_is) = (asks(&ZERO), asks(&SLEEP_ENTRY), asks(&SLEEP_EXIT));
-    let functions = If::new(&which_is, vec![&which]);
+    let (which_is, first_is) = (asks(&ZERO), asks(&SLEEP_CONSTRAINTS));
+    let (entry_is, exit_is) = (asks(&SLEEP_ENTRY), asks(&SLEEP_EXIT));
+    let (most, all) = (If::new(&which_is, vec![&most]), If::new(&which_is, vec![&all]));
+    let none = If::new(&first_is, vec![&none]);
     let entry = If::new(&entry_is, vec![&enter]);
     let exit = If::new(&exit_is, vec![&leave]);
     let mut body: Vec<Raw> = Vec::new();
-    for interface in SLEEP_INTERFACES {
+    for (interface, constraints) in SLEEP_INTERFACES {
         let uuid = Uuid::new(interface);
         let for_us = Equal::new(&Arg(0), &uuid);
-        body.push(Raw(bytes(&If::new(&for_us, vec![&functions, &entry, &exit]))));
+        let answers: Vec<&dyn Aml> = match constraints {
+            Constraints::None => vec![&all, &none, &entry, &exit],
+            Constraints::Untold => vec![&most, &entry, &exit],
+        };
+        body.push(Raw(bytes(&If::new(&for_us, answers))));
     }
     // As long as the answer above: Linux reads four bytes, however few there are.
     let nothing = BufferData::new(vec![0; 4]);

@@ -1,6 +1,7 @@
 //! ACPI tables: what a guest must be told and nothing more. The layout is fixed by `layout`, the
 //! bytes by `acpi_tables`; the FADT is ours because it names fixed hardware.
-//! Source: ACPI 6.5 §5.2; PCI Firmware 3.3 §4.1.2 (MCFG), §4.5 (_OSC).
+//! Source: ACPI 6.5 §5.2; PCI Firmware 3.3 §4.1.2 (MCFG), §4.5 (_OSC); Microsoft "Windows ACPI Emulated Devices
+//! Table" (WAET).
 
 mod affinity;
 mod dsdt;
@@ -9,7 +10,7 @@ mod madt;
 mod roots;
 mod spcr;
 
-use acpi_tables::{Aml, mcfg::MCFG, rsdp::Rsdp, xsdt::XSDT};
+use acpi_tables::{Aml, mcfg::MCFG, rsdp::Rsdp, sdt::Sdt, xsdt::XSDT};
 
 pub use roots::Root;
 
@@ -77,12 +78,23 @@ pub fn tables(platform: &Platform) -> Vec<Table> {
         all.push(place(affinity::srat(&platform.nodes, &platform.cpus)));
         all.extend(affinity::slit(&platform.nodes).map(&mut place));
     }
+    all.push(place(emulated_devices()));
     let mut xsdt = XSDT::new(OEM, OEM_TABLE, OEM_REVISION);
     all.into_iter().for_each(|table| xsdt.add_entry(table));
     let xsdt = place(bytes(&xsdt));
     let root = Table { address: layout::ACPI, bytes: bytes(&Rsdp::new(OEM, xsdt)) };
     tables.insert(0, root);
     tables
+}
+
+/// WAET: the PM timer can be trusted at one reading. Windows takes it for a flawed chip's else, and reads more than
+/// once, each time with an exit. Not told is that the clock goes on interrupting where nobody reads its flags (bit 0),
+/// as ours does not.
+fn emulated_devices() -> Vec<u8> {
+    const PM_TIMER_GOOD: u32 = 1 << 1;
+    let mut table = Sdt::new(*b"WAET", 36, 1, OEM, OEM_TABLE, OEM_REVISION);
+    table.append(PM_TIMER_GOOD);
+    table.as_slice().to_vec()
 }
 
 /// Checks that all tables fit the place that a kernel without firmware finds them at.
@@ -121,6 +133,16 @@ mod tests {
             let has_no_checksum = table.bytes.starts_with(b"FACS");
             assert!(sum == 0 || has_no_checksum, "{:?}", &table.bytes[..4]);
         }
+    }
+
+    #[test]
+    fn systems_say_which_interrupt_controllers_they_use() {
+        let tables = tables(&platform());
+        let dsdt =
+            &tables.iter().find(|table| table.bytes.starts_with(b"DSDT")).expect("there").bytes;
+        // A method (0x14) of 12 bytes with one argument, which stores (0x70) its argument (0x68).
+        let method = b"\x14\x0c_PIC\x01\x70\x68PICF";
+        assert!(dsdt.windows(method.len()).any(|part| part == method));
     }
 
     #[test]

@@ -12,8 +12,9 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg}
 use types::devices::{AttachRequest, AttachedDevice};
 
 use super::{
-    Answer, Client, Request,
+    Answer, BadQuery, Client, Request,
     answer::{json, problem},
+    body,
 };
 use crate::machine::{
     Board,
@@ -54,33 +55,25 @@ pub(super) fn attach(
     client: &Client<'_>,
     board: &Board,
 ) -> Answer {
-    let wanted: AttachRequest = match serde_json::from_slice(&request.body) {
+    let expected = "{\"id\": …, \"device\": {\"kind\": \"pci\", \"address\": …} or \
+                    {\"kind\": \"disk\", \"read_only\": …, \"serial\": …}}";
+    let wanted: AttachRequest = match body::object(request, expected) {
         Ok(wanted) => wanted,
-        Err(error) => {
-            let detail = format!(
-                "{error}; expected {{\"id\": …, \"device\": {{\"kind\": \"pci\", \"address\": …}} or \
-                 {{\"kind\": \"disk\", \"read_only\": …, \"serial\": …}}}}"
-            );
-            return problem(400, "bad body", &detail);
-        }
+        Err(refusal) => return *refusal,
     };
     answer(client.plug(|gone| board.hotplug.attach(wanted, files, gone)))
 }
 
 /// `DELETE /v1/devices/{id}`; `?pull=1` does not ask the guest.
 pub(super) fn detach(request: &Request, client: &Client<'_>, board: &Board) -> Answer {
-    let Some(id) = request.last_segment() else {
-        return problem(
-            400,
-            "bad path",
-            "% in a device's name has two hexadecimal digits behind it, as in 0000%3A41%3A00.0",
-        );
-    };
     let removal = match request.number("pull") {
         Ok(None | Some(0)) => Removal::Asked,
         Ok(Some(1)) => Removal::Pulled,
-        Ok(Some(_)) | Err(_) => return problem(400, "bad query", "pull is 0 or 1, as ?pull=1"),
+        Ok(Some(_)) | Err(BadQuery) => {
+            return problem(400, "bad query", "pull is 0 or 1, and there once, as ?pull=1");
+        }
     };
+    let id = request.last_segment();
     answer(client.plug(|gone| board.hotplug.detach(&id, removal, gone)))
 }
 
@@ -93,8 +86,9 @@ fn answer(done: Option<Result<AttachedDevice, PlugError>>) -> Answer {
 
 fn refusal(error: &PlugError) -> Answer {
     let (status, title) = match error {
-        PlugError::Name { .. } | PlugError::Descriptors { .. } => (400, "bad request"),
+        PlugError::Name { .. } => (400, "bad request"),
         PlugError::Unknown { .. } => (404, "not found"),
+        PlugError::Descriptors { .. } => (409, "the device has to come along"),
         PlugError::Taken { .. }
         | PlugError::NoPort
         | PlugError::NoPassthrough
@@ -121,4 +115,16 @@ fn refusal(error: &PlugError) -> Answer {
         next = source.source();
     }
     problem(status, title, &detail)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is asked for is as it should be; that nothing came beside it is no fault of the document.
+    #[test]
+    fn a_device_that_does_not_come_along_is_no_bad_request() {
+        assert_eq!(refusal(&PlugError::Descriptors { found: 0 }).status, 409);
+        assert_eq!(refusal(&PlugError::Name { id: "a b".to_owned() }).status, 400);
+    }
 }

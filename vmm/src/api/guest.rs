@@ -8,14 +8,15 @@ use types::{operations::VmEventKind, vm::Deadline};
 use super::{
     Answer, Client, Request,
     answer::{done, json, problem},
+    body,
 };
 use crate::{
     machine::{Board, Ending, HoldError, Holder, Kind},
     sys::clock::boot_ms,
 };
 
-/// Longest wait for console output.
-pub(super) const MAX_WAIT: Duration = Duration::from_secs(30);
+/// Longest wait for something new: many clients give up after ten seconds.
+pub(super) const MAX_WAIT: Duration = Duration::from_secs(8);
 /// Largest piece of console output in one answer.
 const MAX_PIECE: usize = 256 << 10;
 
@@ -37,7 +38,7 @@ pub(super) fn console(request: &Request, client: &Client<'_>, board: &Board) -> 
 /// Reads `from` and `wait_ms`, which are 0 unless given.
 pub(super) fn span(request: &Request) -> Result<(u64, Duration), Box<Answer>> {
     let (Ok(from), Ok(wait)) = (request.number("from"), request.number("wait_ms")) else {
-        let detail = "from and wait_ms are whole numbers, as ?from=0&wait_ms=1000";
+        let detail = "from and wait_ms are whole numbers, each there once, as ?from=0&wait_ms=1000";
         return Err(Box::new(problem(400, "bad query", detail)));
     };
     let wait = Duration::from_millis(wait.unwrap_or(0)).min(MAX_WAIT);
@@ -69,10 +70,11 @@ pub(super) fn input(request: &Request, board: &Board) -> Answer {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct PowerRequest {
+    #[serde(deserialize_with = "types::json::name")]
     action: Action,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Action {
     Button,
@@ -83,14 +85,10 @@ enum Action {
 
 /// `POST /v1/power`
 pub(super) fn power(request: &Request, board: &Board) -> Answer {
-    let request: PowerRequest = match serde_json::from_slice(&request.body) {
+    let expected = "{\"action\": \"button\", \"nmi\", \"reset\" or \"stop\"}";
+    let request: PowerRequest = match body::object(request, expected) {
         Ok(request) => request,
-        Err(error) => {
-            let detail = format!(
-                "{error}; expected {{\"action\": \"button\", \"nmi\", \"reset\" or \"stop\"}}"
-            );
-            return problem(400, "bad body", &detail);
-        }
+        Err(refusal) => return *refusal,
     };
     let end = |kind, reason: &str| board.control.end(Ending { kind, reason: reason.to_owned() });
     match request.action {
@@ -113,16 +111,14 @@ pub(super) fn power(request: &Request, board: &Board) -> Answer {
 
 /// `PUT /v1/deadline`
 pub(super) fn put_deadline(request: &Request, board: &Board) -> Answer {
-    let deadline: Deadline = match serde_json::from_slice(&request.body) {
+    let expected = format!(
+        "{{\"at_boot_ms\": …, \"grace_ms\": …}}, both in milliseconds, the first by CLOCK_BOOTTIME, \
+         which is {} now",
+        boot_ms()
+    );
+    let deadline: Deadline = match body::object(request, &expected) {
         Ok(deadline) => deadline,
-        Err(error) => {
-            let detail = format!(
-                "{error}; expected {{\"at_boot_ms\": …, \"grace_ms\": …}}, both in milliseconds, the \
-                 first by CLOCK_BOOTTIME, which is {} now",
-                boot_ms()
-            );
-            return problem(400, "bad body", &detail);
-        }
+        Err(refusal) => return *refusal,
     };
     match board.control.set_deadline(deadline) {
         Ok(()) => done(),
@@ -156,4 +152,44 @@ pub(super) fn resume(_: &Request, board: &Board) -> Answer {
         board.events.push(VmEventKind::Resumed, "");
     }
     done()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::watch;
+
+    fn request(target: &str, body: &str) -> Request {
+        let (method, target) = ("GET".to_owned(), target.to_owned());
+        Request { method, target, content_type: None, body: body.as_bytes().to_vec() }
+    }
+
+    #[test]
+    fn nobody_waits_longer_than_clients_do() {
+        let span = |query: &str| {
+            let span = span(&request(&format!("/v1/events{query}"), ""));
+            span.map_err(|refusal| refusal.status)
+        };
+        let wait = Duration::from_millis;
+        assert_eq!(span(""), Ok((0, wait(0))));
+        assert_eq!(span("?from=7&wait_ms=7999"), Ok((7, wait(7999))));
+        assert_eq!(span("?wait_ms=30000"), Ok((0, MAX_WAIT)));
+        assert_eq!(span("?wait_ms=1&wait_ms=1"), Err(400));
+        assert_eq!(span("?from=+5"), Err(400));
+        let told = format!("; {} at most", MAX_WAIT.as_millis());
+        assert_eq!(watch::DOCUMENT.matches(&told).count(), 2);
+    }
+
+    #[test]
+    fn what_to_do_is_a_name() {
+        let read = |body: &str| {
+            let read: Result<PowerRequest, _> = body::object(&request("/v1/power", body), "more");
+            read.map(|request| request.action).map_err(|refusal| refusal.status)
+        };
+        assert_eq!(read(r#"{"action":"stop"}"#), Ok(Action::Stop));
+        assert_eq!(read(r#"{"action":"nmi"}"#), Ok(Action::Nmi));
+        for wrong in [r#"{"action":{"stop":null}}"#, r#"["stop"]"#, r#"{"action":"Stop"}"#, "{}"] {
+            assert_eq!(read(wrong), Err(400), "{wrong}");
+        }
+    }
 }

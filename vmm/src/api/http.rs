@@ -1,6 +1,8 @@
 //! Parsing of requests.
 //! Source: RFC 9112 (HTTP/1.1); `httparse` reads the head.
 
+use super::{chunks, target};
+
 /// Largest head of a request, in bytes.
 pub const MAX_HEAD: usize = 8192;
 /// The method that asks for a head without its body.
@@ -15,6 +17,8 @@ pub struct Request {
     pub method: String,
     /// Path and query, as sent.
     pub target: String,
+    /// What the body is said to be, if anything.
+    pub content_type: Option<String>,
     /// Body.
     pub body: Vec<u8>,
 }
@@ -23,19 +27,23 @@ pub struct Request {
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the message is the doc")]
 pub enum RequestError {
-    #[error("the request did not come whole and in time")]
+    #[error("the request ended before it was whole")]
     Incomplete,
+    #[error("the request did not come whole in time")]
+    Late,
     #[error("the head is not HTTP/1.1: {0}")]
     Head(httparse::Error),
+    #[error("the target does not fit into a head of {MAX_HEAD} bytes")]
+    LargeTarget,
     #[error("the head has more than {MAX_HEAD} bytes")]
-    LargeHead,
-    #[error("content-length is missing its number or given twice")]
-    Length,
-    #[error("transfer-encoding is not taken; send content-length")]
+    LargeFields,
+    #[error("the body's length is not known: {reason}")]
+    Length { reason: &'static str },
+    #[error("the only transfer-encoding that is taken is chunked, alone")]
     Encoding,
-    #[error("a request has one host field, of any content")]
+    #[error("a request has one host field, which is empty or a host, perhaps with a port")]
     Host,
-    #[error("the target is neither a path nor an address that begins with http://")]
+    #[error("the target is neither a path nor an address that begins with http:// and a host")]
     Target,
     #[error("the body has {found} bytes; at most {most} are taken")]
     LargeBody { found: u64, most: usize },
@@ -45,32 +53,37 @@ impl RequestError {
     /// Returns the HTTP status that goes with it.
     pub fn status(&self) -> u16 {
         match self {
-            Self::LargeBody { .. } | Self::LargeHead => 413,
-            Self::Encoding => 411,
+            Self::Late => 408,
+            Self::LargeBody { .. } => 413,
+            Self::LargeTarget => 414,
+            Self::LargeFields | Self::Head(httparse::Error::TooManyHeaders) => 431,
+            Self::Encoding => 501,
             Self::Head(httparse::Error::Version) => 505,
-            Self::Incomplete | Self::Head(_) | Self::Length | Self::Host | Self::Target => 400,
+            Self::Incomplete | Self::Head(_) | Self::Length { .. } | Self::Host | Self::Target => {
+                400
+            }
         }
     }
 }
 
+/// A query whose parameter is no number, or is there twice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BadQuery;
+
 impl Request {
-    /// Returns the path without the query.
+    /// Returns the path without the query, as sent.
     pub fn path(&self) -> &str {
         self.target.split('?').next().unwrap_or_default()
     }
 
-    /// Returns the path's last segment, decoded (RFC 3986 §2.1); `None` when it is no text.
-    pub fn last_segment(&self) -> Option<String> {
-        let segment = self.path().rsplit('/').next().unwrap_or_default();
-        let mut pieces = segment.split('%');
-        let mut bytes = pieces.next().unwrap_or_default().as_bytes().to_vec();
-        for piece in pieces {
-            let (digits, rest) = piece.split_at_checked(2)?;
-            let digits = Some(digits).filter(|two| two.bytes().all(|b| b.is_ascii_hexdigit()))?;
-            bytes.push(u8::from_str_radix(digits, 16).ok()?);
-            bytes.extend(rest.bytes());
-        }
-        String::from_utf8(bytes).ok()
+    /// Returns the path's segments, decoded, an empty one before the first `/`; `None` when one is no text.
+    pub fn segments(&self) -> Option<Vec<String>> {
+        self.path().split('/').map(target::decoded).collect()
+    }
+
+    /// Returns the path's last segment, decoded; empty when it is no text.
+    pub fn last_segment(&self) -> String {
+        self.segments().and_then(|mut all| all.pop()).unwrap_or_default()
     }
 
     /// Returns whether only the head of an answer is asked for.
@@ -79,10 +92,21 @@ impl Request {
     }
 
     /// Returns query parameter `name` as a number; `Ok(None)` when it is not there.
-    pub fn number(&self, name: &str) -> Result<Option<u64>, std::num::ParseIntError> {
+    pub fn number(&self, name: &str) -> Result<Option<u64>, BadQuery> {
         let query = self.target.split_once('?').map_or("", |(_, query)| query);
-        let mut pairs = query.split('&').filter_map(|pair| pair.split_once('='));
-        pairs.find(|(key, _)| *key == name).map(|(_, value)| value.parse()).transpose()
+        let mut found = None;
+        for pair in query.split('&') {
+            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+            if target::decoded(key).ok_or(BadQuery)? != name {
+                continue;
+            }
+            let value = target::decoded(value).ok_or(BadQuery)?;
+            let number = digits(&value).ok_or(BadQuery)?;
+            if found.replace(number).is_some() {
+                return Err(BadQuery);
+            }
+        }
+        Ok(found)
     }
 }
 
@@ -91,41 +115,61 @@ pub fn parse(bytes: &[u8], max_body: usize) -> Result<Option<Request>, RequestEr
     let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
     let mut head = httparse::Request::new(&mut headers);
     let length = match head.parse(bytes).map_err(RequestError::Head)? {
-        httparse::Status::Complete(length) => length,
-        httparse::Status::Partial if bytes.len() > MAX_HEAD => return Err(RequestError::LargeHead),
-        httparse::Status::Partial => return Ok(None),
+        httparse::Status::Complete(length) if length <= MAX_HEAD => length,
+        httparse::Status::Partial if bytes.len() <= MAX_HEAD => return Ok(None),
+        httparse::Status::Complete(_) | httparse::Status::Partial => return Err(too_large(&head)),
     };
-    if length > MAX_HEAD {
-        return Err(RequestError::LargeHead);
-    }
-    let hosts =
-        head.headers.iter().filter(|header| header.name.eq_ignore_ascii_case("host")).count();
-    // RFC 9112 §3.2; HTTP/1.0 knew no such field.
-    if hosts > 1 || hosts == 0 && head.version == Some(1) {
-        return Err(RequestError::Host);
-    }
-    let target = origin_form(head.path.unwrap_or_default()).ok_or(RequestError::Target)?;
-    let size = body_size(head.headers)?;
-    let size = match usize::try_from(size) {
-        Ok(size) if size <= max_body => size,
-        Ok(_) | Err(_) => return Err(RequestError::LargeBody { found: size, most: max_body }),
+    check_host(&head)?;
+    let method = head.method.unwrap_or_default();
+    let target = target::origin_form(method, head.path.unwrap_or_default());
+    let target = target.ok_or(RequestError::Target)?;
+    let rest = bytes.get(length..).unwrap_or_default();
+    let body = match extent(&head, max_body)? {
+        Extent::Counted(size) => rest.get(..size).map(<[u8]>::to_vec),
+        Extent::Chunked => chunks::join(rest, max_body)?,
     };
-    let Some(body) = bytes.get(length..length + size) else { return Ok(None) };
-    Ok(Some(Request {
-        method: head.method.unwrap_or_default().to_owned(),
-        target: target.to_owned(),
-        body: body.to_vec(),
-    }))
+    let types: Vec<_> = values(&head, "content-type").map(String::from_utf8_lossy).collect();
+    let content_type = (!types.is_empty()).then(|| types.join(", "));
+    Ok(body.map(|body| Request { method: method.to_owned(), target, content_type, body }))
 }
 
-/// Returns path and query of a target, which proxies are sent with an authority before it (RFC 9112 §3.2.2).
-fn origin_form(target: &str) -> Option<&str> {
-    if target.starts_with('/') || target == "*" {
-        return Some(target);
+/// Says what of a head is too large.
+fn too_large(head: &httparse::Request<'_, '_>) -> RequestError {
+    match (head.method, head.path) {
+        // No method is as long.
+        (None, _) => RequestError::Head(httparse::Error::Token),
+        (Some(_), Some(path)) if path.len() <= MAX_HEAD => RequestError::LargeFields,
+        (Some(_), _) => RequestError::LargeTarget,
     }
-    let scheme = target.get(..7).filter(|scheme| scheme.eq_ignore_ascii_case("http://"))?;
-    let rest = &target[scheme.len()..];
-    rest.find('/').map(|at| &rest[at..])
+}
+
+/// Returns the values of the fields of a name.
+fn values<'a>(
+    head: &'a httparse::Request<'_, '_>,
+    name: &'a str,
+) -> impl Iterator<Item = &'a [u8]> {
+    let named = head.headers.iter().filter(move |field| field.name.eq_ignore_ascii_case(name));
+    named.map(|field| field.value)
+}
+
+/// Source: RFC 9112 §3.2.
+fn check_host(head: &httparse::Request<'_, '_>) -> Result<(), RequestError> {
+    let fits = |value: &[u8]| {
+        value.is_empty() || std::str::from_utf8(value).is_ok_and(target::is_authority)
+    };
+    let mut hosts = values(head, "host");
+    match (hosts.next(), hosts.next()) {
+        (Some(host), None) if fits(host) => Ok(()),
+        // HTTP/1.0 knew no such field.
+        (None, _) if head.version == Some(0) => Ok(()),
+        _ => Err(RequestError::Host),
+    }
+}
+
+/// Returns whether what came of a request that cannot be read asks for a head alone.
+pub(super) fn asks_for_head(bytes: &[u8]) -> bool {
+    let rest = bytes.trim_ascii_start().strip_prefix(HEAD.as_bytes());
+    rest.is_some_and(|rest| rest.starts_with(b" "))
 }
 
 /// Returns whether the head is whole, and its client waits to be told before it sends the body, as HTTP/1.0
@@ -133,34 +177,51 @@ fn origin_form(target: &str) -> Option<&str> {
 pub(super) fn awaits_continue(bytes: &[u8]) -> bool {
     let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
     let mut head = httparse::Request::new(&mut headers);
-    if !matches!(head.parse(bytes), Ok(httparse::Status::Complete(_))) {
-        return false;
-    }
-    let mut headers = head.headers.iter();
-    head.version == Some(1)
-        && headers.any(|header| {
-            header.name.eq_ignore_ascii_case("expect")
-                && header.value.eq_ignore_ascii_case(b"100-continue")
-        })
+    let is_whole = matches!(head.parse(bytes), Ok(httparse::Status::Complete(_)));
+    let asks = |value: &[u8]| value.eq_ignore_ascii_case(b"100-continue");
+    is_whole && head.version == Some(1) && values(&head, "expect").any(asks)
 }
 
-fn body_size(headers: &[httparse::Header<'_>]) -> Result<u64, RequestError> {
-    let mut size = None;
-    for header in headers {
-        if header.name.eq_ignore_ascii_case("transfer-encoding") {
-            return Err(RequestError::Encoding);
-        }
-        if header.name.eq_ignore_ascii_case("content-length") {
-            let text = std::str::from_utf8(header.value).map_err(|_| RequestError::Length)?;
-            // RFC 9110 §8.6: digits alone, no sign.
-            let digits = Some(text).filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
-            let number = digits.and_then(|text| text.parse().ok()).ok_or(RequestError::Length)?;
-            if size.replace(number).is_some() {
-                return Err(RequestError::Length);
-            }
-        }
+/// How far a body goes.
+enum Extent {
+    /// So many bytes.
+    Counted(usize),
+    /// Up to a last chunk.
+    Chunked,
+}
+
+/// Source: RFC 9112 §6.1 and §6.3.
+fn extent(head: &httparse::Request<'_, '_>, max_body: usize) -> Result<Extent, RequestError> {
+    let wrong = |reason| Err(RequestError::Length { reason });
+    let mut lengths = values(head, "content-length");
+    let mut codings = values(head, "transfer-encoding");
+    match (lengths.next(), codings.next()) {
+        (None, None) => Ok(Extent::Counted(0)),
+        (Some(_), None) if lengths.next().is_some() => wrong("content-length is given twice"),
+        (Some(length), None) => counted(length, max_body),
+        (Some(_), Some(_)) => wrong("content-length and transfer-encoding are given both"),
+        (None, Some(_)) if head.version != Some(1) => wrong("HTTP/1.0 has no transfer-encoding"),
+        (None, Some(coding)) if coding.eq_ignore_ascii_case(b"chunked") => match codings.next() {
+            None => Ok(Extent::Chunked),
+            Some(_) => Err(RequestError::Encoding),
+        },
+        (None, Some(_)) => Err(RequestError::Encoding),
     }
-    Ok(size.unwrap_or(0))
+}
+
+fn counted(length: &[u8], max_body: usize) -> Result<Extent, RequestError> {
+    let found = std::str::from_utf8(length).ok().and_then(digits);
+    let found = found.ok_or(RequestError::Length { reason: "content-length is no number" })?;
+    match usize::try_from(found) {
+        Ok(size) if size <= max_body => Ok(Extent::Counted(size)),
+        Ok(_) | Err(_) => Err(RequestError::LargeBody { found, most: max_body }),
+    }
+}
+
+/// Reads a number of digits alone, without a sign (RFC 9110 §8.6).
+fn digits(text: &str) -> Option<u64> {
+    let digits = Some(text).filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
+    digits.and_then(|text| text.parse().ok())
 }
 
 #[cfg(test)]
@@ -177,24 +238,55 @@ mod tests {
         assert_eq!((request.path(), request.body.as_slice()), ("/v1/console", &b"hi"[..]));
         assert_eq!(request.number("from"), Ok(Some(3)));
         assert_eq!(request.number("to"), Ok(None));
+        assert_eq!(request.content_type, None);
+    }
+
+    /// Returns how a request with these further lines is refused.
+    fn refused(lines: &str) -> RequestError {
+        let text = format!("POST / HTTP/1.1\r\nhost: vmm\r\n{lines}\r\n\r\n");
+        parse(text.as_bytes(), 4).expect_err("refused")
     }
 
     #[test]
     fn bad_requests_are_told_apart() {
-        let parse = |text: &str| {
-            let text = text.replacen("\r\ncontent", "\r\nhost: vmm\r\ncontent", 1);
-            let text = text.replacen("\r\ntransfer", "\r\nhost: vmm\r\ntransfer", 1);
-            parse(text.as_bytes(), 4).expect_err("refused")
+        let refusal = |text: &str| parse(text.as_bytes(), 4).expect_err("refused");
+        assert!(matches!(refusal("\0\0\0"), RequestError::Head(_)));
+        let large = RequestError::LargeBody { found: 5, most: 4 };
+        assert_eq!((large.status(), refused("content-length: 5")), (413, large));
+        let wrong = ["-1", "+2", "", "99999999999999999999", "1\r\ncontent-length: 1"];
+        assert_eq!(
+            wrong.map(|length| refused(&format!("content-length: {length}")).status()),
+            [400; 5]
+        );
+        let endless = |text: &str| format!("{text}{}", "x".repeat(MAX_HEAD));
+        assert_eq!(refusal(&endless("GET /")), RequestError::LargeTarget);
+        let ended = format!("{} HTTP/1.1\r\nhost: a\r\n\r\n", endless("GET /"));
+        assert_eq!(refusal(&ended), RequestError::LargeTarget);
+        assert_eq!(RequestError::LargeTarget.status(), 414);
+        assert_eq!(refusal(&endless("GET / HTTP/1.1\r\na: ")), RequestError::LargeFields);
+        assert_eq!(refused(&endless("a: ")), RequestError::LargeFields);
+        assert_eq!(RequestError::LargeFields.status(), 431);
+        assert_eq!(refused(&"a: b\r\n".repeat(MAX_HEADERS)).status(), 431);
+        assert_eq!(refusal(&endless("x")).status(), 400);
+        assert_eq!(RequestError::Late.status(), 408);
+    }
+
+    /// RFC 9112 §6.1, §6.3 and §7.1.
+    #[test]
+    fn bodies_may_come_in_chunks() {
+        let chunked = |version: &str, lines: &str| {
+            let head = format!("POST / HTTP/1.{version}\r\nhost: a\r\n{lines}\r\n\r\n");
+            let parsed = parse(format!("{head}2\r\nhi\r\n0\r\n\r\n").as_bytes(), 4);
+            parsed.map(|request| request.expect("whole").body).map_err(|error| error.status())
         };
-        assert!(matches!(parse("\0\0\0"), RequestError::Head(_)));
-        let large = "POST / HTTP/1.1\r\ncontent-length: 5\r\n\r\n";
-        assert_eq!(parse(large), RequestError::LargeBody { found: 5, most: 4 });
-        assert_eq!(parse("POST / HTTP/1.1\r\ncontent-length: -1\r\n\r\n"), RequestError::Length);
-        assert_eq!(parse("POST / HTTP/1.1\r\ncontent-length: +2\r\n\r\n"), RequestError::Length);
-        let chunked = "POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n";
-        assert_eq!(parse(chunked), RequestError::Encoding);
-        let long = format!("GET /{} HTTP/1.1\r\n", "x".repeat(MAX_HEAD));
-        assert_eq!(parse(&long), RequestError::LargeHead);
+        assert_eq!(chunked("1", "Transfer-Encoding: Chunked"), Ok(b"hi".to_vec()));
+        assert_eq!(chunked("1", "transfer-encoding: gzip, chunked"), Err(501));
+        assert_eq!(chunked("1", "transfer-encoding: identity"), Err(501));
+        let twice = "transfer-encoding: chunked\r\ntransfer-encoding: chunked";
+        assert_eq!(chunked("1", twice), Err(501));
+        let both = "transfer-encoding: chunked\r\ncontent-length: 2";
+        assert_eq!(chunked("1", both), Err(400));
+        assert_eq!(chunked("0", "transfer-encoding: chunked"), Err(400));
     }
 
     fn target(text: &str) -> Result<String, RequestError> {
@@ -206,28 +298,71 @@ mod tests {
     fn a_request_has_one_host_and_may_name_it_twice_over() {
         assert_eq!(target("GET / HTTP/1.1\r\n\r\n"), Err(RequestError::Host));
         assert_eq!(target("GET / HTTP/1.1\r\nhost: a\r\nHost: a\r\n\r\n"), Err(RequestError::Host));
+        assert_eq!(target("GET / HTTP/1.1\r\nhost: a/b\r\n\r\n"), Err(RequestError::Host));
+        assert_eq!(target("GET / HTTP/1.0\r\nhost: a b\r\n\r\n"), Err(RequestError::Host));
         assert_eq!(target("GET / HTTP/1.0\r\n\r\n"), Ok("/".to_owned()));
         assert_eq!(target("GET / HTTP/1.1\r\nhost:\r\n\r\n"), Ok("/".to_owned()));
+        assert_eq!(target("GET / HTTP/1.1\r\nhost: a:80 \r\n\r\n"), Ok("/".to_owned()));
         let absolute = |target: &str| format!("GET {target} HTTP/1.1\r\nhost: a\r\n\r\n");
         assert_eq!(target(&absolute("HTTP://a:1/v1/state?x=1")), Ok("/v1/state?x=1".to_owned()));
-        for wrong in ["http://a", "https://a/v1/state", "v1/state", "a:443"] {
+        assert_eq!(target(&absolute("http://a?x=/v1/state")), Ok("/?x=/v1/state".to_owned()));
+        for wrong in ["http:///v1/state", "https://a/v1/state", "v1/state", "a:443", "*"] {
             assert_eq!(target(&absolute(wrong)), Err(RequestError::Target), "{wrong}");
         }
+        assert_eq!(target("OPTIONS * HTTP/1.1\r\nhost: a\r\n\r\n"), Ok("*".to_owned()));
+    }
+
+    fn request(target: &str) -> Request {
+        let (method, target) = ("DELETE".to_owned(), target.to_owned());
+        Request { method, target, content_type: None, body: Vec::new() }
     }
 
     /// RFC 3986 §2.1.
     #[test]
-    fn the_last_segment_is_decoded() {
-        let last = |path: &str| {
-            let target = format!("{path}?pull=%31");
-            Request { method: "DELETE".to_owned(), target, body: Vec::new() }.last_segment()
-        };
-        assert_eq!(last("/v1/devices/0000:41:00.0"), Some("0000:41:00.0".to_owned()));
-        assert_eq!(last("/v1/devices/0000%3A41%3a00.0"), Some("0000:41:00.0".to_owned()));
-        assert_eq!(last("/v1/devices/a%20b%C3%A4"), Some("a bä".to_owned()));
-        for wrong in ["%", "a%4", "%+1", "%zz", "%ff", "%ä1"] {
-            assert_eq!(last(&format!("/v1/devices/{wrong}")), None, "{wrong}");
+    fn segments_are_decoded() {
+        let request = |path: &str| request(&format!("{path}?pull=%31"));
+        let state = request("/v1/%73tate%2Fx").segments();
+        assert_eq!(state, Some(["", "v1", "state/x"].map(str::to_owned).to_vec()));
+        assert_eq!(request("/v1/devices/0000%3A41%3a00.0").last_segment(), "0000:41:00.0");
+        assert_eq!(request("/v1/%zz/state").segments(), None);
+    }
+
+    #[test]
+    fn numbers_of_a_query_are_digits_and_there_once() {
+        let from = |query: &str| request(&format!("/v1/console{query}")).number("from");
+        for right in ["?from=5", "?fr%6Fm=%35", "?x&from=05&", "?frOm=+1&from=5&x=%zz"] {
+            assert_eq!(from(right), Ok(Some(5)), "{right}");
         }
+        for none in ["", "?", "?x=1", "?fromm=1", "?x?from=5"] {
+            assert_eq!(from(none), Ok(None), "{none}");
+        }
+        let wrong = ["?from", "?from=", "?from=+5", "?from=%2B5", "?from=-1", "?from=5&from=5"];
+        for wrong in wrong.iter().chain(&["?from=5&from", "?from=%zz", "?%zz&from=5", "?from= 5"]) {
+            assert_eq!(from(wrong), Err(BadQuery), "{wrong}");
+        }
+        assert_eq!(from("?from=18446744073709551615"), Ok(Some(u64::MAX)));
+        assert_eq!(from("?from=18446744073709551616"), Err(BadQuery));
+    }
+
+    /// What a request is refused for may be anything behind the method.
+    #[test]
+    fn who_asks_for_a_head_alone_is_known_by_the_method() {
+        assert!(asks_for_head(b"\r\nHEAD nowhere"));
+        assert!(!asks_for_head(b"GET / HTTP/1.1\r\n"));
+        assert!(!asks_for_head(b"HEADS / HTTP/1.1\r\n"));
+        assert!(!asks_for_head(b""));
+    }
+
+    #[test]
+    fn what_a_body_is_said_to_be_is_kept() {
+        let kept = |lines: &str| {
+            let text = format!("GET / HTTP/1.1\r\nhost: a\r\n{lines}\r\n");
+            parse(text.as_bytes(), 4).expect("valid").expect("whole").content_type
+        };
+        assert_eq!(kept("").as_deref(), None);
+        assert_eq!(kept("Content-Type: text/plain\r\n").as_deref(), Some("text/plain"));
+        let twice = kept("content-type: a/b\r\ncontent-type: c/d\r\n");
+        assert_eq!(twice.as_deref(), Some("a/b, c/d"));
     }
 
     #[test]

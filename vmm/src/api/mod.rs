@@ -1,20 +1,25 @@
 //! The control socket: HTTP/1.1 with JSON over a unix stream socket, one request per connection.
 //! `openapi.json` describes the requests; `routes` lists what answers them: `watch` tells, `guest`
-//! acts, `devices` attaches and detaches; `waits` bounds what waits for something new, `crew` the threads.
+//! acts, `devices` attaches and detaches, `body` reads documents; `http` parses, by `target` and `chunks`;
+//! `waits` bounds what waits for something new, `crew` the threads.
 //!
 //! Who may connect is decided by the permissions of the socket's path, which the agent holds.
 
 mod answer;
+mod body;
+mod chunks;
 mod crew;
 mod devices;
 mod guest;
 mod http;
 mod routes;
+mod target;
 mod waits;
 mod watch;
 
 use std::{
     io::{self, Write},
+    net::Shutdown,
     os::{
         fd::OwnedFd,
         unix::net::{UnixListener, UnixStream},
@@ -25,7 +30,7 @@ use std::{
 
 pub use answer::{Answer, Body};
 use crew::Crew;
-pub use http::{MAX_HEAD, Request, RequestError, parse};
+pub use http::{BadQuery, MAX_HEAD, Request, RequestError, parse};
 pub use routes::{ROUTES, Route, answer};
 use waits::{Client, Waits};
 
@@ -87,20 +92,27 @@ fn serve(desk: &Arc<Desk>, board: &Arc<Board>) {
 fn converse(mut stream: UnixStream, desk: &Desk, board: &Board) -> io::Result<()> {
     stream.set_read_timeout(Some(CLIENT_LIMIT))?;
     stream.set_write_timeout(Some(CLIENT_LIMIT))?;
-    match receive(&mut stream) {
+    let mut bytes = Vec::new();
+    match receive(&mut stream, &mut bytes) {
         Ok((request, files)) => {
             let client = Client::new(&stream, &desk.waits, &desk.plugs);
             let answer = answer(&request, files, &client, board);
             send(&answer, &request.method, &mut stream, board)
         }
         Err(error) => {
-            let text = error.to_string();
-            let answer = answer::problem(error.status(), "request not understood", &text);
-            answer.write_to("", &mut stream)?;
+            refuse(&error, &bytes, &mut stream)?;
             drain(&mut stream);
             Ok(())
         }
     }
+}
+
+/// Says why what came cannot be read, and that nothing follows (RFC 9112 §9.6).
+fn refuse(error: &RequestError, bytes: &[u8], stream: &mut UnixStream) -> io::Result<()> {
+    let refusal = answer::problem(error.status(), "request not understood", &error.to_string());
+    let method = if http::asks_for_head(bytes) { http::HEAD } else { "" };
+    refusal.write_to(method, stream)?;
+    stream.shutdown(Shutdown::Write)
 }
 
 fn send(answer: &Answer, method: &str, stream: &mut UnixStream, board: &Board) -> io::Result<()> {
@@ -122,24 +134,85 @@ fn drain(stream: &mut UnixStream) {
     }
 }
 
-fn receive(stream: &mut UnixStream) -> Result<(Request, Vec<OwnedFd>), RequestError> {
+/// Receives a request; all that came of it is put into `bytes`.
+fn receive(
+    stream: &mut UnixStream,
+    bytes: &mut Vec<u8>,
+) -> Result<(Request, Vec<OwnedFd>), RequestError> {
     let deadline = Instant::now() + CLIENT_LIMIT;
-    let (mut bytes, mut files) = (Vec::new(), Vec::new());
-    let (mut buffer, mut told) = ([0; 4096], false);
+    let (mut buffer, mut files, mut told) = ([0; 4096], Vec::new(), false);
     loop {
-        if let Some(request) = parse(&bytes, MAX_BODY)? {
+        if let Some(request) = parse(bytes, MAX_BODY)? {
             return Ok((request, files));
         }
-        if !told && http::awaits_continue(&bytes) {
+        if !told && http::awaits_continue(bytes) {
             told = true;
             let go_on = b"HTTP/1.1 100 Continue\r\n\r\n";
             stream.write_all(go_on).map_err(|_| RequestError::Incomplete)?;
         }
-        let count =
-            devices::read(stream, &mut buffer, &mut files).map_err(|_| RequestError::Incomplete)?;
-        if count == 0 || Instant::now() > deadline {
+        let count = match devices::read(stream, &mut buffer, &mut files) {
+            Ok(count) => count,
+            Err(error) if is_late(&error) => return Err(RequestError::Late),
+            Err(_) => return Err(RequestError::Incomplete),
+        };
+        if count == 0 {
             return Err(RequestError::Incomplete);
         }
+        if Instant::now() > deadline {
+            return Err(RequestError::Late);
+        }
         bytes.extend_from_slice(&buffer[..count]);
+    }
+}
+
+/// Whether a read ended since its time was over (socket(7), SO_RCVTIMEO).
+fn is_late(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use super::*;
+
+    #[test]
+    fn who_is_late_is_told_apart_from_who_is_gone() {
+        let (mut near, mut far) = UnixStream::pair().expect("a pair");
+        near.set_read_timeout(Some(Duration::from_millis(1))).expect("set");
+        let head = b"POST /v1/console HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\n";
+        far.write_all(head).expect("written");
+        let mut bytes = Vec::new();
+        assert_eq!(receive(&mut near, &mut bytes).err(), Some(RequestError::Late));
+        assert_eq!(bytes, head);
+        far.write_all(b"x").expect("written");
+        drop(far);
+        assert_eq!(receive(&mut near, &mut bytes).err(), Some(RequestError::Incomplete));
+    }
+
+    #[test]
+    fn a_refusal_ends_before_what_is_still_sent_is_taken() {
+        let (mut near, mut far) = UnixStream::pair().expect("a pair");
+        refuse(&RequestError::Host, b"GET / HTTP/1.1\r\n", &mut near).expect("sent");
+        // What there is to read must be there by now, and the end of it.
+        far.set_nonblocking(true).expect("set");
+        let mut said = String::new();
+        far.read_to_string(&mut said).expect("an end");
+        assert!(said.starts_with("HTTP/1.1 400 ") && said.ends_with('}'), "{said}");
+        far.write_all(&[b'x'; 10_000]).expect("taken");
+        drop(far);
+        drain(&mut near);
+        assert_eq!(near.read(&mut [0]).expect("an end"), 0, "all of it was taken");
+    }
+
+    /// RFC 9110 §9.3.2.
+    #[test]
+    fn a_refusal_of_a_head_has_no_body() {
+        let (mut near, mut far) = UnixStream::pair().expect("a pair");
+        refuse(&RequestError::Target, b"HEAD nowhere HTTP/1.1\r\n", &mut near).expect("sent");
+        drop(near);
+        let mut said = String::new();
+        far.read_to_string(&mut said).expect("an end");
+        assert!(said.starts_with("HTTP/1.1 400 ") && said.ends_with("\r\n\r\n"), "{said}");
     }
 }

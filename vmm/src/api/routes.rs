@@ -63,20 +63,32 @@ pub fn answer(
     client: &Client<'_>,
     board: &Board,
 ) -> Answer {
-    let there = || ROUTES.iter().filter(|route| is_at(route.path, request.path()));
+    let Some(segments) = request.segments() else {
+        let detail = "% in a path has two hexadecimal digits behind it, as in 0000%3A41%3A00.0, and \
+                      all of it is UTF-8";
+        return problem(400, "bad path", detail);
+    };
     // The same without the body (RFC 9110 §9.3.2), which is left out when the answer is sent.
     let method = if request.is_head() { "GET" } else { &request.method };
-    if let Some(route) = there().find(|route| route.method == method) {
-        return match route.act {
-            Act::Plain(act) => act(request, board),
-            Act::WithFiles(act) => act(request, files, client, board),
-            Act::Waiting(act) => act(request, client, board),
-        };
+    let mut there = ROUTES.iter().filter(|route| is_at(route.path, &segments));
+    match there.find(|route| route.method == method).map(|route| route.act) {
+        Some(Act::Plain(act)) => act(request, board),
+        Some(Act::WithFiles(act)) => act(request, files, client, board),
+        Some(Act::Waiting(act)) => act(request, client, board),
+        None => refusal(request, &segments),
     }
-    let mut methods: Vec<&str> = there().map(|route| route.method).collect();
+}
+
+/// Says why nothing answers a request.
+fn refusal(request: &Request, segments: &[String]) -> Answer {
+    // The asterisk asks of the server as a whole (RFC 9110 §9.3.7).
+    let is_meant = |route: &&Route| request.path() == "*" || is_at(route.path, segments);
+    let mut methods: Vec<&str> = ROUTES.iter().filter(is_meant).map(|route| route.method).collect();
     if methods.contains(&"GET") {
         methods.push("HEAD");
     }
+    methods.sort_unstable();
+    methods.dedup();
     if methods.is_empty() {
         let detail = format!("there is no {}; see /v1/openapi.json", request.path());
         return problem(404, "not found", &detail);
@@ -92,14 +104,13 @@ pub fn answer(
     refusal
 }
 
-/// Returns whether `path` has the form of `pattern`.
-fn is_at(pattern: &str, path: &str) -> bool {
-    let fits = |(wanted, found): (&str, &str)| {
+/// Returns whether a path of these segments has the form of `pattern`.
+fn is_at(pattern: &str, segments: &[String]) -> bool {
+    let fits = |(wanted, found): (&str, &String)| {
         let any = wanted.starts_with('{') && !found.is_empty();
         any || wanted == found
     };
-    pattern.split('/').count() == path.split('/').count()
-        && pattern.split('/').zip(path.split('/')).all(fits)
+    pattern.split('/').count() == segments.len() && pattern.split('/').zip(segments).all(fits)
 }
 
 #[cfg(test)]
@@ -139,11 +150,39 @@ mod tests {
         }
     }
 
+    fn request(method: &str, target: &str) -> Request {
+        let (method, target) = (method.to_owned(), target.to_owned());
+        Request { method, target, content_type: None, body: Vec::new() }
+    }
+
     #[test]
     fn segments_in_braces_stand_for_any() {
+        let is_at = |pattern: &str, path: &str| {
+            is_at(pattern, &request("GET", path).segments().expect("text"))
+        };
         assert!(is_at("/v1/things/{name}", "/v1/things/0000:01:00.0"));
+        assert!(is_at("/v1/things/{name}", "/v1/things/a%2Fb"));
         assert!(!is_at("/v1/things/{name}", "/v1/things/"));
         assert!(!is_at("/v1/things/{name}", "/v1/things"));
         assert!(!is_at("/v1/state", "/v1/state/x"));
+        // Escaped or not, it is the same path (RFC 3986 §6.2.2.2).
+        assert!(is_at("/v1/state", "/v1/%73tate?x=1"));
+        assert!(!is_at("/v1/state", "/v1%2Fstate"));
+    }
+
+    #[test]
+    fn what_is_not_there_is_told_apart_from_what_cannot_be_done_to_it() {
+        let refused = |method: &str, target: &str| {
+            let request = request(method, target);
+            let refusal = refusal(&request, &request.segments().expect("text"));
+            let allow: Vec<_> = refusal.headers.into_iter().map(|(_, value)| value).collect();
+            (refusal.status, allow)
+        };
+        let allow = |methods: &str| (405, vec![methods.to_owned()]);
+        assert_eq!(refused("PATCH", "/v1/%73tate"), allow("GET, HEAD"));
+        assert_eq!(refused("OPTIONS", "/v1/devices"), allow("GET, HEAD, POST"));
+        assert_eq!(refused("OPTIONS", "*"), allow("DELETE, GET, HEAD, POST, PUT"));
+        assert_eq!(refused("BREW", "/v1/state"), (501, Vec::new()));
+        assert_eq!(refused("GET", "/v1/other"), (404, Vec::new()));
     }
 }

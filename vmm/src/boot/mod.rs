@@ -282,6 +282,25 @@ mod tests {
         assert!(matches!(lost, Err(BootError::Damaged(_))), "{lost:?}");
     }
 
+    /// Xen's `start_info.h`: the number of modules, and where their list is.
+    #[test]
+    fn a_pvh_kernel_is_told_of_a_list_of_modules_where_there_are_some() {
+        let note = elf::tests::note(b"Xen\0", 18, &0x10_0000u32.to_le_bytes(), 4);
+        let kernel = elf::tests::elf(&[(1, 0x10_0000, 16, 1, &[7; 16]), (4, 0, 0, 4, &note)]);
+        let told = |initrd: Option<&[u8]>| {
+            let ram = ram(16);
+            load_into(&ram, &kernel, initrd, "").expect("sound");
+            let mut told = [0; 12];
+            let at = GuestAddress(layout::PVH_START_INFO + 12);
+            ram.memory.read_slice(&mut told, at).expect("in memory");
+            told
+        };
+        assert_eq!(told(None), [0; 12]);
+        assert_eq!(told(Some(b"")), [0; 12]);
+        let list = layout::PVH_MODULES.to_le_bytes();
+        assert_eq!(told(Some(b"initrd")), [&[1, 0, 0, 0][..], &list].concat()[..]);
+    }
+
     #[test]
     fn a_bzimage_of_an_old_protocol_is_not_called_damaged() {
         // As iPXE's: protocol 2.07, whose header ends at 0x248.

@@ -48,17 +48,19 @@ pub(super) fn load(linux: Linux<'_>, ram: &Ram) -> Result<Entry, BootError> {
         table.extend([0; 4]);
     }
     write(ram, layout::PVH_MEMORY_MAP, &table)?;
-    let mut module = [0u8; 32];
-    module[..8].copy_from_slice(&initrd.to_le_bytes());
-    module[8..16].copy_from_slice(&initrd_size.to_le_bytes());
-    write(ram, layout::PVH_MODULES, &module)?;
     let mut info = [0u8; 56];
-    let modules = u32::from(initrd_size > 0);
+    // FreeBSD takes a list's address for the word that there are modules (sys/x86/xen/pv.c).
+    if initrd_size > 0 {
+        let mut module = [0u8; 32];
+        module[..8].copy_from_slice(&initrd.to_le_bytes());
+        module[8..16].copy_from_slice(&initrd_size.to_le_bytes());
+        write(ram, layout::PVH_MODULES, &module)?;
+        info[12..16].copy_from_slice(&1u32.to_le_bytes());
+        info[16..24].copy_from_slice(&layout::PVH_MODULES.to_le_bytes());
+    }
     let entries = u32::try_from(map.len()).unwrap_or(0);
     info[..4].copy_from_slice(&MAGIC.to_le_bytes());
     info[4..8].copy_from_slice(&1u32.to_le_bytes());
-    info[12..16].copy_from_slice(&modules.to_le_bytes());
-    info[16..24].copy_from_slice(&layout::PVH_MODULES.to_le_bytes());
     info[24..32].copy_from_slice(&layout::COMMAND_LINE.to_le_bytes());
     info[32..40].copy_from_slice(&linux.acpi.to_le_bytes());
     info[40..48].copy_from_slice(&layout::PVH_MEMORY_MAP.to_le_bytes());

@@ -373,20 +373,20 @@ fn within(ahead_s: i64) -> i64 {
 
 /// A time of day and a date, UTC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Moment {
-    year: i64,
-    month: i64,
-    day: i64,
+pub(crate) struct Moment {
+    pub(crate) year: i64,
+    pub(crate) month: i64,
+    pub(crate) day: i64,
     /// 1 is Sunday.
-    week_day: i64,
-    hour: i64,
-    minute: i64,
-    second: i64,
+    pub(crate) week_day: i64,
+    pub(crate) hour: i64,
+    pub(crate) minute: i64,
+    pub(crate) second: i64,
 }
 
 impl Moment {
     /// Of seconds since 1970. Days are counted from March, so that leap days end years.
-    fn of(seconds: i64) -> Self {
+    pub(crate) fn of(seconds: i64) -> Self {
         let (days, rest) = (seconds.div_euclid(DAY_S), seconds.rem_euclid(DAY_S));
         let shifted = days + 719_468;
         let (era, day_of_era) = (shifted.div_euclid(146_097), shifted.rem_euclid(146_097));

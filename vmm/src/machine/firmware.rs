@@ -263,7 +263,7 @@ mod tests {
         for base in places {
             assert_eq!(table(base, "MCFG")[44..52], base.to_le_bytes());
             let names: Vec<String> = tables(base).into_iter().map(|(name, _)| name).collect();
-            assert_eq!(names, ["FACP", "APIC", "MCFG", "PPTT", "SPCR", "FACS", "DSDT"]);
+            assert_eq!(names, ["FACP", "APIC", "MCFG", "PPTT", "SPCR", "WAET", "FACS", "DSDT"]);
         }
     }
 

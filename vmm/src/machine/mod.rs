@@ -92,7 +92,8 @@ pub struct Machine {
 
 /// Runs the machine to its end, and returns how it ended.
 pub fn run(machine: Machine) -> Result<Ending, RunError> {
-    sys::signal::catch_kicks().map_err(|source| RunError::Signal { source })?;
+    let caught = sys::signal::catch_kicks().and_then(|()| sys::signal::catch_broken_memory());
+    caught.map_err(|source| RunError::Signal { source })?;
     let Machine { board, vcpus, settling, listener, closer, plugger, affinity } = machine;
     api::start(listener, &board)?;
     start_helpers(&board, plugger)?;

@@ -203,6 +203,7 @@ pub const SYSCALLS: &[Syscall] = &[
     row(libc::SYS_accept4, &[Api], Arguments::Any, "API connections"),
     row(libc::SYS_sendto, &[Api], Arguments::Any, "API responses"),
     row(libc::SYS_setsockopt, &[Api], Arguments::Any, "deadlines of API connections"),
+    row(libc::SYS_shutdown, &[Api], Arguments::Equals(1, 1), "SHUT_WR: nothing follows a refusal"),
     row(libc::SYS_lseek, &[Api], Arguments::Any, "holes in guest memory, for a dump"),
     // Threads of disks, of resets, and of more connections.
     row(libc::SYS_clone, STARTERS, Arguments::Equals(0, THREAD_FLAGS), "threads, nothing else"),

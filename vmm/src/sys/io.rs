@@ -6,6 +6,8 @@
 use std::{
     io,
     os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd},
+    thread,
+    time::Duration,
 };
 
 use ::types::vm::MAX_DISK_WORKERS;
@@ -88,6 +90,9 @@ impl Durability {
 /// `fallocate` modes of [`DiskCommand::Punch`] and [`DiskCommand::Zero`].
 const PUNCH: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
 const ZERO: i32 = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
+
+/// How long [`DiskRing::wait`] waits where the kernel cannot.
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// Most pieces of memory in one transfer (`UIO_MAXIOV`, `include/uapi/linux/uio.h`).
 const MAX_VECTORS: usize = 1024;
@@ -235,22 +240,26 @@ impl DiskRing {
         }
         match self.ring.submit() {
             Ok(_) => {}
-            // The kernel is short of memory for now, or was interrupted.
-            Err(error)
-                if matches!(
-                    error.raw_os_error(),
-                    Some(libc::EBUSY | libc::EAGAIN | libc::EINTR)
-                ) => {}
+            Err(error) if was_interrupted(&error) => {}
+            // Whoever hears that something is left asks again at once.
+            Err(error) if is_short_of_memory(&error) => thread::sleep(PAUSE),
             Err(error) => return Err(error),
         }
         Ok(self.ring.submission().is_empty())
     }
 
-    /// Waits until at least one command in flight has completed.
+    /// Hands queued commands to the kernel and waits until at least one in flight has completed, or until it was
+    /// interrupted, or for a moment where the kernel is short of memory.
     pub fn wait(&mut self) -> io::Result<()> {
         match self.ring.submit_and_wait(1) {
-            Err(error) if error.raw_os_error() != Some(libc::EINTR) => Err(error),
-            Ok(_) | Err(_) => Ok(()),
+            Ok(_) => Ok(()),
+            Err(error) if was_interrupted(&error) => Ok(()),
+            // It did not begin to wait, and whoever asks again at once would keep a processor busy.
+            Err(error) if is_short_of_memory(&error) => {
+                thread::sleep(PAUSE);
+                Ok(())
+            }
+            Err(error) => Err(error),
         }
     }
 
@@ -265,6 +274,15 @@ impl DiskRing {
             .map_err(|_| io::Error::from_raw_os_error(entry.result().saturating_neg()));
         Some((token, result))
     }
+}
+
+fn was_interrupted(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::EINTR)
+}
+
+/// Whether the kernel had no memory for commands, which passes (io_uring_enter(2), EAGAIN and EBUSY).
+fn is_short_of_memory(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EBUSY))
 }
 
 fn writev(
@@ -447,4 +465,55 @@ pub fn duplicate_eventfd(event: BorrowedFd<'_>) -> io::Result<EventFd> {
 pub fn borrow_eventfd(event: &EventFd) -> BorrowedFd<'_> {
     // SAFETY: The descriptor is open as long as `event` is borrowed.
     unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
+    use vm_memory::GuestMemoryMmap;
+
+    use super::*;
+
+    /// Runs `work` on a thread where io_uring_enter fails with `error`.
+    fn where_rings_fail<T: Send>(error: i32, work: impl FnOnce() -> T + Send) -> T {
+        let filter = SeccompFilter::new(
+            [(libc::SYS_io_uring_enter, Vec::new())].into(),
+            SeccompAction::Allow,
+            SeccompAction::Errno(error.cast_unsigned()),
+            std::env::consts::ARCH.try_into().expect("an architecture with filters"),
+        );
+        let program: BpfProgram = filter.expect("a filter").try_into().expect("a program");
+        let filtered = || {
+            seccompiler::apply_filter(&program).expect("a thread takes a filter");
+            work()
+        };
+        thread::scope(|scope| scope.spawn(filtered).join().expect("it ends"))
+    }
+
+    /// What is in flight still is: whoever waits for it has to ask again, and must not be told to give up.
+    #[test]
+    fn a_wait_for_which_the_kernel_has_no_memory_does_not_fail() {
+        let file = rustix::fs::memfd_create("disk", rustix::fs::MemfdFlags::CLOEXEC);
+        let file = file.expect("a file");
+        let ram: GuestRam =
+            GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 4096)]).expect("memory");
+        let Ok(mut ring) = DiskRing::new(file.as_fd(), ram, 4) else {
+            println!("skipped: a ring is waited for: this kernel gives no io_uring");
+            return;
+        };
+        ring.queue(0, DiskCommand::Sync).expect("room");
+        for error in [libc::EAGAIN, libc::EBUSY, libc::EINTR] {
+            assert!(where_rings_fail(error, || ring.wait()).is_ok(), "{error}");
+            assert!(ring.complete().is_none(), "nothing was begun");
+        }
+        let begun = std::time::Instant::now();
+        assert!(!where_rings_fail(libc::EAGAIN, || ring.submit()).expect("it passes"));
+        assert!(begun.elapsed() >= PAUSE, "who asks again at once keeps a processor busy");
+        assert!(where_rings_fail(libc::EINVAL, || ring.wait()).is_err());
+        ring.wait().expect("it is waited for");
+        let done = ring.complete().map(|(token, result)| (token, result.ok()));
+        assert_eq!(done, Some((0, Some(0))));
+    }
 }

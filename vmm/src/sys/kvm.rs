@@ -21,6 +21,7 @@ use kvm_bindings::{
 use kvm_ioctls::{IoEventAddress, Kvm, NoDatamatch, VcpuFd, VmFd};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
+pub use modes::MSR_MICROCODE;
 pub use pins::{Controllers, NARROW_ID_LIMIT};
 
 use super::{
@@ -81,6 +82,7 @@ fn call(what: &'static str) -> impl Fn(kvm_ioctls::Error) -> KvmError {
 pub struct Vm {
     fd: VmFd,
     features: CpuId,
+    microcode: Option<u64>,
     slots: Mutex<BTreeSet<u32>>,
     interrupts: Mutex<Interrupts>,
     this: Weak<Vm>,
@@ -128,9 +130,11 @@ impl Vm {
         let pins = pins::create(&kvm, &fd, Controllers::of(id_limit))?;
         modes::tell_bus_locks(&kvm, &fd).map_err(call("tell of locks of the memory bus"))?;
         modes::withhold_counters(&kvm, &fd).map_err(call("keep performance counters"))?;
+        modes::bound_stays(&kvm, &fd).map_err(call("bound how long guests keep interrupts out"))?;
         let vm = Arc::new_cyclic(|this| Self {
             fd,
             features,
+            microcode: modes::microcode(&kvm),
             slots: Mutex::default(),
             interrupts: Mutex::new(Interrupts { pins, ..Interrupts::default() }),
             this: this.clone(),
@@ -159,6 +163,11 @@ impl Vm {
     /// Returns which CPU features guests may have on this host.
     pub fn features(&self) -> &CpuId {
         &self.features
+    }
+
+    /// Returns the release of the host's microcode, as register [`MSR_MICROCODE`] has it, if the kernel tells it.
+    pub fn microcode(&self) -> Option<u64> {
+        self.microcode
     }
 
     /// Creates the virtual CPU with APIC id `id`.

@@ -147,6 +147,14 @@ impl Ram {
         self.memory.iter().map(GuestMemoryRegion::len).sum()
     }
 
+    /// Returns where the guest has what is at an address of this process; `None` when it has not.
+    pub fn guest_address(&self, host: u64) -> Option<u64> {
+        self.regions.iter().find_map(|region| {
+            let within = host.checked_sub(region.host_address).filter(|at| *at < region.size)?;
+            region.address.checked_add(within)
+        })
+    }
+
     /// Returns the number of bytes for which the host gave pages; `None` where it does not tell.
     pub fn resident(&self) -> Option<u64> {
         // Blocks of 512 bytes, whatever the page size (stat(3type), `st_blocks`).

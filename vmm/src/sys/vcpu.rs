@@ -9,6 +9,8 @@ use kvm_bindings::{
 };
 use kvm_ioctls::{Error, VcpuExit, VcpuFd};
 
+use super::signal;
+
 /// `KVM_GET_SUPPORTED_HV_CPUID`: both ways, 8 bytes, type 0xae, number 0xc1.
 const GET_SUPPORTED_HV_CPUID: libc::c_ulong = 0xc008_aec1;
 /// Status of a hypercall that does not exist (Hyper-V TLFS, appendix B).
@@ -53,7 +55,7 @@ pub fn ask_for_tiles() -> io::Result<Tiles> {
 /// whose data may hold several; at least 1.
 pub fn run(vcpu: &mut VcpuFd) -> (Result<VcpuExit<'_>, Error>, usize) {
     let shared: *const kvm_run = vcpu.get_kvm_run();
-    let exit = vcpu.run();
+    let exit = signal::in_guest(|| vcpu.run());
     // SAFETY: the structure is mapped as long as `vcpu`, which `exit` borrows; only this thread runs
     // the CPU, so the kernel does not write to it now. The size is no part of the data in `exit`,
     // and it is what the union holds at this reason.

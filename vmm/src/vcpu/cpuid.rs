@@ -3,6 +3,8 @@
 //! Source: Intel SDM vol. 2A "CPUID"; AMD APM vol. 3 appendix E; Linux
 //! Documentation/virt/kvm/x86/cpuid.rst.
 
+use std::arch::x86_64::__cpuid;
+
 use kvm_bindings::{CpuId, KVM_CPUID_FLAG_SIGNIFCANT_INDEX, kvm_cpuid_entry2};
 
 use super::Cpus;
@@ -20,6 +22,8 @@ const MULTI_THREADED: u32 = 1 << 28;
 const LEGACY_CORES: u32 = 1 << 1;
 /// Leaves that tell the host's topology: 0xb, its successor on Intel, and AMD's.
 const TOPOLOGY_LEAVES: [u32; 3] = [0xb, 0x1f, 0x8000_0026];
+/// Leaf 7 EDX: there is a register that tells what the processor's speculation does not do (Intel).
+const ARCH_CAPABILITIES: u32 = 1 << 29;
 /// Level types of leaf 0xb.
 const LEVEL_THREAD: u32 = 1;
 const LEVEL_CORE: u32 = 2;
@@ -92,6 +96,10 @@ pub(super) fn for_vcpu(supported: &CpuId, id: u32, cpus: &Cpus) -> CpuId {
         // Intel has the bit for nothing, and Linux takes it to say that there are no threads.
         if entry.function == 0x8000_0001 && is_intel(supported) {
             entry.ecx &= !LEGACY_CORES;
+        }
+        // KVM has the register on every host, and Windows ends where an AMD processor has it.
+        if (entry.function, entry.index) == (7, 0) && !is_intel(supported) {
+            entry.edx &= !ARCH_CAPABILITIES;
         }
         // A deadline in ticks of a counter that drifts is missed, and the guest sleeps on.
         if entry.function == 1 && !steady {
@@ -172,6 +180,29 @@ const INTEL: u32 = u32::from_le_bytes(*b"Genu");
 fn is_intel(supported: &CpuId) -> bool {
     supported.as_slice().iter().any(|entry| entry.function == 0 && entry.ebx == INTEL)
 }
+
+/// Where a guest's local APICs are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum LocalApics {
+    /// In the processor: what a guest does with its own is no exit.
+    Virtual,
+    /// In KVM.
+    Emulated,
+}
+
+/// Returns where local APICs are on this host: on Intel's servers in the processor since 2013 (APICv), on AMD's where
+/// they are in x2APIC mode, too (x2AVIC, Zen 4). Linux uses those of earlier ones only when it is told to (6.18
+/// arch/x86/kvm/svm/avic.c, `avic_want_avic_enabled`).
+pub(super) fn local_apics(supported: &CpuId) -> LocalApics {
+    // KVM does not tell guests of what the processor has for their hypervisor.
+    let has_svm = __cpuid(0x8000_0000).eax >= VIRTUALISATION;
+    let x2avic = has_svm && __cpuid(VIRTUALISATION).edx & X2AVIC != 0;
+    if is_intel(supported) || x2avic { LocalApics::Virtual } else { LocalApics::Emulated }
+}
+
+/// AMD's leaf of what there is for hypervisors, and in its EDX: virtual APICs in x2APIC mode (APM volume 3 §E.4.9).
+const VIRTUALISATION: u32 = 0x8000_000a;
+const X2AVIC: u32 = 1 << 18;
 
 fn has_invariant_tsc(supported: &CpuId) -> bool {
     let leaf = supported.as_slice().iter().find(|entry| entry.function == 0x8000_0007);
@@ -342,6 +373,20 @@ mod tests {
     }
 
     #[test]
+    fn only_intel_tells_what_speculation_does_not_do() {
+        let told = |vendor: u32| {
+            let host = [
+                kvm_cpuid_entry2 { ebx: vendor, ..entry(0) },
+                kvm_cpuid_entry2 { edx: u32::MAX, ..entry(7) },
+            ];
+            let features = for_vcpu(&CpuId::from_entries(&host).expect("few"), 0, &all(1));
+            find(&features, 7, 0).edx & ARCH_CAPABILITIES
+        };
+        let amd = u32::from_le_bytes(*b"Auth");
+        assert_eq!([told(INTEL), told(amd)], [ARCH_CAPABILITIES, 0]);
+    }
+
+    #[test]
     fn the_deadline_timer_needs_a_steady_counter() {
         let deadline = kvm_cpuid_entry2 { ecx: TSC_DEADLINE, ..entry(1) };
         let steady = kvm_cpuid_entry2 { edx: INVARIANT_TSC, ..entry(0x8000_0007) };
@@ -394,8 +439,9 @@ mod tests {
             ..entry(function)
         };
         // Shapes have a second subleaf.
-        let named =
-            [full(1, 0), full(7, 0), full(7, 1), full(0x1d, 0), full(0x1d, 1), full(0x1e, 0)];
+        let vendor = kvm_cpuid_entry2 { ebx: INTEL, ..entry(0) };
+        let shapes = [full(0x1d, 0), full(0x1d, 1), full(0x1e, 0)];
+        let named = [&[vendor, full(1, 0), full(7, 0), full(7, 1)], &shapes[..]].concat();
         let with = |eax| {
             let state = kvm_cpuid_entry2 { eax, ..entry(EXTENDED_STATE) };
             let host = [&named[..], &[state]].concat();

@@ -23,6 +23,7 @@ use kvm_bindings::{
 };
 use kvm_ioctls::VcpuFd;
 
+use super::cpuid::LocalApics;
 use crate::sys::{self, kvm::Controllers};
 
 /// First leaf of a hypervisor, and the last that is used here.
@@ -51,11 +52,14 @@ pub(super) const FEATURES: u32 = 1 << 4 // hypercall input in XMM registers
     | 1 << 10; // registers for crash data
 /// Leaf 4 EAX.
 pub(super) const RECOMMENDED: u32 = 1 << 2 // flush other processors' address translations by hypercall
-    | 1 << 3 // interrupt control by registers
+    | BY_REGISTERS
     | 1 << 5 // relaxed timing: no watchdogs over timer interrupts
     | 1 << 9 // no automatic end of interrupt
     | 1 << 10 // interrupt other processors by hypercall
     | 1 << 11; // sets of more than 64 processors
+/// Leaf 4 EAX: control interrupts by Hyper-V's registers. Each access is an exit: cheaper than one to a local APIC in
+/// memory, which KVM has to decode, and dearer than one to a virtual APIC, which is none.
+pub(super) const BY_REGISTERS: u32 = 1 << 3;
 /// Leaf 4 EBX: how often to try a lock before telling the hypervisor. This means never.
 const NEVER_SPIN: u32 = u32::MAX;
 
@@ -75,12 +79,19 @@ pub(super) fn enable(vcpu: &VcpuFd) -> Result<Vec<kvm_cpuid_entry2>, kvm_ioctls:
 }
 
 /// Puts `leaves` in the place of KVM's own.
-pub(super) fn replace(features: &mut CpuId, leaves: &[kvm_cpuid_entry2], pins: Controllers) {
+pub(super) fn replace(
+    features: &mut CpuId,
+    leaves: &[kvm_cpuid_entry2],
+    (pins, locals): (Controllers, LocalApics),
+) {
     features.retain(|entry| !HYPERVISOR_LEAVES.contains(&entry.function));
     let wide = if pins == Controllers::Split { wide_destinations() } else { Vec::new() };
-    for leaf in leaves.iter().chain(&wide) {
+    for mut leaf in leaves.iter().chain(&wide).copied() {
+        if leaf.function == FIRST + 4 && locals == LocalApics::Virtual {
+            leaf.eax &= !BY_REGISTERS;
+        }
         // As for the topology: a full list loses what was pushed last.
-        let _ = features.push(*leaf);
+        let _ = features.push(leaf);
     }
 }
 
@@ -171,15 +182,19 @@ mod tests {
     fn kvms_own_leaves_make_room() {
         let mut features =
             CpuId::from_entries(&[full(1), full(FIRST), full(FIRST + 1)]).expect("few");
-        replace(&mut features, &leaves(&supported()), Controllers::Kernel);
+        let pins = Controllers::Kernel;
+        replace(&mut features, &leaves(&supported()), (pins, LocalApics::Emulated));
         let functions: Vec<u32> = features.as_slice().iter().map(|leaf| leaf.function).collect();
         assert_eq!(functions, [1, FIRST, FIRST + 1, FIRST + 2, FIRST + 3, FIRST + 4, LAST]);
+        let recommended = features.as_slice()[5].eax;
+        replace(&mut features, &leaves(&supported()), (pins, LocalApics::Virtual));
+        assert_eq!([recommended, features.as_slice()[5].eax], [RECOMMENDED, 0xe24]);
     }
 
     #[test]
     fn many_cpus_are_told_of_wide_destinations() {
         let mut features = CpuId::from_entries(&[full(1)]).expect("few");
-        replace(&mut features, &[], Controllers::Split);
+        replace(&mut features, &[], (Controllers::Split, LocalApics::Virtual));
         let told = features.as_slice().iter().map(|leaf| (leaf.function, leaf.eax));
         let leaves = [(STACK, STACK + 2), (STACK + 1, 0x3123_5356), (STACK + 2, 4)];
         assert_eq!(told.skip(1).collect::<Vec<_>>(), leaves);

@@ -58,6 +58,7 @@ pub fn create(
     ram: &Ram,
 ) -> Result<Vec<VcpuFd>, VcpuError> {
     let controllers = Controllers::of(cpus.id_limit());
+    let locals = cpuid::local_apics(board.vm.features());
     (0..)
         .zip(cpus.ids())
         .map(|(id, apic)| {
@@ -67,14 +68,14 @@ pub fn create(
             if board.hyperv == HyperV::On {
                 let leaves =
                     hyperv::enable(&vcpu).map_err(failed("switch on the Hyper-V interfaces"))?;
-                hyperv::replace(&mut features, &leaves, controllers);
+                hyperv::replace(&mut features, &leaves, (controllers, locals));
             } else if let Ok(tsc_khz) = vcpu.get_tsc_khz() {
                 cpuid::tell_frequency(&mut features, tsc_khz);
             }
             vcpu.set_cpuid2(&features).map_err(failed("set the features"))?;
             registers::set_extended_state(&vcpu, cpuid::extended_state(&features))
                 .map_err(failed("set the extended state"))?;
-            registers::set_msrs(&vcpu, entry)
+            registers::set_msrs(&vcpu, entry, board.vm.microcode())
                 .map_err(failed("set the model-specific registers"))?;
             if controllers == Controllers::Split && entry != Entry::Reset {
                 registers::widen_local_apic(&vcpu).map_err(failed("switch on x2APIC mode"))?;
@@ -195,7 +196,7 @@ fn step(vcpu: &mut VcpuFd, board: &Board, exits: &Exits) -> Step {
         Ok(other) => Step::Ended(Ending::host_fault(format!("KVM left the guest for {other:?}"))),
         Err(error) if error.errno() == libc::EINTR => {
             exits.kicks.add(1);
-            Step::Interrupted
+            broken_memory(board).map_or(Step::Interrupted, Step::Ended)
         }
         Err(error) if error.errno() == libc::EAGAIN => {
             // A processor that waited for INIT was woken: by that, or by an NMI, which wakes it again and again as long
@@ -206,6 +207,14 @@ fn step(vcpu: &mut VcpuFd, board: &Board, exits: &Exits) -> Step {
         }
         Err(error) => Step::Ended(Ending::host_fault(format!("KVM cannot run the guest: {error}"))),
     }
+}
+
+/// How the machine ends when some virtual CPU touched memory that is broken.
+fn broken_memory(board: &Board) -> Option<Ending> {
+    let address = sys::signal::broken_memory()?;
+    let place = board.ram.guest_address(address);
+    let place = place.map_or_else(String::new, |at| format!(", which the guest has at {at:#x}"));
+    Some(Ending::host_fault(format!("a page of the host's memory is broken{place}")))
 }
 
 /// Whether there is nothing to be done before the guest goes on. A lock of the bus is dealt with by

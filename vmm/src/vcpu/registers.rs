@@ -7,7 +7,11 @@ use kvm_ioctls::VcpuFd;
 use vm_memory::{Bytes, GuestAddress};
 
 use super::VcpuError;
-use crate::{boot::Entry, layout, sys::memory::Ram};
+use crate::{
+    boot::Entry,
+    layout,
+    sys::{kvm::MSR_MICROCODE, memory::Ram},
+};
 
 const CR0_PROTECTED: u64 = 1 << 0;
 const CR0_EXTENSION: u64 = 1 << 4;
@@ -41,9 +45,16 @@ const PRESENT: u64 = 3;
 /// Page directory entry: a 2 MiB page.
 const LARGE: u64 = 1 << 7;
 
-pub(super) fn set_msrs(vcpu: &VcpuFd, start: Entry) -> Result<(), kvm_ioctls::Error> {
+/// Sets what registers have at a start by `start`, on a host whose processors have the release `microcode` of
+/// theirs, if that is known.
+pub(super) fn set_msrs(
+    vcpu: &VcpuFd,
+    start: Entry,
+    microcode: Option<u64>,
+) -> Result<(), kvm_ioctls::Error> {
     let entry = |index, data| kvm_msr_entry { index, data, ..Default::default() };
     let mut entries = vec![entry(MSR_MISC_ENABLE, MISC_ENABLE)];
+    entries.extend(microcode.map(|release| entry(MSR_MICROCODE, release)));
     // Firmware sets the memory types itself.
     if start != Entry::Reset {
         entries.push(entry(MSR_MTRR_DEFAULT, MTRR_WRITE_BACK));

@@ -354,11 +354,17 @@ impl Function {
         Ok(Assigned { address, behind, function })
     }
 
-    /// Makes the device answer for its BARs, whatever the guest sees in its command register.
+    /// Makes the device answer for its BARs, whatever the guest sees in its command register. The kernel restores the
+    /// BARs with that, where a reset that it did not do has taken them.
     fn let_decode(&mut self) -> io::Result<()> {
         let mut command = [0; 2];
         self.device.read(Region::Config, COMMAND, &mut command)?;
-        let command = self.config.initial_command(u16::from_le_bytes(command));
+        self.command(u16::from_le_bytes(command))
+    }
+
+    /// Gives the device's command register `value`, and what its BARs need to answer.
+    fn command(&mut self, value: u16) -> io::Result<()> {
+        let command = self.config.initial_command(value);
         self.device.write(Region::Config, COMMAND, &command.to_le_bytes())
     }
 
@@ -373,7 +379,9 @@ impl Function {
         self.mapped.iter_mut().for_each(MappedBar::forget);
         let result = self.interrupts.reset();
         self.complain("switch interrupts off", result);
-        let result = self.let_decode();
+        // The kernel puts back what it held before, which a function that was reset does not: it masters no bus, and
+        // its pin is not switched off.
+        let result = self.command(0);
         self.complain("write the command register", result);
         self.follow_interrupts();
     }
@@ -410,6 +418,15 @@ impl PciFunction for Function {
         if self.config.reads_device(offset, data.len()) == Source::Device {
             let result = self.device.read(Region::Config, u64::from(offset), data);
             self.complain("read configuration space", result);
+            // Some GPUs' drivers reset them by registers of their own; what the guest sees of its BARs and of its
+            // messages stays as it was, so that it restores nothing.
+            if self.config.stopped_decoding(offset, data) {
+                let result = self.let_decode();
+                self.complain("write the command register", result);
+                let result = self.interrupts.lost();
+                self.complain("switch interrupts off", result);
+                self.follow_interrupts();
+            }
         }
         self.config.read(offset, data);
     }

@@ -215,6 +215,8 @@ fn a_guest_that_resets_the_function_finds_it_as_at_power_on() {
     let mut bench = bench(FakeDevice::nvme());
     bench.write(0x04, &[0x06, 0x00]);
     bench.write(0x42, &[0x00, 0x80]);
+    // The kernel restores what it saved.
+    lock(&bench.device.config)[4..6].copy_from_slice(&[0x06, 0x04]);
     bench.device.told();
     bench.write(0x88, &[0x00, 0x80]);
     let told = bench.device.told();
@@ -222,6 +224,35 @@ fn a_guest_that_resets_the_function_finds_it_as_at_power_on() {
     assert!(told.contains(&Told::Disable(IrqKind::Msix)));
     assert!(told.contains(&Told::Config(0x04, vec![0x02, 0x00])));
     assert!(!bench.function.bars()[0].decoding);
+}
+
+/// As AMD's GPUs are reset by their drivers. What the guest reads of its BARs is as it was, and nothing has it write
+/// there.
+#[test]
+fn a_device_that_was_reset_by_its_own_registers_decodes_again_when_it_is_looked_at() {
+    let mut bench = bench(FakeDevice::nvme());
+    bench.write(0x04, &[0x06, 0x00]);
+    bench.device.told();
+    let mut data = [0; 4];
+    lock(&bench.device.config)[4..6].copy_from_slice(&[0x02, 0x00]);
+    bench.function.read_config(0x04, &mut data);
+    assert_eq!(bench.device.told(), []);
+    lock(&bench.device.config)[4..6].copy_from_slice(&[0x00, 0x01]);
+    bench.function.read_config(0x04, &mut data);
+    assert_eq!(bench.device.told(), [Told::Config(0x04, vec![0x02, 0x01])]);
+    assert_eq!(data[0] & 0x02, 0x02);
+    // A driver that restores what it has read of its messages writes nothing new.
+    bench.function.write_bar(0, 0x200c, &[0; 4]);
+    bench.write(0x42, &[0x00, 0x80]);
+    bench.device.told();
+    lock(&bench.device.config)[4..6].copy_from_slice(&[0x00, 0x01]);
+    bench.function.read_config(0x04, &mut data);
+    let armed = Told::Triggers(IrqKind::Msix, 0, vec![true]);
+    let decodes = Told::Config(0x04, vec![0x02, 0x01]);
+    assert_eq!(bench.device.told(), [decodes, Told::Disable(IrqKind::Msix), armed]);
+    lock(&bench.device.config)[4..6].copy_from_slice(&[0xff, 0xff]);
+    bench.function.read_config(0x04, &mut data[..2]);
+    assert_eq!(bench.device.told(), [], "it is silent");
 }
 
 /// As it is: a function whose bus is reset is reset by its own means, if it has any.

@@ -14,6 +14,7 @@
 //! | hidden capabilities                | 0            | nowhere                                 |
 //! | MSI; MSI-X control                 | shadow       | shadow                                  |
 //! | power state                        | shadow       | shadow; the device stays in D0          |
+//! | no soft reset                      | 1            | nowhere                                 |
 //! | vital product data                 | device       | device, but for the order to write      |
 //! | everything else                    | device       | device, as far as the kernel lets it    |
 //!
@@ -53,6 +54,9 @@ const INTERRUPT_PIN: usize = 0x3d;
 const CONVENTIONAL: usize = 0x100;
 
 const POWER_MANAGEMENT: u8 = 0x01;
+/// Bits of its control register.
+const POWER_STATE: u8 = 3;
+const NO_SOFT_RESET: u8 = 1 << 3;
 const VITAL_PRODUCT_DATA: u8 = 0x03;
 const MSI: u8 = 0x05;
 const EXPRESS: u8 = 0x10;
@@ -259,6 +263,15 @@ impl ConfigFilter {
         current | u16::from(self.bytes[COMMAND].forced)
     }
 
+    /// Whether the device's own answer to a read at `offset` shows that its BARs do not answer any more: it was reset
+    /// by other ways than the kernel's. One that is silent tells nothing.
+    pub fn stopped_decoding(&self, offset: u16, answer: &[u8]) -> bool {
+        let at = COMMAND.checked_sub(usize::from(offset));
+        let forced = self.bytes[COMMAND].forced;
+        let silent = answer.iter().all(|byte| *byte == 0xff);
+        !silent && at.and_then(|at| answer.get(at)).is_some_and(|byte| byte & forced != forced)
+    }
+
     /// Returns the BARs as programmed.
     pub fn bars(&self) -> Vec<Bar> {
         let command = self.bytes[COMMAND].shadow;
@@ -443,7 +456,11 @@ impl ConfigFilter {
         let at = usize::from(found.offset);
         match found.id {
             POWER_MANAGEMENT => self.edit(at + 4, |byte| {
-                *byte = Byte { shadow: 0, emulated: 3, writable: 3, passed: !3, forced: 0 };
+                // Nothing is reset on the way from D3hot, where the device never was: a guest that takes this for a
+                // way to reset it would not try another.
+                let emulated = POWER_STATE | NO_SOFT_RESET;
+                let (shadow, writable) = (NO_SOFT_RESET, POWER_STATE);
+                *byte = Byte { shadow, emulated, writable, passed: !emulated, forced: 0 };
             }),
             VITAL_PRODUCT_DATA => {
                 // Bit 15 of the address orders a write; without it a read is done instead.

@@ -214,7 +214,11 @@ fn hidden_extended_capabilities_leave_a_null_one() {
 fn a_device_stays_awake_when_the_guest_puts_it_to_sleep() {
     let mut state = filter(&FakeDevice::nvme());
     assert_eq!(write(&mut state, 0x64, &[0x03, 0x81]), [(0x64, vec![0x00, 0x81])]);
+    // Nor was it reset when it wakes up, whatever it says of that.
+    state.0[0x64] = 0;
     assert_eq!(read(&state, 0x64), [0x0b]);
+    state.1.reset();
+    assert_eq!(read(&state, 0x64), [0x08]);
 }
 
 #[test]

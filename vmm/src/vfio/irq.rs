@@ -33,6 +33,18 @@ pub struct Interrupts {
     msix_info: IrqInfo,
     /// Per MSI-X vector, whether VFIO has its eventfd.
     armed: Vec<bool>,
+    masked: Masked,
+}
+
+/// Whether the guest masks all MSI-X vectors after it had some unmasked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Masked {
+    /// None was unmasked since MSI-X was enabled.
+    Yet,
+    /// Not now.
+    No,
+    /// It does.
+    Again,
 }
 
 /// What the device can interrupt by.
@@ -58,7 +70,8 @@ impl Interrupts {
         let armed = vec![false; usize::from(ways.msix_vectors)];
         let (line, mode) = (ways.line, Mode::Off);
         let msi = Vec::new();
-        Ok(Self { device, source, mode, line, msi, msi_info, msix, msix_info, armed })
+        let masked = Masked::Yet;
+        Ok(Self { device, source, mode, line, msi, msi_info, msix, msix_info, armed, masked })
     }
 
     /// Follows what the guest has programmed into configuration space.
@@ -80,7 +93,8 @@ impl Interrupts {
             };
             table.write_capability(3, &[control])?;
         }
-        if wanted != self.mode {
+        let is_restored = self.is_restored(msix);
+        if wanted != self.mode || is_restored {
             self.disable()?;
             self.mode = wanted;
             if let Err(error) = self.enable(wanted) {
@@ -91,9 +105,44 @@ impl Interrupts {
         }
         match wanted {
             Mode::Msi { .. } => self.route_msi(msi, programmed),
+            Mode::Msix if is_restored => {
+                self.arm_unmasked(0..=u16::MAX)?;
+                self.ring_armed()
+            }
             Mode::Msix => self.arm_unmasked(0..=u16::MAX),
             Mode::Off | Mode::Pin => Ok(()),
         }
+    }
+
+    /// The device has lost what it interrupts with, as by a reset of its own; [`Self::follow`] gives it that anew. A
+    /// pin needs nothing.
+    pub fn lost(&mut self) -> io::Result<()> {
+        match self.mode {
+            Mode::Off | Mode::Pin => Ok(()),
+            Mode::Msi { .. } | Mode::Msix => self.disable(),
+        }
+    }
+
+    /// Calls for every vector that VFIO has: of a device that was not reset, what came while its eventfds were
+    /// exchanged is gone. Whoever finds nothing to do has lost nothing.
+    fn ring_armed(&self) -> io::Result<()> {
+        let Some(table) = &self.msix else { return Ok(()) };
+        let armed = (0..table.len()).zip(&self.armed);
+        let unmasked = armed.filter(|(index, armed)| **armed && table.is_unmasked(*index));
+        unmasked.map(|(index, _)| index).try_for_each(|index| table.trigger(index))
+    }
+
+    /// Whether the guest unmasks all MSI-X vectors that it had masked in between. So it restores what a reset of the
+    /// device's own took (Linux drivers/pci/msi/msi.c, `__pci_restore_msix_state`), and VFIO writes the device's table
+    /// only when it gets eventfds.
+    fn is_restored(&mut self, msix: MsixState) -> bool {
+        let before = self.masked;
+        self.masked = match (msix, before) {
+            (MsixState::Disabled, _) | (MsixState::Masked, Masked::Yet) => Masked::Yet,
+            (MsixState::Masked, Masked::No | Masked::Again) => Masked::Again,
+            (MsixState::Enabled, _) => Masked::No,
+        };
+        (before, self.masked) == (Masked::Again, Masked::No)
     }
 
     /// Reads the MSI-X table at `offset`.
@@ -120,6 +169,7 @@ impl Interrupts {
 
     /// Switches everything off, as after power-on.
     pub fn reset(&mut self) -> io::Result<()> {
+        self.masked = Masked::Yet;
         self.disable()?;
         self.msix.as_mut().map_or(Ok(()), MsixTable::reset)
     }

@@ -1,6 +1,13 @@
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
-use std::{fs::File, os::fd::AsFd, sync::Mutex};
+use std::{
+    fs::File,
+    os::fd::AsFd,
+    sync::{
+        Mutex,
+        atomic::{AtomicU32, Ordering},
+    },
+};
 
 use super::*;
 use crate::{
@@ -11,12 +18,14 @@ use crate::{
 /// A vector or line that records how it is routed.
 pub(crate) struct Recorder {
     routed: Mutex<Option<MsiMessage>>,
+    rung: AtomicU32,
     file: File,
 }
 
 impl Recorder {
     fn new() -> Arc<Self> {
-        Arc::new(Self { routed: Mutex::default(), file: File::open("/dev/null").unwrap() })
+        let file = File::open("/dev/null").unwrap();
+        Arc::new(Self { routed: Mutex::default(), rung: AtomicU32::default(), file })
     }
 }
 
@@ -29,6 +38,7 @@ impl MsiVector for Recorder {
         self.file.as_fd()
     }
     fn trigger(&self) -> io::Result<()> {
+        self.rung.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
 }
@@ -51,6 +61,10 @@ pub(crate) struct Recorders(Mutex<Vec<Arc<Recorder>>>);
 impl Recorders {
     pub(crate) fn routed(&self, index: usize) -> Option<MsiMessage> {
         *lock(&lock(&self.0)[index].routed)
+    }
+
+    fn rung(&self, index: usize) -> u32 {
+        lock(&self.0)[index].rung.load(Ordering::Relaxed)
     }
 }
 
@@ -137,6 +151,54 @@ fn vectors_unmasked_behind_the_functions_mask_are_armed_when_it_goes() {
     assert_eq!(bench.device.told(), [Told::Triggers(IrqKind::Msix, 0, vec![false])]);
     bench.interrupts.follow(NO_MSI, MsixState::Enabled).unwrap();
     assert_eq!(bench.device.told(), [Told::Triggers(IrqKind::Msix, 5, vec![true])]);
+}
+
+/// What a driver does after a reset of the device's own, which took the device's table.
+#[test]
+fn vectors_masked_all_at_once_and_unmasked_are_armed_anew() {
+    let mut bench = bench(FakeDevice::nvme());
+    bench.interrupts.write_table(12, &[0]).unwrap();
+    bench.interrupts.follow(NO_MSI, MsixState::Enabled).unwrap();
+    bench.device.told();
+    bench.interrupts.follow(NO_MSI, MsixState::Masked).unwrap();
+    assert_eq!(bench.device.told(), []);
+    bench.interrupts.follow(NO_MSI, MsixState::Enabled).unwrap();
+    let armed = Told::Triggers(IrqKind::Msix, 0, vec![true]);
+    assert_eq!(bench.device.told(), [Told::Disable(IrqKind::Msix), armed]);
+    assert!(bench.source.routed(0).is_some());
+    // What a device that was not reset has signalled in between is not waited for.
+    assert_eq!(bench.source.rung(0), 1);
+    // As at every start: nothing was there to restore.
+    bench.interrupts.follow(NO_MSI, MsixState::Disabled).unwrap();
+    bench.interrupts.follow(NO_MSI, MsixState::Masked).unwrap();
+    assert_eq!(bench.device.told().last(), Some(&Told::Triggers(IrqKind::Msix, 0, vec![true])));
+    bench.interrupts.follow(NO_MSI, MsixState::Enabled).unwrap();
+    assert_eq!(bench.device.told(), []);
+    assert_eq!(bench.source.rung(0), 1);
+}
+
+#[test]
+fn messages_that_were_lost_are_given_anew_and_a_pin_is_not() {
+    let mut device = FakeDevice::nvme();
+    device.vectors[1] = 1;
+    let mut bench = bench(device);
+    let msi = MsiState { vectors: 1, address: 0xfee0_0000, data: 0x21, masked: 0 };
+    bench.interrupts.write_table(12, &[0]).unwrap();
+    for (msi, msix, kind) in
+        [(NO_MSI, MsixState::Enabled, IrqKind::Msix), (msi, MsixState::Disabled, IrqKind::Msi)]
+    {
+        bench.interrupts.follow(msi, msix).unwrap();
+        bench.device.told();
+        bench.interrupts.lost().unwrap();
+        bench.interrupts.follow(msi, msix).unwrap();
+        let armed = Told::Triggers(kind, 0, vec![true]);
+        assert_eq!(bench.device.told(), [Told::Disable(kind), armed]);
+    }
+    bench.interrupts.follow(NO_MSI, MsixState::Disabled).unwrap();
+    bench.device.told();
+    bench.interrupts.lost().unwrap();
+    bench.interrupts.follow(NO_MSI, MsixState::Disabled).unwrap();
+    assert_eq!(bench.device.told(), []);
 }
 
 #[test]

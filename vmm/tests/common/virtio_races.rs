@@ -26,7 +26,7 @@ use super::{
     racing::{Change, Guarded, RACE_ROUNDS, Walled, halves, race, until},
     virtio::Queue,
     virtio_scripts::{
-        FakePairs, MAX_ROUNDS, Ready, SECTORS, Script, Served, block_job, block_queue, build_ring,
+        FakeCard, MAX_ROUNDS, Ready, SECTORS, Script, Served, block_job, block_queue, build_ring,
         put_commands, ready, signal,
     },
 };
@@ -167,22 +167,22 @@ pub fn control_race(data: &[u8]) {
     let mut script = Script(built);
     let (walled, disk) = (Walled::new(), Guarded::new(&[]));
     let memory = walled.ram.clone();
-    let mut pairs = FakePairs::new(&mut script);
+    let mut card = FakeCard::new(&mut script);
     put_commands(&mut script, &memory);
     let Ready { queue, kick, .. } = ready(build_ring(&mut script, &memory));
     let size = queue.ring.layout().size;
     let mut queue = ControlQueue::new(queue);
     let start = Instant::now();
     let (mut now, mut pace) = (start, Pace::new(start));
-    let mut turn = |queue: &mut ControlQueue, pairs: &mut FakePairs| {
-        let before = pairs.changes;
-        let outcome = queue.turn(pairs, &mut pace, now).ok();
+    let mut turn = |queue: &mut ControlQueue, card: &mut FakeCard| {
+        let before = card.changes;
+        let outcome = queue.turn(card, &mut pace, now).ok();
         if let Some(control::Progress::At(time)) = outcome {
             assert!(time > now, "a command waits for a time that has passed");
             now = time;
         }
-        assert!(pairs.changes - before <= 16, "more than a batch");
-        pairs.assert_paced(now.duration_since(start));
+        assert!(card.changes - before <= 16, "more than a batch");
+        card.assert_paced(now.duration_since(start));
         outcome
     };
     let sane = race(
@@ -191,7 +191,7 @@ pub fn control_race(data: &[u8]) {
         || {
             (0..RACE_ROUNDS).all(|_| {
                 kick.write(1).unwrap();
-                let outcome = turn(&mut queue, &mut pairs);
+                let outcome = turn(&mut queue, &mut card);
                 if outcome == Some(control::Progress::Idle) {
                     offer_more(&memory, size);
                 }
@@ -201,16 +201,16 @@ pub fn control_race(data: &[u8]) {
     );
     // As many looks as `virtio_scripts::control` grants.
     let over = |look| matches!(look, Some(control::Progress::Idle) | None);
-    let quiet = !sane || (0..1024).any(|_| over(turn(&mut queue, &mut pairs)));
+    let quiet = !sane || (0..1024).any(|_| over(turn(&mut queue, &mut card)));
     assert!(quiet, "a ring that does not move keeps the thread busy");
 
     let mut driver = fresh_queue(&memory);
     memory.write_slice(&[4, 0, 1, 0, 0xff], GuestAddress(0x4000)).unwrap();
     driver.add(&[(0x4000, 4, false), (0x4004, 1, true)]);
     let mut queue = ControlQueue::new(ready(fresh_ring(&memory)).queue);
-    assert!((0..1024).any(|_| over(turn(&mut queue, &mut pairs))));
+    assert!((0..1024).any(|_| over(turn(&mut queue, &mut card))));
     assert_eq!((driver.wait_used(), driver.used_index()), ((0, 1), 1));
-    let works = u8::from(pairs.refuses || pairs.possible == 0);
+    let works = u8::from(card.refuses || card.possible == 0);
     assert_eq!(memory.read_obj::<u8>(GuestAddress(0x4004)).unwrap(), works);
     disk.assert_guarded(&walled);
 }

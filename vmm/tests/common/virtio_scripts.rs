@@ -22,7 +22,7 @@ use vmm::{
             queue::{BlockQueue, Job, Live, Progress},
             request::{Access, Rules, Support},
         },
-        control::{self, ControlQueue, Pace, Pairs, Refused},
+        control::{self, Card, ControlQueue, Pace, Refused},
         rng,
         transport::{Effect, NO_VECTOR, QueueLayout, RingMemory, Transport},
     },
@@ -301,21 +301,21 @@ pub fn entropy(data: &[u8]) {
     assert!(!busy, "a ring that does not move keeps the thread busy");
 }
 
-/// Pairs that only remember; some refuse.
-pub struct FakePairs {
+/// A card that only remembers; some refuse.
+pub struct FakeCard {
     pub possible: u16,
     pub refuses: bool,
     pub changes: u64,
     used: u16,
 }
 
-impl FakePairs {
+impl FakeCard {
     pub fn new(script: &mut Script<'_>) -> Self {
         let possible = u16::from(script.byte() % 9);
         Self { possible, refuses: script.byte() % 8 == 7, changes: 0, used: 1 }
     }
 
-    /// No more was asked of them in this time than 16 changes at once and ten each second.
+    /// No more was asked of it in this time than 16 changes at once and ten each second.
     pub fn assert_paced(&self, time: Duration) {
         assert!(self.used == 1 || self.used <= self.possible);
         let most = 16 + u64::try_from(time.as_millis()).unwrap() / 100;
@@ -323,11 +323,11 @@ impl FakePairs {
     }
 }
 
-impl Pairs for FakePairs {
-    fn possible(&self) -> u16 {
+impl Card for FakeCard {
+    fn possible_pairs(&self) -> u16 {
         self.possible
     }
-    fn set(&mut self, count: u16) -> Result<(), Refused> {
+    fn set_pairs(&mut self, count: u16) -> Result<(), Refused> {
         assert!((1..=self.possible).contains(&count), "{count} of {}", self.possible);
         self.changes += 1;
         if self.refuses {
@@ -335,6 +335,10 @@ impl Pairs for FakePairs {
         }
         self.used = count;
         Ok(())
+    }
+    fn set_offloads(&mut self, _offloads: u64) -> Result<(), Refused> {
+        self.changes += 1;
+        if self.refuses { Err(Refused) } else { Ok(()) }
     }
 }
 
@@ -344,13 +348,16 @@ pub fn put_commands(script: &mut Script<'_>, memory: &GuestRam) {
         let (class, command) = (script.byte() % 8, script.byte() % 4);
         let [low, high] = (script.word() % 12).to_le_bytes();
         let at = 0x4000 + 64 * number;
-        memory.write_slice(&[class, command, low, high], GuestAddress(at)).unwrap();
-        let pieces: &[(u64, u32)] =
-            if script.byte().is_multiple_of(2) { &[(0, 4)] } else { &[(0, 2), (2, 2)] };
+        let bytes = [class, command, low, high, 0, 0, 0, 0, 0, 0];
+        memory.write_slice(&bytes, GuestAddress(at)).unwrap();
+        // Offloads have 64 bits.
+        let length: u32 = if class == 5 { 10 } else { 4 };
+        let whole = script.byte().is_multiple_of(2);
+        let pieces = if whole { vec![(0, length)] } else { vec![(0, 2), (2, length - 2)] };
         let mut next = u16::try_from(3 * number).unwrap();
         for (offset, length) in pieces {
             let to = 0x1000 + 16 * u64::from(next);
-            super::virtio::write_descriptor(memory, to, (at + offset, *length, 1, next + 1));
+            super::virtio::write_descriptor(memory, to, (at + offset, length, 1, next + 1));
             next += 1;
         }
         let to = 0x1000 + 16 * u64::from(next);
@@ -363,13 +370,13 @@ pub fn put_commands(script: &mut Script<'_>, memory: &GuestRam) {
 pub fn control(data: &[u8]) {
     let mut script = Script(data);
     let memory = ram();
-    let mut pairs = FakePairs::new(&mut script);
+    let mut card = FakeCard::new(&mut script);
     put_commands(&mut script, &memory);
     let mut queue = ControlQueue::new(ready(build_ring(&mut script, &memory)).queue);
     let start = Instant::now();
     let (mut now, mut pace) = (start, Pace::new(start));
     // A ring holds 256 chains at most, and each look answers eight at least at first and one later.
-    let busy = (0..1024).all(|_| match queue.turn(&mut pairs, &mut pace, now) {
+    let busy = (0..1024).all(|_| match queue.turn(&mut card, &mut pace, now) {
         Ok(control::Progress::More) => true,
         Ok(control::Progress::At(time)) => {
             assert!(time > now, "a command waits for a time that has passed");
@@ -379,7 +386,7 @@ pub fn control(data: &[u8]) {
         Ok(control::Progress::Idle) | Err(_) => false,
     });
     assert!(!busy, "a ring that does not move keeps the thread busy");
-    pairs.assert_paced(now.duration_since(start));
+    card.assert_paced(now.duration_since(start));
 }
 
 /// An empty disk.

@@ -49,6 +49,28 @@ fn logs_are_the_controllers_and_no_longer_than_a_transfer() {
     }
 }
 
+/// NVMe 1.4 §4.3: what PRP2 is follows from the length that was asked for. §5.14: behind the end of a log nothing is
+/// defined; here nothing is written.
+#[test]
+fn a_log_that_is_shorter_than_asked_for_goes_to_the_pages_asked_for() {
+    let mut driver = Driver::on(EngineChoice::Best, None);
+    let wrong = [0x7f; 5].map(|opcode| driver.admin(opcode, 0, &[]).0);
+    assert_eq!(wrong, [0x4001; 5]);
+    let (list, pages) = (DATA + 0x8000, [3, 1, 2].map(|page| DATA + 0x1000 * page));
+    let entries = pages.map(u64::to_le_bytes).concat();
+    driver.machine.ram.write_slice(&entries, GuestAddress(list)).unwrap();
+    driver.machine.ram.write_slice(&[0xee; 0x1000], GuestAddress(pages[0])).unwrap();
+    let mut request = Request { opcode: 2, prps: (DATA + 0xf00, list), ..Request::default() };
+    request.dwords[0] = ((12 << 10) / 4 - 1) << 16 | 1;
+    let mut admin = driver.admin.clone();
+    assert_eq!(driver.command(&mut admin, request).status, 0);
+    // Entries of 64 bytes, the newest first: four lie in the first page.
+    let numbers = [DATA + 0xf00, DATA + 0xfc0, pages[0]].map(|at| driver.memory(at, 1)[0]);
+    assert_eq!(numbers, [5, 2, 1]);
+    assert_eq!(driver.memory(pages[0] + 0x2ff, 2), [0, 0xee]);
+    assert_eq!(driver.memory(list, 24), entries);
+}
+
 /// NVMe 1.4 §3.1.5: a reset leaves the places of the admin queues alone, and nothing else.
 #[test]
 fn a_reset_unmasks_interrupts() {

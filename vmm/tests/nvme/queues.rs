@@ -98,6 +98,52 @@ fn a_queue_goes_after_the_last_of_its_commands() {
     assert_eq!(read, [0x5a; 512]);
 }
 
+/// Linux tries a flush again that failed, and the host tells of lost writes once.
+#[test]
+fn no_flush_succeeds_after_one_that_failed() {
+    let (memory, file) = (virtio::ram(), nvme::numbered_file());
+    let engine = Engine::new(EngineChoice::Plain, file.as_fd(), memory.clone(), DEPTH).unwrap();
+    let (mut device, shared) = nvme::controller_over(engine, &memory, Access::ReadWrite);
+    nvme::start(&mut device, &shared, ENTRIES);
+    let mut admin = Pair::new(0, ASQ, ACQ, ENTRIES);
+    let mut pair = Pair::new(1, QUEUES, QUEUES + 0x1000, ENTRIES);
+    for request in nvme::creation(1, QUEUES, 1) {
+        shared.ring(0, admin.put(&memory, request).1);
+        nvme::settle(&mut device);
+        assert_eq!(admin.poll(&memory).unwrap().status, 0);
+    }
+    let mut flush = || {
+        let request = Request { opcode: FLUSH, namespace: 1, ..Request::default() };
+        shared.ring(2, pair.put(&memory, request).1);
+        nvme::settle(&mut device);
+        pair.poll(&memory).unwrap().status
+    };
+    assert_eq!(flush(), 0);
+    assert_eq!(where_syncs_fail(libc::EIO, &mut flush), 0x280);
+    assert_eq!(flush(), 0x280);
+}
+
+/// NVMe 1.4 §4.1.2: a completion queue of sixteen entries holds fifteen. Its doorbell alone makes the others go on.
+#[test]
+fn commands_whose_completions_have_no_room_wait_for_the_doorbell() {
+    let mut driver = Driver::on(EngineChoice::Best, None);
+    let mut pair = driver.pair(1);
+    let fifteen = |driver: &mut Driver, pair: &mut Pair| {
+        let read = transfer(READ, 7, 1);
+        let tail = (0..15).map(|_| pair.put(&driver.machine.ram, read).1).last().unwrap();
+        driver.ring(pair, tail);
+        wait_for(|| driver.machine.platform.activity.read()[0].requests >= 15);
+    };
+    fifteen(&mut driver, &mut pair);
+    fifteen(&mut driver, &mut pair);
+    let ended: Vec<_> = (0..30).map(|_| driver.wait(&mut pair)).collect();
+    let expected: Vec<(u16, u16)> = (1..=30).map(|id| (id, 0)).collect();
+    let mut found: Vec<(u16, u16)> = ended.iter().map(|done| (done.id, done.status)).collect();
+    found.sort_unstable();
+    assert_eq!(found, expected);
+    assert_eq!(pair.poll(&driver.machine.ram), None);
+}
+
 /// As UEFI's driver does, whatever the number of virtual CPUs.
 #[test]
 fn one_virtual_cpu_has_two_queue_pairs() {

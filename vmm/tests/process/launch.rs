@@ -27,6 +27,8 @@ use super::kvm;
 const UID: u32 = 64_001;
 /// Longest wait for anything.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// How often a question is asked whose answer comes after eight seconds at the latest, with news or without.
+const ASKED: usize = 4;
 
 /// A machine that runs.
 pub(crate) struct Machine {
@@ -177,6 +179,13 @@ impl Machine {
                 return output;
             }
         }
+    }
+
+    /// Returns the events from number `from` on, once there is one.
+    pub(crate) fn events(&self, from: u64) -> serde_json::Value {
+        let target = format!("/v1/events?from={from}&wait_ms=8000");
+        let mut told = (0..ASKED).map(|_| self.get(&target).json());
+        told.find(|told| told["events"][0].is_object()).unwrap()
     }
 
     pub(crate) fn post(&self, target: &str, body: &[u8]) -> Answer {

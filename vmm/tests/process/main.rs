@@ -84,8 +84,8 @@ fn readers_that_wait_or_are_gone_leave_threads_for_the_rest() {
     looked(&machine);
     // Nothing new comes: the guest is silent from here on.
     let end = machine.get("/v1/state").json()["console_end"].as_u64().unwrap();
-    let console = format!("/v1/console?from={end}&wait_ms=30000");
-    let events = "/v1/events?from=1000&wait_ms=30000";
+    let console = format!("/v1/console?from={end}&wait_ms=8000");
+    let events = "/v1/events?from=1000&wait_ms=8000";
     let wait = || (machine.begin("GET", &console, b""), machine.begin("GET", events, b""));
     (0..20).for_each(|_| drop(wait()));
     let took = asked(&machine);
@@ -115,7 +115,7 @@ fn a_paused_guest_stands_still_and_goes_on() {
     assert_eq!(kinds(&machine), expected);
     // It reads what it is told only while it runs.
     assert_eq!(machine.post("/v1/console", b"p").status, 200);
-    let events = machine.get("/v1/events?from=5&wait_ms=20000").json();
+    let events = machine.events(5);
     assert_eq!(events["events"][0]["kind"], "guest-panicked");
     let deadline = Instant::now() + Duration::from_secs(10);
     while counter(&machine) == before {
@@ -138,7 +138,7 @@ fn virtual_cpus_that_wait_for_their_start_are_paused_too() {
 fn a_guest_that_panics_is_told_and_runs_on() {
     let Some(machine) = start(1, |_| {}) else { return };
     assert_eq!(machine.post("/v1/console", b"pp").status, 200);
-    let later = machine.get("/v1/events?from=1&wait_ms=20000").json();
+    let later = machine.events(1);
     assert_eq!(later["events"][0]["kind"], "guest-panicked");
     assert_eq!(phase(&machine), "panicked");
     assert_eq!(machine.post("/v1/console", b"q").status, 200);

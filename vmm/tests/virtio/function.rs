@@ -44,7 +44,7 @@ fn configuration_space_says_modern_virtio() {
     let (mut function, _machine, _seen) = function();
     assert_eq!(config_u32(&mut function, 0), 0x106a_1af4);
     assert_eq!(config_u32(&mut function, 8), 0xff00_0001);
-    assert_eq!(config_u32(&mut function, 0x2c), 0x106a_1af4);
+    assert_eq!(config_u32(&mut function, 0x2c), 0x1100_1af4);
 }
 
 /// Capability type, BAR, offset, length.
@@ -59,6 +59,46 @@ fn capabilities_say_where_the_structures_are() {
     assert_eq!(found, table);
     let notify = capability(&mut function, 9, Some(2));
     assert_eq!(config_u32(&mut function, notify + 16), 4);
+}
+
+fn capability_ids(function: &mut VirtioPci) -> Vec<u8> {
+    let mut ids = Vec::new();
+    let mut at = config_u32(function, 0x34) & 0xff;
+    while at != 0 {
+        let [id, next, ..] = config_u32(function, u16::try_from(at).unwrap()).to_le_bytes();
+        ids.push(id);
+        at = next.into();
+    }
+    ids
+}
+
+/// PCIe 6.0 §7.5.2 and §7.5.3 ask both of every function below a port.
+#[test]
+fn below_a_port_it_is_an_endpoint_that_manages_its_power() {
+    let (mut function, machine, _seen) = function();
+    assert_eq!(capability_ids(&mut function), [9, 9, 9, 9, 9, 0x11]);
+    let (device, _seen) = NullDevice::new(2);
+    let mut function = VirtioPci::new(Box::new(device), 16, &machine.platform).unwrap();
+    function.set_below_port().unwrap();
+    let check = |function: &mut VirtioPci| {
+        assert_eq!(capability_ids(function), [9, 9, 9, 9, 9, 0x11, 0x10, 1]);
+        let express = capability(function, 0x10, None);
+        assert_eq!(config_u32(function, express) >> 16, 2, "version 2, an endpoint");
+        assert_eq!(config_u32(function, express + 4), 1 << 15, "no function-level reset");
+        assert_eq!(config_u32(function, express + 0x10) >> 16, 0x11);
+        let power = capability(function, 1, None);
+        assert_eq!(config_u32(function, power + 4), 8, "D0, and nothing is lost below");
+    };
+    check(&mut function);
+    function.write_config(4, &[2, 0]);
+    function.place_bar(0, 0xc000_0000);
+    let power = capability(&mut function, 1, None);
+    function.write_config(power + 4, &[3]);
+    assert_eq!(function.bars().first().map(|bar| bar.decoding), Some(false));
+    function.reset();
+    check(&mut function);
+    function.bus_reset();
+    check(&mut function);
 }
 
 #[test]

@@ -54,6 +54,10 @@ fn device(page: &mut PageLines, view: &DeviceView) {
     let power = facts.power_state.as_deref().unwrap_or("?");
     let place = format!("NUMA node {numa}, IOMMU group {group}, driver {driver}, power {power}");
     page.row("  place", &place, WORDS);
+    if !device.linked.is_empty() {
+        let linked: Vec<_> = device.linked.iter().map(ToString::to_string).collect();
+        page.row("  linked to", &linked.join(", "), WORDS);
+    }
     if let Some((text, style)) = link(facts) {
         page.row("  link", &text, style);
     }

@@ -226,7 +226,7 @@ pub(crate) mod tests {
         };
         let files = acpi_files(&tables(&platform)).expect("sound");
         let names: Vec<String> = follow(files).into_iter().map(|(name, _)| name).collect();
-        assert_eq!(names, ["FACP", "APIC", "MCFG", "PPTT", "SPCR", "FACS", "DSDT"]);
+        assert_eq!(names, ["FACP", "APIC", "MCFG", "PPTT", "SPCR", "WAET", "FACS", "DSDT"]);
     }
 
     #[test]

@@ -204,7 +204,8 @@ impl Controller {
         Ok(Answer::Done(0))
     }
 
-    /// Copies a part of a log: as many bytes as were asked for and are there.
+    /// Copies a part of a log: as many bytes as were asked for and are there. What a driver asks for behind the end
+    /// is undefined (§5.14, NUMDL): its memory is left as it is.
     fn get_log_page(&mut self, command: &Command) -> Result<Answer, Status> {
         let [page, ..] = command.dwords[0].to_le_bytes();
         let log = match page {
@@ -219,16 +220,17 @@ impl Controller {
             LOG_FIRMWARE => self.profile.firmware_log().to_vec(),
             _ => return Err(Status::LOG_PAGE),
         };
-        let dwords = u64::from(command.dwords[0] >> 16 | command.dwords[1] << 16) + 1;
-        if dwords * 4 > MAX_TRANSFER {
+        let length = (u64::from(command.dwords[0] >> 16 | command.dwords[1] << 16) + 1) * 4;
+        if length > MAX_TRANSFER {
             return Err(Status::INVALID_FIELD);
         }
         let offset = u64::from(command.dwords[2]) | u64::from(command.dwords[3]) << 32;
         let from = usize::try_from(offset).map_err(|_| Status::INVALID_FIELD)?;
         let rest = log.get(from..).filter(|_| offset.is_multiple_of(4));
         let rest = rest.ok_or(Status::INVALID_FIELD)?;
-        let length = usize::try_from(dwords * 4).unwrap_or(usize::MAX).min(rest.len());
-        prp::write(&self.ram, (command.prp1, command.prp2), &rest[..length])?;
+        let there = usize::try_from(length).unwrap_or(usize::MAX).min(rest.len());
+        // Whether PRP2 is a page or a list follows from what was asked for, not from what is there (§4.3).
+        prp::write_front(&self.ram, (command.prp1, command.prp2), length, &rest[..there])?;
         if command.dwords[0] & RETAIN_EVENT == 0 {
             self.live()?.unmask(page);
         }

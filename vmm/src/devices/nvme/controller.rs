@@ -5,7 +5,6 @@
 use std::{
     collections::VecDeque,
     mem,
-    os::fd::BorrowedFd,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -25,7 +24,7 @@ use crate::{
         throttle::{Admission, Limits},
         virtio::{
             blk::engine::Engine,
-            worker::{Inbox, Order, Patience},
+            worker::{Bell, Inbox, Order, Patience},
         },
     },
     sys::{io::borrow_eventfd, memory::GuestRam},
@@ -90,6 +89,8 @@ pub(super) struct Live {
     /// The I/O queue, less one, that went first last time.
     next: u16,
     flushing: bool,
+    /// Something waits for room in a completion queue.
+    short_of_room: bool,
 }
 
 impl Live {
@@ -174,7 +175,8 @@ impl Controller {
                         self.stop();
                         inbox.stopped();
                     }
-                    Order::Quit => return self.stop(),
+                    // A ring that is dropped waits for what the kernel has got, or leaves it what that needs.
+                    Order::Quit => return,
                 }
             }
             let patience = match self.turn(Instant::now()) {
@@ -184,10 +186,11 @@ impl Controller {
                     Patience::For(at.saturating_duration_since(Instant::now()).max(MIN_WAIT))
                 }
             };
-            let mut descriptors: Vec<BorrowedFd<'_>> = Vec::with_capacity(2);
-            descriptors.extend(self.engine.as_fd());
-            descriptors.push(borrow_eventfd(&self.shared.kick));
-            inbox.wait(&descriptors, patience);
+            let kick = Some(borrow_eventfd(&self.shared.kick));
+            // Read before the doorbells are: one that is written behind the look at them rings again.
+            if inbox.wait_for_bell(kick, self.engine.as_fd(), patience) == Bell::Rung {
+                let _ = self.shared.kick.read();
+            }
         }
     }
 
@@ -213,6 +216,7 @@ impl Controller {
             held: None,
             next: 0,
             flushing: false,
+            short_of_room: false,
         };
         live.submissions[0] = Some(SubmissionQueue::new(submissions, 0));
         let mut admin = CompletionQueue::new(completions, Some(0));
@@ -223,41 +227,42 @@ impl Controller {
         self.live = Some(live);
     }
 
-    /// Waits for everything in flight and posts it; commands not begun stay where they are.
+    /// Waits for everything in flight and posts it, even of a ring that fails: guest memory is not left alone before
+    /// that. Commands not begun stay where they are.
     fn settle(&mut self) {
         while self.flights.iter().any(Option::is_some) {
-            let waited = self.engine.submit().and_then(|_| self.engine.wait());
-            if self.reap() == 0 && waited.is_err() {
-                return;
-            }
+            self.await_completion();
+            self.reap();
         }
         self.finish_deletions();
         self.interrupt();
     }
 
-    /// Waits for everything in flight, then forgets the queues.
+    /// Forgets the queues and waits for everything in flight. A ring that fails for good is waited for without end:
+    /// to its driver the controller is one that does not reset, which is better than memory that is written when
+    /// it has another use.
     pub fn stop(&mut self) {
         self.live = None;
         while self.flights.iter().any(Option::is_some) {
-            let waited = self.engine.submit().and_then(|_| self.engine.wait());
-            let mut any = false;
+            self.await_completion();
             while let Some((token, _)) = self.engine.complete() {
-                any = true;
                 if self.take_flight(token).is_some() {
                     self.free.push(token);
                 }
             }
-            if waited.is_err() && !any {
-                // The engine keeps what the kernel may still use.
-                return;
-            }
+        }
+    }
+
+    /// Waits for something in flight. A ring that fails is a controller that does.
+    fn await_completion(&mut self) {
+        if self.engine.wait().is_err() {
+            self.shared.set_fatal();
         }
     }
 
     /// Takes what the driver offers, starts it, and posts what is done. Waits for nothing, but a moment where
     /// the kernel had no means to do something.
     pub fn turn(&mut self, now: Instant) -> Progress {
-        let _ = self.shared.kick.read();
         self.reap();
         if self.live.is_none() || self.shared.is_fatal() {
             return Progress::Idle;
@@ -278,10 +283,15 @@ impl Controller {
         self.finish_deletions();
         self.report_events();
         self.interrupt();
-        if !submitted || (finished > 0 && progress == Progress::Idle) {
-            return Progress::More;
-        }
-        progress
+        let more = !submitted || (finished > 0 && progress == Progress::Idle);
+        if more || self.may_have_room() { Progress::More } else { progress }
+    }
+
+    /// Has the thread woken when something waits for room in a completion queue. Returns whether there may be some
+    /// already.
+    fn may_have_room(&mut self) -> bool {
+        let short = self.live.as_mut().is_some_and(|live| mem::take(&mut live.short_of_room));
+        short && self.shared.await_room()
     }
 
     /// Hands started commands to the kernel; returns whether it took all of them.
@@ -470,6 +480,7 @@ impl Controller {
             let Some(at) = live.events.iter().position(open) else { return };
             let Some(event) = live.events.get(at).copied() else { return };
             if !live.answer_request(0, &self.ram, Status::SUCCESS, event.result()) {
+                live.short_of_room = true;
                 return;
             }
             live.events.remove(at);
@@ -508,6 +519,7 @@ fn pop(live: &mut Live, index: u16, ram: &GuestRam) -> Option<Command> {
     let queue = live.submissions.get_mut(usize::from(index))?.as_mut()?;
     let completions = live.completions.get_mut(usize::from(queue.completions))?.as_mut()?;
     if !completions.has_room() {
+        live.short_of_room |= !queue.is_empty();
         return None;
     }
     let command = queue.pop(ram)?;

@@ -27,6 +27,8 @@ const FIRMWARE: &[u8; 8] = b"1       ";
 const WARNING_KELVIN: u16 = 343;
 const CRITICAL_KELVIN: u16 = 353;
 
+/// RTD3E: how long a shutdown may take, in microseconds. It flushes, and without a word Linux waits for 5 s only.
+const SHUTDOWN_US: u32 = 60_000_000;
 /// ONCS: Dataset Management, Write Zeroes, Select and Save in commands for features.
 const COMMAND_DEALLOCATE: u16 = 1 << 2;
 const COMMAND_ZERO: u16 = 1 << 3;
@@ -99,6 +101,7 @@ impl Profile {
             (64, FIRMWARE),
             (77, &[MAX_TRANSFER_PAGES_LOG2]),
             (80, &super::registers::VERSION.to_le_bytes()),
+            (88, &SHUTDOWN_US.to_le_bytes()),
             // CNTRLTYPE: an I/O controller.
             (111, &[1]),
             // ACL: four Aborts at once; AERL.
@@ -224,6 +227,7 @@ mod tests {
         assert_eq!(&bytes[4..24], b"0123456789abcdef    ");
         assert_eq!(&bytes[24..37], b"Holdfast NVMe");
         assert_eq!((bytes[77], bytes[111], bytes[258], bytes[259]), (8, 1, 3, 3));
+        assert_eq!(bytes[88..92], 60_000_000u32.to_le_bytes());
         assert_eq!(&bytes[512..514], &[0x66, 0x44]);
         assert_eq!(&bytes[516..522], &[1, 0, 0, 0, 0b1_1100, 0]);
         assert_eq!(&bytes[768..800], b"nqn.2014-08.org.nvmexpress:uuid:");

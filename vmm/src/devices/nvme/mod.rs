@@ -11,7 +11,8 @@
 //!
 //! `registers`, `command`, `prp`, `queue` and `identify` are pure; `controller` owns the queues and
 //! the file and runs on one thread of its own, `flight` is its part that moves data; this file is the PCI function, which virtual CPUs
-//! call: it keeps the registers, and passes doorbells on as the last value written and a wake-up.
+//! call: it keeps the registers, and passes doorbells on as the last value written and, where the thread has to see it
+//! at once, a wake-up.
 //!
 //! Not offered: SGLs, metadata, more than one namespace, namespace management, firmware update,
 //! queues in controller memory.
@@ -60,6 +61,7 @@ use super::{
 use crate::{
     pci::{
         config::{COMMAND_INTX_DISABLE, ConfigError, ConfigSpace, Identity},
+        express::{Express, FunctionReset},
         function::{Bar, BarKind, PciFunction},
         msix::{self, MsixTable},
     },
@@ -89,25 +91,6 @@ const BAR_SIZE: u64 = 0x4000;
 const DOORBELLS: u64 = 0x1000;
 const TABLE: u64 = 0x2000;
 const PENDING: u64 = 0x3000;
-
-/// PCI Express capability (PCIe 6.0 §7.5.3): version 2, root complex integrated endpoint, or endpoint
-/// below a port.
-const EXPRESS: u8 = 0x10;
-const EXPRESS_SIZE: usize = 0x3c;
-const EXPRESS_INTEGRATED: u16 = 9 << 4 | 2;
-const EXPRESS_ENDPOINT: u16 = 2;
-/// Device capabilities: role-based error reporting; function level reset, which every NVMe controller
-/// has (NVMe 1.4 §2.5.3).
-const EXPRESS_DEVICE_CAPABILITIES: u32 = 1 << 15 | 1 << 28;
-/// Device control's second byte: the function is to reset itself; reads as zero.
-const FUNCTION_RESET: u8 = 1 << 7;
-/// Device capabilities 2: completion timeouts can be switched off, which who makes requests has to
-/// offer. The same bit of device control 2 does it.
-const TIMEOUT_DISABLE: u8 = 1 << 4;
-/// Link of an endpoint: 2.5 GT/s, one lane; as a vector of speeds, and as the one that is aimed at.
-const LINK: u8 = 1 << 4 | 1;
-const LINK_SPEEDS: u8 = 1 << 1;
-const LINK_TARGET: u8 = 1;
 
 /// Name of the thread, and of the device among those that count.
 const NAME: &str = "nvme";
@@ -140,7 +123,7 @@ pub struct Nvme {
     pristine: ConfigSpace,
     msix: MsixTable,
     msix_capability: u16,
-    express: u16,
+    express: Express,
     /// A reset was asked for, and the thread has not let go yet.
     resetting: bool,
     mastery: Mastery,
@@ -213,11 +196,7 @@ impl Nvme {
     /// Makes it say that it sits below a port, at the end of a link. Call it before anybody looks.
     pub fn set_below_port(&mut self) {
         for config in [&mut self.config, &mut self.pristine] {
-            config.set(self.express + 2, &EXPRESS_ENDPOINT.to_le_bytes());
-            config.set(self.express + 0x0c, &[LINK]);
-            config.set(self.express + 0x12, &[LINK]);
-            config.set(self.express + 0x2c, &[LINK_SPEEDS]);
-            config.set(self.express + 0x30, &[LINK_TARGET]);
+            self.express.set_below_port(config);
         }
     }
 
@@ -379,9 +358,7 @@ impl PciFunction for Nvme {
             self.config.set(self.msix_capability + 2, &self.msix.control().to_le_bytes());
         }
         self.take_mode();
-        let control = usize::from(self.express + 9).checked_sub(usize::from(offset));
-        let reset = control.and_then(|at| data.get(at)).is_some_and(|b| b & FUNCTION_RESET != 0);
-        if reset {
+        if self.express.asks_for_reset(offset, data) {
             self.reset_function();
         }
     }
@@ -484,7 +461,7 @@ fn serial(text: &str) -> Result<[u8; SERIAL_SIZE], NvmeError> {
 struct Described {
     config: ConfigSpace,
     msix: u16,
-    express: u16,
+    express: Express,
 }
 
 fn describe(msix: &MsixTable) -> Result<Described, ConfigError> {
@@ -501,16 +478,8 @@ fn describe(msix: &MsixTable) -> Result<Described, ConfigError> {
     let low = |offset: u64| u32::try_from(offset).unwrap_or(0);
     let table = msix.capability((BAR, low(TABLE)), (BAR, low(PENDING)));
     let msix = config.add_capability(msix::CAPABILITY, &table, &[])?;
-    let mut body = [0; EXPRESS_SIZE - 2];
-    let mut writable = body;
-    let at = |register: usize| register - 2;
-    body[at(0x02)..at(0x04)].copy_from_slice(&EXPRESS_INTEGRATED.to_le_bytes());
-    body[at(0x04)..at(0x08)].copy_from_slice(&EXPRESS_DEVICE_CAPABILITIES.to_le_bytes());
-    body[at(0x24)] = TIMEOUT_DISABLE;
-    // Device control: error reporting, relaxed order, payload and read request sizes, no snoop.
-    writable[at(0x08)..at(0x0a)].copy_from_slice(&[0xff, 0x78]);
-    writable[at(0x28)] = TIMEOUT_DISABLE;
-    let express = config.add_capability(EXPRESS, &body, &writable)?;
+    // Every NVMe controller has a function-level reset (NVMe 1.4 §2.5.3).
+    let express = Express::add(&mut config, FunctionReset::Offered)?;
     config.add_power_management()?;
     Ok(Described { config, msix, express })
 }

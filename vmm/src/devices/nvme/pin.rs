@@ -140,14 +140,16 @@ impl Pin {
         state.settle();
     }
 
-    /// The driver has taken everything before entry `head` of completion queue `index`, if it has such an entry.
-    pub fn taken(&self, index: u16, head: u32) {
+    /// The driver has taken everything before entry `head` of completion queue `index`. Returns whether there is
+    /// such a queue, and it has such an entry; otherwise nothing was taken.
+    pub fn taken(&self, index: u16, head: u32) -> bool {
         let mut state = self.state();
-        if let Some(queue) = state.queue(index).filter(|queue| head < queue.entries) {
-            queue.pending -= queue.distance(queue.head, head);
-            queue.head = head;
-        }
+        let queue = state.queue(index).filter(|queue| head < queue.entries);
+        let Some(queue) = queue else { return false };
+        queue.pending -= queue.distance(queue.head, head);
+        queue.head = head;
         state.settle();
+        true
     }
 
     /// The controller is reset: the line is low, whatever its thread still posts.
@@ -195,8 +197,7 @@ mod tests {
         pin.posted(0, 3);
         pin.posted(1, 1);
         assert!(is_high(&wire));
-        pin.taken(0, 4);
-        pin.taken(1, 1);
+        assert_eq!([pin.taken(0, 4), pin.taken(3, 0), pin.taken(1, 1)], [false, false, true]);
         assert!(is_high(&wire), "there is no entry 4, and queue 0 has three");
         pin.taken(0, 3);
         assert!(!is_high(&wire));

@@ -67,9 +67,22 @@ pub fn segments(
 
 /// Copies `data` to where the PRPs say.
 pub fn write(ram: &GuestRam, prps: (u64, u64), data: &[u8]) -> Result<(), Status> {
+    write_front(ram, prps, data.len() as u64, data)
+}
+
+/// Copies `data` to the front of the `length` bytes that the PRPs name; what is behind it stays as it is.
+pub fn write_front(
+    ram: &GuestRam,
+    prps: (u64, u64),
+    length: u64,
+    data: &[u8],
+) -> Result<(), Status> {
     let mut rest = data;
-    for (address, length) in segments(ram, prps, data.len() as u64)? {
-        let (part, behind) = rest.split_at(rest.len().min(length as usize));
+    for (address, piece) in segments(ram, prps, length)? {
+        if rest.is_empty() {
+            break;
+        }
+        let (part, behind) = rest.split_at(rest.len().min(piece as usize));
         ram.write_slice(part, address).map_err(|_| Status::DATA_TRANSFER)?;
         rest = behind;
     }
@@ -204,6 +217,20 @@ mod tests {
         list(&ram, 0x9000, &[0x9000; 512]);
         let found = pieces(&ram, (0x1000, 0x9000), 1 << 20).expect("pages");
         assert_eq!(found.len(), 256);
+    }
+
+    #[test]
+    fn pages_are_those_of_the_transfer_where_there_is_less_data() {
+        let ram = ram();
+        let (prps, length) = ((0x1f00, 0x8000), 12 << 10);
+        list(&ram, 0x8000, &[0x5000, 0x7000, RAM]);
+        list(&ram, 0x5000, &[u64::MAX; 2]);
+        write_front(&ram, prps, length, &[7; 264]).expect("inside");
+        let word = |at| ram.read_obj::<u64>(GuestAddress(at)).expect("inside");
+        assert_eq!([0x5000, 0x5008].map(word), [0x0707_0707_0707_0707, u64::MAX]);
+        assert_eq!(word(0x8000), 0x5000, "the list is no page of data");
+        list(&ram, 0x8000, &[0x5000, 0x7000, 0x9004]);
+        assert_eq!(write_front(&ram, prps, length, &[7; 264]), Err(Status::PRP_OFFSET));
     }
 
     #[test]

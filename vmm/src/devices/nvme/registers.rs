@@ -19,9 +19,10 @@ use super::queue::Place;
 
 /// Most entries of an I/O queue; CAP.MQES is one less.
 pub const MAX_ENTRIES: u32 = 1024;
-/// Time a driver waits for ready to change, in units of 500 ms: a dying disk takes some seconds to
-/// let go.
-const TIMEOUT: u64 = 40;
+/// Time a driver waits for ready to change, in units of 500 ms: as much as the field holds. Ready goes when what is
+/// under way has ended, and on a busy host a flush alone can take longer than half a minute; Linux gives up the
+/// disk of a controller that takes longer than this (drivers/nvme/host/core.c, `nvme_wait_ready`).
+const TIMEOUT: u64 = 0xff;
 
 /// CAP: entries (15:0), contiguous queues only (16), timeout (31:24), doorbells next to each other
 /// (35:32 = 0), the NVM command set (37), memory pages of 4 KiB only (51:48 and 55:52 = 0).
@@ -239,6 +240,7 @@ mod tests {
             assert_eq!(registers.write(offset, &[0xff; 4]), Effect::None);
         }
         assert_eq!(read(&registers, 0, 8), CAPABILITIES);
+        assert_eq!(read(&registers, 3, 1), 0xff, "CAP.TO");
         assert_eq!(read(&registers, 4, 4), CAPABILITIES >> 32);
         assert_eq!(read(&registers, 8, 4), 0x0001_0400);
         assert_eq!(read(&registers, CSTS, 4), 9);

@@ -4,7 +4,7 @@ use std::{
     io,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering},
+        atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering, fence},
     },
 };
 
@@ -61,6 +61,8 @@ pub struct Shared {
     doorbells: Vec<AtomicU32>,
     /// Wakes the thread.
     pub kick: EventFd,
+    /// The thread waits for room in a completion queue: the next doorbell of one wakes it.
+    room_wanted: AtomicBool,
     /// Eventfds of the vectors, once more. The vectors themselves are the function's alone: whoever drops one has
     /// KVM forget it, which the filter of the controller's thread does not allow.
     vectors: Vec<EventFd>,
@@ -85,6 +87,7 @@ impl Shared {
         Ok(Self {
             doorbells: (0..2 * (u32::from(pairs) + 1)).map(|_| AtomicU32::new(NOTHING)).collect(),
             kick: EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?,
+            room_wanted: AtomicBool::new(false),
             vectors: vectors.collect::<io::Result<_>>()?,
             msix: AtomicBool::new(false),
             pin: Pin::new(line, usize::from(pairs) + 1),
@@ -101,21 +104,52 @@ impl Shared {
     }
 
     /// Takes a write to doorbell `index` in address order; one that does not exist is ignored.
+    ///
+    /// Most doorbells of completion queues wake nobody: the pin has heard of them, and the thread sees them with
+    /// the next command. Those that it is woken for are the ones that are wrong, which are events, and those that
+    /// it waits for, see [`Self::await_room`].
     pub fn ring(&self, index: u64, value: u32) {
         let slot = usize::try_from(index).ok().and_then(|index| self.doorbells.get(index));
-        if let Some(slot) = slot {
-            if let (1, Ok(queue)) = (index % 2, u16::try_from(index / 2)) {
-                self.pin.taken(queue, value);
-            }
-            // The largest number is as impossible as the next smaller one.
-            slot.store(value.min(NOTHING - 1), Ordering::Release);
+        let Some(slot) = slot else { return };
+        let is_news = match (index % 2, u16::try_from(index / 2)) {
+            (1, Ok(queue)) => !self.pin.taken(queue, value),
+            _ => true,
+        };
+        // The largest number is as impossible as the next smaller one.
+        slot.store(value.min(NOTHING - 1), Ordering::Release);
+        if is_news || self.take_wish_for_room() {
             self.wake();
         }
+    }
+
+    /// Has the next doorbell of a completion queue wake the thread, which found no room in one. Returns whether one
+    /// was written already that the thread did not take: then it must not wait.
+    ///
+    /// No wake-up is lost. Here the wish is written and then the doorbells are read; in [`Self::ring`] the doorbell
+    /// is written and then the wish is read; each has a fence in between. Of the two fences one comes second in
+    /// their order, and what is read behind it is at least as new as what was written before the other: either the
+    /// thread finds the doorbell, or `ring` finds the wish. Only if another `ring` has taken that does it not, and
+    /// then the thread is being woken; if it finds no room then either, it wishes again, and the same holds.
+    pub fn await_room(&self) -> bool {
+        self.room_wanted.store(true, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        let mut heads = self.doorbells.iter().skip(1).step_by(2);
+        heads.any(|slot| slot.load(Ordering::Acquire) != NOTHING)
+    }
+
+    /// Returns whether the thread waits for room, to one caller.
+    fn take_wish_for_room(&self) -> bool {
+        fence(Ordering::SeqCst);
+        self.room_wanted.load(Ordering::Relaxed) && self.room_wanted.swap(false, Ordering::Relaxed)
     }
 
     /// Takes what was written to doorbells since the last call.
     pub fn take_rings(&self) -> impl Iterator<Item = Ring> {
         self.doorbells.iter().zip(0u16..).filter_map(|(slot, index)| {
+            // Most were not written, and looking leaves their cache line where it is.
+            if slot.load(Ordering::Acquire) == NOTHING {
+                return None;
+            }
             let value = slot.swap(NOTHING, Ordering::AcqRel);
             let side = if index % 2 == 0 { Side::Submission } else { Side::Completion };
             (value != NOTHING).then_some(Ring { queue: index / 2, side, value })
@@ -212,6 +246,7 @@ impl Shared {
     /// The controller was reset.
     pub fn reset(&self) {
         self.take_rings().for_each(drop);
+        self.room_wanted.store(false, Ordering::Relaxed);
         self.pin.close();
         self.fatal.store(false, Ordering::Release);
         self.set_shutdown(Shutdown::No);
@@ -235,6 +270,25 @@ mod tests {
         let second = Ring { queue: 1, side: Side::Completion, value: u32::MAX - 1 };
         assert_eq!(shared.take_rings().collect::<Vec<_>>(), [first, second]);
         assert_eq!(shared.take_rings().count(), 0);
+    }
+
+    #[test]
+    fn heads_wake_a_thread_that_waits_for_room_and_those_that_are_wrong_always() {
+        let shared = Shared::new(1, &[], Wire::new()).expect("an eventfd");
+        let woken = |index, value| {
+            shared.ring(index, value);
+            shared.kick.read().is_ok()
+        };
+        shared.pin.open();
+        shared.pin.made(1, 4, None);
+        assert_eq!([woken(3, 1), woken(3, 4), woken(1, 0), woken(2, 1)], [false, true, true, true]);
+        assert!(shared.await_room(), "there may be room already");
+        shared.take_rings().for_each(drop);
+        assert!(!shared.await_room());
+        assert_eq!([woken(3, 2), woken(3, 3)], [true, false]);
+        shared.take_rings().for_each(drop);
+        shared.ring(0, 1);
+        assert!(!shared.await_room(), "a tail makes no room");
     }
 
     #[test]

@@ -1,19 +1,27 @@
-//! The control queue of a network device: by it the driver says how many pairs of queues it uses.
-//! Source: virtio §5.1.6.5 "Control Virtqueue"; §5.1.6.5.5 "Automatic receive steering in multiqueue
-//! mode".
+//! The control queue of a network device: by it the driver says how many pairs of queues it uses, and
+//! which frames it takes without checksums and unsegmented.
+//! Source: virtio §5.1.6.5 "Control Virtqueue", of it "Automatic receive steering in multiqueue mode" and
+//! "Offloads State Configuration".
 //!
-//! | Bytes | Field                   | Written by | Value                                        |
-//! |-------|-------------------------|------------|----------------------------------------------|
-//! | 1     | class                   | driver     | 4, VIRTIO_NET_CTRL_MQ                        |
-//! | 1     | command                 | driver     | 0, VIRTIO_NET_CTRL_MQ_VQ_PAIRS_SET           |
-//! | 2     | virtqueue_pairs         | driver     | 1 up to the pairs that it has enabled        |
-//! | 1     | ack                     | device     | 0, VIRTIO_NET_OK, or 1, VIRTIO_NET_ERR       |
+//! | Bytes | Field           | Written by | Value                                                |
+//! |-------|-----------------|------------|------------------------------------------------------|
+//! | 1     | class           | driver     | 4, VIRTIO_NET_CTRL_MQ                                |
+//! | 1     | command         | driver     | 0, VIRTIO_NET_CTRL_MQ_VQ_PAIRS_SET                   |
+//! | 2     | virtqueue_pairs | driver     | 1 up to the pairs that it has enabled                |
+//! | 1     | ack             | device     | 0, VIRTIO_NET_OK, or 1, VIRTIO_NET_ERR               |
+//!
+//! | Bytes | Field           | Written by | Value                                                |
+//! |-------|-----------------|------------|------------------------------------------------------|
+//! | 1     | class           | driver     | 5, VIRTIO_NET_CTRL_GUEST_OFFLOADS                    |
+//! | 1     | command         | driver     | 0, VIRTIO_NET_CTRL_GUEST_OFFLOADS_SET                |
+//! | 8     | offloads        | driver     | those that are on, as feature bits; others are off   |
+//! | 1     | ack             | device     | 0, VIRTIO_NET_OK, or 1, VIRTIO_NET_ERR               |
 //!
 //! Everything else that a driver may say there belongs to features that are not offered, and is an
 //! error. How the bytes are spread over descriptors is the driver's affair (virtio §2.7.4).
 //!
-//! Turning pairs on and off takes locks that all of the host's network shares. So a driver that goes on
-//! asking is answered at a pace, and later than it would like.
+//! Both take locks that all of the host's network shares. So a driver that goes on asking is answered at a
+//! pace, and later than it would like.
 
 use std::time::Instant;
 
@@ -30,12 +38,16 @@ use crate::devices::throttle::{Admission, Throttle};
 const CLASS_MQ: u8 = 4;
 /// VIRTIO_NET_CTRL_MQ_VQ_PAIRS_SET.
 const VQ_PAIRS_SET: u8 = 0;
+/// VIRTIO_NET_CTRL_GUEST_OFFLOADS.
+const CLASS_GUEST_OFFLOADS: u8 = 5;
+/// VIRTIO_NET_CTRL_GUEST_OFFLOADS_SET.
+const GUEST_OFFLOADS_SET: u8 = 0;
 /// VIRTIO_NET_OK and VIRTIO_NET_ERR.
 const OK: u8 = 0;
 const ERR: u8 = 1;
 
-/// Bytes of the only command there is.
-const COMMAND_SIZE: usize = 4;
+/// Bytes of the longest command.
+const LONGEST: usize = 10;
 /// Commands answered before the thread looks at its orders again.
 const BATCH: u16 = 16;
 /// Commands answered each second, and how many at once: a driver sends one when it starts and one for
@@ -43,17 +55,20 @@ const BATCH: u16 = 16;
 const PACE: RateLimit =
     RateLimit { bytes: None, operations: Some(Rate { per_second: 10, burst: 16 }) };
 
-/// The pairs of queues of a device.
-pub trait Pairs {
-    /// Returns how many can be used: those that the driver has enabled, from the first on.
-    fn possible(&self) -> u16;
+/// The device that the driver gives its commands to. What fails changes nothing.
+pub trait Card {
+    /// Returns how many pairs of queues can be used: those that the driver has enabled, from the first on.
+    fn possible_pairs(&self) -> u16;
 
     /// Uses the first `count` pairs and no others. `count` is at least 1 and at most
-    /// [`Self::possible`]. When that fails, what was used before is used still.
-    fn set(&mut self, count: u16) -> Result<(), Refused>;
+    /// [`Self::possible_pairs`].
+    fn set_pairs(&mut self, count: u16) -> Result<(), Refused>;
+
+    /// Takes the guest offloads whose feature bits these are, and no others. They are the driver's word.
+    fn set_offloads(&mut self, offloads: u64) -> Result<(), Refused>;
 }
 
-/// The host cannot do what the driver asks.
+/// The driver may not ask that, or the host cannot do it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Refused;
 
@@ -110,7 +125,7 @@ impl ControlQueue {
     /// Answers what there is, up to a batch. An error means that the ring makes no sense.
     pub fn turn(
         &mut self,
-        pairs: &mut impl Pairs,
+        card: &mut impl Card,
         pace: &mut Pace,
         now: Instant,
     ) -> Result<Progress, RingError> {
@@ -118,7 +133,7 @@ impl ControlQueue {
         if !kicked && self.progress == Progress::Idle {
             return Ok(Progress::Idle);
         }
-        self.progress = self.answer_batch(pairs, pace, now)?;
+        self.progress = self.answer_batch(card, pace, now)?;
         if self.queue.ring.needs_signal()? {
             self.queue.signal.trigger();
         }
@@ -127,7 +142,7 @@ impl ControlQueue {
 
     fn answer_batch(
         &mut self,
-        pairs: &mut impl Pairs,
+        card: &mut impl Card,
         pace: &mut Pace,
         now: Instant,
     ) -> Result<Progress, RingError> {
@@ -148,40 +163,56 @@ impl ControlQueue {
                 self.taken = Some((chain, time));
                 return Ok(Progress::At(time));
             }
-            let written = answer(ring, &chain, pairs);
+            let written = answer(ring, &chain, card);
             ring.push_used(chain.head, written)?;
         }
         Ok(Progress::More)
     }
 }
 
+/// What a driver may ask for.
+enum Command {
+    Pairs(u16),
+    Offloads(u64),
+}
+
 /// Carries out one command and says how that went, in the first byte that the driver left for it.
 /// Returns the bytes written; a driver that left no such byte hears nothing, and nothing is done.
-fn answer(ring: &Ring, chain: &Chain, pairs: &mut impl Pairs) -> u32 {
+fn answer(ring: &Ring, chain: &Chain, card: &mut impl Card) -> u32 {
     let Some(place) = chain.writable.first() else { return 0 };
-    let ack = match read_command(ring, chain) {
-        Some([CLASS_MQ, VQ_PAIRS_SET, low, high]) => set(pairs, u16::from_le_bytes([low, high])),
-        _ => ERR,
-    };
+    let ack = read_command(ring, chain).map_or(ERR, |command| carry_out(&command, card));
     ring.ram().write_slice(&[ack], place.address).map_or(0, |()| 1)
 }
 
-fn set(pairs: &mut impl Pairs, count: u16) -> u8 {
-    if !(1..=pairs.possible()).contains(&count) {
-        return ERR;
-    }
-    pairs.set(count).map_or(ERR, |()| OK)
+fn carry_out(command: &Command, card: &mut impl Card) -> u8 {
+    let outcome = match *command {
+        Command::Pairs(count) if (1..=card.possible_pairs()).contains(&count) => {
+            card.set_pairs(count)
+        }
+        Command::Pairs(_) => Err(Refused),
+        Command::Offloads(offloads) => card.set_offloads(offloads),
+    };
+    outcome.map_or(ERR, |()| OK)
 }
 
-/// Returns the command, wherever its bytes lie; `None` when it has another length or is not in memory.
-fn read_command(ring: &Ring, chain: &Chain) -> Option<[u8; COMMAND_SIZE]> {
-    let mut command = [0; COMMAND_SIZE];
-    let mut rest = command.as_mut_slice();
+/// Returns the command, wherever its bytes lie; `None` when it is none, has another length or is not in memory.
+fn read_command(ring: &Ring, chain: &Chain) -> Option<Command> {
+    let mut bytes = [0; LONGEST];
+    let mut length = 0;
     for segment in &chain.readable {
-        let length = usize::try_from(segment.length).ok()?;
-        let (part, behind) = rest.split_at_mut_checked(length)?;
+        let end = usize::try_from(segment.length).ok()?.checked_add(length)?;
+        let part = bytes.get_mut(length..end)?;
         ring.ram().read_slice(part, segment.address).ok()?;
-        rest = behind;
+        length = end;
     }
-    rest.is_empty().then_some(command)
+    let [class, command, operand @ ..] = bytes.get(..length)? else { return None };
+    match (*class, *command) {
+        (CLASS_MQ, VQ_PAIRS_SET) => {
+            Some(Command::Pairs(u16::from_le_bytes(operand.try_into().ok()?)))
+        }
+        (CLASS_GUEST_OFFLOADS, GUEST_OFFLOADS_SET) => {
+            Some(Command::Offloads(u64::from_le_bytes(operand.try_into().ok()?)))
+        }
+        _ => None,
+    }
 }

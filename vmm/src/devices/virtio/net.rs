@@ -8,10 +8,13 @@
 //! | 8      | 2     | max_virtqueue_pairs | pairs of queues       |
 //! | 10     | 2     | mtu                 | from the machine      |
 //!
-//! With one pair there is neither VIRTIO_NET_F_MQ nor a control queue. With more, receive queue N is
-//! queue 2 N and transmit queue N is 2 N + 1; the control queue follows the last pair, or the first one if
-//! the driver did not take VIRTIO_NET_F_MQ. The tap's further queues are detached until the driver turns
-//! their pairs on (`control`), so that the host puts frames only where the driver looks.
+//! Receive queue N is queue 2 N and transmit queue N is 2 N + 1; the control queue follows the last pair,
+//! or the first one if the driver did not take VIRTIO_NET_F_MQ, which is offered with several pairs. The
+//! tap's further queues are detached until the driver turns their pairs on (`control`), so that the host
+//! puts frames only where the driver looks.
+//!
+//! By the control queue the driver also switches off and on what it takes without checksums and
+//! unsegmented: Linux' does for an XDP program. A tap with one queue and without such offloads has none.
 
 use std::{
     collections::BTreeSet,
@@ -35,6 +38,7 @@ use crate::sys::io::{
 
 const F_CSUM: u64 = 1 << 0;
 const F_GUEST_CSUM: u64 = 1 << 1;
+const F_CTRL_GUEST_OFFLOADS: u64 = 1 << 2;
 const F_MTU: u64 = 1 << 3;
 const F_MAC: u64 = 1 << 5;
 const F_GUEST_TSO4: u64 = 1 << 7;
@@ -47,13 +51,28 @@ const F_MRG_RXBUF: u64 = 1 << 15;
 const F_STATUS: u64 = 1 << 16;
 const F_CTRL_VQ: u64 = 1 << 17;
 const F_MQ: u64 = 1 << 22;
+const F_GUEST_USO4: u64 = 1 << 54;
+const F_GUEST_USO6: u64 = 1 << 55;
+const F_HOST_USO: u64 = 1 << 56;
 
 /// What the tap does for the driver without being asked.
 const HOST_OFFLOADS: u64 = F_CSUM | F_HOST_TSO4 | F_HOST_TSO6 | F_HOST_ECN;
 
+/// Unsegmented TCP and UDP that the driver may take.
+const GUEST_TSO: u64 = F_GUEST_TSO4 | F_GUEST_TSO6;
+const GUEST_USO: u64 = F_GUEST_USO4 | F_GUEST_USO6;
+/// All that the driver may take, and may switch off and on.
+const GUEST_OFFLOADS: u64 = F_GUEST_CSUM | GUEST_TSO | F_GUEST_ECN | GUEST_USO;
+
 /// TUN_F_* of linux/if_tun.h, each with the feature that lets the driver take such frames.
-const TUN_OFFLOADS: [(u64, u32); 4] =
-    [(F_GUEST_CSUM, 0x01), (F_GUEST_TSO4, 0x02), (F_GUEST_TSO6, 0x04), (F_GUEST_ECN, 0x08)];
+const TUN_OFFLOADS: [(u64, u32); 6] = [
+    (F_GUEST_CSUM, 0x01),
+    (F_GUEST_TSO4, 0x02),
+    (F_GUEST_TSO6, 0x04),
+    (F_GUEST_ECN, 0x08),
+    (F_GUEST_USO4, 0x20),
+    (F_GUEST_USO6, 0x40),
+];
 
 /// Bytes of the header before each frame (virtio §5.1.6.1), with `num_buffers`.
 const HEADER_SIZE: i32 = 12;
@@ -88,7 +107,7 @@ struct Tap {
 
 struct Told {
     offloads: u32,
-    /// How fast: a guest can also want other offloads each time. The control queue has its own.
+    /// How fast, at its resets: a guest can also want other offloads each time. The control queue has its own.
     pace: Pace,
     /// Numbers of the queues after the first that take part.
     attached: BTreeSet<u16>,
@@ -106,10 +125,8 @@ impl Tap {
         if told.offloads != offloads {
             let now = Instant::now();
             thread::sleep(told.pace.admit(now).saturating_duration_since(now));
-            set_tap_offload(tap, offloads)?;
-            told.offloads = offloads;
         }
-        Ok(())
+        told.set_offloads(tap, offloads)
     }
 
     fn attach(&self, unit: u16) -> io::Result<()> {
@@ -140,6 +157,16 @@ impl Tap {
     }
 }
 
+impl Told {
+    fn set_offloads(&mut self, tap: BorrowedFd<'_>, offloads: u32) -> io::Result<()> {
+        if self.offloads != offloads {
+            set_tap_offload(tap, offloads)?;
+            self.offloads = offloads;
+        }
+        Ok(())
+    }
+}
+
 impl Backend for Tap {
     const QUEUES: u16 = QUEUES_OF_A_PAIR;
     const DEVICE: &'static str = "net";
@@ -163,10 +190,17 @@ impl Backend for Tap {
         outcomes.into_iter().collect()
     }
 
+    fn switch_offloads(&self, features: u64, offloads: u64) -> io::Result<u64> {
+        let in_force = switched(features, offloads).ok_or(io::ErrorKind::InvalidInput)?;
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        told.set_offloads(self.queue(0)?, tun_offloads(in_force))?;
+        Ok(in_force)
+    }
+
     fn steering(&self, features: u64) -> Steering {
         let more = if features & F_MQ == 0 { 0 } else { self.more() };
-        let offered = self.more() > 0 && features & F_CTRL_VQ != 0;
-        Steering { more, control: offered.then_some((more + 1) * QUEUES_OF_A_PAIR) }
+        let taken = features & F_CTRL_VQ != 0;
+        Steering { more, control: taken.then_some((more + 1) * QUEUES_OF_A_PAIR) }
     }
 }
 
@@ -215,16 +249,8 @@ impl Net {
             further.push(vhost);
         }
         let (vhost, offered) = Vhost::new(vhost, further, Tap::new(queues), &platform.ram)?;
-        let steered = if pairs > 1 { F_MQ | F_CTRL_VQ } else { 0 };
-        let features = ring_features(offered)
-            | (offered & F_MRG_RXBUF)
-            | guest_offloads
-            | HOST_OFFLOADS
-            | steered
-            | F_MAC
-            | F_MTU
-            | F_STATUS;
-        let control = u16::from(pairs > 1);
+        let features = offer(offered, guest_offloads, pairs);
+        let control = u16::from(features & F_CTRL_VQ != 0);
         Ok(Self { vhost, features, queues: pairs * QUEUES_OF_A_PAIR + control, config })
     }
 }
@@ -279,12 +305,41 @@ impl VirtioDevice for Net {
     }
 }
 
+/// Returns what is offered with that many pairs of queues over a tap that can do these guest offloads, of
+/// what the kernel's devices offer as well.
+fn offer(kernels: u64, guest_offloads: u64, pairs: u16) -> u64 {
+    // Taps learnt to hand out UDP unsegmented and to take it so together, in Linux 6.2.
+    let udp = if guest_offloads & GUEST_USO == 0 { 0 } else { F_HOST_USO };
+    let switching = if guest_offloads == 0 { 0 } else { F_CTRL_VQ | F_CTRL_GUEST_OFFLOADS };
+    let steered = if pairs > 1 { F_CTRL_VQ | F_MQ } else { 0 };
+    ring_features(kernels)
+        | (kernels & F_MRG_RXBUF)
+        | guest_offloads
+        | HOST_OFFLOADS
+        | udp
+        | switching
+        | steered
+        | F_MAC
+        | F_MTU
+        | F_STATUS
+}
+
+/// Returns `features`, on which both sides agreed, as they are in force when of the guest offloads only
+/// these are on. `None` if the driver may not have it so: it did not say before that it can take them, or that
+/// it would switch any (virtio §5.1.6.5, "Offloads State Configuration").
+fn switched(features: u64, offloads: u64) -> Option<u64> {
+    let others = features & !GUEST_OFFLOADS;
+    let agreed = offloads & !(features & GUEST_OFFLOADS) == 0;
+    (agreed && features & F_CTRL_GUEST_OFFLOADS != 0).then_some(others | offloads)
+}
+
 /// Returns the guest offloads that this tap can do. Segmentation needs checksums, and ECN needs
 /// segmentation (virtio §5.1.3.1).
 fn probe_offloads(tap: BorrowedFd<'_>) -> u64 {
     let steps = [
-        F_GUEST_CSUM | F_GUEST_TSO4 | F_GUEST_TSO6 | F_GUEST_ECN,
-        F_GUEST_CSUM | F_GUEST_TSO4 | F_GUEST_TSO6,
+        GUEST_OFFLOADS,
+        F_GUEST_CSUM | GUEST_TSO | F_GUEST_ECN,
+        F_GUEST_CSUM | GUEST_TSO,
         F_GUEST_CSUM,
     ];
     steps
@@ -293,12 +348,19 @@ fn probe_offloads(tap: BorrowedFd<'_>) -> u64 {
         .unwrap_or(0)
 }
 
+/// Returns what the tap is told. It refuses segmentation without checksums, ECN without segmentation, and UDP
+/// over one version of IP only (drivers/net/tun.c, `set_offload`); a driver that wants such a part does without it.
 fn tun_offloads(features: u64) -> u32 {
-    // The kernel refuses segmentation without checksums, which no sound driver asks for.
-    let features = if features & F_GUEST_CSUM == 0 { 0 } else { features };
+    let refused = if features & F_GUEST_CSUM == 0 {
+        GUEST_OFFLOADS
+    } else {
+        let ecn = if features & GUEST_TSO == 0 { F_GUEST_ECN } else { 0 };
+        let udp = if features & GUEST_USO == GUEST_USO { 0 } else { GUEST_USO };
+        ecn | udp
+    };
     TUN_OFFLOADS
         .iter()
-        .filter(|(feature, _)| features & feature != 0)
+        .filter(|(feature, _)| features & !refused & feature != 0)
         .fold(0, |flags, (_, flag)| flags | flag)
 }
 
@@ -377,8 +439,61 @@ mod tests {
 
     #[test]
     fn segmentation_is_not_asked_of_the_tap_without_checksums() {
-        assert_eq!(tun_offloads(F_GUEST_TSO4 | F_GUEST_TSO6), 0);
+        assert_eq!(tun_offloads(GUEST_TSO), 0);
+        assert_eq!(tun_offloads(GUEST_OFFLOADS & !F_GUEST_CSUM), 0);
         assert_eq!(tun_offloads(F_GUEST_CSUM | F_GUEST_TSO4), 0x03);
+    }
+
+    /// linux/if_tun.h; what drivers/net/tun.c refuses, the tap is not told.
+    #[test]
+    fn a_tap_is_told_what_it_takes() {
+        assert_eq!(tun_offloads(GUEST_OFFLOADS | F_MAC | F_HOST_USO), 0x6f);
+        assert_eq!(tun_offloads(F_GUEST_CSUM | GUEST_USO), 0x61);
+        assert_eq!(tun_offloads(F_GUEST_CSUM | F_GUEST_USO4), 0x01);
+        assert_eq!(tun_offloads(F_GUEST_CSUM | F_GUEST_TSO6 | F_GUEST_USO6), 0x05);
+        assert_eq!(tun_offloads(F_GUEST_CSUM | F_GUEST_TSO6 | F_GUEST_ECN), 0x0d);
+        assert_eq!(tun_offloads(F_GUEST_CSUM | F_GUEST_ECN), 0x01);
+    }
+
+    /// virtio §5.1.3: 2, 17 and 22 are the control queue's, 54 to 56 are for UDP.
+    #[test]
+    fn what_the_tap_can_do_and_how_often_it_is_there_says_what_is_offered() {
+        let offered = |guest_offloads, pairs| {
+            let features = offer(u64::MAX, guest_offloads, pairs);
+            [2, 17, 22, 54, 55, 56].map(|bit| features >> bit & 1)
+        };
+        assert_eq!(offered(GUEST_OFFLOADS, 4), [1, 1, 1, 1, 1, 1]);
+        assert_eq!(offered(GUEST_OFFLOADS, 1), [1, 1, 0, 1, 1, 1]);
+        assert_eq!(offered(F_GUEST_CSUM | GUEST_TSO, 1), [1, 1, 0, 0, 0, 0]);
+        assert_eq!(offered(0, 4), [0, 1, 1, 0, 0, 0]);
+        assert_eq!(offered(0, 1), [0; 6]);
+        let without_merging = offer(!F_MRG_RXBUF, GUEST_OFFLOADS, 1);
+        assert_eq!(without_merging & (F_MRG_RXBUF | GUEST_OFFLOADS), GUEST_OFFLOADS);
+    }
+
+    #[test]
+    fn a_driver_switches_what_it_said_that_it_takes_and_nothing_else() {
+        let others = F_CTRL_GUEST_OFFLOADS | F_CTRL_VQ | F_MAC | F_CSUM;
+        let features = others | F_GUEST_CSUM | GUEST_TSO;
+        assert_eq!(switched(features, 0), Some(others));
+        assert_eq!(switched(features, F_GUEST_CSUM), Some(others | F_GUEST_CSUM));
+        assert_eq!(switched(features, F_GUEST_CSUM | GUEST_TSO), Some(features));
+        assert_eq!(switched(features, F_GUEST_CSUM | GUEST_USO), None);
+        assert_eq!(switched(features, F_MAC), None, "no offload");
+        assert_eq!(switched(features, 1 << 63), None);
+        assert_eq!(switched(features & !F_CTRL_GUEST_OFFLOADS, 0), None);
+    }
+
+    /// This tap has no offloads and cannot be told any.
+    #[test]
+    fn a_switch_that_the_tap_refuses_changes_nothing() {
+        let file = OwnedFd::from(std::fs::File::open("/dev/null").expect("there"));
+        let tap = Tap::new(vec![file]);
+        let features = F_CTRL_GUEST_OFFLOADS | F_GUEST_CSUM;
+        let switch = |offloads| tap.switch_offloads(features, offloads).ok();
+        let wanted = [0, F_GUEST_CSUM, F_GUEST_TSO4, 0];
+        let in_force = Some(F_CTRL_GUEST_OFFLOADS);
+        assert_eq!(wanted.map(switch), [in_force, None, None, in_force]);
     }
 
     /// A tap is told only what is new: this one cannot be told anything.
@@ -420,6 +535,7 @@ mod tests {
         assert_eq!(tap(4).steering(F_CTRL_VQ), steering(0, Some(2)));
         // MQ needs CTRL_VQ (§5.1.3.1); a driver that forgot it can turn nothing on.
         assert_eq!(tap(4).steering(F_MQ), steering(3, None));
-        assert_eq!(tap(1).steering(F_MQ | F_CTRL_VQ), steering(0, None));
+        assert_eq!(tap(1).steering(F_CTRL_VQ), steering(0, Some(2)));
+        assert_eq!(tap(1).steering(0), steering(0, None));
     }
 }

@@ -9,6 +9,8 @@
 //! | 0x3000       | 4 a queue    | doorbells                                  |
 //! | 0x4000       | 16 a vector  | MSI-X table                                |
 //! | 0x6000       | 0x1000       | MSI-X pending bits                         |
+//!
+//! On a root bus it is a device of conventional PCI, below a port a PCI Express endpoint.
 
 use std::{
     io,
@@ -28,6 +30,7 @@ use crate::{
     devices::master::{self, Mastery, Running, Until},
     pci::{
         config::{COMMAND_INTX_DISABLE, ConfigError, ConfigSpace, Identity},
+        express::{Express, FunctionReset},
         function::{Bar, BarKind, PciFunction},
         msix::{self, MsixTable},
     },
@@ -40,6 +43,9 @@ const VENDOR: u16 = 0x1af4;
 const FIRST_DEVICE: u16 = 0x1040;
 /// Modern devices have revision 1 or more (virtio §4.1.2.1).
 const REVISION: u8 = 1;
+/// As QEMU's modern devices have it, since drivers of Windows that somebody put into an image beforehand are bound by
+/// it. The specification asks for 0x40 or higher, by which drivers tell that there is no legacy interface.
+const SUBSYSTEM: u16 = 0x1100;
 
 const BAR: u8 = 0;
 const BAR_SIZE: u64 = 0x8000;
@@ -156,6 +162,17 @@ impl VirtioPci {
             distress: Arc::new(DistressFlag::new(name, platform.events.clone())),
             mastery: Mastery::new(Until::Reset),
         })
+    }
+
+    /// Makes it say that it sits below a port, at the end of a link. Call it before anybody looks.
+    pub fn set_below_port(&mut self) -> Result<(), VirtioError> {
+        let config = endpoint(self.pristine.clone()).map_err(|error| VirtioError::Refused {
+            device: self.name,
+            problem: error.to_string(),
+        })?;
+        self.pristine = config.clone();
+        self.config = config;
+        Ok(())
     }
 
     /// Starts the device's threads. Call it after `sandbox::enter`, before the caller filters its
@@ -506,8 +523,7 @@ fn describe(device: &dyn VirtioDevice, msix: &MsixTable) -> Result<Built, Config
         class: u32::from_be_bytes([0, class, subclass, interface]),
         revision: REVISION,
         subsystem_vendor: VENDOR,
-        // 0x40 or higher, by which drivers tell that there is no legacy interface (§4.1.2.1).
-        subsystem: FIRST_DEVICE + identity.virtio_id,
+        subsystem: SUBSYSTEM,
     });
     config.add_bar(BAR, BarKind::Memory32, BAR_SIZE)?;
     config.set_interrupt_pin(1);
@@ -525,6 +541,14 @@ fn describe(device: &dyn VirtioDevice, msix: &MsixTable) -> Result<Built, Config
     let table = msix.capability((BAR, offset_in_bar(TABLE)), (BAR, offset_in_bar(PENDING)));
     let msix = config.add_capability(msix::CAPABILITY, &table, &[])?;
     Ok(Built { config, msix, window })
+}
+
+/// Returns a configuration space as a function below a port has it: with the capability of PCI Express, and
+/// with power management (PCIe 6.0 §7.5.2, §7.5.3), which keeps all that the device knows.
+fn endpoint(mut config: ConfigSpace) -> Result<ConfigSpace, ConfigError> {
+    Express::add(&mut config, FunctionReset::Absent)?.set_below_port(&mut config);
+    config.add_power_management()?;
+    Ok(config)
 }
 
 /// Returns the body of `struct virtio_pci_cap`, behind identifier and next pointer:

@@ -203,18 +203,58 @@ impl<J> Inbox<J> {
 
     /// Waits until an order or one of `others` is ready; with [`Patience::None`] only looks.
     pub(in crate::devices) fn wait(&self, others: &[BorrowedFd<'_>], patience: Patience) {
-        let mut descriptors: Vec<PollFd<'_>> =
-            others.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
-        descriptors
-            .push(PollFd::from_borrowed_fd(borrow_eventfd(&self.mailbox.wake), PollFlags::IN));
-        let timeout = match patience {
-            Patience::None => Some(Timespec::default()),
-            Patience::For(duration) => Timespec::try_from(duration).ok(),
-            Patience::Forever => None,
-        };
-        // Poll fails when interrupted, which is as good as being woken.
-        let _ = rustix::event::poll(&mut descriptors, timeout.as_ref());
-        let _ = self.mailbox.wake.read();
+        let mailbox = borrow_eventfd(&self.mailbox.wake);
+        let all = std::iter::once(mailbox).chain(others.iter().copied());
+        let mut descriptors: Vec<PollFd<'_>> = all.map(readable).collect();
+        let polled = poll(&mut descriptors, patience);
+        self.empty(descriptors.first().map_or(Bell::Rung, |mailbox| bell(polled, mailbox)));
+    }
+
+    /// Waits as [`Self::wait`] does, for a doorbell and for something else, where they are there, and makes no
+    /// list of them. Returns whether the doorbell has to be read.
+    pub(in crate::devices) fn wait_for_bell(
+        &self,
+        doorbell: Option<BorrowedFd<'_>>,
+        other: Option<BorrowedFd<'_>>,
+        patience: Patience,
+    ) -> Bell {
+        let mailbox = borrow_eventfd(&self.mailbox.wake);
+        // The mailbox once more stands for what is not there.
+        let all = [mailbox, doorbell.unwrap_or(mailbox), other.unwrap_or(mailbox)];
+        let mut descriptors = all.map(readable);
+        let polled = poll(&mut descriptors, patience);
+        let [mailbox, doorbell, _] = descriptors.each_ref().map(|each| bell(polled, each));
+        self.empty(mailbox);
+        doorbell
+    }
+
+    fn empty(&self, mailbox: Bell) {
+        if mailbox == Bell::Rung {
+            let _ = self.mailbox.wake.read();
+        }
+    }
+}
+
+fn readable(descriptor: BorrowedFd<'_>) -> PollFd<'_> {
+    PollFd::from_borrowed_fd(descriptor, PollFlags::IN)
+}
+
+fn poll(descriptors: &mut [PollFd<'_>], patience: Patience) -> rustix::io::Result<usize> {
+    let timeout = match patience {
+        Patience::None => Some(Timespec::default()),
+        Patience::For(duration) => Timespec::try_from(duration).ok(),
+        Patience::Forever => None,
+    };
+    rustix::event::poll(descriptors, timeout.as_ref())
+}
+
+/// Returns whether an eventfd has to be read. Poll fails when interrupted, which is as good as being woken, and tells
+/// of no descriptor then.
+fn bell(polled: rustix::io::Result<usize>, eventfd: &PollFd<'_>) -> Bell {
+    if polled.is_err() || eventfd.revents().contains(PollFlags::IN) {
+        Bell::Rung
+    } else {
+        Bell::Silent
     }
 }
 
@@ -234,6 +274,15 @@ pub(in crate::devices) enum Next {
     GoOn,
     /// An order, which says whether it does.
     Order,
+}
+
+/// Whether an eventfd has to be read. One that rings behind a look stays readable, and ends the next wait at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::devices) enum Bell {
+    /// It rang, or nobody has looked.
+    Rung,
+    /// It had not rung.
+    Silent,
 }
 
 /// How long to wait.
@@ -286,6 +335,25 @@ mod tests {
         assert!(!worker.is_idle());
         worker.stop();
         assert!(matches!(inbox.next(), Some(Order::Stop)));
+    }
+
+    #[test]
+    fn what_rang_is_told_and_only_the_mailbox_is_emptied() {
+        let (worker, inbox) = ends();
+        let doorbell = EventFd::new(libc::EFD_NONBLOCK).expect("an eventfd");
+        let look = || inbox.wait_for_bell(Some(borrow_eventfd(&doorbell)), None, Patience::None);
+        assert_eq!(look(), Bell::Silent);
+        doorbell.write(1).expect("room");
+        assert_eq!([look(), look()], [Bell::Rung; 2]);
+        doorbell.read().expect("it rang");
+        worker.wake();
+        assert_eq!(look(), Bell::Silent);
+        assert!(inbox.mailbox.wake.read().is_err(), "the mailbox was emptied");
+        worker.wake();
+        inbox.wait(&[], Patience::None);
+        assert!(inbox.mailbox.wake.read().is_err(), "the mailbox was emptied");
+        let interrupted = Err(rustix::io::Errno::INTR);
+        assert_eq!(bell(interrupted, &readable(borrow_eventfd(&doorbell))), Bell::Rung);
     }
 
     #[test]

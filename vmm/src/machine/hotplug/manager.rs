@@ -27,8 +27,9 @@ use crate::{
     machine::Board,
     pci::{
         bus::{Address, Bus},
+        express,
         function::{Bar, BarKind, PciFunction},
-        port::{Behind, Link, LinkState, Port, Power},
+        port::{Behind, LinkState, Port, Power},
     },
     vfio::{assign::Closer, plug::Plug, reset::ResetError},
 };
@@ -38,9 +39,8 @@ use crate::{
 const BUTTON_PAUSE: Duration = Duration::from_secs(15);
 /// How often it is looked whether a device that left has finished what it had begun.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
-/// Link that a port tells for an emulated function: that of NVMe controllers; others are no PCI
-/// Express devices.
-const EMULATED: LinkState = Link { speed: 1, width: 1 }.fixed();
+/// Link that a port tells for an emulated function.
+const EMULATED: LinkState = express::LINK.fixed();
 /// Smallest piece of memory that a BAR takes in a window.
 const PAGE: u64 = 4096;
 
@@ -368,6 +368,7 @@ fn open_disk(
     match disk.model {
         DiskModel::VirtioBlk => {
             let mut function = virtio::blk::open(disk, file, *vcpus, slot, platform)?;
+            function.set_below_port()?;
             function.start()?;
             Ok(Arc::new(Mutex::new(function)))
         }

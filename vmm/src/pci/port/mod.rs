@@ -355,10 +355,17 @@ impl Port {
 
     /// Whether configuration requests reach the other side.
     fn is_link_active(&self) -> bool {
-        let disabled = self.config.read_u16(EXPRESS_AT + 0x10) & LINK_DISABLE != 0;
         let connected = self.is_connected();
         let reset = self.is_resetting() && self.kind != Kind::Upstream;
-        connected && !reset && (!disabled || self.kind == Kind::Upstream)
+        connected && !reset && !self.is_link_disabled()
+    }
+
+    /// Whether the guest has switched off the link below. That resets what is there as bridge control does (PCIe 6.0
+    /// §6.6.1, "hot reset"), here when the link comes back: nobody sees it before, and what is about to be unplugged,
+    /// as Linux 3.10 begins it, is not held up.
+    fn is_link_disabled(&self) -> bool {
+        let disabled = self.config.read_u16(EXPRESS_AT + 0x10) & LINK_DISABLE != 0;
+        disabled && self.kind != Kind::Upstream
     }
 
     fn is_resetting(&self) -> bool {
@@ -482,9 +489,10 @@ impl PciFunction for Port {
 
     fn write_config(&mut self, offset: u16, data: &[u8]) {
         let before = self.slot.as_ref().map(|_| slot::registers(&self.config));
-        let was_resetting = self.is_resetting();
+        let (was_resetting, was_disabled) = (self.is_resetting(), self.is_link_disabled());
         self.config.write(offset, data);
-        self.bus_reset |= !was_resetting && self.is_resetting();
+        let resets = !was_resetting && self.is_resetting();
+        self.bus_reset |= resets || (was_disabled && !self.is_link_disabled());
         if let (Some(slot), Some(before)) = (&mut self.slot, before) {
             slot.written(&mut self.config, offset, data, before);
         }

@@ -213,14 +213,15 @@ fn a_slot_is_the_only_one_of_a_chassis_of_its_own() {
 }
 
 #[test]
-fn a_disabled_link_hides_what_is_behind_it() {
+fn a_disabled_link_hides_and_resets_what_is_behind_it() {
     let mut port = Port::new(Kind::Root, &GEN5.fixed().registers(), None).expect("room");
     port.set_buses(0, 3, 4);
     assert_eq!(port.buses(), Some((3, 4)));
     port.write_config(EXPRESS_AT + 0x10, &LINK_DISABLE.to_le_bytes());
     assert_eq!((port.buses(), half(&mut port, LINK_STATUS) & LINK_ACTIVE), (None, 0));
+    assert!(!port.took_bus_reset());
     port.write_config(EXPRESS_AT + 0x10, &[0, 0]);
-    assert_eq!(port.buses(), Some((3, 4)));
+    assert_eq!((port.buses(), port.took_bus_reset()), (Some((3, 4)), true));
 }
 
 /// Where the capability with an identifier is.

@@ -2,7 +2,8 @@
 
 use kvm_bindings::{
     CpuId, KVM_BUS_LOCK_DETECTION_EXIT, KVM_CAP_PMU_CAPABILITY, KVM_CAP_X86_BUS_LOCK_EXIT,
-    KVM_MAX_CPUID_ENTRIES, KVM_PMU_CAP_DISABLE, kvm_enable_cap,
+    KVM_CAP_X86_NOTIFY_VMEXIT, KVM_MAX_CPUID_ENTRIES, KVM_PMU_CAP_DISABLE,
+    KVM_X86_NOTIFY_VMEXIT_ENABLED, Msrs, kvm_enable_cap, kvm_msr_entry,
 };
 use kvm_ioctls::{Cap, Error, Kvm, VmFd};
 
@@ -38,6 +39,26 @@ pub(super) fn tell_bus_locks(kvm: &Kvm, fd: &VmFd) -> Result<(), Error> {
 /// Source: Linux Documentation/virt/kvm/api.rst, "`KVM_CAP_PMU_CAPABILITY`".
 pub(super) fn withhold_counters(kvm: &Kvm, fd: &VmFd) -> Result<(), Error> {
     enable(kvm, fd, KVM_CAP_PMU_CAPABILITY, KVM_PMU_CAP_DISABLE)
+}
+
+/// Has a processor leave the guest when that lets no event in for a while (Intel since Sapphire Rapids): KVM enters it
+/// again, and what waited comes in between. Else such a guest keeps a processor of the host's from everybody.
+/// Source: Linux Documentation/virt/kvm/api.rst, "`KVM_CAP_X86_NOTIFY_VMEXIT`".
+pub(super) fn bound_stays(kvm: &Kvm, fd: &VmFd) -> Result<(), Error> {
+    enable(kvm, fd, KVM_CAP_X86_NOTIFY_VMEXIT, KVM_X86_NOTIFY_VMEXIT_ENABLED)
+}
+
+/// The register that tells the release of a processor's microcode (`IA32_BIOS_SIGN_ID`; Linux
+/// arch/x86/include/asm/msr-index.h, `MSR_AMD64_PATCH_LEVEL`).
+pub const MSR_MICROCODE: u32 = 0x8b;
+
+/// Returns the release of the host's microcode; `None` where KVM does not tell it, or there is none.
+/// Source: Linux Documentation/virt/kvm/api.rst, "`KVM_GET_MSRS`", as of the system.
+pub(super) fn microcode(kvm: &Kvm) -> Option<u64> {
+    let asked = kvm_msr_entry { index: MSR_MICROCODE, ..Default::default() };
+    let mut told = Msrs::from_entries(&[asked]).ok()?;
+    let read = kvm.get_msrs(&mut told).ok()?;
+    told.as_slice().iter().take(read).map(|entry| entry.data).find(|release| *release != 0)
 }
 
 /// Switches `mode` of a capability on, where KVM has it.

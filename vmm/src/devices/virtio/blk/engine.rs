@@ -4,11 +4,16 @@ use std::{
     collections::VecDeque,
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
+    thread,
 };
 
 use types::disk_key::DiskKey;
 
-use super::sealed::Seal;
+use super::{
+    flight::PAUSE,
+    losses::{Losses, Syncs},
+    sealed::Seal,
+};
 use crate::sys::{
     io::{DiskCommand, DiskRing, Durability, disk_command, disk_write},
     memory::GuestRam,
@@ -27,6 +32,9 @@ pub enum EngineChoice {
 pub struct Engine {
     means: Means,
     seal: Option<Seal>,
+    losses: Losses,
+    /// How commands in flight make durable, by token.
+    syncs: Vec<Option<Syncs>>,
 }
 
 enum Means {
@@ -57,7 +65,8 @@ impl Engine {
             Some(ring) => Means::Ring(Box::new(ring)),
             None => Means::Plain { file: file.try_clone_to_owned()?, ram, done: VecDeque::new() },
         };
-        Ok(Self { means, seal: None })
+        let syncs = vec![None; depth.into()];
+        Ok(Self { means, seal: None, losses: Losses::default(), syncs })
     }
 
     /// Encrypts what goes to the file, and decrypts what comes from it, if there is a key. `depth`
@@ -65,6 +74,11 @@ impl Engine {
     pub fn sealed(mut self, key: Option<&DiskKey>, ram: GuestRam, depth: u16) -> Self {
         self.seal = key.map(|key| Seal::new(key, ram, depth));
         self
+    }
+
+    /// Shares what the disk has lost with the engines of its other queues.
+    pub fn sharing(self, losses: Losses) -> Self {
+        Self { losses, ..self }
     }
 
     /// Returns the descriptor that is readable while completions wait, if the engine has one.
@@ -77,6 +91,16 @@ impl Engine {
 
     /// Starts a command. An error means that it was not started.
     pub fn queue(&mut self, token: u16, command: DiskCommand<'_>) -> io::Result<()> {
+        if let Some(syncs) = self.syncs.get_mut(usize::from(token)) {
+            *syncs = match command {
+                DiskCommand::Sync => Some(Syncs::All),
+                DiskCommand::Write { durability: Durability::Durable, .. } => Some(Syncs::Own),
+                DiskCommand::Read { .. }
+                | DiskCommand::Write { .. }
+                | DiskCommand::Punch { .. }
+                | DiskCommand::Zero { .. } => None,
+            };
+        }
         match (&mut self.seal, command) {
             (Some(seal), DiskCommand::Write { offset, from, durability }) => {
                 let bytes = seal.encrypt(token, offset, from)?;
@@ -111,12 +135,18 @@ impl Engine {
         }
     }
 
-    /// Waits until a command in flight has completed.
+    /// Hands started commands to the kernel and waits as [`DiskRing::wait`] does. An error comes after a moment:
+    /// what the kernel has got goes on, ends, and writes guest memory until then, so whoever waits for its end has
+    /// to ask again.
     pub fn wait(&mut self) -> io::Result<()> {
-        match &mut self.means {
+        let waited = match &mut self.means {
             Means::Ring(ring) => ring.wait(),
             Means::Plain { .. } => Ok(()),
+        };
+        if waited.is_err() {
+            thread::sleep(PAUSE);
         }
+        waited
     }
 
     /// Returns the next completed command: its token, and its bytes or its error.
@@ -125,6 +155,11 @@ impl Engine {
             Means::Ring(ring) => ring.complete(),
             Means::Plain { done, .. } => done.pop_front(),
         }?;
+        let syncs = self.syncs.get_mut(usize::from(token)).and_then(Option::take);
+        let result = match syncs {
+            Some(syncs) => self.losses.judge(syncs, result),
+            None => result,
+        };
         let result = match (&mut self.seal, result) {
             (Some(seal), Ok(moved)) => seal.finish(token, moved),
             (Some(seal), Err(error)) => {

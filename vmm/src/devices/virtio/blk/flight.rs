@@ -26,7 +26,7 @@ impl Tries {
 
 /// Whether a command has to be started again: a signal came, or there was no worker of the kernel's to be had
 /// (Linux io_uring/io-wq.c, `io_acct_cancel_pending_work`).
-fn was_not_done(error: &io::Error) -> bool {
+pub(super) fn was_not_done(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EINTR | libc::ECANCELED))
 }
 

@@ -23,6 +23,7 @@
 
 pub mod engine;
 pub(in crate::devices) mod flight;
+pub mod losses;
 pub mod queue;
 pub mod request;
 mod sealed;
@@ -35,6 +36,7 @@ use std::{
 };
 
 use engine::{Engine, EngineChoice};
+use losses::Losses;
 use queue::{BlockQueue, Job};
 use request::{Access, ID_SIZE, MAX_RANGE_SECTORS, Rules, SECTOR, Support};
 use types::{disk_key::DiskKey, vm::MAX_DISK_QUEUES};
@@ -204,14 +206,16 @@ impl VirtioDevice for Block {
     }
 
     fn start(&mut self) -> Result<(), VirtioError> {
+        let losses = Losses::default();
         for index in 0..self.queues {
+            let losses = losses.clone();
             let file = self.file.try_clone().map_err(host("cannot duplicate the disk"))?;
             let (ram, choice, id) = (self.ram.clone(), self.engine, self.id);
-            let key = self.key.clone();
+            let (key, punching) = (self.key.clone(), self.geometry.discard);
             let prepare = move || {
                 let engine = Engine::new(choice, file.as_fd(), ram.clone(), MAX_RING_SIZE)?;
-                let engine = engine.sealed(key.as_ref(), ram, MAX_RING_SIZE);
-                Ok(BlockQueue::new(engine, MAX_RING_SIZE, id))
+                let engine = engine.sealed(key.as_ref(), ram, MAX_RING_SIZE).sharing(losses);
+                Ok(BlockQueue::new(engine, MAX_RING_SIZE, id).punching(punching))
             };
             let worker = Worker::spawn(
                 format!("blk-{index}"),

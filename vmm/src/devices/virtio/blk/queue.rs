@@ -6,7 +6,6 @@
 
 use std::{
     io, mem,
-    os::fd::BorrowedFd,
     sync::Arc,
     thread,
     time::{Duration, Instant},
@@ -18,7 +17,7 @@ use vmm_sys_util::eventfd::EventFd;
 use super::{
     engine::Engine,
     flight::{PAUSE, Tries, advance},
-    request::{self, ID_SIZE, Request, RequestError, Rules, Status, Work},
+    request::{self, ID_SIZE, Request, RequestError, Rules, Status, Support, Work},
 };
 use crate::{
     counters::Activity,
@@ -27,7 +26,7 @@ use crate::{
         virtio::{
             Distress, QueueSignal, ReadyQueue, Ring,
             ring::{RingError, Segment},
-            worker::{Inbox, Order, Patience},
+            worker::{Bell, Inbox, Order, Patience},
         },
     },
     sys::io::{DiskCommand, Durability, borrow_eventfd},
@@ -86,9 +85,36 @@ enum Transfer {
     /// durable (virtio §5.2.6.2, as for writes); `fallocate` is not: a sync follows it then.
     Range {
         command: DiskCommand<'static>,
+        /// What does it, too, where the host cannot do `command`.
+        instead: Option<DiskCommand<'static>>,
         durability: Durability,
     },
     Sync,
+}
+
+impl Transfer {
+    fn discard((offset, length): (u64, u64), durability: Durability) -> Self {
+        let command = DiskCommand::Punch { offset, length };
+        Self::Range { command, instead: None, durability }
+    }
+
+    /// Returns what makes a range read as zeroes; its space is given back if `punching` says so and the host can.
+    fn zero((offset, length): (u64, u64), punching: Support, durability: Durability) -> Self {
+        let zero = DiskCommand::Zero { offset, length };
+        let (command, instead) = match punching {
+            Support::Yes => (DiskCommand::Punch { offset, length }, Some(zero)),
+            Support::No => (zero, None),
+        };
+        Self::Range { command, instead, durability }
+    }
+
+    /// The host cannot do the command: takes what does it instead. Returns whether there is something.
+    fn take_other_way(&mut self) -> bool {
+        let Self::Range { command, instead, .. } = self else { return false };
+        let Some(other) = instead.take() else { return false };
+        *command = other;
+        true
+    }
 }
 
 /// What came of looking at the ring.
@@ -119,6 +145,8 @@ pub struct Live {
     /// The ring made no sense; it is not touched again.
     broken: bool,
     progress: Progress,
+    /// Whether `kick` has to be read in the next turn: always, unless the thread has just looked.
+    bell: Bell,
 }
 
 /// The thread's state.
@@ -127,6 +155,8 @@ pub struct BlockQueue {
     flights: Vec<Option<Flight>>,
     free: Vec<u16>,
     id: [u8; ID_SIZE],
+    /// Whether zeroing may try to give space back.
+    punching: Support,
     /// Something was started again that the kernel had no means to do.
     again: bool,
 }
@@ -139,8 +169,14 @@ impl BlockQueue {
             flights: (0..depth).map(|_| None).collect(),
             free: (0..depth).rev().collect(),
             id,
+            punching: Support::Yes,
             again: false,
         }
+    }
+
+    /// Returns the state for a disk that can give space back, or cannot; of others, that is seen in trying.
+    pub fn punching(self, punching: Support) -> Self {
+        Self { punching, ..self }
     }
 
     /// Serves until told to quit.
@@ -159,7 +195,8 @@ impl BlockQueue {
                         live = None;
                         inbox.stopped();
                     }
-                    Order::Quit => return self.drain(),
+                    // A ring that is dropped waits for what the kernel has got, or leaves it what that needs.
+                    Order::Quit => return,
                 }
             }
             let progress = live.as_mut().map(|live| self.turn(live));
@@ -170,7 +207,7 @@ impl BlockQueue {
                     Patience::For(at.saturating_duration_since(Instant::now()).max(MIN_WAIT))
                 }
             };
-            self.wait(live.as_ref(), inbox, patience);
+            self.wait(live.as_mut(), inbox, patience);
         }
     }
 
@@ -178,7 +215,8 @@ impl BlockQueue {
     /// moment where the kernel had no means to do something.
     pub fn turn(&mut self, live: &mut Live) -> Progress {
         let last = live.progress;
-        let kicked = live.kick.read().is_ok();
+        let bell = mem::replace(&mut live.bell, Bell::Rung);
+        let kicked = bell == Bell::Rung && live.kick.read().is_ok();
         let finished = self.reap(live);
         let due = match last {
             Progress::More => true,
@@ -209,11 +247,12 @@ impl BlockQueue {
         })
     }
 
-    fn wait(&self, live: Option<&Live>, inbox: &Inbox<Job>, patience: Patience) {
-        let mut descriptors: Vec<BorrowedFd<'_>> = Vec::with_capacity(2);
-        descriptors.extend(self.engine.as_fd());
-        descriptors.extend(live.map(|live| borrow_eventfd(&live.kick)));
-        inbox.wait(&descriptors, patience);
+    fn wait(&self, live: Option<&mut Live>, inbox: &Inbox<Job>, patience: Patience) {
+        let kick = live.as_deref().map(|live| borrow_eventfd(&live.kick));
+        let bell = inbox.wait_for_bell(kick, self.engine.as_fd(), patience);
+        if let Some(live) = live {
+            live.bell = bell;
+        }
     }
 
     /// Takes up to [`BATCH`] chains.
@@ -263,13 +302,12 @@ impl BlockQueue {
             Work::Read { offset, into } => Transfer::Read { offset, into: pairs(&into), moved: 0 },
             Work::Write { offset, from } => Transfer::Write { offset, from: pairs(&from) },
             Work::Flush => Transfer::Sync,
-            Work::Discard { offset, length } | Work::Zero { offset, length, unmap: true } => {
-                let command = DiskCommand::Punch { offset, length };
-                Transfer::Range { command, durability: live.durability }
+            Work::Discard { offset, length } => {
+                Transfer::discard((offset, length), live.durability)
             }
-            Work::Zero { offset, length, unmap: false } => {
-                let command = DiskCommand::Zero { offset, length };
-                Transfer::Range { command, durability: live.durability }
+            Work::Zero { offset, length, unmap } => {
+                let punching = if unmap { self.punching } else { Support::No };
+                Transfer::zero((offset, length), punching, live.durability)
             }
         };
         let flight = Flight { head, status, transfer, tries: Tries::default() };
@@ -335,6 +373,11 @@ impl BlockQueue {
                 self.again = true;
                 return self.launch(live, flight);
             }
+            Err(error)
+                if status_of(error) == Status::Unsupported && flight.transfer.take_other_way() =>
+            {
+                return self.launch(live, flight);
+            }
             Err(error) => {
                 let status = status_of(error);
                 live.activity.media_errors.add(u64::from(status == Status::Failed));
@@ -382,35 +425,33 @@ impl BlockQueue {
         self.launch(live, flight)
     }
 
-    /// Waits for everything in flight and gives it back.
+    /// Waits for everything in flight and gives it back, even of a ring that fails: guest memory is not left alone
+    /// before that.
     fn settle(&mut self, live: Option<&mut Live>) {
         let Some(live) = live else { return };
         while self.flights.iter().any(Option::is_some) {
-            let waited = self.engine.submit().and_then(|_| self.engine.wait());
-            if self.reap(live) == 0 && waited.is_err() {
-                return;
+            if let Err(error) = self.engine.wait() {
+                live.fail(&error);
             }
+            self.reap(live);
         }
         live.signal_used();
         // Slots are free again, and whoever kicked meanwhile is served next.
         live.progress = Progress::More;
     }
 
-    /// Waits for everything in flight and forgets it.
+    /// Waits for everything in flight and forgets it. A ring that fails for good is waited for without end: to its
+    /// driver the device is one that does not reset, which is better than memory that is written when it has
+    /// another use.
     pub fn drain(&mut self) {
         while self.flights.iter().any(Option::is_some) {
-            let waited = self.engine.submit().and_then(|_| self.engine.wait());
-            let mut any = false;
+            // Nobody is left to be told of an error.
+            let _ = self.engine.wait();
             while let Some((token, _)) = self.engine.complete() {
-                any = true;
                 let slot = self.flights.get_mut(usize::from(token));
                 if slot.and_then(Option::take).is_some() {
                     self.free.push(token);
                 }
-            }
-            if waited.is_err() && !any {
-                // The engine keeps what the kernel may still use.
-                return;
             }
         }
     }
@@ -431,6 +472,7 @@ impl From<Job> for Live {
             held: None,
             broken: false,
             progress: Progress::More,
+            bell: Bell::Rung,
         }
     }
 }
@@ -523,5 +565,32 @@ fn status_of(error: &io::Error) -> Status {
     match error.raw_os_error() {
         Some(libc::EOPNOTSUPP | libc::ENOSYS) => Status::Unsupported,
         _ => Status::Failed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The command that `transfer` starts next, and whether there is another way when the host cannot do it.
+    fn tried(transfer: &mut Transfer) -> (Option<DiskCommand<'static>>, bool) {
+        let command = match transfer {
+            Transfer::Range { command, .. } => Some(*command),
+            Transfer::Read { .. } | Transfer::Write { .. } | Transfer::Sync => None,
+        };
+        (command, transfer.take_other_way())
+    }
+
+    #[test]
+    fn what_cannot_be_given_back_is_zeroed_and_a_discard_is_not() {
+        let (range, cached) = ((512, 1024), Durability::Cached);
+        let punch = Some(DiskCommand::Punch { offset: 512, length: 1024 });
+        let zero = Some(DiskCommand::Zero { offset: 512, length: 1024 });
+        let mut with_unmap = Transfer::zero(range, Support::Yes, cached);
+        let ways = [tried(&mut with_unmap), tried(&mut with_unmap)];
+        assert_eq!(ways, [(punch, true), (zero, false)]);
+        assert_eq!(tried(&mut Transfer::zero(range, Support::No, cached)), (zero, false));
+        assert_eq!(tried(&mut Transfer::discard(range, cached)), (punch, false));
+        assert_eq!(tried(&mut Transfer::Sync), (None, false));
     }
 }

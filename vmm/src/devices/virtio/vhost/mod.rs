@@ -103,18 +103,24 @@ pub(super) trait Backend: Send + 'static {
         vhost.set_vring_call(local, call).map_err(io::Error::other)
     }
 
+    /// The driver wants these guest offloads and no others, of those in `features`, on which both sides agreed.
+    /// Returns the features as they are in force then. What fails changes nothing.
+    fn switch_offloads(&self, _features: u64, _offloads: u64) -> io::Result<u64> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
     /// Returns what the driver can do about descriptors after the first, with these features.
     fn steering(&self, _features: u64) -> Steering {
         Steering::default()
     }
 }
 
-/// How a driver uses further descriptors.
+/// How a driver uses further descriptors, and its control queue.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Steering {
     /// How many descriptors it may use beside the first.
     pub(super) more: u16,
-    /// Index of the queue by which it says how many.
+    /// Index of the queue by which it says how many, and which offloads it takes.
     pub(super) control: Option<u16>,
 }
 

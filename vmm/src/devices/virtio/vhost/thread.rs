@@ -9,7 +9,7 @@ use vmm_sys_util::eventfd::EventFd;
 use super::{
     super::{
         Activation, Distress, MAX_RING_SIZE, ReadyQueue,
-        control::{ControlQueue, Pace, Pairs, Progress, Refused},
+        control::{Card, ControlQueue, Pace, Progress, Refused},
         transport::QueueLayout,
         worker::{Inbox, Next, Order, Patience},
     },
@@ -40,6 +40,8 @@ struct Live {
 struct Serving {
     /// Features that both sides agreed on.
     features: u64,
+    /// The same without the offloads that the driver has switched off.
+    in_force: u64,
     /// Descriptors whose rings it has been told, from the first on.
     ready: u16,
     /// Those of them whose rings it serves.
@@ -102,7 +104,7 @@ impl<B: Backend> Thread<B> {
             .iter()
             .position(|queue| Some(queue.index) == control)
             .map(|position| ControlQueue::new(queues.remove(position)));
-        let mut serving = Serving { features, ready: 0, units: 0 };
+        let mut serving = Serving { features, in_force: features, ready: 0, units: 0 };
         let began = self
             .tell_rings(&queues, more, &mut serving)
             .and_then(|()| self.connect(0, &queues, features).map_err(BeginError::Connect));
@@ -161,7 +163,7 @@ impl<B: Backend> Thread<B> {
             return;
         }
         for unit in 0..live.serving.units {
-            if let Err(error) = self.connect(unit, &live.queues, live.serving.features) {
+            if let Err(error) = self.connect(unit, &live.queues, live.serving.in_force) {
                 live.distress.raise(&format_args!("vhost refused to go on: {error}"));
                 return;
             }
@@ -262,7 +264,7 @@ impl<B: Backend> Thread<B> {
     }
 }
 
-/// The descriptors as what the driver turns on and off.
+/// The descriptors as what the driver's commands are about.
 struct Units<'a, B> {
     thread: &'a Thread<B>,
     queues: &'a [ReadyQueue],
@@ -278,23 +280,32 @@ impl<B: Backend> Units<'_, B> {
     }
 }
 
-impl<B: Backend> Pairs for Units<'_, B> {
-    fn possible(&self) -> u16 {
+impl<B: Backend> Card for Units<'_, B> {
+    fn possible_pairs(&self) -> u16 {
         self.serving.ready
     }
 
-    fn set(&mut self, count: u16) -> Result<(), Refused> {
+    fn set_pairs(&mut self, count: u16) -> Result<(), Refused> {
         let before = self.serving.units;
         self.shrink(count);
         while self.serving.units < count {
             let unit = self.serving.units;
-            if self.thread.connect(unit, self.queues, self.serving.features).is_err() {
+            if self.thread.connect(unit, self.queues, self.serving.in_force).is_err() {
                 self.thread.disconnect(unit);
                 self.shrink(before);
                 return Err(Refused);
             }
             self.serving.units += 1;
         }
+        Ok(())
+    }
+
+    fn set_offloads(&mut self, offloads: u64) -> Result<(), Refused> {
+        if self.serving.units == 0 {
+            return Err(Refused);
+        }
+        let switched = self.thread.backend.switch_offloads(self.serving.features, offloads);
+        self.serving.in_force = switched.map_err(|_| Refused)?;
         Ok(())
     }
 }

@@ -34,10 +34,12 @@ impl InterruptLine for Line {
     }
 }
 
-/// A kernel that swallows what rings while nothing is connected, as vhost-vsock does, that may refuse to connect,
-/// and that remembers what it is to ring.
+/// A kernel that swallows what rings while nothing is connected, as vhost-vsock does, that may refuse all that it
+/// is asked, and that remembers what it is to ring.
 struct Kernel {
     calls: Mutex<Vec<(usize, EventFd)>>,
+    /// With which features it was connected.
+    connected: Mutex<Vec<u64>>,
     kicks: Vec<Arc<EventFd>>,
     refuses: AtomicBool,
 }
@@ -46,14 +48,20 @@ impl Backend for Kernel {
     const QUEUES: u16 = 2;
     const DEVICE: &'static str = "test";
 
-    fn connect(&self, _unit: u16, _vhost: BorrowedFd<'_>, _features: u64) -> io::Result<()> {
+    fn connect(&self, _unit: u16, _vhost: BorrowedFd<'_>, features: u64) -> io::Result<()> {
         self.kicks.iter().for_each(|kick| drop(kick.read()));
+        self.connected.lock().expect("one thread").push(features);
         if self.refuses.load(Ordering::SeqCst) { Err(io::ErrorKind::Other.into()) } else { Ok(()) }
     }
 
     fn ring(&self, _vhost: &VhostFd, local: usize, call: &EventFd) -> io::Result<()> {
         self.calls.lock().expect("one thread").push((local, call.try_clone()?));
         Ok(())
+    }
+
+    fn switch_offloads(&self, features: u64, offloads: u64) -> io::Result<u64> {
+        let refuses = self.refuses.load(Ordering::SeqCst);
+        if refuses { Err(io::ErrorKind::Other.into()) } else { Ok(features | offloads) }
     }
 
     fn disconnect(&self, _unit: u16, _vhost: BorrowedFd<'_>) -> io::Result<()> {
@@ -103,12 +111,13 @@ fn served_with(vectors: Vec<Arc<dyn MsiVector>>) -> (Thread<Kernel>, Live, Arc<I
     let kicks = queues.iter().map(|queue| Arc::clone(&queue.kick)).collect();
     let null = || OwnedFd::from(File::open("/dev/null").expect("there"));
     let unit = || Arc::new(VhostFd { fd: null(), ram: Arc::new(ram.clone()) });
-    let backend =
-        Arc::new(Kernel { kicks, refuses: AtomicBool::new(false), calls: Mutex::default() });
+    let (calls, connected) = (Mutex::default(), Mutex::default());
+    let backend = Arc::new(Kernel { calls, connected, kicks, refuses: AtomicBool::new(false) });
     let thread = Thread::new(vec![unit(), unit()], backend, F_VERSION_1).expect("eventfds");
     let flag = Arc::new(DistressFlag::new("test", Events::default()));
     let distress = Distress::new(flag, Arc::clone(&interrupts));
-    let serving = Serving { features: F_VERSION_1, ready: 2, units: 1 };
+    let features = F_VERSION_1;
+    let serving = Serving { features, in_force: features, ready: 2, units: 1 };
     let wired = vec![None; queues.len()];
     (thread, Live { queues, wired, control: None, distress, serving }, interrupts)
 }
@@ -140,7 +149,7 @@ fn whoever_is_stopped_in_a_hold_does_not_get_its_rings_back() {
 fn a_pair_that_is_turned_on_looks_at_what_was_offered_before() {
     let (thread, mut live) = served();
     let mut units = Units { thread: &thread, queues: &live.queues, serving: &mut live.serving };
-    assert_eq!(units.set(2), Ok(()));
+    assert_eq!(units.set_pairs(2), Ok(()));
     assert_eq!(rung(&live), [0, 0, 1, 1]);
 }
 
@@ -149,8 +158,33 @@ fn a_refusal_rings_nothing() {
     let (thread, mut live) = served();
     thread.backend.refuses.store(true, Ordering::SeqCst);
     let mut units = Units { thread: &thread, queues: &live.queues, serving: &mut live.serving };
-    assert_eq!(units.set(2), Err(Refused));
+    assert_eq!(units.set_pairs(2), Err(Refused));
     assert_eq!((rung(&live), live.serving.units), (vec![0; 4], 1));
+}
+
+/// Virtio §5.1.6.5, "Offloads State Configuration": until the driver says something else, or resets the device.
+#[test]
+fn offloads_that_were_switched_stay_so_after_a_hold() {
+    let (thread, mut live) = served();
+    let mut units = Units { thread: &thread, queues: &live.queues, serving: &mut live.serving };
+    assert_eq!((units.set_offloads(1), units.set_offloads(2)), (Ok(()), Ok(())));
+    assert_eq!(units.set_pairs(2), Ok(()));
+    thread.backend.refuses.store(true, Ordering::SeqCst);
+    assert_eq!(units.set_offloads(4), Err(Refused));
+    thread.backend.refuses.store(false, Ordering::SeqCst);
+    let (_worker, inbox) = Worker::detached().expect("an eventfd");
+    thread.hold(Some(&live), &inbox);
+    let connected = thread.backend.connected.lock().expect("one thread");
+    assert_eq!(*connected, [F_VERSION_1 | 2; 3]);
+}
+
+#[test]
+fn a_device_that_did_not_begin_switches_nothing() {
+    let (thread, mut live) = served();
+    live.serving.units = 0;
+    let mut units = Units { thread: &thread, queues: &live.queues, serving: &mut live.serving };
+    assert_eq!(units.set_offloads(1), Err(Refused));
+    assert_eq!(live.serving.in_force, F_VERSION_1);
 }
 
 /// Virtio §4.1.5.1.2.1: vectors are chosen at any time; illumos' driver does when the device is running.
