@@ -170,3 +170,18 @@ fn somebody_else_at_the_gateways_place_is_told() {
     assert_eq!(status, Some(4));
     assert!(told.contains("something else than a gateway answers there"), "{told}");
 }
+
+#[test]
+fn an_import_has_more_pieces_open_than_the_soft_limit_allows() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("disk-flat.vmdk"), [7u8; 512]).unwrap();
+    let extents = "RW 1 FLAT \"disk-flat.vmdk\" 0\n".repeat(100);
+    let descriptor = format!("# Disk DescriptorFile\n{extents}");
+    fs::write(folder.path().join("disk.vmdk"), descriptor).unwrap();
+    let mut shell = Command::new("sh");
+    shell.env_remove("HOLDFAST_KEY").env_remove("HOLDFAST_GATEWAY").current_dir(folder.path());
+    shell.args(["-c", "ulimit -Sn 50 && exec \"$0\" image import disk.vmdk --out out"]);
+    let done = shell.arg(env!("CARGO_BIN_EXE_holdfast")).output().unwrap();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    assert_eq!(fs::read(folder.path().join("out")).unwrap(), [7u8; 51_200]);
+}

@@ -14,7 +14,7 @@ use types::{
     ids::{MachineId, NodeId},
 };
 
-use super::{bodies::StandingLease, json_response, kept, parse};
+use super::{bodies::StandingLease, json_response, kept, object};
 use crate::{
     service::Gateway,
     store::{RETAIN_S, Standing},
@@ -27,7 +27,7 @@ pub(super) async fn show(
     request: &ForwardedRequest,
     who: &VerifiedRequest,
 ) -> Result<Response, Problem> {
-    let lease = check(gateway, &parse::<Envelope>(&request.body)?, who)?;
+    let lease = check(gateway, &object::<Envelope>(&request.body)?, who)?;
     if lease.id != id {
         let detail = format!("the path names lease {id}, the body holds lease {}", lease.id);
         return Err(Kind::Unprocessable.because(detail));

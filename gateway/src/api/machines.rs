@@ -22,7 +22,7 @@ use types::{
     units::Mebibytes,
 };
 
-use super::{content::check_held, forwarding, json_response, kept, leases, parse};
+use super::{content::check_held, forwarding, json_response, kept, leases, object};
 use crate::{
     service::{Gateway, now},
     store::{Answer, StoreError},
@@ -86,7 +86,7 @@ fn wanted_lease(
     request: &ForwardedRequest,
     who: &VerifiedRequest,
 ) -> Result<Lease, Problem> {
-    let wanted: CreateMachine = parse(&request.body)?;
+    let wanted: CreateMachine = object(&request.body)?;
     let lease = leases::check(gateway, &wanted.lease, who)?;
     wanted.image.check().map_err(|error| Kind::Unprocessable.because(error.to_string()))?;
     let hardware = wanted.hardware.check(&lease.shape);
@@ -135,7 +135,7 @@ pub(super) async fn renew(
     request: &ForwardedRequest,
     who: &VerifiedRequest,
 ) -> Result<Response, Problem> {
-    let lease = leases::check(gateway, &parse::<LeaseRenewal>(&request.body)?.lease, who)?;
+    let lease = leases::check(gateway, &object::<LeaseRenewal>(&request.body)?.lease, who)?;
     let response = act(gateway, machine, request, who).await?;
     if response.status().is_success() {
         leases::remember(gateway, &lease).await?;
@@ -150,7 +150,7 @@ pub(super) async fn attach(
     request: &ForwardedRequest,
     who: &VerifiedRequest,
 ) -> Result<Response, Problem> {
-    let wanted: Attach = parse(&request.body)?;
+    let wanted: Attach = object(&request.body)?;
     wanted.check().map_err(|error| Kind::Unprocessable.because(error.to_string()))?;
     if let Attach::Disk(DiskWanted { name, content: Some(content), size_mib, .. }) = wanted {
         let length = check_held(gateway, who.key, content)

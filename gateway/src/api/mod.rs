@@ -23,7 +23,7 @@ use std::{
 use axum::{
     body::Body,
     extract::Request,
-    http::{HeaderValue, StatusCode, Version, header, request::Parts},
+    http::{HeaderValue, StatusCode, Version, header, request::Parts, uri::Authority},
     response::Response,
 };
 use lease::{
@@ -32,6 +32,7 @@ use lease::{
     request::{CARRIED_FIELDS, MAX_AGE_S, VerifiedRequest, verify},
 };
 use serde::{Serialize, de::DeserializeOwned};
+use serde_json::Value;
 use types::{
     forward::{ForwardedRequest, MAX_BODY, Problem},
     ids::{MachineId, NodeId},
@@ -77,13 +78,30 @@ fn source(gateway: &Gateway, peer: IpAddr, request: &Request) -> IpAddr {
 
 /// Checks that a request names one host (RFC 9112 §3.2): what is between could take two for different ones.
 fn one_host(parts: &Parts) -> Result<(), Problem> {
-    match parts.headers.get_all(header::HOST).iter().count() {
-        1 => Ok(()),
+    let hosts = parts.headers.get_all(header::HOST);
+    match hosts.iter().count() {
         0 if parts.version < Version::HTTP_11 => Ok(()),
+        1 => match hosts.iter().find(|host| !is_host(host.as_bytes())) {
+            None => Ok(()),
+            Some(host) => {
+                let detail =
+                    format!("field host is {host:?}; a host is right, with or without a port");
+                Err(Kind::Malformed.because(detail))
+            }
+        },
         count => {
             Err(Kind::Malformed.because(format!("field host comes {count} times; once is right")))
         }
     }
+}
+
+/// Whether field host can be this (RFC 9110 §7.2): a host, with or without a port, or nothing.
+fn is_host(value: &[u8]) -> bool {
+    let Ok(authority) = Authority::try_from(value) else { return value.is_empty() };
+    let digits = |port: &str| port.bytes().all(|digit| digit.is_ascii_digit());
+    // Before the host there would be somebody's name.
+    let behind = authority.as_str().strip_prefix(authority.host());
+    behind.is_some_and(|text| text.is_empty() || text.strip_prefix(':').is_some_and(digits))
 }
 
 async fn dispatch(gateway: &Arc<Gateway>, request: Request) -> Result<Response, Problem> {
@@ -97,11 +115,12 @@ async fn dispatch(gateway: &Arc<Gateway>, request: Request) -> Result<Response, 
             response.headers_mut().insert(header::ALLOW, allow);
             return Ok(response);
         }
-        Err(RouteError::Unknown(problem)) => return Err(problem),
+        Err(RouteError::Malformed(problem) | RouteError::Unknown(problem)) => return Err(problem),
     };
     match route {
         Route::Health => Ok(nodes::health(gateway)),
         Route::OpenApi => Ok(json_response(StatusCode::OK, &openapi::document())),
+        Route::Options => Ok(methods()),
         Route::Nodes => Ok(nodes::list(gateway)),
         Route::Node(node) => nodes::show(gateway, node),
         Route::Attest(node) => attest(gateway, node, &parts, body).await,
@@ -161,7 +180,7 @@ async fn of_machine(
         MachineAction::Terminal => {
             tunnel::open_terminal(gateway, machine, &request, &who, parts).await
         }
-        MachineAction::Console if follows(parts) => {
+        MachineAction::Console if routes::flag(parts.uri.query(), "follow")? => {
             tunnel::follow(gateway, machine, &request, &who).await
         }
         MachineAction::Dump => tunnel::dump(gateway, machine, &request, &who).await,
@@ -182,8 +201,12 @@ fn body_wanted(parts: &Parts) -> content::Wanted {
     if parts.method == "HEAD" { content::Wanted::Head } else { content::Wanted::Body }
 }
 
-fn follows(parts: &Parts) -> bool {
-    parts.uri.query().is_some_and(|query| query.split('&').any(|word| word == "follow=1"))
+/// Says which methods there are (RFC 9110 §9.3.7).
+fn methods() -> Response {
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = StatusCode::NO_CONTENT;
+    response.headers_mut().insert(header::ALLOW, HeaderValue::from_static(routes::METHODS));
+    response
 }
 
 /// Brings a node a challenge. Whoever may rent it may ask, so nobody has to sign.
@@ -193,10 +216,10 @@ async fn attest(
     parts: &Parts,
     body: Body,
 ) -> Result<Response, Problem> {
+    nodes::known(gateway, node)?;
     json_only(parts)?;
     let request = read(gateway, parts, body).await?;
-    let _: Challenge = parse(&request.body)?;
-    nodes::known(gateway, node)?;
+    let _: Challenge = object(&request.body)?;
     forwarding::ask(gateway, node, &request).await.map(forwarding::response)
 }
 
@@ -277,16 +300,50 @@ fn json_only(parts: &Parts) -> Result<(), Problem> {
         .because(format!("content-type is {essence:?}; expected \"application/json\"")))
 }
 
-/// Parses a JSON body; a refusal names the field.
-fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
+/// Reads a JSON object; a refusal names the field.
+fn object<T: DeserializeOwned + Serialize>(body: &[u8]) -> Result<T, Problem> {
+    if body.trim_ascii_start().first().is_some_and(|first| *first != b'{') {
+        return Err(Kind::Malformed.because("the body: expected a JSON object"));
+    }
     let mut json = serde_json::Deserializer::from_slice(body);
-    let value = serde_path_to_error::deserialize(&mut json).map_err(|error| {
+    let value: T = serde_path_to_error::deserialize(&mut json).map_err(|error| {
         let path = error.path().to_string();
         let place = if path == "." { "the body".to_owned() } else { format!("field {path}") };
         Kind::Malformed.because(format!("{place}: {}", error.inner()))
     })?;
     json.end().map_err(|error| Kind::Malformed.because(format!("the body: {error}")))?;
-    Ok(value)
+    let read = serde_json::to_value(&value).map_err(|error| Kind::Internal.caused_by(&error))?;
+    let sent: Value = serde_json::from_slice(body)
+        .map_err(|error| Kind::Malformed.because(format!("the body: {error}")))?;
+    match other_form(&sent, &read) {
+        None => Ok(value),
+        Some(found) => {
+            let detail = format!("field {}", found.trim_start_matches('.'));
+            Err(Kind::Malformed.because(detail))
+        }
+    }
+}
+
+/// Finds what was sent in a form that nobody describes and was read all the same: serde takes the values of a
+/// structure in their order, too, and `{"on": null}` for `"on"`.
+fn other_form(sent: &Value, read: &Value) -> Option<String> {
+    match (sent, read) {
+        (Value::Array(_), Value::Object(_)) => {
+            Some(": expected an object, not an array".to_owned())
+        }
+        (Value::Object(_), Value::String(_)) => {
+            Some(": expected a string, not an object".to_owned())
+        }
+        (Value::Array(sent), Value::Array(read)) => {
+            let mut pairs = sent.iter().zip(read).enumerate();
+            pairs.find_map(|(at, (sent, read))| Some(format!("[{at}]{}", other_form(sent, read)?)))
+        }
+        (Value::Object(sent), Value::Object(read)) => read.iter().find_map(|(name, read)| {
+            let found = other_form(sent.get(name)?, read)?;
+            Some(format!(".{name}{found}"))
+        }),
+        (_, _) => None,
+    }
 }
 
 /// Changes the store and returns when that is on disk; off the runtime's threads.

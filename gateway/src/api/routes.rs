@@ -1,10 +1,13 @@
 //! Method and path to what is asked. Pure.
+//!
+//! A path may be percent-encoded where it need not be; here it is read as if it were not. What signatures cover and
+//! nodes get is the target as it came.
 
 use std::str::FromStr;
 
 use lease::problem::Kind;
 use types::{
-    forward::Problem,
+    forward::{self, Problem},
     ids::{ContentId, MachineId, NodeId},
 };
 
@@ -27,6 +30,8 @@ pub enum Route {
     Nodes,
     /// `GET` or `HEAD /v1/openapi.json`.
     OpenApi,
+    /// `OPTIONS *`: which methods there are at all.
+    Options,
     /// `GET` or `HEAD /v1/content/{sha256}`.
     ReadContent(ContentId),
     /// `DELETE /v1/content/{sha256}`.
@@ -76,9 +81,14 @@ pub enum MachineAction {
     Watch,
 }
 
+/// All methods that some path knows, and the one of [`Route::Options`], as field `allow` lists them.
+pub const METHODS: &str = "DELETE, GET, HEAD, OPTIONS, POST, PUT";
+
 /// Why nothing is asked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RouteError {
+    /// The target is none that the method can have.
+    Malformed(Problem),
     /// The path exists, the method does not.
     Method {
         /// What to answer.
@@ -92,7 +102,15 @@ pub enum RouteError {
 
 /// Reads method and path.
 pub fn route(method: &str, path: &str) -> Result<Route, RouteError> {
-    let rest = path.strip_prefix("/v1/").ok_or_else(|| unknown(path))?;
+    if path == "*" {
+        return server(method);
+    }
+    let plain = forward::plain(path).ok_or_else(|| {
+        let detail =
+            format!("path {path} has a percent sign without two hexadecimal digits behind it");
+        RouteError::Malformed(Kind::Malformed.because(detail))
+    })?;
+    let rest = plain.strip_prefix("/v1/").ok_or_else(|| unknown(path))?;
     let segments: Vec<&str> = rest.split('/').collect();
     match segments.as_slice() {
         ["healthz"] => only(method, path, &read(Route::Health)),
@@ -113,6 +131,35 @@ pub fn route(method: &str, path: &str) -> Result<Route, RouteError> {
         ["machines", machine, rest @ ..] => of_machine(method, path, (name(machine)?, rest)),
         _ => Err(unknown(path)),
     }
+}
+
+/// Reads a parameter that is 1, or is 0 or left out.
+pub fn flag(query: Option<&str>, name: &str) -> Result<bool, Problem> {
+    let mut values = query.unwrap_or_default().split('&').filter_map(|pair| {
+        let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+        (key == name).then_some(value)
+    });
+    match (values.next(), values.next()) {
+        (None | Some("0"), None) => Ok(false),
+        (Some("1"), None) => Ok(true),
+        (Some(value), None) => {
+            let detail = format!("{name} is {value:?} in the query; 0 or 1 is right");
+            Err(Kind::Malformed.because(detail))
+        }
+        (_, Some(_)) => {
+            let detail = format!("{name} comes more than once in the query; once is right");
+            Err(Kind::Malformed.because(detail))
+        }
+    }
+}
+
+/// What is asked of the server as a whole (RFC 9112 §3.2.4).
+fn server(method: &str) -> Result<Route, RouteError> {
+    if method == "OPTIONS" {
+        return Ok(Route::Options);
+    }
+    let detail = format!("{method} needs a path; OPTIONS alone is asked of *");
+    Err(RouteError::Malformed(Kind::Malformed.because(detail)))
 }
 
 /// What is asked of one machine.
@@ -208,9 +255,11 @@ mod tests {
         let id = "00112233445566778899aabbccddeeff";
         let status = |method: &str, path: &str| match route(method, path) {
             Ok(_) => 200,
-            Err(RouteError::Method { problem, .. } | RouteError::Unknown(problem)) => {
-                problem.status
-            }
+            Err(
+                RouteError::Malformed(problem)
+                | RouteError::Method { problem, .. }
+                | RouteError::Unknown(problem),
+            ) => problem.status,
         };
         assert_eq!(status("GET", "/v1/nodes"), 200);
         assert_eq!(status("DELETE", &format!("/v1/machines/{id}")), 200);
@@ -234,5 +283,38 @@ mod tests {
         assert_eq!(status("GET", &format!("/v1/machines/{id}/tunnel/0")), 404);
         assert_eq!(status("GET", &format!("/v1/machines/{id}/tunnel/65536")), 404);
         assert_eq!(status("GET", &format!("/v1/machines/{id}/start")), 405);
+        assert_eq!(status("GET", "*"), 400);
+        assert_eq!(status("GET", "/v1/nodes%"), 400);
+        assert_eq!(status("GET", "/v1/nodes%7"), 400);
+        assert_eq!(status("GET", "/v1/nodes%+f"), 400);
+        assert_eq!(status("GET", "/v1/nodes%ü"), 400);
+    }
+
+    #[test]
+    fn what_need_not_be_percent_encoded_is_the_same_as_it_is() {
+        let long = "ab".repeat(32);
+        assert_eq!(route("GET", "/v1/%6e%6Fdes"), Ok(Route::Nodes));
+        let encoded = format!("/v1/nodes/%61{}/d%65vices/0000%3A01%3A00%2E0/release", &long[1..]);
+        let node = NodeId::from_bytes([0xab; 32]);
+        assert_eq!(route("POST", &encoded), Ok(Route::ReleaseDevice(node)));
+    }
+
+    #[test]
+    fn the_server_as_a_whole_is_asked_for_its_methods() {
+        assert_eq!(route("OPTIONS", "*"), Ok(Route::Options));
+    }
+
+    #[test]
+    fn a_flag_is_0_or_1_and_comes_once() {
+        let flag = |query| flag(query, "follow").map_err(|problem| problem.status);
+        assert_eq!(flag(None), Ok(false));
+        assert_eq!(flag(Some("from=1&unfollow=2")), Ok(false));
+        assert_eq!(flag(Some("follow=0")), Ok(false));
+        assert_eq!(flag(Some("from=7&follow=1")), Ok(true));
+        assert_eq!(flag(Some("follow=true")), Err(400));
+        assert_eq!(flag(Some("follow=2")), Err(400));
+        assert_eq!(flag(Some("follow")), Err(400));
+        assert_eq!(flag(Some("follow=1&follow=1")), Err(400));
+        assert_eq!(flag(Some("follow=0&follow=1")), Err(400));
     }
 }

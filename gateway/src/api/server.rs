@@ -17,6 +17,7 @@ use std::{
 use axum::body::Body;
 use hyper::{server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use jiff::{Timestamp, fmt::rfc2822::DateTimePrinter};
 use lease::problem::Kind;
 use rustix::net::sockopt;
 use tokio::{
@@ -142,15 +143,23 @@ fn turn_away(stream: TcpStream, client: SocketAddr, error: SlotError) {
     tracing::info!(event = "connection-refused", %client, reason = problem.detail);
     let body = serde_json::to_string(&problem).unwrap_or_default();
     let text = format!(
-        "HTTP/1.1 {} {}\r\ncontent-type: {}\r\ncontent-length: {}\r\nretry-after: 1\r\n\
+        "HTTP/1.1 {} {}\r\n{}content-type: {}\r\ncontent-length: {}\r\nretry-after: 1\r\n\
          connection: close\r\n\r\n{body}",
         problem.status,
         problem.title,
+        date(Timestamp::now()),
         Problem::MEDIA_TYPE,
         body.len(),
     );
     // The empty buffer of a new socket takes it at once; a client that is gone needs no answer.
     let _ = stream.into_std().and_then(|mut stream| stream.write_all(text.as_bytes()));
+}
+
+/// Returns field `date` as a line (RFC 9110 §6.6.1), which hyper writes into all other answers. Nothing for a time that
+/// has no such form, by a clock that is wrong.
+fn date(now: Timestamp) -> String {
+    let text = DateTimePrinter::new().timestamp_to_rfc9110_string(&now);
+    text.map(|text| format!("date: {text}\r\n")).unwrap_or_default()
 }
 
 /// A connection with its place in the count, which a WebSocket takes along.
@@ -196,5 +205,17 @@ impl AsyncWrite for Counted {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_date_has_the_form_that_is_to_be_sent() {
+        // The example of RFC 9110 §5.6.7.
+        let now = Timestamp::from_second(784_111_777).expect("a time");
+        assert_eq!(date(now), "date: Sun, 06 Nov 1994 08:49:37 GMT\r\n");
     }
 }

@@ -76,20 +76,24 @@ fn is_public_key(line: &str) -> bool {
 
 /// First bytes of what gzip compressed.
 const GZIP: [u8; 2] = [0x1f, 0x8b];
+/// What some editors begin text with: a byte order mark, which UTF-8 has no use for.
+const MARK: char = '\u{feff}';
 
-/// Returns user data, which is text on its way: what gzip compressed is unpacked.
+/// Returns user data, which is text on its way: what gzip compressed is unpacked. A byte order mark goes, as nothing
+/// finds `#cloud-config`, `#!` or JSON behind one.
 fn read_user_data(path: &Path) -> Result<String, CliError> {
     let file = File::open(path).map_err(failed("open", path))?;
     let mut bytes = bounded(file, path, "read")?;
     if bytes.starts_with(&GZIP) {
         bytes = bounded(MultiGzDecoder::new(&bytes[..]), path, "unpack")?;
     }
-    String::from_utf8(bytes).map_err(|_| CliError::Usage {
+    let text = String::from_utf8(bytes).map_err(|_| CliError::Usage {
         message: format!(
             "{} is neither text in UTF-8 nor text that gzip compressed; cloud-init's user data is text",
             path.display()
         ),
-    })
+    })?;
+    Ok(text.strip_prefix(MARK).map(str::to_owned).unwrap_or(text))
 }
 
 /// Reads no more than user data may have.
@@ -180,6 +184,11 @@ mod tests {
         );
         let parts = [gzip(b"#!/bin/sh\n"), gzip(b"true\n")].concat();
         assert_eq!(user_data(&parts).as_deref(), Ok("#!/bin/sh\ntrue\n"));
+        assert_eq!(
+            user_data("\u{feff}#!/bin/sh\u{feff}".as_bytes()),
+            Ok("#!/bin/sh\u{feff}".into())
+        );
+        assert_eq!(user_data(&gzip("\u{feff}#!".as_bytes())).as_deref(), Ok("#!"));
         let most = "x".repeat(MAX_USER_DATA);
         assert_eq!(user_data(&gzip(most.as_bytes())), Ok(most));
     }

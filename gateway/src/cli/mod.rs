@@ -15,6 +15,7 @@
 
 mod arguments;
 mod attest;
+mod bounds;
 mod calls;
 mod claim;
 mod connection;
@@ -361,6 +362,7 @@ fn import_image(
     format: Option<import::Format>,
     out: PathBuf,
 ) -> Result<(), CliError> {
+    bounds::set();
     let failed = |source| CliError::Image { path: file.to_owned(), source };
     let made = import::import(file, format, &out).map_err(failed)?;
     if !import::efi::is_found(&import::Input::open(&out).map_err(failed)?).map_err(failed)? {

@@ -33,13 +33,18 @@ pub(super) fn node(node: &Value) -> String {
     let rows = list(&node["devices"]).iter().map(|device| {
         let state = &device["state"];
         let why = if state["reason"].is_string() { &state["reason"] } else { &state["machine"] };
+        let linked = &device["linked"];
+        let why = match (why.is_null(), linked.is_null()) {
+            (true, false) => format!("one lease with {}", words(linked)),
+            _ => text(why),
+        };
         vec![
             text(&device["address"]),
             format!("{}:{}", hex(&device["vendor"], 4), hex(&device["device"], 4)),
             hex(&device["class"], 6),
             text(&device["iommu_group"]),
             text(&state["is"]),
-            text(why),
+            why,
         ]
     });
     out.push('\n');

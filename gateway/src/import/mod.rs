@@ -5,8 +5,9 @@
 //!
 //! A format is a [`Disk`]: asked for an offset, it returns a piece, which is zeroes or bytes. No
 //! piece is larger than [`MAX_PIECE`], no table larger than [`MAX_TABLE`], so memory is bounded
-//! whatever the file says; one table of the second kind is kept at a time. Zeroes become holes;
-//! everything counts in the SHA-256 that names the result.
+//! whatever the file says; one table of the second kind is kept at a time. The one exception is what
+//! a single block of zstd makes inside of its library: for that, the command limits its own address
+//! space (`cli::bounds`). Zeroes become holes; everything counts in the SHA-256 that names the result.
 
 pub mod efi;
 pub mod file;
@@ -17,6 +18,7 @@ mod vhd;
 mod vhdx;
 mod vmdk;
 mod write;
+mod zstd;
 
 use std::{io, path::PathBuf};
 

@@ -17,7 +17,7 @@
 
 use std::io::Read;
 
-use super::{Disk, Format, ImportError, Input, MAX_TABLE, Piece, limited, number, sized};
+use super::{Disk, Format, ImportError, Input, MAX_TABLE, Piece, limited, number, sized, zstd};
 
 /// First bytes.
 pub(super) const MAGIC: [u8; 4] = *b"QFI\xfb";
@@ -191,15 +191,7 @@ impl Qcow2 {
                 let mut reader = flate2::read::DeflateDecoder::new(&packed[..]).take(cluster + 1);
                 reader.read_to_end(buffer).map_err(|error| bad(error.to_string()))?;
             }
-            Compression::Zstd => {
-                let mut packed = &packed[..];
-                let decoder = ruzstd::decoding::StreamingDecoder::new(&mut packed);
-                let decoder = decoder.map_err(|error| bad(error.to_string()))?;
-                decoder
-                    .take(cluster + 1)
-                    .read_to_end(buffer)
-                    .map_err(|error| bad(error.to_string()))?;
-            }
+            Compression::Zstd => zstd::unpack(&packed, cluster, buffer).map_err(bad)?,
         }
         if buffer.len() as u64 == cluster {
             return Ok(());

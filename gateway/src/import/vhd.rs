@@ -83,8 +83,8 @@ impl Vhd {
             }
             FIXED => None,
             DYNAMIC => Some(Blocks::open(&input, long(16), size)?),
-            DIFFERENCING => return Err(refused("has a parent".to_owned())),
-            other => return Err(refused(format!("has disk type {other}"))),
+            DIFFERENCING => return Err(refused("has a parent".to_owned(), MERGE)),
+            other => return Err(refused(format!("has disk type {other}"), CONVERT)),
         };
         Ok(Self { input, size, blocks })
     }
@@ -192,7 +192,37 @@ fn damaged(problem: String) -> ImportError {
     ImportError::Damaged { format: FORMAT.name(), problem }
 }
 
-fn refused(problem: String) -> ImportError {
-    let instead = "merge it with its parents first, or convert it to a dynamic disk";
+const CONVERT: &str = "convert it to type 2, fixed, or type 3, dynamic";
+const MERGE: &str = "merge it with its parents first, or convert it to a dynamic disk";
+
+fn refused(problem: String, instead: &'static str) -> ImportError {
     ImportError::Unsupported { format: FORMAT.name(), problem, instead }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Opens a disk of one sector of this type; returns its size.
+    fn opened(kind: u32) -> Result<u64, String> {
+        let mut bytes = vec![0u8; 1024];
+        let footer = &mut bytes[512..];
+        footer[..8].copy_from_slice(COOKIE);
+        footer[48..56].copy_from_slice(&512u64.to_be_bytes());
+        footer[60..64].copy_from_slice(&kind.to_be_bytes());
+        let sum: u32 = footer.iter().map(|byte| u32::from(*byte)).sum();
+        footer[64..68].copy_from_slice(&(!sum).to_be_bytes());
+        let disk = Vhd::open(Input::Memory(bytes));
+        disk.map(|disk| disk.size).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn only_a_disk_with_parents_is_to_be_merged_with_them() {
+        assert_eq!(opened(FIXED), Ok(512));
+        let child = opened(DIFFERENCING).expect_err("refused");
+        assert!(child.contains("merge it with its parents"), "{child}");
+        let reserved = opened(5).expect_err("refused");
+        assert!(reserved.contains("type 5") && reserved.contains("type 2, fixed"), "{reserved}");
+        assert!(!reserved.contains("parents"), "{reserved}");
+    }
 }

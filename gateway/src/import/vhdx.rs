@@ -122,8 +122,9 @@ impl Disk for Vhdx {
         let slot = usize::try_from(index + index / self.chunk).unwrap_or(usize::MAX);
         let entry = self.table.get(slot).copied().unwrap_or(0);
         match entry & 7 {
-            // Not present, undefined, zero, unmapped.
-            0..=3 => Ok(Piece::Zeroes(left)),
+            // Not present, undefined, zero, unmapped; unmapped as Windows Server 2012 wrote it before its release,
+            // version 0.95 of the format (QEMU block/vhdx.h, PAYLOAD_BLOCK_UNMAPPED_v095).
+            0..=3 | 5 => Ok(Piece::Zeroes(left)),
             6 => {
                 let at = (entry >> 20) * MEBIBYTE;
                 let end = at.saturating_add(inside + left.min(self.size - offset));
@@ -256,4 +257,23 @@ fn damaged(problem: String) -> ImportError {
 
 fn refused(problem: String, instead: &'static str) -> ImportError {
     ImportError::Unsupported { format: FORMAT.name(), problem, instead }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_without_data_read_as_zeroes_whatever_their_state() {
+        let mut disk = Vhdx {
+            input: Input::Memory(Vec::new()),
+            size: 7 * MEBIBYTE,
+            block: MEBIBYTE,
+            chunk: 4096,
+            table: vec![0, 1, 2, 3, 5, 4, 7],
+        };
+        let mut read = |block: u64| disk.piece(block * MEBIBYTE, &mut Vec::new()).ok();
+        assert_eq!([0u64, 1, 2, 3, 4].map(&mut read), [Some(Piece::Zeroes(MEBIBYTE)); 5]);
+        assert_eq!([5u64, 6].map(&mut read), [None; 2]);
+    }
 }

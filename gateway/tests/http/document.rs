@@ -11,7 +11,7 @@ use lease::{
     },
     attestation::{Challenge, Credential, Evidence, TpmCertificate},
     document::{Envelope, Signature},
-    hardware::{Hardware, Placement},
+    hardware::{Attach, Hardware, Placement},
 };
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
@@ -112,6 +112,8 @@ fn device(state: DeviceState) -> PciDevice {
         class: 0x0003_0200,
         iommu_group: Some(7),
         numa_node: None,
+        linked: vec!["0000:02:00.0".parse::<Bdf>().unwrap()],
+        fabric: true,
         state,
     }
 }
@@ -304,8 +306,8 @@ fn every_described_state_is_a_real_one() {
     assert_eq!(variants.as_array().unwrap().len(), device_states().len());
 }
 
-/// Removes each member of `value` in turn, at every depth, and compares whether the type still
-/// reads it with whether the schema calls it required.
+/// Removes each member of a value in turn, and compares whether the type still reads it with whether the schema calls
+/// it required. Then adds one that nobody knows, which is to be refused by both.
 fn check_required<T: DeserializeOwned>(schema: &str) {
     let whole = samples()[schema][0].clone();
     let schemas = &document()["components"]["schemas"];
@@ -318,11 +320,16 @@ fn check_required<T: DeserializeOwned>(schema: &str) {
         let read = serde_json::from_value::<T>(part).is_ok();
         assert_ne!(required, read, "{schema}.{name}");
     }
+    let mut more = whole;
+    more.as_object_mut().unwrap().insert("unknown".into(), json!(1));
+    assert!(serde_json::from_value::<T>(more).is_err(), "{schema}");
+    assert_eq!(described["additionalProperties"], false, "{schema}");
 }
 
 #[test]
 fn what_is_required_of_a_request_is_what_its_type_needs() {
     check_required::<CreateMachine>("CreateMachine");
+    check_required::<Hardware>("Hardware");
     check_required::<Image>("Image");
     check_required::<Seed>("Seed");
     check_required::<Envelope>("Envelope");
@@ -330,6 +337,19 @@ fn what_is_required_of_a_request_is_what_its_type_needs() {
     check_required::<LeaseRenewal>("LeaseRenewal");
     check_required::<Challenge>("Challenge");
     check_required::<Credential>("Credential");
+}
+
+#[test]
+fn what_is_attached_has_no_members_that_nobody_knows() {
+    let refused = hardware::attached().map(|device| {
+        let mut more = real(device);
+        more.as_object_mut().unwrap().insert("unknown".into(), json!(1));
+        serde_json::from_value::<Attach>(more).is_err()
+    });
+    assert_eq!(refused, [true, true]);
+    let variants = &document()["components"]["schemas"]["Attach"]["oneOf"];
+    assert_eq!(variants[0]["additionalProperties"], false);
+    assert_eq!(variants[1]["additionalProperties"], false);
 }
 
 #[test]

@@ -78,6 +78,8 @@ async fn connections_of_one_source_are_bounded_and_other_sources_go_on() {
     let said = rest(&mut fourth).await;
     assert!(said.starts_with("HTTP/1.1 429 "), "{said}");
     assert!(said.contains("application/problem+json"), "{said}");
+    let date = said.lines().find_map(|line| line.strip_prefix("date: "));
+    assert!(date.is_some_and(|date| date.ends_with(" GMT")), "{said}");
     assert_eq!(gateway.get("/v1/healthz").await.status, 200);
     drop(held);
     until("its own connections count no more", async || {
@@ -163,6 +165,22 @@ async fn a_request_names_one_host() {
     assert!(none.starts_with("HTTP/1.1 400 ") && none.contains("/problems/malformed"), "{none}");
     let two = b"GET /v1/healthz HTTP/1.1\r\nhost: a\r\nhost: b\r\nconnection: close\r\n\r\n";
     assert!(gateway.raw(two).await.starts_with("HTTP/1.1 400 "));
+    let status = async |host: &str| {
+        let request =
+            format!("GET /v1/healthz HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n");
+        let said = gateway.raw(request.as_bytes()).await;
+        said.split(' ').nth(1).unwrap().to_owned()
+    };
+    assert_eq!(status("").await, "200");
+    assert_eq!(status("gateway.example:8080").await, "200");
+    assert_eq!(status("[::1]:8080").await, "200");
+    assert_eq!(status("a b").await, "400");
+    assert_eq!(status("a, b").await, "400");
+    assert_eq!(status("me@a").await, "400");
+    assert_eq!(status("a/b").await, "400");
+    assert_eq!(status("a:b").await, "400");
+    assert_eq!(status("::1").await, "400");
+    assert_eq!(status("\u{fc}").await, "400");
     // HTTP/1.0 has no such field (RFC 9112 §3.2).
     assert!(gateway.raw(b"GET /v1/healthz HTTP/1.0\r\n\r\n").await.starts_with("HTTP/1.0 200 "));
 }

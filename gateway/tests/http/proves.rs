@@ -46,9 +46,28 @@ async fn a_challenge_is_brought_to_the_node_by_whoever_asks() {
     let ask =
         async |body: &[u8]| gateway.ask(&renter(1), with_body("POST", &path, body, "once")).await;
     assert_eq!(ask(b"{}").await.problem().0, 400);
+    // serde would take its values alone, in their order.
+    let list = ask(format!("[\"{}\"]", "ab".repeat(32)).as_bytes()).await;
+    assert_eq!(list.problem().0, 400);
+    assert!(list.detail().contains("expected a JSON object"), "{}", list.detail());
+    let inner = format!("{{\"nonce\":\"{}\",\"credential\":[\"\",\"\"]}}", "ab".repeat(32));
+    let list = ask(inner.as_bytes()).await;
+    assert_eq!(list.problem().0, 400);
+    assert!(list.detail().starts_with("field credential:"), "{}", list.detail());
     // The node here has no TPM, and its word is what comes back.
     let nonce = format!("{{\"nonce\":\"{}\"}}", "ab".repeat(32));
     assert_eq!(ask(nonce.as_bytes()).await.problem().0, 409);
     let shown: NodeView = gateway.get(&format!("/v1/nodes/{}", node.id())).await.json();
     assert_eq!(shown.attestation, None, "without releases nobody is asked");
+}
+
+#[tokio::test]
+async fn a_node_that_nobody_knows_is_told_before_the_challenge_is_read() {
+    let gateway = Serving::start().await;
+    let path = format!("/v1/nodes/{}/attestation", "9a".repeat(32));
+    let wrong = gateway.send(&with_body("POST", &path, b"{\"nonce\":", "once")).await;
+    assert_eq!(wrong.problem(), (404, "/problems/not-found".into()));
+    let nonce = format!("{{\"nonce\":\"{}\"}}", "ab".repeat(32));
+    let right = gateway.send(&with_body("POST", &path, nonce.as_bytes(), "once")).await;
+    assert_eq!(right.problem(), (404, "/problems/not-found".into()));
 }

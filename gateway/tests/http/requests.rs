@@ -115,6 +115,84 @@ async fn bodies_are_refused_by_the_name_of_the_field() {
 }
 
 #[tokio::test]
+async fn bodies_have_the_form_that_is_described_however_deep() {
+    let gateway = Serving::start().await;
+    let key = renter(39);
+    let wanted = lease(1, types::ids::NodeId::from_bytes([9; 32]), &key);
+    let valid = json!(create(&wanted));
+    let ask = async |body: &Value| {
+        let body = serde_json::to_vec(body).unwrap();
+        let answer = gateway.ask(&key, with_body("POST", "/v1/machines", &body, "k")).await;
+        assert_eq!(answer.problem(), (400, "/problems/malformed".into()));
+        answer.detail()
+    };
+    // What serde would read as an object: its values in their order.
+    let said = ask(&json!([valid["lease"], valid["image"], valid["hardware"]])).await;
+    assert!(said.contains("expected a JSON object"), "{said}");
+    let mut image = valid.clone();
+    image["image"] = json!([valid["image"]["kernel"], null, null, "", null]);
+    let said = ask(&image).await;
+    assert!(said.starts_with("field image:"), "{said}");
+    let mut signature = valid.clone();
+    let first = &valid["lease"]["signatures"][0];
+    signature["lease"]["signatures"][0] = json!([first["keyid"], first["sig"]]);
+    let said = ask(&signature).await;
+    assert!(said.starts_with("field lease.signatures[0]:"), "{said}");
+    // And as the name of a variant.
+    let mut switch = valid.clone();
+    switch["hardware"]["hyperv"] = json!({"on": null});
+    let said = ask(&switch).await;
+    assert!(said.starts_with("field hardware.hyperv:"), "{said}");
+}
+
+#[tokio::test]
+async fn a_console_is_followed_with_1_and_no_other_word() {
+    let gateway = Serving::start().await;
+    let key = renter(40);
+    let ask = async |query: &str| {
+        let path = format!("/v1/machines/{}/console?{query}", "01".repeat(16));
+        gateway.ask(&key, plain("GET", &path)).await.problem().0
+    };
+    assert_eq!(ask("follow=true").await, 400);
+    assert_eq!(ask("follow=2").await, 400);
+    assert_eq!(ask("follow=1&follow=1").await, 400);
+    // Nothing is wrong with these but that there is no such machine.
+    assert_eq!(ask("follow=0").await, 404);
+    assert_eq!(ask("follow=1").await, 404);
+}
+
+#[tokio::test]
+async fn a_path_is_the_same_percent_encoded_where_it_need_not_be() {
+    let gateway = Serving::start().await;
+    let status = async |target: &str| {
+        let request = format!("GET {target} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+        let said = gateway.raw(request.as_bytes()).await;
+        said.split(' ').nth(1).unwrap().to_owned()
+    };
+    assert_eq!(status("/v1/%6Eodes").await, "200");
+    assert_eq!(status("/v1%2Fnodes").await, "404");
+    assert_eq!(status("/v1/nodes%").await, "400");
+    assert_eq!(status("/v1/%zzodes").await, "400");
+    // The signature covers the path as it came.
+    let request = signed(&renter(41), plain("GET", "/v1/m%61chines"));
+    assert_eq!(gateway.begin(&request).await.status(), 200);
+}
+
+#[tokio::test]
+async fn the_server_as_a_whole_tells_its_methods_and_nothing_else() {
+    let gateway = Serving::start().await;
+    let ask = async |method: &str| {
+        let request = format!("{method} * HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+        gateway.raw(request.as_bytes()).await
+    };
+    let said = ask("OPTIONS").await;
+    assert!(said.starts_with("HTTP/1.1 204 "), "{said}");
+    assert!(said.contains("\r\nallow: DELETE, GET, HEAD, OPTIONS, POST, PUT\r\n"), "{said}");
+    let said = ask("GET").await;
+    assert!(said.starts_with("HTTP/1.1 400 ") && said.contains("/problems/malformed"), "{said}");
+}
+
+#[tokio::test]
 async fn a_creation_needs_its_key_and_its_media_type() {
     let gateway = Serving::start().await;
     let key = renter(38);

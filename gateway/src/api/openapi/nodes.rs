@@ -126,6 +126,13 @@ pub(super) struct PciDevice {
     class: u32,
     iommu_group: Option<u32>,
     numa_node: Option<u32>,
+    /// Addresses of what it reaches past the IOMMU, as GPUs that it is linked to directly: a lease names all of them.
+    /// Left out when there are none.
+    #[schema(required = false)]
+    linked: Vec<String>,
+    /// Whether it says which GPUs of the node reach each other. Left out when it does not.
+    #[schema(required = false)]
+    fabric: bool,
     state: DeviceState,
 }
 

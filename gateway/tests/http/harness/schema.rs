@@ -8,8 +8,10 @@ use types::forward::ForwardedRequest;
 
 use super::client::Answer;
 
-/// Keywords that say nothing about the form of a value, or what its type says already.
-const SILENT: [&str; 4] = ["description", "format", "minimum", "summary"];
+/// Keywords that say nothing about the form of a value, or what its type says already, or what holds of every schema
+/// here: that nothing else is a member.
+const SILENT: [&str; 6] =
+    ["additionalProperties", "description", "format", "minimum", "pattern", "summary"];
 
 /// The document that gateways serve.
 pub(crate) fn document() -> &'static Value {

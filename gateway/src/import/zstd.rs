@@ -1,0 +1,132 @@
+//! One frame of zstd, of which it is known how many bytes it holds. Its checksum is not looked at.
+//! Source: RFC 8878 §3.1.1.1, "Frame Header".
+//!
+//! | Offset | Bytes        | Field of the header (little-endian)                              |
+//! |--------|--------------|------------------------------------------------------------------|
+//! | 0      | 4            | magic number                                                     |
+//! | 4      | 1            | descriptor: bits 6 and 7 the form of the content's size, bit 5 whether all is one segment, bits 0 and 1 the form of the dictionary's number |
+//! | 5      | 0 or 1       | window, unless all is one segment: mantissa in bits 0 to 2, exponent above |
+//! |        | 0, 1, 2 or 4 | number of the dictionary                                         |
+//! |        | 0, 1, 2, 4, 8 | bytes of the content; those of two bytes count from 256 on      |
+
+use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
+
+use super::{MAX_PIECE, number};
+
+/// Largest window, in bytes: what every decoder should take (RFC 8878 §3.1.1.1.2). libzstd's default levels ask for no
+/// more than the content has.
+const MAX_WINDOW: u64 = 8 << 20;
+
+/// Bit of the descriptor: there is no window but the content.
+const SINGLE_SEGMENT: u8 = 1 << 5;
+
+const _: () = assert!(MAX_PIECE <= MAX_WINDOW, "content that is one segment is its own window");
+
+/// Appends what the frame at the beginning of `packed` holds to `buffer`, which is empty. It may be less than `length`,
+/// at most [`MAX_PIECE`], and is never more. The decoder holds its window and one block, however large it makes that.
+pub(super) fn unpack(packed: &[u8], length: u64, buffer: &mut Vec<u8>) -> Result<(), String> {
+    let mut decoder = FrameDecoder::new();
+    let mut rest = packed;
+    decoder.init(&mut rest).map_err(|error| error.to_string())?;
+    check(packed, length)?;
+    // Every block takes bytes of `packed`.
+    while !decoder.is_finished() {
+        let one = BlockDecodingStrategy::UptoBlocks(1);
+        decoder.decode_blocks(&mut rest, one).map_err(|error| error.to_string())?;
+        if (buffer.len() + decoder.can_collect()) as u64 > length {
+            return Err(format!("more than {length} bytes come out"));
+        }
+        decoder.collect_to_writer(&mut *buffer).map_err(|error| error.to_string())?;
+    }
+    Ok(())
+}
+
+/// Checks what a whole header says of content and window.
+fn check(packed: &[u8], length: u64) -> Result<(), String> {
+    let [descriptor, window] = number::<2>(packed, 4);
+    let is_single = descriptor & SINGLE_SEGMENT != 0;
+    let dictionary = [0, 1, 2, 4][usize::from(descriptor & 3)];
+    let at = 5 + usize::from(!is_single) + dictionary;
+    let content = match descriptor >> 6 {
+        0 if is_single => Some(u64::from(number::<1>(packed, at)[0])),
+        0 => None,
+        1 => Some(u64::from(u16::from_le_bytes(number(packed, at))) + 256),
+        2 => Some(u64::from(u32::from_le_bytes(number(packed, at)))),
+        _ => Some(u64::from_le_bytes(number(packed, at))),
+    };
+    if let Some(content) = content.filter(|content| *content != length) {
+        return Err(format!("its header speaks of {content} bytes, not of {length}"));
+    }
+    let base = 1u64 << (10 + (window >> 3));
+    let window = base + base / 8 * u64::from(window & 7);
+    if is_single || window <= MAX_WINDOW {
+        return Ok(());
+    }
+    Err(format!("its window has {window} bytes, more than {MAX_WINDOW}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Unpacks a frame for 4096 bytes: what its header has behind the magic number, and blocks that are the same byte so
+    /// often. Returns how many bytes come out.
+    fn unpacked(header: &[u8], blocks: &[u32]) -> Result<usize, String> {
+        let block = |(index, length): (usize, &u32)| {
+            let is_last = u32::from(index + 1 == blocks.len());
+            let [a, b, c, _] = ((*length << 3) | (1 << 1) | is_last).to_le_bytes();
+            [a, b, c, 7]
+        };
+        let mut frame = vec![0x28, 0xb5, 0x2f, 0xfd];
+        frame.extend_from_slice(header);
+        frame.extend(blocks.iter().enumerate().flat_map(block));
+        // The rest of its sector.
+        frame.push(0);
+        let mut buffer = Vec::new();
+        unpack(&frame, 4096, &mut buffer)?;
+        assert!(buffer.iter().all(|byte| *byte == 7));
+        Ok(buffer.len())
+    }
+
+    #[test]
+    fn frames_are_unpacked_whether_their_size_is_told_or_not() {
+        // Windows of 1 KiB and of 8 MiB.
+        assert_eq!(unpacked(&[0, 0], &[1024; 4]), Ok(4096));
+        assert_eq!(unpacked(&[0, 13 << 3], &[4096, 0]), Ok(4096));
+        assert_eq!(unpacked(&[0, 0], &[1024; 3]), Ok(3072));
+        // The size in two, four and eight bytes; one segment, maybe behind a dictionary's number, and a window.
+        assert_eq!(unpacked(&[0x60, 0, 0x0f], &[4096]), Ok(4096));
+        assert_eq!(unpacked(&[0x61, 0, 0, 0x0f], &[4096]), Ok(4096));
+        assert_eq!(unpacked(&[0x80, 2 << 3, 0, 0x10, 0, 0], &[4096]), Ok(4096));
+        assert_eq!(unpacked(&[0xe0, 0, 0x10, 0, 0, 0, 0, 0, 0], &[4096]), Ok(4096));
+    }
+
+    #[test]
+    fn a_window_is_no_larger_than_every_decoder_takes() {
+        let told = |window: u8| unpacked(&[0, window], &[4096]).expect_err("refused");
+        assert!(told((13 << 3) | 1).contains("window has 9437184 bytes"));
+        assert!(told(31 << 3).contains("window has 2199023255552 bytes"));
+    }
+
+    #[test]
+    fn a_size_that_is_told_is_the_right_one() {
+        let told = |header: &[u8]| unpacked(header, &[4096]).expect_err("refused");
+        assert!(told(&[0x20, 255]).contains("speaks of 255 bytes"));
+        assert!(told(&[0x60, 1, 0x0f]).contains("speaks of 4097 bytes"));
+        assert!(told(&[0x80, 0, 0, 0, 1, 0]).contains("speaks of 65536 bytes"));
+        let large = told(&[0xe0, 0, 0x10, 0, 0, 0, 0, 0, 0x10]);
+        assert!(large.contains("speaks of 1152921504606851072 bytes"), "{large}");
+    }
+
+    #[test]
+    fn more_than_there_may_be_ends_it() {
+        let block = 128u32 << 10;
+        let many = [vec![block; 65], vec![1 << 20]].concat();
+        let told =
+            |window: u8, blocks: &[u32]| unpacked(&[0, window], blocks).expect_err("refused");
+        assert!(told(0, &[4097]).contains("more than 4096 bytes"));
+        // What comes after the block that is too much, a block that is larger than any may be, is not looked at.
+        assert!(told(0, &[block, 1 << 20]).contains("more than 4096 bytes"));
+        assert!(told(13 << 3, &many).contains("more than 4096 bytes"));
+    }
+}
