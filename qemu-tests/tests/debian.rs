@@ -8,7 +8,7 @@ use std::{fs, path::Path, process::Command, time::Duration};
 use qemu_tests::harness::{
     debian,
     host::HostOptions,
-    pace::steadily,
+    pace::{Pace, steadily},
     scene::{LeaseRequest, Scene},
 };
 
@@ -32,11 +32,11 @@ const ASK: &str = "cloud-init status --wait --long | sed -n 's/^status: //p'; \
 #[test]
 fn a_whole_debian_becomes_its_renters() {
     let disk = debian::disk().unwrap();
-    steadily(|folder| becomes_its_renters(folder, &disk));
+    steadily(|folder, pace| becomes_its_renters((folder, pace), &disk));
 }
 
-fn becomes_its_renters(folder: &Path, disk: &Path) {
-    let scene = Scene::start_slow(folder).unwrap();
+fn becomes_its_renters((folder, pace): (&Path, Pace), disk: &Path) {
+    let scene = Scene::start_paced(folder, pace).unwrap();
     let options = HostOptions { memory_mib: 5120, ..HostOptions::default() };
     let (_host, node) = scene.boot("debian", options).unwrap();
     let (qcow2, imported) = (folder.join("debian.qcow2"), folder.join("debian.raw"));

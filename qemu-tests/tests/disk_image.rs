@@ -9,7 +9,7 @@ use qemu_tests::{
     bed::{firmware, guest},
     harness::{
         host::HostOptions,
-        pace::steadily,
+        pace::{Pace, steadily},
         packages,
         scene::{LeaseRequest, Scene},
     },
@@ -27,8 +27,8 @@ fn a_qcow2_image_starts_by_its_own_boot_loader() {
     steadily(qcow2_starts);
 }
 
-fn qcow2_starts(folder: &Path) {
-    let scene = Scene::start_slow(folder).unwrap();
+fn qcow2_starts(folder: &Path, pace: Pace) {
+    let scene = Scene::start_paced(folder, pace).unwrap();
     let (_host, node) = scene.boot("uefi", HostOptions::default()).unwrap();
     let raw = firmware::grub_disk(folder).unwrap();
     let (qcow2, imported) = (folder.join("image.qcow2"), folder.join("image.raw"));

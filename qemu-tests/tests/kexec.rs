@@ -45,7 +45,7 @@ fn a_kernel_starts_another_one_while_frames_arrive() {
     files.push(("guest/kernel".to_owned(), made.kernel));
     files.push(("guest/initrd".to_owned(), made.initrd));
     files.push(("guest/disk".to_owned(), disk));
-    let host = HostOptions { pace: Pace::Slow, memory_mib: 3072, ..HostOptions::default() };
+    let host = HostOptions { pace: Pace::SLOW, memory_mib: 3072, ..HostOptions::default() };
     let mut bed =
         Bed::start(folder.path(), BedOptions { files, host, ..BedOptions::default() }).unwrap();
     bed.network(1, 1).unwrap();

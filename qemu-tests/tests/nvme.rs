@@ -59,9 +59,9 @@ fn linux_finds_and_uses_an_nvme_disk() {
     assert!(found.starts_with("live\n 00 00 00 00"), "{found}");
     let interrupts = bed.run(machine, "grep -c nvme0q /proc/interrupts", SOON).unwrap();
     assert_eq!(interrupts, "2\n", "one vector for the admin queue and one for the I/O queue");
-    let complaints =
-        bed.run(machine, "dmesg | grep -ciE 'nvme.*(fail|timeout|error|warn)'; true", SOON);
-    assert_eq!(complaints.unwrap(), "0\n");
+    let patience = bed.run(machine, "dmesg | grep -c 'nvme.* set to 60 seconds'", SOON);
+    assert_eq!(patience.unwrap(), "2\n", "it waits for a shutdown as long as it is told to");
+    assert_eq!(complaints(&mut bed, machine), "0\n");
 
     // A power-off goes through the controller's shutdown.
     end(&mut bed, machine);
@@ -78,9 +78,16 @@ fn linux_finds_and_uses_an_nvme_disk() {
     assert!(found.contains("IO-APIC") && found.lines().count() == 1, "{found}");
     let interrupts: u64 = bed.run(machine, count, SOON).unwrap().trim().parse().unwrap();
     assert!((100..5000).contains(&interrupts), "{found}");
-    let complaints = bed.run(machine, "dmesg | grep -ciE 'nobody cared|nvme.*timeout'; true", SOON);
-    assert_eq!(complaints.unwrap(), "0\n");
+    assert_eq!(complaints(&mut bed, machine), "0\n");
     end(&mut bed, machine);
+}
+
+/// How many lines of the guest's kernel complain of the disk or of a storm of interrupts. That it
+/// waits 60 seconds for a shutdown is no complaint: the disk asks for it.
+fn complaints(bed: &mut Bed, machine: u32) -> String {
+    let count = "dmesg | grep -iE 'nobody cared|nvme.*(fail|timeout|error|warn)' | \
+                 grep -cv ' set to 60 seconds'; true";
+    bed.run(machine, count, SOON).unwrap()
 }
 
 fn end(bed: &mut Bed, machine: u32) {

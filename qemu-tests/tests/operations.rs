@@ -97,6 +97,7 @@ fn linux_finds_hyper_v_and_keeps_time_by_it() {
         "privilege flags low 0xaff, high 0x0, hints 0xe2c, misc 0x510",
         "Using hypercall for remote TLB flush",
         "Using IPI hypercalls",
+        // QEMU's processor has no virtual APICs.
         "Using enlightened APIC",
         "Switched to clocksource hyperv_clocksource_tsc_page",
     ] {

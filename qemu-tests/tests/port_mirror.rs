@@ -170,6 +170,9 @@ const FREE: &[(&str, &str, &[&str])] = &[
     ("", "Latency", &[]),
     ("MSI-X", "", &["Enable"]),
     ("Express", "RootCtl", &[]),
+    // It stays in D0 whatever the guest puts it to, so that waking resets nothing.
+    ("Power Management version 2", "Status", &["NoSoftRst"]),
+    ("Power Management version 3", "Status", &["NoSoftRst"]),
     // Slots are the machine's, and their links are always up and say so.
     ("Express", "", &["Slot"]),
     ("Express", "SltCap", &[]),

@@ -340,7 +340,7 @@ fn a_device_that_is_still_plugged_comes_back_at_the_end() {
     assert_eq!(status, 202, "{said}");
     wait_attached(&mut bed, machine, &[("edu", "connected")]);
     let no_file = bed.call(machine, ("POST", "/v1/devices"), DISK_BODY).unwrap();
-    assert_eq!(no_file.status, 400);
+    assert_eq!(no_file.status, 409);
     bed.type_line(machine, "poweroff -f").unwrap();
     let (status, log) = bed.wait_exit(machine, SOON).unwrap();
     assert_eq!(status, 0, "{log}");

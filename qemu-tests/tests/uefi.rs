@@ -38,17 +38,20 @@ const DISK: &str = "/guest/disk.img";
 const CONFIG: &str = "/run/config.ign";
 const IGNITION: &[u8] = b"{\"ignition\":{\"version\":\"3.4.0\"}}\n";
 
+/// Where a host lives, and how fast.
+type Place<'a> = (&'a Path, Pace);
+
 /// A host that holds the firmware of a release, its variables, and a disk.
-fn bed(folder: &Path, release: Release, disk: PathBuf) -> Bed {
-    bed_with(folder, release, disk, HostOptions::default())
+fn bed(at: Place, release: Release, disk: PathBuf) -> Bed {
+    bed_with(at, release, disk, HostOptions::default())
 }
 
 /// The same with more.
-fn bed_with(folder: &Path, release: Release, disk: PathBuf, host: HostOptions) -> Bed {
+fn bed_with((folder, pace): Place, release: Release, disk: PathBuf, host: HostOptions) -> Bed {
     let firmware = firmware::ovmf(release).unwrap();
     let files = [(CODE, firmware.code), (VARIABLES, firmware.variables), (DISK, disk)];
     let files = files.map(|(name, file)| (name.trim_start_matches('/').to_owned(), file));
-    let host = HostOptions { pace: Pace::Slow, ..host };
+    let host = HostOptions { pace, ..host };
     Bed::start(folder, BedOptions { files: files.to_vec(), host, ..BedOptions::default() }).unwrap()
 }
 
@@ -84,12 +87,12 @@ fn finish(bed: &mut Bed, machine: u32) {
 
 /// Starts a machine from the disk that `make` makes, and hears from its guest who made it.
 fn starts(
-    folder: &Path,
+    (folder, pace): Place,
     (release, model): (Release, DiskModel),
     make: fn(&Path) -> anyhow::Result<PathBuf>,
 ) {
     let disk = make(folder).unwrap();
-    let mut bed = bed(folder, release, disk);
+    let mut bed = bed((folder, pace), release, disk);
     bed.write(CONFIG, IGNITION).unwrap();
     let mut plan = plan(release);
     plan.spec.disks[0].model = model;
@@ -115,9 +118,9 @@ fn grub_starts_debian_and_variables_outlive_the_machine() {
     steadily(variables_outlive_the_machine);
 }
 
-fn variables_outlive_the_machine(folder: &Path) {
+fn variables_outlive_the_machine(folder: &Path, pace: Pace) {
     let disk = firmware::grub_disk(folder).unwrap();
-    let mut bed = bed(folder, Release::Bookworm, disk);
+    let mut bed = bed((folder, pace), Release::Bookworm, disk);
     let plan = plan(Release::Bookworm);
     let machine = start(&mut bed, &plan);
     let id = "cat /sys/class/dmi/id/sys_vendor /sys/class/dmi/id/product_uuid";
@@ -137,9 +140,9 @@ fn variables_outlive_the_machine(folder: &Path) {
 
 #[test]
 fn a_shutdown_by_firmware_that_started_from_an_nvme_disk_powers_the_machine_off() {
-    steadily(|folder| {
+    steadily(|folder, pace| {
         let disk = firmware::shutdown_disk(folder).unwrap();
-        let mut bed = bed(folder, Release::Bookworm, disk);
+        let mut bed = bed((folder, pace), Release::Bookworm, disk);
         let mut plan = plan(Release::Bookworm);
         plan.spec.disks[0].model = DiskModel::Nvme;
         let machine = bed.launch(&plan).unwrap();
@@ -152,20 +155,20 @@ fn a_shutdown_by_firmware_that_started_from_an_nvme_disk_powers_the_machine_off(
 #[test]
 fn grub_starts_debian_from_an_nvme_disk_through_the_firmware_of_debian_13() {
     let how = (Release::Trixie, DiskModel::Nvme);
-    steadily(|folder| starts(folder, how, firmware::grub_disk));
+    steadily(|folder, pace| starts((folder, pace), how, firmware::grub_disk));
 }
 
 #[test]
 fn systemd_boot_starts_a_unified_kernel_image_through_the_firmware_of_debian_13() {
     let how = (Release::Trixie, DiskModel::VirtioBlk);
-    steadily(|folder| starts(folder, how, firmware::systemd_boot_disk));
+    steadily(|folder, pace| starts((folder, pace), how, firmware::systemd_boot_disk));
 }
 
 #[test]
 fn systemd_boot_starts_a_unified_kernel_image_from_an_nvme_disk_through_the_firmware_of_debian_12()
 {
     let how = (Release::Bookworm, DiskModel::Nvme);
-    steadily(|folder| starts(folder, how, firmware::systemd_boot_disk));
+    steadily(|folder, pace| starts((folder, pace), how, firmware::systemd_boot_disk));
 }
 
 /// Addresses of devices behind the root ports of the harness, in their order.
@@ -173,11 +176,11 @@ const DEVICES: [&str; 2] = ["0000:01:00.0", "0000:02:00.0"];
 
 /// Two root complexes, each near a node and with a device: one with registers to compute with, the
 /// other with as much memory as a GPU.
-fn two_root_complexes(folder: &Path) {
+fn two_root_complexes(folder: &Path, pace: Pace) {
     let disk = firmware::grub_disk(folder).unwrap();
     let devices = vec!["pci-testdev,membar=256G".to_owned(), "edu".to_owned()];
     let host = HostOptions { devices, ..HostOptions::default() };
-    let mut bed = bed_with(folder, Release::Trixie, disk, host);
+    let mut bed = bed_with((folder, pace), Release::Trixie, disk, host);
     let mut plan = plan(Release::Trixie);
     let mut roots = Vec::new();
     for (index, address) in (0u32..).zip(DEVICES) {
@@ -243,9 +246,9 @@ fn firmware_of_debian_13_places_bars_below_each_root_complex() {
 }
 
 /// Starts Debian's installer from a read-only disk and waits until its own system runs.
-fn installer_runs(folder: &Path, release: Release) {
+fn installer_runs((folder, pace): Place, release: Release) {
     let disk = firmware::installer_iso(folder).unwrap();
-    let mut bed = bed(folder, release, disk);
+    let mut bed = bed((folder, pace), release, disk);
     let mut plan = plan(release);
     plan.spec.memory_mib.0 = 768;
     plan.spec.disks[0].read_only = true;
@@ -255,10 +258,10 @@ fn installer_runs(folder: &Path, release: Release) {
 
 #[test]
 fn the_installer_starts_from_a_read_only_iso_through_the_firmware_of_debian_12() {
-    steadily(|folder| installer_runs(folder, Release::Bookworm));
+    steadily(|folder, pace| installer_runs((folder, pace), Release::Bookworm));
 }
 
 #[test]
 fn the_installer_starts_from_a_read_only_iso_through_the_firmware_of_debian_13() {
-    steadily(|folder| installer_runs(folder, Release::Trixie));
+    steadily(|folder, pace| installer_runs((folder, pace), Release::Trixie));
 }

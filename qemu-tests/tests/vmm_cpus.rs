@@ -36,7 +36,7 @@ fn bed(folder: &Path) -> Bed {
     ];
     let arguments = arguments.map(str::to_owned).to_vec();
     // Guests give each processor ten seconds to come up, which an emulator that is busy may not have.
-    let pace = Pace::Slow;
+    let pace = Pace::SLOW;
     let host = HostOptions { arguments, memory_mib: 2048, pace, ..HostOptions::default() };
     let files =
         vec![("guest/kernel".to_owned(), made.kernel), ("guest/initrd".to_owned(), made.initrd)];

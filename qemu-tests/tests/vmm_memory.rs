@@ -123,6 +123,17 @@ fn memory_comes_from_its_node_and_goes_back_without_what_was_in_it() {
     bed.wait_console(third, guest::READY, GUEST_LIMIT).unwrap();
     let large = large_pages_mib(&mut bed);
     assert!((48..=256).contains(&large), "{large} MiB are in large pages");
+
+    // A page that breaks ends the machine that touches it, which says what came, and nobody else.
+    bed.run(third, "printf 'a-page-that-%s' broke > /mark", SOON).unwrap();
+    assert!(bed.break_pages("a-page-that-broke").unwrap() > 0);
+    bed.type_line(third, "cat /mark").unwrap();
+    let (status, log) = bed.wait_exit(third, SOON).unwrap();
+    assert_eq!(status, exit::HOST_FAULT, "{log}");
+    assert!(
+        log.contains("a page of the host's memory is broken, which the guest has at 0x"),
+        "{log}"
+    );
 }
 
 #[test]

@@ -44,7 +44,7 @@ fn bed(folder: &Path) -> Bed {
     let made = guest::make(folder).unwrap();
     let made = network::with_wire(&made, folder).unwrap();
     // Guests give each processor ten seconds to come up, which an emulator that is busy may not have.
-    let host = HostOptions { pace: Pace::Slow, ..HostOptions::default() };
+    let host = HostOptions { pace: Pace::SLOW, ..HostOptions::default() };
     let mut files = network::files().unwrap();
     files.push(("guest/kernel".to_owned(), made.kernel));
     files.push(("guest/initrd".to_owned(), made.initrd));
@@ -183,6 +183,48 @@ fn vectors_are_followed(bed: &mut Bed, machine: u32, host: &str) {
     assert_eq!(run(&ping), "0");
 }
 
+/// `offload NAME` prints whether a feature of the card is on; `offload NAME 0` has it off before. Source: Linux
+/// include/uapi/linux/ethtool.h: ETHTOOL_GSTRINGS of ETH_SS_FEATURES names them, ETHTOOL_GFEATURES has four words for
+/// each 32, the third of them what is on, and ETHTOOL_SFEATURES two, which are to change and to what.
+const OFFLOAD: &str = r#"offload() { perl -e '
+    my ($name, $on) = @ARGV;
+    socket(S, 2, 2, 0) or die "socket: $!";
+    sub ask { my $request = pack("a16 P4108 x16", "eth0", $_[0]); ioctl(S, 0x8946, $request) or die "refused: $!\n"; }
+    my $names = pack("L3 x4096", 0x1b, 4, 0);
+    ask($names);
+    my ($at) = grep { unpack("Z32", substr($names, 12 + 32 * $_, 32)) eq $name } 0 .. 127;
+    my $all = pack("L2 x4100", 0x3a, 4);
+    ask($all);
+    my $words = unpack("x4 L", $all);
+    if (defined $on) {
+        my @blocks = (0) x (2 * $words);
+        my $block = 2 * int($at / 32);
+        ($blocks[$block], $blocks[$block + 1]) = (1 << $at % 32, $on << $at % 32);
+        my $some = pack("L* x4096", 0x3b, $words, @blocks);
+        ask($some);
+        ask($all);
+    }
+    print unpack("L", substr($all, 16 + 16 * int($at / 32), 4)) >> $at % 32 & 1, "\n";
+' "$@"; }"#;
+
+/// Linux' driver says by the control queue that it takes no unsegmented frames any more, and later that it does
+/// again (virtio 1.2 §5.1.6.5, "Offloads State Configuration"). It reports what it was refused.
+fn offloads_are_switched(bed: &mut Bed, machine: u32, host: &str) {
+    let run =
+        |bed: &mut Bed, command: &str| bed.run(machine, command, SOON).unwrap().trim().to_owned();
+    let trips = format!("wire trips {host}:{PORT} {EXCHANGE_S} 1");
+    run(bed, &OFFLOAD.replace('\n', " "));
+    assert_eq!(run(bed, "offload rx-gro-hw"), "1");
+    assert_eq!(run(bed, "offload rx-gro-hw 0"), "0");
+    assert!(run(bed, &trips).parse::<u32>().unwrap() > 0);
+    // A pause takes the rings from the kernel, and gives them back with the offloads that are left.
+    assert_eq!(bed.call(machine, ("POST", "/v1/pause"), "").unwrap().status, 202);
+    assert_eq!(bed.call(machine, ("POST", "/v1/resume"), "").unwrap().status, 202);
+    assert!(run(bed, &trips).parse::<u32>().unwrap() > 0);
+    assert_eq!(run(bed, "offload rx-gro-hw 1"), "1");
+    assert!(run(bed, &trips).parse::<u32>().unwrap() > 0);
+}
+
 /// A document that names one descriptor makes a card with one pair, however many processors there are.
 fn one_descriptor_is_one_pair(bed: &mut Bed) {
     bed.network(2, 1).unwrap();
@@ -192,13 +234,14 @@ fn one_descriptor_is_one_pair(bed: &mut Bed) {
         bed.run(machine, command, SOON).unwrap().trim().replace('\n', " ")
     };
     assert_eq!(run(bed, QUEUES), "rx-0 tx-0");
-    // Feature bits 17 and 22: the control queue and several pairs.
-    let features = "cut -c18,23 /sys/class/net/eth0/device/features";
-    assert_eq!(run(bed, features), "00");
+    // Feature bits 2, 17 and 22: offloads that can be switched, the control queue, several pairs.
+    let features = "cut -c3,18,23 /sys/class/net/eth0/device/features";
+    assert_eq!(run(bed, features), "110");
     let (_, host) = network::ends(2);
     let trips = run(bed, &format!("wire trips {host}:{PORT} {EXCHANGE_S} 1"));
     assert!(trips.parse::<u32>().unwrap() > 0, "{trips}");
     vectors_are_followed(bed, machine, &host);
+    offloads_are_switched(bed, machine, &host);
     bed.type_line(machine, "poweroff -f").unwrap();
     let (status, log) = bed.wait_exit(machine, SOON).unwrap();
     assert_eq!(status, 0, "{log}");

@@ -304,6 +304,14 @@ impl Bed {
         Ok((places, bytes))
     }
 
+    /// Breaks the pages in the memory of running guests that hold `needle` at such a place: who touches one has
+    /// a machine check. Returns how many places there were.
+    pub fn break_pages(&mut self, needle: &str) -> Result<u64> {
+        let request = Request::Break { needle: needle.to_owned() };
+        let Answer::Found { places, .. } = self.ask(&request)? else { bail!(MIXED) };
+        Ok(places)
+    }
+
     /// Returns all threads of the host, with what each may share a core with.
     pub fn threads(&mut self) -> Result<Vec<protocol::Thread>> {
         let Answer::Threads { threads } = self.ask(&Request::Cores)? else { bail!(MIXED) };

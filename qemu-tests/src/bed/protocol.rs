@@ -126,6 +126,11 @@ pub enum Request {
         /// The text, at most 64 bytes.
         needle: String,
     },
+    /// Break each page of memory, of all running guests, that holds such a place.
+    Break {
+        /// The text, at most 64 bytes.
+        needle: String,
+    },
     /// Tell which threads may share a core with which.
     Cores,
     /// Connect to a guest's socket, send, and read to the end.

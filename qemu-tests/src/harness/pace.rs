@@ -15,55 +15,60 @@ use anyhow::{Result, ensure};
 pub enum Pace {
     /// As ours do.
     Real,
-    /// At a fifth of that. Timers that are late at an emulator's speed are then nearly always in
-    /// time: QEMU, 7.2 and 10.0 alike, ends itself when a nested guest writes CR8 while the next
-    /// interrupt waits, as edk2 does at the end of each interrupt. Counting instructions (`-icount`)
-    /// makes QEMU stand still for ever in one start of eight.
-    Slow,
+    /// At a part of that, of which a second has so many. Timers that are late at an emulator's speed
+    /// are then nearly always in time: QEMU, 7.2 and 10.0 alike, ends itself when a nested guest
+    /// writes CR8 while the next interrupt waits, as edk2 does at the end of each interrupt. Counting
+    /// instructions (`-icount`) makes QEMU stand still for ever in one start of eight.
+    Slow(u32),
 }
 
 /// Sets the clocks of a program; from Debian's package `libfaketime`.
 const CLOCKS: &str = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1";
-/// What [`Pace::Slow`] leaves of a second.
-const SLOW: f64 = 0.2;
-/// How often a test is tried again whose emulator ended itself.
-const MORE_TRIES: u32 = 2;
+/// The paces at which a test is tried whose emulator ends itself, one after the other: the busier the
+/// machine is, the later are timers.
+const TRIES: [Pace; 3] = [Pace::SLOW, Pace::Slow(12), Pace::Slow(30)];
 /// Where QEMU writes why it ends, in its host's folder; and what it writes.
 pub(super) const QEMUS_LOG: &str = "qemu.log";
 const QEMUS_END: &str = "tcg_handle_interrupt: assertion failed";
 
 impl Pace {
+    /// What does for a test machine that other tests keep busy, too.
+    pub const SLOW: Self = Self::Slow(5);
+
     /// Has the program of `command` live at this pace from its start on.
     pub fn set(self, command: &mut Command) -> Result<()> {
         match self {
             Self::Real => Ok(()),
-            Self::Slow => set(command, &format!("+0 x{SLOW}")),
+            Self::Slow(parts) => set(command, &format!("+0 x{}", 1.0 / f64::from(parts))),
         }
     }
 
     /// Has a program that ends soon start at the time that it is for those who live at this pace
     /// since `since`.
     pub fn visit(self, command: &mut Command, since: Instant) -> Result<()> {
-        let behind = since.elapsed().as_secs_f64() * (1.0 - SLOW);
         match self {
             Self::Real => Ok(()),
-            Self::Slow => set(command, &format!("-{behind:.3}s")),
+            Self::Slow(parts) => {
+                let behind = since.elapsed().as_secs_f64() * (1.0 - 1.0 / f64::from(parts));
+                set(command, &format!("-{behind:.3}s"))
+            }
         }
     }
 }
 
-/// Runs a test whose hosts live in the folder that it is given at [`Pace::Slow`]; once more, in another
-/// folder, when it failed because QEMU ended itself, and only then.
-pub fn steadily(test: impl Fn(&Path)) {
-    for _ in 0..MORE_TRIES {
+/// Runs a test whose hosts live in the folder and at the pace that it is given; once more, in another
+/// folder and slower, when it failed because QEMU ended itself, and only then.
+pub fn steadily(test: impl Fn(&Path, Pace)) {
+    for (tried, pace) in (1..).zip(TRIES) {
         let folder = tempfile::tempdir().expect("a temporary folder");
-        let Err(panic) = catch_unwind(AssertUnwindSafe(|| test(folder.path()))) else { return };
-        if !qemu_ended_itself(folder.path()) {
+        let Err(panic) = catch_unwind(AssertUnwindSafe(|| test(folder.path(), pace))) else {
+            return;
+        };
+        if tried == TRIES.len() || !qemu_ended_itself(folder.path()) {
             resume_unwind(panic);
         }
-        println!("trying again: QEMU ended itself: {QEMUS_END}");
+        println!("trying again, slower: QEMU ended itself: {QEMUS_END}");
     }
-    test(tempfile::tempdir().expect("a temporary folder").path());
 }
 
 /// Returns whether any host that lives in `folder`, or in one inside, ended so.
@@ -93,18 +98,17 @@ mod tests {
 
     #[test]
     fn only_an_emulator_that_ended_itself_is_another_try() {
-        let tries = Cell::new(0);
-        steadily(|folder| {
-            tries.set(tries.get() + 1);
-            if tries.get() == 1 {
+        let last = Cell::new(Pace::Real);
+        steadily(|folder, pace| {
+            if last.replace(pace) == Pace::Real {
                 fs::create_dir(folder.join("host")).expect("made");
                 let said = format!("ERROR:x.c:81:{QEMUS_END}: (locked())");
                 fs::write(folder.join("host").join(QEMUS_LOG), said).expect("written");
                 panic!("the host is gone");
             }
         });
-        assert_eq!(tries.get(), 2);
-        let failed = catch_unwind(|| steadily(|_| panic!("the guest is wrong")));
+        assert_eq!(last.get(), TRIES[1]);
+        let failed = catch_unwind(|| steadily(|_, _| panic!("the guest is wrong")));
         assert!(failed.is_err());
     }
 }

@@ -71,10 +71,10 @@ impl Scene {
         Self::start_at(folder, Ipv4Addr::LOCALHOST.into(), TEST_MACHINE.into())
     }
 
-    /// The same, where everybody lives at [`Pace::Slow`]: for guests with firmware.
-    pub fn start_slow(folder: &Path) -> Result<Self> {
+    /// The same, where everybody lives at `pace`: for guests with firmware.
+    pub fn start_paced(folder: &Path, pace: Pace) -> Result<Self> {
         let addresses = [Ipv4Addr::LOCALHOST.into(), TEST_MACHINE.into()];
-        Self::begin(folder, addresses, Pace::Slow, "")
+        Self::begin(folder, addresses, pace, "")
     }
 
     /// The same, with a gateway that listens at `listen` for hosts that see it at `seen_at`.

@@ -66,10 +66,12 @@ fn own(
 
 fn program(words: &[String], wanted: &Wanted) -> Result<Answer> {
     let (name, arguments) = words.split_first().context("which program?")?;
+    // Some VMMs start only with a terminal for their guest's serial port.
+    let terminal = fs::File::open("/dev/console")?;
     let start = Instant::now();
     let mut child = Command::new(name)
         .args(arguments)
-        .stdin(Stdio::null())
+        .stdin(terminal)
         .stdout(Stdio::piped())
         .spawn()
         .with_context(|| format!("cannot start {name}"))?;

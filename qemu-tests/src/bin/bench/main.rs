@@ -21,7 +21,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use clap::Parser;
-use peer::{Boot, Peer};
+use peer::{Boot, Device, Peer};
 use qemu_tests::{
     bed::{Bed, BedOptions, Measured, Plan},
     harness::{guest, host::HostOptions},
@@ -34,7 +34,7 @@ struct Arguments {
     /// The VMM to be measured, as the image has it.
     #[arg(long)]
     vmm: PathBuf,
-    /// A peer to measure in the same run: a cloud-hypervisor or qemu-system-x86_64 program.
+    /// A peer to measure in the same run: an alioth, cloud-hypervisor or qemu-system-x86_64 program.
     #[arg(long)]
     peer: Option<PathBuf>,
     /// Runs of each measurement; the table shows medians.
@@ -200,13 +200,13 @@ impl Bench {
 
     /// What devices cost.
     fn devices(&mut self) -> Result<Vec<Row>> {
-        let address =
-            self.paths.first().map(|(address, _)| address.clone()).context("no device")?;
-        let boot = Boot { device: Some(&address), ..FIRST_BOOT };
+        let (address, path) = self.paths.first().cloned().context("no device")?;
+        let device = Some(Device { address: &address, path: &path });
+        let boot = Boot { device, ..FIRST_BOOT };
         let without = self.both(Boot { device: None, ..boot }, 0, payload::FIRST)?;
         let one = self.both(boot, 1, payload::FIRST)?;
         let small = self.small(payload::FIRST)?;
-        let linux = Boot { device: Some(&address), ..LINUX_BOOT };
+        let linux = Boot { device, ..LINUX_BOOT };
         let linux_one = self.both(linux, 1, INIT)?;
         let eight = self.ours(linux, DEVICES, INIT)?;
         let peers = one.1.as_ref().zip(without.1.as_ref());

@@ -15,6 +15,7 @@ const FIRMWARE_FILES: [&str; 3] = ["qboot.rom", "linuxboot_dma.bin", "pvh.bin"];
 /// Peers that can be told apart by the name of their program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
+    Alioth,
     CloudHypervisor,
     Qemu,
 }
@@ -29,14 +30,23 @@ pub(crate) struct Peer {
     pub(crate) files: Vec<(String, PathBuf)>,
 }
 
+/// A device of the host that is bound to VFIO.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Device<'a> {
+    /// Its PCI address.
+    pub(crate) address: &'a str,
+    /// Its character device.
+    pub(crate) path: &'a str,
+}
+
 /// What a peer is to boot.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Boot<'a> {
     pub(crate) kernel: &'a str,
     pub(crate) initrd: Option<&'a str>,
     pub(crate) cmdline: &'a str,
-    /// PCI address of a device to pass through.
-    pub(crate) device: Option<&'a str>,
+    /// A device to pass through.
+    pub(crate) device: Option<Device<'a>>,
     /// A raw file to be the first virtio disk.
     pub(crate) disk: Option<&'a str>,
     /// A tap with one queue to be the only network card.
@@ -49,12 +59,14 @@ impl Peer {
     /// Looks at the program at `path`.
     pub(crate) fn new(path: &Path) -> Result<Self> {
         let name = path.file_name().context("the peer is no file")?.to_string_lossy().into_owned();
-        let kind = if name.starts_with("cloud-hypervisor") {
+        let kind = if name.starts_with("alioth") {
+            Kind::Alioth
+        } else if name.starts_with("cloud-hypervisor") {
             Kind::CloudHypervisor
         } else if name.starts_with("qemu-system") {
             Kind::Qemu
         } else {
-            bail!("{name} is no known peer; known are cloud-hypervisor* and qemu-system*");
+            bail!("{name} is no known peer; known are alioth*, cloud-hypervisor* and qemu-system*");
         };
         let mut files = bed::with_libraries(PROGRAM, path)?;
         if kind == Kind::Qemu {
@@ -67,6 +79,7 @@ impl Peer {
     /// Returns how the peer serves its disk and its card, for who reads the table.
     pub(crate) fn setup(&self) -> &'static str {
         match self.kind {
+            Kind::Alioth => "disk: io_uring, page cache, one queue; card: io_uring, one queue",
             Kind::CloudHypervisor => "its own defaults for disk and card",
             Kind::Qemu => {
                 "microvm with PCI; disk: io_uring, page cache, one queue, a thread of its own; card: vhost-net, one queue"
@@ -77,75 +90,80 @@ impl Peer {
     /// Returns what boots a machine of one processor whose serial port is standard output; `None`
     /// when the peer cannot.
     pub(crate) fn subject(&self, boot: Boot<'_>) -> Option<Subject> {
-        let program = format!("/{PROGRAM}");
-        let (size, mib) =
-            (format!("size={}M,shared=on", boot.memory_mib), boot.memory_mib.to_string());
-        let backend = format!("memory-backend-memfd,id=ram,size={mib}M,share=on");
-        let mut words = match self.kind {
-            Kind::CloudHypervisor => vec![
-                program.as_str(),
-                "--cpus",
-                "boot=1",
-                "--memory",
-                &size,
-                "--serial",
-                "tty",
-                "--console",
-                "off",
-            ],
-            Kind::Qemu => vec![
-                program.as_str(),
-                "-L",
-                "/firmware",
-                "-machine",
-                // Its smallest platform, with PCI: a guest is at its init in a quarter of q35's time.
-                "microvm,acpi=on,pcie=on,accel=kvm,memory-backend=ram",
-                "-bios",
-                "qboot.rom",
-                "-object",
-                &backend,
-                "-cpu",
-                // A deadline that its guest writes comes minutes late in an emulated host, so that a
-                // guest that sleeps hangs; it has the timer of the local APIC that counts down.
-                "host,-tsc-deadline",
-                "-m",
-                &mib,
-                "-nodefaults",
-                "-no-user-config",
-                "-display",
-                "none",
-                "-serial",
-                "stdio",
-            ],
-        };
-        let own = |long: &'static str, short: &'static str| match self.kind {
-            Kind::CloudHypervisor => long,
-            Kind::Qemu => short,
-        };
-        words.extend([own("--kernel", "-kernel"), boot.kernel]);
-        words.extend([own("--cmdline", "-append"), boot.cmdline]);
-        if let Some(initrd) = boot.initrd {
-            words.extend([own("--initramfs", "-initrd"), initrd]);
-        }
-        let mut words: Vec<String> = words.into_iter().map(str::to_owned).collect();
+        let mut words = vec![format!("/{PROGRAM}")];
+        words.extend(self.kind.machine(boot.memory_mib));
+        words.extend(self.kind.payload(boot));
         words.extend(self.kind.disk(boot.disk));
         words.extend(self.kind.network(boot.tap));
-        if let Some(device) = boot.device {
-            // QEMU 7.2 knows only the legacy groups, which the image's kernel may lack.
-            if self.kind == Kind::Qemu {
-                return None;
-            }
-            words.extend(["--device".to_owned(), format!("path=/sys/bus/pci/devices/{device}")]);
-        }
+        words.extend(self.kind.device(boot.device)?);
         Some(Subject::Program { words })
     }
 }
 
 impl Kind {
+    /// Returns the words for a machine of one processor whose serial port is standard output.
+    fn machine(self, memory_mib: u32) -> Vec<String> {
+        let words = match self {
+            Self::Alioth => {
+                format!("boot --cpu count=1 --memory size={memory_mib}M,backend=memfd,shared=true")
+            }
+            Self::CloudHypervisor => format!(
+                "--cpus boot=1 --memory size={memory_mib}M,shared=on --serial tty --console off"
+            ),
+            // Its smallest platform, with PCI: a guest is at its init in a quarter of q35's time. A
+            // deadline that its guest writes comes minutes late in an emulated host, so that a guest
+            // that sleeps hangs; it has the timer of the local APIC that counts down.
+            Self::Qemu => format!(
+                "-L /firmware -machine microvm,acpi=on,pcie=on,accel=kvm,memory-backend=ram \
+                 -bios qboot.rom -object memory-backend-memfd,id=ram,size={memory_mib}M,share=on \
+                 -cpu host,-tsc-deadline -m {memory_mib} -nodefaults -no-user-config \
+                 -display none -serial stdio"
+            ),
+        };
+        words.split_whitespace().map(str::to_owned).collect()
+    }
+
+    /// Returns the words for what is booted.
+    fn payload(self, boot: Boot<'_>) -> Vec<String> {
+        let [kernel, cmdline, initrd] = match self {
+            // It is told which protocol the file is for; what is one instruction long is an ELF file.
+            Self::Alioth if boot.initrd.is_none() => ["--pvh", "--cmdline", "--initramfs"],
+            Self::Alioth | Self::CloudHypervisor => ["--kernel", "--cmdline", "--initramfs"],
+            Self::Qemu => ["-kernel", "-append", "-initrd"],
+        };
+        let said = match self {
+            // See `machine`: it has no words that take the deadline timer from its guest.
+            Self::Alioth => format!("{} lapic=notscdeadline", boot.cmdline),
+            Self::CloudHypervisor | Self::Qemu => boot.cmdline.to_owned(),
+        };
+        let mut words = vec![kernel, boot.kernel, cmdline, &said];
+        if let Some(file) = boot.initrd {
+            words.extend([initrd, file]);
+        }
+        words.into_iter().map(str::to_owned).collect()
+    }
+
+    /// Returns the words for a device that is passed through; `None` when the peer cannot.
+    fn device(self, device: Option<Device<'_>>) -> Option<Vec<String>> {
+        let Some(Device { address, path }) = device else { return Some(Vec::new()) };
+        let [option, value] = match self {
+            Self::Alioth => ["--vfio-cdev".to_owned(), format!("path={path}")],
+            Self::CloudHypervisor => {
+                ["--device".to_owned(), format!("path=/sys/bus/pci/devices/{address}")]
+            }
+            // QEMU 7.2 knows only the legacy groups, which the image's kernel may lack.
+            Self::Qemu => return None,
+        };
+        Some(vec![option, value])
+    }
+
     /// Returns the words for a virtio disk over a raw file.
     fn disk(self, disk: Option<&str>) -> Vec<String> {
         match (disk, self) {
             (None, _) => Vec::new(),
+            (Some(disk), Self::Alioth) => {
+                vec!["--blk".to_owned(), format!("file,path={disk},api=iouring")]
+            }
             (Some(disk), Self::CloudHypervisor) => {
                 vec!["--disk".to_owned(), format!("path={disk}")]
             }
@@ -164,6 +182,10 @@ impl Kind {
     fn network(self, tap: Option<&str>) -> Vec<String> {
         match (tap, self) {
             (None, _) => Vec::new(),
+            (Some(tap), Self::Alioth) => vec![
+                "--net".to_owned(),
+                format!("tap,if={tap},mac=52:54:00:00:00:01,mtu=1500,qp=1,api=iouring"),
+            ],
             (Some(tap), Self::CloudHypervisor) => vec!["--net".to_owned(), format!("tap={tap}")],
             (Some(tap), Self::Qemu) => vec![
                 "-netdev".to_owned(),
