@@ -21,6 +21,7 @@ pub mod json;
 pub mod logs;
 pub mod node;
 pub mod operations;
+pub mod query;
 pub mod secure_boot;
 pub mod status;
 pub mod topology;

@@ -7,6 +7,7 @@ use types::{
     forward::{self, ForwardedRequest, Problem},
     ids::{MachineId, NodeId},
     node::Bdf,
+    query::Query,
 };
 
 use crate::{
@@ -290,7 +291,10 @@ impl Route {
             ("POST", ["console"]) => Self::WriteConsole { machine },
             ("GET", ["terminal"]) => Self::Terminal { machine, from: number(request, "from")? },
             ("GET", ["tunnel", port]) => {
-                let port = port.parse().ok().filter(|port| *port > 0);
+                // What reads numbers would take a sign as well.
+                let number =
+                    port.starts_with(|first: char| first.is_ascii_digit()).then_some(*port);
+                let port = number.and_then(|port| port.parse().ok()).filter(|port| *port > 0);
                 Self::Tunnel { machine, port: port.ok_or_else(|| bad("port", rest[1]))? }
             }
             (_, _) => return Err(no_such(request)),
@@ -301,36 +305,12 @@ impl Route {
 
 /// Returns a number of the query.
 fn number(request: &ForwardedRequest, name: &str) -> Result<Option<u64>, Problem> {
-    let text = query(request, name)?;
-    text.map(|text| text.parse::<u64>().map_err(|_| bad(name, text))).transpose()
+    Query::of(&request.target).number(name).map_err(|error| Kind::Malformed.caused_by(&error))
 }
 
-/// Returns whether the query says 1; 0 is as good as nothing.
+/// Returns whether the query says 1.
 fn flag(request: &ForwardedRequest, name: &str) -> Result<bool, Problem> {
-    match query(request, name)? {
-        None | Some("0") => Ok(false),
-        Some("1") => Ok(true),
-        Some(text) => {
-            let detail = format!("{name} is {text:?} in the query; 0 or 1 is right");
-            Err(Kind::Malformed.because(detail))
-        }
-    }
-}
-
-/// Returns the only value of this name in the query.
-fn query<'a>(request: &'a ForwardedRequest, name: &str) -> Result<Option<&'a str>, Problem> {
-    let (_, query) = request.target.split_once('?').unwrap_or_default();
-    let mut values = query.split('&').filter_map(|pair| {
-        let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-        (key == name).then_some(value)
-    });
-    match (values.next(), values.next()) {
-        (value, None) => Ok(value),
-        (_, Some(_)) => {
-            let detail = format!("{name} comes more than once in the query; once is right");
-            Err(Kind::Malformed.because(detail))
-        }
-    }
+    Query::of(&request.target).flag(name).map_err(|error| Kind::Malformed.caused_by(&error))
 }
 
 fn bad(what: &str, text: &str) -> Problem {
@@ -477,6 +457,7 @@ mod tests {
         assert_eq!(parse("GET", "/v1/machines/xyz"), Err(400));
         assert_eq!(parse("GET", &format!("/v1/machines/{machine}/tunnel/0")), Err(400));
         assert_eq!(parse("GET", &format!("/v1/machines/{machine}/tunnel/65536")), Err(400));
+        assert_eq!(parse("GET", &format!("/v1/machines/{machine}/tunnel/+22")), Err(400));
         assert_eq!(parse("GET", &format!("/v1/machines/{machine}/console?from=-1")), Err(400));
         assert_eq!(parse("GET", &format!("/v1/machines/{machine}/terminal?from=x")), Err(400));
         assert_eq!(parse("GET", &format!("/v1/machines/{machine}/events?from=x")), Err(400));

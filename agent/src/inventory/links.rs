@@ -7,6 +7,7 @@ use types::{config::NodeSpec, node::Bdf};
 
 use super::{
     Function,
+    flaws::MELLANOX,
     rules::{NVIDIA, is_network_port, is_switch},
 };
 
@@ -76,20 +77,25 @@ fn modules(functions: &[&Function]) -> [Vec<Bdf>; 2] {
 }
 
 /// Returns what is of one chip: ports of a network card, which reset all of them, and what is below the switch of one,
-/// which its firmware rules over. Virtual functions are made to be apart.
+/// with each function of the card, whose firmware rules over the switch. Without the card that switch parts what is
+/// below it as any other does. Virtual functions are made to be apart.
 fn chips(functions: &[&Function]) -> Vec<Vec<Bdf>> {
     let mut slots: BTreeMap<Bdf, Vec<Bdf>> = BTreeMap::new();
-    let mut switches: BTreeMap<Bdf, Vec<Bdf>> = BTreeMap::new();
+    let mut switches: BTreeMap<Bdf, Vec<&Function>> = BTreeMap::new();
     for function in functions.iter().filter(|function| !function.is_virtual) {
         if is_network_port(function) {
             let slot = Bdf { function: 0, ..function.address };
             slots.entry(slot).or_default().push(function.address);
         }
         if let Some(port) = function.below_card {
-            switches.entry(port).or_default().push(function.address);
+            switches.entry(port).or_default().push(function);
         }
     }
-    slots.into_values().chain(switches.into_values()).collect()
+    let pairs = switches.values().flat_map(|below| {
+        let cards = below.iter().filter(|function| function.vendor == MELLANOX);
+        cards.flat_map(|card| below.iter().map(|other| vec![card.address, other.address]))
+    });
+    slots.into_values().chain(pairs).collect()
 }
 
 #[cfg(test)]
@@ -157,16 +163,22 @@ mod tests {
     }
 
     #[test]
-    fn what_is_below_a_network_card_s_switch_is_one_set_with_the_card() {
+    fn what_is_below_a_network_card_s_switch_goes_with_the_card() {
         let below = |number, card: Option<u8>| Function {
             below_card: card.map(address),
             ..gpu(number, NVIDIA, 0x2330, 0x03_0200)
         };
-        let list = [below(0, Some(20)), below(1, Some(20)), below(2, Some(21)), below(3, None)];
+        let card = |number, below| Function {
+            below_card: Some(address(below)),
+            ..gpu(number, MELLANOX, 0x1023, 0x02_0000)
+        };
+        let gpus = [below(0, Some(20)), below(1, Some(20)), below(2, Some(21)), below(3, None)];
         let apart = "[machines]\nlinked = []";
         let switch = gpu(30, NVIDIA, 0x22a3, 0x06_8000);
-        let list: Vec<_> = list.into_iter().chain([switch]).collect();
-        assert_eq!(linked(&list, None), [vec![1], vec![0], NONE, NONE, NONE]);
+        let cards = [switch, card(4, 20), Function { is_virtual: true, ..card(5, 21) }];
+        let list: Vec<_> = gpus.into_iter().chain(cards).collect();
+        let expected = [vec![4], vec![4], NONE, NONE, NONE, vec![0, 1], NONE];
+        assert_eq!(linked(&list, None), expected, "the card is between the GPUs");
         assert_eq!(linked(&list, Some(&said(apart))), linked(&list, None));
     }
 

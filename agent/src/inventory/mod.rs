@@ -209,9 +209,13 @@ fn read_function(path: &Path, root: &Path, busy: &BTreeSet<PathBuf>) -> Option<F
     })
 }
 
-/// Returns whether a ConnectX is the way to switches; `None` when it cannot be read of one that can be.
+/// Returns whether a ConnectX is the way to switches; `None` when it cannot be read of one that can be, twice: what is
+/// decided here lasts.
 fn leads_to_switches(root: &Path, address: Bdf, class: u32) -> Option<bool> {
-    let (vital, read) = facts::vital_data(root, address);
+    let (vital, read) = match facts::vital_data(root, address) {
+        (_, Err(_)) => facts::vital_data(root, address),
+        told => told,
+    };
     let leads = flaws::leads_to_switches(&vital);
     let may_lead = class >> 8 == INFINIBAND;
     (leads || read.is_ok() || !may_lead).then_some(leads)
@@ -373,6 +377,63 @@ mod tests {
         assert!(gpu.uses.is_empty());
         assert_eq!(inventory.isolation, Isolation::Complete);
         assert_eq!(capacity(root.path()), Capacity { vcpus: 5, memory_mib: 2000 });
+    }
+
+    /// A card with a switch, below it the card's own function and a GPU, and a virtual function beside.
+    #[test]
+    fn what_is_of_a_network_card_and_what_is_virtual_is_seen() {
+        let root = server();
+        let make = |path: &str, value: &str| {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().expect("a parent")).expect("made");
+            fs::write(path, value).expect("written");
+        };
+        let card = "sys/devices/pci0000:00/0000:00:01.0/0000:41:00.0";
+        let functions = [
+            (card.to_owned(), "0x15b3", "0x060400"),
+            (format!("{card}/0000:42:00.0"), "0x15b3", "0x060400"),
+            (format!("{card}/0000:42:00.0/0000:43:00.0"), "0x15b3", "0x020700"),
+            (format!("{card}/0000:42:01.0/0000:44:00.0"), "0x10de", "0x030200"),
+            ("sys/devices/pci0000:00/0000:51:00.1".to_owned(), "0x15b3", "0x020700"),
+        ];
+        for (path, vendor, class) in &functions {
+            make(&format!("{path}/vendor"), vendor);
+            make(&format!("{path}/device"), "0x1023");
+            make(&format!("{path}/class"), class);
+            let name = path.rsplit('/').next().expect("a name");
+            let link = root.path().join("sys/bus/pci/devices").join(name);
+            symlink(root.path().join(path), link).expect("linked");
+        }
+        let [_, _, card_port, gpu, beside] = functions.map(|(path, ..)| root.path().join(path));
+        make("sys/devices/pci0000:00/0000:01:00.0/physfn/vendor", "0x8086");
+        let told = || -> Vec<(u8, Option<String>, Option<bool>, bool)> {
+            let below = |f: &Function| f.below_card.map(|port| port.to_string());
+            let told = |f: &Function| (f.address.bus, below(f), f.leads_to_switches, f.is_virtual);
+            read(root.path()).functions.iter().map(told).collect()
+        };
+        let top = || Some("0000:41:00.0".to_owned());
+        let [no, unknown] = [Some(false), None];
+        let expected = vec![
+            (0x01, None, no, true),
+            (0x02, None, no, false),
+            (0x41, None, no, false),
+            (0x42, top(), no, false),
+            (0x43, top(), no, false),
+            (0x44, top(), no, false),
+            (0x51, None, no, false),
+        ];
+        assert_eq!(told(), expected);
+        // One whose vital data cannot be read does not tell, if it can be the way; a GPU has none to tell.
+        for function in [&card_port, &gpu] {
+            fs::create_dir(function.join("vpd")).expect("made");
+        }
+        assert_eq!(told()[4].2, unknown);
+        assert_eq!(told()[5].2, no);
+        // A virtual function has its parent's to tell, and is no way.
+        fs::create_dir(beside.join("vpd")).expect("made");
+        assert_eq!(told()[6].2, unknown);
+        fs::create_dir(beside.join("physfn")).expect("made");
+        assert_eq!(told()[6].2, no);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Which devices can be rented, and why others cannot. Pure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use types::{
     config::{Network, NodeSpec},
@@ -194,9 +194,13 @@ fn kept_unless_listed(function: &Function, network: &Network, all: &[&Function])
         Some(_) => WAY_TO_SWITCHES,
         None => MAYBE_WAY_TO_SWITCHES,
     };
-    let way = may_lead(function, all).then_some(told);
+    if may_lead(function, all) {
+        return Some(format!(
+            "{told}; list it in machines.devices to rent it, with all GPUs in one lease"
+        ));
+    }
     let bmcs = is_bmcs.then_some("a BMC's screen");
-    let kept = way.or(bmcs).or(classes.map(|(_, _, what)| *what));
+    let kept = bmcs.or(classes.map(|(_, _, what)| *what));
     if let Some(what) = kept {
         return Some(format!("{what}; list it in machines.devices to rent it"));
     }
@@ -307,11 +311,13 @@ pub enum DeviceError {
     SharedLater { device: Bdf, group: u32, other: Bdf },
     #[error(
         "{switch} is a switch between all GPUs of this node, or the way to those: who has it reaches {other}; one lease \
-         names all GPUs and switches, or each names GPUs only. What is broken the provider leaves out of machines.devices"
+         names all GPUs and switches, or, where all switches are PCI devices, each names GPUs only. What is broken the \
+         provider leaves out of machines.devices"
     )]
     Fabric { switch: Bdf, other: Bdf },
     #[error(
-        "{device} reaches {other} past the IOMMU, by a direct link or in one chip; a lease must name both"
+        "{device} reaches {other} past the IOMMU, by a direct link or in one chip; a lease must name both, or the \
+         provider leaves one out of machines.devices"
     )]
     Linked { device: Bdf, other: Bdf },
     #[error(
@@ -368,6 +374,20 @@ fn check_linked(devices: &[PciDevice], wanted: &[Bdf]) -> Result<(), DeviceError
     Ok(())
 }
 
+/// Returns devices as those see them who ask for some: linked to what a lease has to name with them, which is nothing
+/// that stays with the host.
+pub fn offered(devices: &[PciDevice]) -> Vec<PciDevice> {
+    let given: BTreeSet<Bdf> =
+        devices.iter().filter(|device| is_given(&device.state)).map(|d| d.address).collect();
+    let offered = |device: &PciDevice| {
+        let mut device = device.clone();
+        let is_given = given.contains(&device.address);
+        device.linked.retain(|other| is_given && given.contains(other));
+        device
+    };
+    devices.iter().map(offered).collect()
+}
+
 /// Whether somebody has a device, had it, or may get it.
 fn is_given(state: &DeviceState) -> bool {
     match state {
@@ -395,8 +415,9 @@ pub fn check_later(devices: &[PciDevice], later: &[Bdf]) -> Result<(), DeviceErr
 }
 
 /// Checks that nobody gets a switch between GPUs while another has, had or may get what it connects, and that nobody
-/// gets a GPU while a switch is not as a reset leaves it: without routes. Which GPUs a switch leads to only its driver
-/// knows, so it counts for all of the node. What the node never gives does not count.
+/// gets a GPU while a switch is not as a reset leaves it: without routes. What only leads to switches is reset without
+/// them. Which GPUs a switch leads to only its driver knows, so it counts for all of the node. What the node never gives
+/// does not count.
 /// Source: NVIDIA Fabric Manager User Guide, "Full Passthrough Virtualization Model".
 fn check_fabric(devices: &[PciDevice], wanted: &[Bdf]) -> Result<(), DeviceError> {
     let is_gpu =
@@ -406,8 +427,9 @@ fn check_fabric(devices: &[PciDevice], wanted: &[Bdf]) -> Result<(), DeviceError
         .filter(|device| device.fabric || is_gpu(device))
         .partition(|device| wanted.contains(&device.address));
     let given = |device: &&&PciDevice| is_given(&device.state);
-    let routes =
-        |device: &&&PciDevice| device.fabric && given(device) && device.state != DeviceState::Free;
+    let is_clean =
+        |device: &PciDevice| device.vendor == NVIDIA && device.state == DeviceState::Free;
+    let routes = |device: &&&PciDevice| device.fabric && given(device) && !is_clean(device);
     let pair = match ours.iter().find(|device| device.fabric) {
         Some(switch) => others.iter().find(given).map(|other| (switch, other)),
         None => others.iter().find(routes).zip(ours.first()),

@@ -259,6 +259,7 @@ fn the_way_to_the_switches_between_gpus_stays_unless_it_is_listed() {
     let gpu = Function { vendor: NVIDIA, ..function("0000:01:00.0", 0x03_0200, 1) };
     let (default, _) = by_default_and_listed(&[gpu, way]);
     assert!(default[1].contains("vital product data"), "{default:?}");
+    assert!(default[1].contains("with all GPUs in one lease"), "{default:?}");
 }
 
 /// From NVLink 5 on no switch is on a PCI bus.
@@ -273,7 +274,12 @@ fn the_way_to_the_switches_goes_with_all_gpus() {
     let fabric = Err(DeviceError::Fabric { switch: way, other: two });
     assert_eq!(check_free(&devices, &[one, way]), fabric);
     assert_eq!(check_free(&devices, &[one, two, way]), Ok(()));
-    assert_eq!(check_free(&devices, &[one]), Ok(()));
+    let left = Err(DeviceError::Fabric { switch: way, other: one });
+    assert_eq!(
+        check_free(&devices, &[one]),
+        left,
+        "a reset of the way leaves the switches' routes"
+    );
 }
 
 #[test]
@@ -353,8 +359,13 @@ fn linked_gpus_are_one_lease_s() {
     devices[1].state = DeviceState::Quarantined { reason: "gone".to_owned(), since: None };
     let left = taken(one, two, "quarantined: gone");
     assert_eq!(check_free(&devices, &[one]), left, "its renter may still be on it");
+    let seen = |devices: &[PciDevice]| offered(devices).into_iter().map(|d| d.linked).collect();
+    let said: Vec<Vec<Bdf>> = seen(&devices);
+    assert_eq!(said, [vec![two], vec![one, three], vec![two], vec![]]);
     devices[1].state = DeviceState::Refused { reason: "not listed".to_owned() };
     assert_eq!(check_free(&devices, &[one]), Ok(()), "nobody gets the other GPU");
+    let said: Vec<Vec<Bdf>> = seen(&devices);
+    assert_eq!(said, vec![Vec::<Bdf>::new(); 4], "no lease can name it");
     devices[0].state = DeviceState::Leased { machine: types::ids::MachineId::from_bytes([1; 16]) };
     devices[1].state = DeviceState::Free;
     let machine = format!("leased to machine {}", types::ids::MachineId::from_bytes([1; 16]));

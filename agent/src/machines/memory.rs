@@ -120,10 +120,15 @@ const STEP_MIB: u64 = 16 << 10;
 /// Has a node's `file` say `total` pages, by `step` at a time with `went_on` in between. Returns how many there are.
 fn set_aside(file: &Path, total: u64, step: u64, went_on: impl Fn()) -> io::Result<u64> {
     let count = || fs::read_to_string(file)?.trim().parse().map_err(io::Error::other);
-    let mut there: u64 = count()?;
+    let first: u64 = count()?;
+    let mut there = first;
     loop {
         let wanted = total.min(there.saturating_add(step));
-        fs::write(file, wanted.to_string())?;
+        match fs::write(file, wanted.to_string()) {
+            // What earlier steps gave is there.
+            Err(_) if there > first => return Ok(there),
+            written => written?,
+        }
         // The kernel gives what it can, and says no more about that.
         there = count()?;
         if there < wanted || wanted == total {
@@ -385,6 +390,19 @@ mod tests {
         assert_eq!(set_aside(&file, 40, 16, say).expect("set aside"), 40);
         assert_eq!(*said.borrow(), ["23", "39"]);
         assert_eq!(set_aside(&file, 56, 16, || panic!("one step")).expect("set aside"), 56);
+    }
+
+    #[test]
+    fn what_was_set_aside_before_a_failure_counts() {
+        let root = fixture::host(HugePage::Size1G, &[(0, 7)]);
+        let file = root.path().join(format!("{NODES}/node0/{}", counters(HugePage::Size1G)));
+        let file = file.join("nr_hugepages");
+        let break_off = || {
+            fs::remove_file(&file).expect("removed");
+            fs::create_dir(&file).expect("made");
+        };
+        assert_eq!(set_aside(&file, 40, 16, break_off).expect("set aside"), 23);
+        assert!(set_aside(&file, 40, 16, || ()).is_err());
     }
 
     /// Asks nodes of (size, most pages that it gives) for `pages`. Returns what each gave.

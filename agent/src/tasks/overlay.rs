@@ -16,6 +16,7 @@ use types::{
 use crate::{
     control::{Control, answers},
     events::Event,
+    inventory::rules,
     machines::keeper::Snapshot,
     net::{Carrier, NetworkStatus},
 };
@@ -43,7 +44,7 @@ pub fn offer(node: NodeId, name: &str, now: UnixSeconds, snapshot: &Snapshot) ->
         vcpus: snapshot.free.vcpus,
         memory_mib: Mebibytes(snapshot.free.memory_mib),
         disk_mib: Mebibytes(snapshot.disk_mib),
-        devices: snapshot.devices.clone(),
+        devices: rules::offered(&snapshot.devices),
     }
 }
 

@@ -36,6 +36,7 @@ use serde_json::Value;
 use types::{
     forward::{ForwardedRequest, MAX_BODY, Problem},
     ids::{MachineId, NodeId},
+    query::Query,
 };
 
 use crate::{
@@ -180,7 +181,7 @@ async fn of_machine(
         MachineAction::Terminal => {
             tunnel::open_terminal(gateway, machine, &request, &who, parts).await
         }
-        MachineAction::Console if routes::flag(parts.uri.query(), "follow")? => {
+        MachineAction::Console if follows(&request)? => {
             tunnel::follow(gateway, machine, &request, &who).await
         }
         MachineAction::Dump => tunnel::dump(gateway, machine, &request, &who).await,
@@ -195,6 +196,11 @@ async fn of_machine(
         | MachineAction::TypeIn
         | MachineAction::Watch => machines::act(gateway, machine, &request, &who).await,
     }
+}
+
+/// Whether a console is wanted as it grows. The node reads the same.
+fn follows(request: &ForwardedRequest) -> Result<bool, Problem> {
+    Query::of(&request.target).flag("follow").map_err(|error| Kind::Malformed.caused_by(&error))
 }
 
 fn body_wanted(parts: &Parts) -> content::Wanted {

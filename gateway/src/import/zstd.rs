@@ -1,4 +1,4 @@
-//! One frame of zstd, of which it is known how many bytes it holds. Its checksum is not looked at.
+//! Frames of zstd, of which it is known how many bytes they hold together. Their checksums are not looked at.
 //! Source: RFC 8878 §3.1.1.1, "Frame Header".
 //!
 //! | Offset | Bytes        | Field of the header (little-endian)                              |
@@ -17,32 +17,54 @@ use super::{MAX_PIECE, number};
 /// more than the content has.
 const MAX_WINDOW: u64 = 8 << 20;
 
+/// First bytes of a frame.
+const MAGIC: [u8; 4] = 0xfd2f_b528u32.to_le_bytes();
+
 /// Bit of the descriptor: there is no window but the content.
 const SINGLE_SEGMENT: u8 = 1 << 5;
 
 const _: () = assert!(MAX_PIECE <= MAX_WINDOW, "content that is one segment is its own window");
 
-/// Appends what the frame at the beginning of `packed` holds to `buffer`, which is empty. It may be less than `length`,
-/// at most [`MAX_PIECE`], and is never more. The decoder holds its window and one block, however large it makes that.
+/// Appends what frames at the beginning of `packed` hold to `buffer`, which is empty, until there are `length` bytes, at
+/// most [`MAX_PIECE`]: frames may follow one another (RFC 8878 §3.1). It may be less when the last one does not tell its
+/// size, and is never more. The decoder holds its window and one block, however large it makes that.
 pub(super) fn unpack(packed: &[u8], length: u64, buffer: &mut Vec<u8>) -> Result<(), String> {
-    let mut decoder = FrameDecoder::new();
     let mut rest = packed;
-    decoder.init(&mut rest).map_err(|error| error.to_string())?;
-    check(packed, length)?;
-    // Every block takes bytes of `packed`.
+    loop {
+        unpack_frame(&mut rest, length, buffer)?;
+        let is_next = rest.starts_with(&MAGIC);
+        if buffer.len() as u64 == length || !is_next {
+            return Ok(());
+        }
+    }
+}
+
+/// Appends what the frame at the beginning of `rest` holds, and goes on behind it.
+fn unpack_frame(rest: &mut &[u8], length: u64, buffer: &mut Vec<u8>) -> Result<(), String> {
+    let header = *rest;
+    let mut decoder = FrameDecoder::new();
+    decoder.init(&mut *rest).map_err(|error| error.to_string())?;
+    let first = buffer.len();
+    let told = check(header, length - first as u64)?;
+    // Every block takes bytes of `rest`.
     while !decoder.is_finished() {
         let one = BlockDecodingStrategy::UptoBlocks(1);
-        decoder.decode_blocks(&mut rest, one).map_err(|error| error.to_string())?;
+        decoder.decode_blocks(&mut *rest, one).map_err(|error| error.to_string())?;
         if (buffer.len() + decoder.can_collect()) as u64 > length {
             return Err(format!("more than {length} bytes come out"));
         }
         decoder.collect_to_writer(&mut *buffer).map_err(|error| error.to_string())?;
     }
-    Ok(())
+    let came = (buffer.len() - first) as u64;
+    match told.filter(|told| *told != came) {
+        Some(told) => Err(format!("its header speaks of {told} bytes, and {came} come out")),
+        None => Ok(()),
+    }
 }
 
-/// Checks what a whole header says of content and window.
-fn check(packed: &[u8], length: u64) -> Result<(), String> {
+/// Checks what a whole header says of content, of which `length` bytes are wanted at most, and window. Returns how many
+/// bytes of content it speaks of.
+fn check(packed: &[u8], length: u64) -> Result<Option<u64>, String> {
     let [descriptor, window] = number::<2>(packed, 4);
     let is_single = descriptor & SINGLE_SEGMENT != 0;
     let dictionary = [0, 1, 2, 4][usize::from(descriptor & 3)];
@@ -54,13 +76,13 @@ fn check(packed: &[u8], length: u64) -> Result<(), String> {
         2 => Some(u64::from(u32::from_le_bytes(number(packed, at)))),
         _ => Some(u64::from_le_bytes(number(packed, at))),
     };
-    if let Some(content) = content.filter(|content| *content != length) {
-        return Err(format!("its header speaks of {content} bytes, not of {length}"));
+    if let Some(content) = content.filter(|content| *content > length) {
+        return Err(format!("its header speaks of {content} bytes, more than {length}"));
     }
     let base = 1u64 << (10 + (window >> 3));
     let window = base + base / 8 * u64::from(window & 7);
     if is_single || window <= MAX_WINDOW {
-        return Ok(());
+        return Ok(content);
     }
     Err(format!("its window has {window} bytes, more than {MAX_WINDOW}"))
 }
@@ -69,23 +91,32 @@ fn check(packed: &[u8], length: u64) -> Result<(), String> {
 mod tests {
     use super::*;
 
-    /// Unpacks a frame for 4096 bytes: what its header has behind the magic number, and blocks that are the same byte so
-    /// often. Returns how many bytes come out.
-    fn unpacked(header: &[u8], blocks: &[u32]) -> Result<usize, String> {
+    /// Returns a frame: what its header has behind the magic number, and blocks that are the same byte so often.
+    fn frame(header: &[u8], blocks: &[u32]) -> Vec<u8> {
         let block = |(index, length): (usize, &u32)| {
             let is_last = u32::from(index + 1 == blocks.len());
             let [a, b, c, _] = ((*length << 3) | (1 << 1) | is_last).to_le_bytes();
             [a, b, c, 7]
         };
-        let mut frame = vec![0x28, 0xb5, 0x2f, 0xfd];
+        let mut frame = MAGIC.to_vec();
         frame.extend_from_slice(header);
         frame.extend(blocks.iter().enumerate().flat_map(block));
+        frame
+    }
+
+    /// Unpacks frames for 4096 bytes. Returns how many come out.
+    fn unpacked_all(frames: &[Vec<u8>]) -> Result<usize, String> {
+        let mut packed = frames.concat();
         // The rest of its sector.
-        frame.push(0);
+        packed.push(0);
         let mut buffer = Vec::new();
-        unpack(&frame, 4096, &mut buffer)?;
+        unpack(&packed, 4096, &mut buffer)?;
         assert!(buffer.iter().all(|byte| *byte == 7));
         Ok(buffer.len())
+    }
+
+    fn unpacked(header: &[u8], blocks: &[u32]) -> Result<usize, String> {
+        unpacked_all(&[frame(header, blocks)])
     }
 
     #[test]
@@ -102,6 +133,20 @@ mod tests {
     }
 
     #[test]
+    fn frames_follow_one_another_until_there_is_enough() {
+        // 256 bytes that are told, and the rest that is not. A checksum ends the first.
+        let mut first = frame(&[0x64, 0, 0], &[256]);
+        first.extend_from_slice(&[1, 2, 3, 4]);
+        let rest = |length| frame(&[0, 0], &[length]);
+        assert_eq!(unpacked_all(&[first.clone(), rest(3840)]), Ok(4096));
+        assert_eq!(unpacked_all(&[first.clone(), rest(0), rest(3840)]), Ok(4096));
+        assert_eq!(unpacked_all(&[first.clone(), rest(1000)]), Ok(1256));
+        assert!(unpacked_all(&[first.clone(), rest(3841)]).is_err_and(|e| e.contains("more than")));
+        // What comes behind enough is another cluster's.
+        assert_eq!(unpacked_all(&[first, rest(3840), rest(7)]), Ok(4096));
+    }
+
+    #[test]
     fn a_window_is_no_larger_than_every_decoder_takes() {
         let told = |window: u8| unpacked(&[0, window], &[4096]).expect_err("refused");
         assert!(told((13 << 3) | 1).contains("window has 9437184 bytes"));
@@ -111,7 +156,7 @@ mod tests {
     #[test]
     fn a_size_that_is_told_is_the_right_one() {
         let told = |header: &[u8]| unpacked(header, &[4096]).expect_err("refused");
-        assert!(told(&[0x20, 255]).contains("speaks of 255 bytes"));
+        assert!(told(&[0x20, 255]).contains("speaks of 255 bytes, and 4096 come out"));
         assert!(told(&[0x60, 1, 0x0f]).contains("speaks of 4097 bytes"));
         assert!(told(&[0x80, 0, 0, 0, 1, 0]).contains("speaks of 65536 bytes"));
         let large = told(&[0xe0, 0, 0x10, 0, 0, 0, 0, 0, 0x10]);

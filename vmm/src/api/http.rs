@@ -1,6 +1,8 @@
 //! Parsing of requests.
 //! Source: RFC 9112 (HTTP/1.1); `httparse` reads the head.
 
+use types::query::{self, Query};
+
 use super::{chunks, target};
 
 /// Largest head of a request, in bytes.
@@ -78,7 +80,7 @@ impl Request {
 
     /// Returns the path's segments, decoded, an empty one before the first `/`; `None` when one is no text.
     pub fn segments(&self) -> Option<Vec<String>> {
-        self.path().split('/').map(target::decoded).collect()
+        self.path().split('/').map(query::decoded).collect()
     }
 
     /// Returns the path's last segment, decoded; empty when it is no text.
@@ -93,20 +95,7 @@ impl Request {
 
     /// Returns query parameter `name` as a number; `Ok(None)` when it is not there.
     pub fn number(&self, name: &str) -> Result<Option<u64>, BadQuery> {
-        let query = self.target.split_once('?').map_or("", |(_, query)| query);
-        let mut found = None;
-        for pair in query.split('&') {
-            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-            if target::decoded(key).ok_or(BadQuery)? != name {
-                continue;
-            }
-            let value = target::decoded(value).ok_or(BadQuery)?;
-            let number = digits(&value).ok_or(BadQuery)?;
-            if found.replace(number).is_some() {
-                return Err(BadQuery);
-            }
-        }
-        Ok(found)
+        Query::of(&self.target).number(name).map_err(|_| BadQuery)
     }
 }
 

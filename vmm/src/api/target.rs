@@ -32,21 +32,6 @@ pub(super) fn is_authority(text: &str) -> bool {
     fits && (port.is_empty() || port.strip_prefix(':').is_some_and(digits))
 }
 
-/// Decodes a piece of a target (RFC 3986 §2.1); `None` when it is no text.
-pub(super) fn decoded(piece: &str) -> Option<String> {
-    if !has_whole_escapes(piece) {
-        return None;
-    }
-    let mut pieces = piece.split('%');
-    let mut bytes = pieces.next().unwrap_or_default().as_bytes().to_vec();
-    for piece in pieces {
-        let (digits, rest) = piece.split_at_checked(2)?;
-        bytes.push(u8::from_str_radix(digits, 16).ok()?);
-        bytes.extend(rest.bytes());
-    }
-    String::from_utf8(bytes).ok()
-}
-
 /// Returns whether two hexadecimal digits are behind each `%`.
 fn has_whole_escapes(text: &str) -> bool {
     let is_whole = |piece: &str| piece.bytes().take(2).filter(u8::is_ascii_hexdigit).count() == 2;
@@ -90,15 +75,6 @@ mod tests {
         let wrong = ["", ":80", "a b", "a/b", "a,b c", "a:b", "a:+1", "u@a", "a%2", "[::1", "[]"];
         for wrong in wrong.iter().chain(&["[::1]80", "[a/b]", "ä", "a\"", "a?b", "a#b", "a:1:2"]) {
             assert!(!is_authority(wrong), "{wrong}");
-        }
-    }
-
-    #[test]
-    fn pieces_are_decoded() {
-        assert_eq!(decoded("0000%3A41%3a00.0").as_deref(), Some("0000:41:00.0"));
-        assert_eq!(decoded("a%20b%C3%A4+").as_deref(), Some("a bä+"));
-        for wrong in ["%", "a%4", "%+1", "%zz", "%ff", "%ä1"] {
-            assert_eq!(decoded(wrong), None, "{wrong}");
         }
     }
 }
