@@ -45,7 +45,11 @@ pub enum AttachDevice {
         #[serde(default)]
         limit: Option<RateLimit>,
         /// What the file is encrypted with; it is plain without one. Never in an answer.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[serde(
+            default,
+            deserialize_with = "crate::json::present",
+            skip_serializing_if = "Option::is_none"
+        )]
         key: Option<DiskKey>,
     },
 }

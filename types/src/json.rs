@@ -11,8 +11,9 @@ use serde::{
     },
 };
 
-/// Up to here every whole number is a float of its own: 2^53.
-const EXACT: f64 = 9_007_199_254_740_992.0;
+/// Up to here no other whole number becomes the same float, which serde_json reads exactly with `float_roundtrip`:
+/// 2^53 − 1. What is above is written in digits alone.
+const EXACT: f64 = 9_007_199_254_740_991.0;
 
 /// Reads a whole number, also one that is written with a fraction of nothing, as 5.0.
 pub fn whole<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
@@ -31,6 +32,13 @@ pub fn positive<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
 pub fn name<'de, T: DeserializeOwned, D: Deserializer<'de>>(from: D) -> Result<T, D::Error> {
     let text: StringDeserializer<D::Error> = String::deserialize(from)?.into_deserializer();
     T::deserialize(text)
+}
+
+/// Reads what may be left out, by `#[serde(default)]`, and is not null where it is there.
+pub fn present<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
+    from: D,
+) -> Result<Option<T>, D::Error> {
+    T::deserialize(from).map(Some)
 }
 
 struct Whole;
@@ -54,7 +62,7 @@ impl Visitor<'_> for Whole {
         if !(0.0..=EXACT).contains(&number) || number.fract() != 0.0 {
             return Err(E::invalid_value(Unexpected::Float(number), &self));
         }
-        #[allow(clippy::cast_possible_truncation, reason = "whole, and at most 2^53")]
+        #[allow(clippy::cast_possible_truncation, reason = "whole, and below 2^53")]
         let number = number as u64;
         Ok(number)
     }
@@ -65,7 +73,7 @@ mod tests {
     use super::*;
     use crate::{
         devices::{AttachDevice, AttachRequest},
-        vm::{Deadline, Rate, RateLimit},
+        vm::{Deadline, Disk, Rate, RateLimit},
     };
 
     fn read(text: &str) -> Option<u64> {
@@ -76,8 +84,10 @@ mod tests {
     fn whole_numbers_are_read_however_they_are_written() {
         assert_eq!(["0", "5", "5.0", "5e2", "-0"].map(read), [0, 5, 5, 500, 0].map(Some));
         assert_eq!(read("18446744073709551615"), Some(u64::MAX));
-        assert_eq!(read("9007199254740992.0"), Some(1 << 53));
-        for wrong in ["18446744073709551616", "9007199254740994.0", "0.5", "-1", "-1.0"] {
+        assert_eq!(read("9007199254740991.0"), Some((1 << 53) - 1));
+        assert_eq!(read("9007199254740993"), Some((1 << 53) + 1));
+        let rounded = ["9007199254740992.0", "9007199254740993.0", "9007199254740994.0", "1e16"];
+        for wrong in rounded.iter().chain(&["18446744073709551616", "0.5", "-1", "-1.0"]) {
             assert_eq!(read(wrong), None, "{wrong}");
         }
         assert_eq!(["true", "null", "\"5\"", "[5]", "{}"].map(read), [None::<u64>; 5]);
@@ -94,6 +104,31 @@ mod tests {
         assert_eq!(rate(r#"{"per_second":0,"burst":0}"#), None);
         assert_eq!(rate(r#"{"per_second":0.0,"burst":0}"#), None);
         assert_eq!(toml::from_str::<Rate>("per_second = 1\nburst = 0").ok(), Some(expected));
+    }
+
+    /// A disk whose key was lost on the way must not be written in plain.
+    #[test]
+    fn a_key_is_there_or_left_out() {
+        let key = format!("\"{}\"", "ab".repeat(64));
+        let attached = |key: &str| {
+            let device = r#"{"kind":"disk","read_only":false,"serial":"s""#;
+            let read = serde_json::from_str::<AttachDevice>(&format!("{device}{key}}}")).ok()?;
+            let AttachDevice::Disk { key, .. } = read else { return None };
+            Some(key.is_some())
+        };
+        let started = |key: &str| {
+            let disk = r#"{"fd":5,"read_only":false,"serial":"s""#;
+            let read = serde_json::from_str::<Disk>(&format!("{disk}{key}}}"));
+            read.ok().map(|disk| disk.key.is_some())
+        };
+        let cases = [
+            (String::new(), Some(false)),
+            (format!(",\"key\":{key}"), Some(true)),
+            (",\"key\":null".to_owned(), None),
+        ];
+        for (key, expected) in cases {
+            assert_eq!((attached(&key), started(&key)), (expected, expected), "{key}");
+        }
     }
 
     /// What is tagged is read into memory first, and from there by another reader of serde.

@@ -17,6 +17,8 @@ pub enum QueryError {
     Twice { name: String },
     #[error("{name} is {value:?} in the query; {right} is right")]
     Value { name: String, value: String, right: &'static str },
+    #[error("{name:?} in the query is no parameter of this; {}", known(right))]
+    Unknown { name: String, right: &'static [&'static str] },
 }
 
 impl<'a> Query<'a> {
@@ -41,6 +43,19 @@ impl<'a> Query<'a> {
         Ok(found)
     }
 
+    /// Returns whether every parameter's name is one of `names`.
+    pub fn only(self, names: &'static [&'static str]) -> Result<(), QueryError> {
+        for piece in self.0.split('&').filter(|pair| !pair.is_empty()) {
+            let key = piece.split_once('=').map_or(piece, |(key, _)| key);
+            let name =
+                decoded(key).ok_or_else(|| QueryError::Encoding { piece: key.to_owned() })?;
+            if !names.contains(&name.as_str()) {
+                return Err(QueryError::Unknown { name, right: names });
+            }
+        }
+        Ok(())
+    }
+
     /// Returns whether the parameter `name` is 1. It is not when it is 0, or left out; anything else is an error.
     pub fn flag(self, name: &str) -> Result<bool, QueryError> {
         match self.parameter(name)? {
@@ -61,6 +76,11 @@ impl<'a> Query<'a> {
             Ok(_) | Err(_) => Err(wrong(name, value, "a whole number below 2^64")),
         }
     }
+}
+
+/// Says which parameters there are.
+fn known(names: &[&str]) -> String {
+    if names.is_empty() { "it has none".into() } else { format!("{} is right", names.join(", ")) }
 }
 
 fn wrong(name: &str, value: String, right: &'static str) -> QueryError {
@@ -125,6 +145,19 @@ mod tests {
         }
         let why = Query::of("/?follow=yes").flag("follow").expect_err("refused").to_string();
         assert_eq!(why, "follow is \"yes\" in the query; 0 or 1 is right");
+    }
+
+    #[test]
+    fn names_that_are_none_are_told() {
+        let only = |query: &str| Query::of(query).only(&["from", "level"]);
+        for right in ["/", "/?", "/?&", "/?from=1&level", "/?%66rom=1&from=2"] {
+            assert_eq!(only(right), Ok(()), "{right}");
+        }
+        let why = only("/?from=1&form=2").expect_err("refused").to_string();
+        assert_eq!(why, "\"form\" in the query is no parameter of this; from, level is right");
+        assert!(only("/?=1").is_err() && only("/?%f").is_err());
+        let why = Query::of("/?x").only(&[]).expect_err("refused").to_string();
+        assert_eq!(why, "\"x\" in the query is no parameter of this; it has none");
     }
 
     #[test]

@@ -216,6 +216,10 @@ pub enum PciWindows {
 pub struct Disk {
     /// The file or block device.
     pub fd: i32,
+    /// The same, opened again, at most [`MAX_DISK_QUEUES`] less one times: each opening of a file hears once of
+    /// what the kernel lost of it, and with these, each queue has its own.
+    #[serde(default)]
+    pub more_fds: Vec<i32>,
     /// Whether writes are refused.
     pub read_only: bool,
     /// Serial number the guest reads, at most 20 bytes.
@@ -227,7 +231,11 @@ pub struct Disk {
     #[serde(default)]
     pub limit: Option<RateLimit>,
     /// What the file is encrypted with; it is plain without one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        deserialize_with = "crate::json::present",
+        skip_serializing_if = "Option::is_none"
+    )]
     pub key: Option<DiskKey>,
 }
 

@@ -66,18 +66,39 @@ fn file(bytes: &[u8]) -> File {
     file
 }
 
-/// A request: whole and in two halves, which must agree.
+/// A request: whole and as it comes in pieces, which must agree.
 pub(crate) fn request(bytes: &[u8]) {
     const MAX_BODY: usize = 64;
+    /// How many beginnings of it are tried.
+    const PIECES: usize = 16;
     let whole = api::parse(bytes, MAX_BODY);
     if let Ok(Some(request)) = &whole {
         assert!(request.body.len() <= MAX_BODY, "a body past the limit");
-        let last = request.segments().map(|mut all| all.pop().unwrap_or_default());
-        assert_eq!(last.unwrap_or_default(), request.last_segment());
-        let _ = (request.path().len(), request.number("from"), request.number("wait_ms"));
-        let half = api::parse(&bytes[..bytes.len() / 2], MAX_BODY);
-        assert!(!matches!(half, Ok(Some(early)) if early != *request), "half a request is another");
+        let path = request.target.split('?').next().unwrap_or_default();
+        let segments: Option<Vec<String>> = path.split('/').map(decoded).collect();
+        let last = segments.as_ref().and_then(|all| all.last().cloned()).unwrap_or_default();
+        assert_eq!((request.path(), request.last_segment()), (path, last));
+        assert_eq!(request.segments(), segments);
+        let _ = (request.number("from"), request.number("wait_ms"));
+        for piece in 0..PIECES {
+            let early = api::parse(&bytes[..bytes.len() * piece / PIECES], MAX_BODY);
+            assert!(!matches!(early, Ok(Some(early)) if early != *request), "a piece is another");
+        }
     }
+}
+
+/// Decodes a segment (RFC 3986 §2.1) otherwise than the API does: byte by byte.
+fn decoded(segment: &str) -> Option<String> {
+    let (mut bytes, mut decoded) = (segment.bytes(), Vec::new());
+    while let Some(byte) = bytes.next() {
+        let mut digit = || char::from(bytes.next()?).to_digit(16);
+        let byte = match byte {
+            b'%' => u8::try_from(digit()? << 4 | digit()?).ok()?,
+            plain => plain,
+        };
+        decoded.push(byte);
+    }
+    String::from_utf8(decoded).ok()
 }
 
 /// Bytes of console input and output, and of PM registers, that one case can make.

@@ -4,9 +4,10 @@ use std::{
     collections::BTreeSet,
     fs::File,
     io::{self, Read},
+    iter,
 };
 
-use types::vm::{Boot, MAX_QUEUE_PAIRS, SPEC_FD, SPEC_VERSION, VmSpec};
+use types::vm::{Boot, MAX_DISK_QUEUES, MAX_QUEUE_PAIRS, SPEC_FD, SPEC_VERSION, VmSpec};
 
 use crate::{
     machine::{MAX_HOST_CPUS, MAX_VIRTIO, NumaError, Tree, TreeError, numa},
@@ -91,6 +92,11 @@ pub fn parse(bytes: &[u8]) -> Result<VmSpec, SpecError> {
     let virtio = spec.disks.len() + spec.nets.len() + usize::from(spec.vsock.is_some()) + 1;
     let right = "disks, network cards, the socket and the entropy device are at most 15 together";
     range("disks and nets", virtio as u64, virtio <= MAX_VIRTIO, right)?;
+    for disk in &spec.disks {
+        let openings = 1 + disk.more_fds.len() as u64;
+        let right = "a disk is opened once for each of its queues, at most 4 times";
+        range("disks.more_fds", openings, openings <= MAX_DISK_QUEUES.into(), right)?;
+    }
     for net in &spec.nets {
         let pairs = 1 + net.more_pairs.len() as u64;
         let right = "a network card has 1 to 8 pairs of queues";
@@ -171,7 +177,7 @@ pub fn descriptors(spec: &VmSpec) -> Vec<i32> {
     }
     all.extend(spec.ignition_fd);
     all.extend(spec.console_fd);
-    all.extend(spec.disks.iter().map(|disk| disk.fd));
+    all.extend(spec.disks.iter().flat_map(|disk| iter::once(disk.fd).chain(disk.more_fds.clone())));
     for net in &spec.nets {
         all.extend([net.tap_fd, net.vhost_fd]);
         all.extend(net.more_pairs.iter().flat_map(|pair| [pair.tap_fd, pair.vhost_fd]));

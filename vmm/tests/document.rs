@@ -118,5 +118,7 @@ fn the_document_describes_addresses_of_devices() {
 #[test]
 fn the_document_leaves_input_of_the_console_free() {
     let document = document();
-    assert_eq!(document["paths"]["/v1/console"]["post"]["requestBody"]["required"], false);
+    let body = &document["paths"]["/v1/console"]["post"]["requestBody"];
+    assert_eq!(body["required"], false);
+    assert_eq!(members(&body["content"]), BTreeSet::from(["application/octet-stream".to_owned()]));
 }

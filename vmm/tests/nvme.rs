@@ -419,6 +419,18 @@ fn a_shutdown_ends_when_all_is_durable() {
     assert_eq!(driver.read(0x1c, 4), 8);
 }
 
+/// NVMe 1.4 §3.1.6: CSTS.CFS is all that a driver looks at then.
+#[test]
+fn a_shutdown_whose_flush_fails_is_a_fatal_status() {
+    let status = where_syncs_fail(libc::EIO, || {
+        let mut driver = Driver::on(EngineChoice::Plain, None);
+        driver.write(0x14, 4, 0x0046_4001);
+        wait_for(|| driver.read(0x1c, 4) & 8 != 0);
+        driver.read(0x1c, 4)
+    });
+    assert_eq!(status, 0xb);
+}
+
 #[test]
 fn what_cannot_work_is_a_fatal_status_until_reset() {
     let mut driver = Driver::off(EngineChoice::Best, &spec(None), 1);

@@ -57,13 +57,14 @@ fn attach(model: &str) {
     };
     let model = if model == "nvme" { DiskModel::Nvme } else { DiskModel::VirtioBlk };
     let serial = "late".to_owned();
-    let disk = Disk { fd: -1, read_only: false, serial, model, limit: None, key: None };
+    let (read_only, more_fds) = (false, Vec::new());
+    let disk = Disk { fd: -1, more_fds, read_only, serial, model, limit: None, key: None };
     let file = OwnedFd::from(file);
     assert!(fs::exists("/").unwrap());
     apply_thread_filter(ThreadKind::Plug).unwrap();
     let mut function: Box<dyn PciFunction> = match model {
         DiskModel::VirtioBlk => {
-            let mut function = blk::open(&disk, file, 2, 3, &platform).unwrap();
+            let mut function = blk::open(&disk, (file, Vec::new()), 2, 3, &platform).unwrap();
             function.start().unwrap();
             Box::new(function)
         }

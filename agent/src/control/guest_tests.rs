@@ -15,6 +15,9 @@ use crate::machines::vmm;
 /// Everything that should happen happens within this time, also on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(45);
 
+/// What bytes for the console are said to be.
+const TYPED: &str = "application/octet-stream";
+
 /// A process that answers until the test ends.
 pub(super) struct Guest {
     state: watch::Sender<State>,
@@ -85,6 +88,11 @@ impl Guest {
         match (head.method.as_str(), head.uri.path()) {
             ("GET", "/v1/console") => {
                 self.read(number(&query, "from"), number(&query, "wait_ms")).await
+            }
+            ("POST", "/v1/console")
+                if head.headers.get("content-type").is_none_or(|of| of != TYPED) =>
+            {
+                refuse(415, "another media type")
             }
             ("POST", "/v1/console") => self.take(&body.collect().await.expect("a body").to_bytes()),
             ("POST", "/v1/dump") => refuse(409, "it is being done already"),

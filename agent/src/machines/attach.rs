@@ -6,7 +6,7 @@
 
 use std::{
     fs::File,
-    io,
+    io, iter,
     os::fd::OwnedFd,
     time::{Duration, Instant},
 };
@@ -340,7 +340,7 @@ fn seat_of(
 
 async fn plug(tools: &Tools, record: &Record, device: &Attach) -> Result<Plugged, AttachFailure> {
     let machine = record.lease.id;
-    let (file, device) = match device {
+    let (files, device) = match device {
         Attach::Disk(disk) => open_disk(tools, record, disk).await?,
         Attach::Pci { address } => {
             let interface = record.placement.as_ref().and_then(|place| place.interface);
@@ -348,7 +348,7 @@ async fn plug(tools: &Tools, record: &Record, device: &Attach) -> Result<Plugged
             // What else is below its bridge may be in the machine.
             recovery::make_whole(&tools.root, &[*address], &[*address]).await?;
             let file = assign::open_one(&tools.root, *address, interface)?;
-            (file, AttachDevice::Pci { address: *address })
+            (vec![file], AttachDevice::Pci { address: *address })
         }
     };
     let id = match &device {
@@ -356,7 +356,7 @@ async fn plug(tools: &Tools, record: &Record, device: &Attach) -> Result<Plugged
         AttachDevice::Pci { address } => address.to_string(),
     };
     let request = AttachRequest { id, device };
-    let done = tokio::task::spawn_blocking(move || plug::plug(machine, &request, &file));
+    let done = tokio::task::spawn_blocking(move || plug::plug(machine, &request, &files));
     done.await.map_err(|_| AttachFailure::Broken)??;
     Ok(Plugged::Now)
 }
@@ -365,13 +365,13 @@ async fn open_disk(
     tools: &Tools,
     record: &Record,
     disk: &DiskWanted,
-) -> Result<(OwnedFd, AttachDevice), AttachFailure> {
+) -> Result<(Vec<OwnedFd>, AttachDevice), AttachFailure> {
     let image = disk.content.map(|content| tools.cache.path(content));
-    let Opened { file, key } = match (disk.size_mib, image) {
+    let Opened { file, again, key } = match (disk.size_mib, image) {
         // It was fetched from the gateway that asked, or was here for another machine: no node knows whose it is, and
         // a lease and the digest are enough.
         (None, Some(path)) => match File::open(&path) {
-            Ok(file) => Opened { file, key: None },
+            Ok(file) => Opened { file, again: Vec::new(), key: None },
             Err(source) => {
                 return Err(AttachFailure::Open { path: path.display().to_string(), source });
             }
@@ -396,7 +396,7 @@ async fn open_disk(
         limit: None,
         key,
     };
-    Ok((file.into(), device))
+    Ok((iter::once(file).chain(again).map(OwnedFd::from).collect(), device))
 }
 
 /// Returns whether something is to be plugged after a start.

@@ -13,6 +13,7 @@ use types::{
     disk_key::{DiskKey, SectorCipher},
     ids::MachineId,
     units::Mebibytes,
+    vm::MAX_DISK_QUEUES,
 };
 
 use super::{
@@ -66,8 +67,18 @@ pub struct Places {
 pub struct Opened {
     /// The file.
     pub file: File,
+    /// The same, opened again for each further queue.
+    pub again: Vec<File>,
     /// What it is encrypted with; a disk of an earlier release has none.
     pub key: Option<DiskKey>,
+}
+
+impl Opened {
+    fn at(path: &Path, key: Option<DiskKey>) -> io::Result<Self> {
+        let open = || File::options().read(true).write(true).open(path);
+        let again = (1..MAX_DISK_QUEUES).map(|_| open()).collect::<io::Result<_>>()?;
+        Ok(Self { file: open()?, again, key })
+    }
 }
 
 /// Returns the folder of a machine below `data`.
@@ -146,11 +157,10 @@ fn open_named(
     let folder = folder(&places.data, machine);
     let path = folder.join(format!("{name}.{SEALED}"));
     let host = |source| DiskError::Host { path: path.display().to_string(), source };
-    let open = |path: &Path| File::options().read(true).write(true).open(path);
     let plain = folder.join(format!("{name}.{PLAIN}"));
     // A name that a damaged volume cannot look up is neither there nor free.
     if plain.try_exists().map_err(host)? {
-        return Ok(Opened { file: open(&plain).map_err(host)?, key: None });
+        return Opened::at(&plain, None).map_err(host);
     }
     let there = path.try_exists().map_err(host)?;
     let marked = disk_keys::is_marked(&places.keys, machine, name);
@@ -167,7 +177,7 @@ fn open_named(
         // A machine that ran before does not wait for room on STATE.
         kept.or_else(|error| if there { Ok(()) } else { Err(host(error)) })?;
     }
-    Ok(Opened { file: open(&path).map_err(host)?, key: Some(key) })
+    Opened::at(&path, Some(key)).map_err(host)
 }
 
 /// Makes a disk and its key. What was begun before has another name, and is made anew.

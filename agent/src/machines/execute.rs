@@ -432,10 +432,11 @@ async fn open_disks(
         let prepare = |source| StartError::Prepare { what: "image", source };
         tools.cache.give_up(content, reason).map_err(prepare)?;
     }
-    let Opened { file, key } = opened?;
+    let Opened { file, again, key } = opened?;
     let serial = machine.to_string().chars().take(20).collect();
     Ok(vec![Disk {
         fd: files.add(file.into()),
+        more_fds: again.into_iter().map(|file| files.add(file.into())).collect(),
         read_only: false,
         serial,
         model: record.hardware.disk_model,
@@ -468,8 +469,9 @@ fn open_seed(record: &Record, files: &mut Files) -> Result<Option<Disk>, StartEr
     // It is written to: FreeBSD's nuageinit mounts it only so, and whatever comes of it is gone at the next start.
     let memory = fixed("holdfast-seed", &volume, SealFlags::empty()).map_err(prepare)?;
     let (model, serial) = (record.hardware.disk_model, SEED_SERIAL.to_owned());
-    let fd = files.add(memory);
-    Ok(Some(Disk { fd, read_only: false, serial, model, limit: None, key: None }))
+    // Nothing is behind it that a write could be lost on.
+    let (fd, more_fds) = (files.add(memory), Vec::new());
+    Ok(Some(Disk { fd, more_fds, read_only: false, serial, model, limit: None, key: None }))
 }
 
 /// Makes the configuration that Ignition looks for, if its renter gave one, or with keys and host name alone.

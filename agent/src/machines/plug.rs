@@ -1,4 +1,4 @@
-//! Hands a device to a VMM that runs: `POST /v1/devices` over its socket, with the descriptor beside
+//! Hands a device to a VMM that runs: `POST /v1/devices` over its socket, with its descriptors beside
 //! the request's first bytes (SCM_RIGHTS, unix(7)). What needs no descriptor is `vmm`'s.
 
 use std::{
@@ -17,12 +17,16 @@ use types::{
     devices::{AttachRequest, AttachedDevice},
     forward::Problem,
     ids::MachineId,
+    vm::MAX_DISK_QUEUES,
 };
 
 use super::vmm;
 
 /// Longest that a VMM may take: a device may need two resets, and mapping memory takes its time.
 const LIMIT: Duration = Duration::from_secs(310);
+
+/// Most descriptors of a device: those of a disk.
+const MAX_FILES: usize = MAX_DISK_QUEUES as usize;
 
 /// Largest answer.
 const MAX_ANSWER: u64 = 64 << 10;
@@ -43,7 +47,7 @@ pub enum PlugError {
 pub fn plug(
     machine: MachineId,
     request: &AttachRequest,
-    device: &OwnedFd,
+    device: &[OwnedFd],
 ) -> Result<AttachedDevice, PlugError> {
     plug_at(&vmm::socket_path(machine), request, device)
 }
@@ -51,7 +55,7 @@ pub fn plug(
 fn plug_at(
     socket: &Path,
     request: &AttachRequest,
-    device: &OwnedFd,
+    device: &[OwnedFd],
 ) -> Result<AttachedDevice, PlugError> {
     let reach = |source| PlugError::Reach { source };
     let body = serde_json::to_vec(request).map_err(|error| reach(error.into()))?;
@@ -70,15 +74,15 @@ fn plug_at(
     read(&answer)
 }
 
-/// Sends all of `message`, the descriptor with its first byte.
-fn send(stream: &UnixStream, message: &[u8], device: &OwnedFd) -> io::Result<()> {
+/// Sends all of `message`, the descriptors with its first byte.
+fn send(stream: &UnixStream, message: &[u8], device: &[OwnedFd]) -> io::Result<()> {
+    let files: Vec<_> = device.iter().map(AsFd::as_fd).collect();
     let mut sent = 0;
     while sent < message.len() {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];
         let mut control = SendAncillaryBuffer::new(&mut space);
-        let files = [device.as_fd()];
         if sent == 0 && !control.push(SendAncillaryMessage::ScmRights(&files)) {
-            return Err(io::Error::other("no room for one descriptor"));
+            return Err(io::Error::other("no room for so many descriptors"));
         }
         let piece = [IoSlice::new(&message[sent..])];
         sent += rustix::net::sendmsg(stream, &piece, &mut control, SendFlags::NOSIGNAL)?;
@@ -145,21 +149,21 @@ mod tests {
             key: None,
         };
         let request = AttachRequest { id: "data".into(), device };
-        let file = tempfile::tempfile().expect("a file");
-        let result = plug_at(&path, &request, &file.into());
+        let files = [(); MAX_FILES].map(|()| tempfile::tempfile().expect("a file").into());
+        let result = plug_at(&path, &request, &files);
         let (text, files) = served.join().expect("served");
         (result, text, files)
     }
 
     #[test]
-    fn the_descriptor_travels_with_the_request() {
+    fn the_descriptors_travel_with_the_request() {
         let answer = "HTTP/1.1 202 Accepted\r\ncontent-type: application/json\r\n\r\n\
             {\"id\":\"data\",\"device\":{\"kind\":\"disk\",\"read_only\":false,\"serial\":\"data\"},\
             \"slot\":3,\"state\":{\"is\":\"waiting\"}}";
         let (result, text, files) = ask(answer);
         assert_eq!(result.expect("taken").slot, 3);
         assert!(text.starts_with("POST /v1/devices HTTP/1.1\r\n") && text.contains("\"nvme\""));
-        assert_eq!(files, 1);
+        assert_eq!(files, MAX_FILES);
     }
 
     #[test]

@@ -107,7 +107,7 @@ pub struct Console {
 
 /// Asks what the guest is doing.
 pub async fn state(machine: MachineId) -> Result<VmState, VmmError> {
-    let answer = call(machine, Method::GET, "/v1/state", Bytes::new(), LIMIT).await?;
+    let answer = call(machine, Method::GET, "/v1/state", Content::Nothing, LIMIT).await?;
     serde_json::from_slice(answer.body())
         .map_err(|error| VmmError::Body { reason: error.to_string() })
 }
@@ -118,7 +118,7 @@ pub async fn console(machine: MachineId, offset: u64, wait_ms: u32) -> Result<Co
     let target = format!("/v1/console?from={offset}&wait_ms={wait_ms}");
     let limit = LIMIT + Duration::from_millis(u64::from(wait_ms));
     let begin = Instant::now();
-    let answer = call(machine, Method::GET, &target, Bytes::new(), limit).await?;
+    let answer = call(machine, Method::GET, &target, Content::Nothing, limit).await?;
     if answer.body().is_empty() {
         let wait = Duration::from_millis(u64::from(wait_ms));
         tokio::time::sleep(rest(wait, begin.elapsed())).await;
@@ -140,7 +140,7 @@ fn rest(wait: Duration, took: Duration) -> Duration {
 
 /// Types `input` into the guest's console.
 pub async fn type_in(machine: MachineId, input: Bytes) -> Result<(), VmmError> {
-    call(machine, Method::POST, "/v1/console", input, LIMIT).await.map(|_| ())
+    call(machine, Method::POST, "/v1/console", Content::Typed(input), LIMIT).await.map(|_| ())
 }
 
 /// Uses the guest's power supply.
@@ -151,25 +151,26 @@ pub async fn power(machine: MachineId, action: Power) -> Result<(), VmmError> {
         Power::Reset => "reset",
         Power::Stop => "stop",
     };
-    let body = Bytes::from(format!("{{\"action\":\"{action}\"}}"));
-    call(machine, Method::POST, "/v1/power", body, LIMIT).await.map(|_| ())
+    let content = Content::Json(format!("{{\"action\":\"{action}\"}}").into());
+    call(machine, Method::POST, "/v1/power", content, LIMIT).await.map(|_| ())
 }
 
 /// Says when the process ends its machine by itself.
 pub async fn put_deadline(machine: MachineId, deadline: Deadline) -> Result<(), VmmError> {
-    let body = serde_json::to_vec(&deadline)
+    let content = serde_json::to_vec(&deadline)
         .map_err(|error| VmmError::Body { reason: error.to_string() })?;
-    call(machine, Method::PUT, "/v1/deadline", body.into(), LIMIT).await.map(|_| ())
+    let content = Content::Json(content.into());
+    call(machine, Method::PUT, "/v1/deadline", content, LIMIT).await.map(|_| ())
 }
 
 /// Makes the guest wait until [`resume`].
 pub async fn pause(machine: MachineId) -> Result<(), VmmError> {
-    call(machine, Method::POST, "/v1/pause", Bytes::new(), HOLD_LIMIT).await.map(|_| ())
+    call(machine, Method::POST, "/v1/pause", Content::Nothing, HOLD_LIMIT).await.map(|_| ())
 }
 
 /// Lets the guest go on.
 pub async fn resume(machine: MachineId) -> Result<(), VmmError> {
-    call(machine, Method::POST, "/v1/resume", Bytes::new(), HOLD_LIMIT).await.map(|_| ())
+    call(machine, Method::POST, "/v1/resume", Content::Nothing, HOLD_LIMIT).await.map(|_| ())
 }
 
 /// Returns events from number `from` on.
@@ -203,11 +204,11 @@ pub async fn detach(machine: MachineId, id: &str, how: Removal) -> Result<(), Vm
         Removal::Pulled => "?pull=1",
     };
     let target = format!("/v1/devices/{id}{query}");
-    call(machine, Method::DELETE, &target, Bytes::new(), HOLD_LIMIT).await.map(|_| ())
+    call(machine, Method::DELETE, &target, Content::Nothing, HOLD_LIMIT).await.map(|_| ())
 }
 
 async fn document<T: DeserializeOwned>(machine: MachineId, target: &str) -> Result<T, VmmError> {
-    let answer = call(machine, Method::GET, target, Bytes::new(), LIMIT).await?;
+    let answer = call(machine, Method::GET, target, Content::Nothing, LIMIT).await?;
     serde_json::from_slice(answer.body())
         .map_err(|error| VmmError::Body { reason: error.to_string() })
 }
@@ -242,7 +243,8 @@ impl Dump {
 /// Begins to read registers and memory of the guest.
 pub async fn dump(machine: MachineId) -> Result<Dump, VmmError> {
     let exchange = async {
-        let (answer, connection) = begin(machine, Method::POST, "/v1/dump", Bytes::new()).await?;
+        let begun = begin(machine, Method::POST, "/v1/dump", Content::Nothing);
+        let (answer, connection) = begun.await?;
         let (head, body) = answer.into_parts();
         if head.status.is_success() {
             let length = hyper::body::Body::size_hint(&body).exact().unwrap_or(0);
@@ -254,14 +256,23 @@ pub async fn dump(machine: MachineId) -> Result<Dump, VmmError> {
     tokio::time::timeout(HOLD_LIMIT, exchange).await.map_err(|_| VmmError::Late)?
 }
 
+/// What goes with a request.
+enum Content {
+    Nothing,
+    /// A document.
+    Json(Bytes),
+    /// What is typed.
+    Typed(Bytes),
+}
+
 async fn call(
     machine: MachineId,
     method: Method,
     target: &str,
-    body: Bytes,
+    content: Content,
     limit: Duration,
 ) -> Result<Response<Bytes>, VmmError> {
-    let exchange = exchange(machine, method, target, body);
+    let exchange = exchange(machine, method, target, content);
     let answer = tokio::time::timeout(limit, exchange).await.map_err(|_| VmmError::Late)??;
     if answer.status().is_success() {
         return Ok(answer);
@@ -282,9 +293,9 @@ async fn exchange(
     machine: MachineId,
     method: Method,
     target: &str,
-    body: Bytes,
+    content: Content,
 ) -> Result<Response<Bytes>, VmmError> {
-    let (answer, _connection) = begin(machine, method, target, body).await?;
+    let (answer, _connection) = begin(machine, method, target, content).await?;
     let (head, body) = answer.into_parts();
     Ok(Response::from_parts(head, read(body, MAX_ANSWER).await?))
 }
@@ -309,7 +320,7 @@ async fn begin(
     machine: MachineId,
     method: Method,
     target: &str,
-    body: Bytes,
+    content: Content,
 ) -> Result<(Response<Incoming>, Connection), VmmError> {
     let http = |source| VmmError::Http { source };
     let stream = UnixStream::connect(socket_path(machine))
@@ -319,13 +330,17 @@ async fn begin(
         hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(http)?;
     // Its errors are those of the request, which are returned below.
     let connection = Connection(tokio::spawn(async move { drop(connection.await) }));
-    let request = Request::builder()
-        .method(method)
-        .uri(target)
-        .header("host", "vmm")
-        .header("content-type", "application/json")
-        .body(Full::new(body))
-        .map_err(|error| VmmError::Body { reason: error.to_string() })?;
+    let request = Request::builder().method(method).uri(target).header("host", "vmm");
+    let request = match content {
+        Content::Nothing => request.body(Full::default()),
+        Content::Json(body) => {
+            request.header("content-type", "application/json").body(Full::new(body))
+        }
+        Content::Typed(body) => {
+            request.header("content-type", "application/octet-stream").body(Full::new(body))
+        }
+    };
+    let request = request.map_err(|error| VmmError::Body { reason: error.to_string() })?;
     let answer = sender.send_request(request).await.map_err(http)?;
     Ok((answer, connection))
 }

@@ -4,8 +4,9 @@ use types::{
     node::Bdf,
     units::Mebibytes,
     vm::{
-        Boot, CoreScheduling, Disk, DiskModel, HyperV, MemoryBacking, Net, Passthrough,
-        PassthroughDevice, PciWindows, QueuePair, SPEC_VERSION, VfioInterface, VmSpec, Vsock,
+        Boot, CoreScheduling, Disk, DiskModel, HyperV, MAX_DISK_QUEUES, MemoryBacking, Net,
+        Passthrough, PassthroughDevice, PciWindows, QueuePair, SPEC_VERSION, VfioInterface, VmSpec,
+        Vsock,
     },
 };
 
@@ -94,10 +95,13 @@ impl Plan {
 
     /// Adds a disk over the file or block device at `path` on the host.
     pub fn disk(&mut self, path: &str) -> &mut Disk {
-        let fd = self.open(Opened::Write { path: path.to_owned() });
+        let mut open = || self.open(Opened::Write { path: path.to_owned() });
+        let fd = open();
+        let more_fds = (1..MAX_DISK_QUEUES).map(|_| open()).collect();
         let serial = format!("disk{}", self.spec.disks.len());
         self.spec.disks.push(Disk {
             fd,
+            more_fds,
             read_only: false,
             serial,
             model: DiskModel::VirtioBlk,

@@ -1,4 +1,4 @@
-//! Bodies that are documents: JSON objects, as `openapi.json` describes them.
+//! Bodies: documents, which are JSON objects, as `openapi.json` describes them; and bytes.
 //! Source: RFC 8259; RFC 9110 §8.3 and §15.5.16.
 
 use serde::de::DeserializeOwned;
@@ -6,18 +6,19 @@ use serde::de::DeserializeOwned;
 use super::{Answer, Request, answer::problem};
 
 const JSON: &str = "application/json";
+const BYTES: &str = "application/octet-stream";
+
+/// Returns the body as it is.
+pub(super) fn bytes(request: &Request) -> Result<&[u8], Box<Answer>> {
+    check_type(request, BYTES).map(|()| request.body.as_slice())
+}
 
 /// Reads the body as an object. `expected` says in a refusal what would be right.
 pub(super) fn object<T: DeserializeOwned>(
     request: &Request,
     expected: &str,
 ) -> Result<T, Box<Answer>> {
-    if let Some(found) = request.content_type.as_deref().filter(|found| !is_json(found)) {
-        let detail = format!("the body is said to be {found:?}; this request takes {JSON}");
-        let mut refusal = problem(415, "unsupported media type", &detail);
-        refusal.headers.push(("accept", JSON.to_owned()));
-        return Err(Box::new(refusal));
-    }
+    check_type(request, JSON)?;
     let wrong =
         |what: &str| Box::new(problem(400, "bad body", &format!("{what}; expected {expected}")));
     // Serde takes the members of an object in their order, without names, as an array. No document here has one.
@@ -30,10 +31,17 @@ pub(super) fn object<T: DeserializeOwned>(
     serde_json::from_slice(&request.body).map_err(|error| wrong(&error.to_string()))
 }
 
-/// Whether a media type is that of JSON, whatever its parameters.
-fn is_json(media_type: &str) -> bool {
-    let name = media_type.split(';').next().unwrap_or_default();
-    name.trim_ascii().eq_ignore_ascii_case(JSON)
+/// Checks that the body is of type `taken`, whatever its parameters, if it is said to be of any.
+fn check_type(request: &Request, taken: &str) -> Result<(), Box<Answer>> {
+    let Some(found) = request.content_type.as_deref() else { return Ok(()) };
+    let name = found.split(';').next().unwrap_or_default();
+    if name.trim_ascii().eq_ignore_ascii_case(taken) {
+        return Ok(());
+    }
+    let detail = format!("the body is said to be {found:?}; this request takes {taken}");
+    let mut refusal = problem(415, "unsupported media type", &detail);
+    refusal.headers.push(("accept", taken.to_owned()));
+    Err(Box::new(refusal))
 }
 
 /// Whether JSON has an array in it.
@@ -57,14 +65,17 @@ mod tests {
 
     use super::*;
 
-    fn read<T: DeserializeOwned>(content_type: Option<&str>, body: &str) -> Result<T, u16> {
-        let request = Request {
+    fn request(content_type: Option<&str>, body: &str) -> Request {
+        Request {
             method: "PUT".to_owned(),
             target: "/".to_owned(),
             content_type: content_type.map(str::to_owned),
             body: body.as_bytes().to_vec(),
-        };
-        object(&request, "another").map_err(|refusal| refusal.status)
+        }
+    }
+
+    fn read<T: DeserializeOwned>(content_type: Option<&str>, body: &str) -> Result<T, u16> {
+        object(&request(content_type, body), "another").map_err(|refusal| refusal.status)
     }
 
     const DEADLINE: &str = " \r\n{\"at_boot_ms\": 1.0, \"grace_ms\": 2}";
@@ -102,6 +113,21 @@ mod tests {
         }
         for wrong in ["", "text/plain", "application/jsonl", "application/json, text/plain"] {
             assert_eq!(read(wrong), Err(415), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn bytes_are_not_said_to_be_a_document() {
+        let read = |content_type| {
+            let read = bytes(&request(content_type, "ls")).map(<[u8]>::to_vec);
+            read.map_err(|refusal| (refusal.status, refusal.headers))
+        };
+        for right in [None, Some("application/octet-stream"), Some("Application/Octet-Stream ;x")] {
+            assert_eq!(read(right), Ok(b"ls".to_vec()), "{right:?}");
+        }
+        let refused = Err((415, vec![("accept", BYTES.to_owned())]));
+        for wrong in [JSON, "", "application/x-www-form-urlencoded", "text/plain"] {
+            assert_eq!(read(Some(wrong)), refused, "{wrong}");
         }
     }
 }

@@ -9,7 +9,10 @@ use std::{
 };
 
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
-use types::devices::{AttachRequest, AttachedDevice};
+use types::{
+    devices::{AttachRequest, AttachedDevice},
+    vm::MAX_DISK_QUEUES,
+};
 
 use super::{
     Answer, BadQuery, Client, Request,
@@ -21,8 +24,8 @@ use crate::machine::{
     hotplug::{PlugError, Removal},
 };
 
-/// Most descriptors that are taken with a request; more than one is told as wrong.
-const MAX_FILES: usize = 4;
+/// Most descriptors that are taken with a request: one more than any device has.
+const MAX_FILES: usize = MAX_DISK_QUEUES as usize + 1;
 
 /// Reads a piece of a request, and puts descriptors that come with it into `files`.
 pub(super) fn read(
@@ -124,7 +127,7 @@ mod tests {
     /// What is asked for is as it should be; that nothing came beside it is no fault of the document.
     #[test]
     fn a_device_that_does_not_come_along_is_no_bad_request() {
-        assert_eq!(refusal(&PlugError::Descriptors { found: 0 }).status, 409);
+        assert_eq!(refusal(&PlugError::Descriptors { found: 0, most: 1 }).status, 409);
         assert_eq!(refusal(&PlugError::Name { id: "a b".to_owned() }).status, 400);
     }
 }

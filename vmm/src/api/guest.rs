@@ -53,7 +53,10 @@ struct Taken {
 
 /// `POST /v1/console`
 pub(super) fn input(request: &Request, board: &Board) -> Answer {
-    let bytes = &request.body;
+    let bytes = match body::bytes(request) {
+        Ok(bytes) => bytes,
+        Err(refusal) => return *refusal,
+    };
     let taken = board.serial.lock().unwrap_or_else(PoisonError::into_inner).input(bytes);
     if taken < bytes.len() {
         let detail = format!(

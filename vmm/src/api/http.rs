@@ -11,6 +11,8 @@ pub const MAX_HEAD: usize = 8192;
 pub(super) const HEAD: &str = "HEAD";
 /// Most header fields.
 const MAX_HEADERS: usize = 32;
+/// The form of a version, in which 0 stands for any digit (RFC 9112 §2.3).
+const VERSION: &[u8; 8] = b"HTTP/0.0";
 
 /// A request.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,7 +47,9 @@ pub enum RequestError {
     Encoding,
     #[error("a request has one host field, which is empty or a host, perhaps with a port")]
     Host,
-    #[error("the target is neither a path nor an address that begins with http:// and a host")]
+    #[error(
+        "the target is neither a path nor an address that begins with http:// and a host, in the characters of URIs"
+    )]
     Target,
     #[error("the body has {found} bytes; at most {most} are taken")]
     LargeBody { found: u64, most: usize },
@@ -103,10 +107,14 @@ impl Request {
 pub fn parse(bytes: &[u8], max_body: usize) -> Result<Option<Request>, RequestError> {
     let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
     let mut head = httparse::Request::new(&mut headers);
-    let length = match head.parse(bytes).map_err(RequestError::Head)? {
-        httparse::Status::Complete(length) if length <= MAX_HEAD => length,
-        httparse::Status::Partial if bytes.len() <= MAX_HEAD => return Ok(None),
-        httparse::Status::Complete(_) | httparse::Status::Partial => return Err(too_large(&head)),
+    let length = match head.parse(bytes) {
+        Ok(httparse::Status::Complete(length)) if length <= MAX_HEAD => length,
+        Ok(httparse::Status::Partial) if bytes.len() <= MAX_HEAD => return Ok(None),
+        Ok(httparse::Status::Complete(_) | httparse::Status::Partial) => {
+            return Err(too_large(&head));
+        }
+        Err(httparse::Error::Version) => return refuse_version(bytes),
+        Err(error) => return Err(RequestError::Head(error)),
     };
     check_host(&head)?;
     let method = head.method.unwrap_or_default();
@@ -120,6 +128,26 @@ pub fn parse(bytes: &[u8], max_body: usize) -> Result<Option<Request>, RequestEr
     let types: Vec<_> = values(&head, "content-type").map(String::from_utf8_lossy).collect();
     let content_type = (!types.is_empty()).then(|| types.join(", "));
     Ok(body.map(|body| Request { method: method.to_owned(), target, content_type, body }))
+}
+
+/// Tells a version that is not read here (RFC 9110 §15.6.6) from what is none; `None` while it may become one. Minor
+/// versions above 1, of which there are none, count among them.
+fn refuse_version(bytes: &[u8]) -> Result<Option<Request>, RequestError> {
+    let line = bytes.trim_ascii_start();
+    let found = line.splitn(3, |byte| *byte == b' ').nth(2).unwrap_or_default();
+    let fits = |(form, byte): (&u8, &u8)| match form {
+        b'0' => byte.is_ascii_digit(),
+        _ => form == byte,
+    };
+    let is_begun = VERSION.iter().zip(found).all(fits);
+    let is_ended = matches!(found.get(VERSION.len()), None | Some(b'\r' | b'\n'));
+    if !is_begun || !is_ended {
+        return Err(RequestError::Head(httparse::Error::Token));
+    }
+    if found.len() < VERSION.len() {
+        return Ok(None);
+    }
+    Err(RequestError::Head(httparse::Error::Version))
 }
 
 /// Says what of a head is too large.
@@ -183,18 +211,32 @@ enum Extent {
 fn extent(head: &httparse::Request<'_, '_>, max_body: usize) -> Result<Extent, RequestError> {
     let wrong = |reason| Err(RequestError::Length { reason });
     let mut lengths = values(head, "content-length");
-    let mut codings = values(head, "transfer-encoding");
-    match (lengths.next(), codings.next()) {
+    match (lengths.next(), values(head, "transfer-encoding").next()) {
         (None, None) => Ok(Extent::Counted(0)),
         (Some(_), None) if lengths.next().is_some() => wrong("content-length is given twice"),
         (Some(length), None) => counted(length, max_body),
         (Some(_), Some(_)) => wrong("content-length and transfer-encoding are given both"),
         (None, Some(_)) if head.version != Some(1) => wrong("HTTP/1.0 has no transfer-encoding"),
-        (None, Some(coding)) if coding.eq_ignore_ascii_case(b"chunked") => match codings.next() {
-            None => Ok(Extent::Chunked),
-            Some(_) => Err(RequestError::Encoding),
-        },
-        (None, Some(_)) => Err(RequestError::Encoding),
+        (None, Some(_)) => coded(head),
+    }
+}
+
+/// All fields are one list, whose empty elements are none (RFC 9110 §5.3 and §5.6.1.2). Where a body ends is known by
+/// chunks alone, which are the last coding, and once.
+fn coded(head: &httparse::Request<'_, '_>) -> Result<Extent, RequestError> {
+    let elements = values(head, "transfer-encoding")
+        .flat_map(|value| value.split(|byte| *byte == b','))
+        .map(<[u8]>::trim_ascii);
+    let codings: Vec<&[u8]> = elements.filter(|element| !element.is_empty()).collect();
+    let is_chunked = |coding: &&[u8]| coding.eq_ignore_ascii_case(b"chunked");
+    match codings.split_last() {
+        Some((last, [])) if is_chunked(last) => Ok(Extent::Chunked),
+        Some((last, before)) if is_chunked(last) && !before.iter().any(is_chunked) => {
+            Err(RequestError::Encoding)
+        }
+        _ => Err(RequestError::Length {
+            reason: "chunked has to be the last transfer-encoding, and there once",
+        }),
     }
 }
 
@@ -269,13 +311,40 @@ mod tests {
             parsed.map(|request| request.expect("whole").body).map_err(|error| error.status())
         };
         assert_eq!(chunked("1", "Transfer-Encoding: Chunked"), Ok(b"hi".to_vec()));
+        assert_eq!(chunked("1", "transfer-encoding: , chunked ,"), Ok(b"hi".to_vec()));
         assert_eq!(chunked("1", "transfer-encoding: gzip, chunked"), Err(501));
-        assert_eq!(chunked("1", "transfer-encoding: identity"), Err(501));
+        assert_eq!(chunked("1", "transfer-encoding: gzip\r\nTransfer-Encoding: CHUNKED"), Err(501));
+        let endless = ["identity", "", "chunked, gzip", "chunked, chunked", "chunked, x, chunked"];
+        for endless in endless {
+            let line = format!("transfer-encoding: {endless}");
+            assert_eq!(chunked("1", &line), Err(400), "{endless}");
+        }
         let twice = "transfer-encoding: chunked\r\ntransfer-encoding: chunked";
-        assert_eq!(chunked("1", twice), Err(501));
+        assert_eq!(chunked("1", twice), Err(400));
         let both = "transfer-encoding: chunked\r\ncontent-length: 2";
         assert_eq!(chunked("1", both), Err(400));
         assert_eq!(chunked("0", "transfer-encoding: chunked"), Err(400));
+    }
+
+    /// RFC 9110 §15.6.6: a version is what has its form.
+    #[test]
+    fn versions_that_are_not_read_are_told_from_what_is_none() {
+        let refused = |version: &str| {
+            let text = format!("\r\nGET / {version}\r\nhost: a\r\n\r\n");
+            parse(text.as_bytes(), 4).expect_err("refused").status()
+        };
+        for version in ["HTTP/2.0", "HTTP/0.9", "HTTP/1.2", "HTTP/1.9"] {
+            assert_eq!(refused(version), 505, "{version}");
+        }
+        let none = ["HTTP/1", "HTTP/2", "HTTP/10.0", "HTTP/2.0x", "http/2.0", "HTTPS/2.0"];
+        let spaced = ["", " HTTP/2.0", "x HTTP/2.0", "HTTP/1.x", "HTTP/x.1", "HTTP/1.1 "];
+        for none in none.iter().chain(&spaced) {
+            assert_eq!(refused(none), 400, "{none}");
+        }
+        // What came in pieces may become one.
+        assert_eq!(parse(b"GET / HTTP/2", 4), Ok(None));
+        assert_eq!(parse(b"GET / HTTP/2.", 4), Ok(None));
+        assert!(parse(b"GET / HTTP/x", 4).is_err_and(|error| error.status() == 400));
     }
 
     fn target(text: &str) -> Result<String, RequestError> {

@@ -1,7 +1,7 @@
 //! The control socket: HTTP/1.1 with JSON over a unix stream socket, one request per connection.
 //! `openapi.json` describes the requests; `routes` lists what answers them: `watch` tells, `guest`
 //! acts, `devices` attaches and detaches, `body` reads documents; `http` parses, by `target` and `chunks`;
-//! `waits` bounds what waits for something new, `crew` the threads.
+//! `waits` bounds what waits for something new, `timed` how long a client may take, `crew` the threads.
 //!
 //! Who may connect is decided by the permissions of the socket's path, which the agent holds.
 
@@ -14,6 +14,7 @@ mod guest;
 mod http;
 mod routes;
 mod target;
+mod timed;
 mod waits;
 mod watch;
 
@@ -25,13 +26,14 @@ use std::{
         unix::net::{UnixListener, UnixStream},
     },
     sync::Arc,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 pub use answer::{Answer, Body};
 use crew::Crew;
 pub use http::{BadQuery, MAX_HEAD, Request, RequestError, parse};
 pub use routes::{ROUTES, Route, answer};
+use timed::Timed;
 use waits::{Client, Waits};
 
 use crate::{
@@ -41,7 +43,7 @@ use crate::{
 
 // The others answer what cannot wait, a dump that is being read among it.
 const _: () = assert!(waits::MOST + waits::MOST_PLUGS + 4 <= crew::MOST);
-/// How long a client may take to send its request, and to take its answer.
+/// How long a client may take to send its request, and once there is an answer, to take it.
 const CLIENT_LIMIT: Duration = Duration::from_secs(10);
 /// How long a client may take to take a piece of a dump: what takes it may be across the world, and the
 /// guest waits with it.
@@ -89,57 +91,52 @@ fn serve(desk: &Arc<Desk>, board: &Arc<Board>) {
     }
 }
 
-fn converse(mut stream: UnixStream, desk: &Desk, board: &Board) -> io::Result<()> {
-    stream.set_read_timeout(Some(CLIENT_LIMIT))?;
-    stream.set_write_timeout(Some(CLIENT_LIMIT))?;
+fn converse(stream: UnixStream, desk: &Desk, board: &Board) -> io::Result<()> {
     let mut bytes = Vec::new();
-    match receive(&mut stream, &mut bytes) {
+    match receive(&mut Timed::new(&stream, CLIENT_LIMIT), &mut bytes) {
         Ok((request, files)) => {
             let client = Client::new(&stream, &desk.waits, &desk.plugs);
             let answer = answer(&request, files, &client, board);
-            send(&answer, &request.method, &mut stream, board)
+            send(&answer, &request.method, &stream, board)
         }
         Err(error) => {
-            refuse(&error, &bytes, &mut stream)?;
-            drain(&mut stream);
+            refuse(&error, &bytes, &stream)?;
+            drain(&stream);
             Ok(())
         }
     }
 }
 
 /// Says why what came cannot be read, and that nothing follows (RFC 9112 §9.6).
-fn refuse(error: &RequestError, bytes: &[u8], stream: &mut UnixStream) -> io::Result<()> {
+fn refuse(error: &RequestError, bytes: &[u8], stream: &UnixStream) -> io::Result<()> {
     let refusal = answer::problem(error.status(), "request not understood", &error.to_string());
     let method = if http::asks_for_head(bytes) { http::HEAD } else { "" };
-    refusal.write_to(method, stream)?;
+    refusal.write_to(method, &mut Timed::new(stream, CLIENT_LIMIT))?;
     stream.shutdown(Shutdown::Write)
 }
 
-fn send(answer: &Answer, method: &str, stream: &mut UnixStream, board: &Board) -> io::Result<()> {
-    let Body::Dump(dump) = &answer.body else { return answer.write_to(method, stream) };
-    let written =
-        stream.set_write_timeout(Some(DUMP_LIMIT)).and_then(|()| answer.write_to(method, stream));
+fn send(answer: &Answer, method: &str, mut stream: &UnixStream, board: &Board) -> io::Result<()> {
+    let Body::Dump(dump) = &answer.body else {
+        return answer.write_to(method, &mut Timed::new(stream, CLIENT_LIMIT));
+    };
+    let limited = stream.set_write_timeout(Some(DUMP_LIMIT));
+    let written = limited.and_then(|()| answer.write_to(method, &mut stream));
     watch::finish_dump(dump, board);
     written
 }
 
 /// Takes what the client of a refused request still sends: closed before, the connection would be one that
 /// failed to the client, which sends on and loses the answer (RFC 9112 §9.6).
-fn drain(stream: &mut UnixStream) {
-    let (end, mut buffer) = (Instant::now() + DRAIN_LIMIT, [0; 4096]);
-    if stream.set_read_timeout(Some(DRAIN_LIMIT)).is_ok() {
-        while matches!(devices::read(stream, &mut buffer, &mut Vec::new()), Ok(1..))
-            && Instant::now() < end
-        {}
-    }
+fn drain(stream: &UnixStream) {
+    let (timed, mut buffer) = (Timed::new(stream, DRAIN_LIMIT), [0; 4096]);
+    while matches!(timed.read(&mut buffer, &mut Vec::new()), Ok(1..)) {}
 }
 
 /// Receives a request; all that came of it is put into `bytes`.
 fn receive(
-    stream: &mut UnixStream,
+    stream: &mut Timed<'_>,
     bytes: &mut Vec<u8>,
 ) -> Result<(Request, Vec<OwnedFd>), RequestError> {
-    let deadline = Instant::now() + CLIENT_LIMIT;
     let (mut buffer, mut files, mut told) = ([0; 4096], Vec::new(), false);
     loop {
         if let Some(request) = parse(bytes, MAX_BODY)? {
@@ -150,24 +147,12 @@ fn receive(
             let go_on = b"HTTP/1.1 100 Continue\r\n\r\n";
             stream.write_all(go_on).map_err(|_| RequestError::Incomplete)?;
         }
-        let count = match devices::read(stream, &mut buffer, &mut files) {
-            Ok(count) => count,
-            Err(error) if is_late(&error) => return Err(RequestError::Late),
-            Err(_) => return Err(RequestError::Incomplete),
-        };
-        if count == 0 {
-            return Err(RequestError::Incomplete);
+        match stream.read(&mut buffer, &mut files) {
+            Ok(count @ 1..) => bytes.extend_from_slice(&buffer[..count]),
+            Err(error) if timed::is_late(&error) => return Err(RequestError::Late),
+            Ok(0) | Err(_) => return Err(RequestError::Incomplete),
         }
-        if Instant::now() > deadline {
-            return Err(RequestError::Late);
-        }
-        bytes.extend_from_slice(&buffer[..count]);
     }
-}
-
-/// Whether a read ended since its time was over (socket(7), SO_RCVTIMEO).
-fn is_late(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
 }
 
 #[cfg(test)]
@@ -178,22 +163,22 @@ mod tests {
 
     #[test]
     fn who_is_late_is_told_apart_from_who_is_gone() {
-        let (mut near, mut far) = UnixStream::pair().expect("a pair");
-        near.set_read_timeout(Some(Duration::from_millis(1))).expect("set");
+        let (near, mut far) = UnixStream::pair().expect("a pair");
         let head = b"POST /v1/console HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\n";
         far.write_all(head).expect("written");
         let mut bytes = Vec::new();
-        assert_eq!(receive(&mut near, &mut bytes).err(), Some(RequestError::Late));
-        assert_eq!(bytes, head);
+        let mut receive = |limit| receive(&mut Timed::new(&near, limit), &mut bytes).err();
+        assert_eq!(receive(Duration::from_millis(200)), Some(RequestError::Late));
         far.write_all(b"x").expect("written");
         drop(far);
-        assert_eq!(receive(&mut near, &mut bytes).err(), Some(RequestError::Incomplete));
+        assert_eq!(receive(CLIENT_LIMIT), Some(RequestError::Incomplete));
+        assert_eq!(bytes, [&head[..], b"x"].concat());
     }
 
     #[test]
     fn a_refusal_ends_before_what_is_still_sent_is_taken() {
         let (mut near, mut far) = UnixStream::pair().expect("a pair");
-        refuse(&RequestError::Host, b"GET / HTTP/1.1\r\n", &mut near).expect("sent");
+        refuse(&RequestError::Host, b"GET / HTTP/1.1\r\n", &near).expect("sent");
         // What there is to read must be there by now, and the end of it.
         far.set_nonblocking(true).expect("set");
         let mut said = String::new();
@@ -201,15 +186,15 @@ mod tests {
         assert!(said.starts_with("HTTP/1.1 400 ") && said.ends_with('}'), "{said}");
         far.write_all(&[b'x'; 10_000]).expect("taken");
         drop(far);
-        drain(&mut near);
+        drain(&near);
         assert_eq!(near.read(&mut [0]).expect("an end"), 0, "all of it was taken");
     }
 
     /// RFC 9110 §9.3.2.
     #[test]
     fn a_refusal_of_a_head_has_no_body() {
-        let (mut near, mut far) = UnixStream::pair().expect("a pair");
-        refuse(&RequestError::Target, b"HEAD nowhere HTTP/1.1\r\n", &mut near).expect("sent");
+        let (near, mut far) = UnixStream::pair().expect("a pair");
+        refuse(&RequestError::Target, b"HEAD nowhere HTTP/1.1\r\n", &near).expect("sent");
         drop(near);
         let mut said = String::new();
         far.read_to_string(&mut said).expect("an end");

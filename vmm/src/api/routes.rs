@@ -2,6 +2,8 @@
 
 use std::os::fd::OwnedFd;
 
+use types::query::Query;
+
 use super::{Answer, Client, Request, answer::problem, devices, guest, watch};
 use crate::machine::Board;
 
@@ -11,6 +13,8 @@ pub struct Route {
     pub method: &'static str,
     /// Path; a segment in braces stands for any.
     pub path: &'static str,
+    /// Names of parameters that its query may have.
+    pub query: &'static [&'static str],
     /// What answers.
     pub act: Act,
 }
@@ -26,17 +30,25 @@ pub enum Act {
     Waiting(fn(&Request, &Client<'_>, &Board) -> Answer),
 }
 
+/// Parameters of what waits for something new.
+const SPAN: &[&str] = &["from", "wait_ms"];
+
 /// All requests.
 pub const ROUTES: &[Route] = &[
-    Route { method: "GET", path: "/v1/console", act: Act::Waiting(guest::console) },
+    Route { method: "GET", path: "/v1/console", query: SPAN, act: Act::Waiting(guest::console) },
     route("POST", "/v1/console", guest::input),
     route("GET", "/v1/counters", watch::counters),
     route("PUT", "/v1/deadline", guest::put_deadline),
     route("GET", "/v1/devices", devices::list),
-    Route { method: "POST", path: "/v1/devices", act: Act::WithFiles(devices::attach) },
-    Route { method: "DELETE", path: "/v1/devices/{id}", act: Act::Waiting(devices::detach) },
+    Route { method: "POST", path: "/v1/devices", query: &[], act: Act::WithFiles(devices::attach) },
+    Route {
+        method: "DELETE",
+        path: "/v1/devices/{id}",
+        query: &["pull"],
+        act: Act::Waiting(devices::detach),
+    },
     route("POST", "/v1/dump", watch::dump),
-    Route { method: "GET", path: "/v1/events", act: Act::Waiting(watch::events) },
+    Route { method: "GET", path: "/v1/events", query: SPAN, act: Act::Waiting(watch::events) },
     route("GET", "/v1/openapi.json", watch::document),
     route("POST", "/v1/pause", guest::pause),
     route("POST", "/v1/power", guest::power),
@@ -53,7 +65,7 @@ const fn route(
     path: &'static str,
     act: fn(&Request, &Board) -> Answer,
 ) -> Route {
-    Route { method, path, act: Act::Plain(act) }
+    Route { method, path, query: &[], act: Act::Plain(act) }
 }
 
 /// Answers a request that came with `files` from `client`.
@@ -63,19 +75,30 @@ pub fn answer(
     client: &Client<'_>,
     board: &Board,
 ) -> Answer {
+    match find(request) {
+        Ok(Act::Plain(act)) => act(request, board),
+        Ok(Act::WithFiles(act)) => act(request, files, client, board),
+        Ok(Act::Waiting(act)) => act(request, client, board),
+        Err(refusal) => *refusal,
+    }
+}
+
+/// Returns what answers a request, or why nothing does.
+fn find(request: &Request) -> Result<Act, Box<Answer>> {
     let Some(segments) = request.segments() else {
         let detail = "% in a path has two hexadecimal digits behind it, as in 0000%3A41%3A00.0, and \
                       all of it is UTF-8";
-        return problem(400, "bad path", detail);
+        return Err(Box::new(problem(400, "bad path", detail)));
     };
     // The same without the body (RFC 9110 §9.3.2), which is left out when the answer is sent.
     let method = if request.is_head() { "GET" } else { &request.method };
     let mut there = ROUTES.iter().filter(|route| is_at(route.path, &segments));
-    match there.find(|route| route.method == method).map(|route| route.act) {
-        Some(Act::Plain(act)) => act(request, board),
-        Some(Act::WithFiles(act)) => act(request, files, client, board),
-        Some(Act::Waiting(act)) => act(request, client, board),
-        None => refusal(request, &segments),
+    let Some(route) = there.find(|route| route.method == method) else {
+        return Err(Box::new(refusal(request, &segments)));
+    };
+    match Query::of(&request.target).only(route.query) {
+        Ok(()) => Ok(route.act),
+        Err(error) => Err(Box::new(problem(400, "bad query", &error.to_string()))),
     }
 }
 
@@ -120,6 +143,7 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
+    use crate::api::Body;
 
     fn document() -> Value {
         serde_json::from_str(watch::DOCUMENT).expect("the document is JSON")
@@ -136,6 +160,19 @@ mod tests {
         }
         let served = ROUTES.iter().map(|route| (route.method.to_owned(), route.path.to_owned()));
         assert_eq!(described, served.collect());
+    }
+
+    #[test]
+    fn the_document_describes_every_parameter_of_a_query_and_no_other() {
+        let document = document();
+        for route in ROUTES {
+            let request = &document["paths"][route.path][route.method.to_lowercase()];
+            let parameters = request["parameters"].as_array().into_iter().flatten();
+            let of_query = parameters.filter(|parameter| parameter["in"] == "query");
+            let names = of_query.filter_map(|parameter| parameter["name"].as_str());
+            let names: Vec<&str> = names.collect();
+            assert_eq!(names, route.query, "{} {}", route.method, route.path);
+        }
     }
 
     #[test]
@@ -168,6 +205,32 @@ mod tests {
         // Escaped or not, it is the same path (RFC 3986 §6.2.2.2).
         assert!(is_at("/v1/state", "/v1/%73tate?x=1"));
         assert!(!is_at("/v1/state", "/v1%2Fstate"));
+    }
+
+    /// Whoever misspells one must not get something else than they asked for.
+    #[test]
+    fn parameters_have_the_names_that_are_known() {
+        let found = |method: &str, target: &str| {
+            find(&request(method, target)).map(drop).map_err(|refusal| refusal.status)
+        };
+        for path in ["/v1/console", "/v1/events"] {
+            for right in ["", "?", "?from=1&wait_ms=2", "?fr%6Fm=+", "?&wait_ms"] {
+                assert_eq!(found("GET", &format!("{path}{right}")), Ok(()), "{path}{right}");
+            }
+            for wrong in ["?form=7", "?from=1&From=1", "?pull=1", "?=1", "?%zz", "?x"] {
+                assert_eq!(found("HEAD", &format!("{path}{wrong}")), Err(400), "{path}{wrong}");
+            }
+        }
+        assert_eq!(found("DELETE", "/v1/devices/a?pull=1"), Ok(()));
+        assert_eq!(found("DELETE", "/v1/devices/a?Pull=1"), Err(400));
+        assert_eq!(found("POST", "/v1/power?now"), Err(400));
+        assert_eq!(found("POST", "/v1/power?"), Ok(()));
+        assert_eq!(found("GET", "/v1/power?now"), Err(405));
+        let why = find(&request("GET", "/v1/console?form=7")).err().expect("refused");
+        let Body::Bytes(said) = why.body else { panic!("what?") };
+        let said: Value = serde_json::from_slice(&said).expect("a problem");
+        let detail = "\"form\" in the query is no parameter of this; from, wait_ms is right";
+        assert_eq!(said["detail"], detail);
     }
 
     #[test]

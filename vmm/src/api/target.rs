@@ -1,10 +1,19 @@
 //! The target of a request, and the host that it names.
-//! Source: RFC 9112 §3.2; RFC 9110 §4.2 and §7.2; RFC 3986 §2 and §3.2.
+//! Source: RFC 9112 §3.2; RFC 9110 §4.2 and §7.2; RFC 3986 §2 and §3.2 to §3.4.
 
 /// Returns path and query of a target, which proxies are sent with an authority before it (RFC 9112 §3.2.2), or the
 /// asterisk that asks of the server as a whole (§3.2.4).
 pub(super) fn origin_form(method: &str, target: &str) -> Option<String> {
-    if target.starts_with('/') || target == "*" && method == "OPTIONS" {
+    if target == "*" && method == "OPTIONS" {
+        return Some(target.to_owned());
+    }
+    let fits = |byte: u8| is_plain(byte) || b":@/?%".contains(&byte);
+    local_form(target).filter(|form| form.bytes().all(fits))
+}
+
+/// Returns what is behind the authority, if there is one.
+fn local_form(target: &str) -> Option<String> {
+    if target.starts_with('/') {
         return Some(target.to_owned());
     }
     let scheme = target.get(..7).filter(|scheme| scheme.eq_ignore_ascii_case("http://"))?;
@@ -65,6 +74,20 @@ mod tests {
             assert_eq!(form(target), None, "{target}");
         }
         assert_eq!(origin_form("OPTIONS", "*").as_deref(), Some("*"));
+    }
+
+    /// RFC 3986 §3.3 and §3.4. What a fragment is stays with its client (RFC 9110 §7.1).
+    #[test]
+    fn paths_and_queries_have_the_characters_of_theirs() {
+        let form = |target: &str| origin_form("GET", target);
+        let all = "/-._~!$&'()*+,;=:@/%41?-._~!$&'()*+,;=:@/?%41";
+        assert_eq!(form(all).as_deref(), Some(all));
+        let wrong = ["#", "\"", "<", ">", "\\", "^", "`", "{", "|", "}", "[", "]", "ä", "\u{7f}"];
+        for wrong in wrong {
+            for target in [format!("/{wrong}"), format!("/?{wrong}"), format!("http://a/{wrong}")] {
+                assert_eq!(form(&target), None, "{target}");
+            }
+        }
     }
 
     #[test]

@@ -226,11 +226,14 @@ fn virtio_functions(spec: &VmSpec, platform: &virtio::Platform) -> Result<Vec<Se
     for disk in &spec.disks {
         let slot = next();
         let file = take("a disk", disk.fd)?;
+        let more = disk.more_fds.iter().map(|fd| take("a disk", *fd));
+        let more = more.collect::<Result<Vec<_>, _>>()?;
         if disk.model == DiskModel::Nvme {
             seats.push(nvme(disk, file, slot, (spec.vcpus, platform))?);
             continue;
         }
-        functions.push((slot, virtio::blk::open(disk, file, spec.vcpus, slot, platform)?));
+        let files = (file, more);
+        functions.push((slot, virtio::blk::open(disk, files, spec.vcpus, slot, platform)?));
     }
     for net in &spec.nets {
         let slot = next();

@@ -7,7 +7,10 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use super::function::{Bar, BarKind, PciFunction};
+use super::{
+    config,
+    function::{Bar, BarKind, PciFunction},
+};
 
 /// Bus, device and function of an emulated function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -46,6 +49,9 @@ impl Seat {
         Self { function, parent, bars: Vec::new(), left: BTreeMap::new() }
     }
 }
+
+/// Offset of the command register.
+const COMMAND: u16 = 0x04;
 
 /// Most bridges above a function; the VMM builds no deeper trees.
 const MAX_DEPTH: usize = 16;
@@ -110,8 +116,11 @@ impl Bus {
                 }
             }
             self.refresh(seat);
+            if lock(&function).took_link_down() {
+                self.below(seat, stop_mastering);
+            }
             if lock(&function).took_bus_reset() {
-                self.reset_below(seat);
+                self.below(seat, |function| function.bus_reset());
             }
         }
     }
@@ -183,8 +192,8 @@ impl Bus {
         enabled.then_some(function << 12 | register)
     }
 
-    /// Resets all functions behind the bridge named `bridge`.
-    fn reset_below(&mut self, bridge: Address) {
+    /// Does something to all functions behind the bridge named `bridge`.
+    fn below(&mut self, bridge: Address, act: impl Fn(&mut dyn PciFunction)) {
         let mut bridges = vec![bridge];
         for _ in 0..MAX_DEPTH {
             let on_bus = |seat: &Seat| seat.parent.is_some_and(|above| bridges.contains(&above));
@@ -195,7 +204,7 @@ impl Bus {
                 .map(|(name, seat)| (*name, Arc::clone(&seat.function)))
                 .collect();
             for (name, function) in &below {
-                lock(function).bus_reset();
+                act(&mut *lock(function));
                 self.refresh(*name);
             }
             bridges = below.into_iter().map(|(name, _)| name).collect();
@@ -319,6 +328,14 @@ impl Bus {
             }
         }
     }
+}
+
+/// Has a function send no requests of its own any more.
+fn stop_mastering(function: &mut dyn PciFunction) {
+    let mut command = [0; 2];
+    function.read_config(COMMAND, &mut command);
+    let command = u16::from_le_bytes(command) & !config::COMMAND_MASTER;
+    function.write_config(COMMAND, &command.to_le_bytes());
 }
 
 /// Whether two BARs have an address in common.

@@ -186,6 +186,32 @@ fn a_bridge_resets_what_is_below_it_once() {
     assert_eq!(resets(), [2, 0]);
 }
 
+/// PCI Express 6.0 §6.6.1: it is reset when the link comes back, and quiet until then.
+#[test]
+fn what_is_below_a_disabled_link_masters_no_bus() {
+    let link = Link { speed: 1, width: 1 }.fixed().registers();
+    let mut bus = Bus::default();
+    let above = Address { bus: 0, device: 2, function: 0 };
+    let below = Arc::new(Mutex::new(plain()));
+    bus.add(above, Arc::new(Mutex::new(Port::new(Kind::Root, &link, None).expect("room"))));
+    let name = Address { bus: 1, device: 0, function: 0 };
+    bus.add_behind(above, name, Arc::<Mutex<Plain>>::clone(&below));
+    bus.write_ecam(PORT | 0x18, &[0, 1, 1, 0]);
+    bus.write_ecam(1 << 20 | 4, &[6, 0]);
+    let seen = || {
+        let mut below = below.lock().expect("one thread");
+        let mut command = [0; 2];
+        below.read_config(4, &mut command);
+        (command[0], below.resets)
+    };
+    assert_eq!(seen(), (6, 0));
+    // Link control of the capability at 0x40.
+    bus.write_ecam(PORT | 0x50, &[1 << 4, 0]);
+    assert_eq!(seen(), (2, 0));
+    bus.write_ecam(PORT | 0x50, &[0, 0]);
+    assert_eq!(seen(), (0, 1));
+}
+
 #[test]
 fn the_old_ports_reach_the_same_registers() {
     let mut bus = bus();

@@ -72,6 +72,12 @@ pub trait PciFunction: Send {
         false
     }
 
+    /// Returns whether the link below the function went down since it was asked last, if it is a bridge: nothing that is
+    /// sent below arrives any more.
+    fn took_link_down(&mut self) -> bool {
+        false
+    }
+
     /// The bus that the function is on was reset (PCI Express 6.0 §6.6.1, a hot reset): registers take their
     /// initial values, and what is under way ends without being waited for.
     fn bus_reset(&mut self) {}

@@ -169,7 +169,7 @@ pub const SYSCALLS: &[Syscall] = &[
     ),
     row(libc::SYS_pwrite64, &[Main, Vcpu, Plug], Arguments::Any, "registers of devices"),
     row(libc::SYS_preadv, &[Block, Plug], Arguments::Any, "disks"),
-    row(libc::SYS_pwritev2, &[Block, Plug], Arguments::Any, "disks"),
+    row(libc::SYS_pwritev, &[Block, Plug], Arguments::Any, "disks"),
     row(
         libc::SYS_fdatasync,
         &[Vcpu, Block, Plug],

@@ -48,8 +48,6 @@ pub enum DiskCommand<'a> {
         offset: u64,
         /// Where the bytes come from, in order.
         from: &'a [(GuestAddress, u32)],
-        /// When the write counts as done.
-        durability: Durability,
     },
     /// Makes all finished writes durable.
     Sync,
@@ -67,24 +65,6 @@ pub enum DiskCommand<'a> {
         /// Bytes.
         length: u64,
     },
-}
-
-/// When a write counts as done.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Durability {
-    /// When the host has it; a later [`DiskCommand::Sync`] makes it durable.
-    Cached,
-    /// When it is on the medium.
-    Durable,
-}
-
-impl Durability {
-    fn flags(self) -> i32 {
-        match self {
-            Self::Cached => 0,
-            Self::Durable => libc::RWF_DSYNC,
-        }
-    }
 }
 
 /// `fallocate` modes of [`DiskCommand::Punch`] and [`DiskCommand::Zero`].
@@ -186,9 +166,9 @@ impl DiskRing {
                 let vectors = &held.vectors;
                 opcode::Readv::new(file, vectors.as_ptr(), count(vectors)?).offset(offset).build()
             }
-            DiskCommand::Write { offset, from, durability } => {
+            DiskCommand::Write { offset, from } => {
                 held.vectors = vectors(&self.ram, from)?;
-                writev(&held.vectors, offset, durability)?
+                writev(&held.vectors, offset)?
             }
             DiskCommand::Sync => {
                 opcode::Fsync::new(file).flags(io_uring::types::FsyncFlags::DATASYNC).build()
@@ -204,15 +184,9 @@ impl DiskRing {
     }
 
     /// Queues a write of bytes that are not the guest's.
-    pub fn queue_write(
-        &mut self,
-        token: u16,
-        offset: u64,
-        bytes: Box<[u8]>,
-        durability: Durability,
-    ) -> io::Result<()> {
+    pub fn queue_write(&mut self, token: u16, offset: u64, bytes: Box<[u8]>) -> io::Result<()> {
         let vectors: Box<[_]> = Box::new([vector_of(&bytes)]);
-        let entry = writev(&vectors, offset, durability)?;
+        let entry = writev(&vectors, offset)?;
         self.push(token, &entry, Held { vectors, _bytes: bytes })
     }
 
@@ -285,13 +259,9 @@ fn is_short_of_memory(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EBUSY))
 }
 
-fn writev(
-    vectors: &[libc::iovec],
-    offset: u64,
-    durability: Durability,
-) -> io::Result<squeue::Entry> {
+fn writev(vectors: &[libc::iovec], offset: u64) -> io::Result<squeue::Entry> {
     let entry = opcode::Writev::new(Fixed(0), vectors.as_ptr(), count(vectors)?);
-    Ok(entry.offset(offset).rw_flags(durability.flags()).build())
+    Ok(entry.offset(offset).build())
 }
 
 /// Names bytes that are only read from.
@@ -330,12 +300,10 @@ pub fn disk_command(
             // SAFETY: The vectors name mapped guest memory, which `ram` keeps for the whole call.
             unsafe { libc::preadv(fd, held.as_ptr(), vector_count(&held)?, file_offset(offset)?) }
         }
-        DiskCommand::Write { offset, from, durability } => {
+        DiskCommand::Write { offset, from } => {
             let held = vectors(ram, from)?;
-            let flags = durability.flags();
-            let offset = file_offset(offset)?;
             // SAFETY: As for the read above.
-            unsafe { libc::pwritev2(fd, held.as_ptr(), vector_count(&held)?, offset, flags) }
+            unsafe { libc::pwritev(fd, held.as_ptr(), vector_count(&held)?, file_offset(offset)?) }
         }
         DiskCommand::Sync => {
             rustix::fs::fdatasync(file)?;
@@ -348,18 +316,11 @@ pub fn disk_command(
 }
 
 /// Writes bytes that are not the guest's at once. Returns how many were written.
-pub fn disk_write(
-    file: BorrowedFd<'_>,
-    offset: u64,
-    bytes: &[u8],
-    durability: Durability,
-) -> io::Result<u32> {
+pub fn disk_write(file: BorrowedFd<'_>, offset: u64, bytes: &[u8]) -> io::Result<u32> {
     let vector = vector_of(bytes);
     let offset = file_offset(offset)?;
     // SAFETY: The vector names `bytes`, which outlive the call and are only read.
-    let result = unsafe {
-        libc::pwritev2(file.as_raw_fd(), &raw const vector, 1, offset, durability.flags())
-    };
+    let result = unsafe { libc::pwritev(file.as_raw_fd(), &raw const vector, 1, offset) };
     u32::try_from(result).map_err(|_| io::Error::last_os_error())
 }
 

@@ -193,6 +193,10 @@ pub(super) enum LocalApics {
 /// Returns where local APICs are on this host: on Intel's servers in the processor since 2013 (APICv), on AMD's where
 /// they are in x2APIC mode, too (x2AVIC, Zen 4). Linux uses those of earlier ones only when it is told to (6.18
 /// arch/x86/kvm/svm/avic.c, `avic_want_avic_enabled`).
+///
+/// KVM does not say which it uses. That it uses those of the processor is an assumption, which holds for our image: no
+/// parameter there turns them off, and its kernel is newer than Linux 6.18, before which AMD's were off unless
+/// `kvm_amd.avic` was set. Where it does not hold, Windows has slower exits for its interrupts, and no more.
 pub(super) fn local_apics(supported: &CpuId) -> LocalApics {
     // KVM does not tell guests of what the processor has for their hypervisor.
     let has_svm = __cpuid(0x8000_0000).eax >= VIRTUALISATION;

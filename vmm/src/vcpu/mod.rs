@@ -15,7 +15,7 @@ use std::{
 };
 
 use kvm_bindings::{
-    KVM_EXIT_X86_BUS_LOCK, KVM_INTERNAL_ERROR_DELIVERY_EV, KVM_SYSTEM_EVENT_CRASH,
+    KVM_EXIT_NOTIFY, KVM_EXIT_X86_BUS_LOCK, KVM_INTERNAL_ERROR_DELIVERY_EV, KVM_SYSTEM_EVENT_CRASH,
     KVM_SYSTEM_EVENT_RESET,
 };
 use kvm_ioctls::{VcpuExit, VcpuFd};
@@ -193,7 +193,7 @@ fn step(vcpu: &mut VcpuFd, board: &Board, exits: &Exits) -> Step {
             sys::vcpu::refuse_hypercall(vcpu);
             Step::Handled
         }
-        Ok(other) => Step::Ended(Ending::host_fault(format!("KVM left the guest for {other:?}"))),
+        Ok(other) => Step::Ended(unanswered(&other)),
         Err(error) if error.errno() == libc::EINTR => {
             exits.kicks.add(1);
             broken_memory(board).map_or(Step::Interrupted, Step::Ended)
@@ -229,6 +229,15 @@ fn asks_for_nothing(exit: &VcpuExit<'_>) -> bool {
     )
 }
 
+/// How the machine ends by an exit that there is no answer to.
+fn unanswered(exit: &VcpuExit<'_>) -> Ending {
+    if matches!(exit, VcpuExit::Unsupported(KVM_EXIT_NOTIFY)) {
+        // KVM deals with all others of these by itself (`sys::kvm::modes::bound_stays`).
+        return Ending::guest_fault("the guest kept all events out, and its state was lost");
+    }
+    Ending::host_fault(format!("KVM left the guest for {exit:?}"))
+}
+
 fn internal_error(vcpu: &mut VcpuFd) -> Step {
     let place = vcpu.get_regs().map_or(0, |registers| registers.rip);
     let error = sys::vcpu::internal_error(vcpu);
@@ -251,5 +260,13 @@ pub(crate) mod tests {
         assert!(asks_for_nothing(&VcpuExit::Hlt));
         assert!(!asks_for_nothing(&VcpuExit::Unsupported(99)));
         assert!(!asks_for_nothing(&VcpuExit::Shutdown));
+    }
+
+    /// The first is that of a guest whose state was lost (Linux include/uapi/linux/kvm.h, `KVM_EXIT_NOTIFY`).
+    #[test]
+    fn a_guest_that_keeps_events_out_is_at_fault_and_no_other_that_nobody_knows() {
+        assert!(!asks_for_nothing(&VcpuExit::Unsupported(37)));
+        assert_eq!(unanswered(&VcpuExit::Unsupported(37)).kind, Kind::GuestFault);
+        assert_eq!(unanswered(&VcpuExit::Unsupported(99)).kind, Kind::HostFault);
     }
 }

@@ -58,7 +58,7 @@ pub fn numbered() -> Vec<u8> {
 
 pub fn spec(limit: Option<RateLimit>) -> Disk {
     let (serial, model) = ("holdfast".to_owned(), DiskModel::Nvme);
-    Disk { fd: -1, read_only: false, serial, model, limit, key: None }
+    Disk { fd: -1, more_fds: Vec::new(), read_only: false, serial, model, limit, key: None }
 }
 
 /// The driver's side of a queue pair.

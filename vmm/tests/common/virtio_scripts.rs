@@ -18,6 +18,7 @@ use vmm::{
         Distress, DistressFlag, F_VERSION_1, Interrupts, MAX_RING_SIZE, QueueSignal, ReadyQueue,
         Ring, VirtioPci,
         blk::{
+            Durability,
             engine::{Engine, EngineChoice},
             queue::{BlockQueue, Job, Live, Progress},
             request::{Access, Rules, Support},
@@ -28,7 +29,7 @@ use vmm::{
     },
     irq::InterruptSource,
     pci::function::PciFunction,
-    sys::{io::Durability, memory::GuestRam},
+    sys::memory::GuestRam,
 };
 use vmm_sys_util::eventfd::EventFd;
 

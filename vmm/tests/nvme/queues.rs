@@ -144,6 +144,39 @@ fn commands_whose_completions_have_no_room_wait_for_the_doorbell() {
     assert_eq!(pair.poll(&driver.machine.ram), None);
 }
 
+/// The same, turn by turn: the controller waits for the doorbell, which wakes it.
+#[test]
+fn a_doorbell_that_makes_room_wakes_the_controller() {
+    let (memory, file) = (virtio::ram(), nvme::numbered_file());
+    let engine = Engine::new(EngineChoice::Plain, file.as_fd(), memory.clone(), DEPTH).unwrap();
+    let (mut device, shared) = nvme::controller_over(engine, &memory, Access::ReadOnly);
+    nvme::start(&mut device, &shared, ENTRIES);
+    let mut admin = Pair::new(0, ASQ, ACQ, ENTRIES);
+    let mut pair = Pair::new(1, QUEUES, QUEUES + 0x1000, ENTRIES);
+    for request in nvme::creation(1, QUEUES, 1) {
+        shared.ring(0, admin.put(&memory, request).1);
+        nvme::settle(&mut device);
+        assert_eq!(admin.poll(&memory).unwrap().status, 0);
+    }
+    for _ in 0..2 {
+        let read = transfer(READ, 7, 1);
+        let tail = (0..15).map(|_| pair.put(&memory, read).1).last().unwrap();
+        shared.ring(2, tail);
+        nvme::settle(&mut device);
+    }
+    // So far it was woken by commands.
+    assert!(shared.kick.read().is_ok());
+    let ended = |pair: &mut Pair| std::iter::from_fn(|| pair.poll(&memory)).count();
+    assert_eq!(ended(&mut pair), 15);
+    shared.ring(3, pair.head());
+    assert!(shared.kick.read().is_ok(), "the controller sleeps on");
+    nvme::settle(&mut device);
+    assert_eq!(ended(&mut pair), 15);
+    // Nothing waits for room now.
+    shared.ring(3, pair.head());
+    assert!(shared.kick.read().is_err());
+}
+
 /// As UEFI's driver does, whatever the number of virtual CPUs.
 #[test]
 fn one_virtual_cpu_has_two_queue_pairs() {

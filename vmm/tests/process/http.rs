@@ -59,6 +59,15 @@ fn requests_are_answered_as_http_has_them() {
     assert_eq!(status(&request("GET /v1/console?fro%6D=%30")), "200");
     assert_eq!(status(&request("GET /v1/console?from=+0")), "400");
     assert_eq!(status(&request("GET /v1/console?from=0&from=0")), "400");
+    let misspelt = request("GET /v1/console?form=7");
+    let detail = r#"\"form\" in the query is no parameter of this; from, wait_ms is right"#;
+    assert!(status(&misspelt) == "400" && misspelt.contains(detail), "{misspelt}");
+    assert_eq!(status(&request("DELETE /v1/devices/a?Pull=1")), "400");
+    assert_ne!(status(&request("DELETE /v1/devices/a?pull=1")), "400");
+    assert_eq!(status(&request("GET /v1/state#x")), "400");
+    assert_eq!(status(&request("GET /v1/state?\"")), "400");
+    assert_eq!(status(&say(&machine, "GET /v1/state HTTP/2.0\r\nhost: a\r\n\r\n")), "505");
+    assert_eq!(status(&say(&machine, "GET /v1/state HTTPS/1.1\r\nhost: a\r\n\r\n")), "400");
     // A name that is escaped is the name; there is nothing to detach on this machine.
     let named = request("DELETE /v1/devices/0000%3A41%3A00.0");
     assert!(!named.contains("%3A") && status(&named) != "400", "{named}");
@@ -77,6 +86,8 @@ fn what_cannot_be_read_is_told_by_its_status() {
     assert!(chunked.ends_with("{\"taken\":3}"), "{chunked}");
     assert_eq!(status(&typed("transfer-encoding: chunked", "1\r\nxy\r\n0\r\n\r\n")), "400");
     assert_eq!(status(&typed("transfer-encoding: gzip, chunked", "")), "501");
+    assert_eq!(status(&typed("transfer-encoding: chunked, gzip", "")), "400");
+    assert_eq!(status(&typed("transfer-encoding: identity", "x")), "400");
     let both = "transfer-encoding: chunked\r\ncontent-length: 5";
     assert_eq!(status(&typed(both, "0\r\n\r\n")), "400");
     let long = "x".repeat(10_000);
@@ -107,6 +118,10 @@ fn bodies_are_the_documents_that_are_described() {
     assert_eq!(post("devices", device), "409");
     assert_eq!(post("devices", &device.replace("0000:", "+000:")), "400");
     assert_eq!(post("devices", "{\"id\":\"a\",\"device\":[\"pci\",\"0000:01:00.0\"]}"), "400");
+    let disk = "{\"id\":\"a\",\"device\":{\"kind\":\"disk\",\"read_only\":false,\"serial\":\"s\"}}";
+    assert_eq!(post("devices", disk), "409");
+    assert_eq!(post("devices", &disk.replace("\"s\"", "\"s\",\"key\":null")), "400");
+    assert_eq!(post("console", "x"), "415");
     assert_eq!(status(&ask(&machine, "POST /v1/console")), "200");
     assert_eq!(phase(&machine), "running");
 }

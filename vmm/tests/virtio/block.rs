@@ -6,14 +6,9 @@ use vm_memory::{Bytes, GuestAddress};
 use vmm::{
     devices::virtio::{
         F_RING_EVENT_IDX, F_RING_INDIRECT_DESC, F_VERSION_1, MAX_CHAIN, VirtioPci,
-        blk::{
-            Block,
-            engine::{Engine, EngineChoice},
-            losses::Losses,
-        },
+        blk::{Block, engine::EngineChoice},
     },
     pci::function::PciFunction,
-    sys::io::DiskCommand,
 };
 
 use crate::{
@@ -26,6 +21,8 @@ use crate::{
 
 #[path = "limits.rs"]
 mod limits;
+#[path = "block_losses.rs"]
+mod losses;
 #[path = "block_zeroes.rs"]
 mod zeroes;
 
@@ -58,6 +55,7 @@ fn file() -> OwnedFd {
 fn spec(read_only: bool) -> types::vm::Disk {
     types::vm::Disk {
         fd: -1,
+        more_fds: Vec::new(),
         read_only,
         serial: "holdfast-disk".to_owned(),
         model: types::vm::DiskModel::VirtioBlk,
@@ -197,23 +195,6 @@ fn a_flush_that_is_never_done_fails_in_the_end() {
         let flush = || disk(EngineChoice::Plain, F_FLUSH).request(4, 0, &[]).0;
         assert_eq!(where_syncs_fail(error, flush), 1);
     }
-}
-
-/// The host's kernel tells of lost writes once, to the queue that asks first.
-#[test]
-fn no_queue_of_a_disk_flushes_after_lost_writes() {
-    let (machine, file) = (Machine::new(), file());
-    let engine = || Engine::new(EngineChoice::Plain, file.as_fd(), machine.ram.clone(), 4).unwrap();
-    let losses = Losses::default();
-    let (mut first, mut second) = (engine().sharing(losses.clone()), engine().sharing(losses));
-    let flush = |engine: &mut Engine| {
-        engine.queue(0, DiskCommand::Sync).unwrap();
-        engine.complete().unwrap().1.is_ok()
-    };
-    assert!(flush(&mut second));
-    assert!(!where_syncs_fail(libc::EIO, || flush(&mut first)));
-    assert_eq!([flush(&mut first), flush(&mut second)], [false; 2]);
-    assert!(flush(&mut engine()), "the other disk has lost nothing");
 }
 
 #[test]

@@ -13,7 +13,7 @@ use vmm::{
             Distress, DistressFlag, F_VERSION_1, Interrupts, QueueSignal, ReadyQueue, Ring,
             VirtioPci,
             blk::{
-                self, Block,
+                self, Block, Durability,
                 engine::{Engine, EngineChoice},
                 queue::{BlockQueue, Job, Live},
                 request::{Access, Rules, Support},
@@ -23,7 +23,6 @@ use vmm::{
     },
     events::Events,
     irq::InterruptSource,
-    sys::io::Durability,
 };
 use vmm_sys_util::eventfd::EventFd;
 
@@ -66,7 +65,8 @@ fn disks_keep_to_the_limit_of_their_machine() {
     machine.platform.limits = Limits::new(Some(limit), start);
     let file = file();
     let shared = file.as_fd().try_clone_to_owned().unwrap();
-    let mut function = blk::open(&spec(false), shared, 1, 16, &machine.platform).unwrap();
+    let mut function =
+        blk::open(&spec(false), (shared, Vec::new()), 1, 16, &machine.platform).unwrap();
     function.start().unwrap();
     enable_msix(&mut function, 2);
     let queue = start_driver(&mut function, &machine, F_FLUSH);

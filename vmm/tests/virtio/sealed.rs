@@ -35,6 +35,7 @@ fn disk(engine: EngineChoice) -> Disk {
     rustix::fs::ftruncate(&file, DISK).unwrap();
     let spec = types::vm::Disk {
         fd: -1,
+        more_fds: Vec::new(),
         read_only: false,
         serial: "sealed".to_owned(),
         model: types::vm::DiskModel::VirtioBlk,

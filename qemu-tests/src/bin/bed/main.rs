@@ -309,8 +309,11 @@ fn http(machine: u32, line: &str, body: &[u8], files: &[Opened]) -> Result<(u16,
     let mut stream = UnixStream::connect(socket_path(machine)).context("the VMM is not there")?;
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
+    // All but what is typed is a document.
+    let media =
+        if line == "POST /v1/console" { "application/octet-stream" } else { "application/json" };
     let head = format!(
-        "{line} HTTP/1.1\r\nhost: vmm\r\nconnection: close\r\ncontent-type: application/json\r\n\
+        "{line} HTTP/1.1\r\nhost: vmm\r\nconnection: close\r\ncontent-type: {media}\r\n\
          content-length: {}\r\n\r\n",
         body.len()
     );

@@ -411,6 +411,12 @@ impl Controller {
             if let Some(live) = &mut self.live {
                 live.flushing = false;
             }
+            if status != Status::SUCCESS {
+                // Nothing else tells a driver that waits for CSTS.SHST (§7.6.2).
+                self.logs.error(flight.queue, &flight.command, status);
+                self.shared.activity.media_errors.add(u64::from(status.is_of_media()));
+                self.shared.set_fatal();
+            }
             self.shared.set_shutdown(Shutdown::Done);
         } else if status == Status::SUCCESS {
             self.complete(flight.queue, &flight.command, status, 0);

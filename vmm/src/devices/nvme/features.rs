@@ -25,7 +25,7 @@ use super::{
     identify::NAMESPACE,
     logs::{KELVIN, Warning},
 };
-use crate::sys::io::Durability;
+use crate::devices::virtio::blk::Durability;
 
 /// Feature identifiers (figure 271).
 const ARBITRATION: usize = 0x01;

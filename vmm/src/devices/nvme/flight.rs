@@ -12,8 +12,11 @@ use super::{
     transfer::{self, RANGE_SIZE, Work},
 };
 use crate::{
-    devices::virtio::blk::flight::{PAUSE, Tries, advance},
-    sys::io::{DiskCommand, Durability},
+    devices::virtio::blk::{
+        Durability,
+        flight::{PAUSE, Tries, advance},
+    },
+    sys::io::DiskCommand,
 };
 
 /// A command in flight.
@@ -52,18 +55,14 @@ pub(super) enum Purpose {
 }
 
 impl Transfer {
-    /// Returns whether it is durable only when a flush follows it, if it has to be because of what was asked for
-    /// or of the `cache` that there is now: `fallocate` has no flag for that, and what was begun while writes were
-    /// cached may end when they are not.
+    /// Returns whether a flush has to follow, because of what was asked for or of the `cache` that there is now: what
+    /// was begun while writes were cached may end when they are not.
     fn needs_flush(&self, cache: Durability) -> bool {
         match self {
             Self::Read { .. } | Self::Flush => false,
-            Self::Write { durability, .. } => {
-                (*durability, cache) == (Durability::Cached, Durability::Durable)
-            }
-            Self::Zero { durability, .. } | Self::Punch { durability, .. } => {
-                [*durability, cache].contains(&Durability::Durable)
-            }
+            Self::Write { durability, .. }
+            | Self::Zero { durability, .. }
+            | Self::Punch { durability, .. } => [*durability, cache].contains(&Durability::Durable),
         }
     }
 }
@@ -125,9 +124,7 @@ impl Controller {
         };
         let command = match &flight.transfer {
             Transfer::Read { offset, into } => DiskCommand::Read { offset: *offset, into },
-            Transfer::Write { offset, from, durability } => {
-                DiskCommand::Write { offset: *offset, from, durability: *durability }
-            }
+            Transfer::Write { offset, from, .. } => DiskCommand::Write { offset: *offset, from },
             Transfer::Flush => DiskCommand::Sync,
             Transfer::Zero { offset, length, .. } => {
                 DiskCommand::Zero { offset: *offset, length: *length }
@@ -263,9 +260,8 @@ mod tests {
         let (cached, durable) = (Durability::Cached, Durability::Durable);
         assert_eq!(flushed(cached, cached), [false; 3]);
         assert_eq!(flushed(cached, durable), [true; 3]);
-        // Writes have a flag of their own.
-        assert_eq!(flushed(durable, cached), [false, true, true]);
-        assert_eq!(flushed(durable, durable), [false, true, true]);
+        assert_eq!(flushed(durable, cached), [true; 3]);
+        assert_eq!(flushed(durable, durable), [true; 3]);
         let others = [Transfer::Flush, Transfer::Read { offset: 0, into: Vec::new() }];
         assert!(others.iter().all(|transfer| !transfer.needs_flush(durable)));
     }

@@ -53,6 +53,7 @@ use super::{
         Platform,
         blk::{
             engine::{Engine, EngineChoice},
+            losses::Losses,
             request::Access,
         },
         worker::Worker,
@@ -137,6 +138,7 @@ struct Parts {
     profile: Profile,
     limits: Limits,
     key: Option<DiskKey>,
+    losses: Losses,
 }
 
 impl Nvme {
@@ -181,6 +183,7 @@ impl Nvme {
                 profile,
                 limits,
                 key: disk.key.clone(),
+                losses: Losses::of(&disk.serial, platform.events.clone()),
             }),
             worker: None,
             pristine: config.clone(),
@@ -205,9 +208,9 @@ impl Nvme {
         let Some(parts) = self.parts.take() else { return Ok(()) };
         let shared = Arc::clone(&self.shared);
         let prepare = move || {
-            let Parts { file, ram, engine, profile, limits, key } = parts;
+            let Parts { file, ram, engine, profile, limits, key, losses } = parts;
             let engine = Engine::new(engine, file.as_fd(), ram.clone(), DEPTH)?;
-            let engine = engine.sealed(key.as_ref(), ram.clone(), DEPTH);
+            let engine = engine.sealed(key.as_ref(), ram.clone(), DEPTH).sharing(losses);
             Ok(Controller::new(engine, ram, profile, limits, shared))
         };
         let worker = Worker::spawn(

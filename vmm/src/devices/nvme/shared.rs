@@ -30,7 +30,7 @@ pub enum Shutdown {
     No,
     /// Asked for, and not finished.
     Busy,
-    /// Everything is on the medium.
+    /// Everything is on the medium, unless the controller has failed (CSTS.CFS).
     Done,
 }
 

@@ -6,9 +6,9 @@ use super::{
     command::{Command, Status},
     identify::{MAX_TRANSFER, NAMESPACE, Profile},
 };
-use crate::{
-    devices::virtio::blk::request::{Access, Support},
-    sys::io::Durability,
+use crate::devices::virtio::blk::{
+    Durability,
+    request::{Access, Support},
 };
 
 const FLUSH: u8 = 0x00;

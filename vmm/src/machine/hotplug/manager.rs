@@ -141,8 +141,8 @@ impl Manager {
         let board = Wiring { bus: &board.bus, turn: &board.turn, events: &board.events };
         loop {
             match self.next() {
-                Ok(Order::Attach(request, file, reply)) => {
-                    reply.unless_abandoned(|| self.attach(request, file, board, shared));
+                Ok(Order::Attach(request, files, reply)) => {
+                    reply.unless_abandoned(|| self.attach(request, files, board, shared));
                 }
                 Ok(Order::Detach(id, removal, reply)) => {
                     reply.unless_abandoned(|| self.detach(&id, removal, board, shared));
@@ -175,7 +175,7 @@ impl Manager {
     fn attach(
         &mut self,
         request: AttachRequest,
-        file: OwnedFd,
+        files: (OwnedFd, Vec<OwnedFd>),
         board: Wiring<'_>,
         shared: &Hotplug,
     ) -> Result<AttachedDevice, PlugError> {
@@ -191,7 +191,7 @@ impl Manager {
             AttachDevice::Disk { .. } => free.min_by_key(room),
         };
         let (spare, held) = slot.ok_or(PlugError::NoPort)?;
-        let made = make(&device, file, spare.route, &self.supplies)?;
+        let made = make(&device, files, spare.route, &self.supplies)?;
         let bars = locked(&made.function).bars();
         if let Err(error) = fits(&bars, spare) {
             let failures = take_back([made], board.turn);
@@ -337,7 +337,7 @@ fn leave(
 
 fn make(
     device: &AttachDevice,
-    file: OwnedFd,
+    (file, more): (OwnedFd, Vec<OwnedFd>),
     route: PinRoute,
     supplies: &Supplies,
 ) -> Result<Device, PlugError> {
@@ -351,8 +351,9 @@ fn make(
         }
         AttachDevice::Disk { read_only, serial, model, limit, key } => {
             let (read_only, serial, key) = (*read_only, serial.clone(), key.clone());
-            let disk = Disk { fd: -1, read_only, serial, model: *model, limit: *limit, key };
-            let function = open_disk(&disk, file, route.slot, supplies)?;
+            let (model, limit, more_fds) = (*model, *limit, Vec::new());
+            let disk = Disk { fd: -1, more_fds, read_only, serial, model, limit, key };
+            let function = open_disk(&disk, (file, more), route.slot, supplies)?;
             Ok(Device { function, behind: EMULATED.into(), closer: None })
         }
     }
@@ -360,14 +361,14 @@ fn make(
 
 fn open_disk(
     disk: &Disk,
-    file: OwnedFd,
+    (file, more): (OwnedFd, Vec<OwnedFd>),
     slot: u8,
     supplies: &Supplies,
 ) -> Result<Arc<Mutex<dyn PciFunction>>, DeviceError> {
     let Supplies { platform, vcpus, .. } = supplies;
     match disk.model {
         DiskModel::VirtioBlk => {
-            let mut function = virtio::blk::open(disk, file, *vcpus, slot, platform)?;
+            let mut function = virtio::blk::open(disk, (file, more), *vcpus, slot, platform)?;
             function.set_below_port()?;
             function.start()?;
             Ok(Arc::new(Mutex::new(function)))

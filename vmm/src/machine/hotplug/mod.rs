@@ -22,6 +22,7 @@ pub(super) use manager::{Manager, Spare, Supplies};
 use types::{
     devices::{AttachDevice, AttachRequest, AttachedDevice, MAX_DEVICE_NAME},
     node::Bdf,
+    vm::MAX_DISK_QUEUES,
 };
 
 use crate::{
@@ -59,8 +60,10 @@ pub enum PlugError {
     Taken { id: String },
     #[error("no device {id} is attached")]
     Unknown { id: String },
-    #[error("{found} descriptors came with the request; it takes one")]
-    Descriptors { found: usize },
+    #[error(
+        "{found} descriptors came with the request; of this device it takes 1 at least and {most} at most"
+    )]
+    Descriptors { found: usize, most: usize },
     #[error("no spare port is free; a machine has those of spare_ports in its specification")]
     NoPort,
     #[error("the machine was started without passthrough, so it can take no device of the host")]
@@ -89,7 +92,7 @@ pub enum Removal {
 
 /// What the thread is told.
 pub(super) enum Order {
-    Attach(AttachRequest, OwnedFd, Reply),
+    Attach(AttachRequest, (OwnedFd, Vec<OwnedFd>), Reply),
     Detach(String, Removal, Reply),
     /// The guest has switched the power of a slot.
     Look,
@@ -147,7 +150,7 @@ impl Hotplug {
     pub fn attach(
         &self,
         request: AttachRequest,
-        mut files: Vec<OwnedFd>,
+        files: Vec<OwnedFd>,
         gone: impl Fn() -> bool,
     ) -> Result<AttachedDevice, PlugError> {
         let id = &request.id;
@@ -156,9 +159,14 @@ impl Hotplug {
             return Err(PlugError::Name { id: id.chars().take(MAX_DEVICE_NAME).collect() });
         }
         let found = files.len();
-        let file = files.pop().filter(|_| found == 1);
-        let file = file.ok_or(PlugError::Descriptors { found })?;
-        self.give(|reply| Order::Attach(request, file, reply), gone)
+        let most = match &request.device {
+            AttachDevice::Pci { .. } => 1,
+            AttachDevice::Disk { .. } => MAX_DISK_QUEUES.into(),
+        };
+        let mut files = files.into_iter();
+        let first = files.next().filter(|_| found <= most);
+        let first = first.ok_or(PlugError::Descriptors { found, most })?;
+        self.give(|reply| Order::Attach(request, (first, files.collect()), reply), gone)
     }
 
     /// Unplugs a device, and returns how far it is; `gone` as for [`Self::attach`].

@@ -203,6 +203,8 @@ pub struct Port {
     msi: u16,
     /// The guest has begun to reset the bus behind.
     bus_reset: bool,
+    /// The guest has switched off the link below.
+    link_down: bool,
 }
 
 impl Port {
@@ -251,7 +253,7 @@ impl Port {
             config.add_extended_capability(ACCESS_CONTROL, 1, &[c0, c1, e0, e1])?;
         }
         let slot = slot.map(|spec| Slot::new(spec, &mut config)).transpose()?;
-        let mut port = Self { config, kind, slot, msi, bus_reset: false };
+        let mut port = Self { config, kind, slot, msi, bus_reset: false, link_down: false };
         port.set_windows(Windows::default());
         port.show_link();
         Ok(port)
@@ -361,8 +363,8 @@ impl Port {
     }
 
     /// Whether the guest has switched off the link below. That resets what is there as bridge control does (PCIe 6.0
-    /// §6.6.1, "hot reset"), here when the link comes back: nobody sees it before, and what is about to be unplugged,
-    /// as Linux 3.10 begins it, is not held up.
+    /// §6.6.1, "hot reset"), here when the link comes back: until then it only sends nothing, nobody sees more, and what
+    /// is about to be unplugged, as Linux 3.10 begins it, is not held up.
     fn is_link_disabled(&self) -> bool {
         let disabled = self.config.read_u16(EXPRESS_AT + 0x10) & LINK_DISABLE != 0;
         disabled && self.kind != Kind::Upstream
@@ -493,6 +495,7 @@ impl PciFunction for Port {
         self.config.write(offset, data);
         let resets = !was_resetting && self.is_resetting();
         self.bus_reset |= resets || (was_disabled && !self.is_link_disabled());
+        self.link_down |= !was_disabled && self.is_link_disabled();
         if let (Some(slot), Some(before)) = (&mut self.slot, before) {
             slot.written(&mut self.config, offset, data, before);
         }
@@ -521,6 +524,10 @@ impl PciFunction for Port {
 
     fn took_bus_reset(&mut self) -> bool {
         std::mem::take(&mut self.bus_reset)
+    }
+
+    fn took_link_down(&mut self) -> bool {
+        std::mem::take(&mut self.link_down)
     }
 
     /// Decoding, buses, windows and bridge control; what is told of the host's port stays.

@@ -42,8 +42,10 @@ pub(super) fn withhold_counters(kvm: &Kvm, fd: &VmFd) -> Result<(), Error> {
 }
 
 /// Has a processor leave the guest when that lets no event in for a while (Intel since Sapphire Rapids): KVM enters it
-/// again, and what waited comes in between. Else such a guest keeps a processor of the host's from everybody.
-/// Source: Linux Documentation/virt/kvm/api.rst, "`KVM_CAP_X86_NOTIFY_VMEXIT`".
+/// again, and what waited comes in between. Else such a guest keeps a processor of the host's from everybody. Where the
+/// processor lost the guest's state on the way, there is none to enter: that ends `KVM_RUN` (`KVM_EXIT_NOTIFY`).
+/// Source: Linux Documentation/virt/kvm/api.rst, "`KVM_CAP_X86_NOTIFY_VMEXIT`"; arch/x86/kvm/vmx/vmx.c,
+/// `handle_notify`.
 pub(super) fn bound_stays(kvm: &Kvm, fd: &VmFd) -> Result<(), Error> {
     enable(kvm, fd, KVM_CAP_X86_NOTIFY_VMEXIT, KVM_X86_NOTIFY_VMEXIT_ENABLED)
 }

@@ -9,13 +9,9 @@ use std::{
 
 use types::disk_key::DiskKey;
 
-use super::{
-    flight::PAUSE,
-    losses::{Losses, Syncs},
-    sealed::Seal,
-};
+use super::{flight::PAUSE, losses::Losses, sealed::Seal, syncs::Syncs};
 use crate::sys::{
-    io::{DiskCommand, DiskRing, Durability, disk_command, disk_write},
+    io::{DiskCommand, DiskRing, disk_command, disk_write},
     memory::GuestRam,
 };
 
@@ -33,8 +29,7 @@ pub struct Engine {
     means: Means,
     seal: Option<Seal>,
     losses: Losses,
-    /// How commands in flight make durable, by token.
-    syncs: Vec<Option<Syncs>>,
+    syncs: Syncs,
 }
 
 enum Means {
@@ -65,8 +60,7 @@ impl Engine {
             Some(ring) => Means::Ring(Box::new(ring)),
             None => Means::Plain { file: file.try_clone_to_owned()?, ram, done: VecDeque::new() },
         };
-        let syncs = vec![None; depth.into()];
-        Ok(Self { means, seal: None, losses: Losses::default(), syncs })
+        Ok(Self { means, seal: None, losses: Losses::default(), syncs: Syncs::default() })
     }
 
     /// Encrypts what goes to the file, and decrypts what comes from it, if there is a key. `depth`
@@ -89,22 +83,20 @@ impl Engine {
         }
     }
 
-    /// Starts a command. An error means that it was not started.
+    /// Starts a command, or has a sync wait for the one under way. An error means that it was not started.
     pub fn queue(&mut self, token: u16, command: DiskCommand<'_>) -> io::Result<()> {
-        if let Some(syncs) = self.syncs.get_mut(usize::from(token)) {
-            *syncs = match command {
-                DiskCommand::Sync => Some(Syncs::All),
-                DiskCommand::Write { durability: Durability::Durable, .. } => Some(Syncs::Own),
-                DiskCommand::Read { .. }
-                | DiskCommand::Write { .. }
-                | DiskCommand::Punch { .. }
-                | DiskCommand::Zero { .. } => None,
-            };
-        }
         match (&mut self.seal, command) {
-            (Some(seal), DiskCommand::Write { offset, from, durability }) => {
+            (_, DiskCommand::Sync) => {
+                if self.syncs.ask(token) {
+                    self.means
+                        .queue(token, DiskCommand::Sync)
+                        .inspect_err(|_| self.syncs.forget())?;
+                }
+                return Ok(());
+            }
+            (Some(seal), DiskCommand::Write { offset, from }) => {
                 let bytes = seal.encrypt(token, offset, from)?;
-                let started = self.means.write(token, offset, bytes, durability);
+                let started = self.means.write(token, offset, bytes);
                 if started.is_err() {
                     seal.forget(token);
                 }
@@ -149,17 +141,23 @@ impl Engine {
         waited
     }
 
-    /// Returns the next completed command: its token, and its bytes or its error.
+    /// Returns the next completed command: its token, and its bytes or its error. The sync that others wait for is
+    /// started here, and has to be submitted.
     pub fn complete(&mut self) -> Option<(u16, io::Result<u32>)> {
+        if let Some(served) = self.syncs.served() {
+            return Some(served);
+        }
         let (token, result) = match &mut self.means {
             Means::Ring(ring) => ring.complete(),
             Means::Plain { done, .. } => done.pop_front(),
         }?;
-        let syncs = self.syncs.get_mut(usize::from(token)).and_then(Option::take);
-        let result = match syncs {
-            Some(syncs) => self.losses.judge(syncs, result),
-            None => result,
-        };
+        if self.syncs.is_under_way(token) {
+            let next = self.syncs.end(self.losses.judge(result));
+            if let Some(Err(error)) = next.map(|next| self.means.queue(next, DiskCommand::Sync)) {
+                self.syncs.end(Err(error));
+            }
+            return self.syncs.served();
+        }
         let result = match (&mut self.seal, result) {
             (Some(seal), Ok(moved)) => seal.finish(token, moved),
             (Some(seal), Err(error)) => {
@@ -185,17 +183,11 @@ impl Means {
     }
 
     /// Starts a write of bytes that are the engine's own.
-    fn write(
-        &mut self,
-        token: u16,
-        offset: u64,
-        bytes: Box<[u8]>,
-        durability: Durability,
-    ) -> io::Result<()> {
+    fn write(&mut self, token: u16, offset: u64, bytes: Box<[u8]>) -> io::Result<()> {
         match self {
-            Self::Ring(ring) => ring.queue_write(token, offset, bytes, durability),
+            Self::Ring(ring) => ring.queue_write(token, offset, bytes),
             Self::Plain { file, done, .. } => {
-                done.push_back((token, disk_write(file.as_fd(), offset, &bytes, durability)));
+                done.push_back((token, disk_write(file.as_fd(), offset, &bytes)));
                 Ok(())
             }
         }

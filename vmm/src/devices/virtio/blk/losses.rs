@@ -10,30 +10,36 @@ use std::{
     },
 };
 
-use super::flight::was_not_done;
+use types::operations::VmEventKind;
 
-/// How a command makes durable.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Syncs {
-    /// All that was written before.
-    All,
-    /// What it writes itself.
-    Own,
-}
+use super::flight::was_not_done;
+use crate::events::Events;
 
 /// Whether writes that were completed are lost, for all queues of one disk, as long as its file is open.
 #[derive(Debug, Clone, Default)]
-pub struct Losses(Arc<AtomicBool>);
+pub struct Losses(Arc<Record>);
+
+#[derive(Debug, Default)]
+struct Record {
+    is_lossy: AtomicBool,
+    disk: String,
+    events: Events,
+}
 
 impl Losses {
-    /// Returns what a command comes to that syncs and ended with `result`: none succeeds after a loss.
-    pub(super) fn judge(&self, syncs: Syncs, result: io::Result<u32>) -> io::Result<u32> {
+    /// Returns those of the disk with this serial number, which has none yet, and is told of in `events`.
+    pub fn of(serial: &str, events: Events) -> Self {
+        Self(Arc::new(Record { is_lossy: AtomicBool::new(false), disk: serial.to_owned(), events }))
+    }
+
+    /// Returns what a sync comes to that ended with `result`: none succeeds after a loss.
+    pub(super) fn judge(&self, result: io::Result<u32>) -> io::Result<u32> {
         match result {
-            Ok(_) if self.0.load(Ordering::Acquire) => Err(io::Error::from_raw_os_error(libc::EIO)),
-            Err(error) if is_loss(syncs, &error) && !self.0.swap(true, Ordering::AcqRel) => {
-                eprintln!(
-                    "the host lost what was written to a disk ({error}): no flush of it succeeds any more"
-                );
+            Ok(_) if self.0.is_lossy.load(Ordering::Acquire) => {
+                Err(io::Error::from_raw_os_error(libc::EIO))
+            }
+            Err(error) if !was_not_done(&error) => {
+                self.0.note(&error);
                 Err(error)
             }
             judged => judged,
@@ -41,39 +47,46 @@ impl Losses {
     }
 }
 
-/// Whether something that was written before is lost. A write that found no room, or bytes that are no memory, has
-/// not come to its sync.
-fn is_loss(syncs: Syncs, error: &io::Error) -> bool {
-    let code = error.raw_os_error();
-    let before = matches!(code, Some(libc::EFAULT | libc::ENOSPC | libc::EDQUOT));
-    !(was_not_done(error) || syncs == Syncs::Own && before)
+impl Record {
+    fn note(&self, error: &io::Error) {
+        if self.is_lossy.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let disk = &self.disk;
+        let what = format!(
+            "disk {disk}: the host lost what was written ({error}); no flush succeeds any more"
+        );
+        eprintln!("event=disk-lost-writes disk={disk} reason=\"{error}\"");
+        self.events.push(VmEventKind::DeviceFailed, what);
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
     fn no_sync_succeeds_after_one_that_failed() {
         let error = |code| Err(io::Error::from_raw_os_error(code));
         let code_of = |judged: io::Result<u32>| judged.err().and_then(|error| error.raw_os_error());
-        let (own, all) = (Syncs::Own, Syncs::All);
-        let losses = Losses::default();
+        let events = Events::default();
+        let losses = Losses::of("data", events.clone());
         let other_queue = losses.clone();
-        for (syncs, code) in
-            [(own, libc::ENOSPC), (own, libc::EFAULT), (all, libc::EINTR), (all, libc::ECANCELED)]
-        {
-            assert_eq!(code_of(losses.judge(syncs, error(code))), Some(code));
-            assert_eq!(other_queue.judge(all, Ok(0)).ok(), Some(0), "{code}");
+        for code in [libc::EINTR, libc::ECANCELED] {
+            assert_eq!(code_of(losses.judge(error(code))), Some(code));
+            assert_eq!(other_queue.judge(Ok(0)).ok(), Some(0), "{code}");
         }
-        for (syncs, code) in [(own, libc::EIO), (all, libc::EIO), (all, libc::ENOSPC)] {
-            let (losses, other_disk) = (Losses::default(), Losses::default());
-            let other_queue = losses.clone();
-            assert_eq!(code_of(losses.judge(syncs, error(code))), Some(code));
-            for syncs in [own, all] {
-                assert_eq!(code_of(other_queue.judge(syncs, Ok(512))), Some(libc::EIO));
-                assert_eq!(other_disk.judge(syncs, Ok(512)).ok(), Some(512));
-            }
+        assert_eq!(events.read(0, Duration::ZERO).events.len(), 0);
+        for code in [libc::ENOSPC, libc::EIO] {
+            assert_eq!(code_of(losses.judge(error(code))), Some(code));
+            assert_eq!(code_of(other_queue.judge(Ok(512))), Some(libc::EIO));
+            assert_eq!(Losses::default().judge(Ok(512)).ok(), Some(512));
         }
+        // Once.
+        let told = events.read(0, Duration::ZERO).events;
+        assert_eq!(told.len(), 1);
+        assert!(told[0].detail.starts_with("disk data: "), "{told:?}");
     }
 }

@@ -27,9 +27,11 @@ pub mod losses;
 pub mod queue;
 pub mod request;
 mod sealed;
+mod syncs;
+mod transfer;
 
 use std::{
-    io,
+    io, iter,
     os::fd::{AsFd, OwnedFd},
     sync::Arc,
     time::Instant,
@@ -51,8 +53,9 @@ use crate::{
         backing::{BackingError, Geometry},
         throttle::Limits,
     },
+    events::Events,
     sandbox::ThreadKind,
-    sys::{io::Durability, memory::GuestRam},
+    sys::memory::GuestRam,
 };
 
 const F_SEG_MAX: u64 = 1 << 2;
@@ -71,9 +74,21 @@ const CONFIG_SIZE: usize = 60;
 const IDENTITY: DeviceIdentity =
     DeviceIdentity { name: "blk", virtio_id: 2, class: [0x01, 0x80, 0x00] };
 
+/// When a change of a disk counts as done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Durability {
+    /// When the host has it; a later flush makes it durable.
+    Cached,
+    /// When it is on the medium.
+    Durable,
+}
+
 /// A block device.
 pub struct Block {
     file: OwnedFd,
+    /// The same, opened again.
+    more: Vec<OwnedFd>,
+    losses: Losses,
     ram: GuestRam,
     geometry: Geometry,
     id: [u8; ID_SIZE],
@@ -85,10 +100,11 @@ pub struct Block {
     activity: Arc<Activity>,
 }
 
-/// Makes a block device over `file`. It gets a queue per virtual CPU, at most [`MAX_DISK_QUEUES`].
+/// Makes a block device over `file`, which was opened `more` times. It gets a queue per virtual CPU, at most
+/// [`MAX_DISK_QUEUES`].
 pub fn open(
     disk: &types::vm::Disk,
-    file: OwnedFd,
+    (file, more): (OwnedFd, Vec<OwnedFd>),
     vcpus: u32,
     slot: u8,
     platform: &Platform,
@@ -96,6 +112,8 @@ pub fn open(
     let queues = u16::try_from(vcpus).unwrap_or(MAX_DISK_QUEUES).clamp(1, MAX_DISK_QUEUES);
     let block = Block::new(disk, file, queues, EngineChoice::Best, platform.ram.clone())?;
     let block = block.within(&platform.limits).counted(platform.activity.device(IDENTITY.name));
+    let losses = Losses::of(&disk.serial, platform.events.clone());
+    let block = block.opened_again(more).recording(losses);
     VirtioPci::new(Box::new(block), slot, platform)
 }
 
@@ -108,6 +126,18 @@ impl Block {
     /// Returns the device, which keeps to `limits` too.
     pub fn within(self, limits: &Limits) -> Self {
         Self { limits: self.limits.and(limits), ..self }
+    }
+
+    /// Returns the device, which notes what is lost in `losses`.
+    pub fn recording(self, losses: Losses) -> Self {
+        Self { losses, ..self }
+    }
+
+    /// Returns the device, whose file was opened `more` times. The kernel tells each opening of a file once of what is
+    /// lost (Linux `include/linux/errseq.h`): with one for each queue, each hears of it by itself. With fewer, queues
+    /// share them, and one may end a flush well while another is being told.
+    pub fn opened_again(self, more: Vec<OwnedFd>) -> Self {
+        Self { more, ..self }
     }
 
     /// Returns the device, not started.
@@ -133,7 +163,21 @@ impl Block {
         let limits = Limits::new(disk.limit, Instant::now());
         let (workers, activity) = (Vec::new(), Arc::default());
         let key = disk.key.clone();
-        Ok(Self { file, ram, geometry, id, key, queues, engine, limits, workers, activity })
+        let losses = Losses::of(&disk.serial, Events::default());
+        Ok(Self {
+            file,
+            more: Vec::new(),
+            losses,
+            ram,
+            geometry,
+            id,
+            key,
+            queues,
+            engine,
+            limits,
+            workers,
+            activity,
+        })
     }
 
     fn config(&self) -> [u8; CONFIG_SIZE] {
@@ -206,10 +250,10 @@ impl VirtioDevice for Block {
     }
 
     fn start(&mut self) -> Result<(), VirtioError> {
-        let losses = Losses::default();
-        for index in 0..self.queues {
-            let losses = losses.clone();
-            let file = self.file.try_clone().map_err(host("cannot duplicate the disk"))?;
+        let files = iter::once(&self.file).chain(&self.more).cycle();
+        for (index, file) in (0..self.queues).zip(files) {
+            let losses = self.losses.clone();
+            let file = file.try_clone().map_err(host("cannot duplicate the disk"))?;
             let (ram, choice, id) = (self.ram.clone(), self.engine, self.id);
             let (key, punching) = (self.key.clone(), self.geometry.discard);
             let prepare = move || {

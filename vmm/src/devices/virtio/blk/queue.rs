@@ -1,6 +1,6 @@
 //! One queue of a block device and the thread that serves it.
 //!
-//! System calls behind the filter (`ThreadKind::Block`): io_uring_enter; preadv, pwritev2,
+//! System calls behind the filter (`ThreadKind::Block`): io_uring_enter; preadv, pwritev,
 //! fdatasync and fallocate where there is no io_uring; ppoll, read and write of eventfds, the
 //! KVM_IRQ_LINE ioctl, clock_nanosleep, and those of the allocator and of locks.
 
@@ -15,9 +15,11 @@ use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{
+    Durability,
     engine::Engine,
     flight::{PAUSE, Tries, advance},
     request::{self, ID_SIZE, Request, RequestError, Rules, Status, Support, Work},
+    transfer::Transfer,
 };
 use crate::{
     counters::Activity,
@@ -29,7 +31,7 @@ use crate::{
             worker::{Bell, Inbox, Order, Patience},
         },
     },
-    sys::io::{DiskCommand, Durability, borrow_eventfd},
+    sys::io::{DiskCommand, borrow_eventfd},
 };
 
 /// Shortest sleep: a clock that has not moved on must not keep the thread busy.
@@ -68,53 +70,6 @@ struct Flight {
     status: GuestAddress,
     transfer: Transfer,
     tries: Tries,
-}
-
-/// What is left of it to do.
-enum Transfer {
-    Read {
-        offset: u64,
-        into: Vec<(GuestAddress, u32)>,
-        moved: u32,
-    },
-    Write {
-        offset: u64,
-        from: Vec<(GuestAddress, u32)>,
-    },
-    /// A command that zeroes a range or gives it back. A driver without flush takes what is completed for
-    /// durable (virtio §5.2.6.2, as for writes); `fallocate` is not: a sync follows it then.
-    Range {
-        command: DiskCommand<'static>,
-        /// What does it, too, where the host cannot do `command`.
-        instead: Option<DiskCommand<'static>>,
-        durability: Durability,
-    },
-    Sync,
-}
-
-impl Transfer {
-    fn discard((offset, length): (u64, u64), durability: Durability) -> Self {
-        let command = DiskCommand::Punch { offset, length };
-        Self::Range { command, instead: None, durability }
-    }
-
-    /// Returns what makes a range read as zeroes; its space is given back if `punching` says so and the host can.
-    fn zero((offset, length): (u64, u64), punching: Support, durability: Durability) -> Self {
-        let zero = DiskCommand::Zero { offset, length };
-        let (command, instead) = match punching {
-            Support::Yes => (DiskCommand::Punch { offset, length }, Some(zero)),
-            Support::No => (zero, None),
-        };
-        Self::Range { command, instead, durability }
-    }
-
-    /// The host cannot do the command: takes what does it instead. Returns whether there is something.
-    fn take_other_way(&mut self) -> bool {
-        let Self::Range { command, instead, .. } = self else { return false };
-        let Some(other) = instead.take() else { return false };
-        *command = other;
-        true
-    }
 }
 
 /// What came of looking at the ring.
@@ -321,9 +276,7 @@ impl BlockQueue {
         };
         let command = match &flight.transfer {
             Transfer::Read { offset, into, .. } => DiskCommand::Read { offset: *offset, into },
-            Transfer::Write { offset, from } => {
-                DiskCommand::Write { offset: *offset, from, durability: live.durability }
-            }
+            Transfer::Write { offset, from } => DiskCommand::Write { offset: *offset, from },
             Transfer::Range { command, .. } => *command,
             Transfer::Sync => DiskCommand::Sync,
         };
@@ -404,6 +357,10 @@ impl BlockQueue {
                 live.activity.written_bytes.add(moved_now.into());
                 if advance(offset, from, moved_now) {
                     return self.continue_or_fail(live, flight, moved_now);
+                }
+                if live.durability == Durability::Durable {
+                    flight.transfer = Transfer::Sync;
+                    return self.launch(live, flight);
                 }
                 0
             }
@@ -565,32 +522,5 @@ fn status_of(error: &io::Error) -> Status {
     match error.raw_os_error() {
         Some(libc::EOPNOTSUPP | libc::ENOSYS) => Status::Unsupported,
         _ => Status::Failed,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The command that `transfer` starts next, and whether there is another way when the host cannot do it.
-    fn tried(transfer: &mut Transfer) -> (Option<DiskCommand<'static>>, bool) {
-        let command = match transfer {
-            Transfer::Range { command, .. } => Some(*command),
-            Transfer::Read { .. } | Transfer::Write { .. } | Transfer::Sync => None,
-        };
-        (command, transfer.take_other_way())
-    }
-
-    #[test]
-    fn what_cannot_be_given_back_is_zeroed_and_a_discard_is_not() {
-        let (range, cached) = ((512, 1024), Durability::Cached);
-        let punch = Some(DiskCommand::Punch { offset: 512, length: 1024 });
-        let zero = Some(DiskCommand::Zero { offset: 512, length: 1024 });
-        let mut with_unmap = Transfer::zero(range, Support::Yes, cached);
-        let ways = [tried(&mut with_unmap), tried(&mut with_unmap)];
-        assert_eq!(ways, [(punch, true), (zero, false)]);
-        assert_eq!(tried(&mut Transfer::zero(range, Support::No, cached)), (zero, false));
-        assert_eq!(tried(&mut Transfer::discard(range, cached)), (punch, false));
-        assert_eq!(tried(&mut Transfer::Sync), (None, false));
     }
 }
