@@ -1,5 +1,5 @@
 //! Frames of zstd, of which it is known how many bytes they hold together. Their checksums are not looked at.
-//! Source: RFC 8878 §3.1.1.1, "Frame Header".
+//! Source: RFC 8878 §3.1.1.1, "Frame Header"; §3.1.2, "Skippable Frames".
 //!
 //! | Offset | Bytes        | Field of the header (little-endian)                              |
 //! |--------|--------------|------------------------------------------------------------------|
@@ -8,6 +8,8 @@
 //! | 5      | 0 or 1       | window, unless all is one segment: mantissa in bits 0 to 2, exponent above |
 //! |        | 0, 1, 2 or 4 | number of the dictionary                                         |
 //! |        | 0, 1, 2, 4, 8 | bytes of the content; those of two bytes count from 256 on      |
+//!
+//! A frame that is to be skipped has a magic number of its own, and its length, that of what follows, in four bytes.
 
 use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 
@@ -20,6 +22,11 @@ const MAX_WINDOW: u64 = 8 << 20;
 /// First bytes of a frame.
 const MAGIC: [u8; 4] = 0xfd2f_b528u32.to_le_bytes();
 
+/// Bytes of a skippable frame's header, its magic number, and the bits of that which are anything.
+const SKIPPED_HEADER: usize = 8;
+const SKIPPED: u32 = 0x184d_2a50;
+const ANY: u32 = 0xf;
+
 /// Bit of the descriptor: there is no window but the content.
 const SINGLE_SEGMENT: u8 = 1 << 5;
 
@@ -30,13 +37,33 @@ const _: () = assert!(MAX_PIECE <= MAX_WINDOW, "content that is one segment is i
 /// size, and is never more. The decoder holds its window and one block, however large it makes that.
 pub(super) fn unpack(packed: &[u8], length: u64, buffer: &mut Vec<u8>) -> Result<(), String> {
     let mut rest = packed;
+    skip(&mut rest)?;
     loop {
         unpack_frame(&mut rest, length, buffer)?;
-        let is_next = rest.starts_with(&MAGIC);
-        if buffer.len() as u64 == length || !is_next {
+        // What comes behind enough is another cluster's.
+        if buffer.len() as u64 == length {
+            return Ok(());
+        }
+        skip(&mut rest)?;
+        if !rest.starts_with(&MAGIC) {
             return Ok(());
         }
     }
+}
+
+/// Goes on behind the frames at the beginning of `rest` that are to be skipped. Each takes bytes of it.
+fn skip(rest: &mut &[u8]) -> Result<(), String> {
+    while u32::from_le_bytes(number(rest, 0)) & !ANY == SKIPPED {
+        let length = u32::from_le_bytes(number(rest, 4));
+        let behind = rest.get(SKIPPED_HEADER..).and_then(|rest| {
+            let length = usize::try_from(length).ok()?;
+            rest.get(length..)
+        });
+        *rest = behind.ok_or_else(|| {
+            format!("a frame to be skipped speaks of {length} bytes, more than there are")
+        })?;
+    }
+    Ok(())
 }
 
 /// Appends what the frame at the beginning of `rest` holds, and goes on behind it.
@@ -144,6 +171,29 @@ mod tests {
         assert!(unpacked_all(&[first.clone(), rest(3841)]).is_err_and(|e| e.contains("more than")));
         // What comes behind enough is another cluster's.
         assert_eq!(unpacked_all(&[first, rest(3840), rest(7)]), Ok(4096));
+    }
+
+    /// Returns a frame that is to be skipped, and says that it has `length` bytes.
+    fn skipped(kind: u8, length: u32, content: &[u8]) -> Vec<u8> {
+        [&[kind, 0x2a, 0x4d, 0x18][..], &length.to_le_bytes(), content].concat()
+    }
+
+    #[test]
+    fn frames_that_are_to_be_skipped_are() {
+        let (first, second) = (frame(&[0, 0], &[1024]), frame(&[0, 0], &[1024; 3]));
+        // What is in one may look like another.
+        let (empty, full) = (skipped(0x50, 0, &[]), skipped(0x5f, 4, &MAGIC));
+        assert_eq!(unpacked_all(&[empty.clone(), full.clone(), first.clone()]), Ok(1024));
+        assert_eq!(unpacked_all(&[first.clone(), full.clone(), second]), Ok(4096));
+        assert_eq!(unpacked_all(&[first.clone(), empty.clone(), full.clone()]), Ok(1024));
+        assert!(unpacked_all(&[full, empty]).is_err(), "nothing is to be unpacked");
+        // With the rest of the sector it has one byte less than it says.
+        let cut = skipped(0x58, 4, &[1, 2]);
+        let is_cut = |told: Result<usize, String>| told.is_err_and(|e| e.contains("to be skipped"));
+        assert!(is_cut(unpacked_all(std::slice::from_ref(&cut))));
+        assert!(is_cut(unpacked_all(&[first.clone(), cut])));
+        let header = skipped(0x50, 0, &[])[..6].to_vec();
+        assert!(is_cut(unpacked_all(&[first, header])));
     }
 
     #[test]
