@@ -12,8 +12,10 @@ pub mod rules;
 use std::{
     collections::BTreeSet,
     fs::{self, File},
-    io::Read,
+    io::{self, Read},
     path::{Path, PathBuf},
+    thread,
+    time::Duration,
 };
 
 use flaws::Flaw;
@@ -33,6 +35,9 @@ const HEADER: usize = 0x40;
 /// Base class of network controllers, and class and subclass of those for InfiniBand.
 const NETWORK: u32 = 0x02;
 const INFINIBAND: u32 = 0x0207;
+/// How long vital product data that cannot be read are left alone: longer than the kernel waits for each of their
+/// words, which is 125 ms (Linux drivers/pci/vpd.c, `pci_vpd_wait`).
+const AGAIN: Duration = Duration::from_millis(150);
 
 /// One PCI function, with what matters for giving it away.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -212,13 +217,21 @@ fn read_function(path: &Path, root: &Path, busy: &BTreeSet<PathBuf>) -> Option<F
 /// Returns whether a ConnectX is the way to switches; `None` when it cannot be read of one that can be, twice: what is
 /// decided here lasts.
 fn leads_to_switches(root: &Path, address: Bdf, class: u32) -> Option<bool> {
-    let (vital, read) = match facts::vital_data(root, address) {
-        (_, Err(_)) => facts::vital_data(root, address),
-        told => told,
-    };
+    let (vital, read) = twice(|| facts::vital_data(root, address), || thread::sleep(AGAIN));
     let leads = flaws::leads_to_switches(&vital);
     let may_lead = class >> 8 == INFINIBAND;
     (leads || read.is_ok() || !may_lead).then_some(leads)
+}
+
+/// Reads once more, after a pause, what could not be read: a device that was just reset, or wakes, answers later.
+fn twice<T>(read: impl Fn() -> (T, io::Result<()>), pause: impl FnOnce()) -> (T, io::Result<()>) {
+    match read() {
+        (_, Err(_)) => {
+            pause();
+            read()
+        }
+        told => told,
+    }
 }
 
 /// Returns the uppermost port above a function that is Mellanox': their network cards have switches.
@@ -379,7 +392,7 @@ mod tests {
         assert_eq!(capacity(root.path()), Capacity { vcpus: 5, memory_mib: 2000 });
     }
 
-    /// A card with a switch, below it the card's own function and a GPU, and a virtual function beside.
+    /// A card with a switch, below it the card's own function and one of another maker's, and a virtual function beside.
     #[test]
     fn what_is_of_a_network_card_and_what_is_virtual_is_seen() {
         let root = server();
@@ -393,7 +406,7 @@ mod tests {
             (card.to_owned(), "0x15b3", "0x060400"),
             (format!("{card}/0000:42:00.0"), "0x15b3", "0x060400"),
             (format!("{card}/0000:42:00.0/0000:43:00.0"), "0x15b3", "0x020700"),
-            (format!("{card}/0000:42:01.0/0000:44:00.0"), "0x10de", "0x030200"),
+            (format!("{card}/0000:42:01.0/0000:44:00.0"), "0x8086", "0x020700"),
             ("sys/devices/pci0000:00/0000:51:00.1".to_owned(), "0x15b3", "0x020700"),
         ];
         for (path, vendor, class) in &functions {
@@ -404,7 +417,8 @@ mod tests {
             let link = root.path().join("sys/bus/pci/devices").join(name);
             symlink(root.path().join(path), link).expect("linked");
         }
-        let [_, _, card_port, gpu, beside] = functions.map(|(path, ..)| root.path().join(path));
+        let [switch, _, card_port, other, beside] =
+            functions.map(|(path, ..)| root.path().join(path));
         make("sys/devices/pci0000:00/0000:01:00.0/physfn/vendor", "0x8086");
         let told = || -> Vec<(u8, Option<String>, Option<bool>, bool)> {
             let below = |f: &Function| f.below_card.map(|port| port.to_string());
@@ -423,17 +437,31 @@ mod tests {
             (0x51, None, no, false),
         ];
         assert_eq!(told(), expected);
-        // One whose vital data cannot be read does not tell, if it can be the way; a GPU has none to tell.
-        for function in [&card_port, &gpu] {
+        // One whose vital data cannot be read does not tell, if it can be the way; another maker's cannot, nor can
+        // what is no network card.
+        for function in [&card_port, &other] {
             fs::create_dir(function.join("vpd")).expect("made");
         }
-        assert_eq!(told()[4].2, unknown);
-        assert_eq!(told()[5].2, no);
+        fs::write(switch.join("vpd"), "SMDL=SW_MNG").expect("written");
+        let seen = told();
+        assert_eq!([&seen[4], &seen[5], &seen[2]].map(|seen| seen.2), [unknown, no, no]);
         // A virtual function has its parent's to tell, and is no way.
         fs::create_dir(beside.join("vpd")).expect("made");
         assert_eq!(told()[6].2, unknown);
         fs::create_dir(beside.join("physfn")).expect("made");
         assert_eq!(told()[6].2, no);
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_read_once_more_after_a_pause() {
+        let is_awake = std::cell::Cell::new(false);
+        let read = || -> (u32, io::Result<()>) {
+            if is_awake.get() { (1, Ok(())) } else { (0, Err(io::ErrorKind::TimedOut.into())) }
+        };
+        let (told, done) = twice(read, || is_awake.set(true));
+        assert_eq!((told, done.is_ok()), (1, true));
+        let (told, done) = twice(read, || panic!("it answers at once"));
+        assert_eq!((told, done.is_ok()), (1, true));
     }
 
     #[test]

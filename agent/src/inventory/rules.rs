@@ -59,6 +59,9 @@ const MAYBE_WAY_TO_SWITCHES: &str = "a network card that does not tell its vital
 /// Class and subclass of the GPUs that NVSwitches connect.
 const GPU_WITHOUT_SCREEN: u32 = 0x0302;
 
+/// First device id of Blackwell, with which NVLink 5 began. Source: NVIDIA gpu-admin-tools, `gpu/devid_chips.py`.
+const BLACKWELL: u16 = 0x2900;
+
 /// Why the console's screen stays.
 const CONSOLE_SCREEN: &str = "the console's screen, listed or not; to rent it, make another display the first one in the firmware's setup";
 
@@ -78,10 +81,14 @@ pub(super) fn is_switch(function: &Function) -> bool {
     function.vendor == NVIDIA && function.class >> 8 == OTHER_BRIDGE
 }
 
-/// Returns whether a function is, or may be, the way to switches between GPUs that are among `all`.
+/// Returns whether a function is, or may be, the way to switches between GPUs that are among `all`: such GPUs have
+/// NVLink 5 or later, and none of their switches is a PCI function.
 fn may_lead(function: &Function, all: &[&Function]) -> bool {
-    let is_gpu = |f: &&Function| f.vendor == NVIDIA && f.class >> 8 == GPU_WITHOUT_SCREEN;
-    function.leads_to_switches.unwrap_or_else(|| all.iter().any(is_gpu))
+    let is_led_to = |f: &&Function| {
+        f.vendor == NVIDIA && f.class >> 8 == GPU_WITHOUT_SCREEN && f.device >= BLACKWELL
+    };
+    let has_switch = || all.iter().any(|other| is_switch(other));
+    function.leads_to_switches.unwrap_or_else(|| all.iter().any(is_led_to) && !has_switch())
 }
 
 /// Returns whether a function is a port of a network card, which whoever has it can stop with all ports of its chip.
@@ -312,9 +319,16 @@ pub enum DeviceError {
     #[error(
         "{switch} is a switch between all GPUs of this node, or the way to those: who has it reaches {other}; one lease \
          names all GPUs and switches, or, where all switches are PCI devices, each names GPUs only. What is broken the \
-         provider leaves out of machines.devices"
+         provider leaves out of machines.devices; if a renter had that switch or way, the server's power is switched \
+         off and on, too"
     )]
     Fabric { switch: Bdf, other: Bdf },
+    #[error(
+        "{device} is not rented without {switch}, which a renter had: what routes that left may be in the switches \
+         between GPUs; the provider switches the server's power off and on, or lists {switch} in machines.devices, and \
+         one lease names it with all GPUs"
+    )]
+    Routed { switch: Bdf, device: Bdf },
     #[error(
         "{device} reaches {other} past the IOMMU, by a direct link or in one chip; a lease must name both, or the \
          provider leaves one out of machines.devices"
@@ -420,15 +434,12 @@ pub fn check_later(devices: &[PciDevice], later: &[Bdf]) -> Result<(), DeviceErr
 /// does not count.
 /// Source: NVIDIA Fabric Manager User Guide, "Full Passthrough Virtualization Model".
 fn check_fabric(devices: &[PciDevice], wanted: &[Bdf]) -> Result<(), DeviceError> {
-    let is_gpu =
-        |device: &PciDevice| device.vendor == NVIDIA && device.class >> 8 == GPU_WITHOUT_SCREEN;
     let (ours, others): (Vec<&PciDevice>, Vec<&PciDevice>) = devices
         .iter()
         .filter(|device| device.fabric || is_gpu(device))
         .partition(|device| wanted.contains(&device.address));
     let given = |device: &&&PciDevice| is_given(&device.state);
-    let is_clean =
-        |device: &PciDevice| device.vendor == NVIDIA && device.state == DeviceState::Free;
+    let is_clean = |device: &PciDevice| loses_routes(device) && device.state == DeviceState::Free;
     let routes = |device: &&&PciDevice| device.fabric && given(device) && !is_clean(device);
     let pair = match ours.iter().find(|device| device.fabric) {
         Some(switch) => others.iter().find(given).map(|other| (switch, other)),
@@ -440,6 +451,37 @@ fn check_fabric(devices: &[PciDevice], wanted: &[Bdf]) -> Result<(), DeviceError
         }
         None => Ok(()),
     }
+}
+
+/// Checks that nobody gets a GPU alone while routes may be in the switches that an earlier renter of what is `routed`
+/// left, whatever became of that: the provider may have taken it off the list. Who has a switch, or the way to those,
+/// has all GPUs, and sets them anew.
+pub fn check_routes(
+    devices: &[PciDevice],
+    routed: &BTreeSet<Bdf>,
+    wanted: &[Bdf],
+) -> Result<(), DeviceError> {
+    let ours: Vec<&PciDevice> =
+        devices.iter().filter(|device| wanted.contains(&device.address)).collect();
+    if ours.iter().any(|device| device.fabric) {
+        return Ok(());
+    }
+    let gpu = ours.iter().find(|device| is_gpu(device));
+    match routed.first().zip(gpu) {
+        Some((switch, gpu)) => Err(DeviceError::Routed { switch: *switch, device: gpu.address }),
+        None => Ok(()),
+    }
+}
+
+/// Returns whether a device loses the routes of its last renter when it is reset: a switch does, and what only leads to
+/// switches does not.
+pub fn loses_routes(device: &PciDevice) -> bool {
+    device.vendor == NVIDIA
+}
+
+/// Whether switches may connect a device to others.
+fn is_gpu(device: &PciDevice) -> bool {
+    device.vendor == NVIDIA && device.class >> 8 == GPU_WITHOUT_SCREEN
 }
 
 /// Returns a device's state in words.

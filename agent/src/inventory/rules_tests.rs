@@ -256,8 +256,13 @@ fn the_way_to_the_switches_between_gpus_stays_unless_it_is_listed() {
     // One that does not tell is no such way where there is nothing to lead to.
     way.leads_to_switches = None;
     assert_eq!(by_default_and_listed(&[way.clone()]).0, ["free"]);
-    let gpu = Function { vendor: NVIDIA, ..function("0000:01:00.0", 0x03_0200, 1) };
-    let (default, _) = by_default_and_listed(&[gpu, way]);
+    let gpu =
+        |device| Function { vendor: NVIDIA, device, ..function("0000:01:00.0", 0x03_0200, 1) };
+    // An L40S has no NVLinks; an HGX H100's switches are PCI functions.
+    assert_eq!(by_default_and_listed(&[gpu(0x26b9), way.clone()]).0, ["free"; 2]);
+    let switch = Function { vendor: NVIDIA, ..function("0000:02:00.0", 0x06_8000, 2) };
+    assert_eq!(by_default_and_listed(&[gpu(0x2901), switch, way.clone()]).0, ["free"; 3]);
+    let (default, _) = by_default_and_listed(&[gpu(0x2901), way]);
     assert!(default[1].contains("vital product data"), "{default:?}");
     assert!(default[1].contains("with all GPUs in one lease"), "{default:?}");
 }
@@ -280,6 +285,30 @@ fn the_way_to_the_switches_goes_with_all_gpus() {
         left,
         "a reset of the way leaves the switches' routes"
     );
+}
+
+/// Routes stay in switches that nobody reaches any more.
+#[test]
+fn a_way_that_a_renter_had_counts_when_it_is_not_listed_any_more() {
+    let gpu = |address, group| Function { vendor: NVIDIA, ..function(address, 0x03_0200, group) };
+    let way = Function { leads_to_switches: Some(true), ..function("0000:05:00.0", 0x02_0700, 3) };
+    let other = function("0000:06:00.0", 0x03_0200, 4);
+    let board = inventory(vec![gpu("0000:01:00.0", 1), gpu("0000:02:00.0", 2), way, other]);
+    let [one, two, way, other] =
+        ["0000:01:00.0", "0000:02:00.0", "0000:05:00.0", "0000:06:00.0"].map(bdf);
+    let gpus = "[machines]\ndevices = [\"0000:01:00.0\", \"0000:02:00.0\", \"0000:06:00.0\"]";
+    let devices = devices(&board, Some(&spec(gpus)));
+    assert!(matches!(devices[2].state, DeviceState::Refused { .. }), "{devices:?}");
+    assert_eq!(check_free(&devices, &[one]), Ok(()), "nobody ever had it");
+    assert_eq!(check_routes(&devices, &BTreeSet::new(), &[one]), Ok(()));
+    let routed = BTreeSet::from([way]);
+    let left = |device| Err(DeviceError::Routed { switch: way, device });
+    assert_eq!(check_routes(&devices, &routed, &[one]), left(one));
+    assert_eq!(check_routes(&devices, &routed, &[two]), left(two));
+    assert_eq!(check_routes(&devices, &routed, &[one, two]), left(one));
+    assert_eq!(check_routes(&devices, &routed, &[other]), Ok(()));
+    assert_eq!(check_routes(&devices, &routed, &[one, two, way]), Ok(()), "it sets them anew");
+    assert_eq!(check_routes(&devices[..2], &routed, &[one]), left(one), "it fell off the bus");
 }
 
 #[test]

@@ -80,7 +80,7 @@ pub fn most(wanted: &Machines, memory_mib: u64) -> u64 {
 pub struct Reserved {
     /// How much memory they are, in MiB.
     pub mib: u64,
-    /// Nodes that took no number of pages, and why.
+    /// Nodes that gave less than they were asked for as something failed, and what.
     pub failed: Vec<(u32, io::Error)>,
 }
 
@@ -117,22 +117,30 @@ pub fn reserve(root: &Path, wanted: &Machines, most: u64, went_on: impl Fn()) ->
 /// How much memory is set aside at once, in MiB: a few seconds' work (`docs/memory.md`).
 const STEP_MIB: u64 = 16 << 10;
 
-/// Has a node's `file` say `total` pages, by `step` at a time with `went_on` in between. Returns how many there are.
-fn set_aside(file: &Path, total: u64, step: u64, went_on: impl Fn()) -> io::Result<u64> {
-    let count = || fs::read_to_string(file)?.trim().parse().map_err(io::Error::other);
-    let first: u64 = count()?;
-    let mut there = first;
+/// Has a node's `file` say `total` pages, by `step` at a time with `went_on` in between. Returns how many there are, as
+/// far as it told, and what failed: what earlier steps gave is there.
+fn set_aside(
+    file: &Path,
+    total: u64,
+    step: u64,
+    went_on: impl Fn(),
+) -> (Option<u64>, io::Result<()>) {
+    let count = || -> io::Result<u64> {
+        fs::read_to_string(file)?.trim().parse().map_err(io::Error::other)
+    };
+    let mut there = match count() {
+        Ok(there) => there,
+        Err(error) => return (None, Err(error)),
+    };
     loop {
         let wanted = total.min(there.saturating_add(step));
-        match fs::write(file, wanted.to_string()) {
-            // What earlier steps gave is there.
-            Err(_) if there > first => return Ok(there),
-            written => written?,
-        }
         // The kernel gives what it can, and says no more about that.
-        there = count()?;
+        match fs::write(file, wanted.to_string()).and_then(|()| count()) {
+            Ok(now) => there = now,
+            Err(error) => return (Some(there), Err(error)),
+        }
         if there < wanted || wanted == total {
-            return Ok(there);
+            return (Some(there), Ok(()));
         }
         went_on();
     }
@@ -169,11 +177,11 @@ enum Can {
 }
 
 /// Asks nodes until there are `pages`, or none gives more. `ask` asks one for so many in all, and returns
-/// how many it has then. Returns which failed.
+/// how many it has then, as far as that is known, and how it went. Returns which failed.
 fn ask_all(
     pages: u64,
     givers: &mut [Giver],
-    mut ask: impl FnMut(u32, u64) -> io::Result<u64>,
+    mut ask: impl FnMut(u32, u64) -> (Option<u64>, io::Result<()>),
 ) -> Vec<(u32, io::Error)> {
     let mut failed = Vec::new();
     // Each round but the last leaves one node less to ask.
@@ -194,13 +202,12 @@ fn ask_all(
             }
             missing -= more;
             let wanted = giver.total + more;
-            match ask(giver.node, wanted) {
-                Ok(total) => giver.total = total,
-                Err(error) => failed.push((giver.node, error)),
-            }
-            if giver.total < wanted {
+            let (there, asked) = ask(giver.node, wanted);
+            giver.total = there.unwrap_or(giver.total);
+            if giver.total < wanted || asked.is_err() {
                 giver.can = Can::NoMore;
             }
+            failed.extend(asked.err().map(|error| (giver.node, error)));
         }
     }
     failed
@@ -387,22 +394,42 @@ mod tests {
         let file = file.join("nr_hugepages");
         let said = std::cell::RefCell::new(Vec::new());
         let say = || said.borrow_mut().push(fs::read_to_string(&file).expect("there"));
-        assert_eq!(set_aside(&file, 40, 16, say).expect("set aside"), 40);
+        assert_eq!(told(set_aside(&file, 40, 16, say)), (Some(40), true));
         assert_eq!(*said.borrow(), ["23", "39"]);
-        assert_eq!(set_aside(&file, 56, 16, || panic!("one step")).expect("set aside"), 56);
+        let given = set_aside(&file, 56, 16, || panic!("one step"));
+        assert_eq!(told(given), (Some(56), true));
+    }
+
+    /// How many pages there are, and whether nothing failed.
+    fn told((there, asked): (Option<u64>, io::Result<()>)) -> (Option<u64>, bool) {
+        (there, asked.is_ok())
     }
 
     #[test]
-    fn what_was_set_aside_before_a_failure_counts() {
+    fn what_was_set_aside_before_a_failure_counts_and_the_failure_is_told() {
         let root = fixture::host(HugePage::Size1G, &[(0, 7)]);
         let file = root.path().join(format!("{NODES}/node0/{}", counters(HugePage::Size1G)));
         let file = file.join("nr_hugepages");
+        // It cannot be written to any more.
         let break_off = || {
             fs::remove_file(&file).expect("removed");
             fs::create_dir(&file).expect("made");
         };
-        assert_eq!(set_aside(&file, 40, 16, break_off).expect("set aside"), 23);
-        assert!(set_aside(&file, 40, 16, || ()).is_err());
+        let huge_page = HugePage::Size1G;
+        let wanted =
+            Machines { huge_page, huge_pages_mib: Mebibytes(40 << 10), ..Machines::default() };
+        let reserved = reserve(root.path(), &wanted, 1 << 20, break_off);
+        let failed: Vec<u32> = reserved.failed.iter().map(|(node, _)| *node).collect();
+        assert_eq!((reserved.mib, failed), (23 << 10, vec![0]));
+        assert_eq!(told(set_aside(&file, 40, 16, || ())), (None, false));
+        fs::remove_dir(&file).expect("removed");
+        fs::write(&file, "7").expect("written");
+        // It takes what is written, and tells nothing.
+        let go_silent = || {
+            fs::remove_file(&file).expect("removed");
+            std::os::unix::fs::symlink("/dev/null", &file).expect("linked");
+        };
+        assert_eq!(told(set_aside(&file, 40, 16, go_silent)), (Some(23), false));
     }
 
     /// Asks nodes of (size, most pages that it gives) for `pages`. Returns what each gave.
@@ -416,7 +443,7 @@ mod tests {
         let mut givers: Vec<Giver> = (0..).zip(hosts).map(giver).collect();
         let give = |node, wanted: u64| {
             let most = usize::try_from(node).ok().and_then(|node| hosts.get(node)).map(|h| h.1);
-            Ok(wanted.min(most.expect("one that is there")))
+            (Some(wanted.min(most.expect("one that is there"))), Ok(()))
         };
         assert!(ask_all(pages, &mut givers, give).is_empty());
         givers.iter().map(|giver| giver.total).collect()

@@ -19,7 +19,8 @@ use crate::{
         cpus::{self, HostCpu},
         devices::Devices,
         init::Init,
-        memory, quarantine,
+        memory,
+        quarantine::{self, Routed},
     },
 };
 
@@ -100,6 +101,7 @@ pub(super) fn prepare_devices(spec: &NodeSpec) -> Vec<PciDevice> {
             device.state = state;
         }
     }
+    Routed::recall(root).tell(&mut devices);
     for device in &devices {
         let group = device.iommu_group.map_or("none".to_owned(), |group| group.to_string());
         eprintln!(

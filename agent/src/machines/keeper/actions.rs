@@ -1,5 +1,7 @@
 //! What the plan wants done, done or set going.
 
+use std::io;
+
 use tokio_util::sync::CancellationToken;
 use types::{ids::MachineId, node::DeviceState, units::UnixSeconds};
 
@@ -64,6 +66,10 @@ impl Keeper {
                 // What it fetches must be known as needed before.
                 self.make_room();
                 self.keep_memory(machine);
+                if let Err(error) = self.note_routes(machine) {
+                    let reason = format!("what sets routes is not noted: {}", chain(&error));
+                    return self.note_failure(machine, reason, Attempts::Several);
+                }
                 let Some(entry) = self.machines.get_mut(&machine) else { return };
                 (entry.voice, entry.storage) = (Voice::default(), Storage::default());
                 entry.seen = Seen {
@@ -149,6 +155,12 @@ impl Keeper {
         if let Err(error) = self.config.tools.init.kill(machine) {
             trouble("init", &error);
         }
+    }
+
+    /// Notes which devices of a machine set routes in the switches between GPUs, before it has them.
+    fn note_routes(&mut self, machine: MachineId) -> io::Result<()> {
+        let Some(entry) = self.machines.get(&machine) else { return Ok(()) };
+        self.routed.note(self.devices.list(), &entry.record.lease.shape.devices)
     }
 
     fn release(&mut self, machine: MachineId) {

@@ -237,6 +237,7 @@ impl Keeper {
     pub(super) fn check_room(&self, lease: &Lease) -> Result<(), RefusedError> {
         let shape = &lease.shape;
         rules::check_free(&self.devices_for(lease), &shape.devices)?;
+        rules::check_routes(self.devices.list(), self.routed.list(), &shape.devices)?;
         let free = self.free();
         let checks = [
             ("virtual CPUs", u64::from(shape.vcpus), u64::from(free.vcpus)),

@@ -46,6 +46,7 @@ use super::{
     execute::{Progress, Tools},
     init::Notice,
     plan::{Power, Process, Record, Released, Seen, Work},
+    quarantine::Routed,
     store::{Store, StoreError},
 };
 use crate::{
@@ -278,6 +279,8 @@ struct Keeper {
     config: KeeperConfig,
     machines: BTreeMap<MachineId, Entry>,
     devices: Devices,
+    /// Devices whose renters may have left routes in the switches between GPUs.
+    routed: Routed,
     progress: mpsc::Sender<Progress>,
     publish: watch::Sender<Snapshot>,
     draining: bool,
@@ -299,11 +302,13 @@ pub fn start(config: KeeperConfig) -> Result<Machines, StoreError> {
     let (progress, reports) = mpsc::channel(QUEUE);
     let (publish, snapshot) = watch::channel(Snapshot::default());
     let devices = Devices::new(config.devices.clone());
+    let routed = Routed::recall(&config.tools.root);
     let calendar = accounts::Calendar::new(config.clock.now_ms(), boot_ms());
     let mut keeper = Keeper {
         config,
         machines: BTreeMap::new(),
         devices,
+        routed,
         progress,
         publish,
         draining: false,

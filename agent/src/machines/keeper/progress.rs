@@ -167,7 +167,10 @@ impl Keeper {
                 Ok(Recovered { rung, took }) => {
                     let ms = took.as_millis();
                     eprintln!("{}", Event::DeviceReset { address, rung, ms });
-                    (self.devices.verdict(address), quarantine::forget(root, address))
+                    let device = self.devices.get(address);
+                    let cleared = device.map_or(Ok(()), |device| self.routed.handle_reset(device));
+                    let noted = quarantine::forget(root, address).and(cleared);
+                    (self.devices.verdict(address), noted)
                 }
                 Err(error) => {
                     let reason = chain(&error);
