@@ -5,7 +5,7 @@ use std::{
     net::{Ipv4Addr, SocketAddr},
     path::Path,
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use lease::authority::public_key;
@@ -222,8 +222,8 @@ async fn a_password_is_typed_without_a_poll_for_each_key() {
         scene.guest.until(|guest| guest.typed == typed.as_bytes()).await;
     }
     scene.guest.until(|guest| guest.waiting == 1).await;
-    // The one that brought what was there, and the one that waits.
-    assert_eq!(scene.guest.polls(), 2);
+    // The one that brought what was there, the one that waits, and those that nothing came to on a busy machine.
+    assert!((2..typed.len() / 4).contains(&scene.guest.polls()), "{}", scene.guest.polls());
     scene.guest.print(b"\x1b[32mok\x1b[0m");
     read(&mut terminal, "\x1b[32mok\x1b[0m").await;
 }
@@ -271,10 +271,12 @@ async fn a_terminal_begins_with_the_last_lines_as_text() {
 async fn a_process_that_gives_nothing_at_once_is_not_asked_without_pause() {
     let scene = Scene::start(33).await;
     scene.guest.change(|guest| guest.hasty = true);
+    let begun = Instant::now();
     let _terminal = scene.terminal("terminal").await;
-    tokio::time::sleep(Duration::from_secs(1)).await;
-    let polls = scene.guest.polls();
-    assert!((2..=7).contains(&polls), "{polls}");
+    scene.guest.until(|guest| guest.polls >= 5).await;
+    // Four pauses of a quarter of a second are between five polls.
+    let passed = begun.elapsed();
+    assert!(passed >= Duration::from_millis(900), "{passed:?}");
 }
 
 #[tokio::test]

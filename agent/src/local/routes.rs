@@ -1,6 +1,9 @@
 //! Which answer a request wants. Pure.
 
-use types::logs::{Level, LogSource};
+use types::{
+    logs::{Level, LogSource},
+    query::{Query, QueryError},
+};
 
 use crate::logs::book::Filter;
 
@@ -42,8 +45,8 @@ pub enum RouteError {
     Method,
     #[error("there is /v1/status, /v1/logs, /v1/events and /metrics; not {path:?}")]
     Path { path: String },
-    #[error("{name}={value:?} in the query is wrong: {right}")]
-    Query { name: String, value: String, right: &'static str },
+    #[error(transparent)]
+    Query(#[from] QueryError),
 }
 
 impl RouteError {
@@ -52,7 +55,7 @@ impl RouteError {
         match self {
             Self::Method => 405,
             Self::Path { .. } => 404,
-            Self::Query { .. } => 400,
+            Self::Query(_) => 400,
         }
     }
 }
@@ -63,63 +66,43 @@ impl Route {
         if method != "GET" {
             return Err(RouteError::Method);
         }
-        let (path, query) = target.split_once('?').unwrap_or((target, ""));
-        let mut wanted = Query::default();
+        let path = target.split_once('?').map_or(target, |(path, _)| path);
         if target.len() > MAX_TARGET {
             return Err(RouteError::Path { path: path.chars().take(64).collect() });
         }
-        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-            wanted.take(pair)?;
-        }
-        let Query { from, level, source, wait_ms } = wanted;
+        let query = Query::of(target);
+        query.only(&["from", "level", "source", "wait_ms"])?;
+        let filter = filter(query)?;
+        let wait_ms = query.number("wait_ms")?.unwrap_or(0).min(MAX_WAIT_MS);
         match path {
             "/v1/status" => Ok(Self::Status),
             "/metrics" => Ok(Self::Metrics),
-            "/v1/logs" => Ok(Self::Logs { filter: Filter { from, level, source }, wait_ms }),
-            "/v1/events" => Ok(Self::Events { from, wait_ms }),
+            "/v1/logs" => Ok(Self::Logs { filter, wait_ms }),
+            "/v1/events" => Ok(Self::Events { from: filter.from, wait_ms }),
             other => Err(RouteError::Path { path: other.chars().take(64).collect() }),
         }
     }
 }
 
-struct Query {
-    from: u64,
-    level: Level,
-    source: Option<LogSource>,
-    wait_ms: u64,
+/// Returns which lines of the journal a query wants.
+fn filter(query: Query<'_>) -> Result<Filter, RouteError> {
+    let level = query.parameter("level")?.map(|value| {
+        let found = Level::ALL.into_iter().find(|level| level.name() == value);
+        found.ok_or_else(|| wrong("level", value, "error, warning, notice, info or debug"))
+    });
+    let source = query.parameter("source")?.map(|value| {
+        let found = LogSource::ALL.into_iter().find(|source| source.name() == value);
+        found.ok_or_else(|| wrong("source", value, "agent, dashboard, init, kernel or machine"))
+    });
+    Ok(Filter {
+        from: query.number("from")?.unwrap_or(0),
+        level: level.transpose()?.unwrap_or(Level::Debug),
+        source: source.transpose()?,
+    })
 }
 
-impl Default for Query {
-    fn default() -> Self {
-        Self { from: 0, level: Level::Debug, source: None, wait_ms: 0 }
-    }
-}
-
-impl Query {
-    fn take(&mut self, pair: &str) -> Result<(), RouteError> {
-        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-        let wrong = |right| {
-            let (name, value) = (name.to_owned(), value.to_owned());
-            RouteError::Query { name, value, right }
-        };
-        let number = || value.parse::<u64>().map_err(|_| wrong("a number is right"));
-        match name {
-            "from" => self.from = number()?,
-            "wait_ms" => self.wait_ms = number()?.min(MAX_WAIT_MS),
-            "level" => {
-                let found = Level::ALL.into_iter().find(|level| level.name() == value);
-                let right = "error, warning, notice, info or debug is right";
-                self.level = found.ok_or_else(|| wrong(right))?;
-            }
-            "source" => {
-                let found = LogSource::ALL.into_iter().find(|source| source.name() == value);
-                let right = "agent, dashboard, init, kernel or machine is right";
-                self.source = Some(found.ok_or_else(|| wrong(right))?);
-            }
-            _ => return Err(wrong("there is from, level, source and wait_ms")),
-        }
-        Ok(())
-    }
+fn wrong(name: &str, value: String, right: &'static str) -> RouteError {
+    QueryError::Value { name: name.to_owned(), value, right }.into()
 }
 
 #[cfg(test)]
@@ -137,6 +120,7 @@ mod tests {
         let target = "/v1/logs?from=7&level=warning&source=init&wait_ms=99999999";
         check(target, Route::Logs { filter, wait_ms: MAX_WAIT_MS });
         check("/v1/events?from=3", Route::Events { from: 3, wait_ms: 0 });
+        check("/v1/events?fr%6Fm=%33&&", Route::Events { from: 3, wait_ms: 0 });
     }
 
     #[test]
@@ -147,6 +131,9 @@ mod tests {
         assert_eq!(status("GET", "/v1/logs?from=-1"), Err(400));
         assert_eq!(status("GET", "/v1/logs?level=loud"), Err(400));
         assert_eq!(status("GET", "/v1/logs?form=1"), Err(400));
+        assert_eq!(status("GET", "/v1/logs?from=+1"), Err(400));
+        assert_eq!(status("GET", "/v1/logs?from=1&from=1"), Err(400));
+        assert_eq!(status("GET", "/v1/logs?source=%zz"), Err(400));
         assert_eq!(status("GET", &format!("/{}", "x".repeat(MAX_TARGET))), Err(404));
     }
 }
