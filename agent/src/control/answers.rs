@@ -148,7 +148,7 @@ pub fn refused(error: &RefusedError) -> Problem {
         RefusedError::Device(DeviceError::Absent { .. }) => Kind::NotFound,
         RefusedError::Device(_) => Kind::NoCapacity,
         RefusedError::Draining | RefusedError::Store(StoreError::Full { .. }) => Kind::Unavailable,
-        RefusedError::Store(_) => Kind::Internal,
+        RefusedError::Store(_) | RefusedError::Note(_) => Kind::Internal,
     };
     kind.caused_by(error)
 }

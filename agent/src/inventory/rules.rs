@@ -319,14 +319,13 @@ pub enum DeviceError {
     #[error(
         "{switch} is a switch between all GPUs of this node, or the way to those: who has it reaches {other}; one lease \
          names all GPUs and switches, or, where all switches are PCI devices, each names GPUs only. What is broken the \
-         provider leaves out of machines.devices; if a renter had that switch or way, the server's power is switched \
-         off and on, too"
+         provider leaves out of machines.devices"
     )]
     Fabric { switch: Bdf, other: Bdf },
     #[error(
         "{device} is not rented without {switch}, which a renter had: what routes that left may be in the switches \
-         between GPUs; the provider switches the server's power off and on, or lists {switch} in machines.devices, and \
-         one lease names it with all GPUs"
+         between GPUs; the provider lists {switch} in machines.devices, and one lease names it with all GPUs, or switches the \
+         server's power off and on and has an operator say so (`holdfast node release-device NODE {switch}`)"
     )]
     Routed { switch: Bdf, device: Bdf },
     #[error(
@@ -403,7 +402,7 @@ pub fn offered(devices: &[PciDevice]) -> Vec<PciDevice> {
 }
 
 /// Whether somebody has a device, had it, or may get it.
-fn is_given(state: &DeviceState) -> bool {
+pub fn is_given(state: &DeviceState) -> bool {
     match state {
         DeviceState::Free
         | DeviceState::Leased { .. }
@@ -480,7 +479,7 @@ pub fn loses_routes(device: &PciDevice) -> bool {
 }
 
 /// Whether switches may connect a device to others.
-fn is_gpu(device: &PciDevice) -> bool {
+pub fn is_gpu(device: &PciDevice) -> bool {
     device.vendor == NVIDIA && device.class >> 8 == GPU_WITHOUT_SCREEN
 }
 

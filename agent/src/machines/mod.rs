@@ -27,6 +27,7 @@ pub mod plan;
 pub mod plug;
 pub mod quarantine;
 pub mod recovery;
+pub mod routed;
 pub mod sandbox;
 pub mod seed;
 pub mod store;

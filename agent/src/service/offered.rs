@@ -19,8 +19,7 @@ use crate::{
         cpus::{self, HostCpu},
         devices::Devices,
         init::Init,
-        memory,
-        quarantine::{self, Routed},
+        memory, quarantine,
     },
 };
 
@@ -101,7 +100,6 @@ pub(super) fn prepare_devices(spec: &NodeSpec) -> Vec<PciDevice> {
             device.state = state;
         }
     }
-    Routed::recall(root).tell(&mut devices);
     for device in &devices {
         let group = device.iommu_group.map_or("none".to_owned(), |group| group.to_string());
         eprintln!(

@@ -1,5 +1,7 @@
 //! What renters ask of the keeper, and why it refuses.
 
+use std::io;
+
 use lease::{
     document::Lease,
     lifecycle::{self, RenewalError},
@@ -65,6 +67,8 @@ pub enum RefusedError {
     Draining,
     #[error("the node cannot remember it: {0}")]
     Store(#[from] StoreError),
+    #[error("the node cannot forget it: {0}")]
+    Note(#[source] io::Error),
     #[error("the machine's process did not do it: {0}")]
     Vmm(#[from] vmm::VmmError),
 }
@@ -90,6 +94,9 @@ impl Keeper {
     }
 
     fn recover(&mut self, address: Bdf) -> Result<(), RefusedError> {
+        if self.routed.is_left(address, self.devices.list()) {
+            return self.routed.forget(address).map_err(RefusedError::Note);
+        }
         let device = self.devices.get(address).ok_or(DeviceError::Absent { device: address })?;
         if !matches!(device.state, DeviceState::Quarantined { .. }) {
             let state = rules::describe(&device.state);

@@ -46,7 +46,7 @@ use super::{
     execute::{Progress, Tools},
     init::Notice,
     plan::{Power, Process, Record, Released, Seen, Work},
-    quarantine::Routed,
+    routed::Routed,
     store::{Store, StoreError},
 };
 use crate::{
@@ -302,7 +302,7 @@ pub fn start(config: KeeperConfig) -> Result<Machines, StoreError> {
     let (progress, reports) = mpsc::channel(QUEUE);
     let (publish, snapshot) = watch::channel(Snapshot::default());
     let devices = Devices::new(config.devices.clone());
-    let routed = Routed::recall(&config.tools.root);
+    let routed = Routed::recall(&config.tools.root, devices.list());
     let calendar = accounts::Calendar::new(config.clock.now_ms(), boot_ms());
     let mut keeper = Keeper {
         config,
@@ -460,7 +460,7 @@ impl Keeper {
     fn publish(&self) {
         let snapshot = Snapshot {
             machines: self.machines.keys().filter_map(|id| self.view(*id).ok()).collect(),
-            devices: self.devices.list().to_vec(),
+            devices: self.routed.shown(self.devices.list()),
             free: self.free(),
             disk_mib: self.free_disk_mib(),
             forgetful: self.forgetful.clone(),

@@ -265,6 +265,7 @@ impl Controller {
     pub fn turn(&mut self, now: Instant) -> Progress {
         self.reap();
         if self.live.is_none() || self.shared.is_fatal() {
+            self.interrupt();
             return Progress::Idle;
         }
         self.answer_doorbells();
