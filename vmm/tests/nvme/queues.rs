@@ -2,6 +2,8 @@
 
 use std::sync::atomic::Ordering;
 
+use vmm::sys::memory::GuestRam;
+
 use super::*;
 
 #[test]
@@ -98,20 +100,25 @@ fn a_queue_goes_after_the_last_of_its_commands() {
     assert_eq!(read, [0x5a; 512]);
 }
 
+/// A controller over `file` that has one pair of queues.
+fn with_a_pair(file: &impl AsFd, memory: &GuestRam) -> (Controller, Arc<Shared>, Pair) {
+    let engine = Engine::new(EngineChoice::Plain, file.as_fd(), memory.clone(), DEPTH).unwrap();
+    let (mut device, shared) = nvme::controller_over(engine, memory, Access::ReadWrite);
+    nvme::start(&mut device, &shared, ENTRIES);
+    let mut admin = Pair::new(0, ASQ, ACQ, ENTRIES);
+    for request in nvme::creation(1, QUEUES, 1) {
+        shared.ring(0, admin.put(memory, request).1);
+        nvme::settle(&mut device);
+        assert_eq!(admin.poll(memory).unwrap().status, 0);
+    }
+    (device, shared, Pair::new(1, QUEUES, QUEUES + 0x1000, ENTRIES))
+}
+
 /// Linux tries a flush again that failed, and the host tells of lost writes once.
 #[test]
 fn no_flush_succeeds_after_one_that_failed() {
     let (memory, file) = (virtio::ram(), nvme::numbered_file());
-    let engine = Engine::new(EngineChoice::Plain, file.as_fd(), memory.clone(), DEPTH).unwrap();
-    let (mut device, shared) = nvme::controller_over(engine, &memory, Access::ReadWrite);
-    nvme::start(&mut device, &shared, ENTRIES);
-    let mut admin = Pair::new(0, ASQ, ACQ, ENTRIES);
-    let mut pair = Pair::new(1, QUEUES, QUEUES + 0x1000, ENTRIES);
-    for request in nvme::creation(1, QUEUES, 1) {
-        shared.ring(0, admin.put(&memory, request).1);
-        nvme::settle(&mut device);
-        assert_eq!(admin.poll(&memory).unwrap().status, 0);
-    }
+    let (mut device, shared, mut pair) = with_a_pair(&file, &memory);
     let mut flush = || {
         let request = Request { opcode: FLUSH, namespace: 1, ..Request::default() };
         shared.ring(2, pair.put(&memory, request).1);
@@ -148,16 +155,7 @@ fn commands_whose_completions_have_no_room_wait_for_the_doorbell() {
 #[test]
 fn a_doorbell_that_makes_room_wakes_the_controller() {
     let (memory, file) = (virtio::ram(), nvme::numbered_file());
-    let engine = Engine::new(EngineChoice::Plain, file.as_fd(), memory.clone(), DEPTH).unwrap();
-    let (mut device, shared) = nvme::controller_over(engine, &memory, Access::ReadOnly);
-    nvme::start(&mut device, &shared, ENTRIES);
-    let mut admin = Pair::new(0, ASQ, ACQ, ENTRIES);
-    let mut pair = Pair::new(1, QUEUES, QUEUES + 0x1000, ENTRIES);
-    for request in nvme::creation(1, QUEUES, 1) {
-        shared.ring(0, admin.put(&memory, request).1);
-        nvme::settle(&mut device);
-        assert_eq!(admin.poll(&memory).unwrap().status, 0);
-    }
+    let (mut device, shared, mut pair) = with_a_pair(&file, &memory);
     for _ in 0..2 {
         let read = transfer(READ, 7, 1);
         let tail = (0..15).map(|_| pair.put(&memory, read).1).last().unwrap();
